@@ -1,0 +1,1 @@
+//! Reading optimized programs: collectives, loops, memory.

@@ -1,0 +1,1 @@
+//! The YAML schema, presets, and how they merge.

@@ -1,0 +1,1 @@
+//! Attention per platform.

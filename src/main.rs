@@ -1,0 +1,2 @@
+//! The `ltx2` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! MP4, WAV and PNG.

@@ -1,0 +1,1 @@
+//! The networks of LTX-2.

@@ -1,0 +1,1 @@
+//! Layers: parameters with logical axes, linear, norms, attention.

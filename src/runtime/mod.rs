@@ -1,0 +1,1 @@
+//! Platforms, compilation, upload.

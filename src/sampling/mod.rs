@@ -1,0 +1,1 @@
+//! Noise, schedules, guidance and the denoising loop.

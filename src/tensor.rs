@@ -1,0 +1,200 @@
+//! Host tensors: an [`ndarray`] of whichever element type, always in row-major order.
+
+use half::{bf16, f16};
+use ndarray::{ArrayD, IxDyn};
+
+use crate::dtype::{DType, Element};
+
+/// A dense row-major tensor in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tensor {
+    /// Booleans.
+    Bool(ArrayD<bool>),
+    /// Bytes.
+    U8(ArrayD<u8>),
+    /// 32-bit integers.
+    I32(ArrayD<i32>),
+    /// 64-bit integers.
+    I64(ArrayD<i64>),
+    /// Half precision.
+    F16(ArrayD<f16>),
+    /// bfloat16.
+    BF16(ArrayD<bf16>),
+    /// Single precision.
+    F32(ArrayD<f32>),
+    /// Double precision.
+    F64(ArrayD<f64>),
+}
+
+/// Runs `$body` with `$a` bound to the array inside a [`Tensor`].
+macro_rules! each {
+    ($tensor:expr, $a:ident => $body:expr) => {
+        match $tensor {
+            Tensor::Bool($a) => $body,
+            Tensor::U8($a) => $body,
+            Tensor::I32($a) => $body,
+            Tensor::I64($a) => $body,
+            Tensor::F16($a) => $body,
+            Tensor::BF16($a) => $body,
+            Tensor::F32($a) => $body,
+            Tensor::F64($a) => $body,
+        }
+    };
+}
+
+/// Why bytes are not a tensor.
+#[derive(Debug, thiserror::Error)]
+pub enum TensorError {
+    /// The host has no form for this element type.
+    #[error("host tensors of {0} are not supported; use bool, u8, i32, i64, f16, bf16, f32 or f64")]
+    Unsupported(DType),
+    /// The byte count does not fit the shape.
+    #[error("{dtype} tensor of shape {shape:?} needs {want} bytes, got {got}")]
+    Size {
+        /// Element type.
+        dtype: DType,
+        /// Shape asked for.
+        shape: Vec<usize>,
+        /// Bytes needed.
+        want: usize,
+        /// Bytes given.
+        got: usize,
+    },
+}
+
+impl Tensor {
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        fn of<T: Element>(_: &ArrayD<T>) -> DType {
+            T::DTYPE
+        }
+        each!(self, a => of(a))
+    }
+
+    /// The dimensions.
+    pub fn shape(&self) -> &[usize] {
+        each!(self, a => a.shape())
+    }
+
+    /// Elements in all.
+    pub fn len(&self) -> usize {
+        each!(self, a => a.len())
+    }
+
+    /// True when a dimension is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A tensor from row-major little-endian bytes, of any alignment. Booleans are bytes, non-zero is true.
+    pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Self, TensorError> {
+        let want = shape.iter().product::<usize>() * dtype.size();
+        if want != bytes.len() {
+            return Err(TensorError::Size { dtype, shape: shape.to_vec(), want, got: bytes.len() });
+        }
+        let size_error = || TensorError::Size { dtype, shape: shape.to_vec(), want, got: bytes.len() };
+        fn array<T: bytemuck::Pod>(shape: &[usize], bytes: &[u8]) -> Option<ArrayD<T>> {
+            ArrayD::from_shape_vec(IxDyn(shape), bytemuck::pod_collect_to_vec(bytes)).ok()
+        }
+        Ok(match dtype {
+            DType::Bool => Tensor::Bool(array::<u8>(shape, bytes).ok_or_else(size_error)?.mapv(|b| b != 0)),
+            DType::U8 => Tensor::U8(array(shape, bytes).ok_or_else(size_error)?),
+            DType::I32 => Tensor::I32(array(shape, bytes).ok_or_else(size_error)?),
+            DType::I64 => Tensor::I64(array(shape, bytes).ok_or_else(size_error)?),
+            DType::F16 => Tensor::F16(array(shape, bytes).ok_or_else(size_error)?),
+            DType::BF16 => Tensor::BF16(array(shape, bytes).ok_or_else(size_error)?),
+            DType::F32 => Tensor::F32(array(shape, bytes).ok_or_else(size_error)?),
+            DType::F64 => Tensor::F64(array(shape, bytes).ok_or_else(size_error)?),
+            other => return Err(TensorError::Unsupported(other)),
+        })
+    }
+
+    /// The row-major bytes; borrowed when the array already lies in that order, as every tensor made here does.
+    pub fn bytes(&self) -> std::borrow::Cow<'_, [u8]> {
+        use std::borrow::Cow;
+        fn of<T: bytemuck::NoUninit>(a: &ArrayD<T>) -> Cow<'_, [u8]> {
+            match a.as_slice() {
+                Some(s) => Cow::Borrowed(bytemuck::cast_slice(s)),
+                None => Cow::Owned(a.iter().flat_map(|v| bytemuck::bytes_of(v).to_vec()).collect()),
+            }
+        }
+        each!(self, a => of(a))
+    }
+
+    /// The values as single precision (booleans as 0 and 1).
+    pub fn to_f32(&self) -> ArrayD<f32> {
+        match self {
+            Tensor::Bool(a) => a.mapv(|v| f32::from(u8::from(v))),
+            Tensor::U8(a) => a.mapv(f32::from),
+            Tensor::I32(a) => a.mapv(|v| v as f32),
+            Tensor::I64(a) => a.mapv(|v| v as f32),
+            Tensor::F16(a) => a.mapv(f32::from),
+            Tensor::BF16(a) => a.mapv(f32::from),
+            Tensor::F32(a) => a.clone(),
+            Tensor::F64(a) => a.mapv(|v| v as f32),
+        }
+    }
+
+    /// The values as 64-bit integers (floats truncated).
+    pub fn to_i64(&self) -> ArrayD<i64> {
+        match self {
+            Tensor::Bool(a) => a.mapv(i64::from),
+            Tensor::U8(a) => a.mapv(i64::from),
+            Tensor::I32(a) => a.mapv(i64::from),
+            Tensor::I64(a) => a.clone(),
+            other => other.to_f32().mapv(|v| v as i64),
+        }
+    }
+
+    /// The same values in another element type; floats round to nearest even.
+    pub fn cast(&self, dtype: DType) -> Result<Self, TensorError> {
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        Ok(match dtype {
+            DType::Bool => Tensor::Bool(self.to_f32().mapv(|v| v != 0.0)),
+            DType::U8 => Tensor::U8(self.to_i64().mapv(|v| v as u8)),
+            DType::I32 => Tensor::I32(self.to_i64().mapv(|v| v as i32)),
+            DType::I64 => Tensor::I64(self.to_i64()),
+            DType::F16 => Tensor::F16(self.to_f32().mapv(f16::from_f32)),
+            DType::BF16 => Tensor::BF16(self.to_f32().mapv(bf16::from_f32)),
+            DType::F32 => Tensor::F32(self.to_f32()),
+            DType::F64 => Tensor::F64(self.to_f32().mapv(f64::from)),
+            other => return Err(TensorError::Unsupported(other)),
+        })
+    }
+}
+
+macro_rules! from_arrays {
+    ($($t:ty => $v:ident),*) => {
+        $(impl<D: ndarray::Dimension> From<ndarray::Array<$t, D>> for Tensor {
+            /// Keeps the values; a transposed array is copied into row-major order.
+            fn from(a: ndarray::Array<$t, D>) -> Self {
+                let a = a.into_dyn();
+                Tensor::$v(if a.is_standard_layout() { a } else { a.as_standard_layout().into_owned() })
+            }
+        })*
+    };
+}
+from_arrays!(bool => Bool, u8 => U8, i32 => I32, i64 => I64, f16 => F16, bf16 => BF16, f32 => F32, f64 => F64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_round_trip_and_cast() {
+        let t = Tensor::from(ndarray::arr2(&[[1.0f32, -2.5], [3.0, 0.25]]));
+        let back = Tensor::from_bytes(DType::F32, &[2, 2], &t.bytes()).expect("sizes fit");
+        assert_eq!(t, back);
+        let bf = t.cast(DType::BF16).expect("bf16 is a host type");
+        assert_eq!(bf.to_f32(), t.to_f32());
+        assert!(matches!(Tensor::from_bytes(DType::F32, &[3], &[0; 8]), Err(TensorError::Size { want: 12, got: 8, .. })));
+    }
+
+    #[test]
+    fn a_transposed_array_becomes_row_major() {
+        let a = ndarray::arr2(&[[1i32, 2, 3], [4, 5, 6]]).reversed_axes();
+        assert_eq!(Tensor::from(a).bytes().as_ref(), bytemuck::cast_slice::<i32, u8>(&[1, 4, 2, 5, 3, 6]));
+    }
+}

@@ -1,0 +1,1 @@
+//! Checkpoints: mapped files, key names, validation.
