@@ -210,6 +210,11 @@ impl Builder {
         }
     }
 
+    /// Keeps a mistake that a layer above found, under the current name scope.
+    pub fn reject(&self, op: &'static str, message: String) {
+        self.fail(op, message);
+    }
+
     /// A value that stands for the result of a failed operation.
     pub(super) fn poison(&self, op: &'static str, message: String, ty: Type) -> Value {
         self.fail(op, message);
