@@ -203,7 +203,7 @@ impl Value {
     /// Equal parts along an axis.
     pub fn split(&self, axis: isize, parts: usize) -> Vec<Value> {
         let size = self.dim(axis);
-        if parts == 0 || size % parts != 0 {
+        if parts == 0 || !size.is_multiple_of(parts) {
             self.b.fail("slice", format!("axis {axis} of {} does not split into {parts} equal parts", self.ty));
             return vec![self.clone(); parts];
         }
