@@ -110,9 +110,10 @@ impl AttentionLayer {
         let axes = [Axis::Heads, Axis::HeadDim];
         let weight = p.pp(name).get_as("weight", &[self.heads.width()], &dims, &axes, Init::Around(1.0, 0.02));
         let y = rms_norm(x, Some(&weight), 2, QK_NORM_EPS);
-        match rope {
-            Some(r) => rotate(&y, &r.cos, &r.sin, self.pairing, p.numerics()),
-            None => y,
-        }
+        let Some(r) = rope else { return y };
+        // A table may be laid out over another number of heads than the layer's: pairs are formed in the table's.
+        let heads = r.cos.dim(2);
+        let split = vec![y.dim(0), y.dim(1), heads, self.heads.width() / heads];
+        rotate(&y.reshape(split), &r.cos, &r.sin, self.pairing, p.numerics()).reshape(x.dims().to_vec())
     }
 }
