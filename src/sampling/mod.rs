@@ -1,1 +1,4 @@
 //! Noise, schedules, guidance and the denoising loop.
+
+pub mod denoise;
+pub mod guidance;

@@ -1,5 +1,6 @@
 //! One dual-stream block.
 
+use super::Isolation;
 use super::config::{Stream, TransformerConfig};
 use super::modulation::{StreamModulation, block_norm, gated_add, modulate, rows, table};
 use crate::hlo::Value;
@@ -34,7 +35,7 @@ pub struct Reads {
 const TOKENS: [Axis; 2] = [Axis::VideoSequence, Axis::AudioSequence];
 
 /// A block: states `[video, audio]`, each `[b, n, width]`, to the next states. `keep` is 1 for rows that attend and 0
-/// for perturbed ones (`[b, 1, 1, 1]`, f32). `isolate` leaves out the attention between the streams.
+/// for perturbed ones (`[b, 1, 1, 1]`, f32).
 pub fn block(
     p: &Params,
     c: &TransformerConfig,
@@ -42,7 +43,7 @@ pub fn block(
     text: [&Text; 2],
     reads: [&Reads; 2],
     keep: Option<&Value>,
-    isolate: bool,
+    isolation: &Isolation,
 ) -> [Value; 2] {
     let streams = [c.video(), c.audio()];
     let each = |f: &dyn Fn(usize) -> Value| [f(0), f(1)];
@@ -52,7 +53,11 @@ pub fn block(
     });
     let state = each(&|i| self_attention(p, c, &streams[i], &state[i], reads[i], &main[i], keep));
     let state = each(&|i| text_attention(p, c, &streams[i], &state[i], text[i], reads[i], &main[i]));
-    let state = if isolate { state } else { cross_modal(p, c, state, reads) };
+    let state = match isolation {
+        Isolation::All => state,
+        Isolation::None => cross_modal(p, c, state, reads, None),
+        Isolation::Rows(joined) => cross_modal(p, c, state, reads, Some(joined)),
+    };
     each(&|i| {
         let s = &streams[i];
         let [shift, scale, gate] = [3, 4, 5].map(|r| &main[i][r]);
@@ -122,8 +127,15 @@ pub fn text_keys_values(
     s.attention.keys_values(&p2, &modulated, None)
 }
 
-/// Audio to video and video to audio. Both read the states from before either update.
-fn cross_modal(p: &Params, c: &TransformerConfig, state: [Value; 2], reads: [&Reads; 2]) -> [Value; 2] {
+/// Audio to video and video to audio. Both read the states from before either update. `joined` is 0 for rows that
+/// keep their state (`[b, 1, 1]`, f32).
+fn cross_modal(
+    p: &Params,
+    c: &TransformerConfig,
+    state: [Value; 2],
+    reads: [&Reads; 2],
+    joined: Option<&Value>,
+) -> [Value; 2] {
     let tables = ["video_a2v_cross_attn_scale_shift_table", "audio_a2v_cross_attn_scale_shift_table"];
     let norms = ["audio_to_video_norm", "video_to_audio_norm"];
     let layers = ["audio_to_video_attn", "video_to_audio_attn"];
@@ -146,6 +158,8 @@ fn cross_modal(p: &Params, c: &TransformerConfig, state: [Value; 2], reads: [&Re
         let q = layer.queries(&pc, &own, Some(&reads[queries].cross_rope));
         let [k, v] = layer.keys_values(&pc, &other, Some(&reads[1 - queries].cross_rope));
         let y = layer.attend(&pc, [&q, &k, &v], &own, state[queries].dim(-1), None, None);
-        gated_add(&state[queries], &parts[queries].2, &y)
+        let gate = &parts[queries].2;
+        let gate = joined.map_or_else(|| gate.clone(), |rows| gate * rows);
+        gated_add(&state[queries], &gate, &y)
     })
 }

@@ -37,6 +37,16 @@ pub struct Perturbation {
     pub layers: Vec<usize>,
 }
 
+/// Rows whose streams do not attend to each other.
+pub enum Isolation {
+    /// No row.
+    None,
+    /// Every row: the attention between the streams is left out of the program.
+    All,
+    /// 1 for rows whose streams attend to each other, 0 for isolated ones: `[b, 1, 1]`, f32.
+    Rows(Value),
+}
+
 /// The text context as the blocks read it: the caption projection where the model has one.
 pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text: &Value) -> Value {
     if !c.use_prompt_embeddings {
@@ -76,7 +86,7 @@ pub fn forward(
     text: &[TextSource; 2],
     reads: [&Reads; 2],
     perturbation: Option<&Perturbation>,
-    isolate: bool,
+    isolation: &Isolation,
 ) -> [Value; 2] {
     let b = p.builder();
     let streams = [c.video(), c.audio()];
@@ -104,7 +114,7 @@ pub fn forward(
                 (&s.keep - 1.0) * here + 1.0
             });
             let state = [state[0].clone(), state[1].clone()];
-            block(&p, c, state, [&layer_text[0], &layer_text[1]], reads, keep.as_ref(), isolate).to_vec()
+            block(&p, c, state, [&layer_text[0], &layer_text[1]], reads, keep.as_ref(), isolation).to_vec()
         })
     };
     [0, 1].map(|i| {

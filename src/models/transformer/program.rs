@@ -2,7 +2,7 @@
 
 use super::config::{COMPONENT, TransformerConfig};
 use super::modulation::{CrossTimestep, Levels, modulation};
-use super::{Perturbation, Reads, TextSource, forward, project_text, tables};
+use super::{Isolation, Perturbation, Reads, TextSource, forward, project_text, tables};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
 use crate::models::Component;
