@@ -103,7 +103,7 @@ pub fn program(
         text_mask: audio_mask,
         self_mask: None,
     };
-    let [v, a] =
-        forward(&p, c, [&tokens[0], &tokens[1]], &text, [&video, &audio], perturbation.as_ref(), shape.isolate);
+    let isolation = if shape.isolate { Isolation::All } else { Isolation::None };
+    let [v, a] = forward(&p, c, [&tokens[0], &tokens[1]], &text, [&video, &audio], perturbation.as_ref(), &isolation);
     Component::finish(&p, &[("video", &v.to(DType::F32)), ("audio", &a.to(DType::F32))])
 }
