@@ -41,3 +41,9 @@ pub fn gelu_tanh(x: &Value) -> Value {
     let inner = (&f + &f * &f * &f * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
     (&f * 0.5 * (inner.tanh() + 1.0)).to(x.dtype())
 }
+
+/// GELU by the error function, in f32 inside, in the operand's type outside.
+pub fn gelu(x: &Value) -> Value {
+    let f = x.to(crate::dtype::DType::F32);
+    (&f * 0.5 * ((&f * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)).to(x.dtype())
+}

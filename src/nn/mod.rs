@@ -9,6 +9,6 @@ pub mod rope;
 
 pub use attention::{Attention, Exchange, Heads};
 pub use layout::{Axis, Layout, LayoutError};
-pub use linear::{gelu_tanh, linear, linear_nd, project, silu};
+pub use linear::{gelu, gelu_tanh, linear, linear_nd, project, silu};
 pub use norm::{layer_norm, pixel_norm, rms, rms_norm};
 pub use params::{Init, Numerics, Param, Params, Source};

@@ -237,6 +237,15 @@ impl Value {
         self.maximum(&self.like(low)).minimum(&self.like(high))
     }
 
+    /// The error function.
+    pub fn erf(&self) -> Value {
+        if !self.dtype().is_float() {
+            return self.b.poison("erf", format!("cannot take {}", self.ty), self.ty.clone());
+        }
+        let ty = self.ty.clone();
+        self.b.op("erf", format!("chlo.erf {} : {ty} -> {ty}", self.local()), ty)
+    }
+
     /// True where the value is neither infinite nor NaN.
     pub fn is_finite(&self) -> Value {
         let ty = self.ty.with_dtype(DType::Bool);

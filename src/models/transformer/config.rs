@@ -163,7 +163,7 @@ impl TransformerConfig {
             COMPONENT,
             "audio_cross_attention_dim",
             c.audio_cross_attention_dim,
-            "audio_num_attention_heads * audio_attention_head_dim, split evenly over num_attention_heads pairs",
+            "audio_num_attention_heads * audio_attention_head_dim, an even width for each of num_attention_heads heads",
         )?;
         let even = c.attention_head_dim.is_multiple_of(2) && c.audio_attention_head_dim.is_multiple_of(2);
         require(even, COMPONENT, "attention_head_dim", c.attention_head_dim, "even head widths")?;

@@ -12,13 +12,13 @@ use crate::tensor::Tensor;
 
 /// The tables by the names of the program's inputs, with the heads they are laid out for.
 fn heads(c: &TransformerConfig) -> [(&'static str, Heads, Axis); 4] {
-    // The reference lays the cross-modal tables out over the video stream's number of heads.
-    let cross = Heads { count: c.num_attention_heads, dim: c.audio_cross_attention_dim / c.num_attention_heads };
+    // Each side's cross-modal table is laid out over its own stream's number of heads, whatever the attention's is.
+    let cross = |count: usize| Heads { count, dim: c.audio_cross_attention_dim / count };
     [
         ("rope.video", c.video_heads(), Axis::VideoSequence),
         ("rope.audio", c.audio_heads(), Axis::AudioSequence),
-        ("rope.cross_video", cross, Axis::VideoSequence),
-        ("rope.cross_audio", cross, Axis::AudioSequence),
+        ("rope.cross_video", cross(c.num_attention_heads), Axis::VideoSequence),
+        ("rope.cross_audio", cross(c.audio_num_attention_heads), Axis::AudioSequence),
     ]
 }
 
