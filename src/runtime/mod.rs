@@ -1,1 +1,1 @@
-//! Platforms, compilation, upload.
+//! From a program to numbers: platforms, compilation, upload, execution.
