@@ -1,1 +1,3 @@
 //! The networks of LTX-2.
+
+pub mod gemma3;
