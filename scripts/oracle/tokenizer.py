@@ -1,91 +1,77 @@
-#!/usr/bin/env python3
-"""Writes tests/fixtures/tokenizer/ids.json, and the tokenizer `merges` beside it.
+"""A small Gemma-style tokenizer: BPE over "▁"-joined text with byte fallback, <pad> 0, <eos> 1, <bos> 2, BOS added."""
 
-`bytes` is the tokenizer that this project writes for random models: it lies there already (the ignored test
-`write_the_fixture` puts it there). `merges` is a Gemma-style BPE trained here, with turn markers as added tokens. For
-both, transformers' AutoTokenizer gives the ids as the LTX-2 pipeline asks for them.
-"""
-
+import collections
 import json
-import shutil
-from pathlib import Path
 
-import tokenizers
-import transformers
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, GemmaTokenizerFast
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
 
-OUT = Path(__file__).parents[2] / "tests/fixtures/tokenizer"
-SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
-TEXT = """A red fox runs through the snow while the camera follows it from the side; the snow crunches under its feet.
-Rain falls on the roof of a small house. A woman opens the window and sings, softly, to the street below.
-The waves break on the rocks, and the gulls cry over the harbour. "Come back!" he shouts, and the echo answers him."""
-PROMPTS = [
-    "",
-    " \n\t ",
-    "a robot dancing",
-    "  The camera follows the red fox,  slowly.\n",
-    "Tabs\tand\nlines\r\n\r\nstay inside",
-    "naïve café — “quotes” … Ωmega, Привет, 你好世界, こんにちは, مرحبا",
-    "🦊 runs 👩‍👩‍👧 and 🏳️‍🌈!",
-    "e\u0301 is not \u00e9; \u00a0nbsp and \u3000wide space\u3000",
-    "\u001c separators \u001f",
-    "zero\u0000byte and \u2581 itself",
-    "<bos> and <start_of_turn> inside <eos>",
-    "0123456789 !\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~",
-    "the waves " * 20,
-]
+_SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+_TEXT = (
+    "a slow pan over a quiet harbour at dawn, gulls calling and the water lapping against wooden boats; "
+    "the camera moves past a lighthouse while a woman in a red coat walks along the stone pier and says good morning. "
+    "worst quality, blurry, jittery, distorted, low volume, static noise"
+)
 
 
-def train(directory: Path) -> None:
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+def _learn_merges(words, count):
+    """Plain byte-pair merging with ties broken by text, so that the result never changes."""
+    words = {tuple(word): number for word, number in words.items()}
+    merges = []
+    while len(merges) < count:
+        pairs = collections.Counter()
+        for word, number in words.items():
+            for pair in zip(word, word[1:]):
+                pairs[pair] += number
+        if not pairs:
+            break
+        pair = min(pairs, key=lambda p: (-pairs[p], p))
+        merges.append(pair)
+        merged = {}
+        for word, number in words.items():
+            out, i = [], 0
+            while i < len(word):
+                if word[i : i + 2] == pair:
+                    out.append(word[i] + word[i + 1])
+                    i += 2
+                else:
+                    out.append(word[i])
+                    i += 1
+            merged[tuple(out)] = merged.get(tuple(out), 0) + number
+        words = merged
+    return merges
+
+
+def save_tokenizer(folder, size):
+    """Writes tokenizer.json and its config with exactly `size` entries."""
+    words = collections.Counter(word + "▁" for word in _TEXT.split())
+    alphabet = sorted(set("".join(words)) | set(".,;:!?'\"-0123456789AEIT"))
+    base = _SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)] + alphabet
+    merges = _learn_merges(words, size)
+    vocabulary = {token: index for index, token in enumerate(base)}
+    kept = []
+    for left, right in merges:
+        if len(vocabulary) == size - 3:
+            break
+        kept.append((left, right))
+        vocabulary.setdefault(left + right, len(vocabulary))
+    for token in ("<start_of_image>", "<end_of_image>", "<image_soft_token>"):
+        vocabulary[token] = len(vocabulary)
+    if len(vocabulary) != size:
+        raise ValueError(f"the corpus yields {len(vocabulary)} tokens, {size} wanted")
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=kept, fuse_unk=True, unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")  # for training: merges within a word
-    special = SPECIAL + ["<start_of_turn>", "<end_of_turn>"] + [f"<0x{b:02X}>" for b in range(256)]
-    tokenizer.train_from_iterator(TEXT.split("\n"), trainers.BpeTrainer(vocab_size=420, special_tokens=special))
-    data = json.loads(tokenizer.to_str())
-    data["added_tokens"] = [t for t in data["added_tokens"] if not t["content"].startswith("<0x")]
-    data["pre_tokenizer"] = json.loads(pre_tokenizers.Split(" ", "merged_with_previous").__getstate__())
-    tokenizer = Tokenizer.from_str(json.dumps(data))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos>:1 $B:1", special_tokens=[("<bos>", 2)]
+    )
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", "<bos> $A <bos>:1 $B:1", [("<bos>", 2)])
-    # Settings that a file may carry and that must not count: the caller's length does.
-    tokenizer.enable_padding(pad_id=0, pad_token="<pad>")
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    (directory / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    config = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, "add_eos_token": False, **names}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
-
-
-def reference(name: str) -> dict:
-    tokenizer = AutoTokenizer.from_pretrained(OUT / name)
-    fast = GemmaTokenizerFast.from_pretrained(OUT / name)
-    tokenizer.padding_side = fast.padding_side = "left"
-    cases = []
-    for prompt in PROMPTS:
-        for max_length in (7, 96):
-            asked = dict(padding="max_length", max_length=max_length, truncation=True, add_special_tokens=True)
-            out = tokenizer(prompt.strip(), **asked)
-            assert out.input_ids == fast(prompt.strip(), **asked).input_ids
-            whole = tokenizer(prompt.strip(), add_special_tokens=True).input_ids
-            pads = out.attention_mask.count(0)
-            assert out.input_ids[:pads] == [tokenizer.pad_token_id] * pads
-            kept = out.input_ids[pads:]
-            cut = len(whole) - len(kept)
-            cases.append({"prompt": prompt, "max_length": max_length, "pads": pads, "cut": cut, "ids": kept})
-    return {"dir": name, "vocab_size": len(tokenizer), "cases": cases}
-
-
-def main() -> None:
-    train(OUT / "merges")
-    versions = {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
-    data = {"script": "scripts/oracle/tokenizer.py", "versions": versions, "seed": None}
-    data["tokenizers"] = [reference("bytes"), reference("merges")]
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace('{"prompt"', '\n{"prompt"')
-    (OUT / "ids.json").write_text(text + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    tokenizer.add_special_tokens(_SPECIAL + ["<start_of_image>", "<end_of_image>", "<image_soft_token>"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False) + "\n")
+    config = {
+        "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "clean_up_tokenization_spaces": False,
+        "eos_token": "<eos>", "mask_token": "<mask>", "model_max_length": 1024, "pad_token": "<pad>",
+        "padding_side": "left", "tokenizer_class": "GemmaTokenizer", "unk_token": "<unk>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

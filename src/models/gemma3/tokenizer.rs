@@ -270,9 +270,9 @@ mod tests {
         }
     }
 
-    /// Run with `--ignored` before `scripts/oracle/tokenizer.py` when [`write_byte_tokenizer`] changes.
+    /// Run with `--ignored` before `scripts/oracle/byte_tokenizer.py` when [`write_byte_tokenizer`] changes.
     #[test]
-    #[ignore = "writes the tokenizer that scripts/oracle/tokenizer.py reads"]
+    #[ignore = "writes the tokenizer that scripts/oracle/byte_tokenizer.py reads"]
     fn write_the_fixture() {
         write_byte_tokenizer(&fixtures().join("bytes")).expect("the folder can be written");
     }
