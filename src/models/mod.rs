@@ -2,6 +2,7 @@
 
 pub mod attention;
 pub mod feed_forward;
+pub mod gemma3;
 pub mod transformer;
 
 use serde::de::DeserializeOwned;
