@@ -79,9 +79,7 @@ impl Tokenizer {
             .map_err(|e| TokenizerError::Content { file: file.clone(), why: format!("not a tokenizer: {e}") })?;
         // Length is dealt with here: settings stored in the file would cut and pad before BOS is added.
         inner.with_padding(None);
-        inner
-            .with_truncation(None)
-            .map_err(|e| TokenizerError::Content { file: file.clone(), why: e.to_string() })?;
+        inner.with_truncation(None).map_err(|e| TokenizerError::Content { file: file.clone(), why: e.to_string() })?;
         let config = object(&dir.join(CONFIG_FILE))?;
         let special = object(&dir.join(SPECIAL_FILE))?;
         if config.get("add_eos_token").is_some_and(|v| *v == true) {
@@ -182,9 +180,10 @@ pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
                 "normalized": false, "special": true})
         })
         .collect();
-    let (bos, sequence) = (json!({"SpecialToken": {"id": "<bos>", "type_id": 0}}), |s: &str, t: u32| {
-        json!({"Sequence": {"id": s, "type_id": t}})
-    });
+    let (bos, sequence) = (
+        json!({"SpecialToken": {"id": "<bos>", "type_id": 0}}),
+        |s: &str, t: u32| json!({"Sequence": {"id": s, "type_id": t}}),
+    );
     let model = json!({
         "version": "1.0",
         "truncation": null,
