@@ -5,9 +5,9 @@
 
 use ndarray::{Array3, Array4, Array5, ArrayView3, ArrayView4, ArrayView5, Axis, Zip};
 
-use super::error::SamplingError;
+use super::SamplingError;
 
-/// The video VAE's compression and the transformer's patches.
+/// The video VAE's compression and the transformer's patches; every field is at least 1 (configs are checked when read).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VideoGrid {
     /// Pixels a latent cell covers in height and width.
@@ -128,7 +128,7 @@ impl VideoGrid {
     }
 }
 
-/// The audio side of a model: rates, and what one latent covers.
+/// The audio side of a model: rates, and what one latent covers; every field is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AudioGrid {
     /// Samples a second, of the audio the mel spectrogram is made from.

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::error::SamplingError;
+use super::SamplingError;
 
 /// The most steps a run may have: the size of the tables that the denoising program takes as inputs.
 pub const MAX_STEPS: usize = 256;
