@@ -1,1 +1,28 @@
 //! The YAML schema, presets, and how they merge.
+//!
+//! A run is described by one tree of keys ([`Config`]). It is merged from layers, each over the next: flags, `--set`,
+//! the YAML file and what it extends, the preset of the model's generation and the pipeline, the program's defaults.
+//! Every value keeps where it was written, for `--print-config` and for errors.
+
+mod check;
+mod error;
+mod layout;
+mod load;
+mod naming;
+mod paths;
+pub mod presets;
+mod schema;
+mod tree;
+mod validate;
+mod yaml;
+
+pub use check::ResolvedScales;
+pub use error::{ConfigError, Origin};
+pub use layout::{LayoutFile, parse_mesh, read_layout};
+pub use load::{Flag, Given, Loaded, load};
+pub use naming::{Job, output_paths, sidecar_path};
+pub use schema::*;
+pub use validate::json_schema;
+
+#[cfg(test)]
+mod tests;

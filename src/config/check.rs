@@ -1,0 +1,190 @@
+//! What types cannot say: sizes the model takes, lists that must fall, and what this version does not do yet.
+
+use serde_json::Value;
+
+use super::error::ConfigError;
+use super::layout;
+use super::schema::{AttentionKernel, Config, Noise, Pipeline, SamplerKind, Scales, WeightSource};
+use super::tree::Tree;
+
+/// Frames a latent frame covers.
+const FRAME_STEP: usize = 8;
+/// The most steps a run may have: the size of the tables that the denoising program takes.
+const MAX_STEPS: usize = 256;
+
+/// Checks the values of a configuration.
+///
+/// # Errors
+/// The first that cannot be used, with where it was written and what would be right.
+pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
+    let fail = |key: &'static str, value: String, why: String| {
+        Err(ConfigError::Value { key, value, origin: tree.origin(key), why })
+    };
+    let r = &config.request;
+    let multiple = config.size_multiple();
+    for (key, value) in [("request.width", r.width), ("request.height", r.height)] {
+        if value % multiple != 0 {
+            let (low, high) = around(value, 0, multiple);
+            let stages = if multiple == 64 { " with two stages" } else { "" };
+            let why = format!("must be a multiple of {multiple}{stages}; the nearest are {low} and {high}");
+            return fail(key, value.to_string(), why);
+        }
+    }
+    if r.num_frames % FRAME_STEP != 1 {
+        let (low, high) = around(r.num_frames, 1, FRAME_STEP);
+        let why = format!("must be one more than a multiple of {FRAME_STEP}; the nearest are {low} and {high}");
+        return fail("request.num_frames", r.num_frames.to_string(), why);
+    }
+    if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
+        return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0".into());
+    }
+    if let Some(sigmas) = &config.sampler.sigmas {
+        if let Some(why) = schedule_fault(sigmas) {
+            return fail("sampler.sigmas", format!("{sigmas:?}"), why);
+        }
+    }
+    let last = r.num_videos as u64 - 1;
+    if r.seed.checked_add(last).is_none() {
+        return fail("request.seed", r.seed.to_string(), format!("{} videos need seeds beyond 64 bits", r.num_videos));
+    }
+    if let Some(image) = r.images.iter().find(|i| i.frame >= r.num_frames) {
+        let why = format!("the video has {} frames, numbered from 0", r.num_frames);
+        return fail("request.images", format!("frame {}", image.frame), why);
+    }
+    if !r.images.is_empty() && !matches!(config.pipeline, Pipeline::ImageToVideo | Pipeline::Keyframes) {
+        let why = "images need --pipeline image_to_video".to_string();
+        return fail("pipeline", config.pipeline.name().into(), why);
+    }
+    if let Some(mesh) = &config.mesh {
+        if let Err(why) = layout::check_mesh(mesh) {
+            return fail("mesh", layout::mesh_text(mesh), why);
+        }
+    }
+    Ok(())
+}
+
+/// The legal values around an illegal one, both at least the smallest positive.
+fn around(value: usize, remainder: usize, step: usize) -> (usize, usize) {
+    let smallest = if remainder == 0 { step } else { remainder };
+    let steps = value.saturating_sub(smallest) / step;
+    let low = smallest + steps * step;
+    (low, low + step)
+}
+
+/// The legal number of frames nearest to a duration in frames; of two, the longer.
+pub fn nearest_frames(frames: f64) -> usize {
+    let latents = ((frames - 1.0) / FRAME_STEP as f64).round().max(0.0);
+    latents as usize * FRAME_STEP + 1
+}
+
+/// The steps that a list of sigmas makes: a closing 0 is none.
+pub fn steps_of(sigmas: &Value) -> usize {
+    let list = sigmas.as_array().map_or(&[][..], Vec::as_slice);
+    list.iter().filter(|s| s.as_f64() != Some(0.0)).count()
+}
+
+fn schedule_fault(sigmas: &[f64]) -> Option<String> {
+    let body = sigmas.strip_suffix(&[0.0]).unwrap_or(sigmas);
+    if !(1..=MAX_STEPS).contains(&body.len()) {
+        return Some(format!("{} steps; there must be 1 to {MAX_STEPS}", body.len()));
+    }
+    if let Some(bad) = body.iter().find(|s| !(**s > 0.0 && **s <= 1.0)) {
+        return Some(format!("{bad} is not above 0 and at most 1"));
+    }
+    body.windows(2).find(|w| w[1] >= w[0]).map(|w| format!("{} does not fall below {}", w[1], w[0]))
+}
+
+impl Config {
+    /// The scales of the video and the audio stream: a missing value is the other stream's, and off if both are.
+    pub fn scales(&self) -> [ResolvedScales; 2] {
+        let (video, audio) = (&self.guidance.video, &self.guidance.audio);
+        [ResolvedScales::new(video, audio), ResolvedScales::new(audio, video)]
+    }
+
+    /// What the configuration asks for and this version does not compute, in the words of its keys.
+    pub fn not_built(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        let mut need = |needed: bool, what: String| {
+            if needed {
+                missing.push(what);
+            }
+        };
+        for (stream, scales) in ["video", "audio"].iter().zip(self.scales()) {
+            need(scales.stg != 0.0, format!("guidance.{stream}.stg = {} (0 switches it off)", scales.stg));
+            need(
+                scales.modality != 1.0,
+                format!("guidance.{stream}.modality = {} (1 switches it off)", scales.modality),
+            );
+            need(scales.rescale != 0.0, format!("guidance.{stream}.rescale = {} (0 switches it off)", scales.rescale));
+        }
+        need(self.sampler.kind != SamplerKind::Euler, "sampler.kind = res_2s".into());
+        need(self.sampler.noise != Noise::Torch, "sampler.noise = device".into());
+        need(self.model.weights != WeightSource::File, "model.weights = random".into());
+        need(!self.model.loras.is_empty(), "model.loras".into());
+        let attention = self.runtime.attention;
+        let built = matches!(attention, AttentionKernel::Auto | AttentionKernel::Plain);
+        need(!built, format!("runtime.attention = {}", format!("{attention:?}").to_lowercase()));
+        let cache = &self.runtime.compile_cache;
+        need(!matches!(cache.as_str(), "auto" | "off"), format!("runtime.compile_cache = {cache}"));
+        if let Some(mesh) = self.mesh.as_ref().filter(|m| layout::is_split(m)) {
+            need(true, format!("mesh = {} (one device is)", layout::mesh_text(mesh)));
+        }
+        missing
+    }
+}
+
+/// One stream's guidance, every value known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ResolvedScales {
+    /// Away from the negative prompt; 1 is off.
+    pub cfg: f64,
+    /// Away from the perturbed prediction; 0 is off.
+    pub stg: f64,
+    /// Away from the prediction without the other stream; 1 is off.
+    pub modality: f64,
+    /// Towards the standard deviation before guidance; 0 is off.
+    pub rescale: f64,
+}
+
+impl ResolvedScales {
+    fn new(own: &Scales, other: &Scales) -> Self {
+        ResolvedScales {
+            cfg: own.cfg.or(other.cfg).unwrap_or(1.0),
+            stg: own.stg.or(other.stg).unwrap_or(0.0),
+            modality: own.modality.or(other.modality).unwrap_or(1.0),
+            rescale: own.rescale.or(other.rescale).unwrap_or(0.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_nearest_are_legal() {
+        assert_eq!([around(500, 0, 32), around(5, 0, 32), around(33, 0, 32)], [(480, 512), (32, 64), (32, 64)]);
+        assert_eq!([around(120, 1, 8), around(8, 1, 8), around(2, 1, 8)], [(113, 121), (1, 9), (1, 9)]);
+        assert_eq!([0.0, 1.0, 4.9, 5.0, 120.0, 117.0].map(nearest_frames), [1, 1, 1, 9, 121, 121]);
+    }
+
+    #[test]
+    fn schedules_fall() {
+        assert_eq!(schedule_fault(&[1.0, 0.5, 0.0]), None);
+        assert_eq!(schedule_fault(&[0.5, 0.5]).unwrap(), "0.5 does not fall below 0.5");
+        assert_eq!(schedule_fault(&[1.5]).unwrap(), "1.5 is not above 0 and at most 1");
+        assert_eq!(schedule_fault(&[0.0]).unwrap(), "0 steps; there must be 1 to 256");
+        assert_eq!(steps_of(&serde_json::json!([1, 0.5, 0])), 2);
+    }
+
+    #[test]
+    fn a_missing_scale_is_the_other_streams() {
+        let mut config = Config::default();
+        assert_eq!(config.scales()[0], ResolvedScales { cfg: 1.0, stg: 0.0, modality: 1.0, rescale: 0.0 });
+        config.guidance.video.cfg = Some(4.0);
+        config.guidance.audio.stg = Some(1.0);
+        assert_eq!(config.scales()[1].cfg, 4.0);
+        assert_eq!(config.scales()[0].stg, 1.0);
+        assert_eq!(config.not_built().len(), 2);
+    }
+}

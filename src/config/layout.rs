@@ -1,0 +1,181 @@
+//! Layout files and meshes: which devices there are, and what is split over them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::error::ConfigError;
+use super::schema::{Config, Mesh};
+use super::{paths, yaml};
+use crate::hlo;
+use crate::nn::{Axis, Layout};
+
+/// A file of `shardings/`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct LayoutFile {
+    /// The devices, unless the configuration has a mesh of its own.
+    pub mesh: Mesh,
+    /// For each logical axis the mesh axes that split it, outer first.
+    pub rules: BTreeMap<Axis, Vec<String>>,
+}
+
+const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
+
+fn sizes(mesh: &Mesh) -> [(&'static str, i64); 5] {
+    let values = [mesh.data, mesh.cfg, mesh.fsdp, mesh.context, mesh.tensor];
+    std::array::from_fn(|i| (AXES[i], values[i]))
+}
+
+/// Reads `cfg=2,context=-1`; an axis that is not named is 1.
+///
+/// # Errors
+/// What cannot be read.
+pub fn parse_mesh(text: &str) -> Result<Mesh, ConfigError> {
+    let fail = |why: String| Err(ConfigError::Flag(format!("--mesh {text}: {why}; e.g. --mesh cfg=2,context=4")));
+    let mut mesh = Mesh::default();
+    let mut seen = Vec::new();
+    for part in text.split(',') {
+        let Some((axis, size)) = part.split_once('=') else { return fail(format!("'{part}' is not AXIS=SIZE")) };
+        let (axis, Ok(size)) = (axis.trim(), size.trim().parse::<i64>()) else {
+            return fail(format!("'{size}' is not a whole number"));
+        };
+        let slot = match axis {
+            "data" => &mut mesh.data,
+            "cfg" => &mut mesh.cfg,
+            "fsdp" => &mut mesh.fsdp,
+            "context" => &mut mesh.context,
+            "tensor" => &mut mesh.tensor,
+            _ => return fail(format!("'{axis}' is no axis, known are {}", AXES.join(", "))),
+        };
+        if seen.contains(&axis) {
+            return fail(format!("'{axis}' stands twice"));
+        }
+        seen.push(axis);
+        *slot = size;
+    }
+    match check_mesh(&mesh) {
+        Ok(()) => Ok(mesh),
+        Err(why) => fail(why),
+    }
+}
+
+/// As `--mesh` takes it.
+pub fn mesh_text(mesh: &Mesh) -> String {
+    sizes(mesh).map(|(axis, size)| format!("{axis}={size}")).join(",")
+}
+
+/// Whether a mesh asks for more than one device.
+pub fn is_split(mesh: &Mesh) -> bool {
+    sizes(mesh).iter().any(|(_, s)| *s > 1)
+}
+
+/// Checks that every size can be meant.
+///
+/// # Errors
+/// What is wrong, in words.
+pub fn check_mesh(mesh: &Mesh) -> Result<(), String> {
+    if let Some((axis, size)) = sizes(mesh).into_iter().find(|(_, s)| *s == 0 || *s < -1) {
+        return Err(format!("{axis} = {size} must be at least 1, or -1 for the rest"));
+    }
+    match sizes(mesh).iter().filter(|(_, s)| *s == -1).count() {
+        0 | 1 => Ok(()),
+        n => Err(format!("{n} axes are -1; only one can be the rest")),
+    }
+}
+
+/// The axes of more than one device, with the rest filled in for a number of devices.
+///
+/// # Errors
+/// Sizes that do not make up the devices.
+pub fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, ConfigError> {
+    let fail = |why: String| Err(ConfigError::Flag(format!("mesh {}: {why}", mesh_text(mesh))));
+    if let Err(why) = check_mesh(mesh) {
+        return fail(why);
+    }
+    let fixed = sizes(mesh).iter().filter(|(_, s)| *s > 0).try_fold(1usize, |n, (_, s)| n.checked_mul(*s as usize));
+    let Some(fixed) = fixed else { return fail("no machine has as many devices".into()) };
+    let rest = sizes(mesh).iter().any(|(_, s)| *s == -1);
+    if rest && devices % fixed != 0 {
+        return fail(format!("{devices} devices do not divide by {fixed}"));
+    }
+    if !rest && fixed > devices {
+        return fail(format!("needs {fixed} devices, there are {devices}"));
+    }
+    let size = |s: i64| if s == -1 { devices / fixed } else { s as usize };
+    let axes = sizes(mesh).into_iter().map(|(a, s)| (a.to_string(), size(s))).filter(|(_, s)| *s > 1).collect();
+    Ok(hlo::Mesh { axes })
+}
+
+/// Reads a layout by its path or shipped name.
+///
+/// # Errors
+/// No such file; a key or rule it must not have.
+pub fn read_layout(name: &str) -> Result<LayoutFile, ConfigError> {
+    let (label, text) = match (std::fs::read_to_string(Path::new(name)), paths::shipped_layout(name)) {
+        (Ok(text), _) => (name.to_string(), text),
+        (Err(_), Some((shipped, text))) => (format!("shardings/{shipped}.yml"), text.to_string()),
+        (Err(source), None) => return Err(ConfigError::Read { path: name.into(), source }),
+    };
+    let node = yaml::parse(&text, &label)?;
+    let file: LayoutFile = serde_json::from_value(node.to_value())
+        .map_err(|e| ConfigError::Syntax { place: label.clone(), message: e.to_string() })?;
+    let named = file
+        .rules
+        .iter()
+        .find_map(|(axis, mesh)| mesh.iter().find(|m| !AXES.contains(&m.as_str())).map(|m| (*axis, m.clone())));
+    match named {
+        None => Ok(file),
+        Some((axis, mesh)) => {
+            let message = format!("rule of {axis:?} names mesh axis '{mesh}', known are {}", AXES.join(", "));
+            Err(ConfigError::Syntax { place: label, message })
+        }
+    }
+}
+
+impl Config {
+    /// The mesh and the rules for a number of devices; axes of one device are left out of both.
+    ///
+    /// # Errors
+    /// No such layout, or a mesh that the devices do not make up.
+    pub fn placement(&self, devices: usize) -> Result<Layout, ConfigError> {
+        let file = read_layout(&self.layout)?;
+        let mesh = resolve_mesh(self.mesh.as_ref().unwrap_or(&file.mesh), devices)?;
+        let split = |axes: Vec<String>| axes.into_iter().filter(|a| mesh.size(a).is_some()).collect::<Vec<_>>();
+        let rules = file.rules.into_iter().map(|(axis, mesh_axes)| (axis, split(mesh_axes))).collect();
+        Layout::new(mesh, rules).map_err(|e| ConfigError::Flag(format!("layout {}: {e}", self.layout)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meshes_are_read_and_filled() {
+        let mesh = parse_mesh("cfg=2,context=-1").unwrap();
+        assert_eq!(mesh_text(&mesh), "data=1,cfg=2,fsdp=1,context=-1,tensor=1");
+        assert_eq!(resolve_mesh(&mesh, 8).unwrap(), hlo::Mesh::new(&[("cfg", 2), ("context", 4)]));
+        assert_eq!(resolve_mesh(&Mesh::default(), 8).unwrap().axes, []);
+        let message = |text: &str| parse_mesh(text).unwrap_err().to_string();
+        assert_eq!(message("cfg"), "--mesh cfg: 'cfg' is not AXIS=SIZE; e.g. --mesh cfg=2,context=4");
+        assert!(message("ctx=2").contains("'ctx' is no axis, known are data, cfg, fsdp, context, tensor"));
+        assert!(message("cfg=-1,data=-1").contains("2 axes are -1; only one can be the rest"));
+        assert!(message("cfg=0").contains("cfg = 0 must be at least 1, or -1 for the rest"));
+        assert!(message("cfg=2,cfg=2").contains("'cfg' stands twice"));
+        let error = resolve_mesh(&mesh, 7).unwrap_err().to_string();
+        assert_eq!(error, "mesh data=1,cfg=2,fsdp=1,context=-1,tensor=1: 7 devices do not divide by 2");
+    }
+
+    #[test]
+    fn the_shipped_layout_is_one_device() {
+        for name in ["replicated", "shardings/replicated.yml"] {
+            let config = Config { layout: name.into(), ..Config::default() };
+            assert!(config.placement(1).unwrap().is_single(), "{name}");
+        }
+        let config = Config { layout: "nowhere.yml".into(), ..Config::default() };
+        assert!(config.placement(1).unwrap_err().to_string().starts_with("cannot read nowhere.yml"));
+    }
+}

@@ -1,0 +1,362 @@
+//! From files and flags to one configuration: flag over `--set` over YAML over preset over default.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::error::{ConfigError, Origin};
+use super::schema::{Config, Mesh};
+use super::tree::Tree;
+use super::validate::{Place, accepts_text, validate};
+use super::yaml::{self, Data, Node};
+use super::{check, layout, paths, presets};
+use crate::weights::{ModelSource, Overrides, Version};
+
+/// A flag of the command line that writes a key.
+#[derive(Clone, Debug)]
+pub struct Flag {
+    /// Its name, without dashes.
+    pub name: &'static str,
+    /// The key it writes.
+    pub path: &'static str,
+    /// The value.
+    pub value: Value,
+    /// Gives way to `--set` of the same key: flags that write the keys of both streams at once.
+    pub yields: bool,
+}
+
+/// What the user gave.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// A YAML file, a sidecar, or the name of a shipped configuration.
+    pub file: Option<String>,
+    /// `key=value` pairs of `--set`.
+    pub set: Vec<String>,
+    /// Flags.
+    pub flags: Vec<Flag>,
+    /// `--seconds`.
+    pub seconds: Option<f64>,
+    /// `--mesh`.
+    pub mesh: Option<String>,
+}
+
+impl Given {
+    /// Adds a flag, when it was given.
+    pub fn flag(&mut self, name: &'static str, path: &'static str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.flags.push(Flag { name, path, value: value.into(), yields: false });
+        }
+    }
+
+    /// Adds a flag that stands for several keys and gives way to `--set` of one of them.
+    pub fn shared_flag(&mut self, name: &'static str, paths: &[&'static str], value: Option<impl Into<Value>>) {
+        let value = value.map(Into::into);
+        for path in paths {
+            self.flags.extend(value.clone().map(|value| Flag { name, path, value, yields: true }));
+        }
+    }
+}
+
+/// A configuration with the origin of every value.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The values.
+    pub config: Config,
+    tree: Tree,
+    preset: &'static str,
+}
+
+impl Loaded {
+    /// The merged YAML, each value's origin in a comment.
+    pub fn to_yaml(&self) -> String {
+        format!("# preset: {}\n{}", self.preset, self.tree.to_yaml())
+    }
+
+    /// Where a value was written; `path` is its key with dots.
+    pub fn origin(&self, path: &str) -> Origin {
+        self.tree.origin(path)
+    }
+
+    /// The preset that lies under the files.
+    pub fn preset(&self) -> &'static str {
+        self.preset
+    }
+}
+
+/// Merges everything that was given.
+///
+/// # Errors
+/// [`ConfigError`]: all of them are the user's to mend.
+pub fn load(given: &Given) -> Result<Loaded, ConfigError> {
+    let mut files = Vec::new();
+    if let Some(file) = &given.file {
+        read_chain(Path::new(file), None, &mut Vec::new(), &mut files)?;
+    }
+    files.reverse();
+    let line = command_line(given)?;
+
+    // Which preset lies below depends on what lies above.
+    let mut merged = defaults()?;
+    for layer in files.iter().chain([&line]) {
+        lay(&mut merged, layer.clone())?;
+    }
+    let known: Config = typed(&merged)?;
+    let preset = presets::choose(version(&known.model.path), known.pipeline)?;
+
+    let mut merged = defaults()?;
+    for layer in [preset_layer(preset)?].into_iter().chain(files).chain([line]) {
+        lay(&mut merged, layer)?;
+    }
+    if let Some(seconds) = given.seconds {
+        set_seconds(&mut merged, seconds)?;
+    }
+    if let Some((Value::String(file), origin)) = merged.leaf("request.negative_prompt_file") {
+        let (text, origin) = (read(Path::new(file))?, origin.clone());
+        merged.set("request.negative_prompt", text.trim().into(), &origin);
+        merged.set("request.negative_prompt_file", Value::Null, &origin);
+    }
+    let config = typed(&merged)?;
+    check::check(&config, &merged)?;
+    Ok(Loaded { config, tree: merged, preset })
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })
+}
+
+/// The generation of a model, from its files where they are here, else from its name.
+fn version(model: &str) -> Version {
+    let found = ModelSource::open(model, &Overrides::default()).and_then(|source| source.version());
+    found.unwrap_or_else(|reason| {
+        let version = if model.contains("2.3") { Version::V2_3 } else { Version::V2_0 };
+        tracing::debug!("model generation {version} taken from its name: {reason}");
+        version
+    })
+}
+
+fn defaults() -> Result<Tree, ConfigError> {
+    let value = serde_json::to_value(Config::default()).map_err(|e| ConfigError::Flag(e.to_string()))?;
+    Ok(Tree::from_node(&Node::from_value(value), &|_| Origin::Default))
+}
+
+fn preset_layer(name: &'static str) -> Result<Tree, ConfigError> {
+    let text = presets::find(&presets::CONFIGS, name).map_or("", |(_, text)| text);
+    let node = yaml::parse(text, name)?;
+    validate(&node, Place::File(name))?;
+    Ok(Tree::from_node(&node, &|_| Origin::Preset(name)))
+}
+
+/// The typed form. Layers were validated, so what fails here is a number too large for its type.
+fn typed(tree: &Tree) -> Result<Config, ConfigError> {
+    serde_json::from_value(tree.to_value()).map_err(|e| ConfigError::Flag(format!("configuration: {e}")))
+}
+
+/// Reads a file and what it extends; the file itself comes first in `out`.
+fn read_chain(
+    path: &Path,
+    named_by: Option<String>,
+    seen: &mut Vec<PathBuf>,
+    out: &mut Vec<Tree>,
+) -> Result<(), ConfigError> {
+    let (label, text, folder) = open(path)?;
+    let identity = path.canonicalize().unwrap_or_else(|_| PathBuf::from(&label));
+    if seen.contains(&identity) {
+        let chain: Vec<String> = seen.iter().chain([&identity]).map(|p| file_name(p)).collect();
+        return Err(ConfigError::Cycle { place: named_by.unwrap_or(label), chain: chain.join(" -> ") });
+    }
+    seen.push(identity);
+
+    let mut node = unwrap_sidecar(yaml::parse(&text, &label)?);
+    validate(&node, Place::File(&label))?;
+    paths::resolve(&mut node, &folder);
+    let parent = match node.get("extends") {
+        Some(Node { data: Data::Scalar(Value::String(parent)), line }) => Some((parent.clone(), *line)),
+        _ => None,
+    };
+    let file = label.clone();
+    let mut layer = Tree::from_node(&node, &move |line| Origin::File { file: file.clone(), line });
+    if matches!(layer, Tree::Leaf(..)) {
+        layer = Tree::Map(Vec::new()); // An empty file.
+    }
+    layer.remove("extends");
+    expand_reference(&mut layer);
+    out.push(layer);
+    match parent {
+        None => Ok(()),
+        Some((parent, line)) => {
+            let beside = PathBuf::from(paths::join(&folder, &parent));
+            // A bare name that is no file beside this one is a shipped configuration.
+            let target = if beside.exists() || parent.contains('/') { beside } else { PathBuf::from(parent) };
+            read_chain(&target, Some(format!("{label}:{line}")), seen, out)
+        }
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// A file's label, text and folder; a shipped configuration when there is no such file.
+fn open(path: &Path) -> Result<(String, String, PathBuf), ConfigError> {
+    match read(path) {
+        Ok(text) => {
+            let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+            Ok((path.display().to_string(), text, folder))
+        }
+        Err(error) => match path.to_str().and_then(|name| presets::find(&presets::CONFIGS, name)) {
+            Some((name, text)) => Ok((format!("configs/{name}.yml"), text.into(), PathBuf::from("configs"))),
+            None => Err(error),
+        },
+    }
+}
+
+/// A sidecar holds the configuration of its run under `config`. Its output path is left out: repeating a run never
+/// aims at the first one's file.
+fn unwrap_sidecar(root: Node) -> Node {
+    let Data::Map(entries) = root.data else { return root };
+    match entries.iter().position(|(k, n)| k == "config" && matches!(n.data, Data::Map(_))) {
+        None => Node { line: root.line, data: Data::Map(entries) },
+        Some(at) => {
+            let mut config = entries.into_iter().nth(at).map_or(Node::from_value(Value::Null), |(_, n)| n);
+            if let Data::Map(sections) = &mut config.data {
+                for (_, section) in sections.iter_mut().filter(|(k, _)| k == "output") {
+                    if let Data::Map(keys) = &mut section.data {
+                        keys.retain(|(k, _)| k != "path");
+                    }
+                }
+            }
+            config
+        }
+    }
+}
+
+/// `reference` stands for three keys; those that the same layer writes itself stay.
+fn expand_reference(layer: &mut Tree) {
+    let Some((value, origin)) = layer.leaf("reference") else { return };
+    let (value, origin) = (value.clone(), Origin::Reference(Box::new(origin.clone())));
+    for key in ["sampler.sigma_shift", "conditioning.cross_timestep", "two_stage.audio"] {
+        if layer.get(key).is_none() {
+            layer.set(key, value.clone(), &origin);
+        }
+    }
+}
+
+/// `--set` and flags as one layer.
+fn command_line(given: &Given) -> Result<Tree, ConfigError> {
+    let mut layer = Tree::Map(Vec::new());
+    for pair in &given.set {
+        let (path, value) = set_pair(pair)?;
+        layer.set(&path, value, &Origin::Set);
+    }
+    let by_set = layer.clone();
+    for flag in &given.flags {
+        let tree = Tree::at(flag.path, flag.value.clone(), &Origin::Flag(flag.name));
+        validate(&Node::from_value(tree.to_value()), Place::Flag(&format!("--{}", flag.name)))?;
+        if !(flag.yields && by_set.get(flag.path).is_some()) {
+            layer.merge(tree);
+        }
+    }
+    if let Some(mesh) = &given.mesh {
+        // The flag says the whole mesh: an axis that it does not name is 1.
+        let mesh: Mesh = layout::parse_mesh(mesh)?;
+        layer.set("mesh", json!(mesh), &Origin::Flag("mesh"));
+    }
+    expand_reference(&mut layer);
+    Ok(layer)
+}
+
+fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
+    let Some((path, text)) = pair.split_once('=') else {
+        return Err(ConfigError::Flag(format!("--set {pair}: expected key=value, e.g. --set sampler.steps=8")));
+    };
+    let (path, place) = (path.trim(), format!("--set {pair}"));
+    if path.contains('[') {
+        let list = path.split('[').next().unwrap_or(path);
+        return Err(ConfigError::Flag(format!("{place}: a list is set as a whole, e.g. --set {list}='[…]'")));
+    }
+    if path == "extends" {
+        return Err(ConfigError::Flag(format!("{place}: 'extends' belongs into a file; give that file with -c")));
+    }
+    let quoted = text.trim_start().starts_with(['"', '\'']);
+    let parsed = match yaml::parse(text, &place).map(|n| n.to_value()) {
+        // Text needs no quotes here, whatever stands in it.
+        Ok(Value::String(_)) if !quoted => Ok(Value::String(text.trim().into())),
+        other => other,
+    };
+    let fits = |value: &Value| {
+        validate(&Node::from_value(Tree::at(path, value.clone(), &Origin::Set).to_value()), Place::Flag(&place))
+    };
+    match parsed {
+        Ok(value) if fits(&value).is_ok() => Ok((path.to_string(), value)),
+        // What reads as a number, a map or broken YAML is text where text is wanted.
+        _ if accepts_text(path) => Ok((path.to_string(), text.into())),
+        Ok(value) => fits(&value).map(|()| (path.to_string(), value)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Lays a layer over what is below, with the keys that exclude each other.
+fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
+    const PAIRS: [(&str, &str); 2] =
+        [("request.prompt", "request.prompts"), ("request.negative_prompt", "request.negative_prompt_file")];
+    let written = |path: &str| layer.leaf(path).filter(|(v, _)| **v != "").map(|(v, o)| (v.clone(), o.clone()));
+    let mut resets = Vec::new();
+    for (text, file) in PAIRS {
+        match (written(text), written(file)) {
+            (Some(_), Some((_, origin))) => {
+                return Err(ConfigError::Both { place: origin.to_string(), first: text, second: file });
+            }
+            (Some((_, origin)), None) => resets.push((file, Value::Null, origin)),
+            (None, Some((_, origin))) => resets.push((text, "".into(), origin)),
+            (None, None) => {}
+        }
+    }
+    match (written("sampler.steps"), written("sampler.sigmas")) {
+        (Some((_, origin)), None) => resets.push(("sampler.sigmas", Value::Null, origin)),
+        (Some((steps, origin)), Some((sigmas, _))) if steps != check::steps_of(&sigmas) => {
+            let place = origin.to_string();
+            return Err(ConfigError::Both { place, first: "sampler.steps", second: "sampler.sigmas" });
+        }
+        (None, Some((sigmas, origin))) => resets.push(("sampler.steps", check::steps_of(&sigmas).into(), origin)),
+        _ => {}
+    }
+    for (path, value, origin) in resets {
+        merged.set(path, value, &origin);
+    }
+    merged.merge(layer);
+    Ok(())
+}
+
+fn set_seconds(merged: &mut Tree, seconds: f64) -> Result<(), ConfigError> {
+    let rate = merged.leaf("request.frame_rate").and_then(|(v, _)| v.as_f64()).unwrap_or_default();
+    if !(seconds.is_finite() && seconds > 0.0 && seconds * rate < 1e9) {
+        return Err(ConfigError::Flag(format!("--seconds {seconds}: must be a number above 0")));
+    }
+    let frames = check::nearest_frames(seconds * rate);
+    let actual = frames as f64 / rate;
+    tracing::info!("--seconds {seconds} at {rate} frames a second: {frames} frames, {actual:.2} s");
+    merged.set("request.num_frames", frames.into(), &Origin::Flag("seconds"));
+    Ok(())
+}
+
+impl Config {
+    /// The configuration as a sidecar keeps it: every key, with paths that hold from anywhere. Where several videos
+    /// are made, `prompt` and `seed` are those of the video that the sidecar stands beside.
+    pub fn effective(&self, prompt: &str, seed: u64) -> Value {
+        let mut own = self.clone();
+        own.request.prompt = prompt.into();
+        own.request.prompts = None;
+        own.request.num_videos = 1;
+        own.request.seed = seed;
+        let mut node = Node::from_value(serde_json::to_value(own).unwrap_or_default());
+        if let Ok(folder) = std::env::current_dir() {
+            paths::resolve(&mut node, &folder);
+        }
+        node.to_value()
+    }
+
+    /// The multiple that width and height must be of.
+    pub fn size_multiple(&self) -> usize {
+        if self.pipeline.has_two_stages() { 64 } else { 32 }
+    }
+}

@@ -1,0 +1,131 @@
+//! The videos of a request and the files they go to.
+
+use std::path::{Path, PathBuf};
+
+use super::error::ConfigError;
+use super::schema::Config;
+
+/// One video of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Its place among the videos, from 0.
+    pub index: usize,
+    /// What it shows.
+    pub prompt: String,
+    /// Of its noise.
+    pub seed: u64,
+}
+
+impl Config {
+    /// The videos of the request: for each prompt `num_videos`, with consecutive seeds.
+    ///
+    /// # Errors
+    /// The prompts file cannot be read, or holds none.
+    pub fn jobs(&self) -> Result<Vec<Job>, ConfigError> {
+        let prompts = match &self.request.prompts {
+            None => vec![self.request.prompt.clone()],
+            Some(file) => {
+                let path = PathBuf::from(file);
+                let text = std::fs::read_to_string(&path)
+                    .map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+                prompt_lines(&text)
+            }
+        };
+        if prompts.is_empty() {
+            let file = self.request.prompts.as_deref().unwrap_or_default();
+            return Err(ConfigError::Flag(format!("{file}: no prompt in it; write one a line")));
+        }
+        let each = self.request.num_videos as u64;
+        let all = prompts.into_iter().flat_map(|prompt| (0..each).map(move |i| (prompt.clone(), i)));
+        Ok(all.enumerate().map(|(index, (prompt, i))| Job { index, prompt, seed: self.request.seed + i }).collect())
+    }
+}
+
+/// The prompts of a file: one a line, blank lines skipped.
+fn prompt_lines(text: &str) -> Vec<String> {
+    text.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|l| !l.is_empty()).map(String::from).collect()
+}
+
+/// The files of the videos, in their order.
+///
+/// One video goes to `path`, by default to `out/ltx2_<seed>.mp4`, numbered when that is taken. Several go to a folder,
+/// as `{index:04}_{seed}.mp4`; by default each is named as one would be.
+///
+/// # Errors
+/// A file of `path` exists and `force` is not set, or `path` is a folder where a file is needed, or the other way round.
+pub fn output_paths(path: Option<&Path>, jobs: &[Job], force: bool) -> Result<Vec<PathBuf>, ConfigError> {
+    let Some(path) = path else { return Ok(default_paths(Path::new("out"), jobs)) };
+    let fail = |why: &str| Err(ConfigError::Flag(format!("{}: {why}", path.display())));
+    let paths = match jobs {
+        [_] if path.is_dir() => return fail("is a folder; name a file, e.g. with .mp4"),
+        [_] => vec![path.to_path_buf()],
+        _ if path.is_file() => return fail("is a file; several videos need a folder"),
+        _ => jobs.iter().map(|j| path.join(format!("{:04}_{}.mp4", j.index, j.seed))).collect(),
+    };
+    match paths.iter().find(|p| !force && p.exists()) {
+        Some(taken) => Err(ConfigError::Flag(format!("{} exists; overwrite it with --force", taken.display()))),
+        None => Ok(paths),
+    }
+}
+
+fn default_paths(folder: &Path, jobs: &[Job]) -> Vec<PathBuf> {
+    let mut chosen: Vec<PathBuf> = Vec::new();
+    for job in jobs {
+        let numbered = |n: usize| match n {
+            0 => folder.join(format!("ltx2_{}.mp4", job.seed)),
+            n => folder.join(format!("ltx2_{}_{n}.mp4", job.seed)),
+        };
+        let free = (0..).map(numbered).find(|p| !p.exists() && !chosen.contains(p));
+        chosen.extend(free);
+    }
+    chosen
+}
+
+/// The sidecar of a video: `out.json` beside `out.mp4`.
+pub fn sidecar_path(video: &Path) -> PathBuf {
+    video.with_extension("json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn jobs(n: usize) -> Vec<Job> {
+        (0..n).map(|index| Job { index, prompt: "p".into(), seed: 10 + index as u64 }).collect()
+    }
+
+    #[test]
+    fn names_follow_seed_and_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path();
+        assert_eq!(default_paths(out, &jobs(1)), [out.join("ltx2_10.mp4")]);
+        std::fs::write(out.join("ltx2_10.mp4"), "").unwrap();
+        std::fs::write(out.join("ltx2_10_1.mp4"), "").unwrap();
+        assert_eq!(default_paths(out, &jobs(1)), [out.join("ltx2_10_2.mp4")]);
+        let same: Vec<Job> = jobs(2).into_iter().map(|j| Job { seed: 7, ..j }).collect();
+        assert_eq!(default_paths(out, &same), [out.join("ltx2_7.mp4"), out.join("ltx2_7_1.mp4")]);
+
+        let path = out.join("clips");
+        let several = output_paths(Some(&path), &jobs(2), false).unwrap();
+        assert_eq!(several, [path.join("0000_10.mp4"), path.join("0001_11.mp4")]);
+        assert_eq!(sidecar_path(&several[0]), path.join("0000_10.json"));
+    }
+
+    #[test]
+    fn existing_files_need_force() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.mp4");
+        assert_eq!(output_paths(Some(&file), &jobs(1), false).unwrap(), [file.clone()]);
+        std::fs::write(&file, "").unwrap();
+        let message = |path: &Path, n| output_paths(Some(path), &jobs(n), false).unwrap_err().to_string();
+        assert_eq!(message(&file, 1), format!("{} exists; overwrite it with --force", file.display()));
+        assert!(message(&file, 2).ends_with("is a file; several videos need a folder"));
+        assert!(message(folder.path(), 1).ends_with("is a folder; name a file, e.g. with .mp4"));
+        assert!(output_paths(Some(&file), &jobs(1), true).is_ok());
+    }
+
+    #[test]
+    fn prompts_are_the_lines_that_say_something() {
+        assert_eq!(prompt_lines("\u{feff}a cat\r\n\n  \n a dog \n"), ["a cat", "a dog"]);
+    }
+}

@@ -1,0 +1,132 @@
+//! Paths in a file are meant from that file; on the command line, from the working directory.
+
+use std::path::{Component, Path, PathBuf};
+
+use super::presets::{LAYOUTS, find};
+use super::yaml::{Data, Node};
+use crate::weights::HubCache;
+
+/// Keys whose text is a path or `org/name`.
+const MODELS: [&str; 7] = ["path", "text_encoder", "tokenizer", "vae", "audio_vae", "vocoder", "upsampler"];
+
+/// Rewrites the paths of a file in `folder` so that they hold from the working directory.
+pub fn resolve(root: &mut Node, folder: &Path) {
+    let Data::Map(sections) = &mut root.data else { return };
+    for (section, node) in sections {
+        match section.as_str() {
+            "model" => {
+                for key in MODELS {
+                    text(node, key, |t| model(folder, t));
+                }
+                each(node, "loras", |lora| text(lora, "path", |t| join(folder, t)));
+            }
+            "request" => {
+                for key in ["negative_prompt_file", "prompts"] {
+                    text(node, key, |t| join(folder, t));
+                }
+                each(node, "images", |image| text(image, "path", |t| join(folder, t)));
+            }
+            "output" => {
+                for key in ["path", "save_frames", "save_audio"] {
+                    text(node, key, |t| join(folder, t));
+                }
+            }
+            "runtime" => {
+                text(
+                    node,
+                    "platform",
+                    |t| if t.contains('/') || t.ends_with(".so") { join(folder, t) } else { t.into() },
+                );
+                text(node, "compile_cache", |t| if matches!(t, "auto" | "off") { t.into() } else { join(folder, t) });
+            }
+            "layout" => change(node, |t| layout(folder, t)),
+            _ => {}
+        }
+    }
+}
+
+/// A path in `folder`, shortened where that is safe.
+pub fn join(folder: &Path, path: &str) -> String {
+    let mut out = PathBuf::new();
+    for part in folder.join(path).components() {
+        match part {
+            Component::CurDir => {}
+            // Behind a link, `..` is not the folder that the link stands in.
+            Component::ParentDir
+                if matches!(out.components().next_back(), Some(Component::Normal(_))) && !out.is_symlink() =>
+            {
+                out.pop();
+            }
+            other => out.push(other),
+        }
+    }
+    out.to_string_lossy().into_owned()
+}
+
+/// A model is a path only if it exists there, or does not read as `org/name`.
+fn model(folder: &Path, name: &str) -> String {
+    if HubCache::is_name(name) && !folder.join(name).exists() { name.into() } else { join(folder, name) }
+}
+
+/// A layout is a file, or one that is shipped: by its bare name, or as `shardings/NAME.yml` where there is no such file.
+fn layout(folder: &Path, name: &str) -> String {
+    if shipped_layout(name).is_some() && !folder.join(name).exists() { name.into() } else { join(folder, name) }
+}
+
+/// The shipped layout of a name.
+pub fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)> {
+    find(&LAYOUTS, name.strip_prefix("shardings/").unwrap_or(name))
+}
+
+fn change(node: &mut Node, f: impl FnOnce(&str) -> String) {
+    if let Data::Scalar(serde_json::Value::String(text)) = &mut node.data {
+        *text = f(text);
+    }
+}
+
+fn child<'a>(node: &'a mut Node, key: &str) -> Option<&'a mut Node> {
+    match &mut node.data {
+        Data::Map(entries) => entries.iter_mut().find(|(k, _)| k == key).map(|(_, n)| n),
+        _ => None,
+    }
+}
+
+fn text(node: &mut Node, key: &str, f: impl FnOnce(&str) -> String) {
+    if let Some(found) = child(node, key) {
+        change(found, f);
+    }
+}
+
+fn each(node: &mut Node, key: &str, f: impl Fn(&mut Node)) {
+    if let Some(Node { data: Data::List(items), .. }) = child(node, key) {
+        items.iter_mut().for_each(f);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::yaml::parse;
+
+    #[test]
+    fn paths_are_meant_from_their_file() {
+        let text = "model: {path: ../models/nano, text_encoder: google/gemma-3-12b-it, loras: [{path: a.safetensors}]}\n\
+                    layout: shardings/replicated.yml\nruntime: {platform: cpu, compile_cache: cache}\n\
+                    output: {path: /abs/x.mp4}\nrequest: {images: [{path: ./i.png}]}\n";
+        let mut root = parse(text, "t").unwrap();
+        resolve(&mut root, Path::new("no_such_folder"));
+        assert_eq!(
+            root.to_value(),
+            serde_json::json!({
+                "model": {"path": "models/nano", "text_encoder": "google/gemma-3-12b-it",
+                          "loras": [{"path": "no_such_folder/a.safetensors"}]},
+                "layout": "shardings/replicated.yml",
+                "runtime": {"platform": "cpu", "compile_cache": "no_such_folder/cache"},
+                "output": {"path": "/abs/x.mp4"},
+                "request": {"images": [{"path": "no_such_folder/i.png"}]},
+            })
+        );
+        assert_eq!(join(Path::new("a/b"), "../../../x"), "../x");
+        assert_eq!(join(Path::new(""), "x/y"), "x/y");
+    }
+}

@@ -1,0 +1,44 @@
+//! The files of `configs/` and `shardings/` that the binary carries.
+
+use super::error::ConfigError;
+use super::schema::Pipeline;
+use crate::weights::Version;
+
+/// What to avoid unless a request says otherwise.
+pub const NEGATIVE_PROMPT: &str = include_str!("../../configs/negative_prompt.txt");
+
+const LTX2: &str = "ltx2";
+
+/// The configurations, by name.
+pub const CONFIGS: [(&str, &str); 3] = [
+    (LTX2, include_str!("../../configs/ltx2.yml")),
+    ("ltx2_full_guidance", include_str!("../../configs/ltx2_full_guidance.yml")),
+    ("nano", include_str!("../../configs/nano.yml")),
+];
+
+/// The layouts, by name.
+pub const LAYOUTS: [(&str, &str); 1] = [("replicated", include_str!("../../shardings/replicated.yml"))];
+
+/// A shipped file by its name, with or without `.yml`.
+pub fn find(shipped: &'static [(&'static str, &'static str)], name: &str) -> Option<(&'static str, &'static str)> {
+    let name = name.strip_suffix(".yml").unwrap_or(name);
+    shipped.iter().find(|(n, _)| *n == name).copied()
+}
+
+/// The preset of a model generation and a pipeline.
+///
+/// # Errors
+/// [`ConfigError::NotBuilt`] where there is none yet.
+pub fn choose(version: Version, pipeline: Pipeline) -> Result<&'static str, ConfigError> {
+    match (version, pipeline) {
+        (Version::V2_0, Pipeline::TextToVideo) => Ok(LTX2),
+        (Version::V2_3, Pipeline::TextToVideo) => {
+            Err(ConfigError::NotBuilt("models of the LTX-2.3 generation are not built yet; use an LTX-2 model".into()))
+        }
+        (_, other) => Err(ConfigError::NotBuilt(format!(
+            "pipeline '{}' is not built yet; built: {}",
+            other.name(),
+            Pipeline::TextToVideo.name()
+        ))),
+    }
+}

@@ -1,0 +1,558 @@
+//! The YAML, key by key. The comment of a field is its description in `ltx2 schema`; its default is the program's.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What a run is: model, request, sampling, placement, output.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Another YAML file that this one is laid over, relative to this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extends: Option<String>,
+    /// What is generated from what.
+    pub pipeline: Pipeline,
+    /// Where the model's parts are.
+    pub model: Model,
+    /// What to generate.
+    pub request: Request,
+    /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `conditioning.cross_timestep` and
+    /// `two_stage.audio`, each of which can be set alone.
+    pub reference: Reference,
+    /// The denoising loop.
+    pub sampler: Sampler,
+    /// How strongly the prompt is followed.
+    pub guidance: Guidance,
+    /// How the streams condition each other.
+    pub conditioning: Conditioning,
+    /// Pipelines with a second stage at full size.
+    pub two_stage: TwoStage,
+    /// The devices; null takes the layout's own mesh.
+    pub mesh: Option<Mesh>,
+    /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped.
+    pub layout: String,
+    /// The device and how it computes.
+    pub runtime: Runtime,
+    /// What is written.
+    pub output: Output,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            extends: None,
+            pipeline: Pipeline::TextToVideo,
+            model: Model::default(),
+            request: Request::default(),
+            reference: Reference::Official,
+            sampler: Sampler::default(),
+            guidance: Guidance::default(),
+            conditioning: Conditioning::default(),
+            two_stage: TwoStage::default(),
+            mesh: None,
+            layout: "replicated".into(),
+            runtime: Runtime::default(),
+            output: Output::default(),
+        }
+    }
+}
+
+/// What is generated from what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Pipeline {
+    /// Video with sound from a prompt.
+    TextToVideo,
+    /// The same, with given frames.
+    ImageToVideo,
+    /// Half size first, then refined at full size.
+    TwoStage,
+    /// Two stages of a distilled model: few steps, no guidance.
+    Distilled,
+    /// Two stages with the second-order sampler.
+    Hq,
+    /// Between given frames.
+    Keyframes,
+}
+
+impl Pipeline {
+    /// Its name in YAML.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pipeline::TextToVideo => "text_to_video",
+            Pipeline::ImageToVideo => "image_to_video",
+            Pipeline::TwoStage => "two_stage",
+            Pipeline::Distilled => "distilled",
+            Pipeline::Hq => "hq",
+            Pipeline::Keyframes => "keyframes",
+        }
+    }
+
+    /// Whether a second stage runs at twice the size of the first.
+    pub fn has_two_stages(self) -> bool {
+        matches!(self, Pipeline::TwoStage | Pipeline::Distilled | Pipeline::Hq)
+    }
+}
+
+/// Where the model's parts are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Model {
+    /// A diffusers folder, a single file, or org/name in the local Hugging Face cache.
+    pub path: String,
+    /// The text encoder from elsewhere: a folder or org/name.
+    pub text_encoder: Option<String>,
+    /// The tokenizer from elsewhere: a folder with `tokenizer.json`, or that file.
+    pub tokenizer: Option<String>,
+    /// The video VAE from elsewhere.
+    pub vae: Option<String>,
+    /// The audio VAE from elsewhere.
+    pub audio_vae: Option<String>,
+    /// The vocoder from elsewhere.
+    pub vocoder: Option<String>,
+    /// The latent upsampler between two stages.
+    pub upsampler: Option<String>,
+    /// Weights from the files, or random numbers made on the device.
+    pub weights: WeightSource,
+    /// Low-rank updates of the transformer, applied in order.
+    pub loras: Vec<Lora>,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Model {
+            path: "Lightricks/LTX-2".into(),
+            text_encoder: None,
+            tokenizer: None,
+            vae: None,
+            audio_vae: None,
+            vocoder: None,
+            upsampler: None,
+            weights: WeightSource::File,
+            loras: Vec::new(),
+        }
+    }
+}
+
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightSource {
+    /// The model's files.
+    File,
+    /// Random numbers made on the device, for benchmarks.
+    Random,
+}
+
+/// A low-rank update.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Lora {
+    /// A safetensors file.
+    pub path: String,
+    /// Factor of the update.
+    #[serde(default = "one")]
+    pub strength: f64,
+    /// The stages it holds for.
+    #[serde(default = "both_stages")]
+    pub stages: Vec<u8>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn both_stages() -> Vec<u8> {
+    vec![1, 2]
+}
+
+/// What to generate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Request {
+    /// What to show and to hear.
+    pub prompt: String,
+    /// What to avoid.
+    pub negative_prompt: String,
+    /// A file with what to avoid, instead of `negative_prompt`.
+    pub negative_prompt_file: Option<String>,
+    /// A file with one prompt a line, instead of `prompt`; blank lines are skipped.
+    pub prompts: Option<String>,
+    /// Videos a prompt, with consecutive seeds.
+    #[schemars(range(min = 1))]
+    pub num_videos: usize,
+    /// Pixels; a multiple of 32, of 64 with two stages.
+    #[schemars(range(min = 1))]
+    pub width: usize,
+    /// Pixels; a multiple of 32, of 64 with two stages.
+    #[schemars(range(min = 1))]
+    pub height: usize,
+    /// Frames; one more than a multiple of 8.
+    #[schemars(range(min = 1))]
+    pub num_frames: usize,
+    /// Frames a second.
+    pub frame_rate: f64,
+    /// Of the noise; the first video's.
+    pub seed: u64,
+    /// Frames that are given.
+    pub images: Vec<Image>,
+    /// Text tokens; a longer prompt is cut.
+    #[schemars(range(min = 1))]
+    pub max_sequence_length: usize,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        Request {
+            prompt: String::new(),
+            negative_prompt: super::presets::NEGATIVE_PROMPT.trim().into(),
+            negative_prompt_file: None,
+            prompts: None,
+            num_videos: 1,
+            width: 768,
+            height: 512,
+            num_frames: 121,
+            frame_rate: 24.0,
+            seed: 10,
+            images: Vec::new(),
+            max_sequence_length: 1024,
+        }
+    }
+}
+
+/// A frame that is given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Image {
+    /// A picture.
+    pub path: String,
+    /// The frame it stands for.
+    #[serde(default)]
+    pub frame: usize,
+    /// How closely it is kept, 0 to 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0, max = 1))]
+    pub strength: f64,
+    /// Quality of the H.264 round trip it goes through first, 0 for none.
+    #[serde(default = "crf")]
+    #[schemars(range(min = 0, max = 51))]
+    pub crf: u8,
+}
+
+fn crf() -> u8 {
+    33
+}
+
+/// Whose conventions hold where two implementations of the model differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Reference {
+    /// Lightricks' own code.
+    Official,
+    /// The diffusers pipelines.
+    Diffusers,
+}
+
+/// The denoising loop.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sampler {
+    /// The integrator.
+    pub kind: SamplerKind,
+    /// Denoising steps.
+    #[schemars(range(min = 1, max = 256))]
+    pub steps: usize,
+    /// The noise levels themselves, falling from at most 1, instead of `steps`; a closing 0 is optional.
+    pub sigmas: Option<Vec<f64>>,
+    /// What the schedule is shifted for.
+    pub sigma_shift: Reference,
+    /// Where the noise is drawn.
+    pub noise: Noise,
+    /// Steps between two reports of progress: one call of the device each.
+    pub progress_every: ProgressEvery,
+}
+
+impl Default for Sampler {
+    fn default() -> Self {
+        Sampler {
+            kind: SamplerKind::Euler,
+            steps: 40,
+            sigmas: None,
+            sigma_shift: Reference::Official,
+            noise: Noise::Torch,
+            progress_every: ProgressEvery::Auto(Auto::Auto),
+        }
+    }
+}
+
+/// An integrator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum SamplerKind {
+    /// First order.
+    #[serde(rename = "euler")]
+    Euler,
+    /// Second order, with noise put back in.
+    #[serde(rename = "res_2s")]
+    Res2s,
+}
+
+/// Where noise is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Noise {
+    /// On the host, bit for bit as `torch.Generator("cpu")` draws it.
+    Torch,
+    /// On the device: faster, not portable.
+    Device,
+}
+
+/// Steps between two reports of progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum ProgressEvery {
+    /// One on a terminal, all of them otherwise.
+    Auto(Auto),
+    /// This many.
+    Steps(#[schemars(range(min = 1))] usize),
+}
+
+/// The word `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Auto {
+    /// The program chooses.
+    Auto,
+}
+
+/// How strongly the prompt is followed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Guidance {
+    /// The video stream's scales.
+    pub video: Scales,
+    /// The audio stream's scales.
+    pub audio: Scales,
+    /// Transformer blocks that the perturbed branch perturbs.
+    pub stg_blocks: Vec<usize>,
+    /// What the rescale term takes standard deviations over.
+    pub rescale_scope: RescaleScope,
+}
+
+/// One stream's guidance. A number is meant literally; null uses the other stream's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Scales {
+    /// Away from the negative prompt; 1 is off.
+    pub cfg: Option<f64>,
+    /// Away from the perturbed prediction; 0 is off.
+    pub stg: Option<f64>,
+    /// Away from the prediction without the other stream; 1 is off.
+    pub modality: Option<f64>,
+    /// Towards the standard deviation before guidance; 0 is off.
+    pub rescale: Option<f64>,
+}
+
+/// What the rescale term takes standard deviations over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RescaleScope {
+    /// Each sample for itself, as diffusers does.
+    #[default]
+    PerSample,
+    /// All samples together, as the official code does.
+    Batch,
+}
+
+/// How the streams condition each other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Conditioning {
+    /// The noise level that modulates the attention between the streams. All agree unless frames are given.
+    pub cross_timestep: CrossTimestep,
+}
+
+impl Default for Conditioning {
+    fn default() -> Self {
+        Conditioning { cross_timestep: CrossTimestep::Official }
+    }
+}
+
+/// The noise level that modulates the attention between the streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CrossTimestep {
+    /// As Lightricks' current code: `gate_only`.
+    Official,
+    /// As diffusers: `cross`.
+    Diffusers,
+    /// Each stream's own.
+    Own,
+    /// The other stream's.
+    Cross,
+    /// The gate by the other stream's, the rest by the stream's own.
+    GateOnly,
+}
+
+/// Pipelines with a second stage at full size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TwoStage {
+    /// The stage whose sound is kept.
+    pub audio: StageAudio,
+}
+
+impl Default for TwoStage {
+    fn default() -> Self {
+        TwoStage { audio: StageAudio::Official }
+    }
+}
+
+/// The stage whose sound is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StageAudio {
+    /// As Lightricks' current code does in the pipeline.
+    Official,
+    /// As diffusers: the second's.
+    Diffusers,
+    /// The first's.
+    #[serde(rename = "stage_1")]
+    Stage1,
+    /// The second's.
+    #[serde(rename = "stage_2")]
+    Stage2,
+}
+
+/// Devices along each axis, outer to inner, the innermost on neighbouring chips; -1 is what is left of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Mesh {
+    /// Videos of one run.
+    #[schemars(range(min = -1))]
+    pub data: i64,
+    /// Guidance branches.
+    #[schemars(range(min = -1))]
+    pub cfg: i64,
+    /// Weights, gathered before use.
+    #[schemars(range(min = -1))]
+    pub fsdp: i64,
+    /// Video tokens.
+    #[schemars(range(min = -1))]
+    pub context: i64,
+    /// Heads and inner widths.
+    #[schemars(range(min = -1))]
+    pub tensor: i64,
+}
+
+impl Default for Mesh {
+    fn default() -> Self {
+        Mesh { data: 1, cfg: 1, fsdp: 1, context: 1, tensor: 1 }
+    }
+}
+
+/// The device and how it computes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Runtime {
+    /// auto, cpu, cuda, tpu, or a PJRT plugin's path. Only auto tries one after the other.
+    pub platform: String,
+    /// Weights and activations; f32 also computes every product in f32.
+    pub dtype: Dtype,
+    /// Whose rounding order the bf16 forward follows.
+    pub numerics: Numerics,
+    /// How attention is computed.
+    pub attention: AttentionKernel,
+    /// Which weights stay on the device between stages.
+    pub residency: Auto,
+    /// Where compiled programs are kept: auto, off, or a folder.
+    pub compile_cache: String,
+    /// Compiler options by name, for every program.
+    pub xla_flags: BTreeMap<String, FlagValue>,
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Runtime {
+            platform: "auto".into(),
+            dtype: Dtype::Bf16,
+            numerics: Numerics::Default,
+            attention: AttentionKernel::Auto,
+            residency: Auto::Auto,
+            compile_cache: "auto".into(),
+            xla_flags: BTreeMap::new(),
+        }
+    }
+}
+
+/// An element type of weights and activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    /// bfloat16.
+    Bf16,
+    /// Single precision.
+    F32,
+}
+
+/// Whose rounding order the bf16 forward follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Numerics {
+    /// Rotary embeddings in f32, rounded once, as diffusers.
+    Default,
+    /// Rotary embeddings with bf16 tables, as Lightricks' fused kernel.
+    Official,
+}
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionKernel {
+    /// What suits the platform.
+    Auto,
+    /// Whole score matrices.
+    Plain,
+    /// Online softmax over pieces.
+    Chunked,
+    /// cuDNN, on CUDA.
+    Cudnn,
+    /// Mosaic, on TPU.
+    Mosaic,
+}
+
+/// The value of a compiler option.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum FlagValue {
+    /// A switch.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A number.
+    Float(f64),
+    /// Text.
+    Text(String),
+}
+
+/// What is written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Output {
+    /// The MP4, or the folder of several; null numbers them in `out/`.
+    pub path: Option<String>,
+    /// A folder for the frames as PNG.
+    pub save_frames: Option<String>,
+    /// A WAV file, or a folder with several videos.
+    pub save_audio: Option<String>,
+    /// Write a JSON beside each video that repeats the run.
+    pub sidecar: bool,
+}
+
+impl Default for Output {
+    fn default() -> Self {
+        Output { path: None, save_frames: None, save_audio: None, sidecar: true }
+    }
+}

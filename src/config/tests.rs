@@ -1,0 +1,283 @@
+//! Precedence, origins and the shipped files.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::*;
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        Folder(folder)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    fn given(&self, name: &str) -> Given {
+        Given { file: Some(self.path(name)), ..Given::default() }
+    }
+
+    /// An error without the folder's name.
+    fn error(&self, name: &str) -> String {
+        let text = load(&self.given(name)).unwrap_err().to_string();
+        text.replace(&format!("{}/", self.0.path().display()), "")
+    }
+}
+
+fn set(pairs: &[&str]) -> Given {
+    Given { set: pairs.iter().map(|p| (*p).to_string()).collect(), ..Given::default() }
+}
+
+#[test]
+fn each_layer_wins_over_the_next() {
+    let files = Folder::new(&[
+        ("base.yml", "request:\n  width: 512\n  height: 320\n  seed: 3\nsampler: {steps: 20}\n"),
+        ("sub/top.yml", "extends: ../base.yml\nrequest:\n  height: 256\nsampler: {steps: 12}\n"),
+    ]);
+    let mut given = files.given("sub/top.yml");
+    given.set = vec!["sampler.steps=9".into(), "request.seed=5".into()];
+    given.flag("seed", "request.seed", Some(6u64));
+    let loaded = load(&given).unwrap();
+    let request = &loaded.config.request;
+    assert_eq!((request.width, request.height, request.seed), (512, 256, 6));
+    assert_eq!((loaded.config.sampler.steps, request.num_frames), (9, 121));
+    let origin = |path| loaded.origin(path).to_string().replace(&format!("{}/", files.0.path().display()), "");
+    assert_eq!(origin("request.width"), "base.yml:2");
+    assert_eq!(origin("request.height"), "sub/top.yml:3");
+    assert_eq!(origin("request.seed"), "flag --seed");
+    assert_eq!(origin("sampler.steps"), "--set");
+    assert_eq!(origin("guidance.video.cfg"), "preset ltx2");
+    assert_eq!(origin("runtime.dtype"), "default");
+    assert!(loaded.to_yaml().starts_with("# preset: ltx2\npipeline: text_to_video  # preset ltx2\n"));
+}
+
+#[test]
+fn the_printed_configuration_loads_again() {
+    let mut given = set(&["model.loras=[{path: a.safetensors, strength: 0.5}]", "runtime.xla_flags.xla_x=true"]);
+    given.mesh = Some("cfg=2".into());
+    let loaded = load(&given).unwrap();
+    let files = Folder::new(&[("again.yml", &loaded.to_yaml())]);
+    let mut again = load(&files.given("again.yml")).unwrap().config;
+    again.model.loras[0].path = "a.safetensors".into();
+    assert_eq!(again, loaded.config);
+}
+
+#[test]
+fn every_shipped_file_loads() {
+    for (name, text) in presets::CONFIGS {
+        let path = format!("configs/{name}.yml");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        let from_file = load(&Given { file: Some(path), ..Given::default() }).unwrap();
+        let by_name = load(&Given { file: Some(name.into()), ..Given::default() }).unwrap();
+        assert_eq!(from_file.config, by_name.config, "{name}");
+        from_file.config.placement(1).unwrap();
+    }
+    let nano = load(&Given { file: Some("configs/nano.yml".into()), ..Given::default() }).unwrap();
+    assert_eq!(nano.config.model.path, "models/nano");
+    assert_eq!((nano.config.request.num_frames, nano.config.runtime.dtype), (25, Dtype::F32));
+    assert!(nano.config.not_built().is_empty());
+    let full = load(&Given { file: Some("ltx2_full_guidance".into()), ..Given::default() }).unwrap().config;
+    assert_eq!(full.scales()[1], ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
+    assert_eq!(full.guidance.stg_blocks, [29]);
+    assert_eq!(full.not_built().len(), 6);
+    let shipped = |folder: &str| std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    for path in shipped("configs").chain(shipped("shardings")).filter(|p| p.extension().is_some_and(|e| e == "yml")) {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let listed = presets::find(&presets::CONFIGS, name).or(presets::find(&presets::LAYOUTS, name));
+        assert!(listed.is_some(), "{} is not carried by the binary", path.display());
+    }
+}
+
+#[test]
+fn the_contracts_keys_are_known() {
+    let text = "pipeline: text_to_video\nmodel: {path: Lightricks/LTX-2, text_encoder: null, weights: file, loras: []}\n\
+        request: {prompt: '', width: 768, height: 512, num_frames: 121, frame_rate: 24, seed: 10, images: [], max_sequence_length: 1024}\n\
+        reference: official\n\
+        sampler: {kind: euler, steps: 40, sigmas: null, sigma_shift: official, noise: torch, progress_every: auto}\n\
+        guidance:\n  video: {cfg: 4.0, stg: 0.0, modality: 1.0, rescale: 0.0}\n  audio: {cfg: 4.0, stg: 0.0, modality: 1.0, rescale: 0.0}\n  stg_blocks: []\n  rescale_scope: per_sample\n\
+        conditioning: {cross_timestep: official}\n\
+        mesh: {data: 1, cfg: 1, fsdp: 1, context: 1, tensor: 1}\nlayout: shardings/replicated.yml\n\
+        runtime: {platform: auto, dtype: bf16, attention: auto, residency: auto, compile_cache: auto, xla_flags: {}}\n\
+        output: {path: null, save_frames: null, save_audio: null, sidecar: true}\n";
+    let files = Folder::new(&[("contract.yml", text)]);
+    let loaded = load(&files.given("contract.yml")).unwrap();
+    let expected =
+        Config { mesh: Some(Mesh::default()), layout: "shardings/replicated.yml".into(), ..Config::default() };
+    assert_eq!(loaded.config.request, expected.request);
+    loaded.config.placement(1).unwrap();
+    // All of it stands in the schema, with a description.
+    fn walk(schema: &serde_json::Value, root: &serde_json::Value, path: &str, seen: &mut Vec<String>) {
+        let followed = schema["$ref"].as_str().map_or(schema, |r| &root["$defs"][r.trim_start_matches("#/$defs/")]);
+        for (key, inner) in followed["properties"].as_object().into_iter().flatten() {
+            assert!(inner["description"].as_str().is_some_and(|d| !d.is_empty()), "{path}{key} has no description");
+            seen.push(format!("{path}{key}"));
+            walk(inner, root, &format!("{path}{key}."), seen);
+        }
+    }
+    let mut keys = Vec::new();
+    walk(json_schema(), json_schema(), "", &mut keys);
+    for key in
+        ["pipeline", "model.loras", "request.prompts", "guidance.audio.rescale", "runtime.numerics", "output.sidecar"]
+    {
+        assert!(keys.iter().any(|k| k == key), "{key}");
+    }
+    assert!(keys.len() > 55, "{}", keys.len());
+}
+
+#[test]
+fn reference_sets_three_keys_and_each_can_be_set_alone() {
+    let files = Folder::new(&[("d.yml", "reference: diffusers\ntwo_stage: {audio: stage_1}\n")]);
+    let mut given = files.given("d.yml");
+    let config = load(&given).unwrap().config;
+    assert_eq!(config.sampler.sigma_shift, Reference::Diffusers);
+    assert_eq!(config.conditioning.cross_timestep, CrossTimestep::Diffusers);
+    assert_eq!(config.two_stage.audio, StageAudio::Stage1);
+    // A later layer's reference sets all of them again.
+    given.flag("reference", "reference", Some("official"));
+    given.set = vec!["conditioning.cross_timestep=own".into()];
+    let loaded = load(&given).unwrap();
+    assert_eq!(loaded.config.sampler.sigma_shift, Reference::Official);
+    assert_eq!(loaded.config.two_stage.audio, StageAudio::Official);
+    assert_eq!(loaded.config.conditioning.cross_timestep, CrossTimestep::Own);
+    assert_eq!(loaded.origin("sampler.sigma_shift").to_string(), "reference, flag --reference");
+}
+
+#[test]
+fn shared_flags_give_way_to_set() {
+    let mut given = set(&["guidance.audio.stg=0.5", "guidance.video.cfg=2"]);
+    given.shared_flag("stg-scale", &["guidance.video.stg", "guidance.audio.stg"], Some(1.0));
+    given.flag("guidance-scale", "guidance.video.cfg", Some(3.0));
+    let config = load(&given).unwrap().config;
+    assert_eq!((config.guidance.video.stg, config.guidance.audio.stg), (Some(1.0), Some(0.5)));
+    assert_eq!(config.guidance.video.cfg, Some(3.0));
+}
+
+#[test]
+fn one_of_two_keys_replaces_the_other() {
+    let files = Folder::new(&[
+        ("list.yml", "request: {prompts: p.txt}\nsampler: {sigmas: [1, 0.5, 0]}\n"),
+        ("p.txt", "one\n\ntwo\n"),
+        ("neg.yml", "request: {negative_prompt_file: n.txt}\n"),
+        ("n.txt", "ugly\n"),
+        ("both.yml", "request:\n  prompt: a\n  prompts: p.txt\n"),
+        ("lengths.yml", "sampler:\n  steps: 3\n  sigmas: [1, 0.5]\n"),
+    ]);
+    let mut given = files.given("list.yml");
+    let config = load(&given).unwrap().config;
+    assert_eq!(config.sampler.steps, 2);
+    let jobs = config.jobs().unwrap();
+    assert_eq!(jobs.iter().map(|j| j.prompt.as_str()).collect::<Vec<_>>(), ["one", "two"]);
+    given.flag("prompt", "request.prompt", Some("mine"));
+    given.flag("steps", "sampler.steps", Some(4));
+    given.flag("num-videos", "request.num_videos", Some(2));
+    let config = load(&given).unwrap().config;
+    assert_eq!((config.sampler.steps, config.sampler.sigmas.clone(), config.request.prompts.clone()), (4, None, None));
+    assert_eq!(config.jobs().unwrap().iter().map(|j| j.seed).collect::<Vec<_>>(), [10, 11]);
+
+    let loaded = load(&files.given("neg.yml")).unwrap();
+    assert_eq!(loaded.config.request.negative_prompt, "ugly");
+    assert_eq!(
+        files.error("both.yml"),
+        "both.yml:3: 'request.prompt' and 'request.prompts' exclude each other; keep one"
+    );
+    assert_eq!(
+        files.error("lengths.yml"),
+        "lengths.yml:2: 'sampler.steps' and 'sampler.sigmas' exclude each other; keep one"
+    );
+}
+
+#[test]
+fn a_sidecar_repeats_its_run() {
+    let mut given = set(&["model.path=models/none", "output.path=first.mp4", "request.num_videos=3"]);
+    given.flag("prompt", "request.prompt", Some("a: b # c"));
+    let first = load(&given).unwrap().config;
+    let sidecar = json!({"versions": {"ltx2": "0.1.0"}, "config": first.effective("a: b # c", 12), "seed": 12});
+    let files = Folder::new(&[("out.json", &serde_json::to_string_pretty(&sidecar).unwrap())]);
+    let again = load(&files.given("out.json")).unwrap().config;
+    let mut expected = first;
+    expected.request.seed = 12;
+    expected.request.num_videos = 1;
+    expected.output.path = None;
+    assert_eq!(again, expected);
+}
+
+#[test]
+fn extends_ends_with_an_error_when_it_goes_in_a_circle() {
+    let files = Folder::new(&[
+        ("a.yml", "extends: b.yml\n"),
+        ("b.yml", "\nextends: a.yml\n"),
+        ("c.yml", "extends: ltx2_full_guidance\n"),
+        ("d.yml", "extends: gone.yml\n"),
+    ]);
+    assert_eq!(files.error("a.yml"), "b.yml:2: 'extends' goes in a circle: a.yml -> b.yml -> a.yml");
+    assert_eq!(load(&files.given("c.yml")).unwrap().config.guidance.stg_blocks, [29]);
+    assert!(files.error("d.yml").starts_with("cannot read gone.yml: No such file"));
+}
+
+#[test]
+fn values_that_cannot_be_used_say_what_can() {
+    let files = Folder::new(&[("w.yml", "request:\n  width: 500\n")]);
+    assert_eq!(
+        files.error("w.yml"),
+        "request.width = 500 (w.yml:2): must be a multiple of 32; the nearest are 480 and 512"
+    );
+    let message = |pair: &str| load(&set(&[pair])).unwrap_err().to_string();
+    assert_eq!(
+        message("request.num_frames=120"),
+        "request.num_frames = 120 (--set): must be one more than a multiple of 8; the nearest are 113 and 121"
+    );
+    assert_eq!(message("request.frame_rate=0"), "request.frame_rate = 0 (--set): must be above 0");
+    assert_eq!(
+        message("sampler.steps=257"),
+        "--set sampler.steps=257: 'sampler.steps' must be a whole number from 1 to 256, not 257"
+    );
+    assert_eq!(message("sampler.stepz=2"), "--set sampler.stepz=2: unknown key 'sampler.stepz'; did you mean 'steps'?");
+    assert_eq!(message("steps"), "--set steps: expected key=value, e.g. --set sampler.steps=8");
+    assert_eq!(message("pipeline=two_stage"), "pipeline 'two_stage' is not built yet; built: text_to_video");
+    assert!(message("model.path=Lightricks/LTX-2.3").contains("LTX-2.3 generation are not built yet"));
+}
+
+#[test]
+fn set_takes_text_as_it_stands() {
+    let config = |pair: &str| load(&set(&[pair])).unwrap().config;
+    assert_eq!(config("request.prompt=24").request.prompt, "24");
+    assert_eq!(config("request.prompt=a: b, #1 [c").request.prompt, "a: b, #1 [c");
+    assert_eq!(config("request.prompt='quoted'").request.prompt, "quoted");
+    assert_eq!(config("model.vae=null").model.vae, None);
+    assert_eq!(config("request.seed=18446744073709551615").request.seed, u64::MAX);
+    assert_eq!(config("runtime.xla_flags.a=3").runtime.xla_flags["a"], FlagValue::Int(3));
+    assert_eq!(config("guidance.video={cfg: 3}").guidance.video.cfg, Some(3.0));
+    assert_eq!(config("sampler.progress_every=4").sampler.progress_every, ProgressEvery::Steps(4));
+}
+
+#[test]
+fn seconds_pick_the_nearest_count() {
+    let mut given = set(&["request.frame_rate=25"]);
+    given.seconds = Some(4.0);
+    let loaded = load(&given).unwrap();
+    assert_eq!(loaded.config.request.num_frames, 97);
+    assert_eq!(loaded.origin("request.num_frames").to_string(), "flag --seconds");
+    given.seconds = Some(-1.0);
+    assert_eq!(load(&given).unwrap_err().to_string(), "--seconds -1: must be a number above 0");
+}
+
+#[test]
+fn paths_of_the_command_line_are_meant_from_here() {
+    let files = Folder::new(&[("in/c.yml", "output: {path: x.mp4}\nmodel: {path: ./m}\n")]);
+    let mut given = files.given("in/c.yml");
+    let config = load(&given).unwrap().config;
+    assert_eq!(config.output.path, Some(files.path("in/x.mp4")));
+    assert_eq!(PathBuf::from(config.model.path), Path::new(&files.path("in/m")));
+    given.flag("output", "output.path", Some("y.mp4"));
+    assert_eq!(load(&given).unwrap().config.output.path.as_deref(), Some("y.mp4"));
+}

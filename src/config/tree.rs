@@ -1,0 +1,163 @@
+//! Layers of configuration merged into one tree that remembers where each value came from.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::error::Origin;
+use super::yaml::{Data, Node};
+
+/// A merged configuration. Maps merge key by key; a list is one value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tree {
+    /// Keys in the order of the first layer that has them.
+    Map(Vec<(String, Tree)>),
+    /// A value and where it was written.
+    Leaf(Value, Origin),
+}
+
+impl Tree {
+    /// A tree of one layer; `origin` gives a line's origin.
+    pub fn from_node(node: &Node, origin: &impl Fn(u64) -> Origin) -> Tree {
+        match &node.data {
+            Data::Map(entries) => {
+                Tree::Map(entries.iter().map(|(k, n)| (k.clone(), Tree::from_node(n, origin))).collect())
+            }
+            _ => Tree::Leaf(node.to_value(), origin(node.line)),
+        }
+    }
+
+    /// A tree of one value at a dotted path.
+    pub fn at(path: &str, value: Value, origin: &Origin) -> Tree {
+        let leaf = Tree::from_node(&Node::from_value(value), &|_| origin.clone());
+        path.rsplit('.').fold(leaf, |inner, key| Tree::Map(vec![(key.to_string(), inner)]))
+    }
+
+    /// Lays another tree over this one.
+    pub fn merge(&mut self, over: Tree) {
+        match (self, over) {
+            (Tree::Map(mine), Tree::Map(theirs)) => {
+                for (key, value) in theirs {
+                    match mine.iter_mut().find(|(k, _)| *k == key) {
+                        Some((_, old)) => old.merge(value),
+                        None => mine.push((key, value)),
+                    }
+                }
+            }
+            (mine, theirs) => *mine = theirs,
+        }
+    }
+
+    /// The tree at a dotted path.
+    pub fn get(&self, path: &str) -> Option<&Tree> {
+        path.split('.').try_fold(self, |tree, key| match tree {
+            Tree::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, t)| t),
+            Tree::Leaf(..) => None,
+        })
+    }
+
+    /// The value of a leaf that is not null.
+    pub fn leaf(&self, path: &str) -> Option<(&Value, &Origin)> {
+        match self.get(path)? {
+            Tree::Leaf(Value::Null, _) | Tree::Map(_) => None,
+            Tree::Leaf(value, origin) => Some((value, origin)),
+        }
+    }
+
+    /// Where the value at a path was written; for a map, its first value's.
+    pub fn origin(&self, path: &str) -> Origin {
+        fn first(tree: &Tree) -> Option<&Origin> {
+            match tree {
+                Tree::Leaf(_, origin) => Some(origin),
+                Tree::Map(entries) => entries.iter().find_map(|(_, t)| first(t)),
+            }
+        }
+        self.get(path).and_then(first).cloned().unwrap_or(Origin::Default)
+    }
+
+    /// Writes a value at a path.
+    pub fn set(&mut self, path: &str, value: Value, origin: &Origin) {
+        self.merge(Tree::at(path, value, origin));
+    }
+
+    /// Takes a key of the top level out.
+    pub fn remove(&mut self, key: &str) {
+        if let Tree::Map(entries) = self {
+            entries.retain(|(k, _)| k != key);
+        }
+    }
+
+    /// Without the origins.
+    pub fn to_value(&self) -> Value {
+        match self {
+            Tree::Leaf(value, _) => value.clone(),
+            Tree::Map(entries) => Value::Object(entries.iter().map(|(k, t)| (k.clone(), t.to_value())).collect()),
+        }
+    }
+
+    /// As YAML, each value's origin in a comment.
+    pub fn to_yaml(&self) -> String {
+        let mut out = String::new();
+        self.write(&mut out, 0);
+        out
+    }
+
+    fn write(&self, out: &mut String, depth: usize) {
+        let Tree::Map(entries) = self else { return };
+        for (key, tree) in entries {
+            let indent = "  ".repeat(depth);
+            // Writing to a string cannot fail.
+            let _ = match tree {
+                Tree::Map(inner) if inner.is_empty() => writeln!(out, "{indent}{key}: {{}}"),
+                Tree::Map(_) => {
+                    let _ = writeln!(out, "{indent}{key}:");
+                    tree.write(out, depth + 1);
+                    Ok(())
+                }
+                Tree::Leaf(value, origin) => writeln!(out, "{indent}{key}: {}  # {origin}", scalar(value)),
+            };
+        }
+    }
+}
+
+/// A value on one line: JSON is YAML, and plain words need no quotes.
+fn scalar(value: &Value) -> String {
+    let plain = |s: &str| {
+        s.starts_with(|c: char| c.is_ascii_alphabetic())
+            && s.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
+            && !matches!(
+                s.to_ascii_lowercase().as_str(),
+                "true" | "false" | "null" | "yes" | "no" | "on" | "off" | "y" | "n"
+            )
+    };
+    match value {
+        Value::String(s) if plain(s) => s.clone(),
+        Value::Array(items) => format!("[{}]", items.iter().map(scalar).collect::<Vec<_>>().join(", ")),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::yaml::parse;
+
+    fn tree(text: &str, file: &str) -> Tree {
+        Tree::from_node(&parse(text, file).unwrap(), &|line| Origin::File { file: file.into(), line })
+    }
+
+    #[test]
+    fn later_layers_win_value_by_value() {
+        let mut merged = tree("a: {x: 1, y: 2}\nb: [1, 2]\nc: {z: 1}\n", "base.yml");
+        merged.merge(tree("a:\n  y: 3\nb: [3]\nc: null\n", "top.yml"));
+        merged.merge(Tree::at("a.w", Value::from("it's: so"), &Origin::Set));
+        assert_eq!(
+            merged.to_yaml(),
+            "a:\n  x: 1  # base.yml:1\n  y: 3  # top.yml:2\n  w: \"it's: so\"  # --set\nb: [3]  # top.yml:3\nc: null  # top.yml:4\n"
+        );
+        assert_eq!(merged.to_value(), parse(&merged.to_yaml(), "again").unwrap().to_value());
+        assert_eq!(merged.origin("a.y").to_string(), "top.yml:2");
+        assert_eq!(merged.origin("nowhere"), Origin::Default);
+        assert_eq!(merged.leaf("c"), None);
+    }
+}

@@ -1,0 +1,291 @@
+//! A tree against the JSON Schema of [`Config`]: one description serves `ltx2 schema`, files, `--set` and flags.
+
+use std::sync::OnceLock;
+
+use serde_json::{Map, Value};
+
+use super::error::ConfigError;
+use super::schema::Config;
+use super::yaml::{Data, Node};
+
+/// The JSON Schema of the YAML.
+pub fn json_schema() -> &'static Value {
+    static SCHEMA: OnceLock<Value> = OnceLock::new();
+    SCHEMA.get_or_init(|| schemars::schema_for!(Config).to_value())
+}
+
+/// Where a tree comes from, for messages.
+#[derive(Clone, Copy)]
+pub enum Place<'a> {
+    /// A file; lines are the nodes'.
+    File(&'a str),
+    /// The command line, e.g. `--set` or `--width`.
+    Flag(&'a str),
+}
+
+impl Place<'_> {
+    fn at(self, line: u64) -> String {
+        match self {
+            Place::File(file) => format!("{file}:{line}"),
+            Place::Flag(flag) => flag.to_string(),
+        }
+    }
+}
+
+/// Checks a configuration.
+///
+/// # Errors
+/// [`ConfigError::UnknownKey`] with the nearest key, [`ConfigError::WrongType`] with what is accepted.
+pub fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
+    if matches!(node.data, Data::Scalar(Value::Null)) {
+        return Ok(()); // An empty file.
+    }
+    check(node, json_schema(), "", place)
+}
+
+/// Whether a key takes text as it stands.
+pub fn accepts_text(path: &str) -> bool {
+    let found = path.split('.').try_fold(json_schema(), |schema, key| property(schema, key));
+    found.is_some_and(|s| alternatives(s).iter().any(|a| types(a).contains(&"string") && values(a).is_empty()))
+}
+
+/// Follows a reference into the schema's definitions.
+fn follow(schema: &Value) -> &Value {
+    let Some(name) = schema["$ref"].as_str().and_then(|r| r.strip_prefix("#/$defs/")) else { return schema };
+    follow(&json_schema()["$defs"][name])
+}
+
+/// The schemas of which a value must fit one.
+fn alternatives(schema: &Value) -> Vec<&Value> {
+    let schema = follow(schema);
+    match schema["anyOf"].as_array() {
+        Some(all) => all.iter().flat_map(alternatives).collect(),
+        None => vec![schema],
+    }
+}
+
+fn types(schema: &Value) -> Vec<&str> {
+    match &schema["type"] {
+        Value::String(one) => vec![one],
+        Value::Array(many) => many.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The words that a schema lists.
+fn values(schema: &Value) -> Vec<&str> {
+    let listed = schema["enum"].as_array().into_iter().flatten();
+    let described = schema["oneOf"].as_array().into_iter().flatten().map(|one| &one["const"]);
+    let described = described.chain(schema["oneOf"].as_array().into_iter().flatten().flat_map(|one| {
+        // Variants without a description of their own are listed together.
+        one["enum"].as_array().into_iter().flatten()
+    }));
+    listed.chain(described).chain([&schema["const"]]).filter_map(Value::as_str).collect()
+}
+
+fn property<'a>(schema: &'a Value, key: &str) -> Option<&'a Value> {
+    alternatives(schema).into_iter().find_map(|s| {
+        s["properties"].get(key).or_else(|| s.get("additionalProperties").filter(|more| more.is_object()))
+    })
+}
+
+fn check(node: &Node, schema: &Value, path: &str, place: Place) -> Result<(), ConfigError> {
+    let options = alternatives(schema);
+    match &node.data {
+        Data::Map(entries) => {
+            let Some(object) = options.iter().find(|s| types(s).contains(&"object")) else {
+                return Err(wrong(node, &options, path, place));
+            };
+            let known = object["properties"].as_object();
+            for (key, child) in entries {
+                let Some(inner) = property(object, key) else {
+                    return Err(unknown(key, known, path, place.at(child.line)));
+                };
+                check(child, inner, &join(path, key), place)?;
+            }
+            // Only items of lists have keys that must be there: every other key has a default.
+            let required = object["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            match required.filter(|r| node.get(r).is_none()).next() {
+                None => Ok(()),
+                Some(missing) => Err(ConfigError::WrongType {
+                    place: place.at(node.line),
+                    key: path.into(),
+                    expected: format!("a map with the key '{missing}'"),
+                    found: "one without it".into(),
+                }),
+            }
+        }
+        Data::List(items) => {
+            let Some(list) = options.iter().find(|s| types(s).contains(&"array")) else {
+                return Err(wrong(node, &options, path, place));
+            };
+            items
+                .iter()
+                .enumerate()
+                .try_for_each(|(i, item)| check(item, &list["items"], &format!("{path}[{i}]"), place))
+        }
+        Data::Scalar(value) => match options.iter().any(|s| fits(value, s)) {
+            true => Ok(()),
+            false => Err(wrong(node, &options, path, place)),
+        },
+    }
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_string() } else { format!("{path}.{key}") }
+}
+
+fn fits(value: &Value, schema: &Value) -> bool {
+    let words = values(schema);
+    if !words.is_empty() {
+        return value.as_str().is_some_and(|v| words.contains(&v));
+    }
+    let in_range =
+        |v: f64| schema["minimum"].as_f64().is_none_or(|m| v >= m) && schema["maximum"].as_f64().is_none_or(|m| v <= m);
+    types(schema).iter().any(|t| match *t {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "string" => value.is_string(),
+        "integer" => (value.is_u64() || value.is_i64()) && value.as_f64().is_some_and(in_range),
+        "number" => value.as_f64().is_some_and(in_range),
+        _ => false,
+    })
+}
+
+/// What a schema accepts, in words.
+fn describe(schema: &Value) -> String {
+    let words = values(schema);
+    if !words.is_empty() {
+        return words.join(", ");
+    }
+    let bound = |key: &str| schema[key].as_f64().map(|v| v.to_string());
+    // The widest bounds of an integer type say nothing to a reader.
+    let range = match (bound("minimum"), bound("maximum").filter(|m| m.len() < 8)) {
+        (Some(low), Some(high)) => format!(" from {low} to {high}"),
+        (Some(low), None) => format!(" of at least {low}"),
+        (None, Some(high)) => format!(" of at most {high}"),
+        (None, None) => String::new(),
+    };
+    let name = |t: &&str| match *t {
+        "null" => "null".to_string(),
+        "boolean" => "true or false".to_string(),
+        "string" => "text".to_string(),
+        "integer" => format!("a whole number{range}"),
+        "number" => format!("a number{range}"),
+        "array" => "a list".to_string(),
+        _ => "a map of keys".to_string(),
+    };
+    types(schema).iter().map(name).collect::<Vec<_>>().join(" or ")
+}
+
+fn wrong(node: &Node, options: &[&Value], path: &str, place: Place) -> ConfigError {
+    let mut expected: Vec<String> = options.iter().map(|s| describe(s)).collect();
+    // Null is said last.
+    expected.sort_by_key(|e| e == "null");
+    let found = match &node.data {
+        Data::List(_) => "a list".to_string(),
+        Data::Map(_) => "a map of keys".to_string(),
+        Data::Scalar(Value::String(text)) => format!("the text '{text}'"),
+        Data::Scalar(value) => value.to_string(),
+    };
+    let numeric = matches!(&node.data, Data::Scalar(v) if v.is_number() || v.is_boolean());
+    let quote = if numeric && expected.iter().any(|e| e.starts_with("text")) { " (quote it)" } else { "" };
+    ConfigError::WrongType {
+        place: place.at(node.line),
+        key: if path.is_empty() { "the file".into() } else { path.into() },
+        expected: expected.join(" or "),
+        found: format!("{found}{quote}"),
+    }
+}
+
+fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, place: String) -> ConfigError {
+    let names: Vec<&str> = known.into_iter().flat_map(|k| k.keys()).map(String::as_str).collect();
+    let near = names.iter().map(|n| (strsim::jaro_winkler(n, key), *n)).max_by(|a, b| a.0.total_cmp(&b.0));
+    let hint = match near {
+        Some((score, name)) if score > 0.75 => format!("did you mean '{name}'?"),
+        // A key of another section, at the wrong depth.
+        _ => match section_of(key) {
+            Some(section) => format!("'{key}' belongs under '{section}'"),
+            None => format!("nearest is '{}', known are {}", near.map_or("", |n| n.1), names.join(", ")),
+        },
+    };
+    ConfigError::UnknownKey { place, key: join(path, key), hint }
+}
+
+fn section_of(key: &str) -> Option<&'static str> {
+    let sections = json_schema()["properties"].as_object()?;
+    sections.iter().find(|(_, s)| follow(s)["properties"].get(key).is_some()).map(|(name, _)| name.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::yaml::parse;
+
+    fn message(text: &str) -> String {
+        validate(&parse(text, "x.yml").unwrap(), Place::File("x.yml")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn typos_are_named_with_the_nearest_key() {
+        assert_eq!(
+            message("request:\n  # size\n  widht: 512\n"),
+            "x.yml:3: unknown key 'request.widht'; did you mean 'width'?"
+        );
+        assert_eq!(message("\nsampelr: {steps: 3}\n"), "x.yml:2: unknown key 'sampelr'; did you mean 'sampler'?");
+        assert_eq!(message("steps: 3\n"), "x.yml:1: unknown key 'steps'; 'steps' belongs under 'sampler'");
+        assert_eq!(
+            message("model:\n  loras:\n    - {path: a, strenght: 1}\n"),
+            "x.yml:3: unknown key 'model.loras[0].strenght'; did you mean 'strength'?"
+        );
+        assert_eq!(
+            message("mesh: {zzz: 1}\n"),
+            "x.yml:1: unknown key 'mesh.zzz'; nearest is 'tensor', known are data, cfg, fsdp, context, tensor"
+        );
+    }
+
+    #[test]
+    fn wrong_types_say_what_is_accepted() {
+        assert_eq!(
+            message("request: {width: wide}\n"),
+            "x.yml:1: 'request.width' must be a whole number of at least 1, not the text 'wide'"
+        );
+        assert_eq!(
+            message("sampler: {steps: 1.5}\n"),
+            "x.yml:1: 'sampler.steps' must be a whole number from 1 to 256, not 1.5"
+        );
+        assert_eq!(
+            message("request:\n  seed: -1\n"),
+            "x.yml:2: 'request.seed' must be a whole number of at least 0, not -1"
+        );
+        assert_eq!(message("request: {prompt: 5}\n"), "x.yml:1: 'request.prompt' must be text, not 5 (quote it)");
+        assert_eq!(message("guidance: 4\n"), "x.yml:1: 'guidance' must be a map of keys, not 4");
+        assert_eq!(
+            message("runtime: {dtype: f16}\n"),
+            "x.yml:1: 'runtime.dtype' must be bf16, f32, not the text 'f16'"
+        );
+        assert_eq!(
+            message("sampler: {progress_every: never}\n"),
+            "x.yml:1: 'sampler.progress_every' must be auto or a whole number of at least 1, not the text 'never'"
+        );
+        assert_eq!(
+            message("sampler: {sigmas: [1, a]}\n"),
+            "x.yml:1: 'sampler.sigmas[1]' must be a number, not the text 'a'"
+        );
+        assert_eq!(
+            message("request: {images: [{frame: 1}]}"),
+            "x.yml:1: 'request.images[0]' must be a map with the key 'path', not one without it"
+        );
+        assert_eq!(message("- 1\n"), "x.yml:1: 'the file' must be a map of keys, not a list");
+        assert_eq!(
+            message("model: {text_encoder: 3}\n"),
+            "x.yml:1: 'model.text_encoder' must be text or null, not 3 (quote it)"
+        );
+    }
+
+    #[test]
+    fn text_is_known_where_it_is_taken() {
+        assert!(accepts_text("request.prompt") && accepts_text("model.vae") && accepts_text("runtime.xla_flags.xla_x"));
+        assert!(!accepts_text("request.width") && !accepts_text("runtime.dtype") && !accepts_text("request.nope"));
+    }
+}

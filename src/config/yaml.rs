@@ -1,0 +1,181 @@
+//! YAML as a tree that knows its lines. JSON is read by the same parser.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Number, Value};
+use serde_saphyr::Spanned;
+
+use super::error::ConfigError;
+
+/// A value and the line of its key (of itself in a list).
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Line, from 1.
+    pub line: u64,
+    /// Value.
+    pub data: Data,
+}
+
+/// A YAML value.
+#[derive(Clone, Debug)]
+pub enum Data {
+    /// Null, a switch, a number or text.
+    Scalar(Value),
+    /// A list.
+    List(Vec<Node>),
+    /// Keys in the order of the file.
+    Map(Vec<(String, Node)>),
+}
+
+impl Node {
+    /// The value of a key, when this is a map that has it.
+    pub fn get(&self, key: &str) -> Option<&Node> {
+        match &self.data {
+            Data::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, n)| n),
+            _ => None,
+        }
+    }
+
+    /// Without the lines.
+    pub fn to_value(&self) -> Value {
+        match &self.data {
+            Data::Scalar(v) => v.clone(),
+            Data::List(items) => items.iter().map(Node::to_value).collect(),
+            Data::Map(entries) => Value::Object(entries.iter().map(|(k, n)| (k.clone(), n.to_value())).collect()),
+        }
+    }
+
+    /// A tree that was not read from a file.
+    pub fn from_value(value: Value) -> Node {
+        let data = match value {
+            Value::Array(items) => Data::List(items.into_iter().map(Node::from_value).collect()),
+            Value::Object(map) => Data::Map(map.into_iter().map(|(k, v)| (k, Node::from_value(v))).collect()),
+            scalar => Data::Scalar(scalar),
+        };
+        Node { line: 0, data }
+    }
+}
+
+/// Reads YAML; `place` names it in errors.
+///
+/// # Errors
+/// [`ConfigError::Syntax`] with the line; a key written twice is one.
+pub fn parse(text: &str, place: &str) -> Result<Node, ConfigError> {
+    // Only `true` and `false` are switches: `prompt: no` is a word.
+    let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+    match serde_saphyr::from_str_with_options::<Spanned<Data>>(text, options) {
+        Ok(root) => Ok(node(root)),
+        Err(error) => {
+            let line = error.location().map_or(String::new(), |l| format!(":{}", l.line()));
+            let message = match error.without_snippet() {
+                serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => format!("key '{key}' stands twice"),
+                other => {
+                    // The parser's own place would say the line a second time.
+                    let text = other.to_string();
+                    text.split(" at line ").next().unwrap_or(&text).to_string()
+                }
+            };
+            Err(ConfigError::Syntax { place: format!("{place}{line}"), message })
+        }
+    }
+}
+
+fn node(spanned: Spanned<Data>) -> Node {
+    Node { line: spanned.referenced.line(), data: spanned.value }
+}
+
+struct DataVisitor;
+
+impl<'de> Visitor<'de> for DataVisitor {
+    type Value = Data;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a YAML value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Data, E> {
+        Ok(Data::Scalar(Value::Null))
+    }
+
+    fn visit_none<E>(self) -> Result<Data, E> {
+        Ok(Data::Scalar(Value::Null))
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Data, D::Error> {
+        Data::deserialize(deserializer)
+    }
+
+    fn visit_bool<E>(self, v: bool) -> Result<Data, E> {
+        Ok(Data::Scalar(v.into()))
+    }
+
+    fn visit_u64<E>(self, v: u64) -> Result<Data, E> {
+        Ok(Data::Scalar(v.into()))
+    }
+
+    fn visit_i64<E>(self, v: i64) -> Result<Data, E> {
+        Ok(Data::Scalar(v.into()))
+    }
+
+    fn visit_f64<E>(self, v: f64) -> Result<Data, E> {
+        Ok(Data::Scalar(Number::from_f64(v).map_or(Value::Null, Value::Number)))
+    }
+
+    fn visit_str<E>(self, v: &str) -> Result<Data, E> {
+        Ok(Data::Scalar(v.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Data, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element::<Spanned<Data>>()? {
+            items.push(node(item));
+        }
+        Ok(Data::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Data, A::Error> {
+        let mut entries = Vec::new();
+        while let Some((key, value)) = map.next_entry::<Spanned<String>, Spanned<Data>>()? {
+            entries.push((key.value, Node { line: key.referenced.line(), data: value.value }));
+        }
+        Ok(Data::Map(entries))
+    }
+}
+
+impl<'de> Deserialize<'de> for Data {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(DataVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_those_of_the_keys() {
+        let root = parse("a: 1\nb:\n  # c\n  d: [1,\n   x]\n\n  e: {f: 18446744073709551615}\n", "t.yml").unwrap();
+        let line = |path: &[&str]| path.iter().try_fold(&root, |n, k| n.get(k)).unwrap().line;
+        assert_eq!([line(&["a"]), line(&["b"]), line(&["b", "d"]), line(&["b", "e", "f"])], [1, 2, 4, 7]);
+        let Data::List(items) = &root.get("b").unwrap().get("d").unwrap().data else { panic!("a list") };
+        assert_eq!(items[1].line, 5);
+        assert_eq!(root.to_value()["b"]["e"]["f"], u64::MAX);
+    }
+
+    #[test]
+    fn words_stay_words_and_json_is_read() {
+        let root = parse("{\"a\": \"\\ud83d\\ude00\\/\", \"b\": null,\n\t\"c\": [1.5, true]}", "t.json").unwrap();
+        assert_eq!(root.to_value(), serde_json::json!({"a": "😀/", "b": null, "c": [1.5, true]}));
+        assert_eq!(parse("a: no\nb: on\n", "t").unwrap().to_value(), serde_json::json!({"a": "no", "b": "on"}));
+        assert_eq!(parse("# nothing\n", "t").unwrap().to_value(), Value::Null);
+    }
+
+    #[test]
+    fn errors_name_file_and_line() {
+        let message = |text| parse(text, "x.yml").unwrap_err().to_string();
+        assert_eq!(message("a: 1\nb: 2\na: 3\n"), "x.yml:3: key 'a' stands twice");
+        assert_eq!(message("a: [1\nb: 2"), "x.yml:2: illegal placement of ':' indicator");
+        assert!(message("a: 1\n---\nb: 2\n").starts_with("x.yml:3: multiple YAML documents"));
+    }
+}
