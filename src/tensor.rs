@@ -189,7 +189,10 @@ mod tests {
         assert_eq!(t, back);
         let bf = t.cast(DType::BF16).expect("bf16 is a host type");
         assert_eq!(bf.to_f32(), t.to_f32());
-        assert!(matches!(Tensor::from_bytes(DType::F32, &[3], &[0; 8]), Err(TensorError::Size { want: 12, got: 8, .. })));
+        assert!(matches!(
+            Tensor::from_bytes(DType::F32, &[3], &[0; 8]),
+            Err(TensorError::Size { want: 12, got: 8, .. })
+        ));
     }
 
     #[test]
