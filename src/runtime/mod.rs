@@ -1,1 +1,7 @@
 //! From a program to numbers: platforms, compilation, upload, execution.
+
+mod engine;
+mod upload;
+
+pub use engine::{Engine, EngineOptions, Executable, Outputs, RuntimeError, Statistics};
+pub use upload::{ParameterSource, Parameters, StoredTensor};
