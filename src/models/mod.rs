@@ -1,8 +1,10 @@
 //! The networks of LTX-2, one folder each, and what two of them share.
 
 pub mod attention;
+pub mod connectors;
 pub mod feed_forward;
 pub mod gemma3;
+pub mod presets;
 pub mod transformer;
 
 use serde::de::DeserializeOwned;
