@@ -154,6 +154,14 @@ impl Engine {
         Ok(self.client.upload(self.device(), HostBuffer::dense(&bytes, dtype, tensor.shape()))?)
     }
 
+    /// Copies a buffer to the host.
+    ///
+    /// # Errors
+    /// The plugin's, or an element type without a host form.
+    pub fn download(&self, buffer: &Buffer) -> Result<Tensor, RuntimeError> {
+        Ok(Tensor::from_bytes(buffer.dtype()?, &buffer.dims()?, &buffer.to_host()?)?)
+    }
+
     /// Runs an executable on buffers found by argument name.
     ///
     /// # Errors
