@@ -127,6 +127,11 @@ pub fn find(kind: Kind, explicit: Option<&Path>) -> Search {
     search
 }
 
+/// The plugin file below a folder made by `ltx2 plugin install`.
+pub fn in_folder(kind: Kind, folder: &Path) -> Option<PathBuf> {
+    kind.patterns().iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
+}
+
 /// The folders `plugins/` that are searched: beside the working directory, beside the executable and its ancestors,
 /// then the user's data folder.
 pub fn plugin_folders() -> Vec<PathBuf> {

@@ -1,1 +1,4 @@
 //! Platforms, compilation, upload.
+
+pub mod platform;
+pub mod plugins;
