@@ -1,1 +1,6 @@
-//! Reading optimized programs: collectives, loops, memory.
+//! Reading optimized programs: loops, collectives, memory.
+
+mod module;
+mod proto;
+
+pub use module::{Instruction, Loop, Module};

@@ -1,1 +1,28 @@
-//! MP4, WAV and PNG.
+//! MP4, WAV and PNG: what a run leaves behind, and the images it starts from.
+//!
+//! [`Frames`] and [`Audio`] are the raw result, and what the sidecar's hashes are taken from. [`write_mp4`] encodes both
+//! with ffmpeg when it is installed and with codecs of this binary otherwise. Every file is written under a temporary
+//! name in its own folder and renamed when whole.
+
+mod aac;
+mod atomic;
+mod audio;
+mod error;
+mod ffmpeg;
+mod frames;
+mod h264;
+mod isobmff;
+mod mp4;
+mod png;
+mod rate;
+mod wav;
+mod yuv;
+
+pub use atomic::write_atomically;
+pub use audio::Audio;
+pub use error::{Error, Result};
+pub use frames::Frames;
+pub use mp4::{Encoder, EncoderChoice, Mp4Options, write_mp4};
+pub use png::{read_png, write_png, write_png_frames};
+pub use rate::FrameRate;
+pub use wav::{WavFormat, write_wav};

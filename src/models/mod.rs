@@ -1,1 +1,85 @@
-//! The networks of LTX-2.
+//! The networks of LTX-2, one folder each, and what two of them share.
+
+pub mod attention;
+pub mod feed_forward;
+pub mod gemma3;
+pub mod transformer;
+
+use serde::de::DeserializeOwned;
+
+use crate::hlo::{Program, Result, Value};
+use crate::nn::{Param, Params};
+
+/// A network ready to compile: its program and the parameters among the program's arguments.
+#[derive(Clone, Debug)]
+pub struct Component {
+    /// The program; its arguments are the inputs and the parameters, by name.
+    pub program: Program,
+    /// The parameters, in the order of first use.
+    pub params: Vec<Param>,
+}
+
+impl Component {
+    /// Ends the program under `p` with its named results.
+    ///
+    /// # Errors
+    /// The first mistake made while building.
+    pub fn finish(p: &Params, results: &[(&str, &Value)]) -> Result<Self> {
+        Ok(Component { program: p.builder().finish(results)?, params: p.declared() })
+    }
+
+    /// Bytes of all parameters, unsharded.
+    pub fn parameter_bytes(&self) -> usize {
+        self.params.iter().map(|p| p.ty.bytes()).sum()
+    }
+}
+
+/// Why a model's `config.json` cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Not of the expected form.
+    #[error("config.json of '{component}': {message}")]
+    Form {
+        /// Model folder.
+        component: &'static str,
+        /// The parser's message, naming the key.
+        message: String,
+    },
+    /// A value this program does not compute.
+    #[error("config.json of '{component}': {key} = {value} is not supported, only {supported}")]
+    Unsupported {
+        /// Model folder.
+        component: &'static str,
+        /// Key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What is.
+        supported: &'static str,
+    },
+}
+
+/// Reads a component's configuration; keys it does not know are the reference's own bookkeeping.
+///
+/// # Errors
+/// A key of the wrong type, by name.
+pub fn parse_config<T: DeserializeOwned>(
+    component: &'static str,
+    json: &serde_json::Value,
+) -> std::result::Result<T, ConfigError> {
+    serde_json::from_value(json.clone()).map_err(|e| ConfigError::Form { component, message: e.to_string() })
+}
+
+/// Refuses a value that no code computes.
+///
+/// # Errors
+/// [`ConfigError::Unsupported`] unless `ok`.
+pub fn require(
+    ok: bool,
+    component: &'static str,
+    key: &'static str,
+    value: impl std::fmt::Debug,
+    supported: &'static str,
+) -> std::result::Result<(), ConfigError> {
+    if ok { Ok(()) } else { Err(ConfigError::Unsupported { component, key, value: format!("{value:?}"), supported }) }
+}

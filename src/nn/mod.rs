@@ -1,1 +1,14 @@
-//! Layers: parameters with logical axes, linear, norms, attention.
+//! Layers: what a network declares (parameters with logical axes) and what it computes with them.
+
+mod attention;
+mod layout;
+mod linear;
+mod norm;
+mod params;
+pub mod rope;
+
+pub use attention::{Attention, Exchange, Heads};
+pub use layout::{Axis, Layout, LayoutError};
+pub use linear::{gelu, gelu_tanh, linear, linear_nd, project, silu};
+pub use norm::{layer_norm, pixel_norm, rms, rms_norm};
+pub use params::{Init, Numerics, Param, Params, Source};

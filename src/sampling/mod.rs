@@ -1,1 +1,10 @@
 //! Noise, schedules, guidance and the denoising loop.
+
+pub mod denoise;
+mod error;
+pub mod guidance;
+pub mod latents;
+pub mod noise;
+pub mod sigmas;
+
+pub use error::SamplingError;

@@ -1,1 +1,29 @@
-//! Checkpoints: mapped files, key names, validation.
+//! Checkpoints: mapped files, key names, where a model's parts lie, validation, writing, random values.
+//!
+//! [`ModelSource`] finds a model (a diffusers folder, Lightricks' single file, or a name in the Hugging Face cache)
+//! and gives each [`Component`]'s configuration and a [`Checkpoint`] whose tensors carry diffusers names. Weights stay
+//! mapped: a [`TensorView`] holds its file's mapping, so an upload can read from it after the checkpoint is gone.
+
+mod checkpoint;
+mod component;
+mod error;
+mod hub;
+pub mod keys;
+mod official;
+mod official_vae;
+mod random;
+mod source;
+mod validate;
+mod write;
+
+pub use checkpoint::{Checkpoint, TensorView};
+pub use component::Component;
+pub use error::WeightsError;
+pub use hub::HubCache;
+pub use random::random_tensor;
+pub use source::{ModelSource, Overrides, Version};
+pub use validate::{Misshaped, Report, check_finite, first_non_finite, validate};
+pub use write::{ComponentWriter, SHARD_BYTES, TensorSpec, write_component, write_json};
+
+#[cfg(test)]
+mod tests;

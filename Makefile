@@ -1,0 +1,48 @@
+# Everything a fresh machine needs beside a Rust toolchain, python3 with pip, make and a C compiler is fetched here.
+LTX2 := target/release/ltx2
+CPU_PLUGIN := plugins/cpu/pjrt_c_api_cpu_plugin.so
+
+.PHONY: demo test check lint host-test plugins test-tpu fixtures clean-demo
+
+# A random tiny model, then a video with sound from it.
+demo: $(CPU_PLUGIN)
+	@test -d models/nano || $(LTX2) init --preset nano --seed 1 models/nano
+	$(LTX2) generate -c configs/nano.yml --prompt "a lighthouse over a quiet sea at dawn" -o out/demo.mp4 --force
+
+$(LTX2): FORCE
+	cargo build --release --locked
+
+FORCE:
+
+$(CPU_PLUGIN): $(LTX2)
+	$(LTX2) plugin install cpu
+
+# Formatting, lints and the tests that need no plugin.
+check: lint host-test
+
+lint:
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+
+host-test:
+	cargo test --locked --lib --test structure --test config
+	cargo test --locked --doc
+
+# Everything on the CPU plugin, on one and on eight virtual devices.
+test: lint
+	cargo build --locked
+	target/debug/ltx2 plugin install cpu
+	LTX2_REQUIRE_PLUGIN=1 cargo test --locked
+	cargo build --locked --examples
+
+# Compile-only checks against the real TPU compiler.
+test-tpu:
+	cargo build --locked
+	target/debug/ltx2 plugin install tpu
+	LTX2_REQUIRE_TPU=1 cargo test --locked --test tpu
+
+# Regenerates tests/fixtures from the pinned reference releases.
+fixtures:
+	python3 -m venv .venv
+	.venv/bin/pip install -q -r scripts/oracle/requirements.txt
+	.venv/bin/python scripts/oracle/make_fixtures.py

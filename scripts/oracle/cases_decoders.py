@@ -1,0 +1,98 @@
+"""Fixtures of the video VAE (both ways), the audio VAE decoder and the vocoder."""
+
+import json
+
+import torch
+
+import models
+from common import randn, show, write_case
+
+# Odd strides meet every phase of the power-of-two upsampling: a large output is stored thinned.
+STRIDES = {"video": (1, 1, 1, 5, 7), "audio": (1, 1, 7)}
+FULL_LIMIT = 24_000
+
+
+def thin(outputs):
+    """Replaces an output of more than 24 kB by `<name>.strided`; returns the outputs and the metadata that says so."""
+    kept, extra = {}, {}
+    for name, tensor in outputs.items():
+        if name in STRIDES and tensor.numel() * 4 > FULL_LIMIT:
+            strides = STRIDES[name]
+            kept[f"{name}.strided"] = tensor[tuple(slice(None, None, s) for s in strides)].contiguous()
+            extra[f"strides.{name}"] = json.dumps(strides)
+            extra[f"shape.{name}"] = json.dumps(list(tensor.shape))
+        else:
+            kept[name] = tensor
+    return kept, extra
+
+
+def _write(component, case, inputs, outputs, model, seed):
+    kept, extra = thin(outputs)
+    write_case(component, case, inputs, kept, script=__file__, model=model, seed=seed, extra=extra)
+    show(f"{component}/{case} {[list(t.shape) for t in outputs.values()]}", *outputs.values())
+
+
+def video_decoder():
+    """Un-normalised latents to the decoder's own output, `[B, 3, F, H, W]`, not yet mapped to 0..1."""
+    cases = [
+        ("tiny_a", "tiny_a", (1, 8, 2, 2, 3)),
+        ("tiny_a_one_frame", "tiny_a", (1, 8, 1, 3, 2)),
+        ("tiny_b", "tiny_b", (1, 6, 2, 1, 3)),
+        ("tiny_b_batch", "tiny_b", (2, 6, 1, 2, 1)),
+        ("patch1", "vae_patch1", (2, 4, 3, 3, 2)),
+        ("timestep", "vae_timestep", (2, 4, 2, 3, 2)),
+    ]
+    for index, (case, name, shape) in enumerate(cases):
+        latents = randn(100 + index, "latents", *shape)
+        inputs = {"latents": latents}
+        if name == "vae_timestep":
+            inputs["temb"] = torch.tensor([0.05, 0.3])
+        video = models.load(name, "vae").decode(latents, inputs.get("temb"), return_dict=False)[0]
+        _write("video-decoder", case, inputs, {"video": video}, name, 100 + index)
+
+
+def video_encoder():
+    """Frames in -1..1 to the distribution's mean, not normalised."""
+    cases = [
+        ("tiny_a_image", "tiny_a", (1, 3, 1, 64, 32)),
+        ("tiny_b", "tiny_b", (1, 3, 5, 16, 32)),
+        ("patch1", "vae_patch1", (1, 3, 5, 6, 4)),
+    ]
+    for index, (case, name, shape) in enumerate(cases):
+        video = randn(200 + index, "video", *shape).clamp(-1, 1)
+        latents = models.load(name, "vae").encode(video).latent_dist.mode()
+        _write("video-encoder", case, {"video": video}, {"latents": latents.contiguous()}, name, 200 + index)
+
+
+def audio_decoder():
+    """Un-normalised latents `[B, C, L, M]` to log-mel `[B, channels, 4L-3, mel_bins]`."""
+    cases = [
+        ("tiny_a", "tiny_a", (1, 2, 5, 2)),
+        ("tiny_a_one", "tiny_a", (2, 2, 1, 2)),
+        ("tiny_b", "tiny_b", (2, 2, 6, 4)),
+        ("tiny_b_one", "tiny_b", (1, 2, 1, 4)),
+        ("width", "audio_width", (1, 3, 4, 3)),
+        ("plain", "audio_plain", (2, 1, 3, 4)),
+    ]
+    for index, (case, name, shape) in enumerate(cases):
+        latents = randn(300 + index, "latents", *shape)
+        mel = models.load(name, "audio_vae").decode(latents, return_dict=False)[0]
+        _write("audio-decoder", case, {"latents": latents}, {"mel": mel}, name, 300 + index)
+
+
+def vocoder():
+    """Log-mel `[B, channels, T, mel_bins]` to samples."""
+    cases = [
+        ("tiny_a", "tiny_a", (1, 2, 5, 8)),
+        ("tiny_a_one", "tiny_a", (2, 2, 1, 8)),
+        ("tiny_b", "tiny_b", (1, 2, 7, 16)),
+        ("odd", "vocoder_odd", (2, 2, 4, 3)),
+    ]
+    for index, (case, name, shape) in enumerate(cases):
+        mel = randn(400 + index, "mel", *shape)
+        _write("vocoder", case, {"mel": mel}, {"audio": models.load(name, "vocoder")(mel)}, name, 400 + index)
+
+
+COMPONENTS = {
+    "video-decoder": video_decoder, "video-encoder": video_encoder, "audio-decoder": audio_decoder, "vocoder": vocoder
+}

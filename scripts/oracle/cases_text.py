@@ -1,0 +1,113 @@
+"""Fixtures of the text side: tokenizer, Gemma 3, connectors."""
+
+import torch
+from diffusers.pipelines.ltx2.connectors import per_layer_masked_mean_norm
+from transformers import AutoTokenizer
+
+import models
+from common import MODELS, randn, relative_l2, show, write_case
+
+POSITIVE = "A slow pan over a quiet harbour at dawn, gulls calling; a woman says: good morning."
+NEGATIVE = "worst quality, blurry, static noise"
+
+_PROMPTS = [
+    POSITIVE,
+    "",
+    "   leading and trailing spaces  ",
+    "café 東京 😀 naïve",
+    "two  spaces\nand a line\tand a tab",
+    "the token <bos> and <eos> inside, 12:30 a.m.",
+    " ".join(["the camera moves along the stone pier"] * 12),
+]
+
+
+def tokenize(name, prompts, length):
+    """Ids and mask the way the pipeline asks for them."""
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / name / "tokenizer")
+    tokenizer.padding_side = "left"
+    batch = tokenizer(
+        [p.strip() for p in prompts], padding="max_length", max_length=length, truncation=True, add_special_tokens=True,
+        return_tensors="pt",
+    )
+    return batch.input_ids, batch.attention_mask
+
+
+def tokenizer():
+    """Ids and masks of awkward prompts at two lengths: the short one cuts."""
+    for length in (64, 16):
+        ids, mask = tokenize("tiny_a", _PROMPTS, length)
+        write_case(
+            "tokenizer", f"length_{length}", {}, {"input_ids": ids, "attention_mask": mask}, script=__file__,
+            model="tiny_a", seed=0, scalars={"prompts": _PROMPTS, "max_sequence_length": length},
+        )
+        print(f"tokenizer/length_{length}: valid {mask.sum(1).tolist()}")
+
+
+def encode(encoder, connectors, ids, mask):
+    """The raw stack `[B, T, D*(L+1)]` that the pipeline calls prompt_embeds, and what text_proj_in makes of it."""
+    states = torch.stack(encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states, dim=-1)
+    normed = per_layer_masked_mean_norm(states, mask.sum(dim=-1), device="cpu", padding_side="left", scale_factor=8)
+    return {"prompt_embeds": states.flatten(2, 3), "projected": connectors.text_proj_in(normed), "normalised": normed}
+
+
+def _encoder_case(name, case, prompts, length, keep):
+    ids, mask = tokenize(name, prompts, length)
+    outputs = encode(models.load(name, "text_encoder"), models.load(name, "connectors"), ids, mask)
+    half = encode(
+        models.load(name, "text_encoder", torch.bfloat16), models.load(name, "connectors", torch.bfloat16), ids, mask
+    )
+    valid = mask.bool()
+    spread = {
+        f"bf16_spread.{k}": f"{relative_l2(half[k][valid], outputs[k][valid]):.6f}" for k in ("prompt_embeds", "projected")
+    }
+    write_case(
+        "text-encoder", case, {"input_ids": ids, "attention_mask": mask}, {k: outputs[k] for k in keep}, script=__file__,
+        model=name, seed=models.seed_of(name), scalars={"prompts": prompts, "max_sequence_length": length}, extra=spread,
+    )
+    show(f"text-encoder/{case} valid {mask.sum(1).tolist()} {spread}", *(outputs[k][valid] for k in keep))
+
+
+def text_encoder():
+    """Gemma 3 with prompts longer than the window, pads of different number in one batch. Compare unmasked rows only."""
+    everything = ("prompt_embeds", "projected", "normalised")
+    for name in models.WHOLE:
+        _encoder_case(name, f"{name}_short", [NEGATIVE, ""], 16, everything)
+        _encoder_case(name, f"{name}_pair", [POSITIVE, NEGATIVE], 64, ("projected",))
+        _encoder_case(name, f"{name}_full", [POSITIVE * 2], 64, ("projected",))
+
+
+def _connector_case(name, case, lengths, total, padding="left", seed=5):
+    config = models.CONNECTORS[name]
+    channels, layers = config["caption_channels"], config["text_proj_in_factor"]
+    states = randn(seed, f"{case}/states", len(lengths), total, channels, layers)
+    # Layers of a language model differ in scale and centre, which the normalisation has to undo per layer.
+    states = states * torch.linspace(0.3, 3.0, layers) + torch.linspace(-1.0, 1.0, layers)
+    mask = torch.zeros(len(lengths), total, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        if padding == "left":
+            mask[row, total - length :] = 1
+        else:
+            mask[row, :length] = 1
+    model = models.load(name, "connectors")
+    video, audio, binary = model(states, mask, padding_side=padding)
+    if not bool((binary == 1).all()):
+        raise ValueError("the reference returned a mask with zeros")
+    normed = per_layer_masked_mean_norm(states, mask.sum(dim=-1), device="cpu", padding_side=padding)
+    outputs = {"video": video, "audio": audio, "projected": model.text_proj_in(normed)}
+    write_case(
+        "connectors", case, {"text_encoder_hidden_states": states.flatten(2, 3), "attention_mask": mask}, outputs,
+        script=__file__, model=name, seed=seed, scalars={"padding_side": padding},
+    )
+    show(f"connectors/{case}", *outputs.values())
+
+
+def connectors():
+    """Mixed lengths in one batch, with registers (all, none, one modality), split and interleaved RoPE."""
+    _connector_case("tiny_a", "tiny_a_mixed", [5, 16, 1], 16)
+    _connector_case("tiny_a", "tiny_a_one", [8], 24)
+    _connector_case("tiny_b", "tiny_b_mixed", [3, 12], 12)
+    _connector_case("tiny_b", "tiny_b_right", [7, 2], 8, padding="right")
+    _connector_case("connectors_interleaved", "interleaved_mixed", [4, 10, 9], 10)
+
+
+COMPONENTS = {"tokenizer": tokenizer, "text-encoder": text_encoder, "connectors": connectors}

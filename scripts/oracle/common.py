@@ -1,0 +1,153 @@
+"""Shared by the oracle scripts: determinism, random weights that are nothing's identity, the fixture file format."""
+
+import hashlib
+import json
+import math
+import os
+import struct
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import diffusers  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FIXTURES = REPOSITORY / "tests" / "fixtures"
+MODELS = FIXTURES / "models"
+CASES = FIXTURES / "cases"
+
+
+def fix_numerics():
+    """One thread and deterministic kernels: the same bytes on every run of one machine."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.set_grad_enabled(False)
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def generator(seed, name):
+    """A CPU generator that depends on the seed and on a name, and on nothing drawn before."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def randn(seed, name, *shape, scale=1.0):
+    """Normal numbers of a shape, a function of seed and name alone."""
+    return torch.randn(*shape, generator=generator(seed, name)) * scale
+
+
+def rand(seed, name, *shape):
+    """Uniform numbers in [0, 1), a function of seed and name alone."""
+    return torch.rand(*shape, generator=generator(seed, name))
+
+
+def _value(name, tensor, seed):
+    """A value for one weight that keeps activations near 1 and makes no parameter an identity."""
+    shape, last = tuple(tensor.shape), name.rsplit(".", 1)[-1]
+    draw = torch.randn(shape, generator=generator(seed, name))
+    if last == "timestep_scale_multiplier":
+        return tensor.clone()
+    if last == "latents_std":
+        return 0.6 + 0.8 * torch.rand(shape, generator=generator(seed, name))
+    if last == "latents_mean":
+        return 0.5 * draw
+    if last == "learnable_registers":
+        return 0.7 * draw
+    if "scale_shift_table" in last:
+        return 0.4 * draw
+    if last.startswith("per_channel_scale"):
+        return 0.3 * draw
+    if "embed_tokens" in name:
+        return 0.3 * draw
+    if tensor.ndim == 1 and last == "weight":
+        # A Gemma norm multiplies by 1 + weight, every other norm by weight.
+        gemma = "layernorm" in name or "language_model" in name or "q_norm" in name or "k_norm" in name
+        return 0.3 * draw if gemma else 1.0 + 0.25 * draw
+    if last == "bias":
+        return 0.15 * draw
+    if tensor.ndim >= 2:
+        fan_in = math.prod(shape[1:])
+        if "upsamplers" in name and tensor.ndim == 3:
+            # Transposed convolution, [in, out, kernel]: about half the taps meet a sample.
+            fan_in = shape[0] * shape[2] / 4
+        gain = {2: 1.0, 3: 1.42}.get(tensor.ndim, 1.3)
+        if name == "decoder.conv_out.conv.weight" and tensor.ndim == 5:
+            gain = 0.6  # few pixels beyond -1..1, where clamping would hide errors
+        return draw * (gain / math.sqrt(fan_in))
+    return 0.3 * draw
+
+
+def randomise(module, seed):
+    """Overwrites every parameter and persistent buffer; returns the module in eval mode."""
+    for name, tensor in module.state_dict().items():
+        tensor.copy_(_value(name, tensor, seed).to(tensor.dtype))
+    return module.eval()
+
+
+_DTYPES = {torch.float32: "F32", torch.int64: "I64", torch.int32: "I32", torch.bfloat16: "BF16", torch.bool: "BOOL"}
+
+
+def write_safetensors(path, tensors, metadata=None):
+    """Writes a safetensors file whose bytes depend on its content alone (keys sorted, header padded to 8)."""
+    header, blobs, offset = {}, [], 0
+    if metadata:
+        header["__metadata__"] = {key: str(metadata[key]) for key in sorted(metadata)}
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().contiguous().cpu()
+        blob = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + len(blob)],
+        }
+        offset += len(blob)
+        blobs.append(blob)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def write_case(component, case, inputs, outputs, *, script, model, seed, scalars=None, extra=None):
+    """Writes tests/fixtures/cases/<component>/<case>.safetensors with `in.*`, `out.*` and its provenance."""
+    tensors = {f"in.{key}": value for key, value in inputs.items()}
+    tensors.update({f"out.{key}": value for key, value in outputs.items()})
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ValueError(f"{component}/{case}: {name} is not finite")
+    metadata = {
+        "script": f"scripts/oracle/{Path(script).name}",
+        "diffusers": diffusers.__version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__.split("+")[0],
+        "seed": seed,
+        "model": model,
+        "scalars": json.dumps(scalars or {}, sort_keys=True),
+    }
+    metadata.update(extra or {})
+    write_safetensors(CASES / component / f"{case}.safetensors", tensors, metadata)
+
+
+def relative_l2(actual, expected):
+    """|actual - expected| / |expected|, in float64."""
+    actual, expected = actual.double(), expected.double()
+    return (torch.linalg.vector_norm(actual - expected) / torch.linalg.vector_norm(expected).clamp_min(1e-30)).item()
+
+
+def show(label, *tensors):
+    """One progress line with the spread of each tensor, to see at a glance that activations stay near 1."""
+    spreads = " ".join(f"{t.float().std(correction=0).item():.3f}" for t in tensors if t.is_floating_point())
+    print(f"{label}: std {spreads}", flush=True)
+
+
+def as_list(tensor):
+    """Floats of a small tensor, for JSON."""
+    return [float(x) for x in np.asarray(tensor, dtype=np.float64).reshape(-1)]

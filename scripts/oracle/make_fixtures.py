@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Regenerates tests/fixtures from the reference code bases. Usage: make_fixtures.py [--only NAME ...]"""
+
+import argparse
+import shutil
+
+import cases_decoders
+import cases_pipeline
+import cases_text
+import cases_transformer
+import models
+from common import CASES, FIXTURES, fix_numerics
+
+LIMIT, FILE_LIMIT = 4 * 1024 * 1024, 1024 * 1024
+
+
+def write_models():
+    """Every tiny model; the cases read them back from disk."""
+    for name in models.WHOLE:
+        models.save_whole(name)
+    models.save_variants()
+
+
+def check_sizes():
+    """The tree is part of the repository: it has to stay small."""
+    sizes = {path: path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()}
+    for path, size in sizes.items():
+        if size >= FILE_LIMIT:
+            raise SystemExit(f"{path.relative_to(FIXTURES)} has {size} bytes, the limit is {FILE_LIMIT}")
+    total = sum(sizes.values())
+    print(f"{len(sizes)} files, {total} bytes")
+    if total > LIMIT:
+        raise SystemExit(f"the fixtures take {total} bytes, the limit is {LIMIT}")
+
+
+def main():
+    """Models first, then each component's cases."""
+    components = {
+        **cases_transformer.COMPONENTS,
+        **cases_text.COMPONENTS,
+        **cases_decoders.COMPONENTS,
+        **cases_pipeline.COMPONENTS,
+    }
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=["models", *components], help="rewrite these alone")
+    wanted = parser.parse_args().only
+    fix_numerics()
+    if not wanted or "models" in wanted:
+        write_models()
+    for name, make in components.items():
+        if not wanted or name in wanted:
+            shutil.rmtree(CASES / name, ignore_errors=True)
+            make()
+    check_sizes()
+
+
+if __name__ == "__main__":
+    main()

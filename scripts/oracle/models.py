@@ -1,0 +1,284 @@
+"""The tiny models: configs, builders, and how they are written in the diffusers layout.
+
+`tiny_a` has the topology and the flags of LTX-2.0 at reduced widths and depths; `tiny_b` has other numbers wherever
+the classes allow it, so that nothing of the real model's numbers can be assumed. The variants are single components.
+"""
+
+import json
+import shutil
+
+import torch
+from diffusers import (
+    AutoencoderKLLTX2Audio,
+    AutoencoderKLLTX2Video,
+    FlowMatchEulerDiscreteScheduler,
+    LTX2Pipeline,
+    LTX2VideoTransformer3DModel,
+)
+from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
+
+from common import MODELS, randomise
+from tokenizer import save_tokenizer
+
+TRANSFORMER = {
+    "tiny_a": dict(
+        in_channels=8, out_channels=8, num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32,
+        vae_scale_factors=[8, 32, 32], audio_in_channels=4, audio_out_channels=4, audio_num_attention_heads=2,
+        audio_attention_head_dim=8, audio_cross_attention_dim=16, num_layers=3, caption_channels=24,
+        rope_type="split", rope_double_precision=True,
+    ),
+    # Video and audio head counts differ: the video side of the cross-modal tables is split by the VIDEO heads.
+    "tiny_b": dict(
+        in_channels=6, out_channels=6, num_attention_heads=4, attention_head_dim=6, cross_attention_dim=24,
+        vae_scale_factors=[4, 16, 16], pos_embed_max_pos=16, base_height=1024, base_width=512, audio_in_channels=8,
+        audio_out_channels=8, audio_num_attention_heads=2, audio_attention_head_dim=8, audio_cross_attention_dim=16,
+        audio_pos_embed_max_pos=24, audio_sampling_rate=8000, audio_hop_length=100, num_layers=2, caption_channels=20,
+        norm_eps=1e-5, rope_theta=5000.0, rope_double_precision=False, cross_attn_timestep_scale_multiplier=500,
+        rope_type="split",
+    ),
+    # Class defaults of rope; block norms with weights, attention without biases, gated feed-forward.
+    "dit_interleaved": dict(
+        in_channels=4, out_channels=5, num_attention_heads=2, attention_head_dim=8, cross_attention_dim=16,
+        audio_in_channels=4, audio_out_channels=3, audio_num_attention_heads=2, audio_attention_head_dim=4,
+        audio_cross_attention_dim=8, num_layers=2, caption_channels=12, norm_elementwise_affine=True,
+        attention_bias=False, activation_fn="geglu", causal_offset=0,
+    ),
+    # Perturbed attention, contexts already as wide as the streams, feed-forward without video biases.
+    "dit_perturbed": dict(
+        in_channels=4, out_channels=None, num_attention_heads=2, attention_head_dim=8, cross_attention_dim=16,
+        audio_in_channels=6, audio_out_channels=None, audio_num_attention_heads=2, audio_attention_head_dim=4,
+        audio_cross_attention_dim=8, num_layers=3, use_prompt_embeddings=False, perturbed_attn=True, ff_bias=False,
+        attention_out_bias=False, activation_fn="linear-silu", rope_type="split", rope_double_precision=False,
+    ),
+}
+
+CONNECTORS = {
+    "tiny_a": dict(
+        caption_channels=24, text_proj_in_factor=8, video_connector_num_attention_heads=2,
+        video_connector_attention_head_dim=12, video_connector_num_layers=2, video_connector_num_learnable_registers=8,
+        audio_connector_num_attention_heads=2, audio_connector_attention_head_dim=12, audio_connector_num_layers=2,
+        audio_connector_num_learnable_registers=8, connector_rope_base_seq_len=4096, rope_type="split",
+    ),
+    # Registers for audio only: the video connector masks its pads instead.
+    "tiny_b": dict(
+        caption_channels=20, text_proj_in_factor=9, video_connector_num_attention_heads=5,
+        video_connector_attention_head_dim=4, video_connector_num_layers=1,
+        video_connector_num_learnable_registers=None, audio_connector_num_attention_heads=2,
+        audio_connector_attention_head_dim=10, audio_connector_num_layers=2, audio_connector_num_learnable_registers=4,
+        connector_rope_base_seq_len=64, rope_theta=3000.0, rope_double_precision=False, rope_type="split",
+    ),
+    "connectors_interleaved": dict(
+        caption_channels=12, text_proj_in_factor=3, video_connector_num_attention_heads=2,
+        video_connector_attention_head_dim=6, video_connector_num_layers=1, video_connector_num_learnable_registers=5,
+        audio_connector_num_attention_heads=3, audio_connector_attention_head_dim=4, audio_connector_num_layers=1,
+        audio_connector_num_learnable_registers=None, connector_rope_base_seq_len=32,
+    ),
+}
+
+_DOWN = "LTX2VideoDownBlock3D"
+
+VAE = {
+    "tiny_a": dict(
+        latent_channels=8, block_out_channels=[8, 16, 16, 16], down_block_types=[_DOWN] * 4,
+        decoder_block_out_channels=[8, 16, 32], layers_per_block=[1, 1, 1, 1, 1], decoder_layers_per_block=[2, 1, 1, 1],
+        decoder_causal=False, decoder_spatial_padding_mode="reflect", spatial_compression_ratio=32,
+        temporal_compression_ratio=8,
+    ),
+    # Mixed strides, factors and residuals; the last up block changes width through a shortcut block.
+    "tiny_b": dict(
+        latent_channels=6, block_out_channels=[8, 8, 16], down_block_types=[_DOWN] * 3,
+        decoder_block_out_channels=[4, 8, 16], layers_per_block=[1, 0, 1, 1], decoder_layers_per_block=[1, 2, 1, 1],
+        spatio_temporal_scaling=[True] * 3, decoder_spatio_temporal_scaling=[True] * 3,
+        decoder_inject_noise=[False] * 4, downsample_type=["spatial", "temporal", "spatiotemporal"],
+        upsample_type=["spatial", "spatiotemporal", "temporal"], upsample_residual=[False, True, False],
+        upsample_factor=[1, 1, 2], resnet_norm_eps=1e-4, scaling_factor=0.8, decoder_causal=True,
+        decoder_spatial_padding_mode="zeros", spatial_compression_ratio=16, temporal_compression_ratio=4,
+    ),
+    "vae_patch1": dict(
+        out_channels=2, latent_channels=4, block_out_channels=[8], down_block_types=[_DOWN],
+        decoder_block_out_channels=[4, 8], layers_per_block=[1, 1], decoder_layers_per_block=[0, 1, 1],
+        spatio_temporal_scaling=[True], decoder_spatio_temporal_scaling=[False, True],
+        decoder_inject_noise=[False] * 3, downsample_type=["spatiotemporal"],
+        upsample_type=["spatiotemporal", "spatial"], upsample_residual=[False, True], upsample_factor=[1, 1],
+        patch_size=1, decoder_causal=False, encoder_spatial_padding_mode="reflect",
+    ),
+    "vae_timestep": dict(
+        latent_channels=4, block_out_channels=[8], down_block_types=[_DOWN], decoder_block_out_channels=[4],
+        layers_per_block=[1, 1], decoder_layers_per_block=[1, 1], spatio_temporal_scaling=[True],
+        decoder_spatio_temporal_scaling=[True], decoder_inject_noise=[False] * 2, downsample_type=["spatial"],
+        upsample_type=["spatial"], upsample_residual=[True], upsample_factor=[1], patch_size=2,
+        timestep_conditioning=True, decoder_causal=True,
+    ),
+}
+
+AUDIO_VAE = {
+    # Stand-ins for 128 = 8 * 16: base_channels equals latent_channels * mel_bins / 4.
+    "tiny_a": dict(base_channels=4, latent_channels=2, mel_bins=8, resolution=32),
+    "tiny_b": dict(
+        base_channels=8, latent_channels=2, mel_bins=16, resolution=32, ch_mult=[1, 1, 2], num_res_blocks=1,
+        mid_block_add_attention=True, sample_rate=8000, mel_hop_length=100,
+    ),
+    "audio_width": dict(
+        base_channels=4, latent_channels=3, mel_bins=14, resolution=32, ch_mult=[1, 2], num_res_blocks=1,
+        causality_axis="width", attn_resolutions=[16], output_channels=1, in_channels=1,
+    ),
+    "audio_plain": dict(
+        base_channels=4, latent_channels=1, mel_bins=16, resolution=16, ch_mult=[2, 1, 1], num_res_blocks=1,
+        causality_axis="none",
+    ),
+}
+
+VOCODER = {
+    "tiny_a": dict(
+        in_channels=16, hidden_channels=32, upsample_kernel_sizes=[16, 15, 8, 4, 4], upsample_factors=[6, 5, 2, 2, 2],
+    ),
+    "tiny_b": dict(
+        in_channels=32, hidden_channels=12, upsample_kernel_sizes=[20, 10], upsample_factors=[10, 10],
+        resnet_kernel_sizes=[3, 5], resnet_dilations=[[1, 2], [1, 3, 4]], leaky_relu_negative_slope=0.2,
+        final_act_fn="clamp", final_bias=False, output_sampling_rate=8000,
+    ),
+    # An odd kernel less stride adds a sample, an even resnet kernel pads unevenly.
+    "vocoder_odd": dict(
+        in_channels=6, hidden_channels=10, out_channels=3, upsample_kernel_sizes=[7, 5], upsample_factors=[4, 3],
+        resnet_kernel_sizes=[4], resnet_dilations=[[1, 2, 3]], final_act_fn=None,
+    ),
+}
+
+GEMMA = {
+    "tiny_a": dict(
+        hidden_size=24, intermediate_size=40, num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, query_pre_attn_scalar=16, sliding_window=8,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    # Written in the old spelling: sliding_window_pattern, rope_theta, rope_local_base_freq, rope_scaling.
+    "tiny_b": dict(
+        hidden_size=20, intermediate_size=28, num_hidden_layers=8, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=12, query_pre_attn_scalar=20, sliding_window=5, sliding_window_pattern=3, rms_norm_eps=1e-5,
+        rope_theta=50_000.0, rope_local_base_freq=500.0, rope_scaling={"rope_type": "linear", "factor": 4.0},
+    ),
+}
+OLD_STYLE = {"tiny_b"}
+
+_SCHEDULER = dict(
+    base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, max_image_seq_len=4096, num_train_timesteps=1000,
+    shift=1.0, time_shift_type="exponential",
+)
+SCHEDULER = {
+    "tiny_a": dict(_SCHEDULER, use_dynamic_shifting=True, shift_terminal=0.1),
+    "tiny_b": dict(_SCHEDULER, use_dynamic_shifting=False, shift_terminal=None, shift=1.7),
+}
+
+VOCABULARY = 400
+SEEDS = {"tiny_a": 11, "tiny_b": 22}
+WHOLE = ("tiny_a", "tiny_b")
+# Published weights are bfloat16 and the big parts are sharded; the reference computes on them in float32.
+STORED_BF16 = {"tiny_a"}
+SHARDED = {"tiny_a"}
+
+_CLASSES = {
+    "transformer": (LTX2VideoTransformer3DModel, TRANSFORMER),
+    "connectors": (LTX2TextConnectors, CONNECTORS),
+    "vae": (AutoencoderKLLTX2Video, VAE),
+    "audio_vae": (AutoencoderKLLTX2Audio, AUDIO_VAE),
+    "vocoder": (LTX2Vocoder, VOCODER),
+}
+COMPONENTS = tuple(_CLASSES)
+
+
+def seed_of(name):
+    """The seed of a model's weights: fixed by its name."""
+    return SEEDS.get(name, 33 + sum(name.encode()) % 1000)
+
+
+def build(component, config, seed):
+    """A component with random weights, float32, eval."""
+    return randomise(_CLASSES[component][0](**config).to(torch.float32), f"{seed}/{component}")
+
+
+def build_text_encoder(config, seed, vocabulary=VOCABULARY):
+    """Gemma 3 with a stub of a vision tower, as the published repository has one."""
+    text = dict(config, vocab_size=vocabulary, max_position_embeddings=256)
+    vision = dict(
+        hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
+        num_channels=3, vision_use_head=False,
+    )
+    model = Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            text_config=text, vision_config=vision, mm_tokens_per_image=4, boi_token_index=vocabulary - 3,
+            eoi_token_index=vocabulary - 2, image_token_index=vocabulary - 1,
+        )
+    )
+    return randomise(model.to(torch.float32), f"{seed}/text_encoder")
+
+
+def _restore_old_style(path, config):
+    """Rewrites a text encoder's config.json in the spelling of 2025, which published repositories still have."""
+    data = json.loads(path.read_text())
+    text = data["text_config"]
+    for key in ("layer_types", "rope_parameters", "_sliding_window_pattern"):
+        text.pop(key, None)
+    for key in ("sliding_window_pattern", "rope_theta", "rope_local_base_freq", "rope_scaling"):
+        text[key] = config[key]
+    path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def save_whole(name):
+    """Writes a whole model: seven components, tokenizer, scheduler, model_index.json."""
+    folder, seed = MODELS / name, seed_of(name)
+    shutil.rmtree(folder, ignore_errors=True)
+    parts = {c: build(c, _CLASSES[c][1][name], seed) for c in COMPONENTS}
+    text_encoder = build_text_encoder(GEMMA[name], seed)
+    if name in STORED_BF16:
+        parts = {component: part.to(torch.bfloat16) for component, part in parts.items()}
+        text_encoder = text_encoder.to(torch.bfloat16)
+    folder.mkdir(parents=True)
+    save_tokenizer(folder / "tokenizer", VOCABULARY)
+    pipeline = LTX2Pipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER[name]),
+        text_encoder=text_encoder,
+        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
+        **parts,
+    )
+    pipeline.save_pretrained(folder)
+    if name in SHARDED:
+        shard(folder / "transformer", pipeline.transformer)
+    shutil.rmtree(folder / "tokenizer")
+    save_tokenizer(folder / "tokenizer", VOCABULARY)
+    if name in OLD_STYLE:
+        _restore_old_style(folder / "text_encoder" / "config.json", GEMMA[name])
+
+
+def shard(folder, model):
+    """Rewrites a component in shards with an index, as the 19B transformer is stored."""
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    model.save_pretrained(folder, max_shard_size="100KB")
+
+
+def save_variants():
+    """Writes the single-component variants, in bfloat16 to keep the tree small."""
+    for component, (_, configs) in _CLASSES.items():
+        for name in configs:
+            if name not in WHOLE:
+                folder = MODELS / name
+                shutil.rmtree(folder, ignore_errors=True)
+                part = build(component, configs[name], seed_of(name)).to(torch.bfloat16)
+                part.save_pretrained(folder / component)
+
+
+def load(name, component, dtype=torch.float32):
+    """Reads one component of a fixture model the way a user would."""
+    if component == "text_encoder":
+        return Gemma3ForConditionalGeneration.from_pretrained(MODELS / name / component, dtype=dtype).eval()
+    return _CLASSES[component][0].from_pretrained(MODELS / name / component, dtype=dtype).eval()
+
+
+def load_pipeline(name, dtype=torch.float32):
+    """Reads a whole fixture model."""
+    pipeline = LTX2Pipeline.from_pretrained(MODELS / name, dtype=dtype)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Writes tests/fixtures/noise/randn.json: what torch's CPU generator draws.
+
+Each case is one generator and the float32 tensors drawn from it in turn: the sha256 of all little-endian bytes and
+the bits of a few values at either end (to see *where* a difference starts). Needs torch on x86-64 with AVX2 or AVX-512.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+OUT = Path(__file__).parents[2] / "tests/fixtures/noise/randn.json"
+
+
+def draw(generator: torch.Generator, shape: list[int]) -> dict:
+    values = torch.randn(shape, generator=generator, dtype=torch.float32).numpy()
+    bits = np.ascontiguousarray(values).view(np.uint32).reshape(-1)
+    return {
+        "shape": shape,
+        "sha256": hashlib.sha256(bits.astype("<u4").tobytes()).hexdigest(),
+        "first": bits[:2].tolist(),
+        "last": bits[-2:].tolist(),
+    }
+
+
+def case(seed: int, shapes: list[list[int]]) -> dict:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return {"seed": seed, "draws": [draw(generator, shape) for shape in shapes]}
+
+
+def main() -> None:
+    capability = torch.backends.cpu.get_cpu_capability()
+    assert capability in ("AVX2", "AVX512"), f"{capability}: torch's generic kernels draw other bits"
+    every_size = [[n] for n in range(1, 101)]
+    cases = [
+        case(0, every_size),  # one stream: the short path's waiting value crosses the long draws
+        case(10, [[127], [1000], [12345], [3], [5]]),
+        case(42, [[(1 << 20) + 3]]),
+        case(10, [[1, 128, 16, 16, 24], [1, 8, 126, 16]]),  # the default request: video, then audio
+        case(1234, [[1, 4, 3, 5, 7], [1, 2, 5, 2], [1, 2, 3, 1]]),
+        case((1 << 32) - 1, [[33], [7]]),
+        case((1 << 32) + 12345, [[33], [7]]),
+        case((1 << 64) - 1, [[16], [15]]),
+        case(0xDEAD_BEEF_CAFE_F00D, [[64], [1]]),
+    ]
+    meta = {"script": "scripts/oracle/noise.py", "versions": {"torch": torch.__version__, "cpu_capability": capability}}
+    # One draw a line keeps the file readable and small.
+    text = json.dumps({**meta, "cases": cases}, separators=(",", ":")).replace('{"shape"', '\n{"shape"')
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

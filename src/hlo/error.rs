@@ -1,0 +1,18 @@
+//! What can be wrong in a program under construction.
+
+/// The first mistake made while a program was built.
+#[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
+#[error("{op} in scope '{scope}' of program '{program}': {message}")]
+pub struct Error {
+    /// The operation, in StableHLO's spelling without the dialect.
+    pub op: &'static str,
+    /// The name scope, outer to inner, joined by `/`.
+    pub scope: String,
+    /// The program's name.
+    pub program: String,
+    /// What does not fit, with the shapes.
+    pub message: String,
+}
+
+/// Result of finishing a program.
+pub type Result<T> = std::result::Result<T, Error>;

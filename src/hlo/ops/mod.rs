@@ -1,0 +1,16 @@
+//! The operations, one family a file. Every operation checks its operands and infers its result.
+
+mod collective;
+mod control;
+mod conv;
+mod custom;
+mod dot;
+mod elementwise;
+mod index;
+mod reduce;
+mod shape;
+
+pub use collective::Groups;
+pub use conv::Conv;
+pub use custom::CustomCall;
+pub use elementwise::Comparison;

@@ -1,0 +1,46 @@
+//! AAC-LC by the encoder in this binary.
+
+use super::audio::Audio;
+use super::error::{Error, Result};
+use super::isobmff::{Media, Track};
+
+/// Samples in an access unit.
+const UNIT: u32 = 1024;
+
+/// Encodes `audio` (samples within -1..1) at about `bitrate` bits a second.
+///
+/// The encoder's priming is in the track's `skip` and the padding of its last unit is not counted, so a player shows
+/// exactly the samples given.
+pub(super) fn encode(audio: &Audio, bitrate: u32) -> Result<Track> {
+    let (channels, rate) = (audio.channels(), audio.rate());
+    let failed = |e: syom::AacError| {
+        // The one failure a caller can cause: a rate outside the standard's table.
+        Error::Embedded { codec: "AAC", message: format!("{channels} channels at {rate} Hz: {e}") }
+    };
+    // A unit holds at most 6144 bits a channel.
+    let most = 6 * rate.saturating_mul(channels as u32);
+    let options = syom::EncodeOptions::raw().with_bitrate_bps(bitrate.min(most));
+    let mut encoder = syom::Encoder::new(rate, channels, &options).map_err(failed)?;
+    let mut samples = Vec::new();
+    let mut keep = |unit: syom::EncodedFrame<'_>| {
+        samples.push(unit.payload.to_vec());
+        Ok(())
+    };
+    encoder.feed(&audio.planes(), &mut keep).map_err(failed)?;
+    let info = encoder.finish(&mut keep).map_err(failed)?;
+    let whole = u64::from(UNIT) * (samples.len() as u64).saturating_sub(1);
+    let last_delta = (info.priming + info.samples).checked_sub(whole).filter(|&d| (1..=u64::from(UNIT)).contains(&d));
+    let last_delta = last_delta.ok_or_else(|| Error::Embedded {
+        codec: "AAC",
+        message: format!("{} units for {} samples and {} of priming", samples.len(), info.samples, info.priming),
+    })?;
+    Ok(Track {
+        media: Media::Aac { channels: channels as u16, config: encoder.asc().to_vec() },
+        timescale: rate,
+        samples,
+        delta: UNIT,
+        last_delta: last_delta as u32,
+        sync: None,
+        skip: info.priming as u32,
+    })
+}

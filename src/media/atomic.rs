@@ -1,0 +1,45 @@
+//! Whole files or none: a temporary name in the target folder, renamed at the end.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::error::{Error, Result};
+
+/// The folder a file lies in; `.` for a bare name.
+pub(super) fn folder(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// An empty file beside `path`, its parents created, deleted unless [`persist`]ed.
+///
+/// `suffix` ends its name, so that a program which looks at extensions sees the right one.
+pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
+    let folder = folder(path);
+    std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".ltx2-").suffix(suffix);
+    #[cfg(unix)]
+    {
+        // Temporary files are private by default; the finished file has the permissions of any new file.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))
+}
+
+/// Gives the temporary file its name, replacing a file that has it.
+pub(super) fn persist(file: NamedTempFile, path: &Path) -> Result<()> {
+    file.persist(path).map(drop).map_err(|e| Error::io("rename the finished file to", path)(e.error))
+}
+
+/// Writes `bytes` to `path`: parents are created, an existing file is replaced, and no reader sees half of it.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = beside(path, ".part")?;
+    file.write_all(bytes).map_err(Error::io("write", path))?;
+    persist(file, path)
+}

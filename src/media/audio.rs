@@ -1,0 +1,101 @@
+//! Raw audio: planar samples and a rate.
+
+use ndarray::{Array2, s};
+use sha2::{Digest, Sha256};
+
+use super::error::{Error, Result};
+
+/// Float samples [channels, samples], nominally in -1..1, at a sample rate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Audio {
+    samples: Array2<f32>,
+    rate: u32,
+}
+
+impl Audio {
+    /// Audio from samples [channels, samples] at `rate` samples a second; one or two channels.
+    pub fn new(samples: Array2<f32>, rate: u32) -> Result<Self> {
+        let channels = samples.nrows();
+        if rate == 0 || !(1..=2).contains(&channels) {
+            let reason = "mono or stereo at a rate above zero is wanted, as [channels, samples]".to_string();
+            return Err(Error::Audio { channels, rate, reason });
+        }
+        let samples = if samples.is_standard_layout() { samples } else { samples.as_standard_layout().into_owned() };
+        Ok(Self { samples, rate })
+    }
+
+    /// Channels: 1 or 2.
+    pub fn channels(&self) -> usize {
+        self.samples.nrows()
+    }
+
+    /// Samples a channel.
+    pub fn len(&self) -> usize {
+        self.samples.ncols()
+    }
+
+    /// True without a single sample.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Samples a second.
+    pub fn rate(&self) -> u32 {
+        self.rate
+    }
+
+    /// The samples [channels, samples].
+    pub fn samples(&self) -> &Array2<f32> {
+        &self.samples
+    }
+
+    /// SHA-256 of the samples as little-endian f32, channel after channel, in hex.
+    pub fn sha256(&self) -> String {
+        let mut hash = Sha256::new();
+        for &v in &self.samples {
+            hash.update(v.to_le_bytes());
+        }
+        super::frames::hex(&hash.finalize())
+    }
+
+    /// The same sound trimmed or padded with silence to `len` samples, limited to -1..1 (not-a-number becomes silence):
+    /// what an encoder takes.
+    pub(super) fn fitted(&self, len: usize) -> Audio {
+        let mut samples = Array2::zeros((self.channels(), len));
+        let kept = len.min(self.len());
+        let limit = |v: f32| if v.is_nan() { 0.0 } else { v.clamp(-1.0, 1.0) };
+        samples.slice_mut(s![.., ..kept]).assign(&self.samples.slice(s![.., ..kept]).mapv(limit));
+        Audio { samples, rate: self.rate }
+    }
+
+    /// The samples of each channel.
+    pub(super) fn planes(&self) -> Vec<&[f32]> {
+        self.samples.as_slice().map(|all| all.chunks_exact(self.len().max(1)).collect()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use ndarray::array;
+
+    #[test]
+    fn fits_by_trimming_padding_and_limiting() {
+        let audio = Audio::new(array![[0.5, 2.0, f32::NAN], [-3.0, 0.0, 0.25]], 8000).unwrap();
+        assert_eq!(audio.fitted(2).samples(), &array![[0.5, 1.0], [-1.0, 0.0]]);
+        assert_eq!(audio.fitted(4).samples(), &array![[0.5, 1.0, 0.0, 0.0], [-1.0, 0.0, 0.25, 0.0]]);
+        assert_eq!(audio.fitted(4).planes()[1], [-1.0, 0.0, 0.25, 0.0]);
+    }
+
+    #[test]
+    fn hash_is_of_little_endian_planes_whatever_the_layout() {
+        let a = Audio::new(array![[1.0f32, 2.0], [3.0, 4.0]], 8000).unwrap();
+        let turned = Audio::new(array![[1.0f32, 3.0], [2.0, 4.0]].reversed_axes(), 8000).unwrap();
+        assert_eq!(a.sha256(), turned.sha256());
+        let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        assert_eq!(a.sha256(), super::super::frames::hex(&Sha256::digest(&bytes)));
+        assert!(Audio::new(Array2::zeros((3, 4)), 8000).is_err());
+        assert!(Audio::new(Array2::zeros((1, 4)), 0).is_err());
+    }
+}

@@ -1,0 +1,136 @@
+//! Raw video: RGB bytes.
+
+use ndarray::{Array4, ArrayView4, Axis};
+use sha2::{Digest, Sha256};
+
+use super::error::{Error, Result};
+
+/// RGB frames [frames, height, width, 3] of bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frames {
+    data: Array4<u8>,
+}
+
+impl Frames {
+    /// Frames from bytes [frames, height, width, 3]; every dimension at least 1.
+    pub fn new(data: Array4<u8>) -> Result<Self> {
+        if data.is_empty() || data.len_of(Axis(3)) != 3 {
+            return Err(Error::FramesShape { shape: data.shape().to_vec() });
+        }
+        let data = if data.is_standard_layout() { data } else { data.as_standard_layout().into_owned() };
+        Ok(Self { data })
+    }
+
+    /// Frames from a decoded video [frames, 3, height, width] in 0..1.
+    ///
+    /// Values are limited to 0..1, scaled by 255 in f32 and rounded half to even, as the reference pipeline's
+    /// post-processing does; not-a-number becomes black.
+    pub fn from_video(video: ArrayView4<'_, f32>) -> Result<Self> {
+        let (f, c, h, w) = video.dim();
+        if c != 3 || video.is_empty() {
+            return Err(Error::VideoShape { shape: video.shape().to_vec() });
+        }
+        let standard = video.as_standard_layout();
+        let mut data = Array4::<u8>::zeros((f, h, w, 3));
+        if let (Some(source), Some(target)) = (standard.as_slice(), data.as_slice_mut()) {
+            let plane = h * w;
+            for (source, target) in source.chunks_exact(3 * plane).zip(target.chunks_exact_mut(3 * plane)) {
+                let (r, gb) = source.split_at(plane);
+                let (g, b) = gb.split_at(plane);
+                for (((pixel, &r), &g), &b) in target.chunks_exact_mut(3).zip(r).zip(g).zip(b) {
+                    pixel[0] = to_byte(r);
+                    pixel[1] = to_byte(g);
+                    pixel[2] = to_byte(b);
+                }
+            }
+        }
+        Ok(Self { data })
+    }
+
+    /// The video [frames, 3, height, width] in 0..1 that these bytes stand for.
+    pub fn to_video(&self) -> Array4<f32> {
+        self.data.view().permuted_axes([0, 3, 1, 2]).mapv(|v| f32::from(v) / 255.0).as_standard_layout().into_owned()
+    }
+
+    /// Number of frames.
+    pub fn count(&self) -> usize {
+        self.data.len_of(Axis(0))
+    }
+
+    /// Height in pixels.
+    pub fn height(&self) -> usize {
+        self.data.len_of(Axis(1))
+    }
+
+    /// Width in pixels.
+    pub fn width(&self) -> usize {
+        self.data.len_of(Axis(2))
+    }
+
+    /// The bytes [frames, height, width, 3].
+    pub fn data(&self) -> &Array4<u8> {
+        &self.data
+    }
+
+    /// Each frame's bytes, row-major RGB.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let size = self.height() * self.width() * 3;
+        // The constructors leave the array in standard layout, so the slice is always there.
+        self.data.as_slice().unwrap_or(&[]).chunks_exact(size)
+    }
+
+    /// SHA-256 of the bytes, frame after frame, in hex.
+    pub fn sha256(&self) -> String {
+        let mut hash = Sha256::new();
+        for frame in self.iter() {
+            hash.update(frame);
+        }
+        hex(&hash.finalize())
+    }
+}
+
+/// 0..1 to 0..255, half to even.
+fn to_byte(v: f32) -> u8 {
+    // The cast turns not-a-number into 0.
+    (v.clamp(0.0, 1.0) * 255.0).round_ties_even() as u8
+}
+
+/// Lower-case hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut s, b| {
+        // Writing to a String cannot fail.
+        let _ = write!(s, "{b:02x}");
+        s
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_half_to_even_and_limits() {
+        for (v, want) in
+            [(0.0, 0), (1.0, 255), (-0.5, 0), (7.0, 255), (f32::NAN, 0), (0.5, 128), (0.5 / 255.0, 0), (1.5 / 255.0, 2)]
+        {
+            assert_eq!(to_byte(v), want, "{v}");
+        }
+    }
+
+    #[test]
+    fn planes_become_pixels_and_back() {
+        let video = Array4::from_shape_fn((2, 3, 2, 3), |(f, c, y, x)| (f * 100 + c * 20 + y * 5 + x) as f32 / 255.0);
+        let frames = Frames::from_video(video.view()).unwrap();
+        assert_eq!((frames.count(), frames.height(), frames.width()), (2, 2, 3));
+        assert_eq!(frames.data()[[1, 1, 2, 2]], 147);
+        assert_eq!(frames.to_video(), video);
+        // A view in another order gives the same frames.
+        let turned = video.view().permuted_axes([0, 1, 3, 2]).as_standard_layout().into_owned();
+        assert_eq!(Frames::from_video(turned.view().permuted_axes([0, 1, 3, 2])).unwrap(), frames);
+        assert_eq!(frames.sha256(), hex(&Sha256::digest(frames.data().as_slice().unwrap())));
+        assert!(Frames::from_video(Array4::zeros((1, 4, 2, 2)).view()).is_err());
+        assert!(Frames::from_video(Array4::zeros((0, 3, 2, 2)).view()).is_err());
+    }
+}

@@ -1,0 +1,245 @@
+//! H.264 by the encoder in this binary.
+
+use rusty_h264_common::YuvFrame;
+use rusty_h264_encoder::{Encoder, EncoderConfig, Preset};
+
+use super::error::{Error, Result};
+use super::frames::Frames;
+use super::isobmff::{Media, Track};
+use super::rate::FrameRate;
+use super::yuv;
+
+/// Kinds of NAL units by their type number.
+const IDR: u8 = 5;
+const SPS: u8 = 7;
+const PPS: u8 = 8;
+
+/// Encodes `frames` at a constant quantizer (0 best, 51 worst) into a track.
+pub(super) fn encode(frames: &Frames, rate: FrameRate, quantizer: u8) -> Result<Track> {
+    let failed = |message: String| Error::Embedded { codec: "H.264", message };
+    let (width, height) = (yuv::even(frames.width()), yuv::even(frames.height()));
+    let size = |n: usize| u16::try_from(n).map_err(|_| failed(format!("{width}x{height} is too large")));
+    let (shown_width, shown_height) = (size(width)?, size(height)?);
+    let config = config(width, height, rate, quantizer);
+    let refs = config.num_ref_frames;
+    let pictures: Vec<YuvFrame> = frames
+        .iter()
+        .map(|rgb| {
+            let yuv::Planes { y, u, v } = yuv::planes(rgb, frames.width(), frames.height());
+            YuvFrame { width, height, y, u, v }
+        })
+        .collect();
+    let units = Encoder::new(config).and_then(|e| e.encode_all(&pictures)).map_err(|e| failed(e.to_string()))?;
+    if units.len() != frames.count() {
+        return Err(failed(format!("{} pictures came out for {} frames", units.len(), frames.count())));
+    }
+
+    let (mut sps, mut pps) = (None, None);
+    let mut sync = Vec::new();
+    let mut samples = Vec::with_capacity(units.len());
+    for (index, unit) in units.iter().enumerate() {
+        let mut sample = Vec::with_capacity(unit.len() + 8);
+        for nal in nal_units(unit) {
+            match nal[0] & 31 {
+                SPS => drop(sps.get_or_insert_with(|| with_video_usability(nal, rate, refs))),
+                PPS => drop(pps.get_or_insert_with(|| nal.to_vec())),
+                kind => {
+                    if kind == IDR && sync.last() != Some(&index) {
+                        sync.push(index);
+                    }
+                    sample.extend((nal.len() as u32).to_be_bytes());
+                    sample.extend(nal);
+                }
+            }
+        }
+        samples.push(sample);
+    }
+    let (Some(sps), Some(pps)) = (sps, pps) else {
+        return Err(failed("the stream has no parameter sets".into()));
+    };
+    let (timescale, delta) = rate.timescale();
+    Ok(Track {
+        media: Media::H264 { width: shown_width, height: shown_height, sps, pps },
+        timescale,
+        samples,
+        delta,
+        last_delta: delta,
+        sync: Some(sync),
+        skip: 0,
+    })
+}
+
+fn config(width: usize, height: usize, rate: FrameRate, quantizer: u8) -> EncoderConfig {
+    let fps = f64::from(rate.num) / f64::from(rate.den);
+    let mut config = EncoderConfig::new(width, height);
+    config.preset = Preset::Balanced;
+    config.qp = quantizer.min(51);
+    config.framerate = fps as f32;
+    // Groups of pictures are encoded in parallel: two seconds each keeps cores busy on a clip of a few seconds, and is
+    // how far a player has to decode when it seeks.
+    config.gop_size = (2.0 * fps).round().max(1.0) as u32;
+    config.min_keyint = config.min_keyint.min(config.gop_size);
+    config.level_idc = level(width.div_ceil(16) * height.div_ceil(16), fps);
+    config
+}
+
+/// The lowest level whose macroblocks a second (table A-1 of the standard) are enough; the encoder raises it further
+/// where the picture size asks for it.
+fn level(macroblocks: usize, fps: f64) -> u8 {
+    const MOST: [(u8, f64); 7] = [
+        (30, 40_500.0),
+        (31, 108_000.0),
+        (32, 216_000.0),
+        (40, 245_760.0),
+        (42, 522_240.0),
+        (50, 589_824.0),
+        (51, 983_040.0),
+    ];
+    let wanted = macroblocks as f64 * fps;
+    MOST.iter().find(|(_, most)| *most >= wanted).map_or(52, |&(level, _)| level)
+}
+
+/// The NAL units of an Annex B byte stream, without their start codes.
+fn nal_units(stream: &[u8]) -> Vec<&[u8]> {
+    let mut units = Vec::new();
+    let mut start = None;
+    let mut at = 0;
+    while at + 3 <= stream.len() {
+        if stream[at..at + 3] == [0, 0, 1] {
+            if let Some(start) = start {
+                units.push(&stream[start..at]);
+            }
+            start = Some(at + 3);
+            at += 3;
+        } else {
+            at += 1;
+        }
+    }
+    units.extend(start.map(|start| &stream[start..]));
+    for unit in &mut units {
+        // A unit never ends in a zero byte: those belong to the next start code.
+        let end = unit.iter().rposition(|&b| b != 0).map_or(0, |last| last + 1);
+        *unit = &unit[..end];
+    }
+    units.retain(|unit| !unit.is_empty());
+    units
+}
+
+/// The sequence parameter set with video usability information: square pixels, BT.709 limited range, the frame rate, and
+/// that pictures are never reordered (without which decoders hold back frames).
+///
+/// The encoder ends its set with a zero `vui_parameters_present_flag`; a set that ends in a one is left as it is.
+fn with_video_usability(nal: &[u8], rate: FrameRate, refs: u32) -> Vec<u8> {
+    let mut raw: Vec<u8> = Vec::with_capacity(nal.len());
+    for &byte in nal {
+        // Drop the 3 of each 0 0 3.
+        if !(byte == 3 && raw.ends_with(&[0, 0])) {
+            raw.push(byte);
+        }
+    }
+    let mut bits = Bits(raw.iter().flat_map(|&byte| (0..8).rev().map(move |i| byte >> i & 1 == 1)).collect());
+    // The last one is the stop bit; the flag stands before it.
+    let stop = bits.0.iter().rposition(|&b| b).unwrap_or(0);
+    if stop == 0 || bits.0[stop - 1] {
+        return nal.to_vec();
+    }
+    bits.0.truncate(stop - 1);
+    bits.put(1, 1); // vui_parameters_present_flag
+    bits.put(1, 1); // aspect_ratio_info_present_flag
+    bits.put(1, 8); // 1:1
+    bits.put(0, 1); // overscan_info_present_flag
+    bits.put(1, 1); // video_signal_type_present_flag
+    bits.put(5, 3); // video_format: unspecified
+    bits.put(0, 1); // video_full_range_flag
+    bits.put(1, 1); // colour_description_present_flag
+    bits.put(0x01_01_01, 24); // BT.709 primaries, transfer, matrix
+    bits.put(0, 1); // chroma_loc_info_present_flag: left
+    bits.put(1, 1); // timing_info_present_flag
+    bits.put(rate.den, 32);
+    bits.put(2 * rate.num, 32); // ticks are fields
+    bits.put(1, 1); // fixed_frame_rate_flag
+    bits.put(0, 3); // no NAL or VCL HRD parameters, no pic_struct
+    bits.put(1, 1); // bitstream_restriction_flag
+    bits.put(1, 1); // motion_vectors_over_pic_boundaries_flag
+    for value in [0, 0, 16, 16, 0, refs.max(1)] {
+        // Bytes a picture and bits a macroblock unlimited, vector lengths, no reordering, frames kept.
+        bits.exp_golomb(value);
+    }
+    bits.put(1, 1); // stop bit
+    bits.nal()
+}
+
+/// A string of bits, most significant first.
+struct Bits(Vec<bool>);
+
+impl Bits {
+    fn put(&mut self, value: u32, count: u32) {
+        self.0.extend((0..count).rev().map(|i| value >> i & 1 == 1));
+    }
+
+    fn exp_golomb(&mut self, value: u32) {
+        let width = (value + 1).ilog2();
+        self.put(0, width);
+        self.put(value + 1, width + 1);
+    }
+
+    /// The bytes, with a 3 between two zeros and any byte below 4.
+    fn nal(&self) -> Vec<u8> {
+        let mut out: Vec<u8> = Vec::new();
+        let mut zeros = 0;
+        for byte in self.0.chunks(8) {
+            let byte = byte.iter().enumerate().fold(0u8, |b, (i, &bit)| b | u8::from(bit) << (7 - i));
+            if zeros >= 2 && byte < 4 {
+                out.push(3);
+                zeros = 0;
+            }
+            zeros = if byte == 0 { zeros + 1 } else { 0 };
+            out.push(byte);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_stream_is_split_at_start_codes() {
+        let stream = [0, 0, 0, 1, 0x67, 1, 2, 0, 0, 1, 0x68, 3, 0, 0, 0, 1, 0x65, 0, 0, 3, 0, 9];
+        assert_eq!(nal_units(&stream), [&[0x67, 1, 2][..], &[0x68, 3], &[0x65, 0, 0, 3, 0, 9]]);
+    }
+
+    #[test]
+    fn bits_are_escaped() {
+        let mut bits = Bits(Vec::new());
+        bits.put(0x0000_0001, 32);
+        bits.put(0x8000_0000, 32);
+        assert_eq!(bits.nal(), [0, 0, 3, 0, 1, 0x80, 0, 0, 3, 0].to_vec());
+        let mut bits = Bits(Vec::new());
+        for v in [0, 1, 2, 16] {
+            bits.exp_golomb(v);
+        }
+        // 1 010 011 000010001
+        assert_eq!(bits.nal(), [0b1010_0110, 0b0001_0001]);
+    }
+
+    #[test]
+    fn usability_information_replaces_the_zero_flag() {
+        let sps = rusty_h264_encoder::Sps::from_config(&config(64, 48, FrameRate { num: 24, den: 1 }, 20)).to_nal();
+        let nal = nal_units(&sps.to_annex_b())[0].to_vec();
+        let out = with_video_usability(&nal, FrameRate { num: 24, den: 1 }, 3);
+        assert_eq!(out[..4], nal[..4]);
+        assert!(out.len() > nal.len() + 16);
+        // A set that already carries it stays.
+        assert_eq!(with_video_usability(&[0x67, 0b1100_0000], FrameRate { num: 24, den: 1 }, 3), [0x67, 0b1100_0000]);
+    }
+
+    #[test]
+    fn levels_follow_the_throughput() {
+        assert_eq!(level(1536, 24.0), 30);
+        assert_eq!(level(8160, 30.0), 40);
+        assert_eq!(level(8160, 60.0), 42);
+    }
+}

@@ -1,0 +1,126 @@
+//! MP4 files: which encoder, how long, and whole or not at all.
+
+use std::path::{Path, PathBuf};
+
+use super::audio::Audio;
+use super::error::{Error, Result};
+use super::frames::Frames;
+use super::rate::FrameRate;
+use super::{aac, atomic, ffmpeg, h264, isobmff};
+
+/// Which encoder a caller asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EncoderChoice {
+    /// ffmpeg when it is installed with libx264, the embedded one otherwise.
+    #[default]
+    Auto,
+    /// ffmpeg; an error without it.
+    Ffmpeg,
+    /// The encoders in this binary.
+    Embedded,
+}
+
+impl std::str::FromStr for EncoderChoice {
+    type Err = String;
+
+    fn from_str(s: &str) -> std::result::Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "ffmpeg" => Ok(Self::Ffmpeg),
+            "embedded" => Ok(Self::Embedded),
+            other => Err(format!("unknown video encoder '{other}'; use auto, ffmpeg or embedded")),
+        }
+    }
+}
+
+/// Which encoder wrote a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Encoder {
+    /// ffmpeg, with its version line.
+    Ffmpeg(String),
+    /// The encoders in this binary.
+    Embedded,
+}
+
+impl std::fmt::Display for Encoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Encoder::Ffmpeg(version) => write!(f, "ffmpeg ({version}): libx264 and aac"),
+            Encoder::Embedded => f.write_str("embedded: rusty_h264 and syom AAC-LC"),
+        }
+    }
+}
+
+/// How a clip is encoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mp4Options {
+    /// Which encoder.
+    pub encoder: EncoderChoice,
+    /// The ffmpeg program: a path, or a name to be found on PATH.
+    pub ffmpeg: PathBuf,
+    /// Quality, 0 (best) to 51: x264's constant rate factor, and the embedded encoder's quantizer.
+    pub crf: u8,
+    /// Bits a second of the sound.
+    pub audio_bitrate: u32,
+}
+
+impl Default for Mp4Options {
+    fn default() -> Self {
+        Self { encoder: EncoderChoice::Auto, ffmpeg: "ffmpeg".into(), crf: 19, audio_bitrate: 192_000 }
+    }
+}
+
+/// Writes `frames` at `fps` frames a second, with `audio` if there is any, as H.264 and AAC; returns who encoded.
+///
+/// The sound is trimmed or padded with silence to the length of the video. Frames of odd size get their last column or
+/// row twice, because 4:2:0 video has none. Parents are created, an existing file is replaced, and on an error nothing is
+/// left behind.
+pub fn write_mp4(
+    path: &Path,
+    frames: &Frames,
+    fps: f64,
+    audio: Option<&Audio>,
+    options: &Mp4Options,
+) -> Result<Encoder> {
+    let rate = FrameRate::from_f64(fps)?;
+    let audio = audio.map(|a| a.fitted(rate.samples(frames.count(), a.rate())));
+    let encoder = choose(options)?;
+    tracing::info!(path = %path.display(), %rate, frames = frames.count(), "encoding with {encoder}");
+    let (width, height) = (frames.width(), frames.height());
+    if width % 2 + height % 2 > 0 {
+        tracing::warn!("frames of {width}x{height} are padded to even sizes: H.264 4:2:0 has no odd ones");
+    }
+    match &encoder {
+        Encoder::Ffmpeg(_) => {
+            let target = atomic::beside(path, ".mp4")?;
+            ffmpeg::encode(target.path(), path, frames, rate, audio.as_ref(), options)?;
+            atomic::persist(target, path)?;
+        }
+        Encoder::Embedded => {
+            let mut tracks = vec![h264::encode(frames, rate, options.crf)?];
+            if let Some(audio) = &audio {
+                tracks.push(aac::encode(audio, options.audio_bitrate)?);
+            }
+            atomic::write_atomically(path, &isobmff::write(&tracks)?)?;
+        }
+    }
+    Ok(encoder)
+}
+
+fn choose(options: &Mp4Options) -> Result<Encoder> {
+    if options.encoder == EncoderChoice::Embedded {
+        return Ok(Encoder::Embedded);
+    }
+    match ffmpeg::probe(&options.ffmpeg) {
+        Ok(version) => Ok(Encoder::Ffmpeg(version)),
+        Err(reason) if options.encoder == EncoderChoice::Ffmpeg => Err(Error::FfmpegMissing { reason }),
+        Err(reason) => {
+            tracing::info!("{reason}: the embedded encoder is used");
+            Ok(Encoder::Embedded)
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

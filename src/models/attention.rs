@@ -1,0 +1,119 @@
+//! The attention layer of LTX-2: RMS-normalised queries and keys over all heads jointly, RoPE on each side's own
+//! table, an optional gate per head. Shared by the transformer and the text connectors.
+
+use crate::hlo::Value;
+use crate::nn::rope::{Pairing, rotate};
+use crate::nn::{Attention, Axis, Exchange, Heads, Init, Params, linear_nd, project, rms_norm};
+
+/// The eps of the query and key norms, which no configuration changes.
+const QK_NORM_EPS: f64 = 1e-6;
+
+/// The shape and switches of one attention layer.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionLayer {
+    /// Heads.
+    pub heads: Heads,
+    /// Biases on queries, keys and values.
+    pub bias: bool,
+    /// Bias on the output.
+    pub out_bias: bool,
+    /// A gate `2·sigmoid(·)` per head, computed from the query side.
+    pub gated: bool,
+    /// Which features RoPE pairs.
+    pub pairing: Pairing,
+}
+
+/// Cosines and sines in the program.
+#[derive(Clone)]
+pub struct Rope {
+    /// `[b or 1, tokens, heads, head_dim / 2]`, f32.
+    pub cos: Value,
+    /// As `cos`.
+    pub sin: Value,
+}
+
+impl AttentionLayer {
+    /// Queries, keys and values of self-attention, each `[b, n, heads, dim]`, from `x [b, n, embed]`. Queries and keys
+    /// are normalised and rotated.
+    pub fn qkv(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> [Value; 3] {
+        let parts = self.fused(p, &["to_q", "to_k", "to_v"], x);
+        let [q, k, v] = [0, 1, 2].map(|i| parts.at(2, i));
+        [self.normed(p, "norm_q", &q, rope), self.normed(p, "norm_k", &k, rope), v]
+    }
+
+    /// Queries `[b, n, heads, dim]`, normalised and rotated.
+    pub fn queries(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> Value {
+        let dims = [self.heads.count, self.heads.dim];
+        let q = project(&p.pp("to_q"), x, &dims, self.bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
+        self.normed(p, "norm_q", &q, rope)
+    }
+
+    /// Keys, normalised and rotated, and values of a context `[b, m, width]`.
+    pub fn keys_values(&self, p: &Params, context: &Value, rope: Option<&Rope>) -> [Value; 2] {
+        let parts = self.fused(p, &["to_k", "to_v"], context);
+        [self.normed(p, "norm_k", &parts.at(2, 0), rope), parts.at(2, 1)]
+    }
+
+    /// Attends, gates and projects: `[b, n, heads, dim]` queries to `[b, n, out]`. `gate_input` is the layer's
+    /// query-side input. `keep` (`[b, 1, 1, 1]`, f32) is 1 where the layer attends and 0 where each token gives its own
+    /// value instead (a perturbed branch, self-attention only).
+    pub fn attend(
+        &self,
+        p: &Params,
+        qkv: [&Value; 3],
+        gate_input: &Value,
+        out: usize,
+        mask: Option<&Value>,
+        keep: Option<&Value>,
+    ) -> Value {
+        let [q, k, v] = qkv;
+        let scale = (self.heads.dim as f64).sqrt().recip();
+        let mut o = Attention { q, k, v, bias: mask, scale, exchange: Exchange::Local }.run();
+        if let Some(keep) = keep {
+            let own = v.to(keep.dtype());
+            o = (&own + (o.to(keep.dtype()) - &own) * keep).to(v.dtype());
+        }
+        if self.gated {
+            let logits =
+                project(&p.pp("to_gate_logits"), gate_input, &[self.heads.count], true, &[Axis::Heads], Axis::Embed);
+            let gate = logits.to(crate::dtype::DType::F32).logistic() * 2.0;
+            o = (o.to(gate.dtype()) * gate.unsqueeze(3)).to(o.dtype());
+        }
+        let (rows, tokens) = (o.dim(0), o.dim(1));
+        let joined = o.reshape(vec![rows, tokens, self.heads.width()]);
+        // The output map reads the joined heads, so its input axis is the heads'.
+        project(&p.pp("to_out.0"), &joined, &[out], self.out_bias, &[Axis::Embed], Axis::Heads)
+    }
+
+    /// Several maps of one input in one product: `[b, n, maps, heads, dim]`.
+    fn fused(&self, p: &Params, names: &[&str], x: &Value) -> Value {
+        let _scope = p.builder().scope(names.join("+"));
+        let (count, dim, inner) = (self.heads.count, self.heads.dim, x.dim(-1));
+        let full = |what: &str| names.iter().map(|n| format!("{n}.{what}")).collect::<Vec<_>>();
+        let (weights, biases) = (full("weight"), full("bias"));
+        fn refs(v: &[String]) -> Vec<&str> {
+            v.iter().map(String::as_str).collect()
+        }
+        let axes = [Axis::Heads, Axis::HeadDim, Axis::Embed];
+        let init = Init::Normal((inner as f32).sqrt().recip());
+        let weight = p.fused(&refs(&weights), &[count, dim, inner], &[count * dim, inner], &axes, init);
+        let y = linear_nd(x, &weight);
+        if !self.bias {
+            return y;
+        }
+        y + p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::Normal(0.02))
+    }
+
+    fn normed(&self, p: &Params, name: &str, x: &Value, rope: Option<&Rope>) -> Value {
+        let _scope = p.builder().scope(name.to_string());
+        let dims = [self.heads.count, self.heads.dim];
+        let axes = [Axis::Heads, Axis::HeadDim];
+        let weight = p.pp(name).get_as("weight", &[self.heads.width()], &dims, &axes, Init::Around(1.0, 0.02));
+        let y = rms_norm(x, Some(&weight), 2, QK_NORM_EPS);
+        let Some(r) = rope else { return y };
+        // A table may be laid out over another number of heads than the layer's: pairs are formed in the table's.
+        let heads = r.cos.dim(2);
+        let split = vec![y.dim(0), y.dim(1), heads, self.heads.width() / heads];
+        rotate(&y.reshape(split), &r.cos, &r.sin, self.pairing, p.numerics()).reshape(x.dims().to_vec())
+    }
+}

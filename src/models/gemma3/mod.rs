@@ -1,0 +1,3 @@
+//! Gemma-3, the text encoder.
+
+pub mod tokenizer;

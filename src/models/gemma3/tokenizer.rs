@@ -1,0 +1,321 @@
+//! From a prompt to token ids, as the reference prepares them for Gemma-3: white space stripped, BOS in front, no EOS,
+//! cut on the right, padded on the **left** to a fixed length.
+//!
+//! [`write_byte_tokenizer`] writes a small tokenizer of the same make for models with random weights.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+const MODEL_FILE: &str = "tokenizer.json";
+const CONFIG_FILE: &str = "tokenizer_config.json";
+const SPECIAL_FILE: &str = "special_tokens_map.json";
+
+/// Why a tokenizer cannot be opened, used or written. Every message is one line.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// A file that cannot be read.
+    #[error("cannot read {}: {source}; the model's tokenizer folder needs {MODEL_FILE}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file that cannot be written.
+    #[error("cannot write {}: {source}", file.display())]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file that is not what it should be.
+    #[error("{}: {why}", file.display())]
+    Content {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Not even the first token fits.
+    #[error("max_sequence_length is {0}; it must be at least 1")]
+    Length(usize),
+    /// The tokenizer failed on a prompt.
+    #[error("the tokenizer failed on the prompt: {0}")]
+    Encode(String),
+}
+
+/// A prompt as the text encoder takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Encoding {
+    /// Token ids, `max_len` of them, pads first.
+    pub ids: Vec<i32>,
+    /// 0 for a pad, 1 for a token.
+    pub mask: Vec<i32>,
+    /// Tokens of the prompt that did not fit.
+    pub cut: usize,
+}
+
+/// A model's tokenizer.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    bos: Option<i32>,
+    pad: i32,
+}
+
+impl Tokenizer {
+    /// Opens a tokenizer folder: `tokenizer.json`, and for the special tokens `tokenizer_config.json` and
+    /// `special_tokens_map.json` where they exist (else Gemma's names).
+    ///
+    /// # Errors
+    /// [`TokenizerError::Read`] without a `tokenizer.json`; [`TokenizerError::Content`] for a malformed file, a special
+    /// token that the vocabulary lacks, or a configuration that appends EOS.
+    pub fn open(dir: &Path) -> Result<Self, TokenizerError> {
+        let file = dir.join(MODEL_FILE);
+        let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(text)
+            .map_err(|e| TokenizerError::Content { file: file.clone(), why: format!("not a tokenizer: {e}") })?;
+        // Length is dealt with here: settings stored in the file would cut and pad before BOS is added.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| TokenizerError::Content { file: file.clone(), why: e.to_string() })?;
+        let config = object(&dir.join(CONFIG_FILE))?;
+        let special = object(&dir.join(SPECIAL_FILE))?;
+        if config.get("add_eos_token").is_some_and(|v| *v == true) {
+            let why = "add_eos_token is true, but prompts of this model end without EOS; set it to false".to_owned();
+            return Err(TokenizerError::Content { file: dir.join(CONFIG_FILE), why });
+        }
+        let id = |name: &str| match inner.token_to_id(name).and_then(|id| i32::try_from(id).ok()) {
+            Some(id) => Ok(id),
+            None => Err(TokenizerError::Content {
+                file: file.clone(),
+                why: format!("the vocabulary lacks the special token `{name}`"),
+            }),
+        };
+        let name = |key: &str, default: &str| {
+            [&config, &special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
+        };
+        let bos = match config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(true) {
+            true => Some(id(&name("bos_token", "<bos>"))?),
+            false => None,
+        };
+        // A tokenizer without a pad token pads with EOS, as the reference does.
+        let pad = name("pad_token", "<pad>");
+        let pad = id(&pad).or_else(|e| id(&name("eos_token", "<eos>")).map_err(|_| e))?;
+        Ok(Self { inner, bos, pad })
+    }
+
+    /// Encodes a prompt to exactly `max_len` ids.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Length`] for `max_len` 0, [`TokenizerError::Encode`] when the tokenizer itself fails.
+    pub fn encode(&self, prompt: &str, max_len: usize) -> Result<Encoding, TokenizerError> {
+        if max_len == 0 {
+            return Err(TokenizerError::Length(max_len));
+        }
+        let encoded =
+            self.inner.encode_fast(strip(prompt), false).map_err(|e| TokenizerError::Encode(e.to_string()))?;
+        let words = encoded.get_ids();
+        let kept = words.len().min(max_len - usize::from(self.bos.is_some()));
+        let tokens = self.bos.into_iter().chain(words[..kept].iter().map(|id| *id as i32));
+        let pads = max_len - kept - usize::from(self.bos.is_some());
+        let ids: Vec<i32> = std::iter::repeat_n(self.pad, pads).chain(tokens).collect();
+        let mask = (0..max_len).map(|i| i32::from(i >= pads)).collect();
+        Ok(Encoding { ids, mask, cut: words.len() - kept })
+    }
+
+    /// Ids in the vocabulary, special tokens included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+}
+
+/// Python's `str.strip`: Unicode white space, and the four separators that Python counts as such.
+fn strip(text: &str) -> &str {
+    text.trim_matches(|c: char| c.is_whitespace() || ('\x1c'..='\x1f').contains(&c))
+}
+
+/// The object in a JSON file; empty when there is no file.
+fn object(file: &Path) -> Result<Map<String, Value>, TokenizerError> {
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
+        Err(source) => return Err(TokenizerError::Read { file: file.to_path_buf(), source }),
+    };
+    serde_json::from_str(&text)
+        .map_err(|e| TokenizerError::Content { file: file.to_path_buf(), why: format!("not a JSON object: {e}") })
+}
+
+/// A token as configurations write it: a string, or an object with its `content`.
+fn token_name(value: &Value) -> Option<String> {
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+}
+
+/// The special tokens of Gemma, in the order of their ids.
+const SPECIAL: [&str; 4] = ["<pad>", "<eos>", "<bos>", "<unk>"];
+/// transformers adds this token to a vocabulary that lacks it; having it last keeps the vocabulary as written.
+const MASK: &str = "<mask>";
+
+/// Writes a tokenizer of Gemma's make with a tiny vocabulary: special tokens, 256 bytes, `▁` for the space, printable
+/// ASCII; no merges, so every other character becomes its UTF-8 bytes. Returns the vocabulary's size.
+///
+/// # Errors
+/// [`TokenizerError::Write`].
+pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
+    let tokens: Vec<String> = SPECIAL
+        .iter()
+        .map(|t| (*t).to_owned())
+        .chain((0..256).map(|byte| format!("<0x{byte:02X}>")))
+        .chain(std::iter::once("▁".to_owned()))
+        .chain(('!'..='~').map(String::from))
+        .chain(std::iter::once(MASK.to_owned()))
+        .collect();
+    let vocab: Map<String, Value> = tokens.iter().zip(0..).map(|(t, id)| (t.clone(), Value::from(id))).collect();
+    let added: Vec<Value> = SPECIAL
+        .iter()
+        .chain(std::iter::once(&MASK))
+        .map(|t| {
+            json!({"id": vocab[*t], "content": t, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true})
+        })
+        .collect();
+    let (bos, sequence) = (
+        json!({"SpecialToken": {"id": "<bos>", "type_id": 0}}),
+        |s: &str, t: u32| json!({"Sequence": {"id": s, "type_id": t}}),
+    );
+    let model = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [bos, sequence("A", 0)],
+            "pair": [bos, sequence("A", 0), {"SpecialToken": {"id": "<bos>", "type_id": 1}}, sequence("B", 1)],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        ]},
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": vocab, "merges": [],
+        },
+    });
+    let names = json!({"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>",
+        "mask_token": MASK});
+    let mut config = json!({"tokenizer_class": "GemmaTokenizer", "add_bos_token": true, "add_eos_token": false,
+        "clean_up_tokenization_spaces": false, "model_max_length": 1024, "padding_side": "left"});
+    if let (Some(config), Some(names)) = (config.as_object_mut(), names.as_object()) {
+        config.extend(names.clone());
+    }
+    std::fs::create_dir_all(dir).map_err(|source| TokenizerError::Write { file: dir.to_path_buf(), source })?;
+    for (name, content) in [(MODEL_FILE, &model), (CONFIG_FILE, &config), (SPECIAL_FILE, &names)] {
+        let file = dir.join(name);
+        std::fs::write(&file, format!("{content:#}\n")).map_err(|source| TokenizerError::Write { file, source })?;
+    }
+    Ok(tokens.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Deserialize)]
+    struct Fixture {
+        tokenizers: Vec<Reference>,
+    }
+
+    #[derive(Deserialize)]
+    struct Reference {
+        dir: String,
+        vocab_size: usize,
+        cases: Vec<Case>,
+    }
+
+    #[derive(Deserialize)]
+    struct Case {
+        prompt: String,
+        max_length: usize,
+        pads: usize,
+        ids: Vec<i32>,
+        cut: usize,
+    }
+
+    fn fixtures() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer")
+    }
+
+    #[test]
+    fn ids_are_transformers() {
+        let text = std::fs::read_to_string(fixtures().join("ids.json")).expect("the fixture is there");
+        let fixture: Fixture = serde_json::from_str(&text).expect("the fixture parses");
+        assert_eq!(fixture.tokenizers.len(), 2);
+        for reference in fixture.tokenizers {
+            let tokenizer = Tokenizer::open(&fixtures().join(&reference.dir)).expect("a tokenizer");
+            assert_eq!(tokenizer.vocab_size(), reference.vocab_size);
+            for case in reference.cases {
+                let got = tokenizer.encode(&case.prompt, case.max_length).expect("encodes");
+                let name = format!("{}: {:?} to {}", reference.dir, case.prompt, case.max_length);
+                assert_eq!(got.ids[case.pads..], case.ids, "{name}");
+                assert!(got.ids[..case.pads].iter().all(|id| *id == tokenizer.pad), "{name}");
+                let mask = [vec![0; case.pads], vec![1; case.ids.len()]].concat();
+                assert_eq!((got.mask, got.cut), (mask, case.cut), "{name}");
+            }
+        }
+    }
+
+    /// Run with `--ignored` before `scripts/oracle/byte_tokenizer.py` when [`write_byte_tokenizer`] changes.
+    #[test]
+    #[ignore = "writes the tokenizer that scripts/oracle/byte_tokenizer.py reads"]
+    fn write_the_fixture() {
+        write_byte_tokenizer(&fixtures().join("bytes")).expect("the folder can be written");
+    }
+
+    #[test]
+    fn the_byte_tokenizer_is_the_one_the_fixture_was_made_with() {
+        let dir = tempfile::tempdir().expect("a folder");
+        assert_eq!(write_byte_tokenizer(dir.path()).expect("writes"), 356);
+        for name in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE] {
+            let read = |dir: &Path| std::fs::read_to_string(dir.join(name)).expect("a file");
+            assert_eq!(read(dir.path()), read(&fixtures().join("bytes")), "{name}");
+        }
+        let tokenizer = Tokenizer::open(dir.path()).expect("opens what it wrote");
+        assert_eq!(tokenizer.vocab_size(), 356);
+        let got = tokenizer.encode(" \x1c a b\n", 6).expect("encodes");
+        assert_eq!(got, Encoding { ids: vec![0, 0, 2, 325, 260, 326], mask: vec![0, 0, 1, 1, 1, 1], cut: 0 });
+        assert_eq!(tokenizer.encode("", 1).expect("encodes").ids, [2]);
+        assert!(matches!(tokenizer.encode("a", 0), Err(TokenizerError::Length(0))));
+    }
+
+    #[test]
+    fn broken_folders_are_named() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let message = || Tokenizer::open(dir.path()).expect_err("broken").to_string();
+        assert!(message().contains("tokenizer.json: ") && message().ends_with("needs tokenizer.json"));
+        write_byte_tokenizer(dir.path()).expect("writes");
+        std::fs::write(dir.path().join(CONFIG_FILE), r#"{"add_eos_token": true}"#).expect("writes");
+        assert!(message().contains("add_eos_token is true"));
+        std::fs::write(dir.path().join(CONFIG_FILE), r#"{"bos_token": {"content": "<s>"}}"#).expect("writes");
+        assert!(message().ends_with("the vocabulary lacks the special token `<s>`"));
+        std::fs::write(dir.path().join(CONFIG_FILE), "[1]").expect("writes");
+        assert!(message().contains("tokenizer_config.json: not a JSON object"));
+        std::fs::write(dir.path().join(MODEL_FILE), "{").expect("writes");
+        assert!(message().contains("tokenizer.json: not a tokenizer"));
+    }
+
+    #[test]
+    fn without_a_pad_token_eos_pads_and_bos_is_optional() {
+        let dir = tempfile::tempdir().expect("a folder");
+        write_byte_tokenizer(dir.path()).expect("writes");
+        let config = r#"{"pad_token": "<none>", "add_bos_token": false}"#;
+        std::fs::write(dir.path().join(CONFIG_FILE), config).expect("writes");
+        let got = Tokenizer::open(dir.path()).expect("opens").encode("a", 2).expect("encodes");
+        assert_eq!(got.ids, [1, 325]);
+    }
+}

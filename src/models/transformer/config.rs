@@ -1,0 +1,226 @@
+//! `transformer/config.json`.
+
+use serde::Deserialize;
+
+use crate::models::attention::AttentionLayer;
+use crate::models::feed_forward::Activation;
+use crate::models::{ConfigError, parse_config, require};
+use crate::nn::Heads;
+use crate::nn::rope::Pairing;
+
+/// The model folder's name.
+pub const COMPONENT: &str = "transformer";
+
+/// The transformer's configuration; defaults are the reference class' own.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs)] // The keys are the reference's.
+pub struct TransformerConfig {
+    pub in_channels: usize,
+    pub out_channels: Option<usize>,
+    pub patch_size: usize,
+    pub patch_size_t: usize,
+    pub num_attention_heads: usize,
+    pub attention_head_dim: usize,
+    pub cross_attention_dim: usize,
+    pub vae_scale_factors: [usize; 3],
+    pub pos_embed_max_pos: usize,
+    pub base_height: usize,
+    pub base_width: usize,
+    pub gated_attn: bool,
+    pub cross_attn_mod: bool,
+    pub audio_in_channels: usize,
+    pub audio_out_channels: Option<usize>,
+    pub audio_patch_size: usize,
+    pub audio_patch_size_t: usize,
+    pub audio_num_attention_heads: usize,
+    pub audio_attention_head_dim: usize,
+    pub audio_cross_attention_dim: usize,
+    pub audio_scale_factor: usize,
+    pub audio_pos_embed_max_pos: usize,
+    pub audio_sampling_rate: usize,
+    pub audio_hop_length: usize,
+    pub audio_gated_attn: bool,
+    pub audio_cross_attn_mod: bool,
+    pub num_layers: usize,
+    pub activation_fn: Activation,
+    pub qk_norm: String,
+    pub norm_elementwise_affine: bool,
+    pub norm_eps: f64,
+    pub caption_channels: usize,
+    pub attention_bias: bool,
+    pub attention_out_bias: bool,
+    pub rope_theta: f64,
+    pub rope_double_precision: bool,
+    pub causal_offset: usize,
+    pub timestep_scale_multiplier: f64,
+    pub cross_attn_timestep_scale_multiplier: f64,
+    pub rope_type: Pairing,
+    pub use_prompt_embeddings: bool,
+    pub perturbed_attn: bool,
+    pub ff_bias: bool,
+    pub audio_ff_bias: bool,
+    pub use_prompt_adaln_single: bool,
+}
+
+impl Default for TransformerConfig {
+    fn default() -> Self {
+        TransformerConfig {
+            in_channels: 128,
+            out_channels: None,
+            patch_size: 1,
+            patch_size_t: 1,
+            num_attention_heads: 32,
+            attention_head_dim: 128,
+            cross_attention_dim: 4096,
+            vae_scale_factors: [8, 32, 32],
+            pos_embed_max_pos: 20,
+            base_height: 2048,
+            base_width: 2048,
+            gated_attn: false,
+            cross_attn_mod: false,
+            audio_in_channels: 128,
+            audio_out_channels: None,
+            audio_patch_size: 1,
+            audio_patch_size_t: 1,
+            audio_num_attention_heads: 32,
+            audio_attention_head_dim: 64,
+            audio_cross_attention_dim: 2048,
+            audio_scale_factor: 4,
+            audio_pos_embed_max_pos: 20,
+            audio_sampling_rate: 16000,
+            audio_hop_length: 160,
+            audio_gated_attn: false,
+            audio_cross_attn_mod: false,
+            num_layers: 48,
+            activation_fn: Activation::GeluTanh,
+            qk_norm: "rms_norm_across_heads".into(),
+            norm_elementwise_affine: false,
+            norm_eps: 1e-6,
+            caption_channels: 3840,
+            attention_bias: true,
+            attention_out_bias: true,
+            rope_theta: 10000.0,
+            rope_double_precision: true,
+            causal_offset: 1,
+            timestep_scale_multiplier: 1000.0,
+            cross_attn_timestep_scale_multiplier: 1000.0,
+            rope_type: Pairing::Interleaved,
+            use_prompt_embeddings: true,
+            perturbed_attn: false,
+            ff_bias: true,
+            audio_ff_bias: true,
+            use_prompt_adaln_single: true,
+        }
+    }
+}
+
+/// One of the two streams: what differs between video and audio.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    /// Prefix of its tensors' names.
+    pub prefix: &'static str,
+    /// Self- and text attention.
+    pub attention: AttentionLayer,
+    /// Whether text attention is modulated (LTX-2.3).
+    pub text_modulation: bool,
+    /// Width of the text context.
+    pub context: usize,
+    /// Biases in the feed-forward layer.
+    pub ff_bias: bool,
+    /// Output channels.
+    pub out_channels: usize,
+}
+
+impl Stream {
+    /// Width of the residual stream.
+    pub fn width(&self) -> usize {
+        self.attention.heads.width()
+    }
+
+    /// Rows of the main modulation table.
+    pub fn modulation_rows(&self) -> usize {
+        if self.text_modulation { 9 } else { 6 }
+    }
+
+    /// A tensor's name in this stream.
+    pub fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+}
+
+impl TransformerConfig {
+    /// Reads and checks `config.json`.
+    ///
+    /// # Errors
+    /// A key of the wrong type, or a value no code computes.
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+        let c: Self = parse_config(COMPONENT, json)?;
+        require(c.qk_norm == "rms_norm_across_heads", COMPONENT, "qk_norm", &c.qk_norm, "rms_norm_across_heads")?;
+        let rope_heads = c.audio_cross_attention_dim.is_multiple_of(2 * c.num_attention_heads);
+        require(
+            c.audio_cross_attention_dim == c.audio_heads().width() && rope_heads,
+            COMPONENT,
+            "audio_cross_attention_dim",
+            c.audio_cross_attention_dim,
+            "audio_num_attention_heads * audio_attention_head_dim, an even width for each of num_attention_heads heads",
+        )?;
+        let even = c.attention_head_dim.is_multiple_of(2) && c.audio_attention_head_dim.is_multiple_of(2);
+        require(even, COMPONENT, "attention_head_dim", c.attention_head_dim, "even head widths")?;
+        Ok(c)
+    }
+
+    /// Video heads.
+    pub fn video_heads(&self) -> Heads {
+        Heads { count: self.num_attention_heads, dim: self.attention_head_dim }
+    }
+
+    /// Audio heads, also those of both cross-modal attentions.
+    pub fn audio_heads(&self) -> Heads {
+        Heads { count: self.audio_num_attention_heads, dim: self.audio_attention_head_dim }
+    }
+
+    fn layer(&self, heads: Heads, gated: bool) -> AttentionLayer {
+        AttentionLayer {
+            heads,
+            bias: self.attention_bias,
+            out_bias: self.attention_out_bias,
+            gated,
+            pairing: self.rope_type,
+        }
+    }
+
+    /// The video stream.
+    pub fn video(&self) -> Stream {
+        Stream {
+            prefix: "",
+            attention: self.layer(self.video_heads(), self.gated_attn),
+            text_modulation: self.cross_attn_mod,
+            context: self.cross_attention_dim,
+            ff_bias: self.ff_bias,
+            out_channels: self.out_channels.unwrap_or(self.in_channels),
+        }
+    }
+
+    /// The audio stream.
+    pub fn audio(&self) -> Stream {
+        Stream {
+            prefix: "audio_",
+            attention: self.layer(self.audio_heads(), self.audio_gated_attn),
+            text_modulation: self.audio_cross_attn_mod,
+            context: self.audio_cross_attention_dim,
+            ff_bias: self.audio_ff_bias,
+            out_channels: self.audio_out_channels.unwrap_or(self.audio_in_channels),
+        }
+    }
+
+    /// The attention of video over audio (`true`) or audio over video: audio's heads, the query stream's gate.
+    pub fn cross(&self, video_queries: bool) -> AttentionLayer {
+        self.layer(self.audio_heads(), if video_queries { self.gated_attn } else { self.audio_gated_attn })
+    }
+
+    /// Whether the text context is modulated by the noise level, so that text keys change with every step.
+    pub fn prompt_modulation(&self) -> bool {
+        self.cross_attn_mod || self.audio_cross_attn_mod
+    }
+}

@@ -1,0 +1,128 @@
+//! The timestep's way into the network: sinusoid, adaLN-single, and the rows each block takes from it.
+
+use ndarray::Array1;
+
+use super::config::{Stream, TransformerConfig};
+use crate::dtype::DType;
+use crate::hlo::Value;
+use crate::nn::{Axis, Init, Params, linear, rms, silu};
+use crate::tensor::Tensor;
+
+/// Sinusoid features of the timestep embedding, fixed by the architecture.
+const FEATURES: usize = 256;
+
+/// Which noise level the cross-modal modules see (`conditioning.cross_timestep`). All agree when every token of both
+/// streams has one noise level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrossTimestep {
+    /// Scale, shift and gate from the stream's own tokens.
+    Own,
+    /// Scale, shift and gate from the other stream's scalar level.
+    Cross,
+    /// Scale and shift from the own tokens, the gate from the other stream's scalar level.
+    GateOnly,
+}
+
+/// One stream's modulation, from the timestep alone: `rows` or 1 leading, `tokens` or 1 next.
+#[derive(Clone)]
+pub struct StreamModulation {
+    /// `[b, s, 6 or 9, width]`.
+    pub main: Value,
+    /// `[b, s, width]`, for the output layer.
+    pub embedded: Value,
+    /// `[b, s, 4, width]`: scale and shift towards each cross-modal attention.
+    pub cross: Value,
+    /// `[b, s, 1, width]`: the gate of the attention this stream queries.
+    pub gate: Value,
+    /// `[b, s, 2, width]`: shift and scale of the text context (LTX-2.3).
+    pub prompt: Option<Value>,
+}
+
+/// Noise levels of one stream, as the reference's timesteps (1000 times sigma).
+pub struct Levels<'a> {
+    /// `[b, 1 or tokens]`, f32.
+    pub timestep: &'a Value,
+    /// The scalar level, `[b, 1]`, f32.
+    pub sigma: &'a Value,
+}
+
+/// `[cos(t·f), sin(t·f)]` with `f_i = 10000^(-i/128)`, in f32: `[…] -> […, 256]`.
+fn sinusoid(t: &Value) -> Value {
+    let half = FEATURES / 2;
+    let step = -(10000f64.ln()) as f32;
+    let f = Array1::from_shape_fn(half, |i| f64::from(step * i as f32 / half as f32).exp() as f32);
+    let angle = t.unsqueeze(t.rank()) * t.builder().constant(&Tensor::from(f));
+    t.builder().concat(&[&angle.cos(), &angle.sin()], -1)
+}
+
+/// adaLN-single at `p`: from timesteps `[b, s]` the `rows` modulation vectors `[b, s, rows, width]` and the embedded
+/// timestep `[b, s, width]`.
+fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value, Value) {
+    let _scope = p.scope();
+    let embed = |p: &Params, x: &Value, out| linear(p, x, out, true, [Axis::Whole, Axis::Embed]);
+    let e = sinusoid(timestep).to(p.dtype());
+    let mlp = p.pp("emb.timestep_embedder");
+    let embedded = embed(&mlp.pp("linear_2"), &silu(&embed(&mlp.pp("linear_1"), &e, width)), width);
+    let all = embed(&p.pp("linear"), &silu(&embedded), rows * width);
+    (all.reshape(vec![e.dim(0), e.dim(1), rows, width]), embedded)
+}
+
+/// Both streams' modulation (video, audio) from their noise levels.
+pub fn modulation(
+    p: &Params,
+    c: &TransformerConfig,
+    video: &Levels,
+    audio: &Levels,
+    cross: CrossTimestep,
+) -> [StreamModulation; 2] {
+    let factor = c.cross_attn_timestep_scale_multiplier / c.timestep_scale_multiplier;
+    let stream = |s: &Stream, own: &Levels, other: &Levels, scale_shift: &str, gate: &str| {
+        let width = s.width();
+        let (main, embedded) = adaln(&p.pp(s.name("time_embed")), own.timestep, s.modulation_rows(), width);
+        let for_scale = if cross == CrossTimestep::Cross { other.sigma } else { own.timestep };
+        let for_gate = if cross == CrossTimestep::Own { own.timestep } else { other.sigma };
+        let prompt = (c.prompt_modulation() && c.use_prompt_adaln_single)
+            .then(|| adaln(&p.pp(s.name("prompt_adaln")), own.sigma, 2, width).0);
+        StreamModulation {
+            main,
+            embedded,
+            cross: adaln(&p.pp(scale_shift), for_scale, 4, width).0,
+            gate: adaln(&p.pp(gate), &(for_gate * factor), 1, width).0,
+            prompt,
+        }
+    };
+    [
+        stream(&c.video(), video, audio, "av_cross_attn_video_scale_shift", "av_cross_attn_video_a2v_gate"),
+        stream(&c.audio(), audio, video, "av_cross_attn_audio_scale_shift", "av_cross_attn_audio_v2a_gate"),
+    ]
+}
+
+/// A table of the checkpoint, `[rows, width]`.
+pub(super) fn table(p: &Params, name: &str, rows: usize, width: usize) -> Value {
+    p.get(name, &[rows, width], &[Axis::Whole, Axis::Embed], Init::Normal((width as f32).sqrt().recip()))
+}
+
+/// `table + timestep part`, in f32, row by row: each `[b, s, width]`.
+pub(super) fn rows(table: &Value, timestep: &Value) -> Vec<Value> {
+    let sum = table.to(DType::F32) + timestep.to(DType::F32);
+    (0..sum.dim(2)).map(|i| sum.at(2, i)).collect()
+}
+
+/// `x·(1 + scale) + shift` of an f32 `x`, rounded once to `dtype`.
+pub(super) fn modulate(x: &Value, scale: &Value, shift: &Value, dtype: DType) -> Value {
+    (x * (scale + 1.0) + shift).to(dtype)
+}
+
+/// The block's weight-free RMS norm, in f32; with a weight `name` where the configuration has one.
+pub(super) fn block_norm(p: &Params, c: &TransformerConfig, name: &str, x: &Value) -> Value {
+    let y = rms(x, c.norm_eps);
+    if !c.norm_elementwise_affine {
+        return y;
+    }
+    y * p.pp(name).get("weight", &[x.dim(-1)], &[Axis::Embed], Init::Around(1.0, 0.02)).to(DType::F32)
+}
+
+/// `x + gate · y`, in f32, rounded once.
+pub(super) fn gated_add(x: &Value, gate: &Value, y: &Value) -> Value {
+    (x.to(DType::F32) + gate * y.to(DType::F32)).to(x.dtype())
+}

@@ -1,0 +1,109 @@
+//! One forward pass as a program of its own, on the reference's arguments.
+
+use super::config::{COMPONENT, TransformerConfig};
+use super::modulation::{CrossTimestep, Levels, modulation};
+use super::{Isolation, Perturbation, Reads, TextSource, forward, project_text, tables};
+use crate::dtype::DType;
+use crate::hlo::{Result, Type, Value};
+use crate::models::Component;
+use crate::nn::{Axis, Layout, Numerics, Params};
+
+/// Sizes and switches of one forward pass.
+#[derive(Clone, Debug)]
+pub struct ForwardShape {
+    /// Samples.
+    pub batch: usize,
+    /// Video and audio tokens.
+    pub tokens: [usize; 2],
+    /// Text tokens of each stream.
+    pub text: [usize; 2],
+    /// Text channels of each stream.
+    pub text_channels: [usize; 2],
+    /// Whether each stream's timestep is given per token.
+    pub per_token: [bool; 2],
+    /// Samples of the RoPE tables: 1 or `batch`.
+    pub rope_rows: usize,
+    /// Whether each stream has a text mask `[b, t]`, 1 for tokens that are attended to.
+    pub text_mask: [bool; 2],
+    /// Whether video self-attention has a mask `[b, n, n]` of strengths in 0..1.
+    pub self_mask: bool,
+    /// Noise level of the cross-modal modules.
+    pub cross: CrossTimestep,
+    /// Leaves out the attention between the streams.
+    pub isolate: bool,
+    /// Layers perturbed for samples whose `perturbation_mask` is 0.
+    pub stg_blocks: Vec<usize>,
+}
+
+/// The program of one forward pass. Inputs, all f32: `hidden_states`, `audio_hidden_states`, `encoder_hidden_states`,
+/// `audio_encoder_hidden_states`, `timestep`, `audio_timestep` (`[b]` or `[b, n]`), `sigma`, `audio_sigma` (`[b]`), the
+/// masks that `shape` asks for, `perturbation_mask` (`[b]`) and the RoPE tables. Outputs, f32: `video`, `audio`.
+///
+/// # Errors
+/// The first mistake made while building, with op, scope and shapes.
+pub fn program(
+    c: &TransformerConfig,
+    shape: &ForwardShape,
+    dtype: DType,
+    numerics: Numerics,
+    layout: &Layout,
+) -> Result<Component> {
+    let p = Params::new("transformer", COMPONENT, dtype, layout).with_numerics(numerics);
+    let input = |name: &str, dims: Vec<usize>, axes: &[Axis]| p.input(name, Type::new(DType::F32, dims), axes);
+    let (b, n, t) = (shape.batch, shape.tokens, shape.text);
+    let sequence = [Axis::VideoSequence, Axis::AudioSequence];
+    let streams = [c.video(), c.audio()];
+    let channels = [c.in_channels, c.audio_in_channels];
+    let of = |i: usize, name: &str| format!("{}{name}", streams[i].prefix);
+
+    let tokens = [0, 1].map(|i| {
+        let axes = [Axis::Rows, sequence[i], Axis::Whole];
+        input(&of(i, "hidden_states"), vec![b, n[i], channels[i]], &axes).to(dtype)
+    });
+    let text = [0, 1].map(|i| {
+        let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+        let x = input(&of(i, "encoder_hidden_states"), vec![b, t[i], shape.text_channels[i]], &axes).to(dtype);
+        TextSource::Context(project_text(&p, c, &streams[i], &x))
+    });
+    let levels: [[Value; 2]; 2] = [0, 1].map(|i| {
+        let timestep = match shape.per_token[i] {
+            true => input(&of(i, "timestep"), vec![b, n[i]], &[Axis::Rows, sequence[i]]),
+            false => input(&of(i, "timestep"), vec![b], &[Axis::Rows]).unsqueeze(1),
+        };
+        [timestep, input(&of(i, "sigma"), vec![b], &[Axis::Rows]).unsqueeze(1)]
+    });
+    let [video, audio] = [0, 1].map(|i| Levels { timestep: &levels[i][0], sigma: &levels[i][1] });
+    let modulation = modulation(&p, c, &video, &audio, shape.cross);
+
+    // A mask value m in 0..1 becomes a bias of (1 - m) · -10000, the reference's own form.
+    let bias = |mask: Value| (mask - 1.0) * 10000.0;
+    let text_mask = [0, 1].map(|i| {
+        shape.text_mask[i].then(|| {
+            let axes = [Axis::Rows, Axis::TextSequence];
+            bias(input(&of(i, "encoder_attention_mask"), vec![b, t[i]], &axes)).reshape(vec![b, 1, 1, t[i]])
+        })
+    });
+    let self_mask = shape.self_mask.then(|| {
+        let axes = [Axis::Rows, Axis::VideoSequence, Axis::Whole];
+        bias(input("video_self_attention_mask", vec![b, n[0], n[0]], &axes)).unsqueeze(1)
+    });
+    let perturbation = (!shape.stg_blocks.is_empty()).then(|| Perturbation {
+        keep: input("perturbation_mask", vec![b], &[Axis::Rows]).reshape(vec![b, 1, 1, 1]),
+        layers: shape.stg_blocks.clone(),
+    });
+
+    let [rope, audio_rope, cross_video, cross_audio] = tables::inputs(&p, c, shape.rope_rows, n);
+    let [video_mask, audio_mask] = text_mask;
+    let [video_modulation, audio_modulation] = modulation;
+    let video = Reads { modulation: video_modulation, rope, cross_rope: cross_video, text_mask: video_mask, self_mask };
+    let audio = Reads {
+        modulation: audio_modulation,
+        rope: audio_rope,
+        cross_rope: cross_audio,
+        text_mask: audio_mask,
+        self_mask: None,
+    };
+    let isolation = if shape.isolate { Isolation::All } else { Isolation::None };
+    let [v, a] = forward(&p, c, [&tokens[0], &tokens[1]], &text, [&video, &audio], perturbation.as_ref(), &isolation);
+    Component::finish(&p, &[("video", &v.to(DType::F32)), ("audio", &a.to(DType::F32))])
+}

@@ -1,0 +1,62 @@
+//! The transformer's four RoPE tables, on the host.
+
+use ndarray::{ArrayView4, s};
+
+use super::config::TransformerConfig;
+use crate::dtype::DType;
+use crate::hlo::{Type, Value};
+use crate::models::attention::Rope;
+use crate::nn::rope::{Table, fractions, table};
+use crate::nn::{Axis, Heads, Params};
+use crate::tensor::Tensor;
+
+/// The tables by the names of the program's inputs, with the heads they are laid out for.
+fn heads(c: &TransformerConfig) -> [(&'static str, Heads, Axis); 4] {
+    // Each side's cross-modal table is laid out over its own stream's number of heads, whatever the attention's is.
+    let cross = |count: usize| Heads { count, dim: c.audio_cross_attention_dim / count };
+    [
+        ("rope.video", c.video_heads(), Axis::VideoSequence),
+        ("rope.audio", c.audio_heads(), Axis::AudioSequence),
+        ("rope.cross_video", cross(c.num_attention_heads), Axis::VideoSequence),
+        ("rope.cross_audio", cross(c.audio_num_attention_heads), Axis::AudioSequence),
+    ]
+}
+
+/// Video self, audio self, cross-modal video and cross-modal audio tables from token bounds
+/// `[b, 3, n, 2]` (seconds, pixels, pixels) and `[b, 1, m, 2]` (seconds).
+pub fn tables(c: &TransformerConfig, video: ArrayView4<f32>, audio: ArrayView4<f32>) -> [Table; 4] {
+    let cross_max = c.pos_embed_max_pos.max(c.audio_pos_embed_max_pos) as f32;
+    let video_max = [c.pos_embed_max_pos as f32, c.base_height as f32, c.base_width as f32];
+    let time = |b: ArrayView4<f32>, largest: f32| fractions(b.slice(s![.., 0..1, .., ..]), &[largest]);
+    let positions = [
+        fractions(video, &video_max),
+        time(audio, c.audio_pos_embed_max_pos as f32),
+        time(video, cross_max),
+        time(audio, cross_max),
+    ];
+    let heads = heads(c);
+    [0, 1, 2, 3].map(|i| table(positions[i].view(), heads[i].1, c.rope_theta, c.rope_double_precision))
+}
+
+/// The program inputs that hold the tables, by name.
+pub fn host_inputs(c: &TransformerConfig, tables: &[Table; 4]) -> Vec<(String, Tensor)> {
+    let named = heads(c).into_iter().zip(tables);
+    named
+        .flat_map(|((name, ..), t)| {
+            [(format!("{name}.cos"), t.cos.clone().into()), (format!("{name}.sin"), t.sin.clone().into())]
+        })
+        .collect()
+}
+
+/// Declares the tables as program inputs of `rows` (1 when all rows share them) for `tokens = [video, audio]`:
+/// video self, audio self, cross-modal video, cross-modal audio.
+pub fn inputs(p: &Params, c: &TransformerConfig, rows: usize, tokens: [usize; 2]) -> [Rope; 4] {
+    heads(c).map(|(name, h, axis)| {
+        let n = if axis == Axis::VideoSequence { tokens[0] } else { tokens[1] };
+        let ty = Type::new(DType::F32, vec![rows, n, h.count, h.dim / 2]);
+        let part = |what: &str| -> Value {
+            p.input(&format!("{name}.{what}"), ty.clone(), &[Axis::Whole, axis, Axis::Heads, Axis::Whole])
+        };
+        Rope { cos: part("cos"), sin: part("sin") }
+    })
+}

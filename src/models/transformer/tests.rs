@@ -1,0 +1,73 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::nn::{Layout, Numerics};
+
+fn released() -> TransformerConfig {
+    TransformerConfig::from_json(&serde_json::json!({"rope_type": "split"})).expect("the released values")
+}
+
+fn shape() -> ForwardShape {
+    ForwardShape {
+        batch: 2,
+        tokens: [6144, 126],
+        text: [1024, 1024],
+        text_channels: [3840, 3840],
+        per_token: [false, false],
+        rope_rows: 1,
+        text_mask: [false, false],
+        self_mask: false,
+        cross: CrossTimestep::GateOnly,
+        isolate: false,
+        stg_blocks: vec![],
+    }
+}
+
+#[test]
+fn the_19b_model_declares_every_parameter_once() {
+    let component = program(&released(), &shape(), DType::BF16, Numerics::Default, &Layout::default()).expect("builds");
+    let count: usize = component.params.iter().map(|p| p.ty.elements()).sum();
+    assert_eq!(count, 18_876_174_592);
+    let mut tensors: BTreeMap<String, usize> = BTreeMap::new();
+    for (name, _) in component.params.iter().flat_map(|p| p.source.tensors()) {
+        *tensors.entry(name.to_string()).or_default() += 1;
+    }
+    assert_eq!(tensors.len(), 3510, "as many tensors as the released checkpoint has");
+    assert!(tensors.values().all(|&n| n == 1));
+    for name in ["transformer_blocks.47.attn1.to_out.0.weight", "audio_caption_projection.linear_2.bias"] {
+        assert!(tensors.contains_key(name), "{name}");
+    }
+}
+
+#[test]
+fn a_2_3_configuration_declares_gates_and_prompt_modulation() {
+    let c = TransformerConfig::from_json(&serde_json::json!({
+        "rope_type": "split", "gated_attn": true, "cross_attn_mod": true, "audio_gated_attn": true,
+        "audio_cross_attn_mod": true, "use_prompt_embeddings": false, "perturbed_attn": true
+    }))
+    .expect("the released values");
+    let shape = ForwardShape { text_channels: [4096, 2048], ..shape() };
+    let component = program(&c, &shape, DType::BF16, Numerics::Default, &Layout::default()).expect("builds");
+    let count: usize = component.params.iter().map(|p| p.ty.elements()).sum();
+    assert_eq!(count, 18_988_838_144);
+    assert_eq!(component.params.iter().flat_map(|p| p.source.tensors()).count(), 4186);
+}
+
+#[test]
+fn a_wrong_width_names_operation_scope_and_shapes() {
+    let shape = ForwardShape { text_channels: [3840, 3840], ..shape() };
+    let c = TransformerConfig { use_prompt_embeddings: false, audio_cross_attention_dim: 2048, ..released() };
+    // Without the caption projection the text must be as wide as the streams: attention still builds, on other shapes.
+    let component = program(&c, &shape, DType::BF16, Numerics::Default, &Layout::default()).expect("builds");
+    let kv = component.params.iter().find(|p| p.name.ends_with("blocks.*.attn2.to_k.weight+to_v.weight"));
+    assert_eq!(kv.map(|p| p.ty.dims.clone()), Some(vec![48, 2, 32, 128, 3840]));
+}
+
+#[test]
+fn an_unknown_norm_is_refused_by_name() {
+    let e = TransformerConfig::from_json(&serde_json::json!({"qk_norm": "layer_norm"})).expect_err("not computed");
+    assert_eq!(
+        e.to_string(),
+        "config.json of 'transformer': qk_norm = \"layer_norm\" is not supported, only rms_norm_across_heads"
+    );
+}

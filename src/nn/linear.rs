@@ -1,0 +1,49 @@
+//! Affine maps and the pointwise functions around them.
+
+use super::layout::Axis;
+use super::params::{Init, Params};
+use crate::hlo::Value;
+
+/// `x [rows…, in]` times `weight [out…, in]`: `[rows…, out…]`, in `x`'s element type.
+pub fn linear_nd(x: &Value, weight: &Value) -> Value {
+    let rows: String = ('a'..'i').take(x.rank().saturating_sub(1)).collect();
+    let out: String = ('o'..'y').take(weight.rank().saturating_sub(1)).collect();
+    x.builder().einsum(&format!("{rows}z,{out}z->{rows}{out}"), x, weight, x.dtype())
+}
+
+/// The map `in -> out` at `p`, with parameters `weight [out, in]` and, if `bias`, `bias [out]`.
+pub fn linear(p: &Params, x: &Value, out: usize, bias: bool, axes: [Axis; 2]) -> Value {
+    project(p, x, &[out], bias, &[axes[1]], axes[0])
+}
+
+/// The map from the last dimension to several: `weight` stands in the checkpoint as `[product(out), in]`.
+pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axis], in_axis: Axis) -> Value {
+    let _scope = p.scope();
+    let inner = x.dim(-1);
+    let flat: usize = out.iter().product();
+    let shape: Vec<usize> = out.iter().copied().chain([inner]).collect();
+    let axes: Vec<Axis> = out_axes.iter().copied().chain([in_axis]).collect();
+    let deviation = (inner as f32).sqrt().recip();
+    let weight = p.get_as("weight", &[flat, inner], &shape, &axes, Init::Normal(deviation));
+    let y = linear_nd(x, &weight);
+    if bias { y + p.get_as("bias", &[flat], out, out_axes, Init::Normal(0.02)) } else { y }
+}
+
+/// `x · sigmoid(x)`, in f32 inside, in the operand's type outside.
+pub fn silu(x: &Value) -> Value {
+    let f = x.to(crate::dtype::DType::F32);
+    (&f * f.logistic()).to(x.dtype())
+}
+
+/// The tanh approximation of GELU, in f32 inside, in the operand's type outside.
+pub fn gelu_tanh(x: &Value) -> Value {
+    let f = x.to(crate::dtype::DType::F32);
+    let inner = (&f + &f * &f * &f * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
+    (&f * 0.5 * (inner.tanh() + 1.0)).to(x.dtype())
+}
+
+/// GELU by the error function, in f32 inside, in the operand's type outside.
+pub fn gelu(x: &Value) -> Value {
+    let f = x.to(crate::dtype::DType::F32);
+    (&f * 0.5 * ((&f * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)).to(x.dtype())
+}

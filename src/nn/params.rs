@@ -1,0 +1,293 @@
+//! Parameters: declared once, where the network uses them.
+//!
+//! Building a program declares its parameters: [`Params::get`] names a checkpoint tensor with shape and logical axes,
+//! adds it to the list, and gives its value in the program. Inside a loop over layers ([`Params::layers`]) the same
+//! call declares the stack of all layers' tensors and gives the current layer's slice. Loading, random
+//! initialisation, placement, counts and memory estimates all read that list.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::layout::{Axis, Layout};
+use crate::dtype::DType;
+use crate::hlo::{Argument, Builder, Precision, Type, Value};
+
+/// Which reference's rounding order the bf16 forward follows where they differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Numerics {
+    /// RoPE in f32, rounded once.
+    #[default]
+    Default,
+    /// RoPE with bf16 tables: the product with the cosine is rounded, then one f32 multiply-add.
+    Official,
+}
+
+/// How a random model draws a parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal with this standard deviation.
+    Normal(f32),
+    /// Normal around a mean, with standard deviation.
+    Around(f32, f32),
+}
+
+/// Where a parameter's elements lie in the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Tensors of equal shape, one after the other in row-major order.
+    Stack {
+        /// Checkpoint names, in order.
+        keys: Vec<String>,
+        /// Shape of each in the checkpoint.
+        shape: Vec<usize>,
+    },
+    /// One tensor read with its axes permuted: the parameter's dimension `i` walks the tensor with `strides[i]`.
+    View {
+        /// Checkpoint name.
+        key: String,
+        /// Shape in the checkpoint.
+        shape: Vec<usize>,
+        /// Element strides of the parameter's dimensions.
+        strides: Vec<usize>,
+    },
+}
+
+impl Source {
+    /// Every checkpoint tensor it reads, with its shape.
+    pub fn tensors(&self) -> Vec<(&str, &[usize])> {
+        match self {
+            Source::Stack { keys, shape } => keys.iter().map(|k| (k.as_str(), shape.as_slice())).collect(),
+            Source::View { key, shape, .. } => vec![(key, shape)],
+        }
+    }
+}
+
+/// A parameter of a program: an argument filled from a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Param {
+    /// The model folder it belongs to: `transformer`, `vae`, …
+    pub component: &'static str,
+    /// Argument name: component, then the checkpoint's name with `*` for the layer.
+    pub name: String,
+    /// Type on the device, the stacking dimension first.
+    pub ty: Type,
+    /// Logical axes, one a dimension.
+    pub axes: Vec<Axis>,
+    /// Where it comes from.
+    pub source: Source,
+    /// How a random model draws it.
+    pub init: Init,
+}
+
+struct Shared {
+    b: Builder,
+    layout: Layout,
+    declared: RefCell<Vec<Param>>,
+    values: RefCell<HashMap<String, Value>>,
+}
+
+/// A place in a network's tree of names.
+#[derive(Clone)]
+pub struct Params {
+    shared: Rc<Shared>,
+    component: &'static str,
+    prefix: String,
+    stack: Option<Stack>,
+    dtype: DType,
+    numerics: Numerics,
+}
+
+#[derive(Clone)]
+struct Stack {
+    /// Length of the part of the prefix before the layer's number.
+    at: usize,
+    layers: usize,
+    index: Value,
+}
+
+impl Params {
+    /// The root of a program's parameters. Weights are held in `dtype`; f32 computes at full precision.
+    pub fn new(program: &str, component: &'static str, dtype: DType, layout: &Layout) -> Self {
+        let precision = if dtype == DType::F32 { Precision::Highest } else { Precision::Default };
+        let mut b = Builder::new(program).with_precision(precision);
+        if !layout.is_single() {
+            b = b.with_mesh(layout.mesh.clone());
+        }
+        let shared = Shared { b, layout: layout.clone(), declared: RefCell::default(), values: RefCell::default() };
+        Params {
+            shared: Rc::new(shared),
+            component,
+            prefix: String::new(),
+            stack: None,
+            dtype,
+            numerics: Numerics::Default,
+        }
+    }
+
+    /// The same program's parameters of another component.
+    pub fn of(&self, component: &'static str) -> Self {
+        Params { component, prefix: String::new(), stack: None, ..self.clone() }
+    }
+
+    /// The same place with another weight type (a vocoder in f32 inside a bf16 run).
+    pub fn with_dtype(&self, dtype: DType) -> Self {
+        Params { dtype, ..self.clone() }
+    }
+
+    /// The same place under another rounding order.
+    pub fn with_numerics(&self, numerics: Numerics) -> Self {
+        Params { numerics, ..self.clone() }
+    }
+
+    /// The program under construction.
+    pub fn builder(&self) -> &Builder {
+        &self.shared.b
+    }
+
+    /// The weights' and activations' element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The rounding order.
+    pub fn numerics(&self) -> Numerics {
+        self.numerics
+    }
+
+    /// One level down the tree of names.
+    pub fn pp(&self, name: impl std::fmt::Display) -> Self {
+        let prefix = if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) };
+        Params { prefix, ..self.clone() }
+    }
+
+    /// Layer `index` of `layers` equal ones named `prefix.0`, `prefix.1` …: parameters below are stacked.
+    pub fn layers(&self, name: &str, layers: usize, index: &Value) -> Self {
+        let below = self.pp(name);
+        let at = below.prefix.len();
+        Params {
+            prefix: format!("{}.*", below.prefix),
+            stack: Some(Stack { at, layers, index: index.clone() }),
+            ..below
+        }
+    }
+
+    /// All parameters declared so far, in the order of first use.
+    pub fn declared(&self) -> Vec<Param> {
+        self.shared.declared.borrow().clone()
+    }
+
+    fn key(&self, name: &str) -> String {
+        if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
+    }
+
+    /// The checkpoint names of `key` for every layer.
+    fn keys(&self, key: &str) -> Vec<String> {
+        match &self.stack {
+            Some(s) => (0..s.layers).map(|l| format!("{}.{l}{}", &key[..s.at], &key[s.at + 2..])).collect(),
+            None => vec![key.to_string()],
+        }
+    }
+
+    /// One tensor of the checkpoint.
+    pub fn get(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init) -> Value {
+        self.get_as(name, shape, shape, axes, init)
+    }
+
+    /// One tensor of the checkpoint, seen under another shape of as many elements.
+    pub fn get_as(&self, name: &str, stored: &[usize], shape: &[usize], axes: &[Axis], init: Init) -> Value {
+        let key = self.key(name);
+        let source = Source::Stack { keys: self.keys(&key), shape: stored.to_vec() };
+        self.declare(key, source, shape, axes, init)
+    }
+
+    /// Several tensors of one shape under one name, stacked along a new leading dimension.
+    pub fn fused(&self, names: &[&str], shape: &[usize], stored: &[usize], axes: &[Axis], init: Init) -> Value {
+        let each: Vec<Vec<String>> = names.iter().map(|n| self.keys(&self.key(n))).collect();
+        let layers = each.first().map_or(0, Vec::len);
+        let keys = (0..layers).flat_map(|l| each.iter().map(move |k| k[l].clone())).collect();
+        let source = Source::Stack { keys, shape: stored.to_vec() };
+        let shape: Vec<usize> = std::iter::once(names.len()).chain(shape.iter().copied()).collect();
+        let axes: Vec<Axis> = std::iter::once(Axis::Whole).chain(axes.iter().copied()).collect();
+        self.declare(self.key(&names.join("+")), source, &shape, &axes, init)
+    }
+
+    /// One tensor read with permuted axes, as a stack of its last axis: the caller indexes it by the loop itself.
+    pub fn view(
+        &self,
+        name: &str,
+        stored: &[usize],
+        shape: &[usize],
+        strides: &[usize],
+        axes: &[Axis],
+        init: Init,
+    ) -> Value {
+        let key = self.key(name);
+        let source = Source::View { key: key.clone(), shape: stored.to_vec(), strides: strides.to_vec() };
+        Params { stack: None, ..self.clone() }.declare(key, source, shape, axes, init)
+    }
+
+    fn declare(&self, key: String, source: Source, shape: &[usize], axes: &[Axis], init: Init) -> Value {
+        let name = format!("{}.{key}", self.component);
+        let known = self.shared.values.borrow().get(&name).cloned();
+        let value = known.unwrap_or_else(|| {
+            let mut param = Param {
+                component: self.component,
+                name: name.clone(),
+                ty: Type::new(self.dtype, shape.to_vec()),
+                axes: axes.to_vec(),
+                source,
+                init,
+            };
+            if let Some(s) = &self.stack {
+                param.ty.dims.insert(0, s.layers);
+                param.axes.insert(0, Axis::Layers);
+            }
+            let sharding = match self.shared.layout.sharding(&name, &param.ty, &param.axes) {
+                Ok(s) => s,
+                Err(e) => {
+                    self.shared.b.reject("parameter", e.to_string());
+                    None
+                }
+            };
+            let argument =
+                Argument { name: name.clone(), ty: param.ty.clone(), sharding, donated_to: None, layout_mode: None };
+            let value = self.shared.b.argument_with(argument);
+            self.shared.declared.borrow_mut().push(param);
+            self.shared.values.borrow_mut().insert(name, value.clone());
+            value
+        });
+        match &self.stack {
+            Some(s) => value.index(&s.index),
+            None => value,
+        }
+    }
+
+    /// Declares an input of the program.
+    pub fn input(&self, name: &str, ty: Type, axes: &[Axis]) -> Value {
+        let sharding = self.place(name, &ty, axes);
+        let argument = Argument { name: name.to_string(), ty, sharding, donated_to: None, layout_mode: None };
+        self.shared.b.argument_with(argument)
+    }
+
+    fn place(&self, name: &str, ty: &Type, axes: &[Axis]) -> Option<crate::hlo::Sharding> {
+        self.shared.layout.sharding(name, ty, axes).unwrap_or_else(|e| {
+            self.shared.b.reject("layout", e.to_string());
+            None
+        })
+    }
+
+    /// Fixes an activation's placement by its logical axes; nothing on one device.
+    pub fn shard(&self, x: &Value, axes: &[Axis]) -> Value {
+        match self.place("activation", x.ty(), axes) {
+            Some(s) => x.constrain(&s),
+            None => x.clone(),
+        }
+    }
+
+    /// Enters the name scope of this place's last name.
+    pub fn scope(&self) -> crate::hlo::Scope {
+        let last = self.prefix.rsplit('.').find(|s| *s != "*").unwrap_or(self.component);
+        self.shared.b.scope(last.to_string())
+    }
+}

@@ -1,0 +1,110 @@
+//! Guidance: several predictions of the clean latents, combined.
+
+use crate::hlo::{Comparison, Value};
+
+/// One prediction a step. Branches are rows of one batch, the conditional one first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Branch {
+    /// On the prompt.
+    Conditional,
+    /// On the negative prompt.
+    Negative,
+    /// On the prompt, self-attention perturbed in some layers.
+    Perturbed,
+    /// On the prompt, the streams not attending to each other.
+    Isolated,
+}
+
+/// One stream's scales. A neutral value switches its term off.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scales {
+    /// Away from the negative prompt; neutral at 1.
+    pub cfg: f32,
+    /// Away from the perturbed prediction; neutral at 0.
+    pub stg: f32,
+    /// Away from the isolated prediction; neutral at 1.
+    pub modality: f32,
+    /// How far the guided prediction takes over the conditional one's standard deviation; neutral at 0.
+    pub rescale: f32,
+}
+
+impl Scales {
+    /// No guidance.
+    pub const NEUTRAL: Scales = Scales { cfg: 1.0, stg: 0.0, modality: 1.0, rescale: 0.0 };
+
+    /// As the program's input row.
+    pub fn row(self) -> [f32; 4] {
+        [self.cfg, self.stg, self.modality, self.rescale]
+    }
+}
+
+/// The branches that the scales of both streams need.
+pub fn branches(video: Scales, audio: Scales) -> Vec<Branch> {
+    let any = |f: fn(Scales) -> bool| f(video) || f(audio);
+    let needed = [
+        (Branch::Conditional, true),
+        (Branch::Negative, any(|s| s.cfg != 1.0)),
+        (Branch::Perturbed, any(|s| s.stg != 0.0)),
+        (Branch::Isolated, any(|s| s.modality != 1.0)),
+    ];
+    needed.into_iter().filter(|(_, n)| *n).map(|(b, _)| b).collect()
+}
+
+/// Over what the rescale term takes standard deviations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum RescaleScope {
+    /// Each sample for itself (diffusers).
+    #[default]
+    PerSample,
+    /// All samples together (the official code).
+    Batch,
+}
+
+/// Combines the branches' clean predictions `[samples, n, channels]`, f32, with `scales [4]`:
+/// `c + (cfg-1)(c-u) + stg(c-p) + (modality-1)(c-m)`, then the rescale.
+pub fn combine(branches: &[Branch], predictions: &[Value], scales: &Value, scope: RescaleScope) -> Value {
+    let _scope = scales.builder().scope("guidance");
+    let conditional = &predictions[0];
+    let scale = |i: usize| scales.at(0, i);
+    let mut guided = conditional.clone();
+    for (branch, prediction) in branches.iter().zip(predictions) {
+        let factor = match branch {
+            Branch::Conditional => continue,
+            Branch::Negative => scale(0) - 1.0,
+            Branch::Perturbed => scale(1),
+            Branch::Isolated => scale(2) - 1.0,
+        };
+        guided = guided + (conditional - prediction) * factor;
+    }
+    if branches.len() == 1 {
+        return guided;
+    }
+    let axes: &[isize] = if scope == RescaleScope::Batch { &[0, 1, 2] } else { &[1, 2] };
+    let rescale = scale(3);
+    let ratio = deviation(conditional, axes) / deviation(&guided, axes);
+    let rescaled = &guided * ratio * &rescale + &guided * (rescale.like(1.0) - &rescale);
+    // Selected, so that a neutral factor leaves every bit alone.
+    rescale.compare(Comparison::Ne, &rescale.like(0.0)).select(&rescaled, &guided)
+}
+
+/// The unbiased standard deviation over axes, kept with size 1.
+fn deviation(x: &Value, axes: &[isize]) -> Value {
+    let n: usize = axes.iter().map(|&a| x.dim(a)).product();
+    let centred = x - x.mean_keep(axes);
+    (centred.square().sum_keep(axes) / (n.saturating_sub(1).max(1)) as f64).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_needed_branches_run() {
+        use Branch::*;
+        let cfg = Scales { cfg: 4.0, ..Scales::NEUTRAL };
+        assert_eq!(branches(Scales::NEUTRAL, Scales::NEUTRAL), [Conditional]);
+        assert_eq!(branches(Scales::NEUTRAL, cfg), [Conditional, Negative]);
+        let full = Scales { cfg: 3.0, stg: 1.0, modality: 3.0, rescale: 0.7 };
+        assert_eq!(branches(full, cfg), [Conditional, Negative, Perturbed, Isolated]);
+    }
+}

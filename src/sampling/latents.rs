@@ -1,0 +1,540 @@
+//! Latent shapes, packing and positions: what lies between a request (pixels, frames, seconds) and tokens.
+//!
+//! Nothing here assumes a model: compression ratios, patch sizes and audio rates come from the model's own files.
+//! Video latents are `[B, C, F, H, W]`, audio latents `[B, C, L, M]` (time, mel); tokens are `[B, N, features]`.
+
+use ndarray::{Array3, Array4, Array5, ArrayView3, ArrayView4, ArrayView5, Axis, Zip};
+
+use super::SamplingError;
+
+/// The video VAE's compression and the transformer's patches; every field is at least 1 (configs are checked when read).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VideoGrid {
+    /// Pixels a latent cell covers in height and width.
+    pub spatial_compression: usize,
+    /// Frames a latent frame covers (but the first, which covers one).
+    pub temporal_compression: usize,
+    /// Latent cells a token covers in height and width.
+    pub patch_size: usize,
+    /// Latent frames a token covers.
+    pub patch_size_t: usize,
+}
+
+/// Video latents `[B, C, F, H, W]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VideoShape {
+    /// Videos.
+    pub batch: usize,
+    /// Latent channels.
+    pub channels: usize,
+    /// Latent frames.
+    pub frames: usize,
+    /// Latent rows.
+    pub height: usize,
+    /// Latent columns.
+    pub width: usize,
+}
+
+impl VideoGrid {
+    /// The latents of a request of `width` x `height` pixels and `num_frames` frames.
+    ///
+    /// # Errors
+    /// [`SamplingError::Size`] for a size that the ratios or the patches do not divide.
+    pub fn latents(
+        &self,
+        batch: usize,
+        channels: usize,
+        width: usize,
+        height: usize,
+        num_frames: usize,
+    ) -> Result<VideoShape, SamplingError> {
+        let multiple = self.spatial_compression * self.patch_size;
+        check_multiple("width", width, multiple)?;
+        check_multiple("height", height, multiple)?;
+        check_frames(num_frames, self.temporal_compression)?;
+        let frames = (num_frames - 1) / self.temporal_compression + 1;
+        check_multiple("latent frame count", frames, self.patch_size_t)?;
+        let (height, width) = (height / self.spatial_compression, width / self.spatial_compression);
+        Ok(VideoShape { batch, channels, frames, height, width })
+    }
+
+    /// Tokens of one video.
+    pub fn tokens(&self, shape: &VideoShape) -> usize {
+        (shape.frames / self.patch_size_t) * (shape.height / self.patch_size) * (shape.width / self.patch_size)
+    }
+
+    /// Values of one token.
+    pub fn features(&self, shape: &VideoShape) -> usize {
+        shape.channels * self.patch_size_t * self.patch_size * self.patch_size
+    }
+
+    /// `[B, C, F, H, W]` to tokens `[B, N, C * pt * p * p]`: frames, rows, columns in turn; a token's features are
+    /// channel, frame, row, column.
+    ///
+    /// # Errors
+    /// [`SamplingError::Shape`] where the patches do not divide the latents.
+    pub fn pack(&self, latents: ArrayView5<f32>) -> Result<Array3<f32>, SamplingError> {
+        let (b, c, f, h, w) = latents.dim();
+        let shape = VideoShape { batch: b, channels: c, frames: f, height: h, width: w };
+        let (p, pt) = (self.patch_size, self.patch_size_t);
+        let split =
+            latents.as_standard_layout().into_shape_with_order(vec![b, c, f / pt, pt, h / p, p, w / p, p]).map_err(
+                |_| wrong("video latents", latents.shape(), format!("[B, C, F, H, W] divided by {pt}, {p}, {p}")),
+            )?;
+        let tokens = split.permuted_axes(vec![0, 2, 4, 6, 1, 3, 5, 7]).as_standard_layout().into_owned();
+        tokens
+            .into_shape_with_order((b, self.tokens(&shape), self.features(&shape)))
+            .map_err(|_| wrong("video latents", latents.shape(), "[B, C, F, H, W]".into()))
+    }
+
+    /// The inverse of [`Self::pack`].
+    ///
+    /// # Errors
+    /// [`SamplingError::Shape`] when the tokens are not those of `shape`.
+    pub fn unpack(&self, tokens: ArrayView3<f32>, shape: &VideoShape) -> Result<Array5<f32>, SamplingError> {
+        let want = (shape.batch, self.tokens(shape), self.features(shape));
+        let fail = || wrong("video tokens", tokens.shape(), format!("{want:?}"));
+        if tokens.dim() != want {
+            return Err(fail());
+        }
+        let VideoShape { batch: b, channels: c, frames: f, height: h, width: w } = *shape;
+        let (p, pt) = (self.patch_size, self.patch_size_t);
+        let split = tokens
+            .as_standard_layout()
+            .into_shape_with_order(vec![b, f / pt, h / p, w / p, c, pt, p, p])
+            .map_err(|_| fail())?;
+        let latents = split.permuted_axes(vec![0, 4, 1, 5, 2, 6, 3, 7]).as_standard_layout().into_owned();
+        latents.into_shape_with_order((b, c, f, h, w)).map_err(|_| fail())
+    }
+
+    /// Token bounds `[B, 3, N, 2]` (axis: time in seconds, height and width in pixels; last: start, end).
+    ///
+    /// `scale_factors` are the transformer's `vae_scale_factors`, `causal_offset` its own; the first latent frame
+    /// covers one frame only, so times are moved back by the rest of a latent frame and held at zero. Divisions happen
+    /// in single precision, in the reference's order.
+    pub fn coords(&self, shape: &VideoShape, scale_factors: [usize; 3], causal_offset: i64, fps: f64) -> Array4<f32> {
+        let bounds = |patch: usize, size: usize| (0..size).step_by(patch).map(move |i| [i as f32, (i + patch) as f32]);
+        let [ft, fh, fw] = scale_factors.map(|f| f as f32);
+        let seconds = |x: f32| (x * ft + causal_offset as f32 - ft).max(0.0) / fps as f32;
+        let frames: Vec<_> = bounds(self.patch_size_t, shape.frames).map(|b| b.map(seconds)).collect();
+        let rows: Vec<_> = bounds(self.patch_size, shape.height).map(|b| b.map(|x| x * fh)).collect();
+        let columns: Vec<_> = bounds(self.patch_size, shape.width).map(|b| b.map(|x| x * fw)).collect();
+        let tokens = frames.len() * rows.len() * columns.len();
+        Array4::from_shape_fn((shape.batch, 3, tokens, 2), |(_, axis, token, side)| match axis {
+            0 => frames[token / (rows.len() * columns.len())][side],
+            1 => rows[token / columns.len() % rows.len()][side],
+            _ => columns[token % columns.len()][side],
+        })
+    }
+}
+
+/// The audio side of a model: rates, and what one latent covers; every field is at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AudioGrid {
+    /// Samples a second, of the audio the mel spectrogram is made from.
+    pub sampling_rate: usize,
+    /// Samples between mel frames.
+    pub hop_length: usize,
+    /// Mel frames a latent covers.
+    pub temporal_compression: usize,
+    /// Mel bins of the spectrogram.
+    pub mel_bins: usize,
+    /// Mel bins a latent bin covers.
+    pub mel_compression: usize,
+}
+
+/// Audio latents `[B, C, L, M]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AudioShape {
+    /// Videos.
+    pub batch: usize,
+    /// Latent channels.
+    pub channels: usize,
+    /// Latents in time; tokens.
+    pub length: usize,
+    /// Latent mel bins.
+    pub mel_bins: usize,
+}
+
+impl AudioGrid {
+    /// The latents that last as long as `num_frames` frames: the nearest count, ties to even (Python's `round`).
+    ///
+    /// # Errors
+    /// [`SamplingError::NotPositive`] for the frame rate, [`SamplingError::NoAudio`] when the count is zero.
+    pub fn latents(
+        &self,
+        batch: usize,
+        channels: usize,
+        num_frames: usize,
+        frame_rate: f64,
+    ) -> Result<AudioShape, SamplingError> {
+        check_positive("frame_rate", frame_rate)?;
+        let per_second = self.sampling_rate as f64 / self.hop_length as f64 / self.temporal_compression as f64;
+        let length = (num_frames as f64 / frame_rate * per_second).round_ties_even() as usize;
+        if length == 0 {
+            return Err(SamplingError::NoAudio { num_frames, frame_rate });
+        }
+        Ok(AudioShape { batch, channels, length, mel_bins: self.mel_bins / self.mel_compression })
+    }
+
+    /// Token bounds in seconds `[B, 1, L, 2]`. `scale_factor`, `patch_size_t` and `causal_offset` are the
+    /// transformer's `audio_scale_factor`, `audio_patch_size_t` and `causal_offset`, the rates its `audio_sampling_rate`
+    /// and `audio_hop_length`.
+    pub fn coords(
+        &self,
+        batch: usize,
+        length: usize,
+        scale_factor: usize,
+        patch_size_t: usize,
+        causal_offset: i64,
+    ) -> Array4<f32> {
+        let scale = scale_factor as f32;
+        let seconds = |latent: usize| {
+            let mel = (latent as f32 * scale + causal_offset as f32 - scale).max(0.0);
+            mel * self.hop_length as f32 / self.sampling_rate as f32
+        };
+        Array4::from_shape_fn((batch, 1, length.div_ceil(patch_size_t), 2), |(_, _, token, side)| {
+            seconds((token + side) * patch_size_t)
+        })
+    }
+}
+
+/// `[B, C, L, M]` to tokens `[B, L, C * M]`.
+pub fn pack_audio(latents: ArrayView4<f32>) -> Array3<f32> {
+    let (b, c, l, m) = latents.dim();
+    Array3::from_shape_fn((b, l, c * m), |(b, l, f)| latents[[b, f / m, l, f % m]])
+}
+
+/// The inverse of [`pack_audio`].
+///
+/// # Errors
+/// [`SamplingError::Shape`] when the tokens are not those of `shape`.
+pub fn unpack_audio(tokens: ArrayView3<f32>, shape: &AudioShape) -> Result<Array4<f32>, SamplingError> {
+    let AudioShape { batch, channels, length, mel_bins } = *shape;
+    if tokens.dim() != (batch, length, channels * mel_bins) {
+        return Err(wrong("audio tokens", tokens.shape(), format!("{:?}", (batch, length, channels * mel_bins))));
+    }
+    Ok(Array4::from_shape_fn((batch, channels, length, mel_bins), |(b, c, l, m)| tokens[[b, l, c * mel_bins + m]]))
+}
+
+/// Mean and deviation of each channel: video latents have them on axis 1 of `[B, C, F, H, W]`, audio on the features
+/// of its tokens `[B, L, C * M]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statistics {
+    /// Means, one a channel.
+    pub mean: Vec<f32>,
+    /// Standard deviations, one a channel.
+    pub std: Vec<f32>,
+    /// The VAE's `scaling_factor`; 1 for audio.
+    pub scaling_factor: f32,
+}
+
+impl Statistics {
+    /// Latents of the VAE to the space the transformer works in: `(x - mean) * scaling_factor / std`, along `axis`.
+    ///
+    /// # Errors
+    /// [`SamplingError::Shape`] when the axis has another length than the statistics.
+    pub fn normalize<D>(&self, latents: &mut ndarray::Array<f32, D>, axis: usize) -> Result<(), SamplingError>
+    where
+        D: ndarray::Dimension + ndarray::RemoveAxis,
+    {
+        self.apply(latents, axis, |x, mean, std, factor| (x - mean) * factor / std)
+    }
+
+    /// The inverse of [`Self::normalize`]: `x * std / scaling_factor + mean`.
+    ///
+    /// # Errors
+    /// [`SamplingError::Shape`] when the axis has another length than the statistics.
+    pub fn denormalize<D>(&self, latents: &mut ndarray::Array<f32, D>, axis: usize) -> Result<(), SamplingError>
+    where
+        D: ndarray::Dimension + ndarray::RemoveAxis,
+    {
+        self.apply(latents, axis, |x, mean, std, factor| x * std / factor + mean)
+    }
+
+    fn apply<D>(
+        &self,
+        latents: &mut ndarray::Array<f32, D>,
+        axis: usize,
+        value: impl Fn(f32, f32, f32, f32) -> f32,
+    ) -> Result<(), SamplingError>
+    where
+        D: ndarray::Dimension + ndarray::RemoveAxis,
+    {
+        let count = self.mean.len();
+        if latents.shape().get(axis) != Some(&count) || self.std.len() != count {
+            let want = format!("{count} means and {} deviations on axis {axis}", self.std.len());
+            return Err(wrong("latents to normalise", latents.shape(), want));
+        }
+        Zip::from(latents.axis_iter_mut(Axis(axis)))
+            .and(&self.mean[..])
+            .and(&self.std[..])
+            .for_each(|mut channel, &mean, &std| channel.mapv_inplace(|x| value(x, mean, std, self.scaling_factor)));
+        Ok(())
+    }
+}
+
+/// Refuses a width or height (`what`) that is not a positive multiple, naming the two nearest that are.
+///
+/// # Errors
+/// [`SamplingError::Size`].
+pub fn check_multiple(what: &'static str, value: usize, multiple: usize) -> Result<(), SamplingError> {
+    if value > 0 && value.is_multiple_of(multiple) {
+        return Ok(());
+    }
+    let below = (value / multiple).max(1) * multiple;
+    Err(SamplingError::Size { what, value, rule: format!("a multiple of {multiple}"), below, above: below + multiple })
+}
+
+/// Refuses a frame count that is not `temporal_compression * k + 1`, naming the two nearest that are.
+///
+/// # Errors
+/// [`SamplingError::Size`].
+pub fn check_frames(num_frames: usize, temporal_compression: usize) -> Result<(), SamplingError> {
+    if num_frames % temporal_compression == 1 % temporal_compression && num_frames > 0 {
+        return Ok(());
+    }
+    let below = num_frames.saturating_sub(1) / temporal_compression * temporal_compression + 1;
+    let above = below + temporal_compression;
+    let rule = format!("{temporal_compression}k + 1");
+    Err(SamplingError::Size { what: "num_frames", value: num_frames, rule, below, above })
+}
+
+/// The legal frame count nearest to a duration.
+///
+/// # Errors
+/// [`SamplingError::NotPositive`].
+pub fn frames_for_seconds(seconds: f64, frame_rate: f64, temporal_compression: usize) -> Result<usize, SamplingError> {
+    check_positive("seconds", seconds)?;
+    check_positive("frame_rate", frame_rate)?;
+    let groups = ((seconds * frame_rate - 1.0) / temporal_compression as f64).round().max(0.0);
+    Ok(groups as usize * temporal_compression + 1)
+}
+
+fn check_positive(what: &'static str, value: f64) -> Result<(), SamplingError> {
+    if value > 0.0 && value.is_finite() { Ok(()) } else { Err(SamplingError::NotPositive { what, value }) }
+}
+
+fn wrong(what: &'static str, got: &[usize], want: String) -> SamplingError {
+    SamplingError::Shape { what, got: got.to_vec(), want }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::noise::TorchRng;
+    use ndarray::{ArrayD, Ix3, Ix4, Ix5};
+    use serde::Deserialize;
+    use sha2::{Digest as _, Sha256};
+
+    #[derive(Deserialize)]
+    struct Fixture {
+        seed: u64,
+        video: Vec<Video>,
+        audio: Vec<Audio>,
+        statistics: Vec<Normalised>,
+        video_coords: Vec<VideoCoords>,
+        audio_coords: Vec<AudioCoords>,
+        audio_length: Vec<AudioLength>,
+    }
+
+    #[derive(Deserialize)]
+    struct Digest {
+        shape: Vec<usize>,
+        sha256: String,
+        bits: Option<Vec<u32>>,
+    }
+
+    #[derive(Deserialize)]
+    struct Video {
+        shape: [usize; 5],
+        patch_size: usize,
+        patch_size_t: usize,
+        tokens: Digest,
+    }
+
+    #[derive(Deserialize)]
+    struct Audio {
+        shape: [usize; 4],
+        tokens: Digest,
+    }
+
+    #[derive(Deserialize)]
+    struct Normalised {
+        shape: Vec<usize>,
+        axis: usize,
+        scaling_factor: f32,
+        normalized: Digest,
+        denormalized: Digest,
+    }
+
+    #[derive(Deserialize)]
+    struct VideoCoords {
+        latents: [usize; 4],
+        fps: f64,
+        patch_size: usize,
+        patch_size_t: usize,
+        scale_factors: [usize; 3],
+        causal_offset: i64,
+        coords: Digest,
+    }
+
+    #[derive(Deserialize)]
+    struct AudioCoords {
+        batch: usize,
+        length: usize,
+        sampling_rate: usize,
+        hop_length: usize,
+        scale_factor: usize,
+        patch_size_t: usize,
+        causal_offset: i64,
+        coords: Digest,
+    }
+
+    #[derive(Deserialize)]
+    struct AudioLength {
+        num_frames: usize,
+        frame_rate: f64,
+        sampling_rate: usize,
+        hop_length: usize,
+        temporal_compression: usize,
+        length: usize,
+    }
+
+    impl Digest {
+        fn check<D: ndarray::Dimension>(&self, got: &ndarray::Array<f32, D>, name: &str) {
+            assert_eq!(got.shape(), self.shape, "shape of {name}");
+            let bits: Vec<u32> = got.iter().map(|v| v.to_bits()).collect();
+            if let Some(want) = &self.bits {
+                assert_eq!(&bits, want, "bits of {name}");
+            }
+            let hash = Sha256::digest(bytemuck::cast_slice::<u32, u8>(&bits));
+            assert_eq!(hash.iter().map(|b| format!("{b:02x}")).collect::<String>(), self.sha256, "bits of {name}");
+        }
+    }
+
+    fn fixture() -> Fixture {
+        serde_json::from_str(include_str!("../../tests/fixtures/latents/latents.json")).expect("the fixture parses")
+    }
+
+    fn randn<D: ndarray::Dimension>(seed: u64, shape: &[usize]) -> ndarray::Array<f32, D> {
+        TorchRng::new(seed).normal_array(shape).into_dimensionality().expect("ranks agree")
+    }
+
+    const GRID: VideoGrid =
+        VideoGrid { spatial_compression: 32, temporal_compression: 8, patch_size: 1, patch_size_t: 1 };
+    const AUDIO: AudioGrid =
+        AudioGrid { sampling_rate: 16000, hop_length: 160, temporal_compression: 4, mel_bins: 64, mel_compression: 4 };
+
+    #[test]
+    fn packing_is_diffusers_and_undone() {
+        let fixture = fixture();
+        for case in fixture.video {
+            let grid = VideoGrid { patch_size: case.patch_size, patch_size_t: case.patch_size_t, ..GRID };
+            let latents = randn::<Ix5>(fixture.seed, &case.shape);
+            let [batch, channels, frames, height, width] = case.shape;
+            let shape = VideoShape { batch, channels, frames, height, width };
+            let tokens = grid.pack(latents.view()).expect("patches divide");
+            case.tokens.check(&tokens, &format!("{:?} packed", case.shape));
+            assert_eq!(grid.unpack(tokens.view(), &shape).expect("the tokens of the shape"), latents);
+            let error = grid.unpack(tokens.view(), &VideoShape { frames: frames * 2, ..shape }).expect_err("too few");
+            assert!(error.to_string().starts_with("video tokens has shape ["), "{error}");
+        }
+        for case in fixture.audio {
+            let latents = randn::<Ix4>(fixture.seed, &case.shape);
+            let [batch, channels, length, mel_bins] = case.shape;
+            let shape = AudioShape { batch, channels, length, mel_bins };
+            let tokens = pack_audio(latents.view());
+            case.tokens.check(&tokens, &format!("{:?} packed", case.shape));
+            assert_eq!(unpack_audio(tokens.view(), &shape).expect("the tokens of the shape"), latents);
+            assert!(unpack_audio(tokens.view(), &AudioShape { length: 1, ..shape }).is_err());
+        }
+        let odd = VideoGrid { patch_size: 2, ..GRID };
+        assert!(odd.pack(Array5::zeros((1, 2, 1, 3, 4)).view()).is_err());
+    }
+
+    #[test]
+    fn normalisation_is_diffusers() {
+        let fixture = fixture();
+        for case in fixture.statistics {
+            let latents: ArrayD<f32> = randn(fixture.seed, &case.shape);
+            let rows = randn::<ndarray::Ix2>(fixture.seed, &[2, case.shape[case.axis]]);
+            let statistics = Statistics {
+                mean: rows.row(0).to_vec(),
+                std: rows.row(1).iter().map(|v| v.abs() + 0.5).collect(),
+                scaling_factor: case.scaling_factor,
+            };
+            let (mut there, mut back) = (latents.clone(), latents);
+            statistics.normalize(&mut there, case.axis).expect("lengths agree");
+            statistics.denormalize(&mut back, case.axis).expect("lengths agree");
+            case.normalized.check(&there, &format!("{:?} normalised", case.shape));
+            case.denormalized.check(&back, &format!("{:?} un-normalised", case.shape));
+            let mut tokens = Array3::<f32>::zeros((1, 2, 3));
+            assert!(statistics.normalize(&mut tokens, 2).is_err());
+        }
+        assert_eq!(randn::<Ix3>(1, &[1, 2, 3]).len(), 6);
+    }
+
+    #[test]
+    fn token_bounds_are_diffusers_bit_for_bit() {
+        let fixture = fixture();
+        for case in fixture.video_coords {
+            let [batch, frames, height, width] = case.latents;
+            let shape = VideoShape { batch, channels: 1, frames, height, width };
+            let grid = VideoGrid { patch_size: case.patch_size, patch_size_t: case.patch_size_t, ..GRID };
+            let coords = grid.coords(&shape, case.scale_factors, case.causal_offset, case.fps);
+            case.coords.check(&coords, &format!("video {:?} at {} fps", case.latents, case.fps));
+        }
+        for case in fixture.audio_coords {
+            let grid = AudioGrid { sampling_rate: case.sampling_rate, hop_length: case.hop_length, ..AUDIO };
+            let coords = grid.coords(case.batch, case.length, case.scale_factor, case.patch_size_t, case.causal_offset);
+            case.coords.check(&coords, &format!("audio of {} at {} Hz", case.length, case.sampling_rate));
+        }
+    }
+
+    #[test]
+    fn a_request_has_the_references_latents() {
+        let shape = GRID.latents(1, 128, 768, 512, 121).expect("legal");
+        assert_eq!(shape, VideoShape { batch: 1, channels: 128, frames: 16, height: 16, width: 24 });
+        assert_eq!((GRID.tokens(&shape), GRID.features(&shape)), (6144, 128));
+        for case in fixture().audio_length {
+            let grid = AudioGrid {
+                sampling_rate: case.sampling_rate,
+                hop_length: case.hop_length,
+                temporal_compression: case.temporal_compression,
+                ..AUDIO
+            };
+            let shape = grid.latents(1, 8, case.num_frames, case.frame_rate).expect("long enough");
+            assert_eq!(shape.length, case.length, "{} frames at {} fps", case.num_frames, case.frame_rate);
+            assert_eq!(shape.mel_bins, 16);
+        }
+        let message = AUDIO.latents(1, 8, 1, 50.0).expect_err("half a latent").to_string();
+        assert_eq!(message, "1 frames at 50 fps are too short for audio; ask for more frames or a lower frame rate");
+    }
+
+    #[test]
+    fn illegal_sizes_name_the_nearest_legal_ones() {
+        let message = |r: Result<(), SamplingError>| r.expect_err("illegal").to_string();
+        assert_eq!(
+            message(check_multiple("width", 770, 32)),
+            "width 770 is not a multiple of 32; the nearest legal values are 768 and 800"
+        );
+        assert!(message(check_multiple("height", 0, 64)).ends_with("are 64 and 128"));
+        assert_eq!(
+            message(check_frames(120, 8)),
+            "num_frames 120 is not 8k + 1; the nearest legal values are 113 and 121"
+        );
+        assert!(message(check_frames(0, 8)).ends_with("are 1 and 9"));
+        for legal in [1, 9, 121] {
+            check_frames(legal, 8).expect("legal");
+        }
+        check_frames(6, 1).expect("every count is legal without temporal compression");
+        assert!(GRID.latents(1, 128, 768, 500, 121).is_err());
+        assert_eq!(frames_for_seconds(5.0, 24.0, 8).expect("positive"), 121);
+        assert_eq!(frames_for_seconds(0.01, 24.0, 8).expect("positive"), 1);
+        assert_eq!(
+            frames_for_seconds(5.0, -1.0, 8).expect_err("negative").to_string(),
+            "frame_rate is -1; it must be a positive number"
+        );
+    }
+}

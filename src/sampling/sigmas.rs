@@ -1,0 +1,369 @@
+//! Noise schedules: the descending sigmas of a run, `steps` values and a closing zero, in single precision.
+//!
+//! Two conventions exist for the same model, and they give different schedules at the same settings:
+//!
+//! - [`official`]: Lightricks' scheduler, shifted for a fixed count of 4096 tokens whatever the resolution;
+//! - [`FlowMatch`]: the diffusers scheduler with the model's own `scheduler_config.json`, shifted for the real count.
+//!
+//! Both are computed with the operations of the reference, in its order and precision (f64 scalars, f32 tables), so
+//! the tables agree bit for bit. The exception is a single step, which cannot be stretched because its start is its end
+//! (the references divide 0 by 0, or by a rounding error): here it is left where it starts, `[1, 0]` in both.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::SamplingError;
+
+/// The most steps a run may have: the size of the tables that the denoising program takes as inputs.
+pub const MAX_STEPS: usize = 256;
+
+/// The token count that the official pipelines shift for.
+pub const OFFICIAL_TOKENS: usize = 4096;
+
+/// The official shift grows linearly from 0.95 at 1024 tokens to 2.05 at 4096, unclamped; schedules end at 0.1.
+const OFFICIAL: FlowMatch = FlowMatch {
+    num_train_timesteps: 1000,
+    shift: 1.0,
+    use_dynamic_shifting: true,
+    base_shift: 0.95,
+    max_shift: 2.05,
+    base_image_seq_len: 1024,
+    max_image_seq_len: OFFICIAL_TOKENS,
+    shift_terminal: Some(0.1),
+    time_shift_type: TimeShift::Exponential,
+};
+
+/// Lightricks' schedule: `steps + 1` sigmas for a shift of `tokens` video tokens ([`OFFICIAL_TOKENS`] except where a
+/// pipeline passes the latent).
+///
+/// # Errors
+/// [`SamplingError::Steps`], and [`SamplingError::NotFinite`] where the token count overflows the shift.
+pub fn official(steps: usize, tokens: usize) -> Result<Vec<f32>, SamplingError> {
+    check_steps(steps)?;
+    if steps == 1 {
+        return Ok(vec![1.0, 0.0]);
+    }
+    let e = OFFICIAL.mu(tokens).exp() as f32;
+    let step = -1.0 / steps as f32;
+    // torch.linspace(1, 0, steps + 1) counts from both ends, one rounding a value.
+    let half = steps.div_ceil(2);
+    let uniform = (0..steps).map(|i| if i < half { step.mul_add(i as f32, 1.0) } else { -(step * (steps - i) as f32) });
+    // A scalar divided by a tensor is a product with the reciprocal in torch: two roundings.
+    let shifted: Vec<f32> = uniform.map(|s| (1.0 / (e + (1.0 / s - 1.0))) * e).collect();
+    OFFICIAL.finish(shifted, tokens)
+}
+
+/// A given list used as it is; a closing zero is appended unless it is there.
+///
+/// # Errors
+/// [`SamplingError::SigmaList`] unless the sigmas fall strictly within (0, 1]; [`SamplingError::Steps`].
+pub fn verbatim(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
+    let mut sigmas = checked_list(list)?;
+    sigmas.push(0.0);
+    Ok(sigmas)
+}
+
+/// How the shift `mu` moves the sigmas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TimeShift {
+    /// `e^mu / (e^mu + 1/s - 1)`.
+    #[default]
+    Exponential,
+    /// `mu / (mu + 1/s - 1)`.
+    Linear,
+}
+
+/// The parts of diffusers' `FlowMatchEulerDiscreteScheduler` configuration that LTX-2 pipelines use; the defaults are
+/// that class's.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct FlowMatch {
+    /// Timesteps are sigmas times this.
+    pub num_train_timesteps: usize,
+    /// The constant shift, used without dynamic shifting.
+    pub shift: f64,
+    /// Shift by the token count instead.
+    pub use_dynamic_shifting: bool,
+    /// `mu` at `base_image_seq_len` tokens.
+    pub base_shift: f64,
+    /// `mu` at `max_image_seq_len` tokens.
+    pub max_shift: f64,
+    /// See `base_shift`.
+    pub base_image_seq_len: usize,
+    /// See `max_shift`.
+    pub max_image_seq_len: usize,
+    /// The last non-zero sigma, reached by stretching; none (or 0) stretches nothing.
+    pub shift_terminal: Option<f64>,
+    /// The form of the dynamic shift.
+    pub time_shift_type: TimeShift,
+}
+
+impl Default for FlowMatch {
+    fn default() -> Self {
+        Self {
+            num_train_timesteps: 1000,
+            shift: 1.0,
+            use_dynamic_shifting: false,
+            base_shift: 0.5,
+            max_shift: 1.15,
+            base_image_seq_len: 256,
+            max_image_seq_len: 4096,
+            shift_terminal: None,
+            time_shift_type: TimeShift::Exponential,
+        }
+    }
+}
+
+/// The keys of [`FlowMatch`], and those it must not find switched on.
+const KEYS: [&str; 9] = [
+    "num_train_timesteps",
+    "shift",
+    "use_dynamic_shifting",
+    "base_shift",
+    "max_shift",
+    "base_image_seq_len",
+    "max_image_seq_len",
+    "shift_terminal",
+    "time_shift_type",
+];
+const OFF: [&str; 5] =
+    ["invert_sigmas", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "stochastic_sampling"];
+const CLASS: &str = "FlowMatchEulerDiscreteScheduler";
+
+impl FlowMatch {
+    /// Reads a `scheduler_config.json`.
+    ///
+    /// # Errors
+    /// [`SamplingError::Read`] and [`SamplingError::Scheduler`].
+    pub fn open(file: &Path) -> Result<Self, SamplingError> {
+        let text =
+            std::fs::read_to_string(file).map_err(|source| SamplingError::Read { file: file.to_path_buf(), source })?;
+        Self::from_json(&text, file)
+    }
+
+    /// Parses the text of a `scheduler_config.json`; `file` is named in errors.
+    ///
+    /// # Errors
+    /// [`SamplingError::Scheduler`] for another scheduler class, a switched-on option that LTX-2 does not use, an
+    /// unknown key that is not null or false, or a value of the wrong type.
+    pub fn from_json(text: &str, file: &Path) -> Result<Self, SamplingError> {
+        let fail = |why: String| SamplingError::Scheduler { file: file.to_path_buf(), why };
+        let mut json: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text).map_err(|e| fail(format!("not a JSON object: {e}")))?;
+        if let Some(class) = json.get("_class_name").filter(|c| c.as_str() != Some(CLASS)) {
+            return Err(fail(format!("_class_name is {class}; only {CLASS} is supported")));
+        }
+        for (key, value) in &json {
+            let idle = value.is_null() || *value == false;
+            if OFF.contains(&key.as_str()) {
+                if !idle {
+                    return Err(fail(format!("`{key}`: {value} is not supported; set it to false")));
+                }
+            } else if !KEYS.contains(&key.as_str()) && !key.starts_with('_') && !idle {
+                let near = KEYS.iter().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
+                let near = near.copied().unwrap_or_default();
+                return Err(fail(format!("unknown key `{key}` (nearest known: `{near}`); remove it")));
+            }
+        }
+        // A null stands for the default, except for the terminal, where it is one.
+        json.retain(|_, value| !value.is_null());
+        let config: Self = serde_json::from_value(json.into()).map_err(|e| fail(e.to_string()))?;
+        if config.use_dynamic_shifting && config.base_image_seq_len == config.max_image_seq_len {
+            return Err(fail("base_image_seq_len equals max_image_seq_len; no shift can be drawn between them".into()));
+        }
+        if config.shift_terminal.is_some_and(|t| !(0.0..1.0).contains(&t)) {
+            return Err(fail("shift_terminal must be null or in [0, 1)".into()));
+        }
+        Ok(config)
+    }
+
+    /// The dynamic shift for a token count: a line through the two anchors, not clamped.
+    pub fn mu(&self, tokens: usize) -> f64 {
+        let (low, high) = (self.base_image_seq_len as f64, self.max_image_seq_len as f64);
+        let slope = (self.max_shift - self.base_shift) / (high - low);
+        tokens as f64 * slope + (self.base_shift - slope * low)
+    }
+
+    /// `steps + 1` sigmas for `tokens` video tokens (the packed length), from uniform ones.
+    ///
+    /// # Errors
+    /// [`SamplingError::Steps`] and [`SamplingError::NotFinite`].
+    pub fn sigmas(&self, steps: usize, tokens: usize) -> Result<Vec<f32>, SamplingError> {
+        check_steps(steps)?;
+        let last = 1.0 / steps as f64;
+        let step = (last - 1.0) / (steps - 1).max(1) as f64;
+        let uniform = (0..steps).map(|i| if i > 0 && i + 1 == steps { last } else { i as f64 * step + 1.0 });
+        self.shift_all(uniform.map(|s| s as f32).collect(), tokens)
+    }
+
+    /// A given list, shifted and stretched as diffusers does with explicit sigmas; a closing zero is optional.
+    ///
+    /// # Errors
+    /// Those of [`verbatim`], and [`SamplingError::NotFinite`].
+    pub fn shifted(&self, list: &[f64], tokens: usize) -> Result<Vec<f32>, SamplingError> {
+        self.shift_all(checked_list(list)?, tokens)
+    }
+
+    /// The timesteps of a schedule: its sigmas without the closing zero, times `num_train_timesteps`.
+    pub fn timesteps(&self, sigmas: &[f32]) -> Vec<f32> {
+        let steps = sigmas.len().saturating_sub(1);
+        sigmas[..steps].iter().map(|s| s * self.num_train_timesteps as f32).collect()
+    }
+
+    fn shift_all(&self, sigmas: Vec<f32>, tokens: usize) -> Result<Vec<f32>, SamplingError> {
+        let mu = self.mu(tokens);
+        let (constant, excess) = (self.shift as f32, (self.shift - 1.0) as f32);
+        let weight = match self.time_shift_type {
+            TimeShift::Exponential => mu.exp() as f32,
+            TimeShift::Linear => mu as f32,
+        };
+        let shift = |s: f32| match self.use_dynamic_shifting {
+            true => weight / (weight + (1.0 / s - 1.0)),
+            false => constant * s / (1.0 + excess * s),
+        };
+        self.finish(sigmas.into_iter().map(shift).collect(), tokens)
+    }
+
+    /// Stretches so that the last sigma is the terminal one, checks, and closes with zero.
+    fn finish(&self, mut sigmas: Vec<f32>, tokens: usize) -> Result<Vec<f32>, SamplingError> {
+        let room = 1.0 - sigmas.last().copied().unwrap_or_default();
+        if let Some(terminal) = self.shift_terminal.filter(|t| *t != 0.0 && sigmas.len() > 1) {
+            let scale = room / (1.0 - terminal) as f32;
+            sigmas.iter_mut().for_each(|s| *s = 1.0 - (1.0 - *s) / scale);
+        }
+        if !sigmas.iter().all(|s| s.is_finite()) {
+            return Err(SamplingError::NotFinite { steps: sigmas.len(), tokens, mu: self.mu(tokens) });
+        }
+        sigmas.push(0.0);
+        Ok(sigmas)
+    }
+}
+
+fn check_steps(steps: usize) -> Result<(), SamplingError> {
+    if (1..=MAX_STEPS).contains(&steps) { Ok(()) } else { Err(SamplingError::Steps(steps)) }
+}
+
+/// The sigmas of a user's list, without a closing zero.
+fn checked_list(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
+    let body = list.strip_suffix(&[0.0]).unwrap_or(list);
+    check_steps(body.len())?;
+    let mut above = f64::INFINITY;
+    for (index, &value) in body.iter().enumerate() {
+        let why = if !(value > 0.0 && value <= 1.0) {
+            "is not in (0, 1]"
+        } else if value >= above {
+            "does not fall"
+        } else {
+            above = value;
+            continue;
+        };
+        return Err(SamplingError::SigmaList { index, value, why });
+    }
+    Ok(body.iter().map(|s| *s as f32).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Fixture {
+        official: Vec<Official>,
+        diffusers: Vec<Diffusers>,
+    }
+
+    #[derive(Deserialize)]
+    struct Official {
+        steps: usize,
+        tokens: usize,
+        sigmas: Vec<f32>,
+    }
+
+    #[derive(Deserialize)]
+    struct Diffusers {
+        config: serde_json::Value,
+        tokens: usize,
+        steps: usize,
+        given: Option<Vec<f64>>,
+        sigmas: Vec<f32>,
+        timesteps: Vec<f32>,
+    }
+
+    fn config(text: &str) -> Result<FlowMatch, SamplingError> {
+        FlowMatch::from_json(text, Path::new("scheduler/scheduler_config.json"))
+    }
+
+    #[test]
+    fn schedules_are_the_references_bit_for_bit() {
+        let fixture: Fixture =
+            serde_json::from_str(include_str!("../../tests/fixtures/sigmas/sigmas.json")).expect("the fixture parses");
+        for case in fixture.official {
+            let got = official(case.steps, case.tokens).expect("legal steps");
+            assert_eq!(got, case.sigmas, "official, {} steps, {} tokens", case.steps, case.tokens);
+        }
+        for case in fixture.diffusers {
+            let scheduler = config(&case.config.to_string()).expect("a known configuration");
+            let got = match &case.given {
+                Some(list) => scheduler.shifted(list, case.tokens),
+                None => scheduler.sigmas(case.steps, case.tokens),
+            };
+            let got = got.expect("legal steps");
+            assert_eq!(got, case.sigmas, "{} steps, {} tokens, {}", case.steps, case.tokens, case.config);
+            assert_eq!(scheduler.timesteps(&got), case.timesteps, "timesteps, {}", case.config);
+        }
+    }
+
+    #[test]
+    fn every_step_count_gives_a_falling_schedule() {
+        for steps in 1..=MAX_STEPS {
+            let sigmas = official(steps, OFFICIAL_TOKENS).expect("legal steps");
+            assert_eq!((sigmas.len(), sigmas[steps]), (steps + 1, 0.0));
+            assert!((sigmas[0] - 1.0).abs() < 1e-6, "{steps} steps start at {}", sigmas[0]);
+            assert!(sigmas.windows(2).all(|w| w[0] > w[1]), "{steps} steps");
+        }
+        assert_eq!(official(1, OFFICIAL_TOKENS).expect("one step"), [1.0, 0.0]);
+        assert_eq!(OFFICIAL.sigmas(1, 6144).expect("one step"), [1.0, 0.0]);
+        let message = |steps| official(steps, OFFICIAL_TOKENS).expect_err("out of range").to_string();
+        assert_eq!(message(0), "0 steps asked for; the step count must be 1 to 256");
+        assert_eq!(message(257), "257 steps asked for; the step count must be 1 to 256");
+        assert!(matches!(official(4, 10_000_000), Err(SamplingError::NotFinite { steps: 4, .. })));
+    }
+
+    #[test]
+    fn lists_are_used_verbatim_and_checked() {
+        let distilled = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875];
+        let closed = verbatim(&distilled).expect("a schedule");
+        assert_eq!(closed.len(), 9);
+        assert_eq!(closed[1..3], [0.99375, 0.9875]);
+        assert_eq!(verbatim(&[0.909375, 0.725, 0.421875, 0.0]).expect("a schedule"), [0.909375, 0.725, 0.421875, 0.0]);
+        let message = |list: &[f64]| verbatim(list).expect_err("not a schedule").to_string();
+        assert_eq!(
+            message(&[0.9, 0.95]),
+            "sigmas[1] = 0.95 does not fall; sigmas fall strictly from at most 1 towards 0"
+        );
+        assert!(message(&[1.5]).starts_with("sigmas[0] = 1.5 is not in (0, 1]"));
+        assert!(message(&[f64::NAN]).starts_with("sigmas[0] = NaN is not in (0, 1]"));
+        assert!(message(&[0.0]).starts_with("0 steps"));
+    }
+
+    #[test]
+    fn unsupported_configurations_are_named() {
+        let message = |text| config(text).expect_err("unsupported").to_string();
+        let file = "scheduler/scheduler_config.json: ";
+        assert_eq!(
+            message(r#"{"use_karras_sigmas": true}"#),
+            format!("{file}`use_karras_sigmas`: true is not supported; set it to false")
+        );
+        assert_eq!(
+            message(r#"{"shift_terminl": 0.1}"#),
+            format!("{file}unknown key `shift_terminl` (nearest known: `shift_terminal`); remove it")
+        );
+        assert!(message(r#"{"_class_name": "DDIMScheduler"}"#).contains("only FlowMatchEulerDiscreteScheduler"));
+        assert!(message(r#"{"time_shift_type": "cubic"}"#).contains("cubic"));
+        assert!(message("[]").contains("not a JSON object"));
+        let harmless = r#"{"_diffusers_version": "0.42.1", "use_beta_sigmas": false, "shift_terminal": null}"#;
+        assert_eq!(config(harmless).expect("supported"), FlowMatch::default());
+    }
+}

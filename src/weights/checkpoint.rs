@@ -1,0 +1,419 @@
+//! Safetensors files, mapped: a dictionary from tensor names to bytes that stay on disk until read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::ops::Range;
+use std::path::{Component as Part, Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use serde_json::Value;
+
+use super::error::WeightsError;
+use crate::dtype::DType;
+use crate::tensor::Tensor;
+
+/// The format's own limit on the header, which keeps a damaged length from asking for the whole memory.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// One mapped file.
+#[derive(Debug)]
+struct Shard {
+    path: Arc<Path>,
+    map: Arc<Mmap>,
+    header: Metadata,
+    /// Where the tensors' bytes begin.
+    data: usize,
+}
+
+/// Where a tensor lies.
+#[derive(Clone, Debug)]
+struct Entry {
+    shard: usize,
+    key: Arc<str>,
+    dtype: Dtype,
+    shape: Arc<[usize]>,
+    range: Range<usize>,
+}
+
+/// The tensors of one or several mapped safetensors files.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    origin: PathBuf,
+    shards: Vec<Arc<Shard>>,
+    tensors: BTreeMap<String, Entry>,
+}
+
+/// One tensor of a checkpoint. Owns its file's mapping, so it may outlive the checkpoint; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct TensorView {
+    name: Arc<str>,
+    key: Arc<str>,
+    dtype: DType,
+    shape: Arc<[usize]>,
+    file: Arc<Path>,
+    map: Arc<Mmap>,
+    range: Range<usize>,
+}
+
+impl TensorView {
+    /// The name it was asked for by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name in the file; differs from [`TensorView::name`] where keys were renamed.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The row-major little-endian bytes, of any alignment.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map[self.range.clone()]
+    }
+
+    /// The file it is in.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The file's mapping: hold it as long as [`TensorView::bytes`] are read.
+    pub fn mmap(&self) -> &Arc<Mmap> {
+        &self.map
+    }
+
+    /// A copy in host memory.
+    pub fn to_tensor(&self) -> Result<Tensor, WeightsError> {
+        Tensor::from_bytes(self.dtype, &self.shape, self.bytes()).map_err(|source| WeightsError::Tensor {
+            path: self.file.to_path_buf(),
+            key: self.key.to_string(),
+            source,
+        })
+    }
+
+    /// This tensor, when it has the given shape.
+    pub fn expect_shape(self, want: &[usize]) -> Result<Self, WeightsError> {
+        if *self.shape == *want {
+            return Ok(self);
+        }
+        Err(WeightsError::Shape {
+            path: self.file.to_path_buf(),
+            key: self.key.to_string(),
+            got: self.shape.to_vec(),
+            want: want.to_vec(),
+        })
+    }
+}
+
+impl Shard {
+    fn open(path: &Path) -> Result<Self, WeightsError> {
+        let file = File::open(path).map_err(WeightsError::io(path, "cannot open"))?;
+        let got = file.metadata().map_err(WeightsError::io(path, "cannot read its size"))?.len();
+        let bad = |reason: String| WeightsError::NotSafetensors { path: path.to_path_buf(), reason };
+        if got < 8 {
+            return Err(bad(format!("{got} bytes, shorter than the header's length field")));
+        }
+        // SAFETY: the mapping is read-only and private; model files are not written to while they are in use, which is
+        // the assumption every mapped checkpoint makes.
+        let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io(path, "cannot map"))?;
+        let length = u64::from_le_bytes(map[..8].try_into().map_err(|_| bad("no length field".into()))?);
+        if length > MAX_HEADER {
+            return Err(bad(format!("its first 8 bytes give a header of {length} bytes")));
+        }
+        let data = 8 + length;
+        if data > got {
+            return Err(match map.get(8) {
+                Some(b'{') => WeightsError::Truncated { path: path.to_path_buf(), want: data, got },
+                _ => bad("no JSON header after the first 8 bytes".into()),
+            });
+        }
+        let data = data as usize;
+        let header: Metadata =
+            serde_json::from_slice(&map[8..data]).map_err(|e| bad(format!("damaged header: {e}")))?;
+        // Tensors follow one another without gaps: the reader has checked that, so the last one's end is the file's.
+        let want = (data as u64).checked_add(header.data_len() as u64).ok_or_else(|| bad("sizes overflow".into()))?;
+        let path: Arc<Path> = path.into();
+        match want.cmp(&got) {
+            std::cmp::Ordering::Greater => Err(WeightsError::Truncated { path: path.to_path_buf(), want, got }),
+            std::cmp::Ordering::Less => Err(WeightsError::Trailing { path: path.to_path_buf(), want, got }),
+            std::cmp::Ordering::Equal => Ok(Shard { path, map: Arc::new(map), header, data }),
+        }
+    }
+}
+
+impl Checkpoint {
+    /// Opens one file, or a folder: an index with its shards, or one file.
+    ///
+    /// In a folder `diffusion_pytorch_model` and `model` are looked for, plain before `bf16` before `fp16` variants, an
+    /// index before a file; else the folder's only index or only safetensors file.
+    ///
+    /// # Errors
+    /// Nothing there, or a file that is missing, truncated, no safetensors file, or not as its index says.
+    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+        let meta = fs::metadata(path).map_err(WeightsError::io(path, "cannot open"))?;
+        let target = if meta.is_dir() { find_weights(path)? } else { path.to_path_buf() };
+        if target.extension().is_some_and(|e| e == "json") {
+            Self::open_index(&target)
+        } else {
+            Self::open_file(&target)
+        }
+    }
+
+    fn open_file(path: &Path) -> Result<Self, WeightsError> {
+        let mut checkpoint = Checkpoint { origin: path.to_path_buf(), shards: vec![], tensors: BTreeMap::new() };
+        let shard = checkpoint.add(Shard::open(path)?);
+        for key in checkpoint.shards[shard].header.offset_keys() {
+            checkpoint.insert(shard, &key)?;
+        }
+        Ok(checkpoint)
+    }
+
+    fn open_index(index: &Path) -> Result<Self, WeightsError> {
+        let bad = |reason: &str| WeightsError::Json { path: index.to_path_buf(), reason: reason.into() };
+        let json = read_json(index)?;
+        let map = json.get("weight_map").and_then(Value::as_object).ok_or_else(|| bad("no `weight_map` object"))?;
+        let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (key, file) in map {
+            let file = file.as_str().ok_or_else(|| bad("`weight_map` does not map tensors to file names"))?;
+            shards.entry(file).or_default().push(key);
+        }
+        let folder = index.parent().unwrap_or(Path::new(""));
+        let mut checkpoint = Checkpoint { origin: index.to_path_buf(), shards: vec![], tensors: BTreeMap::new() };
+        for (file, keys) in shards {
+            // An index is data from elsewhere: it may name its neighbours only.
+            if !Path::new(file).components().all(|p| matches!(p, Part::Normal(_))) {
+                return Err(bad(&format!("shard `{file}` is outside the folder")));
+            }
+            let path = folder.join(file);
+            let missing = || WeightsError::MissingShard {
+                index: index.to_path_buf(),
+                shard: file.into(),
+                key: keys.first().copied().unwrap_or_default().into(),
+                others: keys.len().saturating_sub(1),
+            };
+            if !path.exists() {
+                return Err(missing());
+            }
+            let shard = checkpoint.add(Shard::open(&path)?);
+            for key in keys {
+                if checkpoint.shards[shard].header.info(key).is_none() {
+                    let (index, shard) = (index.to_path_buf(), file.to_string());
+                    return Err(WeightsError::IndexMismatch { index, shard, key: key.into() });
+                }
+                checkpoint.insert(shard, key)?;
+            }
+        }
+        Ok(checkpoint)
+    }
+
+    fn add(&mut self, shard: Shard) -> usize {
+        self.shards.push(Arc::new(shard));
+        self.shards.len() - 1
+    }
+
+    fn insert(&mut self, shard: usize, key: &str) -> Result<(), WeightsError> {
+        let s = &self.shards[shard];
+        let info = s.header.info(key).ok_or_else(|| self.missing(key))?;
+        let entry = Entry {
+            shard,
+            key: key.into(),
+            dtype: info.dtype,
+            shape: info.shape.as_slice().into(),
+            range: s.data + info.data_offsets.0..s.data + info.data_offsets.1,
+        };
+        self.tensors.insert(key.to_string(), entry);
+        Ok(())
+    }
+
+    fn missing(&self, key: &str) -> WeightsError {
+        WeightsError::MissingTensor { path: self.origin.clone(), key: key.into() }
+    }
+
+    /// The same files under other names: `rename` gives a key's new name, or none to leave it out.
+    ///
+    /// # Errors
+    /// Two keys with one new name.
+    pub fn renamed(&self, rename: impl Fn(&str) -> Option<String>) -> Result<Self, WeightsError> {
+        let mut tensors: BTreeMap<String, Entry> = BTreeMap::new();
+        for (key, entry) in &self.tensors {
+            let Some(name) = rename(key) else { continue };
+            if let Some(other) = tensors.insert(name, entry.clone()) {
+                return Err(WeightsError::Duplicate {
+                    path: self.shards[entry.shard].path.to_path_buf(),
+                    key: key.clone(),
+                    other_path: self.shards[other.shard].path.to_path_buf(),
+                    other: other.key.to_string(),
+                });
+            }
+        }
+        Ok(Checkpoint { origin: self.origin.clone(), shards: self.shards.clone(), tensors })
+    }
+
+    /// The file, or the index of the files.
+    pub fn path(&self) -> &Path {
+        &self.origin
+    }
+
+    /// Every file with its size in bytes.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
+        self.shards.iter().map(|s| (&*s.path, s.map.len() as u64))
+    }
+
+    /// Tensor names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// How many tensors there are.
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// True without any tensor.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
+    /// Whether a tensor is there.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// A tensor's shape, from the header.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|e| &*e.shape)
+    }
+
+    /// A tensor's element type as the file spells it, lower case: also those no program uses (`f8_e4m3`).
+    pub fn dtype_name(&self, name: &str) -> Option<String> {
+        self.tensors.get(name).map(|e| e.dtype.to_string().to_lowercase())
+    }
+
+    /// Bytes of all tensors.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.values().map(|e| e.range.len() as u64).sum()
+    }
+
+    /// A tensor of any element type the host knows.
+    ///
+    /// # Errors
+    /// It is missing, or of an exotic element type.
+    pub fn get(&self, name: &str) -> Result<TensorView, WeightsError> {
+        let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
+        let shard = &self.shards[entry.shard];
+        let dtype = known(entry.dtype).ok_or_else(|| self.wrong_dtype(entry, "a plain number type"))?;
+        Ok(TensorView {
+            name: name.into(),
+            key: entry.key.clone(),
+            dtype,
+            shape: entry.shape.clone(),
+            file: shard.path.clone(),
+            map: shard.map.clone(),
+            range: entry.range.clone(),
+        })
+    }
+
+    /// A tensor that must be floating point, as every weight is.
+    ///
+    /// # Errors
+    /// It is missing, or quantised.
+    pub fn get_float(&self, name: &str) -> Result<TensorView, WeightsError> {
+        let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
+        if !known(entry.dtype).is_some_and(DType::is_float) {
+            return Err(self.wrong_dtype(entry, "bf16, f16 or f32"));
+        }
+        self.get(name)
+    }
+
+    fn wrong_dtype(&self, entry: &Entry, want: &'static str) -> WeightsError {
+        WeightsError::WrongDtype {
+            path: self.shards[entry.shard].path.to_path_buf(),
+            key: entry.key.to_string(),
+            dtype: entry.dtype.to_string().to_lowercase(),
+            want,
+        }
+    }
+
+    /// A value of the files' free-form header metadata.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.shards.iter().find_map(|s| s.header.metadata().as_ref()?.get(key).map(String::as_str))
+    }
+}
+
+fn known(dtype: Dtype) -> Option<DType> {
+    Some(match dtype {
+        Dtype::BOOL => DType::Bool,
+        Dtype::I8 => DType::I8,
+        Dtype::I16 => DType::I16,
+        Dtype::I32 => DType::I32,
+        Dtype::I64 => DType::I64,
+        Dtype::U8 => DType::U8,
+        Dtype::U16 => DType::U16,
+        Dtype::U32 => DType::U32,
+        Dtype::U64 => DType::U64,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::F32 => DType::F32,
+        Dtype::F64 => DType::F64,
+        _ => return None,
+    })
+}
+
+/// Picks a folder's index or weight file.
+fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(folder).map_err(WeightsError::io(folder, "cannot list"))? {
+        let entry = entry.map_err(WeightsError::io(folder, "cannot list"))?;
+        names.insert(entry.file_name().to_string_lossy().into_owned());
+    }
+    for variant in ["", ".bf16", ".fp16"] {
+        for stem in ["diffusion_pytorch_model", "model"] {
+            // diffusers puts the variant last in an index' name, older versions before `safetensors`.
+            let candidates = [
+                format!("{stem}.safetensors.index{variant}.json"),
+                format!("{stem}{variant}.safetensors.index.json"),
+                format!("{stem}{variant}.safetensors"),
+            ];
+            if let Some(name) = candidates.into_iter().find(|c| names.contains(c)) {
+                return Ok(folder.join(name));
+            }
+        }
+    }
+    let only = |matches: Vec<&String>| match matches[..] {
+        [name] => Some(folder.join(name)),
+        _ => None,
+    };
+    let indices = names.iter().filter(|n| n.ends_with(".safetensors.index.json")).collect();
+    let files: Vec<_> = names.iter().filter(|n| n.ends_with(".safetensors")).collect();
+    if let Some(path) = only(indices).or_else(|| only(files.clone())) {
+        return Ok(path);
+    }
+    let reason = if files.len() > 1 {
+        let names: Vec<_> = files.iter().map(|n| n.as_str()).collect();
+        format!("{} safetensors files without an index ({}): name one of them", files.len(), names.join(", "))
+    } else if names.iter().any(|n| n.ends_with(".bin") || n.ends_with(".ckpt") || n.ends_with(".pt")) {
+        "only pickled weights; convert them to safetensors".into()
+    } else {
+        "no safetensors file in this folder".into()
+    };
+    Err(WeightsError::NoWeights { path: folder.to_path_buf(), reason })
+}
+
+/// Reads a JSON file.
+pub(super) fn read_json(path: &Path) -> Result<Value, WeightsError> {
+    let text = fs::read(path).map_err(WeightsError::io(path, "cannot read"))?;
+    serde_json::from_slice(&text)
+        .map_err(|e| WeightsError::Json { path: path.to_path_buf(), reason: format!("not JSON: {e}") })
+}

@@ -1,0 +1,95 @@
+//! What can be wrong with a model's files. Every message is one line that names the file and the key.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::Component;
+use crate::tensor::TensorError;
+
+/// An error of the weights layer.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The fields are what the messages show.
+pub enum WeightsError {
+    /// The operating system refused.
+    #[error("{}: {action}: {source}", path.display())]
+    Io { path: PathBuf, action: &'static str, source: io::Error },
+    /// Neither a file, nor a folder, nor a cached repository.
+    #[error("model `{name}` not found: {looked}")]
+    NotFound { name: String, looked: String },
+    /// A folder holds nothing that can be loaded.
+    #[error("{}: no weights: {reason}", path.display())]
+    NoWeights { path: PathBuf, reason: String },
+    /// The header cannot be read.
+    #[error("{}: not a safetensors file: {reason}", path.display())]
+    NotSafetensors { path: PathBuf, reason: String },
+    /// The file is shorter than its header says.
+    #[error("{}: truncated: its header asks for {want} bytes, the file has {got}; download it again", path.display())]
+    Truncated { path: PathBuf, want: u64, got: u64 },
+    /// The file is longer than its header says.
+    #[error("{}: {} bytes after the last tensor: its header ends at {want} bytes, the file has {got}", path.display(), got - want)]
+    Trailing { path: PathBuf, want: u64, got: u64 },
+    /// A file named by the index is absent.
+    #[error("{}: shard `{shard}` is missing; `{key}` and {others} more tensors are in it", index.display())]
+    MissingShard { index: PathBuf, shard: String, key: String, others: usize },
+    /// The index and a shard disagree.
+    #[error("{}: tensor `{key}` should be in `{shard}`, which does not have it", index.display())]
+    IndexMismatch { index: PathBuf, shard: String, key: String },
+    /// Two files, or two spellings, give the same tensor.
+    #[error("{}: tensor `{key}` is given twice (also as `{other}` in {})", path.display(), other_path.display())]
+    Duplicate { path: PathBuf, key: String, other_path: PathBuf, other: String },
+    /// A tensor is not in the checkpoint.
+    #[error("{}: tensor `{key}` is missing", path.display())]
+    MissingTensor { path: PathBuf, key: String },
+    /// An element type the program has no use for.
+    #[error("{}: tensor `{key}` is {dtype}, {want} is needed; quantised weights are not read, use the bf16 files", path.display())]
+    WrongDtype { path: PathBuf, key: String, dtype: String, want: &'static str },
+    /// A tensor has another shape than the model declares.
+    #[error("{}: tensor `{key}` has shape {got:?}, the model's configuration asks for {want:?}", path.display())]
+    Shape { path: PathBuf, key: String, got: Vec<usize>, want: Vec<usize> },
+    /// Tensors do not fit the model's declaration.
+    #[error("{}: the tensors of `{component}` do not fit its configuration: {summary}", path.display())]
+    Mismatch { path: PathBuf, component: String, summary: String },
+    /// An infinity or not-a-number among the weights.
+    #[error("{}: tensor `{key}` is {value} at {index:?}; the file is damaged or was made by a failed conversion", path.display())]
+    NonFinite { path: PathBuf, key: String, index: Vec<usize>, value: f64 },
+    /// A JSON file cannot be read.
+    #[error("{}: {reason}", path.display())]
+    Json { path: PathBuf, reason: String },
+    /// A key of a configuration has a value this program cannot use.
+    #[error("{}: `{key}`: {reason}", path.display())]
+    Config { path: PathBuf, key: String, reason: String },
+    /// The model lacks a part.
+    #[error("{}: no {component} here{}", path.display(), how_to_give(*component))]
+    NoComponent { path: PathBuf, component: Component },
+    /// The target of a write exists.
+    #[error("{}: already exists; give another folder or remove it", path.display())]
+    Exists { path: PathBuf },
+    /// What is written differs from what was declared.
+    #[error("{}: {reason}", path.display())]
+    Write { path: PathBuf, reason: String },
+    /// The bytes are no host tensor.
+    #[error("{}: tensor `{key}`: {source}", path.display())]
+    Tensor { path: PathBuf, key: String, source: TensorError },
+}
+
+impl WeightsError {
+    /// An [`WeightsError::Io`] for `path`, for use in `map_err`.
+    pub(super) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| WeightsError::Io { path, action, source }
+    }
+}
+
+fn how_to_give(component: Component) -> String {
+    match component.override_key() {
+        Some(key) => {
+            let what = if component == Component::TextEncoder {
+                "the folder of Gemma-3-12B (config.json, safetensors, tokenizer.json)"
+            } else {
+                "its file or folder"
+            };
+            format!(": give {what} as `model.{key}` in the YAML or by --{}", key.replace('_', "-"))
+        }
+        None => format!(" (looked for `{}`)", component.folder()),
+    }
+}

@@ -1,0 +1,89 @@
+//! The local cache of the Hugging Face hub: read only, nothing is fetched.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::WeightsError;
+
+/// The cache folder `…/hub`, and what said so.
+#[derive(Clone, Debug)]
+pub struct HubCache {
+    root: PathBuf,
+    origin: &'static str,
+}
+
+impl HubCache {
+    /// A cache at a given place.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        HubCache { root: root.into(), origin: "given" }
+    }
+
+    /// The cache that the hub's own tools would use: `HF_HUB_CACHE`, `HF_HOME/hub`, `XDG_CACHE_HOME/huggingface/hub`,
+    /// `~/.cache/huggingface/hub`.
+    pub fn from_env() -> Self {
+        Self::from_vars(|key| std::env::var_os(key))
+    }
+
+    /// [`HubCache::from_env`] with the variables given by a function.
+    pub fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Self {
+        let folder = |key| var(key).filter(|v| !v.is_empty()).map(PathBuf::from);
+        if let Some(root) = folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")) {
+            HubCache { root, origin: "from HF_HUB_CACHE" }
+        } else if let Some(home) = folder("HF_HOME") {
+            HubCache { root: home.join("hub"), origin: "from HF_HOME" }
+        } else if let Some(cache) = folder("XDG_CACHE_HOME") {
+            HubCache { root: cache.join("huggingface/hub"), origin: "from XDG_CACHE_HOME" }
+        } else {
+            let home = folder("HOME").unwrap_or_default();
+            HubCache { root: home.join(".cache/huggingface/hub"), origin: "the default, HF_HOME is not set" }
+        }
+    }
+
+    /// Whether a string reads as `org/name` or `org/name/path/in/it`.
+    pub fn is_name(name: &str) -> bool {
+        let part = |p: &str| {
+            !p.is_empty() && !p.starts_with('.') && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        name.contains('/') && name.split('/').all(part)
+    }
+
+    /// The snapshot folder of `org/name`, or a path in it, at revision `main`.
+    ///
+    /// # Errors
+    /// The repository is not in the cache, or has no complete snapshot; the message says where it was looked for.
+    pub fn resolve(&self, name: &str) -> Result<PathBuf, WeightsError> {
+        let mut parts = name.splitn(3, '/');
+        let (org, repo) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let folder = self.root.join(format!("models--{org}--{repo}"));
+        let fail = |reason: String| WeightsError::NotFound { name: name.into(), looked: reason };
+        if !folder.is_dir() {
+            return Err(fail(format!(
+                "no such folder here, and no {} in the Hugging Face cache ({}); download it with `hf download \
+                 {org}/{repo}` or give a path",
+                folder.display(),
+                self.origin
+            )));
+        }
+        let snapshots = folder.join("snapshots");
+        let main = folder.join("refs/main");
+        let snapshot = match fs::read_to_string(&main) {
+            Ok(revision) => snapshots.join(revision.trim()),
+            // A download of a named revision leaves no `main`: one snapshot is unambiguous.
+            Err(_) => only_folder(&snapshots).ok_or_else(|| {
+                fail(format!("{} is missing and {} does not hold one snapshot", main.display(), snapshots.display()))
+            })?,
+        };
+        let path = parts.next().map_or(snapshot.clone(), |rest| snapshot.join(rest));
+        // Entries of a snapshot are links into `blobs`: a link without its blob is an unfinished download.
+        match path.exists() {
+            true => Ok(path),
+            false => Err(fail(format!("the cache has the repository, but no {}; download it again", path.display()))),
+        }
+    }
+}
+
+fn only_folder(path: &Path) -> Option<PathBuf> {
+    let mut entries = fs::read_dir(path).ok()?.filter_map(|e| Some(e.ok()?.path())).filter(|p| p.is_dir());
+    entries.next().filter(|_| entries.next().is_none())
+}

@@ -1,0 +1,233 @@
+//! Tensor names: Lightricks' single-file keys and the spellings of Gemma, mapped to the names this program uses.
+//!
+//! The names inside the program are those of the diffusers layout. The rules work on whole dotted segments, which
+//! keeps `adaln_single` apart from `prompt_adaln_single`.
+
+use super::Component;
+
+/// Prefix of the transformer and the connectors in a single file.
+const TRANSFORMER: &str = "model.diffusion_model.";
+/// Prefix of the text projections in a single file.
+const PROJECTION: &str = "text_embedding_projection.";
+
+/// Renamed segments of the transformer.
+const TRANSFORMER_SEGMENTS: &[(&str, &str)] = &[
+    ("patchify_proj", "proj_in"),
+    ("audio_patchify_proj", "audio_proj_in"),
+    ("adaln_single", "time_embed"),
+    ("audio_adaln_single", "audio_time_embed"),
+    ("prompt_adaln_single", "prompt_adaln"),
+    ("audio_prompt_adaln_single", "audio_prompt_adaln"),
+    ("av_ca_video_scale_shift_adaln_single", "av_cross_attn_video_scale_shift"),
+    ("av_ca_audio_scale_shift_adaln_single", "av_cross_attn_audio_scale_shift"),
+    ("av_ca_a2v_gate_adaln_single", "av_cross_attn_video_a2v_gate"),
+    ("av_ca_v2a_gate_adaln_single", "av_cross_attn_audio_v2a_gate"),
+    ("scale_shift_table_a2v_ca_video", "video_a2v_cross_attn_scale_shift_table"),
+    ("scale_shift_table_a2v_ca_audio", "audio_a2v_cross_attn_scale_shift_table"),
+    ("q_norm", "norm_q"),
+    ("k_norm", "norm_k"),
+];
+
+/// Renamed segments of the connectors and text projections.
+const CONNECTOR_SEGMENTS: &[(&str, &str)] = &[
+    ("video_embeddings_connector", "video_connector"),
+    ("audio_embeddings_connector", "audio_connector"),
+    ("transformer_1d_blocks", "transformer_blocks"),
+    ("q_norm", "norm_q"),
+    ("k_norm", "norm_k"),
+    ("aggregate_embed", "text_proj_in"),
+    ("video_aggregate_embed", "video_text_proj_in"),
+    ("audio_aggregate_embed", "audio_text_proj_in"),
+];
+
+/// Renamed segments of both VAEs.
+const VAE_SEGMENTS: &[(&str, &str)] = &[
+    ("res_blocks", "resnets"),
+    ("last_time_embedder", "time_embedder"),
+    ("last_scale_shift_table", "scale_shift_table"),
+];
+
+/// Renamed segments of the vocoder.
+const VOCODER_SEGMENTS: &[(&str, &str)] = &[
+    ("ups", "upsamplers"),
+    ("resblocks", "resnets"),
+    ("conv_pre", "conv_in"),
+    ("conv_post", "conv_out"),
+    ("act_post", "act_out"),
+];
+
+/// The single-file naming of one model.
+#[derive(Clone, Copy, Debug)]
+pub struct SingleFileKeys {
+    /// Number of the video encoder's last block, which diffusers calls the middle block.
+    encoder_middle: usize,
+}
+
+impl SingleFileKeys {
+    /// Learns from all keys what the naming depends on: how many blocks the video encoder has.
+    pub fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Self {
+        let block = |key: &str| {
+            let rest = key.strip_prefix("vae.encoder.down_blocks.")?;
+            rest.split('.').next()?.parse().ok()
+        };
+        SingleFileKeys { encoder_middle: keys.into_iter().filter_map(block).max().unwrap_or(0) }
+    }
+
+    /// The component a key belongs to and its diffusers name; none for what no component reads.
+    pub fn map(&self, key: &str) -> Option<(Component, String)> {
+        if let Some(rest) = key.strip_prefix(TRANSFORMER) {
+            let first = rest.split('.').next().unwrap_or_default();
+            return Some(if matches!(first, "video_embeddings_connector" | "audio_embeddings_connector") {
+                (Component::Connectors, segments(rest, CONNECTOR_SEGMENTS))
+            } else {
+                (Component::Transformer, segments(rest, TRANSFORMER_SEGMENTS))
+            });
+        }
+        if let Some(rest) = key.strip_prefix(PROJECTION) {
+            return Some((Component::Connectors, segments(rest, CONNECTOR_SEGMENTS)));
+        }
+        if let Some(rest) = key.strip_prefix("vae.") {
+            return Some((Component::Vae, self.vae(rest)?));
+        }
+        if let Some(rest) = key.strip_prefix("audio_vae.") {
+            let name = if rest.starts_with("per_channel_statistics.") { statistics(rest)? } else { rest.to_string() };
+            return Some((Component::AudioVae, name));
+        }
+        // Only the first `vocoder.` is a prefix: LTX-2.3 has a `vocoder.vocoder.` beside `vocoder.bwe_generator.`.
+        let rest = key.strip_prefix("vocoder.")?;
+        Some((Component::Vocoder, segments(rest, VOCODER_SEGMENTS).replace(".downsample.lowpass.", ".downsample.")))
+    }
+
+    /// The name of `key` in `component`, none when it belongs to another.
+    pub fn rename(&self, component: Component, key: &str) -> Option<String> {
+        self.map(key).filter(|(c, _)| *c == component).map(|(_, name)| name)
+    }
+
+    fn vae(&self, key: &str) -> Option<String> {
+        if key.starts_with("per_channel_statistics.") {
+            return statistics(key);
+        }
+        let mut parts = key.splitn(4, '.');
+        let (half, list, number) = (parts.next()?, parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+        let block = number.parse::<usize>().ok().zip(parts.next());
+        // Resolution changes stand between the stages in one list; diffusers hangs them into the stages.
+        let name = match (half, list, block) {
+            ("encoder", "down_blocks", Some((n, rest))) if n % 2 == 1 => {
+                format!("encoder.down_blocks.{}.downsamplers.0.{rest}", n / 2)
+            }
+            ("encoder", "down_blocks", Some((n, rest))) if n == self.encoder_middle => {
+                format!("encoder.mid_block.{rest}")
+            }
+            ("encoder", "down_blocks", Some((n, rest))) => format!("encoder.down_blocks.{}.{rest}", n / 2),
+            ("decoder", "up_blocks", Some((0, rest))) => format!("decoder.mid_block.{rest}"),
+            ("decoder", "up_blocks", Some((n, rest))) if n % 2 == 1 => {
+                format!("decoder.up_blocks.{}.upsamplers.0.{rest}", n / 2)
+            }
+            ("decoder", "up_blocks", Some((n, rest))) => format!("decoder.up_blocks.{}.{rest}", n / 2 - 1),
+            _ => key.to_string(),
+        };
+        Some(segments(&name, VAE_SEGMENTS))
+    }
+}
+
+/// The two statistics that are read; files may hold others.
+fn statistics(key: &str) -> Option<String> {
+    match key.strip_prefix("per_channel_statistics.")? {
+        "mean-of-means" => Some("latents_mean".into()),
+        "std-of-means" => Some("latents_std".into()),
+        _ => None,
+    }
+}
+
+fn segments(key: &str, rules: &[(&str, &str)]) -> String {
+    let renamed = key.split('.').map(|s| rules.iter().find(|(from, _)| *from == s).map_or(s, |(_, to)| to));
+    renamed.collect::<Vec<_>>().join(".")
+}
+
+/// The text stack's prefix in this program, as Google's and transformers' files spell it.
+pub const GEMMA: &str = "language_model.model.";
+
+/// A Gemma-3 key in the spelling `language_model.model.…`.
+///
+/// Accepted are also the module tree of newer transformers (`model.language_model.…`) and the text-only model
+/// (`model.…`). Keys of the vision part keep a spelling that no text tensor has.
+pub fn gemma(key: &str) -> String {
+    if key.starts_with(GEMMA) {
+        return key.to_string();
+    }
+    if let Some(rest) = key.strip_prefix("model.language_model.") {
+        return format!("{GEMMA}{rest}");
+    }
+    match key.strip_prefix("model.") {
+        Some(rest) if rest.starts_with("vision_tower.") || rest.starts_with("multi_modal_projector.") => rest.into(),
+        Some(rest) => format!("{GEMMA}{rest}"),
+        None => key.to_string(),
+    }
+}
+
+/// Whether a Gemma key, as [`gemma`] spells it, is one the text encoder never reads: the vision part and the output
+/// head.
+pub fn gemma_unused(name: &str) -> bool {
+    !name.starts_with(GEMMA)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `original, component, diffusers name, shape` of a table; the upsampler's rows are of a file of its own.
+    fn check(table: &str) -> usize {
+        let rows: Vec<Vec<&str>> =
+            table.lines().filter(|l| !l.starts_with('#')).skip(1).map(|l| l.split('\t').collect()).collect();
+        let keys = SingleFileKeys::new(rows.iter().map(|r| r[0]));
+        let mut checked = 0;
+        for row in rows.iter().filter(|r| !r[1].starts_with("latent_upsampler")) {
+            let (component, name) = keys.map(row[0]).unwrap_or_else(|| panic!("{} is dropped", row[0]));
+            assert_eq!((component.folder(), name.as_str()), (row[1], row[2]), "{}", row[0]);
+            checked += 1;
+        }
+        checked
+    }
+
+    #[test]
+    fn single_file_keys_follow_the_tables() {
+        assert!(check(include_str!("../../tests/fixtures/keys_2.0.tsv")) > 700);
+        assert!(check(include_str!("../../tests/fixtures/keys_2.3.tsv")) > 200);
+    }
+
+    /// The whole tables (4049 and 5947 rows), which are too long to keep: `LTX2_KEY_TABLES=a.tsv,b.tsv`.
+    #[test]
+    #[ignore = "needs LTX2_KEY_TABLES"]
+    fn whole_tables() {
+        for path in std::env::var("LTX2_KEY_TABLES").expect("LTX2_KEY_TABLES").split(',') {
+            println!("{path}: {} keys agree", check(&std::fs::read_to_string(path).expect("a table")));
+        }
+    }
+
+    #[test]
+    fn unread_statistics_and_foreign_keys_are_dropped() {
+        let keys = SingleFileKeys::new([]);
+        for key in ["vae.per_channel_statistics.channel", "audio_vae.per_channel_statistics.mean-of-stds", "other.x"] {
+            assert_eq!(keys.map(key), None, "{key}");
+        }
+        assert_eq!(keys.rename(Component::Vae, "vocoder.conv_pre.bias"), None);
+    }
+
+    #[test]
+    fn a_shorter_video_encoder_has_its_own_middle_block() {
+        let keys = ["vae.encoder.down_blocks.0.res_blocks.0.conv1.conv.weight", "vae.encoder.down_blocks.2.x"];
+        let map = SingleFileKeys::new(keys);
+        assert_eq!(map.rename(Component::Vae, keys[1]).as_deref(), Some("encoder.mid_block.x"));
+    }
+
+    #[test]
+    fn every_gemma_spelling_becomes_one() {
+        for prefix in ["language_model.model.", "model.language_model.", "model."] {
+            let key = format!("{prefix}layers.3.self_attn.q_proj.weight");
+            assert_eq!(gemma(&key), "language_model.model.layers.3.self_attn.q_proj.weight");
+        }
+        for key in ["vision_tower.x", "model.vision_tower.x", "lm_head.weight", "model.multi_modal_projector.y"] {
+            assert!(gemma_unused(&gemma(key)), "{key}");
+        }
+    }
+}

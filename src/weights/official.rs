@@ -1,0 +1,378 @@
+//! The configuration inside Lightricks' single files, as the configurations of the diffusers layout.
+//!
+//! The header's `config` describes the network in the words of the training code. What it leaves out has a default
+//! there; what neither says (how many text layers are projected, how many registers there are) is read from the shapes
+//! of the tensors.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::checkpoint::Checkpoint;
+use super::error::WeightsError;
+use super::{Component, official_vae};
+
+/// A section of the header's `config`, with what is needed to name it in errors.
+#[derive(Clone, Copy)]
+pub(super) struct Section<'a> {
+    pub(super) path: &'a Path,
+    name: &'a str,
+    values: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Section<'a> {
+    fn new(path: &'a Path, config: &'a Value, name: &'a str) -> Self {
+        Section { path, name, values: config.get(name).and_then(Value::as_object) }
+    }
+
+    fn sub(self, name: &'a str) -> Self {
+        Section { values: self.values.and_then(|v| v.get(name)).and_then(Value::as_object), name, ..self }
+    }
+
+    pub(super) fn get(self, key: &str) -> Option<&'a Value> {
+        self.values?.get(key).filter(|v| !v.is_null())
+    }
+
+    /// A value, or the training code's default for it.
+    pub(super) fn or(self, key: &str, default: impl Into<Value>) -> Value {
+        self.get(key).cloned().unwrap_or_else(|| default.into())
+    }
+
+    fn flag(self, key: &str, default: bool) -> bool {
+        self.get(key).and_then(Value::as_bool).unwrap_or(default)
+    }
+
+    pub(super) fn error(self, key: &str, reason: impl Into<String>) -> WeightsError {
+        let key = format!("config.{}.{key}", self.name);
+        WeightsError::Config { path: self.path.to_path_buf(), key, reason: reason.into() }
+    }
+
+    /// Rejects a network that no code here computes.
+    fn require(self, key: &str, want: Value) -> Result<(), WeightsError> {
+        match self.get(key) {
+            Some(got) if *got != want => Err(self.error(key, format!("is {got}, only {want} is supported"))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The keys that tell LTX-2.3's text path, and their values in it.
+const PROJECTION_FIRST: [(&str, bool); 4] = [
+    ("caption_proj_before_connector", true),
+    ("caption_projection_first_linear", false),
+    ("caption_projection_second_linear", false),
+    ("caption_proj_input_norm", false),
+];
+
+/// Whether captions are projected before the connectors (LTX-2.3) or in the transformer (LTX-2.0).
+fn projects_first(t: Section) -> Result<bool, WeightsError> {
+    let given: Vec<_> = PROJECTION_FIRST.iter().filter(|(k, _)| t.get(k).is_some()).collect();
+    if given.is_empty() {
+        return Ok(false);
+    }
+    for (key, want) in PROJECTION_FIRST {
+        match t.get(key) {
+            None => return Err(t.error(key, "is missing beside the other caption keys: neither LTX-2.0 nor LTX-2.3")),
+            Some(got) if *got != want => {
+                return Err(t.error(key, format!("is {got}, LTX-2.3 has {want}: neither LTX-2.0 nor LTX-2.3")));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(true)
+}
+
+/// Derives a component's diffusers configuration from the header's `config`.
+///
+/// `tensors` carries the component's tensors under diffusers names; only shapes are read.
+pub(super) fn component_config(
+    path: &Path,
+    config: &Value,
+    component: Component,
+    tensors: &Checkpoint,
+) -> Result<Value, WeightsError> {
+    match component {
+        Component::Transformer => transformer(path, config),
+        Component::Connectors => connectors(path, config, tensors),
+        Component::Vae => official_vae::video(Section::new(path, config, "vae")),
+        Component::AudioVae => Ok(audio_vae(Section::new(path, config, "audio_vae"))),
+        Component::Vocoder => vocoder(Section::new(path, config, "vocoder"), tensors),
+        Component::Scheduler => Ok(scheduler(path, Section::new(path, config, "scheduler"))),
+        Component::LatentUpsampler => Ok(upsampler(config)),
+        Component::TextEncoder | Component::Tokenizer => {
+            Err(WeightsError::NoComponent { path: path.to_path_buf(), component })
+        }
+    }
+}
+
+fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
+    let t = Section::new(path, config, "transformer");
+    if t.values.is_none() {
+        return Err(t.error("*", "is missing in the header's metadata"));
+    }
+    for (key, want) in [
+        ("activation_fn", json!("gelu-approximate")),
+        ("qk_norm", json!("rms_norm")),
+        ("positional_embedding_type", json!("rope")),
+        ("standardization_norm", json!("rms_norm")),
+        ("norm_elementwise_affine", json!(false)),
+        ("use_audio_video_cross_attention", json!(true)),
+        ("av_cross_ada_norm", json!(true)),
+        ("share_ff", json!(false)),
+        ("use_middle_indices_grid", json!(true)),
+        ("use_keyframes_abs_pos_embedding", json!(false)),
+    ] {
+        t.require(key, want)?;
+    }
+    let first = projects_first(t)?;
+    let positions = t.or("positional_embedding_max_pos", json!([20, 2048, 2048]));
+    let audio_positions = t.or("audio_positional_embedding_max_pos", json!([20]));
+    let at = |list: &Value, i: usize, key: &str| {
+        list.get(i).cloned().ok_or_else(|| t.error(key, format!("has no entry {i}: {list}")))
+    };
+    let gated = t.flag("apply_gated_attention", false);
+    let modulated = t.flag("cross_attention_adaln", false);
+    // A file without the VAE does not say by how much it compresses; all published ones do by this.
+    let vae = Section::new(path, config, "vae");
+    let factors = match vae.values {
+        Some(_) => official_vae::video(vae)?,
+        None => json!({"temporal_compression_ratio": 8, "spatial_compression_ratio": 32}),
+    };
+    let audio = audio_vae(Section::new(path, config, "audio_vae"));
+    let levels = audio["ch_mult"].as_array().map_or(3, Vec::len).max(1);
+    let spatial = &factors["spatial_compression_ratio"];
+    let mut out = json!({
+        "_class_name": "LTX2VideoTransformer3DModel",
+        "in_channels": t.or("in_channels", 128),
+        "out_channels": t.or("out_channels", 128),
+        "patch_size": 1,
+        "patch_size_t": 1,
+        "num_attention_heads": t.or("num_attention_heads", 32),
+        "attention_head_dim": t.or("attention_head_dim", 128),
+        "cross_attention_dim": t.or("cross_attention_dim", 4096),
+        "vae_scale_factors": [factors["temporal_compression_ratio"], spatial, spatial],
+        "pos_embed_max_pos": at(&positions, 0, "positional_embedding_max_pos")?,
+        "base_height": at(&positions, 1, "positional_embedding_max_pos")?,
+        "base_width": at(&positions, 2, "positional_embedding_max_pos")?,
+        "gated_attn": gated,
+        "cross_attn_mod": modulated,
+    });
+    let audio_part = json!({
+        "audio_in_channels": t.or("audio_in_channels", 128),
+        "audio_out_channels": t.or("audio_out_channels", 128),
+        "audio_patch_size": 1,
+        "audio_patch_size_t": 1,
+        "audio_num_attention_heads": t.or("audio_num_attention_heads", 32),
+        "audio_attention_head_dim": t.or("audio_attention_head_dim", 64),
+        "audio_cross_attention_dim": t.or("audio_cross_attention_dim", 2048),
+        "audio_scale_factor": 1 << (levels - 1),
+        "audio_pos_embed_max_pos": at(&audio_positions, 0, "audio_positional_embedding_max_pos")?,
+        "audio_sampling_rate": audio["sample_rate"],
+        "audio_hop_length": audio["mel_hop_length"],
+        "audio_gated_attn": gated,
+        "audio_cross_attn_mod": modulated,
+    });
+    let shared = json!({
+        "num_layers": t.or("num_layers", 48),
+        "activation_fn": "gelu-approximate",
+        "qk_norm": "rms_norm_across_heads",
+        "norm_elementwise_affine": false,
+        "norm_eps": t.or("norm_eps", 1e-6),
+        "caption_channels": t.or("caption_channels", 3840),
+        "attention_bias": true,
+        "attention_out_bias": true,
+        "rope_theta": t.or("positional_embedding_theta", 10000.0),
+        "rope_double_precision": t.get("frequencies_precision").and_then(Value::as_str) == Some("float64"),
+        "causal_offset": 1,
+        "timestep_scale_multiplier": t.or("timestep_scale_multiplier", 1000),
+        // The training code's default is 1, but every published model carries 1000: 1 would silently decouple sound
+        // from picture in a file that lost the key.
+        "cross_attn_timestep_scale_multiplier": t.or("av_ca_timestep_scale_multiplier", 1000),
+        "rope_type": t.or("rope_type", "split"),
+        "use_prompt_embeddings": !first,
+        "perturbed_attn": first,
+        "ff_bias": t.or("ff_bias", true),
+        "audio_ff_bias": t.or("audio_ff_bias", true),
+        "use_prompt_adaln_single": t.or("use_prompt_adaln_single", true),
+    });
+    if let Value::Object(map) = &mut out {
+        map.extend(
+            [audio_part, shared].iter().filter_map(Value::as_object).flatten().map(|(k, v)| (k.clone(), v.clone())),
+        );
+    }
+    Ok(out)
+}
+
+fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value, WeightsError> {
+    let t = Section::new(path, config, "transformer");
+    let first = projects_first(t)?;
+    let caption = t.or("caption_channels", 3840);
+    let width = caption.as_u64().filter(|c| *c > 0).ok_or_else(|| t.error("caption_channels", "is not a width"))?;
+    let projection = if first { "video_text_proj_in" } else { "text_proj_in" };
+    let shape = |name: &str| {
+        tensors
+            .shape(name)
+            .ok_or_else(|| WeightsError::MissingTensor { path: path.to_path_buf(), key: name.to_string() })
+    };
+    let weight = shape(&format!("{projection}.weight"))?;
+    let stacked = weight.get(1).map_or(0, |w| *w as u64);
+    if stacked % width != 0 || stacked == 0 {
+        return Err(t.error("caption_channels", format!("is {width}, but {projection}.weight has {stacked} columns")));
+    }
+    let registers =
+        |stream: &str| shape(&format!("{stream}_connector.learnable_registers")).map(|s| s.first().copied());
+    let heads = t.or("connector_num_attention_heads", 30);
+    let dim = t.or("connector_attention_head_dim", 128);
+    let layers = t.or("connector_num_layers", 2);
+    let gated = t.flag("connector_apply_gated_attention", false);
+    let positions = t.get("connector_positional_embedding_max_pos").and_then(|p| p.get(0).cloned());
+    let hidden = |heads: &str, dim: &str, default: u64| match (t.get(heads), t.get(dim)) {
+        (Some(h), Some(d)) => h.as_u64().zip(d.as_u64()).map_or(default, |(h, d)| h * d),
+        _ => default,
+    };
+    Ok(json!({
+        "_class_name": "LTX2TextConnectors",
+        "caption_channels": caption,
+        "text_proj_in_factor": stacked / width,
+        "video_connector_num_attention_heads": heads,
+        "video_connector_attention_head_dim": dim,
+        "video_connector_num_layers": layers,
+        "video_connector_num_learnable_registers": registers("video")?,
+        "video_gated_attn": gated,
+        "audio_connector_num_attention_heads": t.or("audio_connector_num_attention_heads", heads),
+        "audio_connector_attention_head_dim": t.or("audio_connector_attention_head_dim", dim),
+        "audio_connector_num_layers": t.or("audio_connector_num_layers", layers),
+        "audio_connector_num_learnable_registers": registers("audio")?,
+        "audio_gated_attn": gated,
+        "connector_rope_base_seq_len": positions.unwrap_or(json!(4096)),
+        "rope_theta": 10000.0,
+        "rope_double_precision": t.get("frequencies_precision").and_then(Value::as_str) == Some("float64"),
+        "causal_temporal_positioning": false,
+        "rope_type": t.or("rope_type", "split"),
+        "per_modality_projections": first,
+        "video_hidden_dim": hidden("num_attention_heads", "attention_head_dim", 4096),
+        "audio_hidden_dim": hidden("audio_num_attention_heads", "audio_attention_head_dim", 2048),
+        "proj_bias": tensors.contains(&format!("{projection}.bias")),
+    }))
+}
+
+fn audio_vae(s: Section) -> Value {
+    let params = s.sub("model").sub("params");
+    let dd = params.sub("ddconfig");
+    let (stft, mel) = (s.sub("preprocessing").sub("stft"), s.sub("preprocessing").sub("mel"));
+    let mel_bins = dd.get("mel_bins").or(mel.get("n_mel_channels")).or(s.sub("variables").get("mel_bins")).cloned();
+    // An empty list of resolutions is no attention, which diffusers writes as null.
+    let attention = dd.get("attn_resolutions").filter(|r| r.as_array().is_some_and(|a| !a.is_empty())).cloned();
+    json!({
+        "_class_name": "AutoencoderKLLTX2Audio",
+        "base_channels": dd.or("ch", 128),
+        "output_channels": dd.or("out_ch", 2),
+        "ch_mult": dd.or("ch_mult", json!([1, 2, 4])),
+        "num_res_blocks": dd.or("num_res_blocks", 2),
+        "attn_resolutions": attention,
+        "in_channels": dd.or("in_channels", 2),
+        "resolution": dd.or("resolution", 256),
+        "latent_channels": dd.or("z_channels", 8),
+        "norm_type": dd.or("norm_type", "pixel"),
+        "causality_axis": dd.or("causality_axis", "height"),
+        "dropout": 0.0,
+        "mid_block_add_attention": dd.or("mid_block_add_attention", false),
+        "sample_rate": params.or("sampling_rate", 16000),
+        "mel_hop_length": stft.or("hop_length", 160),
+        "is_causal": stft.or("causal", true),
+        "mel_bins": mel_bins.unwrap_or(json!(64)),
+        "double_z": dd.or("double_z", true),
+    })
+}
+
+/// One generator: LTX-2.0's vocoder, or either half of LTX-2.3's.
+fn generator(s: Section, channels: usize, last: Value) -> Result<Map<String, Value>, WeightsError> {
+    let (act, antialias) = match s.get("resblock").and_then(Value::as_str).unwrap_or("1") {
+        "1" => ("leaky_relu", false),
+        "AMP1" => ("snakebeta", true),
+        other => return Err(s.error("resblock", format!("is `{other}`, only `1` and `AMP1` are supported"))),
+    };
+    s.require("stereo", json!(true))?;
+    let values = json!({
+        "in_channels": channels,
+        "hidden_channels": s.or("upsample_initial_channel", 1024),
+        "out_channels": 2,
+        "upsample_kernel_sizes": s.or("upsample_kernel_sizes", json!([16, 15, 8, 4, 4])),
+        "upsample_factors": s.or("upsample_rates", json!([6, 5, 2, 2, 2])),
+        "resnet_kernel_sizes": s.or("resblock_kernel_sizes", json!([3, 7, 11])),
+        "resnet_dilations": s.or("resblock_dilation_sizes", json!([[1, 3, 5], [1, 3, 5], [1, 3, 5]])),
+        "act_fn": act,
+        "leaky_relu_negative_slope": 0.1,
+        "antialias": antialias,
+        "antialias_ratio": 2,
+        "antialias_kernel_size": 12,
+        "final_act_fn": last,
+        "final_bias": s.or("use_bias_at_final", true),
+    });
+    Ok(values.as_object().cloned().unwrap_or_default())
+}
+
+fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
+    let channels = |name: &str| {
+        let shape = tensors.shape(name).and_then(|s| s.get(1).copied());
+        shape.ok_or_else(|| WeightsError::MissingTensor { path: s.path.to_path_buf(), key: name.into() })
+    };
+    // The training code clamps where it does not apply tanh.
+    let last = |s: Section| if s.flag("use_tanh_at_final", true) { json!("tanh") } else { json!("clamp") };
+    let bwe = s.sub("bwe");
+    if bwe.values.is_none() {
+        let mut config = Map::from_iter([("_class_name".into(), json!("LTX2Vocoder"))]);
+        config.extend(generator(s, channels("conv_in.weight")?, last(s))?);
+        config.insert("output_sampling_rate".into(), s.or("output_sampling_rate", 24000));
+        return Ok(Value::Object(config));
+    }
+    let first = s.sub("vocoder");
+    let mut config = Map::from_iter([("_class_name".into(), json!("LTX2VocoderWithBWE"))]);
+    config.extend(generator(first, channels("vocoder.conv_in.weight")?, last(first))?);
+    let second = generator(bwe, channels("bwe_generator.conv_in.weight")?, Value::Null)?;
+    config.extend(second.into_iter().map(|(k, v)| (format!("bwe_{k}"), v)));
+    for (key, from, default) in [
+        ("filter_length", "n_fft", 512),
+        ("hop_length", "hop_length", 80),
+        ("window_length", "n_fft", 512),
+        ("num_mel_channels", "num_mels", 64),
+        ("input_sampling_rate", "input_sampling_rate", 16000),
+        ("output_sampling_rate", "output_sampling_rate", 48000),
+    ] {
+        config.insert(key.into(), bwe.or(from, default));
+    }
+    Ok(Value::Object(config))
+}
+
+/// The single files do not describe the schedule in diffusers' words; distilled models are told by their name.
+fn scheduler(path: &Path, s: Section) -> Value {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let distilled = name.contains("distilled");
+    json!({
+        "_class_name": "FlowMatchEulerDiscreteScheduler",
+        "base_shift": s.or("base_shift", 0.95),
+        "max_shift": s.or("max_shift", 2.05),
+        "base_image_seq_len": s.or("base_image_seq_len", 1024),
+        "max_image_seq_len": s.or("max_image_seq_len", 4096),
+        "num_train_timesteps": s.or("num_train_timesteps", 1000),
+        "shift": s.or("shift", 1.0),
+        "time_shift_type": s.or("time_shift_type", "exponential"),
+        "use_dynamic_shifting": s.or("use_dynamic_shifting", !distilled),
+        "shift_terminal": s.or("shift_terminal", if distilled { Value::Null } else { json!(0.1) }),
+    })
+}
+
+fn upsampler(config: &Value) -> Value {
+    let or = |key: &str, default: Value| config.get(key).cloned().unwrap_or(default);
+    json!({
+        "_class_name": "LTX2LatentUpsamplerModel",
+        "in_channels": or("in_channels", json!(128)),
+        "mid_channels": or("mid_channels", json!(512)),
+        "num_blocks_per_stage": or("num_blocks_per_stage", json!(4)),
+        "dims": or("dims", json!(3)),
+        "spatial_upsample": or("spatial_upsample", json!(true)),
+        "temporal_upsample": or("temporal_upsample", json!(false)),
+        "rational_spatial_scale": or("spatial_scale", json!(2.0)),
+        "use_rational_resampler": or("rational_resampler", json!(false)),
+    })
+}

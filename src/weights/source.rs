@@ -1,0 +1,387 @@
+//! Where a model's parts lie.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::checkpoint::{Checkpoint, read_json};
+use super::error::WeightsError;
+use super::hub::HubCache;
+use super::keys::{self, SingleFileKeys};
+use super::{Component, official};
+
+/// Parts taken from elsewhere than the model: paths or `org/name`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// Gemma-3's folder.
+    pub text_encoder: Option<String>,
+    /// A folder with `tokenizer.json`, or that file.
+    pub tokenizer: Option<String>,
+    /// Video VAE.
+    pub vae: Option<String>,
+    /// Audio VAE.
+    pub audio_vae: Option<String>,
+    /// Vocoder.
+    pub vocoder: Option<String>,
+    /// Latent upsampler.
+    pub upsampler: Option<String>,
+}
+
+impl Overrides {
+    fn get(&self, component: Component) -> Option<&str> {
+        match component {
+            Component::TextEncoder => self.text_encoder.as_deref(),
+            Component::Tokenizer => self.tokenizer.as_deref(),
+            Component::Vae => self.vae.as_deref(),
+            Component::AudioVae => self.audio_vae.as_deref(),
+            Component::Vocoder => self.vocoder.as_deref(),
+            Component::LatentUpsampler => self.upsampler.as_deref(),
+            Component::Connectors | Component::Transformer | Component::Scheduler => None,
+        }
+    }
+}
+
+/// A generation of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// LTX-2, 19B.
+    V2_0,
+    /// LTX-2.3, 22B.
+    V2_3,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Version::V2_0 => "2.0",
+            Version::V2_3 => "2.3",
+        })
+    }
+}
+
+/// A single file with several components.
+#[derive(Debug)]
+struct SingleFile {
+    checkpoint: Checkpoint,
+    keys: SingleFileKeys,
+    /// The header's `config`.
+    config: Value,
+}
+
+/// What a path turned out to be.
+#[derive(Debug)]
+enum Place {
+    /// A folder with a folder for each component.
+    Model(PathBuf),
+    /// The folder of one component.
+    Part(PathBuf),
+    /// One of Lightricks' files.
+    Single(Box<SingleFile>),
+}
+
+/// A model whose parts have been located. Weights are mapped when asked for.
+#[derive(Debug)]
+pub struct ModelSource {
+    path: PathBuf,
+    main: Place,
+    parts: BTreeMap<Component, Place>,
+}
+
+impl ModelSource {
+    /// Finds a model: a diffusers folder, one of Lightricks' files, or `org/name` (or `org/name/file`) in the local
+    /// Hugging Face cache.
+    ///
+    /// # Errors
+    /// The model or an override is not there, or its header cannot be read. A part that is merely absent is an error
+    /// only when asked for.
+    pub fn open(model: &str, overrides: &Overrides) -> Result<Self, WeightsError> {
+        Self::open_in(model, overrides, &HubCache::from_env())
+    }
+
+    /// [`ModelSource::open`] with another cache.
+    pub fn open_in(model: &str, overrides: &Overrides, hub: &HubCache) -> Result<Self, WeightsError> {
+        let path = locate(model, hub)?;
+        let main = place(&path, None)?;
+        let mut parts = BTreeMap::new();
+        for component in Component::ALL {
+            if let Some(name) = overrides.get(component) {
+                parts.insert(component, place(&locate(name, hub)?, Some(component))?);
+            }
+        }
+        Ok(ModelSource { path, main, parts })
+    }
+
+    /// The model's folder or file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn place(&self, component: Component) -> &Place {
+        self.parts.get(&component).unwrap_or(&self.main)
+    }
+
+    fn absent(&self, component: Component) -> WeightsError {
+        let path = match self.place(component) {
+            Place::Model(p) | Place::Part(p) => p.clone(),
+            Place::Single(s) => s.checkpoint.path().to_path_buf(),
+        };
+        WeightsError::NoComponent { path, component }
+    }
+
+    /// A component's folder, when it has one.
+    ///
+    /// The tokenizer is looked for beside and inside the text encoder too, where Google's repository keeps it.
+    ///
+    /// # Errors
+    /// The component is absent, or inside a single file.
+    pub fn folder(&self, component: Component) -> Result<PathBuf, WeightsError> {
+        let holds = |dir: &Path| match component {
+            Component::Tokenizer => dir.join("tokenizer.json").is_file(),
+            _ => dir.join(component.config_file()).is_file(),
+        };
+        let candidates: Vec<PathBuf> = match self.place(component) {
+            Place::Part(dir) => vec![dir.clone()],
+            Place::Model(dir) => vec![dir.join(component.folder())],
+            Place::Single(_) => vec![],
+        };
+        let mut found = candidates.into_iter().find(|d| holds(d));
+        if found.is_none() && component == Component::Tokenizer && !self.parts.contains_key(&component) {
+            found = match self.place(Component::TextEncoder) {
+                Place::Part(dir) => {
+                    let beside = dir.parent().map(|p| p.join(component.folder()));
+                    [Some(dir.clone()), beside].into_iter().flatten().find(|d| holds(d))
+                }
+                Place::Model(dir) => {
+                    [component, Component::TextEncoder].map(|c| dir.join(c.folder())).into_iter().find(|d| holds(d))
+                }
+                Place::Single(_) => None,
+            };
+        }
+        found.ok_or_else(|| self.absent(component))
+    }
+
+    /// The path of `tokenizer.json`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn tokenizer(&self) -> Result<PathBuf, WeightsError> {
+        Ok(self.folder(Component::Tokenizer)?.join("tokenizer.json"))
+    }
+
+    /// Whether a component is there.
+    pub fn has(&self, component: Component) -> bool {
+        match self.place(component) {
+            Place::Single(s) => {
+                component == Component::Scheduler || s.checkpoint.names().any(|k| s.name(component, k).is_some())
+            }
+            _ => self.folder(component).is_ok(),
+        }
+    }
+
+    /// An error for the first of the components that is absent.
+    ///
+    /// # Errors
+    /// As said; the message names the key and the flag that would give it.
+    pub fn require(&self, components: &[Component]) -> Result<(), WeightsError> {
+        for component in components {
+            match component {
+                Component::Tokenizer => drop(self.folder(Component::Tokenizer)?),
+                c if self.has(*c) => {}
+                c => return Err(self.absent(*c)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a component's configuration is read from, for error messages.
+    pub fn config_path(&self, component: Component) -> PathBuf {
+        match self.place(component) {
+            Place::Single(s) => s.checkpoint.path().to_path_buf(),
+            Place::Model(_) | Place::Part(_) => match self.folder(component) {
+                Ok(dir) => dir.join(component.config_file()),
+                Err(_) => self.path.join(component.folder()).join(component.config_file()),
+            },
+        }
+    }
+
+    /// A component's configuration in the keys of the diffusers layout.
+    ///
+    /// # Errors
+    /// The component is absent, the file is no JSON object, or describes a network that is not supported.
+    pub fn config(&self, component: Component) -> Result<Value, WeightsError> {
+        if let Place::Single(s) = self.place(component) {
+            if !self.has(component) {
+                return Err(self.absent(component));
+            }
+            let path = s.checkpoint.path();
+            return official::component_config(path, &s.config, component, &self.checkpoint_of(s, component)?);
+        }
+        let path = self.folder(component)?.join(component.config_file());
+        let json = read_json(&path)?;
+        match json.is_object() {
+            true => Ok(json),
+            false => Err(WeightsError::Json { path, reason: "not a JSON object".into() }),
+        }
+    }
+
+    /// A component's tensors under the names this program uses.
+    ///
+    /// # Errors
+    /// The component is absent or has no weights, or its files are damaged.
+    pub fn checkpoint(&self, component: Component) -> Result<Checkpoint, WeightsError> {
+        if component.weights_stem().is_none() {
+            return Err(self.absent(component));
+        }
+        if let Place::Single(s) = self.place(component) {
+            return self.checkpoint_of(s, component);
+        }
+        let checkpoint = Checkpoint::open(&self.folder(component)?)?;
+        match component {
+            Component::TextEncoder => checkpoint.renamed(|key| Some(keys::gemma(key))),
+            _ => Ok(checkpoint),
+        }
+    }
+
+    fn checkpoint_of(&self, single: &SingleFile, component: Component) -> Result<Checkpoint, WeightsError> {
+        let checkpoint = single.checkpoint.renamed(|key| single.name(component, key))?;
+        match checkpoint.is_empty() && component.weights_stem().is_some() {
+            true => Err(self.absent(component)),
+            false => Ok(checkpoint),
+        }
+    }
+
+    /// Keys of a single file that no component reads.
+    pub fn unused_keys(&self) -> Vec<String> {
+        match &self.main {
+            Place::Single(s) => s.checkpoint.names().filter(|k| s.keys.map(k).is_none()).map(String::from).collect(),
+            Place::Model(_) | Place::Part(_) => vec![],
+        }
+    }
+
+    /// The model's generation, by what the transformer's configuration asks for.
+    ///
+    /// # Errors
+    /// There is no transformer, or its keys belong to neither generation.
+    pub fn version(&self) -> Result<Version, WeightsError> {
+        let config = self.config(Component::Transformer)?;
+        let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
+        // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
+        match (flag("use_prompt_embeddings", true), flag("cross_attn_mod", false)) {
+            (true, false) => Ok(Version::V2_0),
+            (false, true) => Ok(Version::V2_3),
+            (prompt, modulated) => Err(WeightsError::Config {
+                path: self.config_path(Component::Transformer),
+                key: "use_prompt_embeddings".into(),
+                reason: format!("is {prompt} beside cross_attn_mod {modulated}: neither LTX-2.0 nor LTX-2.3"),
+            }),
+        }
+    }
+
+    /// A sha256 over every component's configuration, tensor names, shapes, element types and file sizes. Reads no
+    /// weights: it tells models apart, not a damaged byte.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn fingerprint(&self) -> Result<String, WeightsError> {
+        let mut hash = Sha256::new();
+        let mut add = |text: String| {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        };
+        for component in Component::ALL {
+            if component == Component::Tokenizer {
+                if let Ok(path) = self.tokenizer() {
+                    let size = fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?.len();
+                    add(format!("tokenizer {size}"));
+                }
+                continue;
+            }
+            if !self.has(component) {
+                continue;
+            }
+            add(format!("{} {}", component.folder(), self.config(component)?));
+            if component.weights_stem().is_none() {
+                continue;
+            }
+            let checkpoint = self.checkpoint(component)?;
+            for name in checkpoint.names() {
+                let dtype = checkpoint.dtype_name(name).unwrap_or_default();
+                add(format!("{name} {dtype} {:?}", checkpoint.shape(name).unwrap_or_default()));
+            }
+            checkpoint.files().for_each(|(_, size)| add(size.to_string()));
+        }
+        Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+    }
+}
+
+impl SingleFile {
+    fn name(&self, component: Component, key: &str) -> Option<String> {
+        if component != Component::LatentUpsampler {
+            return self.keys.rename(component, key);
+        }
+        // A file of its own, whose names are the same in both layouts.
+        let first = key.split('.').next().unwrap_or_default();
+        UPSAMPLER_MODULES.contains(&first).then(|| key.to_string())
+    }
+}
+
+/// The modules of a latent upsampler.
+const UPSAMPLER_MODULES: [&str; 6] =
+    ["initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsample_res_blocks", "final_conv"];
+
+/// The path of a model or part.
+fn locate(name: &str, hub: &HubCache) -> Result<PathBuf, WeightsError> {
+    let path = Path::new(name);
+    if path.exists() {
+        return Ok(path.to_path_buf());
+    }
+    if HubCache::is_name(name) {
+        return hub.resolve(name);
+    }
+    let looked = "no such file or folder; a model is a diffusers folder, a .safetensors file, or org/name".into();
+    Err(WeightsError::NotFound { name: name.into(), looked })
+}
+
+/// Tells what lies at a path; for a part, which one is asked for.
+fn place(path: &Path, part: Option<Component>) -> Result<Place, WeightsError> {
+    if path.is_file() {
+        return match part {
+            Some(Component::Tokenizer) => Ok(Place::Part(path.parent().unwrap_or(Path::new("")).to_path_buf())),
+            Some(c @ Component::TextEncoder) => {
+                Err(WeightsError::NoComponent { path: path.to_path_buf(), component: c })
+            }
+            _ => single(path).map(|s| Place::Single(Box::new(s))),
+        };
+    }
+    let holds = |c: Component| path.join(c.folder()).join(c.config_file()).is_file();
+    if let Some(component) = part {
+        return Ok(if holds(component) { Place::Model(path.into()) } else { Place::Part(path.into()) });
+    }
+    if path.join("model_index.json").is_file() || Component::ALL.into_iter().any(holds) {
+        return Ok(Place::Model(path.into()));
+    }
+    // A repository of Lightricks may hold nothing but single files: Checkpoint::open names them when there are several.
+    single(path).map(|s| Place::Single(Box::new(s)))
+}
+
+fn single(path: &Path) -> Result<SingleFile, WeightsError> {
+    let checkpoint = Checkpoint::open(path)?;
+    let text = checkpoint.metadata("config").ok_or_else(|| WeightsError::Config {
+        path: checkpoint.path().to_path_buf(),
+        key: "config".into(),
+        reason: "is missing in the header's metadata: not one of Lightricks' model files, or stripped of it; use the \
+                 published file or the diffusers folder"
+            .into(),
+    })?;
+    let config = serde_json::from_str(text).map_err(|e| WeightsError::Config {
+        path: checkpoint.path().to_path_buf(),
+        key: "config".into(),
+        reason: format!("in the header's metadata is not JSON: {e}"),
+    })?;
+    let keys = SingleFileKeys::new(checkpoint.names());
+    Ok(SingleFile { keys, config, checkpoint })
+}

@@ -1,0 +1,149 @@
+//! Does a checkpoint hold what a model declares? From headers alone; and whether a tensor's numbers are finite.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use super::checkpoint::{Checkpoint, TensorView};
+use super::error::WeightsError;
+use crate::dtype::DType;
+
+/// A tensor with another shape than declared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misshaped {
+    /// Its name.
+    pub name: String,
+    /// The declared shape.
+    pub want: Vec<usize>,
+    /// The file's shape.
+    pub got: Vec<usize>,
+}
+
+/// What differs between a checkpoint and a declaration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Tensors that agree.
+    pub matched: usize,
+    /// Bytes of the tensors that agree, as stored.
+    pub bytes: u64,
+    /// Declared, not there.
+    pub missing: Vec<String>,
+    /// There, with another shape.
+    pub misshaped: Vec<Misshaped>,
+    /// There, but not floating point: name and element type.
+    pub wrong_dtype: Vec<(String, String)>,
+    /// There, not declared. Published files hold statistics nobody reads, so this is no error.
+    pub extra: Vec<String>,
+}
+
+/// Compares a component's checkpoint with the tensors its model declares.
+pub fn validate<'a>(checkpoint: &Checkpoint, expected: impl IntoIterator<Item = (&'a str, &'a [usize])>) -> Report {
+    let mut report = Report::default();
+    let mut seen = BTreeSet::new();
+    for (name, want) in expected {
+        if !seen.insert(name) {
+            continue;
+        }
+        match checkpoint.shape(name) {
+            None => report.missing.push(name.into()),
+            Some(got) if got != want => {
+                report.misshaped.push(Misshaped { name: name.into(), want: want.to_vec(), got: got.to_vec() });
+            }
+            Some(_) => match checkpoint.get_float(name) {
+                Ok(view) => {
+                    report.matched += 1;
+                    report.bytes += view.bytes().len() as u64;
+                }
+                Err(_) => {
+                    report.wrong_dtype.push((name.into(), checkpoint.dtype_name(name).unwrap_or_default()));
+                }
+            },
+        }
+    }
+    report.extra = checkpoint.names().filter(|n| !seen.contains(n)).map(String::from).collect();
+    report
+}
+
+impl Report {
+    /// True when every declared tensor is there as declared.
+    pub fn is_ok(&self) -> bool {
+        self.missing.is_empty() && self.misshaped.is_empty() && self.wrong_dtype.is_empty()
+    }
+
+    /// An error that names the first differences, unless [`Report::is_ok`].
+    pub fn into_result(self, component: &str, checkpoint: &Checkpoint) -> Result<Self, WeightsError> {
+        if self.is_ok() {
+            return Ok(self);
+        }
+        let path = checkpoint.path().to_path_buf();
+        Err(WeightsError::Mismatch { path, component: component.into(), summary: self.to_string() })
+    }
+
+    /// Every difference, a line each.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.missing.iter().map(|n| format!("missing    {n}")).collect();
+        lines.extend(self.misshaped.iter().map(|m| format!("mis-shaped {m}")));
+        lines.extend(self.wrong_dtype.iter().map(|(n, d)| format!("wrong type {n}: {d}, not floating point")));
+        lines.extend(self.extra.iter().map(|n| format!("extra      {n}")));
+        lines
+    }
+}
+
+impl fmt::Display for Misshaped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: file {:?}, model {:?}", self.name, self.got, self.want)
+    }
+}
+
+/// One line: counts, and the first three of each kind.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = |count: usize, what: &str, firsts: Vec<String>| {
+            let more = if count > firsts.len() { ", …" } else { "" };
+            (count > 0).then(|| format!("{count} {what} ({}{more})", firsts.join(", ")))
+        };
+        let mut parts = vec![];
+        parts.extend(part(self.missing.len(), "missing", self.missing.iter().take(3).cloned().collect()));
+        let shapes = self.misshaped.iter().take(3).map(ToString::to_string).collect();
+        parts.extend(part(self.misshaped.len(), "mis-shaped", shapes));
+        let types = self.wrong_dtype.iter().take(3).map(|(n, d)| format!("{n}: {d}")).collect();
+        parts.extend(part(self.wrong_dtype.len(), "not floating point", types));
+        parts.extend(part(self.extra.len(), "extra", self.extra.iter().take(3).cloned().collect()));
+        match parts.is_empty() {
+            true => write!(f, "all {} tensors agree", self.matched),
+            false => f.write_str(&parts.join("; ")),
+        }
+    }
+}
+
+/// Position of the first infinity or not-a-number in row-major little-endian bytes; none for integers.
+pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
+    // All exponent bits set: the bytes that hold them are looked at without converting, at memory speed.
+    fn scan<const N: usize>(bytes: &[u8], mask: u64) -> Option<usize> {
+        bytes.chunks_exact(N).position(|c| {
+            let mut word = [0; 8];
+            word[..N].copy_from_slice(c);
+            u64::from_le_bytes(word) & mask == mask
+        })
+    }
+    match dtype {
+        DType::BF16 => scan::<2>(bytes, 0x7f80),
+        DType::F16 => scan::<2>(bytes, 0x7c00),
+        DType::F32 => scan::<4>(bytes, 0x7f80_0000),
+        DType::F64 => scan::<8>(bytes, 0x7ff0_0000_0000_0000),
+        _ => None,
+    }
+}
+
+/// An error that names file, key and index of a tensor's first infinity or not-a-number.
+pub fn check_finite(view: &TensorView) -> Result<(), WeightsError> {
+    let Some(mut flat) = first_non_finite(view.dtype(), view.bytes()) else { return Ok(()) };
+    let size = view.dtype().size();
+    let value = crate::tensor::Tensor::from_bytes(view.dtype(), &[1], &view.bytes()[flat * size..][..size])
+        .map_or(f64::NAN, |t| f64::from(t.to_f32()[[0]]));
+    let mut index = vec![0; view.shape().len()];
+    for (i, d) in view.shape().iter().enumerate().rev() {
+        index[i] = flat % d;
+        flat /= d;
+    }
+    Err(WeightsError::NonFinite { path: view.file().to_path_buf(), key: view.key().into(), index, value })
+}
