@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use crate::pjrt::discover::{self, Kind};
-use crate::pjrt::{Client, Plugin};
+use crate::pjrt::{Client, Device, Plugin, Value};
 use crate::runtime::platform::{self, Choice};
 
 /// Arguments of `ltx2 doctor`.
@@ -118,14 +118,18 @@ fn examine(kind: Kind) -> PlatformReport {
 fn describe(report: &mut PlatformReport, client: &Client) -> crate::pjrt::Result<()> {
     report.platform_name = Some(client.platform_name()?);
     report.platform_version = Some(client.platform_version()?);
-    report.devices = client.devices().iter().map(|device| device.description().debug.clone()).collect();
+    let line = |device: &Device| match (device.kind(), &device.description().debug) {
+        (kind, debug) if debug.contains(kind) => debug.clone(),
+        (kind, debug) => format!("{debug} {kind}"),
+    };
+    report.devices = client.devices().iter().map(line).collect();
     Ok(())
 }
 
 /// `1.20.0` from the plugin's list of numbers.
 fn stablehlo_version(plugin: &Plugin) -> Option<String> {
     match plugin.attributes().ok()?.remove("stablehlo_current_version")? {
-        crate::pjrt::Value::Ints(parts) => Some(parts.iter().map(i64::to_string).collect::<Vec<_>>().join(".")),
+        Value::Ints(parts) => Some(parts.iter().map(i64::to_string).collect::<Vec<_>>().join(".")),
         other => Some(other.to_string()),
     }
 }

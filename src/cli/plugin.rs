@@ -41,7 +41,7 @@ pub struct Install {
 pub enum Platform {
     /// The host's processor
     Cpu,
-    /// NVIDIA GPUs (CUDA 13, driver 580 or newer; about 4 GB unpacked)
+    /// NVIDIA GPUs (CUDA 13, driver 580 or newer; about 3 GB unpacked)
     Cuda,
     /// Cloud TPU
     Tpu,

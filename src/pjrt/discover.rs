@@ -208,14 +208,16 @@ fn fits(name: &str, pattern: &str) -> bool {
     }
 }
 
+/// Drops a path that names the same folder as one before it (`/lib` is `/usr/lib` on most systems).
 fn unique(paths: Vec<PathBuf>) -> Vec<PathBuf> {
-    let mut kept: Vec<PathBuf> = Vec::new();
-    for path in paths {
-        if !kept.contains(&path) {
-            kept.push(path);
-        }
-    }
-    kept
+    let mut seen = Vec::new();
+    let mut first = |path: &PathBuf| {
+        let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let new = !seen.contains(&real);
+        seen.push(real);
+        new
+    };
+    paths.into_iter().filter(|path| first(path)).collect()
 }
 
 #[cfg(test)]
