@@ -2,6 +2,8 @@
 //!
 //! Without a plugin the tests say so on stderr and pass; `LTX2_REQUIRE_PLUGIN=1` makes that a failure.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::{Arc, OnceLock};
 
 use ltx2::dtype::DType;

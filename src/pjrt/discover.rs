@@ -127,6 +127,11 @@ pub fn find(kind: Kind, explicit: Option<&Path>) -> Search {
     search
 }
 
+/// The plugin file below a folder made by `ltx2 plugin install`.
+pub fn in_folder(kind: Kind, folder: &Path) -> Option<PathBuf> {
+    kind.patterns().iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
+}
+
 /// The folders `plugins/` that are searched: beside the working directory, beside the executable and its ancestors,
 /// then the user's data folder.
 pub fn plugin_folders() -> Vec<PathBuf> {
@@ -203,14 +208,16 @@ fn fits(name: &str, pattern: &str) -> bool {
     }
 }
 
+/// Drops a path that names the same folder as one before it (`/lib` is `/usr/lib` on most systems).
 fn unique(paths: Vec<PathBuf>) -> Vec<PathBuf> {
-    let mut kept: Vec<PathBuf> = Vec::new();
-    for path in paths {
-        if !kept.contains(&path) {
-            kept.push(path);
-        }
-    }
-    kept
+    let mut seen = Vec::new();
+    let mut first = |path: &PathBuf| {
+        let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let new = !seen.contains(&real);
+        seen.push(real);
+        new
+    };
+    paths.into_iter().filter(|path| first(path)).collect()
 }
 
 #[cfg(test)]
