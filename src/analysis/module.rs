@@ -30,6 +30,8 @@ pub struct Instruction {
     pub name: String,
     /// HLO opcode: `all-gather`, `dot`, `while` …
     pub opcode: String,
+    /// Dimensions of the result; empty for a tuple.
+    pub dims: Vec<i64>,
     /// Elements of the result (of a tuple: the sum).
     pub elements: i64,
     /// The name scope it was built under.
@@ -79,6 +81,7 @@ impl Module {
         self.computations.values().flat_map(|c| &c.instructions).map(|i| Instruction {
             name: i.name.clone(),
             opcode: i.opcode.clone(),
+            dims: i.shape.as_ref().map(|s| s.dimensions.clone()).unwrap_or_default(),
             elements: i.shape.as_ref().map_or(0, elements),
             scope: i.metadata.as_ref().map(|m| m.op_name.clone()).unwrap_or_default(),
         })

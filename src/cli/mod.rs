@@ -1,1 +1,4 @@
 //! The subcommands, one file each.
+
+pub mod doctor;
+pub mod plugin;

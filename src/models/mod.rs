@@ -1,9 +1,15 @@
 //! The networks of LTX-2, one folder each, and what two of them share.
 
 pub mod attention;
+pub mod audio_vae;
+pub mod connectors;
 pub mod feed_forward;
 pub mod gemma3;
+pub mod presets;
+pub mod timestep;
 pub mod transformer;
+pub mod video_vae;
+pub mod vocoder;
 
 use serde::de::DeserializeOwned;
 

@@ -1,6 +1,7 @@
 //! Layers: what a network declares (parameters with logical axes) and what it computes with them.
 
 mod attention;
+mod conv;
 mod layout;
 mod linear;
 mod norm;
@@ -8,6 +9,7 @@ mod params;
 pub mod rope;
 
 pub use attention::{Attention, Exchange, Heads};
+pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, transposed_conv1d};
 pub use layout::{Axis, Layout, LayoutError};
 pub use linear::{gelu, gelu_tanh, linear, linear_nd, project, silu};
 pub use norm::{layer_norm, pixel_norm, rms, rms_norm};

@@ -1,1 +1,11 @@
 //! From a request to a file.
+
+mod error;
+pub mod init;
+pub mod models;
+pub mod report;
+pub mod run;
+pub mod stages;
+pub mod text_to_video;
+
+pub use error::{PipelineError, Result};

@@ -1,3 +1,8 @@
 //! Gemma-3, the text encoder.
 
+mod config;
+mod model;
 pub mod tokenizer;
+
+pub use config::{COMPONENT, Gemma3Config, LayerKind, RopeBase};
+pub use model::program;

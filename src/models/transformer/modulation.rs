@@ -1,15 +1,10 @@
-//! The timestep's way into the network: sinusoid, adaLN-single, and the rows each block takes from it.
-
-use ndarray::Array1;
+//! The timestep's way into the network: adaLN-single, and the rows each block takes from it.
 
 use super::config::{Stream, TransformerConfig};
 use crate::dtype::DType;
 use crate::hlo::Value;
+use crate::models::timestep::timestep_embedding;
 use crate::nn::{Axis, Init, Params, linear, rms, silu};
-use crate::tensor::Tensor;
-
-/// Sinusoid features of the timestep embedding, fixed by the architecture.
-const FEATURES: usize = 256;
 
 /// Which noise level the cross-modal modules see (`conditioning.cross_timestep`). All agree when every token of both
 /// streams has one noise level.
@@ -46,25 +41,13 @@ pub struct Levels<'a> {
     pub sigma: &'a Value,
 }
 
-/// `[cos(t·f), sin(t·f)]` with `f_i = 10000^(-i/128)`, in f32: `[…] -> […, 256]`.
-fn sinusoid(t: &Value) -> Value {
-    let half = FEATURES / 2;
-    let step = -(10000f64.ln()) as f32;
-    let f = Array1::from_shape_fn(half, |i| f64::from(step * i as f32 / half as f32).exp() as f32);
-    let angle = t.unsqueeze(t.rank()) * t.builder().constant(&Tensor::from(f));
-    t.builder().concat(&[&angle.cos(), &angle.sin()], -1)
-}
-
 /// adaLN-single at `p`: from timesteps `[b, s]` the `rows` modulation vectors `[b, s, rows, width]` and the embedded
 /// timestep `[b, s, width]`.
 fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value, Value) {
     let _scope = p.scope();
-    let embed = |p: &Params, x: &Value, out| linear(p, x, out, true, [Axis::Whole, Axis::Embed]);
-    let e = sinusoid(timestep).to(p.dtype());
-    let mlp = p.pp("emb.timestep_embedder");
-    let embedded = embed(&mlp.pp("linear_2"), &silu(&embed(&mlp.pp("linear_1"), &e, width)), width);
-    let all = embed(&p.pp("linear"), &silu(&embedded), rows * width);
-    (all.reshape(vec![e.dim(0), e.dim(1), rows, width]), embedded)
+    let embedded = timestep_embedding(&p.pp("emb.timestep_embedder"), timestep, width);
+    let all = linear(&p.pp("linear"), &silu(&embedded), rows * width, true, [Axis::Whole, Axis::Embed]);
+    (all.reshape(vec![timestep.dim(0), timestep.dim(1), rows, width]), embedded)
 }
 
 /// Both streams' modulation (video, audio) from their noise levels.

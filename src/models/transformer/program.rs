@@ -35,6 +35,25 @@ pub struct ForwardShape {
     pub stg_blocks: Vec<usize>,
 }
 
+impl Default for ForwardShape {
+    /// One sample of one token each, nothing switched on.
+    fn default() -> Self {
+        ForwardShape {
+            batch: 1,
+            tokens: [1; 2],
+            text: [1; 2],
+            text_channels: [1; 2],
+            per_token: [false; 2],
+            rope_rows: 1,
+            text_mask: [false; 2],
+            self_mask: false,
+            cross: CrossTimestep::Own,
+            isolate: false,
+            stg_blocks: Vec::new(),
+        }
+    }
+}
+
 /// The program of one forward pass. Inputs, all f32: `hidden_states`, `audio_hidden_states`, `encoder_hidden_states`,
 /// `audio_encoder_hidden_states`, `timestep`, `audio_timestep` (`[b]` or `[b, n]`), `sigma`, `audio_sigma` (`[b]`), the
 /// masks that `shape` asks for, `perturbation_mask` (`[b]`) and the RoPE tables. Outputs, f32: `video`, `audio`.

@@ -1,0 +1,196 @@
+"""One random tiny configuration of every component, drawn from a seed, consistent enough to run as one model."""
+
+import random
+
+from models import VOCABULARY
+
+_ACTIVATIONS = ["gelu-approximate"] * 3 + ["gelu", "geglu", "geglu-approximate", "swiglu", "linear-silu"]
+_DOWN = "LTX2VideoDownBlock3D"
+# Products of 80, 160 and 240 samples a mel frame: 8, 16 and 24 kHz, which every audio encoder takes.
+_VOCODER_FACTORS = [[10, 8], [8, 5, 4], [6, 5, 2, 2, 2], [5, 4, 2, 2, 2], [16, 15]]
+
+
+def _heads(draw, width):
+    """A head count that leaves an even head width."""
+    return draw.choice([h for h in (1, 2, 3, 4, 5, 6) if width % (2 * h) == 0])
+
+
+def _rope(draw, published):
+    return dict(
+        rope_theta=10_000.0 if published else draw.choice([10_000.0, 2000.0]),
+        rope_double_precision=True if published else draw.random() < 0.5,
+        rope_type="split" if published else draw.choice(["split", "split", "interleaved"]),
+    )
+
+
+def transformer(draw, latent, audio_width, caption, ratios, published):
+    """Widths, heads, depths and flags of the transformer."""
+    rope = _rope(draw, published)
+    heads, head_dim = draw.randint(1, 4), 2 * draw.randint(2, 8)
+    if heads * head_dim < 6:
+        head_dim = 6
+    audio_heads, audio_head_dim = heads, 2 * draw.randint(1, 6)
+    if not published and draw.random() < 0.4:
+        audio_heads = draw.randint(1, 4)
+        # The video side of the split cross-modal tables is cut into the video heads.
+        audio_head_dim = 2 * heads * draw.randint(1, 2)
+    width, audio = heads * head_dim, audio_heads * audio_head_dim
+    config = dict(
+        in_channels=latent, out_channels=latent, num_attention_heads=heads, attention_head_dim=head_dim,
+        cross_attention_dim=width, vae_scale_factors=list(ratios), audio_in_channels=audio_width,
+        audio_out_channels=audio_width, audio_num_attention_heads=audio_heads, audio_attention_head_dim=audio_head_dim,
+        audio_cross_attention_dim=audio, num_layers=draw.randint(1, 4), caption_channels=caption, **rope,
+    )
+    if not published:
+        config.update(
+            pos_embed_max_pos=draw.choice([10, 20]), audio_pos_embed_max_pos=draw.choice([20, 30]),
+            base_height=draw.choice([512, 2048]), base_width=draw.choice([768, 2048]), norm_eps=draw.choice([1e-6, 1e-4]),
+            norm_elementwise_affine=draw.random() < 0.3, attention_bias=draw.random() < 0.7,
+            attention_out_bias=draw.random() < 0.7, ff_bias=draw.random() < 0.7, audio_ff_bias=draw.random() < 0.7,
+            activation_fn=draw.choice(_ACTIVATIONS), causal_offset=draw.choice([1, 1, 0]),
+            cross_attn_timestep_scale_multiplier=draw.choice([1000, 1, 300]), perturbed_attn=draw.random() < 0.4,
+        )
+    return config
+
+
+def connectors(draw, caption, layers, published):
+    """Both connectors; register counts divide 16, so that any multiple of 16 tokens works."""
+    registers = [8, 16] if published else [None, 4, 8, 16]
+    config = dict(
+        caption_channels=caption, text_proj_in_factor=layers + 1,
+        connector_rope_base_seq_len=4096 if published else draw.choice([16, 100, 4096]), **_rope(draw, published),
+    )
+    for stream in ("video", "audio"):
+        heads = _heads(draw, caption)
+        config[f"{stream}_connector_num_attention_heads"] = heads
+        config[f"{stream}_connector_attention_head_dim"] = caption // heads
+        config[f"{stream}_connector_num_layers"] = draw.randint(1, 3)
+        config[f"{stream}_connector_num_learnable_registers"] = draw.choice(registers)
+    return config
+
+
+def vae(draw, latent, published):
+    """A decoder of one to three up blocks (the encoder is a stub); returns the config and (time, height, width) ratios."""
+    count = draw.randint(1, 3)
+    width = draw.choice([16, 24, 32]) if count == 3 else draw.choice([8, 16])
+    kinds, factors, residuals, widths = [], [], [], []
+    previous = width
+    for index in range(count):
+        kind = draw.choice(["spatial", "temporal", "spatiotemporal", "spatiotemporal"])
+        factor = draw.choice([1, 2])
+        target = previous
+        if index and factor == 1 and draw.random() < 0.4:
+            target = max(4, previous // 2)
+        if factor == 2 and previous < 4:
+            factor = 1
+        product = {"spatial": 4, "temporal": 2, "spatiotemporal": 8}[kind]
+        entering = previous if factor == 2 else target
+        residuals.append(entering % product == 0 and draw.random() < 0.7)
+        kinds.append(kind), factors.append(factor), widths.append(target)
+        previous = target // factor
+    halvings = sum(k != "temporal" for k in kinds)
+    # A ratio of at least 8 keeps the smallest legal frame at a handful of tokens.
+    patch = 4 if published else draw.choice([p for p in (1, 2, 4) if p * 2**halvings >= 8] or [4])
+    space = patch * 2**halvings
+    time = 2 ** sum(k != "spatial" for k in kinds)
+    config = dict(
+        latent_channels=latent, block_out_channels=[4], down_block_types=[_DOWN], layers_per_block=[1, 1],
+        spatio_temporal_scaling=[True], downsample_type=["spatial"], decoder_block_out_channels=widths[::-1],
+        decoder_layers_per_block=[draw.randint(0, 2) for _ in range(count)] + [draw.randint(1, 2)],
+        decoder_spatio_temporal_scaling=[True] * count, decoder_inject_noise=[False] * (count + 1), upsample_type=kinds,
+        upsample_residual=residuals[::-1], upsample_factor=factors[::-1], patch_size=patch,
+        decoder_causal=draw.random() < 0.3, decoder_spatial_padding_mode=draw.choice(["reflect", "zeros"]),
+        spatial_compression_ratio=space, temporal_compression_ratio=time,
+        scaling_factor=1.0 if published else draw.choice([1.0, 0.7]),
+    )
+    return config, (time, space, space)
+
+
+def audio_vae(draw, published):
+    """The audio decoder; base_channels = latent_channels * mel_bins / 4 so that the statistics fit."""
+    latent, mel = draw.choice([1, 2, 4]), draw.choice([8, 12, 16])
+    config = dict(latent_channels=latent, mel_bins=mel, resolution=32, ch_mult=[1, draw.choice([1, 2]), draw.choice([1, 2])])
+    config["num_res_blocks"] = draw.randint(1, 2)
+    if not published:
+        config["causality_axis"] = draw.choice(["height", "height", "width", "none", "width-compatibility"])
+        config["mid_block_add_attention"] = draw.random() < 0.3
+        config["attn_resolutions"] = draw.choice([None, None, [8], [16, 32]])
+        if config["causality_axis"] == "none" and draw.random() < 0.5:
+            latent, mel = 8, 16
+            config.update(latent_channels=latent, mel_bins=mel, norm_type="group", num_res_blocks=1)
+    config["base_channels"] = latent * (mel // 4)
+    return config
+
+
+def vocoder(draw, mel, published):
+    """Kernels are stride plus an even number, as the published ones."""
+    factors = draw.choice(_VOCODER_FACTORS)
+    count = draw.randint(1, 3)
+    config = dict(
+        in_channels=2 * mel, hidden_channels=draw.choice([1, 2]) * 2 ** len(factors), upsample_factors=factors,
+        upsample_kernel_sizes=[f + 2 * draw.randint(0, 4) for f in factors],
+        resnet_kernel_sizes=draw.sample([3, 5, 7, 11], count),
+        resnet_dilations=[draw.sample([1, 2, 3, 5], draw.randint(1, 3)) for _ in range(count)],
+        output_sampling_rate=100 * _product(factors),
+    )
+    if not published:
+        config.update(
+            final_act_fn=draw.choice(["tanh", "clamp", None]), final_bias=draw.random() < 0.7,
+            leaky_relu_negative_slope=draw.choice([0.1, 0.3]),
+        )
+    return config
+
+
+def _product(values):
+    total = 1
+    for value in values:
+        total *= value
+    return total
+
+
+def gemma(draw, width):
+    """Gemma 3 of a given width; the pattern is a list of layer types or a period."""
+    kv = draw.choice([1, 2])
+    heads = kv * draw.choice([h for h in (1, 2) if width % (kv * h) == 0])
+    layers = draw.randint(2, 8)
+    config = dict(
+        hidden_size=width, intermediate_size=draw.choice([20, 36]), num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv, head_dim=2 * draw.randint(2, 8), query_pre_attn_scalar=draw.randint(4, 30),
+        sliding_window=draw.randint(1, 12), rope_theta=draw.choice([1e6, 1e4]), rope_local_base_freq=draw.choice([1e4, 100.0]),
+    )
+    if draw.random() < 0.6:
+        config["rope_scaling"] = {"rope_type": "linear", "factor": draw.choice([2.0, 8.0])}
+    if draw.random() < 0.5:
+        config["layer_types"] = [draw.choice(["sliding_attention", "full_attention"]) for _ in range(layers)]
+    else:
+        config["sliding_window_pattern"] = draw.randint(2, 6)
+    return config
+
+
+def scheduler(draw):
+    """With and without the shift that follows the token count."""
+    dynamic = draw.random() < 0.6
+    return dict(
+        use_dynamic_shifting=dynamic, shift_terminal=0.1 if dynamic else None, shift=1.0 if dynamic else draw.choice([1.0, 2.5]),
+        base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, max_image_seq_len=4096, num_train_timesteps=1000,
+        time_shift_type="exponential",
+    )
+
+
+def whole(seed, published=False):
+    """Configs of one model. `published`: sizes vary, flags stay those of LTX-2.0."""
+    draw = random.Random(seed)
+    caption, latent = draw.choice([12, 16, 20, 24, 36]), draw.choice([3, 4, 8])
+    vae_config, ratios = vae(draw, latent, published)
+    audio = audio_vae(draw, published)
+    text = gemma(draw, caption)
+    return {
+        "vae": vae_config,
+        "audio_vae": audio,
+        "vocoder": vocoder(draw, audio["mel_bins"], published),
+        "text_encoder": text,
+        "connectors": connectors(draw, caption, text["num_hidden_layers"], published),
+        "transformer": transformer(draw, latent, audio["base_channels"], caption, ratios, published),
+        "scheduler": scheduler(draw),
+        "vocabulary": VOCABULARY,
+    }

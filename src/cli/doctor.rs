@@ -1,0 +1,172 @@
+//! `ltx2 doctor`: what works on this machine, what is missing, and the command that gets it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use crate::pjrt::discover::{self, Kind};
+use crate::pjrt::{Client, Device, Plugin, Value};
+use crate::runtime::platform::{self, Choice};
+
+/// Arguments of `ltx2 doctor`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What there is.
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    platforms: Vec<PlatformReport>,
+    ffmpeg: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct PlatformReport {
+    platform: &'static str,
+    /// True if a client started.
+    works: bool,
+    hardware: Option<String>,
+    plugin: Option<PluginReport>,
+    platform_name: Option<String>,
+    platform_version: Option<String>,
+    devices: Vec<String>,
+    /// What is wrong, each with what to do.
+    missing: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct PluginReport {
+    path: PathBuf,
+    origin: String,
+    /// The plugin's PJRT version; None if it was not loaded.
+    api_version: Option<String>,
+    stablehlo_version: Option<String>,
+}
+
+/// Runs `ltx2 doctor`; an error if no platform works.
+pub fn run(args: &Args) -> Result<()> {
+    let platforms = [Kind::Cpu, Kind::Cuda, Kind::Tpu].map(examine).into();
+    let report = Report { version: env!("CARGO_PKG_VERSION"), platforms, ffmpeg: in_path("ffmpeg") };
+    match args.json {
+        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        false => print(&report),
+    }
+    if !report.platforms.iter().any(|platform| platform.works) {
+        bail!("no platform works; `ltx2 plugin install cpu` fetches a plugin that runs everywhere");
+    }
+    Ok(())
+}
+
+fn examine(kind: Kind) -> PlatformReport {
+    let name = kind.name();
+    let mut report = PlatformReport {
+        platform: name,
+        works: false,
+        hardware: None,
+        plugin: None,
+        platform_name: None,
+        platform_version: None,
+        devices: Vec::new(),
+        missing: Vec::new(),
+    };
+    let hardware = platform::hardware(kind);
+    match &hardware {
+        Ok(text) if kind != Kind::Cpu => report.hardware = Some(text.clone()),
+        Ok(_) => {}
+        Err(reason) => report.missing.push(reason.clone()),
+    }
+    let search = discover::find(kind, None);
+    let Some(found) = search.found.first() else {
+        report.missing.push(format!("no plugin: `ltx2 plugin install {name}` fetches it"));
+        return report;
+    };
+    let mut plugin_report = PluginReport {
+        path: found.path.clone(),
+        origin: found.origin.clone(),
+        api_version: None,
+        stablehlo_version: None,
+    };
+    // Without chips libtpu asks the cloud's metadata server at start, which outside a TPU machine takes minutes.
+    let load = kind != Kind::Tpu || hardware.is_ok();
+    if load {
+        match Plugin::load(&found.path) {
+            Ok(plugin) => {
+                plugin_report.api_version = Some(format!("{}.{}", plugin.version().0, plugin.version().1));
+                plugin_report.stablehlo_version = stablehlo_version(&plugin);
+            }
+            Err(error) => report.missing.push(error.to_string()),
+        }
+    }
+    let loaded = plugin_report.api_version.is_some();
+    report.plugin = Some(plugin_report);
+    if loaded && hardware.is_ok() {
+        let choice = Choice::File(found.path.clone());
+        let described = platform::open(&choice, None).map_err(|e| e.to_string());
+        match described.and_then(|(_, client)| describe(&mut report, &client).map_err(|e| e.to_string())) {
+            Ok(()) => report.works = true,
+            Err(error) => report.missing.push(error),
+        }
+    }
+    report
+}
+
+fn describe(report: &mut PlatformReport, client: &Client) -> crate::pjrt::Result<()> {
+    report.platform_name = Some(client.platform_name()?);
+    report.platform_version = Some(client.platform_version()?);
+    let line = |device: &Device| match (device.kind(), &device.description().debug) {
+        (kind, debug) if debug.contains(kind) => debug.clone(),
+        (kind, debug) => format!("{debug} {kind}"),
+    };
+    report.devices = client.devices().iter().map(line).collect();
+    Ok(())
+}
+
+/// `1.20.0` from the plugin's list of numbers.
+fn stablehlo_version(plugin: &Plugin) -> Option<String> {
+    match plugin.attributes().ok()?.remove("stablehlo_current_version")? {
+        Value::Ints(parts) => Some(parts.iter().map(i64::to_string).collect::<Vec<_>>().join(".")),
+        other => Some(other.to_string()),
+    }
+}
+
+fn print(report: &Report) {
+    println!("ltx2 {}", report.version);
+    for platform in &report.platforms {
+        println!("\n{}: {}", platform.platform, if platform.works { "works" } else { "not available" });
+        if let Some(plugin) = &platform.plugin {
+            println!("  plugin    {} ({})", plugin.path.display(), plugin.origin);
+            if let Some(api) = &plugin.api_version {
+                let stablehlo = plugin.stablehlo_version.as_deref().unwrap_or("unknown");
+                println!("  interface PJRT {api}, StableHLO {stablehlo}");
+            }
+        }
+        if let Some(hardware) = &platform.hardware {
+            println!("  hardware  {hardware}");
+        }
+        if let (Some(name), Some(version)) = (&platform.platform_name, &platform.platform_version) {
+            println!("  platform  {name}: {}", version.lines().next().unwrap_or_default());
+        }
+        for device in &platform.devices {
+            println!("  device    {device}");
+        }
+        for missing in &platform.missing {
+            println!("  missing   {missing}");
+        }
+    }
+    match &report.ffmpeg {
+        Some(path) => println!("\nffmpeg: {}", path.display()),
+        None => println!("\nffmpeg: not on PATH; MP4 files are written by the built-in encoder"),
+    }
+}
+
+/// The first executable of that name on PATH.
+fn in_path(name: &str) -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    let executable = |path: &Path| path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| executable(path))
+}

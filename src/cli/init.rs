@@ -1,0 +1,43 @@
+//! `ltx2 init`: a random model.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+
+use crate::dtype::DType;
+use crate::models::presets::Preset;
+use crate::pipeline::init::init;
+
+/// Writes a random model in the diffusers layout.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The model's sizes: `nano` runs on a laptop, `ltx2` is the published 19B (76 GB in f32).
+    #[arg(long, default_value = "nano", value_parser = clap::builder::PossibleValuesParser::new(Preset::names()))]
+    preset: String,
+    /// Of the random weights.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Element type of the files.
+    #[arg(long, default_value = "bf16", value_parser = ["bf16", "f32"])]
+    dtype: String,
+    /// The folder, which must not exist or be empty.
+    dir: PathBuf,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A folder with something in it, a file that cannot be written.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let preset = Preset::named(&args.preset).with_context(|| format!("there is no preset '{}'", args.preset))?;
+    let dtype = if args.dtype == "f32" { DType::F32 } else { DType::BF16 };
+    let written = init(preset, args.seed, &args.dir, dtype)?;
+    tracing::info!(
+        "random '{}' model: {} parameters, {:.1} MiB",
+        args.preset,
+        written.parameters,
+        written.bytes as f64 / 1048576.0
+    );
+    println!("{}", args.dir.display());
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! `ltx2 plugin install`: fetches the pinned plugin of a platform.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::pjrt::discover::{self, Kind};
+use crate::runtime::plugins::{Wheel, wheels};
+
+/// Arguments of `ltx2 plugin`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: Action,
+}
+
+/// What `ltx2 plugin` does.
+#[derive(Debug, clap::Subcommand)]
+pub enum Action {
+    /// Fetch a platform's plugin at its pinned version, check it, and unpack it
+    Install(Install),
+}
+
+/// Arguments of `ltx2 plugin install`.
+#[derive(Debug, clap::Args)]
+pub struct Install {
+    /// Platform
+    pub platform: Platform,
+    /// Folder of plugins [default: ./plugins in a checkout, else ~/.local/share/ltx2/plugins]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// A platform that has a plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Platform {
+    /// The host's processor
+    Cpu,
+    /// NVIDIA GPUs (CUDA 13, driver 580 or newer; about 3 GB unpacked)
+    Cuda,
+    /// Cloud TPU
+    Tpu,
+}
+
+/// Written last into a plugin's folder: what it was made of.
+const STAMP: &str = "installed.txt";
+
+/// Unpacks a wheel with the files' permissions, which `python3 -m zipfile` drops and the CUDA compiler needs.
+const UNPACK: &str = "\
+import os, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    for item in wheel.infolist():
+        path = wheel.extract(item, sys.argv[2])
+        if item.external_attr >> 16 & 0o111 and os.path.isfile(path):
+            os.chmod(path, 0o755)
+";
+
+/// Runs `ltx2 plugin`; the plugin file goes to stdout.
+pub fn run(args: &Args) -> Result<()> {
+    let Action::Install(install) = &args.action;
+    let kind = match install.platform {
+        Platform::Cpu => Kind::Cpu,
+        Platform::Cuda => Kind::Cuda,
+        Platform::Tpu => Kind::Tpu,
+    };
+    let folder = match &install.dir {
+        Some(folder) => folder.clone(),
+        None => default_folder()?,
+    };
+    println!("{}", install_plugin(kind, &folder)?.display());
+    Ok(())
+}
+
+/// `./plugins` where that is the project's, else the user's data folder.
+fn default_folder() -> Result<PathBuf> {
+    let folders = discover::plugin_folders();
+    let here = Path::new("plugins");
+    if here.is_dir() || Path::new("Cargo.toml").is_file() {
+        return Ok(here.to_owned());
+    }
+    folders.last().cloned().context("no folder for plugins: give --dir DIR or set HOME")
+}
+
+/// Installs a platform's plugin below `folder` unless it is there at its pinned version; returns the plugin file.
+pub fn install_plugin(kind: Kind, folder: &Path) -> Result<PathBuf> {
+    let target = folder.join(kind.name());
+    let stamp: String =
+        wheels(kind).iter().map(|w| format!("{}=={} sha256:{}\n", w.package, w.version, w.sha256)).collect();
+    let is_current = || fs::read_to_string(target.join(STAMP)).is_ok_and(|text| text == stamp);
+    if !is_current() {
+        fs::create_dir_all(folder).with_context(|| format!("{}: cannot create the folder", folder.display()))?;
+        // Beside the target, so that the last step is a rename.
+        let work = tempfile::Builder::new().prefix(".install-").tempdir_in(folder);
+        let work = work.with_context(|| format!("{}: cannot write", folder.display()))?;
+        let fresh = work.path().join("new");
+        fs::create_dir(&fresh)?;
+        for (index, wheel) in wheels(kind).iter().enumerate() {
+            eprintln!("[{}/{}] {} {}", index + 1, wheels(kind).len(), wheel.package, wheel.version);
+            unpack(&download(wheel, work.path())?, &fresh)?;
+        }
+        fs::write(fresh.join(STAMP), &stamp)?;
+        if target.exists() {
+            fs::rename(&target, work.path().join("old"))
+                .with_context(|| format!("{}: cannot replace", target.display()))?;
+        }
+        if let Err(error) = fs::rename(&fresh, &target)
+            && !is_current()
+        {
+            // Another install that finished first has done the same work.
+            return Err(error).with_context(|| format!("{}: cannot move the plugin there", target.display()));
+        }
+    }
+    discover::in_folder(kind, &target)
+        .with_context(|| format!("{}: holds no plugin file; delete the folder and install again", target.display()))
+}
+
+/// Downloads a wheel with pip and checks its sum.
+fn download(wheel: &Wheel, work: &Path) -> Result<PathBuf> {
+    let folder = work.join(wheel.package);
+    let requirement = format!("{}=={}", wheel.package, wheel.version);
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]);
+    pip.args(["--platform", wheel.platform]);
+    if let Some(python) = wheel.python {
+        let abi = format!("cp{}", python.replace('.', ""));
+        pip.args(["--implementation", "cp", "--python-version", python, "--abi", &abi]);
+    }
+    let output = pip.arg("--dest").arg(&folder).arg(&requirement).output();
+    let output = output.context("python3 does not run; plugins are fetched with `python3 -m pip`: install both")?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        bail!("{requirement}: `python3 -m pip download` failed: {}", lines.join(" | "));
+    }
+    let file = fs::read_dir(&folder)?.flatten().map(|entry| entry.path()).find(|path| is_wheel(path));
+    let file = file.with_context(|| format!("{requirement}: pip downloaded no wheel"))?;
+    let sum = sha256(&file)?;
+    if sum != wheel.sha256 {
+        bail!("{requirement}: sha256 is {sum}, expected {}: the file is not the one this program trusts", wheel.sha256);
+    }
+    Ok(file)
+}
+
+fn is_wheel(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "whl")
+}
+
+fn unpack(wheel: &Path, folder: &Path) -> Result<()> {
+    let output = Command::new("python3").args(["-c", UNPACK]).arg(wheel).arg(folder).output();
+    let output = output.context("python3 does not run")?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("{}: cannot unpack: {}", wheel.display(), text.lines().last().unwrap_or_default());
+    }
+    // The wheel may be large; nothing reads it again.
+    fs::remove_file(wheel).with_context(|| format!("{}: cannot delete", wheel.display()))
+}
+
+/// The SHA-256 of a file in lower-case hexadecimal.
+fn sha256(path: &Path) -> Result<String> {
+    let mut file = fs::File::open(path).with_context(|| format!("{}: cannot open", path.display()))?;
+    let mut hash = Sha256::new();
+    let mut chunk = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut chunk)? {
+            0 => break,
+            read => hash.update(&chunk[..read]),
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_installed_plugin_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("cpu");
+        let file = target.join("lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, "x").unwrap();
+        let wheel = wheels(Kind::Cpu)[0];
+        let stamp = format!("{}=={} sha256:{}\n", wheel.package, wheel.version, wheel.sha256);
+        fs::write(target.join(STAMP), stamp).unwrap();
+        assert_eq!(install_plugin(Kind::Cpu, folder.path()).unwrap(), file);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "x");
+    }
+
+    #[test]
+    fn sums() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "abc").unwrap();
+        assert_eq!(sha256(file.path()).unwrap(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    }
+}

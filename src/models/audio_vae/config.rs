@@ -1,0 +1,96 @@
+//! `audio_vae/config.json`.
+
+use serde::Deserialize;
+
+use super::COMPONENT;
+use crate::models::{ConfigError, parse_config, require};
+
+/// The decoder's configuration; defaults are the reference class' own.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs)] // The keys are the reference's.
+pub struct DecoderConfig {
+    pub base_channels: usize,
+    pub output_channels: usize,
+    pub ch_mult: Vec<usize>,
+    pub num_res_blocks: usize,
+    pub attn_resolutions: Option<Vec<usize>>,
+    pub resolution: usize,
+    pub latent_channels: usize,
+    pub norm_type: Norm,
+    pub causality_axis: Causality,
+    pub mid_block_add_attention: bool,
+    pub mel_bins: Option<usize>,
+}
+
+impl Default for DecoderConfig {
+    fn default() -> Self {
+        DecoderConfig {
+            base_channels: 128,
+            output_channels: 2,
+            ch_mult: vec![1, 2, 4],
+            num_res_blocks: 2,
+            attn_resolutions: None,
+            resolution: 256,
+            latent_channels: 8,
+            norm_type: Norm::Pixel,
+            causality_axis: Causality::Height,
+            mid_block_add_attention: false,
+            mel_bins: Some(64),
+        }
+    }
+}
+
+/// How activations are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Norm {
+    /// By the root mean square over the channels.
+    Pixel,
+    /// By mean and variance of groups of channels over all positions, with weights.
+    Group,
+}
+
+/// Along which axis a convolution reads no later element. Time is the height, mel bins are the width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Causality {
+    /// Along none.
+    None,
+    /// Along the mel bins.
+    Width,
+    /// Along time.
+    Height,
+    /// Along the mel bins, whose first one is kept after upsampling.
+    WidthCompatibility,
+}
+
+impl DecoderConfig {
+    /// Reads and checks `config.json`.
+    ///
+    /// # Errors
+    /// A key of the wrong type, or a value no code computes.
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+        let c: Self = parse_config(COMPONENT, json)?;
+        require(!c.ch_mult.is_empty(), COMPONENT, "ch_mult", &c.ch_mult, "one entry or more")?;
+        if c.norm_type == Norm::Group {
+            let free = c.causality_axis == Causality::None;
+            require(free, COMPONENT, "causality_axis", c.causality_axis, "none where norm_type is group")?;
+            let fits = c.ch_mult.iter().all(|m| (c.base_channels * m).is_multiple_of(super::layers::GROUPS));
+            require(fits, COMPONENT, "base_channels", c.base_channels, "multiples of 32 where norm_type is group")?;
+        }
+        Ok(c)
+    }
+
+    /// Channels of a level, 0 being the one nearest the spectrogram.
+    pub fn channels(&self, level: usize) -> usize {
+        self.base_channels * self.ch_mult[level]
+    }
+
+    /// Whether the blocks of a level are followed by attention.
+    pub fn attends(&self, level: usize) -> bool {
+        let deepest = self.resolution >> (self.ch_mult.len() - 1);
+        let here = deepest << (self.ch_mult.len() - 1 - level);
+        self.attn_resolutions.as_ref().is_some_and(|r| r.contains(&here))
+    }
+}

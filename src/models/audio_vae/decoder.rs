@@ -1,0 +1,62 @@
+//! Latents to a log-mel spectrogram.
+
+use super::COMPONENT;
+use super::config::DecoderConfig;
+use super::layers::{activated, attention, conv, res_block, upsample};
+use crate::dtype::DType;
+use crate::hlo::{Result, Type, Value};
+use crate::models::Component;
+use crate::nn::{Axis, Layout, Params};
+
+/// Spectrogram frames of a latent; the first latent gives one.
+const FRAMES_PER_LATENT: usize = 4;
+
+/// Un-normalised latents `[b, latent_channels, l, m]` to the log-mel spectrogram `[b, output_channels, 4l - 3, bins]`,
+/// in the weights' element type; `bins` is `mel_bins`, or `m` without it.
+///
+/// The blocks are not a loop: a level's first one has another width, and two-dimensional convolutions compile fast.
+pub fn decode(p: &Params, c: &DecoderConfig, latents: &Value) -> Value {
+    let _scope = p.scope();
+    let deepest = c.ch_mult.len() - 1;
+    let mut x = conv(p, c, "conv_in", &latents.to(p.dtype()), c.channels(deepest), 3);
+    x = res_block(&p.pp("mid.block_1"), c, &x, c.channels(deepest));
+    if c.mid_block_add_attention {
+        x = attention(&p.pp("mid.attn_1"), c, &x);
+    }
+    x = res_block(&p.pp("mid.block_2"), c, &x, c.channels(deepest));
+    for level in (0..=deepest).rev() {
+        let p = p.pp(format!("up.{level}"));
+        let _scope = p.builder().scope(format!("up.{level}"));
+        for i in 0..=c.num_res_blocks {
+            x = res_block(&p.pp(format!("block.{i}")), c, &x, c.channels(level));
+            if c.attends(level) {
+                x = attention(&p.pp(format!("attn.{i}")), c, &x);
+            }
+        }
+        if level > 0 {
+            x = upsample(&p.pp("upsample"), c, &x);
+        }
+    }
+    let mel = conv(p, c, "conv_out", &activated(p, c, "norm_out", &x), c.output_channels, 3);
+    let frames = (FRAMES_PER_LATENT * latents.dim(2)).saturating_sub(FRAMES_PER_LATENT - 1).max(1);
+    resized(&resized(&mel, 2, frames), 3, c.mel_bins.unwrap_or(latents.dim(3)))
+}
+
+/// The first `size` elements along an axis, zeros where there are fewer.
+fn resized(x: &Value, axis: isize, size: usize) -> Value {
+    let now = x.dim(axis);
+    x.slice(axis, 0, now.min(size)).pad(axis, 0, size.saturating_sub(now), 0.0)
+}
+
+/// The decoder as a program. Input, f32: `latents [b, latent_channels, l, m]` for `shape = [b, l, m]`, not normalised.
+/// Output, f32: `mel [b, output_channels, 4l - 3, mel_bins]`.
+///
+/// # Errors
+/// The first mistake made while building, with op, scope and shapes.
+pub fn decoder_program(c: &DecoderConfig, [b, l, m]: [usize; 3], dtype: DType, layout: &Layout) -> Result<Component> {
+    let p = Params::new("audio_decoder", COMPONENT, dtype, layout);
+    let axes = [Axis::Batch, Axis::Whole, Axis::Height, Axis::Width];
+    let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, l, m]), &axes);
+    let mel = decode(&p.pp("decoder"), c, &latents);
+    Component::finish(&p, &[("mel", &mel.to(DType::F32))])
+}

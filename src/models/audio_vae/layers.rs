@@ -1,0 +1,84 @@
+//! What the decoder is made of. Activations are `[b, channels, time, mel]`.
+
+use super::config::{Causality, DecoderConfig, Norm};
+use crate::dtype::DType;
+use crate::hlo::{Conv, Value};
+use crate::nn::{Attention, Axis, Exchange, Init, Params, conv2d, layer_norm, pixel_norm, silu};
+
+/// The eps of every norm, which no configuration changes.
+const EPS: f64 = 1e-6;
+
+/// Groups of a group norm.
+pub(super) const GROUPS: usize = 32;
+
+/// The convolution `name`, padded so that it reads nothing later along the causal axis.
+pub fn conv(p: &Params, c: &DecoderConfig, name: &str, x: &Value, out: usize, kernel: usize) -> Value {
+    let reach = kernel - 1;
+    let (both, past) = ((reach / 2, reach - reach / 2), (reach, 0));
+    let padding = match c.causality_axis {
+        Causality::None => [both, both],
+        Causality::Width | Causality::WidthCompatibility => [both, past],
+        Causality::Height => [past, both],
+    };
+    conv2d(&p.pp(name).pp("conv"), x, out, kernel, &Conv::new(2).padding(&padding))
+}
+
+/// The norm `name`, in f32.
+fn norm(p: &Params, c: &DecoderConfig, name: &str, x: &Value) -> Value {
+    let f = x.to(DType::F32);
+    if c.norm_type == Norm::Pixel {
+        return pixel_norm(&f, EPS);
+    }
+    let (b, channels) = (x.dim(0), x.dim(1));
+    let rest = x.ty().elements() / (b * GROUPS);
+    let normed = layer_norm(&f.reshape(vec![b, GROUPS, rest]), EPS).reshape(x.dims().to_vec());
+    let of_channel = |part: &str, init| {
+        p.pp(name).get(part, &[channels], &[Axis::Whole], init).to(DType::F32).reshape(vec![1, channels, 1, 1])
+    };
+    normed * of_channel("weight", Init::Around(1.0, 0.02)) + of_channel("bias", Init::Normal(0.02))
+}
+
+/// `silu(norm(x))`, rounded once.
+pub fn activated(p: &Params, c: &DecoderConfig, name: &str, x: &Value) -> Value {
+    silu(&norm(p, c, name, x)).to(x.dtype())
+}
+
+/// `conv2(act(conv1(act(x))))` plus the input, which a 1x1 convolution brings to `out` channels where it has others.
+pub fn res_block(p: &Params, c: &DecoderConfig, x: &Value, out: usize) -> Value {
+    let _scope = p.scope();
+    let h = conv(p, c, "conv1", &activated(p, c, "norm1", x), out, 3);
+    let h = conv(p, c, "conv2", &activated(p, c, "norm2", &h), out, 3);
+    let shortcut = if x.dim(1) == out { x.clone() } else { conv(p, c, "nin_shortcut", x, out, 1) };
+    shortcut + h
+}
+
+/// `x` plus attention of one head as wide as the channels, over all positions.
+pub fn attention(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
+    let _scope = p.scope();
+    let [b, channels, time, mel] = [0, 1, 2, 3].map(|a| x.dim(a));
+    let point = |name: &str, x: &Value| conv2d(&p.pp(name), x, channels, 1, &Conv::new(2));
+    let normed = norm(p, c, "norm", x).to(x.dtype());
+    let tokens = ["q", "k", "v"].map(|name| {
+        let y = point(name, &normed).reshape(vec![b, channels, time * mel]);
+        y.swap(1, 2).unsqueeze(2)
+    });
+    let [q, k, v] = &tokens;
+    let scale = (channels as f64).sqrt().recip();
+    let y = Attention { q, k, v, bias: None, scale, exchange: Exchange::Local }.run();
+    let y = y.reshape(vec![b, time * mel, channels]).swap(1, 2).reshape(vec![b, channels, time, mel]);
+    x + point("proj_out", &y)
+}
+
+/// Every element four times, then a convolution. Along the causal axis the first element came from nothing earlier,
+/// and its copy is dropped.
+pub fn upsample(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
+    let _scope = p.scope();
+    let [b, channels, time, mel] = [0, 1, 2, 3].map(|a| x.dim(a));
+    let twice = x.reshape(vec![b, channels, time, 1, mel, 1]).broadcast_to(&[b, channels, time, 2, mel, 2]);
+    let y = conv(p, c, "conv", &twice.reshape(vec![b, channels, 2 * time, 2 * mel]), channels, 3);
+    match c.causality_axis {
+        Causality::Height => y.slice(2, 1, 2 * time),
+        Causality::Width => y.slice(3, 1, 2 * mel),
+        Causality::None | Causality::WidthCompatibility => y,
+    }
+}

@@ -1,0 +1,129 @@
+//! The text connectors: projected text to the contexts of the transformer's two streams.
+
+mod config;
+mod projection;
+
+use ndarray::Array3;
+
+pub use config::{COMPONENT, Connector, ConnectorsConfig};
+pub use projection::Projection;
+
+use crate::dtype::DType;
+use crate::hlo::{Comparison, Result, Type, Value};
+use crate::models::Component;
+use crate::models::attention::Rope;
+use crate::models::feed_forward::{Activation, feed_forward};
+use crate::nn::rope::table;
+use crate::nn::{Axis, Init, Layout, Params, rms};
+use crate::tensor::Tensor;
+
+/// The eps of every norm.
+const EPS: f64 = 1e-6;
+/// Added to the score of a padded key.
+const HIDDEN: f64 = -1e30;
+
+/// What the program starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// `prompt_embeds` `[b, t, channels]`, normalised and projected.
+    PromptEmbeds,
+    /// `text_encoder_hidden_states` `[b, t, channels · states]`, as the text encoder leaves them.
+    HiddenStates,
+}
+
+/// Both connectors for `batch` rows of `tokens` tokens: the text (`input`, f32), `attention_mask` (i32 `[b, t]`) and
+/// the tables of [`host_inputs`] to `video`, `audio` `[b, t, width]`, f32.
+///
+/// # Errors
+/// The first mistake made while building; a token count that the registers do not divide.
+pub fn program(
+    c: &ConnectorsConfig,
+    batch: usize,
+    tokens: usize,
+    input: Input,
+    dtype: DType,
+    layout: &Layout,
+) -> Result<Component> {
+    let p = Params::new("connectors", COMPONENT, dtype, layout);
+    let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+    let mask = p.input("attention_mask", Type::new(DType::I32, vec![batch, tokens]), &axes[..2]);
+    let text =
+        |name: &str, width: usize| p.input(name, Type::new(DType::F32, vec![batch, tokens, width]), &axes).to(dtype);
+    let projected = match input {
+        Input::PromptEmbeds => text("prompt_embeds", c.caption_channels),
+        Input::HiddenStates => {
+            let stack = text("text_encoder_hidden_states", c.caption_channels * c.text_proj_in_factor);
+            projection::project_stack(&p, c, &stack, &mask)
+        }
+    };
+    let [video, audio] = c.connectors().map(|k| {
+        let heads = k.attention.heads;
+        let ty = Type::new(DType::F32, vec![1, tokens, heads.count, heads.dim / 2]);
+        let axes = [Axis::Whole, Axis::TextSequence, Axis::Heads, Axis::Whole];
+        let part = |what: &str| p.input(&format!("rope.{}.{what}", k.stream), ty.clone(), &axes);
+        let rope = Rope { cos: part("cos"), sin: part("sin") };
+        connector(&p.pp(format!("{}_connector", k.stream)), &k, &projected, &mask, &rope)
+    });
+    Component::finish(&p, &[("video", &video.to(DType::F32)), ("audio", &audio.to(DType::F32))])
+}
+
+/// The RoPE tables of both connectors, by input name.
+pub fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, Tensor)> {
+    let positions = Array3::from_shape_fn((1, tokens, 1), |(_, t, _)| t as f32 / c.connector_rope_base_seq_len as f32);
+    c.connectors()
+        .into_iter()
+        .flat_map(|k| {
+            let t = table(positions.view(), k.attention.heads, c.rope_theta, c.rope_double_precision);
+            let name = |what: &str| format!("rope.{}.{what}", k.stream);
+            [(name("cos"), Tensor::from(t.cos)), (name("sin"), Tensor::from(t.sin))]
+        })
+        .collect()
+}
+
+/// One connector, `[b, t, width]` to the same.
+fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope) -> Value {
+    let _scope = p.scope();
+    let (start, bias) = match k.registers {
+        Some(registers) => (with_registers(p, registers, text, mask), None),
+        None => {
+            let bias = (mask.to(DType::F32) - 1.0) * -HIDDEN;
+            (text.clone(), Some(bias.reshape(vec![mask.dim(0), 1, 1, mask.dim(1)])))
+        }
+    };
+    let done = p.builder().repeat(k.layers, &[start], |i, x| {
+        vec![block(&p.layers("transformer_blocks", k.layers, i), k, &x[0], bias.as_ref(), rope)]
+    });
+    rms(&done[0], EPS).to(p.dtype())
+}
+
+fn block(p: &Params, k: &Connector, x: &Value, bias: Option<&Value>, rope: &Rope) -> Value {
+    let attn = p.pp("attn1");
+    let z = rms(x, EPS).to(p.dtype());
+    let [q, key, v] = k.attention.qkv(&attn, &z, Some(rope));
+    let x = x + k.attention.attend(&attn, [&q, &key, &v], &z, k.attention.heads.width(), bias, None);
+    &x + feed_forward(&p.pp("ff"), &rms(&x, EPS).to(p.dtype()), Activation::GeluTanh, true)
+}
+
+/// Valid tokens moved to the front in their order; behind them the registers, by absolute position.
+fn with_registers(p: &Params, registers: usize, text: &Value, mask: &Value) -> Value {
+    let b = p.builder();
+    let (rows, t, width) = (text.dim(0), text.dim(1), text.dim(2));
+    let axes = [Axis::Whole, Axis::Embed];
+    let learned = p.get("learnable_registers", &[registers, width], &axes, Init::Normal(0.5));
+    if !t.is_multiple_of(registers) {
+        b.reject("registers", format!("{t} text tokens are not a multiple of the connectors' {registers} registers"));
+        return text.clone();
+    }
+    let square = Type::new(DType::I32, vec![t, t]);
+    let (row, column) = (b.iota(square.clone(), 0), b.iota(square, 1));
+    // before[i] counts the valid tokens up to i; the p-th valid token stands where that first exceeds p, which is as
+    // many places from the left as there are tokens with a count of at most p.
+    let up_to = column.compare(Comparison::Le, &row).to(DType::I32);
+    let before = (mask.reshape(vec![rows, 1, t]) * up_to).sum(&[-1]);
+    let source = before.reshape(vec![rows, 1, t]).compare(Comparison::Le, &row).to(DType::I32).sum(&[-1]);
+    let count = mask.sum_keep(&[1]);
+    let front = b.iota(Type::new(DType::I32, vec![1, t]), 1).compare(Comparison::Lt, &count).unsqueeze(2);
+    let aligned = text.take_along(&source);
+    let tiles = vec![&learned; t / registers];
+    front.select(&aligned, &b.concat(&tiles, 0))
+}

@@ -1,0 +1,193 @@
+//! `text_encoder/config.json`, in the spellings of both generations of the reference.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::models::{ConfigError, parse_config, require};
+use crate::nn::Heads;
+
+/// The model folder's name.
+pub const COMPONENT: &str = "text_encoder";
+
+/// What a layer attends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerKind {
+    /// The last `sliding_window` tokens.
+    SlidingAttention,
+    /// Every earlier token.
+    FullAttention,
+}
+
+/// RoPE of one kind of layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeBase {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// What the frequencies are divided by.
+    pub factor: f64,
+}
+
+/// The text stack of Gemma-3.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // The keys are the reference's.
+pub struct Gemma3Config {
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub num_key_value_heads: usize,
+    pub rms_norm_eps: f64,
+    pub query_pre_attn_scalar: f64,
+    pub sliding_window: usize,
+    pub attention_bias: bool,
+    /// Query heads.
+    pub heads: Heads,
+    /// The kind of every layer.
+    pub layers: Vec<LayerKind>,
+    /// RoPE of sliding layers.
+    pub local: RopeBase,
+    /// RoPE of full layers.
+    pub global: RopeBase,
+}
+
+/// The file's keys; defaults are the reference class' own.
+#[derive(Deserialize)]
+#[serde(default)]
+struct File {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    head_dim: usize,
+    hidden_activation: String,
+    rms_norm_eps: f64,
+    query_pre_attn_scalar: f64,
+    sliding_window: Option<usize>,
+    attention_bias: bool,
+    attn_logit_softcapping: Option<f64>,
+    use_bidirectional_attention: Option<bool>,
+    layer_types: Option<Vec<LayerKind>>,
+    sliding_window_pattern: Option<usize>,
+    _sliding_window_pattern: Option<usize>,
+    rope_theta: f64,
+    rope_local_base_freq: f64,
+    rope_scaling: Option<Scaling>,
+    rope_parameters: Option<Parameters>,
+}
+
+impl Default for File {
+    fn default() -> Self {
+        File {
+            vocab_size: 262_208,
+            hidden_size: 2304,
+            intermediate_size: 9216,
+            num_hidden_layers: 26,
+            num_attention_heads: 8,
+            num_key_value_heads: 4,
+            head_dim: 256,
+            hidden_activation: "gelu_pytorch_tanh".into(),
+            rms_norm_eps: 1e-6,
+            query_pre_attn_scalar: 256.0,
+            sliding_window: Some(4096),
+            attention_bias: false,
+            attn_logit_softcapping: None,
+            use_bidirectional_attention: None,
+            layer_types: None,
+            sliding_window_pattern: None,
+            _sliding_window_pattern: None,
+            rope_theta: 1e6,
+            rope_local_base_freq: 1e4,
+            rope_scaling: None,
+            rope_parameters: None,
+        }
+    }
+}
+
+/// How frequencies are scaled; `type` is the older spelling.
+#[derive(Deserialize)]
+struct Scaling {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    factor: Option<f64>,
+    rope_theta: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct Parameters {
+    full_attention: Scaling,
+    sliding_attention: Scaling,
+}
+
+impl Scaling {
+    fn base(&self, theta: f64) -> Result<RopeBase, ConfigError> {
+        let kind = self.rope_type.as_deref().unwrap_or("default");
+        require(matches!(kind, "default" | "linear"), COMPONENT, "rope_type", kind, "default or linear")?;
+        let factor = if kind == "linear" { self.factor.unwrap_or(1.0) } else { 1.0 };
+        Ok(RopeBase { theta: self.rope_theta.unwrap_or(theta), factor })
+    }
+}
+
+impl Gemma3Config {
+    /// Reads and checks `config.json`, of the whole model or of its text part.
+    ///
+    /// # Errors
+    /// A key of the wrong type, or a value no code computes.
+    pub fn from_json(json: &Value) -> Result<Self, ConfigError> {
+        let f: File = parse_config(COMPONENT, json.get("text_config").unwrap_or(json))?;
+        let activation = f.hidden_activation.as_str();
+        require(activation == "gelu_pytorch_tanh", COMPONENT, "hidden_activation", activation, "gelu_pytorch_tanh")?;
+        require(
+            f.attn_logit_softcapping.is_none(),
+            COMPONENT,
+            "attn_logit_softcapping",
+            f.attn_logit_softcapping,
+            "null",
+        )?;
+        let bidirectional = f.use_bidirectional_attention.unwrap_or(false);
+        require(!bidirectional, COMPONENT, "use_bidirectional_attention", bidirectional, "false")?;
+        let divides = f.num_key_value_heads > 0 && f.num_attention_heads.is_multiple_of(f.num_key_value_heads);
+        require(divides, COMPONENT, "num_key_value_heads", f.num_key_value_heads, "a divisor of num_attention_heads")?;
+        require(f.head_dim.is_multiple_of(2), COMPONENT, "head_dim", f.head_dim, "an even width")?;
+        let pattern = f.sliding_window_pattern.or(f._sliding_window_pattern).unwrap_or(6).max(1);
+        let by_pattern = |i: usize| match (i + 1).is_multiple_of(pattern) {
+            true => LayerKind::FullAttention,
+            false => LayerKind::SlidingAttention,
+        };
+        let layers = f.layer_types.unwrap_or_else(|| (0..f.num_hidden_layers).map(by_pattern).collect());
+        let supported = "one entry for each of num_hidden_layers";
+        require(layers.len() == f.num_hidden_layers, COMPONENT, "layer_types", layers.len(), supported)?;
+        let (local, global) = match (&f.rope_parameters, &f.rope_scaling) {
+            (Some(p), _) => (p.sliding_attention.base(f.rope_local_base_freq)?, p.full_attention.base(f.rope_theta)?),
+            (None, Some(s)) => (RopeBase { theta: f.rope_local_base_freq, factor: 1.0 }, s.base(f.rope_theta)?),
+            (None, None) => {
+                (RopeBase { theta: f.rope_local_base_freq, factor: 1.0 }, RopeBase { theta: f.rope_theta, factor: 1.0 })
+            }
+        };
+        Ok(Gemma3Config {
+            vocab_size: f.vocab_size,
+            hidden_size: f.hidden_size,
+            intermediate_size: f.intermediate_size,
+            num_key_value_heads: f.num_key_value_heads,
+            rms_norm_eps: f.rms_norm_eps,
+            query_pre_attn_scalar: f.query_pre_attn_scalar,
+            sliding_window: f.sliding_window.unwrap_or(usize::MAX),
+            attention_bias: f.attention_bias,
+            heads: Heads { count: f.num_attention_heads, dim: f.head_dim },
+            layers,
+            local,
+            global,
+        })
+    }
+
+    /// Keys and values.
+    pub fn kv_heads(&self) -> Heads {
+        Heads { count: self.num_key_value_heads, dim: self.heads.dim }
+    }
+
+    /// Hidden states: the embeddings and every layer's.
+    pub fn hidden_states(&self) -> usize {
+        self.layers.len() + 1
+    }
+}

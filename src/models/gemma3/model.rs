@@ -1,0 +1,201 @@
+//! The Gemma-3 text stack with the text projection of LTX-2 inside its loop.
+
+use ndarray::Array2;
+
+use super::config::{COMPONENT, Gemma3Config, LayerKind, RopeBase};
+use crate::dtype::DType;
+use crate::hlo::{Comparison, Result, Type, Value};
+use crate::models::Component;
+use crate::models::connectors::{self, ConnectorsConfig};
+use crate::nn::rope::{Pairing, rotate};
+use crate::nn::{Attention, Axis, Exchange, Heads, Init, Layout, Numerics, Params, gelu_tanh, linear_nd, project, rms};
+use crate::tensor::Tensor;
+
+/// Where the text stack lies in the checkpoint.
+const ROOT: &str = "language_model.model";
+/// Added to the score of a key that a query must not see: no finite score reaches it, and a row of nothing else stays
+/// finite.
+const HIDDEN: f64 = -1e30;
+
+/// The text encoder for `batch` rows of `tokens` tokens: inputs `input_ids`, `attention_mask` (i32 `[b, t]`).
+///
+/// With connectors, the output `prompt_embeds` is `[b, t, channels]`: every hidden state normalised and projected as it
+/// appears, and summed. Without, it is the stack of hidden states `[b, t, hidden · states]`, the state's index fastest.
+///
+/// # Errors
+/// The first mistake made while building, with op, scope and shapes.
+pub fn program(
+    c: &Gemma3Config,
+    connectors: Option<&ConnectorsConfig>,
+    batch: usize,
+    tokens: usize,
+    dtype: DType,
+    layout: &Layout,
+) -> Result<Component> {
+    let p = Params::new("text_encoder", COMPONENT, dtype, layout);
+    let ty = Type::new(DType::I32, vec![batch, tokens]);
+    let axes = [Axis::Rows, Axis::TextSequence];
+    let (ids, mask) = (p.input("input_ids", ty.clone(), &axes), p.input("attention_mask", ty, &axes));
+    let embeds = match connectors {
+        Some(connectors) => {
+            let projection = connectors::Projection::new(&p, connectors, &mask, c.hidden_states(), c.hidden_size);
+            let sum = projection.start(batch, tokens);
+            let [sum] = encode(&p, c, &ids, &mask, [sum], |i, h, [sum]| [projection.add(&sum, i, h)]);
+            projection.finish(&sum)
+        }
+        None => {
+            let stack = Type::new(dtype, vec![c.hidden_states(), batch, tokens, c.hidden_size]);
+            let empty = p.builder().full(0.0, stack);
+            let write = |i: &Value, h: &Value, [stack]: [Value; 1]| [stack.dynamic_update(0, i, &h.unsqueeze(0))];
+            let [stack] = encode(&p, c, &ids, &mask, [empty], write);
+            stack.transpose(&[1, 2, 3, 0]).reshape(vec![batch, tokens, c.hidden_size * c.hidden_states()])
+        }
+    };
+    Component::finish(&p, &[("prompt_embeds", &embeds.to(DType::F32))])
+}
+
+/// Runs the stack and gives every hidden state, with its index, to `visit`, which carries a value along: the scaled
+/// embeddings, each layer's result, the last of them after the final norm.
+fn encode(
+    p: &Params,
+    c: &Gemma3Config,
+    ids: &Value,
+    mask: &Value,
+    carried: [Value; 1],
+    visit: impl Fn(&Value, &Value, [Value; 1]) -> [Value; 1],
+) -> [Value; 1] {
+    let b = p.builder();
+    let root = p.pp(ROOT);
+    let table = root.pp("embed_tokens").get(
+        "weight",
+        &[c.vocab_size, c.hidden_size],
+        &[Axis::Vocab, Axis::Embed],
+        Init::Normal((c.hidden_size as f32).sqrt().recip()),
+    );
+    // The factor is rounded to the weights' type before it multiplies, as the reference keeps it.
+    let h = table.take(ids) * (c.hidden_size as f64).sqrt();
+    let reads = Reads::new(c, mask, p.dtype());
+    let layers = c.layers.len();
+    let done = b.repeat(layers, &[h, carried[0].clone()], |i, state| {
+        let carried = visit(i, &state[0], [state[1].clone()]);
+        let h = layer(&root.layers("layers", layers, i), c, &state[0], &reads.of(i));
+        [vec![h], carried.to_vec()].concat()
+    });
+    let last = norm(&root.pp("norm"), c, &done[0]);
+    visit(&b.scalar(layers as f64, DType::I32), &last, [done[1].clone()])
+}
+
+/// What every layer reads: positions and masks of both kinds of layer.
+struct Reads {
+    /// `[2, t, dim / 2]`: sliding, full.
+    cos: Value,
+    sin: Value,
+    /// 1 for full layers, `[layers]`, i32.
+    kinds: Value,
+    /// Earlier tokens that are not padding, `[b, 1, t, t]`.
+    visible: Value,
+    /// Tokens inside the window, `[t, t]`.
+    near: Value,
+}
+
+/// What one layer reads.
+struct LayerReads {
+    cos: Value,
+    sin: Value,
+    bias: Value,
+}
+
+impl Reads {
+    fn new(c: &Gemma3Config, mask: &Value, dtype: DType) -> Self {
+        let b = mask.builder();
+        let (rows, t, half) = (mask.dim(0), mask.dim(1), c.heads.dim / 2);
+        let inverse = |base: RopeBase| {
+            // In f32 throughout, as the reference computes it.
+            move |j: usize| {
+                let exponent = (2 * j) as f32 / c.heads.dim as f32;
+                (1.0 / (base.theta as f32 as f64).powf(f64::from(exponent)) as f32) / base.factor as f32
+            }
+        };
+        let (local, global) = (inverse(c.local), inverse(c.global));
+        let frequencies = Array2::from_shape_fn((2, half), |(kind, j)| if kind == 0 { local(j) } else { global(j) });
+        let frequencies = b.constant(&Tensor::from(frequencies)).reshape(vec![2, 1, half]);
+        let angles = b.iota(Type::new(DType::F32, vec![t, 1]), 0) * frequencies;
+        let kinds: Vec<i32> = c.layers.iter().map(|k| i32::from(*k == LayerKind::FullAttention)).collect();
+        let square = Type::new(DType::I32, vec![t, t]);
+        let distance = b.iota(square.clone(), 0) - b.iota(square, 1);
+        let causal = distance.compare(Comparison::Ge, &distance.like(0.0));
+        let valid = mask.compare(Comparison::Ne, &mask.like(0.0)).reshape(vec![rows, 1, 1, t]);
+        let window = i32::try_from(c.sliding_window).unwrap_or(i32::MAX);
+        Reads {
+            cos: angles.cos().round_to(dtype),
+            sin: angles.sin().round_to(dtype),
+            kinds: b.vector_i32(&kinds),
+            visible: valid.and(&causal),
+            near: distance.compare(Comparison::Lt, &distance.like(f64::from(window))),
+        }
+    }
+
+    fn of(&self, layer: &Value) -> LayerReads {
+        let kind = self.kinds.index(layer);
+        let table = |t: &Value| {
+            let row = t.index(&kind);
+            row.reshape(vec![1, row.dim(0), 1, row.dim(1)])
+        };
+        let full = kind.compare(Comparison::Ne, &kind.like(0.0));
+        let seen = self.visible.and(&self.near.or(&full));
+        let scalar = |v: f64| self.cos.builder().scalar(v, DType::F32);
+        LayerReads { cos: table(&self.cos), sin: table(&self.sin), bias: seen.select(&scalar(0.0), &scalar(HIDDEN)) }
+    }
+}
+
+/// RMS norm with the weight's distance from one, over the last dimension.
+fn norm(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
+    let weight = p.get("weight", &[x.dim(-1)], &[Axis::Whole], Init::Normal(0.02));
+    (rms(x, c.rms_norm_eps) * (weight.to(DType::F32) + 1.0)).to(x.dtype())
+}
+
+fn layer(p: &Params, c: &Gemma3Config, h: &Value, reads: &LayerReads) -> Value {
+    let attended = attention(&p.pp("self_attn"), c, &norm(&p.pp("input_layernorm"), c, h), reads);
+    let h = h + norm(&p.pp("post_attention_layernorm"), c, &attended);
+    let inner = mlp(&p.pp("mlp"), c, &norm(&p.pp("pre_feedforward_layernorm"), c, &h));
+    &h + norm(&p.pp("post_feedforward_layernorm"), c, &inner)
+}
+
+fn attention(p: &Params, c: &Gemma3Config, x: &Value, reads: &LayerReads) -> Value {
+    let _scope = p.scope();
+    let (heads, kv) = (c.heads, c.kv_heads());
+    let rotated = |x: &Value| rotate(x, &reads.cos, &reads.sin, Pairing::Split, Numerics::Default);
+    let axes = [Axis::Heads, Axis::HeadDim];
+    let q = project(&p.pp("q_proj"), x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
+    let kv = keys_values(p, kv, x, c.attention_bias);
+    let q = rotated(&norm(&p.pp("q_norm"), c, &q));
+    let k = rotated(&norm(&p.pp("k_norm"), c, &kv.at(2, 0)));
+    let scale = c.query_pre_attn_scalar.powf(-0.5);
+    let o =
+        Attention { q: &q, k: &k, v: &kv.at(2, 1), bias: Some(&reads.bias), scale, exchange: Exchange::Local }.run();
+    let joined = o.reshape(vec![x.dim(0), x.dim(1), heads.width()]);
+    project(&p.pp("o_proj"), &joined, &[c.hidden_size], c.attention_bias, &[Axis::Embed], Axis::Heads)
+}
+
+/// Keys and values in one product: `[b, t, 2, heads, dim]`.
+fn keys_values(p: &Params, heads: Heads, x: &Value, bias: bool) -> Value {
+    let (shape, width) = ([heads.count, heads.dim, x.dim(-1)], heads.width());
+    let axes = [Axis::KvHeads, Axis::HeadDim, Axis::Embed];
+    let init = Init::Normal((x.dim(-1) as f32).sqrt().recip());
+    let weight = p.fused(&["k_proj.weight", "v_proj.weight"], &shape, &[width, x.dim(-1)], &axes, init);
+    let y = linear_nd(x, &weight);
+    if !bias {
+        return y;
+    }
+    y + p.fused(&["k_proj.bias", "v_proj.bias"], &shape[..2], &[width], &axes[..2], Init::Normal(0.02))
+}
+
+fn mlp(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
+    let _scope = p.scope();
+    let shape = [c.intermediate_size, c.hidden_size];
+    let init = Init::Normal((c.hidden_size as f32).sqrt().recip());
+    let weight = p.fused(&["gate_proj.weight", "up_proj.weight"], &shape, &shape, &[Axis::Mlp, Axis::Embed], init);
+    let both = linear_nd(x, &weight);
+    let inner = gelu_tanh(&both.at(2, 0)) * both.at(2, 1);
+    project(&p.pp("down_proj"), &inner, &[c.hidden_size], false, &[Axis::Embed], Axis::Mlp)
+}

@@ -1,0 +1,53 @@
+//! Models whose configuration this program carries: to make a random one, or to compile for the published one without
+//! its files. The values of `ltx2` are those of the published `config.json` files; `nano` has the same topology at
+//! widths that run on a laptop.
+
+use serde_json::{Map, Value};
+
+/// The configurations of a whole model, by folder name.
+#[derive(Clone, Debug)]
+pub struct Preset {
+    /// Its name.
+    pub name: &'static str,
+    configs: Map<String, Value>,
+}
+
+const PRESETS: [(&str, &str); 2] = [("nano", include_str!("nano.json")), ("ltx2", include_str!("ltx2.json"))];
+
+impl Preset {
+    /// The names there are.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        PRESETS.into_iter().map(|(n, _)| n)
+    }
+
+    /// A preset by name, or by the published name of the model it describes.
+    pub fn named(name: &str) -> Option<Self> {
+        let name = if name == "Lightricks/LTX-2" { "ltx2" } else { name };
+        let (name, text) = PRESETS.into_iter().find(|(n, _)| *n == name)?;
+        let Ok(Value::Object(configs)) = serde_json::from_str(text) else { return None };
+        Some(Preset { name, configs })
+    }
+
+    /// A folder's configuration.
+    pub fn config(&self, folder: &str) -> Option<&Value> {
+        self.configs.get(folder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_reads() {
+        for name in Preset::names() {
+            let preset = Preset::named(name).expect("valid JSON");
+            for folder in
+                ["model_index", "transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocoder", "scheduler"]
+            {
+                assert!(preset.config(folder).is_some_and(Value::is_object), "{name}: {folder}");
+            }
+        }
+        assert_eq!(Preset::named("Lightricks/LTX-2").map(|p| p.name), Some("ltx2"));
+    }
+}

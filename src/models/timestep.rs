@@ -1,0 +1,26 @@
+//! The embedding of a scalar timestep.
+
+use ndarray::Array1;
+
+use crate::hlo::Value;
+use crate::nn::{Axis, Params, linear, silu};
+use crate::tensor::Tensor;
+
+/// Sinusoid features, fixed by the architecture.
+const FEATURES: usize = 256;
+
+/// `[cos(t·f), sin(t·f)]` with `f_i = 10000^(-i/128)`, in f32: `[…] -> […, 256]`.
+pub fn sinusoid(t: &Value) -> Value {
+    let half = FEATURES / 2;
+    let step = -(10000f64.ln()) as f32;
+    let f = Array1::from_shape_fn(half, |i| f64::from(step * i as f32 / half as f32).exp() as f32);
+    let angle = t.unsqueeze(t.rank()) * t.builder().constant(&Tensor::from(f));
+    t.builder().concat(&[&angle.cos(), &angle.sin()], -1)
+}
+
+/// `linear_2(silu(linear_1(sinusoid(t))))` at `p`: `[…] -> […, width]`, in the weights' element type.
+pub fn timestep_embedding(p: &Params, t: &Value, width: usize) -> Value {
+    let _scope = p.scope();
+    let embed = |name: &str, x: &Value| linear(&p.pp(name), x, width, true, [Axis::Whole, Axis::Embed]);
+    embed("linear_2", &silu(&embed("linear_1", &sinusoid(t).to(p.dtype()))))
+}

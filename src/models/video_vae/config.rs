@@ -1,0 +1,350 @@
+//! `vae/config.json`, read as the two networks in the order in which they run.
+
+use serde::Deserialize;
+
+use super::COMPONENT;
+use crate::models::{ConfigError, parse_config, require};
+use crate::nn::Padding;
+
+/// The keys as they stand in the file; defaults are the reference class' own.
+#[derive(Deserialize)]
+#[serde(default)]
+struct File {
+    in_channels: usize,
+    out_channels: usize,
+    latent_channels: usize,
+    block_out_channels: Vec<usize>,
+    down_block_types: Vec<String>,
+    decoder_block_out_channels: Vec<usize>,
+    layers_per_block: Vec<usize>,
+    decoder_layers_per_block: Vec<usize>,
+    spatio_temporal_scaling: PerBlock,
+    decoder_spatio_temporal_scaling: PerBlock,
+    decoder_inject_noise: PerBlock,
+    downsample_type: Vec<Resample>,
+    upsample_type: Vec<Resample>,
+    upsample_residual: PerBlock,
+    upsample_factor: Vec<usize>,
+    timestep_conditioning: bool,
+    patch_size: usize,
+    patch_size_t: usize,
+    resnet_norm_eps: f64,
+    encoder_causal: bool,
+    decoder_causal: bool,
+    encoder_spatial_padding_mode: Padding,
+    decoder_spatial_padding_mode: Padding,
+}
+
+impl Default for File {
+    fn default() -> Self {
+        use Resample::{Spatial, Spatiotemporal, Temporal};
+        File {
+            in_channels: 3,
+            out_channels: 3,
+            latent_channels: 128,
+            block_out_channels: vec![256, 512, 1024, 2048],
+            down_block_types: vec![DOWN_BLOCK.into(); 4],
+            decoder_block_out_channels: vec![256, 512, 1024],
+            layers_per_block: vec![4, 6, 6, 2, 2],
+            decoder_layers_per_block: vec![5; 4],
+            spatio_temporal_scaling: PerBlock::Each(vec![true; 4]),
+            decoder_spatio_temporal_scaling: PerBlock::Each(vec![true; 3]),
+            decoder_inject_noise: PerBlock::All(false),
+            downsample_type: vec![Spatial, Temporal, Spatiotemporal, Spatiotemporal],
+            upsample_type: vec![Spatiotemporal; 3],
+            upsample_residual: PerBlock::Each(vec![true; 3]),
+            upsample_factor: vec![2; 3],
+            timestep_conditioning: false,
+            patch_size: 4,
+            patch_size_t: 1,
+            resnet_norm_eps: 1e-6,
+            encoder_causal: true,
+            decoder_causal: true,
+            encoder_spatial_padding_mode: Padding::Zeros,
+            decoder_spatial_padding_mode: Padding::Reflect,
+        }
+    }
+}
+
+const DOWN_BLOCK: &str = "LTX2VideoDownBlock3D";
+
+/// One value for all blocks, or one a block.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PerBlock {
+    All(bool),
+    Each(Vec<bool>),
+}
+
+impl PerBlock {
+    fn list(&self, blocks: usize) -> Vec<bool> {
+        match self {
+            PerBlock::All(value) => vec![*value; blocks],
+            PerBlock::Each(values) => values.clone(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Resample {
+    Conv,
+    Spatial,
+    Temporal,
+    Spatiotemporal,
+}
+
+impl Resample {
+    fn stride(self) -> [usize; 3] {
+        match self {
+            Resample::Spatial => [1, 2, 2],
+            Resample::Temporal => [2, 1, 1],
+            Resample::Spatiotemporal | Resample::Conv => [2, 2, 2],
+        }
+    }
+}
+
+/// The decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// Channels of a latent.
+    pub latent_channels: usize,
+    /// Channels of a picture.
+    pub out_channels: usize,
+    /// Channels of the middle blocks.
+    pub mid_channels: usize,
+    /// Number of middle blocks.
+    pub mid_layers: usize,
+    /// What follows them, in order.
+    pub stages: Vec<UpStage>,
+    /// Side of the square of pixels that the last convolution gives as channels.
+    pub patch_size: usize,
+    /// Whether a frame depends on no later latent.
+    pub causal: bool,
+    /// What the convolutions read beyond a picture's edge.
+    pub padding: Padding,
+    /// Whether a timestep modulates every block.
+    pub timestep_conditioning: bool,
+    /// The eps of the norm before a block's shortcut.
+    pub shortcut_eps: f64,
+}
+
+/// A stage of the decoder: upsampling, then equal res blocks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpStage {
+    /// Whether a res block before the upsampling changes the width.
+    pub widens: bool,
+    /// How it upsamples.
+    pub upsample: Option<Upsample>,
+    /// Channels of its res blocks.
+    pub channels: usize,
+    /// Number of its res blocks.
+    pub layers: usize,
+}
+
+/// A convolution whose channels are unfolded into time, height and width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upsample {
+    /// Growth of time, height and width.
+    pub stride: [usize; 3],
+    /// By what the channels shrink.
+    pub factor: usize,
+    /// Whether the unfolded input is added.
+    pub residual: bool,
+}
+
+/// The encoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderConfig {
+    /// Channels of a picture.
+    pub in_channels: usize,
+    /// Channels of a latent, also of the first convolution.
+    pub latent_channels: usize,
+    /// The stages, in order.
+    pub stages: Vec<DownStage>,
+    /// Channels of the middle blocks.
+    pub mid_channels: usize,
+    /// Number of middle blocks.
+    pub mid_layers: usize,
+    /// Side of the square of pixels that the first convolution sees as channels.
+    pub patch_size: usize,
+    /// Whether a latent depends on no later frame.
+    pub causal: bool,
+    /// What the convolutions read beyond a picture's edge.
+    pub padding: Padding,
+    /// The eps of the norm before a block's shortcut.
+    pub shortcut_eps: f64,
+}
+
+/// A stage of the encoder: equal res blocks, then downsampling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DownStage {
+    /// Channels of its res blocks.
+    pub channels: usize,
+    /// Number of its res blocks.
+    pub layers: usize,
+    /// How it downsamples.
+    pub downsample: Option<Downsample>,
+}
+
+/// How a stage of the encoder downsamples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Downsample {
+    /// By a convolution with steps of 2.
+    Strided,
+    /// By folding time, height and width into the channels.
+    Folded {
+        /// Shrinkage of time, height and width.
+        stride: [usize; 3],
+        /// Channels of the result.
+        channels: usize,
+    },
+}
+
+impl DecoderConfig {
+    /// Reads and checks the decoder's part of `config.json`.
+    ///
+    /// # Errors
+    /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+        let f: File = parse_config(COMPONENT, json)?;
+        require(f.patch_size_t == 1, COMPONENT, "patch_size_t", f.patch_size_t, "1")?;
+        let sizes = &f.decoder_block_out_channels;
+        let blocks = sizes.len();
+        let per_block = f.decoder_layers_per_block.len();
+        let noisy = f.decoder_inject_noise.list(per_block).contains(&true);
+        require(!noisy, COMPONENT, "decoder_inject_noise", true, "false: the reference's noise has no seed")?;
+        // The file lists the decoder from its output to its input, except for the kinds of upsampling.
+        let channels = first("decoder_block_out_channels", blocks, sizes.iter().rev())?;
+        let layers = first("decoder_layers_per_block", blocks + 1, f.decoder_layers_per_block.iter().rev())?;
+        let scaling = f.decoder_spatio_temporal_scaling.list(per_block.saturating_sub(1));
+        let scaling = first("decoder_spatio_temporal_scaling", blocks, scaling.iter().rev())?;
+        let residual = f.upsample_residual.list(per_block.saturating_sub(1));
+        let residual = first("upsample_residual", blocks, residual.iter().rev())?;
+        let factors = first("upsample_factor", blocks, f.upsample_factor.iter().rev())?;
+        let kinds = first("upsample_type", blocks, f.upsample_type.iter())?;
+        let Some(&mid_channels) = channels.first() else {
+            return Err(form("decoder_block_out_channels is empty".into()));
+        };
+
+        let mut stages = Vec::new();
+        let mut width = mid_channels;
+        for i in 0..blocks {
+            let (factor, kind) = (factors[i].max(1), kinds[i]);
+            let upsample = scaling[i].then(|| Upsample { stride: kind.stride(), factor, residual: residual[i] });
+            require(upsample.is_none() || kind != Resample::Conv, COMPONENT, "upsample_type", "conv", UP_TYPES)?;
+            let stage = UpStage {
+                widens: width / factor != channels[i] / factor,
+                upsample,
+                channels: channels[i] / factor,
+                layers: layers[i + 1],
+            };
+            require(stage.fits(width), COMPONENT, "upsample_factor", &f.upsample_factor, UP_FACTORS)?;
+            let plain = !(stage.widens && f.timestep_conditioning);
+            require(plain, COMPONENT, "timestep_conditioning", true, "false where a stage changes the width")?;
+            width = stage.channels;
+            stages.push(stage);
+        }
+        Ok(DecoderConfig {
+            latent_channels: f.latent_channels,
+            out_channels: f.out_channels,
+            mid_channels,
+            mid_layers: layers[0],
+            stages,
+            patch_size: f.patch_size,
+            causal: f.decoder_causal,
+            padding: f.decoder_spatial_padding_mode,
+            timestep_conditioning: f.timestep_conditioning,
+            shortcut_eps: f.resnet_norm_eps,
+        })
+    }
+}
+
+const UP_TYPES: &str = "spatial, temporal and spatiotemporal";
+const UP_FACTORS: &str = "a factor for which each stage's channels meet the next one's and its upsampling divides";
+
+impl UpStage {
+    /// Whether an input of `width` channels comes out as `self.channels`.
+    fn fits(&self, width: usize) -> bool {
+        let inner = if self.widens { self.channels } else { width };
+        let Some(u) = self.upsample else { return inner == self.channels };
+        let volume: usize = u.stride.iter().product();
+        let unfolds = !u.residual || (inner.is_multiple_of(volume) && volume.is_multiple_of(u.factor));
+        (!self.widens || u.factor == 1) && inner == self.channels * u.factor && unfolds
+    }
+}
+
+impl EncoderConfig {
+    /// Reads and checks the encoder's part of `config.json`.
+    ///
+    /// # Errors
+    /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+        let f: File = parse_config(COMPONENT, json)?;
+        require(f.patch_size_t == 1, COMPONENT, "patch_size_t", f.patch_size_t, "1")?;
+        let blocks = f.block_out_channels.len();
+        let types = first("down_block_types", blocks, f.down_block_types.iter())?;
+        let known = types.iter().all(|t| t == DOWN_BLOCK);
+        require(known, COMPONENT, "down_block_types", &types, DOWN_BLOCK)?;
+        let layers = first("layers_per_block", blocks + 1, f.layers_per_block.iter())?;
+        let scaling = f.spatio_temporal_scaling.list(f.layers_per_block.len().saturating_sub(1));
+        let scaling = first("spatio_temporal_scaling", blocks, scaling.iter())?;
+        let kinds = first("downsample_type", blocks, f.downsample_type.iter())?;
+
+        let mut stages = Vec::new();
+        let mut width = f.latent_channels;
+        for (i, &channels) in f.block_out_channels.iter().enumerate() {
+            let downsample = scaling[i].then(|| match kinds[i] {
+                Resample::Conv => Downsample::Strided,
+                kind => Downsample::Folded { stride: kind.stride(), channels },
+            });
+            let stage = DownStage { channels: width, layers: layers[i], downsample };
+            require(stage.fits(channels), COMPONENT, "block_out_channels", &f.block_out_channels, DOWN_CHANNELS)?;
+            stages.push(stage);
+            width = channels;
+        }
+        Ok(EncoderConfig {
+            in_channels: f.in_channels,
+            latent_channels: f.latent_channels,
+            stages,
+            mid_channels: width,
+            mid_layers: f.layers_per_block.last().copied().unwrap_or_default(),
+            patch_size: f.patch_size,
+            causal: f.encoder_causal,
+            padding: f.encoder_spatial_padding_mode,
+            shortcut_eps: f.resnet_norm_eps,
+        })
+    }
+}
+
+const DOWN_CHANNELS: &str = "channels that each stage's downsampling divides, and that change only where one folds";
+
+impl DownStage {
+    /// Whether its result has `channels` channels.
+    fn fits(&self, channels: usize) -> bool {
+        match self.downsample {
+            None | Some(Downsample::Strided) => self.channels == channels,
+            Some(Downsample::Folded { stride, .. }) => {
+                let volume: usize = stride.iter().product();
+                channels.is_multiple_of(volume) && (self.channels * volume).is_multiple_of(channels)
+            }
+        }
+    }
+}
+
+/// The first `n` values of a list, which may be longer: the class' defaults are, in models with fewer blocks.
+fn first<'a, T: Clone + 'a>(
+    key: &str,
+    n: usize,
+    values: impl ExactSizeIterator<Item = &'a T>,
+) -> Result<Vec<T>, ConfigError> {
+    let length = values.len();
+    if length < n {
+        return Err(form(format!("{key} has {length} entries, the blocks need {n}")));
+    }
+    Ok(values.take(n).cloned().collect())
+}
+
+fn form(message: String) -> ConfigError {
+    ConfigError::Form { component: COMPONENT, message }
+}

@@ -1,0 +1,68 @@
+//! Latents to pictures.
+
+use super::COMPONENT;
+use super::config::{DecoderConfig, UpStage};
+use super::layers::{Layers, activated, embedded, modulation, unpatchify};
+use crate::dtype::DType;
+use crate::hlo::{Result, Type, Value};
+use crate::models::Component;
+use crate::nn::{Axis, Conv3dLowering, Init, Layout, Params};
+
+/// Un-normalised latents `[b, latent_channels, f, h, w]` to pictures `[b, out_channels, frames, height, width]` of
+/// about -1..1, in the weights' element type. `temb [b]`, f32, is the timestep of models that are conditioned on one.
+pub fn decode(p: &Params, c: &DecoderConfig, latents: &Value, temb: Option<&Value>, lowering: Conv3dLowering) -> Value {
+    let _scope = p.scope();
+    if c.timestep_conditioning != temb.is_some() {
+        let message =
+            format!("timestep_conditioning is {} and temb given: {}", c.timestep_conditioning, temb.is_some());
+        p.builder().reject("decode", message);
+    }
+    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, lowering);
+    let temb = temb.map(|t| t * p.get("timestep_scale_multiplier", &[], &[], Init::Around(1000.0, 0.0)).to(DType::F32));
+
+    let x = layers.conv(p, "conv_in", &latents.to(p.dtype()), c.mid_channels);
+    let mut x = {
+        let p = p.pp("mid_block");
+        let _scope = p.scope();
+        let temb = temb.as_ref().map(|t| embedded(&p, t, 4 * c.mid_channels));
+        layers.res_blocks(&p, c.mid_layers, &x, temb.as_ref())
+    };
+    for (i, stage) in c.stages.iter().enumerate() {
+        x = up_block(&p.pp(format!("up_blocks.{i}")), &layers, stage, &x, temb.as_ref());
+    }
+    let channels = x.dim(1);
+    let rows = temb.as_ref().map(|t| modulation(p, &embedded(p, t, 2 * channels), 2, channels));
+    let x = activated(&x, rows.as_ref().map(|r| [&r[0], &r[1]]));
+    unpatchify(&layers.conv(p, "conv_out", &x, c.out_channels * c.patch_size.pow(2)), c.patch_size)
+}
+
+fn up_block(p: &Params, layers: &Layers, stage: &UpStage, x: &Value, temb: Option<&Value>) -> Value {
+    let _scope = p.builder().scope("up_block");
+    let temb = temb.map(|t| embedded(p, t, 4 * stage.channels));
+    let x = if stage.widens { layers.res_block(&p.pp("conv_in"), x, stage.channels, None) } else { x.clone() };
+    let x = match stage.upsample {
+        Some(u) => layers.upsample(&p.pp("upsamplers.0"), &x, u.stride, u.factor, u.residual),
+        None => x,
+    };
+    layers.res_blocks(p, stage.layers, &x, temb.as_ref())
+}
+
+/// The decoder as a program. Inputs, f32: `latents [b, latent_channels, f, h, w]` for `shape = [b, f, h, w]`, and
+/// `temb [b]` where the model is conditioned on a timestep. Output, f32: `video`, about -1..1.
+///
+/// # Errors
+/// The first mistake made while building, with op, scope and shapes.
+pub fn decoder_program(
+    c: &DecoderConfig,
+    [b, f, h, w]: [usize; 4],
+    dtype: DType,
+    lowering: Conv3dLowering,
+    layout: &Layout,
+) -> Result<Component> {
+    let p = Params::new("video_decoder", COMPONENT, dtype, layout);
+    let axes = [Axis::Batch, Axis::Whole, Axis::Frames, Axis::Height, Axis::Width];
+    let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, f, h, w]), &axes);
+    let temb = c.timestep_conditioning.then(|| p.input("temb", Type::new(DType::F32, [b]), &[Axis::Batch]));
+    let video = decode(&p.pp("decoder"), c, &latents, temb.as_ref(), lowering);
+    Component::finish(&p, &[("video", &video.to(DType::F32))])
+}

@@ -1,0 +1,58 @@
+//! Pictures to latents.
+
+use super::COMPONENT;
+use super::config::{DownStage, Downsample, EncoderConfig};
+use super::layers::{Layers, activated, patchify};
+use crate::dtype::DType;
+use crate::hlo::{Result, Type, Value};
+use crate::models::Component;
+use crate::nn::{Axis, Conv3dLowering, Layout, Params};
+
+/// Pictures `[b, in_channels, frames, height, width]` of -1..1 to the mean of their latents' distribution, not
+/// normalised: `[b, latent_channels, f, h, w]`, in the weights' element type.
+pub fn encode(p: &Params, c: &EncoderConfig, video: &Value, lowering: Conv3dLowering) -> Value {
+    let _scope = p.scope();
+    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, lowering);
+    let pixels = patchify(&video.to(p.dtype()), c.patch_size);
+    let mut x = layers.conv(p, "conv_in", &pixels, c.latent_channels);
+    for (i, stage) in c.stages.iter().enumerate() {
+        x = down_block(&p.pp(format!("down_blocks.{i}")), &layers, stage, &x);
+    }
+    let x = {
+        let p = p.pp("mid_block");
+        let _scope = p.scope();
+        layers.res_blocks(&p, c.mid_layers, &x, None)
+    };
+    // The last channel is the logarithm of a variance that all others share.
+    layers.conv(p, "conv_out", &activated(&x, None), c.latent_channels + 1).slice(1, 0, c.latent_channels)
+}
+
+fn down_block(p: &Params, layers: &Layers, stage: &DownStage, x: &Value) -> Value {
+    let _scope = p.builder().scope("down_block");
+    let x = layers.res_blocks(p, stage.layers, x, None);
+    let p = p.pp("downsamplers.0");
+    match stage.downsample {
+        None => x,
+        Some(Downsample::Strided) => layers.strided(&p.pp("conv"), &x),
+        Some(Downsample::Folded { stride, channels }) => layers.downsample(&p, &x, stride, channels),
+    }
+}
+
+/// The encoder as a program. Input, f32: `video [b, in_channels, frames, height, width]` for `shape = [b, frames,
+/// height, width]`, -1..1. Output, f32: `latents [b, latent_channels, f, h, w]`, not normalised.
+///
+/// # Errors
+/// The first mistake made while building, with op, scope and shapes: sizes that the network's strides do not divide.
+pub fn encoder_program(
+    c: &EncoderConfig,
+    [b, frames, height, width]: [usize; 4],
+    dtype: DType,
+    lowering: Conv3dLowering,
+    layout: &Layout,
+) -> Result<Component> {
+    let p = Params::new("video_encoder", COMPONENT, dtype, layout);
+    let axes = [Axis::Batch, Axis::Whole, Axis::Frames, Axis::Height, Axis::Width];
+    let video = p.input("video", Type::new(DType::F32, [b, c.in_channels, frames, height, width]), &axes);
+    let latents = encode(&p.pp("encoder"), c, &video, lowering);
+    Component::finish(&p, &[("latents", &latents.to(DType::F32))])
+}

@@ -1,0 +1,155 @@
+//! What encoder and decoder are made of. Activations are `[b, channels, frames, height, width]`.
+
+use crate::dtype::DType;
+use crate::hlo::Value;
+use crate::models::timestep::timestep_embedding;
+use crate::nn::{Axis, Conv3d, Conv3dLowering, Init, Padding, Params, pixel_norm, silu};
+
+/// The eps of the norms inside a block, which no configuration changes.
+const PIXEL_NORM_EPS: f64 = 1e-8;
+
+/// What all blocks of one network share.
+pub struct Layers {
+    conv: Conv3d,
+    shortcut_eps: f64,
+}
+
+impl Layers {
+    /// Kernels of 3 in each direction.
+    pub fn new(causal: bool, padding: Padding, shortcut_eps: f64, lowering: Conv3dLowering) -> Self {
+        Layers { conv: Conv3d { kernel: [3; 3], stride: [1; 3], causal, padding, lowering }, shortcut_eps }
+    }
+
+    /// The convolution `name`.
+    pub fn conv(&self, p: &Params, name: &str, x: &Value, out: usize) -> Value {
+        self.conv.apply(&p.pp(name).pp("conv"), x, out)
+    }
+
+    /// `count` equal blocks `resnets.0`, `resnets.1` …: a loop over their stacked weights. `temb [b, 4·channels]` is
+    /// the stage's own embedding of the timestep.
+    pub fn res_blocks(&self, p: &Params, count: usize, x: &Value, temb: Option<&Value>) -> Value {
+        let channels = x.dim(1);
+        match count {
+            0 => x.clone(),
+            1 => self.res_block(&p.pp("resnets.0"), x, channels, temb),
+            _ => {
+                let body = |i: &Value, state: &[Value]| {
+                    vec![self.res_block(&p.layers("resnets", count, i), &state[0], channels, temb)]
+                };
+                p.builder().repeat(count, std::slice::from_ref(x), body).remove(0)
+            }
+        }
+    }
+
+    /// `x + conv2(act(conv1(act(x))))`, where `act` is a norm, the timestep's scale and shift, and SiLU.
+    pub fn res_block(&self, p: &Params, x: &Value, out: usize, temb: Option<&Value>) -> Value {
+        let _scope = p.scope();
+        let rows = temb.map(|t| modulation(p, t, 4, x.dim(1)));
+        let row = |i: usize| rows.as_ref().map(|r| [&r[i], &r[i + 1]]);
+        let h = self.conv(p, "conv1", &activated(x, row(0)), out);
+        let h = self.conv(p, "conv2", &activated(&h, row(2)), out);
+        h + self.shortcut(p, x, out)
+    }
+
+    /// The input itself, or a normalised 1x1x1 convolution of it where the width changes.
+    fn shortcut(&self, p: &Params, x: &Value, out: usize) -> Value {
+        if x.dim(1) == out {
+            return x.clone();
+        }
+        let pn = p.pp("norm3");
+        let of_channel = |name: &str, init| {
+            pn.get(name, &[x.dim(1)], &[Axis::Whole], init).to(DType::F32).reshape(vec![1, x.dim(1), 1, 1, 1])
+        };
+        let f = x.to(DType::F32);
+        let centred = &f - f.mean_keep(&[1]);
+        let scale = (centred.square().mean_keep(&[1]) + self.shortcut_eps).rsqrt();
+        let weight = of_channel("weight", Init::Around(1.0, 0.02));
+        let normed = centred * scale * weight + of_channel("bias", Init::Normal(0.02));
+        Conv3d { kernel: [1; 3], ..self.conv }.apply(&p.pp("conv_shortcut"), &normed.to(x.dtype()), out)
+    }
+
+    /// Upsampling at `p` by `stride`: a convolution to `volume / factor` times the channels, unfolded. With `residual`
+    /// the unfolded input is added, repeated to as many channels.
+    pub fn upsample(&self, p: &Params, x: &Value, stride: [usize; 3], factor: usize, residual: bool) -> Value {
+        let _scope = p.scope();
+        let volume: usize = stride.iter().product();
+        let y = unfold(&self.conv(p, "conv", x, x.dim(1) * volume / factor), stride);
+        if !residual {
+            return y;
+        }
+        let input = unfold(x, stride);
+        y + p.builder().concat(&vec![&input; volume / factor], 1)
+    }
+
+    /// Downsampling at `p` to `out` channels: a convolution to `out / volume` channels, folded, plus the folded input,
+    /// whose channels are averaged in groups. The first frame of a video is doubled where time shrinks.
+    pub fn downsample(&self, p: &Params, x: &Value, stride: [usize; 3], out: usize) -> Value {
+        let _scope = p.scope();
+        let volume: usize = stride.iter().product();
+        let x = x.pad_edge(2, stride[0] - 1, 0);
+        let input = fold(&x, stride).to(DType::F32);
+        let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| input.dim(a));
+        let means = input.reshape(vec![b, out, all / out, f, h, w]).mean_keep(&[2]).reshape(vec![b, out, f, h, w]);
+        let y = fold(&self.conv(p, "conv", &x, out / volume), stride).to(DType::F32);
+        (y + means).to(x.dtype())
+    }
+
+    /// Downsampling at `p` by a convolution with steps of 2.
+    pub fn strided(&self, p: &Params, x: &Value) -> Value {
+        Conv3d { stride: [2; 3], ..self.conv }.apply(p, x, x.dim(1))
+    }
+}
+
+/// `silu(norm(x)·(1 + scale) + shift)` of `[shift, scale]`, in f32, rounded once.
+pub fn activated(x: &Value, rows: Option<[&Value; 2]>) -> Value {
+    let normed = pixel_norm(&x.to(DType::F32), PIXEL_NORM_EPS);
+    let modulated = match rows {
+        Some([shift, scale]) => normed * (scale + 1.0) + shift,
+        None => normed,
+    };
+    silu(&modulated).to(x.dtype())
+}
+
+/// The rows of the table at `p` plus the timestep's part `[b, rows·channels]`: each `[b, channels, 1, 1, 1]`, f32.
+pub fn modulation(p: &Params, temb: &Value, rows: usize, channels: usize) -> Vec<Value> {
+    let init = Init::Normal((channels as f32).sqrt().recip());
+    let table = p.get("scale_shift_table", &[rows, channels], &[Axis::Whole; 2], init).to(DType::F32);
+    let sum = temb.to(DType::F32).reshape(vec![temb.dim(0), rows, channels]) + table;
+    (0..rows).map(|r| sum.at(1, r).reshape(vec![temb.dim(0), channels, 1, 1, 1])).collect()
+}
+
+/// The timestep `[b]` as `time_embedder` at `p` sees it: `[b, width]`.
+pub fn embedded(p: &Params, temb: &Value, width: usize) -> Value {
+    timestep_embedding(&p.pp("time_embedder.timestep_embedder"), temb, width)
+}
+
+/// Channels `(c, t, i, j)` into time, height and width. Where time grows the first frame came from one latent frame
+/// alone, and its extra copies are dropped.
+fn unfold(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
+    let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
+    let c = all / (st * sh * sw);
+    let y = x.reshape(vec![b, c, st, sh, sw, f, h, w]).transpose(&[0, 1, 5, 2, 6, 3, 7, 4]);
+    y.reshape(vec![b, c, f * st, h * sh, w * sw]).slice(2, st - 1, f * st)
+}
+
+/// Time, height and width into channels `(c, t, i, j)`.
+fn fold(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
+    let [b, c, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
+    let y = x.reshape(vec![b, c, f / st, st, h / sh, sh, w / sw, sw]).transpose(&[0, 1, 3, 5, 7, 2, 4, 6]);
+    y.reshape(vec![b, c * st * sh * sw, f / st, h / sh, w / sw])
+}
+
+/// Channels `(c, column, row)` into squares of `patch` pixels.
+pub fn unpatchify(x: &Value, patch: usize) -> Value {
+    let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
+    let c = all / (patch * patch);
+    let y = x.reshape(vec![b, c, patch, patch, f, h, w]).transpose(&[0, 1, 4, 5, 3, 6, 2]);
+    y.reshape(vec![b, c, f, h * patch, w * patch])
+}
+
+/// Squares of `patch` pixels into channels `(c, column, row)`.
+pub fn patchify(x: &Value, patch: usize) -> Value {
+    let [b, c, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
+    let y = x.reshape(vec![b, c, f, h / patch, patch, w / patch, patch]).transpose(&[0, 1, 6, 4, 2, 3, 5]);
+    y.reshape(vec![b, c * patch * patch, f, h / patch, w / patch])
+}

@@ -1,0 +1,15 @@
+//! The video autoencoder: pictures to latents and back, by convolutions over time, height and width.
+
+mod config;
+mod decoder;
+mod encoder;
+mod layers;
+#[cfg(test)]
+mod tests;
+
+pub use config::{DecoderConfig, DownStage, Downsample, EncoderConfig, UpStage, Upsample};
+pub use decoder::{decode, decoder_program};
+pub use encoder::{encode, encoder_program};
+
+/// The model folder's name.
+pub const COMPONENT: &str = "vae";

@@ -1,0 +1,74 @@
+//! Periodic activations and the filters that keep them from aliasing. Activations are `[b, channels, samples]`.
+
+use crate::dtype::DType;
+use crate::hlo::{Conv, Value};
+use crate::nn::{Axis, Init, Params};
+
+/// Keeps a division by a learned amplitude finite.
+const SNAKE_EPS: f64 = 1e-9;
+
+/// `x` where positive, `slope · x` elsewhere.
+pub fn leaky_relu(x: &Value, slope: f64) -> Value {
+    x.compare(crate::hlo::Comparison::Gt, &x.like(0.0)).select(x, &(x * slope))
+}
+
+/// `x + sin²(αx) / β` with `α` and `β` stored as logarithms; without `beta`, `β` is `α`. In f32, rounded once.
+pub fn snake(p: &Params, x: &Value, beta: bool) -> Value {
+    let _scope = p.scope();
+    let channels = x.dim(1);
+    let learned = |name: &str| {
+        let log = p.get(name, &[channels], &[Axis::Whole], Init::Normal(0.02));
+        log.to(DType::F32).exp().reshape(vec![1, channels, 1])
+    };
+    let alpha = learned("alpha");
+    let amplitude = if beta { learned("beta") } else { alpha.clone() };
+    let f = x.to(DType::F32);
+    let wave = (&f * alpha).sin().square();
+    (&f + wave / (amplitude + SNAKE_EPS)).to(x.dtype())
+}
+
+/// A low-pass filter around an activation, which runs at `ratio` times the rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AntiAlias {
+    /// Growth of the rate.
+    pub ratio: usize,
+    /// Taps of the filters, which the checkpoint stores.
+    pub kernel: usize,
+}
+
+impl AntiAlias {
+    /// `down(f(up(x)))` with the filters at `p`.
+    pub fn around(self, p: &Params, x: &Value, f: impl FnOnce(&Value) -> Value) -> Value {
+        let up = self.up(&p.pp("upsample"), x);
+        self.down(&p.pp("downsample"), &f(&up))
+    }
+
+    fn taps(self, p: &Params) -> Value {
+        // Taps of a low-pass filter sum to 1.
+        p.get("filter", &[1, 1, self.kernel], &[Axis::Whole; 3], Init::Around(1.0 / self.kernel as f32, 0.0))
+    }
+
+    fn up(self, p: &Params, x: &Value) -> Value {
+        let (ratio, k) = (self.ratio, self.kernel);
+        let pad = k / ratio - 1;
+        let (left, right) = (pad * ratio + (k - ratio) / 2, pad * ratio + (k - ratio).div_ceil(2));
+        let y = each_channel(&x.pad_edge(2, pad, pad), |x| {
+            x.builder().transposed_convolution(x, &self.taps(p), &Conv::new(1).stride(&[ratio]))
+        });
+        y.slice(2, left, y.dim(2).saturating_sub(right)) * ratio as f64
+    }
+
+    fn down(self, p: &Params, x: &Value) -> Value {
+        let (left, right) = (self.kernel.div_ceil(2) - 1, self.kernel / 2);
+        each_channel(&x.pad_edge(2, left, right), |x| {
+            x.builder().convolution(x, &self.taps(p), &Conv::new(1).stride(&[self.ratio]))
+        })
+    }
+}
+
+/// The same filter on every channel.
+fn each_channel(x: &Value, filter: impl FnOnce(&Value) -> Value) -> Value {
+    let (b, channels) = (x.dim(0), x.dim(1));
+    let y = filter(&x.reshape(vec![b * channels, 1, x.dim(2)]));
+    y.reshape(vec![b, channels, y.dim(2)])
+}

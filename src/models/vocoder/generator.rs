@@ -1,0 +1,96 @@
+//! A log-mel spectrogram to a waveform.
+
+use super::COMPONENT;
+use super::activation::{leaky_relu, snake};
+use super::config::{Activation, FinalActivation, VocoderConfig};
+use crate::dtype::DType;
+use crate::hlo::{Result, Type, Value};
+use crate::models::Component;
+use crate::nn::{Axis, Layout, Params, conv1d, transposed_conv1d};
+
+/// Kernel of the first and the last convolution, fixed by the architecture.
+const OUTER_KERNEL: usize = 7;
+
+/// The slope before the last convolution, which no configuration changes.
+const FINAL_SLOPE: f64 = 0.01;
+
+/// A log-mel spectrogram `[b, channels, frames, bins]` to samples `[b, out_channels, frames · samples_per_frame]`, in
+/// the weights' element type; `channels · bins` is `in_channels`.
+pub fn vocode(p: &Params, c: &VocoderConfig, mel: &Value) -> Value {
+    let _scope = p.scope();
+    let [b, channels, frames, bins] = [0, 1, 2, 3].map(|a| mel.dim(a));
+    if channels * bins != c.in_channels {
+        p.builder()
+            .reject("vocoder", format!("{} has not in_channels = {} channels and bins", mel.ty(), c.in_channels));
+    }
+    let x = mel.to(p.dtype()).swap(2, 3).reshape(vec![b, channels * bins, frames]);
+    let mut x = conv1d(&p.pp("conv_in"), &x, c.hidden_channels, OUTER_KERNEL, 1, true);
+    for (i, (&kernel, &factor)) in c.upsample_kernel_sizes.iter().zip(&c.upsample_factors).enumerate() {
+        if c.act_fn == Activation::LeakyRelu {
+            x = leaky_relu(&x, c.leaky_relu_negative_slope);
+        }
+        let out = x.dim(1) / 2;
+        x = transposed_conv1d(&p.pp(format!("upsamplers.{i}")), &x, out, kernel, factor, (kernel - factor) / 2);
+        x = mean_of_resnets(p, c, i, &x);
+    }
+    let x = match c.act_fn {
+        Activation::LeakyRelu => leaky_relu(&x, FINAL_SLOPE),
+        // Filtered and with β of its own whatever the blocks have.
+        Activation::Snake | Activation::SnakeBeta => {
+            let p = p.pp("act_out");
+            c.antialias().around(&p, &x, |x| snake(&p.pp("act"), x, true))
+        }
+    };
+    let audio = conv1d(&p.pp("conv_out"), &x, c.out_channels, OUTER_KERNEL, 1, c.final_bias);
+    match c.final_act_fn {
+        Some(FinalActivation::Tanh) => audio.tanh(),
+        Some(FinalActivation::Clamp) => audio.clamp(-1.0, 1.0),
+        None => audio,
+    }
+}
+
+/// The mean of a stage's residual blocks, all of which read `x`.
+fn mean_of_resnets(p: &Params, c: &VocoderConfig, stage: usize, x: &Value) -> Value {
+    let count = c.resnet_kernel_sizes.len();
+    let blocks = c.resnet_kernel_sizes.iter().zip(&c.resnet_dilations).enumerate();
+    let outputs = blocks.map(|(j, (&kernel, dilations))| {
+        resnet(&p.pp(format!("resnets.{}", stage * count + j)), c, x, kernel, dilations).to(DType::F32)
+    });
+    let sum = outputs.reduce(|sum, y| sum + y).unwrap_or_else(|| x.to(DType::F32));
+    (sum * (count as f64).recip()).to(x.dtype())
+}
+
+/// For each dilation `x + conv2(act(conv1(act(x))))`, `conv1` dilated.
+fn resnet(p: &Params, c: &VocoderConfig, x: &Value, kernel: usize, dilations: &[usize]) -> Value {
+    let _scope = p.builder().scope("resnet");
+    let channels = x.dim(1);
+    dilations.iter().enumerate().fold(x.clone(), |x, (i, &dilation)| {
+        let h = activation(&p.pp(format!("acts1.{i}")), c, &x);
+        let h = conv1d(&p.pp(format!("convs1.{i}")), &h, channels, kernel, dilation, true);
+        let h = activation(&p.pp(format!("acts2.{i}")), c, &h);
+        let h = conv1d(&p.pp(format!("convs2.{i}")), &h, channels, kernel, 1, true);
+        x + h
+    })
+}
+
+fn activation(p: &Params, c: &VocoderConfig, x: &Value) -> Value {
+    let beta = c.act_fn == Activation::SnakeBeta;
+    match c.act_fn {
+        Activation::LeakyRelu => leaky_relu(x, c.leaky_relu_negative_slope),
+        _ if c.antialias => c.antialias().around(p, x, |x| snake(&p.pp("act"), x, beta)),
+        _ => snake(p, x, beta),
+    }
+}
+
+/// The vocoder as a program. Input, f32: `mel [b, channels, frames, bins]`, in this order in `shape`. Output, f32:
+/// `audio [b, out_channels, samples]`.
+///
+/// # Errors
+/// The first mistake made while building, with op, scope and shapes.
+pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], dtype: DType, layout: &Layout) -> Result<Component> {
+    let p = Params::new("vocoder", COMPONENT, dtype, layout);
+    let axes = [Axis::Batch, Axis::Whole, Axis::Samples, Axis::Whole];
+    let mel = p.input("mel", Type::new(DType::F32, shape), &axes);
+    let audio = vocode(&p, c, &mel);
+    Component::finish(&p, &[("audio", &audio.to(DType::F32))])
+}

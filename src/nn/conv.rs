@@ -1,0 +1,137 @@
+//! Convolutions of `[b, channels, …]` with the weights `[out, in, kernel…]` and biases `[out]` of a checkpoint.
+//!
+//! Weights are declared whole: they are small beside the activations they meet.
+
+use serde::Deserialize;
+
+use super::layout::Axis;
+use super::params::{Init, Params};
+use crate::dtype::DType;
+use crate::hlo::{Conv, Value};
+
+/// What a convolution reads beyond the edge of a picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Padding {
+    /// Zeros.
+    Zeros,
+    /// The picture mirrored at its edge, which is not repeated.
+    Reflect,
+    /// The edge.
+    Replicate,
+}
+
+/// How a convolution over time, height and width is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Conv3dLowering {
+    /// One three-dimensional convolution: the faster program on GPUs.
+    #[default]
+    Direct,
+    /// A two-dimensional convolution for each kernel frame, summed in f32: the TPU compiler needs minutes for each
+    /// three-dimensional one.
+    Taps,
+}
+
+/// A convolution over time, height and width that keeps a stride-1 video's size: beyond its ends a video continues
+/// with its first and last frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv3d {
+    /// Kernel size in time, height and width.
+    pub kernel: [usize; 3],
+    /// Steps in time, height and width.
+    pub stride: [usize; 3],
+    /// Whether a frame reads no later frame.
+    pub causal: bool,
+    /// What lies beyond a picture's edge.
+    pub padding: Padding,
+    /// How it is written.
+    pub lowering: Conv3dLowering,
+}
+
+impl Conv3d {
+    /// The convolution at `p` of `x [b, channels, frames, height, width]` to `out` channels, in `x`'s element type.
+    pub fn apply(&self, p: &Params, x: &Value, out: usize) -> Value {
+        let _scope = p.scope();
+        let (weight, bias) = parameters(p, out, x.dim(1), &self.kernel, true);
+        let [time, rows, columns] = self.kernel.map(|k| k - 1);
+        let (before, after) = if self.causal { (time, 0) } else { (time / 2, time / 2) };
+        let x = x.pad_edge(2, before, after);
+        let [above, left] = [rows / 2, columns / 2];
+        let (x, zeros) = match self.padding {
+            // As the convolution's own attribute the zeros cost nothing.
+            Padding::Zeros => (x, [above, left]),
+            Padding::Reflect => (x.pad_reflect(3, above, above).pad_reflect(4, left, left), [0, 0]),
+            Padding::Replicate => (x.pad_edge(3, above, above).pad_edge(4, left, left), [0, 0]),
+        };
+        match self.lowering {
+            Conv3dLowering::Direct => {
+                let padding = [(0, 0), (zeros[0], zeros[0]), (zeros[1], zeros[1])];
+                let window = Conv::new(3).stride(&self.stride).padding(&padding);
+                add_bias(x.builder().convolution(&x, &weight, &window), bias)
+            }
+            Conv3dLowering::Taps => self.taps(&x, &weight, bias, zeros),
+        }
+    }
+
+    /// The sum over the kernel's frames of two-dimensional convolutions, with the frames among the batch.
+    fn taps(&self, x: &Value, weight: &Value, bias: Option<Value>, zeros: [usize; 2]) -> Value {
+        let window = Conv::new(2).stride(&self.stride[1..]).padding(&zeros.map(|n| (n, n)));
+        let (batch, step) = (x.dim(0), self.stride[0]);
+        let frames = x.dim(2).saturating_sub(self.kernel[0]) / step + 1;
+        let x = x.swap(1, 2);
+        let product = |t: usize| {
+            let part = x.slice_step(1, t, t + (frames - 1) * step + 1, step);
+            let pictures = part.reshape([&[batch * frames], &part.dims()[2..]].concat());
+            // Operands of f32 keep the sum in f32; at default precision their products are those of the 16-bit values.
+            x.builder().convolution(&pictures.to(DType::F32), &weight.at(2, t).to(DType::F32), &window)
+        };
+        let sum = (1..self.kernel[0]).fold(product(0), |sum, t| sum + product(t));
+        let sum = add_bias(sum, bias.map(|b| b.to(DType::F32))).to(x.dtype());
+        sum.reshape([&[batch, frames], &sum.dims()[1..]].concat()).swap(1, 2)
+    }
+}
+
+/// The convolution at `p` of `x [b, channels, height, width]` with a square kernel, to `out` channels.
+pub fn conv2d(p: &Params, x: &Value, out: usize, kernel: usize, window: &Conv) -> Value {
+    let _scope = p.scope();
+    let (weight, bias) = parameters(p, out, x.dim(1), &[kernel; 2], true);
+    add_bias(x.builder().convolution(x, &weight, window), bias)
+}
+
+/// The convolution at `p` of `x [b, channels, samples]` that keeps the length: `(kernel - 1) · dilation` zeros are
+/// split between both ends, an odd one at the end.
+pub fn conv1d(p: &Params, x: &Value, out: usize, kernel: usize, dilation: usize, bias: bool) -> Value {
+    let _scope = p.scope();
+    let (weight, bias) = parameters(p, out, x.dim(1), &[kernel], bias);
+    let total = (kernel - 1) * dilation;
+    let window = Conv::new(1).padding(&[(total / 2, total - total / 2)]).dilation(&[dilation]);
+    add_bias(x.builder().convolution(x, &weight, &window), bias)
+}
+
+/// The transposed convolution at `p` of `x [b, channels, samples]` with the weight `[in, out, kernel]`, its result
+/// cropped by `crop` at both ends.
+pub fn transposed_conv1d(p: &Params, x: &Value, out: usize, kernel: usize, stride: usize, crop: usize) -> Value {
+    let _scope = p.scope();
+    let inner = x.dim(1);
+    // A sample of the result meets kernel / stride taps of each channel.
+    let deviation = (inner as f32 * kernel as f32 / stride as f32).sqrt().recip();
+    let weight = p.get("weight", &[inner, out, kernel], &[Axis::Whole; 3], Init::Normal(deviation));
+    let bias = p.get("bias", &[out], &[Axis::Whole], Init::Normal(0.02));
+    let window = Conv::new(1).stride(&[stride]).padding(&[(crop, crop)]);
+    add_bias(x.builder().transposed_convolution(x, &weight, &window), Some(bias))
+}
+
+fn parameters(p: &Params, out: usize, inner: usize, kernel: &[usize], bias: bool) -> (Value, Option<Value>) {
+    let shape = [&[out, inner], kernel].concat();
+    let fan_in: usize = shape[1..].iter().product();
+    let init = Init::Normal((fan_in as f32).sqrt().recip());
+    let weight = p.get("weight", &shape, &vec![Axis::Whole; shape.len()], init);
+    (weight, bias.then(|| p.get("bias", &[out], &[Axis::Whole], Init::Normal(0.02))))
+}
+
+fn add_bias(y: Value, bias: Option<Value>) -> Value {
+    let Some(bias) = bias else { return y };
+    let mut dims = vec![1; y.rank()];
+    dims[1] = bias.dim(0);
+    y + bias.reshape(dims)
+}

@@ -1,0 +1,49 @@
+//! What can end a request.
+
+use std::path::PathBuf;
+
+/// An error of a pipeline: one line, naming what to change.
+#[derive(Debug, thiserror::Error)]
+pub enum PipelineError {
+    /// The model's files.
+    #[error(transparent)]
+    Weights(#[from] crate::weights::WeightsError),
+    /// The model's configuration.
+    #[error(transparent)]
+    Config(#[from] crate::models::ConfigError),
+    /// A program.
+    #[error(transparent)]
+    Program(#[from] crate::hlo::Error),
+    /// The device.
+    #[error(transparent)]
+    Runtime(#[from] crate::runtime::RuntimeError),
+    /// Sizes and schedules.
+    #[error(transparent)]
+    Sampling(#[from] crate::sampling::SamplingError),
+    /// The tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] crate::models::gemma3::tokenizer::TokenizerError),
+    /// Writing the result.
+    #[error(transparent)]
+    Media(#[from] crate::media::Error),
+    /// A file of ours.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// File.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Inputs of a component that do not fit it.
+    #[error("{0}")]
+    Input(String),
+    /// Not a number in a result.
+    #[error("{0} holds values that are not finite; run with --dtype f32, or bisect with --dump")]
+    NotFinite(&'static str),
+    /// Stopped by the user.
+    #[error("interrupted after {0} of {1} steps; nothing was written")]
+    Interrupted(usize, usize),
+}
+
+/// The result of this layer.
+pub type Result<T> = std::result::Result<T, PipelineError>;

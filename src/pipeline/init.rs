@@ -1,0 +1,79 @@
+//! A random model in the diffusers layout.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::error::{PipelineError, Result};
+use super::models::{Part, Parts};
+use crate::dtype::DType;
+use crate::models::gemma3::tokenizer::write_byte_tokenizer;
+use crate::models::presets::Preset;
+use crate::nn::Init;
+use crate::runtime::RuntimeError;
+use crate::tensor::Tensor;
+use crate::weights::{TensorSpec, random_tensor, write_component, write_json};
+
+/// What was written.
+pub struct Written {
+    /// Parameters of all components.
+    pub parameters: usize,
+    /// Bytes of all weight files.
+    pub bytes: usize,
+}
+
+/// Writes the preset's model with random weights drawn from `seed` into `dir`, which must not exist or be empty.
+///
+/// # Errors
+/// A folder with something in it, a file that cannot be written.
+pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Written> {
+    let taken = std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
+    if taken {
+        let reason = "exists and is not empty; name another folder or remove it".to_string();
+        return Err(PipelineError::File { path: dir.to_path_buf(), reason });
+    }
+    let parts = Parts::of_preset(preset.clone());
+    let mut written = Written { parameters: 0, bytes: 0 };
+    for part in [Part::TextEncoder, Part::Connectors, Part::Transformer, Part::Vae, Part::AudioVae, Part::Vocoder] {
+        let config = preset.config(part.folder()).cloned().unwrap_or(Value::Null);
+        let tensors = random_parameters(&parts, part)?;
+        let specs: Vec<TensorSpec> = tensors
+            .iter()
+            .map(|(name, (shape, _))| TensorSpec { name: name.clone(), dtype, shape: shape.clone() })
+            .collect();
+        let count: usize = tensors.values().map(|(shape, _)| shape.iter().product::<usize>()).sum();
+        written.parameters += count;
+        written.bytes += count * dtype.size();
+        write_component(dir, part, &config, specs, |spec| -> Result<Tensor> {
+            let (mean, deviation) = match tensors.get(&spec.name).map(|(_, init)| *init) {
+                Some(Init::Around(mean, deviation)) => (mean, deviation),
+                Some(Init::Normal(deviation)) => (0.0, deviation),
+                None => (0.0, 0.0),
+            };
+            let name = format!("{}.{}", part.folder(), spec.name);
+            Ok(random_tensor(seed, &name, &spec.shape, spec.dtype, mean, deviation).map_err(RuntimeError::from)?)
+        })?;
+    }
+    let scheduler = dir.join(Part::Scheduler.folder());
+    std::fs::create_dir_all(&scheduler).map_err(|e| file_error(&scheduler, &e))?;
+    if let Some(config) = preset.config(Part::Scheduler.folder()) {
+        write_json(&scheduler.join(Part::Scheduler.config_file()), config)?;
+    }
+    write_byte_tokenizer(&dir.join(Part::Tokenizer.folder()))?;
+    if let Some(index) = preset.config("model_index") {
+        write_json(&dir.join("model_index.json"), index)?;
+    }
+    Ok(written)
+}
+
+fn file_error(path: &Path, e: &std::io::Error) -> PipelineError {
+    PipelineError::File { path: path.to_path_buf(), reason: e.to_string() }
+}
+
+/// The checkpoint tensors of a component and how each is drawn.
+fn random_parameters(parts: &Parts, part: Part) -> Result<BTreeMap<String, (Vec<usize>, Init)>> {
+    let params = parts.parameters(part)?;
+    let tensors = params.iter().flat_map(|p| p.source.tensors().into_iter().map(|(n, s)| (n, s, p.init)));
+    Ok(tensors.map(|(name, shape, init)| (name.to_string(), (shape.to_vec(), init))).collect())
+}

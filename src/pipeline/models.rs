@@ -1,0 +1,442 @@
+//! A model's parts: their configurations, and the program each becomes.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use ndarray::Array4;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::error::{PipelineError, Result};
+use super::text_to_video::{Settings, Shapes};
+use crate::dtype::DType;
+use crate::hlo::Type;
+use crate::models::connectors::{self, ConnectorsConfig};
+use crate::models::gemma3::tokenizer::Tokenizer;
+use crate::models::gemma3::{self, Gemma3Config};
+use crate::models::presets::Preset;
+use crate::models::transformer::{self, ForwardShape, TransformerConfig};
+use crate::models::vocoder::{self, VocoderConfig};
+use crate::models::{Component as Network, ConfigError, audio_vae, parse_config, video_vae};
+use crate::nn::{Axis, Conv3dLowering, Init, Layout, Numerics, Param, Source};
+use crate::sampling::latents::{AudioGrid, Statistics, VideoGrid};
+use crate::sampling::sigmas::FlowMatch;
+use crate::tensor::Tensor;
+pub use crate::weights::Component as Part;
+use crate::weights::ModelSource;
+
+/// What a text-to-video run needs.
+pub const TEXT_TO_VIDEO: [Part; 8] = [
+    Part::Tokenizer,
+    Part::TextEncoder,
+    Part::Connectors,
+    Part::Transformer,
+    Part::Scheduler,
+    Part::Vae,
+    Part::AudioVae,
+    Part::Vocoder,
+];
+
+/// Mel frames a latent covers: the audio VAE halves time and mel bins twice.
+const AUDIO_COMPRESSION: usize = 4;
+
+/// Where configurations come from.
+enum Origin {
+    Files(Rc<ModelSource>),
+    Preset(Preset),
+}
+
+/// The configurations of a model, each read when it is needed, so that a model of some parts runs those.
+pub struct Parts(Origin);
+
+impl Parts {
+    /// Of a model on disk.
+    pub fn of(source: &Rc<ModelSource>) -> Self {
+        Parts(Origin::Files(source.clone()))
+    }
+
+    /// Of a model that this program carries.
+    pub fn of_preset(preset: Preset) -> Self {
+        Parts(Origin::Preset(preset))
+    }
+
+    fn json(&self, part: Part) -> Result<Value> {
+        match &self.0 {
+            Origin::Files(source) => Ok(source.config(part)?),
+            Origin::Preset(preset) => preset
+                .config(part.folder())
+                .cloned()
+                .ok_or_else(|| PipelineError::Input(format!("preset '{}' has no '{}'", preset.name, part.folder()))),
+        }
+    }
+
+    fn read<T>(&self, part: Part, parse: impl Fn(&Value) -> std::result::Result<T, ConfigError>) -> Result<T> {
+        Ok(parse(&self.json(part)?)?)
+    }
+
+    /// The transformer's.
+    ///
+    /// # Errors
+    /// A missing file, a key that is wrong or not computed; as for the other parts.
+    pub fn transformer(&self) -> Result<TransformerConfig> {
+        self.read(Part::Transformer, TransformerConfig::from_json)
+    }
+
+    /// The text encoder's.
+    ///
+    /// # Errors
+    /// As [`Parts::transformer`].
+    pub fn text_encoder(&self) -> Result<Gemma3Config> {
+        self.read(Part::TextEncoder, Gemma3Config::from_json)
+    }
+
+    /// The connectors'.
+    ///
+    /// # Errors
+    /// As [`Parts::transformer`].
+    pub fn connectors(&self) -> Result<ConnectorsConfig> {
+        self.read(Part::Connectors, ConnectorsConfig::from_json)
+    }
+
+    /// The vocoder's.
+    ///
+    /// # Errors
+    /// As [`Parts::transformer`].
+    pub fn vocoder(&self) -> Result<VocoderConfig> {
+        self.read(Part::Vocoder, VocoderConfig::from_json)
+    }
+
+    fn sizes<T: DeserializeOwned>(&self, part: Part) -> Result<T> {
+        self.read(part, |json| parse_config(part.folder(), json))
+    }
+
+    /// Prompts `[rows, tokens]` to `prompt_embeds`: projected, or the stack of hidden states.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration or the sizes; as for the other programs.
+    pub fn text_encoder_program(&self, rows: usize, tokens: usize, projected: bool, s: &Settings) -> Result<Network> {
+        let connectors = if projected { Some(self.connectors()?) } else { None };
+        Ok(gemma3::program(&self.text_encoder()?, connectors.as_ref(), rows, tokens, s.dtype, &s.layout)?)
+    }
+
+    /// Text to the transformer's contexts, and the name of its input: projected embeddings of the connectors' width, or
+    /// the wider stack of hidden states.
+    ///
+    /// # Errors
+    /// As [`Parts::text_encoder_program`].
+    pub fn connectors_program(
+        &self,
+        rows: usize,
+        tokens: usize,
+        width: usize,
+        s: &Settings,
+    ) -> Result<(Network, &'static str)> {
+        let c = self.connectors()?;
+        let (input, name) = match width == c.caption_channels {
+            true => (connectors::Input::PromptEmbeds, "prompt_embeds"),
+            false => (connectors::Input::HiddenStates, "text_encoder_hidden_states"),
+        };
+        Ok((connectors::program(&c, rows, tokens, input, s.dtype, &s.layout)?, name))
+    }
+
+    /// The connectors' tables, by input name.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration.
+    pub fn connectors_inputs(&self, tokens: usize) -> Result<Vec<(String, Tensor)>> {
+        Ok(connectors::host_inputs(&self.connectors()?, tokens))
+    }
+
+    /// Latents `[b, c, f, h, w]` to pictures.
+    ///
+    /// # Errors
+    /// As [`Parts::text_encoder_program`].
+    pub fn video_decoder_program(&self, dims: [usize; 5], s: &Settings) -> Result<Network> {
+        let c = self.read(Part::Vae, video_vae::DecoderConfig::from_json)?;
+        let [b, _, f, h, w] = dims;
+        Ok(video_vae::decoder_program(&c, [b, f, h, w], s.dtype, Conv3dLowering::Direct, &s.layout)?)
+    }
+
+    /// Pictures `[b, c, f, h, w]` to latents.
+    ///
+    /// # Errors
+    /// As [`Parts::text_encoder_program`].
+    pub fn video_encoder_program(&self, dims: [usize; 5], s: &Settings) -> Result<Network> {
+        let c = self.read(Part::Vae, video_vae::EncoderConfig::from_json)?;
+        let [b, _, f, h, w] = dims;
+        Ok(video_vae::encoder_program(&c, [b, f, h, w], s.dtype, Conv3dLowering::Direct, &s.layout)?)
+    }
+
+    /// Latents `[b, c, l, m]` to a mel spectrogram.
+    ///
+    /// # Errors
+    /// As [`Parts::text_encoder_program`].
+    pub fn audio_decoder_program(&self, dims: [usize; 4], s: &Settings) -> Result<Network> {
+        let c = self.read(Part::AudioVae, audio_vae::DecoderConfig::from_json)?;
+        let [b, _, l, m] = dims;
+        Ok(audio_vae::decoder_program(&c, [b, l, m], s.dtype, &s.layout)?)
+    }
+
+    /// A mel spectrogram `[b, channels, frames, bins]` to samples, always in f32: bf16 is audible here.
+    ///
+    /// # Errors
+    /// As [`Parts::text_encoder_program`].
+    pub fn vocoder_program(&self, dims: [usize; 4], s: &Settings) -> Result<Network> {
+        Ok(vocoder::vocoder_program(&self.vocoder()?, dims, DType::F32, &s.layout)?)
+    }
+
+    /// Every parameter that any program of a part declares.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration.
+    pub fn parameters(&self, part: Part) -> Result<Vec<Param>> {
+        let settings =
+            Settings { dtype: DType::F32, numerics: Numerics::Default, layout: Layout::default(), chunk: None };
+        let networks = match part {
+            Part::TextEncoder => vec![self.text_encoder_program(1, 8, false, &settings)?],
+            Part::Connectors => {
+                let (tokens, stack) = (self.connectors()?.token_multiple(), usize::MAX);
+                vec![self.connectors_program(1, tokens, stack, &settings)?.0]
+            }
+            Part::Transformer => {
+                let c = self.transformer()?;
+                let text_channels = match c.use_prompt_embeddings {
+                    true => [c.caption_channels; 2],
+                    false => [c.cross_attention_dim, c.audio_cross_attention_dim],
+                };
+                let shape = ForwardShape { text_channels, ..ForwardShape::default() };
+                vec![transformer::program(&c, &shape, settings.dtype, settings.numerics, &settings.layout)?]
+            }
+            Part::Vae => {
+                let v: VaeSizes = self.sizes(part)?;
+                let (frames, side) = (1 + v.temporal(), 4 * v.spatial());
+                vec![
+                    self.video_decoder_program([1, 0, 1, 4, 4], &settings)?,
+                    self.video_encoder_program([1, 0, frames, side, side], &settings)?,
+                ]
+            }
+            Part::AudioVae => {
+                let a: AudioSizes = self.sizes(part)?;
+                vec![self.audio_decoder_program([1, 0, 2, a.latent_bins()], &settings)?]
+            }
+            Part::Vocoder => {
+                let c = self.vocoder()?;
+                // One channel as wide as all: only the product of channels and bins counts.
+                vec![self.vocoder_program([1, 1, 8, c.in_channels], &settings)?]
+            }
+            Part::Tokenizer | Part::Scheduler | Part::LatentUpsampler => Vec::new(),
+        };
+        let component = part.folder();
+        let mut params: Vec<Param> =
+            networks.into_iter().flat_map(|n| n.params).filter(|p| p.component == component).collect();
+        if let Some(length) = self.statistics_length(part)? {
+            // Read by the host only; no program declares them.
+            let init = [("latents_mean", Init::Normal(0.1)), ("latents_std", Init::Around(1.0, 0.05))];
+            params.extend(init.map(|(name, init)| Param {
+                component,
+                name: format!("{component}.{name}"),
+                ty: Type::new(DType::F32, vec![length]),
+                axes: vec![Axis::Channels],
+                source: Source::Stack { keys: vec![name.into()], shape: vec![length] },
+                init,
+            }));
+        }
+        Ok(params)
+    }
+
+    fn statistics_length(&self, part: Part) -> Result<Option<usize>> {
+        Ok(match part {
+            Part::Vae => Some(self.sizes::<VaeSizes>(part)?.latent_channels),
+            Part::AudioVae => Some(self.sizes::<AudioSizes>(part)?.base_channels),
+            _ => None,
+        })
+    }
+}
+
+/// What the host needs of `vae/config.json`; defaults are the reference class' own.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default)]
+struct VaeSizes {
+    latent_channels: usize,
+    spatial_compression_ratio: Option<usize>,
+    temporal_compression_ratio: Option<usize>,
+    spatio_temporal_scaling: Vec<bool>,
+    patch_size: usize,
+    patch_size_t: usize,
+    scaling_factor: f32,
+}
+
+impl Default for VaeSizes {
+    fn default() -> Self {
+        VaeSizes {
+            latent_channels: 128,
+            spatial_compression_ratio: None,
+            temporal_compression_ratio: None,
+            spatio_temporal_scaling: vec![true; 4],
+            patch_size: 4,
+            patch_size_t: 1,
+            scaling_factor: 1.0,
+        }
+    }
+}
+
+impl VaeSizes {
+    /// The ratio that is given, else the reference's formula: a doubling for every scaling stage.
+    fn ratio(&self, given: Option<usize>, patch: usize) -> usize {
+        let doublings = self.spatio_temporal_scaling.iter().filter(|s| **s).count();
+        given.unwrap_or(patch << doublings).max(1)
+    }
+
+    fn spatial(&self) -> usize {
+        self.ratio(self.spatial_compression_ratio, self.patch_size)
+    }
+
+    fn temporal(&self) -> usize {
+        self.ratio(self.temporal_compression_ratio, self.patch_size_t)
+    }
+}
+
+/// What the host needs of `audio_vae/config.json`; defaults are the reference class' own.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default)]
+struct AudioSizes {
+    base_channels: usize,
+    latent_channels: usize,
+    sample_rate: usize,
+    mel_hop_length: usize,
+    mel_bins: Option<usize>,
+}
+
+impl Default for AudioSizes {
+    fn default() -> Self {
+        AudioSizes {
+            base_channels: 128,
+            latent_channels: 8,
+            sample_rate: 16000,
+            mel_hop_length: 160,
+            mel_bins: Some(64),
+        }
+    }
+}
+
+impl AudioSizes {
+    fn bins(&self) -> usize {
+        self.mel_bins.unwrap_or(64)
+    }
+
+    fn latent_bins(&self) -> usize {
+        self.bins() / AUDIO_COMPRESSION
+    }
+}
+
+/// Everything a text-to-video request reads of a model.
+pub struct Models {
+    /// The configurations, which become programs.
+    pub parts: Parts,
+    /// Sizes of the transformer.
+    pub transformer: TransformerConfig,
+    /// The model's own schedule.
+    pub scheduler: FlowMatch,
+    /// Video sizes to latents to tokens.
+    pub video_grid: VideoGrid,
+    /// Channels of video latents.
+    pub video_channels: usize,
+    /// Durations to latents.
+    pub audio_grid: AudioGrid,
+    /// Channels of audio latents.
+    pub audio_channels: usize,
+    /// Tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Of the video latents.
+    pub video_statistics: Statistics,
+    /// Of the audio tokens.
+    pub audio_statistics: Statistics,
+    /// Channels of the projected text.
+    pub text_width: usize,
+    /// Channels of the connectors' two results.
+    pub text_channels: [usize; 2],
+    /// The smallest prompt length; every legal one is a multiple of it.
+    pub token_multiple: usize,
+    /// Samples a second.
+    pub sample_rate: usize,
+}
+
+/// The grids that token positions come from, by the transformer's configuration alone.
+pub fn coordinate_grids(c: &TransformerConfig) -> (VideoGrid, AudioGrid) {
+    let video = VideoGrid {
+        spatial_compression: c.vae_scale_factors[1],
+        temporal_compression: c.vae_scale_factors[0],
+        patch_size: c.patch_size,
+        patch_size_t: c.patch_size_t,
+    };
+    let audio = AudioGrid {
+        sampling_rate: c.audio_sampling_rate,
+        hop_length: c.audio_hop_length,
+        temporal_compression: c.audio_scale_factor,
+        mel_bins: 1,
+        mel_compression: 1,
+    };
+    (video, audio)
+}
+
+impl Models {
+    /// Reads the configurations, the tokenizer and the latent statistics.
+    ///
+    /// # Errors
+    /// A missing or unusable part, by name.
+    pub fn open(source: &Rc<ModelSource>) -> Result<Self> {
+        source.require(&TEXT_TO_VIDEO)?;
+        let parts = Parts::of(source);
+        let transformer = parts.transformer()?;
+        let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Part::Vae)?, parts.sizes(Part::AudioVae)?);
+        let statistics = |part: Part, scaling_factor: f32| -> Result<Statistics> {
+            let checkpoint = source.checkpoint(part)?;
+            let read = |name: &str| -> Result<Vec<f32>> {
+                Ok(checkpoint.get_float(name)?.to_tensor()?.to_f32().into_iter().collect())
+            };
+            Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
+        };
+        let scheduler = parts.json(Part::Scheduler)?.to_string();
+        let connectors = parts.connectors()?;
+        let tokenizer = source.tokenizer()?;
+        Ok(Models {
+            video_grid: VideoGrid {
+                spatial_compression: vae.spatial(),
+                temporal_compression: vae.temporal(),
+                patch_size: transformer.patch_size,
+                patch_size_t: transformer.patch_size_t,
+            },
+            video_channels: vae.latent_channels,
+            audio_grid: AudioGrid {
+                sampling_rate: audio.sample_rate,
+                hop_length: audio.mel_hop_length,
+                temporal_compression: AUDIO_COMPRESSION,
+                mel_bins: audio.bins(),
+                mel_compression: AUDIO_COMPRESSION,
+            },
+            audio_channels: audio.latent_channels,
+            tokenizer: Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")))?,
+            video_statistics: statistics(Part::Vae, vae.scaling_factor)?,
+            audio_statistics: statistics(Part::AudioVae, 1.0)?,
+            sample_rate: parts.vocoder()?.output_sampling_rate,
+            scheduler: FlowMatch::from_json(&scheduler, &source.config_path(Part::Scheduler))?,
+            text_width: connectors.caption_channels,
+            text_channels: connectors.widths(),
+            token_multiple: connectors.token_multiple(),
+            transformer,
+            parts,
+        })
+    }
+
+    /// Token bounds of a request, `[1, 3, n, 2]` and `[1, 1, m, 2]`.
+    pub fn coords(&self, shapes: &Shapes, frame_rate: f64) -> [Array4<f32>; 2] {
+        let c = &self.transformer;
+        let (video, audio) = coordinate_grids(c);
+        let offset = c.causal_offset as i64;
+        [
+            video.coords(&shapes.video, c.vae_scale_factors, offset, frame_rate),
+            audio.coords(1, shapes.audio.length, c.audio_scale_factor, c.audio_patch_size_t, offset),
+        ]
+    }
+}

@@ -1,0 +1,101 @@
+//! What a run tells afterwards: the table of its stages, and the same as JSON.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::stages::Stages;
+use super::text_to_video::{Generated, Stage};
+
+/// Times of a run beside those of its stages.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outer {
+    /// Writing the files.
+    pub encoding: Duration,
+    /// From the start of the request to its last file.
+    pub total: Duration,
+}
+
+/// The most memory the process held, in bytes; the platform's own figure where there is no device memory to ask.
+pub fn peak_memory(stages: &Stages) -> Option<u64> {
+    if let Ok(memory) = stages.engine().device().memory()
+        && let Some(peak) = memory.peak
+    {
+        return u64::try_from(peak).ok();
+    }
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|l| l.starts_with("VmHWM:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+fn rows(generated: &Generated, stages: &Stages, outer: Outer) -> Vec<(String, Duration)> {
+    let mut rows = vec![("load".to_string(), stages.load_time), ("compile".to_string(), stages.compile_time)];
+    for (stage, time) in &generated.timings {
+        rows.push((name(*stage).to_string(), *time));
+        if *stage == Stage::Denoise {
+            rows.push(("  a step".to_string(), *time / u32::try_from(generated.steps.max(1)).unwrap_or(u32::MAX)));
+        }
+    }
+    rows.push(("encoding".to_string(), outer.encoding));
+    rows.push(("total".to_string(), outer.total));
+    rows
+}
+
+fn name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::TextEncoder => "text encoder",
+        Stage::Connectors => "connectors",
+        Stage::Denoise => "denoise",
+        Stage::VideoDecoder => "video decoder",
+        Stage::AudioDecoder => "audio decoder",
+    }
+}
+
+/// The table printed after every run.
+pub fn table(generated: &Generated, stages: &Stages, outer: Outer) -> String {
+    let mut text = String::new();
+    for (name, time) in rows(generated, stages, outer) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{name:<16}{:>9.3} s", time.as_secs_f64());
+    }
+    let compiles: usize = stages.engine().statistics().values().map(|s| s.compiles).sum();
+    let _ = writeln!(text, "{:<16}{compiles:>9}", "compiled");
+    let _ = writeln!(text, "{:<16}{:>9.1} MiB", "parameters", stages.parameter_bytes() as f64 / 1048576.0);
+    if let Some(peak) = peak_memory(stages) {
+        let _ = writeln!(text, "{:<16}{:>9.1} MiB", "peak memory", peak as f64 / 1048576.0);
+    }
+    text
+}
+
+/// The same figures as JSON, with every program's hash, compiles and executions.
+pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
+    let stage =
+        |s: Stage| generated.timings.iter().find(|(t, _)| *t == s).map_or(Value::Null, |(_, d)| json!(d.as_secs_f64()));
+    let hashes: std::collections::BTreeMap<&str, &str> = stages.program_hashes().collect();
+    let programs: serde_json::Map<String, Value> = stages
+        .engine()
+        .statistics()
+        .into_iter()
+        .map(|(name, s)| {
+            let hash = hashes.get(name.as_str());
+            let figures = json!({"hash": hash, "compiles": s.compiles, "compile_seconds": s.compile_seconds, "executions": s.executions});
+            (name, figures)
+        })
+        .collect();
+    let denoise = generated.timings.iter().find(|(t, _)| *t == Stage::Denoise).map(|(_, d)| d.as_secs_f64());
+    json!({
+        "load": stages.load_time.as_secs_f64(),
+        "compile": stages.compile_time.as_secs_f64(),
+        "text_encoder": stage(Stage::TextEncoder),
+        "connectors": stage(Stage::Connectors),
+        "denoise": {"total": denoise, "per_step": denoise.map(|d| d / generated.steps.max(1) as f64), "steps": generated.steps},
+        "video_decoder": stage(Stage::VideoDecoder),
+        "audio_decoder": stage(Stage::AudioDecoder),
+        "encoding": outer.encoding.as_secs_f64(),
+        "total": outer.total.as_secs_f64(),
+        "parameter_bytes": stages.parameter_bytes(),
+        "peak_memory_bytes": peak_memory(stages),
+        "programs": programs,
+    })
+}

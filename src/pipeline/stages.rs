@@ -1,0 +1,176 @@
+//! Programs that are compiled once and parameters that are uploaded once, for any number of requests.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::error::Result;
+use crate::dtype::DType;
+use crate::models::Component as Network;
+use crate::pjrt::{Buffer, SharedBytes};
+use crate::runtime::{Engine, Executable, Outputs, ParameterSource, Parameters, StoredTensor};
+use crate::tensor::Tensor;
+use crate::weights::{Component, ModelSource, TensorView, check_finite};
+
+/// An engine with everything it has compiled and loaded.
+pub struct Stages {
+    engine: Engine,
+    source: Rc<ModelSource>,
+    parameters: Parameters,
+    programs: HashMap<String, Rc<Executable>>,
+    /// Time spent reading and uploading parameters.
+    pub load_time: Duration,
+    /// Time spent compiling.
+    pub compile_time: Duration,
+}
+
+/// Tensors for one run, by argument name.
+#[derive(Default)]
+pub struct Inputs<'a> {
+    owned: HashMap<String, Buffer>,
+    borrowed: HashMap<String, &'a Buffer>,
+}
+
+impl<'a> Inputs<'a> {
+    /// Adds a buffer that lives elsewhere.
+    pub fn share(mut self, name: &str, buffer: &'a Buffer) -> Self {
+        self.borrowed.insert(name.to_string(), buffer);
+        self
+    }
+
+    /// Adds a buffer.
+    pub fn give(mut self, name: &str, buffer: Buffer) -> Self {
+        self.owned.insert(name.to_string(), buffer);
+        self
+    }
+
+    /// A buffer by name.
+    pub fn get(&self, name: &str) -> Option<&Buffer> {
+        self.owned.get(name).or_else(|| self.borrowed.get(name).copied())
+    }
+}
+
+impl Stages {
+    /// Nothing compiled, nothing loaded.
+    pub fn new(engine: Engine, source: Rc<ModelSource>) -> Self {
+        Stages {
+            engine,
+            source,
+            parameters: Parameters::default(),
+            programs: HashMap::new(),
+            load_time: Duration::ZERO,
+            compile_time: Duration::ZERO,
+        }
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Bytes of the parameters on the device.
+    pub fn parameter_bytes(&self) -> usize {
+        self.parameters.bytes()
+    }
+
+    /// Hashes of the programs used so far, by name.
+    pub fn program_hashes(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.programs.values().map(|e| (e.name(), e.hash()))
+    }
+
+    /// Makes a network ready: compiled, its parameters on the device. Both are kept, so that a second request with
+    /// the same program costs nothing.
+    ///
+    /// # Errors
+    /// What is wrong with program, files or device.
+    pub fn prepare(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
+        let start = Instant::now();
+        let source = Files(&self.source);
+        self.parameters.load(&self.engine, &network.params, &source)?;
+        self.load_time += start.elapsed();
+        let hash = network.program.hash();
+        if let Some(known) = self.programs.get(&hash) {
+            return Ok(known.clone());
+        }
+        let compiled = Rc::new(self.engine.compile(name, &network.program)?);
+        self.compile_time += compiled.compile_time();
+        self.programs.insert(hash, compiled.clone());
+        Ok(compiled)
+    }
+
+    /// Runs a prepared network on its inputs.
+    ///
+    /// # Errors
+    /// A missing input, by name; the plugin's message.
+    pub fn run<'a>(&'a self, program: &Executable, inputs: &'a Inputs) -> Result<Outputs> {
+        self.run_with(program, |name| inputs.get(name))
+    }
+
+    /// Runs a prepared network on buffers found by `find`, or among the parameters.
+    ///
+    /// # Errors
+    /// A missing input, by name; the plugin's message.
+    pub fn run_with<'a>(&'a self, program: &Executable, find: impl Fn(&str) -> Option<&'a Buffer>) -> Result<Outputs> {
+        Ok(self.engine.run(program, |name| find(name).or_else(|| self.parameters.get(name)))?)
+    }
+
+    /// Time spent loading and compiling so far.
+    pub fn set_up_time(&self) -> Duration {
+        self.load_time + self.compile_time
+    }
+
+    /// Copies a host tensor to the device, in the element type the program's argument has.
+    ///
+    /// # Errors
+    /// The plugin's message.
+    pub fn upload(&self, tensor: &Tensor, dtype: DType) -> Result<Buffer> {
+        Ok(self.engine.upload(tensor, dtype)?)
+    }
+
+    /// Uploads host tensors under their names, in the element types the program's arguments have.
+    ///
+    /// # Errors
+    /// The plugin's message.
+    pub fn give_all<'a>(
+        &self,
+        program: &Executable,
+        mut inputs: Inputs<'a>,
+        tensors: impl IntoIterator<Item = (String, Tensor)>,
+    ) -> Result<Inputs<'a>> {
+        for (name, tensor) in tensors {
+            if let Some(a) = program.arguments().iter().find(|a| a.name == name) {
+                inputs = inputs.give(&name, self.upload(&tensor, a.ty.dtype)?);
+            }
+        }
+        Ok(inputs)
+    }
+}
+
+/// A model's files as the source of parameters.
+struct Files<'a>(&'a ModelSource);
+
+impl Files<'_> {
+    fn view(&self, component: &'static str, key: &str) -> std::result::Result<TensorView, String> {
+        let part = Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))?;
+        self.0.checkpoint(part).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
+    }
+}
+
+impl ParameterSource for Files<'_> {
+    fn tensor(&self, component: &'static str, key: &str) -> std::result::Result<StoredTensor, String> {
+        let view = self.view(component, key)?;
+        check_finite(&view).map_err(|e| e.to_string())?;
+        let (dtype, shape, file) = (view.dtype(), view.shape().to_vec(), view.file().to_path_buf());
+        Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(Mapped(view))), file })
+    }
+}
+
+/// A tensor that keeps its file mapped for as long as a transfer reads it.
+struct Mapped(TensorView);
+
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}

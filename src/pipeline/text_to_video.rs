@@ -1,0 +1,414 @@
+//! Text to video with sound: from a prompt to frames and samples.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix4, Ix5, s};
+
+use super::error::{PipelineError, Result};
+use super::models::Models;
+use super::stages::{Inputs, Stages};
+use crate::dtype::DType;
+use crate::models::transformer::tables;
+use crate::nn::{Layout, Numerics};
+use crate::runtime::Outputs;
+use crate::sampling::denoise::{Build, DenoiseShape, MAX_STEPS, denoise, prepare};
+use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
+use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
+use crate::sampling::noise::TorchRng;
+use crate::tensor::Tensor;
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What to show.
+    pub prompt: String,
+    /// What to avoid.
+    pub negative_prompt: String,
+    /// Pixels.
+    pub width: usize,
+    /// Pixels.
+    pub height: usize,
+    /// Frames.
+    pub num_frames: usize,
+    /// Frames a second.
+    pub frame_rate: f64,
+    /// Of the noise.
+    pub seed: u64,
+    /// Noise levels, from the first step's to the final 0.
+    pub sigmas: Vec<f32>,
+    /// Guidance of video and audio.
+    pub scales: [Scales; 2],
+    /// Layers that the perturbed branch perturbs.
+    pub stg_blocks: Vec<usize>,
+    /// Standard deviations of the rescale term.
+    pub rescale: RescaleScope,
+    /// Text tokens.
+    pub max_sequence_length: usize,
+}
+
+/// How it is computed.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Weights and activations.
+    pub dtype: DType,
+    /// Rounding order.
+    pub numerics: Numerics,
+    /// Placement.
+    pub layout: Layout,
+    /// Steps run at a time; `None` for all.
+    pub chunk: Option<usize>,
+}
+
+/// The stages of a request, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Prompt to embeddings.
+    TextEncoder,
+    /// Embeddings to the transformer's context.
+    Connectors,
+    /// Step-independent work and the loop.
+    Denoise,
+    /// Latents to frames.
+    VideoDecoder,
+    /// Latents to mel spectrogram to samples.
+    AudioDecoder,
+}
+
+/// What a running request tells; the answer says whether to go on.
+pub type Watch<'a> = &'a mut dyn FnMut(Stage, usize, usize) -> ControlFlow<()>;
+
+/// A finished request.
+pub struct Generated {
+    /// Frames `[1, F, 3, H, W]` in 0..1.
+    pub video: Array5<f32>,
+    /// Samples `[channels, samples]`.
+    pub audio: Array2<f32>,
+    /// Samples a second.
+    pub sample_rate: usize,
+    /// Time of each stage, compiling and loading left out.
+    pub timings: Vec<(Stage, Duration)>,
+    /// Steps taken.
+    pub steps: usize,
+    /// Prompt tokens that did not fit.
+    pub cut_tokens: usize,
+    /// Intermediate tensors by their dump names.
+    pub dump: Vec<(String, Tensor)>,
+}
+
+/// Latent sizes of a request.
+pub struct Shapes {
+    /// Video latents.
+    pub video: VideoShape,
+    /// Audio latents.
+    pub audio: AudioShape,
+    /// Tokens of both.
+    pub tokens: [usize; 2],
+}
+
+impl Shapes {
+    /// The latents of a request.
+    ///
+    /// # Errors
+    /// An illegal size, with the two nearest legal ones.
+    pub fn new(models: &Models, width: usize, height: usize, num_frames: usize, frame_rate: f64) -> Result<Self> {
+        let video = models.video_grid.latents(1, models.video_channels, width, height, num_frames)?;
+        let audio = models.audio_grid.latents(1, models.audio_channels, num_frames, frame_rate)?;
+        let tokens = [models.video_grid.tokens(&video), audio.length];
+        Ok(Shapes { video, audio, tokens })
+    }
+}
+
+/// Runs one request. Programs and parameters that `stages` already has are reused.
+///
+/// # Errors
+/// What is wrong with model, request or device; [`PipelineError::Interrupted`] when `watch` says so.
+pub fn text_to_video(
+    models: &Models,
+    stages: &mut Stages,
+    request: &Request,
+    settings: &Settings,
+    watch: Watch,
+) -> Result<Generated> {
+    let mut timings = Vec::new();
+    let mut dump: Vec<(String, Tensor)> = Vec::new();
+    let shapes = Shapes::new(models, request.width, request.height, request.num_frames, request.frame_rate)?;
+    let branches = branches(request.scales[0], request.scales[1]);
+    let steps = request.sigmas.len() - 1;
+    let mut timed = |stage: Stage, started: Instant, stages: &Stages, before: Duration| {
+        timings.push((stage, started.elapsed().saturating_sub(stages.set_up_time() - before)));
+    };
+
+    // Text: the prompts are rows of one batch, so that the encoder runs once.
+    let mut prompts = vec![request.prompt.as_str()];
+    if branches.contains(&Branch::Negative) {
+        prompts.push(&request.negative_prompt);
+    }
+    let (before, started) = (stages.set_up_time(), Instant::now());
+    let (embeds, mask, cut_tokens) = encode(models, stages, &prompts, request.max_sequence_length, settings)?;
+    for (row, name) in ["prompt_embeds", "negative_prompt_embeds"].iter().take(prompts.len()).enumerate() {
+        dump.push(((*name).to_string(), rows(&embeds.tensor("prompt_embeds")?, &[row])));
+    }
+    timed(Stage::TextEncoder, started, stages, before);
+
+    let (before, started) = (stages.set_up_time(), Instant::now());
+    let text = connect(models, stages, &embeds, &mask, request.max_sequence_length, settings)?;
+    timed(Stage::Connectors, started, stages, before);
+
+    // Noise in the unpacked shapes, video first.
+    let mut rng = TorchRng::new(request.seed);
+    let v = &shapes.video;
+    let video_noise = noise(&mut rng, &[v.batch, v.channels, v.frames, v.height, v.width]);
+    let a = &shapes.audio;
+    let audio_noise = noise(&mut rng, &[a.batch, a.channels, a.length, a.mel_bins]);
+    dump.push(("noise.video".into(), Tensor::F32(video_noise.clone())));
+    dump.push(("noise.audio".into(), Tensor::F32(audio_noise.clone())));
+
+    let (before, started) = (stages.set_up_time(), Instant::now());
+    let shape = DenoiseShape {
+        batch: 1,
+        branches: branches.clone(),
+        tokens: shapes.tokens,
+        text: request.max_sequence_length,
+        text_channels: models.text_channels,
+        stg_blocks: if branches.contains(&Branch::Perturbed) { request.stg_blocks.clone() } else { Vec::new() },
+        rescale: request.rescale,
+    };
+    let start = [
+        Tensor::from(models.video_grid.pack(fixed::<Ix5>(&video_noise)?.view())?),
+        Tensor::from(pack_audio(fixed::<Ix4>(&audio_noise)?.view())),
+    ];
+    let latents = run_loop(models, stages, request, settings, &shape, &shapes, &text, start, steps, watch)?;
+    timed(Stage::Denoise, started, stages, before);
+
+    let (video_latents, audio_latents) = unpack(models, &shapes, &latents)?;
+    dump.push(("latents.video".into(), video_latents.clone().into()));
+    dump.push(("latents.audio".into(), audio_latents.clone().into()));
+
+    let (before, started) = (stages.set_up_time(), Instant::now());
+    let video = decode_video(models, stages, &shapes, video_latents, settings)?;
+    dump.push(("video".into(), video.clone().into()));
+    timed(Stage::VideoDecoder, started, stages, before);
+
+    let (before, started) = (stages.set_up_time(), Instant::now());
+    let audio = decode_audio(models, stages, &shapes, audio_latents, settings)?;
+    dump.push(("audio".into(), audio.clone().into()));
+    timed(Stage::AudioDecoder, started, stages, before);
+
+    let audio = audio.index_axis(Dim(0), 0).to_owned();
+    let sample_rate = models.sample_rate;
+    Ok(Generated { video, audio, sample_rate, timings, steps, cut_tokens, dump })
+}
+
+fn noise(rng: &mut TorchRng, shape: &[usize]) -> ndarray::ArrayD<f32> {
+    rng.normal_array(shape)
+}
+
+fn fixed<D: ndarray::Dimension>(a: &ndarray::ArrayD<f32>) -> Result<ndarray::Array<f32, D>> {
+    a.clone().into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))
+}
+
+/// Rows of the leading dimension.
+fn rows(t: &Tensor, which: &[usize]) -> Tensor {
+    Tensor::F32(t.to_f32().select(Dim(0), which))
+}
+
+/// Prompts to embeddings `[prompts, t, channels]`, with the mask and the number of tokens that did not fit.
+fn encode(
+    models: &Models,
+    stages: &mut Stages,
+    prompts: &[&str],
+    tokens: usize,
+    settings: &Settings,
+) -> Result<(Outputs, Tensor, usize)> {
+    let mut ids = Array2::<i32>::zeros((prompts.len(), tokens));
+    let mut mask = Array2::<i32>::zeros((prompts.len(), tokens));
+    let mut cut = 0;
+    for (row, prompt) in prompts.iter().enumerate() {
+        let encoded = models.tokenizer.encode(prompt, tokens)?;
+        ids.row_mut(row).assign(&ndarray::ArrayView1::from(&encoded.ids));
+        mask.row_mut(row).assign(&ndarray::ArrayView1::from(&encoded.mask));
+        if encoded.cut > 0 {
+            let kind = if row == 0 { "prompt" } else { "negative prompt" };
+            tracing::warn!("the {kind} is longer than {tokens} tokens: {} were cut from its end", encoded.cut);
+            cut = cut.max(encoded.cut);
+        }
+    }
+    let (ids, mask) = (Tensor::from(ids), Tensor::from(mask));
+    let network = models.parts.text_encoder_program(prompts.len(), tokens, true, settings)?;
+    let program = stages.prepare("text_encoder", &network)?;
+    let given = [("input_ids".to_string(), ids), ("attention_mask".to_string(), mask.clone())];
+    let inputs = stages.give_all(&program, Inputs::default(), given)?;
+    Ok((stages.run(&program, &inputs)?, mask, cut))
+}
+
+/// Embeddings to the transformer's contexts.
+fn connect(
+    models: &Models,
+    stages: &mut Stages,
+    embeds: &Outputs,
+    mask: &Tensor,
+    tokens: usize,
+    settings: &Settings,
+) -> Result<Outputs> {
+    let width = models.text_width;
+    let (network, _) = models.parts.connectors_program(mask.shape()[0], tokens, width, settings)?;
+    let program = stages.prepare("connectors", &network)?;
+    let mut given = models.parts.connectors_inputs(tokens)?;
+    given.push(("attention_mask".into(), mask.clone()));
+    let mut inputs = stages.give_all(&program, Inputs::default(), given)?;
+    if let Some(buffer) = embeds.buffer("prompt_embeds") {
+        inputs = inputs.share("prompt_embeds", buffer);
+    }
+    stages.run(&program, &inputs)
+}
+
+/// The contexts as rows of the branches.
+fn branch_text(stages: &Stages, text: &Outputs, branches: &[Branch]) -> Result<[Option<crate::pjrt::Buffer>; 2]> {
+    let wanted: Vec<usize> = branches.iter().map(|b| usize::from(*b == Branch::Negative)).collect();
+    let make = |name: &str| -> Result<Option<crate::pjrt::Buffer>> {
+        // The encoder's rows are already the branches': nothing to copy.
+        if wanted.iter().enumerate().all(|(i, &w)| i == w) {
+            return Ok(None);
+        }
+        Ok(Some(stages.upload(&rows(&text.tensor(name)?, &wanted), DType::F32)?))
+    };
+    Ok([make("video")?, make("audio")?])
+}
+
+#[allow(clippy::too_many_arguments)] // One call site; a struct of the same fields would say nothing more.
+fn run_loop(
+    models: &Models,
+    stages: &mut Stages,
+    request: &Request,
+    settings: &Settings,
+    shape: &DenoiseShape,
+    shapes: &Shapes,
+    text: &Outputs,
+    start: [Tensor; 2],
+    steps: usize,
+    watch: Watch,
+) -> Result<[Tensor; 2]> {
+    let build = Build { dtype: settings.dtype, numerics: settings.numerics, layout: &settings.layout };
+    let mut sigmas = request.sigmas.clone();
+    sigmas.resize(MAX_STEPS + 1, 0.0);
+    let sigmas = Tensor::from(ndarray::Array1::from(sigmas));
+
+    let network = prepare(&models.transformer, shape, &build)?;
+    let program = stages.prepare("prepare", &network)?;
+    let owned = branch_text(stages, text, &shape.branches)?;
+    let mut inputs = stages.give_all(&program, Inputs::default(), [("sigmas".to_string(), sigmas.clone())])?;
+    for (name, own) in ["video", "audio"].iter().zip(&owned) {
+        if let Some(buffer) = own.as_ref().or_else(|| text.buffer(name)) {
+            inputs = inputs.share(&format!("text.{name}"), buffer);
+        }
+    }
+    let prepared = stages.run(&program, &inputs)?;
+    drop(inputs);
+
+    let network = denoise(&models.transformer, shape, &build)?;
+    let program = stages.prepare("denoise", &network)?;
+    let [video_coords, audio_coords] = models.coords(shapes, request.frame_rate);
+    let tables = tables::tables(&models.transformer, video_coords.view(), audio_coords.view());
+    let row = |s: Scales| s.row().to_vec();
+    let scales = Array2::from_shape_vec((2, 4), [row(request.scales[0]), row(request.scales[1])].concat())
+        .map_err(|e| PipelineError::Input(e.to_string()))?;
+    let mut fixed_inputs = tables::host_inputs(&models.transformer, &tables);
+    fixed_inputs.push(("sigmas".into(), sigmas));
+    fixed_inputs.push(("scales".into(), scales.into()));
+    let fixed = stages.give_all(&program, Inputs::default(), fixed_inputs)?;
+    let [video, audio] = start;
+    let mut latents = [stages.upload(&video, DType::F32)?, stages.upload(&audio, DType::F32)?];
+
+    let chunk = settings.chunk.unwrap_or(steps).max(1);
+    let mut done = 0;
+    while done < steps {
+        if watch(Stage::Denoise, done, steps).is_break() {
+            return Err(PipelineError::Interrupted(done, steps));
+        }
+        let end = (done + chunk).min(steps);
+        let range =
+            [("begin", done), ("end", end)].map(|(n, v)| (n.to_string(), Tensor::from(ndarray::arr0(v as i32))));
+        let inputs = stages.give_all(&program, Inputs::default(), range)?;
+        let [video, audio] = &latents;
+        let mut outputs = {
+            let find = |name: &str| match name {
+                "latents.video" => Some(video),
+                "latents.audio" => Some(audio),
+                _ => inputs.get(name).or_else(|| fixed.get(name)).or_else(|| prepared.buffer(name)),
+            };
+            stages.run_with(&program, find)?
+        };
+        latents = take_latents(&mut outputs)?;
+        done = end;
+    }
+    let _ = watch(Stage::Denoise, done, steps);
+    Ok([stages.engine().download(&latents[0])?, stages.engine().download(&latents[1])?])
+}
+
+fn take_latents(outputs: &mut Outputs) -> Result<[crate::pjrt::Buffer; 2]> {
+    let mut take =
+        |name: &str| outputs.take(name).ok_or_else(|| PipelineError::Input(format!("the loop returned no '{name}'")));
+    Ok([take("latents.video")?, take("latents.audio")?])
+}
+
+/// Tokens to un-normalised latents `[1, C, F, H, W]` and `[1, C, L, M]`.
+fn unpack(models: &Models, shapes: &Shapes, latents: &[Tensor; 2]) -> Result<(Array5<f32>, Array4<f32>)> {
+    let [video, audio] = [fixed::<Ix3>(&latents[0].to_f32())?, fixed::<Ix3>(&latents[1].to_f32())?];
+    for (name, t) in [("latents.video", &video), ("latents.audio", &audio)] {
+        if t.iter().any(|v| !v.is_finite()) {
+            return Err(PipelineError::NotFinite(name));
+        }
+    }
+    let mut video = models.video_grid.unpack(video.view(), &shapes.video)?;
+    models.video_statistics.denormalize(&mut video, 1)?;
+    let mut audio: Array3<f32> = audio;
+    models.audio_statistics.denormalize(&mut audio, 2)?;
+    Ok((video, unpack_audio(audio.view(), &shapes.audio)?))
+}
+
+/// Latents to frames `[1, F, 3, H, W]` in 0..1.
+fn decode_video(
+    models: &Models,
+    stages: &mut Stages,
+    shapes: &Shapes,
+    latents: Array5<f32>,
+    settings: &Settings,
+) -> Result<Array5<f32>> {
+    let v = &shapes.video;
+    let network = models.parts.video_decoder_program([v.batch, v.channels, v.frames, v.height, v.width], settings)?;
+    let program = stages.prepare("video_decoder", &network)?;
+    let inputs = stages.give_all(&program, Inputs::default(), [("latents".to_string(), latents.into())])?;
+    let raw = fixed::<Ix5>(&stages.run(&program, &inputs)?.tensor("video")?.to_f32())?;
+    let frames = raw.mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0)).permuted_axes([0, 2, 1, 3, 4]);
+    if frames.iter().any(|v| !v.is_finite()) {
+        return Err(PipelineError::NotFinite("video"));
+    }
+    Ok(frames.slice(s![.., .., .., .., ..]).as_standard_layout().into_owned())
+}
+
+/// Latents to samples `[1, channels, samples]`.
+fn decode_audio(
+    models: &Models,
+    stages: &mut Stages,
+    shapes: &Shapes,
+    latents: Array4<f32>,
+    settings: &Settings,
+) -> Result<Array3<f32>> {
+    let a = &shapes.audio;
+    let network = models.parts.audio_decoder_program([a.batch, a.channels, a.length, a.mel_bins], settings)?;
+    let program = stages.prepare("audio_decoder", &network)?;
+    let inputs = stages.give_all(&program, Inputs::default(), [("latents".to_string(), latents.into())])?;
+    let decoded = stages.run(&program, &inputs)?;
+    let mel = decoded.buffer("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
+    let dims = mel.dims().map_err(crate::runtime::RuntimeError::from)?;
+    let dims = <[usize; 4]>::try_from(dims).map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
+    let network = models.parts.vocoder_program(dims, settings)?;
+    let program = stages.prepare("vocoder", &network)?;
+    let samples = stages.run(&program, &Inputs::default().share("mel", mel))?.tensor("audio")?.to_f32();
+    if samples.iter().any(|v| !v.is_finite()) {
+        return Err(PipelineError::NotFinite("audio"));
+    }
+    fixed::<Ix3>(&samples)
+}

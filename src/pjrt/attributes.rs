@@ -1,0 +1,120 @@
+//! Named values: what plugins, devices and topologies state, and what options are made of.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::slice;
+
+use super::abi::{NamedValue, Struct, named_value_type as kind};
+
+/// Named values in name order.
+pub type Attributes = BTreeMap<String, Value>;
+
+/// A value of an attribute or option.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Text (or bytes that are shown as text).
+    Text(String),
+    /// Integer.
+    Int(i64),
+    /// Integers.
+    Ints(Vec<i64>),
+    /// Number.
+    Float(f32),
+    /// Truth value.
+    Bool(bool),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Text(text) => f.write_str(text),
+            Value::Int(value) => value.fmt(f),
+            Value::Ints(values) => write!(f, "{values:?}"),
+            Value::Float(value) => value.fmt(f),
+            Value::Bool(value) => value.fmt(f),
+        }
+    }
+}
+
+/// Copies a C string with a length.
+///
+/// # Safety
+/// `data` is null or has `size` readable bytes.
+pub(super) unsafe fn text(data: *const c_void, size: usize) -> String {
+    // SAFETY: the caller's promise.
+    String::from_utf8_lossy(unsafe { list(data.cast::<u8>(), size) }).into_owned()
+}
+
+/// A C list as a slice; null is empty.
+///
+/// # Safety
+/// `data` is null or points to `len` initialised values that live as long as the slice is used.
+pub(super) unsafe fn list<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    if data.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { slice::from_raw_parts(data, len) }
+}
+
+/// Copies a C list of named values.
+///
+/// # Safety
+/// `data` is null or points to `len` named values.
+pub(super) unsafe fn read(data: *const c_void, len: usize) -> Attributes {
+    let mut attributes = Attributes::new();
+    // SAFETY: the caller's promise.
+    for value in unsafe { list(data.cast::<NamedValue>(), len) } {
+        // SAFETY: name and value are as long as the value says; a pointer stands in the union for text and lists.
+        let (name, value) = unsafe {
+            let pointer = value.value as usize as *const c_void;
+            let content = match value.kind {
+                kind::STRING => Value::Text(text(pointer, value.value_size)),
+                kind::INT64 => Value::Int(value.value as i64),
+                kind::INT64_LIST => Value::Ints(list(pointer.cast::<i64>(), value.value_size).to_vec()),
+                kind::FLOAT => Value::Float(f32::from_bits(value.value as u32)),
+                kind::BOOL => Value::Bool(value.value as u8 != 0),
+                _ => continue,
+            };
+            (text(value.name, value.name_size), content)
+        };
+        attributes.insert(name, value);
+    }
+    attributes
+}
+
+/// The C form of options; borrows names and values, so it must not outlive them.
+pub(super) fn write(options: &Attributes) -> Vec<NamedValue> {
+    let named = |(name, value): (&String, &Value)| {
+        let (kind, value, value_size) = match value {
+            Value::Text(text) => (kind::STRING, text.as_ptr() as usize as u64, text.len()),
+            Value::Int(value) => (kind::INT64, *value as u64, 1),
+            Value::Ints(values) => (kind::INT64_LIST, values.as_ptr() as usize as u64, values.len()),
+            Value::Float(value) => (kind::FLOAT, value.to_bits().into(), 1),
+            Value::Bool(value) => (kind::BOOL, (*value).into(), 1),
+        };
+        let name_size = name.len();
+        NamedValue { name: name.as_ptr().cast_mut().cast(), name_size, kind, value, value_size, ..Struct::new() }
+    };
+    options.iter().map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_survive_the_way_through_c() {
+        let options = Attributes::from([
+            ("allocator".into(), Value::Text("cuda_async".into())),
+            ("asynchronous".into(), Value::Bool(true)),
+            ("cpu_device_count".into(), Value::Int(-8)),
+            ("memory_fraction".into(), Value::Float(0.75)),
+            ("visible_devices".into(), Value::Ints(vec![0, 3])),
+        ]);
+        let written = write(&options);
+        // SAFETY: `written` and `options` live.
+        assert_eq!(unsafe { read(written.as_ptr().cast(), written.len()) }, options);
+    }
+}

@@ -1,0 +1,164 @@
+//! Devices of a client, and descriptions of devices that need not be there.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+use super::abi::{self, Struct};
+use super::attributes::{self, Attributes, text};
+use super::client::ClientInner;
+use super::error::Result;
+use super::plugin::Plugin;
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceDescription {
+    /// Its id among the devices of all processes.
+    pub id: i32,
+    /// The process it belongs to.
+    pub process_index: i32,
+    /// Its kind in the plugin's words: `cpu`, `NVIDIA H200`, `TPU v5p` …
+    pub kind: String,
+    /// One line about it.
+    pub debug: String,
+    /// What else the plugin states, such as `coords` on TPU.
+    pub attributes: Attributes,
+}
+
+impl DeviceDescription {
+    /// Reads a description of the plugin.
+    ///
+    /// # Safety
+    /// `raw` is a live `PJRT_DeviceDescription` of `plugin`.
+    pub(super) unsafe fn read(plugin: &Plugin, raw: *mut c_void) -> Result<DeviceDescription> {
+        let mut id = abi::DeviceDescriptionIdArgs { device_description: raw, ..Struct::new() };
+        let mut process = abi::DeviceDescriptionProcessIndexArgs { device_description: raw, ..Struct::new() };
+        let mut kind = abi::DeviceDescriptionKindArgs { device_description: raw, ..Struct::new() };
+        let mut debug = abi::DeviceDescriptionDebugStringArgs { device_description: raw, ..Struct::new() };
+        let mut stated = abi::DeviceDescriptionAttributesArgs { device_description: raw, ..Struct::new() };
+        // SAFETY: the caller's promise; texts and attributes are copied while the description lives.
+        unsafe {
+            plugin.call(&mut id)?;
+            plugin.call(&mut process)?;
+            plugin.call(&mut kind)?;
+            plugin.call(&mut debug)?;
+            plugin.call(&mut stated)?;
+            Ok(DeviceDescription {
+                id: id.id,
+                process_index: process.process_index,
+                kind: text(kind.device_kind, kind.device_kind_size),
+                debug: text(debug.debug_string, debug.debug_string_size),
+                attributes: attributes::read(stated.attributes, stated.num_attributes),
+            })
+        }
+    }
+}
+
+/// Memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// In use now.
+    pub in_use: i64,
+    /// Most ever in use.
+    pub peak: Option<i64>,
+    /// What the allocator may use.
+    pub limit: Option<i64>,
+}
+
+/// A device of a client.
+#[derive(Clone)]
+pub struct Device {
+    client: Arc<ClientInner>,
+    raw: *mut c_void,
+    description: Arc<DeviceDescription>,
+}
+
+// SAFETY: PJRT devices may be used from any thread and live as long as their client.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({self})")
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind(), self.id())
+    }
+}
+
+impl Device {
+    /// # Safety
+    /// `raw` is a device of `client`.
+    pub(super) unsafe fn from_raw(client: &Arc<ClientInner>, raw: *mut c_void) -> Result<Device> {
+        let mut args = abi::DeviceGetDescriptionArgs { device: raw, ..Struct::new() };
+        // SAFETY: the caller's promise; the description lives as long as the device.
+        let description = unsafe {
+            client.plugin.call(&mut args)?;
+            DeviceDescription::read(&client.plugin, args.device_description)?
+        };
+        Ok(Device { client: client.clone(), raw, description: Arc::new(description) })
+    }
+
+    /// What it is.
+    pub fn description(&self) -> &DeviceDescription {
+        &self.description
+    }
+
+    /// Its id among the devices of all processes.
+    pub fn id(&self) -> i32 {
+        self.description.id
+    }
+
+    /// Its kind in the plugin's words.
+    pub fn kind(&self) -> &str {
+        &self.description.kind
+    }
+
+    /// True if this process can use it.
+    pub fn is_addressable(&self) -> Result<bool> {
+        let mut args = abi::DeviceIsAddressableArgs { device: self.raw, ..Struct::new() };
+        // SAFETY: the device lives as long as its client.
+        unsafe { self.client.plugin.call(&mut args)? };
+        Ok(args.is_addressable)
+    }
+
+    /// Its number on this host (the CUDA ordinal).
+    pub fn local_hardware_id(&self) -> Result<i32> {
+        let mut args = abi::DeviceLocalHardwareIdArgs { device: self.raw, ..Struct::new() };
+        // SAFETY: the device lives as long as its client.
+        unsafe { self.client.plugin.call(&mut args)? };
+        Ok(args.local_hardware_id)
+    }
+
+    /// Its memory now; unsupported on CPU.
+    pub fn memory(&self) -> Result<DeviceMemory> {
+        let mut args = abi::DeviceMemoryStatsArgs { device: self.raw, ..Struct::new() };
+        // SAFETY: the device lives as long as its client.
+        unsafe { self.client.plugin.call(&mut args)? };
+        Ok(DeviceMemory {
+            in_use: args.bytes_in_use,
+            peak: args.peak_bytes_in_use_is_set.then_some(args.peak_bytes_in_use),
+            limit: args.bytes_limit_is_set.then_some(args.bytes_limit),
+        })
+    }
+
+    /// The memory that arrays are put into unless told otherwise.
+    pub(super) fn default_memory(&self) -> Result<*mut c_void> {
+        let mut args = abi::DeviceDefaultMemoryArgs { device: self.raw, ..Struct::new() };
+        // SAFETY: the device lives as long as its client, and so does its memory.
+        unsafe { self.client.plugin.call(&mut args)? };
+        Ok(args.memory)
+    }
+
+    pub(super) fn raw(&self) -> *mut c_void {
+        self.raw
+    }
+
+    pub(super) fn belongs_to(&self, client: &Arc<ClientInner>) -> bool {
+        Arc::ptr_eq(&self.client, client)
+    }
+}

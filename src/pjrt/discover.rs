@@ -1,0 +1,259 @@
+//! Where plugins are looked for.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::Error;
+
+/// The environment variable that names a plugin file.
+pub const PLUGIN_VARIABLE: &str = "LTX2_PJRT_PLUGIN";
+
+/// The platform a plugin is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The host's processor.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// Cloud TPU.
+    Tpu,
+}
+
+impl Kind {
+    /// All kinds, best hardware first: the order of `auto`.
+    pub const ALL: [Kind; 3] = [Kind::Tpu, Kind::Cuda, Kind::Cpu];
+
+    /// `cpu`, `cuda` or `tpu`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Cpu => "cpu",
+            Kind::Cuda => "cuda",
+            Kind::Tpu => "tpu",
+        }
+    }
+
+    /// Where the plugin stands below a Python site-packages folder, or below a folder made by `ltx2 plugin install`.
+    const fn patterns(self) -> &'static [&'static str] {
+        match self {
+            Kind::Cpu => &["lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so", "jax_plugins/*cpu*/*.so"],
+            Kind::Cuda => &["jax_plugins/xla_cuda*/xla_cuda_plugin.so", "jax_plugins/*cuda*/*.so"],
+            Kind::Tpu => &["libtpu/libtpu.so"],
+        }
+    }
+
+    /// The kind a plugin file's name speaks of.
+    pub fn of_file(path: &Path) -> Option<Kind> {
+        let name = path.file_name()?.to_string_lossy().to_lowercase();
+        let has = |part| name.contains(part);
+        match () {
+            () if has("tpu") => Some(Kind::Tpu),
+            () if has("cuda") || has("gpu") => Some(Kind::Cuda),
+            () if has("cpu") => Some(Kind::Cpu),
+            () => None,
+        }
+    }
+}
+
+/// A plugin file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The file.
+    pub path: PathBuf,
+    /// What led to it, in words.
+    pub origin: String,
+}
+
+/// The outcome of a search.
+#[derive(Clone, Debug)]
+pub struct Search {
+    /// The platform searched for.
+    pub kind: Kind,
+    /// Plugins, the preferred first.
+    pub found: Vec<Found>,
+    /// Every place looked at.
+    pub searched: Vec<String>,
+}
+
+impl Search {
+    /// The error of a search without result.
+    pub fn not_found(&self) -> Error {
+        Error::NotFound { platform: self.kind.name(), searched: self.searched.clone() }
+    }
+
+    fn add(&mut self, path: PathBuf, origin: &str) {
+        if !self.found.iter().any(|found| found.path == path) {
+            self.found.push(Found { path, origin: origin.to_owned() });
+        }
+    }
+
+    fn look(&mut self, folder: &Path, origin: &str) {
+        self.searched.push(folder.display().to_string());
+        for pattern in self.kind.patterns() {
+            for path in matches(folder, pattern) {
+                self.add(path, origin);
+            }
+        }
+    }
+}
+
+/// Searches for plugins of a platform: the explicit file, `LTX2_PJRT_PLUGIN` (if its name speaks of this platform or of
+/// none), the project's plugin folders, Python's site-packages. Nothing is loaded and Python is not run.
+pub fn find(kind: Kind, explicit: Option<&Path>) -> Search {
+    let mut search = Search { kind, found: Vec::new(), searched: Vec::new() };
+    if let Some(path) = explicit {
+        search.searched.push(path.display().to_string());
+        if path.is_file() {
+            search.add(path.to_owned(), "named");
+        }
+        return search;
+    }
+    match env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from) {
+        Some(path) if Kind::of_file(&path).is_none_or(|of| of == kind) => {
+            search.searched.push(format!("{PLUGIN_VARIABLE}={}", path.display()));
+            if path.is_file() {
+                search.add(path, PLUGIN_VARIABLE);
+            }
+        }
+        Some(path) => search.searched.push(format!("{PLUGIN_VARIABLE}={} (not {})", path.display(), kind.name())),
+        None => search.searched.push(format!("{PLUGIN_VARIABLE} (not set)")),
+    }
+    for folder in plugin_folders() {
+        search.look(&folder.join(kind.name()), "plugin folder");
+    }
+    for folder in site_packages() {
+        search.look(&folder, "Python site-packages");
+    }
+    search
+}
+
+/// The plugin file below a folder made by `ltx2 plugin install`.
+pub fn in_folder(kind: Kind, folder: &Path) -> Option<PathBuf> {
+    kind.patterns().iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
+}
+
+/// The folders `plugins/` that are searched: beside the working directory, beside the executable and its ancestors,
+/// then the user's data folder.
+pub fn plugin_folders() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = env::current_dir().map(|dir| dir.join("plugins")).into_iter().collect();
+    if let Ok(executable) = env::current_exe() {
+        // Four levels up from target/debug/deps is the checkout; anything above is not this project's.
+        let ancestors = executable.ancestors().skip(1).take(4).map(|dir| dir.join("plugins"));
+        folders.extend(ancestors.filter(|folder| folder.is_dir()));
+    }
+    folders.extend(data_folder());
+    unique(folders)
+}
+
+/// `$XDG_DATA_HOME/ltx2/plugins`, or below `~/.local/share`.
+fn data_folder() -> Option<PathBuf> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
+    Some(data.join("ltx2/plugins"))
+}
+
+/// The site-packages folders that exist: of the active virtual environment, of the user, of the `python3` on PATH, of
+/// the system.
+fn site_packages() -> Vec<PathBuf> {
+    let mut prefixes: Vec<PathBuf> = env::var_os("VIRTUAL_ENV").into_iter().map(PathBuf::from).collect();
+    prefixes.extend(env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
+    for folder in env::split_paths(&env::var_os("PATH").unwrap_or_default()) {
+        let python = folder.join("python3");
+        // A virtual environment's python3 is a link: both its own prefix and the one it points to have packages.
+        if python.is_file() {
+            prefixes.extend(folder.parent().map(Path::to_owned));
+            let real = python.canonicalize().ok();
+            prefixes.extend(real.and_then(|real| Some(real.parent()?.parent()?.to_owned())));
+        }
+        // pyenv puts scripts named python3 on PATH; its versions stand beside them.
+        if folder.ends_with("shims") {
+            prefixes.extend(folder.parent().into_iter().flat_map(|root| matches(root, "versions/*")));
+        }
+    }
+    prefixes.extend([PathBuf::from("/usr/local"), PathBuf::from("/usr")]);
+    let mut folders = Vec::new();
+    for prefix in unique(prefixes) {
+        folders.extend(matches(&prefix, "lib/python3*/site-packages"));
+        folders.extend(matches(&prefix, "lib/python3*/dist-packages"));
+    }
+    unique(folders)
+}
+
+/// Paths below `folder` that match a pattern whose components may hold `*`; in name order.
+fn matches(folder: &Path, pattern: &str) -> Vec<PathBuf> {
+    let mut paths = vec![folder.to_owned()];
+    for component in pattern.split('/') {
+        let step = |path: PathBuf| -> Vec<PathBuf> {
+            if !component.contains('*') {
+                return vec![path.join(component)];
+            }
+            let names = fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.file_name());
+            let mut names: Vec<_> = names.filter(|name| fits(&name.to_string_lossy(), component)).collect();
+            names.sort();
+            names.into_iter().map(|name| path.join(name)).collect()
+        };
+        paths = paths.into_iter().flat_map(step).collect();
+    }
+    paths.retain(|path| path.exists());
+    paths
+}
+
+/// True if `name` is `pattern` with each `*` standing for any text.
+fn fits(name: &str, pattern: &str) -> bool {
+    match pattern.split_once('*') {
+        None => name == pattern,
+        Some((head, rest)) => name
+            .strip_prefix(head)
+            .is_some_and(|name| (0..=name.len()).any(|at| name.get(at..).is_some_and(|tail| fits(tail, rest)))),
+    }
+}
+
+/// Drops a path that names the same folder as one before it (`/lib` is `/usr/lib` on most systems).
+fn unique(paths: Vec<PathBuf>) -> Vec<PathBuf> {
+    let mut seen = Vec::new();
+    let mut first = |path: &PathBuf| {
+        let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let new = !seen.contains(&real);
+        seen.push(real);
+        new
+    };
+    paths.into_iter().filter(|path| first(path)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        assert!(fits("xla_cuda13", "xla_cuda*") && fits("my_cuda_x", "*cuda*") && !fits("tpu", "*cuda*"));
+        let root = tempfile::tempdir().unwrap();
+        let cuda = root.path().join("jax_plugins/xla_cuda13");
+        fs::create_dir_all(&cuda).unwrap();
+        fs::write(cuda.join("xla_cuda_plugin.so"), "").unwrap();
+        let mut search = Search { kind: Kind::Cuda, found: Vec::new(), searched: Vec::new() };
+        search.look(root.path(), "test");
+        assert_eq!(search.found.len(), 1, "two patterns fit one file");
+        assert!(search.found[0].path.ends_with("jax_plugins/xla_cuda13/xla_cuda_plugin.so"));
+    }
+
+    #[test]
+    fn names_speak_of_platforms() {
+        let of = |name: &str| Kind::of_file(Path::new(name));
+        assert_eq!(of("/a/libtpu.so"), Some(Kind::Tpu));
+        assert_eq!(of("/cpu/xla_cuda_plugin.so"), Some(Kind::Cuda));
+        assert_eq!(of("pjrt_c_api_cpu_plugin.so"), Some(Kind::Cpu));
+        assert_eq!(of("/cpu/plugin.so"), None);
+    }
+
+    #[test]
+    fn a_named_file_that_is_missing_is_not_replaced() {
+        let search = find(Kind::Cpu, Some(Path::new("/no/such/cpu.so")));
+        assert!(search.found.is_empty());
+        assert_eq!(
+            search.not_found().to_string(),
+            "no cpu plugin found; searched /no/such/cpu.so; `ltx2 plugin install cpu` fetches it, \
+             LTX2_PJRT_PLUGIN=FILE.so names one"
+        );
+    }
+}

@@ -1,0 +1,158 @@
+//! Hardware that need not be there: its devices, and compiling for it.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+use super::abi::{self, Struct};
+use super::attributes::{self, Attributes, list, text};
+use super::client::{self, Client};
+use super::device::DeviceDescription;
+use super::error::Result;
+use super::executable::Executable;
+use super::layout::pointer;
+use super::options::CompileOptions;
+use super::plugin::Plugin;
+
+/// A set of devices a program can be compiled for. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Topology(Arc<Inner>);
+
+struct Inner {
+    plugin: Plugin,
+    raw: *mut c_void,
+    /// The client whose hardware this is; None for a topology made by name, which is ours to free.
+    client: Option<Client>,
+}
+
+// SAFETY: PJRT topologies are immutable and may be used from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Topology of {:?}", self.plugin)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.client.is_some() {
+            return;
+        }
+        let mut args = abi::TopologyDescriptionDestroyArgs { topology: self.raw, ..Struct::new() };
+        // SAFETY: the topology is ours, and executables compiled for it hold this struct.
+        if let Err(error) = unsafe { self.plugin.call(&mut args) } {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl Client {
+    /// The hardware of this client.
+    pub fn topology(&self) -> Result<Topology> {
+        let mut args = abi::ClientTopologyDescriptionArgs { client: self.inner().raw, ..Struct::new() };
+        // SAFETY: the client lives; the topology stays the client's, which the result holds.
+        unsafe { self.plugin().call(&mut args)? };
+        let (plugin, client) = (self.plugin().clone(), Some(self.clone()));
+        Ok(Topology(Arc::new(Inner { plugin, raw: args.topology, client })))
+    }
+}
+
+impl Topology {
+    /// A topology by the plugin's name for it: `v5p:2x2x2` for TPU; for CUDA any name with the options `target_config`
+    /// and `topology` (`partitions x hosts x devices`).
+    pub fn new(plugin: &Plugin, name: &str, options: &Attributes) -> Result<Topology> {
+        let values = attributes::write(options);
+        let mut args = abi::TopologyDescriptionCreateArgs {
+            topology_name: pointer(name.as_bytes()),
+            topology_name_size: name.len(),
+            create_options: pointer(&values),
+            num_options: values.len(),
+            ..Struct::new()
+        };
+        // SAFETY: name and options live during the call; the topology is ours.
+        unsafe { plugin.call(&mut args)? };
+        Ok(Topology(Arc::new(Inner { plugin: plugin.clone(), raw: args.topology, client: None })))
+    }
+
+    /// The plugin.
+    pub fn plugin(&self) -> &Plugin {
+        &self.0.plugin
+    }
+
+    /// `cpu`, `cuda`, `tpu` …
+    pub fn platform_name(&self) -> Result<String> {
+        let mut args = abi::TopologyDescriptionPlatformNameArgs { topology: self.0.raw, ..Struct::new() };
+        // SAFETY: the topology lives; the text is copied.
+        unsafe {
+            self.0.plugin.call(&mut args)?;
+            Ok(text(args.platform_name, args.platform_name_size))
+        }
+    }
+
+    /// Versions of the compiler, in the plugin's words.
+    pub fn platform_version(&self) -> Result<String> {
+        let mut args = abi::TopologyDescriptionPlatformVersionArgs { topology: self.0.raw, ..Struct::new() };
+        // SAFETY: the topology lives; the text is copied.
+        unsafe {
+            self.0.plugin.call(&mut args)?;
+            Ok(text(args.platform_version, args.platform_version_size))
+        }
+    }
+
+    /// What the plugin states about it.
+    pub fn attributes(&self) -> Result<Attributes> {
+        let mut args = abi::TopologyDescriptionAttributesArgs { topology: self.0.raw, ..Struct::new() };
+        // SAFETY: the topology lives and with it the attributes, which are copied.
+        unsafe {
+            self.0.plugin.call(&mut args)?;
+            Ok(attributes::read(args.attributes, args.num_attributes))
+        }
+    }
+
+    /// Its devices, in the plugin's order.
+    pub fn devices(&self) -> Result<Vec<DeviceDescription>> {
+        let mut args = abi::TopologyDescriptionGetDeviceDescriptionsArgs { topology: self.0.raw, ..Struct::new() };
+        // SAFETY: the topology lives and with it the descriptions.
+        unsafe {
+            self.0.plugin.call(&mut args)?;
+            let raw = list(args.descriptions.cast::<*mut c_void>(), args.num_descriptions);
+            raw.iter().map(|&raw| DeviceDescription::read(&self.0.plugin, raw)).collect()
+        }
+    }
+
+    /// Bytes that describe it to another process.
+    pub fn serialize(&self) -> Result<Vec<u8>> {
+        let mut args = abi::TopologyDescriptionSerializeArgs { topology: self.0.raw, ..Struct::new() };
+        // SAFETY: the topology lives; the bytes are copied before what holds them is freed by its own function.
+        unsafe {
+            self.0.plugin.call(&mut args)?;
+            let bytes = list(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size).to_vec();
+            if let Some(free) = args.serialized_topology_deleter {
+                free(args.serialized_topology);
+            }
+            Ok(bytes)
+        }
+    }
+
+    /// Compiles StableHLO text for it, without a device. The result can be looked at and serialized, not run.
+    pub fn compile(&self, mlir: &str, options: &CompileOptions) -> Result<Executable> {
+        let program = client::program(mlir);
+        let options = options.to_proto();
+        let mut args = abi::CompileArgs {
+            topology: self.0.raw,
+            program: (&raw const program).cast_mut().cast(),
+            compile_options: pointer(&options),
+            compile_options_size: options.len(),
+            client: self.0.client.as_ref().map_or(std::ptr::null_mut(), |client| client.inner().raw),
+            ..Struct::new()
+        };
+        // SAFETY: program and options live during the call; the executable is ours and holds the topology.
+        unsafe {
+            self.0.plugin.call(&mut args)?;
+            Ok(Executable::from_raw(&self.0.plugin, args.executable, self.0.clone()))
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Compiling a network's program and running it on named buffers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::dtype::DType;
+use crate::hlo::{Argument, Output, Program};
+use crate::pjrt::{
+    Buffer, Client, CompileOptions, Device, Executable as Compiled, HostBuffer, LoadedExecutable, OptionValue,
+};
+use crate::tensor::{Tensor, TensorError};
+
+/// What can go wrong between a program and its numbers.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// The plugin.
+    #[error(transparent)]
+    Plugin(#[from] crate::pjrt::Error),
+    /// The program.
+    #[error(transparent)]
+    Program(#[from] crate::hlo::Error),
+    /// A host tensor.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// A parameter could not be read.
+    #[error("{0}")]
+    Parameter(String),
+    /// An argument was not given.
+    #[error("program '{program}' needs '{name}' of type {ty}")]
+    Missing {
+        /// Program.
+        program: String,
+        /// Argument.
+        name: String,
+        /// Its type.
+        ty: String,
+    },
+    /// An argument has the wrong type.
+    #[error("program '{program}' takes '{name}' as {want}, got {got}")]
+    Mismatch {
+        /// Program.
+        program: String,
+        /// Argument.
+        name: String,
+        /// Declared type.
+        want: String,
+        /// Given type.
+        got: String,
+    },
+    /// The program runs on more devices than there are.
+    #[error("program '{program}' is partitioned over {want} devices, the platform has {have}")]
+    Devices {
+        /// Program.
+        program: String,
+        /// Devices it needs.
+        want: usize,
+        /// Devices there are.
+        have: usize,
+    },
+}
+
+/// How programs are compiled.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    /// XLA flags for every compile, by name.
+    pub xla_flags: BTreeMap<String, OptionValue>,
+}
+
+/// What a program cost so far.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Statistics {
+    /// Times it was compiled.
+    pub compiles: usize,
+    /// Seconds spent compiling.
+    pub compile_seconds: f64,
+    /// Times it ran.
+    pub executions: usize,
+}
+
+/// A client with its devices, counting what it does.
+pub struct Engine {
+    client: Client,
+    devices: Vec<Device>,
+    options: EngineOptions,
+    statistics: Mutex<BTreeMap<String, Statistics>>,
+}
+
+impl Engine {
+    /// Takes over a client.
+    pub fn new(client: Client, options: EngineOptions) -> Self {
+        let devices = client.devices().to_vec();
+        Engine { client, devices, options, statistics: Mutex::default() }
+    }
+
+    /// The client.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The device that single-device programs run on.
+    pub fn device(&self) -> &Device {
+        &self.devices[0]
+    }
+
+    /// Compiles a program.
+    ///
+    /// # Errors
+    /// The plugin's message, or too few devices.
+    pub fn compile(&self, name: &str, program: &Program) -> Result<Executable, RuntimeError> {
+        if program.devices > self.devices.len() {
+            let have = self.devices.len();
+            return Err(RuntimeError::Devices { program: name.into(), want: program.devices, have });
+        }
+        let start = Instant::now();
+        let loaded = self.compile_text(name, program)?;
+        let took = start.elapsed();
+        self.count(name, |s| {
+            s.compiles += 1;
+            s.compile_seconds += took.as_secs_f64();
+        });
+        tracing::debug!(program = name, seconds = took.as_secs_f64(), hash = program.hash(), "compiled");
+        Ok(Executable {
+            name: name.to_string(),
+            loaded,
+            arguments: program.arguments.clone(),
+            results: program.results.clone(),
+            hash: program.hash(),
+            compile_time: took,
+        })
+    }
+
+    /// Compiles, leaving out the rounding flag where a plugin does not know it: such a plugin keeps roundings anyway.
+    fn compile_text(&self, name: &str, program: &Program) -> Result<LoadedExecutable, RuntimeError> {
+        let options = compile_options(program, &self.options);
+        match self.client.compile(&program.text, &options) {
+            Err(e) if e.to_string().contains("No such compile option") && self.options.xla_flags.is_empty() => {
+                tracing::warn!(program = name, "the plugin does not know {KEEP_ROUNDINGS}; compiling without it");
+                let mut options = options;
+                options.flags.remove(KEEP_ROUNDINGS);
+                Ok(self.client.compile(&program.text, &options)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Copies a host tensor to the device, converted to `dtype`.
+    ///
+    /// # Errors
+    /// The plugin's, or an element type without a host form.
+    pub fn upload(&self, tensor: &Tensor, dtype: DType) -> Result<Buffer, RuntimeError> {
+        let tensor = tensor.cast(dtype)?;
+        let bytes = tensor.bytes();
+        Ok(self.client.upload(self.device(), HostBuffer::dense(&bytes, dtype, tensor.shape()))?)
+    }
+
+    /// Copies a buffer to the host.
+    ///
+    /// # Errors
+    /// The plugin's, or an element type without a host form.
+    pub fn download(&self, buffer: &Buffer) -> Result<Tensor, RuntimeError> {
+        Ok(Tensor::from_bytes(buffer.dtype()?, &buffer.dims()?, &buffer.to_host()?)?)
+    }
+
+    /// Runs an executable on buffers found by argument name.
+    ///
+    /// # Errors
+    /// A missing or mistyped argument, by name; the plugin's message.
+    pub fn run<'a>(
+        &self,
+        executable: &Executable,
+        find: impl Fn(&str) -> Option<&'a Buffer>,
+    ) -> Result<Outputs, RuntimeError> {
+        let mut arguments = Vec::with_capacity(executable.arguments.len());
+        for a in &executable.arguments {
+            let buffer = find(&a.name).ok_or_else(|| RuntimeError::Missing {
+                program: executable.name.clone(),
+                name: a.name.clone(),
+                ty: a.ty.to_string(),
+            })?;
+            arguments.push(buffer);
+        }
+        let mut results = executable.loaded.execute(&[arguments])?;
+        self.count(&executable.name, |s| s.executions += 1);
+        let buffers = if results.is_empty() { Vec::new() } else { results.remove(0) };
+        let named = executable.results.iter().zip(buffers).map(|(o, b)| (o.name.clone(), (b, o.ty.dtype)));
+        Ok(Outputs { named: named.collect() })
+    }
+
+    /// What every program cost so far.
+    pub fn statistics(&self) -> BTreeMap<String, Statistics> {
+        self.statistics.lock().map(|s| s.clone()).unwrap_or_default()
+    }
+
+    fn count(&self, name: &str, f: impl FnOnce(&mut Statistics)) {
+        if let Ok(mut all) = self.statistics.lock() {
+            f(all.entry(name.to_string()).or_default());
+        }
+    }
+}
+
+/// Roundings that the program writes must stay: CUDA otherwise deletes f32 -> bf16 -> f32 pairs. Off is false.
+const KEEP_ROUNDINGS: &str = "xla_allow_excess_precision";
+
+/// The options every compile of this project starts from.
+fn compile_options(program: &Program, options: &EngineOptions) -> CompileOptions {
+    let start = CompileOptions::partitioned(program.devices).flag(KEEP_ROUNDINGS, OptionValue::Bool(false));
+    options.xla_flags.iter().fold(start, |compile, (name, value)| compile.flag(name, value.clone()))
+}
+
+/// A compiled program with the names of its arguments and results.
+pub struct Executable {
+    name: String,
+    loaded: LoadedExecutable,
+    arguments: Vec<Argument>,
+    results: Vec<Output>,
+    hash: String,
+    compile_time: Duration,
+}
+
+impl Executable {
+    /// The program's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The program's hash.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// Time the compile took.
+    pub fn compile_time(&self) -> Duration {
+        self.compile_time
+    }
+
+    /// The names and types of the arguments.
+    pub fn arguments(&self) -> &[Argument] {
+        &self.arguments
+    }
+
+    /// The compiled form, for its memory and its optimized program.
+    pub fn compiled(&self) -> &Compiled {
+        &self.loaded
+    }
+}
+
+/// The results of a run, by name.
+pub struct Outputs {
+    named: HashMap<String, (Buffer, DType)>,
+}
+
+impl Outputs {
+    /// A result on the device.
+    pub fn buffer(&self, name: &str) -> Option<&Buffer> {
+        self.named.get(name).map(|(b, _)| b)
+    }
+
+    /// A result copied to the host.
+    ///
+    /// # Errors
+    /// No such result; the plugin's message.
+    pub fn tensor(&self, name: &str) -> Result<Tensor, RuntimeError> {
+        let (buffer, dtype) = self.named.get(name).ok_or_else(|| RuntimeError::Missing {
+            program: "outputs".into(),
+            name: name.into(),
+            ty: "any".into(),
+        })?;
+        Ok(Tensor::from_bytes(*dtype, &buffer.dims()?, &buffer.to_host()?)?)
+    }
+
+    /// Takes a result out.
+    pub fn take(&mut self, name: &str) -> Option<Buffer> {
+        self.named.remove(name).map(|(b, _)| b)
+    }
+}

@@ -1,0 +1,277 @@
+//! Which hardware a run uses: `--platform auto | cpu | cuda | tpu | PATH.so`.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::pjrt::discover::{self, Kind, PLUGIN_VARIABLE, Search};
+use crate::pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Error, Plugin};
+
+/// The platform asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// The best that answers: TPU, then CUDA, then CPU.
+    #[default]
+    Auto,
+    /// This one or an error.
+    Named(Kind),
+    /// This plugin file or an error.
+    File(PathBuf),
+}
+
+impl FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Choice::Auto),
+            "cpu" => Ok(Choice::Named(Kind::Cpu)),
+            "cuda" => Ok(Choice::Named(Kind::Cuda)),
+            "tpu" => Ok(Choice::Named(Kind::Tpu)),
+            file if file.contains('/') || file.ends_with(".so") => Ok(Choice::File(file.into())),
+            other => Err(format!("platform {other:?} is none of auto, cpu, cuda, tpu or a plugin file PATH.so")),
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Auto => f.write_str("auto"),
+            Choice::Named(kind) => f.write_str(kind.name()),
+            Choice::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Why a platform could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum PlatformError {
+    /// The plugin was not found, could not be loaded or did not start.
+    #[error(transparent)]
+    Pjrt(#[from] Error),
+    /// The machine has no such hardware.
+    #[error("platform {platform}: {reason}; `--platform auto` uses what is there, `ltx2 doctor` shows it")]
+    NoHardware {
+        /// The platform asked for.
+        platform: &'static str,
+        /// What was looked for and not found.
+        reason: String,
+    },
+    /// `auto` found nothing that works.
+    #[error("no platform works: {0}; `ltx2 plugin install cpu` fetches a plugin that runs everywhere")]
+    None(String),
+}
+
+/// Options of the platforms; each is used by its platform alone.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options {
+    /// Virtual CPU devices; None for one.
+    pub cpu_devices: Option<usize>,
+    /// Options of the CUDA plugin.
+    pub cuda: CudaOptions,
+}
+
+/// Opens a platform with `cpu_devices` virtual devices if it is the CPU (None: one).
+pub fn open(choice: &Choice, cpu_devices: Option<usize>) -> Result<(Plugin, Client), PlatformError> {
+    open_with(choice, &Options { cpu_devices, ..Options::default() })
+}
+
+/// Opens a platform. `auto` logs in one line what it took and why it passed over the others; a named platform never
+/// falls back.
+pub fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client), PlatformError> {
+    match choice {
+        Choice::File(path) => Ok(start_file(path, options)?),
+        Choice::Named(kind) => {
+            hardware(*kind).map_err(|reason| PlatformError::NoHardware { platform: kind.name(), reason })?;
+            Ok(start(*kind, &discover::find(*kind, None), options)?)
+        }
+        Choice::Auto => auto(options),
+    }
+}
+
+fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
+    if let Some(path) = std::env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()) {
+        let path = PathBuf::from(path);
+        let opened = start_file(&path, options)?;
+        tracing::info!("platform {}: {PLUGIN_VARIABLE} names it", path.display());
+        return Ok(opened);
+    }
+    let mut passed = Vec::new();
+    for kind in Kind::ALL {
+        let hardware = match hardware(kind) {
+            Ok(hardware) => hardware,
+            Err(reason) => {
+                passed.push(format!("{}: {reason}", kind.name()));
+                continue;
+            }
+        };
+        match start(kind, &discover::find(kind, None), options) {
+            Ok(opened) => {
+                let reasons =
+                    if passed.is_empty() { String::new() } else { format!("; not {}", passed.join("; not ")) };
+                tracing::info!("platform {}: {hardware}{reasons}", kind.name());
+                return Ok(opened);
+            }
+            Err(error) => {
+                // Hardware that is there but cannot be used is worth more than a line among the reasons.
+                tracing::warn!("{} passed over: {hardware}, but {error}", kind.name());
+                passed.push(format!("{}: {error}", kind.name()));
+            }
+        }
+    }
+    Err(PlatformError::None(passed.join("; ")))
+}
+
+/// Starts a plugin file, with the options of the platform its name speaks of.
+fn start_file(path: &Path, options: &Options) -> Result<(Plugin, Client), Error> {
+    let plugin = Plugin::load(path)?;
+    let client = Client::new(&plugin, &client_options(Kind::of_file(path), options))?;
+    Ok((plugin, client))
+}
+
+/// Starts the first plugin of a search that works; otherwise the first's error.
+fn start(kind: Kind, search: &Search, options: &Options) -> Result<(Plugin, Client), Error> {
+    let mut first_error = None;
+    for found in &search.found {
+        let client = |plugin: Plugin| Ok((plugin.clone(), Client::new(&plugin, &client_options(Some(kind), options))?));
+        match Plugin::load(&found.path).and_then(client) {
+            Ok(opened) => return Ok(opened),
+            Err(error) => {
+                tracing::debug!("{error}");
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    Err(first_error.unwrap_or_else(|| search.not_found()))
+}
+
+/// Loads the plugin of a platform for compiling without its hardware; nothing is started.
+pub fn load_compiler(kind: Kind) -> Result<Plugin, Error> {
+    let search = discover::find(kind, None);
+    let found = search.found.first().ok_or_else(|| search.not_found())?;
+    Plugin::load(&found.path)
+}
+
+fn client_options(kind: Option<Kind>, options: &Options) -> ClientOptions {
+    match kind {
+        Some(Kind::Cpu) => {
+            ClientOptions::Cpu(CpuOptions { devices: Some(options.cpu_devices.unwrap_or(1)), asynchronous: None })
+        }
+        Some(Kind::Cuda) => ClientOptions::Cuda(options.cuda.clone()),
+        Some(Kind::Tpu) | None => ClientOptions::Named(Attributes::new()),
+    }
+}
+
+/// What there is of a platform's hardware, or why there is none. Loads no plugin, so it neither hangs nor crashes on a
+/// machine without it.
+pub fn hardware(kind: Kind) -> Result<String, String> {
+    match kind {
+        Kind::Cpu => Ok("always there".into()),
+        Kind::Cuda => cuda_devices().map(|count| format!("{count} NVIDIA device(s)")),
+        Kind::Tpu => match tpu_chips(Path::new("/")) {
+            0 => Err("no TPU chip (no /dev/accel0, no Google PCI device under /dev/vfio)".into()),
+            count => Ok(format!("{count} TPU chip(s)")),
+        },
+    }
+}
+
+/// TPU chips below `root` (the file system's): numbered `/dev/accel` nodes up to v4, PCI devices of Google handed to
+/// vfio since v5e. `/dev/accel/` is another kernel subsystem, and Google's other PCI devices have drivers of their own.
+fn tpu_chips(root: &Path) -> usize {
+    let entries = |folder: &str| fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
+    let numbered = |name: &str, prefix: &str| {
+        name.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let count = |folder: &str, prefix: &str| {
+        entries(folder).filter(|entry| numbered(&entry.file_name().to_string_lossy(), prefix)).count()
+    };
+    let accel = count("dev", "accel");
+    if accel > 0 || count("dev/vfio", "") == 0 {
+        return accel;
+    }
+    let is_tpu = |device: &Path| {
+        let google = fs::read_to_string(device.join("vendor")).is_ok_and(|vendor| vendor.trim() == "0x1ae0");
+        google && fs::read_link(device.join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci"))
+    };
+    entries("sys/bus/pci/devices").filter(|entry| is_tpu(&entry.path())).count()
+}
+
+/// NVIDIA devices the driver answers for.
+fn cuda_devices() -> Result<usize, String> {
+    // Without a device node the driver library, where a package left one, has nothing to talk to. /dev/dxg is WSL's.
+    if !["/dev/nvidiactl", "/dev/dxg"].iter().any(|node| Path::new(node).exists()) {
+        return Err("no NVIDIA driver (no /dev/nvidiactl)".into());
+    }
+    // SAFETY: the NVIDIA driver's library; loading it runs its initialisers only.
+    let library = unsafe { libloading::Library::new("libcuda.so.1") };
+    let library = library.map_err(|_| "no NVIDIA driver (libcuda.so.1 does not load)".to_owned())?;
+    let missing = |_| "the NVIDIA driver is not one (libcuda.so.1 without cuInit)".to_owned();
+    let mut count: c_int = 0;
+    // SAFETY: these are the signatures of the CUDA driver interface.
+    let status = unsafe {
+        let init = library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit\0").map_err(missing)?;
+        let devices =
+            library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDeviceGetCount\0").map_err(missing)?;
+        match init(0) {
+            0 => devices(&mut count),
+            status => status,
+        }
+    };
+    // The driver keeps threads and state after cuInit: it stays loaded, as the plugin will want it anyway.
+    std::mem::forget(library);
+    match (status, usize::try_from(count)) {
+        (0, Ok(count)) if count > 0 => Ok(count),
+        (0, _) => Err("the NVIDIA driver sees no device".into()),
+        (status, _) => Err(format!("the NVIDIA driver answers with CUDA error {status}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices() {
+        assert_eq!("auto".parse(), Ok(Choice::Auto));
+        assert_eq!("tpu".parse(), Ok(Choice::Named(Kind::Tpu)));
+        assert_eq!("./my.so".parse(), Ok(Choice::File("./my.so".into())));
+        assert!("gpu".parse::<Choice>().unwrap_err().contains("auto, cpu, cuda, tpu"));
+    }
+
+    #[test]
+    fn tpu_chips_are_told_from_other_devices() {
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        fs::create_dir_all(path("dev/accel")).unwrap();
+        fs::create_dir_all(path("dev/vfio")).unwrap();
+        fs::write(path("dev/vfio/vfio"), "").unwrap();
+        assert_eq!(tpu_chips(root.path()), 0, "the accel subsystem's folder and vfio's control node are no chips");
+        fs::write(path("dev/vfio/0"), "").unwrap();
+        for (name, vendor, driver) in
+            [("tpu", "0x1ae0\n", "vfio-pci"), ("net", "0x1ae0\n", "gvnic"), ("gpu", "0x10de\n", "vfio-pci")]
+        {
+            let device = path("sys/bus/pci/devices").join(name);
+            fs::create_dir_all(&device).unwrap();
+            fs::write(device.join("vendor"), vendor).unwrap();
+            std::os::unix::fs::symlink(Path::new("../../drivers").join(driver), device.join("driver")).unwrap();
+        }
+        assert_eq!(tpu_chips(root.path()), 1);
+        fs::write(path("dev/accel0"), "").unwrap();
+        fs::write(path("dev/accel1"), "").unwrap();
+        assert_eq!(tpu_chips(root.path()), 2);
+    }
+
+    #[test]
+    fn a_named_platform_without_hardware_is_an_error() {
+        if hardware(Kind::Tpu).is_ok() {
+            return;
+        }
+        let error = open(&Choice::Named(Kind::Tpu), None).unwrap_err().to_string();
+        assert!(error.starts_with("platform tpu: no TPU chip"), "{error}");
+        let error = open(&Choice::File("/no/such.so".into()), None).unwrap_err().to_string();
+        assert!(error.starts_with("/no/such.so: cannot load the plugin"), "{error}");
+    }
+}

@@ -1,0 +1,156 @@
+//! The plugins that are known to work: packages, versions and checksums, in one table.
+
+use crate::pjrt::discover::Kind;
+
+/// A wheel of the Python package index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wheel {
+    /// Package name.
+    pub package: &'static str,
+    /// Version.
+    pub version: &'static str,
+    /// Python version, implementation and ABI tags to ask for, where the package has a wheel for each.
+    pub python: Option<&'static str>,
+    /// Platform tag to ask for.
+    pub platform: &'static str,
+    /// SHA-256 of the file.
+    pub sha256: &'static str,
+}
+
+const fn wheel(package: &'static str, version: &'static str, platform: &'static str, sha256: &'static str) -> Wheel {
+    Wheel { package, version, python: None, platform, sha256 }
+}
+
+/// The wheels that make up the plugin of a platform (Linux, x86-64).
+pub const fn wheels(kind: Kind) -> &'static [Wheel] {
+    match kind {
+        Kind::Cpu => CPU,
+        Kind::Tpu => TPU,
+        Kind::Cuda => CUDA,
+    }
+}
+
+const CPU: &[Wheel] = &[wheel(
+    "lammps-jax-pjrt-cpu",
+    "0.11.2",
+    "manylinux_2_27_x86_64",
+    "1319390d948b39f69f7dade496b7c385149d9ca6097a6b62114da113216d9ad1",
+)];
+
+/// libtpu has a wheel for every Python; the library inside is loaded without one, so any will do.
+const TPU: &[Wheel] = &[Wheel {
+    python: Some("3.11"),
+    ..wheel(
+        "libtpu",
+        "0.0.42.1",
+        "manylinux_2_31_x86_64",
+        "4d9975c446f594b0b517510b3db2fc9df65acd9a08f253c638fff5eb6bce163e",
+    )
+}];
+
+/// The CUDA 13.0 line: a driver of the 580 series or newer runs it. The compiler (nvcc, nvvm, crt) is for compiling
+/// ahead of time, without a device too.
+const CUDA: &[Wheel] = &[
+    wheel(
+        "jax-cuda13-pjrt",
+        "0.11.2",
+        "manylinux_2_27_x86_64",
+        "e5ff589d43064913bb74027682d89639c7ea48f9f81c2bae6fc75117e913f93e",
+    ),
+    wheel(
+        "nvidia-cublas",
+        "13.1.0.3",
+        "manylinux_2_27_x86_64",
+        "ee8722c1f0145ab246bccb9e452153b5e0515fd094c3678df50b2a0888b8b171",
+    ),
+    wheel(
+        "nvidia-cuda-cupti",
+        "13.0.85",
+        "manylinux_2_25_x86_64",
+        "4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8",
+    ),
+    wheel(
+        "nvidia-cuda-nvrtc",
+        "13.0.88",
+        "manylinux2010_x86_64",
+        "ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575",
+    ),
+    wheel(
+        "nvidia-cuda-runtime",
+        "13.0.96",
+        "manylinux2014_x86_64",
+        "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
+    ),
+    wheel(
+        "nvidia-cudnn-cu13",
+        "9.19.0.56",
+        "manylinux_2_27_x86_64",
+        "d20e1734305e9d68889a96e3f35094d733ff1f83932ebe462753973e53a572bf",
+    ),
+    wheel(
+        "nvidia-cufft",
+        "12.0.0.61",
+        "manylinux2014_x86_64",
+        "6c44f692dce8fd5ffd3e3df134b6cdb9c2f72d99cf40b62c32dde45eea9ddad3",
+    ),
+    wheel(
+        "nvidia-cusolver",
+        "12.0.4.66",
+        "manylinux_2_27_x86_64",
+        "0a759da5dea5c0ea10fd307de75cdeb59e7ea4fcb8add0924859b944babf1112",
+    ),
+    wheel(
+        "nvidia-cusparse",
+        "12.6.3.3",
+        "manylinux2014_x86_64",
+        "2b3c89c88d01ee0e477cb7f82ef60a11a4bcd57b6b87c33f789350b59759360b",
+    ),
+    wheel(
+        "nvidia-nccl-cu13",
+        "2.28.9",
+        "manylinux_2_18_x86_64",
+        "e4553a30f34195f3fa1da02a6da3d6337d28f2003943aa0a3d247bbc25fefc42",
+    ),
+    wheel(
+        "nvidia-nvjitlink",
+        "13.0.88",
+        "manylinux2010_x86_64",
+        "13a74f429e23b921c1109976abefacc69835f2f433ebd323d3946e11d804e47b",
+    ),
+    wheel(
+        "nvidia-nvshmem-cu13",
+        "3.4.5",
+        "manylinux2014_x86_64",
+        "290f0a2ee94c9f3687a02502f3b9299a9f9fe826e6d0287ee18482e78d495b80",
+    ),
+    wheel(
+        "nvidia-cuda-nvcc",
+        "13.0.88",
+        "manylinux2014_x86_64",
+        "56fe502eb77625a12f25172caa3cdddb4e4c8ba2c8c17dba44b164761b380f03",
+    ),
+    wheel(
+        "nvidia-nvvm",
+        "13.0.88",
+        "manylinux2010_x86_64",
+        "c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0",
+    ),
+    wheel(
+        "nvidia-cuda-crt",
+        "13.0.88",
+        "manylinux2014_x86_64",
+        "2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_whole() {
+        for wheel in Kind::ALL.into_iter().flat_map(wheels) {
+            assert!(wheel.sha256.len() == 64 && wheel.sha256.bytes().all(|b| b.is_ascii_hexdigit()), "{wheel:?}");
+        }
+    }
+}

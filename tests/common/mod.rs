@@ -1,0 +1,115 @@
+//! What the integration tests share: the CPU plugin, the fixtures, distances.
+#![allow(dead_code)] // Each test binary uses its part.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use ltx2::pjrt::discover::{self, Kind};
+use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
+use ltx2::tensor::Tensor;
+use ltx2::weights::Checkpoint;
+
+/// A CPU client with `devices` virtual devices; `None`, said loudly, when there is no plugin and none is required.
+pub fn cpu(devices: usize) -> Option<Client> {
+    match discover::find(Kind::Cpu, None).found.first() {
+        Some(found) => {
+            let plugin = Plugin::load(&found.path).expect("the plugin loads");
+            let options = CpuOptions { devices: Some(devices), ..CpuOptions::default() };
+            Some(Client::new(&plugin, &ClientOptions::Cpu(options)).expect("a client"))
+        }
+        None if std::env::var_os("LTX2_REQUIRE_PLUGIN").is_some() => {
+            panic!("no CPU plugin: run `ltx2 plugin install cpu`")
+        }
+        None => {
+            eprintln!("SKIPPED, NOTHING WAS TESTED: no CPU plugin found; run `ltx2 plugin install cpu`");
+            None
+        }
+    }
+}
+
+/// A case of `tests/fixtures/cases`.
+pub struct Case {
+    /// `component/name`.
+    pub name: String,
+    /// The model folder it was computed with.
+    pub model: PathBuf,
+    /// Non-tensor arguments.
+    pub scalars: BTreeMap<String, serde_json::Value>,
+    /// Input tensors.
+    pub inputs: BTreeMap<String, Tensor>,
+    /// Expected tensors; `name.strided` holds every n-th element along each axis.
+    pub outputs: BTreeMap<String, Tensor>,
+    checkpoint: Checkpoint,
+}
+
+impl Case {
+    /// A number of the case's metadata.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.checkpoint.metadata(key).and_then(|v| v.parse().ok())
+    }
+
+    fn list(&self, key: &str) -> Option<Vec<usize>> {
+        serde_json::from_str(self.checkpoint.metadata(key)?).ok()
+    }
+
+    /// Relative L2 distance of `got` from the case's output `name`.
+    pub fn distance(&self, name: &str, got: &Tensor) -> f64 {
+        if let Some(want) = self.outputs.get(name) {
+            return relative_l2(got, want);
+        }
+        let want = self.outputs.get(&format!("{name}.strided")).unwrap_or_else(|| panic!("{}: no '{name}'", self.name));
+        let shape = self.list(&format!("shape.{name}")).expect("the whole shape");
+        assert_eq!(got.shape(), shape, "{}: shape of '{name}'", self.name);
+        let strides = self.list(&format!("strides.{name}")).expect("the strides");
+        let mut view = got.to_f32();
+        for (axis, step) in strides.iter().enumerate() {
+            let every: Vec<usize> = (0..view.shape()[axis]).step_by(*step).collect();
+            view = view.select(ndarray::Axis(axis), &every);
+        }
+        relative_l2(&Tensor::F32(view), want)
+    }
+}
+
+/// All cases of a component.
+pub fn cases(component: &str) -> Vec<Case> {
+    let dir = Path::new("tests/fixtures/cases").join(component);
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&dir)
+        .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+        .map(|e| e.expect("an entry").path())
+        .collect();
+    files.sort();
+    assert!(!files.is_empty(), "no cases in {}", dir.display());
+    files.iter().map(|f| case(component, f)).collect()
+}
+
+fn case(component: &str, file: &Path) -> Case {
+    let checkpoint = Checkpoint::open(file).expect("a fixture");
+    let part = |prefix: &str| -> BTreeMap<String, Tensor> {
+        checkpoint
+            .names()
+            .filter_map(|n| n.strip_prefix(prefix).map(|s| (s.to_string(), n)))
+            .map(|(s, n)| (s, checkpoint.get(n).and_then(|v| v.to_tensor()).expect("a tensor")))
+            .collect()
+    };
+    let stem = file.file_stem().expect("a name").to_string_lossy();
+    Case {
+        name: format!("{component}/{stem}"),
+        model: Path::new("tests/fixtures/models").join(checkpoint.metadata("model").expect("a model")),
+        scalars: serde_json::from_str(checkpoint.metadata("scalars").unwrap_or("{}")).expect("scalars"),
+        inputs: part("in."),
+        outputs: part("out."),
+        checkpoint,
+    }
+}
+
+/// `|got - want| / |want|` over all elements, in f64.
+pub fn relative_l2(got: &Tensor, want: &Tensor) -> f64 {
+    assert_eq!(got.shape(), want.shape(), "shapes");
+    let (got, want) = (got.to_f32(), want.to_f32());
+    let sum = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
+        got.iter().zip(want.iter()).map(|(a, b)| f(f64::from(*a), f64::from(*b)).powi(2)).sum()
+    };
+    let (difference, size) = (sum(&|a, b| a - b).sqrt(), sum(&|_, b| b).sqrt());
+    assert!(difference.is_finite(), "not finite");
+    if size == 0.0 { difference } else { difference / size }
+}

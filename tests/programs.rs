@@ -1,0 +1,70 @@
+//! The real model's programs, without its weights: built fast, accepted by the CPU plugin, with the loops they should
+//! have and no copy of a stack of weights.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use ltx2::analysis::{Loop, Module};
+use ltx2::dtype::DType;
+use ltx2::models::Component;
+use ltx2::models::presets::Preset;
+use ltx2::models::transformer::TransformerConfig;
+use ltx2::nn::{Layout, Numerics};
+use ltx2::runtime::{Engine, EngineOptions, Executable};
+use ltx2::sampling::denoise::{Build, DenoiseShape, denoise, prepare};
+use ltx2::sampling::guidance::{Branch, RescaleScope};
+
+/// 768x512x121 with a negative prompt.
+fn published() -> (Component, Component) {
+    let preset = Preset::named("ltx2").expect("the published configuration");
+    let config = preset.config("transformer").expect("a transformer");
+    let c = TransformerConfig::from_json(config).expect("valid");
+    let layout = Layout::default();
+    let build = Build { dtype: DType::BF16, numerics: Numerics::Default, layout: &layout };
+    let shape = DenoiseShape {
+        batch: 1,
+        branches: vec![Branch::Conditional, Branch::Negative],
+        tokens: [6144, 126],
+        text: 1024,
+        text_channels: [3840, 3840],
+        stg_blocks: vec![],
+        rescale: RescaleScope::PerSample,
+    };
+    (prepare(&c, &shape, &build).expect("builds"), denoise(&c, &shape, &build).expect("builds"))
+}
+
+fn module(executable: &Executable) -> Module {
+    let program = executable.compiled().optimized_program().expect("an optimized program");
+    Module::decode(&program.format, &program.bytes).expect("a module")
+}
+
+#[test]
+fn the_19b_program_builds_in_under_two_seconds_and_the_cpu_plugin_accepts_it() {
+    let start = Instant::now();
+    let (prepare, denoise) = published();
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(2), "built in {took:?}");
+
+    let Some(client) = common::cpu(1) else { return };
+    let engine = Engine::new(client, EngineOptions::default());
+    engine.compile("prepare", &prepare.program).expect("accepted");
+    let compiled = engine.compile("denoise", &denoise.program).expect("accepted");
+    let module = module(&compiled);
+
+    // One loop over the steps, one over the layers inside; attention may take its queries in chunks below.
+    let loops = module.loops();
+    assert_eq!(loops.len(), 1, "{loops:?}");
+    let layers: Vec<&Loop> = loops[0].inner.iter().collect();
+    assert_eq!(layers.len(), 1, "{loops:?}");
+    assert!(layers[0].scope.contains("blocks"), "{loops:?}");
+
+    let memory = compiled.compiled().memory().expect("figures");
+    let weights = denoise.parameter_bytes() as i64;
+    assert!(memory.temporaries < weights / 10, "temporaries {} of {weights} bytes of weights", memory.temporaries);
+    // What is carried through both loops must not be moved as a whole.
+    for i in module.instructions() {
+        let moved = ["copy", "transpose", "convert"].contains(&i.opcode.as_str()) && i.dims.first() == Some(&48);
+        assert!(!moved || i.elements < 48 * 2048 * 2048, "a stack is copied: {i:?}");
+    }
+}
