@@ -71,11 +71,14 @@ impl DecoderConfig {
     /// # Errors
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+        // The reference's own networks would take it, its autoencoder does not.
+        let null = json.get("causality_axis").is_some_and(serde_json::Value::is_null);
+        require(!null, COMPONENT, "causality_axis", format_args!("null"), "none, width, height, width-compatibility")?;
         let c: Self = parse_config(COMPONENT, json)?;
         require(!c.ch_mult.is_empty(), COMPONENT, "ch_mult", &c.ch_mult, "one entry or more")?;
         if c.norm_type == Norm::Group {
             let free = c.causality_axis == Causality::None;
-            require(free, COMPONENT, "causality_axis", c.causality_axis, "none where norm_type is group")?;
+            require(free, COMPONENT, "norm_type", "group", "pixel where causality_axis is not none")?;
             let fits = c.ch_mult.iter().all(|m| (c.base_channels * m).is_multiple_of(super::layers::GROUPS));
             require(fits, COMPONENT, "base_channels", c.base_channels, "multiples of 32 where norm_type is group")?;
         }

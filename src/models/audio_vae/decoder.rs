@@ -55,7 +55,8 @@ fn resized(x: &Value, axis: isize, size: usize) -> Value {
 /// The first mistake made while building, with op, scope and shapes.
 pub fn decoder_program(c: &DecoderConfig, [b, l, m]: [usize; 3], dtype: DType, layout: &Layout) -> Result<Component> {
     let p = Params::new("audio_decoder", COMPONENT, dtype, layout);
-    let axes = [Axis::Batch, Axis::Whole, Axis::Height, Axis::Width];
+    // Audio is small, and its odd lengths divide by no mesh axis.
+    let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
     let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, l, m]), &axes);
     let mel = decode(&p.pp("decoder"), c, &latents);
     Component::finish(&p, &[("mel", &mel.to(DType::F32))])

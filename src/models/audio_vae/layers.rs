@@ -20,7 +20,9 @@ pub fn conv(p: &Params, c: &DecoderConfig, name: &str, x: &Value, out: usize, ke
         Causality::Width | Causality::WidthCompatibility => [both, past],
         Causality::Height => [past, both],
     };
-    conv2d(&p.pp(name).pp("conv"), x, out, kernel, &Conv::new(2).padding(&padding))
+    let p = p.pp(name);
+    let _scope = p.scope();
+    conv2d(&p.pp("conv"), x, out, kernel, &Conv::new(2).padding(&padding))
 }
 
 /// The norm `name`, in f32.
@@ -45,7 +47,7 @@ pub fn activated(p: &Params, c: &DecoderConfig, name: &str, x: &Value) -> Value 
 
 /// `conv2(act(conv1(act(x))))` plus the input, which a 1x1 convolution brings to `out` channels where it has others.
 pub fn res_block(p: &Params, c: &DecoderConfig, x: &Value, out: usize) -> Value {
-    let _scope = p.scope();
+    let _scope = p.builder().scope("res_block");
     let h = conv(p, c, "conv1", &activated(p, c, "norm1", x), out, 3);
     let h = conv(p, c, "conv2", &activated(p, c, "norm2", &h), out, 3);
     let shortcut = if x.dim(1) == out { x.clone() } else { conv(p, c, "nin_shortcut", x, out, 1) };
@@ -54,7 +56,7 @@ pub fn res_block(p: &Params, c: &DecoderConfig, x: &Value, out: usize) -> Value 
 
 /// `x` plus attention of one head as wide as the channels, over all positions.
 pub fn attention(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
-    let _scope = p.scope();
+    let _scope = p.builder().scope("attention");
     let [b, channels, time, mel] = [0, 1, 2, 3].map(|a| x.dim(a));
     let point = |name: &str, x: &Value| conv2d(&p.pp(name), x, channels, 1, &Conv::new(2));
     let normed = norm(p, c, "norm", x).to(x.dtype());

@@ -1,1 +1,73 @@
+use std::collections::BTreeSet;
 
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::dtype::DType;
+use crate::models::Component;
+use crate::nn::Layout;
+
+fn build(config: Json, shape: [usize; 3]) -> Component {
+    let c = DecoderConfig::from_json(&config).expect("a supported configuration");
+    decoder_program(&c, shape, DType::F32, &Layout::default()).expect("builds")
+}
+
+fn tensors(c: &Component) -> BTreeSet<String> {
+    c.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
+}
+
+fn mel(c: &Component) -> &[usize] {
+    &c.program.results[0].ty.dims
+}
+
+#[test]
+fn the_released_model_declares_every_tensor() {
+    let preset: Json = serde_json::from_str(include_str!("../presets/ltx2.json")).expect("JSON");
+    let c = build(preset["audio_vae"].clone(), [1, 126, 16]);
+    assert_eq!(c.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 31_915_138);
+    assert_eq!((tensors(&c).len(), mel(&c)), (56, &[1, 2, 501, 64][..]));
+    for name in ["mid.block_2.conv2.conv.bias", "up.1.block.0.nin_shortcut.conv.weight", "up.2.upsample.conv.conv.bias"]
+    {
+        assert!(tensors(&c).contains(&format!("decoder.{name}")), "{name}");
+    }
+}
+
+#[test]
+fn the_spectrogram_has_its_size_for_every_configuration() {
+    let tiny = |axis: &str, levels: &[usize]| json!({"base_channels": 4, "ch_mult": levels, "causality_axis": axis, "mel_bins": 10, "latent_channels": 3});
+    for axis in ["none", "width", "height", "width-compatibility"] {
+        for levels in [&[1, 2][..], &[1, 1, 2], &[1, 1, 1, 2]] {
+            // Two levels double once only: the rest of the frames are zeros.
+            assert_eq!(mel(&build(tiny(axis, levels), [2, 3, 3])), [2, 2, 9, 10], "{axis} {levels:?}");
+            assert_eq!(mel(&build(tiny(axis, levels), [1, 1, 3])), [1, 2, 1, 10], "{axis} {levels:?}");
+        }
+    }
+    assert_eq!(mel(&build(json!({"mel_bins": null}), [1, 2, 16])), [1, 2, 5, 16]);
+}
+
+#[test]
+fn attention_stands_where_the_configuration_says() {
+    let names = tensors(&build(
+        json!({"base_channels": 32, "ch_mult": [1, 2], "norm_type": "group", "causality_axis": "none",
+            "attn_resolutions": [64], "resolution": 64, "mid_block_add_attention": true}),
+        [1, 2, 2],
+    ));
+    let has = |name: &str| names.contains(&format!("decoder.{name}"));
+    assert!(has("mid.attn_1.norm.weight") && has("up.0.attn.2.proj_out.bias") && has("norm_out.bias"));
+    assert!(!has("up.1.attn.0.q.weight"));
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_key() {
+    let cases = [
+        (json!({"norm_type": "group"}), "norm_type = \"group\" is not supported, only pixel"),
+        (json!({"norm_type": "group", "causality_axis": "none", "base_channels": 48}), "base_channels = 48"),
+        (json!({"causality_axis": null}), "causality_axis = null is not supported, only none, width"),
+        (json!({"ch_mult": []}), "ch_mult = []"),
+    ];
+    for (config, message) in cases {
+        let e = DecoderConfig::from_json(&config).map(|c| format!("{c:?}")).expect_err("refused").to_string();
+        assert!(e.starts_with("config.json of 'audio_vae': "), "{e}");
+        assert!(e.contains(message), "{e}");
+    }
+}

@@ -66,6 +66,13 @@ impl Default for File {
     }
 }
 
+impl File {
+    fn check_patch(&self) -> Result<(), ConfigError> {
+        require(self.patch_size > 0, COMPONENT, "patch_size", self.patch_size, "1 or more")?;
+        require(self.patch_size_t == 1, COMPONENT, "patch_size_t", self.patch_size_t, "1")
+    }
+}
+
 const DOWN_BLOCK: &str = "LTX2VideoDownBlock3D";
 
 /// One value for all blocks, or one a block.
@@ -208,7 +215,7 @@ impl DecoderConfig {
     /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let f: File = parse_config(COMPONENT, json)?;
-        require(f.patch_size_t == 1, COMPONENT, "patch_size_t", f.patch_size_t, "1")?;
+        f.check_patch()?;
         let sizes = &f.decoder_block_out_channels;
         let blocks = sizes.len();
         let per_block = f.decoder_layers_per_block.len();
@@ -230,7 +237,8 @@ impl DecoderConfig {
         let mut stages = Vec::new();
         let mut width = mid_channels;
         for i in 0..blocks {
-            let (factor, kind) = (factors[i].max(1), kinds[i]);
+            let (factor, kind) = (factors[i], kinds[i]);
+            require(factor > 0, COMPONENT, "upsample_factor", &f.upsample_factor, UP_FACTORS)?;
             let upsample = scaling[i].then(|| Upsample { stride: kind.stride(), factor, residual: residual[i] });
             require(upsample.is_none() || kind != Resample::Conv, COMPONENT, "upsample_type", "conv", UP_TYPES)?;
             let stage = UpStage {
@@ -281,7 +289,7 @@ impl EncoderConfig {
     /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let f: File = parse_config(COMPONENT, json)?;
-        require(f.patch_size_t == 1, COMPONENT, "patch_size_t", f.patch_size_t, "1")?;
+        f.check_patch()?;
         let blocks = f.block_out_channels.len();
         let types = first("down_block_types", blocks, f.down_block_types.iter())?;
         let known = types.iter().all(|t| t == DOWN_BLOCK);

@@ -22,7 +22,9 @@ impl Layers {
 
     /// The convolution `name`.
     pub fn conv(&self, p: &Params, name: &str, x: &Value, out: usize) -> Value {
-        self.conv.apply(&p.pp(name).pp("conv"), x, out)
+        let p = p.pp(name);
+        let _scope = p.scope();
+        self.conv.apply(&p.pp("conv"), x, out)
     }
 
     /// `count` equal blocks `resnets.0`, `resnets.1` …: a loop over their stacked weights. `temb [b, 4·channels]` is
@@ -43,7 +45,7 @@ impl Layers {
 
     /// `x + conv2(act(conv1(act(x))))`, where `act` is a norm, the timestep's scale and shift, and SiLU.
     pub fn res_block(&self, p: &Params, x: &Value, out: usize, temb: Option<&Value>) -> Value {
-        let _scope = p.scope();
+        let _scope = p.builder().scope("res_block");
         let rows = temb.map(|t| modulation(p, t, 4, x.dim(1)));
         let row = |i: usize| rows.as_ref().map(|r| [&r[i], &r[i + 1]]);
         let h = self.conv(p, "conv1", &activated(x, row(0)), out);
@@ -71,7 +73,7 @@ impl Layers {
     /// Upsampling at `p` by `stride`: a convolution to `volume / factor` times the channels, unfolded. With `residual`
     /// the unfolded input is added, repeated to as many channels.
     pub fn upsample(&self, p: &Params, x: &Value, stride: [usize; 3], factor: usize, residual: bool) -> Value {
-        let _scope = p.scope();
+        let _scope = p.builder().scope("upsample");
         let volume: usize = stride.iter().product();
         let y = unfold(&self.conv(p, "conv", x, x.dim(1) * volume / factor), stride);
         if !residual {
@@ -84,7 +86,7 @@ impl Layers {
     /// Downsampling at `p` to `out` channels: a convolution to `out / volume` channels, folded, plus the folded input,
     /// whose channels are averaged in groups. The first frame of a video is doubled where time shrinks.
     pub fn downsample(&self, p: &Params, x: &Value, stride: [usize; 3], out: usize) -> Value {
-        let _scope = p.scope();
+        let _scope = p.builder().scope("downsample");
         let volume: usize = stride.iter().product();
         let x = x.pad_edge(2, stride[0] - 1, 0);
         let input = fold(&x, stride).to(DType::F32);
@@ -133,10 +135,21 @@ fn unfold(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
 }
 
 /// Time, height and width into channels `(c, t, i, j)`.
-fn fold(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
-    let [b, c, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
-    let y = x.reshape(vec![b, c, f / st, st, h / sh, sh, w / sw, sw]).transpose(&[0, 1, 3, 5, 7, 2, 4, 6]);
-    y.reshape(vec![b, c * st * sh * sw, f / st, h / sh, w / sw])
+fn fold(x: &Value, stride: [usize; 3]) -> Value {
+    let [b, c] = [x.dim(0), x.dim(1)];
+    let ([f, h, w], [st, sh, sw]) = (divided(x, stride), stride);
+    let y = x.reshape(vec![b, c, f, st, h, sh, w, sw]).transpose(&[0, 1, 3, 5, 7, 2, 4, 6]);
+    y.reshape(vec![b, c * st * sh * sw, f, h, w])
+}
+
+/// Frames, rows and columns in pieces of `stride`.
+fn divided(x: &Value, stride: [usize; 3]) -> [usize; 3] {
+    let sizes = [x.dim(2), x.dim(3), x.dim(4)];
+    if sizes.iter().zip(stride).any(|(size, s)| !size.is_multiple_of(s)) {
+        let message = format!("{sizes:?} frames, rows and columns do not divide into pieces of {stride:?}");
+        x.builder().reject("fold", message);
+    }
+    [0, 1, 2].map(|i| sizes[i] / stride[i])
 }
 
 /// Channels `(c, column, row)` into squares of `patch` pixels.
@@ -149,7 +162,8 @@ pub fn unpatchify(x: &Value, patch: usize) -> Value {
 
 /// Squares of `patch` pixels into channels `(c, column, row)`.
 pub fn patchify(x: &Value, patch: usize) -> Value {
-    let [b, c, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
-    let y = x.reshape(vec![b, c, f, h / patch, patch, w / patch, patch]).transpose(&[0, 1, 6, 4, 2, 3, 5]);
-    y.reshape(vec![b, c * patch * patch, f, h / patch, w / patch])
+    let [b, c] = [x.dim(0), x.dim(1)];
+    let [f, h, w] = divided(x, [1, patch, patch]);
+    let y = x.reshape(vec![b, c, f, h, patch, w, patch]).transpose(&[0, 1, 6, 4, 2, 3, 5]);
+    y.reshape(vec![b, c * patch * patch, f, h, w])
 }

@@ -1,1 +1,159 @@
+use std::collections::BTreeSet;
 
+use serde_json::{Value as Json, json};
+
+use super::layers::Layers;
+use super::*;
+use crate::dtype::DType;
+use crate::hlo::Type;
+use crate::models::Component;
+use crate::nn::{Axis, Conv3dLowering, Layout, Padding, Params};
+
+/// `vae/config.json` of the released 2.0 model with some keys replaced.
+fn file(changes: Json) -> Json {
+    let preset: Json = serde_json::from_str(include_str!("../presets/ltx2.json")).expect("JSON");
+    let mut config = preset["vae"].clone();
+    for (key, value) in changes.as_object().expect("an object") {
+        config[key] = value.clone();
+    }
+    config
+}
+
+fn released_2_3() -> Json {
+    file(json!({
+        "block_out_channels": [256, 512, 1024, 1024], "layers_per_block": [4, 6, 4, 2, 2],
+        "decoder_block_out_channels": [256, 512, 512, 1024], "decoder_layers_per_block": [4, 6, 4, 2, 2],
+        "decoder_spatio_temporal_scaling": true, "decoder_inject_noise": false,
+        "upsample_type": ["spatiotemporal", "spatiotemporal", "temporal", "spatial"],
+        "upsample_factor": [2, 2, 1, 2], "upsample_residual": false, "decoder_spatial_padding_mode": "zeros"
+    }))
+}
+
+fn decoder(config: &Json, shape: [usize; 4], lowering: Conv3dLowering) -> Component {
+    let c = DecoderConfig::from_json(config).expect("a supported configuration");
+    decoder_program(&c, shape, DType::BF16, lowering, &Layout::default()).expect("builds")
+}
+
+fn encoder(config: &Json, shape: [usize; 4]) -> Component {
+    let c = EncoderConfig::from_json(config).expect("a supported configuration");
+    encoder_program(&c, shape, DType::BF16, Conv3dLowering::Direct, &Layout::default()).expect("builds")
+}
+
+fn elements(c: &Component) -> usize {
+    c.params.iter().map(|p| p.ty.elements()).sum()
+}
+
+fn tensors(c: &Component) -> BTreeSet<String> {
+    c.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
+}
+
+#[test]
+fn released_models_declare_every_tensor() {
+    let (v2_0, v2_3) = (file(json!({})), released_2_3());
+    let decoders = [&v2_0, &v2_3].map(|c| decoder(c, [1, 2, 4, 6], Conv3dLowering::Direct));
+    let encoders = [&v2_0, &v2_3].map(|c| encoder(c, [1, 9, 128, 192]));
+    assert_eq!(decoders.each_ref().map(elements), [528_380_720, 407_169_072]);
+    assert_eq!(encoders.each_ref().map(elements), [694_098_881, 318_936_897]);
+    assert_eq!(decoders.each_ref().map(|c| tensors(c).len()), [90, 84]);
+    assert_eq!(encoders.each_ref().map(|c| tensors(c).len()), [92, 84]);
+    for name in ["decoder.mid_block.resnets.4.conv1.conv.weight", "decoder.up_blocks.2.upsamplers.0.conv.conv.bias"] {
+        assert!(tensors(&decoders[0]).contains(name), "{name}");
+    }
+    for name in ["encoder.down_blocks.3.downsamplers.0.conv.conv.weight", "encoder.conv_out.conv.bias"] {
+        assert!(tensors(&encoders[0]).contains(name), "{name}");
+    }
+    for d in &decoders {
+        assert_eq!(d.program.results[0].ty, Type::new(DType::F32, [1, 3, 9, 128, 192]));
+    }
+    for e in &encoders {
+        assert_eq!(e.program.results[0].ty, Type::new(DType::F32, [1, 128, 2, 4, 6]));
+    }
+}
+
+#[test]
+fn equal_blocks_are_loops_and_taps_are_two_dimensional() {
+    let direct = decoder(&file(json!({})), [1, 1, 2, 2], Conv3dLowering::Direct).program.text;
+    let taps = decoder(&file(json!({})), [1, 1, 2, 2], Conv3dLowering::Taps).program.text;
+    let volumes = |text: &str| text.matches("x[o, i, 0, 1, 2]").count();
+    let pictures = |text: &str| text.matches("x[o, i, 0, 1]->").count();
+    // Four loops of two convolutions each, three upsamplers, the first and the last convolution.
+    assert_eq!((direct.matches(".while(").count(), volumes(&direct), pictures(&direct)), (4, 13, 0));
+    assert_eq!((volumes(&taps), pictures(&taps)), (0, 39));
+}
+
+#[test]
+fn a_conditioned_decoder_reads_a_timestep() {
+    let d = decoder(&file(json!({"timestep_conditioning": true})), [2, 1, 2, 2], Conv3dLowering::Direct);
+    assert_eq!(d.program.arguments[d.program.argument("temb").expect("declared")].ty.dims, [2]);
+    let names = tensors(&d);
+    for name in [
+        "decoder.timestep_scale_multiplier",
+        "decoder.scale_shift_table",
+        "decoder.time_embedder.timestep_embedder.linear_1.weight",
+        "decoder.up_blocks.0.time_embedder.timestep_embedder.linear_2.bias",
+        "decoder.mid_block.resnets.4.scale_shift_table",
+    ] {
+        assert!(names.contains(name), "{name}");
+    }
+}
+
+#[test]
+fn a_changing_width_has_a_normalised_shortcut() {
+    let changes = json!({"decoder_block_out_channels": [256, 512, 256], "upsample_factor": [1, 1, 1],
+        "upsample_residual": false});
+    let names = tensors(&decoder(&file(changes), [1, 1, 2, 2], Conv3dLowering::Direct));
+    for name in ["up_blocks.1.conv_in.norm3.bias", "up_blocks.2.conv_in.conv_shortcut.weight"] {
+        assert!(names.contains(&format!("decoder.{name}")), "{name}");
+    }
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_key() {
+    let refused = |changes: Json| DecoderConfig::from_json(&file(changes)).expect_err("refused").to_string();
+    let cases = [
+        (json!({"decoder_inject_noise": [false, true, false, false]}), "decoder_inject_noise = true"),
+        (json!({"patch_size_t": 2}), "patch_size_t = 2 is not supported, only 1"),
+        (json!({"upsample_type": ["conv", "spatial", "spatial"]}), "upsample_type = \"conv\""),
+        (json!({"upsample_type": ["spatial"]}), "upsample_type has 1 entries, the blocks need 3"),
+        (json!({"patch_size": 0}), "patch_size = 0"),
+        (json!({"upsample_factor": [2, 0, 2]}), "upsample_factor = [2, 0, 2]"),
+        (json!({"upsample_factor": [2, 2, 3]}), "upsample_factor = [2, 2, 3]"),
+        (json!({"decoder_spatial_padding_mode": "circular"}), "unknown variant `circular`"),
+    ];
+    for (changes, message) in cases {
+        let e = refused(changes);
+        assert!(e.starts_with("config.json of 'vae': ") && e.contains(message), "{e}");
+    }
+    let e =
+        EncoderConfig::from_json(&file(json!({"block_out_channels": [256, 512, 1024, 2044]}))).expect_err("refused");
+    assert!(e.to_string().contains("block_out_channels = [256, 512, 1024, 2044]"), "{e}");
+}
+
+#[test]
+fn a_picture_too_small_to_mirror_is_an_error() {
+    let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
+    let e = decoder_program(&c, [1, 1, 1, 4], DType::F32, Conv3dLowering::Direct, &Layout::default());
+    let e = e.expect_err("one row has nothing to mirror").to_string();
+    assert!(e.contains("decoder/conv") && e.contains("reflect padding"), "{e}");
+}
+
+#[test]
+fn sizes_that_the_encoder_does_not_divide_are_named() {
+    let c = EncoderConfig::from_json(&file(json!({}))).expect("supported");
+    for (shape, sizes) in
+        [([1, 9, 130, 64], "[9, 130, 64]"), ([1, 8, 64, 64], "[9, 8, 8]"), ([1, 9, 64, 72], "[6, 8, 9]")]
+    {
+        let e = encoder_program(&c, shape, DType::F32, Conv3dLowering::Direct, &Layout::default());
+        let e = e.expect_err("does not divide").to_string();
+        assert!(e.contains(&format!("{sizes} frames, rows and columns do not divide")), "{e}");
+    }
+}
+
+#[test]
+fn a_res_block_reads_as_expected() {
+    let p = Params::new("res_block", COMPONENT, DType::BF16, &Layout::default());
+    let _ = p.builder().clone().without_locations();
+    let x = p.input("x", Type::new(DType::BF16, [1, 2, 3, 4, 5]), &[Axis::Whole; 5]);
+    let y = Layers::new(false, Padding::Zeros, 1e-6, Conv3dLowering::Direct).res_blocks(&p, 1, &x, None);
+    insta::assert_snapshot!(p.builder().finish(&[("y", &y)]).expect("builds").text);
+}

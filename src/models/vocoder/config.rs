@@ -93,7 +93,12 @@ impl VocoderConfig {
         let grows = factors.iter().zip(kernels).all(|(&f, &k)| f > 0 && k >= f);
         require(grows, COMPONENT, "upsample_kernel_sizes", kernels, "kernels as long as their factor or longer")?;
         let (sizes, dilations) = (&c.resnet_kernel_sizes, &c.resnet_dilations);
-        require(!sizes.is_empty(), COMPONENT, "resnet_kernel_sizes", sizes, "one entry or more")?;
+        let positive = !sizes.is_empty() && !sizes.contains(&0);
+        require(positive, COMPONENT, "resnet_kernel_sizes", sizes, "one entry or more, all positive")?;
+        let positive = !dilations.iter().flatten().any(|&d| d == 0);
+        require(positive, COMPONENT, "resnet_dilations", dilations, "positive entries")?;
+        let halves = c.hidden_channels.checked_shr(factors.len() as u32).is_some_and(|last| last > 0);
+        require(halves, COMPONENT, "hidden_channels", c.hidden_channels, "a width that can be halved in every stage")?;
         let as_many = "as many entries as resnet_kernel_sizes";
         require(dilations.len() == sizes.len(), COMPONENT, "resnet_dilations", dilations, as_many)?;
         if c.act_fn == Activation::LeakyRelu {

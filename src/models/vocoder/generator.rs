@@ -89,7 +89,7 @@ fn activation(p: &Params, c: &VocoderConfig, x: &Value) -> Value {
 /// The first mistake made while building, with op, scope and shapes.
 pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], dtype: DType, layout: &Layout) -> Result<Component> {
     let p = Params::new("vocoder", COMPONENT, dtype, layout);
-    let axes = [Axis::Batch, Axis::Whole, Axis::Samples, Axis::Whole];
+    let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
     let mel = p.input("mel", Type::new(DType::F32, shape), &axes);
     let audio = vocode(&p, c, &mel);
     Component::finish(&p, &[("audio", &audio.to(DType::F32))])

@@ -1,1 +1,85 @@
+use std::collections::BTreeSet;
 
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::dtype::DType;
+use crate::models::Component;
+use crate::nn::Layout;
+
+fn build(config: Json, shape: [usize; 4]) -> Component {
+    let c = VocoderConfig::from_json(&config).expect("a supported configuration");
+    vocoder_program(&c, shape, DType::F32, &Layout::default()).expect("builds")
+}
+
+fn tensors(c: &Component) -> BTreeSet<String> {
+    c.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
+}
+
+fn tiny(changes: Json) -> Json {
+    let mut config = json!({"in_channels": 6, "hidden_channels": 16, "upsample_kernel_sizes": [11, 4],
+        "upsample_factors": [5, 2], "resnet_kernel_sizes": [3, 4], "resnet_dilations": [[1, 3], [2]]});
+    for (key, value) in changes.as_object().expect("an object") {
+        config[key] = value.clone();
+    }
+    config
+}
+
+#[test]
+fn the_released_model_declares_every_tensor() {
+    let preset: Json = serde_json::from_str(include_str!("../presets/ltx2.json")).expect("JSON");
+    let c = build(preset["vocoder"].clone(), [1, 2, 501, 64]);
+    assert_eq!(c.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 55_592_802);
+    assert_eq!((tensors(&c).len(), &c.program.results[0].ty.dims[..]), (194, &[1, 2, 501 * 240][..]));
+    for name in ["upsamplers.4.weight", "resnets.14.convs2.2.bias", "conv_out.bias"] {
+        assert!(tensors(&c).contains(name), "{name}");
+    }
+}
+
+#[test]
+fn lists_may_have_any_length() {
+    let c = build(tiny(json!({"final_bias": false, "out_channels": 1})), [2, 2, 5, 3]);
+    assert_eq!(c.program.results[0].ty.dims, [2, 1, 50]);
+    let names = tensors(&c);
+    assert!(names.contains("resnets.2.convs1.1.weight") && names.contains("resnets.3.convs1.0.weight"));
+    assert!(!names.contains("resnets.3.convs1.1.weight") && !names.contains("conv_out.bias"));
+}
+
+#[test]
+fn periodic_activations_declare_their_parameters_and_filters() {
+    let c = build(tiny(json!({"act_fn": "snakebeta", "antialias": true, "final_act_fn": null})), [1, 2, 4, 3]);
+    assert_eq!(c.program.results[0].ty.dims, [1, 2, 40]);
+    let names = tensors(&c);
+    for name in ["resnets.0.acts1.1.act.beta", "resnets.3.acts2.0.downsample.filter", "act_out.upsample.filter"] {
+        assert!(names.contains(name), "{name}");
+    }
+    let plain = tensors(&build(tiny(json!({"act_fn": "snake"})), [1, 2, 4, 3]));
+    assert!(plain.contains("resnets.0.acts1.0.alpha") && !plain.contains("resnets.0.acts1.0.beta"));
+    assert!(plain.contains("act_out.act.beta"));
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_key() {
+    let cases = [
+        (json!({"_class_name": "LTX2VocoderWithBWE"}), "_class_name = \"LTX2VocoderWithBWE\" is not supported"),
+        (json!({"antialias": true}), "antialias = true is not supported, only false where act_fn is leaky_relu"),
+        (json!({"upsample_factors": [5]}), "upsample_factors = [5]"),
+        (json!({"resnet_dilations": [[1]]}), "resnet_dilations = [[1]]"),
+        (json!({"upsample_kernel_sizes": [11, 1]}), "upsample_kernel_sizes = [11, 1]"),
+        (json!({"resnet_kernel_sizes": [3, 0]}), "resnet_kernel_sizes = [3, 0]"),
+        (json!({"hidden_channels": 3}), "hidden_channels = 3"),
+        (json!({"act_fn": "relu"}), "unknown variant `relu`"),
+        (json!({"final_act_fn": "sigmoid"}), "unknown variant `sigmoid`"),
+    ];
+    for (changes, message) in cases {
+        let e = VocoderConfig::from_json(&tiny(changes)).expect_err("refused").to_string();
+        assert!(e.starts_with("config.json of 'vocoder': ") && e.contains(message), "{e}");
+    }
+}
+
+#[test]
+fn a_spectrogram_of_another_width_is_an_error() {
+    let c = VocoderConfig::from_json(&tiny(json!({}))).expect("supported");
+    let e = vocoder_program(&c, [1, 2, 5, 4], DType::F32, &Layout::default()).expect_err("8 is not 6").to_string();
+    assert!(e.contains("tensor<1x2x5x4xf32>") && e.contains("in_channels = 6"), "{e}");
+}

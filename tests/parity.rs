@@ -1,0 +1,174 @@
+//! Every component against the reference, on the CPU plugin: f32 within 1e-4 relative L2, bf16 within the reference's
+//! own bf16 spread.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use common::{Case, cases, cpu, relative_l2};
+use ltx2::dtype::DType;
+use ltx2::nn::{Layout, Numerics};
+use ltx2::pipeline::run::{RunComponent, run_component};
+use ltx2::pipeline::stages::Stages;
+use ltx2::pipeline::text_to_video::Settings;
+use ltx2::pjrt::Client;
+use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::tensor::Tensor;
+use ltx2::weights::{ModelSource, Overrides};
+
+/// Largest distance in f32.
+const F32: f64 = 1e-4;
+/// How far a bf16 run may be from the f32 reference, in units of the reference's own bf16 run's distance: two correct
+/// bf16 implementations differ by their roundings.
+const SPREADS: f64 = 1.5;
+
+fn settings(dtype: DType, numerics: Numerics) -> Settings {
+    Settings { dtype, numerics, layout: Layout::default(), chunk: None }
+}
+
+fn run(
+    client: &Client,
+    component: RunComponent,
+    case: &Case,
+    inputs: BTreeMap<String, Tensor>,
+    settings: &Settings,
+) -> BTreeMap<String, Tensor> {
+    let model = case.model.to_str().expect("a path");
+    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
+    let mut stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), source.clone());
+    // What describes how the inputs were made is no argument of the component.
+    let known = ["padding_side", "prompts", "max_sequence_length"];
+    let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
+    let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();
+    run_component(component, &source, &mut stages, inputs, &scalars, settings)
+        .unwrap_or_else(|e| panic!("{}: {e}", case.name))
+        .into_iter()
+        .collect()
+}
+
+/// Checks every output of every case of a component.
+fn parity(component: RunComponent, folder: &str, outputs: &[&str]) {
+    let Some(client) = cpu(1) else { return };
+    for case in cases(folder) {
+        let got = run(&client, component, &case, case.inputs.clone(), &settings(DType::F32, Numerics::Default));
+        for name in outputs {
+            let distance = case.distance(name, &got[*name]);
+            eprintln!("{} {name}: {distance:.1e}", case.name);
+            assert!(distance <= F32, "{} {name}: {distance:e} > {F32:e}", case.name);
+        }
+    }
+}
+
+/// Checks the cases with a known bf16 spread, in both rounding orders.
+fn spread(component: RunComponent, folder: &str, outputs: &[&str]) {
+    let Some(client) = cpu(1) else { return };
+    let mut checked = 0;
+    for case in cases(folder) {
+        for numerics in [Numerics::Default, Numerics::Official] {
+            let limits: Vec<_> =
+                outputs.iter().filter_map(|n| case.number(&format!("bf16_spread.{n}")).map(|s| (n, s))).collect();
+            if limits.is_empty() {
+                continue;
+            }
+            let got = run(&client, component, &case, case.inputs.clone(), &settings(DType::BF16, numerics));
+            for (name, limit) in limits {
+                let distance = case.distance(name, &got[*name]);
+                eprintln!("{} {name} {numerics:?}: {distance:.4} of {limit:.4}", case.name);
+                assert!(distance <= SPREADS * limit, "{} {name} {numerics:?}: {distance} > {limit}", case.name);
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 0, "no case of {folder} has a spread");
+}
+
+#[test]
+fn transformer() {
+    parity(RunComponent::Transformer, "transformer", &["video", "audio"]);
+}
+
+#[test]
+fn transformer_bf16() {
+    spread(RunComponent::Transformer, "transformer", &["video", "audio"]);
+}
+
+#[test]
+fn connectors() {
+    parity(RunComponent::Connectors, "connectors", &["video", "audio"]);
+}
+
+#[test]
+fn connectors_start_from_projected_text_too() {
+    let Some(client) = cpu(1) else { return };
+    for case in cases("connectors") {
+        let mut inputs = case.inputs.clone();
+        inputs.remove("text_encoder_hidden_states");
+        inputs.insert("prompt_embeds".into(), case.outputs["projected"].clone());
+        let got = run(&client, RunComponent::Connectors, &case, inputs, &settings(DType::F32, Numerics::Default));
+        for name in ["video", "audio"] {
+            assert!(case.distance(name, &got[name]) <= F32, "{} {name}", case.name);
+        }
+    }
+}
+
+#[test]
+fn video_decoder() {
+    parity(RunComponent::VideoDecoder, "video-decoder", &["video"]);
+}
+
+#[test]
+fn video_encoder() {
+    parity(RunComponent::VideoEncoder, "video-encoder", &["latents"]);
+}
+
+#[test]
+fn audio_decoder() {
+    parity(RunComponent::AudioDecoder, "audio-decoder", &["mel"]);
+}
+
+#[test]
+fn vocoder() {
+    parity(RunComponent::Vocoder, "vocoder", &["audio"]);
+}
+
+/// The rows of valid tokens: what a padded position holds is nowhere read.
+fn valid(t: &Tensor, mask: &Tensor) -> Tensor {
+    let (mut values, mask) = (t.to_f32(), mask.to_f32());
+    for (at, keep) in mask.indexed_iter() {
+        if *keep == 0.0 {
+            let mut row = values.index_axis_mut(ndarray::Axis(0), at[0]);
+            row.index_axis_mut(ndarray::Axis(0), at[1]).fill(0.0);
+        }
+    }
+    Tensor::F32(values)
+}
+
+fn text_encoder(dtype: DType, limit: impl Fn(&Case, &str) -> f64) {
+    let Some(client) = cpu(1) else { return };
+    let mut stacks = 0;
+    for mut case in cases("text-encoder") {
+        let mask = case.inputs["attention_mask"].clone();
+        for (name, stack) in [("projected", false), ("prompt_embeds", true)] {
+            let Some(want) = case.outputs.get(name).cloned() else { continue };
+            case.scalars = BTreeMap::from([("output_hidden_states".to_string(), stack.into())]);
+            stacks += usize::from(stack);
+            let s = settings(dtype, Numerics::Default);
+            let got = run(&client, RunComponent::TextEncoder, &case, case.inputs.clone(), &s);
+            let distance = relative_l2(&valid(&got["prompt_embeds"], &mask), &valid(&want, &mask));
+            eprintln!("{} {name} {dtype}: {distance:.1e}", case.name);
+            assert!(distance <= limit(&case, name), "{} {name} {dtype}: {distance:e}", case.name);
+        }
+    }
+    assert!(stacks > 0, "some case has the stack of hidden states");
+}
+
+#[test]
+fn text_encoder_f32() {
+    text_encoder(DType::F32, |_, _| F32);
+}
+
+#[test]
+fn text_encoder_bf16() {
+    text_encoder(DType::BF16, |case, name| SPREADS * case.number(&format!("bf16_spread.{name}")).expect("a spread"));
+}
