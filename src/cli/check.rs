@@ -41,10 +41,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let findings: Vec<(Part, Finding)> = Part::ALL.into_iter().map(|p| (p, examine(&source, &parts, p))).collect();
     let version = source.version().map_or_else(|_| "unknown".to_string(), |v| v.to_string());
     let good = |part: Part| {
-        findings.iter().any(|(p, f)| *p == part && match f {
-            Finding::Present => true,
-            Finding::Weights(r) => r.is_ok(),
-            _ => false,
+        findings.iter().any(|(p, f)| {
+            *p == part
+                && match f {
+                    Finding::Present => true,
+                    Finding::Weights(r) => r.is_ok(),
+                    _ => false,
+                }
         })
     };
     let missing: Vec<&str> = TEXT_TO_VIDEO.into_iter().filter(|p| !good(*p)).map(Part::folder).collect();
@@ -115,7 +118,11 @@ fn print_finding(part: Part, finding: &Finding) {
             "{name:<18} ok: {} tensors, {:.1} MB{}",
             report.matched,
             report.bytes as f64 / 1e6,
-            if report.extra.is_empty() { String::new() } else { format!(", {} more that are not used", report.extra.len()) }
+            if report.extra.is_empty() {
+                String::new()
+            } else {
+                format!(", {} more that are not used", report.extra.len())
+            }
         ),
         Finding::Weights(report) => {
             println!("{name:<18} wrong:");

@@ -1,4 +1,143 @@
 //! The subcommands, one file each.
 
+use std::io::Write;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::ConfigError;
+use crate::pipeline::PipelineError;
+use crate::sampling::SamplingError;
+
+pub mod args;
+pub mod check;
+pub mod completions;
 pub mod doctor;
+pub mod generate;
+pub mod plan;
 pub mod plugin;
+pub mod schema;
+
+/// LTX-2 audio-video generation on XLA: CPU, NVIDIA GPUs and Cloud TPUs.
+#[derive(Parser, Debug)]
+#[command(name = "ltx2", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
+#[command(after_help = "Examples:
+  ltx2 plugin install cpu
+  ltx2 init --preset nano models/nano
+  ltx2 generate -c nano -p \"a lighthouse over a quiet sea at dawn\"
+
+stdout carries results only; LTX2_LOG (e.g. debug, ltx2::runtime=trace) overrides -v and -q.")]
+pub struct Cli {
+    /// Says more; twice for everything
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Says less: warnings and errors; twice for errors only
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, conflicts_with = "verbose")]
+    pub quiet: u8,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What `ltx2` does.
+#[derive(Subcommand, Debug)]
+#[allow(clippy::large_enum_variant)] // One value in a process.
+pub enum Command {
+    /// Make videos with sound from prompts
+    Generate(generate::Args),
+    /// Say what a model holds and what is missing, from headers alone
+    Check(check::Args),
+    /// Show plugins, versions and devices, and what is missing
+    Doctor(doctor::Args),
+    /// Install PJRT plugins
+    Plugin(plugin::Args),
+    /// Print the JSON Schema of the YAML
+    Schema(schema::Args),
+    /// Print completions for a shell
+    Completions(completions::Args),
+}
+
+/// Runs a subcommand.
+///
+/// # Errors
+/// What ended it; [`exit_code`] and [`one_line`] say it to the shell and to the reader.
+pub fn run(cli: &Cli) -> anyhow::Result<()> {
+    match &cli.command {
+        Command::Generate(args) => generate::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Plugin(args) => plugin::run(args),
+        Command::Schema(args) => schema::run(args),
+        Command::Completions(args) => completions::run(args),
+    }
+}
+
+/// A mistake in what the user typed: ends with exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+/// 2 for flags, YAML and sizes, 130 for an interruption, 1 for the rest.
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    let sampling = |e: &SamplingError| !matches!(e, SamplingError::Read { .. } | SamplingError::Scheduler { .. });
+    for cause in error.chain() {
+        if cause.is::<UsageError>() || cause.is::<ConfigError>() {
+            return 2;
+        }
+        match cause.downcast_ref::<PipelineError>() {
+            Some(PipelineError::Interrupted(..)) => return 130,
+            Some(PipelineError::Sampling(e)) if sampling(e) => return 2,
+            _ => {}
+        }
+    }
+    1
+}
+
+/// An error and its causes on one line; a cause that the error already tells is not told again.
+pub fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(|c| c.to_string().split_whitespace().collect::<Vec<_>>().join(" ")) {
+        if line.is_empty() {
+            line = cause;
+        } else if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
+}
+
+/// Writes results to stdout. A reader that has seen enough is no error.
+///
+/// # Errors
+/// stdout cannot be written.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn errors_are_one_line_and_have_their_code() {
+        let io = std::io::Error::other("disk\n  full");
+        let read = ConfigError::Read { path: "x.yml".into(), source: io };
+        let error = Err::<(), _>(read).context("loading").unwrap_err();
+        assert_eq!(one_line(&error), "loading: cannot read x.yml: disk full");
+        assert_eq!(exit_code(&error), 2);
+        assert_eq!(exit_code(&PipelineError::Interrupted(3, 8).into()), 130);
+        assert_eq!(exit_code(&PipelineError::from(SamplingError::Steps(300)).into()), 2);
+        assert_eq!(exit_code(&anyhow::anyhow!("device")), 1);
+    }
+}

@@ -6,6 +6,7 @@ use super::error::ConfigError;
 use super::layout;
 use super::schema::{AttentionKernel, Config, Noise, Pipeline, SamplerKind, Scales, WeightSource};
 use super::tree::Tree;
+use crate::runtime::platform::Choice;
 
 /// Frames a latent frame covers.
 const FRAME_STEP: usize = 8;
@@ -38,10 +39,10 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
     if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
         return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0".into());
     }
-    if let Some(sigmas) = &config.sampler.sigmas {
-        if let Some(why) = schedule_fault(sigmas) {
-            return fail("sampler.sigmas", format!("{sigmas:?}"), why);
-        }
+    if let Some(sigmas) = &config.sampler.sigmas
+        && let Some(why) = schedule_fault(sigmas)
+    {
+        return fail("sampler.sigmas", format!("{sigmas:?}"), why);
     }
     let last = r.num_videos as u64 - 1;
     if r.seed.checked_add(last).is_none() {
@@ -55,10 +56,16 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
         let why = "images need --pipeline image_to_video".to_string();
         return fail("pipeline", config.pipeline.name().into(), why);
     }
-    if let Some(mesh) = &config.mesh {
-        if let Err(why) = layout::check_mesh(mesh) {
-            return fail("mesh", layout::mesh_text(mesh), why);
-        }
+    if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
+        return fail("model.loras", lora.path.clone(), format!("stages {:?} must be 1, 2 or both", lora.stages));
+    }
+    if let Err(why) = config.platform() {
+        return fail("runtime.platform", config.runtime.platform.clone(), why);
+    }
+    if let Some(mesh) = &config.mesh
+        && let Err(why) = layout::check_mesh(mesh)
+    {
+        return fail("mesh", layout::mesh_text(mesh), why);
     }
     Ok(())
 }
@@ -95,6 +102,14 @@ fn schedule_fault(sigmas: &[f64]) -> Option<String> {
 }
 
 impl Config {
+    /// The platform to look for.
+    ///
+    /// # Errors
+    /// A word that is none, with those that are.
+    pub fn platform(&self) -> Result<Choice, String> {
+        self.runtime.platform.parse()
+    }
+
     /// The scales of the video and the audio stream: a missing value is the other stream's, and off if both are.
     pub fn scales(&self) -> [ResolvedScales; 2] {
         let (video, audio) = (&self.guidance.video, &self.guidance.audio);

@@ -98,7 +98,7 @@ pub fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, ConfigErro
     let fixed = sizes(mesh).iter().filter(|(_, s)| *s > 0).try_fold(1usize, |n, (_, s)| n.checked_mul(*s as usize));
     let Some(fixed) = fixed else { return fail("no machine has as many devices".into()) };
     let rest = sizes(mesh).iter().any(|(_, s)| *s == -1);
-    if rest && devices % fixed != 0 {
+    if rest && !devices.is_multiple_of(fixed) {
         return fail(format!("{devices} devices do not divide by {fixed}"));
     }
     if !rest && fixed > devices {

@@ -321,7 +321,10 @@ fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
         _ => {}
     }
     for (path, value, origin) in resets {
-        merged.set(path, value, &origin);
+        // Nothing below was written: its origin stays.
+        if merged.leaf(path).is_some_and(|(old, _)| *old != value) {
+            merged.set(path, value, &origin);
+        }
     }
     merged.merge(layer);
     Ok(())

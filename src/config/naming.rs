@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use super::error::ConfigError;
 use super::schema::Config;
 
+/// The most videos of one run: as many as four digits number.
+const MAX_VIDEOS: usize = 10_000;
+
 /// One video of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
@@ -36,6 +39,10 @@ impl Config {
             return Err(ConfigError::Flag(format!("{file}: no prompt in it; write one a line")));
         }
         let each = self.request.num_videos as u64;
+        if prompts.len() * self.request.num_videos > MAX_VIDEOS {
+            let why = format!("{} prompts, {each} videos each: at most {MAX_VIDEOS} in one run", prompts.len());
+            return Err(ConfigError::Flag(why));
+        }
         let all = prompts.into_iter().flat_map(|prompt| (0..each).map(move |i| (prompt.clone(), i)));
         Ok(all.enumerate().map(|(index, (prompt, i))| Job { index, prompt, seed: self.request.seed + i }).collect())
     }
@@ -115,7 +122,7 @@ mod tests {
     fn existing_files_need_force() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.mp4");
-        assert_eq!(output_paths(Some(&file), &jobs(1), false).unwrap(), [file.clone()]);
+        assert_eq!(output_paths(Some(&file), &jobs(1), false).unwrap(), std::slice::from_ref(&file));
         std::fs::write(&file, "").unwrap();
         let message = |path: &Path, n| output_paths(Some(path), &jobs(n), false).unwrap_err().to_string();
         assert_eq!(message(&file, 1), format!("{} exists; overwrite it with --force", file.display()));

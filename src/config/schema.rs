@@ -182,7 +182,7 @@ pub struct Request {
     /// A file with one prompt a line, instead of `prompt`; blank lines are skipped.
     pub prompts: Option<String>,
     /// Videos a prompt, with consecutive seeds.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 10000))]
     pub num_videos: usize,
     /// Pixels; a multiple of 32, of 64 with two stages.
     #[schemars(range(min = 1))]

@@ -108,7 +108,7 @@ impl Tree {
             let indent = "  ".repeat(depth);
             // Writing to a string cannot fail.
             let _ = match tree {
-                Tree::Map(inner) if inner.is_empty() => writeln!(out, "{indent}{key}: {{}}"),
+                Tree::Map(inner) if inner.is_empty() => writeln!(out, "{indent}{key}: {{}}  # {}", Origin::Default),
                 Tree::Map(_) => {
                     let _ = writeln!(out, "{indent}{key}:");
                     tree.write(out, depth + 1);

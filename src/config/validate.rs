@@ -104,8 +104,8 @@ fn check(node: &Node, schema: &Value, path: &str, place: Place) -> Result<(), Co
                 check(child, inner, &join(path, key), place)?;
             }
             // Only items of lists have keys that must be there: every other key has a default.
-            let required = object["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
-            match required.filter(|r| node.get(r).is_none()).next() {
+            let mut required = object["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            match required.find(|r| node.get(r).is_none()) {
                 None => Ok(()),
                 Some(missing) => Err(ConfigError::WrongType {
                     place: place.at(node.line),

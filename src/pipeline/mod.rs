@@ -3,6 +3,7 @@
 mod error;
 pub mod init;
 pub mod models;
+pub mod options;
 pub mod report;
 pub mod run;
 pub mod stages;

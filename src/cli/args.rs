@@ -1,0 +1,295 @@
+//! Flags that several subcommands share, in the groups of `--help`, and what they write into the configuration.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+use crate::config::{Dtype, Given, Pipeline, Reference, WeightSource};
+
+/// A YAML file and single keys.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Configuration")]
+pub struct ConfigArgs {
+    /// YAML file, the JSON beside an earlier video, or the name of a shipped configuration (ltx2, nano …)
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<String>,
+    /// Sets any key of the YAML, e.g. `guidance.video.stg=1` (see `ltx2 schema`)
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl ConfigArgs {
+    /// The start of what was given; the other groups add their flags.
+    pub fn given(&self) -> Given {
+        Given { file: self.config.clone(), set: self.set.clone(), ..Given::default() }
+    }
+}
+
+/// What to generate.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Request")]
+pub struct RequestArgs {
+    /// What to show and to hear
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "prompts")]
+    pub prompt: Option<String>,
+    /// File with one prompt a line
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<String>,
+    /// Videos a prompt, with consecutive seeds
+    #[arg(long, value_name = "N")]
+    pub num_videos: Option<u64>,
+    /// What to avoid
+    #[arg(long, value_name = "TEXT", conflicts_with = "negative_prompt_file")]
+    pub negative_prompt: Option<String>,
+    /// File with what to avoid
+    #[arg(long, value_name = "FILE")]
+    pub negative_prompt_file: Option<String>,
+    /// Picture that a frame follows, with strength 0 to 1
+    #[arg(long, num_args = 3, value_names = ["PATH", "FRAME", "STRENGTH"])]
+    pub image: Vec<String>,
+    /// Pixels, a multiple of 32
+    #[arg(long, value_name = "N")]
+    pub width: Option<u64>,
+    /// Pixels, a multiple of 32
+    #[arg(long, value_name = "N")]
+    pub height: Option<u64>,
+    /// Frames: 1, 9, 17 … 121 …
+    #[arg(long, value_name = "N", conflicts_with = "seconds")]
+    pub num_frames: Option<u64>,
+    /// Length; the nearest legal number of frames is taken
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
+    pub seconds: Option<f64>,
+    /// Frames a second
+    #[arg(long, value_name = "FPS", allow_negative_numbers = true, value_parser = finite)]
+    pub frame_rate: Option<f64>,
+    /// Denoising steps, 1 to 256
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// Of the noise
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Text tokens; a longer prompt is cut
+    #[arg(long, value_name = "N")]
+    pub max_sequence_length: Option<u64>,
+    /// Classifier-free guidance of both streams, and nothing else
+    #[arg(long, value_name = "G", allow_negative_numbers = true, value_parser = finite)]
+    pub guidance_scale: Option<f64>,
+    /// Classifier-free guidance of the sound
+    #[arg(long, value_name = "G", allow_negative_numbers = true, value_parser = finite)]
+    pub audio_guidance_scale: Option<f64>,
+    /// Guidance by the perturbed pass
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
+    pub stg_scale: Option<f64>,
+    /// Guidance by the pass without the other stream
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
+    pub modality_scale: Option<f64>,
+    /// How far guided predictions keep their standard deviation
+    #[arg(long, value_name = "R", allow_negative_numbers = true, value_parser = finite)]
+    pub guidance_rescale: Option<f64>,
+    /// Whose conventions hold where two references differ
+    #[arg(long, value_name = "WHOSE")]
+    pub reference: Option<Reference>,
+}
+
+impl RequestArgs {
+    /// Adds the flags.
+    ///
+    /// # Errors
+    /// An `--image` that is not a path and two numbers.
+    pub fn add(&self, given: &mut Given) -> Result<(), super::UsageError> {
+        given.flag("prompt", "request.prompt", self.prompt.clone());
+        given.flag("prompts", "request.prompts", self.prompts.clone());
+        given.flag("num-videos", "request.num_videos", self.num_videos);
+        given.flag("negative-prompt", "request.negative_prompt", self.negative_prompt.clone());
+        given.flag("negative-prompt-file", "request.negative_prompt_file", self.negative_prompt_file.clone());
+        given.flag("image", "request.images", images(&self.image)?);
+        given.flag("width", "request.width", self.width);
+        given.flag("height", "request.height", self.height);
+        given.flag("num-frames", "request.num_frames", self.num_frames);
+        given.seconds = self.seconds;
+        given.flag("frame-rate", "request.frame_rate", self.frame_rate);
+        given.flag("steps", "sampler.steps", self.steps);
+        given.flag("seed", "request.seed", self.seed);
+        given.flag("max-sequence-length", "request.max_sequence_length", self.max_sequence_length);
+        // In this order: the flag of one stream lies over the flag of both.
+        given.flag("guidance-scale", "guidance.video.cfg", self.guidance_scale);
+        given.flag("guidance-scale", "guidance.audio.cfg", self.guidance_scale);
+        given.flag("audio-guidance-scale", "guidance.audio.cfg", self.audio_guidance_scale);
+        given.shared_flag("stg-scale", &["guidance.video.stg", "guidance.audio.stg"], self.stg_scale);
+        given.shared_flag(
+            "modality-scale",
+            &["guidance.video.modality", "guidance.audio.modality"],
+            self.modality_scale,
+        );
+        given.shared_flag(
+            "guidance-rescale",
+            &["guidance.video.rescale", "guidance.audio.rescale"],
+            self.guidance_rescale,
+        );
+        given.flag("reference", "reference", self.reference.and_then(word));
+        Ok(())
+    }
+}
+
+/// Where the model is.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// Diffusers folder, single file, or org/name in the local Hugging Face cache
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// Text encoder from elsewhere: folder or org/name
+    #[arg(long, value_name = "DIR")]
+    pub text_encoder: Option<String>,
+    /// Latent upsampler for two stages
+    #[arg(long, value_name = "FILE")]
+    pub upsampler: Option<String>,
+    /// Low-rank update and its strength; may be given several times
+    #[arg(long, value_name = "FILE[=S]")]
+    pub lora: Vec<String>,
+    /// Weights from the files, or random ones made on the device
+    #[arg(long, value_name = "FROM")]
+    pub weights: Option<WeightSource>,
+    /// What is generated from what
+    #[arg(long, value_name = "NAME")]
+    pub pipeline: Option<Pipeline>,
+}
+
+impl ModelArgs {
+    /// Adds the flags.
+    pub fn add(&self, given: &mut Given) {
+        given.flag("model", "model.path", self.model.clone());
+        given.flag("text-encoder", "model.text_encoder", self.text_encoder.clone());
+        given.flag("upsampler", "model.upsampler", self.upsampler.clone());
+        given.flag("lora", "model.loras", loras(&self.lora));
+        given.flag("weights", "model.weights", self.weights.and_then(word));
+        given.flag("pipeline", "pipeline", self.pipeline.and_then(word));
+    }
+}
+
+/// What it runs on.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Placement")]
+pub struct PlacementArgs {
+    /// auto, cpu, cuda, tpu, or a PJRT plugin's path
+    #[arg(long, value_name = "NAME")]
+    pub platform: Option<String>,
+    /// Weights and activations; f32 also computes every product in f32
+    #[arg(long, value_name = "TYPE")]
+    pub dtype: Option<Dtype>,
+    /// How tensors are spread over devices: YAML file, or the name of a shipped one
+    #[arg(long, value_name = "FILE")]
+    pub layout: Option<String>,
+    /// Devices along each axis, e.g. cfg=2,context=4; -1 is the rest
+    #[arg(long, value_name = "AXIS=N,…")]
+    pub mesh: Option<String>,
+}
+
+impl PlacementArgs {
+    /// Adds the flags.
+    pub fn add(&self, given: &mut Given) {
+        given.flag("platform", "runtime.platform", self.platform.clone());
+        given.flag("dtype", "runtime.dtype", self.dtype.and_then(word));
+        given.flag("layout", "layout", self.layout.clone());
+        given.mesh = self.mesh.clone();
+    }
+}
+
+/// What is written and said.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// MP4, or a folder for several videos [default: out/ltx2_SEED.mp4, numbered when taken]
+    #[arg(short, long, value_name = "OUT")]
+    pub output: Option<String>,
+    /// Overwrites existing files
+    #[arg(long)]
+    pub force: bool,
+    /// Also writes the frames as PNG into this folder
+    #[arg(long, value_name = "DIR")]
+    pub save_frames: Option<String>,
+    /// Also writes the sound as WAV
+    #[arg(long, value_name = "FILE")]
+    pub save_audio: Option<String>,
+    /// Also writes embeddings, noise, latents, frames and samples in f32
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub dump: Option<PathBuf>,
+    /// Also writes times and memory
+    #[arg(long, value_name = "FILE")]
+    pub perf_json: Option<PathBuf>,
+    /// Steps between two reports of progress
+    #[arg(long, value_name = "N")]
+    pub progress_every: Option<u64>,
+    /// Prints JSON instead of paths
+    #[arg(long)]
+    pub json: bool,
+    /// Prints the merged YAML, each value's origin beside it, and ends
+    #[arg(long)]
+    pub print_config: bool,
+    /// Says what would be done, and ends
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+impl OutputArgs {
+    /// Adds the flags.
+    pub fn add(&self, given: &mut Given) {
+        given.flag("output", "output.path", self.output.clone());
+        given.flag("save-frames", "output.save_frames", self.save_frames.clone());
+        given.flag("save-audio", "output.save_audio", self.save_audio.clone());
+        given.flag("progress-every", "sampler.progress_every", self.progress_every);
+    }
+}
+
+/// A number, which `nan` and `inf` are not.
+fn finite(text: &str) -> Result<f64, String> {
+    text.parse::<f64>().ok().filter(|v| v.is_finite()).ok_or_else(|| "not a number".to_string())
+}
+
+/// A choice's name in YAML.
+fn word(choice: impl ValueEnum) -> Option<String> {
+    choice.to_possible_value().map(|v| v.get_name().to_string())
+}
+
+/// `PATH` or `PATH=STRENGTH`: what follows the last `=` is a strength if it is a number.
+fn loras(flags: &[String]) -> Option<Value> {
+    let one = |text: &String| match text.rsplit_once('=').map(|(path, s)| (path, s.parse::<f64>())) {
+        Some((path, Ok(strength))) => json!({"path": path, "strength": strength}),
+        _ => json!({"path": text}),
+    };
+    (!flags.is_empty()).then(|| flags.iter().map(one).collect())
+}
+
+fn images(values: &[String]) -> Result<Option<Value>, super::UsageError> {
+    let one = |image: &[String]| match (image[1].parse::<u64>(), image[2].parse::<f64>()) {
+        (Ok(frame), Ok(strength)) => Ok(json!({"path": image[0], "frame": frame, "strength": strength})),
+        _ => Err(super::UsageError(format!(
+            "--image {}: expected a path, a frame number and a strength from 0 to 1, e.g. --image first.png 0 1.0",
+            image.join(" ")
+        ))),
+    };
+    if values.is_empty() {
+        return Ok(None);
+    }
+    values.chunks_exact(3).map(one).collect::<Result<Value, _>>().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loras_and_images_are_lists_of_maps() {
+        let text = |s: &[&str]| s.iter().map(|t| (*t).to_string()).collect::<Vec<_>>();
+        assert_eq!(
+            loras(&text(&["a.safetensors", "b=c.safetensors=0.5"])),
+            Some(json!([{"path": "a.safetensors"}, {"path": "b=c.safetensors", "strength": 0.5}]))
+        );
+        assert_eq!(loras(&[]), None);
+        let got = images(&text(&["i.png", "8", "0.5", "j.png", "0", "1"])).unwrap();
+        assert_eq!(got.unwrap()[1], json!({"path": "j.png", "frame": 0, "strength": 1.0}));
+        let message = images(&text(&["i.png", "x", "1"])).unwrap_err().to_string();
+        assert!(message.starts_with("--image i.png x 1: expected a path, a frame number"), "{message}");
+    }
+}

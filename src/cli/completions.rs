@@ -1,0 +1,26 @@
+//! `ltx2 completions`: for shells.
+
+use clap::CommandFactory;
+
+use super::{Cli, print};
+
+/// Prints completions for a shell.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  ltx2 completions bash > ~/.local/share/bash-completion/completions/ltx2
+  ltx2 completions zsh > ~/.zfunc/_ltx2")]
+pub struct Args {
+    /// The shell
+    #[arg(value_enum)]
+    shell: clap_complete::Shell,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// stdout cannot be written.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "ltx2", &mut script);
+    print(&String::from_utf8_lossy(&script))
+}

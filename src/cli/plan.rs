@@ -1,0 +1,188 @@
+//! What `--dry-run` says: sizes, tokens, passes, places. Reads the model's configuration where it is here, no weights.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::config::{Loaded, ResolvedScales};
+use crate::pipeline::options::GenerateOptions;
+use crate::sampling::guidance::{Branch, Scales, branches};
+use crate::sampling::latents::{AudioGrid, VideoGrid};
+use crate::weights::{Component, ModelSource, Overrides};
+
+/// A run, before it runs.
+#[derive(Debug, Serialize)]
+pub struct Plan {
+    preset: &'static str,
+    pipeline: &'static str,
+    model: String,
+    /// The model's generation, where it can be read.
+    model_version: Option<String>,
+    /// Why it cannot be read.
+    model_error: Option<String>,
+    width: usize,
+    height: usize,
+    num_frames: usize,
+    frame_rate: f64,
+    seconds: f64,
+    /// Latent frames, rows, columns.
+    video_latents: [usize; 3],
+    video_tokens: usize,
+    audio_tokens: usize,
+    text_tokens: usize,
+    steps: usize,
+    /// Passes a step.
+    branches: Vec<&'static str>,
+    platform: String,
+    dtype: String,
+    layout: String,
+    mesh: String,
+    outputs: Vec<String>,
+    not_built: Vec<String>,
+}
+
+/// What the token counts depend on.
+struct Ratios {
+    frames: usize,
+    pixels: usize,
+    patch: usize,
+    patch_t: usize,
+    sampling_rate: usize,
+    hop_length: usize,
+    audio: usize,
+}
+
+impl Ratios {
+    /// From a transformer's configuration; a key that is missing has the published model's value.
+    fn new(config: &Value) -> Self {
+        let key = |name: &str, otherwise: usize| {
+            config.get(name).and_then(Value::as_u64).map_or(otherwise, |v| (v as usize).max(1))
+        };
+        let scale = |i: usize, otherwise: usize| {
+            let found = config.get("vae_scale_factors").and_then(|f| f.get(i)).and_then(Value::as_u64);
+            found.map_or(otherwise, |v| (v as usize).max(1))
+        };
+        Ratios {
+            frames: scale(0, 8),
+            pixels: scale(1, 32),
+            patch: key("patch_size", 1),
+            patch_t: key("patch_size_t", 1),
+            sampling_rate: key("audio_sampling_rate", 16000),
+            hop_length: key("audio_hop_length", 160),
+            audio: key("audio_scale_factor", 4),
+        }
+    }
+}
+
+impl Plan {
+    /// The plan of a configuration.
+    ///
+    /// A size that the model does not take leaves its token counts at 0: the run itself says what is wrong.
+    pub fn new(loaded: &Loaded, options: &GenerateOptions) -> Self {
+        let config = &loaded.config;
+        let r = &config.request;
+        let source = ModelSource::open(&config.model.path, &Overrides::default());
+        let transformer = source.as_ref().ok().and_then(|s| s.config(Component::Transformer).ok());
+        let version = match &source {
+            Ok(source) => source.version().map(|v| v.to_string()).map_err(|e| e.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let ratios = Ratios::new(&transformer.unwrap_or_default());
+        let grid = VideoGrid {
+            spatial_compression: ratios.pixels,
+            temporal_compression: ratios.frames,
+            patch_size: ratios.patch,
+            patch_size_t: ratios.patch_t,
+        };
+        let audio = AudioGrid {
+            sampling_rate: ratios.sampling_rate,
+            hop_length: ratios.hop_length,
+            temporal_compression: ratios.audio,
+            mel_bins: 1,
+            mel_compression: 1,
+        };
+        let video = grid.latents(1, 1, r.width, r.height, r.num_frames).ok();
+        let [video_scales, audio_scales] = config.scales().map(single);
+        let mesh = config.placement(1).map(|p| p.mesh.axes);
+        Plan {
+            preset: loaded.preset(),
+            pipeline: config.pipeline.name(),
+            model: config.model.path.clone(),
+            model_version: version.as_ref().ok().cloned(),
+            model_error: version.err(),
+            width: r.width,
+            height: r.height,
+            num_frames: r.num_frames,
+            frame_rate: r.frame_rate,
+            seconds: r.num_frames as f64 / r.frame_rate,
+            video_latents: video.map_or([0; 3], |v| [v.frames, v.height, v.width]),
+            video_tokens: video.map_or(0, |v| grid.tokens(&v)),
+            audio_tokens: audio.latents(1, 1, r.num_frames, r.frame_rate).map_or(0, |a| a.length),
+            text_tokens: r.max_sequence_length,
+            steps: config.sampler.steps,
+            branches: branches(video_scales, audio_scales).into_iter().map(branch_name).collect(),
+            platform: config.runtime.platform.clone(),
+            dtype: format!("{:?}", config.runtime.dtype).to_lowercase(),
+            layout: config.layout.clone(),
+            mesh: match mesh {
+                Ok(axes) if axes.is_empty() => "one device".into(),
+                Ok(axes) => axes.iter().map(|(a, n)| format!("{a}={n}")).collect::<Vec<_>>().join(","),
+                Err(error) => error.to_string(),
+            },
+            outputs: options.outputs.iter().map(|p| p.display().to_string()).collect(),
+            not_built: config.not_built(),
+        }
+    }
+}
+
+/// As the denoising program takes them.
+fn single(scales: ResolvedScales) -> Scales {
+    Scales {
+        cfg: scales.cfg as f32,
+        stg: scales.stg as f32,
+        modality: scales.modality as f32,
+        rescale: scales.rescale as f32,
+    }
+}
+
+fn branch_name(branch: Branch) -> &'static str {
+    match branch {
+        Branch::Conditional => "conditional",
+        Branch::Negative => "negative",
+        Branch::Perturbed => "perturbed",
+        Branch::Isolated => "isolated",
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [frames, rows, columns] = self.video_latents;
+        writeln!(f, "pipeline   {}, preset {}", self.pipeline, self.preset)?;
+        match (&self.model_version, &self.model_error) {
+            (Some(version), _) => writeln!(f, "model      {} (LTX-{version})", self.model)?,
+            (None, why) => {
+                writeln!(f, "model      {} (cannot be read: {})", self.model, why.as_deref().unwrap_or("unknown"))?;
+            }
+        }
+        writeln!(
+            f,
+            "video      {}x{}, {} frames at {} a second, {:.2} s",
+            self.width, self.height, self.num_frames, self.frame_rate, self.seconds
+        )?;
+        writeln!(
+            f,
+            "tokens     {} video ({frames} x {rows} x {columns}), {} audio, {} text",
+            self.video_tokens, self.audio_tokens, self.text_tokens
+        )?;
+        writeln!(f, "denoising  {} steps, passes a step: {}", self.steps, self.branches.join(", "))?;
+        writeln!(f, "device     {}, {}, layout {}, {}", self.platform, self.dtype, self.layout, self.mesh)?;
+        for output in &self.outputs {
+            writeln!(f, "writes     {output}")?;
+        }
+        for missing in &self.not_built {
+            writeln!(f, "not built  {missing}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,24 @@
+//! What a run is told beside its configuration.
+
+use std::path::PathBuf;
+
+use crate::config::Job;
+
+/// The parts of `ltx2 generate`'s command line that do not change what is generated.
+#[derive(Clone, Debug, Default)]
+pub struct GenerateOptions {
+    /// The videos to make, in order.
+    pub jobs: Vec<Job>,
+    /// The MP4 of each video; checked not to exist unless `force`.
+    pub outputs: Vec<PathBuf>,
+    /// Existing files are overwritten.
+    pub force: bool,
+    /// Where embeddings, noise, latents, frames and samples go, as safetensors.
+    pub dump: Option<PathBuf>,
+    /// Where times and memory go, as JSON.
+    pub perf_json: Option<PathBuf>,
+    /// Steps between two reports of progress; none runs the whole loop at once.
+    pub progress_every: Option<usize>,
+    /// Results are printed as JSON instead of as paths.
+    pub json: bool,
+}
