@@ -73,7 +73,8 @@ pub fn parse_config<T: DeserializeOwned>(
     component: &'static str,
     json: &serde_json::Value,
 ) -> std::result::Result<T, ConfigError> {
-    serde_json::from_value(json.clone()).map_err(|e| ConfigError::Form { component, message: e.to_string() })
+    serde_path_to_error::deserialize(json)
+        .map_err(|e| ConfigError::Form { component, message: format!("{}: {}", e.path(), e.inner()) })
 }
 
 /// Refuses a value that no code computes.
@@ -88,4 +89,20 @@ pub fn require(
     supported: &'static str,
 ) -> std::result::Result<(), ConfigError> {
     if ok { Ok(()) } else { Err(ConfigError::Unsupported { component, key, value: format!("{value:?}"), supported }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_type_names_the_key() {
+        #[derive(Debug, serde::Deserialize)]
+        #[allow(dead_code)]
+        struct C {
+            widths: Vec<usize>,
+        }
+        let e = parse_config::<C>("vae", &serde_json::json!({"widths": [1, "two"]})).expect_err("a string");
+        assert_eq!(e.to_string(), "config.json of 'vae': widths[1]: invalid type: string \"two\", expected usize");
+    }
 }

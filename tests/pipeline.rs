@@ -1,0 +1,183 @@
+//! The whole pipeline against the reference, and what it promises about programs, chunks and repetition.
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::rc::Rc;
+
+use common::{Case, cases, cpu};
+use ltx2::analysis::Module;
+use ltx2::dtype::DType;
+use ltx2::models::transformer::TransformerConfig;
+use ltx2::nn::{Layout, Numerics};
+use ltx2::pipeline::models::Models;
+use ltx2::pipeline::stages::Stages;
+use ltx2::pipeline::text_to_video::{Generated, Request, Settings, Shapes, text_to_video};
+use ltx2::pjrt::Client;
+use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::sampling::denoise::{Build, DenoiseShape, denoise};
+use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
+use ltx2::sampling::sigmas;
+use ltx2::tensor::Tensor;
+use ltx2::weights::{ModelSource, Overrides};
+
+fn settings(dtype: DType, chunk: Option<usize>) -> Settings {
+    Settings { dtype, numerics: Numerics::Default, layout: Layout::default(), chunk }
+}
+
+fn open(client: &Client, model: &str) -> (Models, Stages) {
+    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
+    let stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), source.clone());
+    (Models::open(&source).expect("complete"), stages)
+}
+
+fn request(case: &Case, models: &Models) -> Request {
+    let s = &case.scalars;
+    let number = |k: &str| s[k].as_u64().expect(k);
+    let text = |k: &str| s[k].as_str().expect(k).to_string();
+    let scales = |stream: &str| {
+        let g = &s["guidance"][stream];
+        let f = |k: &str| g[k].as_f64().expect(k) as f32;
+        Scales { cfg: f("cfg"), stg: f("stg"), modality: f("modality"), rescale: f("rescale") }
+    };
+    let (width, height, num_frames) =
+        (number("width") as usize, number("height") as usize, number("num_frames") as usize);
+    let frame_rate = s["frame_rate"].as_f64().expect("frame_rate");
+    let steps = number("steps") as usize;
+    let shapes = Shapes::new(models, width, height, num_frames, frame_rate).expect("legal sizes");
+    let sigmas = match s["sigma_shift"].as_str() {
+        Some("official") => sigmas::official(steps, sigmas::OFFICIAL_TOKENS),
+        _ => models.scheduler.sigmas(steps, shapes.tokens[0]),
+    };
+    Request {
+        prompt: text("prompt"),
+        negative_prompt: text("negative_prompt"),
+        width,
+        height,
+        num_frames,
+        frame_rate,
+        seed: number("seed"),
+        sigmas: sigmas.expect("a schedule"),
+        scales: [scales("video"), scales("audio")],
+        stg_blocks: vec![],
+        rescale: RescaleScope::PerSample,
+        max_sequence_length: number("max_sequence_length") as usize,
+    }
+}
+
+fn generate(models: &Models, stages: &mut Stages, request: &Request, settings: &Settings) -> Generated {
+    text_to_video(models, stages, request, settings, &mut |_, _, _| ControlFlow::Continue(())).expect("runs")
+}
+
+fn dumped<'a>(generated: &'a Generated, name: &str) -> &'a Tensor {
+    generated.dump.iter().find(|(n, _)| n == name).map(|(_, t)| t).unwrap_or_else(|| panic!("no '{name}'"))
+}
+
+#[test]
+fn every_pipeline_case_agrees_with_the_reference() {
+    let Some(client) = cpu(1) else { return };
+    for case in cases("pipeline") {
+        let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
+        let request = request(&case, &models);
+        let sigmas = Tensor::from(ndarray::Array1::from(request.sigmas.clone()));
+        assert!(case.distance("sigmas", &sigmas) <= 1e-6, "{}: sigmas", case.name);
+        let generated = generate(&models, &mut stages, &request, &settings(DType::F32, None));
+        for name in ["noise.video", "noise.audio"] {
+            assert_eq!(dumped(&generated, name), &case.outputs[name], "{}: {name} is torch's, bit for bit", case.name);
+        }
+        for name in ["latents.video", "latents.audio", "video", "audio"] {
+            let distance = case.distance(name, dumped(&generated, name));
+            eprintln!("{} {name}: {distance:.1e}", case.name);
+            assert!(distance <= 1e-3, "{} {name}: {distance:e}", case.name);
+        }
+    }
+}
+
+#[test]
+fn bf16_stays_within_the_reference_s_own_spread() {
+    let Some(client) = cpu(1) else { return };
+    for case in cases("pipeline") {
+        let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
+        let request = request(&case, &models);
+        let generated = generate(&models, &mut stages, &request, &settings(DType::BF16, None));
+        for name in ["latents.video", "latents.audio", "video"] {
+            let spread = case.number(&format!("bf16_spread.{name}")).expect("a spread");
+            let distance = case.distance(name, dumped(&generated, name));
+            eprintln!("{} {name}: {distance:.4} of {spread:.4}", case.name);
+            assert!(distance <= 1.5 * spread, "{} {name}: {distance} of {spread}", case.name);
+        }
+    }
+}
+
+#[test]
+fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
+    let Some(client) = cpu(1) else { return };
+    let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
+    let case = &cases("pipeline")[0];
+    let mut request = request(case, &models);
+    request.sigmas = sigmas::official(5, sigmas::OFFICIAL_TOKENS).expect("a schedule");
+    let whole = generate(&models, &mut stages, &request, &settings(DType::F32, None));
+    for chunk in [1, 2, 4] {
+        let parts = generate(&models, &mut stages, &request, &settings(DType::F32, Some(chunk)));
+        for ((name, a), (_, b)) in whole.dump.iter().zip(&parts.dump) {
+            assert_eq!(a, b, "{name} in chunks of {chunk}");
+        }
+    }
+    // Other steps, seed, prompt, scales and rate of the same length: the programs are the same.
+    request.sigmas = sigmas::official(3, sigmas::OFFICIAL_TOKENS).expect("a schedule");
+    request.seed = 77;
+    request.prompt = "something else entirely".into();
+    request.scales = [Scales { cfg: 2.5, ..Scales::NEUTRAL }, Scales { cfg: 6.0, ..Scales::NEUTRAL }];
+    let other = generate(&models, &mut stages, &request, &settings(DType::F32, None));
+    assert_ne!(dumped(&whole, "latents.video"), dumped(&other, "latents.video"));
+
+    let statistics = stages.engine().statistics();
+    for (name, s) in &statistics {
+        assert_eq!(s.compiles, 1, "{name} was compiled {} times", s.compiles);
+    }
+    // Five requests, each with a positive and a negative prompt in one execution.
+    assert_eq!(statistics["text_encoder"].executions, 5);
+    assert_eq!(statistics["prepare"].executions, 5);
+    assert_eq!(statistics["denoise"].executions, 1 + 5 + 3 + 2 + 1);
+}
+
+#[test]
+fn an_interrupt_ends_the_run_between_chunks() {
+    let Some(client) = cpu(1) else { return };
+    let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
+    let request = request(&cases("pipeline")[0], &models);
+    let mut watch = |_, done: usize, _| if done >= 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let e = text_to_video(&models, &mut stages, &request, &settings(DType::F32, Some(1)), &mut watch).err();
+    assert_eq!(e.map(|e| e.to_string()).as_deref(), Some("interrupted after 2 of 3 steps; nothing was written"));
+}
+
+#[test]
+fn the_loop_is_one_while_over_steps_with_one_over_layers_inside() {
+    let Some(client) = cpu(1) else { return };
+    let config = std::fs::read_to_string("tests/fixtures/models/tiny_b/transformer/config.json").expect("a file");
+    let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");
+    let layout = Layout::default();
+    let build = Build { dtype: DType::F32, numerics: Numerics::Default, layout: &layout };
+    let shape = DenoiseShape {
+        batch: 1,
+        branches: vec![Branch::Conditional, Branch::Negative],
+        tokens: [24, 7],
+        text: 12,
+        text_channels: [c.caption_channels; 2],
+        stg_blocks: vec![],
+        rescale: RescaleScope::PerSample,
+    };
+    let network = denoise(&c, &shape, &build).expect("builds");
+    let engine = Engine::new(client, EngineOptions::default());
+    let compiled = engine.compile("denoise", &network.program).expect("compiles");
+    let program = compiled.compiled().optimized_program().expect("a program");
+    let module = Module::decode(&program.format, &program.bytes).expect("a module");
+    let loops = module.loops();
+    assert_eq!(loops.len(), 1, "{loops:?}");
+    assert_eq!(loops[0].inner.len(), 1, "{loops:?}");
+    assert!(loops[0].inner[0].inner.is_empty(), "{loops:?}");
+    let memory = compiled.compiled().memory().expect("figures");
+    let latents = (24 * c.in_channels + 7 * c.audio_in_channels) as i64 * 4;
+    assert!(memory.aliased >= latents, "the latents are donated: {memory:?}");
+    assert!(memory.temporaries < network.parameter_bytes() as i64, "a second copy of the weights: {memory:?}");
+}
