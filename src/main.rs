@@ -8,6 +8,7 @@ use ltx2::cli::{self, Cli};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
+    ltx2::pjrt::quiet_plugins();
     // clap ends the process itself: 0 for help, 2 for flags that it does not know.
     let cli = Cli::parse();
     log_to_stderr(cli.verbose, cli.quiet);

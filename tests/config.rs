@@ -94,10 +94,7 @@ fn mistakes_in_flags_name_the_flag() {
         ),
         (&["--pipeline", "two_stage"], "pipeline 'two_stage' is not built yet; built: text_to_video"),
         (&["-o", "taken.mp4"], "taken.mp4 exists; overwrite it with --force"),
-        (
-            &["--stg-scale", "1", "--set", "guidance.audio.stg=0"],
-            "not built yet: guidance.video.stg = 1 (0 switches it off)",
-        ),
+        (&["--set", "sampler.noise=device"], "not built yet: sampler.noise = device"),
     ] {
         assert_error(dir.path(), &with(flags), 2, message);
     }

@@ -90,10 +90,12 @@ fn mlir_is_written_in_hlo_and_kernels_only() {
 fn unsafe_stands_where_c_is_called_or_files_are_mapped() {
     let mut wrong = Vec::new();
     for path in sources(Path::new("src")) {
-        let allowed = module(&path) == "pjrt" || path.ends_with("weights/map.rs");
+        // The driver's library is asked for its devices; checkpoints are mapped.
+        let others = ["runtime/platform.rs", "weights/checkpoint.rs"];
+        let allowed = module(&path) == "pjrt" || others.iter().any(|o| path.ends_with(o));
         if !allowed && code(&path).contains("unsafe ") {
             wrong.push(path.display().to_string());
         }
     }
-    assert!(wrong.is_empty(), "unsafe outside pjrt and weights/map.rs: {wrong:?}");
+    assert!(wrong.is_empty(), "unsafe where no C is called: {wrong:?}");
 }

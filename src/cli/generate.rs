@@ -5,8 +5,10 @@ use std::path::Path;
 
 use super::args::{ConfigArgs, ModelArgs, OutputArgs, PlacementArgs, RequestArgs};
 use super::plan::Plan;
+use super::progress::Progress;
 use super::{UsageError, print};
 use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
+use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
 
 /// Makes videos with sound from prompts.
@@ -75,7 +77,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !missing.is_empty() {
         return Err(UsageError(format!("not built yet: {}", missing.join(", "))).into());
     }
-    anyhow::bail!("generation is not linked into this build")
+    let mut progress = Progress::new(options.jobs.len(), !tracing::enabled!(tracing::Level::INFO));
+    let finished = generate(config, &options, &mut progress)?;
+    match options.json {
+        true => print(&format!("{}\n", serde_json::to_string_pretty(&finished)?)),
+        false => print(&finished.iter().map(|f| format!("{}\n", f.path.display())).collect::<String>()),
+    }
 }
 
 fn options(config: &Config, output: &OutputArgs) -> anyhow::Result<GenerateOptions> {

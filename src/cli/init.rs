@@ -8,6 +8,8 @@ use crate::dtype::DType;
 use crate::models::presets::Preset;
 use crate::pipeline::init::init;
 
+use super::print;
+
 /// Writes a random model in the diffusers layout.
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -31,13 +33,12 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let preset = Preset::named(&args.preset).with_context(|| format!("there is no preset '{}'", args.preset))?;
     let dtype = if args.dtype == "f32" { DType::F32 } else { DType::BF16 };
-    let written = init(preset, args.seed, &args.dir, dtype)?;
+    let written = init(&preset, args.seed, &args.dir, dtype)?;
     tracing::info!(
         "random '{}' model: {} parameters, {:.1} MiB",
         args.preset,
         written.parameters,
         written.bytes as f64 / 1048576.0
     );
-    println!("{}", args.dir.display());
-    Ok(())
+    print(&format!("{}\n", args.dir.display()))
 }

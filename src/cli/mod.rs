@@ -13,8 +13,11 @@ pub mod check;
 pub mod completions;
 pub mod doctor;
 pub mod generate;
+pub mod init;
 pub mod plan;
 pub mod plugin;
+pub mod progress;
+pub mod run;
 pub mod schema;
 
 /// LTX-2 audio-video generation on XLA: CPU, NVIDIA GPUs and Cloud TPUs.
@@ -44,6 +47,10 @@ pub struct Cli {
 pub enum Command {
     /// Make videos with sound from prompts
     Generate(generate::Args),
+    /// Run one component on given tensors
+    Run(run::Args),
+    /// Write a random model in the diffusers layout
+    Init(init::Args),
     /// Say what a model holds and what is missing, from headers alone
     Check(check::Args),
     /// Show plugins, versions and devices, and what is missing
@@ -63,6 +70,8 @@ pub enum Command {
 pub fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Command::Generate(args) => generate::run(args),
+        Command::Run(args) => run::run(args),
+        Command::Init(args) => init::run(args),
         Command::Check(args) => check::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Plugin(args) => plugin::run(args),
@@ -86,6 +95,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         match cause.downcast_ref::<PipelineError>() {
             Some(PipelineError::Interrupted(..)) => return 130,
             Some(PipelineError::Sampling(e)) if sampling(e) => return 2,
+            Some(PipelineError::Usage(_) | PipelineError::Input(_)) => return 2,
             _ => {}
         }
     }

@@ -1,19 +1,18 @@
 //! `ltx2 run`: one component on given tensors.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 
-use anyhow::{Context, bail};
+use super::{UsageError, print};
 
 use crate::dtype::DType;
 use crate::nn::{Layout, Numerics};
 use crate::pipeline::run::{RunComponent, Scalars, run_component};
 use crate::pipeline::stages::Stages;
+use crate::pipeline::tensors;
 use crate::pipeline::text_to_video::Settings;
 use crate::runtime::{Engine, EngineOptions, platform};
-use crate::tensor::Tensor;
-use crate::weights::{Checkpoint, ModelSource, Overrides};
+use crate::weights::{ModelSource, Overrides};
 
 /// Runs one component on the tensors of a safetensors file, under the reference's argument names.
 #[derive(clap::Args, Debug)]
@@ -59,13 +58,14 @@ pub struct Args {
 /// What is wrong with inputs, model or device.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.output.exists() && !args.force {
-        bail!("{} exists; give --force to overwrite it", args.output.display());
+        let message = format!("{} exists; give --force to overwrite it", args.output.display());
+        return Err(UsageError(message).into());
     }
     let scalars = parse_scalars(&args.set)?;
-    let tensors = read_tensors(&args.inputs)?;
+    let tensors = tensors::read(&args.inputs)?;
     let overrides = Overrides { text_encoder: args.text_encoder.clone(), ..Overrides::default() };
     let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
-    let (_, client) = platform::open(&args.platform, None)?;
+    let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, None)?;
     let mut stages = Stages::new(Engine::new(client, EngineOptions::default()), source.clone());
     let settings = Settings {
         dtype: if args.dtype == "f32" { DType::F32 } else { DType::BF16 },
@@ -74,15 +74,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         chunk: None,
     };
     let results = run_component(args.component, &source, &mut stages, tensors, &scalars, &settings)?;
-    write_tensors(&args.output, &results)?;
-    println!("{}", args.output.display());
-    Ok(())
+    tensors::write(&args.output, &results)?;
+    print(&format!("{}\n", args.output.display()))
 }
 
 fn parse_scalars(set: &[String]) -> anyhow::Result<Scalars> {
     set.iter()
         .map(|pair| {
-            let (key, value) = pair.split_once('=').with_context(|| format!("--set {pair}: use KEY=VALUE"))?;
+            let (key, value) =
+                pair.split_once('=').ok_or_else(|| UsageError(format!("--set {pair}: use KEY=VALUE")))?;
             let json = match value {
                 "True" => serde_json::Value::Bool(true),
                 "False" => serde_json::Value::Bool(false),
@@ -91,32 +91,4 @@ fn parse_scalars(set: &[String]) -> anyhow::Result<Scalars> {
             Ok((key.to_string(), json))
         })
         .collect()
-}
-
-fn read_tensors(path: &Path) -> anyhow::Result<BTreeMap<String, Tensor>> {
-    let file = Checkpoint::open(path)?;
-    file.names().map(|name| Ok((name.to_string(), file.get(name)?.to_tensor()?))).collect()
-}
-
-/// Writes tensors as a safetensors file, atomically.
-///
-/// # Errors
-/// The file that cannot be written.
-pub fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> anyhow::Result<()> {
-    let bytes: Vec<_> = tensors.iter().map(|(n, t)| (n, t.shape().to_vec(), t.dtype(), t.bytes())).collect();
-    let views = bytes
-        .iter()
-        .map(|(name, shape, dtype, data)| {
-            let dtype = match dtype {
-                DType::BF16 => safetensors::Dtype::BF16,
-                DType::I32 => safetensors::Dtype::I32,
-                DType::I64 => safetensors::Dtype::I64,
-                _ => safetensors::Dtype::F32,
-            };
-            Ok((name.as_str(), safetensors::tensor::TensorView::new(dtype, shape.clone(), data)?))
-        })
-        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
-    let file = safetensors::serialize(views, None)?;
-    crate::media::write_atomically(path, &file).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(())
 }

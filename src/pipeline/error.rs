@@ -26,6 +26,12 @@ pub enum PipelineError {
     /// Writing the result.
     #[error(transparent)]
     Media(#[from] crate::media::Error),
+    /// No platform.
+    #[error(transparent)]
+    Platform(#[from] crate::runtime::platform::PlatformError),
+    /// A request that the model cannot serve.
+    #[error("{0}")]
+    Usage(String),
     /// A file of ours.
     #[error("{}: {reason}", path.display())]
     File {

@@ -1,12 +1,14 @@
 //! From a request to a file.
 
 mod error;
+pub mod generate;
 pub mod init;
 pub mod models;
 pub mod options;
 pub mod report;
 pub mod run;
 pub mod stages;
+pub mod tensors;
 pub mod text_to_video;
 
 pub use error::{PipelineError, Result};

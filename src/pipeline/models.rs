@@ -26,10 +26,10 @@ use crate::tensor::Tensor;
 pub use crate::weights::Component as Part;
 use crate::weights::ModelSource;
 
-/// What a text-to-video run needs.
+/// What a text-to-video run needs. The text encoder stands before the tokenizer, which its folder often brings.
 pub const TEXT_TO_VIDEO: [Part; 8] = [
-    Part::Tokenizer,
     Part::TextEncoder,
+    Part::Tokenizer,
     Part::Connectors,
     Part::Transformer,
     Part::Scheduler,

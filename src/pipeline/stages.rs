@@ -120,6 +120,12 @@ impl Stages {
         self.load_time + self.compile_time
     }
 
+    /// Starts counting loading and compiling anew, for the next request's figures.
+    pub fn reset_set_up_time(&mut self) {
+        self.load_time = Duration::ZERO;
+        self.compile_time = Duration::ZERO;
+    }
+
     /// Copies a host tensor to the device, in the element type the program's argument has.
     ///
     /// # Errors

@@ -21,6 +21,7 @@ mod host;
 mod layout;
 mod options;
 mod plugin;
+mod quiet;
 mod topology;
 mod transfer;
 
@@ -35,5 +36,6 @@ pub use host::{HostBuffer, HostUse, SharedBytes, SharedHostBuffer};
 pub use layout::DeviceLayout;
 pub use options::{CompileOptions, OptionValue};
 pub use plugin::Plugin;
+pub use quiet::quiet_plugins;
 pub use topology::Topology;
 pub use transfer::{Transfer, TransferShape};

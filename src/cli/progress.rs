@@ -1,0 +1,86 @@
+//! Progress on stderr, and Ctrl-C between steps.
+
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::config::Job;
+use crate::pipeline::generate::{Finished, Observer};
+use crate::pipeline::text_to_video::Stage;
+
+/// The bar of a terminal, or a line each tenth of the steps elsewhere; stops when the user asks.
+pub struct Progress {
+    stop: Arc<AtomicBool>,
+    bar: Option<ProgressBar>,
+    terminal: bool,
+    quiet: bool,
+    videos: usize,
+    tenths: usize,
+}
+
+impl Progress {
+    /// Watches for Ctrl-C: the first ends the run after the steps that are under way, the second at once.
+    pub fn new(videos: usize, quiet: bool) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let asked = stop.clone();
+        let watched = ctrlc::set_handler(move || {
+            if asked.swap(true, Ordering::SeqCst) {
+                std::process::exit(130);
+            }
+            eprintln!("stopping after the steps under way; again to stop at once");
+        });
+        if let Err(e) = watched {
+            tracing::warn!("Ctrl-C cannot be caught: {e}");
+        }
+        let terminal = std::io::stderr().is_terminal();
+        Progress { stop, bar: None, terminal, quiet, videos, tenths: 0 }
+    }
+}
+
+impl Observer for Progress {
+    fn progress(&mut self, job: &Job, stage: Stage, done: usize, total: usize) -> ControlFlow<()> {
+        if self.stop.load(Ordering::SeqCst) && done < total {
+            if let Some(bar) = self.bar.take() {
+                bar.abandon();
+            }
+            return ControlFlow::Break(());
+        }
+        if self.quiet || stage != Stage::Denoise {
+            return ControlFlow::Continue(());
+        }
+        let video =
+            if self.videos > 1 { format!("video {} of {} ", job.index + 1, self.videos) } else { String::new() };
+        if self.terminal {
+            let bar = self.bar.get_or_insert_with(|| {
+                let bar = ProgressBar::new(total as u64);
+                let style = ProgressStyle::with_template("{prefix}{bar:32} {pos}/{len} steps, {elapsed} (ETA {eta})");
+                bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+                bar.set_prefix(video);
+                bar
+            });
+            bar.set_position(done as u64);
+            if done == total {
+                bar.finish();
+                self.bar = None;
+            }
+            return ControlFlow::Continue(());
+        }
+        let tenths = done * 10 / total.max(1);
+        if done == 0 {
+            self.tenths = 0;
+        } else if tenths > self.tenths {
+            self.tenths = tenths;
+            eprintln!("{video}denoise {done}/{total} steps");
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn finished(&mut self, video: &Finished, table: &str) {
+        if !self.quiet {
+            eprintln!("{}\n{table}", video.path.display());
+        }
+    }
+}

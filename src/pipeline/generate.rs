@@ -1,0 +1,243 @@
+//! `generate`: every video of a configuration, with programs compiled and weights loaded once.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::error::{PipelineError, Result};
+use super::models::Models;
+use super::options::GenerateOptions;
+use super::report::{self, Outer};
+use super::stages::Stages;
+use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_video};
+use crate::config::{self, Config, Dtype, FlagValue, Job, sidecar_path};
+use crate::dtype::DType;
+use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
+use crate::nn::{Layout, Numerics};
+use crate::pjrt::OptionValue;
+use crate::runtime::{Engine, EngineOptions, platform};
+use crate::sampling::guidance::{RescaleScope, Scales};
+use crate::sampling::sigmas;
+use crate::weights::{ModelSource, Overrides};
+
+/// Steps between two looks at an interrupt, where no progress is shown.
+const INTERRUPT_EVERY: usize = 8;
+
+/// A finished video.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Finished {
+    /// The MP4.
+    pub path: PathBuf,
+    /// Of its noise.
+    pub seed: u64,
+    /// What it shows.
+    pub prompt: String,
+    /// SHA-256 of the raw frames.
+    pub frames_sha256: String,
+    /// SHA-256 of the raw samples.
+    pub samples_sha256: String,
+}
+
+/// What a run tells while it goes on; the answer to a step says whether to continue.
+pub trait Observer {
+    /// A stage of a video moves on.
+    fn progress(&mut self, job: &Job, stage: Stage, done: usize, total: usize) -> ControlFlow<()>;
+    /// A video is written; the table of its stages.
+    fn finished(&mut self, video: &Finished, table: &str);
+}
+
+/// Makes every video of `options.jobs`.
+///
+/// # Errors
+/// What is wrong with model, request or device; nothing is half-written.
+pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn Observer) -> Result<Vec<Finished>> {
+    let source = Rc::new(open(config)?);
+    let models = Models::open(&source)?;
+    let requests: Vec<Request> =
+        options.jobs.iter().map(|job| request(config, &models, job)).collect::<Result<Vec<_>>>()?;
+    let (plugin, client) = platform::open(&config.platform().map_err(PipelineError::Input)?, None)?;
+    let versions = json!({
+        "ltx2": env!("CARGO_PKG_VERSION"),
+        "plugin": plugin.path().display().to_string(),
+        "pjrt": format!("{}.{}", plugin.version().0, plugin.version().1),
+        "platform": client.platform_version().unwrap_or_default(),
+    });
+    let flags = config.runtime.xla_flags.iter().map(|(name, value)| (name.clone(), flag(value))).collect();
+    let mut stages = Stages::new(Engine::new(client, EngineOptions { xla_flags: flags }), source.clone());
+    let settings = settings(config, options);
+
+    let mut finished = Vec::new();
+    let mut perf = Vec::new();
+    for ((job, request), path) in options.jobs.iter().zip(&requests).zip(&options.outputs) {
+        let started = Instant::now();
+        let mut watch = |stage: Stage, done: usize, total: usize| observer.progress(job, stage, done, total);
+        let generated = text_to_video(&models, &mut stages, request, &settings, &mut watch)?;
+        let encoding = Instant::now();
+        let several = options.jobs.len() > 1;
+        let video = write(config, options, job, request, &generated, path, several)?;
+        let outer = Outer { encoding: encoding.elapsed(), total: started.elapsed() };
+        let figures = report::json(&generated, &stages, outer);
+        if config.output.sidecar {
+            let sidecar = json!({
+                "config": config.effective(&job.prompt, job.seed),
+                "seed": job.seed,
+                "model": {"path": source.path(), "fingerprint": source.fingerprint()?},
+                "programs": stages.program_hashes().collect::<std::collections::BTreeMap<_, _>>(),
+                "versions": versions,
+                "sha256": {"frames": video.frames_sha256, "samples": video.samples_sha256},
+                "timings": figures,
+            });
+            write_json(&sidecar_path(path), &sidecar)?;
+        }
+        observer.finished(&video, &report::table(&generated, &stages, outer));
+        perf.push(figures);
+        finished.push(video);
+        stages.reset_set_up_time();
+    }
+    if let Some(path) = &options.perf_json {
+        let all = if perf.len() == 1 { perf.remove(0) } else { json!({"videos": perf}) };
+        write_json(path, &all)?;
+    }
+    Ok(finished)
+}
+
+/// The model that the configuration names.
+///
+/// # Errors
+/// Where it was looked for.
+pub fn open(config: &Config) -> Result<ModelSource> {
+    let m = &config.model;
+    let overrides = Overrides {
+        text_encoder: m.text_encoder.clone(),
+        tokenizer: m.tokenizer.clone(),
+        vae: m.vae.clone(),
+        audio_vae: m.audio_vae.clone(),
+        vocoder: m.vocoder.clone(),
+        upsampler: m.upsampler.clone(),
+    };
+    Ok(ModelSource::open(&m.path, &overrides)?)
+}
+
+fn settings(config: &Config, options: &GenerateOptions) -> Settings {
+    Settings {
+        dtype: match config.runtime.dtype {
+            Dtype::Bf16 => DType::BF16,
+            Dtype::F32 => DType::F32,
+        },
+        numerics: match config.runtime.numerics {
+            config::Numerics::Default => Numerics::Default,
+            config::Numerics::Official => Numerics::Official,
+        },
+        layout: Layout::default(),
+        chunk: Some(options.progress_every.unwrap_or(INTERRUPT_EVERY)),
+    }
+}
+
+fn flag(value: &FlagValue) -> OptionValue {
+    match value {
+        FlagValue::Bool(v) => OptionValue::Bool(*v),
+        FlagValue::Int(v) => OptionValue::Int(*v),
+        FlagValue::Float(v) => OptionValue::Float(*v),
+        FlagValue::Text(v) => OptionValue::Text(v.clone()),
+    }
+}
+
+/// A job as the model takes it.
+fn request(config: &Config, models: &Models, job: &Job) -> Result<Request> {
+    let r = &config.request;
+    let shapes = Shapes::new(models, r.width, r.height, r.num_frames, r.frame_rate)?;
+    let multiple = models.token_multiple;
+    if !r.max_sequence_length.is_multiple_of(multiple) {
+        let low = (r.max_sequence_length / multiple).max(1) * multiple;
+        return Err(PipelineError::Usage(format!(
+            "max_sequence_length {} is not a multiple of the connectors' {multiple} registers; the nearest are {low} and {}",
+            r.max_sequence_length,
+            low + multiple
+        )));
+    }
+    let diffusers = config.sampler.sigma_shift == config::Reference::Diffusers;
+    let sigmas = match &config.sampler.sigmas {
+        Some(list) if diffusers => models.scheduler.shifted(list, shapes.tokens[0])?,
+        Some(list) => sigmas::verbatim(list)?,
+        None if diffusers => models.scheduler.sigmas(config.sampler.steps, shapes.tokens[0])?,
+        None => sigmas::official(config.sampler.steps, sigmas::OFFICIAL_TOKENS)?,
+    };
+    let scales = config.scales().map(|s| Scales {
+        cfg: s.cfg as f32,
+        stg: s.stg as f32,
+        modality: s.modality as f32,
+        rescale: s.rescale as f32,
+    });
+    let layers = models.transformer.num_layers;
+    if let Some(bad) = config.guidance.stg_blocks.iter().find(|b| **b >= layers) {
+        let message = format!("guidance.stg_blocks: {bad} is not a block of this model, which has {layers}");
+        return Err(PipelineError::Usage(message));
+    }
+    Ok(Request {
+        prompt: job.prompt.clone(),
+        negative_prompt: r.negative_prompt.clone(),
+        width: r.width,
+        height: r.height,
+        num_frames: r.num_frames,
+        frame_rate: r.frame_rate,
+        seed: job.seed,
+        sigmas,
+        scales,
+        stg_blocks: config.guidance.stg_blocks.clone(),
+        rescale: match config.guidance.rescale_scope {
+            config::RescaleScope::PerSample => RescaleScope::PerSample,
+            config::RescaleScope::Batch => RescaleScope::Batch,
+        },
+        max_sequence_length: r.max_sequence_length,
+    })
+}
+
+fn write(
+    config: &Config,
+    options: &GenerateOptions,
+    job: &Job,
+    request: &Request,
+    generated: &Generated,
+    path: &Path,
+    several: bool,
+) -> Result<Finished> {
+    let frames = Frames::from_video(generated.video.index_axis(ndarray::Axis(0), 0))?;
+    let rate = u32::try_from(generated.sample_rate).unwrap_or(u32::MAX);
+    let audio = Audio::new(generated.audio.clone(), rate)?;
+    media::write_mp4(path, &frames, request.frame_rate, Some(&audio), &Mp4Options::default())?;
+    let name = path.file_stem().map(PathBuf::from).unwrap_or_default();
+    if let Some(folder) = &config.output.save_frames {
+        let folder = if several { Path::new(folder).join(&name) } else { PathBuf::from(folder) };
+        media::write_png_frames(&folder, &frames)?;
+    }
+    if let Some(file) = &config.output.save_audio {
+        let file = if several { Path::new(file).join(name.with_extension("wav")) } else { PathBuf::from(file) };
+        media::write_wav(&file, &audio, WavFormat::Pcm16)?;
+    }
+    if let Some(dump) = &options.dump {
+        let file = match several {
+            true => dump.with_file_name(format!(
+                "{}_{:04}.safetensors",
+                dump.file_stem().map(|s| s.to_string_lossy()).unwrap_or_default(),
+                job.index
+            )),
+            false => dump.clone(),
+        };
+        super::tensors::write(&file, &generated.dump)?;
+    }
+    Ok(Finished {
+        path: path.to_path_buf(),
+        seed: job.seed,
+        prompt: job.prompt.clone(),
+        frames_sha256: frames.sha256(),
+        samples_sha256: audio.sha256(),
+    })
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<()> {
+    let text = format!("{}\n", serde_json::to_string_pretty(value).unwrap_or_default());
+    Ok(media::write_atomically(path, text.as_bytes())?)
+}

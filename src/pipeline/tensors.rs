@@ -1,0 +1,56 @@
+//! Tensors as safetensors files: what a component is run on, what it gives, what a run dumps.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use super::error::{PipelineError, Result};
+use crate::dtype::DType;
+use crate::media;
+use crate::tensor::Tensor;
+use crate::weights::Checkpoint;
+
+/// Every tensor of a file, by name.
+///
+/// # Errors
+/// Not a safetensors file, or a tensor of a type the host has no form for.
+pub fn read(path: &Path) -> Result<BTreeMap<String, Tensor>> {
+    let file = Checkpoint::open(path)?;
+    file.names().map(|name| Ok((name.to_string(), file.get(name)?.to_tensor()?))).collect()
+}
+
+/// Writes tensors, atomically.
+///
+/// # Errors
+/// The file that cannot be written.
+pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
+    let fail = |e: safetensors::SafeTensorError| PipelineError::File { path: path.into(), reason: e.to_string() };
+    let bytes: Vec<_> = tensors.iter().map(|(_, t)| t.bytes()).collect();
+    let views = tensors
+        .iter()
+        .zip(&bytes)
+        .map(|((name, t), data)| Ok((name.as_str(), TensorView::new(dtype(t.dtype()), t.shape().to_vec(), data)?)))
+        .collect::<std::result::Result<Vec<_>, _>>()
+        .map_err(fail)?;
+    Ok(media::write_atomically(path, &safetensors::serialize(views, None).map_err(fail)?)?)
+}
+
+fn dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::Bool => Dtype::BOOL,
+        DType::I8 => Dtype::I8,
+        DType::I16 => Dtype::I16,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
+        DType::U8 => Dtype::U8,
+        DType::U16 => Dtype::U16,
+        DType::U32 => Dtype::U32,
+        DType::U64 => Dtype::U64,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+    }
+}

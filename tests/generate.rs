@@ -1,0 +1,296 @@
+//! The command itself: a random model to a video with sound, repeats, several videos, and bad input.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+const BIN: &str = env!("CARGO_BIN_EXE_ltx2");
+
+fn ltx2(arguments: &[&str]) -> Output {
+    Command::new(BIN).args(arguments).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeed(arguments: &[&str]) -> String {
+    let out = ltx2(arguments);
+    assert!(out.status.success(), "{arguments:?}: {}", text(&out.stderr));
+    text(&out.stdout)
+}
+
+/// The last line of stderr, after checking the exit code.
+fn fail(code: i32, arguments: &[&str]) -> String {
+    let out = ltx2(arguments);
+    let stderr = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(code), "{arguments:?}: {stderr}");
+    let errors: Vec<&str> = stderr.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "one line says it: {stderr}");
+    errors[0].to_string()
+}
+
+/// A folder for the whole test binary, with a random nano model in it.
+fn nano() -> &'static Path {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a folder").keep();
+        succeed(&["init", "--preset", "nano", "--seed", "3", dir.join("nano").to_str().expect("UTF-8")]);
+        dir
+    })
+}
+
+fn plugin() -> bool {
+    common::cpu(1).is_some()
+}
+
+/// Arguments of a short run of the nano model.
+fn short(out: &Path, more: &[&str]) -> Vec<String> {
+    let model = nano().join("nano");
+    let (model, out) = (model.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
+    let base = ["generate", "-c", "nano", "--model", model, "--platform", "cpu", "-o", out, "-p", "a red ball"];
+    let small = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "3"];
+    base.iter().chain(&small).chain(more).map(|s| (*s).to_string()).collect()
+}
+
+fn refs(arguments: &[String]) -> Vec<&str> {
+    arguments.iter().map(String::as_str).collect()
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).expect("a file")).expect("JSON")
+}
+
+#[test]
+fn a_video_with_sound_and_its_repeat() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name);
+    let (dump, perf, wav, png) = (path("d.safetensors"), path("perf.json"), path("a.wav"), path("frames"));
+    let mut hashes = Vec::new();
+    for name in ["a.mp4", "b.mp4", "c.mp4"] {
+        let set = [format!("output.save_audio={}", wav.display()), format!("output.save_frames={}", png.display())];
+        let more = ["--set", &set[0], "--set", &set[1], "--dump", dump.to_str().expect("UTF-8")];
+        let more = [&more[..], &["--perf-json", perf.to_str().expect("UTF-8")]].concat();
+        let stdout = succeed(&refs(&short(&path(name), &more)));
+        assert_eq!(stdout.trim(), path(name).to_str().expect("UTF-8"), "stdout carries the path");
+        hashes.push(json(&path(name).with_extension("json"))["sha256"].clone());
+    }
+    assert!(hashes.iter().all(|h| h == &hashes[0]), "three runs of one seed: {hashes:?}");
+    succeed(&[
+        "generate",
+        "-c",
+        path("a.json").to_str().expect("UTF-8"),
+        "-o",
+        path("again.mp4").to_str().expect("UTF-8"),
+    ]);
+    assert_eq!(json(&path("again.json"))["sha256"], hashes[0], "a repeat from the sidecar");
+
+    let perf = json(&perf);
+    assert_eq!(perf["programs"]["text_encoder"]["executions"], 1, "both prompts in one execution");
+    assert!(perf["programs"].as_object().expect("programs").values().all(|p| p["compiles"] == 1), "{perf}");
+    let dumped = ltx2::weights::Checkpoint::open(&dump).expect("a dump");
+    let mut names: Vec<&str> = dumped.names().collect();
+    names.sort_unstable();
+    let want = ["audio", "latents.audio", "latents.video", "negative_prompt_embeds", "noise.audio", "noise.video"];
+    assert_eq!(names, [&want[..], &["prompt_embeds", "video"]].concat());
+    assert_eq!(dumped.shape("video"), Some(&[1, 9, 3, 96, 64][..]));
+    assert_eq!(std::fs::read_dir(&png).expect("frames").count(), 9);
+    assert!(std::fs::metadata(&wav).expect("sound").len() > 1000);
+
+    if Command::new("ffprobe").arg("-version").output().is_ok() {
+        let entries = "stream=codec_name,width,height,nb_read_frames,avg_frame_rate";
+        let file = path("a.mp4");
+        let probe = ["-v", "error", "-count_frames", "-show_entries", entries, "-of", "csv=p=0"];
+        let out = Command::new("ffprobe").args(probe).arg(&file).output().expect("ffprobe runs");
+        let lines = text(&out.stdout);
+        assert!(lines.contains("h264,64,96,24/1,9") && lines.contains("aac"), "{lines}");
+    } else {
+        eprintln!("NOT CHECKED: the container, because ffprobe is not installed");
+    }
+}
+
+#[test]
+fn several_videos_share_programs_and_weights() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let prompts = dir.path().join("prompts.txt");
+    std::fs::write(&prompts, "a red ball\n\na blue cube\n").expect("written");
+    let (out, perf) = (dir.path().join("clips"), dir.path().join("perf.json"));
+    let more = ["--prompts", prompts.to_str().expect("UTF-8"), "--num-videos", "2", "--seed", "5"];
+    let more = [&more[..], &["--perf-json", perf.to_str().expect("UTF-8")]].concat();
+    let arguments: Vec<String> = short(&out, &more).into_iter().filter(|a| a != "-p" && a != "a red ball").collect();
+    succeed(&refs(&arguments));
+    for name in ["0000_5.mp4", "0001_6.mp4", "0002_5.mp4", "0003_6.mp4"] {
+        assert!(out.join(name).exists(), "{name}");
+        assert!(out.join(name).with_extension("json").exists(), "{name}'s sidecar");
+    }
+    let perf = json(&perf);
+    let last = perf["videos"].as_array().expect("videos").last().expect("four");
+    assert!(last["programs"].as_object().expect("programs").values().all(|p| p["compiles"] == 1), "{last}");
+    assert_eq!(last["programs"]["text_encoder"]["executions"], 4);
+    let frames = |name: &str| json(&out.join(name))["sha256"]["frames"].clone();
+    assert_ne!(frames("0000_5.json"), frames("0001_6.json"), "seeds differ");
+    assert_ne!(frames("0000_5.json"), frames("0002_5.json"), "prompts differ");
+}
+
+#[test]
+fn an_over_long_prompt_says_how_much_was_cut() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let long = "x".repeat(300);
+    let more = ["--max-sequence-length", "128", "--negative-prompt", "", "--prompt", &long, "--steps", "1"];
+    let arguments: Vec<String> = short(&dir.path().join("a.mp4"), &more);
+    // The second --prompt would be refused: leave out the first.
+    let arguments: Vec<String> = arguments.iter().filter(|a| *a != "-p" && *a != "a red ball").cloned().collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let arguments = [&arguments[..arguments.len() - 2], &[]].concat();
+    let out = ltx2(&arguments);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    // BOS, the leading mark and 300 letters want 302 places.
+    assert!(text(&out.stderr).contains("the prompt is longer than 128 tokens"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn bad_requests_are_one_clear_line() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("a.mp4");
+    let cases: [(i32, &[&str], &[&str]); 6] = [
+        (2, &["--set", "request.width=100"], &["width", "96", "128"]),
+        (2, &["--set", "request.num_frames=10"], &["num_frames", "9", "17"]),
+        (1, &["--set", "model.path=no/such/model"], &["no/such/model"]),
+        (2, &["--set", "sampler.stepz=3"], &["sampler.stepz", "did you mean 'steps'"]),
+        (2, &["--set", "request.max_sequence_length=100"], &["100", "128"]),
+        (1, &["--set", "runtime.platform=/no/plugin.so"], &["/no/plugin.so"]),
+    ];
+    for (code, more, words) in cases {
+        let mut arguments = short(&out, &[]);
+        arguments.retain(|a| a != "--width" && a != "64" && a != "--num-frames" && a != "9");
+        if more[1].starts_with("model.path") {
+            let at = arguments.iter().position(|a| a == "--model").expect("the flag");
+            arguments.drain(at..at + 2);
+        }
+        if more[1].starts_with("runtime.platform") {
+            let at = arguments.iter().position(|a| a == "--platform").expect("the flag");
+            arguments.drain(at..at + 2);
+        }
+        arguments.extend(more.iter().map(|s| (*s).to_string()));
+        let line = fail(code, &refs(&arguments));
+        for word in words {
+            assert!(line.contains(word), "{more:?}: {line}");
+        }
+    }
+    assert!(!out.exists(), "nothing is written");
+}
+
+#[test]
+fn bad_models_are_named_by_file_and_tensor() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let model = dir.path().join("model");
+    let copy = |from: &Path, to: &Path| {
+        let status = Command::new("cp").arg("-r").arg(from).arg(to).status().expect("cp runs");
+        assert!(status.success());
+    };
+    copy(&nano().join("nano"), &model);
+    let check = |model: &Path| ltx2(&["check", model.to_str().expect("UTF-8")]);
+    let good = check(&model);
+    assert!(good.status.success(), "{}", text(&good.stderr));
+    assert!(text(&good.stdout).contains("text_to_video: ready"), "{}", text(&good.stdout));
+
+    let weights = model.join("vocoder/diffusion_pytorch_model.safetensors");
+    let bytes = std::fs::read(&weights).expect("weights");
+    std::fs::write(&weights, &bytes[..bytes.len() - 100]).expect("written");
+    let truncated = check(&model);
+    assert_eq!(truncated.status.code(), Some(1));
+    let said = text(&truncated.stdout);
+    assert!(said.contains("vocoder") && said.contains("diffusion_pytorch_model.safetensors"), "{said}");
+
+    std::fs::remove_dir_all(model.join("audio_vae")).expect("removed");
+    let missing = check(&model);
+    assert!(text(&missing.stdout).contains("audio_vae          absent"), "{}", text(&missing.stdout));
+    assert!(text(&missing.stdout).contains("text_to_video: needs audio_vae, vocoder"), "{}", text(&missing.stdout));
+
+    // A checkpoint of integers where weights should be.
+    let wrong = dir.path().join("wrong.safetensors");
+    let ids = ltx2::tensor::Tensor::from(ndarray::Array1::<i64>::zeros(4));
+    ltx2::pipeline::tensors::write(&wrong, &[("a".to_string(), ids)]).expect("written");
+    let line = fail(1, &["generate", "-p", "x", "--model", wrong.to_str().expect("UTF-8")]);
+    assert!(line.contains("wrong.safetensors"), "{line}");
+}
+
+#[test]
+fn a_single_file_wants_a_text_encoder() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("ltx-2.safetensors");
+    // The header of a combined checkpoint: a configuration and one tensor of each component.
+    let config = serde_json::json!({"transformer": {}, "vae": {}, "audio_vae": {}, "vocoder": {}, "scheduler": {}});
+    let keys =
+        ["model.diffusion_model.patchify_proj.weight", "vae.decoder.conv_in.conv.weight", "vocoder.conv_pre.weight"];
+    let data = [0u8; 4];
+    let tensor = || safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![1], &data).expect("a view");
+    let metadata = std::collections::HashMap::from([("config".to_string(), config.to_string())]);
+    let bytes = safetensors::serialize(keys.iter().map(|k| (*k, tensor())), Some(metadata)).expect("bytes");
+    std::fs::write(&file, bytes).expect("written");
+    let line = fail(1, &["generate", "-p", "x", "--model", file.to_str().expect("UTF-8"), "--platform", "cpu"]);
+    assert!(line.contains("--text-encoder"), "{line}");
+}
+
+#[test]
+fn run_names_unknown_missing_and_misshaped_inputs() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let model = nano().join("nano");
+    let run = |tensors: &[(&str, Vec<usize>)]| {
+        let file = dir.path().join("in.safetensors");
+        let tensors: Vec<_> = tensors
+            .iter()
+            .map(|(n, s)| ((*n).to_string(), ltx2::tensor::Tensor::F32(ndarray::ArrayD::zeros(s.clone()))))
+            .collect();
+        ltx2::pipeline::tensors::write(&file, &tensors).expect("written");
+        let out = dir.path().join("out.safetensors");
+        let (model, file, out) = (model.to_str(), file.to_str(), out.to_str());
+        let paths = [model, file, out].map(|p| p.expect("UTF-8").to_string());
+        let flags =
+            ["run", "vocoder", "--platform", "cpu", "--model", &paths[0], "--inputs", &paths[1], "-o", &paths[2]];
+        fail(2, &flags)
+    };
+    assert!(run(&[]).contains("input 'mel' is missing"));
+    assert!(run(&[("mel", vec![1, 2, 5, 64]), ("mels", vec![1])]).contains("input 'mels' is unknown"));
+    assert!(run(&[("mel", vec![1, 2, 5])]).contains("must have 4 dimensions"));
+}
+
+#[test]
+fn an_interrupt_leaves_nothing_behind() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("a.mp4");
+    let arguments = short(&out, &["--set", "sampler.progress_every=1"]);
+    let arguments: Vec<String> = arguments.iter().map(|a| if a == "3" { "256".into() } else { a.clone() }).collect();
+    let mut child =
+        Command::new(BIN).args(&arguments).stderr(std::process::Stdio::piped()).spawn().expect("the binary runs");
+    // Ask once the loop has begun to tell of its steps.
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().expect("stderr")));
+    let begun = lines.by_ref().any(|l| l.is_ok_and(|l| l.starts_with("denoise ")));
+    assert!(begun, "the loop began");
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
+    assert!(sent.success());
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    let status = child.wait().expect("it ends");
+    assert_eq!(status.code(), Some(130), "{rest:?}");
+    assert!(rest.iter().any(|l| l.starts_with("error: interrupted after")), "{rest:?}");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("the folder").count(), 0, "nothing is left");
+}
