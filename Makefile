@@ -1,6 +1,6 @@
 # Everything a fresh machine needs beside a Rust toolchain, python3 with pip, make and a C compiler is fetched here.
 LTX2 := target/release/ltx2
-CPU_PLUGIN := plugins/cpu/pjrt_c_api_cpu_plugin.so
+CPU_PLUGIN := plugins/cpu/installed.txt
 
 .PHONY: demo test check lint host-test plugins test-tpu fixtures clean-demo
 
@@ -39,7 +39,7 @@ test: lint
 test-tpu:
 	cargo build --locked
 	target/debug/ltx2 plugin install tpu
-	LTX2_REQUIRE_TPU=1 cargo test --locked --test tpu
+	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 cargo test --locked --test tpu
 
 # Regenerates tests/fixtures from the pinned reference releases.
 fixtures:

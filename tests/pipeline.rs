@@ -9,20 +9,20 @@ use common::{Case, cases, cpu};
 use ltx2::analysis::Module;
 use ltx2::dtype::DType;
 use ltx2::models::transformer::TransformerConfig;
-use ltx2::nn::{Layout, Numerics};
+use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::models::Models;
 use ltx2::pipeline::stages::Stages;
 use ltx2::pipeline::text_to_video::{Generated, Request, Settings, Shapes, text_to_video};
 use ltx2::pjrt::Client;
 use ltx2::runtime::{Engine, EngineOptions};
-use ltx2::sampling::denoise::{Build, DenoiseShape, denoise};
+use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 
 fn settings(dtype: DType, chunk: Option<usize>) -> Settings {
-    Settings { dtype, numerics: Numerics::Default, layout: Layout::default(), chunk }
+    Settings { build: Build { lowering: Lowering::of("cpu"), ..Build::new(dtype) }, chunk }
 }
 
 fn open(client: &Client, model: &str) -> (Models, Stages) {
@@ -156,8 +156,7 @@ fn the_loop_is_one_while_over_steps_with_one_over_layers_inside() {
     let Some(client) = cpu(1) else { return };
     let config = std::fs::read_to_string("tests/fixtures/models/tiny_b/transformer/config.json").expect("a file");
     let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");
-    let layout = Layout::default();
-    let build = Build { dtype: DType::F32, numerics: Numerics::Default, layout: &layout };
+    let build = Build { lowering: Lowering::of("cpu"), ..Build::new(DType::F32) };
     let shape = DenoiseShape {
         batch: 1,
         branches: vec![Branch::Conditional, Branch::Negative],

@@ -10,9 +10,9 @@ use ltx2::dtype::DType;
 use ltx2::models::Component;
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::TransformerConfig;
-use ltx2::nn::{Layout, Numerics};
+use ltx2::nn::{Build, Lowering};
 use ltx2::runtime::{Engine, EngineOptions, Executable};
-use ltx2::sampling::denoise::{Build, DenoiseShape, denoise, prepare};
+use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
 use ltx2::sampling::guidance::{Branch, RescaleScope};
 
 /// 768x512x121 with a negative prompt.
@@ -20,8 +20,7 @@ fn published() -> (Component, Component) {
     let preset = Preset::named("ltx2").expect("the published configuration");
     let config = preset.config("transformer").expect("a transformer");
     let c = TransformerConfig::from_json(config).expect("valid");
-    let layout = Layout::default();
-    let build = Build { dtype: DType::BF16, numerics: Numerics::Default, layout: &layout };
+    let build = Build { lowering: Lowering::of("cpu"), ..Build::new(DType::BF16) };
     let shape = DenoiseShape {
         batch: 1,
         branches: vec![Branch::Conditional, Branch::Negative],

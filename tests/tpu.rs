@@ -5,10 +5,10 @@ use std::time::Instant;
 use ltx2::dtype::DType;
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::TransformerConfig;
-use ltx2::nn::{Layout, Numerics};
+use ltx2::nn::{Build, Lowering};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Attributes, CompileOptions, OptionValue, Plugin, Topology};
-use ltx2::sampling::denoise::{Build, DenoiseShape, denoise, prepare};
+use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
 use ltx2::sampling::guidance::{Branch, RescaleScope};
 
 #[test]
@@ -22,8 +22,7 @@ fn libtpu_accepts_the_19b_programs() {
     let topology = Topology::new(&plugin, "v5p:2x2x1", &Attributes::new()).expect("a v5p-8 topology");
     let preset = Preset::named("ltx2").expect("the published configuration");
     let c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
-    let layout = Layout::default();
-    let build = Build { dtype: DType::BF16, numerics: Numerics::Default, layout: &layout };
+    let build = Build { lowering: Lowering::of("tpu"), ..Build::new(DType::BF16) };
     let shape = DenoiseShape {
         batch: 1,
         branches: vec![Branch::Conditional, Branch::Negative],

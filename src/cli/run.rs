@@ -6,11 +6,10 @@ use std::rc::Rc;
 use super::{UsageError, print};
 
 use crate::dtype::DType;
-use crate::nn::{Layout, Numerics};
+use crate::nn::{Build, Layout, Lowering, Numerics};
 use crate::pipeline::run::{RunComponent, Scalars, run_component};
 use crate::pipeline::stages::Stages;
 use crate::pipeline::tensors;
-use crate::pipeline::text_to_video::Settings;
 use crate::runtime::{Engine, EngineOptions, platform};
 use crate::weights::{ModelSource, Overrides};
 
@@ -67,13 +66,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, None)?;
     let mut stages = Stages::new(Engine::new(client, EngineOptions::default()), source.clone());
-    let settings = Settings {
+    let build = Build {
         dtype: if args.dtype == "f32" { DType::F32 } else { DType::BF16 },
         numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
         layout: Layout::default(),
-        chunk: None,
+        lowering: Lowering::of(&stages.engine().platform()),
     };
-    let results = run_component(args.component, &source, &mut stages, tensors, &scalars, &settings)?;
+    let results = run_component(args.component, &source, &mut stages, tensors, &scalars, &build)?;
     tensors::write(&args.output, &results)?;
     print(&format!("{}\n", args.output.display()))
 }

@@ -113,6 +113,7 @@ pub(super) enum RegionKind {
 pub(super) struct State {
     pub program: String,
     pub precision: Precision,
+    pub mixed_products: bool,
     pub mesh: Option<Mesh>,
     regions: Vec<Region>,
     next_name: usize,
@@ -145,6 +146,7 @@ impl Builder {
         Builder(Rc::new(RefCell::new(State {
             program: program.to_string(),
             precision: Precision::Default,
+            mixed_products: true,
             mesh: None,
             regions: vec![Region { id: 0, kind: RegionKind::Isolated, text: String::new() }],
             next_name: 0,
@@ -161,6 +163,12 @@ impl Builder {
     /// Sets the precision of every product and convolution that follows.
     pub fn with_precision(self, precision: Precision) -> Self {
         self.0.borrow_mut().precision = precision;
+        self
+    }
+
+    /// Whether a product may give a wider type than its operands have; else they are widened first, to the same value.
+    pub fn with_mixed_products(self, allowed: bool) -> Self {
+        self.0.borrow_mut().mixed_products = allowed;
         self
     }
 

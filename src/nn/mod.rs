@@ -1,6 +1,7 @@
 //! Layers: what a network declares (parameters with logical axes) and what it computes with them.
 
 mod attention;
+mod build;
 mod conv;
 mod layout;
 mod linear;
@@ -9,6 +10,7 @@ mod params;
 pub mod rope;
 
 pub use attention::{Attention, Exchange, Heads};
+pub use build::{Build, Lowering};
 pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, transposed_conv1d};
 pub use layout::{Axis, Layout, LayoutError};
 pub use linear::{gelu, gelu_tanh, linear, linear_nd, project, silu};

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use super::build::Build;
 use super::layout::{Axis, Layout};
 use crate::dtype::DType;
 use crate::hlo::{Argument, Builder, Precision, Type, Value};
@@ -107,10 +108,11 @@ struct Stack {
 }
 
 impl Params {
-    /// The root of a program's parameters. Weights are held in `dtype`; f32 computes at full precision.
-    pub fn new(program: &str, component: &'static str, dtype: DType, layout: &Layout) -> Self {
-        let precision = if dtype == DType::F32 { Precision::Highest } else { Precision::Default };
-        let mut b = Builder::new(program).with_precision(precision);
+    /// The root of a program's parameters.
+    pub fn new(program: &str, component: &'static str, build: &Build) -> Self {
+        let precision = if build.dtype == DType::F32 { Precision::Highest } else { Precision::Default };
+        let layout = &build.layout;
+        let mut b = Builder::new(program).with_precision(precision).with_mixed_products(build.lowering.mixed_products);
         if !layout.is_single() {
             b = b.with_mesh(layout.mesh.clone());
         }
@@ -120,8 +122,8 @@ impl Params {
             component,
             prefix: String::new(),
             stack: None,
-            dtype,
-            numerics: Numerics::Default,
+            dtype: build.dtype,
+            numerics: build.numerics,
         }
     }
 
@@ -133,11 +135,6 @@ impl Params {
     /// The same place with another weight type (a vocoder in f32 inside a bf16 run).
     pub fn with_dtype(&self, dtype: DType) -> Self {
         Params { dtype, ..self.clone() }
-    }
-
-    /// The same place under another rounding order.
-    pub fn with_numerics(&self, numerics: Numerics) -> Self {
-        Params { numerics, ..self.clone() }
     }
 
     /// The program under construction.

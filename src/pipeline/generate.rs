@@ -16,7 +16,7 @@ use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_
 use crate::config::{self, Config, Dtype, FlagValue, Job, sidecar_path};
 use crate::dtype::DType;
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
-use crate::nn::{Layout, Numerics};
+use crate::nn::{Build, Layout, Lowering, Numerics};
 use crate::pjrt::OptionValue;
 use crate::runtime::{Engine, EngineOptions, platform};
 use crate::sampling::guidance::{RescaleScope, Scales};
@@ -67,7 +67,7 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     });
     let flags = config.runtime.xla_flags.iter().map(|(name, value)| (name.clone(), flag(value))).collect();
     let mut stages = Stages::new(Engine::new(client, EngineOptions { xla_flags: flags }), source.clone());
-    let settings = settings(config, options);
+    let settings = settings(config, options, &stages.engine().platform());
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
@@ -121,8 +121,8 @@ pub fn open(config: &Config) -> Result<ModelSource> {
     Ok(ModelSource::open(&m.path, &overrides)?)
 }
 
-fn settings(config: &Config, options: &GenerateOptions) -> Settings {
-    Settings {
+fn settings(config: &Config, options: &GenerateOptions, platform: &str) -> Settings {
+    let build = Build {
         dtype: match config.runtime.dtype {
             Dtype::Bf16 => DType::BF16,
             Dtype::F32 => DType::F32,
@@ -132,8 +132,9 @@ fn settings(config: &Config, options: &GenerateOptions) -> Settings {
             config::Numerics::Official => Numerics::Official,
         },
         layout: Layout::default(),
-        chunk: Some(options.progress_every.unwrap_or(INTERRUPT_EVERY)),
-    }
+        lowering: Lowering::of(platform),
+    };
+    Settings { build, chunk: Some(options.progress_every.unwrap_or(INTERRUPT_EVERY)) }
 }
 
 fn flag(value: &FlagValue) -> OptionValue {

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::error::{PipelineError, Result};
-use super::text_to_video::{Settings, Shapes};
+use super::text_to_video::Shapes;
 use crate::dtype::DType;
 use crate::hlo::Type;
 use crate::models::connectors::{self, ConnectorsConfig};
@@ -19,7 +19,7 @@ use crate::models::presets::Preset;
 use crate::models::transformer::{self, ForwardShape, TransformerConfig};
 use crate::models::vocoder::{self, VocoderConfig};
 use crate::models::{Component as Network, ConfigError, audio_vae, parse_config, video_vae};
-use crate::nn::{Axis, Conv3dLowering, Init, Layout, Numerics, Param, Source};
+use crate::nn::{Axis, Build, Init, Param, Source};
 use crate::sampling::latents::{AudioGrid, Statistics, VideoGrid};
 use crate::sampling::sigmas::FlowMatch;
 use crate::tensor::Tensor;
@@ -115,9 +115,9 @@ impl Parts {
     ///
     /// # Errors
     /// What is wrong with the configuration or the sizes; as for the other programs.
-    pub fn text_encoder_program(&self, rows: usize, tokens: usize, projected: bool, s: &Settings) -> Result<Network> {
+    pub fn text_encoder_program(&self, rows: usize, tokens: usize, projected: bool, b: &Build) -> Result<Network> {
         let connectors = if projected { Some(self.connectors()?) } else { None };
-        Ok(gemma3::program(&self.text_encoder()?, connectors.as_ref(), rows, tokens, s.dtype, &s.layout)?)
+        Ok(gemma3::program(&self.text_encoder()?, connectors.as_ref(), rows, tokens, b)?)
     }
 
     /// Text to the transformer's contexts, and the name of its input: projected embeddings of the connectors' width, or
@@ -130,14 +130,14 @@ impl Parts {
         rows: usize,
         tokens: usize,
         width: usize,
-        s: &Settings,
+        b: &Build,
     ) -> Result<(Network, &'static str)> {
         let c = self.connectors()?;
         let (input, name) = match width == c.caption_channels {
             true => (connectors::Input::PromptEmbeds, "prompt_embeds"),
             false => (connectors::Input::HiddenStates, "text_encoder_hidden_states"),
         };
-        Ok((connectors::program(&c, rows, tokens, input, s.dtype, &s.layout)?, name))
+        Ok((connectors::program(&c, rows, tokens, input, b)?, name))
     }
 
     /// The connectors' tables, by input name.
@@ -152,38 +152,38 @@ impl Parts {
     ///
     /// # Errors
     /// As [`Parts::text_encoder_program`].
-    pub fn video_decoder_program(&self, dims: [usize; 5], s: &Settings) -> Result<Network> {
+    pub fn video_decoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
         let c = self.read(Part::Vae, video_vae::DecoderConfig::from_json)?;
-        let [b, _, f, h, w] = dims;
-        Ok(video_vae::decoder_program(&c, [b, f, h, w], s.dtype, Conv3dLowering::Direct, &s.layout)?)
+        let [n, _, f, h, w] = dims;
+        Ok(video_vae::decoder_program(&c, [n, f, h, w], b)?)
     }
 
     /// Pictures `[b, c, f, h, w]` to latents.
     ///
     /// # Errors
     /// As [`Parts::text_encoder_program`].
-    pub fn video_encoder_program(&self, dims: [usize; 5], s: &Settings) -> Result<Network> {
+    pub fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
         let c = self.read(Part::Vae, video_vae::EncoderConfig::from_json)?;
-        let [b, _, f, h, w] = dims;
-        Ok(video_vae::encoder_program(&c, [b, f, h, w], s.dtype, Conv3dLowering::Direct, &s.layout)?)
+        let [n, _, f, h, w] = dims;
+        Ok(video_vae::encoder_program(&c, [n, f, h, w], b)?)
     }
 
     /// Latents `[b, c, l, m]` to a mel spectrogram.
     ///
     /// # Errors
     /// As [`Parts::text_encoder_program`].
-    pub fn audio_decoder_program(&self, dims: [usize; 4], s: &Settings) -> Result<Network> {
+    pub fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
         let c = self.read(Part::AudioVae, audio_vae::DecoderConfig::from_json)?;
-        let [b, _, l, m] = dims;
-        Ok(audio_vae::decoder_program(&c, [b, l, m], s.dtype, &s.layout)?)
+        let [n, _, l, m] = dims;
+        Ok(audio_vae::decoder_program(&c, [n, l, m], b)?)
     }
 
     /// A mel spectrogram `[b, channels, frames, bins]` to samples, always in f32: bf16 is audible here.
     ///
     /// # Errors
     /// As [`Parts::text_encoder_program`].
-    pub fn vocoder_program(&self, dims: [usize; 4], s: &Settings) -> Result<Network> {
-        Ok(vocoder::vocoder_program(&self.vocoder()?, dims, DType::F32, &s.layout)?)
+    pub fn vocoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
+        Ok(vocoder::vocoder_program(&self.vocoder()?, dims, &b.with_dtype(DType::F32))?)
     }
 
     /// Every parameter that any program of a part declares.
@@ -191,13 +191,12 @@ impl Parts {
     /// # Errors
     /// What is wrong with the configuration.
     pub fn parameters(&self, part: Part) -> Result<Vec<Param>> {
-        let settings =
-            Settings { dtype: DType::F32, numerics: Numerics::Default, layout: Layout::default(), chunk: None };
+        let build = Build::new(DType::F32);
         let networks = match part {
-            Part::TextEncoder => vec![self.text_encoder_program(1, 8, false, &settings)?],
+            Part::TextEncoder => vec![self.text_encoder_program(1, 8, false, &build)?],
             Part::Connectors => {
                 let (tokens, stack) = (self.connectors()?.token_multiple(), usize::MAX);
-                vec![self.connectors_program(1, tokens, stack, &settings)?.0]
+                vec![self.connectors_program(1, tokens, stack, &build)?.0]
             }
             Part::Transformer => {
                 let c = self.transformer()?;
@@ -206,24 +205,24 @@ impl Parts {
                     false => [c.cross_attention_dim, c.audio_cross_attention_dim],
                 };
                 let shape = ForwardShape { text_channels, ..ForwardShape::default() };
-                vec![transformer::program(&c, &shape, settings.dtype, settings.numerics, &settings.layout)?]
+                vec![transformer::program(&c, &shape, &build)?]
             }
             Part::Vae => {
                 let v: VaeSizes = self.sizes(part)?;
                 let (frames, side) = (1 + v.temporal(), 4 * v.spatial());
                 vec![
-                    self.video_decoder_program([1, 0, 1, 4, 4], &settings)?,
-                    self.video_encoder_program([1, 0, frames, side, side], &settings)?,
+                    self.video_decoder_program([1, 0, 1, 4, 4], &build)?,
+                    self.video_encoder_program([1, 0, frames, side, side], &build)?,
                 ]
             }
             Part::AudioVae => {
                 let a: AudioSizes = self.sizes(part)?;
-                vec![self.audio_decoder_program([1, 0, 2, a.latent_bins()], &settings)?]
+                vec![self.audio_decoder_program([1, 0, 2, a.latent_bins()], &build)?]
             }
             Part::Vocoder => {
                 let c = self.vocoder()?;
                 // One channel as wide as all: only the product of channels and bins counts.
-                vec![self.vocoder_program([1, 1, 8, c.in_channels], &settings)?]
+                vec![self.vocoder_program([1, 1, 8, c.in_channels], &build)?]
             }
             Part::Tokenizer | Part::Scheduler | Part::LatentUpsampler => Vec::new(),
         };

@@ -8,9 +8,9 @@ use ndarray::{Array1, Array2, Axis as Dim, Ix4};
 use super::error::{PipelineError, Result};
 use super::models::{Part, Parts};
 use super::stages::{Inputs, Stages};
-use super::text_to_video::Settings;
 use crate::models::Component as Network;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
+use crate::nn::Build;
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
 use crate::weights::ModelSource;
@@ -124,7 +124,7 @@ pub fn run_component(
     stages: &mut Stages,
     tensors: BTreeMap<String, Tensor>,
     scalars: &Scalars,
-    settings: &Settings,
+    build: &Build,
 ) -> Result<Vec<(String, Tensor)>> {
     let parts = Parts::of(source);
     let mut given = Given { tensors, known: Vec::new() };
@@ -132,11 +132,11 @@ pub fn run_component(
     let (network, inputs) = match component {
         RunComponent::TextEncoder => {
             switches.check(&["output_hidden_states"])?;
-            text_encoder(&parts, source, &mut given, &switches, settings)?
+            text_encoder(&parts, source, &mut given, &switches, build)?
         }
         RunComponent::Connectors => {
             switches.check(&[])?;
-            connectors(&parts, &mut given, settings)?
+            connectors(&parts, &mut given, build)?
         }
         RunComponent::Transformer => {
             switches.check(&[
@@ -150,26 +150,26 @@ pub fn run_component(
                 "isolate_modalities",
                 "stg_blocks",
             ])?;
-            transformer(&parts.transformer()?, &mut given, &switches, settings)?
+            transformer(&parts.transformer()?, &mut given, &switches, build)?
         }
         RunComponent::VideoDecoder => {
             switches.check(&[])?;
-            video_decoder(&parts, &mut given, settings)?
+            video_decoder(&parts, &mut given, build)?
         }
         RunComponent::VideoEncoder => {
             switches.check(&[])?;
             let video = given.ranked("video", 5)?;
-            (parts.video_encoder_program(dims(&video), settings)?, vec![("video".into(), video)])
+            (parts.video_encoder_program(dims(&video), build)?, vec![("video".into(), video)])
         }
         RunComponent::AudioDecoder => {
             switches.check(&[])?;
             let latents = given.ranked("latents", 4)?;
-            (parts.audio_decoder_program(dims(&latents), settings)?, vec![("latents".into(), latents)])
+            (parts.audio_decoder_program(dims(&latents), build)?, vec![("latents".into(), latents)])
         }
         RunComponent::Vocoder => {
             switches.check(&[])?;
             let mel = given.ranked("mel", 4)?;
-            (parts.vocoder_program(dims(&mel), settings)?, vec![("mel".into(), mel)])
+            (parts.vocoder_program(dims(&mel), build)?, vec![("mel".into(), mel)])
         }
     };
     given.finish()?;
@@ -205,7 +205,7 @@ fn text_encoder(
     source: &ModelSource,
     given: &mut Given,
     switches: &Switches,
-    settings: &Settings,
+    build: &Build,
 ) -> Result<Ready> {
     let ids = given.ranked("input_ids", 2)?;
     let mask = match given.optional("attention_mask") {
@@ -214,11 +214,11 @@ fn text_encoder(
     };
     // A model of a text encoder alone has nothing to project with: its result is the stack of hidden states.
     let raw = switches.get::<bool>("output_hidden_states")?.unwrap_or(false) || !source.has(Part::Connectors);
-    let network = parts.text_encoder_program(ids.shape()[0], ids.shape()[1], !raw, settings)?;
+    let network = parts.text_encoder_program(ids.shape()[0], ids.shape()[1], !raw, build)?;
     Ok((network, vec![("input_ids".into(), ids), ("attention_mask".into(), mask)]))
 }
 
-fn connectors(parts: &Parts, given: &mut Given, settings: &Settings) -> Result<Ready> {
+fn connectors(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> {
     let embeds = match given.optional("prompt_embeds") {
         Some(t) => t,
         None => given.required("text_encoder_hidden_states")?,
@@ -242,16 +242,16 @@ fn connectors(parts: &Parts, given: &mut Given, settings: &Settings) -> Result<R
         Some(mask) => mask,
         None => Tensor::from(Array2::<i32>::ones((rows, tokens))),
     };
-    let (network, name) = parts.connectors_program(rows, tokens, width, settings)?;
+    let (network, name) = parts.connectors_program(rows, tokens, width, build)?;
     let mut inputs = parts.connectors_inputs(tokens)?;
     inputs.push((name.into(), embeds));
     inputs.push(("attention_mask".into(), mask));
     Ok((network, inputs))
 }
 
-fn video_decoder(parts: &Parts, given: &mut Given, settings: &Settings) -> Result<Ready> {
+fn video_decoder(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> {
     let latents = given.ranked("latents", 5)?;
-    let network = parts.video_decoder_program(dims(&latents), settings)?;
+    let network = parts.video_decoder_program(dims(&latents), build)?;
     let mut inputs = vec![("latents".to_string(), latents)];
     if network.program.argument("temb").is_some() {
         inputs.push(("temb".into(), given.required("temb")?));
@@ -259,7 +259,7 @@ fn video_decoder(parts: &Parts, given: &mut Given, settings: &Settings) -> Resul
     Ok((network, inputs))
 }
 
-fn transformer(c: &TransformerConfig, given: &mut Given, switches: &Switches, settings: &Settings) -> Result<Ready> {
+fn transformer(c: &TransformerConfig, given: &mut Given, switches: &Switches, build: &Build) -> Result<Ready> {
     let mut inputs: Vec<(String, Tensor)> = Vec::new();
     let tokens = [given.ranked("hidden_states", 3)?, given.ranked("audio_hidden_states", 3)?];
     let text = [given.ranked("encoder_hidden_states", 3)?, given.ranked("audio_encoder_hidden_states", 3)?];
@@ -339,7 +339,7 @@ fn transformer(c: &TransformerConfig, given: &mut Given, switches: &Switches, se
     inputs.extend(optional.into_iter().filter_map(|(n, t)| t.map(|t| (n.to_string(), t))));
     let tables = tables::tables(c, video_coords.view(), audio_coords.view());
     inputs.extend(tables::host_inputs(c, &tables));
-    let network = transformer::program(c, &shape, settings.dtype, settings.numerics, &settings.layout)?;
+    let network = transformer::program(c, &shape, build)?;
     Ok((network, inputs))
 }
 

@@ -10,9 +10,9 @@ use super::models::Models;
 use super::stages::{Inputs, Stages};
 use crate::dtype::DType;
 use crate::models::transformer::tables;
-use crate::nn::{Layout, Numerics};
+use crate::nn::Build;
 use crate::runtime::Outputs;
-use crate::sampling::denoise::{Build, DenoiseShape, MAX_STEPS, denoise, prepare};
+use crate::sampling::denoise::{DenoiseShape, MAX_STEPS, denoise, prepare};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
 use crate::sampling::noise::TorchRng;
@@ -50,12 +50,8 @@ pub struct Request {
 /// How it is computed.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Weights and activations.
-    pub dtype: DType,
-    /// Rounding order.
-    pub numerics: Numerics,
-    /// Placement.
-    pub layout: Layout,
+    /// How the networks become programs.
+    pub build: Build,
     /// Steps run at a time; `None` for all.
     pub chunk: Option<usize>,
 }
@@ -236,7 +232,7 @@ fn encode(
         }
     }
     let (ids, mask) = (Tensor::from(ids), Tensor::from(mask));
-    let network = models.parts.text_encoder_program(prompts.len(), tokens, true, settings)?;
+    let network = models.parts.text_encoder_program(prompts.len(), tokens, true, &settings.build)?;
     let program = stages.prepare("text_encoder", &network)?;
     let given = [("input_ids".to_string(), ids), ("attention_mask".to_string(), mask.clone())];
     let inputs = stages.give_all(&program, Inputs::default(), given)?;
@@ -253,7 +249,7 @@ fn connect(
     settings: &Settings,
 ) -> Result<Outputs> {
     let width = models.text_width;
-    let (network, _) = models.parts.connectors_program(mask.shape()[0], tokens, width, settings)?;
+    let (network, _) = models.parts.connectors_program(mask.shape()[0], tokens, width, &settings.build)?;
     let program = stages.prepare("connectors", &network)?;
     let mut given = models.parts.connectors_inputs(tokens)?;
     given.push(("attention_mask".into(), mask.clone()));
@@ -290,12 +286,12 @@ fn run_loop(
     steps: usize,
     watch: Watch,
 ) -> Result<[Tensor; 2]> {
-    let build = Build { dtype: settings.dtype, numerics: settings.numerics, layout: &settings.layout };
+    let build = &settings.build;
     let mut sigmas = request.sigmas.clone();
     sigmas.resize(MAX_STEPS + 1, 0.0);
     let sigmas = Tensor::from(ndarray::Array1::from(sigmas));
 
-    let network = prepare(&models.transformer, shape, &build)?;
+    let network = prepare(&models.transformer, shape, build)?;
     let program = stages.prepare("prepare", &network)?;
     let owned = branch_text(stages, text, &shape.branches)?;
     let mut inputs = stages.give_all(&program, Inputs::default(), [("sigmas".to_string(), sigmas.clone())])?;
@@ -307,7 +303,7 @@ fn run_loop(
     let prepared = stages.run(&program, &inputs)?;
     drop(inputs);
 
-    let network = denoise(&models.transformer, shape, &build)?;
+    let network = denoise(&models.transformer, shape, build)?;
     let program = stages.prepare("denoise", &network)?;
     let [video_coords, audio_coords] = models.coords(shapes, request.frame_rate);
     let tables = tables::tables(&models.transformer, video_coords.view(), audio_coords.view());
@@ -377,7 +373,8 @@ fn decode_video(
     settings: &Settings,
 ) -> Result<Array5<f32>> {
     let v = &shapes.video;
-    let network = models.parts.video_decoder_program([v.batch, v.channels, v.frames, v.height, v.width], settings)?;
+    let network =
+        models.parts.video_decoder_program([v.batch, v.channels, v.frames, v.height, v.width], &settings.build)?;
     let program = stages.prepare("video_decoder", &network)?;
     let inputs = stages.give_all(&program, Inputs::default(), [("latents".to_string(), latents.into())])?;
     let raw = fixed::<Ix5>(&stages.run(&program, &inputs)?.tensor("video")?.to_f32())?;
@@ -397,14 +394,14 @@ fn decode_audio(
     settings: &Settings,
 ) -> Result<Array3<f32>> {
     let a = &shapes.audio;
-    let network = models.parts.audio_decoder_program([a.batch, a.channels, a.length, a.mel_bins], settings)?;
+    let network = models.parts.audio_decoder_program([a.batch, a.channels, a.length, a.mel_bins], &settings.build)?;
     let program = stages.prepare("audio_decoder", &network)?;
     let inputs = stages.give_all(&program, Inputs::default(), [("latents".to_string(), latents.into())])?;
     let decoded = stages.run(&program, &inputs)?;
     let mel = decoded.buffer("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
     let dims = mel.dims().map_err(crate::runtime::RuntimeError::from)?;
     let dims = <[usize; 4]>::try_from(dims).map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
-    let network = models.parts.vocoder_program(dims, settings)?;
+    let network = models.parts.vocoder_program(dims, &settings.build)?;
     let program = stages.prepare("vocoder", &network)?;
     let samples = stages.run(&program, &Inputs::default().share("mel", mel))?.tensor("audio")?.to_f32();
     if samples.iter().any(|v| !v.is_finite()) {

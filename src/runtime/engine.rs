@@ -98,6 +98,11 @@ impl Engine {
         &self.client
     }
 
+    /// The platform's name, in lower case: `cpu`, `cuda`, `tpu` …
+    pub fn platform(&self) -> String {
+        self.client.platform_name().unwrap_or_default().to_lowercase()
+    }
+
     /// The device that single-device programs run on.
     pub fn device(&self) -> &Device {
         &self.devices[0]

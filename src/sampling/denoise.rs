@@ -12,7 +12,7 @@ use crate::models::transformer::{
     COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TextSource,
     TransformerConfig, all_text_keys_values, forward, modulation, project_text, tables,
 };
-use crate::nn::{Axis, Layout, Numerics, Params};
+use crate::nn::{Axis, Build, Params};
 use crate::sampling::guidance::{Branch, RescaleScope, combine};
 
 /// The most steps a request may have: the rows of the tables.
@@ -44,17 +44,6 @@ impl DenoiseShape {
     }
 }
 
-/// Building options common to both programs.
-#[derive(Clone, Copy, Debug)]
-pub struct Build<'a> {
-    /// Element type of weights and activations.
-    pub dtype: DType,
-    /// Rounding order.
-    pub numerics: Numerics,
-    /// Placement.
-    pub layout: &'a Layout,
-}
-
 const STREAMS: [&str; 2] = ["video", "audio"];
 const SEQUENCE: [Axis; 2] = [Axis::VideoSequence, Axis::AudioSequence];
 
@@ -82,7 +71,7 @@ fn modulation_parts(c: &TransformerConfig, s: &Stream) -> Vec<(&'static str, Vec
 /// # Errors
 /// The first mistake made while building.
 pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Component> {
-    let p = Params::new("prepare", COMPONENT, build.dtype, build.layout).with_numerics(build.numerics);
+    let p = Params::new("prepare", COMPONENT, build);
     let streams = [c.video(), c.audio()];
     let contexts = [0, 1].map(|i| {
         let ty = Type::new(DType::F32, vec![shape.rows(), shape.text, shape.text_channels[i]]);
@@ -130,7 +119,7 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// # Errors
 /// The first mistake made while building.
 pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Component> {
-    let p = Params::new("denoise", COMPONENT, build.dtype, build.layout).with_numerics(build.numerics);
+    let p = Params::new("denoise", COMPONENT, build);
     let b = p.builder().clone();
     let scalar = |name: &str| p.input(name, Type::scalar(DType::I32), &[]);
     let (begin, end) = (scalar("begin"), scalar("end"));

@@ -9,6 +9,10 @@ impl Builder {
     /// are batch dimensions, letters in both operands only are summed. Accumulates in f32 at least and gives the
     /// result as `out`.
     pub fn einsum(&self, spec: &str, a: &Value, b: &Value, out: DType) -> Value {
+        let wider = out.size() > a.dtype().size() && a.dtype() == b.dtype();
+        if wider && !self.0.borrow().mixed_products {
+            return self.einsum(spec, &a.to(out), &b.to(out), out);
+        }
         let fail = |why: String| {
             let message = format!("'{spec}' of {} and {}: {why}", a.ty, b.ty);
             self.poison("dot_general", message, Type::new(out, a.ty.dims.clone()))

@@ -6,7 +6,7 @@ use super::layers::{activated, attention, conv, res_block, upsample};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
 use crate::models::Component;
-use crate::nn::{Axis, Layout, Params};
+use crate::nn::{Axis, Build, Params};
 
 /// Spectrogram frames of a latent; the first latent gives one.
 const FRAMES_PER_LATENT: usize = 4;
@@ -53,8 +53,8 @@ fn resized(x: &Value, axis: isize, size: usize) -> Value {
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn decoder_program(c: &DecoderConfig, [b, l, m]: [usize; 3], dtype: DType, layout: &Layout) -> Result<Component> {
-    let p = Params::new("audio_decoder", COMPONENT, dtype, layout);
+pub fn decoder_program(c: &DecoderConfig, [b, l, m]: [usize; 3], build: &Build) -> Result<Component> {
+    let p = Params::new("audio_decoder", COMPONENT, build);
     // Audio is small, and its odd lengths divide by no mesh axis.
     let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
     let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, l, m]), &axes);

@@ -5,11 +5,11 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::dtype::DType;
 use crate::models::Component;
-use crate::nn::Layout;
+use crate::nn::Build;
 
 fn build(config: Json, shape: [usize; 3]) -> Component {
     let c = DecoderConfig::from_json(&config).expect("a supported configuration");
-    decoder_program(&c, shape, DType::F32, &Layout::default()).expect("builds")
+    decoder_program(&c, shape, &Build::new(DType::F32)).expect("builds")
 }
 
 fn tensors(c: &Component) -> BTreeSet<String> {

@@ -14,7 +14,7 @@ use crate::models::Component;
 use crate::models::attention::Rope;
 use crate::models::feed_forward::{Activation, feed_forward};
 use crate::nn::rope::table;
-use crate::nn::{Axis, Init, Layout, Params, rms};
+use crate::nn::{Axis, Build, Init, Params, rms};
 use crate::tensor::Tensor;
 
 /// The eps of every norm.
@@ -36,19 +36,13 @@ pub enum Input {
 ///
 /// # Errors
 /// The first mistake made while building; a token count that the registers do not divide.
-pub fn program(
-    c: &ConnectorsConfig,
-    batch: usize,
-    tokens: usize,
-    input: Input,
-    dtype: DType,
-    layout: &Layout,
-) -> Result<Component> {
-    let p = Params::new("connectors", COMPONENT, dtype, layout);
+pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, build: &Build) -> Result<Component> {
+    let p = Params::new("connectors", COMPONENT, build);
     let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
     let mask = p.input("attention_mask", Type::new(DType::I32, vec![batch, tokens]), &axes[..2]);
-    let text =
-        |name: &str, width: usize| p.input(name, Type::new(DType::F32, vec![batch, tokens, width]), &axes).to(dtype);
+    let text = |name: &str, width: usize| {
+        p.input(name, Type::new(DType::F32, vec![batch, tokens, width]), &axes).to(build.dtype)
+    };
     let projected = match input {
         Input::PromptEmbeds => text("prompt_embeds", c.caption_channels),
         Input::HiddenStates => {

@@ -8,7 +8,7 @@ use crate::hlo::{Comparison, Result, Type, Value};
 use crate::models::Component;
 use crate::models::connectors::{self, ConnectorsConfig};
 use crate::nn::rope::{Pairing, rotate};
-use crate::nn::{Attention, Axis, Exchange, Heads, Init, Layout, Numerics, Params, gelu_tanh, linear_nd, project, rms};
+use crate::nn::{Attention, Axis, Build, Exchange, Heads, Init, Numerics, Params, gelu_tanh, linear_nd, project, rms};
 use crate::tensor::Tensor;
 
 /// Where the text stack lies in the checkpoint.
@@ -29,10 +29,9 @@ pub fn program(
     connectors: Option<&ConnectorsConfig>,
     batch: usize,
     tokens: usize,
-    dtype: DType,
-    layout: &Layout,
+    build: &Build,
 ) -> Result<Component> {
-    let p = Params::new("text_encoder", COMPONENT, dtype, layout);
+    let p = Params::new("text_encoder", COMPONENT, build);
     let ty = Type::new(DType::I32, vec![batch, tokens]);
     let axes = [Axis::Rows, Axis::TextSequence];
     let (ids, mask) = (p.input("input_ids", ty.clone(), &axes), p.input("attention_mask", ty, &axes));
@@ -44,7 +43,7 @@ pub fn program(
             projection.finish(&sum)
         }
         None => {
-            let stack = Type::new(dtype, vec![c.hidden_states(), batch, tokens, c.hidden_size]);
+            let stack = Type::new(build.dtype, vec![c.hidden_states(), batch, tokens, c.hidden_size]);
             let empty = p.builder().full(0.0, stack);
             let write = |i: &Value, h: &Value, [stack]: [Value; 1]| [stack.dynamic_update(0, i, &h.unsqueeze(0))];
             let [stack] = encode(&p, c, &ids, &mask, [empty], write);

@@ -6,7 +6,7 @@ use super::{Isolation, Perturbation, Reads, TextSource, forward, project_text, t
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
 use crate::models::Component;
-use crate::nn::{Axis, Layout, Numerics, Params};
+use crate::nn::{Axis, Build, Params};
 
 /// Sizes and switches of one forward pass.
 #[derive(Clone, Debug)]
@@ -60,14 +60,8 @@ impl Default for ForwardShape {
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn program(
-    c: &TransformerConfig,
-    shape: &ForwardShape,
-    dtype: DType,
-    numerics: Numerics,
-    layout: &Layout,
-) -> Result<Component> {
-    let p = Params::new("transformer", COMPONENT, dtype, layout).with_numerics(numerics);
+pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Result<Component> {
+    let p = Params::new("transformer", COMPONENT, build);
     let input = |name: &str, dims: Vec<usize>, axes: &[Axis]| p.input(name, Type::new(DType::F32, dims), axes);
     let (b, n, t) = (shape.batch, shape.tokens, shape.text);
     let sequence = [Axis::VideoSequence, Axis::AudioSequence];
@@ -77,11 +71,11 @@ pub fn program(
 
     let tokens = [0, 1].map(|i| {
         let axes = [Axis::Rows, sequence[i], Axis::Whole];
-        input(&of(i, "hidden_states"), vec![b, n[i], channels[i]], &axes).to(dtype)
+        input(&of(i, "hidden_states"), vec![b, n[i], channels[i]], &axes).to(build.dtype)
     });
     let text = [0, 1].map(|i| {
         let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
-        let x = input(&of(i, "encoder_hidden_states"), vec![b, t[i], shape.text_channels[i]], &axes).to(dtype);
+        let x = input(&of(i, "encoder_hidden_states"), vec![b, t[i], shape.text_channels[i]], &axes).to(build.dtype);
         TextSource::Context(project_text(&p, c, &streams[i], &x))
     });
     let levels: [[Value; 2]; 2] = [0, 1].map(|i| {

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::nn::{Layout, Numerics};
+use crate::nn::Build;
 
 fn released() -> TransformerConfig {
     TransformerConfig::from_json(&serde_json::json!({"rope_type": "split"})).expect("the released values")
@@ -25,7 +25,7 @@ fn shape() -> ForwardShape {
 
 #[test]
 fn the_19b_model_declares_every_parameter_once() {
-    let component = program(&released(), &shape(), DType::BF16, Numerics::Default, &Layout::default()).expect("builds");
+    let component = program(&released(), &shape(), &Build::new(DType::BF16)).expect("builds");
     let count: usize = component.params.iter().map(|p| p.ty.elements()).sum();
     assert_eq!(count, 18_876_174_592);
     let mut tensors: BTreeMap<String, usize> = BTreeMap::new();
@@ -47,7 +47,7 @@ fn a_2_3_configuration_declares_gates_and_prompt_modulation() {
     }))
     .expect("the released values");
     let shape = ForwardShape { text_channels: [4096, 2048], ..shape() };
-    let component = program(&c, &shape, DType::BF16, Numerics::Default, &Layout::default()).expect("builds");
+    let component = program(&c, &shape, &Build::new(DType::BF16)).expect("builds");
     let count: usize = component.params.iter().map(|p| p.ty.elements()).sum();
     assert_eq!(count, 18_988_838_144);
     assert_eq!(component.params.iter().flat_map(|p| p.source.tensors()).count(), 4186);
@@ -58,7 +58,7 @@ fn a_wrong_width_names_operation_scope_and_shapes() {
     let shape = ForwardShape { text_channels: [3840, 3840], ..shape() };
     let c = TransformerConfig { use_prompt_embeddings: false, audio_cross_attention_dim: 2048, ..released() };
     // Without the caption projection the text must be as wide as the streams: attention still builds, on other shapes.
-    let component = program(&c, &shape, DType::BF16, Numerics::Default, &Layout::default()).expect("builds");
+    let component = program(&c, &shape, &Build::new(DType::BF16)).expect("builds");
     let kv = component.params.iter().find(|p| p.name.ends_with("blocks.*.attn2.to_k.weight+to_v.weight"));
     assert_eq!(kv.map(|p| p.ty.dims.clone()), Some(vec![48, 2, 32, 128, 3840]));
 }

@@ -6,7 +6,7 @@ use super::layers::{Layers, activated, patchify};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
 use crate::models::Component;
-use crate::nn::{Axis, Conv3dLowering, Layout, Params};
+use crate::nn::{Axis, Build, Conv3dLowering, Params};
 
 /// Pictures `[b, in_channels, frames, height, width]` of -1..1 to the mean of their latents' distribution, not
 /// normalised: `[b, latent_channels, f, h, w]`, in the weights' element type.
@@ -43,16 +43,10 @@ fn down_block(p: &Params, layers: &Layers, stage: &DownStage, x: &Value) -> Valu
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes: sizes that the network's strides do not divide.
-pub fn encoder_program(
-    c: &EncoderConfig,
-    [b, frames, height, width]: [usize; 4],
-    dtype: DType,
-    lowering: Conv3dLowering,
-    layout: &Layout,
-) -> Result<Component> {
-    let p = Params::new("video_encoder", COMPONENT, dtype, layout);
+pub fn encoder_program(c: &EncoderConfig, [b, frames, height, width]: [usize; 4], build: &Build) -> Result<Component> {
+    let p = Params::new("video_encoder", COMPONENT, build);
     let axes = [Axis::Batch, Axis::Whole, Axis::Frames, Axis::Height, Axis::Width];
     let video = p.input("video", Type::new(DType::F32, [b, c.in_channels, frames, height, width]), &axes);
-    let latents = encode(&p.pp("encoder"), c, &video, lowering);
+    let latents = encode(&p.pp("encoder"), c, &video, build.lowering.conv3d);
     Component::finish(&p, &[("latents", &latents.to(DType::F32))])
 }

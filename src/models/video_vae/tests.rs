@@ -7,7 +7,7 @@ use super::*;
 use crate::dtype::DType;
 use crate::hlo::Type;
 use crate::models::Component;
-use crate::nn::{Axis, Conv3dLowering, Layout, Padding, Params};
+use crate::nn::{Axis, Build, Conv3dLowering, Lowering, Padding, Params};
 
 /// `vae/config.json` of the released 2.0 model with some keys replaced.
 fn file(changes: Json) -> Json {
@@ -31,12 +31,17 @@ fn released_2_3() -> Json {
 
 fn decoder(config: &Json, shape: [usize; 4], lowering: Conv3dLowering) -> Component {
     let c = DecoderConfig::from_json(config).expect("a supported configuration");
-    decoder_program(&c, shape, DType::BF16, lowering, &Layout::default()).expect("builds")
+    decoder_program(
+        &c,
+        shape,
+        &Build { lowering: Lowering { conv3d: lowering, ..Lowering::default() }, ..Build::new(DType::BF16) },
+    )
+    .expect("builds")
 }
 
 fn encoder(config: &Json, shape: [usize; 4]) -> Component {
     let c = EncoderConfig::from_json(config).expect("a supported configuration");
-    encoder_program(&c, shape, DType::BF16, Conv3dLowering::Direct, &Layout::default()).expect("builds")
+    encoder_program(&c, shape, &Build::new(DType::BF16)).expect("builds")
 }
 
 fn elements(c: &Component) -> usize {
@@ -132,7 +137,7 @@ fn what_is_not_computed_is_refused_by_key() {
 #[test]
 fn a_picture_too_small_to_mirror_is_an_error() {
     let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
-    let e = decoder_program(&c, [1, 1, 1, 4], DType::F32, Conv3dLowering::Direct, &Layout::default());
+    let e = decoder_program(&c, [1, 1, 1, 4], &Build::new(DType::F32));
     let e = e.expect_err("one row has nothing to mirror").to_string();
     assert!(e.contains("decoder/conv") && e.contains("reflect padding"), "{e}");
 }
@@ -143,7 +148,7 @@ fn sizes_that_the_encoder_does_not_divide_are_named() {
     for (shape, sizes) in
         [([1, 9, 130, 64], "[9, 130, 64]"), ([1, 8, 64, 64], "[9, 8, 8]"), ([1, 9, 64, 72], "[6, 8, 9]")]
     {
-        let e = encoder_program(&c, shape, DType::F32, Conv3dLowering::Direct, &Layout::default());
+        let e = encoder_program(&c, shape, &Build::new(DType::F32));
         let e = e.expect_err("does not divide").to_string();
         assert!(e.contains(&format!("{sizes} frames, rows and columns do not divide")), "{e}");
     }
@@ -151,7 +156,7 @@ fn sizes_that_the_encoder_does_not_divide_are_named() {
 
 #[test]
 fn a_res_block_reads_as_expected() {
-    let p = Params::new("res_block", COMPONENT, DType::BF16, &Layout::default());
+    let p = Params::new("res_block", COMPONENT, &Build::new(DType::BF16));
     let _ = p.builder().clone().without_locations();
     let x = p.input("x", Type::new(DType::BF16, [1, 2, 3, 4, 5]), &[Axis::Whole; 5]);
     let y = Layers::new(false, Padding::Zeros, 1e-6, Conv3dLowering::Direct).res_blocks(&p, 1, &x, None);

@@ -6,7 +6,7 @@ use super::config::{Activation, FinalActivation, VocoderConfig};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
 use crate::models::Component;
-use crate::nn::{Axis, Layout, Params, conv1d, transposed_conv1d};
+use crate::nn::{Axis, Build, Params, conv1d, transposed_conv1d};
 
 /// Kernel of the first and the last convolution, fixed by the architecture.
 const OUTER_KERNEL: usize = 7;
@@ -87,8 +87,8 @@ fn activation(p: &Params, c: &VocoderConfig, x: &Value) -> Value {
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], dtype: DType, layout: &Layout) -> Result<Component> {
-    let p = Params::new("vocoder", COMPONENT, dtype, layout);
+pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> Result<Component> {
+    let p = Params::new("vocoder", COMPONENT, build);
     let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
     let mel = p.input("mel", Type::new(DType::F32, shape), &axes);
     let audio = vocode(&p, c, &mel);

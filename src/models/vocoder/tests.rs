@@ -5,11 +5,11 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::dtype::DType;
 use crate::models::Component;
-use crate::nn::Layout;
+use crate::nn::Build;
 
 fn build(config: Json, shape: [usize; 4]) -> Component {
     let c = VocoderConfig::from_json(&config).expect("a supported configuration");
-    vocoder_program(&c, shape, DType::F32, &Layout::default()).expect("builds")
+    vocoder_program(&c, shape, &Build::new(DType::F32)).expect("builds")
 }
 
 fn tensors(c: &Component) -> BTreeSet<String> {
@@ -80,6 +80,6 @@ fn what_is_not_computed_is_refused_by_key() {
 #[test]
 fn a_spectrogram_of_another_width_is_an_error() {
     let c = VocoderConfig::from_json(&tiny(json!({}))).expect("supported");
-    let e = vocoder_program(&c, [1, 2, 5, 4], DType::F32, &Layout::default()).expect_err("8 is not 6").to_string();
+    let e = vocoder_program(&c, [1, 2, 5, 4], &Build::new(DType::F32)).expect_err("8 is not 6").to_string();
     assert!(e.contains("tensor<1x2x5x4xf32>") && e.contains("in_channels = 6"), "{e}");
 }

@@ -1,0 +1,60 @@
+//! How a network becomes a program, beside its configuration and its sizes.
+
+use super::conv::Conv3dLowering;
+use super::layout::Layout;
+use super::params::Numerics;
+use crate::dtype::DType;
+
+/// The choices every program of a run shares.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Build {
+    /// Weights and activations; f32 computes products at full precision.
+    pub dtype: DType,
+    /// Rounding order.
+    pub numerics: Numerics,
+    /// Placement.
+    pub layout: Layout,
+    /// What the platform's compiler takes well.
+    pub lowering: Lowering,
+}
+
+impl Build {
+    /// One device, the platform's default forms.
+    pub fn new(dtype: DType) -> Self {
+        Build { dtype, numerics: Numerics::Default, layout: Layout::default(), lowering: Lowering::default() }
+    }
+
+    /// The same choices with another element type.
+    #[must_use]
+    pub fn with_dtype(&self, dtype: DType) -> Self {
+        Build { dtype, ..self.clone() }
+    }
+}
+
+/// Forms of equal value, of which a platform's compiler prefers or only knows one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lowering {
+    /// How a convolution over time, height and width is written.
+    pub conv3d: Conv3dLowering,
+    /// Whether a product of bf16 operands may give an f32 result; else the operands are widened first.
+    pub mixed_products: bool,
+}
+
+impl Default for Lowering {
+    fn default() -> Self {
+        Lowering { conv3d: Conv3dLowering::Direct, mixed_products: true }
+    }
+}
+
+impl Lowering {
+    /// The forms for a PJRT platform name: `cpu`, `cuda`, `tpu` …
+    pub fn of(platform: &str) -> Self {
+        match platform {
+            // The CPU runtime has no product of bf16 into f32 beyond a certain size.
+            "cpu" => Lowering { mixed_products: false, ..Lowering::default() },
+            // A conv3d costs the TPU compiler minutes each.
+            "tpu" => Lowering { conv3d: Conv3dLowering::Taps, ..Lowering::default() },
+            _ => Lowering::default(),
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Attention in pieces equals attention in one.
+
+mod common;
+
+use common::cpu;
+use ltx2::dtype::DType;
+use ltx2::hlo::{Builder, Precision, Program, Type};
+use ltx2::kernels;
+use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::tensor::Tensor;
+use ndarray::{Array4, s};
+
+fn program(queries: usize, keys: usize) -> Program {
+    let b = Builder::new("attention").with_precision(Precision::Highest);
+    let argument = |name: &str, n: usize| b.argument(name, Type::new(DType::F32, [1, n, 2, 8]));
+    let (q, k, v) = (argument("q", queries), argument("k", keys), argument("v", keys));
+    let out = kernels::attention(&q, &k, &v, None, 0.35);
+    b.finish(&[("out", &out)]).expect("builds")
+}
+
+#[test]
+fn a_long_sequence_is_taken_in_chunks_with_the_same_rows() {
+    let Some(client) = cpu(1) else { return };
+    let engine = Engine::new(client, EngineOptions::default());
+    // More scores than are held at once, and no multiple of the chunk.
+    let n = 6001;
+    let long = program(n, n);
+    assert!(long.text.contains("stablehlo.while"), "the long program loops over chunks");
+    let some = 37;
+    let short = program(some, n);
+    assert!(!short.text.contains("stablehlo.while"), "the short one does not");
+
+    let values = |phase: f32| {
+        Array4::from_shape_fn((1, n, 2, 8), |(_, t, h, d)| {
+            ((t * 31 + h * 7 + d * 3) as f32 * 0.013 + phase).sin() * 2.0
+        })
+    };
+    let (q, k, v) = (values(0.1), values(0.7), values(1.9));
+    let run = |program: &Program, q: Array4<f32>| {
+        let executable = engine.compile("attention", program).expect("compiles");
+        let upload = |a: &Array4<f32>| engine.upload(&Tensor::from(a.clone()), DType::F32).expect("uploads");
+        let buffers = [("q", upload(&q)), ("k", upload(&k)), ("v", upload(&v))];
+        let find = |name: &str| buffers.iter().find(|(n, _)| *n == name).map(|(_, b)| b);
+        engine.run(&executable, find).expect("runs").tensor("out").expect("a result").to_f32()
+    };
+    let whole = run(&long, q.clone());
+    let last = run(&short, q.slice(s![.., n - some.., .., ..]).to_owned());
+    let rows = whole.slice(s![.., n - some.., .., ..]).to_owned();
+    let distance = common::relative_l2(&Tensor::from(rows), &Tensor::from(last));
+    assert!(distance <= 1e-6, "{distance:e}");
+}
