@@ -8,12 +8,12 @@ pub mod tables;
 #[cfg(test)]
 mod tests;
 
-pub use block::{Reads, Text};
+pub use block::{Reads, Text, block};
 pub use config::{COMPONENT, Stream, TransformerConfig};
-pub use modulation::{CrossTimestep, Levels, StreamModulation, modulation};
+pub use modulation::{CrossTimestep, Levels, StreamModulation, adaln, modulation};
 pub use program::{ForwardShape, program};
 
-use block::{block, text_keys_values};
+use block::text_keys_values;
 use modulation::{modulate, table};
 
 use crate::dtype::DType;

@@ -43,7 +43,7 @@ pub struct Levels<'a> {
 
 /// adaLN-single at `p`: from timesteps `[b, s]` the `rows` modulation vectors `[b, s, rows, width]` and the embedded
 /// timestep `[b, s, width]`.
-fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value, Value) {
+pub fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value, Value) {
     let _scope = p.scope();
     let embedded = timestep_embedding(&p.pp("emb.timestep_embedder"), timestep, width);
     let all = linear(&p.pp("linear"), &silu(&embedded), rows * width, true, [Axis::Whole, Axis::Embed]);
