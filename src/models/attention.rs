@@ -117,3 +117,30 @@ impl AttentionLayer {
         rotate(&y.reshape(split), &r.cos, &r.sin, self.pairing, p.numerics()).reshape(x.dims().to_vec())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::hlo::Type;
+    use crate::models::Component;
+    use crate::nn::Build;
+
+    /// One self-attention layer: a change of the layer shows here as a change of its program.
+    #[test]
+    fn the_program_of_one_layer() {
+        let p = Params::new("attention", "transformer", &Build::new(DType::BF16));
+        let heads = Heads { count: 2, dim: 4 };
+        let layer = AttentionLayer { heads, bias: true, out_bias: true, gated: false, pairing: Pairing::Split };
+        let x = p.builder().argument("x", Type::new(DType::BF16, [1, 3, 8]));
+        let table = |name: &str| p.builder().argument(name, Type::new(DType::F32, [1, 3, 2, 2]));
+        let rope = Rope { cos: table("cos"), sin: table("sin") };
+        let at = p.pp("attn1");
+        let [q, k, v] = layer.qkv(&at, &x, Some(&rope));
+        let y = layer.attend(&at, [&q, &k, &v], &x, 8, None, None);
+        let text = Component::finish(&p, &[("y", &y)]).expect("builds").program.text;
+        // Scopes have tests of their own; here they would only make the lines long.
+        let bare: Vec<&str> = text.lines().map(|l| l.split(" loc(").next().unwrap_or(l)).collect();
+        insta::assert_snapshot!(bare.join("\n"));
+    }
+}
