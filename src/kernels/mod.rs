@@ -7,8 +7,8 @@ use crate::hlo::Value;
 /// Scores above this many elements are never held whole: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
 
-/// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and an optional f32 bias that broadcasts to
-/// `[b, h, q, k]`; the result is `[b, q, h, d]` in the queries' element type.
+/// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and an optional f32 bias `[b or 1, 1, q or 1,
+/// k]`, the same for all heads; the result is `[b, q, h, d]` in the queries' element type.
 pub fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {
     let row = q.dim(0) * q.dim(2) * k.dim(1);
     let whole = row * q.dim(1) <= LARGEST_SCORES;

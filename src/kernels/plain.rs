@@ -13,16 +13,14 @@ pub(super) fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, s
     let b = q.builder();
     let (kv, d) = (k.dim(2), q.dim(3));
     let group = q.dim(2) / kv;
-    // Query heads that share a key head form one more dimension of the product.
+    // Query heads that share a key head form one more dimension of the product, in the product's own order.
     let grouped = q.reshape(vec![q.dim(0), q.dim(1), kv, group, d]);
-    let mut scores = b.einsum("bqkgd,bskd->bkgqs", &grouped, k, DType::F32) * scale;
+    let mut scores = b.einsum("bqkgd,bskd->bkqgs", &grouped, k, DType::F32) * scale;
     if let Some(bias) = bias {
-        let full = vec![q.dim(0), q.dim(2), bias.dim(-2), k.dim(1)];
-        let bias = bias.broadcast_to(&full).reshape(vec![q.dim(0), kv, group, bias.dim(-2), k.dim(1)]);
-        scores = scores + bias;
+        scores = scores + bias.reshape(vec![bias.dim(0), 1, bias.dim(2), 1, bias.dim(3)]);
     }
     let weights = softmax(&scores).to(v.dtype());
-    b.einsum("bkgqs,bskd->bqkgd", &weights, v, q.dtype()).reshape(q.dims().to_vec())
+    b.einsum("bkqgs,bskd->bqkgd", &weights, v, q.dtype()).reshape(q.dims().to_vec())
 }
 
 /// The same, `chunk` queries at a time: each query's row is computed exactly as in one piece.

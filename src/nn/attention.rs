@@ -35,7 +35,7 @@ pub struct Attention<'a> {
     pub k: &'a Value,
     /// Values `[b, k, kv_heads, dim]`.
     pub v: &'a Value,
-    /// Added to the scaled scores, in f32, of a shape that broadcasts to `[b, heads, q, k]`.
+    /// Added to the scaled scores of all heads, `[b or 1, 1, q or 1, k]`, f32.
     pub bias: Option<&'a Value>,
     /// Factor on the scores.
     pub scale: f64,
