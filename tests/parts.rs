@@ -7,7 +7,7 @@ use std::rc::Rc;
 use common::{Case, cases, cpu, relative_l2};
 use ltx2::dtype::DType;
 use ltx2::hlo::{Type, Value};
-use ltx2::models::Component as Network;
+use ltx2::models::Network;
 use ltx2::models::attention::Rope;
 use ltx2::models::gemma3::tokenizer::Tokenizer;
 use ltx2::models::transformer::{Isolation, Reads, StreamModulation, Text, TransformerConfig, adaln, block};

@@ -6,32 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use ltx2::analysis::{Loop, Module};
-use ltx2::dtype::DType;
-use ltx2::models::Component;
-use ltx2::models::presets::Preset;
-use ltx2::models::transformer::TransformerConfig;
-use ltx2::nn::{Build, Lowering};
 use ltx2::runtime::{Engine, EngineOptions, Executable};
-use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
-use ltx2::sampling::guidance::{Branch, RescaleScope};
-
-/// 768x512x121 with a negative prompt.
-fn published() -> (Component, Component) {
-    let preset = Preset::named("ltx2").expect("the published configuration");
-    let config = preset.config("transformer").expect("a transformer");
-    let c = TransformerConfig::from_json(config).expect("valid");
-    let build = Build { lowering: Lowering::of("cpu"), ..Build::new(DType::BF16) };
-    let shape = DenoiseShape {
-        batch: 1,
-        branches: vec![Branch::Conditional, Branch::Negative],
-        tokens: [6144, 126],
-        text: 1024,
-        text_channels: [3840, 3840],
-        stg_blocks: vec![],
-        rescale: RescaleScope::PerSample,
-    };
-    (prepare(&c, &shape, &build).expect("builds"), denoise(&c, &shape, &build).expect("builds"))
-}
 
 fn module(executable: &Executable) -> Module {
     let program = executable.compiled().optimized_program().expect("an optimized program");
@@ -41,7 +16,7 @@ fn module(executable: &Executable) -> Module {
 #[test]
 fn the_19b_program_builds_in_under_two_seconds_and_the_cpu_plugin_accepts_it() {
     let start = Instant::now();
-    let (prepare, denoise) = published();
+    let [(_, prepare), (_, denoise)] = common::published("cpu");
     let took = start.elapsed();
     assert!(took < Duration::from_secs(2), "built in {took:?}");
 

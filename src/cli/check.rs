@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use crate::models::ConfigError;
 use crate::pipeline::PipelineError;
-use crate::pipeline::models::{Part, Parts, TEXT_TO_VIDEO};
+use crate::pipeline::models::{Component, Parts, TEXT_TO_VIDEO};
 use crate::weights::{ModelSource, Overrides, Report, validate};
 
 /// Reads configurations and headers of a model and says what is there, what is missing and what each pipeline needs.
@@ -38,9 +38,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let overrides = Overrides { text_encoder: args.text_encoder.clone(), ..Overrides::default() };
     let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
     let parts = Parts::of(&source);
-    let findings: Vec<(Part, Finding)> = Part::ALL.into_iter().map(|p| (p, examine(&source, &parts, p))).collect();
+    let findings: Vec<(Component, Finding)> =
+        Component::ALL.into_iter().map(|p| (p, examine(&source, &parts, p))).collect();
     let version = source.version().map_or_else(|_| "unknown".to_string(), |v| v.to_string());
-    let good = |part: Part| {
+    let good = |part: Component| {
         findings.iter().any(|(p, f)| {
             *p == part
                 && match f {
@@ -50,7 +51,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 }
         })
     };
-    let missing: Vec<&str> = TEXT_TO_VIDEO.into_iter().filter(|p| !good(*p)).map(Part::folder).collect();
+    let missing: Vec<&str> = TEXT_TO_VIDEO.into_iter().filter(|p| !good(*p)).map(Component::folder).collect();
     let bytes: u64 = findings.iter().map(|(_, f)| if let Finding::Weights(r) = f { r.bytes } else { 0 }).sum();
     if args.json {
         let parts: serde_json::Map<String, serde_json::Value> =
@@ -74,7 +75,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn examine(source: &Rc<ModelSource>, parts: &Parts, part: Part) -> Finding {
+fn examine(source: &Rc<ModelSource>, parts: &Parts, part: Component) -> Finding {
     if !source.has(part) {
         return Finding::Absent;
     }
@@ -107,7 +108,7 @@ fn describe(finding: &Finding) -> serde_json::Value {
     }
 }
 
-fn print_finding(part: Part, finding: &Finding) {
+fn print_finding(part: Component, finding: &Finding) {
     let name = part.folder();
     match finding {
         Finding::Absent => println!("{name:<18} absent"),

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::hlo::Type;
-    use crate::models::Component;
+    use crate::models::Network;
     use crate::nn::Build;
 
     /// One self-attention layer: a change of the layer shows here as a change of its program.
@@ -138,7 +138,7 @@ mod tests {
         let at = p.pp("attn1");
         let [q, k, v] = layer.qkv(&at, &x, Some(&rope));
         let y = layer.attend(&at, [&q, &k, &v], &x, 8, None, None);
-        let text = Component::finish(&p, &[("y", &y)]).expect("builds").program.text;
+        let text = Network::finish(&p, &[("y", &y)]).expect("builds").program.text;
         // Scopes have tests of their own; here they would only make the lines long.
         let bare: Vec<&str> = text.lines().map(|l| l.split(" loc(").next().unwrap_or(l)).collect();
         insta::assert_snapshot!(bare.join("\n"));

@@ -18,20 +18,20 @@ use crate::nn::{Param, Params};
 
 /// A network ready to compile: its program and the parameters among the program's arguments.
 #[derive(Clone, Debug)]
-pub struct Component {
+pub struct Network {
     /// The program; its arguments are the inputs and the parameters, by name.
     pub program: Program,
     /// The parameters, in the order of first use.
     pub params: Vec<Param>,
 }
 
-impl Component {
+impl Network {
     /// Ends the program under `p` with its named results.
     ///
     /// # Errors
     /// The first mistake made while building.
     pub fn finish(p: &Params, results: &[(&str, &Value)]) -> Result<Self> {
-        Ok(Component { program: p.builder().finish(results)?, params: p.declared() })
+        Ok(Network { program: p.builder().finish(results)?, params: p.declared() })
     }
 
     /// Bytes of all parameters, unsharded.

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::error::{PipelineError, Result};
-use super::models::{Part, Parts};
+use super::models::{Component, Parts};
 use crate::dtype::DType;
 use crate::models::gemma3::tokenizer::write_byte_tokenizer;
 use crate::models::presets::Preset;
@@ -35,7 +35,14 @@ pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Writ
     }
     let parts = Parts::of_preset(preset.clone());
     let mut written = Written { parameters: 0, bytes: 0 };
-    for part in [Part::TextEncoder, Part::Connectors, Part::Transformer, Part::Vae, Part::AudioVae, Part::Vocoder] {
+    for part in [
+        Component::TextEncoder,
+        Component::Connectors,
+        Component::Transformer,
+        Component::Vae,
+        Component::AudioVae,
+        Component::Vocoder,
+    ] {
         let config = preset.config(part.folder()).cloned().unwrap_or(Value::Null);
         let tensors = random_parameters(&parts, part)?;
         let specs: Vec<TensorSpec> = tensors
@@ -55,12 +62,12 @@ pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Writ
             Ok(random_tensor(seed, &name, &spec.shape, spec.dtype, mean, deviation).map_err(RuntimeError::from)?)
         })?;
     }
-    let scheduler = dir.join(Part::Scheduler.folder());
+    let scheduler = dir.join(Component::Scheduler.folder());
     std::fs::create_dir_all(&scheduler).map_err(|e| file_error(&scheduler, &e))?;
-    if let Some(config) = preset.config(Part::Scheduler.folder()) {
-        write_json(&scheduler.join(Part::Scheduler.config_file()), config)?;
+    if let Some(config) = preset.config(Component::Scheduler.folder()) {
+        write_json(&scheduler.join(Component::Scheduler.config_file()), config)?;
     }
-    write_byte_tokenizer(&dir.join(Part::Tokenizer.folder()))?;
+    write_byte_tokenizer(&dir.join(Component::Tokenizer.folder()))?;
     if let Some(index) = preset.config("model_index") {
         write_json(&dir.join("model_index.json"), index)?;
     }
@@ -72,7 +79,7 @@ fn file_error(path: &Path, e: &std::io::Error) -> PipelineError {
 }
 
 /// The checkpoint tensors of a component and how each is drawn.
-fn random_parameters(parts: &Parts, part: Part) -> Result<BTreeMap<String, (Vec<usize>, Init)>> {
+fn random_parameters(parts: &Parts, part: Component) -> Result<BTreeMap<String, (Vec<usize>, Init)>> {
     let params = parts.parameters(part)?;
     let tensors = params.iter().flat_map(|p| p.source.tensors().into_iter().map(|(n, s)| (n, s, p.init)));
     Ok(tensors.map(|(name, shape, init)| (name.to_string(), (shape.to_vec(), init))).collect())

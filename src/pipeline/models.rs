@@ -18,24 +18,24 @@ use crate::models::gemma3::{self, Gemma3Config};
 use crate::models::presets::Preset;
 use crate::models::transformer::{self, ForwardShape, TransformerConfig};
 use crate::models::vocoder::{self, VocoderConfig};
-use crate::models::{Component as Network, ConfigError, audio_vae, parse_config, video_vae};
+use crate::models::{ConfigError, Network, audio_vae, parse_config, video_vae};
 use crate::nn::{Axis, Build, Init, Param, Source};
 use crate::sampling::latents::{AudioGrid, Statistics, VideoGrid};
 use crate::sampling::sigmas::FlowMatch;
 use crate::tensor::Tensor;
-pub use crate::weights::Component as Part;
+pub use crate::weights::Component;
 use crate::weights::ModelSource;
 
 /// What a text-to-video run needs. The text encoder stands before the tokenizer, which its folder often brings.
-pub const TEXT_TO_VIDEO: [Part; 8] = [
-    Part::TextEncoder,
-    Part::Tokenizer,
-    Part::Connectors,
-    Part::Transformer,
-    Part::Scheduler,
-    Part::Vae,
-    Part::AudioVae,
-    Part::Vocoder,
+pub const TEXT_TO_VIDEO: [Component; 8] = [
+    Component::TextEncoder,
+    Component::Tokenizer,
+    Component::Connectors,
+    Component::Transformer,
+    Component::Scheduler,
+    Component::Vae,
+    Component::AudioVae,
+    Component::Vocoder,
 ];
 
 /// Mel frames a latent covers: the audio VAE halves time and mel bins twice.
@@ -61,7 +61,7 @@ impl Parts {
         Parts(Origin::Preset(preset))
     }
 
-    fn json(&self, part: Part) -> Result<Value> {
+    fn json(&self, part: Component) -> Result<Value> {
         match &self.0 {
             Origin::Files(source) => Ok(source.config(part)?),
             Origin::Preset(preset) => preset
@@ -71,7 +71,7 @@ impl Parts {
         }
     }
 
-    fn read<T>(&self, part: Part, parse: impl Fn(&Value) -> std::result::Result<T, ConfigError>) -> Result<T> {
+    fn read<T>(&self, part: Component, parse: impl Fn(&Value) -> std::result::Result<T, ConfigError>) -> Result<T> {
         Ok(parse(&self.json(part)?)?)
     }
 
@@ -80,7 +80,7 @@ impl Parts {
     /// # Errors
     /// A missing file, a key that is wrong or not computed; as for the other parts.
     pub fn transformer(&self) -> Result<TransformerConfig> {
-        self.read(Part::Transformer, TransformerConfig::from_json)
+        self.read(Component::Transformer, TransformerConfig::from_json)
     }
 
     /// The text encoder's.
@@ -88,7 +88,7 @@ impl Parts {
     /// # Errors
     /// As [`Parts::transformer`].
     pub fn text_encoder(&self) -> Result<Gemma3Config> {
-        self.read(Part::TextEncoder, Gemma3Config::from_json)
+        self.read(Component::TextEncoder, Gemma3Config::from_json)
     }
 
     /// The connectors'.
@@ -96,7 +96,7 @@ impl Parts {
     /// # Errors
     /// As [`Parts::transformer`].
     pub fn connectors(&self) -> Result<ConnectorsConfig> {
-        self.read(Part::Connectors, ConnectorsConfig::from_json)
+        self.read(Component::Connectors, ConnectorsConfig::from_json)
     }
 
     /// The vocoder's.
@@ -104,10 +104,10 @@ impl Parts {
     /// # Errors
     /// As [`Parts::transformer`].
     pub fn vocoder(&self) -> Result<VocoderConfig> {
-        self.read(Part::Vocoder, VocoderConfig::from_json)
+        self.read(Component::Vocoder, VocoderConfig::from_json)
     }
 
-    fn sizes<T: DeserializeOwned>(&self, part: Part) -> Result<T> {
+    fn sizes<T: DeserializeOwned>(&self, part: Component) -> Result<T> {
         self.read(part, |json| parse_config(part.folder(), json))
     }
 
@@ -153,7 +153,7 @@ impl Parts {
     /// # Errors
     /// As [`Parts::text_encoder_program`].
     pub fn video_decoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
-        let c = self.read(Part::Vae, video_vae::DecoderConfig::from_json)?;
+        let c = self.read(Component::Vae, video_vae::DecoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::decoder_program(&c, [n, f, h, w], b)?)
     }
@@ -163,7 +163,7 @@ impl Parts {
     /// # Errors
     /// As [`Parts::text_encoder_program`].
     pub fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
-        let c = self.read(Part::Vae, video_vae::EncoderConfig::from_json)?;
+        let c = self.read(Component::Vae, video_vae::EncoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::encoder_program(&c, [n, f, h, w], b)?)
     }
@@ -173,7 +173,7 @@ impl Parts {
     /// # Errors
     /// As [`Parts::text_encoder_program`].
     pub fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
-        let c = self.read(Part::AudioVae, audio_vae::DecoderConfig::from_json)?;
+        let c = self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)?;
         let [n, _, l, m] = dims;
         Ok(audio_vae::decoder_program(&c, [n, l, m], b)?)
     }
@@ -190,15 +190,15 @@ impl Parts {
     ///
     /// # Errors
     /// What is wrong with the configuration.
-    pub fn parameters(&self, part: Part) -> Result<Vec<Param>> {
+    pub fn parameters(&self, part: Component) -> Result<Vec<Param>> {
         let build = Build::new(DType::F32);
         let networks = match part {
-            Part::TextEncoder => vec![self.text_encoder_program(1, 8, false, &build)?],
-            Part::Connectors => {
+            Component::TextEncoder => vec![self.text_encoder_program(1, 8, false, &build)?],
+            Component::Connectors => {
                 let (tokens, stack) = (self.connectors()?.token_multiple(), usize::MAX);
                 vec![self.connectors_program(1, tokens, stack, &build)?.0]
             }
-            Part::Transformer => {
+            Component::Transformer => {
                 let c = self.transformer()?;
                 let text_channels = match c.use_prompt_embeddings {
                     true => [c.caption_channels; 2],
@@ -207,7 +207,7 @@ impl Parts {
                 let shape = ForwardShape { text_channels, ..ForwardShape::default() };
                 vec![transformer::program(&c, &shape, &build)?]
             }
-            Part::Vae => {
+            Component::Vae => {
                 let v: VaeSizes = self.sizes(part)?;
                 let (frames, side) = (1 + v.temporal(), 4 * v.spatial());
                 vec![
@@ -215,16 +215,16 @@ impl Parts {
                     self.video_encoder_program([1, 0, frames, side, side], &build)?,
                 ]
             }
-            Part::AudioVae => {
+            Component::AudioVae => {
                 let a: AudioSizes = self.sizes(part)?;
                 vec![self.audio_decoder_program([1, 0, 2, a.latent_bins()], &build)?]
             }
-            Part::Vocoder => {
+            Component::Vocoder => {
                 let c = self.vocoder()?;
                 // One channel as wide as all: only the product of channels and bins counts.
                 vec![self.vocoder_program([1, 1, 8, c.in_channels], &build)?]
             }
-            Part::Tokenizer | Part::Scheduler | Part::LatentUpsampler => Vec::new(),
+            Component::Tokenizer | Component::Scheduler | Component::LatentUpsampler => Vec::new(),
         };
         let component = part.folder();
         let mut params: Vec<Param> =
@@ -244,10 +244,10 @@ impl Parts {
         Ok(params)
     }
 
-    fn statistics_length(&self, part: Part) -> Result<Option<usize>> {
+    fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
         Ok(match part {
-            Part::Vae => Some(self.sizes::<VaeSizes>(part)?.latent_channels),
-            Part::AudioVae => Some(self.sizes::<AudioSizes>(part)?.base_channels),
+            Component::Vae => Some(self.sizes::<VaeSizes>(part)?.latent_channels),
+            Component::AudioVae => Some(self.sizes::<AudioSizes>(part)?.base_channels),
             _ => None,
         })
     }
@@ -388,15 +388,15 @@ impl Models {
         source.require(&TEXT_TO_VIDEO)?;
         let parts = Parts::of(source);
         let transformer = parts.transformer()?;
-        let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Part::Vae)?, parts.sizes(Part::AudioVae)?);
-        let statistics = |part: Part, scaling_factor: f32| -> Result<Statistics> {
+        let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
+        let statistics = |part: Component, scaling_factor: f32| -> Result<Statistics> {
             let checkpoint = source.checkpoint(part)?;
             let read = |name: &str| -> Result<Vec<f32>> {
                 Ok(checkpoint.get_float(name)?.to_tensor()?.to_f32().into_iter().collect())
             };
             Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
         };
-        let scheduler = parts.json(Part::Scheduler)?.to_string();
+        let scheduler = parts.json(Component::Scheduler)?.to_string();
         let connectors = parts.connectors()?;
         let tokenizer = source.tokenizer()?;
         Ok(Models {
@@ -416,10 +416,10 @@ impl Models {
             },
             audio_channels: audio.latent_channels,
             tokenizer: Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")))?,
-            video_statistics: statistics(Part::Vae, vae.scaling_factor)?,
-            audio_statistics: statistics(Part::AudioVae, 1.0)?,
+            video_statistics: statistics(Component::Vae, vae.scaling_factor)?,
+            audio_statistics: statistics(Component::AudioVae, 1.0)?,
             sample_rate: parts.vocoder()?.output_sampling_rate,
-            scheduler: FlowMatch::from_json(&scheduler, &source.config_path(Part::Scheduler))?,
+            scheduler: FlowMatch::from_json(&scheduler, &source.config_path(Component::Scheduler))?,
             text_width: connectors.caption_channels,
             text_channels: connectors.widths(),
             token_multiple: connectors.token_multiple(),

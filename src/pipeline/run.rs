@@ -6,9 +6,9 @@ use std::rc::Rc;
 use ndarray::{Array1, Array2, Axis as Dim, Ix4};
 
 use super::error::{PipelineError, Result};
-use super::models::{Part, Parts};
+use super::models::{Component, Parts};
 use super::stages::{Inputs, Stages};
-use crate::models::Component as Network;
+use crate::models::Network;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
 use crate::nn::Build;
 use crate::sampling::latents::VideoShape;
@@ -213,7 +213,7 @@ fn text_encoder(
         None => Tensor::from(ids.to_i64().mapv(|v| i32::from(v != 0))),
     };
     // A model of a text encoder alone has nothing to project with: its result is the stack of hidden states.
-    let raw = switches.get::<bool>("output_hidden_states")?.unwrap_or(false) || !source.has(Part::Connectors);
+    let raw = switches.get::<bool>("output_hidden_states")?.unwrap_or(false) || !source.has(Component::Connectors);
     let network = parts.text_encoder_program(ids.shape()[0], ids.shape()[1], !raw, build)?;
     Ok((network, vec![("input_ids".into(), ids), ("attention_mask".into(), mask)]))
 }

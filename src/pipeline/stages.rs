@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Result;
 use crate::dtype::DType;
-use crate::models::Component as Network;
+use crate::models::Network;
 use crate::pjrt::{Buffer, SharedBytes};
 use crate::runtime::{Engine, Executable, Outputs, ParameterSource, Parameters, StoredTensor};
 use crate::tensor::Tensor;

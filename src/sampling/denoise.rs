@@ -7,7 +7,7 @@
 
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
-use crate::models::Component;
+use crate::models::Network;
 use crate::models::transformer::{
     COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TextSource,
     TransformerConfig, all_text_keys_values, forward, modulation, project_text, tables,
@@ -70,7 +70,7 @@ fn modulation_parts(c: &TransformerConfig, s: &Stream) -> Vec<(&'static str, Vec
 ///
 /// # Errors
 /// The first mistake made while building.
-pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Component> {
+pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Network> {
     let p = Params::new("prepare", COMPONENT, build);
     let streams = [c.video(), c.audio()];
     let contexts = [0, 1].map(|i| {
@@ -107,7 +107,7 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         }
     }
     let named: Vec<(&str, &Value)> = results.iter().map(|(n, v)| (n.as_str(), v)).collect();
-    Component::finish(&p, &named)
+    Network::finish(&p, &named)
 }
 
 /// The denoising loop.
@@ -118,7 +118,7 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 ///
 /// # Errors
 /// The first mistake made while building.
-pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Component> {
+pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Network> {
     let p = Params::new("denoise", COMPONENT, build);
     let b = p.builder().clone();
     let scalar = |name: &str| p.input(name, Type::scalar(DType::I32), &[]);
@@ -182,7 +182,7 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     for (i, stream) in STREAMS.iter().enumerate() {
         b.donate(&format!("latents.{stream}"), i);
     }
-    Component::finish(&p, &[("latents.video", &done[0]), ("latents.audio", &done[1])])
+    Network::finish(&p, &[("latents.video", &done[0]), ("latents.audio", &done[1])])
 }
 
 fn text_input(

@@ -4,8 +4,15 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use ltx2::dtype::DType;
+use ltx2::models::Network;
+use ltx2::models::presets::Preset;
+use ltx2::models::transformer::TransformerConfig;
+use ltx2::nn::{Build, Lowering};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
+use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
+use ltx2::sampling::guidance::{Branch, RescaleScope};
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
 
@@ -112,4 +119,22 @@ pub fn relative_l2(got: &Tensor, want: &Tensor) -> f64 {
     let (difference, size) = (sum(&|a, b| a - b).sqrt(), sum(&|_, b| b).sqrt());
     assert!(difference.is_finite(), "not finite");
     if size == 0.0 { difference } else { difference / size }
+}
+
+/// The published 19B model's two programs at 768x512x121 with a negative prompt, for a platform.
+pub fn published(platform: &str) -> [(&'static str, Network); 2] {
+    let preset = Preset::named("ltx2").expect("the published configuration");
+    let c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
+    let build = Build { lowering: Lowering::of(platform), ..Build::new(DType::BF16) };
+    let shape = DenoiseShape {
+        batch: 1,
+        branches: vec![Branch::Conditional, Branch::Negative],
+        tokens: [6144, 126],
+        text: 1024,
+        text_channels: [3840, 3840],
+        stg_blocks: vec![],
+        rescale: RescaleScope::PerSample,
+    };
+    let programs = [("prepare", prepare(&c, &shape, &build)), ("denoise", denoise(&c, &shape, &build))];
+    programs.map(|(name, network)| (name, network.expect("builds")))
 }

@@ -5,7 +5,7 @@ use super::config::DecoderConfig;
 use super::layers::{activated, attention, conv, res_block, upsample};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
-use crate::models::Component;
+use crate::models::Network;
 use crate::nn::{Axis, Build, Params};
 
 /// Spectrogram frames of a latent; the first latent gives one.
@@ -53,11 +53,11 @@ fn resized(x: &Value, axis: isize, size: usize) -> Value {
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn decoder_program(c: &DecoderConfig, [b, l, m]: [usize; 3], build: &Build) -> Result<Component> {
+pub fn decoder_program(c: &DecoderConfig, [b, l, m]: [usize; 3], build: &Build) -> Result<Network> {
     let p = Params::new("audio_decoder", COMPONENT, build);
     // Audio is small, and its odd lengths divide by no mesh axis.
     let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
     let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, l, m]), &axes);
     let mel = decode(&p.pp("decoder"), c, &latents);
-    Component::finish(&p, &[("mel", &mel.to(DType::F32))])
+    Network::finish(&p, &[("mel", &mel.to(DType::F32))])
 }

@@ -4,19 +4,19 @@ use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::dtype::DType;
-use crate::models::Component;
+use crate::models::Network;
 use crate::nn::Build;
 
-fn build(config: Json, shape: [usize; 3]) -> Component {
+fn build(config: Json, shape: [usize; 3]) -> Network {
     let c = DecoderConfig::from_json(&config).expect("a supported configuration");
     decoder_program(&c, shape, &Build::new(DType::F32)).expect("builds")
 }
 
-fn tensors(c: &Component) -> BTreeSet<String> {
+fn tensors(c: &Network) -> BTreeSet<String> {
     c.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
 }
 
-fn mel(c: &Component) -> &[usize] {
+fn mel(c: &Network) -> &[usize] {
     &c.program.results[0].ty.dims
 }
 

@@ -10,7 +10,7 @@ pub use projection::Projection;
 
 use crate::dtype::DType;
 use crate::hlo::{Comparison, Result, Type, Value};
-use crate::models::Component;
+use crate::models::Network;
 use crate::models::attention::Rope;
 use crate::models::feed_forward::{Activation, feed_forward};
 use crate::nn::rope::table;
@@ -36,7 +36,7 @@ pub enum Input {
 ///
 /// # Errors
 /// The first mistake made while building; a token count that the registers do not divide.
-pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, build: &Build) -> Result<Component> {
+pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, build: &Build) -> Result<Network> {
     let p = Params::new("connectors", COMPONENT, build);
     let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
     let mask = p.input("attention_mask", Type::new(DType::I32, vec![batch, tokens]), &axes[..2]);
@@ -58,7 +58,7 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
         let rope = Rope { cos: part("cos"), sin: part("sin") };
         connector(&p.pp(format!("{}_connector", k.stream)), &k, &projected, &mask, &rope)
     });
-    Component::finish(&p, &[("video", &video.to(DType::F32)), ("audio", &audio.to(DType::F32))])
+    Network::finish(&p, &[("video", &video.to(DType::F32)), ("audio", &audio.to(DType::F32))])
 }
 
 /// The RoPE tables of both connectors, by input name.

@@ -5,7 +5,7 @@ use ndarray::Array2;
 use super::config::{COMPONENT, Gemma3Config, LayerKind, RopeBase};
 use crate::dtype::DType;
 use crate::hlo::{Comparison, Result, Type, Value};
-use crate::models::Component;
+use crate::models::Network;
 use crate::models::connectors::{self, ConnectorsConfig};
 use crate::nn::rope::{Pairing, rotate};
 use crate::nn::{Attention, Axis, Build, Exchange, Heads, Init, Numerics, Params, gelu_tanh, linear_nd, project, rms};
@@ -30,7 +30,7 @@ pub fn program(
     batch: usize,
     tokens: usize,
     build: &Build,
-) -> Result<Component> {
+) -> Result<Network> {
     let p = Params::new("text_encoder", COMPONENT, build);
     let ty = Type::new(DType::I32, vec![batch, tokens]);
     let axes = [Axis::Rows, Axis::TextSequence];
@@ -50,7 +50,7 @@ pub fn program(
             stack.transpose(&[1, 2, 3, 0]).reshape(vec![batch, tokens, c.hidden_size * c.hidden_states()])
         }
     };
-    Component::finish(&p, &[("prompt_embeds", &embeds.to(DType::F32))])
+    Network::finish(&p, &[("prompt_embeds", &embeds.to(DType::F32))])
 }
 
 /// Runs the stack and gives every hidden state, with its index, to `visit`, which carries a value along: the scaled

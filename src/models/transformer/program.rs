@@ -5,7 +5,7 @@ use super::modulation::{CrossTimestep, Levels, modulation};
 use super::{Isolation, Perturbation, Reads, TextSource, forward, project_text, tables};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
-use crate::models::Component;
+use crate::models::Network;
 use crate::nn::{Axis, Build, Params};
 
 /// Sizes and switches of one forward pass.
@@ -60,7 +60,7 @@ impl Default for ForwardShape {
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Result<Component> {
+pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Result<Network> {
     let p = Params::new("transformer", COMPONENT, build);
     let input = |name: &str, dims: Vec<usize>, axes: &[Axis]| p.input(name, Type::new(DType::F32, dims), axes);
     let (b, n, t) = (shape.batch, shape.tokens, shape.text);
@@ -118,5 +118,5 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
     };
     let isolation = if shape.isolate { Isolation::All } else { Isolation::None };
     let [v, a] = forward(&p, c, [&tokens[0], &tokens[1]], &text, [&video, &audio], perturbation.as_ref(), &isolation);
-    Component::finish(&p, &[("video", &v.to(DType::F32)), ("audio", &a.to(DType::F32))])
+    Network::finish(&p, &[("video", &v.to(DType::F32)), ("audio", &a.to(DType::F32))])
 }

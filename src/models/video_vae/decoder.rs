@@ -5,7 +5,7 @@ use super::config::{DecoderConfig, UpStage};
 use super::layers::{Layers, activated, embedded, modulation, unpatchify};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
-use crate::models::Component;
+use crate::models::Network;
 use crate::nn::{Axis, Build, Conv3dLowering, Init, Params};
 
 /// Un-normalised latents `[b, latent_channels, f, h, w]` to pictures `[b, out_channels, frames, height, width]` of
@@ -52,11 +52,11 @@ fn up_block(p: &Params, layers: &Layers, stage: &UpStage, x: &Value, temb: Optio
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn decoder_program(c: &DecoderConfig, [b, f, h, w]: [usize; 4], build: &Build) -> Result<Component> {
+pub fn decoder_program(c: &DecoderConfig, [b, f, h, w]: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("video_decoder", COMPONENT, build);
     let axes = [Axis::Batch, Axis::Whole, Axis::Frames, Axis::Height, Axis::Width];
     let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, f, h, w]), &axes);
     let temb = c.timestep_conditioning.then(|| p.input("temb", Type::new(DType::F32, [b]), &[Axis::Batch]));
     let video = decode(&p.pp("decoder"), c, &latents, temb.as_ref(), build.lowering.conv3d);
-    Component::finish(&p, &[("video", &video.to(DType::F32))])
+    Network::finish(&p, &[("video", &video.to(DType::F32))])
 }

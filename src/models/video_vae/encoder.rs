@@ -5,7 +5,7 @@ use super::config::{DownStage, Downsample, EncoderConfig};
 use super::layers::{Layers, activated, patchify};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
-use crate::models::Component;
+use crate::models::Network;
 use crate::nn::{Axis, Build, Conv3dLowering, Params};
 
 /// Pictures `[b, in_channels, frames, height, width]` of -1..1 to the mean of their latents' distribution, not
@@ -43,10 +43,10 @@ fn down_block(p: &Params, layers: &Layers, stage: &DownStage, x: &Value) -> Valu
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes: sizes that the network's strides do not divide.
-pub fn encoder_program(c: &EncoderConfig, [b, frames, height, width]: [usize; 4], build: &Build) -> Result<Component> {
+pub fn encoder_program(c: &EncoderConfig, [b, frames, height, width]: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("video_encoder", COMPONENT, build);
     let axes = [Axis::Batch, Axis::Whole, Axis::Frames, Axis::Height, Axis::Width];
     let video = p.input("video", Type::new(DType::F32, [b, c.in_channels, frames, height, width]), &axes);
     let latents = encode(&p.pp("encoder"), c, &video, build.lowering.conv3d);
-    Component::finish(&p, &[("latents", &latents.to(DType::F32))])
+    Network::finish(&p, &[("latents", &latents.to(DType::F32))])
 }

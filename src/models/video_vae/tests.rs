@@ -6,7 +6,7 @@ use super::layers::Layers;
 use super::*;
 use crate::dtype::DType;
 use crate::hlo::Type;
-use crate::models::Component;
+use crate::models::Network;
 use crate::nn::{Axis, Build, Conv3dLowering, Lowering, Padding, Params};
 
 /// `vae/config.json` of the released 2.0 model with some keys replaced.
@@ -29,7 +29,7 @@ fn released_2_3() -> Json {
     }))
 }
 
-fn decoder(config: &Json, shape: [usize; 4], lowering: Conv3dLowering) -> Component {
+fn decoder(config: &Json, shape: [usize; 4], lowering: Conv3dLowering) -> Network {
     let c = DecoderConfig::from_json(config).expect("a supported configuration");
     decoder_program(
         &c,
@@ -39,16 +39,16 @@ fn decoder(config: &Json, shape: [usize; 4], lowering: Conv3dLowering) -> Compon
     .expect("builds")
 }
 
-fn encoder(config: &Json, shape: [usize; 4]) -> Component {
+fn encoder(config: &Json, shape: [usize; 4]) -> Network {
     let c = EncoderConfig::from_json(config).expect("a supported configuration");
     encoder_program(&c, shape, &Build::new(DType::BF16)).expect("builds")
 }
 
-fn elements(c: &Component) -> usize {
+fn elements(c: &Network) -> usize {
     c.params.iter().map(|p| p.ty.elements()).sum()
 }
 
-fn tensors(c: &Component) -> BTreeSet<String> {
+fn tensors(c: &Network) -> BTreeSet<String> {
     c.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
 }
 

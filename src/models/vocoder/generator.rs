@@ -5,7 +5,7 @@ use super::activation::{leaky_relu, snake};
 use super::config::{Activation, FinalActivation, VocoderConfig};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
-use crate::models::Component;
+use crate::models::Network;
 use crate::nn::{Axis, Build, Params, conv1d, transposed_conv1d};
 
 /// Kernel of the first and the last convolution, fixed by the architecture.
@@ -87,10 +87,10 @@ fn activation(p: &Params, c: &VocoderConfig, x: &Value) -> Value {
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> Result<Component> {
+pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("vocoder", COMPONENT, build);
     let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
     let mel = p.input("mel", Type::new(DType::F32, shape), &axes);
     let audio = vocode(&p, c, &mel);
-    Component::finish(&p, &[("audio", &audio.to(DType::F32))])
+    Network::finish(&p, &[("audio", &audio.to(DType::F32))])
 }

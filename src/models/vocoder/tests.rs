@@ -4,15 +4,15 @@ use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::dtype::DType;
-use crate::models::Component;
+use crate::models::Network;
 use crate::nn::Build;
 
-fn build(config: Json, shape: [usize; 4]) -> Component {
+fn build(config: Json, shape: [usize; 4]) -> Network {
     let c = VocoderConfig::from_json(&config).expect("a supported configuration");
     vocoder_program(&c, shape, &Build::new(DType::F32)).expect("builds")
 }
 
-fn tensors(c: &Component) -> BTreeSet<String> {
+fn tensors(c: &Network) -> BTreeSet<String> {
     c.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
 }
 
