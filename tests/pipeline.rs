@@ -22,7 +22,7 @@ use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 
 fn settings(dtype: DType, chunk: Option<usize>) -> Settings {
-    Settings { build: Build { lowering: Lowering::of("cpu"), ..Build::new(dtype) }, chunk }
+    Settings { build: Build { lowering: Lowering::of("cpu"), ..Build::new(dtype) }, chunk, dump: true }
 }
 
 fn open(client: &Client, model: &str) -> (Models, Stages) {

@@ -1,15 +1,16 @@
 //! What `--dry-run` says: sizes, tokens, passes, places. Reads the model's configuration where it is here, no weights.
 
 use std::fmt;
+use std::rc::Rc;
 
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::config::{Loaded, ResolvedScales};
+use crate::models::presets::Preset;
+use crate::pipeline::models::{Parts, coordinate_grids};
 use crate::pipeline::options::GenerateOptions;
 use crate::sampling::guidance::{Branch, Scales, branches};
-use crate::sampling::latents::{AudioGrid, VideoGrid};
-use crate::weights::{Component, ModelSource, Overrides};
+use crate::weights::{ModelSource, Overrides};
 
 /// A run, before it runs.
 #[derive(Debug, Serialize)]
@@ -42,39 +43,6 @@ pub struct Plan {
     not_built: Vec<String>,
 }
 
-/// What the token counts depend on.
-struct Ratios {
-    frames: usize,
-    pixels: usize,
-    patch: usize,
-    patch_t: usize,
-    sampling_rate: usize,
-    hop_length: usize,
-    audio: usize,
-}
-
-impl Ratios {
-    /// From a transformer's configuration; a key that is missing has the published model's value.
-    fn new(config: &Value) -> Self {
-        let key = |name: &str, otherwise: usize| {
-            config.get(name).and_then(Value::as_u64).map_or(otherwise, |v| (v as usize).max(1))
-        };
-        let scale = |i: usize, otherwise: usize| {
-            let found = config.get("vae_scale_factors").and_then(|f| f.get(i)).and_then(Value::as_u64);
-            found.map_or(otherwise, |v| (v as usize).max(1))
-        };
-        Ratios {
-            frames: scale(0, 8),
-            pixels: scale(1, 32),
-            patch: key("patch_size", 1),
-            patch_t: key("patch_size_t", 1),
-            sampling_rate: key("audio_sampling_rate", 16000),
-            hop_length: key("audio_hop_length", 160),
-            audio: key("audio_scale_factor", 4),
-        }
-    }
-}
-
 impl Plan {
     /// The plan of a configuration.
     ///
@@ -82,26 +50,16 @@ impl Plan {
     pub fn new(loaded: &Loaded, options: &GenerateOptions) -> Self {
         let config = &loaded.config;
         let r = &config.request;
-        let source = ModelSource::open(&config.model.path, &Overrides::default());
-        let transformer = source.as_ref().ok().and_then(|s| s.config(Component::Transformer).ok());
+        let source = ModelSource::open(&config.model.path, &Overrides::default()).map(Rc::new);
         let version = match &source {
             Ok(source) => source.version().map(|v| v.to_string()).map_err(|e| e.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        let ratios = Ratios::new(&transformer.unwrap_or_default());
-        let grid = VideoGrid {
-            spatial_compression: ratios.pixels,
-            temporal_compression: ratios.frames,
-            patch_size: ratios.patch,
-            patch_size_t: ratios.patch_t,
-        };
-        let audio = AudioGrid {
-            sampling_rate: ratios.sampling_rate,
-            hop_length: ratios.hop_length,
-            temporal_compression: ratios.audio,
-            mel_bins: 1,
-            mel_compression: 1,
-        };
+        // Without its files, a published model still has its published sizes.
+        let carried = || Preset::named(&config.model.path).map(Parts::of_preset);
+        let parts = source.ok().map(|s| Parts::of(&s)).or_else(carried);
+        let transformer = parts.and_then(|p| p.transformer().ok()).unwrap_or_default();
+        let (grid, audio) = coordinate_grids(&transformer);
         let video = grid.latents(1, 1, r.width, r.height, r.num_frames).ok();
         let [video_scales, audio_scales] = config.scales().map(single);
         let mesh = config.placement(1).map(|p| p.mesh.axes);

@@ -134,7 +134,8 @@ fn settings(config: &Config, options: &GenerateOptions, platform: &str) -> Setti
         layout: Layout::default(),
         lowering: Lowering::of(platform),
     };
-    Settings { build, chunk: Some(options.progress_every.unwrap_or(INTERRUPT_EVERY)) }
+    let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
+    Settings { build, chunk, dump: options.dump.is_some() }
 }
 
 fn flag(value: &FlagValue) -> OptionValue {

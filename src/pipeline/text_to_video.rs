@@ -54,6 +54,8 @@ pub struct Settings {
     pub build: Build,
     /// Steps run at a time; `None` for all.
     pub chunk: Option<usize>,
+    /// Keeps the intermediate tensors.
+    pub dump: bool,
 }
 
 /// The stages of a request, in order.
@@ -89,7 +91,7 @@ pub struct Generated {
     pub steps: usize,
     /// Prompt tokens that did not fit.
     pub cut_tokens: usize,
-    /// Intermediate tensors by their dump names.
+    /// Intermediate tensors by their dump names, where asked for.
     pub dump: Vec<(String, Tensor)>,
 }
 
@@ -128,7 +130,7 @@ pub fn text_to_video(
     watch: Watch,
 ) -> Result<Generated> {
     let mut timings = Vec::new();
-    let mut dump: Vec<(String, Tensor)> = Vec::new();
+    let mut dump = Dump { kept: Vec::new(), wanted: settings.dump };
     let shapes = Shapes::new(models, request.width, request.height, request.num_frames, request.frame_rate)?;
     let branches = branches(request.scales[0], request.scales[1]);
     let steps = request.sigmas.len() - 1;
@@ -144,7 +146,7 @@ pub fn text_to_video(
     let (before, started) = (stages.set_up_time(), Instant::now());
     let (embeds, mask, cut_tokens) = encode(models, stages, &prompts, request.max_sequence_length, settings)?;
     for (row, name) in ["prompt_embeds", "negative_prompt_embeds"].iter().take(prompts.len()).enumerate() {
-        dump.push(((*name).to_string(), rows(&embeds.tensor("prompt_embeds")?, &[row])));
+        dump.try_keep(name, || Ok(rows(&embeds.tensor("prompt_embeds")?, &[row])))?;
     }
     timed(Stage::TextEncoder, started, stages, before);
 
@@ -155,11 +157,11 @@ pub fn text_to_video(
     // Noise in the unpacked shapes, video first.
     let mut rng = TorchRng::new(request.seed);
     let v = &shapes.video;
-    let video_noise = noise(&mut rng, &[v.batch, v.channels, v.frames, v.height, v.width]);
+    let video_noise = rng.normal_array(&[v.batch, v.channels, v.frames, v.height, v.width]);
     let a = &shapes.audio;
-    let audio_noise = noise(&mut rng, &[a.batch, a.channels, a.length, a.mel_bins]);
-    dump.push(("noise.video".into(), Tensor::F32(video_noise.clone())));
-    dump.push(("noise.audio".into(), Tensor::F32(audio_noise.clone())));
+    let audio_noise = rng.normal_array(&[a.batch, a.channels, a.length, a.mel_bins]);
+    dump.keep("noise.video", || Tensor::F32(video_noise.clone()));
+    dump.keep("noise.audio", || Tensor::F32(audio_noise.clone()));
 
     let (before, started) = (stages.set_up_time(), Instant::now());
     let shape = DenoiseShape {
@@ -179,26 +181,43 @@ pub fn text_to_video(
     timed(Stage::Denoise, started, stages, before);
 
     let (video_latents, audio_latents) = unpack(models, &shapes, &latents)?;
-    dump.push(("latents.video".into(), video_latents.clone().into()));
-    dump.push(("latents.audio".into(), audio_latents.clone().into()));
+    dump.keep("latents.video", || video_latents.clone().into());
+    dump.keep("latents.audio", || audio_latents.clone().into());
 
     let (before, started) = (stages.set_up_time(), Instant::now());
     let video = decode_video(models, stages, &shapes, video_latents, settings)?;
-    dump.push(("video".into(), video.clone().into()));
+    dump.keep("video", || video.clone().into());
     timed(Stage::VideoDecoder, started, stages, before);
 
     let (before, started) = (stages.set_up_time(), Instant::now());
     let audio = decode_audio(models, stages, &shapes, audio_latents, settings)?;
-    dump.push(("audio".into(), audio.clone().into()));
+    dump.keep("audio", || audio.clone().into());
     timed(Stage::AudioDecoder, started, stages, before);
 
     let audio = audio.index_axis(Dim(0), 0).to_owned();
     let sample_rate = models.sample_rate;
-    Ok(Generated { video, audio, sample_rate, timings, steps, cut_tokens, dump })
+    Ok(Generated { video, audio, sample_rate, timings, steps, cut_tokens, dump: dump.kept })
 }
 
-fn noise(rng: &mut TorchRng, shape: &[usize]) -> ndarray::ArrayD<f32> {
-    rng.normal_array(shape)
+/// Intermediate tensors, copied only where they are wanted.
+struct Dump {
+    kept: Vec<(String, Tensor)>,
+    wanted: bool,
+}
+
+impl Dump {
+    fn keep(&mut self, name: &str, tensor: impl FnOnce() -> Tensor) {
+        if self.wanted {
+            self.kept.push((name.to_string(), tensor()));
+        }
+    }
+
+    fn try_keep(&mut self, name: &str, tensor: impl FnOnce() -> Result<Tensor>) -> Result<()> {
+        if self.wanted {
+            self.kept.push((name.to_string(), tensor()?));
+        }
+        Ok(())
+    }
 }
 
 fn fixed<D: ndarray::Dimension>(a: &ndarray::ArrayD<f32>) -> Result<ndarray::Array<f32, D>> {
