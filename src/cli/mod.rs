@@ -95,7 +95,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         match cause.downcast_ref::<PipelineError>() {
             Some(PipelineError::Interrupted(..)) => return 130,
             Some(PipelineError::Sampling(e)) if sampling(e) => return 2,
-            Some(PipelineError::Usage(_) | PipelineError::Input(_)) => return 2,
+            Some(PipelineError::Usage(_) | PipelineError::Input(_) | PipelineError::Request(_)) => return 2,
             _ => {}
         }
     }

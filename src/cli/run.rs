@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use super::{UsageError, print};
 
+use crate::config::{Config, parse_mesh};
 use crate::dtype::DType;
-use crate::nn::{Build, Layout, Lowering, Numerics};
+use crate::nn::{Build, Lowering, Numerics};
 use crate::pipeline::run::{RunComponent, Scalars, run_component};
 use crate::pipeline::stages::Stages;
 use crate::pipeline::tensors;
@@ -43,6 +44,12 @@ pub struct Args {
     /// Rounding order of bf16 where the references differ.
     #[arg(long, default_value = "default", value_parser = ["default", "official"])]
     numerics: String,
+    /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped.
+    #[arg(long, default_value = "replicated")]
+    layout: String,
+    /// Devices along each axis, e.g. `cfg=2,context=4`; the layout's own if not given.
+    #[arg(long)]
+    mesh: Option<String>,
     /// Scalars of the reference's call, e.g. `fps=24`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -61,6 +68,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return Err(UsageError(message).into());
     }
     let scalars = parse_scalars(&args.set)?;
+    let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
+    let placed = Config { layout: args.layout.clone(), mesh, ..Config::default() };
+    if let Some(missing) = placed.not_built().first() {
+        return Err(UsageError(format!("not built yet: {missing}")).into());
+    }
     let tensors = tensors::read(&args.inputs)?;
     let overrides = Overrides { text_encoder: args.text_encoder.clone(), ..Overrides::default() };
     let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
@@ -69,7 +81,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let build = Build {
         dtype: if args.dtype == "f32" { DType::F32 } else { DType::BF16 },
         numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
-        layout: Layout::default(),
+        layout: placed.placement(1)?,
         lowering: Lowering::of(&stages.engine().platform()),
     };
     let results = run_component(args.component, &source, &mut stages, tensors, &scalars, &build)?;

@@ -11,6 +11,9 @@ pub enum PipelineError {
     /// The model's configuration.
     #[error(transparent)]
     Config(#[from] crate::models::ConfigError),
+    /// The request's own configuration.
+    #[error(transparent)]
+    Request(#[from] crate::config::ConfigError),
     /// A program.
     #[error(transparent)]
     Program(#[from] crate::hlo::Error),

@@ -16,7 +16,7 @@ use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_
 use crate::config::{self, Config, Dtype, FlagValue, Job, sidecar_path};
 use crate::dtype::DType;
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
-use crate::nn::{Build, Layout, Lowering, Numerics};
+use crate::nn::{Build, Lowering, Numerics};
 use crate::pjrt::OptionValue;
 use crate::runtime::{Engine, EngineOptions, platform};
 use crate::sampling::guidance::{RescaleScope, Scales};
@@ -67,7 +67,7 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     });
     let flags = config.runtime.xla_flags.iter().map(|(name, value)| (name.clone(), flag(value))).collect();
     let mut stages = Stages::new(Engine::new(client, EngineOptions { xla_flags: flags }), source.clone());
-    let settings = settings(config, options, &stages.engine().platform());
+    let settings = settings(config, options, &stages.engine().platform())?;
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
@@ -121,7 +121,7 @@ pub fn open(config: &Config) -> Result<ModelSource> {
     Ok(ModelSource::open(&m.path, &overrides)?)
 }
 
-fn settings(config: &Config, options: &GenerateOptions, platform: &str) -> Settings {
+fn settings(config: &Config, options: &GenerateOptions, platform: &str) -> Result<Settings> {
     let build = Build {
         dtype: match config.runtime.dtype {
             Dtype::Bf16 => DType::BF16,
@@ -131,11 +131,11 @@ fn settings(config: &Config, options: &GenerateOptions, platform: &str) -> Setti
             config::Numerics::Default => Numerics::Default,
             config::Numerics::Official => Numerics::Official,
         },
-        layout: Layout::default(),
+        layout: config.placement(1)?,
         lowering: Lowering::of(platform),
     };
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
-    Settings { build, chunk, dump: options.dump.is_some() }
+    Ok(Settings { build, chunk, dump: options.dump.is_some() })
 }
 
 fn flag(value: &FlagValue) -> OptionValue {
