@@ -4,7 +4,7 @@ mod common;
 
 use common::cpu;
 use ltx2::dtype::DType;
-use ltx2::hlo::{Builder, Precision, Program, Type};
+use ltx2::hlo::{Builder, CustomCall, Precision, Program, Type};
 use ltx2::kernels;
 use ltx2::runtime::{Engine, EngineOptions};
 use ltx2::tensor::Tensor;
@@ -48,4 +48,26 @@ fn a_long_sequence_is_taken_in_chunks_with_the_same_rows() {
     let rows = whole.slice(s![.., n - some.., .., ..]).to_owned();
     let distance = common::relative_l2(&Tensor::from(rows), &Tensor::from(last));
     assert!(distance <= 1e-6, "{distance:e}");
+}
+
+#[test]
+fn a_custom_call_is_text_that_the_plugin_parses() {
+    let Some(client) = cpu(1) else { return };
+    let b = Builder::new("custom");
+    let x = b.argument("x", Type::new(DType::F32, [2, 3]));
+    let call = CustomCall {
+        target: "no_such_kernel".into(),
+        api_version: 2,
+        backend_config: "{\"scale\": \"0.5\"}".into(),
+        operand_layouts: vec![vec![1, 0]],
+        result_layouts: vec![vec![0, 1]],
+        has_side_effect: false,
+    };
+    let y = b.custom_call(&call, &[&x], &[Type::new(DType::F32, [2, 3])]);
+    let program = b.finish(&[("y", &y[0])]).expect("builds");
+    assert!(program.text.contains("backend_config = \"{\\22scale\\22: \\220.5\\22}\""), "{}", program.text);
+    // It is the kernel that is missing, on the way to run: the text itself was understood.
+    let engine = Engine::new(client, EngineOptions::default());
+    let error = engine.compile("custom", &program).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(error.contains("no_such_kernel"), "{error}");
 }
