@@ -79,15 +79,7 @@ impl ConnectorsConfig {
     /// # Errors
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let mut c: Self = parse_config(COMPONENT, json)?;
-        // An explicit null switches the registers off; only an absent key means the default.
-        let null = |key: &str| json.get(key).is_some_and(serde_json::Value::is_null);
-        if null("video_connector_num_learnable_registers") {
-            c.video_connector_num_learnable_registers = None;
-        }
-        if null("audio_connector_num_learnable_registers") {
-            c.audio_connector_num_learnable_registers = None;
-        }
+        let c: Self = parse_config(COMPONENT, json)?;
         require(
             !c.per_modality_projections,
             COMPONENT,
@@ -95,10 +87,17 @@ impl ConnectorsConfig {
             c.per_modality_projections,
             "false (LTX-2.0's shared text projection)",
         )?;
-        for connector in c.connectors() {
-            let width = connector.attention.heads.width();
-            let key = "caption_channels";
-            require(width == c.caption_channels, COMPONENT, key, c.caption_channels, "the width of both connectors")?;
+        let keys = [
+            ["video_connector_attention_head_dim", "video_connector_num_learnable_registers"],
+            ["audio_connector_attention_head_dim", "audio_connector_num_learnable_registers"],
+        ];
+        for (connector, [head_dim, registers]) in c.connectors().into_iter().zip(keys) {
+            let heads = connector.attention.heads;
+            let (even, some) = (heads.dim > 0 && heads.dim.is_multiple_of(2), connector.registers != Some(0));
+            require(even, COMPONENT, head_dim, heads.dim, "an even width")?;
+            require(some, COMPONENT, registers, 0, "a positive number or null")?;
+            let fits = heads.width() == c.caption_channels;
+            require(fits, COMPONENT, "caption_channels", c.caption_channels, "the width of both connectors")?;
         }
         Ok(c)
     }

@@ -2,6 +2,8 @@
 
 mod config;
 mod projection;
+#[cfg(test)]
+mod tests;
 
 use ndarray::Array3;
 

@@ -105,27 +105,70 @@ impl Default for File {
     }
 }
 
-/// How frequencies are scaled; `type` is the older spelling.
-#[derive(Deserialize)]
+/// How frequencies are scaled. `type` is the older spelling of `rope_type`; some releases wrote both.
+#[derive(Clone, Default, Deserialize)]
 struct Scaling {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    r#type: Option<String>,
     factor: Option<f64>,
     rope_theta: Option<f64>,
 }
 
-#[derive(Deserialize)]
+/// The newer spelling, by kind of layer.
+#[derive(Default, Deserialize)]
 struct Parameters {
-    full_attention: Scaling,
-    sliding_attention: Scaling,
+    full_attention: Option<Scaling>,
+    sliding_attention: Option<Scaling>,
 }
 
 impl Scaling {
+    /// What `self` says, and where it is silent what `other` says.
+    fn or(&self, other: &Scaling) -> Scaling {
+        let kind = |s: &Scaling| s.rope_type.clone().or(s.r#type.clone());
+        Scaling {
+            rope_type: kind(self).or(kind(other)),
+            r#type: None,
+            factor: self.factor.or(other.factor),
+            rope_theta: self.rope_theta.or(other.rope_theta),
+        }
+    }
+
     fn base(&self, theta: f64) -> Result<RopeBase, ConfigError> {
         let kind = self.rope_type.as_deref().unwrap_or("default");
         require(matches!(kind, "default" | "linear"), COMPONENT, "rope_type", kind, "default or linear")?;
-        let factor = if kind == "linear" { self.factor.unwrap_or(1.0) } else { 1.0 };
-        Ok(RopeBase { theta: self.rope_theta.unwrap_or(theta), factor })
+        let factor = if kind == "linear" { self.factor.unwrap_or_default() } else { 1.0 };
+        require(factor > 0.0, COMPONENT, "factor", self.factor, "a positive number where rope_type is linear")?;
+        let theta = self.rope_theta.unwrap_or(theta);
+        require(theta > 0.0, COMPONENT, "rope_theta", theta, "a positive number")?;
+        Ok(RopeBase { theta, factor })
+    }
+}
+
+impl File {
+    /// RoPE of sliding and of full layers. The older keys scale full layers only, also beside the newer ones.
+    fn rope(&self) -> Result<[RopeBase; 2], ConfigError> {
+        let silent = Scaling::default();
+        let newer =
+            |s: fn(&Parameters) -> Option<&Scaling>| self.rope_parameters.as_ref().and_then(s).unwrap_or(&silent);
+        let local = newer(|p| p.sliding_attention.as_ref()).or(&silent);
+        let global = self.rope_scaling.as_ref().unwrap_or(&silent).or(newer(|p| p.full_attention.as_ref()));
+        Ok([local.base(self.rope_local_base_freq)?, global.base(self.rope_theta)?])
+    }
+
+    /// The kind of every layer: a list, or a full layer every so many.
+    fn layers(&self) -> Result<Vec<LayerKind>, ConfigError> {
+        let Some(listed) = &self.layer_types else {
+            let pattern = self.sliding_window_pattern.or(self._sliding_window_pattern).unwrap_or(6);
+            require(pattern > 0, COMPONENT, "sliding_window_pattern", pattern, "a positive number")?;
+            let kind = |i: usize| match (i + 1).is_multiple_of(pattern) {
+                true => LayerKind::FullAttention,
+                false => LayerKind::SlidingAttention,
+            };
+            return Ok((0..self.num_hidden_layers).map(kind).collect());
+        };
+        let supported = "one entry for each of num_hidden_layers";
+        require(listed.len() == self.num_hidden_layers, COMPONENT, "layer_types", listed.len(), supported)?;
+        Ok(listed.clone())
     }
 }
 
@@ -149,22 +192,10 @@ impl Gemma3Config {
         require(!bidirectional, COMPONENT, "use_bidirectional_attention", bidirectional, "false")?;
         let divides = f.num_key_value_heads > 0 && f.num_attention_heads.is_multiple_of(f.num_key_value_heads);
         require(divides, COMPONENT, "num_key_value_heads", f.num_key_value_heads, "a divisor of num_attention_heads")?;
-        require(f.head_dim.is_multiple_of(2), COMPONENT, "head_dim", f.head_dim, "an even width")?;
-        let pattern = f.sliding_window_pattern.or(f._sliding_window_pattern).unwrap_or(6).max(1);
-        let by_pattern = |i: usize| match (i + 1).is_multiple_of(pattern) {
-            true => LayerKind::FullAttention,
-            false => LayerKind::SlidingAttention,
-        };
-        let layers = f.layer_types.unwrap_or_else(|| (0..f.num_hidden_layers).map(by_pattern).collect());
-        let supported = "one entry for each of num_hidden_layers";
-        require(layers.len() == f.num_hidden_layers, COMPONENT, "layer_types", layers.len(), supported)?;
-        let (local, global) = match (&f.rope_parameters, &f.rope_scaling) {
-            (Some(p), _) => (p.sliding_attention.base(f.rope_local_base_freq)?, p.full_attention.base(f.rope_theta)?),
-            (None, Some(s)) => (RopeBase { theta: f.rope_local_base_freq, factor: 1.0 }, s.base(f.rope_theta)?),
-            (None, None) => {
-                (RopeBase { theta: f.rope_local_base_freq, factor: 1.0 }, RopeBase { theta: f.rope_theta, factor: 1.0 })
-            }
-        };
+        let even = f.head_dim > 0 && f.head_dim.is_multiple_of(2);
+        require(even, COMPONENT, "head_dim", f.head_dim, "an even width")?;
+        let layers = f.layers()?;
+        let [local, global] = f.rope()?;
         Ok(Gemma3Config {
             vocab_size: f.vocab_size,
             hidden_size: f.hidden_size,

@@ -2,6 +2,8 @@
 
 mod config;
 mod model;
+#[cfg(test)]
+mod tests;
 pub mod tokenizer;
 
 pub use config::{COMPONENT, Gemma3Config, LayerKind, RopeBase};

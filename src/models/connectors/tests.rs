@@ -1,0 +1,106 @@
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use super::*;
+use crate::nn::rope::Pairing;
+
+fn read(json: serde_json::Value) -> ConnectorsConfig {
+    ConnectorsConfig::from_json(&json).expect("reads")
+}
+
+fn tiny(registers: serde_json::Value) -> ConnectorsConfig {
+    read(json!({
+        "caption_channels": 8, "text_proj_in_factor": 3, "rope_type": "split",
+        "video_connector_num_attention_heads": 2, "video_connector_attention_head_dim": 4,
+        "video_connector_num_learnable_registers": registers, "video_connector_num_layers": 1,
+        "audio_connector_num_attention_heads": 1, "audio_connector_attention_head_dim": 8,
+        "audio_connector_num_learnable_registers": registers, "audio_connector_num_layers": 1
+    }))
+}
+
+fn tensors(network: &Network) -> BTreeMap<String, Vec<usize>> {
+    let all = network.params.iter().flat_map(|p| p.source.tensors());
+    all.map(|(name, shape)| (name.to_string(), shape.to_vec())).collect()
+}
+
+#[test]
+fn the_published_connectors_declare_every_parameter_once() {
+    let c = read(json!({"rope_type": "split"}));
+    let whole = program(&c, 2, 1024, Input::HiddenStates, &Build::new(DType::BF16)).expect("builds");
+    assert_eq!(whole.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 1_431_475_200);
+    let names = tensors(&whole);
+    assert_eq!(names.len(), 59, "as many tensors as the released checkpoint has");
+    assert_eq!(whole.params.iter().map(|p| p.source.tensors().len()).sum::<usize>(), 59);
+    assert_eq!(names["text_proj_in.weight"], [3840, 188_160]);
+    assert_eq!(names["video_connector.learnable_registers"], [128, 3840]);
+    assert_eq!(names["audio_connector.transformer_blocks.1.ff.net.0.proj.weight"], [15360, 3840]);
+
+    // What the text encoder has projected already needs no projection.
+    let projected = program(&c, 2, 1024, Input::PromptEmbeds, &Build::new(DType::BF16)).expect("builds");
+    assert_eq!(tensors(&projected).len(), 58);
+    assert!(projected.program.text.len() < 100_000, "{} bytes", projected.program.text.len());
+}
+
+#[test]
+fn gates_are_declared_where_the_configuration_has_them() {
+    let mut c = tiny(json!(4));
+    c.audio_gated_attn = true;
+    let names = tensors(&program(&c, 1, 8, Input::PromptEmbeds, &Build::new(DType::F32)).expect("builds"));
+    let gates: Vec<&String> = names.keys().filter(|n| n.contains("to_gate_logits")).collect();
+    let gate = "audio_connector.transformer_blocks.0.attn1.to_gate_logits";
+    assert_eq!(gates, [&format!("{gate}.bias"), &format!("{gate}.weight")]);
+}
+
+#[test]
+fn tables_cover_every_head_and_token() {
+    let inputs: BTreeMap<_, _> = host_inputs(&tiny(json!(4)), 8).into_iter().collect();
+    assert_eq!(inputs["rope.video.cos"].shape(), [1, 8, 2, 2]);
+    assert_eq!(inputs["rope.audio.sin"].shape(), [1, 8, 1, 4]);
+}
+
+#[test]
+fn registers_divide_the_tokens() {
+    let error = program(&tiny(json!(4)), 1, 10, Input::PromptEmbeds, &Build::new(DType::F32)).expect_err("10 of 4");
+    assert!(error.to_string().contains("10 text tokens are not a multiple of the connectors' 4 registers"), "{error}");
+    program(&tiny(json!(null)), 1, 10, Input::PromptEmbeds, &Build::new(DType::F32)).expect("none to place");
+}
+
+#[test]
+fn null_means_no_registers_and_nothing_the_default() {
+    let key = "video_connector_num_learnable_registers";
+    assert_eq!(read(json!({key: null})).video_connector_num_learnable_registers, None);
+    assert_eq!(read(json!({})).video_connector_num_learnable_registers, Some(128));
+    assert_eq!(read(json!({})).rope_type, Pairing::Interleaved);
+    let both = read(json!({key: 96, "audio_connector_num_learnable_registers": 64}));
+    assert_eq!(both.token_multiple(), 192);
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_key() {
+    let cases = [
+        (json!({"per_modality_projections": true}), "per_modality_projections = true is not supported"),
+        (json!({"caption_channels": 2048}), "caption_channels = 2048 is not supported, only the width of both"),
+        (json!({"audio_connector_attention_head_dim": 5}), "audio_connector_attention_head_dim = 5 is not supported"),
+        (json!({"video_connector_num_learnable_registers": 0}), "only a positive number or null"),
+        (json!({"rope_type": "axial"}), "rope_type: unknown variant `axial`"),
+    ];
+    for (json, message) in cases {
+        let error = ConnectorsConfig::from_json(&json).expect_err("not computed").to_string();
+        assert!(error.starts_with("config.json of 'connectors': ") && error.contains(message), "{error}");
+    }
+}
+
+/// One block: a change of it shows here as a change of its program.
+#[test]
+fn a_block_reads_as_expected() {
+    let p = Params::new("block", COMPONENT, &Build::new(DType::BF16));
+    let [video, _] = tiny(json!(4)).connectors();
+    let x = p.builder().argument("x", Type::new(DType::BF16, [1, 4, 8]));
+    let table = |name: &str| p.builder().argument(name, Type::new(DType::F32, [1, 4, 2, 2]));
+    let rope = Rope { cos: table("cos"), sin: table("sin") };
+    let y = block(&p.pp("transformer_blocks.0"), &video, &x, None, &rope);
+    let text = Network::finish(&p, &[("y", &y)]).expect("builds").program.text;
+    let bare: Vec<&str> = text.lines().map(|l| l.split(" loc(").next().unwrap_or(l)).collect();
+    insta::assert_snapshot!(bare.join("\n"));
+}
