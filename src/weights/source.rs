@@ -175,7 +175,8 @@ impl ModelSource {
     /// Whether a component is there.
     pub fn has(&self, component: Component) -> bool {
         match self.place(component) {
-            Place::Single(s) => {
+            // A single file never holds the tokenizer; the text encoder's folder may.
+            Place::Single(s) if component != Component::Tokenizer => {
                 component == Component::Scheduler || s.checkpoint.names().any(|k| s.name(component, k).is_some())
             }
             _ => self.folder(component).is_ok(),

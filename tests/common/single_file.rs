@@ -1,0 +1,187 @@
+//! A fixture as Lightricks would publish it: one file, its own tensor names, the configuration in the header.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::Path;
+
+use ltx2::weights::Component;
+use ltx2::weights::keys::SingleFileKeys;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+
+/// The diffusers folder.
+pub const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_a");
+
+/// A tensor of a file: element type, dimensions, bytes.
+pub type Stored = (Dtype, Vec<usize>, Vec<u8>);
+
+/// Every tensor of a file.
+pub fn read(path: &Path) -> BTreeMap<String, Stored> {
+    let bytes = fs::read(path).expect("a file");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    file.iter().map(|(k, t)| (k.to_string(), (t.dtype(), t.shape().to_vec(), t.data().to_vec()))).collect()
+}
+
+/// Writes a file, with a configuration in its header.
+pub fn write(path: &Path, tensors: &BTreeMap<String, Stored>, config: Option<&Value>) {
+    let views = tensors.iter().map(|(k, (d, s, b))| (k, TensorView::new(*d, s.clone(), b).expect("a tensor")));
+    let metadata = config.map(|c| HashMap::from([("config".to_string(), c.to_string())]));
+    fs::write(path, safetensors::serialize(views, metadata).expect("bytes")).expect("written");
+}
+
+/// Lightricks' name of a tensor that the diffusers folder calls `name`.
+fn original(component: Component, name: &str) -> String {
+    let renamed = |rules: &[(&str, &str)]| {
+        let segments = name.split('.').map(|s| rules.iter().find(|(from, _)| *from == s).map_or(s, |(_, to)| *to));
+        segments.collect::<Vec<_>>().join(".")
+    };
+    let statistics = |name: &str| match name {
+        "latents_mean" => "per_channel_statistics.mean-of-means".to_string(),
+        "latents_std" => "per_channel_statistics.std-of-means".to_string(),
+        other => other.to_string(),
+    };
+    match component {
+        Component::Transformer => {
+            let rules = [
+                ("proj_in", "patchify_proj"),
+                ("audio_proj_in", "audio_patchify_proj"),
+                ("time_embed", "adaln_single"),
+                ("audio_time_embed", "audio_adaln_single"),
+                ("av_cross_attn_video_scale_shift", "av_ca_video_scale_shift_adaln_single"),
+                ("av_cross_attn_audio_scale_shift", "av_ca_audio_scale_shift_adaln_single"),
+                ("av_cross_attn_video_a2v_gate", "av_ca_a2v_gate_adaln_single"),
+                ("av_cross_attn_audio_v2a_gate", "av_ca_v2a_gate_adaln_single"),
+                ("video_a2v_cross_attn_scale_shift_table", "scale_shift_table_a2v_ca_video"),
+                ("audio_a2v_cross_attn_scale_shift_table", "scale_shift_table_a2v_ca_audio"),
+                ("norm_q", "q_norm"),
+                ("norm_k", "k_norm"),
+            ];
+            format!("model.diffusion_model.{}", renamed(&rules))
+        }
+        Component::Connectors if name.starts_with("text_proj_in.") => {
+            format!("text_embedding_projection.{}", renamed(&[("text_proj_in", "aggregate_embed")]))
+        }
+        Component::Connectors => {
+            let rules = [
+                ("video_connector", "video_embeddings_connector"),
+                ("audio_connector", "audio_embeddings_connector"),
+                ("transformer_blocks", "transformer_1d_blocks"),
+                ("norm_q", "q_norm"),
+                ("norm_k", "k_norm"),
+            ];
+            format!("model.diffusion_model.{}", renamed(&rules))
+        }
+        Component::Vae => {
+            // One list of blocks: stages at even places, changes of resolution at odd ones; the decoder's middle first.
+            let parts: Vec<&str> = name.split('.').collect();
+            let stage = |i: &str, after: usize| 2 * i.parse::<usize>().expect("a number") + after;
+            let name = match parts[..] {
+                ["encoder", "mid_block", "resnets", ref rest @ ..] => {
+                    format!("encoder.down_blocks.8.res_blocks.{}", rest.join("."))
+                }
+                ["encoder", "down_blocks", i, "resnets", ref rest @ ..] => {
+                    format!("encoder.down_blocks.{}.res_blocks.{}", stage(i, 0), rest.join("."))
+                }
+                ["encoder", "down_blocks", i, "downsamplers", "0", ref rest @ ..] => {
+                    format!("encoder.down_blocks.{}.{}", stage(i, 1), rest.join("."))
+                }
+                ["decoder", "mid_block", "resnets", ref rest @ ..] => {
+                    format!("decoder.up_blocks.0.res_blocks.{}", rest.join("."))
+                }
+                ["decoder", "up_blocks", i, "upsamplers", "0", ref rest @ ..] => {
+                    format!("decoder.up_blocks.{}.{}", stage(i, 1), rest.join("."))
+                }
+                ["decoder", "up_blocks", i, "resnets", ref rest @ ..] => {
+                    format!("decoder.up_blocks.{}.res_blocks.{}", stage(i, 2), rest.join("."))
+                }
+                _ => statistics(name),
+            };
+            format!("vae.{name}")
+        }
+        Component::AudioVae => format!("audio_vae.{}", statistics(name)),
+        Component::Vocoder => {
+            let rules =
+                [("upsamplers", "ups"), ("resnets", "resblocks"), ("conv_in", "conv_pre"), ("conv_out", "conv_post")];
+            format!("vocoder.{}", renamed(&rules))
+        }
+        other => panic!("{other} is not in a single file"),
+    }
+}
+
+/// The header of a published LTX-2.0 file, with this model's sizes.
+pub fn header() -> Value {
+    let res = |n: usize| json!(["res_x", {"num_layers": n, "inject_noise": false}]);
+    let down = |kind: &str, n: usize| json!([format!("compress_{kind}_res"), {"multiplier": n}]);
+    let up = || json!(["compress_all", {"residual": true, "multiplier": 2}]);
+    let down_blocks =
+        [res(1), down("space", 1), res(1), down("time", 2), res(1), down("all", 1), res(1), down("all", 1), res(1)];
+    json!({
+        "transformer": {
+            "_class_name": "AVTransformer3DModel", "activation_fn": "gelu-approximate", "attention_bias": true,
+            "attention_head_dim": 16, "num_attention_heads": 2, "cross_attention_dim": 32, "in_channels": 8,
+            "out_channels": 8, "num_layers": 3, "caption_channels": 24, "norm_elementwise_affine": false,
+            "norm_eps": 1e-6, "qk_norm": "rms_norm", "standardization_norm": "rms_norm", "share_ff": false,
+            "positional_embedding_type": "rope", "positional_embedding_theta": 10000.0,
+            "positional_embedding_max_pos": [20, 2048, 2048], "timestep_scale_multiplier": 1000,
+            "causal_temporal_positioning": true, "use_audio_video_cross_attention": true, "av_cross_ada_norm": true,
+            "use_middle_indices_grid": true, "rope_type": "split", "frequencies_precision": "float64",
+            "av_ca_timestep_scale_multiplier": 1000.0, "audio_num_attention_heads": 2, "audio_attention_head_dim": 8,
+            "audio_in_channels": 4, "audio_out_channels": 4, "audio_cross_attention_dim": 16,
+            "audio_positional_embedding_max_pos": [20], "use_embeddings_connector": true,
+            "connector_num_attention_heads": 2, "connector_attention_head_dim": 12, "connector_num_layers": 2,
+            "connector_positional_embedding_max_pos": [4096],
+        },
+        "vae": {
+            "_class_name": "CausalVideoAutoencoder", "dims": 3, "in_channels": 3, "out_channels": 3,
+            "latent_channels": 8, "patch_size": 4, "norm_layer": "pixel_norm", "latent_log_var": "uniform",
+            "causal_decoder": false, "timestep_conditioning": false, "decoder_base_channels": 4,
+            "encoder_blocks": down_blocks, "decoder_blocks": [res(2), up(), res(1), up(), res(1), up(), res(1)],
+        },
+        "audio_vae": {
+            "model": {"params": {"sampling_rate": 16000, "ddconfig": {
+                "double_z": true, "mel_bins": 8, "z_channels": 2, "resolution": 32, "downsample_time": false,
+                "in_channels": 2, "out_ch": 2, "ch": 4, "ch_mult": [1, 2, 4], "num_res_blocks": 2,
+                "attn_resolutions": [], "dropout": 0.0, "mid_block_add_attention": false, "norm_type": "pixel",
+                "causality_axis": "height",
+            }}},
+            "preprocessing": {
+                "audio": {"sampling_rate": 16000}, "mel": {"n_mel_channels": 8, "mel_fmin": 0, "mel_fmax": 8000},
+                "stft": {"filter_length": 1024, "hop_length": 160, "win_length": 1024, "causal": true},
+            },
+        },
+        "vocoder": {
+            "resblock": "1", "stereo": true, "upsample_initial_channel": 32, "upsample_rates": [6, 5, 2, 2, 2],
+            "upsample_kernel_sizes": [16, 15, 8, 4, 4], "resblock_kernel_sizes": [3, 7, 11],
+            "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5], [1, 3, 5]],
+        },
+        "scheduler": {"_class_name": "RectifiedFlowScheduler", "num_train_timesteps": 1000, "shifting": null},
+    })
+}
+
+/// tiny_a's tensors under Lightricks' names, with a statistic that nobody reads.
+pub fn combined() -> BTreeMap<String, Stored> {
+    let mut all = BTreeMap::new();
+    let mut names = Vec::new();
+    for c in IN_FILE {
+        let files =
+            fs::read_dir(Path::new(TINY).join(c.folder())).expect("a folder").map(|e| e.expect("a file").path());
+        for file in files.filter(|f| f.extension().is_some_and(|e| e == "safetensors")) {
+            for (name, tensor) in read(&file) {
+                let key = original(c, &name);
+                assert!(all.insert(key.clone(), tensor).is_none(), "{key} twice");
+                names.push((key, c, name));
+            }
+        }
+    }
+    let keys = SingleFileKeys::new(all.keys().map(String::as_str));
+    for (key, c, name) in names {
+        assert_eq!(keys.map(&key), Some((c, name)), "{key}");
+    }
+    all.insert("vae.per_channel_statistics.mean-of-stds".into(), (Dtype::BF16, vec![8], vec![0; 16]));
+    all
+}
+
+/// What a combined file holds.
+pub const IN_FILE: [Component; 5] =
+    [Component::Transformer, Component::Connectors, Component::Vae, Component::AudioVae, Component::Vocoder];

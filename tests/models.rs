@@ -1,0 +1,255 @@
+//! One model in three forms gives the same numbers: the diffusers folder, Lightricks' single file with its own names
+//! and configuration, and the Hugging Face cache. Damaged files end a run with one line that names them.
+
+mod common;
+#[path = "common/single_file.rs"]
+mod single_file;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use ltx2::weights::{Component, HubCache, ModelSource, Overrides};
+use serde_json::{Value, json};
+use single_file::{IN_FILE, Stored, TINY, combined, header, read, write};
+use tempfile::TempDir;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn path(p: &Path) -> &str {
+    p.to_str().expect("UTF-8")
+}
+
+/// `ltx2` with a Hugging Face home.
+fn ltx2(home: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
+    command.env_remove("HF_HUB_CACHE").env_remove("HUGGINGFACE_HUB_CACHE").env("HF_HOME", home);
+    command.args(arguments).output().expect("the binary runs")
+}
+
+/// A short guided run into the folder `out`, with the model's own schedule; optimising would take longer than running.
+fn run(home: &Path, model: &[&str], out: &Path) -> Output {
+    let (mp4, dump) = (out.join("a.mp4"), out.join("a.safetensors"));
+    let base = ["generate", "-c", "nano", "--platform", "cpu", "-p", "a red ball", "--negative-prompt", "blurry"];
+    let size = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "2", "--max-sequence-length", "64"];
+    let more = ["--reference", "diffusers", "--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
+    let paths = ["-o", path(&mp4), "--dump", path(&dump), "--model"];
+    ltx2(home, &[&base[..], &size, &more, &paths, model].concat())
+}
+
+/// The dumped tensors and the sidecar of a run.
+fn generate(home: &Path, model: &[&str]) -> (BTreeMap<String, Stored>, Value) {
+    let out = TempDir::new().expect("a folder");
+    let done = run(home, model, out.path());
+    assert!(done.status.success(), "{model:?}: {}", text(&done.stderr));
+    let sidecar = fs::read(out.path().join("a.json")).expect("a sidecar");
+    (read(&out.path().join("a.safetensors")), serde_json::from_slice(&sidecar).expect("JSON"))
+}
+
+fn ready(home: &Path, model: &[&str]) {
+    let out = ltx2(home, &[&["check"], model].concat());
+    let said = text(&out.stdout);
+    assert!(out.status.success() && said.contains("LTX-2.0") && said.contains("text_to_video: ready"), "{said}");
+}
+
+/// A repository in the cache's form: blobs by content, and a snapshot of links.
+fn cache(home: &Path, folder: &Path, name: &str) {
+    fn link(from: &Path, to: &Path, blobs: &Path, up: &str) {
+        fs::create_dir_all(to).expect("a folder");
+        for entry in fs::read_dir(from).expect("a folder").map(|e| e.expect("an entry")) {
+            let (name, target) = (entry.file_name(), to.join(entry.file_name()));
+            if entry.path().is_dir() {
+                link(&entry.path(), &target, blobs, &format!("../{up}"));
+                continue;
+            }
+            let blob = format!("{}-{}", fs::read_dir(blobs).expect("blobs").count(), name.len());
+            fs::copy(entry.path(), blobs.join(&blob)).expect("copied");
+            symlink(format!("{up}/blobs/{blob}"), target).expect("a link");
+        }
+    }
+    let repository = home.join("hub").join(format!("models--{}", name.replace('/', "--")));
+    let revision = "0123456789abcdef0123456789abcdef01234567";
+    fs::create_dir_all(repository.join("blobs")).expect("a folder");
+    fs::create_dir_all(repository.join("refs")).expect("a folder");
+    fs::write(repository.join("refs/main"), revision).expect("written");
+    link(folder, &repository.join("snapshots").join(revision), &repository.join("blobs"), "../..");
+}
+
+/// Whether two configurations say the same, whole numbers and floats alike.
+fn same(a: &Value, b: &Value) -> bool {
+    a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
+}
+
+#[test]
+fn the_single_file_s_configurations_are_the_folder_s() {
+    let dir = TempDir::new().expect("a folder");
+    let file = dir.path().join("ltx-2-tiny-dev.safetensors");
+    write(&file, &combined(), Some(&header()));
+    let encoder = format!("{TINY}/text_encoder");
+    let overrides = Overrides { text_encoder: Some(encoder.clone()), ..Overrides::default() };
+    let single = ModelSource::open(path(&file), &overrides).expect("opens");
+    let folder = ModelSource::open(TINY, &Overrides::default()).expect("opens");
+    assert_eq!(single.unused_keys(), ["vae.per_channel_statistics.mean-of-stds"]);
+    // LTX-2.0 reads neither width; the rest is the reference's bookkeeping, or false in every published model.
+    let unread = ["video_hidden_dim", "audio_hidden_dim", "_diffusers_version", "use_keyframes_abs_pos_embedding"];
+    for c in [&IN_FILE[..], &[Component::Scheduler]].concat() {
+        let (derived, own) = (single.config(c).expect("derived"), folder.config(c).expect("its own"));
+        for (key, want) in own.as_object().expect("an object") {
+            let off = c == Component::Scheduler && *want == json!(false) && derived.get(key).is_none();
+            if !off && !unread.contains(&key.as_str()) {
+                assert!(same(&derived[key], want), "{c}: {key} is {}, not {want}", derived[key]);
+            }
+        }
+        let more = derived.as_object().expect("an object").keys().find(|k| own.get(k).is_none());
+        assert_eq!(more, None, "{c} has a key of its own");
+    }
+    assert!(single.has(Component::Tokenizer), "the text encoder's folder brings it");
+    ready(dir.path(), &[path(&file), "--text-encoder", &encoder]);
+}
+
+#[test]
+fn three_forms_of_a_model_give_the_same_bits() {
+    if common::cpu(1).is_none() {
+        return;
+    }
+    let dir = TempDir::new().expect("a folder");
+    let home = dir.path().join("hf");
+    let file = dir.path().join("single/ltx-2-tiny-dev.safetensors");
+    fs::create_dir(dir.path().join("single")).expect("a folder");
+    write(&file, &combined(), Some(&header()));
+    cache(&home, Path::new(TINY), "org/tiny");
+    cache(&home, file.parent().expect("a folder"), "org/single");
+    let encoder = format!("{TINY}/text_encoder");
+
+    let hub = HubCache::at(home.join("hub"));
+    let open = |name: &str, hub| ModelSource::open_in(name, &Overrides::default(), hub).expect("opens");
+    let prints = [open("org/tiny", &hub), open(TINY, &hub)].map(|s| s.fingerprint().expect("readable"));
+    assert_eq!(prints[0], prints[1], "links change nothing");
+    ready(&home, &["org/tiny"]);
+    ready(&home, &["org/single", "--text-encoder", "org/tiny"]);
+
+    let (want, told) = generate(&home, &[TINY]);
+    for name in ["latents.video", "latents.audio", "video", "audio", "negative_prompt_embeds"] {
+        assert!(want.contains_key(name), "{name}");
+    }
+    let file_in_cache = "org/single/ltx-2-tiny-dev.safetensors";
+    for model in
+        [&["org/tiny"][..], &[path(&file), "--text-encoder", &encoder], &[file_in_cache, "--text-encoder", "org/tiny"]]
+    {
+        let (got, sidecar) = generate(&home, model);
+        assert_eq!(sidecar["programs"], told["programs"], "{model:?}");
+        assert_eq!(sidecar["sha256"], told["sha256"], "{model:?}");
+        assert!(got.keys().eq(want.keys()));
+        got.iter().for_each(|(k, t)| assert!(*t == want[k], "{model:?}: {k}"));
+        let (a, b) = (&sidecar["model"]["fingerprint"], &told["model"]["fingerprint"]);
+        assert_eq!(a == b, model[0] == "org/tiny", "a fingerprint is of the files");
+    }
+}
+
+/// tiny_a by links, with `component` copied, so that it can be damaged.
+fn damaged(dir: &Path, component: &str) -> PathBuf {
+    let model = dir.join("model");
+    fs::create_dir(&model).expect("a folder");
+    for entry in fs::read_dir(TINY).expect("a folder").map(|e| e.expect("an entry")) {
+        if entry.file_name() != component {
+            symlink(entry.path(), model.join(entry.file_name())).expect("a link");
+        }
+    }
+    fs::create_dir(model.join(component)).expect("a folder");
+    for entry in fs::read_dir(Path::new(TINY).join(component)).expect("a folder").map(|e| e.expect("a file")) {
+        fs::copy(entry.path(), model.join(component).join(entry.file_name())).expect("copied");
+    }
+    model
+}
+
+/// A run that must fail with code 1 and one line that holds `words`, and write nothing.
+fn fails(model: &[&str], words: &[&str]) {
+    let out = TempDir::new().expect("a folder");
+    let done = run(out.path(), model, out.path());
+    let stderr = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{words:?}: {stderr}");
+    let lines: Vec<&str> = stderr.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert_eq!(lines.len(), 1, "one line says it: {stderr}");
+    eprintln!("{}", lines[0]);
+    words.iter().for_each(|w| assert!(lines[0].contains(w), "`{w}` is not in: {}", lines[0]));
+    assert_eq!(fs::read_dir(out.path()).expect("the folder").count(), 0, "{words:?}: something was written");
+    assert!(done.stdout.is_empty());
+}
+
+type Tensors = BTreeMap<String, Stored>;
+
+/// Puts a not-a-number (bf16) at the third place.
+fn spoil(tensors: &mut Tensors, key: &str) {
+    tensors.get_mut(key).expect("there").2[4..6].copy_from_slice(&[0xc0, 0x7f]);
+}
+
+fn flatten(tensors: &mut Tensors, key: &str) {
+    let shape = &mut tensors.get_mut(key).expect("there").1;
+    *shape = vec![shape.iter().product()];
+}
+
+#[test]
+fn damaged_files_end_a_run_with_one_line() {
+    if common::cpu(1).is_none() {
+        return;
+    }
+    let shard = "diffusion_pytorch_model-00001-of-00003.safetensors";
+    let norm = "language_model.model.norm.weight";
+    let encoder = read(&Path::new(TINY).join("text_encoder/model.safetensors"));
+    let norm = encoder.keys().find(|k| k.ends_with(".norm.weight")).map_or(norm, String::as_str);
+    let (one, plain) = ("model.safetensors", "diffusion_pytorch_model.safetensors");
+    let edits: [(&str, &str, fn(&mut Tensors, &str), &str, &[&str]); 5] = [
+        ("text_encoder", one, spoil, norm, &["NaN at [2]"]),
+        ("text_encoder", one, flatten, "language_model.model.embed_tokens.weight", &["[9600]", "[400, 24]"]),
+        ("connectors", plain, |t, k| drop(t.remove(k)), "text_proj_in.weight", &["missing"]),
+        ("transformer", shard, spoil, "proj_in.weight", &["NaN at [0, 2]"]),
+        ("transformer", shard, |t, k| drop(t.remove(k)), "proj_in.weight", &["index.json", "does not have it"]),
+    ];
+    for (component, file, edit, key, words) in edits {
+        let dir = TempDir::new().expect("a folder");
+        let model = damaged(dir.path(), component);
+        let target = model.join(component).join(file);
+        let mut tensors = read(&target);
+        edit(&mut tensors, key);
+        write(&target, &tensors, None);
+        fails(&[path(&model)], &[&[component, file, key], words].concat());
+    }
+
+    let dir = TempDir::new().expect("a folder");
+    let model = damaged(dir.path(), "transformer");
+    let target = model.join("transformer").join(shard);
+    let bytes = fs::read(&target).expect("a shard");
+    fs::write(&target, &bytes[..bytes.len() - 9]).expect("written");
+    fails(&[path(&model)], &["transformer", shard, "truncated", &format!("the file has {}", bytes.len() - 9)]);
+    fs::remove_file(&target).expect("removed");
+    fails(&[path(&model)], &["transformer", shard, "is missing", "more tensors"]);
+}
+
+#[test]
+fn damage_in_a_single_file_names_the_file_and_the_tensor() {
+    if common::cpu(1).is_none() {
+        return;
+    }
+    let dir = TempDir::new().expect("a folder");
+    let file = dir.path().join("ltx-2-tiny-dev.safetensors");
+    let block = "model.diffusion_model.video_embeddings_connector.transformer_1d_blocks.1.attn1";
+    let norm = format!("{block}.q_norm.weight");
+    let gone = "video_connector.transformer_blocks.1.attn1.norm_q.weight";
+    let edits: [(fn(&mut Tensors, &str), &str, &[&str]); 3] = [
+        (spoil, &norm, &[&norm, "NaN at [2]"]),
+        (flatten, &format!("{block}.to_q.weight"), &["attn1.to_q.weight", "[576]", "[24, 24]"]),
+        // What a file does not have has no name in it: the error tells the diffusers one.
+        (|t, k| drop(t.remove(k)), &norm, &[gone, "missing"]),
+    ];
+    for (edit, key, words) in edits {
+        let mut tensors = combined();
+        edit(&mut tensors, key);
+        write(&file, &tensors, Some(&header()));
+        let model = [path(&file), "--text-encoder", &format!("{TINY}/text_encoder")];
+        fails(&model, &[&["ltx-2-tiny-dev.safetensors"], words].concat());
+    }
+}
