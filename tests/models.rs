@@ -202,7 +202,9 @@ fn damaged_files_end_a_run_with_one_line() {
     let encoder = read(&Path::new(TINY).join("text_encoder/model.safetensors"));
     let norm = encoder.keys().find(|k| k.ends_with(".norm.weight")).map_or(norm, String::as_str);
     let (one, plain) = ("model.safetensors", "diffusion_pytorch_model.safetensors");
-    let edits: [(&str, &str, fn(&mut Tensors, &str), &str, &[&str]); 5] = [
+    type Edit = fn(&mut Tensors, &str);
+    type Damage<'a> = (&'a str, &'a str, Edit, &'a str, &'a [&'a str]);
+    let edits: [Damage; 5] = [
         ("text_encoder", one, spoil, norm, &["NaN at [2]"]),
         ("text_encoder", one, flatten, "language_model.model.embed_tokens.weight", &["[9600]", "[400, 24]"]),
         ("connectors", plain, |t, k| drop(t.remove(k)), "text_proj_in.weight", &["missing"]),
@@ -239,7 +241,8 @@ fn damage_in_a_single_file_names_the_file_and_the_tensor() {
     let block = "model.diffusion_model.video_embeddings_connector.transformer_1d_blocks.1.attn1";
     let norm = format!("{block}.q_norm.weight");
     let gone = "video_connector.transformer_blocks.1.attn1.norm_q.weight";
-    let edits: [(fn(&mut Tensors, &str), &str, &[&str]); 3] = [
+    type Damage<'a> = (fn(&mut Tensors, &str), &'a str, &'a [&'a str]);
+    let edits: [Damage; 3] = [
         (spoil, &norm, &[&norm, "NaN at [2]"]),
         (flatten, &format!("{block}.to_q.weight"), &["attn1.to_q.weight", "[576]", "[24, 24]"]),
         // What a file does not have has no name in it: the error tells the diffusers one.
