@@ -38,12 +38,12 @@ struct Entry {
     range: Range<usize>,
 }
 
-/// The tensors of one or several mapped safetensors files.
+/// The tensors of one or several mapped safetensors files; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     origin: PathBuf,
     shards: Vec<Arc<Shard>>,
-    tensors: BTreeMap<String, Entry>,
+    tensors: Arc<BTreeMap<String, Entry>>,
 }
 
 /// One tensor of a checkpoint. Owns its file's mapping, so it may outlive the checkpoint; cheap to clone.
@@ -172,7 +172,7 @@ impl Checkpoint {
     }
 
     fn open_file(path: &Path) -> Result<Self, WeightsError> {
-        let mut checkpoint = Checkpoint { origin: path.to_path_buf(), shards: vec![], tensors: BTreeMap::new() };
+        let mut checkpoint = Checkpoint { origin: path.to_path_buf(), shards: vec![], tensors: Arc::default() };
         let shard = checkpoint.add(Shard::open(path)?);
         for key in checkpoint.shards[shard].header.offset_keys() {
             checkpoint.insert(shard, &key)?;
@@ -190,7 +190,7 @@ impl Checkpoint {
             shards.entry(file).or_default().push(key);
         }
         let folder = index.parent().unwrap_or(Path::new(""));
-        let mut checkpoint = Checkpoint { origin: index.to_path_buf(), shards: vec![], tensors: BTreeMap::new() };
+        let mut checkpoint = Checkpoint { origin: index.to_path_buf(), shards: vec![], tensors: Arc::default() };
         for (file, keys) in shards {
             // An index is data from elsewhere: it may name its neighbours only.
             if !Path::new(file).components().all(|p| matches!(p, Part::Normal(_))) {
@@ -233,7 +233,7 @@ impl Checkpoint {
             shape: info.shape.as_slice().into(),
             range: s.data + info.data_offsets.0..s.data + info.data_offsets.1,
         };
-        self.tensors.insert(key.to_string(), entry);
+        Arc::make_mut(&mut self.tensors).insert(key.to_string(), entry);
         Ok(())
     }
 
@@ -247,7 +247,7 @@ impl Checkpoint {
     /// Two keys with one new name.
     pub fn renamed(&self, rename: impl Fn(&str) -> Option<String>) -> Result<Self, WeightsError> {
         let mut tensors: BTreeMap<String, Entry> = BTreeMap::new();
-        for (key, entry) in &self.tensors {
+        for (key, entry) in self.tensors.iter() {
             let Some(name) = rename(key) else { continue };
             if let Some(other) = tensors.insert(name, entry.clone()) {
                 return Err(WeightsError::Duplicate {
@@ -258,7 +258,7 @@ impl Checkpoint {
                 });
             }
         }
-        Ok(Checkpoint { origin: self.origin.clone(), shards: self.shards.clone(), tensors })
+        Ok(Checkpoint { origin: self.origin.clone(), shards: self.shards.clone(), tensors: Arc::new(tensors) })
     }
 
     /// The file, or the index of the files.

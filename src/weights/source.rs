@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -83,12 +84,14 @@ enum Place {
     Single(Box<SingleFile>),
 }
 
-/// A model whose parts have been located. Weights are mapped when asked for.
+/// A model whose parts have been located. Weights are mapped when first asked for, and stay so.
 #[derive(Debug)]
 pub struct ModelSource {
     path: PathBuf,
     main: Place,
     parts: BTreeMap<Component, Place>,
+    /// By component: tensors are asked for one by one, and a header of thousands takes milliseconds to read.
+    opened: [OnceLock<Checkpoint>; Component::ALL.len()],
 }
 
 impl ModelSource {
@@ -112,7 +115,7 @@ impl ModelSource {
                 parts.insert(component, place(&locate(name, hub)?, Some(component))?);
             }
         }
-        Ok(ModelSource { path, main, parts })
+        Ok(ModelSource { path, main, parts, opened: Default::default() })
     }
 
     /// The model's folder or file.
@@ -229,11 +232,19 @@ impl ModelSource {
         }
     }
 
-    /// A component's tensors under the names this program uses.
+    /// A component's tensors under the names this program uses. The files are opened once.
     ///
     /// # Errors
     /// The component is absent or has no weights, or its files are damaged.
     pub fn checkpoint(&self, component: Component) -> Result<Checkpoint, WeightsError> {
+        let opened = &self.opened[component as usize];
+        match opened.get() {
+            Some(checkpoint) => Ok(checkpoint.clone()),
+            None => self.open_checkpoint(component).map(|c| opened.get_or_init(|| c).clone()),
+        }
+    }
+
+    fn open_checkpoint(&self, component: Component) -> Result<Checkpoint, WeightsError> {
         if component.weights_stem().is_none() {
             return Err(self.absent(component));
         }

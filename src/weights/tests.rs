@@ -238,7 +238,11 @@ fn the_hub_cache_is_followed_through_its_links() {
     fails(open("Org/Other"), &["models--Org--Other", "from HF_HOME"]);
     fails(open("Org/Name/ltx.safetensors"), &["ltx.safetensors", "download it again"]);
     fs::remove_file(repo.join("blobs/1234")).expect("remove");
-    fails(source.checkpoint(Component::Transformer), &["diffusion_pytorch_model.safetensors"]);
+    source.checkpoint(Component::Transformer).expect("opened before, and mapped");
+    fails(
+        open("Org/Name").expect("opens").checkpoint(Component::Transformer),
+        &["diffusion_pytorch_model.safetensors"],
+    );
     fs::remove_file(repo.join("refs/main")).expect("remove");
     fails(open("Org/Name"), &["refs/main", "does not hold one snapshot"]);
     fs::remove_dir(repo.join("snapshots/old")).expect("remove");
