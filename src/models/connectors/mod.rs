@@ -76,7 +76,8 @@ pub fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, Tensor)>
         .collect()
 }
 
-/// One connector, `[b, t, width]` to the same.
+/// One connector, `[b, t, width]` to the same. Padding that is kept is hidden from attention only: the mask by which the
+/// reference multiplies the video's result afterwards is one everywhere.
 fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope) -> Value {
     let _scope = p.scope();
     let (start, bias) = match k.registers {

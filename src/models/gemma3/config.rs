@@ -190,7 +190,8 @@ impl Gemma3Config {
         )?;
         let bidirectional = f.use_bidirectional_attention.unwrap_or(false);
         require(!bidirectional, COMPONENT, "use_bidirectional_attention", bidirectional, "false")?;
-        let divides = f.num_key_value_heads > 0 && f.num_attention_heads.is_multiple_of(f.num_key_value_heads);
+        let some = f.num_attention_heads > 0 && f.num_key_value_heads > 0;
+        let divides = some && f.num_attention_heads.is_multiple_of(f.num_key_value_heads);
         require(divides, COMPONENT, "num_key_value_heads", f.num_key_value_heads, "a divisor of num_attention_heads")?;
         let even = f.head_dim > 0 && f.head_dim.is_multiple_of(2);
         require(even, COMPONENT, "head_dim", f.head_dim, "an even width")?;
