@@ -24,7 +24,7 @@ use crate::sampling::latents::{AudioGrid, Statistics, VideoGrid};
 use crate::sampling::sigmas::FlowMatch;
 use crate::tensor::Tensor;
 pub use crate::weights::Component;
-use crate::weights::ModelSource;
+use crate::weights::{ModelSource, check_finite};
 
 /// What a text-to-video run needs. The text encoder stands before the tokenizer, which its folder often brings.
 pub const TEXT_TO_VIDEO: [Component; 8] = [
@@ -389,10 +389,16 @@ impl Models {
         let parts = Parts::of(source);
         let transformer = parts.transformer()?;
         let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
-        let statistics = |part: Component, scaling_factor: f32| -> Result<Statistics> {
+        // Headers are read now, so that a damaged file is found before anything has run.
+        for part in TEXT_TO_VIDEO.into_iter().filter(|p| p.weights_stem().is_some()) {
+            source.checkpoint(part)?;
+        }
+        let statistics = |part: Component, length: usize, scaling_factor: f32| -> Result<Statistics> {
             let checkpoint = source.checkpoint(part)?;
             let read = |name: &str| -> Result<Vec<f32>> {
-                Ok(checkpoint.get_float(name)?.to_tensor()?.to_f32().into_iter().collect())
+                let view = checkpoint.get_float(name)?.expect_shape(&[length])?;
+                check_finite(&view)?;
+                Ok(view.to_tensor()?.to_f32().into_iter().collect())
             };
             Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
         };
@@ -416,8 +422,8 @@ impl Models {
             },
             audio_channels: audio.latent_channels,
             tokenizer: Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")))?,
-            video_statistics: statistics(Component::Vae, vae.scaling_factor)?,
-            audio_statistics: statistics(Component::AudioVae, 1.0)?,
+            video_statistics: statistics(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
+            audio_statistics: statistics(Component::AudioVae, audio.base_channels, 1.0)?,
             sample_rate: parts.vocoder()?.output_sampling_rate,
             scheduler: FlowMatch::from_json(&scheduler, &source.config_path(Component::Scheduler))?,
             text_width: connectors.caption_channels,

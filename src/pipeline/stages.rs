@@ -167,8 +167,9 @@ impl ParameterSource for Files<'_> {
     fn tensor(&self, component: &'static str, key: &str) -> std::result::Result<StoredTensor, String> {
         let view = self.view(component, key)?;
         check_finite(&view).map_err(|e| e.to_string())?;
-        let (dtype, shape, file) = (view.dtype(), view.shape().to_vec(), view.file().to_path_buf());
-        Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(Mapped(view))), file })
+        let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+        let (file, key) = (view.file().to_path_buf(), view.key().to_string());
+        Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(Mapped(view))), file, key })
     }
 }
 

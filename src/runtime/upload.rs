@@ -19,6 +19,8 @@ pub struct StoredTensor {
     pub bytes: SharedBytes,
     /// The file, for messages.
     pub file: PathBuf,
+    /// Its name in the file, for messages.
+    pub key: String,
 }
 
 /// Where parameters come from.
@@ -99,7 +101,8 @@ fn upload(engine: &Engine, param: &Param, source: &dyn ParameterSource) -> Resul
 /// A tensor's bytes in the parameter's element type: the mapped ones where the file has that type.
 fn read(param: &Param, key: &str, shape: &[usize], source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
     let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
-    let fail = |what: String| RuntimeError::Parameter(format!("{}: tensor '{key}' {what}", stored.file.display()));
+    let fail =
+        |what: String| RuntimeError::Parameter(format!("{}: tensor '{}' {what}", stored.file.display(), stored.key));
     if stored.shape != shape {
         return Err(fail(format!("has shape {:?}, the configuration asks for {shape:?}", stored.shape)));
     }
