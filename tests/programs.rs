@@ -42,3 +42,18 @@ fn the_19b_program_builds_in_under_two_seconds_and_the_cpu_plugin_accepts_it() {
         assert!(!moved || i.elements < 48 * 2048 * 2048, "a stack is copied: {i:?}");
     }
 }
+
+#[test]
+fn the_published_text_programs_loop_over_layers_and_copy_no_stack() {
+    let Some(client) = common::cpu(1) else { return };
+    let engine = Engine::new(client, EngineOptions::default());
+    for (name, network) in common::published_text("cpu") {
+        let module = module(&engine.compile(name, &network.program).expect("accepted"));
+        assert!(!module.loops().is_empty(), "{name}");
+        let stacks: Vec<i64> = network.params.iter().map(|p| p.ty.elements() as i64).filter(|n| *n > 1 << 27).collect();
+        for i in module.instructions() {
+            let moved = ["copy", "transpose", "convert"].contains(&i.opcode.as_str());
+            assert!(!moved || !stacks.contains(&i.elements), "{name} copies a stack: {i:?}");
+        }
+    }
+}

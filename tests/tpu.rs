@@ -24,7 +24,7 @@ fn libtpu_accepts_the_19b_programs() {
     let plugin = Plugin::load(&found.path).expect("libtpu loads");
     let topology = Topology::new(&plugin, "v5p:2x2x1", &Attributes::new()).expect("a v5p-8 topology");
     let options = CompileOptions::single().flag("xla_allow_excess_precision", OptionValue::Bool(false));
-    for (name, network) in common::published("tpu") {
+    for (name, network) in common::published("tpu").into_iter().chain(common::published_text("tpu")) {
         let start = Instant::now();
         let compiled = topology.compile(&network.program.text, &options).expect("accepted");
         let memory = compiled.memory().expect("figures");

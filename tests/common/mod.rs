@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use ltx2::dtype::DType;
 use ltx2::models::Network;
+use ltx2::models::connectors::{self, ConnectorsConfig};
+use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
@@ -137,4 +139,16 @@ pub fn published(platform: &str) -> [(&'static str, Network); 2] {
     };
     let programs = [("prepare", prepare(&c, &shape, &build)), ("denoise", denoise(&c, &shape, &build))];
     programs.map(|(name, network)| (name, network.expect("builds")))
+}
+
+/// The published text encoder's and connectors' programs for both prompts of 1024 tokens, for a platform.
+pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
+    let preset = Preset::named("ltx2").expect("the published configuration");
+    let config = |folder: &str| preset.config(folder).expect("a configuration");
+    let gemma = Gemma3Config::from_json(config("text_encoder")).expect("valid");
+    let c = ConnectorsConfig::from_json(config("connectors")).expect("valid");
+    let build = Build { lowering: Lowering::of(platform), ..Build::new(DType::BF16) };
+    let encoder = gemma3::program(&gemma, Some(&c), 2, 1024, &build).expect("builds");
+    let connected = connectors::program(&c, 2, 1024, connectors::Input::PromptEmbeds, &build).expect("builds");
+    [("text_encoder", encoder), ("connectors", connected)]
 }
