@@ -47,6 +47,9 @@ pub enum Isolation {
     Rows(Value),
 }
 
+/// The axes of every layer's text keys or values.
+pub const TEXT_KEYS: [Axis; 5] = [Axis::Layers, Axis::Rows, Axis::TextSequence, Axis::Heads, Axis::HeadDim];
+
 /// The text context as the blocks read it: the caption projection where the model has one.
 pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text: &Value) -> Value {
     if !c.use_prompt_embeddings {
@@ -54,8 +57,10 @@ pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text: &Value)
     }
     let p = p.pp(s.name("caption_projection"));
     let _scope = p.scope();
-    let inner = linear(&p.pp("linear_1"), text, s.width(), true, [Axis::Whole, Axis::Mlp]);
-    linear(&p.pp("linear_2"), &gelu_tanh(&inner), s.width(), true, [Axis::Mlp, Axis::Whole])
+    let inner = linear(&p.pp("linear_1"), text, s.width(), true, [Axis::Embed, Axis::Mlp]);
+    let inner = p.place("hidden", &inner, &[Axis::Rows, Axis::TextSequence, Axis::Mlp]);
+    let y = linear(&p.pp("linear_2"), &gelu_tanh(&inner), s.width(), true, [Axis::Mlp, Axis::Embed]);
+    p.place("out", &y, &[Axis::Rows, Axis::TextSequence, Axis::Whole])
 }
 
 /// Keys and values of all layers from the projected contexts `[video, audio]`, each `[layers, b, t, heads, dim]`.
@@ -67,7 +72,8 @@ pub fn all_text_keys_values(p: &Params, c: &TransformerConfig, contexts: &[Value
     for (s, context) in streams.iter().zip(contexts) {
         let h = s.attention.heads;
         let dims = vec![c.num_layers, context.dim(0), context.dim(1), h.count, h.dim];
-        empty.extend([0, 1].map(|_| b.full(0.0, Type::new(p.dtype(), dims.clone()))));
+        let zeros = b.full(0.0, Type::new(p.dtype(), dims));
+        empty.extend(["k", "v"].map(|part| p.place(&s.name(&format!("text.{part}")), &zeros, &TEXT_KEYS)));
     }
     let _scope = b.scope("text_keys_values");
     let filled = b.repeat(c.num_layers, &empty, |i, stacks| {
@@ -90,11 +96,10 @@ pub fn forward(
 ) -> [Value; 2] {
     let b = p.builder();
     let streams = [c.video(), c.audio()];
-    let sequence = [Axis::VideoSequence, Axis::AudioSequence];
     let start = [0, 1].map(|i| {
         let x =
             linear(&p.pp(streams[i].name("proj_in")), tokens[i], streams[i].width(), true, [Axis::Whole, Axis::Embed]);
-        p.shard(&x, &[Axis::Rows, sequence[i], Axis::Whole])
+        p.place(&streams[i].name("state"), &x, &[Axis::Rows, streams[i].sequence, Axis::Whole])
     });
     let perturbed = perturbation.map(|s| {
         let flags: Vec<i32> = (0..c.num_layers).map(|l| i32::from(s.layers.contains(&l))).collect();
@@ -123,6 +128,7 @@ pub fn forward(
         let embedded = reads[i].modulation.embedded.to(DType::F32);
         let [shift, scale] = [0, 1].map(|r| &embedded + table.at(0, r));
         let y = modulate(&layer_norm(&state[i], 1e-6), &scale, &shift, p.dtype());
-        linear(&p.pp(s.name("proj_out")), &y, s.out_channels, true, [Axis::Embed, Axis::Whole])
+        let y = linear(&p.pp(s.name("proj_out")), &y, s.out_channels, true, [Axis::Embed, Axis::Whole]);
+        p.place(&s.name("velocity"), &y, &[Axis::Rows, s.sequence, Axis::Whole])
     })
 }

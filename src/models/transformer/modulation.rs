@@ -82,7 +82,7 @@ pub fn modulation(
 
 /// A table of the checkpoint, `[rows, width]`.
 pub(super) fn table(p: &Params, name: &str, rows: usize, width: usize) -> Value {
-    p.get(name, &[rows, width], &[Axis::Whole, Axis::Embed], Init::Normal((width as f32).sqrt().recip()))
+    p.get(name, &[rows, width], &[Axis::Whole; 2], Init::Normal((width as f32).sqrt().recip()))
 }
 
 /// `table + timestep part`, in f32, row by row: each `[b, s, width]`.
