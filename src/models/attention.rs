@@ -128,7 +128,7 @@ impl AttentionLayer {
         let axes = [Axis::Heads, Axis::HeadDim, Axis::Embed];
         let init = Init::Normal((inner as f32).sqrt().recip());
         let weight = p.fused(&refs(&weights), &[count, dim, inner], &[count * dim, inner], &axes, init);
-        let mut y = linear_nd(x, &weight);
+        let mut y = linear_nd(p, x, &weight);
         if self.bias {
             y = y + p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::Normal(0.02));
         }

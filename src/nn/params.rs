@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::build::Build;
+use super::build::{Build, Lowering};
 use super::layout::{Axis, Layout, LayoutError, Placed};
 use crate::dtype::DType;
 use crate::hlo::{Argument, Builder, Output, Precision, Sharding, Type, Value};
@@ -114,6 +114,7 @@ pub struct Params {
     stack: Option<Stack>,
     dtype: DType,
     numerics: Numerics,
+    lowering: Lowering,
 }
 
 #[derive(Clone)]
@@ -148,6 +149,7 @@ impl Params {
             stack: None,
             dtype: build.dtype,
             numerics: build.numerics,
+            lowering: build.lowering,
         }
     }
 
@@ -184,6 +186,11 @@ impl Params {
     /// The weights' and activations' element type.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// What the platform's compiler takes well; rows apart only where every bit counts.
+    pub fn lowering(&self) -> Lowering {
+        Lowering { rowwise: self.lowering.rowwise && self.dtype == DType::F32, ..self.lowering }
     }
 
     /// The rounding order.

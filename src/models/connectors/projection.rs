@@ -95,7 +95,7 @@ pub(super) fn project_stack(p: &Params, c: &ConnectorsConfig, stack: &Value, mas
     let p = p.pp("text_proj_in");
     let init = Init::Normal((width as f32).sqrt().recip());
     let weight = p.get("weight", &[c.caption_channels, width], &[Axis::Whole, Axis::Embed], init);
-    let projected = linear_nd(&y, &weight);
+    let projected = linear_nd(&p, &y, &weight);
     if !c.proj_bias {
         return projected;
     }

@@ -186,7 +186,7 @@ fn keys_values(p: &Params, heads: Heads, x: &Value, bias: bool) -> Value {
     let axes = [Axis::KvHeads, Axis::HeadDim, Axis::Embed];
     let init = Init::Normal((x.dim(-1) as f32).sqrt().recip());
     let weight = p.fused(&["k_proj.weight", "v_proj.weight"], &shape, &[width, x.dim(-1)], &axes, init);
-    let y = linear_nd(x, &weight);
+    let y = linear_nd(p, x, &weight);
     if !bias {
         return y;
     }
@@ -198,7 +198,7 @@ fn mlp(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
     let shape = [c.intermediate_size, c.hidden_size];
     let init = Init::Normal((c.hidden_size as f32).sqrt().recip());
     let weight = p.fused(&["gate_proj.weight", "up_proj.weight"], &shape, &shape, &[Axis::Mlp, Axis::Embed], init);
-    let both = linear_nd(x, &weight);
+    let both = linear_nd(p, x, &weight);
     let inner = gelu_tanh(&both.at(2, 0)) * both.at(2, 1);
     project(&p.pp("down_proj"), &inner, &[c.hidden_size], false, &[Axis::Embed], Axis::Mlp)
 }
