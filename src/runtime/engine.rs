@@ -135,7 +135,8 @@ impl Engine {
 
     /// Compiles, leaving out those of our own flags that the plugin does not know: an older one.
     fn compile_text(&self, name: &str, program: &Program) -> Result<LoadedExecutable, RuntimeError> {
-        let mut options = compile_options(&self.platform(), program, &self.options);
+        let ids: Vec<i32> = self.devices.iter().map(Device::id).collect();
+        let mut options = compile_options(&self.platform(), program, &ids, &self.options);
         loop {
             let error = match self.client.compile(&program.text, &options) {
                 Ok(loaded) => return Ok(loaded),
@@ -223,9 +224,11 @@ impl Engine {
     }
 }
 
-/// The options every compile of this project starts from.
-pub fn compile_options(platform: &str, program: &Program, options: &EngineOptions) -> CompileOptions {
-    let start = CompileOptions::partitioned(program.devices());
+/// The options every compile of this project starts from. `devices` are ids in the order in which meshes count them; the
+/// TPU compiler, without a client to ask, needs them.
+pub fn compile_options(platform: &str, program: &Program, devices: &[i32], options: &EngineOptions) -> CompileOptions {
+    let ids = devices.iter().take(program.devices()).map(|&id| i64::from(id)).collect();
+    let start = CompileOptions { devices: Some(ids), ..CompileOptions::partitioned(program.devices()) };
     let own = flags::defaults(platform).into_iter().map(|(name, value)| (name.to_string(), value));
     let given = options.xla_flags.iter().map(|(name, value)| (name.clone(), value.clone()));
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
