@@ -48,7 +48,7 @@ fn build(layout: &str, mesh: &str, devices: usize) -> Build {
         ..Config::default()
     };
     let layout = config.placement(devices).expect("a layout");
-    Build { layout, lowering: Lowering::of("cpu"), ..Build::new(DType::F32) }
+    Build { layout, lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) }
 }
 
 fn run(client: &Client, component: RunComponent, case: &Case, build: &Build) -> BTreeMap<String, Tensor> {

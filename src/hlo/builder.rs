@@ -55,8 +55,8 @@ pub struct Argument {
     pub sharding: Option<Sharding>,
     /// Index of the result that takes over this argument's memory.
     pub donated_to: Option<usize>,
-    /// `mhlo.layout_mode`: `auto` or an explicit layout.
-    pub layout_mode: Option<String>,
+    /// Order and tiles in device memory, as XLA writes them (`{2,1,0:T(16,128)(2,1)}`); `None` for the default.
+    pub memory_layout: Option<String>,
     /// The leading part of each dimension that callers fill; what lies behind it is zero.
     pub content: Vec<usize>,
 }
@@ -65,7 +65,7 @@ impl Argument {
     /// An argument that callers fill whole, placed by the partitioner.
     pub fn new(name: &str, ty: Type) -> Self {
         let content = ty.dims.clone();
-        Argument { name: name.to_string(), ty, sharding: None, donated_to: None, layout_mode: None, content }
+        Argument { name: name.to_string(), ty, sharding: None, donated_to: None, memory_layout: None, content }
     }
 }
 
@@ -78,6 +78,8 @@ pub struct Output {
     pub ty: Type,
     /// Placement; `None` lets the partitioner choose.
     pub sharding: Option<Sharding>,
+    /// Order and tiles in device memory; `None` for the default.
+    pub memory_layout: Option<String>,
     /// The leading part of each dimension that callers see.
     pub content: Vec<usize>,
 }
@@ -85,7 +87,7 @@ pub struct Output {
 impl Output {
     /// A result that callers see whole, placed by the partitioner.
     pub fn new(name: &str, ty: Type) -> Self {
-        Output { name: name.to_string(), content: ty.dims.clone(), ty, sharding: None }
+        Output { name: name.to_string(), content: ty.dims.clone(), ty, sharding: None, memory_layout: None }
     }
 }
 
@@ -435,10 +437,7 @@ impl Builder {
         }
         let arguments =
             list(s.arguments.iter().enumerate().map(|(i, a)| format!("%arg{i}: {}{}", a.ty, a.attributes())));
-        let returned = list(outputs.iter().map(|o| match &o.sharding {
-            Some(sh) => format!("{} {{sdy.sharding = {}}}", o.ty, sh.attribute()),
-            None => o.ty.to_string(),
-        }));
+        let returned = list(outputs.iter().map(|o| format!("{}{}", o.ty, o.attributes())));
         text.push_str(&format!("  func.func public @main({arguments}) -> ({returned}) {{\n"));
         text.push_str(&s.regions[0].text);
         text.push_str(&format!("    return {names} : {types}\n  }}\n}}\n"));
@@ -469,18 +468,22 @@ impl Builder {
 
 impl Argument {
     fn attributes(&self) -> String {
-        let mut parts = Vec::new();
-        if let Some(m) = &self.layout_mode {
-            parts.push(format!("mhlo.layout_mode = \"{m}\""));
-        }
-        if let Some(s) = &self.sharding {
-            parts.push(format!("sdy.sharding = {}", s.attribute()));
-        }
-        if let Some(i) = self.donated_to {
-            parts.push(format!("tf.aliasing_output = {i} : i32"));
-        }
-        if parts.is_empty() { String::new() } else { format!(" {{{}}}", parts.join(", ")) }
+        let donated = self.donated_to.map(|i| format!("tf.aliasing_output = {i} : i32"));
+        attributes(&self.memory_layout, &self.sharding, donated)
     }
+}
+
+impl Output {
+    fn attributes(&self) -> String {
+        attributes(&self.memory_layout, &self.sharding, None)
+    }
+}
+
+fn attributes(memory_layout: &Option<String>, sharding: &Option<Sharding>, more: Option<String>) -> String {
+    let memory = memory_layout.as_ref().map(|m| format!("mhlo.layout_mode = \"{m}\""));
+    let placed = sharding.as_ref().map(|s| format!("sdy.sharding = {}", s.attribute()));
+    let parts: Vec<String> = [memory, placed, more].into_iter().flatten().collect();
+    if parts.is_empty() { String::new() } else { format!(" {{{}}}", parts.join(", ")) }
 }
 
 fn function_name(name: &str, types: &[Type]) -> String {

@@ -287,7 +287,8 @@ impl Params {
                 param.axes.insert(0, Axis::Layers);
             }
             let placed = self.placed(&name, &param.ty, self.shared.layout.place_weight(&name, &param.ty, &param.axes));
-            let argument = Argument { sharding: placed, ..Argument::new(&name, param.ty.clone()) };
+            let memory_layout = self.memory_layout(&param.ty, &param.axes);
+            let argument = Argument { sharding: placed, memory_layout, ..Argument::new(&name, param.ty.clone()) };
             let value = self.shared.b.argument_with(argument);
             self.shared.declared.borrow_mut().push(param);
             self.shared.values.borrow_mut().insert(name.clone(), value.clone());
@@ -316,14 +317,27 @@ impl Params {
     pub fn input(&self, name: &str, ty: Type, axes: &[Axis]) -> Value {
         let padded = self.shared.layout.padded(&self.activation(name), &ty, axes);
         let sharding = self.placement(name, &padded, axes);
-        let argument = Argument { sharding, content: ty.dims, ..Argument::new(name, padded) };
+        let memory_layout = self.memory_layout(&padded, axes);
+        let argument = Argument { sharding, memory_layout, content: ty.dims, ..Argument::new(name, padded) };
         self.shared.b.argument_with(argument)
     }
 
     /// A result of the program, of which callers see the leading `content`.
     pub fn output(&self, name: &str, value: &Value, axes: &[Axis], content: &[usize]) -> (Output, Value) {
         let sharding = self.placement(name, value.ty(), axes);
-        (Output { name: name.into(), ty: value.ty().clone(), sharding, content: content.to_vec() }, value.clone())
+        let memory_layout = self.memory_layout(value.ty(), axes);
+        let output =
+            Output { sharding, memory_layout, content: content.to_vec(), ..Output::new(name, value.ty().clone()) };
+        (output, value.clone())
+    }
+
+    /// The order and tiles in which a loop over layers reads a stack.
+    fn memory_layout(&self, ty: &Type, axes: &[Axis]) -> Option<String> {
+        // Vectors are small, and read in the default tiles.
+        let is_stack = axes.first() == Some(&Axis::Layers) && ty.dims[1..].iter().product::<usize>() >= 1 << 18;
+        let tiles = self.lowering.stack_tiles.filter(|_| ty.dtype == DType::BF16 && is_stack)?;
+        let order: Vec<String> = (0..ty.rank()).rev().map(|d| d.to_string()).collect();
+        Some(format!("{{{}:{tiles}}}", order.join(",")))
     }
 
     /// Records a placement; a mistake becomes the program's error.

@@ -133,7 +133,7 @@ fn settings(config: &Config, options: &GenerateOptions, engine: &Engine) -> Resu
             config::Numerics::Official => Numerics::Official,
         },
         layout: config.placement(engine.devices().len())?,
-        lowering: Lowering::of(&engine.platform()),
+        lowering: Lowering::of(&engine.platform(), engine.devices()[0].kind()),
     };
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     Ok(Settings { build, chunk, dump: options.dump.is_some() })
