@@ -183,6 +183,14 @@ impl Params {
         self.shared.notes.borrow().clone()
     }
 
+    /// Says once what a rule could not split.
+    pub fn note(&self, note: String) {
+        let mut notes = self.shared.notes.borrow_mut();
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+
     /// The weights' and activations' element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -315,8 +323,13 @@ impl Params {
     /// type may be larger than `ty`.
     pub fn input(&self, name: &str, ty: Type, axes: &[Axis]) -> Value {
         let padded = self.shared.layout.padded(name, &ty, axes);
-        let sharding = self.placed(name, &padded, self.shared.layout.place(name, &padded, axes));
-        let argument = Argument { sharding, content: ty.dims, ..Argument::new(name, padded) };
+        self.filled_input(name, padded, &ty.dims, axes)
+    }
+
+    /// Declares an input of the program of which callers fill the leading `content`; what lies behind it is zero.
+    pub fn filled_input(&self, name: &str, ty: Type, content: &[usize], axes: &[Axis]) -> Value {
+        let sharding = self.placed(name, &ty, self.shared.layout.place(name, &ty, axes));
+        let argument = Argument { sharding, content: content.to_vec(), ..Argument::new(name, ty) };
         self.shared.b.argument_with(argument)
     }
 
@@ -333,10 +346,7 @@ impl Params {
             None
         })?;
         for note in placed.notes {
-            let mut notes = self.shared.notes.borrow_mut();
-            if !notes.contains(&note) {
-                notes.push(note);
-            }
+            self.note(note);
         }
         self.shared.placements.borrow_mut().push(Placement {
             scope: self.shared.b.scope_path(),

@@ -7,7 +7,7 @@ use super::*;
 use crate::dtype::DType;
 use crate::hlo::Type;
 use crate::models::Network;
-use crate::nn::{Axis, Build, Conv3dLowering, Lowering, Padding, Params};
+use crate::nn::{Axis, Blocks, Build, Conv3dLowering, Lowering, Padding, Params};
 
 /// `vae/config.json` of the released 2.0 model with some keys replaced.
 fn file(changes: Json) -> Json {
@@ -159,6 +159,7 @@ fn a_res_block_reads_as_expected() {
     let p = Params::new("res_block", COMPONENT, &Build::new(DType::BF16));
     let _ = p.builder().clone().without_locations();
     let x = p.input("x", Type::new(DType::BF16, [1, 2, 3, 4, 5]), &[Axis::Whole; 5]);
-    let y = Layers::new(false, Padding::Zeros, 1e-6, Conv3dLowering::Direct).res_blocks(&p, 1, &x, None);
+    let y =
+        Layers::new(false, Padding::Zeros, 1e-6, Conv3dLowering::Direct, Blocks::default()).res_blocks(&p, 1, &x, None);
     insta::assert_snapshot!(p.builder().finish(&[("y", &y)]).expect("builds").text);
 }
