@@ -98,9 +98,19 @@ impl Local<'_> {
                     return self.q.clone();
                 }
                 let (near, far) = groups.nested(inner);
-                self.ulysses(&near, |local| match policy.outer {
-                    ExchangeKind::Ring => local.ring(&far, &(position / &position.like(inner as f64))),
-                    _ => local.gather_kv(&far),
+                let outer = position / &position.like(inner as f64);
+                // A bias with a row for each query has those of all groups: each takes its own.
+                let queries = self.q.dim(1) * inner;
+                let own = self.bias.map(|bias| match bias.dim(2) {
+                    1 => bias.clone(),
+                    _ => bias.dynamic_slice(2, &(&outer * queries as f64), queries),
+                });
+                self.ulysses(&near, |local| {
+                    let local = Local { bias: own.as_ref(), ..*local };
+                    match policy.outer {
+                        ExchangeKind::Ring => local.ring(&far, &outer),
+                        _ => local.gather_kv(&far),
+                    }
                 })
             }
         }

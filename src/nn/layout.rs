@@ -350,11 +350,14 @@ impl Layout {
         format!("tensor '{tensor}' {ty}: {name} = {size} does not divide by {sizes} ({rules})")
     }
 
-    /// What is said of dimension `dim` of a tensor if its size does not divide over the axis' devices.
-    pub fn unevenness(&self, tensor: &str, ty: &Type, dim: usize, axis: Axis) -> Option<String> {
-        let even = ty.dims[dim].is_multiple_of(self.parts(tensor, axis));
-        (!even)
-            .then(|| self.uneven((tensor, ty), dim, axis, &self.mesh_axes(tensor, axis), self.rules_of(tensor, axis)))
+    /// What is said of dimension `dim` of a tensor if it does not divide over the axis' devices in multiples of `unit`.
+    pub fn unevenness(&self, tensor: &str, ty: &Type, dim: usize, axis: Axis, unit: usize) -> Option<String> {
+        let even = ty.dims[dim].is_multiple_of(self.parts(tensor, axis) * unit);
+        (!even).then(|| {
+            let uneven =
+                self.uneven((tensor, ty), dim, axis, &self.mesh_axes(tensor, axis), self.rules_of(tensor, axis));
+            if unit > 1 { format!("{uneven} in multiples of {unit}") } else { uneven }
+        })
     }
 
     fn sizes(&self, mesh_axes: &[String]) -> String {

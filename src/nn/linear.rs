@@ -2,27 +2,33 @@
 
 use super::layout::Axis;
 use super::params::{Init, Params};
+use crate::dtype::DType;
 use crate::hlo::Value;
 
 /// `x [rows…, in]` times `weight [out…, in]`: `[rows…, out…]`, in `x`'s element type.
 pub fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
+    linear_into(p, x, weight, x.dtype())
+}
+
+/// [`linear_nd`] with a result of another element type.
+pub fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
     // Rows of one device, where the platform's bits depend on how many there are: one product each.
-    let parts = p.layout().parts("", Axis::Rows);
+    let parts = p.layout().parts(&p.activation("rows"), Axis::Rows);
     let local = if p.lowering().rowwise && x.rank() == 3 { x.dim(0) / parts } else { 1 };
     if local <= 1 || !x.dim(0).is_multiple_of(parts) {
-        return product(x, weight);
+        return product(x, weight, dtype);
     }
     let rest = &x.dims()[1..];
     let spread = x.reshape([&[parts, local], rest].concat());
-    let each: Vec<Value> = (0..local).map(|i| product(&spread.at(1, i), weight).unsqueeze(1)).collect();
+    let each: Vec<Value> = (0..local).map(|i| product(&spread.at(1, i), weight, dtype).unsqueeze(1)).collect();
     let all = x.builder().concat(&each.iter().collect::<Vec<_>>(), 1);
     all.reshape([&[x.dim(0)], &all.dims()[2..]].concat())
 }
 
-fn product(x: &Value, weight: &Value) -> Value {
+fn product(x: &Value, weight: &Value, dtype: DType) -> Value {
     let rows: String = ('a'..'i').take(x.rank().saturating_sub(1)).collect();
     let out: String = ('o'..'y').take(weight.rank().saturating_sub(1)).collect();
-    x.builder().einsum(&format!("{rows}z,{out}z->{rows}{out}"), x, weight, x.dtype())
+    x.builder().einsum(&format!("{rows}z,{out}z->{rows}{out}"), x, weight, dtype)
 }
 
 /// The map `in -> out` at `p`, with parameters `weight [out, in]` and, if `bias`, `bias [out]`.

@@ -17,7 +17,7 @@ pub use build::{Build, Lowering};
 pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, transposed_conv1d};
 pub use halo::{Blocks, Side};
 pub use layout::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, LayoutError, RopeAt, Rule};
-pub use linear::{gelu, gelu_tanh, linear, linear_nd, project, silu};
+pub use linear::{gelu, gelu_tanh, linear, linear_into, linear_nd, project, silu};
 pub use norm::{layer_norm, pixel_norm, rms, rms_norm};
 pub use params::{Init, Numerics, Param, Params, Placement, Source};
 pub use pictures::Pictures;

@@ -322,20 +322,20 @@ impl Params {
     /// Declares an input of the program. Rows and sequences that do not divide are filled up with zeros, so the value's
     /// type may be larger than `ty`.
     pub fn input(&self, name: &str, ty: Type, axes: &[Axis]) -> Value {
-        let padded = self.shared.layout.padded(name, &ty, axes);
+        let padded = self.shared.layout.padded(&self.activation(name), &ty, axes);
         self.filled_input(name, padded, &ty.dims, axes)
     }
 
     /// Declares an input of the program of which callers fill the leading `content`; what lies behind it is zero.
     pub fn filled_input(&self, name: &str, ty: Type, content: &[usize], axes: &[Axis]) -> Value {
-        let sharding = self.placed(name, &ty, self.shared.layout.place(name, &ty, axes));
+        let sharding = self.placement(name, &ty, axes);
         let argument = Argument { sharding, content: content.to_vec(), ..Argument::new(name, ty) };
         self.shared.b.argument_with(argument)
     }
 
     /// A result of the program, of which callers see the leading `content`.
     pub fn output(&self, name: &str, value: &Value, axes: &[Axis], content: &[usize]) -> (Output, Value) {
-        let sharding = self.placed(name, value.ty(), self.shared.layout.place(name, value.ty(), axes));
+        let sharding = self.placement(name, value.ty(), axes);
         (Output { name: name.into(), ty: value.ty().clone(), sharding, content: content.to_vec() }, value.clone())
     }
 

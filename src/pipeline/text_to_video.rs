@@ -271,10 +271,9 @@ fn connect(
     let program = stages.prepare("connectors", &network)?;
     let mut given = models.parts.connectors_inputs(tokens)?;
     given.push(("attention_mask".into(), mask.clone()));
-    let mut inputs = stages.give_all(&program, Inputs::default(), given)?;
-    if let Some(buffer) = embeds.get("prompt_embeds") {
-        inputs = inputs.share("prompt_embeds", buffer);
-    }
+    // By way of the host: a layout may place the text of encoder and connectors differently.
+    given.push(("prompt_embeds".into(), embeds.tensor("prompt_embeds")?));
+    let inputs = stages.give_all(&program, Inputs::default(), given)?;
     stages.run(&program, &inputs)
 }
 

@@ -56,6 +56,11 @@ impl Distributed {
         &self.ty
     }
 
+    /// The part of each device, in device order.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
     /// The buffers, in device order.
     pub fn buffers(&self) -> &[Buffer] {
         &self.buffers

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::distributed::{Distributed, parts};
+use super::distributed::{Distributed, Part, parts};
+use super::flags;
 use crate::hlo::{Argument, Mesh, Output, Program, Type};
 use crate::pjrt::{Client, CompileOptions, Device, Executable as Compiled, LoadedExecutable, OptionValue};
 use crate::tensor::{Tensor, TensorError};
@@ -132,17 +133,22 @@ impl Engine {
         })
     }
 
-    /// Compiles, leaving out the rounding flag where a plugin does not know it: such a plugin keeps roundings anyway.
+    /// Compiles, leaving out those of our own flags that the plugin does not know: an older one.
     fn compile_text(&self, name: &str, program: &Program) -> Result<LoadedExecutable, RuntimeError> {
-        let options = compile_options(program, &self.options);
-        match self.client.compile(&program.text, &options) {
-            Err(e) if e.to_string().contains("No such compile option") && self.options.xla_flags.is_empty() => {
-                tracing::warn!(program = name, "the plugin does not know {KEEP_ROUNDINGS}; compiling without it");
-                let mut options = options;
-                options.flags.remove(KEEP_ROUNDINGS);
-                Ok(self.client.compile(&program.text, &options)?)
-            }
-            other => Ok(other?),
+        let ids: Vec<i32> = self.devices.iter().map(Device::id).collect();
+        let mut options = compile_options(&self.platform(), program, &ids, &self.options);
+        loop {
+            let error = match self.client.compile(&program.text, &options) {
+                Ok(loaded) => return Ok(loaded),
+                Err(error) => error,
+            };
+            let text = error.to_string();
+            let named =
+                |flag: &&String| text.contains(&format!("'{flag}'")) && !self.options.xla_flags.contains_key(*flag);
+            let unknown = options.flags.keys().find(named).filter(|_| text.contains("No such compile option")).cloned();
+            let Some(unknown) = unknown else { return Err(error.into()) };
+            tracing::warn!(program = name, "the plugin does not know {unknown}; compiling without it");
+            options.flags.remove(&unknown);
         }
     }
 
@@ -184,8 +190,11 @@ impl Engine {
                 name: a.name.clone(),
                 ty: a.ty.to_string(),
             })?;
-            if *tensor.ty() != a.ty || tensor.buffers().len() != devices {
-                let (want, got) = (a.ty.to_string(), format!("{} on {} devices", tensor.ty(), tensor.buffers().len()));
+            let wanted = parts(&a.ty, &executable.mesh, a.sharding.as_ref());
+            if *tensor.ty() != a.ty || tensor.parts() != wanted {
+                let part = |parts: &[Part]| format!("{} parts of {:?}", parts.len(), parts.first().map(|p| &p.size));
+                let want = format!("{} in {}", a.ty, part(&wanted));
+                let got = format!("{} in {}", tensor.ty(), part(tensor.parts()));
                 return Err(RuntimeError::Mismatch { name: a.name.clone(), want, got });
             }
             for (row, buffer) in arguments.iter_mut().zip(tensor.buffers()) {
@@ -215,13 +224,14 @@ impl Engine {
     }
 }
 
-/// Roundings that the program writes must stay: CUDA otherwise deletes f32 -> bf16 -> f32 pairs. Off is false.
-const KEEP_ROUNDINGS: &str = "xla_allow_excess_precision";
-
-/// The options every compile of this project starts from.
-fn compile_options(program: &Program, options: &EngineOptions) -> CompileOptions {
-    let start = CompileOptions::partitioned(program.devices()).flag(KEEP_ROUNDINGS, OptionValue::Bool(false));
-    options.xla_flags.iter().fold(start, |compile, (name, value)| compile.flag(name, value.clone()))
+/// The options every compile of this project starts from. `devices` are ids in the order in which meshes count them; the
+/// TPU compiler, without a client to ask, needs them.
+pub fn compile_options(platform: &str, program: &Program, devices: &[i32], options: &EngineOptions) -> CompileOptions {
+    let ids = devices.iter().take(program.devices()).map(|&id| i64::from(id)).collect();
+    let start = CompileOptions { devices: Some(ids), ..CompileOptions::partitioned(program.devices()) };
+    let own = flags::defaults(platform).into_iter().map(|(name, value)| (name.to_string(), value));
+    let given = options.xla_flags.iter().map(|(name, value)| (name.clone(), value.clone()));
+    own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
 }
 
 /// A compiled program with the names of its arguments and results.

@@ -2,10 +2,11 @@
 
 mod distributed;
 mod engine;
+pub mod flags;
 pub mod platform;
 pub mod plugins;
 mod upload;
 
 pub use distributed::{Distributed, Part, parts};
-pub use engine::{Engine, EngineOptions, Executable, Outputs, RuntimeError, Statistics};
+pub use engine::{Engine, EngineOptions, Executable, Outputs, RuntimeError, Statistics, compile_options};
 pub use upload::{ParameterSource, Parameters, StoredTensor};

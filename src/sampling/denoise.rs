@@ -128,8 +128,10 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let latent_axes = [0, 1].map(|i| [Axis::Batch, streams[i].sequence, Axis::Whole]);
     let latents =
         [0, 1].map(|i| p.input(&format!("latents.{}", STREAMS[i]), Type::new(DType::F32, content[i]), &latent_axes[i]));
-    let branches =
-        p.layout().padded("branches", &Type::new(DType::F32, [shape.branches.len()]), &[Axis::Branch]).dims[0];
+    let branches = p
+        .layout()
+        .padded(&p.activation("branches"), &Type::new(DType::F32, [shape.branches.len()]), &[Axis::Branch])
+        .dims[0];
     let rows = latents[0].dim(0) * branches;
     let counted = [0, 1].map(|i| Counted::new(&b, &latents[i], content[i]));
     let [rope, audio_rope, cross_video, cross_audio] = tables::inputs(&p, c, 1, shape.tokens);
