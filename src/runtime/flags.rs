@@ -18,6 +18,8 @@ pub fn defaults(platform: &str) -> Vec<(&'static str, OptionValue)> {
             flags.push(("xla_cpu_experimental_ynn_fusion_type", products));
         }
         "tpu" => {
+            // Fusing one product into another crashes libtpu 0.0.42 on v6e where heads are split eightfold.
+            flags.push(("xla_tpu_dot_dot_fusion", OptionValue::Bool(false)));
             // Gathers of split weights run behind the computation; all of these are off by default.
             flags.extend([
                 ("xla_enable_async_all_gather", on.clone()),

@@ -9,8 +9,8 @@ use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
 use crate::models::Network;
 use crate::models::transformer::{
-    COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TEXT_KEYS, TextSource,
-    TransformerConfig, all_text_keys_values, forward, modulation, project_text, tables,
+    COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TEXT_KEYS_VALUES,
+    TextSource, TransformerConfig, all_text_keys_values, forward, modulation, project_text, tables,
 };
 use crate::nn::{Axis, Build, Params, hide_padding};
 use crate::sampling::guidance::{Branch, Counted, RescaleScope, combine};
@@ -57,8 +57,8 @@ fn modulation_parts(c: &TransformerConfig, s: &Stream) -> Vec<(&'static str, Vec
 /// The program that runs once a request.
 ///
 /// Inputs, f32: `text.video`, `text.audio` `[videos, branches, t, channels]`, `sigmas [257]`. Outputs:
-/// `modulation.<stream>.<part>` `[257, …]`, and the text as the loop reads it: `text.<stream>.k`, `.v`
-/// `[layers, rows, t, heads, dim]`, or `text.<stream>` `[rows, t, width]` where the noise level changes it. Rows are
+/// `modulation.<stream>.<part>` `[257, …]`, and the text as the loop reads it: `text.<stream>.k`, `.v` in the
+/// order of [`TextSource::KeysValues`], or `text.<stream>` `[rows, t, width]` where the noise level changes it. Rows are
 /// videos times branches, both filled up to what the mesh divides.
 ///
 /// # Errors
@@ -101,8 +101,8 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         }
     } else {
         for (stream, kv) in STREAMS.iter().zip(all_text_keys_values(&p, c, &contexts)) {
-            result(format!("text.{stream}.k"), &kv[0], &TEXT_KEYS);
-            result(format!("text.{stream}.v"), &kv[1], &TEXT_KEYS);
+            result(format!("text.{stream}.k"), &kv[0], &TEXT_KEYS_VALUES[0]);
+            result(format!("text.{stream}.v"), &kv[1], &TEXT_KEYS_VALUES[1]);
         }
     }
     Network::finish(&p, results)
@@ -147,7 +147,7 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let text = [0, 1].map(|i| text_input(&p, c, shape.text, rows, &streams[i], STREAMS[i]));
     let text_length = match &text[0] {
         TextSource::Context(x) => x.dim(1),
-        TextSource::KeysValues([k, _]) => k.dim(2),
+        TextSource::KeysValues([k, _]) => k.dim(3),
     };
     let (perturbation, isolation) = branch_masks(&p, shape, branches, latents[0].dim(0));
 
@@ -214,8 +214,11 @@ fn text_input(p: &Params, c: &TransformerConfig, tokens: usize, rows: usize, s: 
         return TextSource::Context(p.input(&format!("text.{name}"), ty, &axes));
     }
     let h = s.attention.heads;
-    let ty = Type::new(p.dtype(), vec![c.num_layers, rows, tokens, h.count, h.dim]);
-    TextSource::KeysValues(["k", "v"].map(|part| p.input(&format!("text.{name}.{part}"), ty.clone(), &TEXT_KEYS)))
+    let kv = |n: usize, part: &str, dims: [usize; 3]| {
+        let ty = Type::new(p.dtype(), [vec![c.num_layers, rows], dims.to_vec()].concat());
+        p.input(&format!("text.{name}.{part}"), ty, &TEXT_KEYS_VALUES[n])
+    };
+    TextSource::KeysValues([kv(0, "k", [h.count, tokens, h.dim]), kv(1, "v", [h.count, h.dim, tokens])])
 }
 
 /// Per-row masks of the branches that differ in more than their text, for `videos` times `branches` rows.
