@@ -120,3 +120,51 @@ fn whole_requests() {
         }
     }
 }
+
+/// Rules under which heights and widths of eight devices' blocks are cut, each with its mesh; the tiny pictures seldom
+/// divide.
+const PICTURE_RULES: [(&str, &str); 4] = [
+    ("width: [context]", "context=8"),
+    ("height: [cfg]\n  width: [context]", "cfg=2,context=4"),
+    ("height: [cfg, context]", "cfg=2,context=2"),
+    ("batch: [data]\n  height: [context]\n  width: [cfg]", "data=2,cfg=2,context=2"),
+];
+
+/// Every case of a video autoencoder under shipped layouts and under rules of its own.
+fn pictures_agree(component: RunComponent, folder: &str) {
+    let Some(client) = cpu(8) else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut builds = vec![
+        ("sequence context=8".to_string(), build("sequence", "context=8", 8)),
+        ("cfg-ulysses cfg=2,context=4".to_string(), build("cfg-ulysses", "cfg=2,context=4", 8)),
+        ("fsdp-ulysses fsdp=2,context=4".to_string(), build("fsdp-ulysses", "fsdp=2,context=4", 8)),
+    ];
+    for (i, (rules, mesh)) in PICTURE_RULES.into_iter().enumerate() {
+        let file = dir.path().join(format!("{i}.yml"));
+        std::fs::write(&file, format!("mesh: {{context: 1}}\nrules:\n  {rules}\n")).expect("writes");
+        let devices = mesh.split(',').map(|a| a.split('=').nth(1).expect("a size").parse::<usize>().expect("a number"));
+        let layout = file.to_str().expect("a path");
+        builds.push((format!("{rules:?} {mesh}"), build(layout, mesh, devices.product())));
+    }
+    for case in cases(folder) {
+        let whole = run(&client, component, &case, &build("replicated", "data=1", 1));
+        for (name, build) in &builds {
+            let got = run(&client, component, &case, build);
+            for (tensor, want) in &whole {
+                let distance = relative_l2(&got[tensor], want);
+                eprintln!("{} {name} {tensor}: {distance:.1e}", case.name);
+                assert!(distance <= 1e-5, "{} {name} {tensor}: {distance:e}", case.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn video_decoder() {
+    pictures_agree(RunComponent::VideoDecoder, "video-decoder");
+}
+
+#[test]
+fn video_encoder() {
+    pictures_agree(RunComponent::VideoEncoder, "video-encoder");
+}

@@ -122,7 +122,7 @@ impl Program {
 }
 
 /// A block of operations being written. A `while` region passes every value it uses from outside through the loop's
-/// carry, as XLA wants it; other regions may not use outer values.
+/// carry, as XLA wants it, and a manual computation takes such values as operands; a function may not use any.
 pub(super) struct Region {
     pub id: usize,
     pub kind: RegionKind,
@@ -130,10 +130,24 @@ pub(super) struct Region {
 }
 
 pub(super) enum RegionKind {
-    /// A function's or a manual computation's body: sees nothing of the outside.
+    /// A function's body: sees nothing of the outside.
     Isolated,
     /// Both regions of a `while`: outer values are captured into the carry.
-    Loop { captures: Vec<(Value, Rc<str>)> },
+    Loop { captures: Captures },
+    /// A manual computation's body: outer values are captured as operands that every device holds whole.
+    Manual { captures: Captures },
+}
+
+/// Outer values with their names inside a region.
+pub(super) type Captures = Vec<(Value, Rc<str>)>;
+
+impl RegionKind {
+    fn captures(&self) -> Option<&Captures> {
+        match self {
+            RegionKind::Isolated => None,
+            RegionKind::Loop { captures } | RegionKind::Manual { captures } => Some(captures),
+        }
+    }
 }
 
 pub(super) struct State {
@@ -272,7 +286,12 @@ impl Builder {
         format!("%{}", s.next_name - 1).into()
     }
 
-    /// The name of `v` inside the current region, captured through the loops in between.
+    /// Whether operations now see one device's own part of every value.
+    pub(super) fn is_manual(&self) -> bool {
+        self.0.borrow().regions.iter().any(|r| matches!(r.kind, RegionKind::Manual { .. }))
+    }
+
+    /// The name of `v` inside the current region, captured through the regions in between.
     pub(super) fn name_of(&self, v: &Value) -> Rc<str> {
         let depth = self.0.borrow().regions.len();
         self.resolve(v, depth - 1)
@@ -285,20 +304,20 @@ impl Builder {
             return v.name.clone();
         }
         // `main`'s arguments may be declared while a function is being written, but not be seen from inside it.
-        let isolated = matches!(region.kind, RegionKind::Isolated);
-        if isolated || level == 0 {
-            drop(s);
-            self.fail("capture", format!("value of type {} is used in a region that cannot see it", v.ty));
-            return "%poison".into();
+        let known = region.kind.captures().map(|c| c.iter().find(|(o, _)| o.region == v.region && o.name == v.name));
+        match known {
+            Some(Some((_, local))) => return local.clone(),
+            Some(None) if level > 0 => drop(s),
+            _ => {
+                drop(s);
+                self.fail("capture", format!("value of type {} is used in a region that cannot see it", v.ty));
+                return "%poison".into();
+            }
         }
-        if let RegionKind::Loop { captures } = &region.kind
-            && let Some((_, local)) = captures.iter().find(|(o, _)| o.region == v.region && o.name == v.name)
-        {
-            return local.clone();
-        }
-        drop(s);
         let local = self.fresh();
-        if let RegionKind::Loop { captures } = &mut self.0.borrow_mut().regions[level].kind {
+        if let RegionKind::Loop { captures } | RegionKind::Manual { captures } =
+            &mut self.0.borrow_mut().regions[level].kind
+        {
             captures.push((v.clone(), local.clone()));
         }
         local

@@ -183,6 +183,14 @@ impl Params {
         self.shared.notes.borrow().clone()
     }
 
+    /// Says once what a rule could not split.
+    pub fn note(&self, note: String) {
+        let mut notes = self.shared.notes.borrow_mut();
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+
     /// The weights' and activations' element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -316,9 +324,14 @@ impl Params {
     /// type may be larger than `ty`.
     pub fn input(&self, name: &str, ty: Type, axes: &[Axis]) -> Value {
         let padded = self.shared.layout.padded(&self.activation(name), &ty, axes);
-        let sharding = self.placement(name, &padded, axes);
-        let memory_layout = self.memory_layout(&padded, axes);
-        let argument = Argument { sharding, memory_layout, content: ty.dims, ..Argument::new(name, padded) };
+        self.filled_input(name, padded, &ty.dims, axes)
+    }
+
+    /// Declares an input of the program of which callers fill the leading `content`; what lies behind it is zero.
+    pub fn filled_input(&self, name: &str, ty: Type, content: &[usize], axes: &[Axis]) -> Value {
+        let sharding = self.placement(name, &ty, axes);
+        let memory_layout = self.memory_layout(&ty, axes);
+        let argument = Argument { sharding, memory_layout, content: content.to_vec(), ..Argument::new(name, ty) };
         self.shared.b.argument_with(argument)
     }
 
@@ -347,10 +360,7 @@ impl Params {
             None
         })?;
         for note in placed.notes {
-            let mut notes = self.shared.notes.borrow_mut();
-            if !notes.contains(&note) {
-                notes.push(note);
-            }
+            self.note(note);
         }
         self.shared.placements.borrow_mut().push(Placement {
             scope: self.shared.b.scope_path(),
