@@ -38,8 +38,8 @@ fn a_long_sequence_is_taken_in_chunks_with_the_same_rows() {
     let (q, k, v) = (values(0.1), values(0.7), values(1.9));
     let run = |program: &Program, q: Array4<f32>| {
         let executable = engine.compile("attention", program).expect("compiles");
-        let upload = |a: &Array4<f32>| engine.upload(&Tensor::from(a.clone()), DType::F32).expect("uploads");
-        let buffers = [("q", upload(&q)), ("k", upload(&k)), ("v", upload(&v))];
+        let upload = |n, a: &Array4<f32>| engine.upload(&executable, n, &Tensor::from(a.clone())).expect("uploads");
+        let buffers = [("q", upload("q", &q)), ("k", upload("k", &k)), ("v", upload("v", &v))];
         let find = |name: &str| buffers.iter().find(|(n, _)| *n == name).map(|(_, b)| b);
         engine.run(&executable, find).expect("runs").tensor("out").expect("a result").to_f32()
     };

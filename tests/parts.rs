@@ -6,17 +6,17 @@ use std::rc::Rc;
 
 use common::{Case, cases, cpu, relative_l2};
 use ltx2::dtype::DType;
-use ltx2::hlo::{Type, Value};
+use ltx2::hlo::{Output, Type, Value};
 use ltx2::models::Network;
 use ltx2::models::attention::Rope;
 use ltx2::models::gemma3::tokenizer::Tokenizer;
 use ltx2::models::transformer::{Isolation, Reads, StreamModulation, Text, TransformerConfig, adaln, block};
 use ltx2::nn::rope::{fractions, table};
-use ltx2::nn::{Build, Heads, Params};
+use ltx2::nn::{Axis, Build, Heads, Params};
 use ltx2::pipeline::stages::{Inputs, Stages};
 use ltx2::pjrt::Client;
 use ltx2::runtime::{Engine, EngineOptions, Outputs};
-use ltx2::sampling::guidance::{Branch, RescaleScope, combine};
+use ltx2::sampling::guidance::{Branch, Counted, RescaleScope, combine};
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource, Overrides};
 use ndarray::{Array4, ArrayD, Ix4, s};
@@ -83,6 +83,10 @@ fn run(stages: &mut Stages, network: &Network, case: &Case) -> Outputs {
     stages.run(&program, &inputs).expect("runs")
 }
 
+fn whole(p: &Params, name: &str, x: &Value) -> (Output, Value) {
+    p.output(name, x, &vec![Axis::Whole; x.rank()], x.dims())
+}
+
 fn declare(p: &Params, case: &Case, name: &str) -> Value {
     p.builder().argument(name, Type::new(DType::F32, case.inputs[name].shape().to_vec()))
 }
@@ -108,8 +112,7 @@ fn adaln_embeds_timesteps_as_the_reference() {
             results.push((name.to_string(), all.reshape(vec![n, rows * width])));
             results.push((format!("{name}.embedded"), embedded.reshape(vec![n, width])));
         }
-        let named: Vec<(&str, &Value)> = results.iter().map(|(n, v)| (n.as_str(), v)).collect();
-        let network = Network::finish(&p, &named).expect("builds");
+        let network = Network::finish(&p, results.iter().map(|(n, v)| whole(&p, n, v)).collect()).expect("builds");
         let outputs = run(&mut tiny.stages, &network, &case);
         for (name, _) in &results {
             let distance = case.distance(name, &outputs.tensor(name).expect("a result"));
@@ -147,6 +150,7 @@ fn one_block_agrees_with_the_reference() {
                 cross_rope: rope("ca_video"),
                 text_mask: None,
                 self_mask: None,
+                padding: None,
             },
             Reads {
                 modulation: modulation("temb_audio", "temb_ca_audio_scale_shift", "temb_ca_audio_gate", audio),
@@ -154,6 +158,7 @@ fn one_block_agrees_with_the_reference() {
                 cross_rope: rope("ca_audio"),
                 text_mask: None,
                 self_mask: None,
+                padding: None,
             },
         ];
         let state = ["hidden_states", "audio_hidden_states"].map(|n| declare(&p, &case, n));
@@ -162,7 +167,7 @@ fn one_block_agrees_with_the_reference() {
         let number = case.scalars["block"].as_u64().expect("a number");
         let at = p.pp("transformer_blocks").pp(number);
         let [v, a] = block(&at, c, state, [&text[0], &text[1]], [&reads[0], &reads[1]], None, &Isolation::None);
-        let network = Network::finish(&p, &[("video", &v), ("audio", &a)]).expect("builds");
+        let network = Network::finish(&p, vec![whole(&p, "video", &v), whole(&p, "audio", &a)]).expect("builds");
         let outputs = run(&mut tiny.stages, &network, &case);
         for name in ["video", "audio"] {
             let distance = case.distance(name, &outputs.tensor(name).expect("a result"));
@@ -192,14 +197,17 @@ fn guidance_and_the_euler_step_are_the_reference_s() {
         // The fixture holds velocities; guidance acts on clean predictions.
         let predictions: Vec<Value> = used.iter().map(|(_, name, _)| &x - input(name) * &sigma).collect();
         let row = p.builder().constant(&Tensor::from(ndarray::arr1(&scales)));
-        let clean = combine(&branches, &predictions, &row, RescaleScope::PerSample);
+        let dims = [x.dim(0), x.dim(1), x.dim(2)];
+        let counted = Counted::new(p.builder(), &x, dims);
+        let clean = combine(&branches, &predictions, &row, RescaleScope::PerSample, &counted);
         let velocity = (&x - &clean) / &sigma;
         let stepped = &x + &velocity * (&next - &sigma);
         let results = [("x0", &clean), ("velocity", &velocity), ("latents", &stepped)];
         let program = p.builder().finish(&results).expect("builds");
         let executable = engine.compile("guidance", &program).expect("compiles");
-        let buffers: Vec<_> =
-            case.inputs.iter().map(|(n, t)| (n.as_str(), engine.upload(t, DType::F32).expect("uploads"))).collect();
+        let upload = |n: &str, t: &Tensor| engine.upload(&executable, n, t).expect("uploads");
+        let used = executable.arguments().iter().map(|a| (a.name.as_str(), upload(&a.name, &case.inputs[&a.name])));
+        let buffers: Vec<_> = used.collect();
         let outputs =
             engine.run(&executable, |name| buffers.iter().find(|(n, _)| *n == name).map(|(_, b)| b)).expect("runs");
         for (name, _) in results {

@@ -4,7 +4,7 @@ mod common;
 
 use common::cpu;
 use ltx2::dtype::DType::F32;
-use ltx2::hlo::{Argument, Builder, Mesh, Program, Sharding, Type, Value};
+use ltx2::hlo::{Argument, Builder, Mesh, Output, Program, Sharding, Type, Value};
 use ltx2::pjrt::{Buffer, Client, CompileOptions, HostBuffer};
 
 const ROWS: usize = 8;
@@ -29,7 +29,11 @@ fn whole() -> Sharding {
 
 fn argument(b: &Builder) -> Value {
     let ty = Type::new(F32, [ROWS, COLUMNS]);
-    b.argument_with(Argument { name: "x".into(), ty, sharding: Some(by_rows()), donated_to: None, layout_mode: None })
+    b.argument_with(Argument { sharding: Some(by_rows()), ..Argument::new("x", ty) })
+}
+
+fn result(y: &Value, sharding: Sharding) -> (Output, Value) {
+    (Output { sharding: Some(sharding), ..Output::new("y", y.ty().clone()) }, y.clone())
 }
 
 /// The value of element (row, column).
@@ -39,7 +43,7 @@ fn element(row: usize, column: usize) -> f32 {
 
 /// Runs a program of one row-sharded argument on all devices; each device's result.
 fn run(client: &Client, program: &Program) -> Vec<Vec<f32>> {
-    assert_eq!(program.devices, 8);
+    assert_eq!(program.devices(), 8);
     let executable = client.compile(&program.text, &CompileOptions::partitioned(8)).expect("compiles");
     let rows = ROWS / 4;
     let buffers: Vec<Buffer> = (0..8)
@@ -62,7 +66,7 @@ fn manual(out: Sharding, body: impl FnOnce(&Value, &Mesh) -> Value) -> Program {
     let b = Builder::new("manual").with_mesh(mesh());
     let x = argument(&b);
     let y = b.manual(&[(&x, by_rows())], std::slice::from_ref(&out), |p| vec![body(&p[0], &mesh())]);
-    b.finish_with(vec![("y".into(), y[0].clone(), Some(out))]).expect("builds")
+    b.finish_with(vec![result(&y[0], out)]).expect("builds")
 }
 
 fn grid(rows: impl Iterator<Item = usize> + Clone, columns: std::ops::Range<usize>) -> Vec<f32> {
@@ -130,7 +134,7 @@ fn a_constraint_moves_what_it_must_inside_a_loop_too() {
     let x = argument(&b);
     // Twice: to columns and back, one added each time.
     let y = b.repeat(2, &[x], |_, carried| vec![(carried[0].constrain(&by_columns()) + 1.0).constrain(&by_rows())]);
-    let program = b.finish_with(vec![("y".into(), y[0].clone(), Some(by_rows()))]).expect("builds");
+    let program = b.finish_with(vec![result(&y[0], by_rows())]).expect("builds");
     for (device, got) in run(&client, &program).iter().enumerate() {
         let first = device % 4 * 2;
         let want: Vec<f32> = grid(first..first + 2, 0..COLUMNS).iter().map(|v| v + 2.0).collect();

@@ -62,7 +62,7 @@ impl Plan {
         let (grid, audio) = coordinate_grids(&transformer);
         let video = grid.latents(1, 1, r.width, r.height, r.num_frames).ok();
         let [video_scales, audio_scales] = config.scales().map(single);
-        let mesh = config.placement(1).map(|p| p.mesh.axes);
+        let mesh = config.virtual_devices().and_then(|n| config.placement(n)).map(|p| p.mesh.axes);
         Plan {
             preset: loaded.preset(),
             pipeline: config.pipeline.name(),

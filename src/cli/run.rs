@@ -70,18 +70,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let scalars = parse_scalars(&args.set)?;
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
     let placed = Config { layout: args.layout.clone(), mesh, ..Config::default() };
-    if let Some(missing) = placed.not_built().first() {
-        return Err(UsageError(format!("not built yet: {missing}")).into());
-    }
+    let devices = placed.virtual_devices()?;
     let tensors = tensors::read(&args.inputs)?;
     let overrides = Overrides { text_encoder: args.text_encoder.clone(), ..Overrides::default() };
     let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
-    let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, None)?;
+    let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
     let mut stages = Stages::new(Engine::new(client, EngineOptions::default()), source.clone());
     let build = Build {
         dtype: if args.dtype == "f32" { DType::F32 } else { DType::BF16 },
         numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
-        layout: placed.placement(1)?,
+        layout: placed.placement(stages.engine().devices().len())?,
         lowering: Lowering::of(&stages.engine().platform()),
     };
     let results = run_component(args.component, &source, &mut stages, tensors, &scalars, &build)?;

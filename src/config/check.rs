@@ -133,9 +133,6 @@ impl Config {
         need(!built, format!("runtime.attention = {}", format!("{attention:?}").to_lowercase()));
         let cache = &self.runtime.compile_cache;
         need(!matches!(cache.as_str(), "auto" | "off"), format!("runtime.compile_cache = {cache}"));
-        if let Some(mesh) = self.mesh.as_ref().filter(|m| layout::is_split(m)) {
-            need(true, format!("mesh = {} (one device is)", layout::mesh_text(mesh)));
-        }
         missing
     }
 }

@@ -7,10 +7,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::ConfigError;
+use super::paths;
 use super::schema::{Config, Mesh};
-use super::{paths, yaml};
+use super::yaml::{self, Data, Node};
 use crate::hlo;
-use crate::nn::{Axis, Layout};
+use crate::nn::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, Rule};
 
 /// A file of `shardings/`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -18,9 +19,28 @@ use crate::nn::{Axis, Layout};
 pub struct LayoutFile {
     /// The devices, unless the configuration has a mesh of its own.
     pub mesh: Mesh,
-    /// For each logical axis the mesh axes that split it, outer first.
+    /// Where dimensions lie while they are computed with: for each logical axis the mesh axes that split it, outer
+    /// first.
     pub rules: BTreeMap<Axis, Vec<String>>,
+    /// How weights are split further between their uses; each is gathered right before its use.
+    pub storage: BTreeMap<Axis, Vec<String>>,
+    /// Rules of single tensors, by patterns over `component.name` in which `*` stands for any text. The first pattern
+    /// that matches and has the axis wins.
+    pub tensors: BTreeMap<String, BTreeMap<Axis, Vec<String>>>,
+    /// How attention crosses a split sequence.
+    pub exchange: ExchangePolicy,
 }
+
+/// A layout file with the lines of its rules.
+struct Read {
+    file: LayoutFile,
+    rules: Vec<Rule>,
+    storage: Vec<Rule>,
+    exceptions: Vec<Exception>,
+}
+
+/// Virtual devices that a mesh with an open size is filled up to.
+const VIRTUAL_DEVICES: usize = 8;
 
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
 
@@ -67,11 +87,6 @@ pub fn mesh_text(mesh: &Mesh) -> String {
     sizes(mesh).map(|(axis, size)| format!("{axis}={size}")).join(",")
 }
 
-/// Whether a mesh asks for more than one device.
-pub fn is_split(mesh: &Mesh) -> bool {
-    sizes(mesh).iter().any(|(_, s)| *s > 1)
-}
-
 /// Checks that every size can be meant.
 ///
 /// # Errors
@@ -114,38 +129,91 @@ pub fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, ConfigErro
 /// # Errors
 /// No such file; a key or rule it must not have.
 pub fn read_layout(name: &str) -> Result<LayoutFile, ConfigError> {
+    Ok(read(name)?.file)
+}
+
+fn read(name: &str) -> Result<Read, ConfigError> {
     let (label, text) = match (std::fs::read_to_string(Path::new(name)), paths::shipped_layout(name)) {
         (Ok(text), _) => (name.to_string(), text),
         (Err(_), Some((shipped, text))) => (format!("shardings/{shipped}.yml"), text.to_string()),
         (Err(source), None) => return Err(ConfigError::Read { path: name.into(), source }),
     };
     let node = yaml::parse(&text, &label)?;
-    let file: LayoutFile = serde_json::from_value(node.to_value())
-        .map_err(|e| ConfigError::Syntax { place: label.clone(), message: e.to_string() })?;
-    let named = file
-        .rules
-        .iter()
-        .find_map(|(axis, mesh)| mesh.iter().find(|m| !AXES.contains(&m.as_str())).map(|m| (*axis, m.clone())));
-    match named {
-        None => Ok(file),
-        Some((axis, mesh)) => {
-            let message = format!("rule of {axis:?} names mesh axis '{mesh}', known are {}", AXES.join(", "));
-            Err(ConfigError::Syntax { place: label, message })
+    let wrong = |line: u64, message: String| ConfigError::Syntax { place: format!("{label}:{line}"), message };
+    let file: LayoutFile = match serde_path_to_error::deserialize(node.to_value()) {
+        Ok(file) => file,
+        Err(e) => {
+            let message = format!("{}: {}", e.path(), e.inner());
+            return Err(ConfigError::Syntax { place: label.clone(), message });
+        }
+    };
+    let rules = |node: Option<&Node>| -> Result<Vec<Rule>, ConfigError> {
+        let Some(Node { data: Data::Map(entries), .. }) = node else { return Ok(Vec::new()) };
+        let mut rules = Vec::new();
+        for (key, value) in entries {
+            let axis: Axis = serde_json::from_value(key.as_str().into())
+                .map_err(|e: serde_json::Error| wrong(value.line, e.to_string()))?;
+            let mesh_axes: Vec<String> = serde_json::from_value(value.to_value()).unwrap_or_default();
+            if matches!(axis, Axis::Rows | Axis::Whole | Axis::Layers) {
+                return Err(wrong(
+                    value.line,
+                    format!("'{key}' has no rule of its own; rows follow 'batch' and 'branch'"),
+                ));
+            }
+            if let Some(bad) = mesh_axes.iter().find(|m| !AXES.contains(&m.as_str())) {
+                let known = AXES.join(", ");
+                return Err(wrong(value.line, format!("rule of '{key}' names mesh axis '{bad}', known are {known}")));
+            }
+            rules.push(Rule { axis, mesh_axes, place: format!("{label}:{}", value.line) });
+        }
+        Ok(rules)
+    };
+    let mut exceptions = Vec::new();
+    if let Some(Node { data: Data::Map(entries), .. }) = node.get("tensors") {
+        for (pattern, node) in entries {
+            exceptions.push(Exception { pattern: pattern.clone(), rules: rules(Some(node))? });
         }
     }
+    let (general, storage) = (rules(node.get("rules"))?, rules(node.get("storage"))?);
+    let hybrid = file.exchange.kind == ExchangeKind::Hybrid;
+    if hybrid != file.exchange.ulysses.is_some() {
+        let line = node.get("exchange").map_or(0, |n| n.line);
+        let message = "exchange: 'ulysses' is the size of a hybrid's groups: give both or neither";
+        return Err(wrong(line, message.into()));
+    }
+    Ok(Read { file, rules: general, storage, exceptions })
 }
 
 impl Config {
+    /// Devices a platform of virtual devices starts for this configuration: what the mesh names, and where it takes the
+    /// rest, as many as make eight.
+    ///
+    /// # Errors
+    /// No such layout, or a mesh that cannot be meant.
+    pub fn virtual_devices(&self) -> Result<usize, ConfigError> {
+        let file = read_layout(&self.layout)?;
+        let mesh = self.mesh.as_ref().unwrap_or(&file.mesh);
+        let named: usize = sizes(mesh).iter().filter_map(|(_, s)| usize::try_from(*s).ok()).product();
+        let rest = sizes(mesh).iter().any(|(_, s)| *s == -1);
+        Ok(if rest { named * (VIRTUAL_DEVICES / named.max(1)).max(1) } else { named.max(1) })
+    }
+
     /// The mesh and the rules for a number of devices; axes of one device are left out of both.
     ///
     /// # Errors
     /// No such layout, or a mesh that the devices do not make up.
     pub fn placement(&self, devices: usize) -> Result<Layout, ConfigError> {
-        let file = read_layout(&self.layout)?;
-        let mesh = resolve_mesh(self.mesh.as_ref().unwrap_or(&file.mesh), devices)?;
-        let split = |axes: Vec<String>| axes.into_iter().filter(|a| mesh.size(a).is_some()).collect::<Vec<_>>();
-        let rules = file.rules.into_iter().map(|(axis, mesh_axes)| (axis, split(mesh_axes))).collect();
-        Layout::new(mesh, rules).map_err(|e| ConfigError::Flag(format!("layout {}: {e}", self.layout)))
+        let read = read(&self.layout)?;
+        let mesh = resolve_mesh(self.mesh.as_ref().unwrap_or(&read.file.mesh), devices)?;
+        let split = |rules: Vec<Rule>| -> Vec<Rule> {
+            let present = |axes: Vec<String>| axes.into_iter().filter(|a| mesh.size(a).is_some()).collect();
+            rules.into_iter().map(|r| Rule { mesh_axes: present(r.mesh_axes), ..r }).collect()
+        };
+        let (rules, storage) = (split(read.rules), split(read.storage));
+        let exceptions =
+            read.exceptions.into_iter().map(|e| Exception { rules: split(e.rules), ..e }).collect::<Vec<_>>();
+        Layout::new(mesh.clone(), rules, storage, exceptions, read.file.exchange)
+            .map_err(|e| ConfigError::Flag(format!("layout {}: {e}", self.layout)))
     }
 }
 

@@ -16,8 +16,30 @@ pub const CONFIGS: [(&str, &str); 3] = [
     ("nano", include_str!("../../configs/nano.yml")),
 ];
 
-/// The layouts, by name.
-pub const LAYOUTS: [(&str, &str); 1] = [("replicated", include_str!("../../shardings/replicated.yml"))];
+macro_rules! shipped {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../shardings/", $name, ".yml")))
+    };
+}
+
+/// The layouts, by name: those to use, then the history.
+pub const LAYOUTS: [(&str, &str); 15] = [
+    shipped!("replicated"),
+    shipped!("sequence"),
+    shipped!("ulysses"),
+    shipped!("ring"),
+    shipped!("hybrid"),
+    shipped!("cfg"),
+    shipped!("cfg-ulysses"),
+    shipped!("tensor"),
+    shipped!("fsdp-ulysses"),
+    shipped!("before-385"),
+    shipped!("ffn-matched"),
+    shipped!("qkv-unsharded"),
+    shipped!("out-unsharded"),
+    shipped!("tensor-gathered-ffn"),
+    shipped!("rope-gathered"),
+];
 
 /// A shipped file by its name, with or without `.yml`.
 pub fn find(shipped: &'static [(&'static str, &'static str)], name: &str) -> Option<(&'static str, &'static str)> {

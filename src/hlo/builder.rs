@@ -57,6 +57,16 @@ pub struct Argument {
     pub donated_to: Option<usize>,
     /// `mhlo.layout_mode`: `auto` or an explicit layout.
     pub layout_mode: Option<String>,
+    /// The leading part of each dimension that callers fill; what lies behind it is zero.
+    pub content: Vec<usize>,
+}
+
+impl Argument {
+    /// An argument that callers fill whole, placed by the partitioner.
+    pub fn new(name: &str, ty: Type) -> Self {
+        let content = ty.dims.clone();
+        Argument { name: name.to_string(), ty, sharding: None, donated_to: None, layout_mode: None, content }
+    }
 }
 
 /// A result of `main`.
@@ -68,6 +78,15 @@ pub struct Output {
     pub ty: Type,
     /// Placement; `None` lets the partitioner choose.
     pub sharding: Option<Sharding>,
+    /// The leading part of each dimension that callers see.
+    pub content: Vec<usize>,
+}
+
+impl Output {
+    /// A result that callers see whole, placed by the partitioner.
+    pub fn new(name: &str, ty: Type) -> Self {
+        Output { name: name.to_string(), content: ty.dims.clone(), ty, sharding: None }
+    }
 }
 
 /// A finished program.
@@ -79,14 +98,19 @@ pub struct Program {
     pub arguments: Vec<Argument>,
     /// The results of `main`, in order.
     pub results: Vec<Output>,
-    /// Devices the program is partitioned over.
-    pub devices: usize,
+    /// The devices the program is partitioned over; no axes for one.
+    pub mesh: Mesh,
 }
 
 impl Program {
     /// The text's SHA-256 in hex: two programs with one hash are the same program.
     pub fn hash(&self) -> String {
         Sha256::digest(self.text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// Devices the program is partitioned over.
+    pub fn devices(&self) -> usize {
+        self.mesh.devices()
     }
 
     /// Position of an argument.
@@ -191,9 +215,14 @@ impl Builder {
         Scope(self.clone())
     }
 
+    /// The current name scope, `outer/inner`.
+    pub fn scope_path(&self) -> String {
+        self.0.borrow().scopes.join("/")
+    }
+
     /// Declares an argument of `main`, from wherever in the program it is first needed.
     pub fn argument(&self, name: &str, ty: Type) -> Value {
-        self.argument_with(Argument { name: name.to_string(), ty, sharding: None, donated_to: None, layout_mode: None })
+        self.argument_with(Argument::new(name, ty))
     }
 
     /// Declares an argument of `main` with its placement.
@@ -377,23 +406,23 @@ impl Builder {
     /// # Errors
     /// The first mistake made while building, if any.
     pub fn finish(&self, results: &[(&str, &Value)]) -> Result<Program> {
-        self.finish_with(results.iter().map(|(n, v)| ((*n).to_string(), (*v).clone(), None)).collect())
+        self.finish_with(results.iter().map(|(n, v)| (Output::new(n, v.ty.clone()), (*v).clone())).collect())
     }
 
     /// Ends the program with its named results and their placements.
     ///
     /// # Errors
     /// The first mistake made while building, if any.
-    pub fn finish_with(&self, results: Vec<(String, Value, Option<Sharding>)>) -> Result<Program> {
-        let names = list(results.iter().map(|(_, v, _)| self.name_of(v)));
-        let types = list(results.iter().map(|(_, v, _)| &v.ty));
+    pub fn finish_with(&self, results: Vec<(Output, Value)>) -> Result<Program> {
+        let names = list(results.iter().map(|(_, v)| self.name_of(v)));
+        let types = list(results.iter().map(|(_, v)| &v.ty));
         let s = self.0.borrow();
         if let Some(e) = &s.error {
             return Err(e.clone());
         }
-        let outputs: Vec<Output> =
-            results.into_iter().map(|(name, v, sharding)| Output { name, ty: v.ty, sharding }).collect();
-        let devices = s.mesh.as_ref().map_or(1, Mesh::devices);
+        let outputs: Vec<Output> = results.into_iter().map(|(output, _)| output).collect();
+        let mesh = s.mesh.clone().unwrap_or(Mesh { axes: Vec::new() });
+        let devices = mesh.devices();
         let mut text = format!(
             "module @{} attributes {{mhlo.num_partitions = {devices} : i32, mhlo.num_replicas = 1 : i32}} {{\n",
             s.program
@@ -413,7 +442,7 @@ impl Builder {
         text.push_str(&format!("  func.func public @main({arguments}) -> ({returned}) {{\n"));
         text.push_str(&s.regions[0].text);
         text.push_str(&format!("    return {names} : {types}\n  }}\n}}\n"));
-        Ok(Program { text, arguments: s.arguments.clone(), results: outputs, devices })
+        Ok(Program { text, arguments: s.arguments.clone(), results: outputs, mesh })
     }
 
     /// Marks an argument's memory as taken over by result number `result`.

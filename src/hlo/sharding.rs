@@ -28,6 +28,12 @@ impl Mesh {
         self.axes.iter().find(|(n, _)| n == axis).map(|(_, s)| *s)
     }
 
+    /// A device's place along an axis.
+    pub fn position(&self, device: usize, axis: &str) -> usize {
+        let inner = self.axes.iter().rev().take_while(|(n, _)| n != axis).map(|(_, s)| s).product::<usize>();
+        device / inner.max(1) % self.size(axis).unwrap_or(1)
+    }
+
     /// The groups of devices that differ only along `axes`, each group ordered by these axes, outer first.
     pub fn groups(&self, axes: &[&str]) -> super::Groups {
         let strides: Vec<usize> =

@@ -2,7 +2,8 @@
 
 mod plain;
 
-use crate::hlo::Value;
+use crate::dtype::DType;
+use crate::hlo::{Type, Value};
 
 /// Scores above this many elements are never held whole: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
@@ -10,12 +11,74 @@ const LARGEST_SCORES: usize = 1 << 26;
 /// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and an optional f32 bias `[b or 1, 1, q or 1,
 /// k]`, the same for all heads; the result is `[b, q, h, d]` in the queries' element type.
 pub fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {
+    match chunk(q, k, bias) {
+        None => plain::attention(q, k, v, bias, scale),
+        Some(size) => {
+            plain::chunked(q, size, &[q.ty().clone()], |part| vec![plain::attention(part, k, v, bias, scale)]).remove(0)
+        }
+    }
+}
+
+/// What attention over a part of the keys knows: enough to join it with the other parts.
+#[derive(Clone)]
+pub struct Partial {
+    /// Weighted values, not yet divided: `[b, q, h, d]`, f32.
+    pub values: Value,
+    /// The largest score of each query, `[b, q, h, 1]`, f32.
+    pub largest: Value,
+    /// The sum of the weights, `[b, q, h, 1]`, f32.
+    pub sum: Value,
+}
+
+impl Partial {
+    /// Attention over some of the keys; operands as for [`attention`].
+    pub fn of(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Self {
+        let Some(size) = chunk(q, k, bias) else {
+            return Partial::from_values(plain::partial(q, k, v, bias, scale));
+        };
+        let wide = Type::new(DType::F32, q.dims());
+        let narrow = Type::new(DType::F32, [&q.dims()[..3], &[1]].concat());
+        let types = [wide, narrow.clone(), narrow];
+        let parts = plain::chunked(q, size, &types, |part| plain::partial(part, k, v, bias, scale).to_vec());
+        Partial::from_values([0, 1, 2].map(|i| parts[i].clone()))
+    }
+
+    /// From `[values, largest, sum]`, as a loop carries them.
+    pub fn from_values([values, largest, sum]: [Value; 3]) -> Self {
+        Partial { values, largest, sum }
+    }
+
+    /// As `[values, largest, sum]`.
+    pub fn into_values(self) -> [Value; 3] {
+        [self.values, self.largest, self.sum]
+    }
+
+    /// The same with a larger bound in the place of the largest score.
+    pub fn rescaled(&self, largest: &Value) -> Self {
+        let factor = (&self.largest - largest).exp();
+        Partial { values: &self.values * &factor, sum: &self.sum * &factor, largest: largest.clone() }
+    }
+
+    /// Attention over both sets of keys.
+    pub fn join(&self, other: &Self) -> Self {
+        let largest = self.largest.maximum(&other.largest);
+        let (a, b) = (self.rescaled(&largest), other.rescaled(&largest));
+        Partial { values: a.values + b.values, sum: a.sum + b.sum, largest }
+    }
+
+    /// The attended values, when every key has been seen.
+    pub fn finish(&self, dtype: DType) -> Value {
+        (&self.values / &self.sum).to(dtype)
+    }
+}
+
+/// How many queries are taken at a time, if not all.
+fn chunk(q: &Value, k: &Value, bias: Option<&Value>) -> Option<usize> {
     let row = q.dim(0) * q.dim(2) * k.dim(1);
     let whole = row * q.dim(1) <= LARGEST_SCORES;
     // A bias with a row for each query would have to be sliced along; no long sequence carries one.
     if whole || bias.is_some_and(|b| b.dim(-2) != 1) {
-        return plain::attention(q, k, v, bias, scale);
+        return None;
     }
-    let chunk = (LARGEST_SCORES / row).max(1).next_power_of_two().min(q.dim(1));
-    plain::chunked(q, k, v, bias, scale, chunk)
+    Some((LARGEST_SCORES / row).max(1).next_power_of_two().min(q.dim(1)))
 }

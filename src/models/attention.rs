@@ -3,7 +3,7 @@
 
 use crate::hlo::Value;
 use crate::nn::rope::{Pairing, rotate};
-use crate::nn::{Attention, Axis, Exchange, Heads, Init, Params, linear_nd, project, rms_norm};
+use crate::nn::{Attention, Axis, ExchangeKind, Heads, Init, Params, RopeAt, linear_nd, project, rms_norm};
 
 /// The eps of the query and key norms, which no configuration changes.
 const QK_NORM_EPS: f64 = 1e-6;
@@ -21,6 +21,8 @@ pub struct AttentionLayer {
     pub gated: bool,
     /// Which features RoPE pairs.
     pub pairing: Pairing,
+    /// The sequences of queries and keys.
+    pub sequence: [Axis; 2],
 }
 
 /// Cosines and sines in the program.
@@ -36,21 +38,42 @@ impl AttentionLayer {
     /// Queries, keys and values of self-attention, each `[b, n, heads, dim]`, from `x [b, n, embed]`. Queries and keys
     /// are normalised and rotated.
     pub fn qkv(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> [Value; 3] {
-        let parts = self.fused(p, &["to_q", "to_k", "to_v"], x);
+        let parts = self.fused(p, &["to_q", "to_k", "to_v"], x, self.sequence[0]);
         let [q, k, v] = [0, 1, 2].map(|i| parts.at(2, i));
-        [self.normed(p, "norm_q", &q, rope), self.normed(p, "norm_k", &k, rope), v]
+        let q = self.normed(p, "norm_q", &q, rope);
+        if !self.rotates_gathered(p) {
+            return [q, self.normed(p, "norm_k", &k, rope), v];
+        }
+        // Everything travels: keys that are not yet rotated, the tables they are rotated by, and values.
+        let everywhere = [Axis::Rows, Axis::Whole, Axis::Heads, Axis::HeadDim];
+        let gathered = |name: &str, x: &Value| p.place(name, x, &everywhere);
+        let rope = rope.map(|r| {
+            let table = |name: &str, x: &Value| p.place(name, x, &[Axis::Whole, Axis::Whole, Axis::Heads, Axis::Whole]);
+            Rope { cos: table("gathered_cos", &r.cos), sin: table("gathered_sin", &r.sin) }
+        });
+        let k = gathered("gathered_k", &self.normed(p, "norm_k", &k, None));
+        let k = rope.map_or_else(|| k.clone(), |r| self.rotated(p, &k, &r));
+        [q, k, gathered("gathered_v", &v)]
+    }
+
+    /// Whether the layout has keys gathered before they are rotated.
+    fn rotates_gathered(&self, p: &Params) -> bool {
+        let policy = &p.layout().exchange;
+        let split = p.layout().parts(&p.activation("attention"), self.sequence[1]) > 1;
+        split && policy.kind == ExchangeKind::GatherKv && policy.rope == RopeAt::Gathered
     }
 
     /// Queries `[b, n, heads, dim]`, normalised and rotated.
     pub fn queries(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> Value {
         let dims = [self.heads.count, self.heads.dim];
         let q = project(&p.pp("to_q"), x, &dims, self.bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
+        let q = p.place("q", &q, &[Axis::Rows, self.sequence[0], Axis::Heads, Axis::HeadDim]);
         self.normed(p, "norm_q", &q, rope)
     }
 
     /// Keys, normalised and rotated, and values of a context `[b, m, width]`.
     pub fn keys_values(&self, p: &Params, context: &Value, rope: Option<&Rope>) -> [Value; 2] {
-        let parts = self.fused(p, &["to_k", "to_v"], context);
+        let parts = self.fused(p, &["to_k", "to_v"], context, self.sequence[1]);
         [self.normed(p, "norm_k", &parts.at(2, 0), rope), parts.at(2, 1)]
     }
 
@@ -68,7 +91,12 @@ impl AttentionLayer {
     ) -> Value {
         let [q, k, v] = qkv;
         let scale = (self.heads.dim as f64).sqrt().recip();
-        let mut o = Attention { q, k, v, bias: mask, scale, exchange: Exchange::Local }.run();
+        // Keys that were gathered to be rotated are on every device.
+        let sequence = match self.sequence {
+            [own, other] if own == other && self.rotates_gathered(p) => [own, Axis::Whole],
+            both => both,
+        };
+        let mut o = Attention { q, k, v, bias: mask, scale, sequence }.run(p);
         if let Some(keep) = keep {
             let own = v.to(keep.dtype());
             o = (&own + (o.to(keep.dtype()) - &own) * keep).to(v.dtype());
@@ -76,17 +104,20 @@ impl AttentionLayer {
         if self.gated {
             let logits =
                 project(&p.pp("to_gate_logits"), gate_input, &[self.heads.count], true, &[Axis::Heads], Axis::Embed);
+            let logits = p.place("gate", &logits, &[Axis::Rows, self.sequence[0], Axis::Heads]);
             let gate = logits.to(crate::dtype::DType::F32).logistic() * 2.0;
             o = (o.to(gate.dtype()) * gate.unsqueeze(3)).to(o.dtype());
         }
         let (rows, tokens) = (o.dim(0), o.dim(1));
         let joined = o.reshape(vec![rows, tokens, self.heads.width()]);
         // The output map reads the joined heads, so its input axis is the heads'.
-        project(&p.pp("to_out.0"), &joined, &[out], self.out_bias, &[Axis::Embed], Axis::Heads)
+        let joined = p.place("joined", &joined, &[Axis::Rows, self.sequence[0], Axis::Heads]);
+        let y = project(&p.pp("to_out.0"), &joined, &[out], self.out_bias, &[Axis::Embed], Axis::Heads);
+        p.place("out", &y, &[Axis::Rows, self.sequence[0], Axis::Whole])
     }
 
     /// Several maps of one input in one product: `[b, n, maps, heads, dim]`.
-    fn fused(&self, p: &Params, names: &[&str], x: &Value) -> Value {
+    fn fused(&self, p: &Params, names: &[&str], x: &Value, sequence: Axis) -> Value {
         let _scope = p.builder().scope(names.join("+"));
         let (count, dim, inner) = (self.heads.count, self.heads.dim, x.dim(-1));
         let full = |what: &str| names.iter().map(|n| format!("{n}.{what}")).collect::<Vec<_>>();
@@ -97,11 +128,11 @@ impl AttentionLayer {
         let axes = [Axis::Heads, Axis::HeadDim, Axis::Embed];
         let init = Init::Normal((inner as f32).sqrt().recip());
         let weight = p.fused(&refs(&weights), &[count, dim, inner], &[count * dim, inner], &axes, init);
-        let y = linear_nd(x, &weight);
-        if !self.bias {
-            return y;
+        let mut y = linear_nd(p, x, &weight);
+        if self.bias {
+            y = y + p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::Normal(0.02));
         }
-        y + p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::Normal(0.02))
+        p.place("qkv", &y, &[Axis::Rows, sequence, Axis::Whole, Axis::Heads, Axis::HeadDim])
     }
 
     fn normed(&self, p: &Params, name: &str, x: &Value, rope: Option<&Rope>) -> Value {
@@ -110,11 +141,17 @@ impl AttentionLayer {
         let axes = [Axis::Heads, Axis::HeadDim];
         let weight = p.pp(name).get_as("weight", &[self.heads.width()], &dims, &axes, Init::Around(1.0, 0.02));
         let y = rms_norm(x, Some(&weight), 2, QK_NORM_EPS);
-        let Some(r) = rope else { return y };
+        match rope {
+            Some(r) => self.rotated(p, &y, r),
+            None => y,
+        }
+    }
+
+    fn rotated(&self, p: &Params, y: &Value, r: &Rope) -> Value {
         // A table may be laid out over another number of heads than the layer's: pairs are formed in the table's.
         let heads = r.cos.dim(2);
         let split = vec![y.dim(0), y.dim(1), heads, self.heads.width() / heads];
-        rotate(&y.reshape(split), &r.cos, &r.sin, self.pairing, p.numerics()).reshape(x.dims().to_vec())
+        rotate(&y.reshape(split), &r.cos, &r.sin, self.pairing, p.numerics()).reshape(y.dims().to_vec())
     }
 }
 
@@ -131,14 +168,22 @@ mod tests {
     fn the_program_of_one_layer() {
         let p = Params::new("attention", "transformer", &Build::new(DType::BF16));
         let heads = Heads { count: 2, dim: 4 };
-        let layer = AttentionLayer { heads, bias: true, out_bias: true, gated: false, pairing: Pairing::Split };
+        let layer = AttentionLayer {
+            heads,
+            bias: true,
+            out_bias: true,
+            gated: false,
+            pairing: Pairing::Split,
+            sequence: [Axis::VideoSequence; 2],
+        };
         let x = p.builder().argument("x", Type::new(DType::BF16, [1, 3, 8]));
         let table = |name: &str| p.builder().argument(name, Type::new(DType::F32, [1, 3, 2, 2]));
         let rope = Rope { cos: table("cos"), sin: table("sin") };
         let at = p.pp("attn1");
         let [q, k, v] = layer.qkv(&at, &x, Some(&rope));
         let y = layer.attend(&at, [&q, &k, &v], &x, 8, None, None);
-        let text = Network::finish(&p, &[("y", &y)]).expect("builds").program.text;
+        let text =
+            Network::finish(&p, vec![p.output("y", &y, &[Axis::Whole; 3], y.dims())]).expect("builds").program.text;
         // Scopes have tests of their own; here they would only make the lines long.
         let bare: Vec<&str> = text.lines().map(|l| l.split(" loc(").next().unwrap_or(l)).collect();
         insta::assert_snapshot!(bare.join("\n"));

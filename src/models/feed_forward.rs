@@ -55,10 +55,12 @@ impl Activation {
     }
 }
 
-/// `net.2(activation(net.0.proj(x)))` with an inner width of four times `x`'s.
-pub fn feed_forward(p: &Params, x: &Value, activation: Activation, bias: bool) -> Value {
+/// `net.2(activation(net.0.proj(x)))` of `x [rows, tokens, width]` with an inner width of four times `x`'s.
+pub fn feed_forward(p: &Params, x: &Value, activation: Activation, bias: bool, sequence: Axis) -> Value {
     let _scope = p.scope();
     let width = x.dim(-1);
     let inner = linear(&p.pp("net.0.proj"), x, 4 * width * activation.fan(), bias, [Axis::Embed, Axis::Mlp]);
-    linear(&p.pp("net.2"), &activation.apply(&inner), width, bias, [Axis::Mlp, Axis::Embed])
+    let inner = p.place("hidden", &inner, &[Axis::Rows, sequence, Axis::Mlp]);
+    let y = linear(&p.pp("net.2"), &activation.apply(&inner), width, bias, [Axis::Mlp, Axis::Embed]);
+    p.place("out", &y, &[Axis::Rows, sequence, Axis::Whole])
 }

@@ -13,8 +13,8 @@ pub mod vocoder;
 
 use serde::de::DeserializeOwned;
 
-use crate::hlo::{Program, Result, Value};
-use crate::nn::{Param, Params};
+use crate::hlo::{Output, Program, Result, Value};
+use crate::nn::{Param, Params, Placement};
 
 /// A network ready to compile: its program and the parameters among the program's arguments.
 #[derive(Clone, Debug)]
@@ -23,15 +23,20 @@ pub struct Network {
     pub program: Program,
     /// The parameters, in the order of first use.
     pub params: Vec<Param>,
+    /// Where parameters, inputs and activations were placed.
+    pub placements: Vec<Placement>,
+    /// What the layout's rules could not split, a line each.
+    pub notes: Vec<String>,
 }
 
 impl Network {
-    /// Ends the program under `p` with its named results.
+    /// Ends the program under `p` with its results (see [`Params::output`]).
     ///
     /// # Errors
     /// The first mistake made while building.
-    pub fn finish(p: &Params, results: &[(&str, &Value)]) -> Result<Self> {
-        Ok(Network { program: p.builder().finish(results)?, params: p.declared() })
+    pub fn finish(p: &Params, results: Vec<(Output, Value)>) -> Result<Self> {
+        let program = p.builder().finish_with(results)?;
+        Ok(Network { program, params: p.declared(), placements: p.placements(), notes: p.notes() })
     }
 
     /// Bytes of all parameters, unsharded.

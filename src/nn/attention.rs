@@ -1,15 +1,11 @@
 //! Attention: one function, one policy.
 
-use crate::hlo::Value;
+use super::exchange::Local;
+use super::layout::Axis;
+use super::params::Params;
+use crate::dtype::DType;
+use crate::hlo::{Builder, Comparison, Sharding, Type, Value};
 use crate::kernels;
-
-/// How queries meet keys that lie on other devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Exchange {
-    /// Every device holds the keys and values it needs.
-    #[default]
-    Local,
-}
 
 /// Heads and their width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,23 +25,50 @@ impl Heads {
 
 /// Scaled dot-product attention.
 pub struct Attention<'a> {
-    /// Queries `[b, q, heads, dim]`.
+    /// Queries `[rows, q, heads, dim]`.
     pub q: &'a Value,
-    /// Keys `[b, k, kv_heads, dim]`; `heads` is a multiple of `kv_heads`.
+    /// Keys `[rows, k, kv_heads, dim]`; `heads` is a multiple of `kv_heads`.
     pub k: &'a Value,
-    /// Values `[b, k, kv_heads, dim]`.
+    /// Values `[rows, k, kv_heads, dim]`.
     pub v: &'a Value,
-    /// Added to the scaled scores of all heads, `[b or 1, 1, q or 1, k]`, f32.
+    /// Added to the scaled scores of all heads, `[rows or 1, 1, q or 1, k]`, f32.
     pub bias: Option<&'a Value>,
     /// Factor on the scores.
     pub scale: f64,
-    /// Where the keys lie.
-    pub exchange: Exchange,
+    /// The sequence axes of queries and keys.
+    pub sequence: [Axis; 2],
+}
+
+/// Added to the score of a key that no query may see: no finite score reaches it, and a row of nothing else stays
+/// finite.
+const HIDDEN: f64 = -1e30;
+
+/// What hides the keys behind the first `content` of `length`: added to scores, `[1, 1, 1, length]`, f32.
+pub fn hide_padding(b: &Builder, length: usize, content: usize) -> Option<Value> {
+    (length > content).then(|| {
+        let position = b.iota(Type::new(DType::F32, [1, 1, 1, length]), 3);
+        let hidden = position.compare(Comparison::Ge, &position.like(content as f64));
+        hidden.select(&position.like(HIDDEN), &position.like(0.0))
+    })
+}
+
+/// How queries meet keys, by where both lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meeting {
+    /// Keys are whole on every device, or there is one device.
+    Here,
+    /// Queries are whole, keys are split.
+    SplitKv,
+    /// Both are split, as two sequences.
+    GatherKv,
+    /// Both are one split sequence: the layout chooses.
+    Exchange,
 }
 
 impl Attention<'_> {
-    /// The attended values `[b, q, heads, dim]`, in the queries' element type; scores and softmax in f32.
-    pub fn run(&self) -> Value {
+    /// The attended values `[rows, q, heads, dim]`, in the queries' element type; scores and softmax in f32. `p` is the
+    /// attention layer's place: its name decides what the layout says about it.
+    pub fn run(&self, p: &Params) -> Value {
         let b = self.q.builder();
         let fits = self.q.rank() == 4 && self.k.dims() == self.v.dims() && self.k.rank() == 4;
         if !fits || !self.q.dim(2).is_multiple_of(self.k.dim(2).max(1)) || self.q.dim(3) != self.k.dim(3) {
@@ -53,8 +76,77 @@ impl Attention<'_> {
             return self.q.clone();
         }
         let _scope = b.scope("sdpa");
-        match self.exchange {
-            Exchange::Local => kernels::attention(self.q, self.k, self.v, self.bias, self.scale),
+        if p.layout().is_single() {
+            return kernels::attention(self.q, self.k, self.v, self.bias, self.scale);
+        }
+        self.split(p)
+    }
+
+    fn meeting(&self, p: &Params) -> Meeting {
+        let [q, k] = self.sequence.map(|a| p.layout().mesh_axes(&p.activation("attention"), a));
+        match (q.is_empty(), k.is_empty()) {
+            (_, true) => Meeting::Here,
+            (true, false) => Meeting::SplitKv,
+            (false, false) if self.sequence[0] == self.sequence[1] => Meeting::Exchange,
+            (false, false) => Meeting::GatherKv,
         }
     }
+
+    /// Each device on its part, in a manual region: nothing inside is left to the partitioner.
+    fn split(&self, p: &Params) -> Value {
+        let b = p.builder();
+        let layout = p.layout();
+        let name = p.activation("attention");
+        let [of_q, of_k] = self.sequence;
+        let meeting = self.meeting(p);
+        // Heads that share keys are spread as the query heads are, or else the keys are repeated for each.
+        let spread = layout.parts(&name, Axis::Heads) > 1 || matches!(meeting, Meeting::Exchange);
+        let shared = self.k.dim(2) != self.q.dim(2);
+        let even = layout.mesh_axes(&name, Axis::Heads) == layout.mesh_axes(&name, Axis::KvHeads);
+        let [k, v] = [self.k, self.v].map(|x| match shared && spread && !(even && meeting == Meeting::Here) {
+            true => repeat_heads(x, self.q.dim(2) / self.k.dim(2)),
+            false => x.clone(),
+        });
+        let kv_heads = if k.dim(2) == self.q.dim(2) { Axis::Heads } else { Axis::KvHeads };
+        let place = |x: &Value, axes: &[Axis]| {
+            p.placement("attention", x.ty(), axes).unwrap_or_else(|| Sharding(vec![Vec::new(); axes.len()]))
+        };
+        let q_at = place(self.q, &[Axis::Rows, of_q, Axis::Heads, Axis::HeadDim]);
+        let k_at = place(&k, &[Axis::Rows, of_k, kv_heads, Axis::HeadDim]);
+        let mut operands = vec![(self.q, q_at.clone()), (&k, k_at.clone()), (&v, k_at)];
+        // The device's place along the keys' axis: element `i` of this vector lies on device `i`.
+        let parts = layout.parts(&name, of_k);
+        let positions = b.iota(Type::new(DType::I32, [parts]), 0);
+        operands.push((&positions, place(&positions, &[of_k])));
+        if let Some(bias) = self.bias {
+            let rows = if bias.dim(0) == 1 { Axis::Whole } else { Axis::Rows };
+            // Ulysses sees all queries; the others see the columns of all keys, unless each device keeps to its own.
+            let all_queries = bias.dim(2) == 1 || self.trades_queries(p, meeting);
+            let queries = if all_queries { Axis::Whole } else { of_q };
+            let keys = if meeting == Meeting::SplitKv { of_k } else { Axis::Whole };
+            operands.push((bias, place(bias, &[rows, Axis::Whole, queries, keys])));
+        }
+        let groups = layout.groups(&name, of_k);
+        let results = b.manual(&operands, &[q_at], |x| {
+            let local = Local { q: &x[0], k: &x[1], v: &x[2], bias: x.get(4), scale: self.scale };
+            vec![match meeting {
+                Meeting::Here => local.here(),
+                Meeting::SplitKv => local.split_kv(&groups),
+                Meeting::GatherKv => local.gather_kv(&groups),
+                Meeting::Exchange => local.exchange(&layout.exchange, &groups, &x[3].reshape(vec![])),
+            }]
+        });
+        results.into_iter().next().unwrap_or_else(|| self.q.clone())
+    }
+
+    fn trades_queries(&self, p: &Params, meeting: Meeting) -> bool {
+        use super::layout::ExchangeKind::{Hybrid, Ulysses};
+        meeting == Meeting::Exchange && matches!(p.layout().exchange.kind, Ulysses | Hybrid)
+    }
+}
+
+/// `[b, k, kv, d]` with every head `times` times in a row.
+fn repeat_heads(x: &Value, times: usize) -> Value {
+    let (b, n, h, d) = (x.dim(0), x.dim(1), x.dim(2), x.dim(3));
+    x.unsqueeze(3).broadcast_to(&[b, n, h, times, d]).reshape(vec![b, n, h * times, d])
 }

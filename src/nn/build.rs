@@ -38,11 +38,14 @@ pub struct Lowering {
     pub conv3d: Conv3dLowering,
     /// Whether a product of bf16 operands may give an f32 result; else the operands are widened first.
     pub mixed_products: bool,
+    /// Whether a product is written row by row (videos times branches), because its bits depend on how many rows it has:
+    /// f32 runs then give one result however the rows are spread.
+    pub rowwise: bool,
 }
 
 impl Default for Lowering {
     fn default() -> Self {
-        Lowering { conv3d: Conv3dLowering::Direct, mixed_products: true }
+        Lowering { conv3d: Conv3dLowering::Direct, mixed_products: true, rowwise: false }
     }
 }
 
@@ -51,7 +54,7 @@ impl Lowering {
     pub fn of(platform: &str) -> Self {
         match platform {
             // The CPU runtime has no product of bf16 into f32 beyond a certain size.
-            "cpu" => Lowering { mixed_products: false, ..Lowering::default() },
+            "cpu" => Lowering { mixed_products: false, rowwise: true, ..Lowering::default() },
             // A conv3d costs the TPU compiler minutes each.
             "tpu" => Lowering { conv3d: Conv3dLowering::Taps, ..Lowering::default() },
             _ => Lowering::default(),

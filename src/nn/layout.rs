@@ -1,10 +1,8 @@
 //! Logical axes and how a layout maps them to mesh axes. Models speak only of logical axes.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
-use crate::hlo::{Mesh, Sharding, Type};
+use crate::hlo::{Groups, Mesh, Sharding, Type};
 
 /// What a dimension of a parameter or activation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
@@ -14,7 +12,7 @@ pub enum Axis {
     Batch,
     /// Guidance branches: conditional, negative, …
     Branch,
-    /// Guidance branches times videos, branches outermost: placed as `branch`, then `batch`.
+    /// Videos times guidance branches, videos outermost: placed as `batch`, then `branch`.
     Rows,
     /// Video tokens.
     VideoSequence,
@@ -22,7 +20,7 @@ pub enum Axis {
     AudioSequence,
     /// Text tokens.
     TextSequence,
-    /// The residual stream's width.
+    /// The residual stream's width, on the side of a weight that meets it.
     Embed,
     /// Attention heads.
     Heads,
@@ -50,21 +48,35 @@ pub enum Axis {
     Whole,
 }
 
+impl Axis {
+    /// The axis' name in layout files.
+    pub fn name(self) -> String {
+        serde_json::to_value(self).ok().and_then(|v| v.as_str().map(str::to_string)).unwrap_or_default()
+    }
+
+    /// Whether a size that does not divide is filled up with elements that no result depends on. Of the other axes
+    /// every element counts.
+    fn is_padded(self) -> bool {
+        let rows = matches!(self, Axis::Rows | Axis::Batch | Axis::Branch);
+        rows || matches!(self, Axis::VideoSequence | Axis::AudioSequence | Axis::TextSequence)
+    }
+}
+
 /// Why a layout does not fit a tensor.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum LayoutError {
     /// A rule names an axis that the mesh lacks.
-    #[error("rule for '{axis:?}' names mesh axis '{mesh_axis}', the mesh has {mesh}")]
+    #[error("{rule}: mesh axis '{mesh_axis}' does not exist, the mesh has {mesh}")]
     UnknownMeshAxis {
-        /// Logical axis.
-        axis: Axis,
+        /// The rule.
+        rule: Rule,
         /// Missing mesh axis.
         mesh_axis: String,
         /// The mesh.
         mesh: String,
     },
     /// One mesh axis would split two dimensions.
-    #[error("tensor '{tensor}' {ty} would be split twice by mesh axis '{mesh_axis}'")]
+    #[error("tensor '{tensor}' {ty} would be split twice by mesh axis '{mesh_axis}' ({rules})")]
     Twice {
         /// Tensor.
         tensor: String,
@@ -72,15 +84,76 @@ pub enum LayoutError {
         ty: String,
         /// Mesh axis.
         mesh_axis: String,
+        /// The rules that do so.
+        rules: String,
     },
-    /// A size does not divide.
-    #[error("tensor '{tensor}': {why}")]
-    Indivisible {
-        /// Tensor.
-        tensor: String,
-        /// Dimension, sizes and mesh axis.
-        why: String,
-    },
+}
+
+/// A line of a layout file: the mesh axes that split a logical axis, outer first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Logical axis.
+    pub axis: Axis,
+    /// Mesh axes, outer first.
+    pub mesh_axes: Vec<String>,
+    /// `file:line`.
+    pub place: String,
+}
+
+impl std::fmt::Display for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}: [{}]", self.place, self.axis.name(), self.mesh_axes.join(", "))
+    }
+}
+
+/// Rules for the tensors whose names match a pattern; `*` stands for any text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exception {
+    /// Pattern over `component.name`, e.g. `*.ff.net.0.proj.weight`.
+    pub pattern: String,
+    /// Rules that replace the general ones of the same axes.
+    pub rules: Vec<Rule>,
+}
+
+/// How the tokens of one sequence meet, where their axis is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ExchangeKind {
+    /// Every device gathers all keys and values.
+    #[default]
+    GatherKv,
+    /// Tokens are traded for heads: every device attends over all tokens for its part of the heads.
+    Ulysses,
+    /// Keys and values travel around the devices.
+    Ring,
+    /// Ulysses among neighbours, `outer` between their groups.
+    Hybrid,
+}
+
+/// When keys are rotated where they are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RopeAt {
+    /// On their own device, before they travel.
+    #[default]
+    Local,
+    /// After they have travelled, and the tables with them.
+    Gathered,
+}
+
+/// A layout's choice of attention exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExchangePolicy {
+    /// What is exchanged.
+    pub kind: ExchangeKind,
+    /// `hybrid`: devices that trade tokens for heads; a divisor of the devices that split the sequence.
+    #[schemars(range(min = 1))]
+    pub ulysses: Option<usize>,
+    /// `hybrid`: the exchange between the groups, `gather_kv` or `ring`.
+    pub outer: ExchangeKind,
+    /// `gather_kv`: when keys are rotated.
+    pub rope: RopeAt,
 }
 
 /// A mesh and the rules that place logical axes on it.
@@ -88,30 +161,60 @@ pub enum LayoutError {
 pub struct Layout {
     /// The devices.
     pub mesh: Mesh,
-    /// For each logical axis the mesh axes that split it, outer first.
-    pub rules: BTreeMap<Axis, Vec<String>>,
+    /// Where dimensions lie while they are computed with.
+    pub rules: Vec<Rule>,
+    /// How weights are split further between their uses; each is gathered right before its use.
+    pub storage: Vec<Rule>,
+    /// Rules of single tensors.
+    pub exceptions: Vec<Exception>,
+    /// How attention crosses a split sequence.
+    pub exchange: ExchangePolicy,
+}
+
+/// A tensor's placement with the rules it comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The mesh axes of each dimension.
+    pub sharding: Sharding,
+    /// The rules that split something.
+    pub rules: Vec<Rule>,
+    /// What was left whole because it does not divide: tensor, sizes and rule, a line each.
+    pub notes: Vec<String>,
 }
 
 impl Default for Layout {
     /// One device.
     fn default() -> Self {
-        Layout { mesh: Mesh { axes: Vec::new() }, rules: BTreeMap::new() }
+        Layout {
+            mesh: Mesh { axes: Vec::new() },
+            rules: Vec::new(),
+            storage: Vec::new(),
+            exceptions: Vec::new(),
+            exchange: ExchangePolicy::default(),
+        }
     }
 }
 
 impl Layout {
-    /// Checks that every rule names existing mesh axes.
+    /// A layout whose rules name existing mesh axes.
     ///
     /// # Errors
     /// [`LayoutError::UnknownMeshAxis`].
-    pub fn new(mesh: Mesh, rules: BTreeMap<Axis, Vec<String>>) -> Result<Self, LayoutError> {
-        for (&axis, mesh_axes) in &rules {
-            if let Some(bad) = mesh_axes.iter().find(|a| mesh.size(a).is_none()) {
-                let mesh = mesh.to_string();
-                return Err(LayoutError::UnknownMeshAxis { axis, mesh_axis: bad.clone(), mesh });
+    pub fn new(
+        mesh: Mesh,
+        rules: Vec<Rule>,
+        storage: Vec<Rule>,
+        exceptions: Vec<Exception>,
+        exchange: ExchangePolicy,
+    ) -> Result<Self, LayoutError> {
+        let all = rules.iter().chain(&storage).chain(exceptions.iter().flat_map(|e| &e.rules));
+        for rule in all {
+            if let Some(bad) = rule.mesh_axes.iter().find(|a| mesh.size(a).is_none()) {
+                let names = mesh.axes.iter().map(|(n, s)| format!("{n}={s}")).collect::<Vec<_>>().join(",");
+                return Err(LayoutError::UnknownMeshAxis { rule: rule.clone(), mesh_axis: bad.clone(), mesh: names });
             }
         }
-        Ok(Layout { mesh, rules })
+        Ok(Layout { mesh, rules, storage, exceptions, exchange })
     }
 
     /// True when there is nothing to place.
@@ -119,32 +222,208 @@ impl Layout {
         self.mesh.devices() == 1
     }
 
-    fn mesh_axes(&self, axis: Axis) -> Vec<String> {
-        let rule = |a: Axis| self.rules.get(&a).cloned().unwrap_or_default();
+    /// The rules that split an axis of a tensor, outer first; two for [`Axis::Rows`].
+    fn rules_of(&self, tensor: &str, axis: Axis) -> Vec<&Rule> {
+        let find = |axis: Axis| {
+            let special = self.exceptions.iter().filter(|e| matches(&e.pattern, tensor)).flat_map(|e| &e.rules);
+            special.chain(&self.rules).find(|r| r.axis == axis)
+        };
         match axis {
             Axis::Whole => Vec::new(),
-            Axis::Rows => [rule(Axis::Branch), rule(Axis::Batch)].concat(),
-            other => rule(other),
+            Axis::Rows => [Axis::Batch, Axis::Branch].into_iter().filter_map(find).collect(),
+            other => find(other).into_iter().collect(),
         }
     }
 
-    /// The placement of a tensor, or `None` on one device.
+    /// The mesh axes that split an axis of a tensor, outer first.
+    pub fn mesh_axes(&self, tensor: &str, axis: Axis) -> Vec<String> {
+        self.rules_of(tensor, axis).iter().flat_map(|r| r.mesh_axes.iter().cloned()).collect()
+    }
+
+    /// Devices that an axis of a tensor is split over.
+    pub fn parts(&self, tensor: &str, axis: Axis) -> usize {
+        self.mesh_axes(tensor, axis).iter().filter_map(|a| self.mesh.size(a)).product()
+    }
+
+    /// Groups of devices that differ only in their part of an axis, ordered by the part.
+    pub fn groups(&self, tensor: &str, axis: Axis) -> Groups {
+        let axes = self.mesh_axes(tensor, axis);
+        self.mesh.groups(&axes.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The type filled up so that its rows and sequences divide: with elements that no result depends on.
+    pub fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Type {
+        let mut padded = ty.clone();
+        for (size, &axis) in padded.dims.iter_mut().zip(axes) {
+            if axis.is_padded() {
+                *size = size.next_multiple_of(self.parts(tensor, axis).max(1));
+            }
+        }
+        padded
+    }
+
+    /// The placement of a tensor while it is computed with, or `None` on one device. A dimension that does not divide is
+    /// left whole, and noted: the result is the same, only dearer.
     ///
     /// # Errors
-    /// A mesh axis used twice, or a dimension that does not divide: with tensor, sizes and axis.
-    pub fn sharding(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Sharding>, LayoutError> {
+    /// A mesh axis used twice, with tensor and rules.
+    pub fn place(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
         if self.is_single() {
             return Ok(None);
         }
-        let sharding = Sharding(axes.iter().map(|&a| self.mesh_axes(a)).collect());
-        let mut seen: Vec<&String> = Vec::new();
-        for a in sharding.0.iter().flatten() {
-            if seen.contains(&a) {
-                return Err(LayoutError::Twice { tensor: tensor.into(), ty: ty.to_string(), mesh_axis: a.clone() });
+        let mut placed = Placed { sharding: Sharding(vec![Vec::new(); axes.len()]), rules: Vec::new(), notes: vec![] };
+        for (dim, &axis) in axes.iter().enumerate() {
+            let rules = self.rules_of(tensor, axis);
+            let split: Vec<String> = rules.iter().flat_map(|r| r.mesh_axes.iter().cloned()).collect();
+            for rule in &rules {
+                let clash = |mesh_axis: &&String| placed.rules.iter().any(|u| u.mesh_axes.contains(*mesh_axis));
+                if let Some(mesh_axis) = rule.mesh_axes.iter().find(clash) {
+                    let rules: Vec<String> = placed.rules.iter().chain([*rule]).map(ToString::to_string).collect();
+                    return Err(LayoutError::Twice {
+                        tensor: tensor.into(),
+                        ty: ty.to_string(),
+                        mesh_axis: mesh_axis.clone(),
+                        rules: rules.join("; "),
+                    });
+                }
             }
-            seen.push(a);
+            self.split(&mut placed, (tensor, ty), dim, axis, split, rules.into_iter().cloned().collect());
         }
-        sharding.local(ty, &self.mesh).map_err(|why| LayoutError::Indivisible { tensor: tensor.into(), why })?;
-        Ok(Some(sharding))
+        Ok(Some(placed))
+    }
+
+    /// The placement of a weight between its uses: as [`Layout::place`], split further by the storage rules.
+    ///
+    /// # Errors
+    /// As [`Layout::place`].
+    pub fn place_weight(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
+        let Some(mut placed) = self.place(tensor, ty, axes)? else { return Ok(None) };
+        // A vector costs a collective and saves nothing.
+        if axes.iter().filter(|a| **a != Axis::Layers).count() < 2 {
+            return Ok(Some(placed));
+        }
+        for (dim, &axis) in axes.iter().enumerate() {
+            let Some(rule) = self.storage.iter().find(|r| r.axis == axis) else { continue };
+            let taken: Vec<&String> = placed.sharding.0.iter().flatten().collect();
+            let free = rule.mesh_axes.iter().filter(|a| !taken.contains(a)).cloned();
+            let split: Vec<String> = placed.sharding.0[dim].iter().cloned().chain(free).collect();
+            self.split(&mut placed, (tensor, ty), dim, axis, split, vec![rule.clone()]);
+        }
+        Ok(Some(placed))
+    }
+
+    /// Splits one dimension, unless its size does not divide.
+    fn split(
+        &self,
+        placed: &mut Placed,
+        (tensor, ty): (&str, &Type),
+        dim: usize,
+        axis: Axis,
+        mesh_axes: Vec<String>,
+        rules: Vec<Rule>,
+    ) {
+        if mesh_axes == placed.sharding.0[dim] {
+            return;
+        }
+        let (size, sizes) = (ty.dims[dim], self.sizes(&mesh_axes));
+        let parts: usize = mesh_axes.iter().filter_map(|a| self.mesh.size(a)).product();
+        if size.is_multiple_of(parts) {
+            placed.sharding.0[dim] = mesh_axes;
+            placed.rules.extend(rules);
+        } else {
+            let (name, rules) = (axis.name(), rules.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+            placed.notes.push(format!(
+                "tensor '{tensor}' {ty}: {name} = {size} does not divide by {sizes} ({rules}); every device holds it whole"
+            ));
+        }
+    }
+
+    fn sizes(&self, mesh_axes: &[String]) -> String {
+        let sizes: Vec<String> =
+            mesh_axes.iter().map(|a| format!("{a} = {}", self.mesh.size(a).unwrap_or_default())).collect();
+        sizes.join(" x ")
+    }
+}
+
+/// Whether `name` fits a pattern in which `*` stands for any text.
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((head, tail)) => name.strip_prefix(head).is_some_and(|rest| {
+            rest.char_indices().map(|(i, _)| i).chain([rest.len()]).any(|i| matches(tail, &rest[i..]))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+
+    fn rule(axis: Axis, mesh_axes: &[&str]) -> Rule {
+        Rule { axis, mesh_axes: mesh_axes.iter().map(|a| (*a).to_string()).collect(), place: "x.yml:1".into() }
+    }
+
+    fn layout(rules: Vec<Rule>, storage: Vec<Rule>, exceptions: Vec<Exception>) -> Layout {
+        let mesh = Mesh::new(&[("cfg", 2), ("context", 4)]);
+        Layout::new(mesh, rules, storage, exceptions, ExchangePolicy::default()).expect("valid")
+    }
+
+    fn ty(dims: &[usize]) -> Type {
+        Type::new(DType::BF16, dims)
+    }
+
+    #[test]
+    fn patterns() {
+        assert!(matches("*.ff.*", "transformer.blocks.*.ff.net.0.proj.weight"));
+        assert!(matches("*ff.hidden", "t.audio_ff.hidden") && !matches("*.ff.hidden", "t.audio_ff.hidden"));
+        assert!(matches("a", "a") && !matches("a", "ab") && matches("*", ""));
+    }
+
+    #[test]
+    fn exceptions_come_before_rules() {
+        let except = Exception { pattern: "*.ff.*".into(), rules: vec![rule(Axis::Embed, &[])] };
+        let l = layout(vec![rule(Axis::Embed, &["context"])], vec![], vec![except]);
+        let of = |name: &str| l.place(name, &ty(&[8, 8]), &[Axis::Whole, Axis::Embed]).unwrap().unwrap();
+        assert_eq!(of("t.attn.to_q.weight").sharding, Sharding::new(&[&[], &["context"]]));
+        assert_eq!(of("t.ff.net.weight").sharding, Sharding::new(&[&[], &[]]));
+    }
+
+    #[test]
+    fn wrong_layouts_name_tensor_sizes_and_rule() {
+        let l = layout(vec![rule(Axis::Heads, &["context"]), rule(Axis::Mlp, &["context"])], vec![], vec![]);
+        let odd = l.place("t.w", &ty(&[6, 8]), &[Axis::Heads, Axis::Whole]).unwrap().unwrap();
+        assert_eq!(odd.sharding, Sharding::new(&[&[], &[]]));
+        assert_eq!(
+            odd.notes,
+            ["tensor 't.w' tensor<6x8xbf16>: heads = 6 does not divide by context = 4 (x.yml:1: heads: [context]); \
+              every device holds it whole"]
+        );
+        let e = l.place("t.w", &ty(&[8, 8]), &[Axis::Heads, Axis::Mlp]).unwrap_err().to_string();
+        assert!(e.starts_with("tensor 't.w' tensor<8x8xbf16> would be split twice by mesh axis 'context'"), "{e}");
+        let mesh = Mesh::new(&[("cfg", 2)]);
+        let e = Layout::new(mesh, vec![rule(Axis::Mlp, &["tensor"])], vec![], vec![], ExchangePolicy::default());
+        let e = e.unwrap_err().to_string();
+        assert_eq!(e, "x.yml:1: mlp: [tensor]: mesh axis 'tensor' does not exist, the mesh has cfg=2");
+    }
+
+    #[test]
+    fn storage_splits_matrices_further_and_says_what_it_cannot() {
+        let l = layout(vec![], vec![rule(Axis::Embed, &["cfg", "context"])], vec![]);
+        let place = |dims: &[usize], axes: &[Axis]| l.place_weight("t.w", &ty(dims), axes).unwrap().unwrap();
+        let whole = Sharding::new(&[&[], &[]]);
+        assert_eq!(place(&[3, 16], &[Axis::Mlp, Axis::Embed]).sharding, Sharding::new(&[&[], &["cfg", "context"]]));
+        let vectors = place(&[3, 16], &[Axis::Layers, Axis::Embed]);
+        assert_eq!((vectors.sharding, vectors.notes), (whole.clone(), vec![]));
+        let odd = place(&[3, 12], &[Axis::Mlp, Axis::Embed]);
+        assert_eq!(odd.sharding, whole);
+        assert!(odd.notes[0].contains("embed = 12 does not divide by cfg = 2 x context = 4"));
+    }
+
+    #[test]
+    fn rows_and_sequences_are_filled_up() {
+        let l = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::VideoSequence, &["context"])], vec![], vec![]);
+        let axes = [Axis::Rows, Axis::VideoSequence, Axis::Whole];
+        assert_eq!(l.padded("x", &ty(&[3, 35, 7]), &axes), ty(&[4, 36, 7]));
     }
 }

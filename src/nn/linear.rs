@@ -2,13 +2,33 @@
 
 use super::layout::Axis;
 use super::params::{Init, Params};
+use crate::dtype::DType;
 use crate::hlo::Value;
 
 /// `x [rows…, in]` times `weight [out…, in]`: `[rows…, out…]`, in `x`'s element type.
-pub fn linear_nd(x: &Value, weight: &Value) -> Value {
+pub fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
+    linear_into(p, x, weight, x.dtype())
+}
+
+/// [`linear_nd`] with a result of another element type.
+pub fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
+    // Rows of one device, where the platform's bits depend on how many there are: one product each.
+    let parts = p.layout().parts(&p.activation("rows"), Axis::Rows);
+    let local = if p.lowering().rowwise && x.rank() == 3 { x.dim(0) / parts } else { 1 };
+    if local <= 1 || !x.dim(0).is_multiple_of(parts) {
+        return product(x, weight, dtype);
+    }
+    let rest = &x.dims()[1..];
+    let spread = x.reshape([&[parts, local], rest].concat());
+    let each: Vec<Value> = (0..local).map(|i| product(&spread.at(1, i), weight, dtype).unsqueeze(1)).collect();
+    let all = x.builder().concat(&each.iter().collect::<Vec<_>>(), 1);
+    all.reshape([&[x.dim(0)], &all.dims()[2..]].concat())
+}
+
+fn product(x: &Value, weight: &Value, dtype: DType) -> Value {
     let rows: String = ('a'..'i').take(x.rank().saturating_sub(1)).collect();
     let out: String = ('o'..'y').take(weight.rank().saturating_sub(1)).collect();
-    x.builder().einsum(&format!("{rows}z,{out}z->{rows}{out}"), x, weight, x.dtype())
+    x.builder().einsum(&format!("{rows}z,{out}z->{rows}{out}"), x, weight, dtype)
 }
 
 /// The map `in -> out` at `p`, with parameters `weight [out, in]` and, if `bias`, `bias [out]`.
@@ -25,7 +45,7 @@ pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axi
     let axes: Vec<Axis> = out_axes.iter().copied().chain([in_axis]).collect();
     let deviation = (inner as f32).sqrt().recip();
     let weight = p.get_as("weight", &[flat, inner], &shape, &axes, Init::Normal(deviation));
-    let y = linear_nd(x, &weight);
+    let y = linear_nd(p, x, &weight);
     if bias { y + p.get_as("bias", &[flat], out, out_axes, Init::Normal(0.02)) } else { y }
 }
 

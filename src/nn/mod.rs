@@ -3,16 +3,17 @@
 mod attention;
 mod build;
 mod conv;
+mod exchange;
 mod layout;
 mod linear;
 mod norm;
 mod params;
 pub mod rope;
 
-pub use attention::{Attention, Exchange, Heads};
+pub use attention::{Attention, Heads, hide_padding};
 pub use build::{Build, Lowering};
 pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, transposed_conv1d};
-pub use layout::{Axis, Layout, LayoutError};
-pub use linear::{gelu, gelu_tanh, linear, linear_nd, project, silu};
+pub use layout::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, LayoutError, RopeAt, Rule};
+pub use linear::{gelu, gelu_tanh, linear, linear_into, linear_nd, project, silu};
 pub use norm::{layer_norm, pixel_norm, rms, rms_norm};
-pub use params::{Init, Numerics, Param, Params, Source};
+pub use params::{Init, Numerics, Param, Params, Placement, Source};

@@ -9,10 +9,10 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::build::Build;
-use super::layout::{Axis, Layout};
+use super::build::{Build, Lowering};
+use super::layout::{Axis, Layout, LayoutError, Placed};
 use crate::dtype::DType;
-use crate::hlo::{Argument, Builder, Precision, Type, Value};
+use crate::hlo::{Argument, Builder, Output, Precision, Sharding, Type, Value};
 
 /// Which reference's rounding order the bf16 forward follows where they differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -81,11 +81,28 @@ pub struct Param {
     pub init: Init,
 }
 
+/// Where a tensor of a program was placed, under which name scope, by which rules.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// Name scope of the first use.
+    pub scope: String,
+    /// `component.name` of a parameter or activation, or a program input's name.
+    pub tensor: String,
+    /// Global type.
+    pub ty: Type,
+    /// The mesh axes of each dimension.
+    pub sharding: Sharding,
+    /// The rules that split something, as `file:line: axis: [mesh axes]`.
+    pub rules: Vec<String>,
+}
+
 struct Shared {
     b: Builder,
     layout: Layout,
     declared: RefCell<Vec<Param>>,
     values: RefCell<HashMap<String, Value>>,
+    placements: RefCell<Vec<Placement>>,
+    notes: RefCell<Vec<String>>,
 }
 
 /// A place in a network's tree of names.
@@ -97,6 +114,7 @@ pub struct Params {
     stack: Option<Stack>,
     dtype: DType,
     numerics: Numerics,
+    lowering: Lowering,
 }
 
 #[derive(Clone)]
@@ -116,7 +134,14 @@ impl Params {
         if !layout.is_single() {
             b = b.with_mesh(layout.mesh.clone());
         }
-        let shared = Shared { b, layout: layout.clone(), declared: RefCell::default(), values: RefCell::default() };
+        let shared = Shared {
+            b,
+            layout: layout.clone(),
+            declared: RefCell::default(),
+            values: RefCell::default(),
+            placements: RefCell::default(),
+            notes: RefCell::default(),
+        };
         Params {
             shared: Rc::new(shared),
             component,
@@ -124,6 +149,7 @@ impl Params {
             stack: None,
             dtype: build.dtype,
             numerics: build.numerics,
+            lowering: build.lowering,
         }
     }
 
@@ -142,9 +168,29 @@ impl Params {
         &self.shared.b
     }
 
+    /// The placement rules.
+    pub fn layout(&self) -> &Layout {
+        &self.shared.layout
+    }
+
+    /// Every placement so far, in order.
+    pub fn placements(&self) -> Vec<Placement> {
+        self.shared.placements.borrow().clone()
+    }
+
+    /// What a rule could not split, a line each.
+    pub fn notes(&self) -> Vec<String> {
+        self.shared.notes.borrow().clone()
+    }
+
     /// The weights' and activations' element type.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// What the platform's compiler takes well; rows apart only where every bit counts.
+    pub fn lowering(&self) -> Lowering {
+        Lowering { rowwise: self.lowering.rowwise && self.dtype == DType::F32, ..self.lowering }
     }
 
     /// The rounding order.
@@ -240,44 +286,83 @@ impl Params {
                 param.ty.dims.insert(0, s.layers);
                 param.axes.insert(0, Axis::Layers);
             }
-            let sharding = match self.shared.layout.sharding(&name, &param.ty, &param.axes) {
-                Ok(s) => s,
-                Err(e) => {
-                    self.shared.b.reject("parameter", e.to_string());
-                    None
-                }
-            };
-            let argument =
-                Argument { name: name.clone(), ty: param.ty.clone(), sharding, donated_to: None, layout_mode: None };
+            let placed = self.placed(&name, &param.ty, self.shared.layout.place_weight(&name, &param.ty, &param.axes));
+            let argument = Argument { sharding: placed, ..Argument::new(&name, param.ty.clone()) };
             let value = self.shared.b.argument_with(argument);
             self.shared.declared.borrow_mut().push(param);
-            self.shared.values.borrow_mut().insert(name, value.clone());
+            self.shared.values.borrow_mut().insert(name.clone(), value.clone());
             value
         });
-        match &self.stack {
+        let used = match &self.stack {
             Some(s) => value.index(&s.index),
             None => value,
+        };
+        self.gathered(&name, used, axes)
+    }
+
+    /// A weight as it is computed with: what the storage rules split is gathered here, once.
+    fn gathered(&self, name: &str, weight: Value, axes: &[Axis]) -> Value {
+        let layout = &self.shared.layout;
+        let (stored, used) = (layout.place_weight(name, weight.ty(), axes), layout.place(name, weight.ty(), axes));
+        match (stored, used) {
+            (Ok(Some(stored)), Ok(Some(used))) if stored.sharding != used.sharding => weight.constrain(&used.sharding),
+            // What is wrong was kept when the argument was placed.
+            _ => weight,
         }
     }
 
-    /// Declares an input of the program.
+    /// Declares an input of the program. Rows and sequences that do not divide are filled up with zeros, so the value's
+    /// type may be larger than `ty`.
     pub fn input(&self, name: &str, ty: Type, axes: &[Axis]) -> Value {
-        let sharding = self.place(name, &ty, axes);
-        let argument = Argument { name: name.to_string(), ty, sharding, donated_to: None, layout_mode: None };
+        let padded = self.shared.layout.padded(&self.activation(name), &ty, axes);
+        let sharding = self.placement(name, &padded, axes);
+        let argument = Argument { sharding, content: ty.dims, ..Argument::new(name, padded) };
         self.shared.b.argument_with(argument)
     }
 
-    fn place(&self, name: &str, ty: &Type, axes: &[Axis]) -> Option<crate::hlo::Sharding> {
-        self.shared.layout.sharding(name, ty, axes).unwrap_or_else(|e| {
-            self.shared.b.reject("layout", e.to_string());
-            None
-        })
+    /// A result of the program, of which callers see the leading `content`.
+    pub fn output(&self, name: &str, value: &Value, axes: &[Axis], content: &[usize]) -> (Output, Value) {
+        let sharding = self.placement(name, value.ty(), axes);
+        (Output { name: name.into(), ty: value.ty().clone(), sharding, content: content.to_vec() }, value.clone())
     }
 
-    /// Fixes an activation's placement by its logical axes; nothing on one device.
-    pub fn shard(&self, x: &Value, axes: &[Axis]) -> Value {
-        match self.place("activation", x.ty(), axes) {
-            Some(s) => x.constrain(&s),
+    /// Records a placement; a mistake becomes the program's error.
+    fn placed(&self, name: &str, ty: &Type, placed: Result<Option<Placed>, LayoutError>) -> Option<Sharding> {
+        let placed = placed.unwrap_or_else(|e| {
+            self.shared.b.reject("layout", e.to_string());
+            None
+        })?;
+        for note in placed.notes {
+            let mut notes = self.shared.notes.borrow_mut();
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+        self.shared.placements.borrow_mut().push(Placement {
+            scope: self.shared.b.scope_path(),
+            tensor: name.to_string(),
+            ty: ty.clone(),
+            sharding: placed.sharding.clone(),
+            rules: placed.rules.iter().map(ToString::to_string).collect(),
+        });
+        Some(placed.sharding)
+    }
+
+    /// The name of an activation at this place, as layout files match it.
+    pub fn activation(&self, name: &str) -> String {
+        format!("{}.{}", self.component, self.key(name))
+    }
+
+    /// Where an activation of this place lies; `None` on one device.
+    pub fn placement(&self, name: &str, ty: &Type, axes: &[Axis]) -> Option<Sharding> {
+        let name = self.activation(name);
+        self.placed(&name, ty, self.shared.layout.place(&name, ty, axes))
+    }
+
+    /// Fixes where an activation lies, by its name at this place and its logical axes; nothing on one device.
+    pub fn place(&self, name: &str, x: &Value, axes: &[Axis]) -> Value {
+        match self.placement(name, x.ty(), axes) {
+            Some(sharding) => x.constrain(&sharding),
             None => x.clone(),
         }
     }

@@ -58,7 +58,8 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     let models = Models::open(&source)?;
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| request(config, &models, job)).collect::<Result<Vec<_>>>()?;
-    let (plugin, client) = platform::open(&config.platform().map_err(PipelineError::Input)?, None)?;
+    let (plugin, client) =
+        platform::open(&config.platform().map_err(PipelineError::Input)?, Some(config.virtual_devices()?))?;
     let versions = json!({
         "ltx2": env!("CARGO_PKG_VERSION"),
         "plugin": plugin.path().display().to_string(),
@@ -67,7 +68,7 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     });
     let flags = config.runtime.xla_flags.iter().map(|(name, value)| (name.clone(), flag(value))).collect();
     let mut stages = Stages::new(Engine::new(client, EngineOptions { xla_flags: flags }), source.clone());
-    let settings = settings(config, options, &stages.engine().platform())?;
+    let settings = settings(config, options, stages.engine())?;
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
@@ -121,7 +122,7 @@ pub fn open(config: &Config) -> Result<ModelSource> {
     Ok(ModelSource::open(&m.path, &overrides)?)
 }
 
-fn settings(config: &Config, options: &GenerateOptions, platform: &str) -> Result<Settings> {
+fn settings(config: &Config, options: &GenerateOptions, engine: &Engine) -> Result<Settings> {
     let build = Build {
         dtype: match config.runtime.dtype {
             Dtype::Bf16 => DType::BF16,
@@ -131,8 +132,8 @@ fn settings(config: &Config, options: &GenerateOptions, platform: &str) -> Resul
             config::Numerics::Default => Numerics::Default,
             config::Numerics::Official => Numerics::Official,
         },
-        layout: config.placement(1)?,
-        lowering: Lowering::of(platform),
+        layout: config.placement(engine.devices().len())?,
+        lowering: Lowering::of(&engine.platform()),
     };
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     Ok(Settings { build, chunk, dump: options.dump.is_some() })

@@ -189,9 +189,9 @@ fn dims<const N: usize>(t: &Tensor) -> [usize; N] {
 fn check_shapes(network: &Network, inputs: &[(String, Tensor)]) -> Result<()> {
     for (name, tensor) in inputs {
         if let Some(a) = network.program.arguments.iter().find(|a| a.name == *name)
-            && a.ty.dims != tensor.shape()
+            && a.content != tensor.shape()
         {
-            let message = format!("input '{name}' has shape {:?}, the model takes {:?}", tensor.shape(), a.ty.dims);
+            let message = format!("input '{name}' has shape {:?}, the model takes {:?}", tensor.shape(), a.content);
             return Err(PipelineError::Input(message));
         }
     }

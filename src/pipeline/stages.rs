@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::Result;
-use crate::dtype::DType;
 use crate::models::Network;
-use crate::pjrt::{Buffer, SharedBytes};
-use crate::runtime::{Engine, Executable, Outputs, ParameterSource, Parameters, StoredTensor};
+use crate::pjrt::SharedBytes;
+use crate::runtime::{Distributed, Engine, Executable, Outputs, ParameterSource, Parameters, StoredTensor};
 use crate::tensor::Tensor;
 use crate::weights::{Component, ModelSource, TensorView, check_finite};
 
@@ -28,25 +27,25 @@ pub struct Stages {
 /// Tensors for one run, by argument name.
 #[derive(Default)]
 pub struct Inputs<'a> {
-    owned: HashMap<String, Buffer>,
-    borrowed: HashMap<String, &'a Buffer>,
+    owned: HashMap<String, Distributed>,
+    borrowed: HashMap<String, &'a Distributed>,
 }
 
 impl<'a> Inputs<'a> {
     /// Adds a buffer that lives elsewhere.
-    pub fn share(mut self, name: &str, buffer: &'a Buffer) -> Self {
+    pub fn share(mut self, name: &str, buffer: &'a Distributed) -> Self {
         self.borrowed.insert(name.to_string(), buffer);
         self
     }
 
     /// Adds a buffer.
-    pub fn give(mut self, name: &str, buffer: Buffer) -> Self {
+    pub fn give(mut self, name: &str, buffer: Distributed) -> Self {
         self.owned.insert(name.to_string(), buffer);
         self
     }
 
     /// A buffer by name.
-    pub fn get(&self, name: &str) -> Option<&Buffer> {
+    pub fn get(&self, name: &str) -> Option<&Distributed> {
         self.owned.get(name).or_else(|| self.borrowed.get(name).copied())
     }
 }
@@ -87,7 +86,8 @@ impl Stages {
     pub fn prepare(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
         let start = Instant::now();
         let source = Files(&self.source);
-        self.parameters.load(&self.engine, &network.params, &source)?;
+        self.parameters.load(&self.engine, &network.program, &network.params, &source)?;
+        network.notes.iter().for_each(|note| tracing::warn!("{note}"));
         self.load_time += start.elapsed();
         let hash = network.program.hash();
         if let Some(known) = self.programs.get(&hash) {
@@ -111,7 +111,11 @@ impl Stages {
     ///
     /// # Errors
     /// A missing input, by name; the plugin's message.
-    pub fn run_with<'a>(&'a self, program: &Executable, find: impl Fn(&str) -> Option<&'a Buffer>) -> Result<Outputs> {
+    pub fn run_with<'a>(
+        &'a self,
+        program: &Executable,
+        find: impl Fn(&str) -> Option<&'a Distributed>,
+    ) -> Result<Outputs> {
         Ok(self.engine.run(program, |name| find(name).or_else(|| self.parameters.get(name)))?)
     }
 
@@ -126,12 +130,12 @@ impl Stages {
         self.compile_time = Duration::ZERO;
     }
 
-    /// Copies a host tensor to the device, in the element type the program's argument has.
+    /// Copies a host tensor to the devices as the program's argument `name`.
     ///
     /// # Errors
-    /// The plugin's message.
-    pub fn upload(&self, tensor: &Tensor, dtype: DType) -> Result<Buffer> {
-        Ok(self.engine.upload(tensor, dtype)?)
+    /// No such argument, another shape; the plugin's message.
+    pub fn upload(&self, program: &Executable, name: &str, tensor: &Tensor) -> Result<Distributed> {
+        Ok(self.engine.upload(program, name, tensor)?)
     }
 
     /// Uploads host tensors under their names, in the element types the program's arguments have.
@@ -145,8 +149,8 @@ impl Stages {
         tensors: impl IntoIterator<Item = (String, Tensor)>,
     ) -> Result<Inputs<'a>> {
         for (name, tensor) in tensors {
-            if let Some(a) = program.arguments().iter().find(|a| a.name == name) {
-                inputs = inputs.give(&name, self.upload(&tensor, a.ty.dtype)?);
+            if program.arguments().iter().any(|a| a.name == name) {
+                inputs = inputs.give(&name, self.upload(program, &name, &tensor)?);
             }
         }
         Ok(inputs)

@@ -8,10 +8,9 @@ use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix4, Ix5, s};
 use super::error::{PipelineError, Result};
 use super::models::Models;
 use super::stages::{Inputs, Stages};
-use crate::dtype::DType;
 use crate::models::transformer::tables;
 use crate::nn::Build;
-use crate::runtime::Outputs;
+use crate::runtime::{Distributed, Outputs};
 use crate::sampling::denoise::{DenoiseShape, MAX_STEPS, denoise, prepare};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
@@ -272,24 +271,17 @@ fn connect(
     let program = stages.prepare("connectors", &network)?;
     let mut given = models.parts.connectors_inputs(tokens)?;
     given.push(("attention_mask".into(), mask.clone()));
-    let mut inputs = stages.give_all(&program, Inputs::default(), given)?;
-    if let Some(buffer) = embeds.buffer("prompt_embeds") {
-        inputs = inputs.share("prompt_embeds", buffer);
-    }
+    // By way of the host: a layout may place the text of encoder and connectors differently.
+    given.push(("prompt_embeds".into(), embeds.tensor("prompt_embeds")?));
+    let inputs = stages.give_all(&program, Inputs::default(), given)?;
     stages.run(&program, &inputs)
 }
 
-/// The contexts as rows of the branches.
-fn branch_text(stages: &Stages, text: &Outputs, branches: &[Branch]) -> Result<[Option<crate::pjrt::Buffer>; 2]> {
+/// A stream's contexts `[prompts, t, channels]` as the branches read them, `[1, branches, t, channels]`.
+fn branch_text(text: &Outputs, name: &str, branches: &[Branch]) -> Result<Tensor> {
     let wanted: Vec<usize> = branches.iter().map(|b| usize::from(*b == Branch::Negative)).collect();
-    let make = |name: &str| -> Result<Option<crate::pjrt::Buffer>> {
-        // The encoder's rows are already the branches': nothing to copy.
-        if wanted.iter().enumerate().all(|(i, &w)| i == w) {
-            return Ok(None);
-        }
-        Ok(Some(stages.upload(&rows(&text.tensor(name)?, &wanted), DType::F32)?))
-    };
-    Ok([make("video")?, make("audio")?])
+    let rows = rows(&text.tensor(name)?, &wanted).to_f32();
+    Ok(Tensor::F32(rows.insert_axis(Dim(0))))
 }
 
 #[allow(clippy::too_many_arguments)] // One call site; a struct of the same fields would say nothing more.
@@ -312,13 +304,12 @@ fn run_loop(
 
     let network = prepare(&models.transformer, shape, build)?;
     let program = stages.prepare("prepare", &network)?;
-    let owned = branch_text(stages, text, &shape.branches)?;
-    let mut inputs = stages.give_all(&program, Inputs::default(), [("sigmas".to_string(), sigmas.clone())])?;
-    for (name, own) in ["video", "audio"].iter().zip(&owned) {
-        if let Some(buffer) = own.as_ref().or_else(|| text.buffer(name)) {
-            inputs = inputs.share(&format!("text.{name}"), buffer);
-        }
-    }
+    let given = [
+        ("sigmas".to_string(), sigmas.clone()),
+        ("text.video".to_string(), branch_text(text, "video", &shape.branches)?),
+        ("text.audio".to_string(), branch_text(text, "audio", &shape.branches)?),
+    ];
+    let inputs = stages.give_all(&program, Inputs::default(), given)?;
     let prepared = stages.run(&program, &inputs)?;
     drop(inputs);
 
@@ -334,7 +325,8 @@ fn run_loop(
     fixed_inputs.push(("scales".into(), scales.into()));
     let fixed = stages.give_all(&program, Inputs::default(), fixed_inputs)?;
     let [video, audio] = start;
-    let mut latents = [stages.upload(&video, DType::F32)?, stages.upload(&audio, DType::F32)?];
+    let mut latents =
+        [stages.upload(&program, "latents.video", &video)?, stages.upload(&program, "latents.audio", &audio)?];
 
     let chunk = settings.chunk.unwrap_or(steps).max(1);
     let mut done = 0;
@@ -351,7 +343,7 @@ fn run_loop(
             let find = |name: &str| match name {
                 "latents.video" => Some(video),
                 "latents.audio" => Some(audio),
-                _ => inputs.get(name).or_else(|| fixed.get(name)).or_else(|| prepared.buffer(name)),
+                _ => inputs.get(name).or_else(|| fixed.get(name)).or_else(|| prepared.get(name)),
             };
             stages.run_with(&program, find)?
         };
@@ -359,10 +351,10 @@ fn run_loop(
         done = end;
     }
     let _ = watch(Stage::Denoise, done, steps);
-    Ok([stages.engine().download(&latents[0])?, stages.engine().download(&latents[1])?])
+    Ok([latents[0].download()?, latents[1].download()?])
 }
 
-fn take_latents(outputs: &mut Outputs) -> Result<[crate::pjrt::Buffer; 2]> {
+fn take_latents(outputs: &mut Outputs) -> Result<[Distributed; 2]> {
     let mut take =
         |name: &str| outputs.take(name).ok_or_else(|| PipelineError::Input(format!("the loop returned no '{name}'")));
     Ok([take("latents.video")?, take("latents.audio")?])
@@ -417,9 +409,9 @@ fn decode_audio(
     let program = stages.prepare("audio_decoder", &network)?;
     let inputs = stages.give_all(&program, Inputs::default(), [("latents".to_string(), latents.into())])?;
     let decoded = stages.run(&program, &inputs)?;
-    let mel = decoded.buffer("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
-    let dims = mel.dims().map_err(crate::runtime::RuntimeError::from)?;
-    let dims = <[usize; 4]>::try_from(dims).map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
+    let mel = decoded.get("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
+    let dims = <[usize; 4]>::try_from(mel.dims().to_vec())
+        .map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
     let network = models.parts.vocoder_program(dims, &settings.build)?;
     let program = stages.prepare("vocoder", &network)?;
     let samples = stages.run(&program, &Inputs::default().share("mel", mel))?.tensor("audio")?.to_f32();

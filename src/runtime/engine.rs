@@ -4,11 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::dtype::DType;
-use crate::hlo::{Argument, Output, Program};
-use crate::pjrt::{
-    Buffer, Client, CompileOptions, Device, Executable as Compiled, HostBuffer, LoadedExecutable, OptionValue,
-};
+use super::distributed::{Distributed, Part, parts};
+use super::flags;
+use crate::hlo::{Argument, Mesh, Output, Program, Type};
+use crate::pjrt::{Client, CompileOptions, Device, Executable as Compiled, LoadedExecutable, OptionValue};
 use crate::tensor::{Tensor, TensorError};
 
 /// What can go wrong between a program and its numbers.
@@ -37,10 +36,8 @@ pub enum RuntimeError {
         ty: String,
     },
     /// An argument has the wrong type.
-    #[error("program '{program}' takes '{name}' as {want}, got {got}")]
+    #[error("'{name}' must be {want}, got {got}")]
     Mismatch {
-        /// Program.
-        program: String,
         /// Argument.
         name: String,
         /// Declared type.
@@ -103,9 +100,9 @@ impl Engine {
         self.client.platform_name().unwrap_or_default().to_lowercase()
     }
 
-    /// The device that single-device programs run on.
-    pub fn device(&self) -> &Device {
-        &self.devices[0]
+    /// The devices, in the order in which meshes count them.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
     }
 
     /// Compiles a program.
@@ -113,9 +110,9 @@ impl Engine {
     /// # Errors
     /// The plugin's message, or too few devices.
     pub fn compile(&self, name: &str, program: &Program) -> Result<Executable, RuntimeError> {
-        if program.devices > self.devices.len() {
+        if program.devices() > self.devices.len() {
             let have = self.devices.len();
-            return Err(RuntimeError::Devices { program: name.into(), want: program.devices, have });
+            return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
         let start = Instant::now();
         let loaded = self.compile_text(name, program)?;
@@ -130,65 +127,88 @@ impl Engine {
             loaded,
             arguments: program.arguments.clone(),
             results: program.results.clone(),
+            mesh: program.mesh.clone(),
             hash: program.hash(),
             compile_time: took,
         })
     }
 
-    /// Compiles, leaving out the rounding flag where a plugin does not know it: such a plugin keeps roundings anyway.
+    /// Compiles, leaving out those of our own flags that the plugin does not know: an older one.
     fn compile_text(&self, name: &str, program: &Program) -> Result<LoadedExecutable, RuntimeError> {
-        let options = compile_options(program, &self.options);
-        match self.client.compile(&program.text, &options) {
-            Err(e) if e.to_string().contains("No such compile option") && self.options.xla_flags.is_empty() => {
-                tracing::warn!(program = name, "the plugin does not know {KEEP_ROUNDINGS}; compiling without it");
-                let mut options = options;
-                options.flags.remove(KEEP_ROUNDINGS);
-                Ok(self.client.compile(&program.text, &options)?)
-            }
-            other => Ok(other?),
+        let ids: Vec<i32> = self.devices.iter().map(Device::id).collect();
+        let mut options = compile_options(&self.platform(), program, &ids, &self.options);
+        loop {
+            let error = match self.client.compile(&program.text, &options) {
+                Ok(loaded) => return Ok(loaded),
+                Err(error) => error,
+            };
+            let text = error.to_string();
+            let named =
+                |flag: &&String| text.contains(&format!("'{flag}'")) && !self.options.xla_flags.contains_key(*flag);
+            let unknown = options.flags.keys().find(named).filter(|_| text.contains("No such compile option")).cloned();
+            let Some(unknown) = unknown else { return Err(error.into()) };
+            tracing::warn!(program = name, "the plugin does not know {unknown}; compiling without it");
+            options.flags.remove(&unknown);
         }
     }
 
-    /// Copies a host tensor to the device, converted to `dtype`.
+    /// Copies a host tensor to the devices as an argument of a program: each device its part, in the argument's element
+    /// type, filled up with zeros where the argument is larger than what callers know of.
     ///
     /// # Errors
-    /// The plugin's, or an element type without a host form.
-    pub fn upload(&self, tensor: &Tensor, dtype: DType) -> Result<Buffer, RuntimeError> {
-        let tensor = tensor.cast(dtype)?;
-        let bytes = tensor.bytes();
-        Ok(self.client.upload(self.device(), HostBuffer::dense(&bytes, dtype, tensor.shape()))?)
+    /// No such argument, another shape than it takes, an element type without a host form; the plugin's message.
+    pub fn upload(&self, executable: &Executable, name: &str, tensor: &Tensor) -> Result<Distributed, RuntimeError> {
+        let argument = executable.arguments.iter().find(|a| a.name == name).ok_or_else(|| RuntimeError::Missing {
+            program: executable.name.clone(),
+            name: name.into(),
+            ty: "an argument it does not have".into(),
+        })?;
+        let mesh = &executable.mesh;
+        if tensor.shape() != argument.content {
+            let got = Type::new(tensor.dtype(), tensor.shape()).to_string();
+            let want = Type::new(argument.ty.dtype, argument.content.clone()).to_string();
+            return Err(RuntimeError::Mismatch { name: argument.name.clone(), want, got });
+        }
+        let parts = parts(&argument.ty, mesh, argument.sharding.as_ref());
+        Distributed::upload(&self.client, &self.devices, tensor, &argument.ty, parts)
     }
 
-    /// Copies a buffer to the host.
-    ///
-    /// # Errors
-    /// The plugin's, or an element type without a host form.
-    pub fn download(&self, buffer: &Buffer) -> Result<Tensor, RuntimeError> {
-        Ok(Tensor::from_bytes(buffer.dtype()?, &buffer.dims()?, &buffer.to_host()?)?)
-    }
-
-    /// Runs an executable on buffers found by argument name.
+    /// Runs an executable on tensors found by argument name.
     ///
     /// # Errors
     /// A missing or mistyped argument, by name; the plugin's message.
     pub fn run<'a>(
         &self,
         executable: &Executable,
-        find: impl Fn(&str) -> Option<&'a Buffer>,
+        find: impl Fn(&str) -> Option<&'a Distributed>,
     ) -> Result<Outputs, RuntimeError> {
-        let mut arguments = Vec::with_capacity(executable.arguments.len());
+        let devices = executable.mesh.devices();
+        let mut arguments = vec![Vec::with_capacity(executable.arguments.len()); devices];
         for a in &executable.arguments {
-            let buffer = find(&a.name).ok_or_else(|| RuntimeError::Missing {
+            let tensor = find(&a.name).ok_or_else(|| RuntimeError::Missing {
                 program: executable.name.clone(),
                 name: a.name.clone(),
                 ty: a.ty.to_string(),
             })?;
-            arguments.push(buffer);
+            let wanted = parts(&a.ty, &executable.mesh, a.sharding.as_ref());
+            if *tensor.ty() != a.ty || tensor.parts() != wanted {
+                let part = |parts: &[Part]| format!("{} parts of {:?}", parts.len(), parts.first().map(|p| &p.size));
+                let want = format!("{} in {}", a.ty, part(&wanted));
+                let got = format!("{} in {}", tensor.ty(), part(tensor.parts()));
+                return Err(RuntimeError::Mismatch { name: a.name.clone(), want, got });
+            }
+            for (row, buffer) in arguments.iter_mut().zip(tensor.buffers()) {
+                row.push(buffer);
+            }
         }
-        let mut results = executable.loaded.execute(&[arguments])?;
+        let results = executable.loaded.execute(&arguments)?;
         self.count(&executable.name, |s| s.executions += 1);
-        let buffers = if results.is_empty() { Vec::new() } else { results.remove(0) };
-        let named = executable.results.iter().zip(buffers).map(|(o, b)| (o.name.clone(), (b, o.ty.dtype)));
+        let mut each: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
+        let named = executable.results.iter().map(|o| {
+            let buffers = each.iter_mut().filter_map(Iterator::next).collect();
+            let parts = parts(&o.ty, &executable.mesh, o.sharding.as_ref());
+            (o.name.clone(), Distributed::new(buffers, parts, o.ty.clone(), o.content.clone()))
+        });
         Ok(Outputs { named: named.collect() })
     }
 
@@ -204,13 +224,14 @@ impl Engine {
     }
 }
 
-/// Roundings that the program writes must stay: CUDA otherwise deletes f32 -> bf16 -> f32 pairs. Off is false.
-const KEEP_ROUNDINGS: &str = "xla_allow_excess_precision";
-
-/// The options every compile of this project starts from.
-fn compile_options(program: &Program, options: &EngineOptions) -> CompileOptions {
-    let start = CompileOptions::partitioned(program.devices).flag(KEEP_ROUNDINGS, OptionValue::Bool(false));
-    options.xla_flags.iter().fold(start, |compile, (name, value)| compile.flag(name, value.clone()))
+/// The options every compile of this project starts from. `devices` are ids in the order in which meshes count them; the
+/// TPU compiler, without a client to ask, needs them.
+pub fn compile_options(platform: &str, program: &Program, devices: &[i32], options: &EngineOptions) -> CompileOptions {
+    let ids = devices.iter().take(program.devices()).map(|&id| i64::from(id)).collect();
+    let start = CompileOptions { devices: Some(ids), ..CompileOptions::partitioned(program.devices()) };
+    let own = flags::defaults(platform).into_iter().map(|(name, value)| (name.to_string(), value));
+    let given = options.xla_flags.iter().map(|(name, value)| (name.clone(), value.clone()));
+    own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
 }
 
 /// A compiled program with the names of its arguments and results.
@@ -219,6 +240,7 @@ pub struct Executable {
     loaded: LoadedExecutable,
     arguments: Vec<Argument>,
     results: Vec<Output>,
+    mesh: Mesh,
     hash: String,
     compile_time: Duration,
 }
@@ -244,6 +266,11 @@ impl Executable {
         &self.arguments
     }
 
+    /// The devices it runs on.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
     /// The compiled form, for its memory and its optimized program.
     pub fn compiled(&self) -> &Compiled {
         &self.loaded
@@ -252,13 +279,13 @@ impl Executable {
 
 /// The results of a run, by name.
 pub struct Outputs {
-    named: HashMap<String, (Buffer, DType)>,
+    named: HashMap<String, Distributed>,
 }
 
 impl Outputs {
-    /// A result on the device.
-    pub fn buffer(&self, name: &str) -> Option<&Buffer> {
-        self.named.get(name).map(|(b, _)| b)
+    /// A result on the devices.
+    pub fn get(&self, name: &str) -> Option<&Distributed> {
+        self.named.get(name)
     }
 
     /// A result copied to the host.
@@ -266,16 +293,16 @@ impl Outputs {
     /// # Errors
     /// No such result; the plugin's message.
     pub fn tensor(&self, name: &str) -> Result<Tensor, RuntimeError> {
-        let (buffer, dtype) = self.named.get(name).ok_or_else(|| RuntimeError::Missing {
+        let found = self.named.get(name).ok_or_else(|| RuntimeError::Missing {
             program: "outputs".into(),
             name: name.into(),
             ty: "any".into(),
         })?;
-        Ok(Tensor::from_bytes(*dtype, &buffer.dims()?, &buffer.to_host()?)?)
+        found.download()
     }
 
     /// Takes a result out.
-    pub fn take(&mut self, name: &str) -> Option<Buffer> {
-        self.named.remove(name).map(|(b, _)| b)
+    pub fn take(&mut self, name: &str) -> Option<Distributed> {
+        self.named.remove(name)
     }
 }

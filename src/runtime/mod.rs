@@ -1,9 +1,12 @@
 //! From a program to numbers: platforms, compilation, upload, execution.
 
+mod distributed;
 mod engine;
+pub mod flags;
 pub mod platform;
 pub mod plugins;
 mod upload;
 
-pub use engine::{Engine, EngineOptions, Executable, Outputs, RuntimeError, Statistics};
+pub use distributed::{Distributed, Part, parts};
+pub use engine::{Engine, EngineOptions, Executable, Outputs, RuntimeError, Statistics, compile_options};
 pub use upload::{ParameterSource, Parameters, StoredTensor};

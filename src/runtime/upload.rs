@@ -1,10 +1,12 @@
-//! Parameters from mapped files to the device, without a host copy of a stack.
+//! Parameters from mapped files to the devices, each its part, without a host copy of a stack.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use super::distributed::{Distributed, Part, cut, parts, strides};
 use super::engine::{Engine, RuntimeError};
 use crate::dtype::DType;
+use crate::hlo::Program;
 use crate::nn::{Param, Source};
 use crate::pjrt::{Buffer, HostBuffer, SharedBytes, TransferShape};
 use crate::tensor::Tensor;
@@ -32,70 +34,115 @@ pub trait ParameterSource {
     fn tensor(&self, component: &'static str, key: &str) -> Result<StoredTensor, String>;
 }
 
-/// Parameters on the device, by argument name.
+/// Parameters on the devices, by argument name.
 #[derive(Default)]
 pub struct Parameters {
-    buffers: HashMap<String, Buffer>,
+    tensors: HashMap<String, Distributed>,
     bytes: usize,
 }
 
 impl Parameters {
     /// One parameter.
-    pub fn get(&self, name: &str) -> Option<&Buffer> {
-        self.buffers.get(name)
+    pub fn get(&self, name: &str) -> Option<&Distributed> {
+        self.tensors.get(name)
     }
 
-    /// Bytes of all.
+    /// Bytes of all on one device.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Uploads those of `params` that are not there yet.
+    /// Uploads those of `params`, arguments of `program`, that are not there yet.
     ///
     /// # Errors
     /// A tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
     pub fn load(
         &mut self,
         engine: &Engine,
+        program: &Program,
         params: &[Param],
         source: &dyn ParameterSource,
     ) -> Result<(), RuntimeError> {
-        for param in params.iter().filter(|p| !self.buffers.contains_key(&p.name)).collect::<Vec<_>>() {
-            let buffer = upload(engine, param, source)?;
-            self.bytes += param.ty.bytes();
-            self.buffers.insert(param.name.clone(), buffer);
+        for param in params.iter().filter(|p| !self.tensors.contains_key(&p.name)).collect::<Vec<_>>() {
+            let sharding = program.argument(&param.name).and_then(|i| program.arguments[i].sharding.as_ref());
+            let parts = parts(&param.ty, &program.mesh, sharding);
+            let buffers = upload(engine, param, &parts, source)?;
+            self.bytes += parts[0].size.iter().product::<usize>() * param.ty.dtype.size();
+            let tensor = Distributed::new(buffers, parts, param.ty.clone(), param.ty.dims.clone());
+            self.tensors.insert(param.name.clone(), tensor);
         }
         Ok(())
     }
 }
 
-fn upload(engine: &Engine, param: &Param, source: &dyn ParameterSource) -> Result<Buffer, RuntimeError> {
+/// Sends each device its part of a parameter; every stored tensor is read once.
+fn upload(
+    engine: &Engine,
+    param: &Param,
+    parts: &[Part],
+    source: &dyn ParameterSource,
+) -> Result<Vec<Buffer>, RuntimeError> {
     let dtype = param.ty.dtype;
     match &param.source {
         Source::View { key, shape, strides } => {
             let bytes = read(param, key, shape, source)?;
             let strides: Vec<i64> = strides.iter().map(|s| (s * dtype.size()) as i64).collect();
-            let host =
-                HostBuffer { byte_strides: Some(&strides), ..HostBuffer::dense(bytes.bytes(), dtype, &param.ty.dims) };
-            Ok(engine.client().upload(engine.device(), host)?)
+            strided(engine, dtype, bytes.bytes(), &strides, parts)
         }
         Source::Stack { keys, shape } if keys.len() == 1 => {
             let bytes = read(param, &keys[0], shape, source)?;
-            Ok(engine.client().upload(engine.device(), HostBuffer::dense(bytes.bytes(), dtype, &param.ty.dims))?)
+            strided(engine, dtype, bytes.bytes(), &strides(&param.ty.dims, dtype.size()), parts)
         }
         Source::Stack { keys, shape } => {
-            let shapes = [TransferShape { dtype, dims: param.ty.dims.clone(), layout: None }];
-            let transfer = engine.client().transfer(engine.device(), &shapes)?;
-            let mut offset = 0;
+            // The leading dimensions count the tensors; they are never split.
+            let elements = param.ty.elements() / keys.len();
+            let outer = (1..=param.ty.rank()).find(|&i| param.ty.dims[i..].iter().product::<usize>() == elements);
+            let outer = outer.filter(|&i| parts.iter().all(|p| p.size[..i] == param.ty.dims[..i]));
+            let Some(outer) = outer else {
+                let message = format!("parameter '{}' {}: a layout splits its layers", param.name, param.ty);
+                return Err(RuntimeError::Parameter(message));
+            };
+            let dims = &param.ty.dims[outer..];
+            let transfers = engine.devices().iter().zip(parts).map(|(device, part)| {
+                let shape = TransferShape { dtype, dims: part.size.clone(), layout: None };
+                engine.client().transfer(device, &[shape])
+            });
+            let transfers: Vec<_> = transfers.collect::<Result<_, _>>()?;
             for (i, key) in keys.iter().enumerate() {
                 let bytes = read(param, key, shape, source)?;
-                let length = bytes.bytes().len();
-                transfer.write_shared(0, offset, &bytes, i + 1 == keys.len())?;
-                offset += length;
+                let mut last: Option<(Part, SharedBytes)> = None;
+                for (transfer, part) in transfers.iter().zip(parts) {
+                    let inner = Part { start: part.start[outer..].to_vec(), size: part.size[outer..].to_vec() };
+                    // Devices with the same part share its copy.
+                    let piece = match &last {
+                        Some((known, piece)) if *known == inner => piece.clone(),
+                        _ if inner.size == dims => bytes.clone(),
+                        _ => SharedBytes::from(cut(bytes.bytes(), dims, &inner, dtype)),
+                    };
+                    let length = piece.bytes().len();
+                    transfer.write_shared(0, i * length, &piece, i + 1 == keys.len())?;
+                    last = Some((inner, piece));
+                }
             }
-            Ok(transfer.buffer(0)?)
+            Ok(transfers.iter().map(|t| t.buffer(0)).collect::<Result<_, _>>()?)
         }
     }
+}
+
+/// Sends each device its part of a mapped array, read by strides: no host copy.
+fn strided(
+    engine: &Engine,
+    dtype: DType,
+    bytes: &[u8],
+    strides: &[i64],
+    parts: &[Part],
+) -> Result<Vec<Buffer>, RuntimeError> {
+    let each = engine.devices().iter().zip(parts).map(|(device, part)| {
+        let first: usize = part.start.iter().zip(strides).map(|(s, stride)| s * *stride as usize).sum();
+        let host = HostBuffer { byte_strides: Some(strides), ..HostBuffer::dense(&bytes[first..], dtype, &part.size) };
+        Ok(engine.client().upload(device, host)?)
+    });
+    each.collect()
 }
 
 /// A tensor's bytes in the parameter's element type: the mapped ones where the file has that type.

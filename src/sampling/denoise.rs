@@ -9,11 +9,11 @@ use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
 use crate::models::Network;
 use crate::models::transformer::{
-    COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TextSource,
-    TransformerConfig, all_text_keys_values, forward, modulation, project_text, tables,
+    COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TEXT_KEYS_VALUES,
+    TextSource, TransformerConfig, all_text_keys_values, forward, modulation, project_text, tables,
 };
-use crate::nn::{Axis, Build, Params};
-use crate::sampling::guidance::{Branch, RescaleScope, combine};
+use crate::nn::{Axis, Build, Params, hide_padding};
+use crate::sampling::guidance::{Branch, Counted, RescaleScope, combine};
 
 /// The most steps a request may have: the rows of the tables.
 pub const MAX_STEPS: usize = 256;
@@ -37,15 +37,7 @@ pub struct DenoiseShape {
     pub rescale: RescaleScope,
 }
 
-impl DenoiseShape {
-    /// Rows of the transformer's batch: branches times videos, branches outermost.
-    pub fn rows(&self) -> usize {
-        self.batch * self.branches.len()
-    }
-}
-
 const STREAMS: [&str; 2] = ["video", "audio"];
-const SEQUENCE: [Axis; 2] = [Axis::VideoSequence, Axis::AudioSequence];
 
 /// Named parts of one stream's modulation, with the shapes they have a noise level.
 fn modulation_parts(c: &TransformerConfig, s: &Stream) -> Vec<(&'static str, Vec<usize>)> {
@@ -64,9 +56,10 @@ fn modulation_parts(c: &TransformerConfig, s: &Stream) -> Vec<(&'static str, Vec
 
 /// The program that runs once a request.
 ///
-/// Inputs, f32: `text.video`, `text.audio` `[rows, t, channels]`, `sigmas [257]`. Outputs: `modulation.<stream>.<part>`
-/// `[257, …]`, and the text as the loop reads it: `text.<stream>.k`, `.v` `[layers, rows, t, heads, dim]`, or
-/// `text.<stream>` `[rows, t, width]` where the noise level changes it.
+/// Inputs, f32: `text.video`, `text.audio` `[videos, branches, t, channels]`, `sigmas [257]`. Outputs:
+/// `modulation.<stream>.<part>` `[257, …]`, and the text as the loop reads it: `text.<stream>.k`, `.v` in the
+/// order of [`TextSource::KeysValues`], or `text.<stream>` `[rows, t, width]` where the noise level changes it. Rows are
+/// videos times branches, both filled up to what the mesh divides.
 ///
 /// # Errors
 /// The first mistake made while building.
@@ -74,10 +67,11 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let p = Params::new("prepare", COMPONENT, build);
     let streams = [c.video(), c.audio()];
     let contexts = [0, 1].map(|i| {
-        let ty = Type::new(DType::F32, vec![shape.rows(), shape.text, shape.text_channels[i]]);
-        let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+        let ty = Type::new(DType::F32, vec![shape.batch, shape.branches.len(), shape.text, shape.text_channels[i]]);
+        let axes = [Axis::Batch, Axis::Branch, Axis::TextSequence, Axis::Whole];
         let x = p.input(&format!("text.{}", STREAMS[i]), ty, &axes).to(build.dtype);
-        project_text(&p, c, &streams[i], &x)
+        let rows = x.reshape(vec![x.dim(0) * x.dim(1), x.dim(2), x.dim(3)]);
+        project_text(&p, c, &streams[i], &p.place("text", &rows, &[Axis::Rows, Axis::TextSequence, Axis::Whole]))
     });
     let sigmas = p.input("sigmas", Type::new(DType::F32, vec![MAX_STEPS + 1]), &[Axis::Whole]);
     // All levels as one row of tokens: the embedding network runs once.
@@ -85,7 +79,9 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let levels = Levels { timestep: &timestep, sigma: &timestep };
     let all = modulation(&p, c, &levels, &levels, CrossTimestep::Own);
 
-    let mut results: Vec<(String, Value)> = Vec::new();
+    let mut results = Vec::new();
+    // What the loop takes over lies on the devices already as it will be read.
+    let mut result = |name: String, x: &Value, axes: &[Axis]| results.push(p.output(&name, x, axes, x.dims()));
     for (i, m) in all.iter().enumerate() {
         let parts = [
             ("main", Some(&m.main)),
@@ -95,19 +91,21 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
             ("prompt", m.prompt.as_ref()),
         ];
         for (name, value) in parts.into_iter().filter_map(|(n, v)| v.map(|v| (n, v))) {
-            results.push((format!("modulation.{}.{name}", STREAMS[i]), value.at(0, 0)));
+            let table = value.at(0, 0);
+            result(format!("modulation.{}.{name}", STREAMS[i]), &table, &vec![Axis::Whole; table.rank()]);
         }
     }
     if c.prompt_modulation() {
-        results.extend((0..2).map(|i| (format!("text.{}", STREAMS[i]), contexts[i].clone())));
+        for (stream, context) in STREAMS.iter().zip(&contexts) {
+            result(format!("text.{stream}"), context, &[Axis::Rows, Axis::TextSequence, Axis::Whole]);
+        }
     } else {
-        let all = all_text_keys_values(&p, c, &contexts);
-        for (stream, kv) in STREAMS.iter().zip(all) {
-            results.extend(["k", "v"].into_iter().zip(kv).map(|(n, v)| (format!("text.{stream}.{n}"), v)));
+        for (stream, kv) in STREAMS.iter().zip(all_text_keys_values(&p, c, &contexts)) {
+            result(format!("text.{stream}.k"), &kv[0], &TEXT_KEYS_VALUES[0]);
+            result(format!("text.{stream}.v"), &kv[1], &TEXT_KEYS_VALUES[1]);
         }
     }
-    let named: Vec<(&str, &Value)> = results.iter().map(|(n, v)| (n.as_str(), v)).collect();
-    Network::finish(&p, &named)
+    Network::finish(&p, results)
 }
 
 /// The denoising loop.
@@ -125,14 +123,19 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let (begin, end) = (scalar("begin"), scalar("end"));
     let sigmas = p.input("sigmas", Type::new(DType::F32, vec![MAX_STEPS + 1]), &[Axis::Whole]);
     let scales = p.input("scales", Type::new(DType::F32, vec![2, 4]), &[Axis::Whole; 2]);
-    let channels = [c.in_channels, c.audio_in_channels];
-    let latents = [0, 1].map(|i| {
-        let ty = Type::new(DType::F32, vec![shape.batch, shape.tokens[i], channels[i]]);
-        p.input(&format!("latents.{}", STREAMS[i]), ty, &[Axis::Batch, SEQUENCE[i], Axis::Whole])
-    });
+    let streams = [c.video(), c.audio()];
+    let content = [0, 1].map(|i| [shape.batch, shape.tokens[i], [c.in_channels, c.audio_in_channels][i]]);
+    let latent_axes = [0, 1].map(|i| [Axis::Batch, streams[i].sequence, Axis::Whole]);
+    let latents =
+        [0, 1].map(|i| p.input(&format!("latents.{}", STREAMS[i]), Type::new(DType::F32, content[i]), &latent_axes[i]));
+    let branches = p
+        .layout()
+        .padded(&p.activation("branches"), &Type::new(DType::F32, [shape.branches.len()]), &[Axis::Branch])
+        .dims[0];
+    let rows = latents[0].dim(0) * branches;
+    let counted = [0, 1].map(|i| Counted::new(&b, &latents[i], content[i]));
     let [rope, audio_rope, cross_video, cross_audio] = tables::inputs(&p, c, 1, shape.tokens);
     let ropes = [(rope, cross_video), (audio_rope, cross_audio)];
-    let streams = [c.video(), c.audio()];
     let modulation_tables = [0, 1].map(|i| {
         let parts = modulation_parts(c, &streams[i]).into_iter().map(|(name, dims)| {
             let ty = Type::new(build.dtype, [vec![MAX_STEPS + 1], dims].concat());
@@ -141,8 +144,12 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         });
         parts.collect::<Vec<_>>()
     });
-    let text = [0, 1].map(|i| text_input(&p, c, shape, build.dtype, &streams[i], STREAMS[i]));
-    let (perturbation, isolation) = branch_masks(&p, shape);
+    let text = [0, 1].map(|i| text_input(&p, c, shape.text, rows, &streams[i], STREAMS[i]));
+    let text_length = match &text[0] {
+        TextSource::Context(x) => x.dim(1),
+        TextSource::KeysValues([k, _]) => k.dim(3),
+    };
+    let (perturbation, isolation) = branch_masks(&p, shape, branches, latents[0].dim(0));
 
     let done = b.for_loop(&begin, &end, &latents, |step, latents| {
         let (sigma, next) = (sigmas.index(step), sigmas.index(&(step + 1.0)));
@@ -159,61 +166,68 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
                 },
                 rope: ropes[i].0.clone(),
                 cross_rope: ropes[i].1.clone(),
-                text_mask: None,
+                text_mask: hide_padding(&b, text_length, shape.text),
                 self_mask: None,
+                padding: hide_padding(&b, latents[i].dim(1), shape.tokens[i]),
             }
         });
         let tokens = [0, 1].map(|i| {
-            let copies = vec![&latents[i]; shape.branches.len()];
-            p.shard(&b.concat(&copies, 0), &[Axis::Rows, SEQUENCE[i], Axis::Whole]).to(build.dtype)
+            let x = &latents[i];
+            let (n, channels) = (x.dim(1), x.dim(2));
+            let each = x.to(build.dtype).unsqueeze(1).broadcast_to(&[x.dim(0), branches, n, channels]);
+            let each = p.place("branches", &each, &[Axis::Batch, Axis::Branch, streams[i].sequence, Axis::Whole]);
+            let x = each.reshape(vec![rows, n, channels]);
+            p.place("rows", &x, &[Axis::Rows, streams[i].sequence, Axis::Whole])
         });
         let velocity =
             forward(&p, c, [&tokens[0], &tokens[1]], &text, [&reads[0], &reads[1]], perturbation.as_ref(), &isolation);
         let _scope = b.scope("euler");
         let stepped = [0, 1].map(|i| {
             let x = &latents[i];
-            let predictions: Vec<Value> =
-                velocity[i].to(DType::F32).split(0, shape.branches.len()).iter().map(|v| x - v * &sigma).collect();
-            let clean = combine(&shape.branches, &predictions, &scales.at(0, i), shape.rescale);
-            x + (x - clean) / &sigma * (&next - &sigma)
+            // Each branch's clean prediction is formed where its velocity is, then exchanged without any weight.
+            let dims = vec![x.dim(0), branches, x.dim(1), x.dim(2)];
+            let placed = |x: &Value, branch: Axis| {
+                p.place("predictions", x, &[Axis::Batch, branch, streams[i].sequence, Axis::Whole])
+            };
+            let velocity = placed(&velocity[i].to(DType::F32).reshape(dims), Axis::Branch);
+            let predictions = placed(&(x.unsqueeze(1) - velocity * &sigma), Axis::Branch);
+            let everywhere = placed(&predictions, Axis::Whole);
+            let predictions: Vec<Value> = (0..shape.branches.len()).map(|k| everywhere.at(1, k)).collect();
+            let clean = combine(&shape.branches, &predictions, &scales.at(0, i), shape.rescale, &counted[i]);
+            let next = x + (x - clean) / &sigma * (&next - &sigma);
+            p.place("latents", &next, &latent_axes[i])
         });
         stepped.to_vec()
     });
     for (i, stream) in STREAMS.iter().enumerate() {
         b.donate(&format!("latents.{stream}"), i);
     }
-    Network::finish(&p, &[("latents.video", &done[0]), ("latents.audio", &done[1])])
+    let results = [0, 1].map(|i| p.output(&format!("latents.{}", STREAMS[i]), &done[i], &latent_axes[i], &content[i]));
+    Network::finish(&p, results.into())
 }
 
-fn text_input(
-    p: &Params,
-    c: &TransformerConfig,
-    shape: &DenoiseShape,
-    dtype: DType,
-    s: &Stream,
-    name: &str,
-) -> TextSource {
+fn text_input(p: &Params, c: &TransformerConfig, tokens: usize, rows: usize, s: &Stream, name: &str) -> TextSource {
     if c.prompt_modulation() {
         let width = if c.use_prompt_embeddings { s.width() } else { s.context };
-        let ty = Type::new(dtype, vec![shape.rows(), shape.text, width]);
-        return TextSource::Context(p.input(
-            &format!("text.{name}"),
-            ty,
-            &[Axis::Rows, Axis::TextSequence, Axis::Whole],
-        ));
+        let ty = Type::new(p.dtype(), vec![rows, tokens, width]);
+        let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+        return TextSource::Context(p.input(&format!("text.{name}"), ty, &axes));
     }
     let h = s.attention.heads;
-    let ty = Type::new(dtype, vec![c.num_layers, shape.rows(), shape.text, h.count, h.dim]);
-    let axes = [Axis::Layers, Axis::Rows, Axis::TextSequence, Axis::Heads, Axis::HeadDim];
-    TextSource::KeysValues(["k", "v"].map(|part| p.input(&format!("text.{name}.{part}"), ty.clone(), &axes)))
+    let kv = |n: usize, part: &str, dims: [usize; 3]| {
+        let ty = Type::new(p.dtype(), [vec![c.num_layers, rows], dims.to_vec()].concat());
+        p.input(&format!("text.{name}.{part}"), ty, &TEXT_KEYS_VALUES[n])
+    };
+    TextSource::KeysValues([kv(0, "k", [h.count, tokens, h.dim]), kv(1, "v", [h.count, h.dim, tokens])])
 }
 
-/// Per-row masks of the branches that differ in more than their text.
-fn branch_masks(p: &Params, shape: &DenoiseShape) -> (Option<Perturbation>, Isolation) {
+/// Per-row masks of the branches that differ in more than their text, for `videos` times `branches` rows.
+fn branch_masks(p: &Params, shape: &DenoiseShape, branches: usize, videos: usize) -> (Option<Perturbation>, Isolation) {
     let mask = |branch: Branch, dims: &[usize]| {
-        let rows = shape.branches.iter().flat_map(|b| vec![i32::from(*b != branch); shape.batch]);
-        let dims: Vec<usize> = std::iter::once(shape.rows()).chain(dims.iter().copied()).collect();
-        p.builder().vector_i32(&rows.collect::<Vec<_>>()).to(DType::F32).reshape(dims)
+        let each = (0..branches).map(|i| i32::from(shape.branches.get(i) != Some(&branch)));
+        let rows: Vec<i32> = (0..videos).flat_map(|_| each.clone()).collect();
+        let dims: Vec<usize> = std::iter::once(rows.len()).chain(dims.iter().copied()).collect();
+        p.builder().vector_i32(&rows).to(DType::F32).reshape(dims)
     };
     let perturbation = shape
         .branches

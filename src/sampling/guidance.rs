@@ -1,6 +1,7 @@
 //! Guidance: several predictions of the clean latents, combined.
 
-use crate::hlo::{Comparison, Value};
+use crate::dtype::DType;
+use crate::hlo::{Builder, Comparison, Type, Value};
 
 /// One prediction a step. Branches are rows of one batch, the conditional one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,7 +63,13 @@ pub enum RescaleScope {
 
 /// Combines the branches' clean predictions `[samples, n, channels]`, f32, with `scales [4]`:
 /// `c + (cfg-1)(c-u) + stg(c-p) + (modality-1)(c-m)`, then the rescale.
-pub fn combine(branches: &[Branch], predictions: &[Value], scales: &Value, scope: RescaleScope) -> Value {
+pub fn combine(
+    branches: &[Branch],
+    predictions: &[Value],
+    scales: &Value,
+    scope: RescaleScope,
+    counted: &Counted,
+) -> Value {
     let _scope = scales.builder().scope("guidance");
     let conditional = &predictions[0];
     let scale = |i: usize| scales.at(0, i);
@@ -81,17 +88,39 @@ pub fn combine(branches: &[Branch], predictions: &[Value], scales: &Value, scope
     }
     let axes: &[isize] = if scope == RescaleScope::Batch { &[0, 1, 2] } else { &[1, 2] };
     let rescale = scale(3);
-    let ratio = deviation(conditional, axes) / deviation(&guided, axes);
+    let ratio = counted.deviation(conditional, axes) / counted.deviation(&guided, axes);
     let rescaled = &guided * ratio * &rescale + &guided * (rescale.like(1.0) - &rescale);
     // Selected, so that a neutral factor leaves every bit alone.
     rescale.compare(Comparison::Ne, &rescale.like(0.0)).select(&rescaled, &guided)
 }
 
-/// The unbiased standard deviation over axes, kept with size 1.
-fn deviation(x: &Value, axes: &[isize]) -> Value {
-    let n: usize = axes.iter().map(|&a| x.dim(a)).product();
-    let centred = x - x.mean_keep(axes);
-    (centred.square().sum_keep(axes) / (n.saturating_sub(1).max(1)) as f64).sqrt()
+/// The elements that statistics are taken over: samples and tokens that only fill up a tensor do not count.
+pub struct Counted {
+    /// Sizes that count.
+    content: [usize; 3],
+    /// 1 for what counts, 0 for the rest, `[samples, n, 1]`, f32; `None` where everything does.
+    mask: Option<Value>,
+}
+
+impl Counted {
+    /// The leading `content` of a tensor like `x [samples, n, channels]`.
+    pub fn new(b: &Builder, x: &Value, content: [usize; 3]) -> Self {
+        let inside = |axis: usize| {
+            let position = b.iota(Type::new(DType::I32, [x.dims()[0], x.dims()[1], 1]), axis);
+            position.compare(Comparison::Lt, &position.like(content[axis] as f64))
+        };
+        let mask = (x.dims() != content).then(|| inside(0).and(&inside(1)).to(x.dtype()));
+        Counted { content, mask }
+    }
+
+    /// The unbiased standard deviation over axes, kept with size 1.
+    fn deviation(&self, x: &Value, axes: &[isize]) -> Value {
+        let n: usize = axes.iter().map(|&a| self.content[a as usize]).product();
+        let counted = |x: Value| self.mask.iter().fold(x, |x, mask| x * mask);
+        let mean = counted(x.clone()).sum_keep(axes) / n as f64;
+        let centred = counted(x - mean);
+        (centred.square().sum_keep(axes) / (n.saturating_sub(1).max(1)) as f64).sqrt()
+    }
 }
 
 #[cfg(test)]

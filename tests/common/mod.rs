@@ -2,7 +2,9 @@
 #![allow(dead_code)] // Each test binary uses its part.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use ltx2::dtype::DType;
 use ltx2::models::Network;
@@ -11,12 +13,18 @@ use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
+use ltx2::pipeline::models::Models;
+use ltx2::pipeline::stages::Stages;
+use ltx2::pipeline::text_to_video::{Generated, Request, Settings, Shapes, text_to_video};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
+use ltx2::runtime::{Engine, EngineOptions};
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
-use ltx2::sampling::guidance::{Branch, RescaleScope};
+use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
+use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
+use ltx2::weights::{ModelSource, Overrides};
 
 /// A CPU client with `devices` virtual devices; `None`, said loudly, when there is no plugin and none is required.
 pub fn cpu(devices: usize) -> Option<Client> {
@@ -151,4 +159,56 @@ pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
     let encoder = gemma3::program(&gemma, Some(&c), 2, 1024, &build).expect("builds");
     let connected = connectors::program(&c, 2, 1024, connectors::Input::PromptEmbeds, &build).expect("builds");
     [("text_encoder", encoder), ("connectors", connected)]
+}
+
+/// A model with its stages.
+pub fn open(client: &Client, model: &str) -> (Models, Stages) {
+    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
+    let stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), source.clone());
+    (Models::open(&source).expect("complete"), stages)
+}
+
+/// The request of a pipeline case.
+pub fn request(case: &Case, models: &Models) -> Request {
+    let s = &case.scalars;
+    let number = |k: &str| s[k].as_u64().expect(k);
+    let text = |k: &str| s[k].as_str().expect(k).to_string();
+    let scales = |stream: &str| {
+        let g = &s["guidance"][stream];
+        let f = |k: &str| g[k].as_f64().expect(k) as f32;
+        Scales { cfg: f("cfg"), stg: f("stg"), modality: f("modality"), rescale: f("rescale") }
+    };
+    let (width, height, num_frames) =
+        (number("width") as usize, number("height") as usize, number("num_frames") as usize);
+    let frame_rate = s["frame_rate"].as_f64().expect("frame_rate");
+    let steps = number("steps") as usize;
+    let shapes = Shapes::new(models, width, height, num_frames, frame_rate).expect("legal sizes");
+    let sigmas = match s["sigma_shift"].as_str() {
+        Some("official") => sigmas::official(steps, sigmas::OFFICIAL_TOKENS),
+        _ => models.scheduler.sigmas(steps, shapes.tokens[0]),
+    };
+    Request {
+        prompt: text("prompt"),
+        negative_prompt: text("negative_prompt"),
+        width,
+        height,
+        num_frames,
+        frame_rate,
+        seed: number("seed"),
+        sigmas: sigmas.expect("a schedule"),
+        scales: [scales("video"), scales("audio")],
+        stg_blocks: vec![],
+        rescale: RescaleScope::PerSample,
+        max_sequence_length: number("max_sequence_length") as usize,
+    }
+}
+
+/// Runs a request to its end.
+pub fn generate(models: &Models, stages: &mut Stages, request: &Request, settings: &Settings) -> Generated {
+    text_to_video(models, stages, request, settings, &mut |_, _, _| ControlFlow::Continue(())).expect("runs")
+}
+
+/// A tensor of a run's dump.
+pub fn dumped<'a>(generated: &'a Generated, name: &str) -> &'a Tensor {
+    generated.dump.iter().find(|(n, _)| n == name).map(|(_, t)| t).unwrap_or_else(|| panic!("no '{name}'"))
 }

@@ -3,7 +3,7 @@
 use super::config::{Causality, DecoderConfig, Norm};
 use crate::dtype::DType;
 use crate::hlo::{Conv, Value};
-use crate::nn::{Attention, Axis, Exchange, Init, Params, conv2d, layer_norm, pixel_norm, silu};
+use crate::nn::{Attention, Axis, Init, Params, conv2d, layer_norm, pixel_norm, silu};
 
 /// The eps of every norm, which no configuration changes.
 const EPS: f64 = 1e-6;
@@ -66,7 +66,7 @@ pub fn attention(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
     });
     let [q, k, v] = &tokens;
     let scale = (channels as f64).sqrt().recip();
-    let y = Attention { q, k, v, bias: None, scale, exchange: Exchange::Local }.run();
+    let y = Attention { q, k, v, bias: None, scale, sequence: [Axis::Whole; 2] }.run(p);
     let y = y.reshape(vec![b, time * mel, channels]).swap(1, 2).reshape(vec![b, channels, time, mel]);
     x + point("proj_out", &y)
 }

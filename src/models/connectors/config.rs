@@ -4,8 +4,8 @@ use serde::Deserialize;
 
 use crate::models::attention::AttentionLayer;
 use crate::models::{ConfigError, parse_config, require};
-use crate::nn::Heads;
 use crate::nn::rope::Pairing;
+use crate::nn::{Axis, Heads};
 
 /// The model folder's name.
 pub const COMPONENT: &str = "connectors";
@@ -110,6 +110,7 @@ impl ConnectorsConfig {
             out_bias: true,
             gated,
             pairing: self.rope_type,
+            sequence: [Axis::TextSequence; 2],
         };
         [
             Connector {

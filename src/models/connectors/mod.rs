@@ -60,7 +60,9 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
         let rope = Rope { cos: part("cos"), sin: part("sin") };
         connector(&p.pp(format!("{}_connector", k.stream)), &k, &projected, &mask, &rope)
     });
-    Network::finish(&p, &[("video", &video.to(DType::F32)), ("audio", &audio.to(DType::F32))])
+    let results = [("video", video), ("audio", audio)]
+        .map(|(name, x)| p.output(name, &x.to(DType::F32), &axes, &[batch, tokens, x.dim(-1)]));
+    Network::finish(&p, results.into())
 }
 
 /// The RoPE tables of both connectors, by input name.
@@ -98,7 +100,7 @@ fn block(p: &Params, k: &Connector, x: &Value, bias: Option<&Value>, rope: &Rope
     let z = rms(x, EPS).to(p.dtype());
     let [q, key, v] = k.attention.qkv(&attn, &z, Some(rope));
     let x = x + k.attention.attend(&attn, [&q, &key, &v], &z, k.attention.heads.width(), bias, None);
-    &x + feed_forward(&p.pp("ff"), &rms(&x, EPS).to(p.dtype()), Activation::GeluTanh, true)
+    &x + feed_forward(&p.pp("ff"), &rms(&x, EPS).to(p.dtype()), Activation::GeluTanh, true, Axis::TextSequence)
 }
 
 /// Valid tokens moved to the front in their order; behind them the registers, by absolute position.

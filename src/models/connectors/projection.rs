@@ -4,7 +4,7 @@
 use super::config::{COMPONENT, ConnectorsConfig};
 use crate::dtype::DType;
 use crate::hlo::{Comparison, Type, Value};
-use crate::nn::{Axis, Init, Params, linear_nd};
+use crate::nn::{Axis, Init, Params, linear_into, linear_nd};
 
 /// Keeps divisions finite.
 const EPS: f64 = 1e-6;
@@ -58,7 +58,7 @@ impl Projection {
     pub fn add(&self, sum: &Value, index: &Value, h: &Value) -> Value {
         let _scope = self.p.builder().scope("text_proj_in");
         let y = normalised(h, &self.valid, &[1, 2]).to(self.p.dtype());
-        sum + self.p.builder().einsum("bth,oh->bto", &y, &self.weight.index(index), DType::F32)
+        sum + linear_into(&self.p, &y, &self.weight.index(index), DType::F32)
     }
 
     /// The projected text, in the weights' element type.
@@ -95,7 +95,7 @@ pub(super) fn project_stack(p: &Params, c: &ConnectorsConfig, stack: &Value, mas
     let p = p.pp("text_proj_in");
     let init = Init::Normal((width as f32).sqrt().recip());
     let weight = p.get("weight", &[c.caption_channels, width], &[Axis::Whole, Axis::Embed], init);
-    let projected = linear_nd(&y, &weight);
+    let projected = linear_nd(&p, &y, &weight);
     if !c.proj_bias {
         return projected;
     }

@@ -8,7 +8,7 @@ use crate::hlo::{Comparison, Result, Type, Value};
 use crate::models::Network;
 use crate::models::connectors::{self, ConnectorsConfig};
 use crate::nn::rope::{Pairing, rotate};
-use crate::nn::{Attention, Axis, Build, Exchange, Heads, Init, Numerics, Params, gelu_tanh, linear_nd, project, rms};
+use crate::nn::{Attention, Axis, Build, Heads, Init, Numerics, Params, gelu_tanh, linear_nd, project, rms};
 use crate::tensor::Tensor;
 
 /// Where the text stack lies in the checkpoint.
@@ -38,19 +38,22 @@ pub fn program(
     let embeds = match connectors {
         Some(connectors) => {
             let projection = connectors::Projection::new(&p, connectors, &mask, c.hidden_states(), c.hidden_size);
-            let sum = projection.start(batch, tokens);
+            let sum = projection.start(ids.dim(0), ids.dim(1));
             let [sum] = encode(&p, c, &ids, &mask, [sum], |i, h, [sum]| [projection.add(&sum, i, h)]);
             projection.finish(&sum)
         }
         None => {
-            let stack = Type::new(build.dtype, vec![c.hidden_states(), batch, tokens, c.hidden_size]);
+            let [rows, tokens] = [ids.dim(0), ids.dim(1)];
+            let stack = Type::new(build.dtype, vec![c.hidden_states(), rows, tokens, c.hidden_size]);
             let empty = p.builder().full(0.0, stack);
             let write = |i: &Value, h: &Value, [stack]: [Value; 1]| [stack.dynamic_update(0, i, &h.unsqueeze(0))];
             let [stack] = encode(&p, c, &ids, &mask, [empty], write);
-            stack.transpose(&[1, 2, 3, 0]).reshape(vec![batch, tokens, c.hidden_size * c.hidden_states()])
+            stack.transpose(&[1, 2, 3, 0]).reshape(vec![rows, tokens, c.hidden_size * c.hidden_states()])
         }
     };
-    Network::finish(&p, &[("prompt_embeds", &embeds.to(DType::F32))])
+    let content = [batch, tokens, embeds.dim(-1)];
+    let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+    Network::finish(&p, vec![p.output("prompt_embeds", &embeds.to(DType::F32), &axes, &content)])
 }
 
 /// Runs the stack and gives every hidden state, with its index, to `visit`, which carries a value along: the scaled
@@ -171,7 +174,8 @@ fn attention(p: &Params, c: &Gemma3Config, x: &Value, reads: &LayerReads) -> Val
     let k = rotated(&norm(&p.pp("k_norm"), c, &kv.at(2, 0)));
     let scale = c.query_pre_attn_scalar.powf(-0.5);
     let o =
-        Attention { q: &q, k: &k, v: &kv.at(2, 1), bias: Some(&reads.bias), scale, exchange: Exchange::Local }.run();
+        Attention { q: &q, k: &k, v: &kv.at(2, 1), bias: Some(&reads.bias), scale, sequence: [Axis::TextSequence; 2] }
+            .run(p);
     let joined = o.reshape(vec![x.dim(0), x.dim(1), heads.width()]);
     project(&p.pp("o_proj"), &joined, &[c.hidden_size], c.attention_bias, &[Axis::Embed], Axis::Heads)
 }
@@ -182,7 +186,7 @@ fn keys_values(p: &Params, heads: Heads, x: &Value, bias: bool) -> Value {
     let axes = [Axis::KvHeads, Axis::HeadDim, Axis::Embed];
     let init = Init::Normal((x.dim(-1) as f32).sqrt().recip());
     let weight = p.fused(&["k_proj.weight", "v_proj.weight"], &shape, &[width, x.dim(-1)], &axes, init);
-    let y = linear_nd(x, &weight);
+    let y = linear_nd(p, x, &weight);
     if !bias {
         return y;
     }
@@ -194,7 +198,7 @@ fn mlp(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
     let shape = [c.intermediate_size, c.hidden_size];
     let init = Init::Normal((c.hidden_size as f32).sqrt().recip());
     let weight = p.fused(&["gate_proj.weight", "up_proj.weight"], &shape, &shape, &[Axis::Mlp, Axis::Embed], init);
-    let both = linear_nd(x, &weight);
+    let both = linear_nd(p, x, &weight);
     let inner = gelu_tanh(&both.at(2, 0)) * both.at(2, 1);
     project(&p.pp("down_proj"), &inner, &[c.hidden_size], false, &[Axis::Embed], Axis::Mlp)
 }

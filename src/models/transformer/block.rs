@@ -29,10 +29,24 @@ pub struct Reads {
     pub text_mask: Option<Value>,
     /// Added to self-attention scores, `[b, 1, n, n]`, f32.
     pub self_mask: Option<Value>,
+    /// Added to the scores of this stream's keys, `[1, 1, 1, n]`, f32: hides tokens that only fill up the sequence.
+    pub padding: Option<Value>,
 }
 
-/// The sequence axis of each stream.
-const TOKENS: [Axis; 2] = [Axis::VideoSequence, Axis::AudioSequence];
+impl Reads {
+    /// Added to self-attention scores.
+    fn self_bias(&self) -> Option<Value> {
+        add(self.self_mask.clone(), self.padding.clone())
+    }
+}
+
+/// The sum of what there is.
+pub(super) fn add(one: Option<Value>, other: Option<Value>) -> Option<Value> {
+    match (one, other) {
+        (Some(a), Some(b)) => Some(a + b),
+        (a, b) => a.or(b),
+    }
+}
 
 /// A block: states `[video, audio]`, each `[b, n, width]`, to the next states. `keep` is 1 for rows that attend and 0
 /// for perturbed ones (`[b, 1, 1, 1]`, f32).
@@ -62,8 +76,8 @@ pub fn block(
         let s = &streams[i];
         let [shift, scale, gate] = [3, 4, 5].map(|r| &main[i][r]);
         let x = modulate(&block_norm(p, c, &s.name("norm3"), &state[i]), scale, shift, p.dtype());
-        let y = feed_forward(&p.pp(s.name("ff")), &x, c.activation_fn, s.ff_bias);
-        p.shard(&gated_add(&state[i], gate, &y), &[Axis::Rows, TOKENS[i], Axis::Whole])
+        let y = feed_forward(&p.pp(s.name("ff")), &x, c.activation_fn, s.ff_bias, s.sequence);
+        p.place(&s.name("state"), &gated_add(&state[i], gate, &y), &[Axis::Rows, s.sequence, Axis::Whole])
     })
 }
 
@@ -80,7 +94,7 @@ fn self_attention(
     let _scope = p1.scope();
     let z = modulate(&block_norm(p, c, &s.name("norm1"), x), &main[1], &main[0], p.dtype());
     let [q, k, v] = s.attention.qkv(&p1, &z, Some(&reads.rope));
-    let y = s.attention.attend(&p1, [&q, &k, &v], &z, s.width(), reads.self_mask.as_ref(), keep);
+    let y = s.attention.attend(&p1, [&q, &k, &v], &z, s.width(), reads.self_bias().as_ref(), keep);
     gated_add(x, &main[2], &y)
 }
 
@@ -97,12 +111,13 @@ fn text_attention(
     let _scope = p2.scope();
     let normed = block_norm(p, c, &s.name("norm2"), x);
     let z = if s.text_modulation { modulate(&normed, &main[7], &main[6], p.dtype()) } else { normed.to(p.dtype()) };
-    let q = s.attention.queries(&p2, &z, None);
+    let layer = s.text_attention();
+    let q = layer.queries(&p2, &z, None);
     let [k, v] = match text {
         Text::KeysValues(kv) => kv.clone(),
         Text::Context(context) => text_keys_values(p, c, s, context, reads.modulation.prompt.as_ref()),
     };
-    let y = s.attention.attend(&p2, [&q, &k, &v], &z, s.width(), reads.text_mask.as_ref(), None);
+    let y = layer.attend(&p2, [&q, &k, &v], &z, s.width(), reads.text_mask.as_ref(), None);
     if s.text_modulation { gated_add(x, &main[8], &y) } else { x + y }
 }
 
@@ -116,7 +131,7 @@ pub fn text_keys_values(
 ) -> [Value; 2] {
     let p2 = p.pp(s.name("attn2"));
     if !c.prompt_modulation() {
-        return s.attention.keys_values(&p2, context, None);
+        return s.text_attention().keys_values(&p2, context, None);
     }
     let fixed = table(p, &s.name("prompt_scale_shift_table"), 2, s.width());
     let parts = match prompt {
@@ -124,7 +139,7 @@ pub fn text_keys_values(
         None => (0..2).map(|i| fixed.at(0, i).to(crate::dtype::DType::F32)).collect(),
     };
     let modulated = modulate(&context.to(crate::dtype::DType::F32), &parts[1], &parts[0], p.dtype());
-    s.attention.keys_values(&p2, &modulated, None)
+    s.text_attention().keys_values(&p2, &modulated, None)
 }
 
 /// Audio to video and video to audio. Both read the states from before either update. `joined` is 0 for rows that
@@ -157,7 +172,8 @@ fn cross_modal(
         let (own, other) = (input(queries), input(1 - queries));
         let q = layer.queries(&pc, &own, Some(&reads[queries].cross_rope));
         let [k, v] = layer.keys_values(&pc, &other, Some(&reads[1 - queries].cross_rope));
-        let y = layer.attend(&pc, [&q, &k, &v], &own, state[queries].dim(-1), None, None);
+        let padding = reads[1 - queries].padding.as_ref();
+        let y = layer.attend(&pc, [&q, &k, &v], &own, state[queries].dim(-1), padding, None);
         let gate = &parts[queries].2;
         let gate = joined.map_or_else(|| gate.clone(), |rows| gate * rows);
         gated_add(&state[queries], &gate, &y)

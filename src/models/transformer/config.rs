@@ -5,8 +5,8 @@ use serde::Deserialize;
 use crate::models::attention::AttentionLayer;
 use crate::models::feed_forward::Activation;
 use crate::models::{ConfigError, parse_config, require};
-use crate::nn::Heads;
 use crate::nn::rope::Pairing;
+use crate::nn::{Axis, Heads};
 
 /// The model folder's name.
 pub const COMPONENT: &str = "transformer";
@@ -120,7 +120,9 @@ impl Default for TransformerConfig {
 pub struct Stream {
     /// Prefix of its tensors' names.
     pub prefix: &'static str,
-    /// Self- and text attention.
+    /// Its tokens.
+    pub sequence: Axis,
+    /// Self-attention.
     pub attention: AttentionLayer,
     /// Whether text attention is modulated (LTX-2.3).
     pub text_modulation: bool,
@@ -136,6 +138,11 @@ impl Stream {
     /// Width of the residual stream.
     pub fn width(&self) -> usize {
         self.attention.heads.width()
+    }
+
+    /// Attention over the text.
+    pub fn text_attention(&self) -> AttentionLayer {
+        AttentionLayer { sequence: [self.sequence, Axis::TextSequence], ..self.attention }
     }
 
     /// Rows of the main modulation table.
@@ -180,9 +187,10 @@ impl TransformerConfig {
         Heads { count: self.audio_num_attention_heads, dim: self.audio_attention_head_dim }
     }
 
-    fn layer(&self, heads: Heads, gated: bool) -> AttentionLayer {
+    fn layer(&self, heads: Heads, gated: bool, sequence: [Axis; 2]) -> AttentionLayer {
         AttentionLayer {
             heads,
+            sequence,
             bias: self.attention_bias,
             out_bias: self.attention_out_bias,
             gated,
@@ -194,7 +202,8 @@ impl TransformerConfig {
     pub fn video(&self) -> Stream {
         Stream {
             prefix: "",
-            attention: self.layer(self.video_heads(), self.gated_attn),
+            sequence: Axis::VideoSequence,
+            attention: self.layer(self.video_heads(), self.gated_attn, [Axis::VideoSequence; 2]),
             text_modulation: self.cross_attn_mod,
             context: self.cross_attention_dim,
             ff_bias: self.ff_bias,
@@ -206,7 +215,8 @@ impl TransformerConfig {
     pub fn audio(&self) -> Stream {
         Stream {
             prefix: "audio_",
-            attention: self.layer(self.audio_heads(), self.audio_gated_attn),
+            sequence: Axis::AudioSequence,
+            attention: self.layer(self.audio_heads(), self.audio_gated_attn, [Axis::AudioSequence; 2]),
             text_modulation: self.audio_cross_attn_mod,
             context: self.audio_cross_attention_dim,
             ff_bias: self.audio_ff_bias,
@@ -216,7 +226,11 @@ impl TransformerConfig {
 
     /// The attention of video over audio (`true`) or audio over video: audio's heads, the query stream's gate.
     pub fn cross(&self, video_queries: bool) -> AttentionLayer {
-        self.layer(self.audio_heads(), if video_queries { self.gated_attn } else { self.audio_gated_attn })
+        let (gated, sequence) = match video_queries {
+            true => (self.gated_attn, [Axis::VideoSequence, Axis::AudioSequence]),
+            false => (self.audio_gated_attn, [Axis::AudioSequence, Axis::VideoSequence]),
+        };
+        self.layer(self.audio_heads(), gated, sequence)
     }
 
     /// Whether the text context is modulated by the noise level, so that text keys change with every step.

@@ -25,7 +25,8 @@ use crate::nn::{Axis, Params, gelu_tanh, layer_norm, linear};
 pub enum TextSource {
     /// The projected context `[b, t, width]`.
     Context(Value),
-    /// Keys and values of every layer, `[layers, b, t, heads, dim]`.
+    /// Keys `[layers, b, heads, t, dim]` and values `[layers, b, heads, dim, t]` of every layer: in the order in which
+    /// attention reads them, so that no compiler reorders the stack.
     KeysValues([Value; 2]),
 }
 
@@ -47,6 +48,15 @@ pub enum Isolation {
     Rows(Value),
 }
 
+/// The axes of every layer's text keys and of its values.
+pub const TEXT_KEYS_VALUES: [[Axis; 5]; 2] = [
+    [Axis::Layers, Axis::Rows, Axis::Heads, Axis::TextSequence, Axis::HeadDim],
+    [Axis::Layers, Axis::Rows, Axis::Heads, Axis::HeadDim, Axis::TextSequence],
+];
+/// From `[b, t, heads, dim]` to the order in which keys and values are stacked, and back.
+const STACKED: [[usize; 4]; 2] = [[0, 2, 1, 3], [0, 2, 3, 1]];
+const UNSTACKED: [[usize; 4]; 2] = [[0, 2, 1, 3], [0, 3, 1, 2]];
+
 /// The text context as the blocks read it: the caption projection where the model has one.
 pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text: &Value) -> Value {
     if !c.use_prompt_embeddings {
@@ -54,11 +64,13 @@ pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text: &Value)
     }
     let p = p.pp(s.name("caption_projection"));
     let _scope = p.scope();
-    let inner = linear(&p.pp("linear_1"), text, s.width(), true, [Axis::Whole, Axis::Mlp]);
-    linear(&p.pp("linear_2"), &gelu_tanh(&inner), s.width(), true, [Axis::Mlp, Axis::Whole])
+    let inner = linear(&p.pp("linear_1"), text, s.width(), true, [Axis::Embed, Axis::Mlp]);
+    let inner = p.place("hidden", &inner, &[Axis::Rows, Axis::TextSequence, Axis::Mlp]);
+    let y = linear(&p.pp("linear_2"), &gelu_tanh(&inner), s.width(), true, [Axis::Mlp, Axis::Embed]);
+    p.place("out", &y, &[Axis::Rows, Axis::TextSequence, Axis::Whole])
 }
 
-/// Keys and values of all layers from the projected contexts `[video, audio]`, each `[layers, b, t, heads, dim]`.
+/// Keys and values of all layers from the projected contexts `[video, audio]`, as [`TextSource::KeysValues`] has them.
 /// Only for models whose text context does not depend on the noise level.
 pub fn all_text_keys_values(p: &Params, c: &TransformerConfig, contexts: &[Value; 2]) -> [[Value; 2]; 2] {
     let b = p.builder();
@@ -66,14 +78,19 @@ pub fn all_text_keys_values(p: &Params, c: &TransformerConfig, contexts: &[Value
     let mut empty = Vec::new();
     for (s, context) in streams.iter().zip(contexts) {
         let h = s.attention.heads;
-        let dims = vec![c.num_layers, context.dim(0), context.dim(1), h.count, h.dim];
-        empty.extend([0, 1].map(|_| b.full(0.0, Type::new(p.dtype(), dims.clone()))));
+        let each = [context.dim(0), context.dim(1), h.count, h.dim];
+        for i in 0..2 {
+            let dims: Vec<usize> = std::iter::once(c.num_layers).chain(STACKED[i].map(|d| each[d])).collect();
+            let zeros = b.full(0.0, Type::new(p.dtype(), dims));
+            empty.push(p.place(&s.name(["text.k", "text.v"][i]), &zeros, &TEXT_KEYS_VALUES[i]));
+        }
     }
     let _scope = b.scope("text_keys_values");
     let filled = b.repeat(c.num_layers, &empty, |i, stacks| {
         let p = p.layers("transformer_blocks", c.num_layers, i);
         let parts = streams.iter().zip(contexts).flat_map(|(s, x)| text_keys_values(&p, c, s, x, None));
-        parts.zip(stacks).map(|(part, stack)| stack.dynamic_update(0, i, &part.unsqueeze(0))).collect()
+        let ordered = parts.enumerate().map(|(n, part)| part.transpose(&STACKED[n % 2]).unsqueeze(0));
+        ordered.zip(stacks).map(|(part, stack)| stack.dynamic_update(0, i, &part)).collect()
     });
     [[filled[0].clone(), filled[1].clone()], [filled[2].clone(), filled[3].clone()]]
 }
@@ -90,11 +107,10 @@ pub fn forward(
 ) -> [Value; 2] {
     let b = p.builder();
     let streams = [c.video(), c.audio()];
-    let sequence = [Axis::VideoSequence, Axis::AudioSequence];
     let start = [0, 1].map(|i| {
         let x =
             linear(&p.pp(streams[i].name("proj_in")), tokens[i], streams[i].width(), true, [Axis::Whole, Axis::Embed]);
-        p.shard(&x, &[Axis::Rows, sequence[i], Axis::Whole])
+        p.place(&streams[i].name("state"), &x, &[Axis::Rows, streams[i].sequence, Axis::Whole])
     });
     let perturbed = perturbation.map(|s| {
         let flags: Vec<i32> = (0..c.num_layers).map(|l| i32::from(s.layers.contains(&l))).collect();
@@ -106,7 +122,7 @@ pub fn forward(
             let p = p.layers("transformer_blocks", c.num_layers, i);
             let layer_text = [0, 1].map(|m| match &text[m] {
                 TextSource::Context(x) => Text::Context(x.clone()),
-                TextSource::KeysValues(kv) => Text::KeysValues([kv[0].index(i), kv[1].index(i)]),
+                TextSource::KeysValues(kv) => Text::KeysValues([0, 1].map(|n| kv[n].index(i).transpose(&UNSTACKED[n]))),
             });
             // A row attends unless the layer is perturbed and the row's mask says so.
             let keep = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| {
@@ -123,6 +139,7 @@ pub fn forward(
         let embedded = reads[i].modulation.embedded.to(DType::F32);
         let [shift, scale] = [0, 1].map(|r| &embedded + table.at(0, r));
         let y = modulate(&layer_norm(&state[i], 1e-6), &scale, &shift, p.dtype());
-        linear(&p.pp(s.name("proj_out")), &y, s.out_channels, true, [Axis::Embed, Axis::Whole])
+        let y = linear(&p.pp(s.name("proj_out")), &y, s.out_channels, true, [Axis::Embed, Axis::Whole]);
+        p.place(&s.name("velocity"), &y, &[Axis::Rows, s.sequence, Axis::Whole])
     })
 }

@@ -82,7 +82,9 @@ pub fn modulation(
 
 /// A table of the checkpoint, `[rows, width]`.
 pub(super) fn table(p: &Params, name: &str, rows: usize, width: usize) -> Value {
-    p.get(name, &[rows, width], &[Axis::Whole, Axis::Embed], Init::Normal((width as f32).sqrt().recip()))
+    // Flat, because compilers lay out a stack of few rows in another order than its loop reads it.
+    let init = Init::Normal((width as f32).sqrt().recip());
+    p.get_as(name, &[rows, width], &[rows * width], &[Axis::Whole], init).reshape(vec![rows, width])
 }
 
 /// `table + timestep part`, in f32, row by row: each `[b, s, width]`.

@@ -1,12 +1,13 @@
 //! One forward pass as a program of its own, on the reference's arguments.
 
+use super::block::add;
 use super::config::{COMPONENT, TransformerConfig};
 use super::modulation::{CrossTimestep, Levels, modulation};
 use super::{Isolation, Perturbation, Reads, TextSource, forward, project_text, tables};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
 use crate::models::Network;
-use crate::nn::{Axis, Build, Params};
+use crate::nn::{Axis, Build, Params, hide_padding};
 
 /// Sizes and switches of one forward pass.
 #[derive(Clone, Debug)]
@@ -64,8 +65,8 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
     let p = Params::new("transformer", COMPONENT, build);
     let input = |name: &str, dims: Vec<usize>, axes: &[Axis]| p.input(name, Type::new(DType::F32, dims), axes);
     let (b, n, t) = (shape.batch, shape.tokens, shape.text);
-    let sequence = [Axis::VideoSequence, Axis::AudioSequence];
     let streams = [c.video(), c.audio()];
+    let sequence = [0, 1].map(|i| streams[i].sequence);
     let channels = [c.in_channels, c.audio_in_channels];
     let of = |i: usize, name: &str| format!("{}{name}", streams[i].prefix);
 
@@ -75,9 +76,9 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
     });
     let text = [0, 1].map(|i| {
         let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
-        let x = input(&of(i, "encoder_hidden_states"), vec![b, t[i], shape.text_channels[i]], &axes).to(build.dtype);
-        TextSource::Context(project_text(&p, c, &streams[i], &x))
+        input(&of(i, "encoder_hidden_states"), vec![b, t[i], shape.text_channels[i]], &axes).to(build.dtype)
     });
+    let contexts = [0, 1].map(|i| TextSource::Context(project_text(&p, c, &streams[i], &text[i])));
     let levels: [[Value; 2]; 2] = [0, 1].map(|i| {
         let timestep = match shape.per_token[i] {
             true => input(&of(i, "timestep"), vec![b, n[i]], &[Axis::Rows, sequence[i]]),
@@ -93,30 +94,36 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
     let text_mask = [0, 1].map(|i| {
         shape.text_mask[i].then(|| {
             let axes = [Axis::Rows, Axis::TextSequence];
-            bias(input(&of(i, "encoder_attention_mask"), vec![b, t[i]], &axes)).reshape(vec![b, 1, 1, t[i]])
+            bias(input(&of(i, "encoder_attention_mask"), vec![b, t[i]], &axes)).unsqueeze(1).unsqueeze(1)
         })
     });
     let self_mask = shape.self_mask.then(|| {
         let axes = [Axis::Rows, Axis::VideoSequence, Axis::Whole];
-        bias(input("video_self_attention_mask", vec![b, n[0], n[0]], &axes)).unsqueeze(1)
+        let mask = bias(input("video_self_attention_mask", vec![b, n[0], n[0]], &axes)).unsqueeze(1);
+        mask.pad(3, 0, tokens[0].dim(1) - n[0], 0.0)
     });
     let perturbation = (!shape.stg_blocks.is_empty()).then(|| Perturbation {
-        keep: input("perturbation_mask", vec![b], &[Axis::Rows]).reshape(vec![b, 1, 1, 1]),
+        keep: input("perturbation_mask", vec![b], &[Axis::Rows]).unsqueeze(1).unsqueeze(1).unsqueeze(1),
         layers: shape.stg_blocks.clone(),
     });
 
     let [rope, audio_rope, cross_video, cross_audio] = tables::inputs(&p, c, shape.rope_rows, n);
-    let [video_mask, audio_mask] = text_mask;
-    let [video_modulation, audio_modulation] = modulation;
-    let video = Reads { modulation: video_modulation, rope, cross_rope: cross_video, text_mask: video_mask, self_mask };
-    let audio = Reads {
-        modulation: audio_modulation,
-        rope: audio_rope,
-        cross_rope: cross_audio,
-        text_mask: audio_mask,
-        self_mask: None,
-    };
+    let ropes = [(rope, cross_video), (audio_rope, cross_audio)];
+    let masks = [(text_mask[0].clone(), self_mask), (text_mask[1].clone(), None)];
+    let reads = [0, 1].map(|i| Reads {
+        modulation: modulation[i].clone(),
+        rope: ropes[i].0.clone(),
+        cross_rope: ropes[i].1.clone(),
+        text_mask: add(masks[i].0.clone(), hide_padding(p.builder(), text[i].dim(1), t[i])),
+        self_mask: masks[i].1.clone(),
+        padding: hide_padding(p.builder(), tokens[i].dim(1), n[i]),
+    });
     let isolation = if shape.isolate { Isolation::All } else { Isolation::None };
-    let [v, a] = forward(&p, c, [&tokens[0], &tokens[1]], &text, [&video, &audio], perturbation.as_ref(), &isolation);
-    Network::finish(&p, &[("video", &v.to(DType::F32)), ("audio", &a.to(DType::F32))])
+    let both = [&reads[0], &reads[1]];
+    let out = forward(&p, c, [&tokens[0], &tokens[1]], &contexts, both, perturbation.as_ref(), &isolation);
+    let results = [0, 1].map(|i| {
+        let content = [b, n[i], streams[i].out_channels];
+        p.output(["video", "audio"][i], &out[i].to(DType::F32), &[Axis::Rows, sequence[i], Axis::Whole], &content)
+    });
+    Network::finish(&p, results.into())
 }

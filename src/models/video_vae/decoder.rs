@@ -58,5 +58,6 @@ pub fn decoder_program(c: &DecoderConfig, [b, f, h, w]: [usize; 4], build: &Buil
     let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, f, h, w]), &axes);
     let temb = c.timestep_conditioning.then(|| p.input("temb", Type::new(DType::F32, [b]), &[Axis::Batch]));
     let video = decode(&p.pp("decoder"), c, &latents, temb.as_ref(), build.lowering.conv3d);
-    Network::finish(&p, &[("video", &video.to(DType::F32))])
+    let video = video.to(DType::F32);
+    Network::finish(&p, vec![p.output("video", &video, &[Axis::Whole; 5], video.dims())])
 }

@@ -48,5 +48,6 @@ pub fn encoder_program(c: &EncoderConfig, [b, frames, height, width]: [usize; 4]
     let axes = [Axis::Batch, Axis::Whole, Axis::Frames, Axis::Height, Axis::Width];
     let video = p.input("video", Type::new(DType::F32, [b, c.in_channels, frames, height, width]), &axes);
     let latents = encode(&p.pp("encoder"), c, &video, build.lowering.conv3d);
-    Network::finish(&p, &[("latents", &latents.to(DType::F32))])
+    let latents = latents.to(DType::F32);
+    Network::finish(&p, vec![p.output("latents", &latents, &[Axis::Whole; 5], latents.dims())])
 }

@@ -92,5 +92,6 @@ pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> R
     let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
     let mel = p.input("mel", Type::new(DType::F32, shape), &axes);
     let audio = vocode(&p, c, &mel);
-    Network::finish(&p, &[("audio", &audio.to(DType::F32))])
+    let audio = audio.to(DType::F32);
+    Network::finish(&p, vec![p.output("audio", &audio, &[Axis::Whole; 3], audio.dims())])
 }

@@ -1,0 +1,118 @@
+//! How queries meet keys on other devices. Everything here runs on one device's part, inside a manual region.
+
+use super::layout::{ExchangeKind, ExchangePolicy};
+use crate::dtype::DType;
+use crate::hlo::{Groups, Value};
+use crate::kernels::{self, Partial};
+
+/// The operands of one device.
+pub(super) struct Local<'a> {
+    /// `[b, q, heads, dim]`.
+    pub q: &'a Value,
+    /// `[b, k, heads, dim]`.
+    pub k: &'a Value,
+    /// As `k`.
+    pub v: &'a Value,
+    /// `[b or 1, 1, q or 1, all keys]`, f32.
+    pub bias: Option<&'a Value>,
+    /// Factor on the scores.
+    pub scale: f64,
+}
+
+impl Local<'_> {
+    /// The device holds the keys it needs.
+    pub fn here(&self) -> Value {
+        kernels::attention(self.q, self.k, self.v, self.bias, self.scale)
+    }
+
+    /// Keys and values of all devices are gathered.
+    pub fn gather_kv(&self, groups: &Groups) -> Value {
+        let [k, v] = [self.k, self.v].map(|x| x.all_gather(1, groups));
+        kernels::attention(self.q, &k, &v, self.bias, self.scale)
+    }
+
+    /// Each device attends to its own keys; largest scores, sums and weighted values are joined.
+    pub fn split_kv(&self, groups: &Groups) -> Value {
+        let own = Partial::of(self.q, self.k, self.v, self.bias, self.scale);
+        let scaled = own.rescaled(&own.largest.all_reduce_max(groups));
+        // One reduction carries the values and, as one more column, the sums.
+        let all = self.q.builder().concat(&[&scaled.values, &scaled.sum], 3).all_reduce_sum(groups);
+        let d = self.q.dim(3);
+        (all.slice(3, 0, d) / all.slice(3, d, d + 1)).to(self.q.dtype())
+    }
+
+    /// Tokens are traded for heads and back; heads that do not divide are filled up with zeros. `attend` runs on all
+    /// tokens of the group.
+    fn ulysses(&self, groups: &Groups, attend: impl FnOnce(&Local) -> Value) -> Value {
+        let heads = self.q.dim(2);
+        let extra = heads.next_multiple_of(groups.size()) - heads;
+        let [q, k, v] = [self.q, self.k, self.v].map(|x| x.pad(2, 0, extra, 0.0).all_to_all(2, 1, groups));
+        let o = attend(&Local { q: &q, k: &k, v: &v, ..*self });
+        o.all_to_all(1, 2, groups).slice(2, 0, heads)
+    }
+
+    /// Keys and values travel around the group, each device joining what it sees. `position` is the device's place in
+    /// the group, an i32 scalar. The next keys travel while the present ones are attended to.
+    fn ring(&self, groups: &Groups, position: &Value) -> Value {
+        let b = self.q.builder();
+        let n = groups.size();
+        let pairs: Vec<(usize, usize)> =
+            groups.0.iter().flat_map(|g| (0..n).map(move |j| (g[j], g[(j + 1) % n]))).collect();
+        let pass = |x: &Value| x.collective_permute(&pairs);
+        let length = self.k.dim(1);
+        // After `step` passes a device holds the keys of the one `step` places before it.
+        let attend = |step: &Value, k: &Value, v: &Value| {
+            let block = position - step;
+            let wrapped =
+                block.compare(crate::hlo::Comparison::Lt, &block.like(0.0)).select(&(&block + n as f64), &block);
+            let bias = self.bias.map(|bias| bias.dynamic_slice(3, &(wrapped * length as f64), length));
+            Partial::of(self.q, k, v, bias.as_ref(), self.scale)
+        };
+        let first = attend(&b.scalar(0.0, DType::I32), self.k, self.v);
+        if n == 1 {
+            return first.finish(self.q.dtype());
+        }
+        let mut carried = vec![pass(self.k), pass(self.v)];
+        carried.extend(first.into_values());
+        let split = |c: &[Value]| Partial::from_values([c[2].clone(), c[3].clone(), c[4].clone()]);
+        let (one, last) = (b.scalar(1.0, DType::I32), b.scalar(n as f64 - 1.0, DType::I32));
+        let c = b.for_loop(&one, &last, &carried, |step, c| {
+            let next = [pass(&c[0]), pass(&c[1])];
+            let joined = split(c).join(&attend(step, &c[0], &c[1]));
+            next.into_iter().chain(joined.into_values()).collect()
+        });
+        split(&c).join(&attend(&last, &c[0], &c[1])).finish(self.q.dtype())
+    }
+
+    /// The exchange that a layout chooses for a sequence split over `groups`.
+    pub fn exchange(&self, policy: &ExchangePolicy, groups: &Groups, position: &Value) -> Value {
+        match policy.kind {
+            ExchangeKind::GatherKv => self.gather_kv(groups),
+            ExchangeKind::Ulysses => self.ulysses(groups, |local| local.here()),
+            ExchangeKind::Ring => self.ring(groups, position),
+            ExchangeKind::Hybrid => {
+                let inner = policy.ulysses.unwrap_or(1);
+                if !groups.size().is_multiple_of(inner) {
+                    let message = format!("exchange: {} devices do not divide by ulysses = {inner}", groups.size());
+                    self.q.builder().reject("attention", message);
+                    return self.q.clone();
+                }
+                let (near, far) = groups.nested(inner);
+                let outer = position / &position.like(inner as f64);
+                // A bias with a row for each query has those of all groups: each takes its own.
+                let queries = self.q.dim(1) * inner;
+                let own = self.bias.map(|bias| match bias.dim(2) {
+                    1 => bias.clone(),
+                    _ => bias.dynamic_slice(2, &(&outer * queries as f64), queries),
+                });
+                self.ulysses(&near, |local| {
+                    let local = Local { bias: own.as_ref(), ..*local };
+                    match policy.outer {
+                        ExchangeKind::Ring => local.ring(&far, &outer),
+                        _ => local.gather_kv(&far),
+                    }
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! A tensor on the devices of a program: which part lies where.
+
+use super::engine::RuntimeError;
+use crate::dtype::DType;
+use crate::hlo::{Mesh, Sharding, Type};
+use crate::pjrt::{Buffer, Client, Device, HostBuffer};
+use crate::tensor::Tensor;
+
+/// The part of a tensor that one device holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// First element along each dimension.
+    pub start: Vec<usize>,
+    /// Elements along each dimension.
+    pub size: Vec<usize>,
+}
+
+/// The part of each device of a mesh, in device order; without a sharding every device holds all.
+pub fn parts(ty: &Type, mesh: &Mesh, sharding: Option<&Sharding>) -> Vec<Part> {
+    (0..mesh.devices())
+        .map(|device| {
+            let mut part = Part { start: vec![0; ty.rank()], size: ty.dims.clone() };
+            for (i, axes) in sharding.iter().flat_map(|s| s.0.iter().enumerate()) {
+                for axis in axes {
+                    part.size[i] /= mesh.size(axis).unwrap_or(1);
+                    part.start[i] += mesh.position(device, axis) * part.size[i];
+                }
+            }
+            part
+        })
+        .collect()
+}
+
+/// A tensor with a buffer on each device.
+pub struct Distributed {
+    buffers: Vec<Buffer>,
+    parts: Vec<Part>,
+    ty: Type,
+    /// The leading part of each dimension that callers know of.
+    content: Vec<usize>,
+}
+
+impl Distributed {
+    /// From the buffers of all devices, in device order.
+    pub fn new(buffers: Vec<Buffer>, parts: Vec<Part>, ty: Type, content: Vec<usize>) -> Self {
+        Distributed { buffers, parts, ty, content }
+    }
+
+    /// The sizes that callers know of.
+    pub fn dims(&self) -> &[usize] {
+        &self.content
+    }
+
+    /// The type over all devices, filled up where the mesh needs it.
+    pub fn ty(&self) -> &Type {
+        &self.ty
+    }
+
+    /// The part of each device, in device order.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// The buffers, in device order.
+    pub fn buffers(&self) -> &[Buffer] {
+        &self.buffers
+    }
+
+    /// Copies a host tensor of at most `ty`'s sizes to the devices, each its part; behind the tensor lie zeros.
+    ///
+    /// # Errors
+    /// The plugin's, or a tensor of other sizes.
+    pub fn upload(
+        client: &Client,
+        devices: &[Device],
+        tensor: &Tensor,
+        ty: &Type,
+        parts: Vec<Part>,
+    ) -> Result<Self, RuntimeError> {
+        let content = tensor.shape().to_vec();
+        let tensor = tensor.cast(ty.dtype)?;
+        let bytes = if content == ty.dims { tensor.bytes() } else { padded(&tensor, &ty.dims).into() };
+        let strides = strides(&ty.dims, ty.dtype.size());
+        let mut buffers = Vec::with_capacity(parts.len());
+        for (device, part) in devices.iter().zip(&parts) {
+            let first: usize = part.start.iter().zip(&strides).map(|(s, stride)| s * *stride as usize).sum();
+            let host = HostBuffer {
+                byte_strides: (part.size != ty.dims).then_some(&strides),
+                ..HostBuffer::dense(&bytes[first..], ty.dtype, &part.size)
+            };
+            buffers.push(client.upload(device, host)?);
+        }
+        Ok(Distributed { buffers, parts, ty: ty.clone(), content })
+    }
+
+    /// Copies the tensor to the host: each part once, the filling left out.
+    ///
+    /// # Errors
+    /// The plugin's, or an element type without a host form.
+    pub fn download(&self) -> Result<Tensor, RuntimeError> {
+        let size = self.ty.dtype.size();
+        if self.parts.first().is_some_and(|p| p.size == self.ty.dims) && self.content == self.ty.dims {
+            return Ok(Tensor::from_bytes(self.ty.dtype, &self.ty.dims, &self.buffers[0].to_host()?)?);
+        }
+        let strides = strides(&self.ty.dims, size);
+        let mut whole = vec![0; self.ty.bytes()];
+        let mut seen: Vec<&Vec<usize>> = Vec::new();
+        for (buffer, part) in self.buffers.iter().zip(&self.parts) {
+            if seen.contains(&&part.start) {
+                continue;
+            }
+            seen.push(&part.start);
+            let bytes = buffer.to_host()?;
+            copy(&bytes, &self::strides(&part.size, size), &mut whole, &strides, &part.start, &part.size, size);
+        }
+        let first = vec![0; self.content.len()];
+        let mut inside = vec![0; self.content.iter().product::<usize>() * size];
+        let tight = self::strides(&self.content, size);
+        copy(&whole, &strides, &mut inside, &tight, &first, &self.content, size);
+        Ok(Tensor::from_bytes(self.ty.dtype, &self.content, &inside)?)
+    }
+}
+
+/// Bytes between neighbours along each dimension of a dense row-major array.
+pub(super) fn strides(dims: &[usize], size: usize) -> Vec<i64> {
+    let mut strides = vec![size as i64; dims.len()];
+    for i in (1..dims.len()).rev() {
+        strides[i - 1] = strides[i] * dims[i] as i64;
+    }
+    strides
+}
+
+/// A tensor's bytes with zeros behind each dimension.
+fn padded(tensor: &Tensor, dims: &[usize]) -> Vec<u8> {
+    let size = tensor.dtype().size();
+    let mut bytes = vec![0; dims.iter().product::<usize>() * size];
+    let first = vec![0; dims.len()];
+    let (from, to) = (strides(tensor.shape(), size), strides(dims, size));
+    copy(&tensor.bytes(), &from, &mut bytes, &to, &first, tensor.shape(), size);
+    bytes
+}
+
+/// Copies a block of `size` elements from the start of `from` to `at` in `to`.
+fn copy(
+    from: &[u8],
+    from_strides: &[i64],
+    to: &mut [u8],
+    to_strides: &[i64],
+    at: &[usize],
+    size: &[usize],
+    item: usize,
+) {
+    let Some((&length, outer)) = size.split_last() else {
+        to[..item].copy_from_slice(&from[..item]);
+        return;
+    };
+    if size.contains(&0) {
+        return;
+    }
+    let run = length * item;
+    let mut index = vec![0; outer.len()];
+    let last = at.last().copied().unwrap_or_default() * item;
+    loop {
+        let source: usize = index.iter().zip(from_strides).map(|(i, s)| i * *s as usize).sum();
+        let target: usize = index.iter().zip(at).zip(to_strides).map(|((i, a), s)| (i + a) * *s as usize).sum();
+        to[target + last..][..run].copy_from_slice(&from[source..][..run]);
+        // The next index, the last dimension fastest.
+        let Some(step) = (0..outer.len()).rev().find(|&d| index[d] + 1 < outer[d]) else { return };
+        index[step] += 1;
+        index[step + 1..].fill(0);
+    }
+}
+
+/// The bytes of one device's part of a tensor of `dims`, row-major.
+pub(super) fn cut(bytes: &[u8], dims: &[usize], part: &Part, dtype: DType) -> Vec<u8> {
+    let size = dtype.size();
+    let from = strides(dims, size);
+    let first: usize = part.start.iter().zip(&from).map(|(s, stride)| s * *stride as usize).sum();
+    let mut out = vec![0; part.size.iter().product::<usize>() * size];
+    let to = strides(&part.size, size);
+    copy(&bytes[first..], &from, &mut out, &to, &vec![0; dims.len()], &part.size, size);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_follow_the_mesh() {
+        let mesh = Mesh::new(&[("cfg", 2), ("context", 2)]);
+        let ty = Type::new(DType::F32, [4, 6]);
+        let all = parts(&ty, &mesh, Some(&Sharding::new(&[&["context", "cfg"], &[]])));
+        let starts: Vec<usize> = all.iter().map(|p| p.start[0]).collect();
+        // Device (cfg, context) holds row 2·context + cfg.
+        assert_eq!(starts, [0, 2, 1, 3]);
+        assert!(all.iter().all(|p| p.size == [1, 6]));
+        assert!(parts(&ty, &mesh, None).iter().all(|p| p.size == [4, 6]));
+    }
+
+    #[test]
+    fn blocks_are_cut_and_filled_up() {
+        let bytes: Vec<u8> = (0..12).collect();
+        let part = Part { start: vec![1, 2], size: vec![2, 2] };
+        // Rows of four bytes: rows 1 and 2, columns 2 and 3.
+        let byte = |dims: &[usize], part: &Part| {
+            let from = strides(dims, 1);
+            let mut out = vec![0; 4];
+            let first: usize = part.start.iter().zip(&from).map(|(s, t)| s * *t as usize).sum();
+            copy(&bytes[first..], &from, &mut out, &strides(&part.size, 1), &[0, 0], &part.size, 1);
+            out
+        };
+        assert_eq!(byte(&[3, 4], &part), [6, 7, 10, 11]);
+        let t = Tensor::from(ndarray::array![[1i32, 2], [3, 4]]);
+        let wide: Vec<i32> = bytemuck::pod_collect_to_vec(&padded(&t, &[3, 3]));
+        assert_eq!(wide, [1, 2, 0, 3, 4, 0, 0, 0, 0]);
+    }
+}

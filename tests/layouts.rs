@@ -1,0 +1,122 @@
+//! Every shipped layout on eight virtual devices gives what one device gives, for every component.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use common::{Case, cases, cpu, dumped, generate, open, relative_l2, request};
+use ltx2::config::Config;
+use ltx2::dtype::DType;
+use ltx2::nn::{Build, Lowering};
+use ltx2::pipeline::run::{RunComponent, run_component};
+use ltx2::pipeline::stages::Stages;
+use ltx2::pipeline::text_to_video::Settings;
+use ltx2::pjrt::Client;
+use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::tensor::Tensor;
+use ltx2::weights::{ModelSource, Overrides};
+
+/// Largest distance between sharded and unsharded, f32.
+fn limit(layout: &str) -> f64 {
+    if layout.starts_with("tensor") || layout.contains("ring") || layout == "hybrid" { 1e-4 } else { 1e-5 }
+}
+
+/// Layouts with the meshes they are run on: the default, and others that leave sizes that do not divide.
+const LAYOUTS: [(&str, &str); 15] = [
+    ("sequence", "context=8"),
+    ("ulysses", "context=8"),
+    ("ring", "context=8"),
+    ("hybrid", "context=8"),
+    ("tensor", "tensor=2"),
+    ("tensor", "tensor=8"),
+    ("cfg", "cfg=2"),
+    ("cfg-ulysses", "cfg=2,context=4"),
+    ("fsdp-ulysses", "fsdp=2,context=4"),
+    ("before-385", "context=4"),
+    ("ffn-matched", "context=4"),
+    ("qkv-unsharded", "context=4"),
+    ("out-unsharded", "context=4"),
+    ("tensor-gathered-ffn", "tensor=2"),
+    ("rope-gathered", "context=8"),
+];
+
+fn build(layout: &str, mesh: &str, devices: usize) -> Build {
+    let config = Config {
+        layout: layout.into(),
+        mesh: Some(ltx2::config::parse_mesh(mesh).expect("a mesh")),
+        ..Config::default()
+    };
+    let layout = config.placement(devices).expect("a layout");
+    Build { layout, lowering: Lowering::of("cpu"), ..Build::new(DType::F32) }
+}
+
+fn run(client: &Client, component: RunComponent, case: &Case, build: &Build) -> BTreeMap<String, Tensor> {
+    let model = case.model.to_str().expect("a path");
+    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
+    let mut stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), source.clone());
+    let known = ["padding_side", "prompts", "max_sequence_length"];
+    let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
+    let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();
+    run_component(component, &source, &mut stages, case.inputs.clone(), &scalars, build)
+        .unwrap_or_else(|e| panic!("{}: {e}", case.name))
+        .into_iter()
+        .collect()
+}
+
+fn agree(component: RunComponent, folder: &str, names: &[&str]) {
+    let Some(client) = cpu(8) else { return };
+    for case in cases(folder).iter().filter(|c| names.iter().any(|n| c.name.ends_with(&format!("/{n}")))) {
+        let whole = run(&client, component, case, &build("replicated", "data=1", 1));
+        for (layout, mesh) in LAYOUTS {
+            let got = run(&client, component, case, &build(layout, mesh, 8));
+            for (name, want) in &whole {
+                let distance = relative_l2(&got[name], want);
+                eprintln!("{} {layout} {mesh} {name}: {distance:.1e}", case.name);
+                assert!(distance <= limit(layout), "{} {layout} {mesh} {name}: {distance:e}", case.name);
+                if layout == "cfg" {
+                    assert_eq!(&got[name], want, "{} {layout} {name}: other bits", case.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn transformer() {
+    agree(RunComponent::Transformer, "transformer", &["tiny_a", "tiny_a_batch_masked", "tiny_b_per_token_masked"]);
+}
+
+#[test]
+fn text_encoder() {
+    agree(RunComponent::TextEncoder, "text-encoder", &["tiny_a_pair", "tiny_b_short"]);
+}
+
+#[test]
+fn connectors() {
+    agree(RunComponent::Connectors, "connectors", &["tiny_a_mixed", "tiny_b_right"]);
+}
+
+#[test]
+fn whole_requests() {
+    let Some(client) = cpu(8) else { return };
+    let names = ["noise.video", "prompt_embeds", "latents.video", "latents.audio", "video", "audio"];
+    for case in cases("pipeline").iter().filter(|c| c.name.ends_with("a_cfg") || c.name.ends_with("b_plain")) {
+        let run = |layout: &str, mesh: &str, devices: usize| {
+            let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
+            let settings = Settings { build: build(layout, mesh, devices), chunk: None, dump: true };
+            generate(&models, &mut stages, &request(case, &models), &settings)
+        };
+        let whole = run("replicated", "data=1", 1);
+        for (layout, mesh) in [("cfg", "cfg=2"), ("cfg-ulysses", "cfg=2,context=4"), ("tensor", "tensor=2")] {
+            let got = run(layout, mesh, 8);
+            for name in names {
+                let distance = relative_l2(dumped(&got, name), dumped(&whole, name));
+                eprintln!("{} {layout} {mesh} {name}: {distance:.1e}", case.name);
+                assert!(distance <= limit(layout), "{} {layout} {mesh} {name}: {distance:e}", case.name);
+                let exact = layout == "cfg" && name != "video";
+                assert!(!exact || dumped(&got, name) == dumped(&whole, name), "{} {name}: other bits", case.name);
+            }
+        }
+    }
+}
