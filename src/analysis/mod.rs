@@ -1,6 +1,22 @@
-//! Reading optimized programs: loops, collectives, memory.
+//! Reading optimized programs: loops, collectives, work, copies of stacks, predicted time.
 
+mod chip;
+mod collective;
+mod cost;
+mod groups;
+mod listing;
 mod module;
 mod proto;
+mod report;
+mod shape;
+mod stacks;
+mod trips;
+mod walk;
 
+pub use chip::{CHIPS, Chip, Links};
+pub use collective::Kind;
+pub use cost::Work;
 pub use module::{Instruction, Loop, Module};
+pub use report::{Predicted, Report, Traffic, report};
+pub use stacks::StackCopy;
+pub use walk::{Collective, Phase};

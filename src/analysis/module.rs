@@ -1,15 +1,19 @@
 //! An optimized module as a tree of loops and a list of instructions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use prost::Message;
 
-use super::proto::{ComputationProto, ModuleProto, ModuleWithConfig};
+use super::proto::{ComputationProto, InstructionProto, ModuleProto, ModuleWithConfig};
+use super::shape::elements;
 
 /// An optimized program, as a plugin returns it.
 pub struct Module {
     entry: i64,
     computations: BTreeMap<i64, ComputationProto>,
+    /// Where an instruction stands: its computation and its place there.
+    places: HashMap<i64, (i64, usize)>,
+    schedule: HashMap<i64, Vec<i64>>,
 }
 
 /// A `while` of the optimized program.
@@ -49,7 +53,50 @@ impl Module {
             _ => ModuleProto::decode(bytes)?,
         };
         let entry = module.entry_computation_id;
-        Ok(Module { entry, computations: module.computations.into_iter().map(|c| (c.id, c)).collect() })
+        let mut places = HashMap::new();
+        for c in &module.computations {
+            places.extend(c.instructions.iter().enumerate().map(|(at, i)| (i.id, (c.id, at))));
+        }
+        let sequences = module.schedule.unwrap_or_default().sequences;
+        let schedule = sequences.into_iter().map(|(id, s)| (id, s.instruction_ids)).collect();
+        let computations = module.computations.into_iter().map(|c| (c.id, c)).collect();
+        Ok(Module { entry, computations, places, schedule })
+    }
+
+    /// The computation that a run enters.
+    pub(super) fn entry(&self) -> i64 {
+        self.entry
+    }
+
+    pub(super) fn computation(&self, id: i64) -> Option<&ComputationProto> {
+        self.computations.get(&id)
+    }
+
+    pub(super) fn computations(&self) -> impl Iterator<Item = &ComputationProto> {
+        self.computations.values()
+    }
+
+    /// An instruction by its id, which is unique in the module.
+    pub(super) fn instruction(&self, id: i64) -> Option<&InstructionProto> {
+        let (computation, at) = self.places.get(&id)?;
+        self.computations.get(computation)?.instructions.get(*at)
+    }
+
+    pub(super) fn operand(&self, i: &InstructionProto, n: usize) -> Option<&InstructionProto> {
+        self.instruction(*i.operand_ids.get(n)?)
+    }
+
+    /// A computation's instructions in the order they start; without a schedule, operands before users.
+    pub(super) fn scheduled<'a>(&'a self, c: &'a ComputationProto) -> Vec<&'a InstructionProto> {
+        match self.schedule.get(&c.id) {
+            Some(order) => order.iter().filter_map(|&id| self.instruction(id)).collect(),
+            None => c.instructions.iter().collect(),
+        }
+    }
+
+    /// The result of a computation.
+    pub(super) fn root<'a>(&'a self, c: &'a ComputationProto) -> Option<&'a InstructionProto> {
+        self.instruction(c.root_id)
     }
 
     /// The loops, outermost first.
@@ -66,8 +113,7 @@ impl Module {
         for i in &computation.instructions {
             let inner: Vec<Loop> = i.called_computation_ids.iter().flat_map(|&c| self.loops_in(c, path)).collect();
             if i.opcode == "while" {
-                let scope = i.metadata.as_ref().map(|m| m.op_name.clone()).unwrap_or_default();
-                found.push(Loop { name: i.name.clone(), scope, inner });
+                found.push(Loop { name: i.name.clone(), scope: i.scope().to_string(), inner });
             } else {
                 found.extend(inner);
             }
@@ -82,16 +128,15 @@ impl Module {
             name: i.name.clone(),
             opcode: i.opcode.clone(),
             dims: i.shape.as_ref().map(|s| s.dimensions.clone()).unwrap_or_default(),
-            elements: i.shape.as_ref().map_or(0, elements),
-            scope: i.metadata.as_ref().map(|m| m.op_name.clone()).unwrap_or_default(),
+            elements: i.shape.as_ref().map_or(0, |s| elements(s) as i64),
+            scope: i.scope().to_string(),
         })
     }
 }
 
-fn elements(shape: &super::proto::ShapeProto) -> i64 {
-    if shape.tuple_shapes.is_empty() {
-        shape.dimensions.iter().product()
-    } else {
-        shape.tuple_shapes.iter().map(elements).sum()
+impl InstructionProto {
+    /// The name scope it was built under, as the compiler passes it on.
+    pub(super) fn scope(&self) -> &str {
+        self.metadata.as_ref().map_or("", |m| m.op_name.as_str())
     }
 }

@@ -1,0 +1,196 @@
+//! What a collective is, in whichever form a compiler leaves it.
+
+use serde::Serialize;
+
+use super::module::Module;
+use super::proto::{ComputationProto, InstructionProto, ShapeProto};
+use super::shape::{bytes, dtype_name};
+
+/// A kind of exchange between devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Every device gets all parts.
+    AllGather,
+    /// Every device gets the sum.
+    AllReduce,
+    /// Every device gets its part of the sum.
+    ReduceScatter,
+    /// Every device gets its part of each device's value.
+    AllToAll,
+    /// A device gets another one's value.
+    CollectivePermute,
+    /// Every device gets one device's value.
+    CollectiveBroadcast,
+}
+
+impl Kind {
+    /// XLA's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::AllGather => "all-gather",
+            Kind::AllReduce => "all-reduce",
+            Kind::ReduceScatter => "reduce-scatter",
+            Kind::AllToAll => "all-to-all",
+            Kind::CollectivePermute => "collective-permute",
+            Kind::CollectiveBroadcast => "collective-broadcast",
+        }
+    }
+
+    /// The kind of an opcode, in its synchronous or its `-start` form.
+    pub(super) fn of(opcode: &str) -> Option<Kind> {
+        match opcode.strip_suffix("-start").unwrap_or(opcode) {
+            "all-gather" => Some(Kind::AllGather),
+            "all-reduce" => Some(Kind::AllReduce),
+            "reduce-scatter" => Some(Kind::ReduceScatter),
+            "all-to-all" | "ragged-all-to-all" => Some(Kind::AllToAll),
+            "collective-permute" => Some(Kind::CollectivePermute),
+            "collective-broadcast" => Some(Kind::CollectiveBroadcast),
+            _ => None,
+        }
+    }
+
+    /// Bytes one of `n` devices receives for `bytes` of result, by the best ring: an all-reduce passes everything
+    /// twice, a device keeps its own part of what is gathered or exchanged.
+    pub fn wire_bytes(self, bytes: f64, n: usize) -> f64 {
+        let n = n.max(1) as f64;
+        match self {
+            Kind::AllGather | Kind::AllToAll => bytes * (n - 1.0) / n,
+            Kind::AllReduce => 2.0 * bytes * (n - 1.0) / n,
+            Kind::ReduceScatter => bytes * (n - 1.0),
+            Kind::CollectivePermute | Kind::CollectiveBroadcast => bytes,
+        }
+    }
+}
+
+/// Whether an opcode exchanges data between devices, in any form.
+pub(super) fn is_collective(opcode: &str) -> bool {
+    Kind::of(opcode).is_some() || opcode.strip_suffix("-done").is_some_and(|o| Kind::of(o).is_some())
+}
+
+const ASYNC_START: &str = "AsyncCollectiveStart";
+const ASYNC_DONE: &str = "AsyncCollectiveDone";
+
+/// The ends of a collective that TPU's compiler spreads over fusions.
+pub(super) fn is_async_marker(i: &InstructionProto) -> bool {
+    i.custom_call_target == ASYNC_START || i.custom_call_target == ASYNC_DONE
+}
+
+/// What part of a collective a fusion holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Start,
+    /// A clone that runs beside other work; without a start elsewhere, the whole.
+    Middle,
+    Done,
+}
+
+impl Module {
+    /// The collectives fused into a computation, with the part of them that is there.
+    pub(super) fn fused_collectives<'a>(&'a self, c: &'a ComputationProto) -> Vec<(Part, &'a InstructionProto)> {
+        let marked = |target: &str| c.instructions.iter().any(|i| i.custom_call_target == target);
+        let part = match (marked(ASYNC_START), marked(ASYNC_DONE)) {
+            (true, _) => Part::Start,
+            (_, true) => Part::Done,
+            _ => Part::Middle,
+        };
+        let mut found = Vec::new();
+        for i in &c.instructions {
+            if Kind::of(&i.opcode).is_some() {
+                found.push((part, i));
+            } else if i.opcode == "fusion"
+                && let Some(called) = self.called(i)
+            {
+                found.extend(self.fused_collectives(called));
+            }
+        }
+        found
+    }
+
+    /// The collective that a background computation wraps.
+    pub(super) fn wrapped_collective(&self, start: &InstructionProto) -> Option<&InstructionProto> {
+        self.called(start)?.instructions.iter().find(|i| Kind::of(&i.opcode).is_some())
+    }
+
+    /// Kind and result of a collective; in a fusion that keeps only a slice of a sum, the sum is scattered.
+    pub(super) fn result<'a>(
+        &'a self,
+        i: &'a InstructionProto,
+        fused_in: Option<&'a ComputationProto>,
+    ) -> Option<(Kind, &'a ShapeProto)> {
+        let kind = Kind::of(&i.opcode)?;
+        let shape = i.shape.as_ref()?;
+        if let Some(root) = fused_in.and_then(|c| self.root(c)).filter(|r| r.opcode == "dynamic-slice")
+            && kind == Kind::AllReduce
+        {
+            return Some((Kind::ReduceScatter, root.shape.as_ref()?));
+        }
+        // Operands and results, then what the runtime keeps between start and end; an all-reduce states results only.
+        let both = i.opcode.ends_with("-start") && kind != Kind::AllReduce;
+        let result = if both { shape.tuple_shapes.get(1).unwrap_or(shape) } else { shape };
+        Some((kind, result))
+    }
+
+    /// The name scope of a collective: its own, else that of the value it moves. Without the operation's own name.
+    pub(super) fn scope_of(&self, i: &InstructionProto) -> String {
+        let mut at = Some(i);
+        for _ in 0..8 {
+            let Some(here) = at else { break };
+            if !here.scope().is_empty() {
+                return trim(here.scope());
+            }
+            at = self.operand(here, 0);
+        }
+        String::new()
+    }
+}
+
+/// A scope without the compiler's wrappers in front and the operation's name behind.
+pub(super) fn trim(scope: &str) -> String {
+    let parts: Vec<&str> = scope.split('/').filter(|p| !p.starts_with("jit(") && !p.is_empty()).collect();
+    parts[..parts.len().saturating_sub(1)].join("/")
+}
+
+/// The element types of a result, and its bytes.
+pub(super) fn dtypes_and_bytes(shape: &ShapeProto) -> (String, f64) {
+    fn leaves<'a>(s: &'a ShapeProto, into: &mut Vec<&'a ShapeProto>) {
+        match s.tuple_shapes.is_empty() {
+            true => into.push(s),
+            false => s.tuple_shapes.iter().for_each(|t| leaves(t, into)),
+        }
+    }
+    let mut all = Vec::new();
+    leaves(shape, &mut all);
+    let mut names: Vec<&str> = all.iter().map(|s| dtype_name(s.element_type)).collect();
+    names.sort_unstable();
+    names.dedup();
+    (names.join("+"), bytes(shape) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn received_bytes() {
+        assert_eq!(Kind::AllGather.wire_bytes(800.0, 8), 700.0);
+        assert_eq!(Kind::AllReduce.wire_bytes(800.0, 8), 1400.0);
+        assert_eq!(Kind::ReduceScatter.wire_bytes(100.0, 8), 700.0);
+        assert_eq!(Kind::AllToAll.wire_bytes(800.0, 4), 600.0);
+        assert_eq!(Kind::CollectivePermute.wire_bytes(800.0, 2), 800.0);
+    }
+
+    #[test]
+    fn scopes_lose_what_the_compilers_add() {
+        assert_eq!(trim("blocks/attn1/sdpa/dot_general"), "blocks/attn1/sdpa");
+        assert_eq!(trim("jit(main)/blocks/ff/reshape"), "blocks/ff");
+        assert_eq!(trim("while"), "");
+    }
+
+    #[test]
+    fn opcodes_in_every_form() {
+        assert_eq!(Kind::of("all-gather-start"), Some(Kind::AllGather));
+        assert_eq!(Kind::of("copy-start"), None);
+        assert!(is_collective("collective-permute-done") && !is_collective("async-done"));
+    }
+}

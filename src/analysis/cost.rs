@@ -1,0 +1,271 @@
+//! Work of single instructions: floating-point operations of products and convolutions, bytes read and written.
+//!
+//! Compilers' own estimates are not used: TPU's leave loops out and CUDA's need a device. Elementwise arithmetic is not
+//! counted as work, only by the bytes it moves. A kernel call that states its own cost is believed.
+
+use serde_json::Value;
+
+use super::collective::{is_async_marker, is_collective};
+use super::module::Module;
+use super::proto::{ComputationProto, InstructionProto, ShapeProto};
+use super::shape::{bytes, elements};
+
+/// Work on one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Floating-point operations of products and convolutions, a multiply-add counted as two.
+    pub flops: f64,
+    /// Bytes of device memory read and written.
+    pub bytes: f64,
+}
+
+impl Work {
+    pub(super) fn add(&mut self, other: Work, times: f64) {
+        self.flops += other.flops * times;
+        self.bytes += other.bytes * times;
+    }
+}
+
+/// Instructions that move nothing: names for what is there, and the ends of what a start has counted.
+fn is_free(opcode: &str) -> bool {
+    const FREE: [&str; 13] = [
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "after-all",
+        "add-dependency",
+        "partition-id",
+        "replica-id",
+        "optimization-barrier",
+        "opt-barrier",
+        "iota",
+        "async-update",
+    ];
+    FREE.contains(&opcode) || opcode.ends_with("-done")
+}
+
+impl Module {
+    /// Work of an instruction that runs by itself; a fusion counts as one. Loops, calls and conditionals are empty
+    /// here: what they call is counted where it stands.
+    pub(super) fn work(&self, i: &InstructionProto) -> Work {
+        match i.opcode.as_str() {
+            "while" | "call" | "conditional" => Work::default(),
+            opcode if is_free(opcode) || is_collective(opcode) => Work::default(),
+            "fusion" => self.fusion_work(i),
+            "custom-call" => self.custom_call_work(i),
+            _ => Work { flops: self.flops(i), bytes: self.instruction_bytes(i) },
+        }
+    }
+
+    fn fusion_work(&self, i: &InstructionProto) -> Work {
+        let Some(called) = self.called(i) else { return Work::default() };
+        let read: u64 = called
+            .instructions
+            .iter()
+            .filter(|p| p.opcode == "parameter")
+            .map(|p| {
+                let whole = p.shape.as_ref().map_or(0, bytes);
+                self.read_of(called, p).map_or(whole, |part| part.min(whole))
+            })
+            .sum();
+        let written = self.root(called).map_or(0, |root| self.written(root));
+        Work { flops: self.fused_flops(called), bytes: (read + written) as f64 }
+    }
+
+    /// The computation an instruction calls, where there is one.
+    pub(super) fn called(&self, i: &InstructionProto) -> Option<&ComputationProto> {
+        self.computation(*i.called_computation_ids.first()?)
+    }
+
+    /// Floating-point operations of a fused computation and those fused inside it.
+    pub(super) fn fused_flops(&self, c: &ComputationProto) -> f64 {
+        c.instructions
+            .iter()
+            .map(|i| match i.opcode.as_str() {
+                "fusion" => self.called(i).map_or(0.0, |c| self.fused_flops(c)),
+                _ => self.flops(i),
+            })
+            .sum()
+    }
+
+    /// Bytes that a fusion reads of a parameter, where it takes slices only: a loop's fusion takes one layer of a stack.
+    fn read_of(&self, c: &ComputationProto, p: &InstructionProto) -> Option<u64> {
+        let users: Vec<&InstructionProto> =
+            c.instructions.iter().filter(|u| u.operand_ids.contains(&p.id)).collect();
+        users
+            .iter()
+            .map(|u| match u.opcode.as_str() {
+                "dynamic-slice" | "slice" | "gather" if u.operand_ids.first() == Some(&p.id) => {
+                    u.shape.as_ref().map(bytes)
+                }
+                // Written in place: what is not overwritten is not read.
+                "dynamic-update-slice" if u.operand_ids.first() == Some(&p.id) => Some(0),
+                // Handed through, or moved over links by a collective that runs meanwhile.
+                "tuple" => Some(0),
+                opcode if is_collective(opcode) || is_async_marker(u) => Some(0),
+                "bitcast" => self.read_of(c, u),
+                "fusion" => {
+                    let called = self.called(u)?;
+                    let at = u.operand_ids.iter().position(|o| *o == p.id)?;
+                    let inner = called
+                        .instructions
+                        .iter()
+                        .find(|q| q.opcode == "parameter" && q.parameter_number == at as i64)?;
+                    self.read_of(called, inner)
+                }
+                _ => None,
+            })
+            .sum()
+    }
+
+    /// Bytes that a fusion's result writes: of a stack updated in place, the update.
+    fn written(&self, root: &InstructionProto) -> u64 {
+        match root.opcode.as_str() {
+            "tuple" => root.operand_ids.iter().filter_map(|&o| self.instruction(o)).map(|o| self.written(o)).sum(),
+            "dynamic-update-slice" => self.operand(root, 1).and_then(|u| u.shape.as_ref()).map_or(0, bytes),
+            "bitcast" => self.operand(root, 0).map_or(0, |o| self.written(o)),
+            "parameter" => 0,
+            opcode if is_collective(opcode) || is_async_marker(root) => 0,
+            _ => root.shape.as_ref().map_or(0, bytes),
+        }
+    }
+
+    fn instruction_bytes(&self, i: &InstructionProto) -> f64 {
+        let size = |s: Option<&ShapeProto>| s.map_or(0, bytes);
+        let output = size(i.shape.as_ref());
+        let moved = match i.opcode.as_str() {
+            "dynamic-slice" | "slice" | "gather" => 2 * output,
+            "dynamic-update-slice" => 2 * size(self.operand(i, 1).and_then(|u| u.shape.as_ref())),
+            "broadcast" => output,
+            // Copies in the background state source and destination in their own shape.
+            "copy-start" => {
+                2 * i.shape.as_ref().and_then(|s| s.tuple_shapes.first()).map_or(0, bytes)
+            }
+            // Work inside is counted where it stands; the rest is links, not memory.
+            "async-start" => 0,
+            _ => {
+                let read: u64 = i.operand_ids.iter().map(|&o| size(self.instruction(o).and_then(|o| o.shape.as_ref()))).sum();
+                read + output
+            }
+        };
+        moved as f64
+    }
+
+    /// Operations of a product or a convolution; 0 for everything else.
+    pub(super) fn flops(&self, i: &InstructionProto) -> f64 {
+        match i.opcode.as_str() {
+            "dot" => {
+                let Some(left) = self.operand(i, 0).and_then(|o| o.shape.as_ref()) else { return 0.0 };
+                let contracted: i64 = i.dot.as_ref().map_or(1, |d| product(&left.dimensions, &d.lhs_contracting));
+                2.0 * output_elements(i) * contracted as f64
+            }
+            "convolution" => self.convolution_flops(i).unwrap_or(0.0),
+            _ => 0.0,
+        }
+    }
+
+    /// Operations of a convolution on the elements that are there: padding and the holes of a dilation cost nothing.
+    /// (TPU programs write batched products as convolutions whose window walks the batch by such holes.)
+    fn convolution_flops(&self, i: &InstructionProto) -> Option<f64> {
+        let (window, numbers) = (i.window.as_ref()?, i.convolution.as_ref()?);
+        let [input, kernel] = [0, 1].map(|n| self.operand(i, n).and_then(|o| o.shape.as_ref()));
+        let (input, kernel, output) = (input?, kernel?, i.shape.as_ref()?);
+        let at = |dims: &[i64], n: i64| dims.get(usize::try_from(n).ok()?).copied();
+        let mut pairs = 1.0;
+        let mut positions = 1.0;
+        for (n, w) in window.dimensions.iter().enumerate() {
+            let from = at(&input.dimensions, *numbers.input_spatial.get(n)?)?;
+            let to = at(&output.dimensions, *numbers.output_spatial.get(n)?)?;
+            positions *= to as f64;
+            pairs *= valid_pairs(from, to, w) as f64;
+        }
+        let features = at(&kernel.dimensions, numbers.kernel_input_feature)?;
+        Some(2.0 * output_elements(i) / positions.max(1.0) * pairs * features as f64)
+    }
+
+    fn custom_call_work(&self, i: &InstructionProto) -> Work {
+        let plain = Work { flops: 0.0, bytes: self.instruction_bytes(i) };
+        let Ok(config) = serde_json::from_slice::<Value>(&i.backend_config) else { return plain };
+        if let Some(stated) = config.pointer("/custom_call_config/cost_estimate") {
+            let number = |key: &str| stated.get(key).and_then(number);
+            return Work {
+                flops: number("flops").unwrap_or(0.0),
+                bytes: number("bytes_accessed").unwrap_or(plain.bytes),
+            };
+        }
+        let shape = |n: usize| self.operand(i, n).and_then(|o| o.shape.as_ref());
+        if let Some(contracting) = config.pointer("/gemm_backend_config/dot_dimension_numbers/lhs_contracting_dimensions")
+        {
+            let dims: Vec<i64> = contracting.as_array().into_iter().flatten().filter_map(number).map(|v| v as i64).collect();
+            let contracted = shape(0).map_or(0, |s| product(&s.dimensions, &dims));
+            let result = i.shape.as_ref().map_or(0, |s| s.tuple_shapes.first().map_or_else(|| elements(s), elements));
+            return Work { flops: 2.0 * result as f64 * contracted as f64, ..plain };
+        }
+        if let Some(scores) = config.pointer("/cudnn_fmha_backend_config/intermediate_tensor_shape/dimensions") {
+            // Scores and weighted sum: two products of [.., queries, keys] with a head's width.
+            let scores: f64 = scores.as_array().into_iter().flatten().filter_map(number).product();
+            let width = shape(0).and_then(|s| s.dimensions.last()).copied().unwrap_or(0);
+            return Work { flops: 4.0 * scores * width as f64, ..plain };
+        }
+        plain
+    }
+}
+
+/// Numbers in these configurations are JSON numbers or text.
+fn number(v: &Value) -> Option<f64> {
+    v.as_f64().or_else(|| v.as_str()?.parse().ok())
+}
+
+fn product(dims: &[i64], which: &[i64]) -> i64 {
+    which.iter().filter_map(|&d| dims.get(usize::try_from(d).ok()?)).product()
+}
+
+fn output_elements(i: &InstructionProto) -> f64 {
+    i.shape.as_ref().map_or(0.0, |s| elements(s) as f64)
+}
+
+/// Pairs of a kernel position and an output position that meet an element of the input.
+fn valid_pairs(input: i64, output: i64, w: &super::proto::WindowDimensionProto) -> i64 {
+    let (stride, dilation, base) = (w.stride.max(1), w.window_dilation.max(1), w.base_dilation.max(1));
+    if w.size == 1 && w.padding_low == 0 && base == 1 {
+        return output;
+    }
+    let extent = (input - 1) * base + 1;
+    (0..w.size)
+        .map(|k| {
+            let meets = |o: i64| {
+                let at = o * stride - w.padding_low + k * dilation;
+                (0..extent).contains(&at) && at % base == 0
+            };
+            (0..output).filter(|o| meets(*o)).count() as i64
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::proto::WindowDimensionProto;
+    use super::*;
+
+    fn window(size: i64, stride: i64, padding: i64, base: i64) -> WindowDimensionProto {
+        WindowDimensionProto {
+            size,
+            stride,
+            padding_low: padding,
+            padding_high: padding,
+            window_dilation: 1,
+            base_dilation: base,
+        }
+    }
+
+    #[test]
+    fn padding_and_holes_cost_nothing() {
+        // Three taps over four elements with one element of padding on both sides: 3 + 3 + 2 + 2.
+        assert_eq!(valid_pairs(4, 4, &window(3, 1, 1, 1)), 10);
+        assert_eq!(valid_pairs(4, 4, &window(1, 1, 0, 1)), 4);
+        // A batch of 4 written as a window: with stride 3 over an input spread by 4, only equal indices meet.
+        assert_eq!(valid_pairs(4, 4, &window(4, 3, 0, 4)), 4);
+    }
+}

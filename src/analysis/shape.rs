@@ -1,0 +1,50 @@
+//! Sizes and names of shapes.
+
+use super::proto::ShapeProto;
+
+/// XLA's element types: number in the protobuf, name, bits. Tokens and opaque types hold nothing.
+const TYPES: [(i32, &str, u64); 19] = [
+    (1, "pred", 8),
+    (2, "s8", 8),
+    (3, "s16", 16),
+    (4, "s32", 32),
+    (5, "s64", 64),
+    (6, "u8", 8),
+    (7, "u16", 16),
+    (8, "u32", 32),
+    (9, "u64", 64),
+    (10, "f16", 16),
+    (11, "f32", 32),
+    (12, "f64", 64),
+    (15, "c64", 64),
+    (16, "bf16", 16),
+    (18, "c128", 128),
+    (19, "f8e5m2", 8),
+    (20, "f8e4m3fn", 8),
+    (21, "s4", 4),
+    (22, "u4", 4),
+];
+
+/// XLA's name of an element type.
+pub(super) fn dtype_name(element_type: i32) -> &'static str {
+    TYPES.iter().find(|t| t.0 == element_type).map_or("other", |t| t.1)
+}
+
+/// Elements of an array; of a tuple, the sum.
+pub(super) fn elements(shape: &ShapeProto) -> u64 {
+    match shape.tuple_shapes.is_empty() {
+        true => shape.dimensions.iter().map(|d| *d as u64).product(),
+        false => shape.tuple_shapes.iter().map(elements).sum(),
+    }
+}
+
+/// Dense bytes of an array; of a tuple, the sum.
+pub(super) fn bytes(shape: &ShapeProto) -> u64 {
+    match shape.tuple_shapes.is_empty() {
+        true => {
+            let bits = TYPES.iter().find(|t| t.0 == shape.element_type).map_or(0, |t| t.2);
+            (elements(shape) * bits).div_ceil(8)
+        }
+        false => shape.tuple_shapes.iter().map(bytes).sum(),
+    }
+}

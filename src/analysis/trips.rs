@@ -1,0 +1,248 @@
+//! How often a loop runs: the compiler's own note where it left one, else the loop's condition.
+//!
+//! A condition that compares a counter with a constant gives a count; both may be reached through copies, fusions and
+//! the carries of enclosing loops. Whatever depends on data gives none.
+
+use super::module::Module;
+use super::proto::{ComputationProto, InstructionProto};
+
+/// How a computation was entered: the calling instruction, and the way into that one's computation.
+#[derive(Clone, Copy)]
+pub(super) struct Entered<'a> {
+    pub by: &'a InstructionProto,
+    pub from: Option<&'a Entered<'a>>,
+}
+
+/// A scalar as a carried element of the innermost loop plus a number; without an element, the number itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Linear {
+    carried: Option<i64>,
+    offset: i64,
+}
+
+/// The most instructions followed from a value to where it comes from.
+const DEPTH: usize = 200;
+
+impl Module {
+    /// Body and condition of a `while`.
+    pub(super) fn body_and_condition(
+        &self,
+        i: &InstructionProto,
+    ) -> Option<(&ComputationProto, &ComputationProto)> {
+        let called: Vec<&ComputationProto> =
+            i.called_computation_ids.iter().filter_map(|&c| self.computation(c)).collect();
+        match called.as_slice() {
+            [body, condition] => Some((body, condition)),
+            _ => None,
+        }
+    }
+
+    /// Times a `while` runs; `None` where its bound is data.
+    pub(super) fn trip_count(&self, i: &InstructionProto, from: Option<&Entered>) -> Option<u64> {
+        if let Some(noted) = noted_trip_count(&i.backend_config) {
+            return Some(noted);
+        }
+        let (_, condition) = self.body_and_condition(i)?;
+        let inside = Entered { by: i, from };
+        let (compare, at) = self.comparison(self.root(condition)?, &inside)?;
+        let sides = [0, 1].map(|n| self.operand(compare, n).and_then(|o| self.linear(o, Some(at.entered()), DEPTH)));
+        let [left, right] = [sides[0]?, sides[1]?];
+        // Which side counts up: the one that the body changes.
+        let step = |side: Linear| side.carried.and_then(|e| self.step(i, e, &inside)).filter(|s| *s != 0);
+        let (counter, bound, step, direction) = match (step(left), step(right)) {
+            (Some(s), None) => (left, right, s, compare.comparison_direction.as_str()),
+            (None, Some(s)) => (right, left, s, mirrored(&compare.comparison_direction)),
+            _ => return None,
+        };
+        let bound = self.fixed(bound, i, from)?;
+        let start = self.initial(i, counter.carried?, from)? + counter.offset;
+        count(start, bound, step, direction)
+    }
+
+    /// The comparison behind a condition's result, which may stand in a fusion.
+    fn comparison<'a>(&'a self, root: &'a InstructionProto, inside: &'a Entered<'a>) -> Option<(&'a InstructionProto, At<'a>)> {
+        match root.opcode.as_str() {
+            "compare" => Some((root, At::Here(inside))),
+            "fusion" | "call" => {
+                let called = self.computation(*root.called_computation_ids.first()?)?;
+                let inner = self.root(called)?;
+                (inner.opcode == "compare").then_some((inner, At::Called(Entered { by: root, from: Some(inside) })))
+            }
+            "copy" | "bitcast" => self.comparison(self.operand(root, 0)?, inside),
+            _ => None,
+        }
+    }
+
+    /// What the body adds to a carried element; `None` where that is data.
+    fn step(&self, i: &InstructionProto, element: i64, inside: &Entered) -> Option<i64> {
+        let (body, _) = self.body_and_condition(i)?;
+        let next = self.element(self.root(body)?, element)?;
+        let next = self.linear(next, Some(inside), DEPTH)?;
+        (next.carried == Some(element)).then_some(next.offset)
+    }
+
+    /// The number a value of the loop `i` has in every iteration.
+    fn fixed(&self, value: Linear, i: &InstructionProto, from: Option<&Entered>) -> Option<i64> {
+        let Some(element) = value.carried else { return Some(value.offset) };
+        let inside = Entered { by: i, from };
+        (self.step(i, element, &inside)? == 0).then_some(())?;
+        Some(self.initial(i, element, from)? + value.offset)
+    }
+
+    /// The number a carried element starts with.
+    fn initial(&self, i: &InstructionProto, element: i64, from: Option<&Entered>) -> Option<i64> {
+        let start = self.element(self.operand(i, 0)?, element)?;
+        let value = self.linear(start, from, DEPTH)?;
+        match value.carried {
+            None => Some(value.offset),
+            // Carried by the loop around this one, unchanged.
+            Some(_) => {
+                let outer = innermost_loop(from)?;
+                self.fixed(value, outer.by, outer.from)
+            }
+        }
+    }
+
+    /// An element of a tuple.
+    fn element<'a>(&'a self, tuple: &'a InstructionProto, index: i64) -> Option<&'a InstructionProto> {
+        match tuple.opcode.as_str() {
+            "tuple" => self.operand(tuple, usize::try_from(index).ok()?),
+            "copy" | "optimization-barrier" | "opt-barrier" => self.element(self.operand(tuple, 0)?, index),
+            _ => None,
+        }
+    }
+
+    fn linear(&self, i: &InstructionProto, at: Option<&Entered>, depth: usize) -> Option<Linear> {
+        let depth = depth.checked_sub(1)?;
+        let operand = |n: usize| self.operand(i, n).and_then(|o| self.linear(o, at, depth));
+        match i.opcode.as_str() {
+            "constant" => {
+                let l = i.literal.as_ref()?;
+                let value = l
+                    .s32s
+                    .first()
+                    .map(|v| i64::from(*v))
+                    .or(l.s64s.first().copied())
+                    .or(l.u32s.first().map(|v| i64::from(*v)))
+                    .or(l.u64s.first().map(|v| *v as i64))?;
+                Some(Linear { carried: None, offset: value })
+            }
+            "copy" | "bitcast" | "convert" | "reshape" | "copy-start" | "copy-done" => operand(0),
+            "add" | "subtract" => {
+                let (a, b) = (operand(0)?, operand(1)?);
+                let sign = if i.opcode == "add" { 1 } else { -1 };
+                match (a.carried, b.carried) {
+                    (_, None) => Some(Linear { carried: a.carried, offset: a.offset + sign * b.offset }),
+                    (None, Some(_)) if sign == 1 => Some(Linear { carried: b.carried, offset: a.offset + b.offset }),
+                    _ => None,
+                }
+            }
+            "fusion" | "call" => {
+                let called = self.computation(*i.called_computation_ids.first()?)?;
+                self.linear(self.root(called)?, Some(&Entered { by: i, from: at }), depth)
+            }
+            "parameter" => {
+                let at = at?;
+                match at.by.opcode.as_str() {
+                    "fusion" | "call" => {
+                        let given = self.operand(at.by, usize::try_from(i.parameter_number).ok()?)?;
+                        self.linear(given, at.from, depth)
+                    }
+                    _ => None,
+                }
+            }
+            "get-tuple-element" => {
+                let tuple = self.operand(i, 0)?;
+                match tuple.opcode.as_str() {
+                    "parameter" if at.is_some_and(|a| a.by.opcode == "while") => {
+                        Some(Linear { carried: Some(i.tuple_index), offset: 0 })
+                    }
+                    "tuple" => self.linear(self.element(tuple, i.tuple_index)?, at, depth),
+                    "fusion" => {
+                        let called = self.computation(*tuple.called_computation_ids.first()?)?;
+                        let inner = self.element(self.root(called)?, i.tuple_index)?;
+                        self.linear(inner, Some(&Entered { by: tuple, from: at }), depth)
+                    }
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Where a comparison stands.
+enum At<'a> {
+    Here(&'a Entered<'a>),
+    Called(Entered<'a>),
+}
+
+impl<'a> At<'a> {
+    fn entered(&self) -> &Entered<'a> {
+        match self {
+            At::Here(e) => e,
+            At::Called(e) => e,
+        }
+    }
+}
+
+fn innermost_loop<'a>(mut at: Option<&'a Entered<'a>>) -> Option<&'a Entered<'a>> {
+    while let Some(entered) = at {
+        if entered.by.opcode == "while" {
+            return Some(entered);
+        }
+        at = entered.from;
+    }
+    None
+}
+
+fn mirrored(direction: &str) -> &'static str {
+    match direction {
+        "LT" => "GT",
+        "LE" => "GE",
+        "GT" => "LT",
+        "GE" => "LE",
+        _ => "NE",
+    }
+}
+
+fn count(start: i64, bound: i64, step: i64, direction: &str) -> Option<u64> {
+    let distance = match (direction, step > 0) {
+        ("LT", true) | ("GT", false) | ("NE", _) => bound - start,
+        ("LE", true) => bound - start + 1,
+        ("GE", false) => bound - start - 1,
+        _ => return None,
+    };
+    let trips = (distance + step - step.signum()) / step;
+    u64::try_from(trips.max(0)).ok()
+}
+
+/// `{"known_trip_count":{"n":"48"}}`, as CPU and GPU write it.
+fn noted_trip_count(backend_config: &[u8]) -> Option<u64> {
+    let config: serde_json::Value = serde_json::from_slice(backend_config).ok()?;
+    let n = config.get("known_trip_count")?.get("n")?;
+    n.as_u64().or_else(|| n.as_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts() {
+        assert_eq!(count(0, 48, 1, "LT"), Some(48));
+        assert_eq!(count(0, 7, 2, "LT"), Some(4));
+        assert_eq!(count(1, 3, 1, "LE"), Some(3));
+        assert_eq!(count(5, 0, -1, "GT"), Some(5));
+        assert_eq!(count(5, 0, 1, "LT"), Some(0));
+        assert_eq!(count(0, 4, 1, "NE"), Some(4));
+        assert_eq!(count(0, 4, 1, "GT"), None);
+    }
+
+    #[test]
+    fn the_compilers_note_is_read() {
+        assert_eq!(noted_trip_count(br#"{"known_trip_count":{"n":"48"},"known_init_step":{"init":"0"}}"#), Some(48));
+        assert_eq!(noted_trip_count(b"{}"), None);
+        assert_eq!(noted_trip_count(b""), None);
+    }
+}

@@ -1,0 +1,368 @@
+//! From the entry through loops, calls and conditionals: every collective with how often it runs, and the work beside
+//! it.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::chip::Chip;
+use super::collective::{Kind, Part, dtypes_and_bytes};
+use super::cost::Work;
+use super::groups::span;
+use super::module::Module;
+use super::proto::{ComputationProto, InstructionProto};
+use super::stacks::{StackCopy, Stacks};
+use super::trips::Entered;
+use crate::hlo::Mesh;
+
+/// Where in a run something happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Once, before or after the loop over steps.
+    Call,
+    /// In every step, outside the transformer blocks.
+    Step,
+    /// In every transformer block.
+    Layer,
+}
+
+/// An exchange between devices, counted once however many clones the compiler made of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Collective {
+    /// What is exchanged.
+    pub kind: Kind,
+    /// The name scope of the program part it belongs to.
+    pub scope: String,
+    /// Element types, joined by `+`.
+    pub dtype: String,
+    /// Result on one device (of an all-reduce: what is summed).
+    pub bytes: f64,
+    /// Bytes a device receives.
+    pub wire_bytes: f64,
+    /// Mesh axes it goes along, outer first.
+    pub axes: Vec<String>,
+    /// Where it happens.
+    pub phase: Phase,
+    /// Runs in one call, step or block.
+    pub times: f64,
+    /// Whether it runs in the background.
+    pub asynchronous: bool,
+    /// Whether products or other work run meanwhile.
+    pub overlapped: bool,
+    /// Seconds on the links, where the chip is known.
+    pub seconds: f64,
+}
+
+/// Time by the roofline and the links, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Time {
+    pub compute: f64,
+    pub memory: f64,
+    pub collective: f64,
+    pub all: f64,
+}
+
+/// What one run of a computation costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Cost {
+    pub work: Work,
+    pub time: Time,
+}
+
+impl Cost {
+    fn add(&mut self, other: Cost, times: f64) {
+        self.work.add(other.work, times);
+        self.time.compute += other.time.compute * times;
+        self.time.memory += other.time.memory * times;
+        self.time.collective += other.time.collective * times;
+        self.time.all += other.time.all * times;
+    }
+}
+
+pub(super) struct Walk<'a> {
+    module: &'a Module,
+    mesh: &'a Mesh,
+    chip: Option<&'a Chip>,
+    stacks: Stacks,
+    /// Channels of collectives that start in one fusion and go on in others.
+    started: HashSet<i64>,
+    pub collectives: Vec<Collective>,
+    pub copies: Vec<StackCopy>,
+    /// One iteration of the loop over steps, and of the one over blocks with its number of runs a step.
+    pub step: Option<Cost>,
+    pub layer: Option<(Cost, f64)>,
+}
+
+/// Where the walk stands.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    phase: Phase,
+    /// Runs of this computation in its phase.
+    times: f64,
+    entered: Option<&'a Entered<'a>>,
+}
+
+/// A collective in the background: from one position of the schedule to another.
+struct Background {
+    from: usize,
+    to: usize,
+    seconds: f64,
+    /// Its entry in the list.
+    index: usize,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(module: &'a Module, mesh: &'a Mesh, layers: usize, chip: Option<&'a Chip>) -> Self {
+        let mut started = HashSet::new();
+        for c in module.computations() {
+            let parts = module.fused_collectives(c);
+            let starts = parts.iter().filter(|(p, i)| *p == Part::Start && i.channel_id > 0);
+            started.extend(starts.map(|(_, i)| i.channel_id));
+        }
+        Walk {
+            module,
+            mesh,
+            chip,
+            stacks: Stacks::of(module, layers),
+            started,
+            collectives: Vec::new(),
+            copies: Vec::new(),
+            step: None,
+            layer: None,
+        }
+    }
+
+    /// Walks the whole module; what one run of it costs outside its loop over steps.
+    pub fn run(&mut self) -> Cost {
+        let Some(entry) = self.module.computation(self.module.entry()) else { return Cost::default() };
+        let phase = if self.has_data_loop(entry, None) { Phase::Call } else { Phase::Step };
+        let cost = self.visit(entry, Place { phase, times: 1.0, entered: None });
+        if phase == Phase::Step {
+            self.step = Some(cost);
+            return Cost::default();
+        }
+        cost
+    }
+
+    fn has_data_loop(&self, c: &ComputationProto, entered: Option<&Entered>) -> bool {
+        c.instructions.iter().any(|i| match i.opcode.as_str() {
+            "while" => match self.module.trip_count(i, entered) {
+                None => true,
+                Some(_) => self
+                    .module
+                    .body_and_condition(i)
+                    .is_some_and(|(body, _)| self.has_data_loop(body, Some(&Entered { by: i, from: entered }))),
+            },
+            "call" | "conditional" => i.called_computation_ids.iter().any(|&id| {
+                let inside = Entered { by: i, from: entered };
+                self.module.computation(id).is_some_and(|c| self.has_data_loop(c, Some(&inside)))
+            }),
+            _ => false,
+        })
+    }
+
+    fn visit(&mut self, c: &'a ComputationProto, at: Place) -> Cost {
+        let order = self.module.scheduled(c);
+        let position: BTreeMap<i64, usize> = order.iter().enumerate().map(|(n, i)| (i.id, n)).collect();
+        let mut total = Cost::default();
+        // Seconds of work at each position that a collective may hide behind.
+        let mut free = vec![0.0; order.len()];
+        let mut works = vec![false; order.len()];
+        let mut background = Vec::new();
+        for (n, i) in order.iter().enumerate() {
+            self.copies.extend(self.stacks.copy(self.module, i, at.phase, at.times));
+            let cost = self.instruction(i, at);
+            free[n] = cost.time.all;
+            works[n] = cost.work.flops > 0.0 || (cost.work.bytes > 0.0 && !moves_only(i));
+            total.add(cost, 1.0);
+            for (collective, end) in self.collectives_of(i, &order, &position) {
+                let (entry, groups) = match self.describe(collective, i, at) {
+                    Some(described) => described,
+                    None => continue,
+                };
+                let seconds =
+                    self.chip.map_or(0.0, |chip| chip.link_seconds(entry.kind, entry.wire_bytes, &groups));
+                let index = self.collectives.len();
+                self.collectives.push(Collective { seconds, asynchronous: end.is_some(), ..entry });
+                total.time.collective += seconds;
+                total.time.all += seconds;
+                if let Some(to) = end {
+                    background.push(Background { from: n, to, seconds, index });
+                }
+            }
+        }
+        background.sort_by_key(|b| b.to);
+        for b in background {
+            // A start without an end in this computation goes on into the next iteration.
+            let range: Vec<usize> = if b.to > b.from { (b.from + 1..b.to).collect() } else { (b.from + 1..order.len()).chain(0..b.to).collect() };
+            self.collectives[b.index].overlapped = range.iter().any(|&n| works[n]);
+            let mut left = b.seconds;
+            for n in range {
+                let hidden = left.min(free[n]);
+                free[n] -= hidden;
+                left -= hidden;
+                total.time.all -= hidden;
+            }
+        }
+        total
+    }
+
+    /// Work of an instruction and of what it runs.
+    fn instruction(&mut self, i: &'a InstructionProto, at: Place) -> Cost {
+        match i.opcode.as_str() {
+            "while" => self.repeated(i, at),
+            "call" | "conditional" | "async-start" => {
+                let mut cost = Cost::default();
+                if i.opcode == "async-start" && self.module.wrapped_collective(i).is_some() {
+                    return cost;
+                }
+                let inside = Entered { by: i, from: at.entered };
+                for &id in &i.called_computation_ids {
+                    if let Some(c) = self.module.computation(id) {
+                        cost.add(self.visit(c, Place { entered: Some(&inside), ..at }), 1.0);
+                    }
+                }
+                cost
+            }
+            _ => {
+                let work = self.module.work(i);
+                let (compute, memory) = self
+                    .chip
+                    .map_or((0.0, 0.0), |c| (c.compute_seconds(work.flops), c.memory_seconds(work.bytes)));
+                Cost { work, time: Time { compute, memory, collective: 0.0, all: compute.max(memory) } }
+            }
+        }
+    }
+
+    fn repeated(&mut self, i: &'a InstructionProto, at: Place) -> Cost {
+        let Some((body, _)) = self.module.body_and_condition(i) else { return Cost::default() };
+        let inside = Entered { by: i, from: at.entered };
+        let entered = Some(&inside);
+        match self.module.trip_count(i, at.entered) {
+            None if at.phase == Phase::Call => {
+                let cost = self.visit(body, Place { phase: Phase::Step, times: 1.0, entered });
+                self.step = Some(cost);
+                Cost::default()
+            }
+            trips => {
+                // A bound that is data counts as one.
+                let trips = trips.unwrap_or(1) as f64;
+                let enters_blocks = at.phase != Phase::Layer && self.is_over_blocks(i);
+                let place = match enters_blocks {
+                    true => Place { phase: Phase::Layer, times: 1.0, entered },
+                    false => Place { times: at.times * trips, entered, ..at },
+                };
+                let cost = self.visit(body, place);
+                if enters_blocks {
+                    self.layer = Some((cost, at.times * trips));
+                }
+                let mut total = Cost::default();
+                total.add(cost, trips);
+                total
+            }
+        }
+    }
+
+    /// Whether a loop is the one over the blocks: by its name scope, and where a compiler dropped that, by the scopes
+    /// inside.
+    fn is_over_blocks(&self, i: &InstructionProto) -> bool {
+        let of_blocks = |scope: &str| scope.split('/').any(|part| part == BLOCKS);
+        if !i.scope().is_empty() {
+            return of_blocks(i.scope());
+        }
+        let Some((body, _)) = self.module.body_and_condition(i) else { return false };
+        let scopes: Vec<&str> = body.instructions.iter().map(|i| i.scope()).filter(|s| !s.is_empty()).collect();
+        2 * scopes.iter().filter(|s| of_blocks(s)).count() > scopes.len()
+    }
+
+    /// The collectives that an instruction is or starts, with the position where one in the background ends.
+    fn collectives_of(
+        &self,
+        i: &'a InstructionProto,
+        order: &[&'a InstructionProto],
+        position: &BTreeMap<i64, usize>,
+    ) -> Vec<(&'a InstructionProto, Option<usize>)> {
+        match i.opcode.as_str() {
+            "async-start" => {
+                let Some(inner) = self.module.wrapped_collective(i) else { return Vec::new() };
+                vec![(inner, Some(end_of(i, order, position)))]
+            }
+            "fusion" => {
+                let Some(called) = self.module.called(i) else { return Vec::new() };
+                let held = self.module.fused_collectives(called).into_iter();
+                held.filter_map(|(part, c)| match part {
+                    Part::Start => Some((c, Some(self.fused_end(c.channel_id, order)))),
+                    Part::Middle if !self.started.contains(&c.channel_id) => Some((c, None)),
+                    _ => None,
+                })
+                .collect()
+            }
+            opcode if Kind::of(opcode).is_some() => {
+                let end = opcode.ends_with("-start").then(|| end_of(i, order, position));
+                vec![(i, end)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Where the fusion stands that ends a collective; 0 where it is in another computation.
+    fn fused_end(&self, channel: i64, order: &[&'a InstructionProto]) -> usize {
+        let ends = |i: &InstructionProto| {
+            let parts = self.module.called(i).map(|c| self.module.fused_collectives(c)).unwrap_or_default();
+            parts.iter().any(|(part, c)| *part == Part::Done && c.channel_id == channel)
+        };
+        order.iter().position(|i| i.opcode == "fusion" && ends(i)).unwrap_or(0)
+    }
+
+    fn describe(
+        &self,
+        collective: &'a InstructionProto,
+        by: &'a InstructionProto,
+        at: Place,
+    ) -> Option<(Collective, Vec<Vec<i64>>)> {
+        let fused_in = if by.opcode == "fusion" { self.module.called(by) } else { None };
+        let (kind, result) = self.module.result(collective, fused_in)?;
+        let span = span(collective, self.mesh);
+        let (dtype, bytes) = dtypes_and_bytes(result);
+        let scope = match self.module.scope_of(collective) {
+            scope if scope.is_empty() => self.module.scope_of(by),
+            scope => scope,
+        };
+        let entry = Collective {
+            kind,
+            scope,
+            dtype,
+            bytes,
+            wire_bytes: kind.wire_bytes(bytes, span.size),
+            axes: span.axes,
+            phase: at.phase,
+            times: at.times,
+            asynchronous: false,
+            overlapped: false,
+            seconds: 0.0,
+        };
+        Some((entry, span.devices))
+    }
+}
+
+/// The name scope of the loop over transformer blocks.
+pub(super) const BLOCKS: &str = "blocks";
+
+/// Copies and slices: work that a collective could not be said to hide behind.
+fn moves_only(i: &InstructionProto) -> bool {
+    matches!(i.opcode.as_str(), "copy" | "copy-start" | "slice" | "dynamic-slice" | "transpose" | "broadcast" | "reshape")
+}
+
+/// Where the end of a started instruction stands; 0 where it is in another computation.
+fn end_of(start: &InstructionProto, order: &[&InstructionProto], position: &BTreeMap<i64, usize>) -> usize {
+    let mut at = start.id;
+    loop {
+        let next = order.iter().find(|i| {
+            i.operand_ids.contains(&at) && (i.opcode.ends_with("-done") || i.opcode.ends_with("-update"))
+        });
+        match next {
+            Some(i) if i.opcode.ends_with("-done") => return position.get(&i.id).copied().unwrap_or(0),
+            Some(i) => at = i.id,
+            None => return 0,
+        }
+    }
+}
