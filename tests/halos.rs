@@ -29,7 +29,7 @@ fn blocks() -> Build {
 }
 
 fn one() -> Build {
-    Build { lowering: Lowering::of("cpu"), ..Build::new(DType::F32) }
+    Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) }
 }
 
 const PADDINGS: [Padding; 3] = [Padding::Zeros, Padding::Reflect, Padding::Replicate];

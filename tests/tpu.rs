@@ -56,7 +56,7 @@ fn the_split_video_decoder_compiles_in_ten_minutes() {
     let c = DecoderConfig::from_json(preset.config("vae").expect("a configuration")).expect("valid");
     let mesh = Some(parse_mesh("context=8").expect("a mesh"));
     let layout = Config { layout: "sequence".into(), mesh, ..Config::default() }.placement(8).expect("a layout");
-    let build = Build { layout, lowering: Lowering::of("tpu"), ..Build::new(DType::BF16) };
+    let build = Build { layout, lowering: Lowering::of("tpu", ""), ..Build::new(DType::BF16) };
     let network = decoder_program(&c, [1, 16, 16, 24], &build).expect("builds");
     let topology = Topology::new(&plugin, "v6e:2x4", &Attributes::new()).expect("a v6e-8 topology");
     let options = CompileOptions::partitioned(8);

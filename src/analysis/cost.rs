@@ -92,8 +92,7 @@ impl Module {
 
     /// Bytes that a fusion reads of a parameter, where it takes slices only: a loop's fusion takes one layer of a stack.
     fn read_of(&self, c: &ComputationProto, p: &InstructionProto) -> Option<u64> {
-        let users: Vec<&InstructionProto> =
-            c.instructions.iter().filter(|u| u.operand_ids.contains(&p.id)).collect();
+        let users: Vec<&InstructionProto> = c.instructions.iter().filter(|u| u.operand_ids.contains(&p.id)).collect();
         users
             .iter()
             .map(|u| match u.opcode.as_str() {
@@ -140,13 +139,12 @@ impl Module {
             "dynamic-update-slice" => 2 * size(self.operand(i, 1).and_then(|u| u.shape.as_ref())),
             "broadcast" => output,
             // Copies in the background state source and destination in their own shape.
-            "copy-start" => {
-                2 * i.shape.as_ref().and_then(|s| s.tuple_shapes.first()).map_or(0, bytes)
-            }
+            "copy-start" => 2 * i.shape.as_ref().and_then(|s| s.tuple_shapes.first()).map_or(0, bytes),
             // Work inside is counted where it stands; the rest is links, not memory.
             "async-start" => 0,
             _ => {
-                let read: u64 = i.operand_ids.iter().map(|&o| size(self.instruction(o).and_then(|o| o.shape.as_ref()))).sum();
+                let read: u64 =
+                    i.operand_ids.iter().map(|&o| size(self.instruction(o).and_then(|o| o.shape.as_ref()))).sum();
                 read + output
             }
         };
@@ -196,9 +194,11 @@ impl Module {
             };
         }
         let shape = |n: usize| self.operand(i, n).and_then(|o| o.shape.as_ref());
-        if let Some(contracting) = config.pointer("/gemm_backend_config/dot_dimension_numbers/lhs_contracting_dimensions")
+        if let Some(contracting) =
+            config.pointer("/gemm_backend_config/dot_dimension_numbers/lhs_contracting_dimensions")
         {
-            let dims: Vec<i64> = contracting.as_array().into_iter().flatten().filter_map(number).map(|v| v as i64).collect();
+            let dims: Vec<i64> =
+                contracting.as_array().into_iter().flatten().filter_map(number).map(|v| v as i64).collect();
             let contracted = shape(0).map_or(0, |s| product(&s.dimensions, &dims));
             let result = i.shape.as_ref().map_or(0, |s| s.tuple_shapes.first().map_or_else(|| elements(s), elements));
             return Work { flops: 2.0 * result as f64 * contracted as f64, ..plain };

@@ -179,8 +179,7 @@ impl<'a> Walk<'a> {
                     Some(described) => described,
                     None => continue,
                 };
-                let seconds =
-                    self.chip.map_or(0.0, |chip| chip.link_seconds(entry.kind, entry.wire_bytes, &groups));
+                let seconds = self.chip.map_or(0.0, |chip| chip.link_seconds(entry.kind, entry.wire_bytes, &groups));
                 let index = self.collectives.len();
                 self.collectives.push(Collective { seconds, asynchronous: end.is_some(), ..entry });
                 total.time.collective += seconds;
@@ -193,7 +192,11 @@ impl<'a> Walk<'a> {
         background.sort_by_key(|b| b.to);
         for b in background {
             // A start without an end in this computation goes on into the next iteration.
-            let range: Vec<usize> = if b.to > b.from { (b.from + 1..b.to).collect() } else { (b.from + 1..order.len()).chain(0..b.to).collect() };
+            let range: Vec<usize> = if b.to > b.from {
+                (b.from + 1..b.to).collect()
+            } else {
+                (b.from + 1..order.len()).chain(0..b.to).collect()
+            };
             self.collectives[b.index].overlapped = range.iter().any(|&n| works[n]);
             let mut left = b.seconds;
             for n in range {
@@ -225,9 +228,8 @@ impl<'a> Walk<'a> {
             }
             _ => {
                 let work = self.module.work(i);
-                let (compute, memory) = self
-                    .chip
-                    .map_or((0.0, 0.0), |c| (c.compute_seconds(work.flops), c.memory_seconds(work.bytes)));
+                let (compute, memory) =
+                    self.chip.map_or((0.0, 0.0), |c| (c.compute_seconds(work.flops), c.memory_seconds(work.bytes)));
                 Cost { work, time: Time { compute, memory, collective: 0.0, all: compute.max(memory) } }
             }
         }
@@ -349,16 +351,19 @@ pub(super) const BLOCKS: &str = "blocks";
 
 /// Copies and slices: work that a collective could not be said to hide behind.
 fn moves_only(i: &InstructionProto) -> bool {
-    matches!(i.opcode.as_str(), "copy" | "copy-start" | "slice" | "dynamic-slice" | "transpose" | "broadcast" | "reshape")
+    matches!(
+        i.opcode.as_str(),
+        "copy" | "copy-start" | "slice" | "dynamic-slice" | "transpose" | "broadcast" | "reshape"
+    )
 }
 
 /// Where the end of a started instruction stands; 0 where it is in another computation.
 fn end_of(start: &InstructionProto, order: &[&InstructionProto], position: &BTreeMap<i64, usize>) -> usize {
     let mut at = start.id;
     loop {
-        let next = order.iter().find(|i| {
-            i.operand_ids.contains(&at) && (i.opcode.ends_with("-done") || i.opcode.ends_with("-update"))
-        });
+        let next = order
+            .iter()
+            .find(|i| i.operand_ids.contains(&at) && (i.opcode.ends_with("-done") || i.opcode.ends_with("-update")));
         match next {
             Some(i) if i.opcode.ends_with("-done") => return position.get(&i.id).copied().unwrap_or(0),
             Some(i) => at = i.id,
