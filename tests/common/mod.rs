@@ -1,6 +1,8 @@
 //! What the integration tests share: the CPU plugin, the fixtures, distances.
 #![allow(dead_code)] // Each test binary uses its part.
 
+pub mod tpu;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
