@@ -55,7 +55,8 @@ fn mesh_axes_groups(list: &super::proto::MeshAxesGroupsProto) -> Vec<Vec<i64>> {
             }
         }
     }
-    let order: Vec<i64> = (0..dims.len() as i64).filter(|d| !picked.contains(d)).chain(picked.iter().copied()).collect();
+    let order: Vec<i64> =
+        (0..dims.len() as i64).filter(|d| !picked.contains(d)).chain(picked.iter().copied()).collect();
     let size: i64 = picked.iter().filter_map(|&d| dims.get(usize::try_from(d).ok()?)).product();
     let ids = transposed(&dims, &order);
     let device = |id: &i64| usize::try_from(*id).ok().and_then(|n| mesh.device_ids.get(n)).copied().unwrap_or(*id);
@@ -129,10 +130,8 @@ mod tests {
     #[test]
     fn groups_in_every_form_name_their_axes() {
         let groups = mesh().groups(&["context"]).0;
-        let listed_groups: Vec<ReplicaGroupProto> = groups
-            .iter()
-            .map(|g| ReplicaGroupProto { ids: g.iter().map(|&d| d as i64).collect() })
-            .collect();
+        let listed_groups: Vec<ReplicaGroupProto> =
+            groups.iter().map(|g| ReplicaGroupProto { ids: g.iter().map(|&d| d as i64).collect() }).collect();
         let plain = InstructionProto { replica_groups: listed_groups, ..Default::default() };
         assert_eq!(axes(&plain), (4, vec!["context".into()]));
 

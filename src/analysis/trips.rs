@@ -25,10 +25,7 @@ const DEPTH: usize = 200;
 
 impl Module {
     /// Body and condition of a `while`.
-    pub(super) fn body_and_condition(
-        &self,
-        i: &InstructionProto,
-    ) -> Option<(&ComputationProto, &ComputationProto)> {
+    pub(super) fn body_and_condition(&self, i: &InstructionProto) -> Option<(&ComputationProto, &ComputationProto)> {
         let called: Vec<&ComputationProto> =
             i.called_computation_ids.iter().filter_map(|&c| self.computation(c)).collect();
         match called.as_slice() {
@@ -60,7 +57,11 @@ impl Module {
     }
 
     /// The comparison behind a condition's result, which may stand in a fusion.
-    fn comparison<'a>(&'a self, root: &'a InstructionProto, inside: &'a Entered<'a>) -> Option<(&'a InstructionProto, At<'a>)> {
+    fn comparison<'a>(
+        &'a self,
+        root: &'a InstructionProto,
+        inside: &'a Entered<'a>,
+    ) -> Option<(&'a InstructionProto, At<'a>)> {
         match root.opcode.as_str() {
             "compare" => Some((root, At::Here(inside))),
             "fusion" | "call" => {

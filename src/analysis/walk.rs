@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::chip::Chip;
+use super::chip::{Chip, Links};
 use super::collective::{Kind, Part, dtypes_and_bytes};
-use super::cost::Work;
+use super::cost::{Counter, Work};
 use super::groups::span;
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
@@ -82,6 +82,7 @@ pub(super) struct Walk<'a> {
     module: &'a Module,
     mesh: &'a Mesh,
     chip: Option<&'a Chip>,
+    counter: Counter<'a>,
     stacks: Stacks,
     /// Channels of collectives that start in one fusion and go on in others.
     started: HashSet<i64>,
@@ -118,10 +119,12 @@ impl<'a> Walk<'a> {
             let starts = parts.iter().filter(|(p, i)| *p == Part::Start && i.channel_id > 0);
             started.extend(starts.map(|(_, i)| i.channel_id));
         }
+        let on_chip = chip.is_some_and(|c| matches!(c.links, Links::Torus { .. }));
         Walk {
             module,
             mesh,
             chip,
+            counter: Counter { module, on_chip },
             stacks: Stacks::of(module, layers),
             started,
             collectives: Vec::new(),
@@ -179,8 +182,7 @@ impl<'a> Walk<'a> {
                     Some(described) => described,
                     None => continue,
                 };
-                let seconds =
-                    self.chip.map_or(0.0, |chip| chip.link_seconds(entry.kind, entry.wire_bytes, &groups));
+                let seconds = self.chip.map_or(0.0, |chip| chip.link_seconds(entry.kind, entry.wire_bytes, &groups));
                 let index = self.collectives.len();
                 self.collectives.push(Collective { seconds, asynchronous: end.is_some(), ..entry });
                 total.time.collective += seconds;
@@ -193,7 +195,11 @@ impl<'a> Walk<'a> {
         background.sort_by_key(|b| b.to);
         for b in background {
             // A start without an end in this computation goes on into the next iteration.
-            let range: Vec<usize> = if b.to > b.from { (b.from + 1..b.to).collect() } else { (b.from + 1..order.len()).chain(0..b.to).collect() };
+            let range: Vec<usize> = if b.to > b.from {
+                (b.from + 1..b.to).collect()
+            } else {
+                (b.from + 1..order.len()).chain(0..b.to).collect()
+            };
             self.collectives[b.index].overlapped = range.iter().any(|&n| works[n]);
             let mut left = b.seconds;
             for n in range {
@@ -224,10 +230,9 @@ impl<'a> Walk<'a> {
                 cost
             }
             _ => {
-                let work = self.module.work(i);
-                let (compute, memory) = self
-                    .chip
-                    .map_or((0.0, 0.0), |c| (c.compute_seconds(work.flops), c.memory_seconds(work.bytes)));
+                let work = self.counter.work(i);
+                let (compute, memory) =
+                    self.chip.map_or((0.0, 0.0), |c| (c.compute_seconds(work.flops), c.memory_seconds(work.bytes)));
                 Cost { work, time: Time { compute, memory, collective: 0.0, all: compute.max(memory) } }
             }
         }
@@ -349,16 +354,19 @@ pub(super) const BLOCKS: &str = "blocks";
 
 /// Copies and slices: work that a collective could not be said to hide behind.
 fn moves_only(i: &InstructionProto) -> bool {
-    matches!(i.opcode.as_str(), "copy" | "copy-start" | "slice" | "dynamic-slice" | "transpose" | "broadcast" | "reshape")
+    matches!(
+        i.opcode.as_str(),
+        "copy" | "copy-start" | "slice" | "dynamic-slice" | "transpose" | "broadcast" | "reshape"
+    )
 }
 
 /// Where the end of a started instruction stands; 0 where it is in another computation.
 fn end_of(start: &InstructionProto, order: &[&InstructionProto], position: &BTreeMap<i64, usize>) -> usize {
     let mut at = start.id;
     loop {
-        let next = order.iter().find(|i| {
-            i.operand_ids.contains(&at) && (i.opcode.ends_with("-done") || i.opcode.ends_with("-update"))
-        });
+        let next = order
+            .iter()
+            .find(|i| i.operand_ids.contains(&at) && (i.opcode.ends_with("-done") || i.opcode.ends_with("-update")));
         match next {
             Some(i) if i.opcode.ends_with("-done") => return position.get(&i.id).copied().unwrap_or(0),
             Some(i) => at = i.id,
