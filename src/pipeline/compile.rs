@@ -122,6 +122,7 @@ impl std::fmt::Display for Shortage {
 /// What is wrong with configuration, model or layout; the compiler's message. A program that does not fit is no error
 /// here: see [`Compilation::shortage`].
 pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
+    let programs = Programs::of(config, options.layers)?;
     let machine = options.target.open().map_err(RuntimeError::from)?;
     let build = request::build(config, machine.devices.len(), options.target.kind().name())?;
     let used = build.layout.mesh.devices();
@@ -130,7 +131,6 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
         let message = format!("layout {layout} uses {used} of the {all} devices of {}; give a --mesh", options.target);
         return Err(PipelineError::Usage(message));
     }
-    let programs = Programs::of(config, options.layers)?;
     let network = programs.network(options.kind, &build)?;
     let job = Job { config, options, machine: &machine };
     let needed = needed(&network);

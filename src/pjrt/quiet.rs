@@ -17,10 +17,17 @@ pub fn prepare_absent_tpus() -> bool {
     const ARGUMENTS: &str = "LIBTPU_INIT_ARGS";
     // The compiler's own threads have 64 KB of stack; deep fusions of TPU7x programs overflow it.
     const STACK: &str = "--default_thread_stack_size=1048576";
-    let mut wanted: Vec<(&str, String)> = ["TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"]
+    // The last two stand for a machine that a topology made by name replaces; without them libtpu complains.
+    let fixed = [
+        ("TPU_SKIP_MDS_QUERY", "1"),
+        ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
+        ("TPU_WORKER_HOSTNAMES", "localhost"),
+        ("TPU_ACCELERATOR_TYPE", "v5litepod-4"),
+    ];
+    let mut wanted: Vec<(&str, String)> = fixed
         .into_iter()
-        .filter(|name| std::env::var_os(name).is_none())
-        .map(|name| (name, "1".to_owned()))
+        .filter(|(name, _)| std::env::var_os(name).is_none())
+        .map(|(name, value)| (name, value.to_owned()))
         .collect();
     let given = std::env::var(ARGUMENTS).unwrap_or_default();
     if !given.contains("default_thread_stack_size") {
