@@ -23,7 +23,7 @@ const F32: f64 = 1e-4;
 const SPREADS: f64 = 1.5;
 
 fn build(dtype: DType, numerics: Numerics) -> Build {
-    Build { numerics, lowering: Lowering::of("cpu"), ..Build::new(dtype) }
+    Build { numerics, lowering: Lowering::of("cpu", ""), ..Build::new(dtype) }
 }
 
 fn run(

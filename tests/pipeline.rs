@@ -17,7 +17,7 @@ use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
 
 fn settings(dtype: DType, chunk: Option<usize>) -> Settings {
-    Settings { build: Build { lowering: Lowering::of("cpu"), ..Build::new(dtype) }, chunk, dump: true }
+    Settings { build: Build { lowering: Lowering::of("cpu", ""), ..Build::new(dtype) }, chunk, dump: true }
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn the_loop_is_one_while_over_steps_with_one_over_layers_inside() {
     let Some(client) = cpu(1) else { return };
     let config = std::fs::read_to_string("tests/fixtures/models/tiny_b/transformer/config.json").expect("a file");
     let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");
-    let build = Build { lowering: Lowering::of("cpu"), ..Build::new(DType::F32) };
+    let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
     let shape = DenoiseShape {
         batch: 1,
         branches: vec![Branch::Conditional, Branch::Negative],

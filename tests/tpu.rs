@@ -2,26 +2,39 @@
 
 mod common;
 
-use std::time::Instant;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
+use ltx2::analysis::Module;
+use ltx2::config::{Config, parse_mesh};
+use ltx2::dtype::DType;
+use ltx2::models::presets::Preset;
+use ltx2::models::video_vae::{DecoderConfig, decoder_program};
+use ltx2::nn::{Build, Lowering};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Attributes, CompileOptions, OptionValue, Plugin, Topology};
+use ltx2::runtime::flags;
 
-#[test]
-fn libtpu_accepts_the_19b_programs() {
+/// libtpu; `None`, said loudly, when it is not there and not required.
+fn libtpu() -> Option<Plugin> {
     let Some(found) = discover::find(Kind::Tpu, None).found.into_iter().next() else {
         assert!(std::env::var_os("LTX2_REQUIRE_TPU").is_none(), "no libtpu: run `ltx2 plugin install tpu`");
         eprintln!("SKIPPED, NOTHING WAS TESTED: no libtpu found; run `ltx2 plugin install tpu`");
-        return;
+        return None;
     };
     for variable in ["TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"] {
         if std::env::var_os(variable).is_none() {
             assert!(std::env::var_os("LTX2_REQUIRE_TPU").is_none(), "set {variable}=1, as `make test-tpu` does");
             eprintln!("SKIPPED, NOTHING WAS TESTED: without {variable}=1 libtpu looks for chips; use `make test-tpu`");
-            return;
+            return None;
         }
     }
-    let plugin = Plugin::load(&found.path).expect("libtpu loads");
+    Some(Plugin::load(&found.path).expect("libtpu loads"))
+}
+
+#[test]
+fn libtpu_accepts_the_19b_programs() {
+    let Some(plugin) = libtpu() else { return };
     let topology = Topology::new(&plugin, "v5p:2x2x1", &Attributes::new()).expect("a v5p-8 topology");
     let options = CompileOptions::single().flag("xla_allow_excess_precision", OptionValue::Bool(false));
     for (name, network) in common::published("tpu").into_iter().chain(common::published_text("tpu")) {
@@ -31,4 +44,40 @@ fn libtpu_accepts_the_19b_programs() {
         eprintln!("{name}: compiled in {:?}, {memory:?}", start.elapsed());
         assert!(memory.arguments >= network.parameter_bytes() as i64, "{memory:?}");
     }
+}
+
+/// The published video decoder at 768x512x121, its rows over eight chips: compiled in ten minutes, and nothing moves
+/// between chips but the edges of blocks.
+#[test]
+#[ignore = "takes minutes"]
+fn the_split_video_decoder_compiles_in_ten_minutes() {
+    let Some(plugin) = libtpu() else { return };
+    let preset = Preset::named("ltx2").expect("the published configuration");
+    let c = DecoderConfig::from_json(preset.config("vae").expect("a configuration")).expect("valid");
+    let mesh = Some(parse_mesh("context=8").expect("a mesh"));
+    let layout = Config { layout: "sequence".into(), mesh, ..Config::default() }.placement(8).expect("a layout");
+    let build = Build { layout, lowering: Lowering::of("tpu", ""), ..Build::new(DType::BF16) };
+    let network = decoder_program(&c, [1, 16, 16, 24], &build).expect("builds");
+    let topology = Topology::new(&plugin, "v6e:2x4", &Attributes::new()).expect("a v6e-8 topology");
+    let options = CompileOptions::partitioned(8);
+    let options = flags::defaults("tpu").into_iter().fold(options, |o, (name, value)| o.flag(name, value));
+    let start = Instant::now();
+    let compiled = topology.compile(&network.program.text, &options).expect("accepted");
+    let took = start.elapsed();
+    let program = compiled.optimized_program().expect("an optimized program");
+    let module = Module::decode(&program.format, &program.bytes).expect("a module");
+    let moves = ["all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"];
+    let mut counts: BTreeMap<String, (usize, i64)> = BTreeMap::new();
+    for i in module.instructions() {
+        if moves.iter().any(|m| i.opcode.starts_with(m)) && !i.opcode.ends_with("-done") {
+            let count = counts.entry(i.opcode).or_default();
+            *count = (count.0 + 1, count.1 + i.elements);
+        }
+    }
+    let loops = module.loops().len();
+    eprintln!("compiled in {took:?}, {:?}, {loops} loops, {counts:?}", compiled.memory().expect("figures"));
+    assert!(took <= Duration::from_secs(600), "compiled in {took:?}");
+    assert!(counts.keys().all(|k| k.starts_with("collective-permute")), "{counts:?}");
+    // The stages with several equal blocks are loops.
+    assert!(loops >= c.stages.iter().filter(|s| s.layers > 1).count(), "{loops} loops");
 }

@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         dtype: if args.dtype == "f32" { DType::F32 } else { DType::BF16 },
         numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
         layout: placed.placement(stages.engine().devices().len())?,
-        lowering: Lowering::of(&stages.engine().platform()),
+        lowering: Lowering::of(&stages.engine().platform(), stages.engine().devices()[0].kind()),
     };
     let results = run_component(args.component, &source, &mut stages, tensors, &scalars, &build)?;
     tensors::write(&args.output, &results)?;

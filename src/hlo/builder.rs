@@ -55,8 +55,8 @@ pub struct Argument {
     pub sharding: Option<Sharding>,
     /// Index of the result that takes over this argument's memory.
     pub donated_to: Option<usize>,
-    /// `mhlo.layout_mode`: `auto` or an explicit layout.
-    pub layout_mode: Option<String>,
+    /// Order and tiles in device memory, as XLA writes them (`{2,1,0:T(16,128)(2,1)}`); `None` for the default.
+    pub memory_layout: Option<String>,
     /// The leading part of each dimension that callers fill; what lies behind it is zero.
     pub content: Vec<usize>,
 }
@@ -65,7 +65,7 @@ impl Argument {
     /// An argument that callers fill whole, placed by the partitioner.
     pub fn new(name: &str, ty: Type) -> Self {
         let content = ty.dims.clone();
-        Argument { name: name.to_string(), ty, sharding: None, donated_to: None, layout_mode: None, content }
+        Argument { name: name.to_string(), ty, sharding: None, donated_to: None, memory_layout: None, content }
     }
 }
 
@@ -78,6 +78,8 @@ pub struct Output {
     pub ty: Type,
     /// Placement; `None` lets the partitioner choose.
     pub sharding: Option<Sharding>,
+    /// Order and tiles in device memory; `None` for the default.
+    pub memory_layout: Option<String>,
     /// The leading part of each dimension that callers see.
     pub content: Vec<usize>,
 }
@@ -85,7 +87,7 @@ pub struct Output {
 impl Output {
     /// A result that callers see whole, placed by the partitioner.
     pub fn new(name: &str, ty: Type) -> Self {
-        Output { name: name.to_string(), content: ty.dims.clone(), ty, sharding: None }
+        Output { name: name.to_string(), content: ty.dims.clone(), ty, sharding: None, memory_layout: None }
     }
 }
 
@@ -120,7 +122,7 @@ impl Program {
 }
 
 /// A block of operations being written. A `while` region passes every value it uses from outside through the loop's
-/// carry, as XLA wants it; other regions may not use outer values.
+/// carry, as XLA wants it, and a manual computation takes such values as operands; a function may not use any.
 pub(super) struct Region {
     pub id: usize,
     pub kind: RegionKind,
@@ -128,10 +130,24 @@ pub(super) struct Region {
 }
 
 pub(super) enum RegionKind {
-    /// A function's or a manual computation's body: sees nothing of the outside.
+    /// A function's body: sees nothing of the outside.
     Isolated,
     /// Both regions of a `while`: outer values are captured into the carry.
-    Loop { captures: Vec<(Value, Rc<str>)> },
+    Loop { captures: Captures },
+    /// A manual computation's body: outer values are captured as operands that every device holds whole.
+    Manual { captures: Captures },
+}
+
+/// Outer values with their names inside a region.
+pub(super) type Captures = Vec<(Value, Rc<str>)>;
+
+impl RegionKind {
+    fn captures(&self) -> Option<&Captures> {
+        match self {
+            RegionKind::Isolated => None,
+            RegionKind::Loop { captures } | RegionKind::Manual { captures } => Some(captures),
+        }
+    }
 }
 
 pub(super) struct State {
@@ -270,7 +286,12 @@ impl Builder {
         format!("%{}", s.next_name - 1).into()
     }
 
-    /// The name of `v` inside the current region, captured through the loops in between.
+    /// Whether operations now see one device's own part of every value.
+    pub(super) fn is_manual(&self) -> bool {
+        self.0.borrow().regions.iter().any(|r| matches!(r.kind, RegionKind::Manual { .. }))
+    }
+
+    /// The name of `v` inside the current region, captured through the regions in between.
     pub(super) fn name_of(&self, v: &Value) -> Rc<str> {
         let depth = self.0.borrow().regions.len();
         self.resolve(v, depth - 1)
@@ -283,20 +304,20 @@ impl Builder {
             return v.name.clone();
         }
         // `main`'s arguments may be declared while a function is being written, but not be seen from inside it.
-        let isolated = matches!(region.kind, RegionKind::Isolated);
-        if isolated || level == 0 {
-            drop(s);
-            self.fail("capture", format!("value of type {} is used in a region that cannot see it", v.ty));
-            return "%poison".into();
+        let known = region.kind.captures().map(|c| c.iter().find(|(o, _)| o.region == v.region && o.name == v.name));
+        match known {
+            Some(Some((_, local))) => return local.clone(),
+            Some(None) if level > 0 => drop(s),
+            _ => {
+                drop(s);
+                self.fail("capture", format!("value of type {} is used in a region that cannot see it", v.ty));
+                return "%poison".into();
+            }
         }
-        if let RegionKind::Loop { captures } = &region.kind
-            && let Some((_, local)) = captures.iter().find(|(o, _)| o.region == v.region && o.name == v.name)
-        {
-            return local.clone();
-        }
-        drop(s);
         let local = self.fresh();
-        if let RegionKind::Loop { captures } = &mut self.0.borrow_mut().regions[level].kind {
+        if let RegionKind::Loop { captures } | RegionKind::Manual { captures } =
+            &mut self.0.borrow_mut().regions[level].kind
+        {
             captures.push((v.clone(), local.clone()));
         }
         local
@@ -435,10 +456,7 @@ impl Builder {
         }
         let arguments =
             list(s.arguments.iter().enumerate().map(|(i, a)| format!("%arg{i}: {}{}", a.ty, a.attributes())));
-        let returned = list(outputs.iter().map(|o| match &o.sharding {
-            Some(sh) => format!("{} {{sdy.sharding = {}}}", o.ty, sh.attribute()),
-            None => o.ty.to_string(),
-        }));
+        let returned = list(outputs.iter().map(|o| format!("{}{}", o.ty, o.attributes())));
         text.push_str(&format!("  func.func public @main({arguments}) -> ({returned}) {{\n"));
         text.push_str(&s.regions[0].text);
         text.push_str(&format!("    return {names} : {types}\n  }}\n}}\n"));
@@ -469,18 +487,22 @@ impl Builder {
 
 impl Argument {
     fn attributes(&self) -> String {
-        let mut parts = Vec::new();
-        if let Some(m) = &self.layout_mode {
-            parts.push(format!("mhlo.layout_mode = \"{m}\""));
-        }
-        if let Some(s) = &self.sharding {
-            parts.push(format!("sdy.sharding = {}", s.attribute()));
-        }
-        if let Some(i) = self.donated_to {
-            parts.push(format!("tf.aliasing_output = {i} : i32"));
-        }
-        if parts.is_empty() { String::new() } else { format!(" {{{}}}", parts.join(", ")) }
+        let donated = self.donated_to.map(|i| format!("tf.aliasing_output = {i} : i32"));
+        attributes(&self.memory_layout, &self.sharding, donated)
     }
+}
+
+impl Output {
+    fn attributes(&self) -> String {
+        attributes(&self.memory_layout, &self.sharding, None)
+    }
+}
+
+fn attributes(memory_layout: &Option<String>, sharding: &Option<Sharding>, more: Option<String>) -> String {
+    let memory = memory_layout.as_ref().map(|m| format!("mhlo.layout_mode = \"{m}\""));
+    let placed = sharding.as_ref().map(|s| format!("sdy.sharding = {}", s.attribute()));
+    let parts: Vec<String> = [memory, placed, more].into_iter().flatten().collect();
+    if parts.is_empty() { String::new() } else { format!(" {{{}}}", parts.join(", ")) }
 }
 
 fn function_name(name: &str, types: &[Type]) -> String {

@@ -100,8 +100,11 @@ impl Sharding {
 }
 
 impl Value {
-    /// Fixes the value's placement.
+    /// Fixes the value's placement. Inside a manual region there is nothing to place: a value is one device's own.
     pub fn constrain(&self, sharding: &Sharding) -> Value {
+        if self.b.is_manual() {
+            return self.clone();
+        }
         let mesh = self.b.0.borrow().mesh.clone();
         let Some(mesh) = mesh else {
             return self.b.poison("sharding_constraint", "the program has no mesh".into(), self.ty.clone());
@@ -116,7 +119,8 @@ impl Value {
 
 impl Builder {
     /// Runs `body` on each device's own part of the operands, over all mesh axes. Results are named by their
-    /// placement; their global type follows from it.
+    /// placement; their global type follows from it. Other values that the body uses are gathered, if they are not
+    /// whole on every device, before it runs.
     pub fn manual(
         &self,
         operands: &[(&Value, Sharding)],
@@ -128,7 +132,10 @@ impl Builder {
             self.fail("manual_computation", "the program has no mesh".into());
             return operands.iter().map(|(v, _)| (*v).clone()).collect();
         };
-        self.push_region(RegionKind::Isolated);
+        if self.is_manual() {
+            self.fail("manual_computation", "a manual region does not nest".into());
+        }
+        self.push_region(RegionKind::Manual { captures: Vec::new() });
         let mut parameters = Vec::new();
         for (v, s) in operands {
             let local = s.local(&v.ty, &mesh).unwrap_or_else(|why| {
@@ -145,6 +152,11 @@ impl Builder {
         let returned = list(outputs.iter().map(|o| self.name_of(o)));
         let local_types = list(outputs.iter().map(|o| &o.ty));
         let region = self.pop_region();
+        let RegionKind::Manual { captures } = region.kind else { return outputs };
+        let whole = |v: &Value| Sharding(vec![Vec::new(); v.rank()]);
+        let outer: Vec<(&Value, Sharding)> =
+            operands.iter().cloned().chain(captures.iter().map(|(v, _)| (v, whole(v)))).collect();
+        let inner = parameters.iter().map(|p| (&p.name, &p.ty)).chain(captures.iter().map(|(v, n)| (n, &v.ty)));
         let global: Vec<Type> = outputs
             .iter()
             .zip(results)
@@ -156,16 +168,16 @@ impl Builder {
                 ty
             })
             .collect();
-        let signature = list(parameters.iter().map(|p| format!("{}: {}", p.name, p.ty)));
+        let signature = list(inner.map(|(name, ty)| format!("{name}: {ty}")));
         let text = format!(
             "sdy.manual_computation({}) in_shardings=[{}] out_shardings=[{}] manual_axes={{{}}} ({signature}) \
              {{\n{}sdy.return {returned} : {local_types}\n}} : ({}) -> ({})",
-            list(operands.iter().map(|(v, _)| self.name_of(v))),
-            list(operands.iter().map(|(_, s)| s.body())),
+            list(outer.iter().map(|(v, _)| self.name_of(v))),
+            list(outer.iter().map(|(_, s)| s.body())),
             list(results.iter().map(Sharding::body)),
             list(mesh.axes.iter().map(|(n, _)| format!("\"{n}\""))),
             region.text,
-            list(operands.iter().map(|(v, _)| &v.ty)),
+            list(outer.iter().map(|(v, _)| &v.ty)),
             list(&global)
         );
         self.op_many("manual_computation", text, &global)

@@ -142,6 +142,38 @@ fn a_manual_region_sees_local_parts() {
 }
 
 #[test]
+fn a_manual_region_takes_what_it_uses_from_outside_whole() {
+    let b = builder().with_mesh(Mesh::new(&[("context", 4)]));
+    let (x, w) = (arg(&b, "x", F32, &[8, 2]), arg(&b, "w", F32, &[2, 2]));
+    let rows = Sharding::new(&[&["context"], &[]]);
+    let y = b.manual(&[(&x, rows.clone())], std::slice::from_ref(&rows), |p| {
+        b.repeat(3, &p[..1], |i, state| {
+            // Declared in the region: an argument of the program all the same.
+            let stack = arg(&b, "stack", F32, &[3, 2]);
+            vec![b.einsum("rc,co->ro", &state[0], &w, F32) + stack.index(i).constrain(&rows)]
+        })
+    });
+    let text = b.finish(&[("y", &y[0])]).expect("builds").text;
+    let whole = "<@mesh, [{}, {}]>";
+    let operands = format!("(%arg0, %arg1, %arg2) in_shardings=[<@mesh, [{{\"context\"}}, {{}}]>, {whole}, {whole}]");
+    assert!(text.contains(&operands), "{text}");
+    // A value of one device is placed already.
+    assert!(!text.contains("sharding_constraint"), "{text}");
+}
+
+#[test]
+fn manual_regions_do_not_nest() {
+    let b = builder().with_mesh(Mesh::new(&[("context", 4)]));
+    let x = arg(&b, "x", F32, &[8]);
+    let rows = Sharding::new(&[&["context"]]);
+    let region = |x: &Value, body: &dyn Fn(&Value) -> Value| {
+        b.manual(&[(x, rows.clone())], std::slice::from_ref(&rows), |p| vec![body(&p[0])]).remove(0)
+    };
+    let y = region(&x, &|x| region(x, &|x| x + x));
+    assert_eq!(b.finish(&[("y", &y)]).expect_err("nested").message, "a manual region does not nest");
+}
+
+#[test]
 fn scopes_reach_the_text_as_locations() {
     let b = Builder::new("test");
     let x = arg(&b, "x", I32, &[2]);

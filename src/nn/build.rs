@@ -41,22 +41,29 @@ pub struct Lowering {
     /// Whether a product is written row by row (videos times branches), because its bits depend on how many rows it has:
     /// f32 runs then give one result however the rows are spread.
     pub rowwise: bool,
+    /// The tiles in which loops over layers read bf16 stacks, where they are not the platform's default.
+    pub stack_tiles: Option<&'static str>,
 }
 
 impl Default for Lowering {
     fn default() -> Self {
-        Lowering { conv3d: Conv3dLowering::Direct, mixed_products: true, rowwise: false }
+        Lowering { conv3d: Conv3dLowering::Direct, mixed_products: true, rowwise: false, stack_tiles: None }
     }
 }
 
 impl Lowering {
-    /// The forms for a PJRT platform name: `cpu`, `cuda`, `tpu` …
-    pub fn of(platform: &str) -> Self {
+    /// The forms for a PJRT platform name (`cpu`, `cuda`, `tpu` …) and kind of device (`TPU v6 lite` …).
+    pub fn of(platform: &str, kind: &str) -> Self {
         match platform {
             // The CPU runtime has no product of bf16 into f32 beyond a certain size.
             "cpu" => Lowering { mixed_products: false, rowwise: true, ..Lowering::default() },
             // A conv3d costs the TPU compiler minutes each.
-            "tpu" => Lowering { conv3d: Conv3dLowering::Taps, ..Lowering::default() },
+            "tpu" => Lowering {
+                conv3d: Conv3dLowering::Taps,
+                // Stacks in the default tiles of 8 rows would be copied whole before every run.
+                stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
+                ..Lowering::default()
+            },
             _ => Lowering::default(),
         }
     }

@@ -4,6 +4,7 @@
 
 use serde::Deserialize;
 
+use super::halo::Blocks;
 use super::layout::Axis;
 use super::params::{Init, Params};
 use crate::dtype::DType;
@@ -49,14 +50,16 @@ pub struct Conv3d {
 }
 
 impl Conv3d {
-    /// The convolution at `p` of `x [b, channels, frames, height, width]` to `out` channels, in `x`'s element type.
-    pub fn apply(&self, p: &Params, x: &Value, out: usize) -> Value {
+    /// The convolution at `p` of `x [b, channels, frames, height, width]` to `out` channels, in `x`'s element type. Where
+    /// pictures are cut into blocks, `x` is a block whose size the stride divides.
+    pub fn apply(&self, p: &Params, x: &Value, out: usize, blocks: &Blocks) -> Value {
         let _scope = p.scope();
         let (weight, bias) = parameters(p, out, x.dim(1), &self.kernel, true);
         let [time, rows, columns] = self.kernel.map(|k| k - 1);
         let (before, after) = if self.causal { (time, 0) } else { (time / 2, time / 2) };
-        let x = x.pad_edge(2, before, after);
-        let [above, left] = [rows / 2, columns / 2];
+        let reach = [rows / 2, columns / 2];
+        let x = blocks.extend(x, reach, self.padding).pad_edge(2, before, after);
+        let [above, left] = [(3, reach[0]), (4, reach[1])].map(|(axis, n)| if blocks.cut(axis) { 0 } else { n });
         let (x, zeros) = match self.padding {
             // As the convolution's own attribute the zeros cost nothing.
             Padding::Zeros => (x, [above, left]),

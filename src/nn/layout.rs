@@ -325,17 +325,39 @@ impl Layout {
         if mesh_axes == placed.sharding.0[dim] {
             return;
         }
-        let (size, sizes) = (ty.dims[dim], self.sizes(&mesh_axes));
+        let size = ty.dims[dim];
         let parts: usize = mesh_axes.iter().filter_map(|a| self.mesh.size(a)).product();
         if size.is_multiple_of(parts) {
             placed.sharding.0[dim] = mesh_axes;
             placed.rules.extend(rules);
         } else {
-            let (name, rules) = (axis.name(), rules.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
-            placed.notes.push(format!(
-                "tensor '{tensor}' {ty}: {name} = {size} does not divide by {sizes} ({rules}); every device holds it whole"
-            ));
+            let uneven = self.uneven((tensor, ty), dim, axis, &mesh_axes, &rules);
+            placed.notes.push(format!("{uneven}; every device holds it whole"));
         }
+    }
+
+    /// What does not divide: tensor, sizes and rule.
+    fn uneven<'a>(
+        &self,
+        (tensor, ty): (&str, &Type),
+        dim: usize,
+        axis: Axis,
+        mesh_axes: &[String],
+        rules: impl IntoIterator<Item = &'a Rule>,
+    ) -> String {
+        let rules = rules.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let (name, size, sizes) = (axis.name(), ty.dims[dim], self.sizes(mesh_axes));
+        format!("tensor '{tensor}' {ty}: {name} = {size} does not divide by {sizes} ({rules})")
+    }
+
+    /// What is said of dimension `dim` of a tensor if it does not divide over the axis' devices in multiples of `unit`.
+    pub fn unevenness(&self, tensor: &str, ty: &Type, dim: usize, axis: Axis, unit: usize) -> Option<String> {
+        let even = ty.dims[dim].is_multiple_of(self.parts(tensor, axis) * unit);
+        (!even).then(|| {
+            let uneven =
+                self.uneven((tensor, ty), dim, axis, &self.mesh_axes(tensor, axis), self.rules_of(tensor, axis));
+            if unit > 1 { format!("{uneven} in multiples of {unit}") } else { uneven }
+        })
     }
 
     fn sizes(&self, mesh_axes: &[String]) -> String {

@@ -183,6 +183,14 @@ impl Params {
         self.shared.notes.borrow().clone()
     }
 
+    /// Says once what a rule could not split.
+    pub fn note(&self, note: String) {
+        let mut notes = self.shared.notes.borrow_mut();
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+
     /// The weights' and activations' element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -287,7 +295,8 @@ impl Params {
                 param.axes.insert(0, Axis::Layers);
             }
             let placed = self.placed(&name, &param.ty, self.shared.layout.place_weight(&name, &param.ty, &param.axes));
-            let argument = Argument { sharding: placed, ..Argument::new(&name, param.ty.clone()) };
+            let memory_layout = self.memory_layout(&param.ty, &param.axes);
+            let argument = Argument { sharding: placed, memory_layout, ..Argument::new(&name, param.ty.clone()) };
             let value = self.shared.b.argument_with(argument);
             self.shared.declared.borrow_mut().push(param);
             self.shared.values.borrow_mut().insert(name.clone(), value.clone());
@@ -315,15 +324,33 @@ impl Params {
     /// type may be larger than `ty`.
     pub fn input(&self, name: &str, ty: Type, axes: &[Axis]) -> Value {
         let padded = self.shared.layout.padded(&self.activation(name), &ty, axes);
-        let sharding = self.placement(name, &padded, axes);
-        let argument = Argument { sharding, content: ty.dims, ..Argument::new(name, padded) };
+        self.filled_input(name, padded, &ty.dims, axes)
+    }
+
+    /// Declares an input of the program of which callers fill the leading `content`; what lies behind it is zero.
+    pub fn filled_input(&self, name: &str, ty: Type, content: &[usize], axes: &[Axis]) -> Value {
+        let sharding = self.placement(name, &ty, axes);
+        let memory_layout = self.memory_layout(&ty, axes);
+        let argument = Argument { sharding, memory_layout, content: content.to_vec(), ..Argument::new(name, ty) };
         self.shared.b.argument_with(argument)
     }
 
     /// A result of the program, of which callers see the leading `content`.
     pub fn output(&self, name: &str, value: &Value, axes: &[Axis], content: &[usize]) -> (Output, Value) {
         let sharding = self.placement(name, value.ty(), axes);
-        (Output { name: name.into(), ty: value.ty().clone(), sharding, content: content.to_vec() }, value.clone())
+        let memory_layout = self.memory_layout(value.ty(), axes);
+        let output =
+            Output { sharding, memory_layout, content: content.to_vec(), ..Output::new(name, value.ty().clone()) };
+        (output, value.clone())
+    }
+
+    /// The order and tiles in which a loop over layers reads a stack.
+    fn memory_layout(&self, ty: &Type, axes: &[Axis]) -> Option<String> {
+        // Vectors are small, and read in the default tiles.
+        let is_stack = axes.first() == Some(&Axis::Layers) && ty.dims[1..].iter().product::<usize>() >= 1 << 18;
+        let tiles = self.lowering.stack_tiles.filter(|_| ty.dtype == DType::BF16 && is_stack)?;
+        let order: Vec<String> = (0..ty.rank()).rev().map(|d| d.to_string()).collect();
+        Some(format!("{{{}:{tiles}}}", order.join(",")))
     }
 
     /// Records a placement; a mistake becomes the program's error.
@@ -333,10 +360,7 @@ impl Params {
             None
         })?;
         for note in placed.notes {
-            let mut notes = self.shared.notes.borrow_mut();
-            if !notes.contains(&note) {
-                notes.push(note);
-            }
+            self.note(note);
         }
         self.shared.placements.borrow_mut().push(Placement {
             scope: self.shared.b.scope_path(),

@@ -11,7 +11,7 @@ use crate::analysis::{self, Module, Report};
 use crate::config::{Config, shipped_layouts};
 use crate::hlo::Mesh;
 use crate::models::Network;
-use crate::nn::Placement;
+use crate::nn::{Build, Placement};
 use crate::pjrt::CompiledMemory;
 use crate::runtime::{Machine, RuntimeError, Target, parts};
 
@@ -124,7 +124,8 @@ impl std::fmt::Display for Shortage {
 pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
     let machine = options.target.open().map_err(RuntimeError::from)?;
-    let build = request::build(config, machine.devices.len(), options.target.kind().name())?;
+    let job = Job { config, options, machine: &machine };
+    let build = job.build(config)?;
     let used = build.layout.mesh.devices();
     if used < machine.devices.len() {
         let (layout, all) = (&config.layout, machine.devices.len());
@@ -132,7 +133,6 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
         return Err(PipelineError::Usage(message));
     }
     let network = programs.network(options.kind, &build)?;
-    let job = Job { config, options, machine: &machine };
     let needed = needed(&network);
     match machine.capacity.filter(|capacity| needed > *capacity) {
         None => match job.run(&programs, &network) {
@@ -168,6 +168,11 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
+    fn build(&self, config: &Config) -> Result<Build> {
+        let m = self.machine;
+        request::build(config, m.devices.len(), m.target.kind().name(), &m.device_kind)
+    }
+
     /// Compiles and reads the result.
     fn run(&self, programs: &Programs, network: &Network) -> Result<Compilation> {
         let (kind, program) = (self.options.kind, &network.program);
@@ -214,7 +219,7 @@ impl Job<'_> {
         if !self.options.kind.has_blocks() || self.options.layers.is_some_and(|n| n <= REDUCED) {
             return Err(PipelineError::TooLarge(shortage.to_string()));
         }
-        let build = request::build(self.config, self.machine.devices.len(), self.options.target.kind().name())?;
+        let build = self.build(self.config)?;
         let programs = Programs::of(self.config, Some(REDUCED))?;
         let network = programs.network(self.options.kind, &build)?;
         let done = self.run(&programs, &network)?;
@@ -228,7 +233,7 @@ impl Job<'_> {
         let mut found = Vec::new();
         for layout in shipped_layouts() {
             let config = Config { layout: layout.into(), mesh: None, ..self.config.clone() };
-            let build = request::build(&config, self.machine.devices.len(), self.options.target.kind().name());
+            let build = self.build(&config);
             // A mesh that these devices do not make up, or a size that does not fit it, is no offer.
             let Some(network) = build.ok().and_then(|b| programs.network(self.options.kind, &b).ok()) else { continue };
             let needed = needed(&network);

@@ -63,7 +63,8 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
         "platform": client.platform_version().unwrap_or_default(),
     });
     let mut stages = Stages::new(Engine::new(client, request::engine_options(config)), source.clone());
-    let build = request::build(config, stages.engine().devices().len(), &stages.engine().platform())?;
+    let devices = stages.engine().devices();
+    let build = request::build(config, devices.len(), &stages.engine().platform(), devices[0].kind())?;
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let settings = Settings { build, chunk, dump: options.dump.is_some() };
 

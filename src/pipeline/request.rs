@@ -11,11 +11,11 @@ use crate::runtime::EngineOptions;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
 
-/// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`).
+/// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`), whose plugin calls them `kind`.
 ///
 /// # Errors
 /// What is wrong with layout and mesh.
-pub fn build(config: &Config, devices: usize, platform: &str) -> Result<Build> {
+pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
     Ok(Build {
         dtype: match config.runtime.dtype {
             Dtype::Bf16 => DType::BF16,
@@ -26,7 +26,7 @@ pub fn build(config: &Config, devices: usize, platform: &str) -> Result<Build> {
             config::Numerics::Official => Numerics::Official,
         },
         layout: config.placement(devices)?,
-        lowering: Lowering::of(platform),
+        lowering: Lowering::of(platform, kind),
     })
 }
 

@@ -3,7 +3,7 @@
 use super::engine::RuntimeError;
 use crate::dtype::DType;
 use crate::hlo::{Mesh, Sharding, Type};
-use crate::pjrt::{Buffer, Client, Device, HostBuffer};
+use crate::pjrt::{Buffer, Client, Device, DeviceLayout, HostBuffer};
 use crate::tensor::Tensor;
 
 /// The part of a tensor that one device holds.
@@ -76,6 +76,7 @@ impl Distributed {
         tensor: &Tensor,
         ty: &Type,
         parts: Vec<Part>,
+        layout: Option<&DeviceLayout>,
     ) -> Result<Self, RuntimeError> {
         let content = tensor.shape().to_vec();
         let tensor = tensor.cast(ty.dtype)?;
@@ -86,6 +87,7 @@ impl Distributed {
             let first: usize = part.start.iter().zip(&strides).map(|(s, stride)| s * *stride as usize).sum();
             let host = HostBuffer {
                 byte_strides: (part.size != ty.dims).then_some(&strides),
+                layout,
                 ..HostBuffer::dense(&bytes[first..], ty.dtype, &part.size)
             };
             buffers.push(client.upload(device, host)?);

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use super::distributed::{Distributed, Part, parts};
 use super::flags;
 use crate::hlo::{Argument, Mesh, Output, Program, Type};
-use crate::pjrt::{Client, CompileOptions, Device, Executable as Compiled, LoadedExecutable, OptionValue};
+use crate::pjrt::{
+    Client, CompileOptions, Device, DeviceLayout, Executable as Compiled, LoadedExecutable, OptionValue,
+};
 use crate::tensor::{Tensor, TensorError};
 
 /// What can go wrong between a program and its numbers.
@@ -170,7 +172,8 @@ impl Engine {
             return Err(RuntimeError::Mismatch { name: argument.name.clone(), want, got });
         }
         let parts = parts(&argument.ty, mesh, argument.sharding.as_ref());
-        Distributed::upload(&self.client, &self.devices, tensor, &argument.ty, parts)
+        let layout = device_layout(argument)?;
+        Distributed::upload(&self.client, &self.devices, tensor, &argument.ty, parts, layout.as_ref())
     }
 
     /// Runs an executable on tensors found by argument name.
@@ -232,6 +235,16 @@ pub fn compile_options(platform: &str, program: &Program, devices: &[i32], optio
     let own = flags::defaults(platform).into_iter().map(|(name, value)| (name.to_string(), value));
     let given = options.xla_flags.iter().map(|(name, value)| (name.clone(), value.clone()));
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
+}
+
+/// The layout an argument asks for.
+pub(super) fn device_layout(argument: &Argument) -> Result<Option<DeviceLayout>, RuntimeError> {
+    argument.memory_layout.as_deref().map(str::parse).transpose().map_err(|e| {
+        RuntimeError::Parameter(format!(
+            "argument '{}': memory layout {:?}: {e}",
+            argument.name, argument.memory_layout
+        ))
+    })
 }
 
 /// A compiled program with the names of its arguments and results.

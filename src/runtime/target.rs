@@ -81,6 +81,8 @@ pub struct Machine {
     pub target: Target,
     /// Device ids, in the order in which meshes count them.
     pub devices: Vec<i32>,
+    /// What the plugin calls such a device.
+    pub device_kind: String,
     /// Bytes a program may use on a device, where there is a limit.
     pub capacity: Option<i64>,
     compiler: Compiler,
@@ -143,8 +145,9 @@ impl Target {
                 let options = CpuOptions { devices: self.shape.first().copied(), ..CpuOptions::default() };
                 let client = Client::new(&plugin, &ClientOptions::Cpu(options))?;
                 let devices = client.devices().iter().map(crate::pjrt::Device::id).collect();
+                let device_kind = client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default();
                 let compiler = Compiler::Here(client);
-                return Ok(Machine { target: self.clone(), devices, capacity: None, compiler });
+                return Ok(Machine { target: self.clone(), devices, device_kind, capacity: None, compiler });
             }
             Kind::Cuda => {
                 let options = attributes(&[("target_config", H200), ("topology", &shape)]);
@@ -159,6 +162,7 @@ impl Target {
         });
         Ok(Machine {
             target: self.clone(),
+            device_kind: described.first().map(|d| d.kind.clone()).unwrap_or_default(),
             devices: described.iter().map(|d| d.id).collect(),
             capacity: stated.or(self.chip.map(|c| c.capacity)),
             compiler: Compiler::Absent(topology),

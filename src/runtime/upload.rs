@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::distributed::{Distributed, Part, cut, parts, strides};
-use super::engine::{Engine, RuntimeError};
+use super::engine::{Engine, RuntimeError, device_layout};
 use crate::dtype::DType;
 use crate::hlo::Program;
 use crate::nn::{Param, Source};
-use crate::pjrt::{Buffer, HostBuffer, SharedBytes, TransferShape};
+use crate::pjrt::{Buffer, DeviceLayout, HostBuffer, SharedBytes, TransferShape};
 use crate::tensor::Tensor;
 
 /// A tensor as a checkpoint stores it.
@@ -64,9 +64,10 @@ impl Parameters {
         source: &dyn ParameterSource,
     ) -> Result<(), RuntimeError> {
         for param in params.iter().filter(|p| !self.tensors.contains_key(&p.name)).collect::<Vec<_>>() {
-            let sharding = program.argument(&param.name).and_then(|i| program.arguments[i].sharding.as_ref());
-            let parts = parts(&param.ty, &program.mesh, sharding);
-            let buffers = upload(engine, param, &parts, source)?;
+            let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+            let parts = parts(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
+            let layout = argument.map(device_layout).transpose()?.flatten();
+            let buffers = upload(engine, param, &parts, layout.as_ref(), source)?;
             self.bytes += parts[0].size.iter().product::<usize>() * param.ty.dtype.size();
             let tensor = Distributed::new(buffers, parts, param.ty.clone(), param.ty.dims.clone());
             self.tensors.insert(param.name.clone(), tensor);
@@ -80,6 +81,7 @@ fn upload(
     engine: &Engine,
     param: &Param,
     parts: &[Part],
+    layout: Option<&DeviceLayout>,
     source: &dyn ParameterSource,
 ) -> Result<Vec<Buffer>, RuntimeError> {
     let dtype = param.ty.dtype;
@@ -104,7 +106,7 @@ fn upload(
             };
             let dims = &param.ty.dims[outer..];
             let transfers = engine.devices().iter().zip(parts).map(|(device, part)| {
-                let shape = TransferShape { dtype, dims: part.size.clone(), layout: None };
+                let shape = TransferShape { dtype, dims: part.size.clone(), layout: layout.cloned() };
                 engine.client().transfer(device, &[shape])
             });
             let transfers: Vec<_> = transfers.collect::<Result<_, _>>()?;

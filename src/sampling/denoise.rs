@@ -9,8 +9,8 @@ use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
 use crate::models::Network;
 use crate::models::transformer::{
-    COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TEXT_KEYS_VALUES,
-    TextSource, TransformerConfig, all_text_keys_values, forward, modulation, project_text, tables,
+    COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TextSource,
+    TransformerConfig, all_text_keys_values, forward, modulation, project_text, stacked, tables,
 };
 use crate::nn::{Axis, Build, Params, hide_padding};
 use crate::sampling::guidance::{Branch, Counted, RescaleScope, combine};
@@ -100,9 +100,11 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
             result(format!("text.{stream}"), context, &[Axis::Rows, Axis::TextSequence, Axis::Whole]);
         }
     } else {
-        for (stream, kv) in STREAMS.iter().zip(all_text_keys_values(&p, c, &contexts)) {
-            result(format!("text.{stream}.k"), &kv[0], &TEXT_KEYS_VALUES[0]);
-            result(format!("text.{stream}.v"), &kv[1], &TEXT_KEYS_VALUES[1]);
+        for ((stream, s), kv) in STREAMS.iter().zip(&streams).zip(all_text_keys_values(&p, c, &contexts)) {
+            let heads = s.attention.heads;
+            for (i, part) in ["k", "v"].into_iter().enumerate() {
+                result(format!("text.{stream}.{part}"), &kv[i], &stacked(heads, i, shape.text).1);
+            }
         }
     }
     Network::finish(&p, results)
@@ -147,7 +149,7 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let text = [0, 1].map(|i| text_input(&p, c, shape.text, rows, &streams[i], STREAMS[i]));
     let text_length = match &text[0] {
         TextSource::Context(x) => x.dim(1),
-        TextSource::KeysValues([k, _]) => k.dim(3),
+        TextSource::KeysValues([_, v]) => v.dim(4),
     };
     let (perturbation, isolation) = branch_masks(&p, shape, branches, latents[0].dim(0));
 
@@ -214,11 +216,12 @@ fn text_input(p: &Params, c: &TransformerConfig, tokens: usize, rows: usize, s: 
         return TextSource::Context(p.input(&format!("text.{name}"), ty, &axes));
     }
     let h = s.attention.heads;
-    let kv = |n: usize, part: &str, dims: [usize; 3]| {
-        let ty = Type::new(p.dtype(), [vec![c.num_layers, rows], dims.to_vec()].concat());
-        p.input(&format!("text.{name}.{part}"), ty, &TEXT_KEYS_VALUES[n])
+    let kv = |i: usize, part: &str| {
+        let (sizes, axes) = stacked(h, i, tokens);
+        let ty = Type::new(p.dtype(), [&[c.num_layers, rows, h.count], &sizes[..]].concat());
+        p.input(&format!("text.{name}.{part}"), ty, &axes)
     };
-    TextSource::KeysValues([kv(0, "k", [h.count, tokens, h.dim]), kv(1, "v", [h.count, h.dim, tokens])])
+    TextSource::KeysValues([kv(0, "k"), kv(1, "v")])
 }
 
 /// Per-row masks of the branches that differ in more than their text, for `videos` times `branches` rows.

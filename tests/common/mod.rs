@@ -135,7 +135,7 @@ pub fn relative_l2(got: &Tensor, want: &Tensor) -> f64 {
 pub fn published(platform: &str) -> [(&'static str, Network); 2] {
     let preset = Preset::named("ltx2").expect("the published configuration");
     let c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
-    let build = Build { lowering: Lowering::of(platform), ..Build::new(DType::BF16) };
+    let build = Build { lowering: Lowering::of(platform, ""), ..Build::new(DType::BF16) };
     let shape = DenoiseShape {
         batch: 1,
         branches: vec![Branch::Conditional, Branch::Negative],
@@ -155,7 +155,7 @@ pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
     let config = |folder: &str| preset.config(folder).expect("a configuration");
     let gemma = Gemma3Config::from_json(config("text_encoder")).expect("valid");
     let c = ConnectorsConfig::from_json(config("connectors")).expect("valid");
-    let build = Build { lowering: Lowering::of(platform), ..Build::new(DType::BF16) };
+    let build = Build { lowering: Lowering::of(platform, ""), ..Build::new(DType::BF16) };
     let encoder = gemma3::program(&gemma, Some(&c), 2, 1024, &build).expect("builds");
     let connected = connectors::program(&c, 2, 1024, connectors::Input::PromptEmbeds, &build).expect("builds");
     [("text_encoder", encoder), ("connectors", connected)]

@@ -18,15 +18,14 @@ use modulation::{modulate, table};
 
 use crate::dtype::DType;
 use crate::hlo::{Type, Value};
-use crate::nn::{Axis, Params, gelu_tanh, layer_norm, linear};
+use crate::nn::{Axis, Heads, Params, gelu_tanh, layer_norm, linear};
 
 /// One stream's text, for all layers.
 #[derive(Clone)]
 pub enum TextSource {
     /// The projected context `[b, t, width]`.
     Context(Value),
-    /// Keys `[layers, b, heads, t, dim]` and values `[layers, b, heads, dim, t]` of every layer: in the order in which
-    /// attention reads them, so that no compiler reorders the stack.
+    /// Keys and values of every layer, in the order of [`stacked`].
     KeysValues([Value; 2]),
 }
 
@@ -48,14 +47,31 @@ pub enum Isolation {
     Rows(Value),
 }
 
-/// The axes of every layer's text keys and of its values.
-pub const TEXT_KEYS_VALUES: [[Axis; 5]; 2] = [
-    [Axis::Layers, Axis::Rows, Axis::Heads, Axis::TextSequence, Axis::HeadDim],
-    [Axis::Layers, Axis::Rows, Axis::Heads, Axis::HeadDim, Axis::TextSequence],
-];
-/// From `[b, t, heads, dim]` to the order in which keys and values are stacked, and back.
-const STACKED: [[usize; 4]; 2] = [[0, 2, 1, 3], [0, 2, 3, 1]];
-const UNSTACKED: [[usize; 4]; 2] = [[0, 2, 1, 3], [0, 3, 1, 2]];
+/// How the text keys (`which` = 0) or values (1) of all layers are stacked behind `[layers, b, heads]`, with their axes:
+/// in the order in which attention reads them, so that no compiler reorders the stack. Values have their tokens last, and
+/// so have keys whose heads are narrower than a vector register's 128 lanes.
+pub fn stacked(h: Heads, which: usize, tokens: usize) -> ([usize; 2], [Axis; 5]) {
+    let rows = [Axis::Layers, Axis::Rows, Axis::Heads];
+    let (sizes, axes) = match tokens_last(h, which) {
+        true => ([h.dim, tokens], [Axis::HeadDim, Axis::TextSequence]),
+        false => ([tokens, h.dim], [Axis::TextSequence, Axis::HeadDim]),
+    };
+    (sizes, [rows[0], rows[1], rows[2], axes[0], axes[1]])
+}
+
+fn tokens_last(h: Heads, which: usize) -> bool {
+    which == 1 || !h.dim.is_multiple_of(128)
+}
+
+/// `[b, t, heads, dim]` to a layer of the stack.
+fn stack_order(h: Heads, which: usize) -> [usize; 4] {
+    if tokens_last(h, which) { [0, 2, 3, 1] } else { [0, 2, 1, 3] }
+}
+
+/// A layer of the stack to `[b, t, heads, dim]`.
+fn layer_order(h: Heads, which: usize) -> [usize; 4] {
+    if tokens_last(h, which) { [0, 3, 1, 2] } else { [0, 2, 1, 3] }
+}
 
 /// The text context as the blocks read it: the caption projection where the model has one.
 pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text: &Value) -> Value {
@@ -78,18 +94,19 @@ pub fn all_text_keys_values(p: &Params, c: &TransformerConfig, contexts: &[Value
     let mut empty = Vec::new();
     for (s, context) in streams.iter().zip(contexts) {
         let h = s.attention.heads;
-        let each = [context.dim(0), context.dim(1), h.count, h.dim];
-        for i in 0..2 {
-            let dims: Vec<usize> = std::iter::once(c.num_layers).chain(STACKED[i].map(|d| each[d])).collect();
-            let zeros = b.full(0.0, Type::new(p.dtype(), dims));
-            empty.push(p.place(&s.name(["text.k", "text.v"][i]), &zeros, &TEXT_KEYS_VALUES[i]));
+        for (i, part) in ["text.k", "text.v"].into_iter().enumerate() {
+            let (sizes, axes) = stacked(h, i, context.dim(1));
+            let ty = Type::new(p.dtype(), [&[c.num_layers, context.dim(0), h.count], &sizes[..]].concat());
+            empty.push(p.place(&s.name(part), &b.full(0.0, ty), &axes));
         }
     }
     let _scope = b.scope("text_keys_values");
     let filled = b.repeat(c.num_layers, &empty, |i, stacks| {
         let p = p.layers("transformer_blocks", c.num_layers, i);
         let parts = streams.iter().zip(contexts).flat_map(|(s, x)| text_keys_values(&p, c, s, x, None));
-        let ordered = parts.enumerate().map(|(n, part)| part.transpose(&STACKED[n % 2]).unsqueeze(0));
+        let ordered = parts
+            .enumerate()
+            .map(|(n, part)| part.transpose(&stack_order(streams[n / 2].attention.heads, n % 2)).unsqueeze(0));
         ordered.zip(stacks).map(|(part, stack)| stack.dynamic_update(0, i, &part)).collect()
     });
     [[filled[0].clone(), filled[1].clone()], [filled[2].clone(), filled[3].clone()]]
@@ -122,7 +139,10 @@ pub fn forward(
             let p = p.layers("transformer_blocks", c.num_layers, i);
             let layer_text = [0, 1].map(|m| match &text[m] {
                 TextSource::Context(x) => Text::Context(x.clone()),
-                TextSource::KeysValues(kv) => Text::KeysValues([0, 1].map(|n| kv[n].index(i).transpose(&UNSTACKED[n]))),
+                TextSource::KeysValues(kv) => {
+                    let h = streams[m].attention.heads;
+                    Text::KeysValues([0, 1].map(|n| kv[n].index(i).transpose(&layer_order(h, n))))
+                }
             });
             // A row attends unless the layer is perturbed and the row's mask says so.
             let keep = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| {

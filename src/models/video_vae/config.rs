@@ -325,6 +325,17 @@ impl EncoderConfig {
     }
 }
 
+impl EncoderConfig {
+    /// Rows and columns of a picture that become one of its latents.
+    pub fn reduction(&self) -> [usize; 2] {
+        self.stages.iter().fold([self.patch_size; 2], |[rows, columns], stage| match stage.downsample {
+            None => [rows, columns],
+            Some(Downsample::Strided) => [rows * 2, columns * 2],
+            Some(Downsample::Folded { stride, .. }) => [rows * stride[1], columns * stride[2]],
+        })
+    }
+}
+
 const DOWN_CHANNELS: &str = "channels that each stage's downsampling divides, and that change only where one folds";
 
 impl DownStage {

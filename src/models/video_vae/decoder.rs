@@ -6,18 +6,19 @@ use super::layers::{Layers, activated, embedded, modulation, unpatchify};
 use crate::dtype::DType;
 use crate::hlo::{Result, Type, Value};
 use crate::models::Network;
-use crate::nn::{Axis, Build, Conv3dLowering, Init, Params};
+use crate::nn::{Axis, Blocks, Build, Init, Params, Pictures};
 
 /// Un-normalised latents `[b, latent_channels, f, h, w]` to pictures `[b, out_channels, frames, height, width]` of
 /// about -1..1, in the weights' element type. `temb [b]`, f32, is the timestep of models that are conditioned on one.
-pub fn decode(p: &Params, c: &DecoderConfig, latents: &Value, temb: Option<&Value>, lowering: Conv3dLowering) -> Value {
+/// Where pictures are cut into `blocks`, latents and result are one device's.
+pub fn decode(p: &Params, c: &DecoderConfig, latents: &Value, temb: Option<&Value>, blocks: Blocks) -> Value {
     let _scope = p.scope();
     if c.timestep_conditioning != temb.is_some() {
         let message =
             format!("timestep_conditioning is {} and temb given: {}", c.timestep_conditioning, temb.is_some());
         p.builder().reject("decode", message);
     }
-    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, lowering);
+    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, p.lowering().conv3d, blocks);
     let temb = temb.map(|t| t * p.get("timestep_scale_multiplier", &[], &[], Init::Around(1000.0, 0.0)).to(DType::F32));
 
     let x = layers.conv(p, "conv_in", &latents.to(p.dtype()), c.mid_channels);
@@ -54,10 +55,11 @@ fn up_block(p: &Params, layers: &Layers, stage: &UpStage, x: &Value, temb: Optio
 /// The first mistake made while building, with op, scope and shapes.
 pub fn decoder_program(c: &DecoderConfig, [b, f, h, w]: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("video_decoder", COMPONENT, build);
-    let axes = [Axis::Batch, Axis::Whole, Axis::Frames, Axis::Height, Axis::Width];
-    let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, f, h, w]), &axes);
+    let pictures = Pictures::new(&p, "latents", [b, c.latent_channels, f, h, w], [1; 2]);
+    let latents = pictures.input(&p);
     let temb = c.timestep_conditioning.then(|| p.input("temb", Type::new(DType::F32, [b]), &[Axis::Batch]));
-    let video = decode(&p.pp("decoder"), c, &latents, temb.as_ref(), build.lowering.conv3d);
-    let video = video.to(DType::F32);
-    Network::finish(&p, vec![p.output("video", &video, &[Axis::Whole; 5], video.dims())])
+    let video = pictures.run(&p, &latents, temb.as_ref(), |blocks, latents, temb| {
+        decode(&p.pp("decoder"), c, latents, temb, blocks).to(DType::F32)
+    });
+    Network::finish(&p, vec![pictures.output(&p, "video", &video)])
 }

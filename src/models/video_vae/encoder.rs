@@ -2,18 +2,19 @@
 
 use super::COMPONENT;
 use super::config::{DownStage, Downsample, EncoderConfig};
-use super::layers::{Layers, activated, patchify};
+use super::layers::{Layers, activated};
 use crate::dtype::DType;
-use crate::hlo::{Result, Type, Value};
+use crate::hlo::{Result, Value};
 use crate::models::Network;
-use crate::nn::{Axis, Build, Conv3dLowering, Params};
+use crate::nn::{Blocks, Build, Params, Pictures};
 
 /// Pictures `[b, in_channels, frames, height, width]` of -1..1 to the mean of their latents' distribution, not
-/// normalised: `[b, latent_channels, f, h, w]`, in the weights' element type.
-pub fn encode(p: &Params, c: &EncoderConfig, video: &Value, lowering: Conv3dLowering) -> Value {
+/// normalised: `[b, latent_channels, f, h, w]`, in the weights' element type. Where pictures are cut into `blocks`, video
+/// and result are one device's.
+pub fn encode(p: &Params, c: &EncoderConfig, video: &Value, blocks: Blocks) -> Value {
     let _scope = p.scope();
-    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, lowering);
-    let pixels = patchify(&video.to(p.dtype()), c.patch_size);
+    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, p.lowering().conv3d, blocks);
+    let pixels = layers.patchify(&video.to(p.dtype()), c.patch_size);
     let mut x = layers.conv(p, "conv_in", &pixels, c.latent_channels);
     for (i, stage) in c.stages.iter().enumerate() {
         x = down_block(&p.pp(format!("down_blocks.{i}")), &layers, stage, &x);
@@ -45,9 +46,9 @@ fn down_block(p: &Params, layers: &Layers, stage: &DownStage, x: &Value) -> Valu
 /// The first mistake made while building, with op, scope and shapes: sizes that the network's strides do not divide.
 pub fn encoder_program(c: &EncoderConfig, [b, frames, height, width]: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("video_encoder", COMPONENT, build);
-    let axes = [Axis::Batch, Axis::Whole, Axis::Frames, Axis::Height, Axis::Width];
-    let video = p.input("video", Type::new(DType::F32, [b, c.in_channels, frames, height, width]), &axes);
-    let latents = encode(&p.pp("encoder"), c, &video, build.lowering.conv3d);
-    let latents = latents.to(DType::F32);
-    Network::finish(&p, vec![p.output("latents", &latents, &[Axis::Whole; 5], latents.dims())])
+    let pictures = Pictures::new(&p, "video", [b, c.in_channels, frames, height, width], c.reduction());
+    let video = pictures.input(&p);
+    let latents =
+        pictures.run(&p, &video, None, |blocks, video, _| encode(&p.pp("encoder"), c, video, blocks).to(DType::F32));
+    Network::finish(&p, vec![pictures.output(&p, "latents", &latents)])
 }

@@ -3,7 +3,7 @@
 use crate::dtype::DType;
 use crate::hlo::Value;
 use crate::models::timestep::timestep_embedding;
-use crate::nn::{Axis, Conv3d, Conv3dLowering, Init, Padding, Params, pixel_norm, silu};
+use crate::nn::{Axis, Blocks, Conv3d, Conv3dLowering, Init, Padding, Params, pixel_norm, silu};
 
 /// The eps of the norms inside a block, which no configuration changes.
 const PIXEL_NORM_EPS: f64 = 1e-8;
@@ -12,19 +12,20 @@ const PIXEL_NORM_EPS: f64 = 1e-8;
 pub struct Layers {
     conv: Conv3d,
     shortcut_eps: f64,
+    blocks: Blocks,
 }
 
 impl Layers {
-    /// Kernels of 3 in each direction.
-    pub fn new(causal: bool, padding: Padding, shortcut_eps: f64, lowering: Conv3dLowering) -> Self {
-        Layers { conv: Conv3d { kernel: [3; 3], stride: [1; 3], causal, padding, lowering }, shortcut_eps }
+    /// Kernels of 3 in each direction, on pictures cut into `blocks`.
+    pub fn new(causal: bool, padding: Padding, shortcut_eps: f64, lowering: Conv3dLowering, blocks: Blocks) -> Self {
+        Layers { conv: Conv3d { kernel: [3; 3], stride: [1; 3], causal, padding, lowering }, shortcut_eps, blocks }
     }
 
     /// The convolution `name`.
     pub fn conv(&self, p: &Params, name: &str, x: &Value, out: usize) -> Value {
         let p = p.pp(name);
         let _scope = p.scope();
-        self.conv.apply(&p.pp("conv"), x, out)
+        self.conv.apply(&p.pp("conv"), x, out, &self.blocks)
     }
 
     /// `count` equal blocks `resnets.0`, `resnets.1` …: a loop over their stacked weights. `temb [b, 4·channels]` is
@@ -67,7 +68,8 @@ impl Layers {
         let scale = (centred.square().mean_keep(&[1]) + self.shortcut_eps).rsqrt();
         let weight = of_channel("weight", Init::Around(1.0, 0.02));
         let normed = centred * scale * weight + of_channel("bias", Init::Normal(0.02));
-        Conv3d { kernel: [1; 3], ..self.conv }.apply(&p.pp("conv_shortcut"), &normed.to(x.dtype()), out)
+        let conv = Conv3d { kernel: [1; 3], ..self.conv };
+        conv.apply(&p.pp("conv_shortcut"), &normed.to(x.dtype()), out, &self.blocks)
     }
 
     /// Upsampling at `p` by `stride`: a convolution to `volume / factor` times the channels, unfolded. With `residual`
@@ -89,16 +91,42 @@ impl Layers {
         let _scope = p.builder().scope("downsample");
         let volume: usize = stride.iter().product();
         let x = x.pad_edge(2, stride[0] - 1, 0);
-        let input = fold(&x, stride).to(DType::F32);
+        let input = self.fold(&x, stride).to(DType::F32);
         let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| input.dim(a));
         let means = input.reshape(vec![b, out, all / out, f, h, w]).mean_keep(&[2]).reshape(vec![b, out, f, h, w]);
-        let y = fold(&self.conv(p, "conv", &x, out / volume), stride).to(DType::F32);
+        let y = self.fold(&self.conv(p, "conv", &x, out / volume), stride).to(DType::F32);
         (y + means).to(x.dtype())
     }
 
     /// Downsampling at `p` by a convolution with steps of 2.
     pub fn strided(&self, p: &Params, x: &Value) -> Value {
-        Conv3d { stride: [2; 3], ..self.conv }.apply(p, x, x.dim(1))
+        Conv3d { stride: [2; 3], ..self.conv }.apply(p, x, x.dim(1), &self.blocks)
+    }
+
+    /// Time, height and width into channels `(c, t, i, j)`.
+    fn fold(&self, x: &Value, stride: [usize; 3]) -> Value {
+        let [b, c] = [x.dim(0), x.dim(1)];
+        let ([f, h, w], [st, sh, sw]) = (self.divided(x, stride), stride);
+        let y = x.reshape(vec![b, c, f, st, h, sh, w, sw]).transpose(&[0, 1, 3, 5, 7, 2, 4, 6]);
+        y.reshape(vec![b, c * st * sh * sw, f, h, w])
+    }
+
+    /// Squares of `patch` pixels into channels `(c, column, row)`.
+    pub fn patchify(&self, x: &Value, patch: usize) -> Value {
+        let [b, c] = [x.dim(0), x.dim(1)];
+        let [f, h, w] = self.divided(x, [1, patch, patch]);
+        let y = x.reshape(vec![b, c, f, h, patch, w, patch]).transpose(&[0, 1, 6, 4, 2, 3, 5]);
+        y.reshape(vec![b, c * patch * patch, f, h, w])
+    }
+
+    /// Frames, rows and columns in pieces of `stride`; whole pictures must divide into them, not their blocks alone.
+    fn divided(&self, x: &Value, stride: [usize; 3]) -> [usize; 3] {
+        let sizes = [2, 3, 4].map(|axis| self.blocks.whole(x, axis));
+        if sizes.iter().zip(stride).any(|(size, s)| !size.is_multiple_of(s)) {
+            let message = format!("{sizes:?} frames, rows and columns do not divide into pieces of {stride:?}");
+            x.builder().reject("fold", message);
+        }
+        [0, 1, 2].map(|i| x.dim(i as isize + 2) / stride[i])
     }
 }
 
@@ -134,36 +162,10 @@ fn unfold(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
     y.reshape(vec![b, c, f * st, h * sh, w * sw]).slice(2, st - 1, f * st)
 }
 
-/// Time, height and width into channels `(c, t, i, j)`.
-fn fold(x: &Value, stride: [usize; 3]) -> Value {
-    let [b, c] = [x.dim(0), x.dim(1)];
-    let ([f, h, w], [st, sh, sw]) = (divided(x, stride), stride);
-    let y = x.reshape(vec![b, c, f, st, h, sh, w, sw]).transpose(&[0, 1, 3, 5, 7, 2, 4, 6]);
-    y.reshape(vec![b, c * st * sh * sw, f, h, w])
-}
-
-/// Frames, rows and columns in pieces of `stride`.
-fn divided(x: &Value, stride: [usize; 3]) -> [usize; 3] {
-    let sizes = [x.dim(2), x.dim(3), x.dim(4)];
-    if sizes.iter().zip(stride).any(|(size, s)| !size.is_multiple_of(s)) {
-        let message = format!("{sizes:?} frames, rows and columns do not divide into pieces of {stride:?}");
-        x.builder().reject("fold", message);
-    }
-    [0, 1, 2].map(|i| sizes[i] / stride[i])
-}
-
 /// Channels `(c, column, row)` into squares of `patch` pixels.
 pub fn unpatchify(x: &Value, patch: usize) -> Value {
     let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
     let c = all / (patch * patch);
     let y = x.reshape(vec![b, c, patch, patch, f, h, w]).transpose(&[0, 1, 4, 5, 3, 6, 2]);
     y.reshape(vec![b, c, f, h * patch, w * patch])
-}
-
-/// Squares of `patch` pixels into channels `(c, column, row)`.
-pub fn patchify(x: &Value, patch: usize) -> Value {
-    let [b, c] = [x.dim(0), x.dim(1)];
-    let [f, h, w] = divided(x, [1, patch, patch]);
-    let y = x.reshape(vec![b, c, f, h, patch, w, patch]).transpose(&[0, 1, 6, 4, 2, 3, 5]);
-    y.reshape(vec![b, c * patch * patch, f, h, w])
 }

@@ -5,9 +5,9 @@ use serde_json::{Value as Json, json};
 use super::layers::Layers;
 use super::*;
 use crate::dtype::DType;
-use crate::hlo::Type;
+use crate::hlo::{Mesh, Type};
 use crate::models::Network;
-use crate::nn::{Axis, Build, Conv3dLowering, Lowering, Padding, Params};
+use crate::nn::{Axis, Blocks, Build, Conv3dLowering, ExchangePolicy, Layout, Lowering, Padding, Params, Rule};
 
 /// `vae/config.json` of the released 2.0 model with some keys replaced.
 fn file(changes: Json) -> Json {
@@ -159,6 +159,45 @@ fn a_res_block_reads_as_expected() {
     let p = Params::new("res_block", COMPONENT, &Build::new(DType::BF16));
     let _ = p.builder().clone().without_locations();
     let x = p.input("x", Type::new(DType::BF16, [1, 2, 3, 4, 5]), &[Axis::Whole; 5]);
-    let y = Layers::new(false, Padding::Zeros, 1e-6, Conv3dLowering::Direct).res_blocks(&p, 1, &x, None);
+    let y =
+        Layers::new(false, Padding::Zeros, 1e-6, Conv3dLowering::Direct, Blocks::default()).res_blocks(&p, 1, &x, None);
     insta::assert_snapshot!(p.builder().finish(&[("y", &y)]).expect("builds").text);
+}
+
+/// Rows over `devices`.
+fn by_rows(devices: usize) -> Build {
+    let rule = Rule { axis: Axis::Height, mesh_axes: vec!["context".into()], place: "rows.yml:2".into() };
+    let mesh = Mesh::new(&[("context", devices)]);
+    let layout = Layout::new(mesh, vec![rule], vec![], vec![], ExchangePolicy::default()).expect("valid");
+    Build { layout, ..Build::new(DType::BF16) }
+}
+
+#[test]
+fn rows_that_do_not_divide_are_filled_up_and_noted() {
+    let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
+    let d = decoder_program(&c, [1, 1, 34, 4], &by_rows(8)).expect("builds");
+    let note = "tensor 'vae.latents' tensor<1x128x1x34x4xf32>: height = 34 does not divide by context = 8 (rows.yml:2: \
+                height: [context]); every device holds a block of 5, filled up behind the last";
+    assert_eq!(d.notes, [note]);
+    let (latents, video) = (&d.program.arguments[0], &d.program.results[0]);
+    assert_eq!((latents.ty.dims[3], latents.content[3]), (40, 34));
+    assert_eq!((video.ty.dims[3], video.content[3]), (40 * 32, 34 * 32));
+
+    let c = EncoderConfig::from_json(&file(json!({}))).expect("supported");
+    let e = encoder_program(&c, [1, 1, 1088, 64], &by_rows(8)).expect("builds");
+    assert!(e.notes[0].contains("height = 1088 does not divide by context = 8"), "{:?}", e.notes);
+    assert!(e.notes[0].contains("in multiples of 32; every device holds a block of 160"), "{:?}", e.notes);
+    assert_eq!(e.program.results[0].content, [1, 128, 1, 34, 2]);
+    let even = encoder_program(&c, [1, 1, 512, 64], &by_rows(8)).expect("builds");
+    assert_eq!(even.notes, [""; 0]);
+}
+
+#[test]
+fn blocks_are_refused_the_sizes_that_the_whole_is() {
+    let c = EncoderConfig::from_json(&file(json!({}))).expect("supported");
+    let e = encoder_program(&c, [1, 9, 130, 64], &by_rows(2)).expect_err("does not divide").to_string();
+    assert!(e.contains("[9, 130, 64] frames, rows and columns do not divide"), "{e}");
+    let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
+    let e = decoder_program(&c, [1, 1, 1, 4], &by_rows(2)).expect_err("one row has nothing to mirror").to_string();
+    assert!(e.contains("decoder/conv") && e.contains("Reflect padding of 1 needs more than 1"), "{e}");
 }

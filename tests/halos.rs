@@ -1,0 +1,133 @@
+//! Pictures in blocks on eight virtual devices: what a convolution reads beyond its block comes from the neighbours,
+//! and nothing else moves.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{cpu, relative_l2};
+use ltx2::analysis::Module;
+use ltx2::dtype::DType;
+use ltx2::hlo::Mesh;
+use ltx2::models::Network;
+use ltx2::models::presets::Preset;
+use ltx2::models::video_vae::{DecoderConfig, EncoderConfig, decoder_program, encoder_program};
+use ltx2::nn::{
+    Axis, Build, Conv3d, Conv3dLowering, ExchangePolicy, Layout, Lowering, Padding, Params, Pictures, Rule,
+};
+use ltx2::runtime::{Distributed, Engine, EngineOptions};
+use ltx2::tensor::Tensor;
+use ndarray::ArrayD;
+
+/// Rows over four devices, columns over two.
+fn blocks() -> Build {
+    let rule = |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
+    let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
+    let mesh = Mesh::new(&[("cfg", 2), ("context", 4)]);
+    let layout = Layout::new(mesh, rules, vec![], vec![], ExchangePolicy::default()).expect("valid");
+    Build { layout, ..one() }
+}
+
+fn one() -> Build {
+    Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) }
+}
+
+const PADDINGS: [Padding; 3] = [Padding::Zeros, Padding::Reflect, Padding::Replicate];
+
+/// Convolutions of every padding and form, side by side: kernels of `size` rows and columns, steps of `step`.
+fn convolutions(build: &Build, [height, width]: [usize; 2], size: usize, step: usize) -> Network {
+    let p = Params::new("convolutions", "vae", build);
+    let pictures = Pictures::new(&p, "video", [1, 2, 3, height, width], [step; 2]);
+    let x = pictures.input(&p);
+    let y = pictures.run(&p, &x, None, |blocks, x, _| {
+        // What was filled up is no longer zero.
+        let x = &(x + 0.5);
+        let forms = PADDINGS.iter().flat_map(|p| [Conv3dLowering::Direct, Conv3dLowering::Taps].map(|form| (*p, form)));
+        let all: Vec<_> = forms
+            .map(|(padding, lowering)| {
+                let stride = [1, step, step];
+                let conv = Conv3d { kernel: [3, size, size], stride, causal: false, padding, lowering };
+                conv.apply(&p.pp(format!("{padding:?}{lowering:?}")), x, 2, &blocks)
+            })
+            .collect();
+        x.builder().concat(&all.iter().collect::<Vec<_>>(), 1)
+    });
+    Network::finish(&p, vec![pictures.output(&p, "y", &y)]).expect("builds")
+}
+
+/// Numbers without a pattern.
+fn scattered(shape: &[usize]) -> Tensor {
+    let mut state = 1u64;
+    ArrayD::from_shape_simple_fn(shape, || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    })
+    .into()
+}
+
+fn run(engine: &Engine, network: &Network, result: &str) -> Tensor {
+    let executable = engine.compile("blocks", &network.program).expect("compiles");
+    let arguments: BTreeMap<String, Distributed> = executable
+        .arguments()
+        .iter()
+        .map(|a| (a.name.clone(), engine.upload(&executable, &a.name, &scattered(&a.content)).expect("uploads")))
+        .collect();
+    let outputs = engine.run(&executable, |name| arguments.get(name)).expect("runs");
+    outputs.tensor(result).expect("a result")
+}
+
+#[test]
+fn convolutions_of_blocks_are_those_of_the_whole() {
+    let Some(client) = cpu(8) else { return };
+    let engine = Engine::new(client, EngineOptions::default());
+    // Blocks of several rows, of one, and blocks that lie beyond the picture.
+    let cases = [([8, 6], 3, 1), ([8, 6], 5, 1), ([5, 7], 5, 1), ([7, 3], 3, 1), ([2, 5], 3, 1), ([8, 8], 3, 2)];
+    for (picture, size, step) in cases.into_iter().chain([([5, 7], 3, 2), ([9, 2], 3, 2)]) {
+        let whole = run(&engine, &convolutions(&one(), picture, size, step), "y");
+        let joined = run(&engine, &convolutions(&blocks(), picture, size, step), "y");
+        // Each form's two channels by themselves: a wrong edge of one is not lost among the others.
+        for form in 0..2 * PADDINGS.len() {
+            let part = |t: &Tensor| {
+                let all = t.to_f32();
+                let own = all.slice_axis(ndarray::Axis(1), (2 * form..2 * form + 2).into());
+                Tensor::from(own.to_owned())
+            };
+            let distance = relative_l2(&part(&joined), &part(&whole));
+            assert!(distance <= 1e-6, "{picture:?}, {size}, {step}, form {form}: {distance:e}");
+        }
+    }
+}
+
+#[test]
+fn only_edges_move() {
+    let Some(client) = cpu(8) else { return };
+    let engine = Engine::new(client, EngineOptions::default());
+    let preset = Preset::named("nano").expect("a configuration");
+    let config = preset.config("vae").expect("an autoencoder");
+    let decoder = DecoderConfig::from_json(config).expect("valid");
+    let encoder = EncoderConfig::from_json(config).expect("valid");
+    let [rows, columns] = encoder.reduction();
+    let networks = [
+        decoder_program(&decoder, [1, 2, 8, 4], &blocks()).expect("builds"),
+        encoder_program(&encoder, [1, 9, 8 * rows, 4 * columns], &blocks()).expect("builds"),
+    ];
+    for network in &networks {
+        assert_eq!(network.notes, [""; 0], "everything divides");
+        let count = |op: &str| network.program.text.matches(&format!("stablehlo.{op}")).count();
+        // Two edges of each direction for every convolution.
+        assert_eq!(count("collective_permute"), 4 * count("convolution"));
+        let compiled = engine.compile("blocks", &network.program).expect("compiles");
+        let program = compiled.compiled().optimized_program().expect("an optimized program");
+        let module = Module::decode(&program.format, &program.bytes).expect("a module");
+        let moves = ["all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"];
+        let mut found: Vec<String> =
+            module.instructions().map(|i| i.opcode).filter(|o| moves.iter().any(|m| o.starts_with(m))).collect();
+        found.sort();
+        found.dedup();
+        assert_eq!(found, ["collective-permute"]);
+        // The result stays in blocks too: each device holds an eighth of everything but the weights.
+        let memory = compiled.compiled().memory().expect("figures");
+        let result = &network.program.results[0].ty;
+        assert_eq!(memory.outputs as usize, result.bytes() / 8);
+    }
+}
