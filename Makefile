@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo test check lint host-test plugins test-tpu fixtures clean-demo
+.PHONY: demo test check lint host-test plugins test-tpu ablations fixtures clean-demo
 
 # A random tiny model, then a video with sound from it.
 demo: $(CPU_PLUGIN)
@@ -39,7 +39,12 @@ test: lint
 test-tpu:
 	cargo build --locked
 	target/debug/ltx2 plugin install tpu
-	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 cargo test --locked --test tpu
+	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 cargo test --locked --test tpu --test budgets
+
+# What the history layouts move and what mends them: docs/ablations.md.
+ablations: $(LTX2)
+	$(LTX2) plugin install tpu
+	python3 scripts/layouts/ablations.py --ltx2 $(LTX2) -o docs/ablations.md
 
 # Regenerates tests/fixtures from the pinned reference releases.
 fixtures:
