@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::proto::{DeviceListProto, InstructionProto};
+use super::proto::{InstructionProto, IotaGroupsProto};
 use crate::hlo::Mesh;
 
 /// The groups of a collective; none means all devices.
@@ -10,21 +10,25 @@ fn groups(i: &InstructionProto, devices: usize) -> Vec<Vec<i64>> {
     let listed = |groups: &[super::proto::ReplicaGroupProto]| -> Vec<Vec<i64>> {
         groups.iter().map(|g| g.ids.clone()).filter(|g| !g.is_empty()).collect()
     };
-    let from_list = i.device_list.as_ref().map(expand).unwrap_or_default();
-    let found = if from_list.is_empty() { listed(&i.replica_groups) } else { from_list };
+    let list = i.device_list.as_ref();
+    let found = match (i.iota_groups.as_ref().or(list.and_then(|l| l.iota.as_ref())), &i.mesh_axes_groups) {
+        (Some(iota), _) => iota_groups(iota),
+        (None, Some(axes)) => mesh_axes_groups(axes),
+        (None, None) => match list.map(|l| listed(&l.groups)) {
+            Some(groups) if !groups.is_empty() => groups,
+            _ => listed(&i.replica_groups),
+        },
+    };
     if found.is_empty() { vec![(0..devices as i64).collect()] } else { found }
 }
 
-fn expand(list: &DeviceListProto) -> Vec<Vec<i64>> {
-    if let Some(iota) = &list.iota {
-        let transpose: Vec<i64> = iota.transpose.iter().map(|&t| i64::from(t)).collect();
-        let ids = transposed(&iota.reshape, &transpose);
-        return ids.chunks(usize::try_from(iota.per_group).unwrap_or(1).max(1)).map(<[i64]>::to_vec).collect();
-    }
-    if let Some(axes) = &list.mesh_axes {
-        return mesh_axes_groups(axes);
-    }
-    list.groups.iter().map(|g| g.ids.clone()).collect()
+fn iota_groups(iota: &IotaGroupsProto) -> Vec<Vec<i64>> {
+    let transpose: Vec<i64> = match iota.transpose.is_empty() {
+        true => (0..iota.reshape.len() as i64).collect(),
+        false => iota.transpose.iter().map(|&t| i64::from(t)).collect(),
+    };
+    let ids = transposed(&iota.reshape, &transpose);
+    ids.chunks(usize::try_from(iota.per_group).unwrap_or(1).max(1)).map(<[i64]>::to_vec).collect()
 }
 
 /// The numbers from 0, seen as an array of `dims` whose axes are permuted.
@@ -109,7 +113,7 @@ fn position(mesh: &Mesh, device: i64) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::super::proto::{
-        AxisRefProto, IotaGroupsProto, MeshAxesGroupsProto, MeshAxisProto, MeshProto, PairProto, ReplicaGroupProto,
+        AxisRefProto, DeviceListProto, MeshAxesGroupsProto, MeshAxisProto, MeshProto, PairProto, ReplicaGroupProto,
         SubAxisProto,
     };
     use super::*;
@@ -123,17 +127,17 @@ mod tests {
         (s.size, s.axes)
     }
 
-    fn listed(list: DeviceListProto) -> InstructionProto {
-        InstructionProto { device_list: Some(list), ..Default::default() }
-    }
-
     #[test]
     fn groups_in_every_form_name_their_axes() {
         let groups = mesh().groups(&["context"]).0;
         let listed_groups: Vec<ReplicaGroupProto> =
             groups.iter().map(|g| ReplicaGroupProto { ids: g.iter().map(|&d| d as i64).collect() }).collect();
-        let plain = InstructionProto { replica_groups: listed_groups, ..Default::default() };
-        assert_eq!(axes(&plain), (4, vec!["context".into()]));
+        let list = DeviceListProto { groups: listed_groups.clone(), iota: None };
+        let modern = InstructionProto { device_list: Some(list), ..Default::default() };
+        let older = InstructionProto { replica_groups: listed_groups, ..Default::default() };
+        for plain in [modern, older] {
+            assert_eq!(axes(&plain), (4, vec!["context".into()]));
+        }
 
         let iota = |reshape: &[i64], transpose: &[i32], per_group| {
             let iota = IotaGroupsProto {
@@ -142,7 +146,7 @@ mod tests {
                 reshape: reshape.to_vec(),
                 transpose: transpose.to_vec(),
             };
-            listed(DeviceListProto { iota: Some(iota), ..Default::default() })
+            InstructionProto { iota_groups: Some(iota), ..Default::default() }
         };
         assert_eq!(axes(&iota(&[2, 4], &[0, 1], 4)), (4, vec!["context".into()]));
         assert_eq!(axes(&iota(&[2, 4], &[1, 0], 2)), (2, vec!["cfg".into()]));
@@ -152,7 +156,7 @@ mod tests {
             let axis = |name: &str, size| MeshAxisProto { name: name.into(), size };
             let mesh = MeshProto { axes: vec![axis("a", 2), axis("b", 4)], device_ids: vec![] };
             let list = MeshAxesGroupsProto { mesh: Some(mesh), axes: vec![AxisRefProto { index, part }] };
-            listed(DeviceListProto { mesh_axes: Some(list), ..Default::default() })
+            InstructionProto { mesh_axes_groups: Some(list), ..Default::default() }
         };
         assert_eq!(axes(&of_mesh(0, None)), (2, vec!["cfg".into()]));
         let half = span(&of_mesh(1, Some(SubAxisProto { pre_size: 2, size: 2 })), &mesh());

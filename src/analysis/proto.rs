@@ -96,6 +96,10 @@ pub(super) struct InstructionProto {
     pub comparison_direction: String,
     #[prost(message, optional, tag = "87")]
     pub device_list: Option<DeviceListProto>,
+    #[prost(message, optional, tag = "92")]
+    pub iota_groups: Option<IotaGroupsProto>,
+    #[prost(message, optional, tag = "93")]
+    pub mesh_axes_groups: Option<MeshAxesGroupsProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -191,17 +195,16 @@ pub(super) struct PairProto {
     pub target: i64,
 }
 
-/// The groups of a collective: listed, as a reshaped and transposed count, or as axes of a mesh.
+/// The groups of a collective, listed; older plugins put the second form here too.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct DeviceListProto {
     #[prost(message, repeated, tag = "1")]
     pub groups: Vec<ReplicaGroupProto>,
     #[prost(message, optional, tag = "2")]
     pub iota: Option<IotaGroupsProto>,
-    #[prost(message, optional, tag = "3")]
-    pub mesh_axes: Option<MeshAxesGroupsProto>,
 }
 
+/// The numbers from 0, reshaped, transposed and cut into groups.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct IotaGroupsProto {
     #[prost(int64, tag = "1")]
@@ -214,6 +217,7 @@ pub(super) struct IotaGroupsProto {
     pub transpose: Vec<i32>,
 }
 
+/// Axes of a mesh, whose names are the partitioner's own.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct MeshAxesGroupsProto {
     #[prost(message, optional, tag = "1")]

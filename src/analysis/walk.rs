@@ -289,7 +289,7 @@ impl<'a> Walk<'a> {
         match i.opcode.as_str() {
             "async-start" => {
                 let Some(inner) = self.module.wrapped_collective(i) else { return Vec::new() };
-                vec![(inner, Some(end_of(i, order, position)))]
+                vec![(inner, (!is_sync(i)).then(|| end_of(i, order, position)))]
             }
             "fusion" => {
                 let Some(called) = self.module.called(i) else { return Vec::new() };
@@ -302,7 +302,7 @@ impl<'a> Walk<'a> {
                 .collect()
             }
             opcode if Kind::of(opcode).is_some() => {
-                let end = opcode.ends_with("-start").then(|| end_of(i, order, position));
+                let end = (opcode.ends_with("-start") && !is_sync(i)).then(|| end_of(i, order, position));
                 vec![(i, end)]
             }
             _ => Vec::new(),
@@ -358,6 +358,12 @@ fn moves_only(i: &InstructionProto) -> bool {
         i.opcode.as_str(),
         "copy" | "copy-start" | "slice" | "dynamic-slice" | "transpose" | "broadcast" | "reshape"
     )
+}
+
+/// Whether a GPU program runs a started collective in the foreground after all.
+fn is_sync(start: &InstructionProto) -> bool {
+    let config = serde_json::from_slice::<serde_json::Value>(&start.backend_config).unwrap_or_default();
+    config.pointer("/collective_backend_config/is_sync").is_some_and(|v| v == true)
 }
 
 /// Where the end of a started instruction stands; 0 where it is in another computation.

@@ -204,7 +204,7 @@ impl Job<'_> {
             mesh: program.mesh.clone(),
             layers: programs.layers(),
             memory: Memory::of(memory, self.machine.capacity),
-            report: analysis::report(&module, &program.mesh, stacked, self.options.target.chip()),
+            report: analysis::report(&module, &program.mesh, stacked, self.options.target.chip().as_ref()),
             placements: network.placements.clone(),
             notes: network.notes.clone(),
             seconds,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::engine::{EngineOptions, compile_options};
-use crate::analysis::{CHIPS, Chip};
+use crate::analysis::{CHIPS, Chip, Links};
 use crate::hlo::Program;
 use crate::pjrt::discover::{self, Kind};
 use crate::pjrt::{
@@ -119,9 +119,15 @@ impl Target {
         self.kind
     }
 
-    /// The figures of a device; a CPU has none.
-    pub fn chip(&self) -> Option<&'static Chip> {
-        self.chip
+    /// The figures of a device among those of the target; a CPU has none.
+    pub fn chip(&self) -> Option<Chip> {
+        let chip = *self.chip?;
+        match (chip.links, self.shape.last()) {
+            (Links::Switch { each_way, network, .. }, Some(&host)) => {
+                Some(Chip { links: Links::Switch { each_way, network, host }, ..chip })
+            }
+            _ => Some(chip),
+        }
     }
 
     fn shape_text(&self) -> String {
@@ -164,7 +170,8 @@ impl Target {
             target: self.clone(),
             device_kind: described.first().map(|d| d.kind.clone()).unwrap_or_default(),
             devices: described.iter().map(|d| d.id).collect(),
-            capacity: stated.or(self.chip.map(|c| c.capacity)),
+            // A GPU's topology repeats the card's size, of which the driver keeps a part.
+            capacity: [stated, self.chip.map(|c| c.capacity)].into_iter().flatten().min(),
             compiler: Compiler::Absent(topology),
         })
     }
