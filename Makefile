@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo test check lint host-test plugins test-tpu ablations fixtures clean-demo
+.PHONY: demo test check lint host-test plugins test-tpu ablations layouts-figure fixtures clean-demo
 
 # A random tiny model, then a video with sound from it.
 demo: $(CPU_PLUGIN)
@@ -45,6 +45,19 @@ test-tpu:
 ablations: $(LTX2)
 	$(LTX2) plugin install tpu
 	python3 scripts/layouts/ablations.py --ltx2 $(LTX2) -o docs/ablations.md
+
+# What each layout moves in a transformer block, asked from the TPU compiler, and the picture of it. A quarter of an hour.
+FIGURES := docs/images/layouts
+V5P_LAYOUTS := cfg cfg-ulysses ulysses hybrid ring sequence
+V6E_LAYOUTS := tensor fsdp-ulysses
+FIGURE = TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 $(LTX2) compile -c ltx2 --layers 3
+
+layouts-figure: $(LTX2)
+	$(LTX2) plugin install tpu
+	mkdir -p $(FIGURES)
+	for l in $(V5P_LAYOUTS); do $(FIGURE) --target tpu:v5p:2x2x2 --layout $$l --json $(FIGURES)/$$l.json || exit 1; done
+	for l in $(V6E_LAYOUTS); do $(FIGURE) --target tpu:v6e:2x4 --layout $$l --json $(FIGURES)/$$l.json || exit 1; done
+	cargo run --locked --example layouts_figure $(FIGURES)/*.json > $(FIGURES).svg
 
 # Regenerates tests/fixtures from the pinned reference releases.
 fixtures:
