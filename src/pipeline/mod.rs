@@ -1,5 +1,6 @@
 //! From a request to a file.
 
+pub mod batch;
 mod error;
 pub mod generate;
 pub mod init;
