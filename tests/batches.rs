@@ -23,10 +23,18 @@ fn settings(layout: &str, mesh: &str, devices: usize) -> Settings {
     Settings { build, chunk: None, dump: true }
 }
 
-/// Three videos of one case that differ in prompt and seed.
+/// Three videos of one case that differ in prompt and seed. Guided ones are rescaled, over the batch as far as the
+/// request goes.
 fn three(base: &Request) -> [Request; 3] {
-    [("a red ball", 10), ("a blue cube on a table", 11), ("rain", 12)]
-        .map(|(prompt, seed)| Request { prompt: prompt.into(), seed, ..base.clone() })
+    let mut base = Request { rescale: RescaleScope::Batch, ..base.clone() };
+    for scales in &mut base.scales {
+        scales.rescale = if scales.cfg == 1.0 { 0.0 } else { 0.7 };
+    }
+    [("a red ball", 10), ("a blue cube on a table", 11), ("rain", 12)].map(|(prompt, seed)| Request {
+        prompt: prompt.into(),
+        seed,
+        ..base.clone()
+    })
 }
 
 fn agree(what: &str, got: &Generated, want: &Generated) {
@@ -38,50 +46,51 @@ fn agree(what: &str, got: &Generated, want: &Generated) {
     assert_eq!((got.video.dim(), got.audio.dim()), (want.video.dim(), want.audio.dim()), "{what}");
 }
 
-#[test]
-fn three_videos_on_two_parts_are_those_of_single_runs() {
+/// Three videos of a case, two at a time on `mesh`, against one at a time on `single`.
+fn two_at_a_time(name: &str, single: (&str, &str), together: (&str, &str)) {
     let Some(client) = cpu(8) else { return };
-    // With and without the negative prompt; the fullest guidance with its rescale, which must not see its neighbours.
-    for (name, layout, mesh) in [
-        ("tiny_a_guided", "cfg", "data=2"),
-        ("tiny_a_guided", "cfg-ulysses", "data=2,cfg=2,context=2"),
-        ("tiny_b_plain", "ulysses", "data=2,context=2"),
-    ] {
-        let all = cases("pipeline");
-        let case = all.iter().find(|c| c.name.ends_with(name)).expect("the case");
-        let model = case.model.to_str().expect("a path");
-        let (models, mut alone) = open(&client, model);
-        let mut base = request(case, &models);
-        base.scales[0].rescale = if base.scales[0].cfg == 1.0 { 0.0 } else { 0.7 };
-        let jobs = three(&Request { rescale: RescaleScope::Batch, ..base });
+    let all = cases("pipeline");
+    let case = all.iter().find(|c| c.name.ends_with(name)).expect("the case");
+    let model = case.model.to_str().expect("a path");
+    let (models, mut alone) = open(&client, model);
+    let jobs = three(&request(case, &models));
+    let single = settings(single.0, single.1, 8);
+    let want: Vec<Generated> = jobs.iter().map(|job| generate(&models, &mut alone, job, &single)).collect();
 
-        let single = settings("replicated", "data=1", 1);
-        let want: Vec<Generated> = jobs.iter().map(|job| generate(&models, &mut alone, job, &single)).collect();
-
-        let (models, mut stages) = open(&client, model);
-        let together = settings(layout, mesh, 8);
-        let size = videos_at_once(&together.build.layout);
-        assert_eq!(size, 2, "{layout} {mesh}");
-        let mut got = Vec::new();
-        for jobs in jobs.chunks(size) {
-            let go_on = &mut |_, _, _| ControlFlow::Continue(());
-            got.extend(text_to_videos(&models, &mut stages, jobs, &together, go_on).expect("runs"));
-        }
-        assert_eq!(got.iter().map(|g| g.batch).collect::<Vec<_>>(), [2, 2, 1]);
-        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-            agree(&format!("{name} {layout} {mesh} video {i}"), got, want);
-        }
-        let statistics = stages.engine().statistics();
-        for (program, s) in &statistics {
-            assert_eq!((s.compiles, s.executions), (1, 2), "{name} {layout} {mesh}: {program}");
-        }
-        assert_eq!(statistics.len(), 7, "{:?}", statistics.keys());
-        // Which videos run beside it changes no bit of a video.
-        let again = generate(&models, &mut stages, &jobs[1], &together);
-        for name in DUMPED {
-            assert_eq!(dumped(&again, name), dumped(&got[1], name), "{layout} {mesh} {name}: other bits alone");
-        }
+    let (models, mut stages) = open(&client, model);
+    let together = settings(together.0, together.1, 8);
+    let size = videos_at_once(&together.build.layout);
+    assert_eq!(size, 2);
+    let mut got = Vec::new();
+    for jobs in jobs.chunks(size) {
+        let go_on = &mut |_, _, _| ControlFlow::Continue(());
+        got.extend(text_to_videos(&models, &mut stages, jobs, &together, go_on).expect("runs"));
     }
+    assert_eq!(got.iter().map(|g| g.batch).collect::<Vec<_>>(), [2, 2, 1]);
+    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+        agree(&format!("{name} video {i}"), got, want);
+    }
+    let statistics = stages.engine().statistics();
+    for (program, s) in &statistics {
+        assert_eq!((s.compiles, s.executions), (1, 2), "{name}: {program}");
+    }
+    assert_eq!(statistics.len(), 7, "{:?}", statistics.keys());
+    // Which videos run beside it changes no bit of a video.
+    let again = generate(&models, &mut stages, &jobs[1], &together);
+    for name in DUMPED {
+        assert_eq!(dumped(&again, name), dumped(&got[1], name), "{name}: other bits alone");
+    }
+}
+
+/// Statistics of the rescale, even those that are asked for over the batch, must not see a video's neighbours.
+#[test]
+fn three_guided_videos_on_two_devices_are_those_of_one() {
+    two_at_a_time("tiny_a_guided", ("replicated", "data=1"), ("cfg", "data=2"));
+}
+
+#[test]
+fn a_mesh_inside_each_part_of_the_batch() {
+    two_at_a_time("tiny_b_cfg", ("cfg-ulysses", "cfg=2,context=2"), ("cfg-ulysses", "data=2,cfg=2,context=2"));
 }
 
 #[test]

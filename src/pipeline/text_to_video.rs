@@ -182,10 +182,8 @@ pub fn text_to_videos(
     timed(Stage::Connectors, started, stages, before);
 
     let (v, a) = (&shapes.video, &shapes.audio);
-    let [video_noise, audio_noise] = batch.noise(
-        &[v.batch, v.channels, v.frames, v.height, v.width],
-        &[a.batch, a.channels, a.length, a.mel_bins],
-    )?;
+    let [video_noise, audio_noise] = batch
+        .noise(&[v.batch, v.channels, v.frames, v.height, v.width], &[a.batch, a.channels, a.length, a.mel_bins])?;
     dump.keep_row("noise.video", &video_noise, 1, 0);
     dump.keep_row("noise.audio", &audio_noise, 1, 0);
 
