@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::tpu::libtpu;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -11,26 +12,8 @@ use ltx2::dtype::DType;
 use ltx2::models::presets::Preset;
 use ltx2::models::video_vae::{DecoderConfig, decoder_program};
 use ltx2::nn::{Build, Lowering};
-use ltx2::pjrt::discover::{self, Kind};
-use ltx2::pjrt::{Attributes, CompileOptions, OptionValue, Plugin, Topology};
+use ltx2::pjrt::{Attributes, CompileOptions, OptionValue, Topology};
 use ltx2::runtime::flags;
-
-/// libtpu; `None`, said loudly, when it is not there and not required.
-fn libtpu() -> Option<Plugin> {
-    let Some(found) = discover::find(Kind::Tpu, None).found.into_iter().next() else {
-        assert!(std::env::var_os("LTX2_REQUIRE_TPU").is_none(), "no libtpu: run `ltx2 plugin install tpu`");
-        eprintln!("SKIPPED, NOTHING WAS TESTED: no libtpu found; run `ltx2 plugin install tpu`");
-        return None;
-    };
-    for variable in ["TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"] {
-        if std::env::var_os(variable).is_none() {
-            assert!(std::env::var_os("LTX2_REQUIRE_TPU").is_none(), "set {variable}=1, as `make test-tpu` does");
-            eprintln!("SKIPPED, NOTHING WAS TESTED: without {variable}=1 libtpu looks for chips; use `make test-tpu`");
-            return None;
-        }
-    }
-    Some(Plugin::load(&found.path).expect("libtpu loads"))
-}
 
 #[test]
 fn libtpu_accepts_the_19b_programs() {

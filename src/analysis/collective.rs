@@ -145,8 +145,12 @@ impl Module {
     }
 }
 
+const MANUAL_REGION: &str = "manual_computation/";
+
 /// A scope without the compiler's wrappers in front and the operation's name behind.
 pub(super) fn trim(scope: &str) -> String {
+    // Inside a manual region scopes stand behind that of the region.
+    let scope = scope.rsplit(MANUAL_REGION).find(|part| part.contains('/')).unwrap_or(scope);
     let parts: Vec<&str> = scope.split('/').filter(|p| !p.starts_with("jit(") && !p.is_empty()).collect();
     parts[..parts.len().saturating_sub(1)].join("/")
 }
@@ -184,6 +188,7 @@ mod tests {
     fn scopes_lose_what_the_compilers_add() {
         assert_eq!(trim("blocks/attn1/sdpa/dot_general"), "blocks/attn1/sdpa");
         assert_eq!(trim("jit(main)/blocks/ff/reshape"), "blocks/ff");
+        assert_eq!(trim("blocks/attn1/sdpa/manual_computation/blocks/attn1/sdpa/all_to_all"), "blocks/attn1/sdpa");
         assert_eq!(trim("while"), "");
     }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::collective::{is_async_marker, is_collective};
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto, ShapeProto};
-use super::shape::{bytes, elements};
+use super::shape::{self, elements};
 
 /// Work on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -46,10 +46,18 @@ fn is_free(opcode: &str) -> bool {
     FREE.contains(&opcode) || opcode.ends_with("-done")
 }
 
-impl Module {
+/// Counts the work of a module's instructions.
+#[derive(Clone, Copy)]
+pub(super) struct Counter<'a> {
+    pub module: &'a Module,
+    /// Whether memory space 1 is the chip's own memory (TPU), which costs no bandwidth.
+    pub on_chip: bool,
+}
+
+impl<'a> Counter<'a> {
     /// Work of an instruction that runs by itself; a fusion counts as one. Loops, calls and conditionals are empty
     /// here: what they call is counted where it stands.
-    pub(super) fn work(&self, i: &InstructionProto) -> Work {
+    pub fn work(&self, i: &InstructionProto) -> Work {
         match i.opcode.as_str() {
             "while" | "call" | "conditional" => Work::default(),
             opcode if is_free(opcode) || is_collective(opcode) => Work::default(),
@@ -60,31 +68,26 @@ impl Module {
     }
 
     fn fusion_work(&self, i: &InstructionProto) -> Work {
-        let Some(called) = self.called(i) else { return Work::default() };
+        let Some(called) = self.module.called(i) else { return Work::default() };
         let read: u64 = called
             .instructions
             .iter()
             .filter(|p| p.opcode == "parameter")
             .map(|p| {
-                let whole = p.shape.as_ref().map_or(0, bytes);
+                let whole = self.size(p.shape.as_ref());
                 self.read_of(called, p).map_or(whole, |part| part.min(whole))
             })
             .sum();
-        let written = self.root(called).map_or(0, |root| self.written(root));
+        let written = self.module.root(called).map_or(0, |root| self.written(root));
         Work { flops: self.fused_flops(called), bytes: (read + written) as f64 }
     }
 
-    /// The computation an instruction calls, where there is one.
-    pub(super) fn called(&self, i: &InstructionProto) -> Option<&ComputationProto> {
-        self.computation(*i.called_computation_ids.first()?)
-    }
-
     /// Floating-point operations of a fused computation and those fused inside it.
-    pub(super) fn fused_flops(&self, c: &ComputationProto) -> f64 {
+    fn fused_flops(&self, c: &ComputationProto) -> f64 {
         c.instructions
             .iter()
             .map(|i| match i.opcode.as_str() {
-                "fusion" => self.called(i).map_or(0.0, |c| self.fused_flops(c)),
+                "fusion" => self.module.called(i).map_or(0.0, |c| self.fused_flops(c)),
                 _ => self.flops(i),
             })
             .sum()
@@ -97,7 +100,7 @@ impl Module {
             .iter()
             .map(|u| match u.opcode.as_str() {
                 "dynamic-slice" | "slice" | "gather" if u.operand_ids.first() == Some(&p.id) => {
-                    u.shape.as_ref().map(bytes)
+                    u.shape.as_ref().map(shape::bytes)
                 }
                 // Written in place: what is not overwritten is not read.
                 "dynamic-update-slice" if u.operand_ids.first() == Some(&p.id) => Some(0),
@@ -106,7 +109,7 @@ impl Module {
                 opcode if is_collective(opcode) || is_async_marker(u) => Some(0),
                 "bitcast" => self.read_of(c, u),
                 "fusion" => {
-                    let called = self.called(u)?;
+                    let called = self.module.called(u)?;
                     let at = u.operand_ids.iter().position(|o| *o == p.id)?;
                     let inner = called
                         .instructions
@@ -122,29 +125,45 @@ impl Module {
     /// Bytes that a fusion's result writes: of a stack updated in place, the update.
     fn written(&self, root: &InstructionProto) -> u64 {
         match root.opcode.as_str() {
-            "tuple" => root.operand_ids.iter().filter_map(|&o| self.instruction(o)).map(|o| self.written(o)).sum(),
-            "dynamic-update-slice" => self.operand(root, 1).and_then(|u| u.shape.as_ref()).map_or(0, bytes),
-            "bitcast" => self.operand(root, 0).map_or(0, |o| self.written(o)),
+            "tuple" => {
+                root.operand_ids.iter().filter_map(|&o| self.module.instruction(o)).map(|o| self.written(o)).sum()
+            }
+            "dynamic-update-slice" => self.size(self.module.operand(root, 1).and_then(|u| u.shape.as_ref())),
+            "bitcast" => self.module.operand(root, 0).map_or(0, |o| self.written(o)),
             "parameter" => 0,
             opcode if is_collective(opcode) || is_async_marker(root) => 0,
-            _ => root.shape.as_ref().map_or(0, bytes),
+            _ => self.size(root.shape.as_ref()),
         }
     }
 
+    /// Bytes of a value in device memory.
+    fn size(&self, shape: Option<&ShapeProto>) -> u64 {
+        shape.map_or(0, |s| if self.on_chip { shape::bytes_off_chip(s) } else { shape::bytes(s) })
+    }
+
     fn instruction_bytes(&self, i: &InstructionProto) -> f64 {
-        let size = |s: Option<&ShapeProto>| s.map_or(0, bytes);
+        let size = |s: Option<&ShapeProto>| self.size(s);
         let output = size(i.shape.as_ref());
         let moved = match i.opcode.as_str() {
-            "dynamic-slice" | "slice" | "gather" => 2 * output,
-            "dynamic-update-slice" => 2 * size(self.operand(i, 1).and_then(|u| u.shape.as_ref())),
+            "dynamic-slice" | "slice" | "gather" => {
+                let from = size(self.module.operand(i, 0).and_then(|o| o.shape.as_ref()));
+                output + from.min(i.shape.as_ref().map_or(0, shape::bytes))
+            }
+            "dynamic-update-slice" => 2 * size(self.module.operand(i, 1).and_then(|u| u.shape.as_ref())),
             "broadcast" => output,
             // Copies in the background state source and destination in their own shape.
-            "copy-start" => 2 * i.shape.as_ref().and_then(|s| s.tuple_shapes.first()).map_or(0, bytes),
+            "copy-start" => {
+                let places = i.shape.iter().flat_map(|s| s.tuple_shapes.iter().take(2));
+                places.map(|s| size(Some(s))).sum()
+            }
             // Work inside is counted where it stands; the rest is links, not memory.
             "async-start" => 0,
             _ => {
-                let read: u64 =
-                    i.operand_ids.iter().map(|&o| size(self.instruction(o).and_then(|o| o.shape.as_ref()))).sum();
+                let read: u64 = i
+                    .operand_ids
+                    .iter()
+                    .map(|&o| size(self.module.instruction(o).and_then(|o| o.shape.as_ref())))
+                    .sum();
                 read + output
             }
         };
@@ -152,10 +171,10 @@ impl Module {
     }
 
     /// Operations of a product or a convolution; 0 for everything else.
-    pub(super) fn flops(&self, i: &InstructionProto) -> f64 {
+    fn flops(&self, i: &InstructionProto) -> f64 {
         match i.opcode.as_str() {
             "dot" => {
-                let Some(left) = self.operand(i, 0).and_then(|o| o.shape.as_ref()) else { return 0.0 };
+                let Some(left) = self.module.operand(i, 0).and_then(|o| o.shape.as_ref()) else { return 0.0 };
                 let contracted: i64 = i.dot.as_ref().map_or(1, |d| product(&left.dimensions, &d.lhs_contracting));
                 2.0 * output_elements(i) * contracted as f64
             }
@@ -168,7 +187,7 @@ impl Module {
     /// (TPU programs write batched products as convolutions whose window walks the batch by such holes.)
     fn convolution_flops(&self, i: &InstructionProto) -> Option<f64> {
         let (window, numbers) = (i.window.as_ref()?, i.convolution.as_ref()?);
-        let [input, kernel] = [0, 1].map(|n| self.operand(i, n).and_then(|o| o.shape.as_ref()));
+        let [input, kernel] = [0, 1].map(|n| self.module.operand(i, n).and_then(|o| o.shape.as_ref()));
         let (input, kernel, output) = (input?, kernel?, i.shape.as_ref()?);
         let at = |dims: &[i64], n: i64| dims.get(usize::try_from(n).ok()?).copied();
         let mut pairs = 1.0;
@@ -193,7 +212,7 @@ impl Module {
                 bytes: number("bytes_accessed").unwrap_or(plain.bytes),
             };
         }
-        let shape = |n: usize| self.operand(i, n).and_then(|o| o.shape.as_ref());
+        let shape = |n: usize| self.module.operand(i, n).and_then(|o| o.shape.as_ref());
         if let Some(contracting) =
             config.pointer("/gemm_backend_config/dot_dimension_numbers/lhs_contracting_dimensions")
         {

@@ -1,5 +1,6 @@
 //! Reading optimized programs: loops, collectives, work, copies of stacks, predicted time.
 
+mod cause;
 mod chip;
 mod collective;
 mod cost;
@@ -13,6 +14,7 @@ mod stacks;
 mod trips;
 mod walk;
 
+pub use cause::cause;
 pub use chip::{CHIPS, Chip, Links};
 pub use collective::Kind;
 pub use cost::Work;

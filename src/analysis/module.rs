@@ -86,6 +86,11 @@ impl Module {
         self.instruction(*i.operand_ids.get(n)?)
     }
 
+    /// The first computation an instruction calls.
+    pub(super) fn called(&self, i: &InstructionProto) -> Option<&ComputationProto> {
+        self.computation(*i.called_computation_ids.first()?)
+    }
+
     /// A computation's instructions in the order they start; without a schedule, operands before users.
     pub(super) fn scheduled<'a>(&'a self, c: &'a ComputationProto) -> Vec<&'a InstructionProto> {
         match self.schedule.get(&c.id) {

@@ -48,3 +48,15 @@ pub(super) fn bytes(shape: &ShapeProto) -> u64 {
         false => shape.tuple_shapes.iter().map(bytes).sum(),
     }
 }
+
+/// From this memory space on, a TPU's layouts speak of the chip's own memories.
+const ON_CHIP: i64 = 1;
+
+/// As [`bytes`], without what lies in the chip's own memory.
+pub(super) fn bytes_off_chip(shape: &ShapeProto) -> u64 {
+    match shape.tuple_shapes.is_empty() {
+        true if shape.layout.as_ref().is_some_and(|l| l.memory_space >= ON_CHIP) => 0,
+        true => bytes(shape),
+        false => shape.tuple_shapes.iter().map(bytes_off_chip).sum(),
+    }
+}

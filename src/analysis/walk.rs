@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::chip::Chip;
+use super::chip::{Chip, Links};
 use super::collective::{Kind, Part, dtypes_and_bytes};
-use super::cost::Work;
+use super::cost::{Counter, Work};
 use super::groups::span;
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
@@ -82,6 +82,7 @@ pub(super) struct Walk<'a> {
     module: &'a Module,
     mesh: &'a Mesh,
     chip: Option<&'a Chip>,
+    counter: Counter<'a>,
     stacks: Stacks,
     /// Channels of collectives that start in one fusion and go on in others.
     started: HashSet<i64>,
@@ -118,10 +119,12 @@ impl<'a> Walk<'a> {
             let starts = parts.iter().filter(|(p, i)| *p == Part::Start && i.channel_id > 0);
             started.extend(starts.map(|(_, i)| i.channel_id));
         }
+        let on_chip = chip.is_some_and(|c| matches!(c.links, Links::Torus { .. }));
         Walk {
             module,
             mesh,
             chip,
+            counter: Counter { module, on_chip },
             stacks: Stacks::of(module, layers),
             started,
             collectives: Vec::new(),
@@ -227,7 +230,7 @@ impl<'a> Walk<'a> {
                 cost
             }
             _ => {
-                let work = self.module.work(i);
+                let work = self.counter.work(i);
                 let (compute, memory) =
                     self.chip.map_or((0.0, 0.0), |c| (c.compute_seconds(work.flops), c.memory_seconds(work.bytes)));
                 Cost { work, time: Time { compute, memory, collective: 0.0, all: compute.max(memory) } }

@@ -10,6 +10,8 @@ use crate::sampling::SamplingError;
 
 pub mod args;
 pub mod check;
+pub mod compile;
+mod compile_report;
 pub mod completions;
 pub mod doctor;
 pub mod generate;
@@ -49,6 +51,8 @@ pub enum Command {
     Generate(generate::Args),
     /// Run one component on given tensors
     Run(run::Args),
+    /// Compile a program ahead of time and say what it holds, moves and takes
+    Compile(compile::Args),
     /// Write a random model in the diffusers layout
     Init(init::Args),
     /// Say what a model holds and what is missing, from headers alone
@@ -71,6 +75,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Command::Generate(args) => generate::run(args),
         Command::Run(args) => run::run(args),
+        Command::Compile(args) => compile::run(args),
         Command::Init(args) => init::run(args),
         Command::Check(args) => check::run(args),
         Command::Doctor(args) => doctor::run(args),

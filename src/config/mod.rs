@@ -21,6 +21,7 @@ pub use error::{ConfigError, Origin};
 pub use layout::{LayoutFile, parse_mesh, read_layout};
 pub use load::{Flag, Given, Loaded, load};
 pub use naming::{Job, output_paths, sidecar_path};
+pub use presets::shipped_layouts;
 pub use schema::*;
 pub use validate::json_schema;
 

@@ -46,6 +46,9 @@ pub enum PipelineError {
     /// Inputs of a component that do not fit it.
     #[error("{0}")]
     Input(String),
+    /// A program that is larger than the device.
+    #[error("{0}")]
+    TooLarge(String),
     /// Not a number in a result.
     #[error("{0} holds values that are not finite; run with --dtype f32, or bisect with --dump")]
     NotFinite(&'static str),

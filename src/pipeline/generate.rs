@@ -11,17 +11,14 @@ use super::batch::videos_at_once;
 use super::error::{PipelineError, Result};
 use super::models::Models;
 use super::options::GenerateOptions;
+use super::programs::Programs;
 use super::report::{self, Outer};
+use super::request;
 use super::stages::Stages;
 use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_videos};
-use crate::config::{self, Config, Dtype, FlagValue, Job, sidecar_path};
-use crate::dtype::DType;
+use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
-use crate::nn::{Build, Lowering, Numerics};
-use crate::pjrt::OptionValue;
-use crate::runtime::{Engine, EngineOptions, platform};
-use crate::sampling::guidance::{RescaleScope, Scales};
-use crate::sampling::sigmas;
+use crate::runtime::{Engine, platform};
 use crate::weights::{ModelSource, Overrides};
 
 /// Steps between two looks at an interrupt, where no progress is shown.
@@ -58,7 +55,7 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     let source = Rc::new(open(config)?);
     let models = Models::open(&source)?;
     let requests: Vec<Request> =
-        options.jobs.iter().map(|job| request(config, &models, job)).collect::<Result<Vec<_>>>()?;
+        options.jobs.iter().map(|job| of_job(config, &models, job)).collect::<Result<Vec<_>>>()?;
     let (plugin, client) =
         platform::open(&config.platform().map_err(PipelineError::Input)?, Some(config.virtual_devices()?))?;
     let versions = json!({
@@ -67,9 +64,12 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
         "pjrt": format!("{}.{}", plugin.version().0, plugin.version().1),
         "platform": client.platform_version().unwrap_or_default(),
     });
-    let flags = config.runtime.xla_flags.iter().map(|(name, value)| (name.clone(), flag(value))).collect();
-    let mut stages = Stages::new(Engine::new(client, EngineOptions { xla_flags: flags }), source.clone());
-    let settings = settings(config, options, stages.engine())?;
+    let mut stages = Stages::new(Engine::new(client, request::engine_options(config)), source.clone());
+    let devices = stages.engine().devices();
+    let build = request::build(config, devices.len(), &stages.engine().platform(), devices[0].kind())?;
+    Programs::of(config, None)?.check(&build)?;
+    let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
+    let settings = Settings { build, chunk, dump: options.dump.is_some() };
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
@@ -129,80 +129,12 @@ pub fn open(config: &Config) -> Result<ModelSource> {
     Ok(ModelSource::open(&m.path, &overrides)?)
 }
 
-fn settings(config: &Config, options: &GenerateOptions, engine: &Engine) -> Result<Settings> {
-    let build = Build {
-        dtype: match config.runtime.dtype {
-            Dtype::Bf16 => DType::BF16,
-            Dtype::F32 => DType::F32,
-        },
-        numerics: match config.runtime.numerics {
-            config::Numerics::Default => Numerics::Default,
-            config::Numerics::Official => Numerics::Official,
-        },
-        layout: config.placement(engine.devices().len())?,
-        lowering: Lowering::of(&engine.platform(), engine.devices()[0].kind()),
-    };
-    let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
-    Ok(Settings { build, chunk, dump: options.dump.is_some() })
-}
-
-fn flag(value: &FlagValue) -> OptionValue {
-    match value {
-        FlagValue::Bool(v) => OptionValue::Bool(*v),
-        FlagValue::Int(v) => OptionValue::Int(*v),
-        FlagValue::Float(v) => OptionValue::Float(*v),
-        FlagValue::Text(v) => OptionValue::Text(v.clone()),
-    }
-}
-
 /// A job as the model takes it.
-fn request(config: &Config, models: &Models, job: &Job) -> Result<Request> {
+fn of_job(config: &Config, models: &Models, job: &Job) -> Result<Request> {
+    let request = request::of_job(config, &models.sizes, job)?;
     let r = &config.request;
-    let shapes = Shapes::new(models, r.width, r.height, r.num_frames, r.frame_rate)?;
-    let multiple = models.token_multiple;
-    if !r.max_sequence_length.is_multiple_of(multiple) {
-        let low = (r.max_sequence_length / multiple).max(1) * multiple;
-        return Err(PipelineError::Usage(format!(
-            "max_sequence_length {} is not a multiple of the connectors' {multiple} registers; the nearest are {low} and {}",
-            r.max_sequence_length,
-            low + multiple
-        )));
-    }
-    let diffusers = config.sampler.sigma_shift == config::Reference::Diffusers;
-    let sigmas = match &config.sampler.sigmas {
-        Some(list) if diffusers => models.scheduler.shifted(list, shapes.tokens[0])?,
-        Some(list) => sigmas::verbatim(list)?,
-        None if diffusers => models.scheduler.sigmas(config.sampler.steps, shapes.tokens[0])?,
-        None => sigmas::official(config.sampler.steps, sigmas::OFFICIAL_TOKENS)?,
-    };
-    let scales = config.scales().map(|s| Scales {
-        cfg: s.cfg as f32,
-        stg: s.stg as f32,
-        modality: s.modality as f32,
-        rescale: s.rescale as f32,
-    });
-    let layers = models.transformer.num_layers;
-    if let Some(bad) = config.guidance.stg_blocks.iter().find(|b| **b >= layers) {
-        let message = format!("guidance.stg_blocks: {bad} is not a block of this model, which has {layers}");
-        return Err(PipelineError::Usage(message));
-    }
-    Ok(Request {
-        prompt: job.prompt.clone(),
-        negative_prompt: r.negative_prompt.clone(),
-        width: r.width,
-        height: r.height,
-        num_frames: r.num_frames,
-        frame_rate: r.frame_rate,
-        seed: job.seed,
-        sigmas,
-        scales,
-        stg_blocks: config.guidance.stg_blocks.clone(),
-        rescale: match config.guidance.rescale_scope {
-            config::RescaleScope::PerSample => RescaleScope::PerSample,
-            config::RescaleScope::Batch => RescaleScope::Batch,
-        },
-        max_sequence_length: r.max_sequence_length,
-    })
+    let tokens = Shapes::new(&models.sizes, r.width, r.height, r.num_frames, r.frame_rate)?.tokens;
+    Ok(Request { sigmas: request::sigmas(config, &models.scheduler, tokens[0])?, ..request })
 }
 
 fn write(

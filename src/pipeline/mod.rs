@@ -1,12 +1,15 @@
 //! From a request to a file.
 
 pub mod batch;
+pub mod compile;
 mod error;
 pub mod generate;
 pub mod init;
 pub mod models;
 pub mod options;
+pub mod programs;
 pub mod report;
+pub mod request;
 pub mod run;
 pub mod stages;
 pub mod tensors;

@@ -48,21 +48,25 @@ enum Origin {
 }
 
 /// The configurations of a model, each read when it is needed, so that a model of some parts runs those.
-pub struct Parts(Origin);
+pub struct Parts {
+    origin: Origin,
+    /// Blocks left of every transformer, to look at programs.
+    layers: Option<usize>,
+}
 
 impl Parts {
     /// Of a model on disk.
     pub fn of(source: &Rc<ModelSource>) -> Self {
-        Parts(Origin::Files(source.clone()))
+        Parts { origin: Origin::Files(source.clone()), layers: None }
     }
 
     /// Of a model that this program carries.
     pub fn of_preset(preset: Preset) -> Self {
-        Parts(Origin::Preset(preset))
+        Parts { origin: Origin::Preset(preset), layers: None }
     }
 
     fn json(&self, part: Component) -> Result<Value> {
-        match &self.0 {
+        match &self.origin {
             Origin::Files(source) => Ok(source.config(part)?),
             Origin::Preset(preset) => preset
                 .config(part.folder())
@@ -75,12 +79,21 @@ impl Parts {
         Ok(parse(&self.json(part)?)?)
     }
 
+    /// The same model with the transformer cut to its first `layers` blocks, to look at its programs. Their blocks are
+    /// the whole model's.
+    #[must_use]
+    pub fn cut(self, layers: usize) -> Self {
+        Parts { layers: Some(layers), ..self }
+    }
+
     /// The transformer's.
     ///
     /// # Errors
     /// A missing file, a key that is wrong or not computed; as for the other parts.
     pub fn transformer(&self) -> Result<TransformerConfig> {
-        self.read(Component::Transformer, TransformerConfig::from_json)
+        let mut c = self.read(Component::Transformer, TransformerConfig::from_json)?;
+        c.num_layers = self.layers.unwrap_or(c.num_layers).min(c.num_layers);
+        Ok(c)
     }
 
     /// The text encoder's.
@@ -329,14 +342,10 @@ impl AudioSizes {
     }
 }
 
-/// Everything a text-to-video request reads of a model.
-pub struct Models {
-    /// The configurations, which become programs.
-    pub parts: Parts,
+/// What a request's programs are written from: a model's configurations alone, no weights.
+pub struct Sizes {
     /// Sizes of the transformer.
     pub transformer: TransformerConfig,
-    /// The model's own schedule.
-    pub scheduler: FlowMatch,
     /// Video sizes to latents to tokens.
     pub video_grid: VideoGrid,
     /// Channels of video latents.
@@ -345,18 +354,61 @@ pub struct Models {
     pub audio_grid: AudioGrid,
     /// Channels of audio latents.
     pub audio_channels: usize,
-    /// Tokenizer.
-    pub tokenizer: Tokenizer,
-    /// Of the video latents.
-    pub video_statistics: Statistics,
-    /// Of the audio tokens.
-    pub audio_statistics: Statistics,
     /// Channels of the projected text.
     pub text_width: usize,
     /// Channels of the connectors' two results.
     pub text_channels: [usize; 2],
     /// The smallest prompt length; every legal one is a multiple of it.
     pub token_multiple: usize,
+}
+
+impl Sizes {
+    /// Reads the configurations.
+    ///
+    /// # Errors
+    /// A missing or unusable part, by name.
+    pub fn of(parts: &Parts) -> Result<Self> {
+        let transformer = parts.transformer()?;
+        let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
+        let connectors = parts.connectors()?;
+        Ok(Sizes {
+            video_grid: VideoGrid {
+                spatial_compression: vae.spatial(),
+                temporal_compression: vae.temporal(),
+                patch_size: transformer.patch_size,
+                patch_size_t: transformer.patch_size_t,
+            },
+            video_channels: vae.latent_channels,
+            audio_grid: AudioGrid {
+                sampling_rate: audio.sample_rate,
+                hop_length: audio.mel_hop_length,
+                temporal_compression: AUDIO_COMPRESSION,
+                mel_bins: audio.bins(),
+                mel_compression: AUDIO_COMPRESSION,
+            },
+            audio_channels: audio.latent_channels,
+            text_width: connectors.caption_channels,
+            text_channels: connectors.widths(),
+            token_multiple: connectors.token_multiple(),
+            transformer,
+        })
+    }
+}
+
+/// Everything a text-to-video request reads of a model.
+pub struct Models {
+    /// The configurations, which become programs.
+    pub parts: Parts,
+    /// What the programs are written from.
+    pub sizes: Sizes,
+    /// The model's own schedule.
+    pub scheduler: FlowMatch,
+    /// Tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Of the video latents.
+    pub video_statistics: Statistics,
+    /// Of the audio tokens.
+    pub audio_statistics: Statistics,
     /// Samples a second.
     pub sample_rate: usize,
 }
@@ -387,7 +439,7 @@ impl Models {
     pub fn open(source: &Rc<ModelSource>) -> Result<Self> {
         source.require(&TEXT_TO_VIDEO)?;
         let parts = Parts::of(source);
-        let transformer = parts.transformer()?;
+        let sizes = Sizes::of(&parts)?;
         let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
         // Headers are read now, so that a damaged file is found before anything has run.
         for part in TEXT_TO_VIDEO.into_iter().filter(|p| p.weights_stem().is_some()) {
@@ -403,40 +455,21 @@ impl Models {
             Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
         };
         let scheduler = parts.json(Component::Scheduler)?.to_string();
-        let connectors = parts.connectors()?;
         let tokenizer = source.tokenizer()?;
         Ok(Models {
-            video_grid: VideoGrid {
-                spatial_compression: vae.spatial(),
-                temporal_compression: vae.temporal(),
-                patch_size: transformer.patch_size,
-                patch_size_t: transformer.patch_size_t,
-            },
-            video_channels: vae.latent_channels,
-            audio_grid: AudioGrid {
-                sampling_rate: audio.sample_rate,
-                hop_length: audio.mel_hop_length,
-                temporal_compression: AUDIO_COMPRESSION,
-                mel_bins: audio.bins(),
-                mel_compression: AUDIO_COMPRESSION,
-            },
-            audio_channels: audio.latent_channels,
             tokenizer: Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")))?,
             video_statistics: statistics(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
             audio_statistics: statistics(Component::AudioVae, audio.base_channels, 1.0)?,
             sample_rate: parts.vocoder()?.output_sampling_rate,
             scheduler: FlowMatch::from_json(&scheduler, &source.config_path(Component::Scheduler))?,
-            text_width: connectors.caption_channels,
-            text_channels: connectors.widths(),
-            token_multiple: connectors.token_multiple(),
-            transformer,
+            sizes,
             parts,
         })
     }
 
     /// Token bounds of a request, `[1, 3, n, 2]` and `[1, 1, m, 2]`.
     pub fn coords(&self, shapes: &Shapes, frame_rate: f64) -> [Array4<f32>; 2] {
-        let c = &self.transformer;
+        let c = &self.sizes.transformer;
         let (video, audio) = coordinate_grids(c);
         let offset = c.causal_offset as i64;
         [

@@ -7,7 +7,7 @@ use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix4, Ix5, s};
 
 use super::batch::{Batch, Dump, split};
 use super::error::{PipelineError, Result};
-use super::models::Models;
+use super::models::{Models, Sizes};
 use super::stages::{Inputs, Stages};
 use crate::models::transformer::tables;
 use crate::nn::Build;
@@ -51,6 +51,21 @@ impl Request {
     pub fn goes_with(&self, other: &Request) -> bool {
         let alike = Request { prompt: other.prompt.clone(), seed: other.seed, ..self.clone() };
         alike == *other
+    }
+
+    /// What the denoising programs of `batch` such requests are written for.
+    pub fn denoise_shape(&self, sizes: &Sizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
+        let branches = branches(self.scales[0], self.scales[1]);
+        DenoiseShape {
+            batch,
+            tokens: shapes.tokens,
+            text: self.max_sequence_length,
+            text_channels: sizes.text_channels,
+            stg_blocks: if branches.contains(&Branch::Perturbed) { self.stg_blocks.clone() } else { Vec::new() },
+            // Each video is a request of its own: its neighbours have no part in its statistics.
+            rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
+            branches,
+        }
     }
 }
 
@@ -119,10 +134,10 @@ impl Shapes {
     ///
     /// # Errors
     /// An illegal size, with the two nearest legal ones.
-    pub fn new(models: &Models, width: usize, height: usize, num_frames: usize, frame_rate: f64) -> Result<Self> {
-        let video = models.video_grid.latents(1, models.video_channels, width, height, num_frames)?;
-        let audio = models.audio_grid.latents(1, models.audio_channels, num_frames, frame_rate)?;
-        let tokens = [models.video_grid.tokens(&video), audio.length];
+    pub fn new(sizes: &Sizes, width: usize, height: usize, num_frames: usize, frame_rate: f64) -> Result<Self> {
+        let video = sizes.video_grid.latents(1, sizes.video_channels, width, height, num_frames)?;
+        let audio = sizes.audio_grid.latents(1, sizes.audio_channels, num_frames, frame_rate)?;
+        let tokens = [sizes.video_grid.tokens(&video), audio.length];
         Ok(Shapes { video, audio, tokens })
     }
 }
@@ -158,7 +173,7 @@ pub fn text_to_videos(
     let batch = Batch::new(requests, &settings.build.layout)?;
     let mut dump = Dump::new(batch.asked(), settings.dump);
     let request = batch.shared();
-    let shapes = Shapes::new(models, request.width, request.height, request.num_frames, request.frame_rate)?;
+    let shapes = Shapes::new(&models.sizes, request.width, request.height, request.num_frames, request.frame_rate)?;
     let branches = branches(request.scales[0], request.scales[1]);
     let steps = request.sigmas.len() - 1;
     let mut timed = |stage: Stage, started: Instant, stages: &Stages, before: Duration| {
@@ -188,18 +203,9 @@ pub fn text_to_videos(
     dump.keep_row("noise.audio", &audio_noise, 1, 0);
 
     let (before, started) = (stages.set_up_time(), Instant::now());
-    let shape = DenoiseShape {
-        batch: batch.size(),
-        branches: branches.clone(),
-        tokens: shapes.tokens,
-        text: request.max_sequence_length,
-        text_channels: models.text_channels,
-        stg_blocks: if branches.contains(&Branch::Perturbed) { request.stg_blocks.clone() } else { Vec::new() },
-        // Each video is a request of its own: its neighbours have no part in its statistics.
-        rescale: if batch.size() > 1 { RescaleScope::PerSample } else { request.rescale },
-    };
+    let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
     let start = [
-        Tensor::from(models.video_grid.pack(fixed::<Ix5>(video_noise)?.view())?),
+        Tensor::from(models.sizes.video_grid.pack(fixed::<Ix5>(video_noise)?.view())?),
         Tensor::from(pack_audio(fixed::<Ix4>(audio_noise)?.view())),
     ];
     let latents = run_loop(models, stages, request, settings, &shape, &shapes, &text, start, steps, watch)?;
@@ -280,7 +286,7 @@ fn connect(
     tokens: usize,
     settings: &Settings,
 ) -> Result<Outputs> {
-    let width = models.text_width;
+    let width = models.sizes.text_width;
     let (network, _) = models.parts.connectors_program(mask.shape()[0], tokens, width, &settings.build)?;
     let program = stages.prepare("connectors", &network)?;
     let mut given = models.parts.connectors_inputs(tokens)?;
@@ -321,7 +327,7 @@ fn run_loop(
     sigmas.resize(MAX_STEPS + 1, 0.0);
     let sigmas = Tensor::from(ndarray::Array1::from(sigmas));
 
-    let network = prepare(&models.transformer, shape, build)?;
+    let network = prepare(&models.sizes.transformer, shape, build)?;
     let program = stages.prepare("prepare", &network)?;
     let given = [
         ("sigmas".to_string(), sigmas.clone()),
@@ -332,14 +338,14 @@ fn run_loop(
     let prepared = stages.run(&program, &inputs)?;
     drop(inputs);
 
-    let network = denoise(&models.transformer, shape, build)?;
+    let network = denoise(&models.sizes.transformer, shape, build)?;
     let program = stages.prepare("denoise", &network)?;
     let [video_coords, audio_coords] = models.coords(shapes, request.frame_rate);
-    let tables = tables::tables(&models.transformer, video_coords.view(), audio_coords.view());
+    let tables = tables::tables(&models.sizes.transformer, video_coords.view(), audio_coords.view());
     let row = |s: Scales| s.row().to_vec();
     let scales = Array2::from_shape_vec((2, 4), [row(request.scales[0]), row(request.scales[1])].concat())
         .map_err(|e| PipelineError::Input(e.to_string()))?;
-    let mut fixed_inputs = tables::host_inputs(&models.transformer, &tables);
+    let mut fixed_inputs = tables::host_inputs(&models.sizes.transformer, &tables);
     fixed_inputs.push(("sigmas".into(), sigmas));
     fixed_inputs.push(("scales".into(), scales.into()));
     let fixed = stages.give_all(&program, Inputs::default(), fixed_inputs)?;
@@ -387,7 +393,7 @@ fn unpack(models: &Models, shapes: &Shapes, batch: usize, latents: &[Tensor; 2])
             return Err(PipelineError::NotFinite(name));
         }
     }
-    let mut video = models.video_grid.unpack(video.view(), &VideoShape { batch, ..shapes.video })?;
+    let mut video = models.sizes.video_grid.unpack(video.view(), &VideoShape { batch, ..shapes.video })?;
     models.video_statistics.denormalize(&mut video, 1)?;
     let mut audio: Array3<f32> = audio;
     models.audio_statistics.denormalize(&mut audio, 2)?;

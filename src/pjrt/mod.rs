@@ -36,6 +36,6 @@ pub use host::{HostBuffer, HostUse, SharedBytes, SharedHostBuffer};
 pub use layout::DeviceLayout;
 pub use options::{CompileOptions, OptionValue};
 pub use plugin::Plugin;
-pub use quiet::quiet_plugins;
+pub use quiet::{prepare_absent_tpus, quiet_plugins};
 pub use topology::Topology;
 pub use transfer::{Transfer, TransferShape};

@@ -1,4 +1,4 @@
-//! The plugins' own logging.
+//! What plugins read from the environment, set before they are loaded.
 
 /// Keeps plugins from writing their start-up chatter to stderr; warnings of the user's own making stay. Must be called
 /// before the process starts a thread, and does nothing otherwise, or where the user has set the variable.
@@ -9,4 +9,36 @@ pub fn quiet_plugins() {
         // SAFETY: no other thread exists that could read the environment meanwhile.
         unsafe { std::env::set_var(LEVEL, "2") };
     }
+}
+
+/// Lets libtpu compile on a machine without TPUs, and beside other processes that have it loaded. Must be called before
+/// the process starts a thread; false where that was too late and the user has not set the variables either.
+pub fn prepare_absent_tpus() -> bool {
+    const ARGUMENTS: &str = "LIBTPU_INIT_ARGS";
+    // The compiler's own threads have 64 KB of stack; deep fusions of TPU7x programs overflow it.
+    const STACK: &str = "--default_thread_stack_size=1048576";
+    // The last two stand for a machine that a topology made by name replaces; without them libtpu complains.
+    let fixed = [
+        ("TPU_SKIP_MDS_QUERY", "1"),
+        ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
+        ("TPU_WORKER_HOSTNAMES", "localhost"),
+        ("TPU_ACCELERATOR_TYPE", "v5litepod-4"),
+    ];
+    let mut wanted: Vec<(&str, String)> = fixed
+        .into_iter()
+        .filter(|(name, _)| std::env::var_os(name).is_none())
+        .map(|(name, value)| (name, value.to_owned()))
+        .collect();
+    let given = std::env::var(ARGUMENTS).unwrap_or_default();
+    if !given.contains("default_thread_stack_size") {
+        wanted.push((ARGUMENTS, format!("{given} {STACK}").trim().to_owned()));
+    }
+    let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
+    if alone {
+        for (name, value) in &wanted {
+            // SAFETY: no other thread exists that could read the environment meanwhile.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+    alone || wanted.is_empty()
 }

@@ -5,8 +5,10 @@ mod engine;
 pub mod flags;
 pub mod platform;
 pub mod plugins;
+mod target;
 mod upload;
 
 pub use distributed::{Distributed, Part, parts};
 pub use engine::{Engine, EngineOptions, Executable, Outputs, RuntimeError, Statistics, compile_options};
+pub use target::{Compiled, Machine, Target, UnknownTarget};
 pub use upload::{ParameterSource, Parameters, StoredTensor};

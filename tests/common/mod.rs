@@ -1,6 +1,8 @@
 //! What the integration tests share: the CPU plugin, the fixtures, distances.
 #![allow(dead_code)] // Each test binary uses its part.
 
+pub mod tpu;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -182,7 +184,7 @@ pub fn request(case: &Case, models: &Models) -> Request {
         (number("width") as usize, number("height") as usize, number("num_frames") as usize);
     let frame_rate = s["frame_rate"].as_f64().expect("frame_rate");
     let steps = number("steps") as usize;
-    let shapes = Shapes::new(models, width, height, num_frames, frame_rate).expect("legal sizes");
+    let shapes = Shapes::new(&models.sizes, width, height, num_frames, frame_rate).expect("legal sizes");
     let sigmas = match s["sigma_shift"].as_str() {
         Some("official") => sigmas::official(steps, sigmas::OFFICIAL_TOKENS),
         _ => models.scheduler.sigmas(steps, shapes.tokens[0]),

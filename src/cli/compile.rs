@@ -1,0 +1,87 @@
+//! `ltx2 compile`: a program, ahead of time, and what it moves.
+
+use std::path::PathBuf;
+
+use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
+use super::compile_report::{json, table};
+use super::{UsageError, print};
+use crate::config::load;
+use crate::pipeline::PipelineError;
+use crate::pipeline::compile::{CompileOptions, compile};
+use crate::pipeline::programs::ProgramKind;
+use crate::pjrt::discover::Kind;
+use crate::runtime::Target;
+
+/// Compiles a program for devices that need not be there, and says what it holds, moves and takes.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  ltx2 compile --target tpu:v6e:2x4 -c ltx2 --layout fsdp-ulysses
+  ltx2 compile --target tpu:v5p:2x2x2 -c ltx2 --layout ulysses --layers 3 --json ulysses.json
+  ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout tensor --program text-encoder
+  ltx2 compile --target cpu:8 -c nano --layout sequence --dump-hlo hlo")]
+pub struct Args {
+    /// Devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
+    #[arg(long, value_name = "TARGET")]
+    target: String,
+    /// What is compiled
+    #[arg(long, value_name = "NAME", default_value = "denoise")]
+    program: ProgramKind,
+    /// Blocks of the transformer that are compiled; figures of one block do not depend on it
+    #[arg(long, value_name = "N")]
+    layers: Option<usize>,
+    /// Writes the figures; `-` for stdout, in place of the table
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Writes the program, and what the compiler made of it, into a folder
+    #[arg(long, value_name = "DIR")]
+    dump_hlo: Option<PathBuf>,
+    /// Keeps the compiled program for later runs
+    #[arg(long, value_name = "CACHE")]
+    save: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What is wrong with target, configuration or model; a program that is larger than the device, after its figures.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let target: Target = args.target.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
+    let mut given = args.config.given();
+    args.model.add(&mut given);
+    args.placement.add(&mut given);
+    let loaded = load(&given)?;
+    if args.save.is_some() {
+        return Err(UsageError("not built yet: --save".into()).into());
+    }
+    if target.kind() == Kind::Tpu && !crate::pjrt::prepare_absent_tpus() {
+        let message = "compiling for TPUs needs TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 set";
+        return Err(UsageError(message.into()).into());
+    }
+    let config = &loaded.config;
+    let options = CompileOptions {
+        target: target.clone(),
+        kind: args.program,
+        layers: args.layers,
+        dump: args.dump_hlo.as_deref(),
+    };
+    let done = compile(config, &options)?;
+    let figures = format!("{}\n", serde_json::to_string_pretty(&json(&done, &target, config))?);
+    match args.json.as_deref() {
+        Some(path) if path.as_os_str() == "-" => print(&figures)?,
+        Some(path) => {
+            crate::media::write_atomically(path, figures.as_bytes())?;
+            print(&table(&done, &target, config))?;
+        }
+        None => print(&table(&done, &target, config))?,
+    }
+    match done.shortage {
+        None => Ok(()),
+        Some(shortage) => Err(PipelineError::TooLarge(shortage.to_string()).into()),
+    }
+}

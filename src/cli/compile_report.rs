@@ -1,0 +1,205 @@
+//! The figures of a compiled program as JSON and as a table.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use crate::analysis::{Collective, cause};
+use crate::config::Config;
+use crate::nn::Placement;
+use crate::pipeline::compile::Compilation;
+use crate::runtime::Target;
+
+/// Equal collectives, counted.
+struct Entry<'a> {
+    collective: &'a Collective,
+    cause: Option<&'a Placement>,
+    count: usize,
+}
+
+fn entries(done: &Compilation) -> Vec<Entry<'_>> {
+    let mut all: Vec<Entry> = Vec::new();
+    for c in &done.report.collectives {
+        match all.iter_mut().find(|e| e.collective == c) {
+            Some(known) => known.count += 1,
+            None => {
+                let cause = cause(c, &done.placements, &done.mesh, done.layers);
+                all.push(Entry { collective: c, cause, count: 1 });
+            }
+        }
+    }
+    all
+}
+
+fn mesh_text(done: &Compilation) -> String {
+    match done.mesh.axes.as_slice() {
+        [] => "one device".into(),
+        axes => axes.iter().map(|(a, n)| format!("{a}={n}")).collect::<Vec<_>>().join(","),
+    }
+}
+
+/// The figures, as the contract of `--json` names them.
+pub fn json(done: &Compilation, target: &Target, config: &Config) -> Value {
+    let r = &done.report;
+    let list: Vec<Value> = entries(done)
+        .iter()
+        .map(|e| {
+            let c = e.collective;
+            json!({
+                "kind": c.kind,
+                "scope": c.scope,
+                "tensor": e.cause.map(|p| &p.tensor),
+                "rule": e.cause.map(|p| &p.rules),
+                "count": e.count,
+                "trip_count": r.trips(c),
+                "per": c.phase,
+                "bytes": c.bytes,
+                "wire_bytes": c.wire_bytes,
+                "axes": c.axes,
+                "dtype": c.dtype,
+                "async": c.asynchronous,
+                "overlapped": c.overlapped,
+            })
+        })
+        .collect();
+    let (layer, step) = (r.per_layer(), r.per_step());
+    let mesh: serde_json::Map<String, Value> = done.mesh.axes.iter().map(|(a, n)| (a.clone(), json!(n))).collect();
+    json!({
+        "target": target.to_string(),
+        "program": done.kind.name(),
+        "hash": done.hash,
+        "model": done.model,
+        "devices": done.mesh.devices(),
+        "layout": config.layout,
+        "mesh": mesh,
+        "layers": done.layers,
+        "memory": done.memory,
+        "flops": r.step.flops,
+        "bytes_accessed": r.step.bytes,
+        "per_layer": {"flops": r.layer.flops, "bytes_accessed": r.layer.bytes},
+        "collectives": {
+            "per_layer_bytes": layer.bytes,
+            "per_layer_wire_bytes": layer.wire_bytes,
+            "per_layer_overlapped_bytes": layer.overlapped,
+            "per_layer_count": layer.count,
+            "per_step_bytes": step.bytes,
+            "per_step_wire_bytes": step.wire_bytes,
+            "list": list,
+        },
+        "stack_copies": r.stack_copies,
+        "predicted_ms": r.predicted,
+        "notes": done.notes,
+        "compile_seconds": done.seconds,
+        "does_not_fit": done.shortage,
+    })
+}
+
+const MB: f64 = 1e6;
+
+fn gib(bytes: i64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+/// The figures to read.
+pub fn table(done: &Compilation, target: &Target, config: &Config) -> String {
+    let r = &done.report;
+    let mut out = String::new();
+    let mut line = |name: &str, text: String| {
+        let _ = writeln!(out, "{name:<12}{text}");
+    };
+    line("target", format!("{target}, {} devices, layout {}, {}", done.mesh.devices(), config.layout, mesh_text(done)));
+    line("program", format!("{}, {} blocks, compiled in {:.1} s", done.kind.name(), done.layers, done.seconds));
+    line("hash", done.hash.clone());
+    line("model", done.model.clone());
+    let m = &done.memory;
+    let of = m.capacity.map_or(String::new(), |c| format!(" of {}", gib(c)));
+    line(
+        "memory",
+        format!(
+            "{}{of} a device: arguments {}, temporaries {}, results {} ({} in place), code {}",
+            gib(m.total),
+            gib(m.arguments),
+            gib(m.temporaries),
+            gib(m.outputs),
+            gib(m.aliased),
+            gib(m.generated_code)
+        ),
+    );
+    let work =
+        |w: &crate::analysis::Work| format!("{:.3} TFLOP, {:.2} GB moved in memory", w.flops / 1e12, w.bytes / 1e9);
+    let moved = |t: &crate::analysis::Traffic| {
+        let share = if t.bytes > 0.0 { 100.0 * t.overlapped / t.bytes } else { 0.0 };
+        format!(
+            "{:.0} collectives, {:.1} MB ({:.1} MB received), {share:.0} % behind other work",
+            t.count,
+            t.bytes / MB,
+            t.wire_bytes / MB
+        )
+    };
+    if r.layers > 0.0 {
+        line("a block", format!("{}; {}", work(&r.layer), moved(&r.per_layer())));
+    }
+    line("a step", format!("{}; {}", work(&r.step), moved(&r.per_step())));
+    if let Some(p) = &r.predicted {
+        line(
+            "predicted",
+            format!(
+                "{:.1} ms a step: compute {:.1}, memory {:.1}, links {:.1}",
+                p.step, p.compute, p.memory, p.collective
+            ),
+        );
+    }
+    let copied: f64 = r.stack_copies.iter().map(|c| c.bytes).sum();
+    match r.stack_copies.as_slice() {
+        [] => line("copies", "no whole stack of layers is copied".into()),
+        copies => {
+            line("copies", format!("{} whole stacks of layers, {:.1} MB:", copies.len(), copied / MB));
+            for c in copies {
+                let scope = if c.scope.is_empty() { String::new() } else { format!(" under {}", c.scope) };
+                line("", format!("{} {} {:.1} MB{scope}", c.opcode, c.shape, c.bytes / MB));
+            }
+        }
+    }
+    done.notes.iter().for_each(|note| line("note", note.clone()));
+    out.push_str(&collectives(done));
+    out
+}
+
+fn collectives(done: &Compilation) -> String {
+    let head =
+        ["per", "runs", "kind", "MB", "received", "type", "axes", "how", "scope", "tensor", "rule"].map(str::to_string);
+    let mut rows = vec![head];
+    for e in entries(done) {
+        let c = e.collective;
+        let how = match (c.asynchronous, c.overlapped) {
+            (false, _) => "sync",
+            (true, false) => "async, alone",
+            (true, true) => "async",
+        };
+        let rule = e.cause.map(|p| p.rules.join("; ")).unwrap_or_default();
+        rows.push([
+            format!("{:?}", c.phase).to_lowercase(),
+            format!("{}", c.times * e.count as f64),
+            c.kind.name().into(),
+            format!("{:.3}", c.bytes / MB),
+            format!("{:.3}", c.wire_bytes / MB),
+            c.dtype.clone(),
+            c.axes.join(","),
+            how.into(),
+            c.scope.clone(),
+            e.cause.map(|p| p.tensor.clone()).unwrap_or_default(),
+            rule,
+        ]);
+    }
+    if rows.len() == 1 {
+        return "no collectives\n".into();
+    }
+    let width = |n: usize| rows.iter().map(|r| r[n].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let mut out = String::from("\n");
+    for row in &rows {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, w)| format!("{cell:<w$}")).collect();
+        let _ = writeln!(out, "{}", cells.join("  ").trim_end());
+    }
+    out
+}

@@ -1,0 +1,267 @@
+//! `compile`: a program of a configuration, compiled for devices that need not be there, and what the compiler made of
+//! it.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::error::{PipelineError, Result};
+use super::programs::{ProgramKind, Programs};
+use super::request;
+use crate::analysis::{self, Module, Report};
+use crate::config::{Config, shipped_layouts};
+use crate::hlo::Mesh;
+use crate::models::Network;
+use crate::nn::{Build, Placement};
+use crate::pjrt::CompiledMemory;
+use crate::runtime::{Machine, RuntimeError, Target, parts};
+
+/// Blocks of the reduced program that stands for one that does not fit.
+const REDUCED: usize = 2;
+
+/// What is compiled.
+#[derive(Clone, Debug)]
+pub struct CompileOptions<'a> {
+    /// The devices.
+    pub target: Target,
+    /// The program.
+    pub kind: ProgramKind,
+    /// Blocks of the transformer; all if not given.
+    pub layers: Option<usize>,
+    /// Folder for the program and what the compiler made of it.
+    pub dump: Option<&'a Path>,
+}
+
+/// A compiled program's figures, on one device.
+pub struct Compilation {
+    /// The program.
+    pub kind: ProgramKind,
+    /// Its hash: a run of the same configuration on the same devices executes this program.
+    pub hash: String,
+    /// What the model was read from.
+    pub model: String,
+    /// Devices.
+    pub mesh: Mesh,
+    /// Blocks of the transformer that were compiled.
+    pub layers: usize,
+    /// Memory.
+    pub memory: Memory,
+    /// Collectives, work, copies, time.
+    pub report: Report,
+    /// Where tensors were placed.
+    pub placements: Vec<Placement>,
+    /// What the layout could not split.
+    pub notes: Vec<String>,
+    /// Seconds the compiler took.
+    pub seconds: f64,
+    /// Why the whole program does not fit; the figures are then a reduced one's.
+    pub shortage: Option<Shortage>,
+}
+
+/// Bytes on a device.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct Memory {
+    /// Arguments.
+    pub arguments: i64,
+    /// Results, those that take over arguments included.
+    pub outputs: i64,
+    /// Everything between.
+    pub temporaries: i64,
+    /// Machine code.
+    pub generated_code: i64,
+    /// Results that take over arguments.
+    pub aliased: i64,
+    /// What a run needs at once.
+    pub total: i64,
+    /// What the device has; none for a CPU.
+    pub capacity: Option<i64>,
+}
+
+impl Memory {
+    fn of(m: CompiledMemory, capacity: Option<i64>) -> Self {
+        Memory {
+            arguments: m.arguments,
+            outputs: m.outputs,
+            temporaries: m.temporaries,
+            generated_code: m.generated_code,
+            aliased: m.aliased,
+            total: m.arguments + m.outputs - m.aliased + m.temporaries + m.generated_code,
+            capacity,
+        }
+    }
+}
+
+/// A program that is larger than the device.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Shortage {
+    /// Bytes a device needs at least.
+    pub needed: i64,
+    /// Bytes it has.
+    pub capacity: i64,
+    /// What was counted.
+    pub what: String,
+    /// Shipped layouts whose arguments and results fit on as many such devices, with their bytes.
+    pub fitting: Vec<(String, i64)>,
+}
+
+impl std::fmt::Display for Shortage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gib = |bytes: i64| bytes as f64 / f64::from(1 << 30);
+        write!(f, "{} need {:.2} GiB a device, it has {:.2}; ", self.what, gib(self.needed), gib(self.capacity))?;
+        let fitting: Vec<String> =
+            self.fitting.iter().map(|(name, bytes)| format!("{name} ({:.2} GiB)", gib(*bytes))).collect();
+        match fitting.is_empty() {
+            true => f.write_str("no shipped layout fits on these devices: take more of them"),
+            false => write!(f, "of the shipped layouts these would fit: {}", fitting.join(", ")),
+        }
+    }
+}
+
+/// Compiles a program of a configuration.
+///
+/// # Errors
+/// What is wrong with configuration, model or layout; the compiler's message. A program that does not fit is no error
+/// here: see [`Compilation::shortage`].
+pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
+    let programs = Programs::of(config, options.layers)?;
+    let machine = options.target.open().map_err(RuntimeError::from)?;
+    let job = Job { config, options, machine: &machine };
+    let build = job.build(config)?;
+    let used = build.layout.mesh.devices();
+    if used < machine.devices.len() {
+        let (layout, all) = (&config.layout, machine.devices.len());
+        let message = format!("layout {layout} uses {used} of the {all} devices of {}; give a --mesh", options.target);
+        return Err(PipelineError::Usage(message));
+    }
+    let network = programs.network(options.kind, &build)?;
+    let needed = needed(&network);
+    match machine.capacity.filter(|capacity| needed > *capacity) {
+        None => match job.run(&programs, &network) {
+            Err(PipelineError::Runtime(RuntimeError::Plugin(e))) if is_out_of_memory(&e.to_string()) => {
+                let what = format!("arguments and results of {} (and temporaries beside them)", options.kind.name());
+                tracing::debug!("{e}");
+                job.reduced(Shortage { needed, capacity: machine.capacity.unwrap_or(0), what, fitting: vec![] })
+            }
+            Err(e) => Err(e),
+            Ok(done) => match machine.capacity.filter(|capacity| done.memory.total > *capacity) {
+                None => Ok(done),
+                Some(capacity) => {
+                    let what = format!("arguments, results and temporaries of {}", options.kind.name());
+                    let needed = done.memory.total;
+                    Ok(Compilation {
+                        shortage: Some(Shortage { needed, capacity, what, fitting: job.fitting()? }),
+                        ..done
+                    })
+                }
+            },
+        },
+        Some(capacity) => {
+            let what = format!("arguments and results of {} alone", options.kind.name());
+            job.reduced(Shortage { needed, capacity, what, fitting: job.fitting()? })
+        }
+    }
+}
+
+struct Job<'a> {
+    config: &'a Config,
+    options: &'a CompileOptions<'a>,
+    machine: &'a Machine,
+}
+
+impl Job<'_> {
+    fn build(&self, config: &Config) -> Result<Build> {
+        let m = self.machine;
+        request::build(config, m.devices.len(), m.target.kind().name(), &m.device_kind)
+    }
+
+    /// Compiles and reads the result.
+    fn run(&self, programs: &Programs, network: &Network) -> Result<Compilation> {
+        let (kind, program) = (self.options.kind, &network.program);
+        let file = |suffix: &str| self.options.dump.map(|d| d.join(format!("{}.{suffix}", kind.name())));
+        let write = |suffix: &str, bytes: &[u8]| -> Result<()> {
+            let Some(path) = file(suffix) else { return Ok(()) };
+            let fail = |e: std::io::Error| PipelineError::File { path: path.clone(), reason: e.to_string() };
+            path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(fail)?;
+            std::fs::write(&path, bytes).map_err(fail)
+        };
+        write("mlir", program.text.as_bytes())?;
+        let started = Instant::now();
+        let compiled =
+            self.machine.compile(program, &request::engine_options(self.config)).map_err(RuntimeError::from)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let memory = compiled.memory().map_err(RuntimeError::from)?;
+        let optimized = compiled.optimized_program().map_err(RuntimeError::from)?;
+        let module = Module::decode(&optimized.format, &optimized.bytes)
+            .map_err(|e| PipelineError::Input(format!("the optimized program cannot be read: {e}")))?;
+        write("optimized.pb", &optimized.bytes)?;
+        if self.options.dump.is_some() {
+            write("optimized.txt", module.listing().as_bytes())?;
+        }
+        let stacked = programs.stacked(kind)?;
+        Ok(Compilation {
+            kind,
+            hash: program.hash(),
+            model: programs.origin.clone(),
+            mesh: program.mesh.clone(),
+            layers: programs.layers(),
+            memory: Memory::of(memory, self.machine.capacity),
+            report: analysis::report(&module, &program.mesh, stacked, self.options.target.chip()),
+            placements: network.placements.clone(),
+            notes: network.notes.clone(),
+            seconds,
+            shortage: None,
+        })
+    }
+
+    /// Compiles a program of fewer blocks instead.
+    fn reduced(&self, shortage: Shortage) -> Result<Compilation> {
+        let shortage =
+            if shortage.fitting.is_empty() { Shortage { fitting: self.fitting()?, ..shortage } } else { shortage };
+        if !self.options.kind.has_blocks() || self.options.layers.is_some_and(|n| n <= REDUCED) {
+            return Err(PipelineError::TooLarge(shortage.to_string()));
+        }
+        let build = self.build(self.config)?;
+        let programs = Programs::of(self.config, Some(REDUCED))?;
+        let network = programs.network(self.options.kind, &build)?;
+        let done = self.run(&programs, &network)?;
+        Ok(Compilation { shortage: Some(shortage), ..done })
+    }
+
+    /// The shipped layouts, on their own meshes, whose arguments and results fit.
+    fn fitting(&self) -> Result<Vec<(String, i64)>> {
+        let capacity = self.machine.capacity.unwrap_or(i64::MAX);
+        let programs = Programs::of(self.config, self.options.layers)?;
+        let mut found = Vec::new();
+        for layout in shipped_layouts() {
+            let config = Config { layout: layout.into(), mesh: None, ..self.config.clone() };
+            let build = self.build(&config);
+            // A mesh that these devices do not make up, or a size that does not fit it, is no offer.
+            let Some(network) = build.ok().and_then(|b| programs.network(self.options.kind, &b).ok()) else { continue };
+            let needed = needed(&network);
+            if needed <= capacity && network.program.devices() == self.machine.devices.len() {
+                found.push((layout.to_string(), needed));
+            }
+        }
+        found.sort_by_key(|(_, bytes)| *bytes);
+        Ok(found)
+    }
+}
+
+/// Bytes of arguments and results on the device that holds most of them; a result that takes over an argument's memory
+/// needs none.
+pub fn needed(network: &Network) -> i64 {
+    let program = &network.program;
+    let mesh = &program.mesh;
+    let local = |ty: &crate::hlo::Type, sharding: Option<&crate::hlo::Sharding>| -> usize {
+        let sizes = parts(ty, mesh, sharding).into_iter().map(|p| p.size.iter().product::<usize>());
+        sizes.max().unwrap_or(0) * ty.dtype.size()
+    };
+    let donated: Vec<usize> = program.arguments.iter().filter_map(|a| a.donated_to).collect();
+    let arguments: usize = program.arguments.iter().map(|a| local(&a.ty, a.sharding.as_ref())).sum();
+    let results = program.results.iter().enumerate().filter(|(n, _)| !donated.contains(n));
+    let results: usize = results.map(|(_, r)| local(&r.ty, r.sharding.as_ref())).sum();
+    (arguments + results) as i64
+}
+
+fn is_out_of_memory(message: &str) -> bool {
+    message.contains("RESOURCE_EXHAUSTED") || message.contains("Ran out of memory") || message.contains("out of memory")
+}

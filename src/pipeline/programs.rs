@@ -1,0 +1,185 @@
+//! The programs of a request, written without weights or a device: to compile them ahead of time and look at them.
+
+use std::rc::Rc;
+
+use super::batch::videos_at_once;
+use super::error::{PipelineError, Result};
+use super::generate;
+use super::models::{Parts, Sizes};
+use super::request;
+use super::text_to_video::{Request, Shapes};
+use crate::config::{Config, Job};
+use crate::models::Network;
+use crate::models::presets::Preset;
+use crate::models::transformer::{self, CrossTimestep, ForwardShape};
+use crate::nn::Build;
+use crate::sampling::denoise::{denoise, prepare};
+use crate::sampling::guidance::Branch;
+
+/// A program of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, clap::ValueEnum)]
+#[value(rename_all = "kebab-case")]
+pub enum ProgramKind {
+    /// The loop over steps.
+    #[default]
+    Denoise,
+    /// What runs once before it.
+    Prepare,
+    /// Prompt to embeddings.
+    TextEncoder,
+    /// Embeddings to the transformer's contexts.
+    Connectors,
+    /// Latents to frames.
+    VideoDecoder,
+    /// Frames to latents.
+    VideoEncoder,
+    /// Latents to mel spectrogram.
+    AudioDecoder,
+    /// Mel spectrogram to samples.
+    Vocoder,
+    /// One forward pass on the reference's arguments.
+    Transformer,
+}
+
+impl ProgramKind {
+    /// As the sidecar of a run names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProgramKind::Denoise => "denoise",
+            ProgramKind::Prepare => "prepare",
+            ProgramKind::TextEncoder => "text_encoder",
+            ProgramKind::Connectors => "connectors",
+            ProgramKind::VideoDecoder => "video_decoder",
+            ProgramKind::VideoEncoder => "video_encoder",
+            ProgramKind::AudioDecoder => "audio_decoder",
+            ProgramKind::Vocoder => "vocoder",
+            ProgramKind::Transformer => "transformer",
+        }
+    }
+
+    /// Whether it runs the transformer's blocks.
+    pub fn has_blocks(self) -> bool {
+        matches!(self, ProgramKind::Denoise | ProgramKind::Prepare | ProgramKind::Transformer)
+    }
+}
+
+/// A request whose programs can be written.
+pub struct Programs {
+    parts: Parts,
+    sizes: Sizes,
+    request: Request,
+    /// What the model was read from.
+    pub origin: String,
+}
+
+impl Programs {
+    /// Of a configuration. Where its model is not on this machine and is a published one, the configuration that this
+    /// program carries of it is taken. `layers` cuts the transformer to its first blocks.
+    ///
+    /// # Errors
+    /// No such model; sizes that it does not take.
+    pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
+        let (parts, origin) = match (generate::open(config), Preset::named(&config.model.path)) {
+            (Ok(source), _) => {
+                let origin = format!("{} (LTX-{})", source.path().display(), source.version()?);
+                (Parts::of(&Rc::new(source)), origin)
+            }
+            (Err(_), Some(preset)) => {
+                let origin = format!("{}: not on this machine; its published configuration", config.model.path);
+                (Parts::of_preset(preset), origin)
+            }
+            (Err(error), None) => return Err(error),
+        };
+        let whole = Sizes::of(&parts)?;
+        let mut request = request::of_job(config, &whole, &Job { index: 0, prompt: String::new(), seed: 0 })?;
+        let Some(layers) = layers else { return Ok(Programs { parts, sizes: whole, request, origin }) };
+        let all = whole.transformer.num_layers;
+        if layers == 0 || layers > all {
+            return Err(PipelineError::Usage(format!("--layers {layers}: this model has 1 to {all} blocks")));
+        }
+        let parts = parts.cut(layers);
+        // Which block is perturbed changes no work.
+        request.stg_blocks.iter_mut().for_each(|b| *b = (*b).min(layers - 1));
+        request.stg_blocks.dedup();
+        Ok(Programs { sizes: Sizes::of(&parts)?, parts, request, origin })
+    }
+
+    /// Blocks of the transformer.
+    pub fn layers(&self) -> usize {
+        self.sizes.transformer.num_layers
+    }
+
+    /// The stacked layers of a program: the length of its stacks' leading dimension.
+    ///
+    /// # Errors
+    /// What is wrong with the model's configuration.
+    pub fn stacked(&self, kind: ProgramKind) -> Result<usize> {
+        match kind {
+            ProgramKind::TextEncoder => Ok(self.parts.text_encoder()?.layers.len()),
+            _ => Ok(self.layers()),
+        }
+    }
+
+    /// Writes every program of a run, so that a layout that does not fit is found before anything has run.
+    ///
+    /// # Errors
+    /// As [`Programs::network`].
+    pub fn check(&self, build: &Build) -> Result<()> {
+        let run = [
+            ProgramKind::TextEncoder,
+            ProgramKind::Connectors,
+            ProgramKind::Prepare,
+            ProgramKind::Denoise,
+            ProgramKind::VideoDecoder,
+            ProgramKind::AudioDecoder,
+            ProgramKind::Vocoder,
+        ];
+        run.into_iter().try_for_each(|kind| self.network(kind, build).map(drop))
+    }
+
+    /// Writes a program, the one that a run of the same configuration executes.
+    ///
+    /// # Errors
+    /// What is wrong with model, sizes or layout.
+    pub fn network(&self, kind: ProgramKind, build: &Build) -> Result<Network> {
+        let (r, parts, c) = (&self.request, &self.parts, &self.sizes.transformer);
+        let shapes = Shapes::new(&self.sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
+        let batch = videos_at_once(&build.layout);
+        let shape = r.denoise_shape(&self.sizes, &shapes, batch);
+        let prompts = batch * (1 + usize::from(shape.branches.contains(&Branch::Negative)));
+        let tokens = r.max_sequence_length;
+        let (v, a) = (&shapes.video, &shapes.audio);
+        match kind {
+            ProgramKind::Denoise => Ok(denoise(c, &shape, build)?),
+            ProgramKind::Prepare => Ok(prepare(c, &shape, build)?),
+            ProgramKind::TextEncoder => parts.text_encoder_program(prompts, tokens, true, build),
+            ProgramKind::Connectors => Ok(parts.connectors_program(prompts, tokens, self.sizes.text_width, build)?.0),
+            ProgramKind::VideoDecoder => {
+                parts.video_decoder_program([batch, v.channels, v.frames, v.height, v.width], build)
+            }
+            ProgramKind::VideoEncoder => {
+                parts.video_encoder_program([v.batch, 3, r.num_frames, r.height, r.width], build)
+            }
+            ProgramKind::AudioDecoder => parts.audio_decoder_program([batch, a.channels, a.length, a.mel_bins], build),
+            ProgramKind::Vocoder => {
+                let decoder = self.network(ProgramKind::AudioDecoder, build)?;
+                let mel = decoder.program.results.first().map(|o| o.content.clone()).unwrap_or_default();
+                let dims =
+                    <[usize; 4]>::try_from(mel).map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
+                parts.vocoder_program(dims, build)
+            }
+            ProgramKind::Transformer => {
+                let forward = ForwardShape {
+                    batch: shape.batch * shape.branches.len(),
+                    tokens: shape.tokens,
+                    text: [tokens; 2],
+                    text_channels: shape.text_channels,
+                    cross: CrossTimestep::Own,
+                    stg_blocks: shape.stg_blocks.clone(),
+                    ..ForwardShape::default()
+                };
+                Ok(transformer::program(c, &forward, build)?)
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! From a configuration to what is asked of a model: the request, how its programs are built, how they are compiled.
+
+use super::error::{PipelineError, Result};
+use super::models::Sizes;
+use super::text_to_video::{Request, Shapes};
+use crate::config::{self, Config, Dtype, FlagValue, Job};
+use crate::dtype::DType;
+use crate::nn::{Build, Lowering, Numerics};
+use crate::pjrt::OptionValue;
+use crate::runtime::EngineOptions;
+use crate::sampling::guidance::{RescaleScope, Scales};
+use crate::sampling::sigmas::{self, FlowMatch};
+
+/// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`), whose plugin calls them `kind`.
+///
+/// # Errors
+/// What is wrong with layout and mesh.
+pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
+    Ok(Build {
+        dtype: match config.runtime.dtype {
+            Dtype::Bf16 => DType::BF16,
+            Dtype::F32 => DType::F32,
+        },
+        numerics: match config.runtime.numerics {
+            config::Numerics::Default => Numerics::Default,
+            config::Numerics::Official => Numerics::Official,
+        },
+        layout: config.placement(devices)?,
+        lowering: Lowering::of(platform, kind),
+    })
+}
+
+/// How programs are compiled.
+pub fn engine_options(config: &Config) -> EngineOptions {
+    let flag = |value: &FlagValue| match value {
+        FlagValue::Bool(v) => OptionValue::Bool(*v),
+        FlagValue::Int(v) => OptionValue::Int(*v),
+        FlagValue::Float(v) => OptionValue::Float(*v),
+        FlagValue::Text(v) => OptionValue::Text(v.clone()),
+    };
+    EngineOptions { xla_flags: config.runtime.xla_flags.iter().map(|(n, v)| (n.clone(), flag(v))).collect() }
+}
+
+/// The noise levels of a configuration, from the first step's to the final 0.
+///
+/// # Errors
+/// A list or a number of steps that cannot be used.
+pub fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Result<Vec<f32>> {
+    let diffusers = config.sampler.sigma_shift == config::Reference::Diffusers;
+    Ok(match &config.sampler.sigmas {
+        Some(list) if diffusers => scheduler.shifted(list, video_tokens)?,
+        Some(list) => sigmas::verbatim(list)?,
+        None if diffusers => scheduler.sigmas(config.sampler.steps, video_tokens)?,
+        None => sigmas::official(config.sampler.steps, sigmas::OFFICIAL_TOKENS)?,
+    })
+}
+
+/// A job as the model takes it, still without noise levels: no program depends on them.
+///
+/// # Errors
+/// Sizes that the model does not take, with the nearest that it does.
+pub fn of_job(config: &Config, sizes: &Sizes, job: &Job) -> Result<Request> {
+    let r = &config.request;
+    Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
+    let multiple = sizes.token_multiple;
+    if !r.max_sequence_length.is_multiple_of(multiple) {
+        let low = (r.max_sequence_length / multiple).max(1) * multiple;
+        return Err(PipelineError::Usage(format!(
+            "max_sequence_length {} is not a multiple of the connectors' {multiple} registers; the nearest are {low} and {}",
+            r.max_sequence_length,
+            low + multiple
+        )));
+    }
+    let scales = config.scales().map(|s| Scales {
+        cfg: s.cfg as f32,
+        stg: s.stg as f32,
+        modality: s.modality as f32,
+        rescale: s.rescale as f32,
+    });
+    let layers = sizes.transformer.num_layers;
+    if let Some(bad) = config.guidance.stg_blocks.iter().find(|b| **b >= layers) {
+        let message = format!("guidance.stg_blocks: {bad} is not a block of this model, which has {layers}");
+        return Err(PipelineError::Usage(message));
+    }
+    Ok(Request {
+        prompt: job.prompt.clone(),
+        negative_prompt: r.negative_prompt.clone(),
+        width: r.width,
+        height: r.height,
+        num_frames: r.num_frames,
+        frame_rate: r.frame_rate,
+        seed: job.seed,
+        sigmas: Vec::new(),
+        scales,
+        stg_blocks: config.guidance.stg_blocks.clone(),
+        rescale: match config.guidance.rescale_scope {
+            config::RescaleScope::PerSample => RescaleScope::PerSample,
+            config::RescaleScope::Batch => RescaleScope::Batch,
+        },
+        max_sequence_length: r.max_sequence_length,
+    })
+}
