@@ -382,7 +382,7 @@ fn mistakes_in_layouts_are_one_line_with_tensor_or_file_and_line() {
         ("cfg=3,context=-1", "mesh data=1,cfg=3,fsdp=1,context=-1,tensor=1: 8 devices do not divide by 3"),
         ("cfg=2", "layout cfg-ulysses uses 2 of the 8 devices of cpu:8; give a --mesh"),
     ] {
-        let line = fail(2, &["compile", "--target", "cpu:8", "-c", "nano", "--layout", "cfg-ulysses", "--mesh", mesh]);
+        let line = fail(2, &["compile", "--target", "cpu:8", "-c", "ltx2", "--layout", "cfg-ulysses", "--mesh", mesh]);
         assert!(line.contains(words), "{mesh}: {line}");
     }
     assert!(!out.exists(), "nothing is written");
