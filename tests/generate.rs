@@ -294,3 +294,127 @@ fn an_interrupt_leaves_nothing_behind() {
     assert!(rest.iter().any(|l| l.starts_with("error: interrupted after")), "{rest:?}");
     assert_eq!(std::fs::read_dir(dir.path()).expect("the folder").count(), 0, "nothing is left");
 }
+
+#[test]
+fn several_videos_on_a_data_axis_run_together() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let (out, perf) = (dir.path().join("clips"), dir.path().join("perf.json"));
+    let more = ["--layout", "cfg", "--mesh", "data=2", "--num-videos", "3", "--seed", "5", "--dtype", "f32"];
+    let more = [&more[..], &["--perf-json", perf.to_str().expect("UTF-8")]].concat();
+    let run = ltx2(&refs(&short(&out, &more)));
+    let (stdout, stderr) = (text(&run.stdout), text(&run.stderr));
+    assert!(run.status.success(), "{stderr}");
+    let names = ["0000_5", "0001_6", "0002_7"];
+    let paths: Vec<String> = names.iter().map(|n| out.join(format!("{n}.mp4")).display().to_string()).collect();
+    assert_eq!(stdout.lines().collect::<Vec<_>>(), paths);
+    for said in ["videos 1 to 2 of 3 denoise 3/3 steps", "video 3 of 3 denoise 3/3 steps"] {
+        assert!(stderr.contains(said), "{stderr}");
+    }
+    let videos = json(&perf)["videos"].as_array().expect("videos").clone();
+    assert_eq!(videos.iter().map(|v| v["videos_together"].as_u64()).collect::<Vec<_>>(), [Some(2), Some(2), Some(1)]);
+    let programs = videos[2]["programs"].as_object().expect("programs");
+    assert_eq!(programs.len(), 7);
+    assert!(programs.values().all(|p| p["compiles"] == 1 && p["executions"] == 2), "{programs:?}");
+
+    // A video of a batch is repeated alone by its sidecar, bit for bit.
+    let sidecar = out.join("0001_6.json");
+    let again = dir.path().join("again.mp4");
+    succeed(&["generate", "-c", sidecar.to_str().expect("UTF-8"), "-o", again.to_str().expect("UTF-8")]);
+    let (first, second) = (json(&sidecar), json(&again.with_extension("json")));
+    assert_eq!(second["sha256"], first["sha256"]);
+    assert_eq!(second["programs"], first["programs"]);
+}
+
+/// A layout file of `text` in a folder.
+fn layout_file(dir: &Path, text: &str) -> String {
+    let file = dir.join("mine.yml");
+    std::fs::write(&file, text).expect("written");
+    file.to_str().expect("UTF-8").to_string()
+}
+
+#[test]
+fn mistakes_in_layouts_are_one_line_with_tensor_or_file_and_line() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("a.mp4");
+    for (layout, words) in [
+        (
+            "rules:\n  vido_sequence: [context]\n",
+            &["mine.yml:2: 'vido_sequence' is no axis of a tensor, known are"][..],
+        ),
+        ("rules:\n  batch: [dta]\n", &["mine.yml:2: rule of 'batch' names mesh axis 'dta', known are data, cfg"]),
+        ("rules:\n  batch: context\n", &["mine.yml:2: rule of 'batch' must be a list of mesh axes"]),
+        ("rules:\n  batch: [data, data]\n", &["mine.yml:2: rule of 'batch' names mesh axis 'data' twice"]),
+        ("mesh:\n  context: 2\n\nexchange: {kind: wheel}\n", &["mine.yml:4: exchange.kind: unknown variant `wheel`"]),
+        (
+            "mesh: {context: 2}\nrules:\n  heads: [context]\n  embed: [context]\n",
+            &[
+                "tensor 'text_encoder.",
+                "would be split twice by mesh axis 'context' (",
+                "mine.yml:3: heads: [context]; ",
+                "mine.yml:4: embed: [context])",
+            ],
+        ),
+        (
+            "mesh: {data: 2}\nrules:\n  batch: [data]\n  branch: [data]\n",
+            &[
+                "would be split twice by mesh axis 'data' (",
+                "mine.yml:3: batch: [data]; ",
+                "mine.yml:4: branch: [data])",
+            ],
+        ),
+        (
+            "mesh: {context: 2}\nrules: {video_sequence: [context]}\nexchange: {kind: hybrid, ulysses: 3}\n",
+            &["exchange: 2 devices do not divide by ulysses = 3"],
+        ),
+    ] {
+        let file = layout_file(dir.path(), layout);
+        let line = fail(2, &refs(&short(&out, &["--layout", &file])));
+        assert!(words.iter().all(|word| line.contains(word)), "{layout}: {line}");
+    }
+    for (mesh, words) in [
+        ("cfg=16", "mesh data=1,cfg=16,fsdp=1,context=1,tensor=1: needs 16 devices, there are 8"),
+        ("cfg=3,context=-1", "mesh data=1,cfg=3,fsdp=1,context=-1,tensor=1: 8 devices do not divide by 3"),
+        ("cfg=2", "layout cfg-ulysses uses 2 of the 8 devices of cpu:8; give a --mesh"),
+    ] {
+        let line = fail(2, &["compile", "--target", "cpu:8", "-c", "ltx2", "--layout", "cfg-ulysses", "--mesh", mesh]);
+        assert!(line.contains(words), "{mesh}: {line}");
+    }
+    assert!(!out.exists(), "nothing is written");
+}
+
+#[test]
+fn a_size_that_does_not_divide_is_said_and_the_result_is_right() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let run = |name: &str, more: &[&str]| {
+        let dump = dir.path().join(format!("{name}.safetensors"));
+        let all = [&["--dtype", "f32", "--dump", dump.to_str().expect("UTF-8")], more].concat();
+        let out = ltx2(&refs(&short(&dir.path().join(name).with_extension("mp4"), &all)));
+        let stderr = text(&out.stderr);
+        assert!(out.status.success(), "{stderr}");
+        (ltx2::weights::Checkpoint::open(&dump).expect("a dump"), stderr)
+    };
+    let (whole, silent) = run("whole", &[]);
+    assert!(!silent.contains("does not divide"), "{silent}");
+    // Three divides neither heads nor widths.
+    let (split, said) = run("split", &["--layout", "tensor", "--mesh", "tensor=3"]);
+    let line = said.lines().find(|l| l.contains("transformer.transformer_blocks.*.attn1.to_q")).unwrap_or_default();
+    for part in
+        ["WARN tensor '", ": heads = ", "does not divide by tensor = 3 (shardings/tensor.yml:", "holds it whole"]
+    {
+        assert!(line.contains(part), "no '{part}' in '{line}'\n{said}");
+    }
+    for name in ["latents.video", "latents.audio", "video", "audio"] {
+        let tensor = |c: &ltx2::weights::Checkpoint| c.get(name).and_then(|v| v.to_tensor()).expect("a tensor");
+        let distance = common::relative_l2(&tensor(&split), &tensor(&whole));
+        assert!(distance <= 1e-5, "{name}: {distance:e}");
+    }
+}

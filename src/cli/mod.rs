@@ -100,6 +100,8 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         match cause.downcast_ref::<PipelineError>() {
             Some(PipelineError::Interrupted(..)) => return 130,
             Some(PipelineError::Sampling(e)) if sampling(e) => return 2,
+            // Rules that contradict each other are found where a tensor is placed.
+            Some(PipelineError::Program(e)) if e.op == "layout" => return 2,
             Some(PipelineError::Usage(_) | PipelineError::Input(_) | PipelineError::Request(_)) => return 2,
             _ => {}
         }
@@ -154,5 +156,8 @@ mod tests {
         assert_eq!(exit_code(&PipelineError::Interrupted(3, 8).into()), 130);
         assert_eq!(exit_code(&PipelineError::from(SamplingError::Steps(300)).into()), 2);
         assert_eq!(exit_code(&anyhow::anyhow!("device")), 1);
+        let program = |op| crate::hlo::Error { op, scope: "a".into(), program: "b".into(), message: "c".into() };
+        assert_eq!(exit_code(&PipelineError::from(program("layout")).into()), 2);
+        assert_eq!(exit_code(&PipelineError::from(program("add")).into()), 1);
     }
 }

@@ -40,8 +40,17 @@ impl Progress {
     }
 }
 
+/// The videos under way among all, where there are several.
+fn which(jobs: &[Job], videos: usize) -> String {
+    match jobs {
+        [job] if videos > 1 => format!("video {} of {videos} ", job.index + 1),
+        [first, .., last] => format!("videos {} to {} of {videos} ", first.index + 1, last.index + 1),
+        _ => String::new(),
+    }
+}
+
 impl Observer for Progress {
-    fn progress(&mut self, job: &Job, stage: Stage, done: usize, total: usize) -> ControlFlow<()> {
+    fn progress(&mut self, jobs: &[Job], stage: Stage, done: usize, total: usize) -> ControlFlow<()> {
         if self.stop.load(Ordering::SeqCst) && done < total {
             if let Some(bar) = self.bar.take() {
                 bar.abandon();
@@ -51,8 +60,7 @@ impl Observer for Progress {
         if self.quiet || stage != Stage::Denoise {
             return ControlFlow::Continue(());
         }
-        let video =
-            if self.videos > 1 { format!("video {} of {} ", job.index + 1, self.videos) } else { String::new() };
+        let video = which(jobs, self.videos);
         if self.terminal {
             let bar = self.bar.get_or_insert_with(|| {
                 let bar = ProgressBar::new(total as u64);

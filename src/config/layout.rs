@@ -140,20 +140,18 @@ fn read(name: &str) -> Result<Read, ConfigError> {
     };
     let node = yaml::parse(&text, &label)?;
     let wrong = |line: u64, message: String| ConfigError::Syntax { place: format!("{label}:{line}"), message };
-    let file: LayoutFile = match serde_path_to_error::deserialize(node.to_value()) {
-        Ok(file) => file,
-        Err(e) => {
-            let message = format!("{}: {}", e.path(), e.inner());
-            return Err(ConfigError::Syntax { place: label.clone(), message });
-        }
-    };
     let rules = |node: Option<&Node>| -> Result<Vec<Rule>, ConfigError> {
         let Some(Node { data: Data::Map(entries), .. }) = node else { return Ok(Vec::new()) };
         let mut rules = Vec::new();
         for (key, value) in entries {
-            let axis: Axis = serde_json::from_value(key.as_str().into())
-                .map_err(|e: serde_json::Error| wrong(value.line, e.to_string()))?;
-            let mesh_axes: Vec<String> = serde_json::from_value(value.to_value()).unwrap_or_default();
+            let axis: Axis = serde_json::from_value(key.as_str().into()).map_err(|e: serde_json::Error| {
+                let known = e.to_string();
+                let known = known.split_once("expected ").map_or("", |(_, known)| known);
+                wrong(value.line, format!("'{key}' is no axis of a tensor, known are {known}"))
+            })?;
+            let mesh_axes: Vec<String> = serde_json::from_value(value.to_value()).map_err(|_| {
+                wrong(value.line, format!("rule of '{key}' must be a list of mesh axes, such as [context]"))
+            })?;
             if matches!(axis, Axis::Rows | Axis::Whole | Axis::Layers) {
                 return Err(wrong(
                     value.line,
@@ -163,6 +161,9 @@ fn read(name: &str) -> Result<Read, ConfigError> {
             if let Some(bad) = mesh_axes.iter().find(|m| !AXES.contains(&m.as_str())) {
                 let known = AXES.join(", ");
                 return Err(wrong(value.line, format!("rule of '{key}' names mesh axis '{bad}', known are {known}")));
+            }
+            if let Some(twice) = mesh_axes.iter().enumerate().find(|(i, m)| mesh_axes[..*i].contains(m)) {
+                return Err(wrong(value.line, format!("rule of '{key}' names mesh axis '{}' twice", twice.1)));
             }
             rules.push(Rule { axis, mesh_axes, place: format!("{label}:{}", value.line) });
         }
@@ -175,6 +176,9 @@ fn read(name: &str) -> Result<Read, ConfigError> {
         }
     }
     let (general, storage) = (rules(node.get("rules"))?, rules(node.get("storage"))?);
+    // After the rules, whose mistakes are said in their own words.
+    let file: LayoutFile = serde_path_to_error::deserialize(node.to_value())
+        .map_err(|e| wrong(line_of(&node, e.path()), format!("{}: {}", e.path(), e.inner())))?;
     let hybrid = file.exchange.kind == ExchangeKind::Hybrid;
     if hybrid != file.exchange.ulysses.is_some() {
         let line = node.get("exchange").map_or(0, |n| n.line);
@@ -182,6 +186,16 @@ fn read(name: &str) -> Result<Read, ConfigError> {
         return Err(wrong(line, message.into()));
     }
     Ok(Read { file, rules: general, storage, exceptions })
+}
+
+/// The line of the deepest part of a path that the file has.
+fn line_of(mut node: &Node, path: &serde_path_to_error::Path) -> u64 {
+    for segment in path {
+        let serde_path_to_error::Segment::Map { key } = segment else { break };
+        let Some(inner) = node.get(key) else { break };
+        node = inner;
+    }
+    node.line
 }
 
 impl Config {

@@ -94,7 +94,7 @@ impl Local<'_> {
                 let inner = policy.ulysses.unwrap_or(1);
                 if !groups.size().is_multiple_of(inner) {
                     let message = format!("exchange: {} devices do not divide by ulysses = {inner}", groups.size());
-                    self.q.builder().reject("attention", message);
+                    self.q.builder().reject("layout", message);
                     return self.q.clone();
                 }
                 let (near, far) = groups.nested(inner);

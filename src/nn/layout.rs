@@ -275,10 +275,13 @@ impl Layout {
         for (dim, &axis) in axes.iter().enumerate() {
             let rules = self.rules_of(tensor, axis);
             let split: Vec<String> = rules.iter().flat_map(|r| r.mesh_axes.iter().cloned()).collect();
-            for rule in &rules {
-                let clash = |mesh_axis: &&String| placed.rules.iter().any(|u| u.mesh_axes.contains(*mesh_axis));
+            for (i, rule) in rules.iter().enumerate() {
+                // Rows have two rules of their own.
+                let earlier = || placed.rules.iter().chain(rules[..i].iter().copied());
+                let clash = |mesh_axis: &&String| earlier().any(|u| u.mesh_axes.contains(*mesh_axis));
                 if let Some(mesh_axis) = rule.mesh_axes.iter().find(clash) {
-                    let rules: Vec<String> = placed.rules.iter().chain([*rule]).map(ToString::to_string).collect();
+                    let both = earlier().filter(|u| u.mesh_axes.contains(mesh_axis)).chain([*rule]);
+                    let rules: Vec<String> = both.map(ToString::to_string).collect();
                     return Err(LayoutError::Twice {
                         tensor: tensor.into(),
                         ty: ty.to_string(),

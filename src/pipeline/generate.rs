@@ -7,13 +7,15 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::batch::videos_at_once;
 use super::error::{PipelineError, Result};
 use super::models::Models;
 use super::options::GenerateOptions;
+use super::programs::Programs;
 use super::report::{self, Outer};
 use super::request;
 use super::stages::Stages;
-use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_video};
+use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_videos};
 use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
 use crate::runtime::{Engine, platform};
@@ -39,8 +41,8 @@ pub struct Finished {
 
 /// What a run tells while it goes on; the answer to a step says whether to continue.
 pub trait Observer {
-    /// A stage of a video moves on.
-    fn progress(&mut self, job: &Job, stage: Stage, done: usize, total: usize) -> ControlFlow<()>;
+    /// A stage of videos that are made together moves on.
+    fn progress(&mut self, jobs: &[Job], stage: Stage, done: usize, total: usize) -> ControlFlow<()>;
     /// A video is written; the table of its stages.
     fn finished(&mut self, video: &Finished, table: &str);
 }
@@ -65,35 +67,42 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     let mut stages = Stages::new(Engine::new(client, request::engine_options(config)), source.clone());
     let devices = stages.engine().devices();
     let build = request::build(config, devices.len(), &stages.engine().platform(), devices[0].kind())?;
+    Programs::of(config, None)?.check(&build)?;
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let settings = Settings { build, chunk, dump: options.dump.is_some() };
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
-    for ((job, request), path) in options.jobs.iter().zip(&requests).zip(&options.outputs) {
+    let several = options.jobs.len() > 1;
+    let size = videos_at_once(&settings.build.layout);
+    let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
+    for ((jobs, requests), paths) in batches {
         let started = Instant::now();
-        let mut watch = |stage: Stage, done: usize, total: usize| observer.progress(job, stage, done, total);
-        let generated = text_to_video(&models, &mut stages, request, &settings, &mut watch)?;
-        let encoding = Instant::now();
-        let several = options.jobs.len() > 1;
-        let video = write(config, options, job, request, &generated, path, several)?;
-        let outer = Outer { encoding: encoding.elapsed(), total: started.elapsed() };
-        let figures = report::json(&generated, &stages, outer);
-        if config.output.sidecar {
-            let sidecar = json!({
-                "config": config.effective(&job.prompt, job.seed),
-                "seed": job.seed,
-                "model": {"path": source.path(), "fingerprint": source.fingerprint()?},
-                "programs": stages.program_hashes().collect::<std::collections::BTreeMap<_, _>>(),
-                "versions": versions,
-                "sha256": {"frames": video.frames_sha256, "samples": video.samples_sha256},
-                "timings": figures,
-            });
-            write_json(&sidecar_path(path), &sidecar)?;
+        let mut watch = |stage: Stage, done: usize, total: usize| observer.progress(jobs, stage, done, total);
+        let videos = text_to_videos(&models, &mut stages, requests, &settings, &mut watch)?;
+        let made = started.elapsed();
+        for (((job, request), path), generated) in jobs.iter().zip(requests).zip(paths).zip(&videos) {
+            let encoding = Instant::now();
+            let video = write(config, options, job, request, generated, path, several)?;
+            let encoding = encoding.elapsed();
+            let outer = Outer { encoding, total: made + encoding };
+            let figures = report::json(generated, &stages, outer);
+            if config.output.sidecar {
+                let sidecar = json!({
+                    "config": config.effective(&job.prompt, job.seed),
+                    "seed": job.seed,
+                    "model": {"path": source.path(), "fingerprint": source.fingerprint()?},
+                    "programs": stages.program_hashes().collect::<std::collections::BTreeMap<_, _>>(),
+                    "versions": versions,
+                    "sha256": {"frames": video.frames_sha256, "samples": video.samples_sha256},
+                    "timings": figures,
+                });
+                write_json(&sidecar_path(path), &sidecar)?;
+            }
+            observer.finished(&video, &report::table(generated, &stages, outer));
+            perf.push(figures);
+            finished.push(video);
         }
-        observer.finished(&video, &report::table(&generated, &stages, outer));
-        perf.push(figures);
-        finished.push(video);
         stages.reset_set_up_time();
     }
     if let Some(path) = &options.perf_json {

@@ -1,5 +1,6 @@
 //! From a request to a file.
 
+pub mod batch;
 pub mod compile;
 mod error;
 pub mod generate;

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::batch::videos_at_once;
 use super::error::{PipelineError, Result};
 use super::generate;
 use super::models::{Parts, Sizes};
@@ -119,6 +120,23 @@ impl Programs {
         }
     }
 
+    /// Writes every program of a run, so that a layout that does not fit is found before anything has run.
+    ///
+    /// # Errors
+    /// As [`Programs::network`].
+    pub fn check(&self, build: &Build) -> Result<()> {
+        let run = [
+            ProgramKind::TextEncoder,
+            ProgramKind::Connectors,
+            ProgramKind::Prepare,
+            ProgramKind::Denoise,
+            ProgramKind::VideoDecoder,
+            ProgramKind::AudioDecoder,
+            ProgramKind::Vocoder,
+        ];
+        run.into_iter().try_for_each(|kind| self.network(kind, build).map(drop))
+    }
+
     /// Writes a program, the one that a run of the same configuration executes.
     ///
     /// # Errors
@@ -126,8 +144,9 @@ impl Programs {
     pub fn network(&self, kind: ProgramKind, build: &Build) -> Result<Network> {
         let (r, parts, c) = (&self.request, &self.parts, &self.sizes.transformer);
         let shapes = Shapes::new(&self.sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
-        let shape = r.denoise_shape(&self.sizes, &shapes);
-        let prompts = 1 + usize::from(shape.branches.contains(&Branch::Negative));
+        let batch = videos_at_once(&build.layout);
+        let shape = r.denoise_shape(&self.sizes, &shapes, batch);
+        let prompts = batch * (1 + usize::from(shape.branches.contains(&Branch::Negative)));
         let tokens = r.max_sequence_length;
         let (v, a) = (&shapes.video, &shapes.audio);
         match kind {
@@ -136,14 +155,12 @@ impl Programs {
             ProgramKind::TextEncoder => parts.text_encoder_program(prompts, tokens, true, build),
             ProgramKind::Connectors => Ok(parts.connectors_program(prompts, tokens, self.sizes.text_width, build)?.0),
             ProgramKind::VideoDecoder => {
-                parts.video_decoder_program([v.batch, v.channels, v.frames, v.height, v.width], build)
+                parts.video_decoder_program([batch, v.channels, v.frames, v.height, v.width], build)
             }
             ProgramKind::VideoEncoder => {
                 parts.video_encoder_program([v.batch, 3, r.num_frames, r.height, r.width], build)
             }
-            ProgramKind::AudioDecoder => {
-                parts.audio_decoder_program([a.batch, a.channels, a.length, a.mel_bins], build)
-            }
+            ProgramKind::AudioDecoder => parts.audio_decoder_program([batch, a.channels, a.length, a.mel_bins], build),
             ProgramKind::Vocoder => {
                 let decoder = self.network(ProgramKind::AudioDecoder, build)?;
                 let mel = decoder.program.results.first().map(|o| o.content.clone()).unwrap_or_default();

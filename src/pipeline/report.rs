@@ -13,7 +13,7 @@ use super::text_to_video::{Generated, Stage};
 pub struct Outer {
     /// Writing the files.
     pub encoding: Duration,
-    /// From the start of the request to its last file.
+    /// From the start of the request, and of those made with it, to its last file.
     pub total: Duration,
 }
 
@@ -59,6 +59,9 @@ pub fn table(generated: &Generated, stages: &Stages, outer: Outer) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{name:<16}{:>9.3} s", time.as_secs_f64());
     }
+    if generated.batch > 1 {
+        let _ = writeln!(text, "{:<16}{:>9}", "made together", generated.batch);
+    }
     let compiles: usize = stages.engine().statistics().values().map(|s| s.compiles).sum();
     let _ = writeln!(text, "{:<16}{compiles:>9}", "compiled");
     let _ = writeln!(text, "{:<16}{:>9.1} MiB", "parameters", stages.parameter_bytes() as f64 / 1048576.0);
@@ -94,6 +97,7 @@ pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
         "audio_decoder": stage(Stage::AudioDecoder),
         "encoding": outer.encoding.as_secs_f64(),
         "total": outer.total.as_secs_f64(),
+        "videos_together": generated.batch,
         "parameter_bytes": stages.parameter_bytes(),
         "peak_memory_bytes": peak_memory(stages),
         "programs": programs,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix4, Ix5, s};
 
+use super::batch::{Batch, Dump, split};
 use super::error::{PipelineError, Result};
 use super::models::{Models, Sizes};
 use super::stages::{Inputs, Stages};
@@ -14,11 +15,10 @@ use crate::runtime::{Distributed, Outputs};
 use crate::sampling::denoise::{DenoiseShape, MAX_STEPS, denoise, prepare};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
-use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
 
 /// What is asked for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// What to show.
     pub prompt: String,
@@ -47,16 +47,23 @@ pub struct Request {
 }
 
 impl Request {
-    /// What the denoising programs are written for.
-    pub fn denoise_shape(&self, sizes: &Sizes, shapes: &Shapes) -> DenoiseShape {
+    /// Whether both can be rows of one batch: they differ in prompt and seed only.
+    pub fn goes_with(&self, other: &Request) -> bool {
+        let alike = Request { prompt: other.prompt.clone(), seed: other.seed, ..self.clone() };
+        alike == *other
+    }
+
+    /// What the denoising programs of `batch` such requests are written for.
+    pub fn denoise_shape(&self, sizes: &Sizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
         let branches = branches(self.scales[0], self.scales[1]);
         DenoiseShape {
-            batch: 1,
+            batch,
             tokens: shapes.tokens,
             text: self.max_sequence_length,
             text_channels: sizes.text_channels,
             stg_blocks: if branches.contains(&Branch::Perturbed) { self.stg_blocks.clone() } else { Vec::new() },
-            rescale: self.rescale,
+            // Each video is a request of its own: its neighbours have no part in its statistics.
+            rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,
         }
     }
@@ -100,10 +107,12 @@ pub struct Generated {
     pub audio: Array2<f32>,
     /// Samples a second.
     pub sample_rate: usize,
-    /// Time of each stage, compiling and loading left out.
+    /// Time of each stage, compiling and loading left out; of all videos made together.
     pub timings: Vec<(Stage, Duration)>,
     /// Steps taken.
     pub steps: usize,
+    /// Videos made together with this one, itself included.
+    pub batch: usize,
     /// Prompt tokens that did not fit.
     pub cut_tokens: usize,
     /// Intermediate tensors by their dump names, where asked for.
@@ -144,8 +153,26 @@ pub fn text_to_video(
     settings: &Settings,
     watch: Watch,
 ) -> Result<Generated> {
+    let mut all = text_to_videos(models, stages, std::slice::from_ref(request), settings, watch)?;
+    all.pop().ok_or_else(|| PipelineError::Input("no video was made".into()))
+}
+
+/// Runs requests that differ in prompt and seed only, as rows of one batch. The numbers of each are those of the
+/// request alone.
+///
+/// # Errors
+/// As [`text_to_video`]; requests that differ in more.
+pub fn text_to_videos(
+    models: &Models,
+    stages: &mut Stages,
+    requests: &[Request],
+    settings: &Settings,
+    watch: Watch,
+) -> Result<Vec<Generated>> {
     let mut timings = Vec::new();
-    let mut dump = Dump { kept: Vec::new(), wanted: settings.dump };
+    let batch = Batch::new(requests, &settings.build.layout)?;
+    let mut dump = Dump::new(batch.asked(), settings.dump);
+    let request = batch.shared();
     let shapes = Shapes::new(&models.sizes, request.width, request.height, request.num_frames, request.frame_rate)?;
     let branches = branches(request.scales[0], request.scales[1]);
     let steps = request.sigmas.len() - 1;
@@ -154,14 +181,14 @@ pub fn text_to_video(
     };
 
     // Text: the prompts are rows of one batch, so that the encoder runs once.
-    let mut prompts = vec![request.prompt.as_str()];
-    if branches.contains(&Branch::Negative) {
-        prompts.push(&request.negative_prompt);
-    }
+    let kinds = 1 + usize::from(branches.contains(&Branch::Negative));
     let (before, started) = (stages.set_up_time(), Instant::now());
-    let (embeds, mask, cut_tokens) = encode(models, stages, &prompts, request.max_sequence_length, settings)?;
-    for (row, name) in ["prompt_embeds", "negative_prompt_embeds"].iter().take(prompts.len()).enumerate() {
-        dump.try_keep(name, || Ok(rows(&embeds.tensor("prompt_embeds")?, &[row])))?;
+    let (embeds, mask, cut_tokens) = encode(models, stages, &batch, kinds, settings)?;
+    if dump.is_wanted() {
+        let embeds = embeds.tensor("prompt_embeds")?.to_f32();
+        for (kind, name) in ["prompt_embeds", "negative_prompt_embeds"].iter().take(kinds).enumerate() {
+            dump.keep_row(name, &embeds, kinds, kind);
+        }
     }
     timed(Stage::TextEncoder, started, stages, before);
 
@@ -169,96 +196,81 @@ pub fn text_to_video(
     let text = connect(models, stages, &embeds, &mask, request.max_sequence_length, settings)?;
     timed(Stage::Connectors, started, stages, before);
 
-    // Noise in the unpacked shapes, video first.
-    let mut rng = TorchRng::new(request.seed);
-    let v = &shapes.video;
-    let video_noise = rng.normal_array(&[v.batch, v.channels, v.frames, v.height, v.width]);
-    let a = &shapes.audio;
-    let audio_noise = rng.normal_array(&[a.batch, a.channels, a.length, a.mel_bins]);
-    dump.keep("noise.video", || Tensor::F32(video_noise.clone()));
-    dump.keep("noise.audio", || Tensor::F32(audio_noise.clone()));
+    let (v, a) = (&shapes.video, &shapes.audio);
+    let [video_noise, audio_noise] = batch
+        .noise(&[v.batch, v.channels, v.frames, v.height, v.width], &[a.batch, a.channels, a.length, a.mel_bins])?;
+    dump.keep_row("noise.video", &video_noise, 1, 0);
+    dump.keep_row("noise.audio", &audio_noise, 1, 0);
 
     let (before, started) = (stages.set_up_time(), Instant::now());
-    let shape = request.denoise_shape(&models.sizes, &shapes);
+    let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
     let start = [
-        Tensor::from(models.sizes.video_grid.pack(fixed::<Ix5>(&video_noise)?.view())?),
-        Tensor::from(pack_audio(fixed::<Ix4>(&audio_noise)?.view())),
+        Tensor::from(models.sizes.video_grid.pack(fixed::<Ix5>(video_noise)?.view())?),
+        Tensor::from(pack_audio(fixed::<Ix4>(audio_noise)?.view())),
     ];
     let latents = run_loop(models, stages, request, settings, &shape, &shapes, &text, start, steps, watch)?;
     timed(Stage::Denoise, started, stages, before);
 
-    let (video_latents, audio_latents) = unpack(models, &shapes, &latents)?;
-    dump.keep("latents.video", || video_latents.clone().into());
-    dump.keep("latents.audio", || audio_latents.clone().into());
+    let (video_latents, audio_latents) = unpack(models, &shapes, batch.size(), &latents)?;
+    dump.keep_row("latents.video", &video_latents, 1, 0);
+    dump.keep_row("latents.audio", &audio_latents, 1, 0);
 
     let (before, started) = (stages.set_up_time(), Instant::now());
-    let video = decode_video(models, stages, &shapes, video_latents, settings)?;
-    dump.keep("video", || video.clone().into());
+    let videos = split(decode_video(models, stages, video_latents, settings)?, batch.asked());
+    dump.keep_each("video", &videos);
     timed(Stage::VideoDecoder, started, stages, before);
 
     let (before, started) = (stages.set_up_time(), Instant::now());
-    let audio = decode_audio(models, stages, &shapes, audio_latents, settings)?;
-    dump.keep("audio", || audio.clone().into());
+    let audios = split(decode_audio(models, stages, audio_latents, settings)?, batch.asked());
+    dump.keep_each("audio", &audios);
     timed(Stage::AudioDecoder, started, stages, before);
 
-    let audio = audio.index_axis(Dim(0), 0).to_owned();
-    let sample_rate = models.sample_rate;
-    Ok(Generated { video, audio, sample_rate, timings, steps, cut_tokens, dump: dump.kept })
+    let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(dump.finish());
+    let made = each.map(|(((video, audio), cut_tokens), dump)| Generated {
+        video,
+        audio: audio.index_axis_move(Dim(0), 0),
+        sample_rate: models.sample_rate,
+        timings: timings.clone(),
+        steps,
+        batch: batch.asked(),
+        cut_tokens,
+        dump,
+    });
+    Ok(made.collect())
 }
 
-/// Intermediate tensors, copied only where they are wanted.
-struct Dump {
-    kept: Vec<(String, Tensor)>,
-    wanted: bool,
+fn fixed<D: ndarray::Dimension>(a: ndarray::ArrayD<f32>) -> Result<ndarray::Array<f32, D>> {
+    a.into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))
 }
 
-impl Dump {
-    fn keep(&mut self, name: &str, tensor: impl FnOnce() -> Tensor) {
-        if self.wanted {
-            self.kept.push((name.to_string(), tensor()));
-        }
-    }
-
-    fn try_keep(&mut self, name: &str, tensor: impl FnOnce() -> Result<Tensor>) -> Result<()> {
-        if self.wanted {
-            self.kept.push((name.to_string(), tensor()?));
-        }
-        Ok(())
-    }
-}
-
-fn fixed<D: ndarray::Dimension>(a: &ndarray::ArrayD<f32>) -> Result<ndarray::Array<f32, D>> {
-    a.clone().into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))
-}
-
-/// Rows of the leading dimension.
-fn rows(t: &Tensor, which: &[usize]) -> Tensor {
-    Tensor::F32(t.to_f32().select(Dim(0), which))
-}
-
-/// Prompts to embeddings `[prompts, t, channels]`, with the mask and the number of tokens that did not fit.
+/// The prompts of a batch, `kinds` a video, to embeddings `[prompts, t, channels]`, with the mask and, for each video
+/// asked for, the number of tokens that did not fit.
 fn encode(
     models: &Models,
     stages: &mut Stages,
-    prompts: &[&str],
-    tokens: usize,
+    batch: &Batch,
+    kinds: usize,
     settings: &Settings,
-) -> Result<(Outputs, Tensor, usize)> {
-    let mut ids = Array2::<i32>::zeros((prompts.len(), tokens));
-    let mut mask = Array2::<i32>::zeros((prompts.len(), tokens));
-    let mut cut = 0;
-    for (row, prompt) in prompts.iter().enumerate() {
-        let encoded = models.tokenizer.encode(prompt, tokens)?;
-        ids.row_mut(row).assign(&ndarray::ArrayView1::from(&encoded.ids));
-        mask.row_mut(row).assign(&ndarray::ArrayView1::from(&encoded.mask));
-        if encoded.cut > 0 {
-            let kind = if row == 0 { "prompt" } else { "negative prompt" };
-            tracing::warn!("the {kind} is longer than {tokens} tokens: {} were cut from its end", encoded.cut);
-            cut = cut.max(encoded.cut);
+) -> Result<(Outputs, Tensor, Vec<usize>)> {
+    let tokens = batch.shared().max_sequence_length;
+    let mut ids = Array2::<i32>::zeros((batch.size() * kinds, tokens));
+    let mut mask = ids.clone();
+    let mut cut = vec![0; batch.asked()];
+    for (video, request) in batch.rows().enumerate() {
+        let prompts = [("prompt", &request.prompt), ("negative prompt", &request.negative_prompt)];
+        for (kind, (name, prompt)) in prompts.into_iter().take(kinds).enumerate() {
+            let encoded = models.tokenizer.encode(prompt, tokens)?;
+            let row = video * kinds + kind;
+            ids.row_mut(row).assign(&ndarray::ArrayView1::from(&encoded.ids));
+            mask.row_mut(row).assign(&ndarray::ArrayView1::from(&encoded.mask));
+            // The filling says nothing.
+            let Some(most) = cut.get_mut(video).filter(|_| encoded.cut > 0) else { continue };
+            tracing::warn!("the {name} is longer than {tokens} tokens: {} were cut from its end", encoded.cut);
+            *most = encoded.cut.max(*most);
         }
     }
     let (ids, mask) = (Tensor::from(ids), Tensor::from(mask));
-    let network = models.parts.text_encoder_program(prompts.len(), tokens, true, &settings.build)?;
+    let network = models.parts.text_encoder_program(batch.size() * kinds, tokens, true, &settings.build)?;
     let program = stages.prepare("text_encoder", &network)?;
     let given = [("input_ids".to_string(), ids), ("attention_mask".to_string(), mask.clone())];
     let inputs = stages.give_all(&program, Inputs::default(), given)?;
@@ -285,11 +297,16 @@ fn connect(
     stages.run(&program, &inputs)
 }
 
-/// A stream's contexts `[prompts, t, channels]` as the branches read them, `[1, branches, t, channels]`.
-fn branch_text(text: &Outputs, name: &str, branches: &[Branch]) -> Result<Tensor> {
-    let wanted: Vec<usize> = branches.iter().map(|b| usize::from(*b == Branch::Negative)).collect();
-    let rows = rows(&text.tensor(name)?, &wanted).to_f32();
-    Ok(Tensor::F32(rows.insert_axis(Dim(0))))
+/// A stream's contexts `[prompts, t, channels]` as the branches read them, `[videos, branches, t, channels]`.
+fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape) -> Result<Tensor> {
+    let text = text.tensor(name)?.to_f32();
+    let kinds = text.shape()[0] / shape.batch;
+    let kind = |branch: &Branch| usize::from(*branch == Branch::Negative);
+    let wanted: Vec<usize> =
+        (0..shape.batch).flat_map(|video| shape.branches.iter().map(move |b| video * kinds + kind(b))).collect();
+    let dims = [&[shape.batch, shape.branches.len()], &text.shape()[1..]].concat();
+    let rows = text.select(Dim(0), &wanted).into_shape_with_order(dims);
+    Ok(Tensor::F32(rows.map_err(|e| PipelineError::Input(e.to_string()))?))
 }
 
 #[allow(clippy::too_many_arguments)] // One call site; a struct of the same fields would say nothing more.
@@ -314,8 +331,8 @@ fn run_loop(
     let program = stages.prepare("prepare", &network)?;
     let given = [
         ("sigmas".to_string(), sigmas.clone()),
-        ("text.video".to_string(), branch_text(text, "video", &shape.branches)?),
-        ("text.audio".to_string(), branch_text(text, "audio", &shape.branches)?),
+        ("text.video".to_string(), branch_text(text, "video", shape)?),
+        ("text.audio".to_string(), branch_text(text, "audio", shape)?),
     ];
     let inputs = stages.give_all(&program, Inputs::default(), given)?;
     let prepared = stages.run(&program, &inputs)?;
@@ -368,35 +385,33 @@ fn take_latents(outputs: &mut Outputs) -> Result<[Distributed; 2]> {
     Ok([take("latents.video")?, take("latents.audio")?])
 }
 
-/// Tokens to un-normalised latents `[1, C, F, H, W]` and `[1, C, L, M]`.
-fn unpack(models: &Models, shapes: &Shapes, latents: &[Tensor; 2]) -> Result<(Array5<f32>, Array4<f32>)> {
-    let [video, audio] = [fixed::<Ix3>(&latents[0].to_f32())?, fixed::<Ix3>(&latents[1].to_f32())?];
+/// Tokens of `batch` videos to un-normalised latents `[b, C, F, H, W]` and `[b, C, L, M]`.
+fn unpack(models: &Models, shapes: &Shapes, batch: usize, latents: &[Tensor; 2]) -> Result<(Array5<f32>, Array4<f32>)> {
+    let [video, audio] = [fixed::<Ix3>(latents[0].to_f32())?, fixed::<Ix3>(latents[1].to_f32())?];
     for (name, t) in [("latents.video", &video), ("latents.audio", &audio)] {
         if t.iter().any(|v| !v.is_finite()) {
             return Err(PipelineError::NotFinite(name));
         }
     }
-    let mut video = models.sizes.video_grid.unpack(video.view(), &shapes.video)?;
+    let mut video = models.sizes.video_grid.unpack(video.view(), &VideoShape { batch, ..shapes.video })?;
     models.video_statistics.denormalize(&mut video, 1)?;
     let mut audio: Array3<f32> = audio;
     models.audio_statistics.denormalize(&mut audio, 2)?;
-    Ok((video, unpack_audio(audio.view(), &shapes.audio)?))
+    Ok((video, unpack_audio(audio.view(), &AudioShape { batch, ..shapes.audio })?))
 }
 
-/// Latents to frames `[1, F, 3, H, W]` in 0..1.
+/// Latents to frames `[b, F, 3, H, W]` in 0..1.
 fn decode_video(
     models: &Models,
     stages: &mut Stages,
-    shapes: &Shapes,
     latents: Array5<f32>,
     settings: &Settings,
 ) -> Result<Array5<f32>> {
-    let v = &shapes.video;
-    let network =
-        models.parts.video_decoder_program([v.batch, v.channels, v.frames, v.height, v.width], &settings.build)?;
+    let (batch, channels, frames, height, width) = latents.dim();
+    let network = models.parts.video_decoder_program([batch, channels, frames, height, width], &settings.build)?;
     let program = stages.prepare("video_decoder", &network)?;
     let inputs = stages.give_all(&program, Inputs::default(), [("latents".to_string(), latents.into())])?;
-    let raw = fixed::<Ix5>(&stages.run(&program, &inputs)?.tensor("video")?.to_f32())?;
+    let raw = fixed::<Ix5>(stages.run(&program, &inputs)?.tensor("video")?.to_f32())?;
     let frames = raw.mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0)).permuted_axes([0, 2, 1, 3, 4]);
     if frames.iter().any(|v| !v.is_finite()) {
         return Err(PipelineError::NotFinite("video"));
@@ -404,16 +419,14 @@ fn decode_video(
     Ok(frames.slice(s![.., .., .., .., ..]).as_standard_layout().into_owned())
 }
 
-/// Latents to samples `[1, channels, samples]`.
+/// Latents to samples `[b, channels, samples]`.
 fn decode_audio(
     models: &Models,
     stages: &mut Stages,
-    shapes: &Shapes,
     latents: Array4<f32>,
     settings: &Settings,
 ) -> Result<Array3<f32>> {
-    let a = &shapes.audio;
-    let network = models.parts.audio_decoder_program([a.batch, a.channels, a.length, a.mel_bins], &settings.build)?;
+    let network = models.parts.audio_decoder_program(latents.dim().into(), &settings.build)?;
     let program = stages.prepare("audio_decoder", &network)?;
     let inputs = stages.give_all(&program, Inputs::default(), [("latents".to_string(), latents.into())])?;
     let decoded = stages.run(&program, &inputs)?;
@@ -426,5 +439,5 @@ fn decode_audio(
     if samples.iter().any(|v| !v.is_finite()) {
         return Err(PipelineError::NotFinite("audio"));
     }
-    fixed::<Ix3>(&samples)
+    fixed::<Ix3>(samples)
 }

@@ -60,5 +60,6 @@ pub fn decoder_program(c: &DecoderConfig, [b, l, m]: [usize; 3], build: &Build) 
     let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, l, m]), &axes);
     let mel = decode(&p.pp("decoder"), c, &latents);
     let mel = mel.to(DType::F32);
-    Network::finish(&p, vec![p.output("mel", &mel, &[Axis::Whole; 4], mel.dims())])
+    let content = [&[b], &mel.dims()[1..]].concat();
+    Network::finish(&p, vec![p.output("mel", &mel, &axes, &content)])
 }

@@ -93,5 +93,6 @@ pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> R
     let mel = p.input("mel", Type::new(DType::F32, shape), &axes);
     let audio = vocode(&p, c, &mel);
     let audio = audio.to(DType::F32);
-    Network::finish(&p, vec![p.output("audio", &audio, &[Axis::Whole; 3], audio.dims())])
+    let content = [&shape[..1], &audio.dims()[1..]].concat();
+    Network::finish(&p, vec![p.output("audio", &audio, &[Axis::Batch, Axis::Whole, Axis::Whole], &content)])
 }

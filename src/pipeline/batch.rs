@@ -1,0 +1,122 @@
+//! Videos that are made together: as many as the layout splits a batch over.
+
+use ndarray::{Array, ArrayD, Axis as Dim, RemoveAxis};
+
+use super::error::{PipelineError, Result};
+use super::text_to_video::Request;
+use crate::nn::{Axis, Layout};
+use crate::sampling::noise::TorchRng;
+use crate::tensor::Tensor;
+
+/// Videos that a layout makes at a time: the parts of `batch`, 1 without such a rule.
+pub fn videos_at_once(layout: &Layout) -> usize {
+    layout.parts("transformer.latents.video", Axis::Batch).max(1)
+}
+
+/// Requests that differ in prompt and seed only, filled up to what the layout makes at a time, so that the last ones
+/// run the program of all others.
+pub struct Batch<'a> {
+    asked: &'a [Request],
+    size: usize,
+}
+
+impl<'a> Batch<'a> {
+    /// The batch of these requests.
+    ///
+    /// # Errors
+    /// No request, or two that no program serves together.
+    pub fn new(asked: &'a [Request], layout: &Layout) -> Result<Self> {
+        let Some(first) = asked.first() else { return Err(PipelineError::Input("a batch needs a request".into())) };
+        if let Some(other) = asked.iter().position(|r| !r.goes_with(first)) {
+            let message = format!("video {other} of the batch differs from the first in more than prompt and seed");
+            return Err(PipelineError::Input(message));
+        }
+        Ok(Batch { asked, size: asked.len().next_multiple_of(videos_at_once(layout)) })
+    }
+
+    /// What all requests have in common.
+    pub fn shared(&self) -> &'a Request {
+        &self.asked[0]
+    }
+
+    /// Rows of the programs: videos, the filling included.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Videos asked for.
+    pub fn asked(&self) -> usize {
+        self.asked.len()
+    }
+
+    /// A request for each row; the last one fills up.
+    pub fn rows(&self) -> impl Iterator<Item = &'a Request> + use<'a> {
+        let last = &self.asked[self.asked.len() - 1];
+        self.asked.iter().chain(std::iter::repeat(last)).take(self.size)
+    }
+
+    /// The starting noise of every row, video and audio, in the unpacked shapes of one video `[1, …]`: each row's from
+    /// its own seed, video first.
+    ///
+    /// # Errors
+    /// None that sizes of a request can cause.
+    pub fn noise(&self, video: &[usize], audio: &[usize]) -> Result<[ArrayD<f32>; 2]> {
+        let (videos, audios): (Vec<_>, Vec<_>) = self
+            .rows()
+            .map(|request| {
+                let mut rng = TorchRng::new(request.seed);
+                (rng.normal_array(video), rng.normal_array(audio))
+            })
+            .unzip();
+        let stack = |each: &[ArrayD<f32>]| {
+            let views: Vec<_> = each.iter().map(|a| a.view()).collect();
+            ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Input(e.to_string()))
+        };
+        Ok([stack(&videos)?, stack(&audios)?])
+    }
+}
+
+/// The rows of an array, each `[1, …]`, the first `count`; a single one is not copied.
+pub fn split<D: RemoveAxis>(all: Array<f32, D>, count: usize) -> Vec<Array<f32, D>> {
+    if all.shape()[0] == 1 {
+        return vec![all];
+    }
+    (0..count).map(|row| all.select(Dim(0), &[row])).collect()
+}
+
+/// Intermediate tensors of each video, copied only where they are wanted.
+pub struct Dump {
+    kept: Vec<Vec<(String, Tensor)>>,
+    wanted: bool,
+}
+
+impl Dump {
+    /// Nothing kept yet, for a number of videos.
+    pub fn new(videos: usize, wanted: bool) -> Self {
+        Dump { kept: vec![Vec::new(); videos], wanted }
+    }
+
+    /// Keeps each video's part of a tensor `[b · n, …]`: row `offset` of its `n`, as `[1, …]`.
+    pub fn keep_row<D: RemoveAxis>(&mut self, name: &str, tensor: &Array<f32, D>, n: usize, offset: usize) {
+        for (video, kept) in self.kept.iter_mut().enumerate().filter(|_| self.wanted) {
+            kept.push((name.to_string(), Tensor::from(tensor.select(Dim(0), &[video * n + offset]))));
+        }
+    }
+
+    /// Keeps each video's own tensor.
+    pub fn keep_each<D: RemoveAxis>(&mut self, name: &str, each: &[Array<f32, D>]) {
+        for (kept, tensor) in self.kept.iter_mut().zip(each).filter(|_| self.wanted) {
+            kept.push((name.to_string(), Tensor::from(tensor.clone())));
+        }
+    }
+
+    /// Whether anything is kept.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
+    /// What was kept of each video.
+    pub fn finish(self) -> Vec<Vec<(String, Tensor)>> {
+        self.kept
+    }
+}
