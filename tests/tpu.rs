@@ -1,66 +1,109 @@
-//! The real model's programs through the TPU compiler, with no TPU at hand (`make test-tpu`).
+//! The published model's other programs through the TPU compiler, with no TPU at hand (`make test-tpu`).
 
 mod common;
 
-use common::tpu::libtpu;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
-use ltx2::analysis::Module;
-use ltx2::config::{Config, parse_mesh};
-use ltx2::dtype::DType;
-use ltx2::models::presets::Preset;
-use ltx2::models::video_vae::{DecoderConfig, decoder_program};
-use ltx2::nn::{Build, Lowering};
-use ltx2::pjrt::{Attributes, CompileOptions, OptionValue, Topology};
-use ltx2::runtime::flags;
+use common::tpu::{Case, Compiled, compiled, libtpu};
+use ltx2::analysis::Kind;
+use ltx2::pipeline::programs::ProgramKind;
 
-#[test]
-fn libtpu_accepts_the_19b_programs() {
-    let Some(plugin) = libtpu() else { return };
-    let topology = Topology::new(&plugin, "v5p:2x2x1", &Attributes::new()).expect("a v5p-8 topology");
-    let options = CompileOptions::single().flag("xla_allow_excess_precision", OptionValue::Bool(false));
-    for (name, network) in common::published("tpu").into_iter().chain(common::published_text("tpu")) {
-        let start = Instant::now();
-        let compiled = topology.compile(&network.program.text, &options).expect("accepted");
-        let memory = compiled.memory().expect("figures");
-        eprintln!("{name}: compiled in {:?}, {memory:?}", start.elapsed());
-        assert!(memory.arguments >= network.parameter_bytes() as i64, "{memory:?}");
+/// A program on the chips of a layout, with what was exchanged in a run of it: how often, and megabytes.
+fn exchanged(program: ProgramKind, layout: &'static str, target: &'static str) -> (Compiled, BTreeMap<Kind, Exchange>) {
+    let mesh = if layout == "tensor" { "tensor=8" } else { "context=8" };
+    let done = compiled(Case { program, ..Case::denoise(layout, mesh, target) });
+    let mut all: BTreeMap<Kind, Exchange> = BTreeMap::new();
+    for c in &done.report.collectives {
+        let sum = all.entry(c.kind).or_default();
+        sum.runs += c.times;
+        sum.megabytes += c.times * c.bytes / 1e6;
     }
+    eprintln!("{} {layout} {target}: {:.0} s, {:?}, {all:?}", program.name(), done.seconds, done.memory);
+    assert!(done.memory.arguments > 0 && done.report.stack_copies.is_empty(), "{:?}", done.report.stack_copies);
+    (done, all)
 }
 
-/// The published video decoder at 768x512x121, its rows over eight chips: compiled in ten minutes, and nothing moves
-/// between chips but the edges of blocks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Exchange {
+    runs: f64,
+    megabytes: f64,
+}
+
+/// Gemma-3's blocks.
+const BLOCKS: f64 = 48.0;
+/// Two prompts of 1024 tokens, 3840 wide, in bf16.
+const HIDDEN: f64 = 2.0 * 1024.0 * 3840.0 * 2.0 / 1e6;
+
+/// Two sums a block, and one of the rows looked up in a vocabulary that is split.
 #[test]
-#[ignore = "takes minutes"]
-fn the_split_video_decoder_compiles_in_ten_minutes() {
-    let Some(plugin) = libtpu() else { return };
-    let preset = Preset::named("ltx2").expect("the published configuration");
-    let c = DecoderConfig::from_json(preset.config("vae").expect("a configuration")).expect("valid");
-    let mesh = Some(parse_mesh("context=8").expect("a mesh"));
-    let layout = Config { layout: "sequence".into(), mesh, ..Config::default() }.placement(8).expect("a layout");
-    let build = Build { layout, lowering: Lowering::of("tpu", ""), ..Build::new(DType::BF16) };
-    let network = decoder_program(&c, [1, 16, 16, 24], &build).expect("builds");
-    let topology = Topology::new(&plugin, "v6e:2x4", &Attributes::new()).expect("a v6e-8 topology");
-    let options = CompileOptions::partitioned(8);
-    let options = flags::defaults("tpu").into_iter().fold(options, |o, (name, value)| o.flag(name, value));
-    let start = Instant::now();
-    let compiled = topology.compile(&network.program.text, &options).expect("accepted");
-    let took = start.elapsed();
-    let program = compiled.optimized_program().expect("an optimized program");
-    let module = Module::decode(&program.format, &program.bytes).expect("a module");
-    let moves = ["all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"];
-    let mut counts: BTreeMap<String, (usize, i64)> = BTreeMap::new();
-    for i in module.instructions() {
-        if moves.iter().any(|m| i.opcode.starts_with(m)) && !i.opcode.ends_with("-done") {
-            let count = counts.entry(i.opcode).or_default();
-            *count = (count.0 + 1, count.1 + i.elements);
-        }
+fn the_text_encoder_in_tensor() {
+    if !libtpu() {
+        return;
     }
-    let loops = module.loops().len();
-    eprintln!("compiled in {took:?}, {:?}, {loops} loops, {counts:?}", compiled.memory().expect("figures"));
-    assert!(took <= Duration::from_secs(600), "compiled in {took:?}");
-    assert!(counts.keys().all(|k| k.starts_with("collective-permute")), "{counts:?}");
-    // The stages with several equal blocks are loops.
-    assert!(loops >= c.stages.iter().filter(|s| s.layers > 1).count(), "{loops} loops");
+    let (_, all) = exchanged(ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
+    assert_eq!(all.keys().collect::<Vec<_>>(), [&Kind::AllReduce]);
+    let sums = all[&Kind::AllReduce];
+    assert_eq!(sums.runs, 2.0 * BLOCKS + 1.0);
+    assert!((sums.megabytes / (sums.runs * HIDDEN) - 1.0).abs() < 1e-3, "{sums:?}");
+}
+
+/// Queries, keys, values and the result change places in each block; nothing else that counts.
+#[test]
+fn the_text_encoder_in_ulysses() {
+    if !libtpu() {
+        return;
+    }
+    let (_, all) = exchanged(ProgramKind::TextEncoder, "ulysses", "tpu:v5p:2x2x2");
+    assert_eq!(all[&Kind::AllToAll].runs, 4.0 * BLOCKS);
+    // 16 heads of queries, 8 of keys and of values, 256 wide; each device receives an eighth.
+    let a_block = 2.0 * 1024.0 * 256.0 * 2.0 * (16.0 + 8.0 + 8.0 + 16.0) / 8.0 / 1e6;
+    assert!(all[&Kind::AllToAll].megabytes <= 1.001 * BLOCKS * a_block, "{all:?}");
+    let rest: f64 = all.iter().filter(|(k, _)| **k != Kind::AllToAll).map(|(_, e)| e.megabytes).sum();
+    assert!(rest < 0.1, "{all:?}");
+}
+
+/// Each weight is gathered once a block, behind the computation; the table of 2 GB is not gathered to look rows up.
+#[test]
+fn the_text_encoder_in_fsdp_ulysses() {
+    if !libtpu() {
+        return;
+    }
+    let (done, all) = exchanged(ProgramKind::TextEncoder, "fsdp-ulysses", "tpu:v6e:2x4");
+    // q, k, v, o, gate, up, down, and the state's part of the projection.
+    let a_block = (3840.0 * 256.0 * (16.0 + 8.0 + 8.0 + 16.0) + 3.0 * 3840.0 * 15360.0 + 3840.0 * 3840.0) * 2.0 / 1e6;
+    let gathers = all[&Kind::AllGather];
+    // The last hidden state's part of the projection, after the loop.
+    let want = BLOCKS * a_block + 3840.0 * 3840.0 * 2.0 / 1e6;
+    assert!((gathers.megabytes / want - 1.0).abs() < 1e-3, "{gathers:?} of {want}");
+    let hidden = |c: &&ltx2::analysis::Collective| c.kind == Kind::AllGather && c.overlapped;
+    let hidden: f64 = done.report.collectives.iter().filter(hidden).map(|c| c.times * c.bytes / 1e6).sum();
+    assert!(hidden >= 0.9 * gathers.megabytes, "{hidden} of {gathers:?}");
+    assert!(done.memory.temporaries < 2 << 30, "{:?}", done.memory);
+}
+
+/// 121 frames of 768x512, their rows over eight chips: compiled in ten minutes, and nothing moves between chips but the
+/// edges of blocks.
+#[test]
+fn the_split_video_decoder() {
+    if !libtpu() {
+        return;
+    }
+    let (done, all) = exchanged(ProgramKind::VideoDecoder, "fsdp-ulysses", "tpu:v6e:2x4");
+    assert!(done.seconds <= 600.0, "compiled in {:.0} s", done.seconds);
+    assert_eq!(all.keys().collect::<Vec<_>>(), [&Kind::CollectivePermute]);
+    // One row of each neighbour for every convolution, its channels times its frames times its columns.
+    assert!(all[&Kind::CollectivePermute].megabytes < 300.0, "{all:?}");
+    assert!(done.report.collectives.iter().all(|c| c.asynchronous), "{:?}", done.report.collectives);
+}
+
+/// The small programs of a run.
+#[test]
+fn the_other_programs_compile_split() {
+    if !libtpu() {
+        return;
+    }
+    for program in [ProgramKind::Prepare, ProgramKind::Connectors, ProgramKind::AudioDecoder, ProgramKind::Vocoder] {
+        let (done, _) = exchanged(program, "ulysses", "tpu:v5p:2x2x2");
+        assert!(done.memory.arguments >= done.network.parameter_bytes() as i64, "{:?}", done.memory);
+    }
 }

@@ -108,7 +108,8 @@ pub fn table(done: &Compilation, target: &Target, config: &Config) -> String {
         let _ = writeln!(out, "{name:<12}{text}");
     };
     line("target", format!("{target}, {} devices, layout {}, {}", done.mesh.devices(), config.layout, mesh_text(done)));
-    line("program", format!("{}, {} blocks, compiled in {:.1} s", done.kind.name(), done.layers, done.seconds));
+    let blocks = if done.kind.has_blocks() { format!(", {} blocks", done.layers) } else { String::new() };
+    line("program", format!("{}{blocks}, compiled in {:.1} s", done.kind.name(), done.seconds));
     line("hash", done.hash.clone());
     line("model", done.model.clone());
     let m = &done.memory;

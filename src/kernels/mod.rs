@@ -7,10 +7,13 @@ use crate::hlo::{Type, Value};
 
 /// Scores above this many elements are never held whole: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
+/// Chunks are multiples of this many queries: the edge of a matrix unit.
+const TILE: usize = 128;
 
 /// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and an optional f32 bias `[b or 1, 1, q or 1,
 /// k]`, the same for all heads; the result is `[b, q, h, d]` in the queries' element type.
 pub fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {
+    let v = &values_as_read(v);
     match chunk(q, k, bias) {
         None => plain::attention(q, k, v, bias, scale),
         Some(size) => {
@@ -33,6 +36,7 @@ pub struct Partial {
 impl Partial {
     /// Attention over some of the keys; operands as for [`attention`].
     pub fn of(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Self {
+        let v = &values_as_read(v);
         let Some(size) = chunk(q, k, bias) else {
             return Partial::from_values(plain::partial(q, k, v, bias, scale));
         };
@@ -72,6 +76,12 @@ impl Partial {
     }
 }
 
+/// `[b, k, kv, d]` to `[b, kv, d, k]`. Here, outside of a loop over chunks: what a loop reads has an order of its own,
+/// into which a compiler would copy the whole stack that the values come from.
+fn values_as_read(v: &Value) -> Value {
+    v.transpose(&[0, 2, 3, 1])
+}
+
 /// How many queries are taken at a time, if not all.
 fn chunk(q: &Value, k: &Value, bias: Option<&Value>) -> Option<usize> {
     let row = q.dim(0) * q.dim(2) * k.dim(1);
@@ -80,5 +90,8 @@ fn chunk(q: &Value, k: &Value, bias: Option<&Value>) -> Option<usize> {
     if whole || bias.is_some_and(|b| b.dim(-2) != 1) {
         return None;
     }
-    Some((LARGEST_SCORES / row).max(1).next_power_of_two().min(q.dim(1)))
+    // Chunks of equal size: what would fill up the last is computed for nothing.
+    let least = (row * q.dim(1)).div_ceil(LARGEST_SCORES);
+    let sizes = (least..2 * least).map(|n| q.dim(1).div_ceil(n).next_multiple_of(TILE));
+    sizes.min_by_key(|&size| (q.dim(1).next_multiple_of(size), std::cmp::Reverse(size)))
 }

@@ -1,4 +1,5 @@
 //! Attention in XLA's own operations: products accumulate in f32, softmax in f32, weights rounded to the values' type.
+//! Values come as `[b, kv, d, k]`, the order in which their product reads them.
 
 use crate::dtype::DType;
 use crate::hlo::{Type, Value};
@@ -14,9 +15,9 @@ fn scores(q: &Value, k: &Value, bias: Option<&Value>, scale: f64) -> Value {
     }
 }
 
-/// `weights [b, kv, q, group, k]` times values, in the queries' order `[b, q, h, d]`.
+/// `weights [b, kv, q, group, k]` times values `[b, kv, d, k]`, in the queries' order `[b, q, h, d]`.
 fn weighted(weights: &Value, v: &Value, q: &Value, dtype: DType) -> Value {
-    q.builder().einsum("bkqgs,bskd->bqkgd", &weights.to(v.dtype()), v, dtype).reshape(q.dims().to_vec())
+    q.builder().einsum("bkqgs,bkds->bqkgd", &weights.to(v.dtype()), v, dtype).reshape(q.dims().to_vec())
 }
 
 pub(super) fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {

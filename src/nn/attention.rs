@@ -99,20 +99,22 @@ impl Attention<'_> {
         let name = p.activation("attention");
         let [of_q, of_k] = self.sequence;
         let meeting = self.meeting(p);
-        // Heads that share keys are spread as the query heads are, or else the keys are repeated for each.
-        let spread = layout.parts(&name, Axis::Heads) > 1 || matches!(meeting, Meeting::Exchange);
-        let shared = self.k.dim(2) != self.q.dim(2);
-        let even = layout.mesh_axes(&name, Axis::Heads) == layout.mesh_axes(&name, Axis::KvHeads);
-        let [k, v] = [self.k, self.v].map(|x| match shared && spread && !(even && meeting == Meeting::Here) {
-            true => repeat_heads(x, self.q.dim(2) / self.k.dim(2)),
-            false => x.clone(),
-        });
-        let kv_heads = if k.dim(2) == self.q.dim(2) { Axis::Heads } else { Axis::KvHeads };
+        let groups = layout.groups(&name, of_k);
         let place = |x: &Value, axes: &[Axis]| {
             p.placement("attention", x.ty(), axes).unwrap_or_else(|| Sharding(vec![Vec::new(); axes.len()]))
         };
         let q_at = place(self.q, &[Axis::Rows, of_q, Axis::Heads, Axis::HeadDim]);
-        let k_at = place(&k, &[Axis::Rows, of_k, kv_heads, Axis::HeadDim]);
+        let shared = self.k.dim(2) != self.q.dim(2);
+        let kv_heads = if shared { Axis::KvHeads } else { Axis::Heads };
+        let mut k_at = place(self.k, &[Axis::Rows, of_k, kv_heads, Axis::HeadDim]);
+        let [mut k, mut v] = [self.k, self.v].map(Value::clone);
+        // Query heads that share keys stay with them, or else the keys are repeated for each.
+        let traders = if meeting == Meeting::Exchange { layout.exchange.traders(&groups) } else { 1 };
+        let own_heads = k.dim(2) / k_at.0[2].iter().filter_map(|a| layout.mesh.size(a)).product::<usize>();
+        if shared && (q_at.0[2] != k_at.0[2] || !own_heads.is_multiple_of(traders)) {
+            [k, v] = [&k, &v].map(|x| repeat_heads(x, self.q.dim(2) / self.k.dim(2)));
+            k_at = place(&k, &[Axis::Rows, of_k, Axis::Heads, Axis::HeadDim]);
+        }
         let mut operands = vec![(self.q, q_at.clone()), (&k, k_at.clone()), (&v, k_at)];
         // The device's place along the keys' axis: element `i` of this vector lies on device `i`.
         let parts = layout.parts(&name, of_k);
@@ -121,12 +123,11 @@ impl Attention<'_> {
         if let Some(bias) = self.bias {
             let rows = if bias.dim(0) == 1 { Axis::Whole } else { Axis::Rows };
             // Ulysses sees all queries; the others see the columns of all keys, unless each device keeps to its own.
-            let all_queries = bias.dim(2) == 1 || self.trades_queries(p, meeting);
+            let all_queries = bias.dim(2) == 1 || traders > 1;
             let queries = if all_queries { Axis::Whole } else { of_q };
             let keys = if meeting == Meeting::SplitKv { of_k } else { Axis::Whole };
             operands.push((bias, place(bias, &[rows, Axis::Whole, queries, keys])));
         }
-        let groups = layout.groups(&name, of_k);
         let results = b.manual(&operands, &[q_at], |x| {
             let local = Local { q: &x[0], k: &x[1], v: &x[2], bias: x.get(4), scale: self.scale };
             vec![match meeting {
@@ -137,11 +138,6 @@ impl Attention<'_> {
             }]
         });
         results.into_iter().next().unwrap_or_else(|| self.q.clone())
-    }
-
-    fn trades_queries(&self, p: &Params, meeting: Meeting) -> bool {
-        use super::layout::ExchangeKind::{Hybrid, Ulysses};
-        meeting == Meeting::Exchange && matches!(p.layout().exchange.kind, Ulysses | Hybrid)
     }
 }
 

@@ -91,7 +91,7 @@ impl Local<'_> {
             ExchangeKind::Ulysses => self.ulysses(groups, |local| local.here()),
             ExchangeKind::Ring => self.ring(groups, position),
             ExchangeKind::Hybrid => {
-                let inner = policy.ulysses.unwrap_or(1);
+                let inner = policy.traders(groups);
                 if !groups.size().is_multiple_of(inner) {
                     let message = format!("exchange: {} devices do not divide by ulysses = {inner}", groups.size());
                     self.q.builder().reject("layout", message);

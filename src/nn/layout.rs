@@ -156,6 +156,17 @@ pub struct ExchangePolicy {
     pub rope: RopeAt,
 }
 
+impl ExchangePolicy {
+    /// Devices of `groups` that trade tokens for heads with each other.
+    pub fn traders(&self, groups: &Groups) -> usize {
+        match self.kind {
+            ExchangeKind::GatherKv | ExchangeKind::Ring => 1,
+            ExchangeKind::Ulysses => groups.size(),
+            ExchangeKind::Hybrid => self.ulysses.unwrap_or(1),
+        }
+    }
+}
+
 /// A mesh and the rules that place logical axes on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {

@@ -263,22 +263,39 @@ impl Params {
         self.declare(self.key(&names.join("+")), source, &shape, &axes, init)
     }
 
-    /// One tensor read with permuted axes, as a stack of its last axis: the caller indexes it by the loop itself.
-    pub fn view(
+    /// Part `index` of one tensor that is read with permuted axes, the parts first: `parts` of them, each of `shape`.
+    #[allow(clippy::too_many_arguments)] // As `get_as`, with what a view and a part need.
+    pub fn part(
         &self,
         name: &str,
         stored: &[usize],
-        shape: &[usize],
         strides: &[usize],
+        (parts, index): (usize, &Value),
+        shape: &[usize],
         axes: &[Axis],
         init: Init,
     ) -> Value {
         let key = self.key(name);
         let source = Source::View { key: key.clone(), shape: stored.to_vec(), strides: strides.to_vec() };
-        Params { stack: None, ..self.clone() }.declare(key, source, shape, axes, init)
+        let stack = Some(Stack { at: 0, layers: parts, index: index.clone() });
+        Params { stack, ..self.clone() }.declare(key, source, shape, axes, init)
+    }
+
+    /// The rows `ids` of a table, `ids`' shape with the rows' behind. A table whose rows are stored in pieces stays so:
+    /// what was looked up is gathered, which is less.
+    pub fn lookup(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init, ids: &Value) -> Value {
+        let key = self.key(name);
+        let source = Source::Stack { keys: self.keys(&key), shape: shape.to_vec() };
+        self.stored(&key, source, shape, axes, init).take(ids)
     }
 
     fn declare(&self, key: String, source: Source, shape: &[usize], axes: &[Axis], init: Init) -> Value {
+        let stored = self.stored(&key, source, shape, axes, init);
+        self.gathered(&format!("{}.{key}", self.component), stored, axes)
+    }
+
+    /// A parameter as it is stored, the current layer's.
+    fn stored(&self, key: &str, source: Source, shape: &[usize], axes: &[Axis], init: Init) -> Value {
         let name = format!("{}.{key}", self.component);
         let known = self.shared.values.borrow().get(&name).cloned();
         let value = known.unwrap_or_else(|| {
@@ -302,11 +319,10 @@ impl Params {
             self.shared.values.borrow_mut().insert(name.clone(), value.clone());
             value
         });
-        let used = match &self.stack {
+        match &self.stack {
             Some(s) => value.index(&s.index),
             None => value,
-        };
-        self.gathered(&name, used, axes)
+        }
     }
 
     /// A weight as it is computed with: what the storage rules split is gathered here, once.

@@ -17,7 +17,7 @@ use super::plugin::Plugin;
 use crate::dtype::DType;
 
 /// Memory of a compiled program on one device, in bytes. What a plugin does not state is 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CompiledMemory {
     /// The arguments.
     pub arguments: i64,

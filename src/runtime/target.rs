@@ -8,7 +8,8 @@ use crate::analysis::{CHIPS, Chip, Links};
 use crate::hlo::Program;
 use crate::pjrt::discover::{self, Kind};
 use crate::pjrt::{
-    Attributes, Client, ClientOptions, CpuOptions, Error, Executable, LoadedExecutable, Plugin, Topology, Value,
+    Attributes, Client, ClientOptions, CompileOptions, CpuOptions, Error, Executable, LoadedExecutable, Plugin,
+    Topology, Value,
 };
 
 /// The H200, in the words of XLA's compiler for GPUs.
@@ -178,12 +179,17 @@ impl Target {
 }
 
 impl Machine {
+    /// The options that a run on such devices compiles with.
+    pub fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
+        compile_options(self.target.kind.name(), program, &self.devices, options)
+    }
+
     /// Compiles a program, with the options that a run on such devices uses.
     ///
     /// # Errors
     /// The compiler's message.
     pub fn compile(&self, program: &Program, options: &EngineOptions) -> Result<Compiled, Error> {
-        let options = compile_options(self.target.kind.name(), program, &self.devices, options);
+        let options = self.compile_options(program, options);
         match &self.compiler {
             Compiler::Absent(topology) => Ok(Compiled::Absent(topology.compile(&program.text, &options)?)),
             Compiler::Here(client) => Ok(Compiled::Here(client.compile(&program.text, &options)?)),

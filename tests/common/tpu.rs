@@ -1,70 +1,110 @@
-//! Compiling for TPUs with none at hand.
+//! Compiling the published model's programs for TPUs with none at hand.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
-use ltx2::config::{Config, parse_mesh};
-use ltx2::dtype::DType;
+use ltx2::analysis::{Module, Report, report};
+use ltx2::config::{Given, load};
 use ltx2::models::Network;
-use ltx2::models::presets::Preset;
-use ltx2::models::transformer::TransformerConfig;
-use ltx2::nn::{Build, Lowering};
+use ltx2::pipeline::programs::{ProgramKind, Programs};
+use ltx2::pipeline::request;
 use ltx2::pjrt::discover::{self, Kind};
-use ltx2::pjrt::{Attributes, Executable, Plugin, Topology};
-use ltx2::runtime::{EngineOptions, compile_options};
-use ltx2::sampling::denoise::{DenoiseShape, denoise};
-use ltx2::sampling::guidance::{Branch, RescaleScope};
+use ltx2::pjrt::{CompiledMemory, OptimizedProgram};
+use ltx2::runtime::{Machine, Target};
+use sha2::{Digest, Sha256};
 
-/// libtpu; `None`, said loudly, when it is not there and not required.
-pub fn libtpu() -> Option<Plugin> {
-    let Some(found) = discover::find(Kind::Tpu, None).found.into_iter().next() else {
-        assert!(std::env::var_os("LTX2_REQUIRE_TPU").is_none(), "no libtpu: run `ltx2 plugin install tpu`");
+/// Whether libtpu is there to compile; said loudly, when it is not and is not required.
+pub fn libtpu() -> bool {
+    let required = std::env::var_os("LTX2_REQUIRE_TPU").is_some();
+    if discover::find(Kind::Tpu, None).found.is_empty() {
+        assert!(!required, "no libtpu: run `ltx2 plugin install tpu`");
         eprintln!("SKIPPED, NOTHING WAS TESTED: no libtpu found; run `ltx2 plugin install tpu`");
-        return None;
-    };
+        return false;
+    }
     for variable in ["TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"] {
         if std::env::var_os(variable).is_none() {
-            assert!(std::env::var_os("LTX2_REQUIRE_TPU").is_none(), "set {variable}=1, as `make test-tpu` does");
+            assert!(!required, "set {variable}=1, as `make test-tpu` does");
             eprintln!("SKIPPED, NOTHING WAS TESTED: without {variable}=1 libtpu looks for chips; use `make test-tpu`");
-            return None;
+            return false;
         }
     }
-    Some(Plugin::load(&found.path).expect("libtpu loads"))
+    true
 }
 
-/// The published model's denoising loop, cut to `layers` blocks, for a conditional and a negative branch, compiled for
-/// a topology; with the seconds that took.
-pub fn denoise_on(
-    plugin: &Plugin,
-    target: &str,
-    layout: &str,
-    mesh: &str,
-    tokens: usize,
-    layers: usize,
-) -> (Network, Executable, f64) {
-    let preset = Preset::named("ltx2").expect("the published configuration");
-    let mut json = preset.config("transformer").expect("a transformer").clone();
-    json["num_layers"] = layers.into();
-    let c = TransformerConfig::from_json(&json).expect("valid");
-    let topology = Topology::new(plugin, target, &Attributes::new()).expect("a topology");
-    let devices = topology.devices().expect("devices");
-    let mesh = parse_mesh(mesh).expect("a mesh");
-    let config = Config { layout: layout.into(), mesh: Some(mesh), ..Config::default() };
-    let layout = config.placement(devices.len()).expect("a layout");
-    let lowering = Lowering::of("tpu", &devices[0].kind);
-    let build = Build { layout, lowering, ..Build::new(DType::BF16) };
-    let shape = DenoiseShape {
-        batch: 1,
-        branches: vec![Branch::Conditional, Branch::Negative],
-        tokens: [tokens, 126],
-        text: 1024,
-        text_channels: [3840, 3840],
-        stg_blocks: vec![],
-        rescale: RescaleScope::PerSample,
+/// A program of the published model at 48 or fewer blocks, in one layout, for one kind of machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub program: ProgramKind,
+    pub layout: &'static str,
+    pub mesh: &'static str,
+    pub target: &'static str,
+    /// Width, height, frames.
+    pub size: [usize; 3],
+    /// Blocks of the transformer; all if not given.
+    pub layers: Option<usize>,
+}
+
+impl Case {
+    pub fn denoise(layout: &'static str, mesh: &'static str, target: &'static str) -> Self {
+        Case { program: ProgramKind::Denoise, layout, mesh, target, size: [768, 512, 121], layers: None }
+    }
+}
+
+/// A compiled program.
+pub struct Compiled {
+    pub network: Network,
+    pub report: Report,
+    pub memory: CompiledMemory,
+    pub seconds: f64,
+}
+
+/// What the compiler makes of a program. Programs that it has seen are remembered under cargo's folder for tests, by
+/// hash, options, target and plugin.
+pub fn compiled(case: Case) -> Compiled {
+    let [width, height, num_frames] = case.size;
+    let set = [format!("request.width={width}"), format!("request.height={height}"), format!("layout={}", case.layout)];
+    let given = Given {
+        file: Some("ltx2".into()),
+        set: set.into_iter().chain([format!("request.num_frames={num_frames}")]).collect(),
+        mesh: Some(case.mesh.into()),
+        ..Given::default()
     };
-    let network = denoise(&c, &shape, &build).expect("builds");
-    let ids: Vec<i32> = devices.iter().map(|d| d.id).collect();
-    let options = compile_options("tpu", &network.program, &ids, &EngineOptions::default());
-    let start = Instant::now();
-    let executable = topology.compile(&network.program.text, &options).expect("accepted");
-    (network, executable, start.elapsed().as_secs_f64())
+    let config = load(&given).expect("a configuration").config;
+    let programs = Programs::of(&config, case.layers).expect("the published model");
+    let target: Target = case.target.parse().expect("a target");
+    let machine = target.open().expect("a topology");
+    let build = request::build(&config, machine.devices.len(), target.kind().name(), &machine.device_kind);
+    let network = programs.network(case.program, &build.expect("a layout")).expect("builds");
+    let (program, memory, seconds) = optimized(&machine, &network);
+    let module = Module::decode(&program.format, &program.bytes).expect("a module");
+    let stacked = programs.stacked(case.program).expect("a number");
+    let report = report(&module, &network.program.mesh, stacked, target.chip().as_ref());
+    Compiled { network, report, memory, seconds }
+}
+
+fn optimized(machine: &Machine, network: &Network) -> (OptimizedProgram, CompiledMemory, f64) {
+    let options = ltx2::runtime::EngineOptions::default();
+    let plugin = discover::find(Kind::Tpu, None).found.remove(0).path;
+    let plugin = plugin.metadata().expect("libtpu's file");
+    let asked = machine.compile_options(&network.program, &options);
+    let key =
+        format!("{} {asked:?} {} {:?}", network.program.hash(), machine.target, (plugin.len(), plugin.modified()));
+    let key: String = Sha256::digest(key.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
+    let file = |suffix: &str| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{key}.{suffix}"));
+    let (program_file, figures_file) = (file("pb"), file("json"));
+    let known = std::fs::read(&program_file).ok().zip(std::fs::read(&figures_file).ok());
+    if let Some((bytes, (format, memory, seconds))) =
+        known.and_then(|(bytes, figures)| Some((bytes, serde_json::from_slice(&figures).ok()?)))
+    {
+        return (OptimizedProgram { format, bytes }, memory, seconds);
+    }
+    let started = Instant::now();
+    let compiled = machine.compile(&network.program, &options).expect("compiles");
+    let seconds = started.elapsed().as_secs_f64();
+    let memory = compiled.memory().expect("figures");
+    let program = compiled.optimized_program().expect("an optimized program");
+    std::fs::write(&program_file, &program.bytes).expect("writes");
+    let figures = serde_json::to_vec(&(&program.format, memory, seconds)).expect("JSON");
+    std::fs::write(&figures_file, figures).expect("writes");
+    (program, memory, seconds)
 }

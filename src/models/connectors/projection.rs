@@ -14,9 +14,8 @@ const SCALE: f64 = 8.0;
 /// The projection, state by state.
 pub struct Projection {
     p: Params,
+    states: usize,
     channels: usize,
-    /// `[states, out, hidden]`.
-    weight: Value,
     bias: bool,
     /// `[b, t, 1]`.
     valid: Value,
@@ -36,17 +35,8 @@ impl Projection {
                 ),
             );
         }
-        // In the checkpoint the state's index is the fastest: [out, hidden · states].
-        let weight = p.view(
-            "text_proj_in.weight",
-            &[c.caption_channels, hidden * states],
-            &[states, c.caption_channels, hidden],
-            &[1, hidden * states, states],
-            &[Axis::Layers, Axis::Whole, Axis::Embed],
-            Init::Normal(((hidden * states) as f32).sqrt().recip()),
-        );
         let valid = mask.compare(Comparison::Ne, &mask.like(0.0)).unsqueeze(2);
-        Projection { p, channels: c.caption_channels, weight, bias: c.proj_bias, valid }
+        Projection { p, states, channels: c.caption_channels, bias: c.proj_bias, valid }
     }
 
     /// The empty sum, `[b, t, channels]`, f32.
@@ -58,7 +48,18 @@ impl Projection {
     pub fn add(&self, sum: &Value, index: &Value, h: &Value) -> Value {
         let _scope = self.p.builder().scope("text_proj_in");
         let y = normalised(h, &self.valid, &[1, 2]).to(self.p.dtype());
-        sum + linear_into(&self.p, &y, &self.weight.index(index), DType::F32)
+        // In the checkpoint the state's index is the fastest: [out, hidden · states].
+        let (hidden, width) = (h.dim(-1), h.dim(-1) * self.states);
+        let weight = self.p.part(
+            "text_proj_in.weight",
+            &[self.channels, width],
+            &[1, width, self.states],
+            (self.states, index),
+            &[self.channels, hidden],
+            &[Axis::Whole, Axis::Embed],
+            Init::Normal((width as f32).sqrt().recip()),
+        );
+        sum + linear_into(&self.p, &y, &weight, DType::F32)
     }
 
     /// The projected text, in the weights' element type.

@@ -34,7 +34,9 @@ pub fn program(
     let p = Params::new("text_encoder", COMPONENT, build);
     let ty = Type::new(DType::I32, vec![batch, tokens]);
     let axes = [Axis::Rows, Axis::TextSequence];
-    let (ids, mask) = (p.input("input_ids", ty.clone(), &axes), p.input("attention_mask", ty, &axes));
+    let ids = p.input("input_ids", ty.clone(), &axes);
+    // Every device needs to know which tokens are none.
+    let mask = p.filled_input("attention_mask", ids.ty().clone(), &ty.dims, &[Axis::Rows, Axis::Whole]);
     let embeds = match connectors {
         Some(connectors) => {
             let projection = connectors::Projection::new(&p, connectors, &mask, c.hidden_states(), c.hidden_size);
@@ -68,15 +70,13 @@ fn encode(
 ) -> [Value; 1] {
     let b = p.builder();
     let root = p.pp(ROOT);
-    let table = root.pp("embed_tokens").get(
-        "weight",
-        &[c.vocab_size, c.hidden_size],
-        &[Axis::Vocab, Axis::Embed],
-        Init::Normal((c.hidden_size as f32).sqrt().recip()),
-    );
+    let init = Init::Normal((c.hidden_size as f32).sqrt().recip());
+    let (shape, axes) = ([c.vocab_size, c.hidden_size], [Axis::Vocab, Axis::Embed]);
+    let h = root.pp("embed_tokens").lookup("weight", &shape, &axes, init, ids);
+    let h = p.place("embeddings", &h, &[Axis::Rows, Axis::TextSequence, Axis::Whole]);
     // The factor is rounded to the weights' type before it multiplies, as the reference keeps it.
-    let h = table.take(ids) * (c.hidden_size as f64).sqrt();
-    let reads = Reads::new(c, mask, p.dtype());
+    let h = h * (c.hidden_size as f64).sqrt();
+    let reads = Reads::new(p, c, mask);
     let layers = c.layers.len();
     let done = b.repeat(layers, &[h, carried[0].clone()], |i, state| {
         let carried = visit(i, &state[0], [state[1].clone()]);
@@ -108,8 +108,8 @@ struct LayerReads {
 }
 
 impl Reads {
-    fn new(c: &Gemma3Config, mask: &Value, dtype: DType) -> Self {
-        let b = mask.builder();
+    fn new(p: &Params, c: &Gemma3Config, mask: &Value) -> Self {
+        let (b, dtype) = (p.builder(), p.dtype());
         let (rows, t, half) = (mask.dim(0), mask.dim(1), c.heads.dim / 2);
         let inverse = |base: RopeBase| {
             // In f32 throughout, as the reference computes it.
@@ -127,12 +127,14 @@ impl Reads {
         let distance = b.iota(square.clone(), 0) - b.iota(square, 1);
         let causal = distance.compare(Comparison::Ge, &distance.like(0.0));
         let valid = mask.compare(Comparison::Ne, &mask.like(0.0)).reshape(vec![rows, 1, 1, t]);
+        // Whole: a piece of it would be gathered in every layer.
+        let visible = p.place("visible", &valid.and(&causal), &[Axis::Rows, Axis::Whole, Axis::Whole, Axis::Whole]);
         let window = i32::try_from(c.sliding_window).unwrap_or(i32::MAX);
         Reads {
             cos: angles.cos().round_to(dtype),
             sin: angles.sin().round_to(dtype),
             kinds: b.vector_i32(&kinds),
-            visible: valid.and(&causal),
+            visible,
             near: distance.compare(Comparison::Lt, &distance.like(f64::from(window))),
         }
     }
