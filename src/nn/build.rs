@@ -41,13 +41,32 @@ pub struct Lowering {
     /// Whether a product is written row by row (videos times branches), because its bits depend on how many rows it has:
     /// f32 runs then give one result however the rows are spread.
     pub rowwise: bool,
+    /// Which stacks of text keys and values the products of attention read with their tokens last.
+    pub tokens_last: TokensLast,
     /// The tiles in which loops over layers read bf16 stacks, where they are not the platform's default.
     pub stack_tiles: Option<&'static str>,
 }
 
+/// Stacks whose tokens are their last dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokensLast {
+    /// None.
+    None,
+    /// Values, and keys of heads narrower than a vector register's 128 lanes.
+    Values,
+    /// Keys and values.
+    All,
+}
+
 impl Default for Lowering {
     fn default() -> Self {
-        Lowering { conv3d: Conv3dLowering::Direct, mixed_products: true, rowwise: false, stack_tiles: None }
+        Lowering {
+            conv3d: Conv3dLowering::Direct,
+            mixed_products: true,
+            rowwise: false,
+            tokens_last: TokensLast::None,
+            stack_tiles: None,
+        }
     }
 }
 
@@ -60,11 +79,12 @@ impl Lowering {
             // A conv3d costs the TPU compiler minutes each.
             "tpu" => Lowering {
                 conv3d: Conv3dLowering::Taps,
+                tokens_last: TokensLast::Values,
                 // Stacks in the default tiles of 8 rows would be copied whole before every run.
                 stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
                 ..Lowering::default()
             },
-            _ => Lowering::default(),
+            _ => Lowering { tokens_last: TokensLast::All, ..Lowering::default() },
         }
     }
 }

@@ -103,7 +103,7 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         for ((stream, s), kv) in STREAMS.iter().zip(&streams).zip(all_text_keys_values(&p, c, &contexts)) {
             let heads = s.attention.heads;
             for (i, part) in ["k", "v"].into_iter().enumerate() {
-                result(format!("text.{stream}.{part}"), &kv[i], &stacked(heads, i, shape.text).1);
+                result(format!("text.{stream}.{part}"), &kv[i], &stacked(&p, heads, i, shape.text).1);
             }
         }
     }
@@ -217,7 +217,7 @@ fn text_input(p: &Params, c: &TransformerConfig, tokens: usize, rows: usize, s: 
     }
     let h = s.attention.heads;
     let kv = |i: usize, part: &str| {
-        let (sizes, axes) = stacked(h, i, tokens);
+        let (sizes, axes) = stacked(p, h, i, tokens);
         let ty = Type::new(p.dtype(), [&[c.num_layers, rows, h.count], &sizes[..]].concat());
         p.input(&format!("text.{name}.{part}"), ty, &axes)
     };

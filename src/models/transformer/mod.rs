@@ -18,7 +18,7 @@ use modulation::{modulate, table};
 
 use crate::dtype::DType;
 use crate::hlo::{Type, Value};
-use crate::nn::{Axis, Heads, Params, gelu_tanh, layer_norm, linear};
+use crate::nn::{Axis, Heads, Params, TokensLast, gelu_tanh, layer_norm, linear};
 
 /// One stream's text, for all layers.
 #[derive(Clone)]
@@ -48,29 +48,32 @@ pub enum Isolation {
 }
 
 /// How the text keys (`which` = 0) or values (1) of all layers are stacked behind `[layers, b, heads]`, with their axes:
-/// in the order in which attention reads them, so that no compiler reorders the stack. Values have their tokens last, and
-/// so have keys whose heads are narrower than a vector register's 128 lanes.
-pub fn stacked(h: Heads, which: usize, tokens: usize) -> ([usize; 2], [Axis; 5]) {
+/// in the order in which attention reads them, so that no compiler reorders the stack.
+pub fn stacked(p: &Params, h: Heads, which: usize, tokens: usize) -> ([usize; 2], [Axis; 5]) {
     let rows = [Axis::Layers, Axis::Rows, Axis::Heads];
-    let (sizes, axes) = match tokens_last(h, which) {
+    let (sizes, axes) = match tokens_last(p, h, which) {
         true => ([h.dim, tokens], [Axis::HeadDim, Axis::TextSequence]),
         false => ([tokens, h.dim], [Axis::TextSequence, Axis::HeadDim]),
     };
     (sizes, [rows[0], rows[1], rows[2], axes[0], axes[1]])
 }
 
-fn tokens_last(h: Heads, which: usize) -> bool {
-    which == 1 || !h.dim.is_multiple_of(128)
+fn tokens_last(p: &Params, h: Heads, which: usize) -> bool {
+    match p.lowering().tokens_last {
+        TokensLast::None => false,
+        TokensLast::Values => which == 1 || !h.dim.is_multiple_of(128),
+        TokensLast::All => true,
+    }
 }
 
 /// `[b, t, heads, dim]` to a layer of the stack.
-fn stack_order(h: Heads, which: usize) -> [usize; 4] {
-    if tokens_last(h, which) { [0, 2, 3, 1] } else { [0, 2, 1, 3] }
+fn stack_order(p: &Params, h: Heads, which: usize) -> [usize; 4] {
+    if tokens_last(p, h, which) { [0, 2, 3, 1] } else { [0, 2, 1, 3] }
 }
 
 /// A layer of the stack to `[b, t, heads, dim]`.
-fn layer_order(h: Heads, which: usize) -> [usize; 4] {
-    if tokens_last(h, which) { [0, 3, 1, 2] } else { [0, 2, 1, 3] }
+fn layer_order(p: &Params, h: Heads, which: usize) -> [usize; 4] {
+    if tokens_last(p, h, which) { [0, 3, 1, 2] } else { [0, 2, 1, 3] }
 }
 
 /// The text context as the blocks read it: the caption projection where the model has one.
@@ -95,7 +98,7 @@ pub fn all_text_keys_values(p: &Params, c: &TransformerConfig, contexts: &[Value
     for (s, context) in streams.iter().zip(contexts) {
         let h = s.attention.heads;
         for (i, part) in ["text.k", "text.v"].into_iter().enumerate() {
-            let (sizes, axes) = stacked(h, i, context.dim(1));
+            let (sizes, axes) = stacked(p, h, i, context.dim(1));
             let ty = Type::new(p.dtype(), [&[c.num_layers, context.dim(0), h.count], &sizes[..]].concat());
             empty.push(p.place(&s.name(part), &b.full(0.0, ty), &axes));
         }
@@ -106,7 +109,7 @@ pub fn all_text_keys_values(p: &Params, c: &TransformerConfig, contexts: &[Value
         let parts = streams.iter().zip(contexts).flat_map(|(s, x)| text_keys_values(&p, c, s, x, None));
         let ordered = parts
             .enumerate()
-            .map(|(n, part)| part.transpose(&stack_order(streams[n / 2].attention.heads, n % 2)).unsqueeze(0));
+            .map(|(n, part)| part.transpose(&stack_order(&p, streams[n / 2].attention.heads, n % 2)).unsqueeze(0));
         ordered.zip(stacks).map(|(part, stack)| stack.dynamic_update(0, i, &part)).collect()
     });
     [[filled[0].clone(), filled[1].clone()], [filled[2].clone(), filled[3].clone()]]
@@ -141,7 +144,7 @@ pub fn forward(
                 TextSource::Context(x) => Text::Context(x.clone()),
                 TextSource::KeysValues(kv) => {
                     let h = streams[m].attention.heads;
-                    Text::KeysValues([0, 1].map(|n| kv[n].index(i).transpose(&layer_order(h, n))))
+                    Text::KeysValues([0, 1].map(|n| kv[n].index(i).transpose(&layer_order(&p, h, n))))
                 }
             });
             // A row attends unless the layer is perturbed and the row's mask says so.
