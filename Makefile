@@ -48,7 +48,7 @@ ablations: $(LTX2)
 
 # What each layout moves in a transformer block, asked from the TPU compiler, and the picture of it. A quarter of an hour.
 FIGURES := docs/images/layouts
-V5P_LAYOUTS := cfg cfg-ulysses ulysses hybrid ring sequence
+V5P_LAYOUTS := cfg-ulysses ulysses hybrid ring sequence
 V6E_LAYOUTS := tensor fsdp-ulysses
 FIGURE = TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 $(LTX2) compile -c ltx2 --layers 3
 

@@ -29,7 +29,7 @@ const LAYOUTS: [(&str, &str); 15] = [
     ("ring", "context=8"),
     ("hybrid", "context=8"),
     ("tensor", "tensor=2"),
-    ("tensor", "tensor=8"),
+    ("tensor", "tensor=4"),
     ("cfg", "cfg=2"),
     ("cfg-ulysses", "cfg=2,context=4"),
     ("fsdp-ulysses", "fsdp=2,context=4"),

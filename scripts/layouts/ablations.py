@@ -46,7 +46,8 @@ def kinds(figures):
     for c in figures["collectives"]["list"]:
         if c["per"] == "layer":
             count, size = sums.get(c["kind"], (0, 0.0))
-            sums[c["kind"]] = (count + c["count"], size + c["count"] * c["bytes"])
+            runs = c["count"] * c["trip_count"] / LAYERS
+            sums[c["kind"]] = (count + runs, size + runs * c["bytes"])
     return ", ".join(f"{n:g} {kind} {size / 1e6:.1f}" for kind, (n, size) in sorted(sums.items()))
 
 
