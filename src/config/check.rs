@@ -129,7 +129,7 @@ impl Config {
         need(self.model.weights != WeightSource::File, "model.weights = random".into());
         need(!self.model.loras.is_empty(), "model.loras".into());
         let attention = self.runtime.attention;
-        let built = matches!(attention, AttentionKernel::Auto | AttentionKernel::Plain);
+        let built = matches!(attention, AttentionKernel::Auto | AttentionKernel::Plain | AttentionKernel::Cudnn);
         need(!built, format!("runtime.attention = {}", format!("{attention:?}").to_lowercase()));
         let cache = &self.runtime.compile_cache;
         need(!matches!(cache.as_str(), "auto" | "off"), format!("runtime.compile_cache = {cache}"));

@@ -1,5 +1,6 @@
 //! Attention kernels. XLA's own operations serve every platform; fused kernels of a platform stand beside them.
 
+mod cudnn;
 mod plain;
 
 use crate::dtype::DType;
@@ -10,9 +11,36 @@ const LARGEST_SCORES: usize = 1 << 26;
 /// Chunks are multiples of this many queries: the edge of a matrix unit.
 const TILE: usize = 128;
 
+/// Which kernel computes attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Kernel {
+    /// XLA's own operations.
+    #[default]
+    Plain,
+    /// cuDNN's fused kernel, on CUDA; XLA's own operations where it does not take the operands.
+    Cudnn,
+}
+
+impl Kernel {
+    /// Whether the fused kernel takes these operands. Why not is logged.
+    fn is_fused(self, q: &Value, k: &Value, bias: Option<&Value>) -> bool {
+        let refused = match self {
+            Kernel::Plain => return false,
+            Kernel::Cudnn => cudnn::refuses(q, k, bias),
+        };
+        if let Some(reason) = &refused {
+            tracing::debug!(queries = %q.ty(), keys = %k.ty(), "attention in XLA's own operations: {reason}");
+        }
+        refused.is_none()
+    }
+}
+
 /// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and an optional f32 bias `[b or 1, 1, q or 1,
 /// k]`, the same for all heads; the result is `[b, q, h, d]` in the queries' element type.
-pub fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {
+pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {
+    if kernel.is_fused(q, k, bias) {
+        return cudnn::attention(q, k, v, bias, scale);
+    }
     let v = &values_as_read(v);
     match chunk(q, k, bias) {
         None => plain::attention(q, k, v, bias, scale),

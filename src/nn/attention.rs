@@ -77,7 +77,7 @@ impl Attention<'_> {
         }
         let _scope = b.scope("sdpa");
         if p.layout().is_single() {
-            return kernels::attention(self.q, self.k, self.v, self.bias, self.scale);
+            return kernels::attention(p.lowering().attention, self.q, self.k, self.v, self.bias, self.scale);
         }
         self.split(p)
     }
@@ -129,7 +129,14 @@ impl Attention<'_> {
             operands.push((bias, place(bias, &[rows, Axis::Whole, queries, keys])));
         }
         let results = b.manual(&operands, &[q_at], |x| {
-            let local = Local { q: &x[0], k: &x[1], v: &x[2], bias: x.get(4), scale: self.scale };
+            let local = Local {
+                q: &x[0],
+                k: &x[1],
+                v: &x[2],
+                bias: x.get(4),
+                scale: self.scale,
+                kernel: p.lowering().attention,
+            };
             vec![match meeting {
                 Meeting::Here => local.here(),
                 Meeting::SplitKv => local.split_kv(&groups),

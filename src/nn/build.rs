@@ -4,6 +4,7 @@ use super::conv::Conv3dLowering;
 use super::layout::Layout;
 use super::params::Numerics;
 use crate::dtype::DType;
+use crate::kernels::Kernel;
 
 /// The choices every program of a run shares.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,21 +42,24 @@ pub struct Lowering {
     /// Whether a product is written row by row (videos times branches), because its bits depend on how many rows it has:
     /// f32 runs then give one result however the rows are spread.
     pub rowwise: bool,
-    /// Which stacks of text keys and values the products of attention read with their tokens last.
-    pub tokens_last: TokensLast,
+    /// What computes attention.
+    pub attention: Kernel,
+    /// How attention reads stacks of text keys and values.
+    pub text_stacks: StackOrder,
     /// The tiles in which loops over layers read bf16 stacks, where they are not the platform's default.
     pub stack_tiles: Option<&'static str>,
 }
 
-/// Stacks whose tokens are their last dimension.
+/// The order of a stack of text keys or values behind `[layers, rows]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokensLast {
-    /// None.
-    None,
-    /// Values, and keys of heads narrower than a vector register's 128 lanes.
-    Values,
-    /// Keys and values.
-    All,
+pub enum StackOrder {
+    /// `[tokens, heads, dim]`, as fused kernels read them.
+    TokensHeads,
+    /// `[heads, tokens, dim]`.
+    HeadsTokens,
+    /// As `HeadsTokens`, but `[heads, dim, tokens]` for values, and for keys of heads narrower than a vector register's
+    /// 128 lanes.
+    ValuesTokensLast,
 }
 
 impl Default for Lowering {
@@ -64,7 +68,8 @@ impl Default for Lowering {
             conv3d: Conv3dLowering::Direct,
             mixed_products: true,
             rowwise: false,
-            tokens_last: TokensLast::None,
+            attention: Kernel::Plain,
+            text_stacks: StackOrder::HeadsTokens,
             stack_tiles: None,
         }
     }
@@ -79,12 +84,15 @@ impl Lowering {
             // A conv3d costs the TPU compiler minutes each.
             "tpu" => Lowering {
                 conv3d: Conv3dLowering::Taps,
-                tokens_last: TokensLast::Values,
+                text_stacks: StackOrder::ValuesTokensLast,
                 // Stacks in the default tiles of 8 rows would be copied whole before every run.
                 stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
                 ..Lowering::default()
             },
-            _ => Lowering { tokens_last: TokensLast::All, ..Lowering::default() },
+            "cuda" => {
+                Lowering { attention: Kernel::Cudnn, text_stacks: StackOrder::TokensHeads, ..Lowering::default() }
+            }
+            _ => Lowering::default(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::layout::{ExchangeKind, ExchangePolicy};
 use crate::dtype::DType;
 use crate::hlo::{Groups, Value};
-use crate::kernels::{self, Partial};
+use crate::kernels::{self, Kernel, Partial};
 
 /// The operands of one device.
 pub(super) struct Local<'a> {
@@ -17,18 +17,20 @@ pub(super) struct Local<'a> {
     pub bias: Option<&'a Value>,
     /// Factor on the scores.
     pub scale: f64,
+    /// What computes attention where a device has all keys it needs.
+    pub kernel: Kernel,
 }
 
 impl Local<'_> {
     /// The device holds the keys it needs.
     pub fn here(&self) -> Value {
-        kernels::attention(self.q, self.k, self.v, self.bias, self.scale)
+        kernels::attention(self.kernel, self.q, self.k, self.v, self.bias, self.scale)
     }
 
     /// Keys and values of all devices are gathered.
     pub fn gather_kv(&self, groups: &Groups) -> Value {
         let [k, v] = [self.k, self.v].map(|x| x.all_gather(1, groups));
-        kernels::attention(self.q, &k, &v, self.bias, self.scale)
+        kernels::attention(self.kernel, self.q, &k, &v, self.bias, self.scale)
     }
 
     /// Each device attends to its own keys; largest scores, sums and weighted values are joined.

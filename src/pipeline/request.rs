@@ -3,8 +3,9 @@
 use super::error::{PipelineError, Result};
 use super::models::Sizes;
 use super::text_to_video::{Request, Shapes};
-use crate::config::{self, Config, Dtype, FlagValue, Job};
+use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job};
 use crate::dtype::DType;
+use crate::kernels::Kernel;
 use crate::nn::{Build, Lowering, Numerics};
 use crate::pjrt::OptionValue;
 use crate::runtime::EngineOptions;
@@ -16,6 +17,16 @@ use crate::sampling::sigmas::{self, FlowMatch};
 /// # Errors
 /// What is wrong with layout and mesh.
 pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
+    let mut lowering = Lowering::of(platform, kind);
+    match config.runtime.attention {
+        AttentionKernel::Cudnn if platform != "cuda" => {
+            return Err(PipelineError::Usage(format!(
+                "runtime.attention: cudnn is CUDA's, the platform is {platform}"
+            )));
+        }
+        AttentionKernel::Plain => lowering.attention = Kernel::Plain,
+        _ => {}
+    }
     Ok(Build {
         dtype: match config.runtime.dtype {
             Dtype::Bf16 => DType::BF16,
@@ -26,7 +37,7 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
             config::Numerics::Official => Numerics::Official,
         },
         layout: config.placement(devices)?,
-        lowering: Lowering::of(platform, kind),
+        lowering,
     })
 }
 

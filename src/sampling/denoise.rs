@@ -218,7 +218,7 @@ fn text_input(p: &Params, c: &TransformerConfig, tokens: usize, rows: usize, s: 
     let h = s.attention.heads;
     let kv = |i: usize, part: &str| {
         let (sizes, axes) = stacked(p, h, i, tokens);
-        let ty = Type::new(p.dtype(), [&[c.num_layers, rows, h.count], &sizes[..]].concat());
+        let ty = Type::new(p.dtype(), [&[c.num_layers, rows], &sizes[..]].concat());
         p.input(&format!("text.{name}.{part}"), ty, &axes)
     };
     TextSource::KeysValues([kv(0, "k"), kv(1, "v")])

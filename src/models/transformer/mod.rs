@@ -18,7 +18,7 @@ use modulation::{modulate, table};
 
 use crate::dtype::DType;
 use crate::hlo::{Type, Value};
-use crate::nn::{Axis, Heads, Params, TokensLast, gelu_tanh, layer_norm, linear};
+use crate::nn::{Axis, Heads, Params, StackOrder, gelu_tanh, layer_norm, linear};
 
 /// One stream's text, for all layers.
 #[derive(Clone)]
@@ -47,33 +47,31 @@ pub enum Isolation {
     Rows(Value),
 }
 
-/// How the text keys (`which` = 0) or values (1) of all layers are stacked behind `[layers, b, heads]`, with their axes:
-/// in the order in which attention reads them, so that no compiler reorders the stack.
-pub fn stacked(p: &Params, h: Heads, which: usize, tokens: usize) -> ([usize; 2], [Axis; 5]) {
-    let rows = [Axis::Layers, Axis::Rows, Axis::Heads];
-    let (sizes, axes) = match tokens_last(p, h, which) {
-        true => ([h.dim, tokens], [Axis::HeadDim, Axis::TextSequence]),
-        false => ([tokens, h.dim], [Axis::TextSequence, Axis::HeadDim]),
-    };
-    (sizes, [rows[0], rows[1], rows[2], axes[0], axes[1]])
-}
-
-fn tokens_last(p: &Params, h: Heads, which: usize) -> bool {
-    match p.lowering().tokens_last {
-        TokensLast::None => false,
-        TokensLast::Values => which == 1 || !h.dim.is_multiple_of(128),
-        TokensLast::All => true,
-    }
+/// How the text keys (`which` = 0) or values (1) of all layers are stacked behind `[layers, b]`, with their axes: in the
+/// order in which attention reads them, so that no compiler reorders the stack.
+pub fn stacked(p: &Params, h: Heads, which: usize, tokens: usize) -> ([usize; 3], [Axis; 5]) {
+    let [_, a, b, c] = stack_order(p, h, which);
+    let sizes = [0, tokens, h.count, h.dim];
+    let axes = [Axis::Rows, Axis::TextSequence, Axis::Heads, Axis::HeadDim];
+    ([sizes[a], sizes[b], sizes[c]], [Axis::Layers, Axis::Rows, axes[a], axes[b], axes[c]])
 }
 
 /// `[b, t, heads, dim]` to a layer of the stack.
 fn stack_order(p: &Params, h: Heads, which: usize) -> [usize; 4] {
-    if tokens_last(p, h, which) { [0, 2, 3, 1] } else { [0, 2, 1, 3] }
+    match p.lowering().text_stacks {
+        StackOrder::TokensHeads => [0, 1, 2, 3],
+        StackOrder::ValuesTokensLast if which == 1 || !h.dim.is_multiple_of(128) => [0, 2, 3, 1],
+        StackOrder::HeadsTokens | StackOrder::ValuesTokensLast => [0, 2, 1, 3],
+    }
 }
 
 /// A layer of the stack to `[b, t, heads, dim]`.
 fn layer_order(p: &Params, h: Heads, which: usize) -> [usize; 4] {
-    if tokens_last(p, h, which) { [0, 3, 1, 2] } else { [0, 2, 1, 3] }
+    let mut back = [0; 4];
+    for (to, from) in stack_order(p, h, which).into_iter().enumerate() {
+        back[from] = to;
+    }
+    back
 }
 
 /// The text context as the blocks read it: the caption projection where the model has one.
@@ -99,7 +97,7 @@ pub fn all_text_keys_values(p: &Params, c: &TransformerConfig, contexts: &[Value
         let h = s.attention.heads;
         for (i, part) in ["text.k", "text.v"].into_iter().enumerate() {
             let (sizes, axes) = stacked(p, h, i, context.dim(1));
-            let ty = Type::new(p.dtype(), [&[c.num_layers, context.dim(0), h.count], &sizes[..]].concat());
+            let ty = Type::new(p.dtype(), [&[c.num_layers, context.dim(0)], &sizes[..]].concat());
             empty.push(p.place(&s.name(part), &b.full(0.0, ty), &axes));
         }
     }
