@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{cpu, relative_l2};
+use common::{cpu, quick, relative_l2};
 use ltx2::analysis::Module;
 use ltx2::dtype::DType;
 use ltx2::hlo::Mesh;
@@ -79,7 +79,7 @@ fn run(engine: &Engine, network: &Network, result: &str) -> Tensor {
 #[test]
 fn convolutions_of_blocks_are_those_of_the_whole() {
     let Some(client) = cpu(8) else { return };
-    let engine = Engine::new(client, EngineOptions::default());
+    let engine = Engine::new(client, quick());
     // Blocks of several rows, of one, and blocks that lie beyond the picture.
     let cases = [([8, 6], 3, 1), ([8, 6], 5, 1), ([5, 7], 5, 1), ([7, 3], 3, 1), ([2, 5], 3, 1), ([8, 8], 3, 2)];
     for (picture, size, step) in cases.into_iter().chain([([5, 7], 3, 2), ([9, 2], 3, 2)]) {
@@ -101,7 +101,7 @@ fn convolutions_of_blocks_are_those_of_the_whole() {
 #[test]
 fn only_edges_move() {
     let Some(client) = cpu(8) else { return };
-    let engine = Engine::new(client, EngineOptions::default());
+    let engine = Engine::new(client, quick());
     let preset = Preset::named("nano").expect("a configuration");
     let config = preset.config("vae").expect("an autoencoder");
     let decoder = DecoderConfig::from_json(config).expect("valid");

@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use common::{Case, cases, cpu, dumped, generate, open, relative_l2, request};
+use common::{Case, cases, cpu, dumped, generate, open, quick, relative_l2, request};
 use ltx2::config::Config;
 use ltx2::dtype::DType;
 use ltx2::nn::{Build, Lowering};
@@ -13,7 +13,7 @@ use ltx2::pipeline::run::{RunComponent, run_component};
 use ltx2::pipeline::stages::Stages;
 use ltx2::pipeline::text_to_video::Settings;
 use ltx2::pjrt::Client;
-use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 
@@ -54,7 +54,7 @@ fn build(layout: &str, mesh: &str, devices: usize) -> Build {
 fn run(client: &Client, component: RunComponent, case: &Case, build: &Build) -> BTreeMap<String, Tensor> {
     let model = case.model.to_str().expect("a path");
     let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
-    let mut stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), source.clone());
+    let mut stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
     let known = ["padding_side", "prompts", "max_sequence_length"];
     let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
     let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();

@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use common::{cases, cpu};
+use common::{cases, cpu, quick};
 use ltx2::analysis::{Kind, Module, Phase, Report, report};
 use ltx2::config::{Config, parse_mesh};
 use ltx2::dtype::DType;
@@ -15,7 +15,7 @@ use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Axis, Build, Lowering, Param};
 use ltx2::pipeline::run::{RunComponent, run_component};
 use ltx2::pipeline::stages::Stages;
-use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::{Branch, RescaleScope};
 use ltx2::weights::{ModelSource, Overrides};
@@ -136,7 +136,7 @@ impl Compiled {
 }
 
 fn engine() -> Option<Engine> {
-    Some(Engine::new(cpu(8)?, EngineOptions::default()))
+    Some(Engine::new(cpu(8)?, quick()))
 }
 
 /// What the joining of video-to-audio attention and, in a step, the statistics of the rescale cost where video tokens
@@ -343,7 +343,7 @@ fn tables_that_travel_give_the_bytes_of_those_that_stay() {
     let run = |layout: &str| {
         let source = ModelSource::open(case.model.to_str().expect("a path"), &Overrides::default()).expect("a model");
         let source = Rc::new(source);
-        let mut stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), source.clone());
+        let mut stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
         let inputs = case.inputs.clone();
         let build = build(layout, "context=8");
         run_component(RunComponent::Transformer, &source, &mut stages, inputs, &case.scalars, &build).expect("runs")

@@ -19,7 +19,7 @@ use ltx2::pipeline::models::Models;
 use ltx2::pipeline::stages::Stages;
 use ltx2::pipeline::text_to_video::{Generated, Request, Settings, Shapes, text_to_video};
 use ltx2::pjrt::discover::{self, Kind};
-use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
+use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
 use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
@@ -44,6 +44,12 @@ pub fn cpu(devices: usize) -> Option<Client> {
             None
         }
     }
+}
+
+/// Compiling with LLVM's optimizations left out: the CPU compiler takes half the time, which for tiny programs is most of
+/// a test. Single components are compared with the reference as users run them.
+pub fn quick() -> EngineOptions {
+    EngineOptions { xla_flags: [("xla_backend_optimization_level".to_string(), OptionValue::Int(0))].into() }
 }
 
 /// A case of `tests/fixtures/cases`.
@@ -166,7 +172,7 @@ pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
 /// A model with its stages.
 pub fn open(client: &Client, model: &str) -> (Models, Stages) {
     let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
-    let stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), source.clone());
+    let stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
     (Models::open(&source).expect("complete"), stages)
 }
 
