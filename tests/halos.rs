@@ -15,7 +15,7 @@ use ltx2::models::video_vae::{DecoderConfig, EncoderConfig, decoder_program, enc
 use ltx2::nn::{
     Axis, Build, Conv3d, Conv3dLowering, ExchangePolicy, Layout, Lowering, Padding, Params, Pictures, Rule,
 };
-use ltx2::runtime::{Distributed, Engine, EngineOptions};
+use ltx2::runtime::{Distributed, Engine};
 use ltx2::tensor::Tensor;
 use ndarray::ArrayD;
 
