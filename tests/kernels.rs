@@ -14,7 +14,7 @@ fn program(queries: usize, keys: usize) -> Program {
     let b = Builder::new("attention").with_precision(Precision::Highest);
     let argument = |name: &str, n: usize| b.argument(name, Type::new(DType::F32, [1, n, 2, 8]));
     let (q, k, v) = (argument("q", queries), argument("k", keys), argument("v", keys));
-    let out = kernels::attention(&q, &k, &v, None, 0.35);
+    let out = kernels::attention(kernels::Kernel::Plain, &q, &k, &v, None, 0.35);
     b.finish(&[("out", &out)]).expect("builds")
 }
 
