@@ -158,11 +158,6 @@ impl Params {
         Params { component, prefix: String::new(), stack: None, ..self.clone() }
     }
 
-    /// The same place with another weight type (a vocoder in f32 inside a bf16 run).
-    pub fn with_dtype(&self, dtype: DType) -> Self {
-        Params { dtype, ..self.clone() }
-    }
-
     /// The program under construction.
     pub fn builder(&self) -> &Builder {
         &self.shared.b

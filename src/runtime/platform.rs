@@ -148,13 +148,6 @@ fn start(kind: Kind, search: &Search, options: &Options) -> Result<(Plugin, Clie
     Err(first_error.unwrap_or_else(|| search.not_found()))
 }
 
-/// Loads the plugin of a platform for compiling without its hardware; nothing is started.
-pub fn load_compiler(kind: Kind) -> Result<Plugin, Error> {
-    let search = discover::find(kind, None);
-    let found = search.found.first().ok_or_else(|| search.not_found())?;
-    Plugin::load(&found.path)
-}
-
 fn client_options(kind: Option<Kind>, options: &Options) -> ClientOptions {
     match kind {
         Some(Kind::Cpu) => {
