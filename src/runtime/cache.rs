@@ -4,14 +4,14 @@
 //! everything the executable depends on, in words that devices which are here and devices which are not both know.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::hlo::Program;
-use crate::media::write_atomically;
 use crate::pjrt::{
     Client, CompileOptions, Device, DeviceDescription, Error, Executable, LoadedExecutable, Plugin, Topology,
 };
@@ -25,10 +25,7 @@ pub enum CacheError {
     /// The plugin.
     #[error(transparent)]
     Plugin(#[from] Error),
-    /// The entry could not be written.
-    #[error(transparent)]
-    Write(#[from] crate::media::Error),
-    /// A file that cannot be read, or an entry that is not what its name says.
+    /// A file that cannot be read or written, or an entry that is not what its name says.
     #[error("{}: {reason}", path.display())]
     File {
         /// File.
@@ -190,9 +187,21 @@ impl Entry {
             bytes: serialized.len(),
             sha256: sha256(&serialized),
         };
-        let file = [json(&header).as_bytes(), b"\n", &serialized].concat();
-        write_atomically(&self.path, &file)?;
-        Ok(file.len())
+        let header = format!("{}\n", json(&header));
+        self.write(&[header.as_bytes(), &serialized]).map_err(|e| CacheError::file(&self.path, e))?;
+        Ok(header.len() + serialized.len())
+    }
+
+    /// Under a temporary name first: another run sees all of it or nothing.
+    fn write(&self, parts: &[&[u8]]) -> std::io::Result<()> {
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)?;
+        // As any new file, not private as temporary ones: a folder may serve several users.
+        let mode = fs::Permissions::from_mode(0o666);
+        let mut file = tempfile::Builder::new().prefix(".ltx2-").permissions(mode).tempfile_in(folder)?;
+        parts.iter().try_for_each(|part| file.write_all(part))?;
+        file.persist(&self.path)?;
+        Ok(())
     }
 }
 
