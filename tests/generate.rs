@@ -8,10 +8,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-const BIN: &str = env!("CARGO_BIN_EXE_ltx2");
-
 fn ltx2(arguments: &[&str]) -> Output {
-    Command::new(BIN).args(arguments).output().expect("the binary runs")
+    common::ltx2().args(arguments).output().expect("the binary runs")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -281,7 +279,7 @@ fn an_interrupt_leaves_nothing_behind() {
     let arguments = short(&out, &["--set", "sampler.progress_every=1"]);
     let arguments: Vec<String> = arguments.iter().map(|a| if a == "3" { "256".into() } else { a.clone() }).collect();
     let mut child =
-        Command::new(BIN).args(&arguments).stderr(std::process::Stdio::piped()).spawn().expect("the binary runs");
+        common::ltx2().args(&arguments).stderr(std::process::Stdio::piped()).spawn().expect("the binary runs");
     // Ask once the loop has begun to tell of its steps.
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().expect("stderr")));
     let begun = lines.by_ref().any(|l| l.is_ok_and(|l| l.starts_with("denoise ")));

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use ltx2::weights::{Component, HubCache, ModelSource, Overrides};
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ fn path(p: &Path) -> &str {
 
 /// `ltx2` with a Hugging Face home.
 fn ltx2(home: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
+    let mut command = common::ltx2();
     command.env_remove("HF_HUB_CACHE").env_remove("HUGGINGFACE_HUB_CACHE").env("HF_HOME", home);
     command.args(arguments).output().expect("the binary runs")
 }

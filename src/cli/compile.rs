@@ -1,6 +1,6 @@
 //! `ltx2 compile`: a program, ahead of time, and what it moves.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
 use super::compile_report::{json, table};
@@ -18,14 +18,15 @@ use crate::runtime::Target;
   ltx2 compile --target tpu:v6e:2x4 -c ltx2 --layout fsdp-ulysses
   ltx2 compile --target tpu:v5p:2x2x2 -c ltx2 --layout ulysses --layers 3 --json ulysses.json
   ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout tensor --program text-encoder
+  ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout ulysses --save cache
   ltx2 compile --target cpu:8 -c nano --layout sequence --dump-hlo hlo")]
 pub struct Args {
     /// Devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
     #[arg(long, value_name = "TARGET")]
     target: String,
-    /// What is compiled
-    #[arg(long, value_name = "NAME", default_value = "denoise")]
-    program: ProgramKind,
+    /// What is compiled [default: denoise; with --save every program of a run]
+    #[arg(long, value_name = "NAME")]
+    program: Option<ProgramKind>,
     /// Blocks of the transformer that are compiled; figures of one block do not depend on it
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
@@ -35,8 +36,8 @@ pub struct Args {
     /// Writes the program, and what the compiler made of it, into a folder
     #[arg(long, value_name = "DIR")]
     dump_hlo: Option<PathBuf>,
-    /// Keeps the compiled program for later runs
-    #[arg(long, value_name = "CACHE")]
+    /// Keeps the compiled programs for runs with `runtime.compile_cache: DIR`
+    #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
     #[command(flatten)]
     model: ModelArgs,
@@ -56,32 +57,41 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     args.model.add(&mut given);
     args.placement.add(&mut given);
     let loaded = load(&given)?;
-    if args.save.is_some() {
-        return Err(UsageError("not built yet: --save".into()).into());
-    }
     if target.kind() == Kind::Tpu && !crate::pjrt::prepare_absent_tpus() {
         let message = "compiling for TPUs needs TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 set";
         return Err(UsageError(message.into()).into());
     }
     let config = &loaded.config;
-    let options = CompileOptions {
-        target: target.clone(),
-        kind: args.program,
-        layers: args.layers,
-        dump: args.dump_hlo.as_deref(),
+    let kinds = match (args.program, &args.save) {
+        (Some(kind), _) => vec![kind],
+        (None, None) => vec![ProgramKind::default()],
+        (None, Some(_)) => ProgramKind::RUN.to_vec(),
     };
-    let done = compile(config, &options)?;
-    let figures = format!("{}\n", serde_json::to_string_pretty(&json(&done, &target, config))?);
-    match args.json.as_deref() {
-        Some(path) if path.as_os_str() == "-" => print(&figures)?,
-        Some(path) => {
-            crate::media::write_atomically(path, figures.as_bytes())?;
-            print(&table(&done, &target, config))?;
+    let mut figures = Vec::new();
+    let mut shortage = None;
+    for kind in kinds {
+        let (layers, dump, save) = (args.layers, args.dump_hlo.as_deref(), args.save.as_deref());
+        let done = compile(config, &CompileOptions { target: target.clone(), kind, layers, dump, save })?;
+        if !to_stdout(args.json.as_deref()) {
+            let space = if figures.is_empty() { "" } else { "\n" };
+            print(&format!("{space}{}", table(&done, &target, config)))?;
         }
-        None => print(&table(&done, &target, config))?,
+        figures.push(json(&done, &target, config));
+        shortage = shortage.or(done.shortage);
     }
-    match done.shortage {
+    let figures = if figures.len() == 1 { figures.remove(0) } else { figures.into() };
+    let figures = format!("{}\n", serde_json::to_string_pretty(&figures)?);
+    match args.json.as_deref() {
+        path if to_stdout(path) => print(&figures)?,
+        Some(path) => crate::media::write_atomically(path, figures.as_bytes())?,
+        None => {}
+    }
+    match shortage {
         None => Ok(()),
         Some(shortage) => Err(PipelineError::TooLarge(shortage.to_string()).into()),
     }
+}
+
+fn to_stdout(json: Option<&Path>) -> bool {
+    json == Some(Path::new("-"))
 }

@@ -90,6 +90,7 @@ pub fn json(done: &Compilation, target: &Target, config: &Config) -> Value {
         "predicted_ms": r.predicted,
         "notes": done.notes,
         "compile_seconds": done.seconds,
+        "saved": done.saved,
         "does_not_fit": done.shortage,
     })
 }
@@ -111,6 +112,9 @@ pub fn table(done: &Compilation, target: &Target, config: &Config) -> String {
     let blocks = if done.kind.has_blocks() { format!(", {} blocks", done.layers) } else { String::new() };
     line("program", format!("{}{blocks}, compiled in {:.1} s", done.kind.name(), done.seconds));
     line("hash", done.hash.clone());
+    if let Some(saved) = &done.saved {
+        line("saved", format!("{}, {:.2} MB", saved.path.display(), saved.bytes as f64 / MB));
+    }
     line("model", done.model.clone());
     let m = &done.memory;
     let of = m.capacity.map_or(String::new(), |c| format!(" of {}", gib(c)));

@@ -131,8 +131,6 @@ impl Config {
         let attention = self.runtime.attention;
         let built = matches!(attention, AttentionKernel::Auto | AttentionKernel::Plain | AttentionKernel::Cudnn);
         need(!built, format!("runtime.attention = {}", format!("{attention:?}").to_lowercase()));
-        let cache = &self.runtime.compile_cache;
-        need(!matches!(cache.as_str(), "auto" | "off"), format!("runtime.compile_cache = {cache}"));
         missing
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::presets::{LAYOUTS, find};
+use super::schema::Config;
 use super::yaml::{Data, Node};
 use crate::weights::HubCache;
 
@@ -97,6 +98,28 @@ fn text(node: &mut Node, key: &str, f: impl FnOnce(&str) -> String) {
     }
 }
 
+/// What `runtime.compile_cache: auto` means, instead of the user's cache folder: `off` or a folder.
+pub const CACHE_VARIABLE: &str = "LTX2_COMPILE_CACHE";
+
+impl Config {
+    /// The folder of compiled programs; none where they are not kept.
+    pub fn compile_cache(&self) -> Option<PathBuf> {
+        cache_folder(&self.runtime.compile_cache, |name| std::env::var_os(name).map(PathBuf::from))
+    }
+}
+
+fn cache_folder(setting: &str, variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    let given = |name: &str| variable(name).filter(|v| !v.as_os_str().is_empty());
+    let folder = |path: PathBuf| if path == Path::new("off") { None } else { Some(path) };
+    if setting != "auto" {
+        return folder(setting.into());
+    }
+    match given(CACHE_VARIABLE) {
+        Some(path) => folder(path),
+        None => Some(given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")))?.join("ltx2")),
+    }
+}
+
 fn each(node: &mut Node, key: &str, f: impl Fn(&mut Node)) {
     if let Some(Node { data: Data::List(items), .. }) = child(node, key) {
         items.iter_mut().for_each(f);
@@ -128,5 +151,21 @@ mod tests {
         );
         assert_eq!(join(Path::new("a/b"), "../../../x"), "../x");
         assert_eq!(join(Path::new(""), "x/y"), "x/y");
+    }
+
+    #[test]
+    fn the_cache_is_the_users_own_unless_named() {
+        let folder = |setting: &str, set: &[(&str, &str)]| {
+            let found = |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, v)| PathBuf::from(v));
+            cache_folder(setting, found).map(|p| p.display().to_string())
+        };
+        let user = [("HOME", "/home/u"), ("XDG_CACHE_HOME", "")];
+        assert_eq!(folder("auto", &user).as_deref(), Some("/home/u/.cache/ltx2"));
+        assert_eq!(folder("auto", &[("HOME", "/home/u"), ("XDG_CACHE_HOME", "/c")]).as_deref(), Some("/c/ltx2"));
+        assert_eq!(folder("auto", &[]), None);
+        assert_eq!(folder("auto", &[("HOME", "/home/u"), (CACHE_VARIABLE, "off")]), None);
+        assert_eq!(folder("auto", &[(CACHE_VARIABLE, "/d")]).as_deref(), Some("/d"));
+        assert_eq!(folder("here", &[(CACHE_VARIABLE, "off")]).as_deref(), Some("here"));
+        assert_eq!(folder("off", &user), None);
     }
 }

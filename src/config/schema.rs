@@ -467,7 +467,7 @@ pub struct Runtime {
     pub attention: AttentionKernel,
     /// Which weights stay on the device between stages.
     pub residency: Auto,
-    /// Where compiled programs are kept: auto, off, or a folder.
+    /// Where compiled programs are kept: off, a folder, or auto for the user's cache folder.
     pub compile_cache: String,
     /// Compiler options by name, for every program.
     pub xla_flags: BTreeMap<String, FlagValue>,

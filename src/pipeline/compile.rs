@@ -1,7 +1,7 @@
 //! `compile`: a program of a configuration, compiled for devices that need not be there, and what the compiler made of
 //! it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::error::{PipelineError, Result};
@@ -13,7 +13,7 @@ use crate::hlo::Mesh;
 use crate::models::Network;
 use crate::nn::{Build, Placement};
 use crate::pjrt::CompiledMemory;
-use crate::runtime::{Machine, RuntimeError, Target, parts};
+use crate::runtime::{EngineOptions, Machine, RuntimeError, Target, parts};
 
 /// Blocks of the reduced program that stands for one that does not fit.
 const REDUCED: usize = 2;
@@ -29,6 +29,17 @@ pub struct CompileOptions<'a> {
     pub layers: Option<usize>,
     /// Folder for the program and what the compiler made of it.
     pub dump: Option<&'a Path>,
+    /// Compile cache that the program is kept in.
+    pub save: Option<&'a Path>,
+}
+
+/// A program in the compile cache.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Saved {
+    /// Its file.
+    pub path: PathBuf,
+    /// The file's size.
+    pub bytes: usize,
 }
 
 /// A compiled program's figures, on one device.
@@ -53,6 +64,8 @@ pub struct Compilation {
     pub notes: Vec<String>,
     /// Seconds the compiler took.
     pub seconds: f64,
+    /// Where it was kept.
+    pub saved: Option<Saved>,
     /// Why the whole program does not fit; the figures are then a reduced one's.
     pub shortage: Option<Shortage>,
 }
@@ -116,7 +129,7 @@ impl std::fmt::Display for Shortage {
     }
 }
 
-/// Compiles a program of a configuration.
+/// Compiles a program of a configuration. One that does not fit is not kept.
 ///
 /// # Errors
 /// What is wrong with configuration, model or layout; the compiler's message. A program that does not fit is no error
@@ -135,7 +148,7 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
     let network = programs.network(options.kind, &build)?;
     let needed = needed(&network);
     match machine.capacity.filter(|capacity| needed > *capacity) {
-        None => match job.run(&programs, &network) {
+        None => match job.run(&programs, &network, options.save) {
             Err(PipelineError::Runtime(RuntimeError::Plugin(e))) if is_out_of_memory(&e.to_string()) => {
                 let what = format!("arguments and results of {} (and temporaries beside them)", options.kind.name());
                 tracing::debug!("{e}");
@@ -173,8 +186,8 @@ impl Job<'_> {
         request::build(config, m.devices.len(), m.target.kind().name(), &m.device_kind)
     }
 
-    /// Compiles and reads the result.
-    fn run(&self, programs: &Programs, network: &Network) -> Result<Compilation> {
+    /// Compiles, reads the result, and keeps it where it fits.
+    fn run(&self, programs: &Programs, network: &Network, save: Option<&Path>) -> Result<Compilation> {
         let (kind, program) = (self.options.kind, &network.program);
         let file = |suffix: &str| self.options.dump.map(|d| d.join(format!("{}.{suffix}", kind.name())));
         let write = |suffix: &str, bytes: &[u8]| -> Result<()> {
@@ -185,10 +198,18 @@ impl Job<'_> {
         };
         write("mlir", program.text.as_bytes())?;
         let started = Instant::now();
-        let compiled =
-            self.machine.compile(program, &request::engine_options(self.config)).map_err(RuntimeError::from)?;
+        let engine =
+            EngineOptions { compile_cache: save.map(Path::to_path_buf), ..request::engine_options(self.config) };
+        let compiled = self.machine.compile(program, &engine).map_err(RuntimeError::from)?;
         let seconds = started.elapsed().as_secs_f64();
-        let memory = compiled.memory().map_err(RuntimeError::from)?;
+        let memory = Memory::of(compiled.memory().map_err(RuntimeError::from)?, self.machine.capacity);
+        let keep = |folder: &Path| -> std::result::Result<Saved, RuntimeError> {
+            let options = self.machine.compile_options(program, &engine);
+            let entry = self.machine.cache(folder)?.entry(kind.name(), program, &options);
+            Ok(Saved { bytes: entry.save(&compiled)?, path: entry.path().into() })
+        };
+        let fits = memory.capacity.is_none_or(|capacity| memory.total <= capacity);
+        let saved = save.filter(|_| fits).map(keep).transpose()?;
         let optimized = compiled.optimized_program().map_err(RuntimeError::from)?;
         let module = Module::decode(&optimized.format, &optimized.bytes)
             .map_err(|e| PipelineError::Input(format!("the optimized program cannot be read: {e}")))?;
@@ -203,11 +224,12 @@ impl Job<'_> {
             model: programs.origin.clone(),
             mesh: program.mesh.clone(),
             layers: programs.layers(),
-            memory: Memory::of(memory, self.machine.capacity),
+            memory,
             report: analysis::report(&module, &program.mesh, stacked, self.options.target.chip().as_ref()),
             placements: network.placements.clone(),
             notes: network.notes.clone(),
             seconds,
+            saved,
             shortage: None,
         })
     }
@@ -222,7 +244,7 @@ impl Job<'_> {
         let build = self.build(self.config)?;
         let programs = Programs::of(self.config, Some(REDUCED))?;
         let network = programs.network(self.options.kind, &build)?;
-        let done = self.run(&programs, &network)?;
+        let done = self.run(&programs, &network, None)?;
         Ok(Compilation { shortage: Some(shortage), ..done })
     }
 

@@ -42,6 +42,17 @@ pub enum ProgramKind {
 }
 
 impl ProgramKind {
+    /// The programs of a run.
+    pub const RUN: [ProgramKind; 7] = [
+        ProgramKind::TextEncoder,
+        ProgramKind::Connectors,
+        ProgramKind::Prepare,
+        ProgramKind::Denoise,
+        ProgramKind::VideoDecoder,
+        ProgramKind::AudioDecoder,
+        ProgramKind::Vocoder,
+    ];
+
     /// As the sidecar of a run names it.
     pub fn name(self) -> &'static str {
         match self {
@@ -125,16 +136,7 @@ impl Programs {
     /// # Errors
     /// As [`Programs::network`].
     pub fn check(&self, build: &Build) -> Result<()> {
-        let run = [
-            ProgramKind::TextEncoder,
-            ProgramKind::Connectors,
-            ProgramKind::Prepare,
-            ProgramKind::Denoise,
-            ProgramKind::VideoDecoder,
-            ProgramKind::AudioDecoder,
-            ProgramKind::Vocoder,
-        ];
-        run.into_iter().try_for_each(|kind| self.network(kind, build).map(drop))
+        ProgramKind::RUN.into_iter().try_for_each(|kind| self.network(kind, build).map(drop))
     }
 
     /// Writes a program, the one that a run of the same configuration executes.

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::stages::Stages;
 use super::text_to_video::{Generated, Stage};
+use crate::runtime::Origin;
 
 /// Times of a run beside those of its stages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,7 +31,9 @@ pub fn peak_memory(stages: &Stages) -> Option<u64> {
 }
 
 fn rows(generated: &Generated, stages: &Stages, outer: Outer) -> Vec<(String, Duration)> {
-    let mut rows = vec![("load".to_string(), stages.load_time), ("compile".to_string(), stages.compile_time)];
+    let hits = !stages.made().is_empty() && stages.made().iter().all(|e| e.origin() == Origin::CacheHit);
+    let compile = if hits { "cache hit" } else { "compile" };
+    let mut rows = vec![("load".to_string(), stages.load_time), (compile.to_string(), stages.compile_time())];
     for (stage, time) in &generated.timings {
         rows.push((name(*stage).to_string(), *time));
         if *stage == Stage::Denoise {
@@ -58,12 +61,20 @@ pub fn table(generated: &Generated, stages: &Stages, outer: Outer) -> String {
     for (name, time) in rows(generated, stages, outer) {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{name:<16}{:>9.3} s", time.as_secs_f64());
+        if matches!(name.as_str(), "compile" | "cache hit") {
+            for e in stages.made() {
+                let (name, took) = (e.name().replace('_', " "), e.compile_time().as_secs_f64());
+                let _ = writeln!(text, "  {name:<14}{took:>9.3} s  {}", e.origin());
+            }
+        }
     }
     if generated.batch > 1 {
         let _ = writeln!(text, "{:<16}{:>9}", "made together", generated.batch);
     }
-    let compiles: usize = stages.engine().statistics().values().map(|s| s.compiles).sum();
-    let _ = writeln!(text, "{:<16}{compiles:>9}", "compiled");
+    let statistics = stages.engine().statistics();
+    let (compiles, hits): (Vec<usize>, Vec<usize>) = statistics.values().map(|s| (s.compiles, s.cache_hits)).unzip();
+    let _ = writeln!(text, "{:<16}{:>9}", "compiled", compiles.iter().sum::<usize>());
+    let _ = writeln!(text, "{:<16}{:>9}", "cache hits", hits.iter().sum::<usize>());
     let _ = writeln!(text, "{:<16}{:>9.1} MiB", "parameters", stages.parameter_bytes() as f64 / 1048576.0);
     if let Some(peak) = peak_memory(stages) {
         let _ = writeln!(text, "{:<16}{:>9.1} MiB", "peak memory", peak as f64 / 1048576.0);
@@ -71,7 +82,7 @@ pub fn table(generated: &Generated, stages: &Stages, outer: Outer) -> String {
     text
 }
 
-/// The same figures as JSON, with every program's hash, compiles and executions.
+/// The same figures as JSON, with every program's hash, compiles, cache hits and executions.
 pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
     let stage =
         |s: Stage| generated.timings.iter().find(|(t, _)| *t == s).map_or(Value::Null, |(_, d)| json!(d.as_secs_f64()));
@@ -82,14 +93,23 @@ pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
         .into_iter()
         .map(|(name, s)| {
             let hash = hashes.get(name.as_str());
-            let figures = json!({"hash": hash, "compiles": s.compiles, "compile_seconds": s.compile_seconds, "executions": s.executions});
+            let origin = if s.compiles > 0 { Origin::Compiled } else { Origin::CacheHit };
+            let figures = json!({
+                "hash": hash,
+                "origin": origin.to_string(),
+                "compiles": s.compiles,
+                "compile_seconds": s.compile_seconds,
+                "cache_hits": s.cache_hits,
+                "cache_seconds": s.cache_seconds,
+                "executions": s.executions,
+            });
             (name, figures)
         })
         .collect();
     let denoise = generated.timings.iter().find(|(t, _)| *t == Stage::Denoise).map(|(_, d)| d.as_secs_f64());
     json!({
         "load": stages.load_time.as_secs_f64(),
-        "compile": stages.compile_time.as_secs_f64(),
+        "compile": stages.compile_time().as_secs_f64(),
         "text_encoder": stage(Stage::TextEncoder),
         "connectors": stage(Stage::Connectors),
         "denoise": {"total": denoise, "per_step": denoise.map(|d| d / generated.steps.max(1) as f64), "steps": generated.steps},

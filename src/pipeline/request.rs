@@ -49,7 +49,10 @@ pub fn engine_options(config: &Config) -> EngineOptions {
         FlagValue::Float(v) => OptionValue::Float(*v),
         FlagValue::Text(v) => OptionValue::Text(v.clone()),
     };
-    EngineOptions { xla_flags: config.runtime.xla_flags.iter().map(|(n, v)| (n.clone(), flag(v))).collect() }
+    EngineOptions {
+        xla_flags: config.runtime.xla_flags.iter().map(|(n, v)| (n.clone(), flag(v))).collect(),
+        compile_cache: config.compile_cache(),
+    }
 }
 
 /// The noise levels of a configuration, from the first step's to the final 0.

@@ -20,8 +20,8 @@ pub struct Stages {
     programs: HashMap<String, Rc<Executable>>,
     /// Time spent reading and uploading parameters.
     pub load_time: Duration,
-    /// Time spent compiling.
-    pub compile_time: Duration,
+    /// Programs made ready since figures were last reset.
+    made: Vec<Rc<Executable>>,
 }
 
 /// Tensors for one run, by argument name.
@@ -59,7 +59,7 @@ impl Stages {
             parameters: Parameters::default(),
             programs: HashMap::new(),
             load_time: Duration::ZERO,
-            compile_time: Duration::ZERO,
+            made: Vec::new(),
         }
     }
 
@@ -94,7 +94,7 @@ impl Stages {
             return Ok(known.clone());
         }
         let compiled = Rc::new(self.engine.compile(name, &network.program)?);
-        self.compile_time += compiled.compile_time();
+        self.made.push(compiled.clone());
         self.programs.insert(hash, compiled.clone());
         Ok(compiled)
     }
@@ -119,15 +119,25 @@ impl Stages {
         Ok(self.engine.run(program, |name| find(name).or_else(|| self.parameters.get(name)))?)
     }
 
+    /// Programs that were compiled or taken from the cache since [`Stages::reset_set_up_time`].
+    pub fn made(&self) -> &[Rc<Executable>] {
+        &self.made
+    }
+
+    /// Time spent making them ready.
+    pub fn compile_time(&self) -> Duration {
+        self.made.iter().map(|e| e.compile_time()).sum()
+    }
+
     /// Time spent loading and compiling so far.
     pub fn set_up_time(&self) -> Duration {
-        self.load_time + self.compile_time
+        self.load_time + self.compile_time()
     }
 
     /// Starts counting loading and compiling anew, for the next request's figures.
     pub fn reset_set_up_time(&mut self) {
         self.load_time = Duration::ZERO;
-        self.compile_time = Duration::ZERO;
+        self.made.clear();
     }
 
     /// Copies a host tensor to the devices as the program's argument `name`.

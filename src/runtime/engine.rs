@@ -1,14 +1,17 @@
 //! Compiling a network's program and running it on named buffers.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use super::cache::{Cache, CacheError, Entry};
 use super::distributed::{Distributed, Part, parts};
 use super::flags;
 use crate::hlo::{Argument, Mesh, Output, Program, Type};
 use crate::pjrt::{
-    Client, CompileOptions, Device, DeviceLayout, Executable as Compiled, LoadedExecutable, OptionValue,
+    Client, CompileOptions, Device, DeviceLayout, Error, Executable as Compiled, LoadedExecutable, OptionValue,
 };
 use crate::tensor::{Tensor, TensorError};
 
@@ -24,6 +27,9 @@ pub enum RuntimeError {
     /// A host tensor.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    /// The compile cache.
+    #[error("compile cache: {0}")]
+    Cache(#[from] CacheError),
     /// A parameter could not be read.
     #[error("{0}")]
     Parameter(String),
@@ -64,6 +70,26 @@ pub enum RuntimeError {
 pub struct EngineOptions {
     /// XLA flags for every compile, by name.
     pub xla_flags: BTreeMap<String, OptionValue>,
+    /// The folder of compiled programs; none compiles all of them.
+    pub compile_cache: Option<PathBuf>,
+}
+
+/// Where an executable came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The compiler.
+    Compiled,
+    /// The compile cache.
+    CacheHit,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Origin::Compiled => "compiled",
+            Origin::CacheHit => "cache hit",
+        })
+    }
 }
 
 /// What a program cost so far.
@@ -73,6 +99,10 @@ pub struct Statistics {
     pub compiles: usize,
     /// Seconds spent compiling.
     pub compile_seconds: f64,
+    /// Times it was taken from the compile cache.
+    pub cache_hits: usize,
+    /// Seconds spent loading it from there.
+    pub cache_seconds: f64,
     /// Times it ran.
     pub executions: usize,
 }
@@ -82,14 +112,19 @@ pub struct Engine {
     client: Client,
     devices: Vec<Device>,
     options: EngineOptions,
+    cache: Option<Cache>,
     statistics: Mutex<BTreeMap<String, Statistics>>,
 }
 
 impl Engine {
-    /// Takes over a client.
+    /// Takes over a client. A compile cache that cannot be used is said and left out.
     pub fn new(client: Client, options: EngineOptions) -> Self {
         let devices = client.devices().to_vec();
-        Engine { client, devices, options, statistics: Mutex::default() }
+        let cache = options.compile_cache.as_deref().and_then(|folder| {
+            let opened = client.topology().map_err(CacheError::from);
+            opened.and_then(|t| Cache::new(folder, &platform_of(&client), &t)).inspect_err(|e| not_kept("all", e)).ok()
+        });
+        Engine { client, devices, options, cache, statistics: Mutex::default() }
     }
 
     /// The client.
@@ -99,7 +134,7 @@ impl Engine {
 
     /// The platform's name, in lower case: `cpu`, `cuda`, `tpu` …
     pub fn platform(&self) -> String {
-        self.client.platform_name().unwrap_or_default().to_lowercase()
+        platform_of(&self.client)
     }
 
     /// The devices, in the order in which meshes count them.
@@ -107,7 +142,7 @@ impl Engine {
         &self.devices
     }
 
-    /// Compiles a program.
+    /// Compiles a program, or takes it from the compile cache.
     ///
     /// # Errors
     /// The plugin's message, or too few devices.
@@ -116,14 +151,35 @@ impl Engine {
             let have = self.devices.len();
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
+        let ids: Vec<i32> = self.devices.iter().map(Device::id).collect();
+        let options = compile_options(&self.platform(), program, &ids, &self.options);
+        let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
         let start = Instant::now();
-        let loaded = self.compile_text(name, program)?;
-        let took = start.elapsed();
-        self.count(name, |s| {
-            s.compiles += 1;
-            s.compile_seconds += took.as_secs_f64();
+        let kept = entry.as_ref().and_then(|entry| self.take(name, entry));
+        let (loaded, origin, took) = match kept {
+            Some(loaded) => (loaded, Origin::CacheHit, start.elapsed()),
+            None => {
+                let start = Instant::now();
+                let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
+                let loaded = compile_known(&self.platform(), &options, &self.options, compile)?;
+                let took = start.elapsed();
+                if let Some(Err(error)) = entry.map(|entry| entry.save(&loaded)) {
+                    not_kept(name, &error);
+                }
+                (loaded, Origin::Compiled, took)
+            }
+        };
+        self.count(name, |s| match origin {
+            Origin::Compiled => {
+                s.compiles += 1;
+                s.compile_seconds += took.as_secs_f64();
+            }
+            Origin::CacheHit => {
+                s.cache_hits += 1;
+                s.cache_seconds += took.as_secs_f64();
+            }
         });
-        tracing::debug!(program = name, seconds = took.as_secs_f64(), hash = program.hash(), "compiled");
+        tracing::debug!(program = name, seconds = took.as_secs_f64(), hash = program.hash(), "{origin}");
         Ok(Executable {
             name: name.to_string(),
             loaded,
@@ -131,27 +187,17 @@ impl Engine {
             results: program.results.clone(),
             mesh: program.mesh.clone(),
             hash: program.hash(),
+            origin,
             compile_time: took,
         })
     }
 
-    /// Compiles, leaving out those of our own flags that the plugin does not know: an older one.
-    fn compile_text(&self, name: &str, program: &Program) -> Result<LoadedExecutable, RuntimeError> {
-        let ids: Vec<i32> = self.devices.iter().map(Device::id).collect();
-        let mut options = compile_options(&self.platform(), program, &ids, &self.options);
-        loop {
-            let error = match self.client.compile(&program.text, &options) {
-                Ok(loaded) => return Ok(loaded),
-                Err(error) => error,
-            };
-            let text = error.to_string();
-            let named =
-                |flag: &&String| text.contains(&format!("'{flag}'")) && !self.options.xla_flags.contains_key(*flag);
-            let unknown = options.flags.keys().find(named).filter(|_| text.contains("No such compile option")).cloned();
-            let Some(unknown) = unknown else { return Err(error.into()) };
-            tracing::warn!(program = name, "the plugin does not know {unknown}; compiling without it");
-            options.flags.remove(&unknown);
-        }
+    /// Loads a kept program; what cannot be used is said and replaced.
+    fn take(&self, name: &str, entry: &Entry) -> Option<LoadedExecutable> {
+        entry.load(&self.client).unwrap_or_else(|error| {
+            tracing::warn!("{name} is compiled anew: its entry in the compile cache cannot be used: {error}");
+            None
+        })
     }
 
     /// Copies a host tensor to the devices as an argument of a program: each device its part, in the argument's element
@@ -237,6 +283,44 @@ pub fn compile_options(platform: &str, program: &Program, devices: &[i32], optio
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
 }
 
+/// Compiles, leaving out those of our own flags that the plugin does not know: an older one.
+pub(super) fn compile_known<T>(
+    platform: &str,
+    options: &CompileOptions,
+    given: &EngineOptions,
+    compile: impl Fn(&CompileOptions) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut options = options.clone();
+    let kept = given.compile_cache.as_deref().and_then(|folder: &Path| flags::kept_beside(platform, folder));
+    if let Some((name, value)) = kept {
+        options.flags.entry(name.into()).or_insert(value);
+    }
+    loop {
+        let error = match compile(&options) {
+            Ok(compiled) => return Ok(compiled),
+            Err(error) => error,
+        };
+        let text = error.to_string();
+        let named = |flag: &&String| text.contains(&format!("'{flag}'")) && !given.xla_flags.contains_key(*flag);
+        let unknown = options.flags.keys().find(named).filter(|_| text.contains("No such compile option")).cloned();
+        let Some(unknown) = unknown else { return Err(error) };
+        tracing::warn!("the plugin does not know {unknown}; compiling without it");
+        options.flags.remove(&unknown);
+    }
+}
+
+fn platform_of(client: &Client) -> String {
+    client.platform_name().unwrap_or_default().to_lowercase()
+}
+
+/// Says that programs were not kept; where the plugin cannot serialize, there is nothing to mend.
+fn not_kept(name: &str, error: &CacheError) {
+    match error.is_unsupported() {
+        true => tracing::debug!(program = name, "not kept in the compile cache: {error}"),
+        false => tracing::warn!(program = name, "not kept in the compile cache: {error}"),
+    }
+}
+
 /// The layout an argument asks for.
 pub(super) fn device_layout(argument: &Argument) -> Result<Option<DeviceLayout>, RuntimeError> {
     argument.memory_layout.as_deref().map(str::parse).transpose().map_err(|e| {
@@ -255,6 +339,7 @@ pub struct Executable {
     results: Vec<Output>,
     mesh: Mesh,
     hash: String,
+    origin: Origin,
     compile_time: Duration,
 }
 
@@ -269,7 +354,12 @@ impl Executable {
         &self.hash
     }
 
-    /// Time the compile took.
+    /// Where it came from.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Time the compile took, or loading it from the compile cache.
     pub fn compile_time(&self) -> Duration {
         self.compile_time
     }

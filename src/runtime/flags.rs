@@ -1,5 +1,7 @@
 //! The XLA options of every compile, by platform, each with its reason. A configuration's own flags come on top.
 
+use std::path::Path;
+
 use crate::pjrt::OptionValue;
 
 /// The options a platform's programs are compiled with.
@@ -34,4 +36,12 @@ pub fn defaults(platform: &str) -> Vec<(&'static str, OptionValue)> {
         _ => {}
     }
     flags
+}
+
+/// The options that keep the compiler's own findings in the compile cache. They change no program, so they are not part
+/// of an entry's name.
+pub fn kept_beside(platform: &str, cache: &Path) -> Option<(&'static str, OptionValue)> {
+    // Which variant of a fusion is fastest is measured once for all programs that hold it.
+    let folder = || OptionValue::Text(cache.join("autotune").to_string_lossy().into_owned());
+    (platform == "cuda").then(|| ("xla_gpu_per_fusion_autotune_cache_dir", folder()))
 }

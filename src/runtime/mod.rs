@@ -1,5 +1,6 @@
 //! From a program to numbers: platforms, compilation, upload, execution.
 
+pub mod cache;
 mod distributed;
 mod engine;
 pub mod flags;
@@ -9,6 +10,6 @@ mod target;
 mod upload;
 
 pub use distributed::{Distributed, Part, parts};
-pub use engine::{Engine, EngineOptions, Executable, Outputs, RuntimeError, Statistics, compile_options};
+pub use engine::{Engine, EngineOptions, Executable, Origin, Outputs, RuntimeError, Statistics, compile_options};
 pub use target::{Compiled, Machine, Target, UnknownTarget};
 pub use upload::{ParameterSource, Parameters, StoredTensor};

@@ -1,9 +1,11 @@
 //! Devices that a program is compiled for without being there: `tpu:v6e:2x4`, `cuda:h200:1x1x4`, `cpu:8`.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
-use super::engine::{EngineOptions, compile_options};
+use super::cache::{Cache, CacheError};
+use super::engine::{EngineOptions, compile_known, compile_options};
 use crate::analysis::{CHIPS, Chip, Links};
 use crate::hlo::Program;
 use crate::pjrt::discover::{self, Kind};
@@ -184,16 +186,29 @@ impl Machine {
         compile_options(self.target.kind.name(), program, &self.devices, options)
     }
 
-    /// Compiles a program, with the options that a run on such devices uses.
+    /// The compile cache in a folder, with the names that a run on such devices looks for.
+    ///
+    /// # Errors
+    /// As [`Cache::new`].
+    pub fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
+        let topology = match &self.compiler {
+            Compiler::Absent(topology) => topology.clone(),
+            Compiler::Here(client) => client.topology()?,
+        };
+        Cache::new(folder, self.target.kind.name(), &topology)
+    }
+
+    /// Compiles a program, with the options that a run on such devices uses. The compile cache is not read.
     ///
     /// # Errors
     /// The compiler's message.
     pub fn compile(&self, program: &Program, options: &EngineOptions) -> Result<Compiled, Error> {
-        let options = self.compile_options(program, options);
-        match &self.compiler {
-            Compiler::Absent(topology) => Ok(Compiled::Absent(topology.compile(&program.text, &options)?)),
-            Compiler::Here(client) => Ok(Compiled::Here(client.compile(&program.text, &options)?)),
-        }
+        compile_known(self.target.kind.name(), &self.compile_options(program, options), options, |o| {
+            Ok(match &self.compiler {
+                Compiler::Absent(topology) => Compiled::Absent(topology.compile(&program.text, o)?),
+                Compiler::Here(client) => Compiled::Here(client.compile(&program.text, o)?),
+            })
+        })
     }
 }
 

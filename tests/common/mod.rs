@@ -6,6 +6,7 @@ pub mod tpu;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::rc::Rc;
 
 use ltx2::dtype::DType;
@@ -27,6 +28,13 @@ use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
 use ltx2::weights::{ModelSource, Overrides};
+
+/// The binary. It compiles what it runs and keeps none of it: a test neither reads nor fills its user's cache.
+pub fn ltx2() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
+    command.env("LTX2_COMPILE_CACHE", "off");
+    command
+}
 
 /// A CPU client with `devices` virtual devices; `None`, said loudly, when there is no plugin and none is required.
 pub fn cpu(devices: usize) -> Option<Client> {
