@@ -9,6 +9,7 @@ use common::{Case, cases, cpu, dumped, generate, open, relative_l2, request};
 use ltx2::config::Config;
 use ltx2::dtype::DType;
 use ltx2::nn::{Build, Lowering};
+use ltx2::pipeline::models::Parts;
 use ltx2::pipeline::run::{RunComponent, run_component};
 use ltx2::pipeline::stages::Stages;
 use ltx2::pipeline::text_to_video::Settings;
@@ -58,7 +59,7 @@ fn run(client: &Client, component: RunComponent, case: &Case, build: &Build) -> 
     let known = ["padding_side", "prompts", "max_sequence_length"];
     let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
     let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();
-    run_component(component, &source, &mut stages, case.inputs.clone(), &scalars, build)
+    run_component(component, &Parts::of(&source), &mut stages, case.inputs.clone(), &scalars, build)
         .unwrap_or_else(|e| panic!("{}: {e}", case.name))
         .into_iter()
         .collect()

@@ -75,13 +75,31 @@ impl Tokenizer {
     pub fn open(dir: &Path) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
         let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
+        Self::from_parts(dir, &text, object(&dir.join(CONFIG_FILE))?, object(&dir.join(SPECIAL_FILE))?)
+    }
+
+    /// The tokenizer that [`write_byte_tokenizer`] writes: it stands in where a model has none.
+    ///
+    /// # Errors
+    /// None that depends on the machine.
+    pub fn bytes() -> Result<Self, TokenizerError> {
+        let [model, config, special] = byte_tokenizer();
+        let map = |value| if let Value::Object(map) = value { map } else { Map::new() };
+        Self::from_parts(Path::new("bytes"), model.to_string().as_bytes(), map(config), map(special))
+    }
+
+    fn from_parts(
+        dir: &Path,
+        text: &[u8],
+        config: Map<String, Value>,
+        special: Map<String, Value>,
+    ) -> Result<Self, TokenizerError> {
+        let file = dir.join(MODEL_FILE);
         let mut inner = tokenizers::Tokenizer::from_bytes(text)
             .map_err(|e| TokenizerError::Content { file: file.clone(), why: format!("not a tokenizer: {e}") })?;
         // Length is dealt with here: settings stored in the file would cut and pad before BOS is added.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| TokenizerError::Content { file: file.clone(), why: e.to_string() })?;
-        let config = object(&dir.join(CONFIG_FILE))?;
-        let special = object(&dir.join(SPECIAL_FILE))?;
         if config.get("add_eos_token").is_some_and(|v| *v == true) {
             let why = "add_eos_token is true, but prompts of this model end without EOS; set it to false".to_owned();
             return Err(TokenizerError::Content { file: dir.join(CONFIG_FILE), why });
@@ -157,20 +175,20 @@ const SPECIAL: [&str; 4] = ["<pad>", "<eos>", "<bos>", "<unk>"];
 /// transformers adds this token to a vocabulary that lacks it; having it last keeps the vocabulary as written.
 const MASK: &str = "<mask>";
 
-/// Writes a tokenizer of Gemma's make with a tiny vocabulary: special tokens, 256 bytes, `▁` for the space, printable
-/// ASCII; no merges, so every other character becomes its UTF-8 bytes. Returns the vocabulary's size.
-///
-/// # Errors
-/// [`TokenizerError::Write`].
-pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
-    let tokens: Vec<String> = SPECIAL
+/// The tokens of the byte tokenizer: special ones, 256 bytes, `▁` for the space, printable ASCII.
+fn byte_tokens() -> impl Iterator<Item = String> {
+    SPECIAL
         .iter()
         .map(|t| (*t).to_owned())
         .chain((0..256).map(|byte| format!("<0x{byte:02X}>")))
         .chain(std::iter::once("▁".to_owned()))
         .chain(('!'..='~').map(String::from))
         .chain(std::iter::once(MASK.to_owned()))
-        .collect();
+}
+
+/// Model, configuration and special tokens of the byte tokenizer.
+fn byte_tokenizer() -> [Value; 3] {
+    let tokens: Vec<String> = byte_tokens().collect();
     let vocab: Map<String, Value> = tokens.iter().zip(0..).map(|(t, id)| (t.clone(), Value::from(id))).collect();
     let added: Vec<Value> = SPECIAL
         .iter()
@@ -213,12 +231,21 @@ pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
     if let (Some(config), Some(names)) = (config.as_object_mut(), names.as_object()) {
         config.extend(names.clone());
     }
+    [model, config, names]
+}
+
+/// Writes a tokenizer of Gemma's make with a tiny vocabulary: special tokens, 256 bytes, `▁` for the space, printable
+/// ASCII; no merges, so every other character becomes its UTF-8 bytes. Returns the vocabulary's size.
+///
+/// # Errors
+/// [`TokenizerError::Write`].
+pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
     std::fs::create_dir_all(dir).map_err(|source| TokenizerError::Write { file: dir.to_path_buf(), source })?;
-    for (name, content) in [(MODEL_FILE, &model), (CONFIG_FILE, &config), (SPECIAL_FILE, &names)] {
+    for (name, content) in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE].into_iter().zip(byte_tokenizer()) {
         let file = dir.join(name);
         std::fs::write(&file, format!("{content:#}\n")).map_err(|source| TokenizerError::Write { file, source })?;
     }
-    Ok(tokens.len())
+    Ok(byte_tokens().count())
 }
 
 #[cfg(test)]
