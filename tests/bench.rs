@@ -8,15 +8,17 @@ use std::process::{Command, Output};
 use std::rc::Rc;
 
 use common::{cpu, published, published_text, relative_l2};
+use ltx2::analysis::{Module, report};
+use ltx2::config::Config;
 use ltx2::dtype::DType;
 use ltx2::hlo::Program;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;
-use ltx2::nn::{Build, Init, Param};
+use ltx2::nn::{Build, Init, Lowering, Param};
 use ltx2::pipeline::models::Parts;
 use ltx2::pipeline::stages::{Stages, Weights};
 use ltx2::pjrt::discover::{self, Kind};
-use ltx2::runtime::{Engine, EngineOptions, Target, random_program};
+use ltx2::runtime::{Engine, EngineOptions, Target, compile_options, random_program};
 use ltx2::tensor::Tensor;
 use serde_json::Value;
 
@@ -121,6 +123,57 @@ fn no_temporaries_are_needed_at_full_size() {
         );
         assert!(memory.outputs >= weights, "{memory:?}");
         assert!(memory.temporaries < 64 << 20, "{name}: {memory:?} beside {weights} bytes of weights");
+    }
+}
+
+/// A device makes its part of split weights without a word to the others.
+#[test]
+fn split_weights_are_made_in_their_place() {
+    let Some(client) = cpu(4) else { return };
+    let layout = Config {
+        layout: "fsdp-ulysses".into(),
+        mesh: Some(ltx2::config::parse_mesh("fsdp=2,context=2").expect("a mesh")),
+        ..Config::default()
+    };
+    let build = Build {
+        layout: layout.placement(4).expect("a layout"),
+        lowering: Lowering::of("cpu", ""),
+        ..Build::new(DType::F32)
+    };
+    let parts = Parts::of_preset(Preset::named("nano").expect("a preset"));
+    let network = parts.text_encoder_program(2, 128, true, &build).expect("builds");
+    let random = random_program(&network.program, &all(&network)).expect("builds");
+    let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();
+    let options = compile_options("cpu", &random, &ids, &EngineOptions::default());
+    let compiled = client.compile(&random.text, &options).expect("compiles");
+    let optimized = compiled.optimized_program().expect("an optimized program");
+    let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
+    assert_eq!(report(&module, &random.mesh, 1, None).collectives, []);
+    let (memory, whole) = (compiled.memory().expect("memory"), network.parameter_bytes() as i64);
+    assert!(memory.outputs < whole * 2 / 3 && memory.temporaries < 4 << 20, "{memory:?} of {whole}");
+}
+
+/// Work of convolutions is known where a library does them, as it is where XLA does.
+#[test]
+fn work_is_counted_on_gpus_too() {
+    if discover::find(Kind::Cuda, None).found.is_empty() {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: no CUDA plugin found; run `ltx2 plugin install cuda`");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let flops = |target: &str, program: &str| {
+        let sizes = ["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"];
+        let what =
+            ["compile", "-c", "nano", "--model", "nano", "--target", target, "--program", program, "--json", "-"];
+        let out = ltx2(dir.path(), &[&what[..], &sizes].concat());
+        assert!(out.status.success(), "{target} {program}: {}", text(&out.stderr));
+        let figures: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        figures["flops"].as_f64().expect("a number")
+    };
+    for program in ["video-decoder", "audio-decoder", "vocoder"] {
+        let (cpu, gpu) = (flops("cpu:1", program), flops("cuda:h200:1x1x1", program));
+        eprintln!("{program}: {cpu:.3e} on a CPU, {gpu:.3e} on a GPU");
+        assert!((gpu / cpu - 1.0).abs() < 0.1, "{program}: {cpu} on a CPU, {gpu} on a GPU");
     }
 }
 
