@@ -75,7 +75,8 @@ impl Tokenizer {
     pub fn open(dir: &Path) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
         let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
-        Self::from_parts(dir, &text, object(&dir.join(CONFIG_FILE))?, object(&dir.join(SPECIAL_FILE))?)
+        let inner = model(&file, &text)?;
+        Self::with(dir, inner, &object(&dir.join(CONFIG_FILE))?, &object(&dir.join(SPECIAL_FILE))?)
     }
 
     /// The tokenizer that [`write_byte_tokenizer`] writes: it stands in where a model has none.
@@ -83,23 +84,20 @@ impl Tokenizer {
     /// # Errors
     /// None that depends on the machine.
     pub fn bytes() -> Result<Self, TokenizerError> {
-        let [model, config, special] = byte_tokenizer();
-        let map = |value| if let Value::Object(map) = value { map } else { Map::new() };
-        Self::from_parts(Path::new("bytes"), model.to_string().as_bytes(), map(config), map(special))
+        let dir = Path::new("bytes");
+        let [tokens, config, special] = byte_tokenizer();
+        let inner = model(&dir.join(MODEL_FILE), tokens.to_string().as_bytes())?;
+        let map = |value: Value| value.as_object().cloned().unwrap_or_default();
+        Self::with(dir, inner, &map(config), &map(special))
     }
 
-    fn from_parts(
+    fn with(
         dir: &Path,
-        text: &[u8],
-        config: Map<String, Value>,
-        special: Map<String, Value>,
+        inner: tokenizers::Tokenizer,
+        config: &Map<String, Value>,
+        special: &Map<String, Value>,
     ) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
-        let mut inner = tokenizers::Tokenizer::from_bytes(text)
-            .map_err(|e| TokenizerError::Content { file: file.clone(), why: format!("not a tokenizer: {e}") })?;
-        // Length is dealt with here: settings stored in the file would cut and pad before BOS is added.
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(|e| TokenizerError::Content { file: file.clone(), why: e.to_string() })?;
         if config.get("add_eos_token").is_some_and(|v| *v == true) {
             let why = "add_eos_token is true, but prompts of this model end without EOS; set it to false".to_owned();
             return Err(TokenizerError::Content { file: dir.join(CONFIG_FILE), why });
@@ -112,7 +110,7 @@ impl Tokenizer {
             }),
         };
         let name = |key: &str, default: &str| {
-            [&config, &special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
+            [config, special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
         };
         let bos = match config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(true) {
             true => Some(id(&name("bos_token", "<bos>"))?),
@@ -147,6 +145,16 @@ impl Tokenizer {
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
+}
+
+/// A tokenizer from the bytes of its file.
+fn model(file: &Path, text: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    let fail = |why: String| TokenizerError::Content { file: file.to_path_buf(), why };
+    let mut inner = tokenizers::Tokenizer::from_bytes(text).map_err(|e| fail(format!("not a tokenizer: {e}")))?;
+    // Length is dealt with here: settings stored in the file would cut and pad before BOS is added.
+    inner.with_padding(None);
+    inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
+    Ok(inner)
 }
 
 /// Python's `str.strip`: Unicode white space, and the four separators that Python counts as such.
