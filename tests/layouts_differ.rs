@@ -13,6 +13,7 @@ use ltx2::dtype::DType;
 use ltx2::models::Network;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Axis, Build, Lowering, Param};
+use ltx2::pipeline::models::Parts;
 use ltx2::pipeline::run::{RunComponent, run_component};
 use ltx2::pipeline::stages::Stages;
 use ltx2::runtime::Engine;
@@ -346,7 +347,8 @@ fn tables_that_travel_give_the_bytes_of_those_that_stay() {
         let mut stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
         let inputs = case.inputs.clone();
         let build = build(layout, "context=8");
-        run_component(RunComponent::Transformer, &source, &mut stages, inputs, &case.scalars, &build).expect("runs")
+        run_component(RunComponent::Transformer, &Parts::of(&source), &mut stages, inputs, &case.scalars, &build)
+            .expect("runs")
     };
     let [stay, travel] = ["sequence", "rope-gathered"].map(run);
     assert_eq!(stay.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["video", "audio"]);

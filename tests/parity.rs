@@ -9,6 +9,7 @@ use std::rc::Rc;
 use common::{Case, cases, cpu, relative_l2};
 use ltx2::dtype::DType;
 use ltx2::nn::{Build, Lowering, Numerics};
+use ltx2::pipeline::models::Parts;
 use ltx2::pipeline::run::{RunComponent, run_component};
 use ltx2::pipeline::stages::Stages;
 use ltx2::pjrt::Client;
@@ -43,7 +44,7 @@ fn run(
     let known = ["padding_side", "prompts", "max_sequence_length"];
     let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
     let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();
-    run_component(component, &source, &mut stages, inputs, &scalars, how)
+    run_component(component, &Parts::of(&source), &mut stages, inputs, &scalars, how)
         .unwrap_or_else(|e| panic!("{}: {e}", case.name))
         .into_iter()
         .collect()

@@ -188,7 +188,7 @@ impl<'a> Counter<'a> {
     fn convolution_flops(&self, i: &InstructionProto) -> Option<f64> {
         let (window, numbers) = (i.window.as_ref()?, i.convolution.as_ref()?);
         let [input, kernel] = [0, 1].map(|n| self.module.operand(i, n).and_then(|o| o.shape.as_ref()));
-        let (input, kernel, output) = (input?, kernel?, i.shape.as_ref()?);
+        let (input, kernel, output) = (input?, kernel?, result(i)?);
         let at = |dims: &[i64], n: i64| dims.get(usize::try_from(n).ok()?).copied();
         let mut pairs = 1.0;
         let mut positions = 1.0;
@@ -199,11 +199,14 @@ impl<'a> Counter<'a> {
             pairs *= valid_pairs(from, to, w) as f64;
         }
         let features = at(&kernel.dimensions, numbers.kernel_input_feature)?;
-        Some(2.0 * output_elements(i) / positions.max(1.0) * pairs * features as f64)
+        Some(2.0 * elements(output) as f64 / positions.max(1.0) * pairs * features as f64)
     }
 
     fn custom_call_work(&self, i: &InstructionProto) -> Work {
         let plain = Work { flops: 0.0, bytes: self.instruction_bytes(i) };
+        if i.custom_call_target.starts_with("__cudnn$conv") {
+            return Work { flops: self.convolution_flops(i).unwrap_or(0.0), ..plain };
+        }
         let Ok(config) = serde_json::from_slice::<Value>(&i.backend_config) else { return plain };
         if let Some(stated) = config.pointer("/custom_call_config/cost_estimate") {
             let number = |key: &str| stated.get(key).and_then(number);
@@ -219,8 +222,7 @@ impl<'a> Counter<'a> {
             let dims: Vec<i64> =
                 contracting.as_array().into_iter().flatten().filter_map(number).map(|v| v as i64).collect();
             let contracted = shape(0).map_or(0, |s| product(&s.dimensions, &dims));
-            let result = i.shape.as_ref().map_or(0, |s| s.tuple_shapes.first().map_or_else(|| elements(s), elements));
-            return Work { flops: 2.0 * result as f64 * contracted as f64, ..plain };
+            return Work { flops: 2.0 * result(i).map_or(0, elements) as f64 * contracted as f64, ..plain };
         }
         if let Some(scores) = config.pointer("/cudnn_fmha_backend_config/intermediate_tensor_shape/dimensions") {
             // Scores and weighted sum: two products of [.., queries, keys] with a head's width.
@@ -239,6 +241,11 @@ fn number(v: &Value) -> Option<f64> {
 
 fn product(dims: &[i64], which: &[i64]) -> i64 {
     which.iter().filter_map(|&d| dims.get(usize::try_from(d).ok()?)).product()
+}
+
+/// The shape of a result; of a library call's, the part that is not its workspace.
+fn result(i: &InstructionProto) -> Option<&ShapeProto> {
+    i.shape.as_ref().map(|s| s.tuple_shapes.first().unwrap_or(s))
 }
 
 fn output_elements(i: &InstructionProto) -> f64 {

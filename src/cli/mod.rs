@@ -9,6 +9,7 @@ use crate::pipeline::PipelineError;
 use crate::sampling::SamplingError;
 
 pub mod args;
+pub mod bench;
 pub mod check;
 pub mod compile;
 mod compile_report;
@@ -53,6 +54,8 @@ pub enum Command {
     Run(run::Args),
     /// Compile a program ahead of time and say what it holds, moves and takes
     Compile(compile::Args),
+    /// Time the programs of a run, and a whole one
+    Bench(bench::Args),
     /// Write a random model in the diffusers layout
     Init(init::Args),
     /// Say what a model holds and what is missing, from headers alone
@@ -76,6 +79,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Generate(args) => generate::run(args),
         Command::Run(args) => run::run(args),
         Command::Compile(args) => compile::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Init(args) => init::run(args),
         Command::Check(args) => check::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use serde::Serialize;
 
-use crate::config::{Loaded, ResolvedScales};
+use crate::config::{Loaded, ResolvedScales, WeightSource};
 use crate::models::presets::Preset;
 use crate::pipeline::models::{Parts, coordinate_grids};
 use crate::pipeline::options::GenerateOptions;
@@ -22,6 +22,7 @@ pub struct Plan {
     model_version: Option<String>,
     /// Why it cannot be read.
     model_error: Option<String>,
+    weights: WeightSource,
     width: usize,
     height: usize,
     num_frames: usize,
@@ -69,6 +70,7 @@ impl Plan {
             model: config.model.path.clone(),
             model_version: version.as_ref().ok().cloned(),
             model_error: version.err(),
+            weights: config.model.weights,
             width: r.width,
             height: r.height,
             num_frames: r.num_frames,
@@ -122,6 +124,9 @@ impl fmt::Display for Plan {
             (None, why) => {
                 writeln!(f, "model      {} (cannot be read: {})", self.model, why.as_deref().unwrap_or("unknown"))?;
             }
+        }
+        if self.weights == WeightSource::Random {
+            writeln!(f, "weights    random, made on the device")?;
         }
         writeln!(
             f,

@@ -1,18 +1,18 @@
 //! `ltx2 run`: one component on given tensors.
 
 use std::path::PathBuf;
-use std::rc::Rc;
 
 use super::{UsageError, print};
 
-use crate::config::{Config, parse_mesh};
+use crate::config::{Config, Model, WeightSource, parse_mesh};
 use crate::dtype::DType;
 use crate::nn::{Build, Lowering, Numerics};
+use crate::pipeline::models::Parts;
+use crate::pipeline::origin;
 use crate::pipeline::run::{RunComponent, Scalars, run_component};
 use crate::pipeline::stages::Stages;
 use crate::pipeline::tensors;
 use crate::runtime::{Engine, EngineOptions, platform};
-use crate::weights::{ModelSource, Overrides};
 
 /// Runs one component on the tensors of a safetensors file, under the reference's argument names.
 #[derive(clap::Args, Debug)]
@@ -29,6 +29,9 @@ pub struct Args {
     /// A text encoder from elsewhere.
     #[arg(long)]
     text_encoder: Option<String>,
+    /// Weights from the files, or random ones made on the device; also as `--set model.weights=random`.
+    #[arg(long, value_name = "FROM")]
+    weights: Option<WeightSource>,
     /// Input tensors (safetensors).
     #[arg(long)]
     inputs: PathBuf,
@@ -67,24 +70,38 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let message = format!("{} exists; give --force to overwrite it", args.output.display());
         return Err(UsageError(message).into());
     }
-    let scalars = parse_scalars(&args.set)?;
+    let mut scalars = parse_scalars(&args.set)?;
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
     let placed = Config { layout: args.layout.clone(), mesh, ..Config::default() };
     let devices = placed.virtual_devices()?;
     let tensors = tensors::read(&args.inputs)?;
-    let overrides = Overrides { text_encoder: args.text_encoder.clone(), ..Overrides::default() };
-    let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
+    let model = Model {
+        path: args.model.clone(),
+        text_encoder: args.text_encoder.clone(),
+        weights: weights(args.weights, &mut scalars)?,
+        ..Model::default()
+    };
+    let placed = Config { model, ..placed };
+    let (origin, weights) = origin::of_run(&placed)?;
+    let parts = Parts::from(origin);
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
-    let mut stages = Stages::new(Engine::new(client, EngineOptions::default()), source.clone());
+    let mut stages = Stages::new(Engine::new(client, EngineOptions::default()), weights);
     let build = Build {
         dtype: if args.dtype == "f32" { DType::F32 } else { DType::BF16 },
         numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
         layout: placed.placement(stages.engine().devices().len())?,
         lowering: Lowering::of(&stages.engine().platform(), stages.engine().devices()[0].kind()),
     };
-    let results = run_component(args.component, &source, &mut stages, tensors, &scalars, &build)?;
+    let results = run_component(args.component, &parts, &mut stages, tensors, &scalars, &build)?;
     tensors::write(&args.output, &results)?;
     print(&format!("{}\n", args.output.display()))
+}
+
+/// Where weights come from: a key of the YAML that stands among the scalars, under the flag.
+fn weights(flag: Option<WeightSource>, scalars: &mut Scalars) -> anyhow::Result<WeightSource> {
+    let set = scalars.remove("model.weights").map(serde_json::from_value).transpose();
+    let set = set.map_err(|e| UsageError(format!("--set model.weights: {e}")))?;
+    Ok(flag.or(set).unwrap_or(WeightSource::File))
 }
 
 fn parse_scalars(set: &[String]) -> anyhow::Result<Scalars> {

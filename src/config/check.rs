@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::error::ConfigError;
 use super::layout;
-use super::schema::{AttentionKernel, Config, Noise, Pipeline, SamplerKind, Scales, WeightSource};
+use super::schema::{AttentionKernel, Config, Noise, Pipeline, SamplerKind, Scales};
 use super::tree::Tree;
 use crate::runtime::platform::Choice;
 
@@ -126,7 +126,6 @@ impl Config {
         };
         need(self.sampler.kind != SamplerKind::Euler, "sampler.kind = res_2s".into());
         need(self.sampler.noise != Noise::Torch, "sampler.noise = device".into());
-        need(self.model.weights != WeightSource::File, "model.weights = random".into());
         need(!self.model.loras.is_empty(), "model.loras".into());
         let attention = self.runtime.attention;
         let built = matches!(attention, AttentionKernel::Auto | AttentionKernel::Plain | AttentionKernel::Cudnn);

@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use super::presets::{LAYOUTS, find};
 use super::schema::Config;
 use super::yaml::{Data, Node};
+use crate::models::presets::Preset;
 use crate::weights::HubCache;
 
 /// Keys whose text is a path or `org/name`.
@@ -64,9 +65,10 @@ pub fn join(folder: &Path, path: &str) -> String {
     out.to_string_lossy().into_owned()
 }
 
-/// A model is a path only if it exists there, or does not read as `org/name`.
+/// A model is a path only if it exists there, or reads neither as `org/name` nor as a model that this program carries.
 fn model(folder: &Path, name: &str) -> String {
-    if HubCache::is_name(name) && !folder.join(name).exists() { name.into() } else { join(folder, name) }
+    let known = HubCache::is_name(name) || Preset::named(name).is_some();
+    if known && !folder.join(name).exists() { name.into() } else { join(folder, name) }
 }
 
 /// A layout is a file, or one that is shipped: by its bare name, or as `shardings/NAME.yml` where there is no such file.
@@ -133,7 +135,7 @@ mod tests {
 
     #[test]
     fn paths_are_meant_from_their_file() {
-        let text = "model: {path: ../models/nano, text_encoder: google/gemma-3-12b-it, loras: [{path: a.safetensors}]}\n\
+        let text = "model: {path: ../models/nano, vae: ltx2, text_encoder: google/gemma-3-12b-it, loras: [{path: a.safetensors}]}\n\
                     layout: shardings/replicated.yml\nruntime: {platform: cpu, compile_cache: cache}\n\
                     output: {path: /abs/x.mp4}\nrequest: {images: [{path: ./i.png}]}\n";
         let mut root = parse(text, "t").unwrap();
@@ -141,7 +143,7 @@ mod tests {
         assert_eq!(
             root.to_value(),
             serde_json::json!({
-                "model": {"path": "models/nano", "text_encoder": "google/gemma-3-12b-it",
+                "model": {"path": "models/nano", "vae": "ltx2", "text_encoder": "google/gemma-3-12b-it",
                           "loras": [{"path": "no_such_folder/a.safetensors"}]},
                 "layout": "shardings/replicated.yml",
                 "runtime": {"platform": "cpu", "compile_cache": "no_such_folder/cache"},

@@ -117,6 +117,8 @@ pub struct Model {
     pub upsampler: Option<String>,
     /// Weights from the files, or random numbers made on the device.
     pub weights: WeightSource,
+    /// Of random weights.
+    pub weights_seed: u64,
     /// Low-rank updates of the transformer, applied in order.
     pub loras: Vec<Lora>,
 }
@@ -132,6 +134,7 @@ impl Default for Model {
             vocoder: None,
             upsampler: None,
             weights: WeightSource::File,
+            weights_seed: 0,
             loras: Vec::new(),
         }
     }

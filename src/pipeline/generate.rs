@@ -2,24 +2,20 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use super::batch::videos_at_once;
-use super::error::{PipelineError, Result};
+use super::error::Result;
 use super::models::Models;
 use super::options::GenerateOptions;
-use super::programs::Programs;
 use super::report::{self, Outer};
 use super::request;
-use super::stages::Stages;
+use super::session::Session;
 use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_videos};
 use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
-use crate::runtime::{Engine, platform};
-use crate::weights::{ModelSource, Overrides};
 
 /// Steps between two looks at an interrupt, where no progress is shown.
 const INTERRUPT_EVERY: usize = 8;
@@ -52,22 +48,10 @@ pub trait Observer {
 /// # Errors
 /// What is wrong with model, request or device; nothing is half-written.
 pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn Observer) -> Result<Vec<Finished>> {
-    let source = Rc::new(open(config)?);
-    let models = Models::open(&source)?;
+    let models = Models::of(config)?;
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| of_job(config, &models, job)).collect::<Result<Vec<_>>>()?;
-    let (plugin, client) =
-        platform::open(&config.platform().map_err(PipelineError::Input)?, Some(config.virtual_devices()?))?;
-    let versions = json!({
-        "ltx2": env!("CARGO_PKG_VERSION"),
-        "plugin": plugin.path().display().to_string(),
-        "pjrt": format!("{}.{}", plugin.version().0, plugin.version().1),
-        "platform": client.platform_version().unwrap_or_default(),
-    });
-    let mut stages = Stages::new(Engine::new(client, request::engine_options(config)), source.clone());
-    let devices = stages.engine().devices();
-    let build = request::build(config, devices.len(), &stages.engine().platform(), devices[0].kind())?;
-    Programs::of(config, None)?.check(&build)?;
+    let Session { mut stages, build, versions } = Session::start(config, &models)?;
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let settings = Settings { build, chunk, dump: options.dump.is_some() };
 
@@ -91,7 +75,7 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
                 let sidecar = json!({
                     "config": config.effective(&job.prompt, job.seed),
                     "seed": job.seed,
-                    "model": {"path": source.path(), "fingerprint": source.fingerprint()?},
+                    "model": models.identity()?,
                     "programs": stages.program_hashes().collect::<std::collections::BTreeMap<_, _>>(),
                     "versions": versions,
                     "sha256": {"frames": video.frames_sha256, "samples": video.samples_sha256},
@@ -112,25 +96,11 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     Ok(finished)
 }
 
-/// The model that the configuration names.
+/// A job as the model takes it.
 ///
 /// # Errors
-/// Where it was looked for.
-pub fn open(config: &Config) -> Result<ModelSource> {
-    let m = &config.model;
-    let overrides = Overrides {
-        text_encoder: m.text_encoder.clone(),
-        tokenizer: m.tokenizer.clone(),
-        vae: m.vae.clone(),
-        audio_vae: m.audio_vae.clone(),
-        vocoder: m.vocoder.clone(),
-        upsampler: m.upsampler.clone(),
-    };
-    Ok(ModelSource::open(&m.path, &overrides)?)
-}
-
-/// A job as the model takes it.
-fn of_job(config: &Config, models: &Models, job: &Job) -> Result<Request> {
+/// Sizes and schedules that it does not take.
+pub fn of_job(config: &Config, models: &Models, job: &Job) -> Result<Request> {
     let request = request::of_job(config, &models.sizes, job)?;
     let r = &config.request;
     let tokens = Shapes::new(&models.sizes, r.width, r.height, r.num_frames, r.frame_rate)?.tokens;

@@ -1,16 +1,20 @@
 //! From a request to a file.
 
 pub mod batch;
+pub mod bench;
+pub mod calls;
 pub mod compile;
 mod error;
 pub mod generate;
 pub mod init;
 pub mod models;
 pub mod options;
+pub mod origin;
 pub mod programs;
 pub mod report;
 pub mod request;
 pub mod run;
+pub mod session;
 pub mod stages;
 pub mod tensors;
 pub mod text_to_video;

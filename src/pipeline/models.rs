@@ -1,15 +1,18 @@
 //! A model's parts: their configurations, and the program each becomes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use ndarray::Array4;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result};
+use super::origin::{self, Origin};
+use super::stages::Weights;
 use super::text_to_video::Shapes;
+use crate::config::Config;
 use crate::dtype::DType;
 use crate::hlo::Type;
 use crate::models::connectors::{self, ConnectorsConfig};
@@ -41,12 +44,6 @@ pub const TEXT_TO_VIDEO: [Component; 8] = [
 /// Mel frames a latent covers: the audio VAE halves time and mel bins twice.
 const AUDIO_COMPRESSION: usize = 4;
 
-/// Where configurations come from.
-enum Origin {
-    Files(Rc<ModelSource>),
-    Preset(Preset),
-}
-
 /// The configurations of a model, each read when it is needed, so that a model of some parts runs those.
 pub struct Parts {
     origin: Origin,
@@ -54,29 +51,30 @@ pub struct Parts {
     layers: Option<usize>,
 }
 
+impl From<Origin> for Parts {
+    fn from(origin: Origin) -> Self {
+        Parts { origin, layers: None }
+    }
+}
+
 impl Parts {
     /// Of a model on disk.
     pub fn of(source: &Rc<ModelSource>) -> Self {
-        Parts { origin: Origin::Files(source.clone()), layers: None }
+        Parts::from(Origin::Files(source.clone()))
     }
 
     /// Of a model that this program carries.
     pub fn of_preset(preset: Preset) -> Self {
-        Parts { origin: Origin::Preset(preset), layers: None }
+        Parts::from(Origin::Preset(preset))
     }
 
-    fn json(&self, part: Component) -> Result<Value> {
-        match &self.origin {
-            Origin::Files(source) => Ok(source.config(part)?),
-            Origin::Preset(preset) => preset
-                .config(part.folder())
-                .cloned()
-                .ok_or_else(|| PipelineError::Input(format!("preset '{}' has no '{}'", preset.name, part.folder()))),
-        }
+    /// What they are read from.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     fn read<T>(&self, part: Component, parse: impl Fn(&Value) -> std::result::Result<T, ConfigError>) -> Result<T> {
-        Ok(parse(&self.json(part)?)?)
+        Ok(parse(&self.origin.json(part)?)?)
     }
 
     /// The same model with the transformer cut to its first `layers` blocks, to look at its programs. Their blocks are
@@ -411,6 +409,8 @@ pub struct Models {
     pub audio_statistics: Statistics,
     /// Samples a second.
     pub sample_rate: usize,
+    /// Where the parameters come from.
+    pub weights: Weights,
 }
 
 /// The grids that token positions come from, by the transformer's configuration alone.
@@ -432,6 +432,53 @@ pub fn coordinate_grids(c: &TransformerConfig) -> (VideoGrid, AudioGrid) {
 }
 
 impl Models {
+    /// The model of a configuration, with weights as it says.
+    ///
+    /// # Errors
+    /// As [`Models::open`] and [`Models::random`].
+    pub fn of(config: &Config) -> Result<Self> {
+        match origin::of_run(config)? {
+            (_, Weights::Files(source)) => Models::open(&source),
+            (origin, Weights::Random(seed)) => Models::random(origin, seed),
+        }
+    }
+
+    /// A model of random weights, drawn from `seed`: configurations and tokenizer of its files where they are here.
+    ///
+    /// # Errors
+    /// An unusable configuration or tokenizer, by name.
+    pub fn random(origin: Origin, seed: u64) -> Result<Self> {
+        let tokenizer = match &origin {
+            Origin::Files(source) => source.tokenizer().ok(),
+            Origin::Preset(_) => None,
+        };
+        tracing::warn!(
+            "RANDOM WEIGHTS of {} (seed {seed}), made on the device: what they paint is noise. Stand-ins too: latent \
+             statistics (mean 0, deviation 1){}",
+            origin.name(),
+            if tokenizer.is_some() { "" } else { ", tokenizer (bytes)" }
+        );
+        let tokenizer = match &tokenizer {
+            Some(file) => Tokenizer::open(file.parent().unwrap_or(Path::new(".")))?,
+            None => Tokenizer::bytes()?,
+        };
+        let parts = Parts::from(origin);
+        let vocabulary = parts.text_encoder()?.vocab_size;
+        if tokenizer.vocab_size() > vocabulary {
+            let ids = tokenizer.vocab_size();
+            let message = format!("the tokenizer has {ids} ids, the text encoder knows {vocabulary}");
+            return Err(PipelineError::Input(message));
+        }
+        let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
+        let plain = |length: usize, scaling_factor: f32| Statistics {
+            mean: vec![0.0; length],
+            std: vec![1.0; length],
+            scaling_factor,
+        };
+        let statistics = [plain(vae.latent_channels, vae.scaling_factor), plain(audio.base_channels, 1.0)];
+        Models::with(parts, tokenizer, statistics, Weights::Random(seed))
+    }
+
     /// Reads the configurations, the tokenizer and the latent statistics.
     ///
     /// # Errors
@@ -439,7 +486,6 @@ impl Models {
     pub fn open(source: &Rc<ModelSource>) -> Result<Self> {
         source.require(&TEXT_TO_VIDEO)?;
         let parts = Parts::of(source);
-        let sizes = Sizes::of(&parts)?;
         let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
         // Headers are read now, so that a damaged file is found before anything has run.
         for part in TEXT_TO_VIDEO.into_iter().filter(|p| p.weights_stem().is_some()) {
@@ -454,16 +500,48 @@ impl Models {
             };
             Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
         };
-        let scheduler = parts.json(Component::Scheduler)?.to_string();
+        let statistics = [
+            statistics(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
+            statistics(Component::AudioVae, audio.base_channels, 1.0)?,
+        ];
         let tokenizer = source.tokenizer()?;
+        let tokenizer = Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")))?;
+        Models::with(parts, tokenizer, statistics, Weights::Files(source.clone()))
+    }
+
+    fn with(parts: Parts, tokenizer: Tokenizer, statistics: [Statistics; 2], weights: Weights) -> Result<Self> {
+        let scheduler = parts.origin().json(Component::Scheduler)?.to_string();
+        let file = match parts.origin() {
+            Origin::Files(source) => source.config_path(Component::Scheduler),
+            Origin::Preset(preset) => PathBuf::from(preset.name),
+        };
+        let [video_statistics, audio_statistics] = statistics;
         Ok(Models {
-            tokenizer: Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")))?,
-            video_statistics: statistics(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
-            audio_statistics: statistics(Component::AudioVae, audio.base_channels, 1.0)?,
+            tokenizer,
+            video_statistics,
+            audio_statistics,
             sample_rate: parts.vocoder()?.output_sampling_rate,
-            scheduler: FlowMatch::from_json(&scheduler, &source.config_path(Component::Scheduler))?,
-            sizes,
+            scheduler: FlowMatch::from_json(&scheduler, &file)?,
+            sizes: Sizes::of(&parts)?,
             parts,
+            weights,
+        })
+    }
+
+    /// What tells this model apart from others, as the sidecar of a run keeps it.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn identity(&self) -> Result<Value> {
+        let path = self.parts.origin().name();
+        Ok(match &self.weights {
+            Weights::Files(source) => json!({"path": path, "fingerprint": source.fingerprint()?}),
+            Weights::Random(seed) => json!({
+                "path": path,
+                "weights": "random",
+                "weights_seed": seed,
+                "fingerprint": self.parts.origin().random_fingerprint(*seed)?,
+            }),
         })
     }
 

@@ -1,16 +1,13 @@
 //! The programs of a request, written without weights or a device: to compile them ahead of time and look at them.
 
-use std::rc::Rc;
-
 use super::batch::videos_at_once;
 use super::error::{PipelineError, Result};
-use super::generate;
 use super::models::{Parts, Sizes};
+use super::origin::Origin;
 use super::request;
 use super::text_to_video::{Request, Shapes};
 use crate::config::{Config, Job};
 use crate::models::Network;
-use crate::models::presets::Preset;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape};
 use crate::nn::Build;
 use crate::sampling::denoise::{denoise, prepare};
@@ -90,17 +87,8 @@ impl Programs {
     /// # Errors
     /// No such model; sizes that it does not take.
     pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
-        let (parts, origin) = match (generate::open(config), Preset::named(&config.model.path)) {
-            (Ok(source), _) => {
-                let origin = format!("{} (LTX-{})", source.path().display(), source.version()?);
-                (Parts::of(&Rc::new(source)), origin)
-            }
-            (Err(_), Some(preset)) => {
-                let origin = format!("{}: not on this machine; its published configuration", config.model.path);
-                (Parts::of_preset(preset), origin)
-            }
-            (Err(error), None) => return Err(error),
-        };
+        let origin = Origin::of(config)?;
+        let (parts, origin) = (Parts::from(origin.clone()), origin.describe()?);
         let whole = Sizes::of(&parts)?;
         let mut request = request::of_job(config, &whole, &Job { index: 0, prompt: String::new(), seed: 0 })?;
         let Some(layers) = layers else { return Ok(Programs { parts, sizes: whole, request, origin }) };

@@ -1,7 +1,6 @@
 //! One component on given tensors, for parity checks: the reference's argument names in, its results out.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use ndarray::{Array1, Array2, Axis as Dim, Ix4};
 
@@ -13,7 +12,6 @@ use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerC
 use crate::nn::Build;
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
-use crate::weights::ModelSource;
 
 /// A component that can be run alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -120,23 +118,22 @@ impl Switches<'_> {
 /// A missing, unknown or wrongly shaped input, by name; what is wrong with model or device.
 pub fn run_component(
     component: RunComponent,
-    source: &Rc<ModelSource>,
+    parts: &Parts,
     stages: &mut Stages,
     tensors: BTreeMap<String, Tensor>,
     scalars: &Scalars,
     build: &Build,
 ) -> Result<Vec<(String, Tensor)>> {
-    let parts = Parts::of(source);
     let mut given = Given { tensors, known: Vec::new() };
     let switches = Switches(scalars);
     let (network, inputs) = match component {
         RunComponent::TextEncoder => {
             switches.check(&["output_hidden_states"])?;
-            text_encoder(&parts, source, &mut given, &switches, build)?
+            text_encoder(parts, &mut given, &switches, build)?
         }
         RunComponent::Connectors => {
             switches.check(&[])?;
-            connectors(&parts, &mut given, build)?
+            connectors(parts, &mut given, build)?
         }
         RunComponent::Transformer => {
             switches.check(&[
@@ -154,7 +151,7 @@ pub fn run_component(
         }
         RunComponent::VideoDecoder => {
             switches.check(&[])?;
-            video_decoder(&parts, &mut given, build)?
+            video_decoder(parts, &mut given, build)?
         }
         RunComponent::VideoEncoder => {
             switches.check(&[])?;
@@ -200,20 +197,15 @@ fn check_shapes(network: &Network, inputs: &[(String, Tensor)]) -> Result<()> {
 
 type Ready = (Network, Vec<(String, Tensor)>);
 
-fn text_encoder(
-    parts: &Parts,
-    source: &ModelSource,
-    given: &mut Given,
-    switches: &Switches,
-    build: &Build,
-) -> Result<Ready> {
+fn text_encoder(parts: &Parts, given: &mut Given, switches: &Switches, build: &Build) -> Result<Ready> {
     let ids = given.ranked("input_ids", 2)?;
     let mask = match given.optional("attention_mask") {
         Some(mask) => mask,
         None => Tensor::from(ids.to_i64().mapv(|v| i32::from(v != 0))),
     };
     // A model of a text encoder alone has nothing to project with: its result is the stack of hidden states.
-    let raw = switches.get::<bool>("output_hidden_states")?.unwrap_or(false) || !source.has(Component::Connectors);
+    let raw =
+        switches.get::<bool>("output_hidden_states")?.unwrap_or(false) || !parts.origin().has(Component::Connectors);
     let network = parts.text_encoder_program(ids.shape()[0], ids.shape()[1], !raw, build)?;
     Ok((network, vec![("input_ids".into(), ids), ("attention_mask".into(), mask)]))
 }

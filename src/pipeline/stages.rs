@@ -15,13 +15,28 @@ use crate::weights::{Component, ModelSource, TensorView, check_finite};
 /// An engine with everything it has compiled and loaded.
 pub struct Stages {
     engine: Engine,
-    source: Rc<ModelSource>,
+    weights: Weights,
     parameters: Parameters,
     programs: HashMap<String, Rc<Executable>>,
     /// Time spent reading and uploading parameters.
     pub load_time: Duration,
     /// Programs made ready since figures were last reset.
     made: Vec<Rc<Executable>>,
+}
+
+/// Where parameters come from.
+#[derive(Clone)]
+pub enum Weights {
+    /// A model's files.
+    Files(Rc<ModelSource>),
+    /// Random numbers made on the devices, drawn from a seed.
+    Random(u64),
+}
+
+impl From<Rc<ModelSource>> for Weights {
+    fn from(source: Rc<ModelSource>) -> Self {
+        Weights::Files(source)
+    }
 }
 
 /// Tensors for one run, by argument name.
@@ -52,10 +67,10 @@ impl<'a> Inputs<'a> {
 
 impl Stages {
     /// Nothing compiled, nothing loaded.
-    pub fn new(engine: Engine, source: Rc<ModelSource>) -> Self {
+    pub fn new(engine: Engine, weights: impl Into<Weights>) -> Self {
         Stages {
             engine,
-            source,
+            weights: weights.into(),
             parameters: Parameters::default(),
             programs: HashMap::new(),
             load_time: Duration::ZERO,
@@ -73,6 +88,16 @@ impl Stages {
         self.parameters.bytes()
     }
 
+    /// Bytes of the parameters that a program reads, on one device.
+    pub fn parameter_bytes_of(&self, program: &Executable) -> usize {
+        program.arguments().iter().filter_map(|a| self.parameters.get(&a.name)).map(Distributed::device_bytes).sum()
+    }
+
+    /// A parameter on the devices, once a network that reads it is ready.
+    pub fn parameter(&self, name: &str) -> Option<&Distributed> {
+        self.parameters.get(name)
+    }
+
     /// Hashes of the programs used so far, by name.
     pub fn program_hashes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.programs.values().map(|e| (e.name(), e.hash()))
@@ -85,8 +110,11 @@ impl Stages {
     /// What is wrong with program, files or device.
     pub fn prepare(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
         let start = Instant::now();
-        let source = Files(&self.source);
-        self.parameters.load(&self.engine, &network.program, &network.params, &source)?;
+        let (parameters, program, params) = (&mut self.parameters, &network.program, &network.params);
+        match &self.weights {
+            Weights::Files(source) => parameters.load(&self.engine, program, params, &Files(source))?,
+            Weights::Random(seed) => parameters.draw(&self.engine, program, params, *seed)?,
+        }
         network.notes.iter().for_each(|note| tracing::warn!("{note}"));
         self.load_time += start.elapsed();
         let hash = network.program.hash();

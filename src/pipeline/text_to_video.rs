@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix4, Ix5, s};
 
 use super::batch::{Batch, Dump, split};
+use super::calls::{self, Loop};
 use super::error::{PipelineError, Result};
 use super::models::{Models, Sizes};
-use super::stages::{Inputs, Stages};
-use crate::models::transformer::tables;
+use super::stages::Stages;
 use crate::nn::Build;
-use crate::runtime::{Distributed, Outputs};
-use crate::sampling::denoise::{DenoiseShape, MAX_STEPS, denoise, prepare};
+use crate::runtime::Outputs;
+use crate::sampling::denoise::DenoiseShape;
 use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
 use crate::tensor::Tensor;
@@ -170,6 +170,7 @@ pub fn text_to_videos(
     watch: Watch,
 ) -> Result<Vec<Generated>> {
     let mut timings = Vec::new();
+    let build = &settings.build;
     let batch = Batch::new(requests, &settings.build.layout)?;
     let mut dump = Dump::new(batch.asked(), settings.dump);
     let request = batch.shared();
@@ -183,9 +184,12 @@ pub fn text_to_videos(
     // Text: the prompts are rows of one batch, so that the encoder runs once.
     let kinds = 1 + usize::from(branches.contains(&Branch::Negative));
     let (before, started) = (stages.set_up_time(), Instant::now());
-    let (embeds, mask, cut_tokens) = encode(models, stages, &batch, kinds, settings)?;
+    let (ids, mask, cut_tokens) = tokens(models, &batch, kinds)?;
+    let embeds = calls::text_encoder(models, stages, ids, mask.clone(), build)?.run(stages)?;
+    // By way of the host: a layout may place the text of encoder and connectors differently.
+    let embeds = embeds.tensor("prompt_embeds")?;
     if dump.is_wanted() {
-        let embeds = embeds.tensor("prompt_embeds")?.to_f32();
+        let embeds = embeds.to_f32();
         for (kind, name) in ["prompt_embeds", "negative_prompt_embeds"].iter().take(kinds).enumerate() {
             dump.keep_row(name, &embeds, kinds, kind);
         }
@@ -193,22 +197,21 @@ pub fn text_to_videos(
     timed(Stage::TextEncoder, started, stages, before);
 
     let (before, started) = (stages.set_up_time(), Instant::now());
-    let text = connect(models, stages, &embeds, &mask, request.max_sequence_length, settings)?;
+    let text = calls::connectors(models, stages, embeds, mask, build)?.run(stages)?;
     timed(Stage::Connectors, started, stages, before);
 
-    let (v, a) = (&shapes.video, &shapes.audio);
-    let [video_noise, audio_noise] = batch
-        .noise(&[v.batch, v.channels, v.frames, v.height, v.width], &[a.batch, a.channels, a.length, a.mel_bins])?;
+    let (video_noise, audio_noise) = noise(&batch, &shapes)?;
     dump.keep_row("noise.video", &video_noise, 1, 0);
     dump.keep_row("noise.audio", &audio_noise, 1, 0);
 
     let (before, started) = (stages.set_up_time(), Instant::now());
     let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
-    let start = [
-        Tensor::from(models.sizes.video_grid.pack(fixed::<Ix5>(video_noise)?.view())?),
-        Tensor::from(pack_audio(fixed::<Ix4>(audio_noise)?.view())),
-    ];
-    let latents = run_loop(models, stages, request, settings, &shape, &shapes, &text, start, steps, watch)?;
+    let contexts = [branch_text(&text, "video", &shape)?, branch_text(&text, "audio", &shape)?];
+    let prepared = calls::prepare(models, stages, request, &shape, contexts, build)?.run(stages)?;
+    let steps_loop = Loop::new(models, stages, request, &shape, &shapes, prepared, build)?;
+    let start = pack(models, &video_noise, &audio_noise)?;
+    let latents = run_loop(&steps_loop, stages, &start, settings.chunk, steps, watch)?;
+    drop(steps_loop);
     timed(Stage::Denoise, started, stages, before);
 
     let (video_latents, audio_latents) = unpack(models, &shapes, batch.size(), &latents)?;
@@ -216,12 +219,12 @@ pub fn text_to_videos(
     dump.keep_row("latents.audio", &audio_latents, 1, 0);
 
     let (before, started) = (stages.set_up_time(), Instant::now());
-    let videos = split(decode_video(models, stages, video_latents, settings)?, batch.asked());
+    let videos = split(decode_video(models, stages, video_latents, build)?, batch.asked());
     dump.keep_each("video", &videos);
     timed(Stage::VideoDecoder, started, stages, before);
 
     let (before, started) = (stages.set_up_time(), Instant::now());
-    let audios = split(decode_audio(models, stages, audio_latents, settings)?, batch.asked());
+    let audios = split(decode_audio(models, stages, audio_latents, build)?, batch.asked());
     dump.keep_each("audio", &audios);
     timed(Stage::AudioDecoder, started, stages, before);
 
@@ -243,15 +246,12 @@ fn fixed<D: ndarray::Dimension>(a: ndarray::ArrayD<f32>) -> Result<ndarray::Arra
     a.into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))
 }
 
-/// The prompts of a batch, `kinds` a video, to embeddings `[prompts, t, channels]`, with the mask and, for each video
-/// asked for, the number of tokens that did not fit.
-fn encode(
-    models: &Models,
-    stages: &mut Stages,
-    batch: &Batch,
-    kinds: usize,
-    settings: &Settings,
-) -> Result<(Outputs, Tensor, Vec<usize>)> {
+/// The prompts of a batch, `kinds` a video, as ids and mask `[prompts, tokens]`, and for each video asked for the number
+/// of tokens that did not fit.
+///
+/// # Errors
+/// The tokenizer's.
+pub fn tokens(models: &Models, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
     let tokens = batch.shared().max_sequence_length;
     let mut ids = Array2::<i32>::zeros((batch.size() * kinds, tokens));
     let mut mask = ids.clone();
@@ -269,32 +269,26 @@ fn encode(
             *most = encoded.cut.max(*most);
         }
     }
-    let (ids, mask) = (Tensor::from(ids), Tensor::from(mask));
-    let network = models.parts.text_encoder_program(batch.size() * kinds, tokens, true, &settings.build)?;
-    let program = stages.prepare("text_encoder", &network)?;
-    let given = [("input_ids".to_string(), ids), ("attention_mask".to_string(), mask.clone())];
-    let inputs = stages.give_all(&program, Inputs::default(), given)?;
-    Ok((stages.run(&program, &inputs)?, mask, cut))
+    Ok((Tensor::from(ids), Tensor::from(mask), cut))
 }
 
-/// Embeddings to the transformer's contexts.
-fn connect(
-    models: &Models,
-    stages: &mut Stages,
-    embeds: &Outputs,
-    mask: &Tensor,
-    tokens: usize,
-    settings: &Settings,
-) -> Result<Outputs> {
-    let width = models.sizes.text_width;
-    let (network, _) = models.parts.connectors_program(mask.shape()[0], tokens, width, &settings.build)?;
-    let program = stages.prepare("connectors", &network)?;
-    let mut given = models.parts.connectors_inputs(tokens)?;
-    given.push(("attention_mask".into(), mask.clone()));
-    // By way of the host: a layout may place the text of encoder and connectors differently.
-    given.push(("prompt_embeds".into(), embeds.tensor("prompt_embeds")?));
-    let inputs = stages.give_all(&program, Inputs::default(), given)?;
-    stages.run(&program, &inputs)
+/// The starting noise of a batch, unpacked `[b, C, F, H, W]` and `[b, C, L, M]`.
+///
+/// # Errors
+/// None that sizes of a request can cause.
+pub fn noise(batch: &Batch, shapes: &Shapes) -> Result<(Array5<f32>, Array4<f32>)> {
+    let (v, a) = (&shapes.video, &shapes.audio);
+    let [video, audio] = batch
+        .noise(&[v.batch, v.channels, v.frames, v.height, v.width], &[a.batch, a.channels, a.length, a.mel_bins])?;
+    Ok((fixed::<Ix5>(video)?, fixed::<Ix4>(audio)?))
+}
+
+/// Unpacked latents as the loop's tokens.
+///
+/// # Errors
+/// None that sizes of a request can cause.
+pub fn pack(models: &Models, video: &Array5<f32>, audio: &Array4<f32>) -> Result<[Tensor; 2]> {
+    Ok([Tensor::from(models.sizes.video_grid.pack(video.view())?), Tensor::from(pack_audio(audio.view()))])
 }
 
 /// A stream's contexts `[prompts, t, channels]` as the branches read them, `[videos, branches, t, channels]`.
@@ -309,84 +303,37 @@ fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape) -> Result<Tenso
     Ok(Tensor::F32(rows.map_err(|e| PipelineError::Input(e.to_string()))?))
 }
 
-#[allow(clippy::too_many_arguments)] // One call site; a struct of the same fields would say nothing more.
+/// All steps, `chunk` at a time.
 fn run_loop(
-    models: &Models,
-    stages: &mut Stages,
-    request: &Request,
-    settings: &Settings,
-    shape: &DenoiseShape,
-    shapes: &Shapes,
-    text: &Outputs,
-    start: [Tensor; 2],
+    steps_loop: &Loop,
+    stages: &Stages,
+    start: &[Tensor; 2],
+    chunk: Option<usize>,
     steps: usize,
     watch: Watch,
 ) -> Result<[Tensor; 2]> {
-    let build = &settings.build;
-    let mut sigmas = request.sigmas.clone();
-    sigmas.resize(MAX_STEPS + 1, 0.0);
-    let sigmas = Tensor::from(ndarray::Array1::from(sigmas));
-
-    let network = prepare(&models.sizes.transformer, shape, build)?;
-    let program = stages.prepare("prepare", &network)?;
-    let given = [
-        ("sigmas".to_string(), sigmas.clone()),
-        ("text.video".to_string(), branch_text(text, "video", shape)?),
-        ("text.audio".to_string(), branch_text(text, "audio", shape)?),
-    ];
-    let inputs = stages.give_all(&program, Inputs::default(), given)?;
-    let prepared = stages.run(&program, &inputs)?;
-    drop(inputs);
-
-    let network = denoise(&models.sizes.transformer, shape, build)?;
-    let program = stages.prepare("denoise", &network)?;
-    let [video_coords, audio_coords] = models.coords(shapes, request.frame_rate);
-    let tables = tables::tables(&models.sizes.transformer, video_coords.view(), audio_coords.view());
-    let row = |s: Scales| s.row().to_vec();
-    let scales = Array2::from_shape_vec((2, 4), [row(request.scales[0]), row(request.scales[1])].concat())
-        .map_err(|e| PipelineError::Input(e.to_string()))?;
-    let mut fixed_inputs = tables::host_inputs(&models.sizes.transformer, &tables);
-    fixed_inputs.push(("sigmas".into(), sigmas));
-    fixed_inputs.push(("scales".into(), scales.into()));
-    let fixed = stages.give_all(&program, Inputs::default(), fixed_inputs)?;
-    let [video, audio] = start;
-    let mut latents =
-        [stages.upload(&program, "latents.video", &video)?, stages.upload(&program, "latents.audio", &audio)?];
-
-    let chunk = settings.chunk.unwrap_or(steps).max(1);
+    let mut latents = steps_loop.start(stages, start)?;
+    let chunk = chunk.unwrap_or(steps).max(1);
     let mut done = 0;
     while done < steps {
         if watch(Stage::Denoise, done, steps).is_break() {
             return Err(PipelineError::Interrupted(done, steps));
         }
         let end = (done + chunk).min(steps);
-        let range =
-            [("begin", done), ("end", end)].map(|(n, v)| (n.to_string(), Tensor::from(ndarray::arr0(v as i32))));
-        let inputs = stages.give_all(&program, Inputs::default(), range)?;
-        let [video, audio] = &latents;
-        let mut outputs = {
-            let find = |name: &str| match name {
-                "latents.video" => Some(video),
-                "latents.audio" => Some(audio),
-                _ => inputs.get(name).or_else(|| fixed.get(name)).or_else(|| prepared.get(name)),
-            };
-            stages.run_with(&program, find)?
-        };
-        latents = take_latents(&mut outputs)?;
+        latents = steps_loop.run(stages, &steps_loop.steps(stages, done, end)?, latents)?;
         done = end;
     }
     let _ = watch(Stage::Denoise, done, steps);
     Ok([latents[0].download()?, latents[1].download()?])
 }
 
-fn take_latents(outputs: &mut Outputs) -> Result<[Distributed; 2]> {
-    let mut take =
-        |name: &str| outputs.take(name).ok_or_else(|| PipelineError::Input(format!("the loop returned no '{name}'")));
-    Ok([take("latents.video")?, take("latents.audio")?])
-}
-
 /// Tokens of `batch` videos to un-normalised latents `[b, C, F, H, W]` and `[b, C, L, M]`.
-fn unpack(models: &Models, shapes: &Shapes, batch: usize, latents: &[Tensor; 2]) -> Result<(Array5<f32>, Array4<f32>)> {
+pub fn unpack(
+    models: &Models,
+    shapes: &Shapes,
+    batch: usize,
+    latents: &[Tensor; 2],
+) -> Result<(Array5<f32>, Array4<f32>)> {
     let [video, audio] = [fixed::<Ix3>(latents[0].to_f32())?, fixed::<Ix3>(latents[1].to_f32())?];
     for (name, t) in [("latents.video", &video), ("latents.audio", &audio)] {
         if t.iter().any(|v| !v.is_finite()) {
@@ -401,17 +348,9 @@ fn unpack(models: &Models, shapes: &Shapes, batch: usize, latents: &[Tensor; 2])
 }
 
 /// Latents to frames `[b, F, 3, H, W]` in 0..1.
-fn decode_video(
-    models: &Models,
-    stages: &mut Stages,
-    latents: Array5<f32>,
-    settings: &Settings,
-) -> Result<Array5<f32>> {
-    let (batch, channels, frames, height, width) = latents.dim();
-    let network = models.parts.video_decoder_program([batch, channels, frames, height, width], &settings.build)?;
-    let program = stages.prepare("video_decoder", &network)?;
-    let inputs = stages.give_all(&program, Inputs::default(), [("latents".to_string(), latents.into())])?;
-    let raw = fixed::<Ix5>(stages.run(&program, &inputs)?.tensor("video")?.to_f32())?;
+fn decode_video(models: &Models, stages: &mut Stages, latents: Array5<f32>, build: &Build) -> Result<Array5<f32>> {
+    let decoded = calls::video_decoder(models, stages, latents, build)?.run(stages)?;
+    let raw = fixed::<Ix5>(decoded.tensor("video")?.to_f32())?;
     let frames = raw.mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0)).permuted_axes([0, 2, 1, 3, 4]);
     if frames.iter().any(|v| !v.is_finite()) {
         return Err(PipelineError::NotFinite("video"));
@@ -420,22 +359,9 @@ fn decode_video(
 }
 
 /// Latents to samples `[b, channels, samples]`.
-fn decode_audio(
-    models: &Models,
-    stages: &mut Stages,
-    latents: Array4<f32>,
-    settings: &Settings,
-) -> Result<Array3<f32>> {
-    let network = models.parts.audio_decoder_program(latents.dim().into(), &settings.build)?;
-    let program = stages.prepare("audio_decoder", &network)?;
-    let inputs = stages.give_all(&program, Inputs::default(), [("latents".to_string(), latents.into())])?;
-    let decoded = stages.run(&program, &inputs)?;
-    let mel = decoded.get("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
-    let dims = <[usize; 4]>::try_from(mel.dims().to_vec())
-        .map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
-    let network = models.parts.vocoder_program(dims, &settings.build)?;
-    let program = stages.prepare("vocoder", &network)?;
-    let samples = stages.run(&program, &Inputs::default().share("mel", mel))?.tensor("audio")?.to_f32();
+fn decode_audio(models: &Models, stages: &mut Stages, latents: Array4<f32>, build: &Build) -> Result<Array3<f32>> {
+    let decoded = calls::audio_decoder(models, stages, latents, build)?.run(stages)?;
+    let samples = calls::vocoder(models, stages, &decoded, build)?.run(stages)?.tensor("audio")?.to_f32();
     if samples.iter().any(|v| !v.is_finite()) {
         return Err(PipelineError::NotFinite("audio"));
     }

@@ -66,6 +66,19 @@ impl Distributed {
         &self.buffers
     }
 
+    /// Bytes of the first device's part.
+    pub fn device_bytes(&self) -> usize {
+        self.parts.first().map_or(0, |p| p.size.iter().product::<usize>() * self.ty.dtype.size())
+    }
+
+    /// Waits until every device has its part.
+    ///
+    /// # Errors
+    /// That of the program or transfer that should have filled it.
+    pub fn wait(&self) -> Result<(), RuntimeError> {
+        Ok(self.buffers.iter().try_for_each(Buffer::wait)?)
+    }
+
     /// Copies a host tensor of at most `ty`'s sizes to the devices, each its part; behind the tensor lie zeros.
     ///
     /// # Errors

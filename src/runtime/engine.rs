@@ -404,6 +404,20 @@ impl Outputs {
         found.download()
     }
 
+    /// Every result, in the order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Distributed)> {
+        let sorted: BTreeMap<&str, &Distributed> = self.named.iter().map(|(n, d)| (n.as_str(), d)).collect();
+        sorted.into_iter()
+    }
+
+    /// Waits until every result is there.
+    ///
+    /// # Errors
+    /// What went wrong on the device.
+    pub fn wait(&self) -> Result<(), RuntimeError> {
+        self.named.values().try_for_each(Distributed::wait)
+    }
+
     /// Takes a result out.
     pub fn take(&mut self, name: &str) -> Option<Distributed> {
         self.named.remove(name)

@@ -1,15 +1,19 @@
 //! From a program to numbers: platforms, compilation, upload, execution.
 
 pub mod cache;
+mod ceiling;
 mod distributed;
 mod engine;
 pub mod flags;
 pub mod platform;
 pub mod plugins;
+mod random;
 mod target;
 mod upload;
 
+pub use ceiling::{Ceiling, matmul_ceiling};
 pub use distributed::{Distributed, Part, parts};
 pub use engine::{Engine, EngineOptions, Executable, Origin, Outputs, RuntimeError, Statistics, compile_options};
+pub use random::random_program;
 pub use target::{Compiled, Machine, Target, UnknownTarget};
 pub use upload::{ParameterSource, Parameters, StoredTensor};

@@ -1,10 +1,11 @@
-//! Parameters from mapped files to the devices, each its part, without a host copy of a stack.
+//! Parameters on the devices, each its part: from mapped files, without a host copy of a stack, or made there.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::distributed::{Distributed, Part, cut, parts, strides};
 use super::engine::{Engine, RuntimeError, device_layout};
+use super::random;
 use crate::dtype::DType;
 use crate::hlo::Program;
 use crate::nn::{Param, Source};
@@ -63,16 +64,45 @@ impl Parameters {
         params: &[Param],
         source: &dyn ParameterSource,
     ) -> Result<(), RuntimeError> {
-        for param in params.iter().filter(|p| !self.tensors.contains_key(&p.name)).collect::<Vec<_>>() {
+        for param in self.missing(params) {
             let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
             let parts = parts(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
             let layout = argument.map(device_layout).transpose()?.flatten();
             let buffers = upload(engine, param, &parts, layout.as_ref(), source)?;
-            self.bytes += parts[0].size.iter().product::<usize>() * param.ty.dtype.size();
-            let tensor = Distributed::new(buffers, parts, param.ty.clone(), param.ty.dims.clone());
-            self.tensors.insert(param.name.clone(), tensor);
+            self.keep(param, Distributed::new(buffers, parts, param.ty.clone(), param.ty.dims.clone()));
         }
         Ok(())
+    }
+
+    /// Makes those of `params`, arguments of `program`, that are not there yet of random numbers, each as its
+    /// [`Init`](crate::nn::Init) says. They follow from `seed`, the parameter's name and the element's indices alone.
+    ///
+    /// # Errors
+    /// The plugin's message.
+    pub fn draw(
+        &mut self,
+        engine: &Engine,
+        program: &Program,
+        params: &[Param],
+        seed: u64,
+    ) -> Result<(), RuntimeError> {
+        let missing = self.missing(params);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        for (param, tensor) in missing.iter().zip(random::parameters(engine, program, &missing, seed)?) {
+            self.keep(param, tensor);
+        }
+        Ok(())
+    }
+
+    fn missing<'a>(&self, params: &'a [Param]) -> Vec<&'a Param> {
+        params.iter().filter(|p| !self.tensors.contains_key(&p.name)).collect()
+    }
+
+    fn keep(&mut self, param: &Param, tensor: Distributed) {
+        self.bytes += tensor.device_bytes();
+        self.tensors.insert(param.name.clone(), tensor);
     }
 }
 

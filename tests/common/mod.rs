@@ -57,7 +57,14 @@ pub fn cpu(devices: usize) -> Option<Client> {
 /// Compiling with LLVM's optimizations left out: the CPU compiler takes half the time, which for tiny programs is most of
 /// a test. Single components are compared with the reference as users run them.
 pub fn quick() -> EngineOptions {
-    EngineOptions { xla_flags: [("xla_backend_optimization_level".to_string(), OptionValue::Int(0))].into() }
+    let level = ("xla_backend_optimization_level".to_string(), OptionValue::Int(0));
+    EngineOptions { xla_flags: [level].into(), ..EngineOptions::default() }
+}
+
+/// The same, and a program that several tests build is compiled once, now and in later runs.
+pub fn quick_cached() -> EngineOptions {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    EngineOptions { compile_cache: Some(folder), ..quick() }
 }
 
 /// A case of `tests/fixtures/cases`.

@@ -1,10 +1,18 @@
-//! Loops.
+//! Loops, and an order that stays.
 
 use std::rc::Rc;
 
 use crate::dtype::DType;
 use crate::hlo::builder::{Builder, RegionKind, Value};
 use crate::hlo::types::{Type, list};
+
+impl Value {
+    /// The same value, made before anything that reads it: no compiler computes it again for each reader.
+    pub fn kept(&self) -> Value {
+        let text = format!("stablehlo.optimization_barrier {} : {}", self.local(), self.ty);
+        self.b.op("optimization_barrier", text, self.ty.clone())
+    }
+}
 
 impl Builder {
     /// Repeats `body` while `condition` holds. Both see the carried values; outer values they use ride along

@@ -132,6 +132,10 @@ binary! {
     and = "and";
     /// Logical or bitwise or.
     or = "or";
+    /// Logical or bitwise exclusive or.
+    xor = "xor";
+    /// The bits moved down by `other` places, zeros from above.
+    shift_right = "shift_right_logical";
 }
 
 macro_rules! operators {

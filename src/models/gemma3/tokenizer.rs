@@ -75,13 +75,29 @@ impl Tokenizer {
     pub fn open(dir: &Path) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
         let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(text)
-            .map_err(|e| TokenizerError::Content { file: file.clone(), why: format!("not a tokenizer: {e}") })?;
-        // Length is dealt with here: settings stored in the file would cut and pad before BOS is added.
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(|e| TokenizerError::Content { file: file.clone(), why: e.to_string() })?;
-        let config = object(&dir.join(CONFIG_FILE))?;
-        let special = object(&dir.join(SPECIAL_FILE))?;
+        let inner = model(&file, &text)?;
+        Self::with(dir, inner, &object(&dir.join(CONFIG_FILE))?, &object(&dir.join(SPECIAL_FILE))?)
+    }
+
+    /// The tokenizer that [`write_byte_tokenizer`] writes: it stands in where a model has none.
+    ///
+    /// # Errors
+    /// None that depends on the machine.
+    pub fn bytes() -> Result<Self, TokenizerError> {
+        let dir = Path::new("bytes");
+        let [tokens, config, special] = byte_tokenizer();
+        let inner = model(&dir.join(MODEL_FILE), tokens.to_string().as_bytes())?;
+        let map = |value: Value| value.as_object().cloned().unwrap_or_default();
+        Self::with(dir, inner, &map(config), &map(special))
+    }
+
+    fn with(
+        dir: &Path,
+        inner: tokenizers::Tokenizer,
+        config: &Map<String, Value>,
+        special: &Map<String, Value>,
+    ) -> Result<Self, TokenizerError> {
+        let file = dir.join(MODEL_FILE);
         if config.get("add_eos_token").is_some_and(|v| *v == true) {
             let why = "add_eos_token is true, but prompts of this model end without EOS; set it to false".to_owned();
             return Err(TokenizerError::Content { file: dir.join(CONFIG_FILE), why });
@@ -94,7 +110,7 @@ impl Tokenizer {
             }),
         };
         let name = |key: &str, default: &str| {
-            [&config, &special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
+            [config, special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
         };
         let bos = match config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(true) {
             true => Some(id(&name("bos_token", "<bos>"))?),
@@ -131,6 +147,16 @@ impl Tokenizer {
     }
 }
 
+/// A tokenizer from the bytes of its file.
+fn model(file: &Path, text: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    let fail = |why: String| TokenizerError::Content { file: file.to_path_buf(), why };
+    let mut inner = tokenizers::Tokenizer::from_bytes(text).map_err(|e| fail(format!("not a tokenizer: {e}")))?;
+    // Length is dealt with here: settings stored in the file would cut and pad before BOS is added.
+    inner.with_padding(None);
+    inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
+    Ok(inner)
+}
+
 /// Python's `str.strip`: Unicode white space, and the four separators that Python counts as such.
 fn strip(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || ('\x1c'..='\x1f').contains(&c))
@@ -157,20 +183,20 @@ const SPECIAL: [&str; 4] = ["<pad>", "<eos>", "<bos>", "<unk>"];
 /// transformers adds this token to a vocabulary that lacks it; having it last keeps the vocabulary as written.
 const MASK: &str = "<mask>";
 
-/// Writes a tokenizer of Gemma's make with a tiny vocabulary: special tokens, 256 bytes, `▁` for the space, printable
-/// ASCII; no merges, so every other character becomes its UTF-8 bytes. Returns the vocabulary's size.
-///
-/// # Errors
-/// [`TokenizerError::Write`].
-pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
-    let tokens: Vec<String> = SPECIAL
+/// The tokens of the byte tokenizer: special ones, 256 bytes, `▁` for the space, printable ASCII.
+fn byte_tokens() -> impl Iterator<Item = String> {
+    SPECIAL
         .iter()
         .map(|t| (*t).to_owned())
         .chain((0..256).map(|byte| format!("<0x{byte:02X}>")))
         .chain(std::iter::once("▁".to_owned()))
         .chain(('!'..='~').map(String::from))
         .chain(std::iter::once(MASK.to_owned()))
-        .collect();
+}
+
+/// Model, configuration and special tokens of the byte tokenizer.
+fn byte_tokenizer() -> [Value; 3] {
+    let tokens: Vec<String> = byte_tokens().collect();
     let vocab: Map<String, Value> = tokens.iter().zip(0..).map(|(t, id)| (t.clone(), Value::from(id))).collect();
     let added: Vec<Value> = SPECIAL
         .iter()
@@ -213,12 +239,21 @@ pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
     if let (Some(config), Some(names)) = (config.as_object_mut(), names.as_object()) {
         config.extend(names.clone());
     }
+    [model, config, names]
+}
+
+/// Writes a tokenizer of Gemma's make with a tiny vocabulary: special tokens, 256 bytes, `▁` for the space, printable
+/// ASCII; no merges, so every other character becomes its UTF-8 bytes. Returns the vocabulary's size.
+///
+/// # Errors
+/// [`TokenizerError::Write`].
+pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
     std::fs::create_dir_all(dir).map_err(|source| TokenizerError::Write { file: dir.to_path_buf(), source })?;
-    for (name, content) in [(MODEL_FILE, &model), (CONFIG_FILE, &config), (SPECIAL_FILE, &names)] {
+    for (name, content) in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE].into_iter().zip(byte_tokenizer()) {
         let file = dir.join(name);
         std::fs::write(&file, format!("{content:#}\n")).map_err(|source| TokenizerError::Write { file, source })?;
     }
-    Ok(tokens.len())
+    Ok(byte_tokens().count())
 }
 
 #[cfg(test)]

@@ -1,0 +1,155 @@
+//! `ltx2 bench`: how fast the programs of a run are here.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use serde_json::Value;
+
+use super::args::{ConfigArgs, ModelArgs, PlacementArgs, RequestArgs};
+use super::{UsageError, print};
+use crate::config::{Job, load};
+use crate::pipeline::bench::{BenchOptions, BenchReport, Part, bench};
+
+/// The prompt where none is given.
+const PROMPT: &str = "a red fox in the snow";
+
+/// Times the programs that `generate` runs, each alone, and a whole request.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  ltx2 bench -c ltx2 --weights random --json now.json             full size, no model files
+  ltx2 bench -c ltx2 --weights random --programs denoise --steps 4 --runs 5
+  ltx2 bench -c nano --model nano --weights random --baseline before.json --tolerance 0.05")]
+pub struct Args {
+    /// Writes the figures; `-` for stdout, in place of the table
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// An earlier --json: what is slower than there ends the command with an error
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+    /// How much longer a median may be than the baseline's
+    #[arg(long, value_name = "PART", default_value_t = 0.1)]
+    tolerance: f64,
+    /// Timed runs of each program
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    runs: u16,
+    /// Runs before those
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    warmup: u16,
+    /// What is timed [default: all]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    programs: Vec<Part>,
+    #[command(flatten)]
+    request: RequestArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What is wrong with request, model or device; results that cannot be right; a program slower than the baseline's.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let mut given = args.config.given();
+    args.request.add(&mut given)?;
+    args.model.add(&mut given);
+    args.placement.add(&mut given);
+    let loaded = load(&given)?;
+    let config = &loaded.config;
+    let missing = config.not_built();
+    if !missing.is_empty() {
+        return Err(UsageError(format!("not built yet: {}", missing.join(", "))).into());
+    }
+    if !(args.tolerance.is_finite() && args.tolerance >= 0.0) {
+        return Err(UsageError(format!("--tolerance {}: must be 0 or more, e.g. 0.1", args.tolerance)).into());
+    }
+    // Read before an hour is spent.
+    let baseline = args.baseline.as_deref().map(read).transpose()?;
+    let job = config.jobs()?.into_iter().next().ok_or_else(|| UsageError("no prompt".into()))?;
+    let job = if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job };
+    let parts = if args.programs.is_empty() { Part::value_variants().to_vec() } else { args.programs.clone() };
+    let options = BenchOptions { parts, runs: args.runs.into(), warmup: args.warmup.into() };
+    let report = bench(config, &job, &options)?;
+
+    let figures = serde_json::to_value(&report)?;
+    let text = format!("{}\n", serde_json::to_string_pretty(&figures)?);
+    match args.json.as_deref() {
+        Some(path) if path.as_os_str() == "-" => print(&text)?,
+        Some(path) => {
+            crate::media::write_atomically(path, text.as_bytes())?;
+            print(&table(&report))?;
+        }
+        None => print(&table(&report))?,
+    }
+    let wrong = report.wrong();
+    if !wrong.is_empty() {
+        anyhow::bail!("{}", wrong.join("; "));
+    }
+    match (baseline, args.baseline.as_deref()) {
+        (Some(baseline), Some(path)) => compare(&report, &figures, &baseline, path, args.tolerance),
+        _ => Ok(()),
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Value> {
+    let text = std::fs::read_to_string(path).map_err(|e| UsageError(format!("--baseline {}: {e}", path.display())))?;
+    Ok(serde_json::from_str(&text).map_err(|e| UsageError(format!("--baseline {}: {e}", path.display())))?)
+}
+
+/// A line for every program that is slower than it was, and an error if there is one.
+fn compare(report: &BenchReport, figures: &Value, baseline: &Value, path: &Path, tolerance: f64) -> anyhow::Result<()> {
+    for key in ["/device", "/devices", "/config/request", "/config/sampler", "/config/runtime/dtype"] {
+        let (was, now) = (baseline.pointer(key), figures.pointer(key));
+        if was != now {
+            tracing::warn!("{} was measured with another {}", path.display(), key[1..].replace('/', "."));
+        }
+    }
+    let slower = report
+        .slower_than(baseline, tolerance)
+        .map_err(|why| UsageError(format!("--baseline {}: {why}", path.display())))?;
+    for program in &slower {
+        eprintln!("{program}");
+    }
+    match slower.len() {
+        0 => Ok(()),
+        n => anyhow::bail!("{n} slower than {} by more than {:.0} %", path.display(), tolerance * 100.0),
+    }
+}
+
+fn table(report: &BenchReport) -> String {
+    const MIB: f64 = 1048576.0;
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let m = &report.matmul;
+    let _ = writeln!(out, "device      {} x {} ({})", report.devices, report.device, report.platform);
+    let _ = writeln!(
+        out,
+        "product     {}^3 {}: {:.1} TFLOP/s, the measure of the last column",
+        m.size,
+        m.dtype,
+        m.flops_per_second / 1e12
+    );
+    let _ = writeln!(
+        out,
+        "{:<16}{:>13}{:>13}{:>13}{:>11}{:>11}{:>9}",
+        "", "median ms", "min ms", "p90 ms", "compile s", "TFLOP/s", "product"
+    );
+    for (name, p) in &report.programs {
+        let compile = p.program.as_ref().map_or(String::new(), |c| format!("{:.2}", c.compile_seconds));
+        let rate = p.flops_per_second.map_or(String::new(), |f| format!("{:.2}", f / 1e12));
+        let share = p.share_of_matmul.map_or(String::new(), |s| format!("{:.1} %", s * 100.0));
+        let [median, min, p90] = [p.median, p.min, p.p90].map(|s| s * 1e3);
+        let _ = writeln!(out, "{name:<16}{median:>13.3}{min:>13.3}{p90:>13.3}{compile:>11}{rate:>11}{share:>9}");
+    }
+    if let Some(seconds) = report.mp4_seconds {
+        let _ = writeln!(out, "{:<16}{:>13.3}", "MP4", seconds * 1e3);
+    }
+    let _ = writeln!(out, "loading     {:.2} s, compiling {:.2} s", report.load_seconds, report.compile_seconds);
+    let peak = report.peak_memory_bytes.map_or(String::new(), |b| format!(", peak memory {:.1} MiB", b as f64 / MIB));
+    let _ = writeln!(out, "parameters  {:.1} MiB a device{peak}", report.parameter_bytes as f64 / MIB);
+    out
+}

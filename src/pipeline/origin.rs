@@ -1,0 +1,117 @@
+//! Where a configuration's model is read from: its files on this machine, or the configuration that this program
+//! carries of it.
+
+use std::rc::Rc;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::error::{PipelineError, Result};
+use super::stages::Weights;
+use crate::config::{Config, WeightSource};
+use crate::models::presets::Preset;
+use crate::weights::{Component, ModelSource, Overrides};
+
+/// What a model's configurations are read from.
+#[derive(Clone)]
+pub enum Origin {
+    /// Files on this machine.
+    Files(Rc<ModelSource>),
+    /// The published configuration of a model whose files are not here.
+    Preset(Preset),
+}
+
+impl Origin {
+    /// The files of the model that a configuration names; a published one without files here has its preset.
+    ///
+    /// # Errors
+    /// No such model, with where it was looked for.
+    pub fn of(config: &Config) -> Result<Self> {
+        match (files(config), Preset::named(&config.model.path)) {
+            (Ok(source), _) => Ok(Origin::Files(source)),
+            (Err(_), Some(preset)) => Ok(Origin::Preset(preset)),
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// A component's configuration.
+    ///
+    /// # Errors
+    /// A component that is not there.
+    pub fn json(&self, part: Component) -> Result<Value> {
+        match self {
+            Origin::Files(source) => Ok(source.config(part)?),
+            Origin::Preset(preset) => preset
+                .config(part.folder())
+                .cloned()
+                .ok_or_else(|| PipelineError::Input(format!("preset '{}' has no '{}'", preset.name, part.folder()))),
+        }
+    }
+
+    /// Whether the model has a component.
+    pub fn has(&self, part: Component) -> bool {
+        match self {
+            Origin::Files(source) => source.has(part),
+            Origin::Preset(preset) => preset.config(part.folder()).is_some(),
+        }
+    }
+
+    /// Where it lies, or what it is called.
+    pub fn name(&self) -> String {
+        match self {
+            Origin::Files(source) => source.path().display().to_string(),
+            Origin::Preset(preset) => preset.name.to_string(),
+        }
+    }
+
+    /// One line for readers.
+    ///
+    /// # Errors
+    /// A model whose generation cannot be told.
+    pub fn describe(&self) -> Result<String> {
+        Ok(match self {
+            Origin::Files(source) => format!("{} (LTX-{})", self.name(), source.version()?),
+            Origin::Preset(_) => format!("{}: not on this machine; its published configuration", self.name()),
+        })
+    }
+
+    /// A sha256 over the configurations and the seed of random weights: equal ones make equal models.
+    ///
+    /// # Errors
+    /// A configuration that cannot be read.
+    pub fn random_fingerprint(&self, seed: u64) -> Result<String> {
+        let mut hash = Sha256::new().chain_update(seed.to_le_bytes());
+        for part in Component::ALL.into_iter().filter(|p| *p != Component::Tokenizer && self.has(*p)) {
+            hash.update(format!("{} {}\n", part.folder(), self.json(part)?));
+        }
+        Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+    }
+}
+
+/// What a run of a configuration reads its model's configurations and its parameters from.
+///
+/// # Errors
+/// No such model, with where it was looked for.
+pub fn of_run(config: &Config) -> Result<(Origin, Weights)> {
+    match config.model.weights {
+        WeightSource::Random => Ok((Origin::of(config)?, Weights::Random(config.model.weights_seed))),
+        WeightSource::File => {
+            let source = files(config)?;
+            Ok((Origin::Files(source.clone()), Weights::Files(source)))
+        }
+    }
+}
+
+/// The files of the model that a configuration names.
+fn files(config: &Config) -> Result<Rc<ModelSource>> {
+    let m = &config.model;
+    let overrides = Overrides {
+        text_encoder: m.text_encoder.clone(),
+        tokenizer: m.tokenizer.clone(),
+        vae: m.vae.clone(),
+        audio_vae: m.audio_vae.clone(),
+        vocoder: m.vocoder.clone(),
+        upsampler: m.upsampler.clone(),
+    };
+    Ok(Rc::new(ModelSource::open(&m.path, &overrides)?))
+}

@@ -1,0 +1,45 @@
+//! A configuration's devices, with everything compiled and loaded so far.
+
+use serde_json::{Value, json};
+
+use super::error::{PipelineError, Result};
+use super::models::Models;
+use super::programs::Programs;
+use super::request;
+use super::stages::Stages;
+use crate::config::Config;
+use crate::nn::Build;
+use crate::runtime::{Engine, platform};
+
+/// Devices that are ready for the requests of one configuration.
+pub struct Session {
+    /// Programs and parameters.
+    pub stages: Stages,
+    /// How networks become programs here.
+    pub build: Build,
+    /// This program, the plugin and the platform, as a sidecar names them.
+    pub versions: Value,
+}
+
+impl Session {
+    /// Starts the platform of a configuration, and writes every program of a run once, so that a layout that does not
+    /// fit is found now.
+    ///
+    /// # Errors
+    /// No such platform; what is wrong with the layout.
+    pub fn start(config: &Config, models: &Models) -> Result<Self> {
+        let choice = config.platform().map_err(PipelineError::Input)?;
+        let (plugin, client) = platform::open(&choice, Some(config.virtual_devices()?))?;
+        let versions = json!({
+            "ltx2": env!("CARGO_PKG_VERSION"),
+            "plugin": plugin.path().display().to_string(),
+            "pjrt": format!("{}.{}", plugin.version().0, plugin.version().1),
+            "platform": client.platform_version().unwrap_or_default(),
+        });
+        let stages = Stages::new(Engine::new(client, request::engine_options(config)), models.weights.clone());
+        let devices = stages.engine().devices();
+        let build = request::build(config, devices.len(), &stages.engine().platform(), devices[0].kind())?;
+        Programs::of(config, None)?.check(&build)?;
+        Ok(Session { stages, build, versions })
+    }
+}

@@ -1,0 +1,62 @@
+//! What a device's matrix units give in practice: a large product, timed.
+
+use std::time::Instant;
+
+use super::engine::{Engine, RuntimeError};
+use super::random;
+use crate::dtype::DType;
+use crate::hlo::{Builder, Type};
+use crate::nn::{Axis, Init, Param, Source};
+
+/// Products in flight at a time, so that starting them costs nothing.
+const IN_FLIGHT: usize = 8;
+
+/// A timed product of two square matrices on one device.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Ceiling {
+    /// Rows and columns.
+    pub size: usize,
+    /// Element type of the operands.
+    pub dtype: &'static str,
+    /// Seconds of one product: the shortest of all timed rounds.
+    pub seconds: f64,
+    /// Floating-point operations a second, a multiply-add counted as two.
+    pub flops_per_second: f64,
+}
+
+/// Times a product of random matrices: 8192³ in bf16, or a small one in f32 on a CPU.
+///
+/// # Errors
+/// The plugin's message.
+pub fn matmul_ceiling(engine: &Engine, runs: usize) -> Result<Ceiling, RuntimeError> {
+    let (size, dtype) = if engine.platform() == "cpu" { (1024, DType::F32) } else { (8192, DType::BF16) };
+    let ty = Type::new(dtype, [size, size]);
+    let b = Builder::new("matmul");
+    let [x, y] = ["x", "y"].map(|name| b.argument(name, ty.clone()));
+    let product = b.einsum("ij,jk->ik", &x, &y, dtype);
+    let program = b.finish(&[("product", &product)])?;
+    let operand = |name: &str| Param {
+        component: "bench",
+        name: name.into(),
+        ty: ty.clone(),
+        axes: vec![Axis::Whole; 2],
+        source: Source::Stack { keys: vec![], shape: vec![] },
+        init: Init::Normal(1.0),
+    };
+    let operands = [operand("x"), operand("y")];
+    let made = random::parameters(engine, &program, &[&operands[0], &operands[1]], 0)?;
+    let executable = engine.compile("matmul", &program)?;
+    let find = |name: &str| operands.iter().position(|p| p.name == name).map(|i| &made[i]);
+    let round = || -> Result<f64, RuntimeError> {
+        let started = Instant::now();
+        let products = (0..IN_FLIGHT).map(|_| engine.run(&executable, find)).collect::<Result<Vec<_>, _>>()?;
+        products.iter().try_for_each(|p| p.wait())?;
+        Ok(started.elapsed().as_secs_f64() / IN_FLIGHT as f64)
+    };
+    // The first round warms up.
+    round()?;
+    let times = (0..runs.max(1)).map(|_| round()).collect::<Result<Vec<_>, _>>()?;
+    let seconds = times.into_iter().fold(f64::INFINITY, f64::min);
+    let flops_per_second = 2.0 * (size as f64).powi(3) / seconds;
+    Ok(Ceiling { size, dtype: dtype.name(), seconds, flops_per_second })
+}

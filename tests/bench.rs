@@ -1,0 +1,360 @@
+//! Random weights made on the device, and `ltx2 bench`, on the CPU plugin.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Output;
+use std::rc::Rc;
+
+use common::{cpu, published, published_text, relative_l2};
+use ltx2::analysis::{Module, report};
+use ltx2::config::Config;
+use ltx2::dtype::DType;
+use ltx2::hlo::Program;
+use ltx2::models::Network;
+use ltx2::models::presets::Preset;
+use ltx2::nn::{Build, Init, Lowering, Param};
+use ltx2::pipeline::models::Parts;
+use ltx2::pipeline::stages::{Stages, Weights};
+use ltx2::pjrt::discover::{self, Kind};
+use ltx2::runtime::{Engine, EngineOptions, Target, compile_options, random_program};
+use ltx2::tensor::Tensor;
+use serde_json::Value;
+
+const SMALL: [&str; 8] = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "2"];
+
+/// Runs in a folder of its own, so that no model lies there.
+fn ltx2(dir: &Path, arguments: &[&str]) -> Output {
+    common::ltx2().current_dir(dir).args(arguments).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).expect("a file")).expect("JSON")
+}
+
+/// The nano vocoder: it has hundreds of small parameters, several of one shape.
+fn vocoder() -> Network {
+    let parts = Parts::of_preset(Preset::named("nano").expect("a preset"));
+    let channels = parts.vocoder().expect("a configuration").in_channels;
+    parts.vocoder_program([1, 1, 8, channels], &Build::new(DType::F32)).expect("builds")
+}
+
+fn drawn(seed: u64, network: &Network, client: &ltx2::pjrt::Client) -> BTreeMap<String, Tensor> {
+    let mut stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), Weights::Random(seed));
+    stages.prepare("vocoder", network).expect("ready");
+    let value = |p: &Param| stages.parameter(&p.name).expect("a parameter").download().expect("downloads");
+    network.params.iter().map(|p| (p.name.clone(), value(p))).collect()
+}
+
+#[test]
+fn parameters_have_their_mean_and_deviation_and_depend_on_name_and_seed() {
+    let Some(client) = cpu(1) else { return };
+    let network = vocoder();
+    let (one, again, other) = (drawn(1, &network, &client), drawn(1, &network, &client), drawn(2, &network, &client));
+    assert_eq!(one, again);
+    let mut big = 0;
+    for param in &network.params {
+        let values = one[&param.name].to_f32();
+        let (mean, deviation) = match param.init {
+            Init::Normal(deviation) => (0.0, f64::from(deviation)),
+            Init::Around(mean, deviation) => (f64::from(mean), f64::from(deviation)),
+        };
+        if deviation == 0.0 {
+            assert!(values.iter().all(|v| *v == mean as f32), "{}", param.name);
+            continue;
+        }
+        assert_ne!(one[&param.name], other[&param.name], "another seed: {}", param.name);
+        let n = values.len() as f64;
+        let got = values.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
+        assert!((got - mean).abs() < 5.0 * deviation / n.sqrt(), "{}: mean {got}, {:?}", param.name, param.init);
+        if n < 2000.0 {
+            continue;
+        }
+        big += 1;
+        let variance = values.iter().map(|v| (f64::from(*v) - got).powi(2)).sum::<f64>() / n;
+        // The sample variance of a distribution of kurtosis 2.7 deviates by sqrt(1.7 / n).
+        assert!((variance / deviation.powi(2) - 1.0).abs() < 5.0 * (1.7 / n).sqrt(), "{}: {variance}", param.name);
+        // Neighbours along the innermost dimension, and halves of the tensor, have nothing to do with each other.
+        let flat: Vec<f64> = values.iter().map(|v| (f64::from(*v) - mean) / deviation).collect();
+        for lag in [1, flat.len() / 2] {
+            let product = flat.iter().zip(&flat[lag..]).map(|(a, b)| a * b).sum::<f64>();
+            let pairs = (flat.len() - lag) as f64;
+            assert!(product.abs() < 5.0 * pairs.sqrt(), "{} at {lag}: {}", param.name, product / pairs);
+        }
+    }
+    assert!(big >= 3, "{big} parameters are large enough to judge");
+    // Parameters of one shape are drawn together, and differ all the same.
+    let mut hashes: Vec<Vec<u8>> = one.values().filter(|t| t.len() > 16).map(|t| t.bytes().into_owned()).collect();
+    hashes.sort();
+    let distinct = hashes.windows(2).filter(|w| w[0] != w[1]).count() + 1;
+    let drawn = network.params.iter().filter(|p| p.ty.elements() > 16 && !matches!(p.init, Init::Around(_, 0.0)));
+    assert!(distinct >= drawn.count(), "{distinct} distinct of {}", hashes.len());
+}
+
+fn all(network: &Network) -> Vec<&Param> {
+    network.params.iter().collect()
+}
+
+/// 38 GB of weights are made in their place: beside them a card needs nothing of their size.
+#[test]
+fn no_temporaries_are_needed_at_full_size() {
+    if discover::find(Kind::Cuda, None).found.is_empty() {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: no CUDA plugin found; run `ltx2 plugin install cuda`");
+        return;
+    }
+    let machine = "cuda:h200:1x1x1".parse::<Target>().expect("a target").open().expect("a topology");
+    for (name, network) in published("cuda").into_iter().chain(published_text("cuda")) {
+        let random: Program = random_program(&network.program, &all(&network)).expect("builds");
+        let started = std::time::Instant::now();
+        let compiled = machine.compile(&random, &EngineOptions::default()).expect("compiles");
+        let memory = compiled.memory().expect("memory");
+        let weights = network.parameter_bytes() as i64;
+        eprintln!(
+            "{name}: {} parameters, {weights} bytes, temporaries {}, compiled in {:.1} s",
+            network.params.len(),
+            memory.temporaries,
+            started.elapsed().as_secs_f64()
+        );
+        assert!(memory.outputs >= weights, "{memory:?}");
+        assert!(memory.temporaries < 64 << 20, "{name}: {memory:?} beside {weights} bytes of weights");
+    }
+}
+
+/// A device makes its part of split weights without a word to the others.
+#[test]
+fn split_weights_are_made_in_their_place() {
+    let Some(client) = cpu(4) else { return };
+    let layout = Config {
+        layout: "fsdp-ulysses".into(),
+        mesh: Some(ltx2::config::parse_mesh("fsdp=2,context=2").expect("a mesh")),
+        ..Config::default()
+    };
+    let build = Build {
+        layout: layout.placement(4).expect("a layout"),
+        lowering: Lowering::of("cpu", ""),
+        ..Build::new(DType::F32)
+    };
+    let parts = Parts::of_preset(Preset::named("nano").expect("a preset"));
+    let network = parts.text_encoder_program(2, 128, true, &build).expect("builds");
+    let random = random_program(&network.program, &all(&network)).expect("builds");
+    let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();
+    let options = compile_options("cpu", &random, &ids, &EngineOptions::default());
+    let compiled = client.compile(&random.text, &options).expect("compiles");
+    let optimized = compiled.optimized_program().expect("an optimized program");
+    let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
+    assert_eq!(report(&module, &random.mesh, 1, None).collectives, []);
+    let (memory, whole) = (compiled.memory().expect("memory"), network.parameter_bytes() as i64);
+    assert!(memory.outputs < whole * 2 / 3 && memory.temporaries < 4 << 20, "{memory:?} of {whole}");
+}
+
+/// Work of convolutions is known where a library does them, as it is where XLA does.
+#[test]
+fn work_is_counted_on_gpus_too() {
+    if discover::find(Kind::Cuda, None).found.is_empty() {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: no CUDA plugin found; run `ltx2 plugin install cuda`");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let flops = |target: &str, program: &str| {
+        let sizes = ["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"];
+        let what =
+            ["compile", "-c", "nano", "--model", "nano", "--target", target, "--program", program, "--json", "-"];
+        let out = ltx2(dir.path(), &[&what[..], &sizes].concat());
+        assert!(out.status.success(), "{target} {program}: {}", text(&out.stderr));
+        let figures: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        figures["flops"].as_f64().expect("a number")
+    };
+    for program in ["video-decoder", "audio-decoder", "vocoder"] {
+        let (cpu, gpu) = (flops("cpu:1", program), flops("cuda:h200:1x1x1", program));
+        eprintln!("{program}: {cpu:.3e} on a CPU, {gpu:.3e} on a GPU");
+        assert!((gpu / cpu - 1.0).abs() < 0.1, "{program}: {cpu} on a CPU, {gpu} on a GPU");
+    }
+}
+
+/// Makes a video of the nano preset with random weights; its dump and its sidecar.
+fn generate(dir: &Path, name: &str, more: &[&str]) -> (BTreeMap<String, Tensor>, Value, String) {
+    let (file, dump) = (format!("{name}.mp4"), format!("{name}.safetensors"));
+    let base = ["generate", "-c", "nano", "--model", "nano", "--weights", "random", "--platform", "cpu"];
+    let request = ["-p", "a red ball", "-o", &file, "--dump", &dump];
+    let out = ltx2(dir, &[&base[..], &request, &SMALL, more].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let tensors = ltx2::pipeline::tensors::read(&dir.join(&dump)).expect("a dump");
+    (tensors, json(&dir.join(format!("{name}.json"))), text(&out.stderr))
+}
+
+#[test]
+fn a_video_is_made_without_model_files() {
+    if cpu(1).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let (first, sidecar, said) = generate(dir.path(), "a", &[]);
+    let loud: Vec<&str> = said.lines().filter(|l| l.contains("RANDOM WEIGHTS of nano")).collect();
+    assert_eq!(loud.len(), 1, "one line says it: {said}");
+    assert!(loud[0].contains("tokenizer (bytes)") && loud[0].contains("latent statistics"), "{loud:?}");
+    assert_eq!((&sidecar["model"]["weights"], &sidecar["model"]["path"]), (&"random".into(), &"nano".into()));
+    assert_eq!(sidecar["model"]["fingerprint"].as_str().map(str::len), Some(64));
+
+    // The same bits from the sidecar, and the same numbers on four devices, weights split over them.
+    let out = ltx2(dir.path(), &["generate", "-c", "a.json", "-o", "again.mp4"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert_eq!(json(&dir.path().join("again.json"))["sha256"], sidecar["sha256"]);
+    for (name, more) in [
+        ("fsdp", ["--layout", "fsdp-ulysses", "--mesh", "fsdp=2,context=2"]),
+        ("tensor", ["--layout", "tensor", "--mesh", "tensor=4"]),
+    ] {
+        let (split, other, _) = generate(dir.path(), name, &more);
+        assert_eq!(other["model"], sidecar["model"]);
+        for tensor in ["prompt_embeds", "latents.video", "latents.audio", "video", "audio"] {
+            let distance = relative_l2(&split[tensor], &first[tensor]);
+            eprintln!("{name} {tensor}: {distance:.1e}");
+            assert!(distance < 1e-5, "{name} {tensor}: {distance}");
+        }
+    }
+    let (other, sidecar_of_other, _) = generate(dir.path(), "b", &["--set", "model.weights_seed=7"]);
+    assert_ne!(other["prompt_embeds"], first["prompt_embeds"]);
+    assert_ne!(sidecar_of_other["model"]["fingerprint"], sidecar["model"]["fingerprint"]);
+}
+
+#[test]
+fn a_component_runs_without_model_files() {
+    if cpu(1).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let mel = Tensor::F32(ndarray::ArrayD::from_elem(vec![1, 2, 5, 64], 0.5));
+    ltx2::pipeline::tensors::write(&dir.path().join("in.safetensors"), &[("mel".into(), mel)]).expect("written");
+    let run = |output: &str, weights: &[&str]| {
+        let base =
+            ["run", "vocoder", "--model", "nano", "--platform", "cpu", "--inputs", "in.safetensors", "-o", output];
+        let out = ltx2(dir.path(), &[&base[..], weights].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        ltx2::pipeline::tensors::read(&dir.path().join(output)).expect("results")
+    };
+    let a = run("a.safetensors", &["--weights", "random"]);
+    assert_eq!(a, run("b.safetensors", &["--set", "model.weights=random"]));
+    assert!(a["audio"].to_f32().iter().any(|v| *v != 0.0));
+}
+
+const PROGRAMS: [&str; 9] = [
+    "audio_decoder",
+    "connectors",
+    "denoise_loop",
+    "denoise_step",
+    "end_to_end",
+    "prepare",
+    "text_encoder",
+    "video_decoder",
+    "vocoder",
+];
+
+#[test]
+fn the_programs_of_a_run_are_timed_and_compared() {
+    if cpu(1).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let model = ["-c", "nano", "--model", "nano", "--weights", "random"];
+    let set = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=3"];
+    let set: Vec<&str> = set.iter().flat_map(|s| ["--set", s]).collect();
+    let common = [&model[..], &set].concat();
+    let bench = |more: &[&str]| ltx2(dir.path(), &[&["bench", "--platform", "cpu"], &common[..], more].concat());
+    let out = bench(&["--runs", "3", "--json", "a.json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let table = text(&out.stdout);
+    assert!(PROGRAMS.iter().all(|p| table.contains(p)) && table.contains("TFLOP/s"), "{table}");
+
+    let report = json(&dir.path().join("a.json"));
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} is no number"));
+    assert_eq!((&report["platform"], &report["devices"], &report["videos"]), (&"cpu".into(), &1.into(), &1.into()));
+    assert_eq!(report["model"]["weights"], "random");
+    assert_eq!(report["config"]["request"]["width"], 64);
+    assert!(number(&report["matmul"]["flops_per_second"]) > 1e9, "{}", report["matmul"]);
+    for key in ["mp4_seconds", "parameter_bytes", "load_seconds", "compile_seconds", "peak_memory_bytes"] {
+        assert!(number(&report[key]) > 0.0, "{key}: {}", report[key]);
+    }
+    let programs = report["programs"].as_object().expect("programs");
+    assert_eq!(programs.keys().map(String::as_str).collect::<Vec<_>>(), PROGRAMS);
+    for (name, p) in programs {
+        let [min, median, p90] = ["min", "median", "p90"].map(|key| number(&p[key]));
+        assert!(0.0 < min && min <= median && median <= p90 && p90 < 600.0, "{name}: {p}");
+        assert_eq!((p["seconds"].as_array().map(Vec::len), &p["warmup"]), (Some(3), &1.into()));
+        let outputs = p["outputs"].as_object().expect("outputs");
+        assert!(!outputs.is_empty(), "{name}");
+        for (output, checked) in outputs {
+            assert_eq!((&checked["finite"], &checked["constant"]), (&true.into(), &false.into()), "{name} {output}");
+            assert_eq!(checked["sha256"].as_str().map(str::len), Some(64));
+        }
+        if name == "end_to_end" {
+            assert!(p["program"].is_null() && p["flops_per_second"].is_null());
+            continue;
+        }
+        let flops = number(&p["program"]["flops"]);
+        assert!(flops > 1e4 && (number(&p["flops_per_second"]) / (flops / median) - 1.0).abs() < 1e-9, "{name}: {p}");
+        assert!((0.0..2.0).contains(&number(&p["share_of_matmul"])), "{name}: {p}");
+        for key in ["compile_seconds", "parameter_bytes"] {
+            assert!(number(&p["program"][key]) > 0.0, "{name} {key}");
+        }
+        assert!(p["program"]["memory"]["arguments"].as_i64() >= p["program"]["parameter_bytes"].as_i64(), "{p}");
+    }
+    assert_eq!((&programs["denoise_step"]["steps"], &programs["denoise_loop"]["steps"]), (&1.into(), &3.into()));
+    assert_eq!(programs["denoise_step"]["program"], programs["denoise_loop"]["program"]);
+    assert_eq!(programs["end_to_end"]["outputs"]["video"]["shape"], serde_json::json!([1, 9, 3, 96, 64]));
+
+    // What is timed is what is compiled ahead of time, and so what `generate` executes.
+    for name in PROGRAMS.iter().filter(|n| !["end_to_end", "denoise_step"].contains(n)) {
+        let program = name.replace("_loop", "").replace('_', "-");
+        let target = ["compile", "--target", "cpu:1", "--program", &program, "--json", "-"];
+        let out = ltx2(dir.path(), &[&target[..], &common].concat());
+        assert!(out.status.success(), "{program}: {}", text(&out.stderr));
+        let figures: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        assert_eq!(figures["hash"], programs[*name]["program"]["hash"], "{program}");
+        assert_eq!(figures["flops"], programs[*name]["program"]["flops"], "{program}");
+    }
+
+    // A part alone gives the results that it gave among the others.
+    let out =
+        bench(&["--programs", "vocoder", "--runs", "1", "--json", "-", "--baseline", "a.json", "--tolerance", "1e9"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let alone: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(alone["programs"].as_object().map(|p| p.len()), Some(1));
+    assert_eq!(alone["programs"]["vocoder"]["outputs"], programs["vocoder"]["outputs"]);
+
+    // A baseline that was faster.
+    let mut doctored = report.clone();
+    doctored["programs"]["vocoder"]["median"] = 1e-9.into();
+    std::fs::write(dir.path().join("fast.json"), doctored.to_string()).expect("written");
+    let out = bench(&["--programs", "vocoder,audio-decoder", "--baseline", "fast.json", "--tolerance", "1e6"]);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.lines().any(|l| l.starts_with("vocoder is ") && l.contains("% slower")), "{said}");
+    assert!(said.contains("error: 1 slower than fast.json") && !said.contains("audio_decoder is "), "{said}");
+
+    std::fs::write(dir.path().join("empty.json"), "{}").expect("written");
+    let out = bench(&["--programs", "vocoder", "--baseline", "empty.json"]);
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+    assert_eq!(bench(&["--baseline", "none.json"]).status.code(), Some(2));
+}
+
+/// Files of a model that is here are read, but for its weights.
+#[test]
+fn the_configuration_of_a_model_that_is_here_is_its_own() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = ltx2(dir.path(), &["init", "--preset", "nano", "--seed", "3", "nano"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    // Without weights it is a model still.
+    std::fs::remove_file(dir.path().join("nano/transformer/diffusion_pytorch_model.safetensors")).expect("removed");
+    let source =
+        ltx2::weights::ModelSource::open(dir.path().join("nano").to_str().expect("UTF-8"), &Default::default());
+    let origin = ltx2::pipeline::origin::Origin::Files(Rc::new(source.expect("a model")));
+    let models = ltx2::pipeline::models::Models::random(origin, 5).expect("opens");
+    assert!(models.video_statistics.mean.iter().all(|m| *m == 0.0));
+    assert!(models.video_statistics.std.iter().all(|m| *m == 1.0));
+    assert_eq!(models.tokenizer.vocab_size(), 356);
+    assert_eq!(models.identity().expect("an identity")["weights"], "random");
+}
