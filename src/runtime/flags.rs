@@ -33,6 +33,8 @@ pub fn defaults(platform: &str) -> Vec<(&'static str, OptionValue)> {
                 ("xla_tpu_overlap_compute_collective_tc", on),
             ]);
         }
+        // Convolutions over three dimensions are else compiled channels first, and cuDNN turns every tensor twice.
+        "cuda" => flags.push(("xla_gpu_force_conv_nhwc", on)),
         _ => {}
     }
     flags
