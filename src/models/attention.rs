@@ -3,7 +3,7 @@
 
 use crate::hlo::Value;
 use crate::nn::rope::{Pairing, rotate};
-use crate::nn::{Attention, Axis, ExchangeKind, Heads, Init, Params, RopeAt, linear_nd, project, rms_norm};
+use crate::nn::{Attention, Axis, ExchangeKind, Heads, Init, Params, RopeAt, affine, project, rms_norm};
 
 /// The eps of the query and key norms, which no configuration changes.
 const QK_NORM_EPS: f64 = 1e-6;
@@ -128,10 +128,9 @@ impl AttentionLayer {
         let axes = [Axis::Heads, Axis::HeadDim, Axis::Embed];
         let init = Init::Normal((inner as f32).sqrt().recip());
         let weight = p.fused(&refs(&weights), &[count, dim, inner], &[count * dim, inner], &axes, init);
-        let mut y = linear_nd(p, x, &weight);
-        if self.bias {
-            y = y + p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::Normal(0.02));
-        }
+        let bias = || p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::Normal(0.02));
+        let out_axes = [Axis::Whole, Axis::Heads, Axis::HeadDim];
+        let y = affine(p, x, &weight, self.bias.then(bias).as_ref(), &out_axes);
         p.place("qkv", &y, &[Axis::Rows, sequence, Axis::Whole, Axis::Heads, Axis::HeadDim])
     }
 

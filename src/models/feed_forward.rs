@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::dtype::DType;
 use crate::hlo::Value;
-use crate::nn::{Axis, Params, gelu, gelu_tanh, linear, silu};
+use crate::nn::{Axis, Params, gelu, gelu_tanh_of_product, linear, silu};
 
 /// The function between the two linear maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
@@ -36,13 +36,13 @@ impl Activation {
         if matches!(self, Activation::Geglu | Activation::Swiglu) { 2 } else { 1 }
     }
 
-    fn apply(self, x: &Value) -> Value {
+    fn apply(self, p: &Params, x: &Value) -> Value {
         let gated = |f: fn(&Value) -> Value| {
             let halves = x.split(-1, 2);
             &halves[0] * f(&halves[1])
         };
         match self {
-            Activation::GeluTanh => gelu_tanh(x),
+            Activation::GeluTanh => gelu_tanh_of_product(p, x),
             Activation::Gelu => gelu(x),
             Activation::Geglu => gated(gelu),
             Activation::GeluSigmoid => {
@@ -61,6 +61,6 @@ pub fn feed_forward(p: &Params, x: &Value, activation: Activation, bias: bool, s
     let width = x.dim(-1);
     let inner = linear(&p.pp("net.0.proj"), x, 4 * width * activation.fan(), bias, [Axis::Embed, Axis::Mlp]);
     let inner = p.place("hidden", &inner, &[Axis::Rows, sequence, Axis::Mlp]);
-    let y = linear(&p.pp("net.2"), &activation.apply(&inner), width, bias, [Axis::Mlp, Axis::Embed]);
+    let y = linear(&p.pp("net.2"), &activation.apply(p, &inner), width, bias, [Axis::Mlp, Axis::Embed]);
     p.place("out", &y, &[Axis::Rows, sequence, Axis::Whole])
 }

@@ -46,6 +46,11 @@ pub struct Lowering {
     pub attention: Kernel,
     /// How attention reads stacks of text keys and values.
     pub text_stacks: StackOrder,
+    /// Whether biases and GELU are written so that the compiler takes them into the product before them.
+    pub epilogues: bool,
+    /// Whether equal layers are written out one after the other, each with arguments of its own: no slice of a stack is
+    /// copied, for a program that is so many times longer.
+    pub layers_written_out: bool,
     /// The tiles in which loops over layers read bf16 stacks, where they are not the platform's default.
     pub stack_tiles: Option<&'static str>,
 }
@@ -70,6 +75,8 @@ impl Default for Lowering {
             rowwise: false,
             attention: Kernel::Plain,
             text_stacks: StackOrder::HeadsTokens,
+            epilogues: false,
+            layers_written_out: false,
             stack_tiles: None,
         }
     }
@@ -89,9 +96,13 @@ impl Lowering {
                 stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
                 ..Lowering::default()
             },
-            "cuda" => {
-                Lowering { attention: Kernel::Cudnn, text_stacks: StackOrder::TokensHeads, ..Lowering::default() }
-            }
+            "cuda" => Lowering {
+                attention: Kernel::Cudnn,
+                text_stacks: StackOrder::TokensHeads,
+                epilogues: true,
+                layers_written_out: true,
+                ..Lowering::default()
+            },
             _ => Lowering::default(),
         }
     }

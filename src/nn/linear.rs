@@ -45,8 +45,21 @@ pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axi
     let axes: Vec<Axis> = out_axes.iter().copied().chain([in_axis]).collect();
     let deviation = (inner as f32).sqrt().recip();
     let weight = p.get_as("weight", &[flat, inner], &shape, &axes, Init::Normal(deviation));
-    let y = linear_nd(p, x, &weight);
-    if bias { y + p.get_as("bias", &[flat], out, out_axes, Init::Normal(0.02)) } else { y }
+    let bias = bias.then(|| p.get_as("bias", &[flat], out, out_axes, Init::Normal(0.02)));
+    affine(p, x, &weight, bias.as_ref(), out_axes)
+}
+
+/// [`linear_nd`] plus a bias `[out…]`.
+pub fn affine(p: &Params, x: &Value, weight: &Value, bias: Option<&Value>, out_axes: &[Axis]) -> Value {
+    let Some(bias) = bias else { return linear_nd(p, x, weight) };
+    // A product takes a vector into its epilogue, not an array. An inner axis that is split stays an axis.
+    let whole = out_axes[1..].iter().all(|&axis| p.layout().parts(&p.activation("weight"), axis) == 1);
+    if !p.lowering().epilogues || !whole {
+        return linear_nd(p, x, weight) + bias;
+    }
+    let (inner, flat) = (x.dim(-1), bias.dims().iter().product());
+    let y = linear_nd(p, x, &weight.reshape(vec![flat, inner])) + bias.reshape(vec![flat]);
+    y.reshape([&x.dims()[..x.rank() - 1], bias.dims()].concat())
 }
 
 /// `x · sigmoid(x)`, in f32 inside, in the operand's type outside.
@@ -57,10 +70,23 @@ pub fn silu(x: &Value) -> Value {
 
 /// The tanh approximation of GELU, in f32 inside, in the operand's type outside.
 pub fn gelu_tanh(x: &Value) -> Value {
-    let f = x.to(crate::dtype::DType::F32);
-    let inner = (&f + &f * &f * &f * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
+    let f = x.to(DType::F32);
+    let inner = (&f + &f * &f * &f * 0.044715) * SQRT_2_OVER_PI;
     (&f * 0.5 * (inner.tanh() + 1.0)).to(x.dtype())
 }
+
+/// [`gelu_tanh`] of an affine map's result.
+pub fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
+    // The compiler takes this very form into the product, which applies it to its f32 sums; but not into one whose rows
+    // it has to fill up to eights.
+    let rows: usize = x.dims()[..x.rank() - 1].iter().product();
+    if !p.lowering().epilogues || x.dtype() != DType::BF16 || !rows.is_multiple_of(8) {
+        return gelu_tanh(x);
+    }
+    x * ((((x + x * (x * x) * 0.044715) * SQRT_2_OVER_PI).tanh() + 1.0) * 0.5)
+}
+
+const SQRT_2_OVER_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
 
 /// GELU by the error function, in f32 inside, in the operand's type outside.
 pub fn gelu(x: &Value) -> Value {

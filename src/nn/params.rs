@@ -1,15 +1,17 @@
 //! Parameters: declared once, where the network uses them.
 //!
 //! Building a program declares its parameters: [`Params::get`] names a checkpoint tensor with shape and logical axes,
-//! adds it to the list, and gives its value in the program. Inside a loop over layers ([`Params::layers`]) the same
-//! call declares the stack of all layers' tensors and gives the current layer's slice. Loading, random
-//! initialisation, placement, counts and memory estimates all read that list.
+//! adds it to the list, and gives its value in the program. Inside a loop over layers ([`Params::each_layer`]) the same
+//! call declares the stack of all layers' tensors and gives the current layer's slice, or each layer's own tensor where
+//! the platform has layers written out. Loading, random initialisation, placement, counts and memory estimates all read
+//! that list.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::build::{Build, Lowering};
+use super::layers::{Layer, Number};
 use super::layout::{Axis, Layout, LayoutError, Placed};
 use crate::dtype::DType;
 use crate::hlo::{Argument, Builder, Output, Precision, Sharding, Type, Value};
@@ -110,19 +112,11 @@ struct Shared {
 pub struct Params {
     shared: Rc<Shared>,
     component: &'static str,
-    prefix: String,
-    stack: Option<Stack>,
+    pub(super) prefix: String,
+    pub(super) layer: Option<Layer>,
     dtype: DType,
     numerics: Numerics,
     lowering: Lowering,
-}
-
-#[derive(Clone)]
-struct Stack {
-    /// Length of the part of the prefix before the layer's number.
-    at: usize,
-    layers: usize,
-    index: Value,
 }
 
 impl Params {
@@ -146,7 +140,7 @@ impl Params {
             shared: Rc::new(shared),
             component,
             prefix: String::new(),
-            stack: None,
+            layer: None,
             dtype: build.dtype,
             numerics: build.numerics,
             lowering: build.lowering,
@@ -155,7 +149,7 @@ impl Params {
 
     /// The same program's parameters of another component.
     pub fn of(&self, component: &'static str) -> Self {
-        Params { component, prefix: String::new(), stack: None, ..self.clone() }
+        Params { component, prefix: String::new(), layer: None, ..self.clone() }
     }
 
     /// The program under construction.
@@ -207,17 +201,6 @@ impl Params {
         Params { prefix, ..self.clone() }
     }
 
-    /// Layer `index` of `layers` equal ones named `prefix.0`, `prefix.1` …: parameters below are stacked.
-    pub fn layers(&self, name: &str, layers: usize, index: &Value) -> Self {
-        let below = self.pp(name);
-        let at = below.prefix.len();
-        Params {
-            prefix: format!("{}.*", below.prefix),
-            stack: Some(Stack { at, layers, index: index.clone() }),
-            ..below
-        }
-    }
-
     /// All parameters declared so far, in the order of first use.
     pub fn declared(&self) -> Vec<Param> {
         self.shared.declared.borrow().clone()
@@ -227,10 +210,12 @@ impl Params {
         if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
     }
 
-    /// The checkpoint names of `key` for every layer.
+    /// The checkpoint names of `key`: one, or one for every layer of a stack.
     fn keys(&self, key: &str) -> Vec<String> {
-        match &self.stack {
-            Some(s) => (0..s.layers).map(|l| format!("{}.{l}{}", &key[..s.at], &key[s.at + 2..])).collect(),
+        let layer = |at: usize, number: usize| format!("{}.{number}{}", &key[..at], &key[at + 2..]);
+        match &self.layer {
+            Some(Layer { at, number: Number::Counted { layers, .. } }) => (0..*layers).map(|l| layer(*at, l)).collect(),
+            Some(Layer { at, number: Number::Fixed(l) }) => vec![layer(*at, *l)],
             None => vec![key.to_string()],
         }
     }
@@ -272,8 +257,8 @@ impl Params {
     ) -> Value {
         let key = self.key(name);
         let source = Source::View { key: key.clone(), shape: stored.to_vec(), strides: strides.to_vec() };
-        let stack = Some(Stack { at: 0, layers: parts, index: index.clone() });
-        Params { stack, ..self.clone() }.declare(key, source, shape, axes, init)
+        let layer = Some(Layer { at: 0, number: Number::Counted { layers: parts, index: index.clone() } });
+        Params { layer, ..self.clone() }.declare(key, source, shape, axes, init)
     }
 
     /// The rows `ids` of a table, `ids`' shape with the rows' behind. A table whose rows are stored in pieces stays so:
@@ -291,7 +276,12 @@ impl Params {
 
     /// A parameter as it is stored, the current layer's.
     fn stored(&self, key: &str, source: Source, shape: &[usize], axes: &[Axis], init: Init) -> Value {
-        let name = format!("{}.{key}", self.component);
+        // Rules speak of all layers alike; only the argument has a layer's number.
+        let rules = format!("{}.{key}", self.component);
+        let name = match &self.layer {
+            Some(Layer { number: Number::Fixed(_), .. }) => format!("{}.{}", self.component, self.keys(key)[0]),
+            _ => rules.clone(),
+        };
         let known = self.shared.values.borrow().get(&name).cloned();
         let value = known.unwrap_or_else(|| {
             let mut param = Param {
@@ -302,21 +292,22 @@ impl Params {
                 source,
                 init,
             };
-            if let Some(s) = &self.stack {
-                param.ty.dims.insert(0, s.layers);
+            if let Some(Layer { number: Number::Counted { layers, .. }, .. }) = &self.layer {
+                param.ty.dims.insert(0, *layers);
                 param.axes.insert(0, Axis::Layers);
             }
-            let placed = self.placed(&name, &param.ty, self.shared.layout.place_weight(&name, &param.ty, &param.axes));
+            let placed = self.shared.layout.place_weight(&rules, &param.ty, &param.axes);
+            let sharding = self.placed(&rules, &param.ty, placed);
             let memory_layout = self.memory_layout(&param.ty, &param.axes);
-            let argument = Argument { sharding: placed, memory_layout, ..Argument::new(&name, param.ty.clone()) };
+            let argument = Argument { sharding, memory_layout, ..Argument::new(&name, param.ty.clone()) };
             let value = self.shared.b.argument_with(argument);
             self.shared.declared.borrow_mut().push(param);
             self.shared.values.borrow_mut().insert(name.clone(), value.clone());
             value
         });
-        match &self.stack {
-            Some(s) => value.index(&s.index),
-            None => value,
+        match &self.layer {
+            Some(Layer { number: Number::Counted { index, .. }, .. }) => value.index(index),
+            _ => value,
         }
     }
 
@@ -372,6 +363,10 @@ impl Params {
         })?;
         for note in placed.notes {
             self.note(note);
+        }
+        // Layers that are written out lie alike: the first speaks for all.
+        if matches!(self.layer, Some(Layer { number: Number::Fixed(1..), .. })) {
+            return Some(placed.sharding);
         }
         self.shared.placements.borrow_mut().push(Placement {
             scope: self.shared.b.scope_path(),

@@ -101,9 +101,14 @@ impl Cache {
     /// The place of a program that is compiled with `options`.
     pub fn entry(&self, name: &str, program: &Program, options: &CompileOptions) -> Entry {
         let ids = options.devices.clone().unwrap_or_default();
+        // The compilers read flags from the environment, too.
+        let mut given = options.to_proto();
+        for variable in ["XLA_FLAGS", "LIBTPU_INIT_ARGS"] {
+            given.extend(std::env::var_os(variable).unwrap_or_default().as_encoded_bytes());
+        }
         let identity = Identity {
             program: program.hash(),
-            options: sha256(&options.to_proto()),
+            options: sha256(&given),
             plugin: self.plugin.clone(),
             platform: self.platform.clone(),
             device_kind: self.device_kind.clone(),

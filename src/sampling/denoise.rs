@@ -10,7 +10,7 @@ use crate::hlo::{Result, Type, Value};
 use crate::models::Network;
 use crate::models::transformer::{
     COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TextSource,
-    TransformerConfig, all_text_keys_values, forward, modulation, project_text, stacked, tables,
+    TransformerConfig, all_text_keys_values, forward, modulation, project_text, tables, text_keys_values,
 };
 use crate::nn::{Axis, Build, Params, hide_padding};
 use crate::sampling::guidance::{Branch, Counted, RescaleScope, combine};
@@ -79,9 +79,9 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let levels = Levels { timestep: &timestep, sigma: &timestep };
     let all = modulation(&p, c, &levels, &levels, CrossTimestep::Own);
 
-    let mut results = Vec::new();
     // What the loop takes over lies on the devices already as it will be read.
-    let mut result = |name: String, x: &Value, axes: &[Axis]| results.push(p.output(&name, x, axes, x.dims()));
+    let result = |name: String, x: &Value, axes: &[Axis]| p.output(&name, x, axes, x.dims());
+    let mut results = Vec::new();
     for (i, m) in all.iter().enumerate() {
         let parts = [
             ("main", Some(&m.main)),
@@ -92,20 +92,20 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         ];
         for (name, value) in parts.into_iter().filter_map(|(n, v)| v.map(|v| (n, v))) {
             let table = value.at(0, 0);
-            result(format!("modulation.{}.{name}", STREAMS[i]), &table, &vec![Axis::Whole; table.rank()]);
+            results.push(result(format!("modulation.{}.{name}", STREAMS[i]), &table, &vec![Axis::Whole; table.rank()]));
         }
     }
     if c.prompt_modulation() {
         for (stream, context) in STREAMS.iter().zip(&contexts) {
-            result(format!("text.{stream}"), context, &[Axis::Rows, Axis::TextSequence, Axis::Whole]);
+            let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+            results.push(result(format!("text.{stream}"), context, &axes));
         }
     } else {
-        for ((stream, s), kv) in STREAMS.iter().zip(&streams).zip(all_text_keys_values(&p, c, &contexts)) {
-            let heads = s.attention.heads;
-            for (i, part) in ["k", "v"].into_iter().enumerate() {
-                result(format!("text.{stream}.{part}"), &kv[i], &stacked(&p, heads, i, shape.text).1);
-            }
-        }
+        let kept =
+            [0, 1].map(|i| text_keys_values(&p, &streams[i], STREAMS[i], contexts[i].dim(0), contexts[i].dim(1)));
+        let kept = kept.as_flattened();
+        let made = all_text_keys_values(&p, c, &contexts, kept);
+        results.extend(kept.iter().zip(&made).flat_map(|(tensor, layers)| p.layer_outputs(tensor, layers)));
     }
     Network::finish(&p, results)
 }
@@ -147,10 +147,7 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         parts.collect::<Vec<_>>()
     });
     let text = [0, 1].map(|i| text_input(&p, c, shape.text, rows, &streams[i], STREAMS[i]));
-    let text_length = match &text[0] {
-        TextSource::Context(x) => x.dim(1),
-        TextSource::KeysValues([_, v]) => v.dim(4),
-    };
+    let text_length = text[0].tokens(&p, &streams[0]);
     let (perturbation, isolation) = branch_masks(&p, shape, branches, latents[0].dim(0));
 
     let done = b.for_loop(&begin, &end, &latents, |step, latents| {
@@ -215,13 +212,8 @@ fn text_input(p: &Params, c: &TransformerConfig, tokens: usize, rows: usize, s: 
         let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
         return TextSource::Context(p.input(&format!("text.{name}"), ty, &axes));
     }
-    let h = s.attention.heads;
-    let kv = |i: usize, part: &str| {
-        let (sizes, axes) = stacked(p, h, i, tokens);
-        let ty = Type::new(p.dtype(), [&[c.num_layers, rows], &sizes[..]].concat());
-        p.input(&format!("text.{name}.{part}"), ty, &axes)
-    };
-    TextSource::KeysValues([kv(0, "k"), kv(1, "v")])
+    let kept = text_keys_values(p, s, name, rows, tokens);
+    TextSource::KeysValues(kept.map(|tensor| p.layer_inputs(&tensor, c.num_layers)))
 }
 
 /// Per-row masks of the branches that differ in more than their text, for `videos` times `branches` rows.

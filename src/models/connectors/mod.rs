@@ -89,9 +89,8 @@ fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope)
             (text.clone(), Some(bias.reshape(vec![mask.dim(0), 1, 1, mask.dim(1)])))
         }
     };
-    let done = p.builder().repeat(k.layers, &[start], |i, x| {
-        vec![block(&p.layers("transformer_blocks", k.layers, i), k, &x[0], bias.as_ref(), rope)]
-    });
+    let done =
+        p.each_layer("transformer_blocks", k.layers, &[start], |p, _, x| vec![block(p, k, &x[0], bias.as_ref(), rope)]);
     rms(&done[0], EPS).to(p.dtype())
 }
 

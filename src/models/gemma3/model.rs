@@ -78,9 +78,9 @@ fn encode(
     let h = h * (c.hidden_size as f64).sqrt();
     let reads = Reads::new(p, c, mask);
     let layers = c.layers.len();
-    let done = b.repeat(layers, &[h, carried[0].clone()], |i, state| {
+    let done = root.each_layer("layers", layers, &[h, carried[0].clone()], |p, i, state| {
         let carried = visit(i, &state[0], [state[1].clone()]);
-        let h = layer(&root.layers("layers", layers, i), c, &state[0], &reads.of(i));
+        let h = layer(p, c, &state[0], &reads.of(i));
         [vec![h], carried.to_vec()].concat()
     });
     let last = norm(&root.pp("norm"), c, &done[0]);

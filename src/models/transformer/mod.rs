@@ -7,27 +7,19 @@ mod program;
 pub mod tables;
 #[cfg(test)]
 mod tests;
+mod text;
 
 pub use block::{Reads, Text, block};
 pub use config::{COMPONENT, Stream, TransformerConfig};
 pub use modulation::{CrossTimestep, Levels, StreamModulation, adaln, modulation};
 pub use program::{ForwardShape, program};
+pub use text::{TextSource, all_text_keys_values, project_text, text_keys_values};
 
-use block::text_keys_values;
 use modulation::{modulate, table};
 
 use crate::dtype::DType;
-use crate::hlo::{Type, Value};
-use crate::nn::{Axis, Heads, Params, StackOrder, gelu_tanh, layer_norm, linear};
-
-/// One stream's text, for all layers.
-#[derive(Clone)]
-pub enum TextSource {
-    /// The projected context `[b, t, width]`.
-    Context(Value),
-    /// Keys and values of every layer, in the order of [`stacked`].
-    KeysValues([Value; 2]),
-}
+use crate::hlo::Value;
+use crate::nn::{Axis, Params, layer_norm, linear};
 
 /// Rows whose self-attention is replaced by their own values in some layers.
 pub struct Perturbation {
@@ -45,72 +37,6 @@ pub enum Isolation {
     All,
     /// 1 for rows whose streams attend to each other, 0 for isolated ones: `[b, 1, 1]`, f32.
     Rows(Value),
-}
-
-/// How the text keys (`which` = 0) or values (1) of all layers are stacked behind `[layers, b]`, with their axes: in the
-/// order in which attention reads them, so that no compiler reorders the stack.
-pub fn stacked(p: &Params, h: Heads, which: usize, tokens: usize) -> ([usize; 3], [Axis; 5]) {
-    let [_, a, b, c] = stack_order(p, h, which);
-    let sizes = [0, tokens, h.count, h.dim];
-    let axes = [Axis::Rows, Axis::TextSequence, Axis::Heads, Axis::HeadDim];
-    ([sizes[a], sizes[b], sizes[c]], [Axis::Layers, Axis::Rows, axes[a], axes[b], axes[c]])
-}
-
-/// `[b, t, heads, dim]` to a layer of the stack.
-fn stack_order(p: &Params, h: Heads, which: usize) -> [usize; 4] {
-    match p.lowering().text_stacks {
-        StackOrder::TokensHeads => [0, 1, 2, 3],
-        StackOrder::ValuesTokensLast if which == 1 || !h.dim.is_multiple_of(128) => [0, 2, 3, 1],
-        StackOrder::HeadsTokens | StackOrder::ValuesTokensLast => [0, 2, 1, 3],
-    }
-}
-
-/// A layer of the stack to `[b, t, heads, dim]`.
-fn layer_order(p: &Params, h: Heads, which: usize) -> [usize; 4] {
-    let mut back = [0; 4];
-    for (to, from) in stack_order(p, h, which).into_iter().enumerate() {
-        back[from] = to;
-    }
-    back
-}
-
-/// The text context as the blocks read it: the caption projection where the model has one.
-pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text: &Value) -> Value {
-    if !c.use_prompt_embeddings {
-        return text.clone();
-    }
-    let p = p.pp(s.name("caption_projection"));
-    let _scope = p.scope();
-    let inner = linear(&p.pp("linear_1"), text, s.width(), true, [Axis::Embed, Axis::Mlp]);
-    let inner = p.place("hidden", &inner, &[Axis::Rows, Axis::TextSequence, Axis::Mlp]);
-    let y = linear(&p.pp("linear_2"), &gelu_tanh(&inner), s.width(), true, [Axis::Mlp, Axis::Embed]);
-    p.place("out", &y, &[Axis::Rows, Axis::TextSequence, Axis::Whole])
-}
-
-/// Keys and values of all layers from the projected contexts `[video, audio]`, as [`TextSource::KeysValues`] has them.
-/// Only for models whose text context does not depend on the noise level.
-pub fn all_text_keys_values(p: &Params, c: &TransformerConfig, contexts: &[Value; 2]) -> [[Value; 2]; 2] {
-    let b = p.builder();
-    let streams = [c.video(), c.audio()];
-    let mut empty = Vec::new();
-    for (s, context) in streams.iter().zip(contexts) {
-        let h = s.attention.heads;
-        for (i, part) in ["text.k", "text.v"].into_iter().enumerate() {
-            let (sizes, axes) = stacked(p, h, i, context.dim(1));
-            let ty = Type::new(p.dtype(), [&[c.num_layers, context.dim(0)], &sizes[..]].concat());
-            empty.push(p.place(&s.name(part), &b.full(0.0, ty), &axes));
-        }
-    }
-    let _scope = b.scope("text_keys_values");
-    let filled = b.repeat(c.num_layers, &empty, |i, stacks| {
-        let p = p.layers("transformer_blocks", c.num_layers, i);
-        let parts = streams.iter().zip(contexts).flat_map(|(s, x)| text_keys_values(&p, c, s, x, None));
-        let ordered = parts
-            .enumerate()
-            .map(|(n, part)| part.transpose(&stack_order(&p, streams[n / 2].attention.heads, n % 2)).unsqueeze(0));
-        ordered.zip(stacks).map(|(part, stack)| stack.dynamic_update(0, i, &part)).collect()
-    });
-    [[filled[0].clone(), filled[1].clone()], [filled[2].clone(), filled[3].clone()]]
 }
 
 /// The velocities `[video, audio]` of noisy tokens `[b, n, channels]` in the weights' element type.
@@ -136,22 +62,15 @@ pub fn forward(
     });
     let state = {
         let _scope = b.scope("blocks");
-        b.repeat(c.num_layers, &start, |i, state| {
-            let p = p.layers("transformer_blocks", c.num_layers, i);
-            let layer_text = [0, 1].map(|m| match &text[m] {
-                TextSource::Context(x) => Text::Context(x.clone()),
-                TextSource::KeysValues(kv) => {
-                    let h = streams[m].attention.heads;
-                    Text::KeysValues([0, 1].map(|n| kv[n].index(i).transpose(&layer_order(&p, h, n))))
-                }
-            });
+        p.each_layer("transformer_blocks", c.num_layers, &start, |p, i, state| {
+            let layer_text = [0, 1].map(|m| text[m].of_layer(p, &streams[m]));
             // A row attends unless the layer is perturbed and the row's mask says so.
             let keep = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| {
                 let here = flags.index(i);
                 (&s.keep - 1.0) * here + 1.0
             });
             let state = [state[0].clone(), state[1].clone()];
-            block(&p, c, state, [&layer_text[0], &layer_text[1]], reads, keep.as_ref(), isolation).to_vec()
+            block(p, c, state, [&layer_text[0], &layer_text[1]], reads, keep.as_ref(), isolation).to_vec()
         })
     };
     [0, 1].map(|i| {

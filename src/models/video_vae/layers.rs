@@ -28,7 +28,7 @@ impl Layers {
         self.conv.apply(&p.pp("conv"), x, out, &self.blocks)
     }
 
-    /// `count` equal blocks `resnets.0`, `resnets.1` …: a loop over their stacked weights. `temb [b, 4·channels]` is
+    /// `count` equal blocks `resnets.0`, `resnets.1` …; `temb [b, 4·channels]` is
     /// the stage's own embedding of the timestep.
     pub fn res_blocks(&self, p: &Params, count: usize, x: &Value, temb: Option<&Value>) -> Value {
         let channels = x.dim(1);
@@ -36,10 +36,8 @@ impl Layers {
             0 => x.clone(),
             1 => self.res_block(&p.pp("resnets.0"), x, channels, temb),
             _ => {
-                let body = |i: &Value, state: &[Value]| {
-                    vec![self.res_block(&p.layers("resnets", count, i), &state[0], channels, temb)]
-                };
-                p.builder().repeat(count, std::slice::from_ref(x), body).remove(0)
+                let body = |p: &Params, _: &Value, state: &[Value]| vec![self.res_block(p, &state[0], channels, temb)];
+                p.each_layer("resnets", count, std::slice::from_ref(x), body).remove(0)
             }
         }
     }

@@ -1,0 +1,144 @@
+//! Equal layers: a loop over stacks, or written out one after the other, as the platform takes it best.
+
+use super::layout::Axis;
+use super::params::Params;
+use crate::dtype::DType;
+use crate::hlo::{Output, Type, Value};
+
+/// Which of several equal layers a place in the tree of names belongs to; `*` stands for its number in the prefix.
+#[derive(Clone)]
+pub(super) struct Layer {
+    /// Length of the part of the prefix before the number.
+    pub at: usize,
+    pub number: Number,
+}
+
+#[derive(Clone)]
+pub(super) enum Number {
+    /// This one: its parameters are arguments of their own.
+    Fixed(usize),
+    /// That of a loop over `layers`: its parameters are slices of stacks.
+    Counted { layers: usize, index: Value },
+}
+
+/// A tensor of every layer.
+#[derive(Clone)]
+pub enum PerLayer {
+    /// All in one, behind a leading dimension.
+    Stack(Value),
+    /// One each, where layers are written out.
+    Each(Vec<Value>),
+}
+
+impl PerLayer {
+    /// One layer's shape.
+    pub fn dims(&self) -> &[usize] {
+        match self {
+            PerLayer::Stack(x) => &x.dims()[1..],
+            PerLayer::Each(all) => all.first().map_or(&[], Value::dims),
+        }
+    }
+}
+
+/// Name, type and axes of a tensor that every layer has.
+#[derive(Clone)]
+pub struct LayerTensor {
+    /// Its name.
+    pub name: String,
+    /// One layer's type.
+    pub ty: Type,
+    /// One layer's axes.
+    pub axes: Vec<Axis>,
+}
+
+impl LayerTensor {
+    /// Type and axes of the stack.
+    fn stack(&self, layers: usize) -> (Type, Vec<Axis>) {
+        (Type::new(self.ty.dtype, [&[layers], &self.ty.dims[..]].concat()), [&[Axis::Layers], &self.axes[..]].concat())
+    }
+
+    fn of(&self, layer: usize) -> String {
+        format!("{}.{layer}", self.name)
+    }
+}
+
+impl Params {
+    fn numbered(&self, name: &str, number: Number) -> Params {
+        let mut below = self.pp(name);
+        below.layer = Some(Layer { at: below.prefix.len(), number });
+        below.pp("*")
+    }
+
+    /// Runs `body(layer's place, its number, carried)` for `count` equal layers named `name.0`, `name.1` … in turn.
+    pub fn each_layer(
+        &self,
+        name: &str,
+        count: usize,
+        init: &[Value],
+        body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let b = self.builder();
+        if self.lowering().layers_written_out {
+            return (0..count).fold(init.to_vec(), |carried, l| {
+                body(&self.numbered(name, Number::Fixed(l)), &b.scalar(l as f64, DType::I32), &carried)
+            });
+        }
+        b.repeat(count, init, |index, carried| {
+            body(&self.numbered(name, Number::Counted { layers: count, index: index.clone() }), index, carried)
+        })
+    }
+
+    /// What `body(layer's place)` gives for each of `count` layers: as many tensors as stated.
+    pub fn per_layer(
+        &self,
+        name: &str,
+        count: usize,
+        tensors: &[LayerTensor],
+        body: impl Fn(&Params) -> Vec<Value>,
+    ) -> Vec<PerLayer> {
+        if self.lowering().layers_written_out {
+            let each: Vec<_> = (0..count).map(|l| body(&self.numbered(name, Number::Fixed(l)))).collect();
+            let of = |t: usize| each.iter().filter_map(|layer| layer.get(t).cloned()).collect();
+            return (0..tensors.len()).map(|t| PerLayer::Each(of(t))).collect();
+        }
+        let empty = tensors.iter().map(|t| {
+            let (ty, axes) = t.stack(count);
+            self.place(&t.name, &self.builder().full(0.0, ty), &axes)
+        });
+        let filled = self.each_layer(name, count, &empty.collect::<Vec<_>>(), |p, i, stacks| {
+            body(p).iter().zip(stacks).map(|(x, stack)| stack.dynamic_update(0, i, &x.unsqueeze(0))).collect()
+        });
+        filled.into_iter().map(PerLayer::Stack).collect()
+    }
+
+    /// The tensor of this place's layer.
+    pub fn of_layer(&self, tensors: &PerLayer) -> Value {
+        match (tensors, self.layer.as_ref().map(|l| &l.number)) {
+            (PerLayer::Stack(stack), Some(Number::Counted { index, .. })) => stack.index(index),
+            (PerLayer::Each(each), Some(Number::Fixed(l))) if *l < each.len() => each[*l].clone(),
+            _ => {
+                self.builder().reject("layers", "a tensor of every layer is read outside of them".into());
+                self.builder().scalar(0.0, self.dtype())
+            }
+        }
+    }
+
+    /// Declares a tensor of each of `count` layers as input: `name`, or `name.0`, `name.1` …
+    pub fn layer_inputs(&self, t: &LayerTensor, count: usize) -> PerLayer {
+        if self.lowering().layers_written_out {
+            return PerLayer::Each((0..count).map(|l| self.input(&t.of(l), t.ty.clone(), &t.axes)).collect());
+        }
+        let (ty, axes) = t.stack(count);
+        PerLayer::Stack(self.input(&t.name, ty, &axes))
+    }
+
+    /// The results that [`layer_inputs`](Self::layer_inputs) of the same description takes.
+    pub fn layer_outputs(&self, t: &LayerTensor, tensors: &PerLayer) -> Vec<(Output, Value)> {
+        match tensors {
+            PerLayer::Stack(x) => vec![self.output(&t.name, x, &t.stack(x.dim(0)).1, x.dims())],
+            PerLayer::Each(all) => {
+                all.iter().enumerate().map(|(l, x)| self.output(&t.of(l), x, &t.axes, x.dims())).collect()
+            }
+        }
+    }
+}
