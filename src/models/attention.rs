@@ -150,7 +150,7 @@ impl AttentionLayer {
         // A table may be laid out over another number of heads than the layer's: pairs are formed in the table's.
         let heads = r.cos.dim(2);
         let split = vec![y.dim(0), y.dim(1), heads, self.heads.width() / heads];
-        rotate(&y.reshape(split), &r.cos, &r.sin, self.pairing, p.numerics()).reshape(y.dims().to_vec())
+        rotate(p, &y.reshape(split), &r.cos, &r.sin, self.pairing, p.numerics()).reshape(y.dims().to_vec())
     }
 }
 

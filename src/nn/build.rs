@@ -48,6 +48,9 @@ pub struct Lowering {
     pub text_stacks: StackOrder,
     /// Whether biases and GELU are written so that the compiler takes them into the product before them.
     pub epilogues: bool,
+    /// Whether RoPE reads the other feature of a pair by a reversal, which compilers of loops fuse into what they read,
+    /// queries, keys and values in one pass; else both halves are computed apart and joined.
+    pub rope_reverses: bool,
     /// Whether equal layers are written out one after the other, each with arguments of its own: no slice of a stack is
     /// copied, for a program that is so many times longer.
     pub layers_written_out: bool,
@@ -76,6 +79,7 @@ impl Default for Lowering {
             attention: Kernel::Plain,
             text_stacks: StackOrder::HeadsTokens,
             epilogues: false,
+            rope_reverses: false,
             layers_written_out: false,
             stack_tiles: None,
         }
@@ -100,6 +104,7 @@ impl Lowering {
                 attention: Kernel::Cudnn,
                 text_stacks: StackOrder::TokensHeads,
                 epilogues: true,
+                rope_reverses: true,
                 layers_written_out: true,
                 ..Lowering::default()
             },

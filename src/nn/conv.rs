@@ -120,8 +120,24 @@ pub fn transposed_conv1d(p: &Params, x: &Value, out: usize, kernel: usize, strid
     let deviation = (inner as f32 * kernel as f32 / stride as f32).sqrt().recip();
     let weight = p.get("weight", &[inner, out, kernel], &[Axis::Whole; 3], Init::Normal(deviation));
     let bias = p.get("bias", &[out], &[Axis::Whole], Init::Normal(0.02));
-    let window = Conv::new(1).stride(&[stride]).padding(&[(crop, crop)]);
-    add_bias(x.builder().transposed_convolution(x, &weight, &window), Some(bias))
+    add_bias(spread_conv1d(x, &weight, stride, crop), Some(bias))
+}
+
+/// The samples of `x [b, channels, samples]` set `stride` apart, convolved with `weight [channels, out, kernel]`; the
+/// result cropped by `crop` at both ends.
+///
+/// One dense convolution gives `stride` neighbours of the result at once, as channels, which then take their turns. No
+/// compiler has a fast form of convolutions with holes in their input.
+pub fn spread_conv1d(x: &Value, weight: &Value, stride: usize, crop: usize) -> Value {
+    let (rows, samples) = (x.dim(0), x.dim(2));
+    let (inner, out, kernel) = (weight.dim(0), weight.dim(1), weight.dim(2));
+    let taps = kernel.div_ceil(stride);
+    let phases = weight.pad(2, 0, taps * stride - kernel, 0.0).reshape(vec![inner, out, taps, stride]).reverse(2);
+    let phases = phases.transpose(&[3, 1, 0, 2]).reshape(vec![stride * out, inner, taps]);
+    let y = x.builder().convolution(x, &phases, &Conv::new(1).padding(&[(taps - 1, taps - 1)]));
+    let turns = y.reshape(vec![rows, stride, out, y.dim(2)]).transpose(&[0, 2, 3, 1]);
+    let y = turns.reshape(vec![rows, out, stride * y.dim(2)]);
+    y.slice(2, crop, ((samples - 1) * stride + kernel).saturating_sub(crop))
 }
 
 fn parameters(p: &Params, out: usize, inner: usize, kernel: &[usize], bias: bool) -> (Value, Option<Value>) {

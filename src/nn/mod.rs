@@ -15,7 +15,7 @@ pub mod rope;
 
 pub use attention::{Attention, Heads, hide_padding};
 pub use build::{Build, Lowering, StackOrder};
-pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, transposed_conv1d};
+pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, spread_conv1d, transposed_conv1d};
 pub use halo::{Blocks, Side};
 pub use layers::{LayerTensor, PerLayer};
 pub use layout::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, LayoutError, RopeAt, Rule};

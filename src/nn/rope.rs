@@ -10,7 +10,7 @@ use ndarray::{Array3, Array4, ArrayView3};
 use serde::Deserialize;
 
 use super::attention::Heads;
-use super::params::Numerics;
+use super::params::{Numerics, Params};
 use crate::dtype::DType;
 use crate::hlo::Value;
 
@@ -88,28 +88,38 @@ pub fn fractions(bounds: ndarray::ArrayView4<f32>, largest: &[f32]) -> Array3<f3
 }
 
 /// Rotates `x [b, tokens, heads, dim]` by `cos`, `sin` `[b or 1, tokens, heads or 1, dim / 2]`.
-pub fn rotate(x: &Value, cos: &Value, sin: &Value, pairing: Pairing, numerics: Numerics) -> Value {
-    let _scope = x.builder().scope("rope");
+pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing, numerics: Numerics) -> Value {
+    let b = x.builder();
+    let _scope = b.scope("rope");
+    let wide = x.to(DType::F32);
+    let (cos, sin) = match numerics {
+        Numerics::Default => (cos.clone(), sin.clone()),
+        Numerics::Official => (cos.round_to(x.dtype()), sin.round_to(x.dtype())),
+    };
+    let by_cos = |v: &Value, cos: &Value| match numerics {
+        Numerics::Default => v * cos,
+        Numerics::Official => (v * cos).round_to(x.dtype()),
+    };
     let half = x.dim(3) / 2;
-    let parts = |x: &Value| match pairing {
-        Pairing::Split => (x.slice(3, 0, half), x.slice(3, half, 2 * half)),
-        Pairing::Interleaved => (x.slice_step(3, 0, 2 * half, 2), x.slice_step(3, 1, 2 * half, 2)),
-    };
-    let (a, b) = parts(&x.to(DType::F32));
-    let (first, second) = match numerics {
-        Numerics::Default => (&a * cos - &b * sin, &b * cos + &a * sin),
-        Numerics::Official => {
-            let (cos, sin) = (cos.round_to(x.dtype()), sin.round_to(x.dtype()));
-            let product = |v: &Value| (v * &cos).round_to(x.dtype());
-            (product(&a) - &b * &sin, product(&b) + &a * &sin)
+    let y = if p.lowering().rope_reverses {
+        let (axis, pairs) = match pairing {
+            Pairing::Split => (3, [2, half]),
+            Pairing::Interleaved => (4, [half, 2]),
+        };
+        let own = wide.reshape([&x.dims()[..3], &pairs].concat());
+        let sign = b.vector_i32(&[-1, 1]).to(DType::F32).reshape([vec![2], vec![1; 4 - axis]].concat());
+        let (cos, sin) = (cos.unsqueeze(axis), sin.unsqueeze(axis));
+        by_cos(&own, &cos) + own.reverse(axis as isize) * (sin * sign)
+    } else {
+        let (first, second) = match pairing {
+            Pairing::Split => (wide.slice(3, 0, half), wide.slice(3, half, 2 * half)),
+            Pairing::Interleaved => (wide.slice_step(3, 0, 2 * half, 2), wide.slice_step(3, 1, 2 * half, 2)),
+        };
+        let rotated = [by_cos(&first, &cos) - &second * &sin, by_cos(&second, &cos) + &first * &sin];
+        match pairing {
+            Pairing::Split => b.concat(&[&rotated[0], &rotated[1]], 3),
+            Pairing::Interleaved => b.concat(&[&rotated[0].unsqueeze(4), &rotated[1].unsqueeze(4)], 4),
         }
     };
-    let joined = match pairing {
-        Pairing::Split => x.builder().concat(&[&first, &second], 3),
-        Pairing::Interleaved => {
-            let column = |v: &Value| v.unsqueeze(4);
-            x.builder().concat(&[&column(&first), &column(&second)], 4).reshape(x.dims().to_vec())
-        }
-    };
-    joined.to(x.dtype())
+    y.reshape(x.dims().to_vec()).to(x.dtype())
 }

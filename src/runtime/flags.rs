@@ -33,8 +33,12 @@ pub fn defaults(platform: &str) -> Vec<(&'static str, OptionValue)> {
                 ("xla_tpu_overlap_compute_collective_tc", on),
             ]);
         }
-        // Convolutions over three dimensions are else compiled channels first, and cuDNN turns every tensor twice.
-        "cuda" => flags.push(("xla_gpu_force_conv_nhwc", on)),
+        "cuda" => flags.extend([
+            // Convolutions over three dimensions are else compiled channels first, and cuDNN turns every tensor twice.
+            ("xla_gpu_force_conv_nhwc", on),
+            // cuBLAS applies biases and GELU to its sums; Triton's products leave them to passes of their own.
+            ("xla_gpu_enable_triton_gemm", OptionValue::Bool(false)),
+        ]),
         _ => {}
     }
     flags

@@ -168,7 +168,7 @@ fn layer(p: &Params, c: &Gemma3Config, h: &Value, reads: &LayerReads) -> Value {
 fn attention(p: &Params, c: &Gemma3Config, x: &Value, reads: &LayerReads) -> Value {
     let _scope = p.scope();
     let (heads, kv) = (c.heads, c.kv_heads());
-    let rotated = |x: &Value| rotate(x, &reads.cos, &reads.sin, Pairing::Split, Numerics::Default);
+    let rotated = |x: &Value| rotate(p, x, &reads.cos, &reads.sin, Pairing::Split, Numerics::Default);
     let axes = [Axis::Heads, Axis::HeadDim];
     let q = project(&p.pp("q_proj"), x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
     let kv = keys_values(p, kv, x, c.attention_bias);

@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::hlo::{Conv, Value};
-use crate::nn::{Axis, Init, Params};
+use crate::nn::{Axis, Init, Params, spread_conv1d};
 
 /// Keeps a division by a learned amplitude finite.
 const SNAKE_EPS: f64 = 1e-9;
@@ -52,9 +52,7 @@ impl AntiAlias {
         let (ratio, k) = (self.ratio, self.kernel);
         let pad = k / ratio - 1;
         let (left, right) = (pad * ratio + (k - ratio) / 2, pad * ratio + (k - ratio).div_ceil(2));
-        let y = each_channel(&x.pad_edge(2, pad, pad), |x| {
-            x.builder().transposed_convolution(x, &self.taps(p), &Conv::new(1).stride(&[ratio]))
-        });
+        let y = each_channel(&x.pad_edge(2, pad, pad), |x| spread_conv1d(x, &self.taps(p), ratio, 0));
         y.slice(2, left, y.dim(2).saturating_sub(right)) * ratio as f64
     }
 
