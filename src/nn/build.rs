@@ -51,6 +51,9 @@ pub struct Lowering {
     /// Whether RoPE reads the other feature of a pair by a reversal, which compilers of loops fuse into what they read,
     /// queries, keys and values in one pass; else both halves are computed apart and joined.
     pub rope_reverses: bool,
+    /// Whether what lies beyond a picture's edge is read by computed positions, all directions in one pass; else pieces
+    /// are joined.
+    pub pads_by_index: bool,
     /// Whether equal layers are written out one after the other, each with arguments of its own: no slice of a stack is
     /// copied, for a program that is so many times longer.
     pub layers_written_out: bool,
@@ -80,6 +83,7 @@ impl Default for Lowering {
             text_stacks: StackOrder::HeadsTokens,
             epilogues: false,
             rope_reverses: false,
+            pads_by_index: false,
             layers_written_out: false,
             stack_tiles: None,
         }
@@ -105,6 +109,7 @@ impl Lowering {
                 text_stacks: StackOrder::TokensHeads,
                 epilogues: true,
                 rope_reverses: true,
+                pads_by_index: true,
                 layers_written_out: true,
                 ..Lowering::default()
             },

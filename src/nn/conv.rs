@@ -58,13 +58,12 @@ impl Conv3d {
         let [time, rows, columns] = self.kernel.map(|k| k - 1);
         let (before, after) = if self.causal { (time, 0) } else { (time / 2, time / 2) };
         let reach = [rows / 2, columns / 2];
-        let x = blocks.extend(x, reach, self.padding).pad_edge(2, before, after);
+        let x = beyond(p, &blocks.extend(x, reach, self.padding), 2, before, after, Padding::Replicate);
         let [above, left] = [(3, reach[0]), (4, reach[1])].map(|(axis, n)| if blocks.cut(axis) { 0 } else { n });
         let (x, zeros) = match self.padding {
             // As the convolution's own attribute the zeros cost nothing.
             Padding::Zeros => (x, [above, left]),
-            Padding::Reflect => (x.pad_reflect(3, above, above).pad_reflect(4, left, left), [0, 0]),
-            Padding::Replicate => (x.pad_edge(3, above, above).pad_edge(4, left, left), [0, 0]),
+            padding => (beyond(p, &beyond(p, &x, 3, above, above, padding), 4, left, left, padding), [0, 0]),
         };
         match self.lowering {
             Conv3dLowering::Direct => {
@@ -91,6 +90,27 @@ impl Conv3d {
         let sum = (1..self.kernel[0]).fold(product(0), |sum, t| sum + product(t));
         let sum = add_bias(sum, bias.map(|b| b.to(DType::F32))).to(x.dtype());
         sum.reshape([&[batch, frames], &sum.dims()[1..]].concat()).swap(1, 2)
+    }
+}
+
+/// `low` and `high` more elements at the ends of a dimension.
+fn beyond(p: &Params, x: &Value, axis: isize, low: usize, high: usize, padding: Padding) -> Value {
+    let n = x.dim(axis);
+    if low == 0 && high == 0 {
+        return x.clone();
+    }
+    match padding {
+        Padding::Zeros => x.pad(axis, low, high, 0.0),
+        Padding::Reflect if low >= n || high >= n || !p.lowering().pads_by_index => x.pad_reflect(axis, low, high),
+        Padding::Replicate if !p.lowering().pads_by_index => x.pad_edge(axis, low, high),
+        Padding::Reflect => {
+            let places = (1..=low).rev().chain(0..n).chain((n - 1 - high..n - 1).rev());
+            x.pick(axis, &places.collect::<Vec<_>>())
+        }
+        Padding::Replicate => {
+            let places = std::iter::repeat_n(0, low).chain(0..n).chain(std::iter::repeat_n(n - 1, high));
+            x.pick(axis, &places.collect::<Vec<_>>())
+        }
     }
 }
 

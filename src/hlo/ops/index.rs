@@ -88,6 +88,30 @@ impl Value {
         self.b.op("gather", text, ty)
     }
 
+    /// The positions `indices` of one dimension.
+    pub fn pick(&self, axis: isize, indices: &[usize]) -> Value {
+        let within = axis_of(axis, self.rank()).filter(|&a| indices.iter().all(|i| *i < self.ty.dims[a]));
+        let Some(axis) = within else {
+            let message = format!("positions {indices:?} of axis {axis} of {}", self.ty);
+            return self.b.poison("gather", message, self.ty.clone());
+        };
+        let places = self.b.vector_i32(&indices.iter().map(|i| *i as i32).collect::<Vec<_>>());
+        let (mut ty, mut sizes) = (self.ty.clone(), self.ty.dims.clone());
+        (ty.dims[axis], sizes[axis]) = (indices.len(), 1);
+        let text = format!(
+            "\"stablehlo.gather\"({}, {}) <{{dimension_numbers = #stablehlo.gather<offset_dims = [{}], \
+             collapsed_slice_dims = [{axis}], start_index_map = [{axis}], index_vector_dim = 1>, \
+             indices_are_sorted = false, slice_sizes = array<i64: {}>}}> : ({}, {}) -> {ty}",
+            self.local(),
+            places.local(),
+            list((0..self.rank()).filter(|d| *d != axis)),
+            list(sizes),
+            self.ty,
+            places.ty
+        );
+        self.b.op("gather", text, ty)
+    }
+
     /// For each batch row of `[b, s, rest…]`, the positions `indices [b, t]`: the result is `[b, t, rest…]`.
     pub fn take_along(&self, indices: &Value) -> Value {
         let fits = self.rank() >= 2
