@@ -4,16 +4,16 @@ use super::chip::Chip;
 use super::cost::Work;
 use super::module::Module;
 use super::stacks::StackCopy;
-use super::walk::{BLOCKS, Collective, Cost, Phase, Walk};
+use super::walk::{Collective, Cost, Phase, Walk, in_blocks};
 use crate::hlo::Mesh;
 
 /// The figures of an optimized program, on one device.
 ///
 /// A *step* is one iteration of the loop whose bound is an input (the denoising loop), or the whole run of a program
-/// without one; a *layer* is one iteration of the loop over transformer blocks.
+/// without one; a *layer* is one iteration of the loop over transformer blocks, or their mean where they are written out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Iterations of the loop over blocks in a step; 0 without such a loop.
+    /// Blocks a step; 0 without any.
     pub layers: f64,
     /// Every logical collective, in the order they are met.
     pub collectives: Vec<Collective>,
@@ -60,12 +60,12 @@ pub fn report(module: &Module, mesh: &Mesh, layers: usize, chip: Option<&Chip>) 
     let mut walk = Walk::new(module, mesh, layers, chip);
     let call = walk.run();
     let step = walk.step.unwrap_or_default();
-    let (layer, runs) = walk.layer.unwrap_or_default();
     let mut collectives = walk.collectives;
-    let mut runs = runs;
-    if walk.layer.is_none() && collectives.iter().any(|c| in_blocks(&c.scope)) {
-        // One block needs no loop; several that the compiler wrote out stand side by side.
+    let (mut layer, mut runs) = walk.layer.map_or_else(Default::default, |(cost, runs)| (cost.work, runs));
+    if walk.layer.is_none() && (walk.written_out.bytes > 0.0 || collectives.iter().any(|c| in_blocks(&c.scope))) {
+        // Blocks that are written out stand side by side.
         runs = layers.max(1) as f64;
+        layer.add(walk.written_out, 1.0 / runs);
         for c in collectives.iter_mut().filter(|c| c.phase == Phase::Step && in_blocks(&c.scope)) {
             c.phase = Phase::Layer;
             c.times /= runs;
@@ -75,15 +75,11 @@ pub fn report(module: &Module, mesh: &Mesh, layers: usize, chip: Option<&Chip>) 
         layers: runs,
         collectives,
         step: step.work,
-        layer: layer.work,
+        layer,
         call: call.work,
         stack_copies: walk.copies,
         predicted: chip.map(|_| predicted(&step)),
     }
-}
-
-fn in_blocks(scope: &str) -> bool {
-    scope.split('/').any(|part| part == BLOCKS)
 }
 
 fn predicted(step: &Cost) -> Predicted {

@@ -91,6 +91,8 @@ pub(super) struct Walk<'a> {
     /// One iteration of the loop over steps, and of the one over blocks with its number of runs a step.
     pub step: Option<Cost>,
     pub layer: Option<(Cost, f64)>,
+    /// Work of a step in the scope of blocks that no loop runs.
+    pub written_out: Work,
 }
 
 /// Where the walk stands.
@@ -131,6 +133,7 @@ impl<'a> Walk<'a> {
             copies: Vec::new(),
             step: None,
             layer: None,
+            written_out: Work::default(),
         }
     }
 
@@ -231,6 +234,9 @@ impl<'a> Walk<'a> {
             }
             _ => {
                 let work = self.counter.work(i);
+                if at.phase == Phase::Step && in_blocks(self.module.scope_of(i).as_ref()) {
+                    self.written_out.add(work, at.times);
+                }
                 let (compute, memory) =
                     self.chip.map_or((0.0, 0.0), |c| (c.compute_seconds(work.flops), c.memory_seconds(work.bytes)));
                 Cost { work, time: Time { compute, memory, collective: 0.0, all: compute.max(memory) } }
@@ -267,16 +273,15 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether a loop is the one over the blocks: by its name scope, and where a compiler dropped that, by the scopes
-    /// inside.
+    /// Whether a loop is the one over the blocks, not one inside of a block: by its name scope, and where a compiler
+    /// dropped that, by the scopes inside.
     fn is_over_blocks(&self, i: &InstructionProto) -> bool {
-        let of_blocks = |scope: &str| scope.split('/').any(|part| part == BLOCKS);
         if !i.scope().is_empty() {
-            return of_blocks(i.scope());
+            return i.scope().split('/').rev().take(2).any(|part| part == BLOCKS);
         }
         let Some((body, _)) = self.module.body_and_condition(i) else { return false };
         let scopes: Vec<&str> = body.instructions.iter().map(|i| i.scope()).filter(|s| !s.is_empty()).collect();
-        2 * scopes.iter().filter(|s| of_blocks(s)).count() > scopes.len()
+        2 * scopes.iter().filter(|s| in_blocks(s)).count() > scopes.len()
     }
 
     /// The collectives that an instruction is or starts, with the position where one in the background ends.
@@ -349,8 +354,12 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The name scope of the loop over transformer blocks.
-pub(super) const BLOCKS: &str = "blocks";
+/// The name scope of the transformer blocks.
+const BLOCKS: &str = "blocks";
+
+pub(super) fn in_blocks(scope: &str) -> bool {
+    scope.split('/').any(|part| part == BLOCKS)
+}
 
 /// Copies and slices: work that a collective could not be said to hide behind.
 fn moves_only(i: &InstructionProto) -> bool {
