@@ -40,6 +40,10 @@ pub struct Instruction {
     pub elements: i64,
     /// The name scope it was built under.
     pub scope: String,
+    /// What a custom call calls.
+    pub target: String,
+    /// What the backend was told about it.
+    pub config: String,
 }
 
 impl Module {
@@ -135,6 +139,8 @@ impl Module {
             dims: i.shape.as_ref().map(|s| s.dimensions.clone()).unwrap_or_default(),
             elements: i.shape.as_ref().map_or(0, |s| elements(s) as i64),
             scope: i.scope().to_string(),
+            target: i.custom_call_target.clone(),
+            config: String::from_utf8_lossy(&i.backend_config).into_owned(),
         })
     }
 }

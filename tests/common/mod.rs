@@ -156,8 +156,14 @@ pub fn relative_l2(got: &Tensor, want: &Tensor) -> f64 {
 
 /// The published 19B model's two programs at 768x512x121 with a negative prompt, for a platform.
 pub fn published(platform: &str) -> [(&'static str, Network); 2] {
+    published_blocks(platform, None)
+}
+
+/// [`published`], of so many blocks.
+pub fn published_blocks(platform: &str, blocks: Option<usize>) -> [(&'static str, Network); 2] {
     let preset = Preset::named("ltx2").expect("the published configuration");
-    let c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
+    let mut c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
+    c.num_layers = blocks.unwrap_or(c.num_layers);
     let build = Build { lowering: Lowering::of(platform, ""), ..Build::new(DType::BF16) };
     let shape = DenoiseShape {
         batch: 1,
