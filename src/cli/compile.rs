@@ -74,9 +74,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let done = compile(config, &CompileOptions { target: target.clone(), kind, layers, dump, save })?;
         if !to_stdout(args.json.as_deref()) {
             let space = if figures.is_empty() { "" } else { "\n" };
-            print(&format!("{space}{}", table(&done, &target, config)))?;
+            print(&format!("{space}{}", table(&done, &target)))?;
         }
-        figures.push(json(&done, &target, config));
+        figures.push(json(&done, &target));
         shortage = shortage.or(done.shortage);
     }
     let figures = if figures.len() == 1 { figures.remove(0) } else { figures.into() };

@@ -5,7 +5,6 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use crate::analysis::{Collective, cause};
-use crate::config::Config;
 use crate::nn::Placement;
 use crate::pipeline::compile::Compilation;
 use crate::runtime::Target;
@@ -39,7 +38,7 @@ fn mesh_text(done: &Compilation) -> String {
 }
 
 /// The figures, as the contract of `--json` names them.
-pub fn json(done: &Compilation, target: &Target, config: &Config) -> Value {
+pub fn json(done: &Compilation, target: &Target) -> Value {
     let r = &done.report;
     let list: Vec<Value> = entries(done)
         .iter()
@@ -70,7 +69,7 @@ pub fn json(done: &Compilation, target: &Target, config: &Config) -> Value {
         "hash": done.hash,
         "model": done.model,
         "devices": done.mesh.devices(),
-        "layout": config.layout,
+        "layout": done.layout,
         "mesh": mesh,
         "layers": done.layers,
         "memory": done.memory,
@@ -102,13 +101,13 @@ fn gib(bytes: i64) -> String {
 }
 
 /// The figures to read.
-pub fn table(done: &Compilation, target: &Target, config: &Config) -> String {
+pub fn table(done: &Compilation, target: &Target) -> String {
     let r = &done.report;
     let mut out = String::new();
     let mut line = |name: &str, text: String| {
         let _ = writeln!(out, "{name:<12}{text}");
     };
-    line("target", format!("{target}, {} devices, layout {}, {}", done.mesh.devices(), config.layout, mesh_text(done)));
+    line("target", format!("{target}, {} devices, layout {}, {}", done.mesh.devices(), done.layout, mesh_text(done)));
     let blocks = if done.kind.has_blocks() { format!(", {} blocks", done.layers) } else { String::new() };
     line("program", format!("{}{blocks}, compiled in {:.1} s", done.kind.name(), done.seconds));
     line("hash", done.hash.clone());

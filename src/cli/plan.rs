@@ -5,11 +5,12 @@ use std::rc::Rc;
 
 use serde::Serialize;
 
-use crate::config::{Loaded, ResolvedScales, WeightSource};
+use crate::config::{Loaded, WeightSource};
 use crate::models::presets::Preset;
 use crate::pipeline::models::{Parts, coordinate_grids};
 use crate::pipeline::options::GenerateOptions;
-use crate::sampling::guidance::{Branch, Scales, branches};
+use crate::pipeline::request;
+use crate::sampling::guidance::{Branch, branches};
 use crate::weights::{ModelSource, Overrides};
 
 /// A run, before it runs.
@@ -62,7 +63,7 @@ impl Plan {
         let transformer = parts.and_then(|p| p.transformer().ok()).unwrap_or_default();
         let (grid, audio) = coordinate_grids(&transformer);
         let video = grid.latents(1, 1, r.width, r.height, r.num_frames).ok();
-        let [video_scales, audio_scales] = config.scales().map(single);
+        let [video_scales, audio_scales] = request::scales(config);
         let mesh = config.virtual_devices().and_then(|n| config.placement(n)).map(|p| p.mesh.axes);
         Plan {
             preset: loaded.preset(),
@@ -93,16 +94,6 @@ impl Plan {
             outputs: options.outputs.iter().map(|p| p.display().to_string()).collect(),
             not_built: config.not_built(),
         }
-    }
-}
-
-/// As the denoising program takes them.
-fn single(scales: ResolvedScales) -> Scales {
-    Scales {
-        cfg: scales.cfg as f32,
-        stg: scales.stg as f32,
-        modality: scales.modality as f32,
-        rescale: scales.rescale as f32,
     }
 }
 

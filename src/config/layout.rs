@@ -42,6 +42,9 @@ struct Read {
 /// Virtual devices that a mesh with an open size is filled up to.
 const VIRTUAL_DEVICES: usize = 8;
 
+/// The layout that [`Config::settled`] decides.
+pub const AUTO: &str = "auto";
+
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
 
 fn sizes(mesh: &Mesh) -> [(&'static str, i64); 5] {
@@ -133,6 +136,7 @@ pub fn read_layout(name: &str) -> Result<LayoutFile, ConfigError> {
 }
 
 fn read(name: &str) -> Result<Read, ConfigError> {
+    let name = if name == AUTO { "replicated" } else { name };
     let (label, text) = match (std::fs::read_to_string(Path::new(name)), paths::shipped_layout(name)) {
         (Ok(text), _) => (name.to_string(), text),
         (Err(_), Some((shipped, text))) => (format!("shardings/{shipped}.yml"), text.to_string()),
@@ -199,6 +203,28 @@ fn line_of(mut node: &Node, path: &serde_path_to_error::Path) -> u64 {
 }
 
 impl Config {
+    /// The configuration with `layout: auto` decided for the devices that are there; with a mesh of its own, or on other
+    /// platforms than CUDA, it is one device's. `branches` are the predictions of a step.
+    ///
+    /// Of two H200s guidance branches apart are the fastest, of four these and the video's tokens in two
+    /// (docs/performance.md).
+    pub fn settled(&self, platform: &str, devices: usize, branches: usize) -> Config {
+        if self.layout != AUTO {
+            return self.clone();
+        }
+        let spread = platform == "cuda" && devices > 1 && self.mesh.is_none();
+        let (layout, mesh) = match (spread, branches.is_multiple_of(2)) {
+            (false, _) => ("replicated", self.mesh),
+            (true, true) if devices == 2 => ("cfg", None),
+            (true, true) if devices.is_multiple_of(2) => {
+                ("sequence", Some(Mesh { cfg: 2, context: -1, ..Mesh::default() }))
+            }
+            (true, _) => ("sequence", None),
+        };
+        tracing::info!("layout auto: {layout} for {devices} {platform} devices");
+        Config { layout: layout.into(), mesh, ..self.clone() }
+    }
+
     /// Devices a platform of virtual devices starts for this configuration: what the mesh names, and where it takes the
     /// rest, as many as make eight.
     ///

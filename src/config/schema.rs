@@ -31,7 +31,8 @@ pub struct Config {
     pub two_stage: TwoStage,
     /// The devices; null takes the layout's own mesh.
     pub mesh: Option<Mesh>,
-    /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped.
+    /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped; auto takes what was measured
+    /// as the fastest for the devices that are there, on CUDA all of them, elsewhere one.
     pub layout: String,
     /// The device and how it computes.
     pub runtime: Runtime,
@@ -52,7 +53,7 @@ impl Default for Config {
             conditioning: Conditioning::default(),
             two_stage: TwoStage::default(),
             mesh: None,
-            layout: "replicated".into(),
+            layout: super::layout::AUTO.into(),
             runtime: Runtime::default(),
             output: Output::default(),
         }
@@ -468,6 +469,11 @@ pub struct Runtime {
     pub numerics: Numerics,
     /// How attention is computed.
     pub attention: AttentionKernel,
+    /// CUDA: the part of each device's memory that is taken at the start, 0 to 1; null for the plugin's three quarters.
+    #[schemars(range(min = 0, max = 1))]
+    pub memory_fraction: Option<f32>,
+    /// CUDA: the devices to use, by their numbers; null for all.
+    pub visible_devices: Option<Vec<i64>>,
     /// Which weights stay on the device between stages.
     pub residency: Auto,
     /// Where compiled programs are kept: off, a folder, or auto for the user's cache folder.
@@ -483,6 +489,8 @@ impl Default for Runtime {
             dtype: Dtype::Bf16,
             numerics: Numerics::Default,
             attention: AttentionKernel::Auto,
+            memory_fraction: None,
+            visible_devices: None,
             residency: Auto::Auto,
             compile_cache: "auto".into(),
             xla_flags: BTreeMap::new(),

@@ -50,6 +50,8 @@ pub struct Compilation {
     pub hash: String,
     /// What the model was read from.
     pub model: String,
+    /// How it is spread over the devices.
+    pub layout: String,
     /// Devices.
     pub mesh: Mesh,
     /// Blocks of the transformer that were compiled.
@@ -137,6 +139,7 @@ impl std::fmt::Display for Shortage {
 pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
     let machine = options.target.open().map_err(RuntimeError::from)?;
+    let config = &request::settled(config, options.target.kind().name(), machine.devices.len());
     let job = Job { config, options, machine: &machine };
     let build = job.build(config)?;
     let used = build.layout.mesh.devices();
@@ -221,6 +224,7 @@ impl Job<'_> {
         Ok(Compilation {
             kind,
             hash: program.hash(),
+            layout: self.config.layout.clone(),
             model: programs.origin.clone(),
             mesh: program.mesh.clone(),
             layers: programs.layers(),

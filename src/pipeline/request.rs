@@ -7,9 +7,9 @@ use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job};
 use crate::dtype::DType;
 use crate::kernels::Kernel;
 use crate::nn::{Build, Lowering, Numerics};
-use crate::pjrt::OptionValue;
-use crate::runtime::EngineOptions;
-use crate::sampling::guidance::{RescaleScope, Scales};
+use crate::pjrt::{CudaOptions, OptionValue};
+use crate::runtime::{EngineOptions, platform};
+use crate::sampling::guidance::{RescaleScope, Scales, branches};
 use crate::sampling::sigmas::{self, FlowMatch};
 
 /// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`), whose plugin calls them `kind`.
@@ -38,6 +38,31 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
         },
         layout: config.placement(devices)?,
         lowering,
+    })
+}
+
+/// The configuration with its layout decided for the devices that are there.
+pub fn settled(config: &Config, platform: &str, devices: usize) -> Config {
+    let [video, audio] = scales(config);
+    config.settled(platform, devices, branches(video, audio).len())
+}
+
+/// How strongly each stream follows the prompt, as the denoising program takes it.
+pub fn scales(config: &Config) -> [Scales; 2] {
+    config.scales().map(|s| Scales {
+        cfg: s.cfg as f32,
+        stg: s.stg as f32,
+        modality: s.modality as f32,
+        rescale: s.rescale as f32,
+    })
+}
+
+/// What a platform is opened with.
+pub fn platform_options(config: &Config) -> Result<platform::Options> {
+    let (fraction, visible) = (config.runtime.memory_fraction, config.runtime.visible_devices.clone());
+    Ok(platform::Options {
+        cpu_devices: Some(config.virtual_devices()?),
+        cuda: CudaOptions { memory_fraction: fraction, visible_devices: visible, ..CudaOptions::default() },
     })
 }
 
@@ -85,12 +110,7 @@ pub fn of_job(config: &Config, sizes: &Sizes, job: &Job) -> Result<Request> {
             low + multiple
         )));
     }
-    let scales = config.scales().map(|s| Scales {
-        cfg: s.cfg as f32,
-        stg: s.stg as f32,
-        modality: s.modality as f32,
-        rescale: s.rescale as f32,
-    });
+    let scales = scales(config);
     let layers = sizes.transformer.num_layers;
     if let Some(bad) = config.guidance.stg_blocks.iter().find(|b| **b >= layers) {
         let message = format!("guidance.stg_blocks: {bad} is not a block of this model, which has {layers}");

@@ -29,7 +29,7 @@ impl Session {
     /// No such platform; what is wrong with the layout.
     pub fn start(config: &Config, models: &Models) -> Result<Self> {
         let choice = config.platform().map_err(PipelineError::Input)?;
-        let (plugin, client) = platform::open(&choice, Some(config.virtual_devices()?))?;
+        let (plugin, client) = platform::open_with(&choice, &request::platform_options(config)?)?;
         let versions = json!({
             "ltx2": env!("CARGO_PKG_VERSION"),
             "plugin": plugin.path().display().to_string(),
@@ -38,7 +38,9 @@ impl Session {
         });
         let stages = Stages::new(Engine::new(client, request::engine_options(config)), models.weights.clone());
         let devices = stages.engine().devices();
-        let build = request::build(config, devices.len(), &stages.engine().platform(), devices[0].kind())?;
+        let (platform, count) = (stages.engine().platform(), devices.len());
+        let config = &request::settled(config, &platform, count);
+        let build = request::build(config, count, &platform, devices[0].kind())?;
         Programs::of(config, None)?.check(&build)?;
         Ok(Session { stages, build, versions })
     }
