@@ -3,10 +3,10 @@
 use super::error::{PipelineError, Result};
 use super::models::Sizes;
 use super::text_to_video::{Request, Shapes};
-use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job};
+use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, WeightType};
 use crate::dtype::DType;
 use crate::kernels::Kernel;
-use crate::nn::{Build, Lowering, Numerics};
+use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::OptionValue;
 use crate::runtime::EngineOptions;
 use crate::sampling::guidance::{RescaleScope, Scales};
@@ -37,8 +37,23 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
             config::Numerics::Official => Numerics::Official,
         },
         layout: config.placement(devices)?,
+        quantization: quantization(config.runtime.weights, &lowering, platform)?,
         lowering,
     })
+}
+
+/// How a platform multiplies the transformer's blocks.
+///
+/// # Errors
+/// 8-bit floats on a platform whose layers cannot differ.
+pub fn quantization(weights: WeightType, lowering: &Lowering, platform: &str) -> Result<Quantization> {
+    match weights {
+        WeightType::Bf16 => Ok(Quantization::None),
+        WeightType::Fp8 if lowering.layers_written_out => Ok(Quantization::Fp8),
+        WeightType::Fp8 => {
+            Err(PipelineError::Usage(format!("runtime.weights: fp8 is CUDA's, the platform is {platform}")))
+        }
+    }
 }
 
 /// How programs are compiled.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::Result;
+use crate::dtype::DType;
 use crate::models::Network;
 use crate::pjrt::SharedBytes;
 use crate::runtime::{Distributed, Engine, Executable, Outputs, ParameterSource, Parameters, StoredTensor};
@@ -203,6 +204,29 @@ impl Files<'_> {
         let part = Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))?;
         self.0.checkpoint(part).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
     }
+
+    /// What the 8-bit floats of a tensor are multiplied by, where something stands beside them.
+    fn scales(
+        &self,
+        component: &'static str,
+        key: &str,
+        shape: &[usize],
+    ) -> std::result::Result<Option<Vec<f32>>, String> {
+        let part = Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))?;
+        let checkpoint = self.0.checkpoint(part).map_err(|e| e.to_string())?;
+        let Some(name) = checkpoint.scale_of(key) else { return Ok(None) };
+        let view = self.view(component, &name)?;
+        check_finite(&view).map_err(|e| e.to_string())?;
+        let scales: Vec<f32> = view.to_tensor().map_err(|e| e.to_string())?.to_f32().into_iter().collect();
+        let rows = shape.first().copied().unwrap_or(1);
+        match scales.len() == 1 || scales.len() == rows {
+            true => Ok(Some(scales)),
+            false => {
+                let (file, key, count) = (view.file().display(), view.key(), scales.len());
+                Err(format!("{file}: tensor '{key}' has {count} scales, they must be 1 or one of {rows} rows"))
+            }
+        }
+    }
 }
 
 impl ParameterSource for Files<'_> {
@@ -210,8 +234,9 @@ impl ParameterSource for Files<'_> {
         let view = self.view(component, key)?;
         check_finite(&view).map_err(|e| e.to_string())?;
         let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+        let scales = if dtype == DType::F8E4M3FN { self.scales(component, key, &shape)? } else { None };
         let (file, key) = (view.file().to_path_buf(), view.key().to_string());
-        Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(Mapped(view))), file, key })
+        Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(Mapped(view))), scales, file, key })
     }
 }
 
