@@ -88,6 +88,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let (origin, weights) = origin::of_run(&placed)?;
     let parts = Parts::from(origin);
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
+    if args.component == RunComponent::Transformer {
+        request::log_weights(weight_type, &weights)?;
+    }
     let mut stages = Stages::new(Engine::new(client, EngineOptions::default()), weights);
     let platform = stages.engine().platform();
     let lowering = Lowering::of(&platform, stages.engine().devices()[0].kind());

@@ -2,6 +2,7 @@
 
 use super::error::{PipelineError, Result};
 use super::models::Sizes;
+use super::stages::Weights;
 use super::text_to_video::{Request, Shapes};
 use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, WeightType};
 use crate::dtype::DType;
@@ -54,6 +55,19 @@ pub fn quantization(weights: WeightType, lowering: &Lowering, platform: &str) ->
             Err(PipelineError::Usage(format!("runtime.weights: fp8 is CUDA's, the platform is {platform}")))
         }
     }
+}
+
+/// Says what the transformer's blocks run in, and what the checkpoint has.
+///
+/// # Errors
+/// The transformer's files cannot be read.
+pub fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
+    let weights = match weights {
+        WeightType::Bf16 => "bf16",
+        WeightType::Fp8 => "fp8",
+    };
+    tracing::info!("blocks of the transformer: runtime.weights {weights}; the model has {}", stored.describe_blocks()?);
+    Ok(())
 }
 
 /// How programs are compiled.

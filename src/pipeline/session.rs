@@ -40,6 +40,7 @@ impl Session {
         let devices = stages.engine().devices();
         let build = request::build(config, devices.len(), &stages.engine().platform(), devices[0].kind())?;
         Programs::of(config, None)?.check(&build)?;
+        request::log_weights(config.runtime.weights, &models.weights)?;
         Ok(Session { stages, build, versions })
     }
 }

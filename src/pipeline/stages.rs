@@ -1,6 +1,6 @@
 //! Programs that are compiled once and parameters that are uploaded once, for any number of requests.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,6 +39,28 @@ impl From<Rc<ModelSource>> for Weights {
         Weights::Files(source)
     }
 }
+
+impl Weights {
+    /// What the files hold of the transformer's blocks, and whether their header speaks of quantization.
+    ///
+    /// # Errors
+    /// The transformer's files cannot be read.
+    pub fn describe_blocks(&self) -> Result<String> {
+        let Weights::Files(source) = self else { return Ok("random numbers".into()) };
+        let checkpoint = source.checkpoint(Component::Transformer)?;
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for name in checkpoint.names().filter(|n| n.starts_with("transformer_blocks.") && n.ends_with(".weight")) {
+            *counts.entry(checkpoint.dtype_name(name).unwrap_or_default()).or_default() += 1;
+        }
+        let mut parts: Vec<String> =
+            counts.iter().map(|(dtype, count)| format!("{count} tensors of {dtype}")).collect();
+        parts.extend(checkpoint.metadata(QUANTIZATION).map(|_| format!("'{QUANTIZATION}' in the header")));
+        Ok(parts.join(", "))
+    }
+}
+
+/// Where a header says which tensors are quantized.
+const QUANTIZATION: &str = "_quantization_metadata";
 
 /// Tensors for one run, by argument name.
 #[derive(Default)]
