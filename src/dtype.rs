@@ -1,8 +1,10 @@
 //! Element types, shared by the program builder, the runtime and the checkpoints.
 
+mod float8;
+
 use std::fmt;
 
-pub use crate::float8::F8;
+pub use float8::F8;
 
 /// An element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -7,7 +7,6 @@
 //! hlo; runtime -> pjrt.
 
 pub mod dtype;
-mod float8;
 pub mod tensor;
 
 pub mod analysis;

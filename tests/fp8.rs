@@ -58,14 +58,15 @@ fn case(name: &str) -> Case {
 #[test]
 fn a_transformer_stays_near_the_reference() {
     let Some(client) = cpu(1) else { return };
-    for case in ["tiny_a", "tiny_b", "interleaved"].map(case) {
+    for (case, dtypes) in [("tiny_a", &[DType::BF16, DType::F32][..]), ("tiny_b", &[DType::BF16])] {
+        let case = self::case(case);
         let model = source(&case.model);
         let far = |dtype, quantization| {
             let got = run(&client, &case, &model, model.clone().into(), &build(dtype, quantization));
             [("video", &got[0]), ("audio", &got[1])].map(|(name, t)| case.distance(name, t))
         };
         let bf16 = far(DType::BF16, Quantization::None);
-        for dtype in [DType::BF16, DType::F32] {
+        for &dtype in dtypes {
             let fp8 = far(dtype, Quantization::Fp8);
             eprintln!("{} {dtype}: fp8 {fp8:.4?}, bf16 {bf16:.4?}", case.name);
             for (fp8, bf16) in fp8.into_iter().zip(bf16) {
