@@ -1,6 +1,10 @@
 //! Element types, shared by the program builder, the runtime and the checkpoints.
 
+mod float8;
+
 use std::fmt;
+
+pub use float8::F8;
 
 /// An element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +27,8 @@ pub enum DType {
     U32,
     /// 64-bit unsigned integer.
     U64,
+    /// 8-bit float of 4 exponent and 3 mantissa bits, finite numbers and NaN only ([`F8`]).
+    F8E4M3FN,
     /// IEEE half precision.
     F16,
     /// bfloat16.
@@ -37,16 +43,16 @@ impl DType {
     /// Bytes of one element in host memory.
     pub const fn size(self) -> usize {
         match self {
-            DType::Bool | DType::I8 | DType::U8 => 1,
+            DType::Bool | DType::I8 | DType::U8 | DType::F8E4M3FN => 1,
             DType::I16 | DType::U16 | DType::F16 | DType::BF16 => 2,
             DType::I32 | DType::U32 | DType::F32 => 4,
             DType::I64 | DType::U64 | DType::F64 => 8,
         }
     }
 
-    /// True for `F16`, `BF16`, `F32` and `F64`.
+    /// True for `F8E4M3FN`, `F16`, `BF16`, `F32` and `F64`.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+        matches!(self, DType::F8E4M3FN | DType::F16 | DType::BF16 | DType::F32 | DType::F64)
     }
 
     /// True for the unsigned integers.
@@ -66,6 +72,7 @@ impl DType {
             DType::U16 => "u16",
             DType::U32 => "u32",
             DType::U64 => "u64",
+            DType::F8E4M3FN => "f8_e4m3",
             DType::F16 => "f16",
             DType::BF16 => "bf16",
             DType::F32 => "f32",
@@ -92,4 +99,4 @@ macro_rules! elements {
     };
 }
 elements!(bool => Bool, i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8, u16 => U16, u32 => U32,
-    u64 => U64, half::f16 => F16, half::bf16 => BF16, f32 => F32, f64 => F64);
+    u64 => U64, F8 => F8E4M3FN, half::f16 => F16, half::bf16 => BF16, f32 => F32, f64 => F64);

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, F8};
 
 /// A dense row-major tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +16,8 @@ pub enum Tensor {
     I32(ArrayD<i32>),
     /// 64-bit integers.
     I64(ArrayD<i64>),
+    /// Eight bits of float.
+    F8E4M3FN(ArrayD<F8>),
     /// Half precision.
     F16(ArrayD<f16>),
     /// bfloat16.
@@ -34,6 +36,7 @@ macro_rules! each {
             Tensor::U8($a) => $body,
             Tensor::I32($a) => $body,
             Tensor::I64($a) => $body,
+            Tensor::F8E4M3FN($a) => $body,
             Tensor::F16($a) => $body,
             Tensor::BF16($a) => $body,
             Tensor::F32($a) => $body,
@@ -46,7 +49,7 @@ macro_rules! each {
 #[derive(Debug, thiserror::Error)]
 pub enum TensorError {
     /// The host has no form for this element type.
-    #[error("host tensors of {0} are not supported; use bool, u8, i32, i64, f16, bf16, f32 or f64")]
+    #[error("host tensors of {0} are not supported; use bool, u8, i32, i64, f8_e4m3, f16, bf16, f32 or f64")]
     Unsupported(DType),
     /// The byte count does not fit the shape.
     #[error("{dtype} tensor of shape {shape:?} needs {want} bytes, got {got}")]
@@ -101,6 +104,7 @@ impl Tensor {
             DType::U8 => Tensor::U8(array(shape, bytes).ok_or_else(size_error)?),
             DType::I32 => Tensor::I32(array(shape, bytes).ok_or_else(size_error)?),
             DType::I64 => Tensor::I64(array(shape, bytes).ok_or_else(size_error)?),
+            DType::F8E4M3FN => Tensor::F8E4M3FN(array(shape, bytes).ok_or_else(size_error)?),
             DType::F16 => Tensor::F16(array(shape, bytes).ok_or_else(size_error)?),
             DType::BF16 => Tensor::BF16(array(shape, bytes).ok_or_else(size_error)?),
             DType::F32 => Tensor::F32(array(shape, bytes).ok_or_else(size_error)?),
@@ -128,6 +132,7 @@ impl Tensor {
             Tensor::U8(a) => a.mapv(f32::from),
             Tensor::I32(a) => a.mapv(|v| v as f32),
             Tensor::I64(a) => a.mapv(|v| v as f32),
+            Tensor::F8E4M3FN(a) => a.mapv(f32::from),
             Tensor::F16(a) => a.mapv(f32::from),
             Tensor::BF16(a) => a.mapv(f32::from),
             Tensor::F32(a) => a.clone(),
@@ -156,6 +161,7 @@ impl Tensor {
             DType::U8 => Tensor::U8(self.to_i64().mapv(|v| v as u8)),
             DType::I32 => Tensor::I32(self.to_i64().mapv(|v| v as i32)),
             DType::I64 => Tensor::I64(self.to_i64()),
+            DType::F8E4M3FN => Tensor::F8E4M3FN(self.to_f32().mapv(F8::from_f32)),
             DType::F16 => Tensor::F16(self.to_f32().mapv(f16::from_f32)),
             DType::BF16 => Tensor::BF16(self.to_f32().mapv(bf16::from_f32)),
             DType::F32 => Tensor::F32(self.to_f32()),
@@ -176,7 +182,7 @@ macro_rules! from_arrays {
         })*
     };
 }
-from_arrays!(bool => Bool, u8 => U8, i32 => I32, i64 => I64, f16 => F16, bf16 => BF16, f32 => F32, f64 => F64);
+from_arrays!(bool => Bool, u8 => U8, i32 => I32, i64 => I64, F8 => F8E4M3FN, f16 => F16, bf16 => BF16, f32 => F32, f64 => F64);
 
 #[cfg(test)]
 mod tests {

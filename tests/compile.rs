@@ -168,6 +168,8 @@ fn bad_input_is_one_clear_line() {
     if cpu(1).is_none() {
         return;
     }
+    let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.weights=fp8"], &nano[..]].concat());
+    assert_eq!(message, "error: runtime.weights: fp8 is CUDA's, the platform is cpu");
     let sized = |layout: &str, mesh: &str| {
         fail(2, &[&["--target", "cpu:8", "--layout", layout, "--mesh", mesh], &nano[..]].concat())
     };

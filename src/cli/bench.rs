@@ -102,9 +102,17 @@ fn read(path: &Path) -> anyhow::Result<Value> {
 
 /// A line for every program that is slower than it was, and an error if there is one.
 fn compare(report: &BenchReport, figures: &Value, baseline: &Value, path: &Path, tolerance: f64) -> anyhow::Result<()> {
-    for key in ["/device", "/devices", "/config/request", "/config/sampler", "/config/runtime/dtype"] {
+    for key in [
+        "/device",
+        "/devices",
+        "/config/request",
+        "/config/sampler",
+        "/config/runtime/dtype",
+        "/config/runtime/weights",
+    ] {
         let (was, now) = (baseline.pointer(key), figures.pointer(key));
-        if was != now {
+        // A key that an older file lacks tells nothing.
+        if was.is_some() && was != now {
             tracing::warn!("{} was measured with another {}", path.display(), key[1..].replace('/', "."));
         }
     }

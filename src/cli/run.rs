@@ -2,16 +2,18 @@
 
 use std::path::PathBuf;
 
+use serde::de::DeserializeOwned;
+
 use super::{UsageError, print};
 
-use crate::config::{Config, Model, WeightSource, parse_mesh};
+use crate::config::{Config, Model, WeightSource, WeightType, parse_mesh};
 use crate::dtype::DType;
 use crate::nn::{Build, Lowering, Numerics};
 use crate::pipeline::models::Parts;
-use crate::pipeline::origin;
 use crate::pipeline::run::{RunComponent, Scalars, run_component};
 use crate::pipeline::stages::Stages;
 use crate::pipeline::tensors;
+use crate::pipeline::{origin, request};
 use crate::runtime::{Engine, EngineOptions, platform};
 
 /// Runs one component on the tensors of a safetensors file, under the reference's argument names.
@@ -53,7 +55,7 @@ pub struct Args {
     /// Devices along each axis, e.g. `cfg=2,context=4`; the layout's own if not given.
     #[arg(long)]
     mesh: Option<String>,
-    /// Scalars of the reference's call, e.g. `fps=24`.
+    /// Scalars of the reference's call, e.g. `fps=24`; also `runtime.weights=fp8`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Overwrites the output file.
@@ -74,34 +76,40 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
     let placed = Config { layout: args.layout.clone(), mesh, ..Config::default() };
     let devices = placed.virtual_devices()?;
+    let weight_type = key(&mut scalars, "runtime.weights")?.unwrap_or(WeightType::Bf16);
     let tensors = tensors::read(&args.inputs)?;
     let model = Model {
         path: args.model.clone(),
         text_encoder: args.text_encoder.clone(),
-        weights: weights(args.weights, &mut scalars)?,
+        weights: args.weights.or(key(&mut scalars, "model.weights")?).unwrap_or(WeightSource::File),
         ..Model::default()
     };
     let placed = Config { model, ..placed };
     let (origin, weights) = origin::of_run(&placed)?;
     let parts = Parts::from(origin);
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
+    if args.component == RunComponent::Transformer {
+        request::log_weights(weight_type, &weights)?;
+    }
     let mut stages = Stages::new(Engine::new(client, EngineOptions::default()), weights);
+    let platform = stages.engine().platform();
+    let lowering = Lowering::of(&platform, stages.engine().devices()[0].kind());
     let build = Build {
         dtype: if args.dtype == "f32" { DType::F32 } else { DType::BF16 },
         numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
         layout: placed.placement(stages.engine().devices().len())?,
-        lowering: Lowering::of(&stages.engine().platform(), stages.engine().devices()[0].kind()),
+        quantization: request::quantization(weight_type, &lowering, &platform)?,
+        lowering,
     };
     let results = run_component(args.component, &parts, &mut stages, tensors, &scalars, &build)?;
     tensors::write(&args.output, &results)?;
     print(&format!("{}\n", args.output.display()))
 }
 
-/// Where weights come from: a key of the YAML that stands among the scalars, under the flag.
-fn weights(flag: Option<WeightSource>, scalars: &mut Scalars) -> anyhow::Result<WeightSource> {
-    let set = scalars.remove("model.weights").map(serde_json::from_value).transpose();
-    let set = set.map_err(|e| UsageError(format!("--set model.weights: {e}")))?;
-    Ok(flag.or(set).unwrap_or(WeightSource::File))
+/// A key of the YAML that stands among the scalars.
+fn key<T: DeserializeOwned>(scalars: &mut Scalars, name: &str) -> anyhow::Result<Option<T>> {
+    let set = scalars.remove(name).map(serde_json::from_value).transpose();
+    Ok(set.map_err(|e| UsageError(format!("--set {name}: {e}")))?)
 }
 
 fn parse_scalars(set: &[String]) -> anyhow::Result<Scalars> {

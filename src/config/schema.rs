@@ -465,6 +465,8 @@ pub struct Runtime {
     pub platform: String,
     /// Weights and activations; f32 also computes every product in f32.
     pub dtype: Dtype,
+    /// The transformer's block weights, whatever the checkpoint's are.
+    pub weights: WeightType,
     /// Whose rounding order the bf16 forward follows.
     pub numerics: Numerics,
     /// How attention is computed.
@@ -487,6 +489,7 @@ impl Default for Runtime {
         Runtime {
             platform: "auto".into(),
             dtype: Dtype::Bf16,
+            weights: WeightType::Bf16,
             numerics: Numerics::Default,
             attention: AttentionKernel::Auto,
             memory_fraction: None,
@@ -506,6 +509,16 @@ pub enum Dtype {
     Bf16,
     /// Single precision.
     F32,
+}
+
+/// How the weights of the transformer's blocks are kept and multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightType {
+    /// As all others, in `runtime.dtype`.
+    Bf16,
+    /// 8-bit floats, as are the activations that they are multiplied with; on CUDA.
+    Fp8,
 }
 
 /// Whose rounding order the bf16 forward follows.

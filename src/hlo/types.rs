@@ -59,6 +59,7 @@ impl fmt::Display for Type {
 pub(super) fn element(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "i1",
+        DType::F8E4M3FN => "f8E4M3FN",
         DType::U8 => "ui8",
         DType::U16 => "ui16",
         DType::U32 => "ui32",

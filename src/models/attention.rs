@@ -102,8 +102,8 @@ impl AttentionLayer {
             o = (&own + (o.to(keep.dtype()) - &own) * keep).to(v.dtype());
         }
         if self.gated {
-            let logits =
-                project(&p.pp("to_gate_logits"), gate_input, &[self.heads.count], true, &[Axis::Heads], Axis::Embed);
+            let gate = p.pp("to_gate_logits").plain();
+            let logits = project(&gate, gate_input, &[self.heads.count], true, &[Axis::Heads], Axis::Embed);
             let logits = p.place("gate", &logits, &[Axis::Rows, self.sequence[0], Axis::Heads]);
             let gate = logits.to(crate::dtype::DType::F32).logistic() * 2.0;
             o = (o.to(gate.dtype()) * gate.unsqueeze(3)).to(o.dtype());
@@ -126,8 +126,7 @@ impl AttentionLayer {
             v.iter().map(String::as_str).collect()
         }
         let axes = [Axis::Heads, Axis::HeadDim, Axis::Embed];
-        let init = Init::Normal((inner as f32).sqrt().recip());
-        let weight = p.fused(&refs(&weights), &[count, dim, inner], &[count * dim, inner], &axes, init);
+        let weight = p.weight(&refs(&weights), &[count, dim, inner], &axes);
         let bias = || p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::Normal(0.02));
         let out_axes = [Axis::Whole, Axis::Heads, Axis::HeadDim];
         let y = affine(p, x, &weight, self.bias.then(bias).as_ref(), &out_axes);

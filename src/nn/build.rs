@@ -17,12 +17,30 @@ pub struct Build {
     pub layout: Layout,
     /// What the platform's compiler takes well.
     pub lowering: Lowering,
+    /// How the transformer's blocks are multiplied.
+    pub quantization: Quantization,
+}
+
+/// How the weights of the transformer's blocks are kept and multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Quantization {
+    /// In the run's element type.
+    #[default]
+    None,
+    /// In 8-bit floats, and so the activations that they are multiplied with. Needs layers that are written out.
+    Fp8,
 }
 
 impl Build {
     /// One device, the platform's default forms.
     pub fn new(dtype: DType) -> Self {
-        Build { dtype, numerics: Numerics::Default, layout: Layout::default(), lowering: Lowering::default() }
+        Build {
+            dtype,
+            numerics: Numerics::Default,
+            layout: Layout::default(),
+            lowering: Lowering::default(),
+            quantization: Quantization::None,
+        }
     }
 
     /// The same choices with another element type.

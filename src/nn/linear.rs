@@ -1,5 +1,6 @@
 //! Affine maps and the pointwise functions around them.
 
+use super::fp8::{self, Weight};
 use super::layout::Axis;
 use super::params::{Init, Params};
 use crate::dtype::DType;
@@ -39,27 +40,31 @@ pub fn linear(p: &Params, x: &Value, out: usize, bias: bool, axes: [Axis; 2]) ->
 /// The map from the last dimension to several: `weight` stands in the checkpoint as `[product(out), in]`.
 pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axis], in_axis: Axis) -> Value {
     let _scope = p.scope();
-    let inner = x.dim(-1);
-    let flat: usize = out.iter().product();
-    let shape: Vec<usize> = out.iter().copied().chain([inner]).collect();
-    let axes: Vec<Axis> = out_axes.iter().copied().chain([in_axis]).collect();
-    let deviation = (inner as f32).sqrt().recip();
-    let weight = p.get_as("weight", &[flat, inner], &shape, &axes, Init::Normal(deviation));
-    let bias = bias.then(|| p.get_as("bias", &[flat], out, out_axes, Init::Normal(0.02)));
+    let weight = p.weight(&["weight"], &[out, &[x.dim(-1)]].concat(), &[out_axes, &[in_axis]].concat());
+    let bias = bias.then(|| p.get_as("bias", &[out.iter().product()], out, out_axes, Init::Normal(0.02)));
     affine(p, x, &weight, bias.as_ref(), out_axes)
 }
 
-/// [`linear_nd`] plus a bias `[out…]`.
-pub fn affine(p: &Params, x: &Value, weight: &Value, bias: Option<&Value>, out_axes: &[Axis]) -> Value {
-    let Some(bias) = bias else { return linear_nd(p, x, weight) };
+/// `x [rows…, in]` times a weight `[out…, in]` plus a bias `[out…]`: `[rows…, out…]`, in `x`'s element type.
+pub fn affine(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>, out_axes: &[Axis]) -> Value {
     // A product takes a vector into its epilogue, not an array. An inner axis that is split stays an axis.
     let whole = out_axes[1..].iter().all(|&axis| p.layout().parts(&p.activation("weight"), axis) == 1);
-    if !p.lowering().epilogues || !whole {
-        return linear_nd(p, x, weight) + bias;
-    }
-    let (inner, flat) = (x.dim(-1), bias.dims().iter().product());
-    let y = linear_nd(p, x, &weight.reshape(vec![flat, inner])) + bias.reshape(vec![flat]);
+    let Some(bias) = bias.filter(|_| p.lowering().epilogues && whole) else { return map(p, x, weight, bias) };
+    let y = map(p, x, &weight.flat(), Some(&bias.reshape(vec![bias.ty().elements()])));
     y.reshape([&x.dims()[..x.rank() - 1], bias.dims()].concat())
+}
+
+fn map(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>) -> Value {
+    match (weight, bias) {
+        (Weight::Plain(weight), None) => linear_nd(p, x, weight),
+        (Weight::Plain(weight), Some(bias)) => linear_nd(p, x, weight) + bias,
+        (Weight::Scaled(weight, channels), _) => {
+            let (narrow, rows) = fp8::scaled(x);
+            // Sums are at most 448² times the inner width: far inside bf16's range.
+            let y = linear_into(p, &narrow, weight, x.dtype());
+            fp8::unscaled(&y, &rows, channels, bias).to(x.dtype())
+        }
+    }
 }
 
 /// `x · sigmoid(x)`, in f32 inside, in the operand's type outside.
@@ -78,9 +83,9 @@ pub fn gelu_tanh(x: &Value) -> Value {
 /// [`gelu_tanh`] of an affine map's result.
 pub fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
     // The compiler takes this very form into the product, which applies it to its f32 sums; but not into one whose rows
-    // it has to fill up to eights.
+    // it has to fill up to eights, nor into one whose sums are still to be scaled.
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
-    if !p.lowering().epilogues || x.dtype() != DType::BF16 || !rows.is_multiple_of(8) {
+    if !p.lowering().epilogues || p.is_quantized() || x.dtype() != DType::BF16 || !rows.is_multiple_of(8) {
         return gelu_tanh(x);
     }
     x * ((((x + x * (x * x) * 0.044715) * SQRT_2_OVER_PI).tanh() + 1.0) * 0.5)

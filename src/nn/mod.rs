@@ -4,6 +4,7 @@ mod attention;
 mod build;
 mod conv;
 mod exchange;
+mod fp8;
 mod halo;
 mod layers;
 mod layout;
@@ -14,8 +15,9 @@ mod pictures;
 pub mod rope;
 
 pub use attention::{Attention, Heads, hide_padding};
-pub use build::{Build, Lowering, StackOrder};
+pub use build::{Build, Lowering, Quantization, StackOrder};
 pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, spread_conv1d, transposed_conv1d};
+pub use fp8::Weight;
 pub use halo::{Blocks, Side};
 pub use layers::{LayerTensor, PerLayer};
 pub use layout::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, LayoutError, RopeAt, Rule};

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::build::{Build, Lowering};
+use super::build::{Build, Lowering, Quantization};
 use super::layers::{Layer, Number};
 use super::layout::{Axis, Layout, LayoutError, Placed};
 use crate::dtype::DType;
@@ -35,6 +35,11 @@ pub enum Init {
     Around(f32, f32),
 }
 
+impl Init {
+    /// No number drawn is further from its mean than this many deviations.
+    pub const LARGEST_DEVIATION: f32 = 3.4642;
+}
+
 /// Where a parameter's elements lie in the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -54,13 +59,30 @@ pub enum Source {
         /// Element strides of the parameter's dimensions.
         strides: Vec<usize>,
     },
+    /// Of each row of such tensors what its 8-bit floats are multiplied by, one after the other.
+    Scales {
+        /// Checkpoint names of the tensors, in order.
+        keys: Vec<String>,
+        /// Shape of each in the checkpoint.
+        shape: [usize; 2],
+    },
 }
 
 impl Source {
+    /// Shape of each tensor in the checkpoint.
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Source::Stack { shape, .. } | Source::View { shape, .. } => shape,
+            Source::Scales { shape, .. } => shape,
+        }
+    }
+
     /// Every checkpoint tensor it reads, with its shape.
     pub fn tensors(&self) -> Vec<(&str, &[usize])> {
         match self {
-            Source::Stack { keys, shape } => keys.iter().map(|k| (k.as_str(), shape.as_slice())).collect(),
+            Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
+                keys.iter().map(|k| (k.as_str(), self.shape())).collect()
+            }
             Source::View { key, shape, .. } => vec![(key, shape)],
         }
     }
@@ -117,6 +139,9 @@ pub struct Params {
     dtype: DType,
     numerics: Numerics,
     lowering: Lowering,
+    quantization: Quantization,
+    /// Whether weights of maps are 8-bit floats here.
+    pub(super) narrow: bool,
 }
 
 impl Params {
@@ -144,12 +169,14 @@ impl Params {
             dtype: build.dtype,
             numerics: build.numerics,
             lowering: build.lowering,
+            quantization: build.quantization,
+            narrow: false,
         }
     }
 
     /// The same program's parameters of another component.
     pub fn of(&self, component: &'static str) -> Self {
-        Params { component, prefix: String::new(), layer: None, ..self.clone() }
+        Params { component, prefix: String::new(), layer: None, narrow: false, ..self.clone() }
     }
 
     /// The program under construction.
@@ -195,6 +222,30 @@ impl Params {
         self.numerics
     }
 
+    /// The same place in a layer, where the weights of maps are 8-bit floats if the run asks for them and
+    /// `narrow(layer)` holds.
+    pub fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
+        let narrow = match (self.quantization, self.layer.as_ref().map(|l| &l.number)) {
+            (Quantization::None, _) => false,
+            (Quantization::Fp8, Some(Number::Fixed(l))) => narrow(*l),
+            (Quantization::Fp8, _) => {
+                self.builder().reject("fp8", "only layers that are written out differ in their weights' type".into());
+                false
+            }
+        };
+        Params { narrow, ..self.clone() }
+    }
+
+    /// The same place, where weights have the run's element type.
+    pub fn plain(&self) -> Self {
+        Params { narrow: false, ..self.clone() }
+    }
+
+    /// Whether the weights of maps are 8-bit floats here.
+    pub fn is_quantized(&self) -> bool {
+        self.narrow
+    }
+
     /// One level down the tree of names.
     pub fn pp(&self, name: impl std::fmt::Display) -> Self {
         let prefix = if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) };
@@ -206,7 +257,7 @@ impl Params {
         self.shared.declared.borrow().clone()
     }
 
-    fn key(&self, name: &str) -> String {
+    pub(super) fn key(&self, name: &str) -> String {
         if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
     }
 
@@ -229,18 +280,26 @@ impl Params {
     pub fn get_as(&self, name: &str, stored: &[usize], shape: &[usize], axes: &[Axis], init: Init) -> Value {
         let key = self.key(name);
         let source = Source::Stack { keys: self.keys(&key), shape: stored.to_vec() };
-        self.declare(key, source, shape, axes, init)
+        self.declare(key, source, self.of_shape(shape), axes, init)
+    }
+
+    fn of_shape(&self, shape: &[usize]) -> Type {
+        Type::new(self.dtype, shape)
+    }
+
+    /// The checkpoint names of tensors that lie together: layer by layer.
+    pub(super) fn keys_of(&self, names: &[&str]) -> Vec<String> {
+        let each: Vec<Vec<String>> = names.iter().map(|n| self.keys(&self.key(n))).collect();
+        let layers = each.first().map_or(0, Vec::len);
+        (0..layers).flat_map(|l| each.iter().map(move |k| k[l].clone())).collect()
     }
 
     /// Several tensors of one shape under one name, stacked along a new leading dimension.
     pub fn fused(&self, names: &[&str], shape: &[usize], stored: &[usize], axes: &[Axis], init: Init) -> Value {
-        let each: Vec<Vec<String>> = names.iter().map(|n| self.keys(&self.key(n))).collect();
-        let layers = each.first().map_or(0, Vec::len);
-        let keys = (0..layers).flat_map(|l| each.iter().map(move |k| k[l].clone())).collect();
-        let source = Source::Stack { keys, shape: stored.to_vec() };
+        let source = Source::Stack { keys: self.keys_of(names), shape: stored.to_vec() };
         let shape: Vec<usize> = std::iter::once(names.len()).chain(shape.iter().copied()).collect();
         let axes: Vec<Axis> = std::iter::once(Axis::Whole).chain(axes.iter().copied()).collect();
-        self.declare(self.key(&names.join("+")), source, &shape, &axes, init)
+        self.declare(self.key(&names.join("+")), source, self.of_shape(&shape), &axes, init)
     }
 
     /// Part `index` of one tensor that is read with permuted axes, the parts first: `parts` of them, each of `shape`.
@@ -258,7 +317,7 @@ impl Params {
         let key = self.key(name);
         let source = Source::View { key: key.clone(), shape: stored.to_vec(), strides: strides.to_vec() };
         let layer = Some(Layer { at: 0, number: Number::Counted { layers: parts, index: index.clone() } });
-        Params { layer, ..self.clone() }.declare(key, source, shape, axes, init)
+        Params { layer, ..self.clone() }.declare(key, source, self.of_shape(shape), axes, init)
     }
 
     /// The rows `ids` of a table, `ids`' shape with the rows' behind. A table whose rows are stored in pieces stays so:
@@ -266,16 +325,16 @@ impl Params {
     pub fn lookup(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init, ids: &Value) -> Value {
         let key = self.key(name);
         let source = Source::Stack { keys: self.keys(&key), shape: shape.to_vec() };
-        self.stored(&key, source, shape, axes, init).take(ids)
+        self.stored(&key, source, self.of_shape(shape), axes, init).take(ids)
     }
 
-    fn declare(&self, key: String, source: Source, shape: &[usize], axes: &[Axis], init: Init) -> Value {
-        let stored = self.stored(&key, source, shape, axes, init);
+    pub(super) fn declare(&self, key: String, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
+        let stored = self.stored(&key, source, ty, axes, init);
         self.gathered(&format!("{}.{key}", self.component), stored, axes)
     }
 
     /// A parameter as it is stored, the current layer's.
-    fn stored(&self, key: &str, source: Source, shape: &[usize], axes: &[Axis], init: Init) -> Value {
+    fn stored(&self, key: &str, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
         // Rules speak of all layers alike; only the argument has a layer's number.
         let rules = format!("{}.{key}", self.component);
         let name = match &self.layer {
@@ -284,14 +343,8 @@ impl Params {
         };
         let known = self.shared.values.borrow().get(&name).cloned();
         let value = known.unwrap_or_else(|| {
-            let mut param = Param {
-                component: self.component,
-                name: name.clone(),
-                ty: Type::new(self.dtype, shape.to_vec()),
-                axes: axes.to_vec(),
-                source,
-                init,
-            };
+            let mut param =
+                Param { component: self.component, name: name.clone(), ty, axes: axes.to_vec(), source, init };
             if let Some(Layer { number: Number::Counted { layers, .. }, .. }) = &self.layer {
                 param.ty.dims.insert(0, *layers);
                 param.axes.insert(0, Axis::Layers);

@@ -2,11 +2,12 @@
 
 use super::error::{PipelineError, Result};
 use super::models::Sizes;
+use super::stages::Weights;
 use super::text_to_video::{Request, Shapes};
-use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job};
+use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, WeightType};
 use crate::dtype::DType;
 use crate::kernels::Kernel;
-use crate::nn::{Build, Lowering, Numerics};
+use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::runtime::{EngineOptions, platform};
 use crate::sampling::guidance::{RescaleScope, Scales, branches};
@@ -37,6 +38,7 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
             config::Numerics::Official => Numerics::Official,
         },
         layout: config.placement(devices)?,
+        quantization: quantization(config.runtime.weights, &lowering, platform)?,
         lowering,
     })
 }
@@ -64,6 +66,33 @@ pub fn platform_options(config: &Config) -> Result<platform::Options> {
         cpu_devices: Some(config.virtual_devices()?),
         cuda: CudaOptions { memory_fraction: fraction, visible_devices: visible, ..CudaOptions::default() },
     })
+}
+
+/// How a platform multiplies the transformer's blocks.
+///
+/// # Errors
+/// 8-bit floats on a platform whose layers cannot differ.
+pub fn quantization(weights: WeightType, lowering: &Lowering, platform: &str) -> Result<Quantization> {
+    match weights {
+        WeightType::Bf16 => Ok(Quantization::None),
+        WeightType::Fp8 if lowering.layers_written_out => Ok(Quantization::Fp8),
+        WeightType::Fp8 => {
+            Err(PipelineError::Usage(format!("runtime.weights: fp8 is CUDA's, the platform is {platform}")))
+        }
+    }
+}
+
+/// Says what the transformer's blocks run in, and what the checkpoint has.
+///
+/// # Errors
+/// The transformer's files cannot be read.
+pub fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
+    let weights = match weights {
+        WeightType::Bf16 => "bf16",
+        WeightType::Fp8 => "fp8",
+    };
+    tracing::info!("blocks of the transformer: runtime.weights {weights}; the model has {}", stored.describe_blocks()?);
+    Ok(())
 }
 
 /// How programs are compiled.

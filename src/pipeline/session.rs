@@ -42,6 +42,7 @@ impl Session {
         let config = &request::settled(config, &platform, count);
         let build = request::build(config, count, &platform, devices[0].kind())?;
         Programs::of(config, None)?.check(&build)?;
+        request::log_weights(config.runtime.weights, &models.weights)?;
         Ok(Session { stages, build, versions })
     }
 }

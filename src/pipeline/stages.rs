@@ -1,11 +1,12 @@
 //! Programs that are compiled once and parameters that are uploaded once, for any number of requests.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::Result;
+use crate::dtype::DType;
 use crate::models::Network;
 use crate::pjrt::SharedBytes;
 use crate::runtime::{Distributed, Engine, Executable, Outputs, ParameterSource, Parameters, StoredTensor};
@@ -38,6 +39,28 @@ impl From<Rc<ModelSource>> for Weights {
         Weights::Files(source)
     }
 }
+
+impl Weights {
+    /// What the files hold of the transformer's blocks, and whether their header speaks of quantization.
+    ///
+    /// # Errors
+    /// The transformer's files cannot be read.
+    pub fn describe_blocks(&self) -> Result<String> {
+        let Weights::Files(source) = self else { return Ok("random numbers".into()) };
+        let checkpoint = source.checkpoint(Component::Transformer)?;
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for name in checkpoint.names().filter(|n| n.starts_with("transformer_blocks.") && n.ends_with(".weight")) {
+            *counts.entry(checkpoint.dtype_name(name).unwrap_or_default()).or_default() += 1;
+        }
+        let mut parts: Vec<String> =
+            counts.iter().map(|(dtype, count)| format!("{count} tensors of {dtype}")).collect();
+        parts.extend(checkpoint.metadata(QUANTIZATION).map(|_| format!("'{QUANTIZATION}' in the header")));
+        Ok(parts.join(", "))
+    }
+}
+
+/// Where a header says which tensors are quantized.
+const QUANTIZATION: &str = "_quantization_metadata";
 
 /// Tensors for one run, by argument name.
 #[derive(Default)]
@@ -203,6 +226,29 @@ impl Files<'_> {
         let part = Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))?;
         self.0.checkpoint(part).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
     }
+
+    /// What the 8-bit floats of a tensor are multiplied by, where something stands beside them.
+    fn scales(
+        &self,
+        component: &'static str,
+        key: &str,
+        shape: &[usize],
+    ) -> std::result::Result<Option<Vec<f32>>, String> {
+        let part = Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))?;
+        let checkpoint = self.0.checkpoint(part).map_err(|e| e.to_string())?;
+        let Some(name) = checkpoint.scale_of(key) else { return Ok(None) };
+        let view = self.view(component, &name)?;
+        check_finite(&view).map_err(|e| e.to_string())?;
+        let scales: Vec<f32> = view.to_tensor().map_err(|e| e.to_string())?.to_f32().into_iter().collect();
+        let rows = shape.first().copied().unwrap_or(1);
+        match scales.len() == 1 || scales.len() == rows {
+            true => Ok(Some(scales)),
+            false => {
+                let (file, key, count) = (view.file().display(), view.key(), scales.len());
+                Err(format!("{file}: tensor '{key}' has {count} scales, they must be 1 or one of {rows} rows"))
+            }
+        }
+    }
 }
 
 impl ParameterSource for Files<'_> {
@@ -210,8 +256,9 @@ impl ParameterSource for Files<'_> {
         let view = self.view(component, key)?;
         check_finite(&view).map_err(|e| e.to_string())?;
         let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+        let scales = if dtype == DType::F8E4M3FN { self.scales(component, key, &shape)? } else { None };
         let (file, key) = (view.file().to_path_buf(), view.key().to_string());
-        Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(Mapped(view))), file, key })
+        Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(Mapped(view))), scales, file, key })
     }
 }
 

@@ -48,6 +48,7 @@ fn dtype(dtype: DType) -> Dtype {
         DType::U16 => Dtype::U16,
         DType::U32 => Dtype::U32,
         DType::U64 => Dtype::U64,
+        DType::F8E4M3FN => Dtype::F8_E4M3,
         DType::F16 => Dtype::F16,
         DType::BF16 => Dtype::BF16,
         DType::F32 => Dtype::F32,

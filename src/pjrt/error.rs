@@ -155,6 +155,7 @@ pub(super) fn buffer_type(dtype: DType) -> u32 {
         DType::U16 => c::U16,
         DType::U32 => c::U32,
         DType::U64 => c::U64,
+        DType::F8E4M3FN => c::F8E4M3FN,
         DType::F16 => c::F16,
         DType::BF16 => c::BF16,
         DType::F32 => c::F32,
@@ -164,7 +165,7 @@ pub(super) fn buffer_type(dtype: DType) -> u32 {
 
 /// The host type of a C element type.
 pub(super) fn host_type(kind: u32) -> Option<DType> {
-    const ALL: [DType; 13] = [
+    const ALL: [DType; 14] = [
         DType::Bool,
         DType::I8,
         DType::I16,
@@ -174,6 +175,7 @@ pub(super) fn host_type(kind: u32) -> Option<DType> {
         DType::U16,
         DType::U32,
         DType::U64,
+        DType::F8E4M3FN,
         DType::F16,
         DType::BF16,
         DType::F32,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::distributed::{Distributed, Part, cut, parts, strides};
 use super::engine::{Engine, RuntimeError, device_layout};
-use super::random;
+use super::{quantize, random};
 use crate::dtype::DType;
 use crate::hlo::Program;
 use crate::nn::{Param, Source};
@@ -20,6 +20,8 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
     /// Its bytes; the owner keeps the file mapped while the device reads.
     pub bytes: SharedBytes,
+    /// Of 8-bit floats what they are multiplied by: one number, or one for each row.
+    pub scales: Option<Vec<f32>>,
     /// The file, for messages.
     pub file: PathBuf,
     /// Its name in the file, for messages.
@@ -116,16 +118,16 @@ fn upload(
 ) -> Result<Vec<Buffer>, RuntimeError> {
     let dtype = param.ty.dtype;
     match &param.source {
-        Source::View { key, shape, strides } => {
-            let bytes = read(param, key, shape, source)?;
+        Source::View { key, strides, .. } => {
+            let bytes = read(param, key, source)?;
             let strides: Vec<i64> = strides.iter().map(|s| (s * dtype.size()) as i64).collect();
             strided(engine, dtype, bytes.bytes(), &strides, parts)
         }
-        Source::Stack { keys, shape } if keys.len() == 1 => {
-            let bytes = read(param, &keys[0], shape, source)?;
+        Source::Stack { keys, .. } | Source::Scales { keys, .. } if keys.len() == 1 => {
+            let bytes = read(param, &keys[0], source)?;
             strided(engine, dtype, bytes.bytes(), &strides(&param.ty.dims, dtype.size()), parts)
         }
-        Source::Stack { keys, shape } => {
+        Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
             // The leading dimensions count the tensors; they are never split.
             let elements = param.ty.elements() / keys.len();
             let outer = (1..=param.ty.rank()).find(|&i| param.ty.dims[i..].iter().product::<usize>() == elements);
@@ -141,7 +143,7 @@ fn upload(
             });
             let transfers: Vec<_> = transfers.collect::<Result<_, _>>()?;
             for (i, key) in keys.iter().enumerate() {
-                let bytes = read(param, key, shape, source)?;
+                let bytes = read(param, key, source)?;
                 let mut last: Option<(Part, SharedBytes)> = None;
                 for (transfer, part) in transfers.iter().zip(parts) {
                     let inner = Part { start: part.start[outer..].to_vec(), size: part.size[outer..].to_vec() };
@@ -177,20 +179,28 @@ fn strided(
     each.collect()
 }
 
-/// A tensor's bytes in the parameter's element type: the mapped ones where the file has that type.
-fn read(param: &Param, key: &str, shape: &[usize], source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
+/// A tensor's bytes as the parameter takes them: the mapped ones where the file has that type.
+fn read(param: &Param, key: &str, source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
     let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
     let fail =
         |what: String| RuntimeError::Parameter(format!("{}: tensor '{}' {what}", stored.file.display(), stored.key));
+    let shape = param.source.shape();
     if stored.shape != shape {
         return Err(fail(format!("has shape {:?}, the configuration asks for {shape:?}", stored.shape)));
     }
     if !stored.dtype.is_float() {
-        return Err(fail(format!("is {}, weights must be floats (bf16, f16, f32)", stored.dtype)));
+        return Err(fail(format!("is {}, weights must be floats (bf16, f16, f32, f8_e4m3)", stored.dtype)));
     }
-    if stored.dtype == param.ty.dtype {
-        return Ok(stored.bytes);
-    }
-    let converted = Tensor::from_bytes(stored.dtype, shape, stored.bytes.bytes())?.cast(param.ty.dtype)?;
-    Ok(SharedBytes::from(converted.bytes().into_owned()))
+    Ok(match (&param.source, stored.dtype, param.ty.dtype) {
+        (Source::Scales { .. }, ..) => bytemuck::cast_slice(&quantize::scales(&stored)?).to_vec().into(),
+        (_, file, wanted) if file == wanted => stored.bytes,
+        (_, _, DType::F8E4M3FN) => quantize::narrow(&stored)?.into(),
+        (_, file, wanted) => {
+            let wide = match file {
+                DType::F8E4M3FN => quantize::widened(&stored)?,
+                _ => Tensor::from_bytes(file, shape, stored.bytes.bytes())?,
+            };
+            wide.cast(wanted)?.bytes().into_owned().into()
+        }
+    })
 }

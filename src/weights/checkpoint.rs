@@ -291,12 +291,18 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
+    /// The tensor that the 8-bit floats of `name` are multiplied by, where there is one beside them: `….weight_scale`,
+    /// as Lightricks' files have it.
+    pub fn scale_of(&self, name: &str) -> Option<String> {
+        Some(format!("{name}_scale")).filter(|n| self.contains(n))
+    }
+
     /// A tensor's shape, from the header.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|e| &*e.shape)
     }
 
-    /// A tensor's element type as the file spells it, lower case: also those no program uses (`f8_e4m3`).
+    /// A tensor's element type as the file spells it, lower case: also those no program uses (`f8_e5m2`).
     pub fn dtype_name(&self, name: &str) -> Option<String> {
         self.tensors.get(name).map(|e| e.dtype.to_string().to_lowercase())
     }
@@ -332,7 +338,7 @@ impl Checkpoint {
     pub fn get_float(&self, name: &str) -> Result<TensorView, WeightsError> {
         let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         if !known(entry.dtype).is_some_and(DType::is_float) {
-            return Err(self.wrong_dtype(entry, "bf16, f16 or f32"));
+            return Err(self.wrong_dtype(entry, "bf16, f16, f32 or f8_e4m3"));
         }
         self.get(name)
     }
@@ -363,6 +369,7 @@ fn known(dtype: Dtype) -> Option<DType> {
         Dtype::U16 => DType::U16,
         Dtype::U32 => DType::U32,
         Dtype::U64 => DType::U64,
+        Dtype::F8_E4M3 => DType::F8E4M3FN,
         Dtype::F16 => DType::F16,
         Dtype::BF16 => DType::BF16,
         Dtype::F32 => DType::F32,

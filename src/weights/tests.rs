@@ -21,7 +21,7 @@ fn safetensors(tensors: &[(&str, &str, &[usize])], metadata: Value) -> Vec<u8> {
     for (name, dtype, shape) in tensors {
         let size = match *dtype {
             "F32" | "I32" => 4,
-            "I8" | "F8_E4M3" => 1,
+            "I8" | "F8_E5M2" => 1,
             _ => 2,
         };
         let end = at + shape.iter().product::<usize>() * size;
@@ -107,11 +107,11 @@ fn huge_offsets_are_an_error_not_a_panic() {
 #[test]
 fn element_types_are_checked_when_a_weight_is_asked_for() {
     let dir = TempDir::new().expect("dir");
-    let bytes = safetensors(&[("f", "BF16", &[1]), ("q", "I8", &[4]), ("e", "F8_E4M3", &[4])], Value::Null);
+    let bytes = safetensors(&[("f", "BF16", &[1]), ("q", "I8", &[4]), ("e", "F8_E5M2", &[4])], Value::Null);
     let checkpoint = Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes)).expect("opens");
     assert!(checkpoint.get("q").is_ok());
-    fails(checkpoint.get_float("q"), &["x.safetensors", "`q` is i8", "bf16, f16 or f32"]);
-    fails(checkpoint.get("e"), &["`e` is f8_e4m3"]);
+    fails(checkpoint.get_float("q"), &["x.safetensors", "`q` is i8", "bf16, f16, f32 or f8_e4m3"]);
+    fails(checkpoint.get("e"), &["`e` is f8_e5m2"]);
     fails(checkpoint.get("gone"), &["x.safetensors", "`gone` is missing"]);
 }
 

@@ -59,7 +59,8 @@ pub fn validate<'a>(checkpoint: &Checkpoint, expected: impl IntoIterator<Item = 
             },
         }
     }
-    report.extra = checkpoint.names().filter(|n| !seen.contains(n)).map(String::from).collect();
+    let read = |name: &str| seen.contains(name) || name.strip_suffix("_scale").is_some_and(|n| seen.contains(n));
+    report.extra = checkpoint.names().filter(|n| !read(n)).map(String::from).collect();
     report
 }
 
@@ -126,6 +127,7 @@ pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
         })
     }
     match dtype {
+        DType::F8E4M3FN => scan::<1>(bytes, 0x7f),
         DType::BF16 => scan::<2>(bytes, 0x7f80),
         DType::F16 => scan::<2>(bytes, 0x7c00),
         DType::F32 => scan::<4>(bytes, 0x7f80_0000),

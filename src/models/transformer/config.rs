@@ -233,6 +233,13 @@ impl TransformerConfig {
         self.layer(self.audio_heads(), gated, sequence)
     }
 
+    /// Whether a block's maps are 8-bit floats in runs that ask for it: not the first block's nor the last tenth's,
+    /// which the published 8-bit model keeps in bf16 too (of 48 blocks the numbers 0 and 43 to 47).
+    pub fn quantizes(&self, block: usize) -> bool {
+        let last = (5 * self.num_layers + 24) / 48;
+        (1..self.num_layers - last).contains(&block)
+    }
+
     /// Whether the text context is modulated by the noise level, so that text keys change with every step.
     pub fn prompt_modulation(&self) -> bool {
         self.cross_attn_mod || self.audio_cross_attn_mod

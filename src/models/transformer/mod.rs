@@ -63,6 +63,7 @@ pub fn forward(
     let state = {
         let _scope = b.scope("blocks");
         p.each_layer("transformer_blocks", c.num_layers, &start, |p, i, state| {
+            let p = &p.quantized(|block| c.quantizes(block));
             let layer_text = [0, 1].map(|m| text[m].of_layer(p, &streams[m]));
             // A row attends unless the layer is perturbed and the row's mask says so.
             let keep = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| {

@@ -88,6 +88,7 @@ pub fn all_text_keys_values(
     let streams = [c.video(), c.audio()];
     let _scope = p.builder().scope("text_keys_values");
     p.per_layer("transformer_blocks", c.num_layers, kept, |p| {
+        let p = &p.quantized(|block| c.quantizes(block));
         let both = streams.iter().zip(contexts).flat_map(|(s, x)| {
             let kv = block::text_keys_values(p, c, s, x, None);
             [0, 1].map(|i| kv[i].transpose(&order(p, s, i)))

@@ -1,0 +1,71 @@
+//! Numbers of eight bits: a sign, four bits of exponent (bias 7), three of mantissa, no infinities (OCP's E4M3).
+
+/// One of them. Equal bits are equal numbers here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub struct F8(pub u8);
+
+impl F8 {
+    /// The largest.
+    pub const MAX: f32 = 448.0;
+
+    /// The nearest, ties to even; beyond the largest it is the largest.
+    pub fn from_f32(value: f32) -> Self {
+        let bits = value.to_bits();
+        let (sign, magnitude) = ((bits >> 24) as u8 & 0x80, f32::from_bits(bits & 0x7fff_ffff));
+        if magnitude.is_nan() {
+            return F8(sign | 0x7f);
+        }
+        let magnitude = magnitude.min(Self::MAX);
+        // Below 2^-6 steps are 2^-9 wide: adding 2^14, whose own steps are that wide, rounds to them.
+        let small = (magnitude + 16_384.0).to_bits() & 0xff;
+        // Above, 20 of f32's 23 bits of mantissa go; the exponent's bias changes from 127 to 7.
+        let whole = magnitude.to_bits();
+        let rounded = (whole + 0x7_ffff + (whole >> 20 & 1)) >> 20;
+        let bits = if magnitude < 1.0 / 64.0 { small } else { rounded.wrapping_sub(120 << 3) };
+        F8(sign | bits as u8)
+    }
+}
+
+impl From<F8> for f32 {
+    fn from(value: F8) -> f32 {
+        let (exponent, mantissa) = (i32::from(value.0 >> 3 & 15), f32::from(value.0 & 7));
+        let magnitude = match (exponent, value.0 & 7) {
+            (15, 7) => f32::NAN,
+            (0, _) => mantissa / 512.0,
+            _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+        };
+        if value.0 & 0x80 == 0 { magnitude } else { -magnitude }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_is_its_own_nearest() {
+        for bits in (0..=255u8).filter(|b| b & 0x7f != 0x7f) {
+            let value = f32::from(F8(bits));
+            assert_eq!(F8::from_f32(value), F8(bits), "{value}");
+        }
+        assert!(f32::from(F8(0x7f)).is_nan() && f32::from(F8::from_f32(f32::NAN)).is_nan());
+        assert_eq!((f32::from(F8(0x7e)), f32::from(F8(1)), f32::from(F8(8))), (448.0, 1.0 / 512.0, 1.0 / 64.0));
+    }
+
+    #[test]
+    fn rounds_to_the_nearest_and_ties_to_even() {
+        let numbers: Vec<f32> = (0..0x7fu8).map(|b| f32::from(F8(b))).collect();
+        for (bits, pair) in numbers.windows(2).enumerate() {
+            let (low, high, middle) = (bits as u8, bits as u8 + 1, f32::midpoint(pair[0], pair[1]));
+            let even = if low % 2 == 0 { low } else { high };
+            for sign in [1.0, -1.0] {
+                let of = |v: f32| F8::from_f32(sign * v).0 & 0x7f;
+                assert_eq!(of(middle), even, "{middle}");
+                assert_eq!(of(f32::from_bits(middle.to_bits() - 1)), low, "below {middle}");
+                assert_eq!(of(f32::from_bits(middle.to_bits() + 1)), high, "above {middle}");
+            }
+        }
+        assert_eq!([449.0, 1e9, f32::INFINITY].map(|v| f32::from(F8::from_f32(-v))), [-448.0; 3]);
+    }
+}

@@ -1,0 +1,107 @@
+//! Checkpoint tensors as 8-bit floats, and what the rows of such a tensor are multiplied by.
+
+use super::upload::StoredTensor;
+use crate::dtype::{DType, F8};
+use crate::tensor::{Tensor, TensorError};
+
+/// A tensor `[rows, inner]` of wider floats in 8-bit ones, each row divided by its scale.
+pub(super) fn narrow(stored: &StoredTensor) -> Result<Vec<u8>, TensorError> {
+    let mut narrow = vec![0u8; stored.shape.iter().product()];
+    by_rows(stored, &mut narrow, |row, out| {
+        let inverse = scale(row).recip();
+        out.iter_mut().zip(row).for_each(|(out, v)| *out = F8::from_f32(v * inverse).0);
+    })?;
+    Ok(narrow)
+}
+
+/// What the rows of a tensor's 8-bit floats are multiplied by: as it is stored beside them, or such that a row's largest
+/// number is the type's.
+pub(super) fn scales(stored: &StoredTensor) -> Result<Vec<f32>, TensorError> {
+    let rows = stored.shape.first().copied().unwrap_or(1);
+    if stored.dtype == DType::F8E4M3FN {
+        let given = stored.scales.as_deref().unwrap_or(&[1.0]);
+        return Ok(given.iter().copied().cycle().take(rows).collect());
+    }
+    let mut scales = vec![0f32; rows];
+    by_rows(stored, &mut scales, |row, out| out[0] = scale(row))?;
+    Ok(scales)
+}
+
+/// A tensor of 8-bit floats, each row multiplied by its scale.
+pub(super) fn widened(stored: &StoredTensor) -> Result<Tensor, TensorError> {
+    let mut wide = Tensor::from_bytes(stored.dtype, &stored.shape, stored.bytes.bytes())?.to_f32();
+    for (mut row, scale) in wide.outer_iter_mut().zip(scales(stored)?) {
+        row *= scale;
+    }
+    Ok(Tensor::F32(wide))
+}
+
+fn scale(row: &[f32]) -> f32 {
+    // The bound keeps a row of zeros one.
+    row.iter().fold(1e-30, |largest: f32, v| largest.max(v.abs())) / F8::MAX
+}
+
+/// Calls `each(row, its part of out)` for every row of a tensor, on all cores.
+fn by_rows<T: Send>(
+    stored: &StoredTensor,
+    out: &mut [T],
+    each: impl Fn(&[f32], &mut [T]) + Sync,
+) -> Result<(), TensorError> {
+    let rows = stored.shape.first().copied().unwrap_or(1).max(1);
+    let inner = stored.shape.iter().product::<usize>() / rows;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (some, of_row) = (rows.div_ceil(cores), out.len() / rows);
+    let bytes = stored.bytes.bytes().chunks(some * inner * stored.dtype.size());
+    std::thread::scope(|scope| {
+        let parts = bytes.zip(out.chunks_mut(some * of_row)).map(|(bytes, out)| {
+            let each = &each;
+            scope.spawn(move || {
+                for (bytes, out) in bytes.chunks(inner * stored.dtype.size()).zip(out.chunks_mut(of_row)) {
+                    let row = Tensor::from_bytes(stored.dtype, &[inner], bytes)?.to_f32();
+                    each(row.as_slice().unwrap_or_default(), out);
+                }
+                Ok(())
+            })
+        });
+        let parts: Vec<_> = parts.collect();
+        parts.into_iter().try_for_each(|part| part.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pjrt::SharedBytes;
+
+    fn stored(tensor: &Tensor, scales: Option<Vec<f32>>) -> StoredTensor {
+        let bytes = SharedBytes::from(tensor.bytes().into_owned());
+        let (file, key) = ("a.safetensors".into(), "w".into());
+        StoredTensor { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), bytes, scales, file, key }
+    }
+
+    fn numbers(bytes: &[u8]) -> Vec<f32> {
+        bytes.iter().map(|b| f32::from(F8(*b))).collect()
+    }
+
+    #[test]
+    fn each_row_fills_the_range() {
+        let wide = Tensor::from(ndarray::arr2(&[[1.0f32, -0.5, 0.25], [0.0, 0.0, 0.0], [-3.0, 300.0, 896.0]]));
+        for tensor in [wide.clone(), wide.cast(DType::BF16).expect("bf16"), wide.cast(DType::F16).expect("f16")] {
+            let t = stored(&tensor, None);
+            let (narrow, scales) = (numbers(&narrow(&t).expect("floats")), scales(&t).expect("floats"));
+            assert_eq!(narrow, [448.0, -224.0, 112.0, 0.0, 0.0, 0.0, -1.5, 144.0, 448.0]);
+            assert_eq!((scales[0], scales[2]), (1.0 / 448.0, 2.0));
+        }
+    }
+
+    #[test]
+    fn what_is_stored_narrow_keeps_its_scales() {
+        let tensor = Tensor::from(ndarray::arr2(&[[1.0f32, -2.0], [8.0, 448.0]])).cast(DType::F8E4M3FN).expect("f8");
+        for (given, want) in [(None, [1.0, 1.0]), (Some(vec![0.5]), [0.5, 0.5]), (Some(vec![0.5, 0.25]), [0.5, 0.25])] {
+            let t = stored(&tensor, given);
+            assert_eq!(scales(&t).expect("f8"), want);
+            let wide = widened(&t).expect("f8").to_f32();
+            assert_eq!(wide.as_slice().expect("dense"), [want[0], -2.0 * want[0], 8.0 * want[1], 448.0 * want[1]]);
+        }
+    }
+}
