@@ -11,6 +11,7 @@ use super::stages::{Inputs, Stages};
 use super::text_to_video::{Request, Shapes};
 use crate::models::Network;
 use crate::models::transformer::tables;
+use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::runtime::{Distributed, Executable, Outputs};
 use crate::sampling::denoise::{self, DenoiseShape, MAX_STEPS};
@@ -138,7 +139,7 @@ impl Loop {
         let row = |s: Scales| s.row().to_vec();
         let scales = Array2::from_shape_vec((2, 4), [row(request.scales[0]), row(request.scales[1])].concat())
             .map_err(|e| PipelineError::Input(e.to_string()))?;
-        let mut given = tables::host_inputs(c, &tables);
+        let mut given = tables::host_inputs(c, tables);
         given.push(("sigmas".into(), levels(request)));
         given.push(("scales".into(), scales.into()));
         Ok(Loop { call: Call::new(stages, "denoise", &network, Inputs::default(), given)?, prepared })
@@ -187,7 +188,7 @@ impl Loop {
     }
 }
 
-/// Latents to `video` `[b, 3, F, H, W]` in -1..1.
+/// Latents to `video`, as `pixels` says.
 ///
 /// # Errors
 /// As [`text_encoder`].
@@ -195,9 +196,10 @@ pub fn video_decoder(
     models: &Models,
     stages: &mut Stages,
     latents: Array5<f32>,
+    pixels: Pixels,
     build: &Build,
 ) -> Result<Call<'static>> {
-    let network = models.parts.video_decoder_program(latents.dim().into(), build)?;
+    let network = models.parts.video_decoder_program(latents.dim().into(), pixels, build)?;
     Call::new(stages, "video_decoder", &network, Inputs::default(), [("latents".to_string(), latents.into())])
 }
 
