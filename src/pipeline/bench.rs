@@ -346,7 +346,7 @@ impl<'a> Bench<'a> {
     fn denoise(&mut self) -> Result<()> {
         let prepared = self.prepare(false)?.run(self.stages)?;
         let (models, request) = (self.models, self.request);
-        let steps_loop = Loop::new(models, self.stages, request, &self.shape, &self.shapes, prepared, &self.build)?;
+        let steps_loop = Loop::new(models, self.stages, request, &self.shape, &self.shapes, &self.build)?;
         let (video, audio) = noise(&self.batch, &self.shapes)?;
         let start = pack(models, &video, &audio)?;
         for (name, steps) in [("denoise_step", 1), ("denoise_loop", request.sigmas.len() - 1)] {
@@ -358,7 +358,7 @@ impl<'a> Bench<'a> {
                     Ok(latents)
                 },
                 |stages, latents| {
-                    let latents = steps_loop.run(stages, &range, latents)?;
+                    let latents = steps_loop.run(stages, &prepared, &range, latents)?;
                     wait(&latents)?;
                     Ok(latents)
                 },

@@ -112,14 +112,13 @@ fn levels(request: &Request) -> Tensor {
     Tensor::from(ndarray::Array1::from(sigmas))
 }
 
-/// The denoising loop with everything but latents and range of steps.
+/// The denoising loop with its tables and scales: what follows from the request's sizes alone.
 pub struct Loop {
     call: Call<'static>,
-    prepared: Outputs,
 }
 
 impl Loop {
-    /// The loop of a request, on what [`prepare`] gave.
+    /// The loop of a request.
     ///
     /// # Errors
     /// As [`text_encoder`].
@@ -129,7 +128,6 @@ impl Loop {
         request: &Request,
         shape: &DenoiseShape,
         shapes: &Shapes,
-        prepared: Outputs,
         build: &Build,
     ) -> Result<Self> {
         let c = &models.sizes.transformer;
@@ -142,7 +140,7 @@ impl Loop {
         let mut given = tables::host_inputs(c, tables);
         given.push(("sigmas".into(), levels(request)));
         given.push(("scales".into(), scales.into()));
-        Ok(Loop { call: Call::new(stages, "denoise", &network, Inputs::default(), given)?, prepared })
+        Ok(Loop { call: Call::new(stages, "denoise", &network, Inputs::default(), given)? })
     }
 
     /// The compiled program.
@@ -169,16 +167,22 @@ impl Loop {
         stages.give_all(self.program(), Inputs::default(), range)
     }
 
-    /// Runs the steps of a range. The program takes over the memory of the latents.
+    /// Runs the steps of a range on what [`prepare`] gave. The program takes over the memory of the latents.
     ///
     /// # Errors
     /// The plugin's message.
-    pub fn run(&self, stages: &Stages, steps: &Inputs, latents: [Distributed; 2]) -> Result<[Distributed; 2]> {
+    pub fn run(
+        &self,
+        stages: &Stages,
+        prepared: &Outputs,
+        steps: &Inputs,
+        latents: [Distributed; 2],
+    ) -> Result<[Distributed; 2]> {
         let [video, audio] = &latents;
         let find = |name: &str| match name {
             "latents.video" => Some(video),
             "latents.audio" => Some(audio),
-            _ => steps.get(name).or_else(|| self.call.inputs.get(name)).or_else(|| self.prepared.get(name)),
+            _ => steps.get(name).or_else(|| self.call.inputs.get(name)).or_else(|| prepared.get(name)),
         };
         let mut outputs = stages.run_with(self.program(), find)?;
         let mut take = |name: &str| {

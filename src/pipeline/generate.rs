@@ -1,7 +1,9 @@
 //! `generate`: every video of a configuration, with programs compiled and weights loaded once.
 
 use std::ops::ControlFlow;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -119,7 +121,13 @@ fn write(
     let frames = &generated.frames;
     let rate = u32::try_from(generated.sample_rate).unwrap_or(u32::MAX);
     let audio = Audio::new(generated.audio.clone(), rate)?;
-    media::write_mp4(path, frames, request.frame_rate, Some(&audio), &Mp4Options::default())?;
+    // The hashes are taken beside the encoder.
+    let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {
+        let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
+        let written = media::write_mp4(path, frames, request.frame_rate, Some(&audio), &Mp4Options::default());
+        (written, hashes.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    written?;
     let name = path.file_stem().map(PathBuf::from).unwrap_or_default();
     if let Some(folder) = &config.output.save_frames {
         let folder = if several { Path::new(folder).join(&name) } else { PathBuf::from(folder) };
@@ -140,13 +148,8 @@ fn write(
         };
         super::tensors::write(&file, &generated.dump)?;
     }
-    Ok(Finished {
-        path: path.to_path_buf(),
-        seed: job.seed,
-        prompt: job.prompt.clone(),
-        frames_sha256: frames.sha256(),
-        samples_sha256: audio.sha256(),
-    })
+    let (path, prompt) = (path.to_path_buf(), job.prompt.clone());
+    Ok(Finished { path, seed: job.seed, prompt, frames_sha256, samples_sha256 })
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {

@@ -197,6 +197,15 @@ pub fn text_to_videos(
     let kinds = 1 + usize::from(branches.contains(&Branch::Negative));
     let (ids, mask, cut_tokens) = tokens(models, &batch, kinds)?;
     let embeds = calls::text_encoder(models, stages, ids, mask.clone(), build)?.run(stages)?;
+
+    // While it runs, the host makes what the loop reads beside the text.
+    let (video_noise, audio_noise) = noise(&batch, &shapes)?;
+    dump.keep_row("noise.video", &video_noise, 1, 0);
+    dump.keep_row("noise.audio", &audio_noise, 1, 0);
+    let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
+    let steps_loop = Loop::new(models, stages, request, &shape, &shapes, build)?;
+    let start = pack(models, &video_noise, &audio_noise)?;
+
     clock.wait(&embeds)?;
     // By way of the host: a layout may place the text of encoder and connectors differently.
     let embeds = embeds.tensor("prompt_embeds")?;
@@ -212,18 +221,11 @@ pub fn text_to_videos(
     clock.wait(&text)?;
     clock.ends(Stage::Connectors, stages);
 
-    let (video_noise, audio_noise) = noise(&batch, &shapes)?;
-    dump.keep_row("noise.video", &video_noise, 1, 0);
-    dump.keep_row("noise.audio", &audio_noise, 1, 0);
-    let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
     let contexts = [branch_text(&text, "video", &shape)?, branch_text(&text, "audio", &shape)?];
-    // It runs while the host makes what the loop reads beside it.
     let prepared = calls::prepare(models, stages, request, &shape, contexts, build)?.run(stages)?;
-    let steps_loop = Loop::new(models, stages, request, &shape, &shapes, prepared, build)?;
-    let start = pack(models, &video_noise, &audio_noise)?;
-    let latents = run_loop(&steps_loop, stages, &start, settings.chunk, steps, watch)?;
+    let latents = run_loop(&steps_loop, stages, &prepared, &start, settings.chunk, steps, watch)?;
     clock.wait_for(latents.iter())?;
-    drop(steps_loop);
+    drop((steps_loop, prepared));
     let latents = [latents[0].download()?, latents[1].download()?];
     let (video_latents, audio_latents) = unpack(models, &shapes, batch.size(), latents)?;
     dump.keep_row("latents.video", &video_latents, 1, 0);
@@ -318,6 +320,7 @@ fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape) -> Result<Tenso
 fn run_loop(
     steps_loop: &Loop,
     stages: &Stages,
+    prepared: &Outputs,
     start: &[Tensor; 2],
     chunk: Option<usize>,
     steps: usize,
@@ -331,7 +334,7 @@ fn run_loop(
             return Err(PipelineError::Interrupted(done, steps));
         }
         let end = (done + chunk).min(steps);
-        latents = steps_loop.run(stages, &steps_loop.steps(stages, done, end)?, latents)?;
+        latents = steps_loop.run(stages, prepared, &steps_loop.steps(stages, done, end)?, latents)?;
         done = end;
     }
     let _ = watch(Stage::Denoise, done, steps);
