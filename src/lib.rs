@@ -8,6 +8,7 @@
 
 pub mod dtype;
 pub mod tensor;
+pub mod threads;
 
 pub mod analysis;
 pub mod cli;

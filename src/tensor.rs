@@ -95,21 +95,40 @@ impl Tensor {
         if want != bytes.len() {
             return Err(TensorError::Size { dtype, shape: shape.to_vec(), want, got: bytes.len() });
         }
-        let size_error = || TensorError::Size { dtype, shape: shape.to_vec(), want, got: bytes.len() };
-        fn array<T: bytemuck::Pod>(shape: &[usize], bytes: &[u8]) -> Option<ArrayD<T>> {
-            ArrayD::from_shape_vec(IxDyn(shape), bytemuck::pod_collect_to_vec(bytes)).ok()
+        Tensor::filled(dtype, shape, |memory| {
+            memory.copy_from_slice(bytes);
+            Ok(())
+        })
+    }
+
+    /// A tensor whose row-major little-endian bytes `fill` writes where they stay; they begin as zeros.
+    ///
+    /// # Errors
+    /// What `fill` returns, or an element type without a host form.
+    pub fn filled<E: From<TensorError>>(
+        dtype: DType,
+        shape: &[usize],
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        fn array<T: bytemuck::Pod, E>(
+            shape: &[usize],
+            fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        ) -> Result<ArrayD<T>, E> {
+            let mut a = ArrayD::from_elem(IxDyn(shape), T::zeroed());
+            fill(bytemuck::cast_slice_mut(a.as_slice_mut().unwrap_or_default()))?;
+            Ok(a)
         }
         Ok(match dtype {
-            DType::Bool => Tensor::Bool(array::<u8>(shape, bytes).ok_or_else(size_error)?.mapv(|b| b != 0)),
-            DType::U8 => Tensor::U8(array(shape, bytes).ok_or_else(size_error)?),
-            DType::I32 => Tensor::I32(array(shape, bytes).ok_or_else(size_error)?),
-            DType::I64 => Tensor::I64(array(shape, bytes).ok_or_else(size_error)?),
-            DType::F8E4M3FN => Tensor::F8E4M3FN(array(shape, bytes).ok_or_else(size_error)?),
-            DType::F16 => Tensor::F16(array(shape, bytes).ok_or_else(size_error)?),
-            DType::BF16 => Tensor::BF16(array(shape, bytes).ok_or_else(size_error)?),
-            DType::F32 => Tensor::F32(array(shape, bytes).ok_or_else(size_error)?),
-            DType::F64 => Tensor::F64(array(shape, bytes).ok_or_else(size_error)?),
-            other => return Err(TensorError::Unsupported(other)),
+            DType::Bool => Tensor::Bool(array::<u8, E>(shape, fill)?.mapv(|b| b != 0)),
+            DType::U8 => Tensor::U8(array(shape, fill)?),
+            DType::I32 => Tensor::I32(array(shape, fill)?),
+            DType::I64 => Tensor::I64(array(shape, fill)?),
+            DType::F8E4M3FN => Tensor::F8E4M3FN(array(shape, fill)?),
+            DType::F16 => Tensor::F16(array(shape, fill)?),
+            DType::BF16 => Tensor::BF16(array(shape, fill)?),
+            DType::F32 => Tensor::F32(array(shape, fill)?),
+            DType::F64 => Tensor::F64(array(shape, fill)?),
+            other => return Err(TensorError::Unsupported(other).into()),
         })
     }
 
@@ -137,6 +156,14 @@ impl Tensor {
             Tensor::BF16(a) => a.mapv(f32::from),
             Tensor::F32(a) => a.clone(),
             Tensor::F64(a) => a.mapv(|v| v as f32),
+        }
+    }
+
+    /// As [`Tensor::to_f32`], without a copy where they are single precision already.
+    pub fn into_f32(self) -> ArrayD<f32> {
+        match self {
+            Tensor::F32(a) => a,
+            other => other.to_f32(),
         }
     }
 

@@ -43,7 +43,7 @@ fn agree(what: &str, got: &Generated, want: &Generated) {
         eprintln!("{what} {name}: {distance:.1e}");
         assert!(distance <= 1e-5, "{what} {name}: {distance:e}");
     }
-    assert_eq!((got.video.dim(), got.audio.dim()), (want.video.dim(), want.audio.dim()), "{what}");
+    assert_eq!((got.frames.data().dim(), got.audio.dim()), (want.frames.data().dim(), want.audio.dim()), "{what}");
 }
 
 /// Three videos of a case, two at a time on `mesh`, against one at a time on `single`.

@@ -9,9 +9,10 @@ use common::{cpu, quick, relative_l2};
 use ltx2::analysis::Module;
 use ltx2::dtype::DType;
 use ltx2::hlo::Mesh;
+use ltx2::media::Frames;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;
-use ltx2::models::video_vae::{DecoderConfig, EncoderConfig, decoder_program, encoder_program};
+use ltx2::models::video_vae::{DecoderConfig, EncoderConfig, Pixels, decoder_program, encoder_program};
 use ltx2::nn::{
     Axis, Build, Conv3d, Conv3dLowering, ExchangePolicy, Layout, Lowering, Padding, Params, Pictures, Rule,
 };
@@ -66,14 +67,18 @@ fn scattered(shape: &[usize]) -> Tensor {
 }
 
 fn run(engine: &Engine, network: &Network, result: &str) -> Tensor {
+    results(engine, network, scattered).remove(result).expect("a result")
+}
+
+fn results(engine: &Engine, network: &Network, value: impl Fn(&[usize]) -> Tensor) -> BTreeMap<String, Tensor> {
     let executable = engine.compile("blocks", &network.program).expect("compiles");
     let arguments: BTreeMap<String, Distributed> = executable
         .arguments()
         .iter()
-        .map(|a| (a.name.clone(), engine.upload(&executable, &a.name, &scattered(&a.content)).expect("uploads")))
+        .map(|a| (a.name.clone(), engine.upload(&executable, &a.name, &value(&a.content)).expect("uploads")))
         .collect();
     let outputs = engine.run(&executable, |name| arguments.get(name)).expect("runs");
-    outputs.tensor(result).expect("a result")
+    outputs.iter().map(|(name, value)| (name.to_string(), value.download().expect("downloads"))).collect()
 }
 
 #[test]
@@ -108,7 +113,7 @@ fn only_edges_move() {
     let encoder = EncoderConfig::from_json(config).expect("valid");
     let [rows, columns] = encoder.reduction();
     let networks = [
-        decoder_program(&decoder, [1, 2, 8, 4], &blocks()).expect("builds"),
+        decoder_program(&decoder, [1, 2, 8, 4], Pixels::Values, &blocks()).expect("builds"),
         encoder_program(&encoder, [1, 9, 8 * rows, 4 * columns], &blocks()).expect("builds"),
     ];
     for network in &networks {
@@ -130,4 +135,38 @@ fn only_edges_move() {
         let result = &network.program.results[0].ty;
         assert_eq!(memory.outputs as usize, result.bytes() / 8);
     }
+}
+
+/// Bytes made on the devices are those that the host makes of the same values, bit for bit, whole and in blocks.
+#[test]
+fn bytes_are_those_the_host_would_make() {
+    let Some(client) = cpu(8) else { return };
+    let engine = Engine::new(client, quick());
+    let preset = Preset::named("nano").expect("a configuration");
+    let config = DecoderConfig::from_json(preset.config("vae").expect("an autoencoder")).expect("valid");
+    // Small weights, so that most values are neither black nor white.
+    let small = |shape: &[usize]| Tensor::F32(scattered(shape).to_f32() * 0.05);
+    for build in [one(), blocks()] {
+        // The second does not divide: the blocks are filled up.
+        for sizes in [[1, 2, 8, 4], [1, 2, 5, 3]] {
+            let program = |pixels| decoder_program(&config, sizes, pixels, &build).expect("builds");
+            let values = results(&engine, &program(Pixels::Values), small).remove("video").expect("values").into_f32();
+            let bytes = results(&engine, &program(Pixels::Bytes), small);
+            let turned = values.mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0)).permuted_axes(vec![0, 2, 1, 3, 4]);
+            let video = turned.index_axis(ndarray::Axis(0), 0).into_dimensionality().expect("four dimensions");
+            let want = Frames::from_video(video).expect("a video");
+            let got = bytes["video"].bytes().into_owned();
+            assert_eq!(bytes["video"].shape()[1..], *want.data().shape());
+            assert!(got == *want.data().as_slice().expect("dense"), "{sizes:?}: other bytes");
+            let distinct = got.iter().collect::<std::collections::BTreeSet<_>>().len();
+            assert!(distinct > 100, "{distinct} distinct bytes say little");
+            assert_eq!(bytes["finite"], Tensor::from(ndarray::arr0(true)));
+        }
+    }
+    let broken = |shape: &[usize]| match shape.len() {
+        5 if shape[1] == config.latent_channels => Tensor::F32(ArrayD::from_elem(shape, f32::NAN)),
+        _ => small(shape),
+    };
+    let program = decoder_program(&config, [1, 2, 8, 4], Pixels::Bytes, &blocks()).expect("builds");
+    assert_eq!(results(&engine, &program, broken)["finite"], Tensor::from(ndarray::arr0(false)));
 }

@@ -15,7 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["kernels"],
     &["hlo", "pjrt"],
     &["tensor"],
-    &["dtype"],
+    &["dtype", "threads"],
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {

@@ -91,11 +91,23 @@ impl Pictures {
 
     /// The result `name` of [`Pictures::run`], of which callers see the part that is no filling.
     pub fn output(&self, p: &Params, name: &str, value: &Value) -> (crate::hlo::Output, Value) {
+        p.output(name, value, &AXES, &self.content_of(value))
+    }
+
+    /// The same with the channels behind all else, `[b, frames, height, width, channels]`.
+    pub fn channels_last(&self, p: &Params, name: &str, value: &Value) -> (crate::hlo::Output, Value) {
+        const ORDER: [usize; 5] = [0, 2, 3, 4, 1];
+        let content = self.content_of(value);
+        p.output(name, &value.transpose(&ORDER), &ORDER.map(|d| AXES[d]), &ORDER.map(|d| content[d]))
+    }
+
+    /// The part of a result that is no filling.
+    fn content_of(&self, value: &Value) -> Vec<usize> {
         let mut content = value.dims().to_vec();
         content[0] = self.content[0];
         for dim in CUT {
             content[dim] = (self.content[dim] * content[dim]).div_ceil(self.ty.dims[dim]);
         }
-        p.output(name, value, &AXES, &content)
+        content
     }
 }

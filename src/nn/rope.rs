@@ -4,6 +4,7 @@
 //! f32: the layout in which queries and keys are rotated. The two published arrangements differ only in which features
 //! form a pair: `split` pairs `j` with `j + head_dim/2`, `interleaved` pairs `2j` with `2j + 1`.
 
+use std::collections::HashMap;
 use std::f64::consts::PI;
 
 use ndarray::{Array3, Array4, ArrayView3};
@@ -13,6 +14,7 @@ use super::attention::Heads;
 use super::params::{Numerics, Params};
 use crate::dtype::DType;
 use crate::hlo::Value;
+use crate::threads::each_row;
 
 /// Which features of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -64,16 +66,34 @@ pub fn table(positions: ArrayView3<f32>, heads: Heads, theta: f64, double: bool)
     let pairs = heads.width() / 2;
     let omega = frequencies(theta, heads.width() / (2 * axes), double);
     let pad = pairs - omega.len() * axes;
-    let angle = |bi: usize, t: usize, pair: usize| -> Option<f64> {
-        let entry = pair.checked_sub(pad)?;
-        let grid = positions[[bi, t, entry % axes]] * 2.0 - 1.0;
-        Some(f64::from(grid * omega[entry / axes]))
-    };
-    let half = heads.dim / 2;
-    let make = |f: fn(f64) -> f64, fixed: f32| {
-        Array4::from_shape_fn((b, tokens, heads.count, half), |(bi, t, h, j)| {
-            angle(bi, t, h * half + j).map_or(fixed, |a| f(a) as f32)
+    // The tokens of a grid share few positions along each axis: their angles are taken once.
+    let mut grids = Vec::new();
+    let mut known = HashMap::new();
+    let mut row_of = |position: &f32| {
+        let grid = position * 2.0 - 1.0;
+        *known.entry(grid.to_bits()).or_insert_with(|| {
+            grids.push(grid);
+            grids.len() - 1
         })
+    };
+    let rows: Vec<usize> = positions.iter().map(&mut row_of).collect();
+    let make = |f: fn(f64) -> f64, fixed: f32| {
+        let mut distinct = vec![0f32; grids.len() * omega.len()];
+        each_row(&mut distinct, omega.len(), |row, values| {
+            for (v, w) in values.iter_mut().zip(&omega) {
+                *v = f(f64::from(grids[row] * w)) as f32;
+            }
+        });
+        let mut all = Array4::from_elem((b, tokens, heads.count, heads.dim / 2), 0f32);
+        each_row(all.as_slice_mut().unwrap_or_default(), pairs, |token, values| {
+            let (fixed_ones, rotated) = values.split_at_mut(pad);
+            fixed_ones.fill(fixed);
+            for (axis, row) in rows[token * axes..][..axes].iter().enumerate() {
+                let of_axis = rotated.iter_mut().skip(axis).step_by(axes);
+                of_axis.zip(&distinct[row * omega.len()..]).for_each(|(v, known)| *v = *known);
+            }
+        });
+        all
     };
     Table { cos: make(f64::cos, 1.0), sin: make(f64::sin, 0.0) }
 }
@@ -122,4 +142,43 @@ pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing,
         }
     };
     y.reshape(x.dims().to_vec()).to(x.dtype())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_its_definition_bit_for_bit() {
+        // Frames, rows and columns of a grid, more tokens than one thread takes; three axes of five frequencies.
+        let (frames, rows, columns) = (24, 16, 24);
+        let heads = Heads { count: 3, dim: 10 };
+        let positions = Array3::from_shape_fn((2, frames * rows * columns, 3), |(b, t, axis)| {
+            let at = [t / (rows * columns), t / columns % rows, t % columns][axis];
+            (at + b) as f32 / [20.0, 2048.0, 31.0][axis]
+        });
+        let table = table(positions.view(), heads, 10000.0, true);
+        let omega = frequencies(10000.0, 5, true);
+        let angle = |(b, t, h, j): (usize, usize, usize, usize)| {
+            let pair = h * 5 + j;
+            let grid = positions[[b, t, pair % 3]] * 2.0 - 1.0;
+            f64::from(grid * omega[pair / 3])
+        };
+        assert!(table.cos.indexed_iter().all(|(at, v)| v.to_bits() == (angle(at).cos() as f32).to_bits()));
+        assert!(table.sin.indexed_iter().all(|(at, v)| v.to_bits() == (angle(at).sin() as f32).to_bits()));
+    }
+
+    #[test]
+    fn features_without_a_frequency_come_first_and_stay() {
+        let heads = Heads { count: 2, dim: 8 };
+        let positions = Array3::from_elem((1, 2, 3), 0.75f32);
+        let table = table(positions.view(), heads, 10000.0, false);
+        // Two frequencies of three axes are six of eight pairs.
+        assert_eq!((table.cos[[0, 1, 0, 1]], table.sin[[0, 1, 0, 1]]), (1.0, 0.0));
+        let angle = f64::from(0.5 * frequencies(10000.0, 2, false)[0]);
+        for (head, pair) in [(0, 2), (0, 3), (1, 0)] {
+            assert_eq!(table.cos[[0, 1, head, pair]], angle.cos() as f32);
+            assert_eq!(table.sin[[0, 1, head, pair]], angle.sin() as f32);
+        }
+    }
 }

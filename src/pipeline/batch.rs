@@ -77,7 +77,7 @@ impl<'a> Batch<'a> {
 }
 
 /// The rows of an array, each `[1, …]`, the first `count`; a single one is not copied.
-pub fn split<D: RemoveAxis>(all: Array<f32, D>, count: usize) -> Vec<Array<f32, D>> {
+pub fn split<A: Clone, D: RemoveAxis>(all: Array<A, D>, count: usize) -> Vec<Array<A, D>> {
     if all.shape()[0] == 1 {
         return vec![all];
     }

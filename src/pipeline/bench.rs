@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::batch::Batch;
 use super::calls::{self, Call, Loop};
+use super::clock::Took;
 use super::error::{PipelineError, Result};
 use super::generate::of_job;
 use super::models::Models;
@@ -23,10 +24,11 @@ use super::programs::{ProgramKind, Programs};
 use super::report::peak_memory;
 use super::session::Session;
 use super::stages::Stages;
-use super::text_to_video::{Request, Settings, Shapes, noise, pack, text_to_videos, tokens, unpack};
+use super::text_to_video::{Request, Settings, Shapes, Stage, noise, pack, text_to_videos, tokens, unpack};
 use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
-use crate::media::{self, Audio, Frames, Mp4Options};
+use crate::media::{self, Audio, Mp4Options};
+use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::pjrt::CompiledMemory;
 use crate::runtime::{Ceiling, Distributed, Executable, matmul_ceiling};
@@ -123,6 +125,17 @@ pub struct Measured {
     pub share_of_matmul: Option<f64>,
     /// Results by name.
     pub outputs: BTreeMap<String, Checked>,
+    /// Of a whole request: where its last run spent the time. The shares of all stages add up to the run.
+    pub parts: Option<BTreeMap<Stage, Share>>,
+}
+
+/// Seconds of a stage.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Share {
+    /// In which nothing was left to do but wait for its programs.
+    pub device: f64,
+    /// In which the host worked.
+    pub host: f64,
 }
 
 /// What is known of a program without running it, on one device.
@@ -147,9 +160,9 @@ pub struct Checked {
     pub shape: Vec<usize>,
     /// SHA-256 of its row-major bytes.
     pub sha256: String,
-    /// Whether all of it are numbers.
+    /// Whether all of it are numbers; of a flag, whether it is set.
     pub finite: bool,
-    /// Whether all of it are one number.
+    /// Whether all of it, where it is several, are one number.
     pub constant: bool,
 }
 
@@ -163,12 +176,13 @@ impl Checked {
         };
         match tensor {
             Tensor::F32(a) => a.iter().for_each(|v| look(*v)),
+            Tensor::Bool(a) => a.iter().for_each(|v| look(if *v { 1.0 } else { f32::NAN })),
             Tensor::BF16(a) => a.iter().for_each(|v| look(v.to_f32())),
             other => other.to_f32().iter().for_each(|v| look(*v)),
         }
         let digest = Sha256::digest(tensor.bytes());
         let sha256 = digest.iter().map(|b| format!("{b:02x}")).collect();
-        Checked { shape: tensor.shape().to_vec(), sha256, finite, constant: low >= high }
+        Checked { shape: tensor.shape().to_vec(), sha256, finite, constant: tensor.len() > 1 && low >= high }
     }
 }
 
@@ -332,7 +346,7 @@ impl<'a> Bench<'a> {
     fn denoise(&mut self) -> Result<()> {
         let prepared = self.prepare(false)?.run(self.stages)?;
         let (models, request) = (self.models, self.request);
-        let steps_loop = Loop::new(models, self.stages, request, &self.shape, &self.shapes, prepared, &self.build)?;
+        let steps_loop = Loop::new(models, self.stages, request, &self.shape, &self.shapes, &self.build)?;
         let (video, audio) = noise(&self.batch, &self.shapes)?;
         let start = pack(models, &video, &audio)?;
         for (name, steps) in [("denoise_step", 1), ("denoise_loop", request.sigmas.len() - 1)] {
@@ -344,7 +358,7 @@ impl<'a> Bench<'a> {
                     Ok(latents)
                 },
                 |stages, latents| {
-                    let latents = steps_loop.run(stages, &range, latents)?;
+                    let latents = steps_loop.run(stages, &prepared, &range, latents)?;
                     wait(&latents)?;
                     Ok(latents)
                 },
@@ -361,12 +375,12 @@ impl<'a> Bench<'a> {
     /// Noise as the loop's result, un-normalised as the decoders take it.
     fn latents(&self) -> Result<(ndarray::Array5<f32>, Array4<f32>)> {
         let (video, audio) = noise(&self.batch, &self.shapes)?;
-        unpack(self.models, &self.shapes, self.batch.size(), &pack(self.models, &video, &audio)?)
+        unpack(self.models, &self.shapes, self.batch.size(), pack(self.models, &video, &audio)?)
     }
 
     fn video_decoder(&mut self) -> Result<()> {
         let (latents, _) = self.latents()?;
-        let call = calls::video_decoder(self.models, self.stages, latents, &self.build)?;
+        let call = calls::video_decoder(self.models, self.stages, latents, Pixels::Bytes, &self.build)?;
         self.call("video_decoder", ProgramKind::VideoDecoder, &call)
     }
 
@@ -395,19 +409,23 @@ impl<'a> Bench<'a> {
         )?;
         let video = made.into_iter().next().ok_or_else(|| PipelineError::Input("no video was made".into()))?;
         let outputs = [
-            ("video".to_string(), Checked::of(&Tensor::from(video.video.clone()))),
+            ("video".to_string(), Checked::of(&Tensor::from(video.frames.data().clone()))),
             ("audio".to_string(), Checked::of(&Tensor::from(video.audio.clone()))),
         ];
+        let share = |t: &Took| (t.stage, Share { device: t.device.as_secs_f64(), host: t.host().as_secs_f64() });
+        let parts = video.timings.iter().map(share).collect();
         self.keep("end_to_end", None, None, seconds, outputs.into());
+        if let Some(measured) = self.done.get_mut("end_to_end") {
+            measured.parts = Some(parts);
+        }
         let folder = tempfile::tempdir().map_err(|e| {
             let (path, reason) = (std::env::temp_dir(), e.to_string());
             PipelineError::File { path, reason }
         })?;
         let started = Instant::now();
-        let frames = Frames::from_video(video.video.index_axis(ndarray::Axis(0), 0))?;
         let audio = Audio::new(video.audio, u32::try_from(video.sample_rate).unwrap_or(u32::MAX))?;
         let file = folder.path().join("bench.mp4");
-        media::write_mp4(&file, &frames, self.request.frame_rate, Some(&audio), &Mp4Options::default())?;
+        media::write_mp4(&file, &video.frames, self.request.frame_rate, Some(&audio), &Mp4Options::default())?;
         Ok(started.elapsed().as_secs_f64())
     }
 
@@ -492,6 +510,7 @@ impl<'a> Bench<'a> {
             flops_per_second,
             share_of_matmul: flops_per_second.map(|f| f / self.matmul.flops_per_second),
             outputs,
+            parts: None,
         };
         tracing::info!("{name}: median {:.6} s of {}", measured.median, measured.seconds.len());
         self.done.insert(name, measured);

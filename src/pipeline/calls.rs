@@ -11,6 +11,7 @@ use super::stages::{Inputs, Stages};
 use super::text_to_video::{Request, Shapes};
 use crate::models::Network;
 use crate::models::transformer::tables;
+use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::runtime::{Distributed, Executable, Outputs};
 use crate::sampling::denoise::{self, DenoiseShape, MAX_STEPS};
@@ -111,14 +112,13 @@ fn levels(request: &Request) -> Tensor {
     Tensor::from(ndarray::Array1::from(sigmas))
 }
 
-/// The denoising loop with everything but latents and range of steps.
+/// The denoising loop with its tables and scales: what follows from the request's sizes alone.
 pub struct Loop {
     call: Call<'static>,
-    prepared: Outputs,
 }
 
 impl Loop {
-    /// The loop of a request, on what [`prepare`] gave.
+    /// The loop of a request.
     ///
     /// # Errors
     /// As [`text_encoder`].
@@ -128,7 +128,6 @@ impl Loop {
         request: &Request,
         shape: &DenoiseShape,
         shapes: &Shapes,
-        prepared: Outputs,
         build: &Build,
     ) -> Result<Self> {
         let c = &models.sizes.transformer;
@@ -138,10 +137,10 @@ impl Loop {
         let row = |s: Scales| s.row().to_vec();
         let scales = Array2::from_shape_vec((2, 4), [row(request.scales[0]), row(request.scales[1])].concat())
             .map_err(|e| PipelineError::Input(e.to_string()))?;
-        let mut given = tables::host_inputs(c, &tables);
+        let mut given = tables::host_inputs(c, tables);
         given.push(("sigmas".into(), levels(request)));
         given.push(("scales".into(), scales.into()));
-        Ok(Loop { call: Call::new(stages, "denoise", &network, Inputs::default(), given)?, prepared })
+        Ok(Loop { call: Call::new(stages, "denoise", &network, Inputs::default(), given)? })
     }
 
     /// The compiled program.
@@ -168,16 +167,22 @@ impl Loop {
         stages.give_all(self.program(), Inputs::default(), range)
     }
 
-    /// Runs the steps of a range. The program takes over the memory of the latents.
+    /// Runs the steps of a range on what [`prepare`] gave. The program takes over the memory of the latents.
     ///
     /// # Errors
     /// The plugin's message.
-    pub fn run(&self, stages: &Stages, steps: &Inputs, latents: [Distributed; 2]) -> Result<[Distributed; 2]> {
+    pub fn run(
+        &self,
+        stages: &Stages,
+        prepared: &Outputs,
+        steps: &Inputs,
+        latents: [Distributed; 2],
+    ) -> Result<[Distributed; 2]> {
         let [video, audio] = &latents;
         let find = |name: &str| match name {
             "latents.video" => Some(video),
             "latents.audio" => Some(audio),
-            _ => steps.get(name).or_else(|| self.call.inputs.get(name)).or_else(|| self.prepared.get(name)),
+            _ => steps.get(name).or_else(|| self.call.inputs.get(name)).or_else(|| prepared.get(name)),
         };
         let mut outputs = stages.run_with(self.program(), find)?;
         let mut take = |name: &str| {
@@ -187,7 +192,7 @@ impl Loop {
     }
 }
 
-/// Latents to `video` `[b, 3, F, H, W]` in -1..1.
+/// Latents to `video`, as `pixels` says.
 ///
 /// # Errors
 /// As [`text_encoder`].
@@ -195,9 +200,10 @@ pub fn video_decoder(
     models: &Models,
     stages: &mut Stages,
     latents: Array5<f32>,
+    pixels: Pixels,
     build: &Build,
 ) -> Result<Call<'static>> {
-    let network = models.parts.video_decoder_program(latents.dim().into(), build)?;
+    let network = models.parts.video_decoder_program(latents.dim().into(), pixels, build)?;
     Call::new(stages, "video_decoder", &network, Inputs::default(), [("latents".to_string(), latents.into())])
 }
 

@@ -1,7 +1,9 @@
 //! `generate`: every video of a configuration, with programs compiled and weights loaded once.
 
 use std::ops::ControlFlow;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -15,7 +17,7 @@ use super::request;
 use super::session::Session;
 use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_videos};
 use crate::config::{Config, Job, sidecar_path};
-use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
+use crate::media::{self, Audio, Mp4Options, WavFormat};
 
 /// Steps between two looks at an interrupt, where no progress is shown.
 const INTERRUPT_EVERY: usize = 8;
@@ -116,14 +118,20 @@ fn write(
     path: &Path,
     several: bool,
 ) -> Result<Finished> {
-    let frames = Frames::from_video(generated.video.index_axis(ndarray::Axis(0), 0))?;
+    let frames = &generated.frames;
     let rate = u32::try_from(generated.sample_rate).unwrap_or(u32::MAX);
     let audio = Audio::new(generated.audio.clone(), rate)?;
-    media::write_mp4(path, &frames, request.frame_rate, Some(&audio), &Mp4Options::default())?;
+    // The hashes are taken beside the encoder.
+    let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {
+        let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
+        let written = media::write_mp4(path, frames, request.frame_rate, Some(&audio), &Mp4Options::default());
+        (written, hashes.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    written?;
     let name = path.file_stem().map(PathBuf::from).unwrap_or_default();
     if let Some(folder) = &config.output.save_frames {
         let folder = if several { Path::new(folder).join(&name) } else { PathBuf::from(folder) };
-        media::write_png_frames(&folder, &frames)?;
+        media::write_png_frames(&folder, frames)?;
     }
     if let Some(file) = &config.output.save_audio {
         let file = if several { Path::new(file).join(name.with_extension("wav")) } else { PathBuf::from(file) };
@@ -140,13 +148,8 @@ fn write(
         };
         super::tensors::write(&file, &generated.dump)?;
     }
-    Ok(Finished {
-        path: path.to_path_buf(),
-        seed: job.seed,
-        prompt: job.prompt.clone(),
-        frames_sha256: frames.sha256(),
-        samples_sha256: audio.sha256(),
-    })
+    let (path, prompt) = (path.to_path_buf(), job.prompt.clone());
+    Ok(Finished { path, seed: job.seed, prompt, frames_sha256, samples_sha256 })
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {

@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod bench;
 pub mod calls;
+pub mod clock;
 pub mod compile;
 mod error;
 pub mod generate;

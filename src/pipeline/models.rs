@@ -20,6 +20,7 @@ use crate::models::gemma3::tokenizer::Tokenizer;
 use crate::models::gemma3::{self, Gemma3Config};
 use crate::models::presets::Preset;
 use crate::models::transformer::{self, ForwardShape, TransformerConfig};
+use crate::models::video_vae::Pixels;
 use crate::models::vocoder::{self, VocoderConfig};
 use crate::models::{ConfigError, Network, audio_vae, parse_config, video_vae};
 use crate::nn::{Axis, Build, Init, Param, Source};
@@ -159,14 +160,14 @@ impl Parts {
         Ok(connectors::host_inputs(&self.connectors()?, tokens))
     }
 
-    /// Latents `[b, c, f, h, w]` to pictures.
+    /// Latents `[b, c, f, h, w]` to pictures, as `pixels` says.
     ///
     /// # Errors
     /// As [`Parts::text_encoder_program`].
-    pub fn video_decoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
+    pub fn video_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, video_vae::DecoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
-        Ok(video_vae::decoder_program(&c, [n, f, h, w], b)?)
+        Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, b)?)
     }
 
     /// Pictures `[b, c, f, h, w]` to latents.
@@ -222,7 +223,7 @@ impl Parts {
                 let v: VaeSizes = self.sizes(part)?;
                 let (frames, side) = (1 + v.temporal(), 4 * v.spatial());
                 vec![
-                    self.video_decoder_program([1, 0, 1, 4, 4], &build)?,
+                    self.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, &build)?,
                     self.video_encoder_program([1, 0, frames, side, side], &build)?,
                 ]
             }

@@ -9,6 +9,7 @@ use super::text_to_video::{Request, Shapes};
 use crate::config::{Config, Job};
 use crate::models::Network;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape};
+use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::sampling::denoise::{denoise, prepare};
 use crate::sampling::guidance::Branch;
@@ -145,7 +146,7 @@ impl Programs {
             ProgramKind::TextEncoder => parts.text_encoder_program(prompts, tokens, true, build),
             ProgramKind::Connectors => Ok(parts.connectors_program(prompts, tokens, self.sizes.text_width, build)?.0),
             ProgramKind::VideoDecoder => {
-                parts.video_decoder_program([batch, v.channels, v.frames, v.height, v.width], build)
+                parts.video_decoder_program([batch, v.channels, v.frames, v.height, v.width], Pixels::Bytes, build)
             }
             ProgramKind::VideoEncoder => {
                 parts.video_encoder_program([v.batch, 3, r.num_frames, r.height, r.width], build)

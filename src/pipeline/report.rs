@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::clock::Took;
 use super::stages::Stages;
 use super::text_to_video::{Generated, Stage};
 use crate::runtime::Origin;
@@ -34,25 +35,16 @@ fn rows(generated: &Generated, stages: &Stages, outer: Outer) -> Vec<(String, Du
     let hits = !stages.made().is_empty() && stages.made().iter().all(|e| e.origin() == Origin::CacheHit);
     let compile = if hits { "cache hit" } else { "compile" };
     let mut rows = vec![("load".to_string(), stages.load_time), (compile.to_string(), stages.compile_time())];
-    for (stage, time) in &generated.timings {
-        rows.push((name(*stage).to_string(), *time));
-        if *stage == Stage::Denoise {
-            rows.push(("  a step".to_string(), *time / u32::try_from(generated.steps.max(1)).unwrap_or(u32::MAX)));
+    for took in &generated.timings {
+        rows.push((took.stage.name().to_string(), took.total));
+        if took.stage == Stage::Denoise {
+            rows.push(("  a step".to_string(), took.total / u32::try_from(generated.steps.max(1)).unwrap_or(u32::MAX)));
         }
     }
+    rows.push(("  on the host".to_string(), generated.timings.iter().map(Took::host).sum()));
     rows.push(("encoding".to_string(), outer.encoding));
     rows.push(("total".to_string(), outer.total));
     rows
-}
-
-fn name(stage: Stage) -> &'static str {
-    match stage {
-        Stage::TextEncoder => "text encoder",
-        Stage::Connectors => "connectors",
-        Stage::Denoise => "denoise",
-        Stage::VideoDecoder => "video decoder",
-        Stage::AudioDecoder => "audio decoder",
-    }
 }
 
 /// The table printed after every run.
@@ -84,8 +76,9 @@ pub fn table(generated: &Generated, stages: &Stages, outer: Outer) -> String {
 
 /// The same figures as JSON, with every program's hash, compiles, cache hits and executions.
 pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
-    let stage =
-        |s: Stage| generated.timings.iter().find(|(t, _)| *t == s).map_or(Value::Null, |(_, d)| json!(d.as_secs_f64()));
+    let took = |s: Stage| generated.timings.iter().find(|t| t.stage == s);
+    let stage = |s: Stage| took(s).map_or(Value::Null, |t| json!(t.total.as_secs_f64()));
+    let host = generated.timings.iter().map(Took::host).sum::<Duration>();
     let hashes: std::collections::BTreeMap<&str, &str> = stages.program_hashes().collect();
     let programs: serde_json::Map<String, Value> = stages
         .engine()
@@ -106,7 +99,7 @@ pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
             (name, figures)
         })
         .collect();
-    let denoise = generated.timings.iter().find(|(t, _)| *t == Stage::Denoise).map(|(_, d)| d.as_secs_f64());
+    let denoise = took(Stage::Denoise).map(|t| t.total.as_secs_f64());
     json!({
         "load": stages.load_time.as_secs_f64(),
         "compile": stages.compile_time().as_secs_f64(),
@@ -115,6 +108,7 @@ pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
         "denoise": {"total": denoise, "per_step": denoise.map(|d| d / generated.steps.max(1) as f64), "steps": generated.steps},
         "video_decoder": stage(Stage::VideoDecoder),
         "audio_decoder": stage(Stage::AudioDecoder),
+        "host": host.as_secs_f64(),
         "encoding": outer.encoding.as_secs_f64(),
         "total": outer.total.as_secs_f64(),
         "videos_together": generated.batch,

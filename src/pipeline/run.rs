@@ -9,6 +9,7 @@ use super::models::{Component, Parts};
 use super::stages::{Inputs, Stages};
 use crate::models::Network;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
+use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
@@ -243,7 +244,7 @@ fn connectors(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> 
 
 fn video_decoder(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> {
     let latents = given.ranked("latents", 5)?;
-    let network = parts.video_decoder_program(dims(&latents), build)?;
+    let network = parts.video_decoder_program(dims(&latents), Pixels::Values, build)?;
     let mut inputs = vec![("latents".to_string(), latents)];
     if network.program.argument("temb").is_some() {
         inputs.push(("temb".into(), given.required("temb")?));
@@ -330,7 +331,7 @@ fn transformer(c: &TransformerConfig, given: &mut Given, switches: &Switches, bu
     ];
     inputs.extend(optional.into_iter().filter_map(|(n, t)| t.map(|t| (n.to_string(), t))));
     let tables = tables::tables(c, video_coords.view(), audio_coords.view());
-    inputs.extend(tables::host_inputs(c, &tables));
+    inputs.extend(tables::host_inputs(c, tables));
     let network = transformer::program(c, &shape, build)?;
     Ok((network, inputs))
 }

@@ -1,17 +1,19 @@
 //! Text to video with sound: from a prompt to frames and samples.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
 
-use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix4, Ix5, s};
+use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix4, Ix5};
 
 use super::batch::{Batch, Dump, split};
 use super::calls::{self, Loop};
+use super::clock::{Clock, Took};
 use super::error::{PipelineError, Result};
 use super::models::{Models, Sizes};
 use super::stages::Stages;
+use crate::media::Frames;
+use crate::models::video_vae::Pixels;
 use crate::nn::Build;
-use crate::runtime::Outputs;
+use crate::runtime::{Distributed, Outputs};
 use crate::sampling::denoise::DenoiseShape;
 use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
@@ -96,19 +98,32 @@ pub enum Stage {
     AudioDecoder,
 }
 
+impl Stage {
+    /// As tables call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::TextEncoder => "text encoder",
+            Stage::Connectors => "connectors",
+            Stage::Denoise => "denoise",
+            Stage::VideoDecoder => "video decoder",
+            Stage::AudioDecoder => "audio decoder",
+        }
+    }
+}
+
 /// What a running request tells; the answer says whether to go on.
 pub type Watch<'a> = &'a mut dyn FnMut(Stage, usize, usize) -> ControlFlow<()>;
 
 /// A finished request.
 pub struct Generated {
-    /// Frames `[1, F, 3, H, W]` in 0..1.
-    pub video: Array5<f32>,
+    /// Frames.
+    pub frames: Frames,
     /// Samples `[channels, samples]`.
     pub audio: Array2<f32>,
     /// Samples a second.
     pub sample_rate: usize,
-    /// Time of each stage, compiling and loading left out; of all videos made together.
-    pub timings: Vec<(Stage, Duration)>,
+    /// Time of each stage; of all videos made together.
+    pub timings: Vec<Took>,
     /// Steps taken.
     pub steps: usize,
     /// Videos made together with this one, itself included.
@@ -169,7 +184,7 @@ pub fn text_to_videos(
     settings: &Settings,
     watch: Watch,
 ) -> Result<Vec<Generated>> {
-    let mut timings = Vec::new();
+    let mut clock = Clock::start(stages);
     let build = &settings.build;
     let batch = Batch::new(requests, &settings.build.layout)?;
     let mut dump = Dump::new(batch.asked(), settings.dump);
@@ -177,15 +192,21 @@ pub fn text_to_videos(
     let shapes = Shapes::new(&models.sizes, request.width, request.height, request.num_frames, request.frame_rate)?;
     let branches = branches(request.scales[0], request.scales[1]);
     let steps = request.sigmas.len() - 1;
-    let mut timed = |stage: Stage, started: Instant, stages: &Stages, before: Duration| {
-        timings.push((stage, started.elapsed().saturating_sub(stages.set_up_time() - before)));
-    };
 
     // Text: the prompts are rows of one batch, so that the encoder runs once.
     let kinds = 1 + usize::from(branches.contains(&Branch::Negative));
-    let (before, started) = (stages.set_up_time(), Instant::now());
     let (ids, mask, cut_tokens) = tokens(models, &batch, kinds)?;
     let embeds = calls::text_encoder(models, stages, ids, mask.clone(), build)?.run(stages)?;
+
+    // While it runs, the host makes what the loop reads beside the text.
+    let (video_noise, audio_noise) = noise(&batch, &shapes)?;
+    dump.keep_row("noise.video", &video_noise, 1, 0);
+    dump.keep_row("noise.audio", &audio_noise, 1, 0);
+    let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
+    let steps_loop = Loop::new(models, stages, request, &shape, &shapes, build)?;
+    let start = pack(models, &video_noise, &audio_noise)?;
+
+    clock.wait(&embeds)?;
     // By way of the host: a layout may place the text of encoder and connectors differently.
     let embeds = embeds.tensor("prompt_embeds")?;
     if dump.is_wanted() {
@@ -194,43 +215,34 @@ pub fn text_to_videos(
             dump.keep_row(name, &embeds, kinds, kind);
         }
     }
-    timed(Stage::TextEncoder, started, stages, before);
+    clock.ends(Stage::TextEncoder, stages);
 
-    let (before, started) = (stages.set_up_time(), Instant::now());
     let text = calls::connectors(models, stages, embeds, mask, build)?.run(stages)?;
-    timed(Stage::Connectors, started, stages, before);
+    clock.wait(&text)?;
+    clock.ends(Stage::Connectors, stages);
 
-    let (video_noise, audio_noise) = noise(&batch, &shapes)?;
-    dump.keep_row("noise.video", &video_noise, 1, 0);
-    dump.keep_row("noise.audio", &audio_noise, 1, 0);
-
-    let (before, started) = (stages.set_up_time(), Instant::now());
-    let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
     let contexts = [branch_text(&text, "video", &shape)?, branch_text(&text, "audio", &shape)?];
     let prepared = calls::prepare(models, stages, request, &shape, contexts, build)?.run(stages)?;
-    let steps_loop = Loop::new(models, stages, request, &shape, &shapes, prepared, build)?;
-    let start = pack(models, &video_noise, &audio_noise)?;
-    let latents = run_loop(&steps_loop, stages, &start, settings.chunk, steps, watch)?;
-    drop(steps_loop);
-    timed(Stage::Denoise, started, stages, before);
-
-    let (video_latents, audio_latents) = unpack(models, &shapes, batch.size(), &latents)?;
+    let latents = run_loop(&steps_loop, stages, &prepared, &start, settings.chunk, steps, watch)?;
+    clock.wait_for(latents.iter())?;
+    drop((steps_loop, prepared));
+    let latents = [latents[0].download()?, latents[1].download()?];
+    let (video_latents, audio_latents) = unpack(models, &shapes, batch.size(), latents)?;
     dump.keep_row("latents.video", &video_latents, 1, 0);
     dump.keep_row("latents.audio", &audio_latents, 1, 0);
+    clock.ends(Stage::Denoise, stages);
 
-    let (before, started) = (stages.set_up_time(), Instant::now());
-    let videos = split(decode_video(models, stages, video_latents, build)?, batch.asked());
-    dump.keep_each("video", &videos);
-    timed(Stage::VideoDecoder, started, stages, before);
+    let videos = decode_video(models, stages, video_latents, build, batch.asked(), &mut dump, &mut clock)?;
+    clock.ends(Stage::VideoDecoder, stages);
 
-    let (before, started) = (stages.set_up_time(), Instant::now());
-    let audios = split(decode_audio(models, stages, audio_latents, build)?, batch.asked());
+    let audios = split(decode_audio(models, stages, audio_latents, build, &mut clock)?, batch.asked());
     dump.keep_each("audio", &audios);
-    timed(Stage::AudioDecoder, started, stages, before);
+    clock.ends(Stage::AudioDecoder, stages);
 
+    let timings = clock.took();
     let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(dump.finish());
-    let made = each.map(|(((video, audio), cut_tokens), dump)| Generated {
-        video,
+    let made = each.map(|(((frames, audio), cut_tokens), dump)| Generated {
+        frames,
         audio: audio.index_axis_move(Dim(0), 0),
         sample_rate: models.sample_rate,
         timings: timings.clone(),
@@ -242,7 +254,7 @@ pub fn text_to_videos(
     Ok(made.collect())
 }
 
-fn fixed<D: ndarray::Dimension>(a: ndarray::ArrayD<f32>) -> Result<ndarray::Array<f32, D>> {
+fn fixed<A, D: ndarray::Dimension>(a: ndarray::ArrayD<A>) -> Result<ndarray::Array<A, D>> {
     a.into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))
 }
 
@@ -280,7 +292,7 @@ pub fn noise(batch: &Batch, shapes: &Shapes) -> Result<(Array5<f32>, Array4<f32>
     let (v, a) = (&shapes.video, &shapes.audio);
     let [video, audio] = batch
         .noise(&[v.batch, v.channels, v.frames, v.height, v.width], &[a.batch, a.channels, a.length, a.mel_bins])?;
-    Ok((fixed::<Ix5>(video)?, fixed::<Ix4>(audio)?))
+    Ok((fixed::<_, Ix5>(video)?, fixed::<_, Ix4>(audio)?))
 }
 
 /// Unpacked latents as the loop's tokens.
@@ -293,25 +305,27 @@ pub fn pack(models: &Models, video: &Array5<f32>, audio: &Array4<f32>) -> Result
 
 /// A stream's contexts `[prompts, t, channels]` as the branches read them, `[videos, branches, t, channels]`.
 fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape) -> Result<Tensor> {
-    let text = text.tensor(name)?.to_f32();
+    let text = text.tensor(name)?.into_f32();
     let kinds = text.shape()[0] / shape.batch;
     let kind = |branch: &Branch| usize::from(*branch == Branch::Negative);
     let wanted: Vec<usize> =
         (0..shape.batch).flat_map(|video| shape.branches.iter().map(move |b| video * kinds + kind(b))).collect();
     let dims = [&[shape.batch, shape.branches.len()], &text.shape()[1..]].concat();
-    let rows = text.select(Dim(0), &wanted).into_shape_with_order(dims);
+    let in_order = wanted.iter().copied().eq(0..text.shape()[0]);
+    let rows = if in_order { text } else { text.select(Dim(0), &wanted) }.into_shape_with_order(dims);
     Ok(Tensor::F32(rows.map_err(|e| PipelineError::Input(e.to_string()))?))
 }
 
-/// All steps, `chunk` at a time.
+/// All steps, `chunk` at a time; the last may still run when this returns.
 fn run_loop(
     steps_loop: &Loop,
     stages: &Stages,
+    prepared: &Outputs,
     start: &[Tensor; 2],
     chunk: Option<usize>,
     steps: usize,
     watch: Watch,
-) -> Result<[Tensor; 2]> {
+) -> Result<[Distributed; 2]> {
     let mut latents = steps_loop.start(stages, start)?;
     let chunk = chunk.unwrap_or(steps).max(1);
     let mut done = 0;
@@ -320,11 +334,11 @@ fn run_loop(
             return Err(PipelineError::Interrupted(done, steps));
         }
         let end = (done + chunk).min(steps);
-        latents = steps_loop.run(stages, &steps_loop.steps(stages, done, end)?, latents)?;
+        latents = steps_loop.run(stages, prepared, &steps_loop.steps(stages, done, end)?, latents)?;
         done = end;
     }
     let _ = watch(Stage::Denoise, done, steps);
-    Ok([latents[0].download()?, latents[1].download()?])
+    Ok(latents)
 }
 
 /// Tokens of `batch` videos to un-normalised latents `[b, C, F, H, W]` and `[b, C, L, M]`.
@@ -332,9 +346,9 @@ pub fn unpack(
     models: &Models,
     shapes: &Shapes,
     batch: usize,
-    latents: &[Tensor; 2],
+    [video, audio]: [Tensor; 2],
 ) -> Result<(Array5<f32>, Array4<f32>)> {
-    let [video, audio] = [fixed::<Ix3>(latents[0].to_f32())?, fixed::<Ix3>(latents[1].to_f32())?];
+    let [video, audio] = [fixed::<_, Ix3>(video.into_f32())?, fixed::<_, Ix3>(audio.into_f32())?];
     for (name, t) in [("latents.video", &video), ("latents.audio", &audio)] {
         if t.iter().any(|v| !v.is_finite()) {
             return Err(PipelineError::NotFinite(name));
@@ -347,23 +361,67 @@ pub fn unpack(
     Ok((video, unpack_audio(audio.view(), &AudioShape { batch, ..shapes.audio })?))
 }
 
-/// Latents to frames `[b, F, 3, H, W]` in 0..1.
-fn decode_video(models: &Models, stages: &mut Stages, latents: Array5<f32>, build: &Build) -> Result<Array5<f32>> {
-    let decoded = calls::video_decoder(models, stages, latents, build)?.run(stages)?;
-    let raw = fixed::<Ix5>(decoded.tensor("video")?.to_f32())?;
-    let frames = raw.mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0)).permuted_axes([0, 2, 1, 3, 4]);
-    if frames.iter().any(|v| !v.is_finite()) {
+/// Latents to the frames of each video asked for. Bytes leave the device, but where the values themselves are dumped.
+fn decode_video(
+    models: &Models,
+    stages: &mut Stages,
+    latents: Array5<f32>,
+    build: &Build,
+    asked: usize,
+    dump: &mut Dump,
+    clock: &mut Clock,
+) -> Result<Vec<Frames>> {
+    let pixels = if dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };
+    let decoded = calls::video_decoder(models, stages, latents, pixels, build)?.run(stages)?;
+    clock.wait(&decoded)?;
+    let video = decoded.tensor("video")?;
+    let (finite, frames) = match video {
+        Tensor::U8(bytes) => {
+            let frames = split(fixed::<_, Ix5>(bytes)?, asked).into_iter();
+            let finite = decoded.tensor("finite")?.to_i64().iter().all(|v| *v == 1);
+            (
+                finite,
+                frames
+                    .map(|one| Frames::new(one.index_axis_move(Dim(0), 0)))
+                    .collect::<std::result::Result<Vec<_>, _>>()?,
+            )
+        }
+        values => {
+            let values = values.into_f32();
+            let finite = values.iter().all(|v| v.is_finite());
+            let turned =
+                fixed::<_, Ix5>(values)?.permuted_axes([0, 2, 1, 3, 4]).mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0));
+            let videos = split(turned.as_standard_layout().into_owned(), asked);
+            dump.keep_each("video", &videos);
+            (
+                finite,
+                videos
+                    .iter()
+                    .map(|one| Frames::from_video(one.index_axis(Dim(0), 0)))
+                    .collect::<std::result::Result<Vec<_>, _>>()?,
+            )
+        }
+    };
+    if !finite {
         return Err(PipelineError::NotFinite("video"));
     }
-    Ok(frames.slice(s![.., .., .., .., ..]).as_standard_layout().into_owned())
+    Ok(frames)
 }
 
 /// Latents to samples `[b, channels, samples]`.
-fn decode_audio(models: &Models, stages: &mut Stages, latents: Array4<f32>, build: &Build) -> Result<Array3<f32>> {
+fn decode_audio(
+    models: &Models,
+    stages: &mut Stages,
+    latents: Array4<f32>,
+    build: &Build,
+    clock: &mut Clock,
+) -> Result<Array3<f32>> {
     let decoded = calls::audio_decoder(models, stages, latents, build)?.run(stages)?;
-    let samples = calls::vocoder(models, stages, &decoded, build)?.run(stages)?.tensor("audio")?.to_f32();
+    let sounds = calls::vocoder(models, stages, &decoded, build)?.run(stages)?;
+    clock.wait(&sounds)?;
+    let samples = sounds.tensor("audio")?.into_f32();
     if samples.iter().any(|v| !v.is_finite()) {
         return Err(PipelineError::NotFinite("audio"));
     }
-    fixed::<Ix3>(samples)
+    fixed::<_, Ix3>(samples)
 }

@@ -10,7 +10,7 @@ use super::client::ClientInner;
 use super::device::Device;
 use super::error::{Error, Result, host_type};
 use super::event::Event;
-use super::layout::{DeviceLayout, RawLayout, pointer};
+use super::layout::{DeviceLayout, RawLayout};
 use crate::dtype::DType;
 
 /// An array on a device. It may still be computed: reading it waits, and reports what went wrong there.
@@ -91,30 +91,38 @@ impl Buffer {
 
     /// Copies it to the host: dense and row-major, whatever the device's layout. Waits for it to be computed.
     pub fn to_host(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0u8; self.dims()?.iter().product::<usize>() * self.dtype()?.size()];
+        self.read(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// As [`Buffer::to_host`], into memory of exactly its size.
+    pub fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let (dtype, dims) = (self.dtype()?, self.dims()?);
-        let mut bytes = vec![0u8; dims.iter().product::<usize>() * dtype.size()];
+        let size = dims.iter().product::<usize>() * dtype.size();
+        if bytes.len() != size {
+            let reason = format!("{dtype}{dims:?} has {size} bytes, there is room for {}", bytes.len());
+            return Err(self.client.plugin.refuse::<abi::BufferToHostBufferArgs>(reason));
+        }
+        if bytes.is_empty() {
+            // A null destination would only ask for the size.
+            return self.wait();
+        }
         let layout = RawLayout::new(&DeviceLayout::row_major(dims.len()));
         let mut args = abi::BufferToHostBufferArgs {
             src: self.raw,
             host_layout: (&raw const layout.raw).cast_mut().cast(),
-            dst: pointer(&bytes),
+            dst: bytes.as_mut_ptr().cast(),
             dst_size: bytes.len(),
             ..Struct::new()
         };
-        if bytes.is_empty() {
-            // A null destination would only ask for the size.
-            self.wait()?;
-            return Ok(bytes);
-        }
-        args.dst = bytes.as_mut_ptr().cast();
         // SAFETY: the layout lives during the call; the destination has `dst_size` bytes and stays until the event,
         // which is ours.
         let event = unsafe {
             self.client.plugin.call(&mut args)?;
             Event::from_raw(&self.client.plugin, args.event)
         };
-        event.wait()?;
-        Ok(bytes)
+        event.wait()
     }
 
     /// A copy of it on another device of the same client.

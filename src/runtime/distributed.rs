@@ -92,8 +92,9 @@ impl Distributed {
         layout: Option<&DeviceLayout>,
     ) -> Result<Self, RuntimeError> {
         let content = tensor.shape().to_vec();
-        let tensor = tensor.cast(ty.dtype)?;
-        let bytes = if content == ty.dims { tensor.bytes() } else { padded(&tensor, &ty.dims).into() };
+        let converted = if tensor.dtype() == ty.dtype { None } else { Some(tensor.cast(ty.dtype)?) };
+        let tensor = converted.as_ref().unwrap_or(tensor);
+        let bytes = if content == ty.dims { tensor.bytes() } else { padded(tensor, &ty.dims).into() };
         let strides = strides(&ty.dims, ty.dtype.size());
         let mut buffers = Vec::with_capacity(parts.len());
         for (device, part) in devices.iter().zip(&parts) {
@@ -113,26 +114,26 @@ impl Distributed {
     /// # Errors
     /// The plugin's, or an element type without a host form.
     pub fn download(&self) -> Result<Tensor, RuntimeError> {
-        let size = self.ty.dtype.size();
-        if self.parts.first().is_some_and(|p| p.size == self.ty.dims) && self.content == self.ty.dims {
-            return Ok(Tensor::from_bytes(self.ty.dtype, &self.ty.dims, &self.buffers[0].to_host()?)?);
+        let (dtype, content) = (self.ty.dtype, &self.content);
+        if self.parts.first().is_some_and(|p| p.size == self.ty.dims) && *content == self.ty.dims {
+            return Tensor::filled(dtype, content, |whole| Ok(self.buffers[0].read(whole)?));
         }
-        let strides = strides(&self.ty.dims, size);
-        let mut whole = vec![0; self.ty.bytes()];
-        let mut seen: Vec<&Vec<usize>> = Vec::new();
-        for (buffer, part) in self.buffers.iter().zip(&self.parts) {
-            if seen.contains(&&part.start) {
-                continue;
+        Tensor::filled(dtype, content, |whole| {
+            let to = strides(content, dtype.size());
+            let mut seen: Vec<&Vec<usize>> = Vec::new();
+            for (buffer, part) in self.buffers.iter().zip(&self.parts) {
+                if seen.contains(&&part.start) {
+                    continue;
+                }
+                seen.push(&part.start);
+                let inside = content.iter().zip(&part.start).zip(&part.size);
+                let size: Vec<usize> =
+                    inside.map(|((all, start), size)| all.saturating_sub(*start).min(*size)).collect();
+                let from = strides(&part.size, dtype.size());
+                copy(&buffer.to_host()?, &from, whole, &to, &part.start, &size, dtype.size());
             }
-            seen.push(&part.start);
-            let bytes = buffer.to_host()?;
-            copy(&bytes, &self::strides(&part.size, size), &mut whole, &strides, &part.start, &part.size, size);
-        }
-        let first = vec![0; self.content.len()];
-        let mut inside = vec![0; self.content.iter().product::<usize>() * size];
-        let tight = self::strides(&self.content, size);
-        copy(&whole, &strides, &mut inside, &tight, &first, &self.content, size);
-        Ok(Tensor::from_bytes(self.ty.dtype, &self.content, &inside)?)
+            Ok(())
+        })
     }
 }
 

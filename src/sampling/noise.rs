@@ -19,6 +19,8 @@
 
 use ndarray::{ArrayD, IxDyn};
 
+use crate::threads::each_row;
+
 const STATE: usize = 624;
 const LAG: usize = 397;
 /// Elements converted together on the long path; also the count from which it is taken.
@@ -97,9 +99,7 @@ impl TorchRng {
             return (0..count).map(|_| self.single() as f32).collect();
         }
         let mut values: Vec<f32> = (0..count).map(|_| self.engine.uniform_f32()).collect();
-        for group in values.chunks_exact_mut(GROUP) {
-            box_muller_group(group);
-        }
+        each_row(&mut values, GROUP, |_, group| box_muller_group(group));
         if !count.is_multiple_of(GROUP) {
             let tail = &mut values[count - GROUP..];
             tail.fill_with(|| self.engine.uniform_f32());

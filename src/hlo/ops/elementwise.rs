@@ -104,6 +104,8 @@ unary! {
     sign = "sign", |d| d != DType::Bool;
     /// Largest integer below.
     floor = "floor", DType::is_float;
+    /// The nearest integer, halves to the even one.
+    round = "round_nearest_even", DType::is_float;
     /// Logical or bitwise not.
     not = "not", |d| !d.is_float();
 }

@@ -68,10 +68,15 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
 /// The RoPE tables of both connectors, by input name.
 pub fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, Tensor)> {
     let positions = Array3::from_shape_fn((1, tokens, 1), |(_, t, _)| t as f32 / c.connector_rope_base_seq_len as f32);
-    c.connectors()
+    let table = |heads| table(positions.view(), heads, c.rope_theta, c.rope_double_precision);
+    let [first, second] = c.connectors();
+    let heads = [&first, &second].map(|k| k.attention.heads);
+    let one = table(heads[0]);
+    // Most models have two alike.
+    let other = if heads[1] == heads[0] { one.clone() } else { table(heads[1]) };
+    [(first, one), (second, other)]
         .into_iter()
-        .flat_map(|k| {
-            let t = table(positions.view(), k.attention.heads, c.rope_theta, c.rope_double_precision);
+        .flat_map(|(k, t)| {
             let name = |what: &str| format!("rope.{}.{what}", k.stream);
             [(name("cos"), Tensor::from(t.cos)), (name("sin"), Tensor::from(t.sin))]
         })

@@ -39,12 +39,10 @@ pub fn tables(c: &TransformerConfig, video: ArrayView4<f32>, audio: ArrayView4<f
 }
 
 /// The program inputs that hold the tables, by name.
-pub fn host_inputs(c: &TransformerConfig, tables: &[Table; 4]) -> Vec<(String, Tensor)> {
+pub fn host_inputs(c: &TransformerConfig, tables: [Table; 4]) -> Vec<(String, Tensor)> {
     let named = heads(c).into_iter().zip(tables);
     named
-        .flat_map(|((name, ..), t)| {
-            [(format!("{name}.cos"), t.cos.clone().into()), (format!("{name}.sin"), t.sin.clone().into())]
-        })
+        .flat_map(|((name, ..), t)| [(format!("{name}.cos"), t.cos.into()), (format!("{name}.sin"), t.sin.into())])
         .collect()
 }
 

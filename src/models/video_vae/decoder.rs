@@ -48,12 +48,22 @@ fn up_block(p: &Params, layers: &Layers, stage: &UpStage, x: &Value, temb: Optio
     layers.res_blocks(p, stage.layers, &x, temb.as_ref())
 }
 
+/// What the decoder's program gives of its pictures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pixels {
+    /// `video [b, out_channels, frames, height, width]`, f32, about -1..1.
+    Values,
+    /// `video [b, frames, height, width, out_channels]`, bytes: -1..1 as 0..255, what lies outside limited, halves to the
+    /// even one; and `finite`, whether every value was a number before it became a byte.
+    Bytes,
+}
+
 /// The decoder as a program. Inputs, f32: `latents [b, latent_channels, f, h, w]` for `shape = [b, f, h, w]`, and
-/// `temb [b]` where the model is conditioned on a timestep. Output, f32: `video`, about -1..1.
+/// `temb [b]` where the model is conditioned on a timestep. Output: `video`, as `pixels` says.
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn decoder_program(c: &DecoderConfig, [b, f, h, w]: [usize; 4], build: &Build) -> Result<Network> {
+pub fn decoder_program(c: &DecoderConfig, [b, f, h, w]: [usize; 4], pixels: Pixels, build: &Build) -> Result<Network> {
     let p = Params::new("video_decoder", COMPONENT, build);
     let pictures = Pictures::new(&p, "latents", [b, c.latent_channels, f, h, w], [1; 2]);
     let latents = pictures.input(&p);
@@ -61,5 +71,14 @@ pub fn decoder_program(c: &DecoderConfig, [b, f, h, w]: [usize; 4], build: &Buil
     let video = pictures.run(&p, &latents, temb.as_ref(), |blocks, latents, temb| {
         decode(&p.pp("decoder"), c, latents, temb, blocks).to(DType::F32)
     });
-    Network::finish(&p, vec![pictures.output(&p, "video", &video)])
+    let results = match pixels {
+        Pixels::Values => vec![pictures.output(&p, "video", &video)],
+        Pixels::Bytes => {
+            let _scope = p.builder().scope("bytes");
+            let finite = video.is_finite().min_keep(&[0, 1, 2, 3, 4]).reshape(vec![]);
+            let bytes = ((&video * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round().to(DType::U8);
+            vec![pictures.channels_last(&p, "video", &bytes), p.output("finite", &finite, &[], &[])]
+        }
+    };
+    Network::finish(&p, results)
 }

@@ -8,7 +8,7 @@ mod layers;
 mod tests;
 
 pub use config::{DecoderConfig, DownStage, Downsample, EncoderConfig, UpStage, Upsample};
-pub use decoder::{decode, decoder_program};
+pub use decoder::{Pixels, decode, decoder_program};
 pub use encoder::{encode, encoder_program};
 
 /// The model folder's name.

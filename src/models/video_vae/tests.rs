@@ -34,6 +34,7 @@ fn decoder(config: &Json, shape: [usize; 4], lowering: Conv3dLowering) -> Networ
     decoder_program(
         &c,
         shape,
+        Pixels::Values,
         &Build { lowering: Lowering { conv3d: lowering, ..Lowering::default() }, ..Build::new(DType::BF16) },
     )
     .expect("builds")
@@ -137,7 +138,7 @@ fn what_is_not_computed_is_refused_by_key() {
 #[test]
 fn a_picture_too_small_to_mirror_is_an_error() {
     let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
-    let e = decoder_program(&c, [1, 1, 1, 4], &Build::new(DType::F32));
+    let e = decoder_program(&c, [1, 1, 1, 4], Pixels::Values, &Build::new(DType::F32));
     let e = e.expect_err("one row has nothing to mirror").to_string();
     assert!(e.contains("decoder/conv") && e.contains("reflect padding"), "{e}");
 }
@@ -175,7 +176,7 @@ fn by_rows(devices: usize) -> Build {
 #[test]
 fn rows_that_do_not_divide_are_filled_up_and_noted() {
     let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
-    let d = decoder_program(&c, [1, 1, 34, 4], &by_rows(8)).expect("builds");
+    let d = decoder_program(&c, [1, 1, 34, 4], Pixels::Values, &by_rows(8)).expect("builds");
     let note = "tensor 'vae.latents' tensor<1x128x1x34x4xf32>: height = 34 does not divide by context = 8 (rows.yml:2: \
                 height: [context]); every device holds a block of 5, filled up behind the last";
     assert_eq!(d.notes, [note]);
@@ -198,6 +199,8 @@ fn blocks_are_refused_the_sizes_that_the_whole_is() {
     let e = encoder_program(&c, [1, 9, 130, 64], &by_rows(2)).expect_err("does not divide").to_string();
     assert!(e.contains("[9, 130, 64] frames, rows and columns do not divide"), "{e}");
     let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
-    let e = decoder_program(&c, [1, 1, 1, 4], &by_rows(2)).expect_err("one row has nothing to mirror").to_string();
+    let e = decoder_program(&c, [1, 1, 1, 4], Pixels::Values, &by_rows(2))
+        .expect_err("one row has nothing to mirror")
+        .to_string();
     assert!(e.contains("decoder/conv") && e.contains("Reflect padding of 1 needs more than 1"), "{e}");
 }
