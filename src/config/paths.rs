@@ -73,7 +73,8 @@ fn model(folder: &Path, name: &str) -> String {
 
 /// A layout is a file, or one that is shipped: by its bare name, or as `shardings/NAME.yml` where there is no such file.
 fn layout(folder: &Path, name: &str) -> String {
-    if shipped_layout(name).is_some() && !folder.join(name).exists() { name.into() } else { join(folder, name) }
+    let known = name == super::layout::AUTO || shipped_layout(name).is_some();
+    if known && !folder.join(name).exists() { name.into() } else { join(folder, name) }
 }
 
 /// The shipped layout of a name.

@@ -28,7 +28,7 @@ const KEYS: &str = "keys";
 /// kernel each costs the compiler seconds. Beyond this a tensor is made in its place.
 const TOGETHER: usize = 1 << 22;
 
-/// Makes `params`, arguments of `program`, on the devices of `engine`.
+/// Makes `params`, arguments of `program`, on the devices of `engine`; in the order of `params`.
 ///
 /// # Errors
 /// A parameter whose rows have more than 2^32 elements; the plugin's message.
@@ -38,20 +38,83 @@ pub(super) fn parameters(
     params: &[&Param],
     seed: u64,
 ) -> Result<Vec<Distributed>, RuntimeError> {
-    let random = random_program(program, params)?;
-    let executable = engine.compile("random weights", &random)?;
-    let keys = engine.upload(&executable, KEYS, &keys(&random.results, seed))?;
-    let mut outputs = engine.run(&executable, |name| (name == KEYS).then_some(&keys))?;
-    outputs.wait()?;
+    let mut made: Vec<Option<Distributed>> = params.iter().map(|_| None).collect();
+    for (random, batches) in random_programs(program, params)? {
+        let executable = engine.compile("random weights", &random)?;
+        for batch in &batches {
+            let names = batch.iter().map(|&i| params[i].name.as_str());
+            let keys = engine.upload(&executable, KEYS, &keys(names, seed))?;
+            let mut outputs = engine.run(&executable, |name| (name == KEYS).then_some(&keys))?;
+            outputs.wait()?;
+            for (result, &i) in random.results.iter().zip(batch) {
+                made[i] = outputs.take(&result.name);
+            }
+        }
+    }
     let missing = |p: &Param| RuntimeError::Parameter(format!("no random values of '{}' were made", p.name));
-    params.iter().map(|p| outputs.take(&p.name).ok_or_else(|| missing(p))).collect()
+    made.into_iter().zip(params).map(|(tensor, p)| tensor.ok_or_else(|| missing(p))).collect()
+}
+
+/// The programs that make `params`, as `program` takes them, each with the places in `params` of its results in every run.
+///
+/// # Errors
+/// A parameter whose rows have more than 2^32 elements.
+pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<(Program, Vec<Vec<usize>>)>, RuntimeError> {
+    let mut all = Vec::new();
+    for batches in batches(program, params) {
+        let Some(first) = batches.first().filter(|batch| !batch.is_empty()) else { continue };
+        let random = random_program(program, &first.iter().map(|&i| params[i]).collect::<Vec<_>>())?;
+        // Results come group by group.
+        let at = |name: &str| first.iter().position(|&i| params[i].name == name).unwrap_or_default();
+        let order: Vec<usize> = random.results.iter().map(|r| at(&r.name)).collect();
+        let ordered = batches.iter().map(|batch| order.iter().map(|&at| batch[at]).collect()).collect();
+        all.push((random, ordered));
+    }
+    Ok(all)
+}
+
+/// Parameters in equal batches, which one program makes in turn, and the rest, by their places. Layers that are written
+/// out have thousands of parameters of few kinds; a kernel each would cost the compiler half a minute.
+fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
+    let mut kinds: Vec<((Init, Output), Vec<usize>)> = Vec::new();
+    for (i, param) in params.iter().enumerate() {
+        let kind = (param.init, Output { name: String::new(), ..result(program, param) });
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, places)) => places.push(i),
+            None => kinds.push((kind, vec![i])),
+        }
+    }
+    // Tensors to compile for so many batches.
+    let compiled = |n: usize| kinds.iter().map(|(_, places)| places.len() / n + places.len() % n).sum::<usize>();
+    let most = kinds.iter().map(|(_, places)| places.len()).max().unwrap_or(1);
+    let best = (1..=most).min_by_key(|&n| compiled(n)).filter(|&n| 4 * compiled(n) <= params.len()).unwrap_or(1);
+    let mut equal: Vec<Vec<usize>> = vec![Vec::new(); best];
+    let mut rest = Vec::new();
+    for (_, places) in &kinds {
+        let each = places.len() / best;
+        for (n, batch) in equal.iter_mut().enumerate() {
+            batch.extend(&places[n * each..(n + 1) * each]);
+        }
+        rest.extend(&places[best * each..]);
+    }
+    [equal, vec![rest]]
+}
+
+/// A parameter as a result that `program` takes.
+fn result(program: &Program, param: &Param) -> Output {
+    let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+    Output {
+        sharding: argument.and_then(|a| a.sharding.clone()),
+        memory_layout: argument.and_then(|a| a.memory_layout.clone()),
+        ..Output::new(&param.name, param.ty.clone())
+    }
 }
 
 /// The program whose results are `params`, as `program` takes them.
 ///
 /// # Errors
 /// A parameter whose rows have more than 2^32 elements.
-pub fn random_program(program: &Program, params: &[&Param]) -> Result<Program, RuntimeError> {
+fn random_program(program: &Program, params: &[&Param]) -> Result<Program, RuntimeError> {
     let mut b = Builder::new("random_weights").without_locations();
     if !program.mesh.axes.is_empty() {
         b = b.with_mesh(program.mesh.clone());
@@ -81,12 +144,7 @@ pub fn random_program(program: &Program, params: &[&Param]) -> Result<Program, R
 fn groups(program: &Program, params: &[&Param]) -> Vec<Vec<(Output, Init)>> {
     let mut groups: Vec<Vec<(Output, Init)>> = Vec::new();
     for param in params {
-        let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
-        let output = Output {
-            sharding: argument.and_then(|a| a.sharding.clone()),
-            memory_layout: argument.and_then(|a| a.memory_layout.clone()),
-            ..Output::new(&param.name, param.ty.clone())
-        };
+        let output = result(program, param);
         let alike = |group: &&mut Vec<(Output, Init)>| {
             let (first, init) = &group[0];
             (group.len() + 1) * param.ty.elements() <= TOGETHER
@@ -102,14 +160,15 @@ fn groups(program: &Program, params: &[&Param]) -> Vec<Vec<(Output, Init)>> {
 }
 
 /// The offsets of each result's indices `[n, 2]`, from its name and the seed.
-fn keys(results: &[Output], seed: u64) -> Tensor {
-    let each = results.iter().flat_map(|result| {
-        let digest = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(result.name.as_bytes()).finalize();
+fn keys<'a>(names: impl ExactSizeIterator<Item = &'a str>, seed: u64) -> Tensor {
+    let rows = names.len();
+    let each = names.flat_map(|name| {
+        let digest = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name.as_bytes()).finalize();
         let word = |i: usize| i32::from_le_bytes(std::array::from_fn(|k| digest[4 * i + k]));
         [word(0), word(1)]
     });
     let words = ndarray::Array1::from_iter(each);
-    Tensor::I32(words.into_shape_with_order((results.len(), 2)).unwrap_or_default().into_dyn())
+    Tensor::I32(words.into_shape_with_order((rows, 2)).unwrap_or_default().into_dyn())
 }
 
 /// Values of type `ty` with the deviation and around the mean that `init` states, for each of the `keys [n, 2]`: with a
