@@ -53,7 +53,8 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     let models = Models::of(config)?;
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| of_job(config, &models, job)).collect::<Result<Vec<_>>>()?;
-    let Session { mut stages, build, versions } = Session::start(config, &models)?;
+    let Session { config, mut stages, build, versions } = Session::start(config, &models)?;
+    let config = &config;
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let settings = Settings { build, chunk, dump: options.dump.is_some() };
 

@@ -13,6 +13,8 @@ use crate::runtime::{Engine, platform};
 
 /// Devices that are ready for the requests of one configuration.
 pub struct Session {
+    /// The configuration, with what it left to the devices decided.
+    pub config: Config,
     /// Programs and parameters.
     pub stages: Stages,
     /// How networks become programs here.
@@ -39,10 +41,10 @@ impl Session {
         let stages = Stages::new(Engine::new(client, request::engine_options(config)), models.weights.clone());
         let devices = stages.engine().devices();
         let (platform, count) = (stages.engine().platform(), devices.len());
-        let config = &request::settled(config, &platform, count);
-        let build = request::build(config, count, &platform, devices[0].kind())?;
-        Programs::of(config, None)?.check(&build)?;
+        let config = request::settled(config, &platform, count);
+        let build = request::build(&config, count, &platform, devices[0].kind())?;
+        Programs::of(&config, None)?.check(&build)?;
         request::log_weights(config.runtime.weights, &models.weights)?;
-        Ok(Session { stages, build, versions })
+        Ok(Session { config, stages, build, versions })
     }
 }
