@@ -18,7 +18,7 @@ use ltx2::nn::{Build, Init, Lowering, Param};
 use ltx2::pipeline::models::Parts;
 use ltx2::pipeline::stages::{Stages, Weights};
 use ltx2::pjrt::discover::{self, Kind};
-use ltx2::runtime::{Engine, EngineOptions, Target, compile_options, random_programs};
+use ltx2::runtime::{Engine, EngineOptions, RandomProgram, Target, compile_options, random_programs};
 use ltx2::tensor::Tensor;
 use serde_json::Value;
 
@@ -110,18 +110,20 @@ fn no_temporaries_are_needed_at_full_size() {
     let machine = "cuda:h200:1x1x1".parse::<Target>().expect("a target").open().expect("a topology");
     for (name, network) in published("cuda").into_iter().chain(published_text("cuda")) {
         let (mut made, mut programs) = (0, 0);
-        for (random, batches) in random_programs(&network.program, &all(&network)).expect("builds") {
+        for RandomProgram { program: random, runs } in
+            random_programs(&network.program, &all(&network)).expect("builds")
+        {
             let started = std::time::Instant::now();
             let compiled = machine.compile(&random, &EngineOptions::default()).expect("compiles");
             let memory = compiled.memory().expect("memory");
             eprintln!(
                 "{name}: {} parameters in each of {} runs, temporaries {}, compiled in {:.1} s",
                 random.results.len(),
-                batches.len(),
+                runs.len(),
                 memory.temporaries,
                 started.elapsed().as_secs_f64()
             );
-            made += memory.outputs * batches.len() as i64;
+            made += memory.outputs * runs.len() as i64;
             programs += random.results.len();
             assert!(memory.temporaries < 64 << 20, "{name}: {memory:?}");
         }
@@ -149,7 +151,7 @@ fn split_weights_are_made_in_their_place() {
     let network = parts.text_encoder_program(2, 128, true, &build).expect("builds");
     let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();
     let mut made = 0;
-    for (random, batches) in random_programs(&network.program, &all(&network)).expect("builds") {
+    for RandomProgram { program: random, runs } in random_programs(&network.program, &all(&network)).expect("builds") {
         let options = compile_options("cpu", &random, &ids, &EngineOptions::default());
         let compiled = client.compile(&random.text, &options).expect("compiles");
         let optimized = compiled.optimized_program().expect("an optimized program");
@@ -157,7 +159,7 @@ fn split_weights_are_made_in_their_place() {
         assert_eq!(report(&module, &random.mesh, 1, None).collectives, []);
         let memory = compiled.memory().expect("memory");
         assert!(memory.temporaries < 4 << 20, "{memory:?}");
-        made += memory.outputs * batches.len() as i64;
+        made += memory.outputs * runs.len() as i64;
     }
     let whole = network.parameter_bytes() as i64;
     assert!(made < whole * 2 / 3, "{made} of {whole}");

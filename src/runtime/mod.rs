@@ -15,6 +15,6 @@ mod upload;
 pub use ceiling::{Ceiling, matmul_ceiling};
 pub use distributed::{Distributed, Part, parts};
 pub use engine::{Engine, EngineOptions, Executable, Origin, Outputs, RuntimeError, Statistics, compile_options};
-pub use random::random_programs;
+pub use random::{RandomProgram, random_programs};
 pub use target::{Compiled, Machine, Target, UnknownTarget};
 pub use upload::{ParameterSource, Parameters, StoredTensor};

@@ -39,9 +39,9 @@ pub(super) fn parameters(
     seed: u64,
 ) -> Result<Vec<Distributed>, RuntimeError> {
     let mut made: Vec<Option<Distributed>> = params.iter().map(|_| None).collect();
-    for (random, batches) in random_programs(program, params)? {
+    for RandomProgram { program: random, runs } in random_programs(program, params)? {
         let executable = engine.compile("random weights", &random)?;
-        for batch in &batches {
+        for batch in &runs {
             let names = batch.iter().map(|&i| params[i].name.as_str());
             let keys = engine.upload(&executable, KEYS, &keys(names, seed))?;
             let mut outputs = engine.run(&executable, |name| (name == KEYS).then_some(&keys))?;
@@ -55,11 +55,19 @@ pub(super) fn parameters(
     made.into_iter().zip(params).map(|(tensor, p)| tensor.ok_or_else(|| missing(p))).collect()
 }
 
-/// The programs that make `params`, as `program` takes them, each with the places in `params` of its results in every run.
+/// A program that makes parameters, in one run or several.
+pub struct RandomProgram {
+    /// Its results are parameters of the first run.
+    pub program: Program,
+    /// For each run, which parameters its results are.
+    pub runs: Vec<Vec<usize>>,
+}
+
+/// The programs that make `params`, as `program` takes them.
 ///
 /// # Errors
 /// A parameter whose rows have more than 2^32 elements.
-pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<(Program, Vec<Vec<usize>>)>, RuntimeError> {
+pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<RandomProgram>, RuntimeError> {
     let mut all = Vec::new();
     for batches in batches(program, params) {
         let Some(first) = batches.first().filter(|batch| !batch.is_empty()) else { continue };
@@ -67,8 +75,8 @@ pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<(Prog
         // Results come group by group.
         let at = |name: &str| first.iter().position(|&i| params[i].name == name).unwrap_or_default();
         let order: Vec<usize> = random.results.iter().map(|r| at(&r.name)).collect();
-        let ordered = batches.iter().map(|batch| order.iter().map(|&at| batch[at]).collect()).collect();
-        all.push((random, ordered));
+        let runs = batches.iter().map(|batch| order.iter().map(|&at| batch[at]).collect()).collect();
+        all.push(RandomProgram { program: random, runs });
     }
     Ok(all)
 }
