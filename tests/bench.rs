@@ -11,7 +11,6 @@ use common::{cpu, published, published_text, relative_l2};
 use ltx2::analysis::{Module, report};
 use ltx2::config::Config;
 use ltx2::dtype::DType;
-use ltx2::hlo::Program;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;
 use ltx2::nn::{Build, Init, Lowering, Param};
