@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo test check lint host-test plugins test-tpu ablations layouts-figure fixtures clean-demo
+.PHONY: demo test check lint host-test plugins test-tpu test-gpu ablations-gpu ablations layouts-figure fixtures clean-demo
 
 # A random tiny model, then a video with sound from it.
 demo: $(CPU_PLUGIN)
@@ -40,6 +40,16 @@ test-tpu:
 	cargo build --locked
 	target/debug/ltx2 plugin install tpu
 	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 cargo test --locked --test tpu --test budgets
+
+# On the NVIDIA GPUs of this machine: agreement with the CPU, repetition, several as one.
+test-gpu: $(LTX2)
+	scripts/gpu/setup.sh $(LTX2)
+	LTX2_TEST_GPU=$$(nvidia-smi -L | wc -l) cargo test --locked --release --test gpu -- --nocapture --test-threads 1
+
+# What each technique saves on the GPUs of this machine: docs/ablations-gpu.md.
+ablations-gpu: $(LTX2)
+	scripts/gpu/setup.sh $(LTX2)
+	python3 scripts/gpu/ablations.py --ltx2 $(LTX2) -o docs/ablations-gpu.md
 
 # What the history layouts move and what mends them: docs/ablations.md.
 ablations: $(LTX2)

@@ -91,6 +91,9 @@ fn examine(kind: Kind) -> PlatformReport {
         api_version: None,
         stablehlo_version: None,
     };
+    if kind == Kind::Cuda {
+        report.missing.extend(platform::missing_for_cuda(&found.path));
+    }
     // Without chips libtpu asks the cloud's metadata server at start, which outside a TPU machine takes minutes.
     let load = kind != Kind::Tpu || hardware.is_ok();
     if load {

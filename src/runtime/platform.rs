@@ -136,6 +136,9 @@ fn start_file(path: &Path, options: &Options) -> Result<(Plugin, Client), Error>
 fn start(kind: Kind, search: &Search, options: &Options) -> Result<(Plugin, Client), Error> {
     let mut first_error = None;
     for found in &search.found {
+        if kind == Kind::Cuda {
+            missing_for_cuda(&found.path).iter().for_each(|line| tracing::warn!("{line}"));
+        }
         let client = |plugin: Plugin| Ok((plugin.clone(), Client::new(&plugin, &client_options(Some(kind), options))?));
         match Plugin::load(&found.path).and_then(client) {
             Ok(opened) => return Ok(opened),
@@ -190,6 +193,42 @@ fn tpu_chips(root: &Path) -> usize {
         google && fs::read_link(device.join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci"))
     };
     entries("sys/bus/pci/devices").filter(|entry| is_tpu(&entry.path())).count()
+}
+
+/// What the CUDA plugin will look for and not find, each with what to do: neither beside it, where wheels leave it, nor
+/// where the system's loader looks.
+pub fn missing_for_cuda(plugin: &Path) -> Vec<String> {
+    // site-packages/jax_plugins/xla_cuda13/xla_cuda_plugin.so
+    let site = plugin.ancestors().nth(3).map(|site| site.join("nvidia")).unwrap_or_default();
+    let beside = |file: &str, folder: &str| {
+        let packages = fs::read_dir(&site).into_iter().flatten().flatten();
+        packages.map(|package| package.path().join(folder).join(file)).any(|path| path.exists())
+    };
+    // SAFETY: NVIDIA's libraries; loading one runs its initialisers only, and the plugin loads it right after.
+    let loads = |file: &str| unsafe { libloading::Library::new(file) }.map(std::mem::forget).is_ok();
+    let programs = || std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect::<Vec<_>>();
+    let runs = |file: &str| {
+        programs().iter().chain([&PathBuf::from("/usr/local/cuda/bin")]).any(|folder| folder.join(file).exists())
+    };
+    let pieces = [
+        (
+            "cuDNN",
+            "libcudnn.so.9",
+            "attention and convolutions need it",
+            beside("libcudnn.so.9", "lib") || loads("libcudnn.so.9"),
+        ),
+        ("NCCL", "libnccl.so.2", "several devices need it", beside("libnccl.so.2", "lib") || loads("libnccl.so.2")),
+        ("ptxas", "ptxas", "compiling needs it", beside("ptxas", "bin") || runs("ptxas")),
+    ];
+    let missing = pieces.into_iter().filter(|(.., found)| !found);
+    missing
+        .map(|(name, file, why, _)| {
+            format!(
+                "{name} ({file}) is neither beside {} nor in the system: {why}; `ltx2 plugin install cuda` fetches it",
+                plugin.display()
+            )
+        })
+        .collect()
 }
 
 /// NVIDIA devices the driver answers for.
@@ -255,6 +294,26 @@ mod tests {
         fs::write(path("dev/accel0"), "").unwrap();
         fs::write(path("dev/accel1"), "").unwrap();
         assert_eq!(tpu_chips(root.path()), 2);
+    }
+
+    #[test]
+    fn what_the_cuda_plugin_needs_is_looked_for_beside_it() {
+        let site = tempfile::tempdir().unwrap();
+        let plugin = site.path().join("jax_plugins/xla_cuda13/xla_cuda_plugin.so");
+        let give = |path: &str| {
+            let path = site.path().join("nvidia").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        };
+        give("nccl/lib/libnccl.so.2");
+        give("cu13/bin/ptxas");
+        // A machine may have cuDNN of its own.
+        for line in missing_for_cuda(&plugin) {
+            assert!(line.starts_with("cuDNN (libcudnn.so.9) is neither beside"), "{line}");
+            assert!(line.ends_with("`ltx2 plugin install cuda` fetches it"), "{line}");
+        }
+        give("cudnn/lib/libcudnn.so.9");
+        assert_eq!(missing_for_cuda(&plugin), Vec::<String>::new());
     }
 
     #[test]

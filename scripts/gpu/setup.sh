@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Makes a host with NVIDIA GPUs ready: scripts/gpu/setup.sh [LTX2]. Installs the plugins and shows what `ltx2` sees.
+set -euo pipefail
+ltx2=${1:-target/release/ltx2}
+command -v nvidia-smi > /dev/null || { echo "setup.sh: no nvidia-smi: install NVIDIA's driver (580 or newer, for CUDA 13)" >&2; exit 1; }
+driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)
+[ "${driver%%.*}" -ge 580 ] || { echo "setup.sh: driver $driver is older than 580, which the plugin's CUDA 13 needs" >&2; exit 1; }
+[ -x "$ltx2" ] || cargo build --release --locked
+"$ltx2" plugin install cpu
+"$ltx2" plugin install cuda
+nvidia-smi --query-gpu=index,name,memory.total,power.limit --format=csv,noheader
+# Peers of GPUs on one host talk over NVLink; a mesh over PCIe is slower than these figures.
+nvidia-smi topo -m | sed -n '1,9p' || true
+"$ltx2" doctor
