@@ -10,6 +10,7 @@ use super::request;
 use crate::analysis::{self, Module, Report};
 use crate::config::{Config, shipped_layouts};
 use crate::hlo::Mesh;
+use crate::kernels;
 use crate::models::Network;
 use crate::nn::{Build, Placement};
 use crate::pjrt::CompiledMemory;
@@ -62,7 +63,7 @@ pub struct Compilation {
     pub report: Report,
     /// Where tensors were placed.
     pub placements: Vec<Placement>,
-    /// What the layout could not split.
+    /// What the layout could not split, and why nothing was saved.
     pub notes: Vec<String>,
     /// Seconds the compiler took.
     pub seconds: f64,
@@ -212,7 +213,16 @@ impl Job<'_> {
             Ok(Saved { bytes: entry.save(&compiled)?, path: entry.path().into() })
         };
         let fits = memory.capacity.is_none_or(|capacity| memory.total <= capacity);
-        let saved = save.filter(|_| fits).map(keep).transpose()?;
+        let mut notes = network.notes.clone();
+        let complete = !kernels::built_on_devices(program);
+        if save.is_some() && !complete {
+            notes.push(
+                "not saved: cuDNN builds attention on the GPU itself, and an executable without it would end the process \
+                 that runs it; the first run there compiles and keeps it"
+                    .into(),
+            );
+        }
+        let saved = save.filter(|_| fits && complete).map(keep).transpose()?;
         let optimized = compiled.optimized_program().map_err(RuntimeError::from)?;
         let module = Module::decode(&optimized.format, &optimized.bytes)
             .map_err(|e| PipelineError::Input(format!("the optimized program cannot be read: {e}")))?;
@@ -231,7 +241,7 @@ impl Job<'_> {
             memory,
             report: analysis::report(&module, &program.mesh, stacked, self.options.target.chip().as_ref()),
             placements: network.placements.clone(),
-            notes: network.notes.clone(),
+            notes,
             seconds,
             saved,
             shortage: None,
