@@ -269,24 +269,17 @@ fn a_program_compiles_for_gpus_that_are_not_here() {
     assert!(r.predicted.is_some());
 }
 
-/// The published loop at all of its 48 blocks.
+/// The published loop at all of its 48 blocks. On CUDA layers are written out, without stacks: tests/cuda.rs.
 #[test]
 fn no_stack_is_copied_at_full_depth() {
-    use ltx2::pjrt::discover::{self, Kind as Platform};
-    for (platform, target, layouts) in [
-        (Platform::Cpu, "cpu:4", &["ulysses"][..]),
-        (Platform::Cuda, "cuda:h200:1x1x4", &["ulysses", "sequence", "tensor"]),
-    ] {
-        if discover::find(platform, None).found.is_empty() {
-            eprintln!("SKIPPED, NOTHING WAS TESTED: no {} plugin found", platform.name());
-            continue;
-        }
-        for layout in layouts {
-            let out = ltx2(&["compile", "-c", "ltx2", "--target", target, "--layout", layout, "--json", "-"]);
-            assert!(out.status.success(), "{target} {layout}: {}", text(&out.stderr));
-            let figures: Json = serde_json::from_slice(&out.stdout).expect("JSON");
-            assert_eq!(figures["layers"], 48);
-            assert_eq!(figures["stack_copies"], serde_json::json!([]), "{target} {layout}");
-        }
+    use ltx2::pjrt::discover;
+    if discover::find(discover::Kind::Cpu, None).found.is_empty() {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: no CPU plugin found");
+        return;
     }
+    let out = ltx2(&["compile", "-c", "ltx2", "--target", "cpu:4", "--layout", "ulysses", "--json", "-"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let figures: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(figures["layers"], 48);
+    assert_eq!(figures["stack_copies"], serde_json::json!([]));
 }

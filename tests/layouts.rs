@@ -98,6 +98,27 @@ fn transformer() {
     agree(RunComponent::Transformer, "transformer", &["tiny_a", "tiny_a_batch_masked", "tiny_b_per_token_masked"]);
 }
 
+/// The forms of the CUDA programs, with attention as it is exchanged there; in f32 cuDNN leaves it to XLA's operations.
+#[test]
+fn forms_of_cuda() {
+    let Some(client) = cpu(8) else { return };
+    let all = cases("transformer");
+    let case = all.iter().find(|c| c.name.ends_with("/tiny_b_per_token_masked")).expect("a case");
+    let whole = run(&client, RunComponent::Transformer, case, &build("replicated", "data=1", 1));
+    for (layout, mesh) in
+        [("sequence", "context=2"), ("ulysses", "context=4"), ("tensor", "tensor=2"), ("cfg", "cfg=2")]
+    {
+        let lowering = Lowering { mixed_products: false, ..Lowering::of("cuda", "") };
+        let how = Build { lowering, ..build(layout, mesh, 8) };
+        let got = run(&client, RunComponent::Transformer, case, &how);
+        for (name, want) in &whole {
+            let distance = relative_l2(&got[name], want);
+            eprintln!("{layout} {mesh} {name}: {distance:.1e}");
+            assert!(distance <= 1e-5, "{layout} {mesh} {name}: {distance:e}");
+        }
+    }
+}
+
 #[test]
 fn text_encoder() {
     agree(RunComponent::TextEncoder, "text-encoder", &["tiny_a_pair", "tiny_b_short"]);

@@ -139,7 +139,7 @@ impl Attention<'_> {
             };
             vec![match meeting {
                 Meeting::Here => local.here(),
-                Meeting::SplitKv => local.split_kv(&groups),
+                Meeting::SplitKv => local.whole_queries(&groups, &x[3].reshape(vec![])),
                 Meeting::GatherKv => local.gather_kv(&groups),
                 Meeting::Exchange => local.exchange(&layout.exchange, &groups, &x[3].reshape(vec![])),
             }]

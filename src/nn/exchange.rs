@@ -34,13 +34,32 @@ impl Local<'_> {
     }
 
     /// Each device attends to its own keys; largest scores, sums and weighted values are joined.
-    pub fn split_kv(&self, groups: &Groups) -> Value {
+    fn split_kv(&self, groups: &Groups) -> Value {
         let own = Partial::of(self.q, self.k, self.v, self.bias, self.scale);
         let scaled = own.rescaled(&own.largest.all_reduce_max(groups));
         // One reduction carries the values and, as one more column, the sums.
         let all = self.q.builder().concat(&[&scaled.values, &scaled.sum], 3).all_reduce_sum(groups);
         let d = self.q.dim(3);
         (all.slice(3, 0, d) / all.slice(3, d, d + 1)).to(self.q.dtype())
+    }
+
+    /// Queries that every device has meet keys that are split. `position` is the device's place in the group.
+    pub fn whole_queries(&self, groups: &Groups, position: &Value) -> Value {
+        // cuDNN attends to all keys at once, and does not say the sums by which parts are joined.
+        match self.kernel {
+            Kernel::Cudnn if self.bias.is_none() && self.q.dim(2).is_multiple_of(groups.size()) => {
+                self.trade_kv(groups, position)
+            }
+            _ => self.split_kv(groups),
+        }
+    }
+
+    /// Each device trades its keys and values for all tokens of some heads, and gives their attended values to all.
+    fn trade_kv(&self, groups: &Groups, position: &Value) -> Value {
+        let heads = self.q.dim(2) / groups.size();
+        let [k, v] = [self.k, self.v].map(|x| x.all_to_all(2, 1, groups));
+        let q = self.q.dynamic_slice(2, &(position * heads as f64), heads);
+        Local { q: &q, k: &k, v: &v, ..*self }.here().all_gather(2, groups)
     }
 
     /// Tokens are traded for heads and back; heads that do not divide are filled up with zeros. `attend` runs on all
