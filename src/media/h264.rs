@@ -75,9 +75,9 @@ fn config(width: usize, height: usize, rate: FrameRate, quantizer: u8) -> Encode
     config.preset = Preset::Balanced;
     config.qp = quantizer.min(51);
     config.framerate = fps as f32;
-    // Groups of pictures are encoded in parallel: two seconds each keeps cores busy on a clip of a few seconds, and is
-    // how far a player has to decode when it seeks.
-    config.gop_size = (2.0 * fps).round().max(1.0) as u32;
+    // Groups of pictures are encoded in parallel: a second each keeps cores busy on a clip of a few seconds, and is how
+    // far a player has to decode when it seeks.
+    config.gop_size = fps.round().max(1.0) as u32;
     config.min_keyint = config.min_keyint.min(config.gop_size);
     config.level_idc = level(width.div_ceil(16) * height.div_ceil(16), fps);
     config
