@@ -23,6 +23,7 @@
 //! These are bounds that no launch overhead, no cache and no contention enters: compare layouts with them, not clocks.
 
 use super::collective::Kind;
+use super::cost::Work;
 
 /// How devices are joined.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,6 +53,8 @@ pub struct Chip {
     pub capacity: i64,
     /// Floating-point operations a second with bf16 operands and f32 sums.
     pub peak: f64,
+    /// The same with operands of 8-bit floats; of chips without them, as with bf16.
+    pub peak_f8: f64,
     /// Bytes a second of device memory.
     pub bandwidth: f64,
     /// How devices are joined.
@@ -67,6 +70,7 @@ pub const CHIPS: [Chip; 5] = [
         name: "v5e",
         capacity: 16_909_336_576,
         peak: 197e12,
+        peak_f8: 197e12,
         bandwidth: 819e9,
         links: Links::Torus { each_way: 50e9 },
     },
@@ -74,6 +78,7 @@ pub const CHIPS: [Chip; 5] = [
         name: "v5p",
         capacity: 102_803_435_520,
         peak: 459e12,
+        peak_f8: 459e12,
         bandwidth: 2765e9,
         links: Links::Torus { each_way: 100e9 },
     },
@@ -81,6 +86,7 @@ pub const CHIPS: [Chip; 5] = [
         name: "v6e",
         capacity: 33_550_233_600,
         peak: 918e12,
+        peak_f8: 918e12,
         bandwidth: 1638e9,
         links: Links::Torus { each_way: 100e9 },
     },
@@ -88,6 +94,7 @@ pub const CHIPS: [Chip; 5] = [
         name: "tpu7x",
         capacity: 101_732_839_424,
         peak: 2307e12 / 2.0,
+        peak_f8: 4614e12 / 2.0,
         bandwidth: 7380e9 / 2.0,
         links: Links::Torus { each_way: 100e9 / 2.0 },
     },
@@ -95,6 +102,7 @@ pub const CHIPS: [Chip; 5] = [
         name: "h200",
         capacity: 150_000_000_000,
         peak: 989e12,
+        peak_f8: 1979e12,
         bandwidth: 4800e9,
         links: Links::Switch { each_way: 450e9, network: 50e9, host: HGX },
     },
@@ -107,8 +115,8 @@ impl Chip {
     }
 
     /// Seconds of products and convolutions.
-    pub fn compute_seconds(&self, flops: f64) -> f64 {
-        flops / self.peak
+    pub fn compute_seconds(&self, work: Work) -> f64 {
+        (work.flops - work.narrow) / self.peak + work.narrow / self.peak_f8
     }
 
     /// Seconds of device memory traffic.

@@ -15,6 +15,8 @@ use super::shape::{self, elements};
 pub struct Work {
     /// Floating-point operations of products and convolutions, a multiply-add counted as two.
     pub flops: f64,
+    /// Of these, operations on 8-bit floats.
+    pub narrow: f64,
     /// Bytes of device memory read and written.
     pub bytes: f64,
 }
@@ -22,6 +24,7 @@ pub struct Work {
 impl Work {
     pub(super) fn add(&mut self, other: Work, times: f64) {
         self.flops += other.flops * times;
+        self.narrow += other.narrow * times;
         self.bytes += other.bytes * times;
     }
 }
@@ -63,8 +66,15 @@ impl<'a> Counter<'a> {
             opcode if is_free(opcode) || is_collective(opcode) => Work::default(),
             "fusion" => self.fusion_work(i),
             "custom-call" => self.custom_call_work(i),
-            _ => Work { flops: self.flops(i), bytes: self.instruction_bytes(i) },
+            _ => Work { bytes: self.instruction_bytes(i), ..self.operations(i, self.flops(i)) },
         }
+    }
+
+    /// `flops` of an instruction, without its memory traffic.
+    fn operations(&self, i: &InstructionProto, flops: f64) -> Work {
+        let operand = self.module.operand(i, 0).and_then(|o| o.shape.as_ref());
+        let narrow = operand.is_some_and(|s| shape::is_float8(s.element_type));
+        Work { flops, narrow: if narrow { flops } else { 0.0 }, bytes: 0.0 }
     }
 
     fn fusion_work(&self, i: &InstructionProto) -> Work {
@@ -79,18 +89,20 @@ impl<'a> Counter<'a> {
             })
             .sum();
         let written = self.module.root(called).map_or(0, |root| self.written(root));
-        Work { flops: self.fused_flops(called), bytes: (read + written) as f64 }
+        Work { bytes: (read + written) as f64, ..self.fused(called) }
     }
 
-    /// Floating-point operations of a fused computation and those fused inside it.
-    fn fused_flops(&self, c: &ComputationProto) -> f64 {
-        c.instructions
-            .iter()
-            .map(|i| match i.opcode.as_str() {
-                "fusion" => self.module.called(i).map_or(0.0, |c| self.fused_flops(c)),
-                _ => self.flops(i),
-            })
-            .sum()
+    /// Operations of a fused computation and those fused inside it.
+    fn fused(&self, c: &ComputationProto) -> Work {
+        let mut sum = Work::default();
+        for i in &c.instructions {
+            let work = match i.opcode.as_str() {
+                "fusion" => self.module.called(i).map_or_else(Work::default, |c| self.fused(c)),
+                _ => self.operations(i, self.flops(i)),
+            };
+            sum.add(work, 1.0);
+        }
+        sum
     }
 
     /// Bytes that a fusion reads of a parameter, where it takes slices only: a loop's fusion takes one layer of a stack.
@@ -203,17 +215,16 @@ impl<'a> Counter<'a> {
     }
 
     fn custom_call_work(&self, i: &InstructionProto) -> Work {
-        let plain = Work { flops: 0.0, bytes: self.instruction_bytes(i) };
+        let bytes = self.instruction_bytes(i);
+        let plain = Work { bytes, ..Work::default() };
+        let of = |flops: f64| Work { bytes, ..self.operations(i, flops) };
         if i.custom_call_target.starts_with("__cudnn$conv") {
-            return Work { flops: self.convolution_flops(i).unwrap_or(0.0), ..plain };
+            return of(self.convolution_flops(i).unwrap_or(0.0));
         }
         let Ok(config) = serde_json::from_slice::<Value>(&i.backend_config) else { return plain };
         if let Some(stated) = config.pointer("/custom_call_config/cost_estimate") {
             let number = |key: &str| stated.get(key).and_then(number);
-            return Work {
-                flops: number("flops").unwrap_or(0.0),
-                bytes: number("bytes_accessed").unwrap_or(plain.bytes),
-            };
+            return Work { bytes: number("bytes_accessed").unwrap_or(bytes), ..of(number("flops").unwrap_or(0.0)) };
         }
         let shape = |n: usize| self.module.operand(i, n).and_then(|o| o.shape.as_ref());
         if let Some(contracting) =
@@ -222,13 +233,13 @@ impl<'a> Counter<'a> {
             let dims: Vec<i64> =
                 contracting.as_array().into_iter().flatten().filter_map(number).map(|v| v as i64).collect();
             let contracted = shape(0).map_or(0, |s| product(&s.dimensions, &dims));
-            return Work { flops: 2.0 * result(i).map_or(0, elements) as f64 * contracted as f64, ..plain };
+            return of(2.0 * result(i).map_or(0, elements) as f64 * contracted as f64);
         }
         if let Some(scores) = config.pointer("/cudnn_fmha_backend_config/intermediate_tensor_shape/dimensions") {
             // Scores and weighted sum: two products of [.., queries, keys] with a head's width.
             let scores: f64 = scores.as_array().into_iter().flatten().filter_map(number).product();
             let width = shape(0).and_then(|s| s.dimensions.last()).copied().unwrap_or(0);
-            return Work { flops: 4.0 * scores * width as f64, ..plain };
+            return of(4.0 * scores * width as f64);
         }
         plain
     }

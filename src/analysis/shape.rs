@@ -30,6 +30,11 @@ pub(super) fn dtype_name(element_type: i32) -> &'static str {
     TYPES.iter().find(|t| t.0 == element_type).map_or("other", |t| t.1)
 }
 
+/// Whether these are 8-bit floats.
+pub(super) fn is_float8(element_type: i32) -> bool {
+    dtype_name(element_type).starts_with("f8")
+}
+
 /// Elements of an array; of a tuple, the sum.
 pub(super) fn elements(shape: &ShapeProto) -> u64 {
     match shape.tuple_shapes.is_empty() {

@@ -238,7 +238,7 @@ impl<'a> Walk<'a> {
                     self.written_out.add(work, at.times);
                 }
                 let (compute, memory) =
-                    self.chip.map_or((0.0, 0.0), |c| (c.compute_seconds(work.flops), c.memory_seconds(work.bytes)));
+                    self.chip.map_or((0.0, 0.0), |c| (c.compute_seconds(work), c.memory_seconds(work.bytes)));
                 Cost { work, time: Time { compute, memory, collective: 0.0, all: compute.max(memory) } }
             }
         }
