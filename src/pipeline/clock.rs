@@ -58,6 +58,15 @@ impl Clock {
         Ok(())
     }
 
+    /// What `run` returns, all of its time as waiting: where a loop ends by what it computes, as the denoising loop does on
+    /// CUDA, starting a program is waiting for it.
+    pub fn during<T>(&mut self, run: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let result = run();
+        self.waited += started.elapsed();
+        result
+    }
+
     /// Ends a stage.
     pub fn ends(&mut self, stage: Stage, stages: &Stages) {
         let next = Clock { took: std::mem::take(&mut self.took), ..Clock::start(stages) };

@@ -223,7 +223,7 @@ pub fn text_to_videos(
 
     let contexts = [branch_text(&text, "video", &shape)?, branch_text(&text, "audio", &shape)?];
     let prepared = calls::prepare(models, stages, request, &shape, contexts, build)?.run(stages)?;
-    let latents = run_loop(&steps_loop, stages, &prepared, &start, settings.chunk, steps, watch)?;
+    let latents = clock.during(|| run_loop(&steps_loop, stages, &prepared, &start, settings.chunk, steps, watch))?;
     clock.wait_for(latents.iter())?;
     drop((steps_loop, prepared));
     let latents = [latents[0].download()?, latents[1].download()?];
