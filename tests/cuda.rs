@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{cases, cpu, published_blocks, quick, relative_l2};
+use common::{cases, cpu, published_blocks, quick, relative_l2, run_case};
 use half::bf16;
 use ltx2::analysis::{self, Instruction, Module};
 use ltx2::dtype::DType;
@@ -14,14 +14,10 @@ use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::nn::rope::{Pairing, rotate};
 use ltx2::nn::{Axis, Build, Lowering, Numerics, Params};
-use ltx2::pipeline::models::Parts;
-use ltx2::pipeline::run::{RunComponent, run_component};
-use ltx2::pipeline::stages::Stages;
-use ltx2::pjrt::Client;
+use ltx2::pipeline::run::RunComponent;
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::runtime::{Engine, EngineOptions, Target};
 use ltx2::tensor::Tensor;
-use ltx2::weights::{ModelSource, Overrides};
 use ndarray::Array4;
 
 /// Blocks of the published model: two show what every block does.
@@ -172,26 +168,20 @@ fn forms_of_equal_value_agree() {
         (RunComponent::VideoDecoder, "video-decoder"),
     ] {
         for case in cases(folder).into_iter().take(4) {
-            let [want, got] = [plain, forms].map(|lowering| run(&client, component, &case, lowering));
+            let [want, got] = [plain, forms].map(|lowering| {
+                run_case(
+                    &client,
+                    component,
+                    &case,
+                    case.inputs.clone(),
+                    quick(),
+                    &Build { lowering, ..Build::new(DType::F32) },
+                )
+            });
             for (name, tensor) in &want {
                 let distance = relative_l2(&got[name], tensor);
                 assert!(distance < 3e-6, "{} {name}: {distance:e}", case.name);
             }
         }
     }
-}
-
-fn run(client: &Client, component: RunComponent, case: &common::Case, lowering: Lowering) -> BTreeMap<String, Tensor> {
-    let source = std::rc::Rc::new(
-        ModelSource::open(case.model.to_str().expect("a path"), &Overrides::default()).expect("a model"),
-    );
-    let mut stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
-    let known = ["padding_side", "prompts", "max_sequence_length"];
-    let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
-    let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();
-    let how = Build { lowering, ..Build::new(DType::F32) };
-    run_component(component, &Parts::of(&source), &mut stages, case.inputs.clone(), &scalars, &how)
-        .unwrap_or_else(|e| panic!("{}: {e}", case.name))
-        .into_iter()
-        .collect()
 }

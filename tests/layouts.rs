@@ -3,20 +3,15 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
-use common::{Case, cases, cpu, dumped, generate, open, quick_cached, relative_l2, request};
+use common::{Case, cases, cpu, dumped, generate, open, quick_cached, relative_l2, request, run_case};
 use ltx2::config::Config;
 use ltx2::dtype::DType;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::models::Parts;
-use ltx2::pipeline::run::{RunComponent, run_component};
-use ltx2::pipeline::stages::Stages;
+use ltx2::pipeline::run::RunComponent;
 use ltx2::pipeline::text_to_video::Settings;
 use ltx2::pjrt::Client;
-use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
-use ltx2::weights::{ModelSource, Overrides};
 
 /// Largest distance between sharded and unsharded, f32.
 fn limit(layout: &str) -> f64 {
@@ -53,16 +48,7 @@ fn build(layout: &str, mesh: &str, devices: usize) -> Build {
 }
 
 fn run(client: &Client, component: RunComponent, case: &Case, build: &Build) -> BTreeMap<String, Tensor> {
-    let model = case.model.to_str().expect("a path");
-    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
-    let mut stages = Stages::new(Engine::new(client.clone(), quick_cached()), source.clone());
-    let known = ["padding_side", "prompts", "max_sequence_length"];
-    let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
-    let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();
-    run_component(component, &Parts::of(&source), &mut stages, case.inputs.clone(), &scalars, build)
-        .unwrap_or_else(|e| panic!("{}: {e}", case.name))
-        .into_iter()
-        .collect()
+    run_case(client, component, case, case.inputs.clone(), quick_cached(), build)
 }
 
 /// Layouts of which every case is run; of the others one each, in turn.

@@ -4,18 +4,14 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
-use common::{Case, cases, cpu, relative_l2};
+use common::{Case, cases, cpu, relative_l2, run_case};
 use ltx2::dtype::DType;
 use ltx2::nn::{Build, Lowering, Numerics};
-use ltx2::pipeline::models::Parts;
-use ltx2::pipeline::run::{RunComponent, run_component};
-use ltx2::pipeline::stages::Stages;
+use ltx2::pipeline::run::RunComponent;
 use ltx2::pjrt::Client;
-use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::runtime::EngineOptions;
 use ltx2::tensor::Tensor;
-use ltx2::weights::{ModelSource, Overrides};
 
 /// Largest distance in f32.
 const F32: f64 = 1e-4;
@@ -37,17 +33,7 @@ fn run(
     inputs: BTreeMap<String, Tensor>,
     how: &Build,
 ) -> BTreeMap<String, Tensor> {
-    let model = case.model.to_str().expect("a path");
-    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
-    let mut stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), source.clone());
-    // What describes how the inputs were made is no argument of the component.
-    let known = ["padding_side", "prompts", "max_sequence_length"];
-    let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
-    let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();
-    run_component(component, &Parts::of(&source), &mut stages, inputs, &scalars, how)
-        .unwrap_or_else(|e| panic!("{}: {e}", case.name))
-        .into_iter()
-        .collect()
+    run_case(client, component, case, inputs, EngineOptions::default(), how)
 }
 
 /// Checks every output of every case of a component.

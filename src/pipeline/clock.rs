@@ -52,10 +52,7 @@ impl Clock {
     /// # Errors
     /// What went wrong on the device.
     pub fn wait_for<'a>(&mut self, mut results: impl Iterator<Item = &'a Distributed>) -> Result<()> {
-        let started = Instant::now();
-        results.try_for_each(Distributed::wait)?;
-        self.waited += started.elapsed();
-        Ok(())
+        Ok(self.during(|| results.try_for_each(Distributed::wait))?)
     }
 
     /// What `run` returns, all of its time as waiting: where a loop ends by what it computes, as the denoising loop does on

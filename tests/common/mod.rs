@@ -16,7 +16,8 @@ use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::models::Models;
+use ltx2::pipeline::models::{Models, Parts};
+use ltx2::pipeline::run::{RunComponent, run_component};
 use ltx2::pipeline::stages::Stages;
 use ltx2::pipeline::text_to_video::{Generated, Request, Settings, Shapes, text_to_video};
 use ltx2::pjrt::discover::{self, Kind};
@@ -195,6 +196,28 @@ pub fn open(client: &Client, model: &str) -> (Models, Stages) {
     let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
     let stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
     (Models::open(&source).expect("complete"), stages)
+}
+
+/// Runs a component on `inputs`, a case's or like them.
+pub fn run_case(
+    client: &Client,
+    component: RunComponent,
+    case: &Case,
+    inputs: BTreeMap<String, Tensor>,
+    options: EngineOptions,
+    build: &Build,
+) -> BTreeMap<String, Tensor> {
+    let model = case.model.to_str().expect("a path");
+    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
+    let mut stages = Stages::new(Engine::new(client.clone(), options), source.clone());
+    // What describes how the inputs were made is no argument of the component.
+    let known = ["padding_side", "prompts", "max_sequence_length"];
+    let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
+    let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();
+    run_component(component, &Parts::of(&source), &mut stages, inputs, &scalars, build)
+        .unwrap_or_else(|e| panic!("{}: {e}", case.name))
+        .into_iter()
+        .collect()
 }
 
 /// The request of a pipeline case.
