@@ -11,13 +11,17 @@ use common::{cpu, published, published_text, relative_l2};
 use ltx2::analysis::{Module, report};
 use ltx2::config::Config;
 use ltx2::dtype::DType;
+use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;
+use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Init, Lowering, Param};
 use ltx2::pipeline::models::Parts;
 use ltx2::pipeline::stages::{Stages, Weights};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::runtime::{Engine, EngineOptions, RandomProgram, Target, compile_options, random_programs};
+use ltx2::sampling::denoise::{DenoiseShape, denoise};
+use ltx2::sampling::guidance::{Branch, RescaleScope};
 use ltx2::tensor::Tensor;
 use serde_json::Value;
 
@@ -97,6 +101,47 @@ fn parameters_have_their_mean_and_deviation_and_depend_on_name_and_seed() {
 
 fn all(network: &Network) -> Vec<&Param> {
     network.params.iter().collect()
+}
+
+/// A checkpoint tensor has the same values in a stack of layers, where layers are written out, and fused with others or
+/// not (a layout that gathers keys has queries apart).
+#[test]
+fn values_do_not_depend_on_how_parameters_lie() {
+    let Some(client) = cpu(2) else { return };
+    let preset = Preset::named("nano").expect("a preset");
+    let c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
+    let shape = DenoiseShape {
+        batch: 1,
+        branches: vec![Branch::Conditional],
+        tokens: [8, 4],
+        text: 128,
+        text_channels: [c.caption_channels; 2],
+        stg_blocks: vec![],
+        rescale: RescaleScope::PerSample,
+    };
+    let by_tensor = |platform: &str, layout: &str, mesh: &str| -> BTreeMap<String, Vec<f32>> {
+        let config = Config {
+            layout: layout.into(),
+            mesh: Some(ltx2::config::parse_mesh(mesh).expect("a mesh")),
+            ..Config::default()
+        };
+        let placed = config.placement(2).expect("a layout");
+        let lowering = Lowering { attention: Kernel::Plain, ..Lowering::of(platform, "") };
+        let build = Build { layout: placed, lowering, ..Build::new(DType::F32) };
+        let network = denoise(&c, &shape, &build).expect("builds");
+        let values = drawn(3, &network, &client);
+        let tensors = network.params.iter().flat_map(|p| {
+            let (names, all) = (p.source.names(), values[&p.name].to_f32());
+            let each = all.len() / names.len();
+            let flat: Vec<f32> = all.into_iter().collect();
+            names.into_iter().enumerate().map(move |(i, n)| (n, flat[i * each..][..each].to_vec())).collect::<Vec<_>>()
+        });
+        tensors.collect()
+    };
+    let stacked = by_tensor("cpu", "replicated", "data=1");
+    assert!(stacked.len() > 50, "{}", stacked.len());
+    assert_eq!(stacked, by_tensor("cuda", "replicated", "data=1"));
+    assert_eq!(stacked, by_tensor("cuda", "sequence", "context=2"));
 }
 
 /// 38 GB of weights are made in their place: beside them a card needs nothing of their size.

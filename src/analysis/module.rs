@@ -47,6 +47,12 @@ pub struct Instruction {
 }
 
 impl Module {
+    /// Whether it calls kernels that a library chooses and builds on the device itself: compiled without devices it
+    /// lacks them.
+    pub fn is_bound_to_device(&self) -> bool {
+        self.instructions().any(|i| i.target.starts_with("__cudnn$"))
+    }
+
     /// Reads the bytes of `hlo_with_config` (or of a bare module, `hlo`).
     ///
     /// # Errors

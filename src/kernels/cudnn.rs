@@ -6,9 +6,6 @@ use serde::Serialize;
 use crate::dtype::DType;
 use crate::hlo::{CustomCall, Type, Value};
 
-/// How the names of the custom calls begin.
-pub(super) const TARGETS: &str = "__cudnn$fmha";
-
 /// Widest head that cuDNN takes on Hopper.
 const WIDEST: usize = 256;
 

@@ -4,7 +4,7 @@ mod cudnn;
 mod plain;
 
 use crate::dtype::DType;
-use crate::hlo::{Program, Type, Value};
+use crate::hlo::{Type, Value};
 
 /// Scores above this many elements are never held whole: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
@@ -33,11 +33,6 @@ impl Kernel {
         }
         refused.is_none()
     }
-}
-
-/// Whether a program's executable holds kernels that are built on the device itself: one made without devices lacks them.
-pub fn built_on_devices(program: &Program) -> bool {
-    program.text.contains(cudnn::TARGETS)
 }
 
 /// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and an optional f32 bias `[b or 1, 1, q or 1,

@@ -38,6 +38,13 @@ impl AttentionLayer {
     /// Queries, keys and values of self-attention, each `[b, n, heads, dim]`, from `x [b, n, embed]`. Queries and keys
     /// are normalised and rotated.
     pub fn qkv(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> [Value; 3] {
+        if self.gathers_keys(p) && !self.rotates_gathered(p) {
+            // Keys and values are on their way while the queries are made.
+            let [k, v] = self.keys_values(p, x, rope);
+            // Held apart, or the compiler makes one product and one rotation of both.
+            let rope = rope.map(|r| Rope { cos: r.cos.kept(), sin: r.sin.kept() });
+            return [self.queries(p, &x.kept(), rope.as_ref()), k, v];
+        }
         let parts = self.fused(p, &["to_q", "to_k", "to_v"], x, self.sequence[0]);
         let [q, k, v] = [0, 1, 2].map(|i| parts.at(2, i));
         let q = self.normed(p, "norm_q", &q, rope);
@@ -56,11 +63,15 @@ impl AttentionLayer {
         [q, k, gathered("gathered_v", &v)]
     }
 
+    /// Whether the layout has keys gathered.
+    fn gathers_keys(&self, p: &Params) -> bool {
+        let split = p.layout().parts(&p.activation("attention"), self.sequence[1]) > 1;
+        split && p.layout().exchange.kind == ExchangeKind::GatherKv
+    }
+
     /// Whether the layout has keys gathered before they are rotated.
     fn rotates_gathered(&self, p: &Params) -> bool {
-        let policy = &p.layout().exchange;
-        let split = p.layout().parts(&p.activation("attention"), self.sequence[1]) > 1;
-        split && policy.kind == ExchangeKind::GatherKv && policy.rope == RopeAt::Gathered
+        self.gathers_keys(p) && p.layout().exchange.rope == RopeAt::Gathered
     }
 
     /// Queries `[b, n, heads, dim]`, normalised and rotated.

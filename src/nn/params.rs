@@ -69,6 +69,15 @@ pub enum Source {
 }
 
 impl Source {
+    /// What the tensors are called, in order; scales apart from what they scale.
+    pub fn names(&self) -> Vec<String> {
+        match self {
+            Source::Stack { keys, .. } => keys.clone(),
+            Source::View { key, .. } => vec![key.clone()],
+            Source::Scales { keys, .. } => keys.iter().map(|key| format!("{key}.scale")).collect(),
+        }
+    }
+
     /// Shape of each tensor in the checkpoint.
     pub fn shape(&self) -> &[usize] {
         match self {

@@ -10,7 +10,6 @@ use super::request;
 use crate::analysis::{self, Module, Report};
 use crate::config::{Config, shipped_layouts};
 use crate::hlo::Mesh;
-use crate::kernels;
 use crate::models::Network;
 use crate::nn::{Build, Placement};
 use crate::pjrt::CompiledMemory;
@@ -214,18 +213,18 @@ impl Job<'_> {
         };
         let fits = memory.capacity.is_none_or(|capacity| memory.total <= capacity);
         let mut notes = network.notes.clone();
-        let complete = !kernels::built_on_devices(program);
+        let optimized = compiled.optimized_program().map_err(RuntimeError::from)?;
+        let module = Module::decode(&optimized.format, &optimized.bytes)
+            .map_err(|e| PipelineError::Input(format!("the optimized program cannot be read: {e}")))?;
+        let complete = !module.is_bound_to_device();
         if save.is_some() && !complete {
             notes.push(
-                "not saved: cuDNN builds attention on the GPU itself, and an executable without it would end the process \
-                 that runs it; the first run there compiles and keeps it"
+                "not saved: cuDNN chooses and builds its kernels on the GPU itself, and an executable made without one \
+                 does not run there; the first run there compiles and keeps it"
                     .into(),
             );
         }
         let saved = save.filter(|_| fits && complete).map(keep).transpose()?;
-        let optimized = compiled.optimized_program().map_err(RuntimeError::from)?;
-        let module = Module::decode(&optimized.format, &optimized.bytes)
-            .map_err(|e| PipelineError::Input(format!("the optimized program cannot be read: {e}")))?;
         write("optimized.pb", &optimized.bytes)?;
         if self.options.dump.is_some() {
             write("optimized.txt", module.listing().as_bytes())?;

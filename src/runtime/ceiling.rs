@@ -40,7 +40,7 @@ pub fn matmul_ceiling(engine: &Engine, runs: usize) -> Result<Ceiling, RuntimeEr
         name: name.into(),
         ty: ty.clone(),
         axes: vec![Axis::Whole; 2],
-        source: Source::Stack { keys: vec![], shape: vec![] },
+        source: Source::Stack { keys: vec![name.into()], shape: vec![size; 2] },
         init: Init::Normal(1.0),
     };
     let operands = [operand("x"), operand("y")];

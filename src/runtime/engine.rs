@@ -278,7 +278,7 @@ impl Engine {
 pub fn compile_options(platform: &str, program: &Program, devices: &[i32], options: &EngineOptions) -> CompileOptions {
     let ids = devices.iter().take(program.devices()).map(|&id| i64::from(id)).collect();
     let start = CompileOptions { devices: Some(ids), ..CompileOptions::partitioned(program.devices()) };
-    let own = flags::defaults(platform).into_iter().map(|(name, value)| (name.to_string(), value));
+    let own = flags::defaults(platform, program.devices()).into_iter().map(|(name, value)| (name.to_string(), value));
     let given = options.xla_flags.iter().map(|(name, value)| (name.clone(), value.clone()));
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::pjrt::OptionValue;
 
-/// The options a platform's programs are compiled with.
-pub fn defaults(platform: &str) -> Vec<(&'static str, OptionValue)> {
+/// The options a platform's programs are compiled with for a number of devices.
+pub fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValue)> {
     let on = OptionValue::Bool(true);
     // Roundings that the program writes must stay: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
     let mut flags = vec![("xla_allow_excess_precision", OptionValue::Bool(false))];
@@ -33,12 +33,21 @@ pub fn defaults(platform: &str) -> Vec<(&'static str, OptionValue)> {
                 ("xla_tpu_overlap_compute_collective_tc", on),
             ]);
         }
-        "cuda" => flags.extend([
-            // Convolutions over three dimensions are else compiled channels first, and cuDNN turns every tensor twice.
-            ("xla_gpu_force_conv_nhwc", on),
-            // cuBLAS applies biases and GELU to its sums; Triton's products leave them to passes of their own.
-            ("xla_gpu_enable_triton_gemm", OptionValue::Bool(false)),
-        ]),
+        "cuda" => {
+            flags.extend([
+                // Convolutions over three dimensions are else compiled channels first, and cuDNN turns every tensor twice.
+                ("xla_gpu_force_conv_nhwc", on.clone()),
+                // cuBLAS applies biases and GELU to its sums; Triton's products leave them to passes of their own.
+                ("xla_gpu_enable_triton_gemm", OptionValue::Bool(false)),
+            ]);
+            if devices > 1 {
+                // Keys and values travel while the queries are made, both at once.
+                flags.extend([
+                    ("xla_gpu_enable_latency_hiding_scheduler", on),
+                    ("xla_gpu_experimental_parallel_collective_overlap_limit", OptionValue::Int(2)),
+                ]);
+            }
+        }
         _ => {}
     }
     flags

@@ -1,12 +1,11 @@
 //! Random parameters, made on the devices: a model of any size without files.
 //!
 //! One program gives every parameter of a network as a result, each with the type, placement and memory layout of the
-//! argument that it will be. An element is a function of seed, parameter name and the element's own indices alone, so
-//! that a device makes its part of a tensor from nothing: no exchange, no temporaries, and on every mesh the same
-//! numbers.
+//! argument that it will be. An element is a function of seed, checkpoint name and the element's indices in that tensor
+//! alone, so that a device makes its part of a tensor from nothing: no exchange, no temporaries, and the same numbers
+//! on every mesh and however a platform has its layers (stacks, or each for itself) and its products (fused or not).
 //!
-//! An element's outermost index and the row-major index of the rest, both offset by the parameter's key, go through
-//! `pcg2d` (Jarzynski and Olano, *Hash Functions for GPU Rendering*, JCGT 2020), which gives two words of 32 bits. The
+//! The first word of a tensor's key, and the second offset by the element's row-major index, go through `pcg2d` (Jarzynski and Olano, *Hash Functions for GPU Rendering*, JCGT 2020), which gives two words of 32 bits. The
 //! sum of their four halves, scaled to unit variance, stands for a normal number (Irwin and Hall's distribution: mean
 //! and variance are exact, kurtosis 2.7, no value beyond 3.47 deviations). A sum rather than Box and Muller's
 //! logarithm and cosine: it is integer arithmetic with one multiplication and one addition in f32 behind it, the same
@@ -18,10 +17,10 @@ use super::distributed::Distributed;
 use super::engine::{Engine, RuntimeError};
 use crate::dtype::DType;
 use crate::hlo::{Argument, Builder, Output, Program, Sharding, Type, Value};
-use crate::nn::{Init, Param};
+use crate::nn::{Init, Param, Source};
 use crate::tensor::Tensor;
 
-/// The one argument of such a program: two words a parameter, in the order of its results.
+/// The one argument of such a program: two words a checkpoint tensor, in the order of its results.
 const KEYS: &str = "keys";
 
 /// Elements of equal parameters that are drawn as one tensor and then cut apart. A vocoder has hundreds of small ones: a
@@ -42,8 +41,8 @@ pub(super) fn parameters(
     for RandomProgram { program: random, runs } in random_programs(program, params)? {
         let executable = engine.compile("random weights", &random)?;
         for batch in &runs {
-            let names = batch.iter().map(|&i| params[i].name.as_str());
-            let keys = engine.upload(&executable, KEYS, &keys(names, seed))?;
+            let names: Vec<String> = batch.iter().flat_map(|&i| names(params[i])).collect();
+            let keys = engine.upload(&executable, KEYS, &keys(&names, seed))?;
             let mut outputs = engine.run(&executable, |name| (name == KEYS).then_some(&keys))?;
             outputs.wait()?;
             for (result, &i) in random.results.iter().zip(batch) {
@@ -84,9 +83,9 @@ pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<Rando
 /// Parameters in equal batches, which one program makes in turn, and the rest, by their places. Layers that are written
 /// out have thousands of parameters of few kinds; a kernel each would cost the compiler half a minute.
 fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
-    let mut kinds: Vec<((Init, Output), Vec<usize>)> = Vec::new();
+    let mut kinds: Vec<((Drawn, Output), Vec<usize>)> = Vec::new();
     for (i, param) in params.iter().enumerate() {
-        let kind = (param.init, Output { name: String::new(), ..result(program, param) });
+        let kind = (Drawn::of(param), Output { name: String::new(), ..result(program, param) });
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, places)) => places.push(i),
             None => kinds.push((kind, vec![i])),
@@ -127,101 +126,126 @@ fn random_program(program: &Program, params: &[&Param]) -> Result<Program, Runti
     if !program.mesh.axes.is_empty() {
         b = b.with_mesh(program.mesh.clone());
     }
-    let ty = Type::new(DType::I32, [params.len(), 2]);
+    let tensors = params.iter().map(|p| p.source.names().len()).sum::<usize>();
+    let ty = Type::new(DType::I32, [tensors, 2]);
     // Every device holds the keys.
     let whole = (!program.mesh.axes.is_empty()).then(|| Sharding::new(&[&[], &[]]));
     let keys = b.argument_with(Argument { sharding: whole, ..Argument::new(KEYS, ty) }).to(DType::U32);
     let mut results = Vec::with_capacity(params.len());
-    for group in groups(program, params) {
-        let own = keys.slice(0, results.len(), results.len() + group.len());
-        let (first, init) = &group[0];
-        let drawn = normal(&b, &first.ty, &own, *init)?;
-        if group.len() == 1 {
-            let placed = first.sharding.as_ref().map_or(drawn.clone(), |s| drawn.constrain(s));
-            results.push((first.clone(), placed));
-            continue;
-        }
+    let mut used = 0;
+    for (how, outputs) in groups(program, params) {
+        let first = &outputs[0];
+        let own = keys.slice(0, used, used + outputs.len() * how.tensors);
+        used += outputs.len() * how.tensors;
+        let drawn = how.values(&b, &first.ty, &own.reshape(vec![outputs.len(), how.tensors, 2]))?;
         let stacked = first.sharding.as_ref().map(|s| Sharding([&[Vec::new()], &s.0[..]].concat()));
-        let drawn = stacked.map_or(drawn.clone(), |s| drawn.constrain(&s)).kept();
-        results.extend(group.into_iter().enumerate().map(|(i, (output, _))| (output, drawn.at(0, i))));
+        let mut drawn = stacked.map_or(drawn.clone(), |s| drawn.constrain(&s));
+        if outputs.len() > 1 {
+            drawn = drawn.kept();
+        }
+        results.extend(outputs.into_iter().enumerate().map(|(i, output)| (output, drawn.at(0, i))));
     }
     Ok(b.finish_with(results)?)
 }
 
 /// The results, those next to each other that are drawn together.
-fn groups(program: &Program, params: &[&Param]) -> Vec<Vec<(Output, Init)>> {
-    let mut groups: Vec<Vec<(Output, Init)>> = Vec::new();
+fn groups(program: &Program, params: &[&Param]) -> Vec<(Drawn, Vec<Output>)> {
+    let mut groups: Vec<(Drawn, Vec<Output>)> = Vec::new();
     for param in params {
-        let output = result(program, param);
-        let alike = |group: &&mut Vec<(Output, Init)>| {
-            let (first, init) = &group[0];
-            (group.len() + 1) * param.ty.elements() <= TOGETHER
-                && (*init, &first.ty, &first.sharding, &first.memory_layout)
-                    == (param.init, &output.ty, &output.sharding, &output.memory_layout)
+        let (how, output) = (Drawn::of(param), result(program, param));
+        let alike = |(known, outputs): &&mut (Drawn, Vec<Output>)| {
+            let first = &outputs[0];
+            (outputs.len() + 1) * param.ty.elements() <= TOGETHER
+                && *known == how
+                && (&first.ty, &first.sharding, &first.memory_layout)
+                    == (&output.ty, &output.sharding, &output.memory_layout)
         };
         match groups.iter_mut().find(alike) {
-            Some(group) => group.push((output, param.init)),
-            None => groups.push(vec![(output, param.init)]),
+            Some((_, outputs)) => outputs.push(output),
+            None => groups.push((how, vec![output])),
         }
     }
     groups
 }
 
-/// The offsets of each result's indices `[n, 2]`, from its name and the seed.
-fn keys<'a>(names: impl ExactSizeIterator<Item = &'a str>, seed: u64) -> Tensor {
-    let rows = names.len();
-    let each = names.flat_map(|name| {
+/// What a parameter's tensors are drawn by.
+fn names(param: &Param) -> impl Iterator<Item = String> {
+    param.source.names().into_iter().map(|name| format!("{}.{name}", param.component))
+}
+
+/// The offsets of each tensor's indices `[n, 2]`, from its name and the seed.
+fn keys(names: &[String], seed: u64) -> Tensor {
+    let each = names.iter().flat_map(|name| {
         let digest = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name.as_bytes()).finalize();
         let word = |i: usize| i32::from_le_bytes(std::array::from_fn(|k| digest[4 * i + k]));
         [word(0), word(1)]
     });
     let words = ndarray::Array1::from_iter(each);
-    Tensor::I32(words.into_shape_with_order((rows, 2)).unwrap_or_default().into_dyn())
+    Tensor::I32(words.into_shape_with_order((names.len(), 2)).unwrap_or_default().into_dyn())
 }
 
-/// Values of type `ty` with the deviation and around the mean that `init` states, for each of the `keys [n, 2]`: with a
-/// leading dimension of `n` where there are several.
-fn normal(b: &Builder, ty: &Type, keys: &Value, init: Init) -> Result<Value, RuntimeError> {
-    let (mean, deviation) = match init {
-        Init::Normal(deviation) => (0.0, deviation),
-        Init::Around(mean, deviation) => (mean, deviation),
-    };
-    let inner = ty.dims.get(1..).unwrap_or_default();
-    if inner.iter().product::<usize>() as u64 > 1 << 32 {
-        return Err(RuntimeError::Parameter(format!("a row of {ty} has more than 2^32 elements")));
+/// How a parameter's elements are drawn.
+#[derive(PartialEq)]
+struct Drawn {
+    init: Init,
+    /// Checkpoint tensors in it, which its leading dimensions count.
+    tensors: usize,
+    /// How many of those dimensions there are; sizes of 1 behind them count nothing either.
+    lead: usize,
+    /// How far the other dimensions walk through a checkpoint tensor.
+    strides: Vec<usize>,
+}
+
+impl Drawn {
+    fn of(param: &Param) -> Self {
+        let (dims, tensors) = (&param.ty.dims, param.source.names().len());
+        let counts = |n: &usize| dims[..*n].iter().product::<usize>() == tensors;
+        let lead = (0..=dims.len()).rev().find(counts).unwrap_or_default();
+        let strides = match &param.source {
+            Source::View { strides, .. } => strides[lead..].to_vec(),
+            _ => (lead..dims.len()).map(|axis| dims[axis + 1..].iter().product()).collect(),
+        };
+        Drawn { init: param.init, tensors, lead, strides }
     }
-    let several = keys.dim(0) > 1;
-    let lead = usize::from(several);
-    let dims = if several { [&[keys.dim(0)], &ty.dims[..]].concat() } else { ty.dims.clone() };
-    let [first, second] = [0, 1].map(|word| {
-        let key = keys.at(1, word);
-        if several { key.broadcast_in_dim(&dims, &[0]) } else { key.at(0, 0).broadcast_to(&dims) }
-    });
-    // Each dimension's part of an index is a vector: whatever else the compiler keeps of it is small.
-    let part = |axis: usize, stride: usize| {
-        let along = b.iota(Type::new(DType::U32, [ty.dims[axis]]), 0) * stride as f64;
-        along.broadcast_in_dim(&dims, &[lead + axis])
-    };
-    let x = if ty.rank() == 0 { first } else { first + part(0, 1) };
-    let y = (1..ty.rank()).fold(second, |y, axis| y + part(axis, ty.dims[axis + 1..].iter().product()));
 
-    // pcg2d.
-    let step = |v: &Value, by: &Value| v + by * 1_664_525.0;
-    let fold = |v: Value| v.xor(&v.shift_right(&v.like(16.0)));
-    let advance = |v: Value| v * 1_664_525.0 + 1_013_904_223.0;
-    let (x, y) = (advance(x), advance(y));
-    let x = step(&x, &y);
-    let y = step(&y, &x);
-    let (x, y) = (fold(x), fold(y));
-    let x = step(&x, &y);
-    let y = step(&y, &x);
-    let (x, y) = (fold(x), fold(y));
+    /// Values of type `ty` for each of the `keys [n, tensors, 2]`: `[n, …]`.
+    fn values(&self, b: &Builder, ty: &Type, keys: &Value) -> Result<Value, RuntimeError> {
+        let (mean, deviation) = match self.init {
+            Init::Normal(deviation) => (0.0, deviation),
+            Init::Around(mean, deviation) => (mean, deviation),
+        };
+        let own = &ty.dims[self.lead..];
+        if own.iter().product::<usize>() as u64 > 1 << 32 {
+            return Err(RuntimeError::Parameter(format!("a tensor of {ty} has more than 2^32 elements")));
+        }
+        let dims = [&[keys.dim(0)], &ty.dims[..]].concat();
+        let leading: Vec<usize> = (0..=self.lead).collect();
+        let [x, second] =
+            [0, 1].map(|word| keys.at(2, word).reshape(dims[..=self.lead].to_vec()).broadcast_in_dim(&dims, &leading));
+        // Each dimension's part of an index is a vector: whatever else the compiler keeps of it is small.
+        let y = self.strides.iter().enumerate().fold(second, |y, (axis, &stride)| {
+            let along = b.iota(Type::new(DType::U32, [own[axis]]), 0) * stride as f64;
+            y + along.broadcast_in_dim(&dims, &[leading.len() + axis])
+        });
 
-    let halves = |v: &Value| v.and(&v.like(65_535.0)) + v.shift_right(&v.like(16.0));
-    let sum = (halves(&x) + halves(&y)).to(DType::F32);
-    // Four halves, each of mean 65535/2 and variance (2^32 - 1)/12; a sum below 2^24 has an exact f32.
-    let unit = (4.0 * (65_536f64.powi(2) - 1.0) / 12.0).sqrt();
-    let scaled = (sum - 131_070.0) * (f64::from(deviation) / unit);
-    let value = if mean == 0.0 { scaled } else { scaled + f64::from(mean) };
-    Ok(value.to(ty.dtype))
+        // pcg2d.
+        let step = |v: &Value, by: &Value| v + by * 1_664_525.0;
+        let fold = |v: Value| v.xor(&v.shift_right(&v.like(16.0)));
+        let advance = |v: Value| v * 1_664_525.0 + 1_013_904_223.0;
+        let (x, y) = (advance(x), advance(y));
+        let x = step(&x, &y);
+        let y = step(&y, &x);
+        let (x, y) = (fold(x), fold(y));
+        let x = step(&x, &y);
+        let y = step(&y, &x);
+        let (x, y) = (fold(x), fold(y));
+
+        let halves = |v: &Value| v.and(&v.like(65_535.0)) + v.shift_right(&v.like(16.0));
+        let sum = (halves(&x) + halves(&y)).to(DType::F32);
+        // Four halves, each of mean 65535/2 and variance (2^32 - 1)/12; a sum below 2^24 has an exact f32.
+        let unit = (4.0 * (65_536f64.powi(2) - 1.0) / 12.0).sqrt();
+        let scaled = (sum - 131_070.0) * (f64::from(deviation) / unit);
+        let value = if mean == 0.0 { scaled } else { scaled + f64::from(mean) };
+        Ok(value.to(ty.dtype))
+    }
 }
