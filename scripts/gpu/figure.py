@@ -1,5 +1,5 @@
-"""Bars of `ltx2 bench` beside diffusers: figure.py FOLDER > FILE.svg, FOLDER holding SIZE.ltx2.json, SIZE.denoise.json
-(in place of the former for the step, where it is there) and SIZE.diffusers.json, as scripts/gpu/bench.sh writes them."""
+"""Bars of `ltx2 bench` beside diffusers: figure.py FOLDER > FILE.svg, FOLDER holding SIZE.ltx2.json and
+SIZE.diffusers.json, as scripts/gpu/bench.sh writes them."""
 
 import json
 import pathlib
@@ -7,6 +7,7 @@ import sys
 
 ROWS = [
     ("one step, 768x512, 121 frames", "768x512x121", "denoise_loop", "denoise_compiled"),
+    ("one step, 1280x768, 121 frames", "1280x768x121", "denoise_loop", "denoise_compiled"),
     ("one step, 384x256, 121 frames", "384x256x121", "denoise_loop", "denoise_compiled"),
     ("text encoder, both prompts", "768x512x121", "text_encoder", "text_encoder"),
     ("video decoder, 121 frames", "768x512x121", "video_decoder", "video_decoder"),
@@ -22,8 +23,7 @@ def read(folder, size, kind):
 def medians(folder):
     """(what, our seconds, diffusers' seconds) of each row that was measured."""
     for what, size, ours, theirs in ROWS:
-        runs = [read(folder, size, kind) for kind in ("denoise", "ltx2")]
-        found = next((r["programs"][ours]["median"] for r in runs if r and ours in r["programs"]), None)
+        found = (read(folder, size, "ltx2") or {"programs": {}})["programs"].get(ours, {}).get("median")
         peer = (read(folder, size, "diffusers") or {"seconds": {}})["seconds"].get(theirs)
         if found and peer:
             yield what, found, peer
