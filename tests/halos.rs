@@ -12,6 +12,7 @@ use ltx2::hlo::Mesh;
 use ltx2::media::Frames;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;
+use ltx2::models::upsampler::{self, UpsamplerConfig};
 use ltx2::models::video_vae::{DecoderConfig, EncoderConfig, Pixels, decoder_program, encoder_program};
 use ltx2::nn::{
     Axis, Build, Conv3d, Conv3dLowering, ExchangePolicy, Layout, Lowering, Padding, Params, Pictures, Rule,
@@ -47,7 +48,7 @@ fn convolutions(build: &Build, [height, width]: [usize; 2], size: usize, step: u
         let all: Vec<_> = forms
             .map(|(padding, lowering)| {
                 let stride = [1, step, step];
-                let conv = Conv3d { kernel: [3, size, size], stride, causal: false, padding, lowering };
+                let conv = Conv3d { kernel: [3, size, size], stride, causal: false, padding, ends: padding, lowering };
                 conv.apply(&p.pp(format!("{padding:?}{lowering:?}")), x, 2, &blocks)
             })
             .collect();
@@ -100,6 +101,27 @@ fn convolutions_of_blocks_are_those_of_the_whole() {
             let distance = relative_l2(&part(&joined), &part(&whole));
             assert!(distance <= 1e-6, "{picture:?}, {size}, {step}, form {form}: {distance:e}");
         }
+    }
+}
+
+/// Norms are over all blocks, and nothing that fills up a block counts.
+#[test]
+fn upsampled_blocks_are_those_of_the_whole() {
+    let Some(client) = cpu(8) else { return };
+    let engine = Engine::new(client, quick());
+    let json = |scale: f64, dims: usize| {
+        serde_json::json!({"in_channels": 2, "mid_channels": 64, "num_blocks_per_stage": 1, "dims": dims,
+            "rational_spatial_scale": scale})
+    };
+    for (scale, dims, [height, width]) in [(2.0, 3, [8, 4]), (2.0, 2, [5, 3]), (1.5, 3, [8, 4]), (1.5, 3, [9, 5])] {
+        let c = UpsamplerConfig::from_json(&json(scale, dims)).expect("valid");
+        let network = |build: &Build| upsampler::program(&c, [1, 2, height, width], build).expect("builds");
+        let whole = run(&engine, &network(&one()), "latents");
+        let joined = run(&engine, &network(&blocks()), "latents");
+        assert_eq!(whole.shape(), joined.shape());
+        let distance = relative_l2(&joined, &whole);
+        eprintln!("x{scale}, {dims} dimensions, {height}x{width}: {distance:.1e}");
+        assert!(distance <= 2e-6, "x{scale}, {dims} dimensions, {height}x{width}: {distance:e}");
     }
 }
 

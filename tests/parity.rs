@@ -127,6 +127,11 @@ fn vocoder() {
     parity(RunComponent::Vocoder, "vocoder", &["audio"]);
 }
 
+#[test]
+fn upsampler() {
+    parity(RunComponent::Upsampler, "upsampler", &["latents"]);
+}
+
 /// The rows of valid tokens: what a padded position holds is nowhere read.
 fn valid(t: &Tensor, mask: &Tensor) -> Tensor {
     let (mut values, mask) = (t.to_f32(), mask.to_f32());
@@ -176,6 +181,7 @@ fn convolutional_networks_run_in_bf16() {
         (RunComponent::VideoDecoder, "video-decoder", "video"),
         (RunComponent::VideoEncoder, "video-encoder", "latents"),
         (RunComponent::AudioDecoder, "audio-decoder", "mel"),
+        (RunComponent::Upsampler, "upsampler", "latents"),
     ];
     for (component, folder, name) in networks {
         for case in cases(folder) {

@@ -93,6 +93,22 @@ def vocoder():
         _write("vocoder", case, {"mel": mel}, {"audio": models.load(name, "vocoder")(mel)}, name, 400 + index)
 
 
+def upsampler():
+    """Un-normalised latents to latents of another size."""
+    cases = [
+        ("rational", "upsampler_rational", (1, 8, 3, 2, 3)),
+        ("plain", "upsampler_plain", (2, 6, 2, 3, 2)),
+        ("broken", "upsampler_3_2", (1, 4, 2, 3, 5)),
+        ("temporal", "upsampler_temporal", (2, 4, 3, 2, 2)),
+        ("frames", "upsampler_frames", (2, 3, 3, 2, 3)),
+    ]
+    for index, (case, name, shape) in enumerate(cases):
+        latents = randn(500 + index, "latents", *shape)
+        grown = models.load(name, "latent_upsampler")(latents)
+        _write("upsampler", case, {"latents": latents}, {"latents": grown.contiguous()}, name, 500 + index)
+
+
 COMPONENTS = {
-    "video-decoder": video_decoder, "video-encoder": video_encoder, "audio-decoder": audio_decoder, "vocoder": vocoder
+    "video-decoder": video_decoder, "video-encoder": video_encoder, "audio-decoder": audio_decoder,
+    "vocoder": vocoder, "upsampler": upsampler,
 }

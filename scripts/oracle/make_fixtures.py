@@ -11,7 +11,7 @@ import cases_transformer
 import models
 from common import CASES, FIXTURES, fix_numerics
 
-LIMIT, FILE_LIMIT = 4 * 1024 * 1024, 1024 * 1024
+LIMIT, FILE_LIMIT = 6 * 1024 * 1024, 1024 * 1024
 
 
 def write_models():

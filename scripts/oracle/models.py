@@ -15,7 +15,7 @@ from diffusers import (
     LTX2Pipeline,
     LTX2VideoTransformer3DModel,
 )
-from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder
 from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
 
 from common import MODELS, randomise
@@ -145,6 +145,23 @@ VOCODER = {
     ),
 }
 
+# 32 groups are normalised, so that 32 channels are the fewest.
+LATENT_UPSAMPLER = {
+    # The resampler of 2.0, and of 2.3.
+    "upsampler_rational": dict(in_channels=8, mid_channels=32, num_blocks_per_stage=1, use_rational_resampler=True),
+    "upsampler_plain": dict(in_channels=6, mid_channels=32, num_blocks_per_stage=1, use_rational_resampler=False),
+    "upsampler_3_2": dict(
+        in_channels=4, mid_channels=32, num_blocks_per_stage=0, use_rational_resampler=True, rational_spatial_scale=1.5
+    ),
+    "upsampler_temporal": dict(
+        in_channels=4, mid_channels=32, num_blocks_per_stage=0, spatial_upsample=False, temporal_upsample=True
+    ),
+    # Frame by frame; two channels a group.
+    "upsampler_frames": dict(
+        in_channels=3, mid_channels=64, num_blocks_per_stage=0, dims=2, use_rational_resampler=False
+    ),
+}
+
 GEMMA = {
     "tiny_a": dict(
         hidden_size=24, intermediate_size=40, num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=2,
@@ -185,8 +202,9 @@ _CLASSES = {
     "vae": (AutoencoderKLLTX2Video, VAE),
     "audio_vae": (AutoencoderKLLTX2Audio, AUDIO_VAE),
     "vocoder": (LTX2Vocoder, VOCODER),
+    "latent_upsampler": (LTX2LatentUpsamplerModel, LATENT_UPSAMPLER),
 }
-COMPONENTS = tuple(_CLASSES)
+COMPONENTS = tuple(c for c, (_, configs) in _CLASSES.items() if set(WHOLE) <= set(configs))
 
 
 def seed_of(name):

@@ -15,6 +15,9 @@ pub struct Args {
     /// A text encoder from elsewhere.
     #[arg(long)]
     text_encoder: Option<String>,
+    /// A latent upsampler from elsewhere: a folder, or a single file.
+    #[arg(long)]
+    upsampler: Option<String>,
     /// Prints JSON.
     #[arg(long)]
     json: bool,
@@ -35,7 +38,11 @@ enum Finding {
 /// # Errors
 /// No such model; a part that is missing or wrong makes the command fail after everything has been printed.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let overrides = Overrides { text_encoder: args.text_encoder.clone(), ..Overrides::default() };
+    let overrides = Overrides {
+        text_encoder: args.text_encoder.clone(),
+        upsampler: args.upsampler.clone(),
+        ..Overrides::default()
+    };
     let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
     let parts = Parts::of(&source);
     let findings: Vec<(Component, Finding)> =

@@ -31,6 +31,9 @@ pub struct Args {
     /// A text encoder from elsewhere.
     #[arg(long)]
     text_encoder: Option<String>,
+    /// A latent upsampler from elsewhere: a folder, or a single file.
+    #[arg(long)]
+    upsampler: Option<String>,
     /// Weights from the files, or random ones made on the device; also as `--set model.weights=random`.
     #[arg(long, value_name = "FROM")]
     weights: Option<WeightSource>,
@@ -81,6 +84,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let model = Model {
         path: args.model.clone(),
         text_encoder: args.text_encoder.clone(),
+        upsampler: args.upsampler.clone(),
         weights: args.weights.or(key(&mut scalars, "model.weights")?).unwrap_or(WeightSource::File),
         ..Model::default()
     };

@@ -8,6 +8,7 @@ pub mod gemma3;
 pub mod presets;
 pub mod timestep;
 pub mod transformer;
+pub mod upsampler;
 pub mod video_vae;
 pub mod vocoder;
 

@@ -33,8 +33,7 @@ pub enum Conv3dLowering {
     Taps,
 }
 
-/// A convolution over time, height and width that keeps a stride-1 video's size: beyond its ends a video continues
-/// with its first and last frame.
+/// A convolution over time, height and width that keeps a stride-1 video's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv3d {
     /// Kernel size in time, height and width.
@@ -45,6 +44,8 @@ pub struct Conv3d {
     pub causal: bool,
     /// What lies beyond a picture's edge.
     pub padding: Padding,
+    /// What lies before the first frame and behind the last.
+    pub ends: Padding,
     /// How it is written.
     pub lowering: Conv3dLowering,
 }
@@ -55,23 +56,42 @@ impl Conv3d {
     pub fn apply(&self, p: &Params, x: &Value, out: usize, blocks: &Blocks) -> Value {
         let _scope = p.scope();
         let (weight, bias) = parameters(p, out, x.dim(1), &self.kernel, true);
+        self.convolve(p, x, &weight, bias, blocks)
+    }
+
+    /// The convolution at `p` of each frame alone, with the weight `[out, in, rows, columns]`; else as
+    /// [`Conv3d::apply`].
+    pub fn apply_to_frames(&self, p: &Params, x: &Value, out: usize, blocks: &Blocks) -> Value {
+        let _scope = p.scope();
+        let [_, rows, columns] = self.kernel;
+        let (weight, bias) = parameters(p, out, x.dim(1), &[rows, columns], true);
+        let frames = Conv3d { kernel: [1, rows, columns], stride: [1, self.stride[1], self.stride[2]], ..*self };
+        frames.convolve(p, x, &weight.unsqueeze(2), bias, blocks)
+    }
+
+    fn convolve(&self, p: &Params, x: &Value, weight: &Value, bias: Option<Value>, blocks: &Blocks) -> Value {
         let [time, rows, columns] = self.kernel.map(|k| k - 1);
         let (before, after) = if self.causal { (time, 0) } else { (time / 2, time / 2) };
         let reach = [rows / 2, columns / 2];
-        let x = beyond(p, &blocks.extend(x, reach, self.padding), 2, before, after, Padding::Replicate);
+        let x = blocks.extend(x, reach, self.padding);
+        let is_direct = self.lowering == Conv3dLowering::Direct;
+        let (x, ends) = match self.ends {
+            // As the convolution's own attribute the zeros cost nothing.
+            Padding::Zeros if is_direct => (x, (before, after)),
+            ends => (beyond(p, &x, 2, before, after, ends), (0, 0)),
+        };
         let [above, left] = [(3, reach[0]), (4, reach[1])].map(|(axis, n)| if blocks.cut(axis) { 0 } else { n });
         let (x, zeros) = match self.padding {
-            // As the convolution's own attribute the zeros cost nothing.
             Padding::Zeros => (x, [above, left]),
             padding => (beyond(p, &beyond(p, &x, 3, above, above, padding), 4, left, left, padding), [0, 0]),
         };
         match self.lowering {
             Conv3dLowering::Direct => {
-                let padding = [(0, 0), (zeros[0], zeros[0]), (zeros[1], zeros[1])];
+                let padding = [ends, (zeros[0], zeros[0]), (zeros[1], zeros[1])];
                 let window = Conv::new(3).stride(&self.stride).padding(&padding);
-                add_bias(x.builder().convolution(&x, &weight, &window), bias)
+                add_bias(x.builder().convolution(&x, weight, &window), bias)
             }
-            Conv3dLowering::Taps => self.taps(&x, &weight, bias, zeros),
+            Conv3dLowering::Taps => self.taps(&x, weight, bias, zeros),
         }
     }
 
@@ -91,6 +111,15 @@ impl Conv3d {
         let sum = add_bias(sum, bias.map(|b| b.to(DType::F32))).to(x.dtype());
         sum.reshape([&[batch, frames], &sum.dims()[1..]].concat()).swap(1, 2)
     }
+}
+
+/// Channels `(c, t, i, j)` into time, height and width. Where time grows the first frame came from one latent frame
+/// alone, and its extra copies are dropped.
+pub fn unfold(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
+    let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
+    let c = all / (st * sh * sw);
+    let y = x.reshape(vec![b, c, st, sh, sw, f, h, w]).transpose(&[0, 1, 5, 2, 6, 3, 7, 4]);
+    y.reshape(vec![b, c, f * st, h * sh, w * sw]).slice(2, st - 1, f * st)
 }
 
 /// `low` and `high` more elements at the ends of a dimension.

@@ -114,6 +114,17 @@ impl Blocks {
         self.sides.iter().find(|s| s.axis == axis).map_or(block, |s| s.whole(block))
     }
 
+    /// The sum over `axes` of whole pictures, whatever lies beyond them, kept as dimensions of one.
+    pub fn sum_keep(&self, x: &Value, axes: &[isize]) -> Value {
+        let cut = || self.sides.iter().filter(|side| axes.contains(&(side.axis as isize)));
+        let own = cut().fold(x.clone(), |x, side| {
+            let block = x.dim(side.axis as isize);
+            let whole = side.whole(block);
+            if block * side.groups.size() == whole { x } else { side.inside(&x, whole, block, 0) }
+        });
+        cut().fold(own.sum_keep(axes), |sum, side| sum.all_reduce_sum(&side.groups))
+    }
+
     /// A block with `reach` more rows and columns at both ends of the directions that are cut. Corners come along: the
     /// second direction is extended where the first already is.
     pub fn extend(&self, x: &Value, reach: [usize; 2], padding: Padding) -> Value {

@@ -16,12 +16,12 @@ pub mod rope;
 
 pub use attention::{Attention, Heads, hide_padding};
 pub use build::{Build, Lowering, Quantization, StackOrder};
-pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, spread_conv1d, transposed_conv1d};
+pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, spread_conv1d, transposed_conv1d, unfold};
 pub use fp8::Weight;
 pub use halo::{Blocks, Side};
 pub use layers::{LayerTensor, PerLayer};
 pub use layout::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, LayoutError, RopeAt, Rule};
 pub use linear::{affine, gelu, gelu_tanh, gelu_tanh_of_product, linear, linear_into, linear_nd, project, silu};
-pub use norm::{layer_norm, pixel_norm, rms, rms_norm};
+pub use norm::{group_norm, layer_norm, pixel_norm, rms, rms_norm};
 pub use params::{Init, Numerics, Param, Params, Placement, Source};
 pub use pictures::Pictures;

@@ -20,6 +20,7 @@ use crate::models::gemma3::tokenizer::Tokenizer;
 use crate::models::gemma3::{self, Gemma3Config};
 use crate::models::presets::Preset;
 use crate::models::transformer::{self, ForwardShape, TransformerConfig};
+use crate::models::upsampler::{self, UpsamplerConfig};
 use crate::models::video_vae::Pixels;
 use crate::models::vocoder::{self, VocoderConfig};
 use crate::models::{ConfigError, Network, audio_vae, parse_config, video_vae};
@@ -119,6 +120,30 @@ impl Parts {
         self.read(Component::Vocoder, VocoderConfig::from_json)
     }
 
+    /// The latent upsampler's.
+    ///
+    /// # Errors
+    /// As [`Parts::transformer`].
+    pub fn upsampler(&self) -> Result<UpsamplerConfig> {
+        self.read(Component::LatentUpsampler, UpsamplerConfig::from_json)
+    }
+
+    /// The latent upsampler's, where it makes latents `to` of latents `from`, both `[channels, frames, rows, columns]`.
+    ///
+    /// # Errors
+    /// As [`Parts::transformer`]; one line naming file and both sides.
+    pub fn upsampler_between(&self, from: [usize; 4], to: [usize; 4]) -> Result<UpsamplerConfig> {
+        let c = self.upsampler()?;
+        c.check_fit(from, to).map_err(|why| {
+            let place = match &self.origin {
+                Origin::Files(source) => source.config_path(Component::LatentUpsampler).display().to_string(),
+                Origin::Preset(preset) => preset.name.to_string(),
+            };
+            PipelineError::Input(format!("{place}: {why}"))
+        })?;
+        Ok(c)
+    }
+
     fn sizes<T: DeserializeOwned>(&self, part: Component) -> Result<T> {
         self.read(part, |json| parse_config(part.folder(), json))
     }
@@ -198,6 +223,14 @@ impl Parts {
         Ok(vocoder::vocoder_program(&self.vocoder()?, dims, &b.with_dtype(DType::F32))?)
     }
 
+    /// Un-normalised latents `[b, c, f, h, w]` to latents of more rows and columns, or frames.
+    ///
+    /// # Errors
+    /// As [`Parts::text_encoder_program`].
+    pub fn upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
+        Ok(upsampler::program(&self.upsampler()?, [n, f, h, w], b)?)
+    }
+
     /// Every parameter that any program of a part declares.
     ///
     /// # Errors
@@ -236,7 +269,8 @@ impl Parts {
                 // One channel as wide as all: only the product of channels and bins counts.
                 vec![self.vocoder_program([1, 1, 8, c.in_channels], &build)?]
             }
-            Component::Tokenizer | Component::Scheduler | Component::LatentUpsampler => Vec::new(),
+            Component::LatentUpsampler => vec![self.upsampler_program([1, 0, 2, 4, 4], &build)?],
+            Component::Tokenizer | Component::Scheduler => Vec::new(),
         };
         let component = part.folder();
         let mut params: Vec<Param> =

@@ -32,6 +32,8 @@ pub enum RunComponent {
     AudioDecoder,
     /// `mel` to `audio`.
     Vocoder,
+    /// `latents` to larger `latents`, both un-normalised.
+    Upsampler,
 }
 
 impl RunComponent {
@@ -44,6 +46,7 @@ impl RunComponent {
             RunComponent::VideoDecoder => "video_decoder",
             RunComponent::AudioDecoder => "audio_decoder",
             RunComponent::Vocoder => "vocoder",
+            RunComponent::Upsampler => "upsampler",
         }
     }
 }
@@ -168,6 +171,11 @@ pub fn run_component(
             switches.check(&[])?;
             let mel = given.ranked("mel", 4)?;
             (parts.vocoder_program(dims(&mel), build)?, vec![("mel".into(), mel)])
+        }
+        RunComponent::Upsampler => {
+            switches.check(&[])?;
+            let latents = given.ranked("latents", 5)?;
+            (parts.upsampler_program(dims(&latents), build)?, vec![("latents".into(), latents)])
         }
     };
     given.finish()?;

@@ -98,7 +98,7 @@ pub(super) fn component_config(
         Component::AudioVae => Ok(audio_vae(Section::new(path, config, "audio_vae"))),
         Component::Vocoder => vocoder(Section::new(path, config, "vocoder"), tensors),
         Component::Scheduler => Ok(scheduler(path, Section::new(path, config, "scheduler"))),
-        Component::LatentUpsampler => Ok(upsampler(config)),
+        Component::LatentUpsampler => upsampler(path, config, tensors),
         Component::TextEncoder | Component::Tokenizer => {
             Err(WeightsError::NoComponent { path: path.to_path_buf(), component })
         }
@@ -362,17 +362,39 @@ fn scheduler(path: &Path, s: Section) -> Value {
     })
 }
 
-fn upsampler(config: &Value) -> Value {
-    let or = |key: &str, default: Value| config.get(key).cloned().unwrap_or(default);
-    json!({
+/// What the header does not say, names and shapes of the tensors do.
+fn upsampler(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value, WeightsError> {
+    let missing = |key: &str| WeightsError::MissingTensor { path: path.to_path_buf(), key: key.into() };
+    let shape = |key: &str| tensors.shape(key).ok_or_else(|| missing(key));
+    let first = shape("initial_conv.weight")?;
+    let [mid, inner, kernel @ ..] = first else { return Err(missing("initial_conv.weight")) };
+    let number = |name: &str| name.strip_prefix("res_blocks.")?.split('.').next()?.parse::<usize>().ok();
+    let blocks = tensors.names().filter_map(number).max().map_or(0, |last| last + 1);
+    let rational = tensors.contains("upsampler.conv.weight");
+    let grown = shape(if rational { "upsampler.conv.weight" } else { "upsampler.0.weight" })?;
+    let times = grown.first().map_or(0, |out| out / mid);
+    let or = |key: &str, known: Value| config.get(key).filter(|v| !v.is_null()).cloned().unwrap_or(known);
+    let scale = match (config.get("spatial_scale"), rational.then_some(times)) {
+        (Some(given), _) => given.clone(),
+        (None, None | Some(4)) => json!(2.0),
+        (None, Some(16)) => json!(4.0),
+        (None, Some(_)) => {
+            return Err(WeightsError::Config {
+                path: path.to_path_buf(),
+                key: "config.spatial_scale".into(),
+                reason: format!("is missing in the header's metadata, and {times} times the channels do not tell it"),
+            });
+        }
+    };
+    Ok(json!({
         "_class_name": "LTX2LatentUpsamplerModel",
-        "in_channels": or("in_channels", json!(128)),
-        "mid_channels": or("mid_channels", json!(512)),
-        "num_blocks_per_stage": or("num_blocks_per_stage", json!(4)),
-        "dims": or("dims", json!(3)),
-        "spatial_upsample": or("spatial_upsample", json!(true)),
-        "temporal_upsample": or("temporal_upsample", json!(false)),
-        "rational_spatial_scale": or("spatial_scale", json!(2.0)),
-        "use_rational_resampler": or("rational_resampler", json!(false)),
-    })
+        "in_channels": or("in_channels", json!(inner)),
+        "mid_channels": or("mid_channels", json!(mid)),
+        "num_blocks_per_stage": or("num_blocks_per_stage", json!(blocks)),
+        "dims": or("dims", json!(kernel.len())),
+        "spatial_upsample": or("spatial_upsample", json!(rational || matches!(times, 4 | 8))),
+        "temporal_upsample": or("temporal_upsample", json!(!rational && grown.len() == 5)),
+        "rational_spatial_scale": scale,
+        "use_rational_resampler": or("rational_resampler", json!(rational)),
+    }))
 }

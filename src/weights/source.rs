@@ -366,7 +366,7 @@ fn place(path: &Path, part: Option<Component>) -> Result<Place, WeightsError> {
             Some(c @ Component::TextEncoder) => {
                 Err(WeightsError::NoComponent { path: path.to_path_buf(), component: c })
             }
-            _ => single(path).map(|s| Place::Single(Box::new(s))),
+            _ => single(path, part).map(|s| Place::Single(Box::new(s))),
         };
     }
     let holds = |c: Component| path.join(c.folder()).join(c.config_file()).is_file();
@@ -377,12 +377,14 @@ fn place(path: &Path, part: Option<Component>) -> Result<Place, WeightsError> {
         return Ok(Place::Model(path.into()));
     }
     // A repository of Lightricks may hold nothing but single files: Checkpoint::open names them when there are several.
-    single(path).map(|s| Place::Single(Box::new(s)))
+    single(path, None).map(|s| Place::Single(Box::new(s)))
 }
 
-fn single(path: &Path) -> Result<SingleFile, WeightsError> {
+fn single(path: &Path, part: Option<Component>) -> Result<SingleFile, WeightsError> {
     let checkpoint = Checkpoint::open(path)?;
-    let text = checkpoint.metadata("config").ok_or_else(|| WeightsError::Config {
+    // An upsampler's tensors tell what it is.
+    let bare = (part == Some(Component::LatentUpsampler)).then_some("{}");
+    let text = checkpoint.metadata("config").or(bare).ok_or_else(|| WeightsError::Config {
         path: checkpoint.path().to_path_buf(),
         key: "config".into(),
         reason: "is missing in the header's metadata: not one of Lightricks' model files, or stripped of it; use the \

@@ -367,6 +367,36 @@ fn a_text_encoder_from_elsewhere_brings_its_tokenizer() {
     assert_eq!(source.tokenizer().expect("there"), whole.join("tokenizer/tokenizer.json"));
 }
 
+/// An upsampler of one file is what its header says, and where that is silent what its tensors are.
+#[test]
+fn an_upsampler_file_tells_what_it_is() {
+    let dir = TempDir::new().expect("dir");
+    let ends = [("initial_conv.weight", &[32, 4, 3, 3, 3][..]), ("res_blocks.1.conv1.weight", &[32, 32, 3, 3, 3])];
+    let config = |name: &str, conv: (&str, &[usize]), header: Value| {
+        let tensors: Vec<_> = ends.iter().chain([&conv]).map(|(name, shape)| (*name, "BF16", *shape)).collect();
+        let header = if header.is_null() { header } else { json!({"config": header.to_string()}) };
+        let file = put(dir.path().join(name), safetensors(&tensors, header));
+        let overrides = Overrides { upsampler: file.to_str().map(String::from), ..Overrides::default() };
+        let source = ModelSource::open_in(dir.path().to_str().expect("utf-8"), &overrides, &no_cache())?;
+        assert!(source.has(Component::LatentUpsampler));
+        source.config(Component::LatentUpsampler)
+    };
+    diffusers_folder(dir.path());
+    let spatial = config("a.safetensors", ("upsampler.0.weight", &[128, 32, 3, 3]), Value::Null).expect("told");
+    let want = json!({"_class_name": "LTX2LatentUpsamplerModel", "in_channels": 4, "mid_channels": 32,
+        "num_blocks_per_stage": 2, "dims": 3, "spatial_upsample": true, "temporal_upsample": false,
+        "rational_spatial_scale": 2.0, "use_rational_resampler": false});
+    assert_eq!(spatial, want);
+    let temporal = config("b.safetensors", ("upsampler.0.weight", &[64, 32, 3, 3, 3]), Value::Null).expect("told");
+    assert_eq!([&temporal["spatial_upsample"], &temporal["temporal_upsample"]], [&json!(false), &json!(true)]);
+    let both = config("c.safetensors", ("upsampler.0.weight", &[256, 32, 3, 3, 3]), Value::Null).expect("told");
+    assert_eq!([&both["spatial_upsample"], &both["temporal_upsample"]], [&json!(true), &json!(true)]);
+    let rational: (&str, &[usize]) = ("upsampler.conv.weight", &[288, 32, 3, 3]);
+    let broken = config("d.safetensors", rational, json!({"spatial_scale": 1.5, "rational_resampler": true}));
+    assert_eq!(broken.expect("told")["rational_spatial_scale"], json!(1.5));
+    fails(config("e.safetensors", rational, Value::Null), &["e.safetensors", "config.spatial_scale", "9 times"]);
+}
+
 #[test]
 fn single_files_that_no_code_computes_are_refused() {
     let dir = TempDir::new().expect("dir");

@@ -3,7 +3,7 @@
 use crate::dtype::DType;
 use crate::hlo::Value;
 use crate::models::timestep::timestep_embedding;
-use crate::nn::{Axis, Blocks, Conv3d, Conv3dLowering, Init, Padding, Params, pixel_norm, silu};
+use crate::nn::{Axis, Blocks, Conv3d, Conv3dLowering, Init, Padding, Params, pixel_norm, silu, unfold};
 
 /// The eps of the norms inside a block, which no configuration changes.
 const PIXEL_NORM_EPS: f64 = 1e-8;
@@ -18,7 +18,11 @@ pub struct Layers {
 impl Layers {
     /// Kernels of 3 in each direction, on pictures cut into `blocks`.
     pub fn new(causal: bool, padding: Padding, shortcut_eps: f64, lowering: Conv3dLowering, blocks: Blocks) -> Self {
-        Layers { conv: Conv3d { kernel: [3; 3], stride: [1; 3], causal, padding, lowering }, shortcut_eps, blocks }
+        Layers {
+            conv: Conv3d { kernel: [3; 3], stride: [1; 3], causal, padding, ends: Padding::Replicate, lowering },
+            shortcut_eps,
+            blocks,
+        }
     }
 
     /// The convolution `name`.
@@ -149,15 +153,6 @@ pub fn modulation(p: &Params, temb: &Value, rows: usize, channels: usize) -> Vec
 /// The timestep `[b]` as `time_embedder` at `p` sees it: `[b, width]`.
 pub fn embedded(p: &Params, temb: &Value, width: usize) -> Value {
     timestep_embedding(&p.pp("time_embedder.timestep_embedder"), temb, width)
-}
-
-/// Channels `(c, t, i, j)` into time, height and width. Where time grows the first frame came from one latent frame
-/// alone, and its extra copies are dropped.
-fn unfold(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
-    let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
-    let c = all / (st * sh * sw);
-    let y = x.reshape(vec![b, c, st, sh, sw, f, h, w]).transpose(&[0, 1, 5, 2, 6, 3, 7, 4]);
-    y.reshape(vec![b, c, f * st, h * sh, w * sw]).slice(2, st - 1, f * st)
 }
 
 /// Channels `(c, column, row)` into squares of `patch` pixels.

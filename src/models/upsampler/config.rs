@@ -1,0 +1,159 @@
+//! `latent_upsampler/config.json`.
+
+use serde::Deserialize;
+
+use super::COMPONENT;
+use crate::models::{ConfigError, parse_config, require};
+
+/// Groups of channels that are normalised together.
+pub(super) const GROUPS: usize = 32;
+
+/// The keys as they stand in the file; defaults are the reference class' own.
+#[derive(Deserialize)]
+#[serde(default)]
+struct File {
+    in_channels: usize,
+    mid_channels: usize,
+    num_blocks_per_stage: usize,
+    dims: usize,
+    spatial_upsample: bool,
+    temporal_upsample: bool,
+    rational_spatial_scale: f64,
+    use_rational_resampler: bool,
+}
+
+impl Default for File {
+    fn default() -> Self {
+        File {
+            in_channels: 128,
+            mid_channels: 1024,
+            num_blocks_per_stage: 4,
+            dims: 3,
+            spatial_upsample: true,
+            temporal_upsample: false,
+            rational_spatial_scale: 2.0,
+            use_rational_resampler: true,
+        }
+    }
+}
+
+/// How the middle of the network grows its pictures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resampler {
+    /// Rows and columns times `up`, then blurred and thinned by `down`.
+    Rational {
+        /// The scale's numerator.
+        up: usize,
+        /// The scale's denominator.
+        down: usize,
+    },
+    /// Frames, rows and columns times these. Where frames are doubled the first result is dropped: a video's first
+    /// latent covers a single frame.
+    Shuffle([usize; 3]),
+}
+
+fn neither() -> ConfigError {
+    ConfigError::Unsupported {
+        component: COMPONENT,
+        key: "spatial_upsample",
+        value: "false".into(),
+        supported: "true where temporal_upsample is false",
+    }
+}
+
+/// Scales of the rational resampler, as numerators and denominators.
+const SCALES: [(f64, usize, usize); 4] = [(0.75, 3, 4), (1.5, 3, 2), (2.0, 2, 1), (4.0, 4, 1)];
+
+/// The latent upsampler's configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpsamplerConfig {
+    /// Channels of a latent.
+    pub in_channels: usize,
+    /// Channels between the first convolution and the last.
+    pub mid_channels: usize,
+    /// Residual blocks before the resampler, and as many behind it.
+    pub blocks: usize,
+    /// Whether every frame is computed by itself.
+    pub each_frame: bool,
+    /// The middle.
+    pub resampler: Resampler,
+}
+
+impl UpsamplerConfig {
+    /// Reads and checks `config.json`.
+    ///
+    /// # Errors
+    /// A key of the wrong type, or a value no code computes.
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+        let f: File = parse_config(COMPONENT, json)?;
+        require(f.in_channels > 0, COMPONENT, "in_channels", f.in_channels, "1 or more")?;
+        let divides = f.mid_channels > 0 && f.mid_channels.is_multiple_of(GROUPS);
+        require(divides, COMPONENT, "mid_channels", f.mid_channels, "multiples of 32")?;
+        require(matches!(f.dims, 2 | 3), COMPONENT, "dims", f.dims, "2 and 3")?;
+        require(f.dims == 3 || !f.temporal_upsample, COMPONENT, "temporal_upsample", true, "false where dims is 2")?;
+        let resampler = match (f.spatial_upsample, f.temporal_upsample) {
+            (true, true) => Resampler::Shuffle([2; 3]),
+            (false, true) => Resampler::Shuffle([2, 1, 1]),
+            (true, false) if !f.use_rational_resampler => Resampler::Shuffle([1, 2, 2]),
+            (true, false) => {
+                let (key, scale) = ("rational_spatial_scale", f.rational_spatial_scale);
+                let known = SCALES.into_iter().find(|(s, ..)| *s == scale);
+                require(known.is_some(), COMPONENT, key, scale, "0.75, 1.5, 2 and 4")?;
+                let (_, up, down) = known.unwrap_or(SCALES[2]);
+                Resampler::Rational { up, down }
+            }
+            (false, false) => return Err(neither()),
+        };
+        Ok(UpsamplerConfig {
+            in_channels: f.in_channels,
+            mid_channels: f.mid_channels,
+            blocks: f.num_blocks_per_stage,
+            each_frame: f.dims == 2,
+            resampler,
+        })
+    }
+
+    /// Frames, rows and columns of the result for those of the input.
+    pub fn size(&self, [f, h, w]: [usize; 3]) -> [usize; 3] {
+        match self.resampler {
+            Resampler::Rational { up, down } => [f, (h * up).div_ceil(down), (w * up).div_ceil(down)],
+            Resampler::Shuffle([st, sh, sw]) => [f * st + 1 - st, h * sh, w * sw],
+        }
+    }
+
+    /// The scales as readers know them: `x2`, `x1.5`, `x2 in time`.
+    pub fn describe(&self) -> String {
+        match self.resampler {
+            Resampler::Rational { up, down } => format!("x{}", up as f64 / down as f64),
+            Resampler::Shuffle([1, s, _]) => format!("x{s}"),
+            Resampler::Shuffle([t, 1, _]) => format!("x{t} in time"),
+            Resampler::Shuffle([t, s, _]) => format!("x{s} and x{t} in time"),
+        }
+    }
+
+    /// Whether it makes latents `to` of latents `from`, both `[channels, frames, rows, columns]`.
+    ///
+    /// # Errors
+    /// One line naming both sides.
+    pub fn check_fit(&self, from: [usize; 4], to: [usize; 4]) -> Result<(), String> {
+        let [channels, size @ ..] = from;
+        if channels != self.in_channels || to[0] != self.in_channels {
+            let width = if channels == self.in_channels { to[0] } else { channels };
+            return Err(format!(
+                "the latent upsampler takes latents of {} channels, the video VAE has {width}: an upsampler belongs to \
+                 the VAE of its own model version",
+                self.in_channels
+            ));
+        }
+        let made = self.size(size);
+        if made != to[1..] {
+            return Err(format!(
+                "the latent upsampler ({}) makes {made:?} latent frames, rows and columns of {size:?}, the second stage \
+                 has {:?}",
+                self.describe(),
+                &to[1..]
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+use std::collections::BTreeSet;
+
+use ndarray::{Array5, s};
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::dtype::DType;
+use crate::hlo::Type;
+use crate::models::Network;
+use crate::nn::Build;
+
+fn config(json: Json) -> UpsamplerConfig {
+    UpsamplerConfig::from_json(&json).expect("a supported configuration")
+}
+
+fn build(c: &UpsamplerConfig, shape: [usize; 4]) -> Network {
+    program(c, shape, &Build::new(DType::BF16)).expect("builds")
+}
+
+fn tensors(n: &Network) -> BTreeSet<String> {
+    n.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
+}
+
+#[test]
+fn released_models_declare_every_tensor() {
+    for (rational, conv) in [(true, "upsampler.conv.weight"), (false, "upsampler.0.weight")] {
+        let network = build(&config(json!({"use_rational_resampler": rational})), [1, 16, 8, 12]);
+        // 2.0's file also has the kernel of a blur that a whole scale does not use.
+        assert_eq!(tensors(&network).len(), 72);
+        assert!(
+            tensors(&network).contains(conv) && tensors(&network).contains("post_upsample_res_blocks.3.norm2.bias")
+        );
+        assert_eq!(network.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 497_867_904);
+        assert_eq!(network.program.results[0].ty, Type::new(DType::F32, [1, 128, 16, 16, 24]));
+    }
+}
+
+#[test]
+fn programs_make_the_size_that_is_promised() {
+    let small = json!({"in_channels": 4, "mid_channels": 32, "num_blocks_per_stage": 1});
+    let variants = [
+        (json!({"rational_spatial_scale": 0.75}), [3, 4, 6], "x0.75"),
+        (json!({"rational_spatial_scale": 1.5}), [3, 8, 11], "x1.5"),
+        (json!({"rational_spatial_scale": 4.0}), [3, 20, 28], "x4"),
+        (json!({"use_rational_resampler": false}), [3, 10, 14], "x2"),
+        (json!({"spatial_upsample": false, "temporal_upsample": true}), [5, 5, 7], "x2 in time"),
+        (json!({"temporal_upsample": true}), [5, 10, 14], "x2 and x2 in time"),
+        (json!({"dims": 2}), [3, 10, 14], "x2"),
+    ];
+    for (changes, want, name) in variants {
+        let mut json = small.clone();
+        json.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
+        let c = config(json);
+        assert_eq!((c.size([3, 5, 7]), c.describe().as_str()), (want, name));
+        let result = &build(&c, [2, 3, 5, 7]).program.results[0];
+        assert_eq!(result.content, [&[2, 4], &want[..]].concat(), "{name}");
+    }
+}
+
+#[test]
+fn what_is_not_computed_is_refused() {
+    let refused = |json: Json| UpsamplerConfig::from_json(&json).expect_err("not computed").to_string();
+    assert_eq!(
+        refused(json!({"rational_spatial_scale": 3.0})),
+        "config.json of 'latent_upsampler': rational_spatial_scale = 3.0 is not supported, only 0.75, 1.5, 2 and 4"
+    );
+    assert!(refused(json!({"mid_channels": 48})).contains("multiples of 32"));
+    assert!(refused(json!({"spatial_upsample": false})).contains("true where temporal_upsample is false"));
+    assert!(refused(json!({"dims": 2, "temporal_upsample": true})).contains("false where dims is 2"));
+}
+
+#[test]
+fn both_sides_that_do_not_fit_are_named() {
+    let c = config(json!({}));
+    assert_eq!(c.check_fit([128, 3, 4, 6], [128, 3, 8, 12]), Ok(()));
+    let width = c.check_fit([8, 3, 4, 6], [8, 3, 8, 12]).expect_err("other channels");
+    assert!(width.contains("128 channels") && width.contains("has 8"), "{width}");
+    let size = config(json!({"rational_spatial_scale": 1.5})).check_fit([128, 3, 4, 6], [128, 3, 8, 12]);
+    let size = size.expect_err("another size");
+    assert!(size.contains("(x1.5) makes [3, 6, 9]") && size.contains("has [3, 8, 12]"), "{size}");
+}
+
+#[test]
+fn adain_gives_the_reference_s_moments() {
+    let x = Array5::from_shape_vec((1, 1, 1, 2, 2), vec![1.0, 2.0, 3.0, 4.0]).expect("fits");
+    // Mean 10, unbiased variance 4.
+    let reference = Array5::from_shape_vec((1, 1, 1, 1, 3), vec![8.0, 10.0, 12.0]).expect("fits");
+    let all = adain(x.view(), reference.view(), 1.0);
+    let std = (5.0f32 / 3.0).sqrt();
+    for (got, v) in all.iter().zip([1.0f32, 2.0, 3.0, 4.0]) {
+        assert!((got - ((v - 2.5) / std * 2.0 + 10.0)).abs() < 1e-5, "{got}");
+    }
+    let half = adain(x.view(), reference.view(), 0.5);
+    assert!(half.iter().zip(&x).zip(&all).all(|((h, x), a)| (h - (x + a) / 2.0).abs() < 1e-5));
+    assert_eq!(adain(x.view(), reference.view(), 0.0), x);
+}
+
+#[test]
+fn tone_map_draws_large_values_in() {
+    let x = Array5::from_shape_vec((1, 1, 1, 1, 4), vec![0.0, 1.0, -1.0, 4.0]).expect("fits");
+    assert_eq!(tone_map(x.view(), 0.0), x);
+    let y = tone_map(x.view(), 1.0);
+    // At |x| = 1 the sigmoid is a half: 1 - 0.8 * 0.75 / 2.
+    assert!((y[[0, 0, 0, 0, 1]] - 0.7).abs() < 1e-6 && (y[[0, 0, 0, 0, 2]] + 0.7).abs() < 1e-6);
+    let far = 4.0 * (1.0 - 0.6 / (1.0 + (-9.0f32).exp()));
+    assert!((y[[0, 0, 0, 0, 3]] - far).abs() < 1e-6 && y.slice(s![0, 0, 0, 0, 0]).into_scalar() == &0.0);
+}
