@@ -14,13 +14,13 @@ use ltx2::dtype::DType;
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;
-use ltx2::models::transformer::TransformerConfig;
+use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
 use ltx2::nn::{Build, Init, Lowering, Param};
 use ltx2::pipeline::models::Parts;
 use ltx2::pipeline::stages::{Stages, Weights};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::runtime::{Engine, EngineOptions, RandomProgram, Target, compile_options, random_programs};
-use ltx2::sampling::denoise::{DenoiseShape, denoise};
+use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise};
 use ltx2::sampling::guidance::{Branch, RescaleScope};
 use ltx2::tensor::Tensor;
 use serde_json::Value;
@@ -118,6 +118,9 @@ fn values_do_not_depend_on_how_parameters_lie() {
         text_channels: [c.caption_channels; 2],
         stg_blocks: vec![],
         rescale: RescaleScope::PerSample,
+        levels: 1,
+        cross: CrossTimestep::Own,
+        sampler: Sampler::Euler,
     };
     let by_tensor = |platform: &str, layout: &str, mesh: &str| -> BTreeMap<String, Vec<f32>> {
         let config = Config {

@@ -93,7 +93,10 @@ fn mistakes_in_flags_name_the_flag() {
             &["--platform", "gpu"],
             "runtime.platform = gpu (flag --platform): platform \"gpu\" is none of auto, cpu, cuda, tpu or a plugin file PATH.so",
         ),
-        (&["--pipeline", "two_stage"], "pipeline 'two_stage' is not built yet; built: text_to_video"),
+        (
+            &["--pipeline", "keyframes"],
+            "pipeline = keyframes (flag --pipeline): needs a frame: --image PATH FRAME STRENGTH",
+        ),
         (&["-o", "taken.mp4"], "taken.mp4 exists; overwrite it with --force"),
         (&["--set", "sampler.noise=device"], "not built yet: sampler.noise = device"),
     ] {

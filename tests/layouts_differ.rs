@@ -11,13 +11,13 @@ use ltx2::analysis::{Kind, Module, Phase, Report, report};
 use ltx2::config::{Config, parse_mesh};
 use ltx2::dtype::DType;
 use ltx2::models::Network;
-use ltx2::models::transformer::TransformerConfig;
+use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
 use ltx2::nn::{Axis, Build, Lowering, Param};
 use ltx2::pipeline::models::Parts;
 use ltx2::pipeline::run::{RunComponent, run_component};
 use ltx2::pipeline::stages::Stages;
 use ltx2::runtime::Engine;
-use ltx2::sampling::denoise::{DenoiseShape, denoise};
+use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise};
 use ltx2::sampling::guidance::{Branch, RescaleScope};
 use ltx2::weights::{ModelSource, Overrides};
 
@@ -80,6 +80,9 @@ fn network(layout: &str, mesh: &str) -> Network {
         text_channels: [c.caption_channels; 2],
         stg_blocks: vec![],
         rescale: RescaleScope::PerSample,
+        levels: 1,
+        cross: CrossTimestep::Own,
+        sampler: Sampler::Euler,
     };
     let network = denoise(&c, &shape, &build(layout, mesh)).expect("builds");
     assert_eq!(network.notes, [""; 0], "{layout}: every size divides");

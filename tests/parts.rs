@@ -146,6 +146,7 @@ fn one_block_agrees_with_the_reference() {
         let reads = [
             Reads {
                 modulation: modulation("temb", "temb_ca_scale_shift", "temb_ca_gate", video),
+                level: None,
                 rope: rope("video"),
                 cross_rope: rope("ca_video"),
                 text_mask: None,
@@ -154,6 +155,7 @@ fn one_block_agrees_with_the_reference() {
             },
             Reads {
                 modulation: modulation("temb_audio", "temb_ca_audio_scale_shift", "temb_ca_audio_gate", audio),
+                level: None,
                 rope: rope("audio"),
                 cross_rope: rope("ca_audio"),
                 text_mask: None,

@@ -7,11 +7,11 @@ use std::ops::ControlFlow;
 use common::{cases, cpu, dumped, generate, open, request};
 use ltx2::analysis::Module;
 use ltx2::dtype::DType;
-use ltx2::models::transformer::TransformerConfig;
+use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::text_to_video::{Settings, text_to_video};
 use ltx2::runtime::{Engine, EngineOptions};
-use ltx2::sampling::denoise::{DenoiseShape, denoise};
+use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise};
 use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
@@ -112,6 +112,9 @@ fn the_loop_is_one_while_over_steps_with_one_over_layers_inside() {
         text_channels: [c.caption_channels; 2],
         stg_blocks: vec![],
         rescale: RescaleScope::PerSample,
+        levels: 1,
+        cross: CrossTimestep::Own,
+        sampler: Sampler::Euler,
     };
     let network = denoise(&c, &shape, &build).expect("builds");
     let engine = Engine::new(client, EngineOptions::default());

@@ -8,7 +8,7 @@ use super::{UsageError, print};
 use crate::config::load;
 use crate::pipeline::PipelineError;
 use crate::pipeline::compile::{CompileOptions, compile};
-use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::pjrt::discover::Kind;
 use crate::runtime::Target;
 
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let kinds = match (args.program, &args.save) {
         (Some(kind), _) => vec![kind],
         (None, None) => vec![ProgramKind::default()],
-        (None, Some(_)) => ProgramKind::RUN.to_vec(),
+        (None, Some(_)) => Programs::of(config, None)?.kinds().collect(),
     };
     let mut figures = Vec::new();
     let mut shortage = None;

@@ -12,6 +12,8 @@ use crate::runtime::platform::Choice;
 const FRAME_STEP: usize = 8;
 /// The most steps a run may have: the size of the tables that the denoising program takes.
 const MAX_STEPS: usize = 256;
+/// As many with two evaluations each, and one more.
+const MAX_RES2S: usize = (MAX_STEPS - 1) / 2;
 
 /// Checks the values of a configuration.
 ///
@@ -52,9 +54,24 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
         let why = format!("the video has {} frames, numbered from 0", r.num_frames);
         return fail("request.images", format!("frame {}", image.frame), why);
     }
-    if !r.images.is_empty() && !matches!(config.pipeline, Pipeline::ImageToVideo | Pipeline::Keyframes) {
-        let why = "images need --pipeline image_to_video".to_string();
-        return fail("pipeline", config.pipeline.name().into(), why);
+    let name = config.pipeline.name();
+    match config.pipeline {
+        Pipeline::TextToVideo if !r.images.is_empty() => {
+            let why = "images need --pipeline image_to_video, keyframes, or one of two stages".to_string();
+            return fail("pipeline", name.into(), why);
+        }
+        Pipeline::ImageToVideo | Pipeline::Keyframes if r.images.is_empty() => {
+            let why = "needs a frame: --image PATH FRAME STRENGTH, or request.images".to_string();
+            return fail("pipeline", name.into(), why);
+        }
+        _ => {}
+    }
+    if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
+        return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
+    }
+    if config.sampler.kind == SamplerKind::Res2s && config.sampler.steps > MAX_RES2S {
+        let why = format!("res_2s evaluates twice a step: at most {MAX_RES2S} steps");
+        return fail("sampler.steps", config.sampler.steps.to_string(), why);
     }
     if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
         return fail("model.loras", lora.path.clone(), format!("stages {:?} must be 1, 2 or both", lora.stages));
@@ -124,7 +141,6 @@ impl Config {
                 missing.push(what);
             }
         };
-        need(self.sampler.kind != SamplerKind::Euler, "sampler.kind = res_2s".into());
         need(self.sampler.noise != Noise::Torch, "sampler.noise = device".into());
         need(!self.model.loras.is_empty(), "model.loras".into());
         let attention = self.runtime.attention;

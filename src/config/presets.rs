@@ -7,20 +7,27 @@ use crate::weights::Version;
 /// What to avoid unless a request says otherwise.
 pub const NEGATIVE_PROMPT: &str = include_str!("../../configs/negative_prompt.txt");
 
-const LTX2: &str = "ltx2";
-
-/// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 3] = [
-    (LTX2, include_str!("../../configs/ltx2.yml")),
-    ("ltx2_full_guidance", include_str!("../../configs/ltx2_full_guidance.yml")),
-    ("nano", include_str!("../../configs/nano.yml")),
-];
+macro_rules! config {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../configs/", $name, ".yml")))
+    };
+}
 
 macro_rules! shipped {
     ($name:literal) => {
         ($name, include_str!(concat!("../../shardings/", $name, ".yml")))
     };
 }
+
+/// The configurations, by name.
+pub const CONFIGS: [(&str, &str); 6] = [
+    config!("ltx2"),
+    config!("ltx2_full_guidance"),
+    config!("ltx2_two_stage"),
+    config!("ltx2_distilled"),
+    config!("ltx2_hq"),
+    config!("nano"),
+];
 
 /// The layouts, by name: those to use, then the history.
 pub const LAYOUTS: [(&str, &str); 15] = [
@@ -57,15 +64,14 @@ pub fn find(shipped: &'static [(&'static str, &'static str)], name: &str) -> Opt
 /// # Errors
 /// [`ConfigError::NotBuilt`] where there is none yet.
 pub fn choose(version: Version, pipeline: Pipeline) -> Result<&'static str, ConfigError> {
-    match (version, pipeline) {
-        (Version::V2_0, Pipeline::TextToVideo) => Ok(LTX2),
-        (Version::V2_3, Pipeline::TextToVideo) => {
-            Err(ConfigError::NotBuilt("models of the LTX-2.3 generation are not built yet; use an LTX-2 model".into()))
-        }
-        (_, other) => Err(ConfigError::NotBuilt(format!(
-            "pipeline '{}' is not built yet; built: {}",
-            other.name(),
-            Pipeline::TextToVideo.name()
-        ))),
+    if version == Version::V2_3 {
+        let message = "models of the LTX-2.3 generation are not built yet; use an LTX-2 model";
+        return Err(ConfigError::NotBuilt(message.into()));
     }
+    Ok(match pipeline {
+        Pipeline::TextToVideo | Pipeline::ImageToVideo => "ltx2",
+        Pipeline::TwoStage | Pipeline::Keyframes => "ltx2_two_stage",
+        Pipeline::Distilled => "ltx2_distilled",
+        Pipeline::Hq => "ltx2_hq",
+    })
 }

@@ -75,7 +75,7 @@ pub enum Pipeline {
     Distilled,
     /// Two stages with the second-order sampler.
     Hq,
-    /// Between given frames.
+    /// Between given frames, in two stages.
     Keyframes,
 }
 
@@ -94,7 +94,7 @@ impl Pipeline {
 
     /// Whether a second stage runs at twice the size of the first.
     pub fn has_two_stages(self) -> bool {
-        matches!(self, Pipeline::TwoStage | Pipeline::Distilled | Pipeline::Hq)
+        matches!(self, Pipeline::TwoStage | Pipeline::Distilled | Pipeline::Hq | Pipeline::Keyframes)
     }
 }
 
@@ -406,11 +406,24 @@ pub enum CrossTimestep {
 pub struct TwoStage {
     /// The stage whose sound is kept.
     pub audio: StageAudio,
+    /// The second stage's noise levels, falling from at most 1; as much noise as the first says is put in.
+    pub sigmas: Vec<f64>,
+    /// How far channels of the upsampled latents take over mean and deviation of the first stage's.
+    #[schemars(range(min = 0, max = 1))]
+    pub adain: f64,
+    /// How far large values of the upsampled latents are compressed.
+    #[schemars(range(min = 0, max = 1))]
+    pub tone_map: f64,
 }
 
 impl Default for TwoStage {
     fn default() -> Self {
-        TwoStage { audio: StageAudio::Official }
+        TwoStage {
+            audio: StageAudio::Official,
+            sigmas: vec![0.909375, 0.725, 0.421875, 0.0],
+            adain: 0.0,
+            tone_map: 0.0,
+        }
     }
 }
 

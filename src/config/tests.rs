@@ -243,7 +243,14 @@ fn values_that_cannot_be_used_say_what_can() {
     );
     assert_eq!(message("sampler.stepz=2"), "--set sampler.stepz=2: unknown key 'sampler.stepz'; did you mean 'steps'?");
     assert_eq!(message("steps"), "--set steps: expected key=value, e.g. --set sampler.steps=8");
-    assert_eq!(message("pipeline=two_stage"), "pipeline 'two_stage' is not built yet; built: text_to_video");
+    assert_eq!(
+        message("pipeline=image_to_video"),
+        "pipeline = image_to_video (--set): needs a frame: --image PATH FRAME STRENGTH, or request.images"
+    );
+    assert_eq!(
+        message("two_stage.sigmas=[0.5, 0.7]"),
+        "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"
+    );
     assert!(message("model.path=Lightricks/LTX-2.3").contains("LTX-2.3 generation are not built yet"));
 }
 

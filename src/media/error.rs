@@ -67,6 +67,14 @@ pub enum Error {
     /// A sample table or offset does not fit the MP4 boxes.
     #[error("the MP4 cannot hold this clip: {0}")]
     Container(String),
+    /// A picture that cannot be used.
+    #[error("picture {}: {message}", path.display())]
+    Picture {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        message: String,
+    },
     /// A PNG file could not be decoded or encoded.
     #[error("PNG {}: {message}", path.display())]
     Png {

@@ -3,7 +3,8 @@
 use ndarray::{Array, ArrayD, Axis as Dim, RemoveAxis};
 
 use super::error::{PipelineError, Result};
-use super::text_to_video::Request;
+use super::models::Sizes;
+use super::text_to_video::{Request, Shapes};
 use crate::nn::{Axis, Layout};
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
@@ -55,24 +56,48 @@ impl<'a> Batch<'a> {
         self.asked.iter().chain(std::iter::repeat(last)).take(self.size)
     }
 
-    /// The starting noise of every row, video and audio, in the unpacked shapes of one video `[1, …]`: each row's from
-    /// its own seed, video first.
+    /// The noise of its rows, each from its own seed.
+    pub fn noise(&self) -> Noise {
+        Noise { generators: self.rows().map(|request| TorchRng::new(request.seed)).collect() }
+    }
+}
+
+/// Noise of a batch, drawn stage by stage: a second stage goes on where the first left its generator.
+pub struct Noise {
+    generators: Vec<TorchRng>,
+}
+
+/// What a stage draws.
+pub struct Drawn {
+    /// Unpacked, `[b, C, F, H, W]`.
+    pub video: ArrayD<f32>,
+    /// Unpacked, `[b, C, L, M]`.
+    pub audio: ArrayD<f32>,
+    /// Of tokens behind the video's own, `[b, extra, c]`.
+    pub appended: Option<ArrayD<f32>>,
+}
+
+impl Noise {
+    /// The noise of a stage: video first, then audio, each in its unpacked shape, then appended tokens.
     ///
     /// # Errors
     /// None that sizes of a request can cause.
-    pub fn noise(&self, video: &[usize], audio: &[usize]) -> Result<[ArrayD<f32>; 2]> {
-        let (videos, audios): (Vec<_>, Vec<_>) = self
-            .rows()
-            .map(|request| {
-                let mut rng = TorchRng::new(request.seed);
-                (rng.normal_array(video), rng.normal_array(audio))
-            })
-            .unzip();
-        let stack = |each: &[ArrayD<f32>]| {
-            let views: Vec<_> = each.iter().map(|a| a.view()).collect();
+    pub fn draw(&mut self, shapes: &Shapes, sizes: &Sizes) -> Result<Drawn> {
+        let (v, a) = (&shapes.video, &shapes.audio);
+        let mut each = |shape: &[usize]| {
+            let all: Vec<ArrayD<f32>> = self.generators.iter_mut().map(|g| g.normal_array(shape)).collect();
+            let views: Vec<_> = all.iter().map(|a| a.view()).collect();
             ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Input(e.to_string()))
         };
-        Ok([stack(&videos)?, stack(&audios)?])
+        // Each row draws its own stream in order, whatever the others do.
+        Ok(Drawn {
+            video: each(&[1, v.channels, v.frames, v.height, v.width])?,
+            audio: each(&[1, a.channels, a.length, a.mel_bins])?,
+            appended: match shapes.appended {
+                0 => None,
+                extra => Some(each(&[1, extra, sizes.transformer.in_channels])?),
+            },
+        })
     }
 }
 

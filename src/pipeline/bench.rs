@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use ndarray::Array4;
+use ndarray::{Array3, Array4};
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -24,7 +24,7 @@ use super::programs::{ProgramKind, Programs};
 use super::report::peak_memory;
 use super::session::Session;
 use super::stages::Stages;
-use super::text_to_video::{Request, Settings, Shapes, Stage, noise, pack, text_to_videos, tokens, unpack};
+use super::text_to_video::{Request, Settings, Shapes, Stage, fixed, pack, text_to_videos, tokens, unpack};
 use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
 use crate::media::{self, Audio, Mp4Options};
@@ -32,8 +32,10 @@ use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::pjrt::CompiledMemory;
 use crate::runtime::{Ceiling, Distributed, Executable, matmul_ceiling};
-use crate::sampling::denoise::DenoiseShape;
+use crate::sampling::denoise::{DenoiseShape, Sampler};
+use crate::sampling::guidance::{Branch, branches};
 use crate::sampling::noise::TorchRng;
+use crate::sampling::res2s::{self, StepNoise};
 use crate::tensor::Tensor;
 
 /// What is timed.
@@ -46,8 +48,12 @@ pub enum Part {
     Connectors,
     /// What no step changes
     Prepare,
-    /// One step, and all steps in one call
+    /// One step, and all steps in one call; of two stages, the first
     Denoise,
+    /// The same of the second stage
+    Refine,
+    /// Latents to twice their size, between two stages
+    Upsampler,
     /// Latents to frames
     VideoDecoder,
     /// Latents to mel spectrogram
@@ -243,21 +249,37 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions) -> Result<Bench
     let request = of_job(config, &models, job)?;
     let mut session = Session::start(config, &models)?;
     let matmul = matmul_ceiling(session.stages.engine(), options.runs)?;
+    if !request.given.is_empty() {
+        return Err(PipelineError::Usage(
+            "bench times requests without given frames; leave request.images empty".into(),
+        ));
+    }
     let mut bench = Bench::new(config, &models, &request, &mut session, options, &matmul)?;
     let mut mp4_seconds = None;
-    for part in &options.parts {
+    let needs_two = |part: &&Part| matches!(part, Part::Refine | Part::Upsampler);
+    let two = bench.second.is_some();
+    for part in options.parts.iter().filter(|part| two || !needs_two(part)) {
         match part {
             Part::TextEncoder => bench.text_encoder()?,
             Part::Connectors => bench.connectors()?,
-            Part::Prepare => drop(bench.prepare(true)?),
-            Part::Denoise => bench.denoise()?,
+            Part::Prepare => drop(bench.prepare(&bench.first.clone(), true)?),
+            Part::Denoise => {
+                let first = bench.first.clone();
+                bench.denoise(&first, ProgramKind::Denoise, ["denoise_step", "denoise_loop"])?;
+            }
+            Part::Refine => {
+                if let Some(second) = bench.second.clone() {
+                    bench.denoise(&second, ProgramKind::Refine, ["refine_step", "refine_loop"])?;
+                }
+            }
+            Part::Upsampler => bench.upsampler()?,
             Part::VideoDecoder => bench.video_decoder()?,
             Part::AudioDecoder => drop(bench.audio_decoder(true)?),
             Part::Vocoder => bench.vocoder()?,
             Part::EndToEnd => mp4_seconds = Some(bench.end_to_end()?),
         }
     }
-    let (programs, videos) = (bench.done, bench.shape.batch);
+    let (programs, videos) = (bench.done, bench.batch.size());
     let stages = &session.stages;
     Ok(BenchReport {
         platform: stages.engine().platform(),
@@ -285,8 +307,8 @@ struct Bench<'a> {
     stages: &'a mut Stages,
     build: Build,
     programs: Programs,
-    shapes: Shapes,
-    shape: DenoiseShape,
+    first: Request,
+    second: Option<Request>,
     batch: Batch<'a>,
     done: BTreeMap<&'static str, Measured>,
 }
@@ -300,12 +322,12 @@ impl<'a> Bench<'a> {
         options: &'a BenchOptions,
         matmul: &'a Ceiling,
     ) -> Result<Self> {
-        let r = request;
         let build = session.build.clone();
-        let shapes = Shapes::new(&models.sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
+        let (first, second) = request.stages();
         let batch = Batch::new(std::slice::from_ref(request), &build.layout)?;
         Ok(Bench {
-            shape: r.denoise_shape(&models.sizes, &shapes, batch.size()),
+            first,
+            second,
             stages: &mut session.stages,
             programs: Programs::of(config, None)?,
             done: BTreeMap::new(),
@@ -314,7 +336,6 @@ impl<'a> Bench<'a> {
             options,
             matmul,
             build,
-            shapes,
             batch,
         })
     }
@@ -333,24 +354,45 @@ impl<'a> Bench<'a> {
     }
 
     /// The call that makes what the loop reads, timed where that is wanted.
-    fn prepare(&mut self, timed: bool) -> Result<Call<'static>> {
-        let s = &self.shape;
+    fn prepare(&mut self, request: &Request, timed: bool) -> Result<Call<'static>> {
+        let (_, s) = self.shape(request)?;
         let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, s.text_channels[i]], 2 + i as u64));
-        let call = calls::prepare(self.models, self.stages, self.request, s, contexts, &self.build)?;
+        let call = calls::prepare(self.models, self.stages, request, &s, None, contexts, &self.build)?;
         if timed {
             self.call("prepare", ProgramKind::Prepare, &call)?;
         }
         Ok(call)
     }
 
-    fn denoise(&mut self) -> Result<()> {
-        let prepared = self.prepare(false)?.run(self.stages)?;
-        let (models, request) = (self.models, self.request);
-        let steps_loop = Loop::new(models, self.stages, request, &self.shape, &self.shapes, &self.build)?;
-        let (video, audio) = noise(&self.batch, &self.shapes)?;
-        let start = pack(models, &video, &audio)?;
-        for (name, steps) in [("denoise_step", 1), ("denoise_loop", request.sigmas.len() - 1)] {
-            let range = steps_loop.steps(self.stages, 0, steps)?;
+    /// Latents and program of a stage.
+    fn shape(&self, request: &Request) -> Result<(Shapes, DenoiseShape)> {
+        let shapes = Shapes::of(&self.models.sizes, request)?;
+        let shape = request.denoise_shape(&self.models.sizes, &shapes, self.batch.size());
+        Ok((shapes, shape))
+    }
+
+    /// Noise of a stage's size as its tokens.
+    fn noise(&self, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
+        let drawn = self.batch.noise().draw(shapes, &self.models.sizes)?;
+        pack(self.models, &fixed(drawn.video)?, &fixed(drawn.audio)?)
+    }
+
+    /// One step and all steps of a stage. The second-order sampler takes a step a call.
+    fn denoise(&mut self, request: &Request, kind: ProgramKind, [step, all]: [&'static str; 2]) -> Result<()> {
+        let prepared = self.prepare(request, false)?.run(self.stages)?;
+        let (shapes, shape) = self.shape(request)?;
+        let (models, batch) = (self.models, self.batch.size());
+        let steps_loop = Loop::new(models, self.stages, request, &shape, &shapes, None, &self.build)?;
+        let start = self.noise(&shapes)?;
+        let tokens = [0, 1].map(|i| [start[i].dim().1, start[i].dim().2]);
+        let start = start.map(Tensor::from);
+        let whole = (shape.sampler == Sampler::Euler).then_some((all, request.sigmas.len() - 1));
+        for (name, steps) in [Some((step, 1)), whole].into_iter().flatten() {
+            let (noise, evaluations) = match shape.sampler {
+                Sampler::Euler => (None, steps),
+                Sampler::Res2s => (Some(StepNoise::default().step(tokens[0], tokens[1])), res2s::NOISES),
+            };
+            let range = steps_loop.steps(self.stages, 0, evaluations, noise, batch)?;
             let (seconds, latents) = self.time(
                 |stages| {
                     let latents = steps_loop.start(stages, &start)?;
@@ -366,7 +408,7 @@ impl<'a> Bench<'a> {
             let outputs = ["latents.video", "latents.audio"].into_iter().zip(&latents);
             let outputs = check(outputs)?;
             let seconds = seconds.into_iter().map(|s| s / steps as f64).collect();
-            let compiled = self.compiled(ProgramKind::Denoise, steps_loop.program())?;
+            let compiled = self.compiled(kind, steps_loop.program())?;
             self.keep(name, Some(compiled), Some(steps), seconds, outputs);
         }
         Ok(())
@@ -374,8 +416,16 @@ impl<'a> Bench<'a> {
 
     /// Noise as the loop's result, un-normalised as the decoders take it.
     fn latents(&self) -> Result<(ndarray::Array5<f32>, Array4<f32>)> {
-        let (video, audio) = noise(&self.batch, &self.shapes)?;
-        unpack(self.models, &self.shapes, self.batch.size(), pack(self.models, &video, &audio)?)
+        let (shapes, _) = self.shape(self.second.as_ref().unwrap_or(&self.first))?;
+        unpack(self.models, &shapes, self.batch.size(), self.noise(&shapes)?)
+    }
+
+    fn upsampler(&mut self) -> Result<()> {
+        let (from, to) = (self.shape(&self.first)?.0, self.shape(self.request)?.0.video);
+        let (latents, _) = unpack(self.models, &from, self.batch.size(), self.noise(&from)?)?;
+        let size = [to.frames, to.height, to.width];
+        let call = calls::upsampler(self.models, self.stages, latents, size, &self.build)?;
+        self.call("upsampler", ProgramKind::Upsampler, &call)
     }
 
     fn video_decoder(&mut self) -> Result<()> {
@@ -431,7 +481,8 @@ impl<'a> Bench<'a> {
 
     /// Rows of text a video has.
     fn prompts_a_video(&self) -> usize {
-        1 + usize::from(self.shape.branches.contains(&crate::sampling::guidance::Branch::Negative))
+        let [video, audio] = self.first.scales;
+        1 + usize::from(branches(video, audio).contains(&Branch::Negative))
     }
 
     /// Times a program whose inputs can be read again.
@@ -517,7 +568,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-fn wait(latents: &[Distributed; 2]) -> Result<()> {
+fn wait(latents: &[Distributed]) -> Result<()> {
     Ok(latents.iter().try_for_each(Distributed::wait)?)
 }
 

@@ -3,9 +3,10 @@
 
 use std::rc::Rc;
 
-use ndarray::{Array2, Array4, Array5};
+use ndarray::{Array2, Array3, Array4, Array5};
 
 use super::error::{PipelineError, Result};
+use super::given::{GivenTokens, appended_coords};
 use super::models::Models;
 use super::stages::{Inputs, Stages};
 use super::text_to_video::{Request, Shapes};
@@ -14,8 +15,9 @@ use crate::models::transformer::tables;
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::runtime::{Distributed, Executable, Outputs};
-use crate::sampling::denoise::{self, DenoiseShape, MAX_STEPS};
+use crate::sampling::denoise::{self, DenoiseShape, MAX_STEPS, Sampler};
 use crate::sampling::guidance::Scales;
+use crate::sampling::res2s;
 use crate::tensor::Tensor;
 
 /// A compiled program with everything it reads on the devices; it can be run any number of times.
@@ -86,6 +88,32 @@ pub fn connectors(
     Call::new(stages, "connectors", &network, Inputs::default(), given)
 }
 
+/// A picture `[1, 3, 1, height, width]` of -1..1 to `latents`.
+///
+/// # Errors
+/// As [`text_encoder`].
+pub fn video_encoder(models: &Models, stages: &mut Stages, video: Array5<f32>, build: &Build) -> Result<Call<'static>> {
+    let network = models.parts.video_encoder_program(video.dim().into(), build)?;
+    Call::new(stages, "video_encoder", &network, Inputs::default(), [("video".to_string(), video.into())])
+}
+
+/// Un-normalised latents to `latents` of `size`, `[frames, rows, columns]`.
+///
+/// # Errors
+/// As [`text_encoder`]; an upsampler that makes another size.
+pub fn upsampler(
+    models: &Models,
+    stages: &mut Stages,
+    latents: Array5<f32>,
+    size: [usize; 3],
+    build: &Build,
+) -> Result<Call<'static>> {
+    let (_, c, f, h, w) = latents.dim();
+    models.parts.upsampler_between([c, f, h, w], [c, size[0], size[1], size[2]])?;
+    let network = models.parts.upsampler_program(latents.dim().into(), build)?;
+    Call::new(stages, "upsampler", &network, Inputs::default(), [("latents".to_string(), latents.into())])
+}
+
 /// What no step changes; `contexts` are video's and audio's `[videos, branches, tokens, channels]`.
 ///
 /// # Errors
@@ -95,26 +123,40 @@ pub fn prepare(
     stages: &mut Stages,
     request: &Request,
     shape: &DenoiseShape,
+    frames: Option<&GivenTokens>,
     contexts: [Tensor; 2],
     build: &Build,
 ) -> Result<Call<'static>> {
     let network = denoise::prepare(&models.sizes.transformer, shape, build)?;
     let [video, audio] = contexts;
-    let given =
-        [("sigmas".to_string(), levels(request)), ("text.video".to_string(), video), ("text.audio".to_string(), audio)];
+    let mut given = vec![("text.video".to_string(), video), ("text.audio".to_string(), audio)];
+    given.extend(evaluations(request));
+    given.extend(frames.into_iter().flat_map(|frames| frames.inputs(shape.batch)));
     Call::new(stages, "prepare", &network, Inputs::default(), given)
 }
 
-/// A request's noise levels in the programs' table.
-fn levels(request: &Request) -> Tensor {
-    let mut sigmas = request.sigmas.clone();
-    sigmas.resize(MAX_STEPS + 1, 0.0);
-    Tensor::from(ndarray::Array1::from(sigmas))
+/// The noise level of each evaluation in the programs' table, and the sampler's coefficients.
+fn evaluations(request: &Request) -> Vec<(String, Tensor)> {
+    let table = |levels: &[f32]| {
+        let mut levels = levels.to_vec();
+        levels.resize(MAX_STEPS + 1, 0.0);
+        ("sigmas".to_string(), Tensor::from(ndarray::Array1::from(levels)))
+    };
+    match request.sampler {
+        Sampler::Euler => vec![table(&request.sigmas)],
+        Sampler::Res2s => {
+            let (levels, rows) = res2s::schedule(&request.sigmas);
+            let at = |(i, k): (usize, usize)| rows.get(i).map_or(0.0, |row| row[k]);
+            let coefficients = Array2::from_shape_fn((MAX_STEPS + 1, res2s::COEFFICIENTS), at);
+            vec![table(&levels), ("coefficients".into(), coefficients.into())]
+        }
+    }
 }
 
 /// The denoising loop with its tables and scales: what follows from the request's sizes alone.
 pub struct Loop {
     call: Call<'static>,
+    sampler: Sampler,
 }
 
 impl Loop {
@@ -128,19 +170,26 @@ impl Loop {
         request: &Request,
         shape: &DenoiseShape,
         shapes: &Shapes,
+        frames: Option<&GivenTokens>,
         build: &Build,
     ) -> Result<Self> {
         let c = &models.sizes.transformer;
         let network = denoise::denoise(c, shape, build)?;
-        let [video_coords, audio_coords] = models.coords(shapes, request.frame_rate);
+        let [mut video_coords, audio_coords] = models.coords(shapes, request.frame_rate);
+        if shapes.appended > 0 {
+            let behind = appended_coords(c, shapes, &request.given, request.frame_rate);
+            video_coords = ndarray::concatenate(ndarray::Axis(2), &[video_coords.view(), behind.view()])
+                .map_err(|e| PipelineError::Input(e.to_string()))?;
+        }
         let tables = tables::tables(c, video_coords.view(), audio_coords.view());
         let row = |s: Scales| s.row().to_vec();
         let scales = Array2::from_shape_vec((2, 4), [row(request.scales[0]), row(request.scales[1])].concat())
             .map_err(|e| PipelineError::Input(e.to_string()))?;
         let mut given = tables::host_inputs(c, tables);
-        given.push(("sigmas".into(), levels(request)));
+        given.extend(evaluations(request));
+        given.extend(frames.into_iter().flat_map(|frames| frames.inputs(shape.batch)));
         given.push(("scales".into(), scales.into()));
-        Ok(Loop { call: Call::new(stages, "denoise", &network, Inputs::default(), given)? })
+        Ok(Loop { call: Call::new(stages, "denoise", &network, Inputs::default(), given)?, sampler: shape.sampler })
     }
 
     /// The compiled program.
@@ -148,26 +197,50 @@ impl Loop {
         self.call.program()
     }
 
-    /// Copies starting latents, video's and audio's tokens, to the devices.
+    /// Copies starting latents, video's and audio's tokens, to the devices, with zeros for what the sampler carries beside
+    /// them: what the loop carries, in its order.
     ///
     /// # Errors
     /// The plugin's message.
-    pub fn start(&self, stages: &Stages, [video, audio]: &[Tensor; 2]) -> Result<[Distributed; 2]> {
-        let upload = |name: &str, tensor: &Tensor| stages.upload(self.program(), name, tensor);
-        Ok([upload("latents.video", video)?, upload("latents.audio", audio)?])
+    pub fn start(&self, stages: &Stages, latents: &[Tensor; 2]) -> Result<Vec<Distributed>> {
+        let zero = latents.each_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
+        let mut all = Vec::new();
+        for (at, kind) in self.sampler.carried().iter().enumerate() {
+            for (i, stream) in ["video", "audio"].iter().enumerate() {
+                let tensor = if at == 0 { &latents[i] } else { &zero[i] };
+                all.push(stages.upload(self.program(), &format!("{kind}.{stream}"), tensor)?);
+            }
+        }
+        Ok(all)
     }
 
-    /// Copies a range of steps to the devices.
+    /// Copies a range of evaluations to the devices, and their noise `[evaluations, n, c]` where the sampler takes such: the
+    /// same for each of `batch` videos.
     ///
     /// # Errors
     /// The plugin's message.
-    pub fn steps(&self, stages: &Stages, begin: usize, end: usize) -> Result<Inputs<'static>> {
+    pub fn steps(
+        &self,
+        stages: &Stages,
+        begin: usize,
+        end: usize,
+        noise: Option<[Array3<f32>; 2]>,
+        batch: usize,
+    ) -> Result<Inputs<'static>> {
         let range =
             [("begin", begin), ("end", end)].map(|(n, v)| (n.to_string(), Tensor::from(ndarray::arr0(v as i32))));
-        stages.give_all(self.program(), Inputs::default(), range)
+        let noise = noise.into_iter().flat_map(|both| {
+            ["video", "audio"].into_iter().zip(both).map(|(stream, each)| {
+                let (evaluations, n, c) = each.dim();
+                let rows = each.insert_axis(ndarray::Axis(1));
+                let all = rows.broadcast((evaluations, batch, n, c)).map(|a| a.into_owned()).unwrap_or_default();
+                (format!("noise.{stream}"), Tensor::from(all))
+            })
+        });
+        stages.give_all(self.program(), Inputs::default(), range.into_iter().chain(noise))
     }
 
-    /// Runs the steps of a range on what [`prepare`] gave. The program takes over the memory of the latents.
+    /// Runs the evaluations of a range on what [`prepare`] gave. The program takes over the memory of what is carried.
     ///
     /// # Errors
     /// The plugin's message.
@@ -176,19 +249,23 @@ impl Loop {
         stages: &Stages,
         prepared: &Outputs,
         steps: &Inputs,
-        latents: [Distributed; 2],
-    ) -> Result<[Distributed; 2]> {
-        let [video, audio] = &latents;
-        let find = |name: &str| match name {
-            "latents.video" => Some(video),
-            "latents.audio" => Some(audio),
-            _ => steps.get(name).or_else(|| self.call.inputs.get(name)).or_else(|| prepared.get(name)),
+        carried: Vec<Distributed>,
+    ) -> Result<Vec<Distributed>> {
+        let names: Vec<String> = self
+            .sampler
+            .carried()
+            .iter()
+            .flat_map(|kind| ["video", "audio"].map(|stream| format!("{kind}.{stream}")))
+            .collect();
+        let find = |name: &str| match names.iter().position(|n| n == name) {
+            Some(at) => carried.get(at),
+            None => steps.get(name).or_else(|| self.call.inputs.get(name)).or_else(|| prepared.get(name)),
         };
         let mut outputs = stages.run_with(self.program(), find)?;
-        let mut take = |name: &str| {
+        let take = |name: &String| {
             outputs.take(name).ok_or_else(|| PipelineError::Input(format!("the loop returned no '{name}'")))
         };
-        Ok([take("latents.video")?, take("latents.audio")?])
+        names.iter().map(take).collect()
     }
 }
 

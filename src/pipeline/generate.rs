@@ -105,9 +105,9 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
 /// Sizes and schedules that it does not take.
 pub fn of_job(config: &Config, models: &Models, job: &Job) -> Result<Request> {
     let request = request::of_job(config, &models.sizes, job)?;
-    let r = &config.request;
-    let tokens = Shapes::new(&models.sizes, r.width, r.height, r.num_frames, r.frame_rate)?.tokens;
-    Ok(Request { sigmas: request::sigmas(config, &models.scheduler, tokens[0])?, ..request })
+    let tokens = Shapes::of(&models.sizes, &request.stages().0)?;
+    let own = tokens.tokens[0] - tokens.appended;
+    Ok(Request { sigmas: request::sigmas(config, &models.scheduler, own)?, ..request })
 }
 
 fn write(

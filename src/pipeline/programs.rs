@@ -23,6 +23,12 @@ pub enum ProgramKind {
     Denoise,
     /// What runs once before it.
     Prepare,
+    /// Latents to twice their size, between two stages.
+    Upsampler,
+    /// The second stage's loop.
+    Refine,
+    /// What runs once before that.
+    RefinePrepare,
     /// Prompt to embeddings.
     TextEncoder,
     /// Embeddings to the transformer's contexts.
@@ -40,12 +46,16 @@ pub enum ProgramKind {
 }
 
 impl ProgramKind {
-    /// The programs of a run.
-    pub const RUN: [ProgramKind; 7] = [
+    /// The programs that a run may have.
+    pub const RUN: [ProgramKind; 11] = [
         ProgramKind::TextEncoder,
         ProgramKind::Connectors,
+        ProgramKind::VideoEncoder,
         ProgramKind::Prepare,
         ProgramKind::Denoise,
+        ProgramKind::Upsampler,
+        ProgramKind::RefinePrepare,
+        ProgramKind::Refine,
         ProgramKind::VideoDecoder,
         ProgramKind::AudioDecoder,
         ProgramKind::Vocoder,
@@ -56,6 +66,9 @@ impl ProgramKind {
         match self {
             ProgramKind::Denoise => "denoise",
             ProgramKind::Prepare => "prepare",
+            ProgramKind::Upsampler => "upsampler",
+            ProgramKind::Refine => "refine",
+            ProgramKind::RefinePrepare => "refine_prepare",
             ProgramKind::TextEncoder => "text_encoder",
             ProgramKind::Connectors => "connectors",
             ProgramKind::VideoDecoder => "video_decoder",
@@ -68,7 +81,8 @@ impl ProgramKind {
 
     /// Whether it runs the transformer's blocks.
     pub fn has_blocks(self) -> bool {
-        matches!(self, ProgramKind::Denoise | ProgramKind::Prepare | ProgramKind::Transformer)
+        use ProgramKind::{Denoise, Prepare, Refine, RefinePrepare, Transformer};
+        matches!(self, Denoise | Prepare | Refine | RefinePrepare | Transformer)
     }
 }
 
@@ -76,7 +90,9 @@ impl ProgramKind {
 pub struct Programs {
     parts: Parts,
     sizes: Sizes,
-    request: Request,
+    /// The stages' own requests.
+    first: Request,
+    second: Option<Request>,
     /// What the model was read from.
     pub origin: String,
 }
@@ -92,7 +108,11 @@ impl Programs {
         let (parts, origin) = (Parts::from(origin.clone()), origin.describe()?);
         let whole = Sizes::of(&parts)?;
         let mut request = request::of_job(config, &whole, &Job { index: 0, prompt: String::new(), seed: 0 })?;
-        let Some(layers) = layers else { return Ok(Programs { parts, sizes: whole, request, origin }) };
+        let of = |parts, sizes, request: Request| {
+            let (first, second) = request.stages();
+            Programs { parts, sizes, first, second, origin }
+        };
+        let Some(layers) = layers else { return Ok(of(parts, whole, request)) };
         let all = whole.transformer.num_layers;
         if layers == 0 || layers > all {
             return Err(PipelineError::Usage(format!("--layers {layers}: this model has 1 to {all} blocks")));
@@ -101,7 +121,8 @@ impl Programs {
         // Which block is perturbed changes no work.
         request.stg_blocks.iter_mut().for_each(|b| *b = (*b).min(layers - 1));
         request.stg_blocks.dedup();
-        Ok(Programs { sizes: Sizes::of(&parts)?, parts, request, origin })
+        let sizes = Sizes::of(&parts)?;
+        Ok(of(parts, sizes, request))
     }
 
     /// Blocks of the transformer.
@@ -125,7 +146,18 @@ impl Programs {
     /// # Errors
     /// As [`Programs::network`].
     pub fn check(&self, build: &Build) -> Result<()> {
-        ProgramKind::RUN.into_iter().try_for_each(|kind| self.network(kind, build).map(drop))
+        self.kinds().try_for_each(|kind| self.network(kind, build).map(drop))
+    }
+
+    /// The programs of a run of this request.
+    pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
+        let two = self.second.is_some();
+        let pictures = !self.first.given.is_empty();
+        ProgramKind::RUN.into_iter().filter(move |kind| match kind {
+            ProgramKind::Upsampler | ProgramKind::RefinePrepare | ProgramKind::Refine => two,
+            ProgramKind::VideoEncoder => pictures,
+            _ => true,
+        })
     }
 
     /// Writes a program, the one that a run of the same configuration executes.
@@ -133,23 +165,41 @@ impl Programs {
     /// # Errors
     /// What is wrong with model, sizes or layout.
     pub fn network(&self, kind: ProgramKind, build: &Build) -> Result<Network> {
-        let (r, parts, c) = (&self.request, &self.parts, &self.sizes.transformer);
-        let shapes = Shapes::new(&self.sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
+        let (parts, c) = (&self.parts, &self.sizes.transformer);
+        let last = self.second.as_ref().unwrap_or(&self.first);
+        let r = match kind {
+            ProgramKind::Refine | ProgramKind::RefinePrepare if self.second.is_none() => {
+                return Err(PipelineError::Usage(format!("program '{}' needs a pipeline of two stages", kind.name())));
+            }
+            // Both stages encode what is given at their own sizes.
+            ProgramKind::Refine | ProgramKind::RefinePrepare | ProgramKind::VideoDecoder => last,
+            _ => &self.first,
+        };
+        let shapes = Shapes::of(&self.sizes, r)?;
         let batch = videos_at_once(&build.layout);
         let shape = r.denoise_shape(&self.sizes, &shapes, batch);
         let prompts = batch * (1 + usize::from(shape.branches.contains(&Branch::Negative)));
         let tokens = r.max_sequence_length;
         let (v, a) = (&shapes.video, &shapes.audio);
         match kind {
-            ProgramKind::Denoise => Ok(denoise(c, &shape, build)?),
-            ProgramKind::Prepare => Ok(prepare(c, &shape, build)?),
+            ProgramKind::Denoise | ProgramKind::Refine => Ok(denoise(c, &shape, build)?),
+            ProgramKind::Prepare | ProgramKind::RefinePrepare => Ok(prepare(c, &shape, build)?),
+            ProgramKind::Upsampler => {
+                let to = Shapes::of(&self.sizes, last)?.video;
+                parts.upsampler_between(
+                    [v.channels, v.frames, v.height, v.width],
+                    [to.channels, to.frames, to.height, to.width],
+                )?;
+                parts.upsampler_program([batch, v.channels, v.frames, v.height, v.width], build)
+            }
             ProgramKind::TextEncoder => parts.text_encoder_program(prompts, tokens, true, build),
             ProgramKind::Connectors => Ok(parts.connectors_program(prompts, tokens, self.sizes.text_width, build)?.0),
             ProgramKind::VideoDecoder => {
                 parts.video_decoder_program([batch, v.channels, v.frames, v.height, v.width], Pixels::Bytes, build)
             }
             ProgramKind::VideoEncoder => {
-                parts.video_encoder_program([v.batch, 3, r.num_frames, r.height, r.width], build)
+                let frames = if self.first.given.is_empty() { r.num_frames } else { 1 };
+                parts.video_encoder_program([v.batch, 3, frames, r.height, r.width], build)
             }
             ProgramKind::AudioDecoder => parts.audio_decoder_program([batch, a.channels, a.length, a.mel_bins], build),
             ProgramKind::Vocoder => {

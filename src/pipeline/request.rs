@@ -1,15 +1,18 @@
 //! From a configuration to what is asked of a model: the request, how its programs are built, how they are compiled.
 
 use super::error::{PipelineError, Result};
+use super::given::GivenFrame;
 use super::models::Sizes;
 use super::stages::Weights;
-use super::text_to_video::{Request, Shapes};
-use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, WeightType};
+use super::text_to_video::{Refine, Request, Shapes};
+use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, SamplerKind, WeightType};
 use crate::dtype::DType;
 use crate::kernels::Kernel;
+use crate::models::transformer::CrossTimestep;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::runtime::{EngineOptions, platform};
+use crate::sampling::denoise::Sampler;
 use crate::sampling::guidance::{RescaleScope, Scales, branches};
 use crate::sampling::sigmas::{self, FlowMatch};
 
@@ -114,12 +117,14 @@ pub fn engine_options(config: &Config) -> EngineOptions {
 /// # Errors
 /// A list or a number of steps that cannot be used.
 pub fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Result<Vec<f32>> {
+    // The official HQ pipeline alone shifts for the first stage's own size.
+    let anchor = if config.pipeline == config::Pipeline::Hq { video_tokens } else { sigmas::OFFICIAL_TOKENS };
     let diffusers = config.sampler.sigma_shift == config::Reference::Diffusers;
     Ok(match &config.sampler.sigmas {
         Some(list) if diffusers => scheduler.shifted(list, video_tokens)?,
         Some(list) => sigmas::verbatim(list)?,
         None if diffusers => scheduler.sigmas(config.sampler.steps, video_tokens)?,
-        None => sigmas::official(config.sampler.steps, sigmas::OFFICIAL_TOKENS)?,
+        None => sigmas::official(config.sampler.steps, anchor)?,
     })
 }
 
@@ -161,5 +166,54 @@ pub fn of_job(config: &Config, sizes: &Sizes, job: &Job) -> Result<Request> {
             config::RescaleScope::Batch => RescaleScope::Batch,
         },
         max_sequence_length: r.max_sequence_length,
+        sampler: match config.sampler.kind {
+            SamplerKind::Euler => Sampler::Euler,
+            SamplerKind::Res2s => Sampler::Res2s,
+        },
+        cross: cross_timestep(config),
+        given: given(config),
+        refine: refine(config)?,
     })
+}
+
+/// The noise level that the attention between the streams sees.
+fn cross_timestep(config: &Config) -> CrossTimestep {
+    use config::CrossTimestep as Key;
+    match config.conditioning.cross_timestep {
+        Key::Official | Key::GateOnly => CrossTimestep::GateOnly,
+        Key::Diffusers | Key::Cross => CrossTimestep::Cross,
+        Key::Own => CrossTimestep::Own,
+    }
+}
+
+/// The frames that a request gives.
+fn given(config: &Config) -> Vec<GivenFrame> {
+    let all = config.pipeline == config::Pipeline::Keyframes;
+    let frame = |image: &config::Image| GivenFrame {
+        path: image.path.clone().into(),
+        frame: image.frame,
+        strength: image.strength as f32,
+        crf: image.crf,
+        appended: all || image.frame != 0,
+    };
+    config.request.images.iter().map(frame).collect()
+}
+
+/// What a second stage does, where the pipeline has one.
+fn refine(config: &Config) -> Result<Option<Refine>> {
+    use config::{Pipeline, StageAudio};
+    let two = &config.two_stage;
+    if !config.pipeline.has_two_stages() {
+        return Ok(None);
+    }
+    Ok(Some(Refine {
+        sigmas: sigmas::verbatim(&two.sigmas)?,
+        keeps_audio: match two.audio {
+            StageAudio::Official => matches!(config.pipeline, Pipeline::Distilled | Pipeline::Keyframes),
+            StageAudio::Stage1 => false,
+            StageAudio::Diffusers | StageAudio::Stage2 => true,
+        },
+        adain: two.adain as f32,
+        tone_map: two.tone_map as f32,
+    }))
 }

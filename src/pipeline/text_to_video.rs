@@ -1,20 +1,24 @@
-//! Text to video with sound: from a prompt to frames and samples.
+//! Video with sound: from a prompt, and frames that are given, to frames and samples, in one stage or two.
 
 use std::ops::ControlFlow;
 
-use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix4, Ix5};
+use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix5};
 
 use super::batch::{Batch, Dump, split};
-use super::calls::{self, Loop};
+use super::calls;
 use super::clock::{Clock, Took};
+use super::denoising::Denoising;
 use super::error::{PipelineError, Result};
+use super::given::{self, GivenFrame};
 use super::models::{Models, Sizes};
 use super::stages::Stages;
 use crate::media::Frames;
+use crate::models::transformer::CrossTimestep;
+use crate::models::upsampler;
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
-use crate::runtime::{Distributed, Outputs};
-use crate::sampling::denoise::DenoiseShape;
+use crate::runtime::Outputs;
+use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
 use crate::tensor::Tensor;
@@ -46,6 +50,27 @@ pub struct Request {
     pub rescale: RescaleScope,
     /// Text tokens.
     pub max_sequence_length: usize,
+    /// The integrator.
+    pub sampler: Sampler,
+    /// Which noise level the attention between the streams sees.
+    pub cross: CrossTimestep,
+    /// Frames that are given.
+    pub given: Vec<GivenFrame>,
+    /// A second stage of this size: the first has half of it.
+    pub refine: Option<Refine>,
+}
+
+/// What a second stage does with the first one's result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refine {
+    /// Noise levels; as much noise as the first one says is put in.
+    pub sigmas: Vec<f32>,
+    /// Whether its sound is kept, or the first stage's.
+    pub keeps_audio: bool,
+    /// How far channels of the upsampled latents take over mean and deviation of the first stage's, 0 to 1.
+    pub adain: f32,
+    /// How far large values of the upsampled latents are compressed, 0 to 1.
+    pub tone_map: f32,
 }
 
 impl Request {
@@ -53,6 +78,19 @@ impl Request {
     pub fn goes_with(&self, other: &Request) -> bool {
         let alike = Request { prompt: other.prompt.clone(), seed: other.seed, ..self.clone() };
         alike == *other
+    }
+
+    /// The requests of its stages: one of its own size, or one of half the size and one without guidance.
+    pub fn stages(&self) -> (Request, Option<Request>) {
+        let first = Request { refine: None, ..self.clone() };
+        let Some(refine) = &self.refine else { return (first, None) };
+        let second = Request {
+            sigmas: refine.sigmas.clone(),
+            scales: [Scales::NEUTRAL; 2],
+            stg_blocks: Vec::new(),
+            ..first.clone()
+        };
+        (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
     }
 
     /// What the denoising programs of `batch` such requests are written for.
@@ -67,6 +105,9 @@ impl Request {
             // Each video is a request of its own: its neighbours have no part in its statistics.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,
+            levels: given::levels(&self.given).len(),
+            cross: self.cross,
+            sampler: self.sampler,
         }
     }
 }
@@ -92,6 +133,10 @@ pub enum Stage {
     Connectors,
     /// Step-independent work and the loop.
     Denoise,
+    /// Latents to twice their size.
+    Upsampler,
+    /// The second stage's loop.
+    Refine,
     /// Latents to frames.
     VideoDecoder,
     /// Latents to mel spectrogram to samples.
@@ -105,6 +150,8 @@ impl Stage {
             Stage::TextEncoder => "text encoder",
             Stage::Connectors => "connectors",
             Stage::Denoise => "denoise",
+            Stage::Upsampler => "upsampler",
+            Stage::Refine => "refine",
             Stage::VideoDecoder => "video decoder",
             Stage::AudioDecoder => "audio decoder",
         }
@@ -124,7 +171,7 @@ pub struct Generated {
     pub sample_rate: usize,
     /// Time of each stage; of all videos made together.
     pub timings: Vec<Took>,
-    /// Steps taken.
+    /// Steps of the first stage.
     pub steps: usize,
     /// Videos made together with this one, itself included.
     pub batch: usize,
@@ -140,8 +187,10 @@ pub struct Shapes {
     pub video: VideoShape,
     /// Audio latents.
     pub audio: AudioShape,
-    /// Tokens of both.
+    /// Tokens of both, the appended ones included.
     pub tokens: [usize; 2],
+    /// Video tokens of given frames that stand behind the video's own.
+    pub appended: usize,
 }
 
 impl Shapes {
@@ -153,7 +202,18 @@ impl Shapes {
         let video = sizes.video_grid.latents(1, sizes.video_channels, width, height, num_frames)?;
         let audio = sizes.audio_grid.latents(1, sizes.audio_channels, num_frames, frame_rate)?;
         let tokens = [sizes.video_grid.tokens(&video), audio.length];
-        Ok(Shapes { video, audio, tokens })
+        Ok(Shapes { video, audio, tokens, appended: 0 })
+    }
+
+    /// The latents and tokens of a stage's request.
+    ///
+    /// # Errors
+    /// As [`Shapes::new`].
+    pub fn of(sizes: &Sizes, r: &Request) -> Result<Self> {
+        let shapes = Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
+        let picture = sizes.video_grid.tokens(&VideoShape { frames: 1, ..shapes.video });
+        let appended = picture * r.given.iter().filter(|g| g.appended).count();
+        Ok(Shapes { tokens: [shapes.tokens[0] + appended, shapes.tokens[1]], appended, ..shapes })
     }
 }
 
@@ -189,9 +249,8 @@ pub fn text_to_videos(
     let batch = Batch::new(requests, &settings.build.layout)?;
     let mut dump = Dump::new(batch.asked(), settings.dump);
     let request = batch.shared();
-    let shapes = Shapes::new(&models.sizes, request.width, request.height, request.num_frames, request.frame_rate)?;
+    let (first, second) = request.stages();
     let branches = branches(request.scales[0], request.scales[1]);
-    let steps = request.sigmas.len() - 1;
 
     // Text: the prompts are rows of one batch, so that the encoder runs once.
     let kinds = 1 + usize::from(branches.contains(&Branch::Negative));
@@ -199,12 +258,8 @@ pub fn text_to_videos(
     let embeds = calls::text_encoder(models, stages, ids, mask.clone(), build)?.run(stages)?;
 
     // While it runs, the host makes what the loop reads beside the text.
-    let (video_noise, audio_noise) = noise(&batch, &shapes)?;
-    dump.keep_row("noise.video", &video_noise, 1, 0);
-    dump.keep_row("noise.audio", &audio_noise, 1, 0);
-    let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
-    let steps_loop = Loop::new(models, stages, request, &shape, &shapes, build)?;
-    let start = pack(models, &video_noise, &audio_noise)?;
+    let mut noise = batch.noise();
+    let denoising = Denoising::new(models, stages, &first, &batch, &mut noise, None, build, (&mut dump, ""))?;
 
     clock.wait(&embeds)?;
     // By way of the host: a layout may place the text of encoder and connectors differently.
@@ -221,16 +276,28 @@ pub fn text_to_videos(
     clock.wait(&text)?;
     clock.ends(Stage::Connectors, stages);
 
-    let contexts = [branch_text(&text, "video", &shape)?, branch_text(&text, "audio", &shape)?];
-    let prepared = calls::prepare(models, stages, request, &shape, contexts, build)?.run(stages)?;
-    let latents = clock.during(|| run_loop(&steps_loop, stages, &prepared, &start, settings.chunk, steps, watch))?;
-    clock.wait_for(latents.iter())?;
-    drop((steps_loop, prepared));
-    let latents = [latents[0].download()?, latents[1].download()?];
+    let mut shapes = Shapes::of(&models.sizes, &first)?;
+    let mut latents = denoising.run(models, stages, &text, settings, &mut clock, watch)?;
+    clock.ends(Stage::Denoise, stages);
+
+    if let (Some(second), Some(refine)) = (&second, &request.refine) {
+        let (video, audio) = unpack(models, &shapes, batch.size(), latents.clone())?;
+        dump.keep_row("stage_1.latents.video", &video, 1, 0);
+        dump.keep_row("stage_1.latents.audio", &audio, 1, 0);
+        shapes = Shapes::of(&models.sizes, second)?;
+        let upsampled = upsample(models, stages, video, &shapes, refine, build)?;
+        clock.ends(Stage::Upsampler, stages);
+        let [_, sound] = latents;
+        let before = Some([upsampled, sound.clone()]);
+        let stage = (&mut dump, "stage_2.");
+        let denoising = Denoising::new(models, stages, second, &batch, &mut noise, before, build, stage)?;
+        let [video, refined] = denoising.run(models, stages, &text, settings, &mut clock, watch)?;
+        latents = [video, if refine.keeps_audio { refined } else { sound }];
+        clock.ends(Stage::Refine, stages);
+    }
     let (video_latents, audio_latents) = unpack(models, &shapes, batch.size(), latents)?;
     dump.keep_row("latents.video", &video_latents, 1, 0);
     dump.keep_row("latents.audio", &audio_latents, 1, 0);
-    clock.ends(Stage::Denoise, stages);
 
     let videos = decode_video(models, stages, video_latents, build, batch.asked(), &mut dump, &mut clock)?;
     clock.ends(Stage::VideoDecoder, stages);
@@ -246,7 +313,7 @@ pub fn text_to_videos(
         audio: audio.index_axis_move(Dim(0), 0),
         sample_rate: models.sample_rate,
         timings: timings.clone(),
-        steps,
+        steps: first.sigmas.len() - 1,
         batch: batch.asked(),
         cut_tokens,
         dump,
@@ -254,7 +321,7 @@ pub fn text_to_videos(
     Ok(made.collect())
 }
 
-fn fixed<A, D: ndarray::Dimension>(a: ndarray::ArrayD<A>) -> Result<ndarray::Array<A, D>> {
+pub(super) fn fixed<A, D: ndarray::Dimension>(a: ndarray::ArrayD<A>) -> Result<ndarray::Array<A, D>> {
     a.into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))
 }
 
@@ -284,27 +351,16 @@ pub fn tokens(models: &Models, batch: &Batch, kinds: usize) -> Result<(Tensor, T
     Ok((Tensor::from(ids), Tensor::from(mask), cut))
 }
 
-/// The starting noise of a batch, unpacked `[b, C, F, H, W]` and `[b, C, L, M]`.
-///
-/// # Errors
-/// None that sizes of a request can cause.
-pub fn noise(batch: &Batch, shapes: &Shapes) -> Result<(Array5<f32>, Array4<f32>)> {
-    let (v, a) = (&shapes.video, &shapes.audio);
-    let [video, audio] = batch
-        .noise(&[v.batch, v.channels, v.frames, v.height, v.width], &[a.batch, a.channels, a.length, a.mel_bins])?;
-    Ok((fixed::<_, Ix5>(video)?, fixed::<_, Ix4>(audio)?))
-}
-
 /// Unpacked latents as the loop's tokens.
 ///
 /// # Errors
 /// None that sizes of a request can cause.
-pub fn pack(models: &Models, video: &Array5<f32>, audio: &Array4<f32>) -> Result<[Tensor; 2]> {
-    Ok([Tensor::from(models.sizes.video_grid.pack(video.view())?), Tensor::from(pack_audio(audio.view()))])
+pub fn pack(models: &Models, video: &Array5<f32>, audio: &Array4<f32>) -> Result<[Array3<f32>; 2]> {
+    Ok([models.sizes.video_grid.pack(video.view())?, pack_audio(audio.view())])
 }
 
 /// A stream's contexts `[prompts, t, channels]` as the branches read them, `[videos, branches, t, channels]`.
-fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape) -> Result<Tensor> {
+pub(super) fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape) -> Result<Tensor> {
     let text = text.tensor(name)?.into_f32();
     let kinds = text.shape()[0] / shape.batch;
     let kind = |branch: &Branch| usize::from(*branch == Branch::Negative);
@@ -316,49 +372,39 @@ fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape) -> Result<Tenso
     Ok(Tensor::F32(rows.map_err(|e| PipelineError::Input(e.to_string()))?))
 }
 
-/// All steps, `chunk` at a time; the last may still run when this returns.
-fn run_loop(
-    steps_loop: &Loop,
-    stages: &Stages,
-    prepared: &Outputs,
-    start: &[Tensor; 2],
-    chunk: Option<usize>,
-    steps: usize,
-    watch: Watch,
-) -> Result<[Distributed; 2]> {
-    let mut latents = steps_loop.start(stages, start)?;
-    let chunk = chunk.unwrap_or(steps).max(1);
-    let mut done = 0;
-    while done < steps {
-        if watch(Stage::Denoise, done, steps).is_break() {
-            return Err(PipelineError::Interrupted(done, steps));
-        }
-        let end = (done + chunk).min(steps);
-        latents = steps_loop.run(stages, prepared, &steps_loop.steps(stages, done, end)?, latents)?;
-        done = end;
-    }
-    let _ = watch(Stage::Denoise, done, steps);
-    Ok(latents)
-}
-
 /// Tokens of `batch` videos to un-normalised latents `[b, C, F, H, W]` and `[b, C, L, M]`.
 pub fn unpack(
     models: &Models,
     shapes: &Shapes,
     batch: usize,
-    [video, audio]: [Tensor; 2],
+    [video, mut audio]: [Array3<f32>; 2],
 ) -> Result<(Array5<f32>, Array4<f32>)> {
-    let [video, audio] = [fixed::<_, Ix3>(video.into_f32())?, fixed::<_, Ix3>(audio.into_f32())?];
-    for (name, t) in [("latents.video", &video), ("latents.audio", &audio)] {
-        if t.iter().any(|v| !v.is_finite()) {
-            return Err(PipelineError::NotFinite(name));
-        }
-    }
     let mut video = models.sizes.video_grid.unpack(video.view(), &VideoShape { batch, ..shapes.video })?;
     models.video_statistics.denormalize(&mut video, 1)?;
-    let mut audio: Array3<f32> = audio;
     models.audio_statistics.denormalize(&mut audio, 2)?;
     Ok((video, unpack_audio(audio.view(), &AudioShape { batch, ..shapes.audio })?))
+}
+
+/// Un-normalised latents to normalised tokens of twice the size.
+fn upsample(
+    models: &Models,
+    stages: &mut Stages,
+    latents: Array5<f32>,
+    to: &Shapes,
+    refine: &Refine,
+    build: &Build,
+) -> Result<Array3<f32>> {
+    let size = [to.video.frames, to.video.height, to.video.width];
+    let upsampled = calls::upsampler(models, stages, latents.clone(), size, build)?.run(stages)?;
+    let mut upsampled: Array5<f32> = fixed(upsampled.tensor("latents")?.into_f32())?;
+    if refine.adain != 0.0 {
+        upsampled = upsampler::adain(upsampled.view(), latents.view(), refine.adain);
+    }
+    if refine.tone_map != 0.0 {
+        upsampled = upsampler::tone_map(upsampled.view(), refine.tone_map);
+    }
+    models.video_statistics.normalize(&mut upsampled, 1)?;
+    Ok(models.sizes.video_grid.pack(upsampled.view())?)
 }
 
 /// Latents to the frames of each video asked for. Bytes leave the device, but where the values themselves are dumped.

@@ -5,6 +5,7 @@ mod error;
 pub mod guidance;
 pub mod latents;
 pub mod noise;
+pub mod res2s;
 pub mod sigmas;
 
 pub use error::SamplingError;

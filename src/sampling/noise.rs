@@ -108,6 +108,22 @@ impl TorchRng {
         values
     }
 
+    /// `count` standard normal values in double precision: `torch.randn(count, dtype=torch.float64)`. To the last bits
+    /// only, because torch calls the C library's logarithm, sine and cosine.
+    pub fn normal_f64(&mut self, count: usize) -> Vec<f64> {
+        if count < GROUP {
+            return (0..count).map(|_| self.single()).collect();
+        }
+        let mut values: Vec<f64> = (0..count).map(|_| self.engine.uniform_f64()).collect();
+        each_row(&mut values, GROUP, |_, group| box_muller_group_f64(group));
+        if !count.is_multiple_of(GROUP) {
+            let tail = &mut values[count - GROUP..];
+            tail.fill_with(|| self.engine.uniform_f64());
+            box_muller_group_f64(tail);
+        }
+        values
+    }
+
     /// Standard normal values in `shape`, row-major: `torch.randn(shape)`.
     pub fn normal_array(&mut self, shape: &[usize]) -> ArrayD<f32> {
         let mut values = self.normal(shape.iter().product()).into_iter();
@@ -138,6 +154,17 @@ fn box_muller_group(group: &mut [f32]) {
         // The sum with zero is torch's multiply-add by std 1 and mean 0; it clears the sign of a zero.
         *a = radius * cos + 0.0;
         *b = radius * sin + 0.0;
+    }
+}
+
+/// The same in double precision.
+fn box_muller_group_f64(group: &mut [f64]) {
+    let (first, second) = group.split_at_mut(GROUP / 2);
+    for (a, b) in first.iter_mut().zip(second) {
+        let radius = (-2.0 * (1.0 - *a).ln()).sqrt();
+        let (sin, cos) = (2.0 * std::f64::consts::PI * *b).sin_cos();
+        *a = radius * cos;
+        *b = radius * sin;
     }
 }
 

@@ -14,7 +14,7 @@ use ltx2::models::Network;
 use ltx2::models::connectors::{self, ConnectorsConfig};
 use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::presets::Preset;
-use ltx2::models::transformer::TransformerConfig;
+use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::models::{Models, Parts};
 use ltx2::pipeline::run::{RunComponent, run_component};
@@ -23,7 +23,7 @@ use ltx2::pipeline::text_to_video::{Generated, Request, Settings, Shapes, text_t
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};
-use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
+use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise, prepare};
 use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
@@ -174,6 +174,9 @@ pub fn published_blocks(platform: &str, blocks: Option<usize>) -> [(&'static str
         text_channels: [3840, 3840],
         stg_blocks: vec![],
         rescale: RescaleScope::PerSample,
+        levels: 1,
+        cross: CrossTimestep::Own,
+        sampler: Sampler::Euler,
     };
     let programs = [("prepare", prepare(&c, &shape, &build)), ("denoise", denoise(&c, &shape, &build))];
     programs.map(|(name, network)| (name, network.expect("builds")))
@@ -252,6 +255,10 @@ pub fn request(case: &Case, models: &Models) -> Request {
         stg_blocks: vec![],
         rescale: RescaleScope::PerSample,
         max_sequence_length: number("max_sequence_length") as usize,
+        sampler: Sampler::Euler,
+        cross: CrossTimestep::GateOnly,
+        given: Vec::new(),
+        refine: None,
     }
 }
 

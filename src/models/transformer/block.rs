@@ -2,7 +2,7 @@
 
 use super::Isolation;
 use super::config::{Stream, TransformerConfig};
-use super::modulation::{StreamModulation, block_norm, gated_add, modulate, rows, table};
+use super::modulation::{StreamModulation, block_norm, gated_add, modulate, of_level, rows, table};
 use crate::hlo::Value;
 use crate::models::attention::Rope;
 use crate::models::feed_forward::feed_forward;
@@ -21,6 +21,8 @@ pub enum Text {
 pub struct Reads {
     /// From the timestep.
     pub modulation: StreamModulation,
+    /// Which of the modulation's levels each token has, `[b, n]`, i32; `None` where there is one, or each its own.
+    pub level: Option<Value>,
     /// Self-attention's table.
     pub rope: Rope,
     /// Cross-modal attention's table.
@@ -34,6 +36,11 @@ pub struct Reads {
 }
 
 impl Reads {
+    /// `table + timestep part`, row by row, as each token reads it.
+    fn rows(&self, table: &Value, timestep: &Value) -> Vec<Value> {
+        rows(table, timestep).iter().map(|row| of_level(row, self.level.as_ref())).collect()
+    }
+
     /// Added to self-attention scores.
     fn self_bias(&self) -> Option<Value> {
         add(self.self_mask.clone(), self.padding.clone())
@@ -63,7 +70,8 @@ pub fn block(
     let each = |f: &dyn Fn(usize) -> Value| [f(0), f(1)];
     let main: [Vec<Value>; 2] = [0, 1].map(|i| {
         let s = &streams[i];
-        rows(&table(p, &s.name("scale_shift_table"), s.modulation_rows(), s.width()), &reads[i].modulation.main)
+        reads[i]
+            .rows(&table(p, &s.name("scale_shift_table"), s.modulation_rows(), s.width()), &reads[i].modulation.main)
     });
     let state = each(&|i| self_attention(p, c, &streams[i], &state[i], reads[i], &main[i], keep));
     let state = each(&|i| text_attention(p, c, &streams[i], &state[i], text[i], reads[i], &main[i]));
@@ -157,8 +165,8 @@ fn cross_modal(
     let parts = [0, 1].map(|i| {
         let t = table(p, tables[i], 5, state[i].dim(-1));
         let m = &reads[i].modulation;
-        let gate = rows(&t.slice(0, 4, 5), &m.gate).remove(0);
-        (block_norm(p, c, norms[i], &state[i]), rows(&t.slice(0, 0, 4), &m.cross), gate)
+        let gate = reads[i].rows(&t.slice(0, 4, 5), &m.gate).remove(0);
+        (block_norm(p, c, norms[i], &state[i]), reads[i].rows(&t.slice(0, 0, 4), &m.cross), gate)
     });
     [0, 1].map(|queries| {
         let pc = p.pp(layers[queries]);

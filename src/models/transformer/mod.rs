@@ -11,7 +11,7 @@ mod text;
 
 pub use block::{Reads, Text, block};
 pub use config::{COMPONENT, Stream, TransformerConfig};
-pub use modulation::{CrossTimestep, Levels, StreamModulation, adaln, modulation};
+pub use modulation::{CrossTimestep, Levels, StreamModulation, adaln, modulation, of_level};
 pub use program::{ForwardShape, program};
 pub use text::{TextSource, all_text_keys_values, project_text, text_keys_values};
 
@@ -78,7 +78,8 @@ pub fn forward(
         let s = &streams[i];
         let table = table(p, &s.name("scale_shift_table"), 2, s.width()).to(DType::F32);
         let embedded = reads[i].modulation.embedded.to(DType::F32);
-        let [shift, scale] = [0, 1].map(|r| &embedded + table.at(0, r));
+        let level = reads[i].level.as_ref();
+        let [shift, scale] = [0, 1].map(|r| of_level(&(&embedded + table.at(0, r)), level));
         let y = modulate(&layer_norm(&state[i], 1e-6), &scale, &shift, p.dtype());
         let y = linear(&p.pp(s.name("proj_out")), &y, s.out_channels, true, [Axis::Embed, Axis::Whole]);
         p.place(&s.name("velocity"), &y, &[Axis::Rows, s.sequence, Axis::Whole])

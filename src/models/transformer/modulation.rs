@@ -2,7 +2,7 @@
 
 use super::config::{Stream, TransformerConfig};
 use crate::dtype::DType;
-use crate::hlo::Value;
+use crate::hlo::{Comparison, Value};
 use crate::models::timestep::timestep_embedding;
 use crate::nn::{Axis, Init, Params, linear, rms, silu};
 
@@ -18,7 +18,8 @@ pub enum CrossTimestep {
     GateOnly,
 }
 
-/// One stream's modulation, from the timestep alone: `rows` or 1 leading, `tokens` or 1 next.
+/// One stream's modulation, from the timestep alone: `rows` or 1 leading; next the tokens, 1, or the levels that tokens
+/// choose from ([`Reads::level`](super::Reads::level)).
 #[derive(Clone)]
 pub struct StreamModulation {
     /// `[b, s, 6 or 9, width]`.
@@ -91,6 +92,19 @@ pub(super) fn table(p: &Params, name: &str, rows: usize, width: usize) -> Value 
 pub(super) fn rows(table: &Value, timestep: &Value) -> Vec<Value> {
     let sum = table.to(DType::F32) + timestep.to(DType::F32);
     (0..sum.dim(2)).map(|i| sum.at(2, i)).collect()
+}
+
+/// What each token reads of `x [b, levels, width]`: the row of its `level [b, tokens]` (i32), `[b, tokens, width]`.
+/// Selections, because they fuse with what reads them: nothing of a token's width is ever written.
+pub fn of_level(x: &Value, level: Option<&Value>) -> Value {
+    let Some(level) = level.filter(|_| x.dim(1) > 1) else { return x.clone() };
+    let (tokens, width) = (level.dim(1), x.dim(2));
+    let all = [level.dim(0), tokens, width];
+    let row = |k: usize| x.slice(1, k, k + 1).broadcast_to(&all);
+    (1..x.dim(1)).fold(row(0), |chosen, k| {
+        let here = level.compare(Comparison::Eq, &level.like(k as f64)).unsqueeze(2).broadcast_to(&all);
+        here.select(&row(k), &chosen)
+    })
 }
 
 /// `x·(1 + scale) + shift` of an f32 `x`, rounded once to `dtype`.

@@ -112,6 +112,7 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
     let masks = [(text_mask[0].clone(), self_mask), (text_mask[1].clone(), None)];
     let reads = [0, 1].map(|i| Reads {
         modulation: modulation[i].clone(),
+        level: None,
         rope: ropes[i].0.clone(),
         cross_rope: ropes[i].1.clone(),
         text_mask: add(masks[i].0.clone(), hide_padding(p.builder(), text[i].dim(1), t[i])),

@@ -1,0 +1,151 @@
+//! One stage of denoising: noise, or noised latents of the stage before, to the clean latents of its size.
+
+use ndarray::{Array3, Axis as Dim, Ix3, Ix4, Ix5};
+
+use super::batch::{Batch, Dump, Noise};
+use super::calls::{self, Loop};
+use super::clock::Clock;
+use super::error::{PipelineError, Result};
+use super::given::GivenTokens;
+use super::models::Models;
+use super::stages::Stages;
+use super::text_to_video::{Request, Settings, Shapes, Stage, Watch, branch_text, fixed, pack};
+use crate::nn::Build;
+use crate::runtime::Outputs;
+use crate::sampling::denoise::{DenoiseShape, Sampler};
+use crate::sampling::res2s::{self, StepNoise};
+use crate::tensor::Tensor;
+
+/// A stage with everything on the devices but the text.
+pub struct Denoising<'a> {
+    request: &'a Request,
+    /// What fixes its programs.
+    shape: DenoiseShape,
+    /// Its latents.
+    pub shapes: Shapes,
+    steps_loop: Loop,
+    given: Option<GivenTokens>,
+    start: [Tensor; 2],
+}
+
+impl<'a> Denoising<'a> {
+    /// A stage of a batch, from noise, or from the normalised tokens of the stage before with as much noise as its first
+    /// level has. `noise` goes on where the stage before left it; `dump` keeps it under names that begin with `prefix`.
+    ///
+    /// # Errors
+    /// A picture that cannot be used; what is wrong with program, parameters or device.
+    #[allow(clippy::too_many_arguments)] // What a stage is made of; each is used once.
+    pub fn new(
+        models: &Models,
+        stages: &mut Stages,
+        request: &'a Request,
+        batch: &Batch,
+        noise: &mut Noise,
+        before: Option<[Array3<f32>; 2]>,
+        build: &Build,
+        (dump, prefix): (&mut Dump, &str),
+    ) -> Result<Self> {
+        let shapes = Shapes::of(&models.sizes, request)?;
+        let given = GivenTokens::encode(models, stages, request, &shapes, build)?;
+        let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
+        let drawn = noise.draw(&shapes, &models.sizes)?;
+        dump.keep_row(&format!("{prefix}noise.video"), &fixed::<_, Ix5>(drawn.video.clone())?, 1, 0);
+        dump.keep_row(&format!("{prefix}noise.audio"), &fixed::<_, Ix4>(drawn.audio.clone())?, 1, 0);
+        let [mut video, mut audio] = pack(models, &fixed(drawn.video)?, &fixed(drawn.audio)?)?;
+        if let Some(appended) = drawn.appended {
+            video = joined(&[&video, &fixed(appended)?])?;
+        }
+        if let Some([old_video, old_audio]) = before {
+            let part = request.sigmas.first().copied().unwrap_or(1.0);
+            let blend = |noise: &mut Array3<f32>, old: &Array3<f32>| {
+                let mut own = noise.slice_mut(ndarray::s![.., ..old.shape()[1], ..]);
+                own.zip_mut_with(old, |x, old| *x = *x * part + old * (1.0 - part));
+            };
+            blend(&mut video, &old_video);
+            blend(&mut audio, &old_audio);
+        }
+        if let Some(given) = &given {
+            given.blend(&mut video);
+        }
+        let steps_loop = Loop::new(models, stages, request, &shape, &shapes, given.as_ref(), build)?;
+        Ok(Denoising { request, shape, shapes, steps_loop, given, start: [video, audio].map(Tensor::from) })
+    }
+
+    /// Runs all steps on the connectors' text: normalised tokens `[b, n, c]` and `[b, m, c]`, appended ones dropped.
+    ///
+    /// # Errors
+    /// The plugin's message; [`PipelineError::Interrupted`] when `watch` says so; latents that are not finite.
+    pub fn run(
+        self,
+        models: &Models,
+        stages: &mut Stages,
+        text: &Outputs,
+        settings: &Settings,
+        clock: &mut Clock,
+        watch: Watch,
+    ) -> Result<[Array3<f32>; 2]> {
+        let contexts = [branch_text(text, "video", &self.shape)?, branch_text(text, "audio", &self.shape)?];
+        let prepare =
+            calls::prepare(models, stages, self.request, &self.shape, self.given.as_ref(), contexts, &settings.build)?;
+        let prepared = prepare.run(stages)?;
+        let latents = clock.during(|| self.steps(stages, &prepared, settings.chunk, watch))?;
+        let own = self.shapes.tokens[0] - self.shapes.appended;
+        let [video, audio] = latents.map(fixed::<f32, Ix3>);
+        let (mut video, audio) = (video?, audio?);
+        for (name, t) in [("latents.video", &video), ("latents.audio", &audio)] {
+            if t.iter().any(|v| !v.is_finite()) {
+                return Err(PipelineError::NotFinite(name));
+            }
+        }
+        if own < video.shape()[1] {
+            video = video.slice(ndarray::s![.., ..own, ..]).to_owned();
+        }
+        Ok([video, audio])
+    }
+
+    /// All evaluations, `chunk` steps at a time.
+    fn steps(
+        &self,
+        stages: &Stages,
+        prepared: &Outputs,
+        chunk: Option<usize>,
+        watch: Watch,
+    ) -> Result<[ndarray::ArrayD<f32>; 2]> {
+        let steps = self.request.sigmas.len() - 1;
+        let sampler = self.shape.sampler;
+        let total = sampler.evaluations(steps);
+        let size = match sampler {
+            Sampler::Euler => chunk.unwrap_or(steps).max(1),
+            // A call takes the noise of one step.
+            Sampler::Res2s => res2s::NOISES,
+        };
+        let mut noise = (sampler == Sampler::Res2s).then(StepNoise::default);
+        let mut carried = self.steps_loop.start(stages, &self.start)?;
+        let mut done = 0;
+        while done < total {
+            let of_steps = done * steps / total;
+            if watch(Stage::Denoise, of_steps, steps).is_break() {
+                return Err(PipelineError::Interrupted(of_steps, steps));
+            }
+            let end = (done + size).min(total);
+            let noise = noise.as_mut().map(|n| n.step(self.tokens(0), self.tokens(1)));
+            let inputs = self.steps_loop.steps(stages, done, end, noise, self.shape.batch)?;
+            carried = self.steps_loop.run(stages, prepared, &inputs, carried)?;
+            done = end;
+        }
+        let _ = watch(Stage::Denoise, steps, steps);
+        Ok([carried[0].download()?.into_f32(), carried[1].download()?.into_f32()])
+    }
+
+    /// Tokens and channels of a stream.
+    fn tokens(&self, i: usize) -> [usize; 2] {
+        let dims = self.start[i].shape();
+        [dims[1], dims[2]]
+    }
+}
+
+/// Tokens of the same videos, one after the other.
+fn joined(parts: &[&Array3<f32>]) -> Result<Array3<f32>> {
+    let views: Vec<_> = parts.iter().map(|p| p.view()).collect();
+    ndarray::concatenate(Dim(1), &views).map_err(|e| PipelineError::Input(e.to_string()))
+}

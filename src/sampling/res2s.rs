@@ -1,0 +1,181 @@
+//! The second-order sampler of the HQ pipelines: an exponential Runge-Kutta step with a midpoint, with noise put back in
+//! at both of its points (`res_2s` of Lightricks' ltx-pipelines).
+//!
+//! Everything between two evaluations of the transformer is linear in the latents, the anchor, the clean predictions and
+//! the noise; the anchor's refinement, a hundred rounds of a linear map, is a geometric sum. So the host makes nine
+//! coefficients for each evaluation in double precision, and the loop combines tensors of f32 with them: as exact as a
+//! state in f64 that is rounded to f32 at each evaluation, and the same on platforms without f64.
+
+use ndarray::{Array3, Axis as Dim};
+
+use super::noise::TorchRng;
+use crate::dtype::DType;
+use crate::hlo::{Type, Value};
+use crate::nn::{Axis, Params};
+
+/// Coefficients of an evaluation.
+pub const COEFFICIENTS: usize = 9;
+/// Evaluations whose noise one call of the loop takes: those of a step.
+pub const NOISES: usize = 2;
+/// The noise level in the place of a final 0, which has no logarithm.
+const LAST: f64 = 0.0011;
+/// The midpoint.
+const C2: f64 = 0.5;
+/// Part of a noise level that is put in as new noise.
+const ETA: f64 = 0.5;
+/// Rounds of the anchor's refinement, and where it is done: steps below and noise levels above these.
+const ROUNDS: i32 = 100;
+const LARGEST_STEP: f64 = 0.5;
+const SMALLEST_SIGMA: f64 = 0.03;
+/// Seeds of the noise at steps (torch's -1) and at midpoints.
+const STEP_SEED: u64 = u64::MAX;
+const MIDPOINT_SEED: u64 = 9999;
+
+/// Noise level and coefficients of each evaluation of a schedule that falls to 0.
+///
+/// `x ← k₀·x + k₁·anchor + k₂·first + k₃·clean + k₄·noise`, where `k₅` is 1 with what is given put in its place, then
+/// `anchor ← k₆·x' + k₇·clean + k₈·x` (`x'` the new, `x` the old) and `first ← clean`.
+pub fn schedule(sigmas: &[f32]) -> (Vec<f32>, Vec<[f32; COEFFICIENTS]>) {
+    let mut sigmas: Vec<f32> = sigmas.to_vec();
+    if let Some(last) = sigmas.last_mut().filter(|s| **s == 0.0) {
+        *last = LAST as f32;
+    }
+    let (mut levels, mut all) = (Vec::new(), Vec::new());
+    for pair in sigmas.windows(2) {
+        let [sigma, next] = [pair[0], pair[1]].map(f64::from);
+        let h = -(next / sigma).ln();
+        let b2 = phi2(-h) / C2;
+        let b1 = phi1(-h) - b2;
+        // To the midpoint: y = x + r (clean - x), then noise from the level of x to that of the midpoint.
+        let r = h * C2 * phi1(-h * C2);
+        let middle = (sigma * next).sqrt();
+        let Noised { alpha, g, up } = Noised::new(sigma, middle);
+        let anchor = if h < LARGEST_STEP && sigma > SMALLEST_SIGMA {
+            // e ← clean - x' + r e, from e = clean - x; anchor = x' - r e after one round less.
+            let (last, sum) = (r.powi(ROUNDS), (1.0 - r.powi(ROUNDS - 1)) / (1.0 - r));
+            [1.0 + r * sum, -(r * sum + last), last]
+        } else {
+            [0.0, 0.0, 1.0]
+        };
+        levels.push(sigma as f32);
+        all.push([alpha + g * r, 0.0, 0.0, -g * r, up, 1.0, anchor[0], anchor[1], anchor[2]]);
+        // From the anchor over both predictions: y = a + h (b1 (first - a) + b2 (clean - a)).
+        let Noised { alpha, g, up } = Noised::new(sigma, next);
+        levels.push(middle as f32);
+        all.push([0.0, alpha + g * h * (b1 + b2), -g * h * b1, -g * h * b2, up, 1.0, 1.0, 0.0, 0.0]);
+    }
+    levels.extend(sigmas.last());
+    all.push([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]);
+    (levels, all.into_iter().map(|row| row.map(|k| k as f32)).collect())
+}
+
+/// Noise put in on the way from level `sigma` to `t`: `(α + g)·a - g·y + up·noise` of an anchor `a` and its next point `y`.
+struct Noised {
+    alpha: f64,
+    g: f64,
+    up: f64,
+}
+
+impl Noised {
+    fn new(sigma: f64, t: f64) -> Self {
+        let up = ETA * t;
+        let kept = (t * t - up * up).sqrt();
+        let alpha = (1.0 - t) + kept;
+        let down = kept / alpha;
+        Noised { alpha, g: alpha * (down - sigma) / (sigma - t), up }
+    }
+}
+
+/// `(e^z - 1) / z`.
+fn phi1(z: f64) -> f64 {
+    if z.abs() < 1e-10 { 1.0 } else { z.exp_m1() / z }
+}
+
+/// `(e^z - 1 - z) / z²`.
+fn phi2(z: f64) -> f64 {
+    if z.abs() < 1e-10 { 0.5 } else { (z.exp_m1() - z) / (z * z) }
+}
+
+/// The noise of evaluations in turn: those of steps and of midpoints from generators of their own, which no request's
+/// seed changes, video before audio.
+pub struct StepNoise {
+    generators: [TorchRng; 2],
+}
+
+impl Default for StepNoise {
+    fn default() -> Self {
+        StepNoise { generators: [MIDPOINT_SEED, STEP_SEED].map(TorchRng::new) }
+    }
+}
+
+impl StepNoise {
+    /// The noise of a step's two evaluations for tokens `[n, c]` of both streams, each `[2, n, c]`: zero mean and unit
+    /// deviation.
+    pub fn step(&mut self, video: [usize; 2], audio: [usize; 2]) -> [Array3<f32>; 2] {
+        let mut all = [video, audio].map(|[n, c]| Array3::zeros((NOISES, n, c)));
+        for (at, generator) in self.generators.iter_mut().enumerate() {
+            for stream in &mut all {
+                let mut place = stream.index_axis_mut(Dim(0), at);
+                let mut values = generator.normal_f64(place.len());
+                // Over the whole, then over tokens and channels: for one video the same again.
+                for _ in 0..2 {
+                    normalize(&mut values);
+                }
+                place.iter_mut().zip(values).for_each(|(to, v)| *to = v as f32);
+            }
+        }
+        all
+    }
+}
+
+/// To mean 0 and unbiased deviation 1.
+fn normalize(values: &mut [f64]) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
+    let scale = variance.sqrt().recip();
+    values.iter_mut().for_each(|v| *v = (*v - mean) * scale);
+}
+
+/// What the loop reads of the sampler.
+pub(super) struct Res2s {
+    coefficients: Value,
+    noise: [Value; 2],
+}
+
+impl Res2s {
+    /// `coefficients [257, 9]` and `noise.<stream> [NOISES, b, n, c]`.
+    pub(super) fn input(p: &Params, content: [[usize; 3]; 2], axes: [[Axis; 3]; 2]) -> Self {
+        let rows = Type::new(DType::F32, [super::denoise::MAX_STEPS + 1, COEFFICIENTS]);
+        let noise = |i: usize, stream: &str| {
+            let ty = Type::new(DType::F32, [&[NOISES], &content[i][..]].concat());
+            p.input(&format!("noise.{stream}"), ty, &[&[Axis::Whole], &axes[i][..]].concat())
+        };
+        Res2s {
+            coefficients: p.input("coefficients", rows, &[Axis::Whole; 2]),
+            noise: [noise(0, "video"), noise(1, "audio")],
+        }
+    }
+
+    /// The next `[x, anchor, first]` of stream `i`; `kept` puts what is given in its place.
+    pub(super) fn step(
+        &self,
+        i: usize,
+        evaluation: &Value,
+        begin: &Value,
+        [x, anchor, first]: [&Value; 3],
+        clean: &Value,
+        kept: impl Fn(&Value) -> Option<Value>,
+    ) -> [Value; 3] {
+        let row = self.coefficients.index(evaluation);
+        let k = |at: usize| row.at(0, at);
+        let noise = self.noise[i].index(&(evaluation - begin));
+        let next = x * k(0) + anchor * k(1) + first * k(2) + clean * k(3) + noise * k(4);
+        let next = match kept(&next) {
+            None => next,
+            Some(kept) => &kept * k(5) + &next * (k(5).like(1.0) - k(5)),
+        };
+        let anchor = &next * k(6) + clean * k(7) + x * k(8);
+        [next, anchor, clean.clone()]
+    }
+}
