@@ -73,4 +73,5 @@ layouts-figure: $(LTX2)
 fixtures:
 	python3 -m venv .venv
 	.venv/bin/pip install -q -r scripts/oracle/requirements.txt
+	.venv/bin/pip install -q --no-deps -r scripts/oracle/requirements-official.txt
 	.venv/bin/python scripts/oracle/make_fixtures.py

@@ -80,7 +80,7 @@ class Stage:
         draw = lambda *shape: torch.randn(shape, generator=generator)
         self.video_noise = draw(1, config.in_channels, self.frames, self.height, self.width)
         self.audio_noise = draw(1, audio.latent_channels, self.length, self.bins)
-        video, sound = pack(self.video_noise), self.audio_noise.transpose(1, 2).flatten(2)
+        video, sound = pack(self.video_noise).clone(), self.audio_noise.transpose(1, 2).flatten(2)
         self.own = video.shape[1]
         fps = request["frame_rate"]
         coords = pipeline.transformer.rope.prepare_video_coords(1, self.frames, self.height, self.width, "cpu", fps=fps)
@@ -163,7 +163,8 @@ def run(name, request):
     for text in (request["prompt"], request["negative_prompt"]):
         ids, mask = tokenize(name, [text], request["max_sequence_length"])
         encoded = encode(pipeline.text_encoder, pipeline.connectors, ids, mask)
-        texts.append({"video": encoded["video"], "audio": encoded["audio"]})
+        video, audio, _ = pipeline.connectors(encoded["prompt_embeds"], mask, padding_side="left")
+        texts.append({"video": video, "audio": audio})
     generator = torch.Generator("cpu").manual_seed(request["seed"])
     width, height = request["width"], request["height"]
     two = "upsampler" in request

@@ -6,6 +6,7 @@ import shutil
 
 import cases_decoders
 import cases_pipeline
+import cases_stages
 import cases_text
 import cases_transformer
 import models
@@ -40,6 +41,7 @@ def main():
         **cases_text.COMPONENTS,
         **cases_decoders.COMPONENTS,
         **cases_pipeline.COMPONENTS,
+        **cases_stages.COMPONENTS,
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=["models", *components], help="rewrite these alone")
