@@ -102,7 +102,7 @@ pub(super) fn encode(
 }
 
 /// The last lines of a program's complaints, on one line.
-fn tail(said: &str) -> String {
+pub(super) fn tail(said: &str) -> String {
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
     match lines.len() {
         0 => "it said nothing".to_string(),
