@@ -16,6 +16,7 @@ pub mod config;
 pub mod hlo;
 pub mod kernels;
 pub mod media;
+pub mod metrics;
 pub mod models;
 pub mod nn;
 pub mod pipeline;

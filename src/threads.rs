@@ -19,6 +19,20 @@ pub fn each_row<T: Send>(values: &mut [T], width: usize, fill: impl Fn(usize, &m
     });
 }
 
+/// As [`each_row`] with up to `most` rows in a call, `fill(first row, rows)`.
+pub fn each_block<T: Send>(values: &mut [T], width: usize, most: usize, fill: impl Fn(usize, &mut [T]) + Sync) {
+    let width = width.max(1);
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let rows = (values.len() / width).div_ceil(threads).max(LEAST.div_ceil(width));
+    let fill = &fill;
+    thread::scope(|scope| {
+        for (i, part) in values.chunks_mut(rows * width).enumerate() {
+            let blocks = part.chunks_mut(most.max(1) * width).enumerate();
+            scope.spawn(move || blocks.for_each(|(k, block)| fill(i * rows + k * most.max(1), block)));
+        }
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,5 +44,15 @@ mod tests {
         assert!(values[..3 * LEAST].iter().enumerate().all(|(at, v)| *v == at / 3 + 1));
         assert_eq!(values[3 * LEAST..], [0, 0]);
         each_row(&mut values[..0], 0, |_, _| {});
+    }
+
+    #[test]
+    fn blocks_are_rows_in_order() {
+        let mut values = vec![0usize; 3 * (LEAST + 5)];
+        each_block(&mut values, 3, 7, |first, block| {
+            assert!(block.len().is_multiple_of(3) && block.len() <= 21);
+            block.chunks_mut(3).enumerate().for_each(|(k, row)| row.iter_mut().for_each(|v| *v += first + k + 1));
+        });
+        assert!(values.iter().enumerate().all(|(at, v)| *v == at / 3 + 1));
     }
 }

@@ -10,7 +10,7 @@ const LAYERS: &[&[&str]] = &[
     &["pipeline"],
     &["config", "sampling"],
     &["models"],
-    &["weights", "runtime", "media", "analysis"],
+    &["weights", "runtime", "media", "metrics", "analysis"],
     &["nn"],
     &["kernels"],
     &["hlo", "pjrt"],

@@ -253,7 +253,7 @@ fn word(choice: impl ValueEnum) -> Option<String> {
 }
 
 /// `PATH` or `PATH=STRENGTH`: what follows the last `=` is a strength if it is a number.
-fn loras(flags: &[String]) -> Option<Value> {
+pub(super) fn loras(flags: &[String]) -> Option<Value> {
     let one = |text: &String| match text.rsplit_once('=').map(|(path, s)| (path, s.parse::<f64>())) {
         Some((path, Ok(strength))) => json!({"path": path, "strength": strength}),
         _ => json!({"path": text}),

@@ -11,6 +11,8 @@ use crate::sampling::SamplingError;
 pub mod args;
 pub mod bench;
 pub mod check;
+pub mod compare;
+mod compare_report;
 pub mod compile;
 mod compile_report;
 pub mod completions;
@@ -56,6 +58,8 @@ pub enum Command {
     Compile(compile::Args),
     /// Time the programs of a run, and a whole one
     Bench(bench::Args),
+    /// Say how far two results are apart
+    Compare(compare::Args),
     /// Write a random model in the diffusers layout
     Init(init::Args),
     /// Say what a model holds and what is missing, from headers alone
@@ -80,6 +84,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Run(args) => run::run(args),
         Command::Compile(args) => compile::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Init(args) => init::run(args),
         Command::Check(args) => check::run(args),
         Command::Doctor(args) => doctor::run(args),

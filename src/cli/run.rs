@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 
+use super::args::loras;
 use super::{UsageError, print};
 
 use crate::config::{Config, Model, WeightSource, WeightType, parse_mesh};
 use crate::dtype::DType;
 use crate::nn::{Build, Lowering, Numerics};
+use crate::pipeline::loras::Loras;
 use crate::pipeline::models::Parts;
 use crate::pipeline::run::{RunComponent, Scalars, run_component};
 use crate::pipeline::stages::Stages;
@@ -37,6 +39,9 @@ pub struct Args {
     /// Weights from the files, or random ones made on the device; also as `--set model.weights=random`.
     #[arg(long, value_name = "FROM")]
     weights: Option<WeightSource>,
+    /// A low-rank update, with its strength; may be given several times.
+    #[arg(long, value_name = "FILE[=STRENGTH]")]
+    lora: Vec<String>,
     /// Input tensors (safetensors).
     #[arg(long)]
     inputs: PathBuf,
@@ -85,6 +90,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         path: args.model.clone(),
         text_encoder: args.text_encoder.clone(),
         upsampler: args.upsampler.clone(),
+        loras: serde_json::from_value(loras(&args.lora).unwrap_or_else(|| serde_json::json!([])))?,
         weights: args.weights.or(key(&mut scalars, "model.weights")?).unwrap_or(WeightSource::File),
         ..Model::default()
     };
@@ -96,6 +102,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         request::log_weights(weight_type, &weights)?;
     }
     let mut stages = Stages::new(Engine::new(client, EngineOptions::default()), weights);
+    stages.set_loras(&Loras::open(&placed.model.loras)?.of_stage(1))?;
     let platform = stages.engine().platform();
     let lowering = Lowering::of(&platform, stages.engine().devices()[0].kind());
     let build = Build {

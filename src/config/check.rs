@@ -142,7 +142,6 @@ impl Config {
             }
         };
         need(self.sampler.noise != Noise::Torch, "sampler.noise = device".into());
-        need(!self.model.loras.is_empty(), "model.loras".into());
         let attention = self.runtime.attention;
         let built = matches!(attention, AttentionKernel::Auto | AttentionKernel::Plain | AttentionKernel::Cudnn);
         need(!built, format!("runtime.attention = {}", format!("{attention:?}").to_lowercase()));

@@ -46,6 +46,22 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A video cannot be read.
+    #[error("{}: reading a video needs ffmpeg ({reason}): install ffmpeg, or give PNG folders, WAV files or dumps", path.display())]
+    NoDecoder {
+        /// The video.
+        path: PathBuf,
+        /// Why ffmpeg does not start.
+        reason: String,
+    },
+    /// A WAV file cannot be read.
+    #[error("WAV {}: {reason}", path.display())]
+    Wav {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// ffmpeg stopped with an error.
     #[error("ffmpeg failed on {} ({status}): {tail}", path.display())]
     Ffmpeg {

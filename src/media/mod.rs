@@ -7,6 +7,7 @@
 mod aac;
 mod atomic;
 mod audio;
+mod decode;
 mod error;
 mod ffmpeg;
 mod frames;
@@ -21,10 +22,11 @@ mod yuv;
 
 pub use atomic::write_atomically;
 pub use audio::Audio;
+pub use decode::read_video;
 pub use error::{Error, Result};
 pub use frames::Frames;
 pub use mp4::{Encoder, EncoderChoice, Mp4Options, write_mp4};
 pub use picture::{covering, read_picture, through_h264};
-pub use png::{read_png, write_png, write_png_frames};
+pub use png::{png_bytes, read_png, read_png_frames, write_png, write_png_frames};
 pub use rate::FrameRate;
-pub use wav::{WavFormat, write_wav};
+pub use wav::{WavFormat, read_wav, write_wav};

@@ -28,11 +28,39 @@ pub fn write_png(path: &Path, frames: &Frames, index: usize) -> Result<()> {
         .iter()
         .nth(index)
         .ok_or_else(|| png(format!("frame {index} of {} was asked for, counted from 0", frames.count())))?;
+    write_atomically(path, &png_bytes(rgb, frames.width(), frames.height()).map_err(png)?)
+}
+
+/// The bytes of a PNG file of one frame's bytes, row-major RGB.
+///
+/// # Errors
+/// The encoder's words.
+pub fn png_bytes(rgb: &[u8], width: usize, height: usize) -> std::result::Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     PngEncoder::new(&mut bytes)
-        .write_image(rgb, frames.width() as u32, frames.height() as u32, ExtendedColorType::Rgb8)
-        .map_err(|e| png(e.to_string()))?;
-    write_atomically(path, &bytes)
+        .write_image(rgb, width as u32, height as u32, ExtendedColorType::Rgb8)
+        .map_err(|e| e.to_string())?;
+    Ok(bytes)
+}
+
+/// Reads every PNG file of a folder, in the order of their names, as the frames of a video.
+///
+/// # Errors
+/// A folder without PNG files; a file that is damaged or of another size than the first.
+pub fn read_png_frames(dir: &Path) -> Result<Frames> {
+    let entries = std::fs::read_dir(dir).map_err(Error::io("read", dir))?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
+    paths.retain(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("png")));
+    paths.sort();
+    let png = |path: &Path, message: String| Error::Png { path: path.to_path_buf(), message };
+    let frames = paths.iter().map(|p| read_png(p)).collect::<Result<Vec<_>>>()?;
+    let Some(first) = frames.first() else { return Err(png(dir, "no PNG file in this folder".into())) };
+    if let Some((path, other)) = paths.iter().zip(&frames).find(|(_, f)| f.data().dim() != first.data().dim()) {
+        let sizes = [other, first].map(|f| format!("{}x{}", f.width(), f.height()));
+        return Err(png(path, format!("is {}, the first frame is {}", sizes[0], sizes[1])));
+    }
+    let views: Vec<_> = frames.iter().map(|f| f.data().view()).collect();
+    Frames::new(ndarray::concatenate(ndarray::Axis(0), &views).map_err(|e| png(dir, e.to_string()))?)
 }
 
 /// Reads a PNG of any colour type as one RGB frame; transparency is dropped, 16 bits become 8.

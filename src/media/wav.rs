@@ -21,6 +21,66 @@ pub fn write_wav(path: &Path, audio: &Audio, format: WavFormat) -> Result<()> {
     write_atomically(path, &wav_bytes(audio, format)?)
 }
 
+/// Reads a WAV file of 16-bit, 24-bit or 32-bit integers or 32-bit floats; integers become -1..1.
+///
+/// # Errors
+/// No such file, or another kind of it.
+pub fn read_wav(path: &Path) -> Result<Audio> {
+    let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+    parse_wav(&bytes).map_err(|reason| Error::Wav { path: path.to_path_buf(), reason })
+}
+
+/// The samples of a file's bytes. The last chunk may end early: who writes to a pipe cannot say its size.
+pub(super) fn parse_wav(bytes: &[u8]) -> std::result::Result<Audio, String> {
+    let short = || "is cut off".to_string();
+    let word = |b: &[u8], at: usize| b.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]])).ok_or_else(short);
+    let long =
+        |b: &[u8], at: usize| b.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).ok_or_else(short);
+    if bytes.get(..4) != Some(b"RIFF") || bytes.get(8..12) != Some(b"WAVE") {
+        return Err("is no RIFF WAVE file".into());
+    }
+    let (mut at, mut form) = (12, None);
+    while let Some(name) = bytes.get(at..at + 4) {
+        let size = long(bytes, at + 4)? as usize;
+        let body = &bytes[at + 8..bytes.len().min(at.saturating_add(8).saturating_add(size))];
+        match (name, form) {
+            (b"fmt ", _) => {
+                // An extended form names the plain one in its sub-format's first bytes.
+                let tag = match word(body, 0)? {
+                    0xfffe => word(body, 24)?,
+                    tag => tag,
+                };
+                form = Some((tag, usize::from(word(body, 2)?), long(body, 4)?, word(body, 14)?));
+            }
+            (b"data", Some((tag, channels, rate, bits))) => {
+                let width = usize::from(bits / 8).max(1);
+                let values: Vec<f32> = match (tag, bits) {
+                    (1, 16 | 24 | 32) => body.chunks_exact(width).map(integer).collect(),
+                    (3, 32) => body.as_chunks::<4>().0.iter().map(|c| f32::from_le_bytes(*c)).collect(),
+                    _ => {
+                        return Err(format!(
+                            "has format {tag} of {bits} bits; 16, 24 or 32-bit integers and 32-bit floats are read"
+                        ));
+                    }
+                };
+                let count = values.len() / channels.max(1);
+                let samples = ndarray::Array2::from_shape_fn((channels, count), |(c, i)| values[i * channels + c]);
+                return Audio::new(samples, rate).map_err(|e| e.to_string());
+            }
+            _ => {}
+        }
+        at = at.saturating_add(8).saturating_add(size).saturating_add(size % 2);
+    }
+    Err("has no samples".into())
+}
+
+/// A little-endian signed integer of whole bytes as a part of the largest.
+fn integer(bytes: &[u8]) -> f32 {
+    let mut word = [0u8; 4];
+    word[4 - bytes.len()..].copy_from_slice(bytes);
+    i32::from_le_bytes(word) as f32 / 2f32.powi(31)
+}
+
 /// The bytes of the file.
 pub(super) fn wav_bytes(audio: &Audio, format: WavFormat) -> Result<Vec<u8>> {
     let (channels, rate) = (audio.channels() as u32, audio.rate());
@@ -93,6 +153,24 @@ mod tests {
         assert_eq!(u32::from_le_bytes(float[4..8].try_into().unwrap()) as usize, float.len() - 8);
         assert_eq!(float.len(), 58 + 24);
         assert_eq!(f32::from_le_bytes(float[62..66].try_into().unwrap()), 0.5);
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let audio = Audio::new(array![[0.0, 0.5, -1.0], [0.25, 1.0, -0.75]], 24000).unwrap();
+        assert_eq!(parse_wav(&wav_bytes(&audio, WavFormat::Float32).unwrap()).unwrap(), audio);
+        let pcm = wav_bytes(&audio, WavFormat::Pcm16).unwrap();
+        let back = parse_wav(&pcm).unwrap();
+        assert!(back.samples().iter().zip(audio.samples()).all(|(a, b)| (a - b).abs() < 1e-4));
+        // A pipe's writer leaves the size open.
+        let mut open = pcm.clone();
+        open[40..44].fill(0xff);
+        assert_eq!(parse_wav(&open).unwrap(), back);
+        assert_eq!([integer(&[0, 0, 0x40]), integer(&[0, 0x80])], [0.5, -1.0]);
+        for (bytes, why) in [(&pcm[..20], "cut off"), (&pcm[..36], "no samples"), (&b"RIFX"[..], "no RIFF")] {
+            let message = parse_wav(bytes).unwrap_err();
+            assert!(message.contains(why), "{message}");
+        }
     }
 
     #[test]

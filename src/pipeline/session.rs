@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result};
+use super::loras::Loras;
 use super::models::Models;
 use super::programs::Programs;
 use super::request;
@@ -38,7 +39,8 @@ impl Session {
             "pjrt": format!("{}.{}", plugin.version().0, plugin.version().1),
             "platform": client.platform_version().unwrap_or_default(),
         });
-        let stages = Stages::new(Engine::new(client, request::engine_options(config)), models.weights.clone());
+        let mut stages = Stages::new(Engine::new(client, request::engine_options(config)), models.weights.clone());
+        stages.set_loras(&Loras::open(&config.model.loras)?.of_stage(1))?;
         let devices = stages.engine().devices();
         let (platform, count) = (stages.engine().platform(), devices.len());
         let config = request::settled(config, &platform, count);

@@ -2,21 +2,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::error::Result;
-use crate::dtype::DType;
+use super::error::{PipelineError, Result};
+use super::files::Files;
 use crate::models::Network;
-use crate::pjrt::SharedBytes;
-use crate::runtime::{Distributed, Engine, Executable, Outputs, ParameterSource, Parameters, StoredTensor};
+use crate::runtime::{Distributed, Engine, Executable, Outputs, Parameters};
 use crate::tensor::Tensor;
-use crate::weights::{Component, ModelSource, TensorView, check_finite};
+use crate::weights::{Component, Lora, ModelSource, lora};
 
 /// An engine with everything it has compiled and loaded.
 pub struct Stages {
     engine: Engine,
     weights: Weights,
+    loras: Vec<Lora>,
     parameters: Parameters,
     programs: HashMap<String, Rc<Executable>>,
     /// Time spent reading and uploading parameters.
@@ -94,11 +93,36 @@ impl Stages {
         Stages {
             engine,
             weights: weights.into(),
+            loras: Vec::new(),
             parameters: Parameters::default(),
             programs: HashMap::new(),
             load_time: Duration::ZERO,
             made: Vec::new(),
         }
+    }
+
+    /// Adds these low-rank updates to the weights, instead of those that were added before. Parameters on the devices
+    /// that differ are dropped; the next [`Stages::prepare`] loads them anew, and only them.
+    ///
+    /// # Errors
+    /// Random weights; an update of a tensor that the model lacks or has in another shape, with file, key and shapes.
+    pub fn set_loras(&mut self, loras: &[Lora]) -> Result<()> {
+        match &self.weights {
+            Weights::Files(source) => loras.iter().try_for_each(|l| l.file.check(source))?,
+            Weights::Random(_) => {
+                if let Some(lora) = loras.first() {
+                    let file = lora.file.path().display();
+                    let message = format!("{file}: a LoRA updates weights of files; model.weights is random");
+                    return Err(PipelineError::Input(message));
+                }
+            }
+        }
+        let differing = lora::differing(&self.loras, loras);
+        self.parameters.drop_reading(|component, key| {
+            Component::from_folder(component).is_some_and(|component| differing.contains(&(component, key)))
+        });
+        self.loras = loras.to_vec();
+        Ok(())
     }
 
     /// The engine.
@@ -135,7 +159,9 @@ impl Stages {
         let start = Instant::now();
         let (parameters, program, params) = (&mut self.parameters, &network.program, &network.params);
         match &self.weights {
-            Weights::Files(source) => parameters.load(&self.engine, program, params, &Files(source))?,
+            Weights::Files(source) => {
+                parameters.load(&self.engine, program, params, &Files { source, loras: &self.loras })?
+            }
             Weights::Random(seed) => parameters.draw(&self.engine, program, params, *seed)?,
         }
         network.notes.iter().for_each(|note| tracing::warn!("{note}"));
@@ -215,58 +241,5 @@ impl Stages {
             }
         }
         Ok(inputs)
-    }
-}
-
-/// A model's files as the source of parameters.
-struct Files<'a>(&'a ModelSource);
-
-impl Files<'_> {
-    fn view(&self, component: &'static str, key: &str) -> std::result::Result<TensorView, String> {
-        let part = Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))?;
-        self.0.checkpoint(part).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
-    }
-
-    /// What the 8-bit floats of a tensor are multiplied by, where something stands beside them.
-    fn scales(
-        &self,
-        component: &'static str,
-        key: &str,
-        shape: &[usize],
-    ) -> std::result::Result<Option<Vec<f32>>, String> {
-        let part = Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))?;
-        let checkpoint = self.0.checkpoint(part).map_err(|e| e.to_string())?;
-        let Some(name) = checkpoint.scale_of(key) else { return Ok(None) };
-        let view = self.view(component, &name)?;
-        check_finite(&view).map_err(|e| e.to_string())?;
-        let scales: Vec<f32> = view.to_tensor().map_err(|e| e.to_string())?.to_f32().into_iter().collect();
-        let rows = shape.first().copied().unwrap_or(1);
-        match scales.len() == 1 || scales.len() == rows {
-            true => Ok(Some(scales)),
-            false => {
-                let (file, key, count) = (view.file().display(), view.key(), scales.len());
-                Err(format!("{file}: tensor '{key}' has {count} scales, they must be 1 or one of {rows} rows"))
-            }
-        }
-    }
-}
-
-impl ParameterSource for Files<'_> {
-    fn tensor(&self, component: &'static str, key: &str) -> std::result::Result<StoredTensor, String> {
-        let view = self.view(component, key)?;
-        check_finite(&view).map_err(|e| e.to_string())?;
-        let (dtype, shape) = (view.dtype(), view.shape().to_vec());
-        let scales = if dtype == DType::F8E4M3FN { self.scales(component, key, &shape)? } else { None };
-        let (file, key) = (view.file().to_path_buf(), view.key().to_string());
-        Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(Mapped(view))), scales, file, key })
-    }
-}
-
-/// A tensor that keeps its file mapped for as long as a transfer reads it.
-struct Mapped(TensorView);
-
-impl AsRef<[u8]> for Mapped {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
     }
 }

@@ -40,14 +40,21 @@ pub trait ParameterSource {
 /// Parameters on the devices, by argument name.
 #[derive(Default)]
 pub struct Parameters {
-    tensors: HashMap<String, Distributed>,
+    tensors: HashMap<String, Kept>,
     bytes: usize,
+}
+
+/// A parameter on the devices and what it was read from.
+struct Kept {
+    tensor: Distributed,
+    component: &'static str,
+    source: Source,
 }
 
 impl Parameters {
     /// One parameter.
     pub fn get(&self, name: &str) -> Option<&Distributed> {
-        self.tensors.get(name)
+        self.tensors.get(name).map(|kept| &kept.tensor)
     }
 
     /// Bytes of all on one device.
@@ -98,13 +105,22 @@ impl Parameters {
         Ok(())
     }
 
+    /// Forgets every parameter that reads a tensor `(component, checkpoint name)` for which `stale` holds.
+    pub fn drop_reading(&mut self, stale: impl Fn(&'static str, &str) -> bool) {
+        let reads = |kept: &Kept| kept.source.tensors().iter().any(|(key, _)| stale(kept.component, key));
+        for (_, kept) in self.tensors.extract_if(|_, kept| reads(kept)) {
+            self.bytes -= kept.tensor.device_bytes();
+        }
+    }
+
     fn missing<'a>(&self, params: &'a [Param]) -> Vec<&'a Param> {
         params.iter().filter(|p| !self.tensors.contains_key(&p.name)).collect()
     }
 
     fn keep(&mut self, param: &Param, tensor: Distributed) {
         self.bytes += tensor.device_bytes();
-        self.tensors.insert(param.name.clone(), tensor);
+        let kept = Kept { tensor, component: param.component, source: param.source.clone() };
+        self.tensors.insert(param.name.clone(), kept);
     }
 }
 

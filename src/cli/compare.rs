@@ -1,0 +1,291 @@
+//! `ltx2 compare`: how far two results are apart.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use ndarray::{Array2, Array4, s};
+use serde::Serialize;
+
+use super::{UsageError, compare_report, print};
+use crate::media::{self, Frames};
+use crate::metrics::{self, PictureScores, SoundScores, TensorScores};
+use crate::pipeline::tensors;
+use crate::tensor::Tensor;
+
+/// Compares two results: videos, folders of PNG files, WAV files, or dumps.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "B is what A is measured against. Videos are read by ffmpeg. Of dumps (.safetensors) every tensor is
+compared that both have: `video` as pictures, `audio` as sound. Sounds of different lengths are compared as far as both go.
+
+Examples:
+  ltx2 compare a.mp4 b.mp4 --min-psnr 40 --report difference.html
+  ltx2 compare ours.safetensors reference.safetensors --min-ssim 0.999 --max-audio-l2 1e-3 --json scores.json"
+)]
+pub struct Args {
+    /// An MP4 (or what else ffmpeg reads), a folder of PNG files, a WAV file, or a dump.
+    a: PathBuf,
+    /// What it is compared with.
+    b: PathBuf,
+    /// Least peak signal-to-noise ratio over all frames, in decibels.
+    #[arg(long, value_name = "DB")]
+    min_psnr: Option<f64>,
+    /// Least structural similarity, mean over the frames.
+    #[arg(long, value_name = "S")]
+    min_ssim: Option<f64>,
+    /// Largest mean absolute difference of any frame, in steps of 1/255.
+    #[arg(long, value_name = "STEPS")]
+    max_mad: Option<f64>,
+    /// Largest relative L2 distance of the sound.
+    #[arg(long, value_name = "L2")]
+    max_audio_l2: Option<f64>,
+    /// Least cosine of the angle between the sounds.
+    #[arg(long, value_name = "C")]
+    min_audio_cosine: Option<f64>,
+    /// Writes every figure as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Writes a page with frames side by side, their differences and waveforms; it needs no network.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+/// One of the results.
+#[derive(Default)]
+pub(super) struct Clip {
+    /// `[frames, 3, height, width]` in 0..1.
+    pub video: Option<Array4<f32>>,
+    /// `[channels, samples]`, and samples a second where known.
+    pub audio: Option<(Array2<f32>, Option<u32>)>,
+    /// All else of a dump.
+    pub tensors: BTreeMap<String, Tensor>,
+}
+
+/// Every figure of a comparison.
+#[derive(Serialize)]
+pub(super) struct Scores {
+    /// The first result.
+    pub a: String,
+    /// The second.
+    pub b: String,
+    /// Pictures, where both have them.
+    pub video: Option<PictureScores>,
+    /// Sound, where both have it.
+    pub audio: Option<SoundScores>,
+    /// Other tensors that both have.
+    pub tensors: BTreeMap<String, TensorScores>,
+    /// What only one of them has.
+    pub only_in_one: Vec<String>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What cannot be read or compared, with exit code 2; a score beyond its bound.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let [mut a, mut b] = [read(&args.a)?, read(&args.b)?];
+    let scores = score(args, &mut a, &mut b).map_err(UsageError)?;
+    check_bounds_apply(args, &scores).map_err(UsageError)?;
+    if let Some(path) = &args.json {
+        media::write_atomically(path, format!("{}\n", serde_json::to_string_pretty(&scores)?).as_bytes())?;
+    }
+    if let Some(path) = &args.report {
+        media::write_atomically(path, compare_report::page(&scores, &a, &b).map_err(anyhow::Error::msg)?.as_bytes())?;
+    }
+    print(&table(&scores))?;
+    let failed = failures(args, &scores);
+    anyhow::ensure!(failed.is_empty(), "{}", failed.join("; "));
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Clip, UsageError> {
+    let bad = |e: &dyn std::fmt::Display| UsageError(e.to_string());
+    let video = |frames: Frames| frames.to_video();
+    if path.is_dir() {
+        let frames = media::read_png_frames(path).map_err(|e| bad(&e))?;
+        return Ok(Clip { video: Some(video(frames)), ..Clip::default() });
+    }
+    match path.extension().and_then(|e| e.to_str()).map(str::to_lowercase).as_deref() {
+        Some("safetensors") => dump(tensors::read(path).map_err(|e| bad(&e))?),
+        Some("wav") => {
+            let audio = media::read_wav(path).map_err(|e| bad(&e))?;
+            Ok(Clip { audio: Some((audio.samples().clone(), Some(audio.rate()))), ..Clip::default() })
+        }
+        Some("png") => {
+            let frames = media::read_png(path).map_err(|e| bad(&e))?;
+            Ok(Clip { video: Some(video(frames)), ..Clip::default() })
+        }
+        _ => {
+            let (frames, audio) = media::read_video(path, Path::new("ffmpeg")).map_err(|e| bad(&e))?;
+            let audio = audio.map(|a| (a.samples().clone(), Some(a.rate())));
+            Ok(Clip { video: frames.map(video), audio, ..Clip::default() })
+        }
+    }
+}
+
+/// A dump's `video [b, f, 3, h, w]` and `audio [b, channels, samples]` as pictures and sound, where they have that form.
+fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<Clip, UsageError> {
+    let mut clip = Clip::default();
+    if let Some(&[n, f, 3, h, w]) = tensors.get("video").map(Tensor::shape) {
+        let values = tensors.remove("video").map(Tensor::into_f32).unwrap_or_default();
+        clip.video = values.into_shape_with_order((n * f, 3, h, w)).ok();
+    }
+    if let Some(&[n, c, samples]) = tensors.get("audio").map(Tensor::shape) {
+        let values = tensors.remove("audio").map(Tensor::into_f32).unwrap_or_default();
+        clip.audio = values.into_shape_with_order((n * c, samples)).ok().map(|samples| (samples, None));
+    }
+    clip.tensors = tensors;
+    Ok(clip)
+}
+
+fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
+    let [name_a, name_b] = [&args.a, &args.b].map(|p| p.display().to_string());
+    let mut scores = Scores {
+        video: None,
+        audio: None,
+        tensors: BTreeMap::new(),
+        only_in_one: Vec::new(),
+        a: name_a.clone(),
+        b: name_b.clone(),
+    };
+    let sides = |what: &str, x: String, y: String| format!("{what}: {name_a} has {x}, {name_b} {y}");
+    match (&a.video, &b.video) {
+        (Some(x), Some(y)) => {
+            let size = |v: &Array4<f32>| format!("{} frames of {}x{}", v.dim().0, v.dim().3, v.dim().2);
+            if x.dim() != y.dim() {
+                return Err(sides("pictures", size(x), size(y)));
+            }
+            scores.video = Some(metrics::pictures(x.view(), y.view()));
+        }
+        (None, None) => {}
+        (x, _) => scores.only_in_one.push(format!("pictures: {}", if x.is_some() { &name_a } else { &name_b })),
+    }
+    match (&mut a.audio, &mut b.audio) {
+        (Some((x, rate_x)), Some((y, rate_y))) => {
+            if x.nrows() != y.nrows() {
+                return Err(sides("sound", format!("{} channels", x.nrows()), y.nrows().to_string()));
+            }
+            if let (Some(p), Some(q)) = (rate_x, rate_y)
+                && p != q
+            {
+                return Err(sides("sound", format!("{p} samples a second"), q.to_string()));
+            }
+            let common = x.ncols().min(y.ncols());
+            if x.ncols() != y.ncols() {
+                tracing::warn!("{}", sides("sound", format!("{} samples", x.ncols()), y.ncols().to_string()));
+                [x, y].into_iter().for_each(|v| *v = v.slice(s![.., ..common]).to_owned());
+            }
+            let (Some((x, _)), Some((y, _))) = (&a.audio, &b.audio) else { return Ok(scores) };
+            scores.audio = Some(metrics::sound(x.view(), y.view()));
+        }
+        (None, None) => {}
+        (x, _) => scores.only_in_one.push(format!("sound: {}", if x.is_some() { &name_a } else { &name_b })),
+    }
+    for (name, x) in &a.tensors {
+        let Some(y) = b.tensors.get(name) else {
+            scores.only_in_one.push(format!("'{name}': {name_a}"));
+            continue;
+        };
+        if x.shape() != y.shape() {
+            return Err(sides(&format!("'{name}'"), format!("shape {:?}", x.shape()), format!("{:?}", y.shape())));
+        }
+        let (x, y) = (x.to_f32(), y.to_f32());
+        scores.tensors.insert(name.clone(), metrics::tensors(x.iter().copied(), y.iter().copied()));
+    }
+    let others = b.tensors.keys().filter(|name| !a.tensors.contains_key(*name));
+    scores.only_in_one.extend(others.map(|name| format!("'{name}': {name_b}")));
+    match scores.video.is_none() && scores.audio.is_none() && scores.tensors.is_empty() {
+        true => Err(format!("{name_a} and {name_b} have nothing in common to compare")),
+        false => Ok(scores),
+    }
+}
+
+/// Bounds of what only one side has would hold unseen.
+fn check_bounds_apply(args: &Args, scores: &Scores) -> Result<(), String> {
+    let video = [("--min-psnr", args.min_psnr), ("--min-ssim", args.min_ssim), ("--max-mad", args.max_mad)];
+    let audio = [("--max-audio-l2", args.max_audio_l2), ("--min-audio-cosine", args.min_audio_cosine)];
+    let given =
+        |bounds: &[(&'static str, Option<f64>)]| bounds.iter().find(|(_, v)| v.is_some()).map(|(name, _)| *name);
+    match (given(&video), given(&audio)) {
+        (Some(flag), _) if scores.video.is_none() => Err(format!("{flag} needs pictures on both sides")),
+        (_, Some(flag)) if scores.audio.is_none() => Err(format!("{flag} needs sound on both sides")),
+        _ => Ok(()),
+    }
+}
+
+/// A line for every score beyond its bound; what is not a number is beyond all.
+fn failures(args: &Args, scores: &Scores) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut least = |name: &str, flag: &str, got: Option<f64>, bound: Option<f64>| {
+        if let (Some(got), Some(bound)) = (got, bound)
+            && (got < bound || got.is_nan())
+        {
+            lines.push(format!("{name} {} is below {flag} {bound}", number(got)));
+        }
+    };
+    let (video, audio) = (scores.video.as_ref(), scores.audio.as_ref());
+    least("psnr", "--min-psnr", video.map(|v| v.psnr), args.min_psnr);
+    least("ssim", "--min-ssim", video.map(|v| v.ssim), args.min_ssim);
+    least("audio cosine", "--min-audio-cosine", audio.map(|a| a.cosine), args.min_audio_cosine);
+    let mut most = |name: &str, flag: &str, got: Option<f64>, bound: Option<f64>| {
+        if let (Some(got), Some(bound)) = (got, bound)
+            && (got > bound || got.is_nan())
+        {
+            lines.push(format!("{name} {} is above {flag} {bound}", number(got)));
+        }
+    };
+    most("mean absolute difference", "--max-mad", video.map(|v| v.worst_mad), args.max_mad);
+    most("audio relative L2", "--max-audio-l2", audio.map(|a| a.relative_l2), args.max_audio_l2);
+    lines
+}
+
+/// Enough digits to tell, and an exponent where they would be zeros.
+pub(super) fn number(v: f64) -> String {
+    match v.abs() {
+        a if a == 0.0 || (1e-3..1e5).contains(&a) => format!("{v:.4}"),
+        a if a.is_finite() => format!("{v:.3e}"),
+        _ => v.to_string(),
+    }
+}
+
+/// The rows of a table: what, figure, worst frame.
+pub(super) fn rows(scores: &Scores) -> Vec<[String; 3]> {
+    let mut rows = Vec::new();
+    let mut row = |name: &str, value: f64, worst: Option<f64>| {
+        rows.push([name.to_string(), number(value), worst.map(number).unwrap_or_default()]);
+    };
+    if let Some(v) = &scores.video {
+        row("PSNR (dB)", v.psnr, Some(v.worst_psnr));
+        row("SSIM", v.ssim, Some(v.worst_ssim));
+        row("mean absolute difference (1/255)", v.mad, Some(v.worst_mad));
+    }
+    if let Some(a) = &scores.audio {
+        row("audio relative L2", a.relative_l2, None);
+        row("audio cosine", a.cosine, None);
+        row("audio spectral similarity", a.spectral, None);
+    }
+    for (name, t) in &scores.tensors {
+        row(&format!("{name} relative L2"), t.relative_l2, None);
+        row(&format!("{name} cosine"), t.cosine, None);
+        row(&format!("{name} largest difference"), t.max_abs, None);
+    }
+    rows
+}
+
+fn table(scores: &Scores) -> String {
+    let rows = rows(scores);
+    let width = rows.iter().map(|[name, ..]| name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    if scores.video.is_some() {
+        let _ = writeln!(text, "{:<width$}  {:>12}  {:>12}", "", "all", "worst frame");
+    }
+    for [name, value, worst] in rows {
+        let _ = writeln!(text, "{}", format!("{name:<width$}  {value:>12}  {worst:>12}").trim_end());
+    }
+    for only in &scores.only_in_one {
+        let _ = writeln!(text, "not compared, on one side only: {only}");
+    }
+    text
+}

@@ -1,0 +1,134 @@
+//! A comparison as one page: nothing is fetched from elsewhere.
+
+use std::fmt::Write;
+
+use ndarray::{Array4, ArrayView1, Axis};
+
+use super::compare::{Clip, Scores, rows};
+use crate::media::{Frames, png_bytes};
+
+/// How much larger differences are shown than they are.
+const GAIN: f32 = 8.0;
+/// Points along a waveform.
+const POINTS: usize = 600;
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#222}\
+table{border-collapse:collapse}td,th{padding:.2rem 1rem .2rem 0;text-align:left}td+td{text-align:right;\
+font-variant-numeric:tabular-nums}.row{display:grid;grid-template-columns:repeat(3,1fr);gap:.5rem}\
+figure{margin:0}img,svg{width:100%;height:auto;background:#eee}figcaption{font-size:.85rem;color:#555}";
+
+/// The page.
+///
+/// # Errors
+/// A picture that cannot be encoded.
+pub(super) fn page(scores: &Scores, a: &Clip, b: &Clip) -> Result<String, String> {
+    let names = [escaped(&scores.a), escaped(&scores.b)];
+    let mut page = format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{} against {}</title><style>{STYLE}</style>\n\
+         <h1>{} against {}</h1>\n<table><tr><th></th><th>all</th><th>worst frame</th></tr>\n",
+        names[0], names[1], names[0], names[1]
+    );
+    for [name, value, worst] in rows(scores) {
+        add(&mut page, format!("<tr><td>{}</td><td>{value}</td><td>{worst}</td></tr>\n", escaped(&name)));
+    }
+    page.push_str("</table>\n");
+    for only in &scores.only_in_one {
+        add(&mut page, format!("<p>Not compared, on one side only: {}</p>\n", escaped(only)));
+    }
+    if let (Some(a), Some(b), Some(video)) = (&a.video, &b.video, &scores.video) {
+        let last = a.dim().0 - 1;
+        let mut shown = vec![0, last / 2, last];
+        shown.dedup();
+        for i in shown {
+            add(&mut page, format!("<h2>Frame {i}</h2>\n<div class=\"row\">"));
+            let difference = (a - b).mapv(|v| (GAIN * v.abs()).min(1.0));
+            let captions = [names[0].clone(), names[1].clone(), format!("difference, {GAIN} times")];
+            for (video, caption) in [a, b, &difference].into_iter().zip(captions) {
+                let image = picture(video, i)?;
+                add(
+                    &mut page,
+                    format!("<figure><img src=\"{image}\" alt=\"\"><figcaption>{caption}</figcaption></figure>"),
+                );
+            }
+            let (psnr, ssim) = (video.frame_psnr[i], video.frame_ssim[i]);
+            add(&mut page, format!("</div>\n<p>PSNR {psnr:.2} dB, SSIM {ssim:.5}</p>\n"));
+        }
+    }
+    if let (Some((a, _)), Some((b, _))) = (&a.audio, &b.audio) {
+        for (channel, (x, y)) in a.outer_iter().zip(b.outer_iter()).enumerate() {
+            let difference = &x - &y;
+            add(&mut page, format!("<h2>Channel {channel}</h2>\n<div class=\"row\">"));
+            let lines = [(x, names[0].as_str()), (y, names[1].as_str()), (difference.view(), "difference")];
+            for (samples, caption) in lines {
+                let wave = waveform(samples);
+                add(&mut page, format!("<figure>{wave}<figcaption>{caption}</figcaption></figure>"));
+            }
+            page.push_str("</div>\n");
+        }
+    }
+    page.push_str("</html>\n");
+    Ok(page)
+}
+
+fn add(page: &mut String, text: String) {
+    // Writing to a String cannot fail.
+    let _ = page.write_str(&text);
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Frame `index` as the address of an image.
+fn picture(video: &Array4<f32>, index: usize) -> Result<String, String> {
+    let one = video.index_axis(Axis(0), index).insert_axis(Axis(0)).to_owned();
+    let frames = Frames::from_video(one.view()).map_err(|e| e.to_string())?;
+    let rgb = frames.iter().next().unwrap_or_default();
+    Ok(format!("data:image/png;base64,{}", base64(&png_bytes(rgb, frames.width(), frames.height())?)))
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for part in bytes.chunks(3) {
+        let word = part.iter().enumerate().fold(0u32, |word, (i, b)| word | u32::from(*b) << (16 - 8 * i));
+        for i in 0..4 {
+            let digit = DIGITS[(word >> (18 - 6 * i)) as usize & 63] as char;
+            text.push(if i <= part.len() { digit } else { '=' });
+        }
+    }
+    text
+}
+
+/// The range of the samples at every point, -1 at the bottom and 1 at the top.
+fn waveform(samples: ArrayView1<f32>) -> String {
+    let step = samples.len().div_ceil(POINTS).max(1);
+    let mut path = String::new();
+    for (x, part) in samples.axis_chunks_iter(Axis(0), step).enumerate() {
+        let (low, high) = part.iter().fold((f32::MAX, f32::MIN), |(low, high), v| (low.min(*v), high.max(*v)));
+        let y = |v: f32| 60.0 - 60.0 * v.clamp(-1.0, 1.0);
+        add(&mut path, format!("M{x} {:.1}V{:.1}", y(high), y(low) + 0.5));
+    }
+    format!(
+        "<svg viewBox=\"0 0 {POINTS} 121\" xmlns=\"http://www.w3.org/2000/svg\"><path d=\"{path}\" stroke=\"#246\" \
+         fill=\"none\"/></svg>"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_by_the_standard() {
+        for (text, want) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")] {
+            assert_eq!(base64(text.as_bytes()), want);
+        }
+    }
+
+    #[test]
+    fn a_waveform_goes_from_low_to_high() {
+        let svg = waveform(ndarray::arr1(&[1.0f32, -1.0, 0.0]).view());
+        assert!(svg.contains("M0 0.0V0.5M1 120.0V120.5M2 60.0V60.5"), "{svg}");
+    }
+}

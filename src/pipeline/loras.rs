@@ -1,0 +1,30 @@
+//! The low-rank updates of a configuration, by stage.
+
+use std::rc::Rc;
+
+use super::error::Result;
+use crate::config;
+use crate::weights::{Lora, LoraFile};
+
+/// Opened files, each with its strength and the stages it holds for.
+#[derive(Clone, Debug, Default)]
+pub struct Loras(Vec<(Lora, Vec<u8>)>);
+
+impl Loras {
+    /// Opens the files.
+    ///
+    /// # Errors
+    /// The first that cannot be used, by name.
+    pub fn open(entries: &[config::Lora]) -> Result<Self> {
+        let each = entries.iter().map(|entry| {
+            let file = Rc::new(LoraFile::open(&entry.path)?);
+            Ok((Lora { file, strength: entry.strength as f32 }, entry.stages.clone()))
+        });
+        each.collect::<Result<_>>().map(Loras)
+    }
+
+    /// Those of a stage, counted from 1.
+    pub fn of_stage(&self, stage: u8) -> Vec<Lora> {
+        self.0.iter().filter(|(_, stages)| stages.contains(&stage)).map(|(lora, _)| lora.clone()).collect()
+    }
+}
