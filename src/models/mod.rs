@@ -11,6 +11,8 @@ pub mod transformer;
 pub mod video_vae;
 pub mod vocoder;
 
+use std::borrow::Cow;
+
 use serde::de::DeserializeOwned;
 
 use crate::hlo::{Output, Program, Result, Value};
@@ -62,7 +64,7 @@ pub enum ConfigError {
         /// Model folder.
         component: &'static str,
         /// Key.
-        key: &'static str,
+        key: Cow<'static, str>,
         /// Its value.
         value: String,
         /// What is.
@@ -89,11 +91,15 @@ pub fn parse_config<T: DeserializeOwned>(
 pub fn require(
     ok: bool,
     component: &'static str,
-    key: &'static str,
+    key: impl Into<Cow<'static, str>>,
     value: impl std::fmt::Debug,
     supported: &'static str,
 ) -> std::result::Result<(), ConfigError> {
-    if ok { Ok(()) } else { Err(ConfigError::Unsupported { component, key, value: format!("{value:?}"), supported }) }
+    if ok {
+        Ok(())
+    } else {
+        Err(ConfigError::Unsupported { component, key: key.into(), value: format!("{value:?}"), supported })
+    }
 }
 
 #[cfg(test)]

@@ -46,15 +46,18 @@ pub const TEXT_TO_VIDEO: [Component; 8] = [
 const AUDIO_COMPRESSION: usize = 4;
 
 /// The configurations of a model, each read when it is needed, so that a model of some parts runs those.
+#[derive(Clone)]
 pub struct Parts {
     origin: Origin,
     /// Blocks left of every transformer, to look at programs.
     layers: Option<usize>,
+    /// Whether a vocoder of two stages limits the first.
+    vocoder_clamp: bool,
 }
 
 impl From<Origin> for Parts {
     fn from(origin: Origin) -> Self {
-        Parts { origin, layers: None }
+        Parts { origin, layers: None, vocoder_clamp: true }
     }
 }
 
@@ -83,6 +86,13 @@ impl Parts {
     #[must_use]
     pub fn cut(self, layers: usize) -> Self {
         Parts { layers: Some(layers), ..self }
+    }
+
+    /// The same model with or without a limit of -1..1 between the vocoder's two stages, where it has two. Lightricks'
+    /// code has it, diffusers has not; here it is on unless this says otherwise.
+    #[must_use]
+    pub fn with_vocoder_clamp(self, clamp: bool) -> Self {
+        Parts { vocoder_clamp: clamp, ..self }
     }
 
     /// The transformer's.
@@ -116,7 +126,7 @@ impl Parts {
     /// # Errors
     /// As [`Parts::transformer`].
     pub fn vocoder(&self) -> Result<VocoderConfig> {
-        self.read(Component::Vocoder, VocoderConfig::from_json)
+        Ok(self.read(Component::Vocoder, VocoderConfig::from_json)?.with_clamp(self.vocoder_clamp))
     }
 
     fn sizes<T: DeserializeOwned>(&self, part: Component) -> Result<T> {
@@ -132,7 +142,7 @@ impl Parts {
         Ok(gemma3::program(&self.text_encoder()?, connectors.as_ref(), rows, tokens, b)?)
     }
 
-    /// Text to the transformer's contexts, and the name of its input: projected embeddings of the connectors' width, or
+    /// Text to the transformer's contexts, and the name of its input: projected embeddings, or
     /// the wider stack of hidden states.
     ///
     /// # Errors
@@ -145,7 +155,7 @@ impl Parts {
         b: &Build,
     ) -> Result<(Network, &'static str)> {
         let c = self.connectors()?;
-        let (input, name) = match width == c.caption_channels {
+        let (input, name) = match width == c.text_width() {
             true => (connectors::Input::PromptEmbeds, "prompt_embeds"),
             false => (connectors::Input::HiddenStates, "text_encoder_hidden_states"),
         };
@@ -234,7 +244,7 @@ impl Parts {
             Component::Vocoder => {
                 let c = self.vocoder()?;
                 // One channel as wide as all: only the product of channels and bins counts.
-                vec![self.vocoder_program([1, 1, 8, c.in_channels], &build)?]
+                vec![self.vocoder_program([1, 1, 8, c.generator.in_channels], &build)?]
             }
             Component::Tokenizer | Component::Scheduler | Component::LatentUpsampler => Vec::new(),
         };
@@ -386,7 +396,7 @@ impl Sizes {
                 mel_compression: AUDIO_COMPRESSION,
             },
             audio_channels: audio.latent_channels,
-            text_width: connectors.caption_channels,
+            text_width: connectors.text_width(),
             text_channels: connectors.widths(),
             token_multiple: connectors.token_multiple(),
             transformer,

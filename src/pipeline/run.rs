@@ -49,7 +49,7 @@ impl RunComponent {
 }
 
 /// Scalars beside the tensors: `num_frames`, `height`, `width`, `fps`, `audio_num_frames`, `use_cross_timestep`,
-/// `isolate_modalities`, `stg_blocks`.
+/// `isolate_modalities`, `stg_blocks`; of the vocoder `clamp`, whether LTX-2.3's limits the first of its stages.
 pub type Scalars = BTreeMap<String, serde_json::Value>;
 
 /// The tensors given, each taken once; what is left over is unknown.
@@ -165,7 +165,8 @@ pub fn run_component(
             (parts.audio_decoder_program(dims(&latents), build)?, vec![("latents".into(), latents)])
         }
         RunComponent::Vocoder => {
-            switches.check(&[])?;
+            switches.check(&["clamp"])?;
+            let parts = parts.clone().with_vocoder_clamp(switches.get("clamp")?.unwrap_or(true));
             let mel = given.ranked("mel", 4)?;
             (parts.vocoder_program(dims(&mel), build)?, vec![("mel".into(), mel)])
         }
