@@ -10,6 +10,7 @@ use super::tree::Tree;
 use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
 use super::{check, layout, paths, presets};
+use crate::models::presets::Preset;
 use crate::weights::{ModelSource, Overrides, Version};
 
 /// A flag of the command line that writes a key.
@@ -124,11 +125,14 @@ fn read(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })
 }
 
-/// The generation of a model, from its files where they are here, else from its name.
+/// The generation of a model, from its files where they are here, else from what this program carries of it, else from
+/// its name.
 fn version(model: &str) -> Version {
     let found = ModelSource::open(model, &Overrides::default()).and_then(|source| source.version());
     found.unwrap_or_else(|reason| {
-        let version = if model.contains("2.3") { Version::V2_3 } else { Version::V2_0 };
+        let carried = Preset::named(model).and_then(|p| Version::of_transformer(p.config("transformer")?));
+        let named = if model.contains("2.3") || model.contains("2_3") { Version::V2_3 } else { Version::V2_0 };
+        let version = carried.unwrap_or(named);
         tracing::debug!("model generation {version} taken from its name: {reason}");
         version
     })
@@ -230,11 +234,11 @@ fn unwrap_sidecar(root: Node) -> Node {
     }
 }
 
-/// `reference` stands for three keys; those that the same layer writes itself stay.
+/// `reference` stands for four keys; those that the same layer writes itself stay.
 fn expand_reference(layer: &mut Tree) {
     let Some((value, origin)) = layer.leaf("reference") else { return };
     let (value, origin) = (value.clone(), Origin::Reference(Box::new(origin.clone())));
-    for key in ["sampler.sigma_shift", "conditioning.cross_timestep", "two_stage.audio"] {
+    for key in ["sampler.sigma_shift", "conditioning.cross_timestep", "two_stage.audio", "vocoder.stage1_clamp"] {
         if layer.get(key).is_none() {
             layer.set(key, value.clone(), &origin);
         }

@@ -8,12 +8,15 @@ use crate::weights::Version;
 pub const NEGATIVE_PROMPT: &str = include_str!("../../configs/negative_prompt.txt");
 
 const LTX2: &str = "ltx2";
+const LTX2_3: &str = "ltx2_3";
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 3] = [
+pub const CONFIGS: [(&str, &str); 5] = [
     (LTX2, include_str!("../../configs/ltx2.yml")),
     ("ltx2_full_guidance", include_str!("../../configs/ltx2_full_guidance.yml")),
+    (LTX2_3, include_str!("../../configs/ltx2_3.yml")),
     ("nano", include_str!("../../configs/nano.yml")),
+    ("nano_2_3", include_str!("../../configs/nano_2_3.yml")),
 ];
 
 macro_rules! shipped {
@@ -59,9 +62,7 @@ pub fn find(shipped: &'static [(&'static str, &'static str)], name: &str) -> Opt
 pub fn choose(version: Version, pipeline: Pipeline) -> Result<&'static str, ConfigError> {
     match (version, pipeline) {
         (Version::V2_0, Pipeline::TextToVideo) => Ok(LTX2),
-        (Version::V2_3, Pipeline::TextToVideo) => {
-            Err(ConfigError::NotBuilt("models of the LTX-2.3 generation are not built yet; use an LTX-2 model".into()))
-        }
+        (Version::V2_3, Pipeline::TextToVideo) => Ok(LTX2_3),
         (_, other) => Err(ConfigError::NotBuilt(format!(
             "pipeline '{}' is not built yet; built: {}",
             other.name(),

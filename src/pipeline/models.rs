@@ -12,7 +12,7 @@ use super::error::{PipelineError, Result};
 use super::origin::{self, Origin};
 use super::stages::Weights;
 use super::text_to_video::Shapes;
-use crate::config::Config;
+use crate::config::{Config, Reference};
 use crate::dtype::DType;
 use crate::hlo::Type;
 use crate::models::connectors::{self, ConnectorsConfig};
@@ -93,6 +93,12 @@ impl Parts {
     #[must_use]
     pub fn with_vocoder_clamp(self, clamp: bool) -> Self {
         Parts { vocoder_clamp: clamp, ..self }
+    }
+
+    /// The same model as a configuration has it run.
+    #[must_use]
+    pub fn for_run(self, config: &Config) -> Self {
+        self.with_vocoder_clamp(config.vocoder.stage1_clamp == Reference::Official)
     }
 
     /// The transformer's.
@@ -448,10 +454,11 @@ impl Models {
     /// # Errors
     /// As [`Models::open`] and [`Models::random`].
     pub fn of(config: &Config) -> Result<Self> {
-        match origin::of_run(config)? {
+        let models = match origin::of_run(config)? {
             (_, Weights::Files(source)) => Models::open(&source),
             (origin, Weights::Random(seed)) => Models::random(origin, seed),
-        }
+        }?;
+        Ok(Models { parts: models.parts.for_run(config), ..models })
     }
 
     /// A model of random weights, drawn from `seed`: configurations and tokenizer of its files where they are here.

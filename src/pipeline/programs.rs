@@ -89,7 +89,7 @@ impl Programs {
     /// No such model; sizes that it does not take.
     pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
         let origin = Origin::of(config)?;
-        let (parts, origin) = (Parts::from(origin.clone()), origin.describe()?);
+        let (parts, origin) = (Parts::from(origin.clone()).for_run(config), origin.describe()?);
         let whole = Sizes::of(&parts)?;
         let mut request = request::of_job(config, &whole, &Job { index: 0, prompt: String::new(), seed: 0 })?;
         let Some(layers) = layers else { return Ok(Programs { parts, sizes: whole, request, origin }) };

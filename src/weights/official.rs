@@ -328,7 +328,9 @@ fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
     }
     let first = s.sub("vocoder");
     let mut config = Map::from_iter([("_class_name".into(), json!("LTX2VocoderWithBWE"))]);
-    config.extend(generator(first, channels("vocoder.conv_in.weight")?, last(first))?);
+    // The limit between the stages is the run's to decide, in both layouts alike.
+    let between = if first.flag("use_tanh_at_final", true) { json!("tanh") } else { Value::Null };
+    config.extend(generator(first, channels("vocoder.conv_in.weight")?, between)?);
     let second = generator(bwe, channels("bwe_generator.conv_in.weight")?, Value::Null)?;
     config.extend(second.into_iter().map(|(k, v)| (format!("bwe_{k}"), v)));
     for (key, from, default) in [

@@ -55,6 +55,19 @@ pub enum Version {
     V2_3,
 }
 
+impl Version {
+    /// The generation that a transformer's configuration is of; none where it is of neither.
+    pub fn of_transformer(config: &Value) -> Option<Self> {
+        let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
+        // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
+        match (flag("use_prompt_embeddings", true), flag("cross_attn_mod", false)) {
+            (true, false) => Some(Version::V2_0),
+            (false, true) => Some(Version::V2_3),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -280,17 +293,11 @@ impl ModelSource {
     /// There is no transformer, or its keys belong to neither generation.
     pub fn version(&self) -> Result<Version, WeightsError> {
         let config = self.config(Component::Transformer)?;
-        let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
-        // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
-        match (flag("use_prompt_embeddings", true), flag("cross_attn_mod", false)) {
-            (true, false) => Ok(Version::V2_0),
-            (false, true) => Ok(Version::V2_3),
-            (prompt, modulated) => Err(WeightsError::Config {
-                path: self.config_path(Component::Transformer),
-                key: "use_prompt_embeddings".into(),
-                reason: format!("is {prompt} beside cross_attn_mod {modulated}: neither LTX-2.0 nor LTX-2.3"),
-            }),
-        }
+        Version::of_transformer(&config).ok_or_else(|| WeightsError::Config {
+            path: self.config_path(Component::Transformer),
+            key: "use_prompt_embeddings".into(),
+            reason: "does not go with cross_attn_mod: neither LTX-2.0 nor LTX-2.3".into(),
+        })
     }
 
     /// A sha256 over every component's configuration, tensor names, shapes, element types and file sizes. Reads no
