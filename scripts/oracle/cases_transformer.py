@@ -122,7 +122,9 @@ def _explicit_coords():
 
 def block():
     """One block alone: everything that reaches block 0 of a whole forward, and what leaves it."""
-    for name, shape, options in (("tiny_a", _SHAPE_2, {}), ("tiny_b", _SHAPE_3, {"per_token": True})):
+    for name, shape, options in (
+        ("tiny_a", _SHAPE_2, {}), ("tiny_b", _SHAPE_3, {"per_token": True}), ("tiny_2_3", _SHAPE_2, {"per_token": True})
+    ):
         model, caught = models.load(name, "transformer"), {}
 
         def hook(_module, _args, kwargs, output, caught=caught):

@@ -148,8 +148,7 @@ impl Parts {
         Ok(gemma3::program(&self.text_encoder()?, connectors.as_ref(), rows, tokens, b)?)
     }
 
-    /// Text to the transformer's contexts, and the name of its input: projected embeddings, or
-    /// the wider stack of hidden states.
+    /// Text to the transformer's contexts.
     ///
     /// # Errors
     /// As [`Parts::text_encoder_program`].
@@ -157,15 +156,10 @@ impl Parts {
         &self,
         rows: usize,
         tokens: usize,
-        width: usize,
+        input: connectors::Input,
         b: &Build,
-    ) -> Result<(Network, &'static str)> {
-        let c = self.connectors()?;
-        let (input, name) = match width == c.text_width() {
-            true => (connectors::Input::PromptEmbeds, "prompt_embeds"),
-            false => (connectors::Input::HiddenStates, "text_encoder_hidden_states"),
-        };
-        Ok((connectors::program(&c, rows, tokens, input, b)?, name))
+    ) -> Result<Network> {
+        Ok(connectors::program(&self.connectors()?, rows, tokens, input, b)?)
     }
 
     /// The connectors' tables, by input name.
@@ -223,8 +217,8 @@ impl Parts {
         let networks = match part {
             Component::TextEncoder => vec![self.text_encoder_program(1, 8, false, &build)?],
             Component::Connectors => {
-                let (tokens, stack) = (self.connectors()?.token_multiple(), usize::MAX);
-                vec![self.connectors_program(1, tokens, stack, &build)?.0]
+                let tokens = self.connectors()?.token_multiple();
+                vec![self.connectors_program(1, tokens, connectors::Input::HiddenStates, &build)?]
             }
             Component::Transformer => {
                 let c = self.transformer()?;

@@ -8,6 +8,7 @@ use super::request;
 use super::text_to_video::{Request, Shapes};
 use crate::config::{Config, Job};
 use crate::models::Network;
+use crate::models::connectors::Input;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape};
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
@@ -144,7 +145,7 @@ impl Programs {
             ProgramKind::Denoise => Ok(denoise(c, &shape, build)?),
             ProgramKind::Prepare => Ok(prepare(c, &shape, build)?),
             ProgramKind::TextEncoder => parts.text_encoder_program(prompts, tokens, true, build),
-            ProgramKind::Connectors => Ok(parts.connectors_program(prompts, tokens, self.sizes.text_width, build)?.0),
+            ProgramKind::Connectors => parts.connectors_program(prompts, tokens, Input::PromptEmbeds, build),
             ProgramKind::VideoDecoder => {
                 parts.video_decoder_program([batch, v.channels, v.frames, v.height, v.width], Pixels::Bytes, build)
             }

@@ -8,6 +8,7 @@ use super::error::{PipelineError, Result};
 use super::models::{Component, Parts};
 use super::stages::{Inputs, Stages};
 use crate::models::Network;
+use crate::models::connectors::Input;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
@@ -213,9 +214,13 @@ fn text_encoder(parts: &Parts, given: &mut Given, switches: &Switches, build: &B
 }
 
 fn connectors(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> {
-    let embeds = match given.optional("prompt_embeds") {
-        Some(t) => t,
-        None => given.required("text_encoder_hidden_states")?,
+    let (embeds, projected) = match given.optional("prompt_embeds") {
+        // The reference calls the stack of hidden states so too.
+        Some(t) => {
+            let projected = t.shape().last() == Some(&parts.connectors()?.text_width());
+            (t, projected)
+        }
+        None => (given.required("text_encoder_hidden_states")?, false),
     };
     // The reference also takes the stack as [b, t, channels, layers].
     let embeds = match embeds.shape() {
@@ -231,12 +236,16 @@ fn connectors(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> 
             return Err(PipelineError::Input(message));
         }
     };
-    let (rows, tokens, width) = (embeds.shape()[0], embeds.shape()[1], embeds.shape()[2]);
+    let (rows, tokens) = (embeds.shape()[0], embeds.shape()[1]);
     let mask = match given.optional("attention_mask") {
         Some(mask) => mask,
         None => Tensor::from(Array2::<i32>::ones((rows, tokens))),
     };
-    let (network, name) = parts.connectors_program(rows, tokens, width, build)?;
+    let (input, name) = match projected {
+        true => (Input::PromptEmbeds, "prompt_embeds"),
+        false => (Input::HiddenStates, "text_encoder_hidden_states"),
+    };
+    let network = parts.connectors_program(rows, tokens, input, build)?;
     let mut inputs = parts.connectors_inputs(tokens)?;
     inputs.push((name.into(), embeds));
     inputs.push(("attention_mask".into(), mask));

@@ -1,7 +1,6 @@
 //! Where a model's parts lie.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,6 +12,7 @@ use super::checkpoint::{Checkpoint, read_json};
 use super::error::WeightsError;
 use super::hub::HubCache;
 use super::keys::{self, SingleFileKeys};
+use super::version::Version;
 use super::{Component, official};
 
 /// Parts taken from elsewhere than the model: paths or `org/name`.
@@ -43,37 +43,6 @@ impl Overrides {
             Component::LatentUpsampler => self.upsampler.as_deref(),
             Component::Connectors | Component::Transformer | Component::Scheduler => None,
         }
-    }
-}
-
-/// A generation of the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Version {
-    /// LTX-2, 19B.
-    V2_0,
-    /// LTX-2.3, 22B.
-    V2_3,
-}
-
-impl Version {
-    /// The generation that a transformer's configuration is of; none where it is of neither.
-    pub fn of_transformer(config: &Value) -> Option<Self> {
-        let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
-        // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
-        match (flag("use_prompt_embeddings", true), flag("cross_attn_mod", false)) {
-            (true, false) => Some(Version::V2_0),
-            (false, true) => Some(Version::V2_3),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Version::V2_0 => "2.0",
-            Version::V2_3 => "2.3",
-        })
     }
 }
 
@@ -264,7 +233,12 @@ impl ModelSource {
         if let Place::Single(s) = self.place(component) {
             return self.checkpoint_of(s, component);
         }
-        let checkpoint = Checkpoint::open(&self.folder(component)?)?;
+        let folder = self.folder(component)?;
+        let checkpoint = Checkpoint::open(&folder)?;
+        let config = folder.join(component.config_file());
+        if config.is_file() {
+            Version::check(component, &checkpoint, Version::of_config(component, &read_json(&config)?), &config)?;
+        }
         match component {
             Component::TextEncoder => checkpoint.renamed(|key| Some(keys::gemma(key))),
             _ => Ok(checkpoint),
@@ -402,5 +376,11 @@ fn single(path: &Path) -> Result<SingleFile, WeightsError> {
         reason: format!("in the header's metadata is not JSON: {e}"),
     })?;
     let keys = SingleFileKeys::new(checkpoint.names());
-    Ok(SingleFile { keys, config, checkpoint })
+    let single = SingleFile { keys, config, checkpoint };
+    for component in [Component::Transformer, Component::Connectors, Component::Vocoder] {
+        let tensors = single.checkpoint.renamed(|key| single.name(component, key))?;
+        let described = official::version(path, &single.config, component);
+        Version::check(component, &tensors, described, Path::new("its header"))?;
+    }
+    Ok(single)
 }
