@@ -43,7 +43,7 @@ fn json(path: &Path) -> Value {
 /// The nano vocoder: it has hundreds of small parameters, several of one shape.
 fn vocoder() -> Network {
     let parts = Parts::of_preset(Preset::named("nano").expect("a preset"));
-    let channels = parts.vocoder().expect("a configuration").in_channels;
+    let channels = parts.vocoder().expect("a configuration").generator.in_channels;
     parts.vocoder_program([1, 1, 8, channels], &Build::new(DType::F32)).expect("builds")
 }
 

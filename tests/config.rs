@@ -95,7 +95,7 @@ fn mistakes_in_flags_name_the_flag() {
         ),
         (
             &["--pipeline", "keyframes"],
-            "pipeline = keyframes (flag --pipeline): needs a frame: --image PATH FRAME STRENGTH",
+            "pipeline = keyframes (flag --pipeline): needs a frame: --image PATH FRAME STRENGTH, or request.images",
         ),
         (&["-o", "taken.mp4"], "taken.mp4 exists; overwrite it with --force"),
         (&["--set", "sampler.noise=device"], "not built yet: sampler.noise = device"),

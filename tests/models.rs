@@ -13,7 +13,7 @@ use std::process::Output;
 
 use ltx2::weights::{Component, HubCache, ModelSource, Overrides};
 use serde_json::{Value, json};
-use single_file::{IN_FILE, Stored, TINY, combined, header, read, write};
+use single_file::{IN_FILE, Stored, TINY, TINY_2_3, combined, combined_of, header, header_2_3, read, write};
 use tempfile::TempDir;
 
 fn text(bytes: &[u8]) -> String {
@@ -143,6 +143,66 @@ fn three_forms_of_a_model_give_the_same_bits() {
         got.iter().for_each(|(k, t)| assert!(*t == want[k], "{model:?}: {k}"));
         let (a, b) = (&sidecar["model"]["fingerprint"], &told["model"]["fingerprint"]);
         assert_eq!(a == b, model[0] == "org/tiny", "a fingerprint is of the files");
+    }
+}
+
+#[test]
+fn a_2_3_single_file_is_the_model_of_its_folder() {
+    let dir = TempDir::new().expect("a folder");
+    let file = dir.path().join("ltx-2.3-tiny-dev.safetensors");
+    write(&file, &combined_of(TINY_2_3), Some(&header_2_3()));
+    let open = |name: &str| ModelSource::open(name, &Overrides::default()).expect("opens");
+    let (single, folder) = (open(path(&file)), open(TINY_2_3));
+    for c in IN_FILE {
+        let (got, want) = (single.config(c).expect("a configuration"), folder.config(c).expect("a configuration"));
+        // The folder's has the class' defaults and the reference's own bookkeeping beside.
+        for (key, value) in got.as_object().expect("an object") {
+            // Keys of LTX-2.5 that the reference does not have yet, and one that no size depends on.
+            let known = want.get(key).filter(|_| key != "resolution");
+            let same = |a: &Value, b: &Value| a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b);
+            assert!(known.is_none_or(|w| same(value, w)), "{c} {key}: {value} of {known:?}");
+        }
+        let names = |s: &ModelSource| {
+            let checkpoint = s.checkpoint(c).expect("weights");
+            checkpoint.names().map(|n| (n.to_string(), checkpoint.shape(n).map(<[usize]>::to_vec))).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&single), names(&folder), "{c}");
+    }
+    let text_encoder = format!("{TINY_2_3}/text_encoder");
+    let checked = ltx2(dir.path(), &["check", path(&file), "--text-encoder", &text_encoder]);
+    let said = text(&checked.stdout);
+    assert!(said.contains("LTX-2.3"), "{said}{}", text(&checked.stderr));
+    assert!(!said.contains("wrong") && !said.contains("unsupported"), "{said}");
+}
+
+#[test]
+fn a_file_of_one_generation_with_a_configuration_of_the_other_is_one_error() {
+    let dir = TempDir::new().expect("a folder");
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let done = ltx2(dir.path(), &[&["check"], arguments].concat());
+        let said = format!("{}{}", text(&done.stdout), text(&done.stderr));
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        words.iter().for_each(|w| assert!(said.contains(w), "`{w}` is not in: {said}"));
+    };
+    let file = dir.path().join("mixed.safetensors");
+    write(&file, &combined_of(TINY_2_3), Some(&header()));
+    let newer = ["mixed.safetensors", "`prompt_adaln.linear.weight` of LTX-2.3", "its header describes LTX-2.0"];
+    refused(&[path(&file)], &newer);
+    write(&file, &combined(), Some(&header_2_3()));
+    let older = ["`caption_projection.linear_1.weight` of LTX-2.0", "its header describes LTX-2.3"];
+    refused(&[path(&file)], &older);
+
+    for (component, tensor) in [
+        ("transformer", "caption_projection.linear_1.weight"),
+        ("connectors", "text_proj_in.weight"),
+        ("vocoder", "conv_in.weight"),
+    ] {
+        let scratch = TempDir::new().expect("a folder");
+        let model = damaged(scratch.path(), component);
+        let config = Path::new(component).join("config.json");
+        fs::copy(Path::new(TINY_2_3).join(&config), model.join(&config)).expect("copied");
+        let told = [&format!("`{tensor}` of LTX-2.0"), "config.json describes LTX-2.3"];
+        refused(&[path(&model)], &told);
     }
 }
 

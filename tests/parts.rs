@@ -128,14 +128,15 @@ fn one_block_agrees_with_the_reference() {
         let mut tiny = tiny(&client, &case);
         let c = &tiny.config;
         let p = Params::new("block", "transformer", &Build::new(DType::F32));
-        let modulation = |main: &str, cross: &str, gate: &str, width: usize| {
+        let modulation = |main: &str, cross: &str, gate: &str, prompt: &str, width: usize| {
             let rows = |name: &str| {
                 let t = declare(&p, &case, name);
                 t.reshape(vec![t.dim(0), t.dim(1), t.dim(2) / width, width])
             };
+            let prompt = case.inputs.contains_key(prompt).then(|| rows(prompt));
             let (main, cross, gate) = (rows(main), rows(cross), rows(gate));
             // The output layer's part is not read by a block.
-            StreamModulation { embedded: gate.clone(), main, cross, gate, prompt: None }
+            StreamModulation { embedded: gate.clone(), main, cross, gate, prompt }
         };
         // The reference's split tables are [b, heads, t, half].
         let rope = |name: &str| {
@@ -145,7 +146,7 @@ fn one_block_agrees_with_the_reference() {
         let [video, audio] = [c.video().width(), c.audio().width()];
         let reads = [
             Reads {
-                modulation: modulation("temb", "temb_ca_scale_shift", "temb_ca_gate", video),
+                modulation: modulation("temb", "temb_ca_scale_shift", "temb_ca_gate", "temb_prompt", video),
                 level: None,
                 rope: rope("video"),
                 cross_rope: rope("ca_video"),
@@ -154,7 +155,13 @@ fn one_block_agrees_with_the_reference() {
                 padding: None,
             },
             Reads {
-                modulation: modulation("temb_audio", "temb_ca_audio_scale_shift", "temb_ca_audio_gate", audio),
+                modulation: modulation(
+                    "temb_audio",
+                    "temb_ca_audio_scale_shift",
+                    "temb_ca_audio_gate",
+                    "temb_prompt_audio",
+                    audio,
+                ),
                 level: None,
                 rope: rope("audio"),
                 cross_rope: rope("ca_audio"),

@@ -5,7 +5,7 @@ import json
 import torch
 
 import models
-from common import randn, show, write_case
+from common import randn, relative_l2, show, write_case
 
 # Odd strides meet every phase of the power-of-two upsampling: a large output is stored thinned.
 STRIDES = {"video": (1, 1, 1, 5, 7), "audio": (1, 1, 7)}
@@ -26,9 +26,15 @@ def thin(outputs):
     return kept, extra
 
 
-def _write(component, case, inputs, outputs, model, seed):
+# Norms over two channels: bfloat16 alone is further from float32 than in any published model.
+NARROW = {"tiny_2_3"}
+
+
+def _write(component, case, inputs, outputs, model, seed, scalars=None, half=None):
     kept, extra = thin(outputs)
-    write_case(component, case, inputs, kept, script=__file__, model=model, seed=seed, extra=extra)
+    if half is not None and model in NARROW:
+        extra |= {f"bf16_spread.{k}": f"{relative_l2(v, outputs[k]):.6f}" for k, v in half().items()}
+    write_case(component, case, inputs, kept, script=__file__, model=model, seed=seed, scalars=scalars, extra=extra)
     show(f"{component}/{case} {[list(t.shape) for t in outputs.values()]}", *outputs.values())
 
 
@@ -41,14 +47,20 @@ def video_decoder():
         ("tiny_b_batch", "tiny_b", (2, 6, 1, 2, 1)),
         ("patch1", "vae_patch1", (2, 4, 3, 3, 2)),
         ("timestep", "vae_timestep", (2, 4, 2, 3, 2)),
+        ("tiny_2_3", "tiny_2_3", (1, 2, 2, 2, 3)),
+        ("tiny_2_3_one_frame", "tiny_2_3", (1, 2, 1, 3, 2)),
     ]
     for index, (case, name, shape) in enumerate(cases):
         latents = randn(100 + index, "latents", *shape)
         inputs = {"latents": latents}
         if name == "vae_timestep":
             inputs["temb"] = torch.tensor([0.05, 0.3])
-        video = models.load(name, "vae").decode(latents, inputs.get("temb"), return_dict=False)[0]
-        _write("video-decoder", case, inputs, {"video": video}, name, 100 + index)
+
+        def decode(dtype=torch.float32, name=name, inputs=inputs):
+            latents = inputs["latents"].to(dtype)
+            return {"video": models.load(name, "vae", dtype).decode(latents, inputs.get("temb"), return_dict=False)[0]}
+
+        _write("video-decoder", case, inputs, decode(), name, 100 + index, half=lambda: decode(torch.bfloat16))
 
 
 def video_encoder():
@@ -57,11 +69,17 @@ def video_encoder():
         ("tiny_a_image", "tiny_a", (1, 3, 1, 64, 32)),
         ("tiny_b", "tiny_b", (1, 3, 5, 16, 32)),
         ("patch1", "vae_patch1", (1, 3, 5, 6, 4)),
+        ("tiny_2_3", "tiny_2_3", (1, 3, 9, 32, 32)),
+        ("tiny_2_3_image", "tiny_2_3", (1, 3, 1, 32, 64)),
     ]
     for index, (case, name, shape) in enumerate(cases):
         video = randn(200 + index, "video", *shape).clamp(-1, 1)
-        latents = models.load(name, "vae").encode(video).latent_dist.mode()
-        _write("video-encoder", case, {"video": video}, {"latents": latents.contiguous()}, name, 200 + index)
+
+        def encode(dtype=torch.float32, name=name, video=video):
+            latents = models.load(name, "vae", dtype).encode(video.to(dtype)).latent_dist.mode()
+            return {"latents": latents.contiguous()}
+
+        _write("video-encoder", case, {"video": video}, encode(), name, 200 + index, half=lambda: encode(torch.bfloat16))
 
 
 def audio_decoder():
@@ -73,6 +91,7 @@ def audio_decoder():
         ("tiny_b_one", "tiny_b", (1, 2, 1, 4)),
         ("width", "audio_width", (1, 3, 4, 3)),
         ("plain", "audio_plain", (2, 1, 3, 4)),
+        ("tiny_2_3", "tiny_2_3", (1, 2, 5, 2)),
     ]
     for index, (case, name, shape) in enumerate(cases):
         latents = randn(300 + index, "latents", *shape)
@@ -81,16 +100,23 @@ def audio_decoder():
 
 
 def vocoder():
-    """Log-mel `[B, channels, T, mel_bins]` to samples."""
+    """Log-mel `[B, channels, T, mel_bins]` to samples; `clamp` limits the first of two stages, as Lightricks' code does."""
     cases = [
-        ("tiny_a", "tiny_a", (1, 2, 5, 8)),
-        ("tiny_a_one", "tiny_a", (2, 2, 1, 8)),
-        ("tiny_b", "tiny_b", (1, 2, 7, 16)),
-        ("odd", "vocoder_odd", (2, 2, 4, 3)),
+        ("tiny_a", "tiny_a", (1, 2, 5, 8), None),
+        ("tiny_a_one", "tiny_a", (2, 2, 1, 8), None),
+        ("tiny_b", "tiny_b", (1, 2, 7, 16), None),
+        ("odd", "vocoder_odd", (2, 2, 4, 3), None),
+        ("tiny_2_3", "tiny_2_3", (2, 2, 5, 8), False),
+        ("tiny_2_3_clamped", "tiny_2_3", (1, 2, 7, 8), True),
+        ("tiny_2_3_one", "tiny_2_3", (1, 2, 1, 8), False),
+        ("bwe_odd", "vocoder_bwe_odd", (2, 2, 7, 3), False),
     ]
-    for index, (case, name, shape) in enumerate(cases):
-        mel = randn(400 + index, "mel", *shape)
-        _write("vocoder", case, {"mel": mel}, {"audio": models.load(name, "vocoder")(mel)}, name, 400 + index)
+    for index, (case, name, shape, clamp) in enumerate(cases):
+        mel, model = randn(400 + index, "mel", *shape), models.load(name, "vocoder")
+        if clamp:
+            model.vocoder.final_act_fn = "clamp"
+        scalars = {} if clamp is None else {"clamp": clamp}
+        _write("vocoder", case, {"mel": mel}, {"audio": model(mel)}, name, 400 + index, scalars)
 
 
 def upsampler():

@@ -38,7 +38,7 @@ def _scheduler_sigmas(scheduler, steps, tokens):
 
 def sigmas():
     """Schedules by token count and step count, and the fixed one of the official pipelines."""
-    for name in models.WHOLE:
+    for name in ("tiny_a", "tiny_b"):
         scheduler = FlowMatchEulerDiscreteScheduler(**models.SCHEDULER[name])
         for steps, tokens in ((2, 6), (3, 12), (8, 6144), (30, 15360), (40, 4096)):
             values, timesteps = _scheduler_sigmas(scheduler, steps, tokens)
@@ -176,6 +176,17 @@ _CASES = {
         _request(
             width=96, height=64, num_frames=9, steps=2, seed=5,
             guidance={"video": _neutral(3.0, modality=3.0, rescale=0.7), "audio": _neutral(7.0, modality=2.0, rescale=0.4)},
+        ),
+    ),
+    "tiny_2_3_cfg": ("tiny_2_3", _request(width=96, height=64, num_frames=9, steps=3)),
+    "tiny_2_3_guided": (
+        "tiny_2_3",
+        _request(
+            width=64, height=64, num_frames=9, steps=2, seed=5, stg_blocks=[1],
+            guidance={
+                "video": _neutral(3.0, stg=1.0, modality=3.0, rescale=0.7),
+                "audio": _neutral(7.0, stg=1.0, modality=3.0, rescale=0.7),
+            },
         ),
     ),
     "tiny_b_cfg": (

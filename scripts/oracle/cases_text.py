@@ -1,7 +1,9 @@
 """Fixtures of the text side: tokenizer, Gemma 3, connectors."""
 
+import math
+
 import torch
-from diffusers.pipelines.ltx2.connectors import per_layer_masked_mean_norm
+from diffusers.pipelines.ltx2.connectors import per_layer_masked_mean_norm, per_token_rms_norm
 from transformers import AutoTokenizer
 
 import models
@@ -43,11 +45,23 @@ def tokenizer():
         print(f"tokenizer/length_{length}: valid {mask.sum(1).tolist()}")
 
 
+def project(connectors, states, mask, padding="left"):
+    """The normalised stack and its projection: of LTX-2.3 the video and the audio one side by side."""
+    config = connectors.config
+    if not config.per_modality_projections:
+        normed = per_layer_masked_mean_norm(states, mask.sum(dim=-1), device="cpu", padding_side=padding)
+        return normed, connectors.text_proj_in(normed)
+    normed = per_token_rms_norm(states).flatten(2, 3)
+    normed = torch.where(mask.bool().unsqueeze(-1), normed, torch.zeros_like(normed))
+    scaled = [normed * math.sqrt(width / config.caption_channels) for width in (config.video_hidden_dim, config.audio_hidden_dim)]
+    return normed, torch.cat([connectors.video_text_proj_in(scaled[0]), connectors.audio_text_proj_in(scaled[1])], dim=-1)
+
+
 def encode(encoder, connectors, ids, mask):
-    """The raw stack `[B, T, D*(L+1)]` that the pipeline calls prompt_embeds, and what text_proj_in makes of it."""
+    """The raw stack `[B, T, D*(L+1)]` that the pipeline calls prompt_embeds, and what the text projection makes of it."""
     states = torch.stack(encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states, dim=-1)
-    normed = per_layer_masked_mean_norm(states, mask.sum(dim=-1), device="cpu", padding_side="left", scale_factor=8)
-    return {"prompt_embeds": states.flatten(2, 3), "projected": connectors.text_proj_in(normed), "normalised": normed}
+    normed, projected = project(connectors, states, mask)
+    return {"prompt_embeds": states.flatten(2, 3), "projected": projected, "normalised": normed}
 
 
 def _encoder_case(name, case, prompts, length, keep):
@@ -92,8 +106,7 @@ def _connector_case(name, case, lengths, total, padding="left", seed=5):
     video, audio, binary = model(states, mask, padding_side=padding)
     if not bool((binary == 1).all()):
         raise ValueError("the reference returned a mask with zeros")
-    normed = per_layer_masked_mean_norm(states, mask.sum(dim=-1), device="cpu", padding_side=padding)
-    outputs = {"video": video, "audio": audio, "projected": model.text_proj_in(normed)}
+    outputs = {"video": video, "audio": audio, "projected": project(model, states, mask, padding)[1]}
     write_case(
         "connectors", case, {"text_encoder_hidden_states": states.flatten(2, 3), "attention_mask": mask}, outputs,
         script=__file__, model=name, seed=seed, scalars={"padding_side": padding},
@@ -107,6 +120,8 @@ def connectors():
     _connector_case("tiny_a", "tiny_a_one", [8], 24)
     _connector_case("tiny_b", "tiny_b_mixed", [3, 12], 12)
     _connector_case("tiny_b", "tiny_b_right", [7, 2], 8, padding="right")
+    _connector_case("tiny_2_3", "tiny_2_3_mixed", [5, 16, 1], 16)
+    _connector_case("tiny_2_3", "tiny_2_3_one", [8], 24)
     _connector_case("connectors_interleaved", "interleaved_mixed", [4, 10, 9], 10)
 
 

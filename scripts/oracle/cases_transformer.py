@@ -80,6 +80,10 @@ _CASES = [
     ("perturbed_off", "dit_perturbed", 1, _SHAPE_1, 6, {}, {}),
     ("perturbed_blocks", "dit_perturbed", 1, _SHAPE_1, 6, {}, {"stg_blocks": [0, 2]}),
     ("perturbed_partial", "dit_perturbed", 2, _SHAPE_3, 6, {"partial": True}, {"stg_blocks": [1]}),
+    ("tiny_2_3", "tiny_2_3", 1, _SHAPE_1, 16, {}, {}),
+    ("tiny_2_3_per_token", "tiny_2_3", 2, _SHAPE_3, 8, {"per_token": True}, {"use_cross_timestep": True}),
+    ("tiny_2_3_perturbed", "tiny_2_3", 1, _SHAPE_2, 8, {}, {"stg_blocks": [1]}),
+    ("tiny_2_3_isolated", "tiny_2_3", 2, _SHAPE_2, 5, {"masked": True}, {"isolate_modalities": True}),
 ]
 
 
@@ -118,7 +122,9 @@ def _explicit_coords():
 
 def block():
     """One block alone: everything that reaches block 0 of a whole forward, and what leaves it."""
-    for name, shape, options in (("tiny_a", _SHAPE_2, {}), ("tiny_b", _SHAPE_3, {"per_token": True})):
+    for name, shape, options in (
+        ("tiny_a", _SHAPE_2, {}), ("tiny_b", _SHAPE_3, {"per_token": True}), ("tiny_2_3", _SHAPE_2, {"per_token": True})
+    ):
         model, caught = models.load(name, "transformer"), {}
 
         def hook(_module, _args, kwargs, output, caught=caught):

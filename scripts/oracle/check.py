@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the `ltx2` binary with the reference on one random tiny model.
 
-    check.py --ltx2 target/debug/ltx2 --seed 7 [--component transformer ...] [--published] [--keep DIR]
+    check.py --ltx2 target/debug/ltx2 --seed 7 [--component transformer ...] [--published] [--generation 2.3] [--keep DIR]
 
 Prints the relative L2 of every output; exit code 1 if one exceeds its tolerance or a command fails.
 """
@@ -35,8 +35,8 @@ TOLERANCE = {"pipeline": 1e-3}
 class Model:
     """A random model, in memory and on disk."""
 
-    def __init__(self, seed, published, folder):
-        self.config, self.seed, self.folder = random_models.whole(seed, published), seed, folder
+    def __init__(self, seed, published, generation, folder):
+        self.config, self.seed, self.folder = random_models.whole(seed, published, generation), seed, folder
         self.parts = {name: build(name, self.config[name], seed) for name in PARTS}
         self.parts["text_encoder"] = build_text_encoder(self.config["text_encoder"], seed)
         save_tokenizer(folder / "tokenizer", self.config["vocabulary"])
@@ -108,9 +108,16 @@ def audio_decoder(model, draw):
 
 
 def vocoder(model, draw):
-    """Log-mel of any length."""
+    """Log-mel of any length; the reference limits nothing between two stages unless told to."""
     mel = randn(model.seed, "mel", draw.randint(1, 2), 2, draw.randint(1, 9), model.config["audio_vae"]["mel_bins"])
-    return {"mel": mel}, {}, {"audio": model.parts["vocoder"](mel)}, None
+    part = model.parts["vocoder"]
+    if not hasattr(part, "bwe_generator"):
+        return {"mel": mel}, {}, {"audio": part(mel)}, None
+    clamp, own = draw.random() < 0.5, part.vocoder.final_act_fn
+    part.vocoder.final_act_fn = own or ("clamp" if clamp else None)
+    audio = part(mel)
+    part.vocoder.final_act_fn = own
+    return {"mel": mel}, {"clamp": clamp}, {"audio": audio}, None
 
 
 COMPONENTS = {
@@ -192,6 +199,7 @@ def check_pipeline(binary, model, folder):
     command = [
         binary, "generate", "--model", model.folder, "--platform", "cpu", "--dtype", "f32", "--dump", target, "--force",
         "-o", folder / "pipeline.mp4", "--set", f"sampler.sigma_shift={request['sigma_shift']}",
+        "--set", "vocoder.stage1_clamp=diffusers", "--set", "guidance.stg_blocks=[]",
     ]
     for key in ("prompt", "negative_prompt", "width", "height", "num_frames", "frame_rate", "steps", "seed", "max_sequence_length"):
         command += [f"--{key.replace('_', '-')}", request[key]]
@@ -207,14 +215,15 @@ def main():
     parser.add_argument("--ltx2", required=True, type=Path, help="path of the binary")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--component", nargs="+", choices=[*COMPONENTS, "pipeline"], default=[*COMPONENTS, "pipeline"])
-    parser.add_argument("--published", action="store_true", help="vary sizes only, keep the flags of LTX-2.0")
+    parser.add_argument("--published", action="store_true", help="vary sizes only, keep the flags of the generation")
+    parser.add_argument("--generation", choices=["2.0", "2.3"], help="of the model; left out, the seed decides")
     parser.add_argument("--keep", type=Path, help="folder for the model and the files, kept afterwards")
     options = parser.parse_args()
     fix_numerics()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        model = Model(options.seed, options.published, folder / "model")
+        model = Model(options.seed, options.published, options.generation, folder / "model")
         (folder / "config.json").write_text(json.dumps(model.config, indent=2) + "\n")
         print(f"seed {options.seed}")
         fine = True

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Regenerates tests/fixtures from the reference code bases. Usage: make_fixtures.py [--only NAME ...]"""
+"""Regenerates tests/fixtures from the reference code bases. Usage: make_fixtures.py [--only NAME ...] [--missing]"""
 
 import argparse
 import shutil
@@ -10,9 +10,9 @@ import cases_stages
 import cases_text
 import cases_transformer
 import models
-from common import CASES, FIXTURES, fix_numerics
+from common import CASES, FIXTURES, fix_numerics, only_missing
 
-LIMIT, FILE_LIMIT = 6 * 1024 * 1024, 1024 * 1024
+LIMIT, FILE_LIMIT = 8 * 1024 * 1024, 1024 * 1024
 
 
 def write_models():
@@ -45,13 +45,18 @@ def main():
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=["models", *components], help="rewrite these alone")
-    wanted = parser.parse_args().only
+    parser.add_argument("--missing", action="store_true", help="write what is not there, keep what is")
+    options = parser.parse_args()
+    wanted = options.only
     fix_numerics()
+    if options.missing:
+        only_missing()
     if not wanted or "models" in wanted:
         write_models()
     for name, make in components.items():
         if not wanted or name in wanted:
-            shutil.rmtree(CASES / name, ignore_errors=True)
+            if not options.missing:
+                shutil.rmtree(CASES / name, ignore_errors=True)
             make()
     check_sizes()
 

@@ -1,7 +1,8 @@
 """The tiny models: configs, builders, and how they are written in the diffusers layout.
 
-`tiny_a` has the topology and the flags of LTX-2.0 at reduced widths and depths; `tiny_b` has other numbers wherever
-the classes allow it, so that nothing of the real model's numbers can be assumed. The variants are single components.
+`tiny_a` has the topology and the flags of LTX-2.0 at reduced widths and depths, `tiny_2_3` those of LTX-2.3; `tiny_b` has
+other numbers wherever the classes allow it, so that nothing of the real model's numbers can be assumed. The variants are
+single components.
 """
 
 import json
@@ -15,10 +16,10 @@ from diffusers import (
     LTX2Pipeline,
     LTX2VideoTransformer3DModel,
 )
-from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
 from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
 
-from common import MODELS, randomise
+from common import MODELS, keeps, randomise
 from tokenizer import save_tokenizer
 
 TRANSFORMER = {
@@ -36,6 +37,13 @@ TRANSFORMER = {
         audio_pos_embed_max_pos=24, audio_sampling_rate=8000, audio_hop_length=100, num_layers=2, caption_channels=20,
         norm_eps=1e-5, rope_theta=5000.0, rope_double_precision=False, cross_attn_timestep_scale_multiplier=500,
         rope_type="split",
+    ),
+    "tiny_2_3": dict(
+        in_channels=2, out_channels=2, num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32,
+        vae_scale_factors=[8, 32, 32], gated_attn=True, cross_attn_mod=True, audio_in_channels=4, audio_out_channels=4,
+        audio_num_attention_heads=2, audio_attention_head_dim=8, audio_cross_attention_dim=16, audio_gated_attn=True,
+        audio_cross_attn_mod=True, num_layers=3, caption_channels=24, rope_type="split", rope_double_precision=True,
+        use_prompt_embeddings=False, perturbed_attn=True,
     ),
     # Class defaults of rope; block norms with weights, attention without biases, gated feed-forward.
     "dit_interleaved": dict(
@@ -68,6 +76,14 @@ CONNECTORS = {
         audio_connector_attention_head_dim=10, audio_connector_num_layers=2, audio_connector_num_learnable_registers=4,
         connector_rope_base_seq_len=64, rope_theta=3000.0, rope_double_precision=False, rope_type="split",
     ),
+    "tiny_2_3": dict(
+        caption_channels=24, text_proj_in_factor=8, video_connector_num_attention_heads=2,
+        video_connector_attention_head_dim=16, video_connector_num_layers=3, video_connector_num_learnable_registers=8,
+        video_gated_attn=True, audio_connector_num_attention_heads=2, audio_connector_attention_head_dim=8,
+        audio_connector_num_layers=3, audio_connector_num_learnable_registers=8, audio_gated_attn=True,
+        connector_rope_base_seq_len=4096, rope_type="split", per_modality_projections=True, video_hidden_dim=32,
+        audio_hidden_dim=16, proj_bias=True,
+    ),
     "connectors_interleaved": dict(
         caption_channels=12, text_proj_in_factor=3, video_connector_num_attention_heads=2,
         video_connector_attention_head_dim=6, video_connector_num_layers=1, video_connector_num_learnable_registers=5,
@@ -95,6 +111,15 @@ VAE = {
         upsample_factor=[1, 1, 2], resnet_norm_eps=1e-4, scaling_factor=0.8, decoder_causal=True,
         decoder_spatial_padding_mode="zeros", spatial_compression_ratio=16, temporal_compression_ratio=4,
     ),
+    "tiny_2_3": dict(
+        latent_channels=2, block_out_channels=[4, 8, 16, 16], down_block_types=[_DOWN] * 4,
+        decoder_block_out_channels=[4, 8, 8, 16], layers_per_block=[2, 3, 2, 1, 1],
+        decoder_layers_per_block=[2, 3, 2, 1, 1], spatio_temporal_scaling=[True] * 4,
+        decoder_spatio_temporal_scaling=[True] * 4, decoder_inject_noise=[False] * 5,
+        upsample_type=["spatiotemporal", "spatiotemporal", "temporal", "spatial"], upsample_residual=[False] * 4,
+        upsample_factor=[2, 2, 1, 2], decoder_causal=False, decoder_spatial_padding_mode="zeros",
+        spatial_compression_ratio=32, temporal_compression_ratio=8,
+    ),
     "vae_patch1": dict(
         out_channels=2, latent_channels=4, block_out_channels=[8], down_block_types=[_DOWN],
         decoder_block_out_channels=[4, 8], layers_per_block=[1, 1], decoder_layers_per_block=[0, 1, 1],
@@ -119,6 +144,7 @@ AUDIO_VAE = {
         base_channels=8, latent_channels=2, mel_bins=16, resolution=32, ch_mult=[1, 1, 2], num_res_blocks=1,
         mid_block_add_attention=True, sample_rate=8000, mel_hop_length=100,
     ),
+    "tiny_2_3": dict(base_channels=4, latent_channels=2, mel_bins=8, resolution=32, num_res_blocks=1),
     "audio_width": dict(
         base_channels=4, latent_channels=3, mel_bins=14, resolution=32, ch_mult=[1, 2], num_res_blocks=1,
         causality_axis="width", attn_resolutions=[16], output_channels=1, in_channels=1,
@@ -137,6 +163,21 @@ VOCODER = {
         in_channels=32, hidden_channels=12, upsample_kernel_sizes=[20, 10], upsample_factors=[10, 10],
         resnet_kernel_sizes=[3, 5], resnet_dilations=[[1, 2], [1, 3, 4]], leaky_relu_negative_slope=0.2,
         final_act_fn="clamp", final_bias=False, output_sampling_rate=8000,
+    ),
+    # Both stages; the spectrogram between them has a size of its own.
+    "tiny_2_3": dict(
+        in_channels=16, hidden_channels=64, resnet_dilations=[[1, 3, 5], [1, 3], [1]], bwe_in_channels=12,
+        bwe_hidden_channels=32, bwe_resnet_dilations=[[1], [1, 3], [1, 3, 5]], filter_length=96, hop_length=80,
+        window_length=96, num_mel_channels=6,
+    ),
+    # A spectrogram between the stages whose frames do not divide the waveform; plain snakes, odd lengths, other ratio.
+    "vocoder_bwe_odd": dict(
+        in_channels=6, hidden_channels=4, upsample_kernel_sizes=[7], upsample_factors=[5], resnet_kernel_sizes=[3],
+        resnet_dilations=[[1, 2]], act_fn="snake", antialias=False, antialias_kernel_size=8, final_act_fn="tanh",
+        final_bias=True, bwe_in_channels=10, bwe_hidden_channels=4, bwe_upsample_kernel_sizes=[6, 4],
+        bwe_upsample_factors=[4, 2], bwe_resnet_kernel_sizes=[5], bwe_resnet_dilations=[[1]],
+        bwe_antialias_ratio=3, bwe_final_act_fn="clamp", filter_length=11, hop_length=4, window_length=12,
+        num_mel_channels=5, input_sampling_rate=1000, output_sampling_rate=2000,
     ),
     # An odd kernel less stride adds a sample, an even resnet kernel pads unevenly.
     "vocoder_odd": dict(
@@ -171,6 +212,14 @@ GEMMA = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     ),
+    "tiny_2_3": dict(
+        hidden_size=24, intermediate_size=40, num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, query_pre_attn_scalar=16, sliding_window=8,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
     # Written in the old spelling: sliding_window_pattern, rope_theta, rope_local_base_freq, rope_scaling.
     "tiny_b": dict(
         hidden_size=20, intermediate_size=28, num_hidden_layers=8, num_attention_heads=2, num_key_value_heads=1,
@@ -186,14 +235,15 @@ _SCHEDULER = dict(
 )
 SCHEDULER = {
     "tiny_a": dict(_SCHEDULER, use_dynamic_shifting=True, shift_terminal=0.1),
+    "tiny_2_3": dict(_SCHEDULER, use_dynamic_shifting=True, shift_terminal=0.1),
     "tiny_b": dict(_SCHEDULER, use_dynamic_shifting=False, shift_terminal=None, shift=1.7),
 }
 
 VOCABULARY = 400
-SEEDS = {"tiny_a": 11, "tiny_b": 22}
-WHOLE = ("tiny_a", "tiny_b")
+SEEDS = {"tiny_a": 11, "tiny_b": 22, "tiny_2_3": 23}
+WHOLE = ("tiny_a", "tiny_b", "tiny_2_3")
 # Published weights are bfloat16 and the big parts are sharded; the reference computes on them in float32.
-STORED_BF16 = {"tiny_a"}
+STORED_BF16 = {"tiny_a", "tiny_2_3"}
 SHARDED = {"tiny_a"}
 
 _CLASSES = {
@@ -207,6 +257,12 @@ _CLASSES = {
 COMPONENTS = tuple(c for c, (_, configs) in _CLASSES.items() if set(WHOLE) <= set(configs))
 
 
+def class_of(component, config):
+    """The class a configuration is of: bandwidth extension makes another vocoder."""
+    extended = component == "vocoder" and "bwe_in_channels" in config
+    return LTX2VocoderWithBWE if extended else _CLASSES[component][0]
+
+
 def seed_of(name):
     """The seed of a model's weights: fixed by its name."""
     return SEEDS.get(name, 33 + sum(name.encode()) % 1000)
@@ -214,7 +270,19 @@ def seed_of(name):
 
 def build(component, config, seed):
     """A component with random weights, float32, eval."""
-    return randomise(_CLASSES[component][0](**config).to(torch.float32), f"{seed}/{component}")
+    model = randomise(class_of(component, config)(**config).to(torch.float32), f"{seed}/{component}")
+    if isinstance(model, LTX2VocoderWithBWE):
+        damp(model)
+    return model
+
+
+def damp(vocoder):
+    """Samples that mostly stay in -1..1, where the two stages end: a sum of periodic activations grows from block to block."""
+    for generator in (vocoder.vocoder, vocoder.bwe_generator):
+        generator.conv_out.weight *= 0.3 * 0.6 ** len(generator.upsamplers)
+        for name, tensor in generator.state_dict().items():
+            if ".convs2." in name:
+                tensor *= 0.2
 
 
 def build_text_encoder(config, seed, vocabulary=VOCABULARY):
@@ -247,6 +315,8 @@ def _restore_old_style(path, config):
 def save_whole(name):
     """Writes a whole model: seven components, tokenizer, scheduler, model_index.json."""
     folder, seed = MODELS / name, seed_of(name)
+    if keeps(folder):
+        return
     shutil.rmtree(folder, ignore_errors=True)
     parts = {c: build(c, _CLASSES[c][1][name], seed) for c in COMPONENTS}
     text_encoder = build_text_encoder(GEMMA[name], seed)
@@ -283,6 +353,8 @@ def save_variants():
         for name in configs:
             if name not in WHOLE:
                 folder = MODELS / name
+                if keeps(folder):
+                    continue
                 shutil.rmtree(folder, ignore_errors=True)
                 part = build(component, configs[name], seed_of(name)).to(torch.bfloat16)
                 part.save_pretrained(folder / component)
@@ -292,7 +364,8 @@ def load(name, component, dtype=torch.float32):
     """Reads one component of a fixture model the way a user would."""
     if component == "text_encoder":
         return Gemma3ForConditionalGeneration.from_pretrained(MODELS / name / component, dtype=dtype).eval()
-    return _CLASSES[component][0].from_pretrained(MODELS / name / component, dtype=dtype).eval()
+    kind = class_of(component, _CLASSES[component][1][name])
+    return kind.from_pretrained(MODELS / name / component, dtype=dtype).eval()
 
 
 def load_pipeline(name, dtype=torch.float32):

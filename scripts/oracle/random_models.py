@@ -53,6 +53,56 @@ def transformer(draw, latent, audio_width, caption, ratios, published):
     return config
 
 
+def newer_transformer(config, widths):
+    """LTX-2.3: gates, modulated text attention, contexts as wide as the streams."""
+    config.update(
+        gated_attn=True, cross_attn_mod=True, audio_gated_attn=True, audio_cross_attn_mod=True, use_prompt_embeddings=False,
+        perturbed_attn=True, cross_attention_dim=widths[0], audio_cross_attention_dim=widths[1],
+    )
+    return config
+
+
+def newer_connectors(draw, config, widths):
+    """LTX-2.3: a projection for each connector, connectors as wide as the streams, gates."""
+    config.update(
+        per_modality_projections=True, proj_bias=draw.random() < 0.8, video_hidden_dim=widths[0], audio_hidden_dim=widths[1]
+    )
+    for stream, width in zip(("video", "audio"), widths):
+        heads = _heads(draw, width)
+        config[f"{stream}_connector_num_attention_heads"] = heads
+        config[f"{stream}_connector_attention_head_dim"] = width // heads
+        config[f"{stream}_gated_attn"] = draw.random() < 0.8
+    return config
+
+
+def newer_vocoder(draw, mel, published):
+    """LTX-2.3: periodic activations, and a second stage whose factors are a hop times the growth of the rate."""
+
+    def generator(channels, factors):
+        count = draw.randint(1, 3)
+        return dict(
+            in_channels=channels, hidden_channels=draw.choice([1, 2]) * 2 ** len(factors), upsample_factors=factors,
+            upsample_kernel_sizes=[f + 2 * draw.randint(0, 3) for f in factors],
+            resnet_kernel_sizes=draw.sample([3, 5, 7, 11], count),
+            resnet_dilations=[draw.sample([1, 2, 3, 5], draw.randint(1, 3)) for _ in range(count)],
+            act_fn="snakebeta" if published else draw.choice(["snakebeta", "snake"]),
+            antialias=True if published else draw.random() < 0.6,
+            final_act_fn=None if published else draw.choice(["tanh", "clamp", None]),
+            final_bias=False if published else draw.random() < 0.5,
+        )
+
+    first = generator(2 * mel, draw.choice([[10, 8], [8, 5, 4], [5, 4, 2, 2, 2]]))
+    rate, bins = 100 * _product(first["upsample_factors"]), draw.choice([4, 6, 9])
+    factors = draw.choice([[6, 5, 2], [10, 6], [5, 4, 3]])
+    growth = draw.choice([2, 3])
+    hop = _product(factors) // growth
+    second = generator(2 * bins, factors)
+    return dict(
+        first, **{f"bwe_{key}": value for key, value in second.items()}, hop_length=hop, filter_length=(length := hop + draw.randint(0, 30)),
+        window_length=length, num_mel_channels=bins, input_sampling_rate=rate, output_sampling_rate=growth * rate,
+    )
+
+
 def connectors(draw, caption, layers, published):
     """Both connectors; register counts divide 16, so that any multiple of 16 tokens works."""
     registers = [8, 16] if published else [None, 4, 8, 16]
@@ -177,20 +227,28 @@ def scheduler(draw):
     )
 
 
-def whole(seed, published=False):
-    """Configs of one model. `published`: sizes vary, flags stay those of LTX-2.0."""
+def whole(seed, published=False, generation=None):
+    """Configs of one model. `published`: sizes vary, flags stay those of the generation, 2.0 or 2.3, by seed if none is given."""
     draw = random.Random(seed)
+    generation = generation or random.Random(f"{seed}/generation").choice(["2.0", "2.3"])
     caption, latent = draw.choice([12, 16, 20, 24, 36]), draw.choice([3, 4, 8])
     vae_config, ratios = vae(draw, latent, published)
     audio = audio_vae(draw, published)
     text = gemma(draw, caption)
+    voice = vocoder(draw, audio["mel_bins"], published)
+    joined = connectors(draw, caption, text["num_hidden_layers"], published)
+    dit = transformer(draw, latent, audio["base_channels"], caption, ratios, published)
+    if generation == "2.3":
+        widths = [dit[f"{p}num_attention_heads"] * dit[f"{p}attention_head_dim"] for p in ("", "audio_")]
+        voice = newer_vocoder(draw, audio["mel_bins"], published)
+        joined, dit = newer_connectors(draw, joined, widths), newer_transformer(dit, widths)
     return {
         "vae": vae_config,
         "audio_vae": audio,
-        "vocoder": vocoder(draw, audio["mel_bins"], published),
+        "vocoder": voice,
         "text_encoder": text,
-        "connectors": connectors(draw, caption, text["num_hidden_layers"], published),
-        "transformer": transformer(draw, latent, audio["base_channels"], caption, ratios, published),
+        "connectors": joined,
+        "transformer": dit,
         "scheduler": scheduler(draw),
         "vocabulary": VOCABULARY,
     }

@@ -13,7 +13,8 @@ use super::print;
 /// Writes a random model in the diffusers layout.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The model's sizes: `nano` runs on a laptop, `ltx2` is the published 19B (76 GB in f32).
+    /// The model's sizes: `nano` and `nano_2_3` run on a laptop, `ltx2` is the published 19B (76 GB in f32), `ltx2_3` the
+    /// 22B.
     #[arg(long, default_value = "nano", value_parser = clap::builder::PossibleValuesParser::new(Preset::names()))]
     preset: String,
     /// Of the random weights.

@@ -10,6 +10,7 @@ use super::tree::Tree;
 use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
 use super::{check, layout, paths, presets};
+use crate::models::presets::Preset;
 use crate::weights::{ModelSource, Overrides, Version};
 
 /// A flag of the command line that writes a key.
@@ -101,10 +102,10 @@ pub fn load(given: &Given) -> Result<Loaded, ConfigError> {
         lay(&mut merged, layer.clone())?;
     }
     let known: Config = typed(&merged)?;
-    let preset = presets::choose(version(&known.model.path), known.pipeline)?;
+    let preset = presets::choose(version(&known.model.path), known.pipeline);
 
     let mut merged = defaults()?;
-    for layer in [preset_layer(preset)?].into_iter().chain(files).chain([line]) {
+    for layer in preset_layers(preset)?.into_iter().chain(files).chain([line]) {
         lay(&mut merged, layer)?;
     }
     if let Some(seconds) = given.seconds {
@@ -124,11 +125,14 @@ fn read(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })
 }
 
-/// The generation of a model, from its files where they are here, else from its name.
+/// The generation of a model, from its files where they are here, else from what this program carries of it, else from
+/// its name.
 fn version(model: &str) -> Version {
     let found = ModelSource::open(model, &Overrides::default()).and_then(|source| source.version());
     found.unwrap_or_else(|reason| {
-        let version = if model.contains("2.3") { Version::V2_3 } else { Version::V2_0 };
+        let carried = Preset::named(model).and_then(|p| Version::of_transformer(p.config("transformer")?));
+        let named = if model.contains("2.3") || model.contains("2_3") { Version::V2_3 } else { Version::V2_0 };
+        let version = carried.unwrap_or(named);
         tracing::debug!("model generation {version} taken from its name: {reason}");
         version
     })
@@ -139,11 +143,20 @@ fn defaults() -> Result<Tree, ConfigError> {
     Ok(Tree::from_node(&Node::from_value(value), &|_| Origin::Default))
 }
 
-fn preset_layer(name: &'static str) -> Result<Tree, ConfigError> {
+/// A preset and what it extends, the lowest first.
+fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
     let text = presets::find(&presets::CONFIGS, name).map_or("", |(_, text)| text);
     let node = yaml::parse(text, name)?;
     validate(&node, Place::File(name))?;
-    Ok(Tree::from_node(&node, &|_| Origin::Preset(name)))
+    let parent = match node.get("extends") {
+        Some(Node { data: Data::Scalar(Value::String(parent)), .. }) => presets::find(&presets::CONFIGS, parent),
+        _ => None,
+    };
+    let mut layers = parent.map_or(Ok(Vec::new()), |(parent, _)| preset_layers(parent))?;
+    let mut own = Tree::from_node(&node, &|_| Origin::Preset(name));
+    own.remove("extends");
+    layers.push(own);
+    Ok(layers)
 }
 
 /// The typed form. Layers were validated, so what fails here is a number too large for its type.
@@ -230,11 +243,11 @@ fn unwrap_sidecar(root: Node) -> Node {
     }
 }
 
-/// `reference` stands for three keys; those that the same layer writes itself stay.
+/// `reference` stands for four keys; those that the same layer writes itself stay.
 fn expand_reference(layer: &mut Tree) {
     let Some((value, origin)) = layer.leaf("reference") else { return };
     let (value, origin) = (value.clone(), Origin::Reference(Box::new(origin.clone())));
-    for key in ["sampler.sigma_shift", "conditioning.cross_timestep", "two_stage.audio"] {
+    for key in ["sampler.sigma_shift", "conditioning.cross_timestep", "two_stage.audio", "vocoder.stage1_clamp"] {
         if layer.get(key).is_none() {
             layer.set(key, value.clone(), &origin);
         }

@@ -1,6 +1,5 @@
 //! The files of `configs/` and `shardings/` that the binary carries.
 
-use super::error::ConfigError;
 use super::schema::Pipeline;
 use crate::weights::Version;
 
@@ -20,13 +19,18 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 6] = [
+pub const CONFIGS: [(&str, &str); 11] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
     config!("ltx2_distilled"),
     config!("ltx2_hq"),
+    config!("ltx2_3"),
+    config!("ltx2_3_two_stage"),
+    config!("ltx2_3_distilled"),
+    config!("ltx2_3_hq"),
     config!("nano"),
+    config!("nano_2_3"),
 ];
 
 /// The layouts, by name: those to use, then the history.
@@ -60,18 +64,16 @@ pub fn find(shipped: &'static [(&'static str, &'static str)], name: &str) -> Opt
 }
 
 /// The preset of a model generation and a pipeline.
-///
-/// # Errors
-/// [`ConfigError::NotBuilt`] where there is none yet.
-pub fn choose(version: Version, pipeline: Pipeline) -> Result<&'static str, ConfigError> {
-    if version == Version::V2_3 {
-        let message = "models of the LTX-2.3 generation are not built yet; use an LTX-2 model";
-        return Err(ConfigError::NotBuilt(message.into()));
+pub fn choose(version: Version, pipeline: Pipeline) -> &'static str {
+    use Pipeline::{Distilled, Hq, ImageToVideo, Keyframes, TextToVideo, TwoStage};
+    match (version, pipeline) {
+        (Version::V2_0, TextToVideo | ImageToVideo) => "ltx2",
+        (Version::V2_0, TwoStage | Keyframes) => "ltx2_two_stage",
+        (Version::V2_0, Distilled) => "ltx2_distilled",
+        (Version::V2_0, Hq) => "ltx2_hq",
+        (Version::V2_3, TextToVideo | ImageToVideo) => "ltx2_3",
+        (Version::V2_3, TwoStage | Keyframes) => "ltx2_3_two_stage",
+        (Version::V2_3, Distilled) => "ltx2_3_distilled",
+        (Version::V2_3, Hq) => "ltx2_3_hq",
     }
-    Ok(match pipeline {
-        Pipeline::TextToVideo | Pipeline::ImageToVideo => "ltx2",
-        Pipeline::TwoStage | Pipeline::Keyframes => "ltx2_two_stage",
-        Pipeline::Distilled => "ltx2_distilled",
-        Pipeline::Hq => "ltx2_hq",
-    })
 }

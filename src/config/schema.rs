@@ -18,8 +18,8 @@ pub struct Config {
     pub model: Model,
     /// What to generate.
     pub request: Request,
-    /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `conditioning.cross_timestep` and
-    /// `two_stage.audio`, each of which can be set alone.
+    /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `conditioning.cross_timestep`,
+    /// `two_stage.audio` and `vocoder.stage1_clamp`, each of which can be set alone.
     pub reference: Reference,
     /// The denoising loop.
     pub sampler: Sampler,
@@ -29,6 +29,8 @@ pub struct Config {
     pub conditioning: Conditioning,
     /// Pipelines with a second stage at full size.
     pub two_stage: TwoStage,
+    /// From spectrogram to sound.
+    pub vocoder: Vocoder,
     /// The devices; null takes the layout's own mesh.
     pub mesh: Option<Mesh>,
     /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped; auto takes what was measured
@@ -52,6 +54,7 @@ impl Default for Config {
             guidance: Guidance::default(),
             conditioning: Conditioning::default(),
             two_stage: TwoStage::default(),
+            vocoder: Vocoder::default(),
             mesh: None,
             layout: super::layout::AUTO.into(),
             runtime: Runtime::default(),
@@ -441,6 +444,21 @@ pub enum StageAudio {
     /// The second's.
     #[serde(rename = "stage_2")]
     Stage2,
+}
+
+/// From spectrogram to sound.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Vocoder {
+    /// LTX-2.3: whether the first stage is limited to -1..1 before its bandwidth is extended. Official: it is; diffusers:
+    /// it is not.
+    pub stage1_clamp: Reference,
+}
+
+impl Default for Vocoder {
+    fn default() -> Self {
+        Vocoder { stage1_clamp: Reference::Official }
+    }
 }
 
 /// Devices along each axis, outer to inner, the innermost on neighbouring chips; -1 is what is left of them.

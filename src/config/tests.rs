@@ -251,7 +251,25 @@ fn values_that_cannot_be_used_say_what_can() {
         message("two_stage.sigmas=[0.5, 0.7]"),
         "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"
     );
-    assert!(message("model.path=Lightricks/LTX-2.3").contains("LTX-2.3 generation are not built yet"));
+}
+
+#[test]
+fn a_model_of_the_2_3_generation_brings_its_own_preset() {
+    for name in ["Lightricks/LTX-2.3", "ltx2_3", "nano_2_3", "tests/fixtures/models/tiny_2_3", "models/nano_2_3"] {
+        let loaded = load(&set(&[&format!("model.path={name}")])).unwrap();
+        assert_eq!(loaded.preset(), "ltx2_3", "{name}");
+        assert_eq!((loaded.config.sampler.steps, &loaded.config.guidance.stg_blocks[..]), (30, &[28][..]));
+        assert_eq!(loaded.config.scales()[1], ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
+    }
+    assert_eq!(load(&set(&["model.path=tests/fixtures/models/tiny_a"])).unwrap().preset(), "ltx2");
+}
+
+#[test]
+fn reference_decides_about_the_clamp_between_the_vocoder_s_stages() {
+    let clamp = |pairs: &[&str]| load(&set(pairs)).unwrap().config.vocoder.stage1_clamp;
+    assert_eq!(clamp(&[]), Reference::Official);
+    assert_eq!(clamp(&["reference=diffusers"]), Reference::Diffusers);
+    assert_eq!(clamp(&["reference=diffusers", "vocoder.stage1_clamp=official"]), Reference::Official);
 }
 
 #[test]

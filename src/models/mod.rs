@@ -12,6 +12,8 @@ pub mod upsampler;
 pub mod video_vae;
 pub mod vocoder;
 
+use std::borrow::Cow;
+
 use serde::de::DeserializeOwned;
 
 use crate::hlo::{Output, Program, Result, Value};
@@ -63,7 +65,7 @@ pub enum ConfigError {
         /// Model folder.
         component: &'static str,
         /// Key.
-        key: &'static str,
+        key: Cow<'static, str>,
         /// Its value.
         value: String,
         /// What is.
@@ -90,11 +92,15 @@ pub fn parse_config<T: DeserializeOwned>(
 pub fn require(
     ok: bool,
     component: &'static str,
-    key: &'static str,
+    key: impl Into<Cow<'static, str>>,
     value: impl std::fmt::Debug,
     supported: &'static str,
 ) -> std::result::Result<(), ConfigError> {
-    if ok { Ok(()) } else { Err(ConfigError::Unsupported { component, key, value: format!("{value:?}"), supported }) }
+    if ok {
+        Ok(())
+    } else {
+        Err(ConfigError::Unsupported { component, key: key.into(), value: format!("{value:?}"), supported })
+    }
 }
 
 #[cfg(test)]

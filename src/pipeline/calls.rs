@@ -11,6 +11,7 @@ use super::models::Models;
 use super::stages::{Inputs, Stages};
 use super::text_to_video::{Request, Shapes};
 use crate::models::Network;
+use crate::models::connectors::Input;
 use crate::models::transformer::tables;
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
@@ -81,7 +82,7 @@ pub fn connectors(
     build: &Build,
 ) -> Result<Call<'static>> {
     let (rows, tokens) = (mask.shape()[0], mask.shape()[1]);
-    let (network, _) = models.parts.connectors_program(rows, tokens, models.sizes.text_width, build)?;
+    let network = models.parts.connectors_program(rows, tokens, Input::PromptEmbeds, build)?;
     let mut given = models.parts.connectors_inputs(tokens)?;
     given.push(("attention_mask".into(), mask));
     given.push(("prompt_embeds".into(), embeds));

@@ -12,7 +12,7 @@ use super::error::{PipelineError, Result};
 use super::origin::{self, Origin};
 use super::stages::Weights;
 use super::text_to_video::Shapes;
-use crate::config::Config;
+use crate::config::{Config, Reference};
 use crate::dtype::DType;
 use crate::hlo::Type;
 use crate::models::connectors::{self, ConnectorsConfig};
@@ -47,15 +47,18 @@ pub const TEXT_TO_VIDEO: [Component; 8] = [
 const AUDIO_COMPRESSION: usize = 4;
 
 /// The configurations of a model, each read when it is needed, so that a model of some parts runs those.
+#[derive(Clone)]
 pub struct Parts {
     origin: Origin,
     /// Blocks left of every transformer, to look at programs.
     layers: Option<usize>,
+    /// Whether a vocoder of two stages limits the first.
+    vocoder_clamp: bool,
 }
 
 impl From<Origin> for Parts {
     fn from(origin: Origin) -> Self {
-        Parts { origin, layers: None }
+        Parts { origin, layers: None, vocoder_clamp: true }
     }
 }
 
@@ -84,6 +87,19 @@ impl Parts {
     #[must_use]
     pub fn cut(self, layers: usize) -> Self {
         Parts { layers: Some(layers), ..self }
+    }
+
+    /// The same model with or without a limit of -1..1 between the vocoder's two stages, where it has two. Lightricks'
+    /// code has it, diffusers has not; here it is on unless this says otherwise.
+    #[must_use]
+    pub fn with_vocoder_clamp(self, clamp: bool) -> Self {
+        Parts { vocoder_clamp: clamp, ..self }
+    }
+
+    /// The same model as a configuration has it run.
+    #[must_use]
+    pub fn for_run(self, config: &Config) -> Self {
+        self.with_vocoder_clamp(config.vocoder.stage1_clamp == Reference::Official)
     }
 
     /// The transformer's.
@@ -117,7 +133,7 @@ impl Parts {
     /// # Errors
     /// As [`Parts::transformer`].
     pub fn vocoder(&self) -> Result<VocoderConfig> {
-        self.read(Component::Vocoder, VocoderConfig::from_json)
+        Ok(self.read(Component::Vocoder, VocoderConfig::from_json)?.with_clamp(self.vocoder_clamp))
     }
 
     /// The latent upsampler's.
@@ -157,8 +173,7 @@ impl Parts {
         Ok(gemma3::program(&self.text_encoder()?, connectors.as_ref(), rows, tokens, b)?)
     }
 
-    /// Text to the transformer's contexts, and the name of its input: projected embeddings of the connectors' width, or
-    /// the wider stack of hidden states.
+    /// Text to the transformer's contexts.
     ///
     /// # Errors
     /// As [`Parts::text_encoder_program`].
@@ -166,15 +181,10 @@ impl Parts {
         &self,
         rows: usize,
         tokens: usize,
-        width: usize,
+        input: connectors::Input,
         b: &Build,
-    ) -> Result<(Network, &'static str)> {
-        let c = self.connectors()?;
-        let (input, name) = match width == c.caption_channels {
-            true => (connectors::Input::PromptEmbeds, "prompt_embeds"),
-            false => (connectors::Input::HiddenStates, "text_encoder_hidden_states"),
-        };
-        Ok((connectors::program(&c, rows, tokens, input, b)?, name))
+    ) -> Result<Network> {
+        Ok(connectors::program(&self.connectors()?, rows, tokens, input, b)?)
     }
 
     /// The connectors' tables, by input name.
@@ -240,8 +250,8 @@ impl Parts {
         let networks = match part {
             Component::TextEncoder => vec![self.text_encoder_program(1, 8, false, &build)?],
             Component::Connectors => {
-                let (tokens, stack) = (self.connectors()?.token_multiple(), usize::MAX);
-                vec![self.connectors_program(1, tokens, stack, &build)?.0]
+                let tokens = self.connectors()?.token_multiple();
+                vec![self.connectors_program(1, tokens, connectors::Input::HiddenStates, &build)?]
             }
             Component::Transformer => {
                 let c = self.transformer()?;
@@ -267,7 +277,7 @@ impl Parts {
             Component::Vocoder => {
                 let c = self.vocoder()?;
                 // One channel as wide as all: only the product of channels and bins counts.
-                vec![self.vocoder_program([1, 1, 8, c.in_channels], &build)?]
+                vec![self.vocoder_program([1, 1, 8, c.generator.in_channels], &build)?]
             }
             Component::LatentUpsampler => vec![self.upsampler_program([1, 0, 2, 4, 4], &build)?],
             Component::Tokenizer | Component::Scheduler => Vec::new(),
@@ -420,7 +430,7 @@ impl Sizes {
                 mel_compression: AUDIO_COMPRESSION,
             },
             audio_channels: audio.latent_channels,
-            text_width: connectors.caption_channels,
+            text_width: connectors.text_width(),
             text_channels: connectors.widths(),
             token_multiple: connectors.token_multiple(),
             transformer,
@@ -472,10 +482,11 @@ impl Models {
     /// # Errors
     /// As [`Models::open`] and [`Models::random`].
     pub fn of(config: &Config) -> Result<Self> {
-        match origin::of_run(config)? {
+        let models = match origin::of_run(config)? {
             (_, Weights::Files(source)) => Models::open(&source),
             (origin, Weights::Random(seed)) => Models::random(origin, seed),
-        }
+        }?;
+        Ok(Models { parts: models.parts.for_run(config), ..models })
     }
 
     /// A model of random weights, drawn from `seed`: configurations and tokenizer of its files where they are here.

@@ -8,6 +8,7 @@ use super::request;
 use super::text_to_video::{Request, Shapes};
 use crate::config::{Config, Job};
 use crate::models::Network;
+use crate::models::connectors::Input;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape};
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
@@ -105,7 +106,7 @@ impl Programs {
     /// No such model; sizes that it does not take.
     pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
         let origin = Origin::of(config)?;
-        let (parts, origin) = (Parts::from(origin.clone()), origin.describe()?);
+        let (parts, origin) = (Parts::from(origin.clone()).for_run(config), origin.describe()?);
         let whole = Sizes::of(&parts)?;
         let mut request = request::of_job(config, &whole, &Job { index: 0, prompt: String::new(), seed: 0 })?;
         let of = |parts, sizes, request: Request| {
@@ -193,7 +194,7 @@ impl Programs {
                 parts.upsampler_program([batch, v.channels, v.frames, v.height, v.width], build)
             }
             ProgramKind::TextEncoder => parts.text_encoder_program(prompts, tokens, true, build),
-            ProgramKind::Connectors => Ok(parts.connectors_program(prompts, tokens, self.sizes.text_width, build)?.0),
+            ProgramKind::Connectors => parts.connectors_program(prompts, tokens, Input::PromptEmbeds, build),
             ProgramKind::VideoDecoder => {
                 parts.video_decoder_program([batch, v.channels, v.frames, v.height, v.width], Pixels::Bytes, build)
             }

@@ -8,6 +8,7 @@ use super::error::{PipelineError, Result};
 use super::models::{Component, Parts};
 use super::stages::{Inputs, Stages};
 use crate::models::Network;
+use crate::models::connectors::Input;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
@@ -52,7 +53,7 @@ impl RunComponent {
 }
 
 /// Scalars beside the tensors: `num_frames`, `height`, `width`, `fps`, `audio_num_frames`, `use_cross_timestep`,
-/// `isolate_modalities`, `stg_blocks`.
+/// `isolate_modalities`, `stg_blocks`; of the vocoder `clamp`, whether LTX-2.3's limits the first of its stages.
 pub type Scalars = BTreeMap<String, serde_json::Value>;
 
 /// The tensors given, each taken once; what is left over is unknown.
@@ -168,7 +169,8 @@ pub fn run_component(
             (parts.audio_decoder_program(dims(&latents), build)?, vec![("latents".into(), latents)])
         }
         RunComponent::Vocoder => {
-            switches.check(&[])?;
+            switches.check(&["clamp"])?;
+            let parts = parts.clone().with_vocoder_clamp(switches.get("clamp")?.unwrap_or(true));
             let mel = given.ranked("mel", 4)?;
             (parts.vocoder_program(dims(&mel), build)?, vec![("mel".into(), mel)])
         }
@@ -220,9 +222,13 @@ fn text_encoder(parts: &Parts, given: &mut Given, switches: &Switches, build: &B
 }
 
 fn connectors(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> {
-    let embeds = match given.optional("prompt_embeds") {
-        Some(t) => t,
-        None => given.required("text_encoder_hidden_states")?,
+    let (embeds, projected) = match given.optional("prompt_embeds") {
+        // The reference calls the stack of hidden states so too.
+        Some(t) => {
+            let projected = t.shape().last() == Some(&parts.connectors()?.text_width());
+            (t, projected)
+        }
+        None => (given.required("text_encoder_hidden_states")?, false),
     };
     // The reference also takes the stack as [b, t, channels, layers].
     let embeds = match embeds.shape() {
@@ -238,12 +244,16 @@ fn connectors(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> 
             return Err(PipelineError::Input(message));
         }
     };
-    let (rows, tokens, width) = (embeds.shape()[0], embeds.shape()[1], embeds.shape()[2]);
+    let (rows, tokens) = (embeds.shape()[0], embeds.shape()[1]);
     let mask = match given.optional("attention_mask") {
         Some(mask) => mask,
         None => Tensor::from(Array2::<i32>::ones((rows, tokens))),
     };
-    let (network, name) = parts.connectors_program(rows, tokens, width, build)?;
+    let (input, name) = match projected {
+        true => (Input::PromptEmbeds, "prompt_embeds"),
+        false => (Input::HiddenStates, "text_encoder_hidden_states"),
+    };
+    let network = parts.connectors_program(rows, tokens, input, build)?;
     let mut inputs = parts.connectors_inputs(tokens)?;
     inputs.push((name.into(), embeds));
     inputs.push(("attention_mask".into(), mask));

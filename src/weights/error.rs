@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Component;
+use super::version::Version;
 use crate::tensor::TensorError;
 
 /// An error of the weights layer.
@@ -49,6 +50,16 @@ pub enum WeightsError {
     /// Tensors do not fit the model's declaration.
     #[error("{}: the tensors of `{component}` do not fit its configuration: {summary}", path.display())]
     Mismatch { path: PathBuf, component: String, summary: String },
+    /// Tensors of one generation under a configuration of the other.
+    #[error("{}: the {component} has `{tensor}` of LTX-{has}, but {} describes LTX-{wants}; take both from one model", path.display(), config.display())]
+    Generation {
+        path: PathBuf,
+        component: Component,
+        tensor: &'static str,
+        has: Version,
+        config: PathBuf,
+        wants: Version,
+    },
     /// An infinity or not-a-number among the weights.
     #[error("{}: tensor `{key}` is {value} at {index:?}; the file is damaged or was made by a failed conversion", path.display())]
     NonFinite { path: PathBuf, key: String, index: Vec<usize>, value: f64 },

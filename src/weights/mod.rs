@@ -15,6 +15,7 @@ mod official_vae;
 mod random;
 mod source;
 mod validate;
+mod version;
 mod write;
 
 pub use checkpoint::{Checkpoint, TensorView};
@@ -23,8 +24,9 @@ pub use error::WeightsError;
 pub use hub::HubCache;
 pub use lora::{Lora, LoraFile};
 pub use random::random_tensor;
-pub use source::{ModelSource, Overrides, Version};
+pub use source::{ModelSource, Overrides};
 pub use validate::{Misshaped, Report, check_finite, first_non_finite, validate};
+pub use version::Version;
 pub use write::{ComponentWriter, SHARD_BYTES, TensorSpec, write_component, write_json};
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
+use super::version::Version;
 use super::{Component, official_vae};
 
 /// A section of the header's `config`, with what is needed to name it in errors.
@@ -80,6 +81,18 @@ fn projects_first(t: Section) -> Result<bool, WeightsError> {
         }
     }
     Ok(true)
+}
+
+/// The generation that the header describes a component as, where it says anything about it.
+pub(super) fn version(path: &Path, config: &Value, component: Component) -> Option<Version> {
+    let newer = |yes: bool| Some(if yes { Version::V2_3 } else { Version::V2_0 });
+    let (t, vocoder) = (Section::new(path, config, "transformer"), Section::new(path, config, "vocoder"));
+    match component {
+        // A header that is of neither is an error when its configuration is read.
+        Component::Transformer | Component::Connectors if t.values.is_some() => projects_first(t).ok().and_then(newer),
+        Component::Vocoder if vocoder.values.is_some() => newer(vocoder.get("bwe").is_some()),
+        _ => None,
+    }
 }
 
 /// Derives a component's diffusers configuration from the header's `config`.
@@ -328,7 +341,9 @@ fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
     }
     let first = s.sub("vocoder");
     let mut config = Map::from_iter([("_class_name".into(), json!("LTX2VocoderWithBWE"))]);
-    config.extend(generator(first, channels("vocoder.conv_in.weight")?, last(first))?);
+    // The limit between the stages is the run's to decide, in both layouts alike.
+    let between = if first.flag("use_tanh_at_final", true) { json!("tanh") } else { Value::Null };
+    config.extend(generator(first, channels("vocoder.conv_in.weight")?, between)?);
     let second = generator(bwe, channels("bwe_generator.conv_in.weight")?, Value::Null)?;
     config.extend(second.into_iter().map(|(k, v)| (format!("bwe_{k}"), v)));
     for (key, from, default) in [

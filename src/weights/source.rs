@@ -1,7 +1,6 @@
 //! Where a model's parts lie.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,6 +12,7 @@ use super::checkpoint::{Checkpoint, read_json};
 use super::error::WeightsError;
 use super::hub::HubCache;
 use super::keys::{self, SingleFileKeys};
+use super::version::Version;
 use super::{Component, official};
 
 /// Parts taken from elsewhere than the model: paths or `org/name`.
@@ -43,24 +43,6 @@ impl Overrides {
             Component::LatentUpsampler => self.upsampler.as_deref(),
             Component::Connectors | Component::Transformer | Component::Scheduler => None,
         }
-    }
-}
-
-/// A generation of the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Version {
-    /// LTX-2, 19B.
-    V2_0,
-    /// LTX-2.3, 22B.
-    V2_3,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Version::V2_0 => "2.0",
-            Version::V2_3 => "2.3",
-        })
     }
 }
 
@@ -251,7 +233,12 @@ impl ModelSource {
         if let Place::Single(s) = self.place(component) {
             return self.checkpoint_of(s, component);
         }
-        let checkpoint = Checkpoint::open(&self.folder(component)?)?;
+        let folder = self.folder(component)?;
+        let checkpoint = Checkpoint::open(&folder)?;
+        let config = folder.join(component.config_file());
+        if config.is_file() {
+            Version::check(component, &checkpoint, Version::of_config(component, &read_json(&config)?), &config)?;
+        }
         match component {
             Component::TextEncoder => checkpoint.renamed(|key| Some(keys::gemma(key))),
             _ => Ok(checkpoint),
@@ -280,17 +267,11 @@ impl ModelSource {
     /// There is no transformer, or its keys belong to neither generation.
     pub fn version(&self) -> Result<Version, WeightsError> {
         let config = self.config(Component::Transformer)?;
-        let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
-        // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
-        match (flag("use_prompt_embeddings", true), flag("cross_attn_mod", false)) {
-            (true, false) => Ok(Version::V2_0),
-            (false, true) => Ok(Version::V2_3),
-            (prompt, modulated) => Err(WeightsError::Config {
-                path: self.config_path(Component::Transformer),
-                key: "use_prompt_embeddings".into(),
-                reason: format!("is {prompt} beside cross_attn_mod {modulated}: neither LTX-2.0 nor LTX-2.3"),
-            }),
-        }
+        Version::of_transformer(&config).ok_or_else(|| WeightsError::Config {
+            path: self.config_path(Component::Transformer),
+            key: "use_prompt_embeddings".into(),
+            reason: "does not go with cross_attn_mod: neither LTX-2.0 nor LTX-2.3".into(),
+        })
     }
 
     /// A sha256 over every component's configuration, tensor names, shapes, element types and file sizes. Reads no
@@ -397,5 +378,11 @@ fn single(path: &Path, part: Option<Component>) -> Result<SingleFile, WeightsErr
         reason: format!("in the header's metadata is not JSON: {e}"),
     })?;
     let keys = SingleFileKeys::new(checkpoint.names());
-    Ok(SingleFile { keys, config, checkpoint })
+    let single = SingleFile { keys, config, checkpoint };
+    for component in [Component::Transformer, Component::Connectors, Component::Vocoder] {
+        let tensors = single.checkpoint.renamed(|key| single.name(component, key))?;
+        let described = official::version(path, &single.config, component);
+        Version::check(component, &tensors, described, Path::new("its header"))?;
+    }
+    Ok(single)
 }

@@ -198,7 +198,10 @@ pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
 pub fn open(client: &Client, model: &str) -> (Models, Stages) {
     let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
     let stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
-    (Models::open(&source).expect("complete"), stages)
+    let mut models = Models::open(&source).expect("complete");
+    // The reference of the cases is diffusers.
+    models.parts = models.parts.with_vocoder_clamp(false);
+    (models, stages)
 }
 
 /// Runs a component on `inputs`, a case's or like them.
@@ -252,7 +255,7 @@ pub fn request(case: &Case, models: &Models) -> Request {
         seed: number("seed"),
         sigmas: sigmas.expect("a schedule"),
         scales: [scales("video"), scales("audio")],
-        stg_blocks: vec![],
+        stg_blocks: s.get("stg_blocks").map_or(vec![], |b| serde_json::from_value(b.clone()).expect("numbers")),
         rescale: RescaleScope::PerSample,
         max_sequence_length: number("max_sequence_length") as usize,
         sampler: Sampler::Euler,

@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 /// The diffusers folder.
 pub const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_a");
 
+/// The same of LTX-2.3.
+pub const TINY_2_3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_3");
+
 /// A tensor of a file: element type, dimensions, bytes.
 pub type Stored = (Dtype, Vec<usize>, Vec<u8>);
 
@@ -48,6 +51,8 @@ fn original(component: Component, name: &str) -> String {
                 ("audio_proj_in", "audio_patchify_proj"),
                 ("time_embed", "adaln_single"),
                 ("audio_time_embed", "audio_adaln_single"),
+                ("prompt_adaln", "prompt_adaln_single"),
+                ("audio_prompt_adaln", "audio_prompt_adaln_single"),
                 ("av_cross_attn_video_scale_shift", "av_ca_video_scale_shift_adaln_single"),
                 ("av_cross_attn_audio_scale_shift", "av_ca_audio_scale_shift_adaln_single"),
                 ("av_cross_attn_video_a2v_gate", "av_ca_a2v_gate_adaln_single"),
@@ -59,8 +64,13 @@ fn original(component: Component, name: &str) -> String {
             ];
             format!("model.diffusion_model.{}", renamed(&rules))
         }
-        Component::Connectors if name.starts_with("text_proj_in.") => {
-            format!("text_embedding_projection.{}", renamed(&[("text_proj_in", "aggregate_embed")]))
+        Component::Connectors if name.contains("text_proj_in.") => {
+            let rules = [
+                ("text_proj_in", "aggregate_embed"),
+                ("video_text_proj_in", "video_aggregate_embed"),
+                ("audio_text_proj_in", "audio_aggregate_embed"),
+            ];
+            format!("text_embedding_projection.{}", renamed(&rules))
         }
         Component::Connectors => {
             let rules = [
@@ -101,9 +111,14 @@ fn original(component: Component, name: &str) -> String {
         }
         Component::AudioVae => format!("audio_vae.{}", statistics(name)),
         Component::Vocoder => {
-            let rules =
-                [("upsamplers", "ups"), ("resnets", "resblocks"), ("conv_in", "conv_pre"), ("conv_out", "conv_post")];
-            format!("vocoder.{}", renamed(&rules))
+            let rules = [
+                ("upsamplers", "ups"),
+                ("resnets", "resblocks"),
+                ("conv_in", "conv_pre"),
+                ("conv_out", "conv_post"),
+                ("act_out", "act_post"),
+            ];
+            format!("vocoder.{}", renamed(&rules)).replace(".downsample.filter", ".downsample.lowpass.filter")
         }
         other => panic!("{other} is not in a single file"),
     }
@@ -159,13 +174,75 @@ pub fn header() -> Value {
     })
 }
 
+/// The header of a published LTX-2.3 file, with the tiny model's sizes.
+pub fn header_2_3() -> Value {
+    let res = |n: usize| json!(["res_x", {"num_layers": n}]);
+    let down = |kind: &str, n: usize| json!([format!("compress_{kind}_res"), {"multiplier": n}]);
+    let up = |kind: &str, n: usize| json!([format!("compress_{kind}"), {"multiplier": n}]);
+    let mut all = header();
+    let mut set = |section: &str, values: Value| {
+        for (key, value) in values.as_object().expect("an object") {
+            all[section][key] = value.clone();
+        }
+    };
+    set(
+        "transformer",
+        json!({
+            "in_channels": 2, "out_channels": 2, "apply_gated_attention": true, "cross_attention_adaln": true,
+            "caption_proj_before_connector": true, "caption_projection_first_linear": false,
+            "caption_projection_second_linear": false, "caption_proj_input_norm": false,
+            "connector_apply_gated_attention": true, "connector_num_layers": 3, "connector_num_attention_heads": 2,
+            "connector_attention_head_dim": 16, "audio_connector_attention_head_dim": 8,
+            "connector_norm_output": true, "text_encoder_norm_type": "per_token_rms",
+        }),
+    );
+    set(
+        "vae",
+        json!({
+            "latent_channels": 2, "decoder_base_channels": 2, "spatial_padding_mode": "zeros",
+            "encoder_blocks": [res(2), down("space", 2), res(3), down("time", 2), res(2), down("all", 2), res(1),
+                down("all", 1), res(1)],
+            "decoder_blocks": [res(2), up("space", 2), res(3), up("time", 2), res(2), up("all", 1), res(1), up("all", 2),
+                res(1)],
+        }),
+    );
+    all["audio_vae"]["model"]["params"]["ddconfig"]["num_res_blocks"] = json!(1);
+    let generator = |width: usize, kernels: Value, rates: Value, dilations: Value| {
+        json!({
+            "resblock": "AMP1", "stereo": true, "use_tanh_at_final": false, "use_bias_at_final": false,
+            "activation": "snakebeta", "upsample_initial_channel": width, "upsample_kernel_sizes": kernels,
+            "upsample_rates": rates, "resblock_kernel_sizes": [3, 7, 11], "resblock_dilation_sizes": dilations,
+        })
+    };
+    let (kernels, rates) = (json!([11, 4, 4, 4, 4, 4]), json!([5, 2, 2, 2, 2, 2]));
+    let first = generator(64, kernels, rates, json!([[1, 3, 5], [1, 3], [1]]));
+    let (kernels, rates) = (json!([12, 11, 4, 4, 4]), json!([6, 5, 2, 2, 2]));
+    let mut bwe = generator(32, kernels, rates, json!([[1], [1, 3], [1, 3, 5]]));
+    for (key, value) in [
+        ("n_fft", 96),
+        ("hop_length", 80),
+        ("num_mels", 6),
+        ("input_sampling_rate", 16000),
+        ("output_sampling_rate", 48000),
+    ] {
+        bwe[key] = json!(value);
+    }
+    all["vocoder"] = json!({"vocoder": first, "bwe": bwe});
+    all
+}
+
 /// tiny_a's tensors under Lightricks' names, with a statistic that nobody reads.
 pub fn combined() -> BTreeMap<String, Stored> {
+    combined_of(TINY)
+}
+
+/// A model's tensors under Lightricks' names, with a statistic that nobody reads.
+pub fn combined_of(model: &str) -> BTreeMap<String, Stored> {
     let mut all = BTreeMap::new();
     let mut names = Vec::new();
     for c in IN_FILE {
         let files =
-            fs::read_dir(Path::new(TINY).join(c.folder())).expect("a folder").map(|e| e.expect("a file").path());
+            fs::read_dir(Path::new(model).join(c.folder())).expect("a folder").map(|e| e.expect("a file").path());
         for file in files.filter(|f| f.extension().is_some_and(|e| e == "safetensors")) {
             for (name, tensor) in read(&file) {
                 let key = original(c, &name);

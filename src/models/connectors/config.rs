@@ -32,6 +32,8 @@ pub struct ConnectorsConfig {
     pub rope_double_precision: bool,
     pub rope_type: Pairing,
     pub per_modality_projections: bool,
+    pub video_hidden_dim: usize,
+    pub audio_hidden_dim: usize,
     pub proj_bias: bool,
 }
 
@@ -55,9 +57,22 @@ impl Default for ConnectorsConfig {
             rope_double_precision: true,
             rope_type: Pairing::Interleaved,
             per_modality_projections: false,
+            video_hidden_dim: 4096,
+            audio_hidden_dim: 2048,
             proj_bias: false,
         }
     }
+}
+
+/// A linear map of the normalised text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TextMap {
+    /// Its name in the checkpoint.
+    pub name: &'static str,
+    /// Channels of its result.
+    pub width: usize,
+    /// What its input is multiplied by.
+    pub scale: f64,
 }
 
 /// One of the two connectors.
@@ -80,24 +95,21 @@ impl ConnectorsConfig {
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let c: Self = parse_config(COMPONENT, json)?;
-        require(
-            !c.per_modality_projections,
-            COMPONENT,
-            "per_modality_projections",
-            c.per_modality_projections,
-            "false (LTX-2.0's shared text projection)",
-        )?;
+        let widths = match c.per_modality_projections {
+            false => [("caption_channels", c.caption_channels); 2],
+            true => [("video_hidden_dim", c.video_hidden_dim), ("audio_hidden_dim", c.audio_hidden_dim)],
+        };
+        require(c.caption_channels > 0, COMPONENT, "caption_channels", 0, "a positive number")?;
         let keys = [
             ["video_connector_attention_head_dim", "video_connector_num_learnable_registers"],
             ["audio_connector_attention_head_dim", "audio_connector_num_learnable_registers"],
         ];
-        for (connector, [head_dim, registers]) in c.connectors().into_iter().zip(keys) {
+        for ((connector, [head_dim, registers]), (key, width)) in c.connectors().into_iter().zip(keys).zip(widths) {
             let heads = connector.attention.heads;
             let (even, some) = (heads.dim > 0 && heads.dim.is_multiple_of(2), connector.registers != Some(0));
             require(even, COMPONENT, head_dim, heads.dim, "an even width")?;
             require(some, COMPONENT, registers, 0, "a positive number or null")?;
-            let fits = heads.width() == c.caption_channels;
-            require(fits, COMPONENT, "caption_channels", c.caption_channels, "the width of both connectors")?;
+            require(heads.width() == width, COMPONENT, key, width, "the width of the connectors it feeds")?;
         }
         Ok(c)
     }
@@ -134,6 +146,23 @@ impl ConnectorsConfig {
                 registers: self.audio_connector_num_learnable_registers,
             },
         ]
+    }
+
+    /// The maps of the normalised text: one that both connectors read, or one for each, video's first.
+    pub fn text_maps(&self) -> Vec<TextMap> {
+        if !self.per_modality_projections {
+            return vec![TextMap { name: "text_proj_in", width: self.caption_channels, scale: 1.0 }];
+        }
+        let map = |name, width: usize| {
+            let scale = (width as f64 / self.caption_channels as f64).sqrt();
+            TextMap { name, width, scale }
+        };
+        vec![map("video_text_proj_in", self.video_hidden_dim), map("audio_text_proj_in", self.audio_hidden_dim)]
+    }
+
+    /// Channels of the projected text: of all maps side by side.
+    pub fn text_width(&self) -> usize {
+        self.text_maps().iter().map(|m| m.width).sum()
     }
 
     /// The smallest token count that both connectors take; every legal count is a multiple of it.

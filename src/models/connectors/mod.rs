@@ -7,7 +7,7 @@ mod tests;
 
 use ndarray::Array3;
 
-pub use config::{COMPONENT, Connector, ConnectorsConfig};
+pub use config::{COMPONENT, Connector, ConnectorsConfig, TextMap};
 pub use projection::Projection;
 
 use crate::dtype::DType;
@@ -27,7 +27,8 @@ const HIDDEN: f64 = -1e30;
 /// What the program starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// `prompt_embeds` `[b, t, channels]`, normalised and projected.
+    /// `prompt_embeds` `[b, t, channels]`, normalised and projected: for both connectors, or video's channels and behind
+    /// them audio's.
     PromptEmbeds,
     /// `text_encoder_hidden_states` `[b, t, channels · states]`, as the text encoder leaves them.
     HiddenStates,
@@ -46,13 +47,18 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
         p.input(name, Type::new(DType::F32, vec![batch, tokens, width]), &axes).to(build.dtype)
     };
     let projected = match input {
-        Input::PromptEmbeds => text("prompt_embeds", c.caption_channels),
+        Input::PromptEmbeds => text("prompt_embeds", c.text_width()),
         Input::HiddenStates => {
             let stack = text("text_encoder_hidden_states", c.caption_channels * c.text_proj_in_factor);
             projection::project_stack(&p, c, &stack, &mask)
         }
     };
     let [video, audio] = c.connectors().map(|k| {
+        let projected = match (c.per_modality_projections, k.stream) {
+            (false, _) => projected.clone(),
+            (true, "video") => projected.slice(2, 0, c.video_hidden_dim),
+            (true, _) => projected.slice(2, c.video_hidden_dim, c.text_width()),
+        };
         let heads = k.attention.heads;
         let ty = Type::new(DType::F32, vec![1, tokens, heads.count, heads.dim / 2]);
         let axes = [Axis::Whole, Axis::TextSequence, Axis::Heads, Axis::Whole];

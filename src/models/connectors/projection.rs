@@ -1,7 +1,7 @@
-//! The text projection: every hidden state of the text encoder, normalised over a prompt's tokens, times its own part
-//! of one matrix, and summed.
+//! The text projection: every hidden state of the text encoder, normalised, times its own part of one matrix, and summed.
+//! LTX-2.3 has two such matrices, whose results lie side by side.
 
-use super::config::{COMPONENT, ConnectorsConfig};
+use super::config::{COMPONENT, ConnectorsConfig, TextMap};
 use crate::dtype::DType;
 use crate::hlo::{Comparison, Type, Value};
 use crate::nn::{Axis, Init, Params, linear_into, linear_nd};
@@ -15,8 +15,9 @@ const SCALE: f64 = 8.0;
 pub struct Projection {
     p: Params,
     states: usize,
-    channels: usize,
+    maps: Vec<TextMap>,
     bias: bool,
+    norm: Norm,
     /// `[b, t, 1]`.
     valid: Value,
 }
@@ -36,69 +37,111 @@ impl Projection {
             );
         }
         let valid = mask.compare(Comparison::Ne, &mask.like(0.0)).unsqueeze(2);
-        Projection { p, states, channels: c.caption_channels, bias: c.proj_bias, valid }
+        Projection { p, states, maps: c.text_maps(), bias: c.proj_bias, norm: Norm::of(c), valid }
     }
 
-    /// The empty sum, `[b, t, channels]`, f32.
-    pub fn start(&self, batch: usize, tokens: usize) -> Value {
-        self.p.builder().full(0.0, Type::new(DType::F32, vec![batch, tokens, self.channels]))
+    /// The empty sums, one a map, `[b, t, width]`, f32.
+    pub fn start(&self, batch: usize, tokens: usize) -> Vec<Value> {
+        let empty = |m: &TextMap| self.p.builder().full(0.0, Type::new(DType::F32, vec![batch, tokens, m.width]));
+        self.maps.iter().map(empty).collect()
     }
 
     /// Adds hidden state number `index`, `[b, t, hidden]`.
-    pub fn add(&self, sum: &Value, index: &Value, h: &Value) -> Value {
+    pub fn add(&self, sums: &[Value], index: &Value, h: &Value) -> Vec<Value> {
         let _scope = self.p.builder().scope("text_proj_in");
-        let y = normalised(h, &self.valid, &[1, 2]).to(self.p.dtype());
+        let y = self.norm.of_valid(h, &self.valid);
         // In the checkpoint the state's index is the fastest: [out, hidden · states].
         let (hidden, width) = (h.dim(-1), h.dim(-1) * self.states);
-        let weight = self.p.part(
-            "text_proj_in.weight",
-            &[self.channels, width],
-            &[1, width, self.states],
-            (self.states, index),
-            &[self.channels, hidden],
-            &[Axis::Whole, Axis::Embed],
-            Init::Normal((width as f32).sqrt().recip()),
-        );
-        sum + linear_into(&self.p, &y, &weight, DType::F32)
+        let add = |(m, sum): (&TextMap, &Value)| {
+            let weight = self.p.part(
+                &format!("{}.weight", m.name),
+                &[m.width, width],
+                &[1, width, self.states],
+                (self.states, index),
+                &[m.width, hidden],
+                &[Axis::Whole, Axis::Embed],
+                Init::Normal((width as f32).sqrt().recip()),
+            );
+            sum + linear_into(&self.p, &scaled(&y, m).to(self.p.dtype()), &weight, DType::F32)
+        };
+        self.maps.iter().zip(sums).map(add).collect()
     }
 
-    /// The projected text, in the weights' element type.
-    pub fn finish(&self, sum: &Value) -> Value {
-        let y = sum.to(self.p.dtype());
-        if !self.bias {
-            return y;
-        }
-        y + self.p.pp("text_proj_in").get("bias", &[self.channels], &[Axis::Whole], Init::Normal(0.02))
+    /// The projected text `[b, t, channels]`, the maps' side by side, in the weights' element type.
+    pub fn finish(&self, sums: &[Value]) -> Value {
+        let finished: Vec<Value> = self
+            .maps
+            .iter()
+            .zip(sums)
+            .map(|(m, sum)| biased(&self.p.pp(m.name), sum.to(self.p.dtype()), self.bias))
+            .collect();
+        side_by_side(&finished)
     }
 }
 
-/// `8·(x - mean) / (max - min)` over `axes` of the valid positions, zero elsewhere, in f32.
-fn normalised(x: &Value, valid: &Value, axes: &[isize]) -> Value {
-    let x = x.to(DType::F32);
-    let keep = |other: f64| valid.select(&x, &x.like(other));
-    // Valid positions times the channels they have.
-    let channels: usize = axes.iter().skip(1).map(|&a| x.dim(a)).product();
-    let count = valid.to(DType::F32).sum_keep(&[1]) * channels as f64 + EPS;
-    let mean = keep(0.0).sum_keep(axes) / count;
-    let range = keep(f64::NEG_INFINITY).max_keep(axes) - keep(f64::INFINITY).min_keep(axes);
-    let y = (&x - mean) / (range + EPS) * SCALE;
-    valid.select(&y, &y.like(0.0))
+/// What makes the hidden states comparable.
+#[derive(Clone, Copy)]
+enum Norm {
+    /// `8·(x - mean) / (max - min)` of each state over the tokens and channels of a prompt.
+    PromptRange,
+    /// `x / sqrt(mean(x²))` of each state and token over the channels.
+    TokenRms,
 }
 
-/// The projection of a whole stack `[b, t, hidden · states]`, as the reference's connectors take it.
+impl Norm {
+    fn of(c: &ConnectorsConfig) -> Self {
+        if c.per_modality_projections { Norm::TokenRms } else { Norm::PromptRange }
+    }
+
+    /// Of `x [b, t, hidden, …]` at the positions that `valid` marks, in f32; zero elsewhere.
+    fn of_valid(self, x: &Value, valid: &Value) -> Value {
+        let x = x.to(DType::F32);
+        let y = match self {
+            Norm::PromptRange => {
+                let keep = |other: f64| valid.select(&x, &x.like(other));
+                let count = valid.to(DType::F32).sum_keep(&[1]) * x.dim(2) as f64 + EPS;
+                let mean = keep(0.0).sum_keep(&[1, 2]) / count;
+                let range = keep(f64::NEG_INFINITY).max_keep(&[1, 2]) - keep(f64::INFINITY).min_keep(&[1, 2]);
+                (&x - mean) / (range + EPS) * SCALE
+            }
+            Norm::TokenRms => &x * (x.square().mean_keep(&[2]) + EPS).rsqrt(),
+        };
+        valid.select(&y, &y.like(0.0))
+    }
+}
+
+fn scaled(y: &Value, m: &TextMap) -> Value {
+    if m.scale == 1.0 { y.clone() } else { y * m.scale }
+}
+
+fn biased(p: &Params, y: Value, bias: bool) -> Value {
+    if !bias {
+        return y;
+    }
+    let width = y.dim(-1);
+    y + p.get("bias", &[width], &[Axis::Whole], Init::Normal(0.02))
+}
+
+fn side_by_side(parts: &[Value]) -> Value {
+    match parts {
+        [one] => one.clone(),
+        all => all[0].builder().concat(&all.iter().collect::<Vec<_>>(), 2),
+    }
+}
+
+/// The projection of a whole stack `[b, t, hidden · states]`, as the reference's connectors take it: what
+/// [`Projection::finish`] gives.
 pub(super) fn project_stack(p: &Params, c: &ConnectorsConfig, stack: &Value, mask: &Value) -> Value {
     let _scope = p.builder().scope("text_proj_in");
     let (b, t, width) = (stack.dim(0), stack.dim(1), stack.dim(2));
     let (hidden, states) = (c.caption_channels, width / c.caption_channels);
     let valid = mask.compare(Comparison::Ne, &mask.like(0.0)).reshape(vec![b, t, 1, 1]);
-    let split = stack.reshape(vec![b, t, hidden, states]);
-    let y = normalised(&split, &valid, &[1, 2]).to(p.dtype()).reshape(vec![b, t, width]);
-    let p = p.pp("text_proj_in");
-    let init = Init::Normal((width as f32).sqrt().recip());
-    let weight = p.get("weight", &[c.caption_channels, width], &[Axis::Whole, Axis::Embed], init);
-    let projected = linear_nd(&p, &y, &weight);
-    if !c.proj_bias {
-        return projected;
-    }
-    projected + p.get("bias", &[c.caption_channels], &[Axis::Whole], Init::Normal(0.02))
+    let y = Norm::of(c).of_valid(&stack.reshape(vec![b, t, hidden, states]), &valid).reshape(vec![b, t, width]);
+    let project = |m: &TextMap| {
+        let p = p.pp(m.name);
+        let init = Init::Normal((width as f32).sqrt().recip());
+        let weight = p.get("weight", &[m.width, width], &[Axis::Whole, Axis::Embed], init);
+        biased(&p, linear_nd(&p, &scaled(&y, m).to(p.dtype()), &weight), c.proj_bias)
+    };
+    side_by_side(&c.text_maps().iter().map(project).collect::<Vec<_>>())
 }

@@ -43,6 +43,20 @@ fn the_published_connectors_declare_every_parameter_once() {
 }
 
 #[test]
+fn the_published_2_3_connectors_declare_every_parameter_once() {
+    let preset: serde_json::Value = serde_json::from_str(include_str!("../presets/ltx2_3.json")).expect("JSON");
+    let c = read(preset["connectors"].clone());
+    let whole = program(&c, 2, 1024, Input::HiddenStates, &Build::new(DType::BF16)).expect("builds");
+    assert_eq!(whole.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 3_172_227_584);
+    let names = tensors(&whole);
+    assert_eq!(names.len(), 262, "as many tensors as the released checkpoint has");
+    assert_eq!(names["video_text_proj_in.weight"], [4096, 188_160]);
+    assert_eq!(names["audio_text_proj_in.bias"], [2048]);
+    assert_eq!(names["audio_connector.transformer_blocks.7.attn1.to_gate_logits.weight"], [32, 2048]);
+    assert_eq!(c.text_width(), 4096 + 2048);
+}
+
+#[test]
 fn gates_are_declared_where_the_configuration_has_them() {
     let mut c = tiny(json!(4));
     c.audio_gated_attn = true;
@@ -79,8 +93,12 @@ fn null_means_no_registers_and_nothing_the_default() {
 #[test]
 fn what_is_not_computed_is_refused_by_key() {
     let cases = [
-        (json!({"per_modality_projections": true}), "per_modality_projections = true is not supported"),
-        (json!({"caption_channels": 2048}), "caption_channels = 2048 is not supported, only the width of both"),
+        (json!({"per_modality_projections": true}), "video_hidden_dim = 4096 is not supported, only the width"),
+        (
+            json!({"caption_channels": 2048}),
+            "caption_channels = 2048 is not supported, only the width of the connectors",
+        ),
+        (json!({"caption_channels": 0}), "caption_channels = 0 is not supported, only a positive number"),
         (json!({"audio_connector_attention_head_dim": 5}), "audio_connector_attention_head_dim = 5 is not supported"),
         (json!({"video_connector_num_learnable_registers": 0}), "only a positive number or null"),
         (json!({"rope_type": "axial"}), "rope_type: unknown variant `axial`"),

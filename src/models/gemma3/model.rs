@@ -20,7 +20,7 @@ const HIDDEN: f64 = -1e30;
 /// The text encoder for `batch` rows of `tokens` tokens: inputs `input_ids`, `attention_mask` (i32 `[b, t]`).
 ///
 /// With connectors, the output `prompt_embeds` is `[b, t, channels]`: every hidden state normalised and projected as it
-/// appears, and summed. Without, it is the stack of hidden states `[b, t, hidden · states]`, the state's index fastest.
+/// appears, and summed; two projections lie side by side. Without, it is the stack of hidden states `[b, t, hidden · states]`, the state's index fastest.
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
@@ -40,17 +40,16 @@ pub fn program(
     let embeds = match connectors {
         Some(connectors) => {
             let projection = connectors::Projection::new(&p, connectors, &mask, c.hidden_states(), c.hidden_size);
-            let sum = projection.start(ids.dim(0), ids.dim(1));
-            let [sum] = encode(&p, c, &ids, &mask, [sum], |i, h, [sum]| [projection.add(&sum, i, h)]);
-            projection.finish(&sum)
+            let sums = projection.start(ids.dim(0), ids.dim(1));
+            projection.finish(&encode(&p, c, &ids, &mask, &sums, |i, h, sums| projection.add(sums, i, h)))
         }
         None => {
             let [rows, tokens] = [ids.dim(0), ids.dim(1)];
             let stack = Type::new(build.dtype, vec![c.hidden_states(), rows, tokens, c.hidden_size]);
             let empty = p.builder().full(0.0, stack);
-            let write = |i: &Value, h: &Value, [stack]: [Value; 1]| [stack.dynamic_update(0, i, &h.unsqueeze(0))];
-            let [stack] = encode(&p, c, &ids, &mask, [empty], write);
-            stack.transpose(&[1, 2, 3, 0]).reshape(vec![rows, tokens, c.hidden_size * c.hidden_states()])
+            let write = |i: &Value, h: &Value, stack: &[Value]| vec![stack[0].dynamic_update(0, i, &h.unsqueeze(0))];
+            let stack = encode(&p, c, &ids, &mask, &[empty], write);
+            stack[0].transpose(&[1, 2, 3, 0]).reshape(vec![rows, tokens, c.hidden_size * c.hidden_states()])
         }
     };
     let content = [batch, tokens, embeds.dim(-1)];
@@ -58,16 +57,16 @@ pub fn program(
     Network::finish(&p, vec![p.output("prompt_embeds", &embeds.to(DType::F32), &axes, &content)])
 }
 
-/// Runs the stack and gives every hidden state, with its index, to `visit`, which carries a value along: the scaled
+/// Runs the stack and gives every hidden state, with its index, to `visit`, which carries values along: the scaled
 /// embeddings, each layer's result, the last of them after the final norm.
 fn encode(
     p: &Params,
     c: &Gemma3Config,
     ids: &Value,
     mask: &Value,
-    carried: [Value; 1],
-    visit: impl Fn(&Value, &Value, [Value; 1]) -> [Value; 1],
-) -> [Value; 1] {
+    carried: &[Value],
+    visit: impl Fn(&Value, &Value, &[Value]) -> Vec<Value>,
+) -> Vec<Value> {
     let b = p.builder();
     let root = p.pp(ROOT);
     let init = Init::Normal((c.hidden_size as f32).sqrt().recip());
@@ -78,13 +77,13 @@ fn encode(
     let h = h * (c.hidden_size as f64).sqrt();
     let reads = Reads::new(p, c, mask);
     let layers = c.layers.len();
-    let done = root.each_layer("layers", layers, &[h, carried[0].clone()], |p, i, state| {
-        let carried = visit(i, &state[0], [state[1].clone()]);
+    let done = root.each_layer("layers", layers, &[&[h], carried].concat(), |p, i, state| {
+        let carried = visit(i, &state[0], &state[1..]);
         let h = layer(p, c, &state[0], &reads.of(i));
-        [vec![h], carried.to_vec()].concat()
+        [vec![h], carried].concat()
     });
     let last = norm(&root.pp("norm"), c, &done[0]);
-    visit(&b.scalar(layers as f64, DType::I32), &last, [done[1].clone()])
+    visit(&b.scalar(layers as f64, DType::I32), &last, &done[1..])
 }
 
 /// What every layer reads: positions and masks of both kinds of layer.

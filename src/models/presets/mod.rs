@@ -1,6 +1,6 @@
 //! Models whose configuration this program carries: to make a random one, or to compile for the published one without
-//! its files. The values of `ltx2` are those of the published `config.json` files; `nano` has the same topology at
-//! widths that run on a laptop.
+//! its files. The values of `ltx2` and `ltx2_3` are those of the published `config.json` files; `nano` and `nano_2_3`
+//! have the same topologies at widths that run on a laptop.
 
 use serde_json::{Map, Value};
 
@@ -12,7 +12,16 @@ pub struct Preset {
     configs: Map<String, Value>,
 }
 
-const PRESETS: [(&str, &str); 2] = [("nano", include_str!("nano.json")), ("ltx2", include_str!("ltx2.json"))];
+const PRESETS: [(&str, &str); 4] = [
+    ("nano", include_str!("nano.json")),
+    ("nano_2_3", include_str!("nano_2_3.json")),
+    ("ltx2", include_str!("ltx2.json")),
+    ("ltx2_3", include_str!("ltx2_3.json")),
+];
+
+/// Published names of models, and the presets that describe them.
+const PUBLISHED: [(&str, &str); 3] =
+    [("Lightricks/LTX-2", "ltx2"), ("Lightricks/LTX-2.3", "ltx2_3"), ("diffusers/LTX-2.3-Diffusers", "ltx2_3")];
 
 impl Preset {
     /// The names there are.
@@ -22,7 +31,7 @@ impl Preset {
 
     /// A preset by name, or by the published name of the model it describes.
     pub fn named(name: &str) -> Option<Self> {
-        let name = if name == "Lightricks/LTX-2" { "ltx2" } else { name };
+        let name = PUBLISHED.iter().find(|(published, _)| *published == name).map_or(name, |(_, preset)| preset);
         let (name, text) = PRESETS.into_iter().find(|(n, _)| *n == name)?;
         let Ok(Value::Object(configs)) = serde_json::from_str(text) else { return None };
         Some(Preset { name, configs })
@@ -49,5 +58,6 @@ mod tests {
             }
         }
         assert_eq!(Preset::named("Lightricks/LTX-2").map(|p| p.name), Some("ltx2"));
+        assert_eq!(Preset::named("Lightricks/LTX-2.3").map(|p| p.name), Some("ltx2_3"));
     }
 }

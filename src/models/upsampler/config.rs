@@ -55,7 +55,7 @@ pub enum Resampler {
 fn neither() -> ConfigError {
     ConfigError::Unsupported {
         component: COMPONENT,
-        key: "spatial_upsample",
+        key: "spatial_upsample".into(),
         value: "false".into(),
         supported: "true where temporal_upsample is false",
     }

@@ -1,8 +1,9 @@
 //! Periodic activations and the filters that keep them from aliasing. Activations are `[b, channels, samples]`.
 
+use super::resample::{each_channel, raised};
 use crate::dtype::DType;
 use crate::hlo::{Conv, Value};
-use crate::nn::{Axis, Init, Params, spread_conv1d};
+use crate::nn::{Axis, Init, Params};
 
 /// Keeps a division by a learned amplitude finite.
 const SNAKE_EPS: f64 = 1e-9;
@@ -52,8 +53,7 @@ impl AntiAlias {
         let (ratio, k) = (self.ratio, self.kernel);
         let pad = k / ratio - 1;
         let (left, right) = (pad * ratio + (k - ratio) / 2, pad * ratio + (k - ratio).div_ceil(2));
-        let y = each_channel(&x.pad_edge(2, pad, pad), |x| spread_conv1d(x, &self.taps(p), ratio, 0));
-        y.slice(2, left, y.dim(2).saturating_sub(right)) * ratio as f64
+        raised(x, &self.taps(p), ratio, pad, [left, right])
     }
 
     fn down(self, p: &Params, x: &Value) -> Value {
@@ -62,11 +62,4 @@ impl AntiAlias {
             x.builder().convolution(x, &self.taps(p), &Conv::new(1).stride(&[self.ratio]))
         })
     }
-}
-
-/// The same filter on every channel.
-fn each_channel(x: &Value, filter: impl FnOnce(&Value) -> Value) -> Value {
-    let (b, channels) = (x.dim(0), x.dim(1));
-    let y = filter(&x.reshape(vec![b * channels, 1, x.dim(2)]));
-    y.reshape(vec![b, channels, y.dim(2)])
 }

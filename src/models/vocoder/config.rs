@@ -1,18 +1,65 @@
 //! `vocoder/config.json`.
 
 use serde::Deserialize;
+use serde_json::{Value as Json, json};
 
 use super::COMPONENT;
 use super::activation::AntiAlias;
+use super::resample::Resampler;
 use crate::models::{ConfigError, parse_config, require};
 
-/// The vocoder's configuration; defaults are the reference class' own.
+/// The vocoder's configuration.
+#[derive(Clone, Debug)]
+pub struct VocoderConfig {
+    /// The generator that reads the spectrogram.
+    pub generator: GeneratorConfig,
+    /// LTX-2.3's second stage, at a higher rate.
+    pub extension: Option<Extension>,
+    /// Samples a second of the result.
+    pub output_sampling_rate: usize,
+}
+
+/// What raises a waveform's bandwidth: a spectrogram of the waveform, and a generator that makes from it what the
+/// waveform lacks at the higher rate.
+#[derive(Clone, Debug)]
+pub struct Extension {
+    /// The spectrogram.
+    pub spectrogram: Spectrogram,
+    /// From spectrogram to the missing part.
+    pub generator: GeneratorConfig,
+    /// From one rate to the other.
+    pub resampler: Resampler,
+    /// Whether the waveform is limited to -1..1 before it is extended, as Lightricks' code does and diffusers does not.
+    pub clamp: bool,
+}
+
+/// A log-mel spectrogram that depends on no later sample.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[allow(missing_docs)] // The keys are the reference's.
+pub struct Spectrogram {
+    pub filter_length: usize,
+    pub hop_length: usize,
+    pub window_length: usize,
+    pub num_mel_channels: usize,
+}
+
+impl Spectrogram {
+    /// Frequencies before they are gathered into bins.
+    pub fn frequencies(&self) -> usize {
+        self.filter_length / 2 + 1
+    }
+
+    /// Zeros before the first sample.
+    pub fn lead(&self) -> usize {
+        self.window_length.saturating_sub(self.hop_length)
+    }
+}
+
+/// One generator; defaults are those of the reference's class for LTX-2.0.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs)] // The keys are the reference's.
-pub struct VocoderConfig {
-    #[serde(rename = "_class_name")]
-    class_name: String,
+pub struct GeneratorConfig {
     pub in_channels: usize,
     pub hidden_channels: usize,
     pub out_channels: usize,
@@ -27,13 +74,11 @@ pub struct VocoderConfig {
     pub antialias_kernel_size: usize,
     pub final_act_fn: Option<FinalActivation>,
     pub final_bias: bool,
-    pub output_sampling_rate: usize,
 }
 
-impl Default for VocoderConfig {
+impl Default for GeneratorConfig {
     fn default() -> Self {
-        VocoderConfig {
-            class_name: CLASS.into(),
+        GeneratorConfig {
             in_channels: 128,
             hidden_channels: 1024,
             out_channels: 2,
@@ -48,12 +93,26 @@ impl Default for VocoderConfig {
             antialias_kernel_size: 12,
             final_act_fn: Some(FinalActivation::Tanh),
             final_bias: true,
-            output_sampling_rate: 24000,
         }
     }
 }
 
-const CLASS: &str = "LTX2Vocoder";
+/// The reference's classes.
+const PLAIN: &str = "LTX2Vocoder";
+const EXTENDED: &str = "LTX2VocoderWithBWE";
+
+/// What the class with bandwidth extension has where its configuration says nothing and LTX-2.0's class has other values.
+fn extended_defaults() -> Json {
+    json!({
+        "hidden_channels": 1536, "upsample_kernel_sizes": [11, 4, 4, 4, 4, 4], "upsample_factors": [5, 2, 2, 2, 2, 2],
+        "act_fn": "snakebeta", "antialias": true, "final_act_fn": null, "final_bias": false,
+        "bwe_hidden_channels": 512, "bwe_upsample_kernel_sizes": [12, 11, 4, 4, 4],
+        "bwe_upsample_factors": [6, 5, 2, 2, 2], "bwe_act_fn": "snakebeta", "bwe_antialias": true,
+        "bwe_final_act_fn": null, "bwe_final_bias": false,
+        "filter_length": 512, "hop_length": 80, "window_length": 512, "num_mel_channels": 64,
+        "input_sampling_rate": 16000, "output_sampling_rate": 48000,
+    })
+}
 
 /// The function between convolutions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -79,34 +138,115 @@ pub enum FinalActivation {
 }
 
 impl VocoderConfig {
-    /// Reads and checks `config.json`.
+    /// Reads and checks `config.json`. A first stage is limited as Lightricks' code does.
     ///
     /// # Errors
     /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let c: Self = parse_config(COMPONENT, json)?;
-        require(c.class_name == CLASS, COMPONENT, "_class_name", &c.class_name, CLASS)?;
+    pub fn from_json(json: &Json) -> Result<Self, ConfigError> {
+        #[derive(Deserialize)]
+        #[serde(default)]
+        struct Plain {
+            #[serde(rename = "_class_name")]
+            class_name: String,
+            output_sampling_rate: usize,
+        }
+        impl Default for Plain {
+            fn default() -> Self {
+                Plain { class_name: PLAIN.into(), output_sampling_rate: 24000 }
+            }
+        }
+        let plain: Plain = parse_config(COMPONENT, json)?;
+        if plain.class_name == EXTENDED {
+            return Self::extended(json);
+        }
+        require(plain.class_name == PLAIN, COMPONENT, "_class_name", &plain.class_name, "LTX2Vocoder and …WithBWE")?;
+        let generator = GeneratorConfig::from_json(json, "")?;
+        Ok(VocoderConfig { generator, extension: None, output_sampling_rate: plain.output_sampling_rate })
+    }
+
+    fn extended(json: &Json) -> Result<Self, ConfigError> {
+        #[derive(Deserialize)]
+        struct Rates {
+            input_sampling_rate: usize,
+            output_sampling_rate: usize,
+        }
+        let mut all = extended_defaults();
+        if let (Json::Object(all), Json::Object(given)) = (&mut all, json) {
+            all.extend(given.iter().map(|(k, v)| (k.clone(), v.clone())));
+        }
+        let first = GeneratorConfig::from_json(&all, "")?;
+        let second = GeneratorConfig::from_json(&all, BWE)?;
+        let s: Spectrogram = parse_config(COMPONENT, &all)?;
+        let rates: Rates = parse_config(COMPONENT, &all)?;
+        let (from, to) = (rates.input_sampling_rate, rates.output_sampling_rate);
+        let grows = from > 0 && to >= from && to.is_multiple_of(from);
+        require(grows, COMPONENT, "output_sampling_rate", to, "a multiple of input_sampling_rate")?;
+        require(s.hop_length > 0, COMPONENT, "hop_length", s.hop_length, "a positive number")?;
+        // As many frames as hops.
+        let frames = s.filter_length > s.lead() && s.filter_length <= s.lead() + s.hop_length;
+        require(frames, COMPONENT, "window_length", s.window_length, "filter_length, or less than a hop more")?;
+        let bins = first.out_channels * s.num_mel_channels;
+        require(second.in_channels == bins, COMPONENT, "bwe_in_channels", second.in_channels, BWE_CHANNELS)?;
+        let channels = second.out_channels;
+        require(channels == first.out_channels, COMPONENT, "bwe_out_channels", channels, "out_channels")?;
+        let meets = second.samples_per_frame() == s.hop_length * (to / from);
+        require(meets, COMPONENT, "bwe_upsample_factors", &second.upsample_factors, BWE_FACTORS)?;
+        let extension =
+            Extension { spectrogram: s, generator: second, resampler: Resampler { ratio: to / from }, clamp: true };
+        Ok(VocoderConfig { generator: first, extension: Some(extension), output_sampling_rate: to })
+    }
+
+    /// The same vocoder with or without the limit between its stages.
+    #[must_use]
+    pub fn with_clamp(mut self, clamp: bool) -> Self {
+        if let Some(extension) = &mut self.extension {
+            extension.clamp = clamp;
+        }
+        self
+    }
+}
+
+/// Prefix of the second generator's keys.
+const BWE: &str = "bwe_";
+const BWE_CHANNELS: &str = "out_channels times num_mel_channels";
+const BWE_FACTORS: &str = "factors whose product is hop_length times the growth of the rate";
+
+impl GeneratorConfig {
+    /// Reads and checks the keys with a prefix.
+    fn from_json(json: &Json, prefix: &'static str) -> Result<Self, ConfigError> {
+        let keys = json.as_object().into_iter().flatten();
+        let own: serde_json::Map<String, Json> =
+            keys.filter_map(|(k, v)| Some((k.strip_prefix(prefix)?.to_string(), v.clone()))).collect();
+        let c: Self = parse_config(COMPONENT, &Json::Object(own)).map_err(|e| match e {
+            ConfigError::Form { component, message } => {
+                ConfigError::Form { component, message: format!("{prefix}{message}") }
+            }
+            other => other,
+        })?;
+        let key = |name: &str| format!("{prefix}{name}");
         let (kernels, factors) = (&c.upsample_kernel_sizes, &c.upsample_factors);
-        require(!factors.is_empty(), COMPONENT, "upsample_factors", factors, "one entry or more")?;
+        require(!factors.is_empty(), COMPONENT, key("upsample_factors"), factors, "one entry or more")?;
         let as_many = "as many entries as upsample_kernel_sizes";
-        require(factors.len() == kernels.len(), COMPONENT, "upsample_factors", factors, as_many)?;
+        require(factors.len() == kernels.len(), COMPONENT, key("upsample_factors"), factors, as_many)?;
         let grows = factors.iter().zip(kernels).all(|(&f, &k)| f > 0 && k >= f);
-        require(grows, COMPONENT, "upsample_kernel_sizes", kernels, "kernels as long as their factor or longer")?;
+        let longer = "kernels as long as their factor or longer";
+        require(grows, COMPONENT, key("upsample_kernel_sizes"), kernels, longer)?;
         let (sizes, dilations) = (&c.resnet_kernel_sizes, &c.resnet_dilations);
         let positive = !sizes.is_empty() && !sizes.contains(&0);
-        require(positive, COMPONENT, "resnet_kernel_sizes", sizes, "one entry or more, all positive")?;
+        require(positive, COMPONENT, key("resnet_kernel_sizes"), sizes, "one entry or more, all positive")?;
         let positive = !dilations.iter().flatten().any(|&d| d == 0);
-        require(positive, COMPONENT, "resnet_dilations", dilations, "positive entries")?;
+        require(positive, COMPONENT, key("resnet_dilations"), dilations, "positive entries")?;
         let halves = c.hidden_channels.checked_shr(factors.len() as u32).is_some_and(|last| last > 0);
-        require(halves, COMPONENT, "hidden_channels", c.hidden_channels, "a width that can be halved in every stage")?;
+        let every = "a width that can be halved in every stage";
+        require(halves, COMPONENT, key("hidden_channels"), c.hidden_channels, every)?;
         let as_many = "as many entries as resnet_kernel_sizes";
-        require(dilations.len() == sizes.len(), COMPONENT, "resnet_dilations", dilations, as_many)?;
+        require(dilations.len() == sizes.len(), COMPONENT, key("resnet_dilations"), dilations, as_many)?;
         if c.act_fn == Activation::LeakyRelu {
-            require(!c.antialias, COMPONENT, "antialias", true, "false where act_fn is leaky_relu")?;
+            require(!c.antialias, COMPONENT, key("antialias"), true, "false where act_fn is leaky_relu")?;
         } else {
             let longer = c.antialias_ratio > 0 && c.antialias_kernel_size > c.antialias_ratio;
             let kernel = c.antialias_kernel_size;
-            require(longer, COMPONENT, "antialias_kernel_size", kernel, "a kernel longer than antialias_ratio")?;
+            require(longer, COMPONENT, key("antialias_kernel_size"), kernel, "a kernel longer than antialias_ratio")?;
         }
         Ok(c)
     }

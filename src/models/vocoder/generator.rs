@@ -1,12 +1,10 @@
 //! A log-mel spectrogram to a waveform.
 
-use super::COMPONENT;
 use super::activation::{leaky_relu, snake};
-use super::config::{Activation, FinalActivation, VocoderConfig};
+use super::config::{Activation, FinalActivation, GeneratorConfig};
 use crate::dtype::DType;
-use crate::hlo::{Result, Type, Value};
-use crate::models::Network;
-use crate::nn::{Axis, Build, Params, conv1d, transposed_conv1d};
+use crate::hlo::Value;
+use crate::nn::{Params, conv1d, transposed_conv1d};
 
 /// Kernel of the first and the last convolution, fixed by the architecture.
 const OUTER_KERNEL: usize = 7;
@@ -16,7 +14,7 @@ const FINAL_SLOPE: f64 = 0.01;
 
 /// A log-mel spectrogram `[b, channels, frames, bins]` to samples `[b, out_channels, frames · samples_per_frame]`, in
 /// the weights' element type; `channels · bins` is `in_channels`.
-pub fn vocode(p: &Params, c: &VocoderConfig, mel: &Value) -> Value {
+pub(super) fn generate(p: &Params, c: &GeneratorConfig, mel: &Value) -> Value {
     let _scope = p.scope();
     let [b, channels, frames, bins] = [0, 1, 2, 3].map(|a| mel.dim(a));
     if channels * bins != c.in_channels {
@@ -50,7 +48,7 @@ pub fn vocode(p: &Params, c: &VocoderConfig, mel: &Value) -> Value {
 }
 
 /// The mean of a stage's residual blocks, all of which read `x`.
-fn mean_of_resnets(p: &Params, c: &VocoderConfig, stage: usize, x: &Value) -> Value {
+fn mean_of_resnets(p: &Params, c: &GeneratorConfig, stage: usize, x: &Value) -> Value {
     let count = c.resnet_kernel_sizes.len();
     let blocks = c.resnet_kernel_sizes.iter().zip(&c.resnet_dilations).enumerate();
     let outputs = blocks.map(|(j, (&kernel, dilations))| {
@@ -61,7 +59,7 @@ fn mean_of_resnets(p: &Params, c: &VocoderConfig, stage: usize, x: &Value) -> Va
 }
 
 /// For each dilation `x + conv2(act(conv1(act(x))))`, `conv1` dilated.
-fn resnet(p: &Params, c: &VocoderConfig, x: &Value, kernel: usize, dilations: &[usize]) -> Value {
+fn resnet(p: &Params, c: &GeneratorConfig, x: &Value, kernel: usize, dilations: &[usize]) -> Value {
     let _scope = p.builder().scope("resnet");
     let channels = x.dim(1);
     dilations.iter().enumerate().fold(x.clone(), |x, (i, &dilation)| {
@@ -73,26 +71,11 @@ fn resnet(p: &Params, c: &VocoderConfig, x: &Value, kernel: usize, dilations: &[
     })
 }
 
-fn activation(p: &Params, c: &VocoderConfig, x: &Value) -> Value {
+fn activation(p: &Params, c: &GeneratorConfig, x: &Value) -> Value {
     let beta = c.act_fn == Activation::SnakeBeta;
     match c.act_fn {
         Activation::LeakyRelu => leaky_relu(x, c.leaky_relu_negative_slope),
         _ if c.antialias => c.antialias().around(p, x, |x| snake(&p.pp("act"), x, beta)),
         _ => snake(p, x, beta),
     }
-}
-
-/// The vocoder as a program. Input, f32: `mel [b, channels, frames, bins]`, in this order in `shape`. Output, f32:
-/// `audio [b, out_channels, samples]`.
-///
-/// # Errors
-/// The first mistake made while building, with op, scope and shapes.
-pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
-    let p = Params::new("vocoder", COMPONENT, build);
-    let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
-    let mel = p.input("mel", Type::new(DType::F32, shape), &axes);
-    let audio = vocode(&p, c, &mel);
-    let audio = audio.to(DType::F32);
-    let content = [&shape[..1], &audio.dims()[1..]].concat();
-    Network::finish(&p, vec![p.output("audio", &audio, &[Axis::Batch, Axis::Whole, Axis::Whole], &content)])
 }

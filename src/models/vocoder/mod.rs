@@ -1,14 +1,40 @@
-//! The vocoder: a log-mel spectrogram to a waveform, by transposed convolutions and residual blocks.
+//! The vocoder: a log-mel spectrogram to a waveform, by transposed convolutions and residual blocks; LTX-2.3's raises the
+//! rate of that in a second stage.
 
 mod activation;
 mod config;
+mod extension;
 mod generator;
+mod resample;
 #[cfg(test)]
 mod tests;
 
 pub use activation::AntiAlias;
-pub use config::{Activation, FinalActivation, VocoderConfig};
-pub use generator::{vocode, vocoder_program};
+pub use config::{Activation, Extension, FinalActivation, GeneratorConfig, Spectrogram, VocoderConfig};
+pub use resample::Resampler;
+
+use crate::dtype::DType;
+use crate::hlo::{Result, Type};
+use crate::models::Network;
+use crate::nn::{Axis, Build, Params};
 
 /// The model folder's name.
 pub const COMPONENT: &str = "vocoder";
+
+/// The vocoder as a program. Input, f32: `mel [b, channels, frames, bins]`, in this order in `shape`. Output, f32:
+/// `audio [b, out_channels, samples]`.
+///
+/// # Errors
+/// The first mistake made while building, with op, scope and shapes.
+pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
+    let p = Params::new("vocoder", COMPONENT, build);
+    let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
+    let mel = p.input("mel", Type::new(DType::F32, shape), &axes);
+    let audio = match &c.extension {
+        None => generator::generate(&p, &c.generator, &mel),
+        Some(e) => extension::extend(&p, e, &generator::generate(&p.pp("vocoder"), &c.generator, &mel)),
+    };
+    let audio = audio.to(DType::F32);
+    let content = [&shape[..1], &audio.dims()[1..]].concat();
+    Network::finish(&p, vec![p.output("audio", &audio, &[Axis::Batch, Axis::Whole, Axis::Whole], &content)])
+}

@@ -37,6 +37,47 @@ fn the_released_model_declares_every_tensor() {
 }
 
 #[test]
+fn the_released_2_3_model_declares_every_tensor_that_is_read() {
+    let preset: Json = serde_json::from_str(include_str!("../presets/ltx2_3.json")).expect("JSON");
+    let c = build(preset["vocoder"].clone(), [1, 2, 501, 64]);
+    // Both generators' parameters, their 400 filters of 12 taps, the Fourier and the mel basis.
+    let stored = 400 * 12 + 514 * 512 + 64 * 257;
+    assert_eq!(c.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 128_537_448 + stored);
+    // Of the 1227 the checkpoint has, `inverse_basis` is never read.
+    assert_eq!((tensors(&c).len(), &c.program.results[0].ty.dims[..]), (1226, &[1, 2, 501 * 480][..]));
+    for name in ["vocoder.act_out.act.beta", "bwe_generator.conv_out.weight", "mel_stft.stft_fn.forward_basis"] {
+        assert!(tensors(&c).contains(name), "{name}");
+    }
+}
+
+#[test]
+fn the_extended_class_has_its_own_defaults() {
+    let preset: Json = serde_json::from_str(include_str!("../presets/ltx2_3.json")).expect("JSON");
+    let published = VocoderConfig::from_json(&preset["vocoder"]).expect("supported");
+    let bare = VocoderConfig::from_json(&json!({"_class_name": "LTX2VocoderWithBWE"})).expect("supported");
+    assert_eq!(format!("{bare:?}"), format!("{published:?}"));
+    assert_eq!(bare.output_sampling_rate, 48000);
+}
+
+#[test]
+fn an_extension_that_does_not_meet_its_waveform_is_refused_by_key() {
+    let cases = [
+        (json!({"output_sampling_rate": 40000}), "output_sampling_rate = 40000 is not supported"),
+        (json!({"window_length": 700}), "window_length = 700"),
+        (json!({"bwe_in_channels": 64}), "bwe_in_channels = 64 is not supported, only out_channels times"),
+        (json!({"bwe_out_channels": 1}), "bwe_out_channels = 1"),
+        (json!({"bwe_upsample_factors": [6, 5, 2, 2, 1]}), "bwe_upsample_factors = [6, 5, 2, 2, 1]"),
+        (json!({"bwe_hidden_channels": 3}), "bwe_hidden_channels = 3"),
+        (json!({"bwe_act_fn": "relu"}), "bwe_act_fn: unknown variant `relu`"),
+    ];
+    for (mut config, message) in cases {
+        config["_class_name"] = json!("LTX2VocoderWithBWE");
+        let e = VocoderConfig::from_json(&config).expect_err("refused").to_string();
+        assert!(e.starts_with("config.json of 'vocoder': ") && e.contains(message), "{e}");
+    }
+}
+
+#[test]
 fn lists_may_have_any_length() {
     let c = build(tiny(json!({"final_bias": false, "out_channels": 1})), [2, 2, 5, 3]);
     assert_eq!(c.program.results[0].ty.dims, [2, 1, 50]);
@@ -61,7 +102,7 @@ fn periodic_activations_declare_their_parameters_and_filters() {
 #[test]
 fn what_is_not_computed_is_refused_by_key() {
     let cases = [
-        (json!({"_class_name": "LTX2VocoderWithBWE"}), "_class_name = \"LTX2VocoderWithBWE\" is not supported"),
+        (json!({"_class_name": "BigVGAN"}), "_class_name = \"BigVGAN\" is not supported"),
         (json!({"antialias": true}), "antialias = true is not supported, only false where act_fn is leaky_relu"),
         (json!({"upsample_factors": [5]}), "upsample_factors = [5]"),
         (json!({"resnet_dilations": [[1]]}), "resnet_dilations = [[1]]"),

@@ -1,0 +1,48 @@
+//! The bandwidth extension of LTX-2.3: a waveform's own spectrogram tells a second generator what the waveform lacks at a
+//! higher rate.
+
+use super::config::{Extension, Spectrogram};
+use super::generator::generate;
+use crate::hlo::{Conv, Value};
+use crate::nn::{Axis, Init, Params, linear_nd};
+
+/// The smallest magnitude of a mel bin.
+const SILENCE: f64 = 1e-5;
+
+/// A waveform `[b, channels, samples]` to `[b, channels, samples · ratio]`, in -1..1.
+pub(super) fn extend(p: &Params, e: &Extension, wave: &Value) -> Value {
+    let samples = wave.dim(2);
+    let wave = if e.clamp { wave.clamp(-1.0, 1.0) } else { wave.clone() };
+    let hop = e.spectrogram.hop_length;
+    let wave = wave.pad(2, 0, samples.next_multiple_of(hop) - samples, 0.0);
+    let mel = log_mel(&p.pp("mel_stft"), &e.spectrogram, &wave);
+    let missing = generate(&p.pp("bwe_generator"), &e.generator, &mel);
+    let y = (missing + e.resampler.apply(&wave)).clamp(-1.0, 1.0);
+    y.slice(2, 0, samples * e.resampler.ratio)
+}
+
+/// The log-mel spectrogram `[b, channels, frames, bins]` of a waveform of whole hops. Fourier and mel bases are the
+/// checkpoint's.
+fn log_mel(p: &Params, s: &Spectrogram, wave: &Value) -> Value {
+    let _scope = p.scope();
+    let (b, channels, frequencies) = (wave.dim(0), wave.dim(1), s.frequencies());
+    let basis = p.pp("stft_fn").get(
+        "forward_basis",
+        &[2 * frequencies, 1, s.filter_length],
+        &[Axis::Whole; 3],
+        Init::Normal((s.filter_length as f32).sqrt().recip()),
+    );
+    let wave = wave.reshape(vec![b * channels, 1, wave.dim(2)]).pad(2, s.lead(), 0, 0.0);
+    let parts = wave.builder().convolution(&wave, &basis, &Conv::new(1).stride(&[s.hop_length]));
+    let (real, imaginary) = (parts.slice(1, 0, frequencies), parts.slice(1, frequencies, 2 * frequencies));
+    let magnitude = (real.square() + imaginary.square()).sqrt();
+    let weight = p.get(
+        "mel_basis",
+        &[s.num_mel_channels, frequencies],
+        &[Axis::Whole; 2],
+        Init::Around((frequencies as f32).recip(), 0.0),
+    );
+    let mel = linear_nd(p, &magnitude.swap(1, 2), &weight);
+    let frames = mel.dim(1);
+    mel.maximum(&mel.like(SILENCE)).log().reshape(vec![b, channels, frames, s.num_mel_channels])
+}

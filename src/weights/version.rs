@@ -1,0 +1,88 @@
+//! Generations of the model, and how files and configurations tell which they are of.
+
+use std::fmt;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Component;
+use super::checkpoint::Checkpoint;
+use super::error::WeightsError;
+
+/// A generation of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// LTX-2, 19B.
+    V2_0,
+    /// LTX-2.3, 22B.
+    V2_3,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Version::V2_0 => "2.0",
+            Version::V2_3 => "2.3",
+        })
+    }
+}
+
+impl Version {
+    /// The generation that a transformer's configuration is of; none where it is of neither.
+    pub fn of_transformer(config: &Value) -> Option<Self> {
+        let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
+        // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
+        match (flag("use_prompt_embeddings", true), flag("cross_attn_mod", false)) {
+            (true, false) => Some(Version::V2_0),
+            (false, true) => Some(Version::V2_3),
+            _ => None,
+        }
+    }
+
+    /// The generation that a component's configuration is of, where generations differ in it.
+    pub(super) fn of_config(component: Component, config: &Value) -> Option<Self> {
+        let newer = |yes: bool| Some(if yes { Version::V2_3 } else { Version::V2_0 });
+        match component {
+            Component::Transformer => Version::of_transformer(config),
+            Component::Connectors => {
+                newer(config.get("per_modality_projections").and_then(Value::as_bool).unwrap_or(false))
+            }
+            Component::Vocoder => newer(config.get("_class_name").is_some_and(|c| c == "LTX2VocoderWithBWE")),
+            _ => None,
+        }
+    }
+
+    /// A component's tensor that only one generation has, and which.
+    fn of_tensors(component: Component, tensors: &Checkpoint) -> Option<(Self, &'static str)> {
+        let telling = match component {
+            Component::Transformer => ["caption_projection.linear_1.weight", "prompt_adaln.linear.weight"],
+            Component::Connectors => ["text_proj_in.weight", "video_text_proj_in.weight"],
+            Component::Vocoder => ["conv_in.weight", "bwe_generator.conv_in.weight"],
+            _ => return None,
+        };
+        [Version::V2_0, Version::V2_3].into_iter().zip(telling).find(|(_, name)| tensors.contains(name))
+    }
+
+    /// Refuses tensors of one generation under a configuration of the other.
+    ///
+    /// # Errors
+    /// As said, naming both files.
+    pub(super) fn check(
+        component: Component,
+        tensors: &Checkpoint,
+        configured: Option<Self>,
+        config: &Path,
+    ) -> Result<(), WeightsError> {
+        match (Version::of_tensors(component, tensors), configured) {
+            (Some((has, tensor)), Some(wants)) if has != wants => Err(WeightsError::Generation {
+                path: tensors.path().to_path_buf(),
+                component,
+                tensor,
+                has,
+                config: config.to_path_buf(),
+                wants,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
