@@ -40,7 +40,7 @@ impl Session {
             "platform": client.platform_version().unwrap_or_default(),
         });
         let mut stages = Stages::new(Engine::new(client, request::engine_options(config)), models.weights.clone());
-        stages.set_loras(&Loras::open(&config.model.loras)?.of_stage(1))?;
+        stages.keep_loras(Loras::open(&config.model.loras)?)?;
         let devices = stages.engine().devices();
         let (platform, count) = (stages.engine().platform(), devices.len());
         let config = request::settled(config, &platform, count);

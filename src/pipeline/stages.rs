@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{PipelineError, Result};
 use super::files::Files;
+use super::loras::Loras;
 use crate::models::Network;
 use crate::runtime::{Distributed, Engine, Executable, Outputs, Parameters};
 use crate::tensor::Tensor;
@@ -16,6 +17,7 @@ pub struct Stages {
     engine: Engine,
     weights: Weights,
     loras: Vec<Lora>,
+    by_stage: Loras,
     parameters: Parameters,
     programs: HashMap<String, Rc<Executable>>,
     /// Time spent reading and uploading parameters.
@@ -94,11 +96,32 @@ impl Stages {
             engine,
             weights: weights.into(),
             loras: Vec::new(),
+            by_stage: Loras::default(),
             parameters: Parameters::default(),
             programs: HashMap::new(),
             load_time: Duration::ZERO,
             made: Vec::new(),
         }
+    }
+
+    /// Keeps the updates of every stage of a run; [`Stages::enter`] merges them.
+    ///
+    /// # Errors
+    /// As [`Stages::set_loras`], of any stage's.
+    pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
+        self.by_stage = loras;
+        [2, 1].into_iter().try_for_each(|stage| self.enter(stage))
+    }
+
+    /// From here on weights are those of a stage, counted from 1.
+    ///
+    /// # Errors
+    /// None that [`Stages::keep_loras`] has not found.
+    pub fn enter(&mut self, stage: u8) -> Result<()> {
+        if self.by_stage.is_empty() {
+            return Ok(());
+        }
+        self.set_loras(&self.by_stage.of_stage(stage))
     }
 
     /// Adds these low-rank updates to the weights, instead of those that were added before. Parameters on the devices

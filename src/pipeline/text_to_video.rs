@@ -250,6 +250,7 @@ pub fn text_to_videos(
     let mut dump = Dump::new(batch.asked(), settings.dump);
     let request = batch.shared();
     let (first, second) = request.stages();
+    stages.enter(1)?;
     let branches = branches(request.scales[0], request.scales[1]);
 
     // Text: the prompts are rows of one batch, so that the encoder runs once.
@@ -289,6 +290,7 @@ pub fn text_to_videos(
         clock.ends(Stage::Upsampler, stages);
         let [_, sound] = latents;
         let before = Some([upsampled, sound.clone()]);
+        stages.enter(2)?;
         let stage = (&mut dump, "stage_2.");
         let denoising = Denoising::new(models, stages, second, &batch, &mut noise, before, build, stage)?;
         let [video, refined] = denoising.run(models, stages, &text, settings, &mut clock, watch)?;
