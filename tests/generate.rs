@@ -64,6 +64,24 @@ fn json(path: &Path) -> Value {
 }
 
 #[test]
+fn a_2_3_model_gives_sound_at_48_khz() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    let (model, out, wav) = (path("nano_2_3"), path("a.mp4"), format!("output.save_audio={}", path("a.wav")));
+    succeed(&["init", "--preset", "nano_2_3", "--seed", "3", &model]);
+    let run = ["generate", "-c", "nano_2_3", "-p", "a red ball", "--platform", "cpu", "--model", &model, "-o", &out];
+    let size = ["--width", "64", "--height", "64", "--num-frames", "9", "--steps", "2", "--max-sequence-length", "128"];
+    let quick = ["--set", &wav, "--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
+    succeed(&[&run[..], &size, &quick].concat());
+    let header = std::fs::read(path("a.wav")).expect("sound");
+    assert_eq!(u32::from_le_bytes(header[24..28].try_into().expect("four bytes")), 48000);
+    assert_eq!(json(Path::new(&path("a.json")))["config"]["guidance"]["stg_blocks"], serde_json::json!([2]));
+}
+
+#[test]
 fn a_video_with_sound_and_its_repeat() {
     if !plugin() {
         return;

@@ -42,6 +42,7 @@ pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Writ
         Component::Vae,
         Component::AudioVae,
         Component::Vocoder,
+        Component::LatentUpsampler,
     ] {
         let config = preset.config(part.folder()).cloned().unwrap_or(Value::Null);
         let tensors = random_parameters(&parts, part)?;

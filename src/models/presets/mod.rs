@@ -51,9 +51,8 @@ mod tests {
     fn every_preset_reads() {
         for name in Preset::names() {
             let preset = Preset::named(name).expect("valid JSON");
-            for folder in
-                ["model_index", "transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocoder", "scheduler"]
-            {
+            let parts = ["model_index", "transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocoder"];
+            for folder in parts.into_iter().chain(["latent_upsampler", "scheduler"]) {
                 assert!(preset.config(folder).is_some_and(Value::is_object), "{name}: {folder}");
             }
         }
