@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
+const PICTURE: &str = "tests/fixtures/images/shapes.png";
+
 fn ltx2(arguments: &[&str]) -> Output {
     common::ltx2().args(arguments).output().expect("the binary runs")
 }
@@ -79,6 +81,47 @@ fn a_2_3_model_gives_sound_at_48_khz() {
     let header = std::fs::read(path("a.wav")).expect("sound");
     assert_eq!(u32::from_le_bytes(header[24..28].try_into().expect("four bytes")), 48000);
     assert_eq!(json(Path::new(&path("a.json")))["config"]["guidance"]["stg_blocks"], serde_json::json!([2]));
+}
+
+/// Every preset of both generations on a small model, with frames given where the pipeline takes them.
+#[test]
+fn every_preset_runs_at_small_size() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    succeed(&["init", "--preset", "nano_2_3", "--seed", "3", &path("nano_2_3")]);
+    let of_2_0 = nano().join("nano").to_str().expect("UTF-8").to_string();
+    let cases: [(&str, &str, &[&str]); 10] = [
+        ("ltx2", "text_to_video", &[]),
+        ("ltx2_full_guidance", "text_to_video", &["--set", "guidance.stg_blocks=[1]"]),
+        ("ltx2_two_stage", "two_stage", &["--image", PICTURE, "0", "1"]),
+        ("ltx2_two_stage", "keyframes", &["--image", PICTURE, "0", "1", "--image", PICTURE, "8", "0.5"]),
+        ("ltx2_distilled", "distilled", &[]),
+        ("ltx2_hq", "hq", &[]),
+        ("ltx2_3", "image_to_video", &["--set", "guidance.stg_blocks=[1]", "--image", PICTURE, "8", "1"]),
+        ("ltx2_3_two_stage", "two_stage", &["--set", "guidance.stg_blocks=[1]"]),
+        ("ltx2_3_distilled", "distilled", &["--image", PICTURE, "0", "0.9"]),
+        ("ltx2_3_hq", "hq", &[]),
+    ];
+    for (n, (preset, pipeline, more)) in cases.into_iter().enumerate() {
+        let out = path(&format!("{n}.mp4"));
+        let model = if preset.starts_with("ltx2_3") { path("nano_2_3") } else { of_2_0.clone() };
+        let run =
+            ["generate", "-c", preset, "--pipeline", pipeline, "--model", &model, "--platform", "cpu", "-o", &out];
+        let size =
+            ["--width", "64", "--height", "64", "--num-frames", "9", "--max-sequence-length", "128", "-p", "a ball"];
+        let quick = ["--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
+        let steps: &[&str] = if pipeline == "distilled" { &[] } else { &["--steps", "2"] };
+        succeed(&[&run[..], &size, &quick, steps, more].concat());
+        let sidecar = json(Path::new(&path(&format!("{n}.json"))));
+        assert_eq!(sidecar["config"]["pipeline"], pipeline, "{preset}");
+        let two = sidecar["programs"]["refine"].is_string() && sidecar["programs"]["upsampler"].is_string();
+        assert_eq!(two, pipeline != "text_to_video" && pipeline != "image_to_video", "{preset} {pipeline}: {sidecar}");
+        let kind = if pipeline == "hq" { "res_2s" } else { "euler" };
+        assert_eq!(sidecar["config"]["sampler"]["kind"], kind, "{preset}");
+    }
 }
 
 #[test]

@@ -355,9 +355,10 @@ impl<'a> Bench<'a> {
 
     /// The call that makes what the loop reads, timed where that is wanted.
     fn prepare(&mut self, request: &Request, timed: bool) -> Result<Call<'static>> {
-        let (_, s) = self.shape(request)?;
+        let (shapes, s) = self.shape(request)?;
         let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, s.text_channels[i]], 2 + i as u64));
-        let call = calls::prepare(self.models, self.stages, request, &s, None, contexts, &self.build)?;
+        let call =
+            calls::prepare(self.models, self.stages, "prepare", (request, &s, &shapes, None), contexts, &self.build)?;
         if timed {
             self.call("prepare", ProgramKind::Prepare, &call)?;
         }
@@ -382,7 +383,7 @@ impl<'a> Bench<'a> {
         let prepared = self.prepare(request, false)?.run(self.stages)?;
         let (shapes, shape) = self.shape(request)?;
         let (models, batch) = (self.models, self.batch.size());
-        let steps_loop = Loop::new(models, self.stages, request, &shape, &shapes, None, &self.build)?;
+        let steps_loop = Loop::new(models, self.stages, kind.name(), (request, &shape, &shapes, None), &self.build)?;
         let start = self.noise(&shapes)?;
         let tokens = [0, 1].map(|i| [start[i].dim().1, start[i].dim().2]);
         let start = start.map(Tensor::from);

@@ -115,6 +115,9 @@ pub fn upsampler(
     Call::new(stages, "upsampler", &network, Inputs::default(), [("latents".to_string(), latents.into())])
 }
 
+/// A stage of a request: with what fixes its programs, its latents, and what it reads of given frames.
+pub type OfStage<'a> = (&'a Request, &'a DenoiseShape, &'a Shapes, Option<&'a GivenTokens>);
+
 /// What no step changes; `contexts` are video's and audio's `[videos, branches, tokens, channels]`.
 ///
 /// # Errors
@@ -122,9 +125,8 @@ pub fn upsampler(
 pub fn prepare(
     models: &Models,
     stages: &mut Stages,
-    request: &Request,
-    shape: &DenoiseShape,
-    frames: Option<&GivenTokens>,
+    name: &str,
+    (request, shape, _, frames): OfStage,
     contexts: [Tensor; 2],
     build: &Build,
 ) -> Result<Call<'static>> {
@@ -133,7 +135,7 @@ pub fn prepare(
     let mut given = vec![("text.video".to_string(), video), ("text.audio".to_string(), audio)];
     given.extend(evaluations(request));
     given.extend(frames.into_iter().flat_map(|frames| frames.inputs(shape.batch)));
-    Call::new(stages, "prepare", &network, Inputs::default(), given)
+    Call::new(stages, name, &network, Inputs::default(), given)
 }
 
 /// The noise level of each evaluation in the programs' table, and the sampler's coefficients.
@@ -161,17 +163,15 @@ pub struct Loop {
 }
 
 impl Loop {
-    /// The loop of a request.
+    /// The loop of a stage.
     ///
     /// # Errors
     /// As [`text_encoder`].
     pub fn new(
         models: &Models,
         stages: &mut Stages,
-        request: &Request,
-        shape: &DenoiseShape,
-        shapes: &Shapes,
-        frames: Option<&GivenTokens>,
+        name: &str,
+        (request, shape, shapes, frames): OfStage,
         build: &Build,
     ) -> Result<Self> {
         let c = &models.sizes.transformer;
@@ -190,7 +190,7 @@ impl Loop {
         given.extend(evaluations(request));
         given.extend(frames.into_iter().flat_map(|frames| frames.inputs(shape.batch)));
         given.push(("scales".into(), scales.into()));
-        Ok(Loop { call: Call::new(stages, "denoise", &network, Inputs::default(), given)?, sampler: shape.sampler })
+        Ok(Loop { call: Call::new(stages, name, &network, Inputs::default(), given)?, sampler: shape.sampler })
     }
 
     /// The compiled program.

@@ -8,6 +8,7 @@ use super::clock::Clock;
 use super::error::{PipelineError, Result};
 use super::given::GivenTokens;
 use super::models::Models;
+use super::programs::ProgramKind;
 use super::stages::Stages;
 use super::text_to_video::{Request, Settings, Shapes, Stage, Watch, branch_text, fixed, pack};
 use crate::nn::Build;
@@ -15,6 +16,18 @@ use crate::runtime::Outputs;
 use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::res2s::{self, StepNoise};
 use crate::tensor::Tensor;
+
+/// What a stage's programs and dumped tensors are called.
+pub struct Names {
+    prepare: ProgramKind,
+    denoise: ProgramKind,
+    dump: &'static str,
+}
+
+/// Of the only stage, and of the first of two.
+pub const FIRST: Names = Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: "" };
+/// Of the second.
+pub const SECOND: Names = Names { prepare: ProgramKind::RefinePrepare, denoise: ProgramKind::Refine, dump: "stage_2." };
 
 /// A stage with everything on the devices but the text.
 pub struct Denoising<'a> {
@@ -26,11 +39,12 @@ pub struct Denoising<'a> {
     steps_loop: Loop,
     given: Option<GivenTokens>,
     start: [Tensor; 2],
+    names: Names,
 }
 
 impl<'a> Denoising<'a> {
     /// A stage of a batch, from noise, or from the normalised tokens of the stage before with as much noise as its first
-    /// level has. `noise` goes on where the stage before left it; `dump` keeps it under names that begin with `prefix`.
+    /// level has. `noise` goes on where the stage before left it.
     ///
     /// # Errors
     /// A picture that cannot be used; what is wrong with program, parameters or device.
@@ -43,8 +57,9 @@ impl<'a> Denoising<'a> {
         noise: &mut Noise,
         before: Option<[Array3<f32>; 2]>,
         build: &Build,
-        (dump, prefix): (&mut Dump, &str),
+        (names, dump): (Names, &mut Dump),
     ) -> Result<Self> {
+        let prefix = names.dump;
         let shapes = Shapes::of(&models.sizes, request)?;
         let given = GivenTokens::encode(models, stages, request, &shapes, build)?;
         let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
@@ -67,8 +82,9 @@ impl<'a> Denoising<'a> {
         if let Some(given) = &given {
             given.blend(&mut video);
         }
-        let steps_loop = Loop::new(models, stages, request, &shape, &shapes, given.as_ref(), build)?;
-        Ok(Denoising { request, shape, shapes, steps_loop, given, start: [video, audio].map(Tensor::from) })
+        let of = (request, &shape, &shapes, given.as_ref());
+        let steps_loop = Loop::new(models, stages, names.denoise.name(), of, build)?;
+        Ok(Denoising { request, shape, shapes, steps_loop, given, start: [video, audio].map(Tensor::from), names })
     }
 
     /// Runs all steps on the connectors' text: normalised tokens `[b, n, c]` and `[b, m, c]`, appended ones dropped.
@@ -85,8 +101,8 @@ impl<'a> Denoising<'a> {
         watch: Watch,
     ) -> Result<[Array3<f32>; 2]> {
         let contexts = [branch_text(text, "video", &self.shape)?, branch_text(text, "audio", &self.shape)?];
-        let prepare =
-            calls::prepare(models, stages, self.request, &self.shape, self.given.as_ref(), contexts, &settings.build)?;
+        let of = (self.request, &self.shape, &self.shapes, self.given.as_ref());
+        let prepare = calls::prepare(models, stages, self.names.prepare.name(), of, contexts, &settings.build)?;
         let prepared = prepare.run(stages)?;
         let latents = clock.during(|| self.steps(stages, &prepared, settings.chunk, watch))?;
         let own = self.shapes.tokens[0] - self.shapes.appended;

@@ -7,7 +7,7 @@ use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix5};
 use super::batch::{Batch, Dump, split};
 use super::calls;
 use super::clock::{Clock, Took};
-use super::denoising::Denoising;
+use super::denoising::{Denoising, FIRST, SECOND};
 use super::error::{PipelineError, Result};
 use super::given::{self, GivenFrame};
 use super::models::{Models, Sizes};
@@ -260,7 +260,7 @@ pub fn text_to_videos(
 
     // While it runs, the host makes what the loop reads beside the text.
     let mut noise = batch.noise();
-    let denoising = Denoising::new(models, stages, &first, &batch, &mut noise, None, build, (&mut dump, ""))?;
+    let denoising = Denoising::new(models, stages, &first, &batch, &mut noise, None, build, (FIRST, &mut dump))?;
 
     clock.wait(&embeds)?;
     // By way of the host: a layout may place the text of encoder and connectors differently.
@@ -291,7 +291,7 @@ pub fn text_to_videos(
         let [_, sound] = latents;
         let before = Some([upsampled, sound.clone()]);
         stages.enter(2)?;
-        let stage = (&mut dump, "stage_2.");
+        let stage = (SECOND, &mut dump);
         let denoising = Denoising::new(models, stages, second, &batch, &mut noise, before, build, stage)?;
         let [video, refined] = denoising.run(models, stages, &text, settings, &mut clock, watch)?;
         latents = [video, if refine.keeps_audio { refined } else { sound }];
