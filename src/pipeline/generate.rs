@@ -53,6 +53,10 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     let models = Models::of(config)?;
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| of_job(config, &models, job)).collect::<Result<Vec<_>>>()?;
+    // Pictures that cannot be used are found before anything is loaded.
+    for given in requests.iter().flat_map(|request| &request.given) {
+        media::read_picture(&given.path)?;
+    }
     let Session { config, mut stages, build, versions } = Session::start(config, &models)?;
     let config = &config;
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
