@@ -66,6 +66,15 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
         }
         _ => {}
     }
+    if let Some(t) = config.runtime.tiling {
+        let pairs = [("pixels", t.pixels, t.overlap, 32), ("frames", t.frames, t.frame_overlap, FRAME_STEP)];
+        for (what, size, overlap, step) in pairs {
+            if size % step != 0 || overlap % step != 0 || overlap >= size {
+                let why = format!("{what} and their overlap must be multiples of {step}, and the overlap smaller");
+                return fail("runtime.tiling", format!("{what} {size}, overlap {overlap}"), why);
+            }
+        }
+    }
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
         return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
     }

@@ -507,6 +507,8 @@ pub struct Runtime {
     pub memory_fraction: Option<f32>,
     /// CUDA: the devices to use, by their numbers; null for all.
     pub visible_devices: Option<Vec<i64>>,
+    /// Tiles that the video is decoded in, where a whole one does not fit; null for the whole.
+    pub tiling: Option<Tiling>,
     /// Which weights stay on the device between stages.
     pub residency: Auto,
     /// Where compiled programs are kept: off, a folder, or auto for the user's cache folder.
@@ -525,10 +527,33 @@ impl Default for Runtime {
             attention: AttentionKernel::Auto,
             memory_fraction: None,
             visible_devices: None,
+            tiling: None,
             residency: Auto::Auto,
             compile_cache: "auto".into(),
             xla_flags: BTreeMap::new(),
         }
+    }
+}
+
+/// Overlapping tiles of a video that is decoded, blended by linear ramps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tiling {
+    /// Pixels of a tile's longer side, a multiple of 32; the other side in proportion.
+    #[schemars(range(min = 64))]
+    pub pixels: usize,
+    /// Pixels that neighbours share, a multiple of 32.
+    pub overlap: usize,
+    /// Frames of a tile, a multiple of 8.
+    #[schemars(range(min = 16))]
+    pub frames: usize,
+    /// Frames that neighbours share, a multiple of 8.
+    pub frame_overlap: usize,
+}
+
+impl Default for Tiling {
+    fn default() -> Self {
+        Tiling { pixels: 768, overlap: 64, frames: 80, frame_overlap: 24 }
     }
 }
 

@@ -251,6 +251,10 @@ fn values_that_cannot_be_used_say_what_can() {
         message("two_stage.sigmas=[0.5, 0.7]"),
         "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"
     );
+    assert_eq!(
+        message("runtime.tiling={pixels: 100}"),
+        "runtime.tiling = pixels 100, overlap 64 (--set): pixels and their overlap must be multiples of 32, and the overlap smaller"
+    );
 }
 
 #[test]

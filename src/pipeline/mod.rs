@@ -23,5 +23,6 @@ pub mod session;
 pub mod stages;
 pub mod tensors;
 pub mod text_to_video;
+pub mod tiles;
 
 pub use error::{PipelineError, Result};

@@ -6,6 +6,7 @@ use super::models::{Parts, Sizes};
 use super::origin::Origin;
 use super::request;
 use super::text_to_video::{Request, Shapes};
+use super::tiles::Tiling;
 use crate::config::{Config, Job};
 use crate::models::Network;
 use crate::models::connectors::Input;
@@ -196,7 +197,11 @@ impl Programs {
             ProgramKind::TextEncoder => parts.text_encoder_program(prompts, tokens, true, build),
             ProgramKind::Connectors => parts.connectors_program(prompts, tokens, Input::PromptEmbeds, build),
             ProgramKind::VideoDecoder => {
-                parts.video_decoder_program([batch, v.channels, v.frames, v.height, v.width], Pixels::Bytes, build)
+                let (grid, size) = (&self.sizes.video_grid, [v.frames, v.height, v.width]);
+                let tile = |t: &Tiling| t.largest(size, grid.spatial_compression, grid.temporal_compression);
+                let pixels = if r.tiling.is_some() { Pixels::Values } else { Pixels::Bytes };
+                let [f, h, w] = r.tiling.as_ref().map_or(size, tile);
+                parts.video_decoder_program([batch, v.channels, f, h, w], pixels, build)
             }
             ProgramKind::VideoEncoder => {
                 let frames = if self.first.given.is_empty() { r.num_frames } else { 1 };

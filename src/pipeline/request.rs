@@ -5,6 +5,7 @@ use super::given::GivenFrame;
 use super::models::Sizes;
 use super::stages::Weights;
 use super::text_to_video::{Refine, Request, Shapes};
+use super::tiles::Tiling;
 use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, SamplerKind, WeightType};
 use crate::dtype::DType;
 use crate::kernels::Kernel;
@@ -173,6 +174,12 @@ pub fn of_job(config: &Config, sizes: &Sizes, job: &Job) -> Result<Request> {
         cross: cross_timestep(config),
         given: given(config),
         refine: refine(config)?,
+        tiling: config.runtime.tiling.map(|t| Tiling {
+            pixels: t.pixels,
+            overlap: t.overlap,
+            frames: t.frames,
+            frame_overlap: t.frame_overlap,
+        }),
     })
 }
 

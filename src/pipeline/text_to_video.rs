@@ -12,6 +12,7 @@ use super::error::{PipelineError, Result};
 use super::given::{self, GivenFrame};
 use super::models::{Models, Sizes};
 use super::stages::Stages;
+use super::tiles::{self, Tiling};
 use crate::media::Frames;
 use crate::models::transformer::CrossTimestep;
 use crate::models::upsampler;
@@ -58,6 +59,8 @@ pub struct Request {
     pub given: Vec<GivenFrame>,
     /// A second stage of this size: the first has half of it.
     pub refine: Option<Refine>,
+    /// Tiles that the video is decoded in; whole without.
+    pub tiling: Option<Tiling>,
 }
 
 /// What a second stage does with the first one's result.
@@ -301,7 +304,8 @@ pub fn text_to_videos(
     dump.keep_row("latents.video", &video_latents, 1, 0);
     dump.keep_row("latents.audio", &audio_latents, 1, 0);
 
-    let videos = decode_video(models, stages, video_latents, build, batch.asked(), &mut dump, &mut clock)?;
+    let tiling = request.tiling.as_ref();
+    let videos = decode_video(models, stages, video_latents, tiling, build, batch.asked(), (&mut dump, &mut clock))?;
     clock.ends(Stage::VideoDecoder, stages);
 
     let audios = split(decode_audio(models, stages, audio_latents, build, &mut clock)?, batch.asked());
@@ -414,19 +418,25 @@ fn decode_video(
     models: &Models,
     stages: &mut Stages,
     latents: Array5<f32>,
+    tiling: Option<&Tiling>,
     build: &Build,
     asked: usize,
-    dump: &mut Dump,
-    clock: &mut Clock,
+    (dump, clock): (&mut Dump, &mut Clock),
 ) -> Result<Vec<Frames>> {
-    let pixels = if dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };
-    let decoded = calls::video_decoder(models, stages, latents, pixels, build)?.run(stages)?;
-    clock.wait(&decoded)?;
-    let video = decoded.tensor("video")?;
+    let (video, flag) = match tiling {
+        Some(tiling) => (Tensor::from(tiles::decode(models, stages, &latents, tiling, build, clock)?), None),
+        None => {
+            let pixels = if dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };
+            let decoded = calls::video_decoder(models, stages, latents, pixels, build)?.run(stages)?;
+            clock.wait(&decoded)?;
+            let flag = if dump.is_wanted() { None } else { Some(decoded.tensor("finite")?) };
+            (decoded.tensor("video")?, flag)
+        }
+    };
     let (finite, frames) = match video {
         Tensor::U8(bytes) => {
             let frames = split(fixed::<_, Ix5>(bytes)?, asked).into_iter();
-            let finite = decoded.tensor("finite")?.to_i64().iter().all(|v| *v == 1);
+            let finite = flag.is_none_or(|flag| flag.to_i64().iter().all(|v| *v == 1));
             (
                 finite,
                 frames

@@ -262,6 +262,7 @@ pub fn request(case: &Case, models: &Models) -> Request {
         cross: CrossTimestep::GateOnly,
         given: Vec::new(),
         refine: None,
+        tiling: None,
     }
 }
 
