@@ -84,6 +84,12 @@ pub struct Case {
 }
 
 impl Case {
+    /// What two right f32 runs may differ by where the network is worse conditioned than any published one: three times
+    /// the reference's own distance from f64; 0 where the case does not say that.
+    pub fn rounding(&self, output: &str) -> f64 {
+        3.0 * self.number(&format!("f32_spread.{output}")).unwrap_or_default()
+    }
+
     /// A number of the case's metadata.
     pub fn number(&self, key: &str) -> Option<f64> {
         self.checkpoint.metadata(key).and_then(|v| v.parse().ok())
