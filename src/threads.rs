@@ -9,14 +9,8 @@ const LEAST: usize = 1 << 14;
 /// Calls `fill(i, row)` for every row of `width` values, from several threads; each row is one call's alone.
 pub fn each_row<T: Send>(values: &mut [T], width: usize, fill: impl Fn(usize, &mut [T]) + Sync) {
     let width = width.max(1);
-    let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    let rows = (values.len() / width).div_ceil(threads).max(LEAST.div_ceil(width));
-    let fill = &fill;
-    thread::scope(|scope| {
-        for (i, part) in values.chunks_mut(rows * width).enumerate() {
-            scope.spawn(move || part.chunks_exact_mut(width).enumerate().for_each(|(k, row)| fill(i * rows + k, row)));
-        }
-    });
+    let whole = values.len() / width * width;
+    each_block(&mut values[..whole], width, 1, fill);
 }
 
 /// As [`each_row`] with up to `most` rows in a call, `fill(first row, rows)`.

@@ -14,14 +14,14 @@ use ltx2::dtype::DType;
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;
-use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
+use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Init, Lowering, Param};
 use ltx2::pipeline::models::Parts;
 use ltx2::pipeline::stages::{Stages, Weights};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::runtime::{Engine, EngineOptions, RandomProgram, Target, compile_options, random_programs};
-use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise};
-use ltx2::sampling::guidance::{Branch, RescaleScope};
+use ltx2::sampling::denoise::{DenoiseShape, denoise};
+use ltx2::sampling::guidance::Branch;
 use ltx2::tensor::Tensor;
 use serde_json::Value;
 
@@ -110,18 +110,7 @@ fn values_do_not_depend_on_how_parameters_lie() {
     let Some(client) = cpu(2) else { return };
     let preset = Preset::named("nano").expect("a preset");
     let c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
-    let shape = DenoiseShape {
-        batch: 1,
-        branches: vec![Branch::Conditional],
-        tokens: [8, 4],
-        text: 128,
-        text_channels: [c.caption_channels; 2],
-        stg_blocks: vec![],
-        rescale: RescaleScope::PerSample,
-        levels: 1,
-        cross: CrossTimestep::Own,
-        sampler: Sampler::Euler,
-    };
+    let shape = DenoiseShape::plain(vec![Branch::Conditional], [8, 4], 128, [c.caption_channels; 2]);
     let by_tensor = |platform: &str, layout: &str, mesh: &str| -> BTreeMap<String, Vec<f32>> {
         let config = Config {
             layout: layout.into(),

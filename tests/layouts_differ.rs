@@ -11,14 +11,14 @@ use ltx2::analysis::{Kind, Module, Phase, Report, report};
 use ltx2::config::{Config, parse_mesh};
 use ltx2::dtype::DType;
 use ltx2::models::Network;
-use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
+use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Axis, Build, Lowering, Param};
 use ltx2::pipeline::models::Parts;
 use ltx2::pipeline::run::{RunComponent, run_component};
 use ltx2::pipeline::stages::Stages;
 use ltx2::runtime::Engine;
-use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise};
-use ltx2::sampling::guidance::{Branch, RescaleScope};
+use ltx2::sampling::denoise::{DenoiseShape, denoise};
+use ltx2::sampling::guidance::Branch;
 use ltx2::weights::{ModelSource, Overrides};
 
 const F32: usize = 4;
@@ -72,18 +72,12 @@ struct Compiled {
 
 fn network(layout: &str, mesh: &str) -> Network {
     let c = model();
-    let shape = DenoiseShape {
-        batch: 1,
-        branches: vec![Branch::Conditional, Branch::Negative],
-        tokens: [VIDEO_TOKENS, AUDIO_TOKENS],
-        text: 16,
-        text_channels: [c.caption_channels; 2],
-        stg_blocks: vec![],
-        rescale: RescaleScope::PerSample,
-        levels: 1,
-        cross: CrossTimestep::Own,
-        sampler: Sampler::Euler,
-    };
+    let shape = DenoiseShape::plain(
+        vec![Branch::Conditional, Branch::Negative],
+        [VIDEO_TOKENS, AUDIO_TOKENS],
+        16,
+        [c.caption_channels; 2],
+    );
     let network = denoise(&c, &shape, &build(layout, mesh)).expect("builds");
     assert_eq!(network.notes, [""; 0], "{layout}: every size divides");
     network

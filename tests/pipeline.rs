@@ -7,12 +7,12 @@ use std::ops::ControlFlow;
 use common::{cases, cpu, dumped, generate, open, request};
 use ltx2::analysis::Module;
 use ltx2::dtype::DType;
-use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
+use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::text_to_video::{Settings, text_to_video};
 use ltx2::runtime::{Engine, EngineOptions};
-use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise};
-use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
+use ltx2::sampling::denoise::{DenoiseShape, denoise};
+use ltx2::sampling::guidance::{Branch, Scales};
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
 
@@ -104,18 +104,7 @@ fn the_loop_is_one_while_over_steps_with_one_over_layers_inside() {
     let config = std::fs::read_to_string("tests/fixtures/models/tiny_b/transformer/config.json").expect("a file");
     let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");
     let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
-    let shape = DenoiseShape {
-        batch: 1,
-        branches: vec![Branch::Conditional, Branch::Negative],
-        tokens: [24, 7],
-        text: 12,
-        text_channels: [c.caption_channels; 2],
-        stg_blocks: vec![],
-        rescale: RescaleScope::PerSample,
-        levels: 1,
-        cross: CrossTimestep::Own,
-        sampler: Sampler::Euler,
-    };
+    let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], [24, 7], 12, [c.caption_channels; 2]);
     let network = denoise(&c, &shape, &build).expect("builds");
     let engine = Engine::new(client, EngineOptions::default());
     let compiled = engine.compile("denoise", &network.program).expect("compiles");

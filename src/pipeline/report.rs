@@ -106,6 +106,8 @@ pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
         "text_encoder": stage(Stage::TextEncoder),
         "connectors": stage(Stage::Connectors),
         "denoise": {"total": denoise, "per_step": denoise.map(|d| d / generated.steps.max(1) as f64), "steps": generated.steps},
+        "upsampler": stage(Stage::Upsampler),
+        "refine": stage(Stage::Refine),
         "video_decoder": stage(Stage::VideoDecoder),
         "audio_decoder": stage(Stage::AudioDecoder),
         "host": host.as_secs_f64(),

@@ -73,6 +73,22 @@ impl Sampler {
 }
 
 impl DenoiseShape {
+    /// One video by Euler's steps, nothing perturbed and no frame given.
+    pub fn plain(branches: Vec<Branch>, tokens: [usize; 2], text: usize, text_channels: [usize; 2]) -> Self {
+        DenoiseShape {
+            batch: 1,
+            branches,
+            tokens,
+            text,
+            text_channels,
+            stg_blocks: Vec::new(),
+            rescale: RescaleScope::PerSample,
+            levels: 1,
+            cross: CrossTimestep::Own,
+            sampler: Sampler::Euler,
+        }
+    }
+
     /// Levels that a part of the video's modulation has.
     fn levels_of(&self, part: &str) -> usize {
         let own = match part {

@@ -172,18 +172,7 @@ pub fn published_blocks(platform: &str, blocks: Option<usize>) -> [(&'static str
     let mut c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
     c.num_layers = blocks.unwrap_or(c.num_layers);
     let build = Build { lowering: Lowering::of(platform, ""), ..Build::new(DType::BF16) };
-    let shape = DenoiseShape {
-        batch: 1,
-        branches: vec![Branch::Conditional, Branch::Negative],
-        tokens: [6144, 126],
-        text: 1024,
-        text_channels: [3840, 3840],
-        stg_blocks: vec![],
-        rescale: RescaleScope::PerSample,
-        levels: 1,
-        cross: CrossTimestep::Own,
-        sampler: Sampler::Euler,
-    };
+    let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], [6144, 126], 1024, [3840, 3840]);
     let programs = [("prepare", prepare(&c, &shape, &build)), ("denoise", denoise(&c, &shape, &build))];
     programs.map(|(name, network)| (name, network.expect("builds")))
 }
