@@ -57,7 +57,7 @@ impl Observer for Progress {
             }
             return ControlFlow::Break(());
         }
-        if self.quiet || stage != Stage::Denoise {
+        if self.quiet || !matches!(stage, Stage::Denoise | Stage::Refine) {
             return ControlFlow::Continue(());
         }
         let video = which(jobs, self.videos);
@@ -66,7 +66,7 @@ impl Observer for Progress {
                 let bar = ProgressBar::new(total as u64);
                 let style = ProgressStyle::with_template("{prefix}{bar:32} {pos}/{len} steps, {elapsed} (ETA {eta})");
                 bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-                bar.set_prefix(video);
+                bar.set_prefix(format!("{video}{} ", stage.name()));
                 bar
             });
             bar.set_position(done as u64);
@@ -81,7 +81,7 @@ impl Observer for Progress {
             self.tenths = 0;
         } else if tenths > self.tenths {
             self.tenths = tenths;
-            eprintln!("{video}denoise {done}/{total} steps");
+            eprintln!("{video}{} {done}/{total} steps", stage.name());
         }
         ControlFlow::Continue(())
     }

@@ -22,12 +22,15 @@ pub struct Names {
     prepare: ProgramKind,
     denoise: ProgramKind,
     dump: &'static str,
+    stage: Stage,
 }
 
 /// Of the only stage, and of the first of two.
-pub const FIRST: Names = Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: "" };
+pub const FIRST: Names =
+    Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: "", stage: Stage::Denoise };
 /// Of the second.
-pub const SECOND: Names = Names { prepare: ProgramKind::RefinePrepare, denoise: ProgramKind::Refine, dump: "stage_2." };
+pub const SECOND: Names =
+    Names { prepare: ProgramKind::RefinePrepare, denoise: ProgramKind::Refine, dump: "stage_2.", stage: Stage::Refine };
 
 /// A stage with everything on the devices but the text.
 pub struct Denoising<'a> {
@@ -64,9 +67,10 @@ impl<'a> Denoising<'a> {
         let given = GivenTokens::encode(models, stages, request, &shapes, build)?;
         let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
         let drawn = noise.draw(&shapes, &models.sizes)?;
-        dump.keep_row(&format!("{prefix}noise.video"), &fixed::<_, Ix5>(drawn.video.clone())?, 1, 0);
-        dump.keep_row(&format!("{prefix}noise.audio"), &fixed::<_, Ix4>(drawn.audio.clone())?, 1, 0);
-        let [mut video, mut audio] = pack(models, &fixed(drawn.video)?, &fixed(drawn.audio)?)?;
+        let (video, audio) = (fixed::<_, Ix5>(drawn.video)?, fixed::<_, Ix4>(drawn.audio)?);
+        dump.keep_row(&format!("{prefix}noise.video"), &video, 1, 0);
+        dump.keep_row(&format!("{prefix}noise.audio"), &audio, 1, 0);
+        let [mut video, mut audio] = pack(models, &video, &audio)?;
         if let Some(appended) = drawn.appended {
             video = joined(&[&video, &fixed(appended)?])?;
         }
@@ -140,7 +144,7 @@ impl<'a> Denoising<'a> {
         let mut done = 0;
         while done < total {
             let of_steps = done * steps / total;
-            if watch(Stage::Denoise, of_steps, steps).is_break() {
+            if watch(self.names.stage, of_steps, steps).is_break() {
                 return Err(PipelineError::Interrupted(of_steps, steps));
             }
             let end = (done + size).min(total);
@@ -149,7 +153,7 @@ impl<'a> Denoising<'a> {
             carried = self.steps_loop.run(stages, prepared, &inputs, carried)?;
             done = end;
         }
-        let _ = watch(Stage::Denoise, steps, steps);
+        let _ = watch(self.names.stage, steps, steps);
         Ok([carried[0].download()?.into_f32(), carried[1].download()?.into_f32()])
     }
 
