@@ -98,7 +98,7 @@ fn mistakes_in_flags_name_the_flag() {
             "pipeline = keyframes (flag --pipeline): needs a frame: --image PATH FRAME STRENGTH, or request.images",
         ),
         (&["-o", "taken.mp4"], "taken.mp4 exists; overwrite it with --force"),
-        (&["--set", "sampler.noise=device"], "not built yet: sampler.noise = device"),
+        (&["--set", "runtime.memory_limit=0"], "runtime.memory_limit = 0 (--set): must be more than 0 GiB"),
     ] {
         assert_error(dir.path(), &with(flags), 2, message);
     }

@@ -176,6 +176,34 @@ fn a_video_with_sound_and_its_repeat() {
 }
 
 #[test]
+fn noise_drawn_on_the_device_is_normal_and_repeats() {
+    if !plugin() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let run = |name: &str, more: &[&str]| {
+        let (out, dump) = (dir.path().join(format!("{name}.mp4")), dir.path().join(format!("{name}.safetensors")));
+        let own = ["--pipeline", "two_stage", "--set", "request.height=64", "--dump", dump.to_str().expect("UTF-8")];
+        let all = short(&out, &[&own[..], more].concat());
+        succeed(&refs(&all).into_iter().filter(|a| !["--height", "96"].contains(a)).collect::<Vec<_>>());
+        let read = ltx2::pipeline::tensors::read(&dump).expect("a dump");
+        let noise = |name: &str| read[name].to_f32();
+        (noise("noise.video"), noise("stage_2.noise.video"), noise("stage_2.noise.audio"))
+    };
+    let device = ["--set", "sampler.noise=device"];
+    let (first, second, sound) = run("a", &device);
+    for all in [&second, &sound] {
+        let (n, mean) = (all.len() as f32, all.mean().expect("numbers"));
+        assert!(mean.abs() < 4.0 / n.sqrt() && (all.std(0.0) - 1.0).abs() < 4.0 / (2.0 * n).sqrt(), "{n} {mean}");
+    }
+    assert_eq!(run("b", &device).0, first, "the same numbers again");
+    assert_ne!(run("c", &[&device[..], &["--seed", "11"]].concat()).0, first);
+    assert_ne!(run("d", &[]).0, first);
+    let both = first.len().min(second.len());
+    assert_ne!(first.iter().take(both).collect::<Vec<_>>(), second.iter().take(both).collect::<Vec<_>>());
+}
+
+#[test]
 fn several_videos_share_programs_and_weights() {
     if !plugin() {
         return;

@@ -126,13 +126,22 @@ fn whole_requests() {
             generate(&models, &mut stages, &request(case, &models), &settings)
         };
         let whole = run("replicated", "data=1", 1);
-        for (layout, mesh) in [("cfg", "cfg=2"), ("cfg-ulysses", "cfg=2,context=4"), ("tensor", "tensor=2")] {
+        // Without guidance, devices of `cfg` take video tokens.
+        let layouts = [
+            ("cfg", "cfg=2"),
+            ("cfg-ulysses", "cfg=2,context=4"),
+            ("fsdp-ulysses", "cfg=4,context=2"),
+            ("tensor", "tensor=2"),
+            ("tensor", "cfg=2,tensor=2"),
+        ];
+        for (layout, mesh) in layouts {
             let got = run(layout, mesh, 8);
             for name in names {
                 let distance = relative_l2(dumped(&got, name), dumped(&whole, name));
                 eprintln!("{} {layout} {mesh} {name}: {distance:.1e}", case.name);
                 assert!(distance <= limit(layout), "{} {layout} {mesh} {name}: {distance:e}", case.name);
-                let exact = layout == "cfg";
+                // A single branch is cut by tokens.
+                let exact = layout == "cfg" && case.name.ends_with("a_cfg");
                 assert!(!exact || dumped(&got, name) == dumped(&whole, name), "{} {name}: other bits", case.name);
             }
         }

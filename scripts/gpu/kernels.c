@@ -44,7 +44,7 @@ static void CUPTIAPI completed(CUcontext context, uint32_t stream, uint8_t *buff
   while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
     if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
       const RECORD *kernel = (const RECORD *)record;
-      add(kernel->name, kernel->end - kernel->start);
+      add(kernel->name ? kernel->name : "unnamed", kernel->end - kernel->start);
     } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
       const CUpti_ActivityMemcpy5 *copy = (const CUpti_ActivityMemcpy5 *)record;
       add(copy->copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOD ? "copy, device to device" : "copy, host", copy->end - copy->start);

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::error::ConfigError;
 use super::layout;
-use super::schema::{AttentionKernel, Config, Noise, Pipeline, SamplerKind, Scales};
+use super::schema::{AttentionKernel, Config, Pipeline, SamplerKind, Scales};
 use super::tree::Tree;
 use crate::runtime::platform::Choice;
 
@@ -74,6 +74,9 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
                 return fail("runtime.tiling", format!("{what} {size}, overlap {overlap}"), why);
             }
         }
+    }
+    if let Some(gib) = config.runtime.memory_limit.filter(|gib| *gib <= 0.0) {
+        return fail("runtime.memory_limit", gib.to_string(), "must be more than 0 GiB".into());
     }
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
         return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
@@ -150,7 +153,6 @@ impl Config {
                 missing.push(what);
             }
         };
-        need(self.sampler.noise != Noise::Torch, "sampler.noise = device".into());
         let attention = self.runtime.attention;
         let built = matches!(attention, AttentionKernel::Auto | AttentionKernel::Plain | AttentionKernel::Cudnn);
         need(!built, format!("runtime.attention = {}", format!("{attention:?}").to_lowercase()));

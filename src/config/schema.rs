@@ -509,8 +509,11 @@ pub struct Runtime {
     pub visible_devices: Option<Vec<i64>>,
     /// Tiles that the video is decoded in, where a whole one does not fit; null for the whole.
     pub tiling: Option<Tiling>,
-    /// Which weights stay on the device between stages.
-    pub residency: Auto,
+    /// Which weights stay on the devices between stages.
+    pub residency: Residency,
+    /// GiB of each device's memory that a run may take; null for what the device says is free.
+    #[schemars(range(min = 0))]
+    pub memory_limit: Option<f64>,
     /// Where compiled programs are kept: off, a folder, or auto for the user's cache folder.
     pub compile_cache: String,
     /// Compiler options by name, for every program.
@@ -528,11 +531,25 @@ impl Default for Runtime {
             memory_fraction: None,
             visible_devices: None,
             tiling: None,
-            residency: Auto::Auto,
+            residency: Residency::Auto,
+            memory_limit: None,
             compile_cache: "auto".into(),
             xla_flags: BTreeMap::new(),
         }
     }
+}
+
+/// Which weights stay on the devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Residency {
+    /// All that have room; what has not is loaded when it is needed, in the place of another part.
+    #[default]
+    Auto,
+    /// All, or the run does not begin.
+    Resident,
+    /// Those of one stage at a time.
+    InTurn,
 }
 
 /// Overlapping tiles of a video that is decoded, blended by linear ramps.

@@ -48,6 +48,13 @@ impl Build {
     pub fn with_dtype(&self, dtype: DType) -> Self {
         Build { dtype, ..self.clone() }
     }
+
+    /// The same choices for a program of so many guidance branches.
+    #[must_use]
+    pub fn of_branches(&self, count: usize) -> Self {
+        let layout = if count == 1 { self.layout.of_one_branch() } else { self.layout.clone() };
+        Build { layout, ..self.clone() }
+    }
 }
 
 /// Forms of equal value, of which a platform's compiler prefers or only knows one.

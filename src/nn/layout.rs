@@ -228,6 +228,35 @@ impl Layout {
         Ok(Layout { mesh, rules, storage, exceptions, exchange })
     }
 
+    /// This layout for programs of one guidance branch: the devices of the others take video tokens. The weights lie as
+    /// before, so both kinds of program read the same.
+    #[must_use]
+    pub fn of_one_branch(&self) -> Layout {
+        let of = |axis: Axis| self.rules.iter().find(|r| r.axis == axis);
+        let Some(branch) = of(Axis::Branch).filter(|r| !r.mesh_axes.is_empty()) else { return self.clone() };
+        // No tensor of the transformer has a picture's axes.
+        let apart = [Axis::Branch, Axis::Frames, Axis::Height, Axis::Width];
+        let others = self.rules.iter().chain(&self.storage).chain(self.exceptions.iter().flat_map(|e| &e.rules));
+        let mut others = others.filter(|r| !apart.contains(&r.axis));
+        if others.any(|r| r.mesh_axes.iter().any(|a| branch.mesh_axes.contains(a))) {
+            return self.clone();
+        }
+        let free = |rules: &[Rule]| -> Vec<Rule> {
+            let sequence = |r: &Rule| r.axis == Axis::VideoSequence && !r.mesh_axes.is_empty();
+            let rules = rules.iter().filter(|r| r.axis != Axis::Branch).map(|r| match sequence(r) {
+                true => Rule { mesh_axes: [&branch.mesh_axes[..], &r.mesh_axes].concat(), ..r.clone() },
+                false => r.clone(),
+            });
+            rules.collect()
+        };
+        let mut rules = free(&self.rules);
+        if of(Axis::VideoSequence).is_none() {
+            rules.push(Rule { axis: Axis::VideoSequence, ..branch.clone() });
+        }
+        let exceptions = self.exceptions.iter().map(|e| Exception { rules: free(&e.rules), ..e.clone() }).collect();
+        Layout { rules, exceptions, ..self.clone() }
+    }
+
     /// True when there is nothing to place.
     pub fn is_single(&self) -> bool {
         self.mesh.devices() == 1
@@ -454,6 +483,22 @@ mod tests {
         let odd = place(&[3, 12], &[Axis::Mlp, Axis::Embed]);
         assert_eq!(odd.sharding, whole);
         assert!(odd.notes[0].contains("embed = 12 does not divide by cfg = 2 x context = 4"));
+    }
+
+    #[test]
+    fn devices_of_one_branch_take_tokens() {
+        let one = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::VideoSequence, &["context"])], vec![], vec![]);
+        let split = |l: &Layout, axis: Axis| l.mesh_axes("transformer.rows", axis);
+        let of_one = one.of_one_branch();
+        assert_eq!(
+            (split(&of_one, Axis::Rows), split(&of_one, Axis::VideoSequence).join(",")),
+            (vec![], "cfg,context".into())
+        );
+        let alone = layout(vec![rule(Axis::Branch, &["cfg"])], vec![], vec![]).of_one_branch();
+        assert_eq!(split(&alone, Axis::VideoSequence), ["cfg"]);
+        // An axis that splits something else of the transformer stays where it is.
+        let taken = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::Heads, &["cfg"])], vec![], vec![]);
+        assert_eq!(taken.of_one_branch(), taken);
     }
 
     #[test]

@@ -4,8 +4,11 @@ use ndarray::{Array, ArrayD, Axis as Dim, RemoveAxis};
 
 use super::error::{PipelineError, Result};
 use super::models::Sizes;
+use super::stages::Stages;
 use super::text_to_video::{Request, Shapes};
+use crate::config;
 use crate::nn::{Axis, Layout};
+use crate::runtime::noise;
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
 
@@ -58,13 +61,25 @@ impl<'a> Batch<'a> {
 
     /// The noise of its rows, each from its own seed.
     pub fn noise(&self) -> Noise {
-        Noise { generators: self.rows().map(|request| TorchRng::new(request.seed)).collect() }
+        let seeds = self.rows().map(|request| request.seed);
+        match self.shared().noise {
+            config::Noise::Torch => Noise::Torch(seeds.map(TorchRng::new).collect()),
+            config::Noise::Device => Noise::Device { seeds: seeds.collect(), stage: 0 },
+        }
     }
 }
 
-/// Noise of a batch, drawn stage by stage: a second stage goes on where the first left its generator.
-pub struct Noise {
-    generators: Vec<TorchRng>,
+/// Noise of a batch, drawn stage by stage: a second stage goes on where the first left it.
+pub enum Noise {
+    /// A generator a row.
+    Torch(Vec<TorchRng>),
+    /// On a device.
+    Device {
+        /// Of each row.
+        seeds: Vec<u64>,
+        /// Stages drawn so far.
+        stage: usize,
+    },
 }
 
 /// What a stage draws.
@@ -81,23 +96,38 @@ impl Noise {
     /// The noise of a stage: video first, then audio, each in its unpacked shape, then appended tokens.
     ///
     /// # Errors
-    /// None that sizes of a request can cause.
-    pub fn draw(&mut self, shapes: &Shapes, sizes: &Sizes) -> Result<Drawn> {
+    /// What is wrong with the device that draws.
+    pub fn draw(&mut self, stages: &mut Stages, shapes: &Shapes, sizes: &Sizes) -> Result<Drawn> {
         let (v, a) = (&shapes.video, &shapes.audio);
-        let mut each = |shape: &[usize]| {
-            let all: Vec<ArrayD<f32>> = self.generators.iter_mut().map(|g| g.normal_array(shape)).collect();
-            let views: Vec<_> = all.iter().map(|a| a.view()).collect();
-            ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Input(e.to_string()))
-        };
+        let mut draws = vec![
+            ("video", vec![1, v.channels, v.frames, v.height, v.width]),
+            ("audio", vec![1, a.channels, a.length, a.mel_bins]),
+        ];
+        if shapes.appended > 0 {
+            draws.push(("appended", vec![1, shapes.appended, sizes.transformer.in_channels]));
+        }
         // Each row draws its own stream in order, whatever the others do.
-        Ok(Drawn {
-            video: each(&[1, v.channels, v.frames, v.height, v.width])?,
-            audio: each(&[1, a.channels, a.length, a.mel_bins])?,
-            appended: match shapes.appended {
-                0 => None,
-                extra => Some(each(&[1, extra, sizes.transformer.in_channels])?),
-            },
-        })
+        let rows: Vec<Vec<ArrayD<f32>>> = match self {
+            Noise::Torch(generators) => {
+                let each =
+                    generators.iter_mut().map(|g| draws.iter().map(|(_, shape)| g.normal_array(shape)).collect());
+                each.collect()
+            }
+            Noise::Device { seeds, stage } => {
+                let program = stages.compile_program("noise", &noise::program(&draws)?)?;
+                let of_row = |seed: &u64| noise::draw(stages.engine(), &program, &draws, *seed, *stage);
+                let rows = seeds.iter().map(|seed| Ok(of_row(seed)?.into_iter().map(Tensor::into_f32).collect()));
+                let rows = rows.collect::<Result<_>>()?;
+                *stage += 1;
+                rows
+            }
+        };
+        let mut joined = (0..draws.len()).map(|i| {
+            let views: Vec<_> = rows.iter().map(|row| row[i].view()).collect();
+            ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Input(e.to_string()))
+        });
+        let mut next = || joined.next().unwrap_or_else(|| Ok(ArrayD::default(ndarray::IxDyn(&[0]))));
+        Ok(Drawn { video: next()?, audio: next()?, appended: (shapes.appended > 0).then(next).transpose()? })
     }
 }
 

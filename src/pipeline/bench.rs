@@ -373,8 +373,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Noise of a stage's size as its tokens.
-    fn noise(&self, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
-        let drawn = self.batch.noise().draw(shapes, &self.models.sizes)?;
+    fn noise(&mut self, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
+        let drawn = self.batch.noise().draw(self.stages, shapes, &self.models.sizes)?;
         pack(self.models, &fixed(drawn.video)?, &fixed(drawn.audio)?)
     }
 
@@ -416,7 +416,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Noise as the loop's result, un-normalised as the decoders take it.
-    fn latents(&self) -> Result<(ndarray::Array5<f32>, Array4<f32>)> {
+    fn latents(&mut self) -> Result<(ndarray::Array5<f32>, Array4<f32>)> {
         let (shapes, _) = self.shape(self.second.as_ref().unwrap_or(&self.first))?;
         unpack(self.models, &shapes, self.batch.size(), self.noise(&shapes)?)
     }

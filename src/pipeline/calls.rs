@@ -158,6 +158,7 @@ fn evaluations(request: &Request) -> Vec<(String, Tensor)> {
 
 /// The denoising loop with its tables and scales: what follows from the request's sizes alone.
 pub struct Loop {
+    network: Network,
     call: Call<'static>,
     sampler: Sampler,
 }
@@ -190,7 +191,16 @@ impl Loop {
         given.extend(evaluations(request));
         given.extend(frames.into_iter().flat_map(|frames| frames.inputs(shape.batch)));
         given.push(("scales".into(), scales.into()));
-        Ok(Loop { call: Call::new(stages, name, &network, Inputs::default(), given)?, sampler: shape.sampler })
+        let call = Call::new(stages, name, &network, Inputs::default(), given)?;
+        Ok(Loop { network, call, sampler: shape.sampler })
+    }
+
+    /// Loads what has left the devices of its parameters since it was made.
+    ///
+    /// # Errors
+    /// What is wrong with the files or the device.
+    pub fn load(&self, stages: &mut Stages, name: &str) -> Result<()> {
+        stages.prepare(name, &self.network).map(drop)
     }
 
     /// The compiled program.

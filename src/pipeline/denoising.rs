@@ -1,5 +1,7 @@
 //! One stage of denoising: noise, or noised latents of the stage before, to the clean latents of its size.
 
+use std::rc::Rc;
+
 use ndarray::{Array3, Axis as Dim, Ix3, Ix4, Ix5};
 
 use super::batch::{Batch, Dump, Noise};
@@ -7,6 +9,7 @@ use super::calls::{self, Loop};
 use super::clock::Clock;
 use super::error::{PipelineError, Result};
 use super::given::GivenTokens;
+use super::loops::steps_loop;
 use super::models::Models;
 use super::programs::ProgramKind;
 use super::stages::Stages;
@@ -39,7 +42,7 @@ pub struct Denoising<'a> {
     shape: DenoiseShape,
     /// Its latents.
     pub shapes: Shapes,
-    steps_loop: Loop,
+    steps_loop: Rc<Loop>,
     given: Option<GivenTokens>,
     start: [Tensor; 2],
     names: Names,
@@ -66,7 +69,7 @@ impl<'a> Denoising<'a> {
         let shapes = Shapes::of(&models.sizes, request)?;
         let given = GivenTokens::encode(models, stages, request, &shapes, build)?;
         let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
-        let drawn = noise.draw(&shapes, &models.sizes)?;
+        let drawn = noise.draw(stages, &shapes, &models.sizes)?;
         let (video, audio) = (fixed::<_, Ix5>(drawn.video)?, fixed::<_, Ix4>(drawn.audio)?);
         dump.keep_row(&format!("{prefix}noise.video"), &video, 1, 0);
         dump.keep_row(&format!("{prefix}noise.audio"), &audio, 1, 0);
@@ -87,7 +90,7 @@ impl<'a> Denoising<'a> {
             given.blend(&mut video);
         }
         let of = (request, &shape, &shapes, given.as_ref());
-        let steps_loop = Loop::new(models, stages, names.denoise.name(), of, build)?;
+        let steps_loop = steps_loop(models, stages, names.denoise.name(), of, build)?;
         Ok(Denoising { request, shape, shapes, steps_loop, given, start: [video, audio].map(Tensor::from), names })
     }
 

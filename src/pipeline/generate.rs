@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 
 use super::batch::videos_at_once;
 use super::error::Result;
+use super::memory;
 use super::models::Models;
 use super::options::GenerateOptions;
+use super::programs::Programs;
 use super::report::{self, Outer};
 use super::request;
 use super::session::Session;
@@ -57,8 +59,12 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     for given in requests.iter().flat_map(|request| &request.given) {
         media::read_picture(&given.path)?;
     }
+    let mut started = Instant::now();
     let Session { config, mut stages, build, versions } = Session::start(config, &models)?;
     let config = &config;
+    let programs = Programs::of(config, None)?.dumping(options.dump.is_some());
+    let keep = memory::plan(config, &programs, &mut stages, &build)?;
+    stages.keep(keep);
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let settings = Settings { build, chunk, dump: options.dump.is_some() };
 
@@ -68,7 +74,6 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
     let size = videos_at_once(&settings.build.layout);
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
     for ((jobs, requests), paths) in batches {
-        let started = Instant::now();
         let mut watch = |stage: Stage, done: usize, total: usize| observer.progress(jobs, stage, done, total);
         let videos = text_to_videos(&models, &mut stages, requests, &settings, &mut watch)?;
         let made = started.elapsed();
@@ -95,6 +100,7 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
             finished.push(video);
         }
         stages.reset_set_up_time();
+        started = Instant::now();
     }
     if let Some(path) = &options.perf_json {
         let all = if perf.len() == 1 { perf.remove(0) } else { json!({"videos": perf}) };

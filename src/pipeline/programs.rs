@@ -95,6 +95,8 @@ pub struct Programs {
     /// The stages' own requests.
     first: Request,
     second: Option<Request>,
+    /// Whether frames leave the device as values.
+    values: bool,
     /// What the model was read from.
     pub origin: String,
 }
@@ -112,7 +114,7 @@ impl Programs {
         let mut request = request::of_job(config, &whole, &Job { index: 0, prompt: String::new(), seed: 0 })?;
         let of = |parts, sizes, request: Request| {
             let (first, second) = request.stages();
-            Programs { parts, sizes, first, second, origin }
+            Programs { parts, sizes, first, second, values: false, origin }
         };
         let Some(layers) = layers else { return Ok(of(parts, whole, request)) };
         let all = whole.transformer.num_layers;
@@ -125,6 +127,12 @@ impl Programs {
         request.stg_blocks.dedup();
         let sizes = Sizes::of(&parts)?;
         Ok(of(parts, sizes, request))
+    }
+
+    /// The programs of a run that keeps its intermediate tensors.
+    #[must_use]
+    pub fn dumping(self, dump: bool) -> Self {
+        Programs { values: dump, ..self }
     }
 
     /// Blocks of the transformer.
@@ -199,7 +207,7 @@ impl Programs {
             ProgramKind::VideoDecoder => {
                 let (grid, size) = (&self.sizes.video_grid, [v.frames, v.height, v.width]);
                 let tile = |t: &Tiling| t.largest(size, grid.spatial_compression, grid.temporal_compression);
-                let pixels = if r.tiling.is_some() { Pixels::Values } else { Pixels::Bytes };
+                let pixels = if r.tiling.is_some() || self.values { Pixels::Values } else { Pixels::Bytes };
                 let [f, h, w] = r.tiling.as_ref().map_or(size, tile);
                 parts.video_decoder_program([batch, v.channels, f, h, w], pixels, build)
             }

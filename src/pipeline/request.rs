@@ -159,6 +159,7 @@ pub fn of_job(config: &Config, sizes: &Sizes, job: &Job) -> Result<Request> {
         num_frames: r.num_frames,
         frame_rate: r.frame_rate,
         seed: job.seed,
+        noise: config.sampler.noise,
         sigmas: Vec::new(),
         scales,
         stg_blocks: config.guidance.stg_blocks.clone(),

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::error::{PipelineError, Result};
 use super::files::Files;
+use super::loops::Loops;
 use super::loras::Loras;
+use super::memory::{Keep, work};
+use crate::hlo::Program;
 use crate::models::Network;
 use crate::runtime::{Distributed, Engine, Executable, Outputs, Parameters};
 use crate::tensor::Tensor;
@@ -18,8 +21,15 @@ pub struct Stages {
     weights: Weights,
     loras: Vec<Lora>,
     by_stage: Loras,
+    /// The stage whose weights are there.
+    stage: u8,
+    keep: Keep,
     parameters: Parameters,
+    /// Weights of another stage in the place of some of those.
+    parked: BTreeMap<u8, Parameters>,
     programs: HashMap<String, Rc<Executable>>,
+    /// Loops with what requests alike share.
+    pub(super) loops: Loops,
     /// Time spent reading and uploading parameters.
     pub load_time: Duration,
     /// Programs made ready since figures were last reset.
@@ -97,31 +107,58 @@ impl Stages {
             weights: weights.into(),
             loras: Vec::new(),
             by_stage: Loras::default(),
+            stage: 1,
+            keep: Keep::All,
             parameters: Parameters::default(),
+            parked: BTreeMap::new(),
             programs: HashMap::new(),
+            loops: Loops::default(),
             load_time: Duration::ZERO,
             made: Vec::new(),
         }
     }
 
-    /// Keeps the updates of every stage of a run; [`Stages::enter`] merges them.
+    /// From here on, so much of what is loaded stays on the devices.
+    pub fn keep(&mut self, keep: Keep) {
+        self.keep = keep;
+    }
+
+    /// Whether everything that is loaded stays.
+    pub fn keeps_all(&self) -> bool {
+        self.keep == Keep::All
+    }
+
+    /// The updates of every stage of a run; [`Stages::enter`] merges them.
     ///
     /// # Errors
     /// As [`Stages::set_loras`], of any stage's.
     pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
         self.by_stage = loras;
-        [2, 1].into_iter().try_for_each(|stage| self.enter(stage))
+        [2, 1].into_iter().try_for_each(|stage| self.set_loras(&self.by_stage.of_stage(stage)))
     }
 
-    /// From here on weights are those of a stage, counted from 1.
+    /// From here on weights are those of a stage, counted from 1. What the stage before had in their place stays on the
+    /// devices while there is room.
     ///
     /// # Errors
     /// None that [`Stages::keep_loras`] has not found.
     pub fn enter(&mut self, stage: u8) -> Result<()> {
-        if self.by_stage.is_empty() {
+        if self.by_stage.is_empty() || stage == self.stage {
             return Ok(());
         }
-        self.set_loras(&self.by_stage.of_stage(stage))
+        let before = self.exchange_loras(self.by_stage.of_stage(stage));
+        if self.keep != Keep::OneStage {
+            self.parked.insert(self.stage, before);
+        }
+        self.parameters.put_back(self.parked.remove(&stage).unwrap_or_default());
+        self.stage = stage;
+        Ok(())
+    }
+
+    /// Whether some weights of a component differ between the stages.
+    pub fn differs_by_stage(&self, component: &str) -> bool {
+        let [first, second] = [1, 2].map(|stage| self.by_stage.of_stage(stage));
+        lora::differing(&first, &second).iter().any(|(of, _)| of.folder() == component)
     }
 
     /// Adds these low-rank updates to the weights, instead of those that were added before. Parameters on the devices
@@ -140,12 +177,19 @@ impl Stages {
                 }
             }
         }
-        let differing = lora::differing(&self.loras, loras);
-        self.parameters.drop_reading(|component, key| {
+        self.exchange_loras(loras.to_vec());
+        self.parked.clear();
+        Ok(())
+    }
+
+    /// Takes out the parameters that these updates make others.
+    fn exchange_loras(&mut self, loras: Vec<Lora>) -> Parameters {
+        let differing = lora::differing(&self.loras, &loras);
+        let taken = self.parameters.take_reading(|component, key| {
             Component::from_folder(component).is_some_and(|component| differing.contains(&(component, key)))
         });
-        self.loras = loras.to_vec();
-        Ok(())
+        self.loras = loras;
+        taken
     }
 
     /// The engine.
@@ -155,7 +199,7 @@ impl Stages {
 
     /// Bytes of the parameters on the device.
     pub fn parameter_bytes(&self) -> usize {
-        self.parameters.bytes()
+        self.parameters.bytes() + self.parked.values().map(Parameters::bytes).sum::<usize>()
     }
 
     /// Bytes of the parameters that a program reads, on one device.
@@ -174,11 +218,13 @@ impl Stages {
     }
 
     /// Makes a network ready: compiled, its parameters on the device. Both are kept, so that a second request with
-    /// the same program costs nothing.
+    /// the same program costs nothing; of parameters as many as [`Stages::keep`] says.
     ///
     /// # Errors
     /// What is wrong with program, files or device.
     pub fn prepare(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
+        let compiled = self.compile(name, network)?;
+        self.make_room(network, &compiled);
         let start = Instant::now();
         let (parameters, program, params) = (&mut self.parameters, &network.program, &network.params);
         match &self.weights {
@@ -187,16 +233,62 @@ impl Stages {
             }
             Weights::Random(seed) => parameters.draw(&self.engine, program, params, *seed)?,
         }
-        network.notes.iter().for_each(|note| tracing::warn!("{note}"));
         self.load_time += start.elapsed();
-        let hash = network.program.hash();
-        if let Some(known) = self.programs.get(&hash) {
-            return Ok(known.clone());
+        Ok(compiled)
+    }
+
+    /// Compiles a network, once.
+    ///
+    /// # Errors
+    /// What is wrong with program or device.
+    pub fn compile(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
+        let made = self.made.len();
+        let compiled = self.compile_program(name, &network.program)?;
+        if self.made.len() > made {
+            network.notes.iter().for_each(|note| tracing::warn!("{note}"));
         }
-        let compiled = Rc::new(self.engine.compile(name, &network.program)?);
+        Ok(compiled)
+    }
+
+    /// Compiles a program without parameters, once.
+    ///
+    /// # Errors
+    /// What is wrong with program or device.
+    pub fn compile_program(&mut self, name: &str, program: &Program) -> Result<Rc<Executable>> {
+        let hash = program.hash();
+        if let Some(known) = self.programs.get(&hash) {
+            let alike = known.arguments() == program.arguments && known.results() == program.results;
+            return Ok(if alike { known.clone() } else { Rc::new(known.written_as(program)) });
+        }
+        let compiled = Rc::new(self.engine.compile(name, program)?);
         self.made.push(compiled.clone());
         self.programs.insert(hash, compiled.clone());
         Ok(compiled)
+    }
+
+    /// Drops parameters that a network does not read, where its own and its work have no room beside them.
+    fn make_room(&mut self, network: &Network, compiled: &Executable) {
+        let own = |component: &str| network.params.iter().any(|p| p.component == component);
+        let held = self.parameters.bytes_of_components();
+        let mut others: Vec<_> = held.into_iter().filter(|(component, _)| !own(component)).collect();
+        let room = match self.keep {
+            Keep::All => return,
+            Keep::OneStage => 0,
+            Keep::Most(bytes) => {
+                let coming = self.parameters.missing_bytes(&network.program, &network.params);
+                bytes.saturating_sub(coming + work(network, compiled))
+            }
+        };
+        // First the other stage's, then what is largest.
+        others.sort_by_key(|(_, bytes)| *bytes);
+        while self.parameter_bytes() > room {
+            if self.parked.pop_last().is_some() {
+                continue;
+            }
+            let Some((component, bytes)) = others.pop() else { return };
+            self.parameters.take_component(component);
+            tracing::debug!("{component} leaves the devices: {} MiB", bytes >> 20);
+        }
     }
 
     /// Runs a prepared network on its inputs.

@@ -13,6 +13,7 @@ use super::given::{self, GivenFrame};
 use super::models::{Models, Sizes};
 use super::stages::Stages;
 use super::tiles::{self, Tiling};
+use crate::config;
 use crate::media::Frames;
 use crate::models::transformer::CrossTimestep;
 use crate::models::upsampler;
@@ -41,6 +42,8 @@ pub struct Request {
     pub frame_rate: f64,
     /// Of the noise.
     pub seed: u64,
+    /// Where it is drawn.
+    pub noise: config::Noise,
     /// Noise levels, from the first step's to the final 0.
     pub sigmas: Vec<f32>,
     /// Guidance of video and audio.
@@ -261,9 +264,12 @@ pub fn text_to_videos(
     let (ids, mask, cut_tokens) = tokens(models, &batch, kinds)?;
     let embeds = calls::text_encoder(models, stages, ids, mask.clone(), build)?.run(stages)?;
 
-    // While it runs, the host makes what the loop reads beside the text.
+    // While it runs, the host makes what the loop reads beside the text, where there is room for both.
     let mut noise = batch.noise();
-    let denoising = Denoising::new(models, stages, &first, &batch, &mut noise, None, build, (FIRST, &mut dump))?;
+    let mut begin = |stages: &mut Stages, dump: &mut Dump| {
+        Denoising::new(models, stages, &first, &batch, &mut noise, None, build, (FIRST, dump))
+    };
+    let early = stages.keeps_all().then(|| begin(stages, &mut dump)).transpose()?;
 
     clock.wait(&embeds)?;
     // By way of the host: a layout may place the text of encoder and connectors differently.
@@ -281,6 +287,10 @@ pub fn text_to_videos(
     clock.ends(Stage::Connectors, stages);
 
     let mut shapes = Shapes::of(&models.sizes, &first)?;
+    let denoising = match early {
+        Some(denoising) => denoising,
+        None => begin(stages, &mut dump)?,
+    };
     let mut latents = denoising.run(models, stages, &text, settings, &mut clock, watch)?;
     clock.ends(Stage::Denoise, stages);
 

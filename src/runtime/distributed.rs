@@ -156,7 +156,7 @@ fn padded(tensor: &Tensor, dims: &[usize]) -> Vec<u8> {
     bytes
 }
 
-/// Copies a block of `size` elements from the start of `from` to `at` in `to`.
+/// Copies a block of `size` elements from the start of `from` to `at` in `to`. Both are row-major.
 fn copy(
     from: &[u8],
     from_strides: &[i64],
@@ -166,20 +166,26 @@ fn copy(
     size: &[usize],
     item: usize,
 ) {
-    let Some((&length, outer)) = size.split_last() else {
-        to[..item].copy_from_slice(&from[..item]);
-        return;
-    };
     if size.contains(&0) {
         return;
     }
-    let run = length * item;
+    let offset = |index: &[usize], strides: &[i64]| -> usize {
+        index.iter().zip(strides).map(|(i, stride)| i * *stride as usize).sum()
+    };
+    // Trailing dimensions that lie without gaps on both sides are one run of bytes.
+    let (mut run, mut outer) = (item, size);
+    while let Some((&length, rest)) = outer.split_last() {
+        let dense = |strides: &[i64]| strides[rest.len()] as usize == run;
+        if !(dense(from_strides) && dense(to_strides)) {
+            break;
+        }
+        (run, outer) = (run * length, rest);
+    }
+    let first = offset(at, to_strides);
     let mut index = vec![0; outer.len()];
-    let last = at.last().copied().unwrap_or_default() * item;
     loop {
-        let source: usize = index.iter().zip(from_strides).map(|(i, s)| i * *s as usize).sum();
-        let target: usize = index.iter().zip(at).zip(to_strides).map(|((i, a), s)| (i + a) * *s as usize).sum();
-        to[target + last..][..run].copy_from_slice(&from[source..][..run]);
+        let (source, target) = (offset(&index, from_strides), first + offset(&index, to_strides));
+        to[target..][..run].copy_from_slice(&from[source..][..run]);
         // The next index, the last dimension fastest.
         let Some(step) = (0..outer.len()).rev().find(|&d| index[d] + 1 < outer[d]) else { return };
         index[step] += 1;
@@ -227,6 +233,11 @@ mod tests {
             out
         };
         assert_eq!(byte(&[3, 4], &part), [6, 7, 10, 11]);
+        // Whole trailing dimensions are copied at once.
+        let rows = cut(&bytes, &[3, 2, 2], &Part { start: vec![1, 0, 0], size: vec![2, 2, 2] }, DType::U8);
+        assert_eq!(rows, (4..12).collect::<Vec<u8>>());
+        let columns = cut(&bytes, &[3, 2, 2], &Part { start: vec![0, 1, 0], size: vec![3, 1, 2] }, DType::U8);
+        assert_eq!(columns, [2, 3, 6, 7, 10, 11]);
         let t = Tensor::from(ndarray::array![[1i32, 2], [3, 4]]);
         let wide: Vec<i32> = bytemuck::pod_collect_to_vec(&padded(&t, &[3, 3]));
         assert_eq!(wide, [1, 2, 0, 3, 4, 0, 0, 0, 0]);

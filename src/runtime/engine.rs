@@ -349,6 +349,22 @@ impl Executable {
         &self.name
     }
 
+    /// The same compiled program for another that is written alike: callers may know of other parts of its arguments and
+    /// results, those that are filled up.
+    #[must_use]
+    pub fn written_as(&self, program: &Program) -> Executable {
+        Executable {
+            name: self.name.clone(),
+            loaded: self.loaded.clone(),
+            arguments: program.arguments.clone(),
+            results: program.results.clone(),
+            mesh: self.mesh.clone(),
+            hash: self.hash.clone(),
+            origin: self.origin,
+            compile_time: self.compile_time,
+        }
+    }
+
     /// The program's hash.
     pub fn hash(&self) -> &str {
         &self.hash
@@ -367,6 +383,11 @@ impl Executable {
     /// The names and types of the arguments.
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments
+    }
+
+    /// The names and types of the results.
+    pub fn results(&self) -> &[Output] {
+        &self.results
     }
 
     /// The devices it runs on.

@@ -21,7 +21,7 @@ use crate::nn::{Init, Param, Source};
 use crate::tensor::Tensor;
 
 /// The one argument of such a program: two words a checkpoint tensor, in the order of its results.
-const KEYS: &str = "keys";
+pub(super) const KEYS: &str = "keys";
 
 /// Elements of equal parameters that are drawn as one tensor and then cut apart. A vocoder has hundreds of small ones: a
 /// kernel each costs the compiler seconds. Beyond this a tensor is made in its place.
@@ -173,8 +173,22 @@ fn names(param: &Param) -> impl Iterator<Item = String> {
     param.source.names().into_iter().map(|name| format!("{}.{name}", param.component))
 }
 
+/// Two words of random bits, u32, from two words that differ for every element.
+pub(super) fn pcg2d(x: Value, y: Value) -> [Value; 2] {
+    let step = |v: &Value, by: &Value| v + by * 1_664_525.0;
+    let fold = |v: Value| v.xor(&v.shift_right(&v.like(16.0)));
+    let advance = |v: Value| v * 1_664_525.0 + 1_013_904_223.0;
+    let (x, y) = (advance(x), advance(y));
+    let x = step(&x, &y);
+    let y = step(&y, &x);
+    let (x, y) = (fold(x), fold(y));
+    let x = step(&x, &y);
+    let y = step(&y, &x);
+    [fold(x), fold(y)]
+}
+
 /// The offsets of each tensor's indices `[n, 2]`, from its name and the seed.
-fn keys(names: &[String], seed: u64) -> Tensor {
+pub(super) fn keys(names: &[String], seed: u64) -> Tensor {
     let each = names.iter().flat_map(|name| {
         let digest = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name.as_bytes()).finalize();
         let word = |i: usize| i32::from_le_bytes(std::array::from_fn(|k| digest[4 * i + k]));
@@ -228,18 +242,7 @@ impl Drawn {
             y + along.broadcast_in_dim(&dims, &[leading.len() + axis])
         });
 
-        // pcg2d.
-        let step = |v: &Value, by: &Value| v + by * 1_664_525.0;
-        let fold = |v: Value| v.xor(&v.shift_right(&v.like(16.0)));
-        let advance = |v: Value| v * 1_664_525.0 + 1_013_904_223.0;
-        let (x, y) = (advance(x), advance(y));
-        let x = step(&x, &y);
-        let y = step(&y, &x);
-        let (x, y) = (fold(x), fold(y));
-        let x = step(&x, &y);
-        let y = step(&y, &x);
-        let (x, y) = (fold(x), fold(y));
-
+        let [x, y] = pcg2d(x, y);
         let halves = |v: &Value| v.and(&v.like(65_535.0)) + v.shift_right(&v.like(16.0));
         let sum = (halves(&x) + halves(&y)).to(DType::F32);
         // Four halves, each of mean 65535/2 and variance (2^32 - 1)/12; a sum below 2^24 has an exact f32.

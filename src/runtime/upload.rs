@@ -1,6 +1,6 @@
 //! Parameters on the devices, each its part: from mapped files, without a host copy of a stack, or made there.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use super::distributed::{Distributed, Part, cut, parts, strides};
@@ -105,12 +105,42 @@ impl Parameters {
         Ok(())
     }
 
-    /// Forgets every parameter that reads a tensor `(component, checkpoint name)` for which `stale` holds.
-    pub fn drop_reading(&mut self, stale: impl Fn(&'static str, &str) -> bool) {
+    /// Takes out every parameter that reads a tensor `(component, checkpoint name)` for which `stale` holds.
+    pub fn take_reading(&mut self, stale: impl Fn(&'static str, &str) -> bool) -> Parameters {
         let reads = |kept: &Kept| kept.source.tensors().iter().any(|(key, _)| stale(kept.component, key));
-        for (_, kept) in self.tensors.extract_if(|_, kept| reads(kept)) {
-            self.bytes -= kept.tensor.device_bytes();
+        self.take(reads)
+    }
+
+    /// Takes out every parameter of a component.
+    pub fn take_component(&mut self, component: &str) -> Parameters {
+        self.take(|kept| kept.component == component)
+    }
+
+    /// Adds parameters that were taken out.
+    pub fn put_back(&mut self, taken: Parameters) {
+        self.bytes += taken.bytes;
+        self.tensors.extend(taken.tensors);
+    }
+
+    /// Bytes of each component's parameters on one device.
+    pub fn bytes_of_components(&self) -> BTreeMap<&'static str, usize> {
+        let mut all = BTreeMap::new();
+        for kept in self.tensors.values() {
+            *all.entry(kept.component).or_default() += kept.tensor.device_bytes();
         }
+        all
+    }
+
+    /// Bytes on one device of those of `params`, arguments of `program`, that are not there yet.
+    pub fn missing_bytes(&self, program: &Program, params: &[Param]) -> usize {
+        self.missing(params).into_iter().map(|param| device_bytes(program, param)).sum()
+    }
+
+    fn take(&mut self, which: impl Fn(&Kept) -> bool) -> Parameters {
+        let tensors: HashMap<String, Kept> = self.tensors.extract_if(|_, kept| which(kept)).collect();
+        let bytes = tensors.values().map(|kept| kept.tensor.device_bytes()).sum();
+        self.bytes -= bytes;
+        Parameters { tensors, bytes }
     }
 
     fn missing<'a>(&self, params: &'a [Param]) -> Vec<&'a Param> {
@@ -122,6 +152,13 @@ impl Parameters {
         let kept = Kept { tensor, component: param.component, source: param.source.clone() };
         self.tensors.insert(param.name.clone(), kept);
     }
+}
+
+/// Bytes of a parameter, argument of `program`, on one device.
+pub fn device_bytes(program: &Program, param: &Param) -> usize {
+    let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+    let parts = parts(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
+    parts.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size())
 }
 
 /// Sends each device its part of a parameter; every stored tensor is read once.

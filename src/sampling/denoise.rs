@@ -129,6 +129,7 @@ fn modulation_parts(c: &TransformerConfig, s: &Stream) -> Vec<(&'static str, Vec
 /// # Errors
 /// The first mistake made while building.
 pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Network> {
+    let build = &build.of_branches(shape.branches.len());
     let p = Params::new("prepare", COMPONENT, build);
     let streams = [c.video(), c.audio()];
     let contexts = [0, 1].map(|i| {
@@ -230,6 +231,7 @@ impl Given {
 /// # Errors
 /// The first mistake made while building.
 pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Network> {
+    let build = &build.of_branches(shape.branches.len());
     let p = Params::new("denoise", COMPONENT, build);
     let b = p.builder().clone();
     let scalar = |name: &str| p.input(name, Type::scalar(DType::I32), &[]);

@@ -248,6 +248,7 @@ pub fn request(case: &Case, models: &Models) -> Request {
         num_frames,
         frame_rate,
         seed: number("seed"),
+        noise: ltx2::config::Noise::Torch,
         sigmas: sigmas.expect("a schedule"),
         scales: [scales("video"), scales("audio")],
         stg_blocks: s.get("stg_blocks").map_or(vec![], |b| serde_json::from_value(b.clone()).expect("numbers")),

@@ -1,0 +1,224 @@
+//! What a run needs of each device's memory, planned before anything is loaded: from the programs as they are written and
+//! compiled, against what the device says is free.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::compile::needed;
+use super::error::{PipelineError, Result};
+use super::programs::{ProgramKind, Programs};
+use super::request;
+use super::stages::Stages;
+use crate::config::{Config, Residency, Tiling, shipped_layouts};
+use crate::models::Network;
+use crate::nn::Build;
+use crate::runtime::{Executable, device_bytes};
+
+/// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
+const SPARE: f64 = 0.03;
+
+/// How many of the loaded parameters stay on the devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// All.
+    All,
+    /// As many as leave room, in so many bytes, for what is loaded and runs next.
+    Most(usize),
+    /// Those that the next program reads.
+    OneStage,
+}
+
+/// What a program needs on a device, in bytes.
+#[derive(Clone, Debug)]
+struct Need {
+    program: ProgramKind,
+    /// The components whose parameters it reads.
+    components: Vec<&'static str>,
+    /// Everything but parameters.
+    work: usize,
+    /// Of that, arguments and results.
+    io: usize,
+}
+
+/// What a run needs on each device.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    needs: Vec<Need>,
+    /// Parameters of each component, in bytes; twice where two stages have their own.
+    components: BTreeMap<&'static str, usize>,
+    /// What may be used, in bytes, where that is known.
+    limit: Option<usize>,
+}
+
+/// Everything but parameters that a program needs on a device, in bytes.
+pub fn work(network: &Network, compiled: &Executable) -> usize {
+    let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
+    let memory = compiled.compiled().memory().unwrap_or_default();
+    let all = memory.arguments + memory.outputs - memory.aliased + memory.temporaries + memory.generated_code;
+    usize::try_from(all).unwrap_or(0).saturating_sub(parameters)
+}
+
+/// Arguments and results that are no parameters, in bytes on a device.
+fn io(network: &Network) -> usize {
+    let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
+    usize::try_from(needed(network)).unwrap_or(0).saturating_sub(parameters)
+}
+
+/// Parameters of each component that programs read, in bytes on a device.
+fn parameters<'a>(networks: impl IntoIterator<Item = &'a Network>) -> BTreeMap<&'static str, usize> {
+    let mut each = BTreeMap::new();
+    for network in networks {
+        each.extend(network.params.iter().map(|p| (&p.name, (p.component, device_bytes(&network.program, p)))));
+    }
+    let mut sums = BTreeMap::new();
+    each.into_values().for_each(|(component, bytes)| *sums.entry(component).or_default() += bytes);
+    sums
+}
+
+impl Plan {
+    /// Writes and compiles every program of a run.
+    ///
+    /// # Errors
+    /// What is wrong with a program or the device.
+    pub fn of(config: &Config, programs: &Programs, stages: &mut Stages, build: &Build) -> Result<Self> {
+        let mut networks = Vec::new();
+        let mut needs = Vec::new();
+        for program in programs.kinds() {
+            let network = programs.network(program, build)?;
+            let compiled = stages.compile(program.name(), &network)?;
+            let mut components: Vec<_> = network.params.iter().map(|p| p.component).collect();
+            components.dedup();
+            needs.push(Need { program, components, work: work(&network, &compiled), io: io(&network) });
+            networks.push(network);
+        }
+        let mut components = parameters(&networks);
+        components.iter_mut().filter(|(c, _)| stages.differs_by_stage(c)).for_each(|(_, bytes)| *bytes *= 2);
+        let free = stages.engine().devices().iter().filter_map(|d| d.memory().ok());
+        let free = free.filter_map(|m| Some(m.limit? - m.in_use)).min();
+        let limit = match config.runtime.memory_limit {
+            Some(gib) => Some(gib * f64::from(1 << 30)),
+            None => free.map(|bytes| bytes as f64 * (1.0 - SPARE)),
+        };
+        Ok(Plan { needs, components, limit: limit.map(|bytes| bytes as usize) })
+    }
+
+    /// Bytes with every component loaded.
+    fn all(&self) -> usize {
+        self.components.values().sum::<usize>() + self.needs.iter().map(|n| n.work).max().unwrap_or(0)
+    }
+
+    /// Bytes of a program alone.
+    fn alone(&self, need: &Need) -> usize {
+        need.work + need.components.iter().filter_map(|c| self.components.get(c)).sum::<usize>()
+    }
+
+    /// The program that needs most, loaded alone.
+    fn largest(&self) -> Option<(&Need, usize)> {
+        self.needs.iter().map(|n| (n, self.alone(n))).max_by_key(|(_, bytes)| *bytes)
+    }
+
+    /// What stays on the devices; none where the run has no room.
+    fn keep(&self, residency: Residency) -> Option<Keep> {
+        let least = self.largest().map_or(0, |(_, bytes)| bytes);
+        let limit = self.limit.unwrap_or(usize::MAX);
+        match residency {
+            Residency::Auto | Residency::Resident if self.all() <= limit => Some(Keep::All),
+            Residency::Auto if least <= limit => Some(Keep::Most(limit)),
+            Residency::InTurn if least <= limit => Some(Keep::OneStage),
+            _ => None,
+        }
+    }
+
+    /// A line a program, and sums.
+    pub fn table(&self) -> String {
+        let mut text = String::from("memory a device           parameters GiB   beside them\n");
+        for need in &self.needs {
+            let bytes = self.alone(need);
+            // Writing to a String cannot fail.
+            let _ =
+                writeln!(text, "  {:<24}{:>14.3}{:>14.3}", need.program.name(), gib(bytes - need.work), gib(need.work));
+        }
+        let _ = writeln!(text, "  {:<24}{:>14.3}", "all loaded", gib(self.all()));
+        let _ = writeln!(text, "  {:<24}{:>14.3}", "one stage at a time", gib(self.largest().map_or(0, |(_, b)| b)));
+        let free = self.limit.map_or("not known here".to_string(), |bytes| format!("{:.3}", gib(bytes)));
+        let _ = write!(text, "  {:<24}{free:>14}", "may be used");
+        text
+    }
+}
+
+fn gib(bytes: usize) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+/// Plans a run and decides what stays on its devices.
+///
+/// # Errors
+/// Too little memory, with the cheapest change that fits; what is wrong with a program.
+pub fn plan(config: &Config, programs: &Programs, stages: &mut Stages, build: &Build) -> Result<Keep> {
+    let plan = Plan::of(config, programs, stages, build)?;
+    tracing::debug!("{}", plan.table());
+    let residency = config.runtime.residency;
+    match plan.keep(residency) {
+        Some(keep) => Ok(keep),
+        None => Err(PipelineError::TooLarge(shortage(&plan, config, stages, build))),
+    }
+}
+
+/// What is missing, and the cheapest change that fits.
+fn shortage(plan: &Plan, config: &Config, stages: &Stages, build: &Build) -> String {
+    let limit = plan.limit.unwrap_or(usize::MAX);
+    let have = format!("{:.2} GiB a device may be used", gib(limit));
+    if config.runtime.residency == Residency::Resident && plan.keep(Residency::Auto).is_some() {
+        let all = gib(plan.all());
+        return format!("all parts together need {all:.2} GiB a device, {have}: set runtime.residency to auto");
+    }
+    let Some((need, bytes)) = plan.largest() else { return have };
+    let (name, work) = (need.program.name(), gib(need.work));
+    let what = format!("{name} needs {:.2} GiB a device ({work:.2} of them beside its parameters), {have}", gib(bytes));
+    // Candidates, the cheapest first; what they need is reckoned from this plan, not compiled.
+    let tiled =
+        (config.runtime.tiling.is_none()).then(|| changed(config, |c| c.runtime.tiling = Some(Tiling::default())));
+    let layouts = shipped_layouts().filter(|l| *l != config.layout).map(|layout| {
+        let change = changed(config, |c| (c.layout, c.mesh) = (layout.into(), None));
+        (format!("--layout {layout}"), change)
+    });
+    // Numbers that the model does not take are refused before any program is written.
+    let frames = (1..config.request.num_frames)
+        .rev()
+        .map(|n| (format!("--num-frames {n}"), changed(config, |c| c.request.num_frames = n)));
+    let tiled = tiled.map(|change| ("--set 'runtime.tiling={}'".to_string(), change));
+    let found = tiled
+        .into_iter()
+        .chain(layouts)
+        .chain(frames)
+        .find(|(_, change)| reckoned(plan, change, stages, build).is_some_and(|bytes| bytes <= limit));
+    match found {
+        Some((change, _)) => format!("{what}: {change} would fit, as far as can be told without compiling it"),
+        None => format!("{what}: no smaller tiles, shipped layout or number of frames fits; take more devices"),
+    }
+}
+
+fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
+    let mut config = config.clone();
+    change(&mut config);
+    config
+}
+
+/// What the largest program of a changed configuration needs alone: its parameters, and the work of today's program in the
+/// proportion of the arguments and results that are not parameters.
+fn reckoned(plan: &Plan, config: &Config, stages: &Stages, build: &Build) -> Option<usize> {
+    let engine = stages.engine();
+    let kind = engine.devices()[0].kind();
+    let new = request::build(config, engine.devices().len(), &engine.platform(), kind).ok()?;
+    if new.layout.mesh.devices() != build.layout.mesh.devices() {
+        return None;
+    }
+    let programs = Programs::of(config, None).ok()?;
+    let each = plan.needs.iter().map(|need| {
+        let network = programs.network(need.program, &new).ok()?;
+        let own: usize = parameters([&network]).values().sum();
+        let ratio = io(&network) as f64 / need.io.max(1) as f64;
+        Some(own + (need.work as f64 * ratio) as usize)
+    });
+    each.collect::<Option<Vec<_>>>()?.into_iter().max()
+}
