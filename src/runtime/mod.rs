@@ -7,6 +7,7 @@ mod engine;
 pub mod flags;
 pub mod platform;
 pub mod plugins;
+pub mod processes;
 mod quantize;
 mod random;
 mod target;
