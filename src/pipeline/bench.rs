@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use ndarray::{Array3, Array4};
@@ -31,6 +32,7 @@ use crate::media::{self, Audio, Mp4Options};
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::pjrt::CompiledMemory;
+use crate::runtime::processes::Group;
 use crate::runtime::{Ceiling, Distributed, Executable, matmul_ceiling};
 use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::guidance::{Branch, branches};
@@ -244,10 +246,10 @@ impl BenchReport {
 ///
 /// # Errors
 /// What is wrong with model, request or device.
-pub fn bench(config: &Config, job: &Job, options: &BenchOptions) -> Result<BenchReport> {
+pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&Arc<Group>>) -> Result<BenchReport> {
     let models = Models::of(config)?;
     let request = of_job(config, &models, job)?;
-    let mut session = Session::start(config, &models)?;
+    let mut session = Session::start(config, &models, group)?;
     let matmul = matmul_ceiling(session.stages.engine(), options.runs)?;
     if !request.given.is_empty() {
         return Err(PipelineError::Usage(
@@ -283,7 +285,7 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions) -> Result<Bench
     let stages = &session.stages;
     Ok(BenchReport {
         platform: stages.engine().platform(),
-        device: stages.engine().devices()[0].kind().to_string(),
+        device: stages.engine().own_device().kind().to_string(),
         devices: session.build.layout.mesh.devices(),
         versions: session.versions,
         model: models.identity()?,

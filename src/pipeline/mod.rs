@@ -15,6 +15,7 @@ pub mod loras;
 pub mod models;
 pub mod options;
 pub mod origin;
+pub mod processes;
 pub mod programs;
 pub mod report;
 pub mod request;

@@ -1,17 +1,21 @@
 //! Compiling a network's program and running it on named buffers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::cache::{Cache, CacheError, Entry};
+use super::cache::{Cache, CacheError, Entry, fingerprint};
 use super::distributed::{Distributed, Part, parts};
 use super::flags;
+use super::gather::Whole;
+use super::processes::{Group, GroupError};
 use crate::hlo::{Argument, Mesh, Output, Program, Type};
 use crate::pjrt::{
-    Client, CompileOptions, Device, DeviceLayout, Error, Executable as Compiled, LoadedExecutable, OptionValue,
+    Client, CompileOptions, Device, DeviceDescription, DeviceLayout, Error, Executable as Compiled, ExecuteOptions,
+    LoadedExecutable, OptionValue, Value,
 };
 use crate::tensor::{Tensor, TensorError};
 
@@ -30,6 +34,9 @@ pub enum RuntimeError {
     /// The compile cache.
     #[error("compile cache: {0}")]
     Cache(#[from] CacheError),
+    /// The other processes of the run.
+    #[error(transparent)]
+    Processes(#[from] GroupError),
     /// A parameter could not be read.
     #[error("{0}")]
     Parameter(String),
@@ -107,24 +114,35 @@ pub struct Statistics {
     pub executions: usize,
 }
 
-/// A client with its devices, counting what it does.
+/// A client with the devices of all processes, counting what it does. Clones share it.
+#[derive(Clone)]
 pub struct Engine {
     client: Client,
-    devices: Vec<Device>,
+    devices: Arc<[Device]>,
     options: EngineOptions,
-    cache: Option<Cache>,
-    statistics: Mutex<BTreeMap<String, Statistics>>,
+    cache: Option<Arc<Cache>>,
+    group: Option<Arc<Group>>,
+    statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
+    launches: Arc<AtomicI32>,
+    /// What [`Engine::compile_once`] compiled, by hash.
+    compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
 }
 
 impl Engine {
     /// Takes over a client. A compile cache that cannot be used is said and left out.
     pub fn new(client: Client, options: EngineOptions) -> Self {
-        let devices = client.devices().to_vec();
+        Engine::among(client, options, None)
+    }
+
+    /// Takes over the client of one of several processes, which compares with the others what it compiles.
+    pub fn among(client: Client, options: EngineOptions, group: Option<Arc<Group>>) -> Self {
         let cache = options.compile_cache.as_deref().and_then(|folder| {
             let opened = client.topology().map_err(CacheError::from);
             opened.and_then(|t| Cache::new(folder, &platform_of(&client), &t)).inspect_err(|e| not_kept("all", e)).ok()
         });
-        Engine { client, devices, options, cache, statistics: Mutex::default() }
+        let (devices, cache) = (all_devices(&client).into(), cache.map(Arc::new));
+        let (statistics, launches, compiled) = (Arc::default(), Arc::default(), Arc::default());
+        Engine { client, devices, options, cache, group, statistics, launches, compiled }
     }
 
     /// The client.
@@ -137,9 +155,38 @@ impl Engine {
         platform_of(&self.client)
     }
 
-    /// The devices, in the order in which meshes count them.
+    /// The devices of all processes, in the order in which meshes count them.
     pub fn devices(&self) -> &[Device] {
         &self.devices
+    }
+
+    /// The first device of this process.
+    pub fn own_device(&self) -> &Device {
+        &self.client.devices()[0]
+    }
+
+    /// Whether some devices are other processes'.
+    pub fn has_peers(&self) -> bool {
+        self.devices.len() > self.client.devices().len()
+    }
+
+    /// Groups of devices with links of their own: slices of a TPU.
+    pub fn slices(&self) -> usize {
+        self.devices.iter().map(|device| slice_of(device.description())).collect::<BTreeSet<_>>().len()
+    }
+
+    /// The devices that a program over `count` of them runs on: the first ones; of one device, each process its own.
+    fn devices_of(&self, count: usize) -> &[Device] {
+        match self.has_peers() && count == 1 {
+            true => &self.client.devices()[..1],
+            false => &self.devices[..count.min(self.devices.len())],
+        }
+    }
+
+    /// This process's devices among those of a program over `count`, with their places in its mesh.
+    pub(super) fn held(&self, count: usize) -> Vec<(usize, &Device)> {
+        let own: Vec<i32> = self.client.devices().iter().map(Device::id).collect();
+        self.devices_of(count).iter().enumerate().filter(|(_, device)| own.contains(&device.id())).collect()
     }
 
     /// Compiles a program, or takes it from the compile cache.
@@ -151,11 +198,12 @@ impl Engine {
             let have = self.devices.len();
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
-        let ids: Vec<i32> = self.devices.iter().map(Device::id).collect();
+        let ids: Vec<i32> = self.devices_of(program.devices()).iter().map(Device::id).collect();
         let options = compile_options(&self.platform(), program, &ids, &self.options);
         let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
         let start = Instant::now();
         let kept = entry.as_ref().and_then(|entry| self.take(name, entry));
+        let kept = if self.all_have(name, program, &options, kept.is_some())? { kept } else { None };
         let (loaded, origin, took) = match kept {
             Some(loaded) => (loaded, Origin::CacheHit, start.elapsed()),
             None => {
@@ -163,6 +211,9 @@ impl Engine {
                 let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
                 let loaded = compile_known(&self.platform(), &options, &self.options, compile)?;
                 let took = start.elapsed();
+                // Where processes share a folder, one entry is enough.
+                let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
+                let entry = entry.filter(|entry| first || !entry.path().exists());
                 if let Some(Err(error)) = entry.map(|entry| entry.save(&loaded)) {
                     not_kept(name, &error);
                 }
@@ -192,6 +243,46 @@ impl Engine {
         })
     }
 
+    /// As [`Engine::compile`], of a program that may have been compiled by this before.
+    pub(super) fn compile_once(&self, name: &str, program: &Program) -> Result<Arc<Executable>, RuntimeError> {
+        let hash = program.hash();
+        let known = self.compiled.lock().ok().and_then(|all| all.get(&hash).cloned());
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let executable = Arc::new(self.compile(name, program)?);
+        if let Ok(mut all) = self.compiled.lock() {
+            all.insert(hash, executable.clone());
+        }
+        Ok(executable)
+    }
+
+    /// Compares a program with the other processes'; whether all of them have it compiled. A compiler may work with its
+    /// peers, so that either all compile or none does.
+    fn all_have(
+        &self,
+        name: &str,
+        program: &Program,
+        options: &CompileOptions,
+        kept: bool,
+    ) -> Result<bool, RuntimeError> {
+        // A program of one device is each process's own.
+        let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(kept) };
+        let text = format!("program '{name}' {} compiled with options {}", program.hash(), fingerprint(options));
+        let texts = group.exchange(&format!("{text} {kept}"))?;
+        let split = |text: &str| text.rsplit_once(' ').map(|(what, kept)| (what.to_string(), kept == "true"));
+        let all: Vec<(String, bool)> = texts.iter().filter_map(|text| split(text)).collect();
+        match all.iter().position(|(what, _)| *what != all[0].0) {
+            None => Ok(all.iter().all(|(_, kept)| *kept)),
+            Some(other) => Err(GroupError::Differ(format!(
+                "{} runs {}, process 0 {}: all need the same binary, plugin, model and configuration",
+                group.name(other),
+                all[other].0,
+                all[0].0
+            )))?,
+        }
+    }
+
     /// Loads a kept program; what cannot be used is said and replaced.
     fn take(&self, name: &str, entry: &Entry) -> Option<LoadedExecutable> {
         entry.load(&self.client).unwrap_or_else(|error| {
@@ -219,7 +310,7 @@ impl Engine {
         }
         let parts = parts(&argument.ty, mesh, argument.sharding.as_ref());
         let layout = device_layout(argument)?;
-        Distributed::upload(&self.client, &self.devices, tensor, &argument.ty, parts, layout.as_ref())
+        Distributed::upload(&self.client, &self.held(mesh.devices()), tensor, &argument.ty, parts, layout.as_ref())
     }
 
     /// Runs an executable on tensors found by argument name.
@@ -231,8 +322,8 @@ impl Engine {
         executable: &Executable,
         find: impl Fn(&str) -> Option<&'a Distributed>,
     ) -> Result<Outputs, RuntimeError> {
-        let devices = executable.mesh.devices();
-        let mut arguments = vec![Vec::with_capacity(executable.arguments.len()); devices];
+        let held: Vec<usize> = self.held(executable.mesh.devices()).into_iter().map(|(place, _)| place).collect();
+        let mut arguments = vec![Vec::with_capacity(executable.arguments.len()); held.len()];
         for a in &executable.arguments {
             let tensor = find(&a.name).ok_or_else(|| RuntimeError::Missing {
                 program: executable.name.clone(),
@@ -250,13 +341,18 @@ impl Engine {
                 row.push(buffer);
             }
         }
-        let results = executable.loaded.execute(&arguments)?;
+        // Processes that run programs in different orders are noticed by the number.
+        let launch_id = if self.has_peers() { self.launches.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
+        let options = ExecuteOptions { launch_id, ..ExecuteOptions::default() };
+        let results = executable.loaded.execute_with(&arguments, &options)?;
         self.count(&executable.name, |s| s.executions += 1);
         let mut each: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
         let named = executable.results.iter().map(|o| {
             let buffers = each.iter_mut().filter_map(Iterator::next).collect();
             let parts = parts(&o.ty, &executable.mesh, o.sharding.as_ref());
-            (o.name.clone(), Distributed::new(buffers, parts, o.ty.clone(), o.content.clone()))
+            let tensor = Distributed::new(buffers, held.clone(), parts, o.ty.clone(), o.content.clone());
+            let whole = self.has_peers().then(|| Whole::new(self, &executable.mesh, o.sharding.as_ref()));
+            (o.name.clone(), tensor.gathered_by(whole))
         });
         Ok(Outputs { named: named.collect() })
     }
@@ -270,6 +366,25 @@ impl Engine {
         if let Ok(mut all) = self.statistics.lock() {
             f(all.entry(name.to_string()).or_default());
         }
+    }
+}
+
+/// The devices of all processes in the order in which meshes count them: those of a slice beside each other. Alone, the
+/// client's own order.
+fn all_devices(client: &Client) -> Vec<Device> {
+    let mut all = client.all_devices().unwrap_or_default();
+    if all.len() <= client.devices().len() {
+        return client.devices().to_vec();
+    }
+    all.sort_by_key(|device| slice_of(device.description()));
+    all
+}
+
+/// The slice of a device: chips, or GPUs of a host, with links of their own between them.
+fn slice_of(device: &DeviceDescription) -> i64 {
+    match device.attributes.get("slice_index") {
+        Some(Value::Int(slice)) => *slice,
+        _ => 0,
     }
 }
 

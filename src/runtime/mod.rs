@@ -5,6 +5,7 @@ mod ceiling;
 mod distributed;
 mod engine;
 pub mod flags;
+mod gather;
 pub mod platform;
 pub mod plugins;
 pub mod processes;
