@@ -57,3 +57,19 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes).map_err(Error::io("write", path))?;
     persist(file, path)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_being_written_is_removed_and_what_is_written_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("done.json");
+        write_atomically(&path, b"{}").unwrap();
+        let under_way = beside(&folder.path().join("out.mp4"), ".mp4").unwrap();
+        assert!(under_way.path().exists());
+        remove_temporaries();
+        assert!(!under_way.path().exists() && path.exists());
+    }
+}

@@ -268,19 +268,7 @@ impl Engine {
     ) -> Result<bool, RuntimeError> {
         // A program of one device is each process's own.
         let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(kept) };
-        let text = format!("program '{name}' {} compiled with options {}", program.hash(), fingerprint(options));
-        let texts = group.exchange(&format!("{text} {kept}"))?;
-        let split = |text: &str| text.rsplit_once(' ').map(|(what, kept)| (what.to_string(), kept == "true"));
-        let all: Vec<(String, bool)> = texts.iter().filter_map(|text| split(text)).collect();
-        match all.iter().position(|(what, _)| *what != all[0].0) {
-            None => Ok(all.iter().all(|(_, kept)| *kept)),
-            Some(other) => Err(GroupError::Differ(format!(
-                "{} runs {}, process 0 {}: all need the same binary, plugin, model and configuration",
-                group.name(other),
-                all[other].0,
-                all[0].0
-            )))?,
-        }
+        Ok(group.agree_on_program(name, &program.hash(), &fingerprint(options), kept)?)
     }
 
     /// Loads a kept program; what cannot be used is said and replaced.

@@ -211,9 +211,29 @@ impl Group {
         }
     }
 
+    /// Compares a program, by the hashes of its text and of its compile options, with the other processes', and says whether
+    /// all of them `kept` it compiled.
+    ///
+    /// # Errors
+    /// The first process that runs another program than process 0, with both; the same in every process.
+    pub fn agree_on_program(&self, name: &str, text: &str, options: &str, kept: bool) -> Result<bool, GroupError> {
+        let own = format!("program '{name}' {text} with options {options}");
+        let texts = self.exchange(&format!("{kept} {own}"))?;
+        let all: Vec<(&str, &str)> = texts.iter().map(|text| text.split_once(' ').unwrap_or_default()).collect();
+        match all.iter().position(|(_, program)| *program != all[0].1) {
+            None => Ok(all.iter().all(|(kept, _)| *kept == "true")),
+            Some(other) => Err(GroupError::Differ(format!(
+                "{} runs {}, process 0 {}: all need the same binary, plugin, model and configuration",
+                self.name(other),
+                all[other].1,
+                all[0].1
+            ))),
+        }
+    }
+
     /// Ends well. Process 0 waits for the others, to whom it serves the store.
     pub fn finish(&self) {
-        if self.left.swap(true, Ordering::SeqCst) {
+        if !self.leave() {
             return;
         }
         if self.id() == 0 {
@@ -222,26 +242,30 @@ impl Group {
                 tracing::warn!("{} has not ended; its part of the work is done", self.name(*first));
             }
         }
-        self.leave();
+        self.watched.done();
     }
 
     /// Ends badly: every other process ends with this one's name and `message`, a verb and what follows.
     pub fn fail(&self, message: &str) {
-        if self.left.swap(true, Ordering::SeqCst) {
+        if !self.leave() {
             return;
         }
         self.watched.end(self.id(), message);
         if self.id() == 0 {
             self.watched.wait_for_others(self.count(), self.watched.pause() * 4);
         }
-        self.leave();
+        self.watched.done();
     }
 
-    fn leave(&self) {
+    /// Stops the watch, which would end this process with the others; false where it has been stopped before.
+    fn leave(&self) -> bool {
+        if self.left.swap(true, Ordering::SeqCst) {
+            return false;
+        }
         if let Ok(mut watch) = self.watch.lock() {
             watch.stop();
         }
-        self.watched.done();
+        true
     }
 }
 

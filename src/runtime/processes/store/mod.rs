@@ -5,6 +5,8 @@ mod etcd;
 mod memory;
 mod remote;
 mod served;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
