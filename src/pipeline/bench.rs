@@ -21,6 +21,8 @@ use super::clock::Took;
 use super::error::{PipelineError, Result};
 use super::generate::of_job;
 use super::models::Models;
+use super::options::GenerateOptions;
+use super::processes;
 use super::programs::{ProgramKind, Programs};
 use super::report::peak_memory;
 use super::session::Session;
@@ -247,6 +249,10 @@ impl BenchReport {
 /// # Errors
 /// What is wrong with model, request or device.
 pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&Arc<Group>>) -> Result<BenchReport> {
+    if let Some(group) = group {
+        let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
+        processes::compare(group, config, &options)?;
+    }
     let models = Models::of(config)?;
     let request = of_job(config, &models, job)?;
     let mut session = Session::start(config, &models, group)?;
@@ -280,6 +286,9 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
             Part::Vocoder => bench.vocoder()?,
             Part::EndToEnd => mp4_seconds = Some(bench.end_to_end()?),
         }
+    }
+    if let Some(group) = group {
+        processes::wait_for_all(group)?;
     }
     let (programs, videos) = (bench.done, bench.batch.size());
     let stages = &session.stages;

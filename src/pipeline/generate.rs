@@ -115,6 +115,9 @@ pub fn generate(
         let all = if perf.len() == 1 { perf.remove(0) } else { json!({"videos": perf}) };
         write_json(path, &all)?;
     }
+    if let Some(group) = group {
+        processes::wait_for_all(group)?;
+    }
     Ok(finished)
 }
 

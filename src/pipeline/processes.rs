@@ -91,6 +91,15 @@ pub fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Res
     Ok(group.agree(&own.to_string(), differ)?)
 }
 
+/// Waits until all have done their part, files included: a process that gave its devices back earlier would be a lost peer
+/// to the others' communicators.
+///
+/// # Errors
+/// The store.
+pub fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
+    Ok(group.exchange("done").map(drop)?)
+}
+
 /// The first key in which two trees differ, with both values.
 fn difference(a: &Value, b: &Value, path: &str) -> Option<(String, String, String)> {
     let below = |key: &str| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };

@@ -166,7 +166,8 @@ mod tests {
 
     #[test]
     fn the_pinned_libtpu_is_known_by_its_build() {
-        let says = |build: &str| format!("megascale+TFRT TPU v5 lite\nBuilt on Jun 17 2026 11:08:48 (1781719728) {build}");
+        let says =
+            |build: &str| format!("megascale+TFRT TPU v5 lite\nBuilt on Jun 17 2026 11:08:48 (1781719728) {build}");
         assert!(is_pinned_libtpu(&says("cl/933746096")));
         assert!(!is_pinned_libtpu(&says("cl/9337460961")));
         assert!(!is_pinned_libtpu(""));

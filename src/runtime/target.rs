@@ -240,8 +240,15 @@ mod tests {
 
     #[test]
     fn targets_are_read_and_written() {
-        for text in ["tpu:v6e:2x4", "tpu:v5p:2x2x2", "tpu:v5e:4x4", "tpu:v6e:2x4:2", "tpu:tpu7x:2x2x1", "cuda:h200:1x1x4", "cpu:8"]
-        {
+        for text in [
+            "tpu:v6e:2x4",
+            "tpu:v5p:2x2x2",
+            "tpu:v5e:4x4",
+            "tpu:v6e:2x4:2",
+            "tpu:tpu7x:2x2x1",
+            "cuda:h200:1x1x4",
+            "cpu:8",
+        ] {
             let target: Target = text.parse().expect(text);
             assert_eq!(target.to_string(), text);
             assert_eq!(target.chip().is_none(), text.starts_with("cpu"));

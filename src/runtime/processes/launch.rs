@@ -179,7 +179,8 @@ fn tpu(variable: Variable) -> Option<Found> {
     let first = match variable("MEGASCALE_COORDINATOR_ADDRESS").filter(|_| slices > 1) {
         // Its port is Megascale's own.
         Some(address) => address.split(':').next().unwrap_or_default().to_string(),
-        None => (*hosts.first()?).to_string(),
+        // An entry may go on with a port and an address.
+        None => hosts.first()?.split(':').next().unwrap_or_default().to_string(),
     };
     let coordinator = Some(format!("{first}:{PORT}"));
     Some(Found { how: "TPU_WORKER_ID", id: slice * hosts.len() + worker, count: slices * hosts.len(), coordinator })
@@ -237,7 +238,7 @@ mod tests {
             ("PROCESSES_IN_JOB", "4"),
         ];
         assert_eq!(found(&jobset), at(5, 8, "video-slice-0-0.video:8476", "Kubernetes JobSet"));
-        let tpu = [("TPU_WORKER_ID", "1"), ("TPU_WORKER_HOSTNAMES", "a, b")];
+        let tpu = [("TPU_WORKER_ID", "1"), ("TPU_WORKER_HOSTNAMES", "a:8471:10.0.0.2, b:8471:10.0.0.3")];
         assert_eq!(found(&tpu), at(1, 2, "a:8476", "TPU_WORKER_ID"));
         let slices = [
             ("TPU_WORKER_ID", "1"),

@@ -1,6 +1,7 @@
 //! Every store does the same; those of a server also when it is far or gone.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,17 +10,29 @@ use crate::pjrt::{KvError, KvStore};
 
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// A store here, and one that is served, with its server.
+/// A store here, one that is served, with its server, and with the feature one in the etcd at `LTX2_TEST_ETCD`.
 fn stores() -> Vec<(Arc<dyn KvStore>, Option<Server>)> {
     let server = Server::start("127.0.0.1:0").unwrap();
     let remote = RemoteStore::new(&server.address().to_string(), ANSWER);
-    vec![(Arc::new(MemoryStore::default()), None), (Arc::new(remote), Some(server))]
+    let mut all: Vec<(Arc<dyn KvStore>, _)> =
+        vec![(Arc::new(MemoryStore::default()), None), (Arc::new(remote), Some(server))];
+    if cfg!(feature = "etcd") {
+        match std::env::var("LTX2_TEST_ETCD") {
+            Ok(place) => {
+                static RUNS: AtomicUsize = AtomicUsize::new(0);
+                let run = (std::process::id(), RUNS.fetch_add(1, Ordering::SeqCst));
+                all.push((connect(&format!("etcd://{place}/test-{}-{}", run.0, run.1), ANSWER).unwrap(), None));
+            }
+            Err(_) => eprintln!("SKIPPED: no etcd was tested; LTX2_TEST_ETCD=HOST:PORT names one"),
+        }
+    }
+    all
 }
 
 #[test]
 fn values_are_any_bytes_under_any_key() {
     for (store, _server) in stores() {
-        let large: Vec<u8> = (0..=255).cycle().take(5 << 20).collect();
+        let large: Vec<u8> = (0..=255).cycle().take(1 << 20).collect();
         for (key, value) in [("a", &b""[..]), ("b/c d?&=%+#\u{e4}\\n", &[0, 255, 10, 13]), ("large", &large)] {
             assert_eq!(store.try_get(key), Err(KvError::NotFound(key.into())));
             assert_eq!(store.put(key, value), Ok(()));
