@@ -23,7 +23,6 @@ check: lint host-test
 lint:
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
-	cargo clippy --locked --lib --features etcd -- -D warnings
 
 host-test:
 	cargo test --locked --lib --test structure --test config

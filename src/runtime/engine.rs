@@ -1,6 +1,6 @@
 //! Compiling a network's program and running it on named buffers.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::cache::{Cache, CacheError, Entry, fingerprint};
+use super::devices::Devices;
 use super::distributed::{Distributed, Part, parts};
 use super::flags;
 use super::gather::Whole;
 use super::processes::{Group, GroupError};
 use crate::hlo::{Argument, Mesh, Output, Program, Type};
 use crate::pjrt::{
-    Client, CompileOptions, Device, DeviceDescription, DeviceLayout, Error, Executable as Compiled, ExecuteOptions,
-    LoadedExecutable, OptionValue, Value,
+    Client, CompileOptions, Device, DeviceLayout, Error, Executable as Compiled, ExecuteOptions, LoadedExecutable,
+    OptionValue,
 };
 use crate::tensor::{Tensor, TensorError};
 
@@ -118,7 +119,7 @@ pub struct Statistics {
 #[derive(Clone)]
 pub struct Engine {
     client: Client,
-    devices: Arc<[Device]>,
+    devices: Arc<Devices>,
     options: EngineOptions,
     cache: Option<Arc<Cache>>,
     group: Option<Arc<Group>>,
@@ -140,7 +141,7 @@ impl Engine {
             let opened = client.topology().map_err(CacheError::from);
             opened.and_then(|t| Cache::new(folder, &platform_of(&client), &t)).inspect_err(|e| not_kept("all", e)).ok()
         });
-        let (devices, cache) = (all_devices(&client).into(), cache.map(Arc::new));
+        let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
         let (statistics, launches, compiled) = (Arc::default(), Arc::default(), Arc::default());
         Engine { client, devices, options, cache, group, statistics, launches, compiled }
     }
@@ -157,36 +158,27 @@ impl Engine {
 
     /// The devices of all processes, in the order in which meshes count them.
     pub fn devices(&self) -> &[Device] {
-        &self.devices
+        self.devices.all()
     }
 
     /// The first device of this process.
     pub fn own_device(&self) -> &Device {
-        &self.client.devices()[0]
+        &self.devices.own()[0]
     }
 
     /// Whether some devices are other processes'.
     pub fn has_peers(&self) -> bool {
-        self.devices.len() > self.client.devices().len()
+        self.devices.have_peers()
     }
 
     /// Groups of devices with links of their own: slices of a TPU.
     pub fn slices(&self) -> usize {
-        self.devices.iter().map(|device| slice_of(device.description())).collect::<BTreeSet<_>>().len()
-    }
-
-    /// The devices that a program over `count` of them runs on: the first ones; of one device, each process its own.
-    fn devices_of(&self, count: usize) -> &[Device] {
-        match self.has_peers() && count == 1 {
-            true => &self.client.devices()[..1],
-            false => &self.devices[..count.min(self.devices.len())],
-        }
+        self.devices.slices()
     }
 
     /// This process's devices among those of a program over `count`, with their places in its mesh.
     pub(super) fn held(&self, count: usize) -> Vec<(usize, &Device)> {
-        let own: Vec<i32> = self.client.devices().iter().map(Device::id).collect();
-        self.devices_of(count).iter().enumerate().filter(|(_, device)| own.contains(&device.id())).collect()
+        self.devices.held(count)
     }
 
     /// Compiles a program, or takes it from the compile cache.
@@ -194,11 +186,11 @@ impl Engine {
     /// # Errors
     /// The plugin's message, or too few devices.
     pub fn compile(&self, name: &str, program: &Program) -> Result<Executable, RuntimeError> {
-        if program.devices() > self.devices.len() {
-            let have = self.devices.len();
+        if program.devices() > self.devices().len() {
+            let have = self.devices().len();
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
-        let ids: Vec<i32> = self.devices_of(program.devices()).iter().map(Device::id).collect();
+        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
         let options = compile_options(&self.platform(), program, &ids, &self.options);
         let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
         let start = Instant::now();
@@ -354,25 +346,6 @@ impl Engine {
         if let Ok(mut all) = self.statistics.lock() {
             f(all.entry(name.to_string()).or_default());
         }
-    }
-}
-
-/// The devices of all processes in the order in which meshes count them: those of a slice beside each other. Alone, the
-/// client's own order.
-fn all_devices(client: &Client) -> Vec<Device> {
-    let mut all = client.all_devices().unwrap_or_default();
-    if all.len() <= client.devices().len() {
-        return client.devices().to_vec();
-    }
-    all.sort_by_key(|device| slice_of(device.description()));
-    all
-}
-
-/// The slice of a device: chips, or GPUs of a host, with links of their own between them.
-fn slice_of(device: &DeviceDescription) -> i64 {
-    match device.attributes.get("slice_index") {
-        Some(Value::Int(slice)) => *slice,
-        _ => 0,
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod cache;
 mod ceiling;
+mod devices;
 mod distributed;
 mod engine;
 pub mod flags;

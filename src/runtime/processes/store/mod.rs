@@ -1,6 +1,5 @@
 //! Where processes meet: in memory, served by process 0, or in etcd.
 
-#[cfg(feature = "etcd")]
 mod etcd;
 mod memory;
 mod remote;
@@ -11,6 +10,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use etcd::EtcdStore;
 pub use memory::MemoryStore;
 pub use remote::RemoteStore;
 pub use served::Server;
@@ -23,16 +23,10 @@ pub const ETCD: &str = "etcd://";
 /// Opens the store of a run for a process that does not serve it. `answer` is how long a single question may take.
 ///
 /// # Errors
-/// A store that cannot be reached; etcd where this program was built without it.
+/// An etcd that cannot be reached. Process 0 is asked later, when it may have come.
 pub fn connect(coordinator: &str, answer: Duration) -> Result<Arc<dyn KvStore>, KvError> {
     match coordinator.strip_prefix(ETCD) {
         None => Ok(Arc::new(RemoteStore::new(coordinator, answer))),
-        #[cfg(feature = "etcd")]
-        Some(place) => Ok(Arc::new(etcd::EtcdStore::connect(place, answer)?)),
-        #[cfg(not(feature = "etcd"))]
-        Some(place) => Err(KvError::Unavailable {
-            place: place.into(),
-            reason: "this program was built without etcd: `cargo build --features etcd`".into(),
-        }),
+        Some(place) => Ok(Arc::new(EtcdStore::connect(place, answer)?)),
     }
 }

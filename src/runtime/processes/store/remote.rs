@@ -13,6 +13,17 @@ const WAIT: Duration = Duration::from_secs(5);
 /// Between two tries to reach a store while a key is waited for.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Asks over HTTP, each question answered in `answer` or not at all.
+pub(super) fn agent(answer: Duration) -> Agent {
+    let config = Agent::config_builder()
+        .http_status_as_error(false)
+        // Processes talk to each other, not through what the environment names for the web.
+        .proxy(None)
+        .timeout_global(Some(answer))
+        .build();
+    config.into()
+}
+
 /// A store at `HOST:PORT`.
 pub struct RemoteStore {
     agent: Agent,
@@ -23,13 +34,7 @@ pub struct RemoteStore {
 impl RemoteStore {
     /// The store at `place`; nothing is asked yet. `answer` is how long it may take to answer a question.
     pub fn new(place: &str, answer: Duration) -> RemoteStore {
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            // Processes talk to each other, not through what the environment names for the web.
-            .proxy(None)
-            .timeout_global(Some(answer))
-            .build();
-        RemoteStore { agent: config.into(), place: place.into(), answer }
+        RemoteStore { agent: agent(answer), place: place.into(), answer }
     }
 
     fn url(&self) -> String {

@@ -10,21 +10,19 @@ use crate::pjrt::{KvError, KvStore};
 
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// A store here, one that is served, with its server, and with the feature one in the etcd at `LTX2_TEST_ETCD`.
+/// A store here, one that is served, with its server, and one in the etcd at `LTX2_TEST_ETCD`.
 fn stores() -> Vec<(Arc<dyn KvStore>, Option<Server>)> {
     let server = Server::start("127.0.0.1:0").unwrap();
     let remote = RemoteStore::new(&server.address().to_string(), ANSWER);
     let mut all: Vec<(Arc<dyn KvStore>, _)> =
         vec![(Arc::new(MemoryStore::default()), None), (Arc::new(remote), Some(server))];
-    if cfg!(feature = "etcd") {
-        match std::env::var("LTX2_TEST_ETCD") {
-            Ok(place) => {
-                static RUNS: AtomicUsize = AtomicUsize::new(0);
-                let run = (std::process::id(), RUNS.fetch_add(1, Ordering::SeqCst));
-                all.push((connect(&format!("etcd://{place}/test-{}-{}", run.0, run.1), ANSWER).unwrap(), None));
-            }
-            Err(_) => eprintln!("SKIPPED: no etcd was tested; LTX2_TEST_ETCD=HOST:PORT names one"),
+    match std::env::var("LTX2_TEST_ETCD") {
+        Ok(place) => {
+            static RUNS: AtomicUsize = AtomicUsize::new(0);
+            let run = (std::process::id(), RUNS.fetch_add(1, Ordering::SeqCst));
+            all.push((connect(&format!("etcd://{place}/test-{}-{}", run.0, run.1), ANSWER).unwrap(), None));
         }
+        Err(_) => eprintln!("SKIPPED: no etcd was tested; LTX2_TEST_ETCD=HOST:PORT names one"),
     }
     all
 }
@@ -108,9 +106,10 @@ fn a_server_that_is_gone_is_named() {
     assert!(started.elapsed() < Duration::from_secs(5));
 }
 
-#[cfg(not(feature = "etcd"))]
 #[test]
-fn etcd_needs_its_feature() {
-    let message = connect("etcd://localhost:2379/run", ANSWER).err().unwrap().to_string();
-    assert!(message.contains("built without etcd"), "{message}");
+fn an_etcd_that_is_not_there_is_named() {
+    let message = connect("etcd://127.0.0.1:1/run", ANSWER).err().unwrap().to_string();
+    assert!(message.starts_with("the store at etcd://127.0.0.1:1 does not answer: "), "{message}");
+    let message = connect("etcd://127.0.0.1:1", ANSWER).err().unwrap().to_string();
+    assert!(message.ends_with("give etcd://HOST:PORT/RUN, RUN a name that no other run has"), "{message}");
 }
