@@ -19,8 +19,8 @@ impl Devices {
             // Alone, the client's own order.
             return Devices { all: own.clone(), own };
         }
-        // Those of a slice beside each other.
-        all.sort_by_key(slice);
+        // Those of a slice beside each other; in the same order in every process, whatever its plugin lists first.
+        all.sort_by_key(|device| (slice(device), device.id()));
         Devices { all, own }
     }
 

@@ -61,6 +61,16 @@ pub enum RuntimeError {
         /// Given type.
         got: String,
     },
+    /// The plugin put a program onto other devices than it was compiled for.
+    #[error("program '{program}' was loaded onto devices {got:?} of this process, not {wanted:?}")]
+    Placed {
+        /// Program.
+        program: String,
+        /// Ids, in the order of the mesh.
+        wanted: Vec<i32>,
+        /// Ids, in the plugin's order.
+        got: Vec<i32>,
+    },
     /// The program runs on more devices than there are.
     #[error("program '{program}' is partitioned over {want} devices, the platform has {have}")]
     Devices {
@@ -212,6 +222,12 @@ impl Engine {
                 (loaded, Origin::Compiled, took)
             }
         };
+        let ids = |devices: &mut dyn Iterator<Item = &Device>| devices.map(Device::id).collect::<Vec<i32>>();
+        let wanted = ids(&mut self.held(program.devices()).into_iter().map(|(_, device)| device));
+        let got = ids(&mut loaded.devices().iter());
+        if got != wanted {
+            return Err(RuntimeError::Placed { program: name.into(), wanted, got });
+        }
         self.count(name, |s| match origin {
             Origin::Compiled => {
                 s.compiles += 1;
