@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo test check lint host-test plugins test-tpu test-gpu ablations-gpu ablations layouts-figure fixtures clean-demo
+.PHONY: demo test check lint host-test plugins test-tpu test-gpu test-processes-gpu ablations-gpu ablations layouts-figure fixtures clean-demo
 
 # A random tiny model, then a video with sound from it.
 demo: $(CPU_PLUGIN)
@@ -45,6 +45,11 @@ test-tpu:
 test-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
 	LTX2_TEST_GPU=$$(nvidia-smi -L | wc -l) cargo test --locked --release --test gpu -- --nocapture --test-threads 1
+
+# Several processes on the GPUs of this machine: the bytes of one process, and the end when one is killed.
+test-processes-gpu: $(LTX2)
+	scripts/gpu/setup.sh $(LTX2)
+	scripts/gpu/processes.sh $(LTX2) out/processes
 
 # What each technique saves on the GPUs of this machine: docs/ablations-gpu.md.
 ablations-gpu: $(LTX2)

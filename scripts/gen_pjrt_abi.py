@@ -48,7 +48,10 @@ AsyncHostToDeviceTransferManager_RetrieveBuffer AsyncHostToDeviceTransferManager
 """.split()
 
 # Structs that are not the argument of a call. Order matters: a struct stands after those it contains.
-STRUCTS = "Api_Version NamedValue ShapeSpec Program Buffer_MemoryLayout_Tiled Buffer_MemoryLayout ExecuteOptions".split()
+STRUCTS = """
+Api_Version NamedValue ShapeSpec Program Buffer_MemoryLayout_Tiled Buffer_MemoryLayout ExecuteOptions
+KeyValueGetCallback_Args KeyValueTryGetCallback_Args KeyValuePutCallback_Args
+""".split()
 
 ENUMS = {
     "ErrorCode": ("PJRT_Error_Code_", "PJRT_Error_Code"),
@@ -58,13 +61,25 @@ ENUMS = {
     "MemoryLayoutType": ("PJRT_Buffer_MemoryLayout_Type_", "PJRT_Buffer_MemoryLayout_Type"),
 }
 
+DELETER = 'Option<unsafe extern "C" fn(*mut c_void)>'
+
 # The table has no type for a union or a function pointer.
 SPECIAL = {
+    ("Client_Create_Args", "kv_get_callback"): ("kv_get_callback", "Call<KeyValueGetCallbackArgs>"),
+    ("Client_Create_Args", "kv_put_callback"): ("kv_put_callback", "Call<KeyValuePutCallbackArgs>"),
+    ("Client_Create_Args", "kv_try_get_callback"): ("kv_try_get_callback", "Call<KeyValueTryGetCallbackArgs>"),
+    **{
+        (f"KeyValue{which}Callback_Args", "callback_error"): ("callback_error", "*const CallbackError")
+        for which in ("Get", "TryGet", "Put")
+    },
+    **{
+        (f"KeyValue{which}Callback_Args", "value_deleter_callback"): ("value_deleter_callback", DELETER)
+        for which in ("Get", "TryGet")
+    },
     ("NamedValue", "_anon5"): ("value", "u64"),
     ("Buffer_MemoryLayout", "_anon2"): ("tiled", "BufferMemoryLayoutTiled"),
     ("Event_OnReady_Args", "callback"): ("callback", "Option<unsafe extern \"C\" fn(*mut c_void, *mut c_void)>"),
 }
-DELETER = 'Option<unsafe extern "C" fn(*mut c_void)>'
 
 HEADER = '''\
 //! The C structs and the function table of PJRT: the part this crate uses.
@@ -83,6 +98,9 @@ pub type Slot = Option<unsafe extern "C" fn()>;
 
 /// A slot of the function table: takes its argument struct, returns an error or null.
 pub type Call<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
+
+/// Makes an error of the plugin in one of its callbacks, from code, message and the message's size.
+pub type CallbackError = Option<unsafe extern "C" fn(u32, *const c_void, usize) -> *mut c_void>;
 
 /// A struct of the interface: plain data whose all-zero bytes are a value and whose first word is its own size.
 ///

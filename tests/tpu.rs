@@ -110,3 +110,16 @@ fn the_other_programs_compile_split() {
         assert!(done.memory.arguments >= done.network.parameter_bytes() as i64, "{:?}", done.memory);
     }
 }
+
+/// Each slice makes its own videos: what crosses the network between them would cost more than all else.
+#[test]
+fn slices_exchange_nothing_while_they_denoise() {
+    if !libtpu() {
+        return;
+    }
+    let done = compiled(Case { layers: Some(2), ..Case::denoise("ulysses", "dcn.data=2,context=4", "tpu:v5e:2x2:2") });
+    assert_eq!(done.network.program.devices(), 8);
+    let crossing: Vec<_> = done.report.collectives.iter().filter(|c| c.axes.iter().any(|a| a == "data")).collect();
+    assert!(crossing.is_empty(), "{crossing:?}");
+    assert!(done.report.collectives.iter().any(|c| c.axes == ["context"]), "attention exchanges within a slice");
+}

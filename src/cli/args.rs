@@ -196,6 +196,34 @@ impl PlacementArgs {
     }
 }
 
+/// Several processes that run one request together.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Processes")]
+pub struct ProcessArgs {
+    /// Where they meet: process 0's address, or etcd://HOST:PORT/RUN [default: what SLURM, Open MPI, a JobSet or GKE says]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub coordinator: Option<String>,
+    /// This process, from 0
+    #[arg(long, value_name = "N")]
+    pub process_id: Option<u64>,
+    /// All processes; 1 runs alone, whatever the environment says
+    #[arg(long, value_name = "N")]
+    pub num_processes: Option<u64>,
+    /// CUDA devices of each process, where several are on one host
+    #[arg(long, value_name = "N")]
+    pub devices_per_process: Option<u64>,
+}
+
+impl ProcessArgs {
+    /// Adds the flags.
+    pub fn add(&self, given: &mut Given) {
+        given.flag("coordinator", "runtime.distributed.coordinator", self.coordinator.clone());
+        given.flag("process-id", "runtime.distributed.process_id", self.process_id);
+        given.flag("num-processes", "runtime.distributed.num_processes", self.num_processes);
+        given.flag("devices-per-process", "runtime.distributed.devices_per_process", self.devices_per_process);
+    }
+}
+
 /// What is written and said.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Output")]

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use super::args::{ConfigArgs, ModelArgs, PlacementArgs, RequestArgs};
-use super::{UsageError, print};
+use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RequestArgs};
+use super::generate::prepare_libtpu;
+use super::{UsageError, log, print};
 use crate::config::{Job, load};
 use crate::pipeline::bench::{BenchOptions, BenchReport, Part, bench};
+use crate::pipeline::processes::together;
 
 /// The prompt where none is given.
 const PROMPT: &str = "a red fox in the snow";
@@ -46,6 +48,8 @@ pub struct Args {
     #[command(flatten)]
     placement: PlacementArgs,
     #[command(flatten)]
+    processes: ProcessArgs,
+    #[command(flatten)]
     config: ConfigArgs,
 }
 
@@ -58,6 +62,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     args.request.add(&mut given)?;
     args.model.add(&mut given);
     args.placement.add(&mut given);
+    args.processes.add(&mut given);
     let loaded = load(&given)?;
     let config = &loaded.config;
     let missing = config.not_built();
@@ -73,24 +78,36 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let job = if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job };
     let parts = if args.programs.is_empty() { Part::value_variants().to_vec() } else { args.programs.clone() };
     let options = BenchOptions { parts, runs: args.runs.into(), warmup: args.warmup.into() };
-    let report = bench(config, &job, &options)?;
+    prepare_libtpu(config);
+    let compared = |report: &BenchReport| finish(args, report, baseline.as_ref());
+    together(config, |group| {
+        let first = group.is_none_or(|group| group.id() == 0);
+        if !first {
+            log::only_warnings();
+        }
+        let report = bench(config, &job, &options, group)?;
+        if first { compared(&report) } else { Ok(()) }
+    })
+}
 
-    let figures = serde_json::to_value(&report)?;
+/// Prints and writes the figures, and compares them.
+fn finish(args: &Args, report: &BenchReport, baseline: Option<&Value>) -> anyhow::Result<()> {
+    let figures = serde_json::to_value(report)?;
     let text = format!("{}\n", serde_json::to_string_pretty(&figures)?);
     match args.json.as_deref() {
         Some(path) if path.as_os_str() == "-" => print(&text)?,
         Some(path) => {
             crate::media::write_atomically(path, text.as_bytes())?;
-            print(&table(&report))?;
+            print(&table(report))?;
         }
-        None => print(&table(&report))?,
+        None => print(&table(report))?,
     }
     let wrong = report.wrong();
     if !wrong.is_empty() {
         anyhow::bail!("{}", wrong.join("; "));
     }
     match (baseline, args.baseline.as_deref()) {
-        (Some(baseline), Some(path)) => compare(&report, &figures, &baseline, path, args.tolerance),
+        (Some(baseline), Some(path)) => compare(report, &figures, baseline, path, args.tolerance),
         _ => Ok(()),
     }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
 use super::compile_report::{json, table};
+use super::generate::prepare_libtpu;
 use super::{UsageError, print};
 use crate::config::load;
 use crate::pipeline::PipelineError;
@@ -57,6 +58,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     args.model.add(&mut given);
     args.placement.add(&mut given);
     let loaded = load(&given)?;
+    if target.kind() == Kind::Tpu {
+        prepare_libtpu(&loaded.config);
+    }
     if target.kind() == Kind::Tpu && !crate::pjrt::prepare_absent_tpus() {
         let message = "compiling for TPUs needs TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 set";
         return Err(UsageError(message.into()).into());

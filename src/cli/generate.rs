@@ -1,15 +1,19 @@
 //! `ltx2 generate`: from a prompt to an MP4 with sound.
 
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::args::{ConfigArgs, ModelArgs, OutputArgs, PlacementArgs, RequestArgs};
+use super::args::{ConfigArgs, ModelArgs, OutputArgs, PlacementArgs, ProcessArgs, RequestArgs};
 use super::plan::Plan;
 use super::progress::Progress;
-use super::{UsageError, print};
+use super::{UsageError, log, print};
 use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::processes::together;
+use crate::pjrt::give_libtpu_arguments;
+use crate::runtime::processes::Group;
 
 /// Makes videos with sound from prompts.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -27,6 +31,8 @@ pub struct Args {
     #[command(flatten)]
     placement: PlacementArgs,
     #[command(flatten)]
+    processes: ProcessArgs,
+    #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
     config: ConfigArgs,
@@ -42,6 +48,7 @@ impl Args {
         self.request.add(&mut given)?;
         self.model.add(&mut given);
         self.placement.add(&mut given);
+        self.processes.add(&mut given);
         self.output.add(&mut given);
         Ok(load(&given)?)
     }
@@ -57,8 +64,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.output.print_config {
         return print(&loaded.to_yaml());
     }
-    let options = options(config, &args.output)?;
     if args.output.dry_run {
+        let options = options(config, &args.output, None)?;
         let plan = Plan::new(&loaded, &options);
         return match args.output.json {
             true => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?)),
@@ -68,6 +75,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             }
         };
     }
+    prepare_libtpu(config);
+    together(config, |group| make(args, config, group))
+}
+
+/// Makes the videos, alone or as one of several processes.
+fn make(args: &Args, config: &Config, group: Option<&Arc<Group>>) -> anyhow::Result<()> {
+    let later = group.is_some_and(|group| group.id() > 0);
+    if later {
+        log::only_warnings();
+    }
+    let options = options(config, &args.output, group)?;
     if let Some(job) = options.jobs.iter().find(|j| j.prompt.trim().is_empty()) {
         let what =
             if options.jobs.len() > 1 { format!("video {} has no prompt", job.index) } else { "no prompt".into() };
@@ -77,21 +95,37 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !missing.is_empty() {
         return Err(UsageError(format!("not built yet: {}", missing.join(", "))).into());
     }
-    let mut progress = Progress::new(options.jobs.len(), !tracing::enabled!(tracing::Level::INFO));
-    let finished = generate(config, &options, &mut progress)?;
+    let mut progress = Progress::new(options.jobs.len(), later || !tracing::enabled!(tracing::Level::INFO));
+    let finished = generate(config, &options, group, &mut progress)?;
+    if finished.is_empty() {
+        return Ok(());
+    }
     match options.json {
         true => print(&format!("{}\n", serde_json::to_string_pretty(&finished)?)),
         false => print(&finished.iter().map(|f| format!("{}\n", f.path.display())).collect::<String>()),
     }
 }
 
-fn options(config: &Config, output: &OutputArgs) -> anyhow::Result<GenerateOptions> {
+/// Hands the configuration's arguments to libtpu, before anything has started a thread.
+pub(super) fn prepare_libtpu(config: &Config) {
+    let arguments = config.runtime.libtpu_init_args.trim();
+    if !arguments.is_empty() && !give_libtpu_arguments(arguments) {
+        tracing::warn!("runtime.libtpu_init_args comes too late; set LIBTPU_INIT_ARGS instead");
+    }
+}
+
+fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> anyhow::Result<GenerateOptions> {
     let jobs = config.jobs()?;
-    let outputs = output_paths(config.output.path.as_deref().map(Path::new), &jobs, output.force)?;
+    let outputs = match group {
+        // Only the first process writes, and only it looks at what is there.
+        Some(group) if group.id() > 0 => jobs.iter().map(|_| PathBuf::new()).collect(),
+        _ => output_paths(config.output.path.as_deref().map(Path::new), &jobs, output.force)?,
+    };
     let progress_every = match config.sampler.progress_every {
         ProgressEvery::Steps(steps) => Some(steps),
-        // A bar moves with every step; without one, the loop runs at once.
-        ProgressEvery::Auto(_) => std::io::stderr().is_terminal().then_some(1),
+        // A bar moves with every step; without one, the loop runs at once. Several processes run the same calls, whether
+        // they have a terminal or not.
+        ProgressEvery::Auto(_) => (group.is_none() && std::io::stderr().is_terminal()).then_some(1),
     };
     Ok(GenerateOptions {
         jobs,

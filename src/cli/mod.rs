@@ -19,6 +19,7 @@ pub mod completions;
 pub mod doctor;
 pub mod generate;
 pub mod init;
+pub mod log;
 pub mod plan;
 pub mod plugin;
 pub mod progress;
@@ -111,7 +112,14 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
             Some(PipelineError::Sampling(e)) if sampling(e) => return 2,
             // Rules that contradict each other are found where a tensor is placed.
             Some(PipelineError::Program(e)) if e.op == "layout" => return 2,
-            Some(PipelineError::Usage(_) | PipelineError::Input(_) | PipelineError::Request(_)) => return 2,
+            Some(
+                PipelineError::Usage(_)
+                | PipelineError::Input(_)
+                | PipelineError::Request(_)
+                | PipelineError::Launch(_),
+            ) => {
+                return 2;
+            }
             _ => {}
         }
     }

@@ -71,6 +71,7 @@ pub fn parse_mesh(text: &str) -> Result<Mesh, ConfigError> {
             "fsdp" => &mut mesh.fsdp,
             "context" => &mut mesh.context,
             "tensor" => &mut mesh.tensor,
+            "dcn.data" => &mut mesh.dcn.data,
             _ => return fail(format!("'{axis}' is no axis, known are {}", AXES.join(", "))),
         };
         if seen.contains(&axis) {
@@ -87,7 +88,8 @@ pub fn parse_mesh(text: &str) -> Result<Mesh, ConfigError> {
 
 /// As `--mesh` takes it.
 pub fn mesh_text(mesh: &Mesh) -> String {
-    sizes(mesh).map(|(axis, size)| format!("{axis}={size}")).join(",")
+    let slices = if mesh.dcn.data == 1 { String::new() } else { format!(",dcn.data={}", mesh.dcn.data) };
+    sizes(mesh).map(|(axis, size)| format!("{axis}={size}")).join(",") + &slices
 }
 
 /// Checks that every size can be meant.
@@ -97,6 +99,9 @@ pub fn mesh_text(mesh: &Mesh) -> String {
 pub fn check_mesh(mesh: &Mesh) -> Result<(), String> {
     if let Some((axis, size)) = sizes(mesh).into_iter().find(|(_, s)| *s == 0 || *s < -1) {
         return Err(format!("{axis} = {size} must be at least 1, or -1 for the rest"));
+    }
+    if mesh.dcn.data < 1 {
+        return Err(format!("dcn.data = {} must be at least 1", mesh.dcn.data));
     }
     match sizes(mesh).iter().filter(|(_, s)| *s == -1).count() {
         0 | 1 => Ok(()),
@@ -113,18 +118,31 @@ pub fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, ConfigErro
     if let Err(why) = check_mesh(mesh) {
         return fail(why);
     }
+    let slices = usize::try_from(mesh.dcn.data).unwrap_or(1);
+    if !devices.is_multiple_of(slices) {
+        return fail(format!("{devices} devices are not {slices} equal slices"));
+    }
+    let devices = devices / slices;
     let fixed = sizes(mesh).iter().filter(|(_, s)| *s > 0).try_fold(1usize, |n, (_, s)| n.checked_mul(*s as usize));
     let Some(fixed) = fixed else { return fail("no machine has as many devices".into()) };
     let rest = sizes(mesh).iter().any(|(_, s)| *s == -1);
     if rest && !devices.is_multiple_of(fixed) {
-        return fail(format!("{devices} devices do not divide by {fixed}"));
+        return fail(format!("{devices} devices{} do not divide by {fixed}", of_a_slice(slices)));
     }
     if !rest && fixed > devices {
-        return fail(format!("needs {fixed} devices, there are {devices}"));
+        return fail(format!("needs {fixed} devices{0}, there are {devices}", of_a_slice(slices)));
     }
-    let size = |s: i64| if s == -1 { devices / fixed } else { s as usize };
-    let axes = sizes(mesh).into_iter().map(|(a, s)| (a.to_string(), size(s))).filter(|(_, s)| *s > 1).collect();
+    // Slices follow each other in the order of the devices: they are the outer part of the outermost axis.
+    let size = |axis: &str, s: i64| {
+        let own = if s == -1 { devices / fixed } else { s as usize };
+        if axis == "data" { own * slices } else { own }
+    };
+    let axes = sizes(mesh).into_iter().map(|(a, s)| (a.to_string(), size(a, s))).filter(|(_, s)| *s > 1).collect();
     Ok(hlo::Mesh { axes })
+}
+
+fn of_a_slice(slices: usize) -> &'static str {
+    if slices > 1 { " of a slice" } else { "" }
 }
 
 /// Reads a layout by its path or shipped name.
@@ -235,7 +253,17 @@ impl Config {
         let mesh = self.mesh.as_ref().unwrap_or(&file.mesh);
         let named: usize = sizes(mesh).iter().filter_map(|(_, s)| usize::try_from(*s).ok()).product();
         let rest = sizes(mesh).iter().any(|(_, s)| *s == -1);
-        Ok(if rest { named * (VIRTUAL_DEVICES / named.max(1)).max(1) } else { named.max(1) })
+        let slices = usize::try_from(mesh.dcn.data).unwrap_or(1);
+        Ok(slices * if rest { named * (VIRTUAL_DEVICES / named.max(1)).max(1) } else { named.max(1) })
+    }
+
+    /// Groups of devices that the mesh is spread over, `mesh.dcn`.
+    ///
+    /// # Errors
+    /// No such layout.
+    pub fn slices(&self) -> Result<usize, ConfigError> {
+        let mesh = self.mesh.map_or_else(|| Ok(read_layout(&self.layout)?.mesh), Ok)?;
+        Ok(usize::try_from(mesh.dcn.data).unwrap_or(1))
     }
 
     /// The mesh and the rules for a number of devices; axes of one device are left out of both.
@@ -273,6 +301,11 @@ mod tests {
         assert!(message("cfg=-1,data=-1").contains("2 axes are -1; only one can be the rest"));
         assert!(message("cfg=0").contains("cfg = 0 must be at least 1, or -1 for the rest"));
         assert!(message("cfg=2,cfg=2").contains("'cfg' stands twice"));
+        let slices = parse_mesh("dcn.data=2,context=-1").unwrap();
+        assert_eq!(resolve_mesh(&slices, 8).unwrap(), hlo::Mesh::new(&[("data", 2), ("context", 4)]));
+        let error = resolve_mesh(&Mesh { context: 3, ..slices }, 4).unwrap_err().to_string();
+        assert!(error.ends_with("context=3,tensor=1,dcn.data=2: needs 3 devices of a slice, there are 2"), "{error}");
+        assert!(resolve_mesh(&slices, 7).unwrap_err().to_string().ends_with("7 devices are not 2 equal slices"));
         let error = resolve_mesh(&mesh, 7).unwrap_err().to_string();
         assert_eq!(error, "mesh data=1,cfg=2,fsdp=1,context=-1,tensor=1: 7 devices do not divide by 2");
     }

@@ -364,6 +364,9 @@ impl Config {
         own.request.prompts = None;
         own.request.num_videos = 1;
         own.request.seed = seed;
+        // Whoever repeats the run starts it in a way of their own.
+        let shares = &mut own.runtime.distributed;
+        (shares.coordinator, shares.process_id, shares.num_processes) = (None, None, None);
         let mut node = Node::from_value(serde_json::to_value(own).unwrap_or_default());
         if let Ok(folder) = std::env::current_dir() {
             paths::resolve(&mut node, &folder);

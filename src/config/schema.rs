@@ -480,11 +480,28 @@ pub struct Mesh {
     /// Heads and inner widths.
     #[schemars(range(min = -1))]
     pub tensor: i64,
+    /// Slices of a TPU, or other groups of devices with a slow network between them: the axes above are one group's.
+    pub dcn: Dcn,
 }
 
 impl Default for Mesh {
     fn default() -> Self {
-        Mesh { data: 1, cfg: 1, fsdp: 1, context: 1, tensor: 1 }
+        Mesh { data: 1, cfg: 1, fsdp: 1, context: 1, tensor: 1, dcn: Dcn::default() }
+    }
+}
+
+/// What is spread over slices, outside of a mesh's axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Dcn {
+    /// Videos of one run: as many slices, each with its part of them.
+    #[schemars(range(min = 1))]
+    pub data: i64,
+}
+
+impl Default for Dcn {
+    fn default() -> Self {
+        Dcn { data: 1 }
     }
 }
 
@@ -518,6 +535,11 @@ pub struct Runtime {
     pub compile_cache: String,
     /// Compiler options by name, for every program.
     pub xla_flags: BTreeMap<String, FlagValue>,
+    /// TPU: arguments that libtpu reads at its start, such as `--xla_tpu_scoped_vmem_limit_kib=65536`; what
+    /// `LIBTPU_INIT_ARGS` of the environment says holds over them.
+    pub libtpu_init_args: String,
+    /// Several processes, one a host.
+    pub distributed: Distributed,
 }
 
 impl Default for Runtime {
@@ -535,6 +557,44 @@ impl Default for Runtime {
             memory_limit: None,
             compile_cache: "auto".into(),
             xla_flags: BTreeMap::new(),
+            libtpu_init_args: String::new(),
+            distributed: Distributed::default(),
+        }
+    }
+}
+
+/// Several processes that run a request together. What is null is taken from the environment: `LTX2_COORDINATOR`,
+/// `LTX2_PROCESS_ID`, `LTX2_NUM_PROCESSES`, or what SLURM, Open MPI, a Kubernetes JobSet or GKE's TPUs set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Distributed {
+    /// Where they meet: `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
+    pub coordinator: Option<String>,
+    /// This process, from 0.
+    pub process_id: Option<usize>,
+    /// All processes; 1 runs alone, whatever the environment says.
+    #[schemars(range(min = 1))]
+    pub num_processes: Option<usize>,
+    /// CUDA: devices of each process, where several are on one host; null for all that it sees.
+    #[schemars(range(min = 1))]
+    pub devices_per_process: Option<usize>,
+    /// Seconds without a sign of life after which a process counts as lost, and all end.
+    #[schemars(range(min = 1, max = 3600))]
+    pub timeout: u64,
+    /// Seconds until all processes must have come.
+    #[schemars(range(min = 1, max = 86400))]
+    pub start_timeout: u64,
+}
+
+impl Default for Distributed {
+    fn default() -> Self {
+        Distributed {
+            coordinator: None,
+            process_id: None,
+            num_processes: None,
+            devices_per_process: None,
+            timeout: 20,
+            start_timeout: 600,
         }
     }
 }

@@ -240,7 +240,7 @@ mod tests {
         );
         assert_eq!(
             message("mesh: {zzz: 1}\n"),
-            "x.yml:1: unknown key 'mesh.zzz'; nearest is 'tensor', known are data, cfg, fsdp, context, tensor"
+            "x.yml:1: unknown key 'mesh.zzz'; nearest is 'dcn', known are data, cfg, fsdp, context, tensor, dcn"
         );
     }
 

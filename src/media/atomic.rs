@@ -2,10 +2,22 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use tempfile::NamedTempFile;
 
 use super::error::{Error, Result};
+
+/// The temporary files made so far, for an end without destructors; most of them have got their names meanwhile.
+static TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Removes temporary files that this process is writing, before it ends at once.
+pub fn remove_temporaries() {
+    for path in TEMPORARIES.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        // One that has its name, or was removed, is no longer there.
+        let _ = std::fs::remove_file(path);
+    }
+}
 
 /// The folder a file lies in; `.` for a bare name.
 pub(super) fn folder(path: &Path) -> PathBuf {
@@ -29,7 +41,9 @@ pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    builder.tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))
+    let file = builder.tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))?;
+    TEMPORARIES.lock().unwrap_or_else(PoisonError::into_inner).push(file.path().into());
+    Ok(file)
 }
 
 /// Gives the temporary file its name, replacing a file that has it.
@@ -42,4 +56,20 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = beside(path, ".part")?;
     file.write_all(bytes).map_err(Error::io("write", path))?;
     persist(file, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_being_written_is_removed_and_what_is_written_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("done.json");
+        write_atomically(&path, b"{}").unwrap();
+        let under_way = beside(&folder.path().join("out.mp4"), ".mp4").unwrap();
+        assert!(under_way.path().exists());
+        remove_temporaries();
+        assert!(!under_way.path().exists() && path.exists());
+    }
 }

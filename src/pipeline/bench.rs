@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use ndarray::{Array3, Array4};
@@ -20,6 +21,8 @@ use super::clock::Took;
 use super::error::{PipelineError, Result};
 use super::generate::of_job;
 use super::models::Models;
+use super::options::GenerateOptions;
+use super::processes;
 use super::programs::{ProgramKind, Programs};
 use super::report::peak_memory;
 use super::session::Session;
@@ -31,6 +34,7 @@ use crate::media::{self, Audio, Mp4Options};
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::pjrt::CompiledMemory;
+use crate::runtime::processes::Group;
 use crate::runtime::{Ceiling, Distributed, Executable, matmul_ceiling};
 use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::guidance::{Branch, branches};
@@ -244,10 +248,14 @@ impl BenchReport {
 ///
 /// # Errors
 /// What is wrong with model, request or device.
-pub fn bench(config: &Config, job: &Job, options: &BenchOptions) -> Result<BenchReport> {
+pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&Arc<Group>>) -> Result<BenchReport> {
+    if let Some(group) = group {
+        let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
+        processes::compare(group, config, &options)?;
+    }
     let models = Models::of(config)?;
     let request = of_job(config, &models, job)?;
-    let mut session = Session::start(config, &models)?;
+    let mut session = Session::start(config, &models, group)?;
     let matmul = matmul_ceiling(session.stages.engine(), options.runs)?;
     if !request.given.is_empty() {
         return Err(PipelineError::Usage(
@@ -279,11 +287,14 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions) -> Result<Bench
             Part::EndToEnd => mp4_seconds = Some(bench.end_to_end()?),
         }
     }
+    if let Some(group) = group {
+        processes::wait_for_all(group)?;
+    }
     let (programs, videos) = (bench.done, bench.batch.size());
     let stages = &session.stages;
     Ok(BenchReport {
         platform: stages.engine().platform(),
-        device: stages.engine().devices()[0].kind().to_string(),
+        device: stages.engine().own_device().kind().to_string(),
         devices: session.build.layout.mesh.devices(),
         versions: session.versions,
         model: models.identity()?,

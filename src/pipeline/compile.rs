@@ -13,6 +13,7 @@ use crate::hlo::Mesh;
 use crate::models::Network;
 use crate::nn::{Build, Placement};
 use crate::pjrt::CompiledMemory;
+use crate::pjrt::discover::Kind;
 use crate::runtime::{EngineOptions, Machine, RuntimeError, Target, parts};
 
 /// Blocks of the reduced program that stands for one that does not fit.
@@ -141,6 +142,11 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
     let machine = options.target.open().map_err(RuntimeError::from)?;
     let config = &request::settled(config, options.target.kind().name(), machine.devices.len());
     let job = Job { config, options, machine: &machine };
+    let (slices, named) = (options.target.slices(), config.slices()?);
+    if slices != named && options.target.kind() == Kind::Tpu {
+        let message = format!("{} has {slices} slice(s), the mesh dcn.data = {named}", options.target);
+        return Err(PipelineError::Usage(format!("{message}: give --mesh dcn.data={slices},…")));
+    }
     let build = job.build(config)?;
     let used = build.layout.mesh.devices();
     if used < machine.devices.len() {

@@ -32,6 +32,12 @@ pub enum PipelineError {
     /// No platform.
     #[error(transparent)]
     Platform(#[from] crate::runtime::platform::PlatformError),
+    /// The other processes of the run.
+    #[error(transparent)]
+    Processes(#[from] crate::runtime::processes::GroupError),
+    /// Which process this is.
+    #[error(transparent)]
+    Launch(#[from] crate::runtime::processes::LaunchError),
     /// A request that the model cannot serve.
     #[error("{0}")]
     Usage(String),

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
@@ -13,6 +14,7 @@ use super::error::Result;
 use super::memory;
 use super::models::Models;
 use super::options::GenerateOptions;
+use super::processes;
 use super::programs::Programs;
 use super::report::{self, Outer};
 use super::request;
@@ -20,6 +22,7 @@ use super::session::Session;
 use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_videos};
 use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, Mp4Options, WavFormat};
+use crate::runtime::processes::Group;
 
 /// Steps between two looks at an interrupt, where no progress is shown.
 const INTERRUPT_EVERY: usize = 8;
@@ -47,11 +50,20 @@ pub trait Observer {
     fn finished(&mut self, video: &Finished, table: &str);
 }
 
-/// Makes every video of `options.jobs`.
+/// Makes every video of `options.jobs`, alone or as one of several processes, of which the first writes them and tells
+/// of it.
 ///
 /// # Errors
 /// What is wrong with model, request or device; nothing is half-written.
-pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn Observer) -> Result<Vec<Finished>> {
+pub fn generate(
+    config: &Config,
+    options: &GenerateOptions,
+    group: Option<&Arc<Group>>,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Finished>> {
+    if let Some(group) = group {
+        processes::compare(group, config, options)?;
+    }
     let models = Models::of(config)?;
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| of_job(config, &models, job)).collect::<Result<Vec<_>>>()?;
@@ -60,10 +72,10 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
         media::read_picture(&given.path)?;
     }
     let mut started = Instant::now();
-    let Session { config, mut stages, build, versions } = Session::start(config, &models)?;
+    let Session { config, mut stages, build, versions, first } = Session::start(config, &models, group)?;
     let config = &config;
     let programs = Programs::of(config, None)?.dumping(options.dump.is_some());
-    let keep = memory::plan(config, &programs, &mut stages, &build)?;
+    let keep = memory::plan(config, &programs, &mut stages, &build, group)?;
     stages.keep(keep);
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let settings = Settings { build, chunk, dump: options.dump.is_some() };
@@ -77,6 +89,9 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
         let mut watch = |stage: Stage, done: usize, total: usize| observer.progress(jobs, stage, done, total);
         let videos = text_to_videos(&models, &mut stages, requests, &settings, &mut watch)?;
         let made = started.elapsed();
+        if !first {
+            continue;
+        }
         for (((job, request), path), generated) in jobs.iter().zip(requests).zip(paths).zip(&videos) {
             let encoding = Instant::now();
             let video = write(config, options, job, request, generated, path, several)?;
@@ -102,9 +117,12 @@ pub fn generate(config: &Config, options: &GenerateOptions, observer: &mut dyn O
         stages.reset_set_up_time();
         started = Instant::now();
     }
-    if let Some(path) = &options.perf_json {
+    if let Some(path) = options.perf_json.as_ref().filter(|_| first) {
         let all = if perf.len() == 1 { perf.remove(0) } else { json!({"videos": perf}) };
         write_json(path, &all)?;
+    }
+    if let Some(group) = group {
+        processes::wait_for_all(group)?;
     }
     Ok(finished)
 }

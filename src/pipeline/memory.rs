@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Arc;
 
 use super::compile::needed;
 use super::error::{PipelineError, Result};
@@ -12,6 +13,7 @@ use super::stages::Stages;
 use crate::config::{Config, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
 use crate::nn::Build;
+use crate::runtime::processes::Group;
 use crate::runtime::{Executable, device_bytes};
 
 /// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
@@ -75,12 +77,35 @@ fn parameters<'a>(networks: impl IntoIterator<Item = &'a Network>) -> BTreeMap<&
     sums
 }
 
+/// What may be used of each device by what the devices say, in bytes. Processes that run together have one number, or they
+/// would run their programs in different orders.
+fn free(stages: &Stages, group: Option<&Arc<Group>>) -> Result<Option<usize>> {
+    let engine = stages.engine();
+    let memory = engine.devices().iter().filter_map(|d| d.memory().ok());
+    let own = memory.filter_map(|m| Some(m.limit? - m.in_use)).min();
+    let own = own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize);
+    match group {
+        Some(group) => {
+            let all = group.exchange(&own.unwrap_or(usize::MAX).to_string())?;
+            Ok(all.iter().filter_map(|text| text.parse().ok()).min().filter(|bytes| *bytes < usize::MAX))
+        }
+        None if engine.has_peers() => Ok(None),
+        None => Ok(own),
+    }
+}
+
 impl Plan {
     /// Writes and compiles every program of a run.
     ///
     /// # Errors
     /// What is wrong with a program or the device.
-    pub fn of(config: &Config, programs: &Programs, stages: &mut Stages, build: &Build) -> Result<Self> {
+    pub fn of(
+        config: &Config,
+        programs: &Programs,
+        stages: &mut Stages,
+        build: &Build,
+        group: Option<&Arc<Group>>,
+    ) -> Result<Self> {
         let mut networks = Vec::new();
         let mut needs = Vec::new();
         for program in programs.kinds() {
@@ -93,13 +118,11 @@ impl Plan {
         }
         let mut components = parameters(&networks);
         components.iter_mut().filter(|(c, _)| stages.differs_by_stage(c)).for_each(|(_, bytes)| *bytes *= 2);
-        let free = stages.engine().devices().iter().filter_map(|d| d.memory().ok());
-        let free = free.filter_map(|m| Some(m.limit? - m.in_use)).min();
         let limit = match config.runtime.memory_limit {
-            Some(gib) => Some(gib * f64::from(1 << 30)),
-            None => free.map(|bytes| bytes as f64 * (1.0 - SPARE)),
+            Some(gib) => Some((gib * f64::from(1 << 30)) as usize),
+            None => free(stages, group)?,
         };
-        Ok(Plan { needs, components, limit: limit.map(|bytes| bytes as usize) })
+        Ok(Plan { needs, components, limit })
     }
 
     /// Bytes with every component loaded.
@@ -154,8 +177,14 @@ fn gib(bytes: usize) -> f64 {
 ///
 /// # Errors
 /// Too little memory, with the cheapest change that fits; what is wrong with a program.
-pub fn plan(config: &Config, programs: &Programs, stages: &mut Stages, build: &Build) -> Result<Keep> {
-    let plan = Plan::of(config, programs, stages, build)?;
+pub fn plan(
+    config: &Config,
+    programs: &Programs,
+    stages: &mut Stages,
+    build: &Build,
+    group: Option<&Arc<Group>>,
+) -> Result<Keep> {
+    let plan = Plan::of(config, programs, stages, build, group)?;
     tracing::debug!("{}", plan.table());
     let residency = config.runtime.residency;
     match plan.keep(residency) {

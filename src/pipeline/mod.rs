@@ -17,6 +17,7 @@ pub mod memory;
 pub mod models;
 pub mod options;
 pub mod origin;
+pub mod processes;
 pub mod programs;
 pub mod report;
 pub mod request;

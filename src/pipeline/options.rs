@@ -9,7 +9,7 @@ use crate::config::Job;
 pub struct GenerateOptions {
     /// The videos to make, in order.
     pub jobs: Vec<Job>,
-    /// The MP4 of each video; checked not to exist unless `force`.
+    /// The MP4 of each video; checked not to exist unless `force`. Of several processes only the first's count.
     pub outputs: Vec<PathBuf>,
     /// Existing files are overwritten.
     pub force: bool,

@@ -21,7 +21,7 @@ pub struct Outer {
 
 /// The most memory the process held, in bytes; the platform's own figure where there is no device memory to ask.
 pub fn peak_memory(stages: &Stages) -> Option<u64> {
-    if let Ok(memory) = stages.engine().devices()[0].memory()
+    if let Ok(memory) = stages.engine().own_device().memory()
         && let Some(peak) = memory.peak
     {
         return u64::try_from(peak).ok();

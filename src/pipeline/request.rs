@@ -12,6 +12,7 @@ use crate::kernels::Kernel;
 use crate::models::transformer::CrossTimestep;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
+use crate::runtime::processes::Group;
 use crate::runtime::{EngineOptions, platform};
 use crate::sampling::denoise::Sampler;
 use crate::sampling::guidance::{RescaleScope, Scales, branches};
@@ -63,10 +64,18 @@ pub fn scales(config: &Config) -> [Scales; 2] {
     })
 }
 
-/// What a platform is opened with.
-pub fn platform_options(config: &Config) -> Result<platform::Options> {
-    let (fraction, visible) = (config.runtime.memory_fraction, config.runtime.visible_devices.clone());
+/// What a platform is opened with, by one of several processes or alone.
+///
+/// # Errors
+/// No such layout, or a mesh that cannot be meant.
+pub fn platform_options(config: &Config, group: Option<&Group>) -> Result<platform::Options> {
+    let fraction = config.runtime.memory_fraction;
+    let each = config.runtime.distributed.devices_per_process.zip(group);
+    let shared =
+        each.map(|(n, group)| (group.local_rank() * n..(group.local_rank() + 1) * n).map(|i| i as i64).collect());
+    let visible = config.runtime.visible_devices.clone().or(shared);
     Ok(platform::Options {
+        node: group.map(Group::node),
         cpu_devices: Some(config.virtual_devices()?),
         cuda: CudaOptions { memory_fraction: fraction, visible_devices: visible, ..CudaOptions::default() },
     })

@@ -1,5 +1,8 @@
 //! A configuration's devices, with everything compiled and loaded so far.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result};
@@ -10,7 +13,8 @@ use super::request;
 use super::stages::Stages;
 use crate::config::Config;
 use crate::nn::Build;
-use crate::runtime::{Engine, platform};
+use crate::runtime::processes::Group;
+use crate::runtime::{Engine, RuntimeError, platform};
 
 /// Devices that are ready for the requests of one configuration.
 pub struct Session {
@@ -22,31 +26,77 @@ pub struct Session {
     pub build: Build,
     /// This program, the plugin and the platform, as a sidecar names them.
     pub versions: Value,
+    /// Whether this process writes what comes out: it is the only one, or the first.
+    pub first: bool,
 }
 
 impl Session {
-    /// Starts the platform of a configuration, and writes every program of a run once, so that a layout that does not
+    /// Starts the platform of a configuration, alone or as one of several processes, and writes every program of a run once, so that a layout that does not
     /// fit is found now.
     ///
     /// # Errors
     /// No such platform; what is wrong with the layout.
-    pub fn start(config: &Config, models: &Models) -> Result<Self> {
+    pub fn start(config: &Config, models: &Models, group: Option<&Arc<Group>>) -> Result<Self> {
         let choice = config.platform().map_err(PipelineError::Input)?;
-        let (plugin, client) = platform::open_with(&choice, &request::platform_options(config)?)?;
+        let options = request::platform_options(config, group.map(|group| &**group))?;
+        let (plugin, client) = platform::open_with(&choice, &options)?;
         let versions = json!({
             "ltx2": env!("CARGO_PKG_VERSION"),
             "plugin": plugin.path().display().to_string(),
             "pjrt": format!("{}.{}", plugin.version().0, plugin.version().1),
             "platform": client.platform_version().unwrap_or_default(),
         });
-        let mut stages = Stages::new(Engine::new(client, request::engine_options(config)), models.weights.clone());
+        let index = client.process_index().map_err(RuntimeError::from)?;
+        let first = group.map_or(index == 0, |group| group.id() == 0);
+        let engine = Engine::among(client, request::engine_options(config), group.cloned());
+        peers(&engine, group)?;
+        let mut stages = Stages::new(engine, models.weights.clone());
         stages.keep_loras(Loras::open(&config.model.loras)?)?;
         let devices = stages.engine().devices();
         let (platform, count) = (stages.engine().platform(), devices.len());
         let config = request::settled(config, &platform, count);
         let build = request::build(&config, count, &platform, devices[0].kind())?;
+        whole_mesh(&config, &build, stages.engine())?;
         Programs::of(&config, None)?.check(&build)?;
         request::log_weights(config.runtime.weights, &models.weights)?;
-        Ok(Session { config, stages, build, versions })
+        Ok(Session { config, stages, build, versions, first })
     }
+}
+
+/// Compares the processes that the plugin found with those that were started.
+fn peers(engine: &Engine, group: Option<&Arc<Group>>) -> Result<()> {
+    let found: BTreeSet<i32> = engine.devices().iter().map(|device| device.description().process_index).collect();
+    match group {
+        Some(group) if found.len() != group.count() => Err(PipelineError::Input(format!(
+            "{} processes run together, but the devices that the plugin found belong to {}",
+            group.count(),
+            found.len()
+        ))),
+        None if engine.has_peers() => {
+            tracing::warn!(
+                "{} processes without a --coordinator: their programs are not compared, and a lost one is not noticed",
+                found.len()
+            );
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a mesh that leaves a process without a part, or that takes slices for one.
+fn whole_mesh(config: &Config, build: &Build, engine: &Engine) -> Result<()> {
+    let (used, all) = (build.layout.mesh.devices(), engine.devices().len());
+    if engine.has_peers() && used < all {
+        let layout = &config.layout;
+        return Err(PipelineError::Usage(format!(
+            "layout {layout} uses {used} of the {all} devices; with several processes it has to use all: give a --mesh"
+        )));
+    }
+    let (slices, named) = (engine.slices(), config.slices()?);
+    if engine.platform() == "tpu" && slices != named {
+        return Err(PipelineError::Usage(format!(
+            "the devices are {slices} slice(s), the mesh has dcn.data = {named}: give --mesh dcn.data={slices},…"
+        )));
+    }
+    Ok(())
 }

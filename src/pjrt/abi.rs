@@ -15,6 +15,9 @@ pub type Slot = Option<unsafe extern "C" fn()>;
 /// A slot of the function table: takes its argument struct, returns an error or null.
 pub type Call<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
 
+/// Makes an error of the plugin in one of its callbacks, from code, message and the message's size.
+pub type CallbackError = Option<unsafe extern "C" fn(u32, *const c_void, usize) -> *mut c_void>;
+
 /// A struct of the interface: plain data whose all-zero bytes are a value and whose first word is its own size.
 ///
 /// # Safety
@@ -203,6 +206,33 @@ structs! {
         hlo_output_callbacks: *mut c_void = 128,
         num_hlo_output_callbacks: usize = 136,
     }
+    KeyValueGetCallbackArgs [80] {
+        key: *mut c_void = 16,
+        key_size: usize = 24,
+        timeout_in_ms: i32 = 32,
+        callback_error: *const CallbackError = 40,
+        user_arg: *mut c_void = 48,
+        value: *mut c_void = 56,
+        value_size: usize = 64,
+        value_deleter_callback: Option<unsafe extern "C" fn(*mut c_void)> = 72,
+    }
+    KeyValueTryGetCallbackArgs [72] {
+        key: *mut c_void = 16,
+        key_size: usize = 24,
+        callback_error: *const CallbackError = 32,
+        user_arg: *mut c_void = 40,
+        value: *mut c_void = 48,
+        value_size: usize = 56,
+        value_deleter_callback: Option<unsafe extern "C" fn(*mut c_void)> = 64,
+    }
+    KeyValuePutCallbackArgs [64] {
+        key: *mut c_void = 16,
+        key_size: usize = 24,
+        value: *mut c_void = 32,
+        value_size: usize = 40,
+        callback_error: *const CallbackError = 48,
+        user_arg: *mut c_void = 56,
+    }
     ErrorDestroyArgs [24] {
         error: *mut c_void = 16,
     }
@@ -242,12 +272,12 @@ structs! {
     ClientCreateArgs [88] "PJRT_Client_Create" client_create {
         create_options: *mut c_void = 16,
         num_options: usize = 24,
-        kv_get_callback: *mut c_void = 32,
+        kv_get_callback: Call<KeyValueGetCallbackArgs> = 32,
         kv_get_user_arg: *mut c_void = 40,
-        kv_put_callback: *mut c_void = 48,
+        kv_put_callback: Call<KeyValuePutCallbackArgs> = 48,
         kv_put_user_arg: *mut c_void = 56,
         client: *mut c_void = 64,
-        kv_try_get_callback: *mut c_void = 72,
+        kv_try_get_callback: Call<KeyValueTryGetCallbackArgs> = 72,
         kv_try_get_user_arg: *mut c_void = 80,
     }
     ClientDestroyArgs [24] "PJRT_Client_Destroy" client_destroy {

@@ -12,6 +12,7 @@ use super::error::{Result, buffer_type};
 use super::event::Event;
 use super::executable::LoadedExecutable;
 use super::host::{HostBuffer, HostUse, SharedHostBuffer};
+use super::kv::{self, Node};
 use super::layout::{RawLayout, pointer};
 use super::options::CompileOptions;
 use super::plugin::Plugin;
@@ -106,11 +107,23 @@ impl Drop for ClientInner {
 impl Client {
     /// Starts the plugin. On CPU this makes the virtual devices, on GPU and TPU it takes the hardware.
     pub fn new(plugin: &Plugin, options: &ClientOptions) -> Result<Client> {
-        let options = options.to_attributes();
-        let values = attributes::write(&options);
+        Client::among(plugin, options, None)
+    }
+
+    /// Starts the plugin for one of several processes. On CUDA this waits for the others; a TPU finds them by itself.
+    pub fn among(plugin: &Plugin, options: &ClientOptions, node: Option<&Node>) -> Result<Client> {
+        let mut given = options.to_attributes();
+        if let (ClientOptions::Cuda(_), Some(node)) = (options, node) {
+            let numbers = [("node_id", node.id), ("num_nodes", node.count)];
+            given.extend(numbers.map(|(name, n)| (name.to_owned(), Value::Int(n as i64))));
+        }
+        let values = attributes::write(&given);
         let mut args =
             abi::ClientCreateArgs { create_options: pointer(&values), num_options: values.len(), ..Struct::new() };
-        // SAFETY: the options live during the call; no callbacks are given.
+        if let Some(node) = node {
+            kv::hand_over(&node.store, &mut args);
+        }
+        // SAFETY: the options live during the call, the callbacks and what they are given for ever.
         unsafe { plugin.call(&mut args)? };
         let inner = Arc::new(ClientInner { plugin: plugin.clone(), raw: args.client });
         let mut args = abi::ClientAddressableDevicesArgs { client: inner.raw, ..Struct::new() };

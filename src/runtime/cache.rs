@@ -101,14 +101,9 @@ impl Cache {
     /// The place of a program that is compiled with `options`.
     pub fn entry(&self, name: &str, program: &Program, options: &CompileOptions) -> Entry {
         let ids = options.devices.clone().unwrap_or_default();
-        // The compilers read flags from the environment, too.
-        let mut given = options.to_proto();
-        for variable in ["XLA_FLAGS", "LIBTPU_INIT_ARGS"] {
-            given.extend(std::env::var_os(variable).unwrap_or_default().as_encoded_bytes());
-        }
         let identity = Identity {
             program: program.hash(),
-            options: sha256(&given),
+            options: fingerprint(options),
             plugin: self.plugin.clone(),
             platform: self.platform.clone(),
             device_kind: self.device_kind.clone(),
@@ -125,6 +120,15 @@ impl Cache {
         let coords = known.and_then(|d| d.attributes.get("coords")).filter(|_| self.platform == "tpu");
         coords.map_or(format!("{id}@{process}"), |place| format!("{id}@{process} {place}"))
     }
+}
+
+/// A hash of compile options, and of those that the compilers read from the environment.
+pub(super) fn fingerprint(options: &CompileOptions) -> String {
+    let mut given = options.to_proto();
+    for variable in ["XLA_FLAGS", "LIBTPU_INIT_ARGS"] {
+        given.extend(std::env::var_os(variable).unwrap_or_default().as_encoded_bytes());
+    }
+    sha256(&given)
 }
 
 /// The file of one compiled program, there or not.
@@ -154,9 +158,10 @@ impl Entry {
         };
         let serialized = self.serialized(&bytes).map_err(|reason| CacheError::file(&self.path, reason))?;
         let loaded = client.load(serialized)?;
-        // Arguments are handed over in the order of the devices.
+        // Arguments are handed over in the order of the devices, each process's own.
+        let own: Vec<i64> = client.devices().iter().map(|device| device.id().into()).collect();
         let ids = loaded.devices().iter().map(Device::id).map(i64::from);
-        match ids.eq(self.ids.iter().copied()) {
+        match ids.eq(self.ids.iter().copied().filter(|id| own.contains(id))) {
             true => Ok(Some(loaded)),
             false => Err(CacheError::file(&self.path, "it is for other devices")),
         }

@@ -1,6 +1,7 @@
 //! A tensor on the devices of a program: which part lies where.
 
 use super::engine::RuntimeError;
+use super::gather::Whole;
 use crate::dtype::DType;
 use crate::hlo::{Mesh, Sharding, Type};
 use crate::pjrt::{Buffer, Client, Device, DeviceLayout, HostBuffer};
@@ -31,19 +32,28 @@ pub fn parts(ty: &Type, mesh: &Mesh, sharding: Option<&Sharding>) -> Vec<Part> {
         .collect()
 }
 
-/// A tensor with a buffer on each device.
+/// A tensor with a buffer on each device of this process, and where other processes hold parts of it.
 pub struct Distributed {
     buffers: Vec<Buffer>,
+    /// The place of each buffer's device among all.
+    held: Vec<usize>,
     parts: Vec<Part>,
     ty: Type,
     /// The leading part of each dimension that callers know of.
     content: Vec<usize>,
+    /// How the other processes' parts come here.
+    whole: Option<Whole>,
 }
 
 impl Distributed {
-    /// From the buffers of all devices, in device order.
-    pub fn new(buffers: Vec<Buffer>, parts: Vec<Part>, ty: Type, content: Vec<usize>) -> Self {
-        Distributed { buffers, parts, ty, content }
+    /// From the buffers of this process's devices, whose places among all are `held`, and the parts of all.
+    pub fn new(buffers: Vec<Buffer>, held: Vec<usize>, parts: Vec<Part>, ty: Type, content: Vec<usize>) -> Self {
+        Distributed { buffers, held, parts, ty, content, whole: None }
+    }
+
+    /// The same, brought whole by a program where not every process holds all parts.
+    pub(super) fn gathered_by(self, whole: Option<Whole>) -> Self {
+        Distributed { whole, ..self }
     }
 
     /// The sizes that callers know of.
@@ -61,12 +71,12 @@ impl Distributed {
         &self.parts
     }
 
-    /// The buffers, in device order.
+    /// The buffers of this process's devices, in device order.
     pub fn buffers(&self) -> &[Buffer] {
         &self.buffers
     }
 
-    /// Bytes of the first device's part.
+    /// Bytes of a device's part.
     pub fn device_bytes(&self) -> usize {
         self.parts.first().map_or(0, |p| p.size.iter().product::<usize>() * self.ty.dtype.size())
     }
@@ -79,13 +89,14 @@ impl Distributed {
         Ok(self.buffers.iter().try_for_each(Buffer::wait)?)
     }
 
-    /// Copies a host tensor of at most `ty`'s sizes to the devices, each its part; behind the tensor lie zeros.
+    /// Copies a host tensor of at most `ty`'s sizes to this process's devices, given with their places among all, each its
+    /// part; behind the tensor lie zeros.
     ///
     /// # Errors
     /// The plugin's, or a tensor of other sizes.
     pub fn upload(
         client: &Client,
-        devices: &[Device],
+        devices: &[(usize, &Device)],
         tensor: &Tensor,
         ty: &Type,
         parts: Vec<Part>,
@@ -96,8 +107,9 @@ impl Distributed {
         let tensor = converted.as_ref().unwrap_or(tensor);
         let bytes = if content == ty.dims { tensor.bytes() } else { padded(tensor, &ty.dims).into() };
         let strides = strides(&ty.dims, ty.dtype.size());
-        let mut buffers = Vec::with_capacity(parts.len());
-        for (device, part) in devices.iter().zip(&parts) {
+        let mut buffers = Vec::with_capacity(devices.len());
+        for (place, device) in devices {
+            let part = &parts[*place];
             let first: usize = part.start.iter().zip(&strides).map(|(s, stride)| s * *stride as usize).sum();
             let host = HostBuffer {
                 byte_strides: (part.size != ty.dims).then_some(&strides),
@@ -106,14 +118,19 @@ impl Distributed {
             };
             buffers.push(client.upload(device, host)?);
         }
-        Ok(Distributed { buffers, parts, ty: ty.clone(), content })
+        let held = devices.iter().map(|(place, _)| *place).collect();
+        Ok(Distributed::new(buffers, held, parts, ty.clone(), content))
     }
 
-    /// Copies the tensor to the host: each part once, the filling left out.
+    /// Copies the tensor to the host: each part once, the filling left out. Where not every device holds all of a result of
+    /// several processes, they bring it together first: each of them has to call this.
     ///
     /// # Errors
     /// The plugin's, or an element type without a host form.
     pub fn download(&self) -> Result<Tensor, RuntimeError> {
+        if let Some(whole) = self.whole.as_ref().filter(|_| self.parts.iter().any(|p| p.size != self.ty.dims)) {
+            return whole.of(self)?.download();
+        }
         let (dtype, content) = (self.ty.dtype, &self.content);
         if self.parts.first().is_some_and(|p| p.size == self.ty.dims) && *content == self.ty.dims {
             return Tensor::filled(dtype, content, |whole| Ok(self.buffers[0].read(whole)?));
@@ -121,7 +138,7 @@ impl Distributed {
         Tensor::filled(dtype, content, |whole| {
             let to = strides(content, dtype.size());
             let mut seen: Vec<&Vec<usize>> = Vec::new();
-            for (buffer, part) in self.buffers.iter().zip(&self.parts) {
+            for (buffer, part) in self.buffers.iter().zip(self.held.iter().map(|place| &self.parts[*place])) {
                 if seen.contains(&&part.start) {
                     continue;
                 }

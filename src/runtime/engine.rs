@@ -3,15 +3,20 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::cache::{Cache, CacheError, Entry};
+use super::cache::{Cache, CacheError, Entry, fingerprint};
+use super::devices::Devices;
 use super::distributed::{Distributed, Part, parts};
 use super::flags;
+use super::gather::Whole;
+use super::processes::{Group, GroupError};
 use crate::hlo::{Argument, Mesh, Output, Program, Type};
 use crate::pjrt::{
-    Client, CompileOptions, Device, DeviceLayout, Error, Executable as Compiled, LoadedExecutable, OptionValue,
+    Client, CompileOptions, Device, DeviceLayout, Error, Executable as Compiled, ExecuteOptions, LoadedExecutable,
+    OptionValue,
 };
 use crate::tensor::{Tensor, TensorError};
 
@@ -30,6 +35,9 @@ pub enum RuntimeError {
     /// The compile cache.
     #[error("compile cache: {0}")]
     Cache(#[from] CacheError),
+    /// The other processes of the run.
+    #[error(transparent)]
+    Processes(#[from] GroupError),
     /// A parameter could not be read.
     #[error("{0}")]
     Parameter(String),
@@ -52,6 +60,16 @@ pub enum RuntimeError {
         want: String,
         /// Given type.
         got: String,
+    },
+    /// The plugin put a program onto other devices than it was compiled for.
+    #[error("program '{program}' was loaded onto devices {got:?} of this process, not {wanted:?}")]
+    Placed {
+        /// Program.
+        program: String,
+        /// Ids, in the order of the mesh.
+        wanted: Vec<i32>,
+        /// Ids, in the plugin's order.
+        got: Vec<i32>,
     },
     /// The program runs on more devices than there are.
     #[error("program '{program}' is partitioned over {want} devices, the platform has {have}")]
@@ -107,24 +125,35 @@ pub struct Statistics {
     pub executions: usize,
 }
 
-/// A client with its devices, counting what it does.
+/// A client with the devices of all processes, counting what it does. Clones share it.
+#[derive(Clone)]
 pub struct Engine {
     client: Client,
-    devices: Vec<Device>,
+    devices: Arc<Devices>,
     options: EngineOptions,
-    cache: Option<Cache>,
-    statistics: Mutex<BTreeMap<String, Statistics>>,
+    cache: Option<Arc<Cache>>,
+    group: Option<Arc<Group>>,
+    statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
+    launches: Arc<AtomicI32>,
+    /// What [`Engine::compile_once`] compiled, by hash.
+    compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
 }
 
 impl Engine {
     /// Takes over a client. A compile cache that cannot be used is said and left out.
     pub fn new(client: Client, options: EngineOptions) -> Self {
-        let devices = client.devices().to_vec();
+        Engine::among(client, options, None)
+    }
+
+    /// Takes over the client of one of several processes, which compares with the others what it compiles.
+    pub fn among(client: Client, options: EngineOptions, group: Option<Arc<Group>>) -> Self {
         let cache = options.compile_cache.as_deref().and_then(|folder| {
             let opened = client.topology().map_err(CacheError::from);
             opened.and_then(|t| Cache::new(folder, &platform_of(&client), &t)).inspect_err(|e| not_kept("all", e)).ok()
         });
-        Engine { client, devices, options, cache, statistics: Mutex::default() }
+        let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
+        let (statistics, launches, compiled) = (Arc::default(), Arc::default(), Arc::default());
+        Engine { client, devices, options, cache, group, statistics, launches, compiled }
     }
 
     /// The client.
@@ -137,9 +166,29 @@ impl Engine {
         platform_of(&self.client)
     }
 
-    /// The devices, in the order in which meshes count them.
+    /// The devices of all processes, in the order in which meshes count them.
     pub fn devices(&self) -> &[Device] {
-        &self.devices
+        self.devices.all()
+    }
+
+    /// The first device of this process.
+    pub fn own_device(&self) -> &Device {
+        &self.devices.own()[0]
+    }
+
+    /// Whether some devices are other processes'.
+    pub fn has_peers(&self) -> bool {
+        self.devices.have_peers()
+    }
+
+    /// Groups of devices with links of their own: slices of a TPU.
+    pub fn slices(&self) -> usize {
+        self.devices.slices()
+    }
+
+    /// This process's devices among those of a program over `count`, with their places in its mesh.
+    pub(super) fn held(&self, count: usize) -> Vec<(usize, &Device)> {
+        self.devices.held(count)
     }
 
     /// Compiles a program, or takes it from the compile cache.
@@ -147,15 +196,16 @@ impl Engine {
     /// # Errors
     /// The plugin's message, or too few devices.
     pub fn compile(&self, name: &str, program: &Program) -> Result<Executable, RuntimeError> {
-        if program.devices() > self.devices.len() {
-            let have = self.devices.len();
+        if program.devices() > self.devices().len() {
+            let have = self.devices().len();
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
-        let ids: Vec<i32> = self.devices.iter().map(Device::id).collect();
+        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
         let options = compile_options(&self.platform(), program, &ids, &self.options);
         let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
         let start = Instant::now();
         let kept = entry.as_ref().and_then(|entry| self.take(name, entry));
+        let kept = if self.all_have(name, program, &options, kept.is_some())? { kept } else { None };
         let (loaded, origin, took) = match kept {
             Some(loaded) => (loaded, Origin::CacheHit, start.elapsed()),
             None => {
@@ -163,12 +213,21 @@ impl Engine {
                 let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
                 let loaded = compile_known(&self.platform(), &options, &self.options, compile)?;
                 let took = start.elapsed();
+                // Where processes share a folder, one entry is enough.
+                let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
+                let entry = entry.filter(|entry| first || !entry.path().exists());
                 if let Some(Err(error)) = entry.map(|entry| entry.save(&loaded)) {
                     not_kept(name, &error);
                 }
                 (loaded, Origin::Compiled, took)
             }
         };
+        let ids = |devices: &mut dyn Iterator<Item = &Device>| devices.map(Device::id).collect::<Vec<i32>>();
+        let wanted = ids(&mut self.held(program.devices()).into_iter().map(|(_, device)| device));
+        let got = ids(&mut loaded.devices().iter());
+        if got != wanted {
+            return Err(RuntimeError::Placed { program: name.into(), wanted, got });
+        }
         self.count(name, |s| match origin {
             Origin::Compiled => {
                 s.compiles += 1;
@@ -190,6 +249,34 @@ impl Engine {
             origin,
             compile_time: took,
         })
+    }
+
+    /// As [`Engine::compile`], of a program that may have been compiled by this before.
+    pub(super) fn compile_once(&self, name: &str, program: &Program) -> Result<Arc<Executable>, RuntimeError> {
+        let hash = program.hash();
+        let known = self.compiled.lock().ok().and_then(|all| all.get(&hash).cloned());
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let executable = Arc::new(self.compile(name, program)?);
+        if let Ok(mut all) = self.compiled.lock() {
+            all.insert(hash, executable.clone());
+        }
+        Ok(executable)
+    }
+
+    /// Compares a program with the other processes'; whether all of them have it compiled. A compiler may work with its
+    /// peers, so that either all compile or none does.
+    fn all_have(
+        &self,
+        name: &str,
+        program: &Program,
+        options: &CompileOptions,
+        kept: bool,
+    ) -> Result<bool, RuntimeError> {
+        // A program of one device is each process's own.
+        let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(kept) };
+        Ok(group.agree_on_program(name, &program.hash(), &fingerprint(options), kept)?)
     }
 
     /// Loads a kept program; what cannot be used is said and replaced.
@@ -219,7 +306,7 @@ impl Engine {
         }
         let parts = parts(&argument.ty, mesh, argument.sharding.as_ref());
         let layout = device_layout(argument)?;
-        Distributed::upload(&self.client, &self.devices, tensor, &argument.ty, parts, layout.as_ref())
+        Distributed::upload(&self.client, &self.held(mesh.devices()), tensor, &argument.ty, parts, layout.as_ref())
     }
 
     /// Runs an executable on tensors found by argument name.
@@ -231,8 +318,8 @@ impl Engine {
         executable: &Executable,
         find: impl Fn(&str) -> Option<&'a Distributed>,
     ) -> Result<Outputs, RuntimeError> {
-        let devices = executable.mesh.devices();
-        let mut arguments = vec![Vec::with_capacity(executable.arguments.len()); devices];
+        let held: Vec<usize> = self.held(executable.mesh.devices()).into_iter().map(|(place, _)| place).collect();
+        let mut arguments = vec![Vec::with_capacity(executable.arguments.len()); held.len()];
         for a in &executable.arguments {
             let tensor = find(&a.name).ok_or_else(|| RuntimeError::Missing {
                 program: executable.name.clone(),
@@ -250,13 +337,18 @@ impl Engine {
                 row.push(buffer);
             }
         }
-        let results = executable.loaded.execute(&arguments)?;
+        // Processes that run programs in different orders are noticed by the number.
+        let launch_id = if self.has_peers() { self.launches.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
+        let options = ExecuteOptions { launch_id, ..ExecuteOptions::default() };
+        let results = executable.loaded.execute_with(&arguments, &options)?;
         self.count(&executable.name, |s| s.executions += 1);
         let mut each: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
         let named = executable.results.iter().map(|o| {
             let buffers = each.iter_mut().filter_map(Iterator::next).collect();
             let parts = parts(&o.ty, &executable.mesh, o.sharding.as_ref());
-            (o.name.clone(), Distributed::new(buffers, parts, o.ty.clone(), o.content.clone()))
+            let tensor = Distributed::new(buffers, held.clone(), parts, o.ty.clone(), o.content.clone());
+            let whole = self.has_peers().then(|| Whole::new(self, &executable.mesh, o.sharding.as_ref()));
+            (o.name.clone(), tensor.gathered_by(whole))
         });
         Ok(Outputs { named: named.collect() })
     }

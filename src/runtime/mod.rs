@@ -2,12 +2,15 @@
 
 pub mod cache;
 mod ceiling;
+mod devices;
 mod distributed;
 mod engine;
 pub mod flags;
+mod gather;
 pub mod noise;
 pub mod platform;
 pub mod plugins;
+pub mod processes;
 mod quantize;
 mod random;
 mod target;

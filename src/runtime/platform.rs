@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::pjrt::discover::{self, Kind, PLUGIN_VARIABLE, Search};
-use crate::pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Error, Plugin};
+use crate::pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Error, Node, Plugin};
 
 /// The platform asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,6 +60,9 @@ pub enum PlatformError {
         /// What was looked for and not found.
         reason: String,
     },
+    /// Several processes of a platform that knows one.
+    #[error("platform cpu runs in one process: its plugin has no way to others; use cuda or tpu, or --num-processes 1")]
+    OneProcess,
     /// `auto` found nothing that works.
     #[error("no platform works: {0}; `ltx2 plugin install cpu` fetches a plugin that runs everywhere")]
     None(String),
@@ -72,6 +75,8 @@ pub struct Options {
     pub cpu_devices: Option<usize>,
     /// Options of the CUDA plugin.
     pub cuda: CudaOptions,
+    /// This process among several.
+    pub node: Option<Node>,
 }
 
 /// Opens a platform with `cpu_devices` virtual devices if it is the CPU (None: one).
@@ -82,6 +87,14 @@ pub fn open(choice: &Choice, cpu_devices: Option<usize>) -> Result<(Plugin, Clie
 /// Opens a platform. `auto` logs in one line what it took and why it passed over the others; a named platform never
 /// falls back.
 pub fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client), PlatformError> {
+    let cpu = match choice {
+        Choice::File(path) => Kind::of_file(path) == Some(Kind::Cpu),
+        Choice::Named(kind) => *kind == Kind::Cpu,
+        Choice::Auto => false,
+    };
+    if cpu && options.node.is_some() {
+        return Err(PlatformError::OneProcess);
+    }
     match choice {
         Choice::File(path) => Ok(start_file(path, options)?),
         Choice::Named(kind) => {
@@ -101,6 +114,10 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
     }
     let mut passed = Vec::new();
     for kind in Kind::ALL {
+        if kind == Kind::Cpu && options.node.is_some() {
+            passed.push("cpu: it runs in one process, these are several".into());
+            continue;
+        }
         let hardware = match hardware(kind) {
             Ok(hardware) => hardware,
             Err(reason) => {
@@ -128,7 +145,7 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
 /// Starts a plugin file, with the options of the platform its name speaks of.
 fn start_file(path: &Path, options: &Options) -> Result<(Plugin, Client), Error> {
     let plugin = Plugin::load(path)?;
-    let client = Client::new(&plugin, &client_options(Kind::of_file(path), options))?;
+    let client = Client::among(&plugin, &client_options(Kind::of_file(path), options), options.node.as_ref())?;
     Ok((plugin, client))
 }
 
@@ -139,7 +156,10 @@ fn start(kind: Kind, search: &Search, options: &Options) -> Result<(Plugin, Clie
         if kind == Kind::Cuda {
             missing_for_cuda(&found.path).iter().for_each(|line| tracing::warn!("{line}"));
         }
-        let client = |plugin: Plugin| Ok((plugin.clone(), Client::new(&plugin, &client_options(Some(kind), options))?));
+        let client = |plugin: Plugin| {
+            let client = Client::among(&plugin, &client_options(Some(kind), options), options.node.as_ref())?;
+            Ok((plugin, client))
+        };
         match Plugin::load(&found.path).and_then(client) {
             Ok(opened) => return Ok(opened),
             Err(error) => {

@@ -48,6 +48,23 @@ const TPU: &[Wheel] = &[Wheel {
     )
 }];
 
+/// What libtpu says of its build: the change that the pinned wheel was built from.
+const TPU_BUILD: &str = "cl/933746096";
+
+/// Whether a TPU plugin, by what its client or topology says of its version, is the pinned one. What depends on that
+/// build alone, such as kernels in the text form of Mosaic, which carries no promise, is left to others only.
+pub fn is_pinned_libtpu(platform_version: &str) -> bool {
+    let pinned = platform_version.split_whitespace().any(|word| word == TPU_BUILD);
+    if !pinned {
+        let (version, build) = (TPU[0].version, platform_version.lines().last().unwrap_or_default());
+        tracing::warn!(
+            "libtpu is not the pinned {version} but '{build}': attention runs in XLA's own operations; `ltx2 plugin \
+             install tpu` fetches the pinned one"
+        );
+    }
+    pinned
+}
+
 /// The CUDA 13.0 line: a driver of the 580 series or newer runs it. The compiler (nvcc, nvvm, crt) is for compiling
 /// ahead of time, without a device too.
 const CUDA: &[Wheel] = &[
@@ -146,6 +163,15 @@ const CUDA: &[Wheel] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_pinned_libtpu_is_known_by_its_build() {
+        let says =
+            |build: &str| format!("megascale+TFRT TPU v5 lite\nBuilt on Jun 17 2026 11:08:48 (1781719728) {build}");
+        assert!(is_pinned_libtpu(&says("cl/933746096")));
+        assert!(!is_pinned_libtpu(&says("cl/9337460961")));
+        assert!(!is_pinned_libtpu(""));
+    }
 
     #[test]
     fn checksums_are_whole() {

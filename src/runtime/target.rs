@@ -24,11 +24,13 @@ pub struct Target {
     chip: Option<&'static Chip>,
     /// Chips along each dimension; for GPUs partitions, hosts, devices a host; virtual CPU devices.
     shape: Vec<usize>,
+    /// Of a TPU: as many of that shape, with a network between them.
+    slices: usize,
 }
 
 /// A target that does not exist.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("target '{target}': {why}; targets are tpu:CHIP:AxB or AxBxC with {chips}, cuda:h200:PARTITIONSxHOSTSxDEVICES and cpu:DEVICES, e.g. tpu:v6e:2x4, cuda:h200:1x1x4, cpu:8", chips = tpus())]
+#[error("target '{target}': {why}; targets are tpu:CHIP:AxB or AxBxC, with :N for N slices of it, CHIP one of {chips}, cuda:h200:PARTITIONSxHOSTSxDEVICES and cpu:DEVICES, e.g. tpu:v6e:2x4, cuda:h200:1x1x4, cpu:8", chips = tpus())]
 pub struct UnknownTarget {
     target: String,
     why: String,
@@ -48,7 +50,16 @@ impl FromStr for Target {
         let shape = |text: &str| -> Option<Vec<usize>> {
             text.split('x').map(|n| n.parse().ok().filter(|n| (1..=4096).contains(n))).collect()
         };
-        let (kind, name, shape) = match parts.as_slice() {
+        let (parts, slices) = match parts.as_slice() {
+            [shape @ .., count] if parts.len() == 4 && parts[0] == "tpu" => {
+                match count.parse().ok().filter(|n| (1..=256).contains(n)) {
+                    Some(n) => (shape, n),
+                    None => return fail(format!("'{count}' is not a number of slices")),
+                }
+            }
+            all => (all, 1),
+        };
+        let (kind, name, shape) = match parts {
             ["cpu", n] => (Kind::Cpu, None, shape(n).filter(|s| s.len() == 1)),
             ["cuda", name, s] => (Kind::Cuda, Some(*name), shape(s).filter(|s| s.len() == 3)),
             ["tpu", name, s] => (Kind::Tpu, Some(*name), shape(s).filter(|s| (2..=3).contains(&s.len()))),
@@ -63,7 +74,7 @@ impl FromStr for Target {
             None => None,
         };
         match shape {
-            Some(shape) => Ok(Target { kind, chip, shape }),
+            Some(shape) => Ok(Target { kind, chip, shape, slices }),
             None => fail(format!("'{}' is not a shape of it", parts.last().unwrap_or(&""))),
         }
     }
@@ -72,6 +83,9 @@ impl FromStr for Target {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.chip {
+            Some(chip) if self.slices > 1 => {
+                write!(f, "{}:{}:{}:{}", self.kind.name(), chip.name, self.shape_text(), self.slices)
+            }
             Some(chip) => write!(f, "{}:{}:{}", self.kind.name(), chip.name, self.shape_text()),
             None => write!(f, "{}:{}", self.kind.name(), self.shape_text()),
         }
@@ -122,6 +136,11 @@ impl Target {
         self.kind
     }
 
+    /// Slices with a network between them.
+    pub fn slices(&self) -> usize {
+        self.slices
+    }
+
     /// The figures of a device among those of the target; a CPU has none.
     pub fn chip(&self) -> Option<Chip> {
         let chip = *self.chip?;
@@ -162,7 +181,10 @@ impl Target {
                 let options = attributes(&[("target_config", H200), ("topology", &shape)]);
                 Topology::new(&plugin, chip, &options)?
             }
-            Kind::Tpu => Topology::new(&plugin, &format!("{chip}:{shape}"), &Attributes::new())?,
+            Kind::Tpu => {
+                let slices = (self.slices > 1).then_some(("num_slices".into(), Value::Int(self.slices as i64)));
+                Topology::new(&plugin, &format!("{chip}:{shape}"), &slices.into_iter().collect())?
+            }
         };
         let described = topology.devices()?;
         let stated = described.first().and_then(|d| match d.attributes.get("device_memory_bytes_limit") {
@@ -218,7 +240,15 @@ mod tests {
 
     #[test]
     fn targets_are_read_and_written() {
-        for text in ["tpu:v6e:2x4", "tpu:v5p:2x2x2", "tpu:v5e:4x4", "tpu:tpu7x:2x2x1", "cuda:h200:1x1x4", "cpu:8"] {
+        for text in [
+            "tpu:v6e:2x4",
+            "tpu:v5p:2x2x2",
+            "tpu:v5e:4x4",
+            "tpu:v6e:2x4:2",
+            "tpu:tpu7x:2x2x1",
+            "cuda:h200:1x1x4",
+            "cpu:8",
+        ] {
             let target: Target = text.parse().expect(text);
             assert_eq!(target.to_string(), text);
             assert_eq!(target.chip().is_none(), text.starts_with("cpu"));
@@ -228,6 +258,7 @@ mod tests {
         assert_eq!(why("tpu:v9:2x2"), "no figures of chip 'v9'");
         assert_eq!(why("tpu:h200:2x2"), "no figures of chip 'h200'");
         assert_eq!(why("cuda:h200:4"), "'4' is not a shape of it");
+        assert_eq!(why("tpu:v6e:2x4:0"), "'0' is not a number of slices");
         assert_eq!(why("cpu:0"), "'0' is not a shape of it");
         assert_eq!(why("tpu"), "not of that form");
         let message = "tpu:v6e".parse::<Target>().expect_err("no shape").to_string();

@@ -78,7 +78,8 @@ impl Parameters {
             let parts = parts(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
             let layout = argument.map(device_layout).transpose()?.flatten();
             let buffers = upload(engine, param, &parts, layout.as_ref(), source)?;
-            self.keep(param, Distributed::new(buffers, parts, param.ty.clone(), param.ty.dims.clone()));
+            let held = engine.held(parts.len()).into_iter().map(|(place, _)| place).collect();
+            self.keep(param, Distributed::new(buffers, held, parts, param.ty.clone(), param.ty.dims.clone()));
         }
         Ok(())
     }
@@ -161,7 +162,7 @@ pub fn device_bytes(program: &Program, param: &Param) -> usize {
     parts.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size())
 }
 
-/// Sends each device its part of a parameter; every stored tensor is read once.
+/// Sends each device of this process its part of a parameter; every stored tensor is read once.
 fn upload(
     engine: &Engine,
     param: &Param,
@@ -190,15 +191,16 @@ fn upload(
                 return Err(RuntimeError::Parameter(message));
             };
             let dims = &param.ty.dims[outer..];
-            let transfers = engine.devices().iter().zip(parts).map(|(device, part)| {
-                let shape = TransferShape { dtype, dims: part.size.clone(), layout: layout.cloned() };
+            let held = engine.held(parts.len());
+            let transfers = held.iter().map(|(place, device)| {
+                let shape = TransferShape { dtype, dims: parts[*place].size.clone(), layout: layout.cloned() };
                 engine.client().transfer(device, &[shape])
             });
             let transfers: Vec<_> = transfers.collect::<Result<_, _>>()?;
             for (i, key) in keys.iter().enumerate() {
                 let bytes = read(param, key, source)?;
                 let mut last: Option<(Part, SharedBytes)> = None;
-                for (transfer, part) in transfers.iter().zip(parts) {
+                for (transfer, part) in transfers.iter().zip(held.iter().map(|(place, _)| &parts[*place])) {
                     let inner = Part { start: part.start[outer..].to_vec(), size: part.size[outer..].to_vec() };
                     // Devices with the same part share its copy.
                     let piece = match &last {
@@ -216,7 +218,7 @@ fn upload(
     }
 }
 
-/// Sends each device its part of a mapped array, read by strides: no host copy.
+/// Sends each device of this process its part of a mapped array, read by strides: no host copy.
 fn strided(
     engine: &Engine,
     dtype: DType,
@@ -224,7 +226,8 @@ fn strided(
     strides: &[i64],
     parts: &[Part],
 ) -> Result<Vec<Buffer>, RuntimeError> {
-    let each = engine.devices().iter().zip(parts).map(|(device, part)| {
+    let each = engine.held(parts.len()).into_iter().map(|(place, device)| {
+        let part = &parts[place];
         let first: usize = part.start.iter().zip(strides).map(|(s, stride)| s * *stride as usize).sum();
         let host = HostBuffer { byte_strides: Some(strides), ..HostBuffer::dense(&bytes[first..], dtype, &part.size) };
         Ok(engine.client().upload(device, host)?)

@@ -1,0 +1,138 @@
+//! A run of several processes, from the point of view of one: it meets the others, asks the same of the devices as they
+//! do, and ends with them.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::error::PipelineError;
+use super::options::GenerateOptions;
+use crate::config::{Config, Job};
+use crate::media;
+use crate::pjrt::end_process;
+use crate::runtime::processes::{Asked, Group, Launch, Timeouts};
+
+/// What may differ between processes: places on their hosts, and what they are told about each other.
+const OWN: [&str; 11] = [
+    "/output",
+    "/runtime/distributed",
+    "/runtime/visible_devices",
+    "/runtime/compile_cache",
+    "/model/path",
+    "/model/text_encoder",
+    "/model/tokenizer",
+    "/model/vae",
+    "/model/audio_vae",
+    "/model/vocoder",
+    "/model/upsampler",
+];
+
+/// Runs `run` as one of the processes that the configuration or the environment speaks of, or alone. When another process
+/// is lost or fails, this one says so and ends at once with exit code 1, what it was writing removed.
+///
+/// # Errors
+/// Those of `run`, which the other processes learn; processes that do not come together.
+pub fn together<T, E: Display + From<PipelineError>>(
+    config: &Config,
+    run: impl FnOnce(Option<&Arc<Group>>) -> Result<T, E>,
+) -> Result<T, E> {
+    let asked = &config.runtime.distributed;
+    let launch = Launch::detect(
+        &Asked {
+            coordinator: asked.coordinator.clone(),
+            process_id: asked.process_id,
+            num_processes: asked.num_processes,
+        },
+        |name| std::env::var(name).ok(),
+    );
+    let Some(launch) = launch.map_err(PipelineError::from)? else { return run(None) };
+    let timeouts =
+        Timeouts { start: Duration::from_secs(asked.start_timeout), lost: Duration::from_secs(asked.timeout) };
+    let end = |message: &str| {
+        eprintln!("error: {message}");
+        media::remove_temporaries();
+        end_process(1)
+    };
+    let group = Arc::new(Group::join(&launch, timeouts, Box::new(end)).map_err(PipelineError::from)?);
+    tracing::info!("{}", group.describe());
+    let done = run(Some(&group));
+    match &done {
+        Ok(_) => group.finish(),
+        Err(error) => group.fail(&format!("failed: {error}")),
+    }
+    done
+}
+
+/// Compares what is asked for with the other processes.
+///
+/// # Errors
+/// The first process that differs and the key in which it does; the same in every process.
+pub fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Result<(), PipelineError> {
+    let mut own = json!({
+        "config": config,
+        "jobs": options.jobs.iter().map(|Job { prompt, seed, .. }| json!({"prompt": prompt, "seed": seed})).collect::<Vec<_>>(),
+        "dump": options.dump.is_some(),
+        "progress_every": options.progress_every,
+    });
+    for key in OWN {
+        if let Some(value) = own.pointer_mut(&format!("/config{key}")) {
+            *value = Value::Null;
+        }
+    }
+    let differ = |name: &str, its: &str, first: &str| {
+        let read = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
+        match difference(&read(its), &read(first), "") {
+            Some((key, its, first)) => format!("{name} has {key} = {its}, process 0 has {first}"),
+            None => format!("{name} is asked for something else than process 0"),
+        }
+    };
+    Ok(group.agree(&own.to_string(), differ)?)
+}
+
+/// Waits until all have done their part, files included: a process that gave its devices back earlier would be a lost peer
+/// to the others' communicators.
+///
+/// # Errors
+/// The store.
+pub fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
+    Ok(group.exchange("done").map(drop)?)
+}
+
+/// The first key in which two trees differ, with both values.
+fn difference(a: &Value, b: &Value, path: &str) -> Option<(String, String, String)> {
+    let below = |key: &str| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
+    match (a, b) {
+        _ if a == b => None,
+        (Value::Object(a), Value::Object(b)) => {
+            let keys = a.keys().chain(b.keys().filter(|key| !a.contains_key(*key)));
+            keys.into_iter().find_map(|key| {
+                let of = |tree: &serde_json::Map<String, Value>| tree.get(key).cloned().unwrap_or(Value::Null);
+                difference(&of(a), &of(b), &below(key))
+            })
+        }
+        _ => Some((path.strip_prefix("config.").unwrap_or(path).into(), a.to_string(), b.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_that_differs_is_named() {
+        let tree = |seed: u64| json!({"config": {"request": {"width": 64, "seed": seed}}, "dump": false});
+        assert_eq!(difference(&tree(1), &tree(1), ""), None);
+        let (key, its, first) = difference(&tree(2), &tree(1), "").unwrap();
+        assert_eq!((key.as_str(), its.as_str(), first.as_str()), ("request.seed", "2", "1"));
+        let more = json!({"config": {"request": {"width": 64, "seed": 1}}, "dump": false, "jobs": []});
+        assert_eq!(difference(&tree(1), &more, "").unwrap().0, "jobs");
+    }
+
+    #[test]
+    fn what_may_differ_is_in_the_schema() {
+        let config = serde_json::to_value(Config::default()).unwrap();
+        assert!(OWN.iter().all(|key| config.pointer(key).is_some()));
+    }
+}

@@ -1,0 +1,291 @@
+//! Which process this is, of how many, and where they meet: from flags and YAML, or from what started it.
+
+/// The port at the first process where nothing else is said.
+const PORT: u16 = 8476;
+/// Ports that stand for a job's number, so that jobs which share a host do not meet.
+const JOB_PORTS: std::ops::Range<u64> = 61_440..65_536;
+
+/// What flags and YAML say; what they leave out is looked for in the environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
+    pub coordinator: Option<String>,
+    /// This process, from 0.
+    pub process_id: Option<usize>,
+    /// All processes; 1 runs alone, whatever the environment says.
+    pub num_processes: Option<usize>,
+}
+
+/// One of several processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// This process, from 0.
+    pub id: usize,
+    /// All processes.
+    pub count: usize,
+    /// Where they meet.
+    pub coordinator: String,
+    /// Who said so, for the reader.
+    pub how: String,
+}
+
+/// Values that do not make up a run of several processes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("several processes ({how}): {why}")]
+pub struct LaunchError {
+    how: String,
+    why: String,
+}
+
+/// What a launcher says of itself.
+struct Found {
+    how: &'static str,
+    id: usize,
+    count: usize,
+    coordinator: Option<String>,
+}
+
+impl Launch {
+    /// Of this process; None where it runs alone. `variable` reads the environment.
+    ///
+    /// # Errors
+    /// A part that nobody names, or one that contradicts another.
+    pub fn detect(asked: &Asked, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>, LaunchError> {
+        let variable = |name: &str| variable(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
+        let error = |how: &str, why: String| LaunchError { how: how.into(), why };
+        let number = |name: &str| match variable(name).map(|v| (v.parse::<usize>(), v)) {
+            None => Ok(None),
+            Some((Ok(n), _)) => Ok(Some(n)),
+            Some((Err(_), v)) => Err(error(name, format!("'{v}' is not a number"))),
+        };
+        if asked.num_processes == Some(1) {
+            return Ok(None);
+        }
+        let found = [ours, slurm, open_mpi, jobset, tpu].iter().find_map(|launcher| launcher(&variable));
+        // Of our own variables one alone may be set, beside flags or a launcher's.
+        let (own_id, own_count) = (number("LTX2_PROCESS_ID")?, number("LTX2_NUM_PROCESSES")?);
+        let id = asked.process_id.or(own_id).or(found.as_ref().map(|f| f.id));
+        let count = asked.num_processes.or(own_count).or(found.as_ref().map(|f| f.count));
+        let coordinator = asked.coordinator.clone().or_else(|| variable("LTX2_COORDINATOR"));
+        let given = asked.process_id.is_some() || asked.num_processes.is_some() || coordinator.is_some();
+        let how = match &found {
+            Some(found) if !given => found.how.to_string(),
+            Some(found) => format!("flags, YAML or LTX2_* over {}", found.how),
+            None => "flags, YAML or LTX2_*".to_string(),
+        };
+        let coordinator = coordinator.or_else(|| found.and_then(|f| f.coordinator));
+        let why = match (id, count, coordinator) {
+            (None, None, None) | (_, Some(1), _) => return Ok(None),
+            (_, Some(0), _) => "there are 0 of them".to_string(),
+            (Some(id), Some(count), _) if id >= count => format!("process {id} of {count}: they are numbered from 0"),
+            (Some(id), Some(count), Some(coordinator)) => match place(&coordinator) {
+                Ok(coordinator) => return Ok(Some(Launch { id, count, coordinator, how })),
+                Err(why) => why,
+            },
+            (None, ..) => "which one is this? give --process-id N".into(),
+            (_, None, _) => "how many are there? give --num-processes N".into(),
+            (_, _, None) => "where do they meet? give --coordinator HOST:PORT of process 0".into(),
+        };
+        Err(error(&how, why))
+    }
+}
+
+/// A coordinator with its port.
+fn place(coordinator: &str) -> Result<String, String> {
+    if coordinator.starts_with(super::store::ETCD) {
+        return Ok(coordinator.into());
+    }
+    let wrong = || format!("coordinator '{coordinator}' is not HOST:PORT");
+    match coordinator.rsplit_once(':') {
+        // An IPv6 address without brackets has no port of its own.
+        Some((host, port)) if !host.is_empty() && (!host.contains(':') || host.ends_with(']')) => {
+            port.parse::<u16>().map(|_| coordinator.to_string()).map_err(|_| wrong())
+        }
+        Some(_) => Err(wrong()),
+        None if coordinator.is_empty() => Err(wrong()),
+        None => Ok(format!("{coordinator}:{PORT}")),
+    }
+}
+
+type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+fn parsed(variable: Variable, name: &str) -> Option<usize> {
+    variable(name)?.parse().ok()
+}
+
+/// A port that the processes of a job have in common and another job's do not.
+fn job_port(job: u64) -> u64 {
+    JOB_PORTS.start + job % (JOB_PORTS.end - JOB_PORTS.start)
+}
+
+/// Our own variables, for launchers that are none of the others.
+fn ours(variable: Variable) -> Option<Found> {
+    let (id, count) = (parsed(variable, "LTX2_PROCESS_ID")?, parsed(variable, "LTX2_NUM_PROCESSES")?);
+    Some(Found { how: "LTX2_PROCESS_ID", id, count, coordinator: variable("LTX2_COORDINATOR") })
+}
+
+/// A task of `srun`. The batch script itself has a task number too, but belongs to no step.
+fn slurm(variable: Variable) -> Option<Found> {
+    let nodes = variable("SLURM_STEP_NODELIST")?;
+    let id = parsed(variable, "SLURM_PROCID")?;
+    let count = parsed(variable, "SLURM_STEP_NUM_TASKS").or_else(|| parsed(variable, "SLURM_NTASKS"))?;
+    let job = variable("SLURM_JOB_ID").and_then(|j| j.parse().ok()).unwrap_or(0);
+    let coordinator = Some(format!("{}:{}", first_host(&nodes), job_port(job)));
+    Some(Found { how: "SLURM", id, count, coordinator })
+}
+
+/// The first host of SLURM's notation: `n[003-007,9],m1` is `n003`.
+fn first_host(nodes: &str) -> String {
+    match nodes.split_once('[') {
+        Some((prefix, rest)) if !prefix.contains(',') => {
+            let inside = rest.split(']').next().unwrap_or_default();
+            let first = inside.split([',', '-']).next().unwrap_or_default();
+            let suffix = rest.split_once(']').map_or("", |(_, s)| s.split(',').next().unwrap_or_default());
+            format!("{prefix}{first}{suffix}")
+        }
+        _ => nodes.split(',').next().unwrap_or_default().to_string(),
+    }
+}
+
+/// A process of `mpirun`. Where its first one is stands nowhere, unless all are on this host.
+fn open_mpi(variable: Variable) -> Option<Found> {
+    let (id, count) = (parsed(variable, "OMPI_COMM_WORLD_RANK")?, parsed(variable, "OMPI_COMM_WORLD_SIZE")?);
+    let here = parsed(variable, "OMPI_COMM_WORLD_LOCAL_SIZE") == Some(count);
+    // The name of the job, of which only the digits are a number.
+    let job = variable("PMIX_NAMESPACE").unwrap_or_default();
+    let job = job.bytes().fold(0u64, |n, b| n.wrapping_mul(31).wrapping_add(b.into()));
+    let coordinator = here.then(|| format!("127.0.0.1:{}", job_port(job)));
+    Some(Found { how: "Open MPI", id, count, coordinator })
+}
+
+/// A pod of a Kubernetes JobSet, with the variables that scripts/pod/jobset.yml sets.
+fn jobset(variable: Variable) -> Option<Found> {
+    let (set, job) = (variable("JOBSET_NAME")?, variable("REPLICATED_JOB_NAME")?);
+    let (pod, pods) = (parsed(variable, "JOB_COMPLETION_INDEX")?, parsed(variable, "PROCESSES_IN_JOB")?);
+    let index = parsed(variable, "JOB_INDEX").unwrap_or(0);
+    let jobs = parsed(variable, "JOBS_IN_SET").or_else(|| parsed(variable, "MEGASCALE_NUM_SLICES")).unwrap_or(1);
+    // Pods of a JobSet have names under its headless service.
+    let coordinator = Some(format!("{set}-{job}-0-0.{set}:{PORT}"));
+    Some(Found { how: "Kubernetes JobSet", id: index * pods + pod, count: jobs * pods, coordinator })
+}
+
+/// A TPU worker whose slice is described in the environment, as GKE does.
+fn tpu(variable: Variable) -> Option<Found> {
+    let hosts = variable("TPU_WORKER_HOSTNAMES")?;
+    let worker = parsed(variable, "TPU_WORKER_ID")?;
+    let hosts: Vec<&str> = hosts.split(',').map(str::trim).filter(|h| !h.is_empty()).collect();
+    let slices = parsed(variable, "MEGASCALE_NUM_SLICES").unwrap_or(1);
+    let slice = parsed(variable, "MEGASCALE_SLICE_ID").unwrap_or(0);
+    let first = match variable("MEGASCALE_COORDINATOR_ADDRESS").filter(|_| slices > 1) {
+        // Its port is Megascale's own.
+        Some(address) => address.split(':').next().unwrap_or_default().to_string(),
+        // An entry may go on with a port and an address.
+        None => hosts.first()?.split(':').next().unwrap_or_default().to_string(),
+    };
+    let coordinator = Some(format!("{first}:{PORT}"));
+    Some(Found { how: "TPU_WORKER_ID", id: slice * hosts.len() + worker, count: slices * hosts.len(), coordinator })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn detect(asked: Asked, variables: &[(&str, &str)]) -> Result<Option<Launch>, String> {
+        let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_string());
+        Launch::detect(&asked, find).map_err(|e| e.to_string())
+    }
+
+    fn found(variables: &[(&str, &str)]) -> (usize, usize, String, String) {
+        let l = detect(Asked::default(), variables).unwrap().unwrap();
+        (l.id, l.count, l.coordinator, l.how)
+    }
+
+    fn at(id: usize, count: usize, coordinator: &str, how: &str) -> (usize, usize, String, String) {
+        (id, count, coordinator.into(), how.into())
+    }
+
+    #[test]
+    fn nothing_said_is_one_process() {
+        assert_eq!(detect(Asked::default(), &[]), Ok(None));
+        assert_eq!(
+            detect(Asked::default(), &[("TPU_WORKER_HOSTNAMES", "localhost"), ("TPU_WORKER_ID", "0")]),
+            Ok(None)
+        );
+        // The script of a batch job, outside of srun.
+        assert_eq!(detect(Asked::default(), &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), Ok(None));
+        let alone = Asked { num_processes: Some(1), ..Asked::default() };
+        assert_eq!(detect(alone, &[("LTX2_PROCESS_ID", "1"), ("LTX2_NUM_PROCESSES", "2")]), Ok(None));
+    }
+
+    #[test]
+    fn launchers_are_known() {
+        let slurm = [
+            ("SLURM_PROCID", "3"),
+            ("SLURM_NTASKS", "16"),
+            ("SLURM_STEP_NUM_TASKS", "8"),
+            ("SLURM_STEP_NODELIST", "gpu[007-009,12]"),
+            ("SLURM_JOB_ID", "4101"),
+        ];
+        assert_eq!(found(&slurm), at(3, 8, "gpu007:61445", "SLURM"));
+        let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")];
+        assert_eq!(found(&mpi), at(1, 2, "127.0.0.1:61440", "Open MPI"));
+        let jobset = [
+            ("JOBSET_NAME", "video"),
+            ("REPLICATED_JOB_NAME", "slice"),
+            ("JOB_INDEX", "1"),
+            ("JOBS_IN_SET", "2"),
+            ("JOB_COMPLETION_INDEX", "1"),
+            ("PROCESSES_IN_JOB", "4"),
+        ];
+        assert_eq!(found(&jobset), at(5, 8, "video-slice-0-0.video:8476", "Kubernetes JobSet"));
+        let tpu = [("TPU_WORKER_ID", "1"), ("TPU_WORKER_HOSTNAMES", "a:8471:10.0.0.2, b:8471:10.0.0.3")];
+        assert_eq!(found(&tpu), at(1, 2, "a:8476", "TPU_WORKER_ID"));
+        let slices = [
+            ("TPU_WORKER_ID", "1"),
+            ("TPU_WORKER_HOSTNAMES", "c,d"),
+            ("MEGASCALE_NUM_SLICES", "2"),
+            ("MEGASCALE_SLICE_ID", "1"),
+            ("MEGASCALE_COORDINATOR_ADDRESS", "a:8080"),
+        ];
+        assert_eq!(found(&slices), at(3, 4, "a:8476", "TPU_WORKER_ID"));
+    }
+
+    #[test]
+    fn flags_come_first_and_what_is_missing_is_named() {
+        let all = Asked { coordinator: Some("h:1".into()), process_id: Some(0), num_processes: Some(2) };
+        let launch = detect(all, &[("SLURM_PROCID", "1")]).unwrap().unwrap();
+        assert_eq!((launch.id, launch.count, launch.coordinator.as_str()), (0, 2, "h:1"));
+        let place = Asked { coordinator: Some("h".into()), ..Asked::default() };
+        let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4")];
+        assert_eq!(detect(place.clone(), &mpi).unwrap().unwrap().coordinator, "h:8476");
+        let error = detect(Asked::default(), &mpi).unwrap_err();
+        assert_eq!(
+            error,
+            "several processes (Open MPI): where do they meet? give --coordinator HOST:PORT of process 0"
+        );
+        assert!(detect(place, &[]).unwrap_err().ends_with("which one is this? give --process-id N"));
+        let id = Asked { process_id: Some(1), ..Asked::default() };
+        assert!(detect(id, &[]).unwrap_err().ends_with("how many are there? give --num-processes N"));
+        let beyond = Asked { coordinator: Some("h:1".into()), process_id: Some(2), num_processes: Some(2) };
+        assert!(detect(beyond, &[]).unwrap_err().ends_with("process 2 of 2: they are numbered from 0"));
+        let odd = Asked { coordinator: Some("h:x".into()), process_id: Some(0), num_processes: Some(2) };
+        assert!(detect(odd, &[]).unwrap_err().ends_with("coordinator 'h:x' is not HOST:PORT"));
+        let odd = detect(Asked::default(), &[("LTX2_PROCESS_ID", "one")]).unwrap_err();
+        assert_eq!(odd, "several processes (LTX2_PROCESS_ID): 'one' is not a number");
+    }
+
+    #[test]
+    fn the_first_host_of_a_list() {
+        let cases = [
+            ("n1", "n1"),
+            ("n1,n2", "n1"),
+            ("n[1-4]", "n1"),
+            ("n[003,5-6]-ib,m1", "n003-ib"),
+            ("m1,n[1-2]", "m1"),
+            ("a-b-[07-09]", "a-b-07"),
+        ];
+        for (list, first) in cases {
+            assert_eq!(first_host(list), first, "{list}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! A store in this process's memory.
+
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::pjrt::{KvError, KvStore};
+
+/// A store for the threads of one process; [`super::Server`] lends it to others.
+#[derive(Default)]
+pub struct MemoryStore {
+    values: Mutex<HashMap<String, Vec<u8>>>,
+    changed: Condvar,
+}
+
+impl MemoryStore {
+    fn values(&self) -> MutexGuard<'_, HashMap<String, Vec<u8>>> {
+        // Every change is one insertion, so what a panicking thread leaves is whole.
+        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl KvStore for MemoryStore {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, KvError> {
+        let end = Instant::now().checked_add(timeout);
+        let mut values = self.values();
+        loop {
+            if let Some(value) = values.get(key) {
+                return Ok(value.clone());
+            }
+            let left = end.map_or(timeout, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(KvError::Timeout { key: key.into(), after: timeout });
+            }
+            values = self.changed.wait_timeout(values, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn try_get(&self, key: &str) -> Result<Vec<u8>, KvError> {
+        self.values().get(key).cloned().ok_or_else(|| KvError::NotFound(key.into()))
+    }
+
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
+        let mut values = self.values();
+        if values.contains_key(key) {
+            return Err(KvError::AlreadyExists(key.into()));
+        }
+        values.insert(key.into(), value.into());
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
+        self.values().insert(key.into(), value.into());
+        self.changed.notify_all();
+        Ok(())
+    }
+}

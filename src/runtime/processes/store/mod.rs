@@ -1,0 +1,32 @@
+//! Where processes meet: in memory, served by process 0, or in etcd.
+
+mod etcd;
+mod memory;
+mod remote;
+mod served;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use etcd::EtcdStore;
+pub use memory::MemoryStore;
+pub use remote::RemoteStore;
+pub use served::Server;
+
+use crate::pjrt::{KvError, KvStore};
+
+/// How a coordinator in etcd is written: `etcd://HOST:PORT/RUN`.
+pub const ETCD: &str = "etcd://";
+
+/// Opens the store of a run for a process that does not serve it. `answer` is how long a single question may take.
+///
+/// # Errors
+/// An etcd that cannot be reached. Process 0 is asked later, when it may have come.
+pub fn connect(coordinator: &str, answer: Duration) -> Result<Arc<dyn KvStore>, KvError> {
+    match coordinator.strip_prefix(ETCD) {
+        None => Ok(Arc::new(RemoteStore::new(coordinator, answer))),
+        Some(place) => Ok(Arc::new(EtcdStore::connect(place, answer)?)),
+    }
+}

@@ -1,0 +1,148 @@
+//! The store that process 0 serves to the others, over HTTP.
+
+use std::future::IntoFuture;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, put};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use super::memory::MemoryStore;
+use crate::pjrt::{KvError, KvStore};
+
+/// The one path there is.
+pub(super) const PATH: &str = "/value";
+
+/// What is asked for beside the path.
+#[derive(Serialize, Deserialize)]
+struct Asked {
+    key: String,
+    /// Milliseconds to wait for the key.
+    #[serde(default)]
+    wait: u64,
+    /// In place of the value there is.
+    #[serde(default)]
+    replace: bool,
+}
+
+/// Values, and a bell for those who wait from afar; threads of this process have the store's own.
+#[derive(Default)]
+struct Shared {
+    values: MemoryStore,
+    changed: Notify,
+}
+
+/// A store that others reach at an address, until this is dropped.
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens at an address; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// An address that cannot be listened at.
+    pub fn start(address: &str) -> std::io::Result<Server> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared::default());
+        let (stop, stopped) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let router = Router::new()
+            .route(PATH, get(read))
+            .route(PATH, put(write))
+            // Descriptions of devices and compilers' findings may be large.
+            .layer(DefaultBodyLimit::disable())
+            .with_state(shared.clone());
+        let serve = async move {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            // Answers under way are not waited for: those who wait for a key would hold the end up.
+            tokio::spawn(axum::serve(listener, router).into_future());
+            let _ = stopped.await;
+            std::io::Result::Ok(())
+        };
+        let thread = std::thread::Builder::new().name("store".into()).spawn(move || {
+            if let Err(e) = runtime.block_on(serve) {
+                tracing::error!("the store stopped: {e}");
+            }
+        })?;
+        Ok(Server { shared, address, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The store, for this process.
+    pub fn store(&self) -> Arc<dyn KvStore> {
+        self.shared.clone()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It was asked to end; one that panicked has ended too.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl KvStore for Shared {
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, KvError> {
+        self.values.get(key, timeout)
+    }
+
+    fn try_get(&self, key: &str) -> Result<Vec<u8>, KvError> {
+        self.values.try_get(key)
+    }
+
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
+        let put = self.values.put(key, value);
+        self.changed.notify_waiters();
+        put
+    }
+
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
+        let set = self.values.set(key, value);
+        self.changed.notify_waiters();
+        set
+    }
+}
+
+async fn read(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -> Response {
+    let end = Instant::now() + Duration::from_millis(asked.wait);
+    loop {
+        // Before the look, so that a value put after it rings.
+        let changed = shared.changed.notified();
+        if let Ok(value) = shared.values.try_get(&asked.key) {
+            return value.into_response();
+        }
+        if timeout_at(end, changed).await.is_err() {
+            return StatusCode::NOT_FOUND.into_response();
+        }
+    }
+}
+
+async fn write(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>, value: Bytes) -> StatusCode {
+    let done = match asked.replace {
+        true => shared.set(&asked.key, &value),
+        false => shared.put(&asked.key, &value),
+    };
+    if done.is_ok() { StatusCode::NO_CONTENT } else { StatusCode::CONFLICT }
+}
