@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 /// Modules from the top down; a module may use those of later lines, and its own line's.
 const LAYERS: &[&[&str]] = &[
     &["cli"],
+    &["lab"],
     &["pipeline"],
     &["config", "sampling"],
     &["models"],

@@ -53,13 +53,16 @@ mod tests {
     use crate::analysis::Phase;
     use crate::dtype::DType;
     use crate::hlo::{Sharding, Type};
+    use crate::nn::{Axis, Role};
 
     fn placement(scope: &str, tensor: &str, dims: &[usize], sharding: &[&[&str]]) -> Placement {
         Placement {
             scope: scope.into(),
             tensor: tensor.into(),
             ty: Type::new(DType::BF16, dims),
+            axes: vec![Axis::Whole; dims.len()],
             sharding: Sharding::new(sharding),
+            role: Role::Parameter,
             rules: vec![format!("l.yml:1: {tensor}")],
         }
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use crate::analysis::{Collective, cause};
+use crate::analysis::{Collective, cause, reason};
 use crate::nn::Placement;
 use crate::pipeline::compile::Compilation;
 use crate::runtime::Target;
@@ -58,13 +58,18 @@ pub fn json(done: &Compilation, target: &Target) -> Value {
                 "dtype": c.dtype,
                 "async": c.asynchronous,
                 "overlapped": c.overlapped,
+                "ms": done.report.predicted.map(|_| c.seconds * 1e3),
+                "role": e.cause.map(|p| p.role),
+                "reason": reason(c, e.cause, &done.placements, &done.notes).to_string(),
             })
         })
         .collect();
     let (layer, step) = (r.per_layer(), r.per_step());
     let mesh: serde_json::Map<String, Value> = done.mesh.axes.iter().map(|(a, n)| (a.clone(), json!(n))).collect();
+    let chip = target.chip().map(|c| json!({"name": c.name, "peak": c.peak, "bandwidth": c.bandwidth}));
     json!({
         "target": target.to_string(),
+        "chip": chip,
         "program": done.kind.name(),
         "hash": done.hash,
         "model": done.model,
@@ -73,6 +78,7 @@ pub fn json(done: &Compilation, target: &Target) -> Value {
         "mesh": mesh,
         "layers": done.layers,
         "memory": done.memory,
+        "needed": {"layers": done.whole.1, "bytes": done.whole.0},
         "flops": r.step.flops,
         "bytes_accessed": r.step.bytes,
         "per_layer": {"flops": r.layer.flops, "bytes_accessed": r.layer.bytes},
@@ -85,12 +91,29 @@ pub fn json(done: &Compilation, target: &Target) -> Value {
             "per_step_wire_bytes": step.wire_bytes,
             "list": list,
         },
+        "tensors": done.placements.iter().map(|p| tensor(p, done)).collect::<Vec<_>>(),
         "stack_copies": r.stack_copies,
         "predicted_ms": r.predicted,
         "notes": done.notes,
         "compile_seconds": done.seconds,
         "saved": done.saved,
         "does_not_fit": done.shortage,
+    })
+}
+
+/// Where a tensor lies: the mesh axes of each dimension, and its bytes on a device.
+fn tensor(p: &Placement, done: &Compilation) -> Value {
+    let parts: usize = p.sharding.0.iter().flatten().filter_map(|a| done.mesh.size(a)).product();
+    json!({
+        "tensor": p.tensor,
+        "scope": p.scope,
+        "role": p.role,
+        "dtype": p.ty.dtype.name(),
+        "dims": p.ty.dims,
+        "axes": p.axes,
+        "sharding": p.sharding.0,
+        "bytes": p.ty.bytes() / parts.max(1),
+        "rules": p.rules,
     })
 }
 

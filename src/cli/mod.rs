@@ -17,6 +17,7 @@ pub mod compile;
 mod compile_report;
 pub mod completions;
 pub mod doctor;
+pub mod experiment;
 pub mod generate;
 pub mod init;
 pub mod log;
@@ -25,6 +26,7 @@ pub mod plugin;
 pub mod progress;
 pub mod run;
 pub mod schema;
+pub mod why;
 
 /// LTX-2 audio-video generation on XLA: CPU, NVIDIA GPUs and Cloud TPUs.
 #[derive(Parser, Debug)]
@@ -57,6 +59,10 @@ pub enum Command {
     Run(run::Args),
     /// Compile a program ahead of time and say what it holds, moves and takes
     Compile(compile::Args),
+    /// Compile, measure and rank the cases of an experiment
+    Experiment(experiment::Args),
+    /// Say where the exchanges of a program come from, and which change of the layout ends them
+    Why(why::Args),
     /// Time the programs of a run, and a whole one
     Bench(bench::Args),
     /// Say how far two results are apart
@@ -84,6 +90,8 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Generate(args) => generate::run(args),
         Command::Run(args) => run::run(args),
         Command::Compile(args) => compile::run(args),
+        Command::Experiment(args) => experiment::run(args),
+        Command::Why(args) => why::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Init(args) => init::run(args),

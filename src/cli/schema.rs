@@ -1,19 +1,38 @@
 //! `ltx2 schema`: the keys of the YAML.
 
 use super::print;
-use crate::config::json_schema;
+use crate::config::{experiment_schema, json_schema};
 
 /// Prints the JSON Schema of the YAML, for editors and checks.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 schema > ltx2.schema.json
+  ltx2 schema --of experiment > experiment.schema.json
   # yaml-language-server: $schema=ltx2.schema.json          as the first line of a YAML file")]
-pub struct Args {}
+pub struct Args {
+    /// What is described
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    of: What,
+}
+
+/// A kind of YAML file.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
+enum What {
+    /// A run.
+    #[default]
+    Run,
+    /// An experiment.
+    Experiment,
+}
 
 /// Runs the command.
 ///
 /// # Errors
 /// stdout cannot be written.
-pub fn run(_: &Args) -> anyhow::Result<()> {
-    print(&format!("{}\n", serde_json::to_string_pretty(json_schema())?))
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let schema = match args.of {
+        What::Run => json_schema().clone(),
+        What::Experiment => experiment_schema(),
+    };
+    print(&format!("{}\n", serde_json::to_string_pretty(&schema)?))
 }

@@ -31,12 +31,53 @@ pub struct LayoutFile {
     pub exchange: ExchangePolicy,
 }
 
-/// A layout file with the lines of its rules.
-struct Read {
-    file: LayoutFile,
-    rules: Vec<Rule>,
-    storage: Vec<Rule>,
-    exceptions: Vec<Exception>,
+/// A layout file with its rules in the order of its lines.
+#[derive(Clone, Debug)]
+pub struct LayoutSource {
+    /// The file without order.
+    pub file: LayoutFile,
+    /// Where dimensions lie while they are computed with.
+    pub rules: Vec<Rule>,
+    /// How weights are split further between their uses.
+    pub storage: Vec<Rule>,
+    /// Rules of single tensors.
+    pub exceptions: Vec<Exception>,
+}
+
+impl LayoutSource {
+    /// As a layout file, under lines of comment.
+    pub fn to_yaml(&self, comments: &[String]) -> String {
+        let rule = |r: &Rule| format!("{}: [{}]", r.axis.name(), r.mesh_axes.join(", "));
+        let mut out: String = comments.iter().map(|c| format!("# {c}\n")).collect();
+        let mesh = sizes(&self.file.mesh).into_iter().filter(|(_, s)| *s != 1);
+        let mut mesh: Vec<String> = mesh.map(|(axis, s)| format!("{axis}: {s}")).collect();
+        if self.file.mesh.dcn.data != 1 {
+            mesh.push(format!("dcn: {{data: {}}}", self.file.mesh.dcn.data));
+        }
+        out += &format!("mesh: {{{}}}\n", mesh.join(", "));
+        for (name, rules) in [("rules", &self.rules), ("storage", &self.storage)] {
+            if !rules.is_empty() {
+                out += &format!("{name}:\n");
+                rules.iter().for_each(|r| out += &format!("  {}\n", rule(r)));
+            }
+        }
+        if !self.exceptions.is_empty() {
+            out += "tensors:\n";
+            for e in &self.exceptions {
+                let rules: Vec<String> = e.rules.iter().map(rule).collect();
+                out += &format!("  \"{}\": {{{}}}\n", e.pattern, rules.join(", "));
+            }
+        }
+        let exchange = serde_json::to_value(self.file.exchange).unwrap_or_default();
+        let keys = exchange.as_object().into_iter().flatten().filter_map(|(key, value)| {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+            // What stands at its default says nothing.
+            let usual = matches!((key.as_str(), text.as_str()), ("outer", "gather_kv") | ("rope", "local"));
+            (!value.is_null() && !usual).then(|| format!("{key}: {text}"))
+        });
+        out += &format!("exchange: {{{}}}\n", keys.collect::<Vec<_>>().join(", "));
+        out
+    }
 }
 
 /// Virtual devices that a mesh with an open size is filled up to.
@@ -153,7 +194,15 @@ pub fn read_layout(name: &str) -> Result<LayoutFile, ConfigError> {
     Ok(read(name)?.file)
 }
 
-fn read(name: &str) -> Result<Read, ConfigError> {
+/// Reads a layout with the order and the lines of its rules.
+///
+/// # Errors
+/// As [`read_layout`].
+pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
+    read(name)
+}
+
+fn read(name: &str) -> Result<LayoutSource, ConfigError> {
     let name = if name == AUTO { "replicated" } else { name };
     let (label, text) = match (std::fs::read_to_string(Path::new(name)), paths::shipped_layout(name)) {
         (Ok(text), _) => (name.to_string(), text),
@@ -207,7 +256,7 @@ fn read(name: &str) -> Result<Read, ConfigError> {
         let message = "exchange: 'ulysses' is the size of a hybrid's groups: give both or neither";
         return Err(wrong(line, message.into()));
     }
-    Ok(Read { file, rules: general, storage, exceptions })
+    Ok(LayoutSource { file, rules: general, storage, exceptions })
 }
 
 /// The line of the deepest part of a path that the file has.
@@ -308,6 +357,25 @@ mod tests {
         assert!(resolve_mesh(&slices, 7).unwrap_err().to_string().ends_with("7 devices are not 2 equal slices"));
         let error = resolve_mesh(&mesh, 7).unwrap_err().to_string();
         assert_eq!(error, "mesh data=1,cfg=2,fsdp=1,context=-1,tensor=1: 7 devices do not divide by 2");
+    }
+
+    #[test]
+    fn layouts_are_written_as_they_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, _) in super::super::presets::LAYOUTS {
+            let source = read(name).unwrap();
+            let path = folder.path().join("again.yml");
+            std::fs::write(&path, source.to_yaml(&["a comment".into()])).unwrap();
+            let again = read(path.to_str().unwrap()).unwrap();
+            let plain = |rules: &[Rule]| rules.iter().map(|r| (r.axis, r.mesh_axes.clone())).collect::<Vec<_>>();
+            assert_eq!(plain(&source.rules), plain(&again.rules), "{name}");
+            assert_eq!(plain(&source.storage), plain(&again.storage), "{name}");
+            let patterns = |s: &LayoutSource| {
+                s.exceptions.iter().map(|e| (e.pattern.clone(), plain(&e.rules))).collect::<Vec<_>>()
+            };
+            assert_eq!(patterns(&source), patterns(&again), "{name}");
+            assert_eq!((source.file.mesh, source.file.exchange), (again.file.mesh, again.file.exchange), "{name}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod check;
 mod error;
+mod experiment;
 mod layout;
 mod load;
 mod naming;
@@ -18,12 +19,13 @@ mod yaml;
 
 pub use check::ResolvedScales;
 pub use error::{ConfigError, Origin};
-pub use layout::{LayoutFile, parse_mesh, read_layout};
+pub use experiment::{Case, Experiment, read_experiment};
+pub use layout::{LayoutFile, LayoutSource, mesh_text, parse_mesh, read_layout, read_layout_source};
 pub use load::{Flag, Given, Loaded, load};
 pub use naming::{Job, output_paths, sidecar_path};
 pub use presets::shipped_layouts;
 pub use schema::*;
-pub use validate::json_schema;
+pub use validate::{experiment_schema, json_schema};
 
 #[cfg(test)]
 mod tests;

@@ -2,16 +2,28 @@
 
 use std::sync::OnceLock;
 
-use serde_json::{Map, Value};
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value, json};
 
 use super::error::ConfigError;
+use super::experiment::Experiment;
 use super::schema::Config;
 use super::yaml::{Data, Node};
 
-/// The JSON Schema of the YAML.
+/// The JSON Schema of a run's YAML; its definitions hold that of an experiment's too.
 pub fn json_schema() -> &'static Value {
     static SCHEMA: OnceLock<Value> = OnceLock::new();
-    SCHEMA.get_or_init(|| schemars::schema_for!(Config).to_value())
+    SCHEMA.get_or_init(|| {
+        let mut generator = SchemaSettings::default().into_generator();
+        generator.subschema_for::<Experiment>();
+        generator.into_root_schema_for::<Config>().to_value()
+    })
+}
+
+/// The JSON Schema of an experiment's YAML.
+pub fn experiment_schema() -> Value {
+    let root = json_schema();
+    json!({"$schema": root["$schema"], "$ref": "#/$defs/Experiment", "$defs": root["$defs"]})
 }
 
 /// Where a tree comes from, for messages.
@@ -41,6 +53,14 @@ pub fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
         return Ok(()); // An empty file.
     }
     check(node, json_schema(), "", place)
+}
+
+/// Checks an experiment.
+///
+/// # Errors
+/// As [`validate`].
+pub fn validate_experiment(node: &Node, file: &str) -> Result<(), ConfigError> {
+    check(node, &json_schema()["$defs"]["Experiment"], "", Place::File(file))
 }
 
 /// Whether a key takes text as it stands.

@@ -115,6 +115,13 @@ pub struct Exception {
     pub rules: Vec<Rule>,
 }
 
+impl Exception {
+    /// Whether it speaks of a tensor.
+    pub fn covers(&self, tensor: &str) -> bool {
+        matches(&self.pattern, tensor)
+    }
+}
+
 /// How the tokens of one sequence meet, where their axis is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -265,7 +272,7 @@ impl Layout {
     /// The rules that split an axis of a tensor, outer first; two for [`Axis::Rows`].
     fn rules_of(&self, tensor: &str, axis: Axis) -> Vec<&Rule> {
         let find = |axis: Axis| {
-            let special = self.exceptions.iter().filter(|e| matches(&e.pattern, tensor)).flat_map(|e| &e.rules);
+            let special = self.exceptions.iter().filter(|e| e.covers(tensor)).flat_map(|e| &e.rules);
             special.chain(&self.rules).find(|r| r.axis == axis)
         };
         match axis {

@@ -23,5 +23,5 @@ pub use layers::{LayerTensor, PerLayer};
 pub use layout::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, LayoutError, RopeAt, Rule};
 pub use linear::{affine, gelu, gelu_tanh, gelu_tanh_of_product, linear, linear_into, linear_nd, project, silu};
 pub use norm::{group_norm, layer_norm, pixel_norm, rms, rms_norm};
-pub use params::{Init, Numerics, Param, Params, Placement, Source};
+pub use params::{Init, Numerics, Param, Params, Placement, Role, Source};
 pub use pictures::Pictures;

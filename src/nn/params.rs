@@ -10,6 +10,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use serde::Serialize;
+
 use super::build::{Build, Lowering, Quantization};
 use super::layers::{Layer, Number};
 use super::layout::{Axis, Layout, LayoutError, Placed};
@@ -123,10 +125,26 @@ pub struct Placement {
     pub tensor: String,
     /// Global type.
     pub ty: Type,
+    /// What each dimension is.
+    pub axes: Vec<Axis>,
     /// The mesh axes of each dimension.
     pub sharding: Sharding,
     /// The rules that split something, as `file:line: axis: [mesh axes]`.
     pub rules: Vec<String>,
+    /// What it is to the program.
+    pub role: Role,
+}
+
+/// What a placed tensor is to its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// A parameter that is computed with as it lies.
+    Parameter,
+    /// A parameter that the storage rules split further: it is gathered before its use.
+    Stored,
+    /// An input, a result, or a value between.
+    Activation,
 }
 
 struct Shared {
@@ -358,8 +376,12 @@ impl Params {
                 param.ty.dims.insert(0, *layers);
                 param.axes.insert(0, Axis::Layers);
             }
-            let placed = self.shared.layout.place_weight(&rules, &param.ty, &param.axes);
-            let sharding = self.placed(&rules, &param.ty, placed);
+            let layout = &self.shared.layout;
+            let placed = layout.place_weight(&rules, &param.ty, &param.axes);
+            let used = layout.place(&rules, &param.ty, &param.axes);
+            let whole = |p: &Result<Option<Placed>, _>| p.iter().flatten().next().map(|p| p.sharding.clone());
+            let role = if whole(&placed) == whole(&used) { Role::Parameter } else { Role::Stored };
+            let sharding = self.placed(&rules, (&param.ty, &param.axes), role, placed);
             let memory_layout = self.memory_layout(&param.ty, &param.axes);
             let argument = Argument { sharding, memory_layout, ..Argument::new(&name, param.ty.clone()) };
             let value = self.shared.b.argument_with(argument);
@@ -418,7 +440,13 @@ impl Params {
     }
 
     /// Records a placement; a mistake becomes the program's error.
-    fn placed(&self, name: &str, ty: &Type, placed: Result<Option<Placed>, LayoutError>) -> Option<Sharding> {
+    fn placed(
+        &self,
+        name: &str,
+        (ty, axes): (&Type, &[Axis]),
+        role: Role,
+        placed: Result<Option<Placed>, LayoutError>,
+    ) -> Option<Sharding> {
         let placed = placed.unwrap_or_else(|e| {
             self.shared.b.reject("layout", e.to_string());
             None
@@ -434,8 +462,10 @@ impl Params {
             scope: self.shared.b.scope_path(),
             tensor: name.to_string(),
             ty: ty.clone(),
+            axes: axes.to_vec(),
             sharding: placed.sharding.clone(),
             rules: placed.rules.iter().map(ToString::to_string).collect(),
+            role,
         });
         Some(placed.sharding)
     }
@@ -448,7 +478,7 @@ impl Params {
     /// Where an activation of this place lies; `None` on one device.
     pub fn placement(&self, name: &str, ty: &Type, axes: &[Axis]) -> Option<Sharding> {
         let name = self.activation(name);
-        self.placed(&name, ty, self.shared.layout.place(&name, ty, axes))
+        self.placed(&name, (ty, axes), Role::Activation, self.shared.layout.place(&name, ty, axes))
     }
 
     /// Fixes where an activation lies, by its name at this place and its logical axes; nothing on one device.

@@ -59,6 +59,8 @@ pub struct Compilation {
     pub layers: usize,
     /// Memory.
     pub memory: Memory,
+    /// Bytes of arguments and results on a device with all blocks, and their number.
+    pub whole: (i64, usize),
     /// Collectives, work, copies, time.
     pub report: Report,
     /// Where tensors were placed.
@@ -244,6 +246,7 @@ impl Job<'_> {
             mesh: program.mesh.clone(),
             layers: programs.layers(),
             memory,
+            whole: self.whole(programs, network)?,
             report: analysis::report(&module, &program.mesh, stacked, self.options.target.chip().as_ref()),
             placements: network.placements.clone(),
             notes,
@@ -251,6 +254,16 @@ impl Job<'_> {
             saved,
             shortage: None,
         })
+    }
+
+    /// Arguments and results of the program with all blocks, and their number; it is written, not compiled.
+    fn whole(&self, programs: &Programs, network: &Network) -> Result<(i64, usize)> {
+        let all = Programs::of(self.config, None)?;
+        if all.layers() == programs.layers() {
+            return Ok((needed(network), all.layers()));
+        }
+        let network = all.network(self.options.kind, &self.build(self.config)?)?;
+        Ok((needed(&network), all.layers()))
     }
 
     /// Compiles a program of fewer blocks instead.

@@ -1,0 +1,240 @@
+//! Experiment files: cases as the product of lists, with cases added and left out.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::error::ConfigError;
+use super::paths;
+use super::schema::FlagValue;
+use super::validate::validate_experiment;
+use super::yaml;
+
+/// A file of `experiments/`: every layout with every mesh, shape, target and set of flags; then `include`, without
+/// `exclude`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Experiment {
+    /// What the report is headed with.
+    pub title: String,
+    /// The configuration of all cases: a YAML file beside this one, or a shipped name.
+    pub config: String,
+    /// Keys of it, each as `--set` takes it, e.g. `sampler.steps=4`.
+    pub set: Vec<String>,
+    /// The program that is compiled, as `compile --program` names it.
+    pub program: String,
+    /// Blocks of the transformer that are compiled; all if not given.
+    #[schemars(range(min = 1))]
+    pub layers: Option<usize>,
+    /// Seconds after which a case is given up.
+    #[schemars(range(min = 1))]
+    pub timeout: u64,
+    /// Layout files beside this one, or shipped names; none is the configuration's own.
+    pub layouts: Vec<String>,
+    /// Meshes as `--mesh` takes them; none is the layout's own.
+    pub meshes: Vec<String>,
+    /// `WIDTHxHEIGHTxFRAMES`; none is the configuration's own.
+    pub shapes: Vec<String>,
+    /// Devices, as `compile --target` takes them.
+    pub targets: Vec<String>,
+    /// XLA options of a case, over the configuration's.
+    pub flags: Vec<BTreeMap<String, FlagValue>>,
+    /// More cases; what one does not name is the first of its list.
+    pub include: Vec<Case>,
+    /// Cases that agree with one of these in all that it names are left out.
+    pub exclude: Vec<Case>,
+}
+
+impl Default for Experiment {
+    fn default() -> Self {
+        Experiment {
+            title: String::new(),
+            config: "ltx2".into(),
+            set: Vec::new(),
+            program: "denoise".into(),
+            layers: None,
+            timeout: 1800,
+            layouts: Vec::new(),
+            meshes: Vec::new(),
+            shapes: Vec::new(),
+            targets: Vec::new(),
+            flags: Vec::new(),
+            include: Vec::new(),
+            exclude: Vec::new(),
+        }
+    }
+}
+
+/// One case, or a part of one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Case {
+    /// A layout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layout: Option<String>,
+    /// A mesh.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<String>,
+    /// A shape.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shape: Option<String>,
+    /// A target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// XLA options.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flags: Option<BTreeMap<String, FlagValue>>,
+}
+
+impl Case {
+    /// Whether a case agrees with this one in all that this one names.
+    fn covers(&self, case: &Case) -> bool {
+        fn agrees<T: PartialEq>(own: &Option<T>, other: &Option<T>) -> bool {
+            own.is_none() || own == other
+        }
+        agrees(&self.layout, &case.layout)
+            && agrees(&self.mesh, &case.mesh)
+            && agrees(&self.shape, &case.shape)
+            && agrees(&self.target, &case.target)
+            && agrees(&self.flags, &case.flags)
+    }
+
+    /// Width, height and frames.
+    ///
+    /// # Errors
+    /// A shape that is not three numbers.
+    pub fn size(&self) -> Result<Option<[usize; 3]>, ConfigError> {
+        let Some(shape) = &self.shape else { return Ok(None) };
+        let sizes: Option<Vec<usize>> = shape.split('x').map(|n| n.parse().ok()).collect();
+        match sizes.and_then(|s| <[usize; 3]>::try_from(s).ok()) {
+            Some(size) => Ok(Some(size)),
+            None => Err(ConfigError::Flag(format!("shape '{shape}' is not WIDTHxHEIGHTxFRAMES, e.g. 768x512x121"))),
+        }
+    }
+}
+
+/// Every element of a list, or nothing once where the list is empty.
+fn each<T: Clone>(list: &[T]) -> Vec<Option<T>> {
+    if list.is_empty() { vec![None] } else { list.iter().cloned().map(Some).collect() }
+}
+
+impl Experiment {
+    /// The cases, each once.
+    pub fn cases(&self) -> Vec<Case> {
+        let mut all = Vec::new();
+        for target in each(&self.targets) {
+            for shape in each(&self.shapes) {
+                for mesh in each(&self.meshes) {
+                    for layout in each(&self.layouts) {
+                        for flags in each(&self.flags) {
+                            let (target, shape, mesh) = (target.clone(), shape.clone(), mesh.clone());
+                            all.push(Case { layout: layout.clone(), mesh, shape, target, flags });
+                        }
+                    }
+                }
+            }
+        }
+        // A file of `include` alone has no product.
+        if self.layouts.is_empty() && self.targets.is_empty() {
+            all.clear();
+        }
+        all.retain(|case| !self.exclude.iter().any(|e| e.covers(case)));
+        for case in &self.include {
+            let case = case.clone();
+            all.push(Case {
+                layout: case.layout.or_else(|| self.layouts.first().cloned()),
+                mesh: case.mesh,
+                shape: case.shape.or_else(|| self.shapes.first().cloned()),
+                target: case.target.or_else(|| self.targets.first().cloned()),
+                flags: case.flags.or_else(|| self.flags.first().cloned()),
+            });
+        }
+        let mut once: Vec<Case> = Vec::new();
+        for case in all {
+            if !once.contains(&case) {
+                once.push(case);
+            }
+        }
+        once
+    }
+}
+
+/// Reads an experiment. Files that stand beside it are meant from there; other names are shipped ones.
+///
+/// # Errors
+/// No such file; an unknown key, a wrong type, with line; nothing to compile.
+pub fn read_experiment(path: &Path) -> Result<Experiment, ConfigError> {
+    let label = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    let node = yaml::parse(&text, &label)?;
+    validate_experiment(&node, &label)?;
+    let wrong = |message: String| ConfigError::Syntax { place: label.clone(), message };
+    let mut file: Experiment = serde_json::from_value(node.to_value()).map_err(|e| wrong(e.to_string()))?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let beside = |name: &mut String| {
+        if folder.join(name.as_str()).is_file() {
+            *name = paths::join(folder, name);
+        }
+    };
+    beside(&mut file.config);
+    file.layouts.iter_mut().for_each(beside);
+    file.include.iter_mut().chain(&mut file.exclude).filter_map(|c| c.layout.as_mut()).for_each(beside);
+    let cases = file.cases();
+    if cases.is_empty() {
+        return Err(wrong("no case is left: give layouts and targets, or include".into()));
+    }
+    for case in &cases {
+        if case.target.is_none() {
+            return Err(wrong("a case has no target: give targets, e.g. [tpu:v5p:2x2x2]".into()));
+        }
+        case.size().map_err(|e| wrong(e.to_string()))?;
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Experiment, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.yml");
+        std::fs::write(&path, text).unwrap();
+        std::fs::write(folder.path().join("own.yml"), "rules: {}\n").unwrap();
+        let short = |text: String| text.replace(&format!("{}/", folder.path().display()), "");
+        read_experiment(&path).map_err(|e| short(e.to_string())).map(|mut e| {
+            e.layouts.iter_mut().for_each(|l| *l = short(std::mem::take(l)).replace("own.yml", "FOLDER/own.yml"));
+            e
+        })
+    }
+
+    #[test]
+    fn cases_are_a_product_with_additions_and_omissions() {
+        let file = read(
+            "layouts: [ulysses, own.yml]\ntargets: ['cpu:8', 'cpu:4']\nflags: [{}, {a: true}]\n\
+             exclude: [{layout: ulysses, target: 'cpu:4'}]\ninclude: [{mesh: cfg=2, target: 'cpu:2'}, {target: 'cpu:8'}]\n",
+        )
+        .unwrap();
+        assert_eq!(file.layouts, ["ulysses", "FOLDER/own.yml"]);
+        let cases = file.cases();
+        let name = |c: &Case| [&c.layout, &c.mesh, &c.target].map(|v| v.clone().unwrap_or_default()).join(" ");
+        let names: Vec<String> = cases.iter().map(name).collect();
+        // The last of `include` is a case of the product.
+        assert_eq!(cases.len(), 7, "{names:?}");
+        assert_eq!(names[6], "ulysses cfg=2 cpu:2");
+        assert!(!names.contains(&"ulysses  cpu:4".to_string()));
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_line() {
+        let fail = |text: &str| read(text).unwrap_err();
+        assert_eq!(fail("layouts: [a]\nlayuots: [b]\n"), "x.yml:2: unknown key 'layuots'; did you mean 'layouts'?");
+        assert_eq!(fail("layers: 0\n"), "x.yml:1: 'layers' must be a whole number of at least 1 or null, not 0");
+        assert!(fail("layouts: [ulysses]\n").contains("a case has no target"));
+        assert!(fail("title: t\n").contains("no case is left"));
+        let shape = fail("layouts: [a]\ntargets: ['cpu:8']\nshapes: [768x512]\n");
+        assert!(shape.contains("shape '768x512' is not WIDTHxHEIGHTxFRAMES"), "{shape}");
+    }
+}

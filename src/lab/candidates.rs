@@ -1,0 +1,275 @@
+//! Changes of one rule that could mend what a program exchanges, with what each could save at most. Nothing here is
+//! compiled; what cannot gain, or cannot fit, is left out by arithmetic.
+
+use super::figures::{Exchange, Figures, Placed};
+use crate::config::LayoutSource;
+use crate::nn::{Axis, Exception, ExchangeKind, RopeAt, Rule};
+
+/// A changed layout.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The change, in the words of a layout file.
+    pub change: String,
+    /// The layout with it.
+    pub layout: LayoutSource,
+    /// What the exchanges that it could end cost in a step: an upper bound of what it saves on links.
+    pub bound: f64,
+    /// Families of tensors that it reaches.
+    pub families: usize,
+    /// Exchanges that it could end, by their place in the list.
+    pub exchanges: Vec<usize>,
+}
+
+/// Changes that are worth compiling: of those that could save at least `least` of a step, the most promising first.
+pub fn candidates(source: &LayoutSource, base: &Figures, least: f64) -> Vec<Candidate> {
+    let around = Around { source, base };
+    let mut all = around.rules();
+    all.extend(around.storage());
+    all.extend(around.exceptions());
+    all.extend(around.exchange());
+    all.retain(|c| c.bound >= least * base.cost());
+    all.sort_by(|a, b| b.bound.total_cmp(&a.bound));
+    all
+}
+
+/// The family that a tensor belongs to, as a pattern of a layout file: `transformer.*ff*` of all feed-forward layers.
+pub(super) fn family(tensor: &str) -> Option<String> {
+    let (component, rest) = tensor.split_once('.')?;
+    let module = match rest.split_once("*.") {
+        // In a stack of layers: modules that differ in prefix and number are of one family.
+        Some((_, inner)) => {
+            let module = inner.split('.').next()?;
+            return Some(format!("{component}.*{}*", kin(module)));
+        }
+        None => rest.split('.').next()?,
+    };
+    Some(format!("{component}.{module}*"))
+}
+
+/// `attn` of `audio_attn1`, `ff` of `audio_ff`.
+fn kin(module: &str) -> &str {
+    let last = module.rsplit('_').next().unwrap_or(module);
+    last.trim_end_matches(|c: char| c.is_ascii_digit())
+}
+
+/// The family that an exchange serves, by its tensor, or else by its place among the blocks.
+fn family_of(e: &Exchange) -> Option<String> {
+    let by_scope = || {
+        let mut parts = e.scope.split('/').skip_while(|p| *p != "blocks").skip(1);
+        parts.next().map(|module| format!("transformer.*{}*", kin(module)))
+    };
+    e.tensor.as_deref().and_then(family).or_else(by_scope)
+}
+
+struct Around<'a> {
+    source: &'a LayoutSource,
+    base: &'a Figures,
+}
+
+impl Around<'_> {
+    fn of(&self, rule: &Rule) -> Vec<usize> {
+        let prefix = format!("{}: {}:", rule.place, rule.axis.name());
+        self.picked(|e| e.rule.iter().flatten().any(|r| r.starts_with(&prefix)))
+    }
+
+    fn picked(&self, keep: impl Fn(&Exchange) -> bool) -> Vec<usize> {
+        let list = self.base.collectives.list.iter().enumerate();
+        list.filter(|(_, e)| keep(e)).map(|(n, _)| n).collect()
+    }
+
+    fn cost(&self, exchanges: &[usize]) -> f64 {
+        exchanges.iter().map(|&n| self.base.collectives.list[n].step_cost()).sum()
+    }
+
+    fn candidate(&self, change: String, layout: LayoutSource, exchanges: Vec<usize>) -> Candidate {
+        let mut families: Vec<_> =
+            exchanges.iter().filter_map(|&n| family_of(&self.base.collectives.list[n])).collect();
+        families.sort();
+        families.dedup();
+        Candidate { change, layout, bound: self.cost(&exchanges), families: families.len().max(1), exchanges }
+    }
+
+    /// Devices that a rule splits over.
+    fn parts(&self, rule: &Rule) -> usize {
+        rule.mesh_axes.iter().filter_map(|a| self.base.mesh.get(a)).product()
+    }
+
+    /// Whether leaving an axis whole repeats work: activations are split along it. Such a change is of use only where
+    /// the repeated products take less time than the step does.
+    fn repeats_work(&self, rule: &Rule) -> bool {
+        let name = rule.axis.name();
+        let rows = matches!(rule.axis, Axis::Batch | Axis::Branch);
+        let computes = |t: &Placed| {
+            let split = |(axis, mesh): (&String, &Vec<String>)| {
+                (*axis == name || (rows && axis == "rows")) && mesh.iter().any(|m| rule.mesh_axes.contains(m))
+            };
+            t.role == "activation" && t.axes.iter().zip(&t.sharding).any(split)
+        };
+        let repeated = self.base.predicted_ms.map(|p| p.compute * self.parts(rule) as f64 >= p.step);
+        self.base.tensors.iter().any(computes) && repeated.unwrap_or(true)
+    }
+
+    /// Whether there is room for the parameters that a pattern names once they are whole along an axis.
+    fn has_room(&self, rule: &Rule, covers: impl Fn(&str) -> bool) -> bool {
+        let Some(capacity) = self.base.memory.capacity else { return true };
+        let name = rule.axis.name();
+        let grown: f64 = self
+            .base
+            .tensors
+            .iter()
+            .filter(|t| t.role != "activation" && covers(&t.tensor))
+            .filter_map(|t| {
+                let at = t.axes.iter().position(|a| *a == name)?;
+                let own = t.sharding[at].iter().filter(|m| rule.mesh_axes.contains(m));
+                let parts: usize = own.filter_map(|m| self.base.mesh.get(m)).product();
+                let stacked = t.axes.first().is_some_and(|a| a == "layers");
+                let all = if stacked { self.base.needed.layers as f64 / self.base.layers.max(1) as f64 } else { 1.0 };
+                Some(t.bytes * parts.saturating_sub(1) as f64 * all)
+            })
+            .sum();
+        self.base.needed.bytes as f64 + grown <= capacity as f64
+    }
+
+    /// General rules: left out for one family, left out, along other mesh axes.
+    fn rules(&self) -> Vec<Candidate> {
+        let mut all = Vec::new();
+        for (n, rule) in self.source.rules.iter().enumerate() {
+            let touched = self.of(rule);
+            if touched.is_empty() || rule.mesh_axes.is_empty() {
+                continue;
+            }
+            let axis = rule.axis.name();
+            for other in self.base.mesh.iter().filter(|(a, size)| **size > 1 && !rule.mesh_axes.contains(a)) {
+                let mut layout = self.source.clone();
+                layout.rules[n].mesh_axes = vec![other.0.clone()];
+                all.push(self.candidate(format!("rules: {axis}: [{}]", other.0), layout, touched.clone()));
+            }
+            if self.repeats_work(rule) {
+                continue;
+            }
+            let mut families: Vec<String> =
+                touched.iter().filter_map(|&e| family_of(&self.base.collectives.list[e])).collect();
+            families.sort();
+            families.dedup();
+            for pattern in &families {
+                let own = |e: &Exchange| family_of(e).as_ref() == Some(pattern);
+                let exchanges: Vec<usize> =
+                    touched.iter().copied().filter(|&e| own(&self.base.collectives.list[e])).collect();
+                let whole = Rule { mesh_axes: Vec::new(), ..rule.clone() };
+                let exception = Exception { pattern: pattern.clone(), rules: vec![whole] };
+                if !self.has_room(rule, |t| exception.covers(t)) {
+                    continue;
+                }
+                let mut layout = self.source.clone();
+                // The first that matches wins.
+                layout.exceptions.insert(0, exception);
+                all.push(self.candidate(format!("tensors: \"{pattern}\": {{{axis}: []}}"), layout, exchanges));
+            }
+            if families.len() > 1 && self.has_room(rule, |_| true) {
+                let mut layout = self.source.clone();
+                layout.rules.remove(n);
+                all.push(self.candidate(format!("rules: without {axis}"), layout, touched));
+            }
+        }
+        all
+    }
+
+    /// Storage rules, left out.
+    fn storage(&self) -> Vec<Candidate> {
+        let rules = self.source.storage.iter().enumerate();
+        rules
+            .filter(|(_, rule)| self.has_room(rule, |_| true))
+            .map(|(n, rule)| {
+                let mut layout = self.source.clone();
+                layout.storage.remove(n);
+                self.candidate(format!("storage: without {}", rule.axis.name()), layout, self.of(rule))
+            })
+            .collect()
+    }
+
+    /// Exceptions, left out: alone, and with the others of the same family and axes.
+    fn exceptions(&self) -> Vec<Candidate> {
+        let axes = |e: &Exception| e.rules.iter().map(|r| r.axis).collect::<Vec<_>>();
+        let reach = |e: &Exception| -> Vec<String> {
+            let mut all: Vec<String> =
+                self.base.tensors.iter().filter(|t| e.covers(&t.tensor)).filter_map(|t| family(&t.tensor)).collect();
+            all.sort();
+            all.dedup();
+            all
+        };
+        let mut groups: Vec<(Vec<usize>, Vec<String>)> = Vec::new();
+        for (n, e) in self.source.exceptions.iter().enumerate() {
+            let families = reach(e);
+            if families.is_empty() {
+                continue;
+            }
+            groups.push((vec![n], families.clone()));
+            let kin =
+                |m: usize| axes(&self.source.exceptions[m]) == axes(e) && reach(&self.source.exceptions[m]) == families;
+            let together: Vec<usize> = (0..self.source.exceptions.len()).filter(|&m| kin(m)).collect();
+            if together.len() > 1 && together[0] == n {
+                groups.push((together, families));
+            }
+        }
+        groups
+            .into_iter()
+            .map(|(left_out, families)| {
+                let exchanges = self.picked(|e| family_of(e).is_some_and(|f| families.contains(&f)));
+                let names: Vec<String> =
+                    left_out.iter().map(|&n| format!("\"{}\"", self.source.exceptions[n].pattern)).collect();
+                let mut layout = self.source.clone();
+                let kept = layout.exceptions.iter().enumerate().filter(|(n, _)| !left_out.contains(n));
+                layout.exceptions = kept.map(|(_, e)| e.clone()).collect();
+                self.candidate(format!("tensors: without {}", names.join(", ")), layout, exchanges)
+            })
+            .collect()
+    }
+
+    /// Other exchanges of attention.
+    fn exchange(&self) -> Vec<Candidate> {
+        let now = self.source.file.exchange;
+        let exchanges = self.picked(|e| {
+            let attention = e.scope.split('/').any(|s| s.contains("attn"));
+            attention && e.role.as_deref() == Some("activation")
+        });
+        if exchanges.is_empty() {
+            return Vec::new();
+        }
+        let with = |change: &str, exchange| {
+            let mut layout = self.source.clone();
+            layout.file.exchange = exchange;
+            self.candidate(format!("exchange: {change}"), layout, exchanges.clone())
+        };
+        let mut all = Vec::new();
+        if now.kind == ExchangeKind::GatherKv && now.rope == RopeAt::Gathered {
+            all.push(with("rope: local", crate::nn::ExchangePolicy { rope: RopeAt::Local, ..now }));
+        }
+        let kind = |kind| crate::nn::ExchangePolicy { kind, ..crate::nn::ExchangePolicy::default() };
+        // Of n devices, trading tokens for heads moves 2 / n of what gathering keys and values does: the way back cannot
+        // gain. A ring moves what gathering does, over one link instead of two.
+        if now.kind != ExchangeKind::Ulysses {
+            all.push(with("kind: ulysses", kind(ExchangeKind::Ulysses)));
+        }
+        if matches!(now.kind, ExchangeKind::Ring | ExchangeKind::Hybrid) {
+            all.push(with("kind: gather_kv", kind(ExchangeKind::GatherKv)));
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_of_one_kind_are_one_family() {
+        let blocks = "transformer.transformer_blocks.*.";
+        let of = |name: &str| family(&format!("{blocks}{name}")).unwrap();
+        assert_eq!(of("audio_to_video_attn.to_k.weight+to_v.weight"), "transformer.*attn*");
+        assert_eq!(of("attn1.to_q.weight"), "transformer.*attn*");
+        assert_eq!(of("audio_ff.net.0.proj.weight"), "transformer.*ff*");
+        assert_eq!(family("transformer.proj_in.weight").unwrap(), "transformer.proj_in*");
+        assert_eq!(family("text_encoder.layers.*.mlp.up_proj.weight").unwrap(), "text_encoder.*mlp*");
+        assert_eq!(family("latents"), None);
+    }
+}

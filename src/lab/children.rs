@@ -1,0 +1,183 @@
+//! Work in child processes of this binary: several at a time, each with a time limit.
+
+use std::collections::VecDeque;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::error::{LabError, Result};
+
+/// A command line of this binary that prints JSON.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// Of everything that the result depends on.
+    pub key: String,
+    /// The work in words.
+    pub label: String,
+    /// What stands behind the binary's name.
+    pub command: Vec<String>,
+}
+
+/// How a task ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Done {
+    /// What it printed.
+    pub result: Option<Value>,
+    /// Its last message, where it did not succeed. A program that does not fit its devices has figures and a message.
+    pub error: Option<String>,
+    /// Seconds it took.
+    pub seconds: f64,
+}
+
+/// Memory that a compiler of the published model is given, in bytes: seen are 1.2 GB for TPUs.
+const MEMORY: u64 = 2_000_000_000;
+
+/// As many children as the cores and the free memory allow.
+pub fn default_jobs() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = info
+        .lines()
+        .find_map(|l| l.strip_prefix("MemAvailable:"))
+        .and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    cores.min(free.map_or(cores, |kb| usize::try_from(kb * 1024 / MEMORY).unwrap_or(cores))).max(1)
+}
+
+/// Runs tasks, `jobs` at a time; `done` is called for each as it ends, in the calling thread.
+///
+/// # Errors
+/// This binary cannot be started, or what `done` returns; the tasks that run then are ended.
+pub fn run_tasks(
+    binary: &Path,
+    tasks: Vec<Task>,
+    jobs: usize,
+    limit: Duration,
+    mut done: impl FnMut(Task, Done) -> Result<()>,
+) -> Result<()> {
+    let queue = Mutex::new(VecDeque::from(tasks));
+    let next = || queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop_front();
+    let stop = || queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
+    let (send, receive) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            let send = send.clone();
+            scope.spawn(move || {
+                while let Some(task) = next() {
+                    let ended = run(binary, &task.command, limit);
+                    if send.send((task, ended)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(send);
+        let mut result = Ok(());
+        for (task, ended) in receive {
+            if result.is_ok() {
+                result = ended.and_then(|ended| done(task, ended));
+            }
+            if result.is_err() {
+                stop();
+            }
+        }
+        result
+    })
+}
+
+/// Runs one command to its end or its limit.
+fn run(binary: &Path, command: &[String], limit: Duration) -> Result<Done> {
+    let fail = || |source| LabError::Start { path: binary.into(), source };
+    let (mut out, mut log) = (tempfile::tempfile().map_err(fail())?, tempfile::tempfile().map_err(fail())?);
+    let started = Instant::now();
+    let mut child = Command::new(binary)
+        .args(command)
+        .stdin(Stdio::null())
+        .stdout(out.try_clone().map_err(fail())?)
+        .stderr(log.try_clone().map_err(fail())?)
+        .spawn()
+        .map_err(fail())?;
+    let status = loop {
+        match child.try_wait().map_err(fail())? {
+            Some(status) => break Some(status),
+            None if started.elapsed() > limit => {
+                // It may have ended just now.
+                let _ = child.kill();
+                let _ = child.wait();
+                break None;
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    let read = |file: &mut std::fs::File| -> Result<String> {
+        let mut bytes = Vec::new();
+        file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut bytes)).map_err(fail())?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let (out, log) = (read(&mut out)?, read(&mut log)?);
+    let result = serde_json::from_str(&out).ok();
+    let error = match status {
+        Some(status) if status.success() && result.is_some() => None,
+        Some(status) => Some(message(&log, status)),
+        None => Some(format!("given up after {:.0} s", limit.as_secs_f64())),
+    };
+    Ok(Done { result, error, seconds })
+}
+
+/// The last thing that a child said, on one line.
+fn message(log: &str, status: ExitStatus) -> String {
+    const LONGEST: usize = 500;
+    let mut lines = log.lines().map(str::trim).filter(|l| !l.is_empty());
+    let said = lines.clone().rev().find_map(|l| l.strip_prefix("error: "));
+    // A crash leaves a trace behind its reason.
+    let fatal = || lines.find(|l| l.starts_with('F') && l.contains("] ")).or_else(|| log.lines().last());
+    let text: String = said.or_else(fatal).unwrap_or_default().chars().take(LONGEST).collect();
+    match (status.code(), text.is_empty()) {
+        (Some(1 | 2), false) => text,
+        (_, true) => status.to_string(),
+        (_, false) => format!("{status}: {text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(script: &str) -> Task {
+        Task { key: script.into(), label: script.into(), command: vec!["-c".into(), script.into()] }
+    }
+
+    #[test]
+    fn what_crashes_or_hangs_is_one_case() {
+        let scripts = ["echo '{\"a\": 1}'", "echo error: no such >&2; exit 1", "kill -6 $$", "sleep 60"];
+        let mut all = Vec::new();
+        let limit = Duration::from_millis(700);
+        run_tasks(Path::new("/bin/sh"), scripts.map(task).into(), 2, limit, |task, done| {
+            all.push((task.label, done));
+            Ok(())
+        })
+        .unwrap();
+        all.sort_by_key(|(label, _)| scripts.iter().position(|s| s == label));
+        assert_eq!(all[0].1.result, Some(serde_json::json!({"a": 1})));
+        assert_eq!((all[0].1.error.as_deref(), all[1].1.error.as_deref()), (None, Some("no such")));
+        let message = |n: usize| all[n].1.error.clone().unwrap();
+        assert!(message(2).contains("signal: 6"), "{}", message(2));
+        assert_eq!(message(3), "given up after 1 s");
+    }
+
+    #[test]
+    fn a_result_that_cannot_be_kept_ends_the_rest() {
+        let mut seen = 0;
+        let tasks = vec![task("echo 1"), task("echo 2"), task("echo 3")];
+        let error = run_tasks(Path::new("/bin/sh"), tasks, 1, Duration::from_secs(9), |_, _| {
+            seen += 1;
+            Err(LabError::Busy("x".into()))
+        });
+        assert!(error.is_err());
+        assert_eq!(seen, 1);
+    }
+}

@@ -1,0 +1,49 @@
+//! What can go wrong between cases; what goes wrong inside of one is that case's row.
+
+use std::path::PathBuf;
+
+/// What ends an experiment.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// The configuration, a layout or the experiment itself.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
+    /// A file of results.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// File.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Writing a result.
+    #[error(transparent)]
+    Write(#[from] crate::media::Error),
+    /// Another process writes into the folder.
+    #[error("{}: another run writes into this folder", .0.display())]
+    Busy(PathBuf),
+    /// This binary cannot be started.
+    #[error("cannot start {}: {source}", path.display())]
+    Start {
+        /// Binary.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A target that does not exist.
+    #[error(transparent)]
+    Target(#[from] crate::runtime::UnknownTarget),
+    /// The program that all else is compared with.
+    #[error("{0}")]
+    Base(String),
+}
+
+/// The result of this layer.
+pub type Result<T> = std::result::Result<T, LabError>;
+
+impl LabError {
+    /// A file that cannot be read or written.
+    pub(super) fn file(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> LabError + '_ {
+        move |source| LabError::File { path: path.into(), source }
+    }
+}

@@ -1,0 +1,257 @@
+//! An experiment: its cases compiled, measured where the devices are present, and ranked.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::children::{Done, Task, run_tasks};
+use super::error::Result;
+use super::figures::Figures;
+use super::store::{Record, Store, Work};
+use crate::config::{Case, Experiment, Given, load, read_layout_source};
+use crate::pjrt::discover::{self, Kind};
+use crate::runtime::{Target, platform};
+
+/// How an experiment is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// This binary.
+    pub binary: PathBuf,
+    /// Folder of results.
+    pub folder: PathBuf,
+    /// Cases that compile at a time.
+    pub jobs: usize,
+    /// Whether cases are run on the devices that are present.
+    pub measure: bool,
+    /// Whether what failed before is done again.
+    pub retry: bool,
+}
+
+/// A case and what came of it.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The case.
+    pub case: Case,
+    /// In words, without what all cases share.
+    pub label: String,
+    /// What was compiled.
+    pub figures: Option<Figures>,
+    /// Seconds of a measured step.
+    pub measured: Option<f64>,
+    /// Why there is nothing, or nothing measured.
+    pub error: Option<String>,
+}
+
+impl Row {
+    /// Cases that can be compared: of one target and shape.
+    pub fn group(&self) -> String {
+        let shape = self.case.shape.as_ref().map(|s| format!(", {s}")).unwrap_or_default();
+        format!("{}{shape}", self.case.target.clone().unwrap_or_default())
+    }
+
+    /// Milliseconds of a step, measured if it was; what the chip's figures say otherwise.
+    pub fn cost(&self) -> Option<f64> {
+        self.measured.map(|s| s * 1e3).or_else(|| self.figures.as_ref().map(Figures::cost))
+    }
+
+    /// Whether it may be chosen.
+    pub fn fits(&self) -> bool {
+        self.figures.as_ref().is_some_and(Figures::fits)
+    }
+}
+
+/// The rows by group, the fastest first; what does not fit stands behind, what failed last.
+pub fn ranked(mut rows: Vec<Row>) -> Vec<(String, Vec<Row>)> {
+    let mut groups: Vec<(String, Vec<Row>)> = Vec::new();
+    rows.sort_by(|a, b| {
+        let place = |r: &Row| (r.cost().is_none(), !r.fits(), r.measured.is_none());
+        let cost = |r: &Row| r.cost().unwrap_or(f64::MAX);
+        place(a).cmp(&place(b)).then(cost(a).total_cmp(&cost(b)))
+    });
+    for row in rows {
+        let group = row.group();
+        match groups.iter_mut().find(|(name, _)| *name == group) {
+            Some((_, rows)) => rows.push(row),
+            None => groups.push((group, vec![row])),
+        }
+    }
+    groups
+}
+
+/// A case in words: what distinguishes it from the others.
+fn label(case: &Case, file: &Experiment) -> String {
+    let layout = case.layout.as_deref().unwrap_or("own layout");
+    let stem = Path::new(layout).file_stem().map_or(layout.into(), |s| s.to_string_lossy());
+    let mut parts = vec![stem.into_owned()];
+    parts.extend(case.mesh.clone());
+    if file.cases().iter().any(|c| c.shape != case.shape) {
+        parts.extend(case.shape.clone());
+    }
+    if file.cases().iter().any(|c| c.target != case.target) {
+        parts.extend(case.target.clone());
+    }
+    for (name, value) in case.flags.iter().flatten() {
+        parts.push(format!("{name}={}", flag_text(value)));
+    }
+    parts.join(" ")
+}
+
+fn flag_text(value: &crate::config::FlagValue) -> String {
+    let value = serde_json::to_value(value).unwrap_or_default();
+    value.as_str().map_or_else(|| value.to_string(), str::to_string)
+}
+
+/// The settings that `compile` and `bench` share.
+fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
+    let mut args = vec!["-c".to_string(), file.config.clone()];
+    let mut set = file.set.clone();
+    if let Some([width, height, frames]) = case.size()? {
+        set.push(format!("request.width={width}"));
+        set.push(format!("request.height={height}"));
+        set.push(format!("request.num_frames={frames}"));
+    }
+    set.extend(case.flags.iter().flatten().map(|(n, v)| format!("runtime.xla_flags.{n}={}", flag_text(v))));
+    set.into_iter().for_each(|s| args.extend(["--set".to_string(), s]));
+    for (flag, value) in [("--layout", &case.layout), ("--mesh", &case.mesh)] {
+        args.extend(value.iter().flat_map(|v| [flag.to_string(), v.clone()]));
+    }
+    Ok(args)
+}
+
+/// A digest of everything that a result depends on: the merged configuration, the layout's text, the command, the
+/// plugin and this program.
+pub(super) fn key(command: &[String], given: &Given, kind: Kind) -> Result<String> {
+    let config = load(given)?.config;
+    let layout = read_layout_source(&config.layout)?.to_yaml(&[]);
+    let plugin = discover::find(kind, None).found.first().and_then(|p| p.path.metadata().ok());
+    let plugin = plugin.map(|m| (m.len(), m.modified().ok()));
+    let all = format!("{} {command:?} {} {layout} {plugin:?}", env!("CARGO_PKG_VERSION"), json!(config));
+    Ok(Sha256::digest(all.as_bytes()).iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// What `load` is given for a case.
+fn given(case: &Case, file: &Experiment) -> Result<Given> {
+    let settings = settings(case, file)?;
+    let after =
+        |flag: &str| -> Vec<String> { settings.windows(2).filter(|w| w[0] == flag).map(|w| w[1].clone()).collect() };
+    let mut given =
+        Given { file: Some(file.config.clone()), set: after("--set"), mesh: case.mesh.clone(), ..Given::default() };
+    given.flag("layout", "layout", case.layout.clone());
+    Ok(given)
+}
+
+/// The compilation of a case.
+fn compilation(case: &Case, file: &Experiment) -> Result<(Task, Target)> {
+    let target = case.target.clone().unwrap_or_default();
+    let parsed: Target = target.parse()?;
+    let mut command = vec!["-q".to_string(), "compile".into(), "--json".into(), "-".into(), "--target".into(), target];
+    command.extend(["--program".to_string(), file.program.clone()]);
+    command.extend(file.layers.iter().flat_map(|n| ["--layers".to_string(), n.to_string()]));
+    command.extend(settings(case, file)?);
+    let key = key(&command, &given(case, file)?, parsed.kind())?;
+    Ok((Task { key, label: label(case, file), command }, parsed))
+}
+
+/// The measurement of a case: random weights, steps of the denoising loop alone.
+fn measurement(case: &Case, file: &Experiment, target: &Target) -> Result<Task> {
+    let mut command: Vec<String> =
+        ["-q", "bench", "--json", "-", "--weights", "random", "--programs", "denoise", "--runs", "3", "--platform"]
+            .map(str::to_string)
+            .into();
+    command.push(target.kind().name().into());
+    command.extend(settings(case, file)?);
+    let key = key(&command, &given(case, file)?, target.kind())?;
+    Ok(Task { key, label: format!("{} measured", label(case, file)), command })
+}
+
+/// Whether devices of a platform are here.
+fn present(kind: Kind) -> bool {
+    kind == Kind::Cpu || platform::hardware(kind).is_ok()
+}
+
+/// Keeps what came of a task.
+pub(super) fn keep(store: &mut Store, work: Work, task: Task, done: Done) -> Result<()> {
+    let Task { key, label, command } = task;
+    store.add(Record { key, work, label, command, seconds: done.seconds, result: done.result, error: done.error })
+}
+
+/// Runs what an experiment lacks of its results, and reads all of them.
+///
+/// # Errors
+/// A case that cannot be meant; a folder that cannot be written. A case that fails is a row.
+pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
+    let cases = file.cases();
+    let compilations = cases.iter().map(|c| compilation(c, file)).collect::<Result<Vec<_>>>()?;
+    let mut store = Store::open(&options.folder)?;
+    let tasks = compilations.iter().map(|(t, _)| t.clone()).collect();
+    work(&mut store, Work::Compile, tasks, options.jobs, file.timeout, options)?;
+    let mut measurements = vec![None; cases.len()];
+    if options.measure {
+        for (n, (task, target)) in compilations.iter().enumerate() {
+            let compiled = store.get(&task.key).is_some_and(|r| r.error.is_none());
+            if compiled && present(target.kind()) {
+                measurements[n] = Some(measurement(&cases[n], file, target)?);
+            }
+        }
+        // One at a time: they share the devices.
+        work(&mut store, Work::Measure, measurements.iter().flatten().cloned().collect(), 1, file.timeout, options)?;
+    }
+    let rows = cases.into_iter().zip(compilations).zip(measurements).map(|((case, (task, _)), measurement)| {
+        let compiled = store.get(&task.key);
+        let measured = measurement.and_then(|t| store.get(&t.key));
+        let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise/median")?.as_f64());
+        let error = [compiled, measured].into_iter().flatten().find_map(|r| r.error.clone());
+        let figures = compiled.and_then(|r| r.result.as_ref()).and_then(Figures::of);
+        Row { case, label: task.label, figures, measured: seconds, error }
+    });
+    Ok(rows.collect())
+}
+
+/// Runs the tasks that the store does not know.
+pub(super) fn work(
+    store: &mut Store,
+    work: Work,
+    tasks: Vec<Task>,
+    jobs: usize,
+    timeout: u64,
+    options: &Options,
+) -> Result<()> {
+    let all = tasks.len();
+    let known = |t: &Task| store.get(&t.key).is_some_and(|r| r.error.is_none() || !options.retry);
+    let mut open: Vec<Task> = Vec::new();
+    for task in tasks {
+        if !known(&task) && !open.iter().any(|t| t.key == task.key) {
+            open.push(task);
+        }
+    }
+    if open.len() < all {
+        tracing::info!("{} of {all} are known", all - open.len());
+    }
+    let (count, mut n) = (open.len(), 0);
+    run_tasks(&options.binary, open, jobs, Duration::from_secs(timeout), |task, done| {
+        n += 1;
+        tracing::info!("{n} of {count}: {}: {}", task.label, said(&done));
+        keep(store, work, task, done)
+    })
+}
+
+/// How a task ended, in a few words.
+fn said(done: &Done) -> String {
+    let seconds = format!("{:.0} s", done.seconds);
+    let step = |json: &Value| -> Option<String> {
+        if let Some(measured) = json.pointer("/programs/denoise/median") {
+            return Some(format!("{:.3} ms a step measured", measured.as_f64()? * 1e3));
+        }
+        let figures = Figures::of(json)?;
+        let mb = figures.collectives.per_layer_bytes / 1e6;
+        let step = figures.predicted_ms.map_or(String::new(), |p| format!("{:.2} ms a step, ", p.step));
+        Some(format!("{step}{mb:.1} MB a block"))
+    };
+    match (&done.error, done.result.as_ref().and_then(step)) {
+        (Some(error), _) => format!("{error} ({seconds})"),
+        (None, Some(step)) => format!("{step} ({seconds})"),
+        (None, None) => seconds,
+    }
+}

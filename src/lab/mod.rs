@@ -1,0 +1,25 @@
+//! The laboratory: many programs compiled, timed, compared, and layouts mended by what the compiler says of them.
+//!
+//! Every case is a child process of this binary (`compile --json -`, `bench --json -`), so that a compiler that crashes
+//! or hangs costs one case. What is done is kept in [`Store`], a line a case, and never done twice.
+
+mod candidates;
+mod children;
+mod difference;
+mod error;
+mod experiment;
+mod figures;
+mod store;
+mod table;
+mod why;
+mod why_text;
+
+pub use children::{Done, Task, default_jobs, run_tasks};
+pub use difference::{Difference, Moved, difference};
+pub use error::{LabError, Result};
+pub use experiment::{Options, Row, experiment, ranked};
+pub use figures::{Exchange, Figures, Needed, Placed, Predicted};
+pub use store::{Record, Store, Work};
+pub use table::table;
+pub use why::{Advice, Answer, LEAST_GAIN, Price, Question, why};
+pub use why_text::why_text;

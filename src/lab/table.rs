@@ -1,0 +1,58 @@
+//! An experiment's results to read.
+
+use std::fmt::Write;
+
+use super::experiment::Row;
+
+const GIB: f64 = 1073741824.0;
+
+/// A table of ranked groups.
+pub fn table(groups: &[(String, Vec<Row>)]) -> String {
+    let mut out = String::new();
+    for (name, rows) in groups {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "{}{name}", if out.is_empty() { "" } else { "\n" });
+        let head = ["case", "predicted ms", "compute", "memory", "links", "measured ms", "MB a block", "GiB", "of"];
+        let mut cells = vec![head.map(str::to_string).to_vec()];
+        cells.extend(rows.iter().map(line));
+        out.push_str(&columns(&cells));
+        for row in rows.iter().filter(|r| r.error.is_some()) {
+            let _ = writeln!(out, "{}: {}", row.label, row.error.as_deref().unwrap_or_default());
+        }
+    }
+    out
+}
+
+fn line(row: &Row) -> Vec<String> {
+    let mut cells = vec![row.label.clone()];
+    let f = row.figures.as_ref();
+    let predicted = f.and_then(|f| f.predicted_ms);
+    let ms = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.2}"));
+    cells.extend([
+        ms(predicted.map(|p| p.step)),
+        ms(predicted.map(|p| p.compute)),
+        ms(predicted.map(|p| p.memory)),
+        ms(predicted.map(|p| p.collective)),
+        ms(row.measured.map(|s| s * 1e3)),
+        f.map_or(String::new(), |f| format!("{:.1}", f.collectives.per_layer_bytes / 1e6)),
+        f.map_or(String::new(), |f| format!("{:.2}", (f.needed.bytes + f.memory.temporaries) as f64 / GIB)),
+        f.and_then(|f| f.memory.capacity).map_or(String::new(), |c| format!("{:.1}", c as f64 / GIB)),
+    ]);
+    cells
+}
+
+/// Cells in columns, the first to the left, the rest to the right.
+pub(super) fn columns(rows: &[Vec<String>]) -> String {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |n: usize| rows.iter().filter_map(|r| r.get(n)).map(|c| c.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(n, (cell, w))| match n {
+            0 => format!("{cell:<w$}"),
+            _ => format!("{cell:>w$}"),
+        });
+        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    out
+}

@@ -1,0 +1,121 @@
+//! An answer to read.
+
+use std::fmt::Write;
+
+use super::figures::Figures;
+use super::table::columns;
+use super::why::{Advice, Answer, LEAST_GAIN, Price};
+
+const MB: f64 = 1e6;
+const GIB: f64 = 1073741824.0;
+/// Exchanges that cost less than this part of all are summed up in one line.
+const SMALL: f64 = 0.002;
+
+/// The exchanges with their reasons, then the advice.
+pub fn why_text(answer: &Answer, only: Option<usize>) -> String {
+    let base = &answer.base;
+    let mut out = String::new();
+    let memory = (base.needed.bytes + base.memory.temporaries) as f64 / GIB;
+    let capacity = base.memory.capacity.map_or(String::new(), |c| format!(" of {:.1}", c as f64 / GIB));
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        out,
+        "{}, layout {}: {} a step of {} blocks, {:.1} MB of exchanges a block, {memory:.2}{capacity} GiB a device\n",
+        base.target,
+        base.layout,
+        cost(base, base.cost()),
+        base.layers,
+        base.collectives.per_layer_bytes / MB
+    );
+    out.push_str(&exchanges(base, only));
+    out.push_str("\nchanges of one rule, each compiled:\n");
+    if answer.advice.is_empty() {
+        let _ = writeln!(out, "none gains {:.0} % of a step or more", LEAST_GAIN * 100.0);
+    }
+    for (n, advice) in answer.advice.iter().enumerate() {
+        out.push_str(&one(n + 1, advice, base));
+    }
+    for (change, gain) in &answer.useless {
+        let _ = writeln!(out, "no gain: {change} ({:+.1} % of a step)", -gain * 100.0);
+    }
+    for (change, why) in &answer.refused {
+        let _ = writeln!(out, "refused: {change} ({why})");
+    }
+    if !answer.left.is_empty() {
+        let _ = writeln!(out, "not compiled, for --budget: {}", answer.left.join("; "));
+    }
+    out
+}
+
+/// A cost with its unit: time where the chip is known.
+fn cost(base: &Figures, value: f64) -> String {
+    match base.predicted_ms {
+        Some(_) => format!("{value:.2} ms"),
+        None => format!("{:.3} MB received", value / MB),
+    }
+}
+
+fn exchanges(base: &Figures, only: Option<usize>) -> String {
+    let list = &base.collectives.list;
+    let all: f64 = list.iter().map(|e| e.step_cost()).sum();
+    let head = ["", "runs a step", "MB each", "ms a step", "kind", "what", "tensor", "rule", "why"];
+    let mut rows = vec![head.map(str::to_string).to_vec()];
+    let mut order: Vec<usize> = (0..list.len()).collect();
+    order.sort_by(|a, b| list[*b].step_cost().total_cmp(&list[*a].step_cost()));
+    let mut small = (0, 0.0);
+    for n in order {
+        let e = &list[n];
+        if only.is_some_and(|number| number != n + 1) {
+            continue;
+        }
+        if only.is_none() && e.step_cost() < SMALL * all {
+            small = (small.0 + 1, small.1 + e.step_bytes());
+            continue;
+        }
+        rows.push(vec![
+            (n + 1).to_string(),
+            e.runs().to_string(),
+            format!("{:.3}", e.bytes / MB),
+            e.ms.map_or(String::new(), |ms| format!("{:.2}", e.runs() * ms)),
+            e.kind.clone(),
+            e.role.clone().unwrap_or_default(),
+            e.tensor.clone().unwrap_or_else(|| e.scope.clone()),
+            e.rule.iter().flatten().cloned().collect::<Vec<_>>().join("; "),
+            e.reason.clone(),
+        ]);
+    }
+    if rows.len() == 1 && small.0 == 0 {
+        return "no exchanges\n".into();
+    }
+    let mut out = columns(&rows);
+    if small.0 > 0 {
+        let _ = writeln!(out, "and {} small ones, {:.3} MB a step", small.0, small.1 / MB);
+    }
+    out
+}
+
+fn one(n: usize, a: &Advice, base: &Figures) -> String {
+    let price = match a.price {
+        Price::None => "costs nothing",
+        Price::Memory => "costs memory",
+        Price::Exchanges => "other exchanges instead",
+    };
+    let names = |list: &[super::difference::Moved]| -> String {
+        let kinds = super::difference::Difference::by_kind(list);
+        let text: Vec<String> = kinds.iter().map(|(kind, b)| format!("{kind} {:.1} MB", b / MB)).collect();
+        if text.is_empty() { "nothing".into() } else { text.join(", ") }
+    };
+    format!(
+        "{n}. {}\n   {} -> {} a step ({:+.1} %), {:.1} -> {:.1} MB a block; {price}: {:+.2} GiB a device\n   \
+         a step loses {}; gains {}\n",
+        a.change,
+        cost(base, a.cost[0]),
+        cost(base, a.cost[1]),
+        -a.gain() * 100.0,
+        a.block_bytes[0] / MB,
+        a.block_bytes[1] / MB,
+        a.difference.memory as f64 / GIB,
+        names(&a.difference.lost),
+        names(&a.difference.gained),
+    )
+}
