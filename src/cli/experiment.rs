@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::{UsageError, print};
 use crate::config::read_experiment;
-use crate::lab::{Options, default_jobs, experiment, ranked, table};
+use crate::lab::{Options, default_jobs, experiment, page, ranked, table};
 
 /// Compiles the cases of a YAML file, ranks them, and keeps every result: run it again and only what is missing is done.
 #[derive(clap::Args, Clone, Debug)]
@@ -45,7 +45,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         retry: args.retry,
     };
     let groups = ranked(experiment(&file, &options).map_err(usage)?);
+    let report = args.output.join("report.html");
+    crate::media::write_atomically(&report, page(&file.title, &groups).as_bytes())?;
     print(&table(&groups))?;
+    tracing::info!("{} written", report.display());
     let failed = groups.iter().flat_map(|(_, rows)| rows).filter(|r| r.figures.is_none()).count();
     let all: usize = groups.iter().map(|(_, rows)| rows.len()).sum();
     anyhow::ensure!(failed < all, "none of {all} cases came to figures");
