@@ -83,3 +83,59 @@ fn a_wrong_file_is_one_line() {
     assert!(fail("layouts: [ulysses]\ntargets: [cpu]\n").contains("target 'cpu'"));
     assert!(fail("layouts: [nowhere]\ntargets: ['cpu:2']\nconfig: nano\n").contains("cannot read nowhere"));
 }
+
+/// `why` on a small model: rules and reasons are named, and the first advice ends what `before-385` was kept for.
+#[test]
+fn the_advice_is_compiled_and_mends() {
+    if cpu(1).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    let ask = |layout: &str, more: &[&str]| {
+        let mut c = common::ltx2();
+        c.args(["why", "--target", "cpu:4", "-c", "nano", "--model", "nano", "--layers", "1", "--layout", layout]);
+        c.args(["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"]);
+        let out = c.args(["--json", "-", "-o", &path("lab")]).args(more).output().expect("runs");
+        assert!(out.status.success(), "{layout}: {}", stderr(&out));
+        serde_json::from_slice::<serde_json::Value>(&out.stdout).expect("JSON")
+    };
+    let answer = ask("before-385", &["--write", &path("better.yml")]);
+    let list = answer["collectives"].as_array().expect("a list");
+    let of_embed = |c: &&serde_json::Value| {
+        c["rule"][0]
+            .as_str()
+            .is_some_and(|r| r.starts_with("shardings/before-385.yml:") && r.contains("embed: [context]"))
+    };
+    let weights: Vec<_> = list.iter().filter(of_embed).collect();
+    assert!(!weights.is_empty(), "{answer}");
+    assert!(weights.iter().any(|c| c["role"] == "parameter"), "{answer}");
+    let why = |c: &&serde_json::Value| c["reason"].as_str().unwrap_or_default().to_string();
+    assert!(
+        weights.iter().map(why).any(|r| r.contains("neighbours disagree") || r.contains("contracting")),
+        "{answer}"
+    );
+    let best = &answer["advice"][0];
+    let change = best["change"].as_str().expect("a change");
+    assert!(change.contains("{embed: []}"), "{answer}");
+    let cost = |n: usize| best["cost"][n].as_f64().expect("a cost");
+    assert!(cost(1) < 0.99 * cost(0), "{best}");
+
+    // What is written is the layout that was compiled: asking again compiles changes of it, not itself.
+    let text = std::fs::read_to_string(path("better.yml")).expect("a layout");
+    assert!(text.contains("# As before-385, with tensors: ") && text.contains("{embed: []}"), "{text}");
+    let before = records(&dir.path().join("lab"));
+    let next = ask(&path("better.yml"), &["--budget", "1"]);
+    let after = records(&dir.path().join("lab"));
+    assert!(after.len() <= before.len() + 1, "{} then {}", before.len(), after.len());
+    assert_eq!(next["per_layer_bytes"], best["block_bytes"][1]);
+    assert!(next["collectives"].as_array().expect("a list").iter().all(|c| {
+        let places = c["rule"].as_array().into_iter().flatten().filter_map(|r| r.as_str());
+        places.into_iter().all(|r| r.contains("better.yml:"))
+    }));
+
+    // One exchange alone: only what could end it is compiled.
+    let number = weights[0]["number"].to_string();
+    let one = ask("before-385", &["--collective", &number, "--budget", "2"]);
+    assert!(one["advice"].as_array().is_some_and(|a| a.len() <= 2), "{one}");
+}

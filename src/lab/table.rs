@@ -15,7 +15,7 @@ pub fn table(groups: &[(String, Vec<Row>)]) -> String {
         let head = ["case", "predicted ms", "compute", "memory", "links", "measured ms", "MB a block", "GiB", "of"];
         let mut cells = vec![head.map(str::to_string).to_vec()];
         cells.extend(rows.iter().map(line));
-        out.push_str(&columns(&cells));
+        out.push_str(&columns(&cells, 1..head.len()));
         for row in rows.iter().filter(|r| r.error.is_some()) {
             let _ = writeln!(out, "{}: {}", row.label, row.error.as_deref().unwrap_or_default());
         }
@@ -41,16 +41,16 @@ fn line(row: &Row) -> Vec<String> {
     cells
 }
 
-/// Cells in columns, the first to the left, the rest to the right.
-pub(super) fn columns(rows: &[Vec<String>]) -> String {
+/// Cells in columns: to the left, but for those of numbers.
+pub(super) fn columns(rows: &[Vec<String>], numbers: std::ops::Range<usize>) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |n: usize| rows.iter().filter_map(|r| r.get(n)).map(|c| c.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..count).map(width).collect();
     let mut out = String::new();
     for row in rows {
-        let cells = row.iter().zip(&widths).enumerate().map(|(n, (cell, w))| match n {
-            0 => format!("{cell:<w$}"),
-            _ => format!("{cell:>w$}"),
+        let cells = row.iter().zip(&widths).enumerate().map(|(n, (cell, w))| match numbers.contains(&n) {
+            true => format!("{cell:>w$}"),
+            false => format!("{cell:<w$}"),
         });
         let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
     }

@@ -152,6 +152,7 @@ pub fn why(question: &Question, options: &Options) -> Result<Answer> {
     let rank = |a: &Advice| (a.price, -a.gain() / a.families as f64);
     answer.advice.sort_by(|a, b| rank(a).0.cmp(&rank(b).0).then(rank(a).1.total_cmp(&rank(b).1)));
     name_as_asked(&mut answer.base, &asked, &source);
+    answer.base.layout = config.layout;
     Ok(answer)
 }
 

@@ -87,7 +87,7 @@ fn exchanges(base: &Figures, only: Option<usize>) -> String {
     if rows.len() == 1 && small.0 == 0 {
         return "no exchanges\n".into();
     }
-    let mut out = columns(&rows);
+    let mut out = columns(&rows, 0..4);
     if small.0 > 0 {
         let _ = writeln!(out, "and {} small ones, {:.3} MB a step", small.0, small.1 / MB);
     }

@@ -113,7 +113,7 @@ pub(super) fn memory(rows: &[(&Row, &Figures)]) -> String {
         let title = format!("capacity {:.2} GiB", capacity / GIB);
         out += &rect("step", [NAMES + capacity * scale - 1.0, TOP, 2.0, height - TOP - 4.0], &title);
     }
-    figure("Memory a device, of what it has", height, &out)
+    figure("Memory a device, against what it has", height, &out)
 }
 
 /// Products a second against products a byte, under the chip's roof.

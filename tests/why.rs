@@ -1,0 +1,83 @@
+//! `ltx2 why` on the published model and the TPU compiler (`make test-tpu`): from a layout kept for its waste its best
+//! advice, taken again and again, leads where the published tunings led.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use common::tpu::libtpu;
+use serde_json::Value;
+
+const TARGET: &str = "tpu:v5p:2x2x2";
+
+/// Results are kept between runs, by everything that they depend on.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("why")
+}
+
+fn why(layout: &str, write: &Path) -> Value {
+    let mut command = common::ltx2();
+    command.args(["why", "--target", TARGET, "-c", "ltx2", "--layout", layout, "--json", "-", "--write"]).arg(write);
+    let out = command.arg("-o").arg(folder()).output().expect("runs");
+    assert!(out.status.success(), "{layout}: {}", String::from_utf8_lossy(&out.stderr));
+    let answer: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    for a in answer["advice"].as_array().expect("a list") {
+        eprintln!("{layout}: {} {} {} MB a block", a["change"], a["cost"], a["block_bytes"]);
+    }
+    answer
+}
+
+fn best(answer: &Value) -> (&str, f64) {
+    let first = &answer["advice"][0];
+    (first["change"].as_str().unwrap_or("nothing"), first["block_bytes"][1].as_f64().unwrap_or(f64::NAN))
+}
+
+/// Bytes of a block in a layout, as `compile` says them.
+fn shipped(layout: &str, write: &Path) -> f64 {
+    why(layout, write)["per_layer_bytes"].as_f64().expect("bytes")
+}
+
+#[test]
+fn the_best_advice_again_and_again_leads_to_ulysses() {
+    if !libtpu() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |n: usize| dir.path().join(format!("{n}.yml"));
+    let started = Instant::now();
+    let mut layout = "before-385".to_string();
+    let mut steps = Vec::new();
+    for n in 0..6 {
+        let answer = why(&layout, &path(n));
+        let (change, bytes) = best(&answer);
+        if change == "nothing" {
+            break;
+        }
+        steps.push((change.to_string(), bytes));
+        layout = path(n).to_str().expect("UTF-8").into();
+    }
+    eprintln!("{steps:?} in {:.0} s", started.elapsed().as_secs_f64());
+    let at = |what: &str| steps.iter().position(|(change, _)| change.contains(what));
+    let (ffn, attention, ulysses) = (at("*ff*"), at("*attn*"), at("ulysses"));
+    assert!(ffn.is_some() && ffn < attention && attention < ulysses, "{steps:?}");
+    let near = |got: f64, want: f64| (got / want - 1.0).abs() <= 0.1;
+    let other = dir.path().join("other.yml");
+    let step = |n: Option<usize>| steps[n.expect("a step")].1;
+    assert!(near(step(ffn), shipped("ffn-matched", &other)), "{steps:?}");
+    assert!(near(step(attention), shipped("out-unsharded", &other)), "{steps:?}");
+    assert!(near(steps.last().expect("a step").1, shipped("ulysses", &other)), "{steps:?}");
+}
+
+#[test]
+fn the_first_advice_is_the_published_change() {
+    if !libtpu() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("better.yml");
+    let answer = why("tensor-gathered-ffn", &path);
+    assert!(best(&answer).0.starts_with("tensors: without \"*ff.hidden\""), "{:?}", best(&answer));
+    let answer = why("rope-gathered", &path);
+    assert_eq!(best(&answer).0, "exchange: rope: local");
+}
