@@ -166,12 +166,22 @@ impl Around<'_> {
                 all.push(self.candidate(format!("tensors: \"{pattern}\": {{{axis}: []}}"), layout, exchanges));
             }
             if families.len() > 1 && self.has_room(rule, |_| true) {
-                let mut layout = self.source.clone();
-                layout.rules.remove(n);
-                all.push(self.candidate(format!("rules: without {axis}"), layout, touched));
+                all.push(self.candidate(format!("rules: without {axis}"), self.without(n), touched));
             }
         }
         all
+    }
+
+    /// The layout without a general rule, and without the exceptions that left its axis whole and now say nothing.
+    fn without(&self, rule: usize) -> LayoutSource {
+        let mut layout = self.source.clone();
+        let axis = layout.rules.remove(rule).axis;
+        if layout.exceptions.iter().flat_map(|e| &e.rules).any(|r| r.axis == axis && !r.mesh_axes.is_empty()) {
+            return layout;
+        }
+        layout.exceptions.iter_mut().for_each(|e| e.rules.retain(|r| r.axis != axis));
+        layout.exceptions.retain(|e| !e.rules.is_empty());
+        layout
     }
 
     /// Storage rules, left out.
@@ -232,7 +242,11 @@ impl Around<'_> {
             let attention = e.scope.split('/').any(|s| s.contains("attn"));
             attention && e.role.as_deref() == Some("activation")
         });
-        if exchanges.is_empty() {
+        let split = |t: &Placed| {
+            let mut dims = t.axes.iter().zip(&t.sharding);
+            t.role == "activation" && dims.any(|(axis, mesh)| axis.ends_with("_sequence") && !mesh.is_empty())
+        };
+        if exchanges.is_empty() || !self.base.tensors.iter().any(split) {
             return Vec::new();
         }
         let with = |change: &str, exchange| {
@@ -271,5 +285,73 @@ mod tests {
         assert_eq!(family("transformer.proj_in.weight").unwrap(), "transformer.proj_in*");
         assert_eq!(family("text_encoder.layers.*.mlp.up_proj.weight").unwrap(), "text_encoder.*mlp*");
         assert_eq!(family("latents"), None);
+    }
+
+    /// A weight split over the devices that split the tokens it meets, gathered by two families.
+    fn base(place: &str, gathered: f64) -> Figures {
+        let exchange = |tensor: &str, role: &str, scope: &str, ms: f64, rule: String| {
+            serde_json::json!({"kind": "all-gather", "scope": scope, "tensor": tensor, "rule": [rule], "role": role,
+                "reason": "", "count": 1, "trip_count": 1.0, "per": "layer", "bytes": 1.0, "wire_bytes": 1.0,
+                "axes": ["context"], "dtype": "bf16", "overlapped": true, "ms": ms})
+        };
+        let tensor = |name: &str, role: &str, axes: [&str; 2]| {
+            serde_json::json!({"tensor": name, "scope": "", "role": role, "dtype": "bf16", "dims": [8, 8], "axes": axes,
+                "sharding": [[], ["context"]], "bytes": 10.0, "rules": []})
+        };
+        let (embed, tokens) = (format!("{place}:4: embed: [context]"), format!("{place}:3: video_sequence: [context]"));
+        let json = serde_json::json!({
+            "target": "tpu:v5p:2x2x2", "hash": "", "layout": "", "mesh": {"context": 8}, "layers": 1,
+            "memory": {"arguments": 1, "outputs": 1, "temporaries": 1, "total": 3, "capacity": 100},
+            "needed": {"layers": 1, "bytes": 20}, "flops": 1.0, "bytes_accessed": 1.0, "chip": null,
+            "collectives": {"per_layer_bytes": 1.0, "per_layer_wire_bytes": 1.0, "per_step_bytes": 1.0,
+                "per_step_wire_bytes": 1.0, "list": [
+                    exchange("transformer.blocks.*.ff.net.2.weight", "parameter", "blocks/ff", gathered, embed.clone()),
+                    exchange("transformer.blocks.*.attn1.to_q.weight", "parameter", "blocks/attn1", 2.0, embed),
+                    exchange("transformer.blocks.*.attn1.attention", "activation", "blocks/attn1/sdpa", 1.0, tokens)]},
+            "predicted_ms": {"compute": 2.0, "memory": 2.0, "collective": 6.0, "step": 10.0},
+            "tensors": [
+                tensor("transformer.blocks.*.ff.net.2.weight", "parameter", ["mlp", "embed"]),
+                tensor("transformer.blocks.*.ff.out", "activation", ["rows", "video_sequence"])],
+            "notes": [], "compile_seconds": 1.0, "does_not_fit": null,
+        });
+        Figures::of(&json).expect("figures")
+    }
+
+    #[test]
+    fn what_cannot_gain_or_has_no_room_is_not_compiled() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("l.yml").to_str().unwrap().to_string();
+        let text = "mesh: {context: -1}\nrules:\n  video_sequence: [context]\n  embed: [context]\n\
+                    tensors:\n  \"*none*\": {embed: []}\nexchange: {kind: gather_kv}\n";
+        std::fs::write(&path, text).unwrap();
+        let source = crate::config::read_layout_source(&path).unwrap();
+        let changes = |base: &Figures| {
+            candidates(&source, base, 0.01).into_iter().map(|c| (c.change, c.bound, c.families)).collect::<Vec<_>>()
+        };
+        // Tokens stay split: eight times the products would be longer than the step.
+        let named = |change: &str, bound, families| (change.to_string(), bound, families);
+        assert_eq!(
+            changes(&base(&path, 3.0)),
+            [
+                named("rules: without embed", 5.0, 2),
+                named("tensors: \"transformer.*ff*\": {embed: []}", 3.0, 1),
+                named("tensors: \"transformer.*attn*\": {embed: []}", 2.0, 1),
+                named("exchange: kind: ulysses", 1.0, 1),
+            ]
+        );
+        // An exchange of less than a hundredth of the step; then a device with no room for the whole weight.
+        assert!(!changes(&base(&path, 0.09)).iter().any(|c| c.0.contains("*ff*")));
+        let mut full = base(&path, 3.0);
+        full.memory.capacity = Some(89);
+        assert!(!changes(&full).iter().any(|c| c.0.contains("*ff*") || c.0.contains("without")));
+        // Without the rule the exceptions to it say nothing.
+        let without = candidates(&source, &base(&path, 3.0), 0.01).remove(0).layout;
+        assert_eq!(
+            without.to_yaml(&[]),
+            text.lines()
+                .filter(|l| !l.contains("embed") && !l.contains("tensors"))
+                .map(|l| format!("{l}\n"))
+                .collect::<String>()
+        );
     }
 }

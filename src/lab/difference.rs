@@ -64,12 +64,13 @@ pub fn difference(a: &Figures, b: &Figures) -> Difference {
 }
 
 impl Difference {
-    /// Bytes in a step by kind of exchange: the largest first.
-    pub fn by_kind(list: &[Moved]) -> Vec<(String, f64)> {
+    /// Bytes that a step moves more (or, below 0, less) by kind of exchange; the largest first.
+    pub fn by_kind(&self) -> Vec<(String, f64)> {
         let mut kinds: BTreeMap<&str, f64> = BTreeMap::new();
-        list.iter().for_each(|m| *kinds.entry(&m.kind).or_default() += m.bytes);
+        self.gained.iter().for_each(|m| *kinds.entry(&m.kind).or_default() += m.bytes);
+        self.lost.iter().for_each(|m| *kinds.entry(&m.kind).or_default() -= m.bytes);
         let mut kinds: Vec<(String, f64)> = kinds.into_iter().map(|(k, b)| (k.to_string(), b)).collect();
-        kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
+        kinds.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
         kinds
     }
 }

@@ -174,11 +174,7 @@ fn advised(candidate: &Candidate, base: &Figures, f: &Figures) -> Advice {
 /// What a change asks for: a kind of exchange that grows by more than the least gain of all exchanges, or memory.
 fn price(base: &Figures, f: &Figures, difference: &Difference) -> Price {
     let least = LEAST_GAIN * base.collectives.per_step_bytes;
-    let lost = Difference::by_kind(&difference.lost);
-    let grown = Difference::by_kind(&difference.gained).into_iter().any(|(kind, bytes)| {
-        let less = lost.iter().find(|(k, _)| *k == kind).map_or(0.0, |(_, b)| *b);
-        bytes - less > least
-    });
+    let grown = difference.by_kind().into_iter().any(|(_, bytes)| bytes > least);
     match (grown, f.needed.bytes as f64 > base.needed.bytes as f64 * (1.0 + LEAST_GAIN)) {
         (true, _) => Price::Exchanges,
         (false, true) => Price::Memory,

@@ -8,6 +8,8 @@ use super::why::{Advice, Answer, LEAST_GAIN, Price};
 
 const MB: f64 = 1e6;
 const GIB: f64 = 1073741824.0;
+/// Bytes that are named.
+const SHOWN: f64 = 5e4;
 /// Exchanges that cost less than this part of all are summed up in one line.
 const SMALL: f64 = 0.002;
 
@@ -100,9 +102,10 @@ fn one(n: usize, a: &Advice, base: &Figures) -> String {
         Price::Memory => "costs memory",
         Price::Exchanges => "other exchanges instead",
     };
-    let names = |list: &[super::difference::Moved]| -> String {
-        let kinds = super::difference::Difference::by_kind(list);
-        let text: Vec<String> = kinds.iter().map(|(kind, b)| format!("{kind} {:.1} MB", b / MB)).collect();
+    let kinds = a.difference.by_kind();
+    let names = |sign: f64| -> String {
+        let kinds = kinds.iter().filter(|(_, bytes)| bytes * sign >= SHOWN);
+        let text: Vec<String> = kinds.map(|(kind, b)| format!("{kind} {:.1} MB", b.abs() / MB)).collect();
         if text.is_empty() { "nothing".into() } else { text.join(", ") }
     };
     format!(
@@ -115,7 +118,7 @@ fn one(n: usize, a: &Advice, base: &Figures) -> String {
         a.block_bytes[0] / MB,
         a.block_bytes[1] / MB,
         a.difference.memory as f64 / GIB,
-        names(&a.difference.lost),
-        names(&a.difference.gained),
+        names(-1.0),
+        names(1.0),
     )
 }
