@@ -70,6 +70,28 @@ fn an_experiment_is_killed_and_goes_on() {
 }
 
 #[test]
+fn a_case_is_measured_on_its_own_devices() {
+    if cpu(1).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let (yaml, out) = (dir.path().join("x.yml"), dir.path().join("out"));
+    // All blocks: measured is what `bench` runs.
+    let text = SMALL.replace("layers: 1\n", "layouts: [sequence]\ntargets: ['cpu:2']\n");
+    std::fs::write(&yaml, text).expect("writes");
+    let mut command = common::ltx2();
+    let done = command.arg("experiment").arg(&yaml).arg("--measure").arg("-o").arg(&out).output().expect("runs");
+    assert!(done.status.success(), "{}", stderr(&done));
+    let [compiled, measured] = &records(&out)[..] else { panic!("compiled, then measured: {}", stderr(&done)) };
+    assert_eq!((&compiled.error, &measured.error), (&None, &None));
+    let result = measured.result.as_ref().expect("figures");
+    assert_eq!(result["devices"], 2);
+    let seconds = result["programs"]["denoise_loop"]["median"].as_f64().expect("seconds of a step");
+    let page = std::fs::read_to_string(out.join("report.html")).expect("a report");
+    assert!(page.contains(&format!("measured {:.3} ms", seconds * 1e3)), "the report draws {seconds}");
+}
+
+#[test]
 fn a_wrong_file_is_one_line() {
     let dir = tempfile::tempdir().expect("a folder");
     let yaml = dir.path().join("x.yml");

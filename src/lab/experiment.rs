@@ -1,5 +1,6 @@
 //! An experiment: its cases compiled, measured where the devices are present, and ranked.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -154,8 +155,11 @@ fn compilation(case: &Case, file: &Experiment) -> Result<(Task, Target)> {
     Ok((Task { key, label: label(case, file), command }, parsed))
 }
 
-/// The measurement of a case: random weights, steps of the denoising loop alone.
-fn measurement(case: &Case, file: &Experiment, target: &Target) -> Result<Task> {
+/// The measurement of a case: random weights, steps of the denoising loop alone, on the mesh that was compiled for.
+fn measurement(case: &Case, file: &Experiment, target: &Target, mesh: &BTreeMap<String, usize>) -> Result<Task> {
+    let axes: Vec<String> = mesh.iter().map(|(axis, size)| format!("{axis}={size}")).collect();
+    let mesh = if axes.is_empty() { "data=1".into() } else { axes.join(",") };
+    let case = &Case { mesh: Some(mesh), ..case.clone() };
     let mut command: Vec<String> =
         ["-q", "bench", "--json", "-", "--weights", "random", "--programs", "denoise", "--runs", "3", "--platform"]
             .map(str::to_string)
@@ -190,9 +194,9 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
     let mut measurements = vec![None; cases.len()];
     if options.measure {
         for (n, (task, target)) in compilations.iter().enumerate() {
-            let compiled = store.get(&task.key).is_some_and(|r| r.error.is_none());
-            if compiled && present(target.kind()) {
-                measurements[n] = Some(measurement(&cases[n], file, target)?);
+            let compiled = store.get(&task.key).filter(|r| r.error.is_none() && present(target.kind()));
+            if let Some(figures) = compiled.and_then(|r| r.result.as_ref()).and_then(Figures::of) {
+                measurements[n] = Some(measurement(&cases[n], file, target, &figures.mesh)?);
             }
         }
         // One at a time: they share the devices.
@@ -201,7 +205,7 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
     let rows = cases.into_iter().zip(compilations).zip(measurements).map(|((case, (task, _)), measurement)| {
         let compiled = store.get(&task.key);
         let measured = measurement.and_then(|t| store.get(&t.key));
-        let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise/median")?.as_f64());
+        let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise_loop/median")?.as_f64());
         let error = [compiled, measured].into_iter().flatten().find_map(|r| r.error.clone());
         let figures = compiled.and_then(|r| r.result.as_ref()).and_then(Figures::of);
         Row { case, label: task.label, figures, measured: seconds, error }
@@ -241,7 +245,7 @@ pub(super) fn work(
 fn said(done: &Done) -> String {
     let seconds = format!("{:.0} s", done.seconds);
     let step = |json: &Value| -> Option<String> {
-        if let Some(measured) = json.pointer("/programs/denoise/median") {
+        if let Some(measured) = json.pointer("/programs/denoise_loop/median") {
             return Some(format!("{:.3} ms a step measured", measured.as_f64()? * 1e3));
         }
         let figures = Figures::of(json)?;
