@@ -4,7 +4,7 @@ use super::conv::Conv3dLowering;
 use super::layout::Layout;
 use super::params::Numerics;
 use crate::dtype::DType;
-use crate::kernels::Kernel;
+use crate::kernels::{Kernel, Tpu};
 
 /// The choices every program of a run shares.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,6 +117,7 @@ impl Lowering {
             // A conv3d costs the TPU compiler minutes each.
             "tpu" => Lowering {
                 conv3d: Conv3dLowering::Taps,
+                attention: Kernel::Mosaic(Tpu::of(kind)),
                 text_stacks: StackOrder::ValuesTokensLast,
                 // Stacks in the default tiles of 8 rows would be copied whole before every run.
                 stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
