@@ -118,7 +118,7 @@ impl Lowering {
             "tpu" => Lowering {
                 conv3d: Conv3dLowering::Taps,
                 attention: Kernel::Mosaic(Tpu::of(kind)),
-                text_stacks: StackOrder::ValuesTokensLast,
+                text_stacks: StackOrder::HeadsTokens,
                 // Stacks in the default tiles of 8 rows would be copied whole before every run.
                 stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
                 ..Lowering::default()

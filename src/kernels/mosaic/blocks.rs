@@ -32,6 +32,12 @@ impl Tpu {
             memory: 16 << 20,
         }
     }
+
+    /// The same chip, whose kernels fill no more than so many bytes of its own memory.
+    #[must_use]
+    pub fn with_memory(self, memory: usize) -> Self {
+        Tpu { memory, ..self }
+    }
 }
 
 /// Tokens of one step.

@@ -1,9 +1,10 @@
 //! The kernel: softmax over the keys a block at a time, with the largest score and the sum of weights so far.
 //!
-//! Arrays are `[rows, tokens, heads · dim]`, as products with fused heads leave and read them: a block is some tokens of
-//! one head, or of as many as fill a register's lanes. Heads that share lanes cost nothing: a matrix unit is as deep as
-//! a register is wide, so the other heads' features are masked out of the queries, and the weighted values of
-//! the other heads are computed and not taken.
+//! A block is some tokens of one head, or of as many heads as fill a register's lanes. Arrays are `[rows, heads, tokens,
+//! dim]` where a head fills registers, the order in which products with such heads are written and stacks of text kept
+//! without a copy. Narrower heads would leave lanes empty: their arrays are `[rows, tokens, heads · dim]`. Sharing lanes
+//! costs nothing: a matrix unit is as deep as a register is wide, so the other heads' features are masked out of the
+//! queries, and weighted values in the lanes of other heads are computed and not taken.
 
 use std::f64::consts::{LN_2, LOG2_E};
 
@@ -34,6 +35,20 @@ impl Shape {
     /// Width of a block: of one head, or of those that fill a register.
     pub fn lanes(&self) -> usize {
         self.dim.max(LANES)
+    }
+
+    /// Whether arrays are `[rows, heads, tokens, dim]`.
+    pub fn is_heads_first(&self) -> bool {
+        self.dim.is_multiple_of(LANES)
+    }
+
+    /// Tokens of one head, or of those that fill a register.
+    fn window(&self, dtype: DType, (tokens, at): (usize, At), head: At) -> Window {
+        let lanes = self.lanes();
+        match self.is_heads_first() {
+            true => Window { dtype, block: vec![1, 1, tokens, lanes], at: vec![At::Axis(ROWS), head, at, At::First] },
+            false => Window { dtype, block: vec![1, tokens, lanes], at: vec![At::Axis(ROWS), at, head] },
+        }
     }
 
     /// Heads of a block.
@@ -95,20 +110,15 @@ impl Writer<'_> {
         let heads_order = if self.wanted == Wanted::Whole { Order::Any } else { Order::InTurn };
         grid[axes.heads] = (shape.heads / shape.together(), heads_order);
         grid[KEYS] = (self.steps, Order::InTurn);
-        let of_queries = |dtype| Window {
-            dtype,
-            block: vec![1, self.blocks.queries, lanes],
-            at: vec![At::Axis(ROWS), At::Axis(axes.queries), At::Axis(axes.heads)],
+        let of_queries = |dtype| {
+            let tokens = (self.blocks.queries, At::Axis(axes.queries));
+            shape.window(dtype, tokens, At::Axis(axes.heads))
         };
         let head = match shape.heads / shape.kv_heads {
             1 => At::Axis(axes.heads),
             shared => At::Shared(axes.heads, shared),
         };
-        let of_keys = || Window {
-            dtype: shape.dtype,
-            block: vec![1, self.blocks.keys, lanes],
-            at: vec![At::Axis(ROWS), At::Axis(KEYS), head],
-        };
+        let of_keys = || shape.window(shape.dtype, (self.blocks.keys, At::Axis(KEYS)), head);
         let mut windows = vec![of_queries(shape.dtype), of_keys(), of_keys()];
         if let Some(rows) = shape.bias {
             let row = if rows == 1 { At::First } else { At::Axis(ROWS) };

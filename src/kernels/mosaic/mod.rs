@@ -44,27 +44,22 @@ pub(super) fn refuses(q: &Value, k: &Value, v: &Value, bias: Option<&Value>) -> 
 /// `[b, q, h, d]`.
 pub(super) fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> Value {
     let call = Call::new(q, k, bias, Wanted::Whole, scale, tpu);
-    call.run(q, k, v, bias, &[Type::new(q.dtype(), joined(q))]).remove(0).reshape(q.dims().to_vec())
+    call.restored(&call.run([q, k, v], bias).remove(0))
 }
 
 /// The same before the division: weighted values `[b, q, h, d]`, the largest score and the sum of weights
 /// `[b, q, h, 1]`, all f32.
 pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> [Value; 3] {
     let call = Call::new(q, k, bias, Wanted::Part, scale, tpu);
-    let heads = q.dim(2);
-    let sums = Type::new(DType::F32, [q.dim(0), q.dim(1), text::LANES]);
-    let results = call.run(q, k, v, bias, &[Type::new(DType::F32, joined(q)), sums.clone(), sums]);
-    let of_heads = |x: &Value| x.slice(2, 0, heads).unsqueeze(3);
-    [results[0].reshape(q.dims().to_vec()), of_heads(&results[1]), of_heads(&results[2])]
-}
-
-/// `[b, n, h · d]`.
-fn joined(x: &Value) -> [usize; 3] {
-    [x.dim(0), x.dim(1), x.dim(2) * x.dim(3)]
+    let results = call.run([q, k, v], bias);
+    let of_heads = |x: &Value| x.slice(2, 0, q.dim(2)).unsqueeze(3);
+    [call.restored(&results[0]), of_heads(&results[1]), of_heads(&results[2])]
 }
 
 /// One kernel.
 struct Call {
+    shape: Shape,
+    wanted: Wanted,
     config: BackendConfig,
 }
 
@@ -83,23 +78,45 @@ impl Call {
         let blocks = Blocks::choose(&shape, wanted == Wanted::Part, tpu);
         tracing::debug!(?shape, ?blocks, "attention in Mosaic");
         let config = BackendConfig::new(&shape, wanted, blocks, &flash::kernel(&shape, wanted, blocks, scale));
-        Call { config }
+        Call { shape, wanted, config }
     }
 
-    fn run(&self, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, results: &[Type]) -> Vec<Value> {
+    fn run(&self, operands: [&Value; 3], bias: Option<&Value>) -> Vec<Value> {
+        let operands = operands.map(|x| self.arranged(x));
         let bias = bias.map(|bias| bias.reshape(vec![bias.dim(0), 1, bias.dim(3)]));
-        let [q, k, v] = [q, k, v].map(|x| x.reshape(joined(x).to_vec()));
-        let operands: Vec<&Value> = [&q, &k, &v].into_iter().chain(bias.as_ref()).collect();
+        let operands: Vec<&Value> = operands.iter().chain(bias.as_ref()).collect();
+        let mut results = vec![operands[0].ty().clone()];
+        if self.wanted == Wanted::Part {
+            let sums = Type::new(DType::F32, [self.shape.rows, self.shape.queries, text::LANES]);
+            results = vec![results[0].with_dtype(DType::F32), sums.clone(), sums];
+        }
+        let natural = |rank: usize| (0..rank).rev().collect::<Vec<_>>();
         let call = CustomCall {
             target: "tpu_custom_call".into(),
             api_version: 1,
             // Serializing plain structs cannot fail.
             backend_config: serde_json::to_string(&self.config).unwrap_or_default(),
-            operand_layouts: vec![vec![2, 1, 0]; operands.len()],
-            result_layouts: vec![vec![2, 1, 0]; results.len()],
+            operand_layouts: operands.iter().map(|x| natural(x.rank())).collect(),
+            result_layouts: results.iter().map(|ty| natural(ty.rank())).collect(),
             ..CustomCall::default()
         };
-        q.builder().custom_call(&call, &operands, results)
+        operands[0].builder().custom_call(&call, &operands, &results)
+    }
+
+    /// `[b, n, h, d]` in the kernel's order.
+    fn arranged(&self, x: &Value) -> Value {
+        match self.shape.is_heads_first() {
+            true => x.transpose(&[0, 2, 1, 3]),
+            false => x.reshape(vec![x.dim(0), x.dim(1), x.dim(2) * x.dim(3)]),
+        }
+    }
+
+    /// The kernel's order back to `[b, q, h, d]`.
+    fn restored(&self, x: &Value) -> Value {
+        match self.shape.is_heads_first() {
+            true => x.transpose(&[0, 2, 1, 3]),
+            false => x.reshape(vec![x.dim(0), x.dim(1), self.shape.heads, self.shape.dim]),
+        }
     }
 }
 
