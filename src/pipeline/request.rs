@@ -8,7 +8,6 @@ use super::text_to_video::{Refine, Request, Shapes};
 use super::tiles::Tiling;
 use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, SamplerKind, WeightType};
 use crate::dtype::DType;
-use crate::kernels::Kernel;
 use crate::models::transformer::CrossTimestep;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
@@ -26,7 +25,7 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
     match config.runtime.attention {
         AttentionKernel::Cudnn if platform != "cuda" => return Err(foreign("cudnn is CUDA's", platform)),
         AttentionKernel::Mosaic if platform != "tpu" => return Err(foreign("mosaic is the TPU's", platform)),
-        AttentionKernel::Plain => lowering.attention = Kernel::Plain,
+        AttentionKernel::Plain => lowering = lowering.with_plain_attention(),
         _ => {}
     }
     Ok(Build {
