@@ -7,7 +7,7 @@ mod plain;
 use crate::dtype::DType;
 use crate::hlo::{Type, Value};
 
-pub use mosaic::Tpu;
+pub use mosaic::{Step, Tpu};
 
 /// Scores above this many elements are never held whole: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;

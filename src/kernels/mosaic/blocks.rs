@@ -40,6 +40,28 @@ impl Tpu {
     }
 }
 
+/// How a kernel on bf16 takes its tokens, for tables and tests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Queries of one step.
+    pub queries: usize,
+    /// Keys of one step.
+    pub keys: usize,
+    /// The part of the computed scores that are of tokens which only fill up blocks.
+    pub waste: f64,
+}
+
+impl Tpu {
+    /// The step for so many queries and keys of heads `dim` wide, in bf16.
+    pub fn step(self, queries: usize, keys: usize, dim: usize) -> Step {
+        let heads = LANES.div_ceil(dim);
+        let shape = Shape { rows: 1, queries, keys, heads, kv_heads: heads, dim, dtype: DType::BF16, bias: None };
+        let blocks = Blocks::choose(&shape, false, self);
+        let waste = 1.0 - (queries * keys) as f64 / blocks.scores(&shape) as f64;
+        Step { queries: blocks.queries, keys: blocks.keys, waste }
+    }
+}
+
 /// Tokens of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Blocks {
@@ -59,7 +81,7 @@ impl Blocks {
         let rows = 32 / shape.dtype.size();
         let candidates = |n: usize, unit: usize, most: usize| {
             let all = n.next_multiple_of(unit);
-            let of_count = (1..=all.div_ceil(unit)).map(move |count| all.div_ceil(count).next_multiple_of(unit));
+            let of_count = (1..=all / unit).map(move |count| all.div_ceil(count).next_multiple_of(unit));
             let mut sizes: Vec<usize> = of_count.filter(|&size| size <= most).collect();
             sizes.dedup();
             sizes
@@ -101,14 +123,78 @@ impl Blocks {
         windows + kept + scores
     }
 
-    /// The part of the computed scores that are of tokens that only fill up blocks.
-    pub fn waste(self, shape: &Shape) -> f64 {
-        let computed = self.steps(shape) * self.queries * self.keys;
-        1.0 - (shape.queries * shape.keys) as f64 / computed as f64
-    }
-
     /// Scores that are computed for one head.
     pub fn scores(self, shape: &Shape) -> usize {
         self.steps(shape) * self.queries * self.keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KINDS: [&str; 4] = ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"];
+
+    fn shape(queries: usize, keys: usize, dim: usize, dtype: DType) -> Shape {
+        let heads = LANES.div_ceil(dim);
+        Shape { rows: 2, queries, keys, heads, kv_heads: heads, dim, dtype, bias: None }
+    }
+
+    #[test]
+    fn the_pipelines_waste_at_most_a_tenth() {
+        // Video split over 8 with all heads, or whole with some; text; sound.
+        let lengths = [
+            (6144, 6144, 128),
+            (768, 6144, 128),
+            (15360, 15360, 128),
+            (1920, 15360, 128),
+            (3840, 3840, 128),
+            (1536, 1536, 128),
+            (192, 1536, 128),
+            (480, 1024, 128),
+            (768, 1024, 128),
+            (1920, 1024, 128),
+            (126, 1024, 64),
+            (126, 126, 64),
+            (768, 126, 64),
+            (126, 768, 64),
+            (126, 1920, 64),
+        ];
+        for (queries, keys, dim) in lengths {
+            for kind in KINDS {
+                let step = Tpu::of(kind).step(queries, keys, dim);
+                assert!(step.waste <= 0.1, "{queries} x {keys} x {dim} on {kind}: {step:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_step_is_whole_registers_and_fits() {
+        for kind in KINDS {
+            let tpu = Tpu::of(kind);
+            for dtype in [DType::BF16, DType::F32] {
+                for queries in [1, 7, 126, 1000, 6143, 6144, 15361] {
+                    for keys in [1, 127, 128, 129, 1000, 6145, 15360] {
+                        for (dim, parts) in [(32, false), (64, true), (128, false), (128, true), (256, false)] {
+                            let shape = shape(queries, keys, dim, dtype);
+                            let blocks = Blocks::choose(&shape, parts, tpu);
+                            assert!(blocks.memory(&shape, parts) <= tpu.memory, "{shape:?} {blocks:?}");
+                            let rows = 32 / dtype.size();
+                            assert!(blocks.queries.is_multiple_of(rows) && blocks.keys.is_multiple_of(LANES));
+                            // No block lies beyond the tokens.
+                            assert!(blocks.queries < queries + rows && blocks.keys < keys + LANES, "{blocks:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn less_memory_makes_smaller_steps() {
+        let tpu = Tpu::of("TPU v5");
+        let shape = shape(1024, 1024, 128, DType::BF16);
+        let [whole, little] = [tpu, tpu.with_memory(1 << 20)].map(|tpu| Blocks::choose(&shape, false, tpu));
+        assert!(little.queries * little.keys < whole.queries * whole.keys, "{whole:?} {little:?}");
     }
 }

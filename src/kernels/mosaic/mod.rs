@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
 use blocks::Blocks;
-pub use blocks::Tpu;
+pub use blocks::{Step, Tpu};
 use flash::{Shape, Wanted};
 
 use crate::dtype::DType;
