@@ -90,7 +90,7 @@ impl<'a> Body<'a> {
             "arith.maximumf" => binary(|a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }),
             "math.exp2" => self.unary(text, to, f64::exp2),
             "math.exp" => self.unary(text, to, f64::exp),
-            "arith.cmpi" | "arith.cmpf" => return self.compared(op),
+            "arith.cmpi" | "arith.cmpf" => self.compared(op),
             "arith.select" => {
                 let mask = if types.len() == 1 { Type::Scalar(Element::I1) } else { types[0].clone() };
                 let [mask, yes, no] = self.operands(text, &[mask, to.clone()])?;
@@ -211,7 +211,8 @@ impl<'a> Body<'a> {
                 return Err(format!("{p} at {i} of {d}: beyond the block"));
             }
             let whole = p == d && i == 0;
-            if !whole && !(p.is_multiple_of(tile(axis)) && (i as usize).is_multiple_of(tile(axis))) {
+            let aligned = p.is_multiple_of(tile(axis)) && (i as usize).is_multiple_of(tile(axis));
+            if !whole && !aligned {
                 return Err(format!("{p} at {i} of {d}: not aligned to {}", tile(axis)));
             }
             if p != d && axis + 2 < n {
