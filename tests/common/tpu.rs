@@ -42,11 +42,21 @@ pub struct Case {
     pub size: [usize; 3],
     /// Blocks of the transformer; all if not given.
     pub layers: Option<usize>,
+    /// `runtime.attention`.
+    pub attention: &'static str,
 }
 
 impl Case {
     pub fn denoise(layout: &'static str, mesh: &'static str, target: &'static str) -> Self {
-        Case { program: ProgramKind::Denoise, layout, mesh, target, size: [768, 512, 121], layers: None }
+        Case {
+            program: ProgramKind::Denoise,
+            layout,
+            mesh,
+            target,
+            size: [768, 512, 121],
+            layers: None,
+            attention: "auto",
+        }
     }
 }
 
@@ -54,6 +64,7 @@ impl Case {
 pub struct Compiled {
     pub network: Network,
     pub report: Report,
+    pub module: Module,
     pub memory: CompiledMemory,
     pub seconds: f64,
 }
@@ -62,7 +73,12 @@ pub struct Compiled {
 /// hash, options, target and plugin.
 pub fn compiled(case: Case) -> Compiled {
     let [width, height, num_frames] = case.size;
-    let set = [format!("request.width={width}"), format!("request.height={height}"), format!("layout={}", case.layout)];
+    let set = [
+        format!("request.width={width}"),
+        format!("request.height={height}"),
+        format!("layout={}", case.layout),
+        format!("runtime.attention={}", case.attention),
+    ];
     let given = Given {
         file: Some("ltx2".into()),
         set: set.into_iter().chain([format!("request.num_frames={num_frames}")]).collect(),
@@ -79,7 +95,7 @@ pub fn compiled(case: Case) -> Compiled {
     let module = Module::decode(&program.format, &program.bytes).expect("a module");
     let stacked = programs.stacked(case.program).expect("a number");
     let report = report(&module, &network.program.mesh, stacked, target.chip().as_ref());
-    Compiled { network, report, memory, seconds }
+    Compiled { network, report, module, memory, seconds }
 }
 
 fn optimized(machine: &Machine, network: &Network) -> (OptimizedProgram, CompiledMemory, f64) {
