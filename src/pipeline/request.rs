@@ -11,6 +11,7 @@ use crate::dtype::DType;
 use crate::models::transformer::CrossTimestep;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
+use crate::runtime::plugins::is_pinned_libtpu;
 use crate::runtime::processes::Group;
 use crate::runtime::{EngineOptions, platform};
 use crate::sampling::denoise::Sampler;
@@ -48,10 +49,16 @@ fn foreign(kernel: &str, platform: &str) -> PipelineError {
     PipelineError::Usage(format!("runtime.attention: {kernel}, the platform is {platform}"))
 }
 
-/// The configuration with its layout decided for the devices that are there.
-pub fn settled(config: &Config, platform: &str, devices: usize) -> Config {
+/// The configuration with what it leaves open decided for the devices that are there: the layout, and attention, whose
+/// kernel's text only the libtpu that it was tried with is given. `version` is the plugin's, of itself.
+pub fn settled(config: &Config, platform: &str, version: &str, devices: usize) -> Config {
     let [video, audio] = scales(config);
-    config.settled(platform, devices, branches(video, audio).len())
+    let mut config = config.settled(platform, devices, branches(video, audio).len());
+    let auto = platform == "tpu" && config.runtime.attention == AttentionKernel::Auto;
+    if auto && !is_pinned_libtpu(version) {
+        config.runtime.attention = AttentionKernel::Plain;
+    }
+    config
 }
 
 /// How strongly each stream follows the prompt, as the denoising program takes it.

@@ -34,6 +34,8 @@ pub fn libtpu() -> bool {
 /// A program of the published model at 48 or fewer blocks, in one layout, for one kind of machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
+    /// A shipped configuration.
+    pub config: &'static str,
     pub program: ProgramKind,
     pub layout: &'static str,
     pub mesh: &'static str,
@@ -49,6 +51,7 @@ pub struct Case {
 impl Case {
     pub fn denoise(layout: &'static str, mesh: &'static str, target: &'static str) -> Self {
         Case {
+            config: "ltx2",
             program: ProgramKind::Denoise,
             layout,
             mesh,
@@ -80,7 +83,7 @@ pub fn compiled(case: Case) -> Compiled {
         format!("runtime.attention={}", case.attention),
     ];
     let given = Given {
-        file: Some("ltx2".into()),
+        file: Some(case.config.into()),
         set: set.into_iter().chain([format!("request.num_frames={num_frames}")]).collect(),
         mesh: Some(case.mesh.into()),
         ..Given::default()
