@@ -120,11 +120,11 @@ fn ulysses_on_tpu7x() {
     }
 }
 
-/// Here most of the temporaries are the weights that a block gathers.
+/// Here most of the temporaries are the weights that a block gathers, some of them while attention runs.
 #[test]
 fn fsdp_ulysses_on_v6e() {
     if libtpu() {
-        judge("fsdp-ulysses", "tpu:v6e:2x4", None, 0.85);
+        judge("fsdp-ulysses", "tpu:v6e:2x4", None, 0.9);
     }
 }
 

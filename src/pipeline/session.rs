@@ -31,8 +31,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts the platform of a configuration, alone or as one of several processes, and writes every program of a run once, so that a layout that does not
-    /// fit is found now.
+    /// Starts the platform of a configuration, alone or as one of several processes, and writes every program of a run
+    /// once, so that a layout that does not fit is found now.
     ///
     /// # Errors
     /// No such platform; what is wrong with the layout.
