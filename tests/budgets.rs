@@ -59,11 +59,10 @@ const BUDGETS: &[Budget] = &[
     Budget { config: "ltx2", layout: "ffn-matched", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 530.0, at_least: 510.0, kinds: ANY },
     Budget { config: "ltx2", layout: "qkv-unsharded", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 320.0, at_least: 305.0, kinds: ANY },
     Budget { config: "ltx2", layout: "out-unsharded", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 220.0, at_least: 210.0, kinds: ANY },
-    // Four branches; the text's keys and values depend on the step, so their weights (84 MB) are gathered in the loop too.
+    // Four branches.
     Budget { config: "ltx2_3", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 2.0 * 55.0, at_least: 0.0, kinds: ULYSSES },
     Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 2.0 * 55.0, at_least: 0.0, kinds: ULYSSES },
     Budget { config: "ltx2_3", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 3, at_most: 2.0 * 415.0, at_least: 0.0, kinds: ANY },
-    Budget { config: "ltx2_3", layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: SMALL, layers: 3, at_most: 772.0 + 84.0 + 2.0 * 55.0, at_least: 600.0, kinds: ANY },
 ];
 
 impl Budget {
