@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo test check lint host-test plugins test-tpu test-gpu test-processes-gpu ablations-gpu ablations layouts-figure fixtures clean-demo
+.PHONY: demo test check lint host-test plugins test-tpu test-mosaic tpu-tables test-gpu test-processes-gpu ablations-gpu ablations layouts-figure fixtures clean-demo
 
 # A random tiny model, then a video with sound from it.
 demo: $(CPU_PLUGIN)
@@ -39,7 +39,17 @@ test: lint
 test-tpu:
 	cargo build --locked
 	target/debug/ltx2 plugin install tpu
-	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 cargo test --locked --test tpu --test budgets --test why
+	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 cargo test --locked --test tpu --test budgets --test tpu_attention --test why
+
+# The TPU's attention kernel by the interpreter of tests/mosaic, and the interpreter by JAX's own kernel, which JAX writes
+# here: nothing of it is kept in the repository.
+JAX_FLASH := target/jax-flash
+
+test-mosaic:
+	python3 -m venv $(JAX_FLASH)/venv
+	$(JAX_FLASH)/venv/bin/pip install -q jax==0.10.2
+	$(JAX_FLASH)/venv/bin/python scripts/oracle/jax_flash.py $(JAX_FLASH)/cases
+	LTX2_REQUIRE_JAX=1 LTX2_JAX_FLASH=$(CURDIR)/$(JAX_FLASH)/cases cargo test --locked --test mosaic -- --nocapture
 
 # On the NVIDIA GPUs of this machine: agreement with the CPU, repetition, several as one.
 test-gpu: $(LTX2)
@@ -55,6 +65,11 @@ test-processes-gpu: $(LTX2)
 ablations-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
 	python3 scripts/gpu/ablations.py --ltx2 $(LTX2) -o docs/ablations-gpu.md
+
+# What slices of TPUs need and are predicted to take, compiled without one: the tables of docs/tpu.md. An hour.
+tpu-tables: $(LTX2)
+	$(LTX2) plugin install tpu
+	python3 scripts/layouts/pods.py --ltx2 $(LTX2) -o docs/tpu.md
 
 # What the history layouts move and what mends them: docs/ablations.md.
 ablations: $(LTX2)

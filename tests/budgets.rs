@@ -10,6 +10,7 @@ use ltx2::runtime::{Part, parts};
 
 /// One line of the table.
 struct Budget {
+    config: &'static str,
     layout: &'static str,
     mesh: &'static str,
     target: &'static str,
@@ -41,29 +42,34 @@ const ANY: &[(Kind, usize)] = &[];
 // values, 94 of outputs.
 #[rustfmt::skip]
 const BUDGETS: &[Budget] = &[
-    Budget { layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
-    Budget { layout: "ulysses", mesh: "context=8", target: "tpu:tpu7x:2x2x1", size: SMALL, layers: 48, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
-    Budget { layout: "sequence", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 205.0, at_least: 0.0, kinds: GATHERS },
-    Budget { layout: "sequence", mesh: "context=8", target: "tpu:tpu7x:2x2x1", size: SMALL, layers: 48, at_most: 205.0, at_least: 0.0, kinds: GATHERS },
-    Budget { layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 415.0, at_least: 0.0, kinds: MEGATRON },
-    Budget { layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 772.0 + 55.0, at_least: 600.0, kinds: FSDP },
-    Budget { layout: "fsdp-ulysses", mesh: "cfg=2,context=8", target: "tpu:v5e:4x4", size: SMALL, layers: 48, at_most: 772.0 + 55.0, at_least: 600.0, kinds: FSDP },
-    Budget { layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
-    Budget { layout: "cfg", mesh: "cfg=2", target: "tpu:v5p:2x2x1", size: SMALL, layers: 3, at_most: 0.0, at_least: 0.0, kinds: ANY },
-    Budget { layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: LARGE, layers: 3, at_most: 55.0 * 2.5, at_least: 0.0, kinds: ULYSSES },
-    Budget { layout: "sequence", mesh: "context=8", target: "tpu:v5p:2x2x2", size: LARGE, layers: 3, at_most: 205.0 * 2.5, at_least: 0.0, kinds: GATHERS },
-    Budget { layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: LARGE, layers: 3, at_most: 415.0 * 2.5, at_least: 0.0, kinds: MEGATRON_APART },
-    Budget { layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: LARGE, layers: 3, at_most: 772.0 + 55.0 * 2.5, at_least: 600.0, kinds: FSDP },
-    Budget { layout: "before-385", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 830.0, at_least: 805.0, kinds: ANY },
-    Budget { layout: "ffn-matched", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 530.0, at_least: 510.0, kinds: ANY },
-    Budget { layout: "qkv-unsharded", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 320.0, at_least: 305.0, kinds: ANY },
-    Budget { layout: "out-unsharded", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 220.0, at_least: 210.0, kinds: ANY },
+    Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:tpu7x:2x2x1", size: SMALL, layers: 48, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2", layout: "sequence", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 205.0, at_least: 0.0, kinds: GATHERS },
+    Budget { config: "ltx2", layout: "sequence", mesh: "context=8", target: "tpu:tpu7x:2x2x1", size: SMALL, layers: 48, at_most: 205.0, at_least: 0.0, kinds: GATHERS },
+    Budget { config: "ltx2", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 415.0, at_least: 0.0, kinds: MEGATRON },
+    Budget { config: "ltx2", layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 772.0 + 55.0, at_least: 600.0, kinds: FSDP },
+    Budget { config: "ltx2", layout: "fsdp-ulysses", mesh: "cfg=2,context=8", target: "tpu:v5e:4x4", size: SMALL, layers: 48, at_most: 772.0 + 55.0, at_least: 600.0, kinds: FSDP },
+    Budget { config: "ltx2", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2", layout: "cfg", mesh: "cfg=2", target: "tpu:v5p:2x2x1", size: SMALL, layers: 3, at_most: 0.0, at_least: 0.0, kinds: ANY },
+    Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: LARGE, layers: 3, at_most: 55.0 * 2.5, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2", layout: "sequence", mesh: "context=8", target: "tpu:v5p:2x2x2", size: LARGE, layers: 3, at_most: 205.0 * 2.5, at_least: 0.0, kinds: GATHERS },
+    Budget { config: "ltx2", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: LARGE, layers: 3, at_most: 415.0 * 2.5, at_least: 0.0, kinds: MEGATRON_APART },
+    Budget { config: "ltx2", layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: LARGE, layers: 3, at_most: 772.0 + 55.0 * 2.5, at_least: 600.0, kinds: FSDP },
+    Budget { config: "ltx2", layout: "before-385", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 830.0, at_least: 805.0, kinds: ANY },
+    Budget { config: "ltx2", layout: "ffn-matched", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 530.0, at_least: 510.0, kinds: ANY },
+    Budget { config: "ltx2", layout: "qkv-unsharded", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 320.0, at_least: 305.0, kinds: ANY },
+    Budget { config: "ltx2", layout: "out-unsharded", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 220.0, at_least: 210.0, kinds: ANY },
+    // Four branches.
+    Budget { config: "ltx2_3", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 2.0 * 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 2.0 * 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 3, at_most: 2.0 * 415.0, at_least: 0.0, kinds: ANY },
 ];
 
 impl Budget {
     fn case(&self) -> Case {
         let layers = (self.layers < 48).then_some(self.layers);
-        Case { size: self.size, layers, ..Case::denoise(self.layout, self.mesh, self.target) }
+        let whole = Case::denoise(self.layout, self.mesh, self.target);
+        Case { config: self.config, size: self.size, layers, ..whole }
     }
 }
 
@@ -106,7 +112,8 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
         check(video == 4, format!("{video} sums of activations"));
         let (_, norms) = between(0.0, 1.0);
         let pixels = |size: [usize; 3]| size.iter().product::<usize>() as f64;
-        check(norms <= 0.5 * pixels(budget.size) / pixels(SMALL), format!("{norms:.2} MB of norm sums"));
+        let pairs = if budget.config == "ltx2_3" { 2.0 } else { 1.0 };
+        check(norms <= pairs * 0.5 * pixels(budget.size) / pixels(SMALL), format!("{norms:.2} MB of norm sums"));
     }
     if budget.layout == "fsdp-ulysses" {
         let gathers = || blocks.iter().filter(|c| c.kind == Kind::AllGather);
@@ -130,7 +137,9 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
         check(strays.is_empty(), format!("exchanges in {strays:?}"));
     }
     check(m.report.stack_copies.is_empty(), format!("stacks are copied: {:?}", m.report.stack_copies));
-    check(useful >= 0.95, format!("{:.1} % of the products are useful", useful * 100.0));
+    // 2.3's text keys and values change with the step: every device makes them, which is less than exchanging them.
+    let least = if budget.config == "ltx2_3" { 0.8 } else { 0.95 };
+    check(useful >= least, format!("{:.1} % of the products are useful", useful * 100.0));
     let (stated, held) = (argument_bytes(&m.network), m.memory.arguments as f64);
     // Tiles fill up what does not divide by them.
     check((held / stated - 1.0).abs() <= 0.02, format!("{held} bytes of arguments, the layout says {stated}"));
@@ -154,8 +163,8 @@ fn quiet() -> bool {
 }
 
 /// Products of a block on one device that does everything.
-fn whole_flops(size: [usize; 3]) -> f64 {
-    compiled(Case { size, layers: Some(3), ..Case::denoise("replicated", "data=1", "tpu:v5p:2x2x1") })
+fn whole_flops(config: &'static str, size: [usize; 3]) -> f64 {
+    compiled(Case { config, size, layers: Some(3), ..Case::denoise("replicated", "data=1", "tpu:v5p:2x2x1") })
         .report
         .layer
         .flops
@@ -170,8 +179,9 @@ fn every_layout_keeps_its_budget() {
     let mut table = String::new();
     let mut failed = 0;
     let only = std::env::var("LTX2_BUDGETS").unwrap_or_default();
-    for budget in BUDGETS.iter().filter(|b| format!("{} {}", b.layout, b.target).contains(&only)) {
-        let all = *whole.entry(budget.size).or_insert_with(|| whole_flops(budget.size));
+    for budget in BUDGETS.iter().filter(|b| format!("{} {} {}", b.config, b.layout, b.target).contains(&only)) {
+        let key = (budget.config, budget.size);
+        let all = *whole.entry(key).or_insert_with(|| whole_flops(budget.config, budget.size));
         let m = compiled(budget.case());
         let devices = m.network.program.devices() as f64;
         let useful = all / devices / m.report.layer.flops;
@@ -179,8 +189,9 @@ fn every_layout_keeps_its_budget() {
         failed += usize::from(!faults.is_empty());
         let layer = m.report.per_layer();
         let line = format!(
-            "{:14} {:15} {:15} {} {:2} layers: {:6.1} MB ({:.1}..{:.1}), {:3} collectives, wire {:6.1} MB, useful \
+            "{:7} {:14} {:15} {:15} {} {:2} layers: {:6.1} MB ({:.1}..{:.1}), {:3} collectives, wire {:6.1} MB, useful \
              {:5.1} %, temporaries {:5.2} GB, arguments {:5.2} GB, {:3.0} s{}\n",
+            budget.config,
             budget.layout,
             budget.mesh,
             budget.target,

@@ -13,7 +13,7 @@ use ltx2::hlo::Type;
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::nn::rope::{Pairing, rotate};
-use ltx2::nn::{Axis, Build, Lowering, Numerics, Params};
+use ltx2::nn::{Axis, Build, Lowering, Numerics, Params, RopeForm};
 use ltx2::pipeline::run::RunComponent;
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::runtime::{Engine, EngineOptions, Target};
@@ -136,7 +136,8 @@ fn the_official_order_of_rope_is_the_references_bit_for_bit() {
             let (cos, sin) = (round(cos[[0, j, k, pair]]), round(sin[[0, j, k, pair]]));
             bf16::from_f32(round(x[[i, j, k, l]].to_f32() * cos) + other * sin)
         });
-        for lowering in [Lowering::of("cpu", ""), Lowering { rope_reverses: true, ..Lowering::of("cpu", "") }] {
+        for form in [RopeForm::Halves, RopeForm::Reversal, RopeForm::Product] {
+            let lowering = Lowering { rope: form, ..Lowering::of("cpu", "") };
             let network = rope(dims, Numerics::Official, lowering);
             let executable = engine.compile("rope", &network.program).expect("compiles");
             let given: BTreeMap<&str, _> = [
@@ -150,17 +151,18 @@ fn the_official_order_of_rope_is_the_references_bit_for_bit() {
             let outputs = engine.run(&executable, |name| given.get(name)).expect("runs");
             let Tensor::BF16(got) = outputs.tensor("y").expect("a result") else { panic!("not bf16") };
             let differ = got.iter().zip(&want).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-            assert_eq!(differ, 0, "{dims:?}, reversed {}", lowering.rope_reverses);
+            assert_eq!(differ, 0, "{dims:?}, {form:?}");
         }
     }
 }
 
-/// Every form of the CUDA programs that the CPU can run, on the reference's cases.
+/// Every form of the CUDA and TPU programs that the CPU can run, on the reference's cases.
 #[test]
 fn forms_of_equal_value_agree() {
     let Some(client) = cpu(1) else { return };
     let plain = Lowering::of("cpu", "");
-    let forms = Lowering { mixed_products: false, rowwise: true, attention: Kernel::Plain, ..Lowering::of("cuda", "") };
+    let here = |forms: Lowering| Lowering { mixed_products: false, rowwise: true, attention: Kernel::Plain, ..forms };
+    let (cuda, tpu) = (here(Lowering::of("cuda", "")), here(Lowering::of("tpu", "TPU v5")));
     for (component, folder) in [
         (RunComponent::Transformer, "transformer"),
         (RunComponent::TextEncoder, "text-encoder"),
@@ -168,7 +170,7 @@ fn forms_of_equal_value_agree() {
         (RunComponent::VideoDecoder, "video-decoder"),
     ] {
         for case in cases(folder).into_iter().take(4) {
-            let [want, got] = [plain, forms].map(|lowering| {
+            let [want, of_cuda, of_tpu] = [plain, cuda, tpu].map(|lowering| {
                 run_case(
                     &client,
                     component,
@@ -179,7 +181,7 @@ fn forms_of_equal_value_agree() {
                 )
             });
             for (name, tensor) in &want {
-                let distance = relative_l2(&got[name], tensor);
+                let distance = relative_l2(&of_cuda[name], tensor).max(relative_l2(&of_tpu[name], tensor));
                 assert!(distance < case.rounding(name).max(3e-6), "{} {name}: {distance:e}", case.name);
             }
         }

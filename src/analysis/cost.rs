@@ -89,15 +89,20 @@ impl<'a> Counter<'a> {
             })
             .sum();
         let written = self.module.root(called).map_or(0, |root| self.written(root));
-        Work { bytes: (read + written) as f64, ..self.fused(called) }
+        let inside = self.fused(called);
+        Work { bytes: (read + written) as f64 + inside.bytes, ..inside }
     }
 
-    /// Operations of a fused computation and those fused inside it.
+    /// Operations of a fused computation and those fused inside it, and what kernels inside read more than once.
     fn fused(&self, c: &ComputationProto) -> Work {
         let mut sum = Work::default();
         for i in &c.instructions {
             let work = match i.opcode.as_str() {
                 "fusion" => self.module.called(i).map_or_else(Work::default, |c| self.fused(c)),
+                "custom-call" => {
+                    let work = self.custom_call_work(i);
+                    Work { bytes: (work.bytes - self.instruction_bytes(i)).max(0.0), ..work }
+                }
                 _ => self.operations(i, self.flops(i)),
             };
             sum.add(work, 1.0);

@@ -19,7 +19,7 @@ pub use cause::cause;
 pub use chip::{CHIPS, Chip, Links};
 pub use collective::Kind;
 pub use cost::Work;
-pub use module::{Instruction, Loop, Module};
+pub use module::{Instruction, Loop, Module, Stored};
 pub use reason::{Reason, reason};
 pub use report::{Predicted, Report, Traffic, report};
 pub use stacks::StackCopy;

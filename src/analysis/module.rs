@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use prost::Message;
 
-use super::proto::{ComputationProto, InstructionProto, ModuleProto, ModuleWithConfig};
-use super::shape::elements;
+use super::proto::{ComputationProto, InstructionProto, ModuleProto, ModuleWithConfig, ShapeProto};
+use super::shape::{dtype_name, elements};
 
 /// An optimized program, as a plugin returns it.
 pub struct Module {
@@ -25,6 +25,19 @@ pub struct Loop {
     pub scope: String,
     /// Loops inside its body.
     pub inner: Vec<Loop>,
+}
+
+/// An array that an instruction writes to device memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// XLA's name of the element type.
+    pub dtype: &'static str,
+    /// Dimensions.
+    pub dims: Vec<i64>,
+    /// HLO opcode of the instruction.
+    pub opcode: String,
+    /// The name scope it was built under.
+    pub scope: String,
 }
 
 /// An instruction of the optimized program.
@@ -137,6 +150,23 @@ impl Module {
         found
     }
 
+    /// Every array that is written to device memory: not what stays inside of a fusion, nor other names of what is
+    /// there.
+    pub fn stored(&self) -> Vec<Stored> {
+        const NAMES: [&str; 5] = ["parameter", "tuple", "get-tuple-element", "bitcast", "while"];
+        let of_fusions = self.computations.values().flat_map(|c| &c.instructions).filter(|i| i.opcode == "fusion");
+        let fused: BTreeSet<i64> = of_fusions.flat_map(|i| i.called_computation_ids.iter().copied()).collect();
+        let own = self.computations.values().filter(|c| !fused.contains(&c.id)).flat_map(|c| &c.instructions);
+        let mut found = Vec::new();
+        for i in own.filter(|i| !NAMES.contains(&i.opcode.as_str())) {
+            for array in i.shape.iter().flat_map(leaves) {
+                let (dtype, dims) = (dtype_name(array.element_type), array.dimensions.clone());
+                found.push(Stored { dtype, dims, opcode: i.opcode.clone(), scope: i.scope().to_string() });
+            }
+        }
+        found
+    }
+
     /// Every instruction of every computation.
     pub fn instructions(&self) -> impl Iterator<Item = Instruction> + '_ {
         self.computations.values().flat_map(|c| &c.instructions).map(|i| Instruction {
@@ -148,6 +178,14 @@ impl Module {
             target: i.custom_call_target.clone(),
             config: String::from_utf8_lossy(&i.backend_config).into_owned(),
         })
+    }
+}
+
+/// The arrays of a shape.
+fn leaves(shape: &ShapeProto) -> Vec<&ShapeProto> {
+    match shape.tuple_shapes.is_empty() {
+        true => vec![shape],
+        false => shape.tuple_shapes.iter().flat_map(leaves).collect(),
     }
 }
 

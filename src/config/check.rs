@@ -154,8 +154,7 @@ impl Config {
             }
         };
         let attention = self.runtime.attention;
-        let built = matches!(attention, AttentionKernel::Auto | AttentionKernel::Plain | AttentionKernel::Cudnn);
-        need(!built, format!("runtime.attention = {}", format!("{attention:?}").to_lowercase()));
+        need(attention == AttentionKernel::Chunked, "runtime.attention = chunked".into());
         missing
     }
 }

@@ -1,10 +1,13 @@
 //! Attention kernels. XLA's own operations serve every platform; fused kernels of a platform stand beside them.
 
 mod cudnn;
+mod mosaic;
 mod plain;
 
 use crate::dtype::DType;
 use crate::hlo::{Type, Value};
+
+pub use mosaic::{Step, Tpu};
 
 /// Scores above this many elements are never held whole: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
@@ -19,16 +22,14 @@ pub enum Kernel {
     Plain,
     /// cuDNN's fused kernel, on CUDA; XLA's own operations where it does not take the operands.
     Cudnn,
+    /// A kernel of our own on a TPU; XLA's own operations where it does not take the operands.
+    Mosaic(Tpu),
 }
 
 impl Kernel {
-    /// Whether the fused kernel takes these operands. Why not is logged.
-    fn is_fused(self, q: &Value, k: &Value, bias: Option<&Value>) -> bool {
-        let refused = match self {
-            Kernel::Plain => return false,
-            Kernel::Cudnn => cudnn::refuses(q, k, bias),
-        };
-        if let Some(reason) = &refused {
+    /// Whether a fused kernel's reason stands against these operands; if so it is logged.
+    fn takes(q: &Value, k: &Value, refused: Option<&str>) -> bool {
+        if let Some(reason) = refused {
             tracing::debug!(queries = %q.ty(), keys = %k.ty(), "attention in XLA's own operations: {reason}");
         }
         refused.is_none()
@@ -38,8 +39,14 @@ impl Kernel {
 /// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and an optional f32 bias `[b or 1, 1, q or 1,
 /// k]`, the same for all heads; the result is `[b, q, h, d]` in the queries' element type.
 pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {
-    if kernel.is_fused(q, k, bias) {
-        return cudnn::attention(q, k, v, bias, scale);
+    match kernel {
+        Kernel::Cudnn if Kernel::takes(q, k, cudnn::refuses(q, k, bias).as_deref()) => {
+            return cudnn::attention(q, k, v, bias, scale);
+        }
+        Kernel::Mosaic(tpu) if Kernel::takes(q, k, mosaic::refuses(q, k, v, bias).as_deref()) => {
+            return mosaic::attention(q, k, v, bias, scale, tpu);
+        }
+        _ => {}
     }
     let v = &values_as_read(v);
     match chunk(q, k, bias) {
@@ -63,7 +70,12 @@ pub struct Partial {
 
 impl Partial {
     /// Attention over some of the keys; operands as for [`attention`].
-    pub fn of(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Self {
+    pub fn of(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Self {
+        if let Kernel::Mosaic(tpu) = kernel
+            && Kernel::takes(q, k, mosaic::refuses(q, k, v, bias).as_deref())
+        {
+            return Partial::from_values(mosaic::partial(q, k, v, bias, scale, tpu));
+        }
         let v = &values_as_read(v);
         let Some(size) = chunk(q, k, bias) else {
             return Partial::from_values(plain::partial(q, k, v, bias, scale));

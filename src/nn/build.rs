@@ -4,7 +4,7 @@ use super::conv::Conv3dLowering;
 use super::layout::Layout;
 use super::params::Numerics;
 use crate::dtype::DType;
-use crate::kernels::Kernel;
+use crate::kernels::{Kernel, Tpu};
 
 /// The choices every program of a run shares.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,9 +73,8 @@ pub struct Lowering {
     pub text_stacks: StackOrder,
     /// Whether biases and GELU are written so that the compiler takes them into the product before them.
     pub epilogues: bool,
-    /// Whether RoPE reads the other feature of a pair by a reversal, which compilers of loops fuse into what they read,
-    /// queries, keys and values in one pass; else both halves are computed apart and joined.
-    pub rope_reverses: bool,
+    /// How RoPE reads the other feature of a pair.
+    pub rope: RopeForm,
     /// Whether what lies beyond a picture's edge is read by computed positions, all directions in one pass; else pieces
     /// are joined.
     pub pads_by_index: bool,
@@ -96,6 +95,20 @@ pub enum StackOrder {
     /// As `HeadsTokens`, but `[heads, dim, tokens]` for values, and for keys of heads narrower than a vector register's
     /// 128 lanes.
     ValuesTokensLast,
+    /// As `HeadsTokens`, but `[heads, dim, tokens]` for heads narrower than 128 lanes.
+    NarrowTokensLast,
+}
+
+/// How RoPE reads the other feature of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeForm {
+    /// Both halves are computed apart and joined.
+    Halves,
+    /// By a reversal, which compilers of loops fuse into what they read: queries, keys and values in one pass.
+    Reversal,
+    /// By a product with a matrix of ones, which a compiler of matrix units fuses with the norm before and the rounding
+    /// after it: halves of a register would be cut out in f32 and joined again, each in a pass of its own.
+    Product,
 }
 
 impl Default for Lowering {
@@ -107,7 +120,7 @@ impl Default for Lowering {
             attention: Kernel::Plain,
             text_stacks: StackOrder::HeadsTokens,
             epilogues: false,
-            rope_reverses: false,
+            rope: RopeForm::Halves,
             pads_by_index: false,
             layers_written_out: false,
             stack_tiles: None,
@@ -124,7 +137,9 @@ impl Lowering {
             // A conv3d costs the TPU compiler minutes each.
             "tpu" => Lowering {
                 conv3d: Conv3dLowering::Taps,
-                text_stacks: StackOrder::ValuesTokensLast,
+                attention: Kernel::Mosaic(Tpu::of(kind)),
+                rope: RopeForm::Product,
+                text_stacks: StackOrder::NarrowTokensLast,
                 // Stacks in the default tiles of 8 rows would be copied whole before every run.
                 stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
                 ..Lowering::default()
@@ -133,12 +148,23 @@ impl Lowering {
                 attention: Kernel::Cudnn,
                 text_stacks: StackOrder::TokensHeads,
                 epilogues: true,
-                rope_reverses: true,
+                rope: RopeForm::Reversal,
                 pads_by_index: true,
                 layers_written_out: true,
                 ..Lowering::default()
             },
             _ => Lowering::default(),
         }
+    }
+
+    /// The same with attention in XLA's own operations.
+    #[must_use]
+    pub fn with_plain_attention(self) -> Self {
+        // On TPUs their products read values with the tokens last.
+        let text_stacks = match self.attention {
+            Kernel::Mosaic(_) => StackOrder::ValuesTokensLast,
+            _ => self.text_stacks,
+        };
+        Lowering { attention: Kernel::Plain, text_stacks, ..self }
     }
 }

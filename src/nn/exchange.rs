@@ -35,7 +35,7 @@ impl Local<'_> {
 
     /// Each device attends to its own keys; largest scores, sums and weighted values are joined.
     fn split_kv(&self, groups: &Groups) -> Value {
-        let own = Partial::of(self.q, self.k, self.v, self.bias, self.scale);
+        let own = Partial::of(self.kernel, self.q, self.k, self.v, self.bias, self.scale);
         let scaled = own.rescaled(&own.largest.all_reduce_max(groups));
         // One reduction carries the values and, as one more column, the sums.
         let all = self.q.builder().concat(&[&scaled.values, &scaled.sum], 3).all_reduce_sum(groups);
@@ -87,7 +87,7 @@ impl Local<'_> {
             let wrapped =
                 block.compare(crate::hlo::Comparison::Lt, &block.like(0.0)).select(&(&block + n as f64), &block);
             let bias = self.bias.map(|bias| bias.dynamic_slice(3, &(wrapped * length as f64), length));
-            Partial::of(self.q, k, v, bias.as_ref(), self.scale)
+            Partial::of(self.kernel, self.q, k, v, bias.as_ref(), self.scale)
         };
         let first = attend(&b.scalar(0.0, DType::I32), self.k, self.v);
         if n == 1 {

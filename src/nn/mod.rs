@@ -15,7 +15,7 @@ mod pictures;
 pub mod rope;
 
 pub use attention::{Attention, Heads, hide_padding};
-pub use build::{Build, Lowering, Quantization, StackOrder};
+pub use build::{Build, Lowering, Quantization, RopeForm, StackOrder};
 pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, spread_conv1d, transposed_conv1d, unfold};
 pub use fp8::Weight;
 pub use halo::{Blocks, Side};

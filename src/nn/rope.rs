@@ -7,13 +7,15 @@
 use std::collections::HashMap;
 use std::f64::consts::PI;
 
-use ndarray::{Array3, Array4, ArrayView3};
+use ndarray::{Array2, Array3, Array4, ArrayView3};
 use serde::Deserialize;
 
 use super::attention::Heads;
+use super::build::RopeForm;
 use super::params::{Numerics, Params};
 use crate::dtype::DType;
-use crate::hlo::Value;
+use crate::hlo::{Builder, Value};
+use crate::tensor::Tensor;
 use crate::threads::each_row;
 
 /// Which features of a head are rotated together.
@@ -121,27 +123,55 @@ pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing,
         Numerics::Official => (v * cos).round_to(x.dtype()),
     };
     let half = x.dim(3) / 2;
-    let y = if p.lowering().rope_reverses {
-        let (axis, pairs) = match pairing {
-            Pairing::Split => (3, [2, half]),
-            Pairing::Interleaved => (4, [half, 2]),
-        };
-        let own = wide.reshape([&x.dims()[..3], &pairs].concat());
-        let sign = b.vector_i32(&[-1, 1]).to(DType::F32).reshape([vec![2], vec![1; 4 - axis]].concat());
-        let (cos, sin) = (cos.unsqueeze(axis), sin.unsqueeze(axis));
-        by_cos(&own, &cos) + own.reverse(axis as isize) * (sin * sign)
-    } else {
-        let (first, second) = match pairing {
-            Pairing::Split => (wide.slice(3, 0, half), wide.slice(3, half, 2 * half)),
-            Pairing::Interleaved => (wide.slice_step(3, 0, 2 * half, 2), wide.slice_step(3, 1, 2 * half, 2)),
-        };
-        let rotated = [by_cos(&first, &cos) - &second * &sin, by_cos(&second, &cos) + &first * &sin];
-        match pairing {
-            Pairing::Split => b.concat(&[&rotated[0], &rotated[1]], 3),
-            Pairing::Interleaved => b.concat(&[&rotated[0].unsqueeze(4), &rotated[1].unsqueeze(4)], 4),
+    // Where the pairs' and the features' axes are, if a head is written as two.
+    let (axis, pairs) = match pairing {
+        Pairing::Split => (3, [2, half]),
+        Pairing::Interleaved => (4, [half, 2]),
+    };
+    let y = match p.lowering().rope {
+        RopeForm::Product => {
+            let turned = b.einsum("bnhi,io->bnho", x, &turn(b, half, pairing).to(x.dtype()), DType::F32);
+            let full = |t: &Value| {
+                let dims = &t.dims()[..3];
+                t.unsqueeze(axis).broadcast_to(&[dims, &pairs].concat()).reshape([dims, &[2 * half]].concat())
+            };
+            by_cos(&wide, &full(&cos)) + turned * full(&sin)
+        }
+        RopeForm::Reversal => {
+            let own = wide.reshape([&x.dims()[..3], &pairs].concat());
+            let sign = b.vector_i32(&[-1, 1]).to(DType::F32).reshape([vec![2], vec![1; 4 - axis]].concat());
+            let (cos, sin) = (cos.unsqueeze(axis), sin.unsqueeze(axis));
+            by_cos(&own, &cos) + own.reverse(axis as isize) * (sin * sign)
+        }
+        RopeForm::Halves => {
+            let (first, second) = match pairing {
+                Pairing::Split => (wide.slice(3, 0, half), wide.slice(3, half, 2 * half)),
+                Pairing::Interleaved => (wide.slice_step(3, 0, 2 * half, 2), wide.slice_step(3, 1, 2 * half, 2)),
+            };
+            let rotated = [by_cos(&first, &cos) - &second * &sin, by_cos(&second, &cos) + &first * &sin];
+            match pairing {
+                Pairing::Split => b.concat(&[&rotated[0], &rotated[1]], 3),
+                Pairing::Interleaved => b.concat(&[&rotated[0].unsqueeze(4), &rotated[1].unsqueeze(4)], 4),
+            }
         }
     };
     y.reshape(x.dims().to_vec()).to(x.dtype())
+}
+
+/// What turns a head by a quarter: the other feature of each pair, the first with its sign changed. Ones and zeros, so
+/// that a product with it is exact.
+fn turn(b: &Builder, half: usize, pairing: Pairing) -> Value {
+    let place = |pair: usize, member: usize| match pairing {
+        Pairing::Split => member * half + pair,
+        Pairing::Interleaved => 2 * pair + member,
+    };
+    let mut matrix = Array2::<f32>::zeros((2 * half, 2 * half));
+    for pair in 0..half {
+        let [first, second] = [0, 1].map(|member| place(pair, member));
+        matrix[[second, first]] = -1.0;
+        matrix[[first, second]] = 1.0;
+    }
+    b.constant(&Tensor::from(matrix))
 }
 
 #[cfg(test)]

@@ -142,7 +142,7 @@ impl std::fmt::Display for Shortage {
 pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
     let machine = options.target.open().map_err(RuntimeError::from)?;
-    let config = &request::settled(config, options.target.kind().name(), machine.devices.len());
+    let config = &request::settled(config, options.target.kind().name(), &machine.version(), machine.devices.len());
     let job = Job { config, options, machine: &machine };
     let (slices, named) = (options.target.slices(), config.slices()?);
     if slices != named && options.target.kind() == Kind::Tpu {

@@ -8,10 +8,10 @@ use super::text_to_video::{Refine, Request, Shapes};
 use super::tiles::Tiling;
 use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, SamplerKind, WeightType};
 use crate::dtype::DType;
-use crate::kernels::Kernel;
 use crate::models::transformer::CrossTimestep;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
+use crate::runtime::plugins::is_pinned_libtpu;
 use crate::runtime::processes::Group;
 use crate::runtime::{EngineOptions, platform};
 use crate::sampling::denoise::Sampler;
@@ -25,12 +25,9 @@ use crate::sampling::sigmas::{self, FlowMatch};
 pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
     let mut lowering = Lowering::of(platform, kind);
     match config.runtime.attention {
-        AttentionKernel::Cudnn if platform != "cuda" => {
-            return Err(PipelineError::Usage(format!(
-                "runtime.attention: cudnn is CUDA's, the platform is {platform}"
-            )));
-        }
-        AttentionKernel::Plain => lowering.attention = Kernel::Plain,
+        AttentionKernel::Cudnn if platform != "cuda" => return Err(foreign("cudnn is CUDA's", platform)),
+        AttentionKernel::Mosaic if platform != "tpu" => return Err(foreign("mosaic is the TPU's", platform)),
+        AttentionKernel::Plain => lowering = lowering.with_plain_attention(),
         _ => {}
     }
     Ok(Build {
@@ -48,10 +45,20 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
     })
 }
 
-/// The configuration with its layout decided for the devices that are there.
-pub fn settled(config: &Config, platform: &str, devices: usize) -> Config {
+fn foreign(kernel: &str, platform: &str) -> PipelineError {
+    PipelineError::Usage(format!("runtime.attention: {kernel}, the platform is {platform}"))
+}
+
+/// The configuration with what it leaves open decided for the devices that are there: the layout, and attention, whose
+/// kernel's text only the libtpu that it was tried with is given. `version` is the plugin's, of itself.
+pub fn settled(config: &Config, platform: &str, version: &str, devices: usize) -> Config {
     let [video, audio] = scales(config);
-    config.settled(platform, devices, branches(video, audio).len())
+    let mut config = config.settled(platform, devices, branches(video, audio).len());
+    let auto = platform == "tpu" && config.runtime.attention == AttentionKernel::Auto;
+    if auto && !is_pinned_libtpu(version) {
+        config.runtime.attention = AttentionKernel::Plain;
+    }
+    config
 }
 
 /// How strongly each stream follows the prompt, as the denoising program takes it.

@@ -31,8 +31,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts the platform of a configuration, alone or as one of several processes, and writes every program of a run once, so that a layout that does not
-    /// fit is found now.
+    /// Starts the platform of a configuration, alone or as one of several processes, and writes every program of a run
+    /// once, so that a layout that does not fit is found now.
     ///
     /// # Errors
     /// No such platform; what is wrong with the layout.
@@ -40,11 +40,12 @@ impl Session {
         let choice = config.platform().map_err(PipelineError::Input)?;
         let options = request::platform_options(config, group.map(|group| &**group))?;
         let (plugin, client) = platform::open_with(&choice, &options)?;
+        let version = client.platform_version().unwrap_or_default();
         let versions = json!({
             "ltx2": env!("CARGO_PKG_VERSION"),
             "plugin": plugin.path().display().to_string(),
             "pjrt": format!("{}.{}", plugin.version().0, plugin.version().1),
-            "platform": client.platform_version().unwrap_or_default(),
+            "platform": version,
         });
         let index = client.process_index().map_err(RuntimeError::from)?;
         let first = group.map_or(index == 0, |group| group.id() == 0);
@@ -54,7 +55,7 @@ impl Session {
         stages.keep_loras(Loras::open(&config.model.loras)?)?;
         let devices = stages.engine().devices();
         let (platform, count) = (stages.engine().platform(), devices.len());
-        let config = request::settled(config, &platform, count);
+        let config = request::settled(config, &platform, &version, count);
         let build = request::build(&config, count, &platform, devices[0].kind())?;
         whole_mesh(&config, &build, stages.engine())?;
         Programs::of(&config, None)?.check(&build)?;

@@ -375,7 +375,7 @@ pub fn compile_options(platform: &str, program: &Program, devices: &[i32], optio
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
 }
 
-/// Compiles, leaving out those of our own flags that the plugin does not know: an older one.
+/// Compiles, leaving out those of our own flags that the plugin refuses by name: an older or newer one.
 pub(super) fn compile_known<T>(
     platform: &str,
     options: &CompileOptions,
@@ -392,11 +392,12 @@ pub(super) fn compile_known<T>(
             Ok(compiled) => return Ok(compiled),
             Err(error) => error,
         };
+        // One that it does not know, or that newer versions take for other chips only.
         let text = error.to_string();
-        let named = |flag: &&String| text.contains(&format!("'{flag}'")) && !given.xla_flags.contains_key(*flag);
-        let unknown = options.flags.keys().find(named).filter(|_| text.contains("No such compile option")).cloned();
-        let Some(unknown) = unknown else { return Err(error) };
-        tracing::warn!("the plugin does not know {unknown}; compiling without it");
+        let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+        let named = |flag: &&String| words.contains(&flag.as_str()) && !given.xla_flags.contains_key(*flag);
+        let Some(unknown) = options.flags.keys().find(named).cloned() else { return Err(error) };
+        tracing::warn!("the plugin does not take {unknown}; compiling without it");
         options.flags.remove(&unknown);
     }
 }

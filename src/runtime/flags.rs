@@ -30,6 +30,8 @@ pub fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValu
                 ("xla_tpu_enable_async_collective_fusion_multiple_steps", on.clone()),
                 // Without it only products hide a gather: a fifth of the bytes of `fsdp-ulysses` would be waited for.
                 ("xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions", on.clone()),
+                // Attention's kernel hides gathers as products do.
+                ("xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call", on.clone()),
                 ("xla_tpu_overlap_compute_collective_tc", on),
             ]);
         }

@@ -130,6 +130,17 @@ impl std::ops::Deref for Compiled {
     }
 }
 
+impl Machine {
+    /// What the plugin says of its own version.
+    pub fn version(&self) -> String {
+        let version = match &self.compiler {
+            Compiler::Absent(topology) => topology.platform_version(),
+            Compiler::Here(client) => client.platform_version(),
+        };
+        version.unwrap_or_default()
+    }
+}
+
 impl Target {
     /// The platform.
     pub fn kind(&self) -> Kind {

@@ -34,6 +34,8 @@ pub fn libtpu() -> bool {
 /// A program of the published model at 48 or fewer blocks, in one layout, for one kind of machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
+    /// A shipped configuration.
+    pub config: &'static str,
     pub program: ProgramKind,
     pub layout: &'static str,
     pub mesh: &'static str,
@@ -42,11 +44,22 @@ pub struct Case {
     pub size: [usize; 3],
     /// Blocks of the transformer; all if not given.
     pub layers: Option<usize>,
+    /// `runtime.attention`.
+    pub attention: &'static str,
 }
 
 impl Case {
     pub fn denoise(layout: &'static str, mesh: &'static str, target: &'static str) -> Self {
-        Case { program: ProgramKind::Denoise, layout, mesh, target, size: [768, 512, 121], layers: None }
+        Case {
+            config: "ltx2",
+            program: ProgramKind::Denoise,
+            layout,
+            mesh,
+            target,
+            size: [768, 512, 121],
+            layers: None,
+            attention: "auto",
+        }
     }
 }
 
@@ -54,6 +67,7 @@ impl Case {
 pub struct Compiled {
     pub network: Network,
     pub report: Report,
+    pub module: Module,
     pub memory: CompiledMemory,
     pub seconds: f64,
 }
@@ -62,9 +76,14 @@ pub struct Compiled {
 /// hash, options, target and plugin.
 pub fn compiled(case: Case) -> Compiled {
     let [width, height, num_frames] = case.size;
-    let set = [format!("request.width={width}"), format!("request.height={height}"), format!("layout={}", case.layout)];
+    let set = [
+        format!("request.width={width}"),
+        format!("request.height={height}"),
+        format!("layout={}", case.layout),
+        format!("runtime.attention={}", case.attention),
+    ];
     let given = Given {
-        file: Some("ltx2".into()),
+        file: Some(case.config.into()),
         set: set.into_iter().chain([format!("request.num_frames={num_frames}")]).collect(),
         mesh: Some(case.mesh.into()),
         ..Given::default()
@@ -79,7 +98,7 @@ pub fn compiled(case: Case) -> Compiled {
     let module = Module::decode(&program.format, &program.bytes).expect("a module");
     let stacked = programs.stacked(case.program).expect("a number");
     let report = report(&module, &network.program.mesh, stacked, target.chip().as_ref());
-    Compiled { network, report, memory, seconds }
+    Compiled { network, report, module, memory, seconds }
 }
 
 fn optimized(machine: &Machine, network: &Network) -> (OptimizedProgram, CompiledMemory, f64) {

@@ -42,10 +42,12 @@ impl TextSource {
 
 /// The order in which `[b, t, heads, dim]` keys (`which` = 0) or values (1) are kept.
 fn order(p: &Params, s: &Stream, which: usize) -> [usize; 4] {
+    let is_narrow = !s.attention.heads.dim.is_multiple_of(128);
     match p.lowering().text_stacks {
         StackOrder::TokensHeads => [0, 1, 2, 3],
-        StackOrder::ValuesTokensLast if which == 1 || !s.attention.heads.dim.is_multiple_of(128) => [0, 2, 3, 1],
-        StackOrder::HeadsTokens | StackOrder::ValuesTokensLast => [0, 2, 1, 3],
+        StackOrder::ValuesTokensLast if which == 1 || is_narrow => [0, 2, 3, 1],
+        StackOrder::NarrowTokensLast if is_narrow => [0, 2, 3, 1],
+        StackOrder::HeadsTokens | StackOrder::ValuesTokensLast | StackOrder::NarrowTokensLast => [0, 2, 1, 3],
     }
 }
 

@@ -1,0 +1,38 @@
+//! How the TPU's attention kernel takes the tokens of the pipelines, and what fills up its blocks: the table of
+//! docs/tpu-attention.md.
+//!
+//! ```text
+//! cargo run --example attention_blocks
+//! ```
+
+use ltx2::kernels::Tpu;
+
+/// Of bf16; queries and keys are rows of one device.
+const SHAPES: &[(&str, usize, usize, usize)] = &[
+    ("768x512x121, video, ulysses (4 of 32 heads)", 6144, 6144, 128),
+    ("768x512x121, video, gathered keys", 768, 6144, 128),
+    ("768x512x121, video to text", 768, 1024, 128),
+    ("768x512x121, audio to video", 768, 126, 64),
+    ("768x512x121, video to audio, own keys", 126, 768, 64),
+    ("audio", 126, 126, 64),
+    ("audio to text", 126, 1024, 64),
+    ("1280x768x121, video, ulysses", 15360, 15360, 128),
+    ("1280x768x121, video, gathered keys", 1920, 15360, 128),
+    ("1280x768x121, video to text", 1920, 1024, 128),
+    ("first stage of 768x512x121, video, ulysses", 1536, 1536, 128),
+    ("first stage of 1280x768x121, video, ulysses", 3840, 3840, 128),
+];
+
+fn main() {
+    println!("| attention | queries x keys x width | v5e | v5p | v6e | tpu7x |\n|---|---|---|---|---|---|");
+    for (name, queries, keys, dim) in SHAPES {
+        let cells: Vec<String> = ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"]
+            .iter()
+            .map(|kind| {
+                let step = Tpu::of(kind).step(*queries, *keys, *dim);
+                format!("{} x {}, {:.1} %", step.queries, step.keys, step.waste * 100.0)
+            })
+            .collect();
+        println!("| {name} | {queries} x {keys} x {dim} | {} |", cells.join(" | "));
+    }
+}

@@ -1,0 +1,140 @@
+"""The tables of docs/tpu.md: what each slice of TPUs needs and is predicted to take, compiled without one.
+
+Called by `make tpu-tables`; reads nothing but `ltx2 compile --json` and writes between the marks of docs/tpu.md. Rows that
+were compiled before are taken from --cache, under their program's arguments and the program's own fingerprint.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+# Slice as Google's documents or this project's issues name it, its topology, the meshes that were weighed.
+SLICES = [
+    ("v5e-16", "tpu:v5e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8"]),
+    ("v6e-8", "tpu:v6e:2x4", ["fsdp-ulysses context=8", "fsdp-ulysses cfg=2,context=4", "tensor tensor=8", "tensor cfg=2,tensor=4"]),
+    ("v6e-16", "tpu:v6e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8"]),
+    ("v6e-64", "tpu:v6e:8x8", ["fsdp-ulysses cfg=2,context=32", "fsdp-ulysses data=2,cfg=2,context=16", "tensor data=4,cfg=2,tensor=8"]),
+    ("v5p-8", "tpu:v5p:2x2x2", ["cfg-ulysses cfg=2,context=4", "ulysses context=8", "sequence cfg=2,context=4", "tensor cfg=2,tensor=4"]),
+    ("v5p-32", "tpu:v5p:2x4x4", ["cfg-ulysses cfg=2,context=16", "ulysses context=32", "cfg-ulysses data=2,cfg=2,context=8"]),
+    ("tpu7x-8", "tpu:tpu7x:2x2x1", ["cfg-ulysses cfg=2,context=4", "ulysses context=8", "sequence cfg=2,context=4", "tensor cfg=2,tensor=4"]),
+]
+PROGRAMS = [
+    ("one step, 768x512x121", "denoise", []),
+    ("one step, 1280x768x121", "denoise", ["request.width=1280", "request.height=768"]),
+    ("a refining step, 1536x1024x121", "refine", ["pipeline=two_stage", "request.width=1536", "request.height=1024"]),
+    ("text encoder, two prompts", "text-encoder", []),
+]
+LAYERS = 3
+BLOCKS = 48
+
+
+class Compiler:
+    """`ltx2 compile`, with what it said before."""
+
+    def __init__(self, ltx2, cache):
+        self.ltx2, self.cache = ltx2, cache
+        cache.mkdir(parents=True, exist_ok=True)
+        self.version = hashlib.sha256(pathlib.Path(ltx2).read_bytes()).hexdigest()
+
+    def figures(self, target, program, arguments):
+        """What a program needs, or why it cannot be compiled."""
+        command = [self.ltx2, "compile", "--target", target, "--program", program, *arguments]
+        name = hashlib.sha256("\n".join([self.version, *command[1:]]).encode()).hexdigest()[:24]
+        kept = self.cache / f"{name}.json"
+        if not kept.exists():
+            print(" ".join(command[1:]), file=sys.stderr, flush=True)
+            environment = dict(os.environ, TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
+            done = subprocess.run([*command, "--json", "-"], env=environment, capture_output=True, text=True)
+            errors = [line for line in done.stderr.splitlines() if line.startswith("error")]
+            said = done.stdout if done.stdout.strip() else json.dumps({"error": (errors or ["error: no answer"])[-1]})
+            kept.write_text(json.dumps({**json.loads(said), "exit": done.returncode}))
+        return json.loads(kept.read_text())
+
+
+def gib(figures):
+    memory = figures["memory"]
+    return f"{memory['total'] / 2**30:.1f} of {memory['capacity'] / 2**30:.1f}"
+
+
+def parts(figures, scale=1.0):
+    """Predicted milliseconds: the step, and what it is made of."""
+    ms = figures["predicted_ms"]
+    return " | ".join(f"{ms[key] * scale:.1f}" for key in ("step", "compute", "memory", "collective"))
+
+
+def weighed(compiler):
+    """The layouts that each slice could have, by the predicted time of a block."""
+    lines = [
+        "| slice | layout, mesh | MB a block | predicted ms a block | products | memory | collectives |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, target, candidates in SLICES:
+        rows = []
+        for candidate in candidates:
+            layout, mesh = candidate.split()
+            arguments = ["-c", "ltx2", "--layout", layout, "--mesh", mesh, "--layers", str(LAYERS)]
+            f = compiler.figures(target, "denoise", arguments)
+            if "error" in f:
+                rows.append((float("inf"), f"| {name} | `{layout}` {mesh} | {f['error']} | | | | |"))
+                continue
+            moved = f["collectives"]["per_layer_bytes"] / 1e6
+            ms = f["predicted_ms"]["step"] / LAYERS
+            rows.append((ms, f"| {name} | `{layout}` {mesh} | {moved:.1f} | {parts(f, 1 / LAYERS)} |"))
+        lines += [line for _, line in sorted(rows)]
+    return lines
+
+
+def programs(compiler, configs):
+    """The programs of each slice's configuration at full depth."""
+    lines = [
+        "| slice | topology | program | GiB a device | MB moved | predicted ms | products | memory | collectives |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    short = []
+    for name, target, _ in SLICES:
+        for what, program, settings in PROGRAMS:
+            arguments = ["-c", str(configs / f"{name}.yml")]
+            for setting in settings:
+                arguments += ["--set", setting]
+            f = compiler.figures(target, program, arguments)
+            if "error" in f or f["exit"]:
+                short.append(f"{name}: {what}: {f.get('error', 'does not fit')}")
+                lines.append(f"| {name} | `{target[4:]}` | {what} | does not fit | | | | | |")
+                continue
+            moved = f["collectives"]["per_step_bytes"] / 1e6
+            lines.append(f"| {name} | `{target[4:]}` | {what} | {gib(f)} | {moved:.0f} | {parts(f)} |")
+    return lines, short
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ltx2", required=True, help="the program")
+    parser.add_argument("--configs", default="configs/tpu", type=pathlib.Path, help="a configuration a slice")
+    parser.add_argument("--cache", default="target/tpu-tables", type=pathlib.Path, help="what was compiled before")
+    parser.add_argument("-o", required=True, type=pathlib.Path, help="the page")
+    parser.add_argument("--only", choices=["weighed", "programs"], help="one of the tables")
+    args = parser.parse_args()
+    compiler = Compiler(args.ltx2, args.cache)
+    text, short = args.o.read_text(), []
+    tables = {}
+    if args.only != "programs":
+        tables["weighed"] = weighed(compiler)
+    if args.only != "weighed":
+        tables["programs"], short = programs(compiler, args.configs)
+    for mark, lines in tables.items():
+        pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
+        if not re.search(pattern, text, flags=re.S):
+            sys.exit(f"{args.o} has no <!-- {mark} --> … <!-- end -->")
+        text = re.sub(pattern, lambda m, lines=lines: m[1] + "\n".join(lines) + "\n" + m[2], text, flags=re.S)
+    args.o.write_text(text)
+    if short:
+        sys.exit("\n".join(short))
+
+
+if __name__ == "__main__":
+    main()

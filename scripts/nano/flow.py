@@ -1,0 +1,123 @@
+"""The generator: prompt to latents, as LTX2Pipeline computes it, in a form that trains and samples in batches."""
+
+import numpy as np
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from tokenizers import Tokenizer
+
+import model
+import world
+from words import encode
+
+GRID = ((world.FRAMES - 1) // 8 + 1, world.HEIGHT // 32, world.WIDTH // 32)
+AUDIO_TOKENS = (world.MEL_FRAMES + 3) // 4
+
+
+class Generator(torch.nn.Module):
+    """Text encoder, connectors and transformer, trained together."""
+
+    def __init__(self, folder, device):
+        super().__init__()
+        self.text = model.load(folder, "text_encoder", device)
+        self.connectors = model.load(folder, "connectors", device)
+        self.transformer = model.load(folder, "transformer", device)
+        self.text.model.vision_tower.requires_grad_(False)
+        self.text.model.multi_modal_projector.requires_grad_(False)
+        self._positions()
+
+    def _positions(self):
+        """Computes the rotary tables once: the grid never changes here, and a table a step is many small kernels."""
+        t = self.transformer
+        device = next(t.parameters()).device
+        video = t.rope.prepare_video_coords(1, *GRID, device, fps=float(world.FPS))
+        audio = t.audio_rope.prepare_audio_coords(1, AUDIO_TOKENS, device)
+        for module, coords in (
+            (t.rope, video), (t.audio_rope, audio), (t.cross_attn_rope, video[:, :1]), (t.cross_attn_audio_rope, audio[:, :1]),
+        ):
+            table = module(coords, device=device)
+            module.forward = lambda coords, device=None, table=table: tuple(x.expand(len(coords), *x.shape[1:]) for x in table)
+        for connector in (self.connectors.video_connector, self.connectors.audio_connector):
+            rope = connector.rope
+            table = rope(1, model.TOKENS, device)
+            rope.forward = lambda batch, length, device, table=table: tuple(x.expand(batch, *x.shape[1:]) for x in table)
+        self.video_coords, self.audio_coords = video, audio
+
+    def context(self, ids, mask):
+        """Token ids and mask [batch, tokens] to the two streams' contexts."""
+        length, window = ids.shape[1], self.text.config.text_config.sliding_window
+        row = torch.arange(length, device=ids.device)
+        before = row[:, None] - row[None]
+        # A pad sees itself, so that no row of a softmax is empty; no word sees a pad.
+        seen = ((before >= 0) & mask.bool()[:, None, :]) | (before == 0)
+        masks = {"full_attention": seen[:, None], "sliding_attention": (seen & (before < window))[:, None]}
+        states = self.text.model.language_model(
+            input_ids=ids, attention_mask=masks, output_hidden_states=True, use_cache=False
+        ).hidden_states
+        return self.connectors(torch.stack(states, dim=-1).flatten(2, 3), mask)[:2]
+
+    def velocity(self, video, audio, contexts, sigma):
+        """Velocities of packed latents [batch, 48, 32] and [batch, 26, 32] at noise level sigma [batch]."""
+        batch = len(video)
+        return self.transformer(
+            hidden_states=video, audio_hidden_states=audio, encoder_hidden_states=contexts[0],
+            audio_encoder_hidden_states=contexts[1], timestep=sigma * 1000, sigma=sigma * 1000,
+            video_coords=self.video_coords.expand(batch, -1, -1, -1),
+            audio_coords=self.audio_coords.expand(batch, -1, -1, -1), use_cross_timestep=True, return_dict=False,
+        )
+
+
+def tokens(folder, texts, device, length=model.TOKENS):
+    """Ids and mask of prompts, on the device."""
+    ids, mask = encode(Tokenizer.from_file(f"{folder}/tokenizer/tokenizer.json"), texts, length)
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+@torch.no_grad()
+def sample(generator, ids, mask, empty, steps, guidance, audio_guidance, seed):
+    """Packed latents of prompts by Euler steps along the reference's schedule; guidance in data space, as there."""
+    device, batch = ids.device, len(ids)
+    noise = torch.Generator("cpu").manual_seed(seed)
+    video = torch.randn(batch, GRID[0] * GRID[1] * GRID[2], 32, generator=noise).to(device)
+    audio = torch.randn(batch, AUDIO_TOKENS, 32, generator=noise).to(device)
+    scheduler = FlowMatchEulerDiscreteScheduler(**{k: v for k, v in model._SCHEDULER.items() if k[0] != "_"})
+    # The shift grows with the token count, here below the smallest it was made for.
+    mu = 0.95 + (video.shape[1] - 1024) / (4096 - 1024) * (2.05 - 0.95)
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
+    guided = guidance != 1 or audio_guidance != 1
+    if guided:
+        ids, mask = torch.cat([empty[0].expand(batch, -1), ids]), torch.cat([empty[1].expand(batch, -1), mask])
+    contexts = generator.context(ids, mask)
+    for now, then in zip(scheduler.sigmas[:-1].tolist(), scheduler.sigmas[1:].tolist()):
+        sigma = torch.full((len(ids),), now, device=device)
+        twice = (lambda x: torch.cat([x, x])) if guided else (lambda x: x)
+        v, a = generator.velocity(twice(video), twice(audio), contexts, sigma)
+        v, a = v.float(), a.float()
+        if guided:
+            v = v[batch:] + (guidance - 1) * (v[batch:] - v[:batch])
+            a = a[batch:] + (audio_guidance - 1) * (a[batch:] - a[:batch])
+        video, audio = video + (then - now) * v, audio + (then - now) * a
+    return video, audio
+
+
+class Codec(torch.nn.Module):
+    """The autoencoders and the vocoder: clips to packed, normalised latents and back."""
+
+    def __init__(self, folder, device):
+        super().__init__()
+        self.vae = model.load(folder, "vae", device).requires_grad_(False).to(memory_format=torch.channels_last_3d)
+        self.audio = model.load(folder, "audio_vae", device).requires_grad_(False)
+        self.vocoder = model.load(folder, "vocoder", device).requires_grad_(False)
+
+    def pack(self, frames, mels):
+        v, a = self.vae, self.audio
+        video = v.encoder(frames).float()[:, : v.config.latent_channels].flatten(2).transpose(1, 2)
+        audio = a.encoder(mels).float().chunk(2, 1)[0].permute(0, 2, 1, 3).flatten(2)
+        return (video - v.latents_mean) / v.latents_std, (audio - a.latents_mean) / a.latents_std
+
+    def unpack(self, video, audio):
+        """Frames in 0..1 [batch, frames, height, width, 3] and samples at 48 kHz [batch, 2, n]."""
+        v, a = self.vae, self.audio
+        video = (video * v.latents_std + v.latents_mean).transpose(1, 2).unflatten(2, GRID)
+        audio = (audio * a.latents_std + a.latents_mean).unflatten(2, (a.config.latent_channels, -1)).permute(0, 2, 1, 3)
+        frames = (v.decoder(video).float().clamp(-1, 1) + 1) / 2
+        return frames.permute(0, 2, 3, 4, 1), self.vocoder(a.decoder(audio).float())

@@ -1,0 +1,44 @@
+#!/bin/bash
+# One slice of training: slice.sh STAGE SECONDS IN OUT
+#   STAGE  codec (both autoencoders and the vocoder), decoders (the same with latents kept), flow (the generator on IN's
+#          autoencoders), all (codec for SPLIT of the time, then flow), or score
+#   IN     the model folder to go on from, - for none; OUT is a whole model folder again, with the logs as JSON lines
+# Environment: SPLIT (0.55), STEPS (at most so many steps a stage, for trying things out), EXTRA_FLOW, EXTRA_CODEC (options).
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+stage=$1 seconds=$2 in=$3 out=$4
+began=$(date +%s)
+export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true
+steps=${STEPS:+--steps $STEPS}
+[ "$in" = - ] && in=""
+mkdir -p "$out"
+[ -n "$in" ] && cp -rn "$in/." "$out/"
+rm -f "$out"/*.done
+
+codec() { # SECONDS [OPTION]: the two run side by side
+    python3 "$here/train_video.py" "$in" "$out" --seconds "$1" $steps ${2:-} ${EXTRA_CODEC:-} &
+    local video=$!
+    python3 "$here/train_audio.py" "$in" "$out" --seconds "$(($1 * 2 / 3))" --batch 16 $steps ${2:-} ${EXTRA_CODEC:-} &
+    wait $! || echo "audio failed"
+    wait $video || echo "video failed"
+}
+
+case $stage in
+codec) codec "$seconds" ;;
+decoders) codec "$seconds" --decoder-only ;;
+flow) python3 "$here/train_flow.py" "$in" "$out" --until $((began + seconds)) $steps ${EXTRA_FLOW:-} || echo "flow failed" ;;
+all)
+    first=$(python3 -c "print(int($seconds * ${SPLIT:-0.55}))")
+    python3 "$here/train_flow.py" "$in" "$out" --wait "$out" --until $((began + seconds)) $steps ${EXTRA_FLOW:-} &
+    flow=$!
+    codec "$first"
+    wait $flow || echo "flow failed"
+    ;;
+esac
+case $stage in
+codec | decoders | all) python3 "$here/score.py" "$out" --truth --count ${COUNT:-96} --out "$out/seen" ;;
+esac
+case $stage in
+flow | all | score) python3 "$here/score.py" "$out" --count ${COUNT:-96} --guidance 1 3 --out "$out/seen" ;;
+esac
+echo "slice took $(($(date +%s) - began)) s"

@@ -1,0 +1,105 @@
+"""Stage: the audio autoencoder and the vocoder, side by side, on sounds made on the device.
+
+    python train_audio.py IN OUT --seconds 300
+"""
+
+import argparse
+import os
+import pathlib
+
+import torch
+import torch.nn.functional as F
+
+import model
+import world
+from mel import log_mel, quicken, spectral_loss
+from runtime import Log, Trainer, half, setup
+
+
+def resampled(vocoder, low):
+    """Both stages of a vocoder on what the first one made; the second learns nothing of the first."""
+    low = low.detach()
+    with torch.no_grad():
+        mel = vocoder.mel_stft(low.flatten(0, 1))[0].unflatten(0, low.shape[:2]).transpose(2, 3)
+        skip = vocoder.resampler(low)
+    return skip + vocoder.bwe_generator(mel)
+
+
+def main():
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("source"), ask.add_argument("target")
+    ask.add_argument("--seconds", type=float, default=300)
+    ask.add_argument("--steps", type=int, default=10**9)
+    ask.add_argument("--batch", type=int, default=32)
+    ask.add_argument("--rate", type=float, default=1e-3)
+    ask.add_argument("--seed", type=int, default=2)
+    ask.add_argument("--decoder-only", action="store_true", help="keep the latents as they are")
+    args = ask.parse_args()
+    device = setup(args.seed)
+    log = Log(args.target, "audio")
+    vae = model.load(args.source, "audio_vae", device)
+    vocoder = model.load(args.source, "vocoder", device)
+    quicken(vocoder, device.type == "cuda" and os.environ.get("NANO_COMPILE", "1") == "1")
+    if args.decoder_only:
+        vae.encoder.requires_grad_(False)
+    pool = world.sample(4096 if device.type == "cpu" else 400_000, torch.Generator().manual_seed(args.seed)).to(device)
+    low = torch.zeros(args.batch, 2, world.SAMPLES, device=device)
+    high = torch.zeros(args.batch, 2, world.SAMPLES_HIGH, device=device)
+    mels = torch.zeros(args.batch, 2, world.MEL_FRAMES, 64, device=device)
+
+    @torch.no_grad()
+    def feed():
+        rows = torch.randint(len(pool), (args.batch,), device=device)
+        low.copy_(world.sound(pool[rows]))
+        high.copy_(world.sound(pool[rows], 48_000))
+        mels.copy_(log_mel(low, world.MEL_FRAMES))
+
+    def coded(z):
+        with half(device):
+            return vae.decoder(z).float()
+
+    def loss_of():
+        with half(device):
+            mean, logvar = vae.encoder(mels).float().chunk(2, 1)
+        logvar = logvar.clamp(-12, 4)
+        again = coded(mean + (0.5 * logvar).exp() * torch.randn_like(mean))
+        mel = F.l1_loss(again, mels)
+        rims = F.l1_loss(again.diff(dim=2), mels.diff(dim=2)) + F.l1_loss(again.diff(dim=3), mels.diff(dim=3))
+        prior = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
+        # Half of the vocoder's inputs have been through the autoencoder, as all will be later.
+        some = args.batch // 2
+        first = vocoder.vocoder(torch.cat([again[:some].detach(), mels[some:]]))
+        one = spectral_loss(first, low, (256, 512, 1024, 2048)) + 10 * F.l1_loss(first, low)
+        second = resampled(vocoder, first)
+        two = spectral_loss(second, high, (512, 1024, 2048, 4096)) + 10 * F.l1_loss(second, high)
+        loss = mel + 0.5 * rims + 3e-4 * prior + one + two
+        return {"loss": loss, "mel": mel, "prior": prior, "logvar": logvar.mean(), "first": one, "second": two}
+
+    trainer = Trainer([vae, vocoder], loss_of, feed, args.rate, args.seconds, log, warm=200, clip=5.0)
+    steps = trainer.run(args.steps)
+    trainer.settle()
+    with torch.no_grad():
+        count, total, square, error, waves = 0, 0, 0, [], []
+        for _ in range(2 if device.type == "cpu" else 64):
+            feed()
+            with half(device):
+                mean = vae.encoder(mels).float().chunk(2, 1)[0]
+            again = coded(mean)
+            error.append(F.l1_loss(again, mels).item())
+            waves.append((F.mse_loss(vocoder.vocoder(again), low) / low.square().mean()).item())
+            packed = mean.permute(0, 2, 1, 3).flatten(2).double()
+            total, square = total + packed.sum((0, 1)), square + packed.square().sum((0, 1))
+            count += packed[..., 0].numel()
+        if not args.decoder_only:
+            mean = total / count
+            vae.latents_mean.copy_(mean)
+            vae.latents_std.copy_((square / count - mean.square()).clamp(min=1e-6).sqrt())
+    log(done=steps, mel=sum(error) / len(error), wave_error=sum(waves) / len(waves),
+        std_low=vae.latents_std.min().item(), std_high=vae.latents_std.max().item())
+    model.save(args.target, "audio_vae", vae)
+    model.save(args.target, "vocoder", vocoder)
+    pathlib.Path(args.target, "audio.done").touch()
+
+
+if __name__ == "__main__":
+    main()

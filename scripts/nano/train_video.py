@@ -1,0 +1,111 @@
+"""Stage: the video autoencoder, on clips drawn on the device.
+
+    python train_video.py IN OUT --seconds 300
+"""
+
+import argparse
+import pathlib
+
+import torch
+import torch.nn.functional as F
+
+import model
+import world
+from runtime import Log, Trainer, edge_loss, half, setup
+
+
+def moments(vae, clips):
+    """Means and logarithmic variances of the latents; one variance for all channels of a place."""
+    mean, logvar = vae.encoder(clips).float().chunk(2, 1)
+    return mean, logvar[:, :1].clamp(-12, 4)
+
+
+def windows(scenes, height, width, *images):
+    """Cuts a window out of every clip, at random around where its shape is halfway."""
+    cx, cy = (v[:, 0] for v in world.path(scenes, torch.tensor([world.FRAMES / 2], device=scenes.dice.device))[:2])
+    shift = lambda size: (torch.rand(len(scenes), device=cx.device) - 0.5) * size
+    left = (cx - width / 2 + shift(width)).long().clamp(0, world.WIDTH - width)
+    top = (cy - height / 2 + shift(height)).long().clamp(0, world.HEIGHT - height)
+    rows = (top[:, None] + torch.arange(height, device=cx.device))[:, None, None, :, None]
+    columns = (left[:, None] + torch.arange(width, device=cx.device))[:, None, None, None]
+    return [
+        x.gather(3, rows.expand(*x.shape[:3], -1, x.shape[4])).gather(4, columns.expand(*x.shape[:3], height, -1)) for x in images
+    ]
+
+
+def main():
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("source"), ask.add_argument("target")
+    ask.add_argument("--seconds", type=float, default=300)
+    ask.add_argument("--steps", type=int, default=10**9)
+    ask.add_argument("--batch", type=int, default=32)
+    ask.add_argument("--rate", type=float, default=1e-3)
+    ask.add_argument("--seed", type=int, default=1)
+    ask.add_argument("--decoder-only", action="store_true", help="keep the latents as they are")
+    args = ask.parse_args()
+    device = setup(args.seed)
+    log = Log(args.target, "vae")
+    vae = model.load(args.source, "vae", device)
+    vae.to(memory_format=torch.channels_last_3d)
+    if args.decoder_only:
+        vae.encoder.requires_grad_(False)
+    pool = world.sample(4096 if device.type == "cpu" else 400_000, torch.Generator().manual_seed(args.seed)).to(device)
+
+    def phase(batch, height, width, rate, seconds, falls, most):
+        """Trains on windows of `height` x `width` pixels around the moving shape."""
+        clips = torch.zeros(batch, 3, world.FRAMES, height, width, device=device)
+        clips = clips.to(memory_format=torch.channels_last_3d)
+        weight = torch.zeros_like(clips[:, :1])
+
+        @torch.no_grad()
+        def feed():
+            scenes = pool[torch.randint(len(pool), (batch,), device=device)]
+            frames, cover = world.render(scenes)
+            if (height, width) != (world.HEIGHT, world.WIDTH):
+                frames, cover = windows(scenes, height, width, frames, cover)
+            clips.copy_(frames)
+            # The shape and a rim around it count more than the background that fills most of the picture.
+            weight.copy_(1 + 4 * F.max_pool3d(cover, (1, 7, 7), 1, (0, 3, 3)))
+
+        def loss_of():
+            with half(device):
+                mean, logvar = moments(vae, clips)
+                out = vae.decoder(mean + (0.5 * logvar).exp() * torch.randn_like(mean)).float()
+            near = ((out - clips).abs() * weight).mean()
+            rims = edge_loss(out, clips)
+            prior = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
+            loss = near + 0.5 * rims + 1e-4 * prior
+            return {"loss": loss, "near": near, "rims": rims, "prior": prior, "logvar": logvar.mean()}
+
+        trainer = Trainer([vae], loss_of, feed, rate, seconds, log, warm=200, falls=falls)
+        steps = trainer.run(most)
+        trainer.settle()
+        return steps, clips, feed
+
+    # Most of a picture is background: windows teach what a shape looks like at three times the pace, whole pictures the rest.
+    small = (min(64, args.batch * 2), 64, 64)
+    steps = phase(*small, args.rate, 0.55 * args.seconds, False, args.steps)[0]
+    more, clips, feed = phase(args.batch, world.HEIGHT, world.WIDTH, 0.7 * args.rate, 0.45 * args.seconds, True, args.steps)
+    steps += more
+    with torch.no_grad():
+        count, total, square, error = 0, 0, 0, []
+        for i in range(4 if device.type == "cpu" else 64):
+            feed()
+            with half(device):
+                mean = moments(vae, clips)[0]
+                out = vae.decoder(mean).float()
+            error.append(((out.clamp(-1, 1) - clips) / 2).square().mean().item())
+            total, square = total + mean.double().sum((0, 2, 3, 4)), square + mean.double().square().sum((0, 2, 3, 4))
+            count += mean[:, 0].numel()
+        if not args.decoder_only:
+            mean = total / count
+            vae.latents_mean.copy_(mean)
+            vae.latents_std.copy_((square / count - mean.square()).clamp(min=1e-6).sqrt())
+        psnr = -10 * torch.tensor(error).mean().log10().item()
+    log(done=steps, psnr=psnr, std_low=vae.latents_std.min().item(), std_high=vae.latents_std.max().item())
+    model.save(args.target, "vae", vae)
+    pathlib.Path(args.target, "vae.done").touch()
+
+
+if __name__ == "__main__":
+    main()

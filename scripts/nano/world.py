@@ -1,0 +1,221 @@
+"""The nano world: short clips of a flat shape that moves, and the sound it makes, drawn in batches on any device.
+
+A clip is a row of `Scenes`. Everything heard follows from what is seen: pitch from size, timbre from shape, a beep at each
+bounce, loudness from growing and fading, the stereo side from where the shape is. All tones are multiples of 400 Hz with
+phases locked to the clip's clock, so that a spectrogram determines its waveform.
+"""
+
+import dataclasses
+import math
+
+import torch
+
+WIDTH, HEIGHT, FRAMES, FPS = 128, 96, 25, 24
+MEL_FRAMES, SAMPLES, SAMPLES_HIGH = 101, 16_160, 48_480
+
+SHAPES = ("circle", "square", "triangle", "star")
+COLOURS = {
+    "red": (222, 45, 45), "green": (50, 185, 75), "blue": (55, 105, 235), "yellow": (245, 215, 55),
+    "white": (245, 245, 245), "purple": (160, 65, 205), "orange": (245, 140, 35), "cyan": (70, 210, 225),
+}
+BACKGROUNDS = {
+    "black": (18, 18, 22), "gray": (118, 118, 118), "blue": (25, 45, 110), "green": (18, 82, 42), "red": (105, 22, 30),
+    "purple": (70, 28, 92),
+}
+SIZES = ("small", "medium", "large")
+RADII = (9.0, 14.0, 20.0)
+PITCHES = (1600.0, 800.0, 400.0)
+MOTIONS = ("left", "right", "up", "down", "bounce", "orbit", "grow", "fade")
+FLOOR = 86.0
+_FOOT = (1.0, 0.88, 0.62, 0.97)
+"""How far below its centre a shape ends, in radii."""
+_NAMES, _BACK = tuple(COLOURS), tuple(BACKGROUNDS)
+
+
+@dataclasses.dataclass
+class Scenes:
+    """A batch of clips: indices into the lists above, and what no caption says. Every field is [batch]."""
+
+    shape: torch.Tensor
+    colour: torch.Tensor
+    size: torch.Tensor
+    motion: torch.Tensor
+    background: torch.Tensor
+    silent: torch.Tensor
+    """1 where there is no sound."""
+    other_shape: torch.Tensor
+    """A second shape that stays where it is, -1 for none."""
+    other_colour: torch.Tensor
+    corner: torch.Tensor
+    """Which corner the second shape is in."""
+    dice: torch.Tensor
+    """[batch, 6] in 0..1: where it starts, how far it goes, how fast, when."""
+
+    def to(self, device):
+        return Scenes(*(getattr(self, f.name).to(device) for f in dataclasses.fields(self)))
+
+    def __getitem__(self, index):
+        return Scenes(*(getattr(self, f.name)[index] for f in dataclasses.fields(self)))
+
+    def __len__(self):
+        return len(self.shape)
+
+
+def held_out(shape, colour, motion):
+    """Whether a combination is kept out of training: 32 of 256, every shape, colour and motion among them."""
+    return (shape * 5 + colour * 3 + motion * 7 + shape * motion + colour * motion) % 32 < 5
+
+
+def sample(count, generator, held=False):
+    """Random scenes on the CPU; `held` draws only combinations that training never sees."""
+    draw = lambda high, n=count: torch.randint(high, (n,), generator=generator)
+    shape, colour, motion = draw(4), draw(8), draw(8)
+    for _ in range(200):
+        wrong = (held_out(shape, colour, motion) != held).nonzero()[:, 0]
+        if not len(wrong):
+            break
+        for field, high in ((shape, 4), (colour, 8), (motion, 8)):
+            field[wrong] = draw(high, len(wrong))
+    background = draw(6)
+    same = torch.tensor([[a == b for b in _BACK] for a in _NAMES])
+    while (wrong := same[colour, background].nonzero()[:, 0]).numel():
+        background[wrong] = draw(6, len(wrong))
+    other_colour = draw(8)
+    while (wrong := (same[other_colour, background] | (other_colour == colour)).nonzero()[:, 0]).numel():
+        other_colour[wrong] = draw(8, len(wrong))
+    chance = lambda p: torch.rand(count, generator=generator) < p
+    return Scenes(
+        shape, colour, draw(3), motion, background, chance(0.12).long(),
+        torch.where(chance(0.0 if held else 0.15), draw(4), torch.full((count,), -1)), other_colour, draw(4),
+        torch.rand(count, 6, generator=generator),
+    )
+
+
+def _between(dice, low, high):
+    return low + (high - low) * dice
+
+
+def path(s, times):
+    """Centre x, centre y, radius and opacity at frame `times` [n]: each [batch, n]."""
+    t, d = times[None], s.dice[:, :, None]
+    share = (t / (FRAMES - 1)).clamp(max=1.1)
+    base = torch.tensor(RADII, device=t.device)[s.size][:, None] * _between(d[:, 0], 0.95, 1.05)
+    across, upright = _between(d[:, 1], 30, 66), _between(d[:, 1], 34, 94)
+    near, far = _between(d[:, 2], 26, 40), _between(d[:, 3], 88, 102)
+    high, low = _between(d[:, 2], 22, 30), _between(d[:, 3], 66, 74)
+    angle = 2 * math.pi * (d[:, 1] + share * _between(d[:, 2], 0.8, 1.1))
+    u = (t / _period(s) + _phase(s)) % 1
+    still_x, still_y = _between(d[:, 1], 48, 80), _between(d[:, 2], 40, 56)
+    one = torch.ones_like(share * base)
+    rows = [
+        (far + (near - far) * share, across, base, one),
+        (near + (far - near) * share, across, base, one),
+        (upright, low + (high - low) * share, base, one),
+        (upright, high + (low - high) * share, base, one),
+        (upright, FLOOR - base * torch.tensor(_FOOT, device=t.device)[s.shape][:, None] - 4 * u * (1 - u) * _between(d[:, 2], 32, 44), base, one),
+        (64 + 26 * angle.cos(), 48 + 24 * angle.sin(), base, one),
+        (still_x, still_y, base * (0.45 + 1.0 * share), one),
+        (still_x, still_y, base, (1 - 0.95 * share).clamp(min=0)),
+    ]
+    stacked = torch.stack([torch.stack([v * one for v in row]) for row in rows])
+    index = s.motion[None, None, :, None].expand(1, 4, -1, t.shape[1])
+    return stacked.gather(0, index)[0].unbind(0)
+
+
+def _period(s):
+    """Frames from bounce to bounce."""
+    return _between(s.dice[:, 4:5], 8, 11)
+
+
+def _phase(s):
+    """Where in its arc a bouncing shape starts: between just risen and the top."""
+    return _between(s.dice[:, 5:6], 0.2, 0.6)
+
+
+def bounce_times(s):
+    """Frame numbers at which a bouncing shape touches the floor, [batch, 4]; infinity where it does not."""
+    hits = (torch.arange(1, 5, device=s.dice.device)[None] - _phase(s)) * _period(s)
+    real = (hits < FRAMES - 0.5) & (s.motion == MOTIONS.index("bounce"))[:, None]
+    return torch.where(real, hits, torch.full_like(hits, math.inf))
+
+
+def _distance(shape, x, y, r):
+    """Signed distance to the outline of a shape of radius r, negative inside. Shapes of one radius look equally big."""
+    length = (x * x + y * y).sqrt()
+    circle = length - r
+    square = torch.maximum(x.abs(), y.abs()) - 0.88 * r
+    triangle = torch.maximum(y - 0.62 * r, 0.866 * x.abs() - 0.5 * y - 0.62 * r)
+    # A star is ten mirrored wedges; each one's edge runs from the tip at 1.2 r to the notch at 0.52 r.
+    wedge = math.pi / 5
+    turn = ((torch.atan2(x, -y) + wedge) % (2 * wedge) - wedge).abs()
+    along, aside = 0.52 * math.cos(wedge) - 1.2, 0.52 * math.sin(wedge)
+    star = (aside * (length * turn.cos() - 1.2 * r) - along * length * turn.sin()) / math.hypot(along, aside)
+    out = torch.where(shape == 0, circle, torch.where(shape == 1, square, triangle))
+    return torch.where(shape == 3, star, out)
+
+
+def render(s, times=None):
+    """Frames [batch, 3, frames, height, width] in -1..1 and the moving shape's coverage [batch, 1, frames, height, width]."""
+    device = s.dice.device
+    times = torch.arange(FRAMES, device=device, dtype=torch.float32) if times is None else times
+    cx, cy, r, opacity = (v[:, :, None, None] for v in path(s, times))
+    y, x = torch.meshgrid(
+        torch.arange(HEIGHT, device=device) + 0.5, torch.arange(WIDTH, device=device) + 0.5, indexing="ij"
+    )
+    colours = torch.tensor(list(COLOURS.values()), device=device) / 127.5 - 1
+    back = torch.tensor(list(BACKGROUNDS.values()), device=device) / 127.5 - 1
+    pick = lambda i: i.clamp(min=0)[:, None, None, None]
+    # Brighter above, darker below; a bouncing shape has a floor to bounce on.
+    light = 0.10 - 0.2 * y / HEIGHT
+    floor = 0.12 * (y - FLOOR).clamp(0, 1)[None] * (s.motion == MOTIONS.index("bounce"))[:, None, None]
+    frames = (back[s.background][:, :, None, None] + light - floor[:, None])[:, :, None]
+    ox = torch.where(s.corner % 2 == 0, 13.0, WIDTH - 13.0)[:, None, None, None]
+    oy = torch.where(s.corner < 2, 13.0, HEIGHT - 13.0)[:, None, None, None]
+    other = (0.5 - _distance(pick(s.other_shape), x - ox, y - oy, torch.tensor(8.0, device=device))).clamp(0, 1)
+    other = (other * (s.other_shape >= 0)[:, None, None, None])[:, None]
+    frames = frames + other * (colours[s.other_colour][:, :, None, None, None] - frames)
+    cover = ((0.5 - _distance(pick(s.shape), x - cx, y - cy, r)).clamp(0, 1) * opacity)[:, None]
+    frames = frames + cover * (colours[s.colour][:, :, None, None, None] - frames)
+    return frames.clamp(-1, 1), cover
+
+
+def _tables(rate, device):
+    """One 400 Hz period of every (shape, size), [4, 3, rate / 400]: sine, odd harmonics, soft odd harmonics, all."""
+    n = torch.arange(rate // 400, device=device) / rate
+    rows = []
+    for shape in range(4):
+        for pitch in PITCHES:
+            wave = torch.zeros_like(n)
+            for k in range(1, 41):
+                height = (k == 1, k % 2 / k, k % 2 / k**2, 1 / k)[shape]
+                if height and k * pitch < min(0.94 * rate / 2, 16_000):
+                    wave = wave + height * torch.sin(2 * math.pi * k * pitch * n)
+            rows.append(wave / wave.square().mean().sqrt())
+    return torch.stack(rows).reshape(4, 3, -1)
+
+
+def sound(s, rate=16_000):
+    """Stereo samples [batch, 2, n] at 16 or 48 kHz."""
+    device = s.dice.device
+    n = torch.arange(SAMPLES * (rate // 16_000), device=device)
+    seconds = n / rate
+    wave = _tables(rate, device)[s.shape, s.size][:, n % (rate // 400)]
+    coarse = torch.arange(0, FRAMES + 2, device=device, dtype=torch.float32)
+    cx, _, _, opacity = path(s, coarse)
+    share = (seconds * FPS / (FRAMES - 1)).clamp(max=1)[None]
+    grow = torch.where((s.motion == MOTIONS.index("grow"))[:, None], 0.25 + 0.75 * share, 1.0)
+    fade = torch.where((s.motion == MOTIONS.index("fade"))[:, None], _at(opacity, seconds) ** 1.5, 1.0)
+    hum = grow * fade * (seconds / 0.03).clamp(max=1)
+    since = seconds[None, None] - bounce_times(s)[:, :, None] / FPS
+    beep = ((since / 0.004).clamp(0, 1) * torch.exp(-since.clamp(0, 1) / 0.045)).amax(1) * (since > 0).any(1)
+    loud = torch.where((s.motion == MOTIONS.index("bounce"))[:, None], 1.4 * beep, hum) * (1 - s.silent)[:, None]
+    side = _at(cx, seconds) / WIDTH
+    gains = torch.stack([1.2 - 0.7 * side, 0.5 + 0.7 * side], 1)
+    return 0.16 * gains * (wave * loud)[:, None]
+
+
+def _at(values, seconds):
+    """Values at whole frames [batch, frames], read between them at `seconds`."""
+    place = (seconds * FPS).clamp(max=values.shape[1] - 1.001)
+    low = place.floor().long()
+    return values[:, low] + (values[:, low + 1] - values[:, low]) * (place - low)

@@ -1,0 +1,292 @@
+//! The kernel: softmax over the keys a block at a time, with the largest score and the sum of weights so far.
+//!
+//! A block is some tokens of one head, or of as many heads as fill a register's lanes. Arrays are `[rows, heads, tokens,
+//! dim]` where a head fills registers, the order in which products with such heads are written and stacks of text kept
+//! without a copy. Narrower heads would leave lanes empty: their arrays are `[rows, tokens, heads · dim]`. Sharing lanes
+//! costs nothing: a matrix unit is as deep as a register is wide, so the other heads' features are masked out of the
+//! queries, and weighted values in the lanes of other heads are computed and not taken.
+
+use std::f64::consts::{LN_2, LOG2_E};
+
+use super::blocks::Blocks;
+use super::module::{At, Frame, Order, Window};
+use super::text::{Block, Code, Int, LANES, Matrix};
+use crate::dtype::DType;
+
+/// What is attended to what.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Shape {
+    /// Rows of a batch.
+    pub rows: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub heads: usize,
+    /// Heads of keys and values, of which each serves equally many queries' heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub dim: usize,
+    /// Of queries, keys and values: bf16 or f32.
+    pub dtype: DType,
+    /// Rows of the bias on keys, if there is one.
+    pub bias: Option<usize>,
+}
+
+impl Shape {
+    /// Width of a block: of one head, or of those that fill a register.
+    pub fn lanes(&self) -> usize {
+        self.dim.max(LANES)
+    }
+
+    /// Whether arrays are `[rows, heads, tokens, dim]`.
+    pub fn is_heads_first(&self) -> bool {
+        self.dim.is_multiple_of(LANES)
+    }
+
+    /// Tokens of one head, or of those that fill a register.
+    fn window(&self, dtype: DType, (tokens, at): (usize, At), head: At) -> Window {
+        let lanes = self.lanes();
+        match self.is_heads_first() {
+            true => Window { dtype, block: vec![1, 1, tokens, lanes], at: vec![At::Axis(ROWS), head, at, At::First] },
+            false => Window { dtype, block: vec![1, tokens, lanes], at: vec![At::Axis(ROWS), at, head] },
+        }
+    }
+
+    /// Heads of a block.
+    pub fn together(&self) -> usize {
+        self.lanes() / self.dim
+    }
+}
+
+/// What a kernel gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// Attended values, in the operands' element type.
+    Whole,
+    /// Weighted values, and each head's largest score and sum of weights in a lane of its own; all f32.
+    Part,
+}
+
+/// Smaller than any score, and finite: differences of it are numbers.
+const LEAST: f32 = f32::MIN;
+
+/// The text of the kernel.
+pub(super) fn kernel(shape: &Shape, wanted: Wanted, blocks: Blocks, scale: f64) -> String {
+    let writer = Writer { shape, wanted, blocks, scale, steps: shape.keys.div_ceil(blocks.keys) };
+    writer.frame().module("attention", |code, all| writer.body(code, all))
+}
+
+struct Writer<'a> {
+    shape: &'a Shape,
+    wanted: Wanted,
+    blocks: Blocks,
+    scale: f64,
+    /// Blocks of keys.
+    steps: usize,
+}
+
+/// The axes of the grid.
+struct Axes {
+    heads: usize,
+    queries: usize,
+}
+
+const ROWS: usize = 0;
+const KEYS: usize = 3;
+
+impl Writer<'_> {
+    fn axes(&self) -> Axes {
+        match self.wanted {
+            Wanted::Whole => Axes { heads: 1, queries: 2 },
+            // The heads of a block of queries write to one block of sums, so they follow each other.
+            Wanted::Part => Axes { heads: 2, queries: 1 },
+        }
+    }
+
+    fn frame(&self) -> Frame {
+        let (shape, axes, lanes) = (self.shape, self.axes(), self.shape.lanes());
+        let mut grid = vec![(1, Order::Any); 4];
+        grid[ROWS] = (shape.rows, Order::Any);
+        grid[axes.queries] = (shape.queries.div_ceil(self.blocks.queries), Order::Any);
+        let heads_order = if self.wanted == Wanted::Whole { Order::Any } else { Order::InTurn };
+        grid[axes.heads] = (shape.heads / shape.together(), heads_order);
+        grid[KEYS] = (self.steps, Order::InTurn);
+        let of_queries = |dtype| {
+            let tokens = (self.blocks.queries, At::Axis(axes.queries));
+            shape.window(dtype, tokens, At::Axis(axes.heads))
+        };
+        let head = match shape.heads / shape.kv_heads {
+            1 => At::Axis(axes.heads),
+            shared => At::Shared(axes.heads, shared),
+        };
+        let of_keys = || shape.window(shape.dtype, (self.blocks.keys, At::Axis(KEYS)), head);
+        let mut windows = vec![of_queries(shape.dtype), of_keys(), of_keys()];
+        if let Some(rows) = shape.bias {
+            let row = if rows == 1 { At::First } else { At::Axis(ROWS) };
+            windows.push(Window {
+                dtype: DType::F32,
+                block: vec![1, 1, self.blocks.keys],
+                at: vec![row, At::First, At::Axis(KEYS)],
+            });
+        }
+        let sums = || Window {
+            dtype: DType::F32,
+            block: vec![1, self.blocks.queries, LANES],
+            at: vec![At::Axis(ROWS), At::Axis(axes.queries), At::First],
+        };
+        match self.wanted {
+            Wanted::Whole => windows.push(of_queries(shape.dtype)),
+            Wanted::Part => windows.extend([of_queries(DType::F32), sums(), sums()]),
+        }
+        let kept = [self.blocks.queries, LANES];
+        let scratch = match self.steps {
+            1 => Vec::new(),
+            _ => [vec![[self.blocks.queries, lanes]], vec![kept; 2 * shape.together()]].concat(),
+        };
+        Frame { grid, windows, scratch }
+    }
+
+    fn body(&self, code: &Code, all: &[Block]) {
+        let operands = 3 + usize::from(self.shape.bias.is_some());
+        let results = if self.wanted == Wanted::Whole { 1 } else { 3 };
+        let (operands, rest) = all.split_at(operands);
+        let (results, scratch) = rest.split_at(results);
+        let step = code.place(KEYS);
+        if self.steps > 1 {
+            code.when(&step.is(0), || self.clear(code, scratch));
+        }
+        let q = code.load(&operands[0]);
+        let k = code.load(&operands[1]);
+        let v = self.values(code, &operands[2], &step);
+        let heads: Vec<Head> = (0..self.shape.together())
+            .map(|i| {
+                let scores = self.scores(code, &self.of_head(code, &q, i), &k, operands.get(3), &step);
+                self.head(code, &scores, &v, scratch.get(1 + 2 * i..).and_then(|s| s.get(..2)))
+            })
+            .collect();
+        let fresh = self.side_by_side(code, &heads, |h| h.values.clone());
+        if self.steps == 1 {
+            return self.finish(code, results, &fresh, &heads);
+        }
+        let kept = code.load(&scratch[0]);
+        let shrunk =
+            kept.times(&self.side_by_side(code, &heads, |h| self.widened(h.shrink.as_ref().unwrap_or(&h.sum))));
+        let values = shrunk.plus(&fresh);
+        code.store(&scratch[0], &values);
+        code.when(&step.is(self.steps - 1), || self.finish(code, results, &values, &heads));
+    }
+
+    fn clear(&self, code: &Code, scratch: &[Block]) {
+        for (n, block) in scratch.iter().enumerate() {
+            let dims = [block.dims[0], block.dims[1]];
+            // Largest scores stand at odd places.
+            code.store(block, &code.full(if n % 2 == 1 { LEAST } else { 0.0 }, dims));
+        }
+    }
+
+    /// Whether the last block of keys reaches beyond them.
+    fn is_ragged(&self) -> bool {
+        !self.shape.keys.is_multiple_of(self.blocks.keys)
+    }
+
+    /// Values of keys that there are; others are zero, for a weight of zero times anything need not be zero.
+    fn values(&self, code: &Code, block: &Block, step: &Int) -> Matrix {
+        let v = code.load(block);
+        if !self.is_ragged() {
+            return v;
+        }
+        let there = code.iota(v.dims, 0).shifted(&step.times(self.blocks.keys)).below(self.shape.keys);
+        there.select(&v.to(DType::F32), &code.full(0.0, v.dims)).to(v.dtype)
+    }
+
+    /// Queries with only the features of the block's `i`th head.
+    fn of_head(&self, code: &Code, q: &Matrix, i: usize) -> Matrix {
+        match self.shape.together() {
+            1 => q.clone(),
+            _ => self.lanes_of(code, q.dims, i).select(&q.to(DType::F32), &code.full(0.0, q.dims)).to(q.dtype),
+        }
+    }
+
+    /// Where the lanes are those of the block's `i`th head.
+    fn lanes_of(&self, code: &Code, dims: [usize; 2], i: usize) -> Matrix {
+        let lane = code.iota(dims, 1);
+        let (start, end) = (i * self.shape.dim, (i + 1) * self.shape.dim);
+        lane.at_least(start).and(&lane.below(end))
+    }
+
+    /// Scores in powers of two: `log2 e` times what they are.
+    fn scores(&self, code: &Code, q: &Matrix, k: &Matrix, bias: Option<&Block>, step: &Int) -> Matrix {
+        let mut scores = q.product(k, true).scaled(self.scale * LOG2_E);
+        if let Some(bias) = bias {
+            scores = scores.plus(&code.load(bias).scaled(LOG2_E));
+        }
+        if !self.is_ragged() {
+            return scores;
+        }
+        let there = code.iota(scores.dims, 1).shifted(&step.times(self.blocks.keys)).below(self.shape.keys);
+        there.select(&scores, &code.full(LEAST, scores.dims))
+    }
+
+    /// One head's softmax over the keys seen so far; `kept` holds its largest score and sum of weights.
+    fn head(&self, code: &Code, scores: &Matrix, v: &Matrix, kept: Option<&[Block]>) -> Head {
+        let weighted = |weights: &Matrix| weights.to(v.dtype).product(v, false);
+        let Some([largest, sum]) = kept else {
+            let largest = scores.row_max();
+            let weights = scores.minus(&largest).exp2();
+            return Head { values: weighted(&weights), sum: weights.row_sum(), largest, shrink: None };
+        };
+        let before = code.load(largest);
+        let now = before.maximum(&scores.row_max());
+        let weights = scores.minus(&now.repeated(self.blocks.keys / LANES)).exp2();
+        let shrink = before.minus(&now).exp2();
+        let total = shrink.times(&code.load(sum)).plus(&weights.row_sum());
+        code.store(largest, &now);
+        code.store(sum, &total);
+        Head { values: weighted(&weights), sum: total, largest: now, shrink: Some(shrink) }
+    }
+
+    /// A number of each query in all lanes of a block: from a column, or from as many lanes as a register has.
+    fn widened(&self, x: &Matrix) -> Matrix {
+        if x.dims[1] == 1 { x.clone() } else { x.repeated(self.shape.lanes() / LANES) }
+    }
+
+    /// What each head has, in its own lanes.
+    fn side_by_side(&self, code: &Code, heads: &[Head], of: impl Fn(&Head) -> Matrix) -> Matrix {
+        let dims = [self.blocks.queries, self.shape.lanes()];
+        let mut parts = heads.iter().map(of).enumerate();
+        let first = parts.next().map_or_else(|| code.full(0.0, dims), |(_, first)| first);
+        parts.fold(first, |all, (i, part)| self.lanes_of(code, dims, i).select(&part, &all))
+    }
+
+    fn finish(&self, code: &Code, results: &[Block], values: &Matrix, heads: &[Head]) {
+        if self.wanted == Wanted::Whole {
+            let sums = self.side_by_side(code, heads, |h| self.widened(&h.sum));
+            return code.store(&results[0], &values.over(&sums));
+        }
+        code.store(&results[0], values);
+        let block = code.place(self.axes().heads);
+        code.when(&block.is(0), || {
+            for sums in &results[1..] {
+                code.store(sums, &code.full(0.0, [self.blocks.queries, LANES]));
+            }
+        });
+        let lane = code.iota([self.blocks.queries, LANES], 1);
+        for (i, head) in heads.iter().enumerate() {
+            let own = lane.equals(&block.times(heads.len()).plus(i));
+            for (to, what) in [(&results[1], head.largest.scaled(LN_2)), (&results[2], head.sum.clone())] {
+                code.store(to, &own.select(&what, &code.load(to)));
+            }
+        }
+    }
+}
+
+/// What one head knows after a block of keys.
+struct Head {
+    /// Weighted by this block's weights, in all lanes.
+    values: Matrix,
+    /// Of all weights so far.
+    sum: Matrix,
+    /// Of all scores so far, times `log2 e`.
+    largest: Matrix,
+    /// By how much what came before counts less, where there are several blocks.
+    shrink: Option<Matrix>,
+}

@@ -1,0 +1,168 @@
+//! Fused attention for TPUs: a Mosaic kernel as text, in a custom call that libtpu compiles. A device's own operation: no
+//! partitioner splits it.
+
+mod blocks;
+mod flash;
+mod module;
+mod text;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
+
+use blocks::Blocks;
+pub use blocks::{Step, Tpu};
+use flash::{Shape, Wanted};
+
+use crate::dtype::DType;
+use crate::hlo::{CustomCall, Type, Value};
+
+/// Widest head whose blocks fit.
+const WIDEST: usize = 256;
+
+/// Why the kernel does not take these operands, if it does not.
+pub(super) fn refuses(q: &Value, k: &Value, v: &Value, bias: Option<&Value>) -> Option<String> {
+    let (dtype, dim, heads) = (q.dtype(), q.dim(3), q.dim(2));
+    if ![DType::BF16, DType::F32].contains(&dtype) {
+        return Some(format!("elements are {}", dtype.name()));
+    }
+    if k.dtype() != dtype || v.dtype() != dtype {
+        return Some(format!("queries are {}, keys {}, values {}", dtype.name(), k.dtype().name(), v.dtype().name()));
+    }
+    let fits = (dim.is_multiple_of(text::LANES) && dim <= WIDEST) || [32, 64].contains(&dim);
+    if !fits {
+        return Some(format!("heads are {dim} wide"));
+    }
+    let together = text::LANES.div_ceil(dim);
+    if !heads.is_multiple_of(together) || (together > 1 && k.dim(2) != heads) {
+        return Some(format!("{heads} heads, {} of keys, do not share registers", k.dim(2)));
+    }
+    bias.filter(|b| b.dim(2) != 1).map(|b| format!("a bias of {} queries", b.dim(2)))
+}
+
+/// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and a bias `[b or 1, 1, 1, k]`; the result is
+/// `[b, q, h, d]`.
+pub(super) fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> Value {
+    let call = Call::new(q, k, bias, Wanted::Whole, scale, tpu);
+    call.restored(&call.run([q, k, v], bias).remove(0))
+}
+
+/// The same before the division: weighted values `[b, q, h, d]`, the largest score and the sum of weights
+/// `[b, q, h, 1]`, all f32.
+pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> [Value; 3] {
+    let call = Call::new(q, k, bias, Wanted::Part, scale, tpu);
+    let results = call.run([q, k, v], bias);
+    let of_heads = |x: &Value| x.slice(2, 0, q.dim(2)).unsqueeze(3);
+    [call.restored(&results[0]), of_heads(&results[1]), of_heads(&results[2])]
+}
+
+/// One kernel.
+struct Call {
+    shape: Shape,
+    wanted: Wanted,
+    config: BackendConfig,
+}
+
+impl Call {
+    fn new(q: &Value, k: &Value, bias: Option<&Value>, wanted: Wanted, scale: f64, tpu: Tpu) -> Self {
+        let shape = Shape {
+            rows: q.dim(0),
+            queries: q.dim(1),
+            keys: k.dim(1),
+            heads: q.dim(2),
+            kv_heads: k.dim(2),
+            dim: q.dim(3),
+            dtype: q.dtype(),
+            bias: bias.map(|b| b.dim(0)),
+        };
+        let blocks = Blocks::choose(&shape, wanted == Wanted::Part, tpu);
+        tracing::debug!(?shape, ?blocks, "attention in Mosaic");
+        let config = BackendConfig::new(&shape, wanted, blocks, &flash::kernel(&shape, wanted, blocks, scale));
+        Call { shape, wanted, config }
+    }
+
+    fn run(&self, operands: [&Value; 3], bias: Option<&Value>) -> Vec<Value> {
+        let operands = operands.map(|x| self.arranged(x));
+        let bias = bias.map(|bias| bias.reshape(vec![bias.dim(0), 1, bias.dim(3)]));
+        let operands: Vec<&Value> = operands.iter().chain(bias.as_ref()).collect();
+        let mut results = vec![operands[0].ty().clone()];
+        if self.wanted == Wanted::Part {
+            let sums = Type::new(DType::F32, [self.shape.rows, self.shape.queries, text::LANES]);
+            results = vec![results[0].with_dtype(DType::F32), sums.clone(), sums];
+        }
+        let natural = |rank: usize| (0..rank).rev().collect::<Vec<_>>();
+        let call = CustomCall {
+            target: "tpu_custom_call".into(),
+            api_version: 1,
+            // Serializing plain structs cannot fail.
+            backend_config: serde_json::to_string(&self.config).unwrap_or_default(),
+            operand_layouts: operands.iter().map(|x| natural(x.rank())).collect(),
+            result_layouts: results.iter().map(|ty| natural(ty.rank())).collect(),
+            ..CustomCall::default()
+        };
+        operands[0].builder().custom_call(&call, &operands, &results)
+    }
+
+    /// `[b, n, h, d]` in the kernel's order.
+    fn arranged(&self, x: &Value) -> Value {
+        match self.shape.is_heads_first() {
+            true => x.transpose(&[0, 2, 1, 3]),
+            false => x.reshape(vec![x.dim(0), x.dim(1), x.dim(2) * x.dim(3)]),
+        }
+    }
+
+    /// The kernel's order back to `[b, q, h, d]`.
+    fn restored(&self, x: &Value) -> Value {
+        match self.shape.is_heads_first() {
+            true => x.transpose(&[0, 2, 1, 3]),
+            false => x.reshape(vec![x.dim(0), x.dim(1), self.shape.heads, self.shape.dim]),
+        }
+    }
+}
+
+/// What libtpu reads of a kernel call. A body without a stated format is text.
+#[derive(Serialize)]
+struct BackendConfig {
+    custom_call_config: Config,
+}
+
+#[derive(Serialize)]
+struct Config {
+    body: String,
+    cost_estimate: Cost,
+    needs_layout_passes: bool,
+}
+
+/// On one device; what fills up blocks included.
+#[derive(Serialize)]
+struct Cost {
+    flops: usize,
+    transcendentals: usize,
+    bytes_accessed: usize,
+}
+
+impl BackendConfig {
+    fn new(shape: &Shape, wanted: Wanted, blocks: Blocks, text: &str) -> Self {
+        let scores = shape.rows * shape.heads * blocks.scores(shape);
+        let size = shape.dtype.size();
+        let queries = shape.rows * shape.queries * shape.heads * shape.dim;
+        // Keys and values are read again for every block of queries, unless one block holds all keys.
+        let reads = if blocks.keys >= shape.keys { 1 } else { shape.queries.div_ceil(blocks.queries) };
+        let keys = reads * shape.rows * shape.keys * shape.heads * shape.dim;
+        let out = match wanted {
+            Wanted::Whole => queries * size,
+            Wanted::Part => (queries + 2 * shape.rows * shape.queries * text::LANES) * DType::F32.size(),
+        };
+        BackendConfig {
+            custom_call_config: Config {
+                body: STANDARD.encode(text),
+                cost_estimate: Cost {
+                    flops: 4 * scores * shape.dim,
+                    transcendentals: scores,
+                    bytes_accessed: queries * size + 2 * keys * size + out,
+                },
+                needs_layout_passes: true,
+            },
+        }
+    }
+}

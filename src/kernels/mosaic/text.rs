@@ -1,0 +1,386 @@
+//! A writer of Mosaic's text: functions over blocks in the chip's own memory, in MLIR's `arith`, `vector`, `math`, `scf`
+//! and `tpu` operations. Registers carry their type; operands of an operation are broadcast to one shape.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::dtype::DType;
+
+/// A vector register has this many lanes.
+pub(super) const LANES: usize = 128;
+
+/// The function being written; clones share it.
+#[derive(Clone, Default)]
+pub(super) struct Code(Rc<RefCell<State>>);
+
+#[derive(Default)]
+struct State {
+    lines: Vec<String>,
+    names: usize,
+    depth: usize,
+}
+
+/// A block in the chip's own memory, an argument of the kernel.
+#[derive(Clone)]
+pub(super) struct Block {
+    name: String,
+    pub dtype: DType,
+    pub dims: Vec<usize>,
+}
+
+/// A 32-bit integer.
+#[derive(Clone)]
+pub(super) struct Int {
+    code: Code,
+    name: String,
+}
+
+/// A condition.
+pub(super) struct Flag {
+    name: String,
+}
+
+/// A matrix in registers.
+#[derive(Clone)]
+pub(super) struct Matrix {
+    code: Code,
+    name: String,
+    pub dtype: DType,
+    pub dims: [usize; 2],
+}
+
+fn element(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool => "i1",
+        other => other.name(),
+    }
+}
+
+fn shaped(kind: &str, dtype: DType, dims: &[usize], rest: &str) -> String {
+    let dims: String = dims.iter().map(|d| format!("{d}x")).collect();
+    format!("{kind}<{dims}{}{rest}>", element(dtype))
+}
+
+fn vector(dtype: DType, dims: &[usize]) -> String {
+    shaped("vector", dtype, dims, "")
+}
+
+impl Block {
+    /// The `n`th argument of the kernel.
+    pub fn new(n: usize, dtype: DType, dims: Vec<usize>) -> Self {
+        Block { name: format!("%b{n}"), dtype, dims }
+    }
+
+    fn ty(&self) -> String {
+        shaped("memref", self.dtype, &self.dims, ", #tpu.memory_space<vmem>")
+    }
+
+    /// `%name: type`, as a function's head has it.
+    pub fn argument(&self) -> String {
+        format!("{}: {}", self.name, self.ty())
+    }
+
+    /// What is not one row.
+    fn matrix(&self) -> [usize; 2] {
+        let n = self.dims.len();
+        [self.dims[n - 2], self.dims[n - 1]]
+    }
+}
+
+impl Code {
+    /// Everything written so far.
+    pub fn text(&self) -> String {
+        self.0.borrow().lines.concat()
+    }
+
+    fn line(&self, text: &str) {
+        let mut state = self.0.borrow_mut();
+        let indent = "  ".repeat(state.depth + 2);
+        state.lines.push(format!("{indent}{text}\n"));
+    }
+
+    fn define(&self, text: &str) -> String {
+        let name = {
+            let mut state = self.0.borrow_mut();
+            state.names += 1;
+            format!("%{}", state.names - 1)
+        };
+        self.line(&format!("{name} = {text}"));
+        name
+    }
+
+    fn matrix(&self, text: &str, dtype: DType, dims: [usize; 2]) -> Matrix {
+        Matrix { code: self.clone(), name: self.define(text), dtype, dims }
+    }
+
+    /// The place along an axis of the grid.
+    pub fn place(&self, axis: usize) -> Int {
+        Int { code: self.clone(), name: grid_axis(axis) }
+    }
+
+    /// A number.
+    pub fn int(&self, value: usize) -> Int {
+        Int { code: self.clone(), name: self.define(&format!("arith.constant {value} : i32")) }
+    }
+
+    /// A matrix of one number.
+    pub fn full(&self, value: f32, dims: [usize; 2]) -> Matrix {
+        let ty = vector(DType::F32, &dims);
+        self.matrix(&format!("arith.constant dense<{value:.9e}> : {ty}"), DType::F32, dims)
+    }
+
+    /// Each element's index along an axis.
+    pub fn iota(&self, dims: [usize; 2], axis: usize) -> Matrix {
+        let text = format!("tpu.iota {{dimensions = array<i32: {axis}>}} : {}", vector(DType::I32, &dims));
+        self.matrix(&text, DType::I32, dims)
+    }
+
+    fn origin(&self, block: &Block) -> String {
+        let zero = self.define("arith.constant 0 : index");
+        vec![zero; block.dims.len()].join(", ")
+    }
+
+    /// A whole block; all of its dimensions but the last two are 1.
+    pub fn load(&self, block: &Block) -> Matrix {
+        let whole = vector(block.dtype, &block.dims);
+        let text = format!("vector.load {}[{}] : {}, {whole}", block.name, self.origin(block), block.ty());
+        let dims = block.matrix();
+        let loaded = self.define(&text);
+        if block.dims.len() == 2 {
+            return Matrix { code: self.clone(), name: loaded, dtype: block.dtype, dims };
+        }
+        let text = format!("vector.shape_cast {loaded} : {whole} to {}", vector(block.dtype, &dims));
+        self.matrix(&text, block.dtype, dims)
+    }
+
+    /// Overwrites a block.
+    pub fn store(&self, block: &Block, value: &Matrix) {
+        let whole = vector(block.dtype, &block.dims);
+        let value = value.to(block.dtype).broadcast(block.matrix());
+        let name = match block.dims.len() {
+            2 => value.name.clone(),
+            _ => self.define(&format!("vector.shape_cast {} : {} to {whole}", value.name, value.ty())),
+        };
+        let (origin, ty) = (self.origin(block), block.ty());
+        self.line(&format!(
+            "tpu.vector_store {}[{origin}], {name} {{strides = array<i32>}} : {ty}, {whole},",
+            block.name
+        ));
+    }
+
+    /// What runs only if a condition holds.
+    pub fn when(&self, condition: &Flag, body: impl FnOnce()) {
+        self.line(&format!("scf.if {} {{", condition.name));
+        self.0.borrow_mut().depth += 1;
+        body();
+        self.0.borrow_mut().depth -= 1;
+        self.line("}");
+    }
+}
+
+/// What the grid's place along an axis is called.
+pub(super) fn grid_axis(axis: usize) -> String {
+    format!("%g{axis}")
+}
+
+impl Int {
+    fn binary(&self, op: &str, other: &Int) -> Int {
+        let name = self.code.define(&format!("arith.{op} {}, {} : i32", self.name, other.name));
+        Int { code: self.code.clone(), name }
+    }
+
+    /// Sum with a number.
+    pub fn plus(&self, n: usize) -> Int {
+        self.binary("addi", &self.code.int(n))
+    }
+
+    /// Product with a number.
+    pub fn times(&self, n: usize) -> Int {
+        self.binary("muli", &self.code.int(n))
+    }
+
+    /// Whether it is a number.
+    pub fn is(&self, n: usize) -> Flag {
+        let other = self.code.int(n);
+        Flag { name: self.code.define(&format!("arith.cmpi eq, {}, {} : i32", self.name, other.name)) }
+    }
+
+    /// A matrix of it.
+    pub fn splat(&self, dims: [usize; 2]) -> Matrix {
+        let text = format!("vector.broadcast {} : i32 to {}", self.name, vector(DType::I32, &dims));
+        self.code.matrix(&text, DType::I32, dims)
+    }
+}
+
+impl Matrix {
+    fn ty(&self) -> String {
+        vector(self.dtype, &self.dims)
+    }
+
+    fn broadcast(&self, dims: [usize; 2]) -> Matrix {
+        if dims == self.dims {
+            return self.clone();
+        }
+        debug_assert!(
+            self.dims.iter().zip(dims).all(|(&own, to)| own == 1 || own == to),
+            "{:?} to {dims:?}",
+            self.dims
+        );
+        let text = format!("vector.broadcast {} : {} to {}", self.name, self.ty(), vector(self.dtype, &dims));
+        self.code.matrix(&text, self.dtype, dims)
+    }
+
+    /// Both in their common shape.
+    fn joined(&self, other: &Matrix) -> [Matrix; 2] {
+        let dims = [0, 1].map(|axis| self.dims[axis].max(other.dims[axis]));
+        [self, other].map(|m| m.broadcast(dims))
+    }
+
+    fn binary(&self, op: &str, other: &Matrix) -> Matrix {
+        debug_assert_eq!(self.dtype, other.dtype, "{op}");
+        let [a, b] = self.joined(other);
+        self.code.matrix(&format!("arith.{op} {}, {} : {}", a.name, b.name, a.ty()), a.dtype, a.dims)
+    }
+
+    /// The sum of floats.
+    pub fn plus(&self, other: &Matrix) -> Matrix {
+        self.binary("addf", other)
+    }
+
+    /// The difference of floats.
+    pub fn minus(&self, other: &Matrix) -> Matrix {
+        self.binary("subf", other)
+    }
+
+    /// The product of floats, element by element.
+    pub fn times(&self, other: &Matrix) -> Matrix {
+        self.binary("mulf", other)
+    }
+
+    /// The product with a number.
+    pub fn scaled(&self, factor: f64) -> Matrix {
+        self.times(&self.code.full(factor as f32, self.dims))
+    }
+
+    /// The quotient of floats.
+    pub fn over(&self, other: &Matrix) -> Matrix {
+        self.binary("divf", other)
+    }
+
+    /// The larger of floats.
+    pub fn maximum(&self, other: &Matrix) -> Matrix {
+        self.binary("maximumf", other)
+    }
+
+    /// Two to its power.
+    pub fn exp2(&self) -> Matrix {
+        self.code.matrix(&format!("math.exp2 {} : {}", self.name, self.ty()), self.dtype, self.dims)
+    }
+
+    /// Floats in another width, rounded to nearest.
+    pub fn to(&self, dtype: DType) -> Matrix {
+        if dtype == self.dtype {
+            return self.clone();
+        }
+        let op = if dtype.size() < self.dtype.size() { "truncf" } else { "extf" };
+        let text = format!("arith.{op} {} : {} to {}", self.name, self.ty(), vector(dtype, &self.dims));
+        self.code.matrix(&text, dtype, self.dims)
+    }
+
+    fn reduced(&self, how: &str, start: f32) -> Matrix {
+        let n = self.dims[0];
+        let flat = vector(DType::F32, &[n]);
+        // Infinity has no decimal form: its bits are written.
+        let start = self.code.define(&format!("arith.constant dense<0x{:08X}> : {flat}", start.to_bits()));
+        let ty = self.ty();
+        let sums =
+            self.code.define(&format!("vector.multi_reduction <{how}>, {}, {start} [1] : {ty} to {flat}", self.name));
+        let column = vector(DType::F32, &[n, 1]);
+        self.code.matrix(&format!("vector.shape_cast {sums} : {flat} to {column}"), DType::F32, [n, 1])
+    }
+
+    /// The largest of each row, a column.
+    pub fn row_max(&self) -> Matrix {
+        self.reduced("maximumf", f32::NEG_INFINITY)
+    }
+
+    /// The sum of each row, a column.
+    pub fn row_sum(&self) -> Matrix {
+        self.reduced("add", 0.0)
+    }
+
+    /// Columns `times` times in a row, a register's lanes at a time.
+    pub fn repeated(&self, times: usize) -> Matrix {
+        if times == 1 {
+            return self.clone();
+        }
+        let dims = [self.dims[0], self.dims[1] * times];
+        let (names, types) = (vec![self.name.as_str(); times].join(", "), vec![self.ty(); times].join(", "));
+        let text = format!("tpu.concatenate {names} in 1 : {types} -> {}", vector(self.dtype, &dims));
+        self.code.matrix(&text, self.dtype, dims)
+    }
+
+    /// Where integers are smaller than a number.
+    pub fn below(&self, n: usize) -> Matrix {
+        self.compared("slt", &self.code.int(n).splat(self.dims))
+    }
+
+    /// Where integers are at least a number.
+    pub fn at_least(&self, n: usize) -> Matrix {
+        self.compared("sge", &self.code.int(n).splat(self.dims))
+    }
+
+    /// Where integers are equal.
+    pub fn equals(&self, other: &Int) -> Matrix {
+        self.compared("eq", &other.splat(self.dims))
+    }
+
+    fn compared(&self, how: &str, other: &Matrix) -> Matrix {
+        let text = format!("arith.cmpi {how}, {}, {} : {}", self.name, other.name, self.ty());
+        self.code.matrix(&text, DType::Bool, self.dims)
+    }
+
+    /// The sum of integers.
+    pub fn shifted(&self, by: &Int) -> Matrix {
+        self.binary("addi", &by.splat(self.dims))
+    }
+
+    /// Where both hold.
+    pub fn and(&self, other: &Matrix) -> Matrix {
+        self.binary("andi", other)
+    }
+
+    /// Of a mask: `yes` where it holds, else `no`.
+    pub fn select(&self, yes: &Matrix, no: &Matrix) -> Matrix {
+        let [yes, no] = yes.joined(no).map(|m| m.broadcast(self.dims));
+        let text = format!("arith.select {}, {}, {} : {}, {}", self.name, yes.name, no.name, self.ty(), yes.ty());
+        self.code.matrix(&text, yes.dtype, yes.dims)
+    }
+
+    /// The product of matrices, `[n, k]` with `[k, m]`, or with `[m, k]` where the second is `turned`. Sums in f32; f32
+    /// operands keep all their digits.
+    pub fn product(&self, other: &Matrix, turned: bool) -> Matrix {
+        let dims = [self.dims[0], if turned { other.dims[0] } else { other.dims[1] }];
+        let start = self.code.full(0.0, dims);
+        let numbers = match turned {
+            true => "[1], [1], [0], [0], [0, 0, 1, 0], [], []",
+            false => "[1], [0], [0], [1], [0, 0, 1, 1], [], []",
+        };
+        let precision = match self.dtype {
+            DType::F32 => "precision = #tpu.contract_precision<fp32>, ",
+            _ => "",
+        };
+        let text = format!(
+            "tpu.matmul {}, {}, {} {{dimension_numbers = #tpu.dot_dimension_numbers<{numbers}>, \
+             {precision}transpose_lhs_hint = false}} : {}, {}, {} -> {}",
+            self.name,
+            other.name,
+            start.name,
+            self.ty(),
+            other.ty(),
+            start.ty(),
+            start.ty()
+        );
+        self.code.matrix(&text, DType::F32, dims)
+    }
+}
