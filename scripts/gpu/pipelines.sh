@@ -27,6 +27,9 @@ row two_stage_sequence 2 -c ltx2_two_stage "${size[@]}" --layout sequence --mesh
 row ltx2_3_cfg 4 -c ltx2_3_two_stage "${size[@]}" --layout cfg --mesh cfg=4 "${end[@]}"
 row ltx2_3_sequence 4 -c ltx2_3_two_stage "${size[@]}" --layout sequence --mesh cfg=2,context=2 "${end[@]}"
 row ltx2_3_tensor 4 -c ltx2_3_two_stage "${size[@]}" --layout tensor --mesh tensor=4 "${end[@]}"
+# The same on two, and its two loops alone, for kernels.sh.
+row ltx2_3_tensor_two 2 -c ltx2_3_two_stage "${size[@]}" --layout tensor --mesh tensor=2 "${end[@]}"
+row ltx2_3_tensor_loops 2 -c ltx2_3_two_stage "${size[@]}" --layout tensor --mesh tensor="$gpus" --steps 4 --programs denoise,refine
 # The same at the preset's 1536x1024.
 row ltx2_3_sequence_large 4 -c ltx2_3_two_stage --layout sequence --mesh cfg=2,context=2 "${end[@]}"
 row ltx2_3_decoder 1 -c ltx2_3 --layout replicated --mesh data=1 --programs video-decoder,vocoder

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 
-# Slice as Google's documents or this project's issues name it, its topology, the meshes that were weighed.
+# Slice by the name of docs/tpu.md, its topology, the meshes that were weighed.
 SLICES = [
     ("v5e-16", "tpu:v5e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8"]),
     ("v6e-8", "tpu:v6e:2x4", ["fsdp-ulysses context=8", "fsdp-ulysses cfg=2,context=4", "tensor tensor=8", "tensor cfg=2,tensor=4"]),
