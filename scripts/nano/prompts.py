@@ -1,8 +1,15 @@
-"""Writes the held-out prompts of the tests, and what is to be seen and heard: prompts.py FILE. Any 8 in a row have every motion once."""
+"""Writes what the tests ask for, all of it held out from training: prompts.py FOLDER
+
+prompts.json: prompts with what is to be seen and heard, of which any eight in a row have every motion once.
+first.png: the first frame of a clip of the second prompt, to be given to image_to_video.
+"""
 
 import json
 import pathlib
 import sys
+
+import torch
+from PIL import Image
 
 import world
 from score import test_scenes
@@ -13,14 +20,19 @@ PITCHES = dict(zip(world.SIZES, ("high", "middle", "low")))
 
 
 def main():
-    told = names(test_scenes(600))
-    kinds = [[scene for scene in told if scene["motion"] == motion][:EACH] for motion in world.MOTIONS]
+    folder = pathlib.Path(sys.argv[1])
+    scenes = test_scenes(600)
+    told = names(scenes)
+    kinds = [[i for i, scene in enumerate(told) if scene["motion"] == motion][:EACH] for motion in world.MOTIONS]
+    chosen = [i for row in zip(*kinds) for i in row]
     lines = []
-    for scene in (scene for row in zip(*kinds) for scene in row):
+    for scene in (told[i] for i in chosen):
         pitch = "silent" if scene["silent"] else PITCHES[scene["size"]]
         kept = {key: scene[key] for key in ("colour", "background", "motion", "shape")}
         lines.append(json.dumps({"prompt": plain_caption(scene), **kept, "pitch": pitch}))
-    pathlib.Path(sys.argv[1]).write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    (folder / "prompts.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    first = world.render(scenes[chosen[1:2]], torch.zeros(1))[0][0, :, 0]
+    Image.fromarray(((first + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()).save(folder / "first.png")
 
 
 if __name__ == "__main__":

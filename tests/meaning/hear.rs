@@ -28,7 +28,8 @@ pub fn hear(samples: &Array2<f32>, rate: usize) -> Heard {
     }
     // A little off is the same class.
     let tunings = (-6..=6).map(|step| 1.0 + 0.02 * f64::from(step));
-    let strengths = PITCHES.map(|(_, pitch)| tunings.clone().map(|t| strength(&mono, rate, t * pitch)).fold(0.0, f64::max));
+    let strengths =
+        PITCHES.map(|(_, pitch)| tunings.clone().map(|t| strength(&mono, rate, t * pitch)).fold(0.0, f64::max));
     let strongest = strengths.iter().copied().fold(0.0, f64::max);
     // Overtones of a low tone lie on the higher classes, never the other way round.
     let lowest = strengths.iter().position(|s| *s > 0.5 * strongest).expect("the strongest itself");

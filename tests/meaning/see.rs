@@ -62,9 +62,8 @@ fn spots(frames: &Frames, scale: f64) -> Vec<Spot> {
             [0, 1, 2].map(|c| median(row(c).collect()))
         })
         .collect();
-    let contrast = |p: [u8; 3], y: usize| {
-        p.iter().zip(usual[y]).map(|(p, u)| (f64::from(*p) - u).abs()).fold(0.0, f64::max)
-    };
+    let contrast =
+        |p: [u8; 3], y: usize| p.iter().zip(usual[y]).map(|(p, u)| (f64::from(*p) - u).abs()).fold(0.0, f64::max);
     let places: Vec<(usize, usize)> = (0..height).flat_map(|y| (0..width).map(move |x| (y, x))).collect();
     let most = frames.iter().flat_map(|f| places.iter().map(move |&(y, x)| (f, y, x)));
     let most = most.map(|(f, y, x)| contrast(pixel(f, y, x), y)).fold(0.0, f64::max);
@@ -127,8 +126,20 @@ fn motion(spots: &[Spot]) -> &'static str {
     let (dx, dy) = (change(|s| s.x), change(|s| s.y));
     match () {
         () if height > 14.0 && height > width && travelled > 1.6 * dy.abs() + 6.0 => "bounce",
-        () if dx.abs() > dy.abs() => if dx > 0.0 { "right" } else { "left" },
-        () => if dy > 0.0 { "down" } else { "up" },
+        () if dx.abs() > dy.abs() => {
+            if dx > 0.0 {
+                "right"
+            } else {
+                "left"
+            }
+        }
+        () => {
+            if dy > 0.0 {
+                "down"
+            } else {
+                "up"
+            }
+        }
     }
 }
 
