@@ -157,29 +157,32 @@ fn clips_follow_their_prompts() {
     score.must_be_good();
 }
 
-/// All held-out prompts; and with too few steps to get by without guidance, what guidance gives.
 #[test]
-#[ignore = "a quarter of an hour: make test-nano"]
-fn all_clips_follow_their_prompts_and_guidance_matters() {
+#[ignore = "minutes: make test-nano"]
+fn all_clips_follow_their_prompts() {
     let Some(mut studio) = Studio::open("nano", &[]) else { return };
     let prompts = prompts();
     assert!(prompts.len() >= 60);
     let score = studio.score(&prompts, |_| ());
     score.tell("all held-out prompts");
     score.must_be_good();
+}
 
-    // Twenty steps do without guidance, three do not; and where the prompt has no part nothing is right but by chance.
-    let sigmas = studio.models.scheduler.sigmas(3, 48).expect("a schedule");
+/// Twenty steps do without guidance, two do not; and where the prompt has no part, what is right is so by chance.
+#[test]
+#[ignore = "minutes: make test-nano"]
+fn clips_are_worse_without_guidance_and_wrong_without_prompts() {
+    let Some(mut studio) = Studio::open("nano", &["sampler.steps=2"]) else { return };
+    let prompts = prompts();
     let mut at = |what: &str, prompts: &[Wanted], cfg: f32| {
-        let scale = Scales { cfg, ..Scales::NEUTRAL };
-        let score = studio.score(prompts, |r| (r.sigmas, r.scales) = (sigmas.clone(), [scale; 2]));
+        let score = studio.score(prompts, |r| r.scales = [Scales { cfg, ..Scales::NEUTRAL }; 2]);
         score.tell(what);
         score.share("all")
     };
-    let with = at("3 steps, guidance 3", &prompts, 3.0);
-    let without = at("3 steps, no guidance", &prompts, 1.0);
-    let unheard = at("3 steps, the prompt left out", &prompts[..16], 0.0);
-    assert!(with >= without + 0.05, "with guidance {with}, without {without}");
+    let with = at("2 steps, guidance 3", &prompts, 3.0);
+    let without = at("2 steps, no guidance", &prompts, 1.0);
+    let unheard = at("2 steps, the prompt left out", &prompts[..16], 0.0);
+    assert!(with >= without + 0.1, "with guidance {with}, without {without}");
     assert!(unheard < 0.1, "with nothing asked for {unheard}");
 }
 
