@@ -2,12 +2,19 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo test check lint host-test plugins test-tpu test-mosaic tpu-tables test-gpu test-processes-gpu ablations-gpu ablations layouts-figure fixtures clean-demo
+.PHONY: demo nano-sheet test-nano nano-parity test check lint host-test plugins test-tpu test-mosaic tpu-tables test-gpu test-processes-gpu ablations-gpu ablations layouts-figure fixtures clean-demo
 
-# A random tiny model, then a video with sound from it.
+# A video with sound from a prompt, by the trained toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
+PROMPT ?= a red circle bounces on blue, low beeps
 demo: $(CPU_PLUGIN)
-	@test -d models/nano || $(LTX2) init --preset nano --seed 1 models/nano
-	$(LTX2) generate -c configs/nano.yml --prompt "a lighthouse over a quiet sea at dawn" -o out/demo.mp4 --force
+	$(LTX2) generate -c configs/nano.yml --prompt "$(PROMPT)" -o out/demo.mp4 --force
+
+# The README's picture of what the toy model makes of the prompts in docs/images/nano.txt.
+nano-sheet: $(CPU_PLUGIN)
+	rm -rf out/sheet
+	$(LTX2) generate -c configs/nano.yml --platform cpu --prompts docs/images/nano.txt -o out/sheet/clips \
+		--set output.save_frames=out/sheet/frames --set output.save_audio=out/sheet/sounds
+	cargo run --locked --release --example contact_sheet out/sheet/frames out/sheet/sounds > docs/images/nano.png
 
 $(LTX2): FORCE
 	cargo build --release --locked
@@ -34,6 +41,15 @@ test: lint
 	target/debug/ltx2 plugin install cpu
 	LTX2_REQUIRE_PLUGIN=1 cargo test --locked
 	cargo build --locked --examples
+
+# All held-out prompts of the toy model, with guidance and without; `make test` has some of them.
+test-nano: $(CPU_PLUGIN)
+	LTX2_REQUIRE_PLUGIN=1 cargo test --locked --release --test meaning -- --include-ignored --nocapture
+
+# The same clips by diffusers from the same weights and noise, and the scores of both; needs the .venv of `make fixtures`.
+nano-parity: $(CPU_PLUGIN)
+	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2)
+	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2) --dtype bf16 --count 8
 
 # Compile-only checks against the real TPU compiler.
 test-tpu:

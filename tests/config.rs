@@ -157,7 +157,7 @@ fn a_dry_run_says_what_would_be_done() {
         &["generate", "-c", "nano", "-p", "x", "--num-videos", "2", "-o", "clips", "--dry-run", "--json"],
     );
     let plan: serde_json::Value = serde_json::from_str(&json.out).expect("JSON on stdout");
-    assert_eq!(plan["video_latents"], serde_json::json!([4, 5, 8]));
+    assert_eq!(plan["video_latents"], serde_json::json!([4, 3, 4]));
     assert_eq!(plan["outputs"], serde_json::json!(["clips/0000_10.mp4", "clips/0001_11.mp4"]));
     assert!(!dir.path().join("clips").exists(), "a dry run writes nothing");
 }

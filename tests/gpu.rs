@@ -77,7 +77,7 @@ fn run(dir: &Path, name: &str, platform: &str, dtype: &str, more: &[&str]) -> Ru
     let mut command = ltx2();
     command.args(["generate", "-c", "nano", "--weights", "random", "--platform", platform, "--dtype", dtype]);
     command.args(["--width", "256", "--height", "192", "--num-frames", "25", "--steps", "3", "--seed", "3"]);
-    command.args(["--guidance-scale", "3", "--prompt", "a lighthouse", "--force"]);
+    command.args(["--max-sequence-length", "512", "--guidance-scale", "3", "--prompt", "a lighthouse", "--force"]);
     command.arg("--model").arg(model).arg("--dump").arg(&dump).arg("-o").arg(&out).args(more);
     let done = command.output().expect("runs");
     assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));

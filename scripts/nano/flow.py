@@ -10,6 +10,8 @@ import world
 from words import encode
 
 GRID = ((world.FRAMES - 1) // 8 + 1, world.HEIGHT // 32, world.WIDTH // 32)
+LARGE = (GRID[0], 2 * GRID[1], 2 * GRID[2])
+"""The second stage's, of twice the pixels each way."""
 AUDIO_TOKENS = (world.MEL_FRAMES + 3) // 4
 
 
@@ -26,21 +28,24 @@ class Generator(torch.nn.Module):
         self._positions()
 
     def _positions(self):
-        """Computes the rotary tables once: the grid never changes here, and a table a step is many small kernels."""
+        """Computes the rotary tables once: there are two grids, and a table a step is many small kernels."""
         t = self.transformer
         device = next(t.parameters()).device
-        video = t.rope.prepare_video_coords(1, *GRID, device, fps=float(world.FPS))
+        videos = [t.rope.prepare_video_coords(1, *grid, device, fps=float(world.FPS)) for grid in (GRID, LARGE)]
         audio = t.audio_rope.prepare_audio_coords(1, AUDIO_TOKENS, device)
-        for module, coords in (
-            (t.rope, video), (t.audio_rope, audio), (t.cross_attn_rope, video[:, :1]), (t.cross_attn_audio_rope, audio[:, :1]),
+        firsts = [video[:, :1] for video in videos]
+        for module, grids in (
+            (t.rope, videos), (t.audio_rope, [audio]), (t.cross_attn_rope, firsts), (t.cross_attn_audio_rope, [audio[:, :1]]),
         ):
-            table = module(coords, device=device)
-            module.forward = lambda coords, device=None, table=table: tuple(x.expand(len(coords), *x.shape[1:]) for x in table)
+            tables = {coords.shape[2]: module(coords, device=device) for coords in grids}
+            module.forward = lambda coords, device=None, tables=tables: tuple(
+                x.expand(len(coords), *x.shape[1:]) for x in tables[coords.shape[2]]
+            )
         for connector in (self.connectors.video_connector, self.connectors.audio_connector):
             rope = connector.rope
             table = rope(1, model.TOKENS, device)
             rope.forward = lambda batch, length, device, table=table: tuple(x.expand(batch, *x.shape[1:]) for x in table)
-        self.video_coords, self.audio_coords = video, audio
+        self.video_coords, self.audio_coords = {video.shape[2]: video for video in videos}, audio
 
     def context(self, ids, mask):
         """Token ids and mask [batch, tokens] to the two streams' contexts."""
@@ -55,13 +60,17 @@ class Generator(torch.nn.Module):
         ).hidden_states
         return self.connectors(torch.stack(states, dim=-1).flatten(2, 3), mask)[:2]
 
-    def velocity(self, video, audio, contexts, sigma):
-        """Velocities of packed latents [batch, 48, 32] and [batch, 26, 32] at noise level sigma [batch]."""
-        batch = len(video)
+    def velocity(self, video, audio, contexts, sigma, kept=None):
+        """Velocities of packed latents [batch, n, 32] and [batch, 26, 32] at noise level sigma [batch].
+
+        `kept` [batch, n] is 1 for tokens of a given frame, which have no noise.
+        """
+        batch, count = video.shape[:2]
+        each = sigma[:, None].expand(-1, count) if kept is None else sigma[:, None] * (1 - kept)
         return self.transformer(
             hidden_states=video, audio_hidden_states=audio, encoder_hidden_states=contexts[0],
-            audio_encoder_hidden_states=contexts[1], timestep=sigma * 1000, sigma=sigma * 1000,
-            video_coords=self.video_coords.expand(batch, -1, -1, -1),
+            audio_encoder_hidden_states=contexts[1], timestep=each * 1000, audio_timestep=sigma * 1000,
+            sigma=sigma * 1000, video_coords=self.video_coords[count].expand(batch, -1, -1, -1),
             audio_coords=self.audio_coords.expand(batch, -1, -1, -1), use_cross_timestep=True, return_dict=False,
         )
 

@@ -67,7 +67,7 @@ CONFIGS = {
         bwe_resnet_dilations=[[1, 3], [1, 3]], filter_length=256, window_length=256, hop_length=80, num_mel_channels=64,
     ),
     "latent_upsampler": dict(
-        in_channels=_LATENT, mid_channels=32, num_blocks_per_stage=1, dims=3, spatial_upsample=True,
+        in_channels=_LATENT, mid_channels=64, num_blocks_per_stage=1, dims=2, spatial_upsample=True,
         temporal_upsample=False, rational_spatial_scale=2.0, use_rational_resampler=False,
     ),
 }

@@ -1,44 +1,90 @@
-"""How far a run of `ltx2 generate --reference diffusers --dump FILE` is from diffusers' own classes on the same weights and noise.
+"""Clips of held-out prompts by `ltx2` and by diffusers, from the same weights and noise: how far apart they are, and the
+scores of both.
 
-    python parity.py MODEL FILE PROMPT --steps 20 --guidance 3
+    python parity.py assets/nano target/release/ltx2 --count 24 [--dtype bf16]
+
+With `--reference FILE`, diffusers' frames and samples of the first prompt are kept for tests/meaning.rs.
 """
 
 import argparse
+import json
+import pathlib
+import subprocess
+import tempfile
 
 import torch
 from diffusers import LTX2Pipeline
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import world
+from score import judge, table
+
+PROMPTS = "tests/fixtures/nano/prompts.json"
+STEPS, GUIDANCE, TOKENS, RATE = 20, 3.0, 64, 48_000
+SIZES = {"high": "small", "middle": "medium", "low": "large", "silent": None}
 
 
 def psnr(a, b):
     return -10 * (a.double() - b.double()).square().mean().clamp(min=1e-20).log10().item()
 
 
-def main():
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("model"), ask.add_argument("file"), ask.add_argument("prompt")
-    ask.add_argument("--steps", type=int, default=20)
-    ask.add_argument("--guidance", type=float, default=3.0)
-    args = ask.parse_args()
-    dump = load_file(args.file)
-    pipe = LTX2Pipeline.from_pretrained(args.model, dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
+def reference(pipe, prompt, noise, audio_noise):
+    """Diffusers' frames [1, frames, 3, height, width] in 0..1 and samples [1, 2, n] of unpacked noise."""
     vae, audio = pipe.vae, pipe.audio_vae
     wide = (1, -1, 1, 1, 1)
     # The pipeline takes noise as latents that it normalises first.
-    video_noise = dump["noise.video"] * vae.latents_std.view(wide) + vae.latents_mean.view(wide)
-    packed = dump["noise.audio"].permute(0, 2, 1, 3).flatten(2) * audio.latents_std + audio.latents_mean
-    audio_noise = packed.unflatten(2, dump["noise.audio"].shape[1::2]).permute(0, 2, 1, 3)
-    frames, sound = pipe(
-        prompt=[args.prompt], height=world.HEIGHT, width=world.WIDTH, num_frames=world.FRAMES, frame_rate=float(world.FPS),
-        num_inference_steps=args.steps, guidance_scale=args.guidance, audio_guidance_scale=args.guidance, stg_scale=0.0,
+    video = noise * vae.latents_std.view(wide) + vae.latents_mean.view(wide)
+    packed = audio_noise.permute(0, 2, 1, 3).flatten(2) * audio.latents_std + audio.latents_mean
+    sound = packed.unflatten(2, audio_noise.shape[1::2]).permute(0, 2, 1, 3)
+    return pipe(
+        prompt=[prompt], height=world.HEIGHT, width=world.WIDTH, num_frames=world.FRAMES, frame_rate=float(world.FPS),
+        num_inference_steps=STEPS, guidance_scale=GUIDANCE, audio_guidance_scale=GUIDANCE, stg_scale=0.0,
         audio_stg_scale=0.0, modality_scale=1.0, audio_modality_scale=1.0, guidance_rescale=0.0, audio_guidance_rescale=0.0,
-        spatio_temporal_guidance_blocks=None, latents=video_noise, audio_latents=audio_noise,
-        max_sequence_length=dump["prompt_embeds"].shape[1], output_type="pt", return_dict=False,
+        spatio_temporal_guidance_blocks=None, latents=video, audio_latents=sound, max_sequence_length=TOKENS,
+        output_type="pt", return_dict=False,
     )
-    print(f"frames {psnr(frames, dump['video']):.1f} dB, samples {psnr(sound, dump['audio']):.1f} dB")
+
+
+def generate(program, model, prompts, dtype, folder):
+    """The dumps of a run of all prompts."""
+    lines = folder / "prompts.txt"
+    lines.write_text("".join(f"{p['prompt']}\n" for p in prompts))
+    subprocess.run(
+        [program, "generate", "-c", "configs/nano.yml", "-m", model, "--platform", "cpu", "--dtype", dtype, "--prompts", lines,
+         "--dump", folder / "dump.safetensors", "-o", folder / "clips"],
+        check=True, stdout=subprocess.DEVNULL,
+    )
+    return sorted(folder.glob("dump*.safetensors"))
+
+
+def main():
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("model"), ask.add_argument("program")
+    ask.add_argument("--count", type=int, default=10**9)
+    ask.add_argument("--dtype", default="f32")
+    ask.add_argument("--reference")
+    args = ask.parse_args()
+    prompts = json.loads(pathlib.Path(PROMPTS).read_text())[: args.count]
+    pipe = LTX2Pipeline.from_pretrained(args.model, torch_dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    marks, far = {"ltx2": [], "diffusers": []}, {"frames": [], "samples": []}
+    with tempfile.TemporaryDirectory() as folder:
+        dumps = generate(args.program, args.model, prompts, args.dtype, pathlib.Path(folder))
+        for prompt, file in zip(prompts, dumps, strict=True):
+            dump = load_file(file)
+            frames, sound = reference(pipe, prompt["prompt"], dump["noise.video"], dump["noise.audio"])
+            if args.reference:
+                save_file({"video": frames[:, ::6].half().contiguous(), "audio": sound.half().contiguous()}, args.reference)
+                args.reference = None
+            far["frames"].append(psnr(frames, dump["video"]))
+            far["samples"].append(psnr(sound, dump["audio"]))
+            scene = {**prompt, "silent": prompt["pitch"] == "silent", "size": SIZES[prompt["pitch"]]}
+            for name, video, audio in (("ltx2", dump["video"], dump["audio"]), ("diffusers", frames, sound)):
+                marks[name].append(judge(scene, video[0].permute(0, 2, 3, 1).numpy(), audio[0].numpy(), RATE)[0])
+    for name, values in far.items():
+        print(f"{name}: PSNR {min(values):.1f} dB at least, {sum(values) / len(values):.1f} on average")
+    for name, values in marks.items():
+        print(json.dumps({"score": name, "dtype": args.dtype, **table(values)}))
 
 
 if __name__ == "__main__":

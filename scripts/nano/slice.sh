@@ -1,7 +1,8 @@
 #!/bin/bash
 # One slice of training: slice.sh STAGE SECONDS IN OUT
 #   STAGE  codec (both autoencoders and the vocoder), decoders (the same with latents kept), flow (the generator on IN's
-#          autoencoders), all (codec for SPLIT of the time, then flow), or score
+#          autoencoders), finish (flow, and beside it the video decoder for half of the time and the upsampler), all (codec
+#          for SPLIT of the time, then flow), or score
 #   IN     the model folder to go on from, - for none; OUT is a whole model folder again, with the logs as JSON lines
 # Environment: SPLIT (0.55), STEPS (at most so many steps a stage, for trying things out), EXTRA_FLOW, EXTRA_CODEC (options).
 set -u
@@ -27,6 +28,15 @@ case $stage in
 codec) codec "$seconds" ;;
 decoders) codec "$seconds" --decoder-only ;;
 flow) python3 "$here/train_flow.py" "$in" "$out" --until $((began + seconds)) $steps ${EXTRA_FLOW:-} || echo "flow failed" ;;
+finish)
+    python3 "$here/train_video.py" "$in" "$out" --seconds "$((seconds / 2))" --decoder-only $steps ${EXTRA_CODEC:-} &
+    video=$!
+    python3 "$here/train_upsampler.py" "$in" "$out" --seconds "$((seconds / 16))" $steps ${EXTRA_UPSAMPLER:-} &
+    upsampler=$!
+    python3 "$here/train_flow.py" "$in" "$out" --until $((began + seconds)) $steps ${EXTRA_FLOW:-} || echo "flow failed"
+    wait $upsampler || echo "upsampler failed"
+    wait $video || echo "video failed"
+    ;;
 all)
     first=$(python3 -c "print(int($seconds * ${SPLIT:-0.55}))")
     python3 "$here/train_flow.py" "$in" "$out" --wait "$out" --until $((began + seconds)) $steps ${EXTRA_FLOW:-} &
@@ -39,6 +49,6 @@ case $stage in
 codec | decoders | all) python3 "$here/score.py" "$out" --truth --count ${COUNT:-96} --out "$out/seen" ;;
 esac
 case $stage in
-flow | all | score) python3 "$here/score.py" "$out" --count ${COUNT:-96} --guidance 1 3 --out "$out/seen" ;;
+flow | finish | all | score) python3 "$here/score.py" "$out" --count ${COUNT:-96} --guidance 1 3 --out "$out/seen" ;;
 esac
 echo "slice took $(($(date +%s) - began)) s"

@@ -4,9 +4,9 @@
 """
 
 import argparse
+import math
 import os
 import pathlib
-import random
 import sys
 import time
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 import model
 import world
-from flow import AUDIO_TOKENS, GRID, Codec, Generator
+from flow import AUDIO_TOKENS, GRID, LARGE, Codec, Generator
 from mel import log_mel
 from runtime import Log, Trainer, half, setup
 from words import captions, encode
@@ -28,10 +28,11 @@ CAPTIONS = 4
 class Bank:
     """Latents and captions of the latest clips, overwritten in a ring while training goes on."""
 
-    def __init__(self, size, codec, tokenizer, device, seed):
+    def __init__(self, size, grid, codec, tokenizer, device, seed):
         self.size, self.codec, self.tokenizer, self.device = size, codec, tokenizer, device
+        self.scale = grid[1] // GRID[1]
         self.dice, self.words, self.next = torch.Generator().manual_seed(seed), seed, 0
-        self.video = torch.zeros(size, GRID[0] * GRID[1] * GRID[2], 32, device=device)
+        self.video = torch.zeros(size, math.prod(grid), 32, device=device)
         self.audio = torch.zeros(size, AUDIO_TOKENS, 32, device=device)
         self.ids = torch.zeros(size, CAPTIONS, model.TOKENS, dtype=torch.long, device=device)
 
@@ -44,13 +45,55 @@ class Bank:
             self.words += 1
         ids = torch.tensor(encode(self.tokenizer, [t for row in zip(*texts) for t in row], model.TOKENS)[0])
         scenes = scenes.to(self.device)
-        frames = world.render(scenes)[0].contiguous(memory_format=torch.channels_last_3d)
+        frames = world.render(scenes, scale=self.scale)[0].contiguous(memory_format=torch.channels_last_3d)
         with half(self.device):
             video, audio = self.codec.pack(frames, log_mel(world.sound(scenes), world.MEL_FRAMES))
         rows = slice(self.next, self.next + count)
         self.video[rows], self.audio[rows] = video, audio
         self.ids[rows] = ids.view(count, CAPTIONS, -1).to(self.device, non_blocking=True)
         self.next = (self.next + count) % self.size
+
+
+class Batch:
+    """Latents, captions and noise of one size, drawn anew in place before each step."""
+
+    def __init__(self, count, grid, device):
+        self.video = torch.randn(count, math.prod(grid), 32, device=device)
+        self.audio = torch.randn(count, AUDIO_TOKENS, 32, device=device)
+        self.noise = torch.randn_like(self.video), torch.randn_like(self.audio)
+        self.ids = torch.zeros(count, model.TOKENS, dtype=torch.long, device=device)
+        self.ids[:, -1] = 2
+        self.nothing = self.ids[:1].clone()
+        self.sigma = torch.full((count,), 0.5, device=device)
+        self.kept = torch.zeros(count, math.prod(grid), device=device)
+        self.first = (torch.arange(math.prod(grid), device=device) < grid[1] * grid[2]).float()
+
+    @torch.no_grad()
+    def draw(self, bank):
+        count, device = len(self.video), self.video.device
+        chance = lambda p: torch.rand(count, 1, device=device) < p
+        rows = torch.randint(bank.size, (count,), device=device)
+        self.video.copy_(bank.video[rows])
+        self.audio.copy_(bank.audio[rows])
+        which = torch.randint(CAPTIONS, (count,), device=device)
+        self.ids.copy_(torch.where(chance(0.12), self.nothing, bank.ids[rows, which]))
+        self.noise[0].normal_(), self.noise[1].normal_()
+        # Some clips have their first frame given, as image_to_video has it.
+        self.kept.copy_(chance(0.15) * self.first)
+        # Most where the schedule spends its steps: a logit-normal draw, shifted towards noise.
+        odds = torch.exp(torch.randn(count, device=device) + 0.6)
+        wide = torch.rand(count, device=device)
+        self.sigma.copy_(torch.where(chance(0.2)[:, 0], wide, odds / (1 + odds)).clamp(0.002, 1))
+
+    def losses(self, generator, contexts):
+        """Squared errors of both streams' velocities; what is given counts for nothing."""
+        s = self.sigma[:, None, None]
+        free = (1 - self.kept)[..., None]
+        video = self.video + s * free * (self.noise[0] - self.video)
+        audio = self.audio + s * (self.noise[1] - self.audio)
+        v, a = generator.velocity(video, audio, contexts, self.sigma, self.kept)
+        seen = ((v.float() - self.noise[0] + self.video).square() * free).sum() / (free.sum() * v.shape[2])
+        return seen, F.mse_loss(a.float(), self.noise[1] - self.audio)
 
 
 def main():
@@ -60,6 +103,7 @@ def main():
     ask.add_argument("--until", type=float, help="stop at this time of the clock instead, in seconds since 1970")
     ask.add_argument("--steps", type=int, default=10**9)
     ask.add_argument("--batch", type=int, default=256)
+    ask.add_argument("--large", type=int, default=16, help="clips of the second stage's size beside them in a step")
     ask.add_argument("--bank", type=int, default=16_384)
     ask.add_argument("--rate", type=float, default=1.5e-3)
     ask.add_argument("--seed", type=int, default=3)
@@ -70,21 +114,14 @@ def main():
     model.save_frame(args.target)
     generator = Generator(args.source, device)
     compiled = device.type == "cuda" and os.environ.get("NANO_COMPILE", "1") == "1"
-    video = torch.randn(args.batch, GRID[0] * GRID[1] * GRID[2], 32, device=device)
-    audio = torch.randn(args.batch, AUDIO_TOKENS, 32, device=device)
-    ids = torch.zeros(args.batch, model.TOKENS, dtype=torch.long, device=device)
-    ids[:, -1] = 2
-    sigma = torch.full((args.batch,), 0.5, device=device)
-    noise = (torch.randn_like(video), torch.randn_like(audio))
-    nothing = ids[:1].clone()
+    batches = [Batch(args.batch, GRID, device), Batch(args.large, LARGE, device)]
 
     def loss_of():
-        s = sigma[:, None, None]
+        ids = torch.cat([b.ids for b in batches])
         with half(device):
-            contexts = generator.context(ids, (ids != 0).long())
-            v, a = generator.velocity(video + s * (noise[0] - video), audio + s * (noise[1] - audio), contexts, sigma)
-        seen, heard = F.mse_loss(v.float(), noise[0] - video), F.mse_loss(a.float(), noise[1] - audio)
-        return {"loss": seen + heard, "video": seen, "audio": heard}
+            contexts = zip(*(c.split([args.batch, args.large]) for c in generator.context(ids, (ids != 0).long())))
+            (seen, heard), (large, sound) = (b.losses(generator, c) for b, c in zip(batches, contexts))
+        return {"loss": seen + heard + 0.25 * (large + sound), "video": seen, "audio": heard, "large": large}
 
     if compiled:
         start = time.time()
@@ -101,29 +138,27 @@ def main():
         time.sleep(0.2)
     codec = Codec(args.wait or args.source, device)
     tokenizer = Tokenizer.from_file(f"{args.target}/tokenizer/tokenizer.json")
-    bank = Bank(args.bank, codec, tokenizer, device, args.seed + (random.SystemRandom().getrandbits(20) if args.source else 0))
+    # A slice after others draws other clips than they did.
+    before = pathlib.Path(args.target, "flow.jsonl").read_text().count('"done"')
+    seed = args.seed + 1_000_000 * before
+    banks = [
+        Bank(size, grid, codec, tokenizer, device, seed + i) for i, (size, grid) in enumerate([(args.bank, GRID), (args.bank // 8, LARGE)])
+    ]
     start = time.time()
-    for _ in range(args.bank // 256 or 1):
-        bank.add(min(256, args.bank))
-    log(bank=args.bank, seconds=time.time() - start, video_std=bank.video.std().item(), audio_std=bank.audio.std().item())
+    for bank, chunk in zip(banks, (256, 64)):
+        for _ in range(bank.size // chunk or 1):
+            bank.add(min(chunk, bank.size))
+    log(bank=args.bank, seconds=time.time() - start, video_std=banks[0].video.std().item(),
+        large_std=banks[1].video.std().item(), audio_std=banks[0].audio.std().item())
 
-    @torch.no_grad()
     def feed():
-        rows = torch.randint(bank.size, (args.batch,), device=device)
-        video.copy_(bank.video[rows])
-        audio.copy_(bank.audio[rows])
-        which = torch.randint(CAPTIONS, (args.batch,), device=device)
-        drop = torch.rand(args.batch, 1, device=device) < 0.12
-        ids.copy_(torch.where(drop, nothing, bank.ids[rows, which]))
-        noise[0].normal_(), noise[1].normal_()
-        # Most where the schedule spends its steps: a logit-normal draw, shifted towards noise.
-        odds = torch.exp(torch.randn(args.batch, device=device) + 0.6)
-        wide = torch.rand(args.batch, device=device)
-        sigma.copy_(torch.where(torch.rand(args.batch, device=device) < 0.2, wide, odds / (1 + odds)).clamp(0.002, 1))
+        for batch, bank in zip(batches, banks):
+            batch.draw(bank)
 
     def every(step, share):
         if step % 32 == 31 and args.bank > 256:
-            bank.add(256)
+            banks[0].add(256)
+            banks[1].add(16)
 
     seconds = args.until - time.time() if args.until else args.seconds
     trainer = Trainer([generator], loss_of, feed, args.rate, seconds, log, decay=0.999, warm=300)

@@ -51,58 +51,75 @@ def main():
         vae.encoder.requires_grad_(False)
     pool = world.sample(4096 if device.type == "cpu" else 400_000, torch.Generator().manual_seed(args.seed)).to(device)
 
-    def phase(batch, height, width, rate, seconds, falls, most):
-        """Trains on windows of `height` x `width` pixels around the moving shape."""
-        clips = torch.zeros(batch, 3, world.FRAMES, height, width, device=device)
-        clips = clips.to(memory_format=torch.channels_last_3d)
-        weight = torch.zeros_like(clips[:, :1])
+    class View:
+        """So many windows of `height` x `width` pixels around the moving shape, of pictures drawn at `scale`."""
+
+        def __init__(self, batch, height, width, scale=1):
+            self.whole, self.scale = (height, width) == (scale * world.HEIGHT, scale * world.WIDTH), scale
+            clips = torch.zeros(batch, 3, world.FRAMES, height, width, device=device)
+            self.clips = clips.to(memory_format=torch.channels_last_3d)
+            self.weight = torch.zeros_like(self.clips[:, :1])
 
         @torch.no_grad()
-        def feed():
-            scenes = pool[torch.randint(len(pool), (batch,), device=device)]
-            frames, cover = world.render(scenes)
-            if (height, width) != (world.HEIGHT, world.WIDTH):
-                frames, cover = windows(scenes, height, width, frames, cover)
-            clips.copy_(frames)
+        def draw(self):
+            scenes = pool[torch.randint(len(pool), (len(self.clips),), device=device)]
+            frames, cover = world.render(scenes, scale=self.scale)
+            if not self.whole:
+                frames, cover = windows(scenes, *self.clips.shape[3:], frames, cover)
+            self.clips.copy_(frames)
             # The shape and a rim around it count more than the background that fills most of the picture.
-            weight.copy_(1 + 4 * F.max_pool3d(cover, (1, 7, 7), 1, (0, 3, 3)))
+            self.weight.copy_(1 + 4 * F.max_pool3d(cover, (1, 7, 7), 1, (0, 3, 3)))
 
-        def loss_of():
+        def losses(self):
             with half(device):
-                mean, logvar = moments(vae, clips)
+                mean, logvar = moments(vae, self.clips)
                 out = vae.decoder(mean + (0.5 * logvar).exp() * torch.randn_like(mean)).float()
-            near = ((out - clips).abs() * weight).mean()
-            rims = edge_loss(out, clips)
+            near = ((out - self.clips).abs() * self.weight).mean()
             prior = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-            loss = near + 0.5 * rims + 1e-4 * prior
-            return {"loss": loss, "near": near, "rims": rims, "prior": prior, "logvar": logvar.mean()}
+            return torch.stack([near, edge_loss(out, self.clips), prior, logvar.mean()])
 
-        trainer = Trainer([vae], loss_of, feed, rate, seconds, log, warm=200, falls=falls)
+    def phase(views, rate, seconds, falls, most):
+        def loss_of():
+            near, rims, prior, logvar = sum(view.losses() for view in views) / len(views)
+            loss = near + 0.5 * rims + 1e-4 * prior
+            return {"loss": loss, "near": near, "rims": rims, "prior": prior, "logvar": logvar}
+
+        trainer = Trainer([vae], loss_of, lambda: [view.draw() for view in views], rate, seconds, log, warm=200, falls=falls)
         steps = trainer.run(most)
         trainer.settle()
-        return steps, clips, feed
+        return steps
 
-    # Most of a picture is background: windows teach what a shape looks like at three times the pace, whole pictures the rest.
-    small = (min(64, args.batch * 2), 64, 64)
-    steps = phase(*small, args.rate, 0.55 * args.seconds, False, args.steps)[0]
-    more, clips, feed = phase(args.batch, world.HEIGHT, world.WIDTH, 0.7 * args.rate, 0.45 * args.seconds, True, args.steps)
-    steps += more
-    with torch.no_grad():
+    @torch.no_grad()
+    def measure(view):
+        """PSNR of pictures, and mean and spread of their latents."""
         count, total, square, error = 0, 0, 0, []
-        for i in range(4 if device.type == "cpu" else 64):
-            feed()
+        for _ in range(4 if device.type == "cpu" else 64):
+            view.draw()
             with half(device):
-                mean = moments(vae, clips)[0]
+                mean = moments(vae, view.clips)[0]
                 out = vae.decoder(mean).float()
-            error.append(((out.clamp(-1, 1) - clips) / 2).square().mean().item())
+            error.append(((out.clamp(-1, 1) - view.clips) / 2).square().mean().item())
             total, square = total + mean.double().sum((0, 2, 3, 4)), square + mean.double().square().sum((0, 2, 3, 4))
             count += mean[:, 0].numel()
-        if not args.decoder_only:
-            mean = total / count
-            vae.latents_mean.copy_(mean)
-            vae.latents_std.copy_((square / count - mean.square()).clamp(min=1e-6).sqrt())
-        psnr = -10 * torch.tensor(error).mean().log10().item()
-    log(done=steps, psnr=psnr, std_low=vae.latents_std.min().item(), std_high=vae.latents_std.max().item())
+        mean = total / count
+        return -10 * torch.tensor(error).mean().log10().item(), mean, (square / count - mean.square()).clamp(min=1e-6).sqrt()
+
+    whole = View(args.batch, world.HEIGHT, world.WIDTH)
+    if args.decoder_only:
+        # The second stage's size too, which takes only a decoder that has seen it.
+        large = View(max(args.batch // 8, 1), 2 * world.HEIGHT, 2 * world.WIDTH, 2)
+        steps = phase([whole, large], 0.7 * args.rate, args.seconds, True, args.steps)
+        psnr = {"psnr": measure(whole)[0], "psnr_large": measure(large)[0]}
+    else:
+        # Most of a picture is background: windows teach what a shape looks like at three times the pace, whole pictures the rest.
+        small = View(min(64, args.batch * 2), 64, 64)
+        steps = phase([small], args.rate, 0.55 * args.seconds, False, args.steps)
+        steps += phase([whole], 0.7 * args.rate, 0.45 * args.seconds, True, args.steps)
+        psnr, mean, spread = measure(whole)
+        vae.latents_mean.copy_(mean)
+        vae.latents_std.copy_(spread)
+        psnr = {"psnr": psnr}
+    log(done=steps, **psnr, std_low=vae.latents_std.min().item(), std_high=vae.latents_std.max().item())
     model.save(args.target, "vae", vae)
     pathlib.Path(args.target, "vae.done").touch()
 

@@ -154,14 +154,19 @@ def _distance(shape, x, y, r):
     return torch.where(shape == 3, star, out)
 
 
-def render(s, times=None):
-    """Frames [batch, 3, frames, height, width] in -1..1 and the moving shape's coverage [batch, 1, frames, height, width]."""
+def render(s, times=None, scale=1):
+    """Frames [batch, 3, frames, height, width] in -1..1 and the moving shape's coverage [batch, 1, frames, height, width].
+
+    `scale` draws the same picture with so many times the pixels each way.
+    """
     device = s.dice.device
     times = torch.arange(FRAMES, device=device, dtype=torch.float32) if times is None else times
     cx, cy, r, opacity = (v[:, :, None, None] for v in path(s, times))
     y, x = torch.meshgrid(
-        torch.arange(HEIGHT, device=device) + 0.5, torch.arange(WIDTH, device=device) + 0.5, indexing="ij"
+        (torch.arange(HEIGHT * scale, device=device) + 0.5) / scale,
+        (torch.arange(WIDTH * scale, device=device) + 0.5) / scale, indexing="ij",
     )
+    covered = lambda distance: (0.5 - scale * distance).clamp(0, 1)
     colours = torch.tensor(list(COLOURS.values()), device=device) / 127.5 - 1
     back = torch.tensor(list(BACKGROUNDS.values()), device=device) / 127.5 - 1
     pick = lambda i: i.clamp(min=0)[:, None, None, None]
@@ -171,10 +176,10 @@ def render(s, times=None):
     frames = (back[s.background][:, :, None, None] + light - floor[:, None])[:, :, None]
     ox = torch.where(s.corner % 2 == 0, 13.0, WIDTH - 13.0)[:, None, None, None]
     oy = torch.where(s.corner < 2, 13.0, HEIGHT - 13.0)[:, None, None, None]
-    other = (0.5 - _distance(pick(s.other_shape), x - ox, y - oy, torch.tensor(8.0, device=device))).clamp(0, 1)
+    other = covered(_distance(pick(s.other_shape), x - ox, y - oy, torch.tensor(8.0, device=device)))
     other = (other * (s.other_shape >= 0)[:, None, None, None])[:, None]
     frames = frames + other * (colours[s.other_colour][:, :, None, None, None] - frames)
-    cover = ((0.5 - _distance(pick(s.shape), x - cx, y - cy, r)).clamp(0, 1) * opacity)[:, None]
+    cover = (covered(_distance(pick(s.shape), x - cx, y - cy, r)) * opacity)[:, None]
     frames = frames + cover * (colours[s.colour][:, :, None, None, None] - frames)
     return frames.clamp(-1, 1), cover
 

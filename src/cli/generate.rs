@@ -18,7 +18,7 @@ use crate::runtime::processes::Group;
 /// Makes videos with sound from prompts.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(after_help = "Examples:
-  ltx2 generate -c nano -p \"a lighthouse over a quiet sea at dawn\"
+  ltx2 generate -c nano -p \"a red circle bounces on blue, low beeps\"
   ltx2 generate -c configs/ltx2.yml -p \"a cat plays the piano\" --seconds 5 --seed 1 -o cat.mp4
   ltx2 generate -c my.yml --set guidance.video.cfg=3 --print-config
   ltx2 generate -c out/ltx2_10.json -o again.mp4          repeats an earlier run

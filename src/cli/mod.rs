@@ -33,8 +33,8 @@ pub mod why;
 #[command(name = "ltx2", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:
   ltx2 plugin install cpu
-  ltx2 init --preset nano models/nano
-  ltx2 generate -c nano -p \"a lighthouse over a quiet sea at dawn\"
+  ltx2 generate -c nano -p \"a red circle bounces on blue, low beeps\"
+  ltx2 generate -c ltx2_3 -m LTX-2.3 -p \"a lighthouse over a quiet sea at dawn\"
 
 stdout carries results only; LTX2_LOG (e.g. debug, ltx2::runtime=trace) overrides -v and -q.")]
 pub struct Cli {

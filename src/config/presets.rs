@@ -19,7 +19,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 11] = [
+pub const CONFIGS: [(&str, &str); 12] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -30,6 +30,7 @@ pub const CONFIGS: [(&str, &str); 11] = [
     config!("ltx2_3_distilled"),
     config!("ltx2_3_hq"),
     config!("nano"),
+    config!("nano_two_stage"),
     config!("nano_2_3"),
 ];
 

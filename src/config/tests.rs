@@ -83,7 +83,7 @@ fn every_shipped_file_loads() {
         from_file.config.placement(1).unwrap();
     }
     let nano = load(&Given { file: Some("configs/nano.yml".into()), ..Given::default() }).unwrap();
-    assert_eq!(nano.config.model.path, "models/nano");
+    assert_eq!(nano.config.model.path, "assets/nano");
     assert_eq!((nano.config.request.num_frames, nano.config.runtime.dtype), (25, Dtype::F32));
     assert!(nano.config.not_built().is_empty());
     let full = load(&Given { file: Some("ltx2_full_guidance".into()), ..Given::default() }).unwrap().config;

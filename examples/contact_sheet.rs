@@ -1,0 +1,62 @@
+//! A picture of several clips with their sound: a row of frames each, and below it how loud it is, on the same clock.
+//!
+//! `cargo run --example contact_sheet FRAMES SOUNDS > sheet.png`, of the folders that `ltx2 generate --prompts` fills with
+//! `output.save_frames` and `output.save_audio`; `make nano-sheet` makes the clips first.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use ltx2::media::{Audio, Frames, png_bytes, read_png_frames, read_wav};
+use ndarray::{Array3, s};
+
+/// Every so many frames.
+const EVERY: usize = 4;
+/// Of the world's clips.
+const FRAME_RATE: usize = 24;
+/// Pixels: the strip of sound, and what is left white between rows.
+const STRIP: usize = 28;
+const GAP: usize = 6;
+const PAPER: u8 = 255;
+const INK: [u8; 3] = [60, 90, 150];
+/// A sample of this size fills the strip.
+const FULL: f32 = 0.5;
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
+    let [frames, sounds] = &arguments[..] else { anyhow::bail!("give the folder of frames and the folder of sounds") };
+    let mut clips: Vec<PathBuf> = std::fs::read_dir(frames)?.flatten().map(|entry| entry.path()).collect();
+    clips.sort();
+    let rows = clips.iter().map(|clip| row(clip, sounds)).collect::<anyhow::Result<Vec<_>>>()?;
+    let views: Vec<_> = rows.iter().map(|row| row.view()).collect();
+    let sheet = ndarray::concatenate(ndarray::Axis(0), &views)?;
+    let (height, width, _) = sheet.dim();
+    let bytes = png_bytes(&sheet.into_raw_vec_and_offset().0, width, height).map_err(anyhow::Error::msg)?;
+    Ok(std::io::stdout().write_all(&bytes)?)
+}
+
+/// A clip as rows of pixels `[height, width, 3]`.
+fn row(clip: &Path, sounds: &Path) -> anyhow::Result<Array3<u8>> {
+    let frames = read_png_frames(clip)?;
+    let name = Path::new(clip.file_name().unwrap_or_default()).with_extension("wav");
+    let sound = read_wav(&sounds.join(name))?;
+    let (height, shown) = (frames.height(), frames.count().div_ceil(EVERY));
+    let mut row = Array3::from_elem((height + STRIP + GAP, shown * frames.width(), 3), PAPER);
+    for (place, frame) in frames.data().outer_iter().step_by(EVERY).enumerate() {
+        row.slice_mut(s![..height, place * frames.width()..(place + 1) * frames.width(), ..]).assign(&frame);
+    }
+    for (x, loud) in loudness(&sound, &frames).into_iter().enumerate().take(row.dim().1) {
+        let reach = (loud * (STRIP / 2 - 1) as f32).round() as usize;
+        let middle = height + STRIP / 2;
+        for y in middle - reach..=middle + reach {
+            row.slice_mut(s![y, x, ..]).assign(&ndarray::arr1(&INK));
+        }
+    }
+    Ok(row)
+}
+
+/// How loud it is at each column of the row, 0 to 1: a frame's left edge is its time.
+fn loudness(sound: &Audio, frames: &Frames) -> Vec<f32> {
+    let column = (sound.rate() as usize * EVERY) / (FRAME_RATE * frames.width());
+    let mono = sound.samples().mean_axis(ndarray::Axis(0)).unwrap_or_default().to_vec();
+    mono.chunks(column).map(|part| part.iter().fold(0.0f32, |most, v| most.max(v.abs())).min(FULL) / FULL).collect()
+}
