@@ -212,7 +212,7 @@ fn work_is_counted_on_gpus_too() {
     let flops = |target: &str, program: &str| {
         let sizes = ["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"];
         let what =
-            ["compile", "-c", "nano", "--model", "nano", "--target", target, "--program", program, "--json", "-"];
+            ["compile", "-c", "nano_2_0", "--model", "nano", "--target", target, "--program", program, "--json", "-"];
         let out = ltx2(dir.path(), &[&what[..], &sizes].concat());
         assert!(out.status.success(), "{target} {program}: {}", text(&out.stderr));
         let figures: Value = serde_json::from_slice(&out.stdout).expect("JSON");
@@ -228,7 +228,7 @@ fn work_is_counted_on_gpus_too() {
 /// Makes a video of the nano preset with random weights; its dump and its sidecar.
 fn generate(dir: &Path, name: &str, more: &[&str]) -> (BTreeMap<String, Tensor>, Value, String) {
     let (file, dump) = (format!("{name}.mp4"), format!("{name}.safetensors"));
-    let base = ["generate", "-c", "nano", "--model", "nano", "--weights", "random", "--platform", "cpu"];
+    let base = ["generate", "-c", "nano_2_0", "--model", "nano", "--weights", "random", "--platform", "cpu"];
     let request = ["-p", "a red ball", "-o", &file, "--dump", &dump];
     let out = ltx2(dir, &[&base[..], &request, &SMALL, more].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
@@ -308,7 +308,7 @@ fn the_programs_of_a_run_are_timed_and_compared() {
         return;
     }
     let dir = tempfile::tempdir().expect("a folder");
-    let model = ["-c", "nano", "--model", "nano", "--weights", "random"];
+    let model = ["-c", "nano_2_0", "--model", "nano", "--weights", "random"];
     let set = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=3"];
     let set: Vec<&str> = set.iter().flat_map(|s| ["--set", s]).collect();
     let common = [&model[..], &set].concat();

@@ -50,7 +50,7 @@ impl Folder {
         let quick = "runtime.xla_flags.xla_backend_optimization_level=0";
         let cache = format!("runtime.compile_cache={cache}");
         let model = self.path("nano");
-        let mut all = vec!["-c", "nano", "--model", &model];
+        let mut all = vec!["-c", "nano_2_0", "--model", &model];
         all.extend(sizes.into_iter().chain([quick, &cache]).flat_map(|s| ["--set", s]));
         all.extend(more);
         all.into_iter().map(String::from).collect()

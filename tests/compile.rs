@@ -155,7 +155,7 @@ fn fail(code: i32, arguments: &[&str]) -> String {
 
 #[test]
 fn bad_input_is_one_clear_line() {
-    let nano = ["-c", "nano", "--model", "nano"];
+    let nano = ["-c", "nano_2_0", "--model", "nano"];
     let message = fail(2, &[&["--target", "tpu:v9:2x2"], &nano[..]].concat());
     assert!(message.contains("no figures of chip 'v9'") && message.contains("tpu:v6e:2x4"), "{message}");
     let out = ltx2(&["compile", "--target", "cpu:8", "--program", "diffuse"]);
@@ -163,7 +163,7 @@ fn bad_input_is_one_clear_line() {
     assert!(text(&out.stderr).contains("possible values: denoise, prepare, upsampler"), "{}", text(&out.stderr));
     let message = fail(2, &[&["--target", "cpu:8", "--layers", "99"], &nano[..]].concat());
     assert!(message.contains("--layers 99: this model has 1 to 4 blocks"), "{message}");
-    let message = fail(1, &["--target", "cpu:8", "-c", "nano", "--model", "no/where"]);
+    let message = fail(1, &["--target", "cpu:8", "-c", "nano_2_0", "--model", "no/where"]);
     assert!(message.contains("no/where"), "{message}");
     if cpu(1).is_none() {
         return;
@@ -188,7 +188,7 @@ fn a_program_is_compiled_and_written_out() {
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
     let (json, dump) = (path("f.json"), path("hlo"));
     let base =
-        ["compile", "--target", "cpu:8", "-c", "nano", "--model", "nano", "--layout", "ulysses", "--layers", "2"];
+        ["compile", "--target", "cpu:8", "-c", "nano_2_0", "--model", "nano", "--layout", "ulysses", "--layers", "2"];
     let small = ["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"];
     let out = ltx2(&[&base[..], &small, &["--json", &json, "--dump-hlo", &dump]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
@@ -226,7 +226,8 @@ fn hashes_are_those_of_a_run() {
     let set = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=1"];
     let set: Vec<&str> = set.iter().flat_map(|s| ["--set", s]).collect();
     let common =
-        [&["-c", "nano", "--model", &model, "--layout", "cfg-ulysses", "--mesh", "cfg=2,context=2"], &set[..]].concat();
+        [&["-c", "nano_2_0", "--model", &model, "--layout", "cfg-ulysses", "--mesh", "cfg=2,context=2"], &set[..]]
+            .concat();
     let out = ltx2(&[&["generate", "--platform", "cpu", "-p", "a ball", "-o", &path("a.mp4")], &common[..]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     let sidecar: Json =

@@ -52,7 +52,7 @@ fn plugin() -> bool {
 fn short(out: &Path, more: &[&str]) -> Vec<String> {
     let model = nano().join("nano");
     let (model, out) = (model.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
-    let base = ["generate", "-c", "nano", "--model", model, "--platform", "cpu", "-o", out, "-p", "a red ball"];
+    let base = ["generate", "-c", "nano_2_0", "--model", model, "--platform", "cpu", "-o", out, "-p", "a red ball"];
     let small = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "3"];
     base.iter().chain(&small).chain(more).map(|s| (*s).to_string()).collect()
 }

@@ -75,9 +75,9 @@ fn run(dir: &Path, name: &str, platform: &str, dtype: &str, more: &[&str]) -> Ru
     let dump = dir.join(format!("{name}.safetensors"));
     let out = dir.join(format!("{name}.mp4"));
     let mut command = ltx2();
-    command.args(["generate", "-c", "nano", "--weights", "random", "--platform", platform, "--dtype", dtype]);
+    command.args(["generate", "-c", "nano_2_0", "--weights", "random", "--platform", platform, "--dtype", dtype]);
     command.args(["--width", "256", "--height", "192", "--num-frames", "25", "--steps", "3", "--seed", "3"]);
-    command.args(["--max-sequence-length", "512", "--guidance-scale", "3", "--prompt", "a lighthouse", "--force"]);
+    command.args(["--guidance-scale", "3", "--prompt", "a lighthouse", "--force"]);
     command.arg("--model").arg(model).arg("--dump").arg(&dump).arg("-o").arg(&out).args(more);
     let done = command.output().expect("runs");
     assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));

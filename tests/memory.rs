@@ -11,7 +11,8 @@ use serde_json::Value;
 /// A run of a small random model with settings of `runtime`, in a two-stage pipeline whose transformer loads twice.
 fn generate(model: &str, out: &Path, more: &[&str]) -> Output {
     let out = out.to_str().expect("UTF-8");
-    let base = ["generate", "-v", "-c", "nano", "--model", model, "--platform", "cpu", "-o", out, "-p", "a red ball"];
+    let base =
+        ["generate", "-v", "-c", "nano_2_0", "--model", model, "--platform", "cpu", "-o", out, "-p", "a red ball"];
     let small = ["--pipeline", "two_stage", "--width", "128", "--height", "128", "--num-frames", "17", "--steps", "1"];
     let quick = ["--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
     common::ltx2().args([&base[..], &small, &quick, more].concat()).output().expect("the binary runs")

@@ -34,7 +34,7 @@ fn ltx2(home: &Path, arguments: &[&str]) -> Output {
 /// A short guided run into the folder `out`, with the model's own schedule; optimising would take longer than running.
 fn run(home: &Path, model: &[&str], out: &Path) -> Output {
     let (mp4, dump) = (out.join("a.mp4"), out.join("a.safetensors"));
-    let base = ["generate", "-c", "nano", "--platform", "cpu", "-p", "a red ball", "--negative-prompt", "blurry"];
+    let base = ["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--negative-prompt", "blurry"];
     let size = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "2", "--max-sequence-length", "64"];
     let more = ["--reference", "diffusers", "--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
     let paths = ["-o", path(&mp4), "--dump", path(&dump), "--model"];

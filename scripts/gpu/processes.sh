@@ -27,7 +27,7 @@ model=$out/model
 [ -d "$model" ] || "$ltx2" init --preset nano --seed 1 "$model" > /dev/null || exit 1
 
 # run NAME GPUS PROCESSES GPUS_EACH ARGUMENTS…: NAME.PROCESS.log, NAME.mp4, NAME.json, NAME.safetensors.
-request=(generate -c nano --model "$model" --platform cuda --prompt "a lighthouse over a quiet sea" --seed 3
+request=(generate -c nano_2_0 --model "$model" --platform cuda --prompt "a lighthouse over a quiet sea" --seed 3
     --width 256 --height 192 --num-frames 25 --steps 3 --guidance-scale 3 --force)
 run() {
     local name=$1 all=$2 processes=$3 each=$4 started
@@ -113,7 +113,7 @@ lost() {
     rm -rf "${out:?}/$name" && mkdir -p "$out/$name"
     local at=$((port + 100 + victim + 10 * processes))
     for ((p = 0; p < processes; p++)); do
-        CUDA_VISIBLE_DEVICES=$all "$ltx2" generate -c nano --model "$model" --platform cuda --dtype f32 --seed 3 \
+        CUDA_VISIBLE_DEVICES=$all "$ltx2" generate -c nano_2_0 --model "$model" --platform cuda --dtype f32 --seed 3 \
             --prompt "a lighthouse" --width 1536 --height 1024 --num-frames 257 --steps 256 --guidance-scale 3 \
             --layout sequence --mesh context="$processes" --progress-every 2 \
             --coordinator "127.0.0.1:$at" --process-id "$p" --num-processes "$processes" --devices-per-process 1 \

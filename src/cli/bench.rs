@@ -21,7 +21,7 @@ const PROMPT: &str = "a red fox in the snow";
 #[command(after_help = "Examples:
   ltx2 bench -c ltx2 --weights random --json now.json             full size, no model files
   ltx2 bench -c ltx2 --weights random --programs denoise --steps 4 --runs 5
-  ltx2 bench -c nano --model nano --weights random --baseline before.json --tolerance 0.05")]
+  ltx2 bench -c nano_2_0 --model nano --weights random --baseline before.json --tolerance 0.05")]
 pub struct Args {
     /// Writes the figures; `-` for stdout, in place of the table
     #[arg(long, value_name = "FILE")]

@@ -20,7 +20,7 @@ use crate::runtime::Target;
   ltx2 compile --target tpu:v5p:2x2x2 -c ltx2 --layout ulysses --layers 3 --json ulysses.json
   ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout tensor --program text-encoder
   ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout ulysses --save cache
-  ltx2 compile --target cpu:8 -c nano --layout sequence --dump-hlo hlo")]
+  ltx2 compile --target cpu:8 -c nano_2_0 -m nano --layout sequence --dump-hlo hlo")]
 pub struct Args {
     /// Devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
     #[arg(long, value_name = "TARGET")]

@@ -19,7 +19,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 12] = [
+pub const CONFIGS: [(&str, &str); 13] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -31,6 +31,7 @@ pub const CONFIGS: [(&str, &str); 12] = [
     config!("ltx2_3_hq"),
     config!("nano"),
     config!("nano_two_stage"),
+    config!("nano_2_0"),
     config!("nano_2_3"),
 ];
 
