@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo nano-sheet test-nano nano-parity test check lint host-test plugins test-tpu test-mosaic tpu-tables test-gpu test-processes-gpu ablations-gpu ablations layouts-figure fixtures clean-demo
+.PHONY: demo nano-sheet test-nano nano-parity test soak fuzz check lint host-test plugins test-tpu test-mosaic tpu-tables test-gpu test-processes-gpu ablations-gpu ablations layouts-figure fixtures clean-demo
 
 # A video with sound from a prompt, by the trained toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -50,6 +50,27 @@ test-nano: $(CPU_PLUGIN)
 nano-parity: $(CPU_PLUGIN)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2) --dtype bf16 --count 8
+
+# Bytes from elsewhere, damaged two million times each, by tests/inputs.rs on the stable toolchain; then the same readers under
+# libFuzzer with AddressSanitizer, which needs nightly and `cargo install cargo-fuzz`.
+RUNS ?= 2000000
+SEEDS_config := configs
+SEEDS_layout := shardings
+SEEDS_experiment := experiments
+SEEDS_tokenizer := tests/fixtures/tokenizer
+SEEDS_model_config := tests/fixtures/models
+soak:
+	LTX2_INPUTS=$(RUNS) cargo test --locked --release --test inputs
+
+fuzz:
+	for kind in $$(cargo fuzz list); do \
+		mkdir -p fuzz/corpus/$$kind; \
+		seeds=$$(make -s --no-print-directory seeds-of-$$kind); \
+		cargo +nightly fuzz run $$kind fuzz/corpus/$$kind $$seeds -- -runs=$(RUNS) -max_len=200000 || exit 1; \
+	done
+
+seeds-of-%:
+	@echo $(or $(SEEDS_$*),fuzz/seeds/$*)
 
 # Compile-only checks against the real TPU compiler.
 test-tpu:

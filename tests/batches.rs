@@ -20,7 +20,7 @@ fn settings(layout: &str, mesh: &str, devices: usize) -> Settings {
     let mesh = Some(parse_mesh(mesh).expect("a mesh"));
     let layout = Config { layout: layout.into(), mesh, ..Config::default() }.placement(devices).expect("a layout");
     let build = Build { layout, lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
-    Settings { build, chunk: None, dump: true }
+    Settings { build, chunk: None, dump: true, saving: None }
 }
 
 /// Three videos of one case that differ in prompt and seed. Guided ones are rescaled, over the batch as far as the

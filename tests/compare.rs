@@ -174,7 +174,7 @@ fn runs_are_within_their_thresholds() {
         let case = cases("pipeline").into_iter().find(|c| c.name == format!("pipeline/{}", row.case)).expect("a case");
         let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
         let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
-        let settings = Settings { build, chunk: None, dump: true };
+        let settings = Settings { build, chunk: None, dump: true, saving: None };
         let generated = generate(&models, &mut stages, &request(&case, &models), &settings);
         let mut both: [Vec<(String, Tensor)>; 2] = Default::default();
         for name in ["video", "audio", "latents.video", "latents.audio"] {

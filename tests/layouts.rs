@@ -122,7 +122,7 @@ fn whole_requests() {
     for case in cases("pipeline").iter().filter(|c| c.name.ends_with("a_cfg") || c.name.ends_with("b_plain")) {
         let run = |layout: &str, mesh: &str, devices: usize| {
             let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
-            let settings = Settings { build: build(layout, mesh, devices), chunk: None, dump: true };
+            let settings = Settings { build: build(layout, mesh, devices), chunk: None, dump: true, saving: None };
             generate(&models, &mut stages, &request(case, &models), &settings)
         };
         let whole = run("replicated", "data=1", 1);

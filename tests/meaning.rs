@@ -74,7 +74,7 @@ impl Studio {
     }
 
     fn make(&mut self, request: &Request) -> Generated {
-        let settings = Settings { build: self.session.build.clone(), chunk: None, dump: true };
+        let settings = Settings { build: self.session.build.clone(), chunk: None, dump: true, saving: None };
         let go_on = &mut |_, _, _| ControlFlow::Continue(());
         text_to_video(&self.models, &mut self.session.stages, request, &settings, go_on).expect("runs")
     }

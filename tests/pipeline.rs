@@ -17,7 +17,12 @@ use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
 
 fn settings(dtype: DType, chunk: Option<usize>) -> Settings {
-    Settings { build: Build { lowering: Lowering::of("cpu", ""), ..Build::new(dtype) }, chunk, dump: true }
+    Settings {
+        build: Build { lowering: Lowering::of("cpu", ""), ..Build::new(dtype) },
+        chunk,
+        dump: true,
+        saving: None,
+    }
 }
 
 #[test]

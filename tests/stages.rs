@@ -62,7 +62,12 @@ fn staged(case: &Case, models: &Models) -> Request {
 }
 
 fn settings(chunk: Option<usize>) -> Settings {
-    Settings { build: Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) }, chunk, dump: true }
+    Settings {
+        build: Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) },
+        chunk,
+        dump: true,
+        saving: None,
+    }
 }
 
 #[test]

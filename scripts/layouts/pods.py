@@ -29,8 +29,26 @@ PROGRAMS = [
     ("a refining step, 1536x1024x121", "refine", ["pipeline=two_stage", "request.width=1536", "request.height=1024"]),
     ("text encoder, two prompts", "text-encoder", []),
 ]
+# One video over ever more chips, then many videos on as many: topology, videos at once, layout and mesh.
+SCALE = [
+    ("tpu:v5p:2x2x2", 1, "cfg-ulysses cfg=2,context=4"),
+    ("tpu:v5p:2x2x4", 1, "cfg-ulysses cfg=2,context=8"),
+    ("tpu:v5p:2x4x4", 1, "cfg-ulysses cfg=2,context=16"),
+    ("tpu:v5p:4x4x4", 1, "cfg-ulysses cfg=2,context=32"),
+    ("tpu:v5p:4x4x8", 1, "sequence cfg=2,context=64"),
+    ("tpu:v5p:4x8x8", 1, "sequence cfg=2,context=128"),
+    ("tpu:v5p:4x8x8", 32, "cfg-ulysses data=32,cfg=2,context=4"),
+    ("tpu:v5p:4x8x8", 16, "cfg-ulysses data=16,cfg=2,context=8"),
+    ("tpu:v6e:2x4", 1, "fsdp-ulysses cfg=2,context=4"),
+    ("tpu:v6e:4x4", 1, "fsdp-ulysses cfg=2,context=8"),
+    ("tpu:v6e:4x8", 1, "fsdp-ulysses cfg=2,context=16"),
+    ("tpu:v6e:8x8", 1, "fsdp-ulysses cfg=2,context=32"),
+    ("tpu:v6e:16x16", 8, "fsdp-ulysses data=8,cfg=2,context=16"),
+    ("tpu:v6e:16x16", 32, "fsdp-ulysses data=32,cfg=2,context=4"),
+]
 LAYERS = 3
 BLOCKS = 48
+STEPS = 40
 
 
 class Compiler:
@@ -89,6 +107,31 @@ def weighed(compiler):
     return lines
 
 
+def scale(compiler):
+    """1280x768x121 over up to 256 chips: predicted time of a video's steps, and videos an hour."""
+    lines = [
+        "| topology | chips | videos at once | layout, mesh | predicted ms a step | products | memory | collectives | "
+        f"s of {STEPS} steps | videos an hour | an hour and chip |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for target, videos, candidate in SCALE:
+        layout, mesh = candidate.split()
+        arguments = ["-c", "ltx2", "--layout", layout, "--mesh", mesh, "--layers", str(LAYERS)]
+        for setting in ("request.width=1280", "request.height=768", f"request.num_videos={videos}"):
+            arguments += ["--set", setting]
+        f = compiler.figures(target, "denoise", arguments)
+        start = f"| `{target[4:]}` | {f.get('devices', '')} | {videos} | `{layout}` {mesh} |"
+        if "error" in f:
+            lines.append(f"{start} {f['error']} | | | | | | |")
+            continue
+        seconds = f["predicted_ms"]["step"] * BLOCKS / LAYERS * STEPS / 1e3
+        hourly = 3600 / seconds * videos
+        lines.append(
+            f"{start} {parts(f, BLOCKS / LAYERS)} | {seconds:.1f} | {hourly:.0f} | {hourly / f['devices']:.2f} |"
+        )
+    return lines
+
+
 def programs(compiler, configs):
     """The programs of each slice's configuration at full depth."""
     lines = [
@@ -117,14 +160,16 @@ def main():
     parser.add_argument("--configs", default="configs/tpu", type=pathlib.Path, help="a configuration a slice")
     parser.add_argument("--cache", default="target/tpu-tables", type=pathlib.Path, help="what was compiled before")
     parser.add_argument("-o", required=True, type=pathlib.Path, help="the page")
-    parser.add_argument("--only", choices=["weighed", "programs"], help="one of the tables")
+    parser.add_argument("--only", choices=["weighed", "scale", "programs"], help="one of the tables")
     args = parser.parse_args()
     compiler = Compiler(args.ltx2, args.cache)
     text, short = args.o.read_text(), []
     tables = {}
-    if args.only != "programs":
+    if args.only in (None, "weighed"):
         tables["weighed"] = weighed(compiler)
-    if args.only != "weighed":
+    if args.only in (None, "scale"):
+        tables["scale"] = scale(compiler)
+    if args.only in (None, "programs"):
         tables["programs"], short = programs(compiler, args.configs)
     for mark, lines in tables.items():
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"

@@ -12,6 +12,7 @@ use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::processes::together;
+use crate::pipeline::saved;
 use crate::pjrt::give_libtpu_arguments;
 use crate::runtime::processes::Group;
 
@@ -115,12 +116,19 @@ pub(super) fn prepare_libtpu(config: &Config) {
 }
 
 fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> anyhow::Result<GenerateOptions> {
-    let jobs = config.jobs()?;
-    let outputs = match group {
+    let mut jobs = config.jobs()?;
+    if group.is_some() && (output.checkpoint_every.is_some() || output.resume) {
+        return Err(UsageError("--checkpoint-every and --resume are for runs of one process".into()).into());
+    }
+    let mut outputs = match group {
         // Only the first process writes, and only it looks at what is there.
         Some(group) if group.id() > 0 => jobs.iter().map(|_| PathBuf::new()).collect(),
-        _ => output_paths(config.output.path.as_deref().map(Path::new), &jobs, output.force)?,
+        _ => output_paths(config.output.path.as_deref().map(Path::new), &jobs, output.force || output.resume)?,
     };
+    if output.resume {
+        let left = |path: &Path| !path.exists() || saved::path_of(path).exists();
+        (jobs, outputs) = jobs.into_iter().zip(outputs).filter(|(_, path)| left(path)).unzip();
+    }
     let progress_every = match config.sampler.progress_every {
         ProgressEvery::Steps(steps) => Some(steps),
         // A bar moves with every step; without one, the loop runs at once. Several processes run the same calls, whether
@@ -133,6 +141,8 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
         force: output.force,
         dump: output.dump.clone(),
         perf_json: output.perf_json.clone(),
+        checkpoint_every: output.checkpoint_every.map(|n| n as usize),
+        resume: output.resume,
         progress_every,
         json: output.json,
     })

@@ -463,7 +463,7 @@ impl<'a> Bench<'a> {
 
     /// A whole request; the seconds of writing its MP4.
     fn end_to_end(&mut self) -> Result<f64> {
-        let settings = Settings { build: self.build.clone(), chunk: None, dump: false };
+        let settings = Settings { build: self.build.clone(), chunk: None, dump: false, saving: None };
         let (models, requests) = (self.models, std::slice::from_ref(self.request));
         let (seconds, made) = self.time(
             |_| Ok(()),

@@ -215,14 +215,27 @@ impl Loop {
     /// The plugin's message.
     pub fn start(&self, stages: &Stages, latents: &[Tensor; 2]) -> Result<Vec<Distributed>> {
         let zero = latents.each_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
-        let mut all = Vec::new();
-        for (at, kind) in self.sampler.carried().iter().enumerate() {
-            for (i, stream) in ["video", "audio"].iter().enumerate() {
-                let tensor = if at == 0 { &latents[i] } else { &zero[i] };
-                all.push(stages.upload(self.program(), &format!("{kind}.{stream}"), tensor)?);
-            }
+        let beside = self.sampler.carried().len() - 1;
+        let all: Vec<Tensor> = latents.iter().chain(zero.iter().cycle().take(2 * beside)).cloned().collect();
+        self.go_on(stages, &all)
+    }
+
+    /// Copies what the loop carried before to the devices, in its order.
+    ///
+    /// # Errors
+    /// Tensors that are not what this loop carries; the plugin's message.
+    pub fn go_on(&self, stages: &Stages, carried: &[Tensor]) -> Result<Vec<Distributed>> {
+        let names = self.carried();
+        if names.len() != carried.len() {
+            return Err(PipelineError::Input(format!("{} tensors, the loop carries {}", carried.len(), names.len())));
         }
-        Ok(all)
+        names.iter().zip(carried).map(|(name, tensor)| stages.upload(self.program(), name, tensor)).collect()
+    }
+
+    /// What the loop carries, by the names of the program's inputs.
+    fn carried(&self) -> Vec<String> {
+        let kinds = self.sampler.carried().iter();
+        kinds.flat_map(|kind| ["video", "audio"].map(|stream| format!("{kind}.{stream}"))).collect()
     }
 
     /// Copies a range of evaluations to the devices, and their noise `[evaluations, n, c]` where the sampler takes such: the
@@ -262,12 +275,7 @@ impl Loop {
         steps: &Inputs,
         carried: Vec<Distributed>,
     ) -> Result<Vec<Distributed>> {
-        let names: Vec<String> = self
-            .sampler
-            .carried()
-            .iter()
-            .flat_map(|kind| ["video", "audio"].map(|stream| format!("{kind}.{stream}")))
-            .collect();
+        let names = self.carried();
         let find = |name: &str| match names.iter().position(|n| n == name) {
             Some(at) => carried.get(at),
             None => steps.get(name).or_else(|| self.call.inputs.get(name)).or_else(|| prepared.get(name)),

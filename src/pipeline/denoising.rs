@@ -12,6 +12,7 @@ use super::given::GivenTokens;
 use super::loops::steps_loop;
 use super::models::Models;
 use super::programs::ProgramKind;
+use super::saved::Saved;
 use super::stages::Stages;
 use super::text_to_video::{Request, Settings, Shapes, Stage, Watch, branch_text, fixed, pack};
 use crate::nn::Build;
@@ -94,15 +95,18 @@ impl<'a> Denoising<'a> {
         Ok(Denoising { request, shape, shapes, steps_loop, given, start: [video, audio].map(Tensor::from), names })
     }
 
-    /// Runs all steps on the connectors' text: normalised tokens `[b, n, c]` and `[b, m, c]`, appended ones dropped.
+    /// Runs all steps on the connectors' text: normalised tokens `[b, n, c]` and `[b, m, c]`, appended ones dropped. `sound`
+    /// is kept with the steps, where such are.
     ///
     /// # Errors
     /// The plugin's message; [`PipelineError::Interrupted`] when `watch` says so; latents that are not finite.
+    #[allow(clippy::too_many_arguments)] // What a stage runs on; each is used once.
     pub fn run(
         self,
         models: &Models,
         stages: &mut Stages,
         text: &Outputs,
+        sound: Option<&Array3<f32>>,
         settings: &Settings,
         clock: &mut Clock,
         watch: Watch,
@@ -111,7 +115,7 @@ impl<'a> Denoising<'a> {
         let of = (self.request, &self.shape, &self.shapes, self.given.as_ref());
         let prepare = calls::prepare(models, stages, self.names.prepare.name(), of, contexts, &settings.build)?;
         let prepared = prepare.run(stages)?;
-        let latents = clock.during(|| self.steps(stages, &prepared, settings.chunk, watch))?;
+        let latents = clock.during(|| self.steps(stages, &prepared, sound, settings, watch))?;
         let own = self.shapes.tokens[0] - self.shapes.appended;
         let [video, audio] = latents.map(fixed::<f32, Ix3>);
         let (mut video, audio) = (video?, audio?);
@@ -126,28 +130,47 @@ impl<'a> Denoising<'a> {
         Ok([video, audio])
     }
 
-    /// All evaluations, `chunk` steps at a time.
+    /// All evaluations, `settings.chunk` steps at a time.
     fn steps(
         &self,
         stages: &Stages,
         prepared: &Outputs,
-        chunk: Option<usize>,
+        sound: Option<&Array3<f32>>,
+        settings: &Settings,
         watch: Watch,
     ) -> Result<[ndarray::ArrayD<f32>; 2]> {
         let steps = self.request.sigmas.len() - 1;
         let sampler = self.shape.sampler;
         let total = sampler.evaluations(steps);
+        let saving = settings.saving.as_ref();
+        let every = saving.and_then(|s| s.every());
         let size = match sampler {
-            Sampler::Euler => chunk.unwrap_or(steps).max(1),
+            Sampler::Euler => settings.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1),
             // A call takes the noise of one step.
             Sampler::Res2s => res2s::NOISES,
         };
         let mut noise = (sampler == Sampler::Res2s).then(StepNoise::default);
-        let mut carried = self.steps_loop.start(stages, &self.start)?;
-        let mut done = 0;
+        let (mut done, mut carried) = match saving.and_then(|s| s.found(self.names.stage)) {
+            Some(saved) => (saved.done, self.steps_loop.go_on(stages, &saved.carried)?),
+            None => (0, self.steps_loop.start(stages, &self.start)?),
+        };
+        // Noise goes on where the steps before left it.
+        for _ in (0..done).step_by(res2s::NOISES) {
+            noise.as_mut().map(|n| n.step(self.tokens(0), self.tokens(1)));
+        }
+        let mut kept = done;
         while done < total {
             let of_steps = done * steps / total;
-            if watch(self.names.stage, of_steps, steps).is_break() {
+            let stop = watch(self.names.stage, of_steps, steps).is_break();
+            if let Some((saving, every)) = saving.zip(every)
+                && done > kept
+                && (stop || done * steps / total >= kept * steps / total + every)
+            {
+                let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
+                saving.write(&Saved { stage: self.names.stage, done, carried, sound: sound.cloned() })?;
+                kept = done;
+            }
+            if stop {
                 return Err(PipelineError::Interrupted(of_steps, steps));
             }
             let end = (done + size).min(total);

@@ -18,6 +18,7 @@ use super::processes;
 use super::programs::Programs;
 use super::report::{self, Outer};
 use super::request;
+use super::saved::Saving;
 use super::session::Session;
 use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_videos};
 use crate::config::{Config, Job, sidecar_path};
@@ -78,7 +79,7 @@ pub fn generate(
     let keep = memory::plan(config, &programs, &mut stages, &build, group)?;
     stages.keep(keep);
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
-    let settings = Settings { build, chunk, dump: options.dump.is_some() };
+    let mut settings = Settings { build, chunk, dump: options.dump.is_some(), saving: None };
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
@@ -87,6 +88,10 @@ pub fn generate(
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
     for ((jobs, requests), paths) in batches {
         let mut watch = |stage: Stage, done: usize, total: usize| observer.progress(jobs, stage, done, total);
+        if options.checkpoint_every.is_some() || options.resume {
+            let (every, resume) = (options.checkpoint_every, options.resume);
+            settings.saving = Some(Saving::new(config, &models, jobs, &paths[0], every, resume)?);
+        }
         let videos = text_to_videos(&models, &mut stages, requests, &settings, &mut watch)?;
         let made = started.elapsed();
         if !first {
@@ -113,6 +118,9 @@ pub fn generate(
             observer.finished(&video, &report::table(generated, &stages, outer));
             perf.push(figures);
             finished.push(video);
+        }
+        if let Some(saving) = &settings.saving {
+            saving.finish();
         }
         stages.reset_set_up_time();
         started = Instant::now();

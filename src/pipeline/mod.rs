@@ -22,6 +22,7 @@ pub mod programs;
 pub mod report;
 pub mod request;
 pub mod run;
+pub mod saved;
 pub mod session;
 pub mod stages;
 pub mod tensors;

@@ -19,6 +19,10 @@ pub struct GenerateOptions {
     pub perf_json: Option<PathBuf>,
     /// Steps between two reports of progress; none runs the whole loop at once.
     pub progress_every: Option<usize>,
+    /// Steps between two savings of the steps behind a run, in a file beside its first video.
+    pub checkpoint_every: Option<usize>,
+    /// Goes on from such a file, if there is one.
+    pub resume: bool,
     /// Results are printed as JSON instead of as paths.
     pub json: bool,
 }

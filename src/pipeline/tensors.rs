@@ -1,6 +1,6 @@
 //! Tensors as safetensors files: what a component is run on, what it gives, what a run dumps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use safetensors::Dtype;
@@ -26,6 +26,14 @@ pub fn read(path: &Path) -> Result<BTreeMap<String, Tensor>> {
 /// # Errors
 /// The file that cannot be written.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
+    write_with(path, tensors, None)
+}
+
+/// The same with words about them in the file's header.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_with(path: &Path, tensors: &[(String, Tensor)], about: Option<HashMap<String, String>>) -> Result<()> {
     let fail = |e: safetensors::SafeTensorError| PipelineError::File { path: path.into(), reason: e.to_string() };
     let bytes: Vec<_> = tensors.iter().map(|(_, t)| t.bytes()).collect();
     let views = tensors
@@ -34,7 +42,7 @@ pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
         .map(|((name, t), data)| Ok((name.as_str(), TensorView::new(dtype(t.dtype()), t.shape().to_vec(), data)?)))
         .collect::<std::result::Result<Vec<_>, _>>()
         .map_err(fail)?;
-    Ok(media::write_atomically(path, &safetensors::serialize(views, None).map_err(fail)?)?)
+    Ok(media::write_atomically(path, &safetensors::serialize(views, about).map_err(fail)?)?)
 }
 
 fn dtype(dtype: DType) -> Dtype {

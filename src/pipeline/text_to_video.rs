@@ -11,6 +11,7 @@ use super::denoising::{Denoising, FIRST, SECOND};
 use super::error::{PipelineError, Result};
 use super::given::{self, GivenFrame};
 use super::models::{Models, Sizes};
+use super::saved::Saving;
 use super::stages::Stages;
 use super::tiles::{self, Tiling};
 use crate::config;
@@ -127,6 +128,8 @@ pub struct Settings {
     pub chunk: Option<usize>,
     /// Keeps the intermediate tensors.
     pub dump: bool,
+    /// Keeps the steps behind it in a file, or goes on from such.
+    pub saving: Option<Saving>,
 }
 
 /// The stages of a request, in order.
@@ -269,7 +272,9 @@ pub fn text_to_videos(
     let mut begin = |stages: &mut Stages, dump: &mut Dump| {
         Denoising::new(models, stages, &first, &batch, &mut noise, None, build, (FIRST, dump))
     };
-    let early = stages.keeps_all().then(|| begin(stages, &mut dump)).transpose()?;
+    // A run that ended in its second stage goes on there.
+    let saved = settings.saving.as_ref().and_then(|s| s.found(Stage::Refine)).and_then(|s| s.sound.clone());
+    let early = (stages.keeps_all() && saved.is_none()).then(|| begin(stages, &mut dump)).transpose()?;
 
     clock.wait(&embeds)?;
     // By way of the host: a layout may place the text of encoder and connectors differently.
@@ -287,26 +292,36 @@ pub fn text_to_videos(
     clock.ends(Stage::Connectors, stages);
 
     let mut shapes = Shapes::of(&models.sizes, &first)?;
-    let denoising = match early {
-        Some(denoising) => denoising,
-        None => begin(stages, &mut dump)?,
+    let mut latents = match &saved {
+        Some(sound) => [Array3::default((0, 0, 0)), sound.clone()],
+        None => {
+            let denoising = match early {
+                Some(denoising) => denoising,
+                None => begin(stages, &mut dump)?,
+            };
+            denoising.run(models, stages, &text, None, settings, &mut clock, watch)?
+        }
     };
-    let mut latents = denoising.run(models, stages, &text, settings, &mut clock, watch)?;
     clock.ends(Stage::Denoise, stages);
 
     if let (Some(second), Some(refine)) = (&second, &request.refine) {
-        let (video, audio) = unpack(models, &shapes, batch.size(), latents.clone())?;
-        dump.keep_row("stage_1.latents.video", &video, 1, 0);
-        dump.keep_row("stage_1.latents.audio", &audio, 1, 0);
+        let before = match saved {
+            Some(_) => None,
+            None => {
+                let (video, audio) = unpack(models, &shapes, batch.size(), latents.clone())?;
+                dump.keep_row("stage_1.latents.video", &video, 1, 0);
+                dump.keep_row("stage_1.latents.audio", &audio, 1, 0);
+                let to = Shapes::of(&models.sizes, second)?;
+                Some([upsample(models, stages, video, &to, refine, build)?, latents[1].clone()])
+            }
+        };
         shapes = Shapes::of(&models.sizes, second)?;
-        let upsampled = upsample(models, stages, video, &shapes, refine, build)?;
         clock.ends(Stage::Upsampler, stages);
         let [_, sound] = latents;
-        let before = Some([upsampled, sound.clone()]);
         stages.enter(2)?;
         let stage = (SECOND, &mut dump);
         let denoising = Denoising::new(models, stages, second, &batch, &mut noise, before, build, stage)?;
-        let [video, refined] = denoising.run(models, stages, &text, settings, &mut clock, watch)?;
+        let [video, refined] = denoising.run(models, stages, &text, Some(&sound), settings, &mut clock, watch)?;
         latents = [video, if refine.keeps_audio { refined } else { sound }];
         clock.ends(Stage::Refine, stages);
     }

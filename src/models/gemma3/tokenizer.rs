@@ -3,7 +3,9 @@
 //!
 //! [`write_byte_tokenizer`] writes a small tokenizer of the same make for models with random weights.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
 
@@ -130,8 +132,8 @@ impl Tokenizer {
         if max_len == 0 {
             return Err(TokenizerError::Length(max_len));
         }
-        let encoded =
-            self.inner.encode_fast(strip(prompt), false).map_err(|e| TokenizerError::Encode(e.to_string()))?;
+        let encoded = contained(|| self.inner.encode_fast(strip(prompt), false).map_err(|e| e.to_string()));
+        let encoded = encoded.map_err(TokenizerError::Encode)?;
         let words = encoded.get_ids();
         let kept = words.len().min(max_len - usize::from(self.bos.is_some()));
         let tokens = self.bos.into_iter().chain(words[..kept].iter().map(|id| *id as i32));
@@ -150,11 +152,27 @@ impl Tokenizer {
 /// A tokenizer from the bytes of its file.
 fn model(file: &Path, text: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let fail = |why: String| TokenizerError::Content { file: file.to_path_buf(), why };
-    let mut inner = tokenizers::Tokenizer::from_bytes(text).map_err(|e| fail(format!("not a tokenizer: {e}")))?;
+    let read = contained(|| tokenizers::Tokenizer::from_bytes(text).map_err(|e| e.to_string()));
+    let mut inner = read.map_err(|e| fail(format!("not a tokenizer: {e}")))?;
     // Length is dealt with here: settings stored in the file would cut and pad before BOS is added.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
     Ok(inner)
+}
+
+/// The library's answer, or what it panicked with: on damaged files it does, and a file is no reason to end a process.
+fn contained<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    // One at a time: the hook that would print the panic is the whole process's.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| ()));
+    let answer = panic::catch_unwind(AssertUnwindSafe(call));
+    panic::set_hook(hook);
+    answer.unwrap_or_else(|payload| {
+        let words = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
+        Err(words.unwrap_or("the tokenizers library panicked").to_string())
+    })
 }
 
 /// Python's `str.strip`: Unicode white space, and the four separators that Python counts as such.

@@ -1,0 +1,164 @@
+//! The steps that a run has behind it, kept in a file, so that an ended run goes on where it was instead of from noise.
+
+use std::path::{Path, PathBuf};
+
+use ndarray::Array3;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::error::{PipelineError, Result};
+use super::models::Models;
+use super::tensors;
+use super::text_to_video::{Stage, fixed};
+use crate::config::{Config, Job};
+use crate::tensor::Tensor;
+use crate::weights::Checkpoint;
+
+/// Settings that change no number of a result.
+const INDIFFERENT: [&str; 8] = [
+    "/output",
+    "/sampler/progress_every",
+    "/runtime/distributed",
+    "/runtime/compile_cache",
+    "/runtime/residency",
+    "/runtime/memory_limit",
+    "/runtime/visible_devices",
+    "/runtime/libtpu_init_args",
+];
+
+/// Where and how often the steps of a batch of videos are kept.
+#[derive(Clone, Debug)]
+pub struct Saving {
+    path: PathBuf,
+    every: Option<usize>,
+    identity: String,
+    found: Option<Saved>,
+}
+
+/// What a stage carries between two steps.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// The stage.
+    pub stage: Stage,
+    /// Its evaluations so far.
+    pub done: usize,
+    /// What the sampler carries, in the loop's order.
+    pub carried: Vec<Tensor>,
+    /// In the second stage, the first one's normalised audio tokens.
+    pub sound: Option<Array3<f32>>,
+}
+
+/// The file in which the steps of the video `output` are kept.
+pub fn path_of(output: &Path) -> PathBuf {
+    let mut name = output.as_os_str().to_owned();
+    name.push(".steps.safetensors");
+    name.into()
+}
+
+impl Saving {
+    /// Keeps the steps of `jobs` beside their first `output`, `every` so many; with `resume` those of an ended run are
+    /// looked for.
+    ///
+    /// # Errors
+    /// A file that is damaged, or of another request, model or release of this program.
+    pub fn new(
+        config: &Config,
+        models: &Models,
+        jobs: &[Job],
+        output: &Path,
+        every: Option<usize>,
+        resume: bool,
+    ) -> Result<Self> {
+        let identity = identity(config, models, jobs)?;
+        let path = path_of(output);
+        let found = if resume && path.exists() { Some(read(&path, &identity)?) } else { None };
+        if let Some(saved) = &found {
+            tracing::info!(
+                "{}: goes on in stage {} after {} evaluations",
+                path.display(),
+                name(saved.stage),
+                saved.done
+            );
+        }
+        Ok(Saving { path, every, identity, found })
+    }
+
+    /// The steps of an ended run, if it ended in this stage.
+    pub fn found(&self, stage: Stage) -> Option<&Saved> {
+        self.found.as_ref().filter(|saved| saved.stage == stage)
+    }
+
+    /// Steps between two savings.
+    pub fn every(&self) -> Option<usize> {
+        self.every
+    }
+
+    /// Keeps the steps in place of those kept before.
+    ///
+    /// # Errors
+    /// The file that cannot be written.
+    pub fn write(&self, saved: &Saved) -> Result<()> {
+        let carried = saved.carried.iter().cloned().enumerate().map(|(i, t)| (format!("carried.{i}"), t));
+        let sound = saved.sound.iter().map(|t| ("sound".to_string(), Tensor::from(t.clone())));
+        let tensors: Vec<_> = carried.chain(sound).collect();
+        let about = [
+            ("identity", self.identity.clone()),
+            ("stage", name(saved.stage).to_string()),
+            ("done", saved.done.to_string()),
+        ];
+        tensors::write_with(&self.path, &tensors, Some(about.map(|(key, value)| (key.to_string(), value)).into()))
+    }
+
+    /// Removes the file: the videos are written.
+    pub fn finish(&self) {
+        // There is none where no step was kept.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn name(stage: Stage) -> &'static str {
+    if stage == Stage::Refine { "refine" } else { "denoise" }
+}
+
+fn read(path: &Path, identity: &str) -> Result<Saved> {
+    let wrong = |reason: &str| PipelineError::File { path: path.into(), reason: reason.into() };
+    let file = Checkpoint::open(path)?;
+    let about = |key: &str| file.metadata(key).ok_or_else(|| wrong("holds no steps of a run"));
+    if about("identity")? != identity {
+        return Err(wrong(
+            "holds the steps of another request, model or release; give what that run was given, or remove the file",
+        ));
+    }
+    let stage = match about("stage")? {
+        "refine" => Stage::Refine,
+        _ => Stage::Denoise,
+    };
+    let done = about("done")?.parse().map_err(|_| wrong("does not say how many steps it holds"))?;
+    let tensor = |name: &str| -> Result<Tensor> { Ok(file.get(name)?.to_tensor()?) };
+    let carried = (0..).map(|i| format!("carried.{i}")).take_while(|name| file.contains(name));
+    let carried = carried.map(|name| tensor(&name)).collect::<Result<_>>()?;
+    let sound = match file.contains("sound") {
+        true => Some(fixed(tensor("sound")?.into_f32())?),
+        false => None,
+    };
+    Ok(Saved { stage, done, carried, sound })
+}
+
+/// Of everything that a result depends on.
+fn identity(config: &Config, models: &Models, jobs: &[Job]) -> Result<String> {
+    let each = jobs.iter().map(|job| {
+        let mut own = config.effective(&job.prompt, job.seed);
+        for key in INDIFFERENT {
+            if let Some(value) = own.pointer_mut(key) {
+                *value = Value::Null;
+            }
+        }
+        own
+    });
+    let all = json!({
+        "release": env!("CARGO_PKG_VERSION"),
+        "requests": each.collect::<Vec<_>>(),
+        "model": models.identity()?,
+    });
+    Ok(Sha256::digest(all.to_string()).iter().map(|b| format!("{b:02x}")).collect())
+}

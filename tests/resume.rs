@@ -1,0 +1,144 @@
+//! An ended run that goes on gives the bytes of one that was left alone, in every stage and with every sampler.
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use ltx2::config::{Given, Job, load};
+use ltx2::pipeline::generate::{Finished, Observer, generate};
+use ltx2::pipeline::options::GenerateOptions;
+use ltx2::pipeline::saved;
+use ltx2::pipeline::text_to_video::Stage;
+
+/// Ends the run when a stage has so many steps behind it; remembers where each stage began.
+#[derive(Default)]
+struct Ends {
+    at: Option<(Stage, usize)>,
+    first: Vec<(Stage, usize)>,
+}
+
+impl Observer for Ends {
+    fn progress(&mut self, _: &[Job], stage: Stage, done: usize, _: usize) -> ControlFlow<()> {
+        if self.first.iter().all(|(known, _)| *known != stage) {
+            self.first.push((stage, done));
+        }
+        if self.at == Some((stage, done)) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn finished(&mut self, _: &Finished, _: &str) {}
+}
+
+fn model(folder: &Path) -> String {
+    let model = folder.join("model").display().to_string();
+    let made = common::ltx2().args(["init", "--preset", "nano", "--seed", "3", &model]).status().expect("runs");
+    assert!(made.success());
+    model
+}
+
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    set: &'a [String],
+    output: &'a Path,
+    every: Option<usize>,
+    resume: bool,
+}
+
+/// Hashes of frames and samples, or what ended it; where each stage began.
+type Outcome = (Result<[String; 2], String>, Vec<(Stage, usize)>);
+
+impl Run<'_> {
+    fn run(&self, at: Option<(Stage, usize)>) -> Outcome {
+        let given = Given { set: self.set.to_vec(), ..Given::default() };
+        let config = load(&given).expect("a configuration").config;
+        let options = GenerateOptions {
+            jobs: config.jobs().expect("jobs"),
+            outputs: vec![self.output.to_path_buf()],
+            force: true,
+            checkpoint_every: self.every,
+            progress_every: Some(1),
+            resume: self.resume,
+            ..GenerateOptions::default()
+        };
+        let mut ends = Ends { at, ..Ends::default() };
+        let made = generate(&config, &options, None, &mut ends).map_err(|e| e.to_string());
+        let hashes = made.map(|m| [m[0].frames_sha256.clone(), m[0].samples_sha256.clone()]);
+        (hashes, ends.first)
+    }
+}
+
+fn settings(model: &str, pipeline: &str, more: &[&str]) -> Vec<String> {
+    let base = [
+        &format!("model.path={model}"),
+        &format!("pipeline={pipeline}"),
+        "runtime.platform=cpu",
+        "runtime.dtype=f32",
+        "runtime.xla_flags.xla_backend_optimization_level=0",
+        "request.prompt=a red ball",
+        "request.width=128",
+        "request.height=128",
+        "request.num_frames=9",
+        "request.max_sequence_length=128",
+        "sampler.steps=4",
+    ];
+    base.iter().chain(more).map(|s| (*s).to_string()).collect()
+}
+
+#[test]
+fn a_run_that_ended_goes_on_to_the_same_bytes() {
+    if common::cpu(1).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = model(folder.path());
+    let output: PathBuf = folder.path().join("out.mp4");
+    let steps = saved::path_of(&output);
+    // Pipeline, where it ends, how often steps are kept, and the step that it goes on from.
+    let cases: [(&str, Stage, usize, usize, usize); 5] = [
+        ("text_to_video", Stage::Denoise, 3, 2, 3),
+        ("two_stage", Stage::Denoise, 1, 1, 1),
+        ("two_stage", Stage::Refine, 2, 1, 2),
+        ("hq", Stage::Denoise, 2, 1, 2),
+        ("hq", Stage::Refine, 1, 1, 1),
+    ];
+    for (pipeline, stage, at, every, from) in cases {
+        let what = format!("{pipeline}, {stage:?} after {at}");
+        let set = settings(&model, pipeline, &[]);
+        let plain = Run { set: &set, output: &output, every: None, resume: false };
+        let (whole, _) = plain.run(None);
+        let whole = whole.unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert!(!steps.exists(), "{what}: nothing was asked to be kept");
+
+        let kept = Run { every: Some(every), ..plain };
+        let (ended, _) = kept.run(Some((stage, at)));
+        assert!(ended.is_err_and(|e| e.starts_with("interrupted after")), "{what}");
+        assert!(steps.exists(), "{what}: the steps are kept");
+
+        let (same, began) = Run { resume: true, ..kept }.run(None);
+        assert_eq!(same.as_ref(), Ok(&whole), "{what}");
+        assert_eq!(began.first(), Some(&(stage, from)), "{what}: earlier steps were run again");
+        assert!(!steps.exists(), "{what}: they are not needed any more");
+    }
+}
+
+#[test]
+fn steps_of_another_request_are_refused() {
+    if common::cpu(1).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = model(folder.path());
+    let output = folder.path().join("out.mp4");
+    let set = settings(&model, "text_to_video", &[]);
+    let kept = Run { set: &set, output: &output, every: Some(1), resume: false };
+    assert!(kept.run(Some((Stage::Denoise, 2))).0.is_err());
+    let other = settings(&model, "text_to_video", &["request.seed=11"]);
+    let message = |set: &[String]| Run { set, resume: true, ..kept }.run(None).0.expect_err("refused");
+    assert!(message(&other).contains("holds the steps of another request"), "{}", message(&other));
+
+    let path = saved::path_of(&output);
+    let bytes = std::fs::read(&path).expect("the steps");
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("cut");
+    assert!(message(&set).contains("truncated"), "{}", message(&set));
+    assert!(!output.exists());
+}
