@@ -1,4 +1,5 @@
-//! An ended run that goes on gives the bytes of one that was left alone, in every stage and with every sampler.
+//! An ended run that goes on gives the bytes of one that was left alone, in every stage and with every sampler; and what
+//! becomes of a video that cannot be written.
 
 mod common;
 
@@ -141,4 +142,56 @@ fn steps_of_another_request_are_refused() {
     std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("cut");
     assert!(message(&set).contains("truncated"), "{}", message(&set));
     assert!(!output.exists());
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_to_is_said_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let taken = folder.path().join("taken");
+    std::fs::write(&taken, "a file").expect("written");
+    let output = taken.join("out.mp4").display().to_string();
+    let out =
+        common::ltx2().args(["generate", "-p", "x", "--model", "no/such/model", "-o", &output]).output().expect("runs");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("error: cannot create folder") && said.contains("taken"), "{said}");
+}
+
+/// Puts a file where the folder of the video was, when its last stage begins.
+struct Takes(PathBuf);
+
+impl Observer for Takes {
+    fn progress(&mut self, _: &[Job], _: Stage, done: usize, total: usize) -> ControlFlow<()> {
+        if done == total && self.0.is_dir() {
+            std::fs::remove_dir_all(&self.0).expect("removed");
+            std::fs::write(&self.0, "a file").expect("written");
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn finished(&mut self, _: &Finished, _: &str) {}
+}
+
+#[test]
+fn a_video_that_cannot_be_written_is_kept_as_tensors() {
+    if common::cpu(1).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = model(folder.path());
+    let place = folder.path().join("videos");
+    let set = settings(&model, "text_to_video", &["sampler.steps=1"]);
+    let config = load(&Given { set, ..Given::default() }).expect("a configuration").config;
+    let options = GenerateOptions {
+        jobs: config.jobs().expect("jobs"),
+        outputs: vec![place.join("out.mp4")],
+        ..GenerateOptions::default()
+    };
+    let said = generate(&config, &options, None, &mut Takes(place)).expect_err("not written").to_string();
+    let (error, kept) = said.split_once("; its frames and samples are kept in ").expect("the place");
+    assert!(error.contains("videos"), "{error}");
+    let tensors = ltx2::pipeline::tensors::read(Path::new(kept)).expect("tensors");
+    assert_eq!(tensors["frames"].shape(), [9, 128, 128, 3]);
+    assert_eq!(tensors["audio"].shape()[0], 2);
+    std::fs::remove_file(kept).expect("removed");
 }

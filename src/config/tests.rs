@@ -248,6 +248,10 @@ fn values_that_cannot_be_used_say_what_can() {
         "pipeline = image_to_video (--set): needs a frame: --image PATH FRAME STRENGTH, or request.images"
     );
     assert_eq!(
+        message("request.images=[{path: a.png, frame: 121, strength: 1.0}]"),
+        "request.images = frame 121 (--set): the video has 121 frames, numbered from 0"
+    );
+    assert_eq!(
         message("two_stage.sigmas=[0.5, 0.7]"),
         "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"
     );

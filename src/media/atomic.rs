@@ -51,6 +51,14 @@ pub(super) fn persist(file: NamedTempFile, path: &Path) -> Result<()> {
     file.persist(path).map(drop).map_err(|e| Error::io("rename the finished file to", path)(e.error))
 }
 
+/// Whether a file can be made at `path`, its parents created: said before hours of work instead of after.
+///
+/// # Errors
+/// The folder that cannot be made or written to.
+pub fn check_writable(path: &Path) -> Result<()> {
+    beside(path, ".part").map(drop)
+}
+
 /// Writes `bytes` to `path`: parents are created, an existing file is replaced, and no reader sees half of it.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = beside(path, ".part")?;

@@ -20,7 +20,7 @@ mod rate;
 mod wav;
 mod yuv;
 
-pub use atomic::{remove_temporaries, write_atomically};
+pub use atomic::{check_writable, remove_temporaries, write_atomically};
 pub use audio::Audio;
 pub use decode::read_video;
 pub use error::{Error, Result};

@@ -58,6 +58,14 @@ pub enum PipelineError {
     /// Not a number in a result.
     #[error("{0} holds values that are not finite; run with --dtype f32, or bisect with --dump")]
     NotFinite(&'static str),
+    /// A video that is made and cannot be written.
+    #[error("{source}; its frames and samples are kept in {}", kept.display())]
+    Kept {
+        /// Why.
+        source: Box<PipelineError>,
+        /// Where the tensors are.
+        kept: PathBuf,
+    },
     /// Stopped by the user.
     #[error("interrupted after {0} of {1} steps; nothing was written")]
     Interrupted(usize, usize),

@@ -10,7 +10,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::batch::videos_at_once;
-use super::error::Result;
+use super::error::{PipelineError, Result};
 use super::memory;
 use super::models::Models;
 use super::options::GenerateOptions;
@@ -22,8 +22,9 @@ use super::saved::Saving;
 use super::session::Session;
 use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_videos};
 use crate::config::{Config, Job, sidecar_path};
-use crate::media::{self, Audio, Mp4Options, WavFormat};
+use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
 use crate::runtime::processes::Group;
+use crate::tensor::Tensor;
 
 /// Steps between two looks at an interrupt, where no progress is shown.
 const INTERRUPT_EVERY: usize = 8;
@@ -64,6 +65,10 @@ pub fn generate(
 ) -> Result<Vec<Finished>> {
     if let Some(group) = group {
         processes::compare(group, config, options)?;
+    }
+    let (outputs, others) = (options.outputs.iter(), options.dump.iter().chain(&options.perf_json));
+    for path in outputs.chain(others).filter(|path| path.file_name().is_some()) {
+        media::check_writable(path)?;
     }
     let models = Models::of(config)?;
     let requests: Vec<Request> =
@@ -164,7 +169,9 @@ fn write(
         let written = media::write_mp4(path, frames, request.frame_rate, Some(&audio), &Mp4Options::default());
         (written, hashes.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
-    written?;
+    if let Err(error) = written {
+        return Err(keep(error.into(), path, frames, &audio));
+    }
     let name = path.file_stem().map(PathBuf::from).unwrap_or_default();
     if let Some(folder) = &config.output.save_frames {
         let folder = if several { Path::new(folder).join(&name) } else { PathBuf::from(folder) };
@@ -187,6 +194,20 @@ fn write(
     }
     let (path, prompt) = (path.to_path_buf(), job.prompt.clone());
     Ok(Finished { path, seed: job.seed, prompt, frames_sha256, samples_sha256 })
+}
+
+/// Puts what cannot be written as a video where temporary files go; its error then says so.
+fn keep(error: PipelineError, path: &Path, frames: &Frames, audio: &Audio) -> PipelineError {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let kept = std::env::temp_dir().join(format!("{name}.{}.safetensors", std::process::id()));
+    let tensors = [
+        ("frames".to_string(), Tensor::U8(frames.data().clone().into_dyn())),
+        ("audio".to_string(), Tensor::from(audio.samples().clone())),
+    ];
+    match super::tensors::write(&kept, &tensors) {
+        Ok(()) => PipelineError::Kept { source: Box::new(error), kept },
+        Err(_) => error,
+    }
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::path::{Component as Part, Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use memmap2::Mmap;
 use safetensors::Dtype;
@@ -22,6 +23,9 @@ const MAX_HEADER: u64 = 100_000_000;
 #[derive(Debug)]
 struct Shard {
     path: Arc<Path>,
+    file: File,
+    /// When it was last written to, as far as the file system says.
+    written: Option<SystemTime>,
     map: Arc<Mmap>,
     header: Metadata,
     /// Where the tensors' bytes begin.
@@ -120,13 +124,14 @@ impl TensorView {
 impl Shard {
     fn open(path: &Path) -> Result<Self, WeightsError> {
         let file = File::open(path).map_err(WeightsError::io(path, "cannot open"))?;
-        let got = file.metadata().map_err(WeightsError::io(path, "cannot read its size"))?.len();
+        let about = file.metadata().map_err(WeightsError::io(path, "cannot read its size"))?;
+        let (got, written) = (about.len(), about.modified().ok());
         let bad = |reason: String| WeightsError::NotSafetensors { path: path.to_path_buf(), reason };
         if got < 8 {
             return Err(bad(format!("{got} bytes, shorter than the header's length field")));
         }
         // SAFETY: the mapping is read-only and private; model files are not written to while they are in use, which is
-        // the assumption every mapped checkpoint makes.
+        // the assumption every mapped checkpoint makes, and is looked at again whenever a tensor is asked for.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io(path, "cannot map"))?;
         let length = u64::from_le_bytes(map[..8].try_into().map_err(|_| bad("no length field".into()))?);
         if length > MAX_HEADER {
@@ -148,7 +153,22 @@ impl Shard {
         match want.cmp(&got) {
             std::cmp::Ordering::Greater => Err(WeightsError::Truncated { path: path.to_path_buf(), want, got }),
             std::cmp::Ordering::Less => Err(WeightsError::Trailing { path: path.to_path_buf(), want, got }),
-            std::cmp::Ordering::Equal => Ok(Shard { path, map: Arc::new(map), header, data }),
+            std::cmp::Ordering::Equal => Ok(Shard { path, file, written, map: Arc::new(map), header, data }),
+        }
+    }
+}
+
+impl Shard {
+    /// Whether the file is still the one that was opened; a file that took its name since is another matter.
+    fn check(&self) -> Result<(), WeightsError> {
+        let about = self.file.metadata().map_err(WeightsError::io(&self.path, "cannot read its size"))?;
+        match about.len() == self.map.len() as u64 && about.modified().ok() == self.written {
+            true => Ok(()),
+            false => Err(WeightsError::Changed {
+                path: self.path.to_path_buf(),
+                was: self.map.len() as u64,
+                is: about.len(),
+            }),
         }
     }
 }
@@ -315,10 +335,11 @@ impl Checkpoint {
     /// A tensor of any element type the host knows.
     ///
     /// # Errors
-    /// It is missing, or of an exotic element type.
+    /// It is missing, of an exotic element type, or in a file that was written to since it was opened.
     pub fn get(&self, name: &str) -> Result<TensorView, WeightsError> {
         let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         let shard = &self.shards[entry.shard];
+        shard.check()?;
         let dtype = known(entry.dtype).ok_or_else(|| self.wrong_dtype(entry, "a plain number type"))?;
         Ok(TensorView {
             name: name.into(),

@@ -23,6 +23,9 @@ pub enum WeightsError {
     /// The header cannot be read.
     #[error("{}: not a safetensors file: {reason}", path.display())]
     NotSafetensors { path: PathBuf, reason: String },
+    /// The file was written to while it was in use.
+    #[error("{}: was written to while it was in use: it had {was} bytes, now {is}; start again", path.display())]
+    Changed { path: PathBuf, was: u64, is: u64 },
     /// The file is shorter than its header says.
     #[error("{}: truncated: its header asks for {want} bytes, the file has {got}; download it again", path.display())]
     Truncated { path: PathBuf, want: u64, got: u64 },

@@ -90,6 +90,23 @@ fn damaged_files_are_named() {
 }
 
 #[test]
+fn a_file_that_changes_while_it_is_open_is_an_error() {
+    let dir = TempDir::new().expect("dir");
+    let whole = safetensors(&[("w", "F32", &[4])], Value::Null);
+    let path = put(dir.path().join("x.safetensors"), &whole);
+    let checkpoint = Checkpoint::open(&path).expect("opens");
+    // Another file under its name, or none: the one that was opened is still whole.
+    put(dir.path().join("y"), b"other");
+    fs::rename(dir.path().join("y"), &path).expect("renamed");
+    assert_eq!(checkpoint.get("w").expect("there").bytes().len(), 16);
+
+    let path = put(dir.path().join("z.safetensors"), &whole);
+    let checkpoint = Checkpoint::open(&path).expect("opens");
+    fs::OpenOptions::new().write(true).open(&path).and_then(|f| f.set_len(20)).expect("cut short");
+    fails(checkpoint.get("w"), &["z.safetensors", "while it was in use", &format!("{} bytes, now 20", whole.len())]);
+}
+
+#[test]
 fn huge_offsets_are_an_error_not_a_panic() {
     let dir = TempDir::new().expect("dir");
     let mut header = Map::new();
