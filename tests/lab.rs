@@ -10,7 +10,7 @@ use ltx2::lab::Record;
 
 /// Small enough that a case is seconds.
 const SMALL: &str =
-    "config: nano\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9]\nlayers: 1\n";
+    "config: nano_2_0\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9]\nlayers: 1\n";
 
 fn records(folder: &Path) -> Vec<Record> {
     let text = std::fs::read_to_string(folder.join("results.jsonl")).unwrap_or_default();
@@ -103,7 +103,7 @@ fn a_wrong_file_is_one_line() {
     };
     assert!(fail("layouts: [ulysses]\ntarget: ['cpu:2']\n").contains("x.yml:2: unknown key 'target'; did you mean"));
     assert!(fail("layouts: [ulysses]\ntargets: [cpu]\n").contains("target 'cpu'"));
-    assert!(fail("layouts: [nowhere]\ntargets: ['cpu:2']\nconfig: nano\n").contains("cannot read nowhere"));
+    assert!(fail("layouts: [nowhere]\ntargets: ['cpu:2']\nconfig: nano_2_0\n").contains("cannot read nowhere"));
 }
 
 /// `why` on a small model: rules and reasons are named, and the first advice ends what `before-385` was kept for.
@@ -116,7 +116,7 @@ fn the_advice_is_compiled_and_mends() {
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
     let ask = |layout: &str, more: &[&str]| {
         let mut c = common::ltx2();
-        c.args(["why", "--target", "cpu:4", "-c", "nano", "--model", "nano", "--layers", "1", "--layout", layout]);
+        c.args(["why", "--target", "cpu:4", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--layout", layout]);
         c.args(["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"]);
         let out = c.args(["--json", "-", "-o", &path("lab")]).args(more).output().expect("runs");
         assert!(out.status.success(), "{layout}: {}", stderr(&out));

@@ -17,7 +17,7 @@ use crate::pipeline::programs::ProgramKind;
   ltx2 why -c ltx2 --layout before-385 --target tpu:v5p:2x2x2
   ltx2 why -c ltx2 --layout before-385 --target tpu:v5p:2x2x2 --write better.yml && \\
   ltx2 why -c ltx2 --layout better.yml --target tpu:v5p:2x2x2
-  ltx2 why -c nano --model nano --layout tensor --target cpu:4 --collective 1
+  ltx2 why -c nano_2_0 --model nano --layout tensor --target cpu:4 --collective 1
 
 Changes without a price come first, then those that cost memory, then those that put other exchanges in place; among
 equals the gain counts for each family of tensors that a change reaches.")]
