@@ -133,6 +133,11 @@ impl Exchange {
         self.count * self.trip_count
     }
 
+    /// Whether it is attention's own, of a sequence that is split.
+    pub fn is_attention(&self) -> bool {
+        self.scope.split('/').any(|s| s == "sdpa")
+    }
+
     /// Output bytes in a step.
     pub fn step_bytes(&self) -> f64 {
         self.runs() * self.bytes
