@@ -27,9 +27,19 @@ $(CPU_PLUGIN): $(LTX2)
 # Formatting, lints and the tests that need no plugin.
 check: lint host-test
 
-lint:
+DENY := target/tools/bin/cargo-deny
+
+# Formatting, lints, and dependencies: their licences, where they come from, what is known against them.
+lint: $(DENY)
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
+	$(DENY) --locked check bans licenses sources
+	@if $(DENY) fetch db 2>/dev/null; then $(DENY) --locked check advisories; \
+	else echo "NOT CHECKED: advisories against dependencies; their database cannot be fetched here"; fi
+
+$(DENY):
+	python3 -m venv target/tools
+	target/tools/bin/pip install -q --require-hashes -r scripts/requirements-tools.txt
 
 host-test:
 	cargo test --locked --lib --test structure --test config

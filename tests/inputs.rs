@@ -145,24 +145,13 @@ fn check(kind: &str) {
 }
 
 macro_rules! each {
-    ($($kind:ident),*) => { $(#[test] fn $kind() { check(stringify!($kind)); })* };
+    ($($kind:ident),*) => {
+        $(#[test] fn $kind() { check(stringify!($kind)); })*
+
+        #[test]
+        fn every_kind_is_tried() {
+            assert_eq!(kinds::TARGETS.map(|(name, _)| name), [$(stringify!($kind)),*]);
+        }
+    };
 }
 each!(config, layout, experiment, safetensors, index, tokenizer, model_config, lora, module, media, words);
-
-#[test]
-fn every_kind_is_tried() {
-    let tried = [
-        "config",
-        "layout",
-        "experiment",
-        "safetensors",
-        "index",
-        "tokenizer",
-        "model_config",
-        "lora",
-        "module",
-        "media",
-        "words",
-    ];
-    assert_eq!(kinds::TARGETS.map(|(name, _)| name), tried);
-}

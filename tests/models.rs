@@ -34,11 +34,14 @@ fn ltx2(home: &Path, arguments: &[&str]) -> Output {
 /// A short guided run into the folder `out`, with the model's own schedule; optimising would take longer than running.
 fn run(home: &Path, model: &[&str], out: &Path) -> Output {
     let (mp4, dump) = (out.join("a.mp4"), out.join("a.safetensors"));
+    run_into(home, model, &["-o", path(&mp4), "--dump", path(&dump)])
+}
+
+fn run_into(home: &Path, model: &[&str], out: &[&str]) -> Output {
     let base = ["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--negative-prompt", "blurry"];
     let size = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "2", "--max-sequence-length", "64"];
     let more = ["--reference", "diffusers", "--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
-    let paths = ["-o", path(&mp4), "--dump", path(&dump), "--model"];
-    ltx2(home, &[&base[..], &size, &more, &paths, model].concat())
+    ltx2(home, &[&base[..], &size, &more, out, &["--model"], model].concat())
 }
 
 /// The dumped tensors and the sidecar of a run.
@@ -284,6 +287,40 @@ fn damaged_files_end_a_run_with_one_line() {
     fails(&[path(&model)], &["transformer", shard, "truncated", &format!("the file has {}", bytes.len() - 9)]);
     fs::remove_file(&target).expect("removed");
     fails(&[path(&model)], &["transformer", shard, "is missing", "more tensors"]);
+}
+
+/// Makes every number the largest of bf16: sums of them are infinite.
+fn blow_up(tensors: &mut Tensors, key: &str) {
+    let bytes = &mut tensors.get_mut(key).expect("there").2;
+    bytes.chunks_exact_mut(2).for_each(|value| value.copy_from_slice(&[0x7f, 0x7f]));
+}
+
+#[test]
+fn values_that_overflow_are_named_instead_of_shown() {
+    if common::cpu(1).is_none() {
+        return;
+    }
+    let shard = "diffusion_pytorch_model-00001-of-00003.safetensors";
+    let plain = "diffusion_pytorch_model.safetensors";
+    let edits = [
+        ("transformer", shard, "proj_in.weight", "the video latents after step 1 of 2 hold values"),
+        ("vae", plain, "decoder.conv_in.conv.weight", "the decoded frames hold values"),
+        ("vocoder", plain, "conv_in.weight", "the decoded samples hold values"),
+    ];
+    for (component, file, key, said) in edits {
+        let dir = TempDir::new().expect("a folder");
+        let model = damaged(dir.path(), component);
+        let target = model.join(component).join(file);
+        let mut tensors = read(&target);
+        blow_up(&mut tensors, key);
+        write(&target, &tensors, None);
+        // Frames as values where they are dumped, as bytes where they are not.
+        fails(&[path(&model)], &[said, "not finite"]);
+        let out = TempDir::new().expect("a folder");
+        let done = run_into(out.path(), &[path(&model)], &["-o", path(&out.path().join("a.mp4"))]);
+        assert!(!done.status.success() && text(&done.stderr).contains(said), "{}", text(&done.stderr));
+        assert_eq!(fs::read_dir(out.path()).expect("the folder").count(), 0, "{component}: something was written");
+    }
 }
 
 #[test]

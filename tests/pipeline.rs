@@ -100,7 +100,28 @@ fn an_interrupt_ends_the_run_between_chunks() {
     let request = request(&cases("pipeline")[0], &models);
     let mut watch = |_, done: usize, _| if done >= 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     let e = text_to_video(&models, &mut stages, &request, &settings(DType::F32, Some(1)), &mut watch).err();
-    assert_eq!(e.map(|e| e.to_string()).as_deref(), Some("interrupted after 2 of 3 steps; nothing was written"));
+    assert_eq!(e.map(|e| e.to_string()).as_deref(), Some("interrupted after 2 of 3 steps; no video was written"));
+}
+
+#[test]
+fn latents_that_are_not_finite_are_named_by_stream_and_step() {
+    let Some(client) = cpu(1) else { return };
+    let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
+    let mut request = request(&cases("pipeline")[0], &models);
+    // A step from a level of zero divides by it; the steps after that have nothing to go on from.
+    request.sigmas = vec![1.0, 0.7, 0.4, 0.0, 0.0, 0.0];
+    for chunk in [None, Some(1), Some(2), Some(3)] {
+        let mut last = 0;
+        let mut watch = |_, done: usize, _| {
+            last = done;
+            ControlFlow::Continue(())
+        };
+        let e = text_to_video(&models, &mut stages, &request, &settings(DType::F32, chunk), &mut watch).err();
+        let said = "the video latents after step 4 of 5 hold values that are not finite; run with --dtype f32, or \
+                    bisect with --dump";
+        assert_eq!(e.map(|e| e.to_string()).as_deref(), Some(said), "chunks of {chunk:?}");
+        assert!(last < 4, "{chunk:?}: it ends there");
+    }
 }
 
 #[test]

@@ -130,12 +130,21 @@ fn steps_of_another_request_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model(folder.path());
     let output = folder.path().join("out.mp4");
-    let set = settings(&model, "text_to_video", &[]);
+    let picture = folder.path().join("first.png");
+    let drawn = std::fs::read("tests/fixtures/images/shapes.png").expect("a picture");
+    std::fs::write(&picture, &drawn).expect("written");
+    let image = format!("request.images=[{{path: {}, frame: 0, strength: 1.0, crf: 0}}]", picture.display());
+    let set = settings(&model, "image_to_video", &[&image]);
     let kept = Run { set: &set, output: &output, every: Some(1), resume: false };
     assert!(kept.run(Some((Stage::Denoise, 2))).0.is_err());
-    let other = settings(&model, "text_to_video", &["request.seed=11"]);
+    let other = settings(&model, "image_to_video", &[&image, "request.seed=11"]);
     let message = |set: &[String]| Run { set, resume: true, ..kept }.run(None).0.expect_err("refused");
     assert!(message(&other).contains("holds the steps of another request"), "{}", message(&other));
+    let file = std::fs::OpenOptions::new().write(true).open(&picture).expect("the picture");
+    let was = file.metadata().and_then(|m| m.modified()).expect("a time");
+    file.set_modified(was + std::time::Duration::from_secs(1)).expect("a later time");
+    assert!(message(&set).contains("holds the steps of another request"), "{}", message(&set));
+    file.set_modified(was).expect("the time it had");
 
     let path = saved::path_of(&output);
     let bytes = std::fs::read(&path).expect("the steps");

@@ -250,10 +250,10 @@ pub struct OutputArgs {
     #[arg(long, value_name = "N")]
     pub progress_every: Option<u64>,
     /// Keeps the steps made so far in OUT.steps.safetensors, every N steps and when interrupted
-    #[arg(long, value_name = "N", requires = "output", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub checkpoint_every: Option<u64>,
     /// Goes on where an ended run left off, with the same bytes; finished videos are left as they are
-    #[arg(long, requires = "output")]
+    #[arg(long, conflicts_with = "dump")]
     pub resume: bool,
     /// Prints JSON instead of paths
     #[arg(long)]

@@ -117,8 +117,14 @@ pub(super) fn prepare_libtpu(config: &Config) {
 
 fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> anyhow::Result<GenerateOptions> {
     let mut jobs = config.jobs()?;
-    if group.is_some() && (output.checkpoint_every.is_some() || output.resume) {
-        return Err(UsageError("--checkpoint-every and --resume are for runs of one process".into()).into());
+    if output.checkpoint_every.is_some() || output.resume {
+        if group.is_some() {
+            return Err(UsageError("--checkpoint-every and --resume are for runs of one process".into()).into());
+        }
+        if config.output.path.is_none() {
+            let why = "--checkpoint-every and --resume need a name that stays: give -o or output.path";
+            return Err(UsageError(why.into()).into());
+        }
     }
     let mut outputs = match group {
         // Only the first process writes, and only it looks at what is there.

@@ -172,6 +172,18 @@ mod tests {
     }
 
     #[test]
+    fn aliases_and_nesting_are_bounded() {
+        // Nine levels of nine aliases each: a few hundred bytes that stand for 10^9 items.
+        let levels = (1..10).map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 9].join(",")));
+        let laughs = format!("a0: &a0 [lol]\n{}", levels.collect::<String>());
+        let deep = "[".repeat(100_000);
+        for text in [laughs, format!("a: {deep}"), format!("{{a: {deep}")] {
+            let error = parse(&text, "x.yml").unwrap_err().to_string();
+            assert!(error.starts_with("x.yml"), "{error}");
+        }
+    }
+
+    #[test]
     fn errors_name_file_and_line() {
         let message = |text| parse(text, "x.yml").unwrap_err().to_string();
         assert_eq!(message("a: 1\nb: 2\na: 3\n"), "x.yml:3: key 'a' stands twice");

@@ -46,9 +46,12 @@ pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
     Ok(file)
 }
 
-/// Gives the temporary file its name, replacing a file that has it.
-pub(super) fn persist(file: NamedTempFile, path: &Path) -> Result<()> {
-    file.persist(path).map(drop).map_err(|e| Error::io("rename the finished file to", path)(e.error))
+/// Gives the temporary file its name; a file that has it is replaced, or stays and is an error.
+pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result<()> {
+    // What is behind a name survives a machine that stops at once.
+    file.as_file().sync_all().map_err(Error::io("write", path))?;
+    let named = if replace { file.persist(path) } else { file.persist_noclobber(path) };
+    named.map(drop).map_err(|e| Error::io("rename the finished file to", path)(e.error))
 }
 
 /// Whether a file can be made at `path`, its parents created: said before hours of work instead of after.
@@ -61,9 +64,14 @@ pub fn check_writable(path: &Path) -> Result<()> {
 
 /// Writes `bytes` to `path`: parents are created, an existing file is replaced, and no reader sees half of it.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    write(path, bytes, true)
+}
+
+/// [`write_atomically`], where a file that has the name by then may stay, which is an error.
+pub(super) fn write(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
     let mut file = beside(path, ".part")?;
     file.write_all(bytes).map_err(Error::io("write", path))?;
-    persist(file, path)
+    persist(file, path, replace)
 }
 
 #[cfg(test)]

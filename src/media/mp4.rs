@@ -62,19 +62,20 @@ pub struct Mp4Options {
     pub crf: u8,
     /// Bits a second of the sound.
     pub audio_bitrate: u32,
+    /// Whether a file that has the name by then is replaced.
+    pub replace: bool,
 }
 
 impl Default for Mp4Options {
     fn default() -> Self {
-        Self { encoder: EncoderChoice::Auto, ffmpeg: "ffmpeg".into(), crf: 19, audio_bitrate: 192_000 }
+        Self { encoder: EncoderChoice::Auto, ffmpeg: "ffmpeg".into(), crf: 19, audio_bitrate: 192_000, replace: true }
     }
 }
 
 /// Writes `frames` at `fps` frames a second, with `audio` if there is any, as H.264 and AAC; returns who encoded.
 ///
 /// The sound is trimmed or padded with silence to the length of the video. Frames of odd size get their last column or
-/// row twice, because 4:2:0 video has none. Parents are created, an existing file is replaced, and on an error nothing is
-/// left behind.
+/// row twice, because 4:2:0 video has none. Parents are created, and on an error nothing is left behind.
 pub fn write_mp4(
     path: &Path,
     frames: &Frames,
@@ -94,14 +95,14 @@ pub fn write_mp4(
         Encoder::Ffmpeg(_) => {
             let target = atomic::beside(path, ".mp4")?;
             ffmpeg::encode(target.path(), path, frames, rate, audio.as_ref(), options)?;
-            atomic::persist(target, path)?;
+            atomic::persist(target, path, options.replace)?;
         }
         Encoder::Embedded => {
             let mut tracks = vec![h264::encode(frames, rate, options.crf)?];
             if let Some(audio) = &audio {
                 tracks.push(aac::encode(audio, options.audio_bitrate)?);
             }
-            atomic::write_atomically(path, &isobmff::write(&tracks)?)?;
+            atomic::write(path, &isobmff::write(&tracks)?, options.replace)?;
         }
     }
     Ok(encoder)

@@ -134,6 +134,13 @@ mod tests {
         assert!((got[[0, 0, 0, 0, 0]] - (0.75 * 7.0 / 127.5 - 1.0)).abs() < 1e-6);
     }
 
+    /// 124 bytes that claim 100,000 rows and columns, 30 GB.
+    #[test]
+    fn a_picture_that_claims_more_than_memory_is_an_error() {
+        let error = read_picture(Path::new("fuzz/seeds/media/huge.png")).unwrap_err().to_string();
+        assert!(error.contains("huge.png") && error.contains("limit"), "{error}");
+    }
+
     #[test]
     fn a_file_of_another_kind_is_named() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
 //! One stage of denoising: noise, or noised latents of the stage before, to the clean latents of its size.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use ndarray::{Array3, Axis as Dim, Ix3, Ix4, Ix5};
@@ -16,7 +17,7 @@ use super::saved::Saved;
 use super::stages::Stages;
 use super::text_to_video::{Request, Settings, Shapes, Stage, Watch, branch_text, fixed, pack};
 use crate::nn::Build;
-use crate::runtime::Outputs;
+use crate::runtime::{Distributed, Outputs};
 use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::res2s::{self, StepNoise};
 use crate::tensor::Tensor;
@@ -99,7 +100,8 @@ impl<'a> Denoising<'a> {
     /// is kept with the steps, where such are.
     ///
     /// # Errors
-    /// The plugin's message; [`PipelineError::Interrupted`] when `watch` says so; latents that are not finite.
+    /// The plugin's message; [`PipelineError::Interrupted`] when `watch` says so; the stream whose latents are not finite,
+    /// and the step after which.
     #[allow(clippy::too_many_arguments)] // What a stage runs on; each is used once.
     pub fn run(
         self,
@@ -119,11 +121,6 @@ impl<'a> Denoising<'a> {
         let own = self.shapes.tokens[0] - self.shapes.appended;
         let [video, audio] = latents.map(fixed::<f32, Ix3>);
         let (mut video, audio) = (video?, audio?);
-        for (name, t) in [("latents.video", &video), ("latents.audio", &audio)] {
-            if t.iter().any(|v| !v.is_finite()) {
-                return Err(PipelineError::NotFinite(name));
-            }
-        }
         if own < video.shape()[1] {
             video = video.slice(ndarray::s![.., ..own, ..]).to_owned();
         }
@@ -158,6 +155,7 @@ impl<'a> Denoising<'a> {
         for _ in (0..done).step_by(res2s::NOISES) {
             noise.as_mut().map(|n| n.step(self.tokens(0), self.tokens(1)));
         }
+        let mut latents = latents_of(&carried)?;
         let mut kept = done;
         while done < total {
             let of_steps = done * steps / total;
@@ -167,20 +165,55 @@ impl<'a> Denoising<'a> {
                 && (stop || done * steps / total >= kept * steps / total + every)
             {
                 let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
-                saving.write(&Saved { stage: self.names.stage, done, carried, sound: sound.cloned() })?;
-                kept = done;
+                // A disk that is full is no reason to lose what runs well.
+                match saving.write(&Saved { stage: self.names.stage, done, carried, sound: sound.cloned() }) {
+                    Ok(()) => kept = done,
+                    Err(error) => tracing::warn!("the steps are not kept: {error}"),
+                }
             }
             if stop {
+                if let Some(saving) = saving.filter(|_| kept == done && done > 0) {
+                    saving.tell();
+                }
                 return Err(PipelineError::Interrupted(of_steps, steps));
             }
             let end = (done + size).min(total);
             let noise = noise.as_mut().map(|n| n.step(self.tokens(0), self.tokens(1)));
             let inputs = self.steps_loop.steps(stages, done, end, noise, self.shape.batch)?;
             carried = self.steps_loop.run(stages, prepared, &inputs, carried)?;
+            let before = std::mem::replace(&mut latents, latents_of(&carried)?);
+            if let Some(stream) = not_finite(&latents) {
+                let step = match sampler {
+                    Sampler::Euler => self.first_not_finite(stages, prepared, &before, done..end)?,
+                    Sampler::Res2s => Some((stream, done)),
+                };
+                let (stream, at) = step.unwrap_or((stream, end - 1));
+                let step = at * steps / total + 1;
+                return Err(PipelineError::NotFinite(format!("the {stream} latents after step {step} of {steps}")));
+            }
             done = end;
         }
         let _ = watch(self.names.stage, steps, steps);
-        Ok([carried[0].download()?.into_f32(), carried[1].download()?.into_f32()])
+        Ok(latents.map(Tensor::into_f32))
+    }
+
+    /// The first of these steps by Euler after which a stream's latents are not finite: one at a time, again.
+    fn first_not_finite(
+        &self,
+        stages: &Stages,
+        prepared: &Outputs,
+        before: &[Tensor; 2],
+        steps: Range<usize>,
+    ) -> Result<Option<(&'static str, usize)>> {
+        let mut carried = self.steps_loop.go_on(stages, before)?;
+        for step in steps {
+            let inputs = self.steps_loop.steps(stages, step, step + 1, None, self.shape.batch)?;
+            carried = self.steps_loop.run(stages, prepared, &inputs, carried)?;
+            if let Some(stream) = not_finite(&latents_of(&carried)?) {
+                return Ok(Some((stream, step)));
+            }
+        }
+        Ok(None)
     }
 
     /// Tokens and channels of a stream.
@@ -194,4 +227,16 @@ impl<'a> Denoising<'a> {
 fn joined(parts: &[&Array3<f32>]) -> Result<Array3<f32>> {
     let views: Vec<_> = parts.iter().map(|p| p.view()).collect();
     ndarray::concatenate(Dim(1), &views).map_err(|e| PipelineError::Input(e.to_string()))
+}
+
+/// What the loop carries first: the latents of both streams.
+fn latents_of(carried: &[Distributed]) -> Result<[Tensor; 2]> {
+    let [video, audio, ..] = carried else { return Err(PipelineError::Input("the loop carries no latents".into())) };
+    Ok([video.download()?, audio.download()?])
+}
+
+/// The stream that holds a value that is not finite.
+fn not_finite(latents: &[Tensor; 2]) -> Option<&'static str> {
+    let broken = |t: &Tensor| t.to_f32().iter().any(|v| !v.is_finite());
+    ["video", "audio"].into_iter().zip(latents).find_map(|(stream, t)| broken(t).then_some(stream))
 }

@@ -56,8 +56,8 @@ pub enum PipelineError {
     #[error("{0}")]
     TooLarge(String),
     /// Not a number in a result.
-    #[error("{0} holds values that are not finite; run with --dtype f32, or bisect with --dump")]
-    NotFinite(&'static str),
+    #[error("{0} hold values that are not finite; run with --dtype f32, or bisect with --dump")]
+    NotFinite(String),
     /// A video that is made and cannot be written.
     #[error("{source}; its frames and samples are kept in {}", kept.display())]
     Kept {
@@ -67,7 +67,7 @@ pub enum PipelineError {
         kept: PathBuf,
     },
     /// Stopped by the user.
-    #[error("interrupted after {0} of {1} steps; nothing was written")]
+    #[error("interrupted after {0} of {1} steps; no video was written")]
     Interrupted(usize, usize),
 }
 

@@ -163,10 +163,11 @@ fn write(
     let frames = &generated.frames;
     let rate = u32::try_from(generated.sample_rate).unwrap_or(u32::MAX);
     let audio = Audio::new(generated.audio.clone(), rate)?;
+    let encoder = Mp4Options { replace: options.force, ..Mp4Options::default() };
     // The hashes are taken beside the encoder.
     let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {
         let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
-        let written = media::write_mp4(path, frames, request.frame_rate, Some(&audio), &Mp4Options::default());
+        let written = media::write_mp4(path, frames, request.frame_rate, Some(&audio), &encoder);
         (written, hashes.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     if let Err(error) = written {

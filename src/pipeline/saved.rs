@@ -1,6 +1,7 @@
 //! The steps that a run has behind it, kept in a file, so that an ended run goes on where it was instead of from noise.
 
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use ndarray::Array3;
 use serde_json::{Value, json};
@@ -109,6 +110,11 @@ impl Saving {
         tensors::write_with(&self.path, &tensors, Some(about.map(|(key, value)| (key.to_string(), value)).into()))
     }
 
+    /// Says where the steps of a run that ends are.
+    pub fn tell(&self) {
+        tracing::info!("the steps are kept in {}; --resume goes on there", self.path.display());
+    }
+
     /// Removes the file: the videos are written.
     pub fn finish(&self) {
         // There is none where no step was kept.
@@ -144,7 +150,7 @@ fn read(path: &Path, identity: &str) -> Result<Saved> {
     Ok(Saved { stage, done, carried, sound })
 }
 
-/// Of everything that a result depends on.
+/// Of everything that a result depends on. Of files that the request only names, size and time have to do.
 fn identity(config: &Config, models: &Models, jobs: &[Job]) -> Result<String> {
     let each = jobs.iter().map(|job| {
         let mut own = config.effective(&job.prompt, job.seed);
@@ -155,10 +161,18 @@ fn identity(config: &Config, models: &Models, jobs: &[Job]) -> Result<String> {
         }
         own
     });
+    let pictures = config.request.images.iter().map(|image| &image.path);
+    let files = pictures.chain(config.model.loras.iter().map(|lora| &lora.path));
+    let about = |path: &Path| {
+        let about = std::fs::metadata(path).ok()?;
+        let time = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        Some((about.len(), time.as_nanos().to_string()))
+    };
     let all = json!({
         "release": env!("CARGO_PKG_VERSION"),
         "requests": each.collect::<Vec<_>>(),
         "model": models.identity()?,
+        "files": files.map(|path| about(Path::new(path))).collect::<Vec<_>>(),
     });
     Ok(Sha256::digest(all.to_string()).iter().map(|b| format!("{b:02x}")).collect())
 }

@@ -486,7 +486,7 @@ fn decode_video(
         }
     };
     if !finite {
-        return Err(PipelineError::NotFinite("video"));
+        return Err(PipelineError::NotFinite("the decoded frames".into()));
     }
     Ok(frames)
 }
@@ -504,7 +504,7 @@ fn decode_audio(
     clock.wait(&sounds)?;
     let samples = sounds.tensor("audio")?.into_f32();
     if samples.iter().any(|v| !v.is_finite()) {
-        return Err(PipelineError::NotFinite("audio"));
+        return Err(PipelineError::NotFinite("the decoded samples".into()));
     }
     fixed::<_, Ix3>(samples)
 }

@@ -537,3 +537,34 @@ impl Outputs {
         self.named.remove(name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pjrt::Code;
+
+    #[test]
+    fn options_of_ours_that_a_plugin_does_not_know_are_left_out_and_a_users_are_not() {
+        let known = |options: &CompileOptions| match options.flags.keys().find(|name| name.starts_with("new_")) {
+            None => Ok(options.flags.len()),
+            Some(name) => Err(Error::Call {
+                plugin: "p.so".into(),
+                call: "PJRT_Client_Compile",
+                code: Code(3),
+                message: format!("No such compile option: '{name}'"),
+            }),
+        };
+        let flags = ["new_one", "old", "new_two"];
+        let options = flags
+            .iter()
+            .fold(CompileOptions::default(), |o, name| o.flag((*name).to_string(), OptionValue::Bool(true)));
+        let ours = EngineOptions::default();
+        assert_eq!(compile_known("cpu", &options, &ours, known).expect("compiles"), 1);
+        let users = EngineOptions {
+            xla_flags: [("new_two".to_string(), OptionValue::Bool(true))].into(),
+            ..Default::default()
+        };
+        let error = compile_known("cpu", &options, &users, known).expect_err("it was asked for");
+        assert!(error.to_string().contains("new_two"), "{error}");
+    }
+}

@@ -156,9 +156,7 @@ impl Shard {
             std::cmp::Ordering::Equal => Ok(Shard { path, file, written, map: Arc::new(map), header, data }),
         }
     }
-}
 
-impl Shard {
     /// Whether the file is still the one that was opened; a file that took its name since is another matter.
     fn check(&self) -> Result<(), WeightsError> {
         let about = self.file.metadata().map_err(WeightsError::io(&self.path, "cannot read its size"))?;

@@ -122,6 +122,18 @@ fn huge_offsets_are_an_error_not_a_panic() {
 }
 
 #[test]
+fn a_header_of_a_million_tensors_is_read_and_one_that_claims_more_than_the_format_allows_is_not() {
+    let dir = TempDir::new().expect("dir");
+    let tensor = |i: usize| format!("\"t{i}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}");
+    let text = format!("{{{}}}", (0..1_000_000).map(tensor).collect::<Vec<_>>().join(","));
+    let bytes = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let checkpoint = Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes)).expect("opens");
+    assert_eq!(checkpoint.names().count(), 1_000_000);
+    let claims = [&(1u64 << 60).to_le_bytes()[..], b"{}"].concat();
+    fails(Checkpoint::open(&put(dir.path().join("y.safetensors"), claims)), &["y.safetensors"]);
+}
+
+#[test]
 fn element_types_are_checked_when_a_weight_is_asked_for() {
     let dir = TempDir::new().expect("dir");
     let bytes = safetensors(&[("f", "BF16", &[1]), ("q", "I8", &[4]), ("e", "F8_E5M2", &[4])], Value::Null);

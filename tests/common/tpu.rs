@@ -72,6 +72,9 @@ pub struct Compiled {
     pub seconds: f64,
 }
 
+/// Seconds beyond which a compile is not remembered: beside other work it may take so long, and every later run would be told.
+const SLOW: f64 = 300.0;
+
 /// What the compiler makes of a program. Programs that it has seen are remembered under cargo's folder for tests, by
 /// hash, options, target and plugin.
 pub fn compiled(case: Case) -> Compiled {
@@ -122,6 +125,9 @@ fn optimized(machine: &Machine, network: &Network) -> (OptimizedProgram, Compile
     let seconds = started.elapsed().as_secs_f64();
     let memory = compiled.memory().expect("figures");
     let program = compiled.optimized_program().expect("an optimized program");
+    if seconds > SLOW {
+        return (program, memory, seconds);
+    }
     std::fs::write(&program_file, &program.bytes).expect("writes");
     let figures = serde_json::to_vec(&(&program.format, memory, seconds)).expect("JSON");
     std::fs::write(&figures_file, figures).expect("writes");
