@@ -36,6 +36,8 @@ pub struct Predicted {
     pub compute: f64,
     /// Memory traffic alone.
     pub memory: f64,
+    /// Starts of kernels alone; 0 of chips that were not measured.
+    pub launch: f64,
     /// Links alone.
     pub collective: f64,
     /// All together, collectives in the background hidden where there is work to hide behind.
@@ -85,7 +87,13 @@ pub fn report(module: &Module, mesh: &Mesh, layers: usize, chip: Option<&Chip>) 
 fn predicted(step: &Cost) -> Predicted {
     let ms = |seconds: f64| seconds * 1e3;
     let t = step.time;
-    Predicted { compute: ms(t.compute), memory: ms(t.memory), collective: ms(t.collective), step: ms(t.all) }
+    Predicted {
+        compute: ms(t.compute),
+        memory: ms(t.memory),
+        launch: ms(t.launch),
+        collective: ms(t.collective),
+        step: ms(t.all),
+    }
 }
 
 impl Report {

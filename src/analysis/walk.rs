@@ -57,6 +57,7 @@ pub struct Collective {
 pub(super) struct Time {
     pub compute: f64,
     pub memory: f64,
+    pub launch: f64,
     pub collective: f64,
     pub all: f64,
 }
@@ -73,6 +74,7 @@ impl Cost {
         self.work.add(other.work, times);
         self.time.compute += other.time.compute * times;
         self.time.memory += other.time.memory * times;
+        self.time.launch += other.time.launch * times;
         self.time.collective += other.time.collective * times;
         self.time.all += other.time.all * times;
     }
@@ -237,9 +239,10 @@ impl<'a> Walk<'a> {
                 if at.phase == Phase::Step && in_blocks(self.module.scope_of(i).as_ref()) {
                     self.written_out.add(work, at.times);
                 }
-                let (compute, memory) =
-                    self.chip.map_or((0.0, 0.0), |c| (c.compute_seconds(work), c.memory_seconds(work.bytes)));
-                Cost { work, time: Time { compute, memory, collective: 0.0, all: compute.max(memory) } }
+                let s = self.chip.map(|c| c.seconds(work)).unwrap_or_default();
+                let time =
+                    Time { compute: s.compute, memory: s.memory, launch: s.launch, collective: 0.0, all: s.all() };
+                Cost { work, time }
             }
         }
     }

@@ -122,12 +122,13 @@ fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
 }
 
 /// A digest of everything that a result depends on: the merged configuration, the layout's text, the command, the
-/// plugin and this program.
+/// plugin and this program. The plugin counts by its length, not by when it was installed: results go on on another
+/// machine with the same one.
 pub(super) fn key(command: &[String], given: &Given, kind: Kind) -> Result<String> {
     let config = load(given)?.config;
     let layout = read_layout_source(&config.layout)?.to_yaml(&[]);
     let plugin = discover::find(kind, None).found.first().and_then(|p| p.path.metadata().ok());
-    let plugin = plugin.map(|m| (m.len(), m.modified().ok()));
+    let plugin = plugin.map(|m| m.len());
     let all = format!("{} {command:?} {} {layout} {plugin:?}", env!("CARGO_PKG_VERSION"), json!(config));
     Ok(Sha256::digest(all.as_bytes()).iter().map(|b| format!("{b:02x}")).collect())
 }
