@@ -67,9 +67,14 @@ pub fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&Path>) 
     Ok(())
 }
 
-/// The command line as typed, without the folder of the binary.
+/// The command line as typed, without folders that are this machine's alone.
 fn typed() -> String {
-    std::iter::once("ltx2".to_string()).chain(std::env::args().skip(1)).collect::<Vec<_>>().join(" ")
+    let short = |word: String| {
+        let path = Path::new(&word);
+        let name = path.file_name().filter(|_| path.is_absolute()).map(|name| name.to_string_lossy().into_owned());
+        name.unwrap_or(word)
+    };
+    std::iter::once("ltx2".to_string()).chain(std::env::args().skip(1).map(short)).collect::<Vec<_>>().join(" ")
 }
 
 /// The chip's name among targets, by the plugin's name of the card; else that name in one word.

@@ -15,7 +15,7 @@ use super::collective::Kind;
 pub use fit::{FitError, fit};
 
 /// The files that there are, by chip.
-const FILES: [(&str, &str); 0] = [];
+const FILES: [(&str, &str); 1] = [("h200", include_str!("h200.json"))];
 
 /// A time that begins with a fixed part: `seconds + amount / rate`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -168,6 +168,18 @@ mod tests {
             assert!(!file.source.is_empty() && file.source.iter().all(|s| !s.command.is_empty() && !s.date.is_empty()));
             assert!(file.product.rate > 0.0 && file.bandwidth > 0.0 && file.kernel_seconds > 0.0);
         }
+    }
+
+    #[test]
+    fn the_constants_of_the_h200_follow_from_what_was_measured() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/calibration");
+        let kept = Calibration::of("h200").unwrap();
+        let from = kept.fit.split_whitespace().filter(|word| word.starts_with("docs/calibration/"));
+        let all: Vec<Measurements> = from
+            .map(|file| folder.join(file.rsplit('/').next().unwrap()))
+            .map(|path| serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap())
+            .collect();
+        assert_eq!(fit(&all, "h200", &kept.fit).as_ref(), Ok(kept));
     }
 
     #[test]

@@ -234,6 +234,7 @@ impl<'a> Hunt<'a> {
         }
         let blocks = self.programs.layers();
         let bound = bound(&network, &layout, self.chip.as_ref(), self.products, parts, blocks).cost();
+        tracing::debug!("{}: at least {bound:.3}", point.label);
         let words = Sha256::digest(format!("{} {}", self.quest.seed, point.label).as_bytes());
         Some(Open { point, bound, order: std::array::from_fn(|i| words[i]) })
     }
