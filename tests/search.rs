@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Output;
 
 use common::cpu;
+use common::tpu::libtpu;
 use ltx2::analysis::Chip;
 use ltx2::config::{Given, load, read_layout_source};
 use ltx2::hlo::Mesh;
@@ -88,6 +89,51 @@ fn mistakes_are_one_line() {
     assert!(fail(&["--search", "-c", "ltx2"]).contains("--target"), "no target");
     assert!(fail(&["x.yml", "--budget", "3"]).contains("--search"), "a budget without --search");
     assert!(fail(&["x.yml", "--set", "sampler.steps=3"]).contains("belong to --search"));
+}
+
+/// On the TPU compiler (`make test-tpu`) with the sizes of a small model: the winner is no slower than what is shipped.
+#[test]
+fn the_winner_is_no_slower_than_any_shipped_layout() {
+    if !libtpu() {
+        return;
+    }
+    // Results are kept between runs, by everything that they depend on.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("search");
+    let mut command = common::ltx2();
+    command.args(["experiment", "--search", "--target", "tpu:v6e:2x2", "--shape", "256x192x25", "-c", "nano_2_0"]);
+    command.args(["--set", "model.path=nano", "--memory-fit", "--layers", "2", "--budget", "40", "-o"]).arg(&folder);
+    let out = command.output().expect("runs");
+    assert!(out.status.success(), "{}", stderr(&out));
+    let words = String::from_utf8_lossy(&out.stdout).into_owned();
+    eprintln!("{words}");
+    assert!(!words.contains("Undecided"), "{words}");
+    let best = std::fs::read_to_string(folder.join("best.yml")).expect("a layout");
+    let step = |layout: &str, mesh: Option<&str>| {
+        let mut command = common::ltx2();
+        command.args([
+            "compile",
+            "--target",
+            "tpu:v6e:2x2",
+            "-c",
+            "nano_2_0",
+            "--set",
+            "model.path=nano",
+            "--layers",
+            "2",
+        ]);
+        command.args(["--set", "request.width=256", "--set", "request.height=192", "--set", "request.num_frames=25"]);
+        command.args(["--json", "-", "--layout", layout]).args(mesh.iter().flat_map(|m| ["--mesh", m]));
+        let out = command.output().expect("runs");
+        assert!(out.status.success(), "{layout}: {}", stderr(&out));
+        let figures: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        figures["predicted_all_ms"]["step"].as_f64().expect("milliseconds")
+    };
+    let winner = step(folder.join("best.yml").to_str().expect("UTF-8"), None);
+    for (layout, mesh) in [("cfg-ulysses", "cfg=2,context=2"), ("sequence", "context=4"), ("tensor", "tensor=4")] {
+        let shipped = step(layout, Some(mesh));
+        eprintln!("{layout} {mesh}: {shipped:.4} ms, the winner {winner:.4} ms");
+        assert!(winner <= shipped * 1.0001, "{layout} {mesh}: {shipped}, the winner {winner}\n{best}");
+    }
 }
 
 /// The published model at 768x512x121, as the TPU's programs are written but for the kernels.

@@ -13,6 +13,8 @@ const NAMES: f64 = 210.0;
 const WIDTH: f64 = 760.0;
 const BAR: f64 = 26.0;
 const TOP: f64 = 46.0;
+/// Width of a letter, about.
+const LETTER: f64 = 7.0;
 
 /// Bytes a device holds with all blocks.
 pub(super) fn held(f: &Figures) -> f64 {
@@ -48,7 +50,29 @@ fn legend(entries: &[(&str, &str)]) -> String {
     for (class, name) in entries {
         out += &rect(class, [x, 24.0, 10.0, 10.0], name);
         out += &text("", x + 14.0, 33.0, name);
-        x += 24.0 + 7.0 * name.len() as f64;
+        x += 30.0 + LETTER * name.len() as f64;
+    }
+    out
+}
+
+/// Names beside points, moved down where they would lie on each other.
+fn names(mut points: Vec<(f64, f64, String)>) -> String {
+    const LINE: f64 = 12.0;
+    let width = |words: &str| LETTER * words.chars().count() as f64;
+    points.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut placed: Vec<(f64, f64, f64)> = Vec::new();
+    let mut out = String::new();
+    for (x, y, words) in points {
+        let (left, right) = (x + 8.0, x + 8.0 + width(&words));
+        let mut at = y + 4.0;
+        // Downwards alone: every step ends below one more of the names that are there.
+        while let Some(taken) =
+            placed.iter().find(|(l, r, taken)| left < *r && *l < right && (at - taken).abs() < LINE - 0.01)
+        {
+            at = taken.2 + LINE;
+        }
+        placed.push((left, right, at));
+        out += &text("value", left, at, &words);
     }
     out
 }
@@ -112,6 +136,7 @@ pub(super) fn memory(rows: &[(&Row, &Figures)]) -> String {
     if let Some(capacity) = capacity {
         let title = format!("capacity {:.2} GiB", capacity / GIB);
         out += &rect("step", [NAMES + capacity * scale - 1.0, TOP, 2.0, height - TOP - 4.0], &title);
+        out += &text("name", NAMES + capacity * scale + 40.0, TOP - 6.0, &title);
     }
     figure("Memory a device, against what it has", height, &out)
 }
@@ -151,6 +176,7 @@ pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
     out += &text("name", WIDTH - 4.0, BOTTOM + 16.0, &format!("{high:.0} FLOP a byte of memory"));
     out += &text("name", LEFT - 4.0, BOTTOM, &format!("{:.0}", floor / 1e12));
     out += &text("name", LEFT - 4.0, 40.0, &format!("{:.0}", roof / 1e12));
+    let labels = points.iter().map(|(row, x, y, _)| (px(*x), py(*y), row.label.clone())).collect();
     for (row, x, y, measured) in points {
         let class = if measured { "measured" } else { "step" };
         let _ = write!(
@@ -161,8 +187,8 @@ pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
             escaped(&row.label),
             y / 1e12
         );
-        out += &text("value", px(x) + 8.0, py(y) + 4.0, &row.label);
     }
+    out += &names(labels);
     figure("Roofline of a step: TFLOP/s a device", HEIGHT, &out)
 }
 
@@ -196,6 +222,7 @@ pub(super) fn agreement(rows: &[Row]) -> String {
     out += &text("name", px(high), bottom + 16.0, &format!("{high:.0} ms predicted"));
     out += &text("name", LEFT - 4.0, bottom, &format!("{low:.0}"));
     out += &text("name", LEFT - 4.0, TOP + 10.0, &format!("{high:.0}"));
+    let labels = both.iter().map(|(row, p, m)| (px(*p), py(*m), row.label.clone())).collect();
     for (row, predicted, measured) in both {
         let title = format!("{}: predicted {predicted:.2} ms, measured {measured:.2} ms", row.label);
         let (x, y) = (px(predicted), py(measured));
@@ -205,7 +232,7 @@ pub(super) fn agreement(rows: &[Row]) -> String {
             "<circle class=\"measured\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"5\"><title>{}</title></circle>",
             escaped(&title)
         );
-        out += &text("value", x + 8.0, y + 4.0, &row.label);
     }
+    out += &names(labels);
     figure("Measured milliseconds over predicted ones", SIZE, &out)
 }

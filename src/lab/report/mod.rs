@@ -36,7 +36,7 @@ pub fn page(title: &str, groups: &[(String, Vec<Row>)]) -> String {
             out.push_str(&charts::agreement(rows));
             out.push_str("</div>\n");
         }
-        out.push_str("<h3>Exchanges of a step, by axis and kind</h3>\n");
+        out.push_str("<h3>Exchanges of a step of the compiled blocks, by axis and kind</h3>\n");
         drawn.iter().for_each(|(row, figures)| out.push_str(&exchanges(row, figures)));
         out.push_str("</section>\n");
     }
@@ -65,7 +65,7 @@ pub(super) fn escaped(text: &str) -> String {
 /// The ranking as a table.
 fn overview(rows: &[Row]) -> String {
     let mut out = String::from(
-        "<table><tr><th>case</th><th>predicted ms</th><th>measured ms</th><th>MB a block</th><th>received</th>\
+        "<table class=\"numbers\"><tr><th>case</th><th>predicted ms</th><th>measured ms</th><th>MB a block</th><th>received</th>\
          <th>GiB a device</th><th>compiled in</th></tr>\n",
     );
     for row in rows {

@@ -30,6 +30,11 @@ impl Bound {
     pub fn cost(&self) -> f64 {
         self.compute.max(self.memory).max(self.links)
     }
+
+    /// What a step may come to where nothing runs side by side: the order in which layouts are tried.
+    pub fn guess(&self) -> f64 {
+        self.compute.max(self.memory) + self.links
+    }
 }
 
 /// The part of the products that a compiler leaves products: one with a single row it may write as a sum.

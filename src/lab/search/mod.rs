@@ -1,8 +1,8 @@
 //! Which layout and mesh: all that can be put together of the shipped layouts' rules, left out by arithmetic where that
 //! suffices, compiled where it does not.
 //!
-//! Layouts are taken in the order of what they cost at least ([`bound`]), the shipped ones first, a few at a time; what
-//! cannot be faster than the fastest so far is left out. Then one rule at a time of the fastest is changed
+//! Layouts are taken in the order of what they promise, the shipped ones first, a few at a time; what cannot be faster
+//! than the fastest so far, by what it costs at least ([`bound`]), is left out. Then one rule at a time of the fastest is changed
 //! (`lab::candidates`) until no change gains. What is compiled is kept in the store, so that a search that was ended goes
 //! on; the order depends on the question alone, so that asked again the answer is the same.
 
@@ -88,6 +88,8 @@ pub struct Found {
     pub out: BTreeMap<Out, Vec<(String, Option<f64>)>>,
     /// Shipped layouts that could be faster and were left for a larger budget.
     pub undecided: Vec<String>,
+    /// Whether costs are milliseconds; else bytes received.
+    pub timed: bool,
 }
 
 /// The fastest layout.
@@ -106,7 +108,10 @@ const WAVE: usize = 4;
 /// A point with what is known of it before it is compiled.
 struct Open {
     point: Point,
+    /// What it costs at least.
     bound: f64,
+    /// What it may cost.
+    guess: f64,
     order: [u8; 8],
 }
 
@@ -203,10 +208,10 @@ impl<'a> Hunt<'a> {
         Ok((shipped, others))
     }
 
-    /// Those that could win, by what they cost at least.
+    /// Those that could win, the most promising first.
     fn opened(&mut self, points: Vec<Point>) -> Vec<Open> {
         let mut open: Vec<Open> = points.into_iter().filter_map(|p| self.open(p)).collect();
-        open.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.order.cmp(&b.order)));
+        open.sort_by(|a, b| a.guess.total_cmp(&b.guess).then(a.order.cmp(&b.order)));
         open
     }
 
@@ -233,10 +238,11 @@ impl<'a> Hunt<'a> {
             return leave(Out::Same, &point.label, None);
         }
         let blocks = self.programs.layers();
-        let bound = bound(&network, &layout, self.chip.as_ref(), self.products, parts, blocks).cost();
-        tracing::debug!("{}: at least {bound:.3}", point.label);
+        let bound = bound(&network, &layout, self.chip.as_ref(), self.products, parts, blocks);
+        tracing::debug!("{}: at least {:.3}, perhaps {:.3}", point.label, bound.cost(), bound.guess());
         let words = Sha256::digest(format!("{} {}", self.quest.seed, point.label).as_bytes());
-        Some(Open { point, bound, order: std::array::from_fn(|i| words[i]) })
+        let order = std::array::from_fn(|i| words[i]);
+        Some(Open { point, bound: bound.cost(), guess: bound.guess(), order })
     }
 
     /// What the fastest costs that may win.
@@ -252,28 +258,33 @@ impl<'a> Hunt<'a> {
     }
 
     /// Compiles a list in its order, a wave at a time, without what cannot be faster than the fastest so far.
-    fn all(&mut self, list: Vec<Open>, time: &dyn Fn() -> bool) -> Result<()> {
-        let mut list = std::collections::VecDeque::from(list);
-        while !list.is_empty() {
+    fn all(&mut self, mut list: Vec<Open>, time: &dyn Fn() -> bool) -> Result<()> {
+        loop {
             let best = self.best();
-            // In the order of their bounds: behind the first that is too slow all are.
-            if list.front().is_some_and(|o| o.bound >= best) {
-                let slow = list.drain(..).map(|o| (o.point.label, Some(o.bound)));
-                self.out.entry(Out::Slower).or_default().extend(slow);
-                break;
+            let (open, slow): (Vec<Open>, Vec<Open>) = list.into_iter().partition(|o| o.bound < best);
+            self.leave(Out::Slower, slow);
+            if open.is_empty() {
+                return Ok(());
             }
             let room = self.quest.budget.saturating_sub(self.spent).min(WAVE);
             if room == 0 || !time() {
-                let open = list.iter().filter(|o| o.bound < best && o.point.shipped.is_some());
-                self.undecided.extend(open.map(|o| o.point.label.clone()));
-                let left = list.drain(..).map(|o| (o.point.label, Some(o.bound)));
-                self.out.entry(Out::Left).or_default().extend(left);
-                break;
+                let shipped = open.iter().filter(|o| o.point.shipped.is_some());
+                self.undecided.extend(shipped.map(|o| o.point.label.clone()));
+                self.leave(Out::Left, open);
+                return Ok(());
             }
-            let wave = list.drain(..room.min(list.len())).map(|o| o.point).collect();
+            let mut open = open.into_iter();
+            let wave = open.by_ref().take(room).map(|o| o.point).collect();
+            list = open.collect();
             self.compile(wave)?;
         }
-        Ok(())
+    }
+
+    fn leave(&mut self, why: Out, list: Vec<Open>) {
+        if !list.is_empty() {
+            let all = list.into_iter().map(|o| (o.point.label, Some(o.bound)));
+            self.out.entry(why).or_default().extend(all);
+        }
     }
 
     /// Changes of one rule of the fastest, until none gains.
@@ -355,6 +366,6 @@ impl<'a> Hunt<'a> {
     fn found(self) -> Found {
         let winner = self.fastest().map(|row| Winner { row, source: self.rows[row].1.source.clone() });
         let rows = self.rows.into_iter().map(|(row, _)| row).collect();
-        Found { rows, winner, out: self.out, undecided: self.undecided }
+        Found { rows, winner, out: self.out, undecided: self.undecided, timed: self.chip.is_some() }
     }
 }

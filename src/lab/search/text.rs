@@ -33,7 +33,7 @@ pub fn found(found: &Found, quest: &Quest) -> Option<String> {
     if others.len() > BESIDE {
         comments.push(format!("  and {} more", others.len() - BESIDE));
     }
-    comments.extend(left_out(found, unit(row)));
+    comments.extend(left_out(found));
     Some(winner.source.to_yaml(&comments))
 }
 
@@ -45,8 +45,7 @@ pub fn summary(found: &Found, quest: &Quest) -> String {
         Some(row) => writeln!(out, "fastest: {}: {}", row.label, figures(row)),
         None => writeln!(out, "no layout was found that {}", if quest.fit { "fits" } else { "compiles" }),
     };
-    let unit = found.rows.iter().find(|r| r.figures.is_some()).map_or("", unit);
-    left_out(found, unit).iter().for_each(|line| {
+    left_out(found).iter().for_each(|line| {
         let _ = writeln!(out, "{line}");
     });
     out
@@ -87,7 +86,8 @@ fn lost(row: &Row, best: f64, fit: bool) -> String {
     }
 }
 
-fn left_out(found: &Found, unit: &str) -> Vec<String> {
+fn left_out(found: &Found) -> Vec<String> {
+    let unit = if found.timed { "ms" } else { "MB received" };
     let mut lines = Vec::new();
     for (why, all) in &found.out {
         let what = match why {
