@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo nano-sheet test-nano nano-parity test soak fuzz check lint host-test plugins test-tpu test-mosaic tpu-tables test-gpu test-processes-gpu ablations-gpu ablations layouts-figure fixtures clean-demo
+.PHONY: demo nano-sheet test-nano nano-parity test soak fuzz check lint host-test plugins test-tpu test-mosaic tpu-tables test-gpu test-processes-gpu ablations-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
 
 # A video with sound from a prompt, by the trained toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -86,7 +86,7 @@ seeds-of-%:
 test-tpu:
 	cargo build --locked
 	target/debug/ltx2 plugin install tpu
-	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 cargo test --locked --test tpu --test budgets --test tpu_attention --test why
+	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 cargo test --locked --test tpu --test budgets --test tpu_attention --test why --test search
 
 # The TPU's attention kernel by the interpreter of tests/mosaic, and the interpreter by JAX's own kernel, which JAX writes
 # here: nothing of it is kept in the repository.
@@ -122,6 +122,12 @@ tpu-tables: $(LTX2)
 ablations: $(LTX2)
 	$(LTX2) plugin install tpu
 	python3 scripts/layouts/ablations.py --ltx2 $(LTX2) -o docs/ablations.md
+
+# The guide's picture of a report. Needs Chromium; half an hour for the experiment, of which nothing is done twice.
+laboratory-picture: $(LTX2)
+	$(LTX2) plugin install tpu
+	TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 $(LTX2) experiment experiments/ablation.yml -o out/ablation
+	scripts/lab/browse.py out/ablation/report.html docs/images/laboratory.png
 
 # What each layout moves in a transformer block, asked from the TPU compiler, and the picture of it. A quarter of an hour.
 FIGURES := docs/images/layouts

@@ -21,7 +21,12 @@
 //! piece of work hiding one collective.
 //!
 //! These are bounds that no launch overhead, no cache and no contention enters: compare layouts with them, not clocks.
+//!
+//! **Measured chips.** Where `analysis::calibration` has a chip's constants, they stand in for the data sheet: an
+//! instruction takes `launch + max(flops / measured rate, bytes / measured bandwidth)`, an exchange inside a host
+//! `latency + w / measured rate` of its kind and number of devices.
 
+use super::calibration::Calibration;
 use super::collective::Kind;
 use super::cost::Work;
 
@@ -59,6 +64,26 @@ pub struct Chip {
     pub bandwidth: f64,
     /// How devices are joined.
     pub links: Links,
+    /// What it was measured to reach, in place of the above.
+    pub measured: Option<&'static Calibration>,
+}
+
+/// Seconds of an instruction.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Seconds {
+    /// Of products.
+    pub compute: f64,
+    /// Of memory.
+    pub memory: f64,
+    /// Until it runs.
+    pub launch: f64,
+}
+
+impl Seconds {
+    /// Products and memory side by side, behind the start.
+    pub fn all(&self) -> f64 {
+        self.launch + self.compute.max(self.memory)
+    }
 }
 
 /// Devices of a full H200 host.
@@ -73,6 +98,7 @@ pub const CHIPS: [Chip; 5] = [
         peak_f8: 197e12,
         bandwidth: 819e9,
         links: Links::Torus { each_way: 50e9 },
+        measured: None,
     },
     Chip {
         name: "v5p",
@@ -81,6 +107,7 @@ pub const CHIPS: [Chip; 5] = [
         peak_f8: 459e12,
         bandwidth: 2765e9,
         links: Links::Torus { each_way: 100e9 },
+        measured: None,
     },
     Chip {
         name: "v6e",
@@ -89,6 +116,7 @@ pub const CHIPS: [Chip; 5] = [
         peak_f8: 918e12,
         bandwidth: 1638e9,
         links: Links::Torus { each_way: 100e9 },
+        measured: None,
     },
     Chip {
         name: "tpu7x",
@@ -97,6 +125,7 @@ pub const CHIPS: [Chip; 5] = [
         peak_f8: 4614e12 / 2.0,
         bandwidth: 7380e9 / 2.0,
         links: Links::Torus { each_way: 100e9 / 2.0 },
+        measured: None,
     },
     Chip {
         name: "h200",
@@ -105,6 +134,7 @@ pub const CHIPS: [Chip; 5] = [
         peak_f8: 1979e12,
         bandwidth: 4800e9,
         links: Links::Switch { each_way: 450e9, network: 50e9, host: HGX },
+        measured: None,
     },
 ];
 
@@ -114,14 +144,29 @@ impl Chip {
         CHIPS.iter().find(|c| c.name == name)
     }
 
-    /// Seconds of products and convolutions.
-    pub fn compute_seconds(&self, work: Work) -> f64 {
-        (work.flops - work.narrow) / self.peak + work.narrow / self.peak_f8
+    /// The chip with its measured constants, where there are any.
+    #[must_use]
+    pub fn calibrated(self) -> Chip {
+        Chip { measured: Calibration::of(self.name), ..self }
     }
 
-    /// Seconds of device memory traffic.
-    pub fn memory_seconds(&self, bytes: f64) -> f64 {
-        bytes / self.bandwidth
+    /// Seconds of an instruction's work.
+    pub fn seconds(&self, work: Work) -> Seconds {
+        let plain = work.flops - work.narrow - work.attention;
+        let Some(c) = self.measured else {
+            let compute = (plain + work.attention) / self.peak + work.narrow / self.peak_f8;
+            return Seconds { compute, memory: work.bytes / self.bandwidth, launch: 0.0 };
+        };
+        let attention = c.attention.unwrap_or(c.product);
+        // 8-bit products are taken to reach the same part of their peak.
+        let wide = plain + work.narrow * self.peak / self.peak_f8;
+        let launch = match (work.attention > 0.0, work.flops > 0.0) {
+            (true, _) => attention.seconds,
+            (false, true) => c.product.seconds,
+            (false, false) => c.kernel_seconds * work.kernels,
+        };
+        let compute = wide / c.product.rate + work.attention / attention.rate;
+        Seconds { compute, memory: work.bytes / c.bandwidth, launch }
     }
 
     /// Seconds of a collective in which `groups` of devices take part and each device receives `wire` bytes.
@@ -136,7 +181,10 @@ impl Chip {
             Links::Switch { each_way, network, host } => {
                 let host_of = |d: i64| usize::try_from(d).unwrap_or(0) / host.max(1);
                 let spans = groups.iter().any(|g| g.iter().any(|&d| host_of(d) != host_of(g[0])));
-                wire / if spans { network } else { each_way }
+                match self.measured.and_then(|c| c.exchange(kind, groups.iter().map(Vec::len).max()?)) {
+                    Some(line) if !spans => line.of(wire),
+                    _ => wire / if spans { network } else { each_way },
+                }
             }
         }
     }
@@ -144,6 +192,7 @@ impl Chip {
 
 #[cfg(test)]
 mod tests {
+    use super::super::calibration::{Exchange, Line};
     use super::*;
 
     #[test]
@@ -156,5 +205,34 @@ mod tests {
         let h200 = Chip::named("h200").expect("in the table");
         assert!((h200.link_seconds(Kind::AllToAll, 450e9, &all) - 1.0).abs() < 1e-12);
         assert!((h200.link_seconds(Kind::AllGather, 50e9, &[vec![0, 8]]) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn measured_constants_stand_in_for_the_data_sheet() {
+        let line = |seconds, rate| Line { seconds, rate };
+        let measured: &'static Calibration = Box::leak(Box::new(Calibration {
+            chip: "h200".into(),
+            fit: String::new(),
+            source: Vec::new(),
+            kernel_seconds: 2e-6,
+            bandwidth: 4e12,
+            product: line(5e-6, 500e12),
+            attention: Some(line(8e-6, 400e12)),
+            exchanges: vec![Exchange { kind: Kind::AllGather, devices: 2, line: line(1e-5, 300e9) }],
+        }));
+        let sheet = *Chip::named("h200").expect("in the table");
+        let h200 = Chip { measured: Some(measured), ..sheet };
+        let work = |flops, bytes| Work { flops, bytes, kernels: 1.0, ..Work::default() };
+        let near = |got: f64, want: f64| assert!((got / want - 1.0).abs() < 1e-9, "{got}, not {want}");
+        near(sheet.seconds(work(989e12, 0.0)).all(), 1.0);
+        near(h200.seconds(work(500e12, 4e9)).all(), 1.0 + 5e-6);
+        near(h200.seconds(work(0.0, 4e9)).all(), 1e-3 + 2e-6);
+        let attends = Work { attention: 4e12, ..work(4e12, 4e9) };
+        near(h200.seconds(attends).all(), 1e-2 + 8e-6);
+        assert_eq!(h200.seconds(Work::default()).all(), 0.0);
+        near(h200.link_seconds(Kind::AllGather, 3e9, &[vec![0, 1]]), 1e-2 + 1e-5);
+        // Between hosts, and of a kind that was not measured, the data sheet stays.
+        near(h200.link_seconds(Kind::AllGather, 50e9, &[vec![0, 8]]), 1.0);
+        near(h200.link_seconds(Kind::AllReduce, 450e9, &[vec![0, 1]]), 1.0);
     }
 }

@@ -1,13 +1,13 @@
 //! What a collective is, in whichever form a compiler leaves it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto, ShapeProto};
 use super::shape::{bytes, dtype_name};
 
 /// A kind of exchange between devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// Every device gets all parts.

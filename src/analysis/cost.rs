@@ -17,15 +17,21 @@ pub struct Work {
     pub flops: f64,
     /// Of these, operations on 8-bit floats.
     pub narrow: f64,
+    /// Of these, operations of fused attention kernels.
+    pub attention: f64,
     /// Bytes of device memory read and written.
     pub bytes: f64,
+    /// Instructions that run by themselves.
+    pub kernels: f64,
 }
 
 impl Work {
     pub(super) fn add(&mut self, other: Work, times: f64) {
         self.flops += other.flops * times;
         self.narrow += other.narrow * times;
+        self.attention += other.attention * times;
         self.bytes += other.bytes * times;
+        self.kernels += other.kernels * times;
     }
 }
 
@@ -61,6 +67,12 @@ impl<'a> Counter<'a> {
     /// Work of an instruction that runs by itself; a fusion counts as one. Loops, calls and conditionals are empty
     /// here: what they call is counted where it stands.
     pub fn work(&self, i: &InstructionProto) -> Work {
+        let work = self.alone(i);
+        let runs = work.flops > 0.0 || work.bytes > 0.0;
+        Work { kernels: if runs { 1.0 } else { 0.0 }, ..work }
+    }
+
+    fn alone(&self, i: &InstructionProto) -> Work {
         match i.opcode.as_str() {
             "while" | "call" | "conditional" => Work::default(),
             opcode if is_free(opcode) || is_collective(opcode) => Work::default(),
@@ -74,7 +86,7 @@ impl<'a> Counter<'a> {
     fn operations(&self, i: &InstructionProto, flops: f64) -> Work {
         let operand = self.module.operand(i, 0).and_then(|o| o.shape.as_ref());
         let narrow = operand.is_some_and(|s| shape::is_float8(s.element_type));
-        Work { flops, narrow: if narrow { flops } else { 0.0 }, bytes: 0.0 }
+        Work { flops, narrow: if narrow { flops } else { 0.0 }, ..Work::default() }
     }
 
     fn fusion_work(&self, i: &InstructionProto) -> Work {
@@ -244,7 +256,8 @@ impl<'a> Counter<'a> {
             // Scores and weighted sum: two products of [.., queries, keys] with a head's width.
             let scores: f64 = scores.as_array().into_iter().flatten().filter_map(number).product();
             let width = shape(0).and_then(|s| s.dimensions.last()).copied().unwrap_or(0);
-            return of(4.0 * scores * width as f64);
+            let flops = 4.0 * scores * width as f64;
+            return Work { attention: flops, ..of(flops) };
         }
         plain
     }

@@ -1,5 +1,6 @@
 //! Reading optimized programs: loops, collectives, work, copies of stacks, predicted time.
 
+mod calibration;
 mod cause;
 mod chip;
 mod collective;
@@ -15,8 +16,9 @@ mod stacks;
 mod trips;
 mod walk;
 
+pub use calibration::{Calibration, Exchange, FitError, Line, Measurements, Origin, Sample, What, fit};
 pub use cause::cause;
-pub use chip::{CHIPS, Chip, Links};
+pub use chip::{CHIPS, Chip, Links, Seconds};
 pub use collective::Kind;
 pub use cost::Work;
 pub use module::{Instruction, Loop, Module, Stored};

@@ -27,6 +27,8 @@ pub struct Report {
     pub stack_copies: Vec<StackCopy>,
     /// Time of a step, where the chip is known.
     pub predicted: Option<Predicted>,
+    /// The part of it that is one block's.
+    pub predicted_layer: Option<Predicted>,
 }
 
 /// Milliseconds of a step, by the roofline and the link model (`analysis::chip` has the formulas).
@@ -36,6 +38,8 @@ pub struct Predicted {
     pub compute: f64,
     /// Memory traffic alone.
     pub memory: f64,
+    /// Starts of kernels alone; 0 of chips that were not measured.
+    pub launch: f64,
     /// Links alone.
     pub collective: f64,
     /// All together, collectives in the background hidden where there is work to hide behind.
@@ -61,8 +65,8 @@ pub fn report(module: &Module, mesh: &Mesh, layers: usize, chip: Option<&Chip>) 
     let call = walk.run();
     let step = walk.step.unwrap_or_default();
     let mut collectives = walk.collectives;
-    let (mut layer, mut runs) = walk.layer.map_or_else(Default::default, |(cost, runs)| (cost.work, runs));
-    if walk.layer.is_none() && (walk.written_out.bytes > 0.0 || collectives.iter().any(|c| in_blocks(&c.scope))) {
+    let (mut layer, mut runs) = walk.layer.unwrap_or_default();
+    if walk.layer.is_none() && (walk.written_out.work.bytes > 0.0 || collectives.iter().any(|c| in_blocks(&c.scope))) {
         // Blocks that are written out stand side by side.
         runs = layers.max(1) as f64;
         layer.add(walk.written_out, 1.0 / runs);
@@ -75,17 +79,38 @@ pub fn report(module: &Module, mesh: &Mesh, layers: usize, chip: Option<&Chip>) 
         layers: runs,
         collectives,
         step: step.work,
-        layer,
+        layer: layer.work,
         call: call.work,
         stack_copies: walk.copies,
         predicted: chip.map(|_| predicted(&step)),
+        predicted_layer: chip.map(|_| predicted(&layer)),
     }
 }
 
 fn predicted(step: &Cost) -> Predicted {
     let ms = |seconds: f64| seconds * 1e3;
     let t = step.time;
-    Predicted { compute: ms(t.compute), memory: ms(t.memory), collective: ms(t.collective), step: ms(t.all) }
+    Predicted {
+        compute: ms(t.compute),
+        memory: ms(t.memory),
+        launch: ms(t.launch),
+        collective: ms(t.collective),
+        step: ms(t.all),
+    }
+}
+
+impl Predicted {
+    /// With so many more of another.
+    #[must_use]
+    pub fn with(&self, more: f64, other: &Predicted) -> Predicted {
+        Predicted {
+            compute: self.compute + more * other.compute,
+            memory: self.memory + more * other.memory,
+            launch: self.launch + more * other.launch,
+            collective: self.collective + more * other.collective,
+            step: self.step + more * other.step,
+        }
+    }
 }
 
 impl Report {

@@ -57,6 +57,7 @@ pub struct Collective {
 pub(super) struct Time {
     pub compute: f64,
     pub memory: f64,
+    pub launch: f64,
     pub collective: f64,
     pub all: f64,
 }
@@ -69,10 +70,11 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    fn add(&mut self, other: Cost, times: f64) {
+    pub fn add(&mut self, other: Cost, times: f64) {
         self.work.add(other.work, times);
         self.time.compute += other.time.compute * times;
         self.time.memory += other.time.memory * times;
+        self.time.launch += other.time.launch * times;
         self.time.collective += other.time.collective * times;
         self.time.all += other.time.all * times;
     }
@@ -91,8 +93,8 @@ pub(super) struct Walk<'a> {
     /// One iteration of the loop over steps, and of the one over blocks with its number of runs a step.
     pub step: Option<Cost>,
     pub layer: Option<(Cost, f64)>,
-    /// Work of a step in the scope of blocks that no loop runs.
-    pub written_out: Work,
+    /// Work and time of a step in the scope of blocks that no loop runs.
+    pub written_out: Cost,
 }
 
 /// Where the walk stands.
@@ -133,7 +135,7 @@ impl<'a> Walk<'a> {
             copies: Vec::new(),
             step: None,
             layer: None,
-            written_out: Work::default(),
+            written_out: Cost::default(),
         }
     }
 
@@ -187,9 +189,13 @@ impl<'a> Walk<'a> {
                 };
                 let seconds = self.chip.map_or(0.0, |chip| chip.link_seconds(entry.kind, entry.wire_bytes, &groups));
                 let index = self.collectives.len();
+                let written_out = at.phase == Phase::Step && in_blocks(&entry.scope);
                 self.collectives.push(Collective { seconds, asynchronous: end.is_some(), ..entry });
-                total.time.collective += seconds;
-                total.time.all += seconds;
+                let time = Time { collective: seconds, all: seconds, ..Time::default() };
+                total.add(Cost { time, ..Cost::default() }, 1.0);
+                if written_out {
+                    self.written_out.add(Cost { time, ..Cost::default() }, at.times);
+                }
                 if let Some(to) = end {
                     background.push(Background { from: n, to, seconds, index });
                 }
@@ -209,7 +215,11 @@ impl<'a> Walk<'a> {
                 let hidden = left.min(free[n]);
                 free[n] -= hidden;
                 left -= hidden;
-                total.time.all -= hidden;
+            }
+            let hidden = b.seconds - left;
+            total.time.all -= hidden;
+            if at.phase == Phase::Step && in_blocks(&self.collectives[b.index].scope) {
+                self.written_out.time.all -= hidden * at.times;
             }
         }
         total
@@ -234,12 +244,14 @@ impl<'a> Walk<'a> {
             }
             _ => {
                 let work = self.counter.work(i);
+                let s = self.chip.map(|c| c.seconds(work)).unwrap_or_default();
+                let time =
+                    Time { compute: s.compute, memory: s.memory, launch: s.launch, collective: 0.0, all: s.all() };
+                let cost = Cost { work, time };
                 if at.phase == Phase::Step && in_blocks(self.module.scope_of(i).as_ref()) {
-                    self.written_out.add(work, at.times);
+                    self.written_out.add(cost, at.times);
                 }
-                let (compute, memory) =
-                    self.chip.map_or((0.0, 0.0), |c| (c.compute_seconds(work), c.memory_seconds(work.bytes)));
-                Cost { work, time: Time { compute, memory, collective: 0.0, all: compute.max(memory) } }
+                cost
             }
         }
     }

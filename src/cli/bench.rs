@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RequestArgs};
+use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
 use super::{UsageError, log, print};
 use crate::config::{Job, load};
@@ -21,7 +22,9 @@ const PROMPT: &str = "a red fox in the snow";
 #[command(after_help = "Examples:
   ltx2 bench -c ltx2 --weights random --json now.json             full size, no model files
   ltx2 bench -c ltx2 --weights random --programs denoise --steps 4 --runs 5
-  ltx2 bench -c nano_2_0 --model nano --weights random --baseline before.json --tolerance 0.05")]
+  ltx2 bench -c nano_2_0 --model nano --weights random --baseline before.json --tolerance 0.05
+  ltx2 bench --micro --platform cuda --json h200x2.json            what the devices reach, no model
+  ltx2 bench --micro --from h200x2.json --from h200x4.json --fit src/analysis/calibration/h200.json")]
 pub struct Args {
     /// Writes the figures; `-` for stdout, in place of the table
     #[arg(long, value_name = "FILE")]
@@ -41,6 +44,8 @@ pub struct Args {
     /// What is timed [default: all]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     programs: Vec<Part>,
+    #[command(flatten)]
+    micro: MicroArgs,
     #[command(flatten)]
     request: RequestArgs,
     #[command(flatten)]
@@ -65,6 +70,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     args.processes.add(&mut given);
     let loaded = load(&given)?;
     let config = &loaded.config;
+    if args.micro.micro {
+        return bench_micro::run(config, &args.micro, args.runs.into(), args.json.as_deref());
+    }
     let missing = config.not_built();
     if !missing.is_empty() {
         return Err(UsageError(format!("not built yet: {}", missing.join(", "))).into());

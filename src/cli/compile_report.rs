@@ -94,6 +94,7 @@ pub fn json(done: &Compilation, target: &Target) -> Value {
         "tensors": done.placements.iter().map(|p| tensor(p, done)).collect::<Vec<_>>(),
         "stack_copies": r.stack_copies,
         "predicted_ms": r.predicted,
+        "predicted_all_ms": done.predicted_all(),
         "notes": done.notes,
         "compile_seconds": done.seconds,
         "saved": done.saved,

@@ -1,27 +1,36 @@
-//! `ltx2 experiment`: many cases, compiled, measured and ranked.
+//! `ltx2 experiment`: many cases, compiled, measured and ranked; or a search among all layouts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use super::args::ConfigArgs;
+use super::generate::prepare_libtpu;
 use super::{UsageError, print};
-use crate::config::read_experiment;
-use crate::lab::{Options, default_jobs, experiment, page, ranked, table};
+use crate::config::{Case, load, read_experiment};
+use crate::lab::search::{Quest, found, search, summary};
+use crate::lab::{Options, Row, default_jobs, experiment, page, ranked, table};
+use crate::pipeline::programs::Programs;
+use crate::pjrt::discover::Kind;
+use crate::runtime::Target;
 
 /// Compiles the cases of a YAML file, ranks them, and keeps every result: run it again and only what is missing is done.
+/// With --search it looks for the fastest layout and mesh itself.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 experiment experiments/ablation.yml -o out/ablation
   ltx2 experiment mine.yml -o out/mine --measure --jobs 4
+  ltx2 experiment --search --target tpu:v6e:2x4 --shape 1280x768x121 --memory-fit -c ltx2 -o out/search
 
-Compiling for TPUs wants TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1. `ltx2 schema --of experiment` has the keys.")]
+Compiling for TPUs wants TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1. `ltx2 schema --of experiment` has the keys.
+A search ends with DIR/best.yml, a layout file that says what it was compared with.")]
 pub struct Args {
     /// The experiment
-    #[arg(value_name = "FILE.yml")]
-    file: PathBuf,
+    #[arg(value_name = "FILE.yml", required_unless_present = "search", conflicts_with = "search")]
+    file: Option<PathBuf>,
     /// Folder for results.jsonl and report.html
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Also runs each case whose devices are present, with random weights
-    #[arg(long)]
+    #[arg(long, conflicts_with = "search")]
     measure: bool,
     /// Cases that compile at a time [default: as many as cores and memory allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -29,6 +38,40 @@ pub struct Args {
     /// Also repeats what failed before
     #[arg(long)]
     retry: bool,
+    #[command(flatten)]
+    search: SearchArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// A search in place of a file's cases.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Search")]
+struct SearchArgs {
+    /// Looks for the fastest layout and mesh
+    #[arg(long, requires = "target")]
+    search: bool,
+    /// Devices, as `compile` takes them
+    #[arg(long, value_name = "TARGET", requires = "search")]
+    target: Option<String>,
+    /// Sizes of the video [default: the configuration's]
+    #[arg(long, value_name = "WIDTHxHEIGHTxFRAMES", requires = "search")]
+    shape: Option<String>,
+    /// Only what fits a device's memory
+    #[arg(long, requires = "search")]
+    memory_fit: bool,
+    /// Programs that are compiled at most, those known from before among them
+    #[arg(long, value_name = "N", default_value_t = 48, requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
+    budget: u16,
+    /// Seconds after which no more are begun
+    #[arg(long, value_name = "S", default_value_t = 7200, requires = "search")]
+    seconds: u64,
+    /// Order among layouts of equal promise
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "search")]
+    seed: u64,
+    /// Blocks that are compiled [default: 3, or all of a smaller model]
+    #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
+    layers: Option<u16>,
 }
 
 /// Runs the command.
@@ -36,7 +79,6 @@ pub struct Args {
 /// # Errors
 /// What is wrong with the file; a folder that cannot be written; no case that came to figures.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let file = read_experiment(&args.file)?;
     let options = Options {
         binary: std::env::current_exe()?,
         folder: args.output.clone(),
@@ -44,9 +86,22 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         measure: args.measure,
         retry: args.retry,
     };
-    let groups = ranked(experiment(&file, &options).map_err(usage)?);
-    let report = args.output.join("report.html");
-    crate::media::write_atomically(&report, page(&file.title, &groups).as_bytes())?;
+    let Some(file) = &args.file else { return look(args, &options) };
+    if args.config.config.is_some() || !args.config.set.is_empty() {
+        return Err(
+            UsageError("-c and --set belong to --search; an experiment's file has 'config' and 'set'".into()).into()
+        );
+    }
+    let file = read_experiment(file)?;
+    let rows = experiment(&file, &options).map_err(usage)?;
+    report(&file.title, rows, &args.output)
+}
+
+/// Writes the page and prints the table.
+fn report(title: &str, rows: Vec<Row>, folder: &Path) -> anyhow::Result<()> {
+    let groups = ranked(rows);
+    let report = folder.join("report.html");
+    crate::media::write_atomically(&report, page(title, &groups).as_bytes())?;
     print(&table(&groups))?;
     tracing::info!("{} written", report.display());
     let failed = groups.iter().flat_map(|(_, rows)| rows).filter(|r| r.figures.is_none()).count();
@@ -55,11 +110,72 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Blocks that stand for all.
+const LAYERS: usize = 3;
+
+/// `--search`.
+fn look(args: &Args, options: &Options) -> anyhow::Result<()> {
+    let s = &args.search;
+    let name = s.target.clone().unwrap_or_default();
+    let target: Target = name.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
+    let mut given = args.config.given();
+    let shape = Case { shape: s.shape.clone(), ..Case::default() };
+    if let Some([width, height, frames]) = shape.size()? {
+        let sizes = [("width", width), ("height", height), ("num_frames", frames)];
+        given.set.extend(sizes.map(|(key, size)| format!("request.{key}={size}")));
+    }
+    if s.memory_fit && target.chip().is_none() {
+        return Err(usage(crate::lab::LabError::Capacity(name)));
+    }
+    let config = load(&given)?.config;
+    if target.kind() == Kind::Tpu {
+        prepare_libtpu(&config);
+        if !crate::pjrt::prepare_absent_tpus() {
+            let message = "compiling for TPUs needs TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 set";
+            return Err(UsageError(message.into()).into());
+        }
+    }
+    let blocks = Programs::of(&config, None)?.layers();
+    let mut settings: Vec<String> = given.file.iter().flat_map(|c| ["-c".to_string(), c.clone()]).collect();
+    settings.extend(given.set.iter().flat_map(|s| ["--set".to_string(), s.clone()]));
+    let quest = Quest {
+        given,
+        settings,
+        target: name,
+        shape: s.shape.clone(),
+        fit: s.memory_fit,
+        layers: s.layers.map_or(LAYERS.min(blocks), usize::from),
+        budget: s.budget.into(),
+        seconds: s.seconds,
+        timeout: TIMEOUT,
+        seed: s.seed,
+    };
+    let answer = search(&quest, options).map_err(usage)?;
+    let title = format!("The fastest layout for {}", quest.target);
+    if let Some(text) = found(&answer, &quest) {
+        let best = args.output.join("best.yml");
+        crate::media::write_atomically(&best, text.as_bytes())?;
+        tracing::info!("{} written", best.display());
+    }
+    let words = summary(&answer, &quest);
+    let found_one = answer.winner.is_some();
+    if !answer.rows.is_empty() {
+        report(&title, answer.rows, &args.output)?;
+    }
+    print(&format!("\n{words}"))?;
+    anyhow::ensure!(found_one, "no layout was found for {}", quest.target);
+    Ok(())
+}
+
+/// Seconds for one program.
+const TIMEOUT: u64 = 1800;
+
 /// Mistakes in the file end as the configuration's do.
 pub(super) fn usage(error: crate::lab::LabError) -> anyhow::Error {
     match error {
         crate::lab::LabError::Config(e) => e.into(),
         crate::lab::LabError::Target(e) => UsageError(e.to_string()).into(),
+        e @ crate::lab::LabError::Capacity(_) => UsageError(e.to_string()).into(),
         other => other.into(),
     }
 }

@@ -10,6 +10,7 @@ use crate::sampling::SamplingError;
 
 pub mod args;
 pub mod bench;
+mod bench_micro;
 pub mod check;
 pub mod compare;
 mod compare_report;

@@ -11,7 +11,7 @@ use super::paths;
 use super::schema::{Config, Mesh};
 use super::yaml::{self, Data, Node};
 use crate::hlo;
-use crate::nn::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, Rule};
+use crate::nn::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, LayoutError, Rule};
 
 /// A file of `shardings/`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -45,6 +45,21 @@ pub struct LayoutSource {
 }
 
 impl LayoutSource {
+    /// The rules on a mesh, whose axes have more than one device each; axes that it lacks are left out of the rules.
+    ///
+    /// # Errors
+    /// None where the file was read: its rules name known axes.
+    pub fn on(&self, mesh: hlo::Mesh) -> Result<Layout, LayoutError> {
+        let split = |rules: &[Rule]| -> Vec<Rule> {
+            let present = |axes: &[String]| axes.iter().filter(|a| mesh.size(a).is_some()).cloned().collect();
+            rules.iter().map(|r| Rule { mesh_axes: present(&r.mesh_axes), ..r.clone() }).collect()
+        };
+        let (rules, storage) = (split(&self.rules), split(&self.storage));
+        let exceptions =
+            self.exceptions.iter().map(|e| Exception { rules: split(&e.rules), ..e.clone() }).collect::<Vec<_>>();
+        Layout::new(mesh.clone(), rules, storage, exceptions, self.file.exchange)
+    }
+
     /// As a layout file, under lines of comment.
     pub fn to_yaml(&self, comments: &[String]) -> String {
         let rule = |r: &Rule| format!("{}: [{}]", r.axis.name(), r.mesh_axes.join(", "));
@@ -322,15 +337,7 @@ impl Config {
     pub fn placement(&self, devices: usize) -> Result<Layout, ConfigError> {
         let read = read(&self.layout)?;
         let mesh = resolve_mesh(self.mesh.as_ref().unwrap_or(&read.file.mesh), devices)?;
-        let split = |rules: Vec<Rule>| -> Vec<Rule> {
-            let present = |axes: Vec<String>| axes.into_iter().filter(|a| mesh.size(a).is_some()).collect();
-            rules.into_iter().map(|r| Rule { mesh_axes: present(r.mesh_axes), ..r }).collect()
-        };
-        let (rules, storage) = (split(read.rules), split(read.storage));
-        let exceptions =
-            read.exceptions.into_iter().map(|e| Exception { rules: split(e.rules), ..e }).collect::<Vec<_>>();
-        Layout::new(mesh.clone(), rules, storage, exceptions, read.file.exchange)
-            .map_err(|e| ConfigError::Flag(format!("layout {}: {e}", self.layout)))
+        read.on(mesh).map_err(|e| ConfigError::Flag(format!("layout {}: {e}", self.layout)))
     }
 }
 

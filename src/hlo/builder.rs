@@ -102,6 +102,9 @@ pub struct Program {
     pub results: Vec<Output>,
     /// The devices the program is partitioned over; no axes for one.
     pub mesh: Mesh,
+    /// Operations of the products that are written, a multiply-add counted as two: in a loop of a known number of turns as
+    /// often, in one whose bound is an input once. What a kernel computes is not among them.
+    pub products: f64,
 }
 
 impl Program {
@@ -155,6 +158,8 @@ pub(super) struct State {
     pub precision: Precision,
     pub mixed_products: bool,
     pub mesh: Option<Mesh>,
+    /// Operations of products so far.
+    pub products: f64,
     regions: Vec<Region>,
     next_name: usize,
     next_region: usize,
@@ -169,6 +174,8 @@ pub(super) struct State {
 pub(super) struct Function {
     pub text: String,
     pub results: Vec<Type>,
+    /// Operations of products in one call.
+    pub products: f64,
 }
 
 /// Leaves a name scope when dropped.
@@ -188,6 +195,7 @@ impl Builder {
             precision: Precision::Default,
             mixed_products: true,
             mesh: None,
+            products: 0.0,
             regions: vec![Region { id: 0, kind: RegionKind::Isolated, text: String::new() }],
             next_name: 0,
             next_region: 1,
@@ -399,12 +407,15 @@ impl Builder {
         let key = function_name(name, &types);
         let known = self.0.borrow().functions.get(&key).map(|f| f.results.clone());
         let results = known.unwrap_or_else(|| self.define(&key, &types, body));
+        let products = self.0.borrow().functions.get(&key).map_or(0.0, |f| f.products);
+        self.0.borrow_mut().products += products;
         let operands = list(arguments.iter().map(|a| self.name_of(a)));
         let text = format!("func.call @\"{key}\"({operands}) : ({}) -> ({})", list(types.iter()), list(results.iter()));
         self.op_many("call", text, &results)
     }
 
     fn define(&self, key: &str, types: &[Type], body: impl FnOnce(&[Value]) -> Vec<Value>) -> Vec<Type> {
+        let before = self.0.borrow().products;
         self.push_region(RegionKind::Isolated);
         let parameters: Vec<Value> = types.iter().map(|t| self.value(self.fresh(), t.clone())).collect();
         let results = body(&parameters);
@@ -417,8 +428,11 @@ impl Builder {
             "  func.func private @\"{key}\"({signature}) -> ({returned}) {{\n{}    return {names} : {returned}\n  }}\n",
             region.text
         );
-        let function = Function { text, results: result_types.clone() };
-        self.0.borrow_mut().functions.insert(key.to_string(), function);
+        let mut s = self.0.borrow_mut();
+        let products = s.products - before;
+        s.products = before;
+        s.functions.insert(key.to_string(), Function { text, results: result_types.clone(), products });
+        drop(s);
         result_types
     }
 
@@ -460,7 +474,7 @@ impl Builder {
         text.push_str(&format!("  func.func public @main({arguments}) -> ({returned}) {{\n"));
         text.push_str(&s.regions[0].text);
         text.push_str(&format!("    return {names} : {types}\n  }}\n}}\n"));
-        Ok(Program { text, arguments: s.arguments.clone(), results: outputs, mesh })
+        Ok(Program { text, arguments: s.arguments.clone(), results: outputs, mesh, products: s.products })
     }
 
     /// Marks an argument's memory as taken over by result number `result`.

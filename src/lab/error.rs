@@ -33,6 +33,9 @@ pub enum LabError {
     /// A target that does not exist.
     #[error(transparent)]
     Target(#[from] crate::runtime::UnknownTarget),
+    /// A limit of memory where there is none.
+    #[error("--memory-fit: '{0}' states no memory of a device; leave it out, or take a TPU or cuda target")]
+    Capacity(String),
     /// The program that all else is compared with.
     #[error("{0}")]
     Base(String),

@@ -52,9 +52,15 @@ impl Row {
         format!("{}{shape}", self.case.target.clone().unwrap_or_default())
     }
 
-    /// Milliseconds of a step, measured if it was; what the chip's figures say otherwise.
+    /// Predicted milliseconds of a step with all blocks, where the chip is known.
+    pub fn predicted(&self) -> Option<f64> {
+        self.figures.as_ref()?.all_blocks().map(|p| p.step)
+    }
+
+    /// Milliseconds of a step, measured if it was; predicted otherwise; where the chip is unknown, bytes received.
     pub fn cost(&self) -> Option<f64> {
-        self.measured.map(|s| s * 1e3).or_else(|| self.figures.as_ref().map(Figures::cost))
+        let measured = self.measured.map(|s| s * 1e3);
+        measured.or(self.predicted()).or_else(|| self.figures.as_ref().map(Figures::whole_cost))
     }
 
     /// Whether it may be chosen.
@@ -122,13 +128,19 @@ fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
 }
 
 /// A digest of everything that a result depends on: the merged configuration, the layout's text, the command, the
-/// plugin and this program.
+/// plugin and this program. The plugin counts by its length, not by when it was installed: results go on on another
+/// machine with the same one. Constants that a chip was measured to have are part of what is predicted.
 pub(super) fn key(command: &[String], given: &Given, kind: Kind) -> Result<String> {
     let config = load(given)?.config;
     let layout = read_layout_source(&config.layout)?.to_yaml(&[]);
     let plugin = discover::find(kind, None).found.first().and_then(|p| p.path.metadata().ok());
-    let plugin = plugin.map(|m| (m.len(), m.modified().ok()));
-    let all = format!("{} {command:?} {} {layout} {plugin:?}", env!("CARGO_PKG_VERSION"), json!(config));
+    let plugin = plugin.map(|m| m.len());
+    let measured: Vec<String> = crate::analysis::CHIPS
+        .iter()
+        .filter(|c| command.iter().any(|word| word.split(':').any(|part| part == c.name)))
+        .filter_map(|c| Some(json!(c.calibrated().measured?).to_string()))
+        .collect();
+    let all = format!("{} {command:?} {} {layout} {plugin:?} {measured:?}", env!("CARGO_PKG_VERSION"), json!(config));
     Ok(Sha256::digest(all.as_bytes()).iter().map(|b| format!("{b:02x}")).collect())
 }
 
@@ -250,7 +262,7 @@ fn said(done: &Done) -> String {
         }
         let figures = Figures::of(json)?;
         let mb = figures.collectives.per_layer_bytes / 1e6;
-        let step = figures.predicted_ms.map_or(String::new(), |p| format!("{:.2} ms a step, ", p.step));
+        let step = figures.all_blocks().map_or(String::new(), |p| format!("{:.2} ms a step, ", p.step));
         Some(format!("{step}{mb:.1} MB a block"))
     };
     match (&done.error, done.result.as_ref().and_then(step)) {

@@ -26,12 +26,18 @@ pub struct Figures {
     pub flops: f64,
     /// Of a step.
     pub bytes_accessed: f64,
+    /// Of one block.
+    #[serde(default)]
+    pub per_layer: Block,
     /// The chip's figures, where they are known.
     pub chip: Option<Chip>,
     /// Exchanges.
     pub collectives: Collectives,
     /// Time of a step, where the chip is known.
     pub predicted_ms: Option<Predicted>,
+    /// The same with all blocks.
+    #[serde(default)]
+    pub predicted_all_ms: Option<Predicted>,
     /// Where every tensor lies.
     pub tensors: Vec<Placed>,
     /// What the layout could not split.
@@ -40,6 +46,15 @@ pub struct Figures {
     pub compile_seconds: f64,
     /// Why it does not fit; the figures are then of fewer blocks.
     pub does_not_fit: Option<Value>,
+}
+
+/// Work of one block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+pub struct Block {
+    /// Operations of products.
+    pub flops: f64,
+    /// Bytes of memory.
+    pub bytes_accessed: f64,
 }
 
 /// Bytes on a device.
@@ -156,6 +171,9 @@ pub struct Predicted {
     pub compute: f64,
     /// Memory alone.
     pub memory: f64,
+    /// Starts of kernels alone.
+    #[serde(default)]
+    pub launch: f64,
     /// Links alone.
     pub collective: f64,
     /// All together.
@@ -202,9 +220,28 @@ impl Figures {
         Figures::deserialize(json).ok()
     }
 
-    /// What cases are ranked by: predicted milliseconds of a step; where the chip is unknown, bytes received in one.
+    /// Predicted milliseconds of a step with all blocks.
+    pub fn all_blocks(&self) -> Option<Predicted> {
+        self.predicted_all_ms.or(self.predicted_ms)
+    }
+
+    /// Operations of products, and bytes of memory, of a step with all blocks.
+    pub fn work(&self) -> (f64, f64) {
+        let more = self.needed.layers as f64 - self.layers as f64;
+        (self.flops + more * self.per_layer.flops, self.bytes_accessed + more * self.per_layer.bytes_accessed)
+    }
+
+    /// What changes are weighed by: predicted milliseconds of a step of the blocks that were compiled; where the chip is unknown, bytes received in one.
     pub fn cost(&self) -> f64 {
         self.predicted_ms.map_or(self.collectives.per_step_wire_bytes, |p| p.step)
+    }
+
+    /// What layouts are ranked by: predicted milliseconds of a step with all blocks; where the chip is unknown, bytes
+    /// received in one.
+    pub fn whole_cost(&self) -> f64 {
+        let more = self.needed.layers as f64 - self.layers as f64;
+        let c = &self.collectives;
+        self.all_blocks().map_or(c.per_step_wire_bytes + more * c.per_layer_wire_bytes, |p| p.step)
     }
 
     /// Whether the program with all blocks has room: its arguments and results, and the temporaries of this one.

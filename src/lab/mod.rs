@@ -3,6 +3,7 @@
 //! Every case is a child process of this binary (`compile --json -`, `bench --json -`), so that a compiler that crashes
 //! or hangs costs one case. What is done is kept in [`Store`], a line a case, and never done twice.
 
+mod agreement;
 mod candidates;
 mod children;
 mod difference;
@@ -10,11 +11,13 @@ mod error;
 mod experiment;
 mod figures;
 mod report;
+pub mod search;
 mod store;
 mod table;
 mod why;
 mod why_text;
 
+pub use agreement::{Agreement, agreement};
 pub use children::{Done, Task, default_jobs, run_tasks};
 pub use difference::{Difference, Moved, difference};
 pub use error::{LabError, Result};

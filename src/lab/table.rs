@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
+use super::agreement::agreement;
 use super::experiment::Row;
+use super::figures::Figures;
 
 const GIB: f64 = 1073741824.0;
 
@@ -16,6 +18,9 @@ pub fn table(groups: &[(String, Vec<Row>)]) -> String {
         let mut cells = vec![head.map(str::to_string).to_vec()];
         cells.extend(rows.iter().map(line));
         out.push_str(&columns(&cells, 1..head.len()));
+        if let Some(agreement) = agreement(rows) {
+            let _ = writeln!(out, "{}", agreement.text());
+        }
         for row in rows.iter().filter(|r| r.error.is_some()) {
             let _ = writeln!(out, "{}: {}", row.label, row.error.as_deref().unwrap_or_default());
         }
@@ -26,7 +31,7 @@ pub fn table(groups: &[(String, Vec<Row>)]) -> String {
 fn line(row: &Row) -> Vec<String> {
     let mut cells = vec![row.label.clone()];
     let f = row.figures.as_ref();
-    let predicted = f.and_then(|f| f.predicted_ms);
+    let predicted = f.and_then(Figures::all_blocks);
     let ms = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.2}"));
     cells.extend([
         ms(predicted.map(|p| p.step)),

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::error::{PipelineError, Result};
 use super::programs::{ProgramKind, Programs};
 use super::request;
-use crate::analysis::{self, Module, Report};
+use crate::analysis::{self, Module, Predicted, Report};
 use crate::config::{Config, shipped_layouts};
 use crate::hlo::Mesh;
 use crate::models::Network;
@@ -73,6 +73,14 @@ pub struct Compilation {
     pub saved: Option<Saved>,
     /// Why the whole program does not fit; the figures are then a reduced one's.
     pub shortage: Option<Shortage>,
+}
+
+impl Compilation {
+    /// Time of a step with all blocks, where the chip is known: each block that was not compiled as those that were.
+    pub fn predicted_all(&self) -> Option<Predicted> {
+        let more = self.whole.1 as f64 - self.layers as f64;
+        Some(self.report.predicted?.with(more, &self.report.predicted_layer?))
+    }
 }
 
 /// Bytes on a device.

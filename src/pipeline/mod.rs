@@ -14,6 +14,7 @@ pub mod init;
 pub mod loops;
 pub mod loras;
 pub mod memory;
+pub mod micro;
 pub mod models;
 pub mod options;
 pub mod origin;

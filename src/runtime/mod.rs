@@ -7,6 +7,7 @@ mod distributed;
 mod engine;
 pub mod flags;
 mod gather;
+pub mod micro;
 pub mod noise;
 pub mod platform;
 pub mod plugins;

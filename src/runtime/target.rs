@@ -154,7 +154,7 @@ impl Target {
 
     /// The figures of a device among those of the target; a CPU has none.
     pub fn chip(&self) -> Option<Chip> {
-        let chip = *self.chip?;
+        let chip = self.chip?.calibrated();
         match (chip.links, self.shape.last()) {
             (Links::Switch { each_way, network, .. }, Some(&host)) => {
                 Some(Chip { links: Links::Switch { each_way, network, host }, ..chip })

@@ -90,6 +90,11 @@ impl Builder {
         body: impl FnOnce(&Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let (begin, end) = (self.scalar(0.0, DType::I32), self.scalar(count as f64, DType::I32));
-        self.for_loop(&begin, &end, init, body)
+        let before = self.0.borrow().products;
+        let results = self.for_loop(&begin, &end, init, body);
+        let mut s = self.0.borrow_mut();
+        s.products = before + (s.products - before) * count as f64;
+        drop(s);
+        results
     }
 }

@@ -63,6 +63,8 @@ impl Builder {
         // would write the wide form to memory.
         let product = if out.size() >= a.dtype().size() { out } else { a.dtype() };
         let ty = Type::new(product, natural.iter().filter_map(|&c| size(c)).collect::<Vec<_>>());
+        let summed: usize = sum_a.iter().map(|&i| a.ty.dims[i]).product();
+        self.0.borrow_mut().products += 2.0 * ty.elements() as f64 * summed as f64;
         let p = self.precision().name();
         let batch = if batch_a.is_empty() {
             String::new()

@@ -13,6 +13,8 @@ const NAMES: f64 = 210.0;
 const WIDTH: f64 = 760.0;
 const BAR: f64 = 26.0;
 const TOP: f64 = 46.0;
+/// Width of a letter, about.
+const LETTER: f64 = 7.0;
 
 /// Bytes a device holds with all blocks.
 pub(super) fn held(f: &Figures) -> f64 {
@@ -48,14 +50,36 @@ fn legend(entries: &[(&str, &str)]) -> String {
     for (class, name) in entries {
         out += &rect(class, [x, 24.0, 10.0, 10.0], name);
         out += &text("", x + 14.0, 33.0, name);
-        x += 24.0 + 7.0 * name.len() as f64;
+        x += 30.0 + LETTER * name.len() as f64;
+    }
+    out
+}
+
+/// Names beside points, moved down where they would lie on each other.
+fn names(mut points: Vec<(f64, f64, String)>) -> String {
+    const LINE: f64 = 12.0;
+    let width = |words: &str| LETTER * words.chars().count() as f64;
+    points.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut placed: Vec<(f64, f64, f64)> = Vec::new();
+    let mut out = String::new();
+    for (x, y, words) in points {
+        let (left, right) = (x + 8.0, x + 8.0 + width(&words));
+        let mut at = y + 4.0;
+        // Downwards alone: every step ends below one more of the names that are there.
+        while let Some(taken) =
+            placed.iter().find(|(l, r, taken)| left < *r && *l < right && (at - taken).abs() < LINE - 0.01)
+        {
+            at = taken.2 + LINE;
+        }
+        placed.push((left, right, at));
+        out += &text("value", left, at, &words);
     }
     out
 }
 
 /// Time of a step: its parts alone, a line where they end together, and below what was measured.
 pub(super) fn times(rows: &[(&Row, &Figures)]) -> String {
-    let parts = |f: &Figures| f.predicted_ms.map(|p| [p.compute, p.memory, p.collective]);
+    let parts = |f: &Figures| f.all_blocks().map(|p| [p.compute, p.memory, p.collective]);
     let longest = rows.iter().map(|(r, f)| {
         let all: f64 = parts(f).map_or(0.0, |p| p.iter().sum());
         all.max(r.measured.map_or(0.0, |s| s * 1e3))
@@ -80,7 +104,7 @@ pub(super) fn times(rows: &[(&Row, &Figures)]) -> String {
             out += &rect(class, [x, y + 3.0, ms * scale, 11.0], &format!("{class} {ms:.3} ms"));
             x += ms * scale;
         }
-        if let Some(p) = f.predicted_ms {
+        if let Some(p) = f.all_blocks() {
             let at = NAMES + p.step * scale;
             out += &rect("step", [at - 1.5, y, 3.0, 17.0], &format!("predicted step {:.3} ms", p.step));
             out += &text("value", x.max(at) + 6.0, y + 13.0, &format!("{:.2} ms", p.step));
@@ -112,6 +136,7 @@ pub(super) fn memory(rows: &[(&Row, &Figures)]) -> String {
     if let Some(capacity) = capacity {
         let title = format!("capacity {:.2} GiB", capacity / GIB);
         out += &rect("step", [NAMES + capacity * scale - 1.0, TOP, 2.0, height - TOP - 4.0], &title);
+        out += &text("name", NAMES + capacity * scale + 40.0, TOP - 6.0, &title);
     }
     figure("Memory a device, against what it has", height, &out)
 }
@@ -125,8 +150,9 @@ pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
     let points: Vec<(&Row, f64, f64, bool)> = rows
         .iter()
         .filter_map(|(row, f)| {
-            let seconds = row.measured.or(f.predicted_ms.map(|p| p.step / 1e3))?;
-            let (x, y) = (f.flops / f.bytes_accessed, f.flops / seconds);
+            let seconds = row.measured.or(row.predicted().map(|ms| ms / 1e3))?;
+            let (flops, bytes) = f.work();
+            let (x, y) = (flops / bytes, flops / seconds);
             (x > 0.0 && y > 0.0 && x.is_finite() && y.is_finite()).then_some((*row, x, y, row.measured.is_some()))
         })
         .collect();
@@ -150,6 +176,7 @@ pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
     out += &text("name", WIDTH - 4.0, BOTTOM + 16.0, &format!("{high:.0} FLOP a byte of memory"));
     out += &text("name", LEFT - 4.0, BOTTOM, &format!("{:.0}", floor / 1e12));
     out += &text("name", LEFT - 4.0, 40.0, &format!("{:.0}", roof / 1e12));
+    let labels = points.iter().map(|(row, x, y, _)| (px(*x), py(*y), row.label.clone())).collect();
     for (row, x, y, measured) in points {
         let class = if measured { "measured" } else { "step" };
         let _ = write!(
@@ -160,7 +187,52 @@ pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
             escaped(&row.label),
             y / 1e12
         );
-        out += &text("value", px(x) + 8.0, py(y) + 4.0, &row.label);
     }
+    out += &names(labels);
     figure("Roofline of a step: TFLOP/s a device", HEIGHT, &out)
+}
+
+/// Measured over predicted milliseconds; on the line they agree.
+pub(super) fn agreement(rows: &[Row]) -> String {
+    const SIZE: f64 = 340.0;
+    const LEFT: f64 = 60.0;
+    const TOP: f64 = 30.0;
+    let both: Vec<(&Row, f64, f64)> = rows
+        .iter()
+        .filter_map(|r| Some((r, r.predicted()?, r.measured? * 1e3)))
+        .filter(|(_, p, m)| *p > 0.0 && *m > 0.0)
+        .collect();
+    if both.len() < 2 {
+        return String::new();
+    }
+    let all = || both.iter().flat_map(|(_, p, m)| [*p, *m]);
+    let (low, high) = (all().fold(f64::INFINITY, f64::min) / 1.15, all().fold(0.0, f64::max) * 1.15);
+    let part = |v: f64| (v.ln() - low.ln()) / (high.ln() - low.ln());
+    let px = |v: f64| LEFT + (WIDTH - LEFT - 200.0) * part(v);
+    let py = |v: f64| TOP + (SIZE - TOP - 50.0) * (1.0 - part(v));
+    let bottom = py(low);
+    let mut out = format!(
+        "<polyline class=\"axis\" points=\"{LEFT},{TOP} {LEFT},{bottom} {:.1},{bottom}\"/><polyline class=\"roof\" \
+         points=\"{LEFT},{bottom} {:.1},{:.1}\"/>",
+        px(high),
+        px(high),
+        py(high)
+    );
+    out += &text("value", LEFT, bottom + 16.0, &format!("{low:.0}"));
+    out += &text("name", px(high), bottom + 16.0, &format!("{high:.0} ms predicted"));
+    out += &text("name", LEFT - 4.0, bottom, &format!("{low:.0}"));
+    out += &text("name", LEFT - 4.0, TOP + 10.0, &format!("{high:.0}"));
+    let labels = both.iter().map(|(row, p, m)| (px(*p), py(*m), row.label.clone())).collect();
+    for (row, predicted, measured) in both {
+        let title = format!("{}: predicted {predicted:.2} ms, measured {measured:.2} ms", row.label);
+        let (x, y) = (px(predicted), py(measured));
+        // Writing to a string cannot fail.
+        let _ = write!(
+            out,
+            "<circle class=\"measured\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"5\"><title>{}</title></circle>",
+            escaped(&title)
+        );
+    }
+    out += &names(labels);
+    figure("Measured milliseconds over predicted ones", SIZE, &out)
 }

@@ -6,6 +6,7 @@ use std::fmt::{Display, Write};
 
 use serde_json::{Value, json};
 
+use super::agreement::agreement;
 use super::experiment::Row;
 use super::figures::Figures;
 
@@ -23,15 +24,19 @@ pub fn page(title: &str, groups: &[(String, Vec<Row>)]) -> String {
     for (name, rows) in groups {
         add(&mut out, format_args!("<section><h2>{}</h2>\n", escaped(name)));
         out.push_str(&overview(rows));
+        if let Some(agreement) = agreement(rows) {
+            add(&mut out, format_args!("<p>{}</p>\n", escaped(&agreement.text())));
+        }
         let drawn: Vec<(&Row, &Figures)> = rows.iter().filter_map(|r| Some((r, r.figures.as_ref()?))).collect();
         if !drawn.is_empty() {
             out.push_str("<div class=\"charts\">");
             out.push_str(&charts::times(&drawn));
             out.push_str(&charts::memory(&drawn));
             out.push_str(&charts::roofline(&drawn));
+            out.push_str(&charts::agreement(rows));
             out.push_str("</div>\n");
         }
-        out.push_str("<h3>Exchanges of a step, by axis and kind</h3>\n");
+        out.push_str("<h3>Exchanges of a step of the compiled blocks, by axis and kind</h3>\n");
         drawn.iter().for_each(|(row, figures)| out.push_str(&exchanges(row, figures)));
         out.push_str("</section>\n");
     }
@@ -60,7 +65,7 @@ pub(super) fn escaped(text: &str) -> String {
 /// The ranking as a table.
 fn overview(rows: &[Row]) -> String {
     let mut out = String::from(
-        "<table><tr><th>case</th><th>predicted ms</th><th>measured ms</th><th>MB a block</th><th>received</th>\
+        "<table class=\"numbers\"><tr><th>case</th><th>predicted ms</th><th>measured ms</th><th>MB a block</th><th>received</th>\
          <th>GiB a device</th><th>compiled in</th></tr>\n",
     );
     for row in rows {
@@ -76,7 +81,7 @@ fn overview(rows: &[Row]) -> String {
             &mut out,
             format_args!(
                 "<tr><td>{label}</td><td>{}</td><td>{}</td><td>{:.1}</td><td>{:.1}</td><td{room}>{:.2}</td><td>{:.0} s</td></tr>\n",
-                ms(f.predicted_ms.map(|p| p.step)),
+                ms(row.predicted()),
                 ms(row.measured.map(|s| s * 1e3)),
                 f.collectives.per_layer_bytes / 1e6,
                 f.collectives.per_layer_wire_bytes / 1e6,

@@ -1,0 +1,123 @@
+//! How well predictions agree with the clock.
+
+use super::experiment::Row;
+
+/// Predicted against measured, over the rows that have both.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Agreement {
+    /// Rows.
+    pub rows: usize,
+    /// Spearman's rank correlation: 1 where both rank alike. None where all are equal, or there are fewer than three.
+    pub rank: Option<f64>,
+    /// The middle of the relative errors of the prediction, without sign.
+    pub median_error: f64,
+    /// The largest of them.
+    pub worst_error: f64,
+    /// How much longer the row of the shortest prediction took than the fastest: 0 where the choice is right.
+    pub choice_loss: f64,
+}
+
+impl Agreement {
+    /// In a line.
+    pub fn text(&self) -> String {
+        let rank = self.rank.map_or(String::new(), |r| format!("rank correlation {r:.3}, "));
+        format!(
+            "predicted against measured, {} rows: {rank}errors {:.1} % in the middle and {:.1} % at worst; the best \
+             predicted takes {:.1} % longer than the fastest",
+            self.rows,
+            self.median_error * 100.0,
+            self.worst_error * 100.0,
+            self.choice_loss * 100.0
+        )
+    }
+}
+
+/// The agreement of the rows of a group; none where fewer than two have both.
+pub fn agreement(rows: &[Row]) -> Option<Agreement> {
+    of(&pairs(rows))
+}
+
+/// Milliseconds, predicted and measured.
+pub(super) fn pairs(rows: &[Row]) -> Vec<(f64, f64)> {
+    rows.iter()
+        .filter_map(|r| Some((r.predicted()?, r.measured? * 1e3)))
+        .filter(|(p, m)| *p > 0.0 && *m > 0.0)
+        .collect()
+}
+
+fn of(pairs: &[(f64, f64)]) -> Option<Agreement> {
+    if pairs.len() < 2 {
+        return None;
+    }
+    let mut errors: Vec<f64> = pairs.iter().map(|(p, m)| (p / m - 1.0).abs()).collect();
+    errors.sort_by(f64::total_cmp);
+    let middle = errors.len() / 2;
+    let median_error = if errors.len() % 2 == 1 { errors[middle] } else { (errors[middle - 1] + errors[middle]) / 2.0 };
+    let fastest = pairs.iter().map(|(_, m)| *m).fold(f64::INFINITY, f64::min);
+    let chosen = pairs.iter().min_by(|a, b| a.0.total_cmp(&b.0))?.1;
+    Some(Agreement {
+        rows: pairs.len(),
+        rank: spearman(pairs),
+        median_error,
+        worst_error: *errors.last()?,
+        choice_loss: chosen / fastest - 1.0,
+    })
+}
+
+/// The correlation of the ranks.
+fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
+    if pairs.len() < 3 {
+        return None;
+    }
+    let a = ranks(&pairs.iter().map(|p| p.0).collect::<Vec<_>>());
+    let b = ranks(&pairs.iter().map(|p| p.1).collect::<Vec<_>>());
+    let mean = (pairs.len() + 1) as f64 / 2.0;
+    let sum = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| (x - mean) * (y - mean)).sum::<f64>();
+    let spread = (sum(&a, &a) * sum(&b, &b)).sqrt();
+    (spread > 0.0).then(|| sum(&a, &b) / spread)
+}
+
+/// Places from 1; equal values share the middle of theirs.
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let place = |v: &f64| {
+        let below = values.iter().filter(|o| *o < v).count();
+        let equal = values.iter().filter(|o| *o == v).count();
+        below as f64 + (equal as f64 + 1.0) / 2.0
+    };
+    values.iter().map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_hand() {
+        // Ranks 1 2 3 4 5 against 2 1 4 3 5: differences 1 1 1 1 0, so 1 - 6 * 4 / (5 * 24) = 0.8.
+        let pairs = [(10.0, 12.5), (11.0, 11.0), (20.0, 40.0), (24.0, 30.0), (50.0, 100.0)];
+        let a = of(&pairs).unwrap();
+        assert_eq!(a.rows, 5);
+        assert!((a.rank.unwrap() - 0.8).abs() < 1e-12, "{a:?}");
+        // Errors 0.2, 0, 0.5, 0.2, 0.5.
+        assert!((a.median_error - 0.2).abs() < 1e-12, "{a:?}");
+        assert!((a.worst_error - 0.5).abs() < 1e-12, "{a:?}");
+        // The best predicted took 12.5, the fastest 11.
+        assert!((a.choice_loss - 1.5 / 11.0).abs() < 1e-12, "{a:?}");
+        assert!(a.text().contains("5 rows: rank correlation 0.800, errors 20.0 %"), "{}", a.text());
+        assert!(a.text().ends_with("13.6 % longer than the fastest"), "{}", a.text());
+    }
+
+    #[test]
+    fn ties_and_few_rows() {
+        // Ranks 1.5 1.5 3 against 1 2 3: covariance 1.5, spreads 1.5 and 2.
+        let tied = of(&[(1.0, 1.0), (1.0, 2.0), (2.0, 3.0)]).unwrap();
+        assert!((tied.rank.unwrap() - 1.5 / 3f64.sqrt()).abs() < 1e-12, "{tied:?}");
+        let reversed = of(&[(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]).unwrap();
+        assert_eq!(reversed.rank, Some(-1.0));
+        assert_eq!(reversed.choice_loss, 2.0);
+        let two = of(&[(1.0, 2.0), (3.0, 4.0)]).unwrap();
+        assert_eq!((two.rank, two.median_error, two.choice_loss), (None, 0.375, 0.0));
+        assert_eq!(of(&[(1.0, 2.0)]), None);
+        assert_eq!(spearman(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]), None);
+    }
+}

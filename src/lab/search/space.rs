@@ -1,0 +1,255 @@
+//! What a search looks at: meshes, and layouts made of the rules that the shipped ones are made of.
+
+use std::collections::BTreeSet;
+
+use crate::config::{LayoutFile, LayoutSource, Mesh};
+use crate::hlo;
+use crate::nn::{Axis, Exception, ExchangeKind, ExchangePolicy, Rule};
+
+/// A layout on a mesh.
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// In words.
+    pub label: String,
+    /// The name of a shipped layout.
+    pub shipped: Option<String>,
+    /// The layout; its own mesh is this one.
+    pub source: LayoutSource,
+    /// Axes of more than one device, outer first.
+    pub mesh: hlo::Mesh,
+}
+
+/// How far meshes may go.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// Devices, all of which are used.
+    pub devices: usize,
+    /// Videos of a run.
+    pub videos: usize,
+    /// Guidance branches of a step.
+    pub branches: usize,
+}
+
+const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
+
+/// Every way to make the devices a product of the five axes, without more of an axis than there is to spread over it.
+pub fn meshes(extent: Extent) -> Vec<hlo::Mesh> {
+    let mut all = vec![Vec::new()];
+    for axis in AXES {
+        let most = match axis {
+            "data" => extent.videos,
+            "cfg" => extent.branches,
+            _ => extent.devices,
+        };
+        all = all
+            .into_iter()
+            .flat_map(|sizes: Vec<usize>| {
+                let left = extent.devices / sizes.iter().product::<usize>();
+                let fits = move |n: &usize| left.is_multiple_of(*n);
+                (1..=left.min(most)).filter(fits).map(move |n| [&sizes[..], &[n]].concat())
+            })
+            .collect();
+    }
+    all.retain(|sizes| sizes.iter().product::<usize>() == extent.devices);
+    let named = |sizes: Vec<usize>| {
+        let axes = AXES.iter().zip(sizes).filter(|(_, n)| *n > 1);
+        hlo::Mesh { axes: axes.map(|(a, n)| ((*a).to_string(), n)).collect() }
+    };
+    all.into_iter().map(named).collect()
+}
+
+/// `cfg=2,context=4`, as `--mesh` takes it.
+pub fn mesh_name(mesh: &hlo::Mesh) -> String {
+    match mesh.axes.is_empty() {
+        true => "data=1".into(),
+        false => mesh.axes.iter().map(|(a, n)| format!("{a}={n}")).collect::<Vec<_>>().join(","),
+    }
+}
+
+/// The mesh as a layout file has it.
+fn file_mesh(mesh: &hlo::Mesh) -> Mesh {
+    let of = |axis: &str| mesh.size(axis).and_then(|n| i64::try_from(n).ok()).unwrap_or(1);
+    let [data, cfg, fsdp, context, tensor] = AXES.map(of);
+    Mesh { data, cfg, fsdp, context, tensor, ..Mesh::default() }
+}
+
+/// Dimensions of the transformer's own tensors: what a mesh axis must split one of, or else devices do the same.
+const OWN: [Axis; 9] = [
+    Axis::Batch,
+    Axis::Branch,
+    Axis::VideoSequence,
+    Axis::AudioSequence,
+    Axis::Embed,
+    Axis::Heads,
+    Axis::KvHeads,
+    Axis::HeadDim,
+    Axis::Mlp,
+];
+
+/// The mesh axes that share out work among the devices.
+fn sharing(source: &LayoutSource) -> BTreeSet<&str> {
+    let rules = source.rules.iter().filter(|r| OWN.contains(&r.axis));
+    rules.flat_map(|r| r.mesh_axes.iter().map(String::as_str)).collect()
+}
+
+/// Parts that the work falls into: devices that differ in no such axis do the same.
+pub fn parts(point: &Point) -> usize {
+    let sharing = sharing(&point.source);
+    point.mesh.axes.iter().filter(|(a, _)| sharing.contains(a.as_str())).map(|(_, n)| n).product()
+}
+
+/// A layout on a mesh each axis of which it uses, for work or to keep weights in pieces; else none.
+pub fn placed(label: String, shipped: Option<String>, source: &LayoutSource, mesh: &hlo::Mesh) -> Option<Point> {
+    let mut used = sharing(source);
+    used.extend(source.storage.iter().flat_map(|r| r.mesh_axes.iter().map(String::as_str)));
+    if !mesh.axes.iter().all(|(axis, _)| used.contains(axis.as_str())) {
+        return None;
+    }
+    let e = &source.file.exchange;
+    if e.kind == ExchangeKind::Hybrid {
+        let tokens = source.rules.iter().find(|r| r.axis == Axis::VideoSequence);
+        let own = tokens.into_iter().flat_map(|r| &r.mesh_axes).filter_map(|a| mesh.size(a)).product::<usize>();
+        if own > 1 && !own.is_multiple_of(e.ulysses.unwrap_or(1)) {
+            return None;
+        }
+    }
+    let mut source = source.clone();
+    source.file.mesh = file_mesh(mesh);
+    Some(Point { label, shipped, source, mesh: mesh.clone() })
+}
+
+/// Layouts for a mesh, of the rules that the shipped ones have: branches over `cfg`, tokens over `context`, heads and
+/// inner widths over `tensor`, weights kept in pieces over any of the axes that leave them whole; each exchange.
+pub fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
+    let has = |axis: &str| mesh.size(axis).is_some();
+    let rule = |axis: Axis, mesh_axes: &[&str]| Rule {
+        axis,
+        mesh_axes: mesh_axes.iter().map(|a| (*a).to_string()).collect(),
+        place: String::new(),
+    };
+    let mut rules = Vec::new();
+    if has("data") {
+        rules.push(rule(Axis::Batch, &["data"]));
+    }
+    if has("cfg") {
+        rules.push(rule(Axis::Branch, &["cfg"]));
+        rules.push(rule(Axis::Width, &["cfg"]));
+    }
+    let mut exceptions = Vec::new();
+    if has("context") {
+        rules.push(rule(Axis::VideoSequence, &["context"]));
+        rules.push(rule(Axis::Height, &["context"]));
+        // Text passes through the encoder and the connectors in pieces; the transformer's blocks read it whole.
+        exceptions = ["text_encoder.*", "connectors.*"]
+            .map(|p| Exception { pattern: p.into(), rules: vec![rule(Axis::TextSequence, &["context"])] })
+            .into();
+    }
+    if has("tensor") {
+        rules.extend([Axis::Heads, Axis::KvHeads, Axis::Mlp, Axis::Vocab].map(|axis| rule(axis, &["tensor"])));
+        if !has("context") {
+            rules.push(rule(Axis::Height, &["tensor"]));
+        }
+    }
+    let mut all = Vec::new();
+    for storage in storages(mesh) {
+        for (how, exchange) in exchanges(mesh.size("context").unwrap_or(1)) {
+            let stored = if storage.is_empty() { String::new() } else { format!(" stored over {}", storage.join("+")) };
+            let kept = if storage.is_empty() { vec![] } else { vec![rule(Axis::Embed, &storage)] };
+            let file = LayoutFile { exchange, ..LayoutFile::default() };
+            let (rules, exceptions) = (rules.clone(), exceptions.clone());
+            let source = LayoutSource { file, rules, storage: kept, exceptions };
+            let how = if how.is_empty() { String::new() } else { format!(" {how}") };
+            all.extend(placed(format!("{}{how}{stored}", mesh_name(mesh)), None, &source, mesh));
+        }
+    }
+    all
+}
+
+/// Axes over which weights are kept in pieces: none, or any of those that leave them whole, outer first.
+fn storages(mesh: &hlo::Mesh) -> Vec<Vec<&'static str>> {
+    let free: Vec<&'static str> =
+        ["data", "cfg", "fsdp", "context"].into_iter().filter(|a| mesh.size(a).is_some()).collect();
+    let subsets = 0..1usize << free.len();
+    let picked = |bits: usize| -> Vec<&'static str> {
+        free.iter().enumerate().filter(|(n, _)| bits >> n & 1 == 1).map(|(_, a)| *a).collect()
+    };
+    // An axis of its own for weights is of no use without.
+    subsets.map(picked).filter(|s| mesh.size("fsdp").is_none() || s.contains(&"fsdp")).collect()
+}
+
+/// Every exchange of tokens that lie on so many devices.
+fn exchanges(devices: usize) -> Vec<(String, ExchangePolicy)> {
+    let of = |kind| ExchangePolicy { kind, ..ExchangePolicy::default() };
+    if devices == 1 {
+        return vec![(String::new(), of(ExchangeKind::GatherKv))];
+    }
+    let mut all = vec![
+        ("ulysses".to_string(), of(ExchangeKind::Ulysses)),
+        ("gather_kv".to_string(), of(ExchangeKind::GatherKv)),
+        ("ring".to_string(), of(ExchangeKind::Ring)),
+    ];
+    for inner in (2..devices).filter(|n| devices.is_multiple_of(*n)) {
+        for (name, outer) in [("gather_kv", ExchangeKind::GatherKv), ("ring", ExchangeKind::Ring)] {
+            let hybrid = ExchangePolicy { ulysses: Some(inner), outer, ..of(ExchangeKind::Hybrid) };
+            all.push((format!("ulysses of {inner}, {name} between"), hybrid));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::read_layout_source;
+
+    fn names(extent: Extent) -> Vec<String> {
+        meshes(extent).iter().map(mesh_name).collect()
+    }
+
+    #[test]
+    fn meshes_are_all_factorings() {
+        let one = Extent { devices: 8, videos: 1, branches: 2 };
+        let all = names(one);
+        // cfg of 1 or 2, the rest over three axes: 10 and 6 ways.
+        assert_eq!(all.len(), 16, "{all:?}");
+        assert!(all.contains(&"cfg=2,fsdp=2,context=2".to_string()) && all.contains(&"tensor=8".to_string()));
+        assert!(all.iter().all(|m| !m.contains("data") && !m.contains("cfg=4")));
+        assert!(names(Extent { videos: 2, ..one }).contains(&"data=2,cfg=2,context=2".to_string()));
+        assert_eq!(names(Extent { devices: 1, ..one }), ["data=1"]);
+        assert_eq!(names(Extent { devices: 6, videos: 1, branches: 1 }).len(), 9);
+    }
+
+    #[test]
+    fn a_layout_takes_meshes_whose_axes_it_uses() {
+        let mesh = |axes: &[(&str, usize)]| hlo::Mesh::new(axes);
+        let on = |name: &str, m: &hlo::Mesh| {
+            let source = read_layout_source(name).unwrap();
+            placed(name.into(), Some(name.into()), &source, m).map(|p| parts(&p))
+        };
+        assert_eq!(on("ulysses", &mesh(&[("cfg", 2), ("context", 4)])), Some(8));
+        assert_eq!(on("ulysses", &mesh(&[("context", 4), ("tensor", 2)])), None);
+        assert_eq!(on("fsdp-ulysses", &mesh(&[("fsdp", 2), ("context", 4)])), Some(4));
+        assert_eq!(on("before-385", &mesh(&[("context", 8)])), Some(8));
+        assert_eq!(on("tensor", &mesh(&[("cfg", 2), ("tensor", 4)])), Some(8));
+        assert_eq!(on("replicated", &mesh(&[("context", 2)])), None);
+        // Groups of two of three tokens' devices there are not.
+        assert_eq!(on("hybrid", &mesh(&[("context", 3)])), None);
+        assert_eq!(on("hybrid", &mesh(&[("context", 4)])), Some(4));
+    }
+
+    #[test]
+    fn shipped_layouts_are_among_the_composed() {
+        let mesh = hlo::Mesh::new(&[("cfg", 2), ("context", 4)]);
+        let all = composed(&mesh);
+        // Four ways to keep weights, five exchanges.
+        assert_eq!(all.len(), 20);
+        let labels: Vec<&str> = all.iter().map(|p| p.label.as_str()).collect();
+        assert!(labels.contains(&"cfg=2,context=4 ulysses stored over cfg"), "{labels:?}");
+        let exchange = read_layout_source("cfg-ulysses").unwrap().file.exchange;
+        assert!(all.iter().any(|p| p.source.file.exchange == exchange && p.source.storage.is_empty()));
+        let fsdp = composed(&hlo::Mesh::new(&[("fsdp", 8)]));
+        assert_eq!(fsdp.iter().map(|p| p.label.as_str()).collect::<Vec<_>>(), ["fsdp=8 stored over fsdp"]);
+        let text = all[0].source.to_yaml(&[]);
+        assert!(text.starts_with("mesh: {cfg: 2, context: 4}\n"), "{text}");
+    }
+}

@@ -1,0 +1,257 @@
+//! What a device and its links reach: small programs, timed.
+//!
+//! Each repeats one operation inside a loop whose bound is an input. The time of an operation is the difference between
+//! many turns and few, so that starting the program costs nothing, less what a turn of an empty loop costs. Before the
+//! clock starts, the optimized program is read: an operation that the compiler changed is left out and said.
+
+mod programs;
+
+use std::time::Instant;
+
+use ndarray::arr0;
+
+use super::distributed::Distributed;
+use super::engine::{Engine, Executable, RuntimeError};
+use super::random;
+use crate::analysis::{Kind, Module, Report, Sample, What, report};
+use crate::dtype::DType;
+use crate::kernels::Kernel;
+use crate::nn::{Axis, Init, Lowering, Param, Source};
+use crate::tensor::Tensor;
+use programs::{COUNT, Expected, Micro};
+
+/// Seconds that the many turns take together.
+const LONG: f64 = 0.03;
+/// Turns at most: a kernel of a microsecond is timed long enough then.
+const MOST_TURNS: i32 = 4096;
+
+/// The sizes that are timed.
+struct Sizes {
+    dtype: DType,
+    /// Rows, from, to.
+    products: Vec<[usize; 3]>,
+    /// Tokens and heads.
+    attention: Vec<[usize; 2]>,
+    /// Bytes of an array.
+    memory: Vec<usize>,
+    /// Rows and width.
+    norms: Vec<[usize; 2]>,
+    /// Bytes of an exchange.
+    exchanges: Vec<usize>,
+}
+
+const MIB: usize = 1 << 20;
+
+impl Sizes {
+    /// Those of the published models' blocks on an accelerator; small ones on a CPU.
+    fn of(platform: &str) -> Sizes {
+        if platform == "cpu" {
+            return Sizes {
+                dtype: DType::F32,
+                products: vec![[128, 128, 256], [256, 256, 512]],
+                attention: vec![[128, 2]],
+                memory: vec![MIB, 4 * MIB],
+                norms: vec![[256, 1024]],
+                exchanges: vec![MIB / 16, MIB],
+            };
+        }
+        let rows = [128, 512, 1536, 3072, 6144, 12288];
+        let mut products: Vec<[usize; 3]> = rows.into_iter().map(|m| [m, 4096, 4096]).collect();
+        products.extend([1536, 6144, 12288].map(|m| [m, 4096, 16384]));
+        products.extend([3072, 6144].map(|m| [m, 4096, 2048]));
+        products.push([8192, 8192, 8192]);
+        Sizes {
+            dtype: DType::BF16,
+            products,
+            attention: vec![[1536, 32], [6144, 8], [6144, 32], [15360, 16]],
+            memory: [1, 4, 16, 64, 256, 1024].map(|m| m * MIB).into(),
+            norms: vec![[3072, 4096], [12288, 4096]],
+            exchanges: vec![MIB / 16, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB],
+        }
+    }
+}
+
+const KINDS: [Kind; 5] =
+    [Kind::AllGather, Kind::AllReduce, Kind::ReduceScatter, Kind::AllToAll, Kind::CollectivePermute];
+
+/// Times everything, `runs` times each; seconds of a turn of an empty loop, and the samples.
+///
+/// # Errors
+/// The plugin's message.
+pub fn micro(engine: &Engine, runs: usize) -> Result<(f64, Vec<Sample>), RuntimeError> {
+    let sizes = Sizes::of(&engine.platform());
+    let (turn, kernels) = kernels(engine, runs)?;
+    let clock = Clock { engine, runs, turn };
+    let mut samples = vec![kernels];
+    for micro in programs(engine, &sizes)? {
+        samples.extend(clock.time(&micro)?);
+    }
+    Ok((turn, samples))
+}
+
+/// Everything but kernels that do nothing.
+fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> {
+    let mut all = Vec::new();
+    for [rows, from, to] in &sizes.products {
+        all.push(programs::product(*rows, *from, *to, sizes.dtype)?);
+    }
+    let lowering = Lowering::of(&engine.platform(), engine.own_device().kind());
+    // In XLA's own operations attention is products and passes over memory, which are timed as such.
+    if lowering.attention != Kernel::Plain {
+        for [tokens, heads] in &sizes.attention {
+            all.push(programs::attention(lowering.attention, *tokens, *heads, sizes.dtype)?);
+        }
+    }
+    for size in &sizes.memory {
+        all.push(programs::memory(*size)?);
+    }
+    for [rows, width] in &sizes.norms {
+        all.push(programs::norm(*rows, *width)?);
+    }
+    let devices = engine.devices().len();
+    for group in (2..=devices).filter(|n| devices.is_multiple_of(*n)) {
+        for kind in KINDS {
+            for size in &sizes.exchanges {
+                all.push(programs::exchange(kind, devices, group, *size)?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// A turn of an empty loop, and a kernel: of two programs that differ in kernels alone.
+fn kernels(engine: &Engine, runs: usize) -> Result<(f64, Sample), RuntimeError> {
+    const FEW: usize = 8;
+    const MANY: usize = 72;
+    let clock = Clock { engine, runs, turn: 0.0 };
+    let of = |operations: usize| -> Result<f64, RuntimeError> {
+        let micro = programs::kernel(operations)?;
+        let (executable, operands) = clock.ready(&micro)?;
+        clock.turn(&executable, &operands)
+    };
+    let (few, many) = (of(FEW)?, of(MANY)?);
+    let kernel = ((many - few) / (MANY - FEW) as f64).max(0.0);
+    let turn = (few - kernel * FEW as f64).max(0.0);
+    tracing::info!("a kernel {:.2} us, a turn of a loop {:.2} us", kernel * 1e6, turn * 1e6);
+    let sample = Sample {
+        what: What::Kernel,
+        kind: None,
+        name: format!("{FEW} and {MANY} a turn"),
+        devices: 1,
+        flops: 0.0,
+        bytes: 0.0,
+        wire_bytes: 0.0,
+        kernels: 1.0,
+        seconds: kernel,
+    };
+    Ok((turn, sample))
+}
+
+struct Clock<'a> {
+    engine: &'a Engine,
+    runs: usize,
+    /// Seconds of a turn of an empty loop.
+    turn: f64,
+}
+
+impl Clock<'_> {
+    /// The program compiled, with random operands.
+    fn ready(&self, micro: &Micro) -> Result<(Executable, Vec<(String, Distributed)>), RuntimeError> {
+        let operand = |name: &str, dims: &[usize], ty: &crate::hlo::Type| Param {
+            component: "bench",
+            name: name.into(),
+            ty: ty.clone(),
+            axes: vec![Axis::Whole; dims.len()],
+            source: Source::Stack { keys: vec![name.into()], shape: dims.to_vec() },
+            // Products of such matrices have the size of their operands.
+            init: Init::Normal(if dims.len() == 2 { (dims[0] as f32).powf(-0.5) } else { 1.0 }),
+        };
+        let arguments = micro.program.arguments.iter().filter(|a| a.name != COUNT);
+        let params: Vec<Param> = arguments.map(|a| operand(&a.name, &a.ty.dims, &a.ty)).collect();
+        let made = random::parameters(self.engine, &micro.program, &params.iter().collect::<Vec<_>>(), 0)?;
+        let executable = self.engine.compile(&micro.name, &micro.program)?;
+        Ok((executable, params.into_iter().map(|p| p.name).zip(made).collect()))
+    }
+
+    /// Seconds of a turn: of many turns less few.
+    fn turn(&self, executable: &Executable, operands: &[(String, Distributed)]) -> Result<f64, RuntimeError> {
+        let run = |turns: i32| -> Result<f64, RuntimeError> {
+            let count = self.engine.upload(executable, COUNT, &Tensor::I32(arr0(turns).into_dyn()))?;
+            count.wait()?;
+            let find = |name: &str| match name == COUNT {
+                true => Some(&count),
+                false => operands.iter().find(|(own, _)| own == name).map(|(_, value)| value),
+            };
+            let started = Instant::now();
+            self.engine.run(executable, find)?.wait()?;
+            Ok(started.elapsed().as_secs_f64())
+        };
+        // The first run warms up; the second says how many turns make up the time.
+        run(1)?;
+        let (one, some) = (run(1)?, run(5)?);
+        let guess = ((some - one) / 4.0).max(1e-6);
+        let many = ((LONG / guess) as i32).clamp(8, MOST_TURNS);
+        let few = many / 4;
+        let shortest = |turns: i32| -> Result<f64, RuntimeError> {
+            (0..self.runs.max(1)).try_fold(f64::INFINITY, |best, _| Ok(best.min(run(turns)?)))
+        };
+        let (short, long) = (shortest(few)?, shortest(many)?);
+        Ok((long - short) / f64::from(many - few))
+    }
+
+    /// One operation; none where the compiler made something else of it.
+    fn time(&self, micro: &Micro) -> Result<Option<Sample>, RuntimeError> {
+        let (executable, operands) = self.ready(micro)?;
+        let name = match micro.kind {
+            Some(kind) => format!("{} {} between {}", kind.name(), micro.name, micro.devices),
+            None => micro.name.clone(),
+        };
+        let read = executable.compiled().optimized_program().ok();
+        let read = read.and_then(|o| Module::decode(&o.format, &o.bytes).ok());
+        let Some(read) = read.map(|m| report(&m, executable.mesh(), 0, None)) else {
+            tracing::warn!("{name}: left out: the plugin does not show its program");
+            return Ok(None);
+        };
+        let each = micro.operations as f64;
+        if let Some(why) = changed(micro, &read) {
+            tracing::warn!("{name}: left out: {why}");
+            return Ok(None);
+        }
+        let seconds = (self.turn(&executable, &operands)? - self.turn) / each;
+        tracing::info!("{name}: {:.2} us", seconds * 1e6);
+        if seconds <= 0.0 {
+            tracing::warn!("{name}: left out: it takes less than the clock can tell");
+            return Ok(None);
+        }
+        Ok(Some(Sample {
+            what: micro.what,
+            kind: micro.kind,
+            name: micro.name.clone(),
+            devices: micro.devices,
+            flops: read.step.flops / each,
+            bytes: read.step.bytes / each,
+            wire_bytes: read.per_step().wire_bytes / each,
+            kernels: (read.step.kernels / each).round(),
+            seconds,
+        }))
+    }
+}
+
+/// How the optimized program differs from what was to be timed.
+fn changed(micro: &Micro, read: &Report) -> Option<String> {
+    let each = micro.operations as f64;
+    let near = |got: f64, want: f64, what: &str| {
+        let message = format!("the compiler's program has {got:.3e} {what} an operation, not {want:.3e}");
+        ((got / want - 1.0).abs() > 0.02).then_some(message)
+    };
+    match micro.expected {
+        Expected::Any => None,
+        Expected::Flops(flops) => near(read.step.flops / each, flops, "operations of products"),
+        Expected::Bytes(bytes) => near(read.step.bytes / each, bytes, "bytes of memory"),
+        Expected::One => {
+            let own = read.collectives.iter().filter(|c| Some(c.kind) == micro.kind);
+            let count: f64 = own.map(|c| read.trips(c)).sum();
+            near(count / each, 1.0, "such exchanges")
+        }
+    }
+}

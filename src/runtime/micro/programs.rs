@@ -1,0 +1,202 @@
+//! Small programs that repeat one operation: `count` turns of a loop, in each several operations of which every one waits
+//! for the one before.
+
+use crate::analysis::{Kind, What};
+use crate::dtype::DType;
+use crate::hlo::{Argument, Builder, Error, Groups, Mesh, Output, Program, Sharding, Type, Value};
+use crate::kernels::{self, Kernel};
+
+/// The argument that says how many turns there are.
+pub(super) const COUNT: &str = "count";
+
+/// A program to time.
+pub(super) struct Micro {
+    /// What it does.
+    pub what: What,
+    /// Of exchanges.
+    pub kind: Option<Kind>,
+    /// Sizes, to read.
+    pub name: String,
+    /// Devices that work together.
+    pub devices: usize,
+    /// Operations in a turn.
+    pub operations: usize,
+    /// The program.
+    pub program: Program,
+    /// What one operation has to be in the optimized program too.
+    pub expected: Expected,
+}
+
+/// What the compiler must not have changed.
+pub(super) enum Expected {
+    /// Nothing is asked.
+    Any,
+    /// Operations of products.
+    Flops(f64),
+    /// Bytes read and written.
+    Bytes(f64),
+    /// Exchanges.
+    One,
+}
+
+/// An argument that starts as random numbers and is carried through the loop, or only read in it.
+struct Operand {
+    name: &'static str,
+    ty: Type,
+    carried: bool,
+}
+
+fn carried(name: &'static str, ty: Type) -> Operand {
+    Operand { name, ty, carried: true }
+}
+
+fn read(name: &'static str, ty: Type) -> Operand {
+    Operand { name, ty, carried: false }
+}
+
+/// A program on one device: `turn` maps the carried values, given first, and those that are read to the next carried.
+fn looped(name: &str, operands: &[Operand], turn: impl FnOnce(&[Value]) -> Vec<Value>) -> Result<Program, Error> {
+    let b = Builder::new(name);
+    let count = b.argument(COUNT, Type::scalar(DType::I32));
+    let values: Vec<Value> = operands.iter().map(|o| b.argument(o.name, o.ty.clone())).collect();
+    let start: Vec<Value> = values.iter().zip(operands).filter(|(_, o)| o.carried).map(|(v, _)| v.clone()).collect();
+    let fixed: Vec<Value> = values.iter().zip(operands).filter(|(_, o)| !o.carried).map(|(v, _)| v.clone()).collect();
+    let zero = b.scalar(0.0, DType::I32);
+    let end = b.for_loop(&zero, &count, &start, |_, now| turn(&[now, &fixed].concat()));
+    let names = operands.iter().filter(|o| o.carried).map(|o| o.name);
+    b.finish(&names.zip(&end).collect::<Vec<_>>())
+}
+
+/// `operations` kernels that add to a few numbers.
+pub(super) fn kernel(operations: usize) -> Result<Micro, Error> {
+    let ty = Type::new(DType::F32, [1024]);
+    let program = looped("kernel", &[carried("x", ty)], |v| {
+        vec![(0..operations).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).kept())]
+    })?;
+    let name = format!("{operations} a turn");
+    let what = What::Kernel;
+    Ok(Micro { what, kind: None, name, devices: 1, operations, program, expected: Expected::Any })
+}
+
+/// `[rows, from] x [from, to]` and back, products of bf16 with f32 sums.
+pub(super) fn product(rows: usize, from: usize, to: usize, dtype: DType) -> Result<Micro, Error> {
+    const PAIRS: usize = 4;
+    let ty = |dims: [usize; 2]| Type::new(dtype, dims);
+    let operands = [carried("x", ty([rows, from])), read("there", ty([from, to])), read("back", ty([to, from]))];
+    let program = looped("product", &operands, |v| {
+        let b = v[0].builder();
+        let through = |x: Value, _| {
+            let wide = b.einsum("ij,jk->ik", &x, &v[1], dtype);
+            b.einsum("ij,jk->ik", &wide, &v[2], dtype)
+        };
+        vec![(0..PAIRS).fold(v[0].clone(), through)]
+    })?;
+    let flops = 2.0 * (rows * from * to) as f64;
+    let (what, name) = (What::Product, format!("{rows} x {from} x {to} {}", dtype.name()));
+    let expected = Expected::Flops(flops);
+    Ok(Micro { what, kind: None, name, devices: 1, operations: 2 * PAIRS, program, expected })
+}
+
+/// Attention of `tokens` queries with as many keys.
+pub(super) fn attention(kernel: Kernel, tokens: usize, heads: usize, dtype: DType) -> Result<Micro, Error> {
+    const WIDTH: usize = 128;
+    const OPERATIONS: usize = 4;
+    let ty = Type::new(dtype, [1, tokens, heads, WIDTH]);
+    let operands = [carried("q", ty.clone()), read("k", ty.clone()), read("v", ty)];
+    let program = looped("attention", &operands, |v| {
+        let scale = (WIDTH as f64).powf(-0.5);
+        let attend = |q: Value, _| kernels::attention(kernel, &q, &v[1], &v[2], None, scale);
+        vec![(0..OPERATIONS).fold(v[0].clone(), attend)]
+    })?;
+    let flops = 4.0 * (tokens * tokens * heads * WIDTH) as f64;
+    let (what, name) = (What::Attention, format!("{tokens} tokens, {heads} heads {}", dtype.name()));
+    let expected = Expected::Flops(flops);
+    Ok(Micro { what, kind: None, name, devices: 1, operations: OPERATIONS, program, expected })
+}
+
+/// Reads and writes an array of `size` bytes.
+pub(super) fn memory(size: usize) -> Result<Micro, Error> {
+    const OPERATIONS: usize = 8;
+    let ty = Type::new(DType::BF16, [size / 2]);
+    let program = looped("memory", &[carried("x", ty)], |v| {
+        vec![(0..OPERATIONS).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).kept())]
+    })?;
+    let expected = Expected::Bytes(2.0 * size as f64);
+    let (what, name) = (What::Memory, megabytes(size));
+    Ok(Micro { what, kind: None, name, devices: 1, operations: OPERATIONS, program, expected })
+}
+
+/// An RMS norm of rows of `width`.
+pub(super) fn norm(rows: usize, width: usize) -> Result<Micro, Error> {
+    const OPERATIONS: usize = 8;
+    let ty = Type::new(DType::BF16, [rows, width]);
+    let program = looped("norm", &[carried("x", ty)], |v| {
+        let norm = |x: Value, _| {
+            let wide = x.to(DType::F32);
+            let scale = (wide.square().mean_keep(&[1]) + 1e-6).rsqrt();
+            (&wide * &scale.broadcast_to(wide.dims())).to(DType::BF16).kept()
+        };
+        vec![(0..OPERATIONS).fold(v[0].clone(), norm)]
+    })?;
+    let (what, name) = (What::Norm, format!("{rows} x {width}"));
+    Ok(Micro { what, kind: None, name, devices: 1, operations: OPERATIONS, program, expected: Expected::Any })
+}
+
+/// `all` devices exchange in groups of `devices` neighbours; the larger of what a device gives and gets is `size` bytes.
+pub(super) fn exchange(kind: Kind, all: usize, devices: usize, size: usize) -> Result<Micro, Error> {
+    const OPERATIONS: usize = 8;
+    let mesh = match all / devices {
+        1 => Mesh::new(&[("near", devices)]),
+        far => Mesh::new(&[("far", far), ("near", devices)]),
+    };
+    let groups = mesh.groups(&["near"]);
+    let elements = (size / 2).next_multiple_of(devices);
+    let own = if kind == Kind::AllGather { elements / devices } else { elements };
+    let axes: Vec<&str> = mesh.axes.iter().map(|(name, _)| name.as_str()).collect();
+    let split = Sharding::new(&[&axes]);
+    let b = Builder::new("exchange").with_mesh(mesh.clone());
+    let whole = Some(Sharding(Vec::new()));
+    let count = b.argument_with(Argument { sharding: whole, ..Argument::new(COUNT, Type::scalar(DType::I32)) });
+    let ty = Type::new(DType::BF16, [own * all]);
+    let x = b.argument_with(Argument { sharding: Some(split.clone()), ..Argument::new("x", ty.clone()) });
+    let zero = b.scalar(0.0, DType::I32);
+    let end = b.for_loop(&zero, &count, &[x], |_, now| {
+        let manual = |v: &[Value]| vec![(0..OPERATIONS).fold(v[0].clone(), |x, _| once(kind, &x, &groups))];
+        b.manual(&[(&now[0], split.clone())], std::slice::from_ref(&split), manual)
+    });
+    let output = Output { sharding: Some(split), ..Output::new("x", ty) };
+    let program = b.finish_with(vec![(output, end[0].clone())])?;
+    let (what, kind, name) = (What::Exchange, Some(kind), megabytes(size));
+    Ok(Micro { what, kind, name, devices, operations: OPERATIONS, program, expected: Expected::One })
+}
+
+/// One exchange; its result has the operand's size and depends on all of the exchange.
+fn once(kind: Kind, x: &Value, groups: &Groups) -> Value {
+    let n = groups.size();
+    // One element makes the next exchange wait for this one, and keeps devices different: what all devices have in
+    // common a compiler exchanges by arithmetic.
+    let stitched = |result: Value| {
+        let zero = x.builder().scalar(0.0, DType::I32);
+        x.dynamic_update(0, &zero, &result.slice(0, 0, 1))
+    };
+    match kind {
+        Kind::AllGather => stitched(x.all_gather(0, groups)),
+        Kind::AllReduce => {
+            let sum = x.all_reduce_sum(groups);
+            let zero = x.builder().scalar(0.0, DType::I32);
+            sum.dynamic_update(0, &zero, &x.slice(0, 0, 1))
+        }
+        Kind::ReduceScatter => stitched(x.reduce_scatter_sum(0, groups)),
+        Kind::AllToAll => x.all_to_all(0, 0, groups),
+        Kind::CollectivePermute | Kind::CollectiveBroadcast => {
+            let pairs: Vec<(usize, usize)> =
+                groups.0.iter().flat_map(|g| (0..n).map(|j| (g[j], g[(j + 1) % n]))).collect();
+            x.collective_permute(&pairs)
+        }
+    }
+}
+
+fn megabytes(bytes: usize) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    if mib < 1.0 { format!("{} KiB", bytes >> 10) } else { format!("{mib:.0} MiB") }
+}
