@@ -397,8 +397,9 @@ mod tests {
         // 0-50 work, 30-70 the exchange, 80-100 work: idle 70-80.
         assert_eq!([trace.window_ms, trace.busy_ms], [0.1, 0.09]);
         assert!((trace.idle_share - 0.1).abs() < 1e-12);
-        let found: Vec<_> = trace.activities.iter().map(|s| (s.activity.name(), s.ms, s.share)).collect();
-        assert_eq!(found, [("matmul", 0.06, 0.6), ("elementwise", 0.01, 0.1), ("all-gather", 0.04, 0.2)]);
+        let percent = |share: f64| (share * 100.0).round() as i64;
+        let found: Vec<_> = trace.activities.iter().map(|s| (s.activity.name(), s.ms, percent(s.share))).collect();
+        assert_eq!(found, [("matmul", 0.06, 60), ("elementwise", 0.01, 10), ("all-gather", 0.04, 20)]);
         let gather = &trace.activities[2];
         assert_eq!(gather.activity, Activity::Collective(Kind::AllGather));
         assert_eq!((gather.overlapped_ms, gather.exposed_ms), (Some(0.02), Some(0.02)));
