@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::collective::{Kind, is_async_marker, trim};
 use super::module::Module;
-use super::proto::{ComputationProto, InstructionProto};
+use super::proto::{ComputationProto, InstructionProto, ShapeProto};
+use super::shape::dtype_name;
 
 /// A kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -111,7 +112,7 @@ impl Module {
                 inside.map_or(Activity::Other, |root| self.activity(root))
             }
             "async-update" | "async-done" => self.operand(i, 0).map_or(Activity::Other, |before| self.activity(before)),
-            "while" | "call" | "conditional" => Activity::Other,
+            "while" | "call" | "conditional" | "partition-id" | "replica-id" => Activity::Other,
             opcode if MOVES.contains(&opcode) => Activity::Copy,
             _ => single(i, in_attention),
         }
@@ -126,7 +127,9 @@ impl Module {
         for i in &c.instructions {
             let activity = match i.opcode.as_str() {
                 "fusion" => self.called(i).map_or(Activity::Copy, |c| self.fused_activity(c, in_attention)),
-                opcode if MOVES.contains(&opcode) || is_async_marker(i) || is_index(i) => continue,
+                opcode if MOVES.contains(&opcode) || is_async_marker(i) || (is_index(i) && i.id != c.root_id) => {
+                    continue;
+                }
                 _ => single(i, in_attention),
             };
             if activity == Activity::Other {
@@ -158,9 +161,12 @@ fn single(i: &InstructionProto, in_attention: bool) -> Activity {
     }
 }
 
-/// Arithmetic on a single number, as on the index of a slice.
+/// Arithmetic on a single integer or truth value, as on the index of a slice.
 fn is_index(i: &InstructionProto) -> bool {
-    i.shape.as_ref().is_some_and(|s| s.dimensions.is_empty() && s.tuple_shapes.is_empty())
+    let single = |s: &ShapeProto| {
+        s.dimensions.is_empty() && s.tuple_shapes.is_empty() && !dtype_name(s.element_type).contains('f')
+    };
+    i.opcode != "reduce" && i.shape.as_ref().is_some_and(single)
 }
 
 /// The kind of an exchange, in each of its forms.
@@ -237,7 +243,7 @@ pub fn of_category(category: &str) -> Option<Activity> {
 mod tests {
     use prost::Message;
 
-    use super::super::proto::{MetadataProto, ModuleProto, ShapeProto};
+    use super::super::proto::{MetadataProto, ModuleProto};
     use super::*;
 
     fn instruction(id: i64, name: &str, opcode: &str, scope: &str) -> InstructionProto {
@@ -267,7 +273,10 @@ mod tests {
             custom_call_target: target.into(),
             ..instruction(id, name, "custom-call", scope)
         };
-        let index = InstructionProto { shape: Some(ShapeProto::default()), ..instruction(33, "i", "add", "") };
+        let single = |id, element_type| InstructionProto {
+            shape: Some(ShapeProto { element_type, ..ShapeProto::default() }),
+            ..instruction(id, "i", "add", "")
+        };
         let computation = |id, instructions| ComputationProto { id, instructions, ..ComputationProto::default() };
         let all = purposes(vec![
             computation(
@@ -285,10 +294,14 @@ mod tests {
                     instruction(19, "all-gather-done", "all-gather-done", "blocks/attn1/sdpa/gather"),
                     instruction(20, "copy.4", "copy", "blocks/attn1/sdpa/transpose"),
                     instruction(21, "while.5", "while", ""),
+                    fusion(24, "mean_fusion", "", 7),
+                    fusion(25, "loop_counter", "", 8),
                 ],
             ),
             computation(2, vec![instruction(30, "a", "add", ""), instruction(31, "r", "reduce", "")]),
-            computation(3, vec![index, instruction(32, "d", "dynamic-slice", "")]),
+            computation(3, vec![single(33, 4), instruction(32, "d", "dynamic-slice", "")]),
+            computation(7, vec![single(70, 11), instruction(71, "s", "slice", "")]),
+            ComputationProto { root_id: 80, ..computation(8, vec![single(80, 4)]) },
             computation(4, vec![instruction(40, "c", "convert", ""), instruction(41, "e", "dot", "")]),
             computation(5, vec![instruction(50, "g", "all-gather", ""), instruction(51, "h", "dot", "")]),
         ]);
@@ -299,6 +312,8 @@ mod tests {
         assert_eq!(of("flash"), Activity::Attention);
         assert_eq!(of("loop_add_fusion"), Activity::Elementwise);
         assert_eq!(of("slice_fusion"), Activity::Copy, "arithmetic on an index is no work");
+        assert_eq!(of("mean_fusion"), Activity::Elementwise, "arithmetic on a single number is");
+        assert_eq!(of("loop_counter"), Activity::Elementwise, "and on an index that is the result");
         assert_eq!(of("gemm_fusion"), Activity::Matmul);
         assert_eq!(of("softmax"), Activity::Attention);
         assert_eq!(of("gather_fusion"), Activity::Collective(Kind::AllGather));

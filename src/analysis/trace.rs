@@ -218,8 +218,9 @@ impl Reader {
     /// The number of an event's operation.
     fn operation(&mut self, plane: &XPlane, event: &XEvent) -> usize {
         let kernel = plane.name_of(event);
-        let name = plane.fact(event, "hlo_op").filter(|op| !op.is_empty()).unwrap_or_else(|| kernel.clone());
         let program = plane.fact(event, "hlo_module").unwrap_or_default();
+        let path = plane.fact(event, "hlo_op").filter(|op| !op.is_empty());
+        let name = path.map_or_else(|| kernel.clone(), |path| self.innermost(&program, &path));
         let key = (program, name);
         if let Some(number) = self.numbers.get(&key) {
             return *number;
@@ -236,6 +237,13 @@ impl Reader {
         self.operations.push((key.1.clone(), Known { purpose, count: 0, ps: 0 }));
         self.numbers.insert(key, number);
         number
+    }
+
+    /// The instruction that a kernel is of, among those that it runs in: `while.3/fusion.5`, in either order.
+    fn innermost(&self, program: &str, path: &str) -> String {
+        let works = |name: &&str| self.purpose(program, name).is_some_and(|p| p.activity != Activity::Other);
+        let found = path.rsplit('/').find(works).or_else(|| path.rsplit('/').next());
+        found.unwrap_or_default().to_string()
     }
 
     /// What the program says of an instruction; of events without a program's name, the one that has it.

@@ -28,11 +28,11 @@ impl fmt::Display for Trace {
         }
         row(f, "idle", self.idle_ms, self.idle_share)?;
         writeln!(f, "\n")?;
-        writeln!(f, "{:<48}{unit:>12}{:>9}  most of it", "name scope", "share")?;
+        writeln!(f, "{unit:>12}{:>9}   {:<20}name scope", "share", "most of it")?;
         for s in self.scopes.iter().take(SCOPES) {
             let most = s.activities.iter().max_by(|a, b| a.1.total_cmp(b.1)).map_or("", |(name, _)| name);
             let name = if s.scope.is_empty() { "(none)" } else { &s.scope };
-            writeln!(f, "{name:<48}{:>12.3}{:>7.1} %  {most}", s.ms / steps, s.share * 100.0)?;
+            writeln!(f, "{:>12.3}{:>7.1} %   {most:<20}{name}", s.ms / steps, s.share * 100.0)?;
         }
         if self.scopes.len() > SCOPES {
             writeln!(f, "and {} more", self.scopes.len() - SCOPES)?;

@@ -81,10 +81,14 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
     let stages = &mut session.stages;
     let denoising = alone.denoising(stages, &first, ProgramKind::Denoise)?;
     // What happens at the first run only is over before the recording.
-    run(stages, &denoising, steps)?;
-    tracing::info!("recording {steps} step(s)");
-    let profiler = Profiler::start(&plugin, ProfileOptions::default()).map_err(RuntimeError::from)?;
-    run(stages, &denoising, steps)?;
+    run(stages, &denoising, steps, || Ok(()))?;
+    let mut profiler = None;
+    run(stages, &denoising, steps, || {
+        tracing::info!("recording {steps} step(s)");
+        profiler = Some(Profiler::start(&plugin, ProfileOptions::default()).map_err(RuntimeError::from)?);
+        Ok(())
+    })?;
+    let profiler = profiler.ok_or_else(|| PipelineError::Input("nothing was recorded".into()))?;
     let recorded = profiler.stop().map_err(RuntimeError::from)?;
     let (bytes, space) = with_program(recorded, denoising.program(), &file)?;
     write_atomically(&file, &bytes)?;
@@ -109,11 +113,13 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
     })
 }
 
-/// Runs the steps: in one call, as `generate` does, or in a call each where the sampler takes no more.
-fn run(stages: &Stages, denoising: &Denoising, steps: usize) -> Result<()> {
+/// Runs the steps: in one call, as `generate` does, or in a call each where the sampler takes no more. `ready` is called
+/// when all that they read is on the devices.
+fn run(stages: &Stages, denoising: &Denoising, steps: usize, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let (calls, in_one) = if denoising.takes_all() { (1, steps) } else { (steps, 1) };
     let range = denoising.steps(stages, in_one)?;
     let mut latents = denoising.start(stages)?;
+    ready()?;
     for _ in 0..calls {
         latents = denoising.run(stages, &range, latents)?;
     }
