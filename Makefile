@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo nano-sheet test-nano nano-parity test soak fuzz check lint host-test plugins test-tpu test-mosaic tpu-tables test-gpu test-processes-gpu ablations-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
+.PHONY: demo nano-sheet test-nano nano-parity test soak fuzz sanitize check lint host-test plugins test-tpu test-mosaic tpu-tables test-gpu test-processes-gpu ablations-gpu agree traces-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
 
 # A video with sound from a prompt, by the trained toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -107,6 +107,20 @@ test-gpu: $(LTX2)
 test-processes-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
 	scripts/gpu/processes.sh $(LTX2) out/processes
+
+# Whether `ltx2 profile` and xprof say the same of recordings: by default of all that scripts/lab/trace.sh left in out/traces.
+XPROF := target/xprof
+RECORDINGS ?= $(shell find out/traces -name '*.xplane.pb*' 2> /dev/null)
+
+agree: $(LTX2)
+	python3 -m venv $(XPROF)
+	$(XPROF)/bin/pip install -q -r scripts/lab/requirements.txt
+	$(XPROF)/bin/python scripts/lab/agree.py $(LTX2) $(RECORDINGS)
+
+# Recordings on the NVIDIA GPUs of this machine, for that.
+traces-gpu: $(LTX2)
+	scripts/gpu/setup.sh $(LTX2)
+	scripts/lab/trace.sh $(LTX2) out/traces
 
 # What each technique saves on the GPUs of this machine: docs/ablations-gpu.md.
 ablations-gpu: $(LTX2)

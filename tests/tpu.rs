@@ -5,8 +5,9 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::tpu::{Case, Compiled, compiled, libtpu};
-use ltx2::analysis::Kind;
+use ltx2::analysis::{Kind, XSpace};
 use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pjrt::{Plugin, ProfileOptions, Profiler, discover};
 
 /// A program on the chips of a layout, with what was exchanged in a run of it: how often, and megabytes.
 fn exchanged(program: ProgramKind, layout: &'static str, target: &'static str) -> (Compiled, BTreeMap<Kind, Exchange>) {
@@ -122,4 +123,19 @@ fn slices_exchange_nothing_while_they_denoise() {
     let crossing: Vec<_> = done.report.collectives.iter().filter(|c| c.axes.iter().any(|a| a == "data")).collect();
     assert!(crossing.is_empty(), "{crossing:?}");
     assert!(done.report.collectives.iter().any(|c| c.axes == ["context"]), "attention exchanges within a slice");
+}
+
+#[test]
+fn libtpu_records_what_can_be_read() {
+    if !libtpu() {
+        return;
+    }
+    let found = discover::find(discover::Kind::Tpu, None);
+    let plugin = Plugin::load(&found.found[0].path).expect("libtpu loads");
+    assert!(plugin.has_profiler());
+    // Without a chip the host is all there is to record.
+    let profiler = Profiler::start(&plugin, ProfileOptions { host_level: 2, programs: true }).expect("starts");
+    let bytes = profiler.stop().expect("stops");
+    let space = XSpace::read(&bytes).expect("a recording");
+    assert!(!space.planes.is_empty(), "{space:?}");
 }

@@ -147,12 +147,57 @@ impl Module {
 
 const MANUAL_REGION: &str = "manual_computation/";
 
-/// A scope without the compiler's wrappers in front and the operation's name behind.
+/// A scope without the compiler's wrappers in front and the operation's name behind. Of operations that the compiler made
+/// one, `blocks/(attn1/to_q/dot:attn1/to_k/dot)`, what their scopes share and then each, `blocks/attn1/{to_q, to_k}`.
 pub(super) fn trim(scope: &str) -> String {
+    let mut each = Vec::new();
+    for one in alternatives(scope) {
+        let one = trim_one(&one);
+        if !one.is_empty() && !each.contains(&one) {
+            each.push(one);
+        }
+    }
+    let Some((first, others)) = each.split_first() else { return String::new() };
+    if others.is_empty() {
+        return first.clone();
+    }
+    let common = |other: &String| first.split('/').zip(other.split('/')).take_while(|(a, b)| a == b).count();
+    let shared = others.iter().map(common).min().unwrap_or(0);
+    let rest = |scope: &String| scope.split('/').skip(shared).collect::<Vec<_>>().join("/");
+    let rests: Vec<String> = each.iter().map(rest).filter(|rest| !rest.is_empty()).collect();
+    let prefix: String = first.split('/').take(shared).flat_map(|part| [part, "/"]).collect();
+    format!("{prefix}{{{}}}", rests.join(", "))
+}
+
+fn trim_one(scope: &str) -> String {
     // Inside a manual region scopes stand behind that of the region.
     let scope = scope.rsplit(MANUAL_REGION).find(|part| part.contains('/')).unwrap_or(scope);
     let parts: Vec<&str> = scope.split('/').filter(|p| !p.starts_with("jit(") && !p.is_empty()).collect();
     parts[..parts.len().saturating_sub(1)].join("/")
+}
+
+/// The paths that `a/(b/c:d/e)` stands for: `a/b/c`, `a/d/e`.
+fn alternatives(path: &str) -> Vec<String> {
+    let opens = |at: &usize| *at == 0 || path.as_bytes()[at - 1] == b'/';
+    let Some(open) = path.match_indices('(').map(|(at, _)| at).find(opens) else { return vec![path.to_string()] };
+    let (mut depth, mut from, mut inner) = (0, open + 1, Vec::new());
+    for (at, c) in path.char_indices().skip_while(|(at, _)| *at < open) {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            ':' if depth == 1 => {
+                inner.push(&path[from..at]);
+                from = at + 1;
+            }
+            _ => {}
+        }
+        if depth == 0 {
+            inner.push(&path[from..at]);
+            let (before, behind) = (&path[..open], &path[at + 1..]);
+            return inner.iter().flat_map(|part| alternatives(&format!("{before}{part}{behind}"))).collect();
+        }
+    }
+    vec![path.to_string()]
 }
 
 /// The element types of a result, and its bytes.
@@ -190,6 +235,12 @@ mod tests {
         assert_eq!(trim("jit(main)/blocks/ff/reshape"), "blocks/ff");
         assert_eq!(trim("blocks/attn1/sdpa/manual_computation/blocks/attn1/sdpa/all_to_all"), "blocks/attn1/sdpa");
         assert_eq!(trim("while"), "");
+        let sums = "blocks/(attn2/0/dot_general:video_to_audio_attn/0/dot_general)";
+        assert_eq!(trim(sums), "blocks/{attn2/0, video_to_audio_attn/0}");
+        assert_eq!(trim("blocks/attn1/(norm_k/reduce:norm_q/reduce)"), "blocks/attn1/{norm_k, norm_q}");
+        assert_eq!(trim("jit(main)/blocks/(ff/(a/add:b/add):ff/a/add)"), "blocks/ff/{a, b}");
+        assert_eq!(trim("blocks/(ff/add:ff/mul)"), "blocks/ff");
+        assert_eq!(trim("blocks/(ff/add:ff"), "blocks/(ff", "cut off");
     }
 
     #[test]

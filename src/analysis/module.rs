@@ -9,6 +9,7 @@ use super::shape::{dtype_name, elements};
 
 /// An optimized program, as a plugin returns it.
 pub struct Module {
+    name: String,
     entry: i64,
     computations: BTreeMap<i64, ComputationProto>,
     /// Where an instruction stands: its computation and its place there.
@@ -83,7 +84,12 @@ impl Module {
         let sequences = module.schedule.unwrap_or_default().sequences;
         let schedule = sequences.into_iter().map(|(id, s)| (id, s.instruction_ids)).collect();
         let computations = module.computations.into_iter().map(|c| (c.id, c)).collect();
-        Ok(Module { entry, computations, places, schedule })
+        Ok(Module { name: module.name, entry, computations, places, schedule })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The computation that a run enters.

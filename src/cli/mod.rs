@@ -24,6 +24,7 @@ pub mod init;
 pub mod log;
 pub mod plan;
 pub mod plugin;
+pub mod profile;
 pub mod progress;
 pub mod run;
 pub mod schema;
@@ -64,6 +65,8 @@ pub enum Command {
     Experiment(experiment::Args),
     /// Say where the exchanges of a program come from, and which change of the layout ends them
     Why(why::Args),
+    /// Record denoising steps on the devices and say where their time goes
+    Profile(profile::Args),
     /// Time the programs of a run, and a whole one
     Bench(bench::Args),
     /// Say how far two results are apart
@@ -93,6 +96,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Compile(args) => compile::run(args),
         Command::Experiment(args) => experiment::run(args),
         Command::Why(args) => why::run(args),
+        Command::Profile(args) => profile::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Init(args) => init::run(args),

@@ -1,7 +1,6 @@
 //! `bench`: the executables of `generate`, each timed alone, and a whole request.
 //!
-//! Every program has inputs of its own that follow from the request alone (the prompts' tokens; normal numbers in place
-//! of embeddings and latents), so that any one can be timed, and its results compared, without those before it. Inputs
+//! Any program can be timed, and its results compared, without those before it: [`Alone`] has its inputs. They
 //! lie on the devices before the clock starts, and it stops when all results are there; nothing is copied to the host
 //! meanwhile. Only `end_to_end` begins with a prompt and ends with frames and samples on the host.
 
@@ -10,13 +9,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ndarray::{Array3, Array4};
+use ndarray::Array4;
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::batch::Batch;
-use super::calls::{self, Call, Loop};
+use super::alone::{Alone, normal};
+use super::calls::{self, Call};
 use super::clock::Took;
 use super::error::{PipelineError, Result};
 use super::generate::of_job;
@@ -27,7 +26,7 @@ use super::programs::{ProgramKind, Programs};
 use super::report::peak_memory;
 use super::session::Session;
 use super::stages::Stages;
-use super::text_to_video::{Request, Settings, Shapes, Stage, fixed, pack, text_to_videos, tokens, unpack};
+use super::text_to_video::{Request, Settings, Stage, text_to_videos, tokens, unpack};
 use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
 use crate::media::{self, Audio, Mp4Options};
@@ -36,10 +35,7 @@ use crate::nn::Build;
 use crate::pjrt::CompiledMemory;
 use crate::runtime::processes::Group;
 use crate::runtime::{Ceiling, Distributed, Executable, matmul_ceiling};
-use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::guidance::{Branch, branches};
-use crate::sampling::noise::TorchRng;
-use crate::sampling::res2s::{self, StepNoise};
 use crate::tensor::Tensor;
 
 /// What is timed.
@@ -270,7 +266,7 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
         match part {
             Part::TextEncoder => bench.text_encoder()?,
             Part::Connectors => bench.connectors()?,
-            Part::Prepare => drop(bench.prepare(&bench.first.clone(), true)?),
+            Part::Prepare => bench.prepare()?,
             Part::Denoise => {
                 let first = bench.first.clone();
                 bench.denoise(&first, ProgramKind::Denoise, ["denoise_step", "denoise_loop"])?;
@@ -290,7 +286,7 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
     if let Some(group) = group {
         processes::wait_for_all(group)?;
     }
-    let (programs, videos) = (bench.done, bench.batch.size());
+    let (programs, videos) = (bench.done, bench.alone.batch.size());
     let stages = &session.stages;
     Ok(BenchReport {
         platform: stages.engine().platform(),
@@ -320,7 +316,7 @@ struct Bench<'a> {
     programs: Programs,
     first: Request,
     second: Option<Request>,
-    batch: Batch<'a>,
+    alone: Alone<'a>,
     done: BTreeMap<&'static str, Measured>,
 }
 
@@ -335,7 +331,7 @@ impl<'a> Bench<'a> {
     ) -> Result<Self> {
         let build = session.build.clone();
         let (first, second) = request.stages();
-        let batch = Batch::new(std::slice::from_ref(request), &build.layout)?;
+        let alone = Alone::new(models, request, &build)?;
         Ok(Bench {
             first,
             second,
@@ -347,80 +343,42 @@ impl<'a> Bench<'a> {
             options,
             matmul,
             build,
-            batch,
+            alone,
         })
     }
 
     fn text_encoder(&mut self) -> Result<()> {
-        let (ids, mask, _) = tokens(self.models, &self.batch, self.prompts_a_video())?;
+        let (ids, mask, _) = tokens(self.models, &self.alone.batch, self.prompts_a_video())?;
         let call = calls::text_encoder(self.models, self.stages, ids, mask, &self.build)?;
         self.call("text_encoder", ProgramKind::TextEncoder, &call)
     }
 
     fn connectors(&mut self) -> Result<()> {
-        let (_, mask, _) = tokens(self.models, &self.batch, self.prompts_a_video())?;
+        let (_, mask, _) = tokens(self.models, &self.alone.batch, self.prompts_a_video())?;
         let embeds = normal(&[mask.shape()[0], mask.shape()[1], self.models.sizes.text_width], 1);
         let call = calls::connectors(self.models, self.stages, embeds, mask, &self.build)?;
         self.call("connectors", ProgramKind::Connectors, &call)
     }
 
-    /// The call that makes what the loop reads, timed where that is wanted.
-    fn prepare(&mut self, request: &Request, timed: bool) -> Result<Call<'static>> {
-        let (shapes, s) = self.shape(request)?;
-        let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, s.text_channels[i]], 2 + i as u64));
-        let call =
-            calls::prepare(self.models, self.stages, "prepare", (request, &s, &shapes, None), contexts, &self.build)?;
-        if timed {
-            self.call("prepare", ProgramKind::Prepare, &call)?;
-        }
-        Ok(call)
-    }
-
-    /// Latents and program of a stage.
-    fn shape(&self, request: &Request) -> Result<(Shapes, DenoiseShape)> {
-        let shapes = Shapes::of(&self.models.sizes, request)?;
-        let shape = request.denoise_shape(&self.models.sizes, &shapes, self.batch.size());
-        Ok((shapes, shape))
-    }
-
-    /// Noise of a stage's size as its tokens.
-    fn noise(&mut self, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
-        let drawn = self.batch.noise().draw(self.stages, shapes, &self.models.sizes)?;
-        pack(self.models, &fixed(drawn.video)?, &fixed(drawn.audio)?)
+    /// The call that makes what the loop reads.
+    fn prepare(&mut self) -> Result<()> {
+        let first = self.first.clone();
+        let call = self.alone.prepare(self.stages, &first)?;
+        self.call("prepare", ProgramKind::Prepare, &call)
     }
 
     /// One step and all steps of a stage. The second-order sampler takes a step a call.
     fn denoise(&mut self, request: &Request, kind: ProgramKind, [step, all]: [&'static str; 2]) -> Result<()> {
-        let prepared = self.prepare(request, false)?.run(self.stages)?;
-        let (shapes, shape) = self.shape(request)?;
-        let (models, batch) = (self.models, self.batch.size());
-        let steps_loop = Loop::new(models, self.stages, kind.name(), (request, &shape, &shapes, None), &self.build)?;
-        let start = self.noise(&shapes)?;
-        let tokens = [0, 1].map(|i| [start[i].dim().1, start[i].dim().2]);
-        let start = start.map(Tensor::from);
-        let whole = (shape.sampler == Sampler::Euler).then_some((all, request.sigmas.len() - 1));
+        let denoising = self.alone.denoising(self.stages, request, kind)?;
+        let whole = denoising.takes_all().then_some((all, request.sigmas.len() - 1));
         for (name, steps) in [Some((step, 1)), whole].into_iter().flatten() {
-            let (noise, evaluations) = match shape.sampler {
-                Sampler::Euler => (None, steps),
-                Sampler::Res2s => (Some(StepNoise::default().step(tokens[0], tokens[1])), res2s::NOISES),
-            };
-            let range = steps_loop.steps(self.stages, 0, evaluations, noise, batch)?;
-            let (seconds, latents) = self.time(
-                |stages| {
-                    let latents = steps_loop.start(stages, &start)?;
-                    wait(&latents)?;
-                    Ok(latents)
-                },
-                |stages, latents| {
-                    let latents = steps_loop.run(stages, &prepared, &range, latents)?;
-                    wait(&latents)?;
-                    Ok(latents)
-                },
-            )?;
+            let range = denoising.steps(self.stages, steps)?;
+            let (seconds, latents) =
+                self.time(|stages| denoising.start(stages), |stages, latents| denoising.run(stages, &range, latents))?;
             let outputs = ["latents.video", "latents.audio"].into_iter().zip(&latents);
             let outputs = check(outputs)?;
             let seconds = seconds.into_iter().map(|s| s / steps as f64).collect();
-            let compiled = self.compiled(kind, steps_loop.program())?;
+            let compiled = self.compiled(kind, denoising.program())?;
             self.keep(name, Some(compiled), Some(steps), seconds, outputs);
         }
         Ok(())
@@ -428,13 +386,14 @@ impl<'a> Bench<'a> {
 
     /// Noise as the loop's result, un-normalised as the decoders take it.
     fn latents(&mut self) -> Result<(ndarray::Array5<f32>, Array4<f32>)> {
-        let (shapes, _) = self.shape(self.second.as_ref().unwrap_or(&self.first))?;
-        unpack(self.models, &shapes, self.batch.size(), self.noise(&shapes)?)
+        let (shapes, _) = self.alone.shape(self.second.as_ref().unwrap_or(&self.first))?;
+        unpack(self.models, &shapes, self.alone.batch.size(), self.alone.noise(self.stages, &shapes)?)
     }
 
     fn upsampler(&mut self) -> Result<()> {
-        let (from, to) = (self.shape(&self.first)?.0, self.shape(self.request)?.0.video);
-        let (latents, _) = unpack(self.models, &from, self.batch.size(), self.noise(&from)?)?;
+        let (from, to) = (self.alone.shape(&self.first)?.0, self.alone.shape(self.request)?.0.video);
+        let noise = self.alone.noise(self.stages, &from)?;
+        let (latents, _) = unpack(self.models, &from, self.alone.batch.size(), noise)?;
         let size = [to.frames, to.height, to.width];
         let call = calls::upsampler(self.models, self.stages, latents, size, &self.build)?;
         self.call("upsampler", ProgramKind::Upsampler, &call)
@@ -580,17 +539,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-fn wait(latents: &[Distributed]) -> Result<()> {
-    Ok(latents.iter().try_for_each(Distributed::wait)?)
-}
-
 fn check<'a>(outputs: impl Iterator<Item = (&'a str, &'a Distributed)>) -> Result<BTreeMap<String, Checked>> {
     outputs.map(|(name, value)| Ok((name.to_string(), Checked::of(&value.download()?)))).collect()
-}
-
-/// Normal numbers in place of what an earlier program would give.
-fn normal(shape: &[usize], seed: u64) -> Tensor {
-    Tensor::F32(TorchRng::new(seed).normal_array(shape))
 }
 
 /// The value that a part of sorted ones does not exceed, in between two of them where need be.

@@ -1,5 +1,6 @@
 //! From a request to a file.
 
+mod alone;
 pub mod batch;
 pub mod bench;
 pub mod calls;
@@ -19,6 +20,7 @@ pub mod models;
 pub mod options;
 pub mod origin;
 pub mod processes;
+pub mod profile;
 pub mod programs;
 pub mod report;
 pub mod request;

@@ -126,6 +126,7 @@ pub fn engine_options(config: &Config) -> EngineOptions {
     EngineOptions {
         xla_flags: config.runtime.xla_flags.iter().map(|(n, v)| (n.clone(), flag(v))).collect(),
         compile_cache: config.compile_cache(),
+        traceable: false,
     }
 }
 

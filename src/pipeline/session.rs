@@ -14,7 +14,7 @@ use super::stages::Stages;
 use crate::config::Config;
 use crate::nn::Build;
 use crate::runtime::processes::Group;
-use crate::runtime::{Engine, RuntimeError, platform};
+use crate::runtime::{Engine, EngineOptions, RuntimeError, platform};
 
 /// Devices that are ready for the requests of one configuration.
 pub struct Session {
@@ -37,6 +37,24 @@ impl Session {
     /// # Errors
     /// No such platform; what is wrong with the layout.
     pub fn start(config: &Config, models: &Models, group: Option<&Arc<Group>>) -> Result<Self> {
+        Session::start_with(config, models, group, request::engine_options(config))
+    }
+
+    /// The same, with programs whose trace tells their operations apart.
+    ///
+    /// # Errors
+    /// As [`Session::start`].
+    pub fn start_traceable(config: &Config, models: &Models, group: Option<&Arc<Group>>) -> Result<Self> {
+        let options = EngineOptions { traceable: true, ..request::engine_options(config) };
+        Session::start_with(config, models, group, options)
+    }
+
+    fn start_with(
+        config: &Config,
+        models: &Models,
+        group: Option<&Arc<Group>>,
+        engine_options: EngineOptions,
+    ) -> Result<Self> {
         let choice = config.platform().map_err(PipelineError::Input)?;
         let options = request::platform_options(config, group.map(|group| &**group))?;
         let (plugin, client) = platform::open_with(&choice, &options)?;
@@ -49,7 +67,7 @@ impl Session {
         });
         let index = client.process_index().map_err(RuntimeError::from)?;
         let first = group.map_or(index == 0, |group| group.id() == 0);
-        let engine = Engine::among(client, request::engine_options(config), group.cloned());
+        let engine = Engine::among(client, engine_options, group.cloned());
         peers(&engine, group)?;
         let mut stages = Stages::new(engine, models.weights.clone());
         stages.keep_loras(Loras::open(&config.model.loras)?)?;

@@ -55,6 +55,15 @@ pub enum Error {
         /// The plugin's message, on one line.
         message: String,
     },
+    /// The plugin cannot record what its devices do.
+    #[error(
+        "{}: this plugin has no profiler (PJRT_Profiler_Extension); the CUDA and TPU plugins have one: --platform cuda | tpu",
+        plugin.display()
+    )]
+    NoProfiler {
+        /// Plugin file.
+        plugin: PathBuf,
+    },
     /// An argument was refused before the plugin saw it.
     #[error("{}: {call}: {reason}", plugin.display())]
     Argument {

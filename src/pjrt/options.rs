@@ -2,6 +2,7 @@
 //! fields that are used, under the numbers of XLA's .proto files.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use prost::Message;
 
@@ -31,6 +32,17 @@ pub enum OptionValue {
     Int(i64),
     /// Number.
     Float(f64),
+}
+
+impl fmt::Display for OptionValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OptionValue::Text(v) => v.fmt(f),
+            OptionValue::Bool(v) => v.fmt(f),
+            OptionValue::Int(v) => v.fmt(f),
+            OptionValue::Float(v) => v.fmt(f),
+        }
+    }
 }
 
 impl Default for CompileOptions {

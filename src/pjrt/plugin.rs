@@ -68,6 +68,12 @@ impl Plugin {
         Ok(plugin)
     }
 
+    /// A plugin without a file and without functions, for tests of what needs none.
+    #[cfg(test)]
+    pub(super) fn in_memory(path: &str) -> Plugin {
+        Plugin(Arc::new(Inner { path: path.into(), api: Api::new() }))
+    }
+
     /// The file, as it was named when loaded first.
     pub fn path(&self) -> &Path {
         &self.0.path

@@ -90,6 +90,8 @@ pub struct EngineOptions {
     pub xla_flags: BTreeMap<String, OptionValue>,
     /// The folder of compiled programs; none compiles all of them.
     pub compile_cache: Option<PathBuf>,
+    /// Whether a trace of the programs has to tell their operations apart.
+    pub traceable: bool,
 }
 
 /// Where an executable came from.
@@ -370,7 +372,9 @@ impl Engine {
 pub fn compile_options(platform: &str, program: &Program, devices: &[i32], options: &EngineOptions) -> CompileOptions {
     let ids = devices.iter().take(program.devices()).map(|&id| i64::from(id)).collect();
     let start = CompileOptions { devices: Some(ids), ..CompileOptions::partitioned(program.devices()) };
-    let own = flags::defaults(platform, program.devices()).into_iter().map(|(name, value)| (name.to_string(), value));
+    let traces = if options.traceable { flags::for_traces(platform) } else { Vec::new() };
+    let own = flags::defaults(platform, program.devices()).into_iter().chain(traces);
+    let own = own.map(|(name, value)| (name.to_string(), value));
     let given = options.xla_flags.iter().map(|(name, value)| (name.clone(), value.clone()));
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
 }

@@ -55,6 +55,16 @@ pub fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValu
     flags
 }
 
+/// The options on top of [`defaults`] of programs whose trace is taken.
+pub fn for_traces(platform: &str) -> Vec<(&'static str, OptionValue)> {
+    match platform {
+        // A kernel that a CUDA graph launches does not say which operation it is of: no graph is long enough. (The list of
+        // what graphs may hold cannot be emptied by a compile's options.)
+        "cuda" => vec![("xla_gpu_graph_min_graph_size", OptionValue::Int(i64::from(i32::MAX)))],
+        _ => Vec::new(),
+    }
+}
+
 /// The options that keep the compiler's own findings in the compile cache. They change no program, so they are not part
 /// of an entry's name.
 pub fn kept_beside(platform: &str, cache: &Path) -> Option<(&'static str, OptionValue)> {

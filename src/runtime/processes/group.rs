@@ -356,7 +356,7 @@ fn list(text: &[u8]) -> Result<Vec<String>, GroupError> {
 }
 
 /// This host's name.
-fn host() -> String {
+pub fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
         "" => "unknown host".into(),

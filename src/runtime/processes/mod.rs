@@ -11,5 +11,5 @@ mod launch;
 pub mod store;
 mod watch;
 
-pub use group::{Group, GroupError, Timeouts};
+pub use group::{Group, GroupError, Timeouts, host};
 pub use launch::{Asked, Launch, LaunchError};

@@ -1,0 +1,368 @@
+//! What kind of work an operation is: by the optimized program where it is known, by the name of a kernel where not.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use super::collective::{Kind, is_async_marker, trim};
+use super::module::Module;
+use super::proto::{ComputationProto, InstructionProto, ShapeProto};
+use super::shape::dtype_name;
+
+/// A kind of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(into = "&'static str")]
+pub enum Activity {
+    /// Products and convolutions, with what is fused into them.
+    Matmul,
+    /// Scores, softmax and weighted sum, in one kernel or several.
+    Attention,
+    /// Arithmetic and sums over elements: norms, modulation, activations.
+    Elementwise,
+    /// The same numbers elsewhere or in another order.
+    Copy,
+    /// What is none of these: loops' own time, kernels of unknown purpose.
+    Other,
+    /// An exchange between devices.
+    Collective(Kind),
+}
+
+impl Activity {
+    /// Its name in tables and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activity::Matmul => "matmul",
+            Activity::Attention => "attention",
+            Activity::Elementwise => "elementwise",
+            Activity::Copy => "copy",
+            Activity::Other => "other",
+            Activity::Collective(kind) => kind.name(),
+        }
+    }
+
+    /// Whether it is an exchange between devices.
+    pub fn is_collective(self) -> bool {
+        matches!(self, Activity::Collective(_))
+    }
+}
+
+impl From<Activity> for &'static str {
+    fn from(activity: Activity) -> Self {
+        activity.name()
+    }
+}
+
+/// What a program says of one of its instructions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Purpose {
+    /// Kind of work.
+    pub activity: Activity,
+    /// The name scope it was built under, without the operation's own name.
+    pub scope: String,
+}
+
+/// The name scope of attention, whichever kernel it is.
+const ATTENTION: &str = "sdpa";
+
+/// Instructions that change no number.
+const MOVES: [&str; 25] = [
+    "parameter",
+    "constant",
+    "iota",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "bitcast-convert",
+    "reshape",
+    "transpose",
+    "broadcast",
+    "copy",
+    "copy-start",
+    "copy-done",
+    "slice",
+    "slice-start",
+    "slice-done",
+    "dynamic-slice",
+    "dynamic-update-slice",
+    "concatenate",
+    "pad",
+    "reverse",
+    "gather",
+    "scatter",
+    "optimization-barrier",
+    "after-all",
+];
+
+impl Module {
+    /// What each instruction that runs by itself is for, by its name.
+    pub fn purposes(&self) -> HashMap<String, Purpose> {
+        let all = self.computations().flat_map(|c| &c.instructions);
+        all.map(|i| (i.name.clone(), Purpose { activity: self.activity(i), scope: self.scope_of(i) })).collect()
+    }
+
+    fn activity(&self, i: &InstructionProto) -> Activity {
+        if let Some(kind) = collective(&i.opcode) {
+            return Activity::Collective(kind);
+        }
+        let in_attention = trim(i.scope()).split('/').any(|part| part == ATTENTION);
+        match i.opcode.as_str() {
+            "fusion" => self.called(i).map_or(Activity::Other, |c| self.fused_activity(c, in_attention)),
+            "async-start" => {
+                let inside = self.called(i).and_then(|c| self.root(c));
+                inside.map_or(Activity::Other, |root| self.activity(root))
+            }
+            "async-update" | "async-done" => self.operand(i, 0).map_or(Activity::Other, |before| self.activity(before)),
+            "while" | "call" | "conditional" | "partition-id" | "replica-id" => Activity::Other,
+            opcode if MOVES.contains(&opcode) => Activity::Copy,
+            _ => single(i, in_attention),
+        }
+    }
+
+    /// Of a fusion: an exchange or a product where it has one, a copy where it has nothing else.
+    fn fused_activity(&self, c: &ComputationProto, in_attention: bool) -> Activity {
+        if let Some((_, exchange)) = self.fused_collectives(c).first() {
+            return Kind::of(&exchange.opcode).map_or(Activity::Other, Activity::Collective);
+        }
+        let mut found = Activity::Copy;
+        for i in &c.instructions {
+            let activity = match i.opcode.as_str() {
+                "fusion" => self.called(i).map_or(Activity::Copy, |c| self.fused_activity(c, in_attention)),
+                opcode if MOVES.contains(&opcode) || is_async_marker(i) || (is_index(i) && i.id != c.root_id) => {
+                    continue;
+                }
+                _ => single(i, in_attention),
+            };
+            if activity == Activity::Other {
+                continue;
+            }
+            // Kinds stand in the order of their weight, but for copies, which are what is left.
+            if found == Activity::Copy || activity < found {
+                found = activity;
+            }
+        }
+        // Products of attention without a kernel are attention.
+        if in_attention && found != Activity::Copy { Activity::Attention } else { found }
+    }
+}
+
+/// An instruction that computes, alone.
+fn single(i: &InstructionProto, in_attention: bool) -> Activity {
+    match i.opcode.as_str() {
+        "custom-call" => match i.custom_call_target.as_str() {
+            target if target.starts_with("__cudnn$fmha") => Activity::Attention,
+            _ if in_attention => Activity::Attention,
+            target if target.starts_with("__cublas") || target.starts_with("__cudnn$conv") => Activity::Matmul,
+            target if target.starts_with("__") && target.to_lowercase().contains("dot") => Activity::Matmul,
+            _ => Activity::Other,
+        },
+        _ if in_attention => Activity::Attention,
+        "dot" | "convolution" | "scaled-dot" => Activity::Matmul,
+        _ => Activity::Elementwise,
+    }
+}
+
+/// Arithmetic on a single integer or truth value, as on the index of a slice.
+fn is_index(i: &InstructionProto) -> bool {
+    let single = |s: &ShapeProto| {
+        s.dimensions.is_empty() && s.tuple_shapes.is_empty() && !dtype_name(s.element_type).contains('f')
+    };
+    i.opcode != "reduce" && i.shape.as_ref().is_some_and(single)
+}
+
+/// The kind of an exchange, in each of its forms.
+fn collective(opcode: &str) -> Option<Kind> {
+    Kind::of(opcode.strip_suffix("-done").unwrap_or(opcode))
+}
+
+/// What an event is by its name alone: a kernel's, a copy's, or an instruction's that no program explains.
+pub fn of_name(name: &str) -> Activity {
+    let name = name.to_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
+    if let Some(kind) = exchange_of_name(&name) {
+        return Activity::Collective(kind);
+    }
+    if has(&["flash", "fmha", "sdpa", "attention"]) {
+        return Activity::Attention;
+    }
+    if has(&["gemm", "nvjet", "cutlass", "cublas", "matmul", "convolution", "conv2d", "conv3d", "wgrad", "dgrad"])
+        || name.starts_with("dot")
+        || name.contains("splitk")
+    {
+        return Activity::Matmul;
+    }
+    if has(&["memcpy", "memset", "copy", "transpose", "dynamic_slice", "dynamic-slice", "dynamic_update_slice"]) {
+        return Activity::Copy;
+    }
+    let moves = ["concatenate", "slice", "pad", "broadcast", "reshape", "bitcast"];
+    if has(&["fusion", "wrapped_", "reduce", "triton"]) {
+        // `loop_concatenate_fusion` only moves, `loop_add_slice_fusion` may do more.
+        let words = name.split(['_', '.', '-']).filter(|w| !w.is_empty() && w.parse::<u64>().is_err());
+        let mut rest = words.filter(|w| !["loop", "fusion", "wrapped", "input", "kernel"].contains(w)).peekable();
+        let only_moves = rest.peek().is_some() && rest.all(|w| moves.contains(&w));
+        return if only_moves { Activity::Copy } else { Activity::Elementwise };
+    }
+    if moves.iter().any(|word| name.starts_with(word)) {
+        return Activity::Copy;
+    }
+    Activity::Other
+}
+
+/// An exchange by NCCL's, NVSHMEM's, XLA's or the instruction's name, in lower case.
+fn exchange_of_name(name: &str) -> Option<Kind> {
+    const NAMES: [(&str, Kind); 7] = [
+        ("allgather", Kind::AllGather),
+        ("reducescatter", Kind::ReduceScatter),
+        ("allreduce", Kind::AllReduce),
+        ("alltoall", Kind::AllToAll),
+        ("collectivepermute", Kind::CollectivePermute),
+        ("collectivebroadcast", Kind::CollectiveBroadcast),
+        // NCCL sends what XLA permutes; an all-to-all is sends too, which only a program tells apart.
+        ("sendrecv", Kind::CollectivePermute),
+    ];
+    let letters: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+    let found = NAMES.iter().find(|(word, _)| letters.contains(word)).map(|(_, kind)| *kind);
+    let broadcast = letters.contains("nccl") && letters.contains("broadcast");
+    found.or_else(|| broadcast.then_some(Kind::CollectiveBroadcast))
+}
+
+/// What an event is by the category that a TPU's trace gives it.
+pub fn of_category(category: &str) -> Option<Activity> {
+    if let Some(kind) = exchange_of_name(&category.to_lowercase()) {
+        return Some(Activity::Collective(kind));
+    }
+    match category {
+        "convolution" | "convolution fusion" | "dot" | "output fusion" => Some(Activity::Matmul),
+        "copy" | "copy-start" | "copy-done" | "data formatting" | "async-copy" => Some(Activity::Copy),
+        "loop fusion" | "non-fusion elementwise" | "reduce" | "input fusion" => Some(Activity::Elementwise),
+        "while" | "call" | "conditional" => Some(Activity::Other),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::super::proto::{MetadataProto, ModuleProto};
+    use super::*;
+
+    fn instruction(id: i64, name: &str, opcode: &str, scope: &str) -> InstructionProto {
+        let shape = ShapeProto { element_type: 16, dimensions: vec![8, 8], ..ShapeProto::default() };
+        InstructionProto {
+            id,
+            name: name.into(),
+            opcode: opcode.into(),
+            shape: Some(shape),
+            metadata: Some(MetadataProto { op_name: scope.into() }),
+            ..InstructionProto::default()
+        }
+    }
+
+    fn purposes(computations: Vec<ComputationProto>) -> HashMap<String, Purpose> {
+        let module = ModuleProto { computations, entry_computation_id: 1, ..ModuleProto::default() };
+        Module::decode("hlo", &module.encode_to_vec()).unwrap().purposes()
+    }
+
+    #[test]
+    fn instructions_by_opcode_contents_and_scope() {
+        let fusion = |id, name: &str, scope: &str, called| InstructionProto {
+            called_computation_ids: vec![called],
+            ..instruction(id, name, "fusion", scope)
+        };
+        let call = |id, name: &str, scope: &str, target: &str| InstructionProto {
+            custom_call_target: target.into(),
+            ..instruction(id, name, "custom-call", scope)
+        };
+        let single = |id, element_type| InstructionProto {
+            shape: Some(ShapeProto { element_type, ..ShapeProto::default() }),
+            ..instruction(id, "i", "add", "")
+        };
+        let computation = |id, instructions| ComputationProto { id, instructions, ..ComputationProto::default() };
+        let all = purposes(vec![
+            computation(
+                1,
+                vec![
+                    instruction(10, "dot.1", "dot", "blocks/ff/proj/dot_general"),
+                    call(11, "custom-call.2", "blocks/attn1/to_q/dot_general", "__cublas$lt$matmul"),
+                    call(12, "custom-call.3", "", "__cudnn$fmhaSoftmax"),
+                    call(13, "flash", "blocks/attn1/sdpa/tpu_custom_call", "tpu_custom_call"),
+                    fusion(14, "loop_add_fusion", "blocks/norm/add", 2),
+                    fusion(15, "slice_fusion", "blocks/attn1/slice", 3),
+                    fusion(16, "gemm_fusion", "blocks/ff/dot_general", 4),
+                    fusion(17, "softmax", "blocks/attn1/sdpa/exp", 2),
+                    fusion(18, "gather_fusion", "blocks/ff/dot_general", 5),
+                    instruction(19, "all-gather-done", "all-gather-done", "blocks/attn1/sdpa/gather"),
+                    instruction(20, "copy.4", "copy", "blocks/attn1/sdpa/transpose"),
+                    instruction(21, "while.5", "while", ""),
+                    fusion(24, "mean_fusion", "", 7),
+                    fusion(25, "loop_counter", "", 8),
+                ],
+            ),
+            computation(2, vec![instruction(30, "a", "add", ""), instruction(31, "r", "reduce", "")]),
+            computation(3, vec![single(33, 4), instruction(32, "d", "dynamic-slice", "")]),
+            computation(7, vec![single(70, 11), instruction(71, "s", "slice", "")]),
+            ComputationProto { root_id: 80, ..computation(8, vec![single(80, 4)]) },
+            computation(4, vec![instruction(40, "c", "convert", ""), instruction(41, "e", "dot", "")]),
+            computation(5, vec![instruction(50, "g", "all-gather", ""), instruction(51, "h", "dot", "")]),
+        ]);
+        let of = |name: &str| all[name].activity;
+        assert_eq!(of("dot.1"), Activity::Matmul);
+        assert_eq!(of("custom-call.2"), Activity::Matmul);
+        assert_eq!(of("custom-call.3"), Activity::Attention);
+        assert_eq!(of("flash"), Activity::Attention);
+        assert_eq!(of("loop_add_fusion"), Activity::Elementwise);
+        assert_eq!(of("slice_fusion"), Activity::Copy, "arithmetic on an index is no work");
+        assert_eq!(of("mean_fusion"), Activity::Elementwise, "arithmetic on a single number is");
+        assert_eq!(of("loop_counter"), Activity::Elementwise, "and on an index that is the result");
+        assert_eq!(of("gemm_fusion"), Activity::Matmul);
+        assert_eq!(of("softmax"), Activity::Attention);
+        assert_eq!(of("gather_fusion"), Activity::Collective(Kind::AllGather));
+        assert_eq!(of("all-gather-done"), Activity::Collective(Kind::AllGather));
+        assert_eq!(of("copy.4"), Activity::Copy, "attention's copies are copies");
+        assert_eq!(of("while.5"), Activity::Other);
+        assert_eq!(all["dot.1"].scope, "blocks/ff/proj");
+    }
+
+    #[test]
+    fn an_exchange_in_the_background_keeps_its_kind_to_the_end() {
+        let inner = ComputationProto {
+            id: 6,
+            root_id: 60,
+            instructions: vec![instruction(60, "rs", "reduce-scatter", "")],
+            ..ComputationProto::default()
+        };
+        let start = InstructionProto { called_computation_ids: vec![6], ..instruction(22, "s", "async-start", "") };
+        let done = InstructionProto { operand_ids: vec![22], ..instruction(23, "d", "async-done", "") };
+        let entry = ComputationProto { id: 1, instructions: vec![start, done], ..ComputationProto::default() };
+        let all = purposes(vec![entry, inner]);
+        assert_eq!(all["s"].activity, Activity::Collective(Kind::ReduceScatter));
+        assert_eq!(all["d"].activity, Activity::Collective(Kind::ReduceScatter));
+    }
+
+    #[test]
+    fn kernels_by_their_names() {
+        let named = [
+            ("nvjet_hsh_256x128_64x4_2x1_v_bz_coopA_bias_TNT", Activity::Matmul),
+            ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", Activity::Matmul),
+            ("void cutlass::Kernel2<cutlass_80_tensorop_bf16>", Activity::Matmul),
+            ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", Activity::Attention),
+            ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)", Activity::Collective(Kind::AllGather)),
+            ("ncclDevKernel_ReduceScatter_Sum_bf16_RING", Activity::Collective(Kind::ReduceScatter)),
+            ("ncclDevKernel_SendRecv", Activity::Collective(Kind::CollectivePermute)),
+            ("all-to-all-start.3", Activity::Collective(Kind::AllToAll)),
+            ("MemcpyD2D", Activity::Copy),
+            ("wrapped_transpose", Activity::Copy),
+            ("loop_concatenate_fusion_3", Activity::Copy),
+            ("loop_convert_fusion_3", Activity::Elementwise),
+            ("input_reduce_fusion", Activity::Elementwise),
+            ("loop_broadcast_add_fusion", Activity::Elementwise),
+            ("some_kernel", Activity::Other),
+        ];
+        for (name, activity) in named {
+            assert_eq!(of_name(name), activity, "{name}");
+        }
+        assert_eq!(of_category("convolution fusion"), Some(Activity::Matmul));
+        assert_eq!(of_category("all-gather fusion"), Some(Activity::Collective(Kind::AllGather)));
+        assert_eq!(of_category("custom-call"), None);
+    }
+}

@@ -1,0 +1,130 @@
+//! Sets of time: which parts of it something ran in.
+
+/// Disjoint spans of time `[start, end)` in order, in picoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Intervals(Vec<(i64, i64)>);
+
+impl Intervals {
+    /// The time that any of these spans covers.
+    pub fn of(spans: impl IntoIterator<Item = (i64, i64)>) -> Self {
+        let mut spans: Vec<(i64, i64)> = spans.into_iter().filter(|(start, end)| start < end).collect();
+        spans.sort_unstable();
+        let mut joined: Vec<(i64, i64)> = Vec::with_capacity(spans.len());
+        for (start, end) in spans {
+            match joined.last_mut() {
+                Some(last) if start <= last.1 => last.1 = last.1.max(end),
+                _ => joined.push((start, end)),
+            }
+        }
+        Intervals(joined)
+    }
+
+    /// The spans, in order.
+    pub fn spans(&self) -> &[(i64, i64)] {
+        &self.0
+    }
+
+    /// How long all of it is.
+    pub fn length(&self) -> i64 {
+        self.0.iter().map(|(start, end)| end - start).sum()
+    }
+
+    /// From the first start to the last end.
+    pub fn hull(&self) -> Option<(i64, i64)> {
+        Some((self.0.first()?.0, self.0.last()?.1))
+    }
+
+    /// The time of either.
+    #[must_use]
+    pub fn or(&self, other: &Intervals) -> Intervals {
+        Intervals::of(self.0.iter().chain(&other.0).copied())
+    }
+
+    /// The time of both at once.
+    #[must_use]
+    pub fn and(&self, other: &Intervals) -> Intervals {
+        let (mut a, mut b) = (self.0.iter().peekable(), other.0.iter().peekable());
+        let mut both = Vec::new();
+        while let (Some(&&(a_start, a_end)), Some(&&(b_start, b_end))) = (a.peek(), b.peek()) {
+            let span = (a_start.max(b_start), a_end.min(b_end));
+            if span.0 < span.1 {
+                both.push(span);
+            }
+            if a_end < b_end {
+                a.next()
+            } else {
+                b.next()
+            };
+        }
+        Intervals(both)
+    }
+
+    /// The time of this one that the other leaves.
+    #[must_use]
+    pub fn without(&self, other: &Intervals) -> Intervals {
+        let mut left = Vec::new();
+        let mut cuts = other.0.iter().peekable();
+        for &(start, end) in &self.0 {
+            let mut from = start;
+            while let Some(&&(cut_start, cut_end)) = cuts.peek() {
+                if cut_start >= end {
+                    break;
+                }
+                if cut_end > from {
+                    left.push((from, cut_start));
+                    from = cut_end;
+                }
+                // A cut that reaches further may end the next span too.
+                if cut_end > end {
+                    break;
+                }
+                cuts.next();
+            }
+            left.push((from, end));
+        }
+        Intervals(left.into_iter().filter(|(start, end)| start < end).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn spans_that_touch_are_one() {
+        let all = Intervals::of([(5, 7), (0, 2), (2, 3), (6, 9), (4, 4)]);
+        assert_eq!(all.spans(), [(0, 3), (5, 9)]);
+        assert_eq!((all.length(), all.hull()), (7, Some((0, 9))));
+        assert_eq!(Intervals::default().hull(), None);
+    }
+
+    #[test]
+    fn an_exchange_beside_work() {
+        let exchange = Intervals::of([(10, 30), (40, 50)]);
+        let work = Intervals::of([(0, 15), (25, 45)]);
+        assert_eq!(exchange.and(&work).spans(), [(10, 15), (25, 30), (40, 45)]);
+        assert_eq!(exchange.without(&work).spans(), [(15, 25), (45, 50)]);
+        assert_eq!(exchange.or(&work).spans(), [(0, 50)]);
+    }
+
+    fn spans() -> impl Strategy<Value = Vec<(i64, i64)>> {
+        prop::collection::vec((0i64..40, 0i64..8).prop_map(|(start, length)| (start, start + length)), 0..12)
+    }
+
+    proptest! {
+        #[test]
+        fn every_moment_is_where_it_belongs(a in spans(), b in spans()) {
+            let holds = |spans: &[(i64, i64)], t: i64| spans.iter().any(|(start, end)| (*start..*end).contains(&t));
+            let (x, y) = (Intervals::of(a.clone()), Intervals::of(b.clone()));
+            for t in 0..50 {
+                let (in_a, in_b) = (holds(&a, t), holds(&b, t));
+                prop_assert_eq!(holds(x.or(&y).spans(), t), in_a || in_b);
+                prop_assert_eq!(holds(x.and(&y).spans(), t), in_a && in_b);
+                prop_assert_eq!(holds(x.without(&y).spans(), t), in_a && !in_b);
+            }
+            prop_assert_eq!(x.and(&y).length() + x.without(&y).length(), x.length());
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! `ltx2 profile`: where the time of denoising steps goes on the devices.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RequestArgs};
+use super::generate::prepare_libtpu;
+use super::{UsageError, log, print};
+use crate::analysis::{Trace, XSpace};
+use crate::config::{Job, load};
+use crate::media::{check_writable, write_atomically};
+use crate::pipeline::processes::together;
+use crate::pipeline::profile::{Profile, profile};
+
+/// The prompt where none is given.
+const PROMPT: &str = "a red fox in the snow";
+
+/// Steps that are recorded where --steps does not say.
+const STEPS: u64 = 2;
+
+/// The summary's name in the folder.
+const SUMMARY: &str = "summary.json";
+
+/// Records denoising steps through the plugin's profiler, after a warm-up, and sums them up; --steps of them (2).
+///
+/// The recording, DIR/plugins/profile/RUN/HOST.xplane.pb, is for `tensorboard --logdir DIR` or `xprof DIR`.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  ltx2 profile -c ltx2 --weights random --platform cuda -o out/profile
+  ltx2 profile -c ltx2 --layout sequence --mesh context=2 --steps 4 -o out/profile
+  ltx2 profile --read out/profile/plugins/profile/2026_01_31_12_00_00/host.xplane.pb")]
+pub struct Args {
+    /// Folder of the recording and of summary.json
+    #[arg(short, long, value_name = "DIR", required_unless_present = "read")]
+    output: Option<PathBuf>,
+    /// Sums up a recording that is there, of any program
+    #[arg(long, value_name = "FILE.xplane.pb", conflicts_with = "output")]
+    read: Option<PathBuf>,
+    /// Also writes the summary here; `-` for stdout, in place of the tables
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    request: RequestArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    processes: ProcessArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What is wrong with request, model or device; a plugin without a profiler; a file that is no recording.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(path) = &args.read {
+        return read(args, path);
+    }
+    let folder = args.output.as_deref().ok_or_else(|| UsageError("no --output DIR".into()))?;
+    let mut given = args.config.given();
+    // Of how many steps the recorded ones are is the configuration's to say.
+    let request = RequestArgs { steps: None, ..args.request.clone() };
+    let steps = args.request.steps.unwrap_or(STEPS) as usize;
+    request.add(&mut given)?;
+    args.model.add(&mut given);
+    args.placement.add(&mut given);
+    args.processes.add(&mut given);
+    let loaded = load(&given)?;
+    let config = &loaded.config;
+    let missing = config.not_built();
+    if !missing.is_empty() {
+        return Err(UsageError(format!("not built yet: {}", missing.join(", "))).into());
+    }
+    let job = config.jobs()?.into_iter().next().ok_or_else(|| UsageError("no prompt".into()))?;
+    let job = if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job };
+    let summary = folder.join(SUMMARY);
+    prepare_libtpu(config);
+    together(config, |group| {
+        let first = group.is_none_or(|group| group.id() == 0);
+        if first {
+            check_writable(&summary)?;
+        } else {
+            log::only_warnings();
+        }
+        let profile = profile(config, &job, steps, folder, group)?;
+        if !first {
+            return Ok(());
+        }
+        let figures = serde_json::to_string_pretty(&profile)? + "\n";
+        write_atomically(&summary, figures.as_bytes())?;
+        finish(args, &figures, &text(&profile, &summary))
+    })
+}
+
+/// Sums up a recording from elsewhere.
+fn read(args: &Args, path: &Path) -> anyhow::Result<()> {
+    let wrong = |reason: String| anyhow::anyhow!("{}: {reason}", path.display());
+    let bytes = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;
+    let space = XSpace::read(&bytes).map_err(|e| wrong(format!("not an xplane.pb: {e}")))?;
+    let steps = args.request.steps.map(|steps| steps as usize);
+    let trace = Trace::of(&space, steps).map_err(wrong)?;
+    let figures = serde_json::to_string_pretty(&json!({"xplane": path, "trace": trace}))? + "\n";
+    finish(args, &figures, &trace.to_string())
+}
+
+/// Writes and prints what was asked for.
+fn finish(args: &Args, figures: &str, tables: &str) -> anyhow::Result<()> {
+    match args.json.as_deref() {
+        Some(path) if path.as_os_str() == "-" => print(figures),
+        Some(path) => {
+            write_atomically(path, figures.as_bytes())?;
+            print(tables)
+        }
+        None => print(tables),
+    }
+}
+
+fn text(profile: &Profile, summary: &Path) -> String {
+    let mut out = format!("device      {} x {} ({})\n", profile.devices, profile.device, profile.platform);
+    if !profile.flags.is_empty() {
+        let flags = profile.flags.join(", ");
+        out += &format!("options     {flags}: without CUDA graphs, so that kernels name their operations\n");
+    }
+    out += &format!("recording   {}\nsummary     {}\n\n{}", profile.xplane.display(), summary.display(), profile.trace);
+    out
+}

@@ -1,0 +1,508 @@
+//! The profiler that some plugins bring as an extension: what their devices do between start and stop, as the bytes of
+//! an `XSpace`.
+//!
+//! The extension is a node in the list that starts at the function table (`PJRT_Profiler_Extension`, type 1); its
+//! functions are a table of their own with errors of their own (`PLUGIN_Profiler_Api`).
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+
+use super::attributes::{list, text};
+use super::error::{Code, Error, Result, one_line};
+use super::plugin::Plugin;
+
+/// The number of the profiler among the kinds of extensions.
+const PROFILER: u32 = 1;
+
+/// A node of the list of extensions.
+#[repr(C)]
+struct Extension {
+    struct_size: usize,
+    kind: u32,
+    next: *const Extension,
+}
+
+/// The node of the profiler.
+#[repr(C)]
+struct ProfilerExtension {
+    base: Extension,
+    functions: *const Functions,
+}
+
+/// A function of the profiler: takes its argument struct, returns an error or null.
+type Call<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
+
+/// `PLUGIN_Profiler_Api`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Functions {
+    struct_size: usize,
+    private: *mut c_void,
+    error_destroy: Option<unsafe extern "C" fn(*mut ErrorArgs)>,
+    error_message: Option<unsafe extern "C" fn(*mut MessageArgs)>,
+    error_code: Call<CodeArgs>,
+    create: Call<CreateArgs>,
+    destroy: Call<ProfilerArgs>,
+    start: Call<ProfilerArgs>,
+    stop: Call<ProfilerArgs>,
+    collect: Call<CollectArgs>,
+}
+
+#[repr(C)]
+struct ErrorArgs {
+    struct_size: usize,
+    private: *mut c_void,
+    error: *mut c_void,
+}
+
+#[repr(C)]
+struct MessageArgs {
+    struct_size: usize,
+    private: *mut c_void,
+    error: *mut c_void,
+    message: *const c_void,
+    message_size: usize,
+}
+
+#[repr(C)]
+struct CodeArgs {
+    struct_size: usize,
+    private: *mut c_void,
+    error: *mut c_void,
+    code: u32,
+}
+
+#[repr(C)]
+struct CreateArgs {
+    struct_size: usize,
+    options: *const u8,
+    options_size: usize,
+    profiler: *mut c_void,
+}
+
+/// The arguments of start, stop and destroy.
+#[repr(C)]
+struct ProfilerArgs {
+    struct_size: usize,
+    profiler: *mut c_void,
+}
+
+#[repr(C)]
+struct CollectArgs {
+    struct_size: usize,
+    profiler: *mut c_void,
+    buffer: *const u8,
+    buffer_size: usize,
+}
+
+// Sizes of the published header; of a struct that ends in an `int`, the header leaves its padding out.
+const CODE_ARGS_SIZE: usize = std::mem::offset_of!(CodeArgs, code) + size_of::<u32>();
+const _: () = assert!(size_of::<Functions>() == 80 && size_of::<Extension>() == 24 && CODE_ARGS_SIZE == 28);
+
+/// What is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProfileOptions {
+    /// How much of the host: 0 nothing, 1 what is expensive, 2 also launches, 3 everything.
+    pub host_level: u32,
+    /// Whether the trace carries the programs that ran.
+    pub programs: bool,
+}
+
+impl Default for ProfileOptions {
+    /// Devices with their programs, and nothing of the host: its events would fill most of a file.
+    fn default() -> Self {
+        ProfileOptions { host_level: 0, programs: true }
+    }
+}
+
+impl ProfileOptions {
+    /// The bytes of `tensorflow.ProfileOptions`: every field here is a small number.
+    fn encode(self) -> Vec<u8> {
+        const VERSION: u8 = 5;
+        const HOST_LEVEL: u8 = 2;
+        const DEVICE_LEVEL: u8 = 3;
+        const PROGRAMS: u8 = 7;
+        const FAIL_AT_START: u8 = 13;
+        let fields = [
+            // From version 1 on, 0 in the other fields means 0 and not the default.
+            (VERSION, 1),
+            (HOST_LEVEL, self.host_level.min(3) as u8),
+            (DEVICE_LEVEL, 1),
+            (PROGRAMS, self.programs.into()),
+            (FAIL_AT_START, 1),
+        ];
+        fields.iter().flat_map(|(field, value)| [field << 3, *value]).collect()
+    }
+}
+
+/// A profiler of a plugin that records; stopped when dropped.
+pub struct Profiler {
+    plugin: Plugin,
+    functions: Functions,
+    profiler: *mut c_void,
+    running: bool,
+}
+
+// SAFETY: the plugin's profiler is not bound to a thread; `&mut` and `self` keep calls apart.
+unsafe impl Send for Profiler {}
+
+impl fmt::Debug for Profiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Profiler({:?})", self.plugin)
+    }
+}
+
+impl Plugin {
+    /// Whether the plugin can record what its devices do.
+    pub fn has_profiler(&self) -> bool {
+        // SAFETY: a plugin's list of extensions is static.
+        unsafe { find(self.api().extension_start.cast()) }.is_some()
+    }
+}
+
+/// The profiler's functions among the extensions; none where it is missing or lacks a function.
+///
+/// # Safety
+/// `node` is null or the first node of a list of extensions that stays in place.
+unsafe fn find(mut node: *const Extension) -> Option<Functions> {
+    // SAFETY: the caller's promise; nodes are read no further than they say they reach.
+    unsafe {
+        while let Some(extension) = node.as_ref() {
+            if extension.kind == PROFILER && extension.struct_size >= size_of::<ProfilerExtension>() {
+                let functions = (*node.cast::<ProfilerExtension>()).functions;
+                let size = functions.cast::<usize>().as_ref()?;
+                let complete =
+                    |f: &Functions| f.create.is_some() && f.start.is_some() && f.stop.is_some() && f.collect.is_some();
+                return if *size >= size_of::<Functions>() { Some(*functions).filter(complete) } else { None };
+            }
+            node = extension.next;
+        }
+    }
+    None
+}
+
+impl Profiler {
+    /// Starts recording.
+    ///
+    /// # Errors
+    /// A plugin without a profiler; the plugin's message, for example that another profiler has the device.
+    pub fn start(plugin: &Plugin, options: ProfileOptions) -> Result<Profiler> {
+        // SAFETY: a plugin's list of extensions is static.
+        let functions = unsafe { find(plugin.api().extension_start.cast()) };
+        let functions = functions.ok_or_else(|| Error::NoProfiler { plugin: plugin.path().to_owned() })?;
+        Profiler::with(plugin, functions, options)
+    }
+
+    fn with(plugin: &Plugin, functions: Functions, options: ProfileOptions) -> Result<Profiler> {
+        let options = options.encode();
+        let mut profiler = Profiler { plugin: plugin.clone(), functions, profiler: ptr::null_mut(), running: false };
+        let mut create = CreateArgs {
+            struct_size: size_of::<CreateArgs>(),
+            options: options.as_ptr(),
+            options_size: options.len(),
+            profiler: ptr::null_mut(),
+        };
+        profiler.call("PLUGIN_Profiler_Create", functions.create, &mut create)?;
+        profiler.profiler = create.profiler;
+        profiler.call("PLUGIN_Profiler_Start", functions.start, &mut profiler.arguments())?;
+        profiler.running = true;
+        Ok(profiler)
+    }
+
+    /// Stops recording; the bytes of the `XSpace` that was recorded.
+    ///
+    /// # Errors
+    /// The plugin's message.
+    pub fn stop(mut self) -> Result<Vec<u8>> {
+        self.running = false;
+        self.call("PLUGIN_Profiler_Stop", self.functions.stop, &mut self.arguments())?;
+        let mut collect = CollectArgs {
+            struct_size: size_of::<CollectArgs>(),
+            profiler: self.profiler,
+            buffer: ptr::null(),
+            buffer_size: 0,
+        };
+        self.call("PLUGIN_Profiler_CollectData", self.functions.collect, &mut collect)?;
+        let mut own = Vec::new();
+        if collect.buffer.is_null() && collect.buffer_size > 0 {
+            // A plugin that keeps no copy of its own fills ours.
+            own = vec![0; collect.buffer_size];
+            collect.buffer = own.as_ptr();
+            self.call("PLUGIN_Profiler_CollectData", self.functions.collect, &mut collect)?;
+        }
+        if !own.is_empty() {
+            own.truncate(collect.buffer_size);
+            return Ok(own);
+        }
+        // SAFETY: the plugin's copy lives until the profiler is destroyed, which is when `self` is dropped.
+        let mut bytes = unsafe { list(collect.buffer, collect.buffer_size) }.to_vec();
+        // XLA counts a 0 behind the message, which is no field of it.
+        if bytes.last() == Some(&0) && ends_in_a_field_too_many(&bytes) {
+            bytes.pop();
+        }
+        Ok(bytes)
+    }
+
+    fn arguments(&self) -> ProfilerArgs {
+        ProfilerArgs { struct_size: size_of::<ProfilerArgs>(), profiler: self.profiler }
+    }
+
+    /// Makes a call whose arguments are complete.
+    fn call<A>(&self, name: &'static str, function: Call<A>, args: &mut A) -> Result<()> {
+        let Some(function) = function else {
+            return Err(Error::NoProfiler { plugin: self.plugin.path().to_owned() });
+        };
+        // SAFETY: the function takes this struct; every pointer in it is null or alive, by the callers above.
+        let error = unsafe { function(args) };
+        if error.is_null() {
+            return Ok(());
+        }
+        let private = ptr::null_mut();
+        let mut message = MessageArgs {
+            struct_size: size_of::<MessageArgs>(),
+            private,
+            error,
+            message: ptr::null(),
+            message_size: 0,
+        };
+        let mut code = CodeArgs { struct_size: CODE_ARGS_SIZE, private, error, code: 2 };
+        let mut destroy = ErrorArgs { struct_size: size_of::<ErrorArgs>(), private, error };
+        // SAFETY: `error` is alive until it is destroyed below; the message is copied before.
+        let message = unsafe {
+            if let Some(function) = self.functions.error_message {
+                function(&mut message);
+            }
+            if let Some(function) = self.functions.error_code {
+                // An error while asking for the code of an error is not followed further.
+                let _ = function(&mut code);
+            }
+            let message = text(message.message, message.message_size);
+            if let Some(function) = self.functions.error_destroy {
+                function(&mut destroy);
+            }
+            message
+        };
+        let (plugin, message) = (self.plugin.path().to_owned(), one_line(&message));
+        Err(Error::Call { plugin, call: name, code: Code(code.code), message })
+    }
+}
+
+/// Whether the last byte of a message of length-delimited fields lies behind its last field.
+fn ends_in_a_field_too_many(bytes: &[u8]) -> bool {
+    let mut at = 0;
+    while at < bytes.len() {
+        // The fields of an `XSpace` are messages and texts with one-byte tags.
+        let (mut length, mut shift, mut next) = (0usize, 0, at + 1);
+        while let Some(byte) = bytes.get(next) {
+            length |= usize::from(byte & 0x7f).checked_shl(shift).unwrap_or(0);
+            (shift, next) = (shift + 7, next + 1);
+            if byte & 0x80 == 0 {
+                break;
+            }
+        }
+        if bytes[at] == 0 {
+            return at + 1 == bytes.len();
+        }
+        at = next.saturating_add(length);
+    }
+    false
+}
+
+impl Drop for Profiler {
+    fn drop(&mut self) {
+        // Nothing is left to do about an error here.
+        if self.running {
+            let _ = self.call("PLUGIN_Profiler_Stop", self.functions.stop, &mut self.arguments());
+        }
+        if !self.profiler.is_null() && self.functions.destroy.is_some() {
+            let _ = self.call("PLUGIN_Profiler_Destroy", self.functions.destroy, &mut self.arguments());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// What the plugin in memory was asked, in order.
+    static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    /// One at a time: the tests share the list.
+    static ALONE: Mutex<()> = Mutex::new(());
+    /// An `XSpace` with one empty plane and a warning "a", and the 0 that XLA counts behind it.
+    static TRACE: [u8; 6] = [0x0a, 0, 0x1a, 1, b'a', 0];
+    static MESSAGE: &str = "CUPTI is taken\nby another";
+
+    fn note(text: impl Into<String>) {
+        ASKED.lock().unwrap().push(text.into());
+    }
+
+    fn handle() -> *mut c_void {
+        ptr::without_provenance_mut(0x70)
+    }
+
+    unsafe extern "C" fn create(args: *mut CreateArgs) -> *mut c_void {
+        // SAFETY: called with complete arguments.
+        let args = unsafe { &mut *args };
+        // SAFETY: as above.
+        let options = unsafe { list(args.options, args.options_size) };
+        note(format!("create {} {options:?}", args.struct_size));
+        args.profiler = handle();
+        ptr::null_mut()
+    }
+
+    unsafe extern "C" fn start(args: *mut ProfilerArgs) -> *mut c_void {
+        // SAFETY: called with complete arguments.
+        note(format!("start {}", unsafe { (*args).profiler == handle() }));
+        ptr::null_mut()
+    }
+
+    unsafe extern "C" fn refuse(_: *mut ProfilerArgs) -> *mut c_void {
+        ptr::without_provenance_mut(0x80)
+    }
+
+    unsafe extern "C" fn stop(_: *mut ProfilerArgs) -> *mut c_void {
+        note("stop");
+        ptr::null_mut()
+    }
+
+    unsafe extern "C" fn destroy(_: *mut ProfilerArgs) -> *mut c_void {
+        note("destroy");
+        ptr::null_mut()
+    }
+
+    unsafe extern "C" fn collect(args: *mut CollectArgs) -> *mut c_void {
+        // SAFETY: called with complete arguments.
+        unsafe {
+            (*args).buffer = TRACE.as_ptr();
+            (*args).buffer_size = TRACE.len();
+        }
+        ptr::null_mut()
+    }
+
+    /// Says the size first, then fills what it is given.
+    unsafe extern "C" fn collect_into(args: *mut CollectArgs) -> *mut c_void {
+        // SAFETY: called with complete arguments; the buffer has as many bytes as were asked for.
+        unsafe {
+            if !(*args).buffer.is_null() {
+                ptr::copy_nonoverlapping(TRACE.as_ptr(), (*args).buffer.cast_mut(), (*args).buffer_size);
+            }
+            (*args).buffer_size = TRACE.len() - 1;
+        }
+        ptr::null_mut()
+    }
+
+    unsafe extern "C" fn error_message(args: *mut MessageArgs) {
+        // SAFETY: called with complete arguments.
+        unsafe {
+            (*args).message = MESSAGE.as_ptr().cast();
+            (*args).message_size = MESSAGE.len();
+        }
+    }
+
+    unsafe extern "C" fn error_code(args: *mut CodeArgs) -> *mut c_void {
+        // SAFETY: called with complete arguments.
+        unsafe { (*args).code = 9 };
+        ptr::null_mut()
+    }
+
+    unsafe extern "C" fn error_destroy(args: *mut ErrorArgs) {
+        // SAFETY: called with complete arguments.
+        note(format!("error gone {}", unsafe { (*args).error.addr() }));
+    }
+
+    fn functions() -> Functions {
+        Functions {
+            struct_size: size_of::<Functions>(),
+            private: ptr::null_mut(),
+            error_destroy: Some(error_destroy),
+            error_message: Some(error_message),
+            error_code: Some(error_code),
+            create: Some(create),
+            destroy: Some(destroy),
+            start: Some(start),
+            stop: Some(stop),
+            collect: Some(collect),
+        }
+    }
+
+    fn asked() -> Vec<String> {
+        std::mem::take(&mut *ASKED.lock().unwrap())
+    }
+
+    fn plugin() -> Plugin {
+        Plugin::in_memory("fake.so")
+    }
+
+    #[test]
+    fn the_extension_is_found_behind_others() {
+        let table = functions();
+        let profiler = ProfilerExtension {
+            base: Extension { struct_size: size_of::<ProfilerExtension>(), kind: PROFILER, next: ptr::null() },
+            functions: &raw const table,
+        };
+        let first = Extension { struct_size: 24, kind: 4, next: &raw const profiler.base };
+        // SAFETY: the nodes live.
+        unsafe {
+            assert!(find(&raw const first).is_some());
+            assert!(find(ptr::null()).is_none());
+            let alone = Extension { struct_size: 24, kind: 4, next: ptr::null() };
+            assert!(find(&raw const alone).is_none());
+        }
+        let short = Functions { struct_size: 72, ..functions() };
+        let older = ProfilerExtension { functions: &raw const short, ..profiler };
+        // SAFETY: the node lives.
+        assert!(unsafe { find(&raw const older.base) }.is_none(), "a table without the last function is of no use");
+    }
+
+    #[test]
+    fn a_trace_is_taken_in_order_and_without_the_zero_behind_it() {
+        let _alone = ALONE.lock();
+        asked();
+        let profiler = Profiler::with(&plugin(), functions(), ProfileOptions::default()).unwrap();
+        assert_eq!(profiler.stop().unwrap(), TRACE[..5]);
+        // version 1, no host, devices, programs, an error where recording cannot start.
+        let create = "create 32 [40, 1, 16, 0, 24, 1, 56, 1, 104, 1]";
+        assert_eq!(asked(), [create, "start true", "stop", "destroy"]);
+        let filling = Functions { collect: Some(collect_into), ..functions() };
+        let profiler = Profiler::with(&plugin(), filling, ProfileOptions::default()).unwrap();
+        assert_eq!(profiler.stop().unwrap(), TRACE[..5]);
+        asked();
+        drop(Profiler::with(&plugin(), functions(), ProfileOptions::default()).unwrap());
+        assert_eq!(asked()[2..], ["stop", "destroy"], "a run that fails does not leave the profiler on");
+    }
+
+    #[test]
+    fn an_error_is_one_line_and_freed() {
+        let _alone = ALONE.lock();
+        asked();
+        let refusing = Functions { start: Some(refuse), ..functions() };
+        let error = Profiler::with(&plugin(), refusing, ProfileOptions::default()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "fake.so: PLUGIN_Profiler_Start failed (FAILED_PRECONDITION): CUPTI is taken | by another"
+        );
+        assert_eq!(asked()[1..], ["error gone 128", "destroy"]);
+    }
+
+    #[test]
+    fn a_plugin_without_one_says_who_has_one() {
+        assert!(!plugin().has_profiler());
+        let error = Profiler::start(&plugin(), ProfileOptions::default()).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "fake.so: this plugin has no profiler (PJRT_Profiler_Extension); the CUDA and TPU plugins have one: --platform \
+             cuda | tpu"
+        );
+    }
+
+    #[test]
+    fn a_zero_that_belongs_to_the_last_field_stays() {
+        assert!(ends_in_a_field_too_many(&[0x0a, 1, 7, 0]));
+        assert!(!ends_in_a_field_too_many(&[0x0a, 2, 7, 0]));
+        assert!(!ends_in_a_field_too_many(&[0x0a, 0x80, 0x01, 0]), "a field that is cut off");
+        assert!(!ends_in_a_field_too_many(&[]));
+    }
+}
