@@ -141,7 +141,7 @@ ablations: $(LTX2)
 laboratory-picture: $(LTX2)
 	$(LTX2) plugin install tpu
 	TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 $(LTX2) experiment experiments/ablation.yml -o out/ablation
-	scripts/lab/browse.py out/ablation/report.html docs/images/laboratory.png
+	scripts/lab/browse.py out/ablation/report.html docs/images/laboratory.png --size 1300x1180
 
 # What each layout moves in a transformer block, asked from the TPU compiler, and the picture of it. A quarter of an hour.
 FIGURES := docs/images/layouts

@@ -32,7 +32,7 @@ fn line(row: &Row) -> Vec<String> {
     let mut cells = vec![row.label.clone()];
     let f = row.figures.as_ref();
     let predicted = f.and_then(Figures::all_blocks);
-    let ms = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.2}"));
+    let ms = |value: Option<f64>| value.map_or(String::new(), milliseconds);
     cells.extend([
         ms(predicted.map(|p| p.step)),
         ms(predicted.map(|p| p.compute)),
@@ -44,6 +44,11 @@ fn line(row: &Row) -> Vec<String> {
         f.and_then(|f| f.memory.capacity).map_or(String::new(), |c| format!("{:.1}", c as f64 / GIB)),
     ]);
     cells
+}
+
+/// Milliseconds, of small models with more digits.
+pub(super) fn milliseconds(value: f64) -> String {
+    if value < 1.0 { format!("{value:.4}") } else { format!("{value:.2}") }
 }
 
 /// Cells in columns: to the left, but for those of numbers.

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::{Found, Out, Quest};
 use crate::lab::experiment::Row;
+use crate::lab::table::milliseconds;
 
 const GIB: f64 = 1073741824.0;
 /// Layouts that are named, of each reason.
@@ -58,7 +59,7 @@ fn unit(row: &Row) -> &'static str {
 /// A cost with its unit.
 fn cost(value: f64, unit: &str) -> String {
     match unit {
-        "ms" => format!("{value:.2} ms"),
+        "ms" => format!("{} ms", milliseconds(value)),
         _ => format!("{:.3} MB received", value / 1e6),
     }
 }
@@ -66,7 +67,8 @@ fn cost(value: f64, unit: &str) -> String {
 fn figures(row: &Row) -> String {
     let Some(f) = &row.figures else { return row.error.clone().unwrap_or_default() };
     let parts = f.all_blocks().map_or(String::new(), |p| {
-        format!(" (products {:.2}, memory {:.2}, links {:.2})", p.compute, p.memory, p.collective)
+        let [compute, memory, links] = [p.compute, p.memory, p.collective].map(milliseconds);
+        format!(" (products {compute}, memory {memory}, links {links})")
     });
     let of = f.memory.capacity.map_or(String::new(), |c| format!(" of {:.2}", c as f64 / GIB));
     format!(
