@@ -79,6 +79,12 @@ fuzz:
 		cargo +nightly fuzz run $$kind fuzz/corpus/$$kind $$seeds -- -runs=$(RUNS) -max_len=200000 || exit 1; \
 	done
 
+# The layers that call C, and the readers of files, under AddressSanitizer, which needs nightly. The plugin itself is not built so:
+# what it never frees is not looked at.
+sanitize:
+	RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE_PLUGIN=1 cargo +nightly test --locked \
+		--target x86_64-unknown-linux-gnu --lib --test pjrt --test spmd --test inputs --test pipeline
+
 seeds-of-%:
 	@echo $(or $(SEEDS_$*),fuzz/seeds/$*)
 

@@ -127,7 +127,7 @@ impl Folder {
         let mut run = common::ltx2();
         run.args(["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball"]);
         run.arg("--model").arg(self.path("nano")).arg("-o").arg(self.path(out)).env("TMPDIR", temporary);
-        sizes.into_iter().chain([quick, &cache]).for_each(|s| drop(run.args(["--set", s])));
+        run.args(sizes.into_iter().chain([quick, &cache]).flat_map(|s| ["--set", s]));
         run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts")
     }
 

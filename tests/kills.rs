@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Kills, at times spread over as long as the work takes.
-const KILLS: usize = 30;
+/// Kills of videos and of experiments, at times spread over as long as the work takes.
+const KILLS: [usize; 2] = [20, 10];
 
 /// Ends a process that cannot do anything about it, unless it has ended by itself; whether it had.
 fn killed_after(mut child: Child, time: Duration) -> bool {
@@ -25,8 +25,8 @@ fn killed_after(mut child: Child, time: Duration) -> bool {
 }
 
 /// Parts of a run, in no order: multiples of the golden section.
-fn moments() -> impl Iterator<Item = f64> {
-    (0..KILLS).map(|n| (n as f64 * 0.618_034).fract())
+fn moments(kills: usize) -> impl Iterator<Item = f64> {
+    (0..kills).map(|n| (n as f64 * 0.618_034).fract())
 }
 
 fn hashes(video: &Path) -> Value {
@@ -66,7 +66,7 @@ fn a_video_its_steps_and_the_compile_cache() {
 
     // What is killed goes on from the steps that are kept, and compiles what is not in the cache; both fill up on the way.
     let (mut finished, mut in_the_middle) = (0, 0);
-    for (n, part) in moments().enumerate() {
+    for (n, part) in moments(KILLS[0]).enumerate() {
         let empty = n % 10 == 0;
         if empty {
             // There is none at first.
@@ -85,7 +85,7 @@ fn a_video_its_steps_and_the_compile_cache() {
         }
     }
     eprintln!("{in_the_middle} killed in the middle, {finished} had ended");
-    assert!(in_the_middle >= KILLS / 3, "{in_the_middle}");
+    assert!(in_the_middle >= KILLS[0] / 3, "{in_the_middle}");
     let last = run(&out, &path("cache"), &resumed).stderr(Stdio::piped()).output().expect("runs");
     let said = String::from_utf8_lossy(&last.stderr);
     assert!(last.status.success() && !said.contains("compiled anew"), "{said}");
@@ -116,7 +116,7 @@ fn an_experiment() {
         text.split_inclusive('\n').filter(|l| l.ends_with('\n')).map(str::to_string).collect()
     };
     let mut kills = 0;
-    for time in moments().map(|part| Duration::from_secs(6).mul_f64(part)) {
+    for time in moments(KILLS[1]).map(|part| Duration::from_secs(6).mul_f64(part)) {
         let before = lines();
         let ended = killed_after(run().spawn().expect("starts"), time);
         assert!(lines().starts_with(&before), "what was done is kept");
