@@ -69,6 +69,7 @@ SEEDS_layout := shardings
 SEEDS_experiment := experiments
 SEEDS_tokenizer := tests/fixtures/tokenizer
 SEEDS_model_config := tests/fixtures/models
+SEEDS_trace := tests/fixtures/trace
 soak:
 	LTX2_INPUTS=$(RUNS) cargo test --locked --release --test inputs
 

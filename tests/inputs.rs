@@ -121,6 +121,7 @@ fn seeds(kind: &str) -> Vec<Vec<u8>> {
         "experiment" => take("experiments", &|n| n.ends_with(".yml")),
         "tokenizer" => take("tests/fixtures/tokenizer", &|n| n == "tokenizer.json"),
         "model_config" => take("tests/fixtures/models", &|n| n == "config.json" || n == "scheduler_config.json"),
+        "trace" => take("tests/fixtures/trace", &|n| n.ends_with(".pb")),
         other => take(&format!("fuzz/seeds/{other}"), &|_| true),
     }
     found.into_iter().map(|path| fs::read(&path).expect("a seed")).collect()
@@ -154,4 +155,4 @@ macro_rules! each {
         }
     };
 }
-each!(config, layout, experiment, safetensors, index, tokenizer, model_config, lora, module, media, words);
+each!(config, layout, experiment, safetensors, index, tokenizer, model_config, lora, module, trace, media, words);

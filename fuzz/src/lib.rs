@@ -7,7 +7,7 @@ use std::cell::OnceCell;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
-use ltx2::analysis::{self, CHIPS, Module};
+use ltx2::analysis::{self, CHIPS, Module, Trace, XSpace};
 use ltx2::config::{Given, load, parse_mesh, read_experiment};
 use ltx2::hlo::Mesh;
 use ltx2::media::{read_picture, read_png, read_wav};
@@ -27,7 +27,7 @@ use ltx2::weights::{Checkpoint, LoraFile};
 pub type Reader = fn(&[u8]);
 
 /// Every kind, with what reads it.
-pub const TARGETS: [(&str, Reader); 11] = [
+pub const TARGETS: [(&str, Reader); 12] = [
     ("config", config),
     ("layout", layout),
     ("experiment", experiment),
@@ -37,6 +37,7 @@ pub const TARGETS: [(&str, Reader); 11] = [
     ("model_config", model_config),
     ("lora", lora),
     ("module", module),
+    ("trace", trace),
     ("media", media),
     ("words", words),
 ];
@@ -153,6 +154,13 @@ pub fn module(bytes: &[u8]) {
         let mesh = Mesh::new(&[("data", 2), ("context", 4)]);
         black_box(analysis::report(&module, &mesh, 2, CHIPS.first()));
         black_box((module.loops(), module.stored()));
+    }
+}
+
+/// A recording of devices, summed up.
+pub fn trace(bytes: &[u8]) {
+    if let Ok(space) = XSpace::read(bytes) {
+        black_box(Trace::of(&space, Some(2)).is_ok());
     }
 }
 
