@@ -84,7 +84,7 @@ fuzz:
 # what it never frees is not looked at.
 sanitize:
 	RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE_PLUGIN=1 cargo +nightly test --locked \
-		--target x86_64-unknown-linux-gnu --lib --test pjrt --test spmd --test inputs --test pipeline
+		--target x86_64-unknown-linux-gnu --lib --test pjrt --test spmd --test inputs
 
 seeds-of-%:
 	@echo $(or $(SEEDS_$*),fuzz/seeds/$*)

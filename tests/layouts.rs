@@ -157,6 +157,35 @@ const PICTURE_RULES: [(&str, &str); 4] = [
     ("batch: [data]\n  height: [context]\n  width: [cfg]", "data=2,cfg=2,context=2"),
 ];
 
+/// How far a network that its case calls badly conditioned carries changes of its inputs by a rounding, on one device: the
+/// furthest of six. Sums in another order are such changes, in every layer, and which order a device takes depends on its
+/// instructions; two runs differ by two of them.
+fn shaken(
+    client: &Client,
+    component: RunComponent,
+    case: &Case,
+    alone: &Build,
+    whole: &BTreeMap<String, Tensor>,
+) -> BTreeMap<String, f64> {
+    let mut furthest = BTreeMap::new();
+    for seed in 0..6u32 {
+        let mut state = seed * 7919 + 1;
+        let mut part = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            1.0 + ((state >> 16) as f32 / 32768.0 - 1.0) * 2.0 * f32::EPSILON
+        };
+        let mut shake = |t: &Tensor| Tensor::F32(t.to_f32().mapv(|v| v * part()));
+        let inputs = case.inputs.iter().map(|(name, t)| (name.clone(), shake(t))).collect();
+        let got = run_case(client, component, case, inputs, quick_cached(), alone);
+        for (tensor, want) in whole {
+            let moved = relative_l2(&got[tensor], want);
+            let most = furthest.entry(tensor.clone()).or_insert(0.0);
+            *most = f64::max(*most, moved);
+        }
+    }
+    furthest
+}
+
 /// Every case of a video autoencoder under shipped layouts and under rules of its own.
 fn pictures_agree(component: RunComponent, folder: &str) {
     let Some(client) = cpu(8) else { return };
@@ -174,13 +203,16 @@ fn pictures_agree(component: RunComponent, folder: &str) {
         builds.push((format!("{rules:?} {mesh}"), build(layout, mesh, devices.product())));
     }
     for case in cases(folder) {
-        let whole = run(&client, component, &case, &build("replicated", "data=1", 1));
+        let alone = build("replicated", "data=1", 1);
+        let whole = run(&client, component, &case, &alone);
+        let badly = whole.keys().any(|tensor| case.rounding(tensor) > 0.0);
+        let shaken = if badly { shaken(&client, component, &case, &alone, &whole) } else { BTreeMap::new() };
         for (name, build) in &builds {
             let got = run(&client, component, &case, build);
             for (tensor, want) in &whole {
                 let distance = relative_l2(&got[tensor], want);
                 eprintln!("{} {name} {tensor}: {distance:.1e}", case.name);
-                let limit = case.rounding(tensor).max(1e-5);
+                let limit = shaken.get(tensor).map_or(1e-5, |moved| (2.0 * moved).max(1e-5));
                 assert!(distance <= limit, "{} {name} {tensor}: {distance:e}", case.name);
             }
         }
