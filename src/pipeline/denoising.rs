@@ -147,15 +147,17 @@ impl<'a> Denoising<'a> {
             Sampler::Res2s => res2s::NOISES,
         };
         let mut noise = (sampler == Sampler::Res2s).then(StepNoise::default);
-        let (mut done, mut carried) = match saving.and_then(|s| s.found(self.names.stage)) {
-            Some(saved) => (saved.done, self.steps_loop.go_on(stages, &saved.carried)?),
-            None => (0, self.steps_loop.start(stages, &self.start)?),
+        let (mut done, mut carried, mut latents) = match saving.and_then(|s| s.found(self.names.stage)) {
+            Some(saved) => {
+                let carried = self.steps_loop.go_on(stages, &saved.carried)?;
+                (saved.done, carried, [0, 1].map(|stream| saved.carried[stream].clone()))
+            }
+            None => (0, self.steps_loop.start(stages, &self.start)?, self.start.clone()),
         };
         // Noise goes on where the steps before left it.
         for _ in (0..done).step_by(res2s::NOISES) {
             noise.as_mut().map(|n| n.step(self.tokens(0), self.tokens(1)));
         }
-        let mut latents = latents_of(&carried)?;
         let mut kept = done;
         while done < total {
             let of_steps = done * steps / total;
@@ -237,6 +239,9 @@ fn latents_of(carried: &[Distributed]) -> Result<[Tensor; 2]> {
 
 /// The stream that holds a value that is not finite.
 fn not_finite(latents: &[Tensor; 2]) -> Option<&'static str> {
-    let broken = |t: &Tensor| t.to_f32().iter().any(|v| !v.is_finite());
+    let broken = |t: &Tensor| match t {
+        Tensor::F32(values) => values.iter().any(|v| !v.is_finite()),
+        other => other.to_f32().iter().any(|v| !v.is_finite()),
+    };
     ["video", "audio"].into_iter().zip(latents).find_map(|(stream, t)| broken(t).then_some(stream))
 }
