@@ -47,14 +47,17 @@ pub fn default_jobs() -> usize {
     cores.min(free.map_or(cores, |kb| usize::try_from(kb * 1024 / MEMORY).unwrap_or(cores))).max(1)
 }
 
-/// Runs tasks, `jobs` at a time; `done` is called for each as it ends, in the calling thread.
+/// What one of the children that run at a time finds in its environment beside this process's.
+pub type Variable = Option<(&'static str, String)>;
+
+/// Runs tasks, as many at a time as `workers` are; `done` is called for each as it ends, in the calling thread.
 ///
 /// # Errors
 /// This binary cannot be started, or what `done` returns; the tasks that run then are ended.
 pub fn run_tasks(
     binary: &Path,
     tasks: Vec<Task>,
-    jobs: usize,
+    workers: &[Variable],
     limit: Duration,
     mut done: impl FnMut(Task, Done) -> Result<()>,
 ) -> Result<()> {
@@ -63,11 +66,11 @@ pub fn run_tasks(
     let stop = || queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
     let (send, receive) = mpsc::channel();
     std::thread::scope(|scope| {
-        for _ in 0..jobs.max(1) {
+        for variable in workers {
             let send = send.clone();
             scope.spawn(move || {
                 while let Some(task) = next() {
-                    let ended = run(binary, &task.command, limit);
+                    let ended = run(binary, &task.command, variable, limit);
                     if send.send((task, ended)).is_err() {
                         break;
                     }
@@ -89,12 +92,13 @@ pub fn run_tasks(
 }
 
 /// Runs one command to its end or its limit.
-fn run(binary: &Path, command: &[String], limit: Duration) -> Result<Done> {
+fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) -> Result<Done> {
     let fail = || |source| LabError::Start { path: binary.into(), source };
     let (mut out, mut log) = (tempfile::tempfile().map_err(fail())?, tempfile::tempfile().map_err(fail())?);
     let started = Instant::now();
     let mut child = Command::new(binary)
         .args(command)
+        .envs(variable.clone())
         .stdin(Stdio::null())
         .stdout(out.try_clone().map_err(fail())?)
         .stderr(log.try_clone().map_err(fail())?)
@@ -156,7 +160,7 @@ mod tests {
         let scripts = ["echo '{\"a\": 1}'", "echo error: no such >&2; exit 1", "kill -6 $$", "sleep 60"];
         let mut all = Vec::new();
         let limit = Duration::from_millis(700);
-        run_tasks(Path::new("/bin/sh"), scripts.map(task).into(), 2, limit, |task, done| {
+        run_tasks(Path::new("/bin/sh"), scripts.map(task).into(), &[None, None], limit, |task, done| {
             all.push((task.label, done));
             Ok(())
         })
@@ -170,10 +174,26 @@ mod tests {
     }
 
     #[test]
+    fn each_worker_has_its_variable() {
+        let workers = ["a", "b"].map(|value| Some(("LTX2_OF_A_WORKER", value.to_string())));
+        let mut said = Vec::new();
+        // The second begins while the first runs.
+        let tasks =
+            vec![task("sleep 0.2; echo \\\"$LTX2_OF_A_WORKER\\\""), task("echo \\\"$LTX2_OF_A_WORKER\\\"; sleep 0.4")];
+        run_tasks(Path::new("/bin/sh"), tasks, &workers, Duration::from_secs(9), |_, done| {
+            said.extend(done.result.and_then(|r| Some(r.as_str()?.to_string())));
+            Ok(())
+        })
+        .unwrap();
+        said.sort();
+        assert_eq!(said, ["a", "b"]);
+    }
+
+    #[test]
     fn a_result_that_cannot_be_kept_ends_the_rest() {
         let mut seen = 0;
         let tasks = vec![task("echo 1"), task("echo 2"), task("echo 3")];
-        let error = run_tasks(Path::new("/bin/sh"), tasks, 1, Duration::from_secs(9), |_, _| {
+        let error = run_tasks(Path::new("/bin/sh"), tasks, &[None], Duration::from_secs(9), |_, _| {
             seen += 1;
             Err(LabError::Busy("x".into()))
         });

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::children::{Done, Task, run_tasks};
+use super::children::{Done, Task, Variable, run_tasks};
 use super::error::Result;
 use super::figures::Figures;
 use super::store::{Record, Store, Work};
@@ -167,8 +167,17 @@ fn compilation(case: &Case, file: &Experiment) -> Result<(Task, Target)> {
     Ok((Task { key, label: label(case, file), command }, parsed))
 }
 
-/// The measurement of a case: random weights, steps of the denoising loop alone, on the mesh that was compiled for.
-fn measurement(case: &Case, file: &Experiment, target: &Target, mesh: &BTreeMap<String, usize>) -> Result<Task> {
+/// A case on the devices themselves.
+#[derive(Clone)]
+struct Measurement {
+    /// Random weights, steps of the denoising loop alone.
+    run: Task,
+    /// The loop's program into the compile cache, where there is one.
+    ahead: Option<Task>,
+}
+
+/// The measurement of a case, on the mesh that was compiled for.
+fn measurement(case: &Case, file: &Experiment, target: &Target, mesh: &BTreeMap<String, usize>) -> Result<Measurement> {
     let axes: Vec<String> = mesh.iter().map(|(axis, size)| format!("{axis}={size}")).collect();
     let mesh = if axes.is_empty() { "data=1".into() } else { axes.join(",") };
     let case = &Case { mesh: Some(mesh), ..case.clone() };
@@ -179,7 +188,41 @@ fn measurement(case: &Case, file: &Experiment, target: &Target, mesh: &BTreeMap<
     command.push(target.kind().name().into());
     command.extend(settings(case, file)?);
     let key = key(&command, &given(case, file)?, target.kind())?;
-    Ok(Task { key, label: format!("{} measured", label(case, file)), command })
+    let ahead = match load(&given(case, file)?)?.config.compile_cache() {
+        Some(cache) if target.kind() == Kind::Cuda => {
+            let words = ["-q", "compile", "--json", "-", "--program", "denoise", "--target"].map(str::to_string);
+            let mut command = Vec::from(words);
+            command.extend([target.to_string(), "--save".into(), cache.display().to_string()]);
+            command.extend(settings(case, file)?);
+            Some(Task { key: key.clone(), label: label(case, file), command })
+        }
+        _ => None,
+    };
+    Ok(Measurement { run: Task { key, label: format!("{} measured", label(case, file)), command }, ahead })
+}
+
+/// Compiles on the GPUs what will be measured on them, as many programs at a time as there are GPUs: most of a compilation
+/// is the host's work, and each of them times its kernels on a GPU of its own, the first that it sees. What fails here is
+/// said where it is measured.
+fn compile_ahead(store: &Store, measurements: &[Measurement], limit: Duration, options: &Options) -> Result<()> {
+    let open = measurements.iter().filter(|m| !is_known(store, &m.run, options));
+    let tasks: Vec<Task> = open.filter_map(|m| m.ahead.clone()).collect();
+    let gpus = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(listed) if !listed.is_empty() => listed.split(',').map(str::to_string).collect(),
+        _ => (0..platform::cuda_devices().unwrap_or(0)).map(|n| n.to_string()).collect::<Vec<_>>(),
+    };
+    if tasks.len() < 2 || gpus.len() < 2 {
+        return Ok(());
+    }
+    let beginning_with = |n: usize| [&gpus[n..], &gpus[..n]].concat().join(",");
+    let workers: Vec<Variable> = (0..gpus.len()).map(|n| Some(("CUDA_VISIBLE_DEVICES", beginning_with(n)))).collect();
+    let (count, mut n) = (tasks.len(), 0);
+    run_tasks(&options.binary, tasks, &workers, limit, |task, done| {
+        n += 1;
+        let how = done.error.unwrap_or_else(|| "compiled for the devices here".into());
+        tracing::info!("{n} of {count}: {}: {how} ({:.0} s)", task.label, done.seconds);
+        Ok(())
+    })
 }
 
 /// Whether devices of a platform are here.
@@ -211,18 +254,25 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
                 measurements[n] = Some(measurement(&cases[n], file, target, &figures.mesh)?);
             }
         }
+        let all: Vec<Measurement> = measurements.iter().flatten().cloned().collect();
+        compile_ahead(&store, &all, Duration::from_secs(file.timeout), options)?;
         // One at a time: they share the devices.
-        work(&mut store, Work::Measure, measurements.iter().flatten().cloned().collect(), 1, file.timeout, options)?;
+        work(&mut store, Work::Measure, all.into_iter().map(|m| m.run).collect(), 1, file.timeout, options)?;
     }
     let rows = cases.into_iter().zip(compilations).zip(measurements).map(|((case, (task, _)), measurement)| {
         let compiled = store.get(&task.key);
-        let measured = measurement.and_then(|t| store.get(&t.key));
+        let measured = measurement.and_then(|m| store.get(&m.run.key));
         let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise_loop/median")?.as_f64());
         let error = [compiled, measured].into_iter().flatten().find_map(|r| r.error.clone());
         let figures = compiled.and_then(|r| r.result.as_ref()).and_then(Figures::of);
         Row { case, label: task.label, figures, measured: seconds, error }
     });
     Ok(rows.collect())
+}
+
+/// Whether a task need not be done.
+fn is_known(store: &Store, task: &Task, options: &Options) -> bool {
+    store.get(&task.key).is_some_and(|r| r.error.is_none() || !options.retry)
 }
 
 /// Runs the tasks that the store does not know.
@@ -235,10 +285,9 @@ pub(super) fn work(
     options: &Options,
 ) -> Result<()> {
     let all = tasks.len();
-    let known = |t: &Task| store.get(&t.key).is_some_and(|r| r.error.is_none() || !options.retry);
     let mut open: Vec<Task> = Vec::new();
     for task in tasks {
-        if !known(&task) && !open.iter().any(|t| t.key == task.key) {
+        if !is_known(store, &task, options) && !open.iter().any(|t| t.key == task.key) {
             open.push(task);
         }
     }
@@ -246,7 +295,7 @@ pub(super) fn work(
         tracing::info!("{} of {all} are known", all - open.len());
     }
     let (count, mut n) = (open.len(), 0);
-    run_tasks(&options.binary, open, jobs, Duration::from_secs(timeout), |task, done| {
+    run_tasks(&options.binary, open, &vec![None; jobs.max(1)], Duration::from_secs(timeout), |task, done| {
         n += 1;
         tracing::info!("{n} of {count}: {}: {}", task.label, said(&done));
         keep(store, work, task, done)

@@ -149,7 +149,8 @@ impl std::fmt::Display for Shortage {
 /// here: see [`Compilation::shortage`].
 pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
-    let machine = options.target.open().map_err(RuntimeError::from)?;
+    let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
+    let machine = machine.map_err(RuntimeError::from)?;
     let config = &request::settled(config, options.target.kind().name(), &machine.version(), machine.devices.len());
     let job = Job { config, options, machine: &machine };
     let (slices, named) = (options.target.slices(), config.slices()?);
@@ -232,7 +233,7 @@ impl Job<'_> {
         let optimized = compiled.optimized_program().map_err(RuntimeError::from)?;
         let module = Module::decode(&optimized.format, &optimized.bytes)
             .map_err(|e| PipelineError::Input(format!("the optimized program cannot be read: {e}")))?;
-        let complete = !module.is_bound_to_device();
+        let complete = self.machine.is_here() || !module.is_bound_to_device();
         if save.is_some() && !complete {
             notes.push(
                 "not saved: cuDNN chooses and builds its kernels on the GPU itself, and an executable made without one \

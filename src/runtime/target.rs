@@ -6,12 +6,13 @@ use std::str::FromStr;
 
 use super::cache::{Cache, CacheError};
 use super::engine::{EngineOptions, compile_known, compile_options};
+use super::platform::hardware;
 use crate::analysis::{CHIPS, Chip, Links};
 use crate::hlo::Program;
 use crate::pjrt::discover::{self, Kind};
 use crate::pjrt::{
-    Attributes, Client, ClientOptions, CompileOptions, CpuOptions, Error, Executable, LoadedExecutable, Plugin,
-    Topology, Value,
+    Attributes, Client, ClientOptions, CompileOptions, CpuOptions, CudaOptions, Error, Executable, LoadedExecutable,
+    Plugin, Topology, Value,
 };
 
 /// The H200, in the words of XLA's compiler for GPUs.
@@ -107,7 +108,7 @@ pub struct Machine {
 
 enum Compiler {
     Absent(Topology),
-    /// The CPU plugin compiles for its own virtual devices only.
+    /// The CPU plugin compiles for its own virtual devices only; GPUs that are here choose kernels themselves.
     Here(Client),
 }
 
@@ -115,7 +116,7 @@ enum Compiler {
 pub enum Compiled {
     /// For devices that are not here: it can be looked at and serialized.
     Absent(Executable),
-    /// For virtual devices.
+    /// For virtual devices, or devices that are here.
     Here(LoadedExecutable),
 }
 
@@ -138,6 +139,11 @@ impl Machine {
             Compiler::Here(client) => client.platform_version(),
         };
         version.unwrap_or_default()
+    }
+
+    /// Whether the devices took part in compiling, so that nothing is left for a run to choose.
+    pub fn is_here(&self) -> bool {
+        matches!(self.compiler, Compiler::Here(_))
     }
 }
 
@@ -167,13 +173,37 @@ impl Target {
         self.shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
     }
 
+    fn plugin(&self) -> Result<Plugin, Error> {
+        let search = discover::find(self.kind, None);
+        Plugin::load(&search.found.first().ok_or_else(|| search.not_found())?.path)
+    }
+
+    /// The GPUs of this host, where they are as many and of the kind: what they compile is complete, and they hold no memory
+    /// until it runs. Otherwise as [`Target::open`].
+    ///
+    /// # Errors
+    /// As [`Target::open`]; GPUs that the plugin cannot start.
+    pub fn open_present(&self) -> Result<Machine, Error> {
+        let absent = self.open()?;
+        if self.kind != Kind::Cuda || hardware(Kind::Cuda).is_err() {
+            return Ok(absent);
+        }
+        let options = CudaOptions { preallocate: Some(false), ..CudaOptions::default() };
+        let client = Client::new(&self.plugin()?, &ClientOptions::Cuda(options))?;
+        let here = client.devices();
+        if here.len() < absent.devices.len() || here.iter().any(|d| d.kind() != absent.device_kind) {
+            return Ok(absent);
+        }
+        let devices = here.iter().take(absent.devices.len()).map(crate::pjrt::Device::id).collect();
+        Ok(Machine { devices, compiler: Compiler::Here(client), ..absent })
+    }
+
     /// Loads the plugin that compiles for this target and asks it for the devices.
     ///
     /// # Errors
     /// No plugin, or a topology that it does not know.
     pub fn open(&self) -> Result<Machine, Error> {
-        let search = discover::find(self.kind, None);
-        let plugin = Plugin::load(&search.found.first().ok_or_else(|| search.not_found())?.path)?;
+        let plugin = self.plugin()?;
         let attributes = |values: &[(&str, &str)]| -> Attributes {
             values.iter().map(|(k, v)| ((*k).to_string(), Value::Text((*v).to_string()))).collect()
         };
