@@ -30,6 +30,13 @@ pub struct Options {
     pub retry: bool,
 }
 
+impl Options {
+    /// Whoever compiles for devices that need not be here.
+    pub(super) fn workers(&self) -> Vec<Variable> {
+        vec![None; self.jobs.max(1)]
+    }
+}
+
 /// A case and what came of it.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -194,35 +201,21 @@ fn measurement(case: &Case, file: &Experiment, target: &Target, mesh: &BTreeMap<
             let mut command = Vec::from(words);
             command.extend([target.to_string(), "--save".into(), cache.display().to_string()]);
             command.extend(settings(case, file)?);
-            Some(Task { key: key.clone(), label: label(case, file), command })
+            Some(Task { key: format!("{key} ahead"), label: format!("{} ahead", label(case, file)), command })
         }
         _ => None,
     };
     Ok(Measurement { run: Task { key, label: format!("{} measured", label(case, file)), command }, ahead })
 }
 
-/// Compiles on the GPUs what will be measured on them, as many programs at a time as there are GPUs: most of a compilation
-/// is the host's work, and each of them times its kernels on a GPU of its own, the first that it sees. What fails here is
-/// said where it is measured.
-fn compile_ahead(store: &Store, measurements: &[Measurement], limit: Duration, options: &Options) -> Result<()> {
-    let open = measurements.iter().filter(|m| !is_known(store, &m.run, options));
-    let tasks: Vec<Task> = open.filter_map(|m| m.ahead.clone()).collect();
+/// A worker for every GPU, which sees it before the others: the compiler times its kernels on the first.
+fn workers_of_gpus() -> Vec<Variable> {
     let gpus = match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(listed) if !listed.is_empty() => listed.split(',').map(str::to_string).collect(),
         _ => (0..platform::cuda_devices().unwrap_or(0)).map(|n| n.to_string()).collect::<Vec<_>>(),
     };
-    if tasks.len() < 2 || gpus.len() < 2 {
-        return Ok(());
-    }
     let beginning_with = |n: usize| [&gpus[n..], &gpus[..n]].concat().join(",");
-    let workers: Vec<Variable> = (0..gpus.len()).map(|n| Some(("CUDA_VISIBLE_DEVICES", beginning_with(n)))).collect();
-    let (count, mut n) = (tasks.len(), 0);
-    run_tasks(&options.binary, tasks, &workers, limit, |task, done| {
-        n += 1;
-        let how = done.error.unwrap_or_else(|| "compiled for the devices here".into());
-        tracing::info!("{n} of {count}: {}: {how} ({:.0} s)", task.label, done.seconds);
-        Ok(())
-    })
+    (0..gpus.len()).map(|n| Some(("CUDA_VISIBLE_DEVICES", beginning_with(n)))).collect()
 }
 
 /// Whether devices of a platform are here.
@@ -245,7 +238,7 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
     let compilations = cases.iter().map(|c| compilation(c, file)).collect::<Result<Vec<_>>>()?;
     let mut store = Store::open(&options.folder)?;
     let tasks = compilations.iter().map(|(t, _)| t.clone()).collect();
-    work(&mut store, Work::Compile, tasks, options.jobs, file.timeout, options)?;
+    work(&mut store, Work::Compile, tasks, &options.workers(), file.timeout, options)?;
     let mut measurements = vec![None; cases.len()];
     if options.measure {
         for (n, (task, target)) in compilations.iter().enumerate() {
@@ -255,9 +248,15 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
             }
         }
         let all: Vec<Measurement> = measurements.iter().flatten().cloned().collect();
-        compile_ahead(&store, &all, Duration::from_secs(file.timeout), options)?;
+        // Most of a compilation is the host's work: as many at a time as there are GPUs. What fails is said where it runs.
+        let open = all.iter().filter(|m| !is_known(&store, &m.run, options));
+        let ahead: Vec<Task> = open.filter_map(|m| m.ahead.clone()).collect();
+        let workers = workers_of_gpus();
+        if workers.len() > 1 && ahead.len() > 1 {
+            work(&mut store, Work::Ahead, ahead, &workers, file.timeout, options)?;
+        }
         // One at a time: they share the devices.
-        work(&mut store, Work::Measure, all.into_iter().map(|m| m.run).collect(), 1, file.timeout, options)?;
+        work(&mut store, Work::Measure, all.into_iter().map(|m| m.run).collect(), &[None], file.timeout, options)?;
     }
     let rows = cases.into_iter().zip(compilations).zip(measurements).map(|((case, (task, _)), measurement)| {
         let compiled = store.get(&task.key);
@@ -280,7 +279,7 @@ pub(super) fn work(
     store: &mut Store,
     work: Work,
     tasks: Vec<Task>,
-    jobs: usize,
+    workers: &[Variable],
     timeout: u64,
     options: &Options,
 ) -> Result<()> {
@@ -295,7 +294,7 @@ pub(super) fn work(
         tracing::info!("{} of {all} are known", all - open.len());
     }
     let (count, mut n) = (open.len(), 0);
-    run_tasks(&options.binary, open, &vec![None; jobs.max(1)], Duration::from_secs(timeout), |task, done| {
+    run_tasks(&options.binary, open, workers, Duration::from_secs(timeout), |task, done| {
         n += 1;
         tracing::info!("{n} of {count}: {}: {}", task.label, said(&done));
         keep(store, work, task, done)

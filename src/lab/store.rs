@@ -17,6 +17,8 @@ use super::error::{LabError, Result};
 pub enum Work {
     /// Compiled ahead of time.
     Compile,
+    /// Compiled into the compile cache, for the devices that it will be run on.
+    Ahead,
     /// Run on devices.
     Measure,
 }

@@ -109,7 +109,7 @@ pub fn why(question: &Question, options: &Options) -> Result<Answer> {
     // A copy under the name of its contents, so that equal layouts are compiled once whatever their files are called.
     let (source, path) = lab.write(&asked)?;
     let task = lab.task(&path, &config.layout)?;
-    work(&mut store, Work::Compile, vec![task.clone()], 1, question.timeout, options)?;
+    work(&mut store, Work::Compile, vec![task.clone()], &[None], question.timeout, options)?;
     let figures = |task: &Task| -> std::result::Result<Figures, String> {
         let record = store.get(&task.key).ok_or("not compiled")?;
         let figures = record.result.as_ref().and_then(Figures::of);
@@ -130,7 +130,7 @@ pub fn why(question: &Question, options: &Options) -> Result<Answer> {
         let (_, path) = lab.write(&c.layout)?;
         tasks.push(lab.task(&path, &c.change)?);
     }
-    work(&mut store, Work::Compile, tasks.clone(), options.jobs, question.timeout, options)?;
+    work(&mut store, Work::Compile, tasks.clone(), &options.workers(), question.timeout, options)?;
     let mut answer = Answer { base, advice: vec![], useless: vec![], refused: vec![], left };
     for (candidate, task) in all.iter().zip(&tasks) {
         let known = store.get(&task.key);

@@ -317,7 +317,7 @@ impl<'a> Hunt<'a> {
         }
         self.spent += tasks.len();
         let all = tasks.iter().map(|(task, _)| task.clone()).collect();
-        work(&mut self.store, Work::Compile, all, self.options.jobs, self.quest.timeout, self.options)?;
+        work(&mut self.store, Work::Compile, all, &self.options.workers(), self.quest.timeout, self.options)?;
         for (point, (task, layout)) in points.into_iter().zip(tasks) {
             let known = self.store.get(&task.key);
             let case = Case {
