@@ -2,20 +2,10 @@
 # Whole requests of several pipelines at full size with random weights, each with its parts: scripts/gpu/pipelines.sh LTX2 OUT [ROW…].
 # Rows for which there are too few GPUs say so.
 set -euo pipefail
-ltx2=$1 out=$2
-shift 2
-wanted=" $* "
-mkdir -p "$out"
-gpus=$(nvidia-smi -L | wc -l)
-row() {
-    local name=$1 needed=$2
-    shift 2
-    [[ "$wanted" == "  " || "$wanted" == *" $name "* ]] || return 0
-    if [ "$gpus" -lt "$needed" ]; then
-        echo "$name: not measured: $gpus of $needed GPUs"
-        return
-    fi
-    echo "== $name: $*"
+. "$(dirname "$0")/rows.sh"
+measure() {
+    local name=$1
+    shift
     "$ltx2" bench --weights random --platform cuda --runs "${RUNS:-3}" --json "$out/$name.json" "$@"
 }
 size=(--width 768 --height 512)

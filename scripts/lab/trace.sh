@@ -3,20 +3,10 @@
 # Needs the CUDA plugin (scripts/gpu/setup.sh). OUT gets a folder a row, with tables and recordings (compressed) in it.
 # Rows for which there are too few GPUs say so.
 set -euo pipefail
-ltx2=$1 out=$2
-shift 2
-wanted=" $* "
-mkdir -p "$out"
-gpus=$(nvidia-smi -L | wc -l)
-row() {
-    local name=$1 needed=$2
-    shift 2
-    [[ "$wanted" == "  " || "$wanted" == *" $name "* ]] || return 0
-    if [ "$gpus" -lt "$needed" ]; then
-        echo "$name: not recorded: $gpus of $needed GPUs"
-        return
-    fi
-    echo "== $name: $*"
+. "$(dirname "$0")/../gpu/rows.sh"
+measure() {
+    local name=$1
+    shift
     "$ltx2" profile -c ltx2 --weights random --platform cuda --steps "${STEPS:-2}" -o "$out/$name" "$@" | tee "$out/$name.txt"
     # A recording holds the whole program; it shrinks to a tenth.
     find "$out/$name" -name '*.xplane.pb' -exec gzip -9 -f {} +
@@ -28,3 +18,4 @@ row one_full 1 --layout replicated --mesh data=1
 row two_sequence 2 "${small[@]}" --layout sequence --mesh context=2
 row two_tensor 2 "${small[@]}" --layout tensor --mesh tensor=2
 row two_sequence_full 2 --layout sequence --mesh context=2
+row four_sequence 4 "${small[@]}" --layout sequence --mesh cfg=2,context=2

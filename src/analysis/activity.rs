@@ -111,11 +111,23 @@ impl Module {
                 let inside = self.called(i).and_then(|c| self.root(c));
                 inside.map_or(Activity::Other, |root| self.activity(root))
             }
-            "async-update" | "async-done" => self.operand(i, 0).map_or(Activity::Other, |before| self.activity(before)),
+            "async-update" | "async-done" => match self.async_start(i) {
+                Some(start) => self.activity(start),
+                None => Activity::Other,
+            },
             "while" | "call" | "conditional" | "partition-id" | "replica-id" => Activity::Other,
             opcode if MOVES.contains(&opcode) => Activity::Copy,
             _ => single(i, in_attention),
         }
+    }
+
+    /// What an operation in the background began with.
+    fn async_start<'a>(&'a self, i: &'a InstructionProto) -> Option<&'a InstructionProto> {
+        let mut at = i;
+        while matches!(at.opcode.as_str(), "async-update" | "async-done") {
+            at = self.operand(at, 0)?;
+        }
+        Some(at)
     }
 
     /// Of a fusion: an exchange or a product where it has one, a copy where it has nothing else.
@@ -337,6 +349,32 @@ mod tests {
         let all = purposes(vec![entry, inner]);
         assert_eq!(all["s"].activity, Activity::Collective(Kind::ReduceScatter));
         assert_eq!(all["d"].activity, Activity::Collective(Kind::ReduceScatter));
+    }
+
+    #[test]
+    fn what_goes_round_or_has_no_end_is_no_program() {
+        let fusion = |id, called: &[i64]| InstructionProto {
+            called_computation_ids: called.to_vec(),
+            ..instruction(id, "f", "fusion", "")
+        };
+        let decode = |computations: Vec<ComputationProto>| {
+            let module = ModuleProto { computations, entry_computation_id: 1, ..ModuleProto::default() };
+            Module::decode("hlo", &module.encode_to_vec()).map(drop).map_err(|e| e.to_string())
+        };
+        let computation = |id, instructions| ComputationProto { id, instructions, ..ComputationProto::default() };
+        let done = |id, of| InstructionProto { operand_ids: vec![of], ..instruction(id, "d", "async-done", "") };
+        assert_eq!(
+            decode(vec![computation(1, vec![done(10, 11), done(11, 10)])]).unwrap_err(),
+            "operand 11 of 'd' does not stand before it"
+        );
+        let own = computation(1, vec![fusion(10, &[1])]);
+        assert!(decode(vec![own]).unwrap_err().contains("computation 1 calls itself"));
+        // Each calls the next twice: 2^40 instructions.
+        let twice = (1..=40).map(|n| computation(n, vec![fusion(100 + n, &[n + 1]), fusion(200 + n, &[n + 1])]));
+        assert!(decode(twice.collect()).unwrap_err().contains("calls too much to follow"));
+        let chain = |length| (1..=length).map(|n| computation(n, vec![fusion(1000 + n, &[n + 1])])).collect();
+        assert_eq!(decode(chain(60)), Ok(()));
+        assert!(decode(chain(70)).unwrap_err().contains("64 others in turn"));
     }
 
     #[test]

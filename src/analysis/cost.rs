@@ -3,6 +3,8 @@
 //! Compilers' own estimates are not used: TPU's leave loops out and CUDA's need a device. Elementwise arithmetic is not
 //! counted as work, only by the bytes it moves. A kernel call that states its own cost is believed.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::collective::{is_async_marker, is_collective};
@@ -124,45 +126,57 @@ impl<'a> Counter<'a> {
 
     /// Bytes that a fusion reads of a parameter, where it takes slices only: a loop's fusion takes one layer of a stack.
     fn read_of(&self, c: &ComputationProto, p: &InstructionProto) -> Option<u64> {
-        let users: Vec<&InstructionProto> = c.instructions.iter().filter(|u| u.operand_ids.contains(&p.id)).collect();
-        users
-            .iter()
-            .map(|u| match u.opcode.as_str() {
-                "dynamic-slice" | "slice" | "gather" if u.operand_ids.first() == Some(&p.id) => {
-                    u.shape.as_ref().map(shape::bytes)
+        let mut sum: u64 = 0;
+        // Other names of the parameter, here and inside of fusions that it is handed to.
+        let mut names = vec![(c, p.id)];
+        let mut seen = HashSet::new();
+        while let Some((c, id)) = names.pop() {
+            for u in c.instructions.iter().filter(|u| u.operand_ids.contains(&id)) {
+                let first = u.operand_ids.first() == Some(&id);
+                match u.opcode.as_str() {
+                    "dynamic-slice" | "slice" | "gather" if first => {
+                        sum = sum.saturating_add(u.shape.as_ref().map(shape::bytes)?);
+                    }
+                    // Written in place: what is not overwritten is not read.
+                    "dynamic-update-slice" if first => {}
+                    // Handed through, or moved over links by a collective that runs meanwhile.
+                    "tuple" => {}
+                    opcode if is_collective(opcode) || is_async_marker(u) => {}
+                    "bitcast" => names.extend(seen.insert(u.id).then_some((c, u.id))),
+                    "fusion" => {
+                        let called = self.module.called(u)?;
+                        let at = u.operand_ids.iter().position(|o| *o == id)?;
+                        let is_it = |q: &&InstructionProto| q.opcode == "parameter" && q.parameter_number == at as i64;
+                        let inner = called.instructions.iter().find(is_it)?;
+                        names.extend(seen.insert(inner.id).then_some((called, inner.id)));
+                    }
+                    _ => return None,
                 }
-                // Written in place: what is not overwritten is not read.
-                "dynamic-update-slice" if u.operand_ids.first() == Some(&p.id) => Some(0),
-                // Handed through, or moved over links by a collective that runs meanwhile.
-                "tuple" => Some(0),
-                opcode if is_collective(opcode) || is_async_marker(u) => Some(0),
-                "bitcast" => self.read_of(c, u),
-                "fusion" => {
-                    let called = self.module.called(u)?;
-                    let at = u.operand_ids.iter().position(|o| *o == p.id)?;
-                    let inner = called
-                        .instructions
-                        .iter()
-                        .find(|q| q.opcode == "parameter" && q.parameter_number == at as i64)?;
-                    self.read_of(called, inner)
-                }
-                _ => None,
-            })
-            .sum()
+            }
+        }
+        Some(sum)
     }
 
     /// Bytes that a fusion's result writes: of a stack updated in place, the update.
     fn written(&self, root: &InstructionProto) -> u64 {
-        match root.opcode.as_str() {
-            "tuple" => {
-                root.operand_ids.iter().filter_map(|&o| self.module.instruction(o)).map(|o| self.written(o)).sum()
+        let mut sum: u64 = 0;
+        let mut parts = vec![root];
+        let mut seen = HashSet::new();
+        while let Some(part) = parts.pop() {
+            let operands = || part.operand_ids.iter().filter_map(|&o| self.module.instruction(o));
+            match part.opcode.as_str() {
+                "tuple" => parts.extend(operands().filter(|o| seen.insert(o.id))),
+                "bitcast" => parts.extend(operands().take(1)),
+                "dynamic-update-slice" => {
+                    let update = self.module.operand(part, 1).and_then(|u| u.shape.as_ref());
+                    sum = sum.saturating_add(self.size(update));
+                }
+                "parameter" => {}
+                opcode if is_collective(opcode) || is_async_marker(part) => {}
+                _ => sum = sum.saturating_add(self.size(part.shape.as_ref())),
             }
-            "dynamic-update-slice" => self.size(self.module.operand(root, 1).and_then(|u| u.shape.as_ref())),
-            "bitcast" => self.module.operand(root, 0).map_or(0, |o| self.written(o)),
-            "parameter" => 0,
-            opcode if is_collective(opcode) || is_async_marker(root) => 0,
-            _ => self.size(root.shape.as_ref()),
         }
+        sum
     }
 
     /// Bytes of a value in device memory.

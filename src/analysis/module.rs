@@ -7,6 +7,24 @@ use prost::Message;
 use super::proto::{ComputationProto, InstructionProto, ModuleProto, ModuleWithConfig, ShapeProto};
 use super::shape::{dtype_name, elements};
 
+/// Why bytes are not an optimized program.
+#[derive(Debug, thiserror::Error)]
+pub enum ModuleError {
+    /// Not such a protobuf.
+    #[error(transparent)]
+    Bytes(#[from] prost::DecodeError),
+    /// An operand that the compiler would have written before, or calls that go round.
+    #[error("{0}")]
+    Order(String),
+}
+
+/// Calls in calls that are read. Compilers nest ten.
+const NESTED: usize = 64;
+
+/// Instructions that a reader who follows every call meets at most. The published models' programs have less than a
+/// million.
+const MET: u64 = 1 << 24;
+
 /// An optimized program, as a plugin returns it.
 pub struct Module {
     name: String,
@@ -70,8 +88,8 @@ impl Module {
     /// Reads the bytes of `hlo_with_config` (or of a bare module, `hlo`).
     ///
     /// # Errors
-    /// The protobuf decoder's message.
-    pub fn decode(format: &str, bytes: &[u8]) -> Result<Self, prost::DecodeError> {
+    /// The protobuf decoder's message; operands or calls without an order.
+    pub fn decode(format: &str, bytes: &[u8]) -> Result<Self, ModuleError> {
         let module = match format {
             "hlo_with_config" => ModuleWithConfig::decode(bytes)?.module.unwrap_or_default(),
             _ => ModuleProto::decode(bytes)?,
@@ -84,7 +102,54 @@ impl Module {
         let sequences = module.schedule.unwrap_or_default().sequences;
         let schedule = sequences.into_iter().map(|(id, s)| (id, s.instruction_ids)).collect();
         let computations = module.computations.into_iter().map(|c| (c.id, c)).collect();
-        Ok(Module { name: module.name, entry, computations, places, schedule })
+        let module = Module { name: module.name, entry, computations, places, schedule };
+        module.check_operands()?;
+        module.check_calls()?;
+        Ok(module)
+    }
+
+    /// Operands stand before their users, in the same computation: whoever follows them comes to an end.
+    fn check_operands(&self) -> Result<(), ModuleError> {
+        for c in self.computations.values() {
+            for (at, i) in c.instructions.iter().enumerate() {
+                let before = |id: &&i64| self.places.get(*id).is_none_or(|(of, n)| *of == c.id && *n < at);
+                if let Some(operand) = i.operand_ids.iter().find(|id| !before(id)) {
+                    return Err(ModuleError::Order(format!(
+                        "operand {operand} of '{}' does not stand before it",
+                        i.name
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls do not go round, are not too deep, and come to so many instructions that they can all be followed.
+    fn check_calls(&self) -> Result<(), ModuleError> {
+        let mut met: HashMap<i64, u64> = HashMap::new();
+        for _ in 0..NESTED {
+            let open = self.computations.values().filter(|c| !met.contains_key(&c.id));
+            let known: Vec<(i64, u64)> = open.filter_map(|c| Some((c.id, self.met_in(c, &met)?))).collect();
+            match known.iter().find(|(_, count)| *count > MET) {
+                Some((id, _)) => return Err(ModuleError::Order(format!("computation {id} calls too much to follow"))),
+                None if known.is_empty() => break,
+                None => met.extend(known),
+            }
+        }
+        match self.computations.values().find(|c| !met.contains_key(&c.id)) {
+            Some(c) => {
+                Err(ModuleError::Order(format!("computation {} calls itself, or {NESTED} others in turn", c.id)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Instructions of a computation and of all that it calls, where that is known of what it calls.
+    fn met_in(&self, c: &ComputationProto, met: &HashMap<i64, u64>) -> Option<u64> {
+        c.instructions.iter().try_fold(0u64, |sum, i| {
+            let called = i.called_computation_ids.iter().filter(|id| self.computations.contains_key(id));
+            called.map(|id| met.get(id).copied()).try_fold(sum + 1, |sum, n| Some(sum.saturating_add(n?)))
+        })
     }
 
     /// Its name.
@@ -135,24 +200,20 @@ impl Module {
 
     /// The loops, outermost first.
     pub fn loops(&self) -> Vec<Loop> {
-        self.loops_in(self.entry, &mut BTreeSet::new())
+        self.loops_in(self.entry)
     }
 
-    fn loops_in(&self, id: i64, path: &mut BTreeSet<i64>) -> Vec<Loop> {
+    fn loops_in(&self, id: i64) -> Vec<Loop> {
         let Some(computation) = self.computations.get(&id) else { return Vec::new() };
-        if !path.insert(id) {
-            return Vec::new();
-        }
         let mut found = Vec::new();
         for i in &computation.instructions {
-            let inner: Vec<Loop> = i.called_computation_ids.iter().flat_map(|&c| self.loops_in(c, path)).collect();
+            let inner: Vec<Loop> = i.called_computation_ids.iter().flat_map(|&c| self.loops_in(c)).collect();
             if i.opcode == "while" {
                 found.push(Loop { name: i.name.clone(), scope: i.scope().to_string(), inner });
             } else {
                 found.extend(inner);
             }
         }
-        path.remove(&id);
         found
     }
 

@@ -62,6 +62,10 @@ impl Module {
         root: &'a InstructionProto,
         inside: &'a Entered<'a>,
     ) -> Option<(&'a InstructionProto, At<'a>)> {
+        let mut root = root;
+        while let "copy" | "bitcast" = root.opcode.as_str() {
+            root = self.operand(root, 0)?;
+        }
         match root.opcode.as_str() {
             "compare" => Some((root, At::Here(inside))),
             "fusion" | "call" => {
@@ -69,7 +73,6 @@ impl Module {
                 let inner = self.root(called)?;
                 (inner.opcode == "compare").then_some((inner, At::Called(Entered { by: root, from: Some(inside) })))
             }
-            "copy" | "bitcast" => self.comparison(self.operand(root, 0)?, inside),
             _ => None,
         }
     }
@@ -106,11 +109,11 @@ impl Module {
 
     /// An element of a tuple.
     fn element<'a>(&'a self, tuple: &'a InstructionProto, index: i64) -> Option<&'a InstructionProto> {
-        match tuple.opcode.as_str() {
-            "tuple" => self.operand(tuple, usize::try_from(index).ok()?),
-            "copy" | "optimization-barrier" | "opt-barrier" => self.element(self.operand(tuple, 0)?, index),
-            _ => None,
+        let mut tuple = tuple;
+        while let "copy" | "optimization-barrier" | "opt-barrier" = tuple.opcode.as_str() {
+            tuple = self.operand(tuple, 0)?;
         }
+        (tuple.opcode == "tuple").then(|| self.operand(tuple, usize::try_from(index).ok()?))?
     }
 
     fn linear(&self, i: &InstructionProto, at: Option<&Entered>, depth: usize) -> Option<Linear> {
@@ -130,11 +133,15 @@ impl Module {
             }
             "copy" | "bitcast" | "convert" | "reshape" | "copy-start" | "copy-done" => operand(0),
             "add" | "subtract" => {
-                let (a, b) = (operand(0)?, operand(1)?);
+                // Each side has half of what is left: sums of sums come to an end.
+                let half = |n: usize| self.operand(i, n).and_then(|o| self.linear(o, at, depth / 2));
+                let (a, b) = (half(0)?, half(1)?);
                 let sign = if i.opcode == "add" { 1 } else { -1 };
                 match (a.carried, b.carried) {
-                    (_, None) => Some(Linear { carried: a.carried, offset: a.offset + sign * b.offset }),
-                    (None, Some(_)) if sign == 1 => Some(Linear { carried: b.carried, offset: a.offset + b.offset }),
+                    (_, None) => Some(Linear { carried: a.carried, offset: a.offset.wrapping_add(sign * b.offset) }),
+                    (None, Some(_)) if sign == 1 => {
+                        Some(Linear { carried: b.carried, offset: a.offset.wrapping_add(b.offset) })
+                    }
                     _ => None,
                 }
             }
