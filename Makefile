@@ -93,7 +93,7 @@ seeds-of-%:
 test-tpu:
 	cargo build --locked
 	target/debug/ltx2 plugin install tpu
-	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 cargo test --locked --test tpu --test budgets --test tpu_attention --test why --test search
+	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 LIBTPU_INIT_ARGS=--default_thread_stack_size=1048576 cargo test --locked --test tpu --test budgets --test tpu_attention --test why --test search
 
 # The TPU's attention kernel by the interpreter of tests/mosaic, and the interpreter by JAX's own kernel, which JAX writes
 # here: nothing of it is kept in the repository.
