@@ -99,6 +99,9 @@ pub struct Operation {
 /// Picoseconds of a millisecond.
 const MS: f64 = 1e9;
 
+/// Picoseconds: two and a half hours. What is further from the first line's start is no time of this recording.
+const LONGEST: i64 = 1 << 53;
+
 /// What an operation is, and its time so far.
 struct Known {
     purpose: Purpose,
@@ -177,9 +180,14 @@ impl Reader {
 
     /// Adds the time that each event of a line had for itself, without that of events inside it.
     fn line(&mut self, plane: &XPlane, line: &XLine, origin: i64, background: bool, pieces: &mut Vec<Piece>) {
-        let start = (line.timestamp_ns - origin).saturating_mul(1000);
+        let start = line.timestamp_ns.saturating_sub(origin).saturating_mul(1000);
         let mut spans: Vec<(i64, i64, usize)> = Vec::new();
         for event in line.events.iter().filter(|event| event.duration_ps > 0) {
+            let from = start.saturating_add(event.offset_ps);
+            let to = from.saturating_add(event.duration_ps);
+            if from < -LONGEST || to > LONGEST {
+                continue;
+            }
             let operation = self.operation(plane, event);
             let known = &mut self.operations[operation].1;
             // Copies ahead of their use are what a TPU does in the background all the time.
@@ -187,8 +195,7 @@ impl Reader {
                 continue;
             }
             known.count += 1;
-            let from = start + event.offset_ps;
-            spans.push((from, from + event.duration_ps, operation));
+            spans.push((from, to, operation));
         }
         spans.sort_unstable_by_key(|(from, to, _)| (*from, -to));
         let mut open: Vec<(i64, usize)> = Vec::new();
@@ -262,10 +269,11 @@ impl Reader {
         let mut sums: BTreeMap<Activity, i64> = BTreeMap::new();
         for Piece { operation, span } in pieces {
             let known = &mut self.operations[*operation].1;
-            known.ps += span.1 - span.0;
+            known.ps = known.ps.saturating_add(span.1 - span.0);
             let activity = known.purpose.activity;
             spans.entry(activity).or_default().push(*span);
-            *sums.entry(activity).or_default() += span.1 - span.0;
+            let sum = sums.entry(activity).or_default();
+            *sum = sum.saturating_add(span.1 - span.0);
         }
         let busy: BTreeMap<Activity, Intervals> = spans.into_iter().map(|(a, s)| (a, Intervals::of(s))).collect();
         let work = busy.iter().filter(|(a, _)| !a.is_collective()).fold(Intervals::default(), |all, (_, i)| all.or(i));
