@@ -99,9 +99,10 @@ def program(module, used):
                 waiting += [get(v, 35) for tag, v in fields(computations[called]) if tag == 2]
         if not get(get(body[i], 7, b""), 2):
             waiting += list(numbers(body[i], 36))[:1]
+    # In the compiler's order, operands before their users: readers rely on it.
     out = [(1, get(module, 1)), (6, get(module, 6))]
     for number, computation in computations.items():
-        own = [(2, instruction(body[i])) for i in sorted(kept) if place[i] == number]
+        own = [(2, instruction(data)) for i, data in body.items() if i in kept and place[i] == number]
         if own:
             out.append((3, message(*own, (5, number), (6, get(computation, 6, 0)))))
     return message(*out)

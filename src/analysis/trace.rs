@@ -33,7 +33,7 @@ pub struct Trace {
     pub devices: Vec<DeviceTime>,
     /// Operations of all devices, the longest first.
     pub operations: Vec<Operation>,
-    /// What the recorder said it could not do.
+    /// What the recorder said it could not do, and programs that could not be read.
     pub warnings: Vec<String>,
 }
 
@@ -140,7 +140,8 @@ impl Trace {
                 if said.is_empty() { String::new() } else { format!("; the recorder says: {}", said.join("; ")) };
             return Err(format!("the trace holds no operation of a device{said}"));
         }
-        Ok(reader.summary(devices, steps, [&space.errors[..], &space.warnings[..]].concat()))
+        let warnings = [&space.errors[..], &space.warnings[..], &reader.unread[..]].concat();
+        Ok(reader.summary(devices, steps, warnings))
     }
 }
 
@@ -167,15 +168,22 @@ fn lines(plane: &XPlane) -> Vec<(&XLine, bool)> {
 struct Reader {
     /// What the programs say, by name of the program and of the instruction.
     programs: HashMap<String, HashMap<String, Purpose>>,
+    /// Why programs say nothing.
+    unread: Vec<String>,
     numbers: HashMap<(String, String), usize>,
     operations: Vec<(String, Known)>,
 }
 
 impl Reader {
     fn new(space: &XSpace) -> Self {
-        let modules = space.programs().filter_map(|bytes| Module::decode("hlo_with_config", bytes).ok());
-        let programs = modules.map(|m| (m.name().to_string(), m.purposes())).collect();
-        Reader { programs, numbers: HashMap::new(), operations: Vec::new() }
+        let (mut programs, mut unread) = (HashMap::new(), Vec::new());
+        for bytes in space.programs() {
+            match Module::decode("hlo_with_config", bytes) {
+                Ok(m) => drop(programs.insert(m.name().to_string(), m.purposes())),
+                Err(e) => unread.push(format!("a program of the recording explains nothing: {e}")),
+            }
+        }
+        Reader { programs, unread, numbers: HashMap::new(), operations: Vec::new() }
     }
 
     /// Adds the time that each event of a line had for itself, without that of events inside it.
