@@ -129,6 +129,7 @@ fn several_gpus_are_one() {
         ("sequence", "cfg=2,context=2"),
         ("cfg-ulysses", "cfg=2,context=2"),
         ("tensor", "cfg=2,tensor=2"),
+        ("tensor", "context=2,tensor=2"),
     ];
     let size = |axis: &str| axis.split('=').nth(1).and_then(|n| n.parse::<usize>().ok());
     let devices = |mesh: &str| mesh.split(',').filter_map(size).product::<usize>();

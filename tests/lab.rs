@@ -89,6 +89,10 @@ fn a_case_is_measured_on_its_own_devices() {
     let seconds = result["programs"]["denoise_loop"]["median"].as_f64().expect("seconds of a step");
     let page = std::fs::read_to_string(out.join("report.html")).expect("a report");
     assert!(page.contains(&format!("measured {:.3} ms", seconds * 1e3)), "the report draws {seconds}");
+
+    // Results that came from elsewhere are shown where nothing is measured.
+    let again = common::ltx2().arg("experiment").arg(&yaml).arg("-o").arg(&out).output().expect("runs");
+    assert_eq!((records(&out).len(), again.stdout == done.stdout), (2, true), "{}", stderr(&again));
 }
 
 #[test]

@@ -19,13 +19,14 @@ fn limit(layout: &str) -> f64 {
 }
 
 /// Layouts with the meshes they are run on: the default, and others that leave sizes that do not divide.
-const LAYOUTS: [(&str, &str); 15] = [
+const LAYOUTS: [(&str, &str); 16] = [
     ("sequence", "context=8"),
     ("ulysses", "context=8"),
     ("ring", "context=8"),
     ("hybrid", "context=8"),
     ("tensor", "tensor=2"),
     ("tensor", "tensor=4"),
+    ("tensor", "cfg=2,context=2,tensor=2"),
     ("cfg", "cfg=2"),
     ("cfg-ulysses", "cfg=2,context=4"),
     ("fsdp-ulysses", "fsdp=2,context=4"),
@@ -133,6 +134,7 @@ fn whole_requests() {
             ("fsdp-ulysses", "cfg=4,context=2"),
             ("tensor", "tensor=2"),
             ("tensor", "cfg=2,tensor=2"),
+            ("tensor", "cfg=2,context=2,tensor=2"),
         ];
         for (layout, mesh) in layouts {
             let got = run(layout, mesh, 8);

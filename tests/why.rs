@@ -8,9 +8,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use common::tpu::libtpu;
+use ltx2::config::shipped_layouts;
 use serde_json::Value;
 
 const TARGET: &str = "tpu:v5p:2x2x2";
+/// Whose memory does not hold the weights.
+const SMALL: &str = "tpu:v6e:2x4";
 
 /// Results are kept between runs, by everything that they depend on.
 fn folder() -> PathBuf {
@@ -18,11 +21,15 @@ fn folder() -> PathBuf {
 }
 
 fn why(layout: &str, write: &Path) -> Value {
+    asked(layout, &["--target", TARGET, "--write", write.to_str().expect("UTF-8")])
+}
+
+fn asked(layout: &str, more: &[&str]) -> Value {
     // One run at a time writes into the folder.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = common::ltx2();
-    command.args(["why", "--target", TARGET, "-c", "ltx2", "--layout", layout, "--json", "-", "--write"]).arg(write);
+    command.args(["why", "-c", "ltx2", "--layout", layout, "--json", "-"]).args(more);
     let out = command.arg("-o").arg(folder()).output().expect("runs");
     assert!(out.status.success(), "{layout}: {}", String::from_utf8_lossy(&out.stderr));
     let answer: Value = serde_json::from_slice(&out.stdout).expect("JSON");
@@ -88,4 +95,37 @@ fn the_first_advice_is_the_published_change() {
     assert!(best(&answer).0.starts_with("tensors: without \"*ff.hidden\""), "{:?}", best(&answer));
     let answer = why("rope-gathered", &path);
     assert_eq!(best(&answer).0, "exchange: rope: local");
+}
+
+/// What is shipped to be used is not to be mended: no change gains more than a hundredth, or it leads to what is shipped.
+#[test]
+fn advice_on_a_shipped_layout_is_a_shipped_layout() {
+    if !libtpu() {
+        return;
+    }
+    let cases: &[(&str, &[&str])] = &[
+        ("replicated", &["--target", "tpu:v5p:2x2x1"]),
+        ("sequence", &["--target", TARGET]),
+        ("ulysses", &["--target", TARGET]),
+        ("ring", &["--target", TARGET]),
+        ("hybrid", &["--target", TARGET]),
+        ("cfg", &["--target", "tpu:v5p:2x2x1"]),
+        ("cfg-ulysses", &["--target", TARGET, "--mesh", "cfg=2,context=4"]),
+        ("tensor", &["--target", SMALL, "--mesh", "cfg=2,context=2,tensor=2"]),
+        ("fsdp-ulysses", &["--target", SMALL]),
+    ];
+    let named: Vec<&str> = cases.iter().map(|(layout, _)| *layout).collect();
+    assert_eq!(named, shipped_layouts().collect::<Vec<_>>(), "every layout to be used, and no other");
+    let ulysses = shipped("ulysses");
+    for (layout, more) in cases {
+        let answer = asked(layout, more);
+        let cost = |n: usize| answer["advice"][0]["cost"][n].as_f64();
+        let (Some(before), Some(after)) = (cost(0), cost(1)) else { continue };
+        if after >= before * 0.99 {
+            continue;
+        }
+        let (change, bytes) = best(&answer);
+        let exchanged = ["sequence", "ring", "hybrid"].contains(layout) && change == "exchange: kind: ulysses";
+        assert!(exchanged && (bytes / ulysses - 1.0).abs() < 0.01, "{layout}: {change}: {before} to {after}");
+    }
 }

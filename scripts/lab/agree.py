@@ -76,29 +76,31 @@ def xprofs(path):
     idle = sum(row["total_self_time"] for row in rows if row["type"] == "IDLE")
     share = next(row["device_total_self_time_percent"] for row in rows if row["type"] == "IDLE")
     # The idle time and its share give the whole. It is what the operations leave, so that it is short by what runs beside
-    # other work.
-    return rest({name: 100 * share * time / idle for name, time in times.items()})
+    # other work: where that is all of it, the operations are the whole.
+    return parts(times, idle / share if idle else None)
 
 
-def rest(shares):
-    """Shares with the remainder as idle."""
-    return {**shares, IDLE: 100 - sum(shares.values())}
+def parts(times, whole):
+    """Percent of the whole, with what remains as idle; without a whole, of all times."""
+    shares = {name: 100 * time / (whole or sum(times.values())) for name, time in times.items()}
+    return {**shares, IDLE: 100 - sum(shares.values())} if whole else shares
 
 
-def ours(ltx2, path):
-    """Shares in percent, by this program."""
+def ours(ltx2, path, busy):
+    """Shares in percent, by this program; `busy`: of the operations' time."""
     out = subprocess.run([ltx2, "profile", "--read", path, "--json", "-"], check=True, stdout=subprocess.PIPE)
     trace = json.loads(out.stdout)["trace"]
-    shares = collections.Counter()
+    times = collections.Counter()
     for row in trace["activities"]:
         name = row["activity"]
-        shares[name if name in ("matmul", "attention", *EXCHANGES) else REST] += 100 * row["ms"] / trace["window_ms"]
-    return rest(shares)
+        times[name if name in ("matmul", "attention", *EXCHANGES) else REST] += row["ms"]
+    return parts(times, None if busy else trace["window_ms"])
 
 
 def compare(ltx2, path):
     """Prints both; the largest difference."""
-    theirs, own = xprofs(path), ours(ltx2, path)
+    theirs = xprofs(path)
+    own = ours(ltx2, path, IDLE not in theirs)
     worst = 0.0
     print(f"{'share of the time, %':<28}{'ltx2':>8}{'xprof':>8}{'apart':>8}")
     for name in sorted({*theirs, *own}, key=lambda name: -own.get(name, 0.0)):

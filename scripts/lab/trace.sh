@@ -19,3 +19,4 @@ row two_sequence 2 "${small[@]}" --layout sequence --mesh context=2
 row two_tensor 2 "${small[@]}" --layout tensor --mesh tensor=2
 row two_sequence_full 2 --layout sequence --mesh context=2
 row four_sequence 4 "${small[@]}" --layout sequence --mesh cfg=2,context=2
+row four_sequence_full 4 --layout sequence --mesh cfg=2,context=2

@@ -1,87 +1,139 @@
-"""The ablation table: each layout kept for its waste beside the one that mends it, compiled for eight v5p chips.
+"""The ablation in a page: each layout kept for its waste beside the one that mends it, and what the step takes away.
 
-Called by `make ablations`; reads nothing but `ltx2 compile --json` and writes docs/ablations.md.
+Called by `make ablations`; reads the results of experiments/ablation.yml and writes docs/ablations.md.
 """
 
 import argparse
 import json
-import os
 import pathlib
-import subprocess
 import sys
 
-TARGET = "tpu:v5p:2x2x2"
-LAYERS = 3
-# Layout, what it shows, what was published of the step it replays.
+TARGETS = [("tpu:v5p:2x2x2", "v5p-8"), ("tpu:tpu7x:2x2x1", "TPU7x-8"), ("cuda:h200:1x1x4", "4 H200")]
+# Steps that follow each other: layout, what it does, what was published of it.
 STEPS = [
-    ("before-385", "every weight split along the side that the residual stream meets",
-     "969 MB a layer (MaxDiffusion before #385, TPU7x, its f32 keys and gathered text included); 20 s a video"),
-    ("ffn-matched", "feed-forward weights whole", "701 MB; 16.7 s a video"),
-    ("qkv-unsharded", "query, key and value weights whole too", "between the PR's two steps"),
-    ("out-unsharded", "output weights whole too", "355 MB; 13.84 s a video"),
-    ("sequence", "what the steps lead to: bf16 keys and values gathered once, text whole", "337 MB (MaxDiffusion today)"),
-    ("ulysses", "tokens traded for heads instead", "110 MB (MaxDiffusion's own)"),
-    ("tensor-gathered-ffn", "inner activations gathered before the GELU",
-     "AllGather 12.2 % of kernel time (SGLang before #23221, 4 H100)"),
-    ("tensor", "column then row, one sum", "AllGather 5.4 %, denoise step 0.3868 to 0.3739 s (after)"),
-    ("rope-gathered", "keys and their tables gathered, then rotated",
-     "7720 all-gathers, 605 ms (TensorRT-LLM before #13687, 2 GPUs)"),
-    ("sequence", "keys rotated where they are", "3880 all-gathers, 435 ms (after)"),
+    [
+        ("before-385", "every weight split along the side that the residual stream meets",
+         "969 MB a layer (MaxDiffusion before #385, TPU7x, its f32 keys and gathered text included); 20 s a video"),
+        ("ffn-matched", "feed-forward weights whole", "701 MB; 16.7 s a video"),
+        ("qkv-unsharded", "query, key and value weights whole too", "between the PR's two steps"),
+        ("out-unsharded", "output weights whole too", "355 MB; 13.84 s a video"),
+        ("sequence", "what the steps lead to: bf16 keys and values gathered once, text whole", "337 MB (MaxDiffusion today)"),
+        ("ulysses", "tokens traded for heads instead", "110 MB (MaxDiffusion's own)"),
+    ],
+    [
+        ("tensor-gathered-ffn", "inner activations gathered before the GELU",
+         "AllGather 12.2 % of kernel time (SGLang before #23221, 4 H100)"),
+        ("tensor", "column then row, one sum", "AllGather 5.4 %, denoise step 0.3868 to 0.3739 s (after)"),
+    ],
+    [
+        ("rope-gathered", "keys and their tables gathered, then rotated",
+         "7720 all-gathers, 605 ms (TensorRT-LLM before #13687, 2 GPUs)"),
+        ("sequence", "keys rotated where they are", "3880 all-gathers, 435 ms (after)"),
+    ],
 ]
+BLOCKS = "transformer.transformer_blocks.*."
 
 
-def measure(ltx2, layout):
-    """The figures of one layout."""
-    command = [ltx2, "compile", "--target", TARGET, "-c", "ltx2", "--layout", layout, "--layers", str(LAYERS), "--json", "-"]
-    environment = dict(os.environ, TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr}")
-    return json.loads(done.stdout)
+def argument(command, flag):
+    return command[command.index(flag) + 1] if flag in command else None
 
 
-def kinds(figures):
-    """What moves in a layer, by kind: `4 all-to-all 50.3`."""
+def read(path):
+    """Figures by target and layout, and measured seconds of a step by layout."""
+    compiled, measured = {}, {}
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        layout, result = argument(record["command"], "--layout"), record["result"]
+        if result is None:
+            continue
+        if record["work"] == "compile":
+            compiled[argument(record["command"], "--target"), layout] = result
+        elif record["work"] == "measure":
+            measured[layout] = result["programs"]["denoise_loop"]["median"]
+    return compiled, measured
+
+
+def moved(figures):
+    """Runs and megabytes in a block by kind of exchange and tensor, or place where none is known."""
     sums = {}
     for c in figures["collectives"]["list"]:
         if c["per"] == "layer":
-            count, size = sums.get(c["kind"], (0, 0.0))
-            runs = c["count"] * c["trip_count"] / LAYERS
-            sums[c["kind"]] = (count + runs, size + runs * c["bytes"])
-    return ", ".join(f"{n:g} {kind} {size / 1e6:.1f}" for kind, (n, size) in sorted(sums.items()))
+            key = c["kind"], (c["tensor"] or c["scope"]).removeprefix(BLOCKS)
+            runs = c["count"] * c["trip_count"] / figures["layers"]
+            count, size = sums.get(key, (0, 0.0))
+            sums[key] = count + runs, size + runs * c["bytes"] / 1e6
+    return sums
+
+
+def more(first, second):
+    """What the first moves more than the second, the largest first; below a megabyte only counted."""
+    none = (0, 0.0)
+    rest = {key: (n - second.get(key, none)[0], mb - second.get(key, none)[1]) for key, (n, mb) in first.items()}
+    large = sorted(((mb, key, n) for key, (n, mb) in rest.items() if mb >= 1.0), reverse=True)
+    small = sum(1 for _, mb in rest.values() if 0.0 < mb < 1.0)
+    runs = lambda n, kind: f"{n:.3g} {kind}" if n > 0 else kind
+    said = [f"`{what}` {mb:.1f} ({runs(n, kind)})" for mb, (kind, what), n in large]
+    return ", ".join(said + ([f"{small} below 1 MB"] if small else [])) or "none"
+
+
+def table(compiled, measured):
+    heads = [f"{name}: MB a block, ms a step" for _, name in TARGETS]
+    lines = [f"| layout | what it does | {' | '.join(heads)} | measured | published of the same step |", "|---" * 7 + "|"]
+    for steps in STEPS:
+        for layout, what, published in steps:
+            cells = []
+            for target, _ in TARGETS:
+                f = compiled[target, layout]
+                cells.append(f"{f['collectives']['per_layer_bytes'] / 1e6:.1f}, {f['predicted_all_ms']['step']:.1f}")
+            ms = f"{measured[layout] * 1e3:.1f}" if layout in measured else "not measured"
+            lines.append(f"| `{layout}` | {what} | {' | '.join(cells)} | {ms} | {published} |")
+    return lines
+
+
+def changes(compiled):
+    lines = ["| step | target | exchanges it ends, MB a block | exchanges in their place |", "|---|---|---|---|"]
+    for steps in STEPS:
+        for (before, _, _), (after, _, _) in zip(steps, steps[1:]):
+            for target, name in TARGETS:
+                a, b = (moved(compiled[target, layout]) for layout in (before, after))
+                lines.append(f"| `{before}` → `{after}` | {name} | {more(a, b)} | {more(b, a)} |")
+    return lines
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ltx2", required=True, help="the program")
-    parser.add_argument("-o", required=True, type=pathlib.Path, help="the table")
+    parser.add_argument("results", type=pathlib.Path, help="results.jsonl of the experiment")
+    parser.add_argument("-o", required=True, type=pathlib.Path, help="the page")
     args = parser.parse_args()
-    measured = {}
+    compiled, measured = read(args.results)
+    missing = [f"{layout} for {target}" for target, _ in TARGETS for steps in STEPS for layout, _, _ in steps
+               if (target, layout) not in compiled]
+    if missing:
+        sys.exit(f"{args.results} lacks {', '.join(missing)}")
     lines = [
         "# What each step of a layout is worth",
         "",
-        f"The 19B denoising loop at 768x512x121 with a negative prompt, optimized by libtpu for `{TARGET}` ({LAYERS} blocks; "
-        "figures of one block do not depend on their number). MB of collective output and of wire a layer a device; "
-        "times are predicted by the roofline and link model of `ltx2 compile`, not measured.",
+        "The 19B denoising loop at 768x512x121 with a negative prompt, as libtpu and XLA's CUDA compiler make it (3 blocks; "
+        "figures of one block do not depend on their number): MB of collective output a block and device, `predicted` "
+        "milliseconds of a step by the roofline and link model of `ltx2 compile`; measured: milliseconds of a step on four "
+        "H200s, random weights.",
         "",
-        "| layout | what it does | MB a layer | wire MB | made of | predicted ms a layer | published of the same step |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for layout, what, published in STEPS:
-        if layout not in measured:
-            print(layout, file=sys.stderr)
-            measured[layout] = measure(args.ltx2, layout)
-        f = measured[layout]
-        c = f["collectives"]
-        lines.append(
-            f"| `{layout}` | {what} | {c['per_layer_bytes'] / 1e6:.1f} | {c['per_layer_wire_bytes'] / 1e6:.1f} | {kinds(f)} "
-            f"| {f['predicted_ms']['step'] / LAYERS:.2f} | {published} |"
-        )
-    lines += [
+        *table(compiled, measured),
         "",
-        "Made by `make ablations`. The published figures are of other programs on other chips: MaxDiffusion pull requests "
-        "385 and 414 and its own compiled programs on TPU7x, SGLang pull request 23221, TensorRT-LLM pull request 13687. "
-        "They stand beside ours to show the same step, not the same clock.",
+        "The published figures are of other programs on other chips: MaxDiffusion pull requests 385 and 414 and its own "
+        "compiled programs on TPU7x, SGLang pull request 23221, TensorRT-LLM pull request 13687. They stand beside ours to "
+        "show the same step, not the same clock.",
+        "",
+        "## What each step takes away",
+        "",
+        "Exchanges of a block by tensor, output megabytes and runs. libtpu carries out a gather of a weight as a chain of "
+        "collective permutes, each beside a part of the product. The same with every tensor's place, and between any two "
+        "cases, is in the experiment's `report.html`.",
+        "",
+        *changes(compiled),
+        "",
+        "Made by `make ablations` from experiments/ablation.yml; measured on 2026-11-22 by the same with `--measure` "
+        "([its lines](calibration/ablation-4.jsonl)), 4 steps, the median of 3 runs.",
         "",
     ]
     args.o.write_text("\n".join(lines))

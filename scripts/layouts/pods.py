@@ -15,10 +15,10 @@ import sys
 
 # Slice by the name of docs/tpu.md, its topology, the meshes that were weighed.
 SLICES = [
-    ("v5e-16", "tpu:v5e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8"]),
-    ("v6e-8", "tpu:v6e:2x4", ["fsdp-ulysses context=8", "fsdp-ulysses cfg=2,context=4", "tensor tensor=8", "tensor cfg=2,tensor=4"]),
-    ("v6e-16", "tpu:v6e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8"]),
-    ("v6e-64", "tpu:v6e:8x8", ["fsdp-ulysses cfg=2,context=32", "fsdp-ulysses data=2,cfg=2,context=16", "tensor data=4,cfg=2,tensor=8"]),
+    ("v5e-16", "tpu:v5e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8", "tensor cfg=2,context=2,tensor=4"]),
+    ("v6e-8", "tpu:v6e:2x4", ["fsdp-ulysses context=8", "fsdp-ulysses cfg=2,context=4", "tensor tensor=8", "tensor cfg=2,tensor=4", "tensor cfg=2,context=2,tensor=2"]),
+    ("v6e-16", "tpu:v6e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8", "tensor cfg=2,context=2,tensor=4", "tensor cfg=2,context=4,tensor=2"]),
+    ("v6e-64", "tpu:v6e:8x8", ["fsdp-ulysses cfg=2,context=32", "fsdp-ulysses data=2,cfg=2,context=16", "tensor data=4,cfg=2,tensor=8", "tensor cfg=2,context=16,tensor=2", "tensor data=2,cfg=2,context=8,tensor=2"]),
     ("v5p-8", "tpu:v5p:2x2x2", ["cfg-ulysses cfg=2,context=4", "ulysses context=8", "sequence cfg=2,context=4", "tensor cfg=2,tensor=4"]),
     ("v5p-32", "tpu:v5p:2x4x4", ["cfg-ulysses cfg=2,context=16", "ulysses context=32", "cfg-ulysses data=2,cfg=2,context=8"]),
     ("tpu7x-8", "tpu:tpu7x:2x2x1", ["cfg-ulysses cfg=2,context=4", "ulysses context=8", "sequence cfg=2,context=4", "tensor cfg=2,tensor=4"]),
@@ -39,12 +39,12 @@ SCALE = [
     ("tpu:v5p:4x8x8", 1, "sequence cfg=2,context=128"),
     ("tpu:v5p:4x8x8", 32, "cfg-ulysses data=32,cfg=2,context=4"),
     ("tpu:v5p:4x8x8", 16, "cfg-ulysses data=16,cfg=2,context=8"),
-    ("tpu:v6e:2x4", 1, "fsdp-ulysses cfg=2,context=4"),
-    ("tpu:v6e:4x4", 1, "fsdp-ulysses cfg=2,context=8"),
-    ("tpu:v6e:4x8", 1, "fsdp-ulysses cfg=2,context=16"),
-    ("tpu:v6e:8x8", 1, "fsdp-ulysses cfg=2,context=32"),
-    ("tpu:v6e:16x16", 8, "fsdp-ulysses data=8,cfg=2,context=16"),
-    ("tpu:v6e:16x16", 32, "fsdp-ulysses data=32,cfg=2,context=4"),
+    ("tpu:v6e:2x4", 1, "tensor cfg=2,context=2,tensor=2"),
+    ("tpu:v6e:4x4", 1, "tensor cfg=2,context=4,tensor=2"),
+    ("tpu:v6e:4x8", 1, "tensor cfg=2,context=8,tensor=2"),
+    ("tpu:v6e:8x8", 1, "tensor cfg=2,context=16,tensor=2"),
+    ("tpu:v6e:16x16", 8, "tensor data=8,cfg=2,context=8,tensor=2"),
+    ("tpu:v6e:16x16", 32, "tensor data=32,cfg=2,context=2,tensor=2"),
 ]
 LAYERS = 3
 BLOCKS = 48

@@ -5,9 +5,10 @@
 # binary `ltx2` and its `plugins/tpu` in it: a mounted bucket, or copied there with `gcloud … scp --worker=all`. ARGUMENTS
 # are ltx2's. Each worker asks its metadata server which one it is; the first one's address is the meeting place.
 #
-#   scripts/pod/tpu-vm.sh my-v6e us-east5-b /mnt/ltx2 generate -c ltx2 --layout fsdp-ulysses -p "a red fox" -o /mnt/ltx2/fox.mp4
+#   scripts/pod/tpu-vm.sh my-v6e us-east5-b /mnt/ltx2 generate -c ltx2 --layout tensor --mesh cfg=2,context=2,tensor=2 \
+#       -p "a red fox" -o /mnt/ltx2/fox.mp4
 set -euo pipefail
-[ $# -ge 4 ] || { sed -n '2,8p' "$0" >&2; exit 2; }
+[ $# -ge 4 ] || { sed -n '2,9p' "$0" >&2; exit 2; }
 name=$1 zone=$2 folder=$3
 shift 3
 arguments=$(printf ' %q' "$@")

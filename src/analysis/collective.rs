@@ -1,5 +1,7 @@
 //! What a collective is, in whichever form a compiler leaves it.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::module::Module;
@@ -143,6 +145,24 @@ impl Module {
         }
         String::new()
     }
+
+    /// The name scope of what first reads a value, or what is made of it alone: a compiler that moves an exchange, or
+    /// makes a gather of its own for a weight, may leave it without one.
+    pub(super) fn scope_of_reader(&self, i: &InstructionProto) -> String {
+        let mut made_of_it = HashSet::from([i.id]);
+        // Readers stand behind what they read.
+        for later in self.behind(i) {
+            if !later.operand_ids.iter().any(|id| made_of_it.contains(id)) {
+                continue;
+            }
+            let scope = trim(later.scope());
+            if !scope.is_empty() {
+                return scope;
+            }
+            made_of_it.insert(later.id);
+        }
+        String::new()
+    }
 }
 
 const MANUAL_REGION: &str = "manual_computation/";
@@ -218,6 +238,9 @@ pub(super) fn dtypes_and_bytes(shape: &ShapeProto) -> (String, f64) {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+
+    use super::super::proto::{MetadataProto, ModuleProto};
     use super::*;
 
     #[test]
@@ -227,6 +250,30 @@ mod tests {
         assert_eq!(Kind::ReduceScatter.wire_bytes(100.0, 8), 700.0);
         assert_eq!(Kind::AllToAll.wire_bytes(800.0, 4), 600.0);
         assert_eq!(Kind::CollectivePermute.wire_bytes(800.0, 2), 800.0);
+    }
+
+    #[test]
+    fn a_gather_without_a_scope_is_its_readers() {
+        let instruction = |id: i64, opcode: &str, operands: &[i64], scope: &str| InstructionProto {
+            id,
+            opcode: opcode.into(),
+            operand_ids: operands.into(),
+            metadata: Some(MetadataProto { op_name: scope.into() }),
+            ..InstructionProto::default()
+        };
+        let instructions = vec![
+            instruction(1, "parameter", &[], ""),
+            instruction(2, "all-gather", &[1], ""),
+            instruction(3, "add", &[1, 1], "blocks/attn1/add"),
+            instruction(4, "bitcast", &[2], ""),
+            instruction(5, "custom-call", &[3, 4], "jit(main)/blocks/ff/2/dot_general"),
+        ];
+        let entry = ComputationProto { id: 1, instructions, root_id: 5, ..ComputationProto::default() };
+        let module = ModuleProto { computations: vec![entry], entry_computation_id: 1, ..ModuleProto::default() };
+        let module = Module::decode("hlo", &module.encode_to_vec()).expect("a module");
+        let gather = module.instruction(2).expect("the gather");
+        assert_eq!((module.scope_of(gather).as_str(), module.scope_of_reader(gather).as_str()), ("", "blocks/ff/2"));
+        assert_eq!(module.scope_of_reader(module.instruction(5).expect("the product")), "");
     }
 
     #[test]

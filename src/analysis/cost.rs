@@ -3,7 +3,7 @@
 //! Compilers' own estimates are not used: TPU's leave loops out and CUDA's need a device. Elementwise arithmetic is not
 //! counted as work, only by the bytes it moves. A kernel call that states its own cost is believed.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
@@ -126,11 +126,23 @@ impl<'a> Counter<'a> {
 
     /// Bytes that a fusion reads of a parameter, where it takes slices only: a loop's fusion takes one layer of a stack.
     fn read_of(&self, c: &ComputationProto, p: &InstructionProto) -> Option<u64> {
+        let outermost = c.id;
         let mut sum: u64 = 0;
-        // Other names of the parameter, here and inside of fusions that it is handed to.
-        let mut names = vec![(c, p.id)];
+        // Other names of the parameter, here and inside of fusions that it is handed to; whether one is a copy's, of
+        // which a fusion makes what is taken of it.
+        let mut names = vec![(c, p.id, false)];
         let mut seen = HashSet::new();
-        while let Some((c, id)) = names.pop() {
+        // Where the fusions inside stand: what they give is read there.
+        let mut from = HashMap::new();
+        while let Some((c, id, copied)) = names.pop() {
+            if copied && c.id == outermost && c.root_id == id {
+                return None;
+            }
+            if c.root_id == id
+                && let Some(&(outer, fusion)) = from.get(&c.id)
+            {
+                names.extend(seen.insert(fusion).then_some((outer, fusion, copied)));
+            }
             for u in c.instructions.iter().filter(|u| u.operand_ids.contains(&id)) {
                 let first = u.operand_ids.first() == Some(&id);
                 match u.opcode.as_str() {
@@ -138,17 +150,19 @@ impl<'a> Counter<'a> {
                         sum = sum.saturating_add(u.shape.as_ref().map(shape::bytes)?);
                     }
                     // Written in place: what is not overwritten is not read.
-                    "dynamic-update-slice" if first => {}
+                    "dynamic-update-slice" if first && !copied => {}
                     // Handed through, or moved over links by a collective that runs meanwhile.
-                    "tuple" => {}
+                    "tuple" if !copied => {}
                     opcode if is_collective(opcode) || is_async_marker(u) => {}
-                    "bitcast" => names.extend(seen.insert(u.id).then_some((c, u.id))),
+                    "bitcast" => names.extend(seen.insert(u.id).then_some((c, u.id, copied))),
+                    "copy" => names.extend(seen.insert(u.id).then_some((c, u.id, true))),
                     "fusion" => {
                         let called = self.module.called(u)?;
                         let at = u.operand_ids.iter().position(|o| *o == id)?;
                         let is_it = |q: &&InstructionProto| q.opcode == "parameter" && q.parameter_number == at as i64;
                         let inner = called.instructions.iter().find(is_it)?;
-                        names.extend(seen.insert(inner.id).then_some((called, inner.id)));
+                        from.insert(called.id, (c, u.id));
+                        names.extend(seen.insert(inner.id).then_some((called, inner.id, copied)));
                     }
                     _ => return None,
                 }
@@ -315,7 +329,9 @@ fn valid_pairs(input: i64, output: i64, w: &super::proto::WindowDimensionProto) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::proto::WindowDimensionProto;
+    use prost::Message;
+
+    use super::super::proto::{ModuleProto, WindowDimensionProto};
     use super::*;
 
     fn window(size: i64, stride: i64, padding: i64, base: i64) -> WindowDimensionProto {
@@ -327,6 +343,42 @@ mod tests {
             window_dilation: 1,
             base_dilation: base,
         }
+    }
+
+    /// TPU7x's fusions copy a stack and take a layer of the copy, which makes that layer alone.
+    #[test]
+    fn a_fusion_reads_the_layer_that_it_takes_of_a_copied_stack() {
+        // bf16
+        let shape = |dims: &[i64]| ShapeProto { element_type: 16, dimensions: dims.into(), ..ShapeProto::default() };
+        let stack = [48, 16, 8];
+        let instruction = |id: i64, opcode: &str, operands: &[i64], dims: &[i64], calls: &[i64]| InstructionProto {
+            id,
+            opcode: opcode.into(),
+            operand_ids: operands.into(),
+            shape: Some(shape(dims)),
+            called_computation_ids: calls.into(),
+            ..InstructionProto::default()
+        };
+        let bytes = |layer: bool| {
+            let copy = vec![instruction(1, "parameter", &[], &stack, &[]), instruction(2, "copy", &[1], &stack, &[])];
+            let mut taken =
+                vec![instruction(3, "parameter", &[], &stack, &[]), instruction(4, "fusion", &[3], &stack, &[1])];
+            let dims: &[i64] = if layer { &[1, 16, 8] } else { &stack };
+            taken.extend(layer.then(|| instruction(5, "dynamic-slice", &[4], dims, &[])));
+            let entry = vec![instruction(6, "parameter", &[], &stack, &[]), instruction(7, "fusion", &[6], dims, &[2])];
+            let computation = |id: i64, instructions: Vec<InstructionProto>| {
+                let root_id = instructions.last().map_or(0, |i| i.id);
+                ComputationProto { id, instructions, root_id, ..ComputationProto::default() }
+            };
+            let computations = vec![computation(1, copy), computation(2, taken), computation(3, entry)];
+            let module = ModuleProto { computations, entry_computation_id: 3, ..ModuleProto::default() };
+            let module = Module::decode("hlo", &module.encode_to_vec()).expect("a module");
+            let counter = Counter { module: &module, on_chip: true };
+            counter.work(module.instruction(7).expect("the fusion")).bytes
+        };
+        let of = |layers: f64| layers * 16.0 * 8.0 * 2.0;
+        assert_eq!(bytes(true), of(1.0) + of(1.0));
+        assert_eq!(bytes(false), of(48.0) + of(48.0));
     }
 
     #[test]

@@ -176,6 +176,12 @@ impl Module {
         self.computations.get(computation)?.instructions.get(*at)
     }
 
+    /// What stands behind an instruction in its computation.
+    pub(super) fn behind(&self, i: &InstructionProto) -> &[InstructionProto] {
+        let place = self.places.get(&i.id).and_then(|(c, at)| self.computation(*c)?.instructions.get(at + 1..));
+        place.unwrap_or_default()
+    }
+
     pub(super) fn operand(&self, i: &InstructionProto, n: usize) -> Option<&InstructionProto> {
         self.instruction(*i.operand_ids.get(n)?)
     }

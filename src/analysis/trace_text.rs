@@ -38,7 +38,7 @@ impl fmt::Display for Trace {
             writeln!(f, "and {} more", self.scopes.len() - SCOPES)?;
         }
         for warning in &self.warnings {
-            writeln!(f, "the recorder warns: {warning}")?;
+            writeln!(f, "warning: {warning}")?;
         }
         Ok(())
     }

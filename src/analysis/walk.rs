@@ -345,10 +345,13 @@ impl<'a> Walk<'a> {
         let (kind, result) = self.module.result(collective, fused_in)?;
         let span = span(collective, self.mesh);
         let (dtype, bytes) = dtypes_and_bytes(result);
-        let scope = match self.module.scope_of(collective) {
-            scope if scope.is_empty() => self.module.scope_of(by),
-            scope => scope,
-        };
+        let mut scope = self.module.scope_of(collective);
+        if scope.is_empty() {
+            scope = self.module.scope_of(by);
+        }
+        if scope.is_empty() {
+            scope = self.module.scope_of_reader(by);
+        }
         let entry = Collective {
             kind,
             scope,

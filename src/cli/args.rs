@@ -5,7 +5,61 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use crate::config::{Dtype, Given, Pipeline, Reference, WeightSource};
+use super::UsageError;
+use crate::config::{Config, Dtype, Given, Job, Pipeline, Reference, WeightSource};
+
+/// What a command that runs a request is given.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub(super) request: RequestArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    processes: ProcessArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+impl RunArgs {
+    /// All that was given.
+    ///
+    /// # Errors
+    /// As [`RequestArgs::add`].
+    pub fn given(&self) -> Result<Given, UsageError> {
+        let mut given = self.config.given();
+        self.request.add(&mut given)?;
+        self.model.add(&mut given);
+        self.placement.add(&mut given);
+        self.processes.add(&mut given);
+        Ok(given)
+    }
+}
+
+/// Refuses what this build lacks of what a configuration asks for.
+///
+/// # Errors
+/// Its names.
+pub fn built(config: &Config) -> Result<(), UsageError> {
+    match &config.not_built()[..] {
+        [] => Ok(()),
+        missing => Err(UsageError(format!("not built yet: {}", missing.join(", ")))),
+    }
+}
+
+/// The prompt of what is timed where none is given.
+const PROMPT: &str = "a red fox in the snow";
+
+/// The first video of a configuration, to be timed.
+///
+/// # Errors
+/// Prompts that cannot be read; none in their file.
+pub fn timed_job(config: &Config) -> anyhow::Result<Job> {
+    let job = config.jobs()?.into_iter().next().ok_or_else(|| UsageError("no prompt".into()))?;
+    Ok(if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job })
+}
 
 /// A YAML file and single keys.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -97,7 +151,7 @@ impl RequestArgs {
     ///
     /// # Errors
     /// An `--image` that is not a path and two numbers.
-    pub fn add(&self, given: &mut Given) -> Result<(), super::UsageError> {
+    pub fn add(&self, given: &mut Given) -> Result<(), UsageError> {
         given.flag("prompt", "request.prompt", self.prompt.clone());
         given.flag("prompts", "request.prompts", self.prompts.clone());
         given.flag("num-videos", "request.num_videos", self.num_videos);
@@ -295,10 +349,10 @@ pub(super) fn loras(flags: &[String]) -> Option<Value> {
     (!flags.is_empty()).then(|| flags.iter().map(one).collect())
 }
 
-fn images(values: &[String]) -> Result<Option<Value>, super::UsageError> {
+fn images(values: &[String]) -> Result<Option<Value>, UsageError> {
     let one = |image: &[String]| match (image[1].parse::<u64>(), image[2].parse::<f64>()) {
         (Ok(frame), Ok(strength)) => Ok(json!({"path": image[0], "frame": frame, "strength": strength})),
-        _ => Err(super::UsageError(format!(
+        _ => Err(UsageError(format!(
             "--image {}: expected a path, a frame number and a strength from 0 to 1, e.g. --image first.png 0 1.0",
             image.join(" ")
         ))),

@@ -6,16 +6,13 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RequestArgs};
+use super::args::{RunArgs, built, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
 use super::{UsageError, log, print};
-use crate::config::{Job, load};
+use crate::config::load;
 use crate::pipeline::bench::{BenchOptions, BenchReport, Part, bench};
 use crate::pipeline::processes::together;
-
-/// The prompt where none is given.
-const PROMPT: &str = "a red fox in the snow";
 
 /// Times the programs that `generate` runs, each alone, and a whole request.
 #[derive(clap::Args, Clone, Debug)]
@@ -47,15 +44,7 @@ pub struct Args {
     #[command(flatten)]
     micro: MicroArgs,
     #[command(flatten)]
-    request: RequestArgs,
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
-    #[command(flatten)]
-    processes: ProcessArgs,
-    #[command(flatten)]
-    config: ConfigArgs,
+    run: RunArgs,
 }
 
 /// Runs the command.
@@ -63,27 +52,18 @@ pub struct Args {
 /// # Errors
 /// What is wrong with request, model or device; results that cannot be right; a program slower than the baseline's.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let mut given = args.config.given();
-    args.request.add(&mut given)?;
-    args.model.add(&mut given);
-    args.placement.add(&mut given);
-    args.processes.add(&mut given);
-    let loaded = load(&given)?;
+    let loaded = load(&args.run.given()?)?;
     let config = &loaded.config;
     if args.micro.micro {
         return bench_micro::run(config, &args.micro, args.runs.into(), args.json.as_deref());
     }
-    let missing = config.not_built();
-    if !missing.is_empty() {
-        return Err(UsageError(format!("not built yet: {}", missing.join(", "))).into());
-    }
+    built(config)?;
     if !(args.tolerance.is_finite() && args.tolerance >= 0.0) {
         return Err(UsageError(format!("--tolerance {}: must be 0 or more, e.g. 0.1", args.tolerance)).into());
     }
     // Read before an hour is spent.
     let baseline = args.baseline.as_deref().map(read).transpose()?;
-    let job = config.jobs()?.into_iter().next().ok_or_else(|| UsageError("no prompt".into()))?;
-    let job = if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job };
+    let job = timed_job(config)?;
     let parts = if args.programs.is_empty() { Part::value_variants().to_vec() } else { args.programs.clone() };
     let options = BenchOptions { parts, runs: args.runs.into(), warmup: args.warmup.into() };
     prepare_libtpu(config);

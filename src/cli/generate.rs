@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::args::{ConfigArgs, ModelArgs, OutputArgs, PlacementArgs, ProcessArgs, RequestArgs};
+use super::args::{OutputArgs, RunArgs, built};
 use super::plan::Plan;
 use super::progress::Progress;
 use super::{UsageError, log, print};
@@ -26,17 +26,9 @@ use crate::runtime::processes::Group;
   ltx2 generate -c ltx2 --prompts prompts.txt --num-videos 2 -o clips")]
 pub struct Args {
     #[command(flatten)]
-    request: RequestArgs,
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
-    #[command(flatten)]
-    processes: ProcessArgs,
+    run: RunArgs,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    config: ConfigArgs,
 }
 
 impl Args {
@@ -45,11 +37,7 @@ impl Args {
     /// # Errors
     /// What is wrong with them.
     pub fn load(&self) -> anyhow::Result<Loaded> {
-        let mut given = self.config.given();
-        self.request.add(&mut given)?;
-        self.model.add(&mut given);
-        self.placement.add(&mut given);
-        self.processes.add(&mut given);
+        let mut given = self.run.given()?;
         self.output.add(&mut given);
         Ok(load(&given)?)
     }
@@ -92,10 +80,7 @@ fn make(args: &Args, config: &Config, group: Option<&Arc<Group>>) -> anyhow::Res
             if options.jobs.len() > 1 { format!("video {} has no prompt", job.index) } else { "no prompt".into() };
         return Err(UsageError(format!("{what}: give --prompt, --prompts or request.prompt in the YAML")).into());
     }
-    let missing = config.not_built();
-    if !missing.is_empty() {
-        return Err(UsageError(format!("not built yet: {}", missing.join(", "))).into());
-    }
+    built(config)?;
     let mut progress = Progress::new(options.jobs.len(), later || !tracing::enabled!(tracing::Level::INFO));
     let finished = generate(config, &options, group, &mut progress)?;
     if finished.is_empty() {

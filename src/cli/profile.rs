@@ -4,17 +4,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RequestArgs};
+use super::args::{RunArgs, built, timed_job};
 use super::generate::prepare_libtpu;
 use super::{UsageError, log, print};
 use crate::analysis::{Trace, XSpace};
-use crate::config::{Job, load};
+use crate::config::load;
 use crate::media::{check_writable, write_atomically};
 use crate::pipeline::processes::together;
 use crate::pipeline::profile::{Profile, profile};
-
-/// The prompt where none is given.
-const PROMPT: &str = "a red fox in the snow";
 
 /// Steps that are recorded where --steps does not say.
 const STEPS: u64 = 2;
@@ -41,15 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
-    request: RequestArgs,
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
-    #[command(flatten)]
-    processes: ProcessArgs,
-    #[command(flatten)]
-    config: ConfigArgs,
+    run: RunArgs,
 }
 
 /// Runs the command.
@@ -61,22 +50,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return read(args, path);
     }
     let folder = args.output.as_deref().ok_or_else(|| UsageError("no --output DIR".into()))?;
-    let mut given = args.config.given();
     // Of how many steps the recorded ones are is the configuration's to say.
-    let request = RequestArgs { steps: None, ..args.request.clone() };
-    let steps = args.request.steps.unwrap_or(STEPS) as usize;
-    request.add(&mut given)?;
-    args.model.add(&mut given);
-    args.placement.add(&mut given);
-    args.processes.add(&mut given);
-    let loaded = load(&given)?;
+    let mut given = args.run.clone();
+    let steps = given.request.steps.take().unwrap_or(STEPS) as usize;
+    let loaded = load(&given.given()?)?;
     let config = &loaded.config;
-    let missing = config.not_built();
-    if !missing.is_empty() {
-        return Err(UsageError(format!("not built yet: {}", missing.join(", "))).into());
-    }
-    let job = config.jobs()?.into_iter().next().ok_or_else(|| UsageError("no prompt".into()))?;
-    let job = if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job };
+    built(config)?;
+    let job = timed_job(config)?;
     let summary = folder.join(SUMMARY);
     prepare_libtpu(config);
     together(config, |group| {
@@ -101,7 +81,7 @@ fn read(args: &Args, path: &Path) -> anyhow::Result<()> {
     let wrong = |reason: String| anyhow::anyhow!("{}: {reason}", path.display());
     let bytes = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;
     let space = XSpace::read(&bytes).map_err(|e| wrong(format!("not an xplane.pb: {e}")))?;
-    let steps = args.request.steps.map(|steps| steps as usize);
+    let steps = args.run.request.steps.map(|steps| steps as usize);
     let trace = Trace::of(&space, steps).map_err(wrong)?;
     let figures = serde_json::to_string_pretty(&json!({"xplane": path, "trace": trace}))? + "\n";
     finish(args, &figures, &trace.to_string())

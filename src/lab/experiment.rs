@@ -240,14 +240,15 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
     let tasks = compilations.iter().map(|(t, _)| t.clone()).collect();
     work(&mut store, Work::Compile, tasks, &options.workers(), file.timeout, options)?;
     let mut measurements = vec![None; cases.len()];
-    if options.measure {
-        for (n, (task, target)) in compilations.iter().enumerate() {
-            let compiled = store.get(&task.key).filter(|r| r.error.is_none() && present(target.kind()));
-            if let Some(figures) = compiled.and_then(|r| r.result.as_ref()).and_then(Figures::of) {
-                measurements[n] = Some(measurement(&cases[n], file, target, &figures.mesh)?);
-            }
+    for (n, (task, target)) in compilations.iter().enumerate() {
+        let compiled = store.get(&task.key).filter(|r| r.error.is_none());
+        if let Some(figures) = compiled.and_then(|r| r.result.as_ref()).and_then(Figures::of) {
+            measurements[n] = Some(measurement(&cases[n], file, target, &figures.mesh)?);
         }
-        let all: Vec<Measurement> = measurements.iter().flatten().cloned().collect();
+    }
+    if options.measure {
+        let here = compilations.iter().zip(&measurements).filter(|((_, target), _)| present(target.kind()));
+        let all: Vec<Measurement> = here.filter_map(|(_, m)| m.clone()).collect();
         // Most of a compilation is the host's work: as many at a time as there are GPUs. What fails is said where it runs.
         let open = all.iter().filter(|m| !is_known(&store, &m.run, options));
         let ahead: Vec<Task> = open.filter_map(|m| m.ahead.clone()).collect();
@@ -258,6 +259,7 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
         // One at a time: they share the devices.
         work(&mut store, Work::Measure, all.into_iter().map(|m| m.run).collect(), &[None], file.timeout, options)?;
     }
+    // What was measured before, or on another machine, is shown without `--measure` too.
     let rows = cases.into_iter().zip(compilations).zip(measurements).map(|((case, (task, _)), measurement)| {
         let compiled = store.get(&task.key);
         let measured = measurement.and_then(|m| store.get(&m.run.key));

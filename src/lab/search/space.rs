@@ -138,7 +138,6 @@ pub fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     let mut exceptions = Vec::new();
     if has("context") {
         rules.push(rule(Axis::VideoSequence, &["context"]));
-        rules.push(rule(Axis::Height, &["context"]));
         // Text passes through the encoder and the connectors in pieces; the transformer's blocks read it whole.
         exceptions = ["text_encoder.*", "connectors.*"]
             .map(|p| Exception { pattern: p.into(), rules: vec![rule(Axis::TextSequence, &["context"])] })
@@ -146,9 +145,10 @@ pub fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     }
     if has("tensor") {
         rules.extend([Axis::Heads, Axis::KvHeads, Axis::Mlp, Axis::Vocab].map(|axis| rule(axis, &["tensor"])));
-        if !has("context") {
-            rules.push(rule(Axis::Height, &["tensor"]));
-        }
+    }
+    let pictures: Vec<&str> = ["context", "tensor"].into_iter().filter(|a| has(a)).collect();
+    if !pictures.is_empty() {
+        rules.push(rule(Axis::Height, &pictures));
     }
     let mut all = Vec::new();
     for storage in storages(mesh) {
