@@ -104,18 +104,18 @@ fn advice_on_a_shipped_layout_is_a_shipped_layout() {
         return;
     }
     let cases: &[(&str, &[&str])] = &[
-        ("replicated", &["--target", "tpu:v5p:2x2x1"]),
         ("sequence", &["--target", TARGET]),
         ("ulysses", &["--target", TARGET]),
         ("ring", &["--target", TARGET]),
         ("hybrid", &["--target", TARGET]),
-        ("cfg", &["--target", "tpu:v5p:2x2x1"]),
         ("cfg-ulysses", &["--target", TARGET, "--mesh", "cfg=2,context=4"]),
         ("tensor", &["--target", SMALL, "--mesh", "cfg=2,context=2,tensor=2"]),
         ("fsdp-ulysses", &["--target", SMALL]),
     ];
     let named: Vec<&str> = cases.iter().map(|(layout, _)| *layout).collect();
-    assert_eq!(named, shipped_layouts().collect::<Vec<_>>(), "every layout to be used, and no other");
+    // These exchange nothing in a block.
+    let exchanging = shipped_layouts().filter(|layout| !["replicated", "cfg"].contains(layout));
+    assert_eq!(named, exchanging.collect::<Vec<_>>(), "every layout to be used, and no other");
     let ulysses = shipped("ulysses");
     for (layout, more) in cases {
         let answer = asked(layout, more);

@@ -126,7 +126,7 @@ def main():
         "",
         "## What each step takes away",
         "",
-        "Exchanges of a block by tensor, output megabytes and runs. libtpu carries out a gather of a weight as a chain of "
+        "Exchanges of a block by tensor, output megabytes and runs. For v5p libtpu makes a gather of a weight a chain of "
         "collective permutes, each beside a part of the product. The same with every tensor's place, and between any two "
         "cases, is in the experiment's `report.html`.",
         "",

@@ -42,7 +42,7 @@ impl Options {
 pub struct Row {
     /// The case.
     pub case: Case,
-    /// In words, without what all cases share.
+    /// In words, without target and shape.
     pub label: String,
     /// What was compiled.
     pub figures: Option<Figures>,
@@ -94,22 +94,24 @@ pub fn ranked(mut rows: Vec<Row>) -> Vec<(String, Vec<Row>)> {
     groups
 }
 
-/// A case in words: what distinguishes it from the others.
-fn label(case: &Case, file: &Experiment) -> String {
+/// A case in words among those of its target and shape.
+fn name(case: &Case) -> String {
     let layout = case.layout.as_deref().unwrap_or("own layout");
     let stem = Path::new(layout).file_stem().map_or(layout.into(), |s| s.to_string_lossy());
     let mut parts = vec![stem.into_owned()];
     parts.extend(case.mesh.clone());
-    if file.cases().iter().any(|c| c.shape != case.shape) {
-        parts.extend(case.shape.clone());
-    }
-    if file.cases().iter().any(|c| c.target != case.target) {
-        parts.extend(case.target.clone());
-    }
     for (name, value) in case.flags.iter().flatten() {
         parts.push(format!("{name}={}", flag_text(value)));
     }
     parts.join(" ")
+}
+
+/// A case in words: what distinguishes it from all others.
+fn label(case: &Case, file: &Experiment) -> String {
+    let cases = file.cases();
+    let shape = case.shape.clone().filter(|_| cases.iter().any(|c| c.shape != case.shape));
+    let target = case.target.clone().filter(|_| cases.iter().any(|c| c.target != case.target));
+    [Some(name(case)), shape, target].into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
 fn flag_text(value: &crate::config::FlagValue) -> String {
@@ -266,7 +268,7 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
         let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise_loop/median")?.as_f64());
         let error = [compiled, measured].into_iter().flatten().find_map(|r| r.error.clone());
         let figures = compiled.and_then(|r| r.result.as_ref()).and_then(Figures::of);
-        Row { case, label: task.label, figures, measured: seconds, error }
+        Row { label: name(&case), case, figures, measured: seconds, error }
     });
     Ok(rows.collect())
 }
