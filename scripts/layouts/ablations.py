@@ -71,8 +71,7 @@ def more(first, second):
     rest = {key: (n - second.get(key, none)[0], mb - second.get(key, none)[1]) for key, (n, mb) in first.items()}
     large = sorted(((mb, key, n) for key, (n, mb) in rest.items() if mb >= 1.0), reverse=True)
     small = sum(1 for _, mb in rest.values() if 0.0 < mb < 1.0)
-    runs = lambda n, kind: f"{n:.3g} {kind}" if n > 0 else kind
-    said = [f"`{what}` {mb:.1f} ({runs(n, kind)})" for mb, (kind, what), n in large]
+    said = [f"`{what}` {mb:.1f} ({f'{n:.3g} ' if n > 0 else ''}{kind})" for mb, (kind, what), n in large]
     return ", ".join(said + ([f"{small} below 1 MB"] if small else [])) or "none"
 
 
