@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo nano-sheet test-nano nano-parity test soak fuzz sanitize check lint host-test plugins test-tpu test-mosaic tpu-tables test-gpu test-processes-gpu ablations-gpu agree traces-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
+.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full soak fuzz sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
 
 # A video with sound from a prompt, by the trained toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -24,44 +24,44 @@ FORCE:
 $(CPU_PLUGIN): $(LTX2)
 	$(LTX2) plugin install cpu
 
-# Formatting, lints and the tests that need no plugin.
-check: lint host-test
+# The tiers of docs/testing.md. Each runs to its end, and says in its last line what passed, failed and was ignored.
+TIER := python3 scripts/tests/tier.py
 
-DENY := target/tools/bin/cargo-deny
+# Formatting, lints, dependencies and the tests that need no plugin.
+check:
+	$(TIER) check
 
-# Formatting, lints, and dependencies: their licences, where they come from, what is known against them.
-lint: $(DENY)
-	cargo fmt --check
-	cargo clippy --locked --all-targets -- -D warnings
-	$(DENY) --locked check bans licenses sources
-	@if $(DENY) fetch db 2>/dev/null; then $(DENY) --locked check advisories; \
-	else echo "NOT CHECKED: advisories against dependencies; their database cannot be fetched here"; fi
+# All that decides whether a change is right, on the CPU plugin with one and with eight virtual devices.
+test:
+	$(TIER) test
 
-$(DENY):
-	python3 -m venv target/tools
-	target/tools/bin/pip install -q --require-hashes -r scripts/requirements-tools.txt
+# What the TPU compiler makes of our programs, with no TPU.
+test-tpu:
+	$(TIER) test-tpu
 
-host-test:
-	cargo test --locked --lib --test structure --test config
-	cargo test --locked --doc
+# What the CUDA compiler makes of our programs, with no GPU.
+test-cuda:
+	$(TIER) test-cuda
 
-# Everything on the CPU plugin, on one and on eight virtual devices.
-test: lint
-	cargo build --locked
-	target/debug/ltx2 plugin install cpu
-	LTX2_REQUIRE_PLUGIN=1 cargo test --locked
-	cargo build --locked --examples
+# On the NVIDIA GPUs of this machine: agreement with the CPU, repetition, several as one.
+test-gpu: $(LTX2)
+	scripts/gpu/setup.sh $(LTX2)
+	$(TIER) test-gpu
+
+# Everything: long runs, whole products of layouts, all prompts, JAX's kernels, damaged inputs, planted faults.
+test-full:
+	$(TIER) test-full
 
 # All held-out prompts of the toy model, with guidance and without; `make test` has some of them.
 test-nano: $(CPU_PLUGIN)
-	LTX2_REQUIRE_PLUGIN=1 cargo test --locked --release --test meaning -- --include-ignored --nocapture
+	LTX2_REQUIRE=cpu LTX2_TEST_FULL=1 cargo test --locked --release --test cli meaning::
 
 # The same clips by diffusers from the same weights and noise, and the scores of both; needs the .venv of `make fixtures`.
 nano-parity: $(CPU_PLUGIN)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2) --dtype bf16 --count 8
 
-# Bytes from elsewhere, damaged two million times each, by tests/inputs.rs on the stable toolchain; then the same readers under
+# Bytes from elsewhere, damaged two million times each, by tests/it/inputs.rs on the stable toolchain; then the same readers under
 # libFuzzer with AddressSanitizer, which needs nightly and `cargo install cargo-fuzz`.
 RUNS ?= 2000000
 SEEDS_config := configs
@@ -71,7 +71,7 @@ SEEDS_tokenizer := tests/fixtures/tokenizer
 SEEDS_model_config := tests/fixtures/models
 SEEDS_trace := tests/fixtures/trace
 soak:
-	LTX2_INPUTS=$(RUNS) cargo test --locked --release --test inputs
+	LTX2_INPUTS=$(RUNS) cargo test --locked --release --test it inputs::
 
 fuzz:
 	for kind in $$(cargo fuzz list); do \
@@ -83,19 +83,13 @@ fuzz:
 # The layers that call C, and the readers of files, under AddressSanitizer, which needs nightly. The plugin itself is not built so:
 # what it never frees is not looked at.
 sanitize:
-	RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE_PLUGIN=1 cargo +nightly test --locked \
-		--target x86_64-unknown-linux-gnu --lib --test pjrt --test spmd --test inputs
+	RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE=cpu cargo +nightly test --locked \
+		--target x86_64-unknown-linux-gnu --lib --test it -- pjrt:: spmd:: inputs::
 
 seeds-of-%:
 	@echo $(or $(SEEDS_$*),fuzz/seeds/$*)
 
-# Compile-only checks against the real TPU compiler.
-test-tpu:
-	cargo build --locked
-	target/debug/ltx2 plugin install tpu
-	LTX2_REQUIRE_TPU=1 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 LIBTPU_INIT_ARGS=--default_thread_stack_size=1048576 cargo test --locked --test tpu --test budgets --test tpu_attention --test why --test search
-
-# The TPU's attention kernel by the interpreter of tests/mosaic, and the interpreter by JAX's own kernel, which JAX writes
+# The TPU's attention kernel by the interpreter of tests/it/mosaic, and the interpreter by JAX's own kernel, which JAX writes
 # here: nothing of it is kept in the repository.
 JAX_FLASH := target/jax-flash
 
@@ -103,12 +97,7 @@ test-mosaic:
 	python3 -m venv $(JAX_FLASH)/venv
 	$(JAX_FLASH)/venv/bin/pip install -q jax==0.10.2
 	$(JAX_FLASH)/venv/bin/python scripts/oracle/jax_flash.py $(JAX_FLASH)/cases
-	LTX2_REQUIRE_JAX=1 LTX2_JAX_FLASH=$(CURDIR)/$(JAX_FLASH)/cases cargo test --locked --test mosaic -- --nocapture
-
-# On the NVIDIA GPUs of this machine: agreement with the CPU, repetition, several as one.
-test-gpu: $(LTX2)
-	scripts/gpu/setup.sh $(LTX2)
-	LTX2_TEST_GPU=$$(nvidia-smi -L | wc -l) cargo test --locked --release --test gpu -- --nocapture --test-threads 1
+	LTX2_REQUIRE=jax LTX2_JAX_FLASH=$(CURDIR)/$(JAX_FLASH)/cases cargo test --locked --test it mosaic::
 
 # Several processes on the GPUs of this machine: the bytes of one process, and the end when one is killed.
 test-processes-gpu: $(LTX2)

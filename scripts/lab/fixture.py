@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/fixtures/trace/two_devices.xplane.pb: a recording made up by hand, whose sums tests/profile.rs knows.
+"""Writes tests/fixtures/trace/two_devices.xplane.pb: a recording made up by hand, whose sums tests/cli/profile.rs knows.
 
     scripts/lab/fixture.py          # needs nothing but Python
 

@@ -3,7 +3,7 @@
 
 Kept are the events that lie within MS milliseconds from FROM_MS after the first one, the facts that say which instruction
 they are of, and of the program those instructions with what they call. With --whole the program stays as it is, so that
-xprof can read the result: tests/profile.rs has its figures. Needs nothing but Python.
+xprof can read the result: tests/cli/profile.rs has its figures. Needs nothing but Python.
 """
 
 import pathlib

@@ -3,10 +3,12 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::abi::{self, Struct, host_buffer_semantics as semantics};
 use super::attributes::{self, Attributes, Value, list, text};
 use super::buffer::Buffer;
+use super::compile_log;
 use super::device::Device;
 use super::error::{Result, buffer_type};
 use super::event::Event;
@@ -197,11 +199,14 @@ impl Client {
             compile_options_size: options.len(),
             ..Struct::new()
         };
+        let started = Instant::now();
         // SAFETY: program and options live during the call; the executable is ours.
-        unsafe {
+        let compiled = unsafe {
             self.plugin().call(&mut args)?;
             LoadedExecutable::from_raw(&self.inner, args.executable)
-        }
+        };
+        compile_log::compiled(self.plugin().path(), mlir, started);
+        compiled
     }
 
     /// Loads what [`super::Executable::serialize`] wrote on the same platform and plugin version.

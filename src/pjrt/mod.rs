@@ -12,6 +12,7 @@ mod abi;
 mod attributes;
 mod buffer;
 mod client;
+mod compile_log;
 mod device;
 pub mod discover;
 mod error;

@@ -3,10 +3,12 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::abi::{self, Struct};
 use super::attributes::{self, Attributes, list, text};
 use super::client::{self, Client};
+use super::compile_log;
 use super::device::DeviceDescription;
 use super::error::Result;
 use super::executable::Executable;
@@ -149,10 +151,13 @@ impl Topology {
             client: self.0.client.as_ref().map_or(std::ptr::null_mut(), |client| client.inner().raw),
             ..Struct::new()
         };
+        let started = Instant::now();
         // SAFETY: program and options live during the call; the executable is ours and holds the topology.
-        unsafe {
+        let compiled = unsafe {
             self.0.plugin.call(&mut args)?;
-            Ok(Executable::from_raw(&self.0.plugin, args.executable, self.0.clone()))
-        }
+            Executable::from_raw(&self.0.plugin, args.executable, self.0.clone())
+        };
+        compile_log::compiled(self.0.plugin.path(), mlir, started);
+        Ok(compiled)
     }
 }

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Runs a tier of tests: every step to its end, whatever fails before it, and one line at the end that says all.
+
+    scripts/tests/tier.py check | test | test-tpu | test-cuda | test-gpu | test-full
+
+A step that needs the network is timed apart. What is ignored is printed with its reason; a failed step fails the tier.
+`LTX2_REQUIRE` adds to what the tier itself requires (`docs/testing.md`).
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "target" / "tests"
+TESTS = ["cargo", "test", "--locked"]
+DENY = "target/tools/bin/cargo-deny"
+
+
+@dataclass
+class Step:
+    name: str
+    command: list
+    network: bool = False
+    env: dict = field(default_factory=dict)
+
+
+def shell(name, line, **more):
+    return Step(name, ["bash", "-c", line], **more)
+
+
+def plugin(platform):
+    return shell(f"plugin {platform}", f"target/debug/ltx2 plugin install {platform}", network=True)
+
+
+def tests(binary, *more):
+    return Step(binary, [*TESTS, "--test", binary, *more])
+
+
+FETCH = [
+    shell("fetch", "cargo fetch --locked", network=True),
+    shell(
+        "tools",
+        f"test -x {DENY} || (python3 -m venv target/tools && target/tools/bin/pip install -q --require-hashes"
+        " -r scripts/requirements-tools.txt)",
+        network=True,
+    ),
+]
+ADVISORIES = (
+    f"if {DENY} fetch db 2>/dev/null; then {DENY} --locked check advisories;"
+    " else echo 'NOT CHECKED: advisories against dependencies; their database cannot be fetched here'; fi"
+)
+CHECK = [
+    *FETCH,
+    shell("fmt", "cargo fmt --all --check"),
+    shell("links", "python3 scripts/tests/links.py"),
+    shell("clippy", "cargo clippy --locked --all-targets -- -D warnings"),
+    shell("dependencies", f"{DENY} --locked check bans licenses sources"),
+    shell("advisories", ADVISORIES, network=True),
+    Step("lib", [*TESTS, "--lib"]),
+    tests("host"),
+    Step("doc", [*TESTS, "--doc"]),
+]
+BUILD = shell("build", "cargo build --locked")
+TIERS = {
+    "check": ("", CHECK),
+    "test": (
+        "cpu",
+        [
+            *CHECK,
+            BUILD,
+            plugin("cpu"),
+            tests("it"),
+            tests("cli"),
+            shell("examples", "cargo build --locked --examples"),
+        ],
+    ),
+    "test-tpu": ("cpu,tpu", [*FETCH[:1], BUILD, plugin("cpu"), plugin("tpu"), tests("tpu")]),
+    "test-cuda": ("cuda", [*FETCH[:1], BUILD, plugin("cuda"), tests("cuda")]),
+    "test-gpu": ("cuda,gpu", [tests("gpu", "--release", "--", "--test-threads", "1")]),
+}
+FULL = {"LTX2_TEST_FULL": "1"}
+JAX = "target/jax-flash"
+TIERS["test-full"] = (
+    "cpu,tpu,cuda,jax",
+    [
+        *TIERS["test"][1],
+        plugin("tpu"),
+        plugin("cuda"),
+        shell(
+            "jax",
+            f"python3 -m venv {JAX}/venv && {JAX}/venv/bin/pip install -q jax==0.10.2"
+            f" && {JAX}/venv/bin/python scripts/oracle/jax_flash.py {JAX}/cases",
+            network=True,
+        ),
+        *[
+            Step(f"{binary}, in full", [*TESTS, "--test", binary], env=FULL | {"LTX2_JAX_FLASH": str(ROOT / JAX / "cases")})
+            for binary in ["it", "cli", "tpu", "cuda"]
+        ],
+        Step("fuzz", [*TESTS, "--release", "--test", "it", "inputs::"], env={"LTX2_INPUTS": "200000"}),
+        shell("mutants", "python3 scripts/mutants/mutants.py"),
+    ],
+)
+
+RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
+IGNORED = re.compile(r"^test (\S+) +\.\.\. ignored(?:, (.*))?$")
+FAILED = re.compile(r"^test (\S+).*\.\.\. FAILED$")
+
+
+def run(step, required, counts, reasons, failures):
+    """Runs a step; its own words go to the terminal, stderr of tests into a file that is shown when it fails."""
+    print(f"\n== {step.name}: {' '.join(step.command[2:] if step.command[0] == 'bash' else step.command)}", flush=True)
+    testing = step.command[:2] == TESTS[:2]
+    env = os.environ | {"LTX2_REQUIRE": required} | step.env
+    log = WORK / f"{step.name.replace(', ', '-').replace(' ', '-')}.stderr"
+    with open(log, "wb") as errors:
+        process = subprocess.Popen(
+            step.command,
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=errors if testing else None,
+            text=True,
+            errors="replace",
+        )
+        seen = False
+        for line in process.stdout:
+            if result := RESULT.search(line):
+                seen = True
+                counts.update(dict(zip(["passed", "failed", "ignored"], map(int, result.groups()))))
+            if ignored := IGNORED.match(line):
+                reasons[ignored[2] or "marked so"] += 1
+            if failed := FAILED.match(line):
+                failures.append(f"{step.name} {failed[1]}")
+            if not testing or not line.startswith("test ") or " ... ok" not in line:
+                print(line, end="", flush=True)
+    code = process.wait()
+    if code != 0 and testing:
+        print(f"-- the end of {log.relative_to(ROOT)}:")
+        print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-60:]))
+    if testing and code == 0 and not seen:
+        code = 1
+        print(f"{step.name}: no test ran")
+    if code != 0 and not any(f.startswith(f"{step.name} ") for f in failures):
+        failures.append(f"{step.name} (exit code {code})")
+    return code
+
+
+def slowest(log, many=25):
+    """The slowest tests of the log that the harness wrote."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    lines.sort(key=lambda line: -line["seconds"])
+    return [f"{line['seconds']:7.1f} s  {line['binary']} {line['test']}" for line in lines[:many] if line["seconds"] > 1]
+
+
+def compiles(log):
+    """How many programs were compiled, by plugin, and their seconds."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    by = Counter(line["plugin"] for line in lines)
+    seconds = sum(line["seconds"] for line in lines)
+    each = ", ".join(f"{count} by {plugin}" for plugin, count in by.most_common())
+    return f"{len(lines)} compiles ({each or 'none'}; {seconds:.0f} s of compilers)"
+
+
+def main():
+    if len(sys.argv) != 2 or sys.argv[1] not in TIERS:
+        sys.exit(__doc__)
+    tier = sys.argv[1]
+    requires, steps = TIERS[tier]
+    required = ",".join(filter(None, [requires, os.environ.get("LTX2_REQUIRE", "")]))
+    WORK.mkdir(parents=True, exist_ok=True)
+    times, programs = WORK / f"{tier}.times.jsonl", WORK / f"{tier}.compiles.jsonl"
+    for file in (times, programs):
+        file.unlink(missing_ok=True)
+    os.environ |= {"LTX2_TEST_LOG": str(times), "LTX2_COMPILE_LOG": str(programs)}
+    counts, reasons, failures = Counter(passed=0, failed=0, ignored=0), Counter(), []
+    took = {}
+    for step in steps:
+        started = time.time()
+        run(step, required, counts, reasons, failures)
+        took[step.name] = time.time() - started
+    network = sum(seconds for step in steps if step.network for seconds in [took[step.name]])
+    print("\n== The slowest tests")
+    print("\n".join(slowest(times)) or "none above a second")
+    print("\n== Steps")
+    print("\n".join(f"{took[step.name]:7.1f} s  {step.name}{' (network)' if step.network else ''}" for step in steps))
+    print(f"\n{compiles(programs)}")
+    print(f"{sum(took.values()) / 60:.1f} min, {network / 60:.1f} of them network")
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    for reason, count in reasons.most_common():
+        print(f"ignored: {count}, because {reason}")
+    whole = f"; steps that failed: {len(failures)}" if failures and not counts["failed"] else ""
+    print(f"{tier}: {counts['passed']} passed, {counts['failed']} failed, {counts['ignored']} ignored{whole}")
+    sys.exit(1 if failures or counts["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

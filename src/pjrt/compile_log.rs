@@ -1,0 +1,19 @@
+//! The log of compiles: with `LTX2_COMPILE_LOG=FILE`, every compile of every process that inherits it appends a JSON line.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+/// Appends a line: plugin, name of the program's module, seconds. A log that cannot be written is a warning.
+pub(super) fn compiled(plugin: &Path, mlir: &str, started: Instant) {
+    let Some(path) = std::env::var_os("LTX2_COMPILE_LOG") else { return };
+    let module = mlir.split_whitespace().find(|word| word.starts_with('@')).unwrap_or("@unnamed");
+    let file = plugin.file_name().unwrap_or_default().to_string_lossy();
+    let seconds = started.elapsed().as_secs_f64();
+    let line = format!("{}\n", serde_json::json!({"plugin": file, "module": &module[1..], "seconds": seconds}));
+    let log = OpenOptions::new().create(true).append(true).open(&path);
+    if let Err(error) = log.and_then(|mut log| log.write_all(line.as_bytes())) {
+        tracing::warn!("LTX2_COMPILE_LOG: {}: {error}", Path::new(&path).display());
+    }
+}

@@ -1,0 +1,175 @@
+//! The compile cache: what a run, or a compile ahead of it, leaves for the next one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use crate::support::{self, needs};
+use serde_json::Value;
+
+/// A folder with a random nano model, a compile cache to fill and the videos of some runs.
+struct Folder(tempfile::TempDir);
+
+/// What a run said of itself.
+struct Run {
+    /// Times its programs were compiled and taken from the cache, together.
+    compiles: u64,
+    hits: u64,
+    /// Hashes of frames and samples.
+    bits: Value,
+    stderr: String,
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Folder(tempfile::tempdir().expect("a folder"));
+        folder.ltx2(&["init", "--preset", "nano", "--seed", "3", &folder.path("nano")]);
+        folder
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().expect("UTF-8").to_string()
+    }
+
+    fn ltx2(&self, arguments: &[&str]) -> Output {
+        let out = support::ltx2().args(arguments).output().expect("the binary runs");
+        assert!(out.status.success(), "{arguments:?}: {}", text(&out.stderr));
+        out
+    }
+
+    /// What `generate` and `compile` are both told: a small request, compiled without optimising, which takes longer.
+    fn request(&self, cache: &str, more: &[&str]) -> Vec<String> {
+        let sizes = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=1"];
+        let quick = "runtime.xla_flags.xla_backend_optimization_level=0";
+        let cache = format!("runtime.compile_cache={cache}");
+        let model = self.path("nano");
+        let mut all = vec!["-c", "nano_2_0", "--model", &model];
+        all.extend(sizes.into_iter().chain([quick, &cache]).flat_map(|s| ["--set", s]));
+        all.extend(more);
+        all.into_iter().map(String::from).collect()
+    }
+
+    fn generate(&self, name: &str, cache: &str, more: &[&str]) -> Run {
+        let request = self.request(cache, more);
+        let video = self.path(&format!("{name}.mp4"));
+        let mut arguments = vec!["generate", "--platform", "cpu", "-p", "a red ball", "-o", &video];
+        arguments.extend(request.iter().map(String::as_str));
+        let out = self.ltx2(&arguments);
+        let sidecar = fs::read_to_string(Path::new(&video).with_extension("json")).expect("a sidecar");
+        let sidecar: Value = serde_json::from_str(&sidecar).expect("JSON");
+        let programs = sidecar["timings"]["programs"].as_object().expect("programs");
+        assert_eq!(programs.len(), 7);
+        for (name, p) in programs {
+            let (origin, time) = if p["compiles"] == 1 { ("compiled", "compile") } else { ("cache hit", "cache") };
+            assert_eq!(p["origin"], origin, "{name}: {p}");
+            assert!(p[format!("{time}_seconds")].as_f64() > Some(0.0), "{name}: {p}");
+        }
+        let count = |key: &str| programs.values().filter_map(|p| p[key].as_u64()).sum();
+        Run {
+            compiles: count("compiles"),
+            hits: count("cache_hits"),
+            bits: sidecar["sha256"].clone(),
+            stderr: text(&out.stderr),
+        }
+    }
+
+    /// The entries of the cache, in the order of their names.
+    fn entries(&self, cache: &str) -> Vec<PathBuf> {
+        let files = fs::read_dir(self.path(cache)).expect("a cache").map(|e| e.expect("an entry").path());
+        let mut files: Vec<PathBuf> = files.collect();
+        files.sort();
+        files
+    }
+}
+
+#[needs(cpu)]
+fn a_second_run_compiles_nothing_and_gives_the_same_bits() {
+    let folder = Folder::new();
+    let cache = folder.path("cache");
+    let first = folder.generate("a", &cache, &[]);
+    assert_eq!((first.compiles, first.hits), (7, 0));
+    assert_eq!(folder.entries("cache").len(), 7);
+    let second = folder.generate("b", &cache, &[]);
+    assert_eq!((second.compiles, second.hits, &second.bits), (0, 7, &first.bits));
+    let said = second.stderr.lines().filter(|l| l.starts_with("  ") && l.ends_with(" s  cache hit"));
+    assert_eq!(said.count(), 7, "{}", second.stderr);
+
+    // One entry is cut short, one is another's: both are said, compiled anew and replaced.
+    let entries = folder.entries("cache");
+    let whole = fs::read(&entries[0]).expect("an entry");
+    fs::write(&entries[0], &whole[..whole.len() - 100]).expect("written");
+    fs::copy(&entries[2], &entries[1]).expect("copied");
+    let third = folder.generate("c", &cache, &[]);
+    assert_eq!((third.compiles, third.hits, &third.bits), (2, 5, &first.bits));
+    let warnings: Vec<&str> = third.stderr.lines().filter(|l| l.contains("is compiled anew")).collect();
+    assert_eq!(warnings.len(), 2, "{}", third.stderr);
+    for (file, why) in [(&entries[0], "bytes"), (&entries[1], "it is of another program")] {
+        let file = file.display().to_string();
+        assert!(warnings.iter().any(|w| w.contains(&file) && w.contains(why)), "{file}: {warnings:?}");
+    }
+    assert_eq!(folder.entries("cache"), entries);
+    assert_eq!(folder.generate("d", &cache, &[]).compiles, 0);
+
+    // The same program ahead of time is the same entry; with other compiler options it is another.
+    let save = |more: &[&str]| {
+        let request = folder.request("off", more);
+        let mut arguments = vec!["compile", "--target", "cpu:1", "--program", "vocoder", "--save", &cache];
+        arguments.extend(request.iter().map(String::as_str));
+        let table = text(&folder.ltx2(&arguments).stdout);
+        assert!(table.lines().any(|l| l.starts_with(&format!("saved       {cache}/"))), "{table}");
+        folder.entries("cache").len()
+    };
+    assert_eq!(save(&[]), 7);
+    assert_eq!(save(&["--set", "runtime.xla_flags.xla_cpu_enable_fast_min_max=true"]), 8);
+}
+
+#[needs(cpu)]
+fn programs_saved_ahead_of_time_are_those_of_a_run() {
+    let folder = Folder::new();
+    let cache = folder.path("ahead");
+    let placed = ["--layout", "cfg-ulysses", "--mesh", "cfg=2,context=2"];
+    let request = folder.request("off", &placed);
+    let mut arguments = vec!["compile", "--target", "cpu:4", "--save", &cache, "--json", "-"];
+    arguments.extend(request.iter().map(String::as_str));
+    let figures: Value = serde_json::from_slice(&folder.ltx2(&arguments).stdout).expect("JSON");
+    let programs = figures.as_array().expect("one a program");
+    assert_eq!(programs.len(), 7);
+    for p in programs {
+        let file = p["saved"]["path"].as_str().expect("a file");
+        let size = fs::metadata(file).expect("an entry").len();
+        assert_eq!(p["saved"]["bytes"], size, "{p}");
+        let entry = fs::read(file).expect("an entry");
+        let header = entry.split(|b| *b == b'\n').next().expect("a line");
+        let header: Value = serde_json::from_slice(header).expect("JSON");
+        assert_eq!((&header["name"], &header["program"]), (&p["program"], &p["hash"]));
+        assert_eq!(header["devices"], serde_json::json!(["0@0", "1@0", "2@0", "3@0"]));
+    }
+    let run = folder.generate("a", &cache, &placed);
+    assert_eq!((run.compiles, run.hits), (0, 7), "{}", run.stderr);
+    let compiled = folder.generate("b", "off", &placed);
+    assert_eq!((compiled.compiles, compiled.hits, &compiled.bits), (7, 0, &run.bits));
+}
+
+#[needs(cpu)]
+fn off_writes_nothing() {
+    let folder = Folder::new();
+    let before = folder.entries("");
+    let home = folder.path("");
+    let video = folder.path("a.mp4");
+    let request = folder.request("off", &["-p", "a red ball", "-o", &video]);
+    let run = support::ltx2()
+        .args(["generate", "--platform", "cpu"])
+        .args(request)
+        .env_remove("LTX2_COMPILE_CACHE")
+        .env("HOME", &home)
+        .env("XDG_CACHE_HOME", &home)
+        .output()
+        .expect("the binary runs");
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let new: Vec<PathBuf> = folder.entries("").into_iter().filter(|p| !before.contains(p)).collect();
+    assert_eq!(new, [folder.path("a.json"), folder.path("a.mp4")].map(PathBuf::from));
+}

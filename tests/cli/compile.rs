@@ -1,0 +1,244 @@
+//! `ltx2 compile` and the reading of optimized programs, on the CPU plugin with eight virtual devices.
+
+use std::path::Path;
+use std::process::Output;
+
+use crate::support::{self, cpu, needs};
+use ltx2::analysis::{Collective, Kind, Module, Phase, Report, report};
+use ltx2::dtype::DType;
+use ltx2::dtype::DType::{F32, I32};
+use ltx2::hlo::{Argument, Builder, Comparison, Mesh, Program, Sharding, Type, Value};
+use ltx2::runtime::{EngineOptions, compile_options};
+use serde_json::Value as Json;
+
+const LAYERS: usize = 6;
+const ROWS: usize = 64;
+const WIDTH: usize = 32;
+
+fn mesh() -> Mesh {
+    Mesh::new(&[("cfg", 2), ("context", 4)])
+}
+
+fn argument(b: &Builder, name: &str, dims: &[usize], sharding: &[&[&str]]) -> Value {
+    b.argument_with(Argument { sharding: Some(Sharding::new(sharding)), ..Argument::new(name, Type::new(F32, dims)) })
+}
+
+/// A loop whose bounds are inputs; inside it one over `LAYERS` stacked weights, each gathered before its product with
+/// rows that are split over `context`; then a sum over all devices.
+fn program() -> Program {
+    let b = Builder::new("steps").with_mesh(mesh());
+    let scalar = |name: &str| b.argument(name, Type::scalar(I32));
+    let (begin, end) = (scalar("begin"), scalar("end"));
+    let w = argument(&b, "w", &[LAYERS, WIDTH, WIDTH], &[&[], &["context"], &[]]);
+    let x = argument(&b, "x", &[ROWS, WIDTH], &[&["context"], &[]]);
+    let rows = Sharding::new(&[&["context"], &[]]);
+    let whole = Sharding::new(&[&[], &[]]);
+    let y = b.for_loop(&begin, &end, &[x], |_, x| {
+        let blocks = b.scope("blocks");
+        let done = b.repeat(LAYERS, x, |i, x| {
+            let _scope = b.scope("ff");
+            let w = w.index(i).constrain(&whole);
+            vec![b.einsum("re,eo->ro", &x[0], &w, F32).tanh().constrain(&rows)]
+        });
+        drop(blocks);
+        let _scope = b.scope("euler");
+        let sums = b.manual(&[(&done[0], rows.clone())], std::slice::from_ref(&whole), |p| {
+            vec![p[0].all_reduce_sum(&mesh().groups(&["context"]))]
+        });
+        let first = sums[0].slice(0, 0, 1);
+        vec![(&done[0] + first).constrain(&rows)]
+    });
+    b.finish(&[("y", &y[0])]).expect("builds")
+}
+
+fn analysed(program: &Program, layers: usize) -> Report {
+    let client = cpu(8);
+    let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();
+    let options = compile_options("cpu", program, &ids, &EngineOptions::default());
+    let compiled = client.compile(&program.text, &options).expect("compiles");
+    let optimized = compiled.optimized_program().expect("an optimized program");
+    let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
+    report(&module, &program.mesh, layers, None)
+}
+
+#[needs(cpu)]
+fn collectives_are_counted_with_trips_bytes_and_axes() {
+    let r = analysed(&program(), LAYERS);
+    assert_eq!(r.layers, LAYERS as f64, "{r:?}");
+    let of = |phase: Phase| r.collectives.iter().filter(|c| c.phase == phase).collect::<Vec<&Collective>>();
+    let [gather] = of(Phase::Layer)[..] else { panic!("one gather a block: {r:?}") };
+    assert_eq!((gather.kind, gather.times, gather.dtype.as_str()), (Kind::AllGather, 1.0, "f32"));
+    assert_eq!(gather.axes, ["context"]);
+    let weight = (WIDTH * WIDTH * 4) as f64;
+    assert_eq!((gather.bytes, gather.wire_bytes), (weight, weight * 3.0 / 4.0));
+    assert!(gather.scope.starts_with("blocks"), "{gather:?}");
+
+    let [sum] = of(Phase::Step)[..] else { panic!("one sum a step: {r:?}") };
+    let payload = (ROWS / 4 * WIDTH * 4) as f64;
+    assert_eq!((sum.kind, sum.bytes, sum.wire_bytes), (Kind::AllReduce, payload, 2.0 * payload * 3.0 / 4.0));
+    assert_eq!((sum.scope.as_str(), r.trips(sum), r.trips(gather)), ("euler", 1.0, LAYERS as f64));
+    assert_eq!(of(Phase::Call).len(), 0);
+
+    // Each device multiplies its quarter of the rows.
+    let product = 2.0 * (ROWS / 4 * WIDTH * WIDTH) as f64;
+    assert_eq!((r.layer.flops, r.step.flops), (product, product * LAYERS as f64));
+    assert_eq!((r.per_layer().bytes, r.per_step().bytes), (weight, weight * LAYERS as f64 + payload));
+    assert!(r.layer.bytes >= (WIDTH * WIDTH + 2 * ROWS / 4 * WIDTH) as f64 * 4.0, "{:?}", r.layer);
+    assert_eq!(r.stack_copies, []);
+}
+
+/// A loop over `count` whose counter, bound and body stand in whatever form the compiler gives them.
+fn counted(start: f64, bound: f64, step: f64, comparison: Comparison) -> Program {
+    let b = Builder::new("counted").with_mesh(mesh());
+    let x = argument(&b, "x", &[ROWS, WIDTH], &[&["context"], &[]]);
+    let rows = Sharding::new(&[&["context"], &[]]);
+    let carried = [b.scalar(start, I32), x];
+    let done = b.while_loop(
+        &carried,
+        |c| c[0].compare(comparison, &b.scalar(bound, I32)),
+        |c| {
+            let sum = b.manual(&[(&c[1], rows.clone())], std::slice::from_ref(&rows), |p| {
+                vec![p[0].all_reduce_sum(&mesh().groups(&["cfg", "context"])).tanh()]
+            });
+            vec![&c[0] + step, sum[0].clone()]
+        },
+    );
+    b.finish(&[("y", &done[1])]).expect("builds")
+}
+
+#[needs(cpu)]
+fn loops_of_every_form_have_their_count() {
+    let cases = [
+        (0.0, 7.0, 1.0, Comparison::Lt, 7.0),
+        (1.0, 9.0, 2.0, Comparison::Le, 5.0),
+        (9.0, 1.0, -2.0, Comparison::Gt, 4.0),
+        (0.0, 5.0, 1.0, Comparison::Ne, 5.0),
+    ];
+    for (start, bound, step, comparison, trips) in cases {
+        let r = analysed(&counted(start, bound, step, comparison), 1);
+        let [sum] = &r.collectives[..] else { panic!("one sum: {r:?}") };
+        assert_eq!((sum.times, sum.phase), (trips, Phase::Step), "{start} {comparison:?} {bound} by {step}");
+        assert_eq!(sum.axes, ["cfg", "context"]);
+    }
+}
+
+#[needs(cpu)]
+fn a_copied_stack_is_found() {
+    const LARGE: usize = 512;
+    let b = Builder::new("copied").with_mesh(mesh());
+    let w = argument(&b, "w", &[LAYERS, LARGE, LARGE], &[&[], &[], &[]]);
+    let x = argument(&b, "x", &[ROWS, LARGE], &[&["context"], &[]]);
+    // Another element type for the whole stack, once, outside of the loop.
+    let other = w.to(DType::BF16);
+    let y = b.repeat(LAYERS, &[x], |i, x| vec![b.einsum("re,eo->ro", &x[0], &other.index(i).to(F32), F32).tanh()]);
+    let r = analysed(&b.finish(&[("y", &y[0]), ("other", &other)]).expect("builds"), LAYERS);
+    let bytes = (LAYERS * LARGE * LARGE * 2) as f64;
+    assert!(r.stack_copies.iter().any(|c| c.bytes == bytes && c.times == 1.0), "{:?}", r.stack_copies);
+}
+
+fn ltx2(arguments: &[&str]) -> Output {
+    support::ltx2().args(arguments).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn fail(code: i32, arguments: &[&str]) -> String {
+    let out = ltx2(&[&["compile"], arguments].concat());
+    let stderr = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(code), "{arguments:?}: {stderr}");
+    stderr.lines().filter(|l| l.starts_with("error: ")).collect()
+}
+
+#[needs(cpu)]
+fn bad_input_is_one_clear_line() {
+    let nano = ["-c", "nano_2_0", "--model", "nano"];
+    let message = fail(2, &[&["--target", "tpu:v9:2x2"], &nano[..]].concat());
+    assert!(message.contains("no figures of chip 'v9'") && message.contains("tpu:v6e:2x4"), "{message}");
+    let out = ltx2(&["compile", "--target", "cpu:8", "--program", "diffuse"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("possible values: denoise, prepare, upsampler"), "{}", text(&out.stderr));
+    let message = fail(2, &[&["--target", "cpu:8", "--layers", "99"], &nano[..]].concat());
+    assert!(message.contains("--layers 99: this model has 1 to 4 blocks"), "{message}");
+    let message = fail(1, &["--target", "cpu:8", "-c", "nano_2_0", "--model", "no/where"]);
+    assert!(message.contains("no/where"), "{message}");
+    let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.weights=fp8"], &nano[..]].concat());
+    assert_eq!(message, "error: runtime.weights: fp8 is CUDA's, the platform is cpu");
+    let sized = |layout: &str, mesh: &str| {
+        fail(2, &[&["--target", "cpu:8", "--layout", layout, "--mesh", mesh], &nano[..]].concat())
+    };
+    assert!(sized("cfg", "cfg=16").contains("needs 16 devices, there are 8"));
+    assert!(sized("ulysses", "cfg=3,context=-1").contains("8 devices do not divide by 3"));
+    let message = sized("cfg", "cfg=2");
+    assert!(message.contains("layout cfg uses 2 of the 8 devices of cpu:8; give a --mesh"), "{message}");
+}
+
+#[needs(cpu)]
+fn a_program_is_compiled_and_written_out() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    let (json, dump) = (path("f.json"), path("hlo"));
+    let base =
+        ["compile", "--target", "cpu:8", "-c", "nano_2_0", "--model", "nano", "--layout", "ulysses", "--layers", "2"];
+    let small = ["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"];
+    let out = ltx2(&[&base[..], &small, &["--json", &json, "--dump-hlo", &dump]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let table = text(&out.stdout);
+    for part in ["target      cpu:8, 8 devices", "all-to-all", "video_sequence: [context]", "no whole stack"] {
+        assert!(table.contains(part), "'{part}' in:\n{table}");
+    }
+    let figures: Json = serde_json::from_str(&std::fs::read_to_string(&json).expect("a file")).expect("JSON");
+    assert_eq!((&figures["layers"], &figures["devices"]), (&2.into(), &8.into()));
+    assert_eq!(figures["mesh"], serde_json::json!({"context": 8}));
+    let hash = figures["hash"].as_str().expect("a hash");
+    assert!(table.contains(hash), "the hash is said:\n{table}");
+    let exchange = figures["collectives"]["list"].as_array().expect("a list");
+    let trades = exchange.iter().find(|c| c["kind"] == "all-to-all").expect("Ulysses trades tokens for heads");
+    assert_eq!((&trades["count"], &trades["trip_count"]), (&4.into(), &2.0.into()), "{trades}");
+    assert_eq!(trades["axes"], serde_json::json!(["context"]));
+    assert!(trades["rule"][0].as_str().expect("a rule").contains("ulysses.yml:"), "{trades}");
+    let memory = &figures["memory"];
+    assert!(memory["arguments"].as_i64() > Some(0) && memory["capacity"].is_null(), "{memory}");
+    for file in ["denoise.mlir", "denoise.optimized.pb", "denoise.optimized.txt"] {
+        assert!(Path::new(&dump).join(file).metadata().is_ok_and(|m| m.len() > 1000), "{file}");
+    }
+}
+
+/// What `generate` executes is what is compiled ahead of time, program by program.
+#[needs(cpu)]
+fn hashes_are_those_of_a_run() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    let model = path("nano");
+    assert!(ltx2(&["init", "--preset", "nano", "--seed", "3", &model]).status.success());
+    let set = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=1"];
+    let set: Vec<&str> = set.iter().flat_map(|s| ["--set", s]).collect();
+    let common =
+        [&["-c", "nano_2_0", "--model", &model, "--layout", "cfg-ulysses", "--mesh", "cfg=2,context=2"], &set[..]]
+            .concat();
+    let out = ltx2(&[&["generate", "--platform", "cpu", "-p", "a ball", "-o", &path("a.mp4")], &common[..]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let sidecar: Json =
+        serde_json::from_str(&std::fs::read_to_string(path("a.json")).expect("a sidecar")).expect("JSON");
+    let ran = sidecar["programs"].as_object().expect("programs");
+    assert_eq!(ran.len(), 7, "{ran:?}");
+    for (name, hash) in ran {
+        let program = name.replace('_', "-");
+        let out =
+            ltx2(&[&["compile", "--target", "cpu:4", "--program", &program, "--json", "-"], &common[..]].concat());
+        assert!(out.status.success(), "{program}: {}", text(&out.stderr));
+        let figures: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+        assert_eq!(figures["hash"], *hash, "{program}");
+    }
+}
+
+/// The published loop at all of its 48 blocks. On CUDA layers are written out, without stacks: tests/cuda.rs.
+#[needs(cpu)]
+fn no_stack_is_copied_at_full_depth() {
+    let out = ltx2(&["compile", "-c", "ltx2", "--target", "cpu:4", "--layout", "ulysses", "--json", "-"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let figures: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(figures["layers"], 48);
+    assert_eq!(figures["stack_copies"], serde_json::json!([]));
+}

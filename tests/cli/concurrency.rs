@@ -1,0 +1,234 @@
+//! Company and long use: threads on one client, many videos in one process, several runs beside each other.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+
+use crate::support::{self, cases, cpu, generate, needs, open, request};
+use ltx2::dtype::DType;
+use ltx2::nn::{Build, Lowering};
+use ltx2::pipeline::text_to_video::{Generated, Settings};
+use ltx2::pjrt::Client;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+fn settings() -> Settings {
+    Settings {
+        build: Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) },
+        chunk: None,
+        dump: false,
+        saving: None,
+    }
+}
+
+fn bits(generated: &Generated) -> (String, Vec<u8>) {
+    let mut sound = Sha256::new();
+    generated.audio.iter().for_each(|v| sound.update(v.to_le_bytes()));
+    (generated.frames.sha256(), sound.finalize().to_vec())
+}
+
+/// Videos of a pipeline case one after the other, each with a model opened anew.
+fn videos(client: &Client, case: usize, count: usize) -> Vec<(String, Vec<u8>)> {
+    let case = &cases("pipeline")[case];
+    let one = |_| {
+        let (models, mut stages) = open(client, case.model.to_str().expect("a path"));
+        bits(&generate(&models, &mut stages, &request(case, &models), &settings()))
+    };
+    (0..count).map(one).collect()
+}
+
+#[needs(cpu)]
+fn two_threads_on_one_client_give_what_each_gives_alone() {
+    let client = cpu(1);
+    let alone = [0, 1].map(|case| videos(&client, case, 1).remove(0));
+    assert_ne!(alone[0], alone[1]);
+    let together = thread::scope(|scope| {
+        let both = [0, 1].map(|case| {
+            let client = &client;
+            scope.spawn(move || videos(client, case, 3))
+        });
+        both.map(|thread| thread.join().expect("no panic"))
+    });
+    for (case, (all, alone)) in together.iter().zip(&alone).enumerate() {
+        assert!(all.len() == 3 && all.iter().all(|one| one == alone), "case {case}");
+    }
+}
+
+/// Resident bytes of this process.
+fn resident() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("a process");
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).expect("a line");
+    line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") * 1024.0
+}
+
+#[needs(cpu, full)]
+fn two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same() {
+    // Memory is the process's: other tests of this file would be seen.
+    if std::env::var_os("LTX2_ALONE").is_none() {
+        let name = "concurrency::two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same";
+        let own = std::env::current_exe().expect("this file");
+        let ran = Command::new(own).args([name, "--exact", "--nocapture"]).env("LTX2_ALONE", "1").status();
+        assert!(ran.expect("it runs").success());
+        return;
+    }
+    let client = cpu(1);
+    let case = &cases("pipeline")[0];
+    let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
+    let mut request = request(case, &models);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("out.mp4");
+    let (mut first, mut before) = (None, 0.0);
+    for n in 0..200 {
+        // Every third is another's seed and prompt.
+        (request.seed, request.prompt) = if n % 3 == 2 { (n, format!("video {n}")) } else { (5, "a red ball".into()) };
+        let generated = generate(&models, &mut stages, &request, &settings());
+        let options = ltx2::media::Mp4Options::default();
+        ltx2::media::write_mp4(&path, &generated.frames, 24.0, None, &options).expect("written");
+        if n % 3 != 2 {
+            let bits = bits(&generated);
+            assert_eq!(first.get_or_insert(bits.clone()), &bits, "video {n}");
+        }
+        if n == 39 {
+            before = resident();
+        }
+    }
+    let after = resident();
+    eprintln!("{:.1} MB after 40 videos, {:.1} MB after 200", before / 1e6, after / 1e6);
+    assert!(after <= before * 1.02, "{before} bytes after 40 videos, {after} after 200");
+    let statistics = stages.engine().statistics();
+    assert!(statistics.values().all(|s| s.compiles == 1), "{statistics:?}");
+}
+
+/// A folder with a random model.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Folder(tempfile::tempdir().expect("a folder"));
+        let made = support::ltx2().args(["init", "--preset", "nano", "--seed", "3"]).arg(folder.path("nano")).status();
+        assert!(made.expect("runs").success());
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A run that goes on by itself; its own temporary files are below `tmp`.
+    fn start(&self, out: &str, cache: &str) -> Child {
+        let temporary = self.path("tmp");
+        std::fs::create_dir_all(&temporary).expect("a folder");
+        let sizes = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=1"];
+        let quick = "runtime.xla_flags.xla_backend_optimization_level=0";
+        let cache = format!("runtime.compile_cache={cache}");
+        let mut run = support::ltx2();
+        run.args(["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball"]);
+        run.arg("--model").arg(self.path("nano")).arg("-o").arg(self.path(out)).env("TMPDIR", temporary);
+        run.args(sizes.into_iter().chain([quick, &cache]).flat_map(|s| ["--set", s]));
+        run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts")
+    }
+
+    fn names(&self, folder: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(folder)).expect("a folder");
+        let mut names: Vec<String> = entries.map(|e| e.expect("one").file_name().to_string_lossy().into()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn ended(run: Child) -> (Output, String) {
+    let out = run.wait_with_output().expect("it ends");
+    let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+    (out, stderr)
+}
+
+fn hashes(video: &Path) -> Value {
+    let sidecar = std::fs::read_to_string(video.with_extension("json")).expect("a sidecar");
+    serde_json::from_str::<Value>(&sidecar).expect("JSON")["sha256"].clone()
+}
+
+#[needs(cpu)]
+fn runs_beside_each_other_share_an_empty_cache() {
+    let folder = Folder::new();
+    let cache = folder.path("cache").display().to_string();
+    let runs = ["a.mp4", "b.mp4", "c.mp4"].map(|name| folder.start(name, &cache));
+    for run in runs {
+        let (out, stderr) = ended(run);
+        assert!(out.status.success() && !stderr.contains("compiled anew"), "{stderr}");
+    }
+    assert_eq!(
+        folder.names("cache").len(),
+        7,
+        "one entry a program and no temporary file: {:?}",
+        folder.names("cache")
+    );
+    let (out, stderr) = ended(folder.start("d.mp4", &cache));
+    assert!(out.status.success() && stderr.matches("cache hit").count() >= 7, "{stderr}");
+    for name in ["b.mp4", "c.mp4", "d.mp4"] {
+        assert_eq!(hashes(&folder.path(name)), hashes(&folder.path("a.mp4")), "{name}");
+    }
+}
+
+#[needs(cpu)]
+fn of_two_runs_with_one_name_the_later_keeps_its_video_elsewhere() {
+    let folder = Folder::new();
+    let runs = [folder.start("out.mp4", "off"), folder.start("out.mp4", "off")];
+    let mut ends = runs.map(ended);
+    ends.sort_by_key(|(out, _)| out.status.code());
+    let [(first, _), (second, stderr)] = ends;
+    assert!(first.status.success());
+    assert_eq!(second.status.code(), Some(1), "{stderr}");
+    let error: Vec<&str> = stderr.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert!(error.len() == 1 && error[0].contains("out.mp4") && error[0].contains("are kept in"), "{stderr}");
+    let kept = Path::new(error[0].split("are kept in ").nth(1).expect("a path"));
+    assert!(kept.starts_with(folder.path("tmp")), "{}", kept.display());
+    let tensors = ltx2::weights::Checkpoint::open(kept).expect("tensors");
+    assert_eq!(tensors.shape("frames"), Some(&[9, 96, 64, 3][..]));
+    assert_eq!(folder.names(""), ["nano", "out.json", "out.mp4", "tmp"], "nothing half-written");
+}
+
+#[needs(cpu)]
+fn a_cache_that_cannot_be_written_is_said_and_the_run_goes_on() {
+    let folder = Folder::new();
+    std::fs::write(folder.path("file"), "no folder").expect("written");
+    let cache = folder.path("file").display().to_string();
+    let (out, stderr) = ended(folder.start("a.mp4", &cache));
+    assert!(out.status.success(), "{stderr}");
+    assert!(stderr.contains("not kept in the compile cache") || stderr.contains("compile cache"), "{stderr}");
+    assert_eq!(std::fs::read(folder.path("file")).expect("it stays"), b"no folder");
+}
+
+/// A write that fails in the middle for want of room, as on a disk that is full: the limit is of a file's size.
+#[needs(cpu)]
+fn a_full_disk_ends_a_run_with_one_line_and_leaves_nothing() {
+    let folder = Folder::new();
+    let limited = |blocks: &str, more: &[&str]| {
+        let mut run = Command::new("sh");
+        run.args(["-c", &format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_ltx2")]);
+        run.env("LTX2_COMPILE_CACHE", "off").env("TMPDIR", folder.0.path());
+        run.args(["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--model"]);
+        run.arg(folder.path("nano")).arg("-o").arg(folder.path("out.mp4"));
+        run.args(["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "2"]);
+        run.args(["--set", "runtime.xla_flags.xla_backend_optimization_level=0"]).args(more);
+        run.output().expect("runs")
+    };
+    let ran = limited("1", &[]);
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(1), "{stderr}");
+    let errors: Vec<&str> = stderr.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert!(errors.len() == 1 && errors[0].contains("out.mp4"), "{stderr}");
+    assert_eq!(folder.names(""), ["nano"], "nothing is left");
+
+    // Room for the video, none for a compiled program, and the steps' name is a folder's: both are said, the run goes on.
+    let steps = ltx2::pipeline::saved::path_of(&folder.path("out.mp4"));
+    std::fs::create_dir(&steps).expect("a folder");
+    let cache = format!("runtime.compile_cache={}", folder.path("cache").display());
+    let ran = limited("200", &["--checkpoint-every", "1", "--progress-every", "1", "--set", &cache]);
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{stderr}");
+    assert!(stderr.contains("not kept in the compile cache"), "{stderr}");
+    assert!(stderr.contains("the steps are not kept: ") && stderr.contains(steps.to_str().expect("UTF-8")), "{stderr}");
+    std::fs::remove_dir(&steps).expect("empty");
+    assert_eq!(folder.names(""), ["cache", "nano", "out.json", "out.mp4"], "{stderr}");
+    assert_eq!(folder.names("cache"), [""; 0], "{stderr}");
+}

@@ -1,0 +1,469 @@
+//! The command itself: a random model to a video with sound, repeats, several videos, and bad input.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use crate::support::{self, needs};
+use serde_json::Value;
+
+const PICTURE: &str = "tests/fixtures/images/shapes.png";
+
+fn ltx2(arguments: &[&str]) -> Output {
+    support::ltx2().args(arguments).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeed(arguments: &[&str]) -> String {
+    let out = ltx2(arguments);
+    assert!(out.status.success(), "{arguments:?}: {}", text(&out.stderr));
+    text(&out.stdout)
+}
+
+/// The last line of stderr, after checking the exit code.
+fn fail(code: i32, arguments: &[&str]) -> String {
+    let out = ltx2(arguments);
+    let stderr = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(code), "{arguments:?}: {stderr}");
+    let errors: Vec<&str> = stderr.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "one line says it: {stderr}");
+    errors[0].to_string()
+}
+
+/// A folder for the whole test binary, with a random nano model in it.
+fn nano() -> &'static Path {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a folder").keep();
+        succeed(&["init", "--preset", "nano", "--seed", "3", dir.join("nano").to_str().expect("UTF-8")]);
+        dir
+    })
+}
+
+/// Arguments of a short run of the nano model.
+fn short(out: &Path, more: &[&str]) -> Vec<String> {
+    let model = nano().join("nano");
+    let (model, out) = (model.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
+    let base = ["generate", "-c", "nano_2_0", "--model", model, "--platform", "cpu", "-o", out, "-p", "a red ball"];
+    let small = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "3"];
+    base.iter().chain(&small).chain(more).map(|s| (*s).to_string()).collect()
+}
+
+fn refs(arguments: &[String]) -> Vec<&str> {
+    arguments.iter().map(String::as_str).collect()
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).expect("a file")).expect("JSON")
+}
+
+#[needs(cpu)]
+fn a_2_3_model_gives_sound_at_48_khz() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    let (model, out, wav) = (path("nano_2_3"), path("a.mp4"), format!("output.save_audio={}", path("a.wav")));
+    succeed(&["init", "--preset", "nano_2_3", "--seed", "3", &model]);
+    let run = ["generate", "-c", "nano_2_3", "-p", "a red ball", "--platform", "cpu", "--model", &model, "-o", &out];
+    let size = ["--width", "64", "--height", "64", "--num-frames", "9", "--steps", "2", "--max-sequence-length", "128"];
+    let quick = ["--set", &wav, "--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
+    succeed(&[&run[..], &size, &quick].concat());
+    let header = std::fs::read(path("a.wav")).expect("sound");
+    assert_eq!(u32::from_le_bytes(header[24..28].try_into().expect("four bytes")), 48000);
+    assert_eq!(json(Path::new(&path("a.json")))["config"]["guidance"]["stg_blocks"], serde_json::json!([2]));
+}
+
+/// Every preset of both generations on a small model, with frames given where the pipeline takes them.
+#[needs(cpu)]
+fn every_preset_runs_at_small_size() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    succeed(&["init", "--preset", "nano_2_3", "--seed", "3", &path("nano_2_3")]);
+    let of_2_0 = nano().join("nano").to_str().expect("UTF-8").to_string();
+    let cases: [(&str, &str, &[&str]); 10] = [
+        ("ltx2", "text_to_video", &[]),
+        ("ltx2_full_guidance", "text_to_video", &["--set", "guidance.stg_blocks=[1]"]),
+        ("ltx2_two_stage", "two_stage", &["--image", PICTURE, "0", "1"]),
+        ("ltx2_two_stage", "keyframes", &["--image", PICTURE, "0", "1", "--image", PICTURE, "8", "0.5"]),
+        ("ltx2_distilled", "distilled", &[]),
+        ("ltx2_hq", "hq", &[]),
+        ("ltx2_3", "image_to_video", &["--set", "guidance.stg_blocks=[1]", "--image", PICTURE, "8", "1"]),
+        ("ltx2_3_two_stage", "two_stage", &["--set", "guidance.stg_blocks=[1]"]),
+        ("ltx2_3_distilled", "distilled", &["--image", PICTURE, "0", "0.9"]),
+        ("ltx2_3_hq", "hq", &[]),
+    ];
+    for (n, (preset, pipeline, more)) in cases.into_iter().enumerate() {
+        let out = path(&format!("{n}.mp4"));
+        let model = if preset.starts_with("ltx2_3") { path("nano_2_3") } else { of_2_0.clone() };
+        let run =
+            ["generate", "-c", preset, "--pipeline", pipeline, "--model", &model, "--platform", "cpu", "-o", &out];
+        let size =
+            ["--width", "64", "--height", "64", "--num-frames", "9", "--max-sequence-length", "128", "-p", "a ball"];
+        let quick = ["--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
+        let steps: &[&str] = if pipeline == "distilled" { &[] } else { &["--steps", "2"] };
+        succeed(&[&run[..], &size, &quick, steps, more].concat());
+        let sidecar = json(Path::new(&path(&format!("{n}.json"))));
+        assert_eq!(sidecar["config"]["pipeline"], pipeline, "{preset}");
+        let two = sidecar["programs"]["refine"].is_string() && sidecar["programs"]["upsampler"].is_string();
+        assert_eq!(two, pipeline != "text_to_video" && pipeline != "image_to_video", "{preset} {pipeline}: {sidecar}");
+        let kind = if pipeline == "hq" { "res_2s" } else { "euler" };
+        assert_eq!(sidecar["config"]["sampler"]["kind"], kind, "{preset}");
+    }
+}
+
+#[needs(cpu)]
+fn a_video_with_sound_and_its_repeat() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name);
+    let (dump, perf, wav, png) = (path("d.safetensors"), path("perf.json"), path("a.wav"), path("frames"));
+    let mut hashes = Vec::new();
+    for name in ["a.mp4", "b.mp4", "c.mp4"] {
+        let set = [format!("output.save_audio={}", wav.display()), format!("output.save_frames={}", png.display())];
+        let more = ["--set", &set[0], "--set", &set[1], "--dump", dump.to_str().expect("UTF-8")];
+        let more = [&more[..], &["--perf-json", perf.to_str().expect("UTF-8")]].concat();
+        let stdout = succeed(&refs(&short(&path(name), &more)));
+        assert_eq!(stdout.trim(), path(name).to_str().expect("UTF-8"), "stdout carries the path");
+        hashes.push(json(&path(name).with_extension("json"))["sha256"].clone());
+    }
+    assert!(hashes.iter().all(|h| h == &hashes[0]), "three runs of one seed: {hashes:?}");
+    succeed(&[
+        "generate",
+        "-c",
+        path("a.json").to_str().expect("UTF-8"),
+        "-o",
+        path("again.mp4").to_str().expect("UTF-8"),
+    ]);
+    assert_eq!(json(&path("again.json"))["sha256"], hashes[0], "a repeat from the sidecar");
+
+    let perf = json(&perf);
+    assert_eq!(perf["programs"]["text_encoder"]["executions"], 1, "both prompts in one execution");
+    assert!(perf["programs"].as_object().expect("programs").values().all(|p| p["compiles"] == 1), "{perf}");
+    let dumped = ltx2::weights::Checkpoint::open(&dump).expect("a dump");
+    let mut names: Vec<&str> = dumped.names().collect();
+    names.sort_unstable();
+    let want = ["audio", "latents.audio", "latents.video", "negative_prompt_embeds", "noise.audio", "noise.video"];
+    assert_eq!(names, [&want[..], &["prompt_embeds", "video"]].concat());
+    assert_eq!(dumped.shape("video"), Some(&[1, 9, 3, 96, 64][..]));
+    assert_eq!(std::fs::read_dir(&png).expect("frames").count(), 9);
+    assert!(std::fs::metadata(&wav).expect("sound").len() > 1000);
+
+    if Command::new("ffprobe").arg("-version").output().is_ok() {
+        let entries = "stream=codec_name,width,height,nb_read_frames,avg_frame_rate";
+        let file = path("a.mp4");
+        let probe = ["-v", "error", "-count_frames", "-show_entries", entries, "-of", "csv=p=0"];
+        let out = Command::new("ffprobe").args(probe).arg(&file).output().expect("ffprobe runs");
+        let lines = text(&out.stdout);
+        assert!(lines.contains("h264,64,96,24/1,9") && lines.contains("aac"), "{lines}");
+    } else {
+        eprintln!("NOT CHECKED: the container, because ffprobe is not installed");
+    }
+}
+
+#[needs(cpu)]
+fn noise_drawn_on_the_device_is_normal_and_repeats() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let run = |name: &str, more: &[&str]| {
+        let (out, dump) = (dir.path().join(format!("{name}.mp4")), dir.path().join(format!("{name}.safetensors")));
+        let own = ["--pipeline", "two_stage", "--set", "request.height=64", "--dump", dump.to_str().expect("UTF-8")];
+        let all = short(&out, &[&own[..], more].concat());
+        succeed(&refs(&all).into_iter().filter(|a| !["--height", "96"].contains(a)).collect::<Vec<_>>());
+        let read = ltx2::pipeline::tensors::read(&dump).expect("a dump");
+        let noise = |name: &str| read[name].to_f32();
+        (noise("noise.video"), noise("stage_2.noise.video"), noise("stage_2.noise.audio"))
+    };
+    let device = ["--set", "sampler.noise=device"];
+    let (first, second, sound) = run("a", &device);
+    for all in [&second, &sound] {
+        let (n, mean) = (all.len() as f32, all.mean().expect("numbers"));
+        assert!(mean.abs() < 4.0 / n.sqrt() && (all.std(0.0) - 1.0).abs() < 4.0 / (2.0 * n).sqrt(), "{n} {mean}");
+    }
+    assert_eq!(run("b", &device).0, first, "the same numbers again");
+    assert_ne!(run("c", &[&device[..], &["--seed", "11"]].concat()).0, first);
+    assert_ne!(run("d", &[]).0, first);
+    let both = first.len().min(second.len());
+    assert_ne!(first.iter().take(both).collect::<Vec<_>>(), second.iter().take(both).collect::<Vec<_>>());
+}
+
+#[needs(cpu)]
+fn several_videos_share_programs_and_weights() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let prompts = dir.path().join("prompts.txt");
+    std::fs::write(&prompts, "a red ball\n\na blue cube\n").expect("written");
+    let (out, perf) = (dir.path().join("clips"), dir.path().join("perf.json"));
+    let more = ["--prompts", prompts.to_str().expect("UTF-8"), "--num-videos", "2", "--seed", "5"];
+    let more = [&more[..], &["--perf-json", perf.to_str().expect("UTF-8")]].concat();
+    let arguments: Vec<String> = short(&out, &more).into_iter().filter(|a| a != "-p" && a != "a red ball").collect();
+    succeed(&refs(&arguments));
+    for name in ["0000_5.mp4", "0001_6.mp4", "0002_5.mp4", "0003_6.mp4"] {
+        assert!(out.join(name).exists(), "{name}");
+        assert!(out.join(name).with_extension("json").exists(), "{name}'s sidecar");
+    }
+    let perf = json(&perf);
+    let last = perf["videos"].as_array().expect("videos").last().expect("four");
+    assert!(last["programs"].as_object().expect("programs").values().all(|p| p["compiles"] == 1), "{last}");
+    assert_eq!(last["programs"]["text_encoder"]["executions"], 4);
+    let frames = |name: &str| json(&out.join(name))["sha256"]["frames"].clone();
+    assert_ne!(frames("0000_5.json"), frames("0001_6.json"), "seeds differ");
+    assert_ne!(frames("0000_5.json"), frames("0002_5.json"), "prompts differ");
+}
+
+#[needs(cpu)]
+fn an_over_long_prompt_says_how_much_was_cut() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let long = "x".repeat(300);
+    let more = ["--max-sequence-length", "128", "--negative-prompt", "", "--prompt", &long, "--steps", "1"];
+    let arguments: Vec<String> = short(&dir.path().join("a.mp4"), &more);
+    // The second --prompt would be refused: leave out the first.
+    let arguments: Vec<String> = arguments.iter().filter(|a| *a != "-p" && *a != "a red ball").cloned().collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let arguments = [&arguments[..arguments.len() - 2], &[]].concat();
+    let out = ltx2(&arguments);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    // BOS, the leading mark and 300 letters want 302 places.
+    assert!(text(&out.stderr).contains("the prompt is longer than 128 tokens"), "{}", text(&out.stderr));
+}
+
+#[needs(cpu)]
+fn bad_requests_are_one_clear_line() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("a.mp4");
+    let cases: [(i32, &[&str], &[&str]); 6] = [
+        (2, &["--set", "request.width=100"], &["width", "96", "128"]),
+        (2, &["--set", "request.num_frames=10"], &["num_frames", "9", "17"]),
+        (1, &["--set", "model.path=no/such/model"], &["no/such/model"]),
+        (2, &["--set", "sampler.stepz=3"], &["sampler.stepz", "did you mean 'steps'"]),
+        (2, &["--set", "request.max_sequence_length=100"], &["100", "128"]),
+        (1, &["--set", "runtime.platform=/no/plugin.so"], &["/no/plugin.so"]),
+    ];
+    for (code, more, words) in cases {
+        let mut arguments = short(&out, &[]);
+        arguments.retain(|a| a != "--width" && a != "64" && a != "--num-frames" && a != "9");
+        if more[1].starts_with("model.path") {
+            let at = arguments.iter().position(|a| a == "--model").expect("the flag");
+            arguments.drain(at..at + 2);
+        }
+        if more[1].starts_with("runtime.platform") {
+            let at = arguments.iter().position(|a| a == "--platform").expect("the flag");
+            arguments.drain(at..at + 2);
+        }
+        arguments.extend(more.iter().map(|s| (*s).to_string()));
+        let line = fail(code, &refs(&arguments));
+        for word in words {
+            assert!(line.contains(word), "{more:?}: {line}");
+        }
+    }
+    assert!(!out.exists(), "nothing is written");
+}
+
+#[needs(cpu)]
+fn bad_models_are_named_by_file_and_tensor() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let model = dir.path().join("model");
+    let copy = |from: &Path, to: &Path| {
+        let status = Command::new("cp").arg("-r").arg(from).arg(to).status().expect("cp runs");
+        assert!(status.success());
+    };
+    copy(&nano().join("nano"), &model);
+    let check = |model: &Path| ltx2(&["check", model.to_str().expect("UTF-8")]);
+    let good = check(&model);
+    assert!(good.status.success(), "{}", text(&good.stderr));
+    assert!(text(&good.stdout).contains("text_to_video: ready"), "{}", text(&good.stdout));
+
+    let weights = model.join("vocoder/diffusion_pytorch_model.safetensors");
+    let bytes = std::fs::read(&weights).expect("weights");
+    std::fs::write(&weights, &bytes[..bytes.len() - 100]).expect("written");
+    let truncated = check(&model);
+    assert_eq!(truncated.status.code(), Some(1));
+    let said = text(&truncated.stdout);
+    assert!(said.contains("vocoder") && said.contains("diffusion_pytorch_model.safetensors"), "{said}");
+
+    std::fs::remove_dir_all(model.join("audio_vae")).expect("removed");
+    let missing = check(&model);
+    assert!(text(&missing.stdout).contains("audio_vae          absent"), "{}", text(&missing.stdout));
+    assert!(text(&missing.stdout).contains("text_to_video: needs audio_vae, vocoder"), "{}", text(&missing.stdout));
+
+    // A checkpoint of integers where weights should be.
+    let wrong = dir.path().join("wrong.safetensors");
+    let ids = ltx2::tensor::Tensor::from(ndarray::Array1::<i64>::zeros(4));
+    ltx2::pipeline::tensors::write(&wrong, &[("a".to_string(), ids)]).expect("written");
+    let line = fail(1, &["generate", "-p", "x", "--model", wrong.to_str().expect("UTF-8")]);
+    assert!(line.contains("wrong.safetensors"), "{line}");
+}
+
+#[needs(cpu)]
+fn a_single_file_wants_a_text_encoder() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("ltx-2.safetensors");
+    // The header of a combined checkpoint: a configuration and one tensor of each component.
+    let config = serde_json::json!({"transformer": {}, "vae": {}, "audio_vae": {}, "vocoder": {}, "scheduler": {}});
+    let keys =
+        ["model.diffusion_model.patchify_proj.weight", "vae.decoder.conv_in.conv.weight", "vocoder.conv_pre.weight"];
+    let data = [0u8; 4];
+    let tensor = || safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![1], &data).expect("a view");
+    let metadata = std::collections::HashMap::from([("config".to_string(), config.to_string())]);
+    let bytes = safetensors::serialize(keys.iter().map(|k| (*k, tensor())), Some(metadata)).expect("bytes");
+    std::fs::write(&file, bytes).expect("written");
+    let line = fail(1, &["generate", "-p", "x", "--model", file.to_str().expect("UTF-8"), "--platform", "cpu"]);
+    assert!(line.contains("--text-encoder"), "{line}");
+}
+
+#[needs(cpu)]
+fn run_names_unknown_missing_and_misshaped_inputs() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let model = nano().join("nano");
+    let run = |tensors: &[(&str, Vec<usize>)]| {
+        let file = dir.path().join("in.safetensors");
+        let tensors: Vec<_> = tensors
+            .iter()
+            .map(|(n, s)| ((*n).to_string(), ltx2::tensor::Tensor::F32(ndarray::ArrayD::zeros(s.clone()))))
+            .collect();
+        ltx2::pipeline::tensors::write(&file, &tensors).expect("written");
+        let out = dir.path().join("out.safetensors");
+        let (model, file, out) = (model.to_str(), file.to_str(), out.to_str());
+        let paths = [model, file, out].map(|p| p.expect("UTF-8").to_string());
+        let flags =
+            ["run", "vocoder", "--platform", "cpu", "--model", &paths[0], "--inputs", &paths[1], "-o", &paths[2]];
+        fail(2, &flags)
+    };
+    assert!(run(&[]).contains("input 'mel' is missing"));
+    assert!(run(&[("mel", vec![1, 2, 5, 64]), ("mels", vec![1])]).contains("input 'mels' is unknown"));
+    assert!(run(&[("mel", vec![1, 2, 5])]).contains("must have 4 dimensions"));
+}
+
+#[needs(cpu)]
+fn an_interrupt_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("a.mp4");
+    let arguments = short(&out, &["--set", "sampler.progress_every=1"]);
+    let arguments: Vec<String> = arguments.iter().map(|a| if a == "3" { "256".into() } else { a.clone() }).collect();
+    let mut child =
+        support::ltx2().args(&arguments).stderr(std::process::Stdio::piped()).spawn().expect("the binary runs");
+    // Ask once the loop has begun to tell of its steps.
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().expect("stderr")));
+    let begun = lines.by_ref().any(|l| l.is_ok_and(|l| l.starts_with("denoise ")));
+    assert!(begun, "the loop began");
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
+    assert!(sent.success());
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    let status = child.wait().expect("it ends");
+    assert_eq!(status.code(), Some(130), "{rest:?}");
+    assert!(rest.iter().any(|l| l.starts_with("error: interrupted after")), "{rest:?}");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("the folder").count(), 0, "nothing is left");
+}
+
+#[needs(cpu)]
+fn several_videos_on_a_data_axis_run_together() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (out, perf) = (dir.path().join("clips"), dir.path().join("perf.json"));
+    let more = ["--layout", "cfg", "--mesh", "data=2", "--num-videos", "3", "--seed", "5", "--dtype", "f32"];
+    let more = [&more[..], &["--perf-json", perf.to_str().expect("UTF-8")]].concat();
+    let run = ltx2(&refs(&short(&out, &more)));
+    let (stdout, stderr) = (text(&run.stdout), text(&run.stderr));
+    assert!(run.status.success(), "{stderr}");
+    let names = ["0000_5", "0001_6", "0002_7"];
+    let paths: Vec<String> = names.iter().map(|n| out.join(format!("{n}.mp4")).display().to_string()).collect();
+    assert_eq!(stdout.lines().collect::<Vec<_>>(), paths);
+    for said in ["videos 1 to 2 of 3 denoise 3/3 steps", "video 3 of 3 denoise 3/3 steps"] {
+        assert!(stderr.contains(said), "{stderr}");
+    }
+    let videos = json(&perf)["videos"].as_array().expect("videos").clone();
+    assert_eq!(videos.iter().map(|v| v["videos_together"].as_u64()).collect::<Vec<_>>(), [Some(2), Some(2), Some(1)]);
+    let programs = videos[2]["programs"].as_object().expect("programs");
+    assert_eq!(programs.len(), 7);
+    assert!(programs.values().all(|p| p["compiles"] == 1 && p["executions"] == 2), "{programs:?}");
+
+    // A video of a batch is repeated alone by its sidecar, bit for bit.
+    let sidecar = out.join("0001_6.json");
+    let again = dir.path().join("again.mp4");
+    succeed(&["generate", "-c", sidecar.to_str().expect("UTF-8"), "-o", again.to_str().expect("UTF-8")]);
+    let (first, second) = (json(&sidecar), json(&again.with_extension("json")));
+    assert_eq!(second["sha256"], first["sha256"]);
+    assert_eq!(second["programs"], first["programs"]);
+}
+
+/// A layout file of `text` in a folder.
+fn layout_file(dir: &Path, text: &str) -> String {
+    let file = dir.join("mine.yml");
+    std::fs::write(&file, text).expect("written");
+    file.to_str().expect("UTF-8").to_string()
+}
+
+#[needs(cpu)]
+fn mistakes_in_layouts_are_one_line_with_tensor_or_file_and_line() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("a.mp4");
+    for (layout, words) in [
+        (
+            "rules:\n  vido_sequence: [context]\n",
+            &["mine.yml:2: 'vido_sequence' is no axis of a tensor, known are"][..],
+        ),
+        ("rules:\n  batch: [dta]\n", &["mine.yml:2: rule of 'batch' names mesh axis 'dta', known are data, cfg"]),
+        ("rules:\n  batch: context\n", &["mine.yml:2: rule of 'batch' must be a list of mesh axes"]),
+        ("rules:\n  batch: [data, data]\n", &["mine.yml:2: rule of 'batch' names mesh axis 'data' twice"]),
+        ("mesh:\n  context: 2\n\nexchange: {kind: wheel}\n", &["mine.yml:4: exchange.kind: unknown variant `wheel`"]),
+        (
+            "mesh: {context: 2}\nrules:\n  heads: [context]\n  embed: [context]\n",
+            &[
+                "tensor 'text_encoder.",
+                "would be split twice by mesh axis 'context' (",
+                "mine.yml:3: heads: [context]; ",
+                "mine.yml:4: embed: [context])",
+            ],
+        ),
+        (
+            "mesh: {data: 2}\nrules:\n  batch: [data]\n  branch: [data]\n",
+            &[
+                "would be split twice by mesh axis 'data' (",
+                "mine.yml:3: batch: [data]; ",
+                "mine.yml:4: branch: [data])",
+            ],
+        ),
+        (
+            "mesh: {context: 2}\nrules: {video_sequence: [context]}\nexchange: {kind: hybrid, ulysses: 3}\n",
+            &["exchange: 2 devices do not divide by ulysses = 3"],
+        ),
+    ] {
+        let file = layout_file(dir.path(), layout);
+        let line = fail(2, &refs(&short(&out, &["--layout", &file])));
+        assert!(words.iter().all(|word| line.contains(word)), "{layout}: {line}");
+    }
+    for (mesh, words) in [
+        ("cfg=16", "mesh data=1,cfg=16,fsdp=1,context=1,tensor=1: needs 16 devices, there are 8"),
+        ("cfg=3,context=-1", "mesh data=1,cfg=3,fsdp=1,context=-1,tensor=1: 8 devices do not divide by 3"),
+        ("cfg=2", "layout cfg-ulysses uses 2 of the 8 devices of cpu:8; give a --mesh"),
+    ] {
+        let line = fail(2, &["compile", "--target", "cpu:8", "-c", "ltx2", "--layout", "cfg-ulysses", "--mesh", mesh]);
+        assert!(line.contains(words), "{mesh}: {line}");
+    }
+    assert!(!out.exists(), "nothing is written");
+}
+
+#[needs(cpu)]
+fn a_size_that_does_not_divide_is_said_and_the_result_is_right() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let run = |name: &str, more: &[&str]| {
+        let dump = dir.path().join(format!("{name}.safetensors"));
+        let all = [&["--dtype", "f32", "--dump", dump.to_str().expect("UTF-8")], more].concat();
+        let out = ltx2(&refs(&short(&dir.path().join(name).with_extension("mp4"), &all)));
+        let stderr = text(&out.stderr);
+        assert!(out.status.success(), "{stderr}");
+        (ltx2::weights::Checkpoint::open(&dump).expect("a dump"), stderr)
+    };
+    let (whole, silent) = run("whole", &[]);
+    assert!(!silent.contains("does not divide"), "{silent}");
+    // Three divides neither heads nor widths.
+    let (split, said) = run("split", &["--layout", "tensor", "--mesh", "tensor=3"]);
+    let line = said.lines().find(|l| l.contains("transformer.transformer_blocks.*.attn1.to_q")).unwrap_or_default();
+    for part in
+        ["WARN tensor '", ": heads = ", "does not divide by tensor = 3 (shardings/tensor.yml:", "holds it whole"]
+    {
+        assert!(line.contains(part), "no '{part}' in '{line}'\n{said}");
+    }
+    for name in ["latents.video", "latents.audio", "video", "audio"] {
+        let tensor = |c: &ltx2::weights::Checkpoint| c.get(name).and_then(|v| v.to_tensor()).expect("a tensor");
+        let distance = support::relative_l2(&tensor(&split), &tensor(&whole));
+        assert!(distance <= 1e-5, "{name}: {distance:e}");
+    }
+}

@@ -1,0 +1,25 @@
+//! Tests of the binary: commands as their user gives them, on the CPU plugin.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bench;
+mod cache;
+mod compare;
+mod compile;
+mod concurrency;
+mod examples;
+mod generate;
+mod kills;
+mod lab;
+mod meaning;
+mod memory;
+mod models;
+mod plugins;
+mod profile;
+mod resume;
+mod search;
+
+fn main() -> std::process::ExitCode {
+    support::harness::main()
+}

@@ -1,0 +1,336 @@
+//! One model in three forms gives the same numbers: the diffusers folder, Lightricks' single file with its own names
+//! and configuration, and the Hugging Face cache. Damaged files end a run with one line that names them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use crate::support::single_file::{
+    IN_FILE, Stored, TINY, TINY_2_3, combined, combined_of, header, header_2_3, read, write,
+};
+use crate::support::{self, needs};
+use ltx2::weights::{Component, HubCache, ModelSource, Overrides};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn path(p: &Path) -> &str {
+    p.to_str().expect("UTF-8")
+}
+
+/// `ltx2` with a Hugging Face home.
+fn ltx2(home: &Path, arguments: &[&str]) -> Output {
+    let mut command = support::ltx2();
+    command.env_remove("HF_HUB_CACHE").env_remove("HUGGINGFACE_HUB_CACHE").env("HF_HOME", home);
+    command.args(arguments).output().expect("the binary runs")
+}
+
+/// A short guided run into the folder `out`, with the model's own schedule; optimising would take longer than running.
+fn run(home: &Path, model: &[&str], out: &Path) -> Output {
+    let (mp4, dump) = (out.join("a.mp4"), out.join("a.safetensors"));
+    run_into(home, model, &["-o", path(&mp4), "--dump", path(&dump)])
+}
+
+fn run_into(home: &Path, model: &[&str], out: &[&str]) -> Output {
+    let base = ["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--negative-prompt", "blurry"];
+    let size = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "2", "--max-sequence-length", "64"];
+    let more = ["--reference", "diffusers", "--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
+    ltx2(home, &[&base[..], &size, &more, out, &["--model"], model].concat())
+}
+
+/// The dumped tensors and the sidecar of a run.
+fn generate(home: &Path, model: &[&str]) -> (BTreeMap<String, Stored>, Value) {
+    let out = TempDir::new().expect("a folder");
+    let done = run(home, model, out.path());
+    assert!(done.status.success(), "{model:?}: {}", text(&done.stderr));
+    let sidecar = fs::read(out.path().join("a.json")).expect("a sidecar");
+    (read(&out.path().join("a.safetensors")), serde_json::from_slice(&sidecar).expect("JSON"))
+}
+
+fn ready(home: &Path, model: &[&str]) {
+    let out = ltx2(home, &[&["check"], model].concat());
+    let said = text(&out.stdout);
+    assert!(out.status.success() && said.contains("LTX-2.0") && said.contains("text_to_video: ready"), "{said}");
+}
+
+/// A repository in the cache's form: blobs by content, and a snapshot of links.
+fn cache(home: &Path, folder: &Path, name: &str) {
+    fn link(from: &Path, to: &Path, blobs: &Path, up: &str) {
+        fs::create_dir_all(to).expect("a folder");
+        for entry in fs::read_dir(from).expect("a folder").map(|e| e.expect("an entry")) {
+            let (name, target) = (entry.file_name(), to.join(entry.file_name()));
+            if entry.path().is_dir() {
+                link(&entry.path(), &target, blobs, &format!("../{up}"));
+                continue;
+            }
+            let blob = format!("{}-{}", fs::read_dir(blobs).expect("blobs").count(), name.len());
+            fs::copy(entry.path(), blobs.join(&blob)).expect("copied");
+            symlink(format!("{up}/blobs/{blob}"), target).expect("a link");
+        }
+    }
+    let repository = home.join("hub").join(format!("models--{}", name.replace('/', "--")));
+    let revision = "0123456789abcdef0123456789abcdef01234567";
+    fs::create_dir_all(repository.join("blobs")).expect("a folder");
+    fs::create_dir_all(repository.join("refs")).expect("a folder");
+    fs::write(repository.join("refs/main"), revision).expect("written");
+    link(folder, &repository.join("snapshots").join(revision), &repository.join("blobs"), "../..");
+}
+
+/// Whether two configurations say the same, whole numbers and floats alike.
+fn same(a: &Value, b: &Value) -> bool {
+    a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
+}
+
+#[needs(cpu)]
+fn the_single_file_s_configurations_are_the_folder_s() {
+    let dir = TempDir::new().expect("a folder");
+    let file = dir.path().join("ltx-2-tiny-dev.safetensors");
+    write(&file, &combined(), Some(&header()));
+    let encoder = format!("{TINY}/text_encoder");
+    let overrides = Overrides { text_encoder: Some(encoder.clone()), ..Overrides::default() };
+    let single = ModelSource::open(path(&file), &overrides).expect("opens");
+    let folder = ModelSource::open(TINY, &Overrides::default()).expect("opens");
+    assert_eq!(single.unused_keys(), ["vae.per_channel_statistics.mean-of-stds"]);
+    // LTX-2.0 reads neither width; the rest is the reference's bookkeeping, or false in every published model.
+    let unread = ["video_hidden_dim", "audio_hidden_dim", "_diffusers_version", "use_keyframes_abs_pos_embedding"];
+    for c in [&IN_FILE[..], &[Component::Scheduler]].concat() {
+        let (derived, own) = (single.config(c).expect("derived"), folder.config(c).expect("its own"));
+        for (key, want) in own.as_object().expect("an object") {
+            let off = c == Component::Scheduler && *want == json!(false) && derived.get(key).is_none();
+            if !off && !unread.contains(&key.as_str()) {
+                assert!(same(&derived[key], want), "{c}: {key} is {}, not {want}", derived[key]);
+            }
+        }
+        let more = derived.as_object().expect("an object").keys().find(|k| own.get(k).is_none());
+        assert_eq!(more, None, "{c} has a key of its own");
+    }
+    assert!(single.has(Component::Tokenizer), "the text encoder's folder brings it");
+    ready(dir.path(), &[path(&file), "--text-encoder", &encoder]);
+}
+
+#[needs(cpu)]
+fn three_forms_of_a_model_give_the_same_bits() {
+    let dir = TempDir::new().expect("a folder");
+    let home = dir.path().join("hf");
+    let file = dir.path().join("single/ltx-2-tiny-dev.safetensors");
+    fs::create_dir(dir.path().join("single")).expect("a folder");
+    write(&file, &combined(), Some(&header()));
+    cache(&home, Path::new(TINY), "org/tiny");
+    cache(&home, file.parent().expect("a folder"), "org/single");
+
+    let hub = HubCache::at(home.join("hub"));
+    let open = |name: &str, hub| ModelSource::open_in(name, &Overrides::default(), hub).expect("opens");
+    let prints = [open("org/tiny", &hub), open(TINY, &hub)].map(|s| s.fingerprint().expect("readable"));
+    assert_eq!(prints[0], prints[1], "links change nothing");
+    ready(&home, &["org/tiny"]);
+    ready(&home, &["org/single", "--text-encoder", "org/tiny"]);
+
+    let (want, told) = generate(&home, &[TINY]);
+    for name in ["latents.video", "latents.audio", "video", "audio", "negative_prompt_embeds"] {
+        assert!(want.contains_key(name), "{name}");
+    }
+    for model in [&["org/tiny"][..], &[path(&file), "--text-encoder", "org/tiny"]] {
+        let (got, sidecar) = generate(&home, model);
+        assert_eq!(sidecar["programs"], told["programs"], "{model:?}");
+        assert_eq!(sidecar["sha256"], told["sha256"], "{model:?}");
+        assert!(got.keys().eq(want.keys()));
+        got.iter().for_each(|(k, t)| assert!(*t == want[k], "{model:?}: {k}"));
+        let (a, b) = (&sidecar["model"]["fingerprint"], &told["model"]["fingerprint"]);
+        assert_eq!(a == b, model[0] == "org/tiny", "a fingerprint is of the files");
+    }
+}
+
+#[needs(cpu)]
+fn a_2_3_single_file_is_the_model_of_its_folder() {
+    let dir = TempDir::new().expect("a folder");
+    let file = dir.path().join("ltx-2.3-tiny-dev.safetensors");
+    write(&file, &combined_of(TINY_2_3), Some(&header_2_3()));
+    let open = |name: &str| ModelSource::open(name, &Overrides::default()).expect("opens");
+    let (single, folder) = (open(path(&file)), open(TINY_2_3));
+    for c in IN_FILE {
+        let (got, want) = (single.config(c).expect("a configuration"), folder.config(c).expect("a configuration"));
+        // The folder's has the class' defaults and the reference's own bookkeeping beside.
+        for (key, value) in got.as_object().expect("an object") {
+            // Keys of LTX-2.5 that the reference does not have yet, and one that no size depends on.
+            let known = want.get(key).filter(|_| key != "resolution");
+            let same = |a: &Value, b: &Value| a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b);
+            assert!(known.is_none_or(|w| same(value, w)), "{c} {key}: {value} of {known:?}");
+        }
+        let names = |s: &ModelSource| {
+            let checkpoint = s.checkpoint(c).expect("weights");
+            checkpoint.names().map(|n| (n.to_string(), checkpoint.shape(n).map(<[usize]>::to_vec))).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&single), names(&folder), "{c}");
+    }
+    let text_encoder = format!("{TINY_2_3}/text_encoder");
+    let checked = ltx2(dir.path(), &["check", path(&file), "--text-encoder", &text_encoder]);
+    let said = text(&checked.stdout);
+    assert!(said.contains("LTX-2.3"), "{said}{}", text(&checked.stderr));
+    assert!(!said.contains("wrong") && !said.contains("unsupported"), "{said}");
+}
+
+#[needs(cpu)]
+fn a_file_of_one_generation_with_a_configuration_of_the_other_is_one_error() {
+    let dir = TempDir::new().expect("a folder");
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let done = ltx2(dir.path(), &[&["check"], arguments].concat());
+        let said = format!("{}{}", text(&done.stdout), text(&done.stderr));
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        words.iter().for_each(|w| assert!(said.contains(w), "`{w}` is not in: {said}"));
+    };
+    let file = dir.path().join("mixed.safetensors");
+    write(&file, &combined_of(TINY_2_3), Some(&header()));
+    let newer = ["mixed.safetensors", "`prompt_adaln.linear.weight` of LTX-2.3", "its header describes LTX-2.0"];
+    refused(&[path(&file)], &newer);
+    write(&file, &combined(), Some(&header_2_3()));
+    let older = ["`caption_projection.linear_1.weight` of LTX-2.0", "its header describes LTX-2.3"];
+    refused(&[path(&file)], &older);
+
+    for (component, tensor) in [
+        ("transformer", "caption_projection.linear_1.weight"),
+        ("connectors", "text_proj_in.weight"),
+        ("vocoder", "conv_in.weight"),
+    ] {
+        let scratch = TempDir::new().expect("a folder");
+        let model = damaged(scratch.path(), component);
+        let config = Path::new(component).join("config.json");
+        fs::copy(Path::new(TINY_2_3).join(&config), model.join(&config)).expect("copied");
+        let told = [&format!("`{tensor}` of LTX-2.0"), "config.json describes LTX-2.3"];
+        refused(&[path(&model)], &told);
+    }
+}
+
+/// tiny_a by links, with `component` copied, so that it can be damaged.
+fn damaged(dir: &Path, component: &str) -> PathBuf {
+    let model = dir.join("model");
+    fs::create_dir(&model).expect("a folder");
+    for entry in fs::read_dir(TINY).expect("a folder").map(|e| e.expect("an entry")) {
+        if entry.file_name() != component {
+            symlink(entry.path(), model.join(entry.file_name())).expect("a link");
+        }
+    }
+    fs::create_dir(model.join(component)).expect("a folder");
+    for entry in fs::read_dir(Path::new(TINY).join(component)).expect("a folder").map(|e| e.expect("a file")) {
+        fs::copy(entry.path(), model.join(component).join(entry.file_name())).expect("copied");
+    }
+    model
+}
+
+/// A run that must fail with code 1 and one line that holds `words`, and write nothing.
+fn fails(model: &[&str], words: &[&str]) {
+    let out = TempDir::new().expect("a folder");
+    let done = run(out.path(), model, out.path());
+    let stderr = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{words:?}: {stderr}");
+    let lines: Vec<&str> = stderr.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert_eq!(lines.len(), 1, "one line says it: {stderr}");
+    eprintln!("{}", lines[0]);
+    words.iter().for_each(|w| assert!(lines[0].contains(w), "`{w}` is not in: {}", lines[0]));
+    assert_eq!(fs::read_dir(out.path()).expect("the folder").count(), 0, "{words:?}: something was written");
+    assert!(done.stdout.is_empty());
+}
+
+type Tensors = BTreeMap<String, Stored>;
+type Edit = fn(&mut Tensors, &str);
+
+/// Puts a not-a-number (bf16) at the third place.
+fn spoil(tensors: &mut Tensors, key: &str) {
+    tensors.get_mut(key).expect("there").2[4..6].copy_from_slice(&[0xc0, 0x7f]);
+}
+
+fn flatten(tensors: &mut Tensors, key: &str) {
+    let shape = &mut tensors.get_mut(key).expect("there").1;
+    *shape = vec![shape.iter().product()];
+}
+
+#[needs(cpu)]
+fn damaged_files_end_a_run_with_one_line() {
+    let shard = "diffusion_pytorch_model-00001-of-00003.safetensors";
+    let norm = "language_model.model.norm.weight";
+    let encoder = read(&Path::new(TINY).join("text_encoder/model.safetensors"));
+    let norm = encoder.keys().find(|k| k.ends_with(".norm.weight")).map_or(norm, String::as_str);
+    let (one, plain) = ("model.safetensors", "diffusion_pytorch_model.safetensors");
+    let edits: [(&str, &str, Edit, &str, &[&str]); 5] = [
+        ("text_encoder", one, spoil, norm, &["NaN at [2]"]),
+        ("text_encoder", one, flatten, "language_model.model.embed_tokens.weight", &["[9600]", "[400, 24]"]),
+        ("connectors", plain, |t, k| drop(t.remove(k)), "text_proj_in.weight", &["missing"]),
+        ("transformer", shard, spoil, "proj_in.weight", &["NaN at [0, 2]"]),
+        ("transformer", shard, |t, k| drop(t.remove(k)), "proj_in.weight", &["index.json", "does not have it"]),
+    ];
+    for (component, file, edit, key, words) in edits {
+        let dir = TempDir::new().expect("a folder");
+        let model = damaged(dir.path(), component);
+        let target = model.join(component).join(file);
+        let mut tensors = read(&target);
+        edit(&mut tensors, key);
+        write(&target, &tensors, None);
+        fails(&[path(&model)], &[&[component, file, key], words].concat());
+    }
+
+    let dir = TempDir::new().expect("a folder");
+    let model = damaged(dir.path(), "transformer");
+    let target = model.join("transformer").join(shard);
+    let bytes = fs::read(&target).expect("a shard");
+    fs::write(&target, &bytes[..bytes.len() - 9]).expect("written");
+    fails(&[path(&model)], &["transformer", shard, "truncated", &format!("the file has {}", bytes.len() - 9)]);
+    fs::remove_file(&target).expect("removed");
+    fails(&[path(&model)], &["transformer", shard, "is missing", "more tensors"]);
+}
+
+/// Makes every number the largest of bf16: sums of them are infinite.
+fn blow_up(tensors: &mut Tensors, key: &str) {
+    let bytes = &mut tensors.get_mut(key).expect("there").2;
+    bytes.chunks_exact_mut(2).for_each(|value| value.copy_from_slice(&[0x7f, 0x7f]));
+}
+
+#[needs(cpu)]
+fn values_that_overflow_are_named_instead_of_shown() {
+    let shard = "diffusion_pytorch_model-00001-of-00003.safetensors";
+    let plain = "diffusion_pytorch_model.safetensors";
+    let edits = [
+        ("transformer", shard, "proj_in.weight", "the video latents after step 1 of 2 hold values"),
+        ("vae", plain, "decoder.conv_in.conv.weight", "the decoded frames hold values"),
+        ("vocoder", plain, "conv_in.weight", "the decoded samples hold values"),
+    ];
+    for (component, file, key, said) in edits {
+        let dir = TempDir::new().expect("a folder");
+        let model = damaged(dir.path(), component);
+        let target = model.join(component).join(file);
+        let mut tensors = read(&target);
+        blow_up(&mut tensors, key);
+        write(&target, &tensors, None);
+        // Frames as values where they are dumped, as bytes where they are not.
+        fails(&[path(&model)], &[said, "not finite"]);
+        let out = TempDir::new().expect("a folder");
+        let done = run_into(out.path(), &[path(&model)], &["-o", path(&out.path().join("a.mp4"))]);
+        assert!(!done.status.success() && text(&done.stderr).contains(said), "{}", text(&done.stderr));
+        assert_eq!(fs::read_dir(out.path()).expect("the folder").count(), 0, "{component}: something was written");
+    }
+}
+
+#[needs(cpu)]
+fn damage_in_a_single_file_names_the_file_and_the_tensor() {
+    let dir = TempDir::new().expect("a folder");
+    let file = dir.path().join("ltx-2-tiny-dev.safetensors");
+    let block = "model.diffusion_model.video_embeddings_connector.transformer_1d_blocks.1.attn1";
+    let norm = format!("{block}.q_norm.weight");
+    let gone = "video_connector.transformer_blocks.1.attn1.norm_q.weight";
+    let edits: [(Edit, &str, &[&str]); 3] = [
+        (spoil, &norm, &[&norm, "NaN at [2]"]),
+        (flatten, &format!("{block}.to_q.weight"), &["attn1.to_q.weight", "[576]", "[24, 24]"]),
+        // What a file does not have has no name in it: the error tells the diffusers one.
+        (|t, k| drop(t.remove(k)), &norm, &[gone, "missing"]),
+    ];
+    for (edit, key, words) in edits {
+        let mut tensors = combined();
+        edit(&mut tensors, key);
+        write(&file, &tensors, Some(&header()));
+        let model = [path(&file), "--text-encoder", &format!("{TINY}/text_encoder")];
+        fails(&model, &[&["ltx-2-tiny-dev.safetensors"], words].concat());
+    }
+}

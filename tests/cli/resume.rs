@@ -1,0 +1,198 @@
+//! An ended run that goes on gives the bytes of one that was left alone, in every stage and with every sampler; and what
+//! becomes of a video that cannot be written.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use crate::support::{self, needs};
+use ltx2::config::{Given, Job, load};
+use ltx2::pipeline::generate::{Finished, Observer, generate};
+use ltx2::pipeline::options::GenerateOptions;
+use ltx2::pipeline::saved;
+use ltx2::pipeline::text_to_video::Stage;
+
+/// Ends the run when a stage has so many steps behind it; remembers where each stage began.
+#[derive(Default)]
+struct Ends {
+    at: Option<(Stage, usize)>,
+    first: Vec<(Stage, usize)>,
+}
+
+impl Observer for Ends {
+    fn progress(&mut self, _: &[Job], stage: Stage, done: usize, _: usize) -> ControlFlow<()> {
+        if self.first.iter().all(|(known, _)| *known != stage) {
+            self.first.push((stage, done));
+        }
+        if self.at == Some((stage, done)) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn finished(&mut self, _: &Finished, _: &str) {}
+}
+
+fn model(folder: &Path) -> String {
+    let model = folder.join("model").display().to_string();
+    let made = support::ltx2().args(["init", "--preset", "nano", "--seed", "3", &model]).status().expect("runs");
+    assert!(made.success());
+    model
+}
+
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    set: &'a [String],
+    output: &'a Path,
+    every: Option<usize>,
+    resume: bool,
+}
+
+/// Hashes of frames and samples, or what ended it; where each stage began.
+type Outcome = (Result<[String; 2], String>, Vec<(Stage, usize)>);
+
+impl Run<'_> {
+    fn run(&self, at: Option<(Stage, usize)>) -> Outcome {
+        let given = Given { set: self.set.to_vec(), ..Given::default() };
+        let config = load(&given).expect("a configuration").config;
+        let options = GenerateOptions {
+            jobs: config.jobs().expect("jobs"),
+            outputs: vec![self.output.to_path_buf()],
+            force: true,
+            checkpoint_every: self.every,
+            progress_every: Some(1),
+            resume: self.resume,
+            ..GenerateOptions::default()
+        };
+        let mut ends = Ends { at, ..Ends::default() };
+        let made = generate(&config, &options, None, &mut ends).map_err(|e| e.to_string());
+        let hashes = made.map(|m| [m[0].frames_sha256.clone(), m[0].samples_sha256.clone()]);
+        (hashes, ends.first)
+    }
+}
+
+fn settings(model: &str, pipeline: &str, more: &[&str]) -> Vec<String> {
+    let base = [
+        &format!("model.path={model}"),
+        &format!("pipeline={pipeline}"),
+        "runtime.platform=cpu",
+        "runtime.dtype=f32",
+        "runtime.xla_flags.xla_backend_optimization_level=0",
+        "request.prompt=a red ball",
+        "request.width=128",
+        "request.height=128",
+        "request.num_frames=9",
+        "request.max_sequence_length=128",
+        "sampler.steps=4",
+    ];
+    base.iter().chain(more).map(|s| (*s).to_string()).collect()
+}
+
+#[needs(cpu)]
+fn a_run_that_ended_goes_on_to_the_same_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = model(folder.path());
+    let output: PathBuf = folder.path().join("out.mp4");
+    let steps = saved::path_of(&output);
+    // Pipeline, where it ends, how often steps are kept, and the step that it goes on from.
+    let cases: [(&str, Stage, usize, usize, usize); 5] = [
+        ("text_to_video", Stage::Denoise, 3, 2, 3),
+        ("two_stage", Stage::Denoise, 1, 1, 1),
+        ("two_stage", Stage::Refine, 2, 1, 2),
+        ("hq", Stage::Denoise, 2, 1, 2),
+        ("hq", Stage::Refine, 1, 1, 1),
+    ];
+    for (pipeline, stage, at, every, from) in cases {
+        let what = format!("{pipeline}, {stage:?} after {at}");
+        let set = settings(&model, pipeline, &[]);
+        let plain = Run { set: &set, output: &output, every: None, resume: false };
+        let (whole, _) = plain.run(None);
+        let whole = whole.unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert!(!steps.exists(), "{what}: nothing was asked to be kept");
+
+        let kept = Run { every: Some(every), ..plain };
+        let (ended, _) = kept.run(Some((stage, at)));
+        assert!(ended.is_err_and(|e| e.starts_with("interrupted after")), "{what}");
+        assert!(steps.exists(), "{what}: the steps are kept");
+
+        let (same, began) = Run { resume: true, ..kept }.run(None);
+        assert_eq!(same.as_ref(), Ok(&whole), "{what}");
+        assert_eq!(began.first(), Some(&(stage, from)), "{what}: earlier steps were run again");
+        assert!(!steps.exists(), "{what}: they are not needed any more");
+    }
+}
+
+#[needs(cpu)]
+fn steps_of_another_request_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = model(folder.path());
+    let output = folder.path().join("out.mp4");
+    let picture = folder.path().join("first.png");
+    let drawn = std::fs::read("tests/fixtures/images/shapes.png").expect("a picture");
+    std::fs::write(&picture, &drawn).expect("written");
+    let image = format!("request.images=[{{path: {}, frame: 0, strength: 1.0, crf: 0}}]", picture.display());
+    let set = settings(&model, "image_to_video", &[&image]);
+    let kept = Run { set: &set, output: &output, every: Some(1), resume: false };
+    assert!(kept.run(Some((Stage::Denoise, 2))).0.is_err());
+    let other = settings(&model, "image_to_video", &[&image, "request.seed=11"]);
+    let message = |set: &[String]| Run { set, resume: true, ..kept }.run(None).0.expect_err("refused");
+    assert!(message(&other).contains("holds the steps of another request"), "{}", message(&other));
+    let file = std::fs::OpenOptions::new().write(true).open(&picture).expect("the picture");
+    let was = file.metadata().and_then(|m| m.modified()).expect("a time");
+    file.set_modified(was + std::time::Duration::from_secs(1)).expect("a later time");
+    assert!(message(&set).contains("holds the steps of another request"), "{}", message(&set));
+    file.set_modified(was).expect("the time it had");
+
+    let path = saved::path_of(&output);
+    let bytes = std::fs::read(&path).expect("the steps");
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("cut");
+    assert!(message(&set).contains("truncated"), "{}", message(&set));
+    assert!(!output.exists());
+}
+
+#[needs(cpu)]
+fn a_folder_that_cannot_be_written_to_is_said_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let taken = folder.path().join("taken");
+    std::fs::write(&taken, "a file").expect("written");
+    let output = taken.join("out.mp4").display().to_string();
+    let out = support::ltx2()
+        .args(["generate", "-p", "x", "--model", "no/such/model", "-o", &output])
+        .output()
+        .expect("runs");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("error: cannot create folder") && said.contains("taken"), "{said}");
+}
+
+/// Puts a file where the folder of the video was, when its last stage begins.
+struct Takes(PathBuf);
+
+impl Observer for Takes {
+    fn progress(&mut self, _: &[Job], _: Stage, done: usize, total: usize) -> ControlFlow<()> {
+        if done == total && self.0.is_dir() {
+            std::fs::remove_dir_all(&self.0).expect("removed");
+            std::fs::write(&self.0, "a file").expect("written");
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn finished(&mut self, _: &Finished, _: &str) {}
+}
+
+#[needs(cpu)]
+fn a_video_that_cannot_be_written_is_kept_as_tensors() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = model(folder.path());
+    let place = folder.path().join("videos");
+    let set = settings(&model, "text_to_video", &["sampler.steps=1"]);
+    let config = load(&Given { set, ..Given::default() }).expect("a configuration").config;
+    let options = GenerateOptions {
+        jobs: config.jobs().expect("jobs"),
+        outputs: vec![place.join("out.mp4")],
+        ..GenerateOptions::default()
+    };
+    let said = generate(&config, &options, None, &mut Takes(place)).expect_err("not written").to_string();
+    let (error, kept) = said.split_once("; its frames and samples are kept in ").expect("the place");
+    assert!(error.contains("videos"), "{error}");
+    let tensors = ltx2::pipeline::tensors::read(Path::new(kept)).expect("tensors");
+    assert_eq!(tensors["frames"].shape(), [9, 128, 128, 3]);
+    assert_eq!(tensors["audio"].shape()[0], 2);
+    std::fs::remove_file(kept).expect("removed");
+}

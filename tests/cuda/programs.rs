@@ -1,0 +1,86 @@
+//! What the CUDA compiler makes of our programs.
+
+use ltx2::analysis::{self, Instruction, Module};
+use ltx2::models::Network;
+use ltx2::nn::{Lowering, Numerics};
+use ltx2::runtime::{EngineOptions, Target};
+
+use crate::support::rope::{ROPES, rope};
+use crate::support::{needs, published_blocks};
+
+/// Blocks of the published model: two show what every block does.
+const BLOCKS: usize = 2;
+
+/// Compiles for one H200 that is not here.
+fn compiled(network: &Network) -> Module {
+    let target: Target = "cuda:h200:1x1x1".parse().expect("a target");
+    let machine = target.open().expect("a topology");
+    let compiled = machine.compile(&network.program, &EngineOptions::default()).expect("compiles");
+    let optimized = compiled.optimized_program().expect("an optimized program");
+    Module::decode(&optimized.format, &optimized.bytes).expect("a module")
+}
+
+/// The loop at 768x512x121 with a negative prompt.
+#[needs(cuda)]
+fn products_hold_their_epilogues_and_weights_are_read_in_place() {
+    let [_, (_, denoise)] = published_blocks("cuda", Some(BLOCKS));
+    let module = compiled(&denoise);
+    let all: Vec<Instruction> = module.instructions().collect();
+    let calls = |target: &str| all.iter().filter(|i| i.target == target).count();
+    // Self, text and cross-modal attention of both streams.
+    assert_eq!(calls("__cudnn$fmhaSoftmax"), 6 * BLOCKS);
+    // A block's products: fused queries, keys and values, and the output, of both streams' self-attention; queries and
+    // output of text attention; queries, keys with values and output of both cross-modal ones; two of each feed-forward.
+    // Beside them the maps in and out of the streams.
+    let products: Vec<&Instruction> = all.iter().filter(|i| i.target == "__cublas$lt$matmul").collect();
+    assert_eq!(products.len(), BLOCKS * (2 * 2 + 2 * 2 + 2 * 3 + 2 * 2) + 4);
+    assert!(all.iter().all(|i| i.opcode != "dot"), "a product outside of cuBLAS");
+    let bare: Vec<&str> = products.iter().filter(|i| !i.config.contains("BIAS")).map(|i| &*i.scope).collect();
+    assert!(bare.is_empty(), "biases in passes of their own: {bare:?}");
+    let gelu = products.iter().filter(|i| i.config.contains("BIAS_GELU")).count();
+    // The video's: the audio's 252 rows are filled up to 256.
+    assert_eq!(gelu, BLOCKS);
+    // A slice, a copy or a broadcast as large as a weight.
+    let moves = |i: &&Instruction| {
+        let opcode = matches!(i.opcode.as_str(), "copy" | "dynamic-slice" | "transpose");
+        (opcode || i.name.starts_with("wrapped_")) && i.elements >= 1 << 22
+    };
+    assert_eq!(all.iter().filter(moves).map(|i| &*i.name).collect::<Vec<_>>(), Vec::<&str>::new());
+}
+
+/// FLOPs of two forwards by the model's sizes (2 a multiplication and addition), text keys and values made before.
+#[needs(cuda)]
+fn flops_are_those_of_the_formula() {
+    let [_, (_, denoise)] = published_blocks("cuda", Some(BLOCKS));
+    let module = compiled(&denoise);
+    let report = analysis::report(&module, &denoise.program.mesh, BLOCKS, None);
+    let (d, a, n, m, t) = (4096.0, 2048.0, 6144.0, 126.0, 1024.0);
+    let stream =
+        |d: f64, n: f64| 8.0 * d * d * n + 4.0 * n * n * d + 4.0 * d * d * n + 4.0 * n * t * d + 16.0 * d * d * n;
+    // Queries and output on the reading side, keys and values on the other.
+    let to_video = 4.0 * d * a * n + 4.0 * a * a * m + 4.0 * n * m * a;
+    let to_audio = 4.0 * a * a * m + 4.0 * d * a * n + 4.0 * n * m * a;
+    let ends = 2.0 * 2.0 * 128.0 * (d * n + a * m);
+    let block = 2.0 * (stream(d, n) + stream(a, m) + to_video + to_audio);
+    let want = block * BLOCKS as f64 + 2.0 * ends;
+    let got = report.step.flops;
+    eprintln!("{:.3} TFLOP, the formula {:.3}", got / 1e12, want / 1e12);
+    assert!((got / want - 1.0).abs() < 0.01, "{got:e} of {want:e}");
+    assert!((report.layer.flops / block - 1.0).abs() < 0.01, "a block: {:e} of {block:e}", report.layer.flops);
+}
+
+#[needs(cuda)]
+fn rope_is_one_fusion_that_rounds_where_the_order_says() {
+    // The product with the cosine and both tables; a table rounded on its way in would be read as wide as before.
+    for (numerics, rounded) in [(Numerics::Default, 0), (Numerics::Official, 3)] {
+        for dims in ROPES {
+            let module = compiled(&rope(dims, numerics, Lowering::of("cuda", "")));
+            let all: Vec<Instruction> = module.instructions().collect();
+            let count = |opcode: &str| all.iter().filter(|i| i.opcode == opcode).count();
+            assert_eq!(count("fusion"), 1, "{numerics:?} {dims:?}");
+            assert_eq!(count("concatenate") + count("copy") + count("transpose"), 0, "{numerics:?} {dims:?}");
+            // Into f32 and back.
+            assert_eq!((count("convert"), count("reduce-precision")), (2, rounded), "{numerics:?} {dims:?}");
+        }
+    }
+}

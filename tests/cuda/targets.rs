@@ -1,0 +1,79 @@
+//! GPUs that are not here as targets: collectives, memory and work that the compiler reports.
+
+use crate::support::{ltx2, needs, published, published_text};
+use ::ltx2::analysis::{Kind, Module, report};
+use ::ltx2::dtype::DType;
+use ::ltx2::hlo::{Argument, Builder, Mesh, Sharding, Type};
+use ::ltx2::runtime::{EngineOptions, RandomProgram, Target, random_programs};
+use serde_json::Value;
+
+/// The deviceless CUDA compiler takes our description of an H200.
+#[needs(cuda)]
+fn a_program_compiles_for_gpus_that_are_not_here() {
+    let target: Target = "cuda:h200:1x2x2".parse().expect("a target");
+    let machine = target.open().expect("a topology");
+    assert_eq!((machine.devices.len(), machine.capacity), (4, Some(150_000_000_000)));
+    let b = Builder::new("gathered").with_mesh(Mesh::new(&[("context", 4)]));
+    let sharding = Some(Sharding::new(&[&["context"], &[]]));
+    let x = b.argument_with(Argument { sharding, ..Argument::new("x", Type::new(DType::F32, [64, 32])) });
+    let y = x.tanh().constrain(&Sharding::new(&[&[], &[]]));
+    let program = b.finish(&[("y", &(&y * &y))]).expect("builds");
+    let compiled = machine.compile(&program, &EngineOptions::default()).expect("compiles");
+    let optimized = compiled.optimized_program().expect("an optimized program");
+    let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
+    let r = report(&module, &program.mesh, 1, target.chip().as_ref());
+    let [gather] = &r.collectives[..] else { panic!("one gather: {r:?}") };
+    assert_eq!((gather.kind, gather.bytes), (Kind::AllGather, (64 * 32 * 4) as f64));
+    // Between two hosts the network sets the pace: 3/4 of the bytes at 50 GB/s.
+    assert!((gather.seconds - gather.wire_bytes / 50e9).abs() < 1e-12, "{gather:?}");
+    assert!(r.predicted.is_some());
+}
+
+/// 38 GB of weights are made in their place: beside them a card needs nothing of their size.
+#[needs(cuda)]
+fn no_temporaries_are_needed_at_full_size() {
+    let machine = "cuda:h200:1x1x1".parse::<Target>().expect("a target").open().expect("a topology");
+    for (name, network) in published("cuda").into_iter().chain(published_text("cuda")) {
+        let (mut made, mut programs) = (0, 0);
+        for RandomProgram { program: random, runs } in
+            random_programs(&network.program, &network.params.iter().collect::<Vec<_>>()).expect("builds")
+        {
+            let started = std::time::Instant::now();
+            let compiled = machine.compile(&random, &EngineOptions::default()).expect("compiles");
+            let memory = compiled.memory().expect("memory");
+            eprintln!(
+                "{name}: {} parameters in each of {} runs, temporaries {}, compiled in {:.1} s",
+                random.results.len(),
+                runs.len(),
+                memory.temporaries,
+                started.elapsed().as_secs_f64()
+            );
+            made += memory.outputs * runs.len() as i64;
+            programs += random.results.len();
+            assert!(memory.temporaries < 64 << 20, "{name}: {memory:?}");
+        }
+        let weights = network.parameter_bytes() as i64;
+        assert!(made >= weights, "{name}: {made} of {weights} bytes");
+        assert!(programs <= network.params.len().div_ceil(4).max(160), "{name}: {programs} kernels");
+    }
+}
+
+/// Work of convolutions is known where a library does them, as it is where XLA does.
+#[needs(cuda)]
+fn work_is_counted_on_gpus_too() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let flops = |target: &str, program: &str| {
+        let sizes = ["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"];
+        let what =
+            ["compile", "-c", "nano_2_0", "--model", "nano", "--target", target, "--program", program, "--json", "-"];
+        let out = ltx2().current_dir(dir.path()).args(what).args(sizes).output().expect("the binary runs");
+        assert!(out.status.success(), "{target} {program}: {}", String::from_utf8_lossy(&out.stderr));
+        let figures: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        figures["flops"].as_f64().expect("a number")
+    };
+    for program in ["video-decoder", "audio-decoder", "vocoder"] {
+        let (cpu, gpu) = (flops("cpu:1", program), flops("cuda:h200:1x1x1", program));
+        eprintln!("{program}: {cpu:.3e} on a CPU, {gpu:.3e} on a GPU");
+        assert!((gpu / cpu - 1.0).abs() < 0.1, "{program}: {cpu} on a CPU, {gpu} on a GPU");
+    }
+}

@@ -1,0 +1,148 @@
+//! On NVIDIA GPUs that are here: a model of middle size, random weights, against the CPU plugin and against itself.
+//! `make test-gpu`; without `LTX2_TEST_GPU` every test says that nothing was tested.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{needs, relative_l2};
+use ltx2::models::presets::Preset;
+use ltx2::tensor::Tensor;
+use ltx2::weights::Checkpoint;
+use serde_json::{Value, json};
+
+/// Largest distance of f32 runs.
+const F32: f64 = 1e-4;
+/// How much farther from f32 a GPU's bf16 may be than the CPU's: their roundings differ, their number does not.
+const SPREAD: f64 = 1.5;
+
+/// What a run writes before anything is decoded from it, and after.
+const DUMPED: [&str; 4] = ["latents.video", "latents.audio", "video", "audio"];
+
+fn gpus() -> usize {
+    match std::env::var("LTX2_TEST_GPU").ok().and_then(|n| n.parse().ok()) {
+        Some(n) => n,
+        None => {
+            eprintln!("SKIPPED, NOTHING WAS TESTED: LTX2_TEST_GPU=N says that N GPUs are here");
+            0
+        }
+    }
+}
+
+/// The program: built beside this test, or `LTX2_BINARY`.
+fn ltx2() -> Command {
+    Command::new(std::env::var_os("LTX2_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_ltx2").into()))
+}
+
+/// The nano model's configurations with a transformer of 16 and 8 heads of the published sizes, eight blocks.
+fn model(dir: &Path) -> PathBuf {
+    let preset = Preset::named("nano").expect("a preset");
+    let folder = dir.join("middle");
+    for part in ["transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocoder", "scheduler"] {
+        let mut config = preset.config(part).expect("a configuration").clone();
+        if part == "transformer" {
+            let sizes = json!({
+                "num_layers": 8, "num_attention_heads": 16, "attention_head_dim": 128, "cross_attention_dim": 2048,
+                "audio_num_attention_heads": 16, "audio_attention_head_dim": 64, "audio_cross_attention_dim": 1024,
+            });
+            let (Value::Object(all), Value::Object(sizes)) = (&mut config, sizes) else { panic!("objects") };
+            all.extend(sizes);
+        }
+        let at = folder.join(part);
+        std::fs::create_dir_all(&at).expect("a folder");
+        let name = if part == "scheduler" { "scheduler_config.json" } else { "config.json" };
+        std::fs::write(at.join(name), config.to_string()).expect("writes");
+    }
+    std::fs::write(folder.join("model_index.json"), preset.config("model_index").expect("an index").to_string())
+        .expect("writes");
+    folder
+}
+
+struct Run {
+    dump: Checkpoint,
+    sha256: Value,
+}
+
+impl Run {
+    fn get(&self, name: &str) -> Tensor {
+        self.dump.get(name).expect("in the dump").to_tensor().expect("reads")
+    }
+}
+
+fn run(dir: &Path, name: &str, platform: &str, dtype: &str, more: &[&str]) -> Run {
+    let model = model(dir);
+    let dump = dir.join(format!("{name}.safetensors"));
+    let out = dir.join(format!("{name}.mp4"));
+    let mut command = ltx2();
+    command.args(["generate", "-c", "nano_2_0", "--weights", "random", "--platform", platform, "--dtype", dtype]);
+    command.args(["--width", "256", "--height", "192", "--num-frames", "25", "--steps", "3", "--seed", "3"]);
+    command.args(["--guidance-scale", "3", "--prompt", "a lighthouse", "--force"]);
+    command.arg("--model").arg(model).arg("--dump").arg(&dump).arg("-o").arg(&out).args(more);
+    let done = command.output().expect("runs");
+    assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));
+    let sidecar = std::fs::read_to_string(out.with_extension("json")).expect("a sidecar");
+    let sidecar: Value = serde_json::from_str(&sidecar).expect("JSON");
+    Run { dump: Checkpoint::open(&dump).expect("a dump"), sha256: sidecar["sha256"].clone() }
+}
+
+#[needs(gpu)]
+fn one_gpu_is_the_cpu() {
+    if gpus() == 0 {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let exact = run(dir.path(), "cpu", "cpu", "f32", &[]);
+    let wide = run(dir.path(), "gpu", "cuda", "f32", &["--layout", "replicated"]);
+    let cpu = run(dir.path(), "cpu16", "cpu", "bf16", &[]);
+    let gpu = run(dir.path(), "gpu16", "cuda", "bf16", &["--layout", "replicated"]);
+    for name in DUMPED {
+        let far = |run: &Run| relative_l2(&run.get(name), &exact.get(name));
+        let (f32, own, other) = (far(&wide), far(&cpu), far(&gpu));
+        eprintln!("{name}: f32 {f32:.1e}; bf16 {other:.4}, the CPU's {own:.4}");
+        assert!(f32 <= F32, "{name}: {f32:e}");
+        assert!(other <= SPREAD * own, "{name}: {other} of {own}");
+    }
+}
+
+#[needs(gpu)]
+fn runs_repeat_to_the_bit() {
+    if gpus() == 0 {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let [first, second, third] = ["a", "b", "c"].map(|name| run(dir.path(), name, "cuda", "bf16", &[]).sha256);
+    assert!(first["frames"].is_string(), "{first}");
+    assert_eq!((&first, &first), (&second, &third));
+}
+
+#[needs(gpu)]
+fn several_gpus_are_one() {
+    let gpus = gpus();
+    let dir = tempfile::tempdir().expect("a folder");
+    let cases = [
+        ("cfg", "cfg=2"),
+        ("ulysses", "context=2"),
+        ("sequence", "context=2"),
+        ("tensor", "tensor=2"),
+        ("ulysses", "context=4"),
+        ("sequence", "cfg=2,context=2"),
+        ("cfg-ulysses", "cfg=2,context=2"),
+        ("tensor", "cfg=2,tensor=2"),
+        ("tensor", "context=2,tensor=2"),
+    ];
+    let size = |axis: &str| axis.split('=').nth(1).and_then(|n| n.parse::<usize>().ok());
+    let devices = |mesh: &str| mesh.split(',').filter_map(size).product::<usize>();
+    let mut cases = cases.iter().filter(|(_, mesh)| devices(mesh) <= gpus).peekable();
+    if cases.peek().is_none() {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: one GPU makes no mesh");
+        return;
+    }
+    let whole = run(dir.path(), "one", "cuda", "f32", &["--layout", "replicated"]);
+    for (layout, mesh) in cases {
+        let split = run(dir.path(), "several", "cuda", "f32", &["--layout", layout, "--mesh", mesh]);
+        for name in DUMPED {
+            let distance = relative_l2(&split.get(name), &whole.get(name));
+            eprintln!("{layout} {mesh} {name}: {distance:.1e}");
+            assert!(distance <= F32, "{layout} {mesh} {name}: {distance:e}");
+        }
+    }
+}

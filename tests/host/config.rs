@@ -1,0 +1,193 @@
+//! The command line as its user meets it: what is printed where, and the exit code.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::support::needs;
+
+struct Run {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+/// Runs `ltx2` in a folder of its own files.
+fn ltx2_in(folder: &Path, args: &[&str]) -> Run {
+    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_ltx2"))
+        .args(args)
+        .current_dir(folder)
+        .env_remove("LTX2_LOG")
+        .env("LTX2_COMPILE_CACHE", "off")
+        .env("HF_HOME", folder.join("no-cache"))
+        .output()
+        .expect("the binary runs");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Run { code: status.code().expect("an exit code"), out: text(stdout), err: text(stderr) }
+}
+
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).expect("written");
+    }
+    folder
+}
+
+/// An error is one line on stderr, nothing on stdout, and its code.
+fn assert_error(folder: &Path, args: &[&str], code: i32, message: &str) {
+    let run = ltx2_in(folder, args);
+    assert_eq!((run.err.as_str(), run.code), (format!("error: {message}\n").as_str(), code), "{args:?}");
+    assert_eq!(run.out, "", "{args:?}");
+}
+
+#[needs(nothing)]
+fn mistakes_in_yaml_name_file_line_and_key() {
+    let dir = folder(&[
+        ("typo.yml", "request:\n  width: 512\n  heigth: 320\n"),
+        ("type.yml", "sampler:\n  steps: many\n"),
+        ("twice.yml", "sampler:\n  steps: 3\n  steps: 4\n"),
+        ("broken.yml", "request: {width: 1\nsampler: 3\n"),
+        ("size.yml", "request:\n  width: 500\n"),
+        ("frames.yml", "request:\n  num_frames: 120\n"),
+        ("a.yml", "extends: b.yml\n"),
+        ("b.yml", "extends: a.yml\n"),
+    ]);
+    for (file, message) in [
+        ("typo.yml", "typo.yml:3: unknown key 'request.heigth'; did you mean 'height'?"),
+        ("type.yml", "type.yml:2: 'sampler.steps' must be a whole number from 1 to 256, not the text 'many'"),
+        ("twice.yml", "twice.yml:3: key 'steps' stands twice"),
+        ("size.yml", "request.width = 500 (size.yml:2): must be a multiple of 32; the nearest are 480 and 512"),
+        (
+            "frames.yml",
+            "request.num_frames = 120 (frames.yml:2): must be one more than a multiple of 8; the nearest are 113 and 121",
+        ),
+        ("a.yml", "b.yml:1: 'extends' goes in a circle: a.yml -> b.yml -> a.yml"),
+        ("gone.yml", "cannot read gone.yml: No such file or directory (os error 2)"),
+    ] {
+        assert_error(dir.path(), &["generate", "-c", file, "--print-config"], 2, message);
+    }
+    let run = ltx2_in(dir.path(), &["generate", "-c", "broken.yml"]);
+    assert!(run.err.starts_with("error: broken.yml:2: ") && run.err.lines().count() == 1, "{}", run.err);
+    assert_eq!(run.code, 2);
+}
+
+#[needs(nothing)]
+fn mistakes_in_flags_name_the_flag() {
+    let dir = folder(&[("taken.mp4", "")]);
+    let prompt = ["generate", "--prompt", "x"];
+    let with = |more: &[&'static str]| prompt.iter().copied().chain(more.iter().copied()).collect::<Vec<_>>();
+    for (flags, message) in [
+        (
+            &["--width", "500"][..],
+            "request.width = 500 (flag --width): must be a multiple of 32; the nearest are 480 and 512",
+        ),
+        (
+            &["--num-frames", "24"],
+            "request.num_frames = 24 (flag --num-frames): must be one more than a multiple of 8; the nearest are 17 and 25",
+        ),
+        (&["--steps", "300"], "--steps: 'sampler.steps' must be a whole number from 1 to 256, not 300"),
+        (&["--set", "sampler.stepz=2"], "--set sampler.stepz=2: unknown key 'sampler.stepz'; did you mean 'steps'?"),
+        (
+            &["--mesh", "ctx=2"],
+            "--mesh ctx=2: 'ctx' is no axis, known are data, cfg, fsdp, context, tensor; e.g. --mesh cfg=2,context=4",
+        ),
+        (
+            &["--platform", "gpu"],
+            "runtime.platform = gpu (flag --platform): platform \"gpu\" is none of auto, cpu, cuda, tpu or a plugin file PATH.so",
+        ),
+        (
+            &["--pipeline", "keyframes"],
+            "pipeline = keyframes (flag --pipeline): needs a frame: --image PATH FRAME STRENGTH, or request.images",
+        ),
+        (&["-o", "taken.mp4"], "taken.mp4 exists; overwrite it with --force"),
+        (&["--set", "runtime.memory_limit=0"], "runtime.memory_limit = 0 (--set): must be more than 0 GiB"),
+    ] {
+        assert_error(dir.path(), &with(flags), 2, message);
+    }
+    let no_prompt = "no prompt: give --prompt, --prompts or request.prompt in the YAML";
+    assert_error(dir.path(), &["generate"], 2, no_prompt);
+    for unknown in [
+        &["generate", "--widht", "3"][..],
+        &["generate", "--seed", "x"],
+        &["generate", "--guidance-scale", "nan"],
+        &["nothing"],
+    ] {
+        assert_eq!(ltx2_in(dir.path(), unknown).code, 2, "{unknown:?}");
+    }
+}
+
+#[needs(nothing)]
+fn the_merged_configuration_is_printed_with_origins() {
+    let dir = folder(&[("my.yml", "extends: ltx2\nrequest:\n  seed: 3\n  width: 512\n")]);
+    let run = ltx2_in(
+        dir.path(),
+        &["generate", "-c", "my.yml", "--width", "256", "--set", "sampler.steps=5", "--print-config"],
+    );
+    assert_eq!((run.code, run.err.as_str()), (0, ""));
+    for line in [
+        "# preset: ltx2",
+        "  width: 256  # flag --width",
+        "  seed: 3  # my.yml:3",
+        "  steps: 5  # --set",
+        "    cfg: 4.0  # configs/ltx2.yml:16",
+        "  dtype: bf16  # default",
+    ] {
+        assert!(run.out.lines().any(|l| l == line), "no line '{line}' in\n{}", run.out);
+    }
+    std::fs::write(dir.path().join("again.yml"), &run.out).expect("written");
+    let again = ltx2_in(dir.path(), &["generate", "-c", "again.yml", "--print-config"]);
+    let values = |text: &str| text.lines().map(|l| l.split("  # ").next().unwrap_or(l).to_string()).collect::<Vec<_>>();
+    assert_eq!(values(&again.out), values(&run.out));
+}
+
+#[needs(nothing)]
+fn a_dry_run_says_what_would_be_done() {
+    let dir = folder(&[]);
+    let run = ltx2_in(dir.path(), &["generate", "-c", "ltx2_full_guidance", "-p", "x", "--dry-run"]);
+    assert_eq!((run.code, run.out.as_str()), (0, ""));
+    for part in [
+        "Lightricks/LTX-2 (cannot be read: ",
+        "768x512, 121 frames at 24 a second, 5.04 s",
+        "6144 video (16 x 16 x 24), 126 audio, 1024 text",
+        "40 steps, passes a step: conditional, negative, perturbed, isolated",
+        "out/ltx2_10.mp4",
+    ] {
+        assert!(run.err.contains(part), "no '{part}' in\n{}", run.err);
+    }
+    let json = ltx2_in(
+        dir.path(),
+        &["generate", "-c", "nano", "-p", "x", "--num-videos", "2", "-o", "clips", "--dry-run", "--json"],
+    );
+    let plan: serde_json::Value = serde_json::from_str(&json.out).expect("JSON on stdout");
+    assert_eq!(plan["video_latents"], serde_json::json!([4, 3, 4]));
+    assert_eq!(plan["outputs"], serde_json::json!(["clips/0000_10.mp4", "clips/0001_11.mp4"]));
+    assert!(!dir.path().join("clips").exists(), "a dry run writes nothing");
+}
+
+#[needs(nothing)]
+fn seconds_are_said_in_frames() {
+    let dir = folder(&[]);
+    let run = ltx2_in(dir.path(), &["generate", "-p", "x", "--seconds", "2", "--dry-run"]);
+    assert!(run.err.contains("--seconds 2 at 24 frames a second: 49 frames, 2.04 s"), "{}", run.err);
+    assert!(
+        !ltx2_in(dir.path(), &["-q", "generate", "-p", "x", "--seconds", "2", "--dry-run"]).err.contains("--seconds")
+    );
+}
+
+#[needs(nothing)]
+fn help_is_grouped_and_schema_and_completions_are_printed() {
+    let dir = folder(&[]);
+    let help = ltx2_in(dir.path(), &["generate", "--help"]).out;
+    let at = |part: &str| help.find(part).unwrap_or_else(|| panic!("no '{part}' in\n{help}"));
+    assert!(
+        at("\nRequest:") < at("\nModel:")
+            && at("\nModel:") < at("\nPlacement:")
+            && at("\nPlacement:") < at("\nOutput:")
+    );
+    assert!(at("\nOutput:") < at("\nExamples:"));
+    let schema: serde_json::Value = serde_json::from_str(&ltx2_in(dir.path(), &["schema"]).out).expect("JSON");
+    assert_eq!(schema["properties"]["request"]["$ref"], "#/$defs/Request");
+    assert_eq!(schema["$defs"]["Sampler"]["properties"]["steps"]["maximum"], 256);
+    assert_eq!(schema["$defs"]["Sampler"]["properties"]["steps"]["description"], "Denoising steps.");
+    assert!(ltx2_in(dir.path(), &["completions", "bash"]).out.contains("--print-config"));
+}

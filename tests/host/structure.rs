@@ -1,0 +1,133 @@
+//! The house rules that a reader of one file cannot see: arrows between modules point down, MLIR is written in one
+//! place, C is called in one place.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::support::needs;
+
+/// Modules from the top down; a module may use those of later lines, and its own line's.
+const LAYERS: &[&[&str]] = &[
+    &["cli"],
+    &["lab"],
+    &["pipeline"],
+    &["config", "sampling"],
+    &["models"],
+    &["weights", "runtime", "media", "metrics", "analysis"],
+    &["nn"],
+    &["kernels"],
+    &["hlo", "pjrt"],
+    &["tensor"],
+    &["dtype", "threads"],
+];
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).expect("src is readable").map(|e| e.expect("an entry").path()) {
+        if entry.is_dir() {
+            found.extend(sources(&entry));
+        } else if entry.extension().is_some_and(|e| e == "rs") {
+            found.push(entry);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn module(path: &Path) -> String {
+    let relative = path.strip_prefix("src").expect("inside src");
+    let first = relative.components().next().expect("a name").as_os_str().to_string_lossy().into_owned();
+    first.trim_end_matches(".rs").to_string()
+}
+
+/// The code of a file without its comments.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).expect("readable");
+    text.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+#[needs(nothing)]
+fn arrows_between_modules_point_down() {
+    let layer = |name: &str| LAYERS.iter().position(|l| l.contains(&name));
+    let mut wrong = Vec::new();
+    let mut seen = 0;
+    for path in sources(Path::new("src")) {
+        let from = module(&path);
+        let Some(level) = layer(&from) else {
+            assert!(from == "main" || from == "lib", "module '{from}' stands in no layer");
+            continue;
+        };
+        for used in code(&path).split("crate::").skip(1) {
+            let name: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let Some(target) = layer(&name) else { continue };
+            seen += 1;
+            let down = target > level || name == from;
+            // Neighbours of one layer that are allowed to know each other, in this direction only.
+            let neighbour = matches!((from.as_str(), name.as_str()), ("runtime", "weights") | ("runtime", "analysis"));
+            if !down && !neighbour {
+                wrong.push(format!("{}: {from} uses {name}", path.display()));
+            }
+        }
+    }
+    assert!(seen > 50, "the test reads the sources: {seen} arrows seen");
+    assert!(wrong.is_empty(), "arrows that point up:\n{}", wrong.join("\n"));
+}
+
+#[needs(nothing)]
+fn mlir_is_written_in_hlo_and_kernels_only() {
+    let mut wrong = Vec::new();
+    for path in sources(Path::new("src")) {
+        if matches!(module(&path).as_str(), "hlo" | "kernels") {
+            continue;
+        }
+        for (n, line) in code(&path).lines().enumerate() {
+            if ["stablehlo.", "func.func", "sdy.", "chlo.", "mhlo."].iter().any(|w| line.contains(w)) {
+                wrong.push(format!("{}:{}: {}", path.display(), n + 1, line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "MLIR outside hlo and kernels:\n{}", wrong.join("\n"));
+}
+
+#[needs(nothing)]
+fn unsafe_stands_where_c_is_called_or_files_are_mapped() {
+    let mut wrong = Vec::new();
+    for path in sources(Path::new("src")) {
+        // The driver's library is asked for its devices; checkpoints are mapped.
+        let others = ["runtime/platform.rs", "weights/checkpoint.rs"];
+        let allowed = module(&path) == "pjrt" || others.iter().any(|o| path.ends_with(o));
+        if !allowed && code(&path).contains("unsafe ") {
+            wrong.push(path.display().to_string());
+        }
+    }
+    assert!(wrong.is_empty(), "unsafe where no C is called: {wrong:?}");
+}
+
+/// A file that no `mod` names, or a test that the harness does not know, would never run.
+#[needs(nothing)]
+fn every_file_of_tests_is_run_by_the_harness() {
+    for binary in ["host", "it", "cli", "tpu", "cuda", "gpu"] {
+        let folder = Path::new("tests").join(binary);
+        let main = std::fs::read_to_string(folder.join("main.rs")).expect("main.rs");
+        let mut modules = 0;
+        for entry in std::fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let module = path.file_stem().expect("a name").to_string_lossy().into_owned();
+            if module == "main" || path.extension().is_none_or(|e| e != "rs") {
+                continue;
+            }
+            assert!(main.contains(&format!("\nmod {module};\n")), "{}: main.rs has no `mod {module};`", path.display());
+            let text = std::fs::read_to_string(&path).expect("text");
+            assert!(text.contains("#[needs("), "{}: no test", path.display());
+            for plain in ["#[test]", "#[ignore"] {
+                assert!(
+                    !text.lines().any(|l| l.trim() == plain),
+                    "{}: {plain} in place of #[needs(…)]",
+                    path.display()
+                );
+            }
+            modules += 1;
+        }
+        assert!(modules > 0, "{}", folder.display());
+    }
+}

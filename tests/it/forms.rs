@@ -1,0 +1,88 @@
+//! The forms in which programs are written for CUDA and TPUs compute what the others do, on the CPU plugin.
+
+use std::collections::BTreeMap;
+
+use crate::support::rope::{ROPES, rope};
+use crate::support::{cases, cpu, needs, quick, relative_l2, run_case};
+use half::bf16;
+use ltx2::dtype::DType;
+use ltx2::kernels::Kernel;
+use ltx2::nn::{Build, Lowering, Numerics, RopeForm};
+use ltx2::pipeline::run::RunComponent;
+use ltx2::runtime::Engine;
+use ltx2::tensor::Tensor;
+use ndarray::Array4;
+
+/// The official order: tables in bf16, the product with the cosine rounded, then one multiply-add.
+#[needs(cpu)]
+fn the_official_order_of_rope_is_the_references_bit_for_bit() {
+    let client = cpu(1);
+    let engine = Engine::new(client, quick());
+    for dims in ROPES {
+        let [b, n, h, d] = dims;
+        let wave = |seed: f32| {
+            move |(i, j, k, l): (usize, usize, usize, usize)| {
+                ((i * 977 + j * 131 + k * 17 + l) as f32 * 0.37 + seed).sin() * 3.0
+            }
+        };
+        let x = Array4::from_shape_fn((b, n, h, d), wave(0.2)).mapv(bf16::from_f32);
+        let angle = Array4::from_shape_fn((1, n, h, d / 2), wave(1.3)).mapv(|v| v * 40.0);
+        let (cos, sin) = (angle.mapv(f32::cos), angle.mapv(f32::sin));
+        let round = |v: f32| bf16::from_f32(v).to_f32();
+        let want = Array4::from_shape_fn((b, n, h, d), |(i, j, k, l)| {
+            let pair = l % (d / 2);
+            let other = x[[i, j, k, (l + d / 2) % d]].to_f32() * if l < d / 2 { -1.0 } else { 1.0 };
+            let (cos, sin) = (round(cos[[0, j, k, pair]]), round(sin[[0, j, k, pair]]));
+            bf16::from_f32(round(x[[i, j, k, l]].to_f32() * cos) + other * sin)
+        });
+        for form in [RopeForm::Halves, RopeForm::Reversal, RopeForm::Product] {
+            let lowering = Lowering { rope: form, ..Lowering::of("cpu", "") };
+            let network = rope(dims, Numerics::Official, lowering);
+            let executable = engine.compile("rope", &network.program).expect("compiles");
+            let given: BTreeMap<&str, _> = [
+                ("x", Tensor::BF16(x.clone().into_dyn())),
+                ("cos", Tensor::from(cos.clone())),
+                ("sin", Tensor::from(sin.clone())),
+            ]
+            .into_iter()
+            .map(|(name, tensor)| (name, engine.upload(&executable, name, &tensor).expect("uploads")))
+            .collect();
+            let outputs = engine.run(&executable, |name| given.get(name)).expect("runs");
+            let Tensor::BF16(got) = outputs.tensor("y").expect("a result") else { panic!("not bf16") };
+            let differ = got.iter().zip(&want).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+            assert_eq!(differ, 0, "{dims:?}, {form:?}");
+        }
+    }
+}
+
+/// Every form of the CUDA and TPU programs that the CPU can run, on the reference's cases.
+#[needs(cpu)]
+fn forms_of_equal_value_agree() {
+    let client = cpu(1);
+    let plain = Lowering::of("cpu", "");
+    let here = |forms: Lowering| Lowering { mixed_products: false, rowwise: true, attention: Kernel::Plain, ..forms };
+    let (cuda, tpu) = (here(Lowering::of("cuda", "")), here(Lowering::of("tpu", "TPU v5")));
+    for (component, folder) in [
+        (RunComponent::Transformer, "transformer"),
+        (RunComponent::TextEncoder, "text-encoder"),
+        (RunComponent::Connectors, "connectors"),
+        (RunComponent::VideoDecoder, "video-decoder"),
+    ] {
+        for case in cases(folder).into_iter().take(4) {
+            let [want, of_cuda, of_tpu] = [plain, cuda, tpu].map(|lowering| {
+                run_case(
+                    &client,
+                    component,
+                    &case,
+                    case.inputs.clone(),
+                    quick(),
+                    &Build { lowering, ..Build::new(DType::F32) },
+                )
+            });
+            for (name, tensor) in &want {
+                let distance = relative_l2(&of_cuda[name], tensor).max(relative_l2(&of_tpu[name], tensor));
+                assert!(distance < case.rounding(name).max(3e-6), "{} {name}: {distance:e}", case.name);
+            }
+        }
+    }
+}

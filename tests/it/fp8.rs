@@ -1,0 +1,170 @@
+//! Transformers whose blocks are multiplied in 8-bit floats, on the CPU plugin: how far from wider ones they are, that
+//! random and stored weights are what they should be, and that a mesh changes nothing.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
+use ltx2::dtype::{DType, F8};
+use ltx2::hlo::Mesh;
+use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
+use ltx2::nn::{Axis, Build, ExchangePolicy, Layout, Lowering, Quantization, Rule};
+use ltx2::pipeline::models::Parts;
+use ltx2::pipeline::run::{RunComponent, run_component};
+use ltx2::pipeline::stages::{Stages, Weights};
+use ltx2::pipeline::tensors;
+use ltx2::pjrt::Client;
+use ltx2::runtime::Engine;
+use ltx2::tensor::Tensor;
+use ltx2::weights::{ModelSource, Overrides};
+
+/// How far from f32's a transformer's results may be.
+const NEAR: f64 = 0.06;
+/// What the rounding of weights and activations to three bits of mantissa costs at least: bf16 is far below.
+const FAR: f64 = 0.01;
+
+fn build(dtype: DType, quantization: Quantization) -> Build {
+    let lowering = Lowering { layers_written_out: true, ..Lowering::of("cpu", "") };
+    Build { lowering, quantization, ..Build::new(dtype) }
+}
+
+fn source(model: &Path) -> Rc<ModelSource> {
+    Rc::new(ModelSource::open(model.to_str().expect("a path"), &Overrides::default()).expect("a model"))
+}
+
+/// The transformer's results `[video, audio]` on a case's inputs.
+fn run(client: &Client, case: &Case, model: &Rc<ModelSource>, weights: Weights, build: &Build) -> [Tensor; 2] {
+    let mut stages = Stages::new(Engine::new(client.clone(), quick()), weights);
+    let (parts, inputs) = (Parts::of(model), case.inputs.clone());
+    let results = run_component(RunComponent::Transformer, &parts, &mut stages, inputs, &case.scalars, build);
+    let mut results = results.unwrap_or_else(|e| panic!("{}: {e}", case.name)).into_iter();
+    ["video", "audio"].map(|name| {
+        let (got, tensor) = results.next().expect("two results");
+        assert_eq!(got, name);
+        tensor
+    })
+}
+
+fn distances(got: &[Tensor; 2], want: &[Tensor; 2]) -> [f64; 2] {
+    [0, 1].map(|i| relative_l2(&got[i], &want[i]))
+}
+
+fn case(name: &str) -> Case {
+    cases("transformer").into_iter().find(|c| c.name == format!("transformer/{name}")).expect("a case")
+}
+
+#[needs(cpu)]
+fn a_transformer_stays_near_the_reference() {
+    let client = cpu(1);
+    for (case, dtypes) in [("tiny_a", &[DType::BF16, DType::F32][..]), ("tiny_b", &[DType::BF16])] {
+        let case = self::case(case);
+        let model = source(&case.model);
+        let far = |dtype, quantization| {
+            let got = run(&client, &case, &model, model.clone().into(), &build(dtype, quantization));
+            [("video", &got[0]), ("audio", &got[1])].map(|(name, t)| case.distance(name, t))
+        };
+        let bf16 = far(DType::BF16, Quantization::None);
+        for &dtype in dtypes {
+            let fp8 = far(dtype, Quantization::Fp8);
+            eprintln!("{} {dtype}: fp8 {fp8:.4?}, bf16 {bf16:.4?}", case.name);
+            for (fp8, bf16) in fp8.into_iter().zip(bf16) {
+                assert!(fp8 < NEAR && fp8 > FAR.max(bf16), "{} {dtype}: fp8 {fp8}, bf16 {bf16}", case.name);
+            }
+        }
+    }
+}
+
+#[needs(cpu)]
+fn random_weights_are_the_same_numbers_rounded() {
+    let client = cpu(1);
+    let case = case("tiny_a");
+    let model = source(&case.model);
+    let of = |quantization| run(&client, &case, &model, Weights::Random(7), &build(DType::F32, quantization));
+    let distances = distances(&of(Quantization::Fp8), &of(Quantization::None));
+    eprintln!("{distances:.4?}");
+    assert!(distances.iter().all(|d| *d > FAR && *d < NEAR), "{distances:?}");
+}
+
+/// A copy of a model whose blocks from the second on are stored as Lightricks stores its 8-bit models: a scale for each
+/// tensor beside it, and one for activations that this program does not read.
+fn stored_narrow(model: &Path, folder: &Path) {
+    let wide = source(model).checkpoint(ltx2::weights::Component::Transformer).expect("weights");
+    let is_map = |name: &str| [".to_q.", ".to_k.", ".to_v.", ".to_out.", ".net."].iter().any(|m| name.contains(m));
+    let mut all = Vec::new();
+    for name in wide.names() {
+        let tensor = wide.get(name).and_then(|v| v.to_tensor()).expect("a tensor");
+        let first = !name.starts_with("transformer_blocks.") || name.starts_with("transformer_blocks.0.");
+        let Some(map) = name.strip_suffix(".weight").filter(|n| !first && is_map(&format!("{n}."))) else {
+            all.push((name.to_string(), tensor));
+            continue;
+        };
+        let values = tensor.to_f32();
+        let scale = values.iter().fold(0f32, |m, v| m.max(v.abs())) / F8::MAX;
+        let narrow = Tensor::F32(values / scale).cast(DType::F8E4M3FN).expect("floats");
+        let scalar = |v: f32| Tensor::from(ndarray::arr0(v));
+        all.push((name.to_string(), narrow));
+        all.push((format!("{map}.weight_scale"), scalar(scale)));
+        all.push((format!("{map}.input_scale"), scalar(1.0)));
+    }
+    let transformer = folder.join("transformer");
+    std::fs::create_dir_all(&transformer).expect("a folder");
+    std::fs::copy(model.join("model_index.json"), folder.join("model_index.json")).expect("copied");
+    std::fs::copy(model.join("transformer/config.json"), transformer.join("config.json")).expect("copied");
+    tensors::write(&transformer.join("diffusion_pytorch_model.safetensors"), &all).expect("written");
+}
+
+#[needs(cpu)]
+fn stored_8_bit_floats_run_wide_and_narrow() {
+    let client = cpu(1);
+    let case = case("tiny_a");
+    let folder = tempfile::tempdir().expect("a folder");
+    stored_narrow(&case.model, folder.path());
+    let model = source(folder.path());
+    let of = |quantization| run(&client, &case, &model, model.clone().into(), &build(DType::F32, quantization));
+    let (wide, narrow) = (of(Quantization::None), of(Quantization::Fp8));
+    for (what, got) in [("weights", &wide), ("weights and activations", &narrow)] {
+        let far = [("video", &got[0]), ("audio", &got[1])].map(|(name, t)| case.distance(name, t));
+        eprintln!("8-bit {what}: {far:.4?}");
+        assert!(far.iter().all(|d| *d > FAR / 2.0 && *d < NEAR), "{what}: {far:?}");
+    }
+    assert!(distances(&narrow, &wide).iter().all(|d| *d > FAR / 2.0), "activations are 8-bit floats too");
+}
+
+#[needs(cpu)]
+fn a_mesh_changes_nothing() {
+    let (one, two) = (cpu(1), cpu(2));
+    let case = case("tiny_a");
+    let model = source(&case.model);
+    let single = build(DType::F32, Quantization::Fp8);
+    let rule = |axis| Rule { axis, mesh_axes: vec!["tensor".into()], place: "test".into() };
+    let rules = vec![rule(Axis::Heads), rule(Axis::Mlp)];
+    let layout = Layout::new(Mesh::new(&[("tensor", 2)]), rules, vec![], vec![], ExchangePolicy::default());
+    let split = Build { layout: layout.expect("valid"), ..single.clone() };
+    let whole = run(&one, &case, &model, model.clone().into(), &single);
+    let parts = run(&two, &case, &model, model.clone().into(), &split);
+    // A sum in another order may round one activation to its neighbour.
+    let distances = distances(&parts, &whole);
+    eprintln!("{distances:?}");
+    assert!(distances.iter().all(|d| *d < 5e-3), "{distances:?}");
+}
+
+#[needs(cpu)]
+fn what_is_quantized() {
+    let c = TransformerConfig { gated_attn: true, audio_gated_attn: true, ..TransformerConfig::default() };
+    let narrow: Vec<usize> = (0..c.num_layers).filter(|l| c.quantizes(*l)).collect();
+    assert_eq!(narrow, (1..43).collect::<Vec<_>>());
+    let shape = ForwardShape::default();
+    let network = transformer::program(&c, &shape, &build(DType::BF16, Quantization::Fp8)).expect("builds");
+    let count = |dtype| network.params.iter().filter(|p| p.ty.dtype == dtype).count();
+    // A block: two maps of self-attention, where queries, keys and values are one, three of attention over the text,
+    // three of that over the other stream, two of the feed-forward layer, for each stream.
+    assert_eq!((count(DType::F8E4M3FN), count(DType::F32)), (42 * 20, 42 * 20));
+    let blocks = network.params.iter().filter(|p| p.name.contains("transformer_blocks.7."));
+    let plain = blocks.filter(|p| p.ty.rank() > 1 && p.ty.dtype == DType::BF16);
+    let plain: Vec<&str> = plain.map(|p| p.name.rsplit("transformer_blocks.7.").next().unwrap_or_default()).collect();
+    let maps = plain.iter().filter(|n| n.ends_with("weight") && !n.contains("norm"));
+    assert!(maps.clone().all(|n| n.contains("to_gate_logits")), "{:?}", maps.collect::<Vec<_>>());
+    let looped = Build { lowering: Lowering::of("cpu", ""), ..build(DType::BF16, Quantization::Fp8) };
+    let error = transformer::program(&c, &shape, &looped).expect_err("a loop's layers are alike").to_string();
+    assert!(error.contains("only layers that are written out differ in their weights' type"), "{error}");
+}

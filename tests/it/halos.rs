@@ -1,0 +1,192 @@
+//! Pictures in blocks on eight virtual devices: what a convolution reads beyond its block comes from the neighbours,
+//! and nothing else moves.
+
+use std::collections::BTreeMap;
+
+use crate::support::{cpu, needs, quick, relative_l2};
+use ltx2::analysis::Module;
+use ltx2::dtype::DType;
+use ltx2::hlo::Mesh;
+use ltx2::media::Frames;
+use ltx2::models::Network;
+use ltx2::models::presets::Preset;
+use ltx2::models::upsampler::{self, UpsamplerConfig};
+use ltx2::models::video_vae::{DecoderConfig, EncoderConfig, Pixels, decoder_program, encoder_program};
+use ltx2::nn::{
+    Axis, Build, Conv3d, Conv3dLowering, ExchangePolicy, Layout, Lowering, Padding, Params, Pictures, Rule,
+};
+use ltx2::runtime::{Distributed, Engine};
+use ltx2::tensor::Tensor;
+use ndarray::ArrayD;
+
+/// Rows over four devices, columns over two.
+fn blocks() -> Build {
+    let rule = |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
+    let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
+    let mesh = Mesh::new(&[("cfg", 2), ("context", 4)]);
+    let layout = Layout::new(mesh, rules, vec![], vec![], ExchangePolicy::default()).expect("valid");
+    Build { layout, ..one() }
+}
+
+fn one() -> Build {
+    Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) }
+}
+
+const PADDINGS: [Padding; 3] = [Padding::Zeros, Padding::Reflect, Padding::Replicate];
+
+/// Convolutions of every padding and form, side by side: kernels of `size` rows and columns, steps of `step`.
+fn convolutions(build: &Build, [height, width]: [usize; 2], size: usize, step: usize) -> Network {
+    let p = Params::new("convolutions", "vae", build);
+    let pictures = Pictures::new(&p, "video", [1, 2, 3, height, width], [step; 2]);
+    let x = pictures.input(&p);
+    let y = pictures.run(&p, &x, None, |blocks, x, _| {
+        // What was filled up is no longer zero.
+        let x = &(x + 0.5);
+        let forms = PADDINGS.iter().flat_map(|p| [Conv3dLowering::Direct, Conv3dLowering::Taps].map(|form| (*p, form)));
+        let all: Vec<_> = forms
+            .map(|(padding, lowering)| {
+                let stride = [1, step, step];
+                let conv = Conv3d { kernel: [3, size, size], stride, causal: false, padding, ends: padding, lowering };
+                conv.apply(&p.pp(format!("{padding:?}{lowering:?}")), x, 2, &blocks)
+            })
+            .collect();
+        x.builder().concat(&all.iter().collect::<Vec<_>>(), 1)
+    });
+    Network::finish(&p, vec![pictures.output(&p, "y", &y)]).expect("builds")
+}
+
+/// Numbers without a pattern.
+fn scattered(shape: &[usize]) -> Tensor {
+    let mut state = 1u64;
+    ArrayD::from_shape_simple_fn(shape, || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    })
+    .into()
+}
+
+fn run(engine: &Engine, network: &Network, result: &str) -> Tensor {
+    results(engine, network, scattered).remove(result).expect("a result")
+}
+
+fn results(engine: &Engine, network: &Network, value: impl Fn(&[usize]) -> Tensor) -> BTreeMap<String, Tensor> {
+    let executable = engine.compile("blocks", &network.program).expect("compiles");
+    let arguments: BTreeMap<String, Distributed> = executable
+        .arguments()
+        .iter()
+        .map(|a| (a.name.clone(), engine.upload(&executable, &a.name, &value(&a.content)).expect("uploads")))
+        .collect();
+    let outputs = engine.run(&executable, |name| arguments.get(name)).expect("runs");
+    outputs.iter().map(|(name, value)| (name.to_string(), value.download().expect("downloads"))).collect()
+}
+
+#[needs(cpu)]
+fn convolutions_of_blocks_are_those_of_the_whole() {
+    let client = cpu(8);
+    let engine = Engine::new(client, quick());
+    // Blocks of several rows, of one, and blocks that lie beyond the picture.
+    let cases = [([8, 6], 3, 1), ([8, 6], 5, 1), ([5, 7], 5, 1), ([7, 3], 3, 1), ([2, 5], 3, 1), ([8, 8], 3, 2)];
+    for (picture, size, step) in cases.into_iter().chain([([5, 7], 3, 2), ([9, 2], 3, 2)]) {
+        let whole = run(&engine, &convolutions(&one(), picture, size, step), "y");
+        let joined = run(&engine, &convolutions(&blocks(), picture, size, step), "y");
+        // Each form's two channels by themselves: a wrong edge of one is not lost among the others.
+        for form in 0..2 * PADDINGS.len() {
+            let part = |t: &Tensor| {
+                let all = t.to_f32();
+                let own = all.slice_axis(ndarray::Axis(1), (2 * form..2 * form + 2).into());
+                Tensor::from(own.to_owned())
+            };
+            let distance = relative_l2(&part(&joined), &part(&whole));
+            assert!(distance <= 1e-6, "{picture:?}, {size}, {step}, form {form}: {distance:e}");
+        }
+    }
+}
+
+/// Norms are over all blocks, and nothing that fills up a block counts.
+#[needs(cpu)]
+fn upsampled_blocks_are_those_of_the_whole() {
+    let client = cpu(8);
+    let engine = Engine::new(client, quick());
+    let json = |scale: f64, dims: usize| {
+        serde_json::json!({"in_channels": 2, "mid_channels": 64, "num_blocks_per_stage": 1, "dims": dims,
+            "rational_spatial_scale": scale})
+    };
+    for (scale, dims, [height, width]) in [(2.0, 3, [8, 4]), (2.0, 2, [5, 3]), (1.5, 3, [8, 4]), (1.5, 3, [9, 5])] {
+        let c = UpsamplerConfig::from_json(&json(scale, dims)).expect("valid");
+        let network = |build: &Build| upsampler::program(&c, [1, 2, height, width], build).expect("builds");
+        let whole = run(&engine, &network(&one()), "latents");
+        let joined = run(&engine, &network(&blocks()), "latents");
+        assert_eq!(whole.shape(), joined.shape());
+        let distance = relative_l2(&joined, &whole);
+        eprintln!("x{scale}, {dims} dimensions, {height}x{width}: {distance:.1e}");
+        assert!(distance <= 2e-6, "x{scale}, {dims} dimensions, {height}x{width}: {distance:e}");
+    }
+}
+
+#[needs(cpu)]
+fn only_edges_move() {
+    let client = cpu(8);
+    let engine = Engine::new(client, quick());
+    let preset = Preset::named("nano").expect("a configuration");
+    let config = preset.config("vae").expect("an autoencoder");
+    let decoder = DecoderConfig::from_json(config).expect("valid");
+    let encoder = EncoderConfig::from_json(config).expect("valid");
+    let [rows, columns] = encoder.reduction();
+    let networks = [
+        decoder_program(&decoder, [1, 2, 8, 4], Pixels::Values, &blocks()).expect("builds"),
+        encoder_program(&encoder, [1, 9, 8 * rows, 4 * columns], &blocks()).expect("builds"),
+    ];
+    for network in &networks {
+        assert_eq!(network.notes, [""; 0], "everything divides");
+        let count = |op: &str| network.program.text.matches(&format!("stablehlo.{op}")).count();
+        // Two edges of each direction for every convolution.
+        assert_eq!(count("collective_permute"), 4 * count("convolution"));
+        let compiled = engine.compile("blocks", &network.program).expect("compiles");
+        let program = compiled.compiled().optimized_program().expect("an optimized program");
+        let module = Module::decode(&program.format, &program.bytes).expect("a module");
+        let moves = ["all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"];
+        let mut found: Vec<String> =
+            module.instructions().map(|i| i.opcode).filter(|o| moves.iter().any(|m| o.starts_with(m))).collect();
+        found.sort();
+        found.dedup();
+        assert_eq!(found, ["collective-permute"]);
+        // The result stays in blocks too: each device holds an eighth of everything but the weights.
+        let memory = compiled.compiled().memory().expect("figures");
+        let result = &network.program.results[0].ty;
+        assert_eq!(memory.outputs as usize, result.bytes() / 8);
+    }
+}
+
+/// Bytes made on the devices are those that the host makes of the same values, bit for bit, whole and in blocks.
+#[needs(cpu)]
+fn bytes_are_those_the_host_would_make() {
+    let client = cpu(8);
+    let engine = Engine::new(client, quick());
+    let preset = Preset::named("nano").expect("a configuration");
+    let config = DecoderConfig::from_json(preset.config("vae").expect("an autoencoder")).expect("valid");
+    // Small weights, so that most values are neither black nor white.
+    let small = |shape: &[usize]| Tensor::F32(scattered(shape).to_f32() * 0.05);
+    for build in [one(), blocks()] {
+        // The second does not divide: the blocks are filled up.
+        for sizes in [[1, 2, 8, 4], [1, 2, 5, 3]] {
+            let program = |pixels| decoder_program(&config, sizes, pixels, &build).expect("builds");
+            let values = results(&engine, &program(Pixels::Values), small).remove("video").expect("values").into_f32();
+            let bytes = results(&engine, &program(Pixels::Bytes), small);
+            let turned = values.mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0)).permuted_axes(vec![0, 2, 1, 3, 4]);
+            let video = turned.index_axis(ndarray::Axis(0), 0).into_dimensionality().expect("four dimensions");
+            let want = Frames::from_video(video).expect("a video");
+            let got = bytes["video"].bytes().into_owned();
+            assert_eq!(bytes["video"].shape()[1..], *want.data().shape());
+            assert!(got == *want.data().as_slice().expect("dense"), "{sizes:?}: other bytes");
+            let distinct = got.iter().collect::<std::collections::BTreeSet<_>>().len();
+            assert!(distinct > 100, "{distinct} distinct bytes say little");
+            assert_eq!(bytes["finite"], Tensor::from(ndarray::arr0(true)));
+        }
+    }
+    let broken = |shape: &[usize]| match shape.len() {
+        5 if shape[1] == config.latent_channels => Tensor::F32(ArrayD::from_elem(shape, f32::NAN)),
+        _ => small(shape),
+    };
+    let program = decoder_program(&config, [1, 2, 8, 4], Pixels::Bytes, &blocks()).expect("builds");
+    assert_eq!(results(&engine, &program, broken)["finite"], Tensor::from(ndarray::arr0(false)));
+}

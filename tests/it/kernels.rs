@@ -1,0 +1,72 @@
+//! Attention in pieces equals attention in one.
+
+use crate::support::cpu;
+use crate::support::{self, needs};
+use ltx2::dtype::DType;
+use ltx2::hlo::{Builder, CustomCall, Precision, Program, Type};
+use ltx2::kernels;
+use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::tensor::Tensor;
+use ndarray::{Array4, s};
+
+fn program(queries: usize, keys: usize) -> Program {
+    let b = Builder::new("attention").with_precision(Precision::Highest);
+    let argument = |name: &str, n: usize| b.argument(name, Type::new(DType::F32, [1, n, 2, 8]));
+    let (q, k, v) = (argument("q", queries), argument("k", keys), argument("v", keys));
+    let out = kernels::attention(kernels::Kernel::Plain, &q, &k, &v, None, 0.35);
+    b.finish(&[("out", &out)]).expect("builds")
+}
+
+#[needs(cpu)]
+fn a_long_sequence_is_taken_in_chunks_with_the_same_rows() {
+    let client = cpu(1);
+    let engine = Engine::new(client, EngineOptions::default());
+    // More scores than are held at once, and no multiple of the chunk.
+    let n = 6001;
+    let long = program(n, n);
+    assert!(long.text.contains("stablehlo.while"), "the long program loops over chunks");
+    let some = 37;
+    let short = program(some, n);
+    assert!(!short.text.contains("stablehlo.while"), "the short one does not");
+
+    let values = |phase: f32| {
+        Array4::from_shape_fn((1, n, 2, 8), |(_, t, h, d)| {
+            ((t * 31 + h * 7 + d * 3) as f32 * 0.013 + phase).sin() * 2.0
+        })
+    };
+    let (q, k, v) = (values(0.1), values(0.7), values(1.9));
+    let run = |program: &Program, q: Array4<f32>| {
+        let executable = engine.compile("attention", program).expect("compiles");
+        let upload = |n, a: &Array4<f32>| engine.upload(&executable, n, &Tensor::from(a.clone())).expect("uploads");
+        let buffers = [("q", upload("q", &q)), ("k", upload("k", &k)), ("v", upload("v", &v))];
+        let find = |name: &str| buffers.iter().find(|(n, _)| *n == name).map(|(_, b)| b);
+        engine.run(&executable, find).expect("runs").tensor("out").expect("a result").to_f32()
+    };
+    let whole = run(&long, q.clone());
+    let last = run(&short, q.slice(s![.., n - some.., .., ..]).to_owned());
+    let rows = whole.slice(s![.., n - some.., .., ..]).to_owned();
+    let distance = support::relative_l2(&Tensor::from(rows), &Tensor::from(last));
+    assert!(distance <= 1e-6, "{distance:e}");
+}
+
+#[needs(cpu)]
+fn a_custom_call_is_text_that_the_plugin_parses() {
+    let client = cpu(1);
+    let b = Builder::new("custom");
+    let x = b.argument("x", Type::new(DType::F32, [2, 3]));
+    let call = CustomCall {
+        target: "no_such_kernel".into(),
+        api_version: 2,
+        backend_config: "{\"scale\": \"0.5\"}".into(),
+        operand_layouts: vec![vec![1, 0]],
+        result_layouts: vec![vec![0, 1]],
+        has_side_effect: false,
+    };
+    let y = b.custom_call(&call, &[&x], &[Type::new(DType::F32, [2, 3])]);
+    let program = b.finish(&[("y", &y[0])]).expect("builds");
+    assert!(program.text.contains("backend_config = \"{\\22scale\\22: \\220.5\\22}\""), "{}", program.text);
+    // It is the kernel that is missing, on the way to run: the text itself was understood.
+    let engine = Engine::new(client, EngineOptions::default());
+    let error = engine.compile("custom", &program).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(error.contains("no_such_kernel"), "{error}");
+}

@@ -1,0 +1,28 @@
+//! Tests within the process: programs, numbers and runs on the CPU plugin.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod batches;
+mod forms;
+mod fp8;
+mod halos;
+mod inputs;
+mod kernels;
+mod layouts;
+mod layouts_differ;
+mod lora;
+mod mosaic;
+mod parity;
+mod parts;
+mod pipeline;
+mod pjrt;
+mod processes;
+mod programs;
+mod spmd;
+mod stages;
+mod tiles;
+
+fn main() -> std::process::ExitCode {
+    support::harness::main()
+}

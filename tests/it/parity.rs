@@ -1,0 +1,194 @@
+//! Every component against the reference, on the CPU plugin: f32 within 1e-4 relative L2, bf16 within the reference's
+//! own bf16 spread.
+
+use std::collections::BTreeMap;
+
+use crate::support::{Case, cases, cpu, needs, relative_l2, run_case};
+use ltx2::dtype::DType;
+use ltx2::nn::{Build, Lowering, Numerics};
+use ltx2::pipeline::run::RunComponent;
+use ltx2::pjrt::Client;
+use ltx2::runtime::EngineOptions;
+use ltx2::tensor::Tensor;
+
+/// Largest distance in f32.
+const F32: f64 = 1e-4;
+/// How far a single bf16 run may be from the f32 reference, in units of what the reference's own bf16 runs of the
+/// component's cases are, root mean square: two correct implementations differ by their roundings, and so does one on two
+/// machines.
+const SPREADS: f64 = 1.5;
+/// The same of the root mean square over the cases, where roundings level out and errors do not.
+const MEAN_SPREADS: f64 = 1.1;
+
+fn build(dtype: DType, numerics: Numerics) -> Build {
+    Build { numerics, lowering: Lowering::of("cpu", ""), ..Build::new(dtype) }
+}
+
+fn run(
+    client: &Client,
+    component: RunComponent,
+    case: &Case,
+    inputs: BTreeMap<String, Tensor>,
+    how: &Build,
+) -> BTreeMap<String, Tensor> {
+    run_case(client, component, case, inputs, EngineOptions::default(), how)
+}
+
+/// Checks every output of every case of a component.
+fn parity(component: RunComponent, folder: &str, outputs: &[&str]) {
+    let client = cpu(1);
+    for case in cases(folder) {
+        let got = run(&client, component, &case, case.inputs.clone(), &build(DType::F32, Numerics::Default));
+        for name in outputs {
+            let distance = case.distance(name, &got[*name]);
+            eprintln!("{} {name}: {distance:.1e}", case.name);
+            assert!(distance <= F32, "{} {name}: {distance:e} > {F32:e}", case.name);
+        }
+    }
+}
+
+fn root_mean_square(all: &[f64]) -> f64 {
+    (all.iter().map(|v| v * v).sum::<f64>() / all.len() as f64).sqrt()
+}
+
+/// Checks the cases with a known bf16 spread, in both rounding orders.
+fn spread(component: RunComponent, folder: &str, outputs: &[&str]) {
+    let client = cpu(1);
+    let of = |case: &Case, name: &str| case.number(&format!("bf16_spread.{name}"));
+    let cases: Vec<Case> = cases(folder).into_iter().filter(|c| outputs.iter().all(|n| of(c, n).is_some())).collect();
+    assert!(!cases.is_empty(), "no case of {folder} has a spread");
+    for numerics in [Numerics::Default, Numerics::Official] {
+        let runs: Vec<_> = cases
+            .iter()
+            .map(|case| run(&client, component, case, case.inputs.clone(), &build(DType::BF16, numerics)))
+            .collect();
+        for name in outputs {
+            let spreads: Vec<f64> = cases.iter().filter_map(|c| of(c, name)).collect();
+            let distances: Vec<f64> = cases.iter().zip(&runs).map(|(c, got)| c.distance(name, &got[*name])).collect();
+            let (spread, mean) = (root_mean_square(&spreads), root_mean_square(&distances));
+            for ((case, distance), own) in cases.iter().zip(&distances).zip(&spreads) {
+                eprintln!("{} {name} {numerics:?}: {distance:.4}, the reference {own:.4}", case.name);
+                let spread = spread.max(*own);
+                assert!(*distance <= SPREADS * spread, "{} {name} {numerics:?}: {distance} of {spread}", case.name);
+            }
+            eprintln!("{folder} {name} {numerics:?}: {mean:.4}, the reference {spread:.4}");
+            assert!(mean <= MEAN_SPREADS * spread, "{folder} {name} {numerics:?}: {mean} of {spread}");
+        }
+    }
+}
+
+#[needs(cpu)]
+fn transformer() {
+    parity(RunComponent::Transformer, "transformer", &["video", "audio"]);
+}
+
+#[needs(cpu)]
+fn transformer_bf16() {
+    spread(RunComponent::Transformer, "transformer", &["video", "audio"]);
+}
+
+#[needs(cpu)]
+fn connectors() {
+    parity(RunComponent::Connectors, "connectors", &["video", "audio"]);
+}
+
+#[needs(cpu)]
+fn connectors_start_from_projected_text_too() {
+    let client = cpu(1);
+    for case in cases("connectors") {
+        let mut inputs = case.inputs.clone();
+        inputs.remove("text_encoder_hidden_states");
+        inputs.insert("prompt_embeds".into(), case.outputs["projected"].clone());
+        let got = run(&client, RunComponent::Connectors, &case, inputs, &build(DType::F32, Numerics::Default));
+        for name in ["video", "audio"] {
+            assert!(case.distance(name, &got[name]) <= F32, "{} {name}", case.name);
+        }
+    }
+}
+
+#[needs(cpu)]
+fn video_decoder() {
+    parity(RunComponent::VideoDecoder, "video-decoder", &["video"]);
+}
+
+#[needs(cpu)]
+fn video_encoder() {
+    parity(RunComponent::VideoEncoder, "video-encoder", &["latents"]);
+}
+
+#[needs(cpu)]
+fn audio_decoder() {
+    parity(RunComponent::AudioDecoder, "audio-decoder", &["mel"]);
+}
+
+#[needs(cpu)]
+fn vocoder() {
+    parity(RunComponent::Vocoder, "vocoder", &["audio"]);
+}
+
+#[needs(cpu)]
+fn upsampler() {
+    parity(RunComponent::Upsampler, "upsampler", &["latents"]);
+}
+
+/// The rows of valid tokens: what a padded position holds is nowhere read.
+fn valid(t: &Tensor, mask: &Tensor) -> Tensor {
+    let (mut values, mask) = (t.to_f32(), mask.to_f32());
+    for (at, keep) in mask.indexed_iter() {
+        if *keep == 0.0 {
+            let mut row = values.index_axis_mut(ndarray::Axis(0), at[0]);
+            row.index_axis_mut(ndarray::Axis(0), at[1]).fill(0.0);
+        }
+    }
+    Tensor::F32(values)
+}
+
+fn text_encoder(dtype: DType, limit: impl Fn(&Case, &str) -> f64) {
+    let client = cpu(1);
+    let mut stacks = 0;
+    for mut case in cases("text-encoder") {
+        let mask = case.inputs["attention_mask"].clone();
+        for (name, stack) in [("projected", false), ("prompt_embeds", true)] {
+            let Some(want) = case.outputs.get(name).cloned() else { continue };
+            case.scalars = BTreeMap::from([("output_hidden_states".to_string(), stack.into())]);
+            stacks += usize::from(stack);
+            let s = build(dtype, Numerics::Default);
+            let got = run(&client, RunComponent::TextEncoder, &case, case.inputs.clone(), &s);
+            let distance = relative_l2(&valid(&got["prompt_embeds"], &mask), &valid(&want, &mask));
+            eprintln!("{} {name} {dtype}: {distance:.1e}", case.name);
+            assert!(distance <= limit(&case, name), "{} {name} {dtype}: {distance:e}", case.name);
+        }
+    }
+    assert!(stacks > 0, "some case has the stack of hidden states");
+}
+
+#[needs(cpu)]
+fn text_encoder_f32() {
+    text_encoder(DType::F32, |_, _| F32);
+}
+
+#[needs(cpu)]
+fn text_encoder_bf16() {
+    text_encoder(DType::BF16, |case, name| SPREADS * case.number(&format!("bf16_spread.{name}")).expect("a spread"));
+}
+
+/// Two per cent is what eight bits of mantissa leave after as many layers, where the reference's own bf16 run is not
+/// further away.
+#[needs(cpu)]
+fn convolutional_networks_run_in_bf16() {
+    let client = cpu(1);
+    let networks = [
+        (RunComponent::VideoDecoder, "video-decoder", "video"),
+        (RunComponent::VideoEncoder, "video-encoder", "latents"),
+        (RunComponent::AudioDecoder, "audio-decoder", "mel"),
+        (RunComponent::Upsampler, "upsampler", "latents"),
+    ];
+    for (component, folder, name) in networks {
+        for case in cases(folder) {
+            let got = run(&client, component, &case, case.inputs.clone(), &build(DType::BF16, Numerics::Default));
+            let distance = case.distance(name, &got[name]);
+            let limit = case.number(&format!("bf16_spread.{name}")).map_or(2e-2, |own| f64::max(2e-2, SPREADS * own));
+            assert!(distance <= limit, "{} {name}: {distance:e}", case.name);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The pieces a wrong number is bisected by: tables, adaLN, one block, guidance, token ids.
+
+use std::rc::Rc;
+
+use crate::support::{Case, cases, cpu, needs, relative_l2};
+use ltx2::dtype::DType;
+use ltx2::hlo::{Output, Type, Value};
+use ltx2::models::Network;
+use ltx2::models::attention::Rope;
+use ltx2::models::gemma3::tokenizer::Tokenizer;
+use ltx2::models::transformer::{Isolation, Reads, StreamModulation, Text, TransformerConfig, adaln, block};
+use ltx2::nn::rope::{fractions, table};
+use ltx2::nn::{Axis, Build, Heads, Params};
+use ltx2::pipeline::stages::{Inputs, Stages};
+use ltx2::pjrt::Client;
+use ltx2::runtime::{Engine, EngineOptions, Outputs};
+use ltx2::sampling::guidance::{Branch, Counted, RescaleScope, combine};
+use ltx2::tensor::Tensor;
+use ltx2::weights::{Component, ModelSource, Overrides};
+use ndarray::{Array4, ArrayD, Ix4, s};
+
+#[needs(cpu)]
+fn rope_tables_are_the_reference_s_to_1e_6() {
+    let mut checked = 0;
+    for case in cases("rope") {
+        let number = |key: &str, default: f64| case.scalars.get(key).and_then(|v| v.as_f64()).unwrap_or(default);
+        let text = |key: &str| case.scalars[key].as_str().expect("text");
+        let (dim, count) = (number("dim", 0.0) as usize, number("num_attention_heads", 32.0) as usize);
+        let heads = Heads { count, dim: dim / count };
+        let coords = case.inputs["coords"].to_f32().into_dimensionality::<Ix4>().expect("four dimensions");
+        let frames = number("base_num_frames", 20.0) as f32;
+        let cross = case.scalars["cross"].as_bool().expect("a switch");
+        let positions = match text("modality") == "video" && !cross {
+            true => fractions(
+                coords.view(),
+                &[frames, number("base_height", 2048.0) as f32, number("base_width", 2048.0) as f32],
+            ),
+            false => fractions(coords.slice(s![.., 0..1, .., ..]), &[frames]),
+        };
+        let double = case.scalars.get("double_precision").and_then(serde_json::Value::as_bool).unwrap_or(true);
+        let ours = table(positions.view(), heads, number("theta", 10000.0), double);
+        for (name, got) in [("cos", &ours.cos), ("sin", &ours.sin)] {
+            let got = as_reference(got, text("rope_type"));
+            let want = case.outputs[name].to_f32();
+            assert_eq!(got.shape(), want.shape(), "{} {name}", case.name);
+            let limit = 1e-6;
+            let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst <= limit, "{} {name}: {worst:e}", case.name);
+            checked += 1;
+        }
+    }
+    assert!(checked >= 20, "{checked} tables");
+}
+
+/// Our pairs `[b, t, heads, half]` as the reference lays them out.
+fn as_reference(pairs: &Array4<f32>, kind: &str) -> ArrayD<f32> {
+    if kind == "split" {
+        return pairs.view().permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned().into_dyn();
+    }
+    let (b, t, h, d) = pairs.dim();
+    ArrayD::from_shape_fn(vec![b, t, 2 * h * d], |i| pairs[[i[0], i[1], i[2] / 2 / d, i[2] / 2 % d]])
+}
+
+struct Tiny {
+    stages: Stages,
+    config: TransformerConfig,
+}
+
+fn tiny(client: &Client, case: &Case) -> Tiny {
+    let source = ModelSource::open(case.model.to_str().expect("a path"), &Overrides::default()).expect("a model");
+    let source = Rc::new(source);
+    let config = source.config(Component::Transformer).expect("a configuration");
+    let stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), source);
+    Tiny { stages, config: TransformerConfig::from_json(&config).expect("valid") }
+}
+
+fn run(stages: &mut Stages, network: &Network, case: &Case) -> Outputs {
+    let program = stages.prepare("part", network).expect("compiles");
+    let given = case.inputs.iter().map(|(n, t)| (n.clone(), t.clone()));
+    let inputs = stages.give_all(&program, Inputs::default(), given).expect("uploads");
+    stages.run(&program, &inputs).expect("runs")
+}
+
+fn whole(p: &Params, name: &str, x: &Value) -> (Output, Value) {
+    p.output(name, x, &vec![Axis::Whole; x.rank()], x.dims())
+}
+
+fn declare(p: &Params, case: &Case, name: &str) -> Value {
+    p.builder().argument(name, Type::new(DType::F32, case.inputs[name].shape().to_vec()))
+}
+
+#[needs(cpu)]
+fn adaln_embeds_timesteps_as_the_reference() {
+    let client = cpu(1);
+    for case in cases("adaln") {
+        let mut tiny = tiny(&client, &case);
+        let p = Params::new("adaln", "transformer", &Build::new(DType::F32));
+        let timestep = declare(&p, &case, "timestep").unsqueeze(1);
+        let (video, audio) = (tiny.config.video(), tiny.config.audio());
+        let modules = [
+            ("time_embed", video.modulation_rows(), video.width()),
+            ("audio_time_embed", audio.modulation_rows(), audio.width()),
+            ("av_cross_attn_audio_scale_shift", 4, audio.width()),
+            ("av_cross_attn_video_a2v_gate", 1, video.width()),
+        ];
+        let mut results = Vec::new();
+        for (name, rows, width) in modules {
+            let (all, embedded) = adaln(&p.pp(name), &timestep, rows, width);
+            let n = all.dim(0);
+            results.push((name.to_string(), all.reshape(vec![n, rows * width])));
+            results.push((format!("{name}.embedded"), embedded.reshape(vec![n, width])));
+        }
+        let network = Network::finish(&p, results.iter().map(|(n, v)| whole(&p, n, v)).collect()).expect("builds");
+        let outputs = run(&mut tiny.stages, &network, &case);
+        for (name, _) in &results {
+            let distance = case.distance(name, &outputs.tensor(name).expect("a result"));
+            assert!(distance <= 1e-5, "{} {name}: {distance:e}", case.name);
+        }
+    }
+}
+
+#[needs(cpu)]
+fn one_block_agrees_with_the_reference() {
+    let client = cpu(1);
+    for case in cases("block") {
+        let mut tiny = tiny(&client, &case);
+        let c = &tiny.config;
+        let p = Params::new("block", "transformer", &Build::new(DType::F32));
+        let modulation = |main: &str, cross: &str, gate: &str, prompt: &str, width: usize| {
+            let rows = |name: &str| {
+                let t = declare(&p, &case, name);
+                t.reshape(vec![t.dim(0), t.dim(1), t.dim(2) / width, width])
+            };
+            let prompt = case.inputs.contains_key(prompt).then(|| rows(prompt));
+            let (main, cross, gate) = (rows(main), rows(cross), rows(gate));
+            // The output layer's part is not read by a block.
+            StreamModulation { embedded: gate.clone(), main, cross, gate, prompt }
+        };
+        // The reference's split tables are [b, heads, t, half].
+        let rope = |name: &str| {
+            let part = |what: &str| declare(&p, &case, &format!("{name}_rotary_emb.{what}")).transpose(&[0, 2, 1, 3]);
+            Rope { cos: part("cos"), sin: part("sin") }
+        };
+        let [video, audio] = [c.video().width(), c.audio().width()];
+        let reads = [
+            Reads {
+                modulation: modulation("temb", "temb_ca_scale_shift", "temb_ca_gate", "temb_prompt", video),
+                level: None,
+                rope: rope("video"),
+                cross_rope: rope("ca_video"),
+                text_mask: None,
+                self_mask: None,
+                padding: None,
+            },
+            Reads {
+                modulation: modulation(
+                    "temb_audio",
+                    "temb_ca_audio_scale_shift",
+                    "temb_ca_audio_gate",
+                    "temb_prompt_audio",
+                    audio,
+                ),
+                level: None,
+                rope: rope("audio"),
+                cross_rope: rope("ca_audio"),
+                text_mask: None,
+                self_mask: None,
+                padding: None,
+            },
+        ];
+        let state = ["hidden_states", "audio_hidden_states"].map(|n| declare(&p, &case, n));
+        let text =
+            ["encoder_hidden_states", "audio_encoder_hidden_states"].map(|n| Text::Context(declare(&p, &case, n)));
+        let number = case.scalars["block"].as_u64().expect("a number");
+        let at = p.pp("transformer_blocks").pp(number);
+        let [v, a] = block(&at, c, state, [&text[0], &text[1]], [&reads[0], &reads[1]], None, &Isolation::None);
+        let network = Network::finish(&p, vec![whole(&p, "video", &v), whole(&p, "audio", &a)]).expect("builds");
+        let outputs = run(&mut tiny.stages, &network, &case);
+        for name in ["video", "audio"] {
+            let distance = case.distance(name, &outputs.tensor(name).expect("a result"));
+            assert!(distance <= 1e-5, "{} {name}: {distance:e}", case.name);
+        }
+    }
+}
+
+#[needs(cpu)]
+fn guidance_and_the_euler_step_are_the_reference_s() {
+    let client = cpu(1);
+    let engine = Engine::new(client, EngineOptions::default());
+    for case in cases("guidance") {
+        let p = Params::new("guidance", "none", &Build::new(DType::F32));
+        let input = |name: &str| declare(&p, &case, name);
+        let number = |key: &str| case.scalars[key].as_f64().expect("a number") as f32;
+        let scales = [number("cfg"), number("stg"), number("modality"), number("rescale")];
+        let all = [
+            (Branch::Conditional, "cond", true),
+            (Branch::Negative, "uncond", scales[0] != 1.0),
+            (Branch::Perturbed, "perturbed", scales[1] != 0.0),
+            (Branch::Isolated, "isolated", scales[2] != 1.0),
+        ];
+        let used: Vec<_> = all.into_iter().filter(|(.., needed)| *needed).collect();
+        let branches: Vec<Branch> = used.iter().map(|(b, ..)| *b).collect();
+        let (x, sigma, next) = (input("latents"), input("sigma"), input("sigma_next"));
+        // The fixture holds velocities; guidance acts on clean predictions.
+        let predictions: Vec<Value> = used.iter().map(|(_, name, _)| &x - input(name) * &sigma).collect();
+        let row = p.builder().constant(&Tensor::from(ndarray::arr1(&scales)));
+        let dims = [x.dim(0), x.dim(1), x.dim(2)];
+        let counted = Counted::new(p.builder(), &x, dims);
+        let clean = combine(&branches, &predictions, &row, RescaleScope::PerSample, &counted);
+        let velocity = (&x - &clean) / &sigma;
+        let stepped = &x + &velocity * (&next - &sigma);
+        let results = [("x0", &clean), ("velocity", &velocity), ("latents", &stepped)];
+        let program = p.builder().finish(&results).expect("builds");
+        let executable = engine.compile("guidance", &program).expect("compiles");
+        let upload = |n: &str, t: &Tensor| engine.upload(&executable, n, t).expect("uploads");
+        let used = executable.arguments().iter().map(|a| (a.name.as_str(), upload(&a.name, &case.inputs[&a.name])));
+        let buffers: Vec<_> = used.collect();
+        let outputs =
+            engine.run(&executable, |name| buffers.iter().find(|(n, _)| *n == name).map(|(_, b)| b)).expect("runs");
+        for (name, _) in results {
+            let got = outputs.tensor(name).expect("a result");
+            let distance = relative_l2(&got, &case.outputs[name]);
+            assert!(distance <= 1e-6, "{} {name}: {distance:e}", case.name);
+        }
+    }
+}
+
+#[needs(cpu)]
+fn token_ids_are_transformers_own() {
+    for case in cases("tokenizer") {
+        let tokenizer = Tokenizer::open(&case.model.join("tokenizer")).expect("a tokenizer");
+        let length = case.scalars["max_sequence_length"].as_u64().expect("a number") as usize;
+        let prompts = case.scalars["prompts"].as_array().expect("prompts");
+        let (ids, mask) = (case.outputs["input_ids"].to_i64(), case.outputs["attention_mask"].to_i64());
+        for (row, prompt) in prompts.iter().enumerate() {
+            let got = tokenizer.encode(prompt.as_str().expect("text"), length).expect("encodes");
+            let row_of =
+                |a: &ArrayD<i64>| a.index_axis(ndarray::Axis(0), row).iter().map(|v| *v as i32).collect::<Vec<_>>();
+            assert_eq!(got.ids, row_of(&ids), "{prompt}");
+            assert_eq!(got.mask, row_of(&mask), "{prompt}");
+        }
+    }
+}

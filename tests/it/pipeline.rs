@@ -1,0 +1,145 @@
+//! The whole pipeline against the reference, and what it promises about programs, chunks and repetition.
+
+use std::ops::ControlFlow;
+
+use crate::support::{cases, cpu, dumped, generate, needs, open, request};
+use ltx2::analysis::Module;
+use ltx2::dtype::DType;
+use ltx2::models::transformer::TransformerConfig;
+use ltx2::nn::{Build, Lowering};
+use ltx2::pipeline::text_to_video::{Settings, text_to_video};
+use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::sampling::denoise::{DenoiseShape, denoise};
+use ltx2::sampling::guidance::{Branch, Scales};
+use ltx2::sampling::sigmas;
+use ltx2::tensor::Tensor;
+
+fn settings(dtype: DType, chunk: Option<usize>) -> Settings {
+    Settings {
+        build: Build { lowering: Lowering::of("cpu", ""), ..Build::new(dtype) },
+        chunk,
+        dump: true,
+        saving: None,
+    }
+}
+
+#[needs(cpu)]
+fn every_pipeline_case_agrees_with_the_reference() {
+    let client = cpu(1);
+    for case in cases("pipeline") {
+        let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
+        let request = request(&case, &models);
+        let sigmas = Tensor::from(ndarray::Array1::from(request.sigmas.clone()));
+        assert!(case.distance("sigmas", &sigmas) <= 1e-6, "{}: sigmas", case.name);
+        let generated = generate(&models, &mut stages, &request, &settings(DType::F32, None));
+        for name in ["noise.video", "noise.audio"] {
+            assert_eq!(dumped(&generated, name), &case.outputs[name], "{}: {name} is torch's, bit for bit", case.name);
+        }
+        for name in ["latents.video", "latents.audio", "video", "audio"] {
+            let distance = case.distance(name, dumped(&generated, name));
+            eprintln!("{} {name}: {distance:.1e}", case.name);
+            assert!(distance <= 1e-3, "{} {name}: {distance:e}", case.name);
+        }
+    }
+}
+
+#[needs(cpu)]
+fn bf16_stays_within_the_reference_s_own_spread() {
+    let client = cpu(1);
+    for case in cases("pipeline") {
+        let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
+        let request = request(&case, &models);
+        let generated = generate(&models, &mut stages, &request, &settings(DType::BF16, None));
+        for name in ["latents.video", "latents.audio", "video"] {
+            let spread = case.number(&format!("bf16_spread.{name}")).expect("a spread");
+            let distance = case.distance(name, dumped(&generated, name));
+            eprintln!("{} {name}: {distance:.4} of {spread:.4}", case.name);
+            assert!(distance <= 1.5 * spread, "{} {name}: {distance} of {spread}", case.name);
+        }
+    }
+}
+
+#[needs(cpu)]
+fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
+    let client = cpu(1);
+    let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
+    let case = &cases("pipeline")[0];
+    let mut request = request(case, &models);
+    request.sigmas = sigmas::official(5, sigmas::OFFICIAL_TOKENS).expect("a schedule");
+    let whole = generate(&models, &mut stages, &request, &settings(DType::F32, None));
+    for chunk in [1, 2, 4] {
+        let parts = generate(&models, &mut stages, &request, &settings(DType::F32, Some(chunk)));
+        for ((name, a), (_, b)) in whole.dump.iter().zip(&parts.dump) {
+            assert_eq!(a, b, "{name} in chunks of {chunk}");
+        }
+    }
+    // Other steps, seed, prompt, scales and rate of the same length: the programs are the same.
+    request.sigmas = sigmas::official(3, sigmas::OFFICIAL_TOKENS).expect("a schedule");
+    request.seed = 77;
+    request.prompt = "something else entirely".into();
+    request.scales = [Scales { cfg: 2.5, ..Scales::NEUTRAL }, Scales { cfg: 6.0, ..Scales::NEUTRAL }];
+    let other = generate(&models, &mut stages, &request, &settings(DType::F32, None));
+    assert_ne!(dumped(&whole, "latents.video"), dumped(&other, "latents.video"));
+
+    let statistics = stages.engine().statistics();
+    for (name, s) in &statistics {
+        assert_eq!(s.compiles, 1, "{name} was compiled {} times", s.compiles);
+    }
+    // Five requests, each with a positive and a negative prompt in one execution.
+    assert_eq!(statistics["text_encoder"].executions, 5);
+    assert_eq!(statistics["prepare"].executions, 5);
+    assert_eq!(statistics["denoise"].executions, 1 + 5 + 3 + 2 + 1);
+}
+
+#[needs(cpu)]
+fn an_interrupt_ends_the_run_between_chunks() {
+    let client = cpu(1);
+    let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
+    let request = request(&cases("pipeline")[0], &models);
+    let mut watch = |_, done: usize, _| if done >= 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let e = text_to_video(&models, &mut stages, &request, &settings(DType::F32, Some(1)), &mut watch).err();
+    assert_eq!(e.map(|e| e.to_string()).as_deref(), Some("interrupted after 2 of 3 steps; no video was written"));
+}
+
+#[needs(cpu)]
+fn latents_that_are_not_finite_are_named_by_stream_and_step() {
+    let client = cpu(1);
+    let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
+    let mut request = request(&cases("pipeline")[0], &models);
+    // A step from a level of zero divides by it; the steps after that have nothing to go on from.
+    request.sigmas = vec![1.0, 0.7, 0.4, 0.0, 0.0, 0.0];
+    for chunk in [None, Some(1), Some(2), Some(3)] {
+        let mut last = 0;
+        let mut watch = |_, done: usize, _| {
+            last = done;
+            ControlFlow::Continue(())
+        };
+        let e = text_to_video(&models, &mut stages, &request, &settings(DType::F32, chunk), &mut watch).err();
+        let said = "the video latents after step 4 of 5 hold values that are not finite; run with --dtype f32, or \
+                    bisect with --dump";
+        assert_eq!(e.map(|e| e.to_string()).as_deref(), Some(said), "chunks of {chunk:?}");
+        assert!(last < 4, "{chunk:?}: it ends there");
+    }
+}
+
+#[needs(cpu)]
+fn the_loop_is_one_while_over_steps_with_one_over_layers_inside() {
+    let client = cpu(1);
+    let config = std::fs::read_to_string("tests/fixtures/models/tiny_b/transformer/config.json").expect("a file");
+    let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");
+    let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
+    let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], [24, 7], 12, [c.caption_channels; 2]);
+    let network = denoise(&c, &shape, &build).expect("builds");
+    let engine = Engine::new(client, EngineOptions::default());
+    let compiled = engine.compile("denoise", &network.program).expect("compiles");
+    let program = compiled.compiled().optimized_program().expect("a program");
+    let module = Module::decode(&program.format, &program.bytes).expect("a module");
+    let loops = module.loops();
+    assert_eq!(loops.len(), 1, "{loops:?}");
+    assert_eq!(loops[0].inner.len(), 1, "{loops:?}");
+    assert!(loops[0].inner[0].inner.is_empty(), "{loops:?}");
+    let memory = compiled.compiled().memory().expect("figures");
+    let latents = (24 * c.in_channels + 7 * c.audio_in_channels) as i64 * 4;
+    assert!(memory.aliased >= latents, "the latents are donated: {memory:?}");
+    assert!(memory.temporaries < network.parameter_bytes() as i64, "a second copy of the weights: {memory:?}");
+}

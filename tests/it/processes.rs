@@ -1,0 +1,266 @@
+//! Several processes of one run, without devices: they meet, compare, and end together. This program starts itself, once
+//! for each of them.
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{self, needs};
+use ltx2::pjrt::end_process;
+use ltx2::runtime::processes::store::Server;
+use ltx2::runtime::processes::{Group, Launch, Timeouts};
+
+/// The time after which a process counts as lost here. Beats come twenty times as often.
+const LOST: Duration = Duration::from_secs(4);
+/// What the whole of an end may take beyond it on a busy machine.
+const SLACK: Duration = Duration::from_secs(8);
+
+/// One process: what `role` says.
+#[needs(nothing)]
+fn member() {
+    let Ok(role) = std::env::var("LTX2_TEST_MEMBER") else { return };
+    let parts: Vec<&str> = role.split_whitespace().collect();
+    let [role, id, count, coordinator, start] = parts[..] else { panic!("{role}") };
+    let launch = Launch {
+        id: id.parse().unwrap(),
+        count: count.parse().unwrap(),
+        coordinator: coordinator.into(),
+        how: "test".into(),
+    };
+    let end = |message: &str| {
+        eprintln!("error: {message}");
+        end_process(1)
+    };
+    let timeouts = Timeouts { start: Duration::from_secs(start.parse().unwrap()), lost: LOST };
+    let leave = |message: String| -> ! {
+        eprintln!("error: {message}");
+        end_process(1)
+    };
+    let group = Group::join(&launch, timeouts, Box::new(end)).unwrap_or_else(|e| leave(e.to_string()));
+    eprintln!("joined as {} of {} here, {}", group.local_rank(), group.hosts().len(), group.describe());
+    match role {
+        "works" => {
+            assert_eq!(group.exchange(&format!("text {id}")).unwrap()[1], "text 1");
+            assert!(group.agree_on_program("denoise", "abc", "def", true).unwrap());
+            assert!(!group.agree_on_program("vocoder", "abc", "def", id != "1").unwrap(), "process 1 has not kept it");
+            group.finish();
+        }
+        "differs" => {
+            let text = if id == "2" { "0123" } else { "4567" };
+            match group.agree_on_program("denoise", text, "def", true) {
+                Ok(_) => group.finish(),
+                Err(error) => {
+                    group.fail(&format!("failed: {error}"));
+                    leave(error.to_string());
+                }
+            }
+        }
+        "fails" if id == "1" => {
+            group.fail("failed: model.safetensors: tensor 'x' is missing");
+            leave("model.safetensors: tensor 'x' is missing".into());
+        }
+        // As a process whose devices wait for a peer: only its watch can end it.
+        _ => std::thread::sleep(Duration::from_secs(120)),
+    }
+}
+
+/// A started process and what it says.
+struct Member(Child);
+
+impl Member {
+    /// Waits for its end: exit code, none after a signal, and stderr.
+    fn ended(mut self, within: Duration) -> (Option<i32>, String) {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().expect("waits") {
+                let mut text = String::new();
+                self.0.stderr.take().expect("piped").read_to_string(&mut text).expect("UTF-8");
+                return (status.code(), text);
+            }
+            assert!(started.elapsed() < within, "a process is still there after {within:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let done = Command::new("kill").args([name, &self.0.id().to_string()]).status().expect("kill runs");
+        assert!(done.success());
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // Of a failed test; one that ended is not there any more.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// An address that was free a moment ago.
+fn place() -> String {
+    Server::start("127.0.0.1:0").expect("listens").address().to_string()
+}
+
+fn start(role: &str, id: usize, count: usize, place: &str, patience: u64) -> Member {
+    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    command.args(["processes::member", "--exact", "--nocapture", "--test-threads", "1"]);
+    command.env("LTX2_TEST_MEMBER", format!("{role} {id} {count} {place} {patience}"));
+    Member(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts"))
+}
+
+fn run(role: &str, count: usize) -> Vec<Member> {
+    let place = place();
+    // The first comes last: the others wait for it.
+    let mut all: Vec<Member> = (0..count).rev().map(|id| start(role, id, count, &place, 60)).collect();
+    all.reverse();
+    all
+}
+
+/// Once all have joined.
+fn joined(members: &mut [Member]) {
+    for member in members {
+        let stderr = member.0.stderr.as_mut().expect("piped");
+        let mut text = Vec::new();
+        while !text.ends_with(b"\n") {
+            let mut byte = [0];
+            assert_eq!(stderr.read(&mut byte).expect("reads"), 1, "{}", String::from_utf8_lossy(&text));
+            text.push(byte[0]);
+        }
+        let text = String::from_utf8(text).expect("UTF-8");
+        assert!(text.starts_with("joined as "), "{text}");
+    }
+}
+
+#[needs(nothing)]
+fn all_end_well() {
+    for (id, member) in run("works", 3).into_iter().enumerate() {
+        let (code, text) = member.ended(Duration::from_secs(60));
+        assert_eq!(code, Some(0), "{text}");
+        assert!(text.contains(&format!("joined as {id} of 3 here, process {id} of 3 on ")), "{text}");
+    }
+}
+
+#[needs(nothing)]
+fn another_program_is_named_with_both_hashes() {
+    for member in run("differs", 3) {
+        let (code, text) = member.ended(Duration::from_secs(60));
+        assert_eq!(code, Some(1), "{text}");
+        let named = text.lines().any(|line| {
+            line.contains("process 2 (")
+                && line.contains(
+                    ") runs program 'denoise' 0123 with options def, process 0 program 'denoise' 4567 with options def",
+                )
+        });
+        assert!(named, "{text}");
+    }
+}
+
+#[needs(nothing)]
+fn a_killed_process_ends_all_with_its_name() {
+    for lost in [1, 0] {
+        let mut members = run("waits", 3);
+        joined(&mut members);
+        let mut killed = members.remove(lost);
+        killed.0.kill().expect("killed");
+        let at = Instant::now();
+        for member in members {
+            let (code, text) = member.ended(LOST + SLACK);
+            assert_eq!(code, Some(1), "{text}");
+            let named = format!("error: process {lost} (");
+            assert!(text.contains(&named) && text.contains(" has not answered "), "{text}");
+            assert!(text.contains("for 4 s: it died or hangs"), "{text}");
+            assert_eq!(text.lines().filter(|line| line.starts_with("error:")).count(), 1, "{text}");
+        }
+        eprintln!("process {lost} killed: all ended after {:.1} s", at.elapsed().as_secs_f64());
+    }
+}
+
+#[needs(nothing)]
+fn a_stopped_process_ends_all_and_itself_when_it_goes_on() {
+    let mut members = run("waits", 3);
+    joined(&mut members);
+    let stopped = members.remove(2);
+    stopped.signal("-STOP");
+    for member in members {
+        let (code, text) = member.ended(LOST + SLACK);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains("error: process 2 ("), "{text}");
+    }
+    stopped.signal("-CONT");
+    let (code, text) = stopped.ended(LOST + SLACK);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("error: process 0 ("), "{text}");
+}
+
+#[needs(nothing)]
+fn a_failure_is_told_to_all() {
+    let started = Instant::now();
+    for (id, member) in run("fails", 3).into_iter().enumerate() {
+        let (code, text) = member.ended(Duration::from_secs(60));
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains("model.safetensors: tensor 'x' is missing"), "{text}");
+        assert_eq!(text.contains("error: process 1 ("), id != 1, "{text}");
+    }
+    eprintln!("all ended after {:.1} s", started.elapsed().as_secs_f64());
+}
+
+#[needs(nothing)]
+fn who_does_not_come_is_named() {
+    let place = place();
+    let members = [start("works", 0, 3, &place, 3), start("works", 2, 3, &place, 3)];
+    for member in members {
+        let (code, text) = member.ended(Duration::from_secs(60));
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains("process 1 of 3 did not come within "), "{text}");
+    }
+    let (code, text) = start("works", 1, 2, &place, 1).ended(Duration::from_secs(60));
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("process 0 did not come within 1 s: the store at "), "{text}");
+}
+
+#[needs(nothing)]
+fn contradictions_are_named() {
+    let first = place();
+    let twice = [start("waits", 0, 2, &first, 60), start("waits", 1, 2, &first, 60)];
+    let (mut twice, place) = (twice, first);
+    joined(&mut twice);
+    let (code, text) = start("waits", 1, 2, &place, 60).ended(Duration::from_secs(60));
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("process 1 is there already (pid "), "{text}");
+
+    let place = self::place();
+    for member in [start("works", 0, 2, &place, 60), start("works", 1, 3, &place, 60)] {
+        let (code, text) = member.ended(Duration::from_secs(60));
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains("is one of 3, process 0 one of 2: give all the same --num-processes"), "{text}");
+    }
+}
+
+/// `ltx2 generate` as process `id` of two, on the CPU.
+fn generate(id: usize, place: &str, more: &[&str]) -> Member {
+    let mut command = support::ltx2();
+    command.args(["generate", "-c", "nano", "--platform", "cpu", "--prompt", "a lighthouse", "--coordinator", place]);
+    command.args(["--num-processes", "2", "--process-id", &id.to_string(), "--dump", "unwritten.safetensors"]);
+    Member(command.args(more).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts"))
+}
+
+#[needs(nothing)]
+fn another_request_is_named_before_anything_is_loaded() {
+    let place = place();
+    let members = [generate(0, &place, &["--seed", "3"]), generate(1, &place, &["--seed", "4"])];
+    for member in members {
+        let (code, text) = member.ended(Duration::from_secs(60));
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains(") has request.seed = 4, process 0 has 3"), "{text}");
+    }
+}
+
+#[needs(nothing)]
+fn which_process_this_is_has_to_be_said() {
+    let mut command = support::ltx2();
+    command.args(["generate", "-c", "nano", "--prompt", "a", "--coordinator", "localhost:1"]);
+    let done = command.output().expect("runs");
+    let text = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(2), "{text}");
+    assert!(text.contains("which one is this? give --process-id N"), "{text}");
+}

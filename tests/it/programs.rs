@@ -1,0 +1,58 @@
+//! The real model's programs, without its weights: built fast, accepted by the CPU plugin, with the loops they should
+//! have and no copy of a stack of weights.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{self, needs};
+use ltx2::analysis::{Loop, Module};
+use ltx2::runtime::{Engine, EngineOptions, Executable};
+
+fn module(executable: &Executable) -> Module {
+    let program = executable.compiled().optimized_program().expect("an optimized program");
+    Module::decode(&program.format, &program.bytes).expect("a module")
+}
+
+#[needs(cpu)]
+fn the_19b_program_builds_in_under_two_seconds_and_the_cpu_plugin_accepts_it() {
+    let start = Instant::now();
+    let [(_, prepare), (_, denoise)] = support::published("cpu");
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(2), "built in {took:?}");
+
+    let client = support::cpu(1);
+    let engine = Engine::new(client, EngineOptions::default());
+    engine.compile("prepare", &prepare.program).expect("accepted");
+    let compiled = engine.compile("denoise", &denoise.program).expect("accepted");
+    let module = module(&compiled);
+
+    // One loop over the steps, one over the layers inside; attention may take its queries in chunks below.
+    let loops = module.loops();
+    assert_eq!(loops.len(), 1, "{loops:?}");
+    let layers: Vec<&Loop> = loops[0].inner.iter().collect();
+    assert_eq!(layers.len(), 1, "{loops:?}");
+    assert!(layers[0].scope.contains("blocks"), "{loops:?}");
+
+    let memory = compiled.compiled().memory().expect("figures");
+    let weights = denoise.parameter_bytes() as i64;
+    assert!(memory.temporaries < weights / 10, "temporaries {} of {weights} bytes of weights", memory.temporaries);
+    // What is carried through both loops must not be moved as a whole.
+    for i in module.instructions() {
+        let moved = ["copy", "transpose", "convert"].contains(&i.opcode.as_str()) && i.dims.first() == Some(&48);
+        assert!(!moved || i.elements < 48 * 2048 * 2048, "a stack is copied: {i:?}");
+    }
+}
+
+#[needs(cpu)]
+fn the_published_text_programs_loop_over_layers_and_copy_no_stack() {
+    let client = support::cpu(1);
+    let engine = Engine::new(client, EngineOptions::default());
+    for (name, network) in support::published_text("cpu") {
+        let module = module(&engine.compile(name, &network.program).expect("accepted"));
+        assert!(!module.loops().is_empty(), "{name}");
+        let stacks: Vec<i64> = network.params.iter().map(|p| p.ty.elements() as i64).filter(|n| *n > 1 << 27).collect();
+        for i in module.instructions() {
+            let moved = ["copy", "transpose", "convert"].contains(&i.opcode.as_str());
+            assert!(!moved || !stacks.contains(&i.elements), "{name} copies a stack: {i:?}");
+        }
+    }
+}

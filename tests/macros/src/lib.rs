@@ -1,0 +1,32 @@
+//! `#[needs(…)]`: registers an integration test together with what it needs (see `tests/support/harness.rs`).
+
+use proc_macro::{TokenStream, TokenTree};
+
+/// Marks a test function: `#[needs(cpu)]`, `#[needs(cpu, ffmpeg)]`, `#[needs(nothing)]`. The names are those of
+/// `harness::Need` in snake case.
+#[proc_macro_attribute]
+pub fn needs(needs: TokenStream, function: TokenStream) -> TokenStream {
+    let mut tokens = function.clone().into_iter();
+    let is_fn = |token: &TokenTree| matches!(token, TokenTree::Ident(ident) if ident.to_string() == "fn");
+    let name = tokens.find(is_fn).and_then(|_| tokens.next());
+    let Some(name) = name else {
+        return "compile_error!(\"`#[needs(…)]` marks a function\");".parse().expect("a macro call");
+    };
+    let needs: Vec<String> = needs
+        .into_iter()
+        .filter(|token| matches!(token, TokenTree::Ident(_)))
+        .map(|need| format!("crate::support::harness::Need::{}", capitalized(&need.to_string())))
+        .collect();
+    let registration = format!(
+        "::inventory::submit! {{ crate::support::harness::Test {{
+            name: concat!(module_path!(), \"::\", stringify!({name})), needs: &[{}], run: {name} }} }}",
+        needs.join(", ")
+    );
+    let registration: TokenStream = registration.parse().expect("a macro call");
+    function.into_iter().chain(registration).collect()
+}
+
+fn capitalized(name: &str) -> String {
+    let mut letters = name.chars();
+    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
+}

@@ -1,0 +1,174 @@
+//! The harness of the integration tests. What a test needs is looked for before it runs: a test whose plugin, tool or
+//! device is missing is *ignored, because …*, or fails where `LTX2_REQUIRE` names what it needs. It never passes.
+//!
+//! | variable | effect |
+//! |---|---|
+//! | `LTX2_REQUIRE=cpu,ffmpeg` | what is missing of these is a failure |
+//! | `LTX2_TEST_FULL=1` | tests of `make test-full` run too |
+//! | `LTX2_TEST_LOG=FILE` | appends a JSON line a test: its name, seconds, outcome and reason |
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use ltx2::pjrt::discover::{self, Kind};
+use serde_json::json;
+
+/// A registered test.
+pub struct Test {
+    /// `binary::module::function`.
+    pub name: &'static str,
+    /// What it needs.
+    pub needs: &'static [Need],
+    /// The function.
+    pub run: fn(),
+}
+
+inventory::collect!(Test);
+
+/// What a test can need beyond this repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// No more than this repository.
+    Nothing,
+    /// The CPU plugin.
+    Cpu,
+    /// libtpu, as a compiler.
+    Tpu,
+    /// The CUDA plugin, as a compiler.
+    Cuda,
+    /// An NVIDIA GPU.
+    Gpu,
+    /// Two of them.
+    Gpus,
+    /// ffmpeg and ffprobe.
+    Ffmpeg,
+    /// An etcd server's program.
+    Etcd,
+    /// The attention kernels that JAX wrote.
+    Jax,
+    /// More time than `make test` has.
+    Full,
+}
+
+const NEEDS: [Need; 10] = [
+    Need::Nothing,
+    Need::Cpu,
+    Need::Tpu,
+    Need::Cuda,
+    Need::Gpu,
+    Need::Gpus,
+    Need::Ffmpeg,
+    Need::Etcd,
+    Need::Jax,
+    Need::Full,
+];
+
+impl Need {
+    /// The name in `#[needs(…)]` and `LTX2_REQUIRE`.
+    fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    /// Why it is not here; None where it is.
+    fn missing(self) -> Option<String> {
+        let plugin = |kind: Kind| match discover::find(kind, None).found.is_empty() {
+            true => Some(format!("no {0} plugin: run `ltx2 plugin install {0}`", kind.name())),
+            false => None,
+        };
+        let gpus = |wanted: usize| (gpus() < wanted).then(|| format!("{} of {wanted} NVIDIA GPUs", gpus()));
+        let tool = |name: &str, flag: &str| (!runs(name, flag)).then(|| format!("no {name}"));
+        match self {
+            Need::Nothing => None,
+            Need::Cpu => plugin(Kind::Cpu),
+            Need::Tpu => plugin(Kind::Tpu),
+            Need::Cuda => plugin(Kind::Cuda),
+            Need::Gpu => gpus(1).or_else(|| plugin(Kind::Cuda)),
+            Need::Gpus => gpus(2).or_else(|| plugin(Kind::Cuda)),
+            Need::Ffmpeg => tool("ffmpeg", "-version").or_else(|| tool("ffprobe", "-version")),
+            Need::Etcd => tool("etcd", "--version"),
+            Need::Jax => {
+                std::env::var_os("LTX2_JAX_FLASH").is_none().then(|| "no kernels by JAX: `make test-mosaic`".into())
+            }
+            Need::Full => std::env::var_os("LTX2_TEST_FULL").is_none().then(|| "runs in `make test-full`".into()),
+        }
+    }
+}
+
+/// NVIDIA GPUs of this machine.
+pub fn gpus() -> usize {
+    let listed = Command::new("nvidia-smi").arg("-L").stderr(Stdio::null()).output();
+    listed.map_or(0, |out| String::from_utf8_lossy(&out.stdout).lines().filter(|l| l.starts_with("GPU ")).count())
+}
+
+fn runs(tool: &str, flag: &str) -> bool {
+    let ran = Command::new(tool).arg(flag).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    ran.is_ok_and(|status| status.success())
+}
+
+/// The needs that `LTX2_REQUIRE` names.
+fn required() -> Result<Vec<Need>, String> {
+    let given = std::env::var("LTX2_REQUIRE").unwrap_or_default();
+    let need = |word: &str| {
+        let known = NEEDS.iter().find(|need| need.name() == word);
+        known.copied().ok_or_else(|| {
+            let all: Vec<String> = NEEDS.iter().map(|need| need.name()).collect();
+            format!("LTX2_REQUIRE: '{word}' is none of {}", all.join(", "))
+        })
+    };
+    given.split(',').filter(|word| !word.is_empty()).map(need).collect()
+}
+
+/// Runs the tests of this binary that the command line selects.
+pub fn main() -> ExitCode {
+    let required = match required() {
+        Ok(required) => required,
+        Err(message) => {
+            eprintln!("error: {message}");
+            return ExitCode::from(2);
+        }
+    };
+    let missing: Vec<(Need, String)> = NEEDS.into_iter().filter_map(|need| Some((need, need.missing()?))).collect();
+    let trial = |test: &'static Test| {
+        let (_, name) = test.name.split_once("::").expect("a path below the binary");
+        let lacks = missing.iter().find(|(need, _)| test.needs.contains(need));
+        let lacks = lacks.map(|(need, reason)| (required.contains(need), reason.clone()));
+        Trial::ignorable_test(name, move || run(name, test.run, lacks))
+    };
+    let trials = inventory::iter::<Test>.into_iter().map(trial).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// A test, or why it is not run.
+fn run(name: &str, test: fn(), lacks: Option<(bool, String)>) -> Result<Completion, Failed> {
+    match lacks {
+        Some((true, reason)) => {
+            log(name, Duration::ZERO, "failed", Some(&reason));
+            Err(Failed::from(format!("{reason}, and LTX2_REQUIRE demands it")))
+        }
+        Some((false, reason)) => {
+            log(name, Duration::ZERO, "ignored", Some(&reason));
+            Ok(Completion::ignored_with(reason))
+        }
+        None => {
+            let started = Instant::now();
+            let outcome = catch_unwind(AssertUnwindSafe(test));
+            log(name, started.elapsed(), if outcome.is_ok() { "passed" } else { "failed" }, None);
+            outcome.map_or_else(|panic| resume_unwind(panic), |()| Ok(Completion::Completed))
+        }
+    }
+}
+
+/// Appends to `LTX2_TEST_LOG`.
+fn log(name: &str, took: Duration, outcome: &str, reason: Option<&str>) {
+    let Some(path) = std::env::var_os("LTX2_TEST_LOG") else { return };
+    let binary = env!("CARGO_CRATE_NAME");
+    let line =
+        json!({"binary": binary, "test": name, "seconds": took.as_secs_f64(), "outcome": outcome, "reason": reason});
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    let written = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+    written.expect("LTX2_TEST_LOG can be written");
+}

@@ -1,0 +1,277 @@
+//! What the integration tests share: the CPU plugin, the fixtures, distances.
+#![allow(dead_code)] // Each test binary uses its part.
+
+pub mod harness;
+pub mod rope;
+pub mod single_file;
+pub mod tpu;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+
+use ltx2::dtype::DType;
+use ltx2::models::Network;
+use ltx2::models::connectors::{self, ConnectorsConfig};
+use ltx2::models::gemma3::{self, Gemma3Config};
+use ltx2::models::presets::Preset;
+use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
+use ltx2::nn::{Build, Lowering};
+use ltx2::pipeline::models::{Models, Parts};
+use ltx2::pipeline::run::{RunComponent, run_component};
+use ltx2::pipeline::stages::Stages;
+use ltx2::pipeline::text_to_video::{Generated, Request, Settings, Shapes, text_to_video};
+use ltx2::pjrt::discover::{self, Kind};
+use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
+use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise, prepare};
+use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
+use ltx2::sampling::sigmas;
+use ltx2::tensor::Tensor;
+use ltx2::weights::Checkpoint;
+use ltx2::weights::{ModelSource, Overrides};
+pub use ltx2_test_macros::needs;
+
+/// The folder of compiled programs that all tests share, in this process and in those they start. Entries are named by
+/// the program's text, the compile options and the plugin, so what is found there is what would be compiled.
+pub fn programs() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs")
+}
+
+/// The binary, with the tests' own folders in place of its user's.
+pub fn ltx2() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
+    command.env("LTX2_COMPILE_CACHE", programs());
+    command.env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
+    command
+}
+
+/// The setting that leaves LLVM's optimizations out, which halves the time of a compile.
+pub const QUICK: &str = "runtime.xla_flags.xla_backend_optimization_level=0";
+
+/// A CPU client with `devices` virtual devices, for tests that need `cpu`.
+pub fn cpu(devices: usize) -> Client {
+    let search = discover::find(Kind::Cpu, None);
+    let found = search.found.first().unwrap_or_else(|| panic!("{}", search.not_found()));
+    let plugin = Plugin::load(&found.path).expect("the plugin loads");
+    let options = CpuOptions { devices: Some(devices), ..CpuOptions::default() };
+    Client::new(&plugin, &ClientOptions::Cpu(options)).expect("a client")
+}
+
+/// Compiling as users do, with the tests' folder of programs.
+pub fn optimized() -> EngineOptions {
+    EngineOptions { compile_cache: Some(programs()), ..EngineOptions::default() }
+}
+
+/// Compiling with LLVM's optimizations left out: the CPU compiler takes half the time, which for tiny programs is most of
+/// a test. One case a component is compiled as users do.
+pub fn quick() -> EngineOptions {
+    let level = ("xla_backend_optimization_level".to_string(), OptionValue::Int(0));
+    EngineOptions { xla_flags: [level].into(), ..optimized() }
+}
+
+/// A case of `tests/fixtures/cases`.
+pub struct Case {
+    /// `component/name`.
+    pub name: String,
+    /// The model folder it was computed with.
+    pub model: PathBuf,
+    /// Non-tensor arguments.
+    pub scalars: BTreeMap<String, serde_json::Value>,
+    /// Input tensors.
+    pub inputs: BTreeMap<String, Tensor>,
+    /// Expected tensors; `name.strided` holds every n-th element along each axis.
+    pub outputs: BTreeMap<String, Tensor>,
+    checkpoint: Checkpoint,
+}
+
+impl Case {
+    /// What two right f32 runs may differ by where the network is worse conditioned than any published one: three times
+    /// the reference's own distance from f64; 0 where the case does not say that.
+    pub fn rounding(&self, output: &str) -> f64 {
+        3.0 * self.number(&format!("f32_spread.{output}")).unwrap_or_default()
+    }
+
+    /// A number of the case's metadata.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.checkpoint.metadata(key).and_then(|v| v.parse().ok())
+    }
+
+    fn list(&self, key: &str) -> Option<Vec<usize>> {
+        serde_json::from_str(self.checkpoint.metadata(key)?).ok()
+    }
+
+    /// Relative L2 distance of `got` from the case's output `name`.
+    pub fn distance(&self, name: &str, got: &Tensor) -> f64 {
+        if let Some(want) = self.outputs.get(name) {
+            return relative_l2(got, want);
+        }
+        let want = self.outputs.get(&format!("{name}.strided")).unwrap_or_else(|| panic!("{}: no '{name}'", self.name));
+        let shape = self.list(&format!("shape.{name}")).expect("the whole shape");
+        assert_eq!(got.shape(), shape, "{}: shape of '{name}'", self.name);
+        let strides = self.list(&format!("strides.{name}")).expect("the strides");
+        let mut view = got.to_f32();
+        for (axis, step) in strides.iter().enumerate() {
+            let every: Vec<usize> = (0..view.shape()[axis]).step_by(*step).collect();
+            view = view.select(ndarray::Axis(axis), &every);
+        }
+        relative_l2(&Tensor::F32(view), want)
+    }
+}
+
+/// All cases of a component.
+pub fn cases(component: &str) -> Vec<Case> {
+    let dir = Path::new("tests/fixtures/cases").join(component);
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&dir)
+        .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+        .map(|e| e.expect("an entry").path())
+        .collect();
+    files.sort();
+    assert!(!files.is_empty(), "no cases in {}", dir.display());
+    files.iter().map(|f| case(component, f)).collect()
+}
+
+fn case(component: &str, file: &Path) -> Case {
+    let checkpoint = Checkpoint::open(file).expect("a fixture");
+    let part = |prefix: &str| -> BTreeMap<String, Tensor> {
+        checkpoint
+            .names()
+            .filter_map(|n| n.strip_prefix(prefix).map(|s| (s.to_string(), n)))
+            .map(|(s, n)| (s, checkpoint.get(n).and_then(|v| v.to_tensor()).expect("a tensor")))
+            .collect()
+    };
+    let stem = file.file_stem().expect("a name").to_string_lossy();
+    Case {
+        name: format!("{component}/{stem}"),
+        model: Path::new("tests/fixtures/models").join(checkpoint.metadata("model").expect("a model")),
+        scalars: serde_json::from_str(checkpoint.metadata("scalars").unwrap_or("{}")).expect("scalars"),
+        inputs: part("in."),
+        outputs: part("out."),
+        checkpoint,
+    }
+}
+
+/// `|got - want| / |want|` over all elements, in f64.
+pub fn relative_l2(got: &Tensor, want: &Tensor) -> f64 {
+    assert_eq!(got.shape(), want.shape(), "shapes");
+    let (got, want) = (got.to_f32(), want.to_f32());
+    let sum = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
+        got.iter().zip(want.iter()).map(|(a, b)| f(f64::from(*a), f64::from(*b)).powi(2)).sum()
+    };
+    let (difference, size) = (sum(&|a, b| a - b).sqrt(), sum(&|_, b| b).sqrt());
+    assert!(difference.is_finite(), "not finite");
+    if size == 0.0 { difference } else { difference / size }
+}
+
+/// The published 19B model's two programs at 768x512x121 with a negative prompt, for a platform.
+pub fn published(platform: &str) -> [(&'static str, Network); 2] {
+    published_blocks(platform, None)
+}
+
+/// [`published`], of so many blocks.
+pub fn published_blocks(platform: &str, blocks: Option<usize>) -> [(&'static str, Network); 2] {
+    let preset = Preset::named("ltx2").expect("the published configuration");
+    let mut c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
+    c.num_layers = blocks.unwrap_or(c.num_layers);
+    let build = Build { lowering: Lowering::of(platform, ""), ..Build::new(DType::BF16) };
+    let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], [6144, 126], 1024, [3840, 3840]);
+    let programs = [("prepare", prepare(&c, &shape, &build)), ("denoise", denoise(&c, &shape, &build))];
+    programs.map(|(name, network)| (name, network.expect("builds")))
+}
+
+/// The published text encoder's and connectors' programs for both prompts of 1024 tokens, for a platform.
+pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
+    let preset = Preset::named("ltx2").expect("the published configuration");
+    let config = |folder: &str| preset.config(folder).expect("a configuration");
+    let gemma = Gemma3Config::from_json(config("text_encoder")).expect("valid");
+    let c = ConnectorsConfig::from_json(config("connectors")).expect("valid");
+    let build = Build { lowering: Lowering::of(platform, ""), ..Build::new(DType::BF16) };
+    let encoder = gemma3::program(&gemma, Some(&c), 2, 1024, &build).expect("builds");
+    let connected = connectors::program(&c, 2, 1024, connectors::Input::PromptEmbeds, &build).expect("builds");
+    [("text_encoder", encoder), ("connectors", connected)]
+}
+
+/// A model with its stages.
+pub fn open(client: &Client, model: &str) -> (Models, Stages) {
+    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
+    let stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
+    let mut models = Models::open(&source).expect("complete");
+    // The reference of the cases is diffusers.
+    models.parts = models.parts.with_vocoder_clamp(false);
+    (models, stages)
+}
+
+/// Runs a component on `inputs`, a case's or like them.
+pub fn run_case(
+    client: &Client,
+    component: RunComponent,
+    case: &Case,
+    inputs: BTreeMap<String, Tensor>,
+    options: EngineOptions,
+    build: &Build,
+) -> BTreeMap<String, Tensor> {
+    let model = case.model.to_str().expect("a path");
+    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
+    let mut stages = Stages::new(Engine::new(client.clone(), options), source.clone());
+    // What describes how the inputs were made is no argument of the component.
+    let known = ["padding_side", "prompts", "max_sequence_length"];
+    let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
+    let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();
+    run_component(component, &Parts::of(&source), &mut stages, inputs, &scalars, build)
+        .unwrap_or_else(|e| panic!("{}: {e}", case.name))
+        .into_iter()
+        .collect()
+}
+
+/// The request of a pipeline case.
+pub fn request(case: &Case, models: &Models) -> Request {
+    let s = &case.scalars;
+    let number = |k: &str| s[k].as_u64().expect(k);
+    let text = |k: &str| s[k].as_str().expect(k).to_string();
+    let scales = |stream: &str| {
+        let g = &s["guidance"][stream];
+        let f = |k: &str| g[k].as_f64().expect(k) as f32;
+        Scales { cfg: f("cfg"), stg: f("stg"), modality: f("modality"), rescale: f("rescale") }
+    };
+    let (width, height, num_frames) =
+        (number("width") as usize, number("height") as usize, number("num_frames") as usize);
+    let frame_rate = s["frame_rate"].as_f64().expect("frame_rate");
+    let steps = number("steps") as usize;
+    let shapes = Shapes::new(&models.sizes, width, height, num_frames, frame_rate).expect("legal sizes");
+    let sigmas = match s["sigma_shift"].as_str() {
+        Some("official") => sigmas::official(steps, sigmas::OFFICIAL_TOKENS),
+        _ => models.scheduler.sigmas(steps, shapes.tokens[0]),
+    };
+    Request {
+        prompt: text("prompt"),
+        negative_prompt: text("negative_prompt"),
+        width,
+        height,
+        num_frames,
+        frame_rate,
+        seed: number("seed"),
+        noise: ltx2::config::Noise::Torch,
+        sigmas: sigmas.expect("a schedule"),
+        scales: [scales("video"), scales("audio")],
+        stg_blocks: s.get("stg_blocks").map_or(vec![], |b| serde_json::from_value(b.clone()).expect("numbers")),
+        rescale: RescaleScope::PerSample,
+        max_sequence_length: number("max_sequence_length") as usize,
+        sampler: Sampler::Euler,
+        cross: CrossTimestep::GateOnly,
+        given: Vec::new(),
+        refine: None,
+        tiling: None,
+    }
+}
+
+/// Runs a request to its end.
+pub fn generate(models: &Models, stages: &mut Stages, request: &Request, settings: &Settings) -> Generated {
+    text_to_video(models, stages, request, settings, &mut |_, _, _| ControlFlow::Continue(())).expect("runs")
+}
+
+/// A tensor of a run's dump.
+pub fn dumped<'a>(generated: &'a Generated, name: &str) -> &'a Tensor {
+    generated.dump.iter().find(|(n, _)| n == name).map(|(_, t)| t).unwrap_or_else(|| panic!("no '{name}'"))
+}

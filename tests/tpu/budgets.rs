@@ -1,0 +1,215 @@
+//! What each layout may move, copy and compute, in the programs that the TPU compiler makes of the published model
+//! (`make test-tpu`). One line a layout, chip and size; a failure prints the whole table.
+
+use crate::support::needs;
+use crate::support::tpu::{Case, Compiled, compiled};
+use ltx2::analysis::{Kind, Phase};
+use ltx2::models::Network;
+use ltx2::runtime::{Part, parts};
+
+/// One line of the table.
+struct Budget {
+    config: &'static str,
+    layout: &'static str,
+    mesh: &'static str,
+    target: &'static str,
+    size: [usize; 3],
+    /// 48 where memory and copies are judged; fewer give the same figures a layer.
+    layers: usize,
+    /// Megabytes of collective output a layer a device.
+    at_most: f64,
+    /// And at least: a layout kept for its waste must show it.
+    at_least: f64,
+    /// What may happen in a block, with how often.
+    kinds: &'static [(Kind, usize)],
+}
+
+const SMALL: [usize; 3] = [768, 512, 121];
+const LARGE: [usize; 3] = [1280, 768, 121];
+const ULYSSES: &[(Kind, usize)] = &[(Kind::AllToAll, 4), (Kind::AllReduce, 2)];
+/// Keys, values, and the split softmax of video-to-audio attention.
+const GATHERS: &[(Kind, usize)] = &[(Kind::AllGather, 2), (Kind::AllReduce, 2)];
+/// Four sums of activations, and three of squares for the norms of queries and keys.
+const MEGATRON: &[(Kind, usize)] = &[(Kind::AllReduce, 7)];
+/// Sums of both streams that are too large for the compiler to join.
+const MEGATRON_APART: &[(Kind, usize)] = &[(Kind::AllReduce, 11)];
+/// The same with tokens over other devices: their exchange, and a split softmax.
+const MEGATRON_OF_TOKENS: &[(Kind, usize)] = &[(Kind::AllToAll, 4), (Kind::AllReduce, 9)];
+/// A gather for each weight of a block but the text keys and values, which are made before the loop.
+const FSDP: &[(Kind, usize)] = &[(Kind::AllGather, 18), (Kind::AllToAll, 4), (Kind::AllReduce, 2)];
+const ANY: &[(Kind, usize)] = &[];
+
+// From `before-385` to `out-unsharded` 604 MB of weights leave the block: 302 of feed-forward, 208 of queries, keys and
+// values, 94 of outputs.
+#[rustfmt::skip]
+const BUDGETS: &[Budget] = &[
+    Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:tpu7x:2x2x1", size: SMALL, layers: 48, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2", layout: "sequence", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 205.0, at_least: 0.0, kinds: GATHERS },
+    Budget { config: "ltx2", layout: "sequence", mesh: "context=8", target: "tpu:tpu7x:2x2x1", size: SMALL, layers: 48, at_most: 205.0, at_least: 0.0, kinds: GATHERS },
+    Budget { config: "ltx2", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 415.0, at_least: 0.0, kinds: MEGATRON },
+    Budget { config: "ltx2", layout: "tensor", mesh: "cfg=2,context=2,tensor=2", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 160.0, at_least: 0.0, kinds: MEGATRON_OF_TOKENS },
+    Budget { config: "ltx2", layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 772.0 + 55.0, at_least: 600.0, kinds: FSDP },
+    Budget { config: "ltx2", layout: "fsdp-ulysses", mesh: "cfg=2,context=8", target: "tpu:v5e:4x4", size: SMALL, layers: 48, at_most: 772.0 + 55.0, at_least: 600.0, kinds: FSDP },
+    Budget { config: "ltx2", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2", layout: "cfg", mesh: "cfg=2", target: "tpu:v5p:2x2x1", size: SMALL, layers: 3, at_most: 0.0, at_least: 0.0, kinds: ANY },
+    Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: LARGE, layers: 3, at_most: 55.0 * 2.5, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2", layout: "sequence", mesh: "context=8", target: "tpu:v5p:2x2x2", size: LARGE, layers: 3, at_most: 205.0 * 2.5, at_least: 0.0, kinds: GATHERS },
+    Budget { config: "ltx2", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: LARGE, layers: 3, at_most: 415.0 * 2.5, at_least: 0.0, kinds: MEGATRON_APART },
+    Budget { config: "ltx2", layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: LARGE, layers: 3, at_most: 772.0 + 55.0 * 2.5, at_least: 600.0, kinds: FSDP },
+    Budget { config: "ltx2", layout: "before-385", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 830.0, at_least: 805.0, kinds: ANY },
+    Budget { config: "ltx2", layout: "ffn-matched", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 530.0, at_least: 510.0, kinds: ANY },
+    Budget { config: "ltx2", layout: "qkv-unsharded", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 320.0, at_least: 305.0, kinds: ANY },
+    Budget { config: "ltx2", layout: "out-unsharded", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 220.0, at_least: 210.0, kinds: ANY },
+    // Four branches.
+    Budget { config: "ltx2_3", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 2.0 * 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 2.0 * 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 3, at_most: 2.0 * 415.0, at_least: 0.0, kinds: ANY },
+];
+
+impl Budget {
+    fn case(&self) -> Case {
+        let layers = (self.layers < 48).then_some(self.layers);
+        let whole = Case::denoise(self.layout, self.mesh, self.target);
+        Case { config: self.config, size: self.size, layers, ..whole }
+    }
+}
+
+/// What the rules say a device holds of the program's arguments.
+fn argument_bytes(network: &Network) -> f64 {
+    let program = &network.program;
+    let bytes = program.arguments.iter().map(|a| {
+        let first: Part = parts(&a.ty, &program.mesh, a.sharding.as_ref()).remove(0);
+        first.size.iter().product::<usize>() * a.ty.dtype.size()
+    });
+    bytes.sum::<usize>() as f64
+}
+
+/// What is wrong with a line.
+fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut check = |fine: bool, what: String| {
+        if !fine {
+            faults.push(what);
+        }
+    };
+    let layer = m.report.per_layer();
+    let mb = layer.bytes / 1e6;
+    check(mb <= budget.at_most && mb >= budget.at_least, format!("{mb:.1} MB a layer"));
+    let blocks: Vec<_> = m.report.collectives.iter().filter(|c| c.phase == Phase::Layer).collect();
+    if !budget.kinds.is_empty() {
+        for kind in [Kind::AllGather, Kind::AllReduce, Kind::AllToAll, Kind::CollectivePermute, Kind::ReduceScatter] {
+            let allowed = budget.kinds.iter().find(|(k, _)| *k == kind).map_or(0, |(_, n)| *n);
+            let found = blocks.iter().filter(|c| c.kind == kind).count();
+            check(found == allowed, format!("{found} {kind:?}, not {allowed}"));
+        }
+    }
+    if budget.layout == "tensor" {
+        // The video stream's, with or without the audio twin; the audio stream's own; the norms', of 4 bytes a token.
+        let between = |low: f64, high: f64| {
+            let sums = blocks.iter().filter(|c| c.kind == Kind::AllReduce && !c.scope.contains("sdpa"));
+            let sums = sums.map(|c| c.bytes / 1e6).filter(move |mb| (low..high).contains(mb));
+            sums.fold((0, 0.0), |(n, all), mb| (n + 1, all + mb))
+        };
+        let (video, _) = between(10.0, f64::MAX);
+        check(video == 4, format!("{video} sums of activations"));
+        let (_, norms) = between(0.0, 1.0);
+        let pixels = |size: [usize; 3]| size.iter().product::<usize>() as f64;
+        let pairs = if budget.config == "ltx2_3" { 2.0 } else { 1.0 };
+        check(norms <= pairs * 0.5 * pixels(budget.size) / pixels(SMALL), format!("{norms:.2} MB of norm sums"));
+    }
+    if budget.layout == "fsdp-ulysses" {
+        let gathers = || blocks.iter().filter(|c| c.kind == Kind::AllGather);
+        let hidden: f64 = gathers().filter(|c| c.overlapped).map(|c| c.bytes).sum();
+        let share = hidden / gathers().map(|c| c.bytes).sum::<f64>();
+        check(share >= 0.9, format!("{:.0} % of the gathers run behind other work", share * 100.0));
+        // Two collectives under one scope would gather one weight twice.
+        let mut scopes: Vec<&str> = gathers().map(|c| c.scope.as_str()).collect();
+        let all = scopes.len();
+        scopes.sort_unstable();
+        scopes.dedup();
+        check(scopes.len() == all, "a weight is gathered twice".into());
+    }
+    if ["sequence", "ulysses", "cfg-ulysses"].contains(&budget.layout) {
+        // Neither tables nor feed-forward activations nor weights of the projections travel.
+        let strays: Vec<&str> = blocks
+            .iter()
+            .map(|c| c.scope.as_str())
+            .filter(|s| !s.contains("attn1/sdpa") && !s.contains("video_to_audio"))
+            .collect();
+        check(strays.is_empty(), format!("exchanges in {strays:?}"));
+    }
+    check(m.report.stack_copies.is_empty(), format!("stacks are copied: {:?}", m.report.stack_copies));
+    // 2.3's text keys and values change with the step: every device makes them, which is less than exchanging them.
+    let least = if budget.config == "ltx2_3" { 0.8 } else { 0.95 };
+    check(useful >= least, format!("{:.1} % of the products are useful", useful * 100.0));
+    let (stated, held) = (argument_bytes(&m.network), m.memory.arguments as f64);
+    // Tiles fill up what does not divide by them.
+    check((held / stated - 1.0).abs() <= 0.02, format!("{held} bytes of arguments, the layout says {stated}"));
+    if budget.layers == 48 {
+        // What the activations of a block need: three chunks of scores in f32, and where weights are gathered, a
+        // block's.
+        let gathered: f64 = blocks.iter().filter(|c| c.kind == Kind::AllGather).map(|c| c.bytes).sum();
+        let need = 3.0 * f64::from(1 << 28) + gathered;
+        let temporaries = m.memory.temporaries as f64;
+        check(temporaries <= need + 0.05 * held, format!("{temporaries} bytes of temporaries"));
+        check(m.seconds <= 60.0 || !quiet(), format!("compiled in {:.0} s", m.seconds));
+    }
+    faults
+}
+
+/// Whether this machine does nothing else: compile times are judged only then.
+fn quiet() -> bool {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = load.split_whitespace().next().and_then(|l| l.parse().ok()).unwrap_or(f64::MAX);
+    load <= 3.0
+}
+
+/// Products of a block on one device that does everything.
+fn whole_flops(config: &'static str, size: [usize; 3]) -> f64 {
+    compiled(Case { config, size, layers: Some(3), ..Case::denoise("replicated", "data=1", "tpu:v5p:2x2x1") })
+        .report
+        .layer
+        .flops
+}
+
+#[needs(tpu)]
+fn every_layout_keeps_its_budget() {
+    let mut whole = std::collections::BTreeMap::new();
+    let mut table = String::new();
+    let mut failed = 0;
+    let only = std::env::var("LTX2_BUDGETS").unwrap_or_default();
+    for budget in BUDGETS.iter().filter(|b| format!("{} {} {}", b.config, b.layout, b.target).contains(&only)) {
+        let key = (budget.config, budget.size);
+        let all = *whole.entry(key).or_insert_with(|| whole_flops(budget.config, budget.size));
+        let m = compiled(budget.case());
+        let devices = m.network.program.devices() as f64;
+        let useful = all / devices / m.report.layer.flops;
+        let faults = faults(budget, &m, useful);
+        failed += usize::from(!faults.is_empty());
+        let layer = m.report.per_layer();
+        let line = format!(
+            "{:7} {:14} {:15} {:15} {} {:2} layers: {:6.1} MB ({:.1}..{:.1}), {:3} collectives, wire {:6.1} MB, useful \
+             {:5.1} %, temporaries {:5.2} GB, arguments {:5.2} GB, {:3.0} s{}\n",
+            budget.config,
+            budget.layout,
+            budget.mesh,
+            budget.target,
+            budget.size.map(|n| n.to_string()).join("x"),
+            budget.layers,
+            layer.bytes / 1e6,
+            budget.at_least,
+            budget.at_most,
+            layer.count,
+            layer.wire_bytes / 1e6,
+            useful * 100.0,
+            m.memory.temporaries as f64 / 1e9,
+            m.memory.arguments as f64 / 1e9,
+            m.seconds,
+            if faults.is_empty() { String::new() } else { format!("\n    FAULT: {}", faults.join("; ")) },
+        );
+        eprint!("{line}");
+        table.push_str(&line);
+    }
+    assert_eq!(failed, 0, "\n{table}");
+}

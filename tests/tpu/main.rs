@@ -1,0 +1,16 @@
+//! What the TPU compiler makes of our programs, with no TPU at hand.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod attention;
+mod budgets;
+mod programs;
+mod search;
+mod why;
+
+fn main() -> std::process::ExitCode {
+    // libtpu reads its variables from the environment, which is ours as long as no thread is started.
+    ltx2::pjrt::prepare_absent_tpus();
+    support::harness::main()
+}

@@ -1,0 +1,119 @@
+//! The published model's other programs through the TPU compiler, with no TPU at hand (`make test-tpu`).
+
+use std::collections::BTreeMap;
+
+use crate::support::needs;
+use crate::support::tpu::{Case, Compiled, compiled};
+use ltx2::analysis::{Kind, XSpace};
+use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pjrt::{Plugin, ProfileOptions, Profiler, discover};
+
+/// A program on the chips of a layout, with what was exchanged in a run of it: how often, and megabytes.
+fn exchanged(program: ProgramKind, layout: &'static str, target: &'static str) -> (Compiled, BTreeMap<Kind, Exchange>) {
+    let mesh = if layout == "tensor" { "tensor=8" } else { "context=8" };
+    let done = compiled(Case { program, ..Case::denoise(layout, mesh, target) });
+    let mut all: BTreeMap<Kind, Exchange> = BTreeMap::new();
+    for c in &done.report.collectives {
+        let sum = all.entry(c.kind).or_default();
+        sum.runs += c.times;
+        sum.megabytes += c.times * c.bytes / 1e6;
+    }
+    eprintln!("{} {layout} {target}: {:.0} s, {:?}, {all:?}", program.name(), done.seconds, done.memory);
+    assert!(done.memory.arguments > 0 && done.report.stack_copies.is_empty(), "{:?}", done.report.stack_copies);
+    (done, all)
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Exchange {
+    runs: f64,
+    megabytes: f64,
+}
+
+/// Gemma-3's blocks.
+const BLOCKS: f64 = 48.0;
+/// Two prompts of 1024 tokens, 3840 wide, in bf16.
+const HIDDEN: f64 = 2.0 * 1024.0 * 3840.0 * 2.0 / 1e6;
+
+/// Two sums a block, and one of the rows looked up in a vocabulary that is split.
+#[needs(tpu)]
+fn the_text_encoder_in_tensor() {
+    let (_, all) = exchanged(ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
+    assert_eq!(all.keys().collect::<Vec<_>>(), [&Kind::AllReduce]);
+    let sums = all[&Kind::AllReduce];
+    assert_eq!(sums.runs, 2.0 * BLOCKS + 1.0);
+    assert!((sums.megabytes / (sums.runs * HIDDEN) - 1.0).abs() < 1e-3, "{sums:?}");
+}
+
+/// Queries, keys, values and the result change places in each block; nothing else that counts.
+#[needs(tpu)]
+fn the_text_encoder_in_ulysses() {
+    let (_, all) = exchanged(ProgramKind::TextEncoder, "ulysses", "tpu:v5p:2x2x2");
+    assert_eq!(all[&Kind::AllToAll].runs, 4.0 * BLOCKS);
+    // 16 heads of queries, 8 of keys and of values, 256 wide; each device receives an eighth.
+    let a_block = 2.0 * 1024.0 * 256.0 * 2.0 * (16.0 + 8.0 + 8.0 + 16.0) / 8.0 / 1e6;
+    assert!(all[&Kind::AllToAll].megabytes <= 1.001 * BLOCKS * a_block, "{all:?}");
+    let rest: f64 = all.iter().filter(|(k, _)| **k != Kind::AllToAll).map(|(_, e)| e.megabytes).sum();
+    assert!(rest < 0.1, "{all:?}");
+}
+
+/// Each weight is gathered once a block, behind the computation; the table of 2 GB is not gathered to look rows up.
+#[needs(tpu)]
+fn the_text_encoder_in_fsdp_ulysses() {
+    let (done, all) = exchanged(ProgramKind::TextEncoder, "fsdp-ulysses", "tpu:v6e:2x4");
+    // q, k, v, o, gate, up, down, and the state's part of the projection.
+    let a_block = (3840.0 * 256.0 * (16.0 + 8.0 + 8.0 + 16.0) + 3.0 * 3840.0 * 15360.0 + 3840.0 * 3840.0) * 2.0 / 1e6;
+    let gathers = all[&Kind::AllGather];
+    // The last hidden state's part of the projection, after the loop.
+    let want = BLOCKS * a_block + 3840.0 * 3840.0 * 2.0 / 1e6;
+    assert!((gathers.megabytes / want - 1.0).abs() < 1e-3, "{gathers:?} of {want}");
+    let hidden = |c: &&ltx2::analysis::Collective| c.kind == Kind::AllGather && c.overlapped;
+    let hidden: f64 = done.report.collectives.iter().filter(hidden).map(|c| c.times * c.bytes / 1e6).sum();
+    assert!(hidden >= 0.9 * gathers.megabytes, "{hidden} of {gathers:?}");
+    assert!(done.memory.temporaries < 2 << 30, "{:?}", done.memory);
+}
+
+/// 121 frames of 768x512, their rows over eight chips: compiled in ten minutes, and nothing moves between chips but the
+/// edges of blocks, and in the end whether all numbers are finite.
+#[needs(tpu)]
+fn the_split_video_decoder() {
+    let (done, all) = exchanged(ProgramKind::VideoDecoder, "fsdp-ulysses", "tpu:v6e:2x4");
+    assert!(done.seconds <= 600.0, "compiled in {:.0} s", done.seconds);
+    assert_eq!(all.keys().collect::<Vec<_>>(), [&Kind::AllReduce, &Kind::CollectivePermute]);
+    // Whether every number is one: a byte or four.
+    assert!(all[&Kind::AllReduce].megabytes < 1e-3, "{all:?}");
+    // One row of each neighbour for every convolution, its channels times its frames times its columns.
+    assert!(all[&Kind::CollectivePermute].megabytes < 300.0, "{all:?}");
+    let mut rows = done.report.collectives.iter().filter(|c| c.kind == Kind::CollectivePermute);
+    assert!(rows.all(|c| c.asynchronous), "{:?}", done.report.collectives);
+}
+
+/// The small programs of a run.
+#[needs(tpu)]
+fn the_other_programs_compile_split() {
+    for program in [ProgramKind::Prepare, ProgramKind::Connectors, ProgramKind::AudioDecoder, ProgramKind::Vocoder] {
+        let (done, _) = exchanged(program, "ulysses", "tpu:v5p:2x2x2");
+        assert!(done.memory.arguments >= done.network.parameter_bytes() as i64, "{:?}", done.memory);
+    }
+}
+
+/// Each slice makes its own videos: what crosses the network between them would cost more than all else.
+#[needs(tpu)]
+fn slices_exchange_nothing_while_they_denoise() {
+    let done = compiled(Case { layers: Some(2), ..Case::denoise("ulysses", "dcn.data=2,context=4", "tpu:v5e:2x2:2") });
+    assert_eq!(done.network.program.devices(), 8);
+    let crossing: Vec<_> = done.report.collectives.iter().filter(|c| c.axes.iter().any(|a| a == "data")).collect();
+    assert!(crossing.is_empty(), "{crossing:?}");
+    assert!(done.report.collectives.iter().any(|c| c.axes == ["context"]), "attention exchanges within a slice");
+}
+
+#[needs(tpu)]
+fn libtpu_records_what_can_be_read() {
+    let found = discover::find(discover::Kind::Tpu, None);
+    let plugin = Plugin::load(&found.found[0].path).expect("libtpu loads");
+    assert!(plugin.has_profiler());
+    // Without a chip the host is all there is to record.
+    let profiler = Profiler::start(&plugin, ProfileOptions { host_level: 2, programs: true }).expect("starts");
+    let bytes = profiler.stop().expect("stops");
+    let space = XSpace::read(&bytes).expect("a recording");
+    assert!(!space.planes.is_empty(), "{space:?}");
+}

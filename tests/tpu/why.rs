@@ -1,0 +1,123 @@
+//! `ltx2 why` on the published model and the TPU compiler (`make test-tpu`): from a layout kept for its waste its best
+//! advice, taken again and again, leads where the published tunings led.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::support::{self, needs};
+use ltx2::config::shipped_layouts;
+use serde_json::Value;
+
+const TARGET: &str = "tpu:v5p:2x2x2";
+/// Whose memory does not hold the weights.
+const SMALL: &str = "tpu:v6e:2x4";
+
+/// Results are kept between runs, by everything that they depend on.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("why")
+}
+
+fn why(layout: &str, write: &Path) -> Value {
+    asked(layout, &["--target", TARGET, "--write", write.to_str().expect("UTF-8")])
+}
+
+fn asked(layout: &str, more: &[&str]) -> Value {
+    // One run at a time writes into the folder.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut command = support::ltx2();
+    command.args(["why", "-c", "ltx2", "--layout", layout, "--json", "-"]).args(more);
+    let out = command.arg("-o").arg(folder()).output().expect("runs");
+    assert!(out.status.success(), "{layout}: {}", String::from_utf8_lossy(&out.stderr));
+    let answer: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    for a in answer["advice"].as_array().expect("a list") {
+        eprintln!("{layout}: {} {} {} MB a block", a["change"], a["cost"], a["block_bytes"]);
+    }
+    answer
+}
+
+fn best(answer: &Value) -> (&str, f64) {
+    let first = &answer["advice"][0];
+    (first["change"].as_str().unwrap_or("nothing"), first["block_bytes"][1].as_f64().unwrap_or(f64::NAN))
+}
+
+/// Bytes of a block in a layout, as `compile` says them.
+fn shipped(layout: &str) -> f64 {
+    let mut command = support::ltx2();
+    command.args(["compile", "--target", TARGET, "-c", "ltx2", "--layers", "3", "--layout", layout, "--json", "-"]);
+    let out = command.output().expect("runs");
+    assert!(out.status.success(), "{layout}: {}", String::from_utf8_lossy(&out.stderr));
+    let figures: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    figures["collectives"]["per_layer_bytes"].as_f64().expect("bytes")
+}
+
+#[needs(tpu)]
+fn the_best_advice_again_and_again_leads_to_ulysses() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |n: usize| dir.path().join(format!("{n}.yml"));
+    let started = Instant::now();
+    let mut layout = "before-385".to_string();
+    let mut steps = Vec::new();
+    for n in 0..6 {
+        let answer = why(&layout, &path(n));
+        let (change, bytes) = best(&answer);
+        if change == "nothing" {
+            break;
+        }
+        steps.push((change.to_string(), bytes));
+        layout = path(n).to_str().expect("UTF-8").into();
+    }
+    eprintln!("{steps:?} in {:.0} s", started.elapsed().as_secs_f64());
+    let at = |what: &str| steps.iter().position(|(change, _)| change.contains(what));
+    let (ffn, attention, ulysses) = (at("*ff*"), at("*attn*"), at("ulysses"));
+    assert!(ffn.is_some() && ffn < attention && attention < ulysses, "{steps:?}");
+    let near = |got: f64, want: f64| (got / want - 1.0).abs() <= 0.1;
+    let step = |n: Option<usize>| steps[n.expect("a step")].1;
+    assert!(near(step(ffn), shipped("ffn-matched")), "{steps:?}");
+    assert!(near(step(attention), shipped("out-unsharded")), "{steps:?}");
+    assert!(near(steps.last().expect("a step").1, shipped("ulysses")), "{steps:?}");
+}
+
+#[needs(tpu)]
+fn the_first_advice_is_the_published_change() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("better.yml");
+    let answer = why("tensor-gathered-ffn", &path);
+    assert!(best(&answer).0.starts_with("tensors: without \"*ff.hidden\""), "{:?}", best(&answer));
+    let answer = why("rope-gathered", &path);
+    assert_eq!(best(&answer).0, "exchange: rope: local");
+}
+
+/// What is shipped to be used is not to be mended: no change gains more than a hundredth, or it leads to what is shipped.
+#[needs(tpu)]
+fn advice_on_a_shipped_layout_is_a_shipped_layout() {
+    let cases: &[(&str, &[&str])] = &[
+        ("sequence", &["--target", TARGET]),
+        ("ulysses", &["--target", TARGET]),
+        ("ring", &["--target", TARGET]),
+        ("hybrid", &["--target", TARGET]),
+        ("cfg-ulysses", &["--target", TARGET, "--mesh", "cfg=2,context=4"]),
+        ("tensor", &["--target", SMALL, "--mesh", "cfg=2,context=2,tensor=2"]),
+        ("fsdp-ulysses", &["--target", SMALL]),
+    ];
+    let named: Vec<&str> = cases.iter().map(|(layout, _)| *layout).collect();
+    // These exchange nothing in a block.
+    let exchanging = shipped_layouts().filter(|layout| !["replicated", "cfg"].contains(layout));
+    assert_eq!(named, exchanging.collect::<Vec<_>>(), "every layout to be used, and no other");
+    let ulysses = shipped("ulysses");
+    let mut exchanged = Vec::new();
+    for (layout, more) in cases {
+        let answer = asked(layout, more);
+        let Some(first) = answer["advice"].as_array().expect("a list").first() else { continue };
+        let cost = |n: usize| first["cost"][n].as_f64().expect("a cost");
+        if cost(1) >= cost(0) * 0.99 {
+            continue;
+        }
+        let (change, bytes) = best(&answer);
+        let shipped = change == "exchange: kind: ulysses" && (bytes / ulysses - 1.0).abs() < 0.01;
+        assert!(shipped, "{layout}: {change}: {} to {}", cost(0), cost(1));
+        exchanged.push(*layout);
+    }
+    assert_eq!(exchanged, ["sequence", "ring", "hybrid"]);
+}
