@@ -1,6 +1,8 @@
 //! Compiling the published model's programs for TPUs with none at hand.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use ltx2::analysis::{Module, Report, report};
@@ -96,6 +98,10 @@ fn optimized(machine: &Machine, network: &Network) -> (OptimizedProgram, Compile
     let key: String = Sha256::digest(key.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
     let file = |suffix: &str| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{key}.{suffix}"));
     let (program_file, figures_file) = (file("pb"), file("json"));
+    // Tests that run at the same time compile a program once.
+    static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default().clone();
+    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     let known = std::fs::read(&program_file).ok().zip(std::fs::read(&figures_file).ok());
     if let Some((bytes, (format, memory, seconds))) =
         known.and_then(|(bytes, figures)| Some((bytes, serde_json::from_slice(&figures).ok()?)))

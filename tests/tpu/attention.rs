@@ -9,6 +9,7 @@ use ltx2::analysis::Stored;
 use ltx2::dtype::DType;
 use ltx2::hlo::{Builder, Type, Value};
 use ltx2::kernels::{Kernel, Partial, Tpu, attention};
+use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::OptionValue;
 use ltx2::runtime::{EngineOptions, Target};
 
@@ -110,36 +111,55 @@ fn ulysses_on_v5p() {
     judge("ulysses", "tpu:v5p:2x2x2", None, 0.45);
 }
 
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn ulysses_on_tpu7x() {
     judge("ulysses", "tpu:tpu7x:2x2x1", None, 0.45);
 }
 
 /// Here most of the temporaries are the weights that a block gathers, some of them while attention runs.
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn fsdp_ulysses_on_v6e() {
     judge("fsdp-ulysses", "tpu:v6e:2x4", None, 0.9);
 }
 
-/// Every layout's manual regions take the kernel.
+fn takes_the_kernel(layouts: &[(&'static str, &'static str, &'static str)]) {
+    for &(layout, mesh, target) in layouts {
+        let done = compiled(Case { layers: Some(2), ..Case::denoise(layout, mesh, target) });
+        let found = kernels(&done);
+        eprintln!("{layout} {target}: {found} kernels, {:?}", done.memory);
+        assert!(found >= CALLS, "{layout}: {found} kernels");
+    }
+}
+
+/// The manual regions that budgets do not look at take the kernel.
 #[needs(tpu)]
+fn rings_compile_with_the_kernel() {
+    takes_the_kernel(&[("ring", "context=8", "tpu:v5p:2x2x2"), ("hybrid", "context=8", "tpu:v5p:2x2x2")]);
+}
+
+/// Every layout's do.
+#[needs(tpu, full)]
 fn every_layout_compiles_with_the_kernel() {
-    let layouts = [
+    takes_the_kernel(&[
         ("replicated", "data=1", "tpu:v5p:2x2x1"),
         ("cfg", "cfg=2", "tpu:v5p:2x2x1"),
         ("cfg-ulysses", "cfg=2,context=4", "tpu:v5p:2x2x2"),
         ("sequence", "context=8", "tpu:v5p:2x2x2"),
         ("rope-gathered", "context=8", "tpu:v5p:2x2x2"),
-        ("ring", "context=8", "tpu:v5p:2x2x2"),
-        ("hybrid", "context=8", "tpu:v5p:2x2x2"),
         ("tensor", "tensor=8", "tpu:v6e:2x4"),
         ("tensor", "cfg=2,context=2,tensor=2", "tpu:v6e:2x4"),
         ("fsdp-ulysses", "context=8", "tpu:v5e:2x4"),
-    ];
-    for (layout, mesh, target) in layouts {
-        let done = compiled(Case { layers: Some(2), ..Case::denoise(layout, mesh, target) });
-        let found = kernels(&done);
-        eprintln!("{layout} {target}: {found} kernels, {:?}", done.memory);
-        assert!(found >= CALLS, "{layout}: {found} kernels");
+    ]);
+}
+
+/// Seconds on an idle machine: loops of all blocks, and the split decoder.
+#[needs(tpu, full)]
+fn the_compiler_takes_no_longer_than_it_did() {
+    let loops = [("ulysses", "tpu:v5p:2x2x2"), ("ulysses", "tpu:tpu7x:2x2x1"), ("fsdp-ulysses", "tpu:v6e:2x4")];
+    let decoder = Case { program: ProgramKind::VideoDecoder, ..Case::denoise("fsdp-ulysses", "context=8", "tpu:v6e:2x4") };
+    let limits = loops.map(|(layout, target)| (Case::denoise(layout, "context=8", target), 60.0));
+    for (case, limit) in limits.into_iter().chain([(decoder, 600.0)]) {
+        let seconds = compiled(case).seconds;
+        assert!(seconds <= limit, "{case:?}: compiled in {seconds:.0} s");
     }
 }

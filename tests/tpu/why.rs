@@ -52,7 +52,7 @@ fn shipped(layout: &str) -> f64 {
     figures["collectives"]["per_layer_bytes"].as_f64().expect("bytes")
 }
 
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn the_best_advice_again_and_again_leads_to_ulysses() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |n: usize| dir.path().join(format!("{n}.yml"));
@@ -90,7 +90,7 @@ fn the_first_advice_is_the_published_change() {
 }
 
 /// What is shipped to be used is not to be mended: no change gains more than a hundredth, or it leads to what is shipped.
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn advice_on_a_shipped_layout_is_a_shipped_layout() {
     let cases: &[(&str, &[&str])] = &[
         ("sequence", &["--target", TARGET]),
