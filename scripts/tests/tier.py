@@ -109,7 +109,7 @@ TIERS["test-full"] = (
 )
 
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
-IGNORED = re.compile(r"^test (\S+) +\.\.\. ignored(?:, (.*))?$")
+IGNORED = re.compile(r"^test (\S+) +\.\.\. ignored(?:, (.*)| \((.*)\))?$")
 FAILED = re.compile(r"^test (\S+).*\.\.\. FAILED$")
 
 
@@ -135,7 +135,7 @@ def run(step, required, counts, reasons, failures):
                 seen = True
                 counts.update(dict(zip(["passed", "failed", "ignored"], map(int, result.groups()))))
             if ignored := IGNORED.match(line):
-                reasons[ignored[2] or "marked so"] += 1
+                reasons[ignored[2] or ignored[3] or "marked so"] += 1
             if failed := FAILED.match(line):
                 failures.append(f"{step.name} {failed[1]}")
             if not testing or not line.startswith("test ") or " ... ok" not in line:

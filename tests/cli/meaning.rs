@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::support::{self, needs};
+use crate::support::{self, full, needs};
 use hear::hear;
 use ltx2::config::{Given, Job, load};
 use ltx2::media::read_png;
@@ -149,8 +149,8 @@ impl Score {
 #[needs(cpu)]
 fn clips_follow_their_prompts() {
     let mut studio = Studio::open("nano", &[]);
-    let score = studio.score(&prompts()[..16], |_| ());
-    score.tell("16 held-out prompts");
+    let score = studio.score(&prompts()[..if full() { 16 } else { 4 }], |_| ());
+    score.tell("held-out prompts");
     score.must_be_good();
 }
 
@@ -232,7 +232,7 @@ fn a_given_frame_moves_as_the_prompt_says() {
 }
 
 /// A second stage of four times the pixels shows the same.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn two_stages_follow_their_prompts() {
     let mut studio = Studio::open("nano_two_stage", &[]);
     let score = studio.score(&prompts()[3..5], |_| ());

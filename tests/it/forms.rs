@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::support::rope::{ROPES, rope};
-use crate::support::{cases, cpu, needs, quick, relative_l2, run_case};
+use crate::support::{cases, cpu, full, needs, quick, relative_l2, run_case};
 use half::bf16;
 use ltx2::dtype::DType;
 use ltx2::kernels::Kernel;
@@ -68,7 +68,7 @@ fn forms_of_equal_value_agree() {
         (RunComponent::Connectors, "connectors"),
         (RunComponent::VideoDecoder, "video-decoder"),
     ] {
-        for case in cases(folder).into_iter().take(4) {
+        for case in cases(folder).into_iter().take(if full() { 4 } else { 2 }) {
             let [want, of_cuda, of_tpu] = [plain, cuda, tpu].map(|lowering| {
                 run_case(
                     &client,

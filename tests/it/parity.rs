@@ -3,12 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{Case, cases, cpu, needs, relative_l2, run_case};
+use crate::support::{Case, cases, cpu, needs, optimized, quick, relative_l2, run_case};
 use ltx2::dtype::DType;
 use ltx2::nn::{Build, Lowering, Numerics};
 use ltx2::pipeline::run::RunComponent;
 use ltx2::pjrt::Client;
-use ltx2::runtime::EngineOptions;
 use ltx2::tensor::Tensor;
 
 /// Largest distance in f32.
@@ -31,14 +30,17 @@ fn run(
     inputs: BTreeMap<String, Tensor>,
     how: &Build,
 ) -> BTreeMap<String, Tensor> {
-    run_case(client, component, case, inputs, EngineOptions::default(), how)
+    run_case(client, component, case, inputs, quick(), how)
 }
 
 /// Checks every output of every case of a component.
 fn parity(component: RunComponent, folder: &str, outputs: &[&str]) {
     let client = cpu(1);
-    for case in cases(folder) {
-        let got = run(&client, component, &case, case.inputs.clone(), &build(DType::F32, Numerics::Default));
+    for (n, case) in cases(folder).into_iter().enumerate() {
+        // The first as users compile it, with LLVM's optimizations.
+        let options = if n == 0 { optimized() } else { quick() };
+        let how = build(DType::F32, Numerics::Default);
+        let got = run_case(&client, component, &case, case.inputs.clone(), options, &how);
         for name in outputs {
             let distance = case.distance(name, &got[*name]);
             eprintln!("{} {name}: {distance:.1e}", case.name);

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::support::{cases, cpu, dumped, generate, needs, open, request};
+use crate::support::{Case, cases, cpu, dumped, full, generate, needs, open, request};
 use ltx2::analysis::Module;
 use ltx2::dtype::DType;
 use ltx2::models::transformer::TransformerConfig;
@@ -46,7 +46,9 @@ fn every_pipeline_case_agrees_with_the_reference() {
 #[needs(cpu)]
 fn bf16_stays_within_the_reference_s_own_spread() {
     let client = cpu(1);
-    for case in cases("pipeline") {
+    // One of each generation; in full all.
+    let chosen = |case: &Case| full() || ["tiny_a_cfg", "tiny_2_3_guided"].iter().any(|name| case.name.ends_with(name));
+    for case in cases("pipeline").into_iter().filter(chosen) {
         let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
         let request = request(&case, &models);
         let generated = generate(&models, &mut stages, &request, &settings(DType::BF16, None));
@@ -83,7 +85,7 @@ fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
 
     let statistics = stages.engine().statistics();
     for (name, s) in &statistics {
-        assert_eq!(s.compiles, 1, "{name} was compiled {} times", s.compiles);
+        assert_eq!(s.compiles + s.cache_hits, 1, "{name}: {s:?}");
     }
     // Five requests, each with a positive and a negative prompt in one execution.
     assert_eq!(statistics["text_encoder"].executions, 5);

@@ -93,9 +93,14 @@ impl Need {
             Need::Jax => {
                 std::env::var_os("LTX2_JAX_FLASH").is_none().then(|| "no kernels by JAX: `make test-mosaic`".into())
             }
-            Need::Full => std::env::var_os("LTX2_TEST_FULL").is_none().then(|| "runs in `make test-full`".into()),
+            Need::Full => (!full()).then(|| "runs in `make test-full`".into()),
         }
     }
+}
+
+/// Whether `make test-full` runs: whole products in place of pairs.
+pub fn full() -> bool {
+    std::env::var_os("LTX2_TEST_FULL").is_some()
 }
 
 /// NVIDIA GPUs of this machine.

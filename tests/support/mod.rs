@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 
+#[allow(unused_imports)] // As above.
+pub use harness::full;
 use ltx2::dtype::DType;
 use ltx2::models::Network;
 use ltx2::models::connectors::{self, ConnectorsConfig};
