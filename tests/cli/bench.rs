@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Output;
 use std::rc::Rc;
 
-use crate::support::{self, cpu, needs, relative_l2};
+use crate::support::{self, QUICK, cpu, needs, relative_l2};
 use ltx2::analysis::{Module, report};
 use ltx2::config::Config;
 use ltx2::dtype::DType;
@@ -22,7 +22,7 @@ use ltx2::sampling::guidance::Branch;
 use ltx2::tensor::Tensor;
 use serde_json::Value;
 
-const SMALL: [&str; 8] = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "2"];
+const SMALL: [&str; 10] = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "2", "--set", QUICK];
 
 /// Runs in a folder of its own, so that no model lies there.
 fn ltx2(dir: &Path, arguments: &[&str]) -> Output {
@@ -240,7 +240,7 @@ const PROGRAMS: [&str; 9] = [
 fn the_programs_of_a_run_are_timed_and_compared() {
     let dir = tempfile::tempdir().expect("a folder");
     let model = ["-c", "nano_2_0", "--model", "nano", "--weights", "random"];
-    let set = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=3"];
+    let set = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=3", QUICK];
     let set: Vec<&str> = set.iter().flat_map(|s| ["--set", s]).collect();
     let common = [&model[..], &set].concat();
     let bench = |more: &[&str]| ltx2(dir.path(), &[&["bench", "--platform", "cpu"], &common[..], more].concat());

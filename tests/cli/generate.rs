@@ -59,7 +59,7 @@ fn short(out: &Path, more: &[&str]) -> Vec<String> {
     let (model, out) = (model.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
     let base = ["generate", "-c", "nano_2_0", "--model", model, "--platform", "cpu", "-o", out, "-p", "a red ball"];
     let small = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "3"];
-    base.iter().chain(&small).chain(more).map(|s| (*s).to_string()).collect()
+    base.iter().chain(&small).chain(&["--set", QUICK]).chain(more).map(|s| (*s).to_string()).collect()
 }
 
 fn refs(arguments: &[String]) -> Vec<&str> {
@@ -78,7 +78,7 @@ fn a_2_3_model_gives_sound_at_48_khz() {
     succeed(&["init", "--preset", "nano_2_3", "--seed", "3", &model]);
     let run = ["generate", "-c", "nano_2_3", "-p", "a red ball", "--platform", "cpu", "--model", &model, "-o", &out];
     let size = ["--width", "64", "--height", "64", "--num-frames", "9", "--steps", "2", "--max-sequence-length", "128"];
-    let quick = ["--set", &wav, "--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
+    let quick = ["--set", &wav, "--set", QUICK];
     succeed(&[&run[..], &size, &quick].concat());
     let header = std::fs::read(path("a.wav")).expect("sound");
     assert_eq!(u32::from_le_bytes(header[24..28].try_into().expect("four bytes")), 48000);

@@ -69,6 +69,7 @@ impl Run<'_> {
 
 fn settings(model: &str, pipeline: &str, more: &[&str]) -> Vec<String> {
     let base = [
+        &format!("runtime.compile_cache={}", support::programs().display()),
         &format!("model.path={model}"),
         &format!("pipeline={pipeline}"),
         "runtime.platform=cpu",

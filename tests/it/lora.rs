@@ -313,9 +313,13 @@ fn generate_takes_updates() {
         let base = ["generate", "--model", "tests/fixtures/models/tiny_a", "--platform", "cpu", "-p", "a red ball"];
         let small = ["--width", "64", "--height", "64", "--num-frames", "9", "--steps", "2", "--set"];
         let mut command = support::ltx2();
-        command.args(base).args(small).arg("request.max_sequence_length=32").arg("-o").arg(&out).args(more);
-        // One program serves all three.
-        command.env("LTX2_COMPILE_CACHE", dir.path().join("programs"));
+        command
+            .args(base)
+            .args(small)
+            .args(["request.max_sequence_length=32", "--set", support::QUICK])
+            .arg("-o")
+            .arg(&out)
+            .args(more);
         let done = command.output().expect("the binary runs");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         let text = std::fs::read_to_string(out.with_extension("json")).expect("a sidecar");
