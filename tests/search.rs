@@ -97,7 +97,7 @@ fn the_winner_is_no_slower_than_any_shipped_layout() {
     if !libtpu() {
         return;
     }
-    // Results are kept between runs, by everything that they depend on.
+    // Modules are kept between runs, by everything that they depend on; figures are read anew.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("search");
     let mut command = common::ltx2();
     command.args(["experiment", "--search", "--target", "tpu:v6e:2x2", "--shape", "256x192x25", "-c", "nano_2_0"]);
