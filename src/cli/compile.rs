@@ -3,15 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
-use super::compile_report::{json, table};
+use super::compile_report::table;
 use super::generate::prepare_libtpu;
 use super::{UsageError, print};
-use crate::config::load;
+use crate::config::{Config, load};
 use crate::pipeline::PipelineError;
 use crate::pipeline::compile::{CompileOptions, compile};
+use crate::pipeline::figures::json;
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::pjrt::discover::Kind;
-use crate::runtime::Target;
+use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
+use crate::runtime::{ModuleStore, Target};
 
 /// Compiles a program for devices that need not be there, and says what it holds, moves and takes.
 #[derive(clap::Args, Clone, Debug)]
@@ -40,6 +42,9 @@ pub struct Args {
     /// Keeps the compiled programs for runs with `runtime.compile_cache: DIR`
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
+    /// Stores optimized modules in a folder, and analyses one that is there without compiling
+    #[arg(long, value_name = "DIR", conflicts_with = "save")]
+    modules: Option<PathBuf>,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -58,24 +63,21 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     args.model.add(&mut given);
     args.placement.add(&mut given);
     let loaded = load(&given)?;
-    if target.kind() == Kind::Tpu {
-        prepare_libtpu(&loaded.config);
-    }
-    if target.kind() == Kind::Tpu && !crate::pjrt::prepare_absent_tpus() {
-        let message = "compiling for TPUs needs TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 set";
-        return Err(UsageError(message.into()).into());
-    }
     let config = &loaded.config;
+    prepare_tpus(config, std::slice::from_ref(&args.target))?;
     let kinds = match (args.program, &args.save) {
         (Some(kind), _) => vec![kind],
         (None, None) => vec![ProgramKind::default()],
         (None, Some(_)) => Programs::of(config, None)?.kinds().collect(),
     };
+    let modules = args.modules.as_deref().map(ModuleStore::new);
     let mut figures = Vec::new();
     let mut shortage = None;
     for kind in kinds {
         let (layers, dump, save) = (args.layers, args.dump_hlo.as_deref(), args.save.as_deref());
-        let done = compile(config, &CompileOptions { target: target.clone(), kind, layers, dump, save })?;
+        let (chip, modules) = (None, modules.as_ref());
+        let options = CompileOptions { target: target.clone(), kind, layers, dump, save, chip, modules };
+        let done = compile(config, &options)?;
         if !to_stdout(args.json.as_deref()) {
             let space = if figures.is_empty() { "" } else { "\n" };
             print(&format!("{space}{}", table(&done, &target)))?;
@@ -93,6 +95,23 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     match shortage {
         None => Ok(()),
         Some(shortage) => Err(PipelineError::TooLarge(shortage.to_string()).into()),
+    }
+}
+
+/// Sets this process up for targets of which some may be TPUs, before anything has started a thread. Children find it in
+/// their environment.
+///
+/// # Errors
+/// A thread runs already, and the environment lacks something.
+pub(super) fn prepare_tpus(config: &Config, targets: &[String]) -> anyhow::Result<()> {
+    let is_tpu = |name: &String| name.parse().is_ok_and(|t: Target| t.kind() == Kind::Tpu);
+    if !targets.iter().any(is_tpu) {
+        return Ok(());
+    }
+    prepare_libtpu(config);
+    match prepare_absent_tpus() {
+        true => Ok(()),
+        false => Err(UsageError(TPUS_UNPREPARED.into()).into()),
     }
 }
 

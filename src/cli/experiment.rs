@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
-use super::generate::prepare_libtpu;
+use super::compile::prepare_tpus;
 use super::{UsageError, print};
-use crate::config::{Case, load, read_experiment};
+use crate::config::{Case, Given, load, read_experiment};
 use crate::lab::search::{Quest, found, search, summary};
 use crate::lab::{Options, Row, default_jobs, experiment, page, ranked, table};
 use crate::pipeline::programs::Programs;
-use crate::pjrt::discover::Kind;
 use crate::runtime::Target;
 
-/// Compiles the cases of a YAML file, ranks them, and keeps every result: run it again and only what is missing is done.
+/// Compiles the cases of a YAML file and ranks them. Run again it compiles and measures only what is missing: what was
+/// compiled is kept as the compiler left it and analysed anew, what was measured is kept under the program that ran.
 /// With --search it looks for the fastest layout and mesh itself.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
@@ -26,7 +26,7 @@ pub struct Args {
     /// The experiment
     #[arg(value_name = "FILE.yml", required_unless_present = "search", conflicts_with = "search")]
     file: Option<PathBuf>,
-    /// Folder for results.jsonl and report.html
+    /// Folder for results.jsonl, report.html and what was compiled
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Also runs each case whose devices are present, with random weights
@@ -38,6 +38,9 @@ pub struct Args {
     /// Also repeats what failed before
     #[arg(long)]
     retry: bool,
+    /// Folder of optimized modules, which several experiments may share [default: modules, in that of the results]
+    #[arg(long, value_name = "DIR")]
+    modules: Option<PathBuf>,
     #[command(flatten)]
     search: SearchArgs,
     #[command(flatten)]
@@ -82,6 +85,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let options = Options {
         binary: std::env::current_exe()?,
         folder: args.output.clone(),
+        modules: args.modules.clone(),
         jobs: args.jobs.map_or_else(default_jobs, usize::from),
         measure: args.measure,
         retry: args.retry,
@@ -93,6 +97,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
     }
     let file = read_experiment(file)?;
+    let config = Given { file: Some(file.config.clone()), set: file.set.clone(), ..Given::default() };
+    let targets: Vec<String> = file.cases().into_iter().filter_map(|c| c.target).collect();
+    prepare_tpus(&load(&config)?.config, &targets)?;
     let rows = experiment(&file, &options).map_err(usage)?;
     report(&file.title, rows, &args.output)
 }
@@ -128,13 +135,7 @@ fn look(args: &Args, options: &Options) -> anyhow::Result<()> {
         return Err(usage(crate::lab::LabError::Capacity(name)));
     }
     let config = load(&given)?.config;
-    if target.kind() == Kind::Tpu {
-        prepare_libtpu(&config);
-        if !crate::pjrt::prepare_absent_tpus() {
-            let message = "compiling for TPUs needs TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 set";
-            return Err(UsageError(message.into()).into());
-        }
-    }
+    prepare_tpus(&config, std::slice::from_ref(&name))?;
     let blocks = Programs::of(&config, None)?.layers();
     let mut settings: Vec<String> = given.file.iter().flat_map(|c| ["-c".to_string(), c.clone()]).collect();
     settings.extend(given.set.iter().flat_map(|s| ["--set".to_string(), s.clone()]));

@@ -139,17 +139,9 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     1
 }
 
-/// An error and its causes on one line; a cause that the error already tells is not told again.
+/// An error and its causes on one line.
 pub fn one_line(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain().map(|c| c.to_string().split_whitespace().collect::<Vec<_>>().join(" ")) {
-        if line.is_empty() {
-            line = cause;
-        } else if !line.contains(&cause) {
-            line = format!("{line}: {cause}");
-        }
-    }
-    line
+    crate::pipeline::one_line(error.as_ref())
 }
 
 /// Writes results to stdout. A reader that has seen enough is no error.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
+use super::compile::prepare_tpus;
 use super::experiment::usage;
 use super::print;
 use crate::config::load;
@@ -49,9 +50,15 @@ pub struct Args {
     /// Writes the layout with the best change
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
-    /// Folder of what was compiled [default: beside the compile cache]
+    /// Folder of what was compiled [default: lab, in the compile cache]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Folder of optimized modules [default: modules, in that of what was compiled]
+    #[arg(long, value_name = "DIR")]
+    modules: Option<PathBuf>,
+    /// Also repeats what the compiler failed on before
+    #[arg(long)]
+    retry: bool,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -81,12 +88,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             scratch.path().to_path_buf()
         }
     };
+    prepare_tpus(&config, std::slice::from_ref(&args.target))?;
     let blocks = crate::pipeline::programs::Programs::of(&config, None)?.layers();
     let question = Question {
         settings: settings(args),
         given,
         target: args.target.clone(),
-        program: clap::ValueEnum::to_possible_value(&args.program).map_or_else(String::new, |v| v.get_name().into()),
+        program: args.program,
         layers: args.layers.unwrap_or(LAYERS.min(blocks)),
         collective: args.collective,
         budget: args.budget,
@@ -95,9 +103,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let options = Options {
         binary: std::env::current_exe()?,
         folder,
+        modules: args.modules.clone(),
         jobs: args.jobs.map_or_else(default_jobs, usize::from),
         measure: false,
-        retry: false,
+        retry: args.retry,
     };
     let answer = why(&question, &options).map_err(usage)?;
     let figures = format!("{}\n", serde_json::to_string_pretty(&json_of(&answer, &config.layout))?);

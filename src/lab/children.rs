@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, mpsc};
@@ -29,9 +30,15 @@ pub struct Done {
     pub result: Option<Value>,
     /// Its last message, where it did not succeed. A program that does not fit its devices has figures and a message.
     pub error: Option<String>,
+    /// Whether it ended by something inside of it, or not at all in its time; one that was interrupted did not crash.
+    pub crashed: bool,
     /// Seconds it took.
     pub seconds: f64,
 }
+
+/// Signals by which a user ends a process.
+const SIGINT: i32 = 2;
+const SIGTERM: i32 = 15;
 
 /// Memory that a compiler of the published model is given, in bytes: seen are 1.2 GB for TPUs.
 const MEMORY: u64 = 2_000_000_000;
@@ -129,7 +136,9 @@ fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) 
         Some(status) => Some(message(&log, status)),
         None => Some(format!("given up after {:.0} s", limit.as_secs_f64())),
     };
-    Ok(Done { result, error, seconds })
+    let interrupted = |s: &ExitStatus| s.signal().is_some_and(|n| [SIGINT, SIGTERM].contains(&n));
+    let crashed = status.is_none_or(|s| !matches!(s.code(), Some(0..=2)) && !interrupted(&s));
+    Ok(Done { result, error, crashed, seconds })
 }
 
 /// The last thing that a child said, on one line.
@@ -157,7 +166,7 @@ mod tests {
 
     #[test]
     fn what_crashes_or_hangs_is_one_case() {
-        let scripts = ["echo '{\"a\": 1}'", "echo error: no such >&2; exit 1", "kill -6 $$", "sleep 60"];
+        let scripts = ["echo '{\"a\": 1}'", "echo error: no such >&2; exit 1", "kill -6 $$", "sleep 60", "kill -2 $$"];
         let mut all = Vec::new();
         let limit = Duration::from_millis(700);
         run_tasks(Path::new("/bin/sh"), scripts.map(task).into(), &[None, None], limit, |task, done| {
@@ -171,6 +180,8 @@ mod tests {
         let message = |n: usize| all[n].1.error.clone().unwrap();
         assert!(message(2).contains("signal: 6"), "{}", message(2));
         assert_eq!(message(3), "given up after 1 s");
+        // What the user ends says nothing of the case.
+        assert_eq!(all.iter().map(|(_, done)| done.crashed).collect::<Vec<_>>(), [false, false, true, true, false]);
     }
 
     #[test]

@@ -19,6 +19,9 @@ pub enum LabError {
     /// Writing a result.
     #[error(transparent)]
     Write(#[from] crate::media::Error),
+    /// The optimized modules.
+    #[error("optimized modules: {0}")]
+    Modules(crate::runtime::cache::CacheError),
     /// Another process writes into the folder.
     #[error("{}: another run writes into this folder", .0.display())]
     Busy(PathBuf),

@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::children::{Done, Task, Variable, run_tasks};
+use super::compiler::{CompileTask, Compiler, digest};
 use super::error::Result;
 use super::figures::Figures;
 use super::store::{Record, Store, Work};
-use crate::config::{Case, Experiment, Given, load, read_layout_source};
-use crate::pjrt::discover::{self, Kind};
-use crate::runtime::{Target, platform};
+use crate::config::{Case, ConfigError, Experiment, Given, load, read_layout_source};
+use crate::pipeline::programs::ProgramKind;
+use crate::pjrt::discover::Kind;
+use crate::runtime::{CompileKey, Target, platform};
 
 /// How an experiment is run.
 #[derive(Clone, Debug)]
@@ -22,6 +23,8 @@ pub struct Options {
     pub binary: PathBuf,
     /// Folder of results.
     pub folder: PathBuf,
+    /// Folder of optimized modules, `modules` of the results' without.
+    pub modules: Option<PathBuf>,
     /// Cases that compile at a time.
     pub jobs: usize,
     /// Whether cases are run on the devices that are present.
@@ -136,23 +139,6 @@ fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     Ok(args)
 }
 
-/// A digest of everything that a result depends on: the merged configuration, the layout's text, the command, the
-/// plugin and this program. The plugin counts by its length, not by when it was installed: results go on on another
-/// machine with the same one. Constants that a chip was measured to have are part of what is predicted.
-pub(super) fn key(command: &[String], given: &Given, kind: Kind) -> Result<String> {
-    let config = load(given)?.config;
-    let layout = read_layout_source(&config.layout)?.to_yaml(&[]);
-    let plugin = discover::find(kind, None).found.first().and_then(|p| p.path.metadata().ok());
-    let plugin = plugin.map(|m| m.len());
-    let measured: Vec<String> = crate::analysis::CHIPS
-        .iter()
-        .filter(|c| command.iter().any(|word| word.split(':').any(|part| part == c.name)))
-        .filter_map(|c| Some(json!(c.calibrated().measured?).to_string()))
-        .collect();
-    let all = format!("{} {command:?} {} {layout} {plugin:?} {measured:?}", env!("CARGO_PKG_VERSION"), json!(config));
-    Ok(Sha256::digest(all.as_bytes()).iter().map(|b| format!("{b:02x}")).collect())
-}
-
 /// What `load` is given for a case.
 fn given(case: &Case, file: &Experiment) -> Result<Given> {
     let settings = settings(case, file)?;
@@ -165,49 +151,73 @@ fn given(case: &Case, file: &Experiment) -> Result<Given> {
 }
 
 /// The compilation of a case.
-fn compilation(case: &Case, file: &Experiment) -> Result<(Task, Target)> {
+fn compilation(case: &Case, file: &Experiment) -> Result<CompileTask> {
     let target = case.target.clone().unwrap_or_default();
     let parsed: Target = target.parse()?;
+    let program = ProgramKind::named(&file.program).map_err(ConfigError::Flag)?;
     let mut command = vec!["-q".to_string(), "compile".into(), "--json".into(), "-".into(), "--target".into(), target];
     command.extend(["--program".to_string(), file.program.clone()]);
     command.extend(file.layers.iter().flat_map(|n| ["--layers".to_string(), n.to_string()]));
     command.extend(settings(case, file)?);
-    let key = key(&command, &given(case, file)?, parsed.kind())?;
-    Ok((Task { key, label: label(case, file), command }, parsed))
+    let given = given(case, file)?;
+    // A wrong layout is the file's mistake, not a row.
+    read_layout_source(&load(&given)?.config.layout)?;
+    Ok(CompileTask { label: label(case, file), given, target: parsed, program, layers: file.layers, command })
 }
+
+/// How a case is measured: part of what its result is kept under.
+const MEASURED: [&str; 6] = ["--weights", "random", "--programs", "denoise", "--runs", "3"];
 
 /// A case on the devices themselves.
 #[derive(Clone)]
 struct Measurement {
+    /// The program that runs.
+    identity: CompileKey,
     /// Random weights, steps of the denoising loop alone.
     run: Task,
     /// The loop's program into the compile cache, where there is one.
     ahead: Option<Task>,
 }
 
-/// The measurement of a case, on the mesh that was compiled for.
-fn measurement(case: &Case, file: &Experiment, target: &Target, mesh: &BTreeMap<String, usize>) -> Result<Measurement> {
+/// The measurement of a compiled case, on the mesh that was compiled for; none where the whole program cannot be written.
+fn measurement(
+    compiler: &mut Compiler,
+    compiled: &CompileTask,
+    case: &Case,
+    file: &Experiment,
+    mesh: &BTreeMap<String, usize>,
+) -> Result<Option<Measurement>> {
     let axes: Vec<String> = mesh.iter().map(|(axis, size)| format!("{axis}={size}")).collect();
     let mesh = if axes.is_empty() { "data=1".into() } else { axes.join(",") };
     let case = &Case { mesh: Some(mesh), ..case.clone() };
-    let mut command: Vec<String> =
-        ["-q", "bench", "--json", "-", "--weights", "random", "--programs", "denoise", "--runs", "3", "--platform"]
-            .map(str::to_string)
-            .into();
-    command.push(target.kind().name().into());
+    let (given, target) = (given(case, file)?, &compiled.target);
+    let config = load(&given)?.config;
+    let whole = CompileTask { given, program: ProgramKind::Denoise, layers: None, ..compiled.clone() };
+    let identity = match compiler.key(&whole)? {
+        Ok(identity) => identity,
+        Err(why) => {
+            tracing::warn!("{} cannot be measured: {why}", compiled.label);
+            return Ok(None);
+        }
+    };
+    // Noise levels are inputs of the program; how many there are says what a run is.
+    let key = digest(&json!([identity, MEASURED, config.sampler.steps, config.sampler.sigmas]));
+    let mut command: Vec<String> = ["-q", "bench", "--json", "-"].map(str::to_string).into();
+    command.extend(MEASURED.map(str::to_string));
+    command.extend(["--platform".to_string(), target.kind().name().into()]);
     command.extend(settings(case, file)?);
-    let key = key(&command, &given(case, file)?, target.kind())?;
-    let ahead = match load(&given(case, file)?)?.config.compile_cache() {
+    let ahead = match config.compile_cache() {
         Some(cache) if target.kind() == Kind::Cuda => {
             let words = ["-q", "compile", "--json", "-", "--program", "denoise", "--target"].map(str::to_string);
             let mut command = Vec::from(words);
             command.extend([target.to_string(), "--save".into(), cache.display().to_string()]);
             command.extend(settings(case, file)?);
-            Some(Task { key: format!("{key} ahead"), label: format!("{} ahead", label(case, file)), command })
+            Some(Task { key: format!("{key} ahead"), label: format!("{} ahead", compiled.label), command })
         }
         _ => None,
     };
-    Ok(Measurement { run: Task { key, label: format!("{} measured", label(case, file)), command }, ahead })
+    let run = Task { key, label: format!("{} measured", compiled.label), command };
+    Ok(Some(Measurement { identity, run, ahead }))
 }
 
 /// A worker for every GPU, which sees it before the others: the compiler times its kernels on the first.
@@ -225,72 +235,68 @@ fn present(kind: Kind) -> bool {
     kind == Kind::Cpu || platform::hardware(kind).is_ok()
 }
 
-/// Keeps what came of a task.
-pub(super) fn keep(store: &mut Store, work: Work, task: Task, done: Done) -> Result<()> {
-    let Task { key, label, command } = task;
-    store.add(Record { key, work, label, command, seconds: done.seconds, result: done.result, error: done.error })
-}
-
-/// Runs what an experiment lacks of its results, and reads all of them.
+/// Compiles and runs what an experiment lacks, and reads all of it.
 ///
 /// # Errors
 /// A case that cannot be meant; a folder that cannot be written. A case that fails is a row.
 pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
     let cases = file.cases();
-    let compilations = cases.iter().map(|c| compilation(c, file)).collect::<Result<Vec<_>>>()?;
-    let mut store = Store::open(&options.folder)?;
-    let tasks = compilations.iter().map(|(t, _)| t.clone()).collect();
-    work(&mut store, Work::Compile, tasks, &options.workers(), file.timeout, options)?;
-    let mut measurements = vec![None; cases.len()];
-    for (n, (task, target)) in compilations.iter().enumerate() {
-        let compiled = store.get(&task.key).filter(|r| r.error.is_none());
-        if let Some(figures) = compiled.and_then(|r| r.result.as_ref()).and_then(Figures::of) {
-            measurements[n] = Some(measurement(&cases[n], file, target, &figures.mesh)?);
-        }
+    let tasks = cases.iter().map(|c| compilation(c, file)).collect::<Result<Vec<_>>>()?;
+    let mut compiler = Compiler::open(options)?;
+    let all = compiler.compile(&tasks, &options.workers(), file.timeout)?;
+    let mut measurements = Vec::new();
+    for ((case, task), compiled) in cases.iter().zip(&tasks).zip(&all) {
+        let figures = compiled.figures().filter(|_| compiled.error.is_none());
+        let mesh = figures.as_ref().map(|f| &f.mesh);
+        measurements.push(mesh.map(|m| measurement(&mut compiler, task, case, file, m)).transpose()?.flatten());
     }
+    let results = &mut compiler.results;
     if options.measure {
-        let here = compilations.iter().zip(&measurements).filter(|((_, target), _)| present(target.kind()));
-        let all: Vec<Measurement> = here.filter_map(|(_, m)| m.clone()).collect();
+        let here = tasks.iter().zip(&measurements).filter(|(task, _)| present(task.target.kind()));
+        let here: Vec<Measurement> = here.filter_map(|(_, m)| m.clone()).collect();
         // Most of a compilation is the host's work: as many at a time as there are GPUs. What fails is said where it runs.
-        let open = all.iter().filter(|m| !is_known(&store, &m.run, options));
+        let open = here.iter().filter(|m| !is_known(results, &m.run, options));
         let ahead: Vec<Task> = open.filter_map(|m| m.ahead.clone()).collect();
         let workers = workers_of_gpus();
         if workers.len() > 1 && ahead.len() > 1 {
-            work(&mut store, Work::Ahead, ahead, &workers, file.timeout, options)?;
+            work(results, Work::Ahead, ahead, &[], &workers, file.timeout, options)?;
         }
         // One at a time: they share the devices.
-        work(&mut store, Work::Measure, all.into_iter().map(|m| m.run).collect(), &[None], file.timeout, options)?;
+        let (runs, programs): (Vec<Task>, Vec<CompileKey>) = here.into_iter().map(|m| (m.run, m.identity)).unzip();
+        work(results, Work::Measure, runs, &programs, &[None], file.timeout, options)?;
     }
     // What was measured before, or on another machine, is shown without `--measure` too.
-    let rows = cases.into_iter().zip(compilations).zip(measurements).map(|((case, (task, _)), measurement)| {
-        let compiled = store.get(&task.key);
-        let measured = measurement.and_then(|m| store.get(&m.run.key));
+    let rows = cases.into_iter().zip(all).zip(measurements).map(|((case, compiled), measurement)| {
+        let measured = measurement.and_then(|m| results.get(&m.run.key));
         let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise_loop/median")?.as_f64());
-        let error = [compiled, measured].into_iter().flatten().find_map(|r| r.error.clone());
-        let figures = compiled.and_then(|r| r.result.as_ref()).and_then(Figures::of);
+        let figures = compiled.figures();
+        let error = compiled.error.or_else(|| measured.and_then(|r| r.error.clone()));
         Row { label: name(&case), case, figures, measured: seconds, error }
     });
     Ok(rows.collect())
 }
 
 /// Whether a task need not be done.
-fn is_known(store: &Store, task: &Task, options: &Options) -> bool {
-    store.get(&task.key).is_some_and(|r| r.error.is_none() || !options.retry)
+fn is_known(results: &Store, task: &Task, options: &Options) -> bool {
+    results.get(&task.key).is_some_and(|r| r.error.is_none() || !options.retry)
 }
 
-/// Runs the tasks that the store does not know.
-pub(super) fn work(
-    store: &mut Store,
+/// Runs the tasks that the log does not know; `programs` are those that they run, where that is said.
+fn work(
+    results: &mut Store,
     work: Work,
     tasks: Vec<Task>,
+    programs: &[CompileKey],
     workers: &[Variable],
     timeout: u64,
     options: &Options,
 ) -> Result<()> {
     let all = tasks.len();
     let mut open: Vec<Task> = Vec::new();
-    for task in tasks {
-        if !is_known(store, &task, options) && !open.iter().any(|t| t.key == task.key) {
+    let mut identities: BTreeMap<String, CompileKey> = BTreeMap::new();
+    for (n, task) in tasks.into_iter().enumerate() {
+        identities.extend(programs.get(n).map(|p| (task.key.clone(), p.clone())));
+        if !is_known(results, &task, options) && !open.iter().any(|t| t.key == task.key) {
             open.push(task);
         }
     }
@@ -301,25 +307,22 @@ pub(super) fn work(
     run_tasks(&options.binary, open, workers, Duration::from_secs(timeout), |task, done| {
         n += 1;
         tracing::info!("{n} of {count}: {}: {}", task.label, said(&done));
-        keep(store, work, task, done)
+        let Task { key, label, command } = task;
+        let identity = identities.get(&key).cloned();
+        let ran = done.result.as_ref().and_then(|r| r.pointer("/programs/denoise_loop/program/hash")?.as_str());
+        let other = ran.zip(identity.as_ref()).filter(|(ran, meant)| *ran != meant.program);
+        let error = done.error.or(other.map(|(ran, meant)| format!("program {ran} ran, not {}", meant.program)));
+        results.add(Record { key, work, label, command, seconds: done.seconds, identity, result: done.result, error })
     })
 }
 
-/// How a task ended, in a few words.
+/// How a measurement ended, in a few words.
 fn said(done: &Done) -> String {
     let seconds = format!("{:.0} s", done.seconds);
-    let step = |json: &Value| -> Option<String> {
-        if let Some(measured) = json.pointer("/programs/denoise_loop/median") {
-            return Some(format!("{:.3} ms a step measured", measured.as_f64()? * 1e3));
-        }
-        let figures = Figures::of(json)?;
-        let mb = figures.collectives.per_layer_bytes / 1e6;
-        let step = figures.all_blocks().map_or(String::new(), |p| format!("{:.2} ms a step, ", p.step));
-        Some(format!("{step}{mb:.1} MB a block"))
-    };
+    let step = |json: &Value| json.pointer("/programs/denoise_loop/median").and_then(Value::as_f64);
     match (&done.error, done.result.as_ref().and_then(step)) {
         (Some(error), _) => format!("{error} ({seconds})"),
-        (None, Some(step)) => format!("{step} ({seconds})"),
+        (None, Some(step)) => format!("{:.3} ms a step measured ({seconds})", step * 1e3),
         (None, None) => seconds,
     }
 }

@@ -1,11 +1,13 @@
 //! The laboratory: many programs compiled, timed, compared, and layouts mended by what the compiler says of them.
 //!
 //! Every case is a child process of this binary (`compile --json -`, `bench --json -`), so that a compiler that crashes
-//! or hangs costs one case. What is done is kept in [`Store`], a line a case, and never done twice.
+//! or hangs costs one case. Their optimized modules are stored and never compiled twice; figures are read from them anew
+//! each time. What came of every case is a line of [`Store`].
 
 mod agreement;
 mod candidates;
 mod children;
+mod compiler;
 mod difference;
 mod error;
 mod experiment;

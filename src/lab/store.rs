@@ -1,5 +1,5 @@
-//! Results on disk: a JSON line a piece of work, appended whole, so that a run that is killed loses only what it was
-//! doing.
+//! The log of results: a JSON line a piece of work, appended whole, so that a run that is killed loses only what it was
+//! doing. Only measurements are read back: figures of compiled programs are made anew from their modules.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::{LabError, Result};
+use crate::runtime::CompileKey;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -26,7 +27,8 @@ pub enum Work {
 /// A line: what came of a piece of work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Of everything that the result depends on.
+    /// Of everything that was done: of a compilation its command and program, of a measurement the program that ran and
+    /// how. The last line of a key holds.
     pub key: String,
     /// What was done.
     pub work: Work,
@@ -36,6 +38,9 @@ pub struct Record {
     pub command: Vec<String>,
     /// Seconds it took.
     pub seconds: f64,
+    /// What a program that was compiled or ran depends on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<CompileKey>,
     /// The figures; none where it failed.
     pub result: Option<Value>,
     /// The last message of what failed, or what does not fit.
@@ -113,6 +118,7 @@ mod tests {
             label: "a".into(),
             command: vec![],
             seconds: 1.0,
+            identity: None,
             result: None,
             error: Some("it\nended".into()),
         }

@@ -6,14 +6,13 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::candidates::{Candidate, candidates};
-use super::children::Task;
+use super::compiler::{CompileTask, Compiler};
 use super::difference::{Difference, difference};
 use super::error::{LabError, Result};
-use super::experiment::{Options, key, work};
+use super::experiment::Options;
 use super::figures::Figures;
-use super::store::{Store, Work};
 use crate::config::{Given, LayoutSource, load, read_layout_source};
-use crate::pjrt::discover::Kind;
+use crate::pipeline::programs::ProgramKind;
 use crate::runtime::Target;
 
 /// What is asked.
@@ -25,8 +24,8 @@ pub struct Question {
     pub settings: Vec<String>,
     /// The devices.
     pub target: String,
-    /// The program, as `--program` names it.
-    pub program: String,
+    /// The program.
+    pub program: ProgramKind,
     /// Blocks that are compiled.
     pub layers: usize,
     /// Only changes that could end this exchange, by its number from 1.
@@ -96,7 +95,7 @@ pub struct Answer {
     pub left: Vec<String>,
 }
 
-/// Answers. Layout files of the changes and results are kept in `options.folder`.
+/// Answers. Layout files of the changes, modules and results are kept in `options.folder`.
 ///
 /// # Errors
 /// What is wrong with configuration or layout; a program that does not compile as it is.
@@ -104,18 +103,15 @@ pub fn why(question: &Question, options: &Options) -> Result<Answer> {
     let target: Target = question.target.parse()?;
     let config = load(&question.given)?.config;
     let asked = read_layout_source(&config.layout)?;
-    let mut store = Store::open(&options.folder)?;
-    let lab = Lab { question, options, kind: target.kind() };
+    let mut compiler = Compiler::open(options)?;
+    let lab = Lab { question, options, target };
     // A copy under the name of its contents, so that equal layouts are compiled once whatever their files are called.
     let (source, path) = lab.write(&asked)?;
-    let task = lab.task(&path, &config.layout)?;
-    work(&mut store, Work::Compile, vec![task.clone()], &[None], question.timeout, options)?;
-    let figures = |task: &Task| -> std::result::Result<Figures, String> {
-        let record = store.get(&task.key).ok_or("not compiled")?;
-        let figures = record.result.as_ref().and_then(Figures::of);
-        figures.ok_or_else(|| record.error.clone().unwrap_or_else(|| "no figures".into()))
-    };
-    let base = figures(&task).map_err(LabError::Base)?;
+    let task = lab.task(&path, &config.layout);
+    let compiled = compiler.compile(std::slice::from_ref(&task), &[None], question.timeout)?;
+    let no_figures = |error: Option<String>| error.unwrap_or_else(|| "no figures".into());
+    let base = compiled.into_iter().next().unwrap_or_default();
+    let base = base.figures().ok_or_else(|| LabError::Base(no_figures(base.error)))?;
     let mut all = candidates(&source, &base, LEAST_GAIN);
     if let Some(number) = question.collective {
         if number == 0 || number > base.collectives.list.len() {
@@ -128,17 +124,13 @@ pub fn why(question: &Question, options: &Options) -> Result<Answer> {
     let mut tasks = Vec::new();
     for c in &all {
         let (_, path) = lab.write(&c.layout)?;
-        tasks.push(lab.task(&path, &c.change)?);
+        tasks.push(lab.task(&path, &c.change));
     }
-    work(&mut store, Work::Compile, tasks.clone(), &options.workers(), question.timeout, options)?;
+    let compiled = compiler.compile(&tasks, &options.workers(), question.timeout)?;
     let mut answer = Answer { base, advice: vec![], useless: vec![], refused: vec![], left };
-    for (candidate, task) in all.iter().zip(&tasks) {
-        let known = store.get(&task.key);
-        match known.and_then(|r| r.result.as_ref()).and_then(Figures::of) {
-            None => {
-                let why = known.and_then(|r| r.error.clone()).unwrap_or_else(|| "no figures".into());
-                answer.refused.push((candidate.change.clone(), why));
-            }
+    for (candidate, compiled) in all.iter().zip(compiled) {
+        match compiled.figures() {
+            None => answer.refused.push((candidate.change.clone(), no_figures(compiled.error))),
             Some(f) if !f.fits() => answer.refused.push((candidate.change.clone(), "does not fit the devices".into())),
             Some(f) => {
                 let advice = advised(candidate, &answer.base, &f);
@@ -202,7 +194,7 @@ fn name_as_asked(base: &mut Figures, asked: &LayoutSource, copy: &LayoutSource) 
 struct Lab<'a> {
     question: &'a Question,
     options: &'a Options,
-    kind: Kind,
+    target: Target,
 }
 
 impl Lab<'_> {
@@ -216,17 +208,18 @@ impl Lab<'_> {
         Ok((read_layout_source(&path.to_string_lossy())?, path))
     }
 
-    fn task(&self, layout: &Path, label: &str) -> Result<Task> {
+    fn task(&self, layout: &Path, label: &str) -> CompileTask {
         let q = self.question;
         let layout = layout.to_string_lossy().into_owned();
         let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
-        command.extend([q.target.clone(), "--program".into(), q.program.clone()]);
+        command.extend([q.target.clone(), "--program".into(), q.program.flag()]);
         command.extend(["--layers".to_string(), q.layers.to_string()]);
         command.extend(q.settings.iter().cloned());
         command.extend(["--layout".to_string(), layout.clone()]);
         let mut given = q.given.clone();
         given.flags.retain(|f| f.path != "layout");
         given.flag("layout", "layout", Some(layout));
-        Ok(Task { key: key(&command, &given, self.kind)?, label: label.into(), command })
+        let (target, program, layers) = (self.target.clone(), q.program, Some(q.layers));
+        CompileTask { label: label.into(), given, target, program, layers, command }
     }
 }

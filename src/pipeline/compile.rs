@@ -7,14 +7,17 @@ use std::time::Instant;
 use super::error::{PipelineError, Result};
 use super::programs::{ProgramKind, Programs};
 use super::request;
-use crate::analysis::{self, Module, Predicted, Report};
+use crate::analysis::{self, Chip, Module, Predicted, Report};
 use crate::config::{Config, shipped_layouts};
 use crate::hlo::Mesh;
 use crate::models::Network;
 use crate::nn::{Build, Placement};
-use crate::pjrt::CompiledMemory;
 use crate::pjrt::discover::Kind;
-use crate::runtime::{EngineOptions, Machine, RuntimeError, Target, parts};
+use crate::pjrt::{CompiledMemory, Error};
+use crate::runtime::{
+    CompileKey, CompileOutcome, Compiled, EngineOptions, Machine, ModuleStore, RuntimeError, StoredModule, Target,
+    parts,
+};
 
 /// Blocks of the reduced program that stands for one that does not fit.
 const REDUCED: usize = 2;
@@ -30,8 +33,12 @@ pub struct CompileOptions<'a> {
     pub layers: Option<usize>,
     /// Folder for the program and what the compiler made of it.
     pub dump: Option<&'a Path>,
-    /// Compile cache that the program is kept in.
+    /// Compile cache that the program is kept in; it is compiled for that.
     pub save: Option<&'a Path>,
+    /// What times are predicted with; the target's chip, where it has one, without.
+    pub chip: Option<Chip>,
+    /// Optimized modules: one that is there is analysed in place of compiling, one that is not is added.
+    pub modules: Option<&'a ModuleStore>,
 }
 
 /// A program in the compile cache.
@@ -47,6 +54,8 @@ pub struct Saved {
 pub struct Compilation {
     /// The program.
     pub kind: ProgramKind,
+    /// What its module depends on, where modules are stored.
+    pub key: Option<CompileKey>,
     /// Its hash: a run of the same configuration on the same devices executes this program.
     pub hash: String,
     /// What the model was read from.
@@ -142,71 +151,166 @@ impl std::fmt::Display for Shortage {
     }
 }
 
-/// Compiles a program of a configuration. One that does not fit is not kept.
+/// Compiles a program of a configuration, or takes its module from [`CompileOptions::modules`], and analyses it. One that
+/// does not fit is not kept.
 ///
 /// # Errors
-/// What is wrong with configuration, model or layout; the compiler's message. A program that does not fit is no error
-/// here: see [`Compilation::shortage`].
+/// What is wrong with configuration, model or layout; the compiler's message, also of an earlier compilation. A program
+/// that does not fit is no error here: see [`Compilation::shortage`].
 pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
     let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
     let machine = machine.map_err(RuntimeError::from)?;
-    let config = &request::settled(config, options.target.kind().name(), &machine.version(), machine.devices.len());
-    let job = Job { config, options, machine: &machine };
-    let (slices, named) = (options.target.slices(), config.slices()?);
-    if slices != named && options.target.kind() == Kind::Tpu {
-        let message = format!("{} has {slices} slice(s), the mesh dcn.data = {named}", options.target);
-        return Err(PipelineError::Usage(format!("{message}: give --mesh dcn.data={slices},…")));
-    }
-    let build = job.build(config)?;
-    let used = build.layout.mesh.devices();
-    if used < machine.devices.len() {
-        let (layout, all) = (&config.layout, machine.devices.len());
-        let message = format!("layout {layout} uses {used} of the {all} devices of {}; give a --mesh", options.target);
-        return Err(PipelineError::Usage(message));
-    }
-    let network = programs.network(options.kind, &build)?;
-    let needed = needed(&network);
-    match machine.capacity.filter(|capacity| needed > *capacity) {
-        None => match job.run(&programs, &network, options.save) {
-            Err(PipelineError::Runtime(RuntimeError::Plugin(e))) if is_out_of_memory(&e.to_string()) => {
-                let what = format!("arguments and results of {} (and temporaries beside them)", options.kind.name());
-                tracing::debug!("{e}");
-                job.reduced(Shortage { needed, capacity: machine.capacity.unwrap_or(0), what, fitting: vec![] })
-            }
-            Err(e) => Err(e),
-            Ok(done) => match machine.capacity.filter(|capacity| done.memory.total > *capacity) {
-                None => Ok(done),
-                Some(capacity) => {
-                    let what = format!("arguments, results and temporaries of {}", options.kind.name());
-                    let needed = done.memory.total;
-                    Ok(Compilation {
-                        shortage: Some(Shortage { needed, capacity, what, fitting: job.fitting()? }),
-                        ..done
-                    })
-                }
-            },
-        },
-        Some(capacity) => {
-            let what = format!("arguments and results of {} alone", options.kind.name());
-            job.reduced(Shortage { needed, capacity, what, fitting: job.fitting()? })
-        }
-    }
+    Job { config: &settled(config, &machine), options, machine: &machine, compiles: true }.compilation(&programs)
+}
+
+/// As [`compile`], of stored modules alone; nothing is compiled.
+///
+/// # Errors
+/// As [`compile`]; [`PipelineError::NotCompiled`] where there is no module.
+pub fn analyse(config: &Config, options: &CompileOptions, machine: &Machine) -> Result<Compilation> {
+    let programs = Programs::of(config, options.layers)?;
+    Job { config: &settled(config, machine), options, machine, compiles: false }.compilation(&programs)
+}
+
+/// What the compiled program of a configuration depends on.
+///
+/// # Errors
+/// What is wrong with configuration, model or layout; a plugin that cannot be read.
+pub fn key(config: &Config, options: &CompileOptions, machine: &Machine, modules: &ModuleStore) -> Result<CompileKey> {
+    let job = Job { config: &settled(config, machine), options, machine, compiles: false };
+    let network = job.network(&Programs::of(config, options.layers)?)?;
+    job.key(&network, modules)
+}
+
+fn settled(config: &Config, machine: &Machine) -> Config {
+    request::settled(config, machine.target.kind().name(), &machine.version(), machine.devices.len())
 }
 
 struct Job<'a> {
     config: &'a Config,
     options: &'a CompileOptions<'a>,
     machine: &'a Machine,
+    /// Whether a program without a module is compiled.
+    compiles: bool,
+}
+
+struct Made {
+    module: StoredModule,
+    key: Option<CompileKey>,
+    executable: Option<Compiled>,
 }
 
 impl Job<'_> {
+    fn compilation(&self, programs: &Programs) -> Result<Compilation> {
+        let (options, machine) = (self.options, self.machine);
+        let network = self.network(programs)?;
+        let needed = needed(&network);
+        match machine.capacity.filter(|capacity| needed > *capacity) {
+            None => match self.run(programs, &network, options.save) {
+                Err(e) if is_out_of_memory(&e) => {
+                    let what =
+                        format!("arguments and results of {} (and temporaries beside them)", options.kind.name());
+                    tracing::debug!("{e}");
+                    self.reduced(Shortage { needed, capacity: machine.capacity.unwrap_or(0), what, fitting: vec![] })
+                }
+                Err(e) => Err(e),
+                Ok(done) => match machine.capacity.filter(|capacity| done.memory.total > *capacity) {
+                    None => Ok(done),
+                    Some(capacity) => {
+                        let what = format!("arguments, results and temporaries of {}", options.kind.name());
+                        let needed = done.memory.total;
+                        Ok(Compilation {
+                            shortage: Some(Shortage { needed, capacity, what, fitting: self.fitting()? }),
+                            ..done
+                        })
+                    }
+                },
+            },
+            Some(capacity) => {
+                let what = format!("arguments and results of {} alone", options.kind.name());
+                self.reduced(Shortage { needed, capacity, what, fitting: self.fitting()? })
+            }
+        }
+    }
+
+    /// The program, spread over all devices.
+    fn network(&self, programs: &Programs) -> Result<Network> {
+        let (config, target) = (self.config, &self.machine.target);
+        let (slices, named) = (target.slices(), config.slices()?);
+        if slices != named && target.kind() == Kind::Tpu {
+            let message = format!("{target} has {slices} slice(s), the mesh dcn.data = {named}");
+            return Err(PipelineError::Usage(format!("{message}: give --mesh dcn.data={slices},…")));
+        }
+        let build = self.build(config)?;
+        let (used, all) = (build.layout.mesh.devices(), self.machine.devices.len());
+        if used < all {
+            let message =
+                format!("layout {} uses {used} of the {all} devices of {target}; give a --mesh", config.layout);
+            return Err(PipelineError::Usage(message));
+        }
+        programs.network(self.options.kind, &build)
+    }
+
     fn build(&self, config: &Config) -> Result<Build> {
         let m = self.machine;
         request::build(config, m.devices.len(), m.target.kind().name(), &m.device_kind)
     }
 
-    /// Compiles, reads the result, and keeps it where it fits.
+    fn engine_options(&self, save: Option<&Path>) -> EngineOptions {
+        EngineOptions { compile_cache: save.map(Path::to_path_buf), ..request::engine_options(self.config) }
+    }
+
+    fn key(&self, network: &Network, modules: &ModuleStore) -> Result<CompileKey> {
+        let key = modules.key(self.machine, &network.program, &self.engine_options(None));
+        Ok(key.map_err(RuntimeError::from)?)
+    }
+
+    /// The module of a program, stored or compiled, with its key; the executable where it was compiled now.
+    fn module(&self, network: &Network, save: Option<&Path>) -> Result<Made> {
+        let compiled = || self.compiled(network, save);
+        let Some(modules) = self.options.modules else {
+            let (module, executable) = compiled()?;
+            return Ok(Made { module, key: None, executable: Some(executable) });
+        };
+        let key = self.key(network, modules)?;
+        let path = modules.path(&key);
+        match modules.get(&key).map_err(RuntimeError::from)? {
+            Some(CompileOutcome::Module(module)) if save.is_none() => {
+                if self.compiles {
+                    tracing::info!("{} is not compiled: its module is {}", self.options.kind.name(), path.display());
+                }
+                return Ok(Made { module, key: Some(key), executable: None });
+            }
+            Some(CompileOutcome::Failure(message)) => {
+                return Err(PipelineError::Refused { message, key: Box::new(key), path });
+            }
+            _ if !self.compiles => return Err(PipelineError::NotCompiled(Box::new(key))),
+            _ => {}
+        }
+        let made = compiled();
+        let outcome = match &made {
+            Ok((module, _)) => Some(CompileOutcome::Module(module.clone())),
+            Err(PipelineError::Runtime(RuntimeError::Plugin(refusal))) => {
+                Some(CompileOutcome::Failure(refusal.to_string()))
+            }
+            Err(_) => None,
+        };
+        outcome.map_or(Ok(()), |outcome| modules.put(&key, &outcome)).map_err(RuntimeError::from)?;
+        let (module, executable) = made?;
+        Ok(Made { module, key: Some(key), executable: Some(executable) })
+    }
+
+    fn compiled(&self, network: &Network, save: Option<&Path>) -> Result<(StoredModule, Compiled)> {
+        let started = Instant::now();
+        let fail = |e: Error| PipelineError::from(RuntimeError::from(e));
+        let compiled = self.machine.compile(&network.program, &self.engine_options(save)).map_err(fail)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let (optimized, memory) = (compiled.optimized_program().map_err(fail)?, compiled.memory().map_err(fail)?);
+        Ok((StoredModule { optimized, memory, seconds }, compiled))
+    }
+
+    /// Compiles or takes what was, reads the result, and keeps it where it fits.
     fn run(&self, programs: &Programs, network: &Network, save: Option<&Path>) -> Result<Compilation> {
         let (kind, program) = (self.options.kind, &network.program);
         let file = |suffix: &str| self.options.dump.map(|d| d.join(format!("{}.{suffix}", kind.name())));
@@ -217,20 +321,16 @@ impl Job<'_> {
             std::fs::write(&path, bytes).map_err(fail)
         };
         write("mlir", program.text.as_bytes())?;
-        let started = Instant::now();
-        let engine =
-            EngineOptions { compile_cache: save.map(Path::to_path_buf), ..request::engine_options(self.config) };
-        let compiled = self.machine.compile(program, &engine).map_err(RuntimeError::from)?;
-        let seconds = started.elapsed().as_secs_f64();
-        let memory = Memory::of(compiled.memory().map_err(RuntimeError::from)?, self.machine.capacity);
-        let keep = |folder: &Path| -> std::result::Result<Saved, RuntimeError> {
-            let options = self.machine.compile_options(program, &engine);
+        let Made { module: StoredModule { optimized, memory, seconds }, key, executable } =
+            self.module(network, save)?;
+        let memory = Memory::of(memory, self.machine.capacity);
+        let keep = |(folder, executable): (&Path, Compiled)| -> std::result::Result<Saved, RuntimeError> {
+            let options = self.machine.compile_options(program, &self.engine_options(save));
             let entry = self.machine.cache(folder)?.entry(kind.name(), program, &options);
-            Ok(Saved { bytes: entry.save(&compiled)?, path: entry.path().into() })
+            Ok(Saved { bytes: entry.save(&executable)?, path: entry.path().into() })
         };
         let fits = memory.capacity.is_none_or(|capacity| memory.total <= capacity);
         let mut notes = network.notes.clone();
-        let optimized = compiled.optimized_program().map_err(RuntimeError::from)?;
         let module = Module::decode(&optimized.format, &optimized.bytes)
             .map_err(|e| PipelineError::Input(format!("the optimized program cannot be read: {e}")))?;
         let complete = self.machine.is_here() || !module.is_bound_to_device();
@@ -241,14 +341,16 @@ impl Job<'_> {
                     .into(),
             );
         }
-        let saved = save.filter(|_| fits && complete).map(keep).transpose()?;
+        let saved = save.zip(executable).filter(|_| fits && complete).map(keep).transpose()?;
         write("optimized.pb", &optimized.bytes)?;
         if self.options.dump.is_some() {
             write("optimized.txt", module.listing().as_bytes())?;
         }
         let stacked = programs.stacked(kind)?;
+        let chip = self.options.chip.or_else(|| self.options.target.chip());
         Ok(Compilation {
             kind,
+            key,
             hash: program.hash(),
             layout: self.config.layout.clone(),
             model: programs.origin.clone(),
@@ -256,7 +358,7 @@ impl Job<'_> {
             layers: programs.layers(),
             memory,
             whole: self.whole(programs, network)?,
-            report: analysis::report(&module, &program.mesh, stacked, self.options.target.chip().as_ref()),
+            report: analysis::report(&module, &program.mesh, stacked, chip.as_ref()),
             placements: network.placements.clone(),
             notes,
             seconds,
@@ -325,6 +427,12 @@ pub fn needed(network: &Network) -> i64 {
     (arguments + results) as i64
 }
 
-fn is_out_of_memory(message: &str) -> bool {
-    message.contains("RESOURCE_EXHAUSTED") || message.contains("Ran out of memory") || message.contains("out of memory")
+/// Whether the compiler says so, now or in an earlier compilation.
+fn is_out_of_memory(error: &PipelineError) -> bool {
+    let message = match error {
+        PipelineError::Runtime(RuntimeError::Plugin(e)) => e.to_string(),
+        PipelineError::Refused { message, .. } => message.clone(),
+        _ => return false,
+    };
+    ["RESOURCE_EXHAUSTED", "Ran out of memory", "out of memory"].iter().any(|words| message.contains(words))
 }

@@ -52,6 +52,19 @@ pub enum PipelineError {
     /// Inputs of a component that do not fit it.
     #[error("{0}")]
     Input(String),
+    /// A program that the compiler did not survive or refused, in an earlier compilation.
+    #[error("{message} (an earlier compilation; remove {} to repeat it)", path.display())]
+    Refused {
+        /// The compiler's words.
+        message: String,
+        /// What was compiled.
+        key: Box<crate::runtime::CompileKey>,
+        /// The entry that says so.
+        path: PathBuf,
+    },
+    /// A program without an optimized module.
+    #[error("program {} was not compiled for {}", .0.program, .0.target)]
+    NotCompiled(Box<crate::runtime::CompileKey>),
     /// A program that is larger than the device.
     #[error("{0}")]
     TooLarge(String),
@@ -69,6 +82,20 @@ pub enum PipelineError {
     /// Stopped by the user.
     #[error("interrupted after {0} of {1} steps; no video was written")]
     Interrupted(usize, usize),
+}
+
+/// An error and its causes on one line; a cause that the error already tells is not told again.
+pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = String::new();
+    for cause in std::iter::successors(Some(error), |e| e.source()) {
+        let cause = cause.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        if line.is_empty() {
+            line = cause;
+        } else if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 /// The result of this layer.

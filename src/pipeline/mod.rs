@@ -8,6 +8,7 @@ pub mod clock;
 pub mod compile;
 mod denoising;
 mod error;
+pub mod figures;
 mod files;
 pub mod generate;
 pub mod given;
@@ -32,4 +33,4 @@ pub mod tensors;
 pub mod text_to_video;
 pub mod tiles;
 
-pub use error::{PipelineError, Result};
+pub use error::{PipelineError, Result, one_line};

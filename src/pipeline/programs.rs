@@ -81,6 +81,24 @@ impl ProgramKind {
         }
     }
 
+    /// The program that the command line names so.
+    ///
+    /// # Errors
+    /// No such program; all there are.
+    pub fn named(name: &str) -> std::result::Result<Self, String> {
+        <ProgramKind as clap::ValueEnum>::from_str(name, false).map_err(|_| {
+            let all: Vec<String> =
+                <ProgramKind as clap::ValueEnum>::value_variants().iter().map(|p| p.flag()).collect();
+            format!("no program '{name}'; there are {}", all.join(", "))
+        })
+    }
+
+    /// As the command line names it.
+    pub fn flag(self) -> String {
+        let value = <ProgramKind as clap::ValueEnum>::to_possible_value(&self);
+        value.map_or_else(|| self.name().to_string(), |v| v.get_name().to_string())
+    }
+
     /// Whether it runs the transformer's blocks.
     pub fn has_blocks(self) -> bool {
         use ProgramKind::{Denoise, Prepare, Refine, RefinePrepare, Transformer};

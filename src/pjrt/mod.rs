@@ -43,6 +43,6 @@ pub use layout::DeviceLayout;
 pub use options::{CompileOptions, OptionValue};
 pub use plugin::Plugin;
 pub use profiler::{ProfileOptions, Profiler};
-pub use quiet::{give_libtpu_arguments, prepare_absent_tpus, quiet_plugins};
+pub use quiet::{TPUS_UNPREPARED, give_libtpu_arguments, prepare_absent_tpus, quiet_plugins};
 pub use topology::Topology;
 pub use transfer::{Transfer, TransferShape};

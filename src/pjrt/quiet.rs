@@ -43,11 +43,18 @@ pub fn prepare_absent_tpus() -> bool {
     alone || wanted.is_empty()
 }
 
+/// What to do where [`prepare_absent_tpus`] comes too late.
+pub const TPUS_UNPREPARED: &str = "compiling for TPUs needs TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 set";
+
 /// Adds to what libtpu reads at its start; what the user's environment says comes last, so that it holds. Must be called
 /// before the process starts a thread and before libtpu is loaded; false where that was too late.
 pub fn give_libtpu_arguments(arguments: &str) -> bool {
     const ARGUMENTS: &str = "LIBTPU_INIT_ARGS";
     let given = std::env::var(ARGUMENTS).unwrap_or_default();
+    // A process that was started by one which gave them already.
+    if given.starts_with(arguments) {
+        return true;
+    }
     let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
     if alone {
         // SAFETY: no other thread exists that could read the environment meanwhile.

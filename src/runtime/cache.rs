@@ -4,13 +4,12 @@
 //! everything the executable depends on, in words that devices which are here and devices which are not both know.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
+use super::sealed::{self, json, sha256};
 use crate::hlo::Program;
 use crate::pjrt::{
     Client, CompileOptions, Device, DeviceDescription, Error, Executable, LoadedExecutable, Plugin, Topology,
@@ -36,7 +35,7 @@ pub enum CacheError {
 }
 
 impl CacheError {
-    fn file(path: &Path, reason: impl ToString) -> Self {
+    pub(super) fn file(path: &Path, reason: impl ToString) -> Self {
         CacheError::File { path: path.into(), reason: reason.to_string() }
     }
 
@@ -66,9 +65,6 @@ struct Header {
     ltx2: String,
     #[serde(flatten)]
     identity: Identity,
-    /// Of what follows the line.
-    bytes: usize,
-    sha256: String,
 }
 
 /// A folder of compiled programs, for the devices of a topology.
@@ -88,12 +84,7 @@ impl Cache {
     /// A plugin whose file cannot be read or that does not state its devices.
     pub fn new(folder: &Path, platform: &str, topology: &Topology) -> Result<Self, CacheError> {
         let devices = topology.devices()?;
-        let kind = devices.first().map(|d| d.kind.clone()).unwrap_or_default();
-        // Every CPU has one kind, but code for one need not run on another: its topology lists what it can do.
-        let device_kind = match platform {
-            "cpu" => format!("{kind} {}", &sha256(&topology.serialize()?)[..16]),
-            _ => kind,
-        };
+        let device_kind = device_kind(platform, topology, &devices)?;
         let plugin = plugin_identity(topology.plugin())?;
         Ok(Cache { folder: folder.into(), platform: platform.into(), plugin, device_kind, devices })
     }
@@ -103,7 +94,7 @@ impl Cache {
         let ids = options.devices.clone().unwrap_or_default();
         let identity = Identity {
             program: program.hash(),
-            options: fingerprint(options),
+            options: fingerprint(&self.platform, options),
             plugin: self.plugin.clone(),
             platform: self.platform.clone(),
             device_kind: self.device_kind.clone(),
@@ -122,10 +113,25 @@ impl Cache {
     }
 }
 
-/// A hash of compile options, and of those that the compilers read from the environment.
-pub(super) fn fingerprint(options: &CompileOptions) -> String {
+/// The kind of a topology's devices, as far as code depends on it. Every CPU has one kind, but code for one need not run
+/// on another: its topology lists what it can do.
+pub(super) fn device_kind(
+    platform: &str,
+    topology: &Topology,
+    devices: &[DeviceDescription],
+) -> Result<String, CacheError> {
+    let kind = devices.first().map(|d| d.kind.clone()).unwrap_or_default();
+    Ok(match platform {
+        "cpu" => format!("{kind} {}", &sha256(&topology.serialize()?)[..16]),
+        _ => kind,
+    })
+}
+
+/// A hash of compile options, and of those that a platform's compiler reads from the environment.
+pub(super) fn fingerprint(platform: &str, options: &CompileOptions) -> String {
     let mut given = options.to_proto();
-    for variable in ["XLA_FLAGS", "LIBTPU_INIT_ARGS"] {
+    let own = (platform == "tpu").then_some("LIBTPU_INIT_ARGS");
+    for variable in std::iter::once("XLA_FLAGS").chain(own) {
         given.extend(std::env::var_os(variable).unwrap_or_default().as_encoded_bytes());
     }
     sha256(&given)
@@ -167,21 +173,13 @@ impl Entry {
         }
     }
 
-    /// The part after the header, if it is whole and of this program.
+    /// The payload, if it is whole and of this program.
     fn serialized<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], String> {
-        let end = bytes.iter().position(|b| *b == b'\n').ok_or("it has no header")?;
-        let header: Header = serde_json::from_slice(&bytes[..end]).map_err(|e| format!("its header: {e}"))?;
-        let rest = &bytes[end + 1..];
-        if header.identity != self.identity {
-            return Err("it is of another program, plugin or device".into());
+        let (header, serialized) = sealed::read::<Header>(bytes)?;
+        match header.identity == self.identity {
+            true => Ok(serialized),
+            false => Err("it is of another program, plugin or device".into()),
         }
-        if header.bytes != rest.len() {
-            return Err(format!("it has {} of {} bytes", rest.len(), header.bytes));
-        }
-        if header.sha256 != sha256(rest) {
-            return Err("its bytes are not those that were written".into());
-        }
-        Ok(rest)
     }
 
     /// Keeps an executable, in place of what the file held; returns the file's size in bytes.
@@ -189,29 +187,9 @@ impl Entry {
     /// # Errors
     /// A plugin that cannot serialize, a file that cannot be written.
     pub fn save(&self, executable: &Executable) -> Result<usize, CacheError> {
-        let serialized = executable.serialize()?;
-        let header = Header {
-            name: self.name.clone(),
-            ltx2: env!("CARGO_PKG_VERSION").into(),
-            identity: self.identity.clone(),
-            bytes: serialized.len(),
-            sha256: sha256(&serialized),
-        };
-        let header = format!("{}\n", json(&header));
-        self.write(&[header.as_bytes(), &serialized]).map_err(|e| CacheError::file(&self.path, e))?;
-        Ok(header.len() + serialized.len())
-    }
-
-    /// Under a temporary name first: another run sees all of it or nothing.
-    fn write(&self, parts: &[&[u8]]) -> std::io::Result<()> {
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder)?;
-        // As any new file, not private as temporary ones: a folder may serve several users.
-        let mode = fs::Permissions::from_mode(0o666);
-        let mut file = tempfile::Builder::new().prefix(".ltx2-").permissions(mode).tempfile_in(folder)?;
-        parts.iter().try_for_each(|part| file.write_all(part))?;
-        file.persist(&self.path)?;
-        Ok(())
+        let header =
+            Header { name: self.name.clone(), ltx2: env!("CARGO_PKG_VERSION").into(), identity: self.identity.clone() };
+        sealed::write(&self.path, &header, &executable.serialize()?).map_err(|e| CacheError::file(&self.path, e))
     }
 }
 
@@ -232,15 +210,6 @@ fn plugin_identity(plugin: &Plugin) -> Result<String, CacheError> {
     Ok(format!("{name}, PJRT {major}.{minor}, {size} bytes, {}", &sha256(&head)[..16]))
 }
 
-fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
-}
-
-/// Structs of texts and numbers always have a JSON form.
-fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,20 +226,16 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_found() {
-        let entry = Entry { path: "k.pjrt".into(), name: "denoise".into(), ids: vec![0], identity: identity(&["0@0"]) };
-        let header = |of: &Identity| {
-            let (name, ltx2, sha256) = ("denoise".into(), "0.1.0".into(), sha256(b"code"));
-            json(&Header { name, ltx2, identity: of.clone(), bytes: 4, sha256 })
+    fn an_entry_of_something_else_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("k.pjrt");
+        let entry = Entry { path: path.clone(), name: "denoise".into(), ids: vec![0], identity: identity(&["0@0"]) };
+        let read = |of: Identity| {
+            let header = Header { name: "denoise".into(), ltx2: "0.1.0".into(), identity: of };
+            sealed::write(&path, &header, b"code").unwrap();
+            entry.serialized(&fs::read(&path).unwrap()).map(<[u8]>::to_vec)
         };
-        let own = header(&entry.identity);
-        let read = |text: String| entry.serialized(text.as_bytes()).map(<[u8]>::to_vec);
-        assert_eq!(read(format!("{own}\ncode")), Ok(b"code".to_vec()));
-        assert_eq!(read(format!("{own}\ncod")), Err("it has 3 of 4 bytes".into()));
-        assert_eq!(read(format!("{own}\ncodf")), Err("its bytes are not those that were written".into()));
-        assert_eq!(read(own), Err("it has no header".into()));
-        assert!(read("{}\ncode".into()).is_err_and(|e| e.starts_with("its header: missing field")));
-        let other = header(&identity(&["1@0"]));
-        assert_eq!(read(format!("{other}\ncode")), Err("it is of another program, plugin or device".into()));
+        assert_eq!(read(identity(&["0@0"])), Ok(b"code".to_vec()));
+        assert_eq!(read(identity(&["1@0"])), Err("it is of another program, plugin or device".into()));
     }
 }

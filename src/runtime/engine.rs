@@ -278,7 +278,7 @@ impl Engine {
     ) -> Result<bool, RuntimeError> {
         // A program of one device is each process's own.
         let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(kept) };
-        Ok(group.agree_on_program(name, &program.hash(), &fingerprint(options), kept)?)
+        Ok(group.agree_on_program(name, &program.hash(), &fingerprint(&self.platform(), options), kept)?)
     }
 
     /// Loads a kept program; what cannot be used is said and replaced.

@@ -1,12 +1,13 @@
 //! Devices that a program is compiled for without being there: `tpu:v6e:2x4`, `cuda:h200:1x1x4`, `cpu:8`.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::cache::{Cache, CacheError};
+use super::cache::{Cache, CacheError, device_kind};
 use super::engine::{EngineOptions, compile_known, compile_options};
 use super::platform::hardware;
+use super::sealed::sha256;
 use crate::analysis::{CHIPS, Chip, Links};
 use crate::hlo::Program;
 use crate::pjrt::discover::{self, Kind};
@@ -254,11 +255,30 @@ impl Machine {
     /// # Errors
     /// As [`Cache::new`].
     pub fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
-        let topology = match &self.compiler {
-            Compiler::Absent(topology) => topology.clone(),
-            Compiler::Here(client) => client.topology()?,
-        };
-        Cache::new(folder, self.target.kind.name(), &topology)
+        Cache::new(folder, self.target.kind.name(), &self.topology()?)
+    }
+
+    fn topology(&self) -> Result<Topology, Error> {
+        match &self.compiler {
+            Compiler::Absent(topology) => Ok(topology.clone()),
+            Compiler::Here(client) => client.topology(),
+        }
+    }
+
+    /// The file of the plugin that compiles.
+    pub(super) fn plugin_path(&self) -> Result<PathBuf, Error> {
+        Ok(self.topology()?.plugin().path().to_path_buf())
+    }
+
+    /// The kind of the devices, as far as a module depends on it: a GPU that is not here is also what its description
+    /// says.
+    pub(super) fn device_identity(&self) -> Result<String, CacheError> {
+        let topology = self.topology()?;
+        let kind = device_kind(self.target.kind.name(), &topology, &topology.devices()?)?;
+        Ok(match self.target.kind {
+            Kind::Cuda => format!("{kind} {}", &sha256(H200.as_bytes())[..16]),
+            _ => kind,
+        })
     }
 
     /// Compiles a program, with the options that a run on such devices uses. The compile cache is not read.

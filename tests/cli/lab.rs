@@ -70,7 +70,7 @@ fn a_case_is_measured_on_its_own_devices() {
     let (yaml, out) = (dir.path().join("x.yml"), dir.path().join("out"));
     // All blocks: measured is what `bench` runs.
     let text = SMALL.replace("layers: 1\n", "layouts: [sequence]\ntargets: ['cpu:2']\n");
-    std::fs::write(&yaml, text).expect("writes");
+    std::fs::write(&yaml, &text).expect("writes");
     let mut command = support::ltx2();
     let done = command.arg("experiment").arg(&yaml).arg("--measure").arg("-o").arg(&out).output().expect("runs");
     assert!(done.status.success(), "{}", stderr(&done));
@@ -85,6 +85,15 @@ fn a_case_is_measured_on_its_own_devices() {
     // Results that came from elsewhere are shown where nothing is measured.
     let again = support::ltx2().arg("experiment").arg(&yaml).arg("-o").arg(&out).output().expect("runs");
     assert_eq!((records(&out).len(), again.stdout == done.stdout), (2, true), "{}", stderr(&again));
+
+    // They are of the program that ran, not of what has its name: another program was not measured.
+    let ran = &result["programs"]["denoise_loop"]["program"]["hash"];
+    assert_eq!(measured.identity.as_ref().map(|i| i.program.as_str()), ran.as_str());
+    std::fs::write(&yaml, text.replace("request.width=64", "request.width=96")).expect("writes");
+    let other = support::ltx2().arg("experiment").arg(&yaml).arg("-o").arg(&out).output().expect("runs");
+    assert!(other.status.success(), "{}", stderr(&other));
+    let page = std::fs::read_to_string(out.join("report.html")).expect("a report");
+    assert!(!page.contains(&format!("measured {:.3} ms", seconds * 1e3)), "{seconds} is another program's");
 }
 
 #[needs(cpu)]

@@ -15,6 +15,7 @@ mod lab;
 mod meaning;
 mod memory;
 mod models;
+mod module_store;
 mod plugins;
 mod profile;
 mod resume;

@@ -13,7 +13,7 @@ const TARGET: &str = "tpu:v5p:2x2x2";
 /// Whose memory does not hold the weights.
 const SMALL: &str = "tpu:v6e:2x4";
 
-/// Results are kept between runs, by everything that they depend on.
+/// Modules are kept between runs, by everything that they depend on; figures are read anew.
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("why")
 }

@@ -3,7 +3,7 @@
 //!
 //! Layouts are taken in the order of what they promise, the shipped ones first, a few at a time; what cannot be faster
 //! than the fastest so far, by what it costs at least ([`bound`]), is left out. Then one rule at a time of the fastest is changed
-//! (`lab::candidates`) until no change gains. What is compiled is kept in the store, so that a search that was ended goes
+//! (`lab::candidates`) until no change gains. What is compiled is kept as its module, so that a search that was ended goes
 //! on; the order depends on the question alone, so that asked again the answer is the same.
 
 mod bound;
@@ -17,11 +17,9 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::candidates::candidates;
-use super::children::Task;
+use super::compiler::{CompileTask, Compiler};
 use super::error::{LabError, Result};
-use super::experiment::{Options, Row, key, work};
-use super::figures::Figures;
-use super::store::{Store, Work};
+use super::experiment::{Options, Row};
 use super::why::LEAST_GAIN;
 use crate::analysis::Chip;
 use crate::config::presets::LAYOUTS;
@@ -30,7 +28,7 @@ use crate::nn::{Build, Layout, Lowering};
 use crate::pipeline::compile::needed;
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::pipeline::request;
-use crate::runtime::{Machine, RuntimeError, Target};
+use crate::runtime::{Machine, Target};
 use crate::sampling::guidance;
 
 pub use bound::{Bound, bound};
@@ -115,18 +113,19 @@ struct Open {
     order: [u8; 8],
 }
 
-/// Searches. Layout files and results are kept in `options.folder`.
+/// Searches. Layout files, modules and results are kept in `options.folder`.
 ///
 /// # Errors
 /// What is wrong with target, configuration or shape; a memory limit that the target does not have.
 pub fn search(quest: &Quest, options: &Options) -> Result<Found> {
     let target: Target = quest.target.parse()?;
     let config = load(&quest.given)?.config;
-    let machine = target.open().map_err(|e| LabError::Base(RuntimeError::from(e).to_string()))?;
-    if quest.fit && machine.capacity.is_none() {
+    if quest.fit && target.chip().is_none() {
         return Err(LabError::Capacity(quest.target.clone()));
     }
-    let mut hunt = Hunt::new(quest, options, &config, &machine)?;
+    let mut compiler = Compiler::open(options)?;
+    let machine = compiler.machine(&target).map_err(LabError::Base)?;
+    let mut hunt = Hunt::new(quest, options, &config, &machine, compiler)?;
     let started = Instant::now();
     let limit = Duration::from_secs(quest.seconds);
     let (shipped, others) = hunt.space()?;
@@ -139,7 +138,7 @@ pub fn search(quest: &Quest, options: &Options) -> Result<Found> {
 struct Hunt<'a> {
     quest: &'a Quest,
     options: &'a Options,
-    store: Store,
+    compiler: Compiler<'a>,
     capacity: Option<i64>,
     chip: Option<Chip>,
     target: Target,
@@ -158,7 +157,13 @@ struct Hunt<'a> {
 }
 
 impl<'a> Hunt<'a> {
-    fn new(quest: &'a Quest, options: &'a Options, config: &Config, machine: &Machine) -> Result<Self> {
+    fn new(
+        quest: &'a Quest,
+        options: &'a Options,
+        config: &Config,
+        machine: &Machine,
+        compiler: Compiler<'a>,
+    ) -> Result<Self> {
         let said = |e: crate::pipeline::PipelineError| LabError::Base(e.to_string());
         let platform = machine.target.kind().name();
         let config = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
@@ -177,7 +182,7 @@ impl<'a> Hunt<'a> {
         Ok(Hunt {
             quest,
             options,
-            store: Store::open(&options.folder)?,
+            compiler,
             capacity: machine.capacity,
             chip: machine.target.chip(),
             target: machine.target.clone(),
@@ -312,14 +317,15 @@ impl<'a> Hunt<'a> {
     /// Compiles points, or takes what is known of them; a row each.
     fn compile(&mut self, points: Vec<Point>) -> Result<()> {
         let mut tasks = Vec::new();
+        let mut layouts = Vec::new();
         for point in &points {
-            tasks.push(self.task(point)?);
+            let (task, layout) = self.task(point)?;
+            tasks.push(task);
+            layouts.push(layout);
         }
         self.spent += tasks.len();
-        let all = tasks.iter().map(|(task, _)| task.clone()).collect();
-        work(&mut self.store, Work::Compile, all, &self.options.workers(), self.quest.timeout, self.options)?;
-        for (point, (task, layout)) in points.into_iter().zip(tasks) {
-            let known = self.store.get(&task.key);
+        let all = self.compiler.compile(&tasks, &self.options.workers(), self.quest.timeout)?;
+        for ((point, layout), compiled) in points.into_iter().zip(layouts).zip(all) {
             let case = Case {
                 layout: Some(layout),
                 mesh: Some(mesh_name(&point.mesh)),
@@ -327,15 +333,14 @@ impl<'a> Hunt<'a> {
                 target: Some(self.quest.target.clone()),
                 flags: None,
             };
-            let figures = known.and_then(|r| r.result.as_ref()).and_then(Figures::of);
-            let error = known.and_then(|r| r.error.clone());
+            let (figures, error) = (compiled.figures(), compiled.error);
             self.rows.push((Row { case, label: point.label.clone(), figures, measured: None, error }, point));
         }
         Ok(())
     }
 
     /// The compilation of a point, and the layout's name: a shipped one's, or a file named after its contents.
-    fn task(&self, point: &Point) -> Result<(Task, String)> {
+    fn task(&self, point: &Point) -> Result<(CompileTask, String)> {
         let q = self.quest;
         let layout = match &point.shipped {
             Some(name) => name.clone(),
@@ -350,8 +355,8 @@ impl<'a> Hunt<'a> {
         let mut given = q.given.clone();
         given.flag("layout", "layout", Some(layout.clone()));
         given.mesh = Some(mesh);
-        let key = key(&command, &given, self.target.kind())?;
-        Ok((Task { key, label: point.label.clone(), command }, layout))
+        let (label, target, program) = (point.label.clone(), self.target.clone(), ProgramKind::Denoise);
+        Ok((CompileTask { label, given, target, program, layers: Some(q.layers), command }, layout))
     }
 
     fn written(&self, source: &LayoutSource) -> Result<PathBuf> {

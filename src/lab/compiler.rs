@@ -1,0 +1,239 @@
+//! Programs of many cases. What the module store has is analysed here, anew each time, so that figures are always this
+//! program's; what it lacks is compiled by child processes first, each adding its module.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::children::{Done, Task, Variable, run_tasks};
+use super::error::{LabError, Result};
+use super::experiment::Options;
+use super::figures::Figures;
+use super::store::{Record, Store, Work};
+use crate::config::{Given, load};
+use crate::pipeline::compile::{self, CompileOptions, analyse};
+use crate::pipeline::figures;
+use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::{PipelineError, one_line};
+use crate::pjrt::discover::Kind;
+use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
+use crate::runtime::{CompileKey, CompileOutcome, Machine, ModuleStore, RuntimeError, Target};
+
+/// A program to compile, for this process and for a child.
+#[derive(Clone, Debug)]
+pub(super) struct CompileTask {
+    /// The case in words.
+    pub label: String,
+    /// Its configuration.
+    pub given: Given,
+    /// Its devices.
+    pub target: Target,
+    /// Its program.
+    pub program: ProgramKind,
+    /// Blocks; all if not given.
+    pub layers: Option<usize>,
+    /// The same as a child's command line.
+    pub command: Vec<String>,
+}
+
+/// What came of a program.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Compiled {
+    /// What it depends on; none where it was not even written.
+    pub key: Option<CompileKey>,
+    /// The figures as JSON; of a program that does not fit too.
+    result: Option<Value>,
+    /// Why there are none, or what does not fit.
+    pub error: Option<String>,
+}
+
+impl Compiled {
+    fn failed(key: Option<CompileKey>, error: String) -> Self {
+        Compiled { key, result: None, error: Some(error) }
+    }
+
+    /// The figures.
+    pub fn figures(&self) -> Option<Figures> {
+        self.result.as_ref().and_then(Figures::of)
+    }
+}
+
+enum Looked {
+    Done(Compiled),
+    Missing(CompileKey),
+}
+
+/// Results, modules and opened targets of one folder.
+pub(super) struct Compiler<'a> {
+    options: &'a Options,
+    /// The log.
+    pub results: Store,
+    modules: ModuleStore,
+    machines: BTreeMap<String, std::result::Result<Rc<Machine>, String>>,
+}
+
+impl<'a> Compiler<'a> {
+    /// # Errors
+    /// A folder that cannot be written, or that another process holds.
+    pub fn open(options: &'a Options) -> Result<Self> {
+        let own = options.folder.join("modules");
+        let modules = ModuleStore::new(options.modules.as_deref().unwrap_or(&own));
+        Ok(Compiler { options, results: Store::open(&options.folder)?, modules, machines: BTreeMap::new() })
+    }
+
+    /// The devices of a target, opened once; or why they cannot be.
+    pub fn machine(&mut self, target: &Target) -> std::result::Result<Rc<Machine>, String> {
+        let open = || {
+            if target.kind() == Kind::Tpu && !prepare_absent_tpus() {
+                return Err(TPUS_UNPREPARED.into());
+            }
+            target.open().map(Rc::new).map_err(|e| one_line(&RuntimeError::from(e)))
+        };
+        self.machines.entry(target.to_string()).or_insert_with(open).clone()
+    }
+
+    /// What a task's program depends on; or why it cannot be written.
+    ///
+    /// # Errors
+    /// A configuration that cannot be read.
+    pub fn key(&mut self, task: &CompileTask) -> Result<std::result::Result<CompileKey, String>> {
+        let config = load(&task.given)?.config;
+        let machine = match self.machine(&task.target) {
+            Ok(machine) => machine,
+            Err(why) => return Ok(Err(why)),
+        };
+        Ok(compile::key(&config, &options(task, &self.modules), &machine, &self.modules).map_err(|e| one_line(&e)))
+    }
+
+    /// Figures of programs, in their order. Those without a module are compiled first, equal ones once.
+    ///
+    /// # Errors
+    /// A configuration that cannot be read, a folder that cannot be written. A program that fails is a result.
+    pub fn compile(&mut self, tasks: &[CompileTask], workers: &[Variable], timeout: u64) -> Result<Vec<Compiled>> {
+        let mut all: Vec<Option<Compiled>> = vec![None; tasks.len()];
+        let mut known = 0;
+        let mut open: Vec<(CompileKey, Vec<usize>)> = Vec::new();
+        for (n, task) in tasks.iter().enumerate() {
+            match self.look(task, self.options.retry)? {
+                Looked::Done(compiled) => {
+                    // A task that does not come to a program is known if it was met before.
+                    let new = self.log(task, &compiled, 0.0)?;
+                    known += usize::from(compiled.key.is_some() || !new);
+                    all[n] = Some(compiled);
+                }
+                Looked::Missing(key) => match open.iter_mut().find(|(other, _)| *other == key) {
+                    Some((_, same)) => same.push(n),
+                    None => open.push((key, vec![n])),
+                },
+            }
+        }
+        if known > 0 {
+            tracing::info!("{known} of {} are known", tasks.len());
+        }
+        let (count, mut ended) = (open.len(), 0);
+        let (binary, limit) = (&self.options.binary, Duration::from_secs(timeout));
+        let children = open.iter().map(|(key, same)| self.child(key, &tasks[same[0]])).collect();
+        run_tasks(binary, children, workers, limit, |child, done| {
+            ended += 1;
+            for &n in open.iter().filter(|(key, _)| key.hash() == child.key).flat_map(|(_, same)| same) {
+                let compiled = self.left(&tasks[n], &done)?;
+                tracing::info!("{ended} of {count}: {}: {}", tasks[n].label, said(&compiled, done.seconds));
+                self.log(&tasks[n], &compiled, done.seconds)?;
+                all[n] = Some(compiled);
+            }
+            Ok(())
+        })?;
+        Ok(all.into_iter().flatten().collect())
+    }
+
+    fn child(&self, key: &CompileKey, task: &CompileTask) -> Task {
+        let modules = self.modules.folder().display().to_string();
+        let command = [task.command.clone(), vec!["--modules".into(), modules]].concat();
+        Task { key: key.hash(), label: task.label.clone(), command }
+    }
+
+    /// What a child left. A crash is remembered as the compiler's answer; an error that is not the compiler's is not.
+    fn left(&mut self, task: &CompileTask, done: &Done) -> Result<Compiled> {
+        let words = || done.error.clone().unwrap_or_else(|| "it left no module".into());
+        let missing = match self.look(task, false)? {
+            Looked::Done(compiled) => return Ok(compiled),
+            Looked::Missing(key) => key,
+        };
+        if done.crashed {
+            self.modules.put(&missing, &CompileOutcome::Failure(words())).map_err(LabError::Modules)?;
+        }
+        Ok(Compiled::failed(Some(missing), words()))
+    }
+
+    /// What is known of a program, analysed anew. To `forget` is to have no answer where the compiler failed.
+    fn look(&mut self, task: &CompileTask, forget: bool) -> Result<Looked> {
+        let config = load(&task.given)?.config;
+        let machine = match self.machine(&task.target) {
+            Ok(machine) => machine,
+            Err(why) => return Ok(Looked::Done(Compiled::failed(None, why))),
+        };
+        let options = options(task, &self.modules);
+        let mut analysed = analyse(&config, &options, &machine);
+        while forget && let Err(PipelineError::Refused { path, .. }) = &analysed {
+            std::fs::remove_file(path).map_err(LabError::file(path))?;
+            analysed = analyse(&config, &options, &machine);
+        }
+        Ok(Looked::Done(match analysed {
+            Ok(done) => {
+                let error = done.shortage.as_ref().map(ToString::to_string);
+                // As it is read from the log, so that the two can be compared.
+                let text = figures::json(&done, &task.target).to_string();
+                Compiled { result: serde_json::from_str(&text).ok(), key: done.key, error }
+            }
+            Err(PipelineError::NotCompiled(key)) => return Ok(Looked::Missing(*key)),
+            Err(PipelineError::Refused { key, message, .. }) => Compiled::failed(Some(*key), short(&message)),
+            Err(e) => Compiled::failed(None, short(&one_line(&e))),
+        }))
+    }
+
+    /// Adds a line, unless the last one of the same case and program says the same; whether it did.
+    fn log(&mut self, task: &CompileTask, compiled: &Compiled, seconds: f64) -> Result<bool> {
+        let key = digest(&json!([task.command, compiled.key]));
+        let Compiled { key: identity, result, error } = compiled.clone();
+        if self.results.get(&key).is_some_and(|r| r.result == result && r.error == error) {
+            return Ok(false);
+        }
+        let (label, command) = (task.label.clone(), task.command.clone());
+        self.results.add(Record { key, work: Work::Compile, label, command, seconds, identity, result, error })?;
+        Ok(true)
+    }
+}
+
+fn options<'a>(task: &CompileTask, modules: &'a ModuleStore) -> CompileOptions<'a> {
+    let (target, kind, layers) = (task.target.clone(), task.program, task.layers);
+    CompileOptions { target, kind, layers, dump: None, save: None, chip: None, modules: Some(modules) }
+}
+
+/// A hash of what a line of the log is of.
+pub(super) fn digest(of: &Value) -> String {
+    Sha256::digest(of.to_string().as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The beginning of a compiler's words, on one line.
+fn short(message: &str) -> String {
+    const LONGEST: usize = 500;
+    let line = message.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or("the compiler failed");
+    line.chars().take(LONGEST).collect()
+}
+
+/// What came of a program, in a few words.
+fn said(compiled: &Compiled, seconds: f64) -> String {
+    let seconds = format!("{seconds:.0} s");
+    match (&compiled.error, compiled.figures()) {
+        (Some(error), _) => format!("{error} ({seconds})"),
+        (None, Some(figures)) => {
+            let mb = figures.collectives.per_layer_bytes / 1e6;
+            let step = figures.all_blocks().map_or(String::new(), |p| format!("{:.2} ms a step, ", p.step));
+            format!("{step}{mb:.1} MB a block ({seconds})")
+        }
+        (None, None) => seconds,
+    }
+}

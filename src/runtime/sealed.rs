@@ -1,0 +1,101 @@
+//! Files of a header and a payload: a line of JSON that `head -1` shows, with length and SHA-256 of the bytes behind it.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// The first line.
+#[derive(Serialize, Deserialize)]
+struct Line<H> {
+    #[serde(flatten)]
+    header: H,
+    /// Of the payload.
+    bytes: usize,
+    sha256: String,
+}
+
+/// Writes a file under a temporary name and renames it, so that another process sees all of it or nothing; returns its
+/// size.
+///
+/// # Errors
+/// A folder or a file that cannot be written.
+pub fn write(path: &Path, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
+    let line = format!("{}\n", json(&Line { header, bytes: payload.len(), sha256: sha256(payload) }));
+    replace(path, &[line.as_bytes(), payload])?;
+    Ok(line.len() + payload.len())
+}
+
+/// The header and the payload of a file's bytes.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
+    let end = bytes.iter().position(|b| *b == b'\n').ok_or("it has no header")?;
+    let line: Line<H> = serde_json::from_slice(&bytes[..end]).map_err(|e| format!("its header: {e}"))?;
+    let payload = &bytes[end + 1..];
+    if line.bytes != payload.len() {
+        return Err(format!("it has {} of {} bytes", payload.len(), line.bytes));
+    }
+    if line.sha256 != sha256(payload) {
+        return Err("its bytes are not those that were written".into());
+    }
+    Ok((line.header, payload))
+}
+
+/// Puts a file in the place of what has its name.
+pub fn replace(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    // As any new file, not private as temporary ones: a folder may serve several users.
+    let mode = fs::Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new().prefix(".ltx2-").permissions(mode).tempfile_in(folder)?;
+    parts.iter().try_for_each(|part| file.write_all(part))?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// In hexadecimal digits.
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+pub fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+pub fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("structs of texts and numbers have a JSON form")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Header {
+        name: String,
+    }
+
+    #[test]
+    fn damage_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/x");
+        let size = write(&path, &Header { name: "denoise".into() }, b"code").unwrap();
+        let bytes = fs::read(&path).unwrap();
+        assert_eq!(size, bytes.len());
+        let of = |bytes: &[u8]| read::<Header>(bytes).map(|(h, p)| (h.name, p.to_vec()));
+        assert_eq!(of(&bytes), Ok(("denoise".into(), b"code".to_vec())));
+        assert_eq!(of(&bytes[..size - 1]), Err("it has 3 of 4 bytes".into()));
+        let changed = [&bytes[..size - 1], b"f"].concat();
+        assert_eq!(of(&changed), Err("its bytes are not those that were written".into()));
+        assert_eq!(of(&bytes[..9]), Err("it has no header".into()));
+        assert!(of(b"{}\ncode").is_err_and(|e| e.starts_with("its header: missing field")));
+        // No temporary file stays beside it.
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+}

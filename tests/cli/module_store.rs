@@ -1,0 +1,308 @@
+//! Figures are read anew from stored modules, and are those of the program as it is: nothing old is shown, nothing known
+//! is compiled twice. On the CPU plugin with two virtual devices.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::SystemTime;
+
+use crate::support::{self, needs};
+use ltx2::analysis::Chip;
+use ltx2::config::{Given, load, read_experiment};
+use ltx2::lab::{Options, Record, Row, experiment};
+use ltx2::pipeline::PipelineError;
+use ltx2::pipeline::compile::{Compilation, CompileOptions, analyse, compile};
+use ltx2::pipeline::programs::ProgramKind;
+use ltx2::runtime::{CompileOutcome, ModuleStore, Target};
+use serde_json::Value;
+
+const SMALL: &str = "config: nano_2_0\n\
+    set: [model.path=nano, request.width=64, request.height=96, request.num_frames=9, \
+    runtime.xla_flags.xla_backend_optimization_level=0]\n\
+    layers: 1\ntargets: ['cpu:2']\n";
+
+/// A folder with an experiment of these cases.
+struct Lab {
+    dir: tempfile::TempDir,
+}
+
+impl Lab {
+    fn new(cases: &str) -> Self {
+        let lab = Lab { dir: tempfile::tempdir().expect("a folder") };
+        std::fs::write(lab.path("x.yml"), format!("{SMALL}{cases}\n")).expect("writes");
+        lab
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn run(&self, more: &[&str]) -> Output {
+        let mut c = support::ltx2();
+        c.arg("experiment").arg(self.path("x.yml")).arg("-o").arg(self.path("out")).args(more);
+        c.output().expect("runs")
+    }
+
+    /// The same in this process, with children of another binary.
+    fn rows(&self, binary: &Path, retry: bool) -> Vec<Row> {
+        let file = read_experiment(&self.path("x.yml")).expect("an experiment");
+        let (binary, folder) = (binary.to_path_buf(), self.path("out"));
+        let options = Options { binary, folder, modules: None, jobs: 1, measure: false, retry };
+        experiment(&file, &options).expect("rows")
+    }
+
+    fn records(&self) -> Vec<Record> {
+        records(&self.path("out"))
+    }
+
+    /// Bytes and times of the stored modules.
+    fn modules(&self) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
+        modules(&self.path("out"))
+    }
+
+    /// A script in the place of the binary.
+    fn script(&self, text: &str) -> PathBuf {
+        let path = self.path("child.sh");
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("writes");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("may run");
+        path
+    }
+}
+
+fn records(folder: &Path) -> Vec<Record> {
+    let text = std::fs::read_to_string(folder.join("results.jsonl")).expect("a log");
+    text.lines().map(|l| serde_json::from_str(l).expect("a line")).collect()
+}
+
+fn modules(folder: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
+    let all = std::fs::read_dir(folder.join("modules")).expect("modules").map(|e| e.expect("an entry").path());
+    let all = all.filter(|p| p.extension().is_some_and(|e| e == "module"));
+    let read = |p: &PathBuf| {
+        (std::fs::read(p).expect("bytes"), p.metadata().and_then(|m| m.modified()).expect("a time of writing"))
+    };
+    all.map(|p| (p.clone(), read(&p))).collect()
+}
+
+fn stderr(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// Writes another figure into every line of a log.
+fn tamper(folder: &Path) {
+    let lines = records(folder).into_iter().map(|mut r| {
+        for field in ["/flops", "/collectives/per_layer_bytes", "/memory/temporaries", "/needed/bytes"] {
+            if let Some(value) = r.result.as_mut().and_then(|v| v.pointer_mut(field)) {
+                *value = Value::from(123_456_789_000_u64);
+            }
+        }
+        format!("{}\n", serde_json::to_string(&r).expect("JSON"))
+    });
+    let lines: String = lines.collect();
+    std::fs::write(folder.join("results.jsonl"), lines).expect("writes");
+}
+
+/// No such file: whatever starts a child fails.
+fn nothing() -> &'static Path {
+    Path::new("/no/such/binary")
+}
+
+#[needs(cpu)]
+fn figures_of_an_experiment_are_read_anew() {
+    let lab = Lab::new("layouts: [sequence, tensor]");
+    let first = lab.run(&[]);
+    assert!(first.status.success(), "{}", stderr(&first));
+    let (right, stored) = (lab.records(), lab.modules());
+    assert_eq!((right.len(), stored.len()), (2, 2));
+
+    // What the log says of figures is not believed, and is put right.
+    tamper(&lab.path("out"));
+    let again = lab.run(&[]);
+    assert!(stderr(&again).contains("2 of 2 are known"), "{}", stderr(&again));
+    assert_eq!(String::from_utf8_lossy(&again.stdout), String::from_utf8_lossy(&first.stdout));
+    assert_eq!(lab.modules(), stored, "nothing was compiled");
+    let last = lab.records().split_off(2);
+    let of = |all: &[Record]| -> Vec<_> { all.iter().map(|r| (r.key.clone(), r.result.clone())).collect() };
+    assert_eq!(of(&last), of(&right));
+    lab.run(&[]);
+    assert_eq!(lab.records().len(), 4, "what is right is not said again");
+
+    // Another module under the same name is another program's figures, at once.
+    let store = ModuleStore::new(&lab.path("out/modules"));
+    let key = |n: usize| right[n].identity.as_ref().expect("a program");
+    let others = store.get(key(1)).expect("readable").expect("is stored");
+    store.put(key(0), &others).expect("is written");
+    let rows = lab.rows(nothing(), false);
+    let flops = |row: &Row| row.figures.as_ref().expect("figures").flops;
+    let was = |n: usize| right[n].result.as_ref().expect("figures")["flops"].as_f64().expect("a number");
+    assert_ne!(was(0), was(1));
+    assert_eq!(rows.iter().map(flops).collect::<Vec<_>>(), [was(1), was(1)]);
+}
+
+#[needs(cpu)]
+fn a_program_is_what_results_are_known_by() {
+    let lab = Lab::new("layouts: [mine.yml]");
+    let shipped = |name: &str| std::fs::read_to_string(format!("shardings/{name}.yml")).expect("a layout");
+    let write = |text: &str| std::fs::write(lab.path("mine.yml"), text).expect("writes");
+    write(&shipped("sequence"));
+    let first = lab.run(&[]);
+    assert!(first.status.success(), "{}", stderr(&first));
+    assert_eq!(lab.modules().len(), 1);
+
+    // The same program from another text.
+    write(&format!("# A remark\n\n{}", shipped("sequence")));
+    let same = lab.run(&[]);
+    assert!(stderr(&same).contains("1 of 1 are known"), "{}", stderr(&same));
+    assert_eq!((lab.modules().len(), &same.stdout), (1, &first.stdout));
+
+    // Another program from the same command: an edit of `nn` is no different.
+    write(&shipped("tensor"));
+    let other = lab.run(&[]);
+    assert!(!stderr(&other).contains("are known"), "{}", stderr(&other));
+    assert_eq!(lab.modules().len(), 2);
+    assert_ne!(other.stdout, first.stdout);
+
+    // Back again: the first module is still there.
+    write(&shipped("sequence"));
+    let back = lab.run(&[]);
+    assert!(stderr(&back).contains("1 of 1 are known"), "{}", stderr(&back));
+    assert_eq!((lab.modules().len(), &back.stdout), (2, &first.stdout));
+
+    // Another compile option is another module of the same program.
+    let text = std::fs::read_to_string(lab.path("x.yml")).expect("the experiment");
+    std::fs::write(lab.path("x.yml"), format!("{text}flags: [{{xla_cpu_enable_fast_math: true}}]\n")).expect("writes");
+    let fast = lab.run(&[]);
+    assert!(fast.status.success() && !stderr(&fast).contains("are known"), "{}", stderr(&fast));
+    let identities: Vec<_> = lab.records().into_iter().filter_map(|r| r.identity).collect();
+    let (last, before) = identities.split_last().expect("lines");
+    let twin = before.iter().find(|k| k.program == last.program).expect("the same program");
+    assert_ne!((&twin.options, twin.hash()), (&last.options, last.hash()));
+}
+
+/// A change of a constant of the cost model, planted in the chip: other times from the same module.
+#[needs(cpu)]
+fn a_change_of_the_cost_model_shows_without_compiling() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let store = ModuleStore::new(&dir.path().join("modules"));
+    let set = ["model.path=nano", "request.width=64", "request.height=96", "request.num_frames=9"];
+    let mut set: Vec<String> = set.map(str::to_string).into();
+    set.push("runtime.xla_flags.xla_backend_optimization_level=0".into());
+    let given = Given { file: Some("nano_2_0".into()), set, mesh: Some("context=2".into()), ..Given::default() };
+    let config = load(&given).expect("a configuration").config;
+    let target: Target = "cpu:2".parse().expect("a target");
+    let machine = target.open().expect("devices");
+    let options = |chip: Option<Chip>| CompileOptions {
+        target: target.clone(),
+        kind: ProgramKind::Denoise,
+        layers: Some(1),
+        dump: None,
+        save: None,
+        chip,
+        modules: Some(&store),
+    };
+    let missing = analyse(&config, &options(None), &machine);
+    assert!(matches!(missing.err(), Some(PipelineError::NotCompiled(_))), "nothing is there yet");
+    let compiled = compile(&config, &options(None)).expect("compiles");
+    let stored = modules(dir.path());
+    assert_eq!(stored.len(), 1);
+
+    let chip = *Chip::named("v5p").expect("a chip");
+    let read = |chip: Chip| -> Compilation { analyse(&config, &options(Some(chip)), &machine).expect("a module") };
+    let (now, changed) = (read(chip), read(Chip { bandwidth: chip.bandwidth / 2.0, ..chip }));
+    let memory = |c: &Compilation| c.report.predicted.expect("times").memory;
+    assert!(memory(&now) > 0.0);
+    assert!((memory(&changed) / memory(&now) - 2.0).abs() < 1e-9, "{} then {}", memory(&now), memory(&changed));
+    // The rest is what the compiler said.
+    assert_eq!((compiled.hash, compiled.seconds, compiled.memory.temporaries), {
+        (now.hash, now.seconds, now.memory.temporaries)
+    });
+    assert_eq!(compiled.report.step, changed.report.step);
+    assert_eq!(modules(dir.path()), stored, "nothing was compiled");
+}
+
+#[needs(cpu)]
+fn a_damaged_module_is_compiled_anew() {
+    let lab = Lab::new("layouts: [sequence, tensor]");
+    let first = lab.run(&[]);
+    assert!(first.status.success(), "{}", stderr(&first));
+    let stored = lab.modules();
+    let (path, (bytes, _)) = stored.first_key_value().expect("a module");
+    std::fs::write(path, &bytes[..bytes.len() - 1]).expect("writes");
+    let again = lab.run(&[]);
+    let said = stderr(&again);
+    assert!(said.contains("the program is compiled anew") && said.contains("1 of 2 are known"), "{said}");
+    let figures = |out: &Output| String::from_utf8_lossy(&out.stdout).into_owned();
+    assert_eq!(figures(&again), figures(&first));
+    let after = lab.modules();
+    assert_eq!(after.keys().collect::<Vec<_>>(), stored.keys().collect::<Vec<_>>());
+    let untouched =
+        |all: &BTreeMap<PathBuf, _>| all.last_key_value().map(|(_, entry): (_, &(Vec<u8>, SystemTime))| entry.clone());
+    assert_eq!(untouched(&after), untouched(&stored));
+    assert!(!stderr(&lab.run(&[])).contains("anew"));
+}
+
+#[needs(cpu)]
+fn what_the_compiler_fails_on_is_remembered_until_retry() {
+    // An option that the plugin does not know is its refusal.
+    let lab = Lab::new("layouts: [sequence]\nflags: [{xla_no_such_option: 1}]");
+    let error = |rows: &[Row]| rows[0].error.clone().unwrap_or_default();
+    let first = lab.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
+    assert!(error(&first).contains("xla_no_such_option"), "{}", error(&first));
+    assert_eq!(error(&lab.rows(nothing(), false)), error(&first));
+    let again = std::panic::catch_unwind(|| lab.rows(nothing(), true));
+    assert!(again.is_err(), "--retry starts a child");
+
+    // A crash has no words of the compiler's own, but is remembered as its answer.
+    let lab = Lab::new("layouts: [sequence]");
+    let crash = lab.script("echo 'F0000 check.cc:1] Check failed: no' >&2; kill -6 $$");
+    let crashed = error(&lab.rows(&crash, false));
+    assert!(crashed.contains("signal: 6") && crashed.contains("Check failed: no"), "{crashed}");
+    assert_eq!(error(&lab.rows(nothing(), false)), crashed);
+    // An error that is not the compiler's is not.
+    let full = lab.script("echo 'error: no space left' >&2; exit 1");
+    assert_eq!(error(&lab.rows(&full, true)), "no space left");
+    let done = lab.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
+    assert!(done[0].figures.is_some() && done[0].error.is_none(), "{:?}", done[0].error);
+    let outcome = |r: &Record| {
+        let store = ModuleStore::new(&lab.path("out/modules"));
+        store.get(r.identity.as_ref().expect("a program")).expect("readable")
+    };
+    let last = lab.records().pop().expect("a line");
+    assert!(matches!(outcome(&last), Some(CompileOutcome::Module(_))));
+}
+
+#[needs(cpu)]
+fn why_reads_its_figures_anew() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("lab");
+    let ask = || {
+        let mut c = support::ltx2();
+        c.args(["why", "--target", "cpu:2", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--layout"]);
+        c.args(["before-385", "--set", "request.width=64", "--set", "request.height=96", "--budget", "1"]);
+        c.args(["--set", "request.num_frames=9", "--set", "runtime.xla_flags.xla_backend_optimization_level=0"]);
+        let done = c.args(["--json", "-", "-o"]).arg(&out).output().expect("runs");
+        assert!(done.status.success(), "{}", stderr(&done));
+        done
+    };
+    let first = ask();
+    let stored = modules(&out);
+    assert_eq!((records(&out).len(), stored.len()), (2, 2), "the program and one change of it");
+    tamper(&out);
+    let again = ask();
+    assert_eq!(String::from_utf8_lossy(&again.stdout), String::from_utf8_lossy(&first.stdout));
+    assert_eq!(modules(&out), stored, "nothing was compiled");
+    // A folder of modules that is shared by other means.
+    let other = dir.path().join("other");
+    std::fs::create_dir(&other).expect("a folder");
+    std::fs::rename(out.join("modules"), other.join("modules")).expect("moves");
+    std::fs::remove_dir_all(&out).expect("the log is gone");
+    let mut c = support::ltx2();
+    c.args(["compile", "--target", "cpu:2", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--layout"]);
+    c.args(["before-385", "--set", "request.width=64", "--set", "request.height=96", "--json", "-", "--modules"]);
+    c.arg(other.join("modules")).args(["--set", "request.num_frames=9"]);
+    let done = c.args(["--set", "runtime.xla_flags.xla_backend_optimization_level=0"]).output().expect("runs");
+    assert!(stderr(&done).contains("denoise is not compiled: its module is"), "{}", stderr(&done));
+    let (figures, answer): (Value, Value) =
+        (serde_json::from_slice(&done.stdout).expect("JSON"), serde_json::from_slice(&first.stdout).expect("JSON"));
+    assert_eq!(figures["collectives"]["per_layer_bytes"], answer["per_layer_bytes"]);
+}
