@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full soak fuzz sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
+.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
 
 # A video with sound from a prompt, by the trained toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -64,7 +64,7 @@ nano-parity: $(CPU_PLUGIN)
 # Bytes from elsewhere, damaged two million times each, by tests/it/inputs.rs on the stable toolchain; then the same readers under
 # libFuzzer with AddressSanitizer, which needs nightly and `cargo install cargo-fuzz`.
 RUNS ?= 2000000
-SEEDS_config := configs
+SEEDS_config := configs fuzz/seeds/config
 SEEDS_layout := shardings
 SEEDS_experiment := experiments
 SEEDS_tokenizer := tests/fixtures/tokenizer
@@ -77,7 +77,7 @@ fuzz:
 	for kind in $$(cargo fuzz list); do \
 		mkdir -p fuzz/corpus/$$kind; \
 		seeds=$$(make -s --no-print-directory seeds-of-$$kind); \
-		cargo +nightly fuzz run $$kind fuzz/corpus/$$kind $$seeds -- -runs=$(RUNS) -max_len=200000 || exit 1; \
+		cargo +nightly fuzz run $$kind fuzz/corpus/$$kind $$seeds -- -runs=$(RUNS) -max_len=300000 || exit 1; \
 	done
 
 # The layers that call C, and the readers of files, under AddressSanitizer, which needs nightly. The plugin itself is not built so:
@@ -85,6 +85,11 @@ fuzz:
 sanitize:
 	RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE=cpu cargo +nightly test --locked \
 		--target x86_64-unknown-linux-gnu --lib --test it -- pjrt:: spmd:: inputs::
+
+# Optimized modules of three platforms, by the plugins of all of them, and low-rank updates.
+fuzz-seeds:
+	cargo build --locked
+	scripts/fuzz/seeds.sh
 
 seeds-of-%:
 	@echo $(or $(SEEDS_$*),fuzz/seeds/$*)

@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| ltx2_fuzz::layout(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| drop(ltx2_fuzz::layout(bytes)));

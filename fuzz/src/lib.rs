@@ -1,14 +1,16 @@
 //! What bytes from elsewhere go through, a function for each kind. None of them may panic, abort or ask for memory that the
-//! bytes do not hold; what they answer does not matter here.
+//! bytes do not hold. Their answer is for the seeds alone: one that stops before its end tries nothing behind.
 //!
 //! `make fuzz` runs each under libFuzzer; `tests/it/inputs.rs` runs the same functions over seeds and their mutations.
 
 use std::cell::OnceCell;
+use std::error::Error;
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::rc::Rc;
 
 use ltx2::analysis::{self, CHIPS, Module, Trace, XSpace};
-use ltx2::config::{Given, load, parse_mesh, read_experiment};
+use ltx2::config::{Given, load, parse_mesh, presets, read_experiment};
 use ltx2::hlo::Mesh;
 use ltx2::media::{read_picture, read_png, read_wav};
 use ltx2::models::audio_vae;
@@ -21,10 +23,14 @@ use ltx2::models::vocoder::VocoderConfig;
 use ltx2::pipeline::tensors;
 use ltx2::runtime::Target;
 use ltx2::sampling::sigmas::FlowMatch;
-use ltx2::weights::{Checkpoint, LoraFile};
+use ltx2::weights::lora::{merge, updates};
+use ltx2::weights::{Checkpoint, Lora, LoraFile, ModelSource, Overrides};
+
+/// Whether bytes were read to their end, and else why not.
+pub type Read = Result<(), Box<dyn Error>>;
 
 /// Reads bytes and forgets what they said.
-pub type Reader = fn(&[u8]);
+pub type Reader = fn(&[u8]) -> Read;
 
 /// Every kind, with what reads it.
 pub const TARGETS: [(&str, Reader); 12] = [
@@ -42,86 +48,99 @@ pub const TARGETS: [(&str, Reader); 12] = [
     ("words", words),
 ];
 
-/// Holds the bytes as a file of a folder that this thread keeps.
+/// A folder that this thread keeps, with the shipped configurations in it for those that extend them.
+fn folder() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let place = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
+    let folder = tempfile::tempdir_in(place).expect("a folder");
+    std::fs::create_dir(folder.path().join(BELOW)).expect("a folder");
+    for (name, text) in presets::CONFIGS {
+        std::fs::write(folder.path().join(format!("{name}.yml")), text).expect("a file");
+    }
+    folder
+}
+
+/// Where files lie that extend others of the folder above, as those of `configs/tpu` do.
+const BELOW: &str = "below";
+
+/// Holds the bytes as a file of the folder that this thread keeps.
 fn as_file<T>(name: &str, bytes: &[u8], read: impl FnOnce(&Path) -> T) -> T {
     thread_local! { static FOLDER: OnceCell<tempfile::TempDir> = const { OnceCell::new() } }
-    FOLDER.with(|folder| {
-        let memory = Path::new("/dev/shm");
-        let place = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
-        let folder = folder.get_or_init(|| tempfile::tempdir_in(place).expect("a folder"));
-        let path: PathBuf = folder.path().join(name);
+    FOLDER.with(|kept| {
+        let path = kept.get_or_init(folder).path().join(name);
         std::fs::write(&path, bytes).expect("a file");
         read(&path)
     })
 }
 
-/// A YAML configuration.
-pub fn config(bytes: &[u8]) {
-    as_file("config.yml", bytes, |path| {
-        if let Ok(loaded) = load(&Given { file: Some(path.display().to_string()), ..Given::default() }) {
-            black_box((loaded.to_yaml(), loaded.config.placement(8).is_ok()));
-        }
-    });
+/// Whether any of the readers of a kind knew what to do with the bytes.
+fn any(read: &[bool]) -> Read {
+    if black_box(read).contains(&true) { Ok(()) } else { Err("nothing reads it".into()) }
+}
+
+/// A YAML configuration, with what it extends.
+pub fn config(bytes: &[u8]) -> Read {
+    as_file(&format!("{BELOW}/config.yml"), bytes, |path| {
+        let loaded = load(&Given { file: Some(path.display().to_string()), ..Given::default() })?;
+        black_box((loaded.to_yaml(), loaded.config.placement(8).is_ok()));
+        Ok(())
+    })
 }
 
 /// A sharding.
-pub fn layout(bytes: &[u8]) {
+pub fn layout(bytes: &[u8]) -> Read {
     as_file("layout.yml", bytes, |path| {
         let given = Given { set: vec![format!("layout={}", path.display())], ..Given::default() };
-        if let Ok(loaded) = load(&given) {
-            for devices in [1, 8, 6] {
-                black_box(loaded.config.placement(devices).is_ok());
-            }
-        }
-    });
+        let loaded = load(&given)?;
+        any(&[1, 8, 6].map(|devices| loaded.config.placement(devices).is_ok()))
+    })
 }
 
 /// An experiment.
-pub fn experiment(bytes: &[u8]) {
+pub fn experiment(bytes: &[u8]) -> Read {
     as_file("experiment.yml", bytes, |path| {
-        if let Ok(read) = read_experiment(path) {
-            black_box(read.cases());
-        }
-    });
+        black_box(read_experiment(path)?.cases());
+        Ok(())
+    })
 }
 
 /// A checkpoint of one file, and the tensors that `run` and `compare` take.
-pub fn safetensors(bytes: &[u8]) {
+pub fn safetensors(bytes: &[u8]) -> Read {
     as_file("tensors.safetensors", bytes, |path| {
-        if let Ok(file) = Checkpoint::open(path) {
-            for name in file.names() {
-                black_box((file.get(name).is_ok(), file.get_float(name).is_ok(), file.shape(name).map(<[_]>::len)));
-            }
-            black_box(tensors::read(path).is_ok());
+        let file = Checkpoint::open(path)?;
+        for name in file.names() {
+            black_box((file.get_float(name).is_ok(), file.shape(name).map(<[_]>::len)));
+            file.get(name)?;
         }
-    });
+        black_box(tensors::read(path).is_ok());
+        Ok(())
+    })
 }
 
 /// The index of a checkpoint of several files, one of which lies beside it.
-pub fn index(bytes: &[u8]) {
+pub fn index(bytes: &[u8]) -> Read {
     let header = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
     let shard = [&(header.len() as u64).to_le_bytes()[..], header, &[0; 4]].concat();
     as_file("model.safetensors", &shard, |_| ());
     as_file("model.safetensors.index.json", bytes, |path| {
-        if let Ok(file) = Checkpoint::open(path) {
-            black_box(file.names().count());
-        }
-    });
+        black_box(Checkpoint::open(path)?.names().count());
+        Ok(())
+    })
 }
 
 /// A tokenizer, and what it makes of a prompt.
-pub fn tokenizer(bytes: &[u8]) {
+pub fn tokenizer(bytes: &[u8]) -> Read {
     as_file("tokenizer.json", bytes, |path| {
-        if let Ok(tokenizer) = Tokenizer::open(path.parent().expect("a folder")) {
-            black_box((tokenizer.encode("A red fox, 12 times.\n", 16).is_ok(), tokenizer.vocab_size()));
-        }
-    });
+        let tokenizer = Tokenizer::open(path.parent().expect("a folder"))?;
+        black_box((tokenizer.encode("A red fox, 12 times.\n", 16)?, tokenizer.vocab_size()));
+        Ok(())
+    })
 }
 
 /// The configuration of any component, or of the scheduler.
-pub fn model_config(bytes: &[u8]) {
-    let Ok(json) = serde_json::from_slice(bytes) else { return };
-    let known = [
+pub fn model_config(bytes: &[u8]) -> Read {
+    let json = serde_json::from_slice(bytes)?;
+    any(&[
         audio_vae::DecoderConfig::from_json(&json).is_ok(),
         ConnectorsConfig::from_json(&json).is_ok(),
         Gemma3Config::from_json(&json).is_ok(),
@@ -130,57 +149,67 @@ pub fn model_config(bytes: &[u8]) {
         DecoderConfig::from_json(&json).is_ok(),
         EncoderConfig::from_json(&json).is_ok(),
         VocoderConfig::from_json(&json).is_ok(),
-    ];
-    black_box(known);
-    if let Ok(text) = std::str::from_utf8(bytes) {
-        black_box(FlowMatch::from_json(text, Path::new("scheduler_config.json")).is_ok());
-    }
+        FlowMatch::from_json(std::str::from_utf8(bytes)?, Path::new("scheduler_config.json")).is_ok(),
+    ])
 }
 
-/// A LoRA's keys and shapes.
-pub fn lora(bytes: &[u8]) {
+/// A LoRA's keys and shapes, and what it makes of a small model's weights.
+pub fn lora(bytes: &[u8]) -> Read {
+    thread_local! { static MODEL: OnceCell<ModelSource> = const { OnceCell::new() } }
     as_file("lora.safetensors", bytes, |path| {
-        if let Ok(file) = LoraFile::open(&path.display().to_string()) {
-            black_box(file.targets().count());
-        }
-    });
+        let file = Rc::new(LoraFile::open(&path.display().to_string())?);
+        MODEL.with(|kept| {
+            let model = kept.get_or_init(small_model);
+            file.check(model)?;
+            let loras = [Lora { file: file.clone(), strength: 0.5 }];
+            for (component, name) in file.targets() {
+                let weight = model.checkpoint(component)?.get_float(name)?;
+                black_box(merge(&weight, None, &updates(&loras, component, name))?.as_ref());
+            }
+            Ok(())
+        })
+    })
 }
 
-/// An optimized program, and its report.
-pub fn module(bytes: &[u8]) {
-    let Some((&kind, bytes)) = bytes.split_first() else { return };
-    let format = if kind % 2 == 0 { "hlo_with_config" } else { "hlo" };
-    if let Ok(module) = Module::decode(format, bytes) {
-        let mesh = Mesh::new(&[("data", 2), ("context", 4)]);
-        black_box(analysis::report(&module, &mesh, 2, CHIPS.first()));
-        black_box((module.loops(), module.stored()));
-    }
+/// The fixture that `scripts/fuzz/loras.py` writes the seeds for. This file is compiled in two packages.
+fn small_model() -> ModelSource {
+    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|f| f.join("tests/fixtures/models/tiny_a"));
+    let model = folders.find(|f| f.is_dir()).expect("the repository");
+    ModelSource::open(&model.display().to_string(), &Overrides::default()).expect("a model")
+}
+
+/// An optimized program and its report, on the chip that the first byte names, or on none.
+pub fn module(bytes: &[u8]) -> Read {
+    let (&kind, bytes) = bytes.split_first().ok_or("nothing")?;
+    let format = if kind.is_multiple_of(2) { "hlo_with_config" } else { "hlo" };
+    let chip = CHIPS.get(usize::from(kind / 2)).map(|chip| chip.calibrated());
+    let module = Module::decode(format, bytes)?;
+    let mesh = Mesh::new(&[("data", 2), ("context", 4)]);
+    black_box(analysis::report(&module, &mesh, 2, chip.as_ref()));
+    black_box((module.loops(), module.stored(), module.purposes(), module.listing(), module.is_bound_to_device()));
+    Ok(())
 }
 
 /// A recording of devices, summed up.
-pub fn trace(bytes: &[u8]) {
-    if let Ok(space) = XSpace::read(bytes) {
-        black_box(Trace::of(&space, Some(2)).is_ok());
-    }
+pub fn trace(bytes: &[u8]) -> Read {
+    black_box(Trace::of(&XSpace::read(bytes)?, Some(2))?);
+    Ok(())
 }
 
 /// A picture or a sound.
-pub fn media(bytes: &[u8]) {
-    as_file("media", bytes, |path| {
-        black_box((read_picture(path).is_ok(), read_png(path).is_ok(), read_wav(path).is_ok()));
-    });
+pub fn media(bytes: &[u8]) -> Read {
+    as_file("media", bytes, |path| any(&[read_picture(path).is_ok(), read_png(path).is_ok(), read_wav(path).is_ok()]))
 }
 
 /// The command line's own little languages: targets, meshes, settings.
-pub fn words(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
-    black_box(text.parse::<Target>().is_ok());
-    black_box(parse_mesh(text).is_ok());
+pub fn words(bytes: &[u8]) -> Read {
+    let text = std::str::from_utf8(bytes)?;
     let set = Given { set: vec![text.to_string()], ..Given::default() };
     let mesh = Given { mesh: Some(text.to_string()), ..Given::default() };
-    for given in [set, mesh] {
-        if let Ok(loaded) = load(&given) {
-            black_box(loaded.config.placement(8).is_ok());
-        }
-    }
+    let loads = |given: &Given| {
+        let loaded = load(given);
+        black_box(loaded.as_ref().is_ok_and(|l| l.config.placement(8).is_ok()));
+        loaded.is_ok()
+    };
+    any(&[text.parse::<Target>().is_ok(), parse_mesh(text).is_ok(), loads(&set), loads(&mesh)])
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tests/fixtures/trace/two_devices.xplane.pb: a recording made up by hand, whose sums tests/cli/profile.rs knows.
+"""Writes two recordings made up by hand: tests/fixtures/trace/two_devices.xplane.pb, of GPUs, whose sums tests/cli/profile.rs
+knows, and one_tpu.xplane.pb, with what a TPU does in the background, whose sums tests/it/seeds.rs knows.
 
     scripts/lab/fixture.py          # needs nothing but Python
 
@@ -8,7 +9,7 @@ The protobuf bytes are written here, field by field, so that the reader is teste
 
 import pathlib
 
-OUT = pathlib.Path(__file__).resolve().parents[2] / "tests/fixtures/trace/two_devices.xplane.pb"
+OUT = pathlib.Path(__file__).resolve().parents[2] / "tests/fixtures/trace"
 
 # Far from 0, as clocks of hosts are.
 EPOCH_NS = 1_790_000_000_000_000_000
@@ -22,6 +23,40 @@ PROGRAM = {
     "custom-call.4": ("custom-call", "blocks/ff/proj/dot_general", "__cublas$lt$matmul", "nvjet_tst_64x64"),
     "all-gather-start": ("all-gather-start", "blocks/attn1/sdpa/all_gather", "", "ncclDevKernel_AllGather_RING_LL"),
     "all-reduce-start": ("all-reduce-start", "blocks/ff/proj/add", "", "ncclDevKernel_AllReduce_Sum_bf16"),
+}
+
+# The same of a TPU: a gather that a computation of its own wraps, and one spread over fusions, of which the program tells
+# more than the events; an operation that no program explains, and what its event says of it.
+TPU_PROGRAM = {
+    "fusion.1": ("fusion", "blocks/ff/proj/dot_general", "", "fusion.1"),
+    "async-start.2": ("async-start", "", "", "async-start.2"),
+    "async-done.2": ("async-done", "", "", "async-done.2"),
+    "fusion.3": ("fusion", "blocks/attn1/to_q/all_gather", "", "fusion.3"),
+    "copy-start.4": ("copy-start", "", "", "copy-start.4"),
+}
+# What an instruction of it reads, and the computation that it calls.
+TPU_OPERANDS = {"async-done.2": "async-start.2"}
+TPU_CALLS = {"fusion.1": 2, "async-start.2": 3, "fusion.3": 4}
+TPU_CALLED = {
+    2: [("dot.5", "dot", "blocks/ff/proj/dot_general", "")],
+    3: [("all-gather.6", "all-gather", "blocks/ff/proj/all_gather", "")],
+    4: [
+        ("custom-call.7", "custom-call", "", "AsyncCollectiveStart"),
+        ("all-gather.8", "all-gather", "blocks/attn1/to_q/all_gather", ""),
+    ],
+}
+# Of events alone: an operation's category and scope.
+TPU_FACTS = {"reduce.9": ("reduce", "blocks/norm1/reduce")}
+
+TPU_TIMES = {
+    "XLA Ops": [
+        ("async-start.2", 0, 1),
+        ("fusion.1", 1, 61),
+        ("async-done.2", 61, 71),
+        ("fusion.3", 71, 91),
+        ("reduce.9", 91, 100),
+    ],
+    "Async XLA Ops": [("async-start.2", 0, 71), ("copy-start.4", 10, 90)],
 }
 
 # Device: stream: instruction, start and end in microseconds.
@@ -68,26 +103,46 @@ def table(number, entries):
     return [(number, message((1, key), (2, value))) for key, value in entries.items()]
 
 
+def instruction(number, name, opcode, scope, target, operands=(), calls=()):
+    lists = [(36, operand) for operand in operands] + [(38, called) for called in calls]
+    return message((1, name), (2, opcode), (7, message((2, scope))), (28, target), (35, number), *lists)
+
+
 def program():
     instructions = [
-        (2, message((1, name), (2, opcode), (7, message((2, scope))), (28, target), (35, 10 + at)))
+        (2, instruction(10 + at, name, opcode, scope, target))
         for at, (name, (opcode, scope, target, _)) in enumerate(PROGRAM.items())
     ]
     entry = message((1, "main"), *instructions, (5, 1), (6, 10))
     return message((1, message((1, "denoise"), (3, entry), (6, 1))))
 
 
-FACTS = ["hlo_op", "hlo_module", "program_id", "Hlo Proto", "denoise"]
+def tpu_program():
+    number = {name: 10 + at for at, name in enumerate(TPU_PROGRAM)}
+    computations = []
+    for own, called in TPU_CALLED.items():
+        inside = [(2, instruction(100 * own + at, *one)) for at, one in enumerate(called)]
+        computations.append((3, message((1, f"called.{own}"), *inside, (5, own), (6, 100 * own + len(called) - 1))))
+    instructions = []
+    for name, (opcode, scope, target, _) in TPU_PROGRAM.items():
+        operands = [number[TPU_OPERANDS[name]]] if name in TPU_OPERANDS else []
+        calls = [TPU_CALLS[name]] if name in TPU_CALLS else []
+        instructions.append((2, instruction(number[name], name, opcode, scope, target, operands, calls)))
+    entry = message((1, "main"), *instructions, (5, 1), (6, 10))
+    return message((1, message((1, "denoise"), *computations, (3, entry), (6, 1))))
+
+
+FACTS = ["hlo_op", "hlo_module", "program_id", "Hlo Proto", "denoise", "hlo_category", "tf_op"]
 FACT = {name: at for at, name in enumerate(FACTS, 1)}
 
 
-def facts():
-    return table(5, {at: message((1, at), (2, name)) for name, at in FACT.items()})
+def facts(names):
+    return table(5, {at: message((1, at), (2, name)) for name, at in FACT.items() if name in names})
 
 
-def plane(number, streams):
-    kernels = {name: at for at, name in enumerate(PROGRAM, 1)}
-    metadata = {at: message((1, at), (2, PROGRAM[name][3])) for name, at in kernels.items()}
+def plane(number, device, streams, kernel_of, events_facts, names):
+    kernels = {name: at for at, name in enumerate(kernel_of, 1)}
+    metadata = {at: message((1, at), (2, kernel_of[name])) for name, at in kernels.items()}
     lines = []
     for at, (stream, events) in enumerate(streams.items()):
         each = [
@@ -97,26 +152,46 @@ def plane(number, streams):
                     (1, kernels[name]),
                     (2, start * 1_000_000),
                     (3, (end - start) * 1_000_000),
-                    (4, message((1, FACT["hlo_op"]), (5, name))),
-                    (4, message((1, FACT["hlo_module"]), (7, FACT["denoise"]))),
-                    (4, message((1, FACT["program_id"]), (3, 42))),
+                    *((4, fact) for fact in events_facts(name)),
                 ),
             )
             for name, start, end in events
         ]
         lines.append((3, message((1, 13 + at), (2, stream), (3, EPOCH_NS), *each)))
-    return message((1, number), (2, f"/device:GPU:{number}"), *lines, *table(4, metadata), *facts())
+    return message((1, number), (2, f"/device:{device}:{number}"), *lines, *table(4, metadata), *facts(names))
 
 
-def metadata():
-    proto = message((1, FACT["Hlo Proto"]), (6, program()))
-    return message((2, "/host:metadata"), *table(4, {42: message((1, 42), (2, "denoise(42)"), (5, proto))}), *facts())
+def of_program(name):
+    return [
+        message((1, FACT["hlo_op"]), (5, name)),
+        message((1, FACT["hlo_module"]), (7, FACT["denoise"])),
+        message((1, FACT["program_id"]), (3, 42)),
+    ]
+
+
+def of_tpu(name):
+    if name not in TPU_FACTS:
+        return of_program(name)
+    category, scope = TPU_FACTS[name]
+    return [message((1, FACT["hlo_category"]), (5, category)), message((1, FACT["tf_op"]), (5, scope))]
+
+
+def metadata(program, names):
+    proto = message((1, FACT["Hlo Proto"]), (6, program))
+    entry = message((1, 42), (2, "denoise(42)"), (5, proto))
+    return message((2, "/host:metadata"), *table(4, {42: entry}), *facts(names))
 
 
 def main():
-    planes = [(1, plane(number, streams)) for number, streams in enumerate(TIMES)]
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_bytes(message(*planes, (1, metadata()), (4, "host")))
+    OUT.mkdir(parents=True, exist_ok=True)
+    names, kernels = FACTS[:5], {name: kernel for name, (_, _, _, kernel) in PROGRAM.items()}
+    planes = [(1, plane(n, "GPU", streams, kernels, of_program, names)) for n, streams in enumerate(TIMES)]
+    written = message(*planes, (1, metadata(program(), names)), (4, "host"))
+    (OUT / "two_devices.xplane.pb").write_bytes(written)
+    kernels = {name: name for name in [*TPU_PROGRAM, *TPU_FACTS]}
+    planes = [(1, plane(0, "TPU", TPU_TIMES, kernels, of_tpu, FACTS))]
+    written = message(*planes, (1, metadata(tpu_program(), FACTS)), (4, "host"))
+    (OUT / "one_tpu.xplane.pb").write_bytes(written)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::collective::{is_async_marker, is_collective};
 use super::module::Module;
-use super::proto::{ComputationProto, InstructionProto, ShapeProto};
+use super::proto::{ComputationProto, InstructionProto, ShapeProto, WindowDimensionProto};
 use super::shape::{self, elements};
 
 /// Work on one device.
@@ -93,18 +93,14 @@ impl<'a> Counter<'a> {
 
     fn fusion_work(&self, i: &InstructionProto) -> Work {
         let Some(called) = self.module.called(i) else { return Work::default() };
-        let read: u64 = called
-            .instructions
-            .iter()
-            .filter(|p| p.opcode == "parameter")
-            .map(|p| {
-                let whole = self.size(p.shape.as_ref());
-                self.read_of(called, p).map_or(whole, |part| part.min(whole))
-            })
-            .sum();
+        let parameters = called.instructions.iter().filter(|p| p.opcode == "parameter");
+        let read = shape::sum(parameters.map(|p| {
+            let whole = self.size(p.shape.as_ref());
+            self.read_of(called, p).map_or(whole, |part| part.min(whole))
+        }));
         let written = self.module.root(called).map_or(0, |root| self.written(root));
         let inside = self.fused(called);
-        Work { bytes: (read + written) as f64 + inside.bytes, ..inside }
+        Work { bytes: read as f64 + written as f64 + inside.bytes, ..inside }
     }
 
     /// Operations of a fused computation and those fused inside it, and what kernels inside read more than once.
@@ -204,24 +200,21 @@ impl<'a> Counter<'a> {
         let moved = match i.opcode.as_str() {
             "dynamic-slice" | "slice" | "gather" => {
                 let from = size(self.module.operand(i, 0).and_then(|o| o.shape.as_ref()));
-                output + from.min(i.shape.as_ref().map_or(0, shape::bytes))
+                output.saturating_add(from.min(i.shape.as_ref().map_or(0, shape::bytes)))
             }
-            "dynamic-update-slice" => 2 * size(self.module.operand(i, 1).and_then(|u| u.shape.as_ref())),
+            "dynamic-update-slice" => size(self.module.operand(i, 1).and_then(|u| u.shape.as_ref())).saturating_mul(2),
             "broadcast" => output,
             // Copies in the background state source and destination in their own shape.
             "copy-start" => {
                 let places = i.shape.iter().flat_map(|s| s.tuple_shapes.iter().take(2));
-                places.map(|s| size(Some(s))).sum()
+                shape::sum(places.map(|s| size(Some(s))))
             }
             // Work inside is counted where it stands; the rest is links, not memory.
             "async-start" => 0,
             _ => {
-                let read: u64 = i
-                    .operand_ids
-                    .iter()
-                    .map(|&o| size(self.module.instruction(o).and_then(|o| o.shape.as_ref())))
-                    .sum();
-                read + output
+                let operands = i.operand_ids.iter().map(|&o| self.module.instruction(o));
+                let read = operands.map(|o| size(o.and_then(|o| o.shape.as_ref())));
+                shape::sum(read.chain([output]))
             }
         };
         moved as f64
@@ -232,8 +225,8 @@ impl<'a> Counter<'a> {
         match i.opcode.as_str() {
             "dot" => {
                 let Some(left) = self.module.operand(i, 0).and_then(|o| o.shape.as_ref()) else { return 0.0 };
-                let contracted: i64 = i.dot.as_ref().map_or(1, |d| product(&left.dimensions, &d.lhs_contracting));
-                2.0 * output_elements(i) * contracted as f64
+                let contracted = i.dot.as_ref().map_or(1.0, |d| product(&left.dimensions, &d.lhs_contracting));
+                2.0 * output_elements(i) * contracted
             }
             "convolution" => self.convolution_flops(i).unwrap_or(0.0),
             _ => 0.0,
@@ -253,7 +246,7 @@ impl<'a> Counter<'a> {
             let from = at(&input.dimensions, *numbers.input_spatial.get(n)?)?;
             let to = at(&output.dimensions, *numbers.output_spatial.get(n)?)?;
             positions *= to as f64;
-            pairs *= valid_pairs(from, to, w) as f64;
+            pairs *= valid_pairs(from, to, w)?;
         }
         let features = at(&kernel.dimensions, numbers.kernel_input_feature)?;
         Some(2.0 * elements(output) as f64 / positions.max(1.0) * pairs * features as f64)
@@ -277,8 +270,8 @@ impl<'a> Counter<'a> {
         {
             let dims: Vec<i64> =
                 contracting.as_array().into_iter().flatten().filter_map(number).map(|v| v as i64).collect();
-            let contracted = shape(0).map_or(0, |s| product(&s.dimensions, &dims));
-            return of(2.0 * result(i).map_or(0, elements) as f64 * contracted as f64);
+            let contracted = shape(0).map_or(0.0, |s| product(&s.dimensions, &dims));
+            return of(2.0 * result(i).map_or(0, elements) as f64 * contracted);
         }
         if let Some(scores) = config.pointer("/cudnn_fmha_backend_config/intermediate_tensor_shape/dimensions") {
             // Scores and weighted sum: two products of [.., queries, keys] with a head's width.
@@ -296,8 +289,8 @@ fn number(v: &Value) -> Option<f64> {
     v.as_f64().or_else(|| v.as_str()?.parse().ok())
 }
 
-fn product(dims: &[i64], which: &[i64]) -> i64 {
-    which.iter().filter_map(|&d| dims.get(usize::try_from(d).ok()?)).product()
+fn product(dims: &[i64], which: &[i64]) -> f64 {
+    which.iter().filter_map(|&d| dims.get(usize::try_from(d).ok()?)).map(|d| *d as f64).product()
 }
 
 /// The shape of a result; of a library call's, the part that is not its workspace.
@@ -309,29 +302,37 @@ fn output_elements(i: &InstructionProto) -> f64 {
     i.shape.as_ref().map_or(0.0, |s| elements(s) as f64)
 }
 
-/// Pairs of a kernel position and an output position that meet an element of the input.
-fn valid_pairs(input: i64, output: i64, w: &super::proto::WindowDimensionProto) -> i64 {
-    let (stride, dilation, base) = (w.stride.max(1), w.window_dilation.max(1), w.base_dilation.max(1));
-    if w.size == 1 && w.padding_low == 0 && base == 1 {
-        return output;
-    }
-    let extent = (input - 1) * base + 1;
-    (0..w.size)
-        .map(|k| {
-            let meets = |o: i64| {
-                let at = o * stride - w.padding_low + k * dilation;
-                (0..extent).contains(&at) && at % base == 0
-            };
-            (0..output).filter(|o| meets(*o)).count() as i64
-        })
-        .sum()
+/// More steps than a window takes that a compiler wrote: a kernel's positions, and its holes.
+const STEPS: i128 = 1 << 22;
+
+/// Pairs of a kernel position and an output position that meet an element of the input; none where the window is no
+/// compiler's.
+fn valid_pairs(input: i64, output: i64, w: &WindowDimensionProto) -> Option<f64> {
+    let steps = [w.stride, w.window_dilation, w.base_dilation].map(|n| i128::from(n.max(1)));
+    let ([stride, dilation, base], size) = (steps, i128::from(w.size));
+    (size.saturating_mul(base) <= STEPS).then_some(())?;
+    let last = (i128::from(input) - 1) * base;
+    let pairs = (0..size).map(|k| {
+        // Where the first output position stands; the others, from the first one inside to the last.
+        let shift = k * dilation - i128::from(w.padding_low);
+        let from = ((-shift).max(0) + stride - 1) / stride;
+        let to = (last - shift).div_euclid(stride).min(i128::from(output) - 1);
+        // Elements of the input lie `base` apart, so that positions meet them in turn.
+        let meets = |o: &i128| (o * stride + shift) % base == 0;
+        let mut met = (from..=to.min(from + 2 * base)).filter(meets);
+        match (met.next(), met.next()) {
+            (Some(first), Some(second)) => (to - first) / (second - first) + 1,
+            (first, _) => first.iter().count() as i128,
+        }
+    });
+    Some(pairs.sum::<i128>() as f64)
 }
 
 #[cfg(test)]
 mod tests {
     use prost::Message;
 
-    use super::super::proto::{ModuleProto, WindowDimensionProto};
+    use super::super::proto::{ConvolutionProto, ModuleProto, WindowProto};
     use super::*;
 
     fn window(size: i64, stride: i64, padding: i64, base: i64) -> WindowDimensionProto {
@@ -384,9 +385,81 @@ mod tests {
     #[test]
     fn padding_and_holes_cost_nothing() {
         // Three taps over four elements with one element of padding on both sides: 3 + 3 + 2 + 2.
-        assert_eq!(valid_pairs(4, 4, &window(3, 1, 1, 1)), 10);
-        assert_eq!(valid_pairs(4, 4, &window(1, 1, 0, 1)), 4);
+        assert_eq!(valid_pairs(4, 4, &window(3, 1, 1, 1)), Some(10.0));
+        assert_eq!(valid_pairs(4, 4, &window(1, 1, 0, 1)), Some(4.0));
         // A batch of 4 written as a window: with stride 3 over an input spread by 4, only equal indices meet.
-        assert_eq!(valid_pairs(4, 4, &window(4, 3, 0, 4)), 4);
+        assert_eq!(valid_pairs(4, 4, &window(4, 3, 0, 4)), Some(4.0));
+    }
+
+    #[test]
+    fn pairs_are_those_of_every_place_tried() {
+        let tried = |input: i64, output: i64, w: &WindowDimensionProto| {
+            let meets = |k: i64, o: i64| {
+                let at = o * w.stride - w.padding_low + k * w.window_dilation;
+                (0..=(input - 1) * w.base_dilation).contains(&at) && at % w.base_dilation == 0
+            };
+            (0..w.size).map(|k| (0..output).filter(|o| meets(k, *o)).count()).sum::<usize>() as f64
+        };
+        for (input, output) in [(1, 1), (1, 5), (3, 7), (4, 4), (7, 3), (9, 20)] {
+            for (size, stride, base) in (0..5).flat_map(|s| (1..5).flat_map(move |t| (1..5).map(move |b| (s, t, b)))) {
+                for (padding, dilation) in (-3..5).flat_map(|p| (1..4).map(move |d| (p, d))) {
+                    let w = WindowDimensionProto { window_dilation: dilation, ..window(size, stride, padding, base) };
+                    assert_eq!(
+                        valid_pairs(input, output, &w),
+                        Some(tried(input, output, &w)),
+                        "{input} {output} {w:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Sizes of all that a program says are a file's own: none may end the reader, or keep it for long.
+    #[test]
+    fn work_of_any_size_is_a_number() {
+        let shape = |dims: &[i64]| ShapeProto { element_type: 11, dimensions: dims.into(), ..ShapeProto::default() };
+        let huge = shape(&[i64::MAX, i64::MAX]);
+        let instruction = |id: i64, opcode: &str, operands: &[i64]| InstructionProto {
+            id,
+            opcode: opcode.into(),
+            operand_ids: operands.into(),
+            shape: Some(huge.clone()),
+            ..InstructionProto::default()
+        };
+        let with = |window: WindowDimensionProto| InstructionProto {
+            window: Some(WindowProto { dimensions: vec![window] }),
+            convolution: Some(ConvolutionProto {
+                input_spatial: vec![0],
+                output_spatial: vec![0],
+                ..ConvolutionProto::default()
+            }),
+            ..instruction(0, "convolution", &[1, 1])
+        };
+        let most = i64::MAX;
+        let dot = super::super::proto::DotProto { lhs_contracting: vec![0, 1] };
+        let mut instructions = vec![
+            instruction(1, "parameter", &[]),
+            instruction(2, "add", &[1, 1]),
+            instruction(3, "dynamic-slice", &[1]),
+            instruction(4, "dynamic-update-slice", &[1, 1]),
+            InstructionProto { dot: Some(dot), ..instruction(5, "dot", &[1, 1]) },
+            InstructionProto { called_computation_ids: vec![1], ..instruction(6, "fusion", &[1]) },
+            with(window(1, most, i64::MIN, 1)),
+            with(window(3, most, most, 5)),
+            with(window(most, 1, 0, most)),
+        ];
+        (6..).zip(&mut instructions[5..]).for_each(|(id, i)| i.id = id);
+        let fused = vec![instruction(20, "parameter", &[]), instruction(21, "negate", &[20])];
+        let computations = vec![
+            ComputationProto { id: 1, instructions: fused, root_id: 21, ..ComputationProto::default() },
+            ComputationProto { id: 2, instructions, root_id: 6, ..ComputationProto::default() },
+        ];
+        let module = ModuleProto { computations, entry_computation_id: 2, ..ModuleProto::default() };
+        let module = Module::decode("hlo", &module.encode_to_vec()).expect("a module");
+        let counter = Counter { module: &module, on_chip: false };
+        for id in 2..=9 {
+            let work = counter.work(module.instruction(id).expect("it"));
+            assert!(work.bytes > 1e18 && work.flops >= 0.0, "{id}: {work:?}");
+        }
     }
 }

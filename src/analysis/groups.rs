@@ -27,16 +27,24 @@ fn iota_groups(iota: &IotaGroupsProto) -> Vec<Vec<i64>> {
         true => (0..iota.reshape.len() as i64).collect(),
         false => iota.transpose.iter().map(|&t| i64::from(t)).collect(),
     };
-    let ids = transposed(&iota.reshape, &transpose);
+    let ids = transposed(&iota.reshape, &transpose).unwrap_or_default();
     ids.chunks(usize::try_from(iota.per_group).unwrap_or(1).max(1)).map(<[i64]>::to_vec).collect()
 }
 
-/// The numbers from 0, seen as an array of `dims` whose axes are permuted.
-fn transposed(dims: &[i64], order: &[i64]) -> Vec<i64> {
+/// More devices than any machine has.
+const MOST: i64 = 1 << 20;
+
+/// The numbers from 0, seen as an array of `dims` whose axes are permuted; none where they are not, or are no machine's.
+fn transposed(dims: &[i64], order: &[i64]) -> Option<Vec<i64>> {
+    let all = dims.iter().try_fold(1i64, |all, d| all.checked_mul(*d).filter(|_| *d > 0))?;
+    let order: Vec<usize> = order.iter().filter_map(|&d| usize::try_from(d).ok()).collect();
+    let mut axes = order.clone();
+    axes.sort_unstable();
+    (all <= MOST && axes.into_iter().eq(0..dims.len())).then_some(())?;
     let strides: Vec<i64> = (0..dims.len()).map(|d| dims[d + 1..].iter().product()).collect();
-    order.iter().filter_map(|&d| usize::try_from(d).ok()).fold(vec![0], |at, d| {
+    Some(order.into_iter().fold(vec![0], |at, d| {
         at.iter().flat_map(|base| (0..dims[d]).map(move |k| (base, k))).map(|(b, k)| b + k * strides[d]).collect()
-    })
+    }))
 }
 
 fn mesh_axes_groups(list: &super::proto::MeshAxesGroupsProto) -> Vec<Vec<i64>> {
@@ -53,7 +61,7 @@ fn mesh_axes_groups(list: &super::proto::MeshAxesGroupsProto) -> Vec<Vec<i64>> {
                 dims.push(axis.size);
             }
             Some(Some(sub)) => {
-                let rest = axis.size / (sub.pre_size * sub.size).max(1);
+                let rest = axis.size / sub.pre_size.saturating_mul(sub.size).max(1);
                 picked.push(dims.len() as i64 + 1);
                 dims.extend([sub.pre_size, sub.size, rest]);
             }
@@ -61,8 +69,8 @@ fn mesh_axes_groups(list: &super::proto::MeshAxesGroupsProto) -> Vec<Vec<i64>> {
     }
     let order: Vec<i64> =
         (0..dims.len() as i64).filter(|d| !picked.contains(d)).chain(picked.iter().copied()).collect();
+    let Some(ids) = transposed(&dims, &order) else { return Vec::new() };
     let size: i64 = picked.iter().filter_map(|&d| dims.get(usize::try_from(d).ok()?)).product();
-    let ids = transposed(&dims, &order);
     let device = |id: &i64| usize::try_from(*id).ok().and_then(|n| mesh.device_ids.get(n)).copied().unwrap_or(*id);
     let ids: Vec<i64> = ids.iter().map(device).collect();
     ids.chunks(usize::try_from(size).unwrap_or(1).max(1)).map(<[i64]>::to_vec).collect()
@@ -161,6 +169,27 @@ mod tests {
         assert_eq!(axes(&of_mesh(0, None)), (2, vec!["cfg".into()]));
         let half = span(&of_mesh(1, Some(SubAxisProto { pre_size: 2, size: 2 })), &mesh());
         assert_eq!(half.devices, [[0, 1], [2, 3], [4, 5], [6, 7]]);
+        // Neither permutations of the axes nor machines: all devices, as without groups.
+        let all = [(0..8).collect::<Vec<i64>>()];
+        let of_axis = |size| {
+            let axes = vec![MeshAxisProto { name: "a".into(), size }];
+            let list = MeshAxesGroupsProto { mesh: Some(MeshProto { axes, device_ids: vec![] }), axes: vec![] };
+            InstructionProto { mesh_axes_groups: Some(list), ..Default::default() }
+        };
+        let damaged = [
+            iota(&[2, 4], &[0, 2], 4),
+            iota(&[2, 4], &[0, 0], 4),
+            iota(&[2, 4], &[-1], 4),
+            iota(&[2, 0], &[0, 1], 4),
+            iota(&[-1, -8], &[0, 1], 4),
+            iota(&[i64::MAX, 4], &[0, 1], 4),
+            iota(&[1 << 30], &[0], 4),
+            of_axis(1 << 40),
+            of_mesh(1, Some(SubAxisProto { pre_size: i64::MAX, size: i64::MAX })),
+        ];
+        for i in damaged {
+            assert_eq!(span(&i, &mesh()).devices, all, "{i:?}");
+        }
 
         let pairs = (0..8).map(|d| PairProto { source: d, target: d / 4 * 4 + (d + 1) % 4 }).collect();
         let permute = InstructionProto { source_target_pairs: pairs, ..Default::default() };

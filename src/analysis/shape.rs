@@ -1,4 +1,4 @@
-//! Sizes and names of shapes.
+//! Sizes and names of shapes. A size that no memory holds is the largest number.
 
 use super::proto::ShapeProto;
 
@@ -38,8 +38,8 @@ pub(super) fn is_float8(element_type: i32) -> bool {
 /// Elements of an array; of a tuple, the sum.
 pub(super) fn elements(shape: &ShapeProto) -> u64 {
     match shape.tuple_shapes.is_empty() {
-        true => shape.dimensions.iter().map(|d| *d as u64).product(),
-        false => shape.tuple_shapes.iter().map(elements).sum(),
+        true => shape.dimensions.iter().fold(1, |all, d| all.saturating_mul(u64::try_from(*d).unwrap_or(0))),
+        false => sum(shape.tuple_shapes.iter().map(elements)),
     }
 }
 
@@ -48,10 +48,15 @@ pub(super) fn bytes(shape: &ShapeProto) -> u64 {
     match shape.tuple_shapes.is_empty() {
         true => {
             let bits = TYPES.iter().find(|t| t.0 == shape.element_type).map_or(0, |t| t.2);
-            (elements(shape) * bits).div_ceil(8)
+            elements(shape).saturating_mul(bits).div_ceil(8)
         }
-        false => shape.tuple_shapes.iter().map(bytes).sum(),
+        false => sum(shape.tuple_shapes.iter().map(bytes)),
     }
+}
+
+/// All of them together.
+pub(super) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, u64::saturating_add)
 }
 
 /// From this memory space on, a TPU's layouts speak of the chip's own memories.
@@ -62,6 +67,26 @@ pub(super) fn bytes_off_chip(shape: &ShapeProto) -> u64 {
     match shape.tuple_shapes.is_empty() {
         true if shape.layout.as_ref().is_some_and(|l| l.memory_space >= ON_CHIP) => 0,
         true => bytes(shape),
-        false => shape.tuple_shapes.iter().map(bytes_off_chip).sum(),
+        false => sum(shape.tuple_shapes.iter().map(bytes_off_chip)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_no_memory_holds_are_the_largest() {
+        let array = |dimensions: &[i64]| ShapeProto {
+            element_type: 11,
+            dimensions: dimensions.to_vec(),
+            ..ShapeProto::default()
+        };
+        assert_eq!((elements(&array(&[3, 5])), bytes(&array(&[3, 5])), bytes(&array(&[]))), (15, 60, 4));
+        assert_eq!((elements(&array(&[-1, 5])), elements(&array(&[0, i64::MAX, i64::MAX]))), (0, 0));
+        let huge = array(&[1 << 40, 1 << 40]);
+        assert_eq!((elements(&huge), bytes(&huge)), (u64::MAX, u64::MAX.div_ceil(8)));
+        let pair = ShapeProto { tuple_shapes: vec![huge; 9], ..ShapeProto::default() };
+        assert_eq!((elements(&pair), bytes(&pair), bytes_off_chip(&pair)), (u64::MAX, u64::MAX, u64::MAX));
     }
 }

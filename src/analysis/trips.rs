@@ -52,7 +52,7 @@ impl Module {
             _ => return None,
         };
         let bound = self.fixed(bound, i, from)?;
-        let start = self.initial(i, counter.carried?, from)? + counter.offset;
+        let start = self.initial(i, counter.carried?, from)?.checked_add(counter.offset)?;
         count(start, bound, step, direction)
     }
 
@@ -90,7 +90,7 @@ impl Module {
         let Some(element) = value.carried else { return Some(value.offset) };
         let inside = Entered { by: i, from };
         (self.step(i, element, &inside)? == 0).then_some(())?;
-        Some(self.initial(i, element, from)? + value.offset)
+        self.initial(i, element, from)?.checked_add(value.offset)
     }
 
     /// The number a carried element starts with.
@@ -136,14 +136,14 @@ impl Module {
                 // Each side has half of what is left: sums of sums come to an end.
                 let half = |n: usize| self.operand(i, n).and_then(|o| self.linear(o, at, depth / 2));
                 let (a, b) = (half(0)?, half(1)?);
-                let sign = if i.opcode == "add" { 1 } else { -1 };
-                match (a.carried, b.carried) {
-                    (_, None) => Some(Linear { carried: a.carried, offset: a.offset.wrapping_add(sign * b.offset) }),
-                    (None, Some(_)) if sign == 1 => {
-                        Some(Linear { carried: b.carried, offset: a.offset.wrapping_add(b.offset) })
-                    }
-                    _ => None,
-                }
+                let adds = i.opcode == "add";
+                let carried = match (a.carried, b.carried) {
+                    (carried, None) => carried,
+                    (None, carried) if adds => carried,
+                    _ => return None,
+                };
+                let offset = if adds { a.offset.checked_add(b.offset) } else { a.offset.checked_sub(b.offset) };
+                Some(Linear { carried, offset: offset? })
             }
             "fusion" | "call" => {
                 let called = self.computation(*i.called_computation_ids.first()?)?;
@@ -215,6 +215,7 @@ fn mirrored(direction: &str) -> &'static str {
 }
 
 fn count(start: i64, bound: i64, step: i64, direction: &str) -> Option<u64> {
+    let [start, bound, step] = [start, bound, step].map(i128::from);
     let distance = match (direction, step > 0) {
         ("LT", true) | ("GT", false) | ("NE", _) => bound - start,
         ("LE", true) => bound - start + 1,
@@ -234,6 +235,9 @@ fn noted_trip_count(backend_config: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+
+    use super::super::proto::{LiteralProto, ModuleProto};
     use super::*;
 
     #[test]
@@ -245,6 +249,38 @@ mod tests {
         assert_eq!(count(5, 0, 1, "LT"), Some(0));
         assert_eq!(count(0, 4, 1, "NE"), Some(4));
         assert_eq!(count(0, 4, 1, "GT"), None);
+        assert_eq!(count(i64::MIN, i64::MAX, 1, "LT"), Some(u64::MAX));
+        assert_eq!(count(i64::MAX, i64::MIN, -1, "GE"), None, "one more than a number holds");
+        assert_eq!(count(0, i64::MIN, -1, "NE"), Some(1 << 63));
+    }
+
+    #[test]
+    fn sums_that_no_counter_holds_are_data() {
+        let constant = |id: i64, value: i64| InstructionProto {
+            id,
+            opcode: "constant".into(),
+            literal: Some(LiteralProto { s64s: vec![value], ..LiteralProto::default() }),
+            ..InstructionProto::default()
+        };
+        let of = |id: i64, opcode: &str, operands: [i64; 2]| InstructionProto {
+            id,
+            opcode: opcode.into(),
+            operand_ids: operands.into(),
+            ..InstructionProto::default()
+        };
+        let instructions = vec![
+            constant(1, i64::MIN),
+            constant(2, 5),
+            of(3, "add", [1, 2]),
+            of(4, "add", [1, 1]),
+            of(5, "subtract", [2, 1]),
+            of(6, "subtract", [2, 2]),
+        ];
+        let entry = ComputationProto { id: 1, instructions, root_id: 6, ..ComputationProto::default() };
+        let module = ModuleProto { computations: vec![entry], entry_computation_id: 1, ..ModuleProto::default() };
+        let module = Module::decode("hlo", &module.encode_to_vec()).expect("a module");
+        let value = |id: i64| module.linear(module.instruction(id).expect("it"), None, DEPTH).map(|l| l.offset);
+        assert_eq!([3, 4, 5, 6].map(value), [Some(i64::MIN + 5), None, None, Some(0)]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod pipeline;
 mod pjrt;
 mod processes;
 mod programs;
+mod seeds;
 mod spmd;
 mod stages;
 mod tiles;

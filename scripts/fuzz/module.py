@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Makes a seed of an optimized module: scripts/fuzz/module.py IN.pb OUT.pb CHIP.
+
+Kept are the fields that src/analysis/proto.rs declares: what is damaged elsewhere nobody reads. A backend's notes, most of
+a TPU's module, stay where they are looked at: of loops, calls of libraries and started collectives. The byte ahead is
+fuzz/src/lib.rs's: the chip's number in the table of src/analysis/chip.rs, doubled, or one past the last for none; and 1 where
+the module stands alone, without its configuration, as it is written for CHIP `-`. Needs nothing but Python.
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts/lab"))
+
+from fixture import field  # noqa: E402
+from trim import fields, get  # noqa: E402
+
+OPCODE, NOTES = 2, 43
+NOTED = re.compile(rb"while|custom-call|.*-start")
+
+
+def declared():
+    """Of each message the fields that are read, and the message that each holds, if it holds one."""
+    messages = {}
+    text = (ROOT / "src/analysis/proto.rs").read_text()
+    for name, body in re.findall(r"struct (\w+) \{(.*?)\n\}", text, re.S):
+        found = messages[name] = {}
+        for kind, tag, type_ in re.findall(r'#\[prost\((\w+).*?tag = "(\d+)"\)\]\s+pub \w+: (.*),', body):
+            inner = re.search(r"\w+Proto", type_)
+            found[int(tag)] = inner and inner.group()
+            if kind == "map":
+                # An entry is a message of key and value.
+                found[int(tag)] = entry = f"{name}.{tag}"
+                messages[entry] = {1: None, 2: inner.group()}
+    return messages
+
+
+MESSAGES = declared()
+
+
+def kept(data, message):
+    read = MESSAGES[message]
+    if message == "InstructionProto" and not NOTED.fullmatch(get(data, OPCODE, b"")):
+        read = {number: inner for number, inner in read.items() if number != NOTES}
+    known = ((number, value) for number, value in fields(data) if number in read)
+    written = (field(n, kept(value, read[n]) if read[n] else value) for n, value in known)
+    # A map, which comes in another order each time.
+    return b"".join(sorted(written) if message == "ScheduleProto" else written)
+
+
+def main():
+    source, out, chip = sys.argv[1:]
+    names = re.findall(r'^        name: "(\w+)",$', (ROOT / "src/analysis/chip.rs").read_text(), re.M)
+    module = kept(pathlib.Path(source).read_bytes(), "ModuleWithConfig")
+    if chip == "-":
+        ahead, module = 2 * len(names) + 1, get(module, 1)
+    else:
+        ahead = 2 * names.index(chip)
+    pathlib.Path(out).write_bytes(bytes([ahead]) + module)
+
+
+if __name__ == "__main__":
+    main()
