@@ -74,7 +74,7 @@ fn the_text_encoder_in_fsdp_ulysses() {
 
 /// 121 frames of 768x512, their rows over eight chips: nothing moves between chips but the
 /// edges of blocks, and in the end whether all numbers are finite.
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn the_split_video_decoder() {
     let (done, all) = exchanged(ProgramKind::VideoDecoder, "fsdp-ulysses", "tpu:v6e:2x4");
     assert_eq!(all.keys().collect::<Vec<_>>(), [&Kind::AllReduce, &Kind::CollectivePermute]);
