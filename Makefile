@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
+.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
 
 # A video with sound from a prompt, by the trained toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -51,6 +51,10 @@ test-gpu: $(LTX2)
 # Everything: long runs, whole products of layouts, all prompts, JAX's kernels, damaged inputs, planted faults.
 test-full:
 	$(TIER) test-full
+
+# Plants faults, each alone, and demands that the test named beside it finds it: scripts/mutants/README.md.
+mutants:
+	python3 scripts/mutants/mutants.py
 
 # All held-out prompts of the toy model, with guidance and without; `make test` has some of them.
 test-nano: $(CPU_PLUGIN)

@@ -60,6 +60,7 @@ CHECK = [
     *FETCH,
     shell("fmt", "cargo fmt --all --check"),
     shell("links", "python3 scripts/tests/links.py"),
+    shell("mutants fit", "python3 scripts/mutants/mutants.py --check"),
     shell("clippy", "cargo clippy --locked --all-targets -- -D warnings"),
     shell("dependencies", f"{DENY} --locked check bans licenses sources"),
     shell("advisories", ADVISORIES, network=True),

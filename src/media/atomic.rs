@@ -88,4 +88,16 @@ mod tests {
         remove_temporaries();
         assert!(!under_way.path().exists() && path.exists());
     }
+
+    /// `/dev/null`, which cannot be synchronized, stands for a disk that fails when it has to keep what it was given.
+    #[test]
+    fn a_file_has_its_name_only_when_the_disk_has_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.mp4");
+        let (_, temporary) = beside(&path, ".mp4").unwrap().into_parts();
+        let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        let error = persist(NamedTempFile::from_parts(null, temporary), &path, true).unwrap_err().to_string();
+        assert!(error.contains("out.mp4") && !path.exists(), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    }
 }

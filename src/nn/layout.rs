@@ -509,6 +509,14 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_split_as_videos_then_as_branches() {
+        let l = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::Batch, &["context"])], vec![], vec![]);
+        assert_eq!(l.mesh_axes("x", Axis::Rows), ["context", "cfg"]);
+        let placed = l.place("x", &ty(&[8, 3]), &[Axis::Rows, Axis::Whole]).unwrap().unwrap();
+        assert_eq!(placed.sharding, Sharding::new(&[&["context", "cfg"], &[]]));
+    }
+
+    #[test]
     fn rows_and_sequences_are_filled_up() {
         let l = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::VideoSequence, &["context"])], vec![], vec![]);
         let axes = [Axis::Rows, Axis::VideoSequence, Axis::Whole];

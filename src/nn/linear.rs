@@ -98,3 +98,22 @@ pub fn gelu(x: &Value) -> Value {
     let f = x.to(crate::dtype::DType::F32);
     (&f * 0.5 * ((&f * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)).to(x.dtype())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hlo::Type;
+    use crate::nn::Build;
+
+    /// Runs in f32 are what parity is judged by: no unit of fewer bits may take their products.
+    #[test]
+    fn products_of_f32_keep_all_of_its_bits() {
+        for (dtype, precision) in [(DType::F32, "HIGHEST"), (DType::BF16, "DEFAULT")] {
+            let p = Params::new("product", "transformer", &Build::new(dtype));
+            let x = p.builder().argument("x", Type::new(dtype, [2, 3, 8]));
+            let y = linear(&p.pp("proj"), &x, 4, true, [Axis::Whole, Axis::Embed]);
+            let text = p.builder().finish(&[("y", &y)]).expect("builds").text;
+            assert!(text.contains(&format!("precision = [{precision}, {precision}]")), "{dtype}: {text}");
+        }
+    }
+}

@@ -242,3 +242,40 @@ fn refine(config: &Config) -> Result<Option<Refine>> {
         tone_map: two.tone_map as f32,
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Given, load};
+
+    fn config(set: &[&str]) -> Config {
+        let set = set.iter().map(|s| (*s).to_string()).collect();
+        load(&Given { set, ..Given::default() }).expect("a configuration").config
+    }
+
+    #[test]
+    fn noise_levels_follow_the_reference_and_the_pipeline() {
+        let scheduler = FlowMatch { use_dynamic_shifting: true, shift_terminal: Some(0.1), ..FlowMatch::default() };
+        let of = |set: &[&str]| sigmas(&config(set), &scheduler, 1000).expect("a schedule");
+        let (steps, list) = ("sampler.steps=6", "sampler.sigmas=[0.9, 0.4]");
+        let diffusers = "sampler.sigma_shift=diffusers";
+        assert_eq!(of(&[steps]), sigmas::official(6, sigmas::OFFICIAL_TOKENS).expect("a schedule"));
+        assert_eq!(of(&[steps, "pipeline=hq"]), sigmas::official(6, 1000).expect("a schedule"));
+        assert_eq!(of(&[steps, "pipeline=two_stage"]), of(&[steps]));
+        assert_eq!(of(&[steps, diffusers]), scheduler.sigmas(6, 1000).expect("a schedule"));
+        assert_eq!(of(&[list]), [0.9, 0.4, 0.0]);
+        assert_eq!(of(&[list, diffusers]), scheduler.shifted(&[0.9, 0.4], 1000).expect("a schedule"));
+    }
+
+    #[test]
+    fn the_stage_whose_sound_is_kept_follows_the_reference_and_the_pipeline() {
+        let kept = |set: &[&str]| refine(&config(set)).expect("legal").map(|r| r.keeps_audio);
+        assert_eq!(kept(&[]), None);
+        for (pipeline, official) in [("two_stage", false), ("hq", false), ("distilled", true)] {
+            let pipeline = &*format!("pipeline={pipeline}");
+            let with = |audio: &str| kept(&[pipeline, &format!("two_stage.audio={audio}")]);
+            let all = ["official", "diffusers", "stage_1", "stage_2"].map(with);
+            assert_eq!(all, [Some(official), Some(true), Some(false), Some(true)], "{pipeline}");
+        }
+    }
+}

@@ -545,7 +545,23 @@ impl Outputs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::DType;
+    use crate::hlo::Builder;
     use crate::pjrt::Code;
+
+    #[test]
+    fn a_users_options_come_behind_ours() {
+        const NAME: &str = "xla_allow_excess_precision";
+        let b = Builder::new("f");
+        let x = b.argument("x", Type::new(DType::F32, [2]));
+        let program = b.finish(&[("y", &(&x + 1.0))]).expect("builds");
+        let users =
+            EngineOptions { xla_flags: [(NAME.to_string(), OptionValue::Bool(true))].into(), ..Default::default() };
+        for (given, want) in [(EngineOptions::default(), false), (users, true)] {
+            let options = compile_options("cpu", &program, &[0], &given);
+            assert_eq!(options.flags[NAME], OptionValue::Bool(want));
+        }
+    }
 
     #[test]
     fn options_of_ours_that_a_plugin_does_not_know_are_left_out_and_a_users_are_not() {

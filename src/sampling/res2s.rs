@@ -179,3 +179,92 @@ impl Res2s {
         [next, anchor, clean.clone()]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a network might predict.
+    fn predicted(x: f64, sigma: f64) -> f64 {
+        0.3 * x + 0.2 * sigma - 0.1
+    }
+
+    /// The reference's stepper, in its words: from the anchor over the next point, with new noise.
+    fn stepped(anchor: f64, next: f64, sigma: f64, to: f64, noise: f64) -> f64 {
+        let up = 0.5 * to;
+        let kept = (to.powi(2) - up.powi(2)).sqrt();
+        let signal = 1.0 - to + kept;
+        let slope = (anchor - next) / (sigma - to);
+        let clean = anchor - sigma * slope;
+        signal * (clean + kept / signal * slope) + up * noise
+    }
+
+    /// The reference's loop with its hundred rounds, on one number.
+    fn by_rounds(sigmas: &[f64], start: f64, mut noise: impl FnMut() -> f64) -> f64 {
+        let mut x = start;
+        for pair in sigmas.windows(2) {
+            let [sigma, next] = [pair[0], pair[1]];
+            let h = (sigma / next).ln();
+            let a21 = (1.0 - (-h / 2.0).exp()) / h;
+            let b2 = 2.0 * ((-h).exp() - 1.0 + h) / h.powi(2);
+            let b1 = (1.0 - (-h).exp()) / h - b2;
+            let first = predicted(x, sigma);
+            let (mut anchor, mut slope) = (x, first - x);
+            let middle = (sigma * next).sqrt();
+            let x_middle = stepped(anchor, anchor + h * a21 * slope, sigma, middle, noise());
+            if h < 0.5 && sigma > 0.03 {
+                for _ in 0..100 {
+                    anchor = x_middle - h * a21 * slope;
+                    slope = first - anchor;
+                }
+            }
+            let second = predicted(x_middle, middle);
+            let y = anchor + h * (b1 * slope + b2 * (second - anchor));
+            x = stepped(anchor, y, sigma, next, noise());
+        }
+        predicted(x, sigmas[sigmas.len() - 1])
+    }
+
+    #[test]
+    fn coefficients_are_the_references_loop() {
+        // A short and a long step, one from a low level, and the one to the end.
+        let sigmas = [1.0f32, 0.9, 0.4, 0.025, 0.02, 0.0];
+        let noise = || (1..).map(|i| (f64::from(i) * 1.7).sin());
+        let mut own = noise();
+        let ends: Vec<f64> =
+            sigmas.iter().map(|s| if *s == 0.0 { f64::from(0.0011f32) } else { f64::from(*s) }).collect();
+        let want = by_rounds(&ends, 0.8, || own.next().expect("endless"));
+
+        let (levels, rows) = schedule(&sigmas);
+        assert_eq!((levels.len(), rows.len()), (11, 11));
+        let (mut x, mut anchor, mut first) = (0.8, 0.0, 0.0);
+        for ((sigma, row), noise) in levels.iter().zip(&rows).zip(noise()) {
+            let k = row.map(f64::from);
+            let clean = predicted(x, f64::from(*sigma));
+            let next = x * k[0] + anchor * k[1] + first * k[2] + clean * k[3] + noise * k[4];
+            anchor = next * k[6] + clean * k[7] + x * k[8];
+            (x, first) = (next, clean);
+        }
+        assert!((x - want).abs() < 1e-5, "{x}, by rounds {want}");
+    }
+
+    #[test]
+    fn midpoints_and_steps_have_noise_of_their_own_video_first() {
+        let mut generators = [9999, u64::MAX].map(TorchRng::new);
+        let mut noise = StepNoise::default();
+        for _ in 0..2 {
+            let got = noise.step([5, 4], [3, 6]);
+            for (at, generator) in generators.iter_mut().enumerate() {
+                for stream in &got {
+                    let place = stream.index_axis(Dim(0), at);
+                    let drawn = generator.normal_f64(place.len());
+                    let n = drawn.len() as f64;
+                    let mean = drawn.iter().sum::<f64>() / n;
+                    let deviation = (drawn.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt();
+                    let want = drawn.iter().map(|v| (v - mean) / deviation);
+                    assert!(place.iter().zip(want).all(|(got, want)| (f64::from(*got) - want).abs() < 1e-6));
+                }
+            }
+        }
+    }
+}

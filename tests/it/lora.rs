@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use crate::support::single_file::{Stored, read, write};
-use crate::support::{self, Case, cases, cpu, needs, quick, relative_l2};
+use crate::support::{self, Case, cases, cpu, dumped, needs, quick, relative_l2};
 use half::bf16;
-use ltx2::dtype::DType;
+use ltx2::config;
+use ltx2::dtype::{DType, F8};
 use ltx2::nn::{Build, Lowering, Param, Quantization};
-use ltx2::pipeline::models::{Component, Parts};
+use ltx2::pipeline::loras::Loras;
+use ltx2::pipeline::models::{Component, Models, Parts};
 use ltx2::pipeline::run::{RunComponent, run_component};
 use ltx2::pipeline::stages::{Stages, Weights};
+use ltx2::pipeline::text_to_video::{Refine, Request, Settings};
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
 use ltx2::weights::lora::{merge, updates};
@@ -299,6 +302,73 @@ fn random_weights_take_no_updates() {
     let mut stages = Stages::new(Engine::new(client, quick()), Weights::Random(1));
     let error = stages.set_loras(&[Lora { file, strength: 1.0 }]).expect_err("refused").to_string();
     assert!(error.contains("a.safetensors") && error.contains("model.weights is random"), "{error}");
+}
+
+/// Each row of 8-bit floats has a scale of its own, also in the blocks of rows behind the first.
+#[needs(nothing)]
+fn rows_of_eight_bit_weights_keep_their_scales() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (rows, columns) = (300, 8);
+    let narrow = scattered(rows, columns, 4).mapv(|v| F8::from_f32(100.0 * v));
+    let scales: Vec<f32> = (0..rows).map(|row| 0.001 * (row + 1) as f32).collect();
+    let weight = dir.path().join("weight.safetensors");
+    let bytes = narrow.iter().map(|v| v.0).collect();
+    write(&weight, &[(NAME.to_string(), (Dtype::F8_E4M3, vec![rows, columns], bytes))].into(), None);
+    let (a, b) = (scattered(2, columns, 5), scattered(rows, 2, 6));
+    let names = ["transformer.blocks.0.to_q.lora_A.weight", "transformer.blocks.0.to_q.lora_B.weight"];
+    let file = file(&dir.path().join("a.safetensors"), &tensors(&[(names[0], &a), (names[1], &b)], DType::F32));
+    let loras = [Lora { file, strength: 0.5 }];
+    let view = Checkpoint::open(&weight).expect("a file").get_float(NAME).expect("a weight");
+    let merged = merge(&view, Some(&scales), &updates(&loras, Component::Transformer, NAME)).expect("merges");
+    let got = matrix(merged.as_ref(), merged.dtype(), [rows, columns]);
+    let delta = b.mapv(f64::from).dot(&a.mapv(f64::from)) * 0.5;
+    for ((row, column), got) in got.indexed_iter() {
+        let want = f64::from(f32::from(narrow[[row, column]]) * scales[row]) + delta[[row, column]];
+        assert!((f64::from(*got) - want).abs() <= 0.005 * want.abs() + 1e-5, "row {row}: {got}, {want}");
+    }
+}
+
+/// A second stage is made with its own updates, and the first one of the next video with the first one's again.
+#[needs(cpu)]
+fn stages_have_updates_of_their_own() {
+    let client = cpu(1);
+    let dir = tempfile::tempdir().expect("a folder");
+    let all = cases("pipeline");
+    let case = all.iter().find(|c| c.name.ends_with("/tiny_a_cfg")).expect("a case");
+    let upsampler = Some("tests/fixtures/models/upsampler_rational".to_string());
+    let overrides = Overrides { upsampler, ..Overrides::default() };
+    let source = Rc::new(ModelSource::open(case.model.to_str().expect("UTF-8"), &overrides).expect("a model"));
+    let models = Models::open(&source).expect("complete");
+    let path = dir.path().join("a.safetensors");
+    of_modules(&path, &source, "diffusion_model", &MODULES);
+    let refine = Refine { sigmas: vec![0.9, 0.5, 0.0], keeps_audio: true, adain: 0.0, tone_map: 0.0 };
+    let request = Request { width: 128, height: 64, refine: Some(refine), ..support::request(case, &models) };
+    let settings = Settings { build: build(DType::F32), chunk: None, dump: true, saving: None };
+    // The latents of both stages, of a first and a second video.
+    let made = |stages: &[u8]| {
+        let entry =
+            |stages: &[u8]| config::Lora { path: path.display().to_string(), strength: 1.0, stages: stages.to_vec() };
+        let entries: Vec<config::Lora> = [stages].into_iter().filter(|s| !s.is_empty()).map(entry).collect();
+        let mut loaded = Stages::new(Engine::new(client.clone(), quick()), source.clone());
+        loaded.keep_loras(Loras::open(&entries).expect("updates")).expect("fits");
+        let mut video = || {
+            let made = support::generate(&models, &mut loaded, &request, &settings);
+            ["stage_1.latents.video", "latents.video"].map(|name| dumped(&made, name).clone())
+        };
+        let (first, second) = (video(), video());
+        assert!(first == second, "{stages:?}: the second video has other bits");
+        first
+    };
+    let (none, one, two, both) = (made(&[]), made(&[1]), made(&[2]), made(&[1, 2]));
+    assert!(two[0] == none[0], "the first stage has none of the second one's updates");
+    assert!(both[0] == one[0]);
+    for (what, a, b) in [
+        ("the first stage has its updates", &one[0], &none[0]),
+        ("the second stage has its updates", &two[1], &none[1]),
+        ("the second stage has them too", &both[1], &one[1]),
+    ] {
+        assert!(relative_l2(a, b) > 1e-3, "{what}: {:e}", relative_l2(a, b));
+    }
 }
 
 /// The command: a strength of 0 changes no bit, another does.

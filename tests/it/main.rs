@@ -4,6 +4,7 @@
 mod support;
 
 mod batches;
+mod exchanges;
 mod forms;
 mod fp8;
 mod halos;
@@ -13,6 +14,7 @@ mod layouts;
 mod layouts_differ;
 mod lora;
 mod mosaic;
+mod noise;
 mod parity;
 mod parts;
 mod pipeline;

@@ -1,10 +1,10 @@
-//! The pieces a wrong number is bisected by: tables, adaLN, one block, guidance, token ids.
+//! The pieces a wrong number is bisected by: tables, adaLN, one block, guidance, roundings, token ids.
 
 use std::rc::Rc;
 
-use crate::support::{Case, cases, cpu, needs, relative_l2};
+use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
 use ltx2::dtype::DType;
-use ltx2::hlo::{Output, Type, Value};
+use ltx2::hlo::{Builder, Output, Type, Value};
 use ltx2::models::Network;
 use ltx2::models::attention::Rope;
 use ltx2::models::gemma3::tokenizer::Tokenizer;
@@ -17,7 +17,7 @@ use ltx2::runtime::{Engine, EngineOptions, Outputs};
 use ltx2::sampling::guidance::{Branch, Counted, RescaleScope, combine};
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource, Overrides};
-use ndarray::{Array4, ArrayD, Ix4, s};
+use ndarray::{Array1, Array3, Array4, ArrayD, Ix4, s};
 
 #[needs(cpu)]
 fn rope_tables_are_the_reference_s_to_1e_6() {
@@ -223,6 +223,50 @@ fn guidance_and_the_euler_step_are_the_reference_s() {
             assert!(distance <= 1e-6, "{} {name}: {distance:e}", case.name);
         }
     }
+}
+
+/// Rows and tokens that only fill up a tensor have no part in the rescale's statistics.
+#[needs(cpu)]
+fn what_fills_up_a_tensor_does_not_count_in_guidance() {
+    let engine = Engine::new(cpu(1), quick());
+    let content = [2, 5, 3];
+    let wave = |(i, j, k): (usize, usize, usize)| ((i * 31 + j * 7 + k * 3) as f32 * 0.9).sin() + 0.3 * k as f32;
+    let other = |at: (usize, usize, usize)| wave((at.0 + 5, at.1 + 2, at.2)) * 1.7;
+    for scope in [RescaleScope::PerSample, RescaleScope::Batch] {
+        let guided = |dims: [usize; 3]| {
+            let b = Builder::new("guidance");
+            let predictions = ["c", "u"].map(|name| b.argument(name, Type::new(DType::F32, dims)));
+            let scales = b.constant(&Tensor::from(ndarray::arr1(&[3.0f32, 0.0, 1.0, 0.7])));
+            let counted = Counted::new(&b, &predictions[0], content);
+            let y = combine(&[Branch::Conditional, Branch::Negative], &predictions, &scales, scope, &counted);
+            let executable = engine.compile("guidance", &b.finish(&[("y", &y)]).expect("builds")).expect("compiles");
+            let upload = |name: &str, of: &dyn Fn((usize, usize, usize)) -> f32| {
+                engine.upload(&executable, name, &Tensor::from(Array3::from_shape_fn(dims, of))).expect("uploads")
+            };
+            let given = [("c", upload("c", &wave)), ("u", upload("u", &other))];
+            let find = |name: &str| given.iter().find(|(n, _)| *n == name).map(|(_, b)| b);
+            engine.run(&executable, find).expect("runs").tensor("y").expect("a result").to_f32()
+        };
+        let (whole, filled) = (guided(content), guided([3, 8, 3]));
+        let part = filled.slice(s![..2, ..5, ..]).into_dyn().to_owned();
+        let distance = relative_l2(&Tensor::from(part), &Tensor::from(whole));
+        assert!(distance <= 1e-6, "{scope:?}: {distance:e}");
+    }
+}
+
+/// Narrowing and widening again is a rounding, which no compiler may leave out.
+#[needs(cpu)]
+fn a_rounding_that_the_program_writes_stays() {
+    let engine = Engine::new(cpu(1), EngineOptions::default());
+    let values = Array1::from_shape_fn(64, |i| (i as f32 * 0.7).sin() + 1.0 / 3.0);
+    let b = Builder::new("rounding");
+    let x = b.argument("x", Type::new(DType::F32, [64]));
+    let y = (&x * 2.0).to(DType::BF16).to(DType::F32) * 0.5;
+    let executable = engine.compile("rounding", &b.finish(&[("y", &y)]).expect("builds")).expect("compiles");
+    let given = engine.upload(&executable, "x", &Tensor::from(values.clone())).expect("uploads");
+    let got = engine.run(&executable, |_| Some(&given)).expect("runs").tensor("y").expect("a result").to_f32();
+    assert_eq!(got, values.mapv(|v| half::bf16::from_f32(v).to_f32()).into_dyn());
+    assert_ne!(got, values.into_dyn());
 }
 
 #[needs(cpu)]

@@ -7,7 +7,7 @@ use ltx2::analysis::Module;
 use ltx2::dtype::DType;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::text_to_video::{Settings, text_to_video};
+use ltx2::pipeline::text_to_video::{Request, Settings, text_to_video};
 use ltx2::runtime::{Engine, EngineOptions};
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::{Branch, Scales};
@@ -91,6 +91,32 @@ fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
     assert_eq!(statistics["text_encoder"].executions, 5);
     assert_eq!(statistics["prepare"].executions, 5);
     assert_eq!(statistics["denoise"].executions, 1 + 5 + 3 + 2 + 1);
+}
+
+/// What is kept of one request's loop is not what another one reads.
+#[needs(cpu)]
+fn a_request_behind_another_is_what_it_is_alone() {
+    let client = cpu(1);
+    let model = "tests/fixtures/models/tiny_a";
+    let (models, mut stages) = open(&client, model);
+    let all = cases("pipeline");
+    let first = request(all.iter().find(|c| c.name.ends_with("/tiny_a_cfg")).expect("a case"), &models);
+    let sigmas = sigmas::official(3, sigmas::OFFICIAL_TOKENS).expect("a schedule");
+    let scales = [Scales { cfg: 2.5, ..Scales::NEUTRAL }, Scales { cfg: 6.0, ..Scales::NEUTRAL }];
+    let second = [
+        Request { scales, ..first.clone() },
+        Request { sigmas, ..first.clone() },
+        Request { frame_rate: first.frame_rate * 1.01, ..first.clone() },
+    ];
+    generate(&models, &mut stages, &first, &settings(DType::F32, None));
+    for second in second {
+        let behind = generate(&models, &mut stages, &second, &settings(DType::F32, None));
+        let (models, mut stages) = open(&client, model);
+        let alone = generate(&models, &mut stages, &second, &settings(DType::F32, None));
+        for name in ["latents.video", "latents.audio"] {
+            assert_eq!(dumped(&behind, name), dumped(&alone, name), "{name}");
+        }
+    }
 }
 
 #[needs(cpu)]

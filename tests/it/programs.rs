@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use crate::support::{self, needs};
 use ltx2::analysis::{Loop, Module};
-use ltx2::runtime::{Engine, EngineOptions, Executable};
+use ltx2::dtype::DType;
+use ltx2::hlo::{Builder, Type};
+use ltx2::pjrt::OptionValue;
+use ltx2::runtime::{Engine, EngineOptions, Executable, Origin};
 
 fn module(executable: &Executable) -> Module {
     let program = executable.compiled().optimized_program().expect("an optimized program");
@@ -55,4 +58,24 @@ fn the_published_text_programs_loop_over_layers_and_copy_no_stack() {
             assert!(!moved || !stacks.contains(&i.elements), "{name} copies a stack: {i:?}");
         }
     }
+}
+
+/// The compile cache tells programs apart, and the options that they are compiled with.
+#[needs(cpu)]
+fn an_entry_is_of_its_program_and_its_options() {
+    let client = support::cpu(1);
+    let folder = tempfile::tempdir().expect("a folder");
+    let origin = |factor: f64, flags: &[(&str, bool)]| {
+        let xla_flags = flags.iter().map(|(name, on)| ((*name).to_string(), OptionValue::Bool(*on))).collect();
+        let options =
+            EngineOptions { compile_cache: Some(folder.path().into()), xla_flags, ..EngineOptions::default() };
+        let b = Builder::new("scaled");
+        let x = b.argument("x", Type::new(DType::F32, [4]));
+        let program = b.finish(&[("y", &(&x * factor))]).expect("builds");
+        Engine::new(client.clone(), options).compile("scaled", &program).expect("compiles").origin()
+    };
+    let flags = [("xla_cpu_enable_fast_min_max", true)];
+    assert_eq!([origin(2.0, &[]), origin(2.0, &[])], [Origin::Compiled, Origin::CacheHit]);
+    assert_eq!([origin(3.0, &[]), origin(2.0, &flags)], [Origin::Compiled; 2]);
+    assert_eq!([origin(3.0, &[]), origin(2.0, &flags), origin(2.0, &[])], [Origin::CacheHit; 3]);
 }

@@ -179,6 +179,58 @@ fn codecs_lengths_and_pictures() {
     }
 }
 
+/// Offset and size of each sample of a track, by its tables.
+fn places(track: &[u8]) -> Vec<(usize, usize)> {
+    let stbl = find(track, &[b"mdia", b"minf", b"stbl"]).unwrap();
+    let table = |kind| find(stbl, &[kind]).unwrap();
+    let (stsc, stsz, stco) = (table(b"stsc"), table(b"stsz"), table(b"stco"));
+    let (runs, chunks) = (word(stsc, 1) as usize, word(stco, 1) as usize);
+    let mut sizes = (0..word(stsz, 2) as usize).map(|i| word(stsz, 3 + i) as usize);
+    let mut found = Vec::new();
+    for chunk in 0..chunks {
+        let run = (0..runs).rev().find(|r| word(stsc, 2 + 3 * r) as usize <= chunk + 1).unwrap();
+        let mut at = word(stco, 2 + chunk) as usize;
+        for _ in 0..word(stsc, 3 + 3 * run) {
+            let size = sizes.next().unwrap();
+            found.push((at, size));
+            at += size;
+        }
+    }
+    assert_eq!(sizes.next(), None, "samples in no chunk");
+    found
+}
+
+#[test]
+fn every_sample_lies_where_its_tables_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("clip.mp4");
+    let audio = tone(2, 60_000, 24000);
+    write_mp4(&path, &gradient(60, 32, 64), 24.0, Some(&audio), &options(EncoderChoice::Embedded)).unwrap();
+    let file = std::fs::read(&path).unwrap();
+    let each: Vec<_> = tracks(&file).into_iter().map(places).collect();
+    assert_eq!((each.len(), each[0].len()), (2, 60));
+    // A picture is made of units behind their lengths.
+    for &(at, size) in &each[0] {
+        let mut rest = &file[at..at + size];
+        while rest.len() > 4 {
+            let (length, kind) = (word(rest, 0) as usize, rest[4] & 0x1f);
+            assert!((1..=12).contains(&kind) && 4 + length <= rest.len(), "unit {kind} of {length} bytes at {at}");
+            rest = &rest[4 + length..];
+        }
+        assert!(rest.is_empty());
+    }
+    // Both tracks together are all that there is.
+    let data = find(&file, &[b"mdat"]).unwrap();
+    let mut end = data.as_ptr() as usize - file.as_ptr() as usize;
+    let mut all = each.concat();
+    all.sort_unstable();
+    for (at, size) in all {
+        assert_eq!(at, end);
+        end = at + size;
+    }
+    assert_eq!(end, file.len());
+}
+
 #[test]
 fn sound_starts_with_the_picture() {
     if !installed("ffmpeg") {

@@ -125,3 +125,39 @@ pub(super) fn block_norm(p: &Params, c: &TransformerConfig, name: &str, x: &Valu
 pub(super) fn gated_add(x: &Value, gate: &Value, y: &Value) -> Value {
     (x.to(DType::F32) + gate * y.to(DType::F32)).to(x.dtype())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hlo::{Builder, Type};
+
+    /// The operations of a program, those that begin or end in bf16 marked.
+    fn operations(f: impl FnOnce(&Builder) -> Value) -> Vec<String> {
+        let b = Builder::new("f");
+        let y = f(&b);
+        let text = b.finish(&[("y", &y)]).expect("builds").text;
+        let word = |line: &str| Some(line.split_once("stablehlo.")?.1.split([' ', '(']).next()?.to_string());
+        let named = text.lines().filter_map(|line| Some((word(line)?, line.contains("bf16"))));
+        named.map(|(word, narrow)| if narrow { format!("{word} bf16") } else { word }).collect()
+    }
+
+    /// Between its operands and its result a modulation is f32 throughout.
+    #[test]
+    fn modulation_rounds_once() {
+        let argument = |b: &Builder, name: &str, dtype| b.argument(name, Type::new(dtype, [2, 3]));
+        let modulated = operations(|b| {
+            let [x, scale, shift] = ["x", "scale", "shift"].map(|name| argument(b, name, DType::F32));
+            modulate(&x, &scale, &shift, DType::BF16)
+        });
+        let arithmetic: Vec<&str> = modulated.iter().map(String::as_str).filter(|o| *o != "constant").collect();
+        assert_eq!(arithmetic, ["broadcast_in_dim", "add", "multiply", "add", "convert bf16"]);
+        let gated = operations(|b| {
+            let [x, y] = ["x", "y"].map(|name| argument(b, name, DType::BF16));
+            gated_add(&x, &argument(b, "gate", DType::F32), &y)
+        });
+        let mut narrow: Vec<&str> = gated.iter().map(String::as_str).filter(|o| o.ends_with("bf16")).collect();
+        narrow.dedup();
+        assert_eq!(narrow, ["convert bf16"], "{gated:?}");
+        assert_eq!(gated.iter().filter(|o| *o == "convert bf16").count(), 3, "two operands and the result: {gated:?}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Attention over sequences that devices hold in parts: whatever is exchanged, the result is that of one device.
+
+use std::collections::BTreeMap;
+
+use crate::support::{cpu, needs, quick, relative_l2};
+use ltx2::dtype::DType;
+use ltx2::hlo::{Mesh, Type, Value};
+use ltx2::kernels::Kernel;
+use ltx2::models::Network;
+use ltx2::nn::{Attention, Axis, Build, ExchangeKind, ExchangePolicy, Layout, Lowering, Params, Rule, hide_padding};
+use ltx2::runtime::{Distributed, Engine};
+use ltx2::tensor::Tensor;
+use ndarray::ArrayD;
+
+const ROWS: usize = 2;
+const DIM: usize = 4;
+
+/// One attention.
+#[derive(Clone, Copy, Debug)]
+struct Layer {
+    /// Of queries and keys.
+    sequence: [Axis; 2],
+    tokens: [usize; 2],
+    heads: usize,
+    /// Whether each query has a bias of its own for each key.
+    biased: bool,
+}
+
+fn layout(mesh: &[(&str, usize)], split: &[(Axis, &str)], exchange: ExchangePolicy) -> Layout {
+    let rules = split.iter().map(|(axis, mesh_axis)| Rule {
+        axis: *axis,
+        mesh_axes: vec![(*mesh_axis).to_string()],
+        place: "exchanges".into(),
+    });
+    Layout::new(Mesh::new(mesh), rules.collect(), vec![], vec![], exchange).expect("valid")
+}
+
+fn policy(kind: ExchangeKind, outer: ExchangeKind) -> ExchangePolicy {
+    ExchangePolicy { kind, outer, ulysses: Some(2), ..ExchangePolicy::default() }
+}
+
+fn network(layer: &Layer, layout: Layout, kernel: Kernel) -> Network {
+    let lowering = Lowering { attention: kernel, ..Lowering::of("cpu", "") };
+    let p = Params::new("attention", "transformer", &Build { layout, lowering, ..Build::new(DType::F32) });
+    let input = |name: &str, i: usize| -> Value {
+        let ty = Type::new(DType::F32, [ROWS, layer.tokens[i], layer.heads, DIM]);
+        p.input(name, ty, &[Axis::Rows, layer.sequence[i], Axis::Heads, Axis::HeadDim])
+    };
+    let (q, k, v) = (input("q", 0), input("k", 1), input("v", 1));
+    let bias = match layer.biased {
+        true => {
+            let ty = Type::new(DType::F32, [1, 1, q.dim(1), k.dim(1)]);
+            Some(p.input("bias", ty, &[Axis::Whole; 4]))
+        }
+        false => hide_padding(p.builder(), k.dim(1), layer.tokens[1]),
+    };
+    let y = Attention { q: &q, k: &k, v: &v, bias: bias.as_ref(), scale: 0.6, sequence: layer.sequence }.run(&p);
+    let axes = [Axis::Rows, layer.sequence[0], Axis::Heads, Axis::HeadDim];
+    let content = [ROWS, layer.tokens[0], layer.heads, DIM];
+    Network::finish(&p, vec![p.output("y", &y, &axes, &content)]).expect("builds")
+}
+
+/// Numbers without a pattern, another for each name.
+fn scattered(name: &str, shape: &[usize]) -> Tensor {
+    let mut state = name.bytes().map(u64::from).sum::<u64>();
+    ArrayD::from_shape_simple_fn(shape, || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 22) as f32 - 2.0
+    })
+    .into()
+}
+
+fn run(engine: &Engine, network: &Network) -> Tensor {
+    let executable = engine.compile("attention", &network.program).expect("compiles");
+    let upload =
+        |name: &str, shape: &[usize]| engine.upload(&executable, name, &scattered(name, shape)).expect("uploads");
+    let given: BTreeMap<&str, Distributed> =
+        executable.arguments().iter().map(|a| (a.name.as_str(), upload(&a.name, &a.content))).collect();
+    engine.run(&executable, |name| given.get(name)).expect("runs").tensor("y").expect("a result")
+}
+
+/// A layer under layouts, each with its name and kernel, against one device.
+fn agree(engine: &Engine, layer: Layer, layouts: &[(String, Layout, Kernel)]) {
+    let whole = run(engine, &network(&layer, Layout::default(), Kernel::Plain));
+    for (name, layout, kernel) in layouts {
+        let got = run(engine, &network(&layer, layout.clone(), *kernel));
+        let distance = relative_l2(&got, &whole);
+        eprintln!("{name} {layer:?}: {distance:.1e}");
+        assert!(distance <= 1e-6, "{name} {layer:?}: {distance:e}");
+    }
+}
+
+/// Tokens and heads that divide and that do not, with a bias for each query and with what hides the filling.
+#[needs(cpu)]
+fn a_split_sequence_meets_itself() {
+    use ExchangeKind::{GatherKv, Hybrid, Ring, Ulysses};
+    let engine = Engine::new(cpu(8), quick());
+    let policies = [(GatherKv, Ring), (Ulysses, Ring), (Ring, Ring), (Hybrid, Ring), (Hybrid, GatherKv)];
+    let split = [(Axis::VideoSequence, "context"), (Axis::Heads, "tensor")];
+    for (tokens, heads, biased) in [(12, 4, true), (12, 6, true), (10, 6, false)] {
+        let layer = Layer { sequence: [Axis::VideoSequence; 2], tokens: [tokens; 2], heads, biased };
+        let mut layouts = Vec::new();
+        for (kind, outer) in policies {
+            let of = |mesh: &[(&str, usize)]| layout(mesh, &split, policy(kind, outer));
+            let name = |mesh: &str| format!("{kind:?}, {outer:?} {mesh}");
+            layouts.push((name("context=4"), of(&[("context", 4), ("tensor", 1)]), Kernel::Plain));
+            if heads == 4 {
+                layouts.push((name("tensor=2, context=4"), of(&[("tensor", 2), ("context", 4)]), Kernel::Plain));
+            }
+        }
+        agree(&engine, layer, &layouts);
+    }
+}
+
+/// Queries that every device has, and queries of another sequence, with keys that are split. cuDNN's way of trading keys
+/// for heads computes in XLA's own operations here.
+#[needs(cpu)]
+fn split_keys_meet_queries_of_another_sequence() {
+    let engine = Engine::new(cpu(4), quick());
+    let mesh = [("context", 4)];
+    let one = [(Axis::VideoSequence, "context")];
+    let both = [(Axis::VideoSequence, "context"), (Axis::AudioSequence, "context")];
+    let exchange = ExchangePolicy::default();
+    let layouts = [(&one[..], Kernel::Plain), (&one[..], Kernel::Cudnn), (&both[..], Kernel::Plain)]
+        .map(|(split, kernel)| (format!("{} split, {kernel:?}", split.len()), layout(&mesh, split, exchange), kernel));
+    for (tokens, biased) in [([8, 12], false), ([8, 12], true), ([5, 10], false), ([8, 3], false)] {
+        let sequence = [Axis::AudioSequence, Axis::VideoSequence];
+        agree(&engine, Layer { sequence, tokens, heads: 8, biased }, &layouts);
+        let sequence = [Axis::VideoSequence, Axis::AudioSequence];
+        agree(&engine, Layer { sequence, tokens, heads: 8, biased }, &layouts);
+    }
+}
