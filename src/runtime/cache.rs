@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::failpoint;
 use crate::hlo::Program;
 use crate::pjrt::{
     Client, CompileOptions, Device, DeviceDescription, Error, Executable, LoadedExecutable, Plugin, Topology,
@@ -209,7 +210,10 @@ impl Entry {
         // As any new file, not private as temporary ones: a folder may serve several users.
         let mode = fs::Permissions::from_mode(0o666);
         let mut file = tempfile::Builder::new().prefix(".ltx2-").permissions(mode).tempfile_in(folder)?;
-        parts.iter().try_for_each(|part| file.write_all(part))?;
+        for part in parts {
+            file.write_all(part)?;
+            failpoint::reach("cache", &self.name);
+        }
         file.persist(&self.path)?;
         Ok(())
     }

@@ -18,7 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["kernels"],
     &["hlo", "pjrt"],
     &["tensor"],
-    &["dtype", "threads"],
+    &["dtype", "failpoint", "threads"],
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {

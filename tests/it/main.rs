@@ -4,14 +4,17 @@
 mod support;
 
 mod batches;
+mod cache;
 mod forms;
 mod fp8;
+mod gather;
 mod halos;
 mod inputs;
 mod kernels;
 mod layouts;
 mod layouts_differ;
 mod lora;
+mod media;
 mod mosaic;
 mod parity;
 mod parts;
@@ -21,6 +24,7 @@ mod processes;
 mod programs;
 mod spmd;
 mod stages;
+mod stores;
 mod tiles;
 
 fn main() -> std::process::ExitCode {
