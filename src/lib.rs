@@ -7,6 +7,7 @@
 //! hlo; runtime -> pjrt.
 
 pub mod dtype;
+pub mod failpoint;
 pub mod tensor;
 pub mod threads;
 

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     match cli::run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", cli::one_line(&error));
+            cli::tell(format_args!("error: {}", cli::one_line(&error)));
             ExitCode::from(cli::exit_code(&error))
         }
     }

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes tests/fixtures/tokenizer/ids.json, and the tokenizer `merges` beside it.
 
-`bytes` is the tokenizer that this project writes for random models: it lies there already (the ignored test
-`write_the_fixture` puts it there). `merges` is a Gemma-style BPE trained here, with turn markers as added tokens. For
-both, transformers' AutoTokenizer gives the ids as the LTX-2 pipeline asks for them.
+`bytes` is the tokenizer that this project writes for random models: it lies there already, and is what
+`ltx2 init --preset nano DIR` puts into DIR/tokenizer. `merges` is a Gemma-style BPE trained here, with turn markers as
+added tokens. For both, transformers' AutoTokenizer gives the ids as the LTX-2 pipeline asks for them.
 """
 
 import json

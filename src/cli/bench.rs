@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::args::{RunArgs, built, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
-use super::{UsageError, log, print};
+use super::{UsageError, log, print, tell};
 use crate::config::load;
 use crate::pipeline::bench::{BenchOptions, BenchReport, Part, bench};
 use crate::pipeline::processes::together;
@@ -125,7 +125,7 @@ fn compare(report: &BenchReport, figures: &Value, baseline: &Value, path: &Path,
         .slower_than(baseline, tolerance)
         .map_err(|why| UsageError(format!("--baseline {}: {why}", path.display())))?;
     for program in &slower {
-        eprintln!("{program}");
+        tell(program);
     }
     match slower.len() {
         0 => Ok(()),

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::print;
 use crate::models::ConfigError;
 use crate::pipeline::PipelineError;
 use crate::pipeline::models::{Component, Parts, TEXT_TO_VIDEO};
@@ -67,16 +68,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "model": source.path(), "version": version, "parts": parts, "weight_bytes": bytes,
             "text_to_video": {"ready": missing.is_empty(), "missing": missing},
         });
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else {
-        println!("{}: LTX-{version}, {:.2} GB of weights", source.path().display(), bytes as f64 / 1e9);
-        for (part, finding) in &findings {
-            print_finding(*part, finding);
-        }
-        match missing.is_empty() {
-            true => println!("text_to_video: ready"),
-            false => println!("text_to_video: needs {}", missing.join(", ")),
-        }
+        let size = bytes as f64 / 1e9;
+        let mut lines = vec![format!("{}: LTX-{version}, {size:.2} GB of weights", source.path().display())];
+        lines.extend(findings.iter().flat_map(|(part, finding)| lines_of(*part, finding)));
+        lines.push(match missing.is_empty() {
+            true => "text_to_video: ready\n".into(),
+            false => format!("text_to_video: needs {}\n", missing.join(", ")),
+        });
+        print(&lines.join("\n"))?;
     }
     anyhow::ensure!(missing.is_empty(), "{}: not complete: {}", source.path().display(), missing.join(", "));
     Ok(())
@@ -115,26 +116,23 @@ fn describe(finding: &Finding) -> serde_json::Value {
     }
 }
 
-fn print_finding(part: Component, finding: &Finding) {
+fn lines_of(part: Component, finding: &Finding) -> Vec<String> {
     let name = part.folder();
-    match finding {
-        Finding::Absent => println!("{name:<18} absent"),
-        Finding::Present => println!("{name:<18} present"),
-        Finding::Unsupported(why) => println!("{name:<18} unsupported: {why}"),
-        Finding::Broken(why) => println!("{name:<18} broken: {why}"),
-        Finding::Weights(report) if report.is_ok() => println!(
-            "{name:<18} ok: {} tensors, {:.1} MB{}",
-            report.matched,
-            report.bytes as f64 / 1e6,
-            if report.extra.is_empty() {
-                String::new()
-            } else {
-                format!(", {} more that are not used", report.extra.len())
-            }
-        ),
-        Finding::Weights(report) => {
-            println!("{name:<18} wrong:");
-            report.lines().iter().for_each(|l| println!("  {l}"));
+    vec![match finding {
+        Finding::Absent => format!("{name:<18} absent"),
+        Finding::Present => format!("{name:<18} present"),
+        Finding::Unsupported(why) => format!("{name:<18} unsupported: {why}"),
+        Finding::Broken(why) => format!("{name:<18} broken: {why}"),
+        Finding::Weights(report) if report.is_ok() => {
+            let more = match report.extra.len() {
+                0 => String::new(),
+                n => format!(", {n} more that are not used"),
+            };
+            format!("{name:<18} ok: {} tensors, {:.1} MB{more}", report.matched, report.bytes as f64 / 1e6)
         }
-    }
+        Finding::Weights(report) => {
+            let wrong = report.lines().into_iter().map(|line| format!("  {line}"));
+            return [format!("{name:<18} wrong:")].into_iter().chain(wrong).collect();
+        }
+    }]
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use serde::Serialize;
 
+use super::print;
 use crate::pjrt::discover::{self, Kind};
 use crate::pjrt::{Client, Device, Plugin, Value};
 use crate::runtime::platform::{self, Choice};
@@ -53,8 +54,8 @@ pub fn run(args: &Args) -> Result<()> {
     let platforms = [Kind::Cpu, Kind::Cuda, Kind::Tpu].map(examine).into();
     let report = Report { version: env!("CARGO_PKG_VERSION"), platforms, ffmpeg: in_path("ffmpeg") };
     match args.json {
-        true => println!("{}", serde_json::to_string_pretty(&report)?),
-        false => print(&report),
+        true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
+        false => print(&text(&report))?,
     }
     if !report.platforms.iter().any(|platform| platform.works) {
         bail!("no platform works; `ltx2 plugin install cpu` fetches a plugin that runs everywhere");
@@ -137,34 +138,35 @@ fn stablehlo_version(plugin: &Plugin) -> Option<String> {
     }
 }
 
-fn print(report: &Report) {
-    println!("ltx2 {}", report.version);
+fn text(report: &Report) -> String {
+    let mut lines = vec![format!("ltx2 {}", report.version)];
     for platform in &report.platforms {
-        println!("\n{}: {}", platform.platform, if platform.works { "works" } else { "not available" });
+        lines.push(format!("\n{}: {}", platform.platform, if platform.works { "works" } else { "not available" }));
         if let Some(plugin) = &platform.plugin {
-            println!("  plugin    {} ({})", plugin.path.display(), plugin.origin);
+            lines.push(format!("  plugin    {} ({})", plugin.path.display(), plugin.origin));
             if let Some(api) = &plugin.api_version {
                 let stablehlo = plugin.stablehlo_version.as_deref().unwrap_or("unknown");
-                println!("  interface PJRT {api}, StableHLO {stablehlo}");
+                lines.push(format!("  interface PJRT {api}, StableHLO {stablehlo}"));
             }
         }
         if let Some(hardware) = &platform.hardware {
-            println!("  hardware  {hardware}");
+            lines.push(format!("  hardware  {hardware}"));
         }
         if let (Some(name), Some(version)) = (&platform.platform_name, &platform.platform_version) {
-            println!("  platform  {name}: {}", version.lines().next().unwrap_or_default());
+            lines.push(format!("  platform  {name}: {}", version.lines().next().unwrap_or_default()));
         }
         for device in &platform.devices {
-            println!("  device    {device}");
+            lines.push(format!("  device    {device}"));
         }
         for missing in &platform.missing {
-            println!("  missing   {missing}");
+            lines.push(format!("  missing   {missing}"));
         }
     }
     match &report.ffmpeg {
-        Some(path) => println!("\nffmpeg: {}", path.display()),
-        None => println!("\nffmpeg: not on PATH; MP4 files are written by the built-in encoder"),
+        Some(path) => lines.push(format!("\nffmpeg: {}", path.display())),
+        None => lines.push("\nffmpeg: not on PATH; MP4 files are written by the built-in encoder".into()),
     }
+    lines.join("\n") + "\n"
 }
 
 /// The first executable of that name on PATH.

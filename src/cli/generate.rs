@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::args::{OutputArgs, RunArgs, built};
 use super::plan::Plan;
 use super::progress::Progress;
-use super::{UsageError, log, print};
+use super::{UsageError, log, print, tell};
 use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return match args.output.json {
             true => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?)),
             false => {
-                eprint!("{plan}");
+                tell(plan.to_string().trim_end());
                 Ok(())
             }
         };

@@ -27,7 +27,9 @@ pub fn start(verbose: u8, quiet: u8) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(verbose > 0)
-        .without_time();
+        .without_time()
+        // A log that cannot be written is no reason to end: the message about it would end the process.
+        .log_internal_errors(false);
     tracing_subscriber::registry().with(filter).with(lines).init();
     if !asked {
         // The log is started once.

@@ -1,7 +1,9 @@
 //! The subcommands, one file each.
 
+use std::fmt::Display;
 use std::io::Write;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 use crate::config::ConfigError;
@@ -152,13 +154,18 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+        other => other.context("cannot write to stdout"),
     }
+}
+
+/// Writes a line to stderr. One that cannot be written, on a disk that is full, is no reason to lose the work.
+pub fn tell(line: impl Display) {
+    // There is nowhere left to say it.
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 #[cfg(test)]
 mod tests {
-    use anyhow::Context;
     use clap::CommandFactory;
 
     use super::*;

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
+use super::{print, tell};
 use crate::pjrt::discover::{self, Kind};
 use crate::runtime::plugins::{Wheel, wheels};
 
@@ -72,8 +73,7 @@ pub fn run(args: &Args) -> Result<()> {
         Some(folder) => folder.clone(),
         None => default_folder()?,
     };
-    println!("{}", install_plugin(kind, &folder)?.display());
-    Ok(())
+    print(&format!("{}\n", install_plugin(kind, &folder)?.display()))
 }
 
 /// `./plugins` where that is the project's, else the user's data folder.
@@ -100,7 +100,7 @@ pub fn install_plugin(kind: Kind, folder: &Path) -> Result<PathBuf> {
         let fresh = work.path().join("new");
         fs::create_dir(&fresh)?;
         for (index, wheel) in wheels(kind).iter().enumerate() {
-            eprintln!("[{}/{}] {} {}", index + 1, wheels(kind).len(), wheel.package, wheel.version);
+            tell(format_args!("[{}/{}] {} {}", index + 1, wheels(kind).len(), wheel.package, wheel.version));
             unpack(&download(wheel, work.path())?, &fresh)?;
         }
         fs::write(fresh.join(STAMP), &stamp)?;

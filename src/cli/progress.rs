@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::tell;
 use crate::config::Job;
+use crate::media;
 use crate::pipeline::generate::{Finished, Observer};
 use crate::pipeline::text_to_video::Stage;
 
@@ -28,9 +30,10 @@ impl Progress {
         let asked = stop.clone();
         let watched = ctrlc::set_handler(move || {
             if asked.swap(true, Ordering::SeqCst) {
+                media::remove_temporaries();
                 std::process::exit(130);
             }
-            eprintln!("stopping after the steps under way; again to stop at once");
+            tell("stopping after the steps under way; again to stop at once");
         });
         if let Err(e) = watched {
             tracing::warn!("Ctrl-C cannot be caught: {e}");
@@ -81,14 +84,14 @@ impl Observer for Progress {
             self.tenths = 0;
         } else if tenths > self.tenths {
             self.tenths = tenths;
-            eprintln!("{video}{} {done}/{total} steps", stage.name());
+            tell(format_args!("{video}{} {done}/{total} steps", stage.name()));
         }
         ControlFlow::Continue(())
     }
 
     fn finished(&mut self, video: &Finished, table: &str) {
         if !self.quiet {
-            eprintln!("{}\n{table}", video.path.display());
+            tell(format_args!("{}\n{table}", video.path.display()));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Whole files or none: a temporary name in the target folder, renamed at the end.
 
+use std::fmt::Display;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -7,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use tempfile::NamedTempFile;
 
 use super::error::{Error, Result};
+use crate::failpoint;
 
 /// The temporary files made so far, for an end without destructors; most of them have got their names meanwhile.
 static TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -25,6 +27,11 @@ pub(super) fn folder(path: &Path) -> PathBuf {
         Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
         _ => PathBuf::from("."),
     }
+}
+
+/// The name of a file without its folder.
+pub(super) fn name(path: &Path) -> impl Display {
+    path.file_name().unwrap_or_default().display()
 }
 
 /// An empty file beside `path`, its parents created, deleted unless [`persist`]ed.
@@ -50,6 +57,7 @@ pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
 pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result<()> {
     // What is behind a name survives a machine that stops at once.
     file.as_file().sync_all().map_err(Error::io("write", path))?;
+    failpoint::reach("rename", name(path));
     let named = if replace { file.persist(path) } else { file.persist_noclobber(path) };
     named.map(drop).map_err(|e| Error::io("rename the finished file to", path)(e.error))
 }
@@ -70,7 +78,10 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 /// [`write_atomically`], where a file that has the name by then may stay, which is an error.
 pub(super) fn write(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
     let mut file = beside(path, ".part")?;
-    file.write_all(bytes).map_err(Error::io("write", path))?;
+    let (first, rest) = bytes.split_at(bytes.len() / 2);
+    file.write_all(first).map_err(Error::io("write", path))?;
+    failpoint::reach("write", name(path));
+    file.write_all(rest).map_err(Error::io("write", path))?;
     persist(file, path, replace)
 }
 

@@ -49,7 +49,7 @@ pub(super) fn encode(
     let sound = match audio {
         Some(audio) => {
             let mut file = atomic::beside(path, ".wav")?;
-            file.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(Error::io("write", file.path()))?;
+            file.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(Error::io("write the sound of", path))?;
             Some(file)
         }
         None => None,

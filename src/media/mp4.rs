@@ -7,6 +7,7 @@ use super::error::{Error, Result};
 use super::frames::Frames;
 use super::rate::FrameRate;
 use super::{aac, atomic, ffmpeg, h264, isobmff};
+use crate::failpoint;
 
 /// Which encoder a caller asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,11 +95,14 @@ pub fn write_mp4(
     match &encoder {
         Encoder::Ffmpeg(_) => {
             let target = atomic::beside(path, ".mp4")?;
-            ffmpeg::encode(target.path(), path, frames, rate, audio.as_ref(), options)?;
+            failpoint::within("encode", atomic::name(path), || {
+                ffmpeg::encode(target.path(), path, frames, rate, audio.as_ref(), options)
+            })?;
             atomic::persist(target, path, options.replace)?;
         }
         Encoder::Embedded => {
-            let mut tracks = vec![h264::encode(frames, rate, options.crf)?];
+            let encode = || h264::encode(frames, rate, options.crf);
+            let mut tracks = vec![failpoint::within("encode", atomic::name(path), encode)?];
             if let Some(audio) = &audio {
                 tracks.push(aac::encode(audio, options.audio_bitrate)?);
             }

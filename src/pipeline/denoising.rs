@@ -16,6 +16,7 @@ use super::programs::ProgramKind;
 use super::saved::Saved;
 use super::stages::Stages;
 use super::text_to_video::{Request, Settings, Shapes, Stage, Watch, branch_text, fixed, pack};
+use crate::failpoint;
 use crate::nn::Build;
 use crate::runtime::{Distributed, Outputs};
 use crate::sampling::denoise::{DenoiseShape, Sampler};
@@ -181,8 +182,10 @@ impl<'a> Denoising<'a> {
             }
             let end = (done + size).min(total);
             let noise = noise.as_mut().map(|n| n.step(self.tokens(0), self.tokens(1)));
+            tracing::debug!("{}: evaluations {} to {end} of {total}", self.names.stage.name(), done + 1);
             let inputs = self.steps_loop.steps(stages, done, end, noise, self.shape.batch)?;
-            carried = self.steps_loop.run(stages, prepared, &inputs, carried)?;
+            let run = || self.steps_loop.run(stages, prepared, &inputs, carried);
+            carried = failpoint::within("step", of_steps, run)?;
             let before = std::mem::replace(&mut latents, latents_of(&carried)?);
             if let Some(stream) = not_finite(&latents) {
                 let step = match sampler {

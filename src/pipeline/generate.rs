@@ -70,6 +70,8 @@ pub fn generate(
     for path in outputs.chain(others).filter(|path| path.file_name().is_some()) {
         media::check_writable(path)?;
     }
+    // An ended run may have got as far as its video.
+    let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
     let models = Models::of(config)?;
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| of_job(config, &models, job)).collect::<Result<Vec<_>>>()?;
@@ -104,7 +106,8 @@ pub fn generate(
         }
         for (((job, request), path), generated) in jobs.iter().zip(requests).zip(paths).zip(&videos) {
             let encoding = Instant::now();
-            let video = write(config, options, job, request, generated, path, several)?;
+            let replace = options.force || again.contains(&path);
+            let video = write(config, options, job, request, generated, (path, replace), several)?;
             let encoding = encoding.elapsed();
             let outer = Outer { encoding, total: made + encoding };
             let figures = report::json(generated, &stages, outer);
@@ -157,13 +160,13 @@ fn write(
     job: &Job,
     request: &Request,
     generated: &Generated,
-    path: &Path,
+    (path, replace): (&Path, bool),
     several: bool,
 ) -> Result<Finished> {
     let frames = &generated.frames;
     let rate = u32::try_from(generated.sample_rate).unwrap_or(u32::MAX);
     let audio = Audio::new(generated.audio.clone(), rate)?;
-    let encoder = Mp4Options { replace: options.force, ..Mp4Options::default() };
+    let encoder = Mp4Options { replace, ..Mp4Options::default() };
     // The hashes are taken beside the encoder.
     let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {
         let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));

@@ -2,6 +2,7 @@
 //! do, and ends with them.
 
 use std::fmt::Display;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,7 +52,8 @@ pub fn together<T, E: Display + From<PipelineError>>(
     let timeouts =
         Timeouts { start: Duration::from_secs(asked.start_timeout), lost: Duration::from_secs(asked.timeout) };
     let end = |message: &str| {
-        eprintln!("error: {message}");
+        // A full disk below stderr does not keep the process from its end.
+        let _ = writeln!(std::io::stderr(), "error: {message}");
         media::remove_temporaries();
         end_process(1)
     };

@@ -189,7 +189,8 @@ impl Entry {
     pub fn save(&self, executable: &Executable) -> Result<usize, CacheError> {
         let header =
             Header { name: self.name.clone(), ltx2: env!("CARGO_PKG_VERSION").into(), identity: self.identity.clone() };
-        sealed::write(&self.path, &header, &executable.serialize()?).map_err(|e| CacheError::file(&self.path, e))
+        sealed::write(&self.path, &self.name, &header, &executable.serialize()?)
+            .map_err(|e| CacheError::file(&self.path, e))
     }
 }
 
@@ -232,7 +233,7 @@ mod tests {
         let entry = Entry { path: path.clone(), name: "denoise".into(), ids: vec![0], identity: identity(&["0@0"]) };
         let read = |of: Identity| {
             let header = Header { name: "denoise".into(), ltx2: "0.1.0".into(), identity: of };
-            sealed::write(&path, &header, b"code").unwrap();
+            sealed::write(&path, "denoise", &header, b"code").unwrap();
             entry.serialized(&fs::read(&path).unwrap()).map(<[u8]>::to_vec)
         };
         assert_eq!(read(identity(&["0@0"])), Ok(b"code".to_vec()));

@@ -13,6 +13,7 @@ use super::distributed::{Distributed, Part, parts};
 use super::flags;
 use super::gather::Whole;
 use super::processes::{Group, GroupError};
+use crate::failpoint;
 use crate::hlo::{Argument, Mesh, Output, Program, Type};
 use crate::pjrt::{
     Client, CompileOptions, Device, DeviceLayout, Error, Executable as Compiled, ExecuteOptions, LoadedExecutable,
@@ -213,7 +214,8 @@ impl Engine {
             None => {
                 let start = Instant::now();
                 let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
-                let loaded = compile_known(&self.platform(), &options, &self.options, compile)?;
+                let compiled = || compile_known(&self.platform(), &options, &self.options, compile);
+                let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);

@@ -6,7 +6,7 @@ mod devices;
 mod distributed;
 mod engine;
 pub mod flags;
-mod gather;
+pub mod gather;
 pub mod micro;
 mod module_store;
 pub mod noise;

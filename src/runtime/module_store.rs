@@ -150,10 +150,10 @@ impl ModuleStore {
             CompileOutcome::Module(m) => compressed(&m.optimized.bytes).and_then(|payload| {
                 let (format, length) = (m.optimized.format.clone(), m.optimized.bytes.len());
                 let outcome = Outcome::Module { format, length, seconds: m.seconds, memory: m.memory };
-                sealed::write(&path, &header(key, outcome), &payload)
+                sealed::write(&path, "module", &header(key, outcome), &payload)
             }),
             CompileOutcome::Failure(message) => {
-                sealed::write(&path, &header(key, Outcome::Failure(message.clone())), &[])
+                sealed::write(&path, "module", &header(key, Outcome::Failure(message.clone())), &[])
             }
         };
         written.map(drop).map_err(|e| CacheError::file(&path, e))
@@ -182,7 +182,7 @@ impl ModuleStore {
             }
         }
         let checksum = hex(&digest.finalize());
-        sealed::replace(&known, &[checksum.as_bytes()]).map_err(|e| CacheError::file(&known, e))?;
+        sealed::replace(&known, "checksum", &[checksum.as_bytes()]).map_err(|e| CacheError::file(&known, e))?;
         Ok(checksum)
     }
 }

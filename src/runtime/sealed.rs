@@ -9,6 +9,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::failpoint;
+
 /// The first line.
 #[derive(Serialize, Deserialize)]
 struct Line<H> {
@@ -19,14 +21,14 @@ struct Line<H> {
     sha256: String,
 }
 
-/// Writes a file under a temporary name and renames it, so that another process sees all of it or nothing; returns its
-/// size.
+/// Writes a file of `name` under a temporary name and renames it, so that another process sees all of it or nothing;
+/// returns its size.
 ///
 /// # Errors
 /// A folder or a file that cannot be written.
-pub fn write(path: &Path, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
+pub fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
     let line = format!("{}\n", json(&Line { header, bytes: payload.len(), sha256: sha256(payload) }));
-    replace(path, &[line.as_bytes(), payload])?;
+    replace(path, name, &[line.as_bytes(), payload])?;
     Ok(line.len() + payload.len())
 }
 
@@ -47,14 +49,17 @@ pub fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
     Ok((line.header, payload))
 }
 
-/// Puts a file in the place of what has its name.
-pub fn replace(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
+/// Puts a file in the place of what has its path.
+pub fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     // As any new file, not private as temporary ones: a folder may serve several users.
     let mode = fs::Permissions::from_mode(0o666);
     let mut file = tempfile::Builder::new().prefix(".ltx2-").permissions(mode).tempfile_in(folder)?;
-    parts.iter().try_for_each(|part| file.write_all(part))?;
+    for part in parts {
+        file.write_all(part)?;
+        failpoint::reach("cache", name);
+    }
     file.persist(path)?;
     Ok(())
 }
@@ -85,7 +90,7 @@ mod tests {
     fn damage_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/x");
-        let size = write(&path, &Header { name: "denoise".into() }, b"code").unwrap();
+        let size = write(&path, "denoise", &Header { name: "denoise".into() }, b"code").unwrap();
         let bytes = fs::read(&path).unwrap();
         assert_eq!(size, bytes.len());
         let of = |bytes: &[u8]| read::<Header>(bytes).map(|(h, p)| (h.name, p.to_vec()));

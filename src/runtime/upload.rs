@@ -7,6 +7,7 @@ use super::distributed::{Distributed, Part, cut, parts, strides};
 use super::engine::{Engine, RuntimeError, device_layout};
 use super::{quantize, random};
 use crate::dtype::DType;
+use crate::failpoint;
 use crate::hlo::Program;
 use crate::nn::{Param, Source};
 use crate::pjrt::{Buffer, DeviceLayout, HostBuffer, SharedBytes, TransferShape};
@@ -79,6 +80,7 @@ impl Parameters {
             let layout = argument.map(device_layout).transpose()?.flatten();
             let buffers = upload(engine, param, &parts, layout.as_ref(), source)?;
             let held = engine.held(parts.len()).into_iter().map(|(place, _)| place).collect();
+            failpoint::reach("load", &param.name);
             self.keep(param, Distributed::new(buffers, held, parts, param.ty.clone(), param.ty.dims.clone()));
         }
         Ok(())

@@ -192,16 +192,28 @@ fn a_video_with_sound_and_its_repeat() {
     assert_eq!(dumped.shape("video"), Some(&[1, 9, 3, 96, 64][..]));
     assert_eq!(std::fs::read_dir(&png).expect("frames").count(), 9);
     assert!(std::fs::metadata(&wav).expect("sound").len() > 1000);
+}
 
-    if Command::new("ffprobe").arg("-version").output().is_ok() {
+/// Whoever encoded it: ffmpeg, and the encoders of this binary where ffmpeg is not on the path.
+#[needs(cpu, ffmpeg)]
+fn the_container_holds_what_was_asked_for() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for (name, hidden) in [("by_ffmpeg.mp4", false), ("by_us.mp4", true)] {
+        let file = dir.path().join(name);
+        let mut run = support::ltx2();
+        run.args(short(&file, &[]));
+        if hidden {
+            run.env("PATH", dir.path());
+        }
+        let ran = run.output().expect("runs");
+        assert!(ran.status.success(), "{}", text(&ran.stderr));
+        let encoder = if hidden { "encoding with embedded" } else { "encoding with ffmpeg" };
+        assert!(text(&ran.stderr).contains(encoder), "{name}: {}", text(&ran.stderr));
         let entries = "stream=codec_name,width,height,nb_read_frames,avg_frame_rate";
-        let file = path("a.mp4");
         let probe = ["-v", "error", "-count_frames", "-show_entries", entries, "-of", "csv=p=0"];
         let out = Command::new("ffprobe").args(probe).arg(&file).output().expect("ffprobe runs");
         let lines = text(&out.stdout);
-        assert!(lines.contains("h264,64,96,24/1,9") && lines.contains("aac"), "{lines}");
-    } else {
-        eprintln!("NOT CHECKED: the container, because ffprobe is not installed");
+        assert!(lines.contains("h264,64,96,24/1,9") && lines.contains("aac"), "{name}: {lines}");
     }
 }
 
@@ -374,27 +386,6 @@ fn run_names_unknown_missing_and_misshaped_inputs() {
     assert!(run(&[]).contains("input 'mel' is missing"));
     assert!(run(&[("mel", vec![1, 2, 5, 64]), ("mels", vec![1])]).contains("input 'mels' is unknown"));
     assert!(run(&[("mel", vec![1, 2, 5])]).contains("must have 4 dimensions"));
-}
-
-#[needs(cpu)]
-fn an_interrupt_leaves_nothing_behind() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let out = dir.path().join("a.mp4");
-    let arguments = short(&out, &["--set", "sampler.progress_every=1"]);
-    let arguments: Vec<String> = arguments.iter().map(|a| if a == "3" { "256".into() } else { a.clone() }).collect();
-    let mut child =
-        support::ltx2().args(&arguments).stderr(std::process::Stdio::piped()).spawn().expect("the binary runs");
-    // Ask once the loop has begun to tell of its steps.
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().expect("stderr")));
-    let begun = lines.by_ref().any(|l| l.is_ok_and(|l| l.starts_with("denoise ")));
-    assert!(begun, "the loop began");
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
-    assert!(sent.success());
-    let rest: Vec<String> = lines.map_while(Result::ok).collect();
-    let status = child.wait().expect("it ends");
-    assert_eq!(status.code(), Some(130), "{rest:?}");
-    assert!(rest.iter().any(|l| l.starts_with("error: interrupted after")), "{rest:?}");
-    assert_eq!(std::fs::read_dir(dir.path()).expect("the folder").count(), 0, "nothing is left");
 }
 
 #[needs(cpu)]

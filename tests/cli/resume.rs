@@ -147,21 +147,6 @@ fn steps_of_another_request_are_refused() {
     assert!(!output.exists());
 }
 
-#[needs(cpu)]
-fn a_folder_that_cannot_be_written_to_is_said_first() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let taken = folder.path().join("taken");
-    std::fs::write(&taken, "a file").expect("written");
-    let output = taken.join("out.mp4").display().to_string();
-    let out = support::ltx2()
-        .args(["generate", "-p", "x", "--model", "no/such/model", "-o", &output])
-        .output()
-        .expect("runs");
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert_eq!(out.status.code(), Some(1), "{said}");
-    assert!(said.contains("error: cannot create folder") && said.contains("taken"), "{said}");
-}
-
 /// Puts a file where the folder of the video was, when its last stage begins.
 struct Takes(PathBuf);
 

@@ -4,6 +4,7 @@
 mod support;
 
 mod config;
+mod reliability;
 mod structure;
 
 fn main() -> std::process::ExitCode {

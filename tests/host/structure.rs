@@ -18,7 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["kernels"],
     &["hlo", "pjrt"],
     &["tensor"],
-    &["dtype", "threads"],
+    &["dtype", "failpoint", "threads"],
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {
@@ -80,7 +80,10 @@ fn mlir_is_written_in_hlo_and_kernels_only() {
         if matches!(module(&path).as_str(), "hlo" | "kernels") {
             continue;
         }
-        for (n, line) in code(&path).lines().enumerate() {
+        // A unit test may read what was written.
+        let written =
+            code(&path).lines().take_while(|l| !l.starts_with("#[cfg(test)]")).map(str::to_string).collect::<Vec<_>>();
+        for (n, line) in written.iter().enumerate() {
             if ["stablehlo.", "func.func", "sdy.", "chlo.", "mhlo."].iter().any(|w| line.contains(w)) {
                 wrong.push(format!("{}:{}: {}", path.display(), n + 1, line.trim()));
             }

@@ -400,26 +400,3 @@ fn generate_takes_updates() {
     assert_eq!(video("off.mp4", &with("=0")), plain);
     assert_ne!(video("on.mp4", &with("")), plain);
 }
-
-/// A square weight of the 19B model and the released rank.
-#[needs(cpu, full)]
-fn merging_speed() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let (a, b) = (scattered(384, 4096, 2), scattered(4096, 384, 3));
-    let names = ["transformer.blocks.0.to_q.lora_A.weight", "transformer.blocks.0.to_q.lora_B.weight"];
-    let file = file(&dir.path().join("a.safetensors"), &tensors(&[(names[0], &a), (names[1], &b)], DType::BF16));
-    let loras = [Lora { file, strength: 1.0 }];
-    let checkpoint = weight(dir.path(), &scattered(4096, 4096, 1), DType::BF16);
-    let view = checkpoint.get_float(NAME).expect("a weight");
-    let start = std::time::Instant::now();
-    for _ in 0..4 {
-        merge(&view, None, &updates(&loras, Component::Transformer, NAME)).expect("merges");
-    }
-    let seconds = start.elapsed().as_secs_f64() / 4.0;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let whole = 18.88e9 / 4096f64.powi(2) * seconds;
-    println!(
-        "{seconds:.3} s on {cores} cores, {:.0} GFLOP/s; 19B in {whole:.0} s",
-        2.0 * 384.0 * 4.096e3f64.powi(2) / seconds / 1e9
-    );
-}

@@ -4,15 +4,18 @@
 mod support;
 
 mod batches;
+mod cache;
 mod exchanges;
 mod forms;
 mod fp8;
+mod gather;
 mod halos;
 mod inputs;
 mod kernels;
 mod layouts;
 mod layouts_differ;
 mod lora;
+mod media;
 mod mosaic;
 mod noise;
 mod parity;
@@ -24,6 +27,7 @@ mod programs;
 mod seeds;
 mod spmd;
 mod stages;
+mod stores;
 mod tiles;
 
 fn main() -> std::process::ExitCode {

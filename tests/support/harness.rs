@@ -48,13 +48,15 @@ pub enum Need {
     Ffmpeg,
     /// An etcd server's program.
     Etcd,
+    /// Mounting a file system, in a namespace of a test's own.
+    Mount,
     /// The attention kernels that JAX wrote.
     Jax,
     /// More time than `make test` has.
     Full,
 }
 
-const NEEDS: [Need; 10] = [
+const NEEDS: [Need; 11] = [
     Need::Nothing,
     Need::Cpu,
     Need::Tpu,
@@ -63,6 +65,7 @@ const NEEDS: [Need; 10] = [
     Need::Gpus,
     Need::Ffmpeg,
     Need::Etcd,
+    Need::Mount,
     Need::Jax,
     Need::Full,
 ];
@@ -80,7 +83,8 @@ impl Need {
             false => None,
         };
         let gpus = |wanted: usize| (gpus() < wanted).then(|| format!("{} of {wanted} NVIDIA GPUs", gpus()));
-        let tool = |name: &str, flag: &str| (!runs(name, flag)).then(|| format!("no {name}"));
+        let tool = |name: &str, flag: &str| (!runs(name, &[flag])).then(|| format!("no {name}"));
+        let mount = ["-rm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"];
         match self {
             Need::Nothing => None,
             Need::Cpu => plugin(Kind::Cpu),
@@ -90,6 +94,9 @@ impl Need {
             Need::Gpus => gpus(2).or_else(|| plugin(Kind::Cuda)),
             Need::Ffmpeg => tool("ffmpeg", "-version").or_else(|| tool("ffprobe", "-version")),
             Need::Etcd => tool("etcd", "--version"),
+            Need::Mount => {
+                (!runs("unshare", &mount)).then(|| "no mounting: `unshare -rm mount` is not permitted".into())
+            }
             Need::Jax => {
                 std::env::var_os("LTX2_JAX_FLASH").is_none().then(|| "no kernels by JAX: `make test-mosaic`".into())
             }
@@ -109,8 +116,8 @@ pub fn gpus() -> usize {
     listed.map_or(0, |out| String::from_utf8_lossy(&out.stdout).lines().filter(|l| l.starts_with("GPU ")).count())
 }
 
-fn runs(tool: &str, flag: &str) -> bool {
-    let ran = Command::new(tool).arg(flag).stdout(Stdio::null()).stderr(Stdio::null()).status();
+fn runs(tool: &str, arguments: &[&str]) -> bool {
+    let ran = Command::new(tool).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
     ran.is_ok_and(|status| status.success())
 }
 

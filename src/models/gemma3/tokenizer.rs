@@ -323,13 +323,6 @@ mod tests {
         }
     }
 
-    /// Run with `--ignored` before `scripts/oracle/byte_tokenizer.py` when [`write_byte_tokenizer`] changes.
-    #[test]
-    #[ignore = "writes the tokenizer that scripts/oracle/byte_tokenizer.py reads"]
-    fn write_the_fixture() {
-        write_byte_tokenizer(&fixtures().join("bytes")).expect("the folder can be written");
-    }
-
     #[test]
     fn the_byte_tokenizer_is_the_one_the_fixture_was_made_with() {
         let dir = tempfile::tempdir().expect("a folder");
@@ -360,6 +353,22 @@ mod tests {
         assert!(message().contains("tokenizer_config.json: not a JSON object"));
         std::fs::write(dir.path().join(MODEL_FILE), "{").expect("writes");
         assert!(message().contains("tokenizer.json: not a tokenizer"));
+    }
+
+    /// A merge whose second part is shorter than the prefix that such parts have.
+    #[test]
+    fn a_file_on_which_the_library_panics_is_named() {
+        let dir = tempfile::tempdir().expect("a folder");
+        write_byte_tokenizer(dir.path()).expect("writes");
+        let file = dir.path().join(MODEL_FILE);
+        let mut model: Value = serde_json::from_slice(&std::fs::read(&file).expect("a file")).expect("JSON");
+        model["model"]["continuing_subword_prefix"] = "longer".into();
+        model["model"]["merges"] = json!([["a", "b"]]);
+        std::fs::write(&file, model.to_string()).expect("writes");
+        let library = panic::catch_unwind(|| tokenizers::Tokenizer::from_file(&file));
+        assert!(library.is_err(), "the library panics");
+        let said = Tokenizer::open(dir.path()).expect_err("damaged").to_string();
+        assert!(said.starts_with(&format!("{}: not a tokenizer: ", file.display())), "{said}");
     }
 
     #[test]

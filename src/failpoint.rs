@@ -1,0 +1,36 @@
+//! Fail points: named moments of a run, at which a test of crash safety kills the process. Release builds have none.
+//!
+//! With `LTX2_FAILPOINT='rename out.mp4'` the process prints `at rename out.mp4` to stderr at that moment and goes no
+//! further.
+
+use std::fmt::Display;
+use std::sync::OnceLock;
+use std::thread;
+
+/// Stops for good, where this moment was asked for.
+pub fn reach(phase: &str, what: impl Display) {
+    within(phase, what, || ());
+}
+
+/// Does `work`. Where this moment was asked for, it is announced before and nothing comes after: whoever kills the
+/// process upon that line kills it within `work`.
+pub fn within<T>(phase: &str, what: impl Display, work: impl FnOnce() -> T) -> T {
+    let asked = asked(phase, &what);
+    if asked {
+        eprintln!("at {phase} {what}");
+    }
+    let done = work();
+    while asked {
+        thread::park();
+    }
+    done
+}
+
+fn asked(phase: &str, what: &impl Display) -> bool {
+    static ASKED: OnceLock<Option<String>> = OnceLock::new();
+    cfg!(debug_assertions)
+        && ASKED
+            .get_or_init(|| std::env::var("LTX2_FAILPOINT").ok())
+            .as_ref()
+            .is_some_and(|asked| *asked == format!("{phase} {what}"))
+}

@@ -1,0 +1,63 @@
+//! The compile cache: whose entries are taken.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::support::{needs, quick};
+use ltx2::dtype::DType;
+use ltx2::hlo::{Argument, Builder, Output, Program, Type};
+use ltx2::pjrt::discover::{self, Kind};
+use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
+use ltx2::runtime::{Engine, EngineOptions, Origin};
+use serde_json::Value;
+
+fn program() -> Program {
+    let b = Builder::new("double");
+    let ty = Type::new(DType::F32, [4]);
+    let x = b.argument_with(Argument::new("x", ty.clone()));
+    b.finish_with(vec![(Output::new("y", ty), &x + &x)]).expect("a program")
+}
+
+/// What a new engine of a plugin does with the program, given a folder of entries.
+fn origin(plugin: &Path, folder: &Path) -> Origin {
+    let plugin = Plugin::load(plugin).expect("the plugin loads");
+    let client = Client::new(&plugin, &ClientOptions::Cpu(CpuOptions::default())).expect("a client");
+    let options = EngineOptions { compile_cache: Some(folder.into()), ..quick() };
+    Engine::new(client, options).compile("double", &program()).expect("compiles").origin()
+}
+
+#[needs(cpu)]
+fn an_entry_of_another_plugin_is_not_taken() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let entries = || -> Vec<PathBuf> {
+        let all = fs::read_dir(dir.path().join("cache")).expect("a cache");
+        all.map(|e| e.expect("an entry").path()).collect()
+    };
+    let origin = |plugin: &Path| origin(plugin, &dir.path().join("cache"));
+    let own = discover::find(Kind::Cpu, None).found.remove(0).path;
+    assert_eq!(origin(&own), Origin::Compiled);
+    assert_eq!(origin(&own), Origin::CacheHit);
+    let first = entries().remove(0);
+    let whole = fs::read(&first).expect("an entry");
+
+    // Another build, as far as its file tells: a byte more.
+    let other = dir.path().join("pjrt_c_api_cpu_plugin.so");
+    fs::copy(&own, &other).expect("copied");
+    OpenOptions::new().append(true).open(&other).and_then(|mut file| file.write_all(b"\n")).expect("written");
+    assert_eq!(origin(&other), Origin::Compiled);
+    assert_eq!(origin(&other), Origin::CacheHit);
+    let second = entries().into_iter().find(|entry| *entry != first).expect("an entry of its own");
+    assert_eq!(entries().len(), 2);
+
+    // Its entry under the name of the first's: refused by what its header says, and replaced.
+    fs::copy(&second, &first).expect("copied");
+    assert_eq!(origin(&own), Origin::Compiled);
+    let plugin = |entry: &[u8]| -> Value {
+        let header = entry.split(|b| *b == b'\n').next().expect("a line");
+        serde_json::from_slice::<Value>(header).expect("JSON")["plugin"].clone()
+    };
+    assert_eq!(plugin(&fs::read(&first).expect("an entry")), plugin(&whole));
+    assert_ne!(plugin(&fs::read(&second).expect("an entry")), plugin(&whole));
+    assert_eq!(origin(&own), Origin::CacheHit);
+}

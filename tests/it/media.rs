@@ -1,0 +1,165 @@
+//! Clips of both encoders, read back with ffprobe and ffmpeg.
+
+use std::f32::consts::TAU;
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::needs;
+use ltx2::media::{Audio, Encoder, EncoderChoice, FrameRate, Frames, Mp4Options, through_h264, write_mp4};
+use ndarray::{Array2, Array4, s};
+
+const BOTH: [EncoderChoice; 2] = [EncoderChoice::Embedded, EncoderChoice::Ffmpeg];
+
+fn options(encoder: EncoderChoice) -> Mp4Options {
+    Mp4Options { encoder, ..Mp4Options::default() }
+}
+
+/// A smooth gradient that drifts, in colours that use all three channels.
+fn gradient(count: usize, height: usize, width: usize) -> Frames {
+    let video = Array4::from_shape_fn((count, 3, height, width), |(f, c, y, x)| {
+        let (x, y) = (x as f32 / width as f32, y as f32 / height as f32);
+        let phase = f as f32 / 48.0 + c as f32 / 3.0;
+        0.5 + 0.4 * (TAU * (0.7 * x + 0.4 * y + phase)).sin()
+    });
+    Frames::from_video(video.view()).expect("frames")
+}
+
+fn tone(channels: usize, samples: usize, rate: u32) -> Audio {
+    let wave = |(c, i): (usize, usize)| 0.4 * (TAU * (440.0 + 110.0 * c as f32) * i as f32 / rate as f32).sin();
+    Audio::new(Array2::from_shape_fn((channels, samples), wave), rate).expect("sound")
+}
+
+/// Values of ffprobe's answer for one stream ("v" or "a"), in the order of `entries`.
+fn probe(path: &Path, stream: &str, entries: &[&str]) -> Vec<String> {
+    let output = Command::new("ffprobe")
+        .args(["-v", "error", "-count_frames", "-of", "json", "-select_streams", stream, "-show_streams"])
+        .arg(path)
+        .output()
+        .expect("ffprobe runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let text = |v: &serde_json::Value| v.as_str().map_or_else(|| v.to_string(), str::to_string);
+    entries.iter().map(|e| text(&json["streams"][0][*e])).collect()
+}
+
+/// Seconds of a stream.
+fn duration(path: &Path, stream: &str) -> f64 {
+    probe(path, stream, &["duration"])[0].parse().expect("a number")
+}
+
+/// All frames of a file as RGB of its shown size, through ffmpeg.
+fn decode(path: &Path) -> Vec<u8> {
+    let output = Command::new("ffmpeg")
+        .args(["-v", "error", "-xerror", "-i"])
+        .arg(path)
+        .args(["-vf", "scale=flags=accurate_rnd+full_chroma_int+bicubic", "-fps_mode", "passthrough"])
+        .args(["-f", "rawvideo", "-pix_fmt", "rgb24", "-"])
+        .output()
+        .expect("ffmpeg runs");
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+fn psnr(a: &[u8], b: &[u8]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let square: f64 = a.iter().zip(b).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum();
+    10.0 * (255.0f64.powi(2) / (square / a.len() as f64).max(1e-9)).log10()
+}
+
+fn bytes(frames: &Frames) -> &[u8] {
+    frames.data().as_slice().expect("contiguous")
+}
+
+#[needs(ffmpeg)]
+fn codecs_lengths_and_frames_are_those_asked_for() {
+    let dir = tempfile::tempdir().expect("a folder");
+    // Size, frames, rate; audio channels (0: none), rate and samples, too few or too many for the video.
+    let clips = [
+        (64, 48, 33, 24.0, 2, 24000, 30_000),
+        (70, 46, 9, 23.976, 1, 16000, 50_000),
+        (96, 64, 1, 25.0, 2, 48000, 48_000),
+        (34, 18, 17, 29.97, 0, 0, 0),
+        (160, 96, 57, 24.0, 2, 44100, 0),
+    ];
+    for choice in BOTH {
+        for (index, &(w, h, n, fps, channels, rate, samples)) in clips.iter().enumerate() {
+            let path = dir.path().join(format!("new/{choice:?}_{index}.mp4"));
+            let frames = gradient(n, h, w);
+            let audio = (channels > 0).then(|| tone(channels, samples, rate));
+            let used = write_mp4(&path, &frames, fps, audio.as_ref(), &options(choice)).expect("encodes");
+            assert_eq!(used == Encoder::Embedded, choice == EncoderChoice::Embedded);
+
+            let exact = FrameRate::from_f64(fps).expect("a rate");
+            let seconds = n as f64 * f64::from(exact.den) / f64::from(exact.num);
+            let entries =
+                ["codec_name", "nb_read_frames", "r_frame_rate", "width", "height", "color_space", "color_range"];
+            let fraction = format!("{}/{}", exact.num, exact.den);
+            let want = ["h264", &n.to_string(), &fraction, &w.to_string(), &h.to_string(), "bt709", "tv"];
+            assert_eq!(probe(&path, "v", &entries), want, "{path:?}");
+            let length = duration(&path, "v");
+            assert!((length - seconds).abs() < 1e-3, "{path:?}: {length} {seconds}");
+            if channels > 0 {
+                let got = probe(&path, "a", &["codec_name", "profile", "channels", "sample_rate"]);
+                assert_eq!(got, ["aac", "LC", &channels.to_string(), &rate.to_string()], "{path:?}");
+                let sound = duration(&path, "a");
+                assert!((sound - seconds).abs() < seconds / n as f64, "{path:?}: {sound} {seconds}");
+            }
+            let got = psnr(&decode(&path), bytes(&frames));
+            assert!(got > 30.0, "{path:?}: {got} dB");
+        }
+    }
+}
+
+#[needs(ffmpeg)]
+fn sound_starts_with_the_first_frame() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for choice in BOTH {
+        let path = dir.path().join(format!("{choice:?}.mp4"));
+        let rate = 24000;
+        let audio = tone(2, rate as usize, rate);
+        write_mp4(&path, &gradient(24, 32, 32), 24.0, Some(&audio), &options(choice)).expect("encodes");
+        let output = Command::new("ffmpeg")
+            .args(["-v", "error", "-i"])
+            .arg(&path)
+            .args(["-map", "0:a", "-f", "f32le", "-"])
+            .output()
+            .expect("ffmpeg runs");
+        let got: Vec<f32> = bytemuck::pod_collect_to_vec(&output.stdout);
+        assert!((got.len() / 2).abs_diff(rate as usize) <= 1024, "{choice:?}: {}", got.len() / 2);
+        // The tone itself comes back in place: neither priming before it nor a shift of it.
+        let (mut error, mut power) = (0.0, 0.0);
+        for (pair, source) in got.chunks_exact(2).zip(audio.samples().columns()).skip(2048).take(16384) {
+            for c in 0..2 {
+                error += f64::from(pair[c] - source[c]).powi(2);
+                power += f64::from(source[c]).powi(2);
+            }
+        }
+        let snr = 10.0 * (power / error).log10();
+        assert!(snr > 15.0, "{choice:?}: {snr} dB");
+    }
+}
+
+#[needs(ffmpeg)]
+fn odd_sizes_are_padded() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for choice in BOTH {
+        let path = dir.path().join(format!("{choice:?}.mp4"));
+        let frames = gradient(5, 33, 47);
+        write_mp4(&path, &frames, 24.0, None, &options(choice)).expect("encodes");
+        assert_eq!(probe(&path, "v", &["width", "height", "nb_read_frames"]), ["48", "34", "5"]);
+        let decoded = Array4::from_shape_vec((5, 34, 48, 3), decode(&path)).expect("five frames");
+        let cut = decoded.slice(s![.., ..33, ..47, ..]).as_standard_layout().into_owned();
+        assert!(psnr(cut.as_slice().expect("contiguous"), bytes(&frames)) > 30.0);
+    }
+}
+
+#[needs(ffmpeg)]
+fn h264_keeps_an_image_nearly() {
+    let image = Array4::from_shape_fn((1, 33, 48, 3), |(_, y, x, _)| (y * 3 + x * 2) as u8);
+    let frame = Frames::new(image).expect("a frame");
+    let got = through_h264(&frame, 10, Path::new("ffmpeg"), Path::new("a.png")).expect("encodes");
+    assert_eq!((got.height(), got.width()), (32, 48));
+    let given = frame.data().slice(s![.., ..32, .., ..]);
+    let far = got.data().iter().zip(given).map(|(a, b)| (i32::from(*a) - i32::from(*b)).abs()).max();
+    assert!(far <= Some(12), "{far:?}");
+}
