@@ -20,8 +20,10 @@ pub fn within<T>(phase: &str, what: impl Display, work: impl FnOnce() -> T) -> T
         eprintln!("at {phase} {what}");
     }
     let done = work();
-    while asked {
-        thread::park();
+    if asked {
+        loop {
+            thread::park();
+        }
     }
     done
 }

@@ -1,4 +1,4 @@
-//! Files of a header and a payload: a line of JSON that `head -1` shows, with length and SHA-256 of the bytes behind it.
+//! Files of a header and a payload: a line of JSON that `head -1` shows, with the payload's length and the SHA-256 of both.
 
 use std::fs;
 use std::io::Write;
@@ -18,7 +18,16 @@ struct Line<H> {
     header: H,
     /// Of the payload.
     bytes: usize,
+    #[serde(skip_serializing)]
     sha256: String,
+}
+
+/// What stands between the part of the line that is sealed and the seal.
+const SEAL: &str = ",\"sha256\":\"";
+
+/// The hash of the line up to itself, and of the payload.
+fn seal(line: &str, payload: &[u8]) -> String {
+    hex(&Sha256::new().chain_update(line).chain_update(payload).finalize())
 }
 
 /// Writes a file of `name` under a temporary name and renames it, so that another process sees all of it or nothing;
@@ -27,7 +36,9 @@ struct Line<H> {
 /// # Errors
 /// A folder or a file that cannot be written.
 pub fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
-    let line = format!("{}\n", json(&Line { header, bytes: payload.len(), sha256: sha256(payload) }));
+    let line = json(&Line { header, bytes: payload.len(), sha256: String::new() });
+    let line = line.trim_end_matches('}');
+    let line = format!("{line}{SEAL}{}\"}}\n", seal(line, payload));
     replace(path, name, &[line.as_bytes(), payload])?;
     Ok(line.len() + payload.len())
 }
@@ -38,12 +49,14 @@ pub fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -
 /// What is wrong with them.
 pub fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
     let end = bytes.iter().position(|b| *b == b'\n').ok_or("it has no header")?;
-    let line: Line<H> = serde_json::from_slice(&bytes[..end]).map_err(|e| format!("its header: {e}"))?;
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|e| format!("its header: {e}"))?;
+    let line: Line<H> = serde_json::from_str(text).map_err(|e| format!("its header: {e}"))?;
     let payload = &bytes[end + 1..];
     if line.bytes != payload.len() {
         return Err(format!("it has {} of {} bytes", payload.len(), line.bytes));
     }
-    if line.sha256 != sha256(payload) {
+    let sealed = text.rsplit_once(SEAL).map_or("", |(sealed, _)| sealed);
+    if line.sha256 != seal(sealed, payload) {
         return Err("its bytes are not those that were written".into());
     }
     Ok((line.header, payload))

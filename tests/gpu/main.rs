@@ -1,5 +1,7 @@
 //! Runs on the NVIDIA GPUs of this machine.
 
+#![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
+
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -1,5 +1,7 @@
 //! What the TPU compiler makes of our programs, with no TPU at hand.
 
+#![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
+
 #[path = "../support/mod.rs"]
 mod support;
 
