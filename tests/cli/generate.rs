@@ -148,7 +148,13 @@ fn every_preset_runs_at_small_size() {
             let ran = sidecar["programs"].as_object().expect("programs");
             let ran: BTreeMap<&str, String> =
                 ran.iter().map(|(name, hash)| (name.as_str(), hash.as_str().expect("a hash").into())).collect();
-            assert_eq!(ran, hashes, "{preset} {pipeline}: what ran");
+            // Two stages may share a program, and encode given frames at two sizes, of which the sidecar has one.
+            let sized = |name: &str| name == "video_encoder";
+            for (name, hash) in hashes.iter().filter(|(name, _)| !sized(name)) {
+                assert!(ran.values().any(|ran| ran == hash), "{preset} {pipeline}: {name} did not run: {ran:?}");
+            }
+            let known = |(name, hash): (&&str, &String)| sized(name) || hashes.get(name) == Some(hash);
+            assert!(ran.iter().all(known), "{preset} {pipeline}: {ran:?} ran, {hashes:?} were written");
         }
     }
     // Of two presets whose loops are one program, one would be enough.
