@@ -213,9 +213,9 @@ fn a_change_of_the_cost_model_shows_without_compiling() {
     assert!(memory(&now) > 0.0);
     assert!((memory(&changed) / memory(&now) - 2.0).abs() < 1e-9, "{} then {}", memory(&now), memory(&changed));
     // The rest is what the compiler said.
-    assert_eq!((compiled.hash, compiled.seconds, compiled.memory.temporaries), {
-        (now.hash, now.seconds, now.memory.temporaries)
-    });
+    assert_eq!((compiled.hash, compiled.memory.temporaries), (now.hash, now.memory.temporaries));
+    // JSON may read its last digit as its neighbour.
+    assert!((compiled.seconds - now.seconds).abs() < 1e-9, "{} then {}", compiled.seconds, now.seconds);
     assert_eq!(compiled.report.step, changed.report.step);
     assert_eq!(modules(dir.path()), stored, "nothing was compiled");
 }
