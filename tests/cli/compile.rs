@@ -181,7 +181,8 @@ fn a_program_is_compiled_and_written_out() {
     let (json, dump) = (path("f.json"), path("hlo"));
     let base =
         ["compile", "--target", "cpu:8", "-c", "nano_2_0", "--model", "nano", "--layout", "ulysses", "--layers", "2"];
-    let small = ["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"];
+    let small = ["request.width=64", "request.height=96", "request.num_frames=9", support::QUICK];
+    let small: Vec<&str> = small.iter().flat_map(|s| ["--set", s]).collect();
     let out = ltx2(&[&base[..], &small, &["--json", &json, "--dump-hlo", &dump]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     let table = text(&out.stdout);
@@ -212,7 +213,7 @@ fn hashes_are_those_of_a_run() {
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
     let model = path("nano");
     assert!(ltx2(&["init", "--preset", "nano", "--seed", "3", &model]).status.success());
-    let set = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=1"];
+    let set = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=1", support::QUICK];
     let set: Vec<&str> = set.iter().flat_map(|s| ["--set", s]).collect();
     let common =
         [&["-c", "nano_2_0", "--model", &model, "--layout", "cfg-ulysses", "--mesh", "cfg=2,context=2"], &set[..]]

@@ -45,12 +45,12 @@ fn two_threads_on_one_client_give_what_each_gives_alone() {
     let together = thread::scope(|scope| {
         let both = [0, 1].map(|case| {
             let client = &client;
-            scope.spawn(move || videos(client, case, 3))
+            scope.spawn(move || videos(client, case, 2))
         });
         both.map(|thread| thread.join().expect("no panic"))
     });
     for (case, (all, alone)) in together.iter().zip(&alone).enumerate() {
-        assert!(all.len() == 3 && all.iter().all(|one| one == alone), "case {case}");
+        assert!(all.len() == 2 && all.iter().all(|one| one == alone), "case {case}");
     }
 }
 
@@ -99,7 +99,7 @@ fn two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same() {
     assert!(statistics.values().all(|s| s.compiles == 1), "{statistics:?}");
 }
 
-/// A folder with a random model.
+/// A folder with a random model, in which there are short videos.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -151,7 +151,7 @@ fn hashes(video: &Path) -> Value {
 fn runs_beside_each_other_share_an_empty_cache() {
     let folder = Folder::new();
     let cache = folder.path("cache").display().to_string();
-    let runs = ["a.mp4", "b.mp4", "c.mp4"].map(|name| folder.start(name, &cache));
+    let runs = ["a.mp4", "b.mp4"].map(|name| folder.start(name, &cache));
     for run in runs {
         let (out, stderr) = ended(run);
         assert!(out.status.success() && !stderr.contains("compiled anew"), "{stderr}");
@@ -164,7 +164,7 @@ fn runs_beside_each_other_share_an_empty_cache() {
     );
     let (out, stderr) = ended(folder.start("d.mp4", &cache));
     assert!(out.status.success() && stderr.matches("cache hit").count() >= 7, "{stderr}");
-    for name in ["b.mp4", "c.mp4", "d.mp4"] {
+    for name in ["b.mp4", "d.mp4"] {
         assert_eq!(hashes(&folder.path(name)), hashes(&folder.path("a.mp4")), "{name}");
     }
 }
@@ -172,7 +172,8 @@ fn runs_beside_each_other_share_an_empty_cache() {
 #[needs(cpu)]
 fn of_two_runs_with_one_name_the_later_keeps_its_video_elsewhere() {
     let folder = Folder::new();
-    let runs = [folder.start("out.mp4", "off"), folder.start("out.mp4", "off")];
+    let cache = support::programs().display().to_string();
+    let runs = [folder.start("out.mp4", &cache), folder.start("out.mp4", &cache)];
     let mut ends = runs.map(ended);
     ends.sort_by_key(|(out, _)| out.status.code());
     let [(first, _), (second, stderr)] = ends;

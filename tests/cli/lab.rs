@@ -8,7 +8,8 @@ use ltx2::lab::Record;
 
 /// Small enough that a case is seconds.
 const SMALL: &str =
-    "config: nano_2_0\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9]\nlayers: 1\n";
+    "config: nano_2_0\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9, \
+    runtime.xla_flags.xla_backend_optimization_level=0]\nlayers: 1\n";
 
 fn records(folder: &Path) -> Vec<Record> {
     let text = std::fs::read_to_string(folder.join("results.jsonl")).unwrap_or_default();
@@ -120,6 +121,7 @@ fn the_advice_is_compiled_and_mends() {
         let mut c = support::ltx2();
         c.args(["why", "--target", "cpu:4", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--layout", layout]);
         c.args(["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"]);
+        c.args(["--set", support::QUICK]);
         let out = c.args(["--json", "-", "-o", &path("lab")]).args(more).output().expect("runs");
         assert!(out.status.success(), "{layout}: {}", stderr(&out));
         serde_json::from_slice::<serde_json::Value>(&out.stdout).expect("JSON")

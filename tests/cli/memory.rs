@@ -12,7 +12,7 @@ fn generate(model: &str, out: &Path, more: &[&str]) -> Output {
     let out = out.to_str().expect("UTF-8");
     let base =
         ["generate", "-v", "-c", "nano_2_0", "--model", model, "--platform", "cpu", "-o", out, "-p", "a red ball"];
-    let small = ["--pipeline", "two_stage", "--width", "128", "--height", "128", "--num-frames", "17", "--steps", "1"];
+    let small = ["--pipeline", "two_stage", "--width", "64", "--height", "64", "--num-frames", "17", "--steps", "1"];
     let quick = ["--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
     support::ltx2().args([&base[..], &small, &quick, more].concat()).output().expect("the binary runs")
 }

@@ -25,18 +25,18 @@ fn records(folder: &Path) -> Vec<Record> {
 fn search(folder: &Path, more: &[&str]) -> Output {
     let mut command = support::ltx2();
     command.args(["experiment", "--search", "--shape", "64x96x9", "-c", "nano_2_0", "--set", "model.path=nano"]);
-    command.args(["--layers", "1", "-o"]).arg(folder).args(more).output().expect("runs")
+    command.args(["--set", support::QUICK, "--layers", "1", "-o"]).arg(folder).args(more).output().expect("runs")
 }
 
 #[needs(cpu)]
 fn a_search_ends_is_repeated_and_goes_on() {
     let dir = tempfile::tempdir().expect("a folder");
     let (one, two) = (dir.path().join("one"), dir.path().join("two"));
-    let question = ["--target", "cpu:2", "--budget", "6", "--seed", "3"];
+    let question = ["--target", "cpu:2", "--budget", "4", "--seed", "3"];
     let first = search(&one, &question);
     assert!(first.status.success(), "{}", stderr(&first));
     let done = records(&one);
-    assert!((3..=6).contains(&done.len()), "{}", stderr(&first));
+    assert!((3..=4).contains(&done.len()), "{}", stderr(&first));
     let best = std::fs::read_to_string(one.join("best.yml")).expect("a layout");
     assert!(best.contains("the fastest predicted of") && best.contains("Compiled and slower"), "{best}");
     assert!(std::fs::read_to_string(one.join("report.html")).expect("a report").contains("What changed between"));
@@ -57,7 +57,7 @@ fn a_search_ends_is_repeated_and_goes_on() {
     let mut command = support::ltx2();
     command.args(["compile", "--target", "cpu:2", "-c", "nano_2_0", "--set", "model.path=nano", "--layers", "1"]);
     command.args(["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"]);
-    let out = command.args(["--json", "-", "--layout"]).arg(&path).output().expect("runs");
+    let out = command.args(["--set", support::QUICK, "--json", "-", "--layout"]).arg(&path).output().expect("runs");
     assert!(out.status.success(), "{}", stderr(&out));
     let figures: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
     assert_eq!(figures["devices"], 2);

@@ -90,22 +90,22 @@ fn agree(engine: &Engine, layer: Layer, layouts: &[(String, Layout, Kernel)]) {
     }
 }
 
-/// Tokens and heads that divide and that do not, with a bias for each query and with what hides the filling.
+/// Tokens and heads that divide, with a bias for each query, and that do not, with what hides the filling.
 #[needs(cpu)]
 fn a_split_sequence_meets_itself() {
     use ExchangeKind::{GatherKv, Hybrid, Ring, Ulysses};
     let engine = Engine::new(cpu(8), quick());
     let policies = [(GatherKv, Ring), (Ulysses, Ring), (Ring, Ring), (Hybrid, Ring), (Hybrid, GatherKv)];
     let split = [(Axis::VideoSequence, "context"), (Axis::Heads, "tensor")];
-    for (tokens, heads, biased) in [(12, 4, true), (12, 6, true), (10, 6, false)] {
+    for (tokens, heads, biased) in [(12, 4, true), (10, 6, false)] {
         let layer = Layer { sequence: [Axis::VideoSequence; 2], tokens: [tokens; 2], heads, biased };
         let mut layouts = Vec::new();
         for (kind, outer) in policies {
             let of = |mesh: &[(&str, usize)]| layout(mesh, &split, policy(kind, outer));
             let name = |mesh: &str| format!("{kind:?}, {outer:?} {mesh}");
-            layouts.push((name("context=4"), of(&[("context", 4), ("tensor", 1)]), Kernel::Plain));
-            if heads == 4 {
-                layouts.push((name("tensor=2, context=4"), of(&[("tensor", 2), ("context", 4)]), Kernel::Plain));
+            match heads {
+                4 => layouts.push((name("tensor=2, context=4"), of(&[("tensor", 2), ("context", 4)]), Kernel::Plain)),
+                _ => layouts.push((name("context=4"), of(&[("context", 4), ("tensor", 1)]), Kernel::Plain)),
             }
         }
         agree(&engine, layer, &layouts);
@@ -123,7 +123,7 @@ fn split_keys_meet_queries_of_another_sequence() {
     let exchange = ExchangePolicy::default();
     let layouts = [(&one[..], Kernel::Plain), (&one[..], Kernel::Cudnn), (&both[..], Kernel::Plain)]
         .map(|(split, kernel)| (format!("{} split, {kernel:?}", split.len()), layout(&mesh, split, exchange), kernel));
-    for (tokens, biased) in [([8, 12], false), ([8, 12], true), ([5, 10], false), ([8, 3], false)] {
+    for (tokens, biased) in [([8, 12], true), ([5, 10], false), ([8, 3], false)] {
         let sequence = [Axis::AudioSequence, Axis::VideoSequence];
         agree(&engine, Layer { sequence, tokens, heads: 8, biased }, &layouts);
         let sequence = [Axis::VideoSequence, Axis::AudioSequence];

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{cpu, needs, quick, relative_l2};
+use crate::support::{cpu, full, needs, quick, relative_l2};
 use ltx2::analysis::Module;
 use ltx2::dtype::DType;
-use ltx2::hlo::Mesh;
+use ltx2::hlo::{Mesh, Output, Value};
 use ltx2::media::Frames;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;
@@ -34,12 +34,22 @@ fn one() -> Build {
 
 const PADDINGS: [Padding; 3] = [Padding::Zeros, Padding::Reflect, Padding::Replicate];
 
-/// Convolutions of every padding and form, side by side: kernels of `size` rows and columns, steps of `step`.
-fn convolutions(build: &Build, [height, width]: [usize; 2], size: usize, step: usize) -> Network {
+/// A picture's height and width, the kernel's rows and columns, and its step.
+type Convolved = ([usize; 2], usize, usize);
+
+const PICTURES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+
+/// Convolutions of every padding and form, side by side, for each picture.
+fn convolutions(build: &Build, all: &[Convolved]) -> Network {
     let p = Params::new("convolutions", "vae", build);
-    let pictures = Pictures::new(&p, "video", [1, 2, 3, height, width], [step; 2]);
-    let x = pictures.input(&p);
-    let y = pictures.run(&p, &x, None, |blocks, x, _| {
+    let results = all.iter().enumerate().map(|(n, convolved)| convolution(&p, n, convolved)).collect();
+    Network::finish(&p, results).expect("builds")
+}
+
+fn convolution(p: &Params, n: usize, &([height, width], size, step): &Convolved) -> (Output, Value) {
+    let pictures = Pictures::new(p, PICTURES[n], [1, 2, 3, height, width], [step; 2]);
+    let x = pictures.input(p);
+    let y = pictures.run(p, &x, None, |blocks, x, _| {
         // What was filled up is no longer zero.
         let x = &(x + 0.5);
         let forms = PADDINGS.iter().flat_map(|p| [Conv3dLowering::Direct, Conv3dLowering::Taps].map(|form| (*p, form)));
@@ -47,12 +57,12 @@ fn convolutions(build: &Build, [height, width]: [usize; 2], size: usize, step: u
             .map(|(padding, lowering)| {
                 let stride = [1, step, step];
                 let conv = Conv3d { kernel: [3, size, size], stride, causal: false, padding, ends: padding, lowering };
-                conv.apply(&p.pp(format!("{padding:?}{lowering:?}")), x, 2, &blocks)
+                conv.apply(&p.pp(format!("{n}.{padding:?}{lowering:?}")), x, 2, &blocks)
             })
             .collect();
         x.builder().concat(&all.iter().collect::<Vec<_>>(), 1)
     });
-    Network::finish(&p, vec![pictures.output(&p, "y", &y)]).expect("builds")
+    pictures.output(p, &format!("y.{n}"), &y)
 }
 
 /// Numbers without a pattern.
@@ -85,10 +95,11 @@ fn convolutions_of_blocks_are_those_of_the_whole() {
     let client = cpu(8);
     let engine = Engine::new(client, quick());
     // Blocks of several rows, of one, and blocks that lie beyond the picture.
-    let cases = [([8, 6], 3, 1), ([8, 6], 5, 1), ([5, 7], 5, 1), ([7, 3], 3, 1), ([2, 5], 3, 1), ([8, 8], 3, 2)];
-    for (picture, size, step) in cases.into_iter().chain([([5, 7], 3, 2), ([9, 2], 3, 2)]) {
-        let whole = run(&engine, &convolutions(&one(), picture, size, step), "y");
-        let joined = run(&engine, &convolutions(&blocks(), picture, size, step), "y");
+    let sizes = [([8, 6], 3, 1), ([8, 6], 5, 1), ([5, 7], 5, 1), ([7, 3], 3, 1), ([2, 5], 3, 1), ([8, 8], 3, 2)];
+    let sizes: Vec<Convolved> = sizes.into_iter().chain([([5, 7], 3, 2), ([9, 2], 3, 2)]).collect();
+    let [whole, joined] = [one(), blocks()].map(|build| results(&engine, &convolutions(&build, &sizes), scattered));
+    for (n, (picture, size, step)) in sizes.into_iter().enumerate() {
+        let [whole, joined] = [&whole, &joined].map(|all| &all[&format!("y.{n}")]);
         // Each form's two channels by themselves: a wrong edge of one is not lost among the others.
         for form in 0..2 * PADDINGS.len() {
             let part = |t: &Tensor| {
@@ -96,7 +107,7 @@ fn convolutions_of_blocks_are_those_of_the_whole() {
                 let own = all.slice_axis(ndarray::Axis(1), (2 * form..2 * form + 2).into());
                 Tensor::from(own.to_owned())
             };
-            let distance = relative_l2(&part(&joined), &part(&whole));
+            let distance = relative_l2(&part(joined), &part(whole));
             assert!(distance <= 1e-6, "{picture:?}, {size}, {step}, form {form}: {distance:e}");
         }
     }
@@ -169,6 +180,9 @@ fn bytes_are_those_the_host_would_make() {
     for build in [one(), blocks()] {
         // The second does not divide: the blocks are filled up.
         for sizes in [[1, 2, 8, 4], [1, 2, 5, 3]] {
+            if build.layout.mesh.devices() == 1 && sizes[2] == 8 && !full() {
+                continue;
+            }
             let program = |pixels| decoder_program(&config, sizes, pixels, &build).expect("builds");
             let values = results(&engine, &program(Pixels::Values), small).remove("video").expect("values").into_f32();
             let bytes = results(&engine, &program(Pixels::Bytes), small);

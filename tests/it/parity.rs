@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{Case, cases, cpu, needs, optimized, quick, relative_l2, run_case};
+use crate::support::{Case, cases, cpu, full, needs, optimized, quick, relative_l2, run_case};
 use ltx2::dtype::DType;
 use ltx2::nn::{Build, Lowering, Numerics};
 use ltx2::pipeline::run::RunComponent;
@@ -49,17 +49,29 @@ fn parity(component: RunComponent, folder: &str, outputs: &[&str]) {
     }
 }
 
+/// The first case of each model; in full every case.
+fn one_a_model(folder: &str) -> Vec<Case> {
+    let mut all = cases(folder);
+    if !full() {
+        all.dedup_by(|later, first| later.model == first.model);
+    }
+    all
+}
+
 fn root_mean_square(all: &[f64]) -> f64 {
     (all.iter().map(|v| v * v).sum::<f64>() / all.len() as f64).sqrt()
 }
 
-/// Checks the cases with a known bf16 spread, in both rounding orders.
+/// Checks a case of each model in one of both rounding orders, in turn; in full all cases with a known bf16 spread in each.
 fn spread(component: RunComponent, folder: &str, outputs: &[&str]) {
     let client = cpu(1);
     let of = |case: &Case, name: &str| case.number(&format!("bf16_spread.{name}"));
-    let cases: Vec<Case> = cases(folder).into_iter().filter(|c| outputs.iter().all(|n| of(c, n).is_some())).collect();
+    let spread = |case: &Case| outputs.iter().all(|name| of(case, name).is_some());
+    let cases: Vec<Case> = one_a_model(folder).into_iter().filter(spread).collect();
     assert!(!cases.is_empty(), "no case of {folder} has a spread");
-    for numerics in [Numerics::Default, Numerics::Official] {
+    for (turn, numerics) in [Numerics::Default, Numerics::Official].into_iter().enumerate() {
+        let chosen = |n: &usize| n % 2 == turn || full();
+        let cases: Vec<&Case> = (0..cases.len()).filter(chosen).map(|n| &cases[n]).collect();
         let runs: Vec<_> = cases
             .iter()
             .map(|case| run(&client, component, case, case.inputs.clone(), &build(DType::BF16, numerics)))
@@ -97,7 +109,7 @@ fn connectors() {
 #[needs(cpu)]
 fn connectors_start_from_projected_text_too() {
     let client = cpu(1);
-    for case in cases("connectors") {
+    for case in one_a_model("connectors") {
         let mut inputs = case.inputs.clone();
         inputs.remove("text_encoder_hidden_states");
         inputs.insert("prompt_embeds".into(), case.outputs["projected"].clone());
@@ -145,10 +157,10 @@ fn valid(t: &Tensor, mask: &Tensor) -> Tensor {
     Tensor::F32(values)
 }
 
-fn text_encoder(dtype: DType, limit: impl Fn(&Case, &str) -> f64) {
+fn text_encoder(dtype: DType, cases: Vec<Case>, limit: impl Fn(&Case, &str) -> f64) {
     let client = cpu(1);
     let mut stacks = 0;
-    for mut case in cases("text-encoder") {
+    for mut case in cases {
         let mask = case.inputs["attention_mask"].clone();
         for (name, stack) in [("projected", false), ("prompt_embeds", true)] {
             let Some(want) = case.outputs.get(name).cloned() else { continue };
@@ -166,12 +178,14 @@ fn text_encoder(dtype: DType, limit: impl Fn(&Case, &str) -> f64) {
 
 #[needs(cpu)]
 fn text_encoder_f32() {
-    text_encoder(DType::F32, |_, _| F32);
+    text_encoder(DType::F32, cases("text-encoder"), |_, _| F32);
 }
 
 #[needs(cpu)]
 fn text_encoder_bf16() {
-    text_encoder(DType::BF16, |case, name| SPREADS * case.number(&format!("bf16_spread.{name}")).expect("a spread"));
+    let stacked = |case: &Case| case.outputs.contains_key("prompt_embeds");
+    let chosen = cases("text-encoder").into_iter().filter(|case| full() || stacked(case)).collect();
+    text_encoder(DType::BF16, chosen, |case, name| SPREADS * case.number(&format!("bf16_spread.{name}")).expect("a spread"));
 }
 
 /// Two per cent is what eight bits of mantissa leave after as many layers, where the reference's own bf16 run is not
@@ -186,7 +200,7 @@ fn convolutional_networks_run_in_bf16() {
         (RunComponent::Upsampler, "upsampler", "latents"),
     ];
     for (component, folder, name) in networks {
-        for case in cases(folder) {
+        for case in one_a_model(folder) {
             let got = run(&client, component, &case, case.inputs.clone(), &build(DType::BF16, Numerics::Default));
             let distance = case.distance(name, &got[name]);
             let limit = case.number(&format!("bf16_spread.{name}")).map_or(2e-2, |own| f64::max(2e-2, SPREADS * own));

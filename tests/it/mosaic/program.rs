@@ -4,6 +4,7 @@ use base64::Engine as _;
 use half::bf16;
 use ltx2::dtype::DType;
 use ltx2::hlo::{Builder, Program, Type, Value};
+use ndarray::{Array3, Array4, ArrayView1, Axis, s};
 
 use super::grid;
 use super::text::{self, Element};
@@ -131,36 +132,25 @@ impl Case {
     /// of weights of each query and head.
     pub fn defined(&self) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         let [q, k, v, bias] = self.operands();
-        let (mut values, mut largest, mut sums) = (Vec::new(), Vec::new(), Vec::new());
-        let at =
-            |n: usize, row: usize, head: usize, heads: usize, of: usize| ((row * of + n) * heads + head) * self.dim;
-        for row in 0..self.rows {
-            for n in 0..self.queries {
-                for head in 0..self.heads {
-                    let own = &q[at(n, row, head, self.heads, self.queries)..][..self.dim];
-                    let kv_head = head / (self.heads / self.kv_heads);
-                    let of_key = |key: usize| at(key, row, kv_head, self.kv_heads, self.keys);
-                    let score = |key: usize| {
-                        let dot: f64 = own.iter().zip(&k[of_key(key)..]).map(|(a, b)| a * b).sum();
-                        let bias = self.bias.map_or(0.0, |rows| bias[(row % rows) * self.keys + key]);
-                        dot * self.scale() + bias
-                    };
-                    let scores: Vec<f64> = (0..self.keys).map(score).collect();
-                    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    let mut weighted = vec![0.0; self.dim];
-                    let mut sum = 0.0;
-                    for (key, score) in scores.iter().enumerate() {
-                        let weight = (score - most).exp();
-                        sum += weight;
-                        weighted.iter_mut().zip(&v[of_key(key)..]).for_each(|(all, x)| *all += weight * x);
-                    }
-                    values.extend(weighted);
-                    largest.push(most);
-                    sums.push(sum);
-                }
+        let of = |dims: [usize; 4], x| Array4::from_shape_vec(dims, x).expect("as many numbers");
+        let (q, k, v) = (of(self.q_dims(), q), of(self.k_dims(), k), of(self.k_dims(), v));
+        let mut values = Array4::zeros(self.q_dims());
+        let [mut largest, mut sums] = [(); 2].map(|()| Array3::zeros([self.rows, self.queries, self.heads]));
+        for (row, head) in (0..self.rows).flat_map(|row| (0..self.heads).map(move |head| (row, head))) {
+            let kv_head = head / (self.heads / self.kv_heads);
+            let keys = k.slice(s![row, .., kv_head, ..]);
+            let mut scores = q.slice(s![row, .., head, ..]).dot(&keys.t()) * self.scale();
+            if let Some(rows) = self.bias {
+                scores += &ArrayView1::from(&bias[(row % rows) * self.keys..][..self.keys]);
             }
+            let most = scores.map_axis(Axis(1), |row| row.fold(f64::NEG_INFINITY, |a, b| a.max(*b)));
+            let weights = (scores - most.view().insert_axis(Axis(1))).mapv(f64::exp);
+            values.slice_mut(s![row, .., head, ..]).assign(&weights.dot(&v.slice(s![row, .., kv_head, ..])));
+            sums.slice_mut(s![row, .., head]).assign(&weights.sum_axis(Axis(1)));
+            largest.slice_mut(s![row, .., head]).assign(&most);
         }
-        (values, largest, sums)
+        let [largest, sums] = [largest, sums].map(|x| x.into_raw_vec_and_offset().0);
+        (values.into_raw_vec_and_offset().0, largest, sums)
     }
 }
 

@@ -2,6 +2,7 @@
 //! so; sums of products are exact before they are rounded to f32.
 
 use half::bf16;
+use ndarray::ArrayView2;
 
 use super::text::{Element, Result, Type};
 
@@ -107,24 +108,16 @@ impl Tensor {
         if depth != k || start.dims != [n, m] || self.element != other.element || start.element != Element::F32 {
             return Err(format!("product of {:?}, {:?} on {:?}", self.dims, other.dims, start.dims));
         }
-        let mut data = start.data.clone();
-        let columns = if turned { transposed(&other.data, m, k) } else { other.data.clone() };
-        for (row, out) in self.data.chunks(k).zip(data.chunks_mut(m)) {
-            for (&x, column) in row.iter().zip(columns.chunks(m)) {
-                out.iter_mut().zip(column).for_each(|(o, &y)| *o += x * y);
-            }
-            out.iter_mut().for_each(|o| *o = rounded(Element::F32, *o));
-        }
+        let columns = ArrayView2::from_shape([a, b], &other.data).map_err(|e| e.to_string())?;
+        let columns = if turned { columns.reversed_axes() } else { columns };
+        let sums = ArrayView2::from_shape([n, k], &self.data).map_err(|e| e.to_string())?.dot(&columns);
+        let data = sums.iter().zip(&start.data).map(|(sum, start)| rounded(Element::F32, start + sum)).collect();
         Ok(Tensor::new(Element::F32, vec![n, m], data))
     }
 }
 
 fn pair(x: &Tensor) -> Result<[usize; 2]> {
     x.dims[..].try_into().map_err(|_| "not a matrix".to_string())
-}
-
-fn transposed(data: &[f64], rows: usize, columns: usize) -> Vec<f64> {
-    (0..columns).flat_map(|c| (0..rows).map(move |r| data[r * columns + c])).collect()
 }
 
 /// Every index of a shape, the last dimension fastest.
