@@ -238,7 +238,8 @@ fn hashes_are_those_of_a_run() {
 /// The published loop at all of its 48 blocks. On CUDA layers are written out, without stacks: tests/cuda.rs.
 #[needs(cpu)]
 fn no_stack_is_copied_at_full_depth() {
-    let out = ltx2(&["compile", "-c", "ltx2", "--target", "cpu:4", "--layout", "ulysses", "--json", "-"]);
+    let arguments = ["compile", "-c", "ltx2", "--target", "cpu:4", "--layout", "ulysses", "--json", "-"];
+    let out = ltx2(&[&arguments[..], &["--set", support::QUICK]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     let figures: Json = serde_json::from_slice(&out.stdout).expect("JSON");
     assert_eq!(figures["layers"], 48);

@@ -7,8 +7,7 @@ use crate::support::{self, needs};
 use ltx2::lab::Record;
 
 /// Small enough that a case is seconds.
-const SMALL: &str =
-    "config: nano_2_0\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9, \
+const SMALL: &str = "config: nano_2_0\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9, \
     runtime.xla_flags.xla_backend_optimization_level=0]\nlayers: 1\n";
 
 fn records(folder: &Path) -> Vec<Record> {

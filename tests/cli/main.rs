@@ -9,6 +9,7 @@ mod bench;
 mod cache;
 mod compare;
 mod compile;
+mod components;
 mod concurrency;
 mod crashes;
 mod disks;

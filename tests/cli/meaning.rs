@@ -56,7 +56,8 @@ impl Studio {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let cache = format!("runtime.compile_cache={}", support::programs().display());
-        let set = [&["runtime.platform=cpu", &cache], set].concat();
+        let set =
+            [&["runtime.platform=cpu", "runtime.xla_flags.xla_backend_optimization_level=1", &cache], set].concat();
         let set = set.into_iter().map(String::from).collect();
         let given = Given { file: Some(format!("configs/{config}.yml")), set, ..Given::default() };
         let config = load(&given).expect("a configuration").config;
@@ -217,7 +218,7 @@ fn frames_and_samples_are_diffusers_own() {
 #[needs(cpu)]
 fn a_given_frame_moves_as_the_prompt_says() {
     let image = "request.images=[{path: tests/fixtures/nano/first.png, frame: 0, strength: 1.0, crf: 0}]";
-    let mut studio = Studio::open("nano", &["pipeline=image_to_video", image, support::QUICK]);
+    let mut studio = Studio::open("nano", &["pipeline=image_to_video", image]);
     let given = read_png(Path::new("tests/fixtures/nano/first.png")).expect("a picture").to_video();
     let asked = [("fade", "a medium cyan circle fades away on purple, silent"), ("right", &*prompts()[1].prompt)];
     for (motion, prompt) in asked.into_iter().take(if full() { 2 } else { 1 }) {

@@ -1,11 +1,10 @@
 //! Attention in pieces equals attention in one.
 
-use crate::support::cpu;
-use crate::support::{self, needs};
+use crate::support::{self, cpu, needs, quick};
 use ltx2::dtype::DType;
 use ltx2::hlo::{Builder, CustomCall, Precision, Program, Type};
 use ltx2::kernels;
-use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
 use ndarray::{Array4, s};
 
@@ -20,7 +19,7 @@ fn program(queries: usize, keys: usize) -> Program {
 #[needs(cpu)]
 fn a_long_sequence_is_taken_in_chunks_with_the_same_rows() {
     let client = cpu(1);
-    let engine = Engine::new(client, EngineOptions::default());
+    let engine = Engine::new(client, quick());
     // More scores than are held at once, and no multiple of the chunk.
     let n = 6001;
     let long = program(n, n);
@@ -66,7 +65,7 @@ fn a_custom_call_is_text_that_the_plugin_parses() {
     let program = b.finish(&[("y", &y[0])]).expect("builds");
     assert!(program.text.contains("backend_config = \"{\\22scale\\22: \\220.5\\22}\""), "{}", program.text);
     // It is the kernel that is missing, on the way to run: the text itself was understood.
-    let engine = Engine::new(client, EngineOptions::default());
+    let engine = Engine::new(client, quick());
     let error = engine.compile("custom", &program).err().map(|e| e.to_string()).unwrap_or_default();
     assert!(error.contains("no_such_kernel"), "{error}");
 }

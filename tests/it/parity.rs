@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{Case, cases, cpu, full, needs, optimized, quick, relative_l2, run_case};
+use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2, run_case};
 use ltx2::dtype::DType;
 use ltx2::nn::{Build, Lowering, Numerics};
 use ltx2::pipeline::run::RunComponent;
@@ -36,11 +36,8 @@ fn run(
 /// Checks every output of every case of a component.
 fn parity(component: RunComponent, folder: &str, outputs: &[&str]) {
     let client = cpu(1);
-    for (n, case) in cases(folder).into_iter().enumerate() {
-        // The first as users compile it, with LLVM's optimizations.
-        let options = if n == 0 { optimized() } else { quick() };
-        let how = build(DType::F32, Numerics::Default);
-        let got = run_case(&client, component, &case, case.inputs.clone(), options, &how);
+    for case in cases(folder) {
+        let got = run(&client, component, &case, case.inputs.clone(), &build(DType::F32, Numerics::Default));
         for name in outputs {
             let distance = case.distance(name, &got[*name]);
             eprintln!("{} {name}: {distance:.1e}", case.name);
@@ -185,7 +182,9 @@ fn text_encoder_f32() {
 fn text_encoder_bf16() {
     let stacked = |case: &Case| case.outputs.contains_key("prompt_embeds");
     let chosen = cases("text-encoder").into_iter().filter(|case| full() || stacked(case)).collect();
-    text_encoder(DType::BF16, chosen, |case, name| SPREADS * case.number(&format!("bf16_spread.{name}")).expect("a spread"));
+    text_encoder(DType::BF16, chosen, |case, name| {
+        SPREADS * case.number(&format!("bf16_spread.{name}")).expect("a spread")
+    });
 }
 
 /// Two per cent is what eight bits of mantissa leave after as many layers, where the reference's own bf16 run is not

@@ -13,7 +13,7 @@ use ltx2::nn::rope::{fractions, table};
 use ltx2::nn::{Axis, Build, Heads, Params};
 use ltx2::pipeline::stages::{Inputs, Stages};
 use ltx2::pjrt::Client;
-use ltx2::runtime::{Engine, EngineOptions, Outputs};
+use ltx2::runtime::{Engine, Outputs};
 use ltx2::sampling::guidance::{Branch, Counted, RescaleScope, combine};
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource, Overrides};
@@ -70,7 +70,7 @@ fn tiny(client: &Client, case: &Case) -> Tiny {
     let source = ModelSource::open(case.model.to_str().expect("a path"), &Overrides::default()).expect("a model");
     let source = Rc::new(source);
     let config = source.config(Component::Transformer).expect("a configuration");
-    let stages = Stages::new(Engine::new(client.clone(), EngineOptions::default()), source);
+    let stages = Stages::new(Engine::new(client.clone(), quick()), source);
     Tiny { stages, config: TransformerConfig::from_json(&config).expect("valid") }
 }
 
@@ -186,7 +186,7 @@ fn one_block_agrees_with_the_reference() {
 #[needs(cpu)]
 fn guidance_and_the_euler_step_are_the_reference_s() {
     let client = cpu(1);
-    let engine = Engine::new(client, EngineOptions::default());
+    let engine = Engine::new(client, quick());
     for case in cases("guidance") {
         let p = Params::new("guidance", "none", &Build::new(DType::F32));
         let input = |name: &str| declare(&p, &case, name);
@@ -257,7 +257,7 @@ fn what_fills_up_a_tensor_does_not_count_in_guidance() {
 /// Narrowing and widening again is a rounding, which no compiler may leave out.
 #[needs(cpu)]
 fn a_rounding_that_the_program_writes_stays() {
-    let engine = Engine::new(cpu(1), EngineOptions::default());
+    let engine = Engine::new(cpu(1), quick());
     let values = Array1::from_shape_fn(64, |i| (i as f32 * 0.7).sin() + 1.0 / 3.0);
     let b = Builder::new("rounding");
     let x = b.argument("x", Type::new(DType::F32, [64]));

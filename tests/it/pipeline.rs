@@ -2,13 +2,13 @@
 
 use std::ops::ControlFlow;
 
-use crate::support::{Case, cases, cpu, dumped, full, generate, needs, open, request};
+use crate::support::{Case, cases, cpu, dumped, full, generate, needs, open, quick, request};
 use ltx2::analysis::Module;
 use ltx2::dtype::DType;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::text_to_video::{Request, Settings, text_to_video};
-use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::{Branch, Scales};
 use ltx2::sampling::sigmas;
@@ -158,7 +158,7 @@ fn the_loop_is_one_while_over_steps_with_one_over_layers_inside() {
     let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
     let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], [24, 7], 12, [c.caption_channels; 2]);
     let network = denoise(&c, &shape, &build).expect("builds");
-    let engine = Engine::new(client, EngineOptions::default());
+    let engine = Engine::new(client, quick());
     let compiled = engine.compile("denoise", &network.program).expect("compiles");
     let program = compiled.compiled().optimized_program().expect("a program");
     let module = Module::decode(&program.format, &program.bytes).expect("a module");

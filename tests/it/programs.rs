@@ -23,7 +23,7 @@ fn the_19b_program_is_as_short_as_one_of_two_blocks_and_the_cpu_plugin_accepts_i
     }
 
     let client = support::cpu(1);
-    let engine = Engine::new(client, EngineOptions::default());
+    let engine = Engine::new(client, support::quick());
     engine.compile("prepare", &prepare.program).expect("accepted");
     let compiled = engine.compile("denoise", &denoise.program).expect("accepted");
     let module = module(&compiled);
@@ -48,7 +48,7 @@ fn the_19b_program_is_as_short_as_one_of_two_blocks_and_the_cpu_plugin_accepts_i
 #[needs(cpu)]
 fn the_published_text_programs_loop_over_layers_and_copy_no_stack() {
     let client = support::cpu(1);
-    let engine = Engine::new(client, EngineOptions::default());
+    let engine = Engine::new(client, support::quick());
     for (name, network) in support::published_text("cpu") {
         let module = module(&engine.compile(name, &network.program).expect("accepted"));
         assert!(!module.loops().is_empty(), "{name}");

@@ -101,6 +101,13 @@ impl Case {
         self.checkpoint.metadata(key).and_then(|v| v.parse().ok())
     }
 
+    /// Non-tensor arguments of the component, without what describes how the inputs were made.
+    pub fn arguments(&self) -> impl Iterator<Item = (String, serde_json::Value)> {
+        let known = ["padding_side", "prompts", "max_sequence_length"];
+        let own = self.scalars.iter().filter(move |(name, _)| !known.contains(&name.as_str()));
+        own.map(|(name, value)| (name.clone(), value.clone()))
+    }
+
     fn list(&self, key: &str) -> Option<Vec<usize>> {
         serde_json::from_str(self.checkpoint.metadata(key)?).ok()
     }
@@ -217,10 +224,7 @@ pub fn run_case(
     let model = case.model.to_str().expect("a path");
     let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
     let mut stages = Stages::new(Engine::new(client.clone(), options), source.clone());
-    // What describes how the inputs were made is no argument of the component.
-    let known = ["padding_side", "prompts", "max_sequence_length"];
-    let scalars = case.scalars.iter().filter(|(k, _)| !known.contains(&k.as_str()));
-    let scalars = scalars.map(|(k, v)| (k.clone(), v.clone())).collect();
+    let scalars = case.arguments().collect();
     run_component(component, &Parts::of(&source), &mut stages, inputs, &scalars, build)
         .unwrap_or_else(|e| panic!("{}: {e}", case.name))
         .into_iter()
