@@ -87,8 +87,10 @@ fuzz:
 # The layers that call C, and the readers of files, under AddressSanitizer, which needs nightly. The plugin itself is not built so:
 # what it never frees is not looked at.
 sanitize:
-	RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE=cpu cargo +nightly test --locked \
-		--target x86_64-unknown-linux-gnu --lib --test it -- pjrt:: spmd:: inputs::
+	for part in "--lib" "--test it pjrt::" "--test it spmd::" "--test it inputs::"; do \
+		RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE=cpu cargo +nightly test --locked \
+			--target x86_64-unknown-linux-gnu $$part || exit 1; \
+	done
 
 # Optimized modules of three platforms, by the plugins of all of them, and low-rank updates.
 fuzz-seeds:

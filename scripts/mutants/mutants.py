@@ -232,7 +232,7 @@ def run(command, limit, env=None):
 
 
 def environment():
-    env = {k: v for k, v in os.environ.items() if k not in ("LTX2_REQUIRE", "LTX2_TEST_LOG", "CARGO_TARGET_DIR")}
+    env = {k: v for k, v in os.environ.items() if k not in ("LTX2_REQUIRE", "LTX2_TEST_LOG", "LTX2_COMPILE_LOG", "CARGO_TARGET_DIR")}
     return env | {
         "CARGO_INCREMENTAL": "1",
         # A snapshot that differs is a failure, not a new file.
@@ -262,7 +262,18 @@ def build(binary):
 
 
 RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
-PANIC = re.compile(r"panicked at ([^\n]*):\n(.*)", re.DOTALL)
+PANIC = re.compile(r"panicked at (([^\n:]*):(\d+):\d+):\n([^\n]*(?:\n[^\n]+){0,4})")
+
+
+def in_a_test(file, line):
+    """Whether a place is a test's own: below tests/, in a module of tests, or behind `#[cfg(test)]`."""
+    if file.startswith("tests/") or file.endswith("/tests.rs") or "/tests/" in file:
+        return True
+    path = TREE / file
+    if not path.is_file():
+        return False
+    before = path.read_text().splitlines()[: int(line)]
+    return any(text.strip() == "#[cfg(test)]" for text in before)
 
 
 def judge(executable, function, limit):
@@ -276,10 +287,12 @@ def judge(executable, function, limit):
     passed, failed, _ = map(int, counts.groups()) if counts else (0, 0, 0)
     if (passed, failed, code) == (1, 0, 0):
         return "passed", ""
-    panic = PANIC.search(err) or PANIC.search(out)
-    if (passed, failed, code) == (0, 1, FAILED) and panic:
-        words = " ".join(panic[2].split())
-        return "failed", f"{panic[1]}: {words[:160]}"
+    panics = [*PANIC.finditer(err), *PANIC.finditer(out)]
+    if (passed, failed, code) == (0, 1, FAILED) and panics:
+        own = [panic for panic in panics if in_a_test(panic[2], panic[3])]
+        panic = (own or panics)[0]
+        said = f"{panic[1]}: {' '.join(panic[4].split())[:160]}"
+        return ("failed" if own else "panicked elsewhere"), said
     return "not run", " ".join((out + err).split())[-160:]
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that every relative link of the Markdown pages leads to a file, and every anchor to a heading of it."""
+"""Checks that every relative link of the Markdown pages leads to a file, and every anchor to a heading of it; and that each
+`make TARGET` and each `cargo test --test BINARY [MODULE[::TEST]]` in them is one."""
 
 import re
 import subprocess
@@ -17,11 +18,34 @@ def anchors(page):
     return set(plain)
 
 
+MAKE = re.compile(r"`make ([a-z][a-z0-9-]*)")
+TEST = re.compile(r"--test ([a-z]+)(?: ([a-z_0-9]+)(?:::([a-z_0-9]*))?)?")
+RULES = re.compile(r"^([a-z][\w%-]*):", re.M)
+
+
+def commands(text):
+    """What is wrong with the commands of a page."""
+    rules = RULES.findall(Path("Makefile").read_text())
+    for target in MAKE.findall(text):
+        if target not in rules:
+            yield f"make {target}: no such target"
+    for binary, module, test in TEST.findall(" ".join(text.split())):
+        folder = Path("tests") / binary
+        file = folder / f"{module}.rs"
+        if not folder.is_dir():
+            yield f"--test {binary}: no such binary"
+        elif module and not file.is_file():
+            yield f"--test {binary} {module}: no such module"
+        elif test and not re.search(rf"fn \w*{test}", file.read_text()):
+            yield f"--test {binary} {module}::{test}: no such test"
+
+
 def main():
     pages = subprocess.check_output(["git", "ls-files", "*.md"], text=True).split()
     broken = []
     for name in pages:
         page = Path(name)
+        broken += [f"{name}: {wrong}" for wrong in commands(page.read_text())]
         text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text()))
         for link in LINK.findall(text):
             if re.match(r"[a-z]+:", link):
@@ -32,7 +56,7 @@ def main():
                 broken.append(f"{name}: {link}: no such file")
             elif anchor and target.suffix == ".md" and anchor not in anchors(target):
                 broken.append(f"{name}: {link}: no such heading")
-    print("\n".join(broken) or f"{len(pages)} pages, every link leads somewhere")
+    print("\n".join(broken) or f"{len(pages)} pages, every link leads somewhere, every command is one")
     sys.exit(1 if broken else 0)
 
 

@@ -2,6 +2,7 @@
 """Runs a tier of tests: every step to its end, whatever fails before it, and one line at the end that says all.
 
     scripts/tests/tier.py check | test | test-tpu | test-cuda | test-gpu | test-full
+    scripts/tests/tier.py slowest         of the last `make test`, the table of docs/testing.md
 
 A step that needs the network is timed apart. What is ignored is printed with its reason; a failed step fails the tier.
 `LTX2_REQUIRE` adds to what the tier itself requires (`docs/testing.md`).
@@ -79,17 +80,17 @@ TIERS = {
             plugin("cpu"),
             tests("it"),
             tests("cli"),
-            shell("examples", "cargo build --locked --examples"),
+            shell("examples", "cargo test --locked --no-run --examples"),
         ],
     ),
     "test-tpu": ("cpu,tpu", [*FETCH[:1], BUILD, plugin("cpu"), plugin("tpu"), tests("tpu")]),
-    "test-cuda": ("cuda", [*FETCH[:1], BUILD, plugin("cuda"), tests("cuda")]),
-    "test-gpu": ("cuda,gpu", [tests("gpu", "--release", "--", "--test-threads", "1")]),
+    "test-cuda": ("cpu,cuda", [*FETCH[:1], BUILD, plugin("cpu"), plugin("cuda"), tests("cuda")]),
+    "test-gpu": ("cpu,cuda,gpu", [tests("gpu", "--release", "--", "--test-threads", "1")]),
 }
 FULL = {"LTX2_TEST_FULL": "1"}
 JAX = "target/jax-flash"
 TIERS["test-full"] = (
-    "cpu,tpu,cuda,jax",
+    "cpu,tpu,cuda,jax,ffmpeg,etcd,mount",
     [
         *TIERS["test"][1],
         plugin("tpu"),
@@ -130,10 +131,10 @@ def run(step, required, counts, reasons, failures):
             text=True,
             errors="replace",
         )
-        seen = False
+        counted = 0
         for line in process.stdout:
             if result := RESULT.search(line):
-                seen = True
+                counted += sum(map(int, result.groups()))
                 counts.update(dict(zip(["passed", "failed", "ignored"], map(int, result.groups()))))
             if ignored := IGNORED.match(line):
                 reasons[ignored[2] or ignored[3] or "marked so"] += 1
@@ -145,7 +146,7 @@ def run(step, required, counts, reasons, failures):
     if code != 0 and testing:
         print(f"-- the end of {log.relative_to(ROOT)}:")
         print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-60:]))
-    if testing and code == 0 and not seen:
+    if testing and code == 0 and counted == 0:
         code = 1
         print(f"{step.name}: no test ran")
     if code != 0 and not any(f.startswith(f"{step.name} ") for f in failures):
@@ -153,11 +154,11 @@ def run(step, required, counts, reasons, failures):
     return code
 
 
-def slowest(log, many=25):
+def slowest(log, form="{:7.1f} s  {} {}", many=25):
     """The slowest tests of the log that the harness wrote."""
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     lines.sort(key=lambda line: -line["seconds"])
-    return [f"{line['seconds']:7.1f} s  {line['binary']} {line['test']}" for line in lines[:many] if line["seconds"] > 1]
+    return [form.format(line["seconds"], line["binary"], line["test"]) for line in lines[:many] if line["seconds"] > 1]
 
 
 def compiles(log):
@@ -166,10 +167,14 @@ def compiles(log):
     by = Counter(line["plugin"] for line in lines)
     seconds = sum(line["seconds"] for line in lines)
     each = ", ".join(f"{count} by {plugin}" for plugin, count in by.most_common())
-    return f"{len(lines)} compiles ({each or 'none'}; {seconds:.0f} s of compilers)"
+    distinct = len({line["hash"] for line in lines})
+    return f"{len(lines)} compiles, {distinct} of them distinct ({each or 'none'}; {seconds:.0f} s of compilers)"
 
 
 def main():
+    if sys.argv[1:] == ["slowest"]:
+        print("\n".join(["| seconds | test |", "|---|---|", *slowest(WORK / "test.times.jsonl", "| {:.0f} | `{} {}` |")]))
+        return
     if len(sys.argv) != 2 or sys.argv[1] not in TIERS:
         sys.exit(__doc__)
     tier = sys.argv[1]
@@ -195,10 +200,10 @@ def main():
     print(f"{sum(took.values()) / 60:.1f} min, {network / 60:.1f} of them network")
     for failure in failures:
         print(f"FAILED: {failure}")
-    for reason, count in reasons.most_common():
-        print(f"ignored: {count}, because {reason}")
-    whole = f"; steps that failed: {len(failures)}" if failures and not counts["failed"] else ""
-    print(f"{tier}: {counts['passed']} passed, {counts['failed']} failed, {counts['ignored']} ignored{whole}")
+    steps_failed = f"; steps that failed: {len(failures)}" if failures and not counts["failed"] else ""
+    why = "; ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
+    ignored = f"{counts['ignored']} ignored" + (f" ({why})" if why else "")
+    print(f"{tier}: {counts['passed']} passed, {counts['failed']} failed, {ignored}{steps_failed}")
     sys.exit(1 if failures or counts["failed"] else 0)
 
 

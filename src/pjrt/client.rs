@@ -205,7 +205,7 @@ impl Client {
             self.plugin().call(&mut args)?;
             LoadedExecutable::from_raw(&self.inner, args.executable)
         };
-        compile_log::compiled(self.plugin().path(), mlir, started);
+        compile_log::compiled(self.plugin().path(), mlir, &options, started);
         compiled
     }
 

@@ -157,7 +157,7 @@ impl Topology {
             self.0.plugin.call(&mut args)?;
             Executable::from_raw(&self.0.plugin, args.executable, self.0.clone())
         };
-        compile_log::compiled(self.0.plugin.path(), mlir, started);
+        compile_log::compiled(self.0.plugin.path(), mlir, &options, started);
         Ok(compiled)
     }
 }

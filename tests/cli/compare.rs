@@ -173,6 +173,7 @@ fn runs_are_within_their_thresholds() {
     let client = cpu(1);
     let rows = std::fs::read_to_string("tests/thresholds.yml").expect("a file");
     let rows: Vec<Row> = serde_saphyr::from_str(&rows).expect("rows");
+    assert!(!rows.is_empty(), "no rows");
     let dir = tempfile::tempdir().expect("a folder");
     for row in rows {
         let case = cases("pipeline").into_iter().find(|c| c.name == format!("pipeline/{}", row.case)).expect("a case");

@@ -235,7 +235,7 @@ fn hashes_are_those_of_a_run() {
     }
 }
 
-/// The published loop at all of its 48 blocks. On CUDA layers are written out, without stacks: tests/cuda.rs.
+/// The published loop at all of its 48 blocks. On CUDA layers are written out, without stacks: `make test-cuda`.
 #[needs(cpu)]
 fn no_stack_is_copied_at_full_depth() {
     let arguments = ["compile", "-c", "ltx2", "--target", "cpu:4", "--layout", "ulysses", "--json", "-"];

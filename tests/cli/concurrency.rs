@@ -67,8 +67,10 @@ fn two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same() {
     if std::env::var_os("LTX2_ALONE").is_none() {
         let name = "concurrency::two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same";
         let own = std::env::current_exe().expect("this file");
-        let ran = Command::new(own).args([name, "--exact", "--nocapture"]).env("LTX2_ALONE", "1").status();
-        assert!(ran.expect("it runs").success());
+        let ran = Command::new(own).args([name, "--exact", "--nocapture"]).env("LTX2_ALONE", "1").output();
+        let ran = ran.expect("it runs");
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}");
         return;
     }
     let client = cpu(1);

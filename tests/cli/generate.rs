@@ -78,8 +78,10 @@ fn a_2_3_model_gives_sound_at_48_khz() {
     succeed(&["init", "--preset", "nano_2_3", "--seed", "3", &model]);
     let run = ["generate", "-c", "nano_2_3", "-p", "a red ball", "--platform", "cpu", "--model", &model, "-o", &out];
     let size = ["--width", "64", "--height", "64", "--num-frames", "9", "--steps", "2", "--max-sequence-length", "128"];
-    let quick = ["--set", &wav, "--set", QUICK];
+    let quick = ["--set", &wav, "--set", QUICK, "--pipeline", "image_to_video", "--image", PICTURE, "0", "0.5"];
     succeed(&[&run[..], &size, &quick].concat());
+    let given = &json(Path::new(&path("a.json")))["config"]["request"]["images"][0];
+    assert_eq!((&given["frame"], &given["strength"]), (&0.into(), &0.5.into()));
     let header = std::fs::read(path("a.wav")).expect("sound");
     assert_eq!(u32::from_le_bytes(header[24..28].try_into().expect("four bytes")), 48000);
     assert_eq!(json(Path::new(&path("a.json")))["config"]["guidance"]["stg_blocks"], serde_json::json!([2]));

@@ -59,7 +59,7 @@ fn no_temporaries_are_needed_at_full_size() {
 }
 
 /// Work of convolutions is known where a library does them, as it is where XLA does.
-#[needs(cuda)]
+#[needs(cpu, cuda)]
 fn work_is_counted_on_gpus_too() {
     let dir = tempfile::tempdir().expect("a folder");
     let flops = |target: &str, program: &str| {

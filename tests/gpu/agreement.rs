@@ -1,10 +1,9 @@
 //! On NVIDIA GPUs that are here: a model of middle size, random weights, against the CPU plugin and against itself.
-//! `make test-gpu`; without `LTX2_TEST_GPU` every test says that nothing was tested.
+//! `make test-gpu`.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use crate::support::{needs, relative_l2};
+use crate::support::{harness, ltx2, needs, relative_l2};
 use ltx2::models::presets::Preset;
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
@@ -17,21 +16,6 @@ const SPREAD: f64 = 1.5;
 
 /// What a run writes before anything is decoded from it, and after.
 const DUMPED: [&str; 4] = ["latents.video", "latents.audio", "video", "audio"];
-
-fn gpus() -> usize {
-    match std::env::var("LTX2_TEST_GPU").ok().and_then(|n| n.parse().ok()) {
-        Some(n) => n,
-        None => {
-            eprintln!("SKIPPED, NOTHING WAS TESTED: LTX2_TEST_GPU=N says that N GPUs are here");
-            0
-        }
-    }
-}
-
-/// The program: built beside this test, or `LTX2_BINARY`.
-fn ltx2() -> Command {
-    Command::new(std::env::var_os("LTX2_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_ltx2").into()))
-}
 
 /// The nano model's configurations with a transformer of 16 and 8 heads of the published sizes, eight blocks.
 fn model(dir: &Path) -> PathBuf {
@@ -84,11 +68,8 @@ fn run(dir: &Path, name: &str, platform: &str, dtype: &str, more: &[&str]) -> Ru
     Run { dump: Checkpoint::open(&dump).expect("a dump"), sha256: sidecar["sha256"].clone() }
 }
 
-#[needs(gpu)]
+#[needs(cpu, gpu)]
 fn one_gpu_is_the_cpu() {
-    if gpus() == 0 {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a folder");
     let exact = run(dir.path(), "cpu", "cpu", "f32", &[]);
     let wide = run(dir.path(), "gpu", "cuda", "f32", &["--layout", "replicated"]);
@@ -105,18 +86,15 @@ fn one_gpu_is_the_cpu() {
 
 #[needs(gpu)]
 fn runs_repeat_to_the_bit() {
-    if gpus() == 0 {
-        return;
-    }
     let dir = tempfile::tempdir().expect("a folder");
     let [first, second, third] = ["a", "b", "c"].map(|name| run(dir.path(), name, "cuda", "bf16", &[]).sha256);
     assert!(first["frames"].is_string(), "{first}");
     assert_eq!((&first, &first), (&second, &third));
 }
 
-#[needs(gpu)]
+#[needs(gpus)]
 fn several_gpus_are_one() {
-    let gpus = gpus();
+    let gpus = harness::gpus();
     let dir = tempfile::tempdir().expect("a folder");
     let cases = [
         ("cfg", "cfg=2"),
@@ -131,11 +109,7 @@ fn several_gpus_are_one() {
     ];
     let size = |axis: &str| axis.split('=').nth(1).and_then(|n| n.parse::<usize>().ok());
     let devices = |mesh: &str| mesh.split(',').filter_map(size).product::<usize>();
-    let mut cases = cases.iter().filter(|(_, mesh)| devices(mesh) <= gpus).peekable();
-    if cases.peek().is_none() {
-        eprintln!("SKIPPED, NOTHING WAS TESTED: one GPU makes no mesh");
-        return;
-    }
+    let cases = cases.iter().filter(|(_, mesh)| devices(mesh) <= gpus);
     let whole = run(dir.path(), "one", "cuda", "f32", &["--layout", "replicated"]);
     for (layout, mesh) in cases {
         let split = run(dir.path(), "several", "cuda", "f32", &["--layout", layout, "--mesh", mesh]);
