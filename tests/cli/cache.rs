@@ -17,6 +17,8 @@ struct Run {
     hits: u64,
     /// Hashes of frames and samples.
     bits: Value,
+    /// Hashes of the programs, by their names.
+    programs: Value,
     stderr: String,
 }
 
@@ -76,6 +78,7 @@ impl Folder {
             compiles: count("compiles"),
             hits: count("cache_hits"),
             bits: sidecar["sha256"].clone(),
+            programs: sidecar["programs"].clone(),
             stderr: text(&out.stderr),
         }
     }
@@ -153,6 +156,8 @@ fn programs_saved_ahead_of_time_are_those_of_a_run_and_off_writes_nothing() {
     }
     let run = folder.generate("a", &cache, &placed);
     assert_eq!((run.compiles, run.hits), (0, 7), "{}", run.stderr);
+    let ahead = programs.iter().map(|p| (p["program"].as_str().expect("a name").to_string(), p["hash"].clone()));
+    assert_eq!(run.programs, Value::Object(ahead.collect()), "what is compiled ahead of time is what runs");
 
     // Without a cache nothing is written but the video.
     let before = folder.entries("");

@@ -170,7 +170,7 @@ fn thinned(t: &Tensor, like: &[usize]) -> Tensor {
 
 #[needs(cpu)]
 fn runs_are_within_their_thresholds() {
-    let client = cpu(1);
+    let client = cpu(8);
     let rows = std::fs::read_to_string("tests/thresholds.yml").expect("a file");
     let rows: Vec<Row> = serde_saphyr::from_str(&rows).expect("rows");
     assert!(!rows.is_empty(), "no rows");

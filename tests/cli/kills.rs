@@ -84,20 +84,6 @@ impl Folder {
         [last, temporary]
     }
 
-    /// Takes the entries of programs from the tests' folder into a cache of this folder.
-    fn take_entries(&self, cache: &str, programs: &Value) {
-        std::fs::create_dir(self.path(cache)).expect("a folder");
-        let all = std::fs::read_dir(support::programs()).expect("programs").map(|e| e.expect("an entry").path());
-        for entry in all.filter(|entry| entry.extension().is_some_and(|end| end == "pjrt")) {
-            let header = std::fs::File::open(&entry).map(BufReader::new).expect("an entry").lines().next();
-            let header: Value = header.and_then(|line| serde_json::from_str(&line.ok()?).ok()).unwrap_or_default();
-            if header["name"].as_str().is_some_and(|name| programs[name] == header["program"]) {
-                let name = entry.file_name().expect("a name");
-                std::fs::copy(&entry, self.path(cache).join(name)).expect("copied");
-            }
-        }
-    }
-
     /// Removes the entries of a program.
     fn remove_entries(&self, cache: &str, program: &str) {
         for entry in self.names(cache)[0].iter().map(|name| self.path(cache).join(name)) {
@@ -123,7 +109,8 @@ impl Folder {
         assert!(run(&whole, &support::programs(), &[]).status().expect("runs").success());
         let bytes = std::fs::read(&whole).expect("a video");
         let sidecar = std::fs::read_to_string(whole.with_extension("json")).expect("a sidecar");
-        self.take_entries("cache", &serde_json::from_str::<Value>(&sidecar).expect("JSON")["programs"]);
+        let sidecar: Value = serde_json::from_str(&sidecar).expect("JSON");
+        support::copy_programs(&self.path("cache"), &sidecar["programs"], &[]);
         let more = ["--resume", "--checkpoint-every", "1", "--progress-every", "1"];
 
         for moment in moments {

@@ -16,7 +16,7 @@ use ndarray::Array4;
 /// The official order: tables in bf16, the product with the cosine rounded, then one multiply-add.
 #[needs(cpu)]
 fn the_official_order_of_rope_is_the_references_bit_for_bit() {
-    let client = cpu(1);
+    let client = cpu(8);
     let engine = Engine::new(client, quick());
     for [b, n, h, d] in ROPES {
         let n = if full() { n } else { n.min(48) };
@@ -59,7 +59,7 @@ fn the_official_order_of_rope_is_the_references_bit_for_bit() {
 /// Every form of the CUDA and TPU programs that the CPU can run, on the reference's cases.
 #[needs(cpu)]
 fn forms_of_equal_value_agree() {
-    let client = cpu(1);
+    let client = cpu(8);
     let plain = Lowering::of("cpu", "");
     let here = |forms: Lowering| Lowering { mixed_products: false, rowwise: true, attention: Kernel::Plain, ..forms };
     let (cuda, tpu) = (here(Lowering::of("cuda", "")), here(Lowering::of("tpu", "TPU v5")));

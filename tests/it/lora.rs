@@ -175,7 +175,7 @@ fn distance(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
 
 #[needs(cpu)]
 fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
-    let client = cpu(1);
+    let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let case = case("tiny_b");
     let source = model(&case.model);
@@ -239,7 +239,7 @@ fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
 /// Narrow weights are those of the sum, not a sum of narrow weights.
 #[needs(cpu)]
 fn eight_bit_weights_are_made_of_the_merged() {
-    let client = cpu(1);
+    let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let case = case("tiny_b");
     let source = model(&case.model);
@@ -295,7 +295,7 @@ fn what_does_not_fit_names_file_key_and_shapes() {
 
 #[needs(cpu)]
 fn random_weights_take_no_updates() {
-    let client = cpu(1);
+    let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let source = model(&case("tiny_b").model);
     let file = of_modules(&dir.path().join("a.safetensors"), &source, "transformer", &MODULES[1..]);
@@ -331,7 +331,7 @@ fn rows_of_eight_bit_weights_keep_their_scales() {
 /// A second stage is made with its own updates, and the first one of the next video with the first one's again.
 #[needs(cpu)]
 fn stages_have_updates_of_their_own() {
-    let client = cpu(1);
+    let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let all = cases("pipeline");
     let case = all.iter().find(|c| c.name.ends_with("/tiny_a_cfg")).expect("a case");

@@ -35,7 +35,7 @@ fn run(
 
 /// Checks every output of every case of a component.
 fn parity(component: RunComponent, folder: &str, outputs: &[&str]) {
-    let client = cpu(1);
+    let client = cpu(8);
     for case in cases(folder) {
         let got = run(&client, component, &case, case.inputs.clone(), &build(DType::F32, Numerics::Default));
         for name in outputs {
@@ -61,7 +61,7 @@ fn root_mean_square(all: &[f64]) -> f64 {
 
 /// Checks a case of each model in one of both rounding orders, in turn; in full all cases with a known bf16 spread in each.
 fn spread(component: RunComponent, folder: &str, outputs: &[&str]) {
-    let client = cpu(1);
+    let client = cpu(8);
     let of = |case: &Case, name: &str| case.number(&format!("bf16_spread.{name}"));
     let spread = |case: &Case| outputs.iter().all(|name| of(case, name).is_some());
     let cases: Vec<Case> = one_a_model(folder).into_iter().filter(spread).collect();
@@ -105,7 +105,7 @@ fn connectors() {
 
 #[needs(cpu)]
 fn connectors_start_from_projected_text_too() {
-    let client = cpu(1);
+    let client = cpu(8);
     for case in one_a_model("connectors") {
         let mut inputs = case.inputs.clone();
         inputs.remove("text_encoder_hidden_states");
@@ -155,7 +155,7 @@ fn valid(t: &Tensor, mask: &Tensor) -> Tensor {
 }
 
 fn text_encoder(dtype: DType, cases: Vec<Case>, limit: impl Fn(&Case, &str) -> f64) {
-    let client = cpu(1);
+    let client = cpu(8);
     let mut stacks = 0;
     for mut case in cases {
         let mask = case.inputs["attention_mask"].clone();
@@ -191,7 +191,7 @@ fn text_encoder_bf16() {
 /// further away.
 #[needs(cpu)]
 fn convolutional_networks_run_in_bf16() {
-    let client = cpu(1);
+    let client = cpu(8);
     let networks = [
         (RunComponent::VideoDecoder, "video-decoder", "video"),
         (RunComponent::VideoEncoder, "video-encoder", "latents"),

@@ -25,7 +25,7 @@ fn settings(dtype: DType, chunk: Option<usize>) -> Settings {
 
 #[needs(cpu)]
 fn every_pipeline_case_agrees_with_the_reference() {
-    let client = cpu(1);
+    let client = cpu(8);
     for case in cases("pipeline") {
         let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
         let request = request(&case, &models);
@@ -45,7 +45,7 @@ fn every_pipeline_case_agrees_with_the_reference() {
 
 #[needs(cpu)]
 fn bf16_stays_within_the_reference_s_own_spread() {
-    let client = cpu(1);
+    let client = cpu(8);
     // One of each generation; in full all.
     let chosen = |case: &Case| full() || ["tiny_a_cfg", "tiny_2_3_guided"].iter().any(|name| case.name.ends_with(name));
     for case in cases("pipeline").into_iter().filter(chosen) {
@@ -63,7 +63,7 @@ fn bf16_stays_within_the_reference_s_own_spread() {
 
 #[needs(cpu)]
 fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
-    let client = cpu(1);
+    let client = cpu(8);
     let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
     let case = &cases("pipeline")[0];
     let mut request = request(case, &models);
@@ -96,7 +96,7 @@ fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
 /// What is kept of one request's loop is not what another one reads.
 #[needs(cpu)]
 fn a_request_behind_another_is_what_it_is_alone() {
-    let client = cpu(1);
+    let client = cpu(8);
     let model = "tests/fixtures/models/tiny_a";
     let (models, mut stages) = open(&client, model);
     let all = cases("pipeline");
@@ -121,7 +121,7 @@ fn a_request_behind_another_is_what_it_is_alone() {
 
 #[needs(cpu)]
 fn an_interrupt_ends_the_run_between_chunks() {
-    let client = cpu(1);
+    let client = cpu(8);
     let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
     let request = request(&cases("pipeline")[0], &models);
     let mut watch = |_, done: usize, _| if done >= 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
@@ -131,7 +131,7 @@ fn an_interrupt_ends_the_run_between_chunks() {
 
 #[needs(cpu)]
 fn latents_that_are_not_finite_are_named_by_stream_and_step() {
-    let client = cpu(1);
+    let client = cpu(8);
     let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
     let mut request = request(&cases("pipeline")[0], &models);
     // A step from a level of zero divides by it; the steps after that have nothing to go on from.
@@ -152,7 +152,7 @@ fn latents_that_are_not_finite_are_named_by_stream_and_step() {
 
 #[needs(cpu)]
 fn the_loop_is_one_while_over_steps_with_one_over_layers_inside() {
-    let client = cpu(1);
+    let client = cpu(8);
     let config = std::fs::read_to_string("tests/fixtures/models/tiny_b/transformer/config.json").expect("a file");
     let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");
     let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };

@@ -70,7 +70,7 @@ fn settings(chunk: Option<usize>) -> Settings {
 
 #[needs(cpu)]
 fn every_case_agrees_with_the_official_loops() {
-    let client = cpu(1);
+    let client = cpu(8);
     let all = cases("stages");
     assert_eq!(all.len(), 7);
     let (models, mut stages) = open(&client);
@@ -96,7 +96,7 @@ fn every_case_agrees_with_the_official_loops() {
 /// Tokens that are kept whole are what was given, to the bit, after every step.
 #[needs(cpu)]
 fn tokens_of_full_strength_stay() {
-    let client = cpu(1);
+    let client = cpu(8);
     let all = cases("stages");
     let case = all.iter().find(|c| c.name.ends_with("/image")).expect("a case");
     let (models, mut stages) = open(&client);

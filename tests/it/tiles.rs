@@ -11,7 +11,7 @@ use ltx2::tensor::Tensor;
 
 #[needs(cpu)]
 fn tiles_are_blended_as_the_reference_blends_them() {
-    let client = cpu(1);
+    let client = cpu(8);
     let case = &cases("tiled")[0];
     let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
     let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };

@@ -42,6 +42,21 @@ pub fn programs() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs")
 }
 
+/// Copies entries of [`programs`], a run's by the names and hashes of its sidecar, into another cache.
+pub fn copy_programs(cache: &Path, programs_of_run: &serde_json::Value, but: &[&str]) {
+    std::fs::create_dir(cache).expect("a folder");
+    for entry in std::fs::read_dir(programs()).expect("programs").map(|entry| entry.expect("an entry").path()) {
+        // Another process may be writing one.
+        let Ok(bytes) = std::fs::read(&entry) else { continue };
+        let header = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let header: serde_json::Value = serde_json::from_slice(header).unwrap_or_default();
+        let wanted = |name: &str| !but.contains(&name) && programs_of_run[name] == header["program"];
+        if entry.extension().is_some_and(|end| end == "pjrt") && header["name"].as_str().is_some_and(wanted) {
+            std::fs::copy(&entry, cache.join(entry.file_name().expect("a name"))).expect("copied");
+        }
+    }
+}
+
 /// The binary, with the tests' own folders in place of its user's.
 pub fn ltx2() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
