@@ -44,6 +44,11 @@ def tests(binary, *more):
     return Step(binary, [*TESTS, "--test", binary, *more])
 
 
+def crowded(binary):
+    """Two tests a core: many wait for processes, signals and files."""
+    return tests(binary, "--", "--test-threads", str(2 * (os.cpu_count() or 1)))
+
+
 FETCH = [
     shell("fetch", "cargo fetch --locked", network=True),
     shell(
@@ -78,8 +83,8 @@ TIERS = {
         [
             *CHECK,
             plugin("cpu"),
-            tests("it"),
-            tests("cli"),
+            crowded("it"),
+            crowded("cli"),
             shell("examples", "cargo test --locked --no-run --examples"),
         ],
     ),
