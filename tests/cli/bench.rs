@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use crate::support::{self, QUICK, cpu, full, needs, quick, relative_l2};
 use ltx2::analysis::{Module, report};
-use ltx2::config::Config;
+use ltx2::config::{Config, Given, load};
 use ltx2::dtype::DType;
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
@@ -15,6 +15,8 @@ use ltx2::models::presets::Preset;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Init, Lowering, Param};
 use ltx2::pipeline::models::Parts;
+use ltx2::pipeline::programs::Programs;
+use ltx2::pipeline::request;
 use ltx2::pipeline::stages::{Stages, Weights};
 use ltx2::runtime::{Engine, EngineOptions, RandomProgram, compile_options, random_programs};
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
@@ -296,14 +298,23 @@ fn the_programs_of_a_run_are_timed_and_compared() {
     assert_eq!(programs["end_to_end"]["outputs"]["video"]["shape"], serde_json::json!([9, 96, 64, 3]));
 
     // What is timed is what is compiled ahead of time, and so what `generate` executes.
-    for name in PROGRAMS.iter().filter(|n| !["end_to_end", "denoise_step"].contains(n)) {
-        let program = name.replace("_loop", "").replace('_', "-");
-        let target = ["compile", "--target", "cpu:1", "--program", &program, "--json", "-"];
-        let out = ltx2(dir.path(), &[&target[..], &common].concat());
-        assert!(out.status.success(), "{program}: {}", text(&out.stderr));
-        let figures: Value = serde_json::from_slice(&out.stdout).expect("JSON");
-        assert_eq!(figures["hash"], programs[*name]["program"]["hash"], "{program}");
-        assert_eq!(figures["flops"], programs[*name]["program"]["flops"], "{program}");
+    let set: Vec<String> = common.iter().filter(|s| s.contains('=')).map(|s| (*s).to_string()).collect();
+    let set = [set, vec!["model.path=nano".into(), "model.weights=random".into()]].concat();
+    let config = load(&Given { file: Some("nano_2_0".into()), set, ..Given::default() }).expect("valid").config;
+    let written = Programs::of(&config, None).expect("a model");
+    let build = request::build(&config, 1, "cpu", "").expect("a build");
+    for kind in written.kinds() {
+        let name = if kind.name() == "denoise" { "denoise_loop" } else { kind.name() };
+        let hash = written.network(kind, &build).expect("builds").program.hash();
+        assert_eq!(programs[name]["program"]["hash"], hash, "{name}");
+    }
+    assert_eq!(written.kinds().count(), PROGRAMS.len() - 2);
+    let target = ["compile", "--target", "cpu:1", "--program", "audio-decoder", "--json", "-"];
+    let out = ltx2(dir.path(), &[&target[..], &common].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let figures: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    for key in ["hash", "flops"] {
+        assert_eq!(figures[key], programs["audio_decoder"]["program"][key]);
     }
 
     // A part alone gives the results that it gave among the others.

@@ -230,7 +230,8 @@ fn noise_drawn_on_the_device_is_normal_and_repeats() {
     let dir = tempfile::tempdir().expect("a folder");
     let run = |name: &str, more: &[&str]| {
         let (out, dump) = (dir.path().join(format!("{name}.mp4")), dir.path().join(format!("{name}.safetensors")));
-        let own = ["--pipeline", "two_stage", "--set", "request.height=64", "--dump", dump.to_str().expect("UTF-8")];
+        let own = ["--pipeline", "two_stage", "--set", "request.height=64", "--max-sequence-length", "128"];
+        let own = [&own[..], &["--dump", dump.to_str().expect("UTF-8")]].concat();
         let all = short(&out, &[&own[..], more].concat());
         succeed(&refs(&all).into_iter().filter(|a| !["--height", "96"].contains(a)).collect::<Vec<_>>());
         let read = ltx2::pipeline::tensors::read(&dump).expect("a dump");
@@ -396,11 +397,14 @@ fn run_names_unknown_missing_and_misshaped_inputs() {
     assert!(run(&[("mel", vec![1, 2, 5])]).contains("must have 4 dimensions"));
 }
 
+/// Two videos at a time, each on three devices, which divide neither heads nor widths.
+const TWO_BY_THREE: [&str; 4] = ["--layout", "tensor", "--mesh", "data=2,tensor=3"];
+
 #[needs(cpu)]
 fn several_videos_on_a_data_axis_run_together() {
     let dir = tempfile::tempdir().expect("a folder");
     let (out, perf) = (dir.path().join("clips"), dir.path().join("perf.json"));
-    let more = ["--layout", "cfg", "--mesh", "data=2", "--num-videos", "3", "--seed", "5", "--dtype", "f32"];
+    let more = [&TWO_BY_THREE[..], &["--num-videos", "3", "--seed", "5", "--dtype", "f32"]].concat();
     let more = [&more[..], &["--perf-json", perf.to_str().expect("UTF-8")]].concat();
     let run = ltx2(&refs(&short(&out, &more)));
     let (stdout, stderr) = (text(&run.stdout), text(&run.stderr));
@@ -496,8 +500,7 @@ fn a_size_that_does_not_divide_is_said_and_the_result_is_right() {
     };
     let (whole, silent) = run("whole", &[]);
     assert!(!silent.contains("does not divide"), "{silent}");
-    // Three divides neither heads nor widths.
-    let (split, said) = run("split", &["--layout", "tensor", "--mesh", "tensor=3"]);
+    let (split, said) = run("split", &TWO_BY_THREE);
     let line = said.lines().find(|l| l.contains("transformer.transformer_blocks.*.attn1.to_q")).unwrap_or_default();
     for part in
         ["WARN tensor '", ": heads = ", "does not divide by tensor = 3 (shardings/tensor.yml:", "holds it whole"]

@@ -88,7 +88,7 @@ fn three_guided_videos_on_two_devices_are_those_of_one() {
 
 #[needs(cpu)]
 fn a_mesh_inside_each_part_of_the_batch() {
-    two_at_a_time("tiny_b_cfg", ("cfg-ulysses", "cfg=2,context=2"), ("cfg-ulysses", "data=2,cfg=2,context=2"));
+    two_at_a_time("tiny_b_cfg", ("replicated", "data=1"), ("cfg-ulysses", "data=2,cfg=2,context=2"));
 }
 
 #[needs(cpu)]

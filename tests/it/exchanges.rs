@@ -39,25 +39,29 @@ fn policy(kind: ExchangeKind, outer: ExchangeKind) -> ExchangePolicy {
     ExchangePolicy { kind, outer, ulysses: Some(2), ..ExchangePolicy::default() }
 }
 
-fn network(layer: &Layer, layout: Layout, kernel: Kernel) -> Network {
+/// Layers side by side: inputs and result of the first end in `0`.
+fn network(layers: &[Layer], layout: Layout, kernel: Kernel) -> Network {
     let lowering = Lowering { attention: kernel, ..Lowering::of("cpu", "") };
     let p = Params::new("attention", "transformer", &Build { layout, lowering, ..Build::new(DType::F32) });
-    let input = |name: &str, i: usize| -> Value {
-        let ty = Type::new(DType::F32, [ROWS, layer.tokens[i], layer.heads, DIM]);
-        p.input(name, ty, &[Axis::Rows, layer.sequence[i], Axis::Heads, Axis::HeadDim])
-    };
-    let (q, k, v) = (input("q", 0), input("k", 1), input("v", 1));
-    let bias = match layer.biased {
-        true => {
-            let ty = Type::new(DType::F32, [1, 1, q.dim(1), k.dim(1)]);
-            Some(p.input("bias", ty, &[Axis::Whole; 4]))
-        }
-        false => hide_padding(p.builder(), k.dim(1), layer.tokens[1]),
-    };
-    let y = Attention { q: &q, k: &k, v: &v, bias: bias.as_ref(), scale: 0.6, sequence: layer.sequence }.run(&p);
-    let axes = [Axis::Rows, layer.sequence[0], Axis::Heads, Axis::HeadDim];
-    let content = [ROWS, layer.tokens[0], layer.heads, DIM];
-    Network::finish(&p, vec![p.output("y", &y, &axes, &content)]).expect("builds")
+    let results = layers.iter().enumerate().map(|(n, layer)| {
+        let input = |name: &str, i: usize| -> Value {
+            let ty = Type::new(DType::F32, [ROWS, layer.tokens[i], layer.heads, DIM]);
+            p.input(&format!("{name}{n}"), ty, &[Axis::Rows, layer.sequence[i], Axis::Heads, Axis::HeadDim])
+        };
+        let (q, k, v) = (input("q", 0), input("k", 1), input("v", 1));
+        let bias = match layer.biased {
+            true => {
+                let ty = Type::new(DType::F32, [1, 1, q.dim(1), k.dim(1)]);
+                Some(p.input(&format!("bias{n}"), ty, &[Axis::Whole; 4]))
+            }
+            false => hide_padding(p.builder(), k.dim(1), layer.tokens[1]),
+        };
+        let y = Attention { q: &q, k: &k, v: &v, bias: bias.as_ref(), scale: 0.6, sequence: layer.sequence }.run(&p);
+        let axes = [Axis::Rows, layer.sequence[0], Axis::Heads, Axis::HeadDim];
+        let content = [ROWS, layer.tokens[0], layer.heads, DIM];
+        p.output(&format!("y{n}"), &y, &axes, &content)
+    });
+    Network::finish(&p, results.collect()).expect("builds")
 }
 
 /// Numbers without a pattern, another for each name.
@@ -70,23 +74,26 @@ fn scattered(name: &str, shape: &[usize]) -> Tensor {
     .into()
 }
 
-fn run(engine: &Engine, network: &Network) -> Tensor {
+fn run(engine: &Engine, network: &Network) -> Vec<Tensor> {
     let executable = engine.compile("attention", &network.program).expect("compiles");
     let upload =
         |name: &str, shape: &[usize]| engine.upload(&executable, name, &scattered(name, shape)).expect("uploads");
     let given: BTreeMap<&str, Distributed> =
         executable.arguments().iter().map(|a| (a.name.as_str(), upload(&a.name, &a.content))).collect();
-    engine.run(&executable, |name| given.get(name)).expect("runs").tensor("y").expect("a result")
+    let outputs = engine.run(&executable, |name| given.get(name)).expect("runs");
+    (0..network.program.results.len()).map(|n| outputs.tensor(&format!("y{n}")).expect("a result")).collect()
 }
 
-/// A layer under layouts, each with its name and kernel, against one device.
-fn agree(engine: &Engine, layer: Layer, layouts: &[(String, Layout, Kernel)]) {
-    let whole = run(engine, &network(&layer, Layout::default(), Kernel::Plain));
+/// Layers under layouts, each with its name and kernel, against one device.
+fn agree(engine: &Engine, layers: &[Layer], layouts: &[(String, Layout, Kernel)]) {
+    let whole = run(engine, &network(layers, Layout::default(), Kernel::Plain));
     for (name, layout, kernel) in layouts {
-        let got = run(engine, &network(&layer, layout.clone(), *kernel));
-        let distance = relative_l2(&got, &whole);
-        eprintln!("{name} {layer:?}: {distance:.1e}");
-        assert!(distance <= 1e-6, "{name} {layer:?}: {distance:e}");
+        let got = run(engine, &network(layers, layout.clone(), *kernel));
+        for ((layer, got), whole) in layers.iter().zip(&got).zip(&whole) {
+            let distance = relative_l2(got, whole);
+            eprintln!("{name} {layer:?}: {distance:.1e}");
+            assert!(distance <= 1e-6, "{name} {layer:?}: {distance:e}");
+        }
     }
 }
 
@@ -97,18 +104,18 @@ fn a_split_sequence_meets_itself() {
     let engine = Engine::new(cpu(8), quick());
     let policies = [(GatherKv, Ring), (Ulysses, Ring), (Ring, Ring), (Hybrid, Ring), (Hybrid, GatherKv)];
     let split = [(Axis::VideoSequence, "context"), (Axis::Heads, "tensor")];
-    for (tokens, heads, biased) in [(12, 4, true), (10, 6, false)] {
-        let layer = Layer { sequence: [Axis::VideoSequence; 2], tokens: [tokens; 2], heads, biased };
-        let mut layouts = Vec::new();
-        for (kind, outer) in policies {
-            let of = |mesh: &[(&str, usize)]| layout(mesh, &split, policy(kind, outer));
-            let name = |mesh: &str| format!("{kind:?}, {outer:?} {mesh}");
-            match heads {
-                4 => layouts.push((name("tensor=2, context=4"), of(&[("tensor", 2), ("context", 4)]), Kernel::Plain)),
-                _ => layouts.push((name("context=4"), of(&[("context", 4), ("tensor", 1)]), Kernel::Plain)),
-            }
-        }
-        agree(&engine, layer, &layouts);
+    let layers = [(12, 4, true), (10, 6, false)].map(|(tokens, heads, biased)| Layer {
+        sequence: [Axis::VideoSequence; 2],
+        tokens: [tokens; 2],
+        heads,
+        biased,
+    });
+    for tensor in [1, 2] {
+        let mesh = [("context", 4), ("tensor", tensor)];
+        let layouts = policies.map(|(kind, outer)| {
+            (format!("{kind:?}, {outer:?} {mesh:?}"), layout(&mesh, &split, policy(kind, outer)), Kernel::Plain)
+        });
+        agree(&engine, &layers, &layouts);
     }
 }
 
@@ -123,10 +130,9 @@ fn split_keys_meet_queries_of_another_sequence() {
     let exchange = ExchangePolicy::default();
     let layouts = [(&one[..], Kernel::Plain), (&one[..], Kernel::Cudnn), (&both[..], Kernel::Plain)]
         .map(|(split, kernel)| (format!("{} split, {kernel:?}", split.len()), layout(&mesh, split, exchange), kernel));
-    for (tokens, biased) in [([8, 12], true), ([5, 10], false), ([8, 3], false)] {
-        let sequence = [Axis::AudioSequence, Axis::VideoSequence];
-        agree(&engine, Layer { sequence, tokens, heads: 8, biased }, &layouts);
-        let sequence = [Axis::VideoSequence, Axis::AudioSequence];
-        agree(&engine, Layer { sequence, tokens, heads: 8, biased }, &layouts);
-    }
+    let layers = [([8, 12], true), ([8, 12], false), ([5, 10], false), ([8, 3], false)].map(|(tokens, biased)| {
+        let (audio, video) = (Axis::AudioSequence, Axis::VideoSequence);
+        [[audio, video], [video, audio]].map(|sequence| Layer { sequence, tokens, heads: 8, biased })
+    });
+    agree(&engine, layers.as_flattened(), &layouts);
 }

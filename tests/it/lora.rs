@@ -9,6 +9,7 @@ use crate::support::{self, Case, cases, cpu, dumped, needs, quick, relative_l2};
 use half::bf16;
 use ltx2::config;
 use ltx2::dtype::{DType, F8};
+use ltx2::models::transformer::CrossTimestep;
 use ltx2::nn::{Build, Lowering, Param, Quantization};
 use ltx2::pipeline::loras::Loras;
 use ltx2::pipeline::models::{Component, Models, Parts};
@@ -333,8 +334,9 @@ fn rows_of_eight_bit_weights_keep_their_scales() {
 fn stages_have_updates_of_their_own() {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
-    let all = cases("pipeline");
-    let case = all.iter().find(|c| c.name.ends_with("/tiny_a_cfg")).expect("a case");
+    // Sizes and guidance of this case: its programs.
+    let all = cases("stages");
+    let case = all.iter().find(|c| c.name.ends_with("/distilled")).expect("a case");
     let upsampler = Some("tests/fixtures/models/upsampler_rational".to_string());
     let overrides = Overrides { upsampler, ..Overrides::default() };
     let source = Rc::new(ModelSource::open(case.model.to_str().expect("UTF-8"), &overrides).expect("a model"));
@@ -342,7 +344,8 @@ fn stages_have_updates_of_their_own() {
     let path = dir.path().join("a.safetensors");
     of_modules(&path, &source, "diffusion_model", &MODULES);
     let refine = Refine { sigmas: vec![0.9, 0.5, 0.0], keeps_audio: true, adain: 0.0, tone_map: 0.0 };
-    let request = Request { width: 128, height: 64, refine: Some(refine), ..support::request(case, &models) };
+    let cross = CrossTimestep::Own;
+    let request = Request { refine: Some(refine), cross, ..support::request(case, &models) };
     let settings = Settings { build: build(DType::F32), chunk: None, dump: true, saving: None };
     // The latents of both stages, of a first and a second video.
     let made = |stages: &[u8]| {
@@ -380,16 +383,11 @@ fn generate_takes_updates() {
     of_modules(&lora, &model(tiny), "diffusion_model", &MODULES);
     let video = |name: &str, more: &[String]| {
         let out = dir.path().join(name);
-        let base = ["generate", "--model", "tests/fixtures/models/tiny_a", "--platform", "cpu", "-p", "a red ball"];
-        let small = ["--width", "64", "--height", "64", "--num-frames", "9", "--steps", "2", "--set"];
+        let base = ["generate", "-c", "nano_2_0", "--model", "tests/fixtures/models/tiny_a", "--platform", "cpu"];
+        let small = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "2"];
+        let rest = ["--max-sequence-length", "64", "--reference", "diffusers", "--set", support::QUICK];
         let mut command = support::ltx2();
-        command
-            .args(base)
-            .args(small)
-            .args(["request.max_sequence_length=32", "--set", support::QUICK])
-            .arg("-o")
-            .arg(&out)
-            .args(more);
+        command.args(base).args(["-p", "a red ball"]).args(small).args(rest).arg("-o").arg(&out).args(more);
         let done = command.output().expect("the binary runs");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         let text = std::fs::read_to_string(out.with_extension("json")).expect("a sidecar");
