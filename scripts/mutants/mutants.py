@@ -40,7 +40,7 @@ A_AREA = 3
 ALL = 60
 # In the order in which they are run.
 BINARIES = ["lib", "host", "it", "cli", "tpu"]
-# What a verdict depends on, beside the fault.
+# What a verdict depends on, beside the fault; of the tests' sources only what the killing test's binary shares and its module.
 STATE = ("src/", "tests/", "configs/", "shardings/", "experiments/", "assets/", "Cargo.", "rust-toolchain")
 # What is found out once: the others are tried again.
 LASTING = ("killed", "survived")
@@ -85,6 +85,14 @@ def load():
             except TypeError as error:
                 problems.append(f"{path.stem}: {table.get('name', table)}: {error}")
     return mutants, problems
+
+
+def state_of(mutant, hashes):
+    """What the mutant's verdict depends on, from the hashes of the tree's files."""
+    binary, module = mutant.binary, mutant.function.partition("::")[0]
+    own = (f"tests/{binary}/{module}.rs", f"tests/{binary}/{module}/", f"tests/{binary}/main.rs", "tests/support/", "tests/macros/")
+    files = (f"{name} {h}" for name, h in hashes.items() if not (name.startswith("tests/") and name.endswith(".rs")) or name.startswith(own))
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()
 
 
 def listed(*options):
@@ -160,9 +168,9 @@ def check():
 
 
 def synchronize():
-    """Makes the copy what the working tree is, writes only what differs (cargo goes by times), and gives its state."""
+    """Makes the copy what the working tree is, writes only what differs (cargo goes by times), and gives its files' hashes."""
     names = sorted(set(listed("--cached", "--others", "--exclude-standard")))
-    state = hashlib.sha256()
+    hashes = {}
     kept = set()
     for name in names:
         source, target = ROOT / name, TREE / name
@@ -171,7 +179,7 @@ def synchronize():
         kept.add(name)
         content = source.read_bytes()
         if name.startswith(STATE):
-            state.update(f"{name}\0{len(content)}\0".encode() + content)
+            hashes[name] = hashlib.sha256(content).hexdigest()
         if not target.is_file() or target.read_bytes() != content:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
@@ -183,7 +191,7 @@ def synchronize():
     if not plugins.is_symlink() and (ROOT / "plugins").is_dir():
         shutil.rmtree(plugins, ignore_errors=True)
         plugins.symlink_to(ROOT / "plugins")
-    return state.hexdigest()
+    return hashes
 
 
 class planted:
@@ -365,33 +373,33 @@ def everything(mutants, limit):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         sys.exit("error: another run is under way in target/mutants")
-    state = synchronize()
+    hashes = synchronize()
+    states = {m: state_of(m, hashes) for m in mutants}
     verdicts = known()
-    open_ones = [m for m in mutants if m.digest(state) not in verdicts]
+    open_ones = [m for m in mutants if m.digest(states[m]) not in verdicts]
     if len(open_ones) < len(mutants):
         print(f"{len(mutants) - len(open_ones)} of {len(mutants)} are known from an earlier run", flush=True)
     for binary in BINARIES:
         own = [m for m in open_ones if m.binary == binary]
-        functions = sorted({m.function for m in own})
-        passing = [f for f in functions if f"{binary} {f} {state}" in verdicts]
-        functions = [f for f in functions if f not in passing]
+        passes = {m.function: f"{binary} {m.function} {states[m]}" for m in own}
+        functions = sorted(function for function, key in passes.items() if key not in verdicts)
         broken = {}
         if functions:
             print(f"{binary}: {len(functions)} tests on the tree as it is", flush=True)
             broken = fails_anyway(binary, functions, limit)
             for function in set(functions) - set(broken):
-                keep(key=f"{binary} {function} {state}", verdict="passes")
+                keep(key=passes[function], verdict="passes")
         for number, m in enumerate(own, 1):
             if m.function in broken:
                 found = {"verdict": "fails anyway", "said": broken[m.function], "build": 0.0, "run": 0.0}
             else:
                 found = verdict_of(m, limit)
-            verdicts[m.digest(state)] = found
+            verdicts[m.digest(states[m])] = found
             if found["verdict"] in LASTING:
-                keep(key=m.digest(state), name=m.name, **found)
+                keep(key=m.digest(states[m]), name=m.name, **found)
             seconds = f"{found['build']:.0f}+{found['run']:.0f} s"
             print(f"{binary} {number}/{len(own)} {m.area}/{m.name}: {found['verdict']} ({seconds})", flush=True)
-    return [(m, verdicts[m.digest(state)]) for m in mutants]
+    return [(m, verdicts[m.digest(states[m])]) for m in mutants]
 
 
 def report(results, equivalents):

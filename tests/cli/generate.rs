@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use crate::support::{self, QUICK, full, needs};
-use ltx2::config::{Given, load};
+use ltx2::config::{Given, SamplerKind, load};
 use ltx2::pipeline::programs::Programs;
 use ltx2::pipeline::request;
 use serde_json::Value;
@@ -128,6 +128,8 @@ fn every_preset_runs_at_small_size() {
 
         let given = Given { file: Some((*preset).into()), set: set.clone(), ..Given::default() };
         let config = load(&given).unwrap_or_else(|e| panic!("{preset} {pipeline}: {e}")).config;
+        let kind = if *pipeline == "hq" { SamplerKind::Res2s } else { SamplerKind::Euler };
+        assert_eq!(config.sampler.kind, kind, "{preset}");
         let programs = Programs::of(&config, None).expect("a model");
         let build = request::build(&config, 1, "cpu", "").expect("a build");
         let hash = |kind| programs.network(kind, &build).expect("builds").program.hash();
@@ -145,8 +147,7 @@ fn every_preset_runs_at_small_size() {
             succeed(&run);
             let sidecar = json(Path::new(&path(&format!("{n}.json"))));
             assert_eq!(sidecar["config"]["pipeline"], *pipeline, "{preset}");
-            let kind = if *pipeline == "hq" { "res_2s" } else { "euler" };
-            assert_eq!(sidecar["config"]["sampler"]["kind"], kind, "{preset}");
+            assert_eq!(sidecar["config"]["sampler"]["kind"], serde_json::to_value(kind).expect("JSON"), "{preset}");
             let ran = sidecar["programs"].as_object().expect("programs");
             let ran: BTreeMap<&str, String> =
                 ran.iter().map(|(name, hash)| (name.as_str(), hash.as_str().expect("a hash").into())).collect();

@@ -123,6 +123,7 @@ impl Folder {
             let entries = self.names("cache")[0].len() + usize::from(compiles);
             let temporary = [self.names("")[1].len(), self.names("cache")[1].len()];
             kill_at(moment, &mut run(&out, &cache, &more));
+            eprintln!("killed at {moment}");
 
             // What it was writing is there under another name, so that it was killed while it wrote.
             assert_eq!(self.names("")[1].len() > temporary[0], writes, "{moment}");

@@ -39,6 +39,8 @@ fn unknown(name: &str) -> Option<String> {
     let mut modules: Vec<&str> = path.split("::").collect();
     let function = modules.pop()?;
     let (files, mark) = match binary {
+        // A test that is named without its module is not found by its name.
+        "lib" if !modules.contains(&"tests") => return Some(format!("'{name}' names no module of tests")),
         "lib" => (sources(&modules), "#[test]"),
         _ if BINARIES.contains(&binary) => (vec![format!("tests/{binary}/{}.rs", modules.join("/"))], "#[needs("),
         _ => return Some(format!("'{name}' does not begin with lib, {}", BINARIES.join(", "))),
@@ -109,6 +111,7 @@ fn a_row_whose_test_is_absent_is_found() {
         ("`lib weights::tests::damaged_files`", "no test of this name"),
         ("`it inputs::configs`", "no test of this name"),
         ("`host nowhere::a`", "no file tests/host/nowhere.rs"),
+        ("`lib weights::damaged_files_are_named`", "names no module of tests"),
         ("`lib nowhere::tests::a`", "no file src/nowhere/tests.rs or"),
         ("`tests/cli/memory.rs`", "does not begin with lib"),
         ("`damaged_files_are_named`", "does not begin with lib"),

@@ -1,7 +1,7 @@
 //! Compiling the published model's programs for TPUs with none at hand.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -10,10 +10,8 @@ use ltx2::config::{Given, load};
 use ltx2::models::Network;
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use ltx2::pipeline::request;
-use ltx2::pjrt::discover::{self, Kind};
-use ltx2::pjrt::{CompiledMemory, OptimizedProgram};
-use ltx2::runtime::{Machine, Target};
-use sha2::{Digest, Sha256};
+use ltx2::pjrt::CompiledMemory;
+use ltx2::runtime::{CompileOutcome, EngineOptions, Machine, ModuleStore, StoredModule, Target};
 
 /// A program of the published model at 48 or fewer blocks, in one layout, for one kind of machine.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +57,8 @@ pub struct Compiled {
 /// Seconds beyond which a compile is not remembered: beside other work it may take so long, and every later run would be told.
 const SLOW: f64 = 300.0;
 
-/// What the compiler makes of a program. Programs that it has seen are remembered under cargo's folder for tests, by
-/// hash, options, target and plugin.
+/// What the compiler makes of a program. Programs that it has seen are kept in a store of modules under cargo's folder for
+/// tests.
 pub fn compiled(case: Case) -> Compiled {
     let [width, height, num_frames] = case.size;
     let set = [
@@ -81,43 +79,31 @@ pub fn compiled(case: Case) -> Compiled {
     let machine = target.open().expect("a topology");
     let build = request::build(&config, machine.devices.len(), target.kind().name(), &machine.device_kind);
     let network = programs.network(case.program, &build.expect("a layout")).expect("builds");
-    let (program, memory, seconds) = optimized(&machine, &network);
-    let module = Module::decode(&program.format, &program.bytes).expect("a module");
+    let StoredModule { optimized, memory, seconds } = module(&machine, &network);
+    let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
     let stacked = programs.stacked(case.program).expect("a number");
     let report = report(&module, &network.program.mesh, stacked, target.chip().as_ref());
     Compiled { network, report, module, memory, seconds }
 }
 
-fn optimized(machine: &Machine, network: &Network) -> (OptimizedProgram, CompiledMemory, f64) {
-    let options = ltx2::runtime::EngineOptions::default();
-    let plugin = discover::find(Kind::Tpu, None).found.remove(0).path;
-    let plugin = plugin.metadata().expect("libtpu's file");
-    let asked = machine.compile_options(&network.program, &options);
-    let key =
-        format!("{} {asked:?} {} {:?}", network.program.hash(), machine.target, (plugin.len(), plugin.modified()));
-    let key: String = Sha256::digest(key.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
-    let file = |suffix: &str| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{key}.{suffix}"));
-    let (program_file, figures_file) = (file("pb"), file("json"));
+fn module(machine: &Machine, network: &Network) -> StoredModule {
+    let options = EngineOptions::default();
+    let store = ModuleStore::new(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("modules"));
+    let key = store.key(machine, &network.program, &options).expect("libtpu's file");
     // Tests that run at the same time compile a program once.
     static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
-    let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default().clone();
+    let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(key.hash()).or_default().clone();
     let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = std::fs::read(&program_file).ok().zip(std::fs::read(&figures_file).ok());
-    if let Some((bytes, (format, memory, seconds))) =
-        known.and_then(|(bytes, figures)| Some((bytes, serde_json::from_slice(&figures).ok()?)))
-    {
-        return (OptimizedProgram { format, bytes }, memory, seconds);
+    if let Some(CompileOutcome::Module(known)) = store.get(&key).expect("readable") {
+        return known;
     }
     let started = Instant::now();
     let compiled = machine.compile(&network.program, &options).expect("compiles");
     let seconds = started.elapsed().as_secs_f64();
     let memory = compiled.memory().expect("figures");
-    let program = compiled.optimized_program().expect("an optimized program");
-    if seconds > SLOW {
-        return (program, memory, seconds);
+    let module = StoredModule { optimized: compiled.optimized_program().expect("a module"), memory, seconds };
+    if seconds <= SLOW {
+        store.put(&key, &CompileOutcome::Module(module.clone())).expect("writes");
     }
-    std::fs::write(&program_file, &program.bytes).expect("writes");
-    let figures = serde_json::to_vec(&(&program.format, memory, seconds)).expect("JSON");
-    std::fs::write(&figures_file, figures).expect("writes");
-    (program, memory, seconds)
+    module
 }
