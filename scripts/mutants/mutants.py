@@ -9,7 +9,7 @@
     SHARD=2/3                             the second third of the faults
 
 README.md says what a fault is. Everything happens in a copy of the working tree under `target/mutants`: however a run ends,
-no fault is left in the sources. Verdicts are kept there too, under the fault and the state of the tree.
+no fault is left in the sources. Verdicts are kept there too, under the fault and the files that they depend on.
 """
 
 import argparse

@@ -6,6 +6,7 @@
 mod support;
 
 mod config;
+mod programs;
 mod reliability;
 mod structure;
 

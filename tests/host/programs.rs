@@ -1,0 +1,199 @@
+//! The programs of every preset, pipeline, layout and platform, by hash: a change of structure changes none of them.
+
+use std::fmt::Write as _;
+
+use crate::support::needs;
+use ltx2::config::{Config, Given, load};
+use ltx2::pipeline::programs::{ProgramKind, Programs};
+use ltx2::pipeline::request;
+use sha2::{Digest, Sha256};
+
+const PICTURE: &str = "tests/fixtures/images/shapes.png";
+
+/// A request whose programs are written for a number of devices.
+struct Case {
+    config: String,
+    set: Vec<String>,
+    /// Platform, and what its plugin calls a device.
+    platform: (&'static str, &'static str),
+    mesh: Option<&'static str>,
+    devices: usize,
+    /// Blocks of the transformer; all if not given.
+    layers: Option<usize>,
+}
+
+const CPU: (&str, &str) = ("cpu", "");
+const CUDA: (&str, &str) = ("cuda", "");
+const V5P: (&str, &str) = ("tpu", "TPU v5");
+
+impl Case {
+    fn new(config: &str, platform: (&'static str, &'static str)) -> Self {
+        Case { config: config.into(), set: Vec::new(), platform, mesh: None, devices: 1, layers: Some(2) }
+    }
+
+    fn set(mut self, key: &str, value: &str) -> Self {
+        self.set.push(format!("{key}={value}"));
+        self
+    }
+
+    fn on(self, mesh: &'static str, devices: usize) -> Self {
+        Case { mesh: Some(mesh), devices, ..self }
+    }
+
+    fn config(&self) -> Config {
+        let (file, mesh) = (Some(self.config.clone()), self.mesh.map(Into::into));
+        let set = self.set.iter().cloned().chain(["layout=replicated".to_string()].into_iter().take(self.alone()));
+        let given = Given { file, mesh, set: set.collect(), ..Given::default() };
+        load(&given).unwrap_or_else(|e| panic!("{}: {e}", self.name())).config
+    }
+
+    /// One where nothing says how tensors are placed.
+    fn alone(&self) -> usize {
+        usize::from(self.devices == 1)
+    }
+
+    fn name(&self) -> String {
+        let (platform, kind) = self.platform;
+        let mut name = format!("{} {platform}", self.config);
+        let layers = self.layers.map(|n| format!("{n} blocks"));
+        let parts = [(!kind.is_empty()).then(|| format!("'{kind}'")), self.mesh.map(Into::into), layers];
+        for part in parts.into_iter().flatten().chain(self.set.iter().cloned()) {
+            name.push_str(", ");
+            name.push_str(&part);
+        }
+        name
+    }
+}
+
+/// The hash of a program's text without its locations, which name scopes of the source.
+fn hash(text: &str) -> String {
+    let mut digest = Sha256::new();
+    for line in text.lines() {
+        digest.update(line.find(" loc(\"").map_or(line, |at| &line[..at]));
+        digest.update("\n");
+    }
+    digest.finalize().iter().take(8).fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    let presets = [
+        "ltx2",
+        "ltx2_full_guidance",
+        "ltx2_two_stage",
+        "ltx2_distilled",
+        "ltx2_hq",
+        "ltx2_3",
+        "ltx2_3_two_stage",
+        "ltx2_3_distilled",
+        "ltx2_3_hq",
+    ];
+    for preset in presets {
+        all.extend([CPU, CUDA, V5P].map(|platform| Case::new(preset, platform)));
+    }
+    // Whole depth.
+    all.extend([CPU, CUDA, V5P].map(|platform| Case { layers: None, ..Case::new("ltx2", platform) }));
+    // Given frames.
+    let images = |frames: &[(usize, &str)]| {
+        let each = frames.iter().map(|(frame, s)| format!("{{path: {PICTURE}, frame: {frame}, strength: {s}}}"));
+        format!("[{}]", each.collect::<Vec<_>>().join(", "))
+    };
+    for preset in ["ltx2", "ltx2_3"] {
+        let first = Case::new(preset, CUDA).set("pipeline", "image_to_video");
+        all.push(first.set("request.images", &images(&[(0, "1.0")])));
+        let two = Case::new(preset, V5P).set("pipeline", "keyframes");
+        all.push(two.set("request.images", &images(&[(0, "1.0"), (120, "0.5")])));
+    }
+    let staged = Case::new("ltx2_two_stage", CPU);
+    all.push(staged.set("request.images", &images(&[(0, "0.9")])));
+    // Every layout, of both generations.
+    let layouts = [
+        ("sequence", "context=8"),
+        ("ulysses", "context=8"),
+        ("ring", "context=8"),
+        ("hybrid", "context=8"),
+        ("tensor", "tensor=8"),
+        ("tensor", "data=2,cfg=2,context=2,tensor=1"),
+        ("cfg", "cfg=2"),
+        ("cfg-ulysses", "cfg=2,context=4"),
+        ("fsdp-ulysses", "fsdp=2,context=4"),
+        ("before-385", "context=4"),
+        ("ffn-matched", "context=4"),
+        ("qkv-unsharded", "context=4"),
+        ("out-unsharded", "context=4"),
+        ("tensor-gathered-ffn", "tensor=2"),
+        ("rope-gathered", "context=8"),
+    ];
+    for (n, (layout, mesh)) in layouts.into_iter().enumerate() {
+        let devices =
+            mesh.split(',').map(|axis| axis.split('=').nth(1).expect("a size").parse::<usize>().expect("a number"));
+        let devices = devices.product();
+        for (turn, platform) in [V5P, CUDA, CPU].into_iter().enumerate() {
+            let preset = if (n + turn) % 2 == 0 { "ltx2" } else { "ltx2_3" };
+            let case = Case::new(preset, platform).set("layout", layout).on(mesh, devices);
+            all.push(case);
+        }
+    }
+    // Machines with a file of their own, and every kind of chip.
+    let chips = ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"];
+    let files = [("v5e-16", 0, 16), ("v5p-8", 1, 8), ("v5p-32", 1, 32), ("v6e-8", 2, 8), ("v6e-16", 2, 16)];
+    for (file, chip, devices) in files.into_iter().chain([("v6e-64", 2, 64), ("tpu7x-8", 3, 8)]) {
+        all.push(Case { devices, ..Case::new(&format!("configs/tpu/{file}.yml"), ("tpu", chips[chip])) });
+    }
+    // What a setting changes in the programs.
+    for (key, value) in [
+        ("runtime.dtype", "f32"),
+        ("runtime.numerics", "official"),
+        ("runtime.weights", "fp8"),
+        ("runtime.attention", "plain"),
+        ("reference", "diffusers"),
+        ("sampler.noise", "device"),
+        ("sampler.kind", "res_2s"),
+        ("guidance.rescale_scope", "batch"),
+        ("request.negative_prompt", ""),
+        ("runtime.tiling", "{}"),
+    ] {
+        all.push(Case::new("ltx2_3", CUDA).set(key, value));
+    }
+    // Small models: nano and the reference's.
+    all.extend(["nano", "nano_two_stage"].map(|nano| Case::new(nano, CPU)));
+    all.push(Case::new("nano_2_0", CPU).set("model.path", "nano"));
+    all.push(Case::new("nano_2_3", CPU).set("model.path", "nano_2_3"));
+    for model in ["tiny_a", "tiny_b", "tiny_2_3"] {
+        let path = format!("tests/fixtures/models/{model}");
+        let base = if model == "tiny_2_3" { "nano_2_3" } else { "nano_2_0" };
+        all.push(Case::new(base, CPU).set("model.path", &path));
+        all.push(Case::new(base, CUDA).set("model.path", &path).set("layout", "ulysses").on("context=2", 2));
+    }
+    all
+}
+
+/// A case's programs, a line each.
+fn table(case: &Case) -> String {
+    let fail = |e: &dyn std::fmt::Display| -> ! { panic!("{}: {e}", case.name()) };
+    let config = case.config();
+    let programs = Programs::of(&config, case.layers).unwrap_or_else(|e| fail(&e));
+    let (platform, kind) = case.platform;
+    let build = request::build(&config, case.devices, platform, kind).unwrap_or_else(|e| fail(&e));
+    let mut table = format!("{}\n", case.name());
+    for program in programs.kinds().chain([ProgramKind::Transformer]) {
+        let network = programs.network(program, &build).unwrap_or_else(|e| fail(&e));
+        let _ = writeln!(table, "  {:14}  {}", program.name(), hash(&network.program.text));
+    }
+    table
+}
+
+#[needs(nothing)]
+fn every_program_is_what_it_was() {
+    let cases = cases();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let parts: Vec<String> = std::thread::scope(|scope| {
+        let run = |part| scope.spawn(move || -> String { <[Case]>::iter(part).map(table).collect() });
+        let started: Vec<_> = cases.chunks(cases.len().div_ceil(threads)).map(run).collect();
+        started.into_iter().map(|thread| thread.join().expect("its programs are written")).collect()
+    });
+    insta::assert_snapshot!(parts.concat());
+}
