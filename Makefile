@@ -44,8 +44,7 @@ test-cuda:
 	$(TIER) test-cuda
 
 # On the NVIDIA GPUs of this machine: agreement with the CPU, repetition, several as one.
-test-gpu: $(LTX2)
-	scripts/gpu/setup.sh $(LTX2)
+test-gpu:
 	$(TIER) test-gpu
 
 # Everything: long runs, whole products of layouts, all prompts, JAX's kernels, damaged inputs, planted faults.

@@ -273,15 +273,14 @@ RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) igno
 PANIC = re.compile(r"panicked at (([^\n:]*):(\d+):\d+):\n([^\n]*(?:\n[^\n]+){0,4})")
 
 
-def in_a_test(file, line):
-    """Whether a place is a test's own: below tests/, in a module of tests, or behind `#[cfg(test)]`."""
-    if file.startswith("tests/") or file.endswith("/tests.rs") or "/tests/" in file:
-        return True
+def asserted(file, line):
+    """Whether a place is an assertion of a test: below tests/, in a module of tests, or behind `#[cfg(test)]`."""
     path = TREE / file
     if not path.is_file():
         return False
     before = path.read_text().splitlines()[: int(line)]
-    return any(text.strip() == "#[cfg(test)]" for text in before)
+    own = file.startswith("tests/") or file.endswith("/tests.rs") or "/tests/" in file
+    return "assert" in before[-1] and (own or any(text.strip() == "#[cfg(test)]" for text in before))
 
 
 def judge(executable, function, limit):
@@ -297,10 +296,10 @@ def judge(executable, function, limit):
         return "passed", ""
     panics = [*PANIC.finditer(err), *PANIC.finditer(out)]
     if (passed, failed, code) == (0, 1, FAILED) and panics:
-        own = [panic for panic in panics if in_a_test(panic[2], panic[3])]
+        own = [panic for panic in panics if asserted(panic[2], panic[3])]
         panic = (own or panics)[0]
         said = f"{panic[1]}: {' '.join(panic[4].split())[:160]}"
-        return ("failed" if own else "panicked elsewhere"), said
+        return ("failed" if own else "panicked, not by an assertion"), said
     return "not run", " ".join((out + err).split())[-160:]
 
 

@@ -18,7 +18,7 @@ def anchors(page):
     return set(plain)
 
 
-MAKE = re.compile(r"`make ([a-z][a-z0-9-]*)")
+MAKE = re.compile(r"(?:`|^|&& )make ([a-z][a-z0-9-]*)", re.M)
 TEST = re.compile(r"--test ([a-z]+)(?: ([a-z_0-9]+)(?:::([a-z_0-9]*))?)?")
 RULES = re.compile(r"^([a-z][\w%-]*):", re.M)
 
@@ -36,7 +36,7 @@ def commands(text):
             yield f"--test {binary}: no such binary"
         elif module and not file.is_file():
             yield f"--test {binary} {module}: no such module"
-        elif test and not re.search(rf"fn \w*{test}", file.read_text()):
+        elif test and not re.search(rf"fn {test}", file.read_text()):
             yield f"--test {binary} {module}::{test}: no such test"
 
 

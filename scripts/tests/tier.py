@@ -60,7 +60,7 @@ FETCH = [
 ]
 ADVISORIES = (
     f"if {DENY} fetch db 2>/dev/null; then {DENY} --locked check advisories;"
-    " else echo 'NOT CHECKED: advisories against dependencies; their database cannot be fetched here'; fi"
+    " else echo 'test advisories ... ignored, no database of advisories: it cannot be fetched here'; fi"
 )
 CHECK = [
     *FETCH,
@@ -90,14 +90,23 @@ TIERS = {
     ),
     "test-tpu": ("cpu,tpu", [*FETCH[:1], BUILD, plugin("cpu"), plugin("tpu"), tests("tpu")]),
     "test-cuda": ("cpu,cuda", [*FETCH[:1], BUILD, plugin("cpu"), plugin("cuda"), tests("cuda")]),
-    "test-gpu": ("cpu,cuda,gpu", [tests("gpu", "--release", "--", "--test-threads", "1")]),
+    "test-gpu": (
+        "cpu,cuda,gpu",
+        [
+            *FETCH[:1],
+            shell("build", "cargo build --release --locked"),
+            shell("setup", "scripts/gpu/setup.sh", network=True),
+            tests("gpu", "--release", "--", "--test-threads", "1"),
+        ],
+    ),
 }
 FULL = {"LTX2_TEST_FULL": "1"}
 JAX = "target/jax-flash"
 TIERS["test-full"] = (
     "cpu,tpu,cuda,jax,ffmpeg,etcd,mount",
     [
-        *TIERS["test"][1],
+        *CHECK,
+        plugin("cpu"),
         plugin("tpu"),
         plugin("cuda"),
         shell(
@@ -110,6 +119,8 @@ TIERS["test-full"] = (
             Step(f"{binary}, in full", [*TESTS, "--test", binary], env=FULL | {"LTX2_JAX_FLASH": str(ROOT / JAX / "cases")})
             for binary in ["it", "cli", "tpu", "cuda"]
         ],
+        shell("examples", "cargo test --locked --no-run --examples"),
+        Step("tpu, alone", [*TESTS, "--test", "tpu", "the_compiler_takes"], env={"LTX2_TEST_ALONE": "1"}),
         Step("fuzz", [*TESTS, "--release", "--test", "it", "inputs::"], env={"LTX2_INPUTS": "200000"}),
         shell("mutants", "python3 scripts/mutants/mutants.py"),
     ],
@@ -143,6 +154,7 @@ def run(step, required, counts, reasons, failures):
                 counts.update(dict(zip(["passed", "failed", "ignored"], map(int, result.groups()))))
             if ignored := IGNORED.match(line):
                 reasons[ignored[2] or ignored[3] or "marked so"] += 1
+                counts["ignored"] += not testing
             if failed := FAILED.match(line):
                 failures.append(f"{step.name} {failed[1]}")
             if not testing or not line.startswith("test ") or " ... ok" not in line:
@@ -205,7 +217,8 @@ def main():
     print(f"{sum(took.values()) / 60:.1f} min, {network / 60:.1f} of them network")
     for failure in failures:
         print(f"FAILED: {failure}")
-    steps_failed = f"; steps that failed: {len(failures)}" if failures and not counts["failed"] else ""
+    steps = sum(" (exit code " in failure for failure in failures)
+    steps_failed = f"; steps that failed: {steps}" if steps else ""
     why = "; ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
     ignored = f"{counts['ignored']} ignored" + (f" ({why})" if why else "")
     print(f"{tier}: {counts['passed']} passed, {counts['failed']} failed, {ignored}{steps_failed}")

@@ -281,7 +281,7 @@ fn the_programs_of_a_run_are_timed_and_compared() {
             assert_eq!(parts.len(), 5);
             assert!(number(&parts["denoise"]["device"]) > 0.0, "{p}");
             let all = share("device") + share("host");
-            assert!(all <= last, "{all} of {last}");
+            assert!(all <= last && (all > 0.9 * last || !full()), "{all} of {last}");
             assert!(table.contains("on the device"), "{table}");
             continue;
         }
@@ -377,6 +377,7 @@ fn small_programs_are_timed_and_fitted() {
     let of = |what: &str| samples.iter().filter(|s| s["what"] == what).collect::<Vec<_>>();
     // A kernel, two products, two arrays, a norm, and two sizes of five exchanges.
     assert_eq!(samples.len() + unseen, 16, "{found}");
+    assert!(unseen <= 4 || !full(), "{unseen} of 16 are not seen");
     assert!(!samples.is_empty() && samples.iter().all(|s| s["seconds"].as_f64().is_some_and(|t| t >= 0.0)));
     let gather = of("exchange").into_iter().find(|s| s["kind"] == "all-gather").expect("one");
     // Of 64 KiB a device has half; the CPU's compiler widens what travels to f32.

@@ -39,7 +39,7 @@ fn gradient(frames: usize, add: u8) -> Frames {
     Frames::new(data).expect("frames")
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn folders_are_compared_frame_by_frame() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name);
@@ -69,7 +69,7 @@ fn folders_are_compared_frame_by_frame() {
     assert!(error.contains("nothing.wav"), "{error}");
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn sounds_are_compared_as_far_as_both_go() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name);
@@ -123,7 +123,7 @@ fn videos_are_read_by_ffmpeg() {
     assert!(error.contains("broken.mp4"), "{error}");
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn dumps_are_compared_tensor_by_tensor() {
     let dir = tempfile::tempdir().expect("a folder");
     let write = |name: &str, all: &[(&str, Tensor)]| -> PathBuf {
@@ -168,7 +168,7 @@ fn thinned(t: &Tensor, like: &[usize]) -> Tensor {
     Tensor::from(values)
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn runs_are_within_their_thresholds() {
     let client = cpu(8);
     let rows = std::fs::read_to_string("tests/thresholds.yml").expect("a file");

@@ -96,7 +96,7 @@ fn a_case_is_measured_on_its_own_devices() {
     assert!(!page.contains(&format!("measured {:.3} ms", seconds * 1e3)), "{seconds} is another program's");
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn a_wrong_file_is_one_line() {
     let dir = tempfile::tempdir().expect("a folder");
     let yaml = dir.path().join("x.yml");

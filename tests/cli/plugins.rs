@@ -28,7 +28,7 @@ fn install(script: &str) -> (String, usize) {
     (error(&out.expect("runs")), fs::read_dir(&plugins).expect("the folder").count())
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn a_download_with_another_checksum_is_refused() {
     // The folder stands behind `--dest`.
     let script = "while [ \"$1\" != --dest ]; do shift; done; mkdir -p \"$2\"; echo code > \"$2/plugin.whl\"";
@@ -37,14 +37,14 @@ fn a_download_with_another_checksum_is_refused() {
     assert_eq!(left, 0, "nothing is installed");
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn a_download_that_fails_says_what_pip_said() {
     let (said, left) = install("echo 'ERROR: no route' >&2; exit 1");
     assert!(said.contains("pip download") && said.contains("ERROR: no route"), "{said}");
     assert_eq!(left, 0);
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn a_library_that_is_no_plugin_is_named() {
     let Some(library) = ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/usr/lib/libm.so.6"]
         .into_iter()

@@ -23,7 +23,7 @@ fn near(got: &Value, want: f64) {
     assert!((got - want).abs() < 1e-9, "{got}, not {want}");
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn kinds_of_work_and_what_they_cover() {
     let trace = summary(RECORDING);
     // The first device has 140 us with a gap of 5, the second 100 us without one: means of the two.
@@ -53,7 +53,7 @@ fn kinds_of_work_and_what_they_cover() {
     near(&Value::from(shares + trace["idle_share"].as_f64().expect("a number")), 1.0);
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn name_scopes_and_devices() {
     let trace = summary(RECORDING);
     let scopes: Vec<(&str, f64)> = trace["scopes"]
@@ -79,7 +79,7 @@ fn name_scopes_and_devices() {
     assert_eq!(trace["operations"][0]["count"], 2);
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn two_h200s_as_xprof_sums_them_up() {
     let trace = summary(H200);
     let window = trace["window_ms"].as_f64().expect("a number");
@@ -108,7 +108,7 @@ fn two_h200s_as_xprof_sums_them_up() {
     assert!(sums.iter().any(|name| name.ends_with("-fusion.1")) && sums.iter().any(|name| !name.contains("fusion")));
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn the_table_counts_by_steps() {
     let out = support::ltx2().args(["profile", "--read", RECORDING, "--steps", "2"]).output().expect("runs");
     let text = String::from_utf8(out.stdout).expect("UTF-8");
@@ -129,7 +129,7 @@ fn a_plugin_without_a_profiler_is_named() {
     assert_eq!(std::fs::read_dir(dir.path()).expect("readable").count(), 0, "nothing is written");
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn what_is_no_recording_is_named() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("cut.xplane.pb");

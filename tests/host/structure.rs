@@ -109,28 +109,29 @@ fn unsafe_stands_where_c_is_called_or_files_are_mapped() {
 /// A file that no `mod` names, or a test that the harness does not know, would never run.
 #[needs(nothing)]
 fn every_file_of_tests_is_run_by_the_harness() {
-    for binary in ["host", "it", "cli", "tpu", "cuda", "gpu"] {
+    for binary in ["host", "it", "cli", "tpu", "cuda", "gpu", "support"] {
         let folder = Path::new("tests").join(binary);
-        let main = std::fs::read_to_string(folder.join("main.rs")).expect("main.rs");
-        let mut modules = 0;
-        for entry in std::fs::read_dir(&folder).expect("a folder") {
-            let path = entry.expect("an entry").path();
-            let module = path.file_stem().expect("a name").to_string_lossy().into_owned();
-            if module == "main" || path.extension().is_none_or(|e| e != "rs") {
+        let all = sources(&folder);
+        assert!(all.len() > 1, "{}", folder.display());
+        for path in all {
+            let text = fs::read_to_string(&path).expect("text");
+            let place = path.display();
+            for plain in ["#[test]", "#[ignore"] {
+                let found = text.lines().any(|l| l.trim().starts_with(plain));
+                assert!(!found, "{place}: {plain} in place of #[needs(…)]");
+            }
+            let (parent, module) =
+                (path.parent().expect("a folder"), path.file_stem().expect("a name").to_string_lossy());
+            if ["main", "mod"].contains(&&*module) {
                 continue;
             }
-            assert!(main.contains(&format!("\nmod {module};\n")), "{}: main.rs has no `mod {module};`", path.display());
-            let text = std::fs::read_to_string(&path).expect("text");
-            assert!(text.contains("#[needs("), "{}: no test", path.display());
-            for plain in ["#[test]", "#[ignore"] {
-                assert!(
-                    !text.lines().any(|l| l.trim() == plain),
-                    "{}: {plain} in place of #[needs(…)]",
-                    path.display()
-                );
-            }
-            modules += 1;
+            let root = if binary == "support" { "mod.rs" } else { "main.rs" };
+            let above = if parent == folder { folder.join(root) } else { parent.with_extension("rs") };
+            let named = fs::read_to_string(&above).unwrap_or_else(|e| panic!("{}: {e}", above.display()));
+            let named = named.lines().any(|l| l.trim_start_matches("pub ") == format!("mod {module};"));
+            assert!(named, "{place}: {} has no `mod {module};`", above.display());
+            let tested = parent != folder || binary == "support" || text.contains("#[needs(");
+            assert!(tested, "{place}: no test");
         }
-        assert!(modules > 0, "{}", folder.display());
     }
 }

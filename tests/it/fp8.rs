@@ -148,7 +148,7 @@ fn a_mesh_changes_nothing() {
     assert!(distances.iter().all(|d| *d < 5e-3), "{distances:?}");
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn what_is_quantized() {
     let c = TransformerConfig { gated_attn: true, audio_gated_attn: true, ..TransformerConfig::default() };
     let narrow: Vec<usize> = (0..c.num_layers).filter(|l| c.quantizes(*l)).collect();

@@ -19,7 +19,7 @@ use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource, Overrides};
 use ndarray::{Array1, Array3, Array4, ArrayD, Ix4, s};
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn rope_tables_are_the_reference_s_to_1e_6() {
     let mut checked = 0;
     for case in cases("rope") {
@@ -269,7 +269,7 @@ fn a_rounding_that_the_program_writes_stays() {
     assert_ne!(got, values.into_dyn());
 }
 
-#[needs(cpu)]
+#[needs(nothing)]
 fn token_ids_are_transformers_own() {
     for case in cases("tokenizer") {
         let tokenizer = Tokenizer::open(&case.model.join("tokenizer")).expect("a tokenizer");

@@ -55,9 +55,13 @@ pub enum Need {
     Jax,
     /// More time than `make test` has.
     Full,
+    /// To run with nothing beside it, at the end of `make test-full`.
+    Alone,
+    /// To be started by another test.
+    Member,
 }
 
-const NEEDS: [Need; 11] = [
+const NEEDS: [Need; 13] = [
     Need::Nothing,
     Need::Cpu,
     Need::Tpu,
@@ -69,6 +73,8 @@ const NEEDS: [Need; 11] = [
     Need::Mount,
     Need::Jax,
     Need::Full,
+    Need::Alone,
+    Need::Member,
 ];
 
 impl Need {
@@ -102,6 +108,10 @@ impl Need {
                 std::env::var_os("LTX2_JAX_FLASH").is_none().then(|| "no kernels by JAX: `make test-mosaic`".into())
             }
             Need::Full => (!full()).then(|| "runs in `make test-full`".into()),
+            Need::Alone => {
+                std::env::var_os("LTX2_TEST_ALONE").is_none().then(|| "runs by itself in `make test-full`".into())
+            }
+            Need::Member => std::env::var_os("LTX2_TEST_MEMBER").is_none().then(|| "is started by other tests".into()),
         }
     }
 }

@@ -54,12 +54,26 @@ pub struct Compiled {
     pub seconds: f64,
 }
 
-/// Seconds beyond which a compile is not remembered: beside other work it may take so long, and every later run would be told.
-const SLOW: f64 = 300.0;
-
 /// What the compiler makes of a program. Programs that it has seen are kept in a store of modules under cargo's folder for
 /// tests.
 pub fn compiled(case: Case) -> Compiled {
+    let (programs, target, machine, network) = written(case);
+    let StoredModule { optimized, memory, seconds } = module(&machine, &network);
+    let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
+    let stacked = programs.stacked(case.program).expect("a number");
+    let report = report(&module, &network.program.mesh, stacked, target.chip().as_ref());
+    Compiled { network, report, module, memory, seconds }
+}
+
+/// Seconds that the compiler takes, whatever is known.
+pub fn seconds(case: Case) -> f64 {
+    let (_, _, machine, network) = written(case);
+    let started = Instant::now();
+    machine.compile(&network.program, &EngineOptions::default()).expect("compiles");
+    started.elapsed().as_secs_f64()
+}
+
+fn written(case: Case) -> (Programs, Target, Machine, Network) {
     let [width, height, num_frames] = case.size;
     let set = [
         format!("request.width={width}"),
@@ -79,11 +93,7 @@ pub fn compiled(case: Case) -> Compiled {
     let machine = target.open().expect("a topology");
     let build = request::build(&config, machine.devices.len(), target.kind().name(), &machine.device_kind);
     let network = programs.network(case.program, &build.expect("a layout")).expect("builds");
-    let StoredModule { optimized, memory, seconds } = module(&machine, &network);
-    let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
-    let stacked = programs.stacked(case.program).expect("a number");
-    let report = report(&module, &network.program.mesh, stacked, target.chip().as_ref());
-    Compiled { network, report, module, memory, seconds }
+    (programs, target, machine, network)
 }
 
 fn module(machine: &Machine, network: &Network) -> StoredModule {
@@ -102,8 +112,6 @@ fn module(machine: &Machine, network: &Network) -> StoredModule {
     let seconds = started.elapsed().as_secs_f64();
     let memory = compiled.memory().expect("figures");
     let module = StoredModule { optimized: compiled.optimized_program().expect("a module"), memory, seconds };
-    if seconds <= SLOW {
-        store.put(&key, &CompileOutcome::Module(module.clone())).expect("writes");
-    }
+    store.put(&key, &CompileOutcome::Module(module.clone())).expect("writes");
     module
 }

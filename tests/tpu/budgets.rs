@@ -39,7 +39,7 @@ const MEGATRON_OF_TOKENS: &[(Kind, usize)] = &[(Kind::AllToAll, 4), (Kind::AllRe
 const FSDP: &[(Kind, usize)] = &[(Kind::AllGather, 18), (Kind::AllToAll, 4), (Kind::AllReduce, 2)];
 const ANY: &[(Kind, usize)] = &[];
 
-/// What `make test-tpu` looks at: every kind of layout once, each chip at least once.
+/// What `make test-tpu` looks at: layouts of every kind of exchange, on v5p, TPU7x and v6e.
 #[rustfmt::skip]
 const BUDGETS: &[Budget] = &[
     Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
