@@ -5,7 +5,7 @@
 //! ALLOW_MULTIPLE_LIBTPU_LOAD=1` set it compiles for TPUs; else for virtual devices of the CPU plugin.
 
 use ltx2::analysis::{Module, report};
-use ltx2::dtype::DType::BF16;
+use ltx2::hlo::DType::BF16;
 use ltx2::hlo::{Argument, Builder, Mesh, Output, Program, Sharding, Type};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Attributes, Client, ClientOptions, CompileOptions, CpuOptions, OptimizedProgram, OptionValue};
@@ -76,7 +76,7 @@ fn main() -> anyhow::Result<()> {
     let tensor = Rules { tokens: &[], embed: &[], mlp: context };
     for (name, rules) in [("embed split", split), ("embed whole", whole), ("mlp split", tensor)] {
         let (devices, optimized) = compile(&feed_forward(&mesh, rules)?)?;
-        let report = report(&Module::decode(&optimized.format, &optimized.bytes)?, &mesh, 0, None);
+        let report = report(&Module::decode(&optimized.format, &optimized.bytes)?, &mesh.axes, 0, None);
         println!("{name}, on {devices}: {:.1} MB", report.per_step().bytes / 1e6);
         for c in &report.collectives {
             println!("  {} {:.1} MB of {} over {}", c.kind.name(), c.bytes / 1e6, c.dtype, c.axes.join(", "));

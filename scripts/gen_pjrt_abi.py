@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/pjrt/abi.rs: the part of the PJRT C interface that the crate calls.
+"""Writes crates/pjrt/src/abi.rs: the part of the PJRT C interface that the crate calls.
 
 The layout (slot order, field offsets, sizes) comes from the table `pypjrt/_abi/pjrt_0_114.py` of the Apache-2.0 wheel
 `pypjrt` 0.1.1, which was made from the PJRT 0.114 header with libclang. Every struct written here carries its offsets

@@ -6,15 +6,16 @@
 //! the MP4. Arrows point down only: cli -> lab -> pipeline -> {models, sampling, weights, runtime, media} -> nn, kernels ->
 //! hlo; runtime -> pjrt.
 
-pub mod dtype;
+pub use ltx2_pjrt as pjrt;
+pub use ltx2_stablehlo as hlo;
+pub use ltx2_xla_analysis as analysis;
+
 pub mod failpoint;
 pub mod tensor;
 pub mod threads;
 
-pub mod analysis;
 pub mod cli;
 pub mod config;
-pub mod hlo;
 pub mod kernels;
 pub mod lab;
 pub mod media;
@@ -22,7 +23,6 @@ pub mod metrics;
 pub mod models;
 pub mod nn;
 pub mod pipeline;
-pub mod pjrt;
 pub mod runtime;
 pub mod sampling;
 pub mod weights;

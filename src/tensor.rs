@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 
-use crate::dtype::{DType, Element, F8};
+use crate::hlo::{DType, Element, F8};
 
 /// A dense row-major tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes a seed of an optimized module: scripts/fuzz/module.py IN.pb OUT.pb CHIP.
 
-Kept are the fields that src/analysis/proto.rs declares: what is damaged elsewhere nobody reads. A backend's notes, most of
+Kept are the fields that crates/xla-analysis/src/proto.rs declares: what is damaged elsewhere nobody reads. A backend's notes, most of
 a TPU's module, stay where they are looked at: of loops, calls of libraries and started collectives. The byte ahead is
-fuzz/src/lib.rs's: the chip's number in the table of src/analysis/chip.rs, doubled, or one past the last for none; and 1 where
+fuzz/src/lib.rs's: the chip's number in the table of crates/xla-analysis/src/chip.rs, doubled, or one past the last for none; and 1 where
 the module stands alone, without its configuration, as it is written for CHIP `-`. Needs nothing but Python.
 """
 
@@ -24,7 +24,7 @@ NOTED = re.compile(rb"while|custom-call|.*-start")
 def declared():
     """Of each message the fields that are read, and the message that each holds, if it holds one."""
     messages = {}
-    text = (ROOT / "src/analysis/proto.rs").read_text()
+    text = (ROOT / "crates/xla-analysis/src/proto.rs").read_text()
     for name, body in re.findall(r"struct (\w+) \{(.*?)\n\}", text, re.S):
         found = messages[name] = {}
         for kind, tag, type_ in re.findall(r'#\[prost\((\w+).*?tag = "(\d+)"\)\]\s+pub \w+: (.*),', body):
@@ -52,7 +52,7 @@ def kept(data, message):
 
 def main():
     source, out, chip = sys.argv[1:]
-    names = re.findall(r'^        name: "(\w+)",$', (ROOT / "src/analysis/chip.rs").read_text(), re.M)
+    names = re.findall(r'^        name: "(\w+)",$', (ROOT / "crates/xla-analysis/src/chip.rs").read_text(), re.M)
     module = kept(pathlib.Path(source).read_bytes(), "ModuleWithConfig")
     if chip == "-":
         ahead, module = 2 * len(names) + 1, get(module, 1)

@@ -39,9 +39,10 @@ AREAS = 15
 A_AREA = 3
 ALL = 60
 # In the order in which they are run.
-BINARIES = ["lib", "host", "it", "cli", "tpu"]
+CRATES = ["stablehlo", "xla-analysis", "pjrt"]
+BINARIES = [*CRATES, "lib", "host", "it", "cli", "tpu"]
 # What a verdict depends on, beside the fault; of the tests' sources only what the killing test's binary shares and its module.
-STATE = ("src/", "tests/", "configs/", "shardings/", "experiments/", "assets/", "Cargo.", "rust-toolchain")
+STATE = ("src/", "crates/", "tests/", "configs/", "shardings/", "experiments/", "assets/", "Cargo.", "rust-toolchain")
 # What is found out once: the others are tried again.
 LASTING = ("killed", "survived")
 # Exit code of a test binary with a failed test.
@@ -107,9 +108,10 @@ def listed(*options):
 def sources_of(mutant):
     """Where the killing test may stand."""
     *modules, _ = mutant.function.split("::")
-    if mutant.binary == "lib":
+    if mutant.binary in ("lib", *CRATES):
+        root = "src" if mutant.binary == "lib" else f"crates/{mutant.binary}/src"
         inline = modules[:-1] if modules[-1:] == ["tests"] else modules
-        paths = ["/".join(["src", *modules]), "/".join(["src", *inline])]
+        paths = ["/".join([root, *modules]), "/".join([root, *inline])]
     else:
         paths = ["/".join(["tests", mutant.binary, *modules])]
     return [ROOT / f"{path}{end}" for path in paths for end in (".rs", "/mod.rs")]
@@ -252,7 +254,8 @@ def environment():
 
 def build(binary):
     """The binary's executable, or what is wrong."""
-    which = ["--lib"] if binary == "lib" else ["--test", binary]
+    package = f"ltx2-{binary}" if binary in CRATES else "ltx2"
+    which = ["--package", package, *(["--test", binary] if binary in BINARIES[-4:] else ["--lib"])]
     command = ["cargo", "test", "--locked", "--target-dir", str(TARGET), *which, "--no-run", "--message-format=json"]
     code, out, err = run(command, 3600, environment())
     messages = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -260,7 +263,7 @@ def build(binary):
         said = [m["message"] for m in messages if m["reason"] == "compiler-message"]
         words = [m["message"] for m in said if m["level"].startswith("error")]
         return None, (words or err.strip().splitlines()[-1:] or ["cargo failed"])[0]
-    kind = "lib" if binary == "lib" else "test"
+    kind = "test" if "--test" in which else "lib"
     found = [
         m["executable"]
         for m in messages
@@ -273,8 +276,10 @@ RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) igno
 PANIC = re.compile(r"panicked at (([^\n:]*):(\d+):\d+):\n([^\n]*(?:\n[^\n]+){0,4})")
 
 
-def asserted(file, line):
-    """Whether a place is an assertion of a test: below tests/, in a module of tests, or behind `#[cfg(test)]`."""
+def asserted(file, line, message):
+    """Whether a panic is an assertion of a test: below tests/, in a module of tests, or behind `#[cfg(test)]`; or a snapshot's."""
+    if message.startswith("snapshot assertion for"):
+        return True
     path = TREE / file
     if not path.is_file():
         return False
@@ -296,7 +301,7 @@ def judge(executable, function, limit):
         return "passed", ""
     panics = [*PANIC.finditer(err), *PANIC.finditer(out)]
     if (passed, failed, code) == (0, 1, FAILED) and panics:
-        own = [panic for panic in panics if asserted(panic[2], panic[3])]
+        own = [panic for panic in panics if asserted(panic[2], panic[3], panic[4])]
         panic = (own or panics)[0]
         said = f"{panic[1]}: {' '.join(panic[4].split())[:160]}"
         return ("failed" if own else "panicked, not by an assertion"), said

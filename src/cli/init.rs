@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::models::presets::Preset;
 use crate::pipeline::init::init;
 

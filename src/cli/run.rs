@@ -8,7 +8,7 @@ use super::args::loras;
 use super::{UsageError, print};
 
 use crate::config::{Config, Model, WeightSource, WeightType, parse_mesh};
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::nn::{Build, Lowering, Numerics};
 use crate::pipeline::loras::Loras;
 use crate::pipeline::models::Parts;

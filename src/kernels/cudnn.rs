@@ -3,8 +3,7 @@
 
 use serde::Serialize;
 
-use crate::dtype::DType;
-use crate::hlo::{CustomCall, Type, Value};
+use crate::hlo::{CustomCall, DType, Type, Value};
 
 /// Widest head that cuDNN takes on Hopper.
 const WIDEST: usize = 256;

@@ -4,8 +4,7 @@ mod cudnn;
 mod mosaic;
 mod plain;
 
-use crate::dtype::DType;
-use crate::hlo::{Type, Value};
+use crate::hlo::{DType, Type, Value};
 
 pub use mosaic::{Step, Tpu};
 

@@ -1,8 +1,7 @@
 //! Attention in XLA's own operations: products accumulate in f32, softmax in f32, weights rounded to the values' type.
 //! Values come as `[b, kv, d, k]`, the order in which their product reads them.
 
-use crate::dtype::DType;
-use crate::hlo::{Type, Value};
+use crate::hlo::{DType, Type, Value};
 
 /// Scores `[b, kv, q, group, k]`, f32. Query heads that share a key head form one more dimension of the product.
 fn scores(q: &Value, k: &Value, bias: Option<&Value>, scale: f64) -> Value {

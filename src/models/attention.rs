@@ -116,7 +116,7 @@ impl AttentionLayer {
             let gate = p.pp("to_gate_logits").plain();
             let logits = project(&gate, gate_input, &[self.heads.count], true, &[Axis::Heads], Axis::Embed);
             let logits = p.place("gate", &logits, &[Axis::Rows, self.sequence[0], Axis::Heads]);
-            let gate = logits.to(crate::dtype::DType::F32).logistic() * 2.0;
+            let gate = logits.to(crate::hlo::DType::F32).logistic() * 2.0;
             o = (o.to(gate.dtype()) * gate.unsqueeze(3)).to(o.dtype());
         }
         let (rows, tokens) = (o.dim(0), o.dim(1));
@@ -167,8 +167,7 @@ impl AttentionLayer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
-    use crate::hlo::Type;
+    use crate::hlo::{DType, Type};
     use crate::models::Network;
     use crate::nn::Build;
 

@@ -2,8 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::dtype::DType;
-use crate::hlo::Value;
+use crate::hlo::{DType, Value};
 use crate::nn::{Axis, Params, gelu, gelu_tanh_of_product, linear, silu};
 
 /// The function between the two linear maps.

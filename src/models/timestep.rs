@@ -1,10 +1,7 @@
 //! The embedding of a scalar timestep.
 
-use ndarray::Array1;
-
 use crate::hlo::Value;
 use crate::nn::{Axis, Params, linear, silu};
-use crate::tensor::Tensor;
 
 /// Sinusoid features, fixed by the architecture.
 const FEATURES: usize = 256;
@@ -13,8 +10,8 @@ const FEATURES: usize = 256;
 pub fn sinusoid(t: &Value) -> Value {
     let half = FEATURES / 2;
     let step = -(10000f64.ln()) as f32;
-    let f = Array1::from_shape_fn(half, |i| f64::from(step * i as f32 / half as f32).exp() as f32);
-    let angle = t.unsqueeze(t.rank()) * t.builder().constant(&Tensor::from(f));
+    let f: Vec<f32> = (0..half).map(|i| f64::from(step * i as f32 / half as f32).exp() as f32).collect();
+    let angle = t.unsqueeze(t.rank()) * t.builder().constant(&[half], &f);
     t.builder().concat(&[&angle.cos(), &angle.sin()], -1)
 }
 

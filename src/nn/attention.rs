@@ -3,8 +3,7 @@
 use super::exchange::Local;
 use super::layout::Axis;
 use super::params::Params;
-use crate::dtype::DType;
-use crate::hlo::{Builder, Comparison, Sharding, Type, Value};
+use crate::hlo::{Builder, Comparison, DType, Sharding, Type, Value};
 use crate::kernels;
 
 /// Heads and their width.

@@ -3,7 +3,7 @@
 use super::conv::Conv3dLowering;
 use super::layout::Layout;
 use super::params::Numerics;
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::kernels::{Kernel, Tpu};
 
 /// The choices every program of a run shares.

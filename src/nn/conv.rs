@@ -7,8 +7,7 @@ use serde::Deserialize;
 use super::halo::Blocks;
 use super::layout::Axis;
 use super::params::{Init, Params};
-use crate::dtype::DType;
-use crate::hlo::{Conv, Value};
+use crate::hlo::{Conv, DType, Value};
 
 /// What a convolution reads beyond the edge of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

@@ -1,8 +1,7 @@
 //! How queries meet keys on other devices. Everything here runs on one device's part, inside a manual region.
 
 use super::layout::{ExchangeKind, ExchangePolicy};
-use crate::dtype::DType;
-use crate::hlo::{Groups, Value};
+use crate::hlo::{DType, Groups, Value};
 use crate::kernels::{self, Kernel, Partial};
 
 /// The operands of one device.

@@ -3,8 +3,7 @@
 
 use super::layout::Axis;
 use super::params::{Init, Params, Source};
-use crate::dtype::{DType, F8};
-use crate::hlo::{Type, Value};
+use crate::hlo::{DType, F8, Type, Value};
 
 /// The weight `[out…, in]` of an affine map.
 #[derive(Clone)]

@@ -2,8 +2,7 @@
 //! beyond its own block. Everything here runs on one device's block, inside a manual region.
 
 use super::conv::Padding;
-use crate::dtype::DType;
-use crate::hlo::{Comparison, Groups, Type, Value};
+use crate::hlo::{Comparison, DType, Groups, Type, Value};
 
 /// The dimensions of `[b, channels, frames, height, width]` that may be cut.
 pub const CUT: [usize; 2] = [3, 4];

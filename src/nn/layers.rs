@@ -2,8 +2,7 @@
 
 use super::layout::Axis;
 use super::params::Params;
-use crate::dtype::DType;
-use crate::hlo::{Output, Type, Value};
+use crate::hlo::{DType, Output, Type, Value};
 
 /// Which of several equal layers a place in the tree of names belongs to; `*` stands for its number in the prefix.
 #[derive(Clone)]

@@ -430,7 +430,7 @@ fn matches(pattern: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
+    use crate::hlo::DType;
 
     fn rule(axis: Axis, mesh_axes: &[&str]) -> Rule {
         Rule { axis, mesh_axes: mesh_axes.iter().map(|a| (*a).to_string()).collect(), place: "x.yml:1".into() }

@@ -3,8 +3,7 @@
 use super::fp8::{self, Weight};
 use super::layout::Axis;
 use super::params::{Init, Params};
-use crate::dtype::DType;
-use crate::hlo::Value;
+use crate::hlo::{DType, Value};
 
 /// `x [rows…, in]` times `weight [out…, in]`: `[rows…, out…]`, in `x`'s element type.
 pub fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
@@ -69,7 +68,7 @@ fn map(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>) -> Value {
 
 /// `x · sigmoid(x)`, in f32 inside, in the operand's type outside.
 pub fn silu(x: &Value) -> Value {
-    let f = x.to(crate::dtype::DType::F32);
+    let f = x.to(crate::hlo::DType::F32);
     (&f * f.logistic()).to(x.dtype())
 }
 
@@ -95,7 +94,7 @@ const SQRT_2_OVER_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts:
 
 /// GELU by the error function, in f32 inside, in the operand's type outside.
 pub fn gelu(x: &Value) -> Value {
-    let f = x.to(crate::dtype::DType::F32);
+    let f = x.to(crate::hlo::DType::F32);
     (&f * 0.5 * ((&f * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)).to(x.dtype())
 }
 

@@ -3,8 +3,7 @@
 use super::halo::Blocks;
 use super::layout::Axis;
 use super::params::{Init, Params};
-use crate::dtype::DType;
-use crate::hlo::Value;
+use crate::hlo::{DType, Value};
 
 /// `x / sqrt(mean(x²) + eps)` over the last dimension, in f32.
 pub fn rms(x: &Value, eps: f64) -> Value {

@@ -15,8 +15,7 @@ use serde::Serialize;
 use super::build::{Build, Lowering, Quantization};
 use super::layers::{Layer, Number};
 use super::layout::{Axis, Layout, LayoutError, Placed};
-use crate::dtype::DType;
-use crate::hlo::{Argument, Builder, Output, Precision, Sharding, Type, Value};
+use crate::hlo::{Argument, Builder, DType, Output, Precision, Sharding, Type, Value};
 
 /// Which reference's rounding order the bf16 forward follows where they differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

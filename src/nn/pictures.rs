@@ -3,8 +3,7 @@
 use super::halo::{Blocks, CUT, Side};
 use super::layout::Axis;
 use super::params::Params;
-use crate::dtype::DType;
-use crate::hlo::{Sharding, Type, Value};
+use crate::hlo::{DType, Sharding, Type, Value};
 
 /// Frames are never cut: the first of a video is not treated as the others.
 const AXES: [Axis; 5] = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Height, Axis::Width];

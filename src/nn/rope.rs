@@ -13,9 +13,7 @@ use serde::Deserialize;
 use super::attention::Heads;
 use super::build::RopeForm;
 use super::params::{Numerics, Params};
-use crate::dtype::DType;
-use crate::hlo::{Builder, Value};
-use crate::tensor::Tensor;
+use crate::hlo::{Builder, DType, Value};
 use crate::threads::each_row;
 
 /// Which features of a head are rotated together.
@@ -171,7 +169,7 @@ fn turn(b: &Builder, half: usize, pairing: Pairing) -> Value {
         matrix[[second, first]] = -1.0;
         matrix[[first, second]] = 1.0;
     }
-    b.constant(&Tensor::from(matrix))
+    b.constant(matrix.shape(), matrix.as_slice().expect("row-major"))
 }
 
 #[cfg(test)]

@@ -503,7 +503,7 @@ impl<'a> Bench<'a> {
         Ok(Compiled {
             hash: program.hash().to_string(),
             compile_seconds: program.compile_time().as_secs_f64(),
-            flops: module.map(|m| analysis::report(&m, program.mesh(), stacked, None).step.flops),
+            flops: module.map(|m| analysis::report(&m, &program.mesh().axes, stacked, None).step.flops),
             parameter_bytes: self.stages.parameter_bytes_of(program),
             memory: program.compiled().memory().ok(),
         })

@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::cause::cause;
 use super::compile::Compilation;
-use crate::analysis::{Collective, cause, reason};
+use super::reason::reason;
+use crate::analysis::Collective;
 use crate::nn::Placement;
 use crate::runtime::Target;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::pjrt::SharedBytes;
 use crate::runtime::{ParameterSource, StoredTensor};
 use crate::weights::{Component, Lora, ModelSource, TensorView, check_finite, lora};

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::error::{PipelineError, Result};
 use super::models::{Component, Parts};
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::models::gemma3::tokenizer::write_byte_tokenizer;
 use crate::models::presets::Preset;
 use crate::nn::Init;

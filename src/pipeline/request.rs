@@ -7,7 +7,7 @@ use super::stages::Weights;
 use super::text_to_video::{Refine, Request, Shapes};
 use super::tiles::Tiling;
 use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, SamplerKind, WeightType};
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::models::transformer::CrossTimestep;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};

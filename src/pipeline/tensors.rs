@@ -7,7 +7,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
 use super::error::{PipelineError, Result};
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::media;
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;

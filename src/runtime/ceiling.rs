@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use super::engine::{Engine, RuntimeError};
 use super::random;
-use crate::dtype::DType;
-use crate::hlo::{Builder, Type};
+use crate::hlo::{Builder, DType, Type};
 use crate::nn::{Axis, Init, Param, Source};
 
 /// Products in flight at a time, so that starting them costs nothing.

@@ -2,9 +2,8 @@
 
 use super::engine::RuntimeError;
 use super::gather::Whole;
-use crate::dtype::DType;
-use crate::hlo::{Mesh, Sharding, Type};
-use crate::pjrt::{Buffer, Client, Device, DeviceLayout, HostBuffer};
+use crate::hlo::{DType, Mesh, Sharding, Type};
+use crate::pjrt::{Buffer, BufferType, Client, Device, DeviceLayout, HostBuffer};
 use crate::tensor::Tensor;
 
 /// The part of a tensor that one device holds.
@@ -114,7 +113,7 @@ impl Distributed {
             let host = HostBuffer {
                 byte_strides: (part.size != ty.dims).then_some(&strides),
                 layout,
-                ..HostBuffer::dense(&bytes[first..], ty.dtype, &part.size)
+                ..HostBuffer::dense(&bytes[first..], buffer_type(ty.dtype), &part.size)
             };
             buffers.push(client.upload(device, host)?);
         }
@@ -219,6 +218,26 @@ pub(super) fn cut(bytes: &[u8], dims: &[usize], part: &Part, dtype: DType) -> Ve
     let to = strides(&part.size, size);
     copy(&bytes[first..], &from, &mut out, &to, &vec![0; dims.len()], &part.size, size);
     out
+}
+
+/// PJRT's element type.
+pub(super) fn buffer_type(dtype: DType) -> BufferType {
+    match dtype {
+        DType::Bool => BufferType::Pred,
+        DType::I8 => BufferType::S8,
+        DType::I16 => BufferType::S16,
+        DType::I32 => BufferType::S32,
+        DType::I64 => BufferType::S64,
+        DType::U8 => BufferType::U8,
+        DType::U16 => BufferType::U16,
+        DType::U32 => BufferType::U32,
+        DType::U64 => BufferType::U64,
+        DType::F8E4M3FN => BufferType::F8E4M3Fn,
+        DType::F16 => BufferType::F16,
+        DType::BF16 => BufferType::Bf16,
+        DType::F32 => BufferType::F32,
+        DType::F64 => BufferType::F64,
+    }
 }
 
 #[cfg(test)]

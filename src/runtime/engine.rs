@@ -547,8 +547,7 @@ impl Outputs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
-    use crate::hlo::Builder;
+    use crate::hlo::{Builder, DType};
     use crate::pjrt::Code;
 
     #[test]

@@ -45,7 +45,7 @@ fn program(ty: &Type, content: &[usize], mesh: &Mesh, sharding: Option<&Sharding
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
+    use crate::hlo::DType;
 
     #[test]
     fn what_is_split_becomes_whole() {

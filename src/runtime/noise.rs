@@ -5,8 +5,7 @@
 
 use super::engine::{Engine, Executable, RuntimeError};
 use super::random::{KEYS, keys, pcg2d};
-use crate::dtype::DType;
-use crate::hlo::{Argument, Builder, Output, Program, Type, Value};
+use crate::hlo::{Argument, Builder, DType, Output, Program, Type, Value};
 use crate::tensor::Tensor;
 
 /// Tensors to be drawn: name and shape.

@@ -1,7 +1,7 @@
 //! Checkpoint tensors as 8-bit floats, and what the rows of such a tensor are multiplied by.
 
 use super::upload::StoredTensor;
-use crate::dtype::{DType, F8};
+use crate::hlo::{DType, F8};
 use crate::tensor::{Tensor, TensorError};
 
 /// A tensor `[rows, inner]` of wider floats in 8-bit ones, each row divided by its scale.

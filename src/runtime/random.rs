@@ -15,8 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::distributed::Distributed;
 use super::engine::{Engine, RuntimeError};
-use crate::dtype::DType;
-use crate::hlo::{Argument, Builder, Output, Program, Sharding, Type, Value};
+use crate::hlo::{Argument, Builder, DType, Output, Program, Sharding, Type, Value};
 use crate::nn::{Init, Param, Source};
 use crate::tensor::Tensor;
 

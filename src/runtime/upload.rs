@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-use super::distributed::{Distributed, Part, cut, parts, strides};
+use super::distributed::{Distributed, Part, buffer_type, cut, parts, strides};
 use super::engine::{Engine, RuntimeError, device_layout};
 use super::{quantize, random};
-use crate::dtype::DType;
 use crate::failpoint;
-use crate::hlo::Program;
+use crate::hlo::{DType, Program};
 use crate::nn::{Param, Source};
 use crate::pjrt::{Buffer, DeviceLayout, HostBuffer, SharedBytes, TransferShape};
 use crate::tensor::Tensor;
@@ -195,7 +194,8 @@ fn upload(
             let dims = &param.ty.dims[outer..];
             let held = engine.held(parts.len());
             let transfers = held.iter().map(|(place, device)| {
-                let shape = TransferShape { dtype, dims: parts[*place].size.clone(), layout: layout.cloned() };
+                let shape =
+                    TransferShape { ty: buffer_type(dtype), dims: parts[*place].size.clone(), layout: layout.cloned() };
                 engine.client().transfer(device, &[shape])
             });
             let transfers: Vec<_> = transfers.collect::<Result<_, _>>()?;
@@ -231,7 +231,10 @@ fn strided(
     let each = engine.held(parts.len()).into_iter().map(|(place, device)| {
         let part = &parts[place];
         let first: usize = part.start.iter().zip(strides).map(|(s, stride)| s * *stride as usize).sum();
-        let host = HostBuffer { byte_strides: Some(strides), ..HostBuffer::dense(&bytes[first..], dtype, &part.size) };
+        let host = HostBuffer {
+            byte_strides: Some(strides),
+            ..HostBuffer::dense(&bytes[first..], buffer_type(dtype), &part.size)
+        };
         Ok(engine.client().upload(device, host)?)
     });
     each.collect()

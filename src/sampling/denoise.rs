@@ -5,8 +5,7 @@
 //! the guidance scales are inputs, so that no change of them compiles anything, and a run in chunks gives the same
 //! bits as a whole one.
 
-use crate::dtype::DType;
-use crate::hlo::{Result, Type, Value};
+use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
 use crate::models::transformer::{
     COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TextSource,

@@ -1,7 +1,6 @@
 //! Guidance: several predictions of the clean latents, combined.
 
-use crate::dtype::DType;
-use crate::hlo::{Builder, Comparison, Type, Value};
+use crate::hlo::{Builder, Comparison, DType, Type, Value};
 
 /// One prediction a step. Branches are rows of one batch, the conditional one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

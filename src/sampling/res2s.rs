@@ -9,8 +9,7 @@
 use ndarray::{Array3, Axis as Dim};
 
 use super::noise::TorchRng;
-use crate::dtype::DType;
-use crate::hlo::{Type, Value};
+use crate::hlo::{DType, Type, Value};
 use crate::nn::{Axis, Params};
 
 /// Coefficients of an evaluation.
@@ -199,9 +198,9 @@ mod tests {
         signal * (clean + kept / signal * slope) + up * noise
     }
 
-    /// The reference's loop with its hundred rounds, on one number.
-    fn by_rounds(sigmas: &[f64], start: f64, mut noise: impl FnMut() -> f64) -> f64 {
-        let mut x = start;
+    /// The reference's loop with its hundred rounds, on one number: its value after each evaluation.
+    fn by_rounds(sigmas: &[f64], start: f64, mut noise: impl FnMut() -> f64) -> Vec<f64> {
+        let (mut x, mut all) = (start, Vec::new());
         for pair in sigmas.windows(2) {
             let [sigma, next] = [pair[0], pair[1]];
             let h = (sigma / next).ln();
@@ -221,14 +220,16 @@ mod tests {
             let second = predicted(x_middle, middle);
             let y = anchor + h * (b1 * slope + b2 * (second - anchor));
             x = stepped(anchor, y, sigma, next, noise());
+            all.extend([x_middle, x]);
         }
-        predicted(x, sigmas[sigmas.len() - 1])
+        all.push(predicted(x, sigmas[sigmas.len() - 1]));
+        all
     }
 
     #[test]
     fn coefficients_are_the_references_loop() {
-        // A short and a long step, one from a low level, and the one to the end.
-        let sigmas = [1.0f32, 0.9, 0.4, 0.025, 0.02, 0.0];
+        // Steps of nearly the longest that is refined, a long one, one from a low level, and the one to the end.
+        let sigmas = [1.0f32, 0.62, 0.4, 0.025, 0.02, 0.0];
         let noise = || (1..).map(|i| (f64::from(i) * 1.7).sin());
         let mut own = noise();
         let ends: Vec<f64> =
@@ -238,14 +239,15 @@ mod tests {
         let (levels, rows) = schedule(&sigmas);
         assert_eq!((levels.len(), rows.len()), (11, 11));
         let (mut x, mut anchor, mut first) = (0.8, 0.0, 0.0);
-        for ((sigma, row), noise) in levels.iter().zip(&rows).zip(noise()) {
+        for (((sigma, row), noise), want) in levels.iter().zip(&rows).zip(noise()).zip(&want) {
             let k = row.map(f64::from);
             let clean = predicted(x, f64::from(*sigma));
             let next = x * k[0] + anchor * k[1] + first * k[2] + clean * k[3] + noise * k[4];
             anchor = next * k[6] + clean * k[7] + x * k[8];
             (x, first) = (next, clean);
+            assert!((x - want).abs() < 1e-6, "level {sigma}: {x}, by rounds {want}");
         }
-        assert!((x - want).abs() < 1e-5, "{x}, by rounds {want}");
+        assert_eq!(want.len(), rows.len());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use safetensors::tensor::Metadata;
 use serde_json::Value;
 
 use super::error::WeightsError;
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::tensor::Tensor;
 
 /// The format's own limit on the header, which keeps a damaged length from asking for the whole memory.

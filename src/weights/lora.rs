@@ -19,7 +19,7 @@ use super::hub::HubCache;
 use super::keys::SingleFileKeys;
 use super::source::ModelSource;
 use super::{Component, check_finite};
-use crate::dtype::{DType, F8};
+use crate::hlo::{DType, F8};
 use crate::threads::each_block;
 
 /// Where diffusers keeps what the tensors do not say.

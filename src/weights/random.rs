@@ -4,7 +4,7 @@ use half::bf16;
 use ndarray::{ArrayD, IxDyn};
 use sha2::{Digest, Sha256};
 
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::tensor::{Tensor, TensorError};
 
 /// xoshiro256++ of Blackman and Vigna.

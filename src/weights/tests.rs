@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::tensor::Tensor;
 
 /// A safetensors file's bytes; every tensor is filled with zeros.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::checkpoint::{Checkpoint, TensorView};
 use super::error::WeightsError;
-use crate::dtype::DType;
+use crate::hlo::DType;
 
 /// A tensor with another shape than declared.
 #[derive(Clone, Debug, PartialEq, Eq)]

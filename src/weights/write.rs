@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::Component;
 use super::error::WeightsError;
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::tensor::Tensor;
 
 /// The size diffusers cuts shards at.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use crate::support::{self, QUICK, cpu, full, needs, quick, relative_l2};
 use ltx2::analysis::{Module, report};
 use ltx2::config::{Config, Given, load};
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;
@@ -158,7 +158,7 @@ fn split_weights_are_made_in_their_place() {
         let compiled = client.compile(&random.text, &options).expect("compiles");
         let optimized = compiled.optimized_program().expect("an optimized program");
         let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
-        assert_eq!(report(&module, &random.mesh, 1, None).collectives, []);
+        assert_eq!(report(&module, &random.mesh.axes, 1, None).collectives, []);
         let memory = compiled.memory().expect("memory");
         assert!(memory.temporaries < 4 << 20, "{memory:?}");
         made += memory.outputs * runs.len() as i64;

@@ -5,9 +5,8 @@ use std::process::Output;
 
 use crate::support::{self, cpu, needs};
 use ltx2::analysis::{Collective, Kind, Module, Phase, Report, report};
-use ltx2::dtype::DType;
-use ltx2::dtype::DType::{F32, I32};
-use ltx2::hlo::{Argument, Builder, Comparison, Mesh, Program, Sharding, Type, Value};
+use ltx2::hlo::DType::{F32, I32};
+use ltx2::hlo::{Argument, Builder, Comparison, DType, Mesh, Program, Sharding, Type, Value};
 use ltx2::runtime::{EngineOptions, compile_options};
 use serde_json::Value as Json;
 
@@ -58,7 +57,7 @@ fn analysed(program: &Program, layers: usize) -> Report {
     let compiled = client.compile(&program.text, &options).expect("compiles");
     let optimized = compiled.optimized_program().expect("an optimized program");
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
-    report(&module, &program.mesh, layers, None)
+    report(&module, &program.mesh.axes, layers, None)
 }
 
 #[needs(cpu)]

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
 use crate::support::{self, cases, cpu, generate, needs, open, request};
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::text_to_video::{Generated, Settings};
 use ltx2::pjrt::Client;

@@ -117,7 +117,7 @@ impl Published {
 }
 
 fn build() -> Build {
-    Build { lowering: Lowering::default(), ..Build::new(ltx2::dtype::DType::BF16) }
+    Build { lowering: Lowering::default(), ..Build::new(ltx2::hlo::DType::BF16) }
 }
 
 /// Bounds beside figures of the guide to layouts and of the model's own arithmetic.

@@ -1,10 +1,12 @@
-//! The rows of `docs/reliability.md` name tests that are there: `lib module::function` of the unit tests, or the binary
-//! and the path of an integration test.
+//! The rows of `docs/reliability.md` name tests that are there: `lib module::function` of the library's unit tests, `pjrt` and
+//! other crates of theirs, or the binary and the path of an integration test.
 
 use std::fs;
 
 use crate::support::needs;
 
+/// Crates with unit tests of their own.
+const CRATES: [&str; 3] = ["pjrt", "stablehlo", "xla-analysis"];
 const BINARIES: [&str; 6] = ["host", "it", "cli", "tpu", "cuda", "gpu"];
 
 /// The last cell of each row of the tables, with its line's number; heads and rules are left out.
@@ -40,10 +42,15 @@ fn unknown(name: &str) -> Option<String> {
     let function = modules.pop()?;
     let (files, mark) = match binary {
         // A test that is named without its module is not found by its name.
-        "lib" if !modules.contains(&"tests") => return Some(format!("'{name}' names no module of tests")),
-        "lib" => (sources(&modules), "#[test]"),
+        _ if (binary == "lib" || CRATES.contains(&binary)) && !modules.contains(&"tests") => {
+            return Some(format!("'{name}' names no module of tests"));
+        }
+        "lib" => (sources("src", &modules), "#[test]"),
+        _ if CRATES.contains(&binary) => (sources(&format!("crates/{binary}/src"), &modules), "#[test]"),
         _ if BINARIES.contains(&binary) => (vec![format!("tests/{binary}/{}.rs", modules.join("/"))], "#[needs("),
-        _ => return Some(format!("'{name}' does not begin with lib, {}", BINARIES.join(", "))),
+        _ => {
+            return Some(format!("'{name}' does not begin with lib, {}", [&CRATES[..], &BINARIES].concat().join(", ")));
+        }
     };
     let Some(text) = files.iter().find_map(|file| fs::read_to_string(file).ok()) else {
         return Some(format!("'{name}': no file {}", files.join(" or ")));
@@ -51,10 +58,10 @@ fn unknown(name: &str) -> Option<String> {
     (!is_test(&text, function, mark)).then(|| format!("'{name}': no test of this name in its file"))
 }
 
-/// The files in which a module of the library can be, the most specific first: `tests` is often within its parent's.
-fn sources(modules: &[&str]) -> Vec<String> {
+/// The files in which a module below `root` can be, the most specific first: `tests` is often within its parent's.
+fn sources(root: &str, modules: &[&str]) -> Vec<String> {
     let parent = modules.split_last().map_or(modules, |(_, parent)| parent);
-    let files = |modules: &[&str]| ["", "/mod"].map(|end| format!("src/{}{end}.rs", modules.join("/")));
+    let files = |modules: &[&str]| ["", "/mod"].map(|end| format!("{root}/{}{end}.rs", modules.join("/")));
     [files(modules), files(parent)].concat()
 }
 

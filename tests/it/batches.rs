@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use crate::support::{cases, cpu, dumped, generate, needs, open, relative_l2, request};
 use ltx2::config::{Config, parse_mesh};
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::batch::videos_at_once;
 use ltx2::pipeline::text_to_video::{Generated, Request, Settings, text_to_videos};

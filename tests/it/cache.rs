@@ -5,8 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::support::{needs, quick};
-use ltx2::dtype::DType;
-use ltx2::hlo::{Argument, Builder, Output, Program, Type};
+use ltx2::hlo::{Argument, Builder, DType, Output, Program, Type};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
 use ltx2::runtime::{Engine, EngineOptions, Origin};

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::support::{cpu, needs, quick, relative_l2};
-use ltx2::dtype::DType;
-use ltx2::hlo::{Mesh, Type, Value};
+use ltx2::hlo::{DType, Mesh, Type, Value};
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::nn::{Attention, Axis, Build, ExchangeKind, ExchangePolicy, Layout, Lowering, Params, Rule, hide_padding};

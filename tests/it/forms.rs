@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::support::rope::{ROPES, rope};
 use crate::support::{cases, cpu, full, needs, quick, relative_l2, run_case};
 use half::bf16;
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::kernels::Kernel;
 use ltx2::nn::{Build, Lowering, Numerics, RopeForm};
 use ltx2::pipeline::run::RunComponent;

@@ -5,8 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
-use ltx2::dtype::{DType, F8};
-use ltx2::hlo::Mesh;
+use ltx2::hlo::{DType, F8, Mesh};
 use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
 use ltx2::nn::{Axis, Build, ExchangePolicy, Layout, Lowering, Quantization, Rule};
 use ltx2::pipeline::models::Parts;

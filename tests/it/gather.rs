@@ -1,8 +1,7 @@
 //! What several processes hold parts of is brought whole to each of them; here the devices of one.
 
 use crate::support::{cpu, needs, quick};
-use ltx2::dtype::DType;
-use ltx2::hlo::{Argument, Builder, Mesh, Output, Sharding, Type};
+use ltx2::hlo::{Argument, Builder, DType, Mesh, Output, Sharding, Type};
 use ltx2::runtime::Engine;
 use ltx2::runtime::gather::Whole;
 use ltx2::tensor::Tensor;

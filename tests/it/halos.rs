@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::support::{cpu, full, needs, quick, relative_l2};
 use ltx2::analysis::Module;
-use ltx2::dtype::DType;
-use ltx2::hlo::{Mesh, Output, Value};
+use ltx2::hlo::{DType, Mesh, Output, Value};
 use ltx2::media::Frames;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;

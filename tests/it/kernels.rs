@@ -1,8 +1,7 @@
 //! Attention in pieces equals attention in one.
 
 use crate::support::{self, cpu, needs, quick};
-use ltx2::dtype::DType;
-use ltx2::hlo::{Builder, CustomCall, Precision, Program, Type};
+use ltx2::hlo::{Builder, CustomCall, DType, Precision, Program, Type};
 use ltx2::kernels;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;

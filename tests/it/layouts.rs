@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::support::{Case, cases, cpu, dumped, full, generate, needs, open, quick, relative_l2, request, run_case};
 use ltx2::config::Config;
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::run::RunComponent;
 use ltx2::pipeline::text_to_video::Settings;

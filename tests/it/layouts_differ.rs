@@ -7,7 +7,7 @@ use std::rc::Rc;
 use crate::support::{cases, cpu, needs, quick};
 use ltx2::analysis::{Kind, Module, Phase, Report, report};
 use ltx2::config::{Config, parse_mesh};
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::models::Network;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Axis, Build, Lowering, Param};
@@ -89,7 +89,7 @@ fn compile(engine: &Engine, layout: &str, mesh: &str) -> Compiled {
     assert_eq!(memory.arguments as usize, held(layout, &network), "{layout}: bytes of arguments a device");
     let optimized = executable.compiled().optimized_program().expect("an optimized program");
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
-    let report = report(&module, &network.program.mesh, model().num_layers, None);
+    let report = report(&module, &network.program.mesh.axes, model().num_layers, None);
     for x in &report.collectives {
         eprintln!("{layout}: {:?} {} x{} {:?} {} B {}", x.phase, x.kind.name(), x.times, x.axes, x.bytes, x.scope);
     }

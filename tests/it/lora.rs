@@ -8,7 +8,7 @@ use crate::support::single_file::{Stored, read, write};
 use crate::support::{self, Case, cases, cpu, dumped, needs, quick, relative_l2};
 use half::bf16;
 use ltx2::config;
-use ltx2::dtype::{DType, F8};
+use ltx2::hlo::{DType, F8};
 use ltx2::models::transformer::CrossTimestep;
 use ltx2::nn::{Build, Lowering, Param, Quantization};
 use ltx2::pipeline::loras::Loras;

@@ -9,7 +9,7 @@ mod text;
 mod values;
 
 use crate::support::{full, needs};
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::kernels::{Kernel, Partial, Tpu, attention};
 use program::{Case, distance};
 

@@ -3,8 +3,7 @@
 use std::rc::Rc;
 
 use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
-use ltx2::dtype::DType;
-use ltx2::hlo::{Builder, Output, Type, Value};
+use ltx2::hlo::{Builder, DType, Output, Type, Value};
 use ltx2::models::Network;
 use ltx2::models::attention::Rope;
 use ltx2::models::gemma3::tokenizer::Tokenizer;
@@ -203,7 +202,7 @@ fn guidance_and_the_euler_step_are_the_reference_s() {
         let (x, sigma, next) = (input("latents"), input("sigma"), input("sigma_next"));
         // The fixture holds velocities; guidance acts on clean predictions.
         let predictions: Vec<Value> = used.iter().map(|(_, name, _)| &x - input(name) * &sigma).collect();
-        let row = p.builder().constant(&Tensor::from(ndarray::arr1(&scales)));
+        let row = p.builder().constant(&[scales.len()], &scales);
         let dims = [x.dim(0), x.dim(1), x.dim(2)];
         let counted = Counted::new(p.builder(), &x, dims);
         let clean = combine(&branches, &predictions, &row, RescaleScope::PerSample, &counted);
@@ -236,7 +235,7 @@ fn what_fills_up_a_tensor_does_not_count_in_guidance() {
         let guided = |dims: [usize; 3]| {
             let b = Builder::new("guidance");
             let predictions = ["c", "u"].map(|name| b.argument(name, Type::new(DType::F32, dims)));
-            let scales = b.constant(&Tensor::from(ndarray::arr1(&[3.0f32, 0.0, 1.0, 0.7])));
+            let scales = b.constant(&[4], &[3.0f32, 0.0, 1.0, 0.7]);
             let counted = Counted::new(&b, &predictions[0], content);
             let y = combine(&[Branch::Conditional, Branch::Negative], &predictions, &scales, scope, &counted);
             let executable = engine.compile("guidance", &b.finish(&[("y", &y)]).expect("builds")).expect("compiles");

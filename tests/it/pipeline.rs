@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use crate::support::{Case, cases, cpu, dumped, full, generate, needs, open, quick, request};
 use ltx2::analysis::Module;
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::text_to_video::{Request, Settings, text_to_video};

@@ -5,10 +5,9 @@
 use crate::support::{cpu, needs};
 use std::sync::{Arc, OnceLock};
 
-use ltx2::dtype::DType;
 use ltx2::pjrt::{
-    Attributes, Buffer, Client, ClientOptions, CompileOptions, CpuOptions, ExecuteOptions, HostBuffer, HostUse,
-    OptionValue, SharedBytes, SharedHostBuffer, Topology, TransferShape, Value,
+    Attributes, Buffer, BufferType, Client, ClientOptions, CompileOptions, CpuOptions, ExecuteOptions, HostBuffer,
+    HostUse, OptionValue, SharedBytes, SharedHostBuffer, Topology, TransferShape, Value,
 };
 
 /// One client with 8 virtual devices for all tests.
@@ -19,7 +18,7 @@ fn client() -> &'static Client {
 
 fn upload(client: &Client, device: usize, values: &[f32], dims: &[usize]) -> Buffer {
     let bytes = bytemuck::cast_slice(values);
-    client.upload(&client.devices()[device], HostBuffer::dense(bytes, DType::F32, dims)).unwrap()
+    client.upload(&client.devices()[device], HostBuffer::dense(bytes, BufferType::F32, dims)).unwrap()
 }
 
 fn values(buffer: &Buffer) -> Vec<f32> {
@@ -43,13 +42,13 @@ fn one_device() {
     let exe = client.compile(ADD, &CompileOptions::single()).unwrap();
     assert_eq!(exe.name().unwrap(), "add");
     assert_eq!(exe.devices().len(), 1);
-    assert_eq!(exe.outputs().unwrap(), [(DType::F32, vec![2, 3]), (DType::F32, vec![3])]);
+    assert_eq!(exe.outputs().unwrap(), [(BufferType::F32, vec![2, 3]), (BufferType::F32, vec![3])]);
     let x = upload(client, 0, &[1., 2., 3., 4., 5., 6.], &[2, 3]);
     let y = upload(client, 0, &[10., 20., 30., 40., 50., 60.], &[2, 3]);
     let out = exe.execute(&[vec![&x, &y]]).unwrap().remove(0);
     assert_eq!(values(&out[0]), [11., 22., 33., 44., 55., 66.]);
     assert_eq!(values(&out[1]), [55., 77., 99.]);
-    assert_eq!((out[0].dtype().unwrap(), out[0].dims().unwrap()), (DType::F32, vec![2, 3]));
+    assert_eq!((out[0].element_type().unwrap(), out[0].dims().unwrap()), (BufferType::F32, vec![2, 3]));
     assert_eq!(out[0].on_device_size().unwrap(), 24);
     assert_eq!(out[0].device().unwrap().id(), client.devices()[0].id());
     let moved = out[0].copy_to(&client.devices()[3]).unwrap();
@@ -116,7 +115,7 @@ fn wrong_arguments_are_refused() {
     let error = exe.execute(&[vec![&x]]).unwrap_err();
     assert!(error.code().is_some(), "{error}");
     let error =
-        client.upload(&client.devices()[0], HostBuffer::dense(&[0; 4], DType::F32, &[2])).unwrap_err().to_string();
+        client.upload(&client.devices()[0], HostBuffer::dense(&[0; 4], BufferType::F32, &[2])).unwrap_err().to_string();
     assert!(error.contains("PJRT_Client_BufferFromHostBuffer") && error.contains("f32[2] needs 8 bytes"), "{error}");
 }
 
@@ -128,12 +127,12 @@ fn a_column_block_is_uploaded_by_strides() {
     // Columns 2 and 3 of a row-major 4x6 matrix.
     let host = HostBuffer {
         byte_strides: Some(&[24, 4]),
-        ..HostBuffer::dense(&bytes[8..8 + 3 * 24 + 8], DType::F32, &[4, 2])
+        ..HostBuffer::dense(&bytes[8..8 + 3 * 24 + 8], BufferType::F32, &[4, 2])
     };
     let block = client.upload(&client.devices()[1], host).unwrap();
     assert_eq!(values(&block), [2., 3., 8., 9., 14., 15., 20., 21.]);
     // A transposed view arrives row-major.
-    let host = HostBuffer { byte_strides: Some(&[4, 24]), ..HostBuffer::dense(bytes, DType::F32, &[6, 4]) };
+    let host = HostBuffer { byte_strides: Some(&[4, 24]), ..HostBuffer::dense(bytes, BufferType::F32, &[6, 4]) };
     let transposed = client.upload(&client.devices()[0], host).unwrap();
     assert_eq!(values(&transposed)[..5], [0., 6., 12., 18., 1.]);
 }
@@ -160,7 +159,8 @@ fn shared_memory_lives_as_long_as_the_device_reads_it() {
         let dropped = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let memory: Vec<f32> = (0..1 << 16).map(|i| i as f32).collect();
         let bytes = SharedBytes::new(Arc::new(Watched(bytemuck::cast_slice(&memory).to_vec(), dropped.clone())));
-        let host = SharedHostBuffer { bytes, dtype: DType::F32, dims: vec![1 << 16], byte_strides: None, layout: None };
+        let host =
+            SharedHostBuffer { bytes, ty: BufferType::F32, dims: vec![1 << 16], byte_strides: None, layout: None };
         let buffer = client.upload_shared(&client.devices()[0], &host, usage).unwrap();
         drop(host);
         assert_eq!(values(&buffer), memory);
@@ -177,8 +177,8 @@ fn shared_memory_lives_as_long_as_the_device_reads_it() {
 fn arrays_are_filled_in_pieces() {
     let client = client();
     let shapes = [
-        TransferShape { dtype: DType::F32, dims: vec![3, 4], layout: None },
-        TransferShape { dtype: DType::I32, dims: vec![2], layout: None },
+        TransferShape { ty: BufferType::F32, dims: vec![3, 4], layout: None },
+        TransferShape { ty: BufferType::S32, dims: vec![2], layout: None },
     ];
     let transfer = client.transfer(&client.devices()[2], &shapes).unwrap();
     assert_eq!(transfer.sizes(), [48, 8]);

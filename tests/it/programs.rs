@@ -3,8 +3,7 @@
 
 use crate::support::{self, needs};
 use ltx2::analysis::{Loop, Module};
-use ltx2::dtype::DType;
-use ltx2::hlo::{Builder, Type};
+use ltx2::hlo::{Builder, DType, Type};
 use ltx2::pjrt::OptionValue;
 use ltx2::runtime::{Engine, EngineOptions, Executable, Origin};
 

@@ -2,9 +2,9 @@
 
 use crate::support::cpu;
 use crate::support::needs;
-use ltx2::dtype::DType::F32;
+use ltx2::hlo::DType::F32;
 use ltx2::hlo::{Argument, Builder, Mesh, Output, Program, Sharding, Type, Value};
-use ltx2::pjrt::{Buffer, Client, CompileOptions, HostBuffer};
+use ltx2::pjrt::{Buffer, BufferType, Client, CompileOptions, HostBuffer};
 
 const ROWS: usize = 8;
 const COLUMNS: usize = 16;
@@ -51,7 +51,7 @@ fn run(client: &Client, program: &Program) -> Vec<Vec<f32>> {
             let first = device % 4 * rows;
             let part: Vec<f32> = (first..first + rows).flat_map(|r| (0..COLUMNS).map(move |c| element(r, c))).collect();
             let dims = [rows, COLUMNS];
-            let host = HostBuffer::dense(bytemuck::cast_slice(&part), F32, &dims);
+            let host = HostBuffer::dense(bytemuck::cast_slice(&part), BufferType::F32, &dims);
             client.upload(&client.devices()[device], host).expect("uploads")
         })
         .collect();

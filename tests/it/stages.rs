@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use crate::support::{self, Case, cases, cpu, dumped, generate, needs, request};
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::models::transformer::CrossTimestep;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::given::GivenFrame;

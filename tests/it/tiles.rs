@@ -1,7 +1,7 @@
 //! A video decoded in tiles, against the official splitters and ramps, and against the whole.
 
 use crate::support::{cases, cpu, needs, open, relative_l2};
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::models::video_vae::Pixels;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::calls;

@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 #[allow(unused_imports)] // As above.
 pub use harness::full;
-use ltx2::dtype::DType;
+use ltx2::hlo::DType;
 use ltx2::models::Network;
 use ltx2::models::connectors::{self, ConnectorsConfig};
 use ltx2::models::gemma3::{self, Gemma3Config};

@@ -1,7 +1,6 @@
 //! The rotation of queries and keys alone, as a program.
 
-use ltx2::dtype::DType;
-use ltx2::hlo::Type;
+use ltx2::hlo::{DType, Type};
 use ltx2::models::Network;
 use ltx2::nn::rope::{Pairing, rotate};
 use ltx2::nn::{Axis, Build, Lowering, Numerics, Params};

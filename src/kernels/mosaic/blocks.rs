@@ -2,7 +2,7 @@
 
 use super::flash::Shape;
 use super::text::LANES;
-use crate::dtype::DType;
+use crate::hlo::DType;
 
 /// What the kernel needs to know of a chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

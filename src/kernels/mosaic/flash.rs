@@ -11,7 +11,7 @@ use std::f64::consts::{LN_2, LOG2_E};
 use super::blocks::Blocks;
 use super::module::{At, Frame, Order, Window};
 use super::text::{Block, Code, Int, LANES, Matrix};
-use crate::dtype::DType;
+use crate::hlo::DType;
 
 /// What is attended to what.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -14,8 +14,7 @@ use blocks::Blocks;
 pub use blocks::{Step, Tpu};
 use flash::{Shape, Wanted};
 
-use crate::dtype::DType;
-use crate::hlo::{CustomCall, Type, Value};
+use crate::hlo::{CustomCall, DType, Type, Value};
 
 /// Widest head whose blocks fit.
 const WIDEST: usize = 256;

@@ -1,7 +1,7 @@
 //! A kernel as a module: a function that runs at every place of a grid, and which blocks of the arrays it sees there.
 
 use super::text::{Block, Code, grid_axis};
-use crate::dtype::DType;
+use crate::hlo::DType;
 
 /// Whether places along an axis of the grid may run in any order, on several cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

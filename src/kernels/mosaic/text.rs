@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::dtype::DType;
+use crate::hlo::DType;
 
 /// A vector register has this many lanes.
 pub(super) const LANES: usize = 128;

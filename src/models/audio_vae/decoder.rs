@@ -3,8 +3,7 @@
 use super::COMPONENT;
 use super::config::DecoderConfig;
 use super::layers::{activated, attention, conv, res_block, upsample};
-use crate::dtype::DType;
-use crate::hlo::{Result, Type, Value};
+use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
 use crate::nn::{Axis, Build, Params};
 

@@ -1,8 +1,7 @@
 //! What the decoder is made of. Activations are `[b, channels, time, mel]`.
 
 use super::config::{Causality, DecoderConfig, Norm};
-use crate::dtype::DType;
-use crate::hlo::{Conv, Value};
+use crate::hlo::{Conv, DType, Value};
 use crate::nn::{Attention, Axis, Init, Params, conv2d, layer_norm, pixel_norm, silu};
 
 /// The eps of every norm, which no configuration changes.

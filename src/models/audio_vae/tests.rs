@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::models::Network;
 use crate::nn::Build;
 

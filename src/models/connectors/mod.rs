@@ -10,8 +10,7 @@ use ndarray::Array3;
 pub use config::{COMPONENT, Connector, ConnectorsConfig, TextMap};
 pub use projection::Projection;
 
-use crate::dtype::DType;
-use crate::hlo::{Comparison, Result, Type, Value};
+use crate::hlo::{Comparison, DType, Result, Type, Value};
 use crate::models::Network;
 use crate::models::attention::Rope;
 use crate::models::feed_forward::{Activation, feed_forward};

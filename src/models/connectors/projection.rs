@@ -2,8 +2,7 @@
 //! LTX-2.3 has two such matrices, whose results lie side by side.
 
 use super::config::{COMPONENT, ConnectorsConfig, TextMap};
-use crate::dtype::DType;
-use crate::hlo::{Comparison, Type, Value};
+use crate::hlo::{Comparison, DType, Type, Value};
 use crate::nn::{Axis, Init, Params, linear_into, linear_nd};
 
 /// Keeps divisions finite.

@@ -1,15 +1,11 @@
 //! The Gemma-3 text stack with the text projection of LTX-2 inside its loop.
 
-use ndarray::Array2;
-
 use super::config::{COMPONENT, Gemma3Config, LayerKind, RopeBase};
-use crate::dtype::DType;
-use crate::hlo::{Comparison, Result, Type, Value};
+use crate::hlo::{Comparison, DType, Result, Type, Value};
 use crate::models::Network;
 use crate::models::connectors::{self, ConnectorsConfig};
 use crate::nn::rope::{Pairing, rotate};
 use crate::nn::{Attention, Axis, Build, Heads, Init, Numerics, Params, gelu_tanh, linear_nd, project, rms};
-use crate::tensor::Tensor;
 
 /// Where the text stack lies in the checkpoint.
 const ROOT: &str = "language_model.model";
@@ -118,8 +114,8 @@ impl Reads {
             }
         };
         let (local, global) = (inverse(c.local), inverse(c.global));
-        let frequencies = Array2::from_shape_fn((2, half), |(kind, j)| if kind == 0 { local(j) } else { global(j) });
-        let frequencies = b.constant(&Tensor::from(frequencies)).reshape(vec![2, 1, half]);
+        let frequencies: Vec<f32> = (0..half).map(local).chain((0..half).map(global)).collect();
+        let frequencies = b.constant(&[2, half], &frequencies).reshape(vec![2, 1, half]);
         let angles = b.iota(Type::new(DType::F32, vec![t, 1]), 0) * frequencies;
         let kinds: Vec<i32> = c.layers.iter().map(|k| i32::from(*k == LayerKind::FullAttention)).collect();
         let square = Type::new(DType::I32, vec![t, t]);

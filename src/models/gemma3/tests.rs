@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::*;
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::models::connectors::ConnectorsConfig;
 use crate::models::presets::Preset;
 use crate::nn::Build;

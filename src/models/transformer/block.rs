@@ -144,9 +144,9 @@ pub fn text_keys_values(
     let fixed = table(p, &s.name("prompt_scale_shift_table"), 2, s.width());
     let parts = match prompt {
         Some(t) => rows(&fixed, t),
-        None => (0..2).map(|i| fixed.at(0, i).to(crate::dtype::DType::F32)).collect(),
+        None => (0..2).map(|i| fixed.at(0, i).to(crate::hlo::DType::F32)).collect(),
     };
-    let modulated = modulate(&context.to(crate::dtype::DType::F32), &parts[1], &parts[0], p.dtype());
+    let modulated = modulate(&context.to(crate::hlo::DType::F32), &parts[1], &parts[0], p.dtype());
     s.text_attention().keys_values(&p2, &modulated, None)
 }
 

@@ -17,8 +17,7 @@ pub use text::{TextSource, all_text_keys_values, project_text, text_keys_values}
 
 use modulation::{modulate, table};
 
-use crate::dtype::DType;
-use crate::hlo::Value;
+use crate::hlo::{DType, Value};
 use crate::nn::{Axis, Params, layer_norm, linear};
 
 /// Rows whose self-attention is replaced by their own values in some layers.

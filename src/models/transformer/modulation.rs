@@ -1,8 +1,7 @@
 //! The timestep's way into the network: adaLN-single, and the rows each block takes from it.
 
 use super::config::{Stream, TransformerConfig};
-use crate::dtype::DType;
-use crate::hlo::{Comparison, Value};
+use crate::hlo::{Comparison, DType, Value};
 use crate::models::timestep::timestep_embedding;
 use crate::nn::{Axis, Init, Params, linear, rms, silu};
 

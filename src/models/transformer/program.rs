@@ -4,8 +4,7 @@ use super::block::add;
 use super::config::{COMPONENT, TransformerConfig};
 use super::modulation::{CrossTimestep, Levels, modulation};
 use super::{Isolation, Perturbation, Reads, TextSource, forward, project_text, tables};
-use crate::dtype::DType;
-use crate::hlo::{Result, Type, Value};
+use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
 use crate::nn::{Axis, Build, Params, hide_padding};
 

@@ -3,8 +3,7 @@
 use ndarray::{ArrayView4, s};
 
 use super::config::TransformerConfig;
-use crate::dtype::DType;
-use crate::hlo::{Type, Value};
+use crate::hlo::{DType, Type, Value};
 use crate::models::attention::Rope;
 use crate::nn::rope::{Table, fractions, table};
 use crate::nn::{Axis, Heads, Params};

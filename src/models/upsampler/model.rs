@@ -2,8 +2,7 @@
 
 use super::COMPONENT;
 use super::config::{GROUPS, Resampler, UpsamplerConfig};
-use crate::dtype::DType;
-use crate::hlo::{Result, Value};
+use crate::hlo::{DType, Result, Value};
 use crate::models::Network;
 use crate::nn::{Axis, Blocks, Build, Conv3d, Init, Padding, Params, Pictures, group_norm, silu, unfold};
 

@@ -4,8 +4,7 @@ use ndarray::{Array5, s};
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::dtype::DType;
-use crate::hlo::Type;
+use crate::hlo::{DType, Type};
 use crate::models::Network;
 use crate::nn::Build;
 

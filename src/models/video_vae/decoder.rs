@@ -3,8 +3,7 @@
 use super::COMPONENT;
 use super::config::{DecoderConfig, UpStage};
 use super::layers::{Layers, activated, embedded, modulation, unpatchify};
-use crate::dtype::DType;
-use crate::hlo::{Result, Type, Value};
+use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
 use crate::nn::{Axis, Blocks, Build, Init, Params, Pictures};
 

@@ -3,8 +3,7 @@
 use super::COMPONENT;
 use super::config::{DownStage, Downsample, EncoderConfig};
 use super::layers::{Layers, activated};
-use crate::dtype::DType;
-use crate::hlo::{Result, Value};
+use crate::hlo::{DType, Result, Value};
 use crate::models::Network;
 use crate::nn::{Blocks, Build, Params, Pictures};
 

@@ -1,7 +1,6 @@
 //! What encoder and decoder are made of. Activations are `[b, channels, frames, height, width]`.
 
-use crate::dtype::DType;
-use crate::hlo::Value;
+use crate::hlo::{DType, Value};
 use crate::models::timestep::timestep_embedding;
 use crate::nn::{Axis, Blocks, Conv3d, Conv3dLowering, Init, Padding, Params, pixel_norm, silu, unfold};
 

@@ -4,8 +4,7 @@ use serde_json::{Value as Json, json};
 
 use super::layers::Layers;
 use super::*;
-use crate::dtype::DType;
-use crate::hlo::{Mesh, Type};
+use crate::hlo::{DType, Mesh, Type};
 use crate::models::Network;
 use crate::nn::{Axis, Blocks, Build, Conv3dLowering, ExchangePolicy, Layout, Lowering, Padding, Params, Rule};
 

@@ -1,8 +1,7 @@
 //! Periodic activations and the filters that keep them from aliasing. Activations are `[b, channels, samples]`.
 
 use super::resample::{each_channel, raised};
-use crate::dtype::DType;
-use crate::hlo::{Conv, Value};
+use crate::hlo::{Conv, DType, Value};
 use crate::nn::{Axis, Init, Params};
 
 /// Keeps a division by a learned amplitude finite.

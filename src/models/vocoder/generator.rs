@@ -2,8 +2,7 @@
 
 use super::activation::{leaky_relu, snake};
 use super::config::{Activation, FinalActivation, GeneratorConfig};
-use crate::dtype::DType;
-use crate::hlo::Value;
+use crate::hlo::{DType, Value};
 use crate::nn::{Params, conv1d, transposed_conv1d};
 
 /// Kernel of the first and the last convolution, fixed by the architecture.

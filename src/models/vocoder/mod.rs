@@ -13,8 +13,7 @@ pub use activation::AntiAlias;
 pub use config::{Activation, Extension, FinalActivation, GeneratorConfig, Spectrogram, VocoderConfig};
 pub use resample::Resampler;
 
-use crate::dtype::DType;
-use crate::hlo::{Result, Type};
+use crate::hlo::{DType, Result, Type};
 use crate::models::Network;
 use crate::nn::{Axis, Build, Params};
 

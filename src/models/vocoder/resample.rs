@@ -4,7 +4,6 @@ use std::f64::consts::PI;
 
 use crate::hlo::Value;
 use crate::nn::spread_conv1d;
-use crate::tensor::Tensor;
 
 /// Zero crossings of the interpolating function on each side.
 const CROSSINGS: f64 = 6.0;
@@ -41,7 +40,7 @@ impl Resampler {
         let (width, ratio) = (self.width(), self.ratio);
         let taps = self.taps();
         let kernel = taps.len();
-        let taps = x.builder().constant(&Tensor::from(ndarray::Array1::from(taps))).reshape(vec![1, 1, kernel]);
+        let taps = x.builder().constant(&[kernel], &taps).reshape(vec![1, 1, kernel]);
         raised(x, &taps, ratio, width, [2 * width * ratio, kernel - ratio])
     }
 }

@@ -14,7 +14,7 @@ use super::distributed::Distributed;
 use super::engine::{Engine, Executable, RuntimeError};
 use super::random;
 use crate::analysis::{Kind, Module, Report, Sample, What, report};
-use crate::dtype::DType;
+use crate::hlo::DType;
 use crate::kernels::Kernel;
 use crate::nn::{Axis, Init, Lowering, Param, Source};
 use crate::tensor::Tensor;
@@ -208,7 +208,7 @@ impl Clock<'_> {
         };
         let read = executable.compiled().optimized_program().ok();
         let read = read.and_then(|o| Module::decode(&o.format, &o.bytes).ok());
-        let Some(read) = read.map(|m| report(&m, executable.mesh(), 0, None)) else {
+        let Some(read) = read.map(|m| report(&m, &executable.mesh().axes, 0, None)) else {
             tracing::warn!("{name}: left out: the plugin does not show its program");
             return Ok(None);
         };

@@ -2,8 +2,7 @@
 //! for the one before.
 
 use crate::analysis::{Kind, What};
-use crate::dtype::DType;
-use crate::hlo::{Argument, Builder, Error, Groups, Mesh, Output, Program, Sharding, Type, Value};
+use crate::hlo::{Argument, Builder, DType, Error, Groups, Mesh, Output, Program, Sharding, Type, Value};
 use crate::kernels::{self, Kernel};
 
 /// The argument that says how many turns there are.

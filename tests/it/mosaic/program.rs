@@ -2,8 +2,7 @@
 
 use base64::Engine as _;
 use half::bf16;
-use ltx2::dtype::DType;
-use ltx2::hlo::{Builder, Program, Type, Value};
+use ltx2::hlo::{Builder, DType, Program, Type, Value};
 use ndarray::{Array3, Array4, ArrayView1, Axis, s};
 
 use super::grid;

@@ -1,0 +1,190 @@
+//! Arrays on a device.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+use super::abi::{self, Struct};
+use super::attributes::list;
+use super::buffer_type::BufferType;
+use super::client::ClientInner;
+use super::device::Device;
+use super::error::{Error, Result};
+use super::event::Event;
+use super::layout::{DeviceLayout, RawLayout};
+
+/// An array on a device. It may still be computed: reading it waits, and reports what went wrong there.
+pub struct Buffer {
+    client: Arc<ClientInner>,
+    raw: *mut c_void,
+}
+
+// SAFETY: PJRT buffers may be used from any thread.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; deletion while in use is the plugin's to order.
+unsafe impl Sync for Buffer {}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.element_type(), self.dims()) {
+            (Ok(ty), Ok(dims)) => write!(f, "Buffer({ty}{dims:?})"),
+            _ => f.write_str("Buffer(?)"),
+        }
+    }
+}
+
+impl Buffer {
+    /// # Safety
+    /// `raw` is an owned buffer of `client`.
+    pub(super) unsafe fn from_raw(client: &Arc<ClientInner>, raw: *mut c_void) -> Buffer {
+        Buffer { client: client.clone(), raw }
+    }
+
+    /// The element type.
+    pub fn element_type(&self) -> Result<BufferType> {
+        let mut args = abi::BufferElementTypeArgs { buffer: self.raw, ..Struct::new() };
+        // SAFETY: the buffer lives.
+        unsafe { self.client.plugin.call(&mut args)? };
+        let kind = args.kind;
+        BufferType::from_c(kind)
+            .ok_or_else(|| Error::ElementType { plugin: self.client.plugin.path().to_owned(), kind })
+    }
+
+    /// The dimensions of this device's part.
+    pub fn dims(&self) -> Result<Vec<usize>> {
+        let mut args = abi::BufferDimensionsArgs { buffer: self.raw, ..Struct::new() };
+        // SAFETY: the buffer lives and with it the list.
+        let dims = unsafe {
+            self.client.plugin.call(&mut args)?;
+            list(args.dims.cast::<i64>(), args.num_dims)
+        };
+        Ok(dims.iter().map(|&dim| dim as usize).collect())
+    }
+
+    /// How the device stores it; None if the plugin describes it by strides.
+    pub fn layout(&self) -> Result<Option<DeviceLayout>> {
+        let mut args = abi::BufferGetMemoryLayoutArgs { buffer: self.raw, ..Struct::new() };
+        args.layout = Struct::new();
+        // SAFETY: the buffer lives and with it the lists of its layout.
+        unsafe {
+            self.client.plugin.call(&mut args)?;
+            Ok(DeviceLayout::read(&args.layout))
+        }
+    }
+
+    /// Bytes it takes on the device, with padding.
+    pub fn on_device_size(&self) -> Result<usize> {
+        let mut args = abi::BufferOnDeviceSizeInBytesArgs { buffer: self.raw, ..Struct::new() };
+        // SAFETY: the buffer lives.
+        unsafe { self.client.plugin.call(&mut args)? };
+        Ok(args.on_device_size_in_bytes)
+    }
+
+    /// The device it is on.
+    pub fn device(&self) -> Result<Device> {
+        let mut args = abi::BufferDeviceArgs { buffer: self.raw, ..Struct::new() };
+        // SAFETY: the buffer lives; its device is one of its client's.
+        unsafe {
+            self.client.plugin.call(&mut args)?;
+            Device::from_raw(&self.client, args.device)
+        }
+    }
+
+    /// Copies it to the host: dense and row-major, whatever the device's layout. Waits for it to be computed.
+    pub fn to_host(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0u8; self.dims()?.iter().product::<usize>() * self.element_type()?.size()];
+        self.read(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// As [`Buffer::to_host`], into memory of exactly its size.
+    pub fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        let (ty, dims) = (self.element_type()?, self.dims()?);
+        let size = dims.iter().product::<usize>() * ty.size();
+        if bytes.len() != size {
+            let reason = format!("{ty}{dims:?} has {size} bytes, there is room for {}", bytes.len());
+            return Err(self.client.plugin.refuse::<abi::BufferToHostBufferArgs>(reason));
+        }
+        if bytes.is_empty() {
+            // A null destination would only ask for the size.
+            return self.wait();
+        }
+        let layout = RawLayout::new(&DeviceLayout::row_major(dims.len()));
+        let mut args = abi::BufferToHostBufferArgs {
+            src: self.raw,
+            host_layout: (&raw const layout.raw).cast_mut().cast(),
+            dst: bytes.as_mut_ptr().cast(),
+            dst_size: bytes.len(),
+            ..Struct::new()
+        };
+        // SAFETY: the layout lives during the call; the destination has `dst_size` bytes and stays until the event,
+        // which is ours.
+        let event = unsafe {
+            self.client.plugin.call(&mut args)?;
+            Event::from_raw(&self.client.plugin, args.event)
+        };
+        event.wait()
+    }
+
+    /// A copy of it on another device of the same client.
+    pub fn copy_to(&self, device: &Device) -> Result<Buffer> {
+        if !device.belongs_to(&self.client) {
+            let reason = format!("{device} belongs to another client");
+            return Err(self.client.plugin.refuse::<abi::BufferCopyToDeviceArgs>(reason));
+        }
+        let mut args = abi::BufferCopyToDeviceArgs { buffer: self.raw, dst_device: device.raw(), ..Struct::new() };
+        // SAFETY: buffer and device live; the copy is ours.
+        unsafe {
+            self.client.plugin.call(&mut args)?;
+            Ok(Buffer::from_raw(&self.client, args.dst_buffer))
+        }
+    }
+
+    /// Frees its memory now (once running programs are done with it); any later use is an error.
+    pub fn delete(&self) -> Result<()> {
+        let mut args = abi::BufferDeleteArgs { buffer: self.raw, ..Struct::new() };
+        // SAFETY: the buffer lives; only its memory goes.
+        unsafe { self.client.plugin.call(&mut args) }
+    }
+
+    /// True once it was deleted or donated to a program.
+    pub fn is_deleted(&self) -> Result<bool> {
+        let mut args = abi::BufferIsDeletedArgs { buffer: self.raw, ..Struct::new() };
+        // SAFETY: the buffer lives.
+        unsafe { self.client.plugin.call(&mut args)? };
+        Ok(args.is_deleted)
+    }
+
+    /// Happens when it is computed or filled.
+    pub fn ready(&self) -> Result<Event> {
+        let mut args = abi::BufferReadyEventArgs { buffer: self.raw, ..Struct::new() };
+        // SAFETY: the buffer lives; the event is ours.
+        unsafe {
+            self.client.plugin.call(&mut args)?;
+            Ok(Event::from_raw(&self.client.plugin, args.event))
+        }
+    }
+
+    /// Waits until it is computed; the error is that of the program or transfer that should have filled it.
+    pub fn wait(&self) -> Result<()> {
+        self.ready()?.wait()
+    }
+
+    pub(super) fn raw(&self) -> *mut c_void {
+        self.raw
+    }
+
+    pub(super) fn belongs_to(&self, client: &Arc<ClientInner>) -> bool {
+        Arc::ptr_eq(&self.client, client)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let mut args = abi::BufferDestroyArgs { buffer: self.raw, ..Struct::new() };
+        // SAFETY: the buffer is ours and is not used again.
+        if let Err(error) = unsafe { self.client.plugin.call(&mut args) } {
+            tracing::warn!("{error}");
+        }
+    }
+}

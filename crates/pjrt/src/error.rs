@@ -1,0 +1,158 @@
+//! What can go wrong below the compiler's C interface.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::abi::error_code;
+
+/// The result of every call of this layer.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of the PJRT layer; each message is one line and names the plugin file.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The plugin file could not be loaded.
+    #[error("{}: cannot load the plugin: {reason}", plugin.display())]
+    Load {
+        /// Plugin file.
+        plugin: PathBuf,
+        /// What the dynamic linker said.
+        reason: String,
+    },
+    /// The plugin speaks an interface this program cannot use.
+    #[error(
+        "{}: the plugin is too old: it has PJRT {}.{} and {need} is needed; install a newer one with `ltx2 plugin install cpu|cuda|tpu`",
+        plugin.display(), has.0, has.1
+    )]
+    TooOld {
+        /// Plugin file.
+        plugin: PathBuf,
+        /// The plugin's PJRT version.
+        has: (i32, i32),
+        /// What is needed and why.
+        need: String,
+    },
+    /// The plugin has no such call.
+    #[error("{}: {call} is not supported by this plugin (PJRT {}.{})", plugin.display(), has.0, has.1)]
+    Unsupported {
+        /// Plugin file.
+        plugin: PathBuf,
+        /// C name of the call.
+        call: &'static str,
+        /// The plugin's PJRT version.
+        has: (i32, i32),
+    },
+    /// The plugin answered with an error.
+    #[error("{}: {call} failed ({code}): {message}", plugin.display())]
+    Call {
+        /// Plugin file.
+        plugin: PathBuf,
+        /// C name of the call.
+        call: &'static str,
+        /// The plugin's code.
+        code: Code,
+        /// The plugin's message, on one line.
+        message: String,
+    },
+    /// The plugin cannot record what its devices do.
+    #[error(
+        "{}: this plugin has no profiler (PJRT_Profiler_Extension); the CUDA and TPU plugins have one: --platform cuda | tpu",
+        plugin.display()
+    )]
+    NoProfiler {
+        /// Plugin file.
+        plugin: PathBuf,
+    },
+    /// An argument was refused before the plugin saw it.
+    #[error("{}: {call}: {reason}", plugin.display())]
+    Argument {
+        /// Plugin file.
+        plugin: PathBuf,
+        /// C name of the call that was not made.
+        call: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A buffer holds elements the host has no type for.
+    #[error("{}: element type {kind} of PJRT has no host form here", plugin.display())]
+    ElementType {
+        /// Plugin file.
+        plugin: PathBuf,
+        /// `PJRT_Buffer_Type`.
+        kind: u32,
+    },
+    /// No plugin was found.
+    #[error(
+        "no {platform} plugin found; searched {}; `ltx2 plugin install {platform}` fetches it, LTX2_PJRT_PLUGIN=FILE.so names one",
+        searched.join(", ")
+    )]
+    NotFound {
+        /// The platform asked for.
+        platform: &'static str,
+        /// Every place looked at.
+        searched: Vec<String>,
+    },
+}
+
+impl Error {
+    /// The plugin's code, if the plugin was what failed.
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Error::Call { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// True when the plugin has no such call or answered "unimplemented".
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Error::Unsupported { .. }) || self.code() == Some(Code(error_code::UNIMPLEMENTED))
+    }
+}
+
+/// A plugin's error code (the canonical codes of Abseil).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub u32);
+
+impl Code {
+    /// The C name without its prefix: `INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED` …
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            error_code::OK => "OK",
+            error_code::CANCELLED => "CANCELLED",
+            error_code::INVALID_ARGUMENT => "INVALID_ARGUMENT",
+            error_code::DEADLINE_EXCEEDED => "DEADLINE_EXCEEDED",
+            error_code::NOT_FOUND => "NOT_FOUND",
+            error_code::ALREADY_EXISTS => "ALREADY_EXISTS",
+            error_code::PERMISSION_DENIED => "PERMISSION_DENIED",
+            error_code::RESOURCE_EXHAUSTED => "RESOURCE_EXHAUSTED",
+            error_code::FAILED_PRECONDITION => "FAILED_PRECONDITION",
+            error_code::ABORTED => "ABORTED",
+            error_code::OUT_OF_RANGE => "OUT_OF_RANGE",
+            error_code::UNIMPLEMENTED => "UNIMPLEMENTED",
+            error_code::INTERNAL => "INTERNAL",
+            error_code::UNAVAILABLE => "UNAVAILABLE",
+            error_code::DATA_LOSS => "DATA_LOSS",
+            error_code::UNAUTHENTICATED => "UNAUTHENTICATED",
+            _ => "UNKNOWN",
+        }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}({})", self.name(), self.0)
+    }
+}
+
+/// Joins the lines of a plugin's message: compilers answer with several, callers print one. Where in the plugin's source
+/// it arose is left out.
+pub(super) fn one_line(message: &str) -> String {
+    let message = message.split("=== Source Location Trace").next().unwrap_or_default();
+    message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" | ")
+}

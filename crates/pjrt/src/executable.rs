@@ -1,0 +1,365 @@
+//! Compiled programs: running them, and what the compiler says about them.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::abi::{self, Struct};
+use super::attributes::{self, Attributes, list, text};
+use super::buffer::Buffer;
+use super::buffer_type::BufferType;
+use super::client::ClientInner;
+use super::device::Device;
+use super::error::{Error, Result};
+use super::layout::pointer;
+use super::plugin::Plugin;
+
+/// Memory of a compiled program on one device, in bytes. What a plugin does not state is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct CompiledMemory {
+    /// The arguments.
+    pub arguments: i64,
+    /// The results.
+    pub outputs: i64,
+    /// Results that reuse the memory of donated arguments; counted in `outputs` too.
+    pub aliased: i64,
+    /// Everything between.
+    pub temporaries: i64,
+    /// Machine code (0 on CPU and CUDA).
+    pub generated_code: i64,
+    /// Most in use at one time, as the compiler plans it.
+    pub peak: i64,
+    /// Arguments, on the host.
+    pub host_arguments: i64,
+    /// Results, on the host.
+    pub host_outputs: i64,
+    /// Temporaries, on the host.
+    pub host_temporaries: i64,
+}
+
+/// The program after the compiler's passes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptimizedProgram {
+    /// What the bytes are; every current plugin answers `hlo_with_config`, an `HloModuleProtoWithConfig`.
+    pub format: String,
+    /// The serialized program.
+    pub bytes: Vec<u8>,
+}
+
+/// A compiled program, loaded or not.
+pub struct Executable {
+    plugin: Plugin,
+    raw: *mut c_void,
+    /// The client or topology it was compiled for.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: PJRT executables are immutable and may be used from any thread.
+unsafe impl Send for Executable {}
+// SAFETY: as above.
+unsafe impl Sync for Executable {}
+
+impl fmt::Debug for Executable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Executable({})", self.name().unwrap_or_default())
+    }
+}
+
+impl Executable {
+    /// # Safety
+    /// `raw` is an owned `PJRT_Executable` of `plugin`; `owner` keeps alive what it needs.
+    pub(super) unsafe fn from_raw(plugin: &Plugin, raw: *mut c_void, owner: Arc<dyn Any + Send + Sync>) -> Executable {
+        Executable { plugin: plugin.clone(), raw, _owner: owner }
+    }
+
+    /// The module's name.
+    pub fn name(&self) -> Result<String> {
+        let mut args = abi::ExecutableNameArgs { executable: self.raw, ..Struct::new() };
+        // SAFETY: the executable lives; the name is copied.
+        unsafe {
+            self.plugin.call(&mut args)?;
+            Ok(text(args.executable_name, args.executable_name_size))
+        }
+    }
+
+    /// Copies of the program.
+    pub fn num_replicas(&self) -> Result<usize> {
+        let mut args = abi::ExecutableNumReplicasArgs { executable: self.raw, ..Struct::new() };
+        // SAFETY: the executable lives.
+        unsafe { self.plugin.call(&mut args)? };
+        Ok(args.num_replicas)
+    }
+
+    /// Devices one copy is partitioned over.
+    pub fn num_partitions(&self) -> Result<usize> {
+        let mut args = abi::ExecutableNumPartitionsArgs { executable: self.raw, ..Struct::new() };
+        // SAFETY: the executable lives.
+        unsafe { self.plugin.call(&mut args)? };
+        Ok(args.num_partitions)
+    }
+
+    /// Results on each device.
+    pub fn num_outputs(&self) -> Result<usize> {
+        let mut args = abi::ExecutableNumOutputsArgs { executable: self.raw, ..Struct::new() };
+        // SAFETY: the executable lives.
+        unsafe { self.plugin.call(&mut args)? };
+        Ok(args.num_outputs)
+    }
+
+    /// Element type and dimensions of each result on one device.
+    pub fn outputs(&self) -> Result<Vec<(BufferType, Vec<usize>)>> {
+        let mut types = abi::ExecutableOutputElementTypesArgs { executable: self.raw, ..Struct::new() };
+        let mut shapes = abi::ExecutableOutputDimensionsArgs { executable: self.raw, ..Struct::new() };
+        // SAFETY: the executable lives and with it the lists; dimensions stand one result after the other.
+        let (types, sizes, mut dims) = unsafe {
+            self.plugin.call(&mut types)?;
+            self.plugin.call(&mut shapes)?;
+            let sizes = list(shapes.dim_sizes.cast::<usize>(), shapes.num_outputs);
+            let dims = list(shapes.dims.cast::<i64>(), sizes.iter().sum());
+            (list(types.output_types.cast::<u32>(), types.num_output_types), sizes, dims)
+        };
+        let output = |(&kind, &size): (&u32, &usize)| {
+            let unknown = || Error::ElementType { plugin: self.plugin.path().to_owned(), kind };
+            let dims = dims.split_off(..size).unwrap_or_default();
+            Ok((BufferType::from_c(kind).ok_or_else(unknown)?, dims.iter().map(|&dim| dim as usize).collect()))
+        };
+        types.iter().zip(sizes).map(output).collect()
+    }
+
+    /// The memory one device needs.
+    pub fn memory(&self) -> Result<CompiledMemory> {
+        let mut args = abi::ExecutableGetCompiledMemoryStatsArgs { executable: self.raw, ..Struct::new() };
+        // SAFETY: the executable lives.
+        unsafe { self.plugin.call(&mut args)? };
+        Ok(CompiledMemory {
+            arguments: args.argument_size_in_bytes,
+            outputs: args.output_size_in_bytes,
+            aliased: args.alias_size_in_bytes,
+            temporaries: args.temp_size_in_bytes,
+            generated_code: args.generated_code_size_in_bytes,
+            peak: args.peak_memory_in_bytes,
+            host_arguments: args.host_argument_size_in_bytes,
+            host_outputs: args.host_output_size_in_bytes,
+            host_temporaries: args.host_temp_size_in_bytes,
+        })
+    }
+
+    /// The compiler's own estimates (`flops`, `bytes accessed` …); several plugins answer "unimplemented".
+    pub fn cost_analysis(&self) -> Result<Attributes> {
+        let mut args = abi::ExecutableGetCostAnalysisArgs { executable: self.raw, ..Struct::new() };
+        // SAFETY: the executable lives and with it the properties, which are copied.
+        unsafe {
+            self.plugin.call(&mut args)?;
+            Ok(attributes::read(args.properties, args.num_properties))
+        }
+    }
+
+    /// The program after the compiler's passes.
+    pub fn optimized_program(&self) -> Result<OptimizedProgram> {
+        let mut program = abi::Program::new();
+        let mut args = abi::ExecutableOptimizedProgramArgs {
+            executable: self.raw,
+            program: (&raw mut program).cast(),
+            ..Struct::new()
+        };
+        // SAFETY: without a destination the call only states size and format, whose text is static.
+        unsafe { self.plugin.call(&mut args)? };
+        let mut bytes = vec![0u8; program.code_size];
+        program.code = bytes.as_mut_ptr().cast();
+        args.program = (&raw mut program).cast();
+        // SAFETY: the destination has `code_size` bytes.
+        let format = unsafe {
+            self.plugin.call(&mut args)?;
+            text(program.format, program.format_size)
+        };
+        bytes.truncate(program.code_size);
+        Ok(OptimizedProgram { format, bytes })
+    }
+
+    /// Bytes that [`super::Client::load`] takes on the same platform and plugin version.
+    pub fn serialize(&self) -> Result<Vec<u8>> {
+        let mut args = abi::ExecutableSerializeArgs { executable: self.raw, ..Struct::new() };
+        // SAFETY: the executable lives; the bytes are copied before what holds them is freed by its own function.
+        unsafe {
+            self.plugin.call(&mut args)?;
+            let bytes = list(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size).to_vec();
+            if let Some(free) = args.serialized_executable_deleter {
+                free(args.serialized_executable);
+            }
+            Ok(bytes)
+        }
+    }
+
+    /// A hash of the program by the compiler, the same in every process of a run.
+    pub fn fingerprint(&self) -> Result<String> {
+        let mut args = abi::ExecutableFingerprintArgs { executable: self.raw, ..Struct::new() };
+        // SAFETY: the executable lives; the text is copied.
+        unsafe {
+            self.plugin.call(&mut args)?;
+            Ok(text(args.executable_fingerprint, args.executable_fingerprint_size))
+        }
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        let mut args = abi::ExecutableDestroyArgs { executable: self.raw, ..Struct::new() };
+        // SAFETY: the executable is ours and is not used again.
+        if let Err(error) = unsafe { self.plugin.call(&mut args) } {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// How a loaded program is run.
+#[derive(Clone, Debug, Default)]
+pub struct ExecuteOptions {
+    /// Arguments that stay usable although the program donates them.
+    pub keep: Vec<usize>,
+    /// A number that is equal on all processes of one run and differs between runs.
+    pub launch_id: i32,
+}
+
+/// A compiled program on its devices. Clones share it; it gives the methods of [`Executable`] too.
+#[derive(Clone, Debug)]
+pub struct LoadedExecutable(Arc<Loaded>);
+
+struct Loaded {
+    client: Arc<ClientInner>,
+    raw: *mut c_void,
+    executable: Executable,
+    devices: Vec<Device>,
+    num_outputs: usize,
+}
+
+// SAFETY: PJRT executables are immutable and may be run from any thread.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} on {} devices", self.executable, self.devices.len())
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        destroy(&self.client, self.raw);
+    }
+}
+
+/// Frees a loaded executable that is not used again.
+fn destroy(client: &ClientInner, raw: *mut c_void) {
+    let mut args = abi::LoadedExecutableDestroyArgs { executable: raw, ..Struct::new() };
+    // SAFETY: the callers own `raw` and give it up.
+    if let Err(error) = unsafe { client.plugin.call(&mut args) } {
+        tracing::warn!("{error}");
+    }
+}
+
+impl Deref for LoadedExecutable {
+    type Target = Executable;
+
+    fn deref(&self) -> &Executable {
+        &self.0.executable
+    }
+}
+
+impl LoadedExecutable {
+    /// # Safety
+    /// `raw` is an owned `PJRT_LoadedExecutable` of `client`.
+    pub(super) unsafe fn from_raw(client: &Arc<ClientInner>, raw: *mut c_void) -> Result<LoadedExecutable> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::describe(client, raw) }.inspect_err(|_| destroy(client, raw))
+    }
+
+    /// # Safety
+    /// As for [`LoadedExecutable::from_raw`]; on error `raw` is still the caller's.
+    unsafe fn describe(client: &Arc<ClientInner>, raw: *mut c_void) -> Result<LoadedExecutable> {
+        let mut program = abi::LoadedExecutableGetExecutableArgs { loaded_executable: raw, ..Struct::new() };
+        let mut devices = abi::LoadedExecutableAddressableDevicesArgs { executable: raw, ..Struct::new() };
+        // SAFETY: the loaded executable lives, and so does its device list; the executable is ours.
+        let (executable, devices) = unsafe {
+            client.plugin.call(&mut program)?;
+            let executable = Executable::from_raw(&client.plugin, program.executable, client.clone());
+            client.plugin.call(&mut devices)?;
+            let devices = list(devices.addressable_devices.cast::<*mut c_void>(), devices.num_addressable_devices);
+            (executable, devices.iter().map(|&d| Device::from_raw(client, d)).collect::<Result<Vec<_>>>()?)
+        };
+        let num_outputs = executable.num_outputs()?;
+        Ok(LoadedExecutable(Arc::new(Loaded { client: client.clone(), raw, executable, devices, num_outputs })))
+    }
+
+    /// This process's devices it runs on, in the order [`LoadedExecutable::execute`] takes arguments.
+    pub fn devices(&self) -> &[Device] {
+        &self.0.devices
+    }
+
+    /// Runs it: one list of arguments a device, in the order of [`LoadedExecutable::devices`]; returns one list of
+    /// results a device. Returns when the run has been started: reading a result waits, and carries its error.
+    /// Arguments that the program donates are deleted.
+    pub fn execute(&self, arguments: &[Vec<&Buffer>]) -> Result<Vec<Vec<Buffer>>> {
+        self.execute_with(arguments, &ExecuteOptions::default())
+    }
+
+    /// As [`LoadedExecutable::execute`], with options.
+    pub fn execute_with(&self, arguments: &[Vec<&Buffer>], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>> {
+        let Loaded { client, raw, devices, num_outputs, .. } = &*self.0;
+        self.check(arguments).map_err(|e| client.plugin.refuse::<abi::LoadedExecutableExecuteArgs>(e))?;
+        let keep: Vec<i64> = options.keep.iter().map(|&index| index as i64).collect();
+        let mut execute = abi::ExecuteOptions {
+            launch_id: options.launch_id,
+            non_donatable_input_indices: pointer(&keep),
+            num_non_donatable_input_indices: keep.len(),
+            ..Struct::new()
+        };
+        let inputs: Vec<Vec<*mut c_void>> =
+            arguments.iter().map(|list| list.iter().map(|buffer| buffer.raw()).collect()).collect();
+        let input_lists: Vec<*const *mut c_void> = inputs.iter().map(|list| list.as_ptr()).collect();
+        let mut outputs = vec![vec![std::ptr::null_mut::<c_void>(); *num_outputs]; devices.len()];
+        let output_lists: Vec<*mut *mut c_void> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
+        let mut args = abi::LoadedExecutableExecuteArgs {
+            executable: *raw,
+            options: (&raw mut execute).cast(),
+            argument_lists: pointer(&input_lists),
+            num_devices: devices.len(),
+            num_args: inputs.first().map_or(0, Vec::len),
+            output_lists: pointer(&output_lists),
+            ..Struct::new()
+        };
+        // SAFETY: `check` made sure that there is a list a device, equally long, of buffers of this client; the output
+        // lists have a place for every result; all lists live during the call.
+        unsafe { client.plugin.call(&mut args)? };
+        let buffer = |raw| {
+            // SAFETY: the call succeeded, so each place holds a buffer that is ours.
+            unsafe { Buffer::from_raw(client, raw) }
+        };
+        Ok(outputs.into_iter().map(|list| list.into_iter().map(buffer).collect()).collect())
+    }
+
+    /// What the plugin would not check before reading the lists.
+    fn check(&self, arguments: &[Vec<&Buffer>]) -> std::result::Result<(), String> {
+        let devices = self.0.devices.len();
+        if arguments.len() != devices {
+            return Err(format!("{:?} takes one list of arguments a device, got {}", self.0, arguments.len()));
+        }
+        let counts: Vec<usize> = arguments.iter().map(Vec::len).collect();
+        if counts.windows(2).any(|pair| pair[0] != pair[1]) {
+            return Err(format!("argument lists of different lengths: {counts:?}"));
+        }
+        match arguments.iter().flatten().any(|buffer| !buffer.belongs_to(&self.0.client)) {
+            true => Err("an argument belongs to another client".into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Unloads it from the devices; running it afterwards is an error.
+    pub fn unload(&self) -> Result<()> {
+        let mut args = abi::LoadedExecutableDeleteArgs { executable: self.0.raw, ..Struct::new() };
+        // SAFETY: the executable lives; only what it holds on the devices goes.
+        unsafe { self.0.client.plugin.call(&mut args) }
+    }
+}

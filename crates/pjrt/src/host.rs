@@ -1,0 +1,167 @@
+//! Host memory on its way to a device: who owns it, what shape it has, and that it is large enough.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::buffer_type::BufferType;
+use super::layout::DeviceLayout;
+
+/// Bytes with a shared owner (a mapped file, a vector), so that a transfer may read them in the background.
+#[derive(Clone)]
+pub struct SharedBytes {
+    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl SharedBytes {
+    /// All bytes of `owner`.
+    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> SharedBytes {
+        let range = 0..(*owner).as_ref().len();
+        SharedBytes { owner, range }
+    }
+
+    /// A part of these bytes; None if `range` is not inside them.
+    pub fn slice(&self, range: Range<usize>) -> Option<SharedBytes> {
+        if range.start > range.end || range.end > self.range.len() {
+            return None;
+        }
+        let start = self.range.start + range.start;
+        Some(SharedBytes { owner: self.owner.clone(), range: start..start + range.len() })
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // A range outside the owner (one that shrinks) reads as nothing rather than as a panic in a transfer.
+        (*self.owner).as_ref().get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl From<Vec<u8>> for SharedBytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        SharedBytes::new(Arc::new(bytes))
+    }
+}
+
+impl fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedBytes({} bytes)", self.range.len())
+    }
+}
+
+/// An array in borrowed host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct HostBuffer<'a> {
+    /// Memory; element 0 stands at its start.
+    pub bytes: &'a [u8],
+    /// Element type.
+    pub ty: BufferType,
+    /// Dimensions.
+    pub dims: &'a [usize],
+    /// Bytes from one element to the next in each dimension, none negative; None for dense row-major memory.
+    pub byte_strides: Option<&'a [i64]>,
+    /// How the device is to store it; None for the device's default.
+    pub layout: Option<&'a DeviceLayout>,
+}
+
+impl<'a> HostBuffer<'a> {
+    /// A dense row-major array in the device's default layout.
+    pub fn dense(bytes: &'a [u8], ty: BufferType, dims: &'a [usize]) -> HostBuffer<'a> {
+        HostBuffer { bytes, ty, dims, byte_strides: None, layout: None }
+    }
+
+    /// Checks that every element lies inside `bytes`; the message names the shapes.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let (dims, ty) = (self.dims, self.ty);
+        if let Some(layout) = self.layout
+            && layout.minor_to_major.len() != dims.len()
+        {
+            return Err(format!("layout {layout} does not have the {} dimensions of {ty}{dims:?}", dims.len()));
+        }
+        let overflow = || format!("{ty}{dims:?} is larger than memory can be");
+        let elements = dims.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).ok_or_else(overflow)?;
+        let Some(strides) = self.byte_strides else {
+            let need = elements.checked_mul(ty.size()).ok_or_else(overflow)?;
+            return if need == self.bytes.len() {
+                Ok(())
+            } else {
+                Err(format!("{ty}{dims:?} needs {need} bytes, got {}", self.bytes.len()))
+            };
+        };
+        if strides.len() != dims.len() || strides.iter().any(|&stride| stride < 0) {
+            return Err(format!("byte strides {strides:?} do not fit {ty}{dims:?}: one a dimension, none negative"));
+        }
+        if elements == 0 {
+            return Ok(());
+        }
+        let last = dims.iter().zip(strides).try_fold(0usize, |offset, (&dim, &stride)| {
+            (dim - 1).checked_mul(usize::try_from(stride).ok()?)?.checked_add(offset)
+        });
+        let need = last.and_then(|last| last.checked_add(ty.size())).ok_or_else(overflow)?;
+        if need > self.bytes.len() {
+            return Err(format!(
+                "{ty}{dims:?} with byte strides {strides:?} reaches byte {need}, but there are {}",
+                self.bytes.len()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// An array in host memory with a shared owner.
+#[derive(Clone, Debug)]
+pub struct SharedHostBuffer {
+    /// Memory; element 0 stands at its start.
+    pub bytes: SharedBytes,
+    /// Element type.
+    pub ty: BufferType,
+    /// Dimensions.
+    pub dims: Vec<usize>,
+    /// Bytes from one element to the next in each dimension; None for dense row-major memory.
+    pub byte_strides: Option<Vec<i64>>,
+    /// How the device is to store it; None for the device's default.
+    pub layout: Option<DeviceLayout>,
+}
+
+/// What a device may do with shared host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostUse {
+    /// Read it in the background until the transfer is done.
+    UntilTransferred,
+    /// Use it in place for as long as the buffer lives, where the device can (CPU, 64-byte aligned); else as above.
+    ZeroCopy,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strided(len: usize, dims: &[usize], strides: &[i64]) -> Result<(), String> {
+        let bytes = vec![0; len];
+        HostBuffer { byte_strides: Some(strides), ..HostBuffer::dense(&bytes, BufferType::F32, dims) }.check()
+    }
+
+    #[test]
+    fn memory_must_cover_the_array() {
+        assert!(HostBuffer::dense(&[0; 24], BufferType::F32, &[2, 3]).check().is_ok());
+        let error = HostBuffer::dense(&[0; 20], BufferType::F32, &[2, 3]).check().unwrap_err();
+        assert_eq!(error, "f32[2, 3] needs 24 bytes, got 20");
+        assert!(HostBuffer::dense(&[], BufferType::F32, &[usize::MAX, 2]).check().is_err());
+        // A column block of a row-major 4x8 matrix: the last row ends before the matrix does.
+        assert!(strided(3 * 32 + 8, &[4, 2], &[32, 4]).is_ok());
+        let error = strided(3 * 32 + 7, &[4, 2], &[32, 4]).unwrap_err();
+        assert_eq!(error, "f32[4, 2] with byte strides [32, 4] reaches byte 104, but there are 103");
+        assert!(strided(1000, &[4, 2], &[-32, 4]).is_err());
+        assert!(strided(1000, &[4, 2], &[4]).is_err());
+        assert!(strided(0, &[0, 2], &[8, 4]).is_ok());
+    }
+
+    #[test]
+    fn slices_stay_inside_their_owner() {
+        let bytes = SharedBytes::from(vec![0, 1, 2, 3, 4, 5]);
+        let part = bytes.slice(2..5).unwrap();
+        assert_eq!(part.bytes(), [2, 3, 4]);
+        assert_eq!(part.slice(1..3).unwrap().bytes(), [3, 4]);
+        assert!(part.slice(1..4).is_none());
+    }
+}

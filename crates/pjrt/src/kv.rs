@@ -1,0 +1,416 @@
+//! The key-value store through which the processes of a run find each other, and the callbacks that hand it to a plugin.
+//!
+//! A CUDA client of several processes exchanges its devices in it when it is made, and NCCL's ids when a program first
+//! runs on devices of several processes. Values are bytes; the plugin calls from any thread, several at once.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::ffi::c_void;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::abi::{self, CallbackError, error_code};
+use super::attributes::list;
+use super::layout::pointer;
+
+/// A store that every process of a run reaches.
+pub trait KvStore: Send + Sync {
+    /// The value of a key, waiting for it to be put.
+    ///
+    /// # Errors
+    /// [`KvError::Timeout`] where nobody puts it in time; a store that cannot be reached.
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, KvError>;
+
+    /// The value of a key, now.
+    ///
+    /// # Errors
+    /// [`KvError::NotFound`] where there is none; a store that cannot be reached.
+    fn try_get(&self, key: &str) -> Result<Vec<u8>, KvError>;
+
+    /// Puts a key that is not there yet.
+    ///
+    /// # Errors
+    /// [`KvError::AlreadyExists`] where it is; a store that cannot be reached.
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), KvError>;
+
+    /// Puts a key, in place of the value it may have.
+    ///
+    /// # Errors
+    /// A store that cannot be reached.
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError>;
+}
+
+/// Why a store did not do as told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KvError {
+    /// There is no such key.
+    #[error("key '{0}' is not there")]
+    NotFound(String),
+    /// There is such a key already.
+    #[error("key '{0}' is there already")]
+    AlreadyExists(String),
+    /// Nobody put the key in time.
+    #[error("key '{key}' was not put within {:.1} s", after.as_secs_f64())]
+    Timeout {
+        /// Key.
+        key: String,
+        /// The time waited.
+        after: Duration,
+    },
+    /// The store cannot be reached.
+    #[error("the store at {place} does not answer: {reason}")]
+    Unavailable {
+        /// Where it should be.
+        place: String,
+        /// What happened.
+        reason: String,
+    },
+}
+
+impl KvError {
+    /// The plugin's code for it.
+    fn code(&self) -> u32 {
+        match self {
+            KvError::NotFound(_) => error_code::NOT_FOUND,
+            KvError::AlreadyExists(_) => error_code::ALREADY_EXISTS,
+            KvError::Timeout { .. } => error_code::DEADLINE_EXCEEDED,
+            KvError::Unavailable { .. } => error_code::UNAVAILABLE,
+        }
+    }
+}
+
+/// What a client of one of several processes is made with.
+#[derive(Clone)]
+pub struct Node {
+    /// This process among all.
+    pub id: usize,
+    /// All processes.
+    pub count: usize,
+    /// The store they share.
+    pub store: Arc<dyn KvStore>,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Node {} of {}", self.id, self.count)
+    }
+}
+
+impl PartialEq for Node {
+    fn eq(&self, other: &Self) -> bool {
+        (self.id, self.count) == (other.id, other.count) && Arc::ptr_eq(&self.store, &other.store)
+    }
+}
+
+/// Gives a store to a client that is about to be made.
+///
+/// The store is never released: a plugin keeps the callbacks in what outlives its client, such as its table of NCCL
+/// communicators, and nothing says when it last calls them. A process makes one such client.
+pub(super) fn hand_over(store: &Arc<dyn KvStore>, args: &mut abi::ClientCreateArgs) {
+    let user: *mut c_void = (&raw mut *Box::leak(Box::new(store.clone()))).cast();
+    args.kv_get_callback = Some(get);
+    args.kv_get_user_arg = user;
+    args.kv_try_get_callback = Some(try_get);
+    args.kv_try_get_user_arg = user;
+    args.kv_put_callback = Some(put);
+    args.kv_put_user_arg = user;
+}
+
+/// `PJRT_KeyValueGetCallback`.
+unsafe extern "C" fn get(args: *mut abi::KeyValueGetCallbackArgs) -> *mut c_void {
+    // SAFETY: the plugin's struct, alive and its own during the call.
+    let args = unsafe { &mut *args };
+    // A wait without end does not fit the plugin's number of milliseconds.
+    let wait = u64::try_from(args.timeout_in_ms).map_or(Duration::from_secs(86_400), Duration::from_millis);
+    // SAFETY: `user_arg` is what `hand_over` gave; key and error function are the plugin's and live during the call.
+    unsafe {
+        let found = ask(args.user_arg, |store| store.get(&key(args.key, args.key_size), wait));
+        answer(found, args.callback_error, |(value, size)| {
+            (args.value, args.value_size) = (value, size);
+            args.value_deleter_callback = Some(free);
+        })
+    }
+}
+
+/// `PJRT_KeyValueTryGetCallback`.
+unsafe extern "C" fn try_get(args: *mut abi::KeyValueTryGetCallbackArgs) -> *mut c_void {
+    // SAFETY: as for `get`.
+    unsafe {
+        let args = &mut *args;
+        let found = ask(args.user_arg, |store| store.try_get(&key(args.key, args.key_size)));
+        answer(found, args.callback_error, |(value, size)| {
+            (args.value, args.value_size) = (value, size);
+            args.value_deleter_callback = Some(free);
+        })
+    }
+}
+
+/// `PJRT_KeyValuePutCallback`.
+unsafe extern "C" fn put(args: *mut abi::KeyValuePutCallbackArgs) -> *mut c_void {
+    // SAFETY: as for `get`; the value lives during the call.
+    unsafe {
+        let args = &mut *args;
+        let value = list(args.value.cast::<u8>(), args.value_size);
+        let put = ask(args.user_arg, |store| {
+            let key = key(args.key, args.key_size);
+            match store.put(&key, value) {
+                // A program that is compiled again says again what is known of it.
+                Err(KvError::AlreadyExists(_)) if store.try_get(&key)? == value => Ok(()),
+                other => other,
+            }
+        });
+        answer(put.map(|()| Vec::new()), args.callback_error, |(value, _)| free(value))
+    }
+}
+
+/// Asks the store; a panic must not run into C.
+///
+/// # Safety
+/// `user` is what [`hand_over`] gave.
+unsafe fn ask<T>(user: *mut c_void, what: impl FnOnce(&dyn KvStore) -> Result<T, KvError>) -> Result<T, KvError> {
+    // SAFETY: the caller's promise; the store is never released.
+    let store = unsafe { &*user.cast::<Arc<dyn KvStore>>() };
+    let panicked = || KvError::Unavailable { place: "this process".into(), reason: "its code panicked".into() };
+    catch_unwind(AssertUnwindSafe(|| what(&**store))).unwrap_or_else(|_| Err(panicked()))
+}
+
+/// Answers the plugin with a value of its own to free, or with an error that it makes itself.
+///
+/// # Safety
+/// `make_error` is null or points to the plugin's function.
+unsafe fn answer(
+    found: Result<Vec<u8>, KvError>,
+    make_error: *const CallbackError,
+    give: impl FnOnce((*mut c_void, usize)),
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let make_error = unsafe { make_error.as_ref() }.copied().flatten();
+    match (found, make_error) {
+        (Err(error), Some(make)) => {
+            let message = error.to_string();
+            // SAFETY: the plugin copies the message.
+            unsafe { make(error.code(), pointer(message.as_bytes()), message.len()) }
+        }
+        // A plugin without errors gets an empty value: it frees what it reads, so there must be one.
+        (found, _) => {
+            let value = found.unwrap_or_default();
+            give((allocate(&value), value.len()));
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// A key as the store takes it: bytes that are no ASCII text are escaped, each key in its own way.
+///
+/// # Safety
+/// `data` has `size` readable bytes.
+unsafe fn key(data: *const c_void, size: usize) -> String {
+    // SAFETY: the caller's promise.
+    unsafe { list(data.cast::<u8>(), size) }.escape_ascii().to_string()
+}
+
+/// Where a value's size stands: the plugin frees by the address alone.
+const HEAD: usize = align_of::<usize>();
+
+fn layout(size: usize) -> Layout {
+    // A value that fits into memory has room for its size beside it.
+    Layout::from_size_align(HEAD + size, HEAD).unwrap_or_else(|_| Layout::new::<usize>())
+}
+
+/// A copy of a value for the plugin, to be freed by [`free`].
+fn allocate(value: &[u8]) -> *mut c_void {
+    let layout = layout(value.len());
+    // SAFETY: the layout is not empty; `HEAD` bytes for the size and as many as the value has behind it are ours.
+    unsafe {
+        let start = alloc(layout);
+        if start.is_null() {
+            std::alloc::handle_alloc_error(layout);
+        }
+        start.cast::<usize>().write(value.len());
+        let data = start.add(HEAD);
+        std::ptr::copy_nonoverlapping(value.as_ptr(), data, value.len());
+        data.cast()
+    }
+}
+
+/// Frees what [`allocate`] made.
+unsafe extern "C" fn free(value: *mut c_void) {
+    if value.is_null() {
+        return;
+    }
+    // SAFETY: the plugin gives back what it was given, once; its size stands before it.
+    unsafe {
+        let start = value.cast::<u8>().sub(HEAD);
+        let size = start.cast::<usize>().read();
+        dealloc(start, layout(size));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::Mutex;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::abi::Struct;
+
+    /// Answers what is there; a `get` waits in steps.
+    #[derive(Default)]
+    struct Map(Mutex<HashMap<String, Vec<u8>>>);
+
+    impl KvStore for Map {
+        fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, KvError> {
+            let end = Instant::now() + timeout;
+            loop {
+                match self.try_get(key) {
+                    Err(KvError::NotFound(_)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                    Err(KvError::NotFound(key)) => return Err(KvError::Timeout { key, after: timeout }),
+                    other => return other,
+                }
+            }
+        }
+
+        fn try_get(&self, key: &str) -> Result<Vec<u8>, KvError> {
+            assert_ne!(key, "panic", "as asked");
+            self.0.lock().unwrap().get(key).cloned().ok_or_else(|| KvError::NotFound(key.into()))
+        }
+
+        fn put(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
+            let mut values = self.0.lock().unwrap();
+            if values.contains_key(key) {
+                return Err(KvError::AlreadyExists(key.into()));
+            }
+            values.insert(key.into(), value.into());
+            Ok(())
+        }
+
+        fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
+            self.0.lock().unwrap().insert(key.into(), value.into());
+            Ok(())
+        }
+    }
+
+    /// An error as a plugin makes it: it lives on the plugin's heap until the plugin frees it.
+    unsafe extern "C" fn make_error(code: u32, message: *const c_void, size: usize) -> *mut c_void {
+        // SAFETY: the callback gives its message with its size.
+        let message = unsafe { crate::attributes::text(message, size) };
+        Box::into_raw(Box::new((code, message))).cast()
+    }
+
+    const MAKE: CallbackError = Some(make_error);
+
+    fn error(raw: *mut c_void) -> Option<(u32, String)> {
+        // SAFETY: what a callback returns is null or what `make_error` made.
+        (!raw.is_null()).then(|| *unsafe { Box::from_raw(raw.cast::<(u32, String)>()) })
+    }
+
+    /// A client's arguments, as the plugin sees them, used through their pointers alone.
+    struct Plugin(abi::ClientCreateArgs);
+    // SAFETY: the store behind the pointers may be used from any thread.
+    unsafe impl Send for Plugin {}
+    // SAFETY: as above.
+    unsafe impl Sync for Plugin {}
+
+    impl Plugin {
+        fn new() -> Plugin {
+            let mut args = abi::ClientCreateArgs::new();
+            hand_over(&(Arc::new(Map::default()) as Arc<dyn KvStore>), &mut args);
+            Plugin(args)
+        }
+
+        fn get(&self, key: &[u8], timeout_in_ms: i32) -> Result<Vec<u8>, (u32, String)> {
+            let mut args = abi::KeyValueGetCallbackArgs {
+                key: pointer(key),
+                key_size: key.len(),
+                timeout_in_ms,
+                callback_error: &MAKE,
+                user_arg: self.0.kv_get_user_arg,
+                ..Struct::new()
+            };
+            // SAFETY: the arguments are complete; the value is copied and given back.
+            unsafe {
+                if let Some(failed) = error(self.0.kv_get_callback.unwrap()(&mut args)) {
+                    return Err(failed);
+                }
+                let value = list(args.value.cast::<u8>(), args.value_size).to_vec();
+                args.value_deleter_callback.unwrap()(args.value);
+                Ok(value)
+            }
+        }
+
+        fn try_get(&self, key: &[u8]) -> Result<Vec<u8>, (u32, String)> {
+            let mut args = abi::KeyValueTryGetCallbackArgs {
+                key: pointer(key),
+                key_size: key.len(),
+                callback_error: &MAKE,
+                user_arg: self.0.kv_try_get_user_arg,
+                ..Struct::new()
+            };
+            // SAFETY: as above.
+            unsafe {
+                if let Some(failed) = error(self.0.kv_try_get_callback.unwrap()(&mut args)) {
+                    return Err(failed);
+                }
+                let value = list(args.value.cast::<u8>(), args.value_size).to_vec();
+                args.value_deleter_callback.unwrap()(args.value);
+                Ok(value)
+            }
+        }
+
+        fn put(&self, key: &[u8], value: &[u8]) -> Result<(), (u32, String)> {
+            let mut args = abi::KeyValuePutCallbackArgs {
+                key: pointer(key),
+                key_size: key.len(),
+                value: pointer(value),
+                value_size: value.len(),
+                callback_error: &MAKE,
+                user_arg: self.0.kv_put_user_arg,
+                ..Struct::new()
+            };
+            // SAFETY: as above.
+            error(unsafe { self.0.kv_put_callback.unwrap()(&mut args) }).map_or(Ok(()), Err)
+        }
+    }
+
+    #[test]
+    fn a_plugin_puts_and_gets_bytes() {
+        let plugin = Plugin::new();
+        let binary: Vec<u8> = (0..=255).cycle().take(70_000).collect();
+        assert_eq!(plugin.put(b"local_topology/cuda/0", &binary), Ok(()));
+        assert_eq!(plugin.get(b"local_topology/cuda/0", 0), Ok(binary.clone()));
+        assert_eq!(plugin.try_get(b"local_topology/cuda/0"), Ok(binary));
+        assert_eq!(plugin.put(b"empty", b""), Ok(()));
+        assert_eq!(plugin.get(b"empty", 0), Ok(Vec::new()));
+        assert_eq!(plugin.put(&[0, 255, b'\n', 0xe4], b"x"), Ok(()));
+        assert_eq!(plugin.get(&[0, 255, b'\n', 0xe4], 0), Ok(b"x".to_vec()));
+        assert_eq!(plugin.try_get(&[0, 255, b'\n']).unwrap_err().0, error_code::NOT_FOUND);
+    }
+
+    #[test]
+    fn errors_have_their_codes() {
+        let plugin = Plugin::new();
+        let (code, message) = plugin.try_get(b"nobody").unwrap_err();
+        assert_eq!((code, message.as_str()), (error_code::NOT_FOUND, "key 'nobody' is not there"));
+        let started = Instant::now();
+        let (code, message) = plugin.get(b"nobody", 60).unwrap_err();
+        assert!(started.elapsed() >= Duration::from_millis(60));
+        assert_eq!((code, message.as_str()), (error_code::DEADLINE_EXCEEDED, "key 'nobody' was not put within 0.1 s"));
+        plugin.put(b"a", b"1").unwrap();
+        assert_eq!(plugin.put(b"a", b"1"), Ok(()), "the same again");
+        assert_eq!(plugin.put(b"a", b"2").unwrap_err().0, error_code::ALREADY_EXISTS);
+        assert_eq!(plugin.try_get(b"panic").unwrap_err().0, error_code::UNAVAILABLE);
+    }
+
+    #[test]
+    fn a_get_waits_for_another_thread() {
+        let plugin = Plugin::new();
+        std::thread::scope(|scope| {
+            let waiting: Vec<_> = (0..8).map(|_| scope.spawn(|| plugin.get(b"late", -1))).collect();
+            std::thread::sleep(Duration::from_millis(30));
+            plugin.put(b"late", b"here").unwrap();
+            assert!(waiting.into_iter().all(|w| w.join().unwrap() == Ok(b"here".to_vec())));
+        });
+    }
+}

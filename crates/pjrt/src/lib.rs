@@ -1,0 +1,50 @@
+//! Safe wrappers of the PJRT C interface: a plugin, its devices, buffers, compiled programs.
+//!
+//! [`Plugin::load`] maps a plugin, [`Client::new`] starts it, [`Client::compile`] turns StableHLO text into a
+//! [`LoadedExecutable`], [`Client::upload`] makes [`Buffer`]s of host bytes, [`LoadedExecutable::execute`] runs the
+//! program with one list of arguments a device. [`Topology`] compiles for hardware that is not there.
+//!
+//! Every object is `Send + Sync` (PJRT objects are thread-safe) and keeps what it stands on alive: a buffer its client,
+//! a client its plugin. A plugin is never unloaded. Only this module calls C.
+
+#[allow(dead_code)]
+mod abi;
+mod attributes;
+mod buffer;
+mod buffer_type;
+mod client;
+mod compile_log;
+mod device;
+pub mod discover;
+mod error;
+mod event;
+mod executable;
+mod exit;
+mod host;
+mod kv;
+mod layout;
+mod options;
+mod plugin;
+mod profiler;
+mod quiet;
+mod topology;
+mod transfer;
+
+pub use attributes::{Attributes, Value};
+pub use buffer::Buffer;
+pub use buffer_type::BufferType;
+pub use client::{Client, ClientOptions, CpuOptions, CudaOptions};
+pub use device::{Device, DeviceDescription, DeviceMemory};
+pub use error::{Code, Error, Result};
+pub use event::Event;
+pub use executable::{CompiledMemory, Executable, ExecuteOptions, LoadedExecutable, OptimizedProgram};
+pub use exit::end_process;
+pub use host::{HostBuffer, HostUse, SharedBytes, SharedHostBuffer};
+pub use kv::{KvError, KvStore, Node};
+pub use layout::DeviceLayout;
+pub use options::{CompileOptions, OptionValue};
+pub use plugin::Plugin;
+pub use profiler::{ProfileOptions, Profiler};
+pub use quiet::{TPUS_UNPREPARED, give_libtpu_arguments, prepare_absent_tpus, quiet_plugins};
+pub use topology::Topology;
+pub use transfer::{Transfer, TransferShape};

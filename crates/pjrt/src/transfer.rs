@@ -1,0 +1,161 @@
+//! Filling device arrays piece by piece: how stacked weights get from a mapped file to a device without a host copy of
+//! the stack.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::abi::{self, Struct};
+use super::buffer::Buffer;
+use super::buffer_type::BufferType;
+use super::client::{Client, ClientInner, to_i64};
+use super::device::Device;
+use super::error::Result;
+use super::event::Event;
+use super::host::SharedBytes;
+use super::layout::{DeviceLayout, RawLayout, pointer};
+
+/// One array of a [`Transfer`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct TransferShape {
+    /// Element type.
+    pub ty: BufferType,
+    /// Dimensions.
+    pub dims: Vec<usize>,
+    /// How the device is to store it; None for its default. Given for all arrays of a transfer or for none.
+    pub layout: Option<DeviceLayout>,
+}
+
+/// Arrays of one device that are being filled. Each byte is written once, the last piece of an array says so, and the
+/// bytes are those of the device's layout (row-major for a default layout on CPU and CUDA).
+#[derive(Debug)]
+pub struct Transfer {
+    client: Arc<ClientInner>,
+    raw: *mut c_void,
+    sizes: Vec<usize>,
+}
+
+// SAFETY: PJRT transfer managers may be used from any thread.
+unsafe impl Send for Transfer {}
+// SAFETY: as above.
+unsafe impl Sync for Transfer {}
+
+impl Client {
+    /// Makes arrays on `device` to be filled piece by piece.
+    pub fn transfer(&self, device: &Device, shapes: &[TransferShape]) -> Result<Transfer> {
+        type Create = abi::ClientCreateBuffersForAsyncHostToDeviceArgs;
+        self.owns::<Create>(device)?;
+        let dims: Vec<Vec<i64>> = shapes.iter().map(|shape| to_i64(&shape.dims)).collect();
+        let spec = |(shape, dims): (&TransferShape, &Vec<i64>)| abi::ShapeSpec {
+            dims: pointer(dims),
+            num_dims: dims.len(),
+            element_type: shape.ty.to_c(),
+            ..Struct::new()
+        };
+        let specs: Vec<abi::ShapeSpec> = shapes.iter().zip(&dims).map(spec).collect();
+        let layouts: Vec<RawLayout> = shapes.iter().filter_map(|s| s.layout.as_ref()).map(RawLayout::new).collect();
+        if !layouts.is_empty() && layouts.len() != shapes.len() {
+            let reason = format!("{} of {} arrays have a layout: give all or none", layouts.len(), shapes.len());
+            return Err(self.plugin().refuse::<Create>(reason));
+        }
+        let layouts: Vec<*const abi::BufferMemoryLayout> = layouts.iter().map(|l| &raw const l.raw).collect();
+        let mut args = Create {
+            client: self.inner().raw,
+            shape_specs: pointer(&specs),
+            num_shape_specs: specs.len(),
+            device_layouts: if layouts.is_empty() { std::ptr::null_mut() } else { pointer(&layouts) },
+            num_device_layouts: layouts.len(),
+            memory: device.default_memory()?,
+            ..Struct::new()
+        };
+        // SAFETY: shapes and layouts live during the call; the memory lives with the client.
+        unsafe { self.plugin().call(&mut args)? };
+        let mut transfer = Transfer { client: self.inner().clone(), raw: args.transfer_manager, sizes: Vec::new() };
+        for index in 0..shapes.len() {
+            transfer.sizes.push(transfer.buffer_size(index)?);
+        }
+        Ok(transfer)
+    }
+}
+
+impl Transfer {
+    /// Bytes that array `index` takes on the device.
+    fn buffer_size(&self, index: usize) -> Result<usize> {
+        let mut args = abi::AsyncHostToDeviceTransferManagerBufferSizeArgs {
+            transfer_manager: self.raw,
+            buffer_index: index as i32,
+            ..Struct::new()
+        };
+        // SAFETY: the manager lives.
+        unsafe { self.client.plugin.call(&mut args)? };
+        Ok(args.buffer_size)
+    }
+
+    /// Bytes of each array on the device.
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// Writes `bytes` at byte `offset` of array `index` and waits; `last` completes the array.
+    pub fn write(&self, index: usize, offset: usize, bytes: &[u8], last: bool) -> Result<()> {
+        self.send(index, offset, bytes, last)?.wait()
+    }
+
+    /// As [`Transfer::write`], in the background; the bytes' owner is released when they have been read.
+    pub fn write_shared(&self, index: usize, offset: usize, bytes: &SharedBytes, last: bool) -> Result<()> {
+        self.send(index, offset, bytes.bytes(), last)?.keep_until_ready(Box::new(bytes.clone()))
+    }
+
+    fn send(&self, index: usize, offset: usize, bytes: &[u8], last: bool) -> Result<Event> {
+        type Data = abi::AsyncHostToDeviceTransferManagerTransferDataArgs;
+        let plugin = &self.client.plugin;
+        let size = self.size_of::<Data>(index)?;
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > size) {
+            let len = bytes.len();
+            return Err(plugin.refuse::<Data>(format!(
+                "{len} bytes at byte {offset} reach past the end of array {index} of {size} bytes"
+            )));
+        }
+        let mut args = Data {
+            transfer_manager: self.raw,
+            buffer_index: index as i32,
+            data: pointer(bytes),
+            offset: offset as i64,
+            transfer_size: bytes.len() as i64,
+            is_last_transfer: last,
+            ..Struct::new()
+        };
+        // SAFETY: the range is inside the array; the callers keep the bytes until the event, which is ours.
+        unsafe {
+            plugin.call(&mut args)?;
+            Ok(Event::from_raw(plugin, args.done_with_h2d_transfer))
+        }
+    }
+
+    /// Array `index`; it may be taken before it is filled and becomes ready when it is. To be taken once.
+    pub fn buffer(&self, index: usize) -> Result<Buffer> {
+        type Retrieve = abi::AsyncHostToDeviceTransferManagerRetrieveBufferArgs;
+        self.size_of::<Retrieve>(index)?;
+        let mut args = Retrieve { transfer_manager: self.raw, buffer_index: index as i32, ..Struct::new() };
+        // SAFETY: the manager lives; the buffer is ours.
+        unsafe {
+            self.client.plugin.call(&mut args)?;
+            Ok(Buffer::from_raw(&self.client, args.buffer_out))
+        }
+    }
+
+    fn size_of<A: abi::Args>(&self, index: usize) -> Result<usize> {
+        let count = self.sizes.len();
+        let size = self.sizes.get(index).copied();
+        size.ok_or_else(|| self.client.plugin.refuse::<A>(format!("there is no array {index}, only {count}")))
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        let mut args = abi::AsyncHostToDeviceTransferManagerDestroyArgs { transfer_manager: self.raw, ..Struct::new() };
+        // SAFETY: the manager is ours and is not used again.
+        if let Err(error) = unsafe { self.client.plugin.call(&mut args) } {
+            tracing::warn!("{error}");
+        }
+    }
+}

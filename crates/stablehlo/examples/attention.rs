@@ -1,0 +1,23 @@
+//! Prints a program of attention whose queries are split over four devices: `cargo run --example attention`.
+
+use ltx2_stablehlo::{Argument, Builder, DType, Error, Mesh, Sharding, Type};
+
+fn main() -> Result<(), Error> {
+    let b = Builder::new("attention").with_mesh(Mesh::new(&[("context", 4)]));
+    let input = |name: &str, split: &[&[&str]]| {
+        let ty = Type::new(DType::BF16, [8, 256, 64]);
+        b.argument_with(Argument { sharding: Some(Sharding::new(split)), ..Argument::new(name, ty) })
+    };
+    let q = input("q", &[&[], &["context"], &[]]);
+    let (k, v) = (input("k", &[&[], &[], &[]]), input("v", &[&[], &[], &[]]));
+    let scores = {
+        let _scope = b.scope("scores");
+        b.einsum("hqd,hkd->hqk", &q, &k, DType::F32) * 0.125
+    };
+    let _scope = b.scope("softmax");
+    let weights = (&scores - scores.max_keep(&[-1])).exp();
+    let weights = &weights / weights.sum_keep(&[-1]);
+    let y = b.einsum("hqk,hkd->hqd", &weights.to(DType::BF16), &v, DType::BF16);
+    print!("{}", b.finish(&[("y", &y)])?.text);
+    Ok(())
+}

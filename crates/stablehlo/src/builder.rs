@@ -1,0 +1,580 @@
+//! The state of a program under construction: regions, names, scopes and the first error.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::rc::Rc;
+
+use sha2::{Digest, Sha256};
+
+use super::error::{Error, Result};
+use super::sharding::{Mesh, Sharding};
+use super::types::{Type, list};
+use crate::DType;
+
+/// How many passes a product or convolution of f32 operands takes on matrix units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// The platform's fastest: TF32 on CUDA, one bf16 pass on TPU.
+    #[default]
+    Default,
+    /// Full f32.
+    Highest,
+}
+
+impl Precision {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Precision::Default => "DEFAULT",
+            Precision::Highest => "HIGHEST",
+        }
+    }
+}
+
+/// A handle on the program under construction; clones share it.
+#[derive(Clone)]
+pub struct Builder(pub(super) Rc<RefCell<State>>);
+
+/// A value of the program. Cheap to clone; operations on it are methods that add to its program.
+#[derive(Clone)]
+pub struct Value {
+    pub(super) b: Builder,
+    pub(super) name: Rc<str>,
+    pub(super) ty: Type,
+    pub(super) region: usize,
+}
+
+/// What a `main` argument is called and how it is placed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Argument {
+    /// Name, unique in the program.
+    pub name: String,
+    /// Global type.
+    pub ty: Type,
+    /// Placement; `None` lets the partitioner choose.
+    pub sharding: Option<Sharding>,
+    /// Index of the result that takes over this argument's memory.
+    pub donated_to: Option<usize>,
+    /// Order and tiles in device memory, as XLA writes them (`{2,1,0:T(16,128)(2,1)}`); `None` for the default.
+    pub memory_layout: Option<String>,
+    /// The leading part of each dimension that callers fill; what lies behind it is zero.
+    pub content: Vec<usize>,
+}
+
+impl Argument {
+    /// An argument that callers fill whole, placed by the partitioner.
+    pub fn new(name: &str, ty: Type) -> Self {
+        let content = ty.dims.clone();
+        Argument { name: name.to_string(), ty, sharding: None, donated_to: None, memory_layout: None, content }
+    }
+}
+
+/// A result of `main`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// Name, unique in the program.
+    pub name: String,
+    /// Global type.
+    pub ty: Type,
+    /// Placement; `None` lets the partitioner choose.
+    pub sharding: Option<Sharding>,
+    /// Order and tiles in device memory; `None` for the default.
+    pub memory_layout: Option<String>,
+    /// The leading part of each dimension that callers see.
+    pub content: Vec<usize>,
+}
+
+impl Output {
+    /// A result that callers see whole, placed by the partitioner.
+    pub fn new(name: &str, ty: Type) -> Self {
+        Output { name: name.to_string(), content: ty.dims.clone(), ty, sharding: None, memory_layout: None }
+    }
+}
+
+/// A finished program.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// StableHLO text.
+    pub text: String,
+    /// The arguments of `main`, in order.
+    pub arguments: Vec<Argument>,
+    /// The results of `main`, in order.
+    pub results: Vec<Output>,
+    /// The devices the program is partitioned over; no axes for one.
+    pub mesh: Mesh,
+    /// Operations of the products that are written, a multiply-add counted as two: in a loop of a known number of turns as
+    /// often, in one whose bound is an input once. What a kernel computes is not among them.
+    pub products: f64,
+}
+
+impl Program {
+    /// The text's SHA-256 in hex: two programs with one hash are the same program.
+    pub fn hash(&self) -> String {
+        Sha256::digest(self.text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// Devices the program is partitioned over.
+    pub fn devices(&self) -> usize {
+        self.mesh.devices()
+    }
+
+    /// Position of an argument.
+    pub fn argument(&self, name: &str) -> Option<usize> {
+        self.arguments.iter().position(|a| a.name == name)
+    }
+}
+
+/// A block of operations being written. A `while` region passes every value it uses from outside through the loop's
+/// carry, as XLA wants it, and a manual computation takes such values as operands; a function may not use any.
+pub(super) struct Region {
+    pub id: usize,
+    pub kind: RegionKind,
+    pub text: String,
+}
+
+pub(super) enum RegionKind {
+    /// A function's body: sees nothing of the outside.
+    Isolated,
+    /// Both regions of a `while`: outer values are captured into the carry.
+    Loop { captures: Captures },
+    /// A manual computation's body: outer values are captured as operands that every device holds whole.
+    Manual { captures: Captures },
+}
+
+/// Outer values with their names inside a region.
+pub(super) type Captures = Vec<(Value, Rc<str>)>;
+
+impl RegionKind {
+    fn captures(&self) -> Option<&Captures> {
+        match self {
+            RegionKind::Isolated => None,
+            RegionKind::Loop { captures } | RegionKind::Manual { captures } => Some(captures),
+        }
+    }
+}
+
+pub(super) struct State {
+    pub program: String,
+    pub precision: Precision,
+    pub mixed_products: bool,
+    pub mesh: Option<Mesh>,
+    /// Operations of products so far.
+    pub products: f64,
+    regions: Vec<Region>,
+    next_name: usize,
+    next_region: usize,
+    pub next_channel: usize,
+    scopes: Vec<String>,
+    locations: bool,
+    arguments: Vec<Argument>,
+    functions: BTreeMap<String, Function>,
+    error: Option<Error>,
+}
+
+pub(super) struct Function {
+    pub text: String,
+    pub results: Vec<Type>,
+    /// Operations of products in one call.
+    pub products: f64,
+}
+
+/// Leaves a name scope when dropped.
+pub struct Scope(Builder);
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        self.0.0.borrow_mut().scopes.pop();
+    }
+}
+
+impl Builder {
+    /// A new program on one device.
+    pub fn new(program: &str) -> Self {
+        Builder(Rc::new(RefCell::new(State {
+            program: program.to_string(),
+            precision: Precision::Default,
+            mixed_products: true,
+            mesh: None,
+            products: 0.0,
+            regions: vec![Region { id: 0, kind: RegionKind::Isolated, text: String::new() }],
+            next_name: 0,
+            next_region: 1,
+            next_channel: 1,
+            scopes: Vec::new(),
+            locations: true,
+            arguments: Vec::new(),
+            functions: BTreeMap::new(),
+            error: None,
+        })))
+    }
+
+    /// Sets the precision of every product and convolution that follows.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        self.0.borrow_mut().precision = precision;
+        self
+    }
+
+    /// Whether a product may give a wider type than its operands have; else they are widened first, to the same value.
+    pub fn with_mixed_products(self, allowed: bool) -> Self {
+        self.0.borrow_mut().mixed_products = allowed;
+        self
+    }
+
+    /// Partitions the program over a mesh.
+    pub fn with_mesh(self, mesh: Mesh) -> Self {
+        self.0.borrow_mut().mesh = Some(mesh);
+        self
+    }
+
+    /// Leaves the name scopes out of the text, for readable snapshots.
+    pub fn without_locations(self) -> Self {
+        self.0.borrow_mut().locations = false;
+        self
+    }
+
+    /// Enters a name scope: operations made while the returned guard lives carry it in their metadata.
+    #[must_use]
+    pub fn scope(&self, name: impl Into<String>) -> Scope {
+        self.0.borrow_mut().scopes.push(name.into());
+        Scope(self.clone())
+    }
+
+    /// The current name scope, `outer/inner`.
+    pub fn scope_path(&self) -> String {
+        self.0.borrow().scopes.join("/")
+    }
+
+    /// Declares an argument of `main`, from wherever in the program it is first needed.
+    pub fn argument(&self, name: &str, ty: Type) -> Value {
+        self.argument_with(Argument::new(name, ty))
+    }
+
+    /// Declares an argument of `main` with its placement.
+    pub fn argument_with(&self, argument: Argument) -> Value {
+        let duplicate = self.0.borrow().arguments.iter().any(|a| a.name == argument.name);
+        if duplicate {
+            self.fail("argument", format!("'{}' is declared twice", argument.name));
+        }
+        let mut s = self.0.borrow_mut();
+        let name: Rc<str> = format!("%arg{}", s.arguments.len()).into();
+        let ty = argument.ty.clone();
+        s.arguments.push(argument);
+        drop(s);
+        Value { b: self.clone(), name, ty, region: 0 }
+    }
+
+    /// Keeps the first error; later ones are its consequences.
+    pub(super) fn fail(&self, op: &'static str, message: String) {
+        let mut s = self.0.borrow_mut();
+        if s.error.is_none() {
+            s.error = Some(Error { op, scope: s.scopes.join("/"), program: s.program.clone(), message });
+        }
+    }
+
+    /// Keeps a mistake that a layer above found, under the current name scope.
+    pub fn reject(&self, op: &'static str, message: String) {
+        self.fail(op, message);
+    }
+
+    /// A value that stands for the result of a failed operation.
+    pub(super) fn poison(&self, op: &'static str, message: String, ty: Type) -> Value {
+        self.fail(op, message);
+        self.value("%poison".into(), ty)
+    }
+
+    pub(super) fn value(&self, name: Rc<str>, ty: Type) -> Value {
+        let region = self.0.borrow().regions.last().map_or(0, |r| r.id);
+        Value { b: self.clone(), name, ty, region }
+    }
+
+    /// A fresh SSA name.
+    pub(super) fn fresh(&self) -> Rc<str> {
+        let mut s = self.0.borrow_mut();
+        s.next_name += 1;
+        format!("%{}", s.next_name - 1).into()
+    }
+
+    /// Whether operations now see one device's own part of every value.
+    pub(super) fn is_manual(&self) -> bool {
+        self.0.borrow().regions.iter().any(|r| matches!(r.kind, RegionKind::Manual { .. }))
+    }
+
+    /// The name of `v` inside the current region, captured through the regions in between.
+    pub(super) fn name_of(&self, v: &Value) -> Rc<str> {
+        let depth = self.0.borrow().regions.len();
+        self.resolve(v, depth - 1)
+    }
+
+    fn resolve(&self, v: &Value, level: usize) -> Rc<str> {
+        let s = self.0.borrow();
+        let region = &s.regions[level];
+        if region.id == v.region {
+            return v.name.clone();
+        }
+        // `main`'s arguments may be declared while a function is being written, but not be seen from inside it.
+        let known = region.kind.captures().map(|c| c.iter().find(|(o, _)| o.region == v.region && o.name == v.name));
+        match known {
+            Some(Some((_, local))) => return local.clone(),
+            Some(None) if level > 0 => drop(s),
+            _ => {
+                drop(s);
+                self.fail("capture", format!("value of type {} is used in a region that cannot see it", v.ty));
+                return "%poison".into();
+            }
+        }
+        let local = self.fresh();
+        if let RegionKind::Loop { captures } | RegionKind::Manual { captures } =
+            &mut self.0.borrow_mut().regions[level].kind
+        {
+            captures.push((v.clone(), local.clone()));
+        }
+        local
+    }
+
+    /// Writes one operation with one result.
+    pub(super) fn op(&self, op: &'static str, text: impl Display, ty: Type) -> Value {
+        let name = self.fresh();
+        self.line(op, format_args!("{name} = {text}"));
+        self.value(name, ty)
+    }
+
+    /// Writes one operation with several results.
+    pub(super) fn op_many(&self, op: &'static str, text: impl Display, types: &[Type]) -> Vec<Value> {
+        let name = self.fresh();
+        if types.len() == 1 {
+            self.line(op, format_args!("{name} = {text}"));
+            return vec![self.value(name, types[0].clone())];
+        }
+        self.line(op, format_args!("{name}:{} = {text}", types.len()));
+        types.iter().enumerate().map(|(i, t)| self.value(format!("{name}#{i}").into(), t.clone())).collect()
+    }
+
+    /// Writes a line of the current region, with its name scope as location.
+    pub(super) fn line(&self, op: &'static str, text: impl Display) {
+        let mut s = self.0.borrow_mut();
+        let location = if s.locations {
+            let mut scope = s.scopes.join("/");
+            if !scope.is_empty() {
+                scope.push('/');
+            }
+            format!(" loc(\"{scope}{op}\")")
+        } else {
+            String::new()
+        };
+        let indent = "  ".repeat(s.regions.len() + 1);
+        if let Some(region) = s.regions.last_mut() {
+            use std::fmt::Write;
+            // Writing to a String cannot fail.
+            let _ = writeln!(region.text, "{indent}{text}{location}");
+        }
+    }
+
+    /// Writes a line without a location (terminators).
+    pub(super) fn raw_line(&self, text: impl Display) {
+        let mut s = self.0.borrow_mut();
+        let indent = "  ".repeat(s.regions.len() + 1);
+        if let Some(region) = s.regions.last_mut() {
+            use std::fmt::Write;
+            let _ = writeln!(region.text, "{indent}{text}");
+        }
+    }
+
+    pub(super) fn push_region(&self, kind: RegionKind) {
+        let mut s = self.0.borrow_mut();
+        let id = s.next_region;
+        s.next_region += 1;
+        s.regions.push(Region { id, kind, text: String::new() });
+    }
+
+    pub(super) fn pop_region(&self) -> Region {
+        let mut s = self.0.borrow_mut();
+        match s.regions.pop() {
+            Some(r) if !s.regions.is_empty() => r,
+            // The outermost region is only taken by `finish`; give an empty one so that the error kept is the real one.
+            _ => Region { id: usize::MAX, kind: RegionKind::Isolated, text: String::new() },
+        }
+    }
+
+    /// Takes the text written in the current region so far, leaving it empty: a loop writes its two regions one after
+    /// the other into one frame, because they share the loop's captures.
+    pub(super) fn take_text(&self) -> String {
+        self.0.borrow_mut().regions.last_mut().map(|r| std::mem::take(&mut r.text)).unwrap_or_default()
+    }
+
+    /// Defines a private function once and calls it: `name` must identify the body for the given argument types.
+    pub fn call(&self, name: &str, arguments: &[Value], body: impl FnOnce(&[Value]) -> Vec<Value>) -> Vec<Value> {
+        let types: Vec<Type> = arguments.iter().map(|a| a.ty.clone()).collect();
+        let key = function_name(name, &types);
+        let known = self.0.borrow().functions.get(&key).map(|f| f.results.clone());
+        let results = known.unwrap_or_else(|| self.define(&key, &types, body));
+        let products = self.0.borrow().functions.get(&key).map_or(0.0, |f| f.products);
+        self.0.borrow_mut().products += products;
+        let operands = list(arguments.iter().map(|a| self.name_of(a)));
+        let text = format!("func.call @\"{key}\"({operands}) : ({}) -> ({})", list(types.iter()), list(results.iter()));
+        self.op_many("call", text, &results)
+    }
+
+    fn define(&self, key: &str, types: &[Type], body: impl FnOnce(&[Value]) -> Vec<Value>) -> Vec<Type> {
+        let before = self.0.borrow().products;
+        self.push_region(RegionKind::Isolated);
+        let parameters: Vec<Value> = types.iter().map(|t| self.value(self.fresh(), t.clone())).collect();
+        let results = body(&parameters);
+        let names = list(results.iter().map(|r| self.name_of(r)));
+        let result_types: Vec<Type> = results.iter().map(|r| r.ty.clone()).collect();
+        let region = self.pop_region();
+        let signature = list(parameters.iter().map(|p| format!("{}: {}", p.name, p.ty)));
+        let returned = list(result_types.iter());
+        let text = format!(
+            "  func.func private @\"{key}\"({signature}) -> ({returned}) {{\n{}    return {names} : {returned}\n  }}\n",
+            region.text
+        );
+        let mut s = self.0.borrow_mut();
+        let products = s.products - before;
+        s.products = before;
+        s.functions.insert(key.to_string(), Function { text, results: result_types.clone(), products });
+        drop(s);
+        result_types
+    }
+
+    /// Ends the program with its named results.
+    ///
+    /// # Errors
+    /// The first mistake made while building, if any.
+    pub fn finish(&self, results: &[(&str, &Value)]) -> Result<Program> {
+        self.finish_with(results.iter().map(|(n, v)| (Output::new(n, v.ty.clone()), (*v).clone())).collect())
+    }
+
+    /// Ends the program with its named results and their placements.
+    ///
+    /// # Errors
+    /// The first mistake made while building, if any.
+    pub fn finish_with(&self, results: Vec<(Output, Value)>) -> Result<Program> {
+        let names = list(results.iter().map(|(_, v)| self.name_of(v)));
+        let types = list(results.iter().map(|(_, v)| &v.ty));
+        let s = self.0.borrow();
+        if let Some(e) = &s.error {
+            return Err(e.clone());
+        }
+        let outputs: Vec<Output> = results.into_iter().map(|(output, _)| output).collect();
+        let mesh = s.mesh.clone().unwrap_or(Mesh { axes: Vec::new() });
+        let devices = mesh.devices();
+        let mut text = format!(
+            "module @{} attributes {{mhlo.num_partitions = {devices} : i32, mhlo.num_replicas = 1 : i32}} {{\n",
+            s.program
+        );
+        if let Some(mesh) = &s.mesh {
+            text.push_str(&format!("  {mesh}\n"));
+        }
+        for f in s.functions.values() {
+            text.push_str(&f.text);
+        }
+        let arguments =
+            list(s.arguments.iter().enumerate().map(|(i, a)| format!("%arg{i}: {}{}", a.ty, a.attributes())));
+        let returned = list(outputs.iter().map(|o| format!("{}{}", o.ty, o.attributes())));
+        text.push_str(&format!("  func.func public @main({arguments}) -> ({returned}) {{\n"));
+        text.push_str(&s.regions[0].text);
+        text.push_str(&format!("    return {names} : {types}\n  }}\n}}\n"));
+        Ok(Program { text, arguments: s.arguments.clone(), results: outputs, mesh, products: s.products })
+    }
+
+    /// Marks an argument's memory as taken over by result number `result`.
+    pub fn donate(&self, argument: &str, result: usize) {
+        let found = {
+            let mut s = self.0.borrow_mut();
+            s.arguments.iter_mut().find(|a| a.name == argument).map(|a| a.donated_to = Some(result)).is_some()
+        };
+        if !found {
+            self.fail("donate", format!("there is no argument '{argument}'"));
+        }
+    }
+
+    /// Precision of products and convolutions.
+    pub fn precision(&self) -> Precision {
+        self.0.borrow().precision
+    }
+
+    /// A scalar constant.
+    pub fn scalar(&self, value: f64, dtype: DType) -> Value {
+        self.full(value, Type::scalar(dtype))
+    }
+}
+
+impl Argument {
+    fn attributes(&self) -> String {
+        let donated = self.donated_to.map(|i| format!("tf.aliasing_output = {i} : i32"));
+        attributes(&self.memory_layout, &self.sharding, donated)
+    }
+}
+
+impl Output {
+    fn attributes(&self) -> String {
+        attributes(&self.memory_layout, &self.sharding, None)
+    }
+}
+
+fn attributes(memory_layout: &Option<String>, sharding: &Option<Sharding>, more: Option<String>) -> String {
+    let memory = memory_layout.as_ref().map(|m| format!("mhlo.layout_mode = \"{m}\""));
+    let placed = sharding.as_ref().map(|s| format!("sdy.sharding = {}", s.attribute()));
+    let parts: Vec<String> = [memory, placed, more].into_iter().flatten().collect();
+    if parts.is_empty() { String::new() } else { format!(" {{{}}}", parts.join(", ")) }
+}
+
+fn function_name(name: &str, types: &[Type]) -> String {
+    let mut key = name.to_string();
+    for t in types {
+        key.push('_');
+        for d in &t.dims {
+            key.push_str(&format!("{d}x"));
+        }
+        key.push_str(t.dtype.name());
+    }
+    key
+}
+
+impl Value {
+    /// The type.
+    pub fn ty(&self) -> &Type {
+        &self.ty
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.ty.dtype
+    }
+
+    /// The dimensions.
+    pub fn dims(&self) -> &[usize] {
+        &self.ty.dims
+    }
+
+    /// One dimension; negative counts from the end. A wrong index is the program's error and reads as 1.
+    pub fn dim(&self, axis: isize) -> usize {
+        match axis_of(axis, self.ty.rank()) {
+            Some(a) => self.ty.dims[a],
+            None => {
+                self.b.fail("dim", format!("there is no axis {axis} in {}", self.ty));
+                1
+            }
+        }
+    }
+
+    /// Number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.ty.rank()
+    }
+
+    /// The program this value belongs to.
+    pub fn builder(&self) -> &Builder {
+        &self.b
+    }
+
+    pub(super) fn local(&self) -> Rc<str> {
+        self.b.name_of(self)
+    }
+}
+
+/// A possibly negative axis as an index.
+pub(super) fn axis_of(axis: isize, rank: usize) -> Option<usize> {
+    let a = if axis < 0 { axis + rank as isize } else { axis };
+    (a >= 0 && (a as usize) < rank).then_some(a as usize)
+}

@@ -1,0 +1,134 @@
+//! Collectives, for use inside manual regions.
+
+use crate::builder::{Value, axis_of};
+use crate::types::{Type, list};
+
+/// The groups of devices that exchange with each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Groups(pub Vec<Vec<usize>>);
+
+impl Groups {
+    /// Devices in a group.
+    pub fn size(&self) -> usize {
+        self.0.first().map_or(1, Vec::len)
+    }
+
+    /// Each group cut into runs of `inner` neighbours, and the groups of those in the same place of their runs.
+    pub fn nested(&self, inner: usize) -> (Groups, Groups) {
+        let near = self.0.iter().flat_map(|g| g.chunks(inner).map(<[usize]>::to_vec)).collect();
+        let far = self.0.iter().flat_map(|g| (0..inner).map(|i| g.iter().skip(i).step_by(inner).copied().collect()));
+        (Groups(near), Groups(far.collect()))
+    }
+
+    fn attribute(&self) -> String {
+        let rows = list(self.0.iter().map(|g| format!("[{}]", list(g))));
+        format!("replica_groups = dense<[{rows}]> : tensor<{}x{}xi64>", self.0.len(), self.size())
+    }
+}
+
+impl Value {
+    fn channel(&self) -> String {
+        let mut s = self.b.0.borrow_mut();
+        s.next_channel += 1;
+        format!("channel_handle = #stablehlo.channel_handle<handle = {}, type = 1>", s.next_channel - 1)
+    }
+
+    fn collective(&self, op: &'static str, attributes: &str, region: &str, ty: Type) -> Value {
+        let text = format!(
+            "\"stablehlo.{op}\"({}) <{{{}, {attributes}}}>{region} : ({}) -> {ty}",
+            self.local(),
+            self.channel(),
+            self.ty
+        );
+        self.b.op(op, text, ty)
+    }
+
+    fn resized(&self, op: &'static str, axis: isize, times: usize, over: usize) -> Option<(usize, Type)> {
+        let found = axis_of(axis, self.rank()).filter(|&a| (self.ty.dims[a] * times).is_multiple_of(over));
+        let Some(a) = found else {
+            self.b.fail(op, format!("axis {axis} of {} does not scale by {times}/{over}", self.ty));
+            return None;
+        };
+        let mut ty = self.ty.clone();
+        ty.dims[a] = ty.dims[a] * times / over;
+        Some((a, ty))
+    }
+
+    /// Every group member's part, joined along `axis`.
+    pub fn all_gather(&self, axis: isize, groups: &Groups) -> Value {
+        match self.resized("all_gather", axis, groups.size(), 1) {
+            Some((a, ty)) => {
+                let attributes = format!("all_gather_dim = {a} : i64, {}, use_global_device_ids", groups.attribute());
+                self.collective("all_gather", &attributes, "", ty)
+            }
+            None => self.clone(),
+        }
+    }
+
+    /// Splits `split` into the group's size and joins the received parts along `concat`.
+    pub fn all_to_all(&self, split: isize, concat: isize, groups: &Groups) -> Value {
+        let n = groups.size();
+        let Some((s, ty)) = self.resized("all_to_all", split, 1, n) else { return self.clone() };
+        let Some(c) = axis_of(concat, self.rank()) else {
+            return self.b.poison("all_to_all", format!("there is no axis {concat} in {}", self.ty), self.ty.clone());
+        };
+        let mut ty = ty;
+        ty.dims[c] *= n;
+        let attributes = format!(
+            "concat_dimension = {c} : i64, split_count = {n} : i64, split_dimension = {s} : i64, {}",
+            groups.attribute()
+        );
+        self.collective("all_to_all", &attributes, "", ty)
+    }
+
+    fn reducer(&self, op: &str) -> String {
+        let ty = Type::scalar(self.dtype());
+        let (a, b, r) = (self.b.fresh(), self.b.fresh(), self.b.fresh());
+        format!(
+            " ({{\n^bb0({a}: {ty}, {b}: {ty}):\n{r} = stablehlo.{op} {a}, {b} : {ty}\nstablehlo.return {r} : {ty}\n}})"
+        )
+    }
+
+    /// The sum over the group.
+    pub fn all_reduce_sum(&self, groups: &Groups) -> Value {
+        self.all_reduce("add", groups)
+    }
+
+    /// The largest value over the group.
+    pub fn all_reduce_max(&self, groups: &Groups) -> Value {
+        self.all_reduce("maximum", groups)
+    }
+
+    fn all_reduce(&self, op: &str, groups: &Groups) -> Value {
+        let attributes = format!("{}, use_global_device_ids", groups.attribute());
+        let (region, channel) = (self.reducer(op), self.channel());
+        // all_reduce is variadic, so its type stands in parentheses on both sides like any generic operation.
+        let text = format!(
+            "\"stablehlo.all_reduce\"({}) <{{{channel}, {attributes}}}>{region} : ({}) -> {}",
+            self.local(),
+            self.ty,
+            self.ty
+        );
+        self.b.op("all_reduce", text, self.ty.clone())
+    }
+
+    /// The sum over the group, of which this device keeps its part along `axis`.
+    pub fn reduce_scatter_sum(&self, axis: isize, groups: &Groups) -> Value {
+        match self.resized("reduce_scatter", axis, 1, groups.size()) {
+            Some((a, ty)) => {
+                let attributes =
+                    format!("scatter_dimension = {a} : i64, {}, use_global_device_ids", groups.attribute());
+                let region = self.reducer("add");
+                self.collective("reduce_scatter", &attributes, &region, ty)
+            }
+            None => self.clone(),
+        }
+    }
+
+    /// Sends this device's value along `(source, target)` pairs; a device without a source receives zeros.
+    pub fn collective_permute(&self, pairs: &[(usize, usize)]) -> Value {
+        let rows = list(pairs.iter().map(|(a, b)| format!("[{a}, {b}]")));
+        let attributes = format!("source_target_pairs = dense<[{rows}]> : tensor<{}x2xi64>", pairs.len());
+        self.collective("collective_permute", &attributes, "", self.ty.clone())
+    }
+}

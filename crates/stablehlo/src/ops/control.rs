@@ -1,0 +1,100 @@
+//! Loops, and an order that stays.
+
+use std::rc::Rc;
+
+use crate::DType;
+use crate::builder::{Builder, RegionKind, Value};
+use crate::types::{Type, list};
+
+impl Value {
+    /// The same value, made before anything that reads it: no compiler computes it again for each reader.
+    pub fn kept(&self) -> Value {
+        let text = format!("stablehlo.optimization_barrier {} : {}", self.local(), self.ty);
+        self.b.op("optimization_barrier", text, self.ty.clone())
+    }
+}
+
+impl Builder {
+    /// Repeats `body` while `condition` holds. Both see the carried values; outer values they use ride along
+    /// unchanged. The body returns the new carried values, of the same types.
+    pub fn while_loop(
+        &self,
+        init: &[Value],
+        condition: impl FnOnce(&[Value]) -> Value,
+        body: impl FnOnce(&[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        self.push_region(RegionKind::Loop { captures: Vec::new() });
+        let carried: Vec<Value> = init.iter().map(|v| self.value(self.fresh(), v.ty.clone())).collect();
+        let proceed = condition(&carried);
+        if proceed.ty != Type::scalar(DType::Bool) {
+            self.fail("while", format!("the condition must be a boolean scalar, got {}", proceed.ty));
+        }
+        self.raw_line(format!("stablehlo.return {} : {}", self.name_of(&proceed), proceed.ty));
+        let condition_text = self.take_text();
+        let next = body(&carried);
+        for (i, (n, c)) in next.iter().zip(&carried).enumerate() {
+            if n.ty != c.ty {
+                self.fail("while", format!("carried value {i} is {} and comes back as {}", c.ty, n.ty));
+            }
+        }
+        if next.len() != carried.len() {
+            self.fail("while", format!("{} values carried, {} come back", carried.len(), next.len()));
+        }
+        let next: Vec<Rc<str>> = next.iter().map(|v| self.name_of(v)).collect();
+        let region = self.pop_region();
+        let RegionKind::Loop { captures } = region.kind else { return init.to_vec() };
+
+        let types: Vec<Type> =
+            carried.iter().map(|c| c.ty.clone()).chain(captures.iter().map(|(v, _)| v.ty.clone())).collect();
+        let starts = init.iter().chain(captures.iter().map(|(v, _)| v)).map(|v| self.name_of(v));
+        let names = carried.iter().map(|c| c.name.clone()).chain(captures.iter().map(|(_, n)| n.clone()));
+        let pairs = list(names.zip(starts.collect::<Vec<_>>()).map(|(n, s)| format!("{n} = {s}")));
+        let returned = list(next.iter().chain(captures.iter().map(|(_, n)| n)));
+        let all = list(&types);
+        let text = format!(
+            "stablehlo.while({pairs}) : {all} cond {{\n{condition_text}}} do {{\n{}stablehlo.return {returned} : {all}\n}}",
+            region.text
+        );
+        let mut results = self.op_many("while", text, &types);
+        results.truncate(init.len());
+        results
+    }
+
+    /// Runs `body(i, carried)` for `i` in `begin..end` (32-bit integer scalars).
+    pub fn for_loop(
+        &self,
+        begin: &Value,
+        end: &Value,
+        init: &[Value],
+        body: impl FnOnce(&Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let start: Vec<Value> = std::iter::once(begin.clone()).chain(init.iter().cloned()).collect();
+        let mut results = self.while_loop(
+            &start,
+            |c| c[0].compare(crate::Comparison::Lt, end),
+            |c| {
+                let mut next = vec![&c[0] + 1.0];
+                next.extend(body(&c[0], &c[1..]));
+                next
+            },
+        );
+        results.remove(0);
+        results
+    }
+
+    /// Runs `body(i, carried)` for `i` in `0..count`.
+    pub fn repeat(
+        &self,
+        count: usize,
+        init: &[Value],
+        body: impl FnOnce(&Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let (begin, end) = (self.scalar(0.0, DType::I32), self.scalar(count as f64, DType::I32));
+        let before = self.0.borrow().products;
+        let results = self.for_loop(&begin, &end, init, body);
+        let mut s = self.0.borrow_mut();
+        s.products = before + (s.products - before) * count as f64;
+        drop(s);
+        results
+    }
+}

@@ -1,0 +1,67 @@
+//! Calls of kernels that XLA or a plugin brings along.
+
+use crate::builder::{Builder, Value};
+use crate::types::{Type, list};
+
+/// A custom call; what it needs is fixed by its target.
+#[derive(Clone, Debug, Default)]
+pub struct CustomCall {
+    /// The registered target's name.
+    pub target: String,
+    /// Version of the calling convention: 1, 2 (opaque string) or 4 (typed FFI).
+    pub api_version: u32,
+    /// The opaque configuration, usually JSON.
+    pub backend_config: String,
+    /// Minor-to-major order of each operand; empty for the default.
+    pub operand_layouts: Vec<Vec<usize>>,
+    /// Minor-to-major order of each result; empty for the default.
+    pub result_layouts: Vec<Vec<usize>>,
+    /// Keeps the call even when its results are unused.
+    pub has_side_effect: bool,
+}
+
+impl Builder {
+    /// Emits a custom call.
+    pub fn custom_call(&self, call: &CustomCall, operands: &[&Value], results: &[Type]) -> Vec<Value> {
+        let layouts = |l: &[Vec<usize>]| {
+            list(l.iter().map(|o| match o.is_empty() {
+                true => "dense<> : tensor<0xindex>".to_string(),
+                false => format!("dense<[{}]> : tensor<{}xindex>", list(o), o.len()),
+            }))
+        };
+        let mut attributes = vec![
+            format!("api_version = {} : i32", call.api_version.max(1)),
+            format!("backend_config = \"{}\"", escape(&call.backend_config)),
+            format!("call_target_name = \"{}\"", escape(&call.target)),
+        ];
+        if call.has_side_effect {
+            attributes.push("has_side_effect = true".into());
+        }
+        if !call.operand_layouts.is_empty() {
+            attributes.push(format!("operand_layouts = [{}]", layouts(&call.operand_layouts)));
+        }
+        if !call.result_layouts.is_empty() {
+            attributes.push(format!("result_layouts = [{}]", layouts(&call.result_layouts)));
+        }
+        let text = format!(
+            "\"stablehlo.custom_call\"({}) <{{{}}}> : ({}) -> ({})",
+            list(operands.iter().map(|o| o.local())),
+            list(attributes),
+            list(operands.iter().map(|o| &o.ty)),
+            list(results)
+        );
+        self.op_many("custom_call", text, results)
+    }
+}
+
+/// MLIR's string escapes.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'"' | b'\\' | 0..=0x1f | 0x7f.. => out.push_str(&format!("\\{byte:02X}")),
+            b => out.push(char::from(b)),
+        }
+    }
+    out
+}

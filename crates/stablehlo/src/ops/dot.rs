@@ -1,0 +1,96 @@
+//! Products of tensors, written as an einsum.
+
+use crate::DType;
+use crate::builder::{Builder, Value};
+use crate::types::{Type, list};
+
+impl Builder {
+    /// The product of two tensors by an einsum such as `"bqhd,bkhd->bhqk"`: letters in both operands and the result
+    /// are batch dimensions, letters in both operands only are summed. Accumulates in f32 at least and gives the
+    /// result as `out`.
+    pub fn einsum(&self, spec: &str, a: &Value, b: &Value, out: DType) -> Value {
+        let wider = out.size() > a.dtype().size() && a.dtype() == b.dtype();
+        if wider && !self.0.borrow().mixed_products {
+            return self.einsum(spec, &a.to(out), &b.to(out), out);
+        }
+        let fail = |why: String| {
+            let message = format!("'{spec}' of {} and {}: {why}", a.ty, b.ty);
+            self.poison("dot_general", message, Type::new(out, a.ty.dims.clone()))
+        };
+        let Some((la, lb, lo)) = parse(spec) else {
+            return fail("not of the form ab,bc->ac with single letters".into());
+        };
+        if la.len() != a.rank() || lb.len() != b.rank() {
+            return fail(format!("needs ranks {} and {}", la.len(), lb.len()));
+        }
+        if a.dtype() != b.dtype() {
+            return fail("element types differ".into());
+        }
+        let find = |l: &[char], c: char| l.iter().position(|&x| x == c);
+        let (mut batch_a, mut batch_b, mut sum_a, mut sum_b) = (vec![], vec![], vec![], vec![]);
+        for (i, &c) in la.iter().enumerate() {
+            if let Some(j) = find(&lb, c) {
+                if a.ty.dims[i] != b.ty.dims[j] {
+                    return fail(format!("'{c}' is {} on the left and {} on the right", a.ty.dims[i], b.ty.dims[j]));
+                }
+                if lo.contains(&c) {
+                    batch_a.push(i);
+                    batch_b.push(j);
+                } else {
+                    sum_a.push(i);
+                    sum_b.push(j);
+                }
+            }
+        }
+        let free = |l: &[char], batch: &[usize], sum: &[usize]| -> Vec<char> {
+            (0..l.len()).filter(|i| !batch.contains(i) && !sum.contains(i)).map(|i| l[i]).collect()
+        };
+        // dot_general's own order: batch, free of the left, free of the right.
+        let natural: Vec<char> = batch_a
+            .iter()
+            .map(|&i| la[i])
+            .chain(free(&la, &batch_a, &sum_a))
+            .chain(free(&lb, &batch_b, &sum_b))
+            .collect();
+        let size = |c: char| find(&la, c).map(|i| a.ty.dims[i]).or_else(|| find(&lb, c).map(|i| b.ty.dims[i]));
+        let Some(order) = lo.iter().map(|&c| find(&natural, c)).collect::<Option<Vec<_>>>() else {
+            return fail("a letter of the result stands in no operand".into());
+        };
+        if order.len() != natural.len() {
+            return fail("a letter stands in one operand only and not in the result".into());
+        }
+        // XLA accumulates a bf16 product in f32 whatever the result's type; asking for an f32 result and converting it
+        // would write the wide form to memory.
+        let product = if out.size() >= a.dtype().size() { out } else { a.dtype() };
+        let ty = Type::new(product, natural.iter().filter_map(|&c| size(c)).collect::<Vec<_>>());
+        let summed: usize = sum_a.iter().map(|&i| a.ty.dims[i]).product();
+        self.0.borrow_mut().products += 2.0 * ty.elements() as f64 * summed as f64;
+        let p = self.precision().name();
+        let batch = if batch_a.is_empty() {
+            String::new()
+        } else {
+            format!("batching_dims = [{}] x [{}], ", list(&batch_a), list(&batch_b))
+        };
+        let text = format!(
+            "stablehlo.dot_general {}, {}, {batch}contracting_dims = [{}] x [{}], precision = [{p}, {p}] : ({}, {}) -> {ty}",
+            a.local(),
+            b.local(),
+            list(&sum_a),
+            list(&sum_b),
+            a.ty,
+            b.ty
+        );
+        self.op("dot_general", text, ty).transpose(&order).to(out)
+    }
+}
+
+fn parse(spec: &str) -> Option<(Vec<char>, Vec<char>, Vec<char>)> {
+    let (operands, out) = spec.split_once("->")?;
+    let (a, b) = operands.split_once(',')?;
+    let letters = |s: &str| -> Option<Vec<char>> {
+        let l: Vec<char> = s.chars().collect();
+        let distinct = l.iter().enumerate().all(|(i, c)| c.is_ascii_alphabetic() && !l[..i].contains(c));
+        distinct.then_some(l)
+    };
+    Some((letters(a)?, letters(b)?, letters(out)?))
+}

@@ -1,0 +1,273 @@
+//! Elementwise arithmetic with numpy broadcasting.
+
+use std::ops;
+
+use crate::DType;
+use crate::builder::{Builder, Value};
+use crate::types::{Type, broadcast};
+
+/// The direction of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// Equal.
+    Eq,
+    /// Not equal.
+    Ne,
+    /// Less.
+    Lt,
+    /// Less or equal.
+    Le,
+    /// Greater.
+    Gt,
+    /// Greater or equal.
+    Ge,
+}
+
+impl Comparison {
+    fn name(self) -> &'static str {
+        match self {
+            Comparison::Eq => "EQ",
+            Comparison::Ne => "NE",
+            Comparison::Lt => "LT",
+            Comparison::Le => "LE",
+            Comparison::Gt => "GT",
+            Comparison::Ge => "GE",
+        }
+    }
+}
+
+impl Builder {
+    /// Both operands broadcast to their common shape; `None` (and the error kept) when they have none.
+    fn align(&self, op: &'static str, a: &Value, b: &Value) -> Option<(Value, Value)> {
+        if a.dtype() != b.dtype() {
+            self.fail(op, format!("element types differ: {} and {}", a.ty, b.ty));
+            return None;
+        }
+        match broadcast(&a.ty.dims, &b.ty.dims) {
+            Some(dims) => Some((a.broadcast_to(&dims), b.broadcast_to(&dims))),
+            None => {
+                self.fail(op, format!("shapes do not broadcast: {} and {}", a.ty, b.ty));
+                None
+            }
+        }
+    }
+
+    fn binary(&self, op: &'static str, a: &Value, b: &Value) -> Value {
+        match self.align(op, a, b) {
+            Some((a, b)) => {
+                let ty = a.ty.clone();
+                self.op(op, format!("stablehlo.{op} {}, {} : {ty}", a.local(), b.local()), ty)
+            }
+            None => self.value("%poison".into(), a.ty.clone()),
+        }
+    }
+}
+
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident = $op:literal, $needs:expr;)*) => {
+        impl Value {
+            $($(#[$doc])*
+            pub fn $name(&self) -> Value {
+                let needs: fn(DType) -> bool = $needs;
+                if !needs(self.dtype()) {
+                    return self.b.poison($op, format!("cannot take {}", self.ty), self.ty.clone());
+                }
+                let ty = self.ty.clone();
+                self.b.op($op, format!("stablehlo.{} {} : {ty}", $op, self.local()), ty)
+            })*
+        }
+    };
+}
+
+unary! {
+    /// Absolute value.
+    abs = "abs", |d| d != DType::Bool;
+    /// Cosine.
+    cos = "cosine", DType::is_float;
+    /// Sine.
+    sin = "sine", DType::is_float;
+    /// `e^x`.
+    exp = "exponential", DType::is_float;
+    /// Natural logarithm.
+    log = "log", DType::is_float;
+    /// `1 / (1 + e^-x)`.
+    logistic = "logistic", DType::is_float;
+    /// `-x`.
+    negate = "negate", |d| d != DType::Bool;
+    /// `1 / sqrt(x)`.
+    rsqrt = "rsqrt", DType::is_float;
+    /// Square root.
+    sqrt = "sqrt", DType::is_float;
+    /// Hyperbolic tangent.
+    tanh = "tanh", DType::is_float;
+    /// -1, 0 or 1.
+    sign = "sign", |d| d != DType::Bool;
+    /// Largest integer below.
+    floor = "floor", DType::is_float;
+    /// The nearest integer, halves to the even one.
+    round = "round_nearest_even", DType::is_float;
+    /// Logical or bitwise not.
+    not = "not", |d| !d.is_float();
+}
+
+macro_rules! binary {
+    ($($(#[$doc:meta])* $name:ident = $op:literal;)*) => {
+        impl Value {
+            $($(#[$doc])*
+            pub fn $name(&self, other: &Value) -> Value {
+                self.b.binary($op, self, other)
+            })*
+        }
+    };
+}
+
+binary! {
+    /// Elementwise larger value.
+    maximum = "maximum";
+    /// Elementwise smaller value.
+    minimum = "minimum";
+    /// `self ^ other`.
+    power = "power";
+    /// Remainder with the dividend's sign.
+    remainder = "remainder";
+    /// Logical or bitwise and.
+    and = "and";
+    /// Logical or bitwise or.
+    or = "or";
+    /// Logical or bitwise exclusive or.
+    xor = "xor";
+    /// The bits moved down by `other` places, zeros from above.
+    shift_right = "shift_right_logical";
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident $op:literal;)*) => {
+        $(
+            impl ops::$trait<&Value> for &Value {
+                type Output = Value;
+                fn $method(self, other: &Value) -> Value { self.b.binary($op, self, other) }
+            }
+            impl ops::$trait<Value> for &Value {
+                type Output = Value;
+                fn $method(self, other: Value) -> Value { self.b.binary($op, self, &other) }
+            }
+            impl ops::$trait<&Value> for Value {
+                type Output = Value;
+                fn $method(self, other: &Value) -> Value { self.b.binary($op, &self, other) }
+            }
+            impl ops::$trait<Value> for Value {
+                type Output = Value;
+                fn $method(self, other: Value) -> Value { self.b.binary($op, &self, &other) }
+            }
+            impl ops::$trait<f64> for &Value {
+                type Output = Value;
+                fn $method(self, other: f64) -> Value { self.b.binary($op, self, &self.like(other)) }
+            }
+            impl ops::$trait<f64> for Value {
+                type Output = Value;
+                fn $method(self, other: f64) -> Value { self.b.binary($op, &self, &self.like(other)) }
+            }
+        )*
+    };
+}
+
+operators! {
+    Add add "add";
+    Sub sub "subtract";
+    Mul mul "multiply";
+    Div div "divide";
+}
+
+impl Value {
+    /// A scalar constant of this value's element type.
+    pub fn like(&self, value: f64) -> Value {
+        self.b.scalar(value, self.dtype())
+    }
+
+    /// `x²`.
+    pub fn square(&self) -> Value {
+        self * self
+    }
+
+    /// The value in another element type; itself when it has that type already.
+    pub fn to(&self, dtype: DType) -> Value {
+        if dtype == self.dtype() {
+            return self.clone();
+        }
+        let ty = self.ty.with_dtype(dtype);
+        self.b.op("convert", format!("stablehlo.convert {} : ({}) -> {ty}", self.local(), self.ty), ty)
+    }
+
+    /// Elementwise comparison; the result is boolean.
+    pub fn compare(&self, direction: Comparison, other: &Value) -> Value {
+        let Some((a, b)) = self.b.align("compare", self, other) else {
+            return self.b.value("%poison".into(), self.ty.with_dtype(DType::Bool));
+        };
+        let kind = match a.dtype() {
+            d if d.is_float() => "FLOAT",
+            d if d.is_unsigned() || d == DType::Bool => "UNSIGNED",
+            _ => "SIGNED",
+        };
+        let ty = a.ty.with_dtype(DType::Bool);
+        let text = format!(
+            "stablehlo.compare {}, {}, {}, {kind} : ({}, {}) -> {ty}",
+            direction.name(),
+            a.local(),
+            b.local(),
+            a.ty,
+            b.ty
+        );
+        self.b.op("compare", text, ty)
+    }
+
+    /// `self ? on_true : on_false`, elementwise with broadcasting; `self` is boolean.
+    pub fn select(&self, on_true: &Value, on_false: &Value) -> Value {
+        if self.dtype() != DType::Bool {
+            let message = format!("the condition must be boolean, got {}", self.ty);
+            return self.b.poison("select", message, on_true.ty.clone());
+        }
+        let Some((t, f)) = self.b.align("select", on_true, on_false) else {
+            return self.b.value("%poison".into(), on_true.ty.clone());
+        };
+        let Some(dims) = broadcast(&self.ty.dims, &t.ty.dims) else {
+            let message = format!("shapes do not broadcast: {} and {}", self.ty, t.ty);
+            return self.b.poison("select", message, t.ty.clone());
+        };
+        let (p, t, f) = (self.broadcast_to(&dims), t.broadcast_to(&dims), f.broadcast_to(&dims));
+        let text = format!("stablehlo.select {}, {}, {} : {}, {}", p.local(), t.local(), f.local(), p.ty, t.ty);
+        self.b.op("select", text, t.ty.clone())
+    }
+
+    /// The values limited to `low..=high`.
+    pub fn clamp(&self, low: f64, high: f64) -> Value {
+        self.maximum(&self.like(low)).minimum(&self.like(high))
+    }
+
+    /// The error function.
+    pub fn erf(&self) -> Value {
+        if !self.dtype().is_float() {
+            return self.b.poison("erf", format!("cannot take {}", self.ty), self.ty.clone());
+        }
+        let ty = self.ty.clone();
+        self.b.op("erf", format!("chlo.erf {} : {ty} -> {ty}", self.local()), ty)
+    }
+
+    /// True where the value is neither infinite nor NaN.
+    pub fn is_finite(&self) -> Value {
+        let ty = self.ty.with_dtype(DType::Bool);
+        self.b.op("is_finite", format!("stablehlo.is_finite {} : ({}) -> {ty}", self.local(), self.ty), ty)
+    }
+
+    /// Rounds to nearest even at `dtype`'s precision without leaving the element type: a written rounding that no
+    /// compiler folds away.
+    pub fn round_to(&self, dtype: DType) -> Value {
+        let (exponent, mantissa) = match dtype {
+            DType::BF16 => (8, 7),
+            DType::F16 => (5, 10),
+            _ => return self.clone(),
+        };
+        let ty: Type = self.ty.clone();
+        let text = format!("stablehlo.reduce_precision {}, format = e{exponent}m{mantissa} : {ty}", self.local());
+        self.b.op("reduce_precision", text, ty)
+    }
+}

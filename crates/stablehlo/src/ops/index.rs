@@ -1,0 +1,143 @@
+//! Slices and gathers at positions that the program computes.
+
+use crate::DType;
+use crate::builder::{Value, axis_of};
+use crate::types::{Type, list};
+
+impl Value {
+    /// `size` elements of one dimension from a computed start (an integer scalar, clamped into range by XLA).
+    pub fn dynamic_slice(&self, axis: isize, start: &Value, size: usize) -> Value {
+        let Some(axis) = self.dynamic_axis("dynamic_slice", axis, start, size) else {
+            return self.b.value("%poison".into(), self.ty.clone());
+        };
+        let mut ty = self.ty.clone();
+        ty.dims[axis] = size;
+        let starts = self.starts(axis, start);
+        let text = format!(
+            "stablehlo.dynamic_slice {}, {}, sizes = [{}] : ({}, {}) -> {ty}",
+            self.local(),
+            list(starts.iter().map(|s| s.local())),
+            list(&ty.dims),
+            self.ty,
+            list(starts.iter().map(|s| &s.ty))
+        );
+        self.b.op("dynamic_slice", text, ty)
+    }
+
+    /// One computed index of the leading dimension, which disappears: a layer's part of a stack.
+    pub fn index(&self, at: &Value) -> Value {
+        let row = self.dynamic_slice(0, at, 1);
+        let dims = row.ty.dims.get(1..).unwrap_or_default().to_vec();
+        row.reshape(dims)
+    }
+
+    /// A copy with `part` written at a computed start of one dimension.
+    pub fn dynamic_update(&self, axis: isize, start: &Value, part: &Value) -> Value {
+        let size = if part.rank() == self.rank() { part.dim(axis) } else { usize::MAX };
+        let Some(axis) = self.dynamic_axis("dynamic_update_slice", axis, start, size) else {
+            return self.clone();
+        };
+        let starts = self.starts(axis, start);
+        let text = format!(
+            "stablehlo.dynamic_update_slice {}, {}, {} : ({}, {}, {}) -> {}",
+            self.local(),
+            part.local(),
+            list(starts.iter().map(|s| s.local())),
+            self.ty,
+            part.ty,
+            list(starts.iter().map(|s| &s.ty)),
+            self.ty
+        );
+        self.b.op("dynamic_update_slice", text, self.ty.clone())
+    }
+
+    fn dynamic_axis(&self, op: &'static str, axis: isize, start: &Value, size: usize) -> Option<usize> {
+        let found = axis_of(axis, self.rank()).filter(|&a| size <= self.ty.dims[a]);
+        if found.is_none() || start.rank() != 0 || start.dtype().is_float() {
+            let message = format!("{size} elements of axis {axis} of {} from a start of type {}", self.ty, start.ty);
+            self.b.fail(op, message);
+            return None;
+        }
+        found
+    }
+
+    fn starts(&self, axis: usize, start: &Value) -> Vec<Value> {
+        let zero = self.b.scalar(0.0, start.dtype());
+        (0..self.rank()).map(|i| if i == axis { start.clone() } else { zero.clone() }).collect()
+    }
+
+    /// Rows of the leading dimension: the result is `[indices…, rest…]`.
+    pub fn take(&self, indices: &Value) -> Value {
+        if self.rank() == 0 || indices.dtype().is_float() || indices.dtype() == DType::Bool {
+            let message = format!("rows of {} by indices {}", self.ty, indices.ty);
+            return self.b.poison("gather", message, self.ty.clone());
+        }
+        let (rows, rest) = (indices.rank(), &self.ty.dims[1..]);
+        let ty = Type::new(self.dtype(), [&indices.ty.dims[..], rest].concat());
+        let sizes = list(std::iter::once(1).chain(rest.iter().copied()));
+        let text = format!(
+            "\"stablehlo.gather\"({}, {}) <{{dimension_numbers = #stablehlo.gather<offset_dims = [{}], \
+             collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = {rows}>, \
+             indices_are_sorted = false, slice_sizes = array<i64: {sizes}>}}> : ({}, {}) -> {ty}",
+            self.local(),
+            indices.local(),
+            list(rows..rows + rest.len()),
+            self.ty,
+            indices.ty
+        );
+        self.b.op("gather", text, ty)
+    }
+
+    /// The positions `indices` of one dimension.
+    pub fn pick(&self, axis: isize, indices: &[usize]) -> Value {
+        let within = axis_of(axis, self.rank()).filter(|&a| indices.iter().all(|i| *i < self.ty.dims[a]));
+        let Some(axis) = within else {
+            let message = format!("positions {indices:?} of axis {axis} of {}", self.ty);
+            return self.b.poison("gather", message, self.ty.clone());
+        };
+        let places = self.b.vector_i32(&indices.iter().map(|i| *i as i32).collect::<Vec<_>>());
+        let (mut ty, mut sizes) = (self.ty.clone(), self.ty.dims.clone());
+        (ty.dims[axis], sizes[axis]) = (indices.len(), 1);
+        let text = format!(
+            "\"stablehlo.gather\"({}, {}) <{{dimension_numbers = #stablehlo.gather<offset_dims = [{}], \
+             collapsed_slice_dims = [{axis}], start_index_map = [{axis}], index_vector_dim = 1>, \
+             indices_are_sorted = false, slice_sizes = array<i64: {}>}}> : ({}, {}) -> {ty}",
+            self.local(),
+            places.local(),
+            list((0..self.rank()).filter(|d| *d != axis)),
+            list(sizes),
+            self.ty,
+            places.ty
+        );
+        self.b.op("gather", text, ty)
+    }
+
+    /// For each batch row of `[b, s, rest…]`, the positions `indices [b, t]`: the result is `[b, t, rest…]`.
+    pub fn take_along(&self, indices: &Value) -> Value {
+        let fits = self.rank() >= 2
+            && indices.rank() == 2
+            && indices.ty.dims[0] == self.ty.dims[0]
+            && !indices.dtype().is_float();
+        if !fits {
+            let message = format!("positions {} of the sequence {}", indices.ty, self.ty);
+            return self.b.poison("gather", message, self.ty.clone());
+        }
+        let (b, t) = (indices.ty.dims[0], indices.ty.dims[1]);
+        let rest = &self.ty.dims[2..];
+        let ty = Type::new(self.dtype(), [&[b, t], rest].concat());
+        let column = indices.reshape(vec![b, t, 1]);
+        let sizes = list([1, 1].into_iter().chain(rest.iter().copied()));
+        let text = format!(
+            "\"stablehlo.gather\"({}, {}) <{{dimension_numbers = #stablehlo.gather<offset_dims = [{}], \
+             collapsed_slice_dims = [1], operand_batching_dims = [0], start_indices_batching_dims = [0], \
+             start_index_map = [1], index_vector_dim = 2>, indices_are_sorted = false, \
+             slice_sizes = array<i64: {sizes}>}}> : ({}, {}) -> {ty}",
+            self.local(),
+            column.local(),
+            list(2..2 + rest.len()),
+            self.ty,
+            column.ty
+        );
+        self.b.op("gather", text, ty)
+    }
+}

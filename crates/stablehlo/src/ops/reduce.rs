@@ -1,0 +1,80 @@
+//! Reductions over axes. The reduced axes stay with size 1 in the `…_keep` forms.
+
+use crate::DType;
+use crate::builder::{Value, axis_of};
+use crate::types::{Type, list};
+
+impl Value {
+    fn reduce(&self, op: &'static str, init: f64, axes: &[isize]) -> Value {
+        let mut at: Vec<usize> = Vec::new();
+        for &a in axes {
+            match axis_of(a, self.rank()) {
+                Some(i) if !at.contains(&i) => at.push(i),
+                _ => {
+                    let message = format!("{axes:?} are not distinct axes of {}", self.ty);
+                    return self.b.poison("reduce", message, self.ty.clone());
+                }
+            }
+        }
+        at.sort_unstable();
+        let init = self.like(init);
+        let dims: Vec<usize> =
+            self.ty.dims.iter().enumerate().filter(|(i, _)| !at.contains(i)).map(|(_, &d)| d).collect();
+        let ty = Type::new(self.dtype(), dims);
+        let text = format!(
+            "stablehlo.reduce({} init: {}) applies stablehlo.{op} across dimensions = [{}] : ({}, {}) -> {ty}",
+            self.local(),
+            init.local(),
+            list(&at),
+            self.ty,
+            init.ty
+        );
+        self.b.op("reduce", text, ty)
+    }
+
+    fn keep(&self, reduced: &Value, axes: &[isize]) -> Value {
+        let mut dims = self.ty.dims.clone();
+        for &a in axes {
+            if let Some(i) = axis_of(a, self.rank()) {
+                dims[i] = 1;
+            }
+        }
+        reduced.reshape(dims)
+    }
+
+    /// Sum over axes.
+    pub fn sum(&self, axes: &[isize]) -> Value {
+        self.reduce("add", 0.0, axes)
+    }
+
+    /// Sum over axes, kept with size 1.
+    pub fn sum_keep(&self, axes: &[isize]) -> Value {
+        self.keep(&self.sum(axes), axes)
+    }
+
+    /// Mean over axes, kept with size 1.
+    pub fn mean_keep(&self, axes: &[isize]) -> Value {
+        let n: usize = axes.iter().map(|&a| self.dim(a)).product();
+        self.sum_keep(axes) / n as f64
+    }
+
+    /// Largest value over axes, kept with size 1. Of a boolean: any.
+    pub fn max_keep(&self, axes: &[isize]) -> Value {
+        let r = match self.dtype() {
+            DType::Bool => self.reduce("or", 0.0, axes),
+            d if d.is_float() => self.reduce("maximum", f64::NEG_INFINITY, axes),
+            _ => self.reduce("maximum", f64::from(i32::MIN), axes),
+        };
+        self.keep(&r, axes)
+    }
+
+    /// Smallest value over axes, kept with size 1. Of a boolean: all.
+    pub fn min_keep(&self, axes: &[isize]) -> Value {
+        let r = match self.dtype() {
+            DType::Bool => self.reduce("and", 1.0, axes),
+            d if d.is_float() => self.reduce("minimum", f64::INFINITY, axes),
+            _ => self.reduce("minimum", f64::from(i32::MAX), axes),
+        };
+        self.keep(&r, axes)
+    }
+}

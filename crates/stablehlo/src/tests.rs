@@ -1,0 +1,200 @@
+use super::*;
+use crate::DType::{self, BF16, Bool, F32, I32};
+
+fn builder() -> Builder {
+    Builder::new("test").without_locations()
+}
+
+fn arg(b: &Builder, name: &str, dtype: DType, dims: &[usize]) -> Value {
+    b.argument(name, Type::new(dtype, dims.to_vec()))
+}
+
+#[test]
+fn a_small_program_reads_as_expected() {
+    let b = builder();
+    let x = arg(&b, "x", F32, &[2, 3]);
+    let w = arg(&b, "w", F32, &[4, 3]);
+    let y = (b.einsum("bi,oi->bo", &x, &w, F32) * 0.5).tanh();
+    insta::assert_snapshot!(b.finish(&[("y", &y)]).expect("builds").text);
+}
+
+#[test]
+fn a_loop_carries_what_its_body_uses_from_outside() {
+    let b = builder();
+    let x = arg(&b, "x", BF16, &[2, 4]);
+    let stack = arg(&b, "w", BF16, &[3, 4, 4]);
+    let y = b.repeat(3, &[x], |i, carried| vec![b.einsum("bi,oi->bo", &carried[0], &stack.index(i), BF16)]);
+    insta::assert_snapshot!(b.finish(&[("y", &y[0])]).expect("builds").text);
+}
+
+#[test]
+fn nested_loops_capture_through_both() {
+    let b = builder();
+    let x = arg(&b, "x", F32, &[]);
+    let step = arg(&b, "step", F32, &[]);
+    let y = b.repeat(2, &[x], |_, outer| b.repeat(3, outer, |_, inner| vec![&inner[0] + &step]));
+    let text = b.finish(&[("y", &y[0])]).expect("builds").text;
+    assert_eq!(text.matches("stablehlo.while").count(), 2);
+    assert_eq!(text.matches("%arg1").count(), 2, "declared once, taken into the outer loop once: {text}");
+}
+
+#[test]
+fn a_wrong_shape_names_operation_scope_and_both_shapes() {
+    let b = builder();
+    let (x, y) = (arg(&b, "x", F32, &[2, 3]), arg(&b, "y", F32, &[2, 4]));
+    let z = {
+        let _block = b.scope("block");
+        let _attn = b.scope("attn1");
+        &x + &y
+    };
+    // A later mistake does not replace the first.
+    let z = z.reshape(vec![5]);
+    let e = b.finish(&[("z", &z)]).expect_err("shapes differ");
+    assert_eq!(
+        e.to_string(),
+        "add in scope 'block/attn1' of program 'test': shapes do not broadcast: tensor<2x3xf32> and tensor<2x4xf32>"
+    );
+}
+
+#[test]
+fn mistakes_are_found_by_the_operation_that_makes_them() {
+    type Case = (&'static str, fn(&Builder, &Value) -> Value);
+    let cases: [Case; 12] = [
+        ("dot_general", |b, x| b.einsum("ab,cb->ac", x, &x.reshape(vec![3, 2]), F32)),
+        ("reshape", |_, x| x.reshape(vec![7])),
+        ("transpose", |_, x| x.transpose(&[0, 0])),
+        ("slice", |_, x| x.slice(1, 2, 9)),
+        ("concatenate", |b, x| b.concat(&[x, &x.reshape(vec![3, 2])], 0)),
+        ("broadcast_in_dim", |_, x| x.broadcast_to(&[2, 4])),
+        ("reduce", |_, x| x.sum(&[0, 0])),
+        ("select", |_, x| x.select(x, x)),
+        ("convolution", |b, x| b.convolution(x, x, &Conv::new(1))),
+        ("dynamic_slice", |_, x| x.dynamic_slice(0, &x.like(0.0), 1)),
+        ("gather", |_, x| x.take(x)),
+        ("pad", |_, x| x.pad_reflect(1, 3, 0)),
+    ];
+    for (op, build) in cases {
+        let b = builder();
+        let x = arg(&b, "x", F32, &[2, 3]);
+        let y = build(&b, &x);
+        let e = b.finish(&[("y", &y)]).expect_err(op);
+        assert_eq!(e.op, op, "{e}");
+        assert!(e.message.contains("tensor<2x3xf32>") || e.message.contains("3"), "{e}");
+    }
+}
+
+#[test]
+fn values_cannot_leak_into_a_function() {
+    let b = builder();
+    let (x, y) = (arg(&b, "x", F32, &[2]), arg(&b, "y", F32, &[2]));
+    let z = b.call("f", std::slice::from_ref(&x), |p| vec![&p[0] + &y]);
+    assert_eq!(b.finish(&[("z", &z[0])]).expect_err("captures").op, "capture");
+}
+
+#[test]
+fn a_function_is_written_once_for_the_same_types() {
+    let b = builder();
+    let x = arg(&b, "x", F32, &[2]);
+    let twice = |v: &Value| b.call("double", std::slice::from_ref(v), |p| vec![&p[0] + &p[0]]).remove(0);
+    let z = twice(&twice(&x));
+    let text = b.finish(&[("z", &z)]).expect("builds").text;
+    assert_eq!((text.matches("func.func private").count(), text.matches("func.call").count()), (1, 2));
+}
+
+#[test]
+fn constants_keep_their_bits() {
+    let b = builder();
+    let values =
+        [b.scalar(f64::NEG_INFINITY, F32), b.scalar(0.1, F32), b.scalar(1e-6, F32), b.scalar(f64::INFINITY, BF16)];
+    let flag = b.scalar(1.0, Bool);
+    let z = flag.select(&values[0], &values[1]) + &values[2];
+    let text = b.finish(&[("z", &z), ("w", &values[3])]).expect("builds").text;
+    for literal in ["dense<0xFF800000>", "dense<1.0e-1>", "dense<1.0e-6>", "dense<0x7F80>", "dense<true>"] {
+        assert!(text.contains(literal), "{literal} in {text}");
+    }
+}
+
+#[test]
+fn shardings_must_divide() {
+    let b = builder().with_mesh(Mesh::new(&[("fsdp", 2), ("context", 4)]));
+    let x = arg(&b, "x", F32, &[6, 8]);
+    let y = x.constrain(&Sharding::new(&[&["context"], &[]]));
+    let e = b.finish(&[("y", &y)]).expect_err("6 does not divide by 4");
+    assert_eq!(e.message, "dimension 0 of tensor<6x8xf32> does not divide by axis 'context' of size 4");
+}
+
+#[test]
+fn a_manual_region_sees_local_parts() {
+    let mesh = Mesh::new(&[("fsdp", 2), ("context", 4)]);
+    let groups = mesh.groups(&["context"]);
+    assert_eq!(groups, Groups(vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]]));
+    assert_eq!(mesh.groups(&["fsdp"]).0[1], [1, 5]);
+    let b = builder().with_mesh(mesh);
+    let x = arg(&b, "x", F32, &[8, 16]);
+    let rows = Sharding::new(&[&["context"], &[]]);
+    let columns = Sharding::new(&[&[], &["context"]]);
+    let y = b.manual(&[(&x, rows)], &[columns], |p| {
+        assert_eq!(p[0].dims(), [2, 16]);
+        vec![p[0].all_to_all(1, 0, &groups)]
+    });
+    assert_eq!(y[0].dims(), [8, 16]);
+    insta::assert_snapshot!(b.finish(&[("y", &y[0])]).expect("builds").text);
+}
+
+#[test]
+fn a_manual_region_takes_what_it_uses_from_outside_whole() {
+    let b = builder().with_mesh(Mesh::new(&[("context", 4)]));
+    let (x, w) = (arg(&b, "x", F32, &[8, 2]), arg(&b, "w", F32, &[2, 2]));
+    let rows = Sharding::new(&[&["context"], &[]]);
+    let y = b.manual(&[(&x, rows.clone())], std::slice::from_ref(&rows), |p| {
+        b.repeat(3, &p[..1], |i, state| {
+            // Declared in the region: an argument of the program all the same.
+            let stack = arg(&b, "stack", F32, &[3, 2]);
+            vec![b.einsum("rc,co->ro", &state[0], &w, F32) + stack.index(i).constrain(&rows)]
+        })
+    });
+    let text = b.finish(&[("y", &y[0])]).expect("builds").text;
+    let whole = "<@mesh, [{}, {}]>";
+    let operands = format!("(%arg0, %arg1, %arg2) in_shardings=[<@mesh, [{{\"context\"}}, {{}}]>, {whole}, {whole}]");
+    assert!(text.contains(&operands), "{text}");
+    // A value of one device is placed already.
+    assert!(!text.contains("sharding_constraint"), "{text}");
+}
+
+#[test]
+fn manual_regions_do_not_nest() {
+    let b = builder().with_mesh(Mesh::new(&[("context", 4)]));
+    let x = arg(&b, "x", F32, &[8]);
+    let rows = Sharding::new(&[&["context"]]);
+    let region = |x: &Value, body: &dyn Fn(&Value) -> Value| {
+        b.manual(&[(x, rows.clone())], std::slice::from_ref(&rows), |p| vec![body(&p[0])]).remove(0)
+    };
+    let y = region(&x, &|x| region(x, &|x| x + x));
+    assert_eq!(b.finish(&[("y", &y)]).expect_err("nested").message, "a manual region does not nest");
+}
+
+#[test]
+fn scopes_reach_the_text_as_locations() {
+    let b = Builder::new("test");
+    let x = arg(&b, "x", I32, &[2]);
+    let y = {
+        let _outer = b.scope("blocks");
+        let _inner = b.scope("ff");
+        &x + &x
+    };
+    let text = b.finish(&[("y", &y)]).expect("builds").text;
+    assert!(text.contains("loc(\"blocks/ff/add\")"), "{text}");
+}
+
+proptest::proptest! {
+    #[test]
+    fn einsum_infers_the_product_shape(dims in proptest::collection::vec(1usize..5, 5)) {
+        let b = builder();
+        let (n, h, q, k, d) = (dims[0], dims[1], dims[2], dims[3], dims[4]);
+        let x = arg(&b, "x", BF16, &[n, q, h, d]);
+        let y = arg(&b, "y", BF16, &[n, k, h, d]);
+        let z = b.einsum("bqhd,bkhd->bhqk", &x, &y, F32);
+        proptest::prop_assert_eq!(z.dims(), &[n, h, q, k][..]);
+        proptest::prop_assert!(b.finish(&[("z", &z)]).is_ok());
+    }
+}

@@ -1,0 +1,148 @@
+//! What a compiled program does on one device: exchanges, work, copies, and the time that follows.
+
+use super::chip::Chip;
+use super::cost::Work;
+use super::module::Module;
+use super::stacks::StackCopy;
+use super::walk::{Collective, Cost, Phase, Walk, in_blocks};
+
+/// The figures of an optimized program, on one device.
+///
+/// A *step* is one iteration of the loop whose bound is an input (the denoising loop), or the whole run of a program
+/// without one; a *layer* is one iteration of the loop over transformer blocks, or their mean where they are written out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Blocks a step; 0 without any.
+    pub layers: f64,
+    /// Every logical collective, in the order they are met.
+    pub collectives: Vec<Collective>,
+    /// Work of a step.
+    pub step: Work,
+    /// Work of a block.
+    pub layer: Work,
+    /// Work outside the loop over steps.
+    pub call: Work,
+    /// Copies of whole stacks of layers.
+    pub stack_copies: Vec<StackCopy>,
+    /// Time of a step, where the chip is known.
+    pub predicted: Option<Predicted>,
+    /// The part of it that is one block's.
+    pub predicted_layer: Option<Predicted>,
+}
+
+/// Milliseconds of a step, by the roofline and the link model (`analysis::chip` has the formulas).
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Predicted {
+    /// Products and convolutions alone.
+    pub compute: f64,
+    /// Memory traffic alone.
+    pub memory: f64,
+    /// Starts of kernels alone; 0 of chips that were not measured.
+    pub launch: f64,
+    /// Links alone.
+    pub collective: f64,
+    /// All together, collectives in the background hidden where there is work to hide behind.
+    pub step: f64,
+}
+
+/// Bytes of collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    /// Results on one device.
+    pub bytes: f64,
+    /// Bytes received.
+    pub wire_bytes: f64,
+    /// Of `bytes`, those that move while other work runs.
+    pub overlapped: f64,
+    /// Number of collectives.
+    pub count: f64,
+}
+
+/// Reads an optimized program that was partitioned over `mesh`, the names and sizes of its axes, outer first, and has
+/// `layers` stacked blocks.
+pub fn report(module: &Module, mesh: &[(String, usize)], layers: usize, chip: Option<&Chip>) -> Report {
+    let mut walk = Walk::new(module, mesh, layers, chip);
+    let call = walk.run();
+    let step = walk.step.unwrap_or_default();
+    let mut collectives = walk.collectives;
+    let (mut layer, mut runs) = walk.layer.unwrap_or_default();
+    if walk.layer.is_none() && (walk.written_out.work.bytes > 0.0 || collectives.iter().any(|c| in_blocks(&c.scope))) {
+        // Blocks that are written out stand side by side.
+        runs = layers.max(1) as f64;
+        layer.add(walk.written_out, 1.0 / runs);
+        for c in collectives.iter_mut().filter(|c| c.phase == Phase::Step && in_blocks(&c.scope)) {
+            c.phase = Phase::Layer;
+            c.times /= runs;
+        }
+    }
+    Report {
+        layers: runs,
+        collectives,
+        step: step.work,
+        layer: layer.work,
+        call: call.work,
+        stack_copies: walk.copies,
+        predicted: chip.map(|_| predicted(&step)),
+        predicted_layer: chip.map(|_| predicted(&layer)),
+    }
+}
+
+fn predicted(step: &Cost) -> Predicted {
+    let ms = |seconds: f64| seconds * 1e3;
+    let t = step.time;
+    Predicted {
+        compute: ms(t.compute),
+        memory: ms(t.memory),
+        launch: ms(t.launch),
+        collective: ms(t.collective),
+        step: ms(t.all),
+    }
+}
+
+impl Predicted {
+    /// With so many more of another.
+    #[must_use]
+    pub fn with(&self, more: f64, other: &Predicted) -> Predicted {
+        Predicted {
+            compute: self.compute + more * other.compute,
+            memory: self.memory + more * other.memory,
+            launch: self.launch + more * other.launch,
+            collective: self.collective + more * other.collective,
+            step: self.step + more * other.step,
+        }
+    }
+}
+
+impl Report {
+    /// Collectives of one block.
+    pub fn per_layer(&self) -> Traffic {
+        self.traffic(|c| if c.phase == Phase::Layer { c.times } else { 0.0 })
+    }
+
+    /// Collectives of one step, all blocks included.
+    pub fn per_step(&self) -> Traffic {
+        self.traffic(|c| self.trips(c))
+    }
+
+    /// Runs of a collective in a step; 0 for what happens outside the loop over steps.
+    pub fn trips(&self, c: &Collective) -> f64 {
+        match c.phase {
+            Phase::Call => 0.0,
+            Phase::Step => c.times,
+            Phase::Layer => c.times * self.layers,
+        }
+    }
+
+    /// Sums over the collectives, each counted `times`.
+    pub fn traffic(&self, times: impl Fn(&Collective) -> f64) -> Traffic {
+        let mut sum = Traffic::default();
+        for c in &self.collectives {
+            let n = times(c);
+            sum.bytes += c.bytes * n;
+            sum.wire_bytes += c.wire_bytes * n;
+            sum.overlapped += if c.overlapped { c.bytes * n } else { 0.0 };
+            sum.count += n;
+        }
+        sum
+    }
+}

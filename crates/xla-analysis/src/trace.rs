@@ -1,0 +1,457 @@
+//! Where the time of a trace went: by kind of work, by name scope, and what of the exchanges other work covered.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+
+use super::activity::{Activity, Purpose, of_category, of_name};
+use super::collective::trim;
+use super::intervals::Intervals;
+use super::module::Module;
+use super::xplane::{XEvent, XLine, XPlane, XSpace};
+
+/// The summary of a trace. Times are milliseconds of one device: the mean of all devices.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Trace {
+    /// Denoising steps in it, where that is known.
+    pub steps: Option<usize>,
+    /// From the first operation to the end of the last.
+    pub window_ms: f64,
+    /// While any operation ran.
+    pub busy_ms: f64,
+    /// While none ran.
+    pub idle_ms: f64,
+    /// Part of the window.
+    pub idle_share: f64,
+    /// Kinds of work.
+    pub activities: Vec<Share>,
+    /// Name scopes, the longest first.
+    pub scopes: Vec<ScopeTime>,
+    /// Part of the operations' time that neither a program nor the trace gives a name scope.
+    pub without_scope: f64,
+    /// Each device.
+    pub devices: Vec<DeviceTime>,
+    /// Operations of all devices, the longest first.
+    pub operations: Vec<Operation>,
+    /// What the recorder said it could not do, and programs that could not be read.
+    pub warnings: Vec<String>,
+}
+
+/// Time of a kind of work.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Share {
+    /// Kind.
+    pub activity: Activity,
+    /// Sum over its operations, those that run beside each other counted each.
+    pub ms: f64,
+    /// Part of the window in which this was what kept the device: of work in parallel the first of the list has the time,
+    /// so that all shares and the idle one are 1 together. Of an exchange it is what nothing covered.
+    pub share: f64,
+    /// Of an exchange: while nothing else ran.
+    pub exposed_ms: Option<f64>,
+    /// Of an exchange: while other work of the same device ran.
+    pub overlapped_ms: Option<f64>,
+}
+
+/// Time under a name scope.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ScopeTime {
+    /// The scope; empty where there is none.
+    pub scope: String,
+    /// Sum over its operations.
+    pub ms: f64,
+    /// Part of the window.
+    pub share: f64,
+    /// The same by kind of work.
+    pub activities: BTreeMap<&'static str, f64>,
+}
+
+/// Time of a device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceTime {
+    /// The trace's name of it.
+    pub device: String,
+    /// From its first operation to the end of its last.
+    pub window_ms: f64,
+    /// While any ran.
+    pub busy_ms: f64,
+    /// While none ran.
+    pub idle_ms: f64,
+    /// Kinds of work.
+    pub activities: Vec<Share>,
+}
+
+/// An instruction or kernel, on all devices.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Operation {
+    /// Instruction, or kernel where the trace does not say which instruction it is of.
+    pub name: String,
+    /// Kind of work.
+    pub activity: Activity,
+    /// Name scope.
+    pub scope: String,
+    /// Runs.
+    pub count: u64,
+    /// Sum over all devices.
+    pub ms: f64,
+}
+
+/// Picoseconds of a millisecond.
+const MS: f64 = 1e9;
+
+/// Picoseconds: two and a half hours. What is further from the first line's start is no time of this recording.
+const LONGEST: i64 = 1 << 53;
+
+/// What an operation is, and its time so far.
+struct Known {
+    purpose: Purpose,
+    count: u64,
+    ps: i64,
+}
+
+/// A piece of time that an operation of the list had for itself.
+struct Piece {
+    operation: usize,
+    span: (i64, i64),
+}
+
+impl Trace {
+    /// Sums a trace up. Programs that it carries explain its operations.
+    ///
+    /// # Errors
+    /// No device in it, or none that did anything.
+    pub fn of(space: &XSpace, steps: Option<usize>) -> Result<Trace, String> {
+        let mut reader = Reader::new(space);
+        let planes: Vec<&XPlane> = space.planes.iter().filter(|p| is_device(&p.name)).collect();
+        // Clocks are far from 0: counted from the first line's start.
+        let starts = planes.iter().flat_map(|plane| lines(plane)).map(|(line, _)| line.timestamp_ns);
+        let origin = starts.min().unwrap_or(0);
+        let mut devices = Vec::new();
+        for plane in planes {
+            let mut pieces = Vec::new();
+            for (line, background) in lines(plane) {
+                reader.line(plane, line, origin, background, &mut pieces);
+            }
+            devices.extend(reader.device(&plane.name, &pieces));
+        }
+        if devices.is_empty() {
+            let said: Vec<&str> = space.errors.iter().chain(&space.warnings).map(String::as_str).collect();
+            let said =
+                if said.is_empty() { String::new() } else { format!("; the recorder says: {}", said.join("; ")) };
+            return Err(format!("the trace holds no operation of a device{said}"));
+        }
+        let warnings = [&space.errors[..], &space.warnings[..], &reader.unread[..]].concat();
+        Ok(reader.summary(devices, steps, warnings))
+    }
+}
+
+/// Whether a plane is a device's: not the host's, nor a unit beside a TPU's core.
+fn is_device(name: &str) -> bool {
+    name.starts_with("/device:") && !name.contains(' ') && !name.contains("CUSTOM")
+}
+
+/// The lines of operations: a GPU's streams; a TPU's operations, and those in the background, marked.
+fn lines(plane: &XPlane) -> Vec<(&XLine, bool)> {
+    let streams: Vec<_> = plane.lines.iter().filter(|l| l.name.starts_with("Stream")).map(|l| (l, false)).collect();
+    if !streams.is_empty() {
+        return streams;
+    }
+    let of_tpu = |line: &'_ XLine| match line.name.as_str() {
+        "XLA Ops" => Some(false),
+        "Async XLA Ops" => Some(true),
+        _ => None,
+    };
+    plane.lines.iter().filter_map(|line| Some((line, of_tpu(line)?))).collect()
+}
+
+/// Reads events as operations.
+struct Reader {
+    /// What the programs say, by name of the program and of the instruction.
+    programs: HashMap<String, HashMap<String, Purpose>>,
+    /// Why programs say nothing.
+    unread: Vec<String>,
+    numbers: HashMap<(String, String), usize>,
+    operations: Vec<(String, Known)>,
+}
+
+impl Reader {
+    fn new(space: &XSpace) -> Self {
+        let (mut programs, mut unread) = (HashMap::new(), Vec::new());
+        for bytes in space.programs() {
+            match Module::decode("hlo_with_config", bytes) {
+                Ok(m) => drop(programs.insert(m.name().to_string(), m.purposes())),
+                Err(e) => unread.push(format!("a program of the recording explains nothing: {e}")),
+            }
+        }
+        Reader { programs, unread, numbers: HashMap::new(), operations: Vec::new() }
+    }
+
+    /// Adds the time that each event of a line had for itself, without that of events inside it.
+    fn line(&mut self, plane: &XPlane, line: &XLine, origin: i64, background: bool, pieces: &mut Vec<Piece>) {
+        let start = line.timestamp_ns.saturating_sub(origin).saturating_mul(1000);
+        let mut spans: Vec<(i64, i64, usize)> = Vec::new();
+        for event in line.events.iter().filter(|event| event.duration_ps > 0) {
+            let from = start.saturating_add(event.offset_ps);
+            let to = from.saturating_add(event.duration_ps);
+            if from < -LONGEST || to > LONGEST {
+                continue;
+            }
+            let operation = self.operation(plane, event);
+            let known = &mut self.operations[operation].1;
+            // Copies ahead of their use are what a TPU does in the background all the time.
+            if background && !known.purpose.activity.is_collective() {
+                continue;
+            }
+            known.count += 1;
+            spans.push((from, to, operation));
+        }
+        spans.sort_unstable_by_key(|(from, to, _)| (*from, -to));
+        let mut open: Vec<(i64, usize)> = Vec::new();
+        let mut at = i64::MIN;
+        let mut take = |operation: usize, span: (i64, i64)| {
+            if span.0 < span.1 {
+                pieces.push(Piece { operation, span });
+            }
+        };
+        for (from, to, operation) in spans {
+            while let Some((end, of)) = open.pop_if(|(end, _)| *end <= from) {
+                take(of, (at, end));
+                at = at.max(end);
+            }
+            if let Some((_, of)) = open.last() {
+                take(*of, (at, from));
+            }
+            at = at.max(from);
+            open.push((to, operation));
+        }
+        while let Some((end, of)) = open.pop() {
+            take(of, (at, end));
+            at = at.max(end);
+        }
+    }
+
+    /// The number of an event's operation.
+    fn operation(&mut self, plane: &XPlane, event: &XEvent) -> usize {
+        let kernel = plane.name_of(event);
+        let program = plane.fact(event, "hlo_module").unwrap_or_default();
+        let path = plane.fact(event, "hlo_op").filter(|op| !op.is_empty());
+        let name = path.map_or_else(|| kernel.clone(), |path| self.innermost(&program, &path));
+        let key = (program, name);
+        if let Some(number) = self.numbers.get(&key) {
+            return *number;
+        }
+        let purpose = self.purpose(&key.0, &key.1).unwrap_or_else(|| {
+            let category = plane.fact(event, "hlo_category").and_then(|category| of_category(&category));
+            let activity = category.unwrap_or_else(|| match of_name(&kernel) {
+                Activity::Other => of_name(&key.1),
+                known => known,
+            });
+            Purpose { activity, scope: plane.fact(event, "tf_op").map(|op| trim(&op)).unwrap_or_default() }
+        });
+        let number = self.operations.len();
+        self.operations.push((key.1.clone(), Known { purpose, count: 0, ps: 0 }));
+        self.numbers.insert(key, number);
+        number
+    }
+
+    /// The instruction that a kernel is of, among those that it runs in: `while.3/fusion.5`, in either order.
+    fn innermost(&self, program: &str, path: &str) -> String {
+        let works = |name: &&str| self.purpose(program, name).is_some_and(|p| p.activity != Activity::Other);
+        let found = path.rsplit('/').find(works).or_else(|| path.rsplit('/').next());
+        found.unwrap_or_default().to_string()
+    }
+
+    /// What the program says of an instruction; of events without a program's name, the one that has it.
+    fn purpose(&self, program: &str, name: &str) -> Option<Purpose> {
+        // Some recorders add the program's number: `denoise(42)`.
+        let bare = program.split('(').next().unwrap_or_default();
+        match self.programs.get(program).or_else(|| self.programs.get(bare)) {
+            Some(known) => known.get(name).cloned(),
+            None => self.programs.values().find_map(|known| known.get(name)).cloned(),
+        }
+    }
+
+    /// The time of a device, and of its operations; none where it did nothing.
+    fn device(&mut self, name: &str, pieces: &[Piece]) -> Option<DeviceTime> {
+        let mut spans: BTreeMap<Activity, Vec<(i64, i64)>> = BTreeMap::new();
+        let mut sums: BTreeMap<Activity, i64> = BTreeMap::new();
+        for Piece { operation, span } in pieces {
+            let known = &mut self.operations[*operation].1;
+            known.ps = known.ps.saturating_add(span.1 - span.0);
+            let activity = known.purpose.activity;
+            spans.entry(activity).or_default().push(*span);
+            let sum = sums.entry(activity).or_default();
+            *sum = sum.saturating_add(span.1 - span.0);
+        }
+        let busy: BTreeMap<Activity, Intervals> = spans.into_iter().map(|(a, s)| (a, Intervals::of(s))).collect();
+        let work = busy.iter().filter(|(a, _)| !a.is_collective()).fold(Intervals::default(), |all, (_, i)| all.or(i));
+        let all = busy.values().fold(Intervals::default(), |all, i| all.or(i));
+        let (start, end) = all.hull()?;
+        let window = (end - start) as f64;
+        let mut taken = Intervals::default();
+        let mut activities = Vec::new();
+        // In the order of kinds: exchanges come last and get what no work covers.
+        for (activity, time) in &busy {
+            let own = time.without(&taken).length() as f64;
+            taken = taken.or(time);
+            let ps = sums.get(activity).copied().unwrap_or_default();
+            let overlapped = activity.is_collective().then(|| time.and(&work).length());
+            activities.push(Share {
+                activity: *activity,
+                ms: ps as f64 / MS,
+                share: own / window,
+                exposed_ms: overlapped.map(|ps| (time.length() - ps) as f64 / MS),
+                overlapped_ms: overlapped.map(|ps| ps as f64 / MS),
+            });
+        }
+        let (window_ms, busy_ms) = (window / MS, all.length() as f64 / MS);
+        Some(DeviceTime { device: name.into(), window_ms, busy_ms, idle_ms: window_ms - busy_ms, activities })
+    }
+
+    fn summary(self, devices: Vec<DeviceTime>, steps: Option<usize>, warnings: Vec<String>) -> Trace {
+        let n = devices.len() as f64;
+        let mean = |of: &dyn Fn(&DeviceTime) -> f64| devices.iter().map(of).sum::<f64>() / n;
+        let (window_ms, busy_ms) = (mean(&|d| d.window_ms), mean(&|d| d.busy_ms));
+        let mut operations: Vec<Operation> = self
+            .operations
+            .into_iter()
+            .filter(|(_, known)| known.ps > 0)
+            .map(|(name, Known { purpose: Purpose { activity, scope }, count, ps })| Operation {
+                name,
+                activity,
+                scope,
+                count,
+                ms: ps as f64 / MS,
+            })
+            .collect();
+        operations.sort_by(|a, b| b.ms.total_cmp(&a.ms).then_with(|| a.name.cmp(&b.name)));
+        let mut scopes: BTreeMap<String, ScopeTime> = BTreeMap::new();
+        for o in &operations {
+            let empty = || ScopeTime { scope: o.scope.clone(), ms: 0.0, share: 0.0, activities: BTreeMap::new() };
+            let entry = scopes.entry(o.scope.clone()).or_insert_with(empty);
+            entry.ms += o.ms / n;
+            *entry.activities.entry(o.activity.name()).or_default() += o.ms / n;
+        }
+        let all: f64 = scopes.values().map(|s| s.ms).sum();
+        let unnamed = scopes.get("").map_or(0.0, |s| s.ms);
+        let mut scopes: Vec<ScopeTime> =
+            scopes.into_values().map(|s| ScopeTime { share: s.ms / window_ms, ..s }).collect();
+        scopes.sort_by(|a, b| b.ms.total_cmp(&a.ms).then_with(|| a.scope.cmp(&b.scope)));
+        let idle_ms = window_ms - busy_ms;
+        Trace {
+            steps,
+            window_ms,
+            busy_ms,
+            idle_ms,
+            idle_share: idle_ms / window_ms,
+            activities: together(&devices, window_ms),
+            scopes,
+            without_scope: if all > 0.0 { unnamed / all } else { 0.0 },
+            devices,
+            operations,
+            warnings,
+        }
+    }
+}
+
+/// Kinds of work of all devices: their means, shares of the mean window.
+fn together(devices: &[DeviceTime], window_ms: f64) -> Vec<Share> {
+    let n = devices.len() as f64;
+    let mut all: BTreeMap<Activity, Share> = BTreeMap::new();
+    for device in devices {
+        for s in &device.activities {
+            let exchange = s.activity.is_collective().then_some(0.0);
+            let empty =
+                || Share { activity: s.activity, ms: 0.0, share: 0.0, exposed_ms: exchange, overlapped_ms: exchange };
+            let sum = all.entry(s.activity).or_insert_with(empty);
+            sum.ms += s.ms / n;
+            sum.share += s.share * device.window_ms / (n * window_ms);
+            let add = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b / n);
+            sum.exposed_ms = add(sum.exposed_ms, s.exposed_ms);
+            sum.overlapped_ms = add(sum.overlapped_ms, s.overlapped_ms);
+        }
+    }
+    all.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::super::xplane::{XEventMetadata, XStat, XStatMetadata, XValue};
+    use super::*;
+    use crate::Kind;
+
+    /// Events `(name, start, length)` in microseconds.
+    fn line(name: &str, at_ns: i64, events: &[(i64, i64, i64)]) -> XLine {
+        let event = |&(metadata_id, start, length): &(i64, i64, i64)| XEvent {
+            metadata_id,
+            offset_ps: start * 1_000_000,
+            duration_ps: length * 1_000_000,
+            stats: vec![XStat { metadata_id: 1, value: Some(XValue::Name(100 + metadata_id as u64)) }],
+        };
+        XLine { name: name.into(), timestamp_ns: at_ns, events: events.iter().map(event).collect(), ..XLine::default() }
+    }
+
+    fn plane(name: &str, names: &[&str], lines: Vec<XLine>) -> XPlane {
+        let mut stat_metadata = BTreeMap::from([(1, XStatMetadata { id: 1, name: "hlo_op".into() })]);
+        let mut event_metadata = BTreeMap::new();
+        for (id, name) in (1..).zip(names) {
+            event_metadata.insert(id, XEventMetadata { id, name: name.as_bytes().to_vec(), ..Default::default() });
+            stat_metadata.insert(100 + id, XStatMetadata { id: 100 + id, name: (*name).into() });
+        }
+        XPlane { name: name.into(), lines, event_metadata, stat_metadata }
+    }
+
+    #[test]
+    fn exchanges_beside_work_on_two_streams() {
+        let names = ["gemm_1", "loop_add_fusion", "all-gather-start"];
+        // Clocks start far from zero, as those of hosts do.
+        let epoch = 1_790_000_000_000_000_000;
+        let compute = line("Stream #13(Compute)", epoch, &[(1, 0, 40), (2, 40, 10), (1, 80, 20)]);
+        let exchange = line("Stream #14(Compute)", epoch, &[(3, 30, 40)]);
+        let idle = plane("/device:GPU:1", &names, Vec::new());
+        let other = plane("/host:CPU", &names, vec![line("Stream", epoch, &[(1, 0, 500)])]);
+        let space = XSpace {
+            planes: vec![plane("/device:GPU:0", &names, vec![compute, exchange]), idle, other],
+            ..XSpace::default()
+        };
+        let trace = Trace::of(&space, Some(2)).unwrap();
+        assert_eq!(trace.devices.len(), 1, "a device that did nothing is none");
+        // 0-50 work, 30-70 the exchange, 80-100 work: idle 70-80.
+        assert_eq!([trace.window_ms, trace.busy_ms], [0.1, 0.09]);
+        assert!((trace.idle_share - 0.1).abs() < 1e-12);
+        let percent = |share: f64| (share * 100.0).round() as i64;
+        let found: Vec<_> = trace.activities.iter().map(|s| (s.activity.name(), s.ms, percent(s.share))).collect();
+        assert_eq!(found, [("matmul", 0.06, 60), ("elementwise", 0.01, 10), ("all-gather", 0.04, 20)]);
+        let gather = &trace.activities[2];
+        assert_eq!(gather.activity, Activity::Collective(Kind::AllGather));
+        assert_eq!((gather.overlapped_ms, gather.exposed_ms), (Some(0.02), Some(0.02)));
+    }
+
+    #[test]
+    fn a_loops_own_time_is_what_its_body_leaves() {
+        let names = ["while.1", "fusion.2", "copy.3"];
+        let ops = line("XLA Ops", 0, &[(1, 0, 100), (2, 10, 30), (3, 50, 20), (2, 70, 30)]);
+        let background = line("Async XLA Ops", 0, &[(3, 0, 90)]);
+        let modules = line("XLA Modules", 0, &[(1, 0, 1000)]);
+        let space = XSpace {
+            planes: vec![plane("/device:TPU:0", &names, vec![ops, background, modules])],
+            ..XSpace::default()
+        };
+        let trace = Trace::of(&space, None).unwrap();
+        let of = |name: &str| trace.operations.iter().find(|o| o.name == name).map(|o| (o.ms, o.count)).unwrap();
+        assert_eq!(of("fusion.2"), (0.06, 2));
+        assert_eq!(of("copy.3"), (0.02, 1), "copies in the background take no time of the core");
+        assert_eq!(of("while.1"), (0.02, 1));
+        assert_eq!(trace.window_ms, 0.1);
+    }
+
+    #[test]
+    fn a_trace_without_devices_repeats_what_the_recorder_says() {
+        let space = XSpace { errors: vec!["CUPTI could not be loaded".into()], ..XSpace::default() };
+        let space = XSpace::read(&space.encode_to_vec()).unwrap();
+        let error = Trace::of(&space, None).unwrap_err();
+        assert_eq!(error, "the trace holds no operation of a device; the recorder says: CUPTI could not be loaded");
+    }
+}

@@ -1,0 +1,532 @@
+//! From the entry through loops, calls and conditionals: every collective with how often it runs, and the work beside
+//! it.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::chip::{Chip, Links};
+use super::collective::{Kind, Part, dtypes_and_bytes};
+use super::cost::{Counter, Work};
+use super::groups::span;
+use super::module::Module;
+use super::proto::{ComputationProto, InstructionProto};
+use super::stacks::{StackCopy, Stacks};
+use super::trips::Entered;
+
+/// Where in a run something happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Once, before or after the loop over steps.
+    Call,
+    /// In every step, outside the transformer blocks.
+    Step,
+    /// In every transformer block.
+    Layer,
+}
+
+/// An exchange between devices, counted once however many clones the compiler made of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Collective {
+    /// What is exchanged.
+    pub kind: Kind,
+    /// The name scope of the program part it belongs to.
+    pub scope: String,
+    /// Element types, joined by `+`.
+    pub dtype: String,
+    /// Result on one device (of an all-reduce: what is summed).
+    pub bytes: f64,
+    /// Bytes a device receives.
+    pub wire_bytes: f64,
+    /// Mesh axes it goes along, outer first.
+    pub axes: Vec<String>,
+    /// Where it happens.
+    pub phase: Phase,
+    /// Runs in one call, step or block.
+    pub times: f64,
+    /// Whether it runs in the background.
+    pub asynchronous: bool,
+    /// Whether products or other work run meanwhile.
+    pub overlapped: bool,
+    /// Seconds on the links, where the chip is known.
+    pub seconds: f64,
+}
+
+/// Time by the roofline and the links, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Time {
+    pub compute: f64,
+    pub memory: f64,
+    pub launch: f64,
+    pub collective: f64,
+    pub all: f64,
+}
+
+/// What one run of a computation costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Cost {
+    pub work: Work,
+    pub time: Time,
+}
+
+impl Cost {
+    pub fn add(&mut self, other: Cost, times: f64) {
+        self.work.add(other.work, times);
+        self.time.compute += other.time.compute * times;
+        self.time.memory += other.time.memory * times;
+        self.time.launch += other.time.launch * times;
+        self.time.collective += other.time.collective * times;
+        self.time.all += other.time.all * times;
+    }
+}
+
+pub(super) struct Walk<'a> {
+    module: &'a Module,
+    mesh: &'a [(String, usize)],
+    chip: Option<&'a Chip>,
+    counter: Counter<'a>,
+    stacks: Stacks,
+    /// Channels of collectives that start in one fusion and go on in others.
+    started: HashSet<i64>,
+    pub collectives: Vec<Collective>,
+    pub copies: Vec<StackCopy>,
+    /// One iteration of the loop over steps, and of the one over blocks with its number of runs a step.
+    pub step: Option<Cost>,
+    pub layer: Option<(Cost, f64)>,
+    /// Work and time of a step in the scope of blocks that no loop runs.
+    pub written_out: Cost,
+}
+
+/// Where the walk stands.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    phase: Phase,
+    /// Runs of this computation in its phase.
+    times: f64,
+    entered: Option<&'a Entered<'a>>,
+}
+
+/// A collective in the background: from one position of the schedule to another.
+struct Background {
+    from: usize,
+    to: usize,
+    seconds: f64,
+    /// Its entry in the list.
+    index: usize,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(module: &'a Module, mesh: &'a [(String, usize)], layers: usize, chip: Option<&'a Chip>) -> Self {
+        let mut started = HashSet::new();
+        for c in module.computations() {
+            let parts = module.fused_collectives(c);
+            let starts = parts.iter().filter(|(p, i)| *p == Part::Start && i.channel_id > 0);
+            started.extend(starts.map(|(_, i)| i.channel_id));
+        }
+        let on_chip = chip.is_some_and(|c| matches!(c.links, Links::Torus { .. }));
+        Walk {
+            module,
+            mesh,
+            chip,
+            counter: Counter { module, on_chip },
+            stacks: Stacks::of(module, layers),
+            started,
+            collectives: Vec::new(),
+            copies: Vec::new(),
+            step: None,
+            layer: None,
+            written_out: Cost::default(),
+        }
+    }
+
+    /// Walks the whole module; what one run of it costs outside its loop over steps.
+    pub fn run(&mut self) -> Cost {
+        let Some(entry) = self.module.computation(self.module.entry()) else { return Cost::default() };
+        let phase = if self.has_data_loop(entry, None) { Phase::Call } else { Phase::Step };
+        let cost = self.visit(entry, Place { phase, times: 1.0, entered: None });
+        if phase == Phase::Step {
+            self.step = Some(cost);
+            return Cost::default();
+        }
+        cost
+    }
+
+    fn has_data_loop(&self, c: &ComputationProto, entered: Option<&Entered>) -> bool {
+        c.instructions.iter().any(|i| match i.opcode.as_str() {
+            "while" => match self.module.trip_count(i, entered) {
+                None => true,
+                Some(_) => self
+                    .module
+                    .body_and_condition(i)
+                    .is_some_and(|(body, _)| self.has_data_loop(body, Some(&Entered { by: i, from: entered }))),
+            },
+            "call" | "conditional" => i.called_computation_ids.iter().any(|&id| {
+                let inside = Entered { by: i, from: entered };
+                self.module.computation(id).is_some_and(|c| self.has_data_loop(c, Some(&inside)))
+            }),
+            _ => false,
+        })
+    }
+
+    fn visit(&mut self, c: &'a ComputationProto, at: Place) -> Cost {
+        let order = self.module.scheduled(c);
+        let position: BTreeMap<i64, usize> = order.iter().enumerate().map(|(n, i)| (i.id, n)).collect();
+        let mut total = Cost::default();
+        // Seconds of work at each position that a collective may hide behind.
+        let mut free = vec![0.0; order.len()];
+        let mut works = vec![false; order.len()];
+        let mut background = Vec::new();
+        for (n, i) in order.iter().enumerate() {
+            self.copies.extend(self.stacks.copy(self.module, i, at.phase, at.times));
+            let cost = self.instruction(i, at);
+            free[n] = cost.time.all;
+            works[n] = cost.work.flops > 0.0 || (cost.work.bytes > 0.0 && !moves_only(i));
+            total.add(cost, 1.0);
+            for (collective, end) in self.collectives_of(i, &order, &position) {
+                let (entry, groups) = match self.describe(collective, i, at) {
+                    Some(described) => described,
+                    None => continue,
+                };
+                let seconds = self.chip.map_or(0.0, |chip| chip.link_seconds(entry.kind, entry.wire_bytes, &groups));
+                let index = self.collectives.len();
+                let written_out = at.phase == Phase::Step && in_blocks(&entry.scope);
+                self.collectives.push(Collective { seconds, asynchronous: end.is_some(), ..entry });
+                let time = Time { collective: seconds, all: seconds, ..Time::default() };
+                total.add(Cost { time, ..Cost::default() }, 1.0);
+                if written_out {
+                    self.written_out.add(Cost { time, ..Cost::default() }, at.times);
+                }
+                if let Some(to) = end {
+                    background.push(Background { from: n, to, seconds, index });
+                }
+            }
+        }
+        background.sort_by_key(|b| b.to);
+        for b in background {
+            // A start without an end in this computation goes on into the next iteration.
+            let range: Vec<usize> = if b.to > b.from {
+                (b.from + 1..b.to).collect()
+            } else {
+                (b.from + 1..order.len()).chain(0..b.to).collect()
+            };
+            self.collectives[b.index].overlapped = range.iter().any(|&n| works[n]);
+            let mut left = b.seconds;
+            for n in range {
+                let hidden = left.min(free[n]);
+                free[n] -= hidden;
+                left -= hidden;
+            }
+            let hidden = b.seconds - left;
+            total.time.all -= hidden;
+            if at.phase == Phase::Step && in_blocks(&self.collectives[b.index].scope) {
+                self.written_out.time.all -= hidden * at.times;
+            }
+        }
+        total
+    }
+
+    /// Work of an instruction and of what it runs.
+    fn instruction(&mut self, i: &'a InstructionProto, at: Place) -> Cost {
+        match i.opcode.as_str() {
+            "while" => self.repeated(i, at),
+            "call" | "conditional" | "async-start" => {
+                let mut cost = Cost::default();
+                if i.opcode == "async-start" && self.module.wrapped_collective(i).is_some() {
+                    return cost;
+                }
+                let inside = Entered { by: i, from: at.entered };
+                for &id in &i.called_computation_ids {
+                    if let Some(c) = self.module.computation(id) {
+                        cost.add(self.visit(c, Place { entered: Some(&inside), ..at }), 1.0);
+                    }
+                }
+                cost
+            }
+            _ => {
+                let work = self.counter.work(i);
+                let s = self.chip.map(|c| c.seconds(work)).unwrap_or_default();
+                let time =
+                    Time { compute: s.compute, memory: s.memory, launch: s.launch, collective: 0.0, all: s.all() };
+                let cost = Cost { work, time };
+                if at.phase == Phase::Step && in_blocks(self.module.scope_of(i).as_ref()) {
+                    self.written_out.add(cost, at.times);
+                }
+                cost
+            }
+        }
+    }
+
+    fn repeated(&mut self, i: &'a InstructionProto, at: Place) -> Cost {
+        let Some((body, _)) = self.module.body_and_condition(i) else { return Cost::default() };
+        let inside = Entered { by: i, from: at.entered };
+        let entered = Some(&inside);
+        match self.module.trip_count(i, at.entered) {
+            None if at.phase == Phase::Call => {
+                let cost = self.visit(body, Place { phase: Phase::Step, times: 1.0, entered });
+                self.step = Some(cost);
+                Cost::default()
+            }
+            trips => {
+                // A bound that is data counts as one.
+                let trips = trips.unwrap_or(1) as f64;
+                let enters_blocks = at.phase != Phase::Layer && self.is_over_blocks(i);
+                let place = match enters_blocks {
+                    true => Place { phase: Phase::Layer, times: 1.0, entered },
+                    false => Place { times: at.times * trips, entered, ..at },
+                };
+                let cost = self.visit(body, place);
+                if enters_blocks {
+                    self.layer = Some((cost, at.times * trips));
+                }
+                let mut total = Cost::default();
+                total.add(cost, trips);
+                total
+            }
+        }
+    }
+
+    /// Whether a loop is the one over the blocks, not one inside of a block: by its name scope, and where a compiler
+    /// dropped that, by the scopes inside.
+    fn is_over_blocks(&self, i: &InstructionProto) -> bool {
+        if !i.scope().is_empty() {
+            return i.scope().split('/').rev().take(2).any(|part| part == BLOCKS);
+        }
+        let Some((body, _)) = self.module.body_and_condition(i) else { return false };
+        let scopes: Vec<&str> = body.instructions.iter().map(|i| i.scope()).filter(|s| !s.is_empty()).collect();
+        2 * scopes.iter().filter(|s| in_blocks(s)).count() > scopes.len()
+    }
+
+    /// The collectives that an instruction is or starts, with the position where one in the background ends.
+    fn collectives_of(
+        &self,
+        i: &'a InstructionProto,
+        order: &[&'a InstructionProto],
+        position: &BTreeMap<i64, usize>,
+    ) -> Vec<(&'a InstructionProto, Option<usize>)> {
+        match i.opcode.as_str() {
+            "async-start" => {
+                let Some(inner) = self.module.wrapped_collective(i) else { return Vec::new() };
+                vec![(inner, (!is_sync(i)).then(|| end_of(i, order, position)))]
+            }
+            "fusion" => {
+                let Some(called) = self.module.called(i) else { return Vec::new() };
+                let held = self.module.fused_collectives(called).into_iter();
+                held.filter_map(|(part, c)| match part {
+                    Part::Start => Some((c, Some(self.fused_end(c.channel_id, order)))),
+                    Part::Middle if !self.started.contains(&c.channel_id) => Some((c, None)),
+                    _ => None,
+                })
+                .collect()
+            }
+            opcode if Kind::of(opcode).is_some() => {
+                let end = (opcode.ends_with("-start") && !is_sync(i)).then(|| end_of(i, order, position));
+                vec![(i, end)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Where the fusion stands that ends a collective; 0 where it is in another computation.
+    fn fused_end(&self, channel: i64, order: &[&'a InstructionProto]) -> usize {
+        let ends = |i: &InstructionProto| {
+            let parts = self.module.called(i).map(|c| self.module.fused_collectives(c)).unwrap_or_default();
+            parts.iter().any(|(part, c)| *part == Part::Done && c.channel_id == channel)
+        };
+        order.iter().position(|i| i.opcode == "fusion" && ends(i)).unwrap_or(0)
+    }
+
+    fn describe(
+        &self,
+        collective: &'a InstructionProto,
+        by: &'a InstructionProto,
+        at: Place,
+    ) -> Option<(Collective, Vec<Vec<i64>>)> {
+        let fused_in = if by.opcode == "fusion" { self.module.called(by) } else { None };
+        let (kind, result) = self.module.result(collective, fused_in)?;
+        let span = span(collective, self.mesh);
+        let (dtype, bytes) = dtypes_and_bytes(result);
+        let mut scope = self.module.scope_of(collective);
+        if scope.is_empty() {
+            scope = self.module.scope_of(by);
+        }
+        if scope.is_empty() {
+            scope = self.module.scope_of_reader(by);
+        }
+        let entry = Collective {
+            kind,
+            scope,
+            dtype,
+            bytes,
+            wire_bytes: kind.wire_bytes(bytes, span.size),
+            axes: span.axes,
+            phase: at.phase,
+            times: at.times,
+            asynchronous: false,
+            overlapped: false,
+            seconds: 0.0,
+        };
+        Some((entry, span.devices))
+    }
+}
+
+/// The name scope of the transformer blocks.
+const BLOCKS: &str = "blocks";
+
+pub(super) fn in_blocks(scope: &str) -> bool {
+    scope.split('/').any(|part| part == BLOCKS)
+}
+
+/// Copies and slices: work that a collective could not be said to hide behind.
+fn moves_only(i: &InstructionProto) -> bool {
+    matches!(
+        i.opcode.as_str(),
+        "copy" | "copy-start" | "slice" | "dynamic-slice" | "transpose" | "broadcast" | "reshape"
+    )
+}
+
+/// Whether a GPU program runs a started collective in the foreground after all.
+fn is_sync(start: &InstructionProto) -> bool {
+    let config = serde_json::from_slice::<serde_json::Value>(&start.backend_config).unwrap_or_default();
+    config.pointer("/collective_backend_config/is_sync").is_some_and(|v| v == true)
+}
+
+/// Where the end of a started instruction stands; 0 where it is in another computation.
+fn end_of(start: &InstructionProto, order: &[&InstructionProto], position: &BTreeMap<i64, usize>) -> usize {
+    let mut at = start.id;
+    loop {
+        let next = order
+            .iter()
+            .find(|i| i.operand_ids.contains(&at) && (i.opcode.ends_with("-done") || i.opcode.ends_with("-update")));
+        match next {
+            Some(i) if i.opcode.ends_with("-done") => return position.get(&i.id).copied().unwrap_or(0),
+            Some(i) => at = i.id,
+            None => return 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::super::proto::{DotProto, MetadataProto, ModuleProto, ShapeProto};
+    use super::super::report;
+    use super::*;
+
+    fn bf16(dims: &[i64]) -> ShapeProto {
+        ShapeProto { element_type: 16, dimensions: dims.into(), ..ShapeProto::default() }
+    }
+
+    fn instruction(id: i64, opcode: &str, operands: &[i64], dims: &[i64]) -> InstructionProto {
+        InstructionProto {
+            id,
+            opcode: opcode.into(),
+            operand_ids: operands.into(),
+            shape: Some(bf16(dims)),
+            metadata: Some(MetadataProto { op_name: "blocks/attn1/all_gather".into() }),
+            ..InstructionProto::default()
+        }
+    }
+
+    fn computation(id: i64, instructions: Vec<InstructionProto>) -> ComputationProto {
+        let root_id = instructions.last().map_or(0, |i| i.id);
+        ComputationProto { id, instructions, root_id, ..ComputationProto::default() }
+    }
+
+    /// The module whose last computation is the entry.
+    fn module(computations: Vec<ComputationProto>) -> Module {
+        let entry_computation_id = computations.last().map_or(0, |c| c.id);
+        let module = ModuleProto { computations, entry_computation_id, ..ModuleProto::default() };
+        Module::decode("hlo", &module.encode_to_vec()).expect("a module")
+    }
+
+    fn mesh() -> Vec<(String, usize)> {
+        vec![("context".into(), 2)]
+    }
+
+    const PART: [i64; 2] = [1024, 1024];
+    const WHOLE: [i64; 2] = [2048, 1024];
+
+    /// TPU's compiler spreads a gather over fusions: one starts it, clones of it run beside other work, one ends it.
+    #[test]
+    fn an_exchange_that_is_spread_over_fusions_counts_once() {
+        let gather = |id: i64, operand: i64, channel_id: i64| InstructionProto {
+            channel_id,
+            ..instruction(id, "all-gather", &[operand], &WHOLE)
+        };
+        let marker = |id: i64, target: &str| InstructionProto {
+            custom_call_target: target.into(),
+            ..instruction(id, "custom-call", &[], &[])
+        };
+        let fused = |id: i64, channel: i64, target: Option<&str>| {
+            let first = 100 * id;
+            let mut all = vec![instruction(first, "parameter", &[], &PART), gather(first + 1, first, channel)];
+            all.extend(target.map(|target| marker(first + 2, target)));
+            computation(id, all)
+        };
+        let fusion = |id: i64, operand: i64, called: i64| InstructionProto {
+            called_computation_ids: vec![called],
+            ..instruction(id, "fusion", &[operand], &WHOLE)
+        };
+        let start = fused(1, 5, Some("AsyncCollectiveStart"));
+        let (beside, end) = (fused(2, 5, None), fused(3, 5, Some("AsyncCollectiveDone")));
+        // Another one that has no start: all of it runs in its fusion.
+        let alone = fused(4, 6, None);
+        let entry = vec![
+            instruction(1, "parameter", &[], &PART),
+            fusion(2, 1, 1),
+            fusion(3, 1, 2),
+            fusion(4, 1, 3),
+            fusion(5, 1, 4),
+        ];
+        let module = module(vec![start, beside, end, alone, computation(9, entry)]);
+        let found = report(&module, &mesh(), 1, None).collectives;
+        let each: Vec<_> = found.iter().map(|c| (c.kind, c.bytes, c.asynchronous)).collect();
+        let bytes = (WHOLE[0] * WHOLE[1] * 2) as f64;
+        assert_eq!(each, [(Kind::AllGather, bytes, true), (Kind::AllGather, bytes, false)]);
+    }
+
+    #[test]
+    fn a_loop_costs_all_of_its_trips() {
+        let dot = Some(DotProto { lhs_contracting: vec![1] });
+        let product = InstructionProto { dot, ..instruction(11, "dot", &[10, 10], &PART) };
+        let body = computation(1, vec![instruction(10, "parameter", &[], &PART), product]);
+        let condition = computation(2, vec![instruction(20, "parameter", &[], &PART)]);
+        let repeated = InstructionProto {
+            called_computation_ids: vec![1, 2],
+            backend_config: br#"{"known_trip_count":{"n":"5"}}"#.to_vec(),
+            metadata: None,
+            ..instruction(31, "while", &[30], &PART)
+        };
+        let entry = computation(3, vec![instruction(30, "parameter", &[], &PART), repeated]);
+        let report = report(&module(vec![body, condition, entry]), &mesh(), 5, None);
+        let product = 2.0 * 1024f64.powi(3);
+        assert_eq!((report.layers, report.layer.flops, report.step.flops), (5.0, product, 5.0 * product));
+    }
+
+    /// Two exchanges under way while a product runs: it hides no more than its own time of both.
+    #[test]
+    fn work_hides_no_more_than_its_own_time() {
+        let h200 = Chip::named("h200").expect("in the table");
+        let step = |exchanges: i64, works: bool| {
+            let mut entry = vec![instruction(1, "parameter", &[], &PART)];
+            for n in 0..exchanges {
+                let shape = ShapeProto { tuple_shapes: vec![bf16(&PART), bf16(&WHOLE)], ..ShapeProto::default() };
+                let start = instruction(10 + n, "all-gather-start", &[1], &PART);
+                entry.push(InstructionProto { shape: Some(shape), ..start });
+            }
+            if works {
+                let dot = Some(DotProto { lhs_contracting: vec![1] });
+                entry.push(InstructionProto { dot, ..instruction(20, "dot", &[1, 1], &PART) });
+            }
+            entry.extend((0..exchanges).map(|n| instruction(30 + n, "all-gather-done", &[10 + n], &WHOLE)));
+            let report = report(&module(vec![computation(1, entry)]), &mesh(), 1, Some(h200));
+            report.predicted.expect("a chip").step
+        };
+        let (exchange, work) = (step(1, false), step(0, true));
+        assert!(work > 0.0 && work < exchange, "{work} and {exchange} ms");
+        for n in 1..=2 {
+            let (got, want) = (step(n, true), n as f64 * exchange);
+            assert!((got / want - 1.0).abs() < 1e-9, "{n} exchanges take {got} ms, not {want}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Which tensor a collective moves, and which lines of the layout split it.
+
+use crate::analysis::{Collective, Kind};
+use crate::hlo::Mesh;
+use crate::nn::Placement;
+
+/// The placement that a collective most likely serves: among the tensors that are split along its axes, the one under
+/// the longest common part of its name scope; among those, one of as many bytes. `layers` is the length of stacks.
+///
+/// The compiler keeps the scope of the operation that needed the exchange, not the tensor's name, so this is an
+/// inference; where no scope agrees there is none.
+pub fn cause<'a>(c: &Collective, placements: &'a [Placement], mesh: &Mesh, layers: usize) -> Option<&'a Placement> {
+    let scope: Vec<&str> = c.scope.split('/').filter(|p| !p.is_empty()).collect();
+    let score = |p: &Placement| -> Option<(usize, bool, usize)> {
+        let along = |axis: &String| c.axes.contains(axis);
+        if p.rules.is_empty() || !p.sharding.0.iter().flatten().any(along) {
+            return None;
+        }
+        let of: Vec<&str> = p.scope.split('/').filter(|p| !p.is_empty()).collect();
+        let common = scope.iter().zip(&of).take_while(|(a, b)| a == b).count();
+        (common > 0).then(|| (common, fits(c, p, mesh, layers), usize::MAX - of.len()))
+    };
+    let mut best: Option<((usize, bool, usize), &Placement)> = None;
+    for p in placements {
+        if let Some(s) = score(p)
+            && best.is_none_or(|(b, _)| s > b)
+        {
+            best = Some((s, p));
+        }
+    }
+    best.map(|(_, p)| p)
+}
+
+/// Whether a collective of this kind on the tensor would have this result.
+fn fits(c: &Collective, p: &Placement, mesh: &Mesh, layers: usize) -> bool {
+    let split = |keep: &dyn Fn(&String) -> bool| -> usize {
+        p.sharding.0.iter().flatten().filter(|a| keep(a)).filter_map(|a| mesh.size(a)).product()
+    };
+    let parts = match c.kind {
+        // What is gathered is whole along the collective's axes.
+        Kind::AllGather => split(&|a| !c.axes.contains(a)),
+        _ => split(&|_| true),
+    };
+    let bytes = (p.ty.bytes() / parts.max(1)) as f64;
+    let stack = p.ty.dims.first() == Some(&layers);
+    c.bytes == bytes || (stack && c.bytes * layers as f64 == bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::Phase;
+    use crate::hlo::{DType, Sharding, Type};
+    use crate::nn::{Axis, Role};
+
+    fn placement(scope: &str, tensor: &str, dims: &[usize], sharding: &[&[&str]]) -> Placement {
+        Placement {
+            scope: scope.into(),
+            tensor: tensor.into(),
+            ty: Type::new(DType::BF16, dims),
+            axes: vec![Axis::Whole; dims.len()],
+            sharding: Sharding::new(sharding),
+            role: Role::Parameter,
+            rules: vec![format!("l.yml:1: {tensor}")],
+        }
+    }
+
+    #[test]
+    fn the_nearest_tensor_of_the_right_size_is_named() {
+        let mesh = Mesh::new(&[("cfg", 2), ("fsdp", 4)]);
+        let all = [
+            placement("blocks/ff/proj", "w1", &[6, 64, 256], &[&[], &["fsdp"], &[]]),
+            placement("blocks/ff/proj", "b1", &[6, 256], &[&[], &["fsdp"]]),
+            placement("blocks/ff", "hidden", &[2, 32, 256], &[&["cfg"], &[], &[]]),
+            placement("blocks/attn1", "q", &[2, 32, 64], &[&["cfg"], &["fsdp"], &[]]),
+        ];
+        let gather = |scope: &str, bytes: f64, axes: &[&str]| Collective {
+            kind: Kind::AllGather,
+            scope: scope.into(),
+            dtype: "bf16".into(),
+            bytes,
+            wire_bytes: 0.0,
+            axes: axes.iter().map(|a| (*a).to_string()).collect(),
+            phase: Phase::Layer,
+            times: 1.0,
+            asynchronous: false,
+            overlapped: false,
+            seconds: 0.0,
+        };
+        let named = |c: &Collective| cause(c, &all, &mesh, 6).map(|p| p.tensor.as_str());
+        assert_eq!(named(&gather("blocks/ff/proj", 32768.0, &["fsdp"])), Some("w1"));
+        assert_eq!(named(&gather("blocks/ff/proj", 512.0, &["fsdp"])), Some("b1"));
+        assert_eq!(named(&gather("blocks/attn1/sdpa", 4096.0, &["fsdp"])), Some("q"));
+        assert_eq!(named(&gather("blocks/ff", 1.0, &["cfg"])), Some("hidden"));
+        assert_eq!(named(&gather("euler", 1.0, &["fsdp"])), None);
+    }
+}
