@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use super::sealed::{self, json, sha256};
@@ -122,9 +123,37 @@ pub(super) fn device_kind(
 ) -> Result<String, CacheError> {
     let kind = devices.first().map(|d| d.kind.clone()).unwrap_or_default();
     Ok(match platform {
-        "cpu" => format!("{kind} {}", &sha256(&topology.serialize()?)[..16]),
+        "cpu" => format!("{kind} {}", &sha256(&cpu_machine(&topology.serialize()?))[..16]),
         _ => kind,
     })
+}
+
+/// The part of a serialized CPU topology that code depends on, its target triple, processor and features: how many virtual
+/// devices there are changes no code. All of it where that part is not found.
+fn cpu_machine(topology: &[u8]) -> Vec<u8> {
+    let machine = TopologyProto::decode(topology).ok().and_then(|t| CpuTopologyProto::decode(&*t.specific?.value).ok());
+    machine.and_then(|t| t.machine).unwrap_or_else(|| topology.to_vec())
+}
+
+/// `xla.PjRtTopologyDescriptionProto`, as far as it is read.
+#[derive(prost::Message)]
+struct TopologyProto {
+    #[prost(message, optional, tag = "9")]
+    specific: Option<AnyProto>,
+}
+
+/// `google.protobuf.Any`.
+#[derive(prost::Message)]
+struct AnyProto {
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+/// `xla.CpuTopologyProto`, as far as it is read.
+#[derive(prost::Message)]
+struct CpuTopologyProto {
+    #[prost(bytes = "vec", optional, tag = "5")]
+    machine: Option<Vec<u8>>,
 }
 
 /// A hash of compile options, and of those that a platform's compiler reads from the environment.
@@ -238,5 +267,22 @@ mod tests {
         };
         assert_eq!(read(identity(&["0@0"])), Ok(b"code".to_vec()));
         assert_eq!(read(identity(&["1@0"])), Err("it is of another program, plugin or device".into()));
+    }
+
+    #[test]
+    fn a_cpu_is_its_processor_and_not_its_devices() {
+        let topology = |devices: &[u8], machine: &[u8]| {
+            // Devices are field 1.
+            let devices = devices.iter().flat_map(|id| [0x0a, 2, 0x18, *id]);
+            let value = devices.chain(CpuTopologyProto { machine: Some(machine.to_vec()) }.encode_to_vec()).collect();
+            TopologyProto { specific: Some(AnyProto { value }) }.encode_to_vec()
+        };
+        let one = cpu_machine(&topology(&[0], b"znver4"));
+        assert_eq!(one, b"znver4");
+        assert_eq!(cpu_machine(&topology(&[0, 1], b"znver4")), one);
+        assert_ne!(cpu_machine(&topology(&[0], b"skylake")), one);
+        for other in [TopologyProto { specific: None }.encode_to_vec(), b"what is this".to_vec()] {
+            assert_eq!(cpu_machine(&other), other);
+        }
     }
 }

@@ -18,8 +18,6 @@ impl Folder {
     fn new() -> Self {
         let folder = Folder(tempfile::tempdir().expect("a folder"));
         fs::create_dir(folder.path("tmp")).expect("a folder");
-        let made = support::ltx2().args(["init", "--preset", "nano", "--seed", "3"]).arg(folder.path("nano")).status();
-        assert!(made.expect("runs").success());
         folder
     }
 
@@ -41,8 +39,9 @@ impl Folder {
         let mut run = Command::new(words.next().expect("a program"));
         run.args(words).envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
         run.args(["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--model"]);
-        run.arg(self.path("nano")).arg("-o").arg(out).env("TMPDIR", self.path("tmp"));
+        run.args([support::TINY, "--max-sequence-length", "64", "-o"]).arg(out).env("TMPDIR", self.path("tmp"));
         run.args(["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "2", "--set", support::QUICK]);
+        run.args(["--negative-prompt", "blurry"]);
         run.args(more);
         run
     }
@@ -117,7 +116,6 @@ fn a_full_disk_leaves_nothing_half_written_and_the_video_elsewhere() {
 #[needs(cpu, mount)]
 fn a_disk_that_cannot_be_written_to_is_said_first() {
     let folder = Folder::new();
-    fs::remove_dir_all(folder.path("nano")).expect("removed");
     let path = |name: &str| folder.path(name).display().to_string();
     let (dump, times) = (path("disk/dump.safetensors"), path("disk/times.json"));
     let cases: [(&str, &[&str]); 3] =
@@ -160,7 +158,7 @@ fn a_file_that_cannot_grow_ends_a_run_with_one_line_and_leaves_nothing() {
     };
     let ran = limited("1", &[]);
     assert!(error(&ran).contains("out.mp4"), "{}", stderr(&ran));
-    assert_eq!(folder.names(""), ["nano", "tmp"], "nothing is left");
+    assert_eq!(folder.names(""), ["tmp"], "nothing is left");
     assert_eq!(folder.names("tmp"), [""; 0], "nothing is left");
 
     // Room for the video, and the steps' name is a folder's: that is said, the run goes on.
@@ -171,7 +169,7 @@ fn a_file_that_cannot_grow_ends_a_run_with_one_line_and_leaves_nothing() {
     assert!(ran.status.success(), "{said}");
     assert!(said.contains("the steps are not kept: ") && said.contains(steps.to_str().expect("UTF-8")), "{said}");
     fs::remove_dir(&steps).expect("empty");
-    assert_eq!(folder.names(""), ["nano", "out.json", "out.mp4", "tmp"], "{said}");
+    assert_eq!(folder.names(""), ["out.json", "out.mp4", "tmp"], "{said}");
 }
 
 #[needs(cpu)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use crate::support::{self, QUICK, full, needs};
+use crate::support::{self, QUICK, TINY_UPSAMPLER, full, needs};
 use ltx2::config::{Given, SamplerKind, load};
 use ltx2::pipeline::programs::Programs;
 use ltx2::pipeline::request;
@@ -53,13 +53,18 @@ fn nano() -> &'static Path {
     })
 }
 
-/// Arguments of a short run of the nano model.
+/// Arguments of a short run.
 fn short(out: &Path, more: &[&str]) -> Vec<String> {
-    let model = nano().join("nano");
-    let (model, out) = (model.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
-    let base = ["generate", "-c", "nano_2_0", "--model", model, "--platform", "cpu", "-o", out, "-p", "a red ball"];
+    let out = out.to_str().expect("UTF-8");
+    let base =
+        ["generate", "-c", "nano_2_0", "--model", support::TINY, "--platform", "cpu", "-o", out, "-p", "a red ball"];
     let small = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "3"];
-    base.iter().chain(&small).chain(&["--set", QUICK]).chain(more).map(|s| (*s).to_string()).collect()
+    base.iter()
+        .chain(&small)
+        .chain(&["--set", QUICK, "--set", "request.max_sequence_length=64"])
+        .chain(more)
+        .map(|s| (*s).to_string())
+        .collect()
 }
 
 fn refs(arguments: &[String]) -> Vec<&str> {
@@ -231,7 +236,7 @@ fn noise_drawn_on_the_device_is_normal_and_repeats() {
     let dir = tempfile::tempdir().expect("a folder");
     let run = |name: &str, more: &[&str]| {
         let (out, dump) = (dir.path().join(format!("{name}.mp4")), dir.path().join(format!("{name}.safetensors")));
-        let own = ["--pipeline", "two_stage", "--set", "request.height=64", "--max-sequence-length", "128"];
+        let own = ["--pipeline", "two_stage", "--set", "request.height=64", "--set", TINY_UPSAMPLER];
         let own = [&own[..], &["--dump", dump.to_str().expect("UTF-8")]].concat();
         let all = short(&out, &[&own[..], more].concat());
         succeed(&refs(&all).into_iter().filter(|a| !["--height", "96"].contains(a)).collect::<Vec<_>>());
@@ -300,7 +305,7 @@ fn bad_requests_are_one_clear_line() {
         (2, &["--set", "request.num_frames=10"], &["num_frames", "9", "17"]),
         (1, &["--set", "model.path=no/such/model"], &["no/such/model"]),
         (2, &["--set", "sampler.stepz=3"], &["sampler.stepz", "did you mean 'steps'"]),
-        (2, &["--set", "request.max_sequence_length=100"], &["100", "128"]),
+        (2, &["--set", "request.max_sequence_length=100"], &["100", "96", "104"]),
         (1, &["--set", "runtime.platform=/no/plugin.so"], &["/no/plugin.so"]),
     ];
     for (code, more, words) in cases {

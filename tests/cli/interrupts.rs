@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use crate::support::{self, needs};
-use tempfile::TempDir;
 
 /// A run that goes on by itself, and what it says.
 struct Run {
@@ -15,11 +14,22 @@ struct Run {
 
 impl Run {
     /// The video is alone in the folder `out`.
-    fn start(folder: &TempDir, out: &Path, more: &[&str], variable: (&str, &str)) -> Self {
+    fn start(out: &Path, more: &[&str], variable: (&str, &str)) -> Self {
         let mut run = support::ltx2();
-        run.args(["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--model"]);
-        run.arg(folder.path().join("nano"));
-        run.args(["--width", "64", "--height", "96", "--num-frames", "9", "--set", support::QUICK]).args(more);
+        run.args(["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--model", support::TINY]);
+        run.args([
+            "--max-sequence-length",
+            "64",
+            "--width",
+            "64",
+            "--height",
+            "96",
+            "--num-frames",
+            "9",
+            "--set",
+            support::QUICK,
+        ])
+        .args(more);
         run.arg("-o").arg(out.join("out.mp4")).env(variable.0, variable.1);
         let mut process = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts");
         let lines = BufReader::new(process.stderr.take().expect("piped")).lines();
@@ -50,21 +60,12 @@ impl Run {
     }
 }
 
-fn model() -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut init = support::ltx2();
-    init.args(["init", "--preset", "nano", "--seed", "3"]).arg(folder.path().join("nano"));
-    assert!(init.status().expect("runs").success());
-    folder
-}
-
 #[needs(cpu)]
 fn a_signal_ends_a_run_with_the_chunk_under_way() {
-    let model = model();
     for signal in ["-INT", "-TERM"] {
         let out = tempfile::tempdir().expect("a folder");
         let chunks = ["--steps", "256", "--progress-every", "2"];
-        let mut run = Run::start(&model, out.path(), &chunks, ("LTX2_LOG", "debug"));
+        let mut run = Run::start(out.path(), &chunks, ("LTX2_LOG", "debug"));
         run.says("denoise: evaluations 5 to 6 of 256");
         run.signal(signal);
         run.says("stopping after the steps under way");
@@ -80,12 +81,11 @@ fn a_signal_ends_a_run_with_the_chunk_under_way() {
 
 #[needs(cpu)]
 fn a_second_signal_ends_a_run_at_once_and_leaves_nothing_half_written() {
-    let model = model();
     let out = tempfile::tempdir().expect("a folder");
     let files = || std::fs::read_dir(out.path()).expect("the folder").count();
     // Half of the sidecar is written, and the run goes no further.
     let point = ("LTX2_FAILPOINT", "write out.json");
-    let mut run = Run::start(&model, out.path(), &["--steps", "1"], point);
+    let mut run = Run::start(out.path(), &["--steps", "1"], point);
     run.says("at write out.json");
     assert_eq!(files(), 2, "the video, and half of its sidecar");
     run.signal("-INT");

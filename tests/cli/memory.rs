@@ -8,12 +8,24 @@ use crate::support::{self, needs};
 use serde_json::Value;
 
 /// A run of a small random model with settings of `runtime`, in a two-stage pipeline whose transformer loads twice.
-fn generate(model: &str, out: &Path, more: &[&str]) -> Output {
+fn generate(out: &Path, more: &[&str]) -> Output {
     let out = out.to_str().expect("UTF-8");
-    let base =
-        ["generate", "-v", "-c", "nano_2_0", "--model", model, "--platform", "cpu", "-o", out, "-p", "a red ball"];
+    let base = [
+        "generate",
+        "-v",
+        "-c",
+        "nano_2_0",
+        "--model",
+        support::TINY,
+        "--platform",
+        "cpu",
+        "-o",
+        out,
+        "-p",
+        "a red ball",
+    ];
     let small = ["--pipeline", "two_stage", "--width", "64", "--height", "64", "--num-frames", "17", "--steps", "1"];
-    let quick = ["--set", "runtime.xla_flags.xla_backend_optimization_level=0"];
+    let quick = ["--max-sequence-length", "64", "--set", support::TINY_UPSAMPLER, "--set", support::QUICK];
     support::ltx2().args([&base[..], &small, &quick, more].concat()).output().expect("the binary runs")
 }
 
@@ -34,13 +46,9 @@ fn planned(log: &str, row: &str) -> f64 {
 #[needs(cpu)]
 fn residency_changes_memory_and_not_the_video() {
     let dir = tempfile::tempdir().expect("a folder");
-    let model = dir.path().join("nano");
-    let model = model.to_str().expect("UTF-8");
-    let made = support::ltx2().args(["init", "--preset", "nano", "--seed", "3", model]).status().expect("runs");
-    assert!(made.success());
     let run = |name: &str, values: &[&str]| {
         let (out, set) = (dir.path().join(format!("{name}.mp4")), set(values));
-        let ran = generate(model, &out, &set.iter().map(String::as_str).collect::<Vec<_>>());
+        let ran = generate(&out, &set.iter().map(String::as_str).collect::<Vec<_>>());
         let log = stderr(&ran);
         assert!(ran.status.success(), "{values:?}: {log}");
         let sidecar = std::fs::read_to_string(out.with_extension("json")).expect("a sidecar");
@@ -65,7 +73,7 @@ fn residency_changes_memory_and_not_the_video() {
 
     let refused = |values: &[&str]| {
         let (out, set) = (dir.path().join("no.mp4"), set(values));
-        let ran = generate(model, &out, &set.iter().map(String::as_str).collect::<Vec<_>>());
+        let ran = generate(&out, &set.iter().map(String::as_str).collect::<Vec<_>>());
         assert_eq!(ran.status.code(), Some(1), "{}", stderr(&ran));
         assert!(!out.exists());
         stderr(&ran).lines().find(|l| l.starts_with("error: ")).expect("an error").to_string()

@@ -49,7 +49,9 @@ impl Lab {
         let file = read_experiment(&self.path("x.yml")).expect("an experiment");
         let (binary, folder) = (binary.to_path_buf(), self.path("out"));
         let options = Options { binary, folder, modules: None, jobs: 1, measure: false, retry };
-        experiment(&file, &options).expect("rows")
+        let rows = experiment(&file, &options);
+        assert!(rows.is_ok(), "{:?}", rows.err());
+        rows.unwrap()
     }
 
     fn records(&self) -> Vec<Record> {

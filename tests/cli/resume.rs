@@ -29,13 +29,6 @@ impl Observer for Ends {
     fn finished(&mut self, _: &Finished, _: &str) {}
 }
 
-fn model(folder: &Path) -> String {
-    let model = folder.join("model").display().to_string();
-    let made = support::ltx2().args(["init", "--preset", "nano", "--seed", "3", &model]).status().expect("runs");
-    assert!(made.success());
-    model
-}
-
 #[derive(Clone, Copy)]
 struct Run<'a> {
     set: &'a [String],
@@ -67,10 +60,11 @@ impl Run<'_> {
     }
 }
 
-fn settings(model: &str, pipeline: &str, more: &[&str]) -> Vec<String> {
+fn settings(pipeline: &str, more: &[&str]) -> Vec<String> {
     let base = [
         &format!("runtime.compile_cache={}", support::programs().display()),
-        &format!("model.path={model}"),
+        &format!("model.path={}", support::TINY),
+        support::TINY_UPSAMPLER,
         &format!("pipeline={pipeline}"),
         "runtime.platform=cpu",
         "runtime.xla_flags.xla_backend_optimization_level=0",
@@ -78,7 +72,7 @@ fn settings(model: &str, pipeline: &str, more: &[&str]) -> Vec<String> {
         "request.width=64",
         "request.height=64",
         "request.num_frames=9",
-        "request.max_sequence_length=128",
+        "request.max_sequence_length=64",
         "sampler.steps=4",
     ];
     base.iter().chain(more).map(|s| (*s).to_string()).collect()
@@ -87,7 +81,6 @@ fn settings(model: &str, pipeline: &str, more: &[&str]) -> Vec<String> {
 #[needs(cpu)]
 fn a_run_that_ended_goes_on_to_the_same_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
-    let model = model(folder.path());
     let output: PathBuf = folder.path().join("out.mp4");
     let steps = saved::path_of(&output);
     // Pipeline, where it ends, how often steps are kept, and the step that it goes on from.
@@ -104,7 +97,7 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
             continue;
         }
         let what = format!("{pipeline}, {stage:?} after {at}");
-        let set = settings(&model, pipeline, &[]);
+        let set = settings(pipeline, &[]);
         let plain = Run { set: &set, output: &output, every: None, resume: false };
         let (whole, _) = plain.run(None);
         let whole = whole.unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -125,17 +118,20 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
 #[needs(cpu)]
 fn steps_of_another_request_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
-    let model = model(folder.path());
     let output = folder.path().join("out.mp4");
     let picture = folder.path().join("first.png");
     let drawn = std::fs::read("tests/fixtures/images/shapes.png").expect("a picture");
     std::fs::write(&picture, &drawn).expect("written");
     let image = format!("request.images=[{{path: {}, frame: 0, strength: 1.0, crf: 0}}]", picture.display());
-    let set = settings(&model, "image_to_video", &[&image]);
+    let set = settings("image_to_video", &[&image]);
     let kept = Run { set: &set, output: &output, every: Some(1), resume: false };
     assert!(kept.run(Some((Stage::Denoise, 2))).0.is_err());
-    let other = settings(&model, "image_to_video", &[&image, "request.seed=11"]);
-    let message = |set: &[String]| Run { set, resume: true, ..kept }.run(None).0.expect_err("refused");
+    let other = settings("image_to_video", &[&image, "request.seed=11"]);
+    let message = |set: &[String]| {
+        let made = Run { set, resume: true, ..kept }.run(None).0;
+        assert!(made.is_err(), "it goes on: {made:?}");
+        made.unwrap_err()
+    };
     assert!(message(&other).contains("holds the steps of another request"), "{}", message(&other));
     let file = std::fs::OpenOptions::new().write(true).open(&picture).expect("the picture");
     let was = file.metadata().and_then(|m| m.modified()).expect("a time");
@@ -168,9 +164,8 @@ impl Observer for Takes {
 #[needs(cpu)]
 fn a_video_that_cannot_be_written_is_kept_as_tensors() {
     let folder = tempfile::tempdir().expect("a folder");
-    let model = model(folder.path());
     let place = folder.path().join("videos");
-    let set = settings(&model, "text_to_video", &["sampler.steps=1"]);
+    let set = settings("text_to_video", &["sampler.steps=1"]);
     let config = load(&Given { set, ..Given::default() }).expect("a configuration").config;
     let options = GenerateOptions {
         jobs: config.jobs().expect("jobs"),

@@ -19,9 +19,10 @@ fn program() -> Program {
 }
 
 /// What a new engine of a plugin does with the program, given a folder of entries.
-fn origin(plugin: &Path, folder: &Path) -> Origin {
+fn origin(plugin: &Path, folder: &Path, devices: usize) -> Origin {
     let plugin = Plugin::load(plugin).expect("the plugin loads");
-    let client = Client::new(&plugin, &ClientOptions::Cpu(CpuOptions::default())).expect("a client");
+    let cpu = CpuOptions { devices: Some(devices), ..CpuOptions::default() };
+    let client = Client::new(&plugin, &ClientOptions::Cpu(cpu)).expect("a client");
     let options = EngineOptions { compile_cache: Some(folder.into()), ..quick() };
     Engine::new(client, options).compile("double", &program()).expect("compiles").origin()
 }
@@ -33,7 +34,7 @@ fn an_entry_of_another_plugin_is_not_taken() {
         let all = fs::read_dir(dir.path().join("cache")).expect("a cache");
         all.map(|e| e.expect("an entry").path()).collect()
     };
-    let origin = |plugin: &Path| origin(plugin, &dir.path().join("cache"));
+    let origin = |plugin: &Path| origin(plugin, &dir.path().join("cache"), 1);
     let own = discover::find(Kind::Cpu, None).found.remove(0).path;
     assert_eq!(origin(&own), Origin::Compiled);
     assert_eq!(origin(&own), Origin::CacheHit);
@@ -59,4 +60,12 @@ fn an_entry_of_another_plugin_is_not_taken() {
     assert_eq!(plugin(&fs::read(&first).expect("an entry")), plugin(&whole));
     assert_ne!(plugin(&fs::read(&second).expect("an entry")), plugin(&whole));
     assert_eq!(origin(&own), Origin::CacheHit);
+}
+
+#[needs(cpu)]
+fn an_entry_is_of_its_devices_and_not_of_those_beside_them() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let own = discover::find(Kind::Cpu, None).found.remove(0).path;
+    assert_eq!(origin(&own, dir.path(), 8), Origin::Compiled);
+    assert_eq!(origin(&own, dir.path(), 1), Origin::CacheHit);
 }

@@ -254,8 +254,18 @@ fn what_fills_up_a_tensor_does_not_count_in_guidance() {
 }
 
 /// Narrowing and widening again is a rounding, which no compiler may leave out.
+/// As users compile: XLA's older emitters, which this process has, never take a rounding away.
 #[needs(cpu)]
 fn a_rounding_that_the_program_writes_stays() {
+    let mut child = std::process::Command::new(std::env::current_exe().expect("this file"));
+    child.args(["--exact", "parts::rounded_as_users_compile"]).env("XLA_FLAGS", "").env("LTX2_TEST_MEMBER", "rounds");
+    let out = child.output().expect("starts");
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[needs(member)]
+fn rounded_as_users_compile() {
     let engine = Engine::new(cpu(1), quick());
     let values = Array1::from_shape_fn(64, |i| (i as f32 * 0.7).sin() + 1.0 / 3.0);
     let b = Builder::new("rounding");

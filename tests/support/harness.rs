@@ -111,7 +111,9 @@ impl Need {
             Need::Alone => {
                 std::env::var_os("LTX2_TEST_ALONE").is_none().then(|| "runs by itself in `make test-full`".into())
             }
-            Need::Member => std::env::var_os("LTX2_TEST_MEMBER").is_none().then(|| "is started by other tests".into()),
+            Need::Member => {
+                std::env::var_os("LTX2_TEST_MEMBER").is_none().then(|| "it is started by other tests".into())
+            }
         }
     }
 }

@@ -65,6 +65,13 @@ pub fn ltx2() -> Command {
     command
 }
 
+/// A complete model of the reference's tests; a run of it takes a second, half of one of `nano`.
+pub const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_a");
+
+/// An upsampler that fits [`TINY`], for pipelines of two stages.
+pub const TINY_UPSAMPLER: &str =
+    concat!("model.upsampler=", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/upsampler_rational");
+
 /// The setting that leaves LLVM's optimizations out, which halves the time of a compile.
 pub const QUICK: &str = "runtime.xla_flags.xla_backend_optimization_level=0";
 
