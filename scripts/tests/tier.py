@@ -70,7 +70,7 @@ CHECK = [
     shell("clippy", "cargo clippy --locked --all-targets -- -D warnings"),
     shell("dependencies", f"{DENY} --locked check bans licenses sources"),
     shell("advisories", ADVISORIES, network=True),
-    Step("lib", [*TESTS, "--lib"]),
+    Step("lib", [*TESTS, "--lib", "--no-fail-fast"]),
     tests("host"),
     Step("doc", [*TESTS, "--doc"]),
 ]

@@ -242,8 +242,9 @@ const PROGRAMS: [&str; 9] = [
 #[needs(cpu)]
 fn the_programs_of_a_run_are_timed_and_compared() {
     let dir = tempfile::tempdir().expect("a folder");
-    let model = ["-c", "nano_2_0", "--model", "nano", "--weights", "random"];
+    let model = ["-c", "nano_2_0", "--model", support::TINY];
     let set = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=3", QUICK];
+    let set = [&set[..], &["request.max_sequence_length=64"]].concat();
     let set: Vec<&str> = set.iter().flat_map(|s| ["--set", s]).collect();
     let common = [&model[..], &set].concat();
     let bench = |more: &[&str]| ltx2(dir.path(), &[&["bench", "--platform", "cpu"], &common[..], more].concat());
@@ -255,7 +256,7 @@ fn the_programs_of_a_run_are_timed_and_compared() {
     let report = json(&dir.path().join("a.json"));
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} is no number"));
     assert_eq!((&report["platform"], &report["devices"], &report["videos"]), (&"cpu".into(), &1.into(), &1.into()));
-    assert_eq!(report["model"]["weights"], "random");
+    assert_eq!(report["model"]["path"], support::TINY);
     assert_eq!(report["config"]["request"]["width"], 64);
     assert!(number(&report["matmul"]["flops_per_second"]) > 0.0, "{}", report["matmul"]);
     for key in ["mp4_seconds", "parameter_bytes", "load_seconds", "compile_seconds", "peak_memory_bytes"] {
@@ -299,7 +300,7 @@ fn the_programs_of_a_run_are_timed_and_compared() {
 
     // What is timed is what is compiled ahead of time, and so what `generate` executes.
     let set: Vec<String> = common.iter().filter(|s| s.contains('=')).map(|s| (*s).to_string()).collect();
-    let set = [set, vec!["model.path=nano".into(), "model.weights=random".into()]].concat();
+    let set = [set, vec![format!("model.path={}", support::TINY)]].concat();
     let config = load(&Given { file: Some("nano_2_0".into()), set, ..Given::default() }).expect("valid").config;
     let written = Programs::of(&config, None).expect("a model");
     let build = request::build(&config, 1, "cpu", "").expect("a build");
