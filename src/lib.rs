@@ -4,7 +4,7 @@
 //! program (StableHLO text) and its parameter tree; [`runtime`] compiles the program and uploads the parameters from
 //! the mapped checkpoint; the text encoder, the connectors, the denoising loop and the decoders run; [`media`] writes
 //! the MP4. Arrows point down only: cli -> lab -> pipeline -> {models, sampling, weights, runtime, media} -> nn, kernels ->
-//! hlo; runtime -> pjrt.
+//! [`hlo`]; runtime -> [`pjrt`]; lab -> [`analysis`]. These three are crates of their own, under `crates/`.
 
 pub use ltx2_pjrt as pjrt;
 pub use ltx2_stablehlo as hlo;

@@ -19,7 +19,7 @@ pub struct MicroArgs {
     /// Takes an earlier --json in place of measuring; may be given for several hosts
     #[arg(long, value_name = "FILE", requires = "micro")]
     pub from: Vec<PathBuf>,
-    /// Writes the constants that follow, as src/analysis/calibration has them
+    /// Writes the constants that follow, as crates/xla-analysis/src/calibration has them
     #[arg(long, value_name = "FILE", requires = "micro")]
     pub fit: Option<PathBuf>,
 }

@@ -16,7 +16,7 @@ use crate::pipeline::run::{RunComponent, Scalars, run_component};
 use crate::pipeline::stages::Stages;
 use crate::pipeline::tensors;
 use crate::pipeline::{origin, request};
-use crate::runtime::{Engine, EngineOptions, platform};
+use crate::runtime::{Engine, platform};
 
 /// Runs one component on the tensors of a safetensors file, under the reference's argument names.
 #[derive(clap::Args, Debug)]
@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.component == RunComponent::Transformer {
         request::log_weights(weight_type, &weights)?;
     }
-    let mut stages = Stages::new(Engine::new(client, EngineOptions::default()), weights);
+    let mut stages = Stages::new(Engine::new(client, request::engine_options(&placed)), weights);
     stages.set_loras(&Loras::open(&placed.model.loras)?.of_stage(1))?;
     let platform = stages.engine().platform();
     let lowering = Lowering::of(&platform, stages.engine().devices()[0].kind());

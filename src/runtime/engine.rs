@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::cache::{Cache, CacheError, Entry, fingerprint};
@@ -206,6 +206,9 @@ impl Engine {
         let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
         let options = compile_options(&self.platform(), program, &ids, &self.options);
         let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
+        // Threads that want one program wait for the first. Not where processes agree on it: each waits for all others.
+        let lock = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| lock_of(entry.path()));
+        let _alone = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         let start = Instant::now();
         let kept = entry.as_ref().and_then(|entry| self.take(name, entry));
         let kept = if self.all_have(name, program, &options, kept.is_some())? { kept } else { None };
@@ -406,6 +409,13 @@ pub(super) fn compile_known<T>(
         tracing::warn!("the plugin does not take {unknown}; compiling without it");
         options.flags.remove(&unknown);
     }
+}
+
+/// The lock of a file of the compile cache, within this process.
+fn lock_of(entry: &Path) -> Arc<Mutex<()>> {
+    static LOCKS: Mutex<BTreeMap<PathBuf, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    locks.entry(entry.into()).or_default().clone()
 }
 
 fn platform_of(client: &Client) -> String {

@@ -117,15 +117,10 @@ impl Folder {
     fn start(&self, out: &str, cache: &str) -> Child {
         let temporary = self.path("tmp");
         std::fs::create_dir_all(&temporary).expect("a folder");
-        let sizes = ["request.width=64", "request.height=96", "request.num_frames=9", "sampler.steps=1"];
-        let quick = "runtime.xla_flags.xla_backend_optimization_level=0";
         let cache = format!("runtime.compile_cache={cache}");
         let mut run = support::ltx2();
-        run.args(["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball"]);
-        run.args(["--model", support::TINY, "--max-sequence-length", "64", "-o"])
-            .arg(self.path(out))
-            .env("TMPDIR", temporary);
-        run.args(sizes.into_iter().chain([quick, &cache]).flat_map(|s| ["--set", s]));
+        run.args(["generate", "-c", support::tiny(), "--set", &cache, "-o"]).arg(self.path(out));
+        run.env("TMPDIR", temporary);
         run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts")
     }
 
@@ -148,7 +143,7 @@ fn hashes(video: &Path) -> Value {
     serde_json::from_str::<Value>(&sidecar).expect("JSON")["sha256"].clone()
 }
 
-/// Of the seven programs two are missing.
+/// Of the seven programs one is missing.
 #[needs(cpu)]
 fn runs_beside_each_other_fill_one_cache() {
     let folder = Folder::new();
@@ -156,8 +151,8 @@ fn runs_beside_each_other_fill_one_cache() {
     assert!(out.status.success(), "{stderr}");
     let sidecar = std::fs::read_to_string(folder.path("first.json")).expect("a sidecar");
     let sidecar: Value = serde_json::from_str(&sidecar).expect("JSON");
-    support::copy_programs(&folder.path("cache"), &sidecar["programs"], &["denoise", "vocoder"]);
-    assert_eq!(folder.names("cache").len(), 5);
+    support::copy_programs(&folder.path("cache"), &sidecar["programs"], &["prepare"]);
+    assert_eq!(folder.names("cache").len(), 6);
     let cache = folder.path("cache").display().to_string();
     let runs = ["a.mp4", "b.mp4"].map(|name| folder.start(name, &cache));
     for run in runs {

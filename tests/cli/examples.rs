@@ -50,3 +50,20 @@ fn the_picture_of_the_layouts_is_drawn_from_its_figures() {
     let kept = std::fs::read_to_string(folder.with_extension("svg")).expect("the picture");
     assert_eq!(drawn, kept, "run `make layouts-figure`");
 }
+
+/// One of each crate below this one.
+#[needs(cpu)]
+fn a_program_is_written_run_and_analysed_by_the_crates_alone() {
+    let written = printed("attention", &[]);
+    assert!(written.contains("sdy.mesh @mesh") && written.contains("stablehlo.dot_general"), "{written}");
+    let ran = printed("hello", &[]);
+    let tanh = [0.1f32, 0.2, 0.3].map(f32::tanh);
+    let result: Vec<f32> = serde_json::from_str(ran.lines().last().unwrap_or_default()).expect("numbers");
+    assert!(result.len() == 3 && result.iter().zip(tanh).all(|(x, y)| (x - y).abs() < 1e-6), "{ran}");
+    // A seed's first byte says how the others are read.
+    let module = tempfile::NamedTempFile::new().expect("a file");
+    let seed = std::fs::read("fuzz/seeds/module/tpu_v6e_gathers.pb").expect("a seed");
+    std::fs::write(module.path(), &seed[1..]).expect("written");
+    let read = printed("report", &[module.path().display().to_string(), "context=8".into(), "v6e".into()]);
+    assert!(read.contains("AllGather over [\"context\"]") && read.contains("predicted: "), "{read}");
+}

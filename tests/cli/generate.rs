@@ -1,11 +1,11 @@
 //! The command itself: a random model to a video with sound, repeats, several videos, and bad input.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
-use crate::support::{self, QUICK, TINY_UPSAMPLER, full, needs};
+use crate::support::single_file::TINY;
+use crate::support::{self, QUICK, full, needs};
 use ltx2::config::{Given, SamplerKind, load};
 use ltx2::pipeline::programs::Programs;
 use ltx2::pipeline::request;
@@ -43,28 +43,10 @@ fn loaded_once(program: &Value) -> bool {
     count("compiles") + count("cache_hits") == 1
 }
 
-/// A folder for the whole test binary, with a random nano model in it.
-fn nano() -> &'static Path {
-    static DIR: OnceLock<PathBuf> = OnceLock::new();
-    DIR.get_or_init(|| {
-        let dir = tempfile::tempdir().expect("a folder").keep();
-        succeed(&["init", "--preset", "nano", "--seed", "3", dir.join("nano").to_str().expect("UTF-8")]);
-        dir
-    })
-}
-
 /// Arguments of a short run.
 fn short(out: &Path, more: &[&str]) -> Vec<String> {
     let out = out.to_str().expect("UTF-8");
-    let base =
-        ["generate", "-c", "nano_2_0", "--model", support::TINY, "--platform", "cpu", "-o", out, "-p", "a red ball"];
-    let small = ["--width", "64", "--height", "96", "--num-frames", "9", "--steps", "3"];
-    base.iter()
-        .chain(&small)
-        .chain(&["--set", QUICK, "--set", "request.max_sequence_length=64"])
-        .chain(more)
-        .map(|s| (*s).to_string())
-        .collect()
+    ["generate", "-c", support::tiny(), "-o", out].iter().chain(more).map(|s| (*s).to_string()).collect()
 }
 
 fn refs(arguments: &[String]) -> Vec<&str> {
@@ -99,7 +81,7 @@ fn every_preset_runs_at_small_size() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
     succeed(&["init", "--preset", "nano_2_3", "--seed", "3", &path("nano_2_3")]);
-    let of_2_0 = nano().join("nano").to_str().expect("UTF-8").to_string();
+    let models = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models");
     let image = |frame: usize, strength: f64| format!("{{path: {PICTURE}, frame: {frame}, strength: {strength}}}");
     let images = |all: &[String]| format!("request.images=[{}]", all.join(", "));
     let (none, block) = (images(&[]), "guidance.stg_blocks=[1]".to_string());
@@ -117,16 +99,19 @@ fn every_preset_runs_at_small_size() {
     ];
     let mut denoising = Vec::new();
     for (n, (preset, pipeline, more)) in cases.iter().enumerate() {
-        let model = if preset.starts_with("ltx2_3") { path("nano_2_3") } else { of_2_0.clone() };
+        let (model, tokens) = match preset.starts_with("ltx2_3") {
+            true => (format!("model.path={}", path("nano_2_3")), 128),
+            false => (format!("model={{path: {models}/tiny_a, upsampler: {models}/upsampler_rational}}"), 64),
+        };
         let mut set = vec![
             format!("pipeline={pipeline}"),
-            format!("model.path={model}"),
+            model,
             "runtime.platform=cpu".into(),
             QUICK.into(),
             "request.width=64".into(),
             "request.height=64".into(),
             "request.num_frames=9".into(),
-            "request.max_sequence_length=128".into(),
+            format!("request.max_sequence_length={tokens}"),
         ];
         set.extend((*pipeline != "distilled").then(|| "sampler.steps=2".to_string()));
         set.extend(more.clone());
@@ -236,10 +221,8 @@ fn noise_drawn_on_the_device_is_normal_and_repeats() {
     let dir = tempfile::tempdir().expect("a folder");
     let run = |name: &str, more: &[&str]| {
         let (out, dump) = (dir.path().join(format!("{name}.mp4")), dir.path().join(format!("{name}.safetensors")));
-        let own = ["--pipeline", "two_stage", "--set", "request.height=64", "--set", TINY_UPSAMPLER];
-        let own = [&own[..], &["--dump", dump.to_str().expect("UTF-8")]].concat();
-        let all = short(&out, &[&own[..], more].concat());
-        succeed(&refs(&all).into_iter().filter(|a| !["--height", "96"].contains(a)).collect::<Vec<_>>());
+        let own = ["--pipeline", "two_stage", "--height", "64", "--dump", dump.to_str().expect("UTF-8")];
+        succeed(&refs(&short(&out, &[&own[..], more].concat())));
         let read = ltx2::pipeline::tensors::read(&dump).expect("a dump");
         let noise = |name: &str| read[name].to_f32();
         (noise("noise.video"), noise("stage_2.noise.video"), noise("stage_2.noise.audio"))
@@ -265,8 +248,7 @@ fn several_videos_share_programs_and_weights() {
     let (out, perf) = (dir.path().join("clips"), dir.path().join("perf.json"));
     let more = ["--prompts", prompts.to_str().expect("UTF-8"), "--num-videos", "2", "--seed", "5"];
     let more = [&more[..], &["--perf-json", perf.to_str().expect("UTF-8")]].concat();
-    let arguments: Vec<String> = short(&out, &more).into_iter().filter(|a| a != "-p" && a != "a red ball").collect();
-    succeed(&refs(&arguments));
+    succeed(&refs(&short(&out, &more)));
     for name in ["0000_5.mp4", "0001_6.mp4", "0002_5.mp4", "0003_6.mp4"] {
         assert!(out.join(name).exists(), "{name}");
         assert!(out.join(name).with_extension("json").exists(), "{name}'s sidecar");
@@ -284,16 +266,10 @@ fn several_videos_share_programs_and_weights() {
 fn an_over_long_prompt_says_how_much_was_cut() {
     let dir = tempfile::tempdir().expect("a folder");
     let long = "x".repeat(300);
-    let more = ["--max-sequence-length", "128", "--negative-prompt", "", "--prompt", &long, "--steps", "1"];
-    let arguments: Vec<String> = short(&dir.path().join("a.mp4"), &more);
-    // The second --prompt would be refused: leave out the first.
-    let arguments: Vec<String> = arguments.iter().filter(|a| *a != "-p" && *a != "a red ball").cloned().collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let arguments = [&arguments[..arguments.len() - 2], &[]].concat();
-    let out = ltx2(&arguments);
+    let out = ltx2(&refs(&short(&dir.path().join("a.mp4"), &["--negative-prompt", "", "--prompt", &long])));
     assert!(out.status.success(), "{}", text(&out.stderr));
     // BOS, the leading mark and 300 letters want 302 places.
-    assert!(text(&out.stderr).contains("the prompt is longer than 128 tokens"), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("the prompt is longer than 64 tokens"), "{}", text(&out.stderr));
 }
 
 #[needs(cpu)]
@@ -309,18 +285,7 @@ fn bad_requests_are_one_clear_line() {
         (1, &["--set", "runtime.platform=/no/plugin.so"], &["/no/plugin.so"]),
     ];
     for (code, more, words) in cases {
-        let mut arguments = short(&out, &[]);
-        arguments.retain(|a| a != "--width" && a != "64" && a != "--num-frames" && a != "9");
-        if more[1].starts_with("model.path") {
-            let at = arguments.iter().position(|a| a == "--model").expect("the flag");
-            arguments.drain(at..at + 2);
-        }
-        if more[1].starts_with("runtime.platform") {
-            let at = arguments.iter().position(|a| a == "--platform").expect("the flag");
-            arguments.drain(at..at + 2);
-        }
-        arguments.extend(more.iter().map(|s| (*s).to_string()));
-        let line = fail(code, &refs(&arguments));
+        let line = fail(code, &refs(&short(&out, more)));
         for word in words {
             assert!(line.contains(word), "{more:?}: {line}");
         }
@@ -336,7 +301,7 @@ fn bad_models_are_named_by_file_and_tensor() {
         let status = Command::new("cp").arg("-r").arg(from).arg(to).status().expect("cp runs");
         assert!(status.success());
     };
-    copy(&nano().join("nano"), &model);
+    copy(Path::new(TINY), &model);
     let check = |model: &Path| ltx2(&["check", model.to_str().expect("UTF-8")]);
     let good = check(&model);
     assert!(good.status.success(), "{}", text(&good.stderr));
@@ -383,7 +348,6 @@ fn a_single_file_wants_a_text_encoder() {
 #[needs(cpu)]
 fn run_names_unknown_missing_and_misshaped_inputs() {
     let dir = tempfile::tempdir().expect("a folder");
-    let model = nano().join("nano");
     let run = |tensors: &[(&str, Vec<usize>)]| {
         let file = dir.path().join("in.safetensors");
         let tensors: Vec<_> = tensors
@@ -392,14 +356,12 @@ fn run_names_unknown_missing_and_misshaped_inputs() {
             .collect();
         ltx2::pipeline::tensors::write(&file, &tensors).expect("written");
         let out = dir.path().join("out.safetensors");
-        let (model, file, out) = (model.to_str(), file.to_str(), out.to_str());
-        let paths = [model, file, out].map(|p| p.expect("UTF-8").to_string());
-        let flags =
-            ["run", "vocoder", "--platform", "cpu", "--model", &paths[0], "--inputs", &paths[1], "-o", &paths[2]];
+        let paths = [&file, &out].map(|p| p.to_str().expect("UTF-8"));
+        let flags = ["run", "vocoder", "--platform", "cpu", "--model", TINY, "--inputs", paths[0], "-o", paths[1]];
         fail(2, &flags)
     };
     assert!(run(&[]).contains("input 'mel' is missing"));
-    assert!(run(&[("mel", vec![1, 2, 5, 64]), ("mels", vec![1])]).contains("input 'mels' is unknown"));
+    assert!(run(&[("mel", vec![1, 2, 5, 8]), ("mels", vec![1])]).contains("input 'mels' is unknown"));
     assert!(run(&[("mel", vec![1, 2, 5])]).contains("must have 4 dimensions"));
 }
 
@@ -516,6 +478,8 @@ fn a_size_that_does_not_divide_is_said_and_the_result_is_right() {
     for name in ["latents.video", "latents.audio", "video", "audio"] {
         let tensor = |c: &ltx2::weights::Checkpoint| c.get(name).and_then(|v| v.to_tensor()).expect("a tensor");
         let distance = support::relative_l2(&tensor(&split), &tensor(&whole));
-        assert!(distance <= 1e-5, "{name}: {distance:e}");
+        // This model's vocoder carries a rounding of its input on ten times as far.
+        let limit = if name == "audio" { 1e-4 } else { 1e-5 };
+        assert!(distance <= limit, "{name}: {distance:e}");
     }
 }

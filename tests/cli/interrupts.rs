@@ -16,21 +16,8 @@ impl Run {
     /// The video is alone in the folder `out`.
     fn start(out: &Path, more: &[&str], variable: (&str, &str)) -> Self {
         let mut run = support::ltx2();
-        run.args(["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--model", support::TINY]);
-        run.args([
-            "--max-sequence-length",
-            "64",
-            "--width",
-            "64",
-            "--height",
-            "96",
-            "--num-frames",
-            "9",
-            "--set",
-            support::QUICK,
-        ])
-        .args(more);
-        run.arg("-o").arg(out.join("out.mp4")).env(variable.0, variable.1);
+        run.args(["generate", "-c", support::tiny()]).args(more).arg("-o").arg(out.join("out.mp4"));
+        run.env(variable.0, variable.1);
         let mut process = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts");
         let lines = BufReader::new(process.stderr.take().expect("piped")).lines();
         Run { process, lines }

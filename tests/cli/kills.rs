@@ -65,22 +65,8 @@ impl Folder {
 
     fn run(&self, out: &Path, cache: &Path, more: &[&str]) -> Command {
         let mut run = support::ltx2();
-        run.args(["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--steps", "4"]);
-        run.args([
-            "--model",
-            support::TINY,
-            "--max-sequence-length",
-            "64",
-            "--width",
-            "64",
-            "--height",
-            "96",
-            "--num-frames",
-            "9",
-            "-o",
-        ]);
-        run.arg(out);
-        run.args(["--set", support::QUICK, "--set"]).arg(format!("runtime.compile_cache={}", cache.display()));
+        run.args(["generate", "-c", support::tiny(), "-o"]).arg(out);
+        run.arg("--set").arg(format!("runtime.compile_cache={}", cache.display()));
         run.args(more).stdout(Stdio::null()).stderr(Stdio::null());
         run
     }

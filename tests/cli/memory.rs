@@ -10,23 +10,9 @@ use serde_json::Value;
 /// A run of a small random model with settings of `runtime`, in a two-stage pipeline whose transformer loads twice.
 fn generate(out: &Path, more: &[&str]) -> Output {
     let out = out.to_str().expect("UTF-8");
-    let base = [
-        "generate",
-        "-v",
-        "-c",
-        "nano_2_0",
-        "--model",
-        support::TINY,
-        "--platform",
-        "cpu",
-        "-o",
-        out,
-        "-p",
-        "a red ball",
-    ];
-    let small = ["--pipeline", "two_stage", "--width", "64", "--height", "64", "--num-frames", "17", "--steps", "1"];
-    let quick = ["--max-sequence-length", "64", "--set", support::TINY_UPSAMPLER, "--set", support::QUICK];
-    support::ltx2().args([&base[..], &small, &quick, more].concat()).output().expect("the binary runs")
+    let run = ["generate", "-v", "-c", support::tiny(), "-o", out, "--pipeline", "two_stage", "--steps", "1"];
+    let run = [&run[..], &["--height", "64", "--num-frames", "17"]].concat();
+    support::ltx2().args([&run[..], more].concat()).output().expect("the binary runs")
 }
 
 fn set(values: &[&str]) -> Vec<String> {

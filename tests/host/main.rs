@@ -6,6 +6,7 @@
 mod support;
 
 mod config;
+mod constants;
 mod programs;
 mod reliability;
 mod structure;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::support::needs;
+use crate::support::{LAYOUTS, devices_of, needs};
 use ltx2::config::{Config, Given, load};
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use ltx2::pipeline::request;
@@ -110,27 +110,9 @@ fn cases() -> Vec<Case> {
     let staged = Case::new("ltx2_two_stage", CPU);
     all.push(staged.set("request.images", &images(&[(0, "0.9")])));
     // Every layout, of both generations.
-    let layouts = [
-        ("sequence", "context=8"),
-        ("ulysses", "context=8"),
-        ("ring", "context=8"),
-        ("hybrid", "context=8"),
-        ("tensor", "tensor=8"),
-        ("tensor", "data=2,cfg=2,context=2,tensor=1"),
-        ("cfg", "cfg=2"),
-        ("cfg-ulysses", "cfg=2,context=4"),
-        ("fsdp-ulysses", "fsdp=2,context=4"),
-        ("before-385", "context=4"),
-        ("ffn-matched", "context=4"),
-        ("qkv-unsharded", "context=4"),
-        ("out-unsharded", "context=4"),
-        ("tensor-gathered-ffn", "tensor=2"),
-        ("rope-gathered", "context=8"),
-    ];
-    for (n, (layout, mesh)) in layouts.into_iter().enumerate() {
-        let devices =
-            mesh.split(',').map(|axis| axis.split('=').nth(1).expect("a size").parse::<usize>().expect("a number"));
-        let devices = devices.product();
+    let layouts = [("tensor", "tensor=8"), ("tensor", "data=2,cfg=2,context=2,tensor=1")].into_iter().chain(LAYOUTS);
+    for (n, (layout, mesh)) in layouts.enumerate() {
+        let devices = devices_of(mesh);
         for (turn, platform) in [V5P, CUDA, CPU].into_iter().enumerate() {
             let preset = if (n + turn) % 2 == 0 { "ltx2" } else { "ltx2_3" };
             let case = Case::new(preset, platform).set("layout", layout).on(mesh, devices);

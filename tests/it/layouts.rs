@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{Case, cases, cpu, dumped, full, generate, needs, open, quick, relative_l2, request, run_case};
+use crate::support::{
+    Case, LAYOUTS, cases, cpu, devices_of, dumped, full, generate, needs, open, quick, relative_l2, request, run_case,
+};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering};
@@ -17,24 +19,12 @@ fn limit(layout: &str) -> f64 {
 }
 
 /// Layouts with the meshes they are run on: the default, and others that leave sizes that do not divide.
-const LAYOUTS: [(&str, &str); 16] = [
-    ("sequence", "context=8"),
-    ("ulysses", "context=8"),
-    ("ring", "context=8"),
-    ("hybrid", "context=8"),
-    ("tensor", "tensor=2"),
-    ("tensor", "tensor=4"),
-    ("tensor", "cfg=2,context=2,tensor=2"),
-    ("cfg", "cfg=2"),
-    ("cfg-ulysses", "cfg=2,context=4"),
-    ("fsdp-ulysses", "fsdp=2,context=4"),
-    ("before-385", "context=4"),
-    ("ffn-matched", "context=4"),
-    ("qkv-unsharded", "context=4"),
-    ("out-unsharded", "context=4"),
-    ("tensor-gathered-ffn", "tensor=2"),
-    ("rope-gathered", "context=8"),
-];
+fn layouts_on_meshes() -> Vec<(&'static str, &'static str)> {
+    [("tensor", "tensor=2"), ("tensor", "tensor=4"), ("tensor", "cfg=2,context=2,tensor=2")]
+        .into_iter()
+        .chain(LAYOUTS)
+        .collect()
+}
 
 fn build(layout: &str, mesh: &str, devices: usize) -> Build {
     let config = Config {
@@ -59,7 +49,7 @@ fn agree(component: RunComponent, folder: &str, names: &[&str], layouts: impl Fn
     assert_eq!(chosen.len(), names.len(), "{names:?}");
     for (turn, case) in chosen.iter().enumerate() {
         let whole = run(&client, component, case, &build("replicated", "data=1", 1));
-        for (n, (layout, mesh)) in LAYOUTS.into_iter().enumerate() {
+        for (n, (layout, mesh)) in layouts_on_meshes().into_iter().enumerate() {
             let every = component == RunComponent::Transformer && ["ulysses", "cfg", "cfg-ulysses"].contains(&layout);
             if ((n % chosen.len() != turn && !every) || !layouts(layout)) && !full() {
                 continue;
@@ -121,12 +111,11 @@ fn connectors() {
     agree(RunComponent::Connectors, "connectors", &["tiny_a_mixed", "tiny_b_right"], for_text);
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn whole_requests() {
     let client = cpu(8);
     let names = ["noise.video", "prompt_embeds", "latents.video", "latents.audio", "video", "audio"];
-    // A guided one on eight devices is among `batches`.
-    let chosen = |c: &&Case| c.name.ends_with("b_plain") || c.name.ends_with("a_cfg") && full();
+    let chosen = |c: &&Case| c.name.ends_with("b_plain") || c.name.ends_with("a_cfg");
     for case in cases("pipeline").iter().filter(chosen) {
         let run = |layout: &str, mesh: &str, devices: usize| {
             let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
@@ -144,10 +133,7 @@ fn whole_requests() {
             ("tensor", "cfg=2,tensor=2"),
         ];
         let guided = case.name.ends_with("a_cfg");
-        for (n, (layout, mesh)) in layouts.into_iter().enumerate() {
-            if n != 1 && !full() {
-                continue;
-            }
+        for (layout, mesh) in layouts {
             let got = run(layout, mesh, 8);
             for name in names {
                 let distance = relative_l2(dumped(&got, name), dumped(&whole, name));
@@ -212,9 +198,8 @@ fn pictures_agree(component: RunComponent, folder: &str) {
     for (i, (rules, mesh)) in PICTURE_RULES.into_iter().enumerate() {
         let file = dir.path().join(format!("{i}.yml"));
         std::fs::write(&file, format!("mesh: {{context: 1}}\nrules:\n  {rules}\n")).expect("writes");
-        let devices = mesh.split(',').map(|a| a.split('=').nth(1).expect("a size").parse::<usize>().expect("a number"));
         let layout = file.to_str().expect("a path");
-        builds.push((format!("{rules:?} {mesh}"), build(layout, mesh, devices.product())));
+        builds.push((format!("{rules:?} {mesh}"), build(layout, mesh, devices_of(mesh))));
     }
     let all = cases(folder);
     for (turn, case) in all.iter().enumerate() {

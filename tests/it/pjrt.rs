@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use ltx2::pjrt::{
     Attributes, Buffer, BufferType, Client, ClientOptions, CompileOptions, CpuOptions, ExecuteOptions, HostBuffer,
-    HostUse, OptionValue, SharedBytes, SharedHostBuffer, Topology, TransferShape, Value,
+    HostUse, LoadedExecutable, OptionValue, SharedBytes, SharedHostBuffer, Topology, TransferShape, Value,
 };
 
 /// One client with 8 virtual devices for all tests.
@@ -36,10 +36,15 @@ module @add {
   }
 }"#;
 
+/// [`ADD`] on the first device of [`client`].
+fn add() -> &'static LoadedExecutable {
+    static ADDED: OnceLock<LoadedExecutable> = OnceLock::new();
+    ADDED.get_or_init(|| client().compile(ADD, &CompileOptions::single()).unwrap())
+}
+
 #[needs(cpu)]
 fn one_device() {
-    let client = client();
-    let exe = client.compile(ADD, &CompileOptions::single()).unwrap();
+    let (client, exe) = (client(), add());
     assert_eq!(exe.name().unwrap(), "add");
     assert_eq!(exe.devices().len(), 1);
     assert_eq!(exe.outputs().unwrap(), [(BufferType::F32, vec![2, 3]), (BufferType::F32, vec![3])]);
@@ -108,8 +113,7 @@ fn eight_devices_gather_what_they_need() {
 
 #[needs(cpu)]
 fn wrong_arguments_are_refused() {
-    let client = client();
-    let exe = client.compile(ADD, &CompileOptions::single()).unwrap();
+    let (client, exe) = (client(), add());
     let x = upload(client, 0, &[0.; 6], &[2, 3]);
     assert!(exe.execute(&[]).unwrap_err().to_string().contains("one list of arguments a device"));
     let error = exe.execute(&[vec![&x]]).unwrap_err();
@@ -227,7 +231,7 @@ fn donated_arguments_are_reused() {
 #[needs(cpu)]
 fn a_serialized_program_runs_again() {
     let client = client();
-    let bytes = client.compile(ADD, &CompileOptions::single()).unwrap().serialize().unwrap();
+    let bytes = add().serialize().unwrap();
     let exe = client.load(&bytes).unwrap();
     let x = upload(client, 0, &[1., 2., 3., 4., 5., 6.], &[2, 3]);
     let out = exe.execute(&[vec![&x, &x]]).unwrap().remove(0);
@@ -269,8 +273,7 @@ fn flags_and_devices_reach_the_compiler() {
 
 #[needs(cpu)]
 fn cost_analysis_answers_or_says_that_it_cannot() {
-    let client = client();
-    match client.compile(ADD, &CompileOptions::single()).unwrap().cost_analysis() {
+    match add().cost_analysis() {
         Ok(costs) => assert!(costs.contains_key("flops"), "{costs:?}"),
         Err(error) => assert!(error.is_unsupported(), "{error}"),
     }
@@ -297,7 +300,7 @@ fn objects_cross_threads_and_outlive_their_makers() {
     fn shared<T: Send + Sync>() {}
     shared::<Client>();
     shared::<Buffer>();
-    shared::<ltx2::pjrt::LoadedExecutable>();
+    shared::<LoadedExecutable>();
     shared::<ltx2::pjrt::Plugin>();
     shared::<Topology>();
     let client = client();

@@ -11,6 +11,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
+use std::sync::OnceLock;
 
 #[allow(unused_imports)] // As above.
 pub use harness::full;
@@ -65,15 +66,44 @@ pub fn ltx2() -> Command {
     command
 }
 
-/// A complete model of the reference's tests; a run of it takes a second, half of one of `nano`.
-pub const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_a");
-
-/// An upsampler that fits [`TINY`], for pipelines of two stages.
-pub const TINY_UPSAMPLER: &str =
-    concat!("model.upsampler=", env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/upsampler_rational");
+/// A configuration of a short run on the reference's smallest model: a second, half of one of `nano`. Its programs are
+/// compiled before the first test gets it: tests at once would each compile them.
+pub fn tiny() -> &'static str {
+    static FILE: OnceLock<&str> = OnceLock::new();
+    FILE.get_or_init(|| {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny.yml");
+        let folder = tempfile::tempdir().expect("a folder");
+        let ran = ltx2().args(["generate", "-c", file, "-o"]).arg(folder.path().join("first.mp4")).output();
+        let ran = ran.expect("the binary runs");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        file
+    })
+}
 
 /// The setting that leaves LLVM's optimizations out, which halves the time of a compile.
 pub const QUICK: &str = "runtime.xla_flags.xla_backend_optimization_level=0";
+
+/// Every shipped layout with a mesh of it, but for `tensor`.
+pub const LAYOUTS: [(&str, &str); 13] = [
+    ("sequence", "context=8"),
+    ("ulysses", "context=8"),
+    ("ring", "context=8"),
+    ("hybrid", "context=8"),
+    ("cfg", "cfg=2"),
+    ("cfg-ulysses", "cfg=2,context=4"),
+    ("fsdp-ulysses", "fsdp=2,context=4"),
+    ("before-385", "context=4"),
+    ("ffn-matched", "context=4"),
+    ("qkv-unsharded", "context=4"),
+    ("out-unsharded", "context=4"),
+    ("tensor-gathered-ffn", "tensor=2"),
+    ("rope-gathered", "context=8"),
+];
+
+/// The devices of a mesh, `cfg=2,context=4`.
+pub fn devices_of(mesh: &str) -> usize {
+    mesh.split(',').map(|axis| axis.split('=').nth(1).expect("a size").parse::<usize>().expect("a number")).product()
+}
 
 /// A CPU client with `devices` virtual devices, for tests that need `cpu`.
 pub fn cpu(devices: usize) -> Client {

@@ -1,11 +1,6 @@
-//! Safe wrappers of the PJRT C interface: a plugin, its devices, buffers, compiled programs.
+#![doc = include_str!("../README.md")]
 //!
-//! [`Plugin::load`] maps a plugin, [`Client::new`] starts it, [`Client::compile`] turns StableHLO text into a
-//! [`LoadedExecutable`], [`Client::upload`] makes [`Buffer`]s of host bytes, [`LoadedExecutable::execute`] runs the
-//! program with one list of arguments a device. [`Topology`] compiles for hardware that is not there.
-//!
-//! Every object is `Send + Sync` (PJRT objects are thread-safe) and keeps what it stands on alive: a buffer its client,
-//! a client its plugin. A plugin is never unloaded. Only this module calls C.
+//! A plugin is never unloaded. Only this crate calls C.
 
 #[allow(dead_code)]
 mod abi;

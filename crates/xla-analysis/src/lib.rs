@@ -1,5 +1,4 @@
-//! Reading optimized programs: loops, collectives, work, copies of stacks, predicted time. Reading traces of them: where
-//! the time of a run went.
+#![doc = include_str!("../README.md")]
 
 mod activity;
 mod calibration;

@@ -171,28 +171,6 @@ mod tests {
     }
 
     #[test]
-    fn the_constants_of_the_h200_follow_from_what_was_measured() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/calibration");
-        let kept = Calibration::of("h200").unwrap();
-        let from = kept.fit.split_whitespace().filter(|word| word.starts_with("docs/calibration/"));
-        let all: Vec<Measurements> = from
-            .map(|file| folder.join(file.rsplit('/').next().unwrap()))
-            .map(|path| serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap())
-            .collect();
-        let again = fit(&all, "h200", &kept.fit).unwrap();
-        let numbers = |c: &Calibration| {
-            let lines = [Some(c.product), c.attention].into_iter().flatten().chain(c.exchanges.iter().map(|e| e.line));
-            let lines: Vec<f64> = lines.flat_map(|l| [l.seconds, l.rate]).collect();
-            [&[c.kernel_seconds, c.bandwidth], &lines[..]].concat()
-        };
-        assert!(!all.is_empty() && again.source == kept.source);
-        assert_eq!(numbers(&again).len(), numbers(kept).len());
-        for (got, want) in numbers(&again).into_iter().zip(numbers(kept)) {
-            assert!((got - want).abs() <= 1e-9 * want.abs(), "{got}, not {want}");
-        }
-    }
-
-    #[test]
     fn an_exchange_takes_the_nearest_number_of_devices() {
         let line = |seconds: f64| Line { seconds, rate: 1.0 };
         let exchange = |devices, seconds| Exchange { kind: Kind::AllGather, devices, line: line(seconds) };
