@@ -57,23 +57,6 @@ fn json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).expect("a file")).expect("JSON")
 }
 
-#[needs(cpu)]
-fn a_2_3_model_gives_sound_at_48_khz() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
-    let (model, out, wav) = (path("nano_2_3"), path("a.mp4"), format!("output.save_audio={}", path("a.wav")));
-    succeed(&["init", "--preset", "nano_2_3", "--seed", "3", &model]);
-    let run = ["generate", "-c", "nano_2_3", "-p", "a red ball", "--platform", "cpu", "--model", &model, "-o", &out];
-    let size = ["--width", "64", "--height", "64", "--num-frames", "9", "--steps", "2", "--max-sequence-length", "128"];
-    let quick = ["--set", &wav, "--set", QUICK, "--pipeline", "image_to_video", "--image", PICTURE, "0", "0.5"];
-    succeed(&[&run[..], &size, &quick].concat());
-    let given = &json(Path::new(&path("a.json")))["config"]["request"]["images"][0];
-    assert_eq!((&given["frame"], &given["strength"]), (&0.into(), &0.5.into()));
-    let header = std::fs::read(path("a.wav")).expect("sound");
-    assert_eq!(u32::from_le_bytes(header[24..28].try_into().expect("four bytes")), 48000);
-    assert_eq!(json(Path::new(&path("a.json")))["config"]["guidance"]["stg_blocks"], serde_json::json!([2]));
-}
-
 /// Every preset of both generations on a small model, with frames given where the pipeline takes them: its programs, by
 /// hash. Two are run, and the hashes are those of what ran; in full all are.
 #[needs(cpu)]
@@ -130,7 +113,8 @@ fn every_preset_runs_at_small_size() {
         denoising.push(hashes["denoise"].clone());
 
         if [3, 8].contains(&n) || full() {
-            let out = path(&format!("{n}.mp4"));
+            let (out, wav) = (path(&format!("{n}.mp4")), path(&format!("{n}.wav")));
+            set.push(format!("output.save_audio={wav}"));
             let set = set.iter().flat_map(|s| ["--set", s]);
             let run: Vec<&str> =
                 ["generate", "-c", preset, "-p", "a ball", "-o", &out].into_iter().chain(set).collect();
@@ -138,6 +122,11 @@ fn every_preset_runs_at_small_size() {
             let sidecar = json(Path::new(&path(&format!("{n}.json"))));
             assert_eq!(sidecar["config"]["pipeline"], *pipeline, "{preset}");
             assert_eq!(sidecar["config"]["sampler"]["kind"], serde_json::to_value(kind).expect("JSON"), "{preset}");
+            let given = sidecar["config"]["request"]["images"].as_array().map(Vec::len);
+            assert_eq!(given, Some(more[0].matches("path").count()), "{preset}");
+            let header = std::fs::read(wav).expect("sound");
+            let rate = u32::from_le_bytes(header[24..28].try_into().expect("four bytes"));
+            assert_eq!(rate, if preset.starts_with("ltx2_3") { 48000 } else { 24000 }, "{preset}");
             let ran = sidecar["programs"].as_object().expect("programs");
             let ran: BTreeMap<&str, String> =
                 ran.iter().map(|(name, hash)| (name.as_str(), hash.as_str().expect("a hash").into())).collect();

@@ -71,8 +71,12 @@ fn a_case_is_measured_on_its_own_devices() {
     // All blocks: measured is what `bench` runs.
     let text = SMALL.replace("layers: 1\n", "layouts: [sequence]\ntargets: ['cpu:2']\n");
     std::fs::write(&yaml, &text).expect("writes");
-    let mut command = support::ltx2();
-    let done = command.arg("experiment").arg(&yaml).arg("--measure").arg("-o").arg(&out).output().expect("runs");
+    let run = |more: &[&str]| {
+        let mut command = support::ltx2();
+        command.arg("experiment").arg(&yaml).arg("--modules").arg(support::modules()).arg("-o").arg(&out);
+        command.args(more).output().expect("runs")
+    };
+    let done = run(&["--measure"]);
     assert!(done.status.success(), "{}", stderr(&done));
     let [compiled, measured] = &records(&out)[..] else { panic!("compiled, then measured: {}", stderr(&done)) };
     assert_eq!((&compiled.error, &measured.error), (&None, &None));
@@ -83,14 +87,14 @@ fn a_case_is_measured_on_its_own_devices() {
     assert!(page.contains(&format!("measured {:.3} ms", seconds * 1e3)), "the report draws {seconds}");
 
     // Results that came from elsewhere are shown where nothing is measured.
-    let again = support::ltx2().arg("experiment").arg(&yaml).arg("-o").arg(&out).output().expect("runs");
+    let again = run(&[]);
     assert_eq!((records(&out).len(), again.stdout == done.stdout), (2, true), "{}", stderr(&again));
 
     // They are of the program that ran, not of what has its name: another program was not measured.
     let ran = &result["programs"]["denoise_loop"]["program"]["hash"];
     assert_eq!(measured.identity.as_ref().map(|i| i.program.as_str()), ran.as_str());
     std::fs::write(&yaml, text.replace("request.width=64", "request.width=96")).expect("writes");
-    let other = support::ltx2().arg("experiment").arg(&yaml).arg("-o").arg(&out).output().expect("runs");
+    let other = run(&[]);
     assert!(other.status.success(), "{}", stderr(&other));
     let page = std::fs::read_to_string(out.join("report.html")).expect("a report");
     assert!(!page.contains(&format!("measured {:.3} ms", seconds * 1e3)), "{seconds} is another program's");
@@ -120,8 +124,8 @@ fn the_advice_is_compiled_and_mends() {
         let mut c = support::ltx2();
         c.args(["why", "--target", "cpu:4", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--layout", layout]);
         c.args(["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"]);
-        c.args(["--set", support::QUICK]);
-        let out = c.args(["--json", "-", "-o", &path("lab")]).args(more).output().expect("runs");
+        c.args(["--set", support::QUICK, "--json", "-", "-o", &path("lab"), "--modules"]).arg(support::modules());
+        let out = c.args(more).output().expect("runs");
         assert!(out.status.success(), "{layout}: {}", stderr(&out));
         serde_json::from_slice::<serde_json::Value>(&out.stdout).expect("JSON")
     };

@@ -26,7 +26,8 @@ fn records(folder: &Path) -> Vec<Record> {
 fn search(folder: &Path, more: &[&str]) -> Output {
     let mut command = support::ltx2();
     command.args(["experiment", "--search", "--shape", "64x96x9", "-c", "nano_2_0", "--set", "model.path=nano"]);
-    command.args(["--set", support::QUICK, "--layers", "1", "-o"]).arg(folder).args(more).output().expect("runs")
+    command.arg("--modules").arg(support::modules()).args(["--set", support::QUICK, "--layers", "1"]);
+    command.arg("-o").arg(folder).args(more).output().expect("runs")
 }
 
 #[needs(cpu)]
@@ -47,14 +48,7 @@ fn a_search_ends_is_repeated_and_goes_on() {
     assert_eq!(again.stdout, first.stdout, "{}", stderr(&again));
     assert_eq!(records(&one), done);
     assert_eq!(std::fs::read_to_string(one.join("best.yml")).expect("a layout"), best);
-    // Elsewhere too, whatever compiles at a time: what it has no module of.
-    let (from, to) = (one.join("modules"), two.join("modules"));
-    std::fs::create_dir_all(&to).expect("a folder");
-    let mut modules: Vec<_> = std::fs::read_dir(from).expect("modules").map(|e| e.expect("an entry").path()).collect();
-    modules.sort();
-    for known in &modules[..modules.len() / 2] {
-        std::fs::copy(known, to.join(known.file_name().expect("a name"))).expect("copied");
-    }
+    // Elsewhere too, whatever reads modules at a time.
     let elsewhere = search(&two, &[&question[..], &["--jobs", "1"]].concat());
     assert_eq!(String::from_utf8_lossy(&elsewhere.stdout), String::from_utf8_lossy(&first.stdout));
     // Figures that are written down are not believed: they are read from the modules anew.
@@ -69,7 +63,7 @@ fn a_search_ends_is_repeated_and_goes_on() {
     let mut command = support::ltx2();
     command.args(["compile", "--target", "cpu:2", "-c", "nano_2_0", "--set", "model.path=nano", "--layers", "1"]);
     command.args(["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"]);
-    command.arg("--modules").arg(one.join("modules"));
+    command.arg("--modules").arg(support::modules());
     let out = command.args(["--set", support::QUICK, "--json", "-", "--layout"]).arg(&path).output().expect("runs");
     assert!(out.status.success(), "{}", stderr(&out));
     let figures: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");

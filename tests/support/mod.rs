@@ -58,6 +58,11 @@ pub fn copy_programs(cache: &Path, programs_of_run: &serde_json::Value, but: &[&
     }
 }
 
+/// The folder of optimized modules that tests share which are not about such folders.
+pub fn modules() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("modules")
+}
+
 /// The binary, with the tests' own folders in place of its user's.
 pub fn ltx2() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
@@ -78,6 +83,16 @@ pub fn tiny() -> &'static str {
         assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
         file
     })
+}
+
+/// One small component, from `mel.safetensors` of a folder into its `sound.safetensors`.
+pub fn run_vocoder(folder: &Path) -> Command {
+    let mel = Tensor::F32(ndarray::ArrayD::from_elem(vec![1, 2, 5, 8], 0.5));
+    ltx2::pipeline::tensors::write(&folder.join("mel.safetensors"), &[("mel".into(), mel)]).expect("written");
+    let mut run = ltx2();
+    run.args(["run", "vocoder", "--platform", "cpu", "--model", single_file::TINY, "--force", "--inputs"]);
+    run.arg(folder.join("mel.safetensors")).arg("-o").arg(folder.join("sound.safetensors"));
+    run
 }
 
 /// The setting that leaves LLVM's optimizations out, which halves the time of a compile.

@@ -1,7 +1,6 @@
 //! Compiling the published model's programs for TPUs with none at hand.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -98,7 +97,7 @@ fn written(case: Case) -> (Programs, Target, Machine, Network) {
 
 fn module(machine: &Machine, network: &Network) -> StoredModule {
     let options = EngineOptions::default();
-    let store = ModuleStore::new(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("modules"));
+    let store = ModuleStore::new(&super::modules());
     let key = store.key(machine, &network.program, &options).expect("libtpu's file");
     // Tests that run at the same time compile a program once.
     static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
