@@ -167,16 +167,16 @@ fn a_cache_folder_that_cannot_be_made_is_said_and_changes_nothing() {
     let folder = Folder::new();
     fs::write(folder.path("file"), "no folder").expect("written");
     let cache = folder.path("file/cache").display().to_string();
-    let sound = |cache: &str| {
-        let mut run = support::run_vocoder(folder.0.path());
+    let upsampled = |cache: &str| {
+        let mut run = support::run_upsampler(folder.0.path());
         let ran = run.env("LTX2_COMPILE_CACHE", cache).output().expect("runs");
         assert!(ran.status.success(), "{}", stderr(&ran));
-        (tensors::read(&folder.path("sound.safetensors")).expect("results"), stderr(&ran))
+        (tensors::read(&folder.path("out.safetensors")).expect("results"), stderr(&ran))
     };
-    let (without, said) = sound(&cache);
-    let warnings = said.lines().filter(|l| l.contains("WARN") && l.contains(&cache) && l.contains("\"vocoder\""));
+    let (without, said) = upsampled(&cache);
+    let warnings = said.lines().filter(|l| l.contains("WARN") && l.contains(&cache) && l.contains("\"upsampler\""));
     assert_eq!(warnings.count(), 1, "{said}");
-    let (with, said) = sound(&support::programs().display().to_string());
+    let (with, said) = upsampled(&support::programs().display().to_string());
     assert!(!said.contains("WARN"), "{said}");
     assert_eq!(with, without);
     assert_eq!(fs::read(folder.path("file")).expect("it stays"), b"no folder");

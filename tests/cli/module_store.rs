@@ -129,7 +129,7 @@ fn nothing() -> &'static Path {
 
 #[needs(cpu)]
 fn figures_of_an_experiment_are_read_anew() {
-    let lab = Lab::new("layouts: [sequence, tensor]");
+    let lab = Lab::with_modules("layouts: [sequence, tensor]");
     let first = lab.run(&[]);
     assert!(first.status.success(), "{}", stderr(&first));
     let (right, stored) = (lab.records(), lab.modules());

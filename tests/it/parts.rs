@@ -1,5 +1,6 @@
 //! The pieces a wrong number is bisected by: tables, adaLN, one block, guidance, roundings, token ids.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
@@ -186,18 +187,23 @@ fn one_block_agrees_with_the_reference() {
 fn guidance_and_the_euler_step_are_the_reference_s() {
     let client = cpu(1);
     let engine = Engine::new(client, quick());
-    for case in cases("guidance") {
-        let p = Params::new("guidance", "none", &Build::new(DType::F32));
-        let input = |name: &str| declare(&p, &case, name);
+    let all = cases("guidance");
+    let p = Params::new("guidance", "none", &Build::new(DType::F32));
+    let mut results = Vec::new();
+    for case in &all {
+        let input = |name: &str| {
+            let ty = Type::new(DType::F32, case.inputs[name].shape().to_vec());
+            p.builder().argument(&format!("{} {name}", case.name), ty)
+        };
         let number = |key: &str| case.scalars[key].as_f64().expect("a number") as f32;
         let scales = [number("cfg"), number("stg"), number("modality"), number("rescale")];
-        let all = [
+        let known = [
             (Branch::Conditional, "cond", true),
             (Branch::Negative, "uncond", scales[0] != 1.0),
             (Branch::Perturbed, "perturbed", scales[1] != 0.0),
             (Branch::Isolated, "isolated", scales[2] != 1.0),
         ];
-        let used: Vec<_> = all.into_iter().filter(|(.., needed)| *needed).collect();
+        let used: Vec<_> = known.into_iter().filter(|(.., needed)| *needed).collect();
         let branches: Vec<Branch> = used.iter().map(|(b, ..)| *b).collect();
         let (x, sigma, next) = (input("latents"), input("sigma"), input("sigma_next"));
         // The fixture holds velocities; guidance acts on clean predictions.
@@ -208,19 +214,27 @@ fn guidance_and_the_euler_step_are_the_reference_s() {
         let clean = combine(&branches, &predictions, &row, RescaleScope::PerSample, &counted);
         let velocity = (&x - &clean) / &sigma;
         let stepped = &x + &velocity * (&next - &sigma);
-        let results = [("x0", &clean), ("velocity", &velocity), ("latents", &stepped)];
-        let program = p.builder().finish(&results).expect("builds");
-        let executable = engine.compile("guidance", &program).expect("compiles");
-        let upload = |n: &str, t: &Tensor| engine.upload(&executable, n, t).expect("uploads");
-        let used = executable.arguments().iter().map(|a| (a.name.as_str(), upload(&a.name, &case.inputs[&a.name])));
-        let buffers: Vec<_> = used.collect();
-        let outputs =
-            engine.run(&executable, |name| buffers.iter().find(|(n, _)| *n == name).map(|(_, b)| b)).expect("runs");
-        for (name, _) in results {
-            let got = outputs.tensor(name).expect("a result");
-            let distance = relative_l2(&got, &case.outputs[name]);
-            assert!(distance <= 1e-6, "{} {name}: {distance:e}", case.name);
+        for (name, y) in [("x0", clean), ("velocity", velocity), ("latents", stepped)] {
+            results.push((format!("{} {name}", case.name), y));
         }
+    }
+    // One program for all cases.
+    let named: Vec<(&str, &Value)> = results.iter().map(|(name, y)| (name.as_str(), y)).collect();
+    let executable = engine.compile("guidance", &p.builder().finish(&named).expect("builds")).expect("compiles");
+    let of = |name: &str| -> (&Case, String) {
+        let (case, tensor) = name.split_once(' ').expect("a case and a tensor");
+        (all.iter().find(|c| c.name == case).expect("the case"), tensor.into())
+    };
+    let upload = |name: &str| {
+        let (case, tensor) = of(name);
+        engine.upload(&executable, name, &case.inputs[&tensor]).expect("uploads")
+    };
+    let given: BTreeMap<&str, _> = executable.arguments().iter().map(|a| (a.name.as_str(), upload(&a.name))).collect();
+    let outputs = engine.run(&executable, |name| given.get(name)).expect("runs");
+    for (name, _) in &results {
+        let (case, tensor) = of(name);
+        let distance = relative_l2(&outputs.tensor(name).expect("a result"), &case.outputs[&tensor]);
+        assert!(distance <= 1e-6, "{name}: {distance:e}");
     }
 }
 

@@ -85,13 +85,14 @@ pub fn tiny() -> &'static str {
     })
 }
 
-/// One small component, from `mel.safetensors` of a folder into its `sound.safetensors`.
-pub fn run_vocoder(folder: &Path) -> Command {
-    let mel = Tensor::F32(ndarray::ArrayD::from_elem(vec![1, 2, 5, 8], 0.5));
-    ltx2::pipeline::tensors::write(&folder.join("mel.safetensors"), &[("mel".into(), mel)]).expect("written");
+/// The smallest component, from `in.safetensors` of a folder into its `out.safetensors`.
+pub fn run_upsampler(folder: &Path) -> Command {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/upsampler_rational");
+    let latents = Tensor::F32(ndarray::ArrayD::from_elem(vec![1, 8, 3, 2, 3], 0.5));
+    ltx2::pipeline::tensors::write(&folder.join("in.safetensors"), &[("latents".into(), latents)]).expect("written");
     let mut run = ltx2();
-    run.args(["run", "vocoder", "--platform", "cpu", "--model", single_file::TINY, "--force", "--inputs"]);
-    run.arg(folder.join("mel.safetensors")).arg("-o").arg(folder.join("sound.safetensors"));
+    run.args(["run", "upsampler", "--platform", "cpu", "--model", model, "--force", "--inputs"]);
+    run.arg(folder.join("in.safetensors")).arg("-o").arg(folder.join("out.safetensors"));
     run
 }
 
