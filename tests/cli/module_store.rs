@@ -41,16 +41,18 @@ impl Lab {
 
     /// With the modules of `sequence` and `tensor` in its store; for what is not about how they come there.
     fn with_modules(cases: &str) -> Self {
-        static KNOWN: OnceLock<Lab> = OnceLock::new();
+        static KNOWN: OnceLock<Vec<PathBuf>> = OnceLock::new();
         let known = KNOWN.get_or_init(|| {
             let lab = Lab::new("layouts: [sequence, tensor]");
-            let ran = lab.run(&[]);
+            let shared = support::modules();
+            let ran = lab.run(&["--modules", shared.to_str().expect("UTF-8")]);
             assert!(ran.status.success(), "{}", stderr(&ran));
-            lab
+            let store = ModuleStore::new(&shared);
+            lab.records().iter().map(|r| store.path(r.identity.as_ref().expect("a program"))).collect()
         });
         let lab = Lab::new(cases);
         std::fs::create_dir_all(lab.path("out/modules")).expect("a folder");
-        for path in known.modules().keys() {
+        for path in known {
             std::fs::copy(path, lab.path("out/modules").join(path.file_name().expect("a name"))).expect("copied");
         }
         lab
