@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ class Step:
     command: list
     network: bool = False
     env: dict = field(default_factory=dict)
+    # Runs beside the steps behind it; what it says is printed at the end.
+    beside: bool = False
 
 
 def shell(name, line, **more):
@@ -67,7 +70,8 @@ CHECK = [
     shell("fmt", "cargo fmt --all --check"),
     shell("links", "python3 scripts/tests/links.py"),
     shell("mutants fit", "python3 scripts/mutants/mutants.py --check"),
-    shell("clippy", "cargo clippy --locked --all-targets -- -D warnings"),
+    # A folder of its own: cargo would not build in one folder twice at a time.
+    shell("clippy", "cargo clippy --locked --all-targets --target-dir target/clippy -- -D warnings", beside=True),
     shell("dependencies", f"{DENY} --locked check bans licenses sources"),
     shell("advisories", ADVISORIES, network=True),
     Step("lib", [*TESTS, "--lib", "--no-fail-fast"]),
@@ -135,7 +139,10 @@ FAILED = re.compile(r"^test (\S+).*\.\.\. FAILED$")
 
 def run(step, required, counts, reasons, failures):
     """Runs a step; its own words go to the terminal, stderr of tests into a file that is shown when it fails."""
-    print(f"\n== {step.name}: {' '.join(step.command[2:] if step.command[0] == 'bash' else step.command)}", flush=True)
+    title = f"\n== {step.name}: {' '.join(step.command[2:] if step.command[0] == 'bash' else step.command)}\n"
+    print(title, end="" if not step.beside else "  (beside what follows)\n", flush=True)
+    held = [title]
+    say = held.append if step.beside else lambda line: print(line, end="", flush=True)
     testing = step.command[:2] == TESTS[:2]
     env = os.environ | {"LTX2_REQUIRE": required} | step.env
     log = WORK / f"{step.name.replace(', ', '-').replace(' ', '-')}.stderr"
@@ -145,7 +152,7 @@ def run(step, required, counts, reasons, failures):
             cwd=ROOT,
             env=env,
             stdout=subprocess.PIPE,
-            stderr=errors if testing else None,
+            stderr=errors if testing else subprocess.STDOUT if step.beside else None,
             text=True,
             errors="replace",
         )
@@ -160,7 +167,7 @@ def run(step, required, counts, reasons, failures):
             if failed := FAILED.match(line):
                 failures.append(f"{step.name} {failed[1]}")
             if not testing or not line.startswith("test ") or " ... ok" not in line:
-                print(line, end="", flush=True)
+                say(line)
     code = process.wait()
     if code != 0 and testing:
         print(f"-- the end of {log.relative_to(ROOT)}:")
@@ -170,7 +177,8 @@ def run(step, required, counts, reasons, failures):
         print(f"{step.name}: no test ran")
     if code != 0 and not any(f.startswith(f"{step.name} ") for f in failures):
         failures.append(f"{step.name} (exit code {code})")
-    return code
+    if step.beside:
+        print("".join(held), end="", flush=True)
 
 
 def slowest(log, form="{:7.1f} s  {} {}", many=25):
@@ -205,18 +213,28 @@ def main():
         file.unlink(missing_ok=True)
     os.environ |= {"LTX2_TEST_LOG": str(times), "LTX2_COMPILE_LOG": str(programs)}
     counts, reasons, failures = Counter(passed=0, failed=0, ignored=0), Counter(), []
-    took = {}
-    for step in steps:
+    took, begun, behind = {}, time.time(), []
+
+    def timed(step):
         started = time.time()
         run(step, required, counts, reasons, failures)
         took[step.name] = time.time() - started
+
+    for step in steps:
+        if step.beside:
+            behind.append(threading.Thread(target=timed, args=[step]))
+            behind[-1].start()
+        else:
+            timed(step)
+    for thread in behind:
+        thread.join()
     network = sum(seconds for step in steps if step.network for seconds in [took[step.name]])
     print("\n== The slowest tests")
     print("\n".join(slowest(times)) or "none above a second")
     print("\n== Steps")
     print("\n".join(f"{took[step.name]:7.1f} s  {step.name}{' (network)' if step.network else ''}" for step in steps))
     print(f"\n{compiles(programs)}")
-    print(f"{sum(took.values()) / 60:.1f} min, {network / 60:.1f} of them network")
+    print(f"{(time.time() - begun) / 60:.1f} min, {network / 60:.1f} of them network")
     for failure in failures:
         print(f"FAILED: {failure}")
     steps = sum(" (exit code " in failure for failure in failures)
