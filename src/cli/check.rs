@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::print;
 use crate::models::ConfigError;
 use crate::pipeline::PipelineError;
-use crate::pipeline::models::{Component, Parts, TEXT_TO_VIDEO};
+use crate::pipeline::model::{Component, ModelConfigs, TEXT_TO_VIDEO};
 use crate::weights::{ModelSource, Overrides, Report, validate};
 
 /// Reads configurations and headers of a model and says what is there, what is missing and what each pipeline needs.
@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ..Overrides::default()
     };
     let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
-    let parts = Parts::of(&source);
+    let parts = ModelConfigs::of(&source);
     let findings: Vec<(Component, Finding)> =
         Component::ALL.into_iter().map(|p| (p, examine(&source, &parts, p))).collect();
     let version = source.version().map_or_else(|_| "unknown".to_string(), |v| v.to_string());
@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn examine(source: &Rc<ModelSource>, parts: &Parts, part: Component) -> Finding {
+fn examine(source: &Rc<ModelSource>, parts: &ModelConfigs, part: Component) -> Finding {
     if !source.has(part) {
         return Finding::Absent;
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::config::{Loaded, WeightSource};
 use crate::models::presets::Preset;
-use crate::pipeline::models::{Parts, coordinate_grids};
+use crate::pipeline::model::{ModelConfigs, coordinate_grids};
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::request;
 use crate::sampling::guidance::{Branch, branches};
@@ -58,8 +58,8 @@ impl Plan {
             Err(error) => Err(error.to_string()),
         };
         // Without its files, a published model still has its published sizes.
-        let carried = || Preset::named(&config.model.path).map(Parts::of_preset);
-        let parts = source.ok().map(|s| Parts::of(&s)).or_else(carried);
+        let carried = || Preset::named(&config.model.path).map(ModelConfigs::of_preset);
+        let parts = source.ok().map(|s| ModelConfigs::of(&s)).or_else(carried);
         let transformer = parts.and_then(|p| p.transformer().ok()).unwrap_or_default();
         let (grid, audio) = coordinate_grids(&transformer);
         let video = grid.latents(1, 1, r.width, r.height, r.num_frames).ok();

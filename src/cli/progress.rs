@@ -11,7 +11,7 @@ use super::tell;
 use crate::config::Job;
 use crate::media;
 use crate::pipeline::generate::{Finished, Observer};
-use crate::pipeline::text_to_video::Stage;
+use crate::pipeline::text_to_video::Phase;
 
 /// The bar of a terminal, or a line each tenth of the steps elsewhere; stops when the user asks.
 pub struct Progress {
@@ -53,14 +53,14 @@ fn which(jobs: &[Job], videos: usize) -> String {
 }
 
 impl Observer for Progress {
-    fn progress(&mut self, jobs: &[Job], stage: Stage, done: usize, total: usize) -> ControlFlow<()> {
+    fn progress(&mut self, jobs: &[Job], stage: Phase, done: usize, total: usize) -> ControlFlow<()> {
         if self.stop.load(Ordering::SeqCst) && done < total {
             if let Some(bar) = self.bar.take() {
                 bar.abandon();
             }
             return ControlFlow::Break(());
         }
-        if self.quiet || !matches!(stage, Stage::Denoise | Stage::Refine) {
+        if self.quiet || !matches!(stage, Phase::Denoise | Phase::Refine) {
             return ControlFlow::Continue(());
         }
         let video = which(jobs, self.videos);

@@ -10,10 +10,10 @@ use super::{UsageError, print};
 use crate::config::{Config, Model, WeightSource, WeightType, parse_mesh};
 use crate::hlo::DType;
 use crate::nn::{Build, Lowering, Numerics};
+use crate::pipeline::executor::Executor;
 use crate::pipeline::loras::Loras;
-use crate::pipeline::models::Parts;
+use crate::pipeline::model::ModelConfigs;
 use crate::pipeline::run::{RunComponent, Scalars, run_component};
-use crate::pipeline::stages::Stages;
 use crate::pipeline::tensors;
 use crate::pipeline::{origin, request};
 use crate::runtime::{Engine, platform};
@@ -96,23 +96,23 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let placed = Config { model, ..placed };
     let (origin, weights) = origin::of_run(&placed)?;
-    let parts = Parts::from(origin);
+    let parts = ModelConfigs::from(origin);
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
     if args.component == RunComponent::Transformer {
         request::log_weights(weight_type, &weights)?;
     }
-    let mut stages = Stages::new(Engine::new(client, request::engine_options(&placed)), weights);
-    stages.set_loras(&Loras::open(&placed.model.loras)?.of_stage(1))?;
-    let platform = stages.engine().platform();
-    let lowering = Lowering::of(&platform, stages.engine().devices()[0].kind());
+    let mut executor = Executor::new(Engine::new(client, request::engine_options(&placed)), weights);
+    executor.set_loras(&Loras::open(&placed.model.loras)?.of_stage(1))?;
+    let platform = executor.engine().platform();
+    let lowering = Lowering::of(&platform, executor.engine().devices()[0].kind());
     let build = Build {
         dtype: if args.dtype == "f32" { DType::F32 } else { DType::BF16 },
         numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
-        layout: placed.placement(stages.engine().devices().len())?,
+        layout: placed.placement(executor.engine().devices().len())?,
         quantization: request::quantization(weight_type, &lowering, &platform)?,
         lowering,
     };
-    let results = run_component(args.component, &parts, &mut stages, tensors, &scalars, &build)?;
+    let results = run_component(args.component, &parts, &mut executor, tensors, &scalars, &build)?;
     tensors::write(&args.output, &results)?;
     print(&format!("{}\n", args.output.display()))
 }

@@ -3,8 +3,8 @@
 use ndarray::{Array, ArrayD, Axis as Dim, RemoveAxis};
 
 use super::error::{PipelineError, Result};
-use super::models::Sizes;
-use super::stages::Stages;
+use super::executor::Executor;
+use super::model::Sizes;
 use super::text_to_video::{Request, Shapes};
 use crate::config;
 use crate::nn::{Axis, Layout};
@@ -31,7 +31,7 @@ impl<'a> Batch<'a> {
     /// No request, or two that no program serves together.
     pub fn new(asked: &'a [Request], layout: &Layout) -> Result<Self> {
         let Some(first) = asked.first() else { return Err(PipelineError::Input("a batch needs a request".into())) };
-        if let Some(other) = asked.iter().position(|r| !r.goes_with(first)) {
+        if let Some(other) = asked.iter().position(|r| !r.can_batch_with(first)) {
             let message = format!("video {other} of the batch differs from the first in more than prompt and seed");
             return Err(PipelineError::Input(message));
         }
@@ -77,7 +77,7 @@ pub enum Noise {
     Device {
         /// Of each row.
         seeds: Vec<u64>,
-        /// Stages drawn so far.
+        /// Executor drawn so far.
         stage: usize,
     },
 }
@@ -97,7 +97,7 @@ impl Noise {
     ///
     /// # Errors
     /// What is wrong with the device that draws.
-    pub fn draw(&mut self, stages: &mut Stages, shapes: &Shapes, sizes: &Sizes) -> Result<Drawn> {
+    pub fn draw(&mut self, executor: &mut Executor, shapes: &Shapes, sizes: &Sizes) -> Result<Drawn> {
         let (v, a) = (&shapes.video, &shapes.audio);
         let mut draws = vec![
             ("video", vec![1, v.channels, v.frames, v.height, v.width]),
@@ -114,8 +114,8 @@ impl Noise {
                 each.collect()
             }
             Noise::Device { seeds, stage } => {
-                let program = stages.compile_program("noise", &noise::program(&draws)?)?;
-                let of_row = |seed: &u64| noise::draw(stages.engine(), &program, &draws, *seed, *stage);
+                let program = executor.compile_program("noise", &noise::program(&draws)?)?;
+                let of_row = |seed: &u64| noise::draw(executor.engine(), &program, &draws, *seed, *stage);
                 let rows = seeds.iter().map(|seed| Ok(of_row(seed)?.into_iter().map(Tensor::into_f32).collect()));
                 let rows = rows.collect::<Result<_>>()?;
                 *stage += 1;

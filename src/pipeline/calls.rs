@@ -6,9 +6,9 @@ use std::rc::Rc;
 use ndarray::{Array2, Array3, Array4, Array5};
 
 use super::error::{PipelineError, Result};
-use super::given::{GivenTokens, appended_coords};
-use super::models::Models;
-use super::stages::{Inputs, Stages};
+use super::executor::{Executor, Inputs};
+use super::given::{ConditionTokens, appended_coords};
+use super::model::Model;
 use super::text_to_video::{Request, Shapes};
 use crate::models::Network;
 use crate::models::connectors::Input;
@@ -29,14 +29,14 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     fn new(
-        stages: &mut Stages,
+        executor: &mut Executor,
         name: &str,
         network: &Network,
         inputs: Inputs<'a>,
         given: impl IntoIterator<Item = (String, Tensor)>,
     ) -> Result<Self> {
-        let program = stages.prepare(name, network)?;
-        let inputs = stages.give_all(&program, inputs, given)?;
+        let program = executor.prepare(name, network)?;
+        let inputs = executor.give_all(&program, inputs, given)?;
         Ok(Call { program, inputs })
     }
 
@@ -49,8 +49,8 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// The plugin's message.
-    pub fn run(&self, stages: &Stages) -> Result<Outputs> {
-        stages.run(&self.program, &self.inputs)
+    pub fn run(&self, executor: &Executor) -> Result<Outputs> {
+        executor.run(&self.program, &self.inputs)
     }
 }
 
@@ -59,15 +59,15 @@ impl<'a> Call<'a> {
 /// # Errors
 /// What is wrong with program, parameters or device; as for the other programs.
 pub fn text_encoder(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     ids: Tensor,
     mask: Tensor,
     build: &Build,
 ) -> Result<Call<'static>> {
     let network = models.parts.text_encoder_program(mask.shape()[0], mask.shape()[1], true, build)?;
     let given = [("input_ids".to_string(), ids), ("attention_mask".to_string(), mask)];
-    Call::new(stages, "text_encoder", &network, Inputs::default(), given)
+    Call::new(executor, "text_encoder", &network, Inputs::default(), given)
 }
 
 /// Embeddings `[prompts, tokens, channels]` to the transformer's contexts.
@@ -75,8 +75,8 @@ pub fn text_encoder(
 /// # Errors
 /// As [`text_encoder`].
 pub fn connectors(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     embeds: Tensor,
     mask: Tensor,
     build: &Build,
@@ -86,16 +86,21 @@ pub fn connectors(
     let mut given = models.parts.connectors_inputs(tokens)?;
     given.push(("attention_mask".into(), mask));
     given.push(("prompt_embeds".into(), embeds));
-    Call::new(stages, "connectors", &network, Inputs::default(), given)
+    Call::new(executor, "connectors", &network, Inputs::default(), given)
 }
 
 /// A picture `[1, 3, 1, height, width]` of -1..1 to `latents`.
 ///
 /// # Errors
 /// As [`text_encoder`].
-pub fn video_encoder(models: &Models, stages: &mut Stages, video: Array5<f32>, build: &Build) -> Result<Call<'static>> {
+pub fn video_encoder(
+    models: &Model,
+    executor: &mut Executor,
+    video: Array5<f32>,
+    build: &Build,
+) -> Result<Call<'static>> {
     let network = models.parts.video_encoder_program(video.dim().into(), build)?;
-    Call::new(stages, "video_encoder", &network, Inputs::default(), [("video".to_string(), video.into())])
+    Call::new(executor, "video_encoder", &network, Inputs::default(), [("video".to_string(), video.into())])
 }
 
 /// Un-normalised latents to `latents` of `size`, `[frames, rows, columns]`.
@@ -103,8 +108,8 @@ pub fn video_encoder(models: &Models, stages: &mut Stages, video: Array5<f32>, b
 /// # Errors
 /// As [`text_encoder`]; an upsampler that makes another size.
 pub fn upsampler(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     latents: Array5<f32>,
     size: [usize; 3],
     build: &Build,
@@ -112,21 +117,21 @@ pub fn upsampler(
     let (_, c, f, h, w) = latents.dim();
     models.parts.upsampler_between([c, f, h, w], [c, size[0], size[1], size[2]])?;
     let network = models.parts.upsampler_program(latents.dim().into(), build)?;
-    Call::new(stages, "upsampler", &network, Inputs::default(), [("latents".to_string(), latents.into())])
+    Call::new(executor, "upsampler", &network, Inputs::default(), [("latents".to_string(), latents.into())])
 }
 
 /// A stage of a request: with what fixes its programs, its latents, and what it reads of given frames.
-pub type OfStage<'a> = (&'a Request, &'a DenoiseShape, &'a Shapes, Option<&'a GivenTokens>);
+pub type PassSpec<'a> = (&'a Request, &'a DenoiseShape, &'a Shapes, Option<&'a ConditionTokens>);
 
 /// What no step changes; `contexts` are video's and audio's `[videos, branches, tokens, channels]`.
 ///
 /// # Errors
 /// As [`text_encoder`].
 pub fn prepare(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     name: &str,
-    (request, shape, _, frames): OfStage,
+    (request, shape, _, frames): PassSpec,
     contexts: [Tensor; 2],
     build: &Build,
 ) -> Result<Call<'static>> {
@@ -135,7 +140,7 @@ pub fn prepare(
     let mut given = vec![("text.video".to_string(), video), ("text.audio".to_string(), audio)];
     given.extend(evaluations(request));
     given.extend(frames.into_iter().flat_map(|frames| frames.inputs(shape.batch)));
-    Call::new(stages, name, &network, Inputs::default(), given)
+    Call::new(executor, name, &network, Inputs::default(), given)
 }
 
 /// The noise level of each evaluation in the programs' table, and the sampler's coefficients.
@@ -169,10 +174,10 @@ impl Loop {
     /// # Errors
     /// As [`text_encoder`].
     pub fn new(
-        models: &Models,
-        stages: &mut Stages,
+        models: &Model,
+        executor: &mut Executor,
         name: &str,
-        (request, shape, shapes, frames): OfStage,
+        (request, shape, shapes, frames): PassSpec,
         build: &Build,
     ) -> Result<Self> {
         let c = &models.sizes.transformer;
@@ -191,7 +196,7 @@ impl Loop {
         given.extend(evaluations(request));
         given.extend(frames.into_iter().flat_map(|frames| frames.inputs(shape.batch)));
         given.push(("scales".into(), scales.into()));
-        let call = Call::new(stages, name, &network, Inputs::default(), given)?;
+        let call = Call::new(executor, name, &network, Inputs::default(), given)?;
         Ok(Loop { network, call, sampler: shape.sampler })
     }
 
@@ -199,8 +204,8 @@ impl Loop {
     ///
     /// # Errors
     /// What is wrong with the files or the device.
-    pub fn load(&self, stages: &mut Stages, name: &str) -> Result<()> {
-        stages.prepare(name, &self.network).map(drop)
+    pub fn load(&self, executor: &mut Executor, name: &str) -> Result<()> {
+        executor.prepare(name, &self.network).map(drop)
     }
 
     /// The compiled program.
@@ -213,23 +218,23 @@ impl Loop {
     ///
     /// # Errors
     /// The plugin's message.
-    pub fn start(&self, stages: &Stages, latents: &[Tensor; 2]) -> Result<Vec<Distributed>> {
+    pub fn start(&self, executor: &Executor, latents: &[Tensor; 2]) -> Result<Vec<Distributed>> {
         let zero = latents.each_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
         let beside = self.sampler.carried().len() - 1;
         let all: Vec<Tensor> = latents.iter().chain(zero.iter().cycle().take(2 * beside)).cloned().collect();
-        self.go_on(stages, &all)
+        self.go_on(executor, &all)
     }
 
     /// Copies what the loop carried before to the devices, in its order.
     ///
     /// # Errors
     /// Tensors that are not what this loop carries; the plugin's message.
-    pub fn go_on(&self, stages: &Stages, carried: &[Tensor]) -> Result<Vec<Distributed>> {
+    pub fn go_on(&self, executor: &Executor, carried: &[Tensor]) -> Result<Vec<Distributed>> {
         let names = self.carried();
         if names.len() != carried.len() {
             return Err(PipelineError::Input(format!("{} tensors, the loop carries {}", carried.len(), names.len())));
         }
-        names.iter().zip(carried).map(|(name, tensor)| stages.upload(self.program(), name, tensor)).collect()
+        names.iter().zip(carried).map(|(name, tensor)| executor.upload(self.program(), name, tensor)).collect()
     }
 
     /// What the loop carries, by the names of the program's inputs.
@@ -245,7 +250,7 @@ impl Loop {
     /// The plugin's message.
     pub fn steps(
         &self,
-        stages: &Stages,
+        executor: &Executor,
         begin: usize,
         end: usize,
         noise: Option<[Array3<f32>; 2]>,
@@ -261,7 +266,7 @@ impl Loop {
                 (format!("noise.{stream}"), Tensor::from(all))
             })
         });
-        stages.give_all(self.program(), Inputs::default(), range.into_iter().chain(noise))
+        executor.give_all(self.program(), Inputs::default(), range.into_iter().chain(noise))
     }
 
     /// Runs the evaluations of a range on what [`prepare`] gave. The program takes over the memory of what is carried.
@@ -270,7 +275,7 @@ impl Loop {
     /// The plugin's message.
     pub fn run(
         &self,
-        stages: &Stages,
+        executor: &Executor,
         prepared: &Outputs,
         steps: &Inputs,
         carried: Vec<Distributed>,
@@ -280,7 +285,7 @@ impl Loop {
             Some(at) => carried.get(at),
             None => steps.get(name).or_else(|| self.call.inputs.get(name)).or_else(|| prepared.get(name)),
         };
-        let mut outputs = stages.run_with(self.program(), find)?;
+        let mut outputs = executor.run_with(self.program(), find)?;
         let take = |name: &String| {
             outputs.take(name).ok_or_else(|| PipelineError::Input(format!("the loop returned no '{name}'")))
         };
@@ -293,14 +298,14 @@ impl Loop {
 /// # Errors
 /// As [`text_encoder`].
 pub fn video_decoder(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     latents: Array5<f32>,
     pixels: Pixels,
     build: &Build,
 ) -> Result<Call<'static>> {
     let network = models.parts.video_decoder_program(latents.dim().into(), pixels, build)?;
-    Call::new(stages, "video_decoder", &network, Inputs::default(), [("latents".to_string(), latents.into())])
+    Call::new(executor, "video_decoder", &network, Inputs::default(), [("latents".to_string(), latents.into())])
 }
 
 /// Latents to `mel`.
@@ -308,23 +313,23 @@ pub fn video_decoder(
 /// # Errors
 /// As [`text_encoder`].
 pub fn audio_decoder(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     latents: Array4<f32>,
     build: &Build,
 ) -> Result<Call<'static>> {
     let network = models.parts.audio_decoder_program(latents.dim().into(), build)?;
-    Call::new(stages, "audio_decoder", &network, Inputs::default(), [("latents".to_string(), latents.into())])
+    Call::new(executor, "audio_decoder", &network, Inputs::default(), [("latents".to_string(), latents.into())])
 }
 
 /// The audio decoder's result, where it lies, to `audio`.
 ///
 /// # Errors
 /// As [`text_encoder`]; a decoder without a mel spectrogram.
-pub fn vocoder<'a>(models: &Models, stages: &mut Stages, decoded: &'a Outputs, build: &Build) -> Result<Call<'a>> {
+pub fn vocoder<'a>(models: &Model, executor: &mut Executor, decoded: &'a Outputs, build: &Build) -> Result<Call<'a>> {
     let mel = decoded.get("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
     let dims = <[usize; 4]>::try_from(mel.dims().to_vec())
         .map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
     let network = models.parts.vocoder_program(dims, build)?;
-    Call::new(stages, "vocoder", &network, Inputs::default().share("mel", mel), [])
+    Call::new(executor, "vocoder", &network, Inputs::default().share("mel", mel), [])
 }

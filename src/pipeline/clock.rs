@@ -3,22 +3,22 @@
 use std::time::{Duration, Instant};
 
 use super::error::Result;
-use super::stages::Stages;
-use super::text_to_video::Stage;
+use super::executor::Executor;
+use super::text_to_video::Phase;
 use crate::runtime::{Distributed, Outputs};
 
 /// The time of a stage; compiling and loading left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Took {
+pub struct PhaseTime {
     /// Which.
-    pub stage: Stage,
+    pub stage: Phase,
     /// From the end of the stage before.
     pub total: Duration,
     /// The part of it in which nothing was left to do but wait for a program.
     pub device: Duration,
 }
 
-impl Took {
+impl PhaseTime {
     /// The rest: writing programs, inputs, copies, results.
     pub fn host(&self) -> Duration {
         self.total.saturating_sub(self.device)
@@ -27,7 +27,7 @@ impl Took {
 
 /// A clock over the stages of a request, each beginning where the last ended.
 pub struct Clock {
-    took: Vec<Took>,
+    took: Vec<PhaseTime>,
     since: Instant,
     set_up: Duration,
     waited: Duration,
@@ -35,8 +35,8 @@ pub struct Clock {
 
 impl Clock {
     /// The first stage begins.
-    pub fn start(stages: &Stages) -> Self {
-        Clock { took: Vec::new(), since: Instant::now(), set_up: stages.set_up_time(), waited: Duration::ZERO }
+    pub fn start(executor: &Executor) -> Self {
+        Clock { took: Vec::new(), since: Instant::now(), set_up: executor.set_up_time(), waited: Duration::ZERO }
     }
 
     /// Waits until all results are there.
@@ -65,16 +65,16 @@ impl Clock {
     }
 
     /// Ends a stage.
-    pub fn ends(&mut self, stage: Stage, stages: &Stages) {
-        let next = Clock { took: std::mem::take(&mut self.took), ..Clock::start(stages) };
+    pub fn ends(&mut self, stage: Phase, executor: &Executor) {
+        let next = Clock { took: std::mem::take(&mut self.took), ..Clock::start(executor) };
         let total = next.since.duration_since(self.since).saturating_sub(next.set_up.saturating_sub(self.set_up));
         let device = self.waited;
         *self = next;
-        self.took.push(Took { stage, total, device });
+        self.took.push(PhaseTime { stage, total, device });
     }
 
     /// The stages that ended.
-    pub fn took(self) -> Vec<Took> {
+    pub fn took(self) -> Vec<PhaseTime> {
         self.took
     }
 }

@@ -9,13 +9,13 @@ use super::batch::{Batch, Dump, Noise};
 use super::calls::{self, Loop};
 use super::clock::Clock;
 use super::error::{PipelineError, Result};
-use super::given::GivenTokens;
+use super::executor::Executor;
+use super::given::ConditionTokens;
 use super::loops::steps_loop;
-use super::models::Models;
+use super::model::Model;
 use super::programs::ProgramKind;
 use super::saved::Saved;
-use super::stages::Stages;
-use super::text_to_video::{Request, Settings, Shapes, Stage, Watch, branch_text, fixed, pack};
+use super::text_to_video::{Phase, Request, Settings, Shapes, Watch, branch_text, fixed, pack};
 use crate::failpoint;
 use crate::nn::Build;
 use crate::runtime::{Distributed, Outputs};
@@ -28,15 +28,15 @@ pub struct Names {
     prepare: ProgramKind,
     denoise: ProgramKind,
     dump: &'static str,
-    stage: Stage,
+    stage: Phase,
 }
 
 /// Of the only stage, and of the first of two.
 pub const FIRST: Names =
-    Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: "", stage: Stage::Denoise };
+    Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: "", stage: Phase::Denoise };
 /// Of the second.
 pub const SECOND: Names =
-    Names { prepare: ProgramKind::RefinePrepare, denoise: ProgramKind::Refine, dump: "stage_2.", stage: Stage::Refine };
+    Names { prepare: ProgramKind::RefinePrepare, denoise: ProgramKind::Refine, dump: "stage_2.", stage: Phase::Refine };
 
 /// A stage with everything on the devices but the text.
 pub struct Denoising<'a> {
@@ -46,7 +46,7 @@ pub struct Denoising<'a> {
     /// Its latents.
     pub shapes: Shapes,
     steps_loop: Rc<Loop>,
-    given: Option<GivenTokens>,
+    given: Option<ConditionTokens>,
     start: [Tensor; 2],
     names: Names,
 }
@@ -59,8 +59,8 @@ impl<'a> Denoising<'a> {
     /// A picture that cannot be used; what is wrong with program, parameters or device.
     #[allow(clippy::too_many_arguments)] // What a stage is made of; each is used once.
     pub fn new(
-        models: &Models,
-        stages: &mut Stages,
+        models: &Model,
+        executor: &mut Executor,
         request: &'a Request,
         batch: &Batch,
         noise: &mut Noise,
@@ -70,9 +70,9 @@ impl<'a> Denoising<'a> {
     ) -> Result<Self> {
         let prefix = names.dump;
         let shapes = Shapes::of(&models.sizes, request)?;
-        let given = GivenTokens::encode(models, stages, request, &shapes, build)?;
+        let given = ConditionTokens::encode(models, executor, request, &shapes, build)?;
         let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
-        let drawn = noise.draw(stages, &shapes, &models.sizes)?;
+        let drawn = noise.draw(executor, &shapes, &models.sizes)?;
         let (video, audio) = (fixed::<_, Ix5>(drawn.video)?, fixed::<_, Ix4>(drawn.audio)?);
         dump.keep_row(&format!("{prefix}noise.video"), &video, 1, 0);
         dump.keep_row(&format!("{prefix}noise.audio"), &audio, 1, 0);
@@ -93,7 +93,7 @@ impl<'a> Denoising<'a> {
             given.blend(&mut video);
         }
         let of = (request, &shape, &shapes, given.as_ref());
-        let steps_loop = steps_loop(models, stages, names.denoise.name(), of, build)?;
+        let steps_loop = steps_loop(models, executor, names.denoise.name(), of, build)?;
         Ok(Denoising { request, shape, shapes, steps_loop, given, start: [video, audio].map(Tensor::from), names })
     }
 
@@ -106,8 +106,8 @@ impl<'a> Denoising<'a> {
     #[allow(clippy::too_many_arguments)] // What a stage runs on; each is used once.
     pub fn run(
         self,
-        models: &Models,
-        stages: &mut Stages,
+        models: &Model,
+        executor: &mut Executor,
         text: &Outputs,
         sound: Option<&Array3<f32>>,
         settings: &Settings,
@@ -116,9 +116,9 @@ impl<'a> Denoising<'a> {
     ) -> Result<[Array3<f32>; 2]> {
         let contexts = [branch_text(text, "video", &self.shape)?, branch_text(text, "audio", &self.shape)?];
         let of = (self.request, &self.shape, &self.shapes, self.given.as_ref());
-        let prepare = calls::prepare(models, stages, self.names.prepare.name(), of, contexts, &settings.build)?;
-        let prepared = prepare.run(stages)?;
-        let latents = clock.during(|| self.steps(stages, &prepared, sound, settings, watch))?;
+        let prepare = calls::prepare(models, executor, self.names.prepare.name(), of, contexts, &settings.build)?;
+        let prepared = prepare.run(executor)?;
+        let latents = clock.during(|| self.steps(executor, &prepared, sound, settings, watch))?;
         let own = self.shapes.tokens[0] - self.shapes.appended;
         let [video, audio] = latents.map(fixed::<f32, Ix3>);
         let (mut video, audio) = (video?, audio?);
@@ -131,7 +131,7 @@ impl<'a> Denoising<'a> {
     /// All evaluations, `settings.chunk` steps at a time.
     fn steps(
         &self,
-        stages: &Stages,
+        executor: &Executor,
         prepared: &Outputs,
         sound: Option<&Array3<f32>>,
         settings: &Settings,
@@ -150,10 +150,10 @@ impl<'a> Denoising<'a> {
         let mut noise = (sampler == Sampler::Res2s).then(StepNoise::default);
         let (mut done, mut carried, mut latents) = match saving.and_then(|s| s.found(self.names.stage)) {
             Some(saved) => {
-                let carried = self.steps_loop.go_on(stages, &saved.carried)?;
+                let carried = self.steps_loop.go_on(executor, &saved.carried)?;
                 (saved.done, carried, [0, 1].map(|stream| saved.carried[stream].clone()))
             }
-            None => (0, self.steps_loop.start(stages, &self.start)?, self.start.clone()),
+            None => (0, self.steps_loop.start(executor, &self.start)?, self.start.clone()),
         };
         // Noise goes on where the steps before left it.
         for _ in (0..done).step_by(res2s::NOISES) {
@@ -183,13 +183,13 @@ impl<'a> Denoising<'a> {
             let end = (done + size).min(total);
             let noise = noise.as_mut().map(|n| n.step(self.tokens(0), self.tokens(1)));
             tracing::debug!("{}: evaluations {} to {end} of {total}", self.names.stage.name(), done + 1);
-            let inputs = self.steps_loop.steps(stages, done, end, noise, self.shape.batch)?;
-            let run = || self.steps_loop.run(stages, prepared, &inputs, carried);
+            let inputs = self.steps_loop.steps(executor, done, end, noise, self.shape.batch)?;
+            let run = || self.steps_loop.run(executor, prepared, &inputs, carried);
             carried = failpoint::within("step", of_steps, run)?;
             let before = std::mem::replace(&mut latents, latents_of(&carried)?);
             if let Some(stream) = not_finite(&latents) {
                 let step = match sampler {
-                    Sampler::Euler => self.first_not_finite(stages, prepared, &before, done..end)?,
+                    Sampler::Euler => self.first_not_finite(executor, prepared, &before, done..end)?,
                     Sampler::Res2s => Some((stream, done)),
                 };
                 let (stream, at) = step.unwrap_or((stream, end - 1));
@@ -205,15 +205,15 @@ impl<'a> Denoising<'a> {
     /// The first of these steps by Euler after which a stream's latents are not finite: one at a time, again.
     fn first_not_finite(
         &self,
-        stages: &Stages,
+        executor: &Executor,
         prepared: &Outputs,
         before: &[Tensor; 2],
         steps: Range<usize>,
     ) -> Result<Option<(&'static str, usize)>> {
-        let mut carried = self.steps_loop.go_on(stages, before)?;
+        let mut carried = self.steps_loop.go_on(executor, before)?;
         for step in steps {
-            let inputs = self.steps_loop.steps(stages, step, step + 1, None, self.shape.batch)?;
-            carried = self.steps_loop.run(stages, prepared, &inputs, carried)?;
+            let inputs = self.steps_loop.steps(executor, step, step + 1, None, self.shape.batch)?;
+            carried = self.steps_loop.run(executor, prepared, &inputs, carried)?;
             if let Some(stream) = not_finite(&latents_of(&carried)?) {
                 return Ok(Some((stream, step)));
             }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::batch::videos_at_once;
 use super::error::{PipelineError, Result};
 use super::memory;
-use super::models::Models;
+use super::model::Model;
 use super::options::GenerateOptions;
 use super::processes;
 use super::programs::Programs;
@@ -20,7 +20,7 @@ use super::report::{self, Outer};
 use super::request;
 use super::saved::Saving;
 use super::session::Session;
-use super::text_to_video::{Generated, Request, Settings, Shapes, Stage, text_to_videos};
+use super::text_to_video::{Generated, Phase, Request, Settings, Shapes, text_to_videos};
 use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
 use crate::runtime::processes::Group;
@@ -47,7 +47,7 @@ pub struct Finished {
 /// What a run tells while it goes on; the answer to a step says whether to continue.
 pub trait Observer {
     /// A stage of videos that are made together moves on.
-    fn progress(&mut self, jobs: &[Job], stage: Stage, done: usize, total: usize) -> ControlFlow<()>;
+    fn progress(&mut self, jobs: &[Job], stage: Phase, done: usize, total: usize) -> ControlFlow<()>;
     /// A video is written; the table of its stages.
     fn finished(&mut self, video: &Finished, table: &str);
 }
@@ -72,7 +72,7 @@ pub fn generate(
     }
     // An ended run may have got as far as its video.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
-    let models = Models::of(config)?;
+    let models = Model::of(config)?;
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| of_job(config, &models, job)).collect::<Result<Vec<_>>>()?;
     // Pictures that cannot be used are found before anything is loaded.
@@ -80,11 +80,11 @@ pub fn generate(
         media::read_picture(&given.path)?;
     }
     let mut started = Instant::now();
-    let Session { config, mut stages, build, versions, first } = Session::start(config, &models, group)?;
+    let Session { config, mut executor, build, versions, first } = Session::start(config, &models, group)?;
     let config = &config;
     let programs = Programs::of(config, None)?.dumping(options.dump.is_some());
-    let keep = memory::plan(config, &programs, &mut stages, &build, group)?;
-    stages.keep(keep);
+    let keep = memory::plan(config, &programs, &mut executor, &build, group)?;
+    executor.keep(keep);
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let mut settings = Settings { build, chunk, dump: options.dump.is_some(), saving: None };
 
@@ -94,12 +94,12 @@ pub fn generate(
     let size = videos_at_once(&settings.build.layout);
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
     for ((jobs, requests), paths) in batches {
-        let mut watch = |stage: Stage, done: usize, total: usize| observer.progress(jobs, stage, done, total);
+        let mut watch = |stage: Phase, done: usize, total: usize| observer.progress(jobs, stage, done, total);
         if options.checkpoint_every.is_some() || options.resume {
             let (every, resume) = (options.checkpoint_every, options.resume);
             settings.saving = Some(Saving::new(config, &models, jobs, &paths[0], every, resume)?);
         }
-        let videos = text_to_videos(&models, &mut stages, requests, &settings, &mut watch)?;
+        let videos = text_to_videos(&models, &mut executor, requests, &settings, &mut watch)?;
         let made = started.elapsed();
         if !first {
             continue;
@@ -110,27 +110,27 @@ pub fn generate(
             let video = write(config, options, job, request, generated, (path, replace), several)?;
             let encoding = encoding.elapsed();
             let outer = Outer { encoding, total: made + encoding };
-            let figures = report::json(generated, &stages, outer);
+            let figures = report::json(generated, &executor, outer);
             if config.output.sidecar {
                 let sidecar = json!({
                     "config": config.effective(&job.prompt, job.seed),
                     "seed": job.seed,
                     "model": models.identity()?,
-                    "programs": stages.program_hashes().collect::<std::collections::BTreeMap<_, _>>(),
+                    "programs": executor.program_hashes().collect::<std::collections::BTreeMap<_, _>>(),
                     "versions": versions,
                     "sha256": {"frames": video.frames_sha256, "samples": video.samples_sha256},
                     "timings": figures,
                 });
                 write_json(&sidecar_path(path), &sidecar)?;
             }
-            observer.finished(&video, &report::table(generated, &stages, outer));
+            observer.finished(&video, &report::table(generated, &executor, outer));
             perf.push(figures);
             finished.push(video);
         }
         if let Some(saving) = &settings.saving {
             saving.finish();
         }
-        stages.reset_set_up_time();
+        executor.reset_set_up_time();
         started = Instant::now();
     }
     if let Some(path) = options.perf_json.as_ref().filter(|_| first) {
@@ -147,9 +147,9 @@ pub fn generate(
 ///
 /// # Errors
 /// Sizes and schedules that it does not take.
-pub fn of_job(config: &Config, models: &Models, job: &Job) -> Result<Request> {
+pub fn of_job(config: &Config, models: &Model, job: &Job) -> Result<Request> {
     let request = request::of_job(config, &models.sizes, job)?;
-    let tokens = Shapes::of(&models.sizes, &request.stages().0)?;
+    let tokens = Shapes::of(&models.sizes, &request.passes().0)?;
     let own = tokens.tokens[0] - tokens.appended;
     Ok(Request { sigmas: request::sigmas(config, &models.scheduler, own)?, ..request })
 }

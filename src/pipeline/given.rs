@@ -11,8 +11,8 @@ use ndarray::{Array2, Array3, Array4, Axis as Dim, s};
 
 use super::calls;
 use super::error::{PipelineError, Result};
-use super::models::{Models, coordinate_grids};
-use super::stages::Stages;
+use super::executor::Executor;
+use super::model::{Model, coordinate_grids};
 use super::text_to_video::{Request, Shapes};
 use crate::media;
 use crate::models::transformer::TransformerConfig;
@@ -22,7 +22,7 @@ use crate::tensor::Tensor;
 
 /// A frame that is given.
 #[derive(Clone, Debug, PartialEq)]
-pub struct GivenFrame {
+pub struct ImageCondition {
     /// The picture.
     pub path: PathBuf,
     /// The frame it stands for.
@@ -36,7 +36,7 @@ pub struct GivenFrame {
 }
 
 /// The parts of a step's noise that tokens have: all of it first, then one for each other strength.
-pub fn levels(given: &[GivenFrame]) -> Vec<f32> {
+pub fn levels(given: &[ImageCondition]) -> Vec<f32> {
     let mut levels = vec![1.0];
     for level in given.iter().map(|g| 1.0 - g.strength) {
         if !levels.contains(&level) {
@@ -47,7 +47,7 @@ pub fn levels(given: &[GivenFrame]) -> Vec<f32> {
 }
 
 /// What a stage's loop reads of given frames.
-pub struct GivenTokens {
+pub struct ConditionTokens {
     /// The parts of a step's noise, `[k]`.
     pub levels: Vec<f32>,
     /// Which of them each video token has, `[1, n]`.
@@ -56,14 +56,14 @@ pub struct GivenTokens {
     pub clean: Array3<f32>,
 }
 
-impl GivenTokens {
+impl ConditionTokens {
     /// Encodes the frames of a stage's request at its size; `None` where nothing is given.
     ///
     /// # Errors
     /// A picture that cannot be read; what is wrong with program or device.
     pub fn encode(
-        models: &Models,
-        stages: &mut Stages,
+        models: &Model,
+        executor: &mut Executor,
         request: &Request,
         shapes: &Shapes,
         build: &Build,
@@ -77,7 +77,7 @@ impl GivenTokens {
         let mut clean = Array3::zeros((1, total, models.sizes.transformer.in_channels));
         let mut behind = own;
         for given in &request.given {
-            let tokens = tokens_of(models, stages, given, request, build)?;
+            let tokens = tokens_of(models, executor, given, request, build)?;
             let at = if given.appended { behind } else { 0 };
             let to = at + tokens.shape()[1];
             clean.slice_mut(s![.., at..to, ..]).assign(&tokens);
@@ -87,7 +87,7 @@ impl GivenTokens {
                 behind = to;
             }
         }
-        Ok(Some(GivenTokens { levels, level, clean }))
+        Ok(Some(ConditionTokens { levels, level, clean }))
     }
 
     /// The part of a step's noise of each token.
@@ -124,9 +124,9 @@ impl GivenTokens {
 
 /// A picture to normalised tokens `[1, h·w, c]` of a stage's size.
 fn tokens_of(
-    models: &Models,
-    stages: &mut Stages,
-    given: &GivenFrame,
+    models: &Model,
+    executor: &mut Executor,
+    given: &ImageCondition,
     request: &Request,
     build: &Build,
 ) -> Result<Array3<f32>> {
@@ -146,7 +146,7 @@ fn tokens_of(
         },
     };
     let picture = media::covering(&frame, request.height, request.width);
-    let encoded = calls::video_encoder(models, stages, picture, build)?.run(stages)?;
+    let encoded = calls::video_encoder(models, executor, picture, build)?.run(executor)?;
     let mut latents =
         encoded.tensor("latents")?.into_f32().into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))?;
     models.video_statistics.normalize(&mut latents, 1)?;
@@ -154,7 +154,12 @@ fn tokens_of(
 }
 
 /// Positions of the tokens behind the video's own, `[1, 3, extra, 2]`: the picture's at its frame, which lasts one frame.
-pub fn appended_coords(c: &TransformerConfig, shapes: &Shapes, given: &[GivenFrame], frame_rate: f64) -> Array4<f32> {
+pub fn appended_coords(
+    c: &TransformerConfig,
+    shapes: &Shapes,
+    given: &[ImageCondition],
+    frame_rate: f64,
+) -> Array4<f32> {
     let grid = coordinate_grids(c).0;
     let picture = VideoShape { frames: 1, ..shapes.video };
     let one = grid.coords(&picture, c.vae_scale_factors, c.causal_offset as i64, frame_rate);

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::error::{PipelineError, Result};
-use super::models::{Component, Parts};
+use super::model::{Component, ModelConfigs};
 use crate::hlo::DType;
 use crate::models::gemma3::tokenizer::write_byte_tokenizer;
 use crate::models::presets::Preset;
@@ -33,7 +33,7 @@ pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Writ
         let reason = "exists and is not empty; name another folder or remove it".to_string();
         return Err(PipelineError::File { path: dir.to_path_buf(), reason });
     }
-    let parts = Parts::of_preset(preset.clone());
+    let parts = ModelConfigs::of_preset(preset.clone());
     let mut written = Written { parameters: 0, bytes: 0 };
     for part in [
         Component::TextEncoder,
@@ -80,7 +80,7 @@ fn file_error(path: &Path, e: &std::io::Error) -> PipelineError {
 }
 
 /// The checkpoint tensors of a component and how each is drawn.
-fn random_parameters(parts: &Parts, part: Component) -> Result<BTreeMap<String, (Vec<usize>, Init)>> {
+fn random_parameters(parts: &ModelConfigs, part: Component) -> Result<BTreeMap<String, (Vec<usize>, Init)>> {
     let params = parts.parameters(part)?;
     let tensors = params.iter().flat_map(|p| p.source.tensors().into_iter().map(|(n, s)| (n, s, p.init)));
     Ok(tensors.map(|(name, shape, init)| (name.to_string(), (shape.to_vec(), init))).collect())

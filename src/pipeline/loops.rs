@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::calls::{Loop, OfStage};
+use super::calls::{Loop, PassSpec};
 use super::error::Result;
-use super::models::Models;
-use super::stages::Stages;
+use super::executor::Executor;
+use super::model::Model;
 use super::text_to_video::Request;
 use crate::nn::Build;
 use crate::sampling::denoise::DenoiseShape;
@@ -28,27 +28,27 @@ struct Kept {
 /// # Errors
 /// As [`Loop::new`].
 pub fn steps_loop(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     name: &'static str,
-    of: OfStage,
+    of: PassSpec,
     build: &Build,
 ) -> Result<Rc<Loop>> {
     let (request, shape, _, frames) = of;
     // Frames that are given are files, which may hold another picture by now.
-    let reusable = frames.is_none() && stages.keeps_all();
+    let reusable = frames.is_none() && executor.keeps_all();
     let negative = |r: &Request| Request { negative_prompt: String::new(), ..r.clone() };
-    let known = stages.loops.0.get(name).filter(|_| reusable);
-    let known =
-        known.filter(|k| k.shape == *shape && k.build == *build && negative(&k.request).goes_with(&negative(request)));
+    let known = executor.loops.0.get(name).filter(|_| reusable);
+    let known = known
+        .filter(|k| k.shape == *shape && k.build == *build && negative(&k.request).can_batch_with(&negative(request)));
     if let Some(known) = known.map(|k| k.steps_loop.clone()) {
-        known.load(stages, name)?;
+        known.load(executor, name)?;
         return Ok(known);
     }
-    let steps_loop = Rc::new(Loop::new(models, stages, name, of, build)?);
+    let steps_loop = Rc::new(Loop::new(models, executor, name, of, build)?);
     if reusable {
         let (request, shape, build) = (request.clone(), shape.clone(), build.clone());
-        stages.loops.0.insert(name, Kept { request, shape, build, steps_loop: steps_loop.clone() });
+        executor.loops.0.insert(name, Kept { request, shape, build, steps_loop: steps_loop.clone() });
     }
     Ok(steps_loop)
 }

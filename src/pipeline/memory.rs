@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::compile::needed;
 use super::error::{PipelineError, Result};
+use super::executor::Executor;
 use super::programs::{ProgramKind, Programs};
 use super::request;
-use super::stages::Stages;
 use crate::config::{Config, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
 use crate::nn::Build;
@@ -79,8 +79,8 @@ fn parameters<'a>(networks: impl IntoIterator<Item = &'a Network>) -> BTreeMap<&
 
 /// What may be used of each device by what the devices say, in bytes. Processes that run together have one number, or they
 /// would run their programs in different orders.
-fn free(stages: &Stages, group: Option<&Arc<Group>>) -> Result<Option<usize>> {
-    let engine = stages.engine();
+fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>> {
+    let engine = executor.engine();
     let memory = engine.devices().iter().filter_map(|d| d.memory().ok());
     let own = memory.filter_map(|m| Some(m.limit? - m.in_use)).min();
     let own = own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize);
@@ -102,7 +102,7 @@ impl Plan {
     pub fn of(
         config: &Config,
         programs: &Programs,
-        stages: &mut Stages,
+        executor: &mut Executor,
         build: &Build,
         group: Option<&Arc<Group>>,
     ) -> Result<Self> {
@@ -110,17 +110,17 @@ impl Plan {
         let mut needs = Vec::new();
         for program in programs.kinds() {
             let network = programs.network(program, build)?;
-            let compiled = stages.compile(program.name(), &network)?;
+            let compiled = executor.compile(program.name(), &network)?;
             let mut components: Vec<_> = network.params.iter().map(|p| p.component).collect();
             components.dedup();
             needs.push(Need { program, components, work: work(&network, &compiled), io: io(&network) });
             networks.push(network);
         }
         let mut components = parameters(&networks);
-        components.iter_mut().filter(|(c, _)| stages.differs_by_stage(c)).for_each(|(_, bytes)| *bytes *= 2);
+        components.iter_mut().filter(|(c, _)| executor.differs_by_stage(c)).for_each(|(_, bytes)| *bytes *= 2);
         let limit = match config.runtime.memory_limit {
             Some(gib) => Some((gib * f64::from(1 << 30)) as usize),
-            None => free(stages, group)?,
+            None => free(executor, group)?,
         };
         Ok(Plan { needs, components, limit })
     }
@@ -180,21 +180,21 @@ fn gib(bytes: usize) -> f64 {
 pub fn plan(
     config: &Config,
     programs: &Programs,
-    stages: &mut Stages,
+    executor: &mut Executor,
     build: &Build,
     group: Option<&Arc<Group>>,
 ) -> Result<Keep> {
-    let plan = Plan::of(config, programs, stages, build, group)?;
+    let plan = Plan::of(config, programs, executor, build, group)?;
     tracing::debug!("{}", plan.table());
     let residency = config.runtime.residency;
     match plan.keep(residency) {
         Some(keep) => Ok(keep),
-        None => Err(PipelineError::TooLarge(shortage(&plan, config, stages, build))),
+        None => Err(PipelineError::TooLarge(shortage(&plan, config, executor, build))),
     }
 }
 
 /// What is missing, and the cheapest change that fits.
-fn shortage(plan: &Plan, config: &Config, stages: &Stages, build: &Build) -> String {
+fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> String {
     let limit = plan.limit.unwrap_or(usize::MAX);
     let have = format!("{:.2} GiB a device may be used", gib(limit));
     if config.runtime.residency == Residency::Resident && plan.keep(Residency::Auto).is_some() {
@@ -220,7 +220,7 @@ fn shortage(plan: &Plan, config: &Config, stages: &Stages, build: &Build) -> Str
         .into_iter()
         .chain(layouts)
         .chain(frames)
-        .find(|(_, change)| reckoned(plan, change, stages, build).is_some_and(|bytes| bytes <= limit));
+        .find(|(_, change)| reckoned(plan, change, executor, build).is_some_and(|bytes| bytes <= limit));
     match found {
         Some((change, _)) => format!("{what}: {change} would fit, as far as can be told without compiling it"),
         None => format!("{what}: no smaller tiles, shipped layout or number of frames fits; take more devices"),
@@ -235,8 +235,8 @@ fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
 
 /// What the largest program of a changed configuration needs alone: its parameters, and the work of today's program in the
 /// proportion of the arguments and results that are not parameters.
-fn reckoned(plan: &Plan, config: &Config, stages: &Stages, build: &Build) -> Option<usize> {
-    let engine = stages.engine();
+fn reckoned(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> Option<usize> {
+    let engine = executor.engine();
     let kind = engine.devices()[0].kind();
     let new = request::build(config, engine.devices().len(), &engine.platform(), kind).ok()?;
     if new.layout.mesh.devices() != build.layout.mesh.devices() {

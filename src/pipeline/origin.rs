@@ -7,7 +7,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::{PipelineError, Result};
-use super::stages::Weights;
+use super::executor::Weights;
 use crate::config::{Config, WeightSource};
 use crate::models::presets::Preset;
 use crate::weights::{Component, ModelSource, Overrides};

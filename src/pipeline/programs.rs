@@ -2,7 +2,7 @@
 
 use super::batch::videos_at_once;
 use super::error::{PipelineError, Result};
-use super::models::{Parts, Sizes};
+use super::model::{ModelConfigs, Sizes};
 use super::origin::Origin;
 use super::request;
 use super::text_to_video::{Request, Shapes};
@@ -108,7 +108,7 @@ impl ProgramKind {
 
 /// A request whose programs can be written.
 pub struct Programs {
-    parts: Parts,
+    parts: ModelConfigs,
     sizes: Sizes,
     /// The stages' own requests.
     first: Request,
@@ -127,11 +127,11 @@ impl Programs {
     /// No such model; sizes that it does not take.
     pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
         let origin = Origin::of(config)?;
-        let (parts, origin) = (Parts::from(origin.clone()).for_run(config), origin.describe()?);
+        let (parts, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
         let whole = Sizes::of(&parts)?;
         let mut request = request::of_job(config, &whole, &Job { index: 0, prompt: String::new(), seed: 0 })?;
         let of = |parts, sizes, request: Request| {
-            let (first, second) = request.stages();
+            let (first, second) = request.passes();
             Programs { parts, sizes, first, second, values: false, origin }
         };
         let Some(layers) = layers else { return Ok(of(parts, whole, request)) };

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::clock::Took;
-use super::stages::Stages;
-use super::text_to_video::{Generated, Stage};
+use super::clock::PhaseTime;
+use super::executor::Executor;
+use super::text_to_video::{Generated, Phase};
 use crate::runtime::Origin;
 
 /// Times of a run beside those of its stages.
@@ -20,8 +20,8 @@ pub struct Outer {
 }
 
 /// The most memory the process held, in bytes; the platform's own figure where there is no device memory to ask.
-pub fn peak_memory(stages: &Stages) -> Option<u64> {
-    if let Ok(memory) = stages.engine().own_device().memory()
+pub fn peak_memory(executor: &Executor) -> Option<u64> {
+    if let Ok(memory) = executor.engine().own_device().memory()
         && let Some(peak) = memory.peak
     {
         return u64::try_from(peak).ok();
@@ -31,30 +31,30 @@ pub fn peak_memory(stages: &Stages) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-fn rows(generated: &Generated, stages: &Stages, outer: Outer) -> Vec<(String, Duration)> {
-    let hits = !stages.made().is_empty() && stages.made().iter().all(|e| e.origin() == Origin::CacheHit);
+fn rows(generated: &Generated, executor: &Executor, outer: Outer) -> Vec<(String, Duration)> {
+    let hits = !executor.made().is_empty() && executor.made().iter().all(|e| e.origin() == Origin::CacheHit);
     let compile = if hits { "cache hit" } else { "compile" };
-    let mut rows = vec![("load".to_string(), stages.load_time), (compile.to_string(), stages.compile_time())];
+    let mut rows = vec![("load".to_string(), executor.load_time), (compile.to_string(), executor.compile_time())];
     for took in &generated.timings {
         rows.push((took.stage.name().to_string(), took.total));
-        if took.stage == Stage::Denoise {
+        if took.stage == Phase::Denoise {
             rows.push(("  a step".to_string(), took.total / u32::try_from(generated.steps.max(1)).unwrap_or(u32::MAX)));
         }
     }
-    rows.push(("  on the host".to_string(), generated.timings.iter().map(Took::host).sum()));
+    rows.push(("  on the host".to_string(), generated.timings.iter().map(PhaseTime::host).sum()));
     rows.push(("encoding".to_string(), outer.encoding));
     rows.push(("total".to_string(), outer.total));
     rows
 }
 
 /// The table printed after every run.
-pub fn table(generated: &Generated, stages: &Stages, outer: Outer) -> String {
+pub fn table(generated: &Generated, executor: &Executor, outer: Outer) -> String {
     let mut text = String::new();
-    for (name, time) in rows(generated, stages, outer) {
+    for (name, time) in rows(generated, executor, outer) {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{name:<16}{:>9.3} s", time.as_secs_f64());
         if matches!(name.as_str(), "compile" | "cache hit") {
-            for e in stages.made() {
+            for e in executor.made() {
                 let (name, took) = (e.name().replace('_', " "), e.compile_time().as_secs_f64());
                 let _ = writeln!(text, "  {name:<14}{took:>9.3} s  {}", e.origin());
             }
@@ -63,24 +63,24 @@ pub fn table(generated: &Generated, stages: &Stages, outer: Outer) -> String {
     if generated.batch > 1 {
         let _ = writeln!(text, "{:<16}{:>9}", "made together", generated.batch);
     }
-    let statistics = stages.engine().statistics();
+    let statistics = executor.engine().statistics();
     let (compiles, hits): (Vec<usize>, Vec<usize>) = statistics.values().map(|s| (s.compiles, s.cache_hits)).unzip();
     let _ = writeln!(text, "{:<16}{:>9}", "compiled", compiles.iter().sum::<usize>());
     let _ = writeln!(text, "{:<16}{:>9}", "cache hits", hits.iter().sum::<usize>());
-    let _ = writeln!(text, "{:<16}{:>9.1} MiB", "parameters", stages.parameter_bytes() as f64 / 1048576.0);
-    if let Some(peak) = peak_memory(stages) {
+    let _ = writeln!(text, "{:<16}{:>9.1} MiB", "parameters", executor.parameter_bytes() as f64 / 1048576.0);
+    if let Some(peak) = peak_memory(executor) {
         let _ = writeln!(text, "{:<16}{:>9.1} MiB", "peak memory", peak as f64 / 1048576.0);
     }
     text
 }
 
 /// The same figures as JSON, with every program's hash, compiles, cache hits and executions.
-pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
-    let took = |s: Stage| generated.timings.iter().find(|t| t.stage == s);
-    let stage = |s: Stage| took(s).map_or(Value::Null, |t| json!(t.total.as_secs_f64()));
-    let host = generated.timings.iter().map(Took::host).sum::<Duration>();
-    let hashes: std::collections::BTreeMap<&str, &str> = stages.program_hashes().collect();
-    let programs: serde_json::Map<String, Value> = stages
+pub fn json(generated: &Generated, executor: &Executor, outer: Outer) -> Value {
+    let took = |s: Phase| generated.timings.iter().find(|t| t.stage == s);
+    let stage = |s: Phase| took(s).map_or(Value::Null, |t| json!(t.total.as_secs_f64()));
+    let host = generated.timings.iter().map(PhaseTime::host).sum::<Duration>();
+    let hashes: std::collections::BTreeMap<&str, &str> = executor.program_hashes().collect();
+    let programs: serde_json::Map<String, Value> = executor
         .engine()
         .statistics()
         .into_iter()
@@ -99,23 +99,23 @@ pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
             (name, figures)
         })
         .collect();
-    let denoise = took(Stage::Denoise).map(|t| t.total.as_secs_f64());
+    let denoise = took(Phase::Denoise).map(|t| t.total.as_secs_f64());
     json!({
-        "load": stages.load_time.as_secs_f64(),
-        "compile": stages.compile_time().as_secs_f64(),
-        "text_encoder": stage(Stage::TextEncoder),
-        "connectors": stage(Stage::Connectors),
+        "load": executor.load_time.as_secs_f64(),
+        "compile": executor.compile_time().as_secs_f64(),
+        "text_encoder": stage(Phase::TextEncoder),
+        "connectors": stage(Phase::Connectors),
         "denoise": {"total": denoise, "per_step": denoise.map(|d| d / generated.steps.max(1) as f64), "steps": generated.steps},
-        "upsampler": stage(Stage::Upsampler),
-        "refine": stage(Stage::Refine),
-        "video_decoder": stage(Stage::VideoDecoder),
-        "audio_decoder": stage(Stage::AudioDecoder),
+        "upsampler": stage(Phase::Upsampler),
+        "refine": stage(Phase::Refine),
+        "video_decoder": stage(Phase::VideoDecoder),
+        "audio_decoder": stage(Phase::AudioDecoder),
         "host": host.as_secs_f64(),
         "encoding": outer.encoding.as_secs_f64(),
         "total": outer.total.as_secs_f64(),
         "videos_together": generated.batch,
-        "parameter_bytes": stages.parameter_bytes(),
-        "peak_memory_bytes": peak_memory(stages),
+        "parameter_bytes": executor.parameter_bytes(),
+        "peak_memory_bytes": peak_memory(executor),
         "programs": programs,
     })
 }

@@ -1,9 +1,9 @@
 //! From a configuration to what is asked of a model: the request, how its programs are built, how they are compiled.
 
 use super::error::{PipelineError, Result};
-use super::given::GivenFrame;
-use super::models::Sizes;
-use super::stages::Weights;
+use super::executor::Weights;
+use super::given::ImageCondition;
+use super::model::Sizes;
 use super::text_to_video::{Refine, Request, Shapes};
 use super::tiles::Tiling;
 use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, SamplerKind, WeightType};
@@ -212,9 +212,9 @@ fn cross_timestep(config: &Config) -> CrossTimestep {
 }
 
 /// The frames that a request gives.
-fn given(config: &Config) -> Vec<GivenFrame> {
+fn given(config: &Config) -> Vec<ImageCondition> {
     let all = config.pipeline == config::Pipeline::Keyframes;
-    let frame = |image: &config::Image| GivenFrame {
+    let frame = |image: &config::Image| ImageCondition {
         path: image.path.clone().into(),
         frame: image.frame,
         strength: image.strength as f32,

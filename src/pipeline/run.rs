@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use ndarray::{Array1, Array2, Axis as Dim, Ix4};
 
 use super::error::{PipelineError, Result};
-use super::models::{Component, Parts};
-use super::stages::{Inputs, Stages};
+use super::executor::{Executor, Inputs};
+use super::model::{Component, ModelConfigs};
 use crate::models::Network;
 use crate::models::connectors::Input;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
@@ -123,8 +123,8 @@ impl Switches<'_> {
 /// A missing, unknown or wrongly shaped input, by name; what is wrong with model or device.
 pub fn run_component(
     component: RunComponent,
-    parts: &Parts,
-    stages: &mut Stages,
+    parts: &ModelConfigs,
+    executor: &mut Executor,
     tensors: BTreeMap<String, Tensor>,
     scalars: &Scalars,
     build: &Build,
@@ -182,9 +182,9 @@ pub fn run_component(
     };
     given.finish()?;
     check_shapes(&network, &inputs)?;
-    let program = stages.prepare(component.name(), &network)?;
-    let inputs = stages.give_all(&program, Inputs::default(), inputs)?;
-    let outputs = stages.run(&program, &inputs)?;
+    let program = executor.prepare(component.name(), &network)?;
+    let inputs = executor.give_all(&program, Inputs::default(), inputs)?;
+    let outputs = executor.run(&program, &inputs)?;
     network.program.results.iter().map(|r| Ok((r.name.clone(), outputs.tensor(&r.name)?))).collect()
 }
 
@@ -208,7 +208,7 @@ fn check_shapes(network: &Network, inputs: &[(String, Tensor)]) -> Result<()> {
 
 type Ready = (Network, Vec<(String, Tensor)>);
 
-fn text_encoder(parts: &Parts, given: &mut Given, switches: &Switches, build: &Build) -> Result<Ready> {
+fn text_encoder(parts: &ModelConfigs, given: &mut Given, switches: &Switches, build: &Build) -> Result<Ready> {
     let ids = given.ranked("input_ids", 2)?;
     let mask = match given.optional("attention_mask") {
         Some(mask) => mask,
@@ -221,7 +221,7 @@ fn text_encoder(parts: &Parts, given: &mut Given, switches: &Switches, build: &B
     Ok((network, vec![("input_ids".into(), ids), ("attention_mask".into(), mask)]))
 }
 
-fn connectors(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> {
+fn connectors(parts: &ModelConfigs, given: &mut Given, build: &Build) -> Result<Ready> {
     let (embeds, projected) = match given.optional("prompt_embeds") {
         // The reference calls the stack of hidden states so too.
         Some(t) => {
@@ -260,7 +260,7 @@ fn connectors(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> 
     Ok((network, inputs))
 }
 
-fn video_decoder(parts: &Parts, given: &mut Given, build: &Build) -> Result<Ready> {
+fn video_decoder(parts: &ModelConfigs, given: &mut Given, build: &Build) -> Result<Ready> {
     let latents = given.ranked("latents", 5)?;
     let network = parts.video_decoder_program(dims(&latents), Pixels::Values, build)?;
     let mut inputs = vec![("latents".to_string(), latents)];
@@ -399,7 +399,7 @@ fn coords(
             .get(name)?
             .ok_or_else(|| PipelineError::Input(format!("give input 'video_coords', or --set {name} in latent units")))
     };
-    let (video_grid, audio_grid) = super::models::coordinate_grids(c);
+    let (video_grid, audio_grid) = super::model::coordinate_grids(c);
     let video = match given.optional("video_coords") {
         Some(t) => grid(t, "video_coords")?,
         None => {

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::error::{PipelineError, Result};
-use super::models::Models;
+use super::model::Model;
 use super::tensors;
-use super::text_to_video::{Stage, fixed};
+use super::text_to_video::{Phase, fixed};
 use crate::config::{Config, Job};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
@@ -40,7 +40,7 @@ pub struct Saving {
 #[derive(Clone, Debug)]
 pub struct Saved {
     /// The stage.
-    pub stage: Stage,
+    pub stage: Phase,
     /// Its evaluations so far.
     pub done: usize,
     /// What the sampler carries, in the loop's order.
@@ -64,7 +64,7 @@ impl Saving {
     /// A file that is damaged, or of another request, model or release of this program.
     pub fn new(
         config: &Config,
-        models: &Models,
+        models: &Model,
         jobs: &[Job],
         output: &Path,
         every: Option<usize>,
@@ -85,7 +85,7 @@ impl Saving {
     }
 
     /// The steps of an ended run, if it ended in this stage.
-    pub fn found(&self, stage: Stage) -> Option<&Saved> {
+    pub fn found(&self, stage: Phase) -> Option<&Saved> {
         self.found.as_ref().filter(|saved| saved.stage == stage)
     }
 
@@ -122,8 +122,8 @@ impl Saving {
     }
 }
 
-fn name(stage: Stage) -> &'static str {
-    if stage == Stage::Refine { "refine" } else { "denoise" }
+fn name(stage: Phase) -> &'static str {
+    if stage == Phase::Refine { "refine" } else { "denoise" }
 }
 
 fn read(path: &Path, identity: &str) -> Result<Saved> {
@@ -136,8 +136,8 @@ fn read(path: &Path, identity: &str) -> Result<Saved> {
         ));
     }
     let stage = match about("stage")? {
-        "refine" => Stage::Refine,
-        _ => Stage::Denoise,
+        "refine" => Phase::Refine,
+        _ => Phase::Denoise,
     };
     let done = about("done")?.parse().map_err(|_| wrong("does not say how many steps it holds"))?;
     let tensor = |name: &str| -> Result<Tensor> { Ok(file.get(name)?.to_tensor()?) };
@@ -151,7 +151,7 @@ fn read(path: &Path, identity: &str) -> Result<Saved> {
 }
 
 /// Of everything that a result depends on. Of files that the request only names, size and time have to do.
-fn identity(config: &Config, models: &Models, jobs: &[Job]) -> Result<String> {
+fn identity(config: &Config, models: &Model, jobs: &[Job]) -> Result<String> {
     let each = jobs.iter().map(|job| {
         let mut own = config.effective(&job.prompt, job.seed);
         for key in INDIFFERENT {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result};
+use super::executor::Executor;
 use super::loras::Loras;
-use super::models::Models;
+use super::model::Model;
 use super::programs::Programs;
 use super::request;
-use super::stages::Stages;
 use crate::config::Config;
 use crate::nn::Build;
 use crate::runtime::processes::Group;
@@ -21,7 +21,7 @@ pub struct Session {
     /// The configuration, with what it left to the devices decided.
     pub config: Config,
     /// Programs and parameters.
-    pub stages: Stages,
+    pub executor: Executor,
     /// How networks become programs here.
     pub build: Build,
     /// This program, the plugin and the platform, as a sidecar names them.
@@ -36,7 +36,7 @@ impl Session {
     ///
     /// # Errors
     /// No such platform; what is wrong with the layout.
-    pub fn start(config: &Config, models: &Models, group: Option<&Arc<Group>>) -> Result<Self> {
+    pub fn start(config: &Config, models: &Model, group: Option<&Arc<Group>>) -> Result<Self> {
         Session::start_with(config, models, group, request::engine_options(config))
     }
 
@@ -44,14 +44,14 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::start`].
-    pub fn start_traceable(config: &Config, models: &Models, group: Option<&Arc<Group>>) -> Result<Self> {
+    pub fn start_traceable(config: &Config, models: &Model, group: Option<&Arc<Group>>) -> Result<Self> {
         let options = EngineOptions { traceable: true, ..request::engine_options(config) };
         Session::start_with(config, models, group, options)
     }
 
     fn start_with(
         config: &Config,
-        models: &Models,
+        models: &Model,
         group: Option<&Arc<Group>>,
         engine_options: EngineOptions,
     ) -> Result<Self> {
@@ -69,16 +69,16 @@ impl Session {
         let first = group.map_or(index == 0, |group| group.id() == 0);
         let engine = Engine::among(client, engine_options, group.cloned());
         peers(&engine, group)?;
-        let mut stages = Stages::new(engine, models.weights.clone());
-        stages.keep_loras(Loras::open(&config.model.loras)?)?;
-        let devices = stages.engine().devices();
-        let (platform, count) = (stages.engine().platform(), devices.len());
+        let mut executor = Executor::new(engine, models.weights.clone());
+        executor.keep_loras(Loras::open(&config.model.loras)?)?;
+        let devices = executor.engine().devices();
+        let (platform, count) = (executor.engine().platform(), devices.len());
         let config = request::settled(config, &platform, &version, count);
         let build = request::build(&config, count, &platform, devices[0].kind())?;
-        whole_mesh(&config, &build, stages.engine())?;
+        whole_mesh(&config, &build, executor.engine())?;
         Programs::of(&config, None)?.check(&build)?;
         request::log_weights(config.runtime.weights, &models.weights)?;
-        Ok(Session { config, stages, build, versions, first })
+        Ok(Session { config, executor, build, versions, first })
     }
 }
 

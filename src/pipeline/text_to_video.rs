@@ -6,13 +6,13 @@ use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix5};
 
 use super::batch::{Batch, Dump, split};
 use super::calls;
-use super::clock::{Clock, Took};
+use super::clock::{Clock, PhaseTime};
 use super::denoising::{Denoising, FIRST, SECOND};
 use super::error::{PipelineError, Result};
-use super::given::{self, GivenFrame};
-use super::models::{Models, Sizes};
+use super::executor::Executor;
+use super::given::{self, ImageCondition};
+use super::model::{Model, Sizes};
 use super::saved::Saving;
-use super::stages::Stages;
 use super::tiles::{self, Tiling};
 use crate::config;
 use crate::media::Frames;
@@ -60,7 +60,7 @@ pub struct Request {
     /// Which noise level the attention between the streams sees.
     pub cross: CrossTimestep,
     /// Frames that are given.
-    pub given: Vec<GivenFrame>,
+    pub given: Vec<ImageCondition>,
     /// A second stage of this size: the first has half of it.
     pub refine: Option<Refine>,
     /// Tiles that the video is decoded in; whole without.
@@ -82,13 +82,13 @@ pub struct Refine {
 
 impl Request {
     /// Whether both can be rows of one batch: they differ in prompt and seed only.
-    pub fn goes_with(&self, other: &Request) -> bool {
+    pub fn can_batch_with(&self, other: &Request) -> bool {
         let alike = Request { prompt: other.prompt.clone(), seed: other.seed, ..self.clone() };
         alike == *other
     }
 
     /// The requests of its stages: one of its own size, or one of half the size and one without guidance.
-    pub fn stages(&self) -> (Request, Option<Request>) {
+    pub fn passes(&self) -> (Request, Option<Request>) {
         let first = Request { refine: None, ..self.clone() };
         let Some(refine) = &self.refine else { return (first, None) };
         let second = Request {
@@ -135,7 +135,7 @@ pub struct Settings {
 /// The stages of a request, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
+pub enum Phase {
     /// Prompt to embeddings.
     TextEncoder,
     /// Embeddings to the transformer's context.
@@ -152,23 +152,23 @@ pub enum Stage {
     AudioDecoder,
 }
 
-impl Stage {
+impl Phase {
     /// As tables call it.
     pub fn name(self) -> &'static str {
         match self {
-            Stage::TextEncoder => "text encoder",
-            Stage::Connectors => "connectors",
-            Stage::Denoise => "denoise",
-            Stage::Upsampler => "upsampler",
-            Stage::Refine => "refine",
-            Stage::VideoDecoder => "video decoder",
-            Stage::AudioDecoder => "audio decoder",
+            Phase::TextEncoder => "text encoder",
+            Phase::Connectors => "connectors",
+            Phase::Denoise => "denoise",
+            Phase::Upsampler => "upsampler",
+            Phase::Refine => "refine",
+            Phase::VideoDecoder => "video decoder",
+            Phase::AudioDecoder => "audio decoder",
         }
     }
 }
 
 /// What a running request tells; the answer says whether to go on.
-pub type Watch<'a> = &'a mut dyn FnMut(Stage, usize, usize) -> ControlFlow<()>;
+pub type Watch<'a> = &'a mut dyn FnMut(Phase, usize, usize) -> ControlFlow<()>;
 
 /// A finished request.
 pub struct Generated {
@@ -179,7 +179,7 @@ pub struct Generated {
     /// Samples a second.
     pub sample_rate: usize,
     /// Time of each stage; of all videos made together.
-    pub timings: Vec<Took>,
+    pub timings: Vec<PhaseTime>,
     /// Steps of the first stage.
     pub steps: usize,
     /// Videos made together with this one, itself included.
@@ -226,18 +226,18 @@ impl Shapes {
     }
 }
 
-/// Runs one request. Programs and parameters that `stages` already has are reused.
+/// Runs one request. Programs and parameters that `executor` already has are reused.
 ///
 /// # Errors
 /// What is wrong with model, request or device; [`PipelineError::Interrupted`] when `watch` says so.
 pub fn text_to_video(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     request: &Request,
     settings: &Settings,
     watch: Watch,
 ) -> Result<Generated> {
-    let mut all = text_to_videos(models, stages, std::slice::from_ref(request), settings, watch)?;
+    let mut all = text_to_videos(models, executor, std::slice::from_ref(request), settings, watch)?;
     all.pop().ok_or_else(|| PipelineError::Input("no video was made".into()))
 }
 
@@ -247,34 +247,34 @@ pub fn text_to_video(
 /// # Errors
 /// As [`text_to_video`]; requests that differ in more.
 pub fn text_to_videos(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     requests: &[Request],
     settings: &Settings,
     watch: Watch,
 ) -> Result<Vec<Generated>> {
-    let mut clock = Clock::start(stages);
+    let mut clock = Clock::start(executor);
     let build = &settings.build;
     let batch = Batch::new(requests, &settings.build.layout)?;
     let mut dump = Dump::new(batch.asked(), settings.dump);
     let request = batch.shared();
-    let (first, second) = request.stages();
-    stages.enter(1)?;
+    let (first, second) = request.passes();
+    executor.enter(1)?;
     let branches = branches(request.scales[0], request.scales[1]);
 
     // Text: the prompts are rows of one batch, so that the encoder runs once.
     let kinds = 1 + usize::from(branches.contains(&Branch::Negative));
     let (ids, mask, cut_tokens) = tokens(models, &batch, kinds)?;
-    let embeds = calls::text_encoder(models, stages, ids, mask.clone(), build)?.run(stages)?;
+    let embeds = calls::text_encoder(models, executor, ids, mask.clone(), build)?.run(executor)?;
 
     // While it runs, the host makes what the loop reads beside the text, where there is room for both.
     let mut noise = batch.noise();
-    let mut begin = |stages: &mut Stages, dump: &mut Dump| {
-        Denoising::new(models, stages, &first, &batch, &mut noise, None, build, (FIRST, dump))
+    let mut begin = |executor: &mut Executor, dump: &mut Dump| {
+        Denoising::new(models, executor, &first, &batch, &mut noise, None, build, (FIRST, dump))
     };
     // A run that ended in its second stage goes on there.
-    let saved = settings.saving.as_ref().and_then(|s| s.found(Stage::Refine)).and_then(|s| s.sound.clone());
-    let early = (stages.keeps_all() && saved.is_none()).then(|| begin(stages, &mut dump)).transpose()?;
+    let saved = settings.saving.as_ref().and_then(|s| s.found(Phase::Refine)).and_then(|s| s.sound.clone());
+    let early = (executor.keeps_all() && saved.is_none()).then(|| begin(executor, &mut dump)).transpose()?;
 
     clock.wait(&embeds)?;
     // By way of the host: a layout may place the text of encoder and connectors differently.
@@ -285,11 +285,11 @@ pub fn text_to_videos(
             dump.keep_row(name, &embeds, kinds, kind);
         }
     }
-    clock.ends(Stage::TextEncoder, stages);
+    clock.ends(Phase::TextEncoder, executor);
 
-    let text = calls::connectors(models, stages, embeds, mask, build)?.run(stages)?;
+    let text = calls::connectors(models, executor, embeds, mask, build)?.run(executor)?;
     clock.wait(&text)?;
-    clock.ends(Stage::Connectors, stages);
+    clock.ends(Phase::Connectors, executor);
 
     let mut shapes = Shapes::of(&models.sizes, &first)?;
     let mut latents = match &saved {
@@ -297,12 +297,12 @@ pub fn text_to_videos(
         None => {
             let denoising = match early {
                 Some(denoising) => denoising,
-                None => begin(stages, &mut dump)?,
+                None => begin(executor, &mut dump)?,
             };
-            denoising.run(models, stages, &text, None, settings, &mut clock, watch)?
+            denoising.run(models, executor, &text, None, settings, &mut clock, watch)?
         }
     };
-    clock.ends(Stage::Denoise, stages);
+    clock.ends(Phase::Denoise, executor);
 
     if let (Some(second), Some(refine)) = (&second, &request.refine) {
         let before = match saved {
@@ -312,30 +312,30 @@ pub fn text_to_videos(
                 dump.keep_row("stage_1.latents.video", &video, 1, 0);
                 dump.keep_row("stage_1.latents.audio", &audio, 1, 0);
                 let to = Shapes::of(&models.sizes, second)?;
-                Some([upsample(models, stages, video, &to, refine, build)?, latents[1].clone()])
+                Some([upsample(models, executor, video, &to, refine, build)?, latents[1].clone()])
             }
         };
         shapes = Shapes::of(&models.sizes, second)?;
-        clock.ends(Stage::Upsampler, stages);
+        clock.ends(Phase::Upsampler, executor);
         let [_, sound] = latents;
-        stages.enter(2)?;
+        executor.enter(2)?;
         let stage = (SECOND, &mut dump);
-        let denoising = Denoising::new(models, stages, second, &batch, &mut noise, before, build, stage)?;
-        let [video, refined] = denoising.run(models, stages, &text, Some(&sound), settings, &mut clock, watch)?;
+        let denoising = Denoising::new(models, executor, second, &batch, &mut noise, before, build, stage)?;
+        let [video, refined] = denoising.run(models, executor, &text, Some(&sound), settings, &mut clock, watch)?;
         latents = [video, if refine.keeps_audio { refined } else { sound }];
-        clock.ends(Stage::Refine, stages);
+        clock.ends(Phase::Refine, executor);
     }
     let (video_latents, audio_latents) = unpack(models, &shapes, batch.size(), latents)?;
     dump.keep_row("latents.video", &video_latents, 1, 0);
     dump.keep_row("latents.audio", &audio_latents, 1, 0);
 
     let tiling = request.tiling.as_ref();
-    let videos = decode_video(models, stages, video_latents, tiling, build, batch.asked(), (&mut dump, &mut clock))?;
-    clock.ends(Stage::VideoDecoder, stages);
+    let videos = decode_video(models, executor, video_latents, tiling, build, batch.asked(), (&mut dump, &mut clock))?;
+    clock.ends(Phase::VideoDecoder, executor);
 
-    let audios = split(decode_audio(models, stages, audio_latents, build, &mut clock)?, batch.asked());
+    let audios = split(decode_audio(models, executor, audio_latents, build, &mut clock)?, batch.asked());
     dump.keep_each("audio", &audios);
-    clock.ends(Stage::AudioDecoder, stages);
+    clock.ends(Phase::AudioDecoder, executor);
 
     let timings = clock.took();
     let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(dump.finish());
@@ -361,7 +361,7 @@ pub(super) fn fixed<A, D: ndarray::Dimension>(a: ndarray::ArrayD<A>) -> Result<n
 ///
 /// # Errors
 /// The tokenizer's.
-pub fn tokens(models: &Models, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
+pub fn tokens(models: &Model, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
     let tokens = batch.shared().max_sequence_length;
     let mut ids = Array2::<i32>::zeros((batch.size() * kinds, tokens));
     let mut mask = ids.clone();
@@ -386,7 +386,7 @@ pub fn tokens(models: &Models, batch: &Batch, kinds: usize) -> Result<(Tensor, T
 ///
 /// # Errors
 /// None that sizes of a request can cause.
-pub fn pack(models: &Models, video: &Array5<f32>, audio: &Array4<f32>) -> Result<[Array3<f32>; 2]> {
+pub fn pack(models: &Model, video: &Array5<f32>, audio: &Array4<f32>) -> Result<[Array3<f32>; 2]> {
     Ok([models.sizes.video_grid.pack(video.view())?, pack_audio(audio.view())])
 }
 
@@ -405,7 +405,7 @@ pub(super) fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape) -> R
 
 /// Tokens of `batch` videos to un-normalised latents `[b, C, F, H, W]` and `[b, C, L, M]`.
 pub fn unpack(
-    models: &Models,
+    models: &Model,
     shapes: &Shapes,
     batch: usize,
     [video, mut audio]: [Array3<f32>; 2],
@@ -418,15 +418,15 @@ pub fn unpack(
 
 /// Un-normalised latents to normalised tokens of twice the size.
 fn upsample(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     latents: Array5<f32>,
     to: &Shapes,
     refine: &Refine,
     build: &Build,
 ) -> Result<Array3<f32>> {
     let size = [to.video.frames, to.video.height, to.video.width];
-    let upsampled = calls::upsampler(models, stages, latents.clone(), size, build)?.run(stages)?;
+    let upsampled = calls::upsampler(models, executor, latents.clone(), size, build)?.run(executor)?;
     let mut upsampled: Array5<f32> = fixed(upsampled.tensor("latents")?.into_f32())?;
     if refine.adain != 0.0 {
         upsampled = upsampler::adain(upsampled.view(), latents.view(), refine.adain);
@@ -440,8 +440,8 @@ fn upsample(
 
 /// Latents to the frames of each video asked for. Bytes leave the device, but where the values themselves are dumped.
 fn decode_video(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     latents: Array5<f32>,
     tiling: Option<&Tiling>,
     build: &Build,
@@ -449,10 +449,10 @@ fn decode_video(
     (dump, clock): (&mut Dump, &mut Clock),
 ) -> Result<Vec<Frames>> {
     let (video, flag) = match tiling {
-        Some(tiling) => (Tensor::from(tiles::decode(models, stages, &latents, tiling, build, clock)?), None),
+        Some(tiling) => (Tensor::from(tiles::decode(models, executor, &latents, tiling, build, clock)?), None),
         None => {
             let pixels = if dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };
-            let decoded = calls::video_decoder(models, stages, latents, pixels, build)?.run(stages)?;
+            let decoded = calls::video_decoder(models, executor, latents, pixels, build)?.run(executor)?;
             clock.wait(&decoded)?;
             let flag = if dump.is_wanted() { None } else { Some(decoded.tensor("finite")?) };
             (decoded.tensor("video")?, flag)
@@ -493,14 +493,14 @@ fn decode_video(
 
 /// Latents to samples `[b, channels, samples]`.
 fn decode_audio(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     latents: Array4<f32>,
     build: &Build,
     clock: &mut Clock,
 ) -> Result<Array3<f32>> {
-    let decoded = calls::audio_decoder(models, stages, latents, build)?.run(stages)?;
-    let sounds = calls::vocoder(models, stages, &decoded, build)?.run(stages)?;
+    let decoded = calls::audio_decoder(models, executor, latents, build)?.run(executor)?;
+    let sounds = calls::vocoder(models, executor, &decoded, build)?.run(executor)?;
     clock.wait(&sounds)?;
     let samples = sounds.tensor("audio")?.into_f32();
     if samples.iter().any(|v| !v.is_finite()) {

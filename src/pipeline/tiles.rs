@@ -6,8 +6,8 @@ use ndarray::{Array5, ArrayViewMut5, Axis as Dim, s};
 use super::calls;
 use super::clock::Clock;
 use super::error::{PipelineError, Result};
-use super::models::Models;
-use super::stages::Stages;
+use super::executor::Executor;
+use super::model::Model;
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 
@@ -67,7 +67,7 @@ fn trapezoid(length: usize, left: usize, right: usize, from_zero: bool) -> Vec<f
 }
 
 impl Tiling {
-    /// Parts of the rows or columns, `length` latents of `scale` pixels in a picture whose longer side is `longest`.
+    /// ModelConfigs of the rows or columns, `length` latents of `scale` pixels in a picture whose longer side is `longest`.
     pub fn side(&self, length: usize, longest: usize, scale: usize) -> Vec<Part> {
         let overlap = self.overlap / scale;
         let proportion = (self.pixels / scale) as f64 * length as f64 / longest as f64;
@@ -81,7 +81,7 @@ impl Tiling {
         cut(length, size, overlap).into_iter().map(part).collect()
     }
 
-    /// Parts of the time, `length` latents of `scale` frames but for the first, which is one frame. Every tile but the first
+    /// ModelConfigs of the time, `length` latents of `scale` frames but for the first, which is one frame. Every tile but the first
     /// begins a latent earlier: its own first latent is one frame, too.
     pub fn time(&self, length: usize, scale: usize) -> Vec<Part> {
         let part = |[start, end, left, right]: [usize; 4]| {
@@ -110,8 +110,8 @@ impl Tiling {
 /// # Errors
 /// What is wrong with program or device.
 pub fn decode(
-    models: &Models,
-    stages: &mut Stages,
+    models: &Model,
+    executor: &mut Executor,
     latents: &Array5<f32>,
     tiling: &Tiling,
     build: &Build,
@@ -127,8 +127,8 @@ pub fn decode(
         for y in &rows {
             for x in &columns {
                 let tile = latents.slice(s![.., .., t.from[0]..t.from[1], y.from[0]..y.from[1], x.from[0]..x.from[1]]);
-                let call = calls::video_decoder(models, stages, tile.to_owned(), Pixels::Values, build)?;
-                let decoded = call.run(stages)?;
+                let call = calls::video_decoder(models, executor, tile.to_owned(), Pixels::Values, build)?;
+                let decoded = call.run(executor)?;
                 clock.wait(&decoded)?;
                 let decoded: Array5<f32> = decoded
                     .tensor("video")?

@@ -14,10 +14,10 @@ use ltx2::models::Network;
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Init, Lowering, Param};
-use ltx2::pipeline::models::Parts;
+use ltx2::pipeline::executor::{Executor, Weights};
+use ltx2::pipeline::model::ModelConfigs;
 use ltx2::pipeline::programs::Programs;
 use ltx2::pipeline::request;
-use ltx2::pipeline::stages::{Stages, Weights};
 use ltx2::runtime::{Engine, EngineOptions, RandomProgram, compile_options, random_programs};
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::Branch;
@@ -41,15 +41,15 @@ fn json(path: &Path) -> Value {
 
 /// The nano vocoder: it has hundreds of small parameters, several of one shape.
 fn vocoder() -> Network {
-    let parts = Parts::of_preset(Preset::named("nano").expect("a preset"));
+    let parts = ModelConfigs::of_preset(Preset::named("nano").expect("a preset"));
     let channels = parts.vocoder().expect("a configuration").generator.in_channels;
     parts.vocoder_program([1, 1, 8, channels], &Build::new(DType::F32)).expect("builds")
 }
 
 fn drawn(seed: u64, network: &Network, client: &ltx2::pjrt::Client) -> BTreeMap<String, Tensor> {
-    let mut stages = Stages::new(Engine::new(client.clone(), quick()), Weights::Random(seed));
-    stages.prepare("vocoder", network).expect("ready");
-    let value = |p: &Param| stages.parameter(&p.name).expect("a parameter").download().expect("downloads");
+    let mut executor = Executor::new(Engine::new(client.clone(), quick()), Weights::Random(seed));
+    executor.prepare("vocoder", network).expect("ready");
+    let value = |p: &Param| executor.parameter(&p.name).expect("a parameter").download().expect("downloads");
     network.params.iter().map(|p| (p.name.clone(), value(p))).collect()
 }
 
@@ -149,7 +149,7 @@ fn split_weights_are_made_in_their_place() {
         lowering: Lowering::of("cpu", ""),
         ..Build::new(DType::F32)
     };
-    let parts = Parts::of_preset(Preset::named("nano").expect("a preset"));
+    let parts = ModelConfigs::of_preset(Preset::named("nano").expect("a preset"));
     let network = parts.text_encoder_program(2, 128, true, &build).expect("builds");
     let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();
     let mut made = 0;
@@ -346,7 +346,7 @@ fn the_configuration_of_a_model_that_is_here_is_its_own() {
     let source =
         ltx2::weights::ModelSource::open(dir.path().join("nano").to_str().expect("UTF-8"), &Default::default());
     let origin = ltx2::pipeline::origin::Origin::Files(Rc::new(source.expect("a model")));
-    let models = ltx2::pipeline::models::Models::random(origin, 5).expect("opens");
+    let models = ltx2::pipeline::model::Model::random(origin, 5).expect("opens");
     assert!(models.video_statistics.mean.iter().all(|m| *m == 0.0));
     assert!(models.video_statistics.std.iter().all(|m| *m == 1.0));
     assert_eq!(models.tokenizer.vocab_size(), 356);

@@ -41,7 +41,7 @@ fn kill_at(moment: &str, run: &mut Command) {
     assert!(kill(child), "the run ended at {moment}");
 }
 
-/// Parts of a run, in no order: multiples of the golden section.
+/// ModelConfigs of a run, in no order: multiples of the golden section.
 fn moments() -> impl Iterator<Item = f64> {
     (0..).map(|n| (f64::from(n) * 0.618_034).fract())
 }

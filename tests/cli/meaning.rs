@@ -16,7 +16,7 @@ use hear::hear;
 use ltx2::config::{Given, Job, load};
 use ltx2::media::read_png;
 use ltx2::pipeline::generate::of_job;
-use ltx2::pipeline::models::Models;
+use ltx2::pipeline::model::Model;
 use ltx2::pipeline::session::Session;
 use ltx2::pipeline::text_to_video::{Generated, Request, Settings, text_to_video};
 use ltx2::sampling::guidance::Scales;
@@ -45,7 +45,7 @@ fn prompts() -> Vec<Wanted> {
 
 /// A shipped configuration with its devices; programs compiled once serve every clip.
 struct Studio {
-    models: Models,
+    models: Model,
     session: Session,
     /// One test at a time: each uses every core, and finds the programs of those before.
     _turn: MutexGuard<'static, ()>,
@@ -61,7 +61,7 @@ impl Studio {
         let set = set.into_iter().map(String::from).collect();
         let given = Given { file: Some(format!("configs/{config}.yml")), set, ..Given::default() };
         let config = load(&given).expect("a configuration").config;
-        let models = Models::of(&config).expect("the model of assets/nano");
+        let models = Model::of(&config).expect("the model of assets/nano");
         let session = Session::start(&config, &models, None).expect("a session");
         Studio { models, session, _turn: turn }
     }

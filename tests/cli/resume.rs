@@ -9,17 +9,17 @@ use ltx2::config::{Given, Job, load};
 use ltx2::pipeline::generate::{Finished, Observer, generate};
 use ltx2::pipeline::options::GenerateOptions;
 use ltx2::pipeline::saved;
-use ltx2::pipeline::text_to_video::Stage;
+use ltx2::pipeline::text_to_video::Phase;
 
 /// Ends the run when a stage has so many steps behind it; remembers where each stage began.
 #[derive(Default)]
 struct Ends {
-    at: Option<(Stage, usize)>,
-    first: Vec<(Stage, usize)>,
+    at: Option<(Phase, usize)>,
+    first: Vec<(Phase, usize)>,
 }
 
 impl Observer for Ends {
-    fn progress(&mut self, _: &[Job], stage: Stage, done: usize, _: usize) -> ControlFlow<()> {
+    fn progress(&mut self, _: &[Job], stage: Phase, done: usize, _: usize) -> ControlFlow<()> {
         if self.first.iter().all(|(known, _)| *known != stage) {
             self.first.push((stage, done));
         }
@@ -38,10 +38,10 @@ struct Run<'a> {
 }
 
 /// Hashes of frames and samples, or what ended it; where each stage began.
-type Outcome = (Result<[String; 2], String>, Vec<(Stage, usize)>);
+type Outcome = (Result<[String; 2], String>, Vec<(Phase, usize)>);
 
 impl Run<'_> {
-    fn run(&self, at: Option<(Stage, usize)>) -> Outcome {
+    fn run(&self, at: Option<(Phase, usize)>) -> Outcome {
         let given = Given { file: Some(support::tiny().into()), set: self.set.to_vec(), ..Given::default() };
         let config = load(&given).expect("a configuration").config;
         let options = GenerateOptions {
@@ -73,12 +73,12 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
     let output: PathBuf = folder.path().join("out.mp4");
     let steps = saved::path_of(&output);
     // Pipeline, where it ends, how often steps are kept, and the step that it goes on from.
-    let cases: [(&str, Stage, usize, usize, usize); 5] = [
-        ("text_to_video", Stage::Denoise, 3, 2, 3),
-        ("two_stage", Stage::Denoise, 1, 1, 1),
-        ("two_stage", Stage::Refine, 2, 1, 2),
-        ("hq", Stage::Denoise, 2, 1, 2),
-        ("hq", Stage::Refine, 1, 1, 1),
+    let cases: [(&str, Phase, usize, usize, usize); 5] = [
+        ("text_to_video", Phase::Denoise, 3, 2, 3),
+        ("two_stage", Phase::Denoise, 1, 1, 1),
+        ("two_stage", Phase::Refine, 2, 1, 2),
+        ("hq", Phase::Denoise, 2, 1, 2),
+        ("hq", Phase::Refine, 1, 1, 1),
     ];
     for (n, (pipeline, stage, at, every, from)) in cases.into_iter().enumerate() {
         // A stage of each pipeline, one of which `kills` has; in full both.
@@ -114,7 +114,7 @@ fn steps_of_another_request_are_refused() {
     let image = format!("request.images=[{{path: {}, frame: 0, strength: 1.0, crf: 0}}]", picture.display());
     let set = settings("image_to_video", &[&image]);
     let kept = Run { set: &set, output: &output, every: Some(1), resume: false };
-    assert!(kept.run(Some((Stage::Denoise, 2))).0.is_err());
+    assert!(kept.run(Some((Phase::Denoise, 2))).0.is_err());
     let other = settings("image_to_video", &[&image, "request.seed=11"]);
     let message = |set: &[String]| {
         let made = Run { set, resume: true, ..kept }.run(None).0;
@@ -139,7 +139,7 @@ fn steps_of_another_request_are_refused() {
 struct Takes(PathBuf);
 
 impl Observer for Takes {
-    fn progress(&mut self, _: &[Job], _: Stage, done: usize, total: usize) -> ControlFlow<()> {
+    fn progress(&mut self, _: &[Job], _: Phase, done: usize, total: usize) -> ControlFlow<()> {
         if done == total && self.0.is_dir() {
             std::fs::remove_dir_all(&self.0).expect("removed");
             std::fs::write(&self.0, "a file").expect("written");

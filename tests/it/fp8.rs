@@ -8,9 +8,9 @@ use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
 use ltx2::hlo::{DType, F8, Mesh};
 use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
 use ltx2::nn::{Axis, Build, ExchangePolicy, Layout, Lowering, Quantization, Rule};
-use ltx2::pipeline::models::Parts;
+use ltx2::pipeline::executor::{Executor, Weights};
+use ltx2::pipeline::model::ModelConfigs;
 use ltx2::pipeline::run::{RunComponent, run_component};
-use ltx2::pipeline::stages::{Stages, Weights};
 use ltx2::pipeline::tensors;
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
@@ -33,9 +33,9 @@ fn source(model: &Path) -> Rc<ModelSource> {
 
 /// The transformer's results `[video, audio]` on a case's inputs.
 fn run(client: &Client, case: &Case, model: &Rc<ModelSource>, weights: Weights, build: &Build) -> [Tensor; 2] {
-    let mut stages = Stages::new(Engine::new(client.clone(), quick()), weights);
-    let (parts, inputs) = (Parts::of(model), case.inputs.clone());
-    let results = run_component(RunComponent::Transformer, &parts, &mut stages, inputs, &case.scalars, build);
+    let mut executor = Executor::new(Engine::new(client.clone(), quick()), weights);
+    let (parts, inputs) = (ModelConfigs::of(model), case.inputs.clone());
+    let results = run_component(RunComponent::Transformer, &parts, &mut executor, inputs, &case.scalars, build);
     let mut results = results.unwrap_or_else(|e| panic!("{}: {e}", case.name)).into_iter();
     ["video", "audio"].map(|name| {
         let (got, tensor) = results.next().expect("two results");

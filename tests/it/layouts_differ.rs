@@ -11,9 +11,9 @@ use ltx2::hlo::DType;
 use ltx2::models::Network;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Axis, Build, Lowering, Param};
-use ltx2::pipeline::models::Parts;
+use ltx2::pipeline::executor::Executor;
+use ltx2::pipeline::model::ModelConfigs;
 use ltx2::pipeline::run::{RunComponent, run_component};
-use ltx2::pipeline::stages::Stages;
 use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::Branch;
@@ -339,11 +339,18 @@ fn tables_that_travel_give_the_bytes_of_those_that_stay() {
     let run = |layout: &str| {
         let source = ModelSource::open(case.model.to_str().expect("a path"), &Overrides::default()).expect("a model");
         let source = Rc::new(source);
-        let mut stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
+        let mut executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
         let inputs = case.inputs.clone();
         let build = build(layout, "context=8");
-        run_component(RunComponent::Transformer, &Parts::of(&source), &mut stages, inputs, &case.scalars, &build)
-            .expect("runs")
+        run_component(
+            RunComponent::Transformer,
+            &ModelConfigs::of(&source),
+            &mut executor,
+            inputs,
+            &case.scalars,
+            &build,
+        )
+        .expect("runs")
     };
     let [stay, travel] = ["sequence", "rope-gathered"].map(run);
     assert_eq!(stay.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["video", "audio"]);

@@ -11,10 +11,10 @@ use ltx2::config;
 use ltx2::hlo::{DType, F8};
 use ltx2::models::transformer::CrossTimestep;
 use ltx2::nn::{Build, Lowering, Param, Quantization};
+use ltx2::pipeline::executor::{Executor, Weights};
 use ltx2::pipeline::loras::Loras;
-use ltx2::pipeline::models::{Component, Models, Parts};
+use ltx2::pipeline::model::{Component, Model, ModelConfigs};
 use ltx2::pipeline::run::{RunComponent, run_component};
-use ltx2::pipeline::stages::{Stages, Weights};
 use ltx2::pipeline::text_to_video::{Refine, Request, Settings};
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
@@ -166,8 +166,8 @@ fn build(dtype: DType) -> Build {
     Build { lowering: Lowering::of("cpu", ""), ..Build::new(dtype) }
 }
 
-fn run(stages: &mut Stages, case: &Case, parts: &Parts, build: &Build) -> Vec<(String, Tensor)> {
-    run_component(RunComponent::Transformer, parts, stages, case.inputs.clone(), &case.scalars, build).expect("runs")
+fn run(executor: &mut Executor, case: &Case, parts: &ModelConfigs, build: &Build) -> Vec<(String, Tensor)> {
+    run_component(RunComponent::Transformer, parts, executor, case.inputs.clone(), &case.scalars, build).expect("runs")
 }
 
 fn distance(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
@@ -180,27 +180,27 @@ fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
     let dir = tempfile::tempdir().expect("a folder");
     let case = case("tiny_b");
     let source = model(&case.model);
-    let parts = Parts::of(&source);
+    let parts = ModelConfigs::of(&source);
     let build = build(DType::F32);
-    let mut stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
-    let plain = run(&mut stages, &case, &parts, &build);
+    let mut executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
+    let plain = run(&mut executor, &case, &parts, &build);
 
     let original = of_modules(&dir.path().join("original.safetensors"), &source, "diffusion_model", &MODULES);
     let diffusers = MODULES.map(|(_, name)| (name, name));
     let named = of_modules(&dir.path().join("diffusers.safetensors"), &source, "transformer", &diffusers);
     let parameters: Vec<Param> = parts.parameters(Component::Transformer).expect("parameters");
-    let absent = |stages: &Stages| -> Vec<String> {
-        let gone = parameters.iter().filter(|p| stages.parameter(&p.name).is_none());
+    let absent = |executor: &Executor| -> Vec<String> {
+        let gone = parameters.iter().filter(|p| executor.parameter(&p.name).is_none());
         gone.map(|p| p.name.clone()).collect()
     };
-    let bytes = stages.parameter_bytes();
-    assert!(absent(&stages).is_empty(), "everything is loaded");
-    stages.set_loras(&[Lora { file: original, strength: 0.5 }]).expect("fits");
-    let dropped = absent(&stages);
+    let bytes = executor.parameter_bytes();
+    assert!(absent(&executor).is_empty(), "everything is loaded");
+    executor.set_loras(&[Lora { file: original, strength: 0.5 }]).expect("fits");
+    let dropped = absent(&executor);
     assert_eq!(dropped.len(), MODULES.len(), "{dropped:?}");
-    assert!(stages.parameter_bytes() < bytes);
-    let updated = run(&mut stages, &case, &parts, &build);
-    assert_eq!((absent(&stages).len(), stages.parameter_bytes()), (0, bytes));
+    assert!(executor.parameter_bytes() < bytes);
+    let updated = run(&mut executor, &case, &parts, &build);
+    assert_eq!((absent(&executor).len(), executor.parameter_bytes()), (0, bytes));
     assert!(distance(&updated, &plain) > 1e-2);
 
     // The same weights merged by hand.
@@ -220,21 +220,21 @@ fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
     }
     write(&dir.path().join("merged").join(&weights), &all, None);
     let by_hand = model(&dir.path().join("merged"));
-    let mut merged = Stages::new(Engine::new(client, quick()), by_hand.clone());
-    let want = run(&mut merged, &case, &Parts::of(&by_hand), &build);
+    let mut merged = Executor::new(Engine::new(client, quick()), by_hand.clone());
+    let want = run(&mut merged, &case, &ModelConfigs::of(&by_hand), &build);
     assert!(distance(&updated, &want) <= 1e-6, "{:e}", distance(&updated, &want));
 
     // Another file with the same numbers, then none of it, then nothing: back to the beginning.
-    stages.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
-    assert_eq!(absent(&stages).len(), MODULES.len());
-    assert!(distance(&run(&mut stages, &case, &parts, &build), &updated) == 0.0);
-    stages.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
-    assert!(absent(&stages).is_empty(), "nothing changes");
-    stages.set_loras(&[Lora { file: named, strength: 0.0 }]).expect("fits");
-    assert_eq!(absent(&stages).len(), MODULES.len());
-    assert!(distance(&run(&mut stages, &case, &parts, &build), &plain) == 0.0);
-    stages.set_loras(&[]).expect("fits");
-    assert!(absent(&stages).is_empty(), "strength 0 was none already");
+    executor.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
+    assert_eq!(absent(&executor).len(), MODULES.len());
+    assert!(distance(&run(&mut executor, &case, &parts, &build), &updated) == 0.0);
+    executor.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
+    assert!(absent(&executor).is_empty(), "nothing changes");
+    executor.set_loras(&[Lora { file: named, strength: 0.0 }]).expect("fits");
+    assert_eq!(absent(&executor).len(), MODULES.len());
+    assert!(distance(&run(&mut executor, &case, &parts, &build), &plain) == 0.0);
+    executor.set_loras(&[]).expect("fits");
+    assert!(absent(&executor).is_empty(), "strength 0 was none already");
 }
 
 /// Narrow weights are those of the sum, not a sum of narrow weights.
@@ -250,9 +250,9 @@ fn eight_bit_weights_are_made_of_the_merged() {
     let narrow = Build { lowering, quantization: Quantization::Fp8, ..Build::new(DType::BF16) };
     let wide = Build { quantization: Quantization::None, ..narrow.clone() };
     let results = |build: &Build, strength: f32| {
-        let mut stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
-        stages.set_loras(&[Lora { file: file.clone(), strength }]).expect("fits");
-        run(&mut stages, &case, &Parts::of(&source), build)
+        let mut executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
+        executor.set_loras(&[Lora { file: file.clone(), strength }]).expect("fits");
+        run(&mut executor, &case, &ModelConfigs::of(&source), build)
     };
     let (plain, updated, want) = (results(&narrow, 0.0), results(&narrow, 1.0), results(&wide, 1.0));
     let (moved, off) = (distance(&updated, &plain), distance(&updated, &want));
@@ -300,8 +300,8 @@ fn random_weights_take_no_updates() {
     let dir = tempfile::tempdir().expect("a folder");
     let source = model(&case("tiny_b").model);
     let file = of_modules(&dir.path().join("a.safetensors"), &source, "transformer", &MODULES[1..]);
-    let mut stages = Stages::new(Engine::new(client, quick()), Weights::Random(1));
-    let error = stages.set_loras(&[Lora { file, strength: 1.0 }]).expect_err("refused").to_string();
+    let mut executor = Executor::new(Engine::new(client, quick()), Weights::Random(1));
+    let error = executor.set_loras(&[Lora { file, strength: 1.0 }]).expect_err("refused").to_string();
     assert!(error.contains("a.safetensors") && error.contains("model.weights is random"), "{error}");
 }
 
@@ -340,7 +340,7 @@ fn stages_have_updates_of_their_own() {
     let upsampler = Some("tests/fixtures/models/upsampler_rational".to_string());
     let overrides = Overrides { upsampler, ..Overrides::default() };
     let source = Rc::new(ModelSource::open(case.model.to_str().expect("UTF-8"), &overrides).expect("a model"));
-    let models = Models::open(&source).expect("complete");
+    let models = Model::open(&source).expect("complete");
     let path = dir.path().join("a.safetensors");
     of_modules(&path, &source, "diffusion_model", &MODULES);
     let refine = Refine { sigmas: vec![0.9, 0.5, 0.0], keeps_audio: true, adain: 0.0, tone_map: 0.0 };
@@ -348,18 +348,18 @@ fn stages_have_updates_of_their_own() {
     let request = Request { refine: Some(refine), cross, ..support::request(case, &models) };
     let settings = Settings { build: build(DType::F32), chunk: None, dump: true, saving: None };
     // The latents of both stages, of a first and a second video.
-    let made = |stages: &[u8]| {
+    let made = |executor: &[u8]| {
         let entry =
             |stages: &[u8]| config::Lora { path: path.display().to_string(), strength: 1.0, stages: stages.to_vec() };
-        let entries: Vec<config::Lora> = [stages].into_iter().filter(|s| !s.is_empty()).map(entry).collect();
-        let mut loaded = Stages::new(Engine::new(client.clone(), quick()), source.clone());
+        let entries: Vec<config::Lora> = [executor].into_iter().filter(|s| !s.is_empty()).map(entry).collect();
+        let mut loaded = Executor::new(Engine::new(client.clone(), quick()), source.clone());
         loaded.keep_loras(Loras::open(&entries).expect("updates")).expect("fits");
         let mut video = || {
             let made = support::generate(&models, &mut loaded, &request, &settings);
             ["stage_1.latents.video", "latents.video"].map(|name| dumped(&made, name).clone())
         };
         let (first, second) = (video(), video());
-        assert!(first == second, "{stages:?}: the second video has other bits");
+        assert!(first == second, "{executor:?}: the second video has other bits");
         first
     };
     let (none, one, two, both) = (made(&[]), made(&[1]), made(&[2]), made(&[1, 2]));

@@ -11,7 +11,7 @@ use ltx2::models::gemma3::tokenizer::Tokenizer;
 use ltx2::models::transformer::{Isolation, Reads, StreamModulation, Text, TransformerConfig, adaln, block};
 use ltx2::nn::rope::{fractions, table};
 use ltx2::nn::{Axis, Build, Heads, Params};
-use ltx2::pipeline::stages::{Inputs, Stages};
+use ltx2::pipeline::executor::{Executor, Inputs};
 use ltx2::pjrt::Client;
 use ltx2::runtime::{Engine, Outputs};
 use ltx2::sampling::guidance::{Branch, Counted, RescaleScope, combine};
@@ -62,7 +62,7 @@ fn as_reference(pairs: &Array4<f32>, kind: &str) -> ArrayD<f32> {
 }
 
 struct Tiny {
-    stages: Stages,
+    executor: Executor,
     config: TransformerConfig,
 }
 
@@ -70,15 +70,15 @@ fn tiny(client: &Client, case: &Case) -> Tiny {
     let source = ModelSource::open(case.model.to_str().expect("a path"), &Overrides::default()).expect("a model");
     let source = Rc::new(source);
     let config = source.config(Component::Transformer).expect("a configuration");
-    let stages = Stages::new(Engine::new(client.clone(), quick()), source);
-    Tiny { stages, config: TransformerConfig::from_json(&config).expect("valid") }
+    let executor = Executor::new(Engine::new(client.clone(), quick()), source);
+    Tiny { executor, config: TransformerConfig::from_json(&config).expect("valid") }
 }
 
-fn run(stages: &mut Stages, network: &Network, case: &Case) -> Outputs {
-    let program = stages.prepare("part", network).expect("compiles");
+fn run(executor: &mut Executor, network: &Network, case: &Case) -> Outputs {
+    let program = executor.prepare("part", network).expect("compiles");
     let given = case.inputs.iter().map(|(n, t)| (n.clone(), t.clone()));
-    let inputs = stages.give_all(&program, Inputs::default(), given).expect("uploads");
-    stages.run(&program, &inputs).expect("runs")
+    let inputs = executor.give_all(&program, Inputs::default(), given).expect("uploads");
+    executor.run(&program, &inputs).expect("runs")
 }
 
 fn whole(p: &Params, name: &str, x: &Value) -> (Output, Value) {
@@ -111,7 +111,7 @@ fn adaln_embeds_timesteps_as_the_reference() {
             results.push((format!("{name}.embedded"), embedded.reshape(vec![n, width])));
         }
         let network = Network::finish(&p, results.iter().map(|(n, v)| whole(&p, n, v)).collect()).expect("builds");
-        let outputs = run(&mut tiny.stages, &network, &case);
+        let outputs = run(&mut tiny.executor, &network, &case);
         for (name, _) in &results {
             let distance = case.distance(name, &outputs.tensor(name).expect("a result"));
             assert!(distance <= 1e-5, "{} {name}: {distance:e}", case.name);
@@ -175,7 +175,7 @@ fn one_block_agrees_with_the_reference() {
         let at = p.pp("transformer_blocks").pp(number);
         let [v, a] = block(&at, c, state, [&text[0], &text[1]], [&reads[0], &reads[1]], None, &Isolation::None);
         let network = Network::finish(&p, vec![whole(&p, "video", &v), whole(&p, "audio", &a)]).expect("builds");
-        let outputs = run(&mut tiny.stages, &network, &case);
+        let outputs = run(&mut tiny.executor, &network, &case);
         for name in ["video", "audio"] {
             let distance = case.distance(name, &outputs.tensor(name).expect("a result"));
             assert!(distance <= 1e-5, "{} {name}: {distance:e}", case.name);

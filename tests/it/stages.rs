@@ -7,9 +7,9 @@ use crate::support::{self, Case, cases, cpu, dumped, generate, needs, request};
 use ltx2::hlo::DType;
 use ltx2::models::transformer::CrossTimestep;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::given::GivenFrame;
-use ltx2::pipeline::models::Models;
-use ltx2::pipeline::stages::Stages;
+use ltx2::pipeline::executor::Executor;
+use ltx2::pipeline::given::ImageCondition;
+use ltx2::pipeline::model::Model;
 use ltx2::pipeline::text_to_video::{Refine, Request, Settings, Shapes};
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
@@ -26,21 +26,21 @@ fn scalar<'a>(case: &'a Case, name: &str) -> &'a Value {
 }
 
 /// The model of every case, with the upsampler of those that have one.
-fn open(client: &Client) -> (Models, Stages) {
+fn open(client: &Client) -> (Model, Executor) {
     let upsampler = Some("tests/fixtures/models/upsampler_rational".to_string());
     let overrides = Overrides { upsampler, ..Overrides::default() };
     let source = Rc::new(ModelSource::open("tests/fixtures/models/tiny_a", &overrides).expect("a model"));
-    let stages = Stages::new(Engine::new(client.clone(), support::quick()), source.clone());
-    (Models::open(&source).expect("complete"), stages)
+    let executor = Executor::new(Engine::new(client.clone(), support::quick()), source.clone());
+    (Model::open(&source).expect("complete"), executor)
 }
 
-fn staged(case: &Case, models: &Models) -> Request {
+fn staged(case: &Case, models: &Model) -> Request {
     let s = |name: &str| scalar(case, name);
     let flag = |name: &str| s(name).as_bool().unwrap_or_default();
     let given = s("images").as_array().into_iter().flatten().map(|image| {
         let frame = image["frame"].as_u64().expect("a frame") as usize;
         let strength = image["strength"].as_f64().expect("a strength") as f32;
-        GivenFrame { path: PICTURE.into(), frame, strength, crf: 0, appended: frame != 0 || flag("keyframes") }
+        ImageCondition { path: PICTURE.into(), frame, strength, crf: 0, appended: frame != 0 || flag("keyframes") }
     });
     let refine = s("upsampler").is_string().then(|| Refine {
         sigmas: vec![0.909375, 0.725, 0.421875, 0.0],
@@ -52,7 +52,7 @@ fn staged(case: &Case, models: &Models) -> Request {
     let cross = if s("cross_timestep") == "cross" { CrossTimestep::Cross } else { CrossTimestep::Own };
     let mut request = Request { given: given.collect(), refine, sampler, cross, ..request(case, models) };
     if sampler == Sampler::Res2s {
-        let shapes = Shapes::of(&models.sizes, &request.stages().0).expect("legal sizes");
+        let shapes = Shapes::of(&models.sizes, &request.passes().0).expect("legal sizes");
         let tokens = shapes.tokens[0] - shapes.appended;
         request.sigmas = sigmas::official(request.sigmas.len() - 1, tokens).expect("a schedule");
     }
@@ -73,23 +73,23 @@ fn every_case_agrees_with_the_official_loops() {
     let client = cpu(8);
     let all = cases("stages");
     assert_eq!(all.len(), 7);
-    let (models, mut stages) = open(&client);
+    let (models, mut executor) = open(&client);
     let compiles =
-        |stages: &Stages| stages.engine().statistics().values().map(|s| s.compiles + s.cache_hits).sum::<usize>();
+        |executor: &Executor| executor.engine().statistics().values().map(|s| s.compiles + s.cache_hits).sum::<usize>();
     for case in all {
         let request = staged(&case, &models);
-        let made = generate(&models, &mut stages, &request, &settings(Some(2)));
+        let made = generate(&models, &mut executor, &request, &settings(Some(2)));
         for name in case.outputs.keys() {
             let distance = case.distance(name, dumped(&made, name));
             eprintln!("{} {name}: {distance:.1e}", case.name);
             assert!(distance <= 1e-4, "{} {name}: {distance:e}", case.name);
         }
         // A request with other words and another seed compiles nothing.
-        let before = compiles(&stages);
+        let before = compiles(&executor);
         let other = Request { prompt: "something else".into(), seed: 99, ..request };
-        let again = generate(&models, &mut stages, &other, &settings(None));
+        let again = generate(&models, &mut executor, &other, &settings(None));
         assert_ne!(dumped(&again, "latents.video"), dumped(&made, "latents.video"));
-        assert_eq!(compiles(&stages), before, "{}", case.name);
+        assert_eq!(compiles(&executor), before, "{}", case.name);
     }
 }
 
@@ -99,12 +99,12 @@ fn tokens_of_full_strength_stay() {
     let client = cpu(8);
     let all = cases("stages");
     let case = all.iter().find(|c| c.name.ends_with("/image")).expect("a case");
-    let (models, mut stages) = open(&client);
+    let (models, mut executor) = open(&client);
     let request = staged(case, &models);
-    let whole = generate(&models, &mut stages, &request, &settings(None));
+    let whole = generate(&models, &mut executor, &request, &settings(None));
     let more =
         Request { sigmas: sigmas::official(5, sigmas::OFFICIAL_TOKENS).expect("a schedule"), seed: 8, ..request };
-    let other = generate(&models, &mut stages, &more, &settings(Some(1)));
+    let other = generate(&models, &mut executor, &more, &settings(Some(1)));
     let first = |t: &Tensor| t.to_f32().index_axis(ndarray::Axis(2), 0).to_owned();
     let [a, b] = [&whole, &other].map(|made| first(dumped(made, "latents.video")));
     assert_eq!(a, b);

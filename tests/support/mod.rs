@@ -22,9 +22,9 @@ use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::models::{Models, Parts};
+use ltx2::pipeline::executor::Executor;
+use ltx2::pipeline::model::{Model, ModelConfigs};
 use ltx2::pipeline::run::{RunComponent, run_component};
-use ltx2::pipeline::stages::Stages;
 use ltx2::pipeline::text_to_video::{Generated, Request, Settings, Shapes, text_to_video};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
@@ -271,13 +271,13 @@ pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
 }
 
 /// A model with its stages.
-pub fn open(client: &Client, model: &str) -> (Models, Stages) {
+pub fn open(client: &Client, model: &str) -> (Model, Executor) {
     let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
-    let stages = Stages::new(Engine::new(client.clone(), quick()), source.clone());
-    let mut models = Models::open(&source).expect("complete");
+    let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
+    let mut models = Model::open(&source).expect("complete");
     // The reference of the cases is diffusers.
     models.parts = models.parts.with_vocoder_clamp(false);
-    (models, stages)
+    (models, executor)
 }
 
 /// Runs a component on `inputs`, a case's or like them.
@@ -291,16 +291,16 @@ pub fn run_case(
 ) -> BTreeMap<String, Tensor> {
     let model = case.model.to_str().expect("a path");
     let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
-    let mut stages = Stages::new(Engine::new(client.clone(), options), source.clone());
+    let mut executor = Executor::new(Engine::new(client.clone(), options), source.clone());
     let scalars = case.arguments().collect();
-    run_component(component, &Parts::of(&source), &mut stages, inputs, &scalars, build)
+    run_component(component, &ModelConfigs::of(&source), &mut executor, inputs, &scalars, build)
         .unwrap_or_else(|e| panic!("{}: {e}", case.name))
         .into_iter()
         .collect()
 }
 
 /// The request of a pipeline case.
-pub fn request(case: &Case, models: &Models) -> Request {
+pub fn request(case: &Case, models: &Model) -> Request {
     let s = &case.scalars;
     let number = |k: &str| s[k].as_u64().expect(k);
     let text = |k: &str| s[k].as_str().expect(k).to_string();
@@ -341,8 +341,8 @@ pub fn request(case: &Case, models: &Models) -> Request {
 }
 
 /// Runs a request to its end.
-pub fn generate(models: &Models, stages: &mut Stages, request: &Request, settings: &Settings) -> Generated {
-    text_to_video(models, stages, request, settings, &mut |_, _, _| ControlFlow::Continue(())).expect("runs")
+pub fn generate(models: &Model, executor: &mut Executor, request: &Request, settings: &Settings) -> Generated {
+    text_to_video(models, executor, request, settings, &mut |_, _, _| ControlFlow::Continue(())).expect("runs")
 }
 
 /// A tensor of a run's dump.

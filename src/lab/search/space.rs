@@ -92,7 +92,7 @@ fn sharing(source: &LayoutSource) -> BTreeSet<&str> {
     rules.flat_map(|r| r.mesh_axes.iter().map(String::as_str)).collect()
 }
 
-/// Parts that the work falls into: devices that differ in no such axis do the same.
+/// ModelConfigs that the work falls into: devices that differ in no such axis do the same.
 pub fn parts(point: &Point) -> usize {
     let sharing = sharing(&point.source);
     point.mesh.axes.iter().filter(|(a, _)| sharing.contains(a.as_str())).map(|(_, n)| n).product()

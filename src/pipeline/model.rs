@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result};
+use super::executor::Weights;
 use super::origin::{self, Origin};
-use super::stages::Weights;
 use super::text_to_video::Shapes;
 use crate::config::{Config, Reference};
 use crate::hlo::{DType, Type};
@@ -47,7 +47,7 @@ const AUDIO_COMPRESSION: usize = 4;
 
 /// The configurations of a model, each read when it is needed, so that a model of some parts runs those.
 #[derive(Clone)]
-pub struct Parts {
+pub struct ModelConfigs {
     origin: Origin,
     /// Blocks left of every transformer, to look at programs.
     layers: Option<usize>,
@@ -55,21 +55,21 @@ pub struct Parts {
     vocoder_clamp: bool,
 }
 
-impl From<Origin> for Parts {
+impl From<Origin> for ModelConfigs {
     fn from(origin: Origin) -> Self {
-        Parts { origin, layers: None, vocoder_clamp: true }
+        ModelConfigs { origin, layers: None, vocoder_clamp: true }
     }
 }
 
-impl Parts {
+impl ModelConfigs {
     /// Of a model on disk.
     pub fn of(source: &Rc<ModelSource>) -> Self {
-        Parts::from(Origin::Files(source.clone()))
+        ModelConfigs::from(Origin::Files(source.clone()))
     }
 
     /// Of a model that this program carries.
     pub fn of_preset(preset: Preset) -> Self {
-        Parts::from(Origin::Preset(preset))
+        ModelConfigs::from(Origin::Preset(preset))
     }
 
     /// What they are read from.
@@ -85,14 +85,14 @@ impl Parts {
     /// the whole model's.
     #[must_use]
     pub fn cut(self, layers: usize) -> Self {
-        Parts { layers: Some(layers), ..self }
+        ModelConfigs { layers: Some(layers), ..self }
     }
 
     /// The same model with or without a limit of -1..1 between the vocoder's two stages, where it has two. Lightricks'
     /// code has it, diffusers has not; here it is on unless this says otherwise.
     #[must_use]
     pub fn with_vocoder_clamp(self, clamp: bool) -> Self {
-        Parts { vocoder_clamp: clamp, ..self }
+        ModelConfigs { vocoder_clamp: clamp, ..self }
     }
 
     /// The same model as a configuration has it run.
@@ -114,7 +114,7 @@ impl Parts {
     /// The text encoder's.
     ///
     /// # Errors
-    /// As [`Parts::transformer`].
+    /// As [`ModelConfigs::transformer`].
     pub fn text_encoder(&self) -> Result<Gemma3Config> {
         self.read(Component::TextEncoder, Gemma3Config::from_json)
     }
@@ -122,7 +122,7 @@ impl Parts {
     /// The connectors'.
     ///
     /// # Errors
-    /// As [`Parts::transformer`].
+    /// As [`ModelConfigs::transformer`].
     pub fn connectors(&self) -> Result<ConnectorsConfig> {
         self.read(Component::Connectors, ConnectorsConfig::from_json)
     }
@@ -130,7 +130,7 @@ impl Parts {
     /// The vocoder's.
     ///
     /// # Errors
-    /// As [`Parts::transformer`].
+    /// As [`ModelConfigs::transformer`].
     pub fn vocoder(&self) -> Result<VocoderConfig> {
         Ok(self.read(Component::Vocoder, VocoderConfig::from_json)?.with_clamp(self.vocoder_clamp))
     }
@@ -138,7 +138,7 @@ impl Parts {
     /// The latent upsampler's.
     ///
     /// # Errors
-    /// As [`Parts::transformer`].
+    /// As [`ModelConfigs::transformer`].
     pub fn upsampler(&self) -> Result<UpsamplerConfig> {
         self.read(Component::LatentUpsampler, UpsamplerConfig::from_json)
     }
@@ -146,7 +146,7 @@ impl Parts {
     /// The latent upsampler's, where it makes latents `to` of latents `from`, both `[channels, frames, rows, columns]`.
     ///
     /// # Errors
-    /// As [`Parts::transformer`]; one line naming file and both sides.
+    /// As [`ModelConfigs::transformer`]; one line naming file and both sides.
     pub fn upsampler_between(&self, from: [usize; 4], to: [usize; 4]) -> Result<UpsamplerConfig> {
         let c = self.upsampler()?;
         c.check_fit(from, to).map_err(|why| {
@@ -175,7 +175,7 @@ impl Parts {
     /// Text to the transformer's contexts.
     ///
     /// # Errors
-    /// As [`Parts::text_encoder_program`].
+    /// As [`ModelConfigs::text_encoder_program`].
     pub fn connectors_program(
         &self,
         rows: usize,
@@ -197,7 +197,7 @@ impl Parts {
     /// Latents `[b, c, f, h, w]` to pictures, as `pixels` says.
     ///
     /// # Errors
-    /// As [`Parts::text_encoder_program`].
+    /// As [`ModelConfigs::text_encoder_program`].
     pub fn video_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, video_vae::DecoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
@@ -207,7 +207,7 @@ impl Parts {
     /// Pictures `[b, c, f, h, w]` to latents.
     ///
     /// # Errors
-    /// As [`Parts::text_encoder_program`].
+    /// As [`ModelConfigs::text_encoder_program`].
     pub fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, video_vae::EncoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
@@ -217,7 +217,7 @@ impl Parts {
     /// Latents `[b, c, l, m]` to a mel spectrogram.
     ///
     /// # Errors
-    /// As [`Parts::text_encoder_program`].
+    /// As [`ModelConfigs::text_encoder_program`].
     pub fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
         let c = self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)?;
         let [n, _, l, m] = dims;
@@ -227,7 +227,7 @@ impl Parts {
     /// A mel spectrogram `[b, channels, frames, bins]` to samples, always in f32: bf16 is audible here.
     ///
     /// # Errors
-    /// As [`Parts::text_encoder_program`].
+    /// As [`ModelConfigs::text_encoder_program`].
     pub fn vocoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
         Ok(vocoder::vocoder_program(&self.vocoder()?, dims, &b.with_dtype(DType::F32))?)
     }
@@ -235,7 +235,7 @@ impl Parts {
     /// Un-normalised latents `[b, c, f, h, w]` to latents of more rows and columns, or frames.
     ///
     /// # Errors
-    /// As [`Parts::text_encoder_program`].
+    /// As [`ModelConfigs::text_encoder_program`].
     pub fn upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
         Ok(upsampler::program(&self.upsampler()?, [n, f, h, w], b)?)
     }
@@ -409,7 +409,7 @@ impl Sizes {
     ///
     /// # Errors
     /// A missing or unusable part, by name.
-    pub fn of(parts: &Parts) -> Result<Self> {
+    pub fn of(parts: &ModelConfigs) -> Result<Self> {
         let transformer = parts.transformer()?;
         let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
         let connectors = parts.connectors()?;
@@ -438,9 +438,9 @@ impl Sizes {
 }
 
 /// Everything a text-to-video request reads of a model.
-pub struct Models {
+pub struct Model {
     /// The configurations, which become programs.
-    pub parts: Parts,
+    pub parts: ModelConfigs,
     /// What the programs are written from.
     pub sizes: Sizes,
     /// The model's own schedule.
@@ -475,17 +475,17 @@ pub fn coordinate_grids(c: &TransformerConfig) -> (VideoGrid, AudioGrid) {
     (video, audio)
 }
 
-impl Models {
+impl Model {
     /// The model of a configuration, with weights as it says.
     ///
     /// # Errors
-    /// As [`Models::open`] and [`Models::random`].
+    /// As [`Model::open`] and [`Model::random`].
     pub fn of(config: &Config) -> Result<Self> {
         let models = match origin::of_run(config)? {
-            (_, Weights::Files(source)) => Models::open(&source),
-            (origin, Weights::Random(seed)) => Models::random(origin, seed),
+            (_, Weights::Files(source)) => Model::open(&source),
+            (origin, Weights::Random(seed)) => Model::random(origin, seed),
         }?;
-        Ok(Models { parts: models.parts.for_run(config), ..models })
+        Ok(Model { parts: models.parts.for_run(config), ..models })
     }
 
     /// A model of random weights, drawn from `seed`: configurations and tokenizer of its files where they are here.
@@ -507,7 +507,7 @@ impl Models {
             Some(file) => Tokenizer::open(file.parent().unwrap_or(Path::new(".")))?,
             None => Tokenizer::bytes()?,
         };
-        let parts = Parts::from(origin);
+        let parts = ModelConfigs::from(origin);
         let vocabulary = parts.text_encoder()?.vocab_size;
         if tokenizer.vocab_size() > vocabulary {
             let ids = tokenizer.vocab_size();
@@ -521,7 +521,7 @@ impl Models {
             scaling_factor,
         };
         let statistics = [plain(vae.latent_channels, vae.scaling_factor), plain(audio.base_channels, 1.0)];
-        Models::with(parts, tokenizer, statistics, Weights::Random(seed))
+        Model::with(parts, tokenizer, statistics, Weights::Random(seed))
     }
 
     /// Reads the configurations, the tokenizer and the latent statistics.
@@ -530,7 +530,7 @@ impl Models {
     /// A missing or unusable part, by name.
     pub fn open(source: &Rc<ModelSource>) -> Result<Self> {
         source.require(&TEXT_TO_VIDEO)?;
-        let parts = Parts::of(source);
+        let parts = ModelConfigs::of(source);
         let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
         // Headers are read now, so that a damaged file is found before anything has run.
         for part in TEXT_TO_VIDEO.into_iter().filter(|p| p.weights_stem().is_some()) {
@@ -551,17 +551,17 @@ impl Models {
         ];
         let tokenizer = source.tokenizer()?;
         let tokenizer = Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")))?;
-        Models::with(parts, tokenizer, statistics, Weights::Files(source.clone()))
+        Model::with(parts, tokenizer, statistics, Weights::Files(source.clone()))
     }
 
-    fn with(parts: Parts, tokenizer: Tokenizer, statistics: [Statistics; 2], weights: Weights) -> Result<Self> {
+    fn with(parts: ModelConfigs, tokenizer: Tokenizer, statistics: [Statistics; 2], weights: Weights) -> Result<Self> {
         let scheduler = parts.origin().json(Component::Scheduler)?.to_string();
         let file = match parts.origin() {
             Origin::Files(source) => source.config_path(Component::Scheduler),
             Origin::Preset(preset) => PathBuf::from(preset.name),
         };
         let [video_statistics, audio_statistics] = statistics;
-        Ok(Models {
+        Ok(Model {
             tokenizer,
             video_statistics,
             audio_statistics,

@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 use crate::weights::{Component, Lora, ModelSource, lora};
 
 /// An engine with everything it has compiled and loaded.
-pub struct Stages {
+pub struct Executor {
     engine: Engine,
     weights: Weights,
     loras: Vec<Lora>,
@@ -99,10 +99,10 @@ impl<'a> Inputs<'a> {
     }
 }
 
-impl Stages {
+impl Executor {
     /// Nothing compiled, nothing loaded.
     pub fn new(engine: Engine, weights: impl Into<Weights>) -> Self {
-        Stages {
+        Executor {
             engine,
             weights: weights.into(),
             loras: Vec::new(),
@@ -128,10 +128,10 @@ impl Stages {
         self.keep == Keep::All
     }
 
-    /// The updates of every stage of a run; [`Stages::enter`] merges them.
+    /// The updates of every stage of a run; [`Executor::enter`] merges them.
     ///
     /// # Errors
-    /// As [`Stages::set_loras`], of any stage's.
+    /// As [`Executor::set_loras`], of any stage's.
     pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
         self.by_stage = loras;
         [2, 1].into_iter().try_for_each(|stage| self.set_loras(&self.by_stage.of_stage(stage)))
@@ -141,7 +141,7 @@ impl Stages {
     /// devices while there is room.
     ///
     /// # Errors
-    /// None that [`Stages::keep_loras`] has not found.
+    /// None that [`Executor::keep_loras`] has not found.
     pub fn enter(&mut self, stage: u8) -> Result<()> {
         if self.by_stage.is_empty() || stage == self.stage {
             return Ok(());
@@ -162,7 +162,7 @@ impl Stages {
     }
 
     /// Adds these low-rank updates to the weights, instead of those that were added before. Parameters on the devices
-    /// that differ are dropped; the next [`Stages::prepare`] loads them anew, and only them.
+    /// that differ are dropped; the next [`Executor::prepare`] loads them anew, and only them.
     ///
     /// # Errors
     /// Random weights; an update of a tensor that the model lacks or has in another shape, with file, key and shapes.
@@ -218,7 +218,7 @@ impl Stages {
     }
 
     /// Makes a network ready: compiled, its parameters on the device. Both are kept, so that a second request with
-    /// the same program costs nothing; of parameters as many as [`Stages::keep`] says.
+    /// the same program costs nothing; of parameters as many as [`Executor::keep`] says.
     ///
     /// # Errors
     /// What is wrong with program, files or device.
@@ -311,7 +311,7 @@ impl Stages {
         Ok(self.engine.run(program, |name| find(name).or_else(|| self.parameters.get(name)))?)
     }
 
-    /// Programs that were compiled or taken from the cache since [`Stages::reset_set_up_time`].
+    /// Programs that were compiled or taken from the cache since [`Executor::reset_set_up_time`].
     pub fn made(&self) -> &[Rc<Executable>] {
         &self.made
     }
