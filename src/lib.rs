@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod models;
 pub mod nn;
 pub mod pipeline;
+pub mod request;
 pub mod runtime;
 pub mod sampling;
 pub mod weights;

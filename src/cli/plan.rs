@@ -1,5 +1,7 @@
 //! What `--dry-run` says: sizes, tokens, passes, places. Reads the model's configuration where it is here, no weights.
 
+use crate::request::{coordinate_grids};
+use crate::request;
 use std::fmt;
 use std::rc::Rc;
 
@@ -7,9 +9,8 @@ use serde::Serialize;
 
 use crate::config::{Loaded, WeightSource};
 use crate::models::presets::Preset;
-use crate::pipeline::model::{ModelConfigs, coordinate_grids};
+use crate::pipeline::model::ModelConfigs;
 use crate::pipeline::options::GenerateOptions;
-use crate::pipeline::request;
 use crate::sampling::guidance::{Branch, branches};
 use crate::weights::{ModelSource, Overrides};
 

@@ -1,5 +1,6 @@
 //! Progress on stderr, and Ctrl-C between steps.
 
+use crate::pipeline::phase::{Phase};
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,7 +12,6 @@ use super::tell;
 use crate::config::Job;
 use crate::media;
 use crate::pipeline::generate::{Finished, Observer};
-use crate::pipeline::text_to_video::Phase;
 
 /// The bar of a terminal, or a line each tenth of the steps elsewhere; stops when the user asks.
 pub struct Progress {

@@ -15,7 +15,7 @@ use crate::pipeline::loras::Loras;
 use crate::pipeline::model::ModelConfigs;
 use crate::pipeline::run::{RunComponent, Scalars, run_component};
 use crate::pipeline::tensors;
-use crate::pipeline::{origin, request};
+use crate::pipeline::{origin, setup, };
 use crate::runtime::{Engine, platform};
 
 /// Runs one component on the tensors of a safetensors file, under the reference's argument names.
@@ -99,9 +99,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let parts = ModelConfigs::from(origin);
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
     if args.component == RunComponent::Transformer {
-        request::log_weights(weight_type, &weights)?;
+        setup::log_weights(weight_type, &weights)?;
     }
-    let mut executor = Executor::new(Engine::new(client, request::engine_options(&placed)), weights);
+    let mut executor = Executor::new(Engine::new(client, setup::engine_options(&placed)), weights);
     executor.set_loras(&Loras::open(&placed.model.loras)?.of_stage(1))?;
     let platform = executor.engine().platform();
     let lowering = Lowering::of(&platform, executor.engine().devices()[0].kind());
@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         dtype: if args.dtype == "f32" { DType::F32 } else { DType::BF16 },
         numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
         layout: placed.placement(executor.engine().devices().len())?,
-        quantization: request::quantization(weight_type, &lowering, &platform)?,
+        quantization: setup::quantization(weight_type, &lowering, &platform)?,
         lowering,
     };
     let results = run_component(args.component, &parts, &mut executor, tensors, &scalars, &build)?;

@@ -1,6 +1,7 @@
 //! Programs with inputs of their own, which follow from the request alone (the prompts' tokens; normal numbers in place
 //! of embeddings and latents), so that any one can run without those before it.
 
+use crate::request::{Request, Shapes};
 use ndarray::Array3;
 
 use super::batch::Batch;
@@ -9,7 +10,7 @@ use super::error::Result;
 use super::executor::{Executor, Inputs};
 use super::model::Model;
 use super::programs::ProgramKind;
-use super::text_to_video::{Request, Shapes, fixed, pack};
+use super::text_to_video::{fixed, pack};
 use crate::nn::Build;
 use crate::runtime::{Distributed, Executable, Outputs};
 use crate::sampling::denoise::{DenoiseShape, Sampler};

@@ -4,6 +4,8 @@
 //! lie on the devices before the clock starts, and it stops when all results are there; nothing is copied to the host
 //! meanwhile. Only `end_to_end` begins with a prompt and ends with frames and samples on the host.
 
+use super::phase::{Phase};
+use crate::request::{Request};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -26,7 +28,7 @@ use super::processes;
 use super::programs::{ProgramKind, Programs};
 use super::report::peak_memory;
 use super::session::Session;
-use super::text_to_video::{Phase, Request, Settings, text_to_videos, tokens, unpack};
+use super::text_to_video::{Settings, text_to_videos, tokens, unpack};
 use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
 use crate::media::{self, Audio, Mp4Options};
@@ -253,7 +255,7 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
     let request = of_job(config, &models, job)?;
     let mut session = Session::start(config, &models, group)?;
     let matmul = matmul_ceiling(session.executor.engine(), options.runs)?;
-    if !request.given.is_empty() {
+    if !request.images.is_empty() {
         return Err(PipelineError::Usage(
             "bench times requests without given frames; leave request.images empty".into(),
         ));

@@ -1,190 +1,98 @@
 //! The programs of a request, each with its inputs on the devices: what a run executes in order, and a benchmark one at
-//! a time.
+//! a time. Each fails by what is wrong with program, parameters or device.
 
 use std::rc::Rc;
 
-use ndarray::{Array2, Array3, Array4, Array5};
+use ndarray::{Array2, Array4, Array5};
 
+use super::call::Call;
+use super::conditions::{ConditionTokens, appended_coords};
+use super::denoise_loop::{DenoiseLoop, evaluations};
 use super::error::{PipelineError, Result};
-use super::executor::{Executor, Inputs};
-use super::given::{ConditionTokens, appended_coords};
-use super::model::Model;
-use super::text_to_video::{Request, Shapes};
+use super::executor::Inputs;
+use super::runner::{Runner, SharedLoop};
 use crate::models::Network;
 use crate::models::connectors::Input;
 use crate::models::transformer::tables;
 use crate::models::video_vae::Pixels;
-use crate::nn::Build;
-use crate::runtime::{Distributed, Executable, Outputs};
-use crate::sampling::denoise::{self, DenoiseShape, MAX_STEPS, Sampler};
+use crate::request::{Request, Shapes};
+use crate::runtime::Outputs;
+use crate::sampling::denoise::{self, DenoiseShape};
 use crate::sampling::guidance::Scales;
-use crate::sampling::res2s;
 use crate::tensor::Tensor;
 
-/// A compiled program with everything it reads on the devices; it can be run any number of times.
-pub struct Call<'a> {
-    program: Rc<Executable>,
-    inputs: Inputs<'a>,
+/// A pass of a request: what fixes its programs, its latents, and what it reads of conditions.
+#[derive(Clone, Copy)]
+pub struct PassSpec<'a> {
+    /// The pass' own request.
+    pub request: &'a Request,
+    /// Shape of its programs.
+    pub shape: &'a DenoiseShape,
+    /// Its latents and tokens.
+    pub shapes: &'a Shapes,
+    /// Its conditions, encoded.
+    pub conditions: Option<&'a ConditionTokens>,
 }
 
-impl<'a> Call<'a> {
-    fn new(
-        executor: &mut Executor,
+impl Runner {
+    fn call(
+        &mut self,
         name: &str,
         network: &Network,
-        inputs: Inputs<'a>,
         given: impl IntoIterator<Item = (String, Tensor)>,
-    ) -> Result<Self> {
-        let program = executor.prepare(name, network)?;
-        let inputs = executor.give_all(&program, inputs, given)?;
-        Ok(Call { program, inputs })
+    ) -> Result<Call<'static>> {
+        Call::new(&mut self.executor, name, network, Inputs::default(), given)
     }
 
-    /// The compiled program.
-    pub fn program(&self) -> &Executable {
-        &self.program
+    /// Prompts `ids`, `mask` `[prompts, tokens]` to `prompt_embeds`, all of them in one pass.
+    pub fn text_encoder(&mut self, ids: Tensor, mask: Tensor) -> Result<Call<'static>> {
+        let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
+        let network = self.model.configs.text_encoder_program(rows, tokens, true, &self.build)?;
+        self.call("text_encoder", &network, [("input_ids".into(), ids), ("attention_mask".into(), mask)])
     }
 
-    /// Runs it; the results may still be computed when this returns.
-    ///
-    /// # Errors
-    /// The plugin's message.
-    pub fn run(&self, executor: &Executor) -> Result<Outputs> {
-        executor.run(&self.program, &self.inputs)
+    /// Embeddings `[prompts, tokens, channels]` to the transformer's contexts.
+    pub fn connectors(&mut self, embeds: Tensor, mask: Tensor) -> Result<Call<'static>> {
+        let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
+        let configs = &self.model.configs;
+        let network = configs.connectors_program(rows, tokens, Input::PromptEmbeds, &self.build)?;
+        let mut given = configs.connectors_inputs(tokens)?;
+        given.extend([("attention_mask".into(), mask), ("prompt_embeds".into(), embeds)]);
+        self.call("connectors", &network, given)
     }
-}
 
-/// Prompts `ids`, `mask` `[prompts, tokens]` to `prompt_embeds`, all of them in one pass.
-///
-/// # Errors
-/// What is wrong with program, parameters or device; as for the other programs.
-pub fn text_encoder(
-    models: &Model,
-    executor: &mut Executor,
-    ids: Tensor,
-    mask: Tensor,
-    build: &Build,
-) -> Result<Call<'static>> {
-    let network = models.parts.text_encoder_program(mask.shape()[0], mask.shape()[1], true, build)?;
-    let given = [("input_ids".to_string(), ids), ("attention_mask".to_string(), mask)];
-    Call::new(executor, "text_encoder", &network, Inputs::default(), given)
-}
-
-/// Embeddings `[prompts, tokens, channels]` to the transformer's contexts.
-///
-/// # Errors
-/// As [`text_encoder`].
-pub fn connectors(
-    models: &Model,
-    executor: &mut Executor,
-    embeds: Tensor,
-    mask: Tensor,
-    build: &Build,
-) -> Result<Call<'static>> {
-    let (rows, tokens) = (mask.shape()[0], mask.shape()[1]);
-    let network = models.parts.connectors_program(rows, tokens, Input::PromptEmbeds, build)?;
-    let mut given = models.parts.connectors_inputs(tokens)?;
-    given.push(("attention_mask".into(), mask));
-    given.push(("prompt_embeds".into(), embeds));
-    Call::new(executor, "connectors", &network, Inputs::default(), given)
-}
-
-/// A picture `[1, 3, 1, height, width]` of -1..1 to `latents`.
-///
-/// # Errors
-/// As [`text_encoder`].
-pub fn video_encoder(
-    models: &Model,
-    executor: &mut Executor,
-    video: Array5<f32>,
-    build: &Build,
-) -> Result<Call<'static>> {
-    let network = models.parts.video_encoder_program(video.dim().into(), build)?;
-    Call::new(executor, "video_encoder", &network, Inputs::default(), [("video".to_string(), video.into())])
-}
-
-/// Un-normalised latents to `latents` of `size`, `[frames, rows, columns]`.
-///
-/// # Errors
-/// As [`text_encoder`]; an upsampler that makes another size.
-pub fn upsampler(
-    models: &Model,
-    executor: &mut Executor,
-    latents: Array5<f32>,
-    size: [usize; 3],
-    build: &Build,
-) -> Result<Call<'static>> {
-    let (_, c, f, h, w) = latents.dim();
-    models.parts.upsampler_between([c, f, h, w], [c, size[0], size[1], size[2]])?;
-    let network = models.parts.upsampler_program(latents.dim().into(), build)?;
-    Call::new(executor, "upsampler", &network, Inputs::default(), [("latents".to_string(), latents.into())])
-}
-
-/// A stage of a request: with what fixes its programs, its latents, and what it reads of given frames.
-pub type PassSpec<'a> = (&'a Request, &'a DenoiseShape, &'a Shapes, Option<&'a ConditionTokens>);
-
-/// What no step changes; `contexts` are video's and audio's `[videos, branches, tokens, channels]`.
-///
-/// # Errors
-/// As [`text_encoder`].
-pub fn prepare(
-    models: &Model,
-    executor: &mut Executor,
-    name: &str,
-    (request, shape, _, frames): PassSpec,
-    contexts: [Tensor; 2],
-    build: &Build,
-) -> Result<Call<'static>> {
-    let network = denoise::prepare(&models.sizes.transformer, shape, build)?;
-    let [video, audio] = contexts;
-    let mut given = vec![("text.video".to_string(), video), ("text.audio".to_string(), audio)];
-    given.extend(evaluations(request));
-    given.extend(frames.into_iter().flat_map(|frames| frames.inputs(shape.batch)));
-    Call::new(executor, name, &network, Inputs::default(), given)
-}
-
-/// The noise level of each evaluation in the programs' table, and the sampler's coefficients.
-fn evaluations(request: &Request) -> Vec<(String, Tensor)> {
-    let table = |levels: &[f32]| {
-        let mut levels = levels.to_vec();
-        levels.resize(MAX_STEPS + 1, 0.0);
-        ("sigmas".to_string(), Tensor::from(ndarray::Array1::from(levels)))
-    };
-    match request.sampler {
-        Sampler::Euler => vec![table(&request.sigmas)],
-        Sampler::Res2s => {
-            let (levels, rows) = res2s::schedule(&request.sigmas);
-            let at = |(i, k): (usize, usize)| rows.get(i).map_or(0.0, |row| row[k]);
-            let coefficients = Array2::from_shape_fn((MAX_STEPS + 1, res2s::COEFFICIENTS), at);
-            vec![table(&levels), ("coefficients".into(), coefficients.into())]
-        }
+    /// A frame `[1, 3, 1, height, width]` of -1..1 to `latents`.
+    pub fn video_encoder(&mut self, video: Array5<f32>) -> Result<Call<'static>> {
+        let network = self.model.configs.video_encoder_program(video.dim().into(), &self.build)?;
+        self.call("video_encoder", &network, [("video".into(), video.into())])
     }
-}
 
-/// The denoising loop with its tables and scales: what follows from the request's sizes alone.
-pub struct Loop {
-    network: Network,
-    call: Call<'static>,
-    sampler: Sampler,
-}
+    /// Un-normalised latents to `latents` of `size`, `[frames, rows, columns]`; fails where the upsampler makes another.
+    pub fn upsampler(&mut self, latents: Array5<f32>, size: [usize; 3]) -> Result<Call<'static>> {
+        let (_, c, f, h, w) = latents.dim();
+        self.model.configs.upsampler_between([c, f, h, w], [c, size[0], size[1], size[2]])?;
+        let network = self.model.configs.upsampler_program(latents.dim().into(), &self.build)?;
+        self.call("upsampler", &network, [("latents".into(), latents.into())])
+    }
 
-impl Loop {
-    /// The loop of a stage.
-    ///
-    /// # Errors
-    /// As [`text_encoder`].
-    pub fn new(
-        models: &Model,
-        executor: &mut Executor,
-        name: &str,
-        (request, shape, shapes, frames): PassSpec,
-        build: &Build,
-    ) -> Result<Self> {
-        let c = &models.sizes.transformer;
-        let network = denoise::denoise(c, shape, build)?;
-        let [mut video_coords, audio_coords] = models.coords(shapes, request.frame_rate);
+    /// Step-invariant work of a pass; `contexts` are video's and audio's `[videos, branches, tokens, channels]`.
+    pub fn prepare(&mut self, name: &str, pass: PassSpec, contexts: [Tensor; 2]) -> Result<Call<'static>> {
+        let network = denoise::prepare(&self.model.sizes.transformer, pass.shape, &self.build)?;
+        let [video, audio] = contexts;
+        let mut given = vec![("text.video".to_string(), video), ("text.audio".to_string(), audio)];
+        given.extend(evaluations(pass.request));
+        given.extend(pass.conditions.into_iter().flat_map(|tokens| tokens.inputs(pass.shape.batch)));
+        self.call(name, &network, given)
+    }
+
+    /// The denoising loop of a pass with its tables and scales.
+    pub fn new_loop(&mut self, name: &str, pass: PassSpec) -> Result<DenoiseLoop> {
+        let PassSpec { request, shape, shapes, conditions } = pass;
+        let c = &self.model.sizes.transformer;
+        let network = denoise::denoise(c, shape, &self.build)?;
+        let [mut video_coords, audio_coords] = self.model.sizes.coords(shapes, request.frame_rate);
         if shapes.appended > 0 {
-            let behind = appended_coords(c, shapes, &request.given, request.frame_rate);
+            let behind = appended_coords(c, shapes, &request.images, request.frame_rate);
             video_coords = ndarray::concatenate(ndarray::Axis(2), &[video_coords.view(), behind.view()])
                 .map_err(|e| PipelineError::Input(e.to_string()))?;
         }
@@ -194,142 +102,51 @@ impl Loop {
             .map_err(|e| PipelineError::Input(e.to_string()))?;
         let mut given = tables::host_inputs(c, tables);
         given.extend(evaluations(request));
-        given.extend(frames.into_iter().flat_map(|frames| frames.inputs(shape.batch)));
+        given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
         given.push(("scales".into(), scales.into()));
-        let call = Call::new(executor, name, &network, Inputs::default(), given)?;
-        Ok(Loop { network, call, sampler: shape.sampler })
+        let call = self.call(name, &network, given)?;
+        Ok(DenoiseLoop { network, call, sampler: shape.sampler })
     }
 
-    /// Loads what has left the devices of its parameters since it was made.
-    ///
-    /// # Errors
-    /// What is wrong with the files or the device.
-    pub fn load(&self, executor: &mut Executor, name: &str) -> Result<()> {
-        executor.prepare(name, &self.network).map(drop)
-    }
-
-    /// The compiled program.
-    pub fn program(&self) -> &Executable {
-        self.call.program()
-    }
-
-    /// Copies starting latents, video's and audio's tokens, to the devices, with zeros for what the sampler carries beside
-    /// them: what the loop carries, in its order.
-    ///
-    /// # Errors
-    /// The plugin's message.
-    pub fn start(&self, executor: &Executor, latents: &[Tensor; 2]) -> Result<Vec<Distributed>> {
-        let zero = latents.each_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
-        let beside = self.sampler.carried().len() - 1;
-        let all: Vec<Tensor> = latents.iter().chain(zero.iter().cycle().take(2 * beside)).cloned().collect();
-        self.go_on(executor, &all)
-    }
-
-    /// Copies what the loop carried before to the devices, in its order.
-    ///
-    /// # Errors
-    /// Tensors that are not what this loop carries; the plugin's message.
-    pub fn go_on(&self, executor: &Executor, carried: &[Tensor]) -> Result<Vec<Distributed>> {
-        let names = self.carried();
-        if names.len() != carried.len() {
-            return Err(PipelineError::Input(format!("{} tensors, the loop carries {}", carried.len(), names.len())));
+    /// The loop of a pass, ready to run: that of an earlier request where it differs in prompts and seed only.
+    pub fn denoise_loop(&mut self, name: &'static str, pass: PassSpec) -> Result<Rc<DenoiseLoop>> {
+        // Conditions come from files, which may hold another image by now.
+        let reusable = pass.conditions.is_none() && self.executor.keeps_all();
+        let negative = |r: &Request| Request { negative_prompt: String::new(), ..r.clone() };
+        let alike = |known: &SharedLoop| {
+            known.shape == *pass.shape && negative(&known.request).can_batch_with(&negative(pass.request))
+        };
+        let known = self.loops.get(name).filter(|known| reusable && alike(known));
+        if let Some(steps_loop) = known.map(|known| known.steps_loop.clone()) {
+            steps_loop.load(&mut self.executor, name)?;
+            return Ok(steps_loop);
         }
-        names.iter().zip(carried).map(|(name, tensor)| executor.upload(self.program(), name, tensor)).collect()
+        let steps_loop = Rc::new(self.new_loop(name, pass)?);
+        if reusable {
+            let (request, shape) = (pass.request.clone(), pass.shape.clone());
+            self.loops.insert(name, SharedLoop { request, shape, steps_loop: steps_loop.clone() });
+        }
+        Ok(steps_loop)
     }
 
-    /// What the loop carries, by the names of the program's inputs.
-    fn carried(&self) -> Vec<String> {
-        let kinds = self.sampler.carried().iter();
-        kinds.flat_map(|kind| ["video", "audio"].map(|stream| format!("{kind}.{stream}"))).collect()
+    /// Latents to `video`, as `pixels` says.
+    pub fn video_decoder(&mut self, latents: Array5<f32>, pixels: Pixels) -> Result<Call<'static>> {
+        let network = self.model.configs.video_decoder_program(latents.dim().into(), pixels, &self.build)?;
+        self.call("video_decoder", &network, [("latents".into(), latents.into())])
     }
 
-    /// Copies a range of evaluations to the devices, and their noise `[evaluations, n, c]` where the sampler takes such: the
-    /// same for each of `batch` videos.
-    ///
-    /// # Errors
-    /// The plugin's message.
-    pub fn steps(
-        &self,
-        executor: &Executor,
-        begin: usize,
-        end: usize,
-        noise: Option<[Array3<f32>; 2]>,
-        batch: usize,
-    ) -> Result<Inputs<'static>> {
-        let range =
-            [("begin", begin), ("end", end)].map(|(n, v)| (n.to_string(), Tensor::from(ndarray::arr0(v as i32))));
-        let noise = noise.into_iter().flat_map(|both| {
-            ["video", "audio"].into_iter().zip(both).map(|(stream, each)| {
-                let (evaluations, n, c) = each.dim();
-                let rows = each.insert_axis(ndarray::Axis(1));
-                let all = rows.broadcast((evaluations, batch, n, c)).map(|a| a.into_owned()).unwrap_or_default();
-                (format!("noise.{stream}"), Tensor::from(all))
-            })
-        });
-        executor.give_all(self.program(), Inputs::default(), range.into_iter().chain(noise))
+    /// Latents to `mel`.
+    pub fn audio_decoder(&mut self, latents: Array4<f32>) -> Result<Call<'static>> {
+        let network = self.model.configs.audio_decoder_program(latents.dim().into(), &self.build)?;
+        self.call("audio_decoder", &network, [("latents".into(), latents.into())])
     }
 
-    /// Runs the evaluations of a range on what [`prepare`] gave. The program takes over the memory of what is carried.
-    ///
-    /// # Errors
-    /// The plugin's message.
-    pub fn run(
-        &self,
-        executor: &Executor,
-        prepared: &Outputs,
-        steps: &Inputs,
-        carried: Vec<Distributed>,
-    ) -> Result<Vec<Distributed>> {
-        let names = self.carried();
-        let find = |name: &str| match names.iter().position(|n| n == name) {
-            Some(at) => carried.get(at),
-            None => steps.get(name).or_else(|| self.call.inputs.get(name)).or_else(|| prepared.get(name)),
-        };
-        let mut outputs = executor.run_with(self.program(), find)?;
-        let take = |name: &String| {
-            outputs.take(name).ok_or_else(|| PipelineError::Input(format!("the loop returned no '{name}'")))
-        };
-        names.iter().map(take).collect()
+    /// The audio decoder's result, read in place, to `audio`.
+    pub fn vocoder<'a>(&mut self, decoded: &'a Outputs) -> Result<Call<'a>> {
+        let mel = decoded.get("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
+        let dims = <[usize; 4]>::try_from(mel.dims().to_vec())
+            .map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
+        let network = self.model.configs.vocoder_program(dims, &self.build)?;
+        Call::new(&mut self.executor, "vocoder", &network, Inputs::default().share("mel", mel), [])
     }
-}
-
-/// Latents to `video`, as `pixels` says.
-///
-/// # Errors
-/// As [`text_encoder`].
-pub fn video_decoder(
-    models: &Model,
-    executor: &mut Executor,
-    latents: Array5<f32>,
-    pixels: Pixels,
-    build: &Build,
-) -> Result<Call<'static>> {
-    let network = models.parts.video_decoder_program(latents.dim().into(), pixels, build)?;
-    Call::new(executor, "video_decoder", &network, Inputs::default(), [("latents".to_string(), latents.into())])
-}
-
-/// Latents to `mel`.
-///
-/// # Errors
-/// As [`text_encoder`].
-pub fn audio_decoder(
-    models: &Model,
-    executor: &mut Executor,
-    latents: Array4<f32>,
-    build: &Build,
-) -> Result<Call<'static>> {
-    let network = models.parts.audio_decoder_program(latents.dim().into(), build)?;
-    Call::new(executor, "audio_decoder", &network, Inputs::default(), [("latents".to_string(), latents.into())])
-}
-
-/// The audio decoder's result, where it lies, to `audio`.
-///
-/// # Errors
-/// As [`text_encoder`]; a decoder without a mel spectrogram.
-pub fn vocoder<'a>(models: &Model, executor: &mut Executor, decoded: &'a Outputs, build: &Build) -> Result<Call<'a>> {
-    let mel = decoded.get("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
-    let dims = <[usize; 4]>::try_from(mel.dims().to_vec())
-        .map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
-    let network = models.parts.vocoder_program(dims, build)?;
-    Call::new(executor, "vocoder", &network, Inputs::default().share("mel", mel), [])
 }

@@ -1,17 +1,17 @@
 //! Where a request's time goes, stage by stage: what waits for the devices, and what the host does itself.
 
+use super::phase::{Phase};
 use std::time::{Duration, Instant};
 
 use super::error::Result;
 use super::executor::Executor;
-use super::text_to_video::Phase;
 use crate::runtime::{Distributed, Outputs};
 
 /// The time of a stage; compiling and loading left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseTime {
     /// Which.
-    pub stage: Phase,
+    pub phase: Phase,
     /// From the end of the stage before.
     pub total: Duration,
     /// The part of it in which nothing was left to do but wait for a program.
@@ -52,25 +52,24 @@ impl Clock {
     /// # Errors
     /// What went wrong on the device.
     pub fn wait_for<'a>(&mut self, mut results: impl Iterator<Item = &'a Distributed>) -> Result<()> {
-        Ok(self.during(|| results.try_for_each(Distributed::wait))?)
-    }
-
-    /// What `run` returns, all of its time as waiting: where a loop ends by what it computes, as the denoising loop does on
-    /// CUDA, starting a program is waiting for it.
-    pub fn during<T>(&mut self, run: impl FnOnce() -> T) -> T {
         let started = Instant::now();
-        let result = run();
-        self.waited += started.elapsed();
-        result
+        let waited = results.try_for_each(Distributed::wait);
+        self.waited_since(started);
+        Ok(waited?)
     }
 
-    /// Ends a stage.
-    pub fn ends(&mut self, stage: Phase, executor: &Executor) {
+    /// Counts what passed since `started` as waiting.
+    pub fn waited_since(&mut self, started: Instant) {
+        self.waited += started.elapsed();
+    }
+
+    /// Ends a phase.
+    pub fn ends(&mut self, phase: Phase, executor: &Executor) {
         let next = Clock { took: std::mem::take(&mut self.took), ..Clock::start(executor) };
         let total = next.since.duration_since(self.since).saturating_sub(next.set_up.saturating_sub(self.set_up));
         let device = self.waited;
         *self = next;
-        self.took.push(PhaseTime { stage, total, device });
+        self.took.push(PhaseTime { phase, total, device });
     }
 
     /// The stages that ended.

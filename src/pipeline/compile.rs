@@ -1,12 +1,12 @@
 //! `compile`: a program of a configuration, compiled for devices that need not be there, and what the compiler made of
 //! it.
 
+use super::setup;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::error::{PipelineError, Result};
 use super::programs::{ProgramKind, Programs};
-use super::request;
 use crate::analysis::{self, Chip, Module, Predicted, Report};
 use crate::config::{Config, shipped_layouts};
 use crate::hlo::Mesh;
@@ -184,7 +184,7 @@ pub fn key(config: &Config, options: &CompileOptions, machine: &Machine, modules
 }
 
 fn settled(config: &Config, machine: &Machine) -> Config {
-    request::settled(config, machine.target.kind().name(), &machine.version(), machine.devices.len())
+    setup::resolve(config, machine.target.kind().name(), &machine.version(), machine.devices.len())
 }
 
 struct Job<'a> {
@@ -254,7 +254,7 @@ impl Job<'_> {
 
     fn build(&self, config: &Config) -> Result<Build> {
         let m = self.machine;
-        request::build(config, m.devices.len(), m.target.kind().name(), &m.device_kind)
+        setup::build(config, m.devices.len(), m.target.kind().name(), &m.device_kind)
     }
 
     fn engine_options(&self, save: Option<&Path>) -> EngineOptions {

@@ -1,175 +1,155 @@
-//! One stage of denoising: noise, or noised latents of the stage before, to the clean latents of its size.
+//! One pass of denoising: noise, or noised latents of the pass before, to the clean latents of its size.
 
 use std::ops::Range;
 use std::rc::Rc;
 
-use ndarray::{Array3, Axis as Dim, Ix3, Ix4, Ix5};
+use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, Ix4, Ix5, s};
 
-use super::batch::{Batch, Dump, Noise};
-use super::calls::{self, Loop};
-use super::clock::Clock;
+use super::batch::{branch_text, pack};
+use super::calls::PassSpec;
+use super::conditions::ConditionTokens;
+use super::denoise_loop::DenoiseLoop;
 use super::error::{PipelineError, Result};
-use super::executor::Executor;
-use super::given::ConditionTokens;
-use super::loops::steps_loop;
-use super::model::Model;
+use super::phase::Phase;
 use super::programs::ProgramKind;
+use super::run::Run;
 use super::saved::Saved;
-use super::text_to_video::{Phase, Request, Settings, Shapes, Watch, branch_text, fixed, pack};
+use super::tensors::fixed;
 use crate::failpoint;
-use crate::nn::Build;
+use crate::request::{Request, Shapes};
 use crate::runtime::{Distributed, Outputs};
 use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::res2s::{self, StepNoise};
 use crate::tensor::Tensor;
 
-/// What a stage's programs and dumped tensors are called.
+/// Names of a pass' programs and dumped tensors.
 pub struct Names {
     prepare: ProgramKind,
     denoise: ProgramKind,
     dump: &'static str,
-    stage: Phase,
+    phase: Phase,
 }
 
-/// Of the only stage, and of the first of two.
+/// The only pass, or the first of two.
 pub const FIRST: Names =
-    Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: "", stage: Phase::Denoise };
-/// Of the second.
+    Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: "", phase: Phase::Denoise };
+/// The second pass.
 pub const SECOND: Names =
-    Names { prepare: ProgramKind::RefinePrepare, denoise: ProgramKind::Refine, dump: "stage_2.", stage: Phase::Refine };
+    Names { prepare: ProgramKind::RefinePrepare, denoise: ProgramKind::Refine, dump: "stage_2.", phase: Phase::Refine };
 
-/// A stage with everything on the devices but the text.
-pub struct Denoising<'a> {
+/// A pass with everything on the devices but the text.
+pub struct Pass<'a> {
     request: &'a Request,
-    /// What fixes its programs.
     shape: DenoiseShape,
-    /// Its latents.
-    pub shapes: Shapes,
-    steps_loop: Rc<Loop>,
-    given: Option<ConditionTokens>,
+    shapes: Shapes,
+    steps_loop: Rc<DenoiseLoop>,
+    conditions: Option<ConditionTokens>,
     start: [Tensor; 2],
     names: Names,
 }
 
-impl<'a> Denoising<'a> {
-    /// A stage of a batch, from noise, or from the normalised tokens of the stage before with as much noise as its first
-    /// level has. `noise` goes on where the stage before left it.
+impl Run<'_> {
+    /// A pass from noise, or from the normalised tokens of the pass before with as much noise as its first level has.
+    /// Noise goes on where the pass before left it.
     ///
     /// # Errors
-    /// A picture that cannot be used; what is wrong with program, parameters or device.
-    #[allow(clippy::too_many_arguments)] // What a stage is made of; each is used once.
-    pub fn new(
-        models: &Model,
-        executor: &mut Executor,
-        request: &'a Request,
-        batch: &Batch,
-        noise: &mut Noise,
+    /// An image that cannot be used; what is wrong with program, parameters or device.
+    pub fn begin<'r>(
+        &mut self,
+        request: &'r Request,
         before: Option<[Array3<f32>; 2]>,
-        build: &Build,
-        (names, dump): (Names, &mut Dump),
-    ) -> Result<Self> {
-        let prefix = names.dump;
-        let shapes = Shapes::of(&models.sizes, request)?;
-        let given = ConditionTokens::encode(models, executor, request, &shapes, build)?;
-        let shape = request.denoise_shape(&models.sizes, &shapes, batch.size());
-        let drawn = noise.draw(executor, &shapes, &models.sizes)?;
+        names: Names,
+    ) -> Result<Pass<'r>> {
+        let shapes = Shapes::of(&self.runner.model.sizes, request)?;
+        let conditions = self.runner.encode_conditions(request, &shapes)?;
+        let sizes = &self.runner.model.sizes;
+        let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
+        let drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes)?;
         let (video, audio) = (fixed::<_, Ix5>(drawn.video)?, fixed::<_, Ix4>(drawn.audio)?);
-        dump.keep_row(&format!("{prefix}noise.video"), &video, 1, 0);
-        dump.keep_row(&format!("{prefix}noise.audio"), &audio, 1, 0);
-        let [mut video, mut audio] = pack(models, &video, &audio)?;
+        self.dump.keep_row(&format!("{}noise.video", names.dump), &video, 1, 0);
+        self.dump.keep_row(&format!("{}noise.audio", names.dump), &audio, 1, 0);
+        let [mut video, mut audio] = pack(sizes, &video, &audio)?;
         if let Some(appended) = drawn.appended {
-            video = joined(&[&video, &fixed(appended)?])?;
+            video = concatenated(&video, &fixed(appended)?)?;
         }
         if let Some([old_video, old_audio]) = before {
-            let part = request.sigmas.first().copied().unwrap_or(1.0);
+            let part = *request.sigmas.first().expect("a schedule has a level");
             let blend = |noise: &mut Array3<f32>, old: &Array3<f32>| {
-                let mut own = noise.slice_mut(ndarray::s![.., ..old.shape()[1], ..]);
+                let mut own = noise.slice_mut(s![.., ..old.shape()[1], ..]);
                 own.zip_mut_with(old, |x, old| *x = *x * part + old * (1.0 - part));
             };
             blend(&mut video, &old_video);
             blend(&mut audio, &old_audio);
         }
-        if let Some(given) = &given {
-            given.blend(&mut video);
+        if let Some(conditions) = &conditions {
+            conditions.blend(&mut video);
         }
-        let of = (request, &shape, &shapes, given.as_ref());
-        let steps_loop = steps_loop(models, executor, names.denoise.name(), of, build)?;
-        Ok(Denoising { request, shape, shapes, steps_loop, given, start: [video, audio].map(Tensor::from), names })
+        let spec = PassSpec { request, shape: &shape, shapes: &shapes, conditions: conditions.as_ref() };
+        let steps_loop = self.runner.denoise_loop(names.denoise.name(), spec)?;
+        Ok(Pass { request, shape, shapes, steps_loop, conditions, start: [video, audio].map(Tensor::from), names })
     }
 
-    /// Runs all steps on the connectors' text: normalised tokens `[b, n, c]` and `[b, m, c]`, appended ones dropped. `sound`
-    /// is kept with the steps, where such are.
+    /// Runs all steps on the connectors' text: normalised tokens `[b, n, c]` and `[b, m, c]`, appended ones dropped.
+    /// `sound` is kept with the steps, where such are.
     ///
     /// # Errors
-    /// The plugin's message; [`PipelineError::Interrupted`] when `watch` says so; the stream whose latents are not finite,
-    /// and the step after which.
-    #[allow(clippy::too_many_arguments)] // What a stage runs on; each is used once.
-    pub fn run(
-        self,
-        models: &Model,
-        executor: &mut Executor,
-        text: &Outputs,
-        sound: Option<&Array3<f32>>,
-        settings: &Settings,
-        clock: &mut Clock,
-        watch: Watch,
-    ) -> Result<[Array3<f32>; 2]> {
-        let contexts = [branch_text(text, "video", &self.shape)?, branch_text(text, "audio", &self.shape)?];
-        let of = (self.request, &self.shape, &self.shapes, self.given.as_ref());
-        let prepare = calls::prepare(models, executor, self.names.prepare.name(), of, contexts, &settings.build)?;
-        let prepared = prepare.run(executor)?;
-        let latents = clock.during(|| self.steps(executor, &prepared, sound, settings, watch))?;
-        let own = self.shapes.tokens[0] - self.shapes.appended;
-        let [video, audio] = latents.map(fixed::<f32, Ix3>);
+    /// The plugin's message; [`PipelineError::Interrupted`] when the watch says so; the stream whose latents are not
+    /// finite, and the step after which.
+    pub fn denoise(&mut self, pass: Pass, text: &Outputs, sound: Option<&Array3<f32>>) -> Result<[Array3<f32>; 2]> {
+        let contexts = [branch_text(text, "video", &pass.shape)?, branch_text(text, "audio", &pass.shape)?];
+        let conditions = pass.conditions.as_ref();
+        let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
+        let prepare = self.runner.prepare(pass.names.prepare.name(), spec, contexts)?;
+        let prepared = prepare.run(&self.runner.executor)?;
+        // A loop ends by what it computes on CUDA: starting a program is waiting for it.
+        let started = std::time::Instant::now();
+        let latents = self.steps(&pass, &prepared, sound);
+        self.clock.waited_since(started);
+        let own = pass.shapes.tokens[0] - pass.shapes.appended;
+        let [video, audio] = latents?.map(fixed::<f32, Ix3>);
         let (mut video, audio) = (video?, audio?);
         if own < video.shape()[1] {
-            video = video.slice(ndarray::s![.., ..own, ..]).to_owned();
+            video = video.slice(s![.., ..own, ..]).to_owned();
         }
         Ok([video, audio])
     }
 
-    /// All evaluations, `settings.chunk` steps at a time.
-    fn steps(
-        &self,
-        executor: &Executor,
-        prepared: &Outputs,
-        sound: Option<&Array3<f32>>,
-        settings: &Settings,
-        watch: Watch,
-    ) -> Result<[ndarray::ArrayD<f32>; 2]> {
-        let steps = self.request.sigmas.len() - 1;
-        let sampler = self.shape.sampler;
+    /// All evaluations, `options.chunk` steps at a time.
+    fn steps(&mut self, pass: &Pass, prepared: &Outputs, sound: Option<&Array3<f32>>) -> Result<[ArrayD<f32>; 2]> {
+        let executor = &self.runner.executor;
+        let steps = pass.request.sigmas.len() - 1;
+        let sampler = pass.shape.sampler;
         let total = sampler.evaluations(steps);
-        let saving = settings.saving.as_ref();
+        let saving = self.options.saving.as_ref();
         let every = saving.and_then(|s| s.every());
         let size = match sampler {
-            Sampler::Euler => settings.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1),
+            Sampler::Euler => self.options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1),
             // A call takes the noise of one step.
             Sampler::Res2s => res2s::NOISES,
         };
         let mut noise = (sampler == Sampler::Res2s).then(StepNoise::default);
-        let (mut done, mut carried, mut latents) = match saving.and_then(|s| s.found(self.names.stage)) {
+        let (mut done, mut carried, mut latents) = match saving.and_then(|s| s.found(pass.names.phase)) {
             Some(saved) => {
-                let carried = self.steps_loop.go_on(executor, &saved.carried)?;
+                let carried = pass.steps_loop.go_on(executor, &saved.carried)?;
                 (saved.done, carried, [0, 1].map(|stream| saved.carried[stream].clone()))
             }
-            None => (0, self.steps_loop.start(executor, &self.start)?, self.start.clone()),
+            None => (0, pass.steps_loop.start(executor, &pass.start)?, pass.start.clone()),
         };
         // Noise goes on where the steps before left it.
         for _ in (0..done).step_by(res2s::NOISES) {
-            noise.as_mut().map(|n| n.step(self.tokens(0), self.tokens(1)));
+            noise.as_mut().map(|n| n.step(pass.tokens(0), pass.tokens(1)));
         }
         let mut kept = done;
         while done < total {
             let of_steps = done * steps / total;
-            let stop = watch(self.names.stage, of_steps, steps).is_break();
+            let stop = (self.watch)(pass.names.phase, of_steps, steps).is_break();
             if let Some((saving, every)) = saving.zip(every)
                 && done > kept
                 && (stop || done * steps / total >= kept * steps / total + every)
             {
                 let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
                 // A disk that is full is no reason to lose what runs well.
-                match saving.write(&Saved { stage: self.names.stage, done, carried, sound: sound.cloned() }) {
+                match saving.write(&Saved { phase: pass.names.phase, done, carried, sound: sound.cloned() }) {
                     Ok(()) => kept = done,
                     Err(error) => tracing::warn!("the steps are not kept: {error}"),
                 }
@@ -181,15 +161,15 @@ impl<'a> Denoising<'a> {
                 return Err(PipelineError::Interrupted(of_steps, steps));
             }
             let end = (done + size).min(total);
-            let noise = noise.as_mut().map(|n| n.step(self.tokens(0), self.tokens(1)));
-            tracing::debug!("{}: evaluations {} to {end} of {total}", self.names.stage.name(), done + 1);
-            let inputs = self.steps_loop.steps(executor, done, end, noise, self.shape.batch)?;
-            let run = || self.steps_loop.run(executor, prepared, &inputs, carried);
+            let noise = noise.as_mut().map(|n| n.step(pass.tokens(0), pass.tokens(1)));
+            tracing::debug!("{}: evaluations {} to {end} of {total}", pass.names.phase.name(), done + 1);
+            let inputs = pass.steps_loop.steps(executor, done, end, noise, pass.shape.batch)?;
+            let run = || pass.steps_loop.run(executor, prepared, &inputs, carried);
             carried = failpoint::within("step", of_steps, run)?;
             let before = std::mem::replace(&mut latents, latents_of(&carried)?);
             if let Some(stream) = not_finite(&latents) {
                 let step = match sampler {
-                    Sampler::Euler => self.first_not_finite(executor, prepared, &before, done..end)?,
+                    Sampler::Euler => pass.first_not_finite(executor, prepared, &before, done..end)?,
                     Sampler::Res2s => Some((stream, done)),
                 };
                 let (stream, at) = step.unwrap_or((stream, end - 1));
@@ -198,14 +178,16 @@ impl<'a> Denoising<'a> {
             }
             done = end;
         }
-        let _ = watch(self.names.stage, steps, steps);
+        let _ = (self.watch)(pass.names.phase, steps, steps);
         Ok(latents.map(Tensor::into_f32))
     }
+}
 
+impl Pass<'_> {
     /// The first of these steps by Euler after which a stream's latents are not finite: one at a time, again.
     fn first_not_finite(
         &self,
-        executor: &Executor,
+        executor: &super::executor::Executor,
         prepared: &Outputs,
         before: &[Tensor; 2],
         steps: Range<usize>,
@@ -229,9 +211,8 @@ impl<'a> Denoising<'a> {
 }
 
 /// Tokens of the same videos, one after the other.
-fn joined(parts: &[&Array3<f32>]) -> Result<Array3<f32>> {
-    let views: Vec<_> = parts.iter().map(|p| p.view()).collect();
-    ndarray::concatenate(Dim(1), &views).map_err(|e| PipelineError::Input(e.to_string()))
+fn concatenated(first: &Array3<f32>, second: &Array3<f32>) -> Result<Array3<f32>> {
+    ndarray::concatenate(Dim(1), &[first.view(), second.view()]).map_err(|e| PipelineError::Input(e.to_string()))
 }
 
 /// What the loop carries first: the latents of both streams.

@@ -84,6 +84,15 @@ pub enum PipelineError {
     Interrupted(usize, usize),
 }
 
+impl From<crate::request::RequestError> for PipelineError {
+    fn from(error: crate::request::RequestError) -> Self {
+        match error {
+            crate::request::RequestError::Usage(message) => PipelineError::Usage(message),
+            crate::request::RequestError::Sampling(error) => PipelineError::Sampling(error),
+        }
+    }
+}
+
 /// An error and its causes on one line; a cause that the error already tells is not told again.
 pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = String::new();

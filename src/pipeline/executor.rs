@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::error::{PipelineError, Result};
 use super::files::Files;
-use super::loops::Loops;
 use super::loras::Loras;
-use super::memory::{Keep, work};
+use super::origin::Weights;
+use super::residency::{Keep, work};
 use crate::hlo::Program;
 use crate::models::Network;
 use crate::runtime::{Distributed, Engine, Executable, Outputs, Parameters};
@@ -28,50 +28,11 @@ pub struct Executor {
     /// Weights of another stage in the place of some of those.
     parked: BTreeMap<u8, Parameters>,
     programs: HashMap<String, Rc<Executable>>,
-    /// Loops with what requests alike share.
-    pub(super) loops: Loops,
     /// Time spent reading and uploading parameters.
     pub load_time: Duration,
     /// Programs made ready since figures were last reset.
     made: Vec<Rc<Executable>>,
 }
-
-/// Where parameters come from.
-#[derive(Clone)]
-pub enum Weights {
-    /// A model's files.
-    Files(Rc<ModelSource>),
-    /// Random numbers made on the devices, drawn from a seed.
-    Random(u64),
-}
-
-impl From<Rc<ModelSource>> for Weights {
-    fn from(source: Rc<ModelSource>) -> Self {
-        Weights::Files(source)
-    }
-}
-
-impl Weights {
-    /// What the files hold of the transformer's blocks, and whether their header speaks of quantization.
-    ///
-    /// # Errors
-    /// The transformer's files cannot be read.
-    pub fn describe_blocks(&self) -> Result<String> {
-        let Weights::Files(source) = self else { return Ok("random numbers".into()) };
-        let checkpoint = source.checkpoint(Component::Transformer)?;
-        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-        for name in checkpoint.names().filter(|n| n.starts_with("transformer_blocks.") && n.ends_with(".weight")) {
-            *counts.entry(checkpoint.dtype_name(name).unwrap_or_default()).or_default() += 1;
-        }
-        let mut parts: Vec<String> =
-            counts.iter().map(|(dtype, count)| format!("{count} tensors of {dtype}")).collect();
-        parts.extend(checkpoint.metadata(QUANTIZATION).map(|_| format!("'{QUANTIZATION}' in the header")));
-        Ok(parts.join(", "))
-    }
-}
-
-/// Where a header says which tensors are quantized.
-const QUANTIZATION: &str = "_quantization_metadata";
 
 /// Tensors for one run, by argument name.
 #[derive(Default)]
@@ -112,7 +73,6 @@ impl Executor {
             parameters: Parameters::default(),
             parked: BTreeMap::new(),
             programs: HashMap::new(),
-            loops: Loops::default(),
             load_time: Duration::ZERO,
             made: Vec::new(),
         }

@@ -1,5 +1,8 @@
 //! `generate`: every video of a configuration, with programs compiled and weights loaded once.
 
+use super::phase::{Phase};
+use crate::request::{Request, Shapes};
+use crate::request;
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
@@ -17,10 +20,9 @@ use super::options::GenerateOptions;
 use super::processes;
 use super::programs::Programs;
 use super::report::{self, Outer};
-use super::request;
 use super::saved::Saving;
 use super::session::Session;
-use super::text_to_video::{Generated, Phase, Request, Settings, Shapes, text_to_videos};
+use super::text_to_video::{Generated, Settings, text_to_videos};
 use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
 use crate::runtime::processes::Group;
@@ -76,7 +78,7 @@ pub fn generate(
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| of_job(config, &models, job)).collect::<Result<Vec<_>>>()?;
     // Pictures that cannot be used are found before anything is loaded.
-    for given in requests.iter().flat_map(|request| &request.given) {
+    for given in requests.iter().flat_map(|request| &request.images) {
         media::read_picture(&given.path)?;
     }
     let mut started = Instant::now();

@@ -1,6 +1,7 @@
 //! What a run needs of each device's memory, planned before anything is loaded: from the programs as they are written and
 //! compiled, against what the device says is free.
 
+use super::setup;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -8,8 +9,8 @@ use std::sync::Arc;
 use super::compile::needed;
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
+use super::residency::{Keep, work};
 use super::programs::{ProgramKind, Programs};
-use super::request;
 use crate::config::{Config, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
 use crate::nn::Build;
@@ -18,17 +19,6 @@ use crate::runtime::{Executable, device_bytes};
 
 /// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
 const SPARE: f64 = 0.03;
-
-/// How many of the loaded parameters stay on the devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    /// All.
-    All,
-    /// As many as leave room, in so many bytes, for what is loaded and runs next.
-    Most(usize),
-    /// Those that the next program reads.
-    OneStage,
-}
 
 /// What a program needs on a device, in bytes.
 #[derive(Clone, Debug)]
@@ -50,14 +40,6 @@ pub struct Plan {
     components: BTreeMap<&'static str, usize>,
     /// What may be used, in bytes, where that is known.
     limit: Option<usize>,
-}
-
-/// Everything but parameters that a program needs on a device, in bytes.
-pub fn work(network: &Network, compiled: &Executable) -> usize {
-    let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
-    let memory = compiled.compiled().memory().unwrap_or_default();
-    let all = memory.arguments + memory.outputs - memory.aliased + memory.temporaries + memory.generated_code;
-    usize::try_from(all).unwrap_or(0).saturating_sub(parameters)
 }
 
 /// Arguments and results that are no parameters, in bytes on a device.
@@ -238,7 +220,7 @@ fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
 fn reckoned(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> Option<usize> {
     let engine = executor.engine();
     let kind = engine.devices()[0].kind();
-    let new = request::build(config, engine.devices().len(), &engine.platform(), kind).ok()?;
+    let new = setup::build(config, engine.devices().len(), &engine.platform(), kind).ok()?;
     if new.layout.mesh.devices() != build.layout.mesh.devices() {
         return None;
     }

@@ -1,5 +1,6 @@
 //! A model's parts: their configurations, and the program each becomes.
 
+use crate::request::{Shapes};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -11,7 +12,6 @@ use serde_json::{Value, json};
 use super::error::{PipelineError, Result};
 use super::executor::Weights;
 use super::origin::{self, Origin};
-use super::text_to_video::Shapes;
 use crate::config::{Config, Reference};
 use crate::hlo::{DType, Type};
 use crate::models::connectors::{self, ConnectorsConfig};
@@ -159,8 +159,29 @@ impl ModelConfigs {
         Ok(c)
     }
 
-    fn sizes<T: DeserializeOwned>(&self, part: Component) -> Result<T> {
-        self.read(part, |json| parse_config(part.folder(), json))
+    /// Ratios and channels of the video autoencoder.
+    ///
+    /// # Errors
+    /// As [`ModelConfigs::transformer`].
+    pub fn video_vae(&self) -> Result<video_vae::Geometry> {
+        self.read(Component::Vae, video_vae::Geometry::from_json)
+    }
+
+    /// Ratios and channels of the audio autoencoder.
+    ///
+    /// # Errors
+    /// As [`ModelConfigs::transformer`].
+    pub fn audio_vae(&self) -> Result<audio_vae::Geometry> {
+        self.read(Component::AudioVae, audio_vae::Geometry::from_json)
+    }
+
+    /// Sizes that requests are checked against.
+    ///
+    /// # Errors
+    /// A missing or unusable component, by name.
+    pub fn sizes(&self) -> Result<ModelSizes> {
+        let (vae, audio) = (self.video_vae()?, self.audio_vae()?);
+        Ok(ModelSizes::new(self.transformer()?, &self.connectors()?, &vae, &audio))
     }
 
     /// Prompts `[rows, tokens]` to `prompt_embeds`: projected, or the stack of hidden states.
@@ -262,7 +283,7 @@ impl ModelConfigs {
                 vec![transformer::program(&c, &shape, &build)?]
             }
             Component::Vae => {
-                let v: VaeSizes = self.sizes(part)?;
+                let v = self.video_vae()?;
                 let (frames, side) = (1 + v.temporal(), 4 * v.spatial());
                 vec![
                     self.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, &build)?,
@@ -270,7 +291,7 @@ impl ModelConfigs {
                 ]
             }
             Component::AudioVae => {
-                let a: AudioSizes = self.sizes(part)?;
+                let a = self.audio_vae()?;
                 vec![self.audio_decoder_program([1, 0, 2, a.latent_bins()], &build)?]
             }
             Component::Vocoder => {
@@ -301,138 +322,9 @@ impl ModelConfigs {
 
     fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
         Ok(match part {
-            Component::Vae => Some(self.sizes::<VaeSizes>(part)?.latent_channels),
-            Component::AudioVae => Some(self.sizes::<AudioSizes>(part)?.base_channels),
+            Component::Vae => Some(self.video_vae()?.latent_channels),
+            Component::AudioVae => Some(self.audio_vae()?.base_channels),
             _ => None,
-        })
-    }
-}
-
-/// What the host needs of `vae/config.json`; defaults are the reference class' own.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
-struct VaeSizes {
-    latent_channels: usize,
-    spatial_compression_ratio: Option<usize>,
-    temporal_compression_ratio: Option<usize>,
-    spatio_temporal_scaling: Vec<bool>,
-    patch_size: usize,
-    patch_size_t: usize,
-    scaling_factor: f32,
-}
-
-impl Default for VaeSizes {
-    fn default() -> Self {
-        VaeSizes {
-            latent_channels: 128,
-            spatial_compression_ratio: None,
-            temporal_compression_ratio: None,
-            spatio_temporal_scaling: vec![true; 4],
-            patch_size: 4,
-            patch_size_t: 1,
-            scaling_factor: 1.0,
-        }
-    }
-}
-
-impl VaeSizes {
-    /// The ratio that is given, else the reference's formula: a doubling for every scaling stage.
-    fn ratio(&self, given: Option<usize>, patch: usize) -> usize {
-        let doublings = self.spatio_temporal_scaling.iter().filter(|s| **s).count();
-        given.unwrap_or(patch << doublings).max(1)
-    }
-
-    fn spatial(&self) -> usize {
-        self.ratio(self.spatial_compression_ratio, self.patch_size)
-    }
-
-    fn temporal(&self) -> usize {
-        self.ratio(self.temporal_compression_ratio, self.patch_size_t)
-    }
-}
-
-/// What the host needs of `audio_vae/config.json`; defaults are the reference class' own.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
-struct AudioSizes {
-    base_channels: usize,
-    latent_channels: usize,
-    sample_rate: usize,
-    mel_hop_length: usize,
-    mel_bins: Option<usize>,
-}
-
-impl Default for AudioSizes {
-    fn default() -> Self {
-        AudioSizes {
-            base_channels: 128,
-            latent_channels: 8,
-            sample_rate: 16000,
-            mel_hop_length: 160,
-            mel_bins: Some(64),
-        }
-    }
-}
-
-impl AudioSizes {
-    fn bins(&self) -> usize {
-        self.mel_bins.unwrap_or(64)
-    }
-
-    fn latent_bins(&self) -> usize {
-        self.bins() / AUDIO_COMPRESSION
-    }
-}
-
-/// What a request's programs are written from: a model's configurations alone, no weights.
-pub struct Sizes {
-    /// Sizes of the transformer.
-    pub transformer: TransformerConfig,
-    /// Video sizes to latents to tokens.
-    pub video_grid: VideoGrid,
-    /// Channels of video latents.
-    pub video_channels: usize,
-    /// Durations to latents.
-    pub audio_grid: AudioGrid,
-    /// Channels of audio latents.
-    pub audio_channels: usize,
-    /// Channels of the projected text.
-    pub text_width: usize,
-    /// Channels of the connectors' two results.
-    pub text_channels: [usize; 2],
-    /// The smallest prompt length; every legal one is a multiple of it.
-    pub token_multiple: usize,
-}
-
-impl Sizes {
-    /// Reads the configurations.
-    ///
-    /// # Errors
-    /// A missing or unusable part, by name.
-    pub fn of(parts: &ModelConfigs) -> Result<Self> {
-        let transformer = parts.transformer()?;
-        let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
-        let connectors = parts.connectors()?;
-        Ok(Sizes {
-            video_grid: VideoGrid {
-                spatial_compression: vae.spatial(),
-                temporal_compression: vae.temporal(),
-                patch_size: transformer.patch_size,
-                patch_size_t: transformer.patch_size_t,
-            },
-            video_channels: vae.latent_channels,
-            audio_grid: AudioGrid {
-                sampling_rate: audio.sample_rate,
-                hop_length: audio.mel_hop_length,
-                temporal_compression: AUDIO_COMPRESSION,
-                mel_bins: audio.bins(),
-                mel_compression: AUDIO_COMPRESSION,
-            },
-            audio_channels: audio.latent_channels,
-            text_width: connectors.text_width(),
-            text_channels: connectors.widths(),
-            token_multiple: connectors.token_multiple(),
-            transformer,
         })
     }
 }
@@ -442,7 +334,7 @@ pub struct Model {
     /// The configurations, which become programs.
     pub parts: ModelConfigs,
     /// What the programs are written from.
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     /// The model's own schedule.
     pub scheduler: FlowMatch,
     /// Tokenizer.
@@ -455,24 +347,6 @@ pub struct Model {
     pub sample_rate: usize,
     /// Where the parameters come from.
     pub weights: Weights,
-}
-
-/// The grids that token positions come from, by the transformer's configuration alone.
-pub fn coordinate_grids(c: &TransformerConfig) -> (VideoGrid, AudioGrid) {
-    let video = VideoGrid {
-        spatial_compression: c.vae_scale_factors[1],
-        temporal_compression: c.vae_scale_factors[0],
-        patch_size: c.patch_size,
-        patch_size_t: c.patch_size_t,
-    };
-    let audio = AudioGrid {
-        sampling_rate: c.audio_sampling_rate,
-        hop_length: c.audio_hop_length,
-        temporal_compression: c.audio_scale_factor,
-        mel_bins: 1,
-        mel_compression: 1,
-    };
-    (video, audio)
 }
 
 impl Model {
@@ -514,7 +388,7 @@ impl Model {
             let message = format!("the tokenizer has {ids} ids, the text encoder knows {vocabulary}");
             return Err(PipelineError::Input(message));
         }
-        let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
+        let (vae, audio) = (parts.video_vae()?, parts.audio_vae()?);
         let plain = |length: usize, scaling_factor: f32| Statistics {
             mean: vec![0.0; length],
             std: vec![1.0; length],
@@ -531,7 +405,7 @@ impl Model {
     pub fn open(source: &Rc<ModelSource>) -> Result<Self> {
         source.require(&TEXT_TO_VIDEO)?;
         let parts = ModelConfigs::of(source);
-        let (vae, audio): (VaeSizes, AudioSizes) = (parts.sizes(Component::Vae)?, parts.sizes(Component::AudioVae)?);
+        let (vae, audio) = (parts.video_vae()?, parts.audio_vae()?);
         // Headers are read now, so that a damaged file is found before anything has run.
         for part in TEXT_TO_VIDEO.into_iter().filter(|p| p.weights_stem().is_some()) {
             source.checkpoint(part)?;
@@ -567,7 +441,7 @@ impl Model {
             audio_statistics,
             sample_rate: parts.vocoder()?.output_sampling_rate,
             scheduler: FlowMatch::from_json(&scheduler, &file)?,
-            sizes: Sizes::of(&parts)?,
+            sizes: parts.sizes()?,
             parts,
             weights,
         })
@@ -588,16 +462,5 @@ impl Model {
                 "fingerprint": self.parts.origin().random_fingerprint(*seed)?,
             }),
         })
-    }
-
-    /// Token bounds of a request, `[1, 3, n, 2]` and `[1, 1, m, 2]`.
-    pub fn coords(&self, shapes: &Shapes, frame_rate: f64) -> [Array4<f32>; 2] {
-        let c = &self.sizes.transformer;
-        let (video, audio) = coordinate_grids(c);
-        let offset = c.causal_offset as i64;
-        [
-            video.coords(&shapes.video, c.vae_scale_factors, offset, frame_rate),
-            audio.coords(1, shapes.audio.length, c.audio_scale_factor, c.audio_patch_size_t, offset),
-        ]
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::saved::Saving;
 use crate::config::Job;
 
 /// The parts of `ltx2 generate`'s command line that do not change what is generated.
@@ -25,4 +26,15 @@ pub struct GenerateOptions {
     pub resume: bool,
     /// Results are printed as JSON instead of as paths.
     pub json: bool,
+}
+
+/// How a batch of requests is run.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Steps run at a time; `None` for all.
+    pub chunk: Option<usize>,
+    /// Keeps the intermediate tensors.
+    pub dump: bool,
+    /// Keeps the steps behind it in a file, or goes on from such.
+    pub saving: Option<Saving>,
 }

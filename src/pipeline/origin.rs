@@ -1,13 +1,13 @@
 //! Where a configuration's model is read from: its files on this machine, or the configuration that this program
 //! carries of it.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::{PipelineError, Result};
-use super::executor::Weights;
 use crate::config::{Config, WeightSource};
 use crate::models::presets::Preset;
 use crate::weights::{Component, ModelSource, Overrides};
@@ -115,3 +115,40 @@ fn files(config: &Config) -> Result<Rc<ModelSource>> {
     };
     Ok(Rc::new(ModelSource::open(&m.path, &overrides)?))
 }
+
+/// Where parameters come from.
+#[derive(Clone)]
+pub enum Weights {
+    /// A model's files.
+    Files(Rc<ModelSource>),
+    /// Random numbers made on the devices, drawn from a seed.
+    Random(u64),
+}
+
+impl From<Rc<ModelSource>> for Weights {
+    fn from(source: Rc<ModelSource>) -> Self {
+        Weights::Files(source)
+    }
+}
+
+impl Weights {
+    /// What the files hold of the transformer's blocks, and whether their header speaks of quantization.
+    ///
+    /// # Errors
+    /// The transformer's files cannot be read.
+    pub fn describe_blocks(&self) -> Result<String> {
+        let Weights::Files(source) = self else { return Ok("random numbers".into()) };
+        let checkpoint = source.checkpoint(Component::Transformer)?;
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for name in checkpoint.names().filter(|n| n.starts_with("transformer_blocks.") && n.ends_with(".weight")) {
+            *counts.entry(checkpoint.dtype_name(name).unwrap_or_default()).or_default() += 1;
+        }
+        let mut parts: Vec<String> =
+            counts.iter().map(|(dtype, count)| format!("{count} tensors of {dtype}")).collect();
+        parts.extend(checkpoint.metadata(QUANTIZATION).map(|_| format!("'{QUANTIZATION}' in the header")));
+        Ok(parts.join(", "))
+    }
+}
+
+/// Where a header says which tensors are quantized.
+const QUANTIZATION: &str = "_quantization_metadata";

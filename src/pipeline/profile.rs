@@ -66,7 +66,7 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
         return Err(RuntimeError::from(Error::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
     let request = of_job(config, &models, job)?;
-    if !request.given.is_empty() {
+    if !request.images.is_empty() {
         return Err(PipelineError::Usage(
             "profile records requests without given frames; leave request.images empty".into(),
         ));

@@ -1,12 +1,11 @@
 //! The programs of a request, written without weights or a device: to compile them ahead of time and look at them.
 
+use crate::request::{ModelSizes, Request, Shapes, Tiling};
+use crate::request;
 use super::batch::videos_at_once;
 use super::error::{PipelineError, Result};
-use super::model::{ModelConfigs, Sizes};
+use super::model::ModelConfigs;
 use super::origin::Origin;
-use super::request;
-use super::text_to_video::{Request, Shapes};
-use super::tiles::Tiling;
 use crate::config::{Config, Job};
 use crate::models::Network;
 use crate::models::connectors::Input;
@@ -109,7 +108,7 @@ impl ProgramKind {
 /// A request whose programs can be written.
 pub struct Programs {
     parts: ModelConfigs,
-    sizes: Sizes,
+    sizes: ModelSizes,
     /// The stages' own requests.
     first: Request,
     second: Option<Request>,
@@ -128,7 +127,7 @@ impl Programs {
     pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
         let origin = Origin::of(config)?;
         let (parts, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
-        let whole = Sizes::of(&parts)?;
+        let whole = parts.sizes()?;
         let mut request = request::of_job(config, &whole, &Job { index: 0, prompt: String::new(), seed: 0 })?;
         let of = |parts, sizes, request: Request| {
             let (first, second) = request.passes();
@@ -143,7 +142,7 @@ impl Programs {
         // Which block is perturbed changes no work.
         request.stg_blocks.iter_mut().for_each(|b| *b = (*b).min(layers - 1));
         request.stg_blocks.dedup();
-        let sizes = Sizes::of(&parts)?;
+        let sizes = parts.sizes()?;
         Ok(of(parts, sizes, request))
     }
 
@@ -180,7 +179,7 @@ impl Programs {
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
         let two = self.second.is_some();
-        let pictures = !self.first.given.is_empty();
+        let pictures = !self.first.images.is_empty();
         ProgramKind::RUN.into_iter().filter(move |kind| match kind {
             ProgramKind::Upsampler | ProgramKind::RefinePrepare | ProgramKind::Refine => two,
             ProgramKind::VideoEncoder => pictures,
@@ -230,7 +229,7 @@ impl Programs {
                 parts.video_decoder_program([batch, v.channels, f, h, w], pixels, build)
             }
             ProgramKind::VideoEncoder => {
-                let frames = if self.first.given.is_empty() { r.num_frames } else { 1 };
+                let frames = if self.first.images.is_empty() { r.num_frames } else { 1 };
                 parts.video_encoder_program([v.batch, 3, frames, r.height, r.width], build)
             }
             ProgramKind::AudioDecoder => parts.audio_decoder_program([batch, a.channels, a.length, a.mel_bins], build),

@@ -1,5 +1,6 @@
 //! What a run tells afterwards: the table of its stages, and the same as JSON.
 
+use super::phase::{Phase};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::clock::PhaseTime;
 use super::executor::Executor;
-use super::text_to_video::{Generated, Phase};
+use super::text_to_video::Generated;
 use crate::runtime::Origin;
 
 /// Times of a run beside those of its stages.

@@ -1,5 +1,6 @@
 //! The steps that a run has behind it, kept in a file, so that an ended run goes on where it was instead of from noise.
 
+use super::phase::{Phase};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -10,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::error::{PipelineError, Result};
 use super::model::Model;
 use super::tensors;
-use super::text_to_video::{Phase, fixed};
+use super::text_to_video::fixed;
 use crate::config::{Config, Job};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;

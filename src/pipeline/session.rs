@@ -1,5 +1,6 @@
 //! A configuration's devices, with everything compiled and loaded so far.
 
+use super::setup;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -10,7 +11,6 @@ use super::executor::Executor;
 use super::loras::Loras;
 use super::model::Model;
 use super::programs::Programs;
-use super::request;
 use crate::config::Config;
 use crate::nn::Build;
 use crate::runtime::processes::Group;
@@ -37,7 +37,7 @@ impl Session {
     /// # Errors
     /// No such platform; what is wrong with the layout.
     pub fn start(config: &Config, models: &Model, group: Option<&Arc<Group>>) -> Result<Self> {
-        Session::start_with(config, models, group, request::engine_options(config))
+        Session::start_with(config, models, group, setup::engine_options(config))
     }
 
     /// The same, with programs whose trace tells their operations apart.
@@ -56,7 +56,7 @@ impl Session {
         engine_options: EngineOptions,
     ) -> Result<Self> {
         let choice = config.platform().map_err(PipelineError::Input)?;
-        let options = request::platform_options(config, group.map(|group| &**group))?;
+        let options = setup::platform_options(config, group.map(|group| &**group))?;
         let (plugin, client) = platform::open_with(&choice, &options)?;
         let version = client.platform_version().unwrap_or_default();
         let versions = json!({
@@ -73,11 +73,11 @@ impl Session {
         executor.keep_loras(Loras::open(&config.model.loras)?)?;
         let devices = executor.engine().devices();
         let (platform, count) = (executor.engine().platform(), devices.len());
-        let config = request::settled(config, &platform, &version, count);
-        let build = request::build(&config, count, &platform, devices[0].kind())?;
+        let config = setup::resolve(config, &platform, &version, count);
+        let build = setup::build(&config, count, &platform, devices[0].kind())?;
         whole_mesh(&config, &build, executor.engine())?;
         Programs::of(&config, None)?.check(&build)?;
-        request::log_weights(config.runtime.weights, &models.weights)?;
+        setup::log_weights(config.runtime.weights, &models.weights)?;
         Ok(Session { config, executor, build, versions, first })
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use ndarray::{Array, ArrayD, Dimension};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
@@ -62,4 +63,9 @@ fn dtype(dtype: DType) -> Dtype {
         DType::F32 => Dtype::F32,
         DType::F64 => Dtype::F64,
     }
+}
+
+/// An array of a rank that is known.
+pub(super) fn fixed<A, D: Dimension>(a: ArrayD<A>) -> Result<Array<A, D>> {
+    a.into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))
 }

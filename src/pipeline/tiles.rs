@@ -1,140 +1,32 @@
-//! Latents decoded piece by piece, where a whole video does not fit: overlapping tiles in space and time, blended by linear
-//! ramps (the official pipelines' tiling).
+//! Latents decoded tile by tile, where a whole video does not fit.
 
 use ndarray::{Array5, ArrayViewMut5, Axis as Dim, s};
 
-use super::calls;
 use super::clock::Clock;
-use super::error::{PipelineError, Result};
-use super::executor::Executor;
-use super::model::Model;
+use super::error::Result;
+use super::runner::Runner;
+use super::tensors::fixed;
 use crate::models::video_vae::Pixels;
-use crate::nn::Build;
-
-/// Sizes of tiles. Of a picture's two sides the longer is cut into tiles of `pixels`, the other in proportion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tiling {
-    /// Pixels of a tile's longer side.
-    pub pixels: usize,
-    /// Pixels that neighbours share.
-    pub overlap: usize,
-    /// Frames of a tile.
-    pub frames: usize,
-    /// Frames that neighbours share.
-    pub frame_overlap: usize,
-}
-
-/// A part of one axis: what is cut from the latents, where it goes, and how much of it counts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Part {
-    /// Latents.
-    pub from: [usize; 2],
-    /// Pixels or frames.
-    pub to: [usize; 2],
-    /// Between 0 and 1, one for each of `to`.
-    pub weights: Vec<f32>,
-}
-
-/// Tiles of `size` latents that share `overlap`, each as `[start, end, left ramp, right ramp]`.
-fn cut(length: usize, size: usize, overlap: usize) -> Vec<[usize; 4]> {
-    if length <= size {
-        return vec![[0, length, 0, 0]];
-    }
-    let step = size - overlap;
-    let count = (length - overlap).div_ceil(step);
-    let ramp = |inside: bool| if inside { overlap } else { 0 };
-    let tile = |i: usize| {
-        let end = if i + 1 == count { length } else { i * step + size };
-        [i * step, end, ramp(i > 0), ramp(i + 1 < count)]
-    };
-    (0..count).map(tile).collect()
-}
-
-/// Weights that rise over `left` and fall over `right`. A rise has no end point of its own, but where it starts from zero.
-fn trapezoid(length: usize, left: usize, right: usize, from_zero: bool) -> Vec<f32> {
-    let rise = |i: usize| match from_zero {
-        true => i as f32 / left as f32,
-        false => (i + 1) as f32 / (left + 1) as f32,
-    };
-    let fall = |i: usize| (length - i) as f32 / (right + 1) as f32;
-    let (left, right) = (left.min(length), right.min(length));
-    let at = |i: usize| {
-        let up = if i < left { rise(i) } else { 1.0 };
-        let down = if i >= length - right { fall(i) } else { 1.0 };
-        up * down
-    };
-    (0..length).map(at).collect()
-}
-
-impl Tiling {
-    /// ModelConfigs of the rows or columns, `length` latents of `scale` pixels in a picture whose longer side is `longest`.
-    pub fn side(&self, length: usize, longest: usize, scale: usize) -> Vec<Part> {
-        let overlap = self.overlap / scale;
-        let proportion = (self.pixels / scale) as f64 * length as f64 / longest as f64;
-        // Half to even, as the reference rounds.
-        let size = (proportion.round_ties_even() as usize).max(2).max(overlap + 1);
-        let part = |[start, end, left, right]: [usize; 4]| Part {
-            from: [start, end],
-            to: [start * scale, end * scale],
-            weights: trapezoid((end - start) * scale, left * scale, right * scale, false),
-        };
-        cut(length, size, overlap).into_iter().map(part).collect()
-    }
-
-    /// ModelConfigs of the time, `length` latents of `scale` frames but for the first, which is one frame. Every tile but the first
-    /// begins a latent earlier: its own first latent is one frame, too.
-    pub fn time(&self, length: usize, scale: usize) -> Vec<Part> {
-        let part = |[start, end, left, right]: [usize; 4]| {
-            let (start, left) = if start > 0 { (start - 1, left + 1) } else { (start, left) };
-            let to = [start * scale, 1 + (end - 1) * scale];
-            let left = if left == 0 { 0 } else { 1 + (left - 1) * scale };
-            Part { from: [start, end], to, weights: trapezoid(to[1] - to[0], left, right * scale, true) }
-        };
-        cut(length, self.frames / scale, self.frame_overlap / scale).into_iter().map(part).collect()
-    }
-
-    /// The parts of latents `[frames, rows, columns]`, by axis.
-    pub fn parts(&self, [f, h, w]: [usize; 3], spatial: usize, temporal: usize) -> [Vec<Part>; 3] {
-        let longest = h.max(w);
-        [self.time(f, temporal), self.side(h, longest, spatial), self.side(w, longest, spatial)]
-    }
-
-    /// The largest tile of such latents.
-    pub fn largest(&self, size: [usize; 3], spatial: usize, temporal: usize) -> [usize; 3] {
-        self.parts(size, spatial, temporal).map(|parts| parts.iter().map(|p| p.from[1] - p.from[0]).max().unwrap_or(1))
-    }
-}
+use crate::request::{Tile, Tiling};
 
 /// Un-normalised latents `[b, c, f, h, w]` to a video `[b, 3, frames, height, width]`, -1..1, tile by tile.
 ///
 /// # Errors
 /// What is wrong with program or device.
-pub fn decode(
-    models: &Model,
-    executor: &mut Executor,
-    latents: &Array5<f32>,
-    tiling: &Tiling,
-    build: &Build,
-    clock: &mut Clock,
-) -> Result<Array5<f32>> {
+pub fn decode(runner: &mut Runner, latents: &Array5<f32>, tiling: &Tiling, clock: &mut Clock) -> Result<Array5<f32>> {
     let (batch, _, f, h, w) = latents.dim();
-    let grid = &models.sizes.video_grid;
+    let grid = &runner.model.sizes.video_grid;
     let [time, rows, columns] = tiling.parts([f, h, w], grid.spatial_compression, grid.temporal_compression);
-    let size = |parts: &[Part]| parts.last().map_or(0, |p| p.to[1]);
+    let size = |parts: &[Tile]| parts.last().map_or(0, |p| p.to[1]);
     let mut video = Array5::zeros((batch, 3, size(&time), size(&rows), size(&columns)));
     let mut sums = Array5::zeros((1, 1, size(&time), size(&rows), size(&columns)));
     for t in &time {
         for y in &rows {
             for x in &columns {
                 let tile = latents.slice(s![.., .., t.from[0]..t.from[1], y.from[0]..y.from[1], x.from[0]..x.from[1]]);
-                let call = calls::video_decoder(models, executor, tile.to_owned(), Pixels::Values, build)?;
-                let decoded = call.run(executor)?;
+                let decoded = runner.video_decoder(tile.to_owned(), Pixels::Values)?.run(&runner.executor)?;
                 clock.wait(&decoded)?;
-                let decoded: Array5<f32> = decoded
-                    .tensor("video")?
-                    .into_f32()
-                    .into_dimensionality()
-                    .map_err(|e| PipelineError::Input(e.to_string()))?;
+                let decoded: Array5<f32> = fixed(decoded.tensor("video")?.into_f32())?;
                 let place = s![.., .., t.to[0]..t.to[1], y.to[0]..y.to[1], x.to[0]..x.to[1]];
                 add(video.slice_mut(place), &decoded, [t, y, x]);
                 add(sums.slice_mut(place), &Array5::ones((1, 1, 1, 1, 1)), [t, y, x]);
@@ -146,7 +38,7 @@ pub fn decode(
 }
 
 /// Adds what is decoded, or one number, with its weights.
-fn add(mut to: ArrayViewMut5<f32>, from: &Array5<f32>, [t, y, x]: [&Part; 3]) {
+fn add(mut to: ArrayViewMut5<f32>, from: &Array5<f32>, [t, y, x]: [&Tile; 3]) {
     let Some(from) = from.broadcast(to.dim()) else { return };
     for (i, (mut to, from)) in to.axis_iter_mut(Dim(2)).zip(from.axis_iter(Dim(2))).enumerate() {
         for (j, (mut to, from)) in to.axis_iter_mut(Dim(2)).zip(from.axis_iter(Dim(2))).enumerate() {
@@ -156,40 +48,5 @@ fn add(mut to: ArrayViewMut5<f32>, from: &Array5<f32>, [t, y, x]: [&Part; 3]) {
                 to.zip_mut_with(&from, |to, v| *to += v * weight);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tiles_overlap_and_end_where_the_latents_do() {
-        assert_eq!(cut(5, 8, 2), [[0, 5, 0, 0]]);
-        assert_eq!(cut(24, 10, 2), [[0, 10, 0, 2], [8, 18, 2, 2], [16, 24, 2, 0]]);
-        assert_eq!(cut(25, 10, 2).last(), Some(&[16, 25, 2, 0]));
-    }
-
-    /// Of the reference's own example: tiles of 24 that share 8 begin at 0, 15, 31.
-    #[test]
-    fn later_tiles_in_time_begin_a_latent_earlier() {
-        let tiling = Tiling { pixels: 64, overlap: 0, frames: 24 * 8, frame_overlap: 8 * 8 };
-        let starts: Vec<[usize; 2]> = tiling.time(56, 8).iter().map(|p| p.from).collect();
-        assert_eq!(starts, [[0, 24], [15, 40], [31, 56]]);
-        let second = &tiling.time(56, 8)[1];
-        assert_eq!((second.to, second.weights[0], second.weights.len()), ([120, 313], 0.0, 193));
-    }
-
-    #[test]
-    fn weights_of_neighbours_sum_to_one_in_space() {
-        let tiling = Tiling { pixels: 128, overlap: 64, frames: 16, frame_overlap: 8 };
-        let parts = tiling.side(6, 6, 32);
-        let mut sum = vec![0.0; 192];
-        for part in &parts {
-            for (at, weight) in (part.to[0]..part.to[1]).zip(&part.weights) {
-                sum[at] += weight;
-            }
-        }
-        assert!(parts.len() > 1 && sum.iter().all(|s| (s - 1.0f32).abs() < 1e-6), "{sum:?}");
     }
 }

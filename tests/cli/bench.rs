@@ -1,5 +1,6 @@
 //! Random weights made on the device, and `ltx2 bench`, on the CPU plugin.
 
+use ltx2::pipeline::setup;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Output;
@@ -17,7 +18,6 @@ use ltx2::nn::{Build, Init, Lowering, Param};
 use ltx2::pipeline::executor::{Executor, Weights};
 use ltx2::pipeline::model::ModelConfigs;
 use ltx2::pipeline::programs::Programs;
-use ltx2::pipeline::request;
 use ltx2::runtime::{Engine, EngineOptions, RandomProgram, compile_options, random_programs};
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::Branch;
@@ -296,7 +296,7 @@ fn the_programs_of_a_run_are_timed_and_compared() {
     // What is timed is what is compiled ahead of time, and so what `generate` executes.
     let config = load(&Given { file: Some(support::tiny().into()), ..Given::default() }).expect("valid").config;
     let written = Programs::of(&config, None).expect("a model");
-    let build = request::build(&config, 1, "cpu", "").expect("a build");
+    let build = setup::build(&config, 1, "cpu", "").expect("a build");
     for kind in written.kinds() {
         let name = if kind.name() == "denoise" { "denoise_loop" } else { kind.name() };
         let hash = written.network(kind, &build).expect("builds").program.hash();

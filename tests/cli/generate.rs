@@ -1,5 +1,6 @@
 //! The command itself: a random model to a video with sound, repeats, several videos, and bad input.
 
+use ltx2::pipeline::setup;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -8,7 +9,6 @@ use crate::support::single_file::TINY;
 use crate::support::{self, QUICK, full, needs};
 use ltx2::config::{Given, SamplerKind, load};
 use ltx2::pipeline::programs::Programs;
-use ltx2::pipeline::request;
 use serde_json::Value;
 
 const PICTURE: &str = "tests/fixtures/images/shapes.png";
@@ -104,7 +104,7 @@ fn every_preset_runs_at_small_size() {
         let kind = if *pipeline == "hq" { SamplerKind::Res2s } else { SamplerKind::Euler };
         assert_eq!(config.sampler.kind, kind, "{preset}");
         let programs = Programs::of(&config, None).expect("a model");
-        let build = request::build(&config, 1, "cpu", "").expect("a build");
+        let build = setup::build(&config, 1, "cpu", "").expect("a build");
         let hash = |kind| programs.network(kind, &build).expect("builds").program.hash();
         let hashes: BTreeMap<&str, String> = programs.kinds().map(|kind| (kind.name(), hash(kind))).collect();
         let two = hashes.contains_key("refine") && hashes.contains_key("upsampler");

@@ -6,6 +6,7 @@ mod hear;
 #[path = "meaning/see.rs"]
 mod see;
 
+use ltx2::request::{Request};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -18,7 +19,7 @@ use ltx2::media::read_png;
 use ltx2::pipeline::generate::of_job;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::session::Session;
-use ltx2::pipeline::text_to_video::{Generated, Request, Settings, text_to_video};
+use ltx2::pipeline::text_to_video::{Generated, Settings, text_to_video};
 use ltx2::sampling::guidance::Scales;
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
@@ -74,7 +75,7 @@ impl Studio {
     fn make(&mut self, request: &Request) -> Generated {
         let settings = Settings { build: self.session.build.clone(), chunk: None, dump: true, saving: None };
         let go_on = &mut |_, _, _| ControlFlow::Continue(());
-        text_to_video(&self.models, &mut self.session.stages, request, &settings, go_on).expect("runs")
+        text_to_video(&self.models, &mut self.session.executor, request, &settings, go_on).expect("runs")
     }
 
     /// Makes a clip of each prompt, changed by `change`, and counts what is as it should be.

@@ -1,6 +1,7 @@
 //! An ended run that goes on gives the bytes of one that was left alone, in every stage and with every sampler; and what
 //! becomes of a video that cannot be written.
 
+use ltx2::pipeline::phase::{Phase};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,6 @@ use ltx2::config::{Given, Job, load};
 use ltx2::pipeline::generate::{Finished, Observer, generate};
 use ltx2::pipeline::options::GenerateOptions;
 use ltx2::pipeline::saved;
-use ltx2::pipeline::text_to_video::Phase;
 
 /// Ends the run when a stage has so many steps behind it; remembers where each stage began.
 #[derive(Default)]

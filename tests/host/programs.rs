@@ -1,11 +1,11 @@
 //! The programs of every preset, pipeline, layout and platform, by hash: a change of structure changes none of them.
 
+use ltx2::pipeline::setup;
 use std::fmt::Write as _;
 
 use crate::support::{LAYOUTS, devices_of, needs};
 use ltx2::config::{Config, Given, load};
 use ltx2::pipeline::programs::{ProgramKind, Programs};
-use ltx2::pipeline::request;
 use sha2::{Digest, Sha256};
 
 const PICTURE: &str = "tests/fixtures/images/shapes.png";
@@ -159,7 +159,7 @@ fn table(case: &Case) -> String {
     let config = case.config();
     let programs = Programs::of(&config, case.layers).unwrap_or_else(|e| fail(&e));
     let (platform, kind) = case.platform;
-    let build = request::build(&config, case.devices, platform, kind).unwrap_or_else(|e| fail(&e));
+    let build = setup::build(&config, case.devices, platform, kind).unwrap_or_else(|e| fail(&e));
     let mut table = format!("{}\n", case.name());
     for program in programs.kinds().chain([ProgramKind::Transformer]) {
         let network = programs.network(program, &build).unwrap_or_else(|e| fail(&e));

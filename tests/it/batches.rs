@@ -1,5 +1,6 @@
 //! Several videos as one batch over `data`: the numbers of each are those of the request alone.
 
+use ltx2::request::{Request};
 use std::ops::ControlFlow;
 
 use crate::support::{cases, cpu, dumped, generate, needs, open, relative_l2, request};
@@ -7,7 +8,7 @@ use ltx2::config::{Config, parse_mesh};
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::batch::videos_at_once;
-use ltx2::pipeline::text_to_video::{Generated, Request, Settings, text_to_videos};
+use ltx2::pipeline::text_to_video::{Generated, Settings, text_to_videos};
 use ltx2::sampling::guidance::RescaleScope;
 
 const DUMPED: [&str; 7] =

@@ -1,5 +1,6 @@
 //! Low-rank updates: merged as the reference merges, into what they name alone, and away again.
 
+use ltx2::request::{RefinePass, Request};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -15,7 +16,7 @@ use ltx2::pipeline::executor::{Executor, Weights};
 use ltx2::pipeline::loras::Loras;
 use ltx2::pipeline::model::{Component, Model, ModelConfigs};
 use ltx2::pipeline::run::{RunComponent, run_component};
-use ltx2::pipeline::text_to_video::{Refine, Request, Settings};
+use ltx2::pipeline::text_to_video::Settings;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
 use ltx2::weights::lora::{merge, updates};
@@ -343,7 +344,7 @@ fn stages_have_updates_of_their_own() {
     let models = Model::open(&source).expect("complete");
     let path = dir.path().join("a.safetensors");
     of_modules(&path, &source, "diffusion_model", &MODULES);
-    let refine = Refine { sigmas: vec![0.9, 0.5, 0.0], keeps_audio: true, adain: 0.0, tone_map: 0.0 };
+    let refine = RefinePass { sigmas: vec![0.9, 0.5, 0.0], keeps_audio: true, adain: 0.0, tone_map: 0.0 };
     let cross = CrossTimestep::Own;
     let request = Request { refine: Some(refine), cross, ..support::request(case, &models) };
     let settings = Settings { build: build(DType::F32), chunk: None, dump: true, saving: None };

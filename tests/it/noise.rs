@@ -1,12 +1,12 @@
 //! The noise of a request's stages: torch's numbers in the reference's order, and none of them twice.
 
+use ltx2::request::{Request, Shapes};
 use crate::support::{Case, cases, cpu, needs, open, request};
 use ltx2::config;
 use ltx2::nn::Layout;
 use ltx2::pipeline::batch::{Batch, Drawn, Noise};
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
-use ltx2::pipeline::text_to_video::{Request, Shapes};
 use ltx2::tensor::Tensor;
 use ndarray::ArrayD;
 

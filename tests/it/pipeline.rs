@@ -1,5 +1,6 @@
 //! The whole pipeline against the reference, and what it promises about programs, chunks and repetition.
 
+use ltx2::request::{Request};
 use std::ops::ControlFlow;
 
 use crate::support::{Case, cases, cpu, dumped, full, generate, needs, open, quick, request};
@@ -7,7 +8,7 @@ use ltx2::analysis::Module;
 use ltx2::hlo::DType;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::text_to_video::{Request, Settings, text_to_video};
+use ltx2::pipeline::text_to_video::{Settings, text_to_video};
 use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::{Branch, Scales};

@@ -1,6 +1,7 @@
 //! Requests beyond one plain stage against the official loops, steps and guider: given frames, two stages, the
 //! second-order sampler (scripts/oracle/cases_stages.py).
 
+use ltx2::request::{ImageCondition, RefinePass, Request, Shapes};
 use std::rc::Rc;
 
 use crate::support::{self, Case, cases, cpu, dumped, generate, needs, request};
@@ -8,9 +9,8 @@ use ltx2::hlo::DType;
 use ltx2::models::transformer::CrossTimestep;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::executor::Executor;
-use ltx2::pipeline::given::ImageCondition;
 use ltx2::pipeline::model::Model;
-use ltx2::pipeline::text_to_video::{Refine, Request, Settings, Shapes};
+use ltx2::pipeline::text_to_video::Settings;
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::Sampler;
@@ -42,7 +42,7 @@ fn staged(case: &Case, models: &Model) -> Request {
         let strength = image["strength"].as_f64().expect("a strength") as f32;
         ImageCondition { path: PICTURE.into(), frame, strength, crf: 0, appended: frame != 0 || flag("keyframes") }
     });
-    let refine = s("upsampler").is_string().then(|| Refine {
+    let refine = s("upsampler").is_string().then(|| RefinePass {
         sigmas: vec![0.909375, 0.725, 0.421875, 0.0],
         keeps_audio: flag("keeps_audio"),
         adain: 0.0,

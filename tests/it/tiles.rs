@@ -1,12 +1,13 @@
 //! A video decoded in tiles, against the official splitters and ramps, and against the whole.
 
+use ltx2::request::{Tiling};
 use crate::support::{cases, cpu, needs, open, relative_l2};
 use ltx2::hlo::DType;
 use ltx2::models::video_vae::Pixels;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::calls;
 use ltx2::pipeline::clock::Clock;
-use ltx2::pipeline::tiles::{Tiling, decode};
+use ltx2::pipeline::tiles::decode;
 use ltx2::tensor::Tensor;
 
 #[needs(cpu)]

@@ -6,6 +6,7 @@ pub mod rope;
 pub mod single_file;
 pub mod tpu;
 
+use ltx2::request::{Request, Shapes};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::{Model, ModelConfigs};
 use ltx2::pipeline::run::{RunComponent, run_component};
-use ltx2::pipeline::text_to_video::{Generated, Request, Settings, Shapes, text_to_video};
+use ltx2::pipeline::text_to_video::{Generated, Settings, text_to_video};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};

@@ -1,5 +1,6 @@
 //! Compiling the published model's programs for TPUs with none at hand.
 
+use ltx2::pipeline::setup;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -8,7 +9,6 @@ use ltx2::analysis::{Module, Report, report};
 use ltx2::config::{Given, load};
 use ltx2::models::Network;
 use ltx2::pipeline::programs::{ProgramKind, Programs};
-use ltx2::pipeline::request;
 use ltx2::pjrt::CompiledMemory;
 use ltx2::runtime::{CompileOutcome, EngineOptions, Machine, ModuleStore, StoredModule, Target};
 
@@ -90,7 +90,7 @@ fn written(case: Case) -> (Programs, Target, Machine, Network) {
     let programs = Programs::of(&config, case.layers).expect("the published model");
     let target: Target = case.target.parse().expect("a target");
     let machine = target.open().expect("a topology");
-    let build = request::build(&config, machine.devices.len(), target.kind().name(), &machine.device_kind);
+    let build = setup::build(&config, machine.devices.len(), target.kind().name(), &machine.device_kind);
     let network = programs.network(case.program, &build.expect("a layout")).expect("builds");
     (programs, target, machine, network)
 }

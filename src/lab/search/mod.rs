@@ -10,6 +10,8 @@ mod bound;
 mod space;
 mod text;
 
+use crate::request;
+use crate::pipeline::setup;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -27,7 +29,6 @@ use crate::config::{Case, Config, Given, LayoutSource, load, read_layout_source}
 use crate::nn::{Build, Layout, Lowering};
 use crate::pipeline::compile::needed;
 use crate::pipeline::programs::{ProgramKind, Programs};
-use crate::pipeline::request;
 use crate::runtime::{Machine, Target};
 use crate::sampling::guidance;
 
@@ -167,8 +168,8 @@ impl<'a> Hunt<'a> {
         let said = |e: crate::pipeline::PipelineError| LabError::Base(e.to_string());
         let platform = machine.target.kind().name();
         let config = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
-        let config = request::settled(&config, platform, &machine.version(), 1);
-        let build = request::build(&config, 1, platform, &machine.device_kind).map_err(said)?;
+        let config = setup::resolve(&config, platform, &machine.version(), 1);
+        let build = setup::build(&config, 1, platform, &machine.device_kind).map_err(said)?;
         let programs = Programs::of(&config, None).map_err(said)?;
         // On one device, in forms whose products are all written.
         let plain = Build { lowering: Lowering::default(), layout: Layout::default(), ..build.clone() };

@@ -2,12 +2,14 @@
 
 mod config;
 mod decoder;
+mod geometry;
 mod layers;
 #[cfg(test)]
 mod tests;
 
 pub use config::{Causality, DecoderConfig, Norm};
 pub use decoder::{decode, decoder_program};
+pub use geometry::{COMPRESSION, Geometry};
 
 /// The model folder's name.
 pub const COMPONENT: &str = "audio_vae";

@@ -3,12 +3,14 @@
 mod config;
 mod decoder;
 mod encoder;
+mod geometry;
 mod layers;
 #[cfg(test)]
 mod tests;
 
 pub use config::{DecoderConfig, DownStage, Downsample, EncoderConfig, UpStage, Upsample};
 pub use decoder::{Pixels, decode, decoder_program};
+pub use geometry::Geometry;
 pub use encoder::{encode, encoder_program};
 
 /// The model folder's name.

@@ -1,67 +1,25 @@
-//! From a configuration to what is asked of a model: the request, how its programs are built, how they are compiled.
+//! From a configuration to a request.
 
-use super::error::{PipelineError, Result};
-use super::executor::Weights;
-use super::given::ImageCondition;
-use super::model::Sizes;
-use super::text_to_video::{Refine, Request, Shapes};
-use super::tiles::Tiling;
-use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, Job, SamplerKind, WeightType};
-use crate::hlo::DType;
+use super::{ImageCondition, ModelSizes, RefinePass, Request, Shapes, Tiling};
+use crate::config::{self, Config, Job, SamplerKind};
 use crate::models::transformer::CrossTimestep;
-use crate::nn::{Build, Lowering, Numerics, Quantization};
-use crate::pjrt::{CudaOptions, OptionValue};
-use crate::runtime::plugins::is_pinned_libtpu;
-use crate::runtime::processes::Group;
-use crate::runtime::{EngineOptions, platform};
+use crate::sampling::SamplingError;
 use crate::sampling::denoise::Sampler;
-use crate::sampling::guidance::{RescaleScope, Scales, branches};
+use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
 
-/// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`), whose plugin calls them `kind`.
-///
-/// # Errors
-/// What is wrong with layout and mesh.
-pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
-    let mut lowering = Lowering::of(platform, kind);
-    match config.runtime.attention {
-        AttentionKernel::Cudnn if platform != "cuda" => return Err(foreign("cudnn is CUDA's", platform)),
-        AttentionKernel::Mosaic if platform != "tpu" => return Err(foreign("mosaic is the TPU's", platform)),
-        AttentionKernel::Plain => lowering = lowering.with_plain_attention(),
-        _ => {}
-    }
-    Ok(Build {
-        dtype: match config.runtime.dtype {
-            Dtype::Bf16 => DType::BF16,
-            Dtype::F32 => DType::F32,
-        },
-        numerics: match config.runtime.numerics {
-            config::Numerics::Default => Numerics::Default,
-            config::Numerics::Official => Numerics::Official,
-        },
-        layout: config.placement(devices)?,
-        quantization: quantization(config.runtime.weights, &lowering, platform)?,
-        lowering,
-    })
+/// A request that the model cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// A setting, with what to change.
+    #[error("{0}")]
+    Usage(String),
+    /// Sizes and schedules.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
 }
 
-fn foreign(kernel: &str, platform: &str) -> PipelineError {
-    PipelineError::Usage(format!("runtime.attention: {kernel}, the platform is {platform}"))
-}
-
-/// The configuration with what it leaves open decided for the devices that are there: the layout, and attention, whose
-/// kernel's text only the libtpu that it was tried with is given. `version` is the plugin's, of itself.
-pub fn settled(config: &Config, platform: &str, version: &str, devices: usize) -> Config {
-    let [video, audio] = scales(config);
-    let mut config = config.settled(platform, devices, branches(video, audio).len());
-    let auto = platform == "tpu" && config.runtime.attention == AttentionKernel::Auto;
-    if auto && !is_pinned_libtpu(version) {
-        config.runtime.attention = AttentionKernel::Plain;
-    }
-    config
-}
-
-/// How strongly each stream follows the prompt, as the denoising program takes it.
+/// Guidance scales of video and audio.
 pub fn scales(config: &Config) -> [Scales; 2] {
     config.scales().map(|s| Scales {
         cfg: s.cfg as f32,
@@ -71,70 +29,11 @@ pub fn scales(config: &Config) -> [Scales; 2] {
     })
 }
 
-/// What a platform is opened with, by one of several processes or alone.
-///
-/// # Errors
-/// No such layout, or a mesh that cannot be meant.
-pub fn platform_options(config: &Config, group: Option<&Group>) -> Result<platform::Options> {
-    let fraction = config.runtime.memory_fraction;
-    let each = config.runtime.distributed.devices_per_process.zip(group);
-    let shared =
-        each.map(|(n, group)| (group.local_rank() * n..(group.local_rank() + 1) * n).map(|i| i as i64).collect());
-    let visible = config.runtime.visible_devices.clone().or(shared);
-    Ok(platform::Options {
-        node: group.map(Group::node),
-        cpu_devices: Some(config.virtual_devices()?),
-        cuda: CudaOptions { memory_fraction: fraction, visible_devices: visible, ..CudaOptions::default() },
-    })
-}
-
-/// How a platform multiplies the transformer's blocks.
-///
-/// # Errors
-/// 8-bit floats on a platform whose layers cannot differ.
-pub fn quantization(weights: WeightType, lowering: &Lowering, platform: &str) -> Result<Quantization> {
-    match weights {
-        WeightType::Bf16 => Ok(Quantization::None),
-        WeightType::Fp8 if lowering.layers_written_out => Ok(Quantization::Fp8),
-        WeightType::Fp8 => {
-            Err(PipelineError::Usage(format!("runtime.weights: fp8 is CUDA's, the platform is {platform}")))
-        }
-    }
-}
-
-/// Says what the transformer's blocks run in, and what the checkpoint has.
-///
-/// # Errors
-/// The transformer's files cannot be read.
-pub fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
-    let weights = match weights {
-        WeightType::Bf16 => "bf16",
-        WeightType::Fp8 => "fp8",
-    };
-    tracing::info!("blocks of the transformer: runtime.weights {weights}; the model has {}", stored.describe_blocks()?);
-    Ok(())
-}
-
-/// How programs are compiled.
-pub fn engine_options(config: &Config) -> EngineOptions {
-    let flag = |value: &FlagValue| match value {
-        FlagValue::Bool(v) => OptionValue::Bool(*v),
-        FlagValue::Int(v) => OptionValue::Int(*v),
-        FlagValue::Float(v) => OptionValue::Float(*v),
-        FlagValue::Text(v) => OptionValue::Text(v.clone()),
-    };
-    EngineOptions {
-        xla_flags: config.runtime.xla_flags.iter().map(|(n, v)| (n.clone(), flag(v))).collect(),
-        compile_cache: config.compile_cache(),
-        traceable: false,
-    }
-}
-
-/// The noise levels of a configuration, from the first step's to the final 0.
+/// Noise levels of a configuration, from the first step's to the final 0.
 ///
 /// # Errors
 /// A list or a number of steps that cannot be used.
-pub fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Result<Vec<f32>> {
+pub fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Result<Vec<f32>, SamplingError> {
     // The official HQ pipeline alone shifts for the first stage's own size.
     let anchor = if config.pipeline == config::Pipeline::Hq { video_tokens } else { sigmas::OFFICIAL_TOKENS };
     let diffusers = config.sampler.sigma_shift == config::Reference::Diffusers;
@@ -149,14 +48,14 @@ pub fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Re
 /// A job as the model takes it, still without noise levels: no program depends on them.
 ///
 /// # Errors
-/// Sizes that the model does not take, with the nearest that it does.
-pub fn of_job(config: &Config, sizes: &Sizes, job: &Job) -> Result<Request> {
+/// ModelSizes that the model does not take, with the nearest that it does.
+pub fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
     let r = &config.request;
     Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
     let multiple = sizes.token_multiple;
     if !r.max_sequence_length.is_multiple_of(multiple) {
         let low = (r.max_sequence_length / multiple).max(1) * multiple;
-        return Err(PipelineError::Usage(format!(
+        return Err(RequestError::Usage(format!(
             "max_sequence_length {} is not a multiple of the connectors' {multiple} registers; the nearest are {low} and {}",
             r.max_sequence_length,
             low + multiple
@@ -166,7 +65,7 @@ pub fn of_job(config: &Config, sizes: &Sizes, job: &Job) -> Result<Request> {
     let layers = sizes.transformer.num_layers;
     if let Some(bad) = config.guidance.stg_blocks.iter().find(|b| **b >= layers) {
         let message = format!("guidance.stg_blocks: {bad} is not a block of this model, which has {layers}");
-        return Err(PipelineError::Usage(message));
+        return Err(RequestError::Usage(message));
     }
     Ok(Request {
         prompt: job.prompt.clone(),
@@ -190,7 +89,7 @@ pub fn of_job(config: &Config, sizes: &Sizes, job: &Job) -> Result<Request> {
             SamplerKind::Res2s => Sampler::Res2s,
         },
         cross: cross_timestep(config),
-        given: given(config),
+        images: images(config),
         refine: refine(config)?,
         tiling: config.runtime.tiling.map(|t| Tiling {
             pixels: t.pixels,
@@ -201,7 +100,7 @@ pub fn of_job(config: &Config, sizes: &Sizes, job: &Job) -> Result<Request> {
     })
 }
 
-/// The noise level that the attention between the streams sees.
+/// Noise level that the attention between the streams sees.
 fn cross_timestep(config: &Config) -> CrossTimestep {
     use config::CrossTimestep as Key;
     match config.conditioning.cross_timestep {
@@ -211,8 +110,8 @@ fn cross_timestep(config: &Config) -> CrossTimestep {
     }
 }
 
-/// The frames that a request gives.
-fn given(config: &Config) -> Vec<ImageCondition> {
+/// Image conditioning.
+fn images(config: &Config) -> Vec<ImageCondition> {
     let all = config.pipeline == config::Pipeline::Keyframes;
     let frame = |image: &config::Image| ImageCondition {
         path: image.path.clone().into(),
@@ -224,14 +123,14 @@ fn given(config: &Config) -> Vec<ImageCondition> {
     config.request.images.iter().map(frame).collect()
 }
 
-/// What a second stage does, where the pipeline has one.
-fn refine(config: &Config) -> Result<Option<Refine>> {
+/// The second pass, where the pipeline has one.
+fn refine(config: &Config) -> Result<Option<RefinePass>, SamplingError> {
     use config::{Pipeline, StageAudio};
     let two = &config.two_stage;
     if !config.pipeline.has_two_stages() {
         return Ok(None);
     }
-    Ok(Some(Refine {
+    Ok(Some(RefinePass {
         sigmas: sigmas::verbatim(&two.sigmas)?,
         keeps_audio: match two.audio {
             StageAudio::Official => matches!(config.pipeline, Pipeline::Distilled | Pipeline::Keyframes),

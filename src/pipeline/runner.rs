@@ -1,0 +1,37 @@
+//! A model that is ready to run: its weights and programs on the devices, kept from request to request.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::denoise_loop::DenoiseLoop;
+use super::executor::Executor;
+use super::model::Model;
+use crate::nn::Build;
+use crate::request::Request;
+use crate::sampling::denoise::DenoiseShape;
+
+/// A model, the devices it runs on, and how its networks become programs there.
+pub struct Runner {
+    /// The model.
+    pub model: Model,
+    /// Programs and parameters.
+    pub executor: Executor,
+    /// How networks become programs.
+    pub build: Build,
+    /// The last loop of each name, with what the requests that can share it have in common.
+    pub(super) loops: HashMap<&'static str, SharedLoop>,
+}
+
+/// A loop of an earlier request: its program as it is written, with tables and scales on the devices.
+pub(super) struct SharedLoop {
+    pub request: Request,
+    pub shape: DenoiseShape,
+    pub steps_loop: Rc<DenoiseLoop>,
+}
+
+impl Runner {
+    /// Nothing compiled, nothing loaded.
+    pub fn new(model: Model, executor: Executor, build: Build) -> Self {
+        Runner { model, executor, build, loops: HashMap::new() }
+    }
+}

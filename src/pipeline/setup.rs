@@ -1,0 +1,115 @@
+//! From a configuration to devices: how a platform is opened, how programs are built and compiled.
+
+use super::error::{PipelineError, Result};
+use super::origin::Weights;
+use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, WeightType};
+use crate::hlo::DType;
+use crate::nn::{Build, Lowering, Numerics, Quantization};
+use crate::pjrt::{CudaOptions, OptionValue};
+use crate::request;
+use crate::runtime::plugins::is_pinned_libtpu;
+use crate::runtime::processes::Group;
+use crate::runtime::{EngineOptions, platform};
+use crate::sampling::guidance::branches;
+
+/// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`), whose plugin calls them `kind`.
+///
+/// # Errors
+/// What is wrong with layout and mesh.
+pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
+    let mut lowering = Lowering::of(platform, kind);
+    match config.runtime.attention {
+        AttentionKernel::Cudnn if platform != "cuda" => return Err(foreign("cudnn is CUDA's", platform)),
+        AttentionKernel::Mosaic if platform != "tpu" => return Err(foreign("mosaic is the TPU's", platform)),
+        AttentionKernel::Plain => lowering = lowering.with_plain_attention(),
+        _ => {}
+    }
+    Ok(Build {
+        dtype: match config.runtime.dtype {
+            Dtype::Bf16 => DType::BF16,
+            Dtype::F32 => DType::F32,
+        },
+        numerics: match config.runtime.numerics {
+            config::Numerics::Default => Numerics::Default,
+            config::Numerics::Official => Numerics::Official,
+        },
+        layout: config.placement(devices)?,
+        quantization: quantization(config.runtime.weights, &lowering, platform)?,
+        lowering,
+    })
+}
+
+fn foreign(kernel: &str, platform: &str) -> PipelineError {
+    PipelineError::Usage(format!("runtime.attention: {kernel}, the platform is {platform}"))
+}
+
+/// The configuration with what it leaves open decided for the devices that are there: the layout, and attention, whose
+/// kernel's text only the libtpu that it was tried with is given. `version` is the plugin's, of itself.
+pub fn resolve(config: &Config, platform: &str, version: &str, devices: usize) -> Config {
+    let [video, audio] = request::scales(config);
+    let mut config = config.settled(platform, devices, branches(video, audio).len());
+    let auto = platform == "tpu" && config.runtime.attention == AttentionKernel::Auto;
+    if auto && !is_pinned_libtpu(version) {
+        config.runtime.attention = AttentionKernel::Plain;
+    }
+    config
+}
+
+/// What a platform is opened with, by one of several processes or alone.
+///
+/// # Errors
+/// No such layout, or a mesh that cannot be meant.
+pub fn platform_options(config: &Config, group: Option<&Group>) -> Result<platform::Options> {
+    let fraction = config.runtime.memory_fraction;
+    let each = config.runtime.distributed.devices_per_process.zip(group);
+    let shared =
+        each.map(|(n, group)| (group.local_rank() * n..(group.local_rank() + 1) * n).map(|i| i as i64).collect());
+    let visible = config.runtime.visible_devices.clone().or(shared);
+    Ok(platform::Options {
+        node: group.map(Group::node),
+        cpu_devices: Some(config.virtual_devices()?),
+        cuda: CudaOptions { memory_fraction: fraction, visible_devices: visible, ..CudaOptions::default() },
+    })
+}
+
+/// How a platform multiplies the transformer's blocks.
+///
+/// # Errors
+/// 8-bit floats on a platform whose layers cannot differ.
+pub fn quantization(weights: WeightType, lowering: &Lowering, platform: &str) -> Result<Quantization> {
+    match weights {
+        WeightType::Bf16 => Ok(Quantization::None),
+        WeightType::Fp8 if lowering.layers_written_out => Ok(Quantization::Fp8),
+        WeightType::Fp8 => {
+            Err(PipelineError::Usage(format!("runtime.weights: fp8 is CUDA's, the platform is {platform}")))
+        }
+    }
+}
+
+/// Says what the transformer's blocks run in, and what the checkpoint has.
+///
+/// # Errors
+/// The transformer's files cannot be read.
+pub fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
+    let weights = match weights {
+        WeightType::Bf16 => "bf16",
+        WeightType::Fp8 => "fp8",
+    };
+    tracing::info!("blocks of the transformer: runtime.weights {weights}; the model has {}", stored.describe_blocks()?);
+    Ok(())
+}
+
+/// How programs are compiled.
+pub fn engine_options(config: &Config) -> EngineOptions {
+    let flag = |value: &FlagValue| match value {
+        FlagValue::Bool(v) => OptionValue::Bool(*v),
+        FlagValue::Int(v) => OptionValue::Int(*v),
+        FlagValue::Float(v) => OptionValue::Float(*v),
+        FlagValue::Text(v) => OptionValue::Text(v.clone()),
+    };
+    EngineOptions {
+        xla_flags: config.runtime.xla_flags.iter().map(|(n, v)| (n.clone(), flag(v))).collect(),
+        compile_cache: config.compile_cache(),
+        traceable: false,
+    }
+}

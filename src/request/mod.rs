@@ -1,0 +1,112 @@
+//! What is asked for: a request, its passes, conditions and latent sizes, resolved from a configuration. No device, no
+//! files.
+
+mod condition;
+mod resolve;
+mod shapes;
+mod sizes;
+mod tiling;
+
+pub use condition::{ImageCondition, noise_levels};
+pub use resolve::{RequestError, of_job, scales, sigmas};
+pub use shapes::Shapes;
+pub use sizes::{ModelSizes, coordinate_grids};
+pub use tiling::{Tile, Tiling};
+
+use crate::config;
+use crate::models::transformer::CrossTimestep;
+use crate::sampling::denoise::{DenoiseShape, Sampler};
+use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
+
+/// A request for one video with sound.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Text prompt.
+    pub prompt: String,
+    /// Negative prompt of classifier-free guidance.
+    pub negative_prompt: String,
+    /// Pixels.
+    pub width: usize,
+    /// Pixels.
+    pub height: usize,
+    /// Frames.
+    pub num_frames: usize,
+    /// Frames a second.
+    pub frame_rate: f64,
+    /// Random seed.
+    pub seed: u64,
+    /// Where noise is drawn.
+    pub noise: config::Noise,
+    /// Noise levels, from the first step's to the final 0.
+    pub sigmas: Vec<f32>,
+    /// Guidance of video and audio.
+    pub scales: [Scales; 2],
+    /// Blocks that the perturbed branch skips attention in.
+    pub stg_blocks: Vec<usize>,
+    /// Elements that the rescale term takes standard deviations over.
+    pub rescale: RescaleScope,
+    /// Text tokens.
+    pub max_sequence_length: usize,
+    /// The integrator.
+    pub sampler: Sampler,
+    /// Noise level that the attention between the streams sees.
+    pub cross: CrossTimestep,
+    /// Image conditioning.
+    pub images: Vec<ImageCondition>,
+    /// A second pass at this size; the first then has half of it.
+    pub refine: Option<RefinePass>,
+    /// Tiled decoding; the whole video at once without.
+    pub tiling: Option<Tiling>,
+}
+
+/// The second pass of a two-pass request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RefinePass {
+    /// Noise levels; as much noise as the first one says is put in.
+    pub sigmas: Vec<f32>,
+    /// Keeps its own sound, not the first pass'.
+    pub keeps_audio: bool,
+    /// How far channels of the upsampled latents take over mean and deviation of the first pass', 0 to 1.
+    pub adain: f32,
+    /// How far large values of the upsampled latents are compressed, 0 to 1.
+    pub tone_map: f32,
+}
+
+impl Request {
+    /// Whether both fit one batch: they differ in prompt and seed only.
+    pub fn can_batch_with(&self, other: &Request) -> bool {
+        let alike = Request { prompt: other.prompt.clone(), seed: other.seed, ..self.clone() };
+        alike == *other
+    }
+
+    /// The request of each pass: one of its own size, or one of half the size and one without guidance.
+    pub fn passes(&self) -> (Request, Option<Request>) {
+        let first = Request { refine: None, ..self.clone() };
+        let Some(refine) = &self.refine else { return (first, None) };
+        let second = Request {
+            sigmas: refine.sigmas.clone(),
+            scales: [Scales::NEUTRAL; 2],
+            stg_blocks: Vec::new(),
+            ..first.clone()
+        };
+        (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
+    }
+
+    /// Shape of the denoising programs for `batch` such requests.
+    pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
+        let branches = branches(self.scales[0], self.scales[1]);
+        DenoiseShape {
+            batch,
+            tokens: shapes.tokens,
+            text: self.max_sequence_length,
+            text_channels: sizes.text_channels,
+            stg_blocks: if branches.contains(&Branch::Perturbed) { self.stg_blocks.clone() } else { Vec::new() },
+            // Each video is a request of its own: its neighbours have no part in its statistics.
+            rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
+            branches,
+            levels: noise_levels(&self.images).len(),
+            cross: self.cross,
+            sampler: self.sampler,
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Latents and tokens of a request.
+
+use super::{ModelSizes, Request};
+use crate::sampling::SamplingError;
+use crate::sampling::latents::{AudioShape, VideoShape};
+
+/// Latent sizes of a pass.
+pub struct Shapes {
+    /// Video latents.
+    pub video: VideoShape,
+    /// Audio latents.
+    pub audio: AudioShape,
+    /// Tokens of both, the appended ones included.
+    pub tokens: [usize; 2],
+    /// Video tokens of image conditions behind the video's own.
+    pub appended: usize,
+}
+
+impl Shapes {
+    /// The latents of a request.
+    ///
+    /// # Errors
+    /// An illegal size, with the two nearest legal ones.
+    pub fn new(sizes: &ModelSizes, width: usize, height: usize, num_frames: usize, frame_rate: f64) -> Result<Self, SamplingError> {
+        let video = sizes.video_grid.latents(1, sizes.video_channels, width, height, num_frames)?;
+        let audio = sizes.audio_grid.latents(1, sizes.audio_channels, num_frames, frame_rate)?;
+        let tokens = [sizes.video_grid.tokens(&video), audio.length];
+        Ok(Shapes { video, audio, tokens, appended: 0 })
+    }
+
+    /// The latents and tokens of a pass.
+    ///
+    /// # Errors
+    /// As [`Shapes::new`].
+    pub fn of(sizes: &ModelSizes, r: &Request) -> Result<Self, SamplingError> {
+        let shapes = Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
+        let image = sizes.video_grid.tokens(&VideoShape { frames: 1, ..shapes.video });
+        let appended = image * r.images.iter().filter(|g| g.appended).count();
+        Ok(Shapes { tokens: [shapes.tokens[0] + appended, shapes.tokens[1]], appended, ..shapes })
+    }
+}

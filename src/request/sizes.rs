@@ -1,0 +1,90 @@
+//! Sizes of a model, from its configurations alone: no weights.
+
+use ndarray::Array4;
+
+use super::Shapes;
+use crate::models::connectors::ConnectorsConfig;
+use crate::models::transformer::TransformerConfig;
+use crate::models::{audio_vae, video_vae};
+use crate::sampling::latents::{AudioGrid, VideoGrid};
+
+/// Sizes of a model that requests are checked against and programs are written from.
+pub struct ModelSizes {
+    /// Sizes of the transformer.
+    pub transformer: TransformerConfig,
+    /// Video sizes to latents to tokens.
+    pub video_grid: VideoGrid,
+    /// Channels of video latents.
+    pub video_channels: usize,
+    /// Durations to latents.
+    pub audio_grid: AudioGrid,
+    /// Channels of audio latents.
+    pub audio_channels: usize,
+    /// Channels of the projected text.
+    pub text_width: usize,
+    /// Channels of the connectors' two results.
+    pub text_channels: [usize; 2],
+    /// The smallest prompt length; every legal one is a multiple of it.
+    pub token_multiple: usize,
+}
+
+impl ModelSizes {
+    /// The sizes that follow from a model's configurations.
+    pub fn new(
+        transformer: TransformerConfig,
+        connectors: &ConnectorsConfig,
+        vae: &video_vae::Geometry,
+        audio: &audio_vae::Geometry,
+    ) -> Self {
+        ModelSizes {
+            video_grid: VideoGrid {
+                spatial_compression: vae.spatial(),
+                temporal_compression: vae.temporal(),
+                patch_size: transformer.patch_size,
+                patch_size_t: transformer.patch_size_t,
+            },
+            video_channels: vae.latent_channels,
+            audio_grid: AudioGrid {
+                sampling_rate: audio.sample_rate,
+                hop_length: audio.mel_hop_length,
+                temporal_compression: audio_vae::COMPRESSION,
+                mel_bins: audio.bins(),
+                mel_compression: audio_vae::COMPRESSION,
+            },
+            audio_channels: audio.latent_channels,
+            text_width: connectors.text_width(),
+            text_channels: connectors.widths(),
+            token_multiple: connectors.token_multiple(),
+            transformer,
+        }
+    }
+
+    /// Bounds in time and space of every token, `[1, 3, n, 2]` and `[1, 1, m, 2]`.
+    pub fn coords(&self, shapes: &Shapes, frame_rate: f64) -> [Array4<f32>; 2] {
+        let c = &self.transformer;
+        let (video, audio) = coordinate_grids(c);
+        let offset = c.causal_offset as i64;
+        [
+            video.coords(&shapes.video, c.vae_scale_factors, offset, frame_rate),
+            audio.coords(1, shapes.audio.length, c.audio_scale_factor, c.audio_patch_size_t, offset),
+        ]
+    }
+}
+
+/// Grids that token positions come from, by the transformer's configuration alone.
+pub fn coordinate_grids(c: &TransformerConfig) -> (VideoGrid, AudioGrid) {
+    let video = VideoGrid {
+        spatial_compression: c.vae_scale_factors[1],
+        temporal_compression: c.vae_scale_factors[0],
+        patch_size: c.patch_size,
+        patch_size_t: c.patch_size_t,
+    };
+    let audio = AudioGrid {
+        sampling_rate: c.audio_sampling_rate,
+        hop_length: c.audio_hop_length,
+        temporal_compression: c.audio_scale_factor,
+        mel_bins: 1,
+        mel_compression: 1,
+    };
+    (video, audio)
+}

@@ -1,0 +1,130 @@
+//! Tiles that a video is decoded in: overlapping in space and time, blended by linear ramps (the official pipelines' tiling).
+
+/// Sizes of tiles. Of a picture's two sides the longer is cut into tiles of `pixels`, the other in proportion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiling {
+    /// Pixels of a tile's longer side.
+    pub pixels: usize,
+    /// Pixels that neighbours share.
+    pub overlap: usize,
+    /// Frames of a tile.
+    pub frames: usize,
+    /// Frames that neighbours share.
+    pub frame_overlap: usize,
+}
+
+/// A tile along one axis: what is cut from the latents, where it goes, and how much of it counts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tile {
+    /// Latents.
+    pub from: [usize; 2],
+    /// Pixels or frames.
+    pub to: [usize; 2],
+    /// Between 0 and 1, one for each of `to`.
+    pub weights: Vec<f32>,
+}
+
+/// Tiles of `size` latents that share `overlap`, each as `[start, end, left ramp, right ramp]`.
+fn cut(length: usize, size: usize, overlap: usize) -> Vec<[usize; 4]> {
+    if length <= size {
+        return vec![[0, length, 0, 0]];
+    }
+    let step = size - overlap;
+    let count = (length - overlap).div_ceil(step);
+    let ramp = |inside: bool| if inside { overlap } else { 0 };
+    let tile = |i: usize| {
+        let end = if i + 1 == count { length } else { i * step + size };
+        [i * step, end, ramp(i > 0), ramp(i + 1 < count)]
+    };
+    (0..count).map(tile).collect()
+}
+
+/// Weights that rise over `left` and fall over `right`. A rise has no end point of its own, but where it starts from zero.
+fn trapezoid(length: usize, left: usize, right: usize, from_zero: bool) -> Vec<f32> {
+    let rise = |i: usize| match from_zero {
+        true => i as f32 / left as f32,
+        false => (i + 1) as f32 / (left + 1) as f32,
+    };
+    let fall = |i: usize| (length - i) as f32 / (right + 1) as f32;
+    let (left, right) = (left.min(length), right.min(length));
+    let at = |i: usize| {
+        let up = if i < left { rise(i) } else { 1.0 };
+        let down = if i >= length - right { fall(i) } else { 1.0 };
+        up * down
+    };
+    (0..length).map(at).collect()
+}
+
+impl Tiling {
+    /// Parts of the rows or columns, `length` latents of `scale` pixels in a picture whose longer side is `longest`.
+    pub fn side(&self, length: usize, longest: usize, scale: usize) -> Vec<Tile> {
+        let overlap = self.overlap / scale;
+        let proportion = (self.pixels / scale) as f64 * length as f64 / longest as f64;
+        // Half to even, as the reference rounds.
+        let size = (proportion.round_ties_even() as usize).max(2).max(overlap + 1);
+        let part = |[start, end, left, right]: [usize; 4]| Tile {
+            from: [start, end],
+            to: [start * scale, end * scale],
+            weights: trapezoid((end - start) * scale, left * scale, right * scale, false),
+        };
+        cut(length, size, overlap).into_iter().map(part).collect()
+    }
+
+    /// Parts of the time, `length` latents of `scale` frames but for the first, which is one frame. Every tile but the first
+    /// begins a latent earlier: its own first latent is one frame, too.
+    pub fn time(&self, length: usize, scale: usize) -> Vec<Tile> {
+        let part = |[start, end, left, right]: [usize; 4]| {
+            let (start, left) = if start > 0 { (start - 1, left + 1) } else { (start, left) };
+            let to = [start * scale, 1 + (end - 1) * scale];
+            let left = if left == 0 { 0 } else { 1 + (left - 1) * scale };
+            Tile { from: [start, end], to, weights: trapezoid(to[1] - to[0], left, right * scale, true) }
+        };
+        cut(length, self.frames / scale, self.frame_overlap / scale).into_iter().map(part).collect()
+    }
+
+    /// The parts of latents `[frames, rows, columns]`, by axis.
+    pub fn parts(&self, [f, h, w]: [usize; 3], spatial: usize, temporal: usize) -> [Vec<Tile>; 3] {
+        let longest = h.max(w);
+        [self.time(f, temporal), self.side(h, longest, spatial), self.side(w, longest, spatial)]
+    }
+
+    /// The largest tile of such latents.
+    pub fn largest(&self, size: [usize; 3], spatial: usize, temporal: usize) -> [usize; 3] {
+        self.parts(size, spatial, temporal).map(|parts| parts.iter().map(|p| p.from[1] - p.from[0]).max().unwrap_or(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_overlap_and_end_where_the_latents_do() {
+        assert_eq!(cut(5, 8, 2), [[0, 5, 0, 0]]);
+        assert_eq!(cut(24, 10, 2), [[0, 10, 0, 2], [8, 18, 2, 2], [16, 24, 2, 0]]);
+        assert_eq!(cut(25, 10, 2).last(), Some(&[16, 25, 2, 0]));
+    }
+
+    /// Of the reference's own example: tiles of 24 that share 8 begin at 0, 15, 31.
+    #[test]
+    fn later_tiles_in_time_begin_a_latent_earlier() {
+        let tiling = Tiling { pixels: 64, overlap: 0, frames: 24 * 8, frame_overlap: 8 * 8 };
+        let starts: Vec<[usize; 2]> = tiling.time(56, 8).iter().map(|p| p.from).collect();
+        assert_eq!(starts, [[0, 24], [15, 40], [31, 56]]);
+        let second = &tiling.time(56, 8)[1];
+        assert_eq!((second.to, second.weights[0], second.weights.len()), ([120, 313], 0.0, 193));
+    }
+
+    #[test]
+    fn weights_of_neighbours_sum_to_one_in_space() {
+        let tiling = Tiling { pixels: 128, overlap: 64, frames: 16, frame_overlap: 8 };
+        let parts = tiling.side(6, 6, 32);
+        let mut sum = vec![0.0; 192];
+        for part in &parts {
+            for (at, weight) in (part.to[0]..part.to[1]).zip(&part.weights) {
+                sum[at] += weight;
+            }
+        }
+        assert!(parts.len() > 1 && sum.iter().all(|s| (s - 1.0f32).abs() < 1e-6), "{sum:?}");
+    }
+}
