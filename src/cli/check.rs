@@ -5,7 +5,8 @@ use std::rc::Rc;
 use super::print;
 use crate::models::ConfigError;
 use crate::pipeline::PipelineError;
-use crate::pipeline::model::{Component, ModelConfigs, TEXT_TO_VIDEO};
+use crate::pipeline::configs::ModelConfigs;
+use crate::pipeline::model::{Component, TEXT_TO_VIDEO};
 use crate::weights::{ModelSource, Overrides, Report, validate};
 
 /// Reads configurations and headers of a model and says what is there, what is missing and what each pipeline needs.

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::config::{Loaded, WeightSource};
 use crate::models::presets::Preset;
-use crate::pipeline::model::ModelConfigs;
+use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::options::GenerateOptions;
 use crate::sampling::guidance::{Branch, branches};
 use crate::weights::{ModelSource, Overrides};

@@ -258,7 +258,7 @@ impl Job<'_> {
     }
 
     fn engine_options(&self, save: Option<&Path>) -> EngineOptions {
-        EngineOptions { compile_cache: save.map(Path::to_path_buf), ..request::engine_options(self.config) }
+        EngineOptions { compile_cache: save.map(Path::to_path_buf), ..setup::engine_options(self.config) }
     }
 
     fn key(&self, network: &Network, modules: &ModuleStore) -> Result<CompileKey> {

@@ -6,7 +6,8 @@ use ndarray::{Array1, Array2, Axis as Dim, Ix4};
 
 use super::error::{PipelineError, Result};
 use super::executor::{Executor, Inputs};
-use super::model::{Component, ModelConfigs};
+use super::configs::ModelConfigs;
+use super::model::Component;
 use crate::models::Network;
 use crate::models::connectors::Input;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
@@ -399,7 +400,7 @@ fn coords(
             .get(name)?
             .ok_or_else(|| PipelineError::Input(format!("give input 'video_coords', or --set {name} in latent units")))
     };
-    let (video_grid, audio_grid) = super::model::coordinate_grids(c);
+    let (video_grid, audio_grid) = crate::request::coordinate_grids(c);
     let video = match given.optional("video_coords") {
         Some(t) => grid(t, "video_coords")?,
         None => {

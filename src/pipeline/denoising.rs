@@ -5,13 +5,14 @@ use std::rc::Rc;
 
 use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, Ix4, Ix5, s};
 
-use super::batch::{branch_text, pack};
 use super::calls::PassSpec;
 use super::conditions::ConditionTokens;
 use super::denoise_loop::DenoiseLoop;
 use super::error::{PipelineError, Result};
+use super::packing::pack;
 use super::phase::Phase;
 use super::programs::ProgramKind;
+use super::prompts::branch_text;
 use super::run::Run;
 use super::saved::Saved;
 use super::tensors::fixed;

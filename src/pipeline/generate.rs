@@ -16,13 +16,13 @@ use super::batch::videos_at_once;
 use super::error::{PipelineError, Result};
 use super::memory;
 use super::model::Model;
-use super::options::GenerateOptions;
+use super::options::{GenerateOptions, RunOptions};
 use super::processes;
 use super::programs::Programs;
 use super::report::{self, Outer};
 use super::saved::Saving;
 use super::session::Session;
-use super::text_to_video::{Generated, Settings, text_to_videos};
+use super::text_to_video::Generated;
 use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
 use crate::runtime::processes::Group;
@@ -74,34 +74,34 @@ pub fn generate(
     }
     // An ended run may have got as far as its video.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
-    let models = Model::of(config)?;
+    let model = Model::of(config)?;
     let requests: Vec<Request> =
-        options.jobs.iter().map(|job| of_job(config, &models, job)).collect::<Result<Vec<_>>>()?;
+        options.jobs.iter().map(|job| of_job(config, &model, job)).collect::<Result<Vec<_>>>()?;
     // Pictures that cannot be used are found before anything is loaded.
     for given in requests.iter().flat_map(|request| &request.images) {
         media::read_picture(&given.path)?;
     }
     let mut started = Instant::now();
-    let Session { config, mut executor, build, versions, first } = Session::start(config, &models, group)?;
+    let Session { config, mut runner, versions, first } = Session::start(config, model, group)?;
     let config = &config;
     let programs = Programs::of(config, None)?.dumping(options.dump.is_some());
-    let keep = memory::plan(config, &programs, &mut executor, &build, group)?;
-    executor.keep(keep);
+    let keep = memory::plan(config, &programs, &mut runner.executor, &runner.build, group)?;
+    runner.executor.keep(keep);
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
-    let mut settings = Settings { build, chunk, dump: options.dump.is_some(), saving: None };
+    let mut run = RunOptions { chunk, dump: options.dump.is_some(), saving: None };
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
     let several = options.jobs.len() > 1;
-    let size = videos_at_once(&settings.build.layout);
+    let size = videos_at_once(&runner.build.layout);
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
     for ((jobs, requests), paths) in batches {
-        let mut watch = |stage: Phase, done: usize, total: usize| observer.progress(jobs, stage, done, total);
+        let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
         if options.checkpoint_every.is_some() || options.resume {
             let (every, resume) = (options.checkpoint_every, options.resume);
-            settings.saving = Some(Saving::new(config, &models, jobs, &paths[0], every, resume)?);
+            run.saving = Some(Saving::new(config, &runner.model, jobs, &paths[0], every, resume)?);
         }
-        let videos = text_to_videos(&models, &mut executor, requests, &settings, &mut watch)?;
+        let videos = runner.generate_batch(requests, &run, &mut watch)?;
         let made = started.elapsed();
         if !first {
             continue;
@@ -112,27 +112,27 @@ pub fn generate(
             let video = write(config, options, job, request, generated, (path, replace), several)?;
             let encoding = encoding.elapsed();
             let outer = Outer { encoding, total: made + encoding };
-            let figures = report::json(generated, &executor, outer);
+            let figures = report::json(generated, &runner.executor, outer);
             if config.output.sidecar {
                 let sidecar = json!({
                     "config": config.effective(&job.prompt, job.seed),
                     "seed": job.seed,
-                    "model": models.identity()?,
-                    "programs": executor.program_hashes().collect::<std::collections::BTreeMap<_, _>>(),
+                    "model": runner.model.identity()?,
+                    "programs": runner.executor.program_hashes().collect::<std::collections::BTreeMap<_, _>>(),
                     "versions": versions,
                     "sha256": {"frames": video.frames_sha256, "samples": video.samples_sha256},
                     "timings": figures,
                 });
                 write_json(&sidecar_path(path), &sidecar)?;
             }
-            observer.finished(&video, &report::table(generated, &executor, outer));
+            observer.finished(&video, &report::table(generated, &runner.executor, outer));
             perf.push(figures);
             finished.push(video);
         }
-        if let Some(saving) = &settings.saving {
+        if let Some(saving) = &run.saving {
             saving.finish();
         }
-        executor.reset_set_up_time();
+        runner.executor.reset_set_up_time();
         started = Instant::now();
     }
     if let Some(path) = options.perf_json.as_ref().filter(|_| first) {
@@ -149,11 +149,11 @@ pub fn generate(
 ///
 /// # Errors
 /// Sizes and schedules that it does not take.
-pub fn of_job(config: &Config, models: &Model, job: &Job) -> Result<Request> {
-    let request = request::of_job(config, &models.sizes, job)?;
-    let tokens = Shapes::of(&models.sizes, &request.passes().0)?;
+pub fn of_job(config: &Config, model: &Model, job: &Job) -> Result<Request> {
+    let request = request::of_job(config, &model.sizes, job)?;
+    let tokens = Shapes::of(&model.sizes, &request.passes().0)?;
     let own = tokens.tokens[0] - tokens.appended;
-    Ok(Request { sigmas: request::sigmas(config, &models.scheduler, own)?, ..request })
+    Ok(Request { sigmas: request::sigmas(config, &model.scheduler, own)?, ..request })
 }
 
 fn write(

@@ -1,32 +1,18 @@
-//! A model's parts: their configurations, and the program each becomes.
+//! A model that requests can be made of: configurations, tokenizer, latent statistics, weights.
 
-use crate::request::{Shapes};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use ndarray::Array4;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
-use super::executor::Weights;
-use super::origin::{self, Origin};
-use crate::config::{Config, Reference};
-use crate::hlo::{DType, Type};
-use crate::models::connectors::{self, ConnectorsConfig};
+use super::origin::{self, Origin, Weights};
+use crate::config::Config;
 use crate::models::gemma3::tokenizer::Tokenizer;
-use crate::models::gemma3::{self, Gemma3Config};
-use crate::models::presets::Preset;
-use crate::models::transformer::{self, ForwardShape, TransformerConfig};
-use crate::models::upsampler::{self, UpsamplerConfig};
-use crate::models::video_vae::Pixels;
-use crate::models::vocoder::{self, VocoderConfig};
-use crate::models::{ConfigError, Network, audio_vae, parse_config, video_vae};
-use crate::nn::{Axis, Build, Init, Param, Source};
-use crate::sampling::latents::{AudioGrid, Statistics, VideoGrid};
+use crate::request::ModelSizes;
+use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
-use crate::tensor::Tensor;
 pub use crate::weights::Component;
 use crate::weights::{ModelSource, check_finite};
 
@@ -42,297 +28,10 @@ pub const TEXT_TO_VIDEO: [Component; 8] = [
     Component::Vocoder,
 ];
 
-/// Mel frames a latent covers: the audio VAE halves time and mel bins twice.
-const AUDIO_COMPRESSION: usize = 4;
-
-/// The configurations of a model, each read when it is needed, so that a model of some parts runs those.
-#[derive(Clone)]
-pub struct ModelConfigs {
-    origin: Origin,
-    /// Blocks left of every transformer, to look at programs.
-    layers: Option<usize>,
-    /// Whether a vocoder of two stages limits the first.
-    vocoder_clamp: bool,
-}
-
-impl From<Origin> for ModelConfigs {
-    fn from(origin: Origin) -> Self {
-        ModelConfigs { origin, layers: None, vocoder_clamp: true }
-    }
-}
-
-impl ModelConfigs {
-    /// Of a model on disk.
-    pub fn of(source: &Rc<ModelSource>) -> Self {
-        ModelConfigs::from(Origin::Files(source.clone()))
-    }
-
-    /// Of a model that this program carries.
-    pub fn of_preset(preset: Preset) -> Self {
-        ModelConfigs::from(Origin::Preset(preset))
-    }
-
-    /// What they are read from.
-    pub fn origin(&self) -> &Origin {
-        &self.origin
-    }
-
-    fn read<T>(&self, part: Component, parse: impl Fn(&Value) -> std::result::Result<T, ConfigError>) -> Result<T> {
-        Ok(parse(&self.origin.json(part)?)?)
-    }
-
-    /// The same model with the transformer cut to its first `layers` blocks, to look at its programs. Their blocks are
-    /// the whole model's.
-    #[must_use]
-    pub fn cut(self, layers: usize) -> Self {
-        ModelConfigs { layers: Some(layers), ..self }
-    }
-
-    /// The same model with or without a limit of -1..1 between the vocoder's two stages, where it has two. Lightricks'
-    /// code has it, diffusers has not; here it is on unless this says otherwise.
-    #[must_use]
-    pub fn with_vocoder_clamp(self, clamp: bool) -> Self {
-        ModelConfigs { vocoder_clamp: clamp, ..self }
-    }
-
-    /// The same model as a configuration has it run.
-    #[must_use]
-    pub fn for_run(self, config: &Config) -> Self {
-        self.with_vocoder_clamp(config.vocoder.stage1_clamp == Reference::Official)
-    }
-
-    /// The transformer's.
-    ///
-    /// # Errors
-    /// A missing file, a key that is wrong or not computed; as for the other parts.
-    pub fn transformer(&self) -> Result<TransformerConfig> {
-        let mut c = self.read(Component::Transformer, TransformerConfig::from_json)?;
-        c.num_layers = self.layers.unwrap_or(c.num_layers).min(c.num_layers);
-        Ok(c)
-    }
-
-    /// The text encoder's.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
-    pub fn text_encoder(&self) -> Result<Gemma3Config> {
-        self.read(Component::TextEncoder, Gemma3Config::from_json)
-    }
-
-    /// The connectors'.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
-    pub fn connectors(&self) -> Result<ConnectorsConfig> {
-        self.read(Component::Connectors, ConnectorsConfig::from_json)
-    }
-
-    /// The vocoder's.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
-    pub fn vocoder(&self) -> Result<VocoderConfig> {
-        Ok(self.read(Component::Vocoder, VocoderConfig::from_json)?.with_clamp(self.vocoder_clamp))
-    }
-
-    /// The latent upsampler's.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
-    pub fn upsampler(&self) -> Result<UpsamplerConfig> {
-        self.read(Component::LatentUpsampler, UpsamplerConfig::from_json)
-    }
-
-    /// The latent upsampler's, where it makes latents `to` of latents `from`, both `[channels, frames, rows, columns]`.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`]; one line naming file and both sides.
-    pub fn upsampler_between(&self, from: [usize; 4], to: [usize; 4]) -> Result<UpsamplerConfig> {
-        let c = self.upsampler()?;
-        c.check_fit(from, to).map_err(|why| {
-            let place = match &self.origin {
-                Origin::Files(source) => source.config_path(Component::LatentUpsampler).display().to_string(),
-                Origin::Preset(preset) => preset.name.to_string(),
-            };
-            PipelineError::Input(format!("{place}: {why}"))
-        })?;
-        Ok(c)
-    }
-
-    /// Ratios and channels of the video autoencoder.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
-    pub fn video_vae(&self) -> Result<video_vae::Geometry> {
-        self.read(Component::Vae, video_vae::Geometry::from_json)
-    }
-
-    /// Ratios and channels of the audio autoencoder.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
-    pub fn audio_vae(&self) -> Result<audio_vae::Geometry> {
-        self.read(Component::AudioVae, audio_vae::Geometry::from_json)
-    }
-
-    /// Sizes that requests are checked against.
-    ///
-    /// # Errors
-    /// A missing or unusable component, by name.
-    pub fn sizes(&self) -> Result<ModelSizes> {
-        let (vae, audio) = (self.video_vae()?, self.audio_vae()?);
-        Ok(ModelSizes::new(self.transformer()?, &self.connectors()?, &vae, &audio))
-    }
-
-    /// Prompts `[rows, tokens]` to `prompt_embeds`: projected, or the stack of hidden states.
-    ///
-    /// # Errors
-    /// What is wrong with the configuration or the sizes; as for the other programs.
-    pub fn text_encoder_program(&self, rows: usize, tokens: usize, projected: bool, b: &Build) -> Result<Network> {
-        let connectors = if projected { Some(self.connectors()?) } else { None };
-        Ok(gemma3::program(&self.text_encoder()?, connectors.as_ref(), rows, tokens, b)?)
-    }
-
-    /// Text to the transformer's contexts.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
-    pub fn connectors_program(
-        &self,
-        rows: usize,
-        tokens: usize,
-        input: connectors::Input,
-        b: &Build,
-    ) -> Result<Network> {
-        Ok(connectors::program(&self.connectors()?, rows, tokens, input, b)?)
-    }
-
-    /// The connectors' tables, by input name.
-    ///
-    /// # Errors
-    /// What is wrong with the configuration.
-    pub fn connectors_inputs(&self, tokens: usize) -> Result<Vec<(String, Tensor)>> {
-        Ok(connectors::host_inputs(&self.connectors()?, tokens))
-    }
-
-    /// Latents `[b, c, f, h, w]` to pictures, as `pixels` says.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
-    pub fn video_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
-        let c = self.read(Component::Vae, video_vae::DecoderConfig::from_json)?;
-        let [n, _, f, h, w] = dims;
-        Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, b)?)
-    }
-
-    /// Pictures `[b, c, f, h, w]` to latents.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
-    pub fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
-        let c = self.read(Component::Vae, video_vae::EncoderConfig::from_json)?;
-        let [n, _, f, h, w] = dims;
-        Ok(video_vae::encoder_program(&c, [n, f, h, w], b)?)
-    }
-
-    /// Latents `[b, c, l, m]` to a mel spectrogram.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
-    pub fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
-        let c = self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)?;
-        let [n, _, l, m] = dims;
-        Ok(audio_vae::decoder_program(&c, [n, l, m], b)?)
-    }
-
-    /// A mel spectrogram `[b, channels, frames, bins]` to samples, always in f32: bf16 is audible here.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
-    pub fn vocoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
-        Ok(vocoder::vocoder_program(&self.vocoder()?, dims, &b.with_dtype(DType::F32))?)
-    }
-
-    /// Un-normalised latents `[b, c, f, h, w]` to latents of more rows and columns, or frames.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
-    pub fn upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
-        Ok(upsampler::program(&self.upsampler()?, [n, f, h, w], b)?)
-    }
-
-    /// Every parameter that any program of a part declares.
-    ///
-    /// # Errors
-    /// What is wrong with the configuration.
-    pub fn parameters(&self, part: Component) -> Result<Vec<Param>> {
-        let build = Build::new(DType::F32);
-        let networks = match part {
-            Component::TextEncoder => vec![self.text_encoder_program(1, 8, false, &build)?],
-            Component::Connectors => {
-                let tokens = self.connectors()?.token_multiple();
-                vec![self.connectors_program(1, tokens, connectors::Input::HiddenStates, &build)?]
-            }
-            Component::Transformer => {
-                let c = self.transformer()?;
-                let text_channels = match c.use_prompt_embeddings {
-                    true => [c.caption_channels; 2],
-                    false => [c.cross_attention_dim, c.audio_cross_attention_dim],
-                };
-                let shape = ForwardShape { text_channels, ..ForwardShape::default() };
-                vec![transformer::program(&c, &shape, &build)?]
-            }
-            Component::Vae => {
-                let v = self.video_vae()?;
-                let (frames, side) = (1 + v.temporal(), 4 * v.spatial());
-                vec![
-                    self.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, &build)?,
-                    self.video_encoder_program([1, 0, frames, side, side], &build)?,
-                ]
-            }
-            Component::AudioVae => {
-                let a = self.audio_vae()?;
-                vec![self.audio_decoder_program([1, 0, 2, a.latent_bins()], &build)?]
-            }
-            Component::Vocoder => {
-                let c = self.vocoder()?;
-                // One channel as wide as all: only the product of channels and bins counts.
-                vec![self.vocoder_program([1, 1, 8, c.generator.in_channels], &build)?]
-            }
-            Component::LatentUpsampler => vec![self.upsampler_program([1, 0, 2, 4, 4], &build)?],
-            Component::Tokenizer | Component::Scheduler => Vec::new(),
-        };
-        let component = part.folder();
-        let mut params: Vec<Param> =
-            networks.into_iter().flat_map(|n| n.params).filter(|p| p.component == component).collect();
-        if let Some(length) = self.statistics_length(part)? {
-            // Read by the host only; no program declares them.
-            let init = [("latents_mean", Init::Normal(0.1)), ("latents_std", Init::Around(1.0, 0.05))];
-            params.extend(init.map(|(name, init)| Param {
-                component,
-                name: format!("{component}.{name}"),
-                ty: Type::new(DType::F32, vec![length]),
-                axes: vec![Axis::Channels],
-                source: Source::Stack { keys: vec![name.into()], shape: vec![length] },
-                init,
-            }));
-        }
-        Ok(params)
-    }
-
-    fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
-        Ok(match part {
-            Component::Vae => Some(self.video_vae()?.latent_channels),
-            Component::AudioVae => Some(self.audio_vae()?.base_channels),
-            _ => None,
-        })
-    }
-}
-
 /// Everything a text-to-video request reads of a model.
 pub struct Model {
     /// The configurations, which become programs.
-    pub parts: ModelConfigs,
+    pub configs: ModelConfigs,
     /// What the programs are written from.
     pub sizes: ModelSizes,
     /// The model's own schedule.
@@ -355,11 +54,11 @@ impl Model {
     /// # Errors
     /// As [`Model::open`] and [`Model::random`].
     pub fn of(config: &Config) -> Result<Self> {
-        let models = match origin::of_run(config)? {
+        let model = match origin::of_run(config)? {
             (_, Weights::Files(source)) => Model::open(&source),
             (origin, Weights::Random(seed)) => Model::random(origin, seed),
         }?;
-        Ok(Model { parts: models.parts.for_run(config), ..models })
+        Ok(Model { configs: model.configs.for_run(config), ..model })
     }
 
     /// A model of random weights, drawn from `seed`: configurations and tokenizer of its files where they are here.
@@ -442,7 +141,7 @@ impl Model {
             sample_rate: parts.vocoder()?.output_sampling_rate,
             scheduler: FlowMatch::from_json(&scheduler, &file)?,
             sizes: parts.sizes()?,
-            parts,
+            configs: parts,
             weights,
         })
     }
@@ -452,14 +151,14 @@ impl Model {
     /// # Errors
     /// A file that cannot be read.
     pub fn identity(&self) -> Result<Value> {
-        let path = self.parts.origin().name();
+        let path = self.configs.origin().name();
         Ok(match &self.weights {
             Weights::Files(source) => json!({"path": path, "fingerprint": source.fingerprint()?}),
             Weights::Random(seed) => json!({
                 "path": path,
                 "weights": "random",
                 "weights_seed": seed,
-                "fingerprint": self.parts.origin().random_fingerprint(*seed)?,
+                "fingerprint": self.configs.origin().random_fingerprint(*seed)?,
             }),
         })
     }

@@ -4,7 +4,7 @@ use crate::request::{ModelSizes, Request, Shapes, Tiling};
 use crate::request;
 use super::batch::videos_at_once;
 use super::error::{PipelineError, Result};
-use super::model::ModelConfigs;
+use super::configs::ModelConfigs;
 use super::origin::Origin;
 use crate::config::{Config, Job};
 use crate::models::Network;

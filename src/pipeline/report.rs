@@ -37,8 +37,8 @@ fn rows(generated: &Generated, executor: &Executor, outer: Outer) -> Vec<(String
     let compile = if hits { "cache hit" } else { "compile" };
     let mut rows = vec![("load".to_string(), executor.load_time), (compile.to_string(), executor.compile_time())];
     for took in &generated.timings {
-        rows.push((took.stage.name().to_string(), took.total));
-        if took.stage == Phase::Denoise {
+        rows.push((took.phase.name().to_string(), took.total));
+        if took.phase == Phase::Denoise {
             rows.push(("  a step".to_string(), took.total / u32::try_from(generated.steps.max(1)).unwrap_or(u32::MAX)));
         }
     }
@@ -77,7 +77,7 @@ pub fn table(generated: &Generated, executor: &Executor, outer: Outer) -> String
 
 /// The same figures as JSON, with every program's hash, compiles, cache hits and executions.
 pub fn json(generated: &Generated, executor: &Executor, outer: Outer) -> Value {
-    let took = |s: Phase| generated.timings.iter().find(|t| t.stage == s);
+    let took = |s: Phase| generated.timings.iter().find(|t| t.phase == s);
     let stage = |s: Phase| took(s).map_or(Value::Null, |t| json!(t.total.as_secs_f64()));
     let host = generated.timings.iter().map(PhaseTime::host).sum::<Duration>();
     let hashes: std::collections::BTreeMap<&str, &str> = executor.program_hashes().collect();

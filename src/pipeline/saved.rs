@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::error::{PipelineError, Result};
 use super::model::Model;
 use super::tensors;
-use super::text_to_video::fixed;
+use super::tensors::fixed;
 use crate::config::{Config, Job};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
@@ -41,7 +41,7 @@ pub struct Saving {
 #[derive(Clone, Debug)]
 pub struct Saved {
     /// The stage.
-    pub stage: Phase,
+    pub phase: Phase,
     /// Its evaluations so far.
     pub done: usize,
     /// What the sampler carries, in the loop's order.
@@ -65,20 +65,20 @@ impl Saving {
     /// A file that is damaged, or of another request, model or release of this program.
     pub fn new(
         config: &Config,
-        models: &Model,
+        model: &Model,
         jobs: &[Job],
         output: &Path,
         every: Option<usize>,
         resume: bool,
     ) -> Result<Self> {
-        let identity = identity(config, models, jobs)?;
+        let identity = identity(config, model, jobs)?;
         let path = path_of(output);
         let found = if resume && path.exists() { Some(read(&path, &identity)?) } else { None };
         if let Some(saved) = &found {
             tracing::info!(
                 "{}: goes on in stage {} after {} evaluations",
                 path.display(),
-                name(saved.stage),
+                name(saved.phase),
                 saved.done
             );
         }
@@ -86,8 +86,8 @@ impl Saving {
     }
 
     /// The steps of an ended run, if it ended in this stage.
-    pub fn found(&self, stage: Phase) -> Option<&Saved> {
-        self.found.as_ref().filter(|saved| saved.stage == stage)
+    pub fn found(&self, phase: Phase) -> Option<&Saved> {
+        self.found.as_ref().filter(|saved| saved.phase == phase)
     }
 
     /// Steps between two savings.
@@ -105,7 +105,7 @@ impl Saving {
         let tensors: Vec<_> = carried.chain(sound).collect();
         let about = [
             ("identity", self.identity.clone()),
-            ("stage", name(saved.stage).to_string()),
+            ("stage", name(saved.phase).to_string()),
             ("done", saved.done.to_string()),
         ];
         tensors::write_with(&self.path, &tensors, Some(about.map(|(key, value)| (key.to_string(), value)).into()))
@@ -123,8 +123,8 @@ impl Saving {
     }
 }
 
-fn name(stage: Phase) -> &'static str {
-    if stage == Phase::Refine { "refine" } else { "denoise" }
+fn name(phase: Phase) -> &'static str {
+    if phase == Phase::Refine { "refine" } else { "denoise" }
 }
 
 fn read(path: &Path, identity: &str) -> Result<Saved> {
@@ -136,7 +136,7 @@ fn read(path: &Path, identity: &str) -> Result<Saved> {
             "holds the steps of another request, model or release; give what that run was given, or remove the file",
         ));
     }
-    let stage = match about("stage")? {
+    let phase = match about("stage")? {
         "refine" => Phase::Refine,
         _ => Phase::Denoise,
     };
@@ -148,11 +148,11 @@ fn read(path: &Path, identity: &str) -> Result<Saved> {
         true => Some(fixed(tensor("sound")?.into_f32())?),
         false => None,
     };
-    Ok(Saved { stage, done, carried, sound })
+    Ok(Saved { phase, done, carried, sound })
 }
 
 /// Of everything that a result depends on. Of files that the request only names, size and time have to do.
-fn identity(config: &Config, models: &Model, jobs: &[Job]) -> Result<String> {
+fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
     let each = jobs.iter().map(|job| {
         let mut own = config.effective(&job.prompt, job.seed);
         for key in INDIFFERENT {
@@ -172,7 +172,7 @@ fn identity(config: &Config, models: &Model, jobs: &[Job]) -> Result<String> {
     let all = json!({
         "release": env!("CARGO_PKG_VERSION"),
         "requests": each.collect::<Vec<_>>(),
-        "model": models.identity()?,
+        "model": model.identity()?,
         "files": files.map(|path| about(Path::new(path))).collect::<Vec<_>>(),
     });
     Ok(Sha256::digest(all.to_string()).iter().map(|b| format!("{b:02x}")).collect())

@@ -11,6 +11,7 @@ use super::executor::Executor;
 use super::loras::Loras;
 use super::model::Model;
 use super::programs::Programs;
+use super::runner::Runner;
 use crate::config::Config;
 use crate::nn::Build;
 use crate::runtime::processes::Group;
@@ -20,10 +21,8 @@ use crate::runtime::{Engine, EngineOptions, RuntimeError, platform};
 pub struct Session {
     /// The configuration, with what it left to the devices decided.
     pub config: Config,
-    /// Programs and parameters.
-    pub executor: Executor,
-    /// How networks become programs here.
-    pub build: Build,
+    /// The model on the devices.
+    pub runner: Runner,
     /// This program, the plugin and the platform, as a sidecar names them.
     pub versions: Value,
     /// Whether this process writes what comes out: it is the only one, or the first.
@@ -36,22 +35,22 @@ impl Session {
     ///
     /// # Errors
     /// No such platform; what is wrong with the layout.
-    pub fn start(config: &Config, models: &Model, group: Option<&Arc<Group>>) -> Result<Self> {
-        Session::start_with(config, models, group, setup::engine_options(config))
+    pub fn start(config: &Config, model: Model, group: Option<&Arc<Group>>) -> Result<Self> {
+        Session::start_with(config, model, group, setup::engine_options(config))
     }
 
     /// The same, with programs whose trace tells their operations apart.
     ///
     /// # Errors
     /// As [`Session::start`].
-    pub fn start_traceable(config: &Config, models: &Model, group: Option<&Arc<Group>>) -> Result<Self> {
-        let options = EngineOptions { traceable: true, ..request::engine_options(config) };
-        Session::start_with(config, models, group, options)
+    pub fn start_traceable(config: &Config, model: Model, group: Option<&Arc<Group>>) -> Result<Self> {
+        let options = EngineOptions { traceable: true, ..setup::engine_options(config) };
+        Session::start_with(config, model, group, options)
     }
 
     fn start_with(
         config: &Config,
-        models: &Model,
+        model: Model,
         group: Option<&Arc<Group>>,
         engine_options: EngineOptions,
     ) -> Result<Self> {
@@ -69,7 +68,7 @@ impl Session {
         let first = group.map_or(index == 0, |group| group.id() == 0);
         let engine = Engine::among(client, engine_options, group.cloned());
         peers(&engine, group)?;
-        let mut executor = Executor::new(engine, models.weights.clone());
+        let mut executor = Executor::new(engine, model.weights.clone());
         executor.keep_loras(Loras::open(&config.model.loras)?)?;
         let devices = executor.engine().devices();
         let (platform, count) = (executor.engine().platform(), devices.len());
@@ -77,8 +76,8 @@ impl Session {
         let build = setup::build(&config, count, &platform, devices[0].kind())?;
         whole_mesh(&config, &build, executor.engine())?;
         Programs::of(&config, None)?.check(&build)?;
-        setup::log_weights(config.runtime.weights, &models.weights)?;
-        Ok(Session { config, executor, build, versions, first })
+        setup::log_weights(config.runtime.weights, &model.weights)?;
+        Ok(Session { config, runner: Runner::new(model, executor, build), versions, first })
     }
 }
 

@@ -2,12 +2,14 @@
 
 use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix5};
 
-use super::batch::{Batch, Dump, split, tokens, unpack};
+use super::batch::{Batch, Dump, split};
 use super::clock::{Clock, PhaseTime};
 use super::denoising::{FIRST, SECOND};
 use super::error::{PipelineError, Result};
 use super::options::RunOptions;
+use super::packing::unpack;
 use super::phase::{Phase, Watch};
+use super::prompts::tokens;
 use super::run::Run;
 use super::runner::Runner;
 use super::tensors::fixed;

@@ -16,7 +16,7 @@ use ltx2::models::presets::Preset;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Init, Lowering, Param};
 use ltx2::pipeline::executor::{Executor, Weights};
-use ltx2::pipeline::model::ModelConfigs;
+use ltx2::pipeline::configs::ModelConfigs;
 use ltx2::pipeline::programs::Programs;
 use ltx2::runtime::{Engine, EngineOptions, RandomProgram, compile_options, random_programs};
 use ltx2::sampling::denoise::{DenoiseShape, denoise};

@@ -8,7 +8,7 @@ use half::bf16;
 use ltx2::hlo::DType;
 use ltx2::kernels::Kernel;
 use ltx2::nn::{Build, Lowering, Numerics, RopeForm};
-use ltx2::pipeline::run::RunComponent;
+use ltx2::pipeline::component::RunComponent;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
 use ndarray::Array4;

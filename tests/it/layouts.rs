@@ -8,7 +8,7 @@ use crate::support::{
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::run::RunComponent;
+use ltx2::pipeline::component::RunComponent;
 use ltx2::pipeline::text_to_video::Settings;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2, run_case};
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering, Numerics};
-use ltx2::pipeline::run::RunComponent;
+use ltx2::pipeline::component::RunComponent;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
 

@@ -24,8 +24,9 @@ use ltx2::models::presets::Preset;
 use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::executor::Executor;
-use ltx2::pipeline::model::{Model, ModelConfigs};
-use ltx2::pipeline::run::{RunComponent, run_component};
+use ltx2::pipeline::configs::ModelConfigs;
+use ltx2::pipeline::model::Model;
+use ltx2::pipeline::component::{RunComponent, run_component};
 use ltx2::pipeline::text_to_video::{Generated, Settings, text_to_video};
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
@@ -277,7 +278,7 @@ pub fn open(client: &Client, model: &str) -> (Model, Executor) {
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
     let mut models = Model::open(&source).expect("complete");
     // The reference of the cases is diffusers.
-    models.parts = models.parts.with_vocoder_clamp(false);
+    models.configs = models.configs.with_vocoder_clamp(false);
     (models, executor)
 }
 
