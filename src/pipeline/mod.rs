@@ -1,15 +1,11 @@
 //! From a request to a file.
 
-mod alone;
 pub mod batch;
-pub mod bench;
 pub mod calls;
-mod cause;
 pub mod clock;
 pub mod compile;
 mod denoising;
 mod error;
-pub mod figures;
 mod files;
 pub mod generate;
 pub mod given;
@@ -17,14 +13,11 @@ pub mod init;
 pub mod loops;
 pub mod loras;
 pub mod memory;
-pub mod micro;
 pub mod models;
 pub mod options;
 pub mod origin;
 pub mod processes;
-pub mod profile;
 pub mod programs;
-mod reason;
 pub mod report;
 pub mod request;
 pub mod run;

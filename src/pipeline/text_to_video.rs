@@ -352,7 +352,11 @@ pub fn text_to_videos(
     Ok(made.collect())
 }
 
-pub(super) fn fixed<A, D: ndarray::Dimension>(a: ndarray::ArrayD<A>) -> Result<ndarray::Array<A, D>> {
+/// The array with its rank in its type.
+///
+/// # Errors
+/// Another rank.
+pub fn fixed<A, D: ndarray::Dimension>(a: ndarray::ArrayD<A>) -> Result<ndarray::Array<A, D>> {
     a.into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))
 }
 

@@ -4,10 +4,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-use super::error::Result;
-use super::request;
 use crate::analysis::{Measurements, Origin};
 use crate::config::Config;
+use crate::pipeline::Result;
+use crate::pipeline::request;
 use crate::runtime::{Engine, micro, platform};
 
 /// Times small programs on all devices of the configuration's platform, each `runs` times. `command` is what was typed.
@@ -15,7 +15,7 @@ use crate::runtime::{Engine, micro, platform};
 /// # Errors
 /// No such platform; the plugin's message.
 pub fn measure(config: &Config, runs: usize, command: &str) -> Result<Measurements> {
-    let choice = config.platform().map_err(super::PipelineError::Input)?;
+    let choice = config.platform().map_err(crate::pipeline::PipelineError::Input)?;
     let (plugin, client) = platform::open_with(&choice, &request::platform_options(config, None)?)?;
     let versions = json!({
         "ltx2": env!("CARGO_PKG_VERSION"),

@@ -3,14 +3,14 @@
 
 use ndarray::Array3;
 
-use super::batch::Batch;
-use super::calls::{self, Call, Loop};
-use super::error::Result;
-use super::models::Models;
-use super::programs::ProgramKind;
-use super::stages::{Inputs, Stages};
-use super::text_to_video::{Request, Shapes, fixed, pack};
 use crate::nn::Build;
+use crate::pipeline::Result;
+use crate::pipeline::batch::Batch;
+use crate::pipeline::calls::{self, Call, Loop};
+use crate::pipeline::models::Models;
+use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::stages::{Inputs, Stages};
+use crate::pipeline::text_to_video::{Request, Shapes, fixed, pack};
 use crate::runtime::{Distributed, Executable, Outputs};
 use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::noise::TorchRng;
