@@ -3,8 +3,8 @@
 //! One request runs so: [`cli`] reads YAML and flags into a configuration; [`pipeline`] asks each model for its
 //! program (StableHLO text) and its parameter tree; [`runtime`] compiles the program and uploads the parameters from
 //! the mapped checkpoint; the text encoder, the connectors, the denoising loop and the decoders run; [`media`] writes
-//! the MP4. Arrows point down only: cli -> lab -> pipeline -> {models, sampling, weights, runtime, media} -> nn, kernels ->
-//! [`hlo`]; runtime -> [`pjrt`]; lab -> [`analysis`]. These three are crates of their own, under `crates/`.
+//! the MP4. Arrows point down only: cli -> tune -> perf -> pipeline -> {models, sampling, weights, runtime, media} -> nn,
+//! kernels -> [`hlo`]; runtime -> [`pjrt`]; tune -> [`analysis`]. These three are crates of their own, under `crates/`.
 
 pub use ltx2_pjrt as pjrt;
 pub use ltx2_stablehlo as hlo;
@@ -17,13 +17,14 @@ pub mod threads;
 pub mod cli;
 pub mod config;
 pub mod kernels;
-pub mod lab;
 pub mod media;
-pub mod metrics;
 pub mod models;
 pub mod nn;
+pub mod perf;
 pub mod pipeline;
+pub mod quality;
 pub mod request;
 pub mod runtime;
 pub mod sampling;
+pub mod tune;
 pub mod weights;

@@ -11,7 +11,7 @@ use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
 use super::{UsageError, log, print, tell};
 use crate::config::load;
-use crate::pipeline::bench::{BenchOptions, BenchReport, Part, bench};
+use crate::perf::bench::{BenchOptions, BenchReport, Part, bench};
 use crate::pipeline::processes::together;
 
 /// Times the programs that `generate` runs, each alone, and a whole request.

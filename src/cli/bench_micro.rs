@@ -7,7 +7,7 @@ use super::generate::prepare_libtpu;
 use super::{UsageError, print};
 use crate::analysis::{CHIPS, Calibration, Measurements, What, fit};
 use crate::config::Config;
-use crate::pipeline::micro::measure;
+use crate::perf::micro::measure;
 
 /// Small programs in place of a model's.
 #[derive(clap::Args, Clone, Debug, Default)]

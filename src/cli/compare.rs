@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::{UsageError, compare_report, print};
 use crate::media::{self, Frames};
-use crate::metrics::{self, PictureScores, SoundScores, TensorScores};
 use crate::pipeline::tensors;
+use crate::quality::{self, PictureScores, SoundScores, TensorScores};
 use crate::tensor::Tensor;
 
 /// Compares two results: videos, folders of PNG files, WAV files, or dumps.
@@ -156,7 +156,7 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
             if x.dim() != y.dim() {
                 return Err(sides("pictures", size(x), size(y)));
             }
-            scores.video = Some(metrics::pictures(x.view(), y.view()));
+            scores.video = Some(quality::pictures(x.view(), y.view()));
         }
         (None, None) => {}
         (x, _) => scores.only_in_one.push(format!("pictures: {}", if x.is_some() { &name_a } else { &name_b })),
@@ -177,7 +177,7 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
                 [x, y].into_iter().for_each(|v| *v = v.slice(s![.., ..common]).to_owned());
             }
             let (Some((x, _)), Some((y, _))) = (&a.audio, &b.audio) else { return Ok(scores) };
-            scores.audio = Some(metrics::sound(x.view(), y.view()));
+            scores.audio = Some(quality::sound(x.view(), y.view()));
         }
         (None, None) => {}
         (x, _) => scores.only_in_one.push(format!("sound: {}", if x.is_some() { &name_a } else { &name_b })),
@@ -191,7 +191,7 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
             return Err(sides(&format!("'{name}'"), format!("shape {:?}", x.shape()), format!("{:?}", y.shape())));
         }
         let (x, y) = (x.to_f32(), y.to_f32());
-        scores.tensors.insert(name.clone(), metrics::tensors(x.iter().copied(), y.iter().copied()));
+        scores.tensors.insert(name.clone(), quality::tensors(x.iter().copied(), y.iter().copied()));
     }
     let others = b.tensors.keys().filter(|name| !a.tensors.contains_key(*name));
     scores.only_in_one.extend(others.map(|name| format!("'{name}': {name_b}")));

@@ -9,11 +9,11 @@ use super::{UsageError, print};
 use crate::config::{Config, load};
 use crate::pipeline::PipelineError;
 use crate::pipeline::compile::{CompileOptions, compile};
-use crate::pipeline::figures::json;
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::pjrt::discover::Kind;
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
 use crate::runtime::{ModuleStore, Target};
+use crate::tune::compile_json::json;
 
 /// Compiles a program for devices that need not be there, and says what it holds, moves and takes.
 #[derive(clap::Args, Clone, Debug)]

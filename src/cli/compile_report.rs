@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::pipeline::compile::Compilation;
-use crate::pipeline::figures::entries;
 use crate::runtime::Target;
+use crate::tune::compile_json::entries;
 
 fn mesh_text(done: &Compilation) -> String {
     match done.mesh.axes.as_slice() {

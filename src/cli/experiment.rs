@@ -6,10 +6,10 @@ use super::args::ConfigArgs;
 use super::compile::prepare_tpus;
 use super::{UsageError, print};
 use crate::config::{Case, Given, load, read_experiment};
-use crate::lab::search::{Quest, found, search, summary};
-use crate::lab::{Options, Row, default_jobs, experiment, page, ranked, table};
 use crate::pipeline::programs::Programs;
 use crate::runtime::Target;
+use crate::tune::search::{Quest, found, search, summary};
+use crate::tune::{Options, Row, default_jobs, experiment, page, ranked, table};
 
 /// Compiles the cases of a YAML file and ranks them. Run again it compiles and measures only what is missing: what was
 /// compiled is kept as the compiler left it and analysed anew, what was measured is kept under the program that ran.
@@ -132,7 +132,7 @@ fn look(args: &Args, options: &Options) -> anyhow::Result<()> {
         given.set.extend(sizes.map(|(key, size)| format!("request.{key}={size}")));
     }
     if s.memory_fit && target.chip().is_none() {
-        return Err(usage(crate::lab::LabError::Capacity(name)));
+        return Err(usage(crate::tune::LabError::Capacity(name)));
     }
     let config = load(&given)?.config;
     prepare_tpus(&config, std::slice::from_ref(&name))?;
@@ -172,11 +172,11 @@ fn look(args: &Args, options: &Options) -> anyhow::Result<()> {
 const TIMEOUT: u64 = 1800;
 
 /// Mistakes in the file end as the configuration's do.
-pub(super) fn usage(error: crate::lab::LabError) -> anyhow::Error {
+pub(super) fn usage(error: crate::tune::LabError) -> anyhow::Error {
     match error {
-        crate::lab::LabError::Config(e) => e.into(),
-        crate::lab::LabError::Target(e) => UsageError(e.to_string()).into(),
-        e @ crate::lab::LabError::Capacity(_) => UsageError(e.to_string()).into(),
+        crate::tune::LabError::Config(e) => e.into(),
+        crate::tune::LabError::Target(e) => UsageError(e.to_string()).into(),
+        e @ crate::tune::LabError::Capacity(_) => UsageError(e.to_string()).into(),
         other => other.into(),
     }
 }

@@ -10,8 +10,8 @@ use super::{UsageError, log, print};
 use crate::analysis::{Trace, XSpace};
 use crate::config::load;
 use crate::media::{check_writable, write_atomically};
+use crate::perf::profile::{Profile, profile};
 use crate::pipeline::processes::together;
-use crate::pipeline::profile::{Profile, profile};
 
 /// Steps that are recorded where --steps does not say.
 const STEPS: u64 = 2;

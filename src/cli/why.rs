@@ -9,8 +9,8 @@ use super::compile::prepare_tpus;
 use super::experiment::usage;
 use super::print;
 use crate::config::load;
-use crate::lab::{Answer, Options, Question, default_jobs, why, why_text};
 use crate::pipeline::programs::ProgramKind;
+use crate::tune::{Answer, Options, Question, default_jobs, why, why_text};
 
 /// Names for every exchange the tensor, the rule and the reason; then compiles changes of one rule and ranks them.
 #[derive(clap::Args, Clone, Debug)]

@@ -1,11 +1,8 @@
 //! From a request to a file.
 
-mod alone;
 pub mod batch;
-pub mod bench;
 pub mod call;
 pub mod calls;
-mod cause;
 pub mod clock;
 pub mod compile;
 pub mod component;
@@ -16,23 +13,19 @@ mod denoise_loop;
 mod denoising;
 mod error;
 pub mod executor;
-pub mod figures;
 mod files;
 pub mod generate;
 pub mod init;
 pub mod loras;
 pub mod memory;
-pub mod micro;
 pub mod model;
 pub mod options;
 pub mod origin;
 pub mod packing;
 pub mod phase;
 pub mod processes;
-pub mod profile;
 pub mod programs;
 pub mod prompts;
-mod reason;
 pub mod report;
 pub mod residency;
 mod run;

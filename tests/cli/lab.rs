@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::support::{self, needs};
-use ltx2::lab::Record;
+use ltx2::tune::Record;
 
 /// Small enough that a case is seconds.
 const SMALL: &str = "config: nano_2_0\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9, \

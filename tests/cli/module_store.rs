@@ -11,11 +11,11 @@ use std::time::SystemTime;
 use crate::support::{self, needs};
 use ltx2::analysis::Chip;
 use ltx2::config::{Given, load, read_experiment};
-use ltx2::lab::{Options, Record, Row, experiment};
 use ltx2::pipeline::PipelineError;
 use ltx2::pipeline::compile::{Compilation, CompileOptions, analyse, compile};
 use ltx2::pipeline::programs::ProgramKind;
 use ltx2::runtime::{CompileOutcome, ModuleStore, Target};
+use ltx2::tune::{Options, Record, Row, experiment};
 use serde_json::Value;
 
 const SMALL: &str = "config: nano_2_0\n\

@@ -8,10 +8,10 @@ use crate::support::{self, needs};
 use ltx2::analysis::Chip;
 use ltx2::config::{Given, load, read_layout_source};
 use ltx2::hlo::Mesh;
-use ltx2::lab::Record;
-use ltx2::lab::search::{Bound, bound, parts, placed};
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::programs::{ProgramKind, Programs};
+use ltx2::tune::Record;
+use ltx2::tune::search::{Bound, bound, parts, placed};
 
 fn stderr(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()

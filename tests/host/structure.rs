@@ -9,11 +9,12 @@ use crate::support::needs;
 /// Modules from the top down; a module may use those of later lines, and its own line's.
 const LAYERS: &[&[&str]] = &[
     &["cli"],
-    &["lab"],
+    &["tune"],
+    &["perf"],
     &["pipeline"],
     &["config", "sampling"],
     &["models"],
-    &["weights", "runtime", "media", "metrics"],
+    &["weights", "runtime", "media", "quality"],
     &["nn"],
     &["kernels"],
     &["tensor"],

@@ -1,13 +1,13 @@
 //! `bench --micro`: what the devices of a configuration reach, apart from any model.
 
-use super::setup;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-use super::error::Result;
 use crate::analysis::{Measurements, Origin};
 use crate::config::Config;
+use crate::pipeline::Result;
+use crate::pipeline::request;
 use crate::runtime::{Engine, micro, platform};
 
 /// Times small programs on all devices of the configuration's platform, each `runs` times. `command` is what was typed.
@@ -15,14 +15,14 @@ use crate::runtime::{Engine, micro, platform};
 /// # Errors
 /// No such platform; the plugin's message.
 pub fn measure(config: &Config, runs: usize, command: &str) -> Result<Measurements> {
-    let choice = config.platform().map_err(super::PipelineError::Input)?;
-    let (plugin, client) = platform::open_with(&choice, &setup::platform_options(config, None)?)?;
+    let choice = config.platform().map_err(crate::pipeline::PipelineError::Input)?;
+    let (plugin, client) = platform::open_with(&choice, &request::platform_options(config, None)?)?;
     let versions = json!({
         "ltx2": env!("CARGO_PKG_VERSION"),
         "plugin": plugin.path().file_name().map(|name| name.to_string_lossy()),
         "platform": client.platform_version().unwrap_or_default(),
     });
-    let engine = Engine::new(client, setup::engine_options(config));
+    let engine = Engine::new(client, request::engine_options(config));
     let source = Origin {
         command: command.into(),
         device: engine.own_device().kind().to_string(),

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::escaped;
-use crate::lab::experiment::Row;
-use crate::lab::figures::Figures;
+use crate::tune::experiment::Row;
+use crate::tune::figures::Figures;
 
 /// Bytes.
 pub(super) const GIB: f64 = 1073741824.0;

@@ -3,7 +3,7 @@
 //!
 //! Layouts are taken in the order of what they promise, the shipped ones first, a few at a time; what cannot be faster
 //! than the fastest so far, by what it costs at least ([`bound`]), is left out. Then one rule at a time of the fastest is changed
-//! (`lab::candidates`) until no change gains. What is compiled is kept as its module, so that a search that was ended goes
+//! (`tune::candidates`) until no change gains. What is compiled is kept as its module, so that a search that was ended goes
 //! on; the order depends on the question alone, so that asked again the answer is the same.
 
 mod bound;

@@ -8,17 +8,17 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::alone::{Alone, Denoising};
-use super::error::{PipelineError, Result};
-use super::executor::Executor;
-use super::generate::of_job;
-use super::model::Model;
-use super::options::GenerateOptions;
-use super::processes;
-use super::programs::ProgramKind;
-use super::session::Session;
 use crate::analysis::{Module, Trace, XSpace};
 use crate::config::{Config, Job};
 use crate::media::write_atomically;
+use crate::pipeline::generate::of_job;
+use crate::pipeline::models::Models;
+use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::processes;
+use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::session::Session;
+use crate::pipeline::stages::Stages;
+use crate::pipeline::{PipelineError, Result};
 use crate::pjrt::{Error, ProfileOptions, Profiler};
 use crate::runtime::processes::{Group, host};
 use crate::runtime::{Executable, RuntimeError, flags};
@@ -59,31 +59,31 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let models = Model::of(config)?;
+    let models = Models::of(config)?;
     let mut session = Session::start_traceable(config, &models, group)?;
-    let plugin = session.executor.engine().client().plugin().clone();
+    let plugin = session.stages.engine().client().plugin().clone();
     if !plugin.has_profiler() {
         return Err(RuntimeError::from(Error::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
     let request = of_job(config, &models, job)?;
-    if !request.images.is_empty() {
+    if !request.given.is_empty() {
         return Err(PipelineError::Usage(
             "profile records requests without given frames; leave request.images empty".into(),
         ));
     }
-    let (first, _) = request.passes();
+    let (first, _) = request.stages();
     let all = first.sigmas.len() - 1;
     if !(1..=all).contains(&steps) {
         return Err(PipelineError::Usage(format!("--steps {steps}: the configuration takes {all}, give 1 to {all}")));
     }
     let file = file(folder, group)?;
     let alone = Alone::new(&models, &request, &session.build)?;
-    let executor = &mut session.executor;
-    let denoising = alone.denoising(executor, &first, ProgramKind::Denoise)?;
+    let stages = &mut session.stages;
+    let denoising = alone.denoising(stages, &first, ProgramKind::Denoise)?;
     // What happens at the first run only is over before the recording.
-    run(executor, &denoising, steps, || Ok(()))?;
+    run(stages, &denoising, steps, || Ok(()))?;
     let mut profiler = None;
-    run(executor, &denoising, steps, || {
+    run(stages, &denoising, steps, || {
         tracing::info!("recording {steps} step(s)");
         profiler = Some(Profiler::start(&plugin, ProfileOptions::default()).map_err(RuntimeError::from)?);
         Ok(())
@@ -96,13 +96,13 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
     if let Some(group) = group {
         processes::wait_for_all(group)?;
     }
-    let platform = session.executor.engine().platform();
+    let platform = session.stages.engine().platform();
     let own =
         flags::for_traces(&platform).into_iter().filter(|(name, _)| !config.runtime.xla_flags.contains_key(*name));
     Ok(Profile {
         flags: own.map(|(name, value)| format!("{name}={value}")).collect(),
         platform,
-        device: session.executor.engine().own_device().kind().to_string(),
+        device: session.stages.engine().own_device().kind().to_string(),
         devices: session.build.layout.mesh.devices(),
         versions: session.versions,
         model: models.identity()?,
@@ -115,13 +115,13 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
 
 /// Runs the steps: in one call, as `generate` does, or in a call each where the sampler takes no more. `ready` is called
 /// when all that they read is on the devices.
-fn run(executor: &Executor, denoising: &Denoising, steps: usize, ready: impl FnOnce() -> Result<()>) -> Result<()> {
+fn run(stages: &Stages, denoising: &Denoising, steps: usize, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let (calls, in_one) = if denoising.takes_all() { (1, steps) } else { (steps, 1) };
-    let range = denoising.steps(executor, in_one)?;
-    let mut latents = denoising.start(executor)?;
+    let range = denoising.steps(stages, in_one)?;
+    let mut latents = denoising.start(stages)?;
     ready()?;
     for _ in 0..calls {
-        latents = denoising.run(executor, &range, latents)?;
+        latents = denoising.run(stages, &range, latents)?;
     }
     Ok(())
 }

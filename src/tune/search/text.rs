@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::{Found, Out, Quest};
-use crate::lab::experiment::Row;
-use crate::lab::table::milliseconds;
+use crate::tune::experiment::Row;
+use crate::tune::table::milliseconds;
 
 const GIB: f64 = 1073741824.0;
 /// Layouts that are named, of each reason.

@@ -6,12 +6,15 @@
 
 mod agreement;
 mod candidates;
+mod cause;
 mod children;
+pub mod compile_json;
 mod compiler;
 mod difference;
 mod error;
 mod experiment;
 mod figures;
+mod reason;
 mod report;
 pub mod search;
 mod store;

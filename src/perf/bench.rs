@@ -4,8 +4,6 @@
 //! lie on the devices before the clock starts, and it stops when all results are there; nothing is copied to the host
 //! meanwhile. Only `end_to_end` begins with a prompt and ends with frames and samples on the host.
 
-use super::phase::{Phase};
-use crate::request::{Request};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,23 +15,23 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::alone::{Alone, normal};
-use super::calls::{self, Call};
-use super::clock::PhaseTime;
-use super::error::{PipelineError, Result};
-use super::executor::Executor;
-use super::generate::of_job;
-use super::model::Model;
-use super::options::GenerateOptions;
-use super::processes;
-use super::programs::{ProgramKind, Programs};
-use super::report::peak_memory;
-use super::session::Session;
-use super::text_to_video::{Settings, text_to_videos, tokens, unpack};
 use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
 use crate::media::{self, Audio, Mp4Options};
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
+use crate::pipeline::calls::{self, Call};
+use crate::pipeline::clock::Took;
+use crate::pipeline::generate::of_job;
+use crate::pipeline::models::Models;
+use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::processes;
+use crate::pipeline::programs::{ProgramKind, Programs};
+use crate::pipeline::report::peak_memory;
+use crate::pipeline::session::Session;
+use crate::pipeline::stages::Stages;
+use crate::pipeline::text_to_video::{Request, Settings, Stage, text_to_videos, tokens, unpack};
+use crate::pipeline::{PipelineError, Result};
 use crate::pjrt::CompiledMemory;
 use crate::runtime::processes::Group;
 use crate::runtime::{Ceiling, Distributed, Executable, matmul_ceiling};
@@ -134,7 +132,7 @@ pub struct Measured {
     /// Results by name.
     pub outputs: BTreeMap<String, Checked>,
     /// Of a whole request: where its last run spent the time. The shares of all stages add up to the run.
-    pub parts: Option<BTreeMap<Phase, Share>>,
+    pub parts: Option<BTreeMap<Stage, Share>>,
 }
 
 /// Seconds of a stage.
@@ -251,11 +249,11 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let models = Model::of(config)?;
+    let models = Models::of(config)?;
     let request = of_job(config, &models, job)?;
     let mut session = Session::start(config, &models, group)?;
-    let matmul = matmul_ceiling(session.executor.engine(), options.runs)?;
-    if !request.images.is_empty() {
+    let matmul = matmul_ceiling(session.stages.engine(), options.runs)?;
+    if !request.given.is_empty() {
         return Err(PipelineError::Usage(
             "bench times requests without given frames; leave request.images empty".into(),
         ));
@@ -289,10 +287,10 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
         processes::wait_for_all(group)?;
     }
     let (programs, videos) = (bench.done, bench.alone.batch.size());
-    let executor = &session.executor;
+    let stages = &session.stages;
     Ok(BenchReport {
-        platform: executor.engine().platform(),
-        device: executor.engine().own_device().kind().to_string(),
+        platform: stages.engine().platform(),
+        device: stages.engine().own_device().kind().to_string(),
         devices: session.build.layout.mesh.devices(),
         versions: session.versions,
         model: models.identity()?,
@@ -301,19 +299,19 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
         matmul,
         programs,
         mp4_seconds,
-        parameter_bytes: executor.parameter_bytes(),
-        load_seconds: executor.load_time.as_secs_f64(),
-        compile_seconds: executor.compile_time().as_secs_f64(),
-        peak_memory_bytes: peak_memory(executor),
+        parameter_bytes: stages.parameter_bytes(),
+        load_seconds: stages.load_time.as_secs_f64(),
+        compile_seconds: stages.compile_time().as_secs_f64(),
+        peak_memory_bytes: peak_memory(stages),
     })
 }
 
 struct Bench<'a> {
-    models: &'a Model,
+    models: &'a Models,
     request: &'a Request,
     options: &'a BenchOptions,
     matmul: &'a Ceiling,
-    executor: &'a mut Executor,
+    stages: &'a mut Stages,
     build: Build,
     programs: Programs,
     first: Request,
@@ -325,19 +323,19 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(
         config: &Config,
-        models: &'a Model,
+        models: &'a Models,
         request: &'a Request,
         session: &'a mut Session,
         options: &'a BenchOptions,
         matmul: &'a Ceiling,
     ) -> Result<Self> {
         let build = session.build.clone();
-        let (first, second) = request.passes();
+        let (first, second) = request.stages();
         let alone = Alone::new(models, request, &build)?;
         Ok(Bench {
             first,
             second,
-            executor: &mut session.executor,
+            stages: &mut session.stages,
             programs: Programs::of(config, None)?,
             done: BTreeMap::new(),
             models,
@@ -351,34 +349,32 @@ impl<'a> Bench<'a> {
 
     fn text_encoder(&mut self) -> Result<()> {
         let (ids, mask, _) = tokens(self.models, &self.alone.batch, self.prompts_a_video())?;
-        let call = calls::text_encoder(self.models, self.executor, ids, mask, &self.build)?;
+        let call = calls::text_encoder(self.models, self.stages, ids, mask, &self.build)?;
         self.call("text_encoder", ProgramKind::TextEncoder, &call)
     }
 
     fn connectors(&mut self) -> Result<()> {
         let (_, mask, _) = tokens(self.models, &self.alone.batch, self.prompts_a_video())?;
         let embeds = normal(&[mask.shape()[0], mask.shape()[1], self.models.sizes.text_width], 1);
-        let call = calls::connectors(self.models, self.executor, embeds, mask, &self.build)?;
+        let call = calls::connectors(self.models, self.stages, embeds, mask, &self.build)?;
         self.call("connectors", ProgramKind::Connectors, &call)
     }
 
     /// The call that makes what the loop reads.
     fn prepare(&mut self) -> Result<()> {
         let first = self.first.clone();
-        let call = self.alone.prepare(self.executor, &first)?;
+        let call = self.alone.prepare(self.stages, &first)?;
         self.call("prepare", ProgramKind::Prepare, &call)
     }
 
     /// One step and all steps of a stage. The second-order sampler takes a step a call.
     fn denoise(&mut self, request: &Request, kind: ProgramKind, [step, all]: [&'static str; 2]) -> Result<()> {
-        let denoising = self.alone.denoising(self.executor, request, kind)?;
+        let denoising = self.alone.denoising(self.stages, request, kind)?;
         let whole = denoising.takes_all().then_some((all, request.sigmas.len() - 1));
         for (name, steps) in [Some((step, 1)), whole].into_iter().flatten() {
-            let range = denoising.steps(self.executor, steps)?;
-            let (seconds, latents) = self.time(
-                |executor| denoising.start(executor),
-                |executor, latents| denoising.run(executor, &range, latents),
-            )?;
+            let range = denoising.steps(self.stages, steps)?;
+            let (seconds, latents) =
+                self.time(|stages| denoising.start(stages), |stages, latents| denoising.run(stages, &range, latents))?;
             let outputs = ["latents.video", "latents.audio"].into_iter().zip(&latents);
             let outputs = check(outputs)?;
             let seconds = seconds.into_iter().map(|s| s / steps as f64).collect();
@@ -391,27 +387,27 @@ impl<'a> Bench<'a> {
     /// Noise as the loop's result, un-normalised as the decoders take it.
     fn latents(&mut self) -> Result<(ndarray::Array5<f32>, Array4<f32>)> {
         let (shapes, _) = self.alone.shape(self.second.as_ref().unwrap_or(&self.first))?;
-        unpack(self.models, &shapes, self.alone.batch.size(), self.alone.noise(self.executor, &shapes)?)
+        unpack(self.models, &shapes, self.alone.batch.size(), self.alone.noise(self.stages, &shapes)?)
     }
 
     fn upsampler(&mut self) -> Result<()> {
         let (from, to) = (self.alone.shape(&self.first)?.0, self.alone.shape(self.request)?.0.video);
-        let noise = self.alone.noise(self.executor, &from)?;
+        let noise = self.alone.noise(self.stages, &from)?;
         let (latents, _) = unpack(self.models, &from, self.alone.batch.size(), noise)?;
         let size = [to.frames, to.height, to.width];
-        let call = calls::upsampler(self.models, self.executor, latents, size, &self.build)?;
+        let call = calls::upsampler(self.models, self.stages, latents, size, &self.build)?;
         self.call("upsampler", ProgramKind::Upsampler, &call)
     }
 
     fn video_decoder(&mut self) -> Result<()> {
         let (latents, _) = self.latents()?;
-        let call = calls::video_decoder(self.models, self.executor, latents, Pixels::Bytes, &self.build)?;
+        let call = calls::video_decoder(self.models, self.stages, latents, Pixels::Bytes, &self.build)?;
         self.call("video_decoder", ProgramKind::VideoDecoder, &call)
     }
 
     fn audio_decoder(&mut self, timed: bool) -> Result<Call<'static>> {
         let (_, latents) = self.latents()?;
-        let call = calls::audio_decoder(self.models, self.executor, latents, &self.build)?;
+        let call = calls::audio_decoder(self.models, self.stages, latents, &self.build)?;
         if timed {
             self.call("audio_decoder", ProgramKind::AudioDecoder, &call)?;
         }
@@ -419,8 +415,8 @@ impl<'a> Bench<'a> {
     }
 
     fn vocoder(&mut self) -> Result<()> {
-        let decoded = self.audio_decoder(false)?.run(self.executor)?;
-        let call = calls::vocoder(self.models, self.executor, &decoded, &self.build)?;
+        let decoded = self.audio_decoder(false)?.run(self.stages)?;
+        let call = calls::vocoder(self.models, self.stages, &decoded, &self.build)?;
         self.call("vocoder", ProgramKind::Vocoder, &call)
     }
 
@@ -430,16 +426,14 @@ impl<'a> Bench<'a> {
         let (models, requests) = (self.models, std::slice::from_ref(self.request));
         let (seconds, made) = self.time(
             |_| Ok(()),
-            |executor, ()| {
-                text_to_videos(models, executor, requests, &settings, &mut |_, _, _| ControlFlow::Continue(()))
-            },
+            |stages, ()| text_to_videos(models, stages, requests, &settings, &mut |_, _, _| ControlFlow::Continue(())),
         )?;
         let video = made.into_iter().next().ok_or_else(|| PipelineError::Input("no video was made".into()))?;
         let outputs = [
             ("video".to_string(), Checked::of(&Tensor::from(video.frames.data().clone()))),
             ("audio".to_string(), Checked::of(&Tensor::from(video.audio.clone()))),
         ];
-        let share = |t: &PhaseTime| (t.stage, Share { device: t.device.as_secs_f64(), host: t.host().as_secs_f64() });
+        let share = |t: &Took| (t.stage, Share { device: t.device.as_secs_f64(), host: t.host().as_secs_f64() });
         let parts = video.timings.iter().map(share).collect();
         self.keep("end_to_end", None, None, seconds, outputs.into());
         if let Some(measured) = self.done.get_mut("end_to_end") {
@@ -466,8 +460,8 @@ impl<'a> Bench<'a> {
     fn call(&mut self, name: &'static str, kind: ProgramKind, call: &Call) -> Result<()> {
         let (seconds, outputs) = self.time(
             |_| Ok(()),
-            |executor, ()| {
-                let outputs = call.run(executor)?;
+            |stages, ()| {
+                let outputs = call.run(stages)?;
                 outputs.wait()?;
                 Ok(outputs)
             },
@@ -482,14 +476,14 @@ impl<'a> Bench<'a> {
     /// the last result.
     fn time<T, R>(
         &mut self,
-        before: impl Fn(&Executor) -> Result<T>,
-        run: impl Fn(&mut Executor, T) -> Result<R>,
+        before: impl Fn(&Stages) -> Result<T>,
+        run: impl Fn(&mut Stages, T) -> Result<R>,
     ) -> Result<(Vec<f64>, R)> {
         let mut seconds = Vec::new();
         for n in 0.. {
-            let given = before(self.executor)?;
+            let given = before(self.stages)?;
             let started = Instant::now();
-            let result = run(self.executor, given)?;
+            let result = run(self.stages, given)?;
             let took = started.elapsed().as_secs_f64();
             if n >= self.options.warmup {
                 seconds.push(took);
@@ -510,7 +504,7 @@ impl<'a> Bench<'a> {
             hash: program.hash().to_string(),
             compile_seconds: program.compile_time().as_secs_f64(),
             flops: module.map(|m| analysis::report(&m, &program.mesh().axes, stacked, None).step.flops),
-            parameter_bytes: self.executor.parameter_bytes_of(program),
+            parameter_bytes: self.stages.parameter_bytes_of(program),
             memory: program.compiled().memory().ok(),
         })
     }

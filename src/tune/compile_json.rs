@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use super::cause::cause;
-use super::compile::Compilation;
 use super::reason::reason;
 use crate::analysis::Collective;
 use crate::nn::Placement;
+use crate::pipeline::compile::Compilation;
 use crate::runtime::Target;
 
 /// Equal collectives, counted.

@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::children::{Done, Task, Variable, run_tasks};
+use super::compile_json;
 use super::error::{LabError, Result};
 use super::experiment::Options;
 use super::figures::Figures;
 use super::store::{Record, Store, Work};
 use crate::config::{Given, load};
 use crate::pipeline::compile::{self, CompileOptions, analyse};
-use crate::pipeline::figures;
 use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::{PipelineError, one_line};
 use crate::pjrt::discover::Kind;
@@ -185,7 +185,7 @@ impl<'a> Compiler<'a> {
             Ok(done) => {
                 let error = done.shortage.as_ref().map(ToString::to_string);
                 // As it is read from the log, so that the two can be compared.
-                let text = figures::json(&done, &task.target).to_string();
+                let text = compile_json::json(&done, &task.target).to_string();
                 Compiled { result: serde_json::from_str(&text).ok(), key: done.key, error }
             }
             Err(PipelineError::NotCompiled(key)) => return Ok(Looked::Missing(*key)),

@@ -1,17 +1,16 @@
 //! Programs with inputs of their own, which follow from the request alone (the prompts' tokens; normal numbers in place
 //! of embeddings and latents), so that any one can run without those before it.
 
-use crate::request::{Request, Shapes};
 use ndarray::Array3;
 
-use super::batch::Batch;
-use super::calls::{self, Call, Loop};
-use super::error::Result;
-use super::executor::{Executor, Inputs};
-use super::model::Model;
-use super::programs::ProgramKind;
-use super::text_to_video::{fixed, pack};
 use crate::nn::Build;
+use crate::pipeline::Result;
+use crate::pipeline::batch::Batch;
+use crate::pipeline::calls::{self, Call, Loop};
+use crate::pipeline::models::Models;
+use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::stages::{Inputs, Stages};
+use crate::pipeline::text_to_video::{Request, Shapes, fixed, pack};
 use crate::runtime::{Distributed, Executable, Outputs};
 use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::noise::TorchRng;
@@ -20,14 +19,14 @@ use crate::tensor::Tensor;
 
 /// A request whose programs run one without the other.
 pub(super) struct Alone<'a> {
-    models: &'a Model,
+    models: &'a Models,
     build: Build,
     /// The request as a batch.
     pub batch: Batch<'a>,
 }
 
 impl<'a> Alone<'a> {
-    pub fn new(models: &'a Model, request: &'a Request, build: &Build) -> Result<Self> {
+    pub fn new(models: &'a Models, request: &'a Request, build: &Build) -> Result<Self> {
         let batch = Batch::new(std::slice::from_ref(request), &build.layout)?;
         Ok(Alone { models, build: build.clone(), batch })
     }
@@ -40,25 +39,25 @@ impl<'a> Alone<'a> {
     }
 
     /// Noise of a stage's size as its tokens.
-    pub fn noise(&self, executor: &mut Executor, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
-        let drawn = self.batch.noise().draw(executor, shapes, &self.models.sizes)?;
+    pub fn noise(&self, stages: &mut Stages, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
+        let drawn = self.batch.noise().draw(stages, shapes, &self.models.sizes)?;
         pack(self.models, &fixed(drawn.video)?, &fixed(drawn.audio)?)
     }
 
     /// The call that makes what a stage's loop reads.
-    pub fn prepare(&self, executor: &mut Executor, request: &Request) -> Result<Call<'static>> {
+    pub fn prepare(&self, stages: &mut Stages, request: &Request) -> Result<Call<'static>> {
         let (shapes, s) = self.shape(request)?;
         let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, s.text_channels[i]], 2 + i as u64));
-        calls::prepare(self.models, executor, "prepare", (request, &s, &shapes, None), contexts, &self.build)
+        calls::prepare(self.models, stages, "prepare", (request, &s, &shapes, None), contexts, &self.build)
     }
 
     /// The loop of a stage with all that it reads.
-    pub fn denoising(&self, executor: &mut Executor, request: &Request, kind: ProgramKind) -> Result<Denoising> {
-        let prepared = self.prepare(executor, request)?.run(executor)?;
+    pub fn denoising(&self, stages: &mut Stages, request: &Request, kind: ProgramKind) -> Result<Denoising> {
+        let prepared = self.prepare(stages, request)?.run(stages)?;
         let (shapes, shape) = self.shape(request)?;
         let of_stage = (request, &shape, &shapes, None);
-        let steps = Loop::new(self.models, executor, kind.name(), of_stage, &self.build)?;
-        let start = self.noise(executor, &shapes)?;
+        let steps = Loop::new(self.models, stages, kind.name(), of_stage, &self.build)?;
+        let start = self.noise(stages, &shapes)?;
         let tokens = [0, 1].map(|i| [start[i].dim().1, start[i].dim().2]);
         let (start, videos) = (start.map(Tensor::from), self.batch.size());
         Ok(Denoising { prepared, steps, start, tokens, sampler: shape.sampler, videos })
@@ -88,24 +87,24 @@ impl Denoising {
     }
 
     /// What a call of the first `steps` steps reads beside the latents; of the first step where it takes no more.
-    pub fn steps(&self, executor: &Executor, steps: usize) -> Result<Inputs<'static>> {
+    pub fn steps(&self, stages: &Stages, steps: usize) -> Result<Inputs<'static>> {
         let (noise, evaluations) = match self.sampler {
             Sampler::Euler => (None, steps),
             Sampler::Res2s => (Some(StepNoise::default().step(self.tokens[0], self.tokens[1])), res2s::NOISES),
         };
-        self.steps.steps(executor, 0, evaluations, noise, self.videos)
+        self.steps.steps(stages, 0, evaluations, noise, self.videos)
     }
 
     /// Latents to start from, on the devices.
-    pub fn start(&self, executor: &Executor) -> Result<Vec<Distributed>> {
-        let latents = self.steps.start(executor, &self.start)?;
+    pub fn start(&self, stages: &Stages) -> Result<Vec<Distributed>> {
+        let latents = self.steps.start(stages, &self.start)?;
         wait(&latents)?;
         Ok(latents)
     }
 
     /// A call, to its end.
-    pub fn run(&self, executor: &Executor, range: &Inputs, latents: Vec<Distributed>) -> Result<Vec<Distributed>> {
-        let latents = self.steps.run(executor, &self.prepared, range, latents)?;
+    pub fn run(&self, stages: &Stages, range: &Inputs, latents: Vec<Distributed>) -> Result<Vec<Distributed>> {
+        let latents = self.steps.run(stages, &self.prepared, range, latents)?;
         wait(&latents)?;
         Ok(latents)
     }
