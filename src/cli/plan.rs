@@ -1,7 +1,7 @@
 //! What `--dry-run` says: sizes, tokens, passes, places. Reads the model's configuration where it is here, no weights.
 
-use crate::request::{coordinate_grids};
 use crate::request;
+use crate::request::coordinate_grids;
 use std::fmt;
 use std::rc::Rc;
 

@@ -1,6 +1,6 @@
 //! Progress on stderr, and Ctrl-C between steps.
 
-use crate::pipeline::phase::{Phase};
+use crate::pipeline::phase::Phase;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::sync::Arc;

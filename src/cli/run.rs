@@ -10,12 +10,12 @@ use super::{UsageError, print};
 use crate::config::{Config, Model, WeightSource, WeightType, parse_mesh};
 use crate::hlo::DType;
 use crate::nn::{Build, Lowering, Numerics};
+use crate::pipeline::component::{RunComponent, Scalars, run_component};
+use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::executor::Executor;
 use crate::pipeline::loras::Loras;
-use crate::pipeline::configs::ModelConfigs;
-use crate::pipeline::component::{RunComponent, Scalars, run_component};
 use crate::pipeline::tensors;
-use crate::pipeline::{origin, setup, };
+use crate::pipeline::{origin, setup};
 use crate::runtime::{Engine, platform};
 
 /// Runs one component on the tensors of a safetensors file, under the reference's argument names.

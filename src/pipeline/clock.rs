@@ -1,6 +1,6 @@
 //! Where a request's time goes, stage by stage: what waits for the devices, and what the host does itself.
 
-use super::phase::{Phase};
+use super::phase::Phase;
 use std::time::{Duration, Instant};
 
 use super::error::Result;

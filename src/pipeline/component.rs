@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use ndarray::{Array1, Array2, Axis as Dim, Ix4};
 
+use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::executor::{Executor, Inputs};
-use super::configs::ModelConfigs;
 use super::model::Component;
 use crate::models::Network;
 use crate::models::connectors::Input;

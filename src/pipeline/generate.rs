@@ -1,8 +1,8 @@
 //! `generate`: every video of a configuration, with programs compiled and weights loaded once.
 
-use super::phase::{Phase};
-use crate::request::{Request, Shapes};
+use super::phase::Phase;
 use crate::request;
+use crate::request::{Request, Shapes};
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::error::{PipelineError, Result};
 use super::configs::ModelConfigs;
+use super::error::{PipelineError, Result};
 use super::model::Component;
 use crate::hlo::DType;
 use crate::models::gemma3::tokenizer::write_byte_tokenizer;

@@ -1,10 +1,8 @@
 //! The programs of a request, written without weights or a device: to compile them ahead of time and look at them.
 
-use crate::request::{ModelSizes, Request, Shapes, Tiling};
-use crate::request;
 use super::batch::videos_at_once;
-use super::error::{PipelineError, Result};
 use super::configs::ModelConfigs;
+use super::error::{PipelineError, Result};
 use super::origin::Origin;
 use crate::config::{Config, Job};
 use crate::models::Network;
@@ -12,6 +10,8 @@ use crate::models::connectors::Input;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape};
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
+use crate::request;
+use crate::request::{ModelSizes, Request, Shapes, Tiling};
 use crate::sampling::denoise::{denoise, prepare};
 use crate::sampling::guidance::Branch;
 

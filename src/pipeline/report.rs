@@ -1,6 +1,6 @@
 //! What a run tells afterwards: the table of its stages, and the same as JSON.
 
-use super::phase::{Phase};
+use super::phase::Phase;
 use std::fmt::Write;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The steps that a run has behind it, kept in a file, so that an ended run goes on where it was instead of from noise.
 
-use super::phase::{Phase};
+use super::phase::Phase;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 

@@ -21,7 +21,13 @@ impl Shapes {
     ///
     /// # Errors
     /// An illegal size, with the two nearest legal ones.
-    pub fn new(sizes: &ModelSizes, width: usize, height: usize, num_frames: usize, frame_rate: f64) -> Result<Self, SamplingError> {
+    pub fn new(
+        sizes: &ModelSizes,
+        width: usize,
+        height: usize,
+        num_frames: usize,
+        frame_rate: f64,
+    ) -> Result<Self, SamplingError> {
         let video = sizes.video_grid.latents(1, sizes.video_channels, width, height, num_frames)?;
         let audio = sizes.audio_grid.latents(1, sizes.audio_channels, num_frames, frame_rate)?;
         let tokens = [sizes.video_grid.tokens(&video), audio.length];

@@ -8,7 +8,6 @@ use ltx2::hlo::DType;
 use ltx2::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, write_mp4, write_png_frames, write_wav};
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::tensors;
-use ltx2::pipeline::text_to_video::Settings;
 use ltx2::tensor::Tensor;
 use ndarray::{Array2, Array4};
 use serde::Deserialize;
@@ -177,10 +176,9 @@ fn runs_are_within_their_thresholds() {
     let dir = tempfile::tempdir().expect("a folder");
     for row in rows {
         let case = cases("pipeline").into_iter().find(|c| c.name == format!("pipeline/{}", row.case)).expect("a case");
-        let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
-        let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
-        let settings = Settings { build, chunk: None, dump: true, saving: None };
-        let generated = generate(&models, &mut stages, &request(&case, &models), &settings);
+        let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
+        let request = request(&case, &runner.model);
+        let generated = generate(&mut runner, &request, &dumping(None));
         let mut both: [Vec<(String, Tensor)>; 2] = Default::default();
         for name in ["video", "audio", "latents.video", "latents.audio"] {
             let want =

@@ -4,22 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
-use crate::support::{self, cases, cpu, generate, needs, open, request};
+use crate::support::{self, cases, cpu, generate, needs, open, plain, request};
 use ltx2::hlo::DType;
-use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::text_to_video::{Generated, Settings};
+use ltx2::pipeline::options::RunOptions;
+use ltx2::pipeline::text_to_video::Generated;
 use ltx2::pjrt::Client;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-
-fn settings() -> Settings {
-    Settings {
-        build: Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) },
-        chunk: None,
-        dump: false,
-        saving: None,
-    }
-}
 
 fn bits(generated: &Generated) -> (String, Vec<u8>) {
     let mut sound = Sha256::new();
@@ -31,8 +22,9 @@ fn bits(generated: &Generated) -> (String, Vec<u8>) {
 fn videos(client: &Client, case: usize, count: usize) -> Vec<(String, Vec<u8>)> {
     let case = &cases("pipeline")[case];
     let one = |_| {
-        let (models, mut stages) = open(client, case.model.to_str().expect("a path"));
-        bits(&generate(&models, &mut stages, &request(case, &models), &settings()))
+        let mut runner = open(client, case.model.to_str().expect("a path"), plain(DType::F32));
+        let request = request(case, &runner.model);
+        bits(&generate(&mut runner, &request, &RunOptions::default()))
     };
     (0..count).map(one).collect()
 }
@@ -75,15 +67,15 @@ fn two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same() {
     }
     let client = cpu(8);
     let case = &cases("pipeline")[0];
-    let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
-    let mut request = request(case, &models);
+    let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
+    let mut request = request(case, &runner.model);
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("out.mp4");
     let (mut first, mut before) = (None, 0.0);
     for n in 0..200 {
         // Every third is another's seed and prompt.
         (request.seed, request.prompt) = if n % 3 == 2 { (n, format!("video {n}")) } else { (5, "a red ball".into()) };
-        let generated = generate(&models, &mut stages, &request, &settings());
+        let generated = generate(&mut runner, &request, &RunOptions::default());
         let options = ltx2::media::Mp4Options::default();
         ltx2::media::write_mp4(&path, &generated.frames, 24.0, None, &options).expect("written");
         if n % 3 != 2 {
@@ -97,7 +89,7 @@ fn two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same() {
     let after = resident();
     eprintln!("{:.1} MB after 40 videos, {:.1} MB after 200", before / 1e6, after / 1e6);
     assert!(after <= before * 1.02, "{before} bytes after 40 videos, {after} after 200");
-    let statistics = stages.engine().statistics();
+    let statistics = runner.executor.engine().statistics();
     assert!(statistics.values().all(|s| s.compiles == 1), "{statistics:?}");
 }
 

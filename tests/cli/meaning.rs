@@ -6,7 +6,7 @@ mod hear;
 #[path = "meaning/see.rs"]
 mod see;
 
-use ltx2::request::{Request};
+use ltx2::request::Request;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -19,7 +19,7 @@ use ltx2::media::read_png;
 use ltx2::pipeline::generate::of_job;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::session::Session;
-use ltx2::pipeline::text_to_video::{Generated, Settings, text_to_video};
+use ltx2::pipeline::text_to_video::Generated;
 use ltx2::sampling::guidance::Scales;
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
@@ -46,7 +46,6 @@ fn prompts() -> Vec<Wanted> {
 
 /// A shipped configuration with its devices; programs compiled once serve every clip.
 struct Studio {
-    models: Model,
     session: Session,
     /// One test at a time: each uses every core, and finds the programs of those before.
     _turn: MutexGuard<'static, ()>,
@@ -62,20 +61,18 @@ impl Studio {
         let set = set.into_iter().map(String::from).collect();
         let given = Given { file: Some(format!("configs/{config}.yml")), set, ..Given::default() };
         let config = load(&given).expect("a configuration").config;
-        let models = Model::of(&config).expect("the model of assets/nano");
-        let session = Session::start(&config, &models, None).expect("a session");
-        Studio { models, session, _turn: turn }
+        let model = Model::of(&config).expect("the model of assets/nano");
+        let session = Session::start(&config, model, None).expect("a session");
+        Studio { session, _turn: turn }
     }
 
     fn request(&self, prompt: &str, seed: u64) -> Request {
         let job = Job { index: 0, prompt: prompt.into(), seed };
-        of_job(&self.session.config, &self.models, &job).expect("a request")
+        of_job(&self.session.config, &self.session.runner.model, &job).expect("a request")
     }
 
     fn make(&mut self, request: &Request) -> Generated {
-        let settings = Settings { build: self.session.build.clone(), chunk: None, dump: true, saving: None };
-        let go_on = &mut |_, _, _| ControlFlow::Continue(());
-        text_to_video(&self.models, &mut self.session.executor, request, &settings, go_on).expect("runs")
+        support::generate(&mut self.session.runner, request, &support::dumping(None))
     }
 
     /// Makes a clip of each prompt, changed by `change`, and counts what is as it should be.

@@ -1,7 +1,7 @@
 //! An ended run that goes on gives the bytes of one that was left alone, in every stage and with every sampler; and what
 //! becomes of a video that cannot be written.
 
-use ltx2::pipeline::phase::{Phase};
+use ltx2::pipeline::phase::Phase;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 

@@ -1,25 +1,24 @@
 //! Several videos as one batch over `data`: the numbers of each are those of the request alone.
 
-use ltx2::request::{Request};
+use ltx2::request::Request;
 use std::ops::ControlFlow;
 
-use crate::support::{cases, cpu, dumped, generate, needs, open, relative_l2, request};
+use crate::support::{cases, cpu, dumped, dumping, generate, needs, open, plain, relative_l2, request};
 use ltx2::config::{Config, parse_mesh};
 use ltx2::hlo::DType;
-use ltx2::nn::{Build, Lowering};
+use ltx2::nn::Build;
 use ltx2::pipeline::batch::videos_at_once;
-use ltx2::pipeline::text_to_video::{Generated, Settings, text_to_videos};
+use ltx2::pipeline::text_to_video::Generated;
 use ltx2::sampling::guidance::RescaleScope;
 
 const DUMPED: [&str; 7] =
     ["noise.video", "noise.audio", "prompt_embeds", "latents.video", "latents.audio", "video", "audio"];
 
 /// A shipped layout with its own mesh replaced.
-fn settings(layout: &str, mesh: &str, devices: usize) -> Settings {
+fn build(layout: &str, mesh: &str, devices: usize) -> Build {
     let mesh = Some(parse_mesh(mesh).expect("a mesh"));
     let layout = Config { layout: layout.into(), mesh, ..Config::default() }.placement(devices).expect("a layout");
-    let build = Build { layout, lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
-    Settings { build, chunk: None, dump: true, saving: None }
+    Build { layout, ..plain(DType::F32) }
 }
 
 /// Three videos of one case that differ in prompt and seed. Guided ones are rescaled, over the batch as far as the
@@ -51,31 +50,29 @@ fn two_at_a_time(name: &str, single: (&str, &str), together: (&str, &str)) {
     let all = cases("pipeline");
     let case = all.iter().find(|c| c.name.ends_with(name)).expect("the case");
     let model = case.model.to_str().expect("a path");
-    let (models, mut alone) = open(&client, model);
-    let jobs = three(&request(case, &models));
-    let single = settings(single.0, single.1, 8);
-    let want: Vec<Generated> = jobs.iter().map(|job| generate(&models, &mut alone, job, &single)).collect();
+    let mut alone = open(&client, model, build(single.0, single.1, 8));
+    let jobs = three(&request(case, &alone.model));
+    let want: Vec<Generated> = jobs.iter().map(|job| generate(&mut alone, job, &dumping(None))).collect();
 
-    let (models, mut stages) = open(&client, model);
-    let together = settings(together.0, together.1, 8);
-    let size = videos_at_once(&together.build.layout);
+    let mut runner = open(&client, model, build(together.0, together.1, 8));
+    let size = videos_at_once(&runner.build.layout);
     assert_eq!(size, 2);
     let mut got = Vec::new();
     for jobs in jobs.chunks(size) {
         let go_on = &mut |_, _, _| ControlFlow::Continue(());
-        got.extend(text_to_videos(&models, &mut stages, jobs, &together, go_on).expect("runs"));
+        got.extend(runner.generate_batch(jobs, &dumping(None), go_on).expect("runs"));
     }
     assert_eq!(got.iter().map(|g| g.batch).collect::<Vec<_>>(), [2, 2, 1]);
     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
         agree(&format!("{name} video {i}"), got, want);
     }
-    let statistics = stages.engine().statistics();
+    let statistics = runner.executor.engine().statistics();
     for (program, s) in &statistics {
         assert_eq!((s.compiles + s.cache_hits, s.executions), (1, 2), "{name}: {program}");
     }
     assert_eq!(statistics.len(), 7, "{:?}", statistics.keys());
     // Which videos run beside it changes no bit of a video.
-    let again = generate(&models, &mut stages, &jobs[1], &together);
+    let again = generate(&mut runner, &jobs[1], &dumping(None));
     for name in DUMPED {
         assert_eq!(dumped(&again, name), dumped(&got[1], name), "{name}: other bits alone");
     }
@@ -96,11 +93,11 @@ fn a_mesh_inside_each_part_of_the_batch() {
 fn requests_that_no_program_serves_together_are_refused() {
     let client = cpu(8);
     let all = cases("pipeline");
-    let (models, mut stages) = open(&client, all[0].model.to_str().expect("a path"));
-    let first = request(&all[0], &models);
+    let mut runner = open(&client, all[0].model.to_str().expect("a path"), build("cfg", "data=2", 8));
+    let first = request(&all[0], &runner.model);
     let longer = Request { num_frames: first.num_frames + 8, ..first.clone() };
     let go_on = &mut |_, _, _| ControlFlow::Continue(());
-    let made = text_to_videos(&models, &mut stages, &[first, longer], &settings("cfg", "data=2", 8), go_on);
+    let made = runner.generate_batch(&[first, longer], &dumping(None), go_on);
     let e = made.err().expect("refused").to_string();
     assert_eq!(e, "video 1 of the batch differs from the first in more than prompt and seed");
 }
@@ -110,6 +107,6 @@ fn a_layout_without_a_data_axis_makes_one_video_at_a_time() {
     for (layout, mesh, size) in
         [("ulysses", "context=8", 1), ("replicated", "data=2", 1), ("tensor", "data=4,tensor=2", 4)]
     {
-        assert_eq!(videos_at_once(&settings(layout, mesh, 8).build.layout), size, "{layout} {mesh}");
+        assert_eq!(videos_at_once(&build(layout, mesh, 8).layout), size, "{layout} {mesh}");
     }
 }

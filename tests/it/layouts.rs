@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use crate::support::{
-    Case, LAYOUTS, cases, cpu, devices_of, dumped, full, generate, needs, open, quick, relative_l2, request, run_case,
+    Case, LAYOUTS, cases, cpu, devices_of, dumped, dumping, full, generate, needs, open, quick, relative_l2, request,
+    run_case,
 };
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::component::RunComponent;
-use ltx2::pipeline::text_to_video::Settings;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
 
@@ -118,9 +118,9 @@ fn whole_requests() {
     let chosen = |c: &&Case| c.name.ends_with("b_plain") || c.name.ends_with("a_cfg");
     for case in cases("pipeline").iter().filter(chosen) {
         let run = |layout: &str, mesh: &str, devices: usize| {
-            let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
-            let settings = Settings { build: build(layout, mesh, devices), chunk: None, dump: true, saving: None };
-            generate(&models, &mut stages, &request(case, &models), &settings)
+            let mut runner = open(&client, case.model.to_str().expect("a path"), build(layout, mesh, devices));
+            let request = request(case, &runner.model);
+            generate(&mut runner, &request, &dumping(None))
         };
         let whole = run("replicated", "data=1", 1);
         // Without guidance, devices of `cfg` take video tokens.

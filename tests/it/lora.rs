@@ -12,12 +12,12 @@ use ltx2::config;
 use ltx2::hlo::{DType, F8};
 use ltx2::models::transformer::CrossTimestep;
 use ltx2::nn::{Build, Lowering, Param, Quantization};
+use ltx2::pipeline::component::{RunComponent, run_component};
+use ltx2::pipeline::configs::ModelConfigs;
 use ltx2::pipeline::executor::{Executor, Weights};
 use ltx2::pipeline::loras::Loras;
-use ltx2::pipeline::configs::ModelConfigs;
 use ltx2::pipeline::model::{Component, Model};
-use ltx2::pipeline::component::{RunComponent, run_component};
-use ltx2::pipeline::text_to_video::Settings;
+use ltx2::pipeline::runner::Runner;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
 use ltx2::weights::lora::{merge, updates};
@@ -342,26 +342,26 @@ fn stages_have_updates_of_their_own() {
     let upsampler = Some("tests/fixtures/models/upsampler_rational".to_string());
     let overrides = Overrides { upsampler, ..Overrides::default() };
     let source = Rc::new(ModelSource::open(case.model.to_str().expect("UTF-8"), &overrides).expect("a model"));
-    let models = Model::open(&source).expect("complete");
+    let model = || Model::open(&source).expect("complete");
     let path = dir.path().join("a.safetensors");
     of_modules(&path, &source, "diffusion_model", &MODULES);
     let refine = RefinePass { sigmas: vec![0.9, 0.5, 0.0], keeps_audio: true, adain: 0.0, tone_map: 0.0 };
     let cross = CrossTimestep::Own;
-    let request = Request { refine: Some(refine), cross, ..support::request(case, &models) };
-    let settings = Settings { build: build(DType::F32), chunk: None, dump: true, saving: None };
+    let request = Request { refine: Some(refine), cross, ..support::request(case, &model()) };
     // The latents of both stages, of a first and a second video.
-    let made = |executor: &[u8]| {
+    let made = |stages: &[u8]| {
         let entry =
             |stages: &[u8]| config::Lora { path: path.display().to_string(), strength: 1.0, stages: stages.to_vec() };
-        let entries: Vec<config::Lora> = [executor].into_iter().filter(|s| !s.is_empty()).map(entry).collect();
+        let entries: Vec<config::Lora> = [stages].into_iter().filter(|s| !s.is_empty()).map(entry).collect();
         let mut loaded = Executor::new(Engine::new(client.clone(), quick()), source.clone());
         loaded.keep_loras(Loras::open(&entries).expect("updates")).expect("fits");
+        let mut runner = Runner::new(model(), loaded, build(DType::F32));
         let mut video = || {
-            let made = support::generate(&models, &mut loaded, &request, &settings);
+            let made = support::generate(&mut runner, &request, &support::dumping(None));
             ["stage_1.latents.video", "latents.video"].map(|name| dumped(&made, name).clone())
         };
         let (first, second) = (video(), video());
-        assert!(first == second, "{executor:?}: the second video has other bits");
+        assert!(first == second, "{stages:?}: the second video has other bits");
         first
     };
     let (none, one, two, both) = (made(&[]), made(&[1]), made(&[2]), made(&[1, 2]));

@@ -1,38 +1,28 @@
 //! The whole pipeline against the reference, and what it promises about programs, chunks and repetition.
 
-use ltx2::request::{Request};
+use ltx2::request::Request;
 use std::ops::ControlFlow;
 
-use crate::support::{Case, cases, cpu, dumped, full, generate, needs, open, quick, request};
+use crate::support::{Case, cases, cpu, dumped, dumping, full, generate, needs, open, plain, quick, request};
 use ltx2::analysis::Module;
 use ltx2::hlo::DType;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::text_to_video::{Settings, text_to_video};
 use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::{Branch, Scales};
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
 
-fn settings(dtype: DType, chunk: Option<usize>) -> Settings {
-    Settings {
-        build: Build { lowering: Lowering::of("cpu", ""), ..Build::new(dtype) },
-        chunk,
-        dump: true,
-        saving: None,
-    }
-}
-
 #[needs(cpu)]
 fn every_pipeline_case_agrees_with_the_reference() {
     let client = cpu(8);
     for case in cases("pipeline") {
-        let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
-        let request = request(&case, &models);
+        let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
+        let request = request(&case, &runner.model);
         let sigmas = Tensor::from(ndarray::Array1::from(request.sigmas.clone()));
         assert!(case.distance("sigmas", &sigmas) <= 1e-6, "{}: sigmas", case.name);
-        let generated = generate(&models, &mut stages, &request, &settings(DType::F32, None));
+        let generated = generate(&mut runner, &request, &dumping(None));
         for name in ["noise.video", "noise.audio"] {
             assert_eq!(dumped(&generated, name), &case.outputs[name], "{}: {name} is torch's, bit for bit", case.name);
         }
@@ -50,9 +40,9 @@ fn bf16_stays_within_the_reference_s_own_spread() {
     // One with every branch of guidance; in full all.
     let chosen = |case: &Case| full() || case.name.ends_with("tiny_2_3_guided");
     for case in cases("pipeline").into_iter().filter(chosen) {
-        let (models, mut stages) = open(&client, case.model.to_str().expect("a path"));
-        let request = request(&case, &models);
-        let generated = generate(&models, &mut stages, &request, &settings(DType::BF16, None));
+        let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::BF16));
+        let request = request(&case, &runner.model);
+        let generated = generate(&mut runner, &request, &dumping(None));
         for name in ["latents.video", "latents.audio", "video"] {
             let spread = case.number(&format!("bf16_spread.{name}")).expect("a spread");
             let distance = case.distance(name, dumped(&generated, name));
@@ -65,13 +55,13 @@ fn bf16_stays_within_the_reference_s_own_spread() {
 #[needs(cpu)]
 fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
     let client = cpu(8);
-    let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
+    let mut runner = open(&client, "tests/fixtures/models/tiny_a", plain(DType::F32));
     let case = &cases("pipeline")[0];
-    let mut request = request(case, &models);
+    let mut request = request(case, &runner.model);
     request.sigmas = sigmas::official(5, sigmas::OFFICIAL_TOKENS).expect("a schedule");
-    let whole = generate(&models, &mut stages, &request, &settings(DType::F32, None));
+    let whole = generate(&mut runner, &request, &dumping(None));
     for chunk in [1, 2, 4] {
-        let parts = generate(&models, &mut stages, &request, &settings(DType::F32, Some(chunk)));
+        let parts = generate(&mut runner, &request, &dumping(Some(chunk)));
         for ((name, a), (_, b)) in whole.dump.iter().zip(&parts.dump) {
             assert_eq!(a, b, "{name} in chunks of {chunk}");
         }
@@ -81,10 +71,10 @@ fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
     request.seed = 77;
     request.prompt = "something else entirely".into();
     request.scales = [Scales { cfg: 2.5, ..Scales::NEUTRAL }, Scales { cfg: 6.0, ..Scales::NEUTRAL }];
-    let other = generate(&models, &mut stages, &request, &settings(DType::F32, None));
+    let other = generate(&mut runner, &request, &dumping(None));
     assert_ne!(dumped(&whole, "latents.video"), dumped(&other, "latents.video"));
 
-    let statistics = stages.engine().statistics();
+    let statistics = runner.executor.engine().statistics();
     for (name, s) in &statistics {
         assert_eq!(s.compiles + s.cache_hits, 1, "{name}: {s:?}");
     }
@@ -99,9 +89,9 @@ fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
 fn a_request_behind_another_is_what_it_is_alone() {
     let client = cpu(8);
     let model = "tests/fixtures/models/tiny_a";
-    let (models, mut stages) = open(&client, model);
+    let mut runner = open(&client, model, plain(DType::F32));
     let all = cases("pipeline");
-    let first = request(all.iter().find(|c| c.name.ends_with("/tiny_a_cfg")).expect("a case"), &models);
+    let first = request(all.iter().find(|c| c.name.ends_with("/tiny_a_cfg")).expect("a case"), &runner.model);
     let sigmas = sigmas::official(3, sigmas::OFFICIAL_TOKENS).expect("a schedule");
     let scales = [Scales { cfg: 2.5, ..Scales::NEUTRAL }, Scales { cfg: 6.0, ..Scales::NEUTRAL }];
     let second = [
@@ -109,11 +99,11 @@ fn a_request_behind_another_is_what_it_is_alone() {
         Request { sigmas, ..first.clone() },
         Request { frame_rate: first.frame_rate * 1.01, ..first.clone() },
     ];
-    generate(&models, &mut stages, &first, &settings(DType::F32, None));
+    generate(&mut runner, &first, &dumping(None));
     for second in second {
-        let behind = generate(&models, &mut stages, &second, &settings(DType::F32, None));
-        let (models, mut stages) = open(&client, model);
-        let alone = generate(&models, &mut stages, &second, &settings(DType::F32, None));
+        let behind = generate(&mut runner, &second, &dumping(None));
+        let mut runner = open(&client, model, plain(DType::F32));
+        let alone = generate(&mut runner, &second, &dumping(None));
         for name in ["latents.video", "latents.audio"] {
             assert_eq!(dumped(&behind, name), dumped(&alone, name), "{name}");
         }
@@ -123,18 +113,18 @@ fn a_request_behind_another_is_what_it_is_alone() {
 #[needs(cpu)]
 fn an_interrupt_ends_the_run_between_chunks() {
     let client = cpu(8);
-    let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
-    let request = request(&cases("pipeline")[0], &models);
+    let mut runner = open(&client, "tests/fixtures/models/tiny_a", plain(DType::F32));
+    let request = request(&cases("pipeline")[0], &runner.model);
     let mut watch = |_, done: usize, _| if done >= 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-    let e = text_to_video(&models, &mut stages, &request, &settings(DType::F32, Some(1)), &mut watch).err();
+    let e = runner.generate(&request, &dumping(Some(1)), &mut watch).err();
     assert_eq!(e.map(|e| e.to_string()).as_deref(), Some("interrupted after 2 of 3 steps; no video was written"));
 }
 
 #[needs(cpu)]
 fn latents_that_are_not_finite_are_named_by_stream_and_step() {
     let client = cpu(8);
-    let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
-    let mut request = request(&cases("pipeline")[0], &models);
+    let mut runner = open(&client, "tests/fixtures/models/tiny_a", plain(DType::F32));
+    let mut request = request(&cases("pipeline")[0], &runner.model);
     // A step from a level of zero divides by it; the steps after that have nothing to go on from.
     request.sigmas = vec![1.0, 0.7, 0.4, 0.0, 0.0, 0.0];
     for chunk in [None, Some(1), Some(2), Some(3)] {
@@ -143,7 +133,7 @@ fn latents_that_are_not_finite_are_named_by_stream_and_step() {
             last = done;
             ControlFlow::Continue(())
         };
-        let e = text_to_video(&models, &mut stages, &request, &settings(DType::F32, chunk), &mut watch).err();
+        let e = runner.generate(&request, &dumping(chunk), &mut watch).err();
         let said = "the video latents after step 4 of 5 hold values that are not finite; run with --dtype f32, or \
                     bisect with --dump";
         assert_eq!(e.map(|e| e.to_string()).as_deref(), Some(said), "chunks of {chunk:?}");

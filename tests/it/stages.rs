@@ -10,7 +10,7 @@ use ltx2::models::transformer::CrossTimestep;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
-use ltx2::pipeline::text_to_video::Settings;
+use ltx2::pipeline::runner::Runner;
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::Sampler;
@@ -26,15 +26,15 @@ fn scalar<'a>(case: &'a Case, name: &str) -> &'a Value {
 }
 
 /// The model of every case, with the upsampler of those that have one.
-fn open(client: &Client) -> (Model, Executor) {
+fn open(client: &Client) -> Runner {
     let upsampler = Some("tests/fixtures/models/upsampler_rational".to_string());
     let overrides = Overrides { upsampler, ..Overrides::default() };
     let source = Rc::new(ModelSource::open("tests/fixtures/models/tiny_a", &overrides).expect("a model"));
     let executor = Executor::new(Engine::new(client.clone(), support::quick()), source.clone());
-    (Model::open(&source).expect("complete"), executor)
+    Runner::new(Model::open(&source).expect("complete"), executor, plain(DType::F32))
 }
 
-fn staged(case: &Case, models: &Model) -> Request {
+fn staged(case: &Case, model: &Model) -> Request {
     let s = |name: &str| scalar(case, name);
     let flag = |name: &str| s(name).as_bool().unwrap_or_default();
     let given = s("images").as_array().into_iter().flatten().map(|image| {
@@ -50,22 +50,13 @@ fn staged(case: &Case, models: &Model) -> Request {
     });
     let sampler = if s("sampler") == "res_2s" { Sampler::Res2s } else { Sampler::Euler };
     let cross = if s("cross_timestep") == "cross" { CrossTimestep::Cross } else { CrossTimestep::Own };
-    let mut request = Request { given: given.collect(), refine, sampler, cross, ..request(case, models) };
+    let mut request = Request { images: given.collect(), refine, sampler, cross, ..request(case, model) };
     if sampler == Sampler::Res2s {
-        let shapes = Shapes::of(&models.sizes, &request.passes().0).expect("legal sizes");
+        let shapes = Shapes::of(&model.sizes, &request.passes().0).expect("legal sizes");
         let tokens = shapes.tokens[0] - shapes.appended;
         request.sigmas = sigmas::official(request.sigmas.len() - 1, tokens).expect("a schedule");
     }
     request
-}
-
-fn settings(chunk: Option<usize>) -> Settings {
-    Settings {
-        build: Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) },
-        chunk,
-        dump: true,
-        saving: None,
-    }
 }
 
 #[needs(cpu)]
@@ -73,23 +64,23 @@ fn every_case_agrees_with_the_official_loops() {
     let client = cpu(8);
     let all = cases("stages");
     assert_eq!(all.len(), 7);
-    let (models, mut executor) = open(&client);
+    let mut runner = open(&client);
     let compiles =
         |executor: &Executor| executor.engine().statistics().values().map(|s| s.compiles + s.cache_hits).sum::<usize>();
     for case in all {
-        let request = staged(&case, &models);
-        let made = generate(&models, &mut executor, &request, &settings(Some(2)));
+        let request = staged(&case, &runner.model);
+        let made = generate(&mut runner, &request, &dumping(Some(2)));
         for name in case.outputs.keys() {
             let distance = case.distance(name, dumped(&made, name));
             eprintln!("{} {name}: {distance:.1e}", case.name);
             assert!(distance <= 1e-4, "{} {name}: {distance:e}", case.name);
         }
         // A request with other words and another seed compiles nothing.
-        let before = compiles(&executor);
+        let before = compiles(&runner.executor);
         let other = Request { prompt: "something else".into(), seed: 99, ..request };
-        let again = generate(&models, &mut executor, &other, &settings(None));
+        let again = generate(&mut runner, &other, &dumping(None));
         assert_ne!(dumped(&again, "latents.video"), dumped(&made, "latents.video"));
-        assert_eq!(compiles(&executor), before, "{}", case.name);
+        assert_eq!(compiles(&runner.executor), before, "{}", case.name);
     }
 }
 
@@ -99,12 +90,12 @@ fn tokens_of_full_strength_stay() {
     let client = cpu(8);
     let all = cases("stages");
     let case = all.iter().find(|c| c.name.ends_with("/image")).expect("a case");
-    let (models, mut executor) = open(&client);
-    let request = staged(case, &models);
-    let whole = generate(&models, &mut executor, &request, &settings(None));
+    let mut runner = open(&client);
+    let request = staged(case, &runner.model);
+    let whole = generate(&mut runner, &request, &dumping(None));
     let more =
         Request { sigmas: sigmas::official(5, sigmas::OFFICIAL_TOKENS).expect("a schedule"), seed: 8, ..request };
-    let other = generate(&models, &mut executor, &more, &settings(Some(1)));
+    let other = generate(&mut runner, &more, &dumping(Some(1)));
     let first = |t: &Tensor| t.to_f32().index_axis(ndarray::Axis(2), 0).to_owned();
     let [a, b] = [&whole, &other].map(|made| first(dumped(made, "latents.video")));
     assert_eq!(a, b);

@@ -1,21 +1,18 @@
 //! A video decoded in tiles, against the official splitters and ramps, and against the whole.
 
-use ltx2::request::{Tiling};
-use crate::support::{cases, cpu, needs, open, relative_l2};
+use crate::support::{cases, cpu, needs, open, plain, relative_l2};
 use ltx2::hlo::DType;
 use ltx2::models::video_vae::Pixels;
-use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::calls;
 use ltx2::pipeline::clock::Clock;
 use ltx2::pipeline::tiles::decode;
+use ltx2::request::Tiling;
 use ltx2::tensor::Tensor;
 
 #[needs(cpu)]
 fn tiles_are_blended_as_the_reference_blends_them() {
     let client = cpu(8);
     let case = &cases("tiled")[0];
-    let (models, mut stages) = open(&client, "tests/fixtures/models/tiny_a");
-    let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
+    let mut runner = open(&client, "tests/fixtures/models/tiny_a", plain(DType::F32));
     let latents = case.inputs["latents"].to_f32().into_dimensionality().expect("five axes");
     let number = |key: &str| case.scalars[key].as_u64().expect("a number") as usize;
     let tiling = Tiling {
@@ -24,17 +21,17 @@ fn tiles_are_blended_as_the_reference_blends_them() {
         frames: number("frames"),
         frame_overlap: number("frame_overlap"),
     };
-    let mut clock = Clock::start(&stages);
-    let tiled = decode(&models, &mut stages, &latents, &tiling, &build, &mut clock).expect("decodes");
+    let mut clock = Clock::start(&runner.executor);
+    let tiled = decode(&mut runner, &latents, &tiling, &mut clock).expect("decodes");
     let distance = case.distance("video", &Tensor::from(tiled));
     eprintln!("tiles: {distance:.1e}");
     assert!(distance <= 1e-5, "{distance:e}");
 
     // One tile of everything is the whole.
     let one = Tiling { pixels: 160, overlap: 32, frames: 40, frame_overlap: 8 };
-    let mut clock = Clock::start(&stages);
-    let tiled = decode(&models, &mut stages, &latents, &one, &build, &mut clock).expect("decodes");
-    let whole = calls::video_decoder(&models, &mut stages, latents, Pixels::Values, &build).expect("ready");
-    let whole = whole.run(&stages).expect("runs").tensor("video").expect("a video");
+    let mut clock = Clock::start(&runner.executor);
+    let tiled = decode(&mut runner, &latents, &one, &mut clock).expect("decodes");
+    let whole = runner.video_decoder(latents, Pixels::Values).expect("ready");
+    let whole = whole.run(&runner.executor).expect("runs").tensor("video").expect("a video");
     assert_eq!(relative_l2(&Tensor::from(tiled), &whole), 0.0);
 }

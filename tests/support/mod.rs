@@ -23,11 +23,13 @@ use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::executor::Executor;
-use ltx2::pipeline::configs::ModelConfigs;
-use ltx2::pipeline::model::Model;
 use ltx2::pipeline::component::{RunComponent, run_component};
-use ltx2::pipeline::text_to_video::{Generated, Settings, text_to_video};
+use ltx2::pipeline::configs::ModelConfigs;
+use ltx2::pipeline::executor::Executor;
+use ltx2::pipeline::model::Model;
+use ltx2::pipeline::options::RunOptions;
+use ltx2::pipeline::runner::Runner;
+use ltx2::pipeline::text_to_video::Generated;
 use ltx2::pjrt::discover::{self, Kind};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};
@@ -272,14 +274,24 @@ pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
     [("text_encoder", encoder), ("connectors", connected)]
 }
 
-/// A model with its stages.
-pub fn open(client: &Client, model: &str) -> (Model, Executor) {
+/// How networks become programs on the CPU, in one layout or whole on one device.
+pub fn plain(dtype: DType) -> Build {
+    Build { lowering: Lowering::of("cpu", ""), ..Build::new(dtype) }
+}
+
+/// A model on a client's devices.
+pub fn open(client: &Client, model: &str, build: Build) -> Runner {
     let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
-    let mut models = Model::open(&source).expect("complete");
+    let mut model = Model::open(&source).expect("complete");
     // The reference of the cases is diffusers.
-    models.configs = models.configs.with_vocoder_clamp(false);
-    (models, executor)
+    model.configs = model.configs.with_vocoder_clamp(false);
+    Runner::new(model, executor, build)
+}
+
+/// Runs that keep their intermediate tensors.
+pub fn dumping(chunk: Option<usize>) -> RunOptions {
+    RunOptions { chunk, dump: true, saving: None }
 }
 
 /// Runs a component on `inputs`, a case's or like them.
@@ -336,15 +348,15 @@ pub fn request(case: &Case, models: &Model) -> Request {
         max_sequence_length: number("max_sequence_length") as usize,
         sampler: Sampler::Euler,
         cross: CrossTimestep::GateOnly,
-        given: Vec::new(),
+        images: Vec::new(),
         refine: None,
         tiling: None,
     }
 }
 
 /// Runs a request to its end.
-pub fn generate(models: &Model, executor: &mut Executor, request: &Request, settings: &Settings) -> Generated {
-    text_to_video(models, executor, request, settings, &mut |_, _, _| ControlFlow::Continue(())).expect("runs")
+pub fn generate(runner: &mut Runner, request: &Request, options: &RunOptions) -> Generated {
+    runner.generate(request, options, &mut |_, _, _| ControlFlow::Continue(())).expect("runs")
 }
 
 /// A tensor of a run's dump.

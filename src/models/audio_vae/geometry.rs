@@ -26,13 +26,7 @@ pub struct Geometry {
 
 impl Default for Geometry {
     fn default() -> Self {
-        Geometry {
-            base_channels: 128,
-            latent_channels: 8,
-            sample_rate: 16000,
-            mel_hop_length: 160,
-            mel_bins: Some(64),
-        }
+        Geometry { base_channels: 128, latent_channels: 8, sample_rate: 16000, mel_hop_length: 160, mel_bins: Some(64) }
     }
 }
 

@@ -10,8 +10,8 @@ mod tests;
 
 pub use config::{DecoderConfig, DownStage, Downsample, EncoderConfig, UpStage, Upsample};
 pub use decoder::{Pixels, decode, decoder_program};
-pub use geometry::Geometry;
 pub use encoder::{encode, encoder_program};
+pub use geometry::Geometry;
 
 /// The model folder's name.
 pub const COMPONENT: &str = "vae";

@@ -10,8 +10,8 @@ mod bound;
 mod space;
 mod text;
 
-use crate::request;
 use crate::pipeline::setup;
+use crate::request;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
