@@ -11,7 +11,8 @@ use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
 use super::{UsageError, log, print, tell};
 use crate::config::load;
-use crate::perf::bench::{BenchOptions, BenchReport, Part, bench};
+use crate::perf::BenchReport;
+use crate::perf::bench::{BenchOptions, BenchTarget, bench};
 use crate::pipeline::processes::together;
 
 /// Times the programs that `generate` runs, each alone, and a whole request.
@@ -40,7 +41,7 @@ pub struct Args {
     warmup: u16,
     /// What is timed [default: all]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
-    programs: Vec<Part>,
+    programs: Vec<BenchTarget>,
     #[command(flatten)]
     micro: MicroArgs,
     #[command(flatten)]
@@ -64,7 +65,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     // Read before an hour is spent.
     let baseline = args.baseline.as_deref().map(read).transpose()?;
     let job = timed_job(config)?;
-    let parts = if args.programs.is_empty() { Part::value_variants().to_vec() } else { args.programs.clone() };
+    let parts = if args.programs.is_empty() { BenchTarget::value_variants().to_vec() } else { args.programs.clone() };
     let options = BenchOptions { parts, runs: args.runs.into(), warmup: args.warmup.into() };
     prepare_libtpu(config);
     let compared = |report: &BenchReport| finish(args, report, baseline.as_ref());

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{UsageError, compare_report, print};
 use crate::media::{self, Frames};
 use crate::pipeline::tensors;
-use crate::quality::{self, PictureScores, SoundScores, TensorScores};
+use crate::quality::{self, AudioScores, TensorScores, VideoScores};
 use crate::tensor::Tensor;
 
 /// Compares two results: videos, folders of PNG files, WAV files, or dumps.
@@ -70,9 +70,9 @@ pub(super) struct Scores {
     /// The second.
     pub b: String,
     /// Pictures, where both have them.
-    pub video: Option<PictureScores>,
+    pub video: Option<VideoScores>,
     /// Sound, where both have it.
-    pub audio: Option<SoundScores>,
+    pub audio: Option<AudioScores>,
     /// Other tensors that both have.
     pub tensors: BTreeMap<String, TensorScores>,
     /// What only one of them has.
@@ -156,7 +156,7 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
             if x.dim() != y.dim() {
                 return Err(sides("pictures", size(x), size(y)));
             }
-            scores.video = Some(quality::pictures(x.view(), y.view()));
+            scores.video = Some(quality::video(x.view(), y.view()));
         }
         (None, None) => {}
         (x, _) => scores.only_in_one.push(format!("pictures: {}", if x.is_some() { &name_a } else { &name_b })),
@@ -177,7 +177,7 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
                 [x, y].into_iter().for_each(|v| *v = v.slice(s![.., ..common]).to_owned());
             }
             let (Some((x, _)), Some((y, _))) = (&a.audio, &b.audio) else { return Ok(scores) };
-            scores.audio = Some(quality::sound(x.view(), y.view()));
+            scores.audio = Some(quality::audio(x.view(), y.view()));
         }
         (None, None) => {}
         (x, _) => scores.only_in_one.push(format!("sound: {}", if x.is_some() { &name_a } else { &name_b })),

@@ -8,8 +8,8 @@ use super::{UsageError, print};
 use crate::config::{Case, Given, load, read_experiment};
 use crate::pipeline::programs::Programs;
 use crate::runtime::Target;
-use crate::tune::search::{Quest, found, search, summary};
-use crate::tune::{Options, Row, default_jobs, experiment, page, ranked, table};
+use crate::tune::search::{SearchRequest, best_layout, search, summary};
+use crate::tune::{CaseResult, Options, default_jobs, experiment, page, ranked, table};
 
 /// Compiles the cases of a YAML file and ranks them. Run again it compiles and measures only what is missing: what was
 /// compiled is kept as the compiler left it and analysed anew, what was measured is kept under the program that ran.
@@ -105,13 +105,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Writes the page and prints the table.
-fn report(title: &str, rows: Vec<Row>, folder: &Path) -> anyhow::Result<()> {
+fn report(title: &str, rows: Vec<CaseResult>, folder: &Path) -> anyhow::Result<()> {
     let groups = ranked(rows);
     let report = folder.join("report.html");
     crate::media::write_atomically(&report, page(title, &groups).as_bytes())?;
     print(&table(&groups))?;
     tracing::info!("{} written", report.display());
-    let failed = groups.iter().flat_map(|(_, rows)| rows).filter(|r| r.figures.is_none()).count();
+    let failed = groups.iter().flat_map(|(_, rows)| rows).filter(|r| r.report.is_none()).count();
     let all: usize = groups.iter().map(|(_, rows)| rows.len()).sum();
     anyhow::ensure!(failed < all, "none of {all} cases came to figures");
     Ok(())
@@ -132,14 +132,14 @@ fn look(args: &Args, options: &Options) -> anyhow::Result<()> {
         given.set.extend(sizes.map(|(key, size)| format!("request.{key}={size}")));
     }
     if s.memory_fit && target.chip().is_none() {
-        return Err(usage(crate::tune::LabError::Capacity(name)));
+        return Err(usage(crate::tune::TuneError::Capacity(name)));
     }
     let config = load(&given)?.config;
     prepare_tpus(&config, std::slice::from_ref(&name))?;
     let blocks = Programs::of(&config, None)?.layers();
     let mut settings: Vec<String> = given.file.iter().flat_map(|c| ["-c".to_string(), c.clone()]).collect();
     settings.extend(given.set.iter().flat_map(|s| ["--set".to_string(), s.clone()]));
-    let quest = Quest {
+    let request = SearchRequest {
         given,
         settings,
         target: name,
@@ -151,20 +151,20 @@ fn look(args: &Args, options: &Options) -> anyhow::Result<()> {
         timeout: TIMEOUT,
         seed: s.seed,
     };
-    let answer = search(&quest, options).map_err(usage)?;
-    let title = format!("The fastest layout for {}", quest.target);
-    if let Some(text) = found(&answer, &quest) {
+    let result = search(&request, options).map_err(usage)?;
+    let title = format!("The fastest layout for {}", request.target);
+    if let Some(text) = best_layout(&result, &request) {
         let best = args.output.join("best.yml");
         crate::media::write_atomically(&best, text.as_bytes())?;
         tracing::info!("{} written", best.display());
     }
-    let words = summary(&answer, &quest);
-    let found_one = answer.winner.is_some();
-    if !answer.rows.is_empty() {
-        report(&title, answer.rows, &args.output)?;
+    let words = summary(&result, &request);
+    let found_one = result.winner.is_some();
+    if !result.rows.is_empty() {
+        report(&title, result.rows, &args.output)?;
     }
     print(&format!("\n{words}"))?;
-    anyhow::ensure!(found_one, "no layout was found for {}", quest.target);
+    anyhow::ensure!(found_one, "no layout was found for {}", request.target);
     Ok(())
 }
 
@@ -172,11 +172,11 @@ fn look(args: &Args, options: &Options) -> anyhow::Result<()> {
 const TIMEOUT: u64 = 1800;
 
 /// Mistakes in the file end as the configuration's do.
-pub(super) fn usage(error: crate::tune::LabError) -> anyhow::Error {
+pub(super) fn usage(error: crate::tune::TuneError) -> anyhow::Error {
     match error {
-        crate::tune::LabError::Config(e) => e.into(),
-        crate::tune::LabError::Target(e) => UsageError(e.to_string()).into(),
-        e @ crate::tune::LabError::Capacity(_) => UsageError(e.to_string()).into(),
+        crate::tune::TuneError::Config(e) => e.into(),
+        crate::tune::TuneError::Target(e) => UsageError(e.to_string()).into(),
+        e @ crate::tune::TuneError::Capacity(_) => UsageError(e.to_string()).into(),
         other => other.into(),
     }
 }

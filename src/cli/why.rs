@@ -10,7 +10,7 @@ use super::experiment::usage;
 use super::print;
 use crate::config::load;
 use crate::pipeline::programs::ProgramKind;
-use crate::tune::{Answer, Options, Question, default_jobs, why, why_text};
+use crate::tune::{DiagnoseRequest, Diagnosis, Options, default_jobs, diagnose, diagnosis_text};
 
 /// Names for every exchange the tensor, the rule and the reason; then compiles changes of one rule and ranks them.
 #[derive(clap::Args, Clone, Debug)]
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     prepare_tpus(&config, std::slice::from_ref(&args.target))?;
     let blocks = crate::pipeline::programs::Programs::of(&config, None)?.layers();
-    let question = Question {
+    let request = DiagnoseRequest {
         settings: settings(args),
         given,
         target: args.target.clone(),
@@ -108,17 +108,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         measure: false,
         retry: args.retry,
     };
-    let answer = why(&question, &options).map_err(usage)?;
-    let figures = format!("{}\n", serde_json::to_string_pretty(&json_of(&answer, &config.layout))?);
+    let diagnosis = diagnose(&request, &options).map_err(usage)?;
+    let figures = format!("{}\n", serde_json::to_string_pretty(&json_of(&diagnosis, &config.layout))?);
     match args.json.as_deref() {
         Some(path) if path.as_os_str() == "-" => print(&figures)?,
         Some(path) => {
             crate::media::write_atomically(path, figures.as_bytes())?;
-            print(&why_text(&answer, args.collective))?;
+            print(&diagnosis_text(&diagnosis, args.collective))?;
         }
-        None => print(&why_text(&answer, args.collective))?,
+        None => print(&diagnosis_text(&diagnosis, args.collective))?,
     }
-    match (&args.write, answer.advice.first()) {
+    match (&args.write, diagnosis.suggestions.first()) {
         (Some(path), Some(best)) => {
             let comments = [
                 format!("As {}, with {}", config.layout, best.change),
@@ -157,8 +157,8 @@ fn settings(args: &Args) -> Vec<String> {
     out
 }
 
-fn json_of(answer: &Answer, layout: &str) -> Value {
-    let b = &answer.base;
+fn json_of(diagnosis: &Diagnosis, layout: &str) -> Value {
+    let b = &diagnosis.base;
     let list: Vec<Value> = b
         .collectives
         .list
@@ -179,9 +179,9 @@ fn json_of(answer: &Answer, layout: &str) -> Value {
         "per_layer_bytes": b.collectives.per_layer_bytes,
         "predicted_ms": b.predicted_ms,
         "collectives": list,
-        "advice": answer.advice,
-        "no_gain": answer.useless,
-        "refused": answer.refused,
-        "not_compiled": answer.left,
+        "advice": diagnosis.suggestions,
+        "no_gain": diagnosis.no_gain,
+        "refused": diagnosis.rejected,
+        "not_compiled": diagnosis.not_compiled,
     })
 }

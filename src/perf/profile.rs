@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::alone::{Alone, Denoising};
+use super::synthetic::{Denoising, SyntheticInputs};
 use crate::analysis::{Module, Trace, XSpace};
 use crate::config::{Config, Job};
 use crate::media::write_atomically;
@@ -77,9 +77,9 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
         return Err(PipelineError::Usage(format!("--steps {steps}: the configuration takes {all}, give 1 to {all}")));
     }
     let file = file(folder, group)?;
-    let alone = Alone::new(&models, &request, &session.build)?;
+    let synthetic = SyntheticInputs::new(&models, &request, &session.build)?;
     let stages = &mut session.stages;
-    let denoising = alone.denoising(stages, &first, ProgramKind::Denoise)?;
+    let denoising = synthetic.denoising(stages, &first, ProgramKind::Denoise)?;
     // What happens at the first run only is over before the recording.
     run(stages, &denoising, steps, || Ok(()))?;
     let mut profiler = None;

@@ -1,10 +1,10 @@
 //! How far two results are apart: pictures, sound, and tensors in general.
 
-mod pictures;
-mod sound;
+mod audio;
+mod video;
 
-pub use pictures::{PictureScores, luma, pictures, ssim};
-pub use sound::{SoundScores, sound};
+pub use audio::{AudioScores, audio};
+pub use video::{VideoScores, luma, ssim, video};
 
 use serde::Serialize;
 

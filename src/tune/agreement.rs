@@ -1,6 +1,6 @@
 //! How well predictions agree with the clock.
 
-use super::experiment::Row;
+use super::experiment::CaseResult;
 
 /// Predicted against measured, over the rows that have both.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,12 +33,12 @@ impl Agreement {
 }
 
 /// The agreement of the rows of a group; none where fewer than two have both.
-pub fn agreement(rows: &[Row]) -> Option<Agreement> {
+pub fn agreement(rows: &[CaseResult]) -> Option<Agreement> {
     of(&pairs(rows))
 }
 
 /// Milliseconds, predicted and measured.
-pub(super) fn pairs(rows: &[Row]) -> Vec<(f64, f64)> {
+pub(super) fn pairs(rows: &[CaseResult]) -> Vec<(f64, f64)> {
     rows.iter()
         .filter_map(|r| Some((r.predicted()?, r.measured? * 1e3)))
         .filter(|(p, m)| *p > 0.0 && *m > 0.0)

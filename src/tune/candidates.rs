@@ -1,7 +1,7 @@
 //! Changes of one rule that could mend what a program exchanges, with what each could save at most. Nothing here is
 //! compiled; what cannot gain, or cannot fit, is left out by arithmetic.
 
-use super::figures::{Exchange, Figures, Placed};
+use super::compile_report::{CollectiveEntry, CompileReport, TensorPlacement};
 use crate::config::LayoutSource;
 use crate::nn::{Axis, Exception, ExchangeKind, RopeAt, Rule};
 
@@ -17,11 +17,11 @@ pub struct Candidate {
     /// Families of tensors that it reaches.
     pub families: usize,
     /// Exchanges that it could end, by their place in the list.
-    pub exchanges: Vec<usize>,
+    pub collectives: Vec<usize>,
 }
 
 /// Changes that are worth compiling: of those that could save at least `least` of a step, the most promising first.
-pub fn candidates(source: &LayoutSource, base: &Figures, least: f64) -> Vec<Candidate> {
+pub fn candidates(source: &LayoutSource, base: &CompileReport, least: f64) -> Vec<Candidate> {
     let around = Around { source, base };
     let mut all = around.rules();
     all.extend(around.storage());
@@ -53,7 +53,7 @@ fn kin(module: &str) -> &str {
 }
 
 /// The family that an exchange serves, by its tensor, or else by its place among the blocks.
-fn family_of(e: &Exchange) -> Option<String> {
+fn family_of(e: &CollectiveEntry) -> Option<String> {
     let by_scope = || {
         let mut parts = e.scope.split('/').skip_while(|p| *p != "blocks").skip(1);
         parts.next().map(|module| format!("transformer.*{}*", kin(module)))
@@ -63,7 +63,7 @@ fn family_of(e: &Exchange) -> Option<String> {
 
 struct Around<'a> {
     source: &'a LayoutSource,
-    base: &'a Figures,
+    base: &'a CompileReport,
 }
 
 impl Around<'_> {
@@ -72,21 +72,21 @@ impl Around<'_> {
         self.picked(|e| e.rule.iter().flatten().any(|r| r.starts_with(&prefix)))
     }
 
-    fn picked(&self, keep: impl Fn(&Exchange) -> bool) -> Vec<usize> {
+    fn picked(&self, keep: impl Fn(&CollectiveEntry) -> bool) -> Vec<usize> {
         let list = self.base.collectives.list.iter().enumerate();
         list.filter(|(_, e)| keep(e)).map(|(n, _)| n).collect()
     }
 
-    fn cost(&self, exchanges: &[usize]) -> f64 {
-        exchanges.iter().map(|&n| self.base.collectives.list[n].step_cost()).sum()
+    fn cost(&self, collectives: &[usize]) -> f64 {
+        collectives.iter().map(|&n| self.base.collectives.list[n].step_cost()).sum()
     }
 
-    fn candidate(&self, change: String, layout: LayoutSource, exchanges: Vec<usize>) -> Candidate {
+    fn candidate(&self, change: String, layout: LayoutSource, collectives: Vec<usize>) -> Candidate {
         let mut families: Vec<_> =
-            exchanges.iter().filter_map(|&n| family_of(&self.base.collectives.list[n])).collect();
+            collectives.iter().filter_map(|&n| family_of(&self.base.collectives.list[n])).collect();
         families.sort();
         families.dedup();
-        Candidate { change, layout, bound: self.cost(&exchanges), families: families.len().max(1), exchanges }
+        Candidate { change, layout, bound: self.cost(&collectives), families: families.len().max(1), collectives }
     }
 
     /// Devices that a rule splits over.
@@ -99,7 +99,7 @@ impl Around<'_> {
     fn repeats_work(&self, rule: &Rule) -> bool {
         let name = rule.axis.name();
         let rows = matches!(rule.axis, Axis::Batch | Axis::Branch);
-        let computes = |t: &Placed| {
+        let computes = |t: &TensorPlacement| {
             let split = |(axis, mesh): (&String, &Vec<String>)| {
                 (*axis == name || (rows && axis == "rows")) && mesh.iter().any(|m| rule.mesh_axes.contains(m))
             };
@@ -152,8 +152,8 @@ impl Around<'_> {
             families.sort();
             families.dedup();
             for pattern in &families {
-                let own = |e: &Exchange| family_of(e).as_ref() == Some(pattern);
-                let exchanges: Vec<usize> =
+                let own = |e: &CollectiveEntry| family_of(e).as_ref() == Some(pattern);
+                let collectives: Vec<usize> =
                     touched.iter().copied().filter(|&e| own(&self.base.collectives.list[e])).collect();
                 let whole = Rule { mesh_axes: Vec::new(), ..rule.clone() };
                 let exception = Exception { pattern: pattern.clone(), rules: vec![whole] };
@@ -163,11 +163,11 @@ impl Around<'_> {
                 let mut layout = self.source.clone();
                 // The first that matches wins.
                 layout.exceptions.insert(0, exception);
-                all.push(self.candidate(format!("tensors: \"{pattern}\": {{{axis}: []}}"), layout, exchanges));
+                all.push(self.candidate(format!("tensors: \"{pattern}\": {{{axis}: []}}"), layout, collectives));
             }
             if families.len() > 1 && self.has_room(rule, |_| true) {
-                let exchanges = self.carried(rule, touched);
-                all.push(self.candidate(format!("rules: without {axis}"), self.without(n), exchanges));
+                let collectives = self.carried(rule, touched);
+                all.push(self.candidate(format!("rules: without {axis}"), self.without(n), collectives));
             }
         }
         all
@@ -176,7 +176,7 @@ impl Around<'_> {
     /// The exchanges of a rule, and those that it may have brought about where nothing is placed: a compiler carries a
     /// weight's split on to what is computed with it, far from the weight.
     fn carried(&self, rule: &Rule, touched: Vec<usize>) -> Vec<usize> {
-        let along = |e: &Exchange| e.axes.iter().any(|a| rule.mesh_axes.contains(a));
+        let along = |e: &CollectiveEntry| e.axes.iter().any(|a| rule.mesh_axes.contains(a));
         let mut all = self.picked(|e| along(e) && !e.is_attention());
         all.extend(touched);
         all.sort_unstable();
@@ -236,13 +236,13 @@ impl Around<'_> {
         groups
             .into_iter()
             .map(|(left_out, families)| {
-                let exchanges = self.picked(|e| family_of(e).is_some_and(|f| families.contains(&f)));
+                let collectives = self.picked(|e| family_of(e).is_some_and(|f| families.contains(&f)));
                 let names: Vec<String> =
                     left_out.iter().map(|&n| format!("\"{}\"", self.source.exceptions[n].pattern)).collect();
                 let mut layout = self.source.clone();
                 let kept = layout.exceptions.iter().enumerate().filter(|(n, _)| !left_out.contains(n));
                 layout.exceptions = kept.map(|(_, e)| e.clone()).collect();
-                self.candidate(format!("tensors: without {}", names.join(", ")), layout, exchanges)
+                self.candidate(format!("tensors: without {}", names.join(", ")), layout, collectives)
             })
             .collect()
     }
@@ -250,21 +250,21 @@ impl Around<'_> {
     /// Other exchanges of attention.
     fn exchange(&self) -> Vec<Candidate> {
         let now = self.source.file.exchange;
-        let exchanges = self.picked(|e| {
+        let collectives = self.picked(|e| {
             let attention = e.scope.split('/').any(|s| s.contains("attn"));
             attention && e.role.as_deref() == Some("activation")
         });
-        let split = |t: &Placed| {
+        let split = |t: &TensorPlacement| {
             let mut dims = t.axes.iter().zip(&t.sharding);
             t.role == "activation" && dims.any(|(axis, mesh)| axis.ends_with("_sequence") && !mesh.is_empty())
         };
-        if exchanges.is_empty() || !self.base.tensors.iter().any(split) {
+        if collectives.is_empty() || !self.base.tensors.iter().any(split) {
             return Vec::new();
         }
         let with = |change: &str, exchange| {
             let mut layout = self.source.clone();
             layout.file.exchange = exchange;
-            self.candidate(format!("exchange: {change}"), layout, exchanges.clone())
+            self.candidate(format!("exchange: {change}"), layout, collectives.clone())
         };
         let mut all = Vec::new();
         if now.kind == ExchangeKind::GatherKv && now.rope == RopeAt::Gathered {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     /// A weight split over the devices that split the tokens it meets, gathered by two families.
-    fn base(place: &str, gathered: f64) -> Figures {
+    fn base(place: &str, gathered: f64) -> CompileReport {
         let exchange = |tensor: &str, role: &str, scope: &str, ms: f64, rule: String| {
             serde_json::json!({"kind": "all-gather", "scope": scope, "tensor": tensor, "rule": [rule], "role": role,
                 "reason": "", "count": 1, "trip_count": 1.0, "per": "layer", "bytes": 1.0, "wire_bytes": 1.0,
@@ -327,7 +327,7 @@ mod tests {
                 tensor("transformer.blocks.*.ff.out", "activation", ["rows", "video_sequence"])],
             "notes": [], "compile_seconds": 1.0, "does_not_fit": null,
         });
-        Figures::of(&json).expect("figures")
+        CompileReport::of(&json).expect("figures")
     }
 
     #[test]
@@ -338,7 +338,7 @@ mod tests {
                     tensors:\n  \"*none*\": {embed: []}\nexchange: {kind: gather_kv}\n";
         std::fs::write(&path, text).unwrap();
         let source = crate::config::read_layout_source(&path).unwrap();
-        let changes = |base: &Figures| {
+        let changes = |base: &CompileReport| {
             candidates(&source, base, 0.01).into_iter().map(|c| (c.change, c.bound, c.families)).collect::<Vec<_>>()
         };
         // Tokens stay split: eight times the products would be longer than the step.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::error::{LabError, Result};
+use super::error::{Result, TuneError};
 
 /// A command line of this binary that prints JSON.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub struct Task {
 
 /// How a task ended.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Done {
+pub struct TaskResult {
     /// What it printed.
     pub result: Option<Value>,
     /// Its last message, where it did not succeed. A program that does not fit its devices has figures and a message.
@@ -68,7 +68,7 @@ pub fn run_tasks(
     tasks: Vec<Task>,
     workers: &[Variable],
     limit: Duration,
-    mut done: impl FnMut(Task, Done) -> Result<()>,
+    mut done: impl FnMut(Task, TaskResult) -> Result<()>,
 ) -> Result<()> {
     let queue = Mutex::new(VecDeque::from(tasks));
     let next = || queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop_front();
@@ -101,8 +101,8 @@ pub fn run_tasks(
 }
 
 /// Runs one command to its end or its limit.
-fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) -> Result<Done> {
-    let fail = || |source| LabError::Start { path: binary.into(), source };
+fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) -> Result<TaskResult> {
+    let fail = || |source| TuneError::Start { path: binary.into(), source };
     let (mut out, mut log) = (tempfile::tempfile().map_err(fail())?, tempfile::tempfile().map_err(fail())?);
     let started = Instant::now();
     let mut child = Command::new(binary)
@@ -141,7 +141,7 @@ fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) 
     let interrupted = |s: &ExitStatus| s.signal().is_some_and(|n| [SIGINT, SIGTERM, SIGKILL].contains(&n));
     // What took too long may take less on another day.
     let crashed = status.is_some_and(|s| !matches!(s.code(), Some(0..=2)) && !interrupted(&s));
-    Ok(Done { result, error, crashed, seconds })
+    Ok(TaskResult { result, error, crashed, seconds })
 }
 
 /// The last thing that a child said, on one line.
@@ -214,7 +214,7 @@ mod tests {
         let tasks = vec![task("echo 1"), task("echo 2"), task("echo 3")];
         let error = run_tasks(Path::new("/bin/sh"), tasks, &[None], Duration::from_secs(9), |_, _| {
             seen += 1;
-            Err(LabError::Busy("x".into()))
+            Err(TuneError::Busy("x".into()))
         });
         assert!(error.is_err());
         assert_eq!(seen, 1);

@@ -8,12 +8,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::children::{Done, Task, Variable, run_tasks};
+use super::children::{Task, TaskResult, Variable, run_tasks};
 use super::compile_json;
-use super::error::{LabError, Result};
+use super::compile_report::CompileReport;
+use super::error::{Result, TuneError};
 use super::experiment::Options;
-use super::figures::Figures;
-use super::store::{Record, Store, Work};
+use super::store::{JobKind, Record, Store};
 use crate::config::{Given, load};
 use crate::pipeline::compile::{self, CompileOptions, analyse};
 use crate::pipeline::programs::ProgramKind;
@@ -56,8 +56,8 @@ impl Compiled {
     }
 
     /// The figures.
-    pub fn figures(&self) -> Option<Figures> {
-        self.result.as_ref().and_then(Figures::of)
+    pub fn report(&self) -> Option<CompileReport> {
+        self.result.as_ref().and_then(CompileReport::of)
     }
 }
 
@@ -156,14 +156,14 @@ impl<'a> Compiler<'a> {
     }
 
     /// What a child left. A crash is remembered as the compiler's answer; an error that is not the compiler's is not.
-    fn left(&mut self, task: &CompileTask, done: &Done) -> Result<Compiled> {
+    fn left(&mut self, task: &CompileTask, done: &TaskResult) -> Result<Compiled> {
         let words = || done.error.clone().unwrap_or_else(|| "it left no module".into());
         let missing = match self.look(task, false)? {
             Looked::Done(compiled) => return Ok(compiled),
             Looked::Missing(key) => key,
         };
         if done.crashed {
-            self.modules.put(&missing, &CompileOutcome::Failure(words())).map_err(LabError::Modules)?;
+            self.modules.put(&missing, &CompileOutcome::Failure(words())).map_err(TuneError::Modules)?;
         }
         Ok(Compiled::failed(Some(missing), words()))
     }
@@ -178,7 +178,7 @@ impl<'a> Compiler<'a> {
         let options = options(task, &self.modules);
         let mut analysed = analyse(&config, &options, &machine);
         while forget && let Err(PipelineError::Refused { path, .. }) = &analysed {
-            std::fs::remove_file(path).map_err(LabError::file(path))?;
+            std::fs::remove_file(path).map_err(TuneError::file(path))?;
             analysed = analyse(&config, &options, &machine);
         }
         Ok(Looked::Done(match analysed {
@@ -202,7 +202,7 @@ impl<'a> Compiler<'a> {
             return Ok(false);
         }
         let (label, command) = (task.label.clone(), task.command.clone());
-        self.results.add(Record { key, work: Work::Compile, label, command, seconds, identity, result, error })?;
+        self.results.add(Record { key, kind: JobKind::Compile, label, command, seconds, identity, result, error })?;
         Ok(true)
     }
 }
@@ -227,11 +227,11 @@ fn short(message: &str) -> String {
 /// What came of a program, in a few words.
 fn said(compiled: &Compiled, seconds: f64) -> String {
     let seconds = format!("{seconds:.0} s");
-    match (&compiled.error, compiled.figures()) {
+    match (&compiled.error, compiled.report()) {
         (Some(error), _) => format!("{error} ({seconds})"),
-        (None, Some(figures)) => {
-            let mb = figures.collectives.per_layer_bytes / 1e6;
-            let step = figures.all_blocks().map_or(String::new(), |p| format!("{:.2} ms a step, ", p.step));
+        (None, Some(report)) => {
+            let mb = report.collectives.per_layer_bytes / 1e6;
+            let step = report.all_blocks().map_or(String::new(), |p| format!("{:.2} ms a step, ", p.step));
             format!("{step}{mb:.1} MB a block ({seconds})")
         }
         (None, None) => seconds,

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::figures::Figures;
+use super::compile_report::CompileReport;
 
 /// Exchanges of one kind for one tensor or place.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Moved {
+pub struct CollectiveDelta {
     /// XLA's name.
     pub kind: String,
     /// The tensor, or where none is known the place.
@@ -23,15 +23,15 @@ pub struct Moved {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Difference {
     /// Exchanges that only the first has, or of which it moves more; the largest first.
-    pub lost: Vec<Moved>,
+    pub lost: Vec<CollectiveDelta>,
     /// Exchanges that only the second has, or of which it moves more.
-    pub gained: Vec<Moved>,
+    pub gained: Vec<CollectiveDelta>,
     /// Arguments and results with all blocks, and temporaries: bytes a device.
     pub memory: i64,
 }
 
 /// Exchanges in a step, by kind and tensor or place.
-fn moved(f: &Figures) -> BTreeMap<(&str, &str), (f64, f64)> {
+fn moved(f: &CompileReport) -> BTreeMap<(&str, &str), (f64, f64)> {
     let mut all = BTreeMap::new();
     for e in &f.collectives.list {
         let what = e.tensor.as_deref().unwrap_or(&e.scope);
@@ -43,23 +43,27 @@ fn moved(f: &Figures) -> BTreeMap<(&str, &str), (f64, f64)> {
 }
 
 /// What the second program does otherwise than the first.
-pub fn difference(a: &Figures, b: &Figures) -> Difference {
+pub fn difference(a: &CompileReport, b: &CompileReport) -> Difference {
     let (first, second) = (moved(a), moved(b));
-    let more = |of: &BTreeMap<_, (f64, f64)>, than: &BTreeMap<_, (f64, f64)>| -> Vec<Moved> {
-        let mut list: Vec<Moved> = of
+    let more = |of: &BTreeMap<_, (f64, f64)>, than: &BTreeMap<_, (f64, f64)>| -> Vec<CollectiveDelta> {
+        let mut list: Vec<CollectiveDelta> = of
             .iter()
             .filter_map(|(key, (runs, bytes))| {
                 let (other_runs, other) = than.get(key).copied().unwrap_or_default();
                 let (kind, what): &(&str, &str) = key;
-                let moved =
-                    Moved { kind: (*kind).into(), what: (*what).into(), runs: runs - other_runs, bytes: bytes - other };
+                let moved = CollectiveDelta {
+                    kind: (*kind).into(),
+                    what: (*what).into(),
+                    runs: runs - other_runs,
+                    bytes: bytes - other,
+                };
                 (moved.bytes > 0.0).then_some(moved)
             })
             .collect();
         list.sort_by(|x, y| y.bytes.total_cmp(&x.bytes));
         list
     };
-    let held = |f: &Figures| f.needed.bytes + f.memory.temporaries;
+    let held = |f: &CompileReport| f.needed.bytes + f.memory.temporaries;
     Difference { lost: more(&first, &second), gained: more(&second, &first), memory: held(b) - held(a) }
 }
 

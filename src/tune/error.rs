@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// What ends an experiment.
 #[derive(Debug, thiserror::Error)]
-pub enum LabError {
+pub enum TuneError {
     /// The configuration, a layout or the experiment itself.
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
@@ -45,11 +45,11 @@ pub enum LabError {
 }
 
 /// The result of this layer.
-pub type Result<T> = std::result::Result<T, LabError>;
+pub type Result<T> = std::result::Result<T, TuneError>;
 
-impl LabError {
+impl TuneError {
     /// A file that cannot be read or written.
-    pub(super) fn file(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> LabError + '_ {
-        move |source| LabError::File { path: path.into(), source }
+    pub(super) fn file(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> TuneError + '_ {
+        move |source| TuneError::File { path: path.into(), source }
     }
 }

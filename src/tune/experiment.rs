@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::children::{Done, Task, Variable, run_tasks};
+use super::children::{Task, TaskResult, Variable, run_tasks};
+use super::compile_report::CompileReport;
 use super::compiler::{CompileTask, Compiler, digest};
 use super::error::Result;
-use super::figures::Figures;
-use super::store::{Record, Store, Work};
+use super::store::{JobKind, Record, Store};
 use crate::config::{Case, ConfigError, Experiment, Given, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Kind;
@@ -42,20 +42,20 @@ impl Options {
 
 /// A case and what came of it.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct CaseResult {
     /// The case.
     pub case: Case,
     /// In words, without target and shape.
     pub label: String,
     /// What was compiled.
-    pub figures: Option<Figures>,
+    pub report: Option<CompileReport>,
     /// Seconds of a measured step.
     pub measured: Option<f64>,
     /// Why there is nothing, or nothing measured.
     pub error: Option<String>,
 }
 
-impl Row {
+impl CaseResult {
     /// Cases that can be compared: of one target and shape.
     pub fn group(&self) -> String {
         let shape = self.case.shape.as_ref().map(|s| format!(", {s}")).unwrap_or_default();
@@ -64,27 +64,27 @@ impl Row {
 
     /// Predicted milliseconds of a step with all blocks, where the chip is known.
     pub fn predicted(&self) -> Option<f64> {
-        self.figures.as_ref()?.all_blocks().map(|p| p.step)
+        self.report.as_ref()?.all_blocks().map(|p| p.step)
     }
 
     /// Milliseconds of a step, measured if it was; predicted otherwise; where the chip is unknown, bytes received.
     pub fn cost(&self) -> Option<f64> {
         let measured = self.measured.map(|s| s * 1e3);
-        measured.or(self.predicted()).or_else(|| self.figures.as_ref().map(Figures::whole_cost))
+        measured.or(self.predicted()).or_else(|| self.report.as_ref().map(CompileReport::whole_cost))
     }
 
     /// Whether it may be chosen.
     pub fn fits(&self) -> bool {
-        self.figures.as_ref().is_some_and(Figures::fits)
+        self.report.as_ref().is_some_and(CompileReport::fits)
     }
 }
 
 /// The rows by group, the fastest first; what does not fit stands behind, what failed last.
-pub fn ranked(mut rows: Vec<Row>) -> Vec<(String, Vec<Row>)> {
-    let mut groups: Vec<(String, Vec<Row>)> = Vec::new();
+pub fn ranked(mut rows: Vec<CaseResult>) -> Vec<(String, Vec<CaseResult>)> {
+    let mut groups: Vec<(String, Vec<CaseResult>)> = Vec::new();
     rows.sort_by(|a, b| {
-        let place = |r: &Row| (r.cost().is_none(), !r.fits(), r.measured.is_none());
-        let cost = |r: &Row| r.cost().unwrap_or(f64::MAX);
+        let place = |r: &CaseResult| (r.cost().is_none(), !r.fits(), r.measured.is_none());
+        let cost = |r: &CaseResult| r.cost().unwrap_or(f64::MAX);
         place(a).cmp(&place(b)).then(cost(a).total_cmp(&cost(b)))
     });
     for row in rows {
@@ -239,15 +239,15 @@ fn present(kind: Kind) -> bool {
 ///
 /// # Errors
 /// A case that cannot be meant; a folder that cannot be written. A case that fails is a row.
-pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
+pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult>> {
     let cases = file.cases();
     let tasks = cases.iter().map(|c| compilation(c, file)).collect::<Result<Vec<_>>>()?;
     let mut compiler = Compiler::open(options)?;
     let all = compiler.compile(&tasks, &options.workers(), file.timeout)?;
     let mut measurements = Vec::new();
     for ((case, task), compiled) in cases.iter().zip(&tasks).zip(&all) {
-        let figures = compiled.figures().filter(|_| compiled.error.is_none());
-        let mesh = figures.as_ref().map(|f| &f.mesh);
+        let report = compiled.report().filter(|_| compiled.error.is_none());
+        let mesh = report.as_ref().map(|f| &f.mesh);
         measurements.push(mesh.map(|m| measurement(&mut compiler, task, case, file, m)).transpose()?.flatten());
     }
     let results = &mut compiler.results;
@@ -259,19 +259,19 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
         let ahead: Vec<Task> = open.filter_map(|m| m.ahead.clone()).collect();
         let workers = workers_of_gpus();
         if workers.len() > 1 && ahead.len() > 1 {
-            work(results, Work::Ahead, ahead, &[], &workers, file.timeout, options)?;
+            run_missing(results, JobKind::Ahead, ahead, &[], &workers, file.timeout, options)?;
         }
         // One at a time: they share the devices.
         let (runs, programs): (Vec<Task>, Vec<CompileKey>) = here.into_iter().map(|m| (m.run, m.identity)).unzip();
-        work(results, Work::Measure, runs, &programs, &[None], file.timeout, options)?;
+        run_missing(results, JobKind::Measure, runs, &programs, &[None], file.timeout, options)?;
     }
     // What was measured before, or on another machine, is shown without `--measure` too.
     let rows = cases.into_iter().zip(all).zip(measurements).map(|((case, compiled), measurement)| {
         let measured = measurement.and_then(|m| results.get(&m.run.key));
         let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise_loop/median")?.as_f64());
-        let figures = compiled.figures();
+        let report = compiled.report();
         let error = compiled.error.or_else(|| measured.and_then(|r| r.error.clone()));
-        Row { label: name(&case), case, figures, measured: seconds, error }
+        CaseResult { label: name(&case), case, report, measured: seconds, error }
     });
     Ok(rows.collect())
 }
@@ -282,9 +282,9 @@ fn is_known(results: &Store, task: &Task, options: &Options) -> bool {
 }
 
 /// Runs the tasks that the log does not know; `programs` are those that they run, where that is said.
-fn work(
+fn run_missing(
     results: &mut Store,
-    work: Work,
+    kind: JobKind,
     tasks: Vec<Task>,
     programs: &[CompileKey],
     workers: &[Variable],
@@ -312,12 +312,12 @@ fn work(
         let ran = done.result.as_ref().and_then(|r| r.pointer("/programs/denoise_loop/program/hash")?.as_str());
         let other = ran.zip(identity.as_ref()).filter(|(ran, meant)| *ran != meant.program);
         let error = done.error.or(other.map(|(ran, meant)| format!("program {ran} ran, not {}", meant.program)));
-        results.add(Record { key, work, label, command, seconds: done.seconds, identity, result: done.result, error })
+        results.add(Record { key, kind, label, command, seconds: done.seconds, identity, result: done.result, error })
     })
 }
 
 /// How a measurement ended, in a few words.
-fn said(done: &Done) -> String {
+fn said(done: &TaskResult) -> String {
     let seconds = format!("{:.0} s", done.seconds);
     let step = |json: &Value| json.pointer("/programs/denoise_loop/median").and_then(Value::as_f64);
     match (&done.error, done.result.as_ref().and_then(step)) {

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::{LabError, Result};
+use super::error::{Result, TuneError};
 use crate::runtime::CompileKey;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Work {
+pub enum JobKind {
     /// Compiled ahead of time.
     Compile,
     /// Compiled into the compile cache, for the devices that it will be run on.
@@ -31,7 +31,8 @@ pub struct Record {
     /// how. The last line of a key holds.
     pub key: String,
     /// What was done.
-    pub work: Work,
+    #[serde(rename = "work")]
+    pub kind: JobKind,
     /// The case in words.
     pub label: String,
     /// The command line behind `ltx2`.
@@ -60,13 +61,13 @@ impl Store {
     /// # Errors
     /// A folder that cannot be written, or that another process holds.
     pub fn open(folder: &Path) -> Result<Self> {
-        std::fs::create_dir_all(folder).map_err(LabError::file(folder))?;
+        std::fs::create_dir_all(folder).map_err(TuneError::file(folder))?;
         let path = folder.join("results.jsonl");
-        let fail = || LabError::file(&path);
+        let fail = || TuneError::file(&path);
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(fail())?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(LabError::Busy(folder.into())),
+            Err(TryLockError::WouldBlock) => return Err(TuneError::Busy(folder.into())),
             Err(TryLockError::Error(e)) => return Err(fail()(e)),
         }
         let mut bytes = Vec::new();
@@ -101,7 +102,7 @@ impl Store {
         let mut line = serde_json::to_vec(&record).unwrap_or_default();
         line.push(b'\n');
         let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
-        written.map_err(LabError::file(&self.path))?;
+        written.map_err(TuneError::file(&self.path))?;
         self.records.insert(record.key.clone(), record);
         Ok(())
     }
@@ -114,7 +115,7 @@ mod tests {
     fn record(key: &str) -> Record {
         Record {
             key: key.into(),
-            work: Work::Compile,
+            kind: JobKind::Compile,
             label: "a".into(),
             command: vec![],
             seconds: 1.0,
@@ -128,7 +129,7 @@ mod tests {
     fn what_was_written_in_part_is_done_again() {
         let folder = tempfile::tempdir().unwrap();
         let mut store = Store::open(folder.path()).unwrap();
-        assert!(matches!(Store::open(folder.path()), Err(LabError::Busy(_))));
+        assert!(matches!(Store::open(folder.path()), Err(TuneError::Busy(_))));
         store.add(record("one")).unwrap();
         store.add(record("two")).unwrap();
         let path = store.path().to_path_buf();

@@ -3,13 +3,13 @@
 use std::fmt::Write;
 
 use super::agreement::agreement;
-use super::experiment::Row;
-use super::figures::Figures;
+use super::compile_report::CompileReport;
+use super::experiment::CaseResult;
 
 const GIB: f64 = 1073741824.0;
 
 /// A table of ranked groups.
-pub fn table(groups: &[(String, Vec<Row>)]) -> String {
+pub fn table(groups: &[(String, Vec<CaseResult>)]) -> String {
     let mut out = String::new();
     for (name, rows) in groups {
         // Writing to a string cannot fail.
@@ -28,10 +28,10 @@ pub fn table(groups: &[(String, Vec<Row>)]) -> String {
     out
 }
 
-fn line(row: &Row) -> Vec<String> {
+fn line(row: &CaseResult) -> Vec<String> {
     let mut cells = vec![row.label.clone()];
-    let f = row.figures.as_ref();
-    let predicted = f.and_then(Figures::all_blocks);
+    let f = row.report.as_ref();
+    let predicted = f.and_then(CompileReport::all_blocks);
     let ms = |value: Option<f64>| value.map_or(String::new(), milliseconds);
     cells.extend([
         ms(predicted.map(|p| p.step)),

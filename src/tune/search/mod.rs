@@ -18,9 +18,9 @@ use sha2::{Digest, Sha256};
 
 use super::candidates::candidates;
 use super::compiler::{CompileTask, Compiler};
-use super::error::{LabError, Result};
-use super::experiment::{Options, Row};
-use super::why::LEAST_GAIN;
+use super::diagnose::MIN_GAIN;
+use super::error::{Result, TuneError};
+use super::experiment::{CaseResult, Options};
 use crate::analysis::Chip;
 use crate::config::presets::LAYOUTS;
 use crate::config::{Case, Config, Given, LayoutSource, load, read_layout_source};
@@ -33,11 +33,11 @@ use crate::sampling::guidance;
 
 pub use bound::{Bound, bound};
 pub use space::{Extent, Point, composed, mesh_name, meshes, parts, placed};
-pub use text::{found, summary};
+pub use text::{best_layout, summary};
 
 /// What is asked.
 #[derive(Clone, Debug)]
-pub struct Quest {
+pub struct SearchRequest {
     /// Configuration and `--set`, the shape among them; without layout and mesh.
     pub given: Given,
     /// The command line that gives a child the same.
@@ -62,28 +62,28 @@ pub struct Quest {
 
 /// Why a layout was not compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Out {
+pub enum PruneReason {
     /// Rules or sizes contradict each other, or do not divide.
-    Illegal,
+    Invalid,
     /// Its parameters are larger than a device.
-    Memory,
+    TooLarge,
     /// It is the program of another.
-    Same,
+    Duplicate,
     /// It cannot be faster than the fastest.
     Slower,
     /// Budget or time were spent.
-    Left,
+    OverBudget,
 }
 
 /// What was found.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct SearchResult {
     /// Everything compiled, as rows of an experiment.
-    pub rows: Vec<Row>,
+    pub rows: Vec<CaseResult>,
     /// The fastest of them.
     pub winner: Option<Winner>,
     /// Layouts that were not compiled, by reason: the words of each, and what it costs at least.
-    pub out: BTreeMap<Out, Vec<(String, Option<f64>)>>,
+    pub pruned: BTreeMap<PruneReason, Vec<(String, Option<f64>)>>,
     /// Shipped layouts that could be faster and were left for a larger budget.
     pub undecided: Vec<String>,
     /// Whether costs are milliseconds; else bytes received.
@@ -104,7 +104,7 @@ pub struct Winner {
 const WAVE: usize = 4;
 
 /// A point with what is known of it before it is compiled.
-struct Open {
+struct Bounded {
     point: Point,
     /// What it costs at least.
     bound: f64,
@@ -117,26 +117,26 @@ struct Open {
 ///
 /// # Errors
 /// What is wrong with target, configuration or shape; a memory limit that the target does not have.
-pub fn search(quest: &Quest, options: &Options) -> Result<Found> {
-    let target: Target = quest.target.parse()?;
-    let config = load(&quest.given)?.config;
-    if quest.fit && target.chip().is_none() {
-        return Err(LabError::Capacity(quest.target.clone()));
+pub fn search(request: &SearchRequest, options: &Options) -> Result<SearchResult> {
+    let target: Target = request.target.parse()?;
+    let config = load(&request.given)?.config;
+    if request.fit && target.chip().is_none() {
+        return Err(TuneError::Capacity(request.target.clone()));
     }
     let mut compiler = Compiler::open(options)?;
-    let machine = compiler.machine(&target).map_err(LabError::Base)?;
-    let mut hunt = Hunt::new(quest, options, &config, &machine, compiler)?;
+    let machine = compiler.machine(&target).map_err(TuneError::Base)?;
+    let mut state = SearchState::new(request, options, &config, &machine, compiler)?;
     let started = Instant::now();
-    let limit = Duration::from_secs(quest.seconds);
-    let (shipped, others) = hunt.space()?;
-    hunt.all(shipped, &|| started.elapsed() < limit)?;
-    hunt.all(others, &|| started.elapsed() < limit)?;
-    hunt.changes(&|| started.elapsed() < limit)?;
-    Ok(hunt.found())
+    let limit = Duration::from_secs(request.seconds);
+    let (shipped, others) = state.space()?;
+    state.all(shipped, &|| started.elapsed() < limit)?;
+    state.all(others, &|| started.elapsed() < limit)?;
+    state.changes(&|| started.elapsed() < limit)?;
+    Ok(state.found())
 }
 
-struct Hunt<'a> {
-    quest: &'a Quest,
+struct SearchState<'a> {
+    request: &'a SearchRequest,
     options: &'a Options,
     compiler: Compiler<'a>,
     capacity: Option<i64>,
@@ -151,20 +151,20 @@ struct Hunt<'a> {
     /// Programs that were looked at.
     seen: BTreeSet<String>,
     spent: usize,
-    rows: Vec<(Row, Point)>,
-    out: BTreeMap<Out, Vec<(String, Option<f64>)>>,
+    rows: Vec<(CaseResult, Point)>,
+    pruned: BTreeMap<PruneReason, Vec<(String, Option<f64>)>>,
     undecided: Vec<String>,
 }
 
-impl<'a> Hunt<'a> {
+impl<'a> SearchState<'a> {
     fn new(
-        quest: &'a Quest,
+        request: &'a SearchRequest,
         options: &'a Options,
         config: &Config,
         machine: &Machine,
         compiler: Compiler<'a>,
     ) -> Result<Self> {
-        let said = |e: crate::pipeline::PipelineError| LabError::Base(e.to_string());
+        let said = |e: crate::pipeline::PipelineError| TuneError::Base(e.to_string());
         let platform = machine.target.kind().name();
         let config = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
         let config = request::settled(&config, platform, &machine.version(), 1);
@@ -179,8 +179,8 @@ impl<'a> Hunt<'a> {
             videos: config.request.num_videos,
             branches: guidance::branches(video, audio).len(),
         };
-        Ok(Hunt {
-            quest,
+        Ok(SearchState {
+            request,
             options,
             compiler,
             capacity: machine.capacity,
@@ -193,13 +193,13 @@ impl<'a> Hunt<'a> {
             seen: BTreeSet::new(),
             spent: 0,
             rows: Vec::new(),
-            out: BTreeMap::new(),
+            pruned: BTreeMap::new(),
             undecided: Vec::new(),
         })
     }
 
     /// Shipped layouts on every mesh that they use, and those put together of their rules.
-    fn space(&mut self) -> Result<(Vec<Open>, Vec<Open>)> {
+    fn space(&mut self) -> Result<(Vec<Bounded>, Vec<Bounded>)> {
         let meshes = meshes(self.extent);
         let mut shipped = Vec::new();
         for (name, _) in LAYOUTS {
@@ -214,40 +214,42 @@ impl<'a> Hunt<'a> {
     }
 
     /// Those that could win, the most promising first.
-    fn opened(&mut self, points: Vec<Point>) -> Vec<Open> {
-        let mut open: Vec<Open> = points.into_iter().filter_map(|p| self.open(p)).collect();
+    fn opened(&mut self, points: Vec<Point>) -> Vec<Bounded> {
+        let mut open: Vec<Bounded> = points.into_iter().filter_map(|p| self.open(p)).collect();
         open.sort_by(|a, b| a.guess.total_cmp(&b.guess).then(a.order.cmp(&b.order)));
         open
     }
 
-    fn open(&mut self, point: Point) -> Option<Open> {
-        let mut leave = |why: Out, label: &str, bound| {
-            self.out.entry(why).or_default().push((label.to_string(), bound));
+    fn open(&mut self, point: Point) -> Option<Bounded> {
+        let mut leave = |why: PruneReason, label: &str, bound| {
+            self.pruned.entry(why).or_default().push((label.to_string(), bound));
             None
         };
         let parts = parts(&point);
         // Without a chip's figures nothing says what it costs to do the same on several devices.
         if self.chip.is_none() && parts < self.extent.devices {
-            return leave(Out::Illegal, &point.label, None);
+            return leave(PruneReason::Invalid, &point.label, None);
         }
-        let Ok(layout) = point.source.on(point.mesh.clone()) else { return leave(Out::Illegal, &point.label, None) };
+        let Ok(layout) = point.source.on(point.mesh.clone()) else {
+            return leave(PruneReason::Invalid, &point.label, None);
+        };
         let build = Build { layout: layout.clone(), ..self.build.clone() };
         let network = match self.programs.network(ProgramKind::Denoise, &build) {
             Ok(network) if network.notes.is_empty() || point.shipped.is_some() => network,
-            _ => return leave(Out::Illegal, &point.label, None),
+            _ => return leave(PruneReason::Invalid, &point.label, None),
         };
-        if self.quest.fit && self.capacity.is_some_and(|capacity| needed(&network) > capacity) {
-            return leave(Out::Memory, &point.label, None);
+        if self.request.fit && self.capacity.is_some_and(|capacity| needed(&network) > capacity) {
+            return leave(PruneReason::TooLarge, &point.label, None);
         }
         if !self.seen.insert(network.program.hash()) {
-            return leave(Out::Same, &point.label, None);
+            return leave(PruneReason::Duplicate, &point.label, None);
         }
         let blocks = self.programs.layers();
         let bound = bound(&network, &layout, self.chip.as_ref(), self.products, parts, blocks);
         tracing::debug!("{}: at least {:.3}, perhaps {:.3}", point.label, bound.cost(), bound.guess());
-        let words = Sha256::digest(format!("{} {}", self.quest.seed, point.label).as_bytes());
+        let words = Sha256::digest(format!("{} {}", self.request.seed, point.label).as_bytes());
         let order = std::array::from_fn(|i| words[i]);
-        Some(Open { point, bound: bound.cost(), guess: bound.guess(), order })
+        Some(Bounded { point, bound: bound.cost(), guess: bound.guess(), order })
     }
 
     /// What the fastest costs that may win.
@@ -256,26 +258,26 @@ impl<'a> Hunt<'a> {
     }
 
     fn fastest(&self) -> Option<usize> {
-        let may = |row: &Row| row.figures.is_some() && row.error.is_none() && (!self.quest.fit || row.fits());
+        let may = |row: &CaseResult| row.report.is_some() && row.error.is_none() && (!self.request.fit || row.fits());
         let all = self.rows.iter().enumerate().filter(|(_, (row, _))| may(row));
-        let cost = |row: &Row| row.cost().unwrap_or(f64::INFINITY);
+        let cost = |row: &CaseResult| row.cost().unwrap_or(f64::INFINITY);
         all.min_by(|a, b| cost(&a.1.0).total_cmp(&cost(&b.1.0))).map(|(n, _)| n)
     }
 
     /// Compiles a list in its order, a wave at a time, without what cannot be faster than the fastest so far.
-    fn all(&mut self, mut list: Vec<Open>, time: &dyn Fn() -> bool) -> Result<()> {
+    fn all(&mut self, mut list: Vec<Bounded>, time: &dyn Fn() -> bool) -> Result<()> {
         loop {
             let best = self.best();
-            let (open, slow): (Vec<Open>, Vec<Open>) = list.into_iter().partition(|o| o.bound < best);
-            self.leave(Out::Slower, slow);
+            let (open, slow): (Vec<Bounded>, Vec<Bounded>) = list.into_iter().partition(|o| o.bound < best);
+            self.leave(PruneReason::Slower, slow);
             if open.is_empty() {
                 return Ok(());
             }
-            let room = self.quest.budget.saturating_sub(self.spent).min(WAVE);
+            let room = self.request.budget.saturating_sub(self.spent).min(WAVE);
             if room == 0 || !time() {
                 let shipped = open.iter().filter(|o| o.point.shipped.is_some());
                 self.undecided.extend(shipped.map(|o| o.point.label.clone()));
-                self.leave(Out::Left, open);
+                self.leave(PruneReason::OverBudget, open);
                 return Ok(());
             }
             let mut open = open.into_iter();
@@ -285,10 +287,10 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    fn leave(&mut self, why: Out, list: Vec<Open>) {
+    fn leave(&mut self, why: PruneReason, list: Vec<Bounded>) {
         if !list.is_empty() {
             let all = list.into_iter().map(|o| (o.point.label, Some(o.bound)));
-            self.out.entry(why).or_default().extend(all);
+            self.pruned.entry(why).or_default().extend(all);
         }
     }
 
@@ -298,13 +300,13 @@ impl<'a> Hunt<'a> {
         while let Some(best) = self.fastest().filter(|n| from != Some(*n)) {
             from = Some(best);
             let (row, point) = self.rows[best].clone();
-            let Some(figures) = &row.figures else { break };
+            let Some(report) = &row.report else { break };
             // Rules are told apart by their places in the file that was compiled.
             let source = match &row.case.layout {
                 Some(name) => read_layout_source(name)?,
                 None => point.source.clone(),
             };
-            let changed = candidates(&source, figures, LEAST_GAIN)
+            let changed = candidates(&source, report, MIN_GAIN)
                 .into_iter()
                 .filter_map(|c| placed(format!("{}, {}", point.label, c.change), None, &c.layout, &point.mesh));
             let changed: Vec<Point> = changed.collect();
@@ -324,24 +326,24 @@ impl<'a> Hunt<'a> {
             layouts.push(layout);
         }
         self.spent += tasks.len();
-        let all = self.compiler.compile(&tasks, &self.options.workers(), self.quest.timeout)?;
+        let all = self.compiler.compile(&tasks, &self.options.workers(), self.request.timeout)?;
         for ((point, layout), compiled) in points.into_iter().zip(layouts).zip(all) {
             let case = Case {
                 layout: Some(layout),
                 mesh: Some(mesh_name(&point.mesh)),
-                shape: self.quest.shape.clone(),
-                target: Some(self.quest.target.clone()),
+                shape: self.request.shape.clone(),
+                target: Some(self.request.target.clone()),
                 flags: None,
             };
-            let (figures, error) = (compiled.figures(), compiled.error);
-            self.rows.push((Row { case, label: point.label.clone(), figures, measured: None, error }, point));
+            let (report, error) = (compiled.report(), compiled.error);
+            self.rows.push((CaseResult { case, label: point.label.clone(), report, measured: None, error }, point));
         }
         Ok(())
     }
 
     /// The compilation of a point, and the layout's name: a shipped one's, or a file named after its contents.
     fn task(&self, point: &Point) -> Result<(CompileTask, String)> {
-        let q = self.quest;
+        let q = self.request;
         let layout = match &point.shipped {
             Some(name) => name.clone(),
             None => self.written(&point.source)?.to_string_lossy().into_owned(),
@@ -363,14 +365,14 @@ impl<'a> Hunt<'a> {
         let text = source.to_yaml(&[]);
         let name: String = Sha256::digest(text.as_bytes()).iter().take(6).map(|b| format!("{b:02x}")).collect();
         let path = self.options.folder.join("layouts").join(format!("{name}.yml"));
-        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(LabError::file(&path))?;
+        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(TuneError::file(&path))?;
         crate::media::write_atomically(&path, text.as_bytes())?;
         Ok(path)
     }
 
-    fn found(self) -> Found {
+    fn found(self) -> SearchResult {
         let winner = self.fastest().map(|row| Winner { row, source: self.rows[row].1.source.clone() });
         let rows = self.rows.into_iter().map(|(row, _)| row).collect();
-        Found { rows, winner, out: self.out, undecided: self.undecided, timed: self.chip.is_some() }
+        SearchResult { rows, winner, pruned: self.pruned, undecided: self.undecided, timed: self.chip.is_some() }
     }
 }

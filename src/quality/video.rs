@@ -5,7 +5,7 @@ use serde::Serialize;
 
 /// Scores of a video against another of the same size, both `[frames, 3, height, width]` in 0..1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PictureScores {
+pub struct VideoScores {
     /// Decibels over all pixels of all frames; infinite (null in JSON) where nothing differs.
     pub psnr: f64,
     /// Decibels of the worst frame.
@@ -27,7 +27,7 @@ pub struct PictureScores {
 }
 
 /// Scores two videos of one size.
-pub fn pictures(a: ArrayView4<f32>, b: ArrayView4<f32>) -> PictureScores {
+pub fn video(a: ArrayView4<f32>, b: ArrayView4<f32>) -> VideoScores {
     let errors = |square: bool| -> Vec<f64> {
         let each = a.outer_iter().zip(b.outer_iter()).map(|(a, b)| {
             let sum: f64 =
@@ -50,7 +50,7 @@ pub fn pictures(a: ArrayView4<f32>, b: ArrayView4<f32>) -> PictureScores {
     let frame_psnr: Vec<f64> = squares.iter().copied().map(decibels).collect();
     let frame_mad: Vec<f64> = errors(false).into_iter().map(|v| 255.0 * v).collect();
     let frame_ssim: Vec<f64> = a.outer_iter().zip(b.outer_iter()).map(|(a, b)| ssim(&luma(a), &luma(b))).collect();
-    PictureScores {
+    VideoScores {
         psnr: decibels(mean(&squares)),
         worst_psnr: worst(&frame_psnr, f64::min),
         ssim: mean(&frame_ssim),
@@ -117,7 +117,7 @@ mod tests {
         let a = Array4::from_elem((2, 3, 12, 12), 0.5f32);
         let mut b = a.clone();
         b.index_axis_mut(Axis(0), 1).fill(0.6);
-        let s = pictures(a.view(), b.view());
+        let s = video(a.view(), b.view());
         assert!((s.frame_psnr[1] - 20.0).abs() < 1e-5 && s.frame_psnr[0] == f64::INFINITY);
         // Half of the mean square error: 3 dB more.
         assert!((s.psnr - (20.0 + 10.0 * 2f64.log10())).abs() < 1e-5 && s.worst_psnr == s.frame_psnr[1]);

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use super::figures::Figures;
+use super::compile_report::CompileReport;
+use super::diagnose::{Diagnosis, MIN_GAIN, Suggestion, TradeOff};
 use super::table::columns;
-use super::why::{Advice, Answer, LEAST_GAIN, Price};
 
 const MB: f64 = 1e6;
 const GIB: f64 = 1073741824.0;
@@ -14,8 +14,8 @@ const SHOWN: f64 = 5e4;
 const SMALL: f64 = 0.002;
 
 /// The exchanges with their reasons, then the advice.
-pub fn why_text(answer: &Answer, only: Option<usize>) -> String {
-    let base = &answer.base;
+pub fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> String {
+    let base = &diagnosis.base;
     let mut out = String::new();
     let memory = (base.needed.bytes + base.memory.temporaries) as f64 / GIB;
     let capacity = base.memory.capacity.map_or(String::new(), |c| format!(" of {:.1}", c as f64 / GIB));
@@ -29,35 +29,35 @@ pub fn why_text(answer: &Answer, only: Option<usize>) -> String {
         base.layers,
         base.collectives.per_layer_bytes / MB
     );
-    out.push_str(&exchanges(base, only));
+    out.push_str(&collectives(base, only));
     out.push_str("\nchanges of one rule, each compiled:\n");
-    if answer.advice.is_empty() {
-        let _ = writeln!(out, "none gains {:.0} % of a step or more", LEAST_GAIN * 100.0);
+    if diagnosis.suggestions.is_empty() {
+        let _ = writeln!(out, "none gains {:.0} % of a step or more", MIN_GAIN * 100.0);
     }
-    for (n, advice) in answer.advice.iter().enumerate() {
-        out.push_str(&one(n + 1, advice, base));
+    for (n, suggestions) in diagnosis.suggestions.iter().enumerate() {
+        out.push_str(&one(n + 1, suggestions, base));
     }
-    for (change, gain) in &answer.useless {
+    for (change, gain) in &diagnosis.no_gain {
         let _ = writeln!(out, "no gain: {change} ({:+.1} % of a step)", -gain * 100.0);
     }
-    for (change, why) in &answer.refused {
-        let _ = writeln!(out, "refused: {change} ({why})");
+    for (change, diagnose) in &diagnosis.rejected {
+        let _ = writeln!(out, "refused: {change} ({diagnose})");
     }
-    if !answer.left.is_empty() {
-        let _ = writeln!(out, "not compiled, for --budget: {}", answer.left.join("; "));
+    if !diagnosis.not_compiled.is_empty() {
+        let _ = writeln!(out, "not compiled, for --budget: {}", diagnosis.not_compiled.join("; "));
     }
     out
 }
 
 /// A cost with its unit: time where the chip is known.
-fn cost(base: &Figures, value: f64) -> String {
+fn cost(base: &CompileReport, value: f64) -> String {
     match base.predicted_ms {
         Some(_) => format!("{value:.2} ms"),
         None => format!("{:.3} MB received", value / MB),
     }
 }
 
-fn exchanges(base: &Figures, only: Option<usize>) -> String {
+fn collectives(base: &CompileReport, only: Option<usize>) -> String {
     let list = &base.collectives.list;
     let all: f64 = list.iter().map(|e| e.step_cost()).sum();
     let head = ["", "runs a step", "MB each", "ms a step", "kind", "what", "tensor", "rule", "why"];
@@ -96,11 +96,11 @@ fn exchanges(base: &Figures, only: Option<usize>) -> String {
     out
 }
 
-fn one(n: usize, a: &Advice, base: &Figures) -> String {
-    let price = match a.price {
-        Price::None => "costs nothing",
-        Price::Memory => "costs memory",
-        Price::Exchanges => "other exchanges instead",
+fn one(n: usize, a: &Suggestion, base: &CompileReport) -> String {
+    let trade_off = match a.trade_off {
+        TradeOff::None => "costs nothing",
+        TradeOff::Memory => "costs memory",
+        TradeOff::OtherCollectives => "other exchanges instead",
     };
     let kinds = a.difference.by_kind();
     let names = |sign: f64| -> String {
@@ -109,7 +109,7 @@ fn one(n: usize, a: &Advice, base: &Figures) -> String {
         if text.is_empty() { "nothing".into() } else { text.join(", ") }
     };
     format!(
-        "{n}. {}\n   {} -> {} a step ({:+.1} %), {:.1} -> {:.1} MB a block; {price}: {:+.2} GiB a device\n   \
+        "{n}. {}\n   {} -> {} a step ({:+.1} %), {:.1} -> {:.1} MB a block; {trade_off}: {:+.2} GiB a device\n   \
          a step loses {}; gains {}\n",
         a.change,
         cost(base, a.cost[0]),

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::escaped;
-use crate::tune::experiment::Row;
-use crate::tune::figures::Figures;
+use crate::tune::compile_report::CompileReport;
+use crate::tune::experiment::CaseResult;
 
 /// Bytes.
 pub(super) const GIB: f64 = 1073741824.0;
@@ -17,7 +17,7 @@ const TOP: f64 = 46.0;
 const LETTER: f64 = 7.0;
 
 /// Bytes a device holds with all blocks.
-pub(super) fn held(f: &Figures) -> f64 {
+pub(super) fn held(f: &CompileReport) -> f64 {
     (f.needed.bytes + f.memory.temporaries) as f64
 }
 
@@ -78,8 +78,8 @@ fn names(mut points: Vec<(f64, f64, String)>) -> String {
 }
 
 /// Time of a step: its parts alone, a line where they end together, and below what was measured.
-pub(super) fn times(rows: &[(&Row, &Figures)]) -> String {
-    let parts = |f: &Figures| f.all_blocks().map(|p| [p.compute, p.memory, p.collective]);
+pub(super) fn times(rows: &[(&CaseResult, &CompileReport)]) -> String {
+    let parts = |f: &CompileReport| f.all_blocks().map(|p| [p.compute, p.memory, p.collective]);
     let longest = rows.iter().map(|(r, f)| {
         let all: f64 = parts(f).map_or(0.0, |p| p.iter().sum());
         all.max(r.measured.map_or(0.0, |s| s * 1e3))
@@ -117,7 +117,7 @@ pub(super) fn times(rows: &[(&Row, &Figures)]) -> String {
 }
 
 /// Memory against what the device has.
-pub(super) fn memory(rows: &[(&Row, &Figures)]) -> String {
+pub(super) fn memory(rows: &[(&CaseResult, &CompileReport)]) -> String {
     let capacity = rows.iter().find_map(|(_, f)| f.memory.capacity).map(|c| c as f64);
     let largest = rows.iter().map(|(_, f)| held(f)).fold(capacity.unwrap_or(0.0), f64::max);
     let scale = (WIDTH - NAMES - 90.0) / largest.max(1.0);
@@ -142,12 +142,12 @@ pub(super) fn memory(rows: &[(&Row, &Figures)]) -> String {
 }
 
 /// Products a second against products a byte, under the chip's roof.
-pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
+pub(super) fn roofline(rows: &[(&CaseResult, &CompileReport)]) -> String {
     const HEIGHT: f64 = 300.0;
     const LEFT: f64 = 60.0;
     const BOTTOM: f64 = 260.0;
     let Some(chip) = rows.iter().find_map(|(_, f)| f.chip.as_ref()) else { return String::new() };
-    let points: Vec<(&Row, f64, f64, bool)> = rows
+    let points: Vec<(&CaseResult, f64, f64, bool)> = rows
         .iter()
         .filter_map(|(row, f)| {
             let seconds = row.measured.or(row.predicted().map(|ms| ms / 1e3))?;
@@ -193,11 +193,11 @@ pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
 }
 
 /// Measured over predicted milliseconds; on the line they agree.
-pub(super) fn agreement(rows: &[Row]) -> String {
+pub(super) fn agreement(rows: &[CaseResult]) -> String {
     const SIZE: f64 = 340.0;
     const LEFT: f64 = 60.0;
     const TOP: f64 = 30.0;
-    let both: Vec<(&Row, f64, f64)> = rows
+    let both: Vec<(&CaseResult, f64, f64)> = rows
         .iter()
         .filter_map(|r| Some((r, r.predicted()?, r.measured? * 1e3)))
         .filter(|(_, p, m)| *p > 0.0 && *m > 0.0)

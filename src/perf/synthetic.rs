@@ -18,17 +18,17 @@ use crate::sampling::res2s::{self, StepNoise};
 use crate::tensor::Tensor;
 
 /// A request whose programs run one without the other.
-pub(super) struct Alone<'a> {
+pub(super) struct SyntheticInputs<'a> {
     models: &'a Models,
     build: Build,
     /// The request as a batch.
     pub batch: Batch<'a>,
 }
 
-impl<'a> Alone<'a> {
+impl<'a> SyntheticInputs<'a> {
     pub fn new(models: &'a Models, request: &'a Request, build: &Build) -> Result<Self> {
         let batch = Batch::new(std::slice::from_ref(request), &build.layout)?;
-        Ok(Alone { models, build: build.clone(), batch })
+        Ok(SyntheticInputs { models, build: build.clone(), batch })
     }
 
     /// Latents and program of a stage.

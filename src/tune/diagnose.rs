@@ -6,18 +6,18 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::candidates::{Candidate, candidates};
+use super::compile_report::CompileReport;
 use super::compiler::{CompileTask, Compiler};
 use super::difference::{Difference, difference};
-use super::error::{LabError, Result};
+use super::error::{Result, TuneError};
 use super::experiment::Options;
-use super::figures::Figures;
 use crate::config::{Given, LayoutSource, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::runtime::Target;
 
 /// What is asked.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct DiagnoseRequest {
     /// Configuration, `--set` and flags of the model; layout and mesh among them.
     pub given: Given,
     /// The command line that gives a child the same, without layout.
@@ -37,27 +37,29 @@ pub struct Question {
 }
 
 /// The part of a step that a change must gain to be advised.
-pub const LEAST_GAIN: f64 = 0.01;
+pub const MIN_GAIN: f64 = 0.01;
 
 /// What a change asks for what it gains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Price {
+pub enum TradeOff {
     /// Nothing: no more memory, no exchange that was not there.
     None,
     /// Memory.
     Memory,
     /// Other exchanges in place of those that end.
-    Exchanges,
+    #[serde(rename = "exchanges")]
+    OtherCollectives,
 }
 
 /// A change that was compiled.
 #[derive(Clone, Debug, Serialize)]
-pub struct Advice {
+pub struct Suggestion {
     /// The change, in the words of a layout file.
     pub change: String,
     /// What it asks for.
-    pub price: Price,
+    #[serde(rename = "price")]
+    pub trade_off: TradeOff,
     /// Families of tensors that it reaches.
     pub families: usize,
     /// Milliseconds of a step before and after; received bytes where the chip is unknown.
@@ -72,7 +74,7 @@ pub struct Advice {
     pub layout: String,
 }
 
-impl Advice {
+impl Suggestion {
     /// The part of a step that it gains.
     pub fn gain(&self) -> f64 {
         1.0 - self.cost[1] / self.cost[0]
@@ -81,101 +83,103 @@ impl Advice {
 
 /// What was found.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct Diagnosis {
     /// The program as it is; rules name the file that was asked about.
-    pub base: Figures,
+    pub base: CompileReport,
     /// Changes that gain, the best first: without a price before those for memory before those for other exchanges;
     /// among equals by the gain for each family that they reach, so that one change is not several.
-    pub advice: Vec<Advice>,
+    pub suggestions: Vec<Suggestion>,
     /// Changes that were compiled and gain too little, with the part of a step that they gain.
-    pub useless: Vec<(String, f64)>,
+    pub no_gain: Vec<(String, f64)>,
     /// Changes that the layout or the compiler refuses, or that do not fit, with why.
-    pub refused: Vec<(String, String)>,
+    pub rejected: Vec<(String, String)>,
     /// Changes that were left for a larger budget.
-    pub left: Vec<String>,
+    pub not_compiled: Vec<String>,
 }
 
 /// Answers. Layout files of the changes, modules and results are kept in `options.folder`.
 ///
 /// # Errors
 /// What is wrong with configuration or layout; a program that does not compile as it is.
-pub fn why(question: &Question, options: &Options) -> Result<Answer> {
-    let target: Target = question.target.parse()?;
-    let config = load(&question.given)?.config;
+pub fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosis> {
+    let target: Target = request.target.parse()?;
+    let config = load(&request.given)?.config;
     let asked = read_layout_source(&config.layout)?;
     let mut compiler = Compiler::open(options)?;
-    let lab = Lab { question, options, target };
+    let jobs = Jobs { request, options, target };
     // A copy under the name of its contents, so that equal layouts are compiled once whatever their files are called.
-    let (source, path) = lab.write(&asked)?;
-    let task = lab.task(&path, &config.layout);
-    let compiled = compiler.compile(std::slice::from_ref(&task), &[None], question.timeout)?;
+    let (source, path) = jobs.write(&asked)?;
+    let task = jobs.task(&path, &config.layout);
+    let compiled = compiler.compile(std::slice::from_ref(&task), &[None], request.timeout)?;
     let no_figures = |error: Option<String>| error.unwrap_or_else(|| "no figures".into());
     let base = compiled.into_iter().next().unwrap_or_default();
-    let base = base.figures().ok_or_else(|| LabError::Base(no_figures(base.error)))?;
-    let mut all = candidates(&source, &base, LEAST_GAIN);
-    if let Some(number) = question.collective {
+    let base = base.report().ok_or_else(|| TuneError::Base(no_figures(base.error)))?;
+    let mut all = candidates(&source, &base, MIN_GAIN);
+    if let Some(number) = request.collective {
         if number == 0 || number > base.collectives.list.len() {
             let count = base.collectives.list.len();
-            return Err(LabError::Base(format!("--collective {number}: there are 1 to {count}")));
+            return Err(TuneError::Base(format!("--collective {number}: there are 1 to {count}")));
         }
-        all.retain(|c| c.exchanges.contains(&(number - 1)));
+        all.retain(|c| c.collectives.contains(&(number - 1)));
     }
-    let left = all.split_off(all.len().min(question.budget)).into_iter().map(|c| c.change).collect();
+    let not_compiled = all.split_off(all.len().min(request.budget)).into_iter().map(|c| c.change).collect();
     let mut tasks = Vec::new();
     for c in &all {
-        let (_, path) = lab.write(&c.layout)?;
-        tasks.push(lab.task(&path, &c.change));
+        let (_, path) = jobs.write(&c.layout)?;
+        tasks.push(jobs.task(&path, &c.change));
     }
-    let compiled = compiler.compile(&tasks, &options.workers(), question.timeout)?;
-    let mut answer = Answer { base, advice: vec![], useless: vec![], refused: vec![], left };
+    let compiled = compiler.compile(&tasks, &options.workers(), request.timeout)?;
+    let mut diagnosis = Diagnosis { base, suggestions: vec![], no_gain: vec![], rejected: vec![], not_compiled };
     for (candidate, compiled) in all.iter().zip(compiled) {
-        match compiled.figures() {
-            None => answer.refused.push((candidate.change.clone(), no_figures(compiled.error))),
-            Some(f) if !f.fits() => answer.refused.push((candidate.change.clone(), "does not fit the devices".into())),
+        match compiled.report() {
+            None => diagnosis.rejected.push((candidate.change.clone(), no_figures(compiled.error))),
+            Some(f) if !f.fits() => {
+                diagnosis.rejected.push((candidate.change.clone(), "does not fit the devices".into()))
+            }
             Some(f) => {
-                let advice = advised(candidate, &answer.base, &f);
-                match advice.gain() >= LEAST_GAIN {
-                    true => answer.advice.push(advice),
-                    false => answer.useless.push((candidate.change.clone(), advice.gain())),
+                let suggestions = suggestion(candidate, &diagnosis.base, &f);
+                match suggestions.gain() >= MIN_GAIN {
+                    true => diagnosis.suggestions.push(suggestions),
+                    false => diagnosis.no_gain.push((candidate.change.clone(), suggestions.gain())),
                 }
             }
         }
     }
-    let rank = |a: &Advice| (a.price, -a.gain() / a.families as f64);
-    answer.advice.sort_by(|a, b| rank(a).0.cmp(&rank(b).0).then(rank(a).1.total_cmp(&rank(b).1)));
-    name_as_asked(&mut answer.base, &asked, &source);
-    answer.base.layout = config.layout;
-    Ok(answer)
+    let rank = |a: &Suggestion| (a.trade_off, -a.gain() / a.families as f64);
+    diagnosis.suggestions.sort_by(|a, b| rank(a).0.cmp(&rank(b).0).then(rank(a).1.total_cmp(&rank(b).1)));
+    name_as_asked(&mut diagnosis.base, &asked, &source);
+    diagnosis.base.layout = config.layout;
+    Ok(diagnosis)
 }
 
 /// A candidate with what the compiler made of it.
-fn advised(candidate: &Candidate, base: &Figures, f: &Figures) -> Advice {
+fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) -> Suggestion {
     let difference = difference(base, f);
-    Advice {
+    Suggestion {
         change: candidate.change.clone(),
-        price: price(base, f, &difference),
+        trade_off: trade_off(base, f, &difference),
         families: candidate.families,
         cost: [base.cost(), f.cost()],
         block_bytes: [base.collectives.per_layer_bytes, f.collectives.per_layer_bytes],
         difference,
-        collectives: candidate.exchanges.iter().map(|n| n + 1).collect(),
+        collectives: candidate.collectives.iter().map(|n| n + 1).collect(),
         layout: candidate.layout.to_yaml(&[]),
     }
 }
 
 /// What a change asks for: a kind of exchange that grows by more than the least gain of all exchanges, or memory.
-fn price(base: &Figures, f: &Figures, difference: &Difference) -> Price {
-    let least = LEAST_GAIN * base.collectives.per_step_bytes;
+fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -> TradeOff {
+    let least = MIN_GAIN * base.collectives.per_step_bytes;
     let grown = difference.by_kind().into_iter().any(|(_, bytes)| bytes > least);
-    match (grown, f.needed.bytes as f64 > base.needed.bytes as f64 * (1.0 + LEAST_GAIN)) {
-        (true, _) => Price::Exchanges,
-        (false, true) => Price::Memory,
-        (false, false) => Price::None,
+    match (grown, f.needed.bytes as f64 > base.needed.bytes as f64 * (1.0 + MIN_GAIN)) {
+        (true, _) => TradeOff::OtherCollectives,
+        (false, true) => TradeOff::Memory,
+        (false, false) => TradeOff::None,
     }
 }
 
 /// Puts the places of the file that was asked about where those of its copy stand.
-fn name_as_asked(base: &mut Figures, asked: &LayoutSource, copy: &LayoutSource) {
+fn name_as_asked(base: &mut CompileReport, asked: &LayoutSource, copy: &LayoutSource) {
     let places = |s: &LayoutSource| -> Vec<String> {
         let all = s.rules.iter().chain(&s.storage).chain(s.exceptions.iter().flat_map(|e| &e.rules));
         all.map(|r| r.place.clone()).collect()
@@ -191,25 +195,25 @@ fn name_as_asked(base: &mut Figures, asked: &LayoutSource, copy: &LayoutSource) 
     base.tensors.iter_mut().flat_map(|t| &mut t.rules).for_each(rename);
 }
 
-struct Lab<'a> {
-    question: &'a Question,
+struct Jobs<'a> {
+    request: &'a DiagnoseRequest,
     options: &'a Options,
     target: Target,
 }
 
-impl Lab<'_> {
+impl Jobs<'_> {
     /// Writes a layout under a name made of its contents, and reads it back with the lines it has there.
     fn write(&self, layout: &LayoutSource) -> Result<(LayoutSource, PathBuf)> {
         let text = layout.to_yaml(&[]);
         let name: String = Sha256::digest(text.as_bytes()).iter().take(6).map(|b| format!("{b:02x}")).collect();
         let path = self.options.folder.join("layouts").join(format!("{name}.yml"));
-        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(LabError::file(&path))?;
+        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(TuneError::file(&path))?;
         crate::media::write_atomically(&path, text.as_bytes())?;
         Ok((read_layout_source(&path.to_string_lossy())?, path))
     }
 
     fn task(&self, layout: &Path, label: &str) -> CompileTask {
-        let q = self.question;
+        let q = self.request;
         let layout = layout.to_string_lossy().into_owned();
         let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
         command.extend([q.target.clone(), "--program".into(), q.program.flag()]);

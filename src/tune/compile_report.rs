@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// A compiled program's figures, on one device.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Figures {
+pub struct CompileReport {
     /// Devices it was compiled for.
     pub target: String,
     /// Its hash.
@@ -39,7 +39,7 @@ pub struct Figures {
     #[serde(default)]
     pub predicted_all_ms: Option<Predicted>,
     /// Where every tensor lies.
-    pub tensors: Vec<Placed>,
+    pub tensors: Vec<TensorPlacement>,
     /// What the layout could not split.
     pub notes: Vec<String>,
     /// Seconds the compiler took.
@@ -104,12 +104,12 @@ pub struct Collectives {
     /// Received bytes of one step.
     pub per_step_wire_bytes: f64,
     /// Each kind, place and size.
-    pub list: Vec<Exchange>,
+    pub list: Vec<CollectiveEntry>,
 }
 
 /// Equal collectives.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Exchange {
+pub struct CollectiveEntry {
     /// XLA's name.
     pub kind: String,
     /// Place in the model.
@@ -142,7 +142,7 @@ pub struct Exchange {
     pub ms: Option<f64>,
 }
 
-impl Exchange {
+impl CollectiveEntry {
     /// Runs in a step.
     pub fn runs(&self) -> f64 {
         self.count * self.trip_count
@@ -182,7 +182,7 @@ pub struct Predicted {
 
 /// Where a tensor lies.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Placed {
+pub struct TensorPlacement {
     /// Its name.
     pub tensor: String,
     /// Place of its first use.
@@ -203,7 +203,7 @@ pub struct Placed {
     pub rules: Vec<String>,
 }
 
-impl Placed {
+impl TensorPlacement {
     /// `[8{context}, 32, 64]`: sizes with the mesh axes that split them.
     pub fn text(&self) -> String {
         let dims = self.dims.iter().zip(&self.sharding).map(|(size, axes)| match axes.is_empty() {
@@ -214,10 +214,10 @@ impl Placed {
     }
 }
 
-impl Figures {
+impl CompileReport {
     /// Of the JSON that `compile` printed.
-    pub fn of(json: &Value) -> Option<Figures> {
-        Figures::deserialize(json).ok()
+    pub fn of(json: &Value) -> Option<CompileReport> {
+        CompileReport::deserialize(json).ok()
     }
 
     /// Predicted milliseconds of a step with all blocks.

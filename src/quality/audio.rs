@@ -9,7 +9,7 @@ use super::tensors;
 
 /// Scores of sound against another of as many channels and samples, both `[channels, samples]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct SoundScores {
+pub struct AudioScores {
     /// `|a - b| / |b|` over all samples.
     pub relative_l2: f64,
     /// `a·b / (|a| |b|)` over all samples.
@@ -26,11 +26,11 @@ const HOP: usize = 256;
 const FLOOR: f64 = 1e-5;
 
 /// Scores two sounds of one shape.
-pub fn sound(a: ArrayView2<f32>, b: ArrayView2<f32>) -> SoundScores {
+pub fn audio(a: ArrayView2<f32>, b: ArrayView2<f32>) -> AudioScores {
     let s = tensors(a.iter().copied(), b.iter().copied());
     let spectra =
         |x: ArrayView2<f32>| -> Vec<f64> { x.outer_iter().flat_map(|channel| log_spectra(channel)).collect() };
-    SoundScores { relative_l2: s.relative_l2, cosine: s.cosine, spectral: correlation(&spectra(a), &spectra(b)) }
+    AudioScores { relative_l2: s.relative_l2, cosine: s.cosine, spectral: correlation(&spectra(a), &spectra(b)) }
 }
 
 /// Natural logarithms of the magnitudes of every window's spectrum, one window after the other; the last are filled up
@@ -103,21 +103,21 @@ mod tests {
     #[test]
     fn spectra_hear_no_phase() {
         let (a, b) = (tone(64.0, 0.0, 1.0), tone(64.0, PI / 2.0, 1.0));
-        let s = sound(a.view(), b.view());
+        let s = audio(a.view(), b.view());
         assert!(s.cosine.abs() < 1e-6 && (s.relative_l2 - 2f64.sqrt()).abs() < 1e-6);
         assert!(s.spectral > 0.99, "{s:?}");
-        let other = sound(a.view(), tone(200.0, 0.0, 1.0).view());
+        let other = audio(a.view(), tone(200.0, 0.0, 1.0).view());
         assert!(other.spectral < 0.5, "{other:?}");
-        let same = sound(a.view(), a.view());
+        let same = audio(a.view(), a.view());
         assert!(same.relative_l2 == 0.0 && (same.spectral - 1.0).abs() < 1e-12);
-        let louder = sound(tone(64.0, 0.0, 0.5).view(), a.view());
+        let louder = audio(tone(64.0, 0.0, 0.5).view(), a.view());
         assert!((louder.relative_l2 - 0.5).abs() < 1e-6 && (louder.cosine - 1.0).abs() < 1e-9);
     }
 
     #[test]
     fn silence_is_like_silence_alone() {
         let silent = Array2::<f32>::zeros((2, 100));
-        assert_eq!(sound(silent.view(), silent.view()), SoundScores { relative_l2: 0.0, cosine: 1.0, spectral: 1.0 });
+        assert_eq!(audio(silent.view(), silent.view()), AudioScores { relative_l2: 0.0, cosine: 1.0, spectral: 1.0 });
         assert_eq!(correlation(&[1.0, 2.0], &[5.0, 5.0]), 0.0);
         assert!((correlation(&[1.0, 2.0, 3.0], &[1.0, 3.0, 2.0]) - 0.5).abs() < 1e-12);
     }
