@@ -122,8 +122,7 @@ impl OutputCheck {
             Tensor::BF16(a) => a.iter().for_each(|v| look(v.to_f32())),
             other => other.to_f32().iter().for_each(|v| look(*v)),
         }
-        let digest = Sha256::digest(tensor.bytes());
-        let sha256 = digest.iter().map(|b| format!("{b:02x}")).collect();
+        let sha256 = hex::encode(Sha256::digest(tensor.bytes()));
         OutputCheck { shape: tensor.shape().to_vec(), sha256, finite, constant: tensor.len() > 1 && low >= high }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::Value;
@@ -149,7 +148,8 @@ fn with_program(mut bytes: Vec<u8>, program: &Executable, file: &Path) -> Result
 
 /// The file of this process's recording. The processes of a run write into one folder.
 fn file(folder: &Path, group: Option<&Arc<Group>>) -> Result<PathBuf> {
-    let mut run = run_name(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+    // As TensorBoard names runs, in UTC.
+    let mut run = jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S").to_string();
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let mut name: String = host().chars().map(plain).collect();
     if let Some(group) = group {
@@ -158,36 +158,4 @@ fn file(folder: &Path, group: Option<&Arc<Group>>) -> Result<PathBuf> {
         name = format!("{name}_{}", group.id());
     }
     Ok(folder.join("plugins").join("profile").join(run).join(format!("{name}.xplane.pb")))
-}
-
-/// A time as TensorBoard names runs, `2026_01_31_23_59_59`, in UTC.
-fn run_name(since_1970: Duration) -> String {
-    let seconds = since_1970.as_secs();
-    let (days, of_day) = (seconds / 86400, seconds % 86400);
-    // Years that begin in March have their leap day at the end; 146 097 days are 400 years.
-    let shifted = days + 719_468;
-    let (era, day) = (shifted / 146_097, shifted % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let year = era * 400 + year + next;
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}_{month:02}_{day:02}_{hour:02}_{minute:02}_{second:02}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_are_named_by_the_calendar() {
-        let name = |seconds| run_name(Duration::from_secs(seconds));
-        assert_eq!(name(0), "1970_01_01_00_00_00");
-        assert_eq!(name(951_782_400), "2000_02_29_00_00_00");
-        assert_eq!(name(1_709_251_199), "2024_02_29_23_59_59");
-        assert_eq!(name(1_735_689_599), "2024_12_31_23_59_59");
-        assert_eq!(name(4_107_542_400), "2100_03_01_00_00_00", "2100 has no leap day");
-    }
 }

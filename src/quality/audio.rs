@@ -3,6 +3,7 @@
 use std::f64::consts::PI;
 
 use ndarray::{ArrayView1, ArrayView2};
+use rustfft::{FftPlanner, num_complex::Complex};
 use serde::Serialize;
 
 use super::tensors;
@@ -33,35 +34,19 @@ pub fn audio(a: ArrayView2<f32>, b: ArrayView2<f32>) -> AudioScores {
     AudioScores { relative_l2: s.relative_l2, cosine: s.cosine, spectral: correlation(&spectra(a), &spectra(b)) }
 }
 
-/// Natural logarithms of the magnitudes of every window's spectrum, one window after the other; the last are filled up
+/// Natural logarithms of the magnitudes of each Hann window's spectrum, one window after the other; the last is padded
 /// with silence.
 fn log_spectra(samples: ArrayView1<f32>) -> Vec<f64> {
     let windows = samples.len().saturating_sub(WINDOW).div_ceil(HOP) + 1;
     let hann = |i: usize| 0.5 - 0.5 * (2.0 * PI * i as f64 / WINDOW as f64).cos();
+    let fft = FftPlanner::new().plan_fft_forward(WINDOW);
     let one = |w: usize| {
         let at = |i: usize| samples.get(w * HOP + i).map_or(0.0, |v| f64::from(*v));
-        let spectrum = fourier((0..WINDOW).map(|i| [at(i) * hann(i), 0.0]).collect());
-        spectrum.into_iter().take(WINDOW / 2 + 1).map(|[re, im]| re.hypot(im).max(FLOOR).ln())
+        let mut spectrum: Vec<Complex<f64>> = (0..WINDOW).map(|i| (at(i) * hann(i)).into()).collect();
+        fft.process(&mut spectrum);
+        spectrum.into_iter().take(WINDOW / 2 + 1).map(|z| z.norm().max(FLOOR).ln())
     };
     (0..windows).flat_map(one).collect()
-}
-
-/// The discrete Fourier transform of a power of two of complex numbers.
-fn fourier(x: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
-    let n = x.len();
-    if n < 2 {
-        return x;
-    }
-    let half = |first: usize| fourier(x.iter().skip(first).step_by(2).copied().collect());
-    let (even, odd) = (half(0), half(1));
-    let mut out = vec![[0.0; 2]; n];
-    for (k, (e, o)) in even.iter().zip(&odd).enumerate() {
-        let (sin, cos) = (-2.0 * PI * k as f64 / n as f64).sin_cos();
-        let turned = [o[0] * cos - o[1] * sin, o[0] * sin + o[1] * cos];
-        out[k] = [e[0] + turned[0], e[1] + turned[1]];
-        out[k + n / 2] = [e[0] - turned[0], e[1] - turned[1]];
-    }
-    out
 }
 
 /// Pearson's correlation; 1 where neither varies.

@@ -2,6 +2,7 @@
 //! program's; what it lacks is compiled by child processes first, each adding its module.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use super::compile_report::CompileReport;
 use super::error::{Result, TuneError};
 use super::experiment::Options;
 use super::store::{JobKind, Record, Store};
-use crate::config::{Given, load};
+use crate::config::{Given, LayoutSource, load};
+use crate::media::write_atomically;
 use crate::pipeline::compile::{self, CompileOptions, analyse};
 use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::{PipelineError, one_line};
@@ -212,9 +214,22 @@ fn options<'a>(task: &CompileTask, modules: &'a ModuleStore) -> CompileOptions<'
     CompileOptions { target, kind, layers, dump: None, save: None, chip: None, modules: Some(modules) }
 }
 
-/// A hash of what a line of the log is of.
+/// Writes a layout below `folder`, named by its contents, so that equal layouts are compiled once.
+///
+/// # Errors
+/// A folder that cannot be written.
+pub(super) fn write_layout(folder: &Path, layout: &LayoutSource) -> Result<PathBuf> {
+    let text = layout.to_yaml(&[]);
+    let name = hex::encode(&Sha256::digest(&text)[..6]);
+    let path = folder.join("layouts").join(format!("{name}.yml"));
+    path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(TuneError::file(&path))?;
+    write_atomically(&path, text.as_bytes())?;
+    Ok(path)
+}
+
+/// Key of a line of the log: the hash of what it is of.
 pub(super) fn digest(of: &Value) -> String {
-    Sha256::digest(of.to_string().as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
+    hex::encode(Sha256::digest(of.to_string().as_bytes()))
 }
 
 /// The beginning of a compiler's words, on one line.

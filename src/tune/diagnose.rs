@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 
 use super::candidates::{Candidate, candidates};
 use super::compile_report::CompileReport;
-use super::compiler::{CompileTask, Compiler};
+use super::compiler::{CompileTask, Compiler, write_layout};
 use super::difference::{Difference, difference};
 use super::error::{Result, TuneError};
 use super::experiment::Options;
@@ -202,13 +201,9 @@ struct Jobs<'a> {
 }
 
 impl Jobs<'_> {
-    /// Writes a layout under a name made of its contents, and reads it back with the lines it has there.
+    /// Writes a layout and reads it back, with the line numbers of its copy.
     fn write(&self, layout: &LayoutSource) -> Result<(LayoutSource, PathBuf)> {
-        let text = layout.to_yaml(&[]);
-        let name: String = Sha256::digest(text.as_bytes()).iter().take(6).map(|b| format!("{b:02x}")).collect();
-        let path = self.options.folder.join("layouts").join(format!("{name}.yml"));
-        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(TuneError::file(&path))?;
-        crate::media::write_atomically(&path, text.as_bytes())?;
+        let path = write_layout(&self.options.folder, layout)?;
         Ok((read_layout_source(&path.to_string_lossy())?, path))
     }
 

@@ -11,13 +11,12 @@ mod space;
 mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
 use super::candidates::candidates;
-use super::compiler::{CompileTask, Compiler};
+use super::compiler::{CompileTask, Compiler, write_layout};
 use super::diagnose::MIN_GAIN;
 use super::error::{Result, TuneError};
 use super::experiment::{CaseResult, Options};
@@ -346,7 +345,7 @@ impl<'a> SearchState<'a> {
         let q = self.request;
         let layout = match &point.shipped {
             Some(name) => name.clone(),
-            None => self.written(&point.source)?.to_string_lossy().into_owned(),
+            None => write_layout(&self.options.folder, &point.source)?.to_string_lossy().into_owned(),
         };
         let mesh = mesh_name(&point.mesh);
         let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
@@ -359,15 +358,6 @@ impl<'a> SearchState<'a> {
         given.mesh = Some(mesh);
         let (label, target, program) = (point.label.clone(), self.target.clone(), ProgramKind::Denoise);
         Ok((CompileTask { label, given, target, program, layers: Some(q.layers), command }, layout))
-    }
-
-    fn written(&self, source: &LayoutSource) -> Result<PathBuf> {
-        let text = source.to_yaml(&[]);
-        let name: String = Sha256::digest(text.as_bytes()).iter().take(6).map(|b| format!("{b:02x}")).collect();
-        let path = self.options.folder.join("layouts").join(format!("{name}.yml"));
-        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(TuneError::file(&path))?;
-        crate::media::write_atomically(&path, text.as_bytes())?;
-        Ok(path)
     }
 
     fn found(self) -> SearchResult {
