@@ -1,4 +1,4 @@
-//! A comparison as one page: nothing is fetched from elsewhere.
+//! HTML report of a comparison: one self-contained file.
 
 use std::fmt::Write;
 
@@ -8,9 +8,9 @@ use ndarray::{Array4, ArrayView1, Axis};
 use super::compare::{Clip, Scores, rows};
 use crate::media::{Frames, png_bytes};
 
-/// How much larger differences are shown than they are.
+/// Gain of the shown differences.
 const GAIN: f32 = 8.0;
-/// Points along a waveform.
+/// Number of points of a waveform.
 const POINTS: usize = 600;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#222}\
@@ -18,10 +18,10 @@ table{border-collapse:collapse}td,th{padding:.2rem 1rem .2rem 0;text-align:left}
 font-variant-numeric:tabular-nums}.row{display:grid;grid-template-columns:repeat(3,1fr);gap:.5rem}\
 figure{margin:0}img,svg{width:100%;height:auto;background:#eee}figcaption{font-size:.85rem;color:#555}";
 
-/// The page.
+/// Report as HTML.
 ///
 /// # Errors
-/// A picture that cannot be encoded.
+/// An image that cannot be encoded.
 pub(super) fn page(scores: &Scores, a: &Clip, b: &Clip) -> Result<String, String> {
     let names = [escaped(&scores.a), escaped(&scores.b)];
     let mut page = format!(
@@ -80,7 +80,7 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Frame `index` as the address of an image.
+/// Frame `index` as a data URL.
 fn picture(video: &Array4<f32>, index: usize) -> Result<String, String> {
     let one = video.index_axis(Axis(0), index).insert_axis(Axis(0)).to_owned();
     let frames = Frames::from_video(one.view()).map_err(|e| e.to_string())?;
@@ -88,7 +88,7 @@ fn picture(video: &Array4<f32>, index: usize) -> Result<String, String> {
     Ok(format!("data:image/png;base64,{}", BASE64_STANDARD.encode(png_bytes(rgb, frames.width(), frames.height())?)))
 }
 
-/// The range of the samples at every point, -1 at the bottom and 1 at the top.
+/// SVG of the sample range at every point, from -1 at the bottom to 1 at the top.
 fn waveform(samples: ArrayView1<f32>) -> String {
     let step = samples.len().div_ceil(POINTS).max(1);
     let mut path = String::new();

@@ -1,8 +1,8 @@
-//! `bench`: the executables of `generate`, each timed alone, and a whole request.
+//! Benchmarks of the executables of `generate`, each alone, and of a whole request.
 //!
-//! Any program can be timed, and its results compared, without those before it: [`SyntheticInputs`] has its inputs. They
-//! lie on the devices before the clock starts, and it stops when all results are there; nothing is copied to the host
-//! meanwhile. Only `end_to_end` begins with a prompt and ends with frames and samples on the host.
+//! [`SyntheticInputs`] lets each program run without those before it. Inputs are on the devices before the clock starts,
+//! and it stops when all results are ready; nothing is copied to the host meanwhile. Only `end_to_end` begins with a prompt
+//! and ends with frames and samples on the host.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -34,47 +34,47 @@ use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
 use ndarray::Array4;
 
-/// What is timed.
+/// Benchmark target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "kebab-case")]
 pub enum BenchTarget {
-    /// All prompts in one pass
+    /// Text encoder, all prompts in one pass
     TextEncoder,
-    /// Embeddings to contexts
+    /// Connectors: embeddings to contexts
     Connectors,
-    /// What no step changes
+    /// Step-invariant inputs of the denoising loop
     Prepare,
-    /// One step, and all steps in one call; of two stages, the first
+    /// One denoising step, and all steps in one call; of two passes, the first
     Denoise,
-    /// The same of the second stage
+    /// Denoising steps of the second pass
     Refine,
-    /// Latents to twice their size, between two stages
+    /// Latent upsampler between two passes
     Upsampler,
-    /// Latents to frames
+    /// Video decoder: latents to frames
     VideoDecoder,
-    /// Latents to mel spectrogram
+    /// Audio decoder: latents to mel spectrogram
     AudioDecoder,
-    /// Mel spectrogram to samples
+    /// Vocoder: mel spectrogram to samples
     Vocoder,
-    /// Prompt to frames and samples on the host, and the MP4 apart
+    /// Whole request from prompt to frames and samples on the host; MP4 writing is timed separately
     EndToEnd,
 }
 
-/// How it is timed.
+/// Benchmark options.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// What is timed, in this order.
-    pub parts: Vec<BenchTarget>,
-    /// Timed runs of each, at least one.
+    /// Targets, in order.
+    pub targets: Vec<BenchTarget>,
+    /// Timed runs per target, at least one.
     pub runs: usize,
-    /// Runs before those.
+    /// Warm-up runs per target.
     pub warmup: usize,
 }
 
-/// Times the programs of a configuration's first video.
+/// Benchmarks the programs of a configuration's first video.
 ///
 /// # Errors
-/// What is wrong with model, request or device.
+/// Errors of model, request or device.
 pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&Arc<Group>>) -> Result<BenchReport> {
     if let Some(group) = group {
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
@@ -86,14 +86,14 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
     let matmul = matmul_ceiling(session.stages.engine(), options.runs)?;
     if !request.given.is_empty() {
         return Err(PipelineError::Usage(
-            "bench times requests without given frames; leave request.images empty".into(),
+            "bench supports requests without image conditioning only; leave request.images empty".into(),
         ));
     }
     let mut bench = Bench::new(config, &models, &request, &mut session, options, &matmul)?;
     let mut mp4_seconds = None;
     let needs_two = |part: &&BenchTarget| matches!(part, BenchTarget::Refine | BenchTarget::Upsampler);
     let two = bench.second.is_some();
-    for part in options.parts.iter().filter(|part| two || !needs_two(part)) {
+    for part in options.targets.iter().filter(|part| two || !needs_two(part)) {
         match part {
             BenchTarget::TextEncoder => bench.text_encoder()?,
             BenchTarget::Connectors => bench.connectors()?,
@@ -191,14 +191,14 @@ impl<'a> Bench<'a> {
         self.call("connectors", ProgramKind::Connectors, &call)
     }
 
-    /// The call that makes what the loop reads.
+    /// Program that computes the loop's step-invariant inputs.
     fn prepare(&mut self) -> Result<()> {
         let first = self.first.clone();
         let call = self.synthetic.prepare(self.stages, &first)?;
         self.call("prepare", ProgramKind::Prepare, &call)
     }
 
-    /// One step and all steps of a stage. The second-order sampler takes a step a call.
+    /// One step and all steps of a pass. The second-order sampler takes one step per call.
     fn denoise(&mut self, request: &Request, kind: ProgramKind, [step, all]: [&'static str; 2]) -> Result<()> {
         let denoising = self.synthetic.denoising(self.stages, request, kind)?;
         let whole = denoising.takes_all().then_some((all, request.sigmas.len() - 1));
@@ -215,7 +215,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Noise as the loop's result, un-normalised as the decoders take it.
+    /// Noise in place of the loop's result, un-normalised as decoders take it.
     fn latents(&mut self) -> Result<(ndarray::Array5<f32>, Array4<f32>)> {
         let (shapes, _) = self.synthetic.shape(self.second.as_ref().unwrap_or(&self.first))?;
         unpack(self.models, &shapes, self.synthetic.batch.size(), self.synthetic.noise(self.stages, &shapes)?)
@@ -251,7 +251,7 @@ impl<'a> Bench<'a> {
         self.call("vocoder", ProgramKind::Vocoder, &call)
     }
 
-    /// A whole request; the seconds of writing its MP4.
+    /// Whole request; returns the seconds of writing its MP4.
     fn end_to_end(&mut self) -> Result<f64> {
         let settings = Settings { build: self.build.clone(), chunk: None, dump: false, saving: None };
         let (models, requests) = (self.models, std::slice::from_ref(self.request));
@@ -281,13 +281,13 @@ impl<'a> Bench<'a> {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// Rows of text a video has.
+    /// Number of prompts per video.
     fn prompts_a_video(&self) -> usize {
         let [video, audio] = self.first.scales;
         1 + usize::from(branches(video, audio).contains(&Branch::Negative))
     }
 
-    /// Times a program whose inputs can be read again.
+    /// Times a program whose inputs are not donated.
     fn call(&mut self, name: &'static str, kind: ProgramKind, call: &Call) -> Result<()> {
         let (seconds, outputs) = self.time(
             |_| Ok(()),
@@ -303,8 +303,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Runs something as often as the options say, each time on what `before` gives; the seconds of the timed runs, and
-    /// the last result.
+    /// Warms up and times `run` on inputs of `before`; returns the seconds of the timed runs and the last result.
     fn time<T, R>(
         &mut self,
         before: impl Fn(&Stages) -> Result<T>,
@@ -319,7 +318,7 @@ impl<'a> Bench<'a> {
             if n >= self.options.warmup {
                 seconds.push(took);
             }
-            // Earlier results make room for the next.
+            // Earlier results are dropped before the next run.
             if seconds.len() >= self.options.runs.max(1) {
                 return Ok((seconds, result));
             }
@@ -374,7 +373,7 @@ fn check<'a>(outputs: impl Iterator<Item = (&'a str, &'a Distributed)>) -> Resul
     outputs.map(|(name, value)| Ok((name.to_string(), OutputCheck::of(&value.download()?)))).collect()
 }
 
-/// The value that a part of sorted ones does not exceed, in between two of them where need be.
+/// Quantile of sorted values, linearly interpolated.
 fn quantile(sorted: &[f64], part: f64) -> f64 {
     let at = part * (sorted.len().max(1) - 1) as f64;
     let (low, high) = (at.floor() as usize, at.ceil() as usize);

@@ -11,100 +11,101 @@ use crate::pjrt::CompiledMemory;
 use crate::runtime::Ceiling;
 use crate::tensor::Tensor;
 
-/// The figures of everything timed.
+/// Report of a benchmark.
 #[derive(Debug, Serialize)]
 pub struct BenchReport {
-    /// Of the platform, in lower case.
+    /// Platform name in lower case.
     pub platform: String,
-    /// The plugin's name of a device.
+    /// Device kind, as the plugin names it.
     pub device: String,
-    /// Devices the programs run on.
+    /// Number of devices.
     pub devices: usize,
-    /// Program, plugin, platform.
+    /// Versions of program, plugin and platform.
     pub versions: Value,
-    /// The model, as a sidecar names it.
+    /// Identity of the model, as in sidecars.
     pub model: Value,
-    /// Everything else that was asked for.
+    /// Effective configuration.
     pub config: Value,
-    /// Videos a run makes together.
+    /// Number of videos per run.
     pub videos: usize,
-    /// What a large product reaches on one device.
+    /// Peak matmul rate of one device, measured.
     pub matmul: Ceiling,
-    /// The programs, and `end_to_end`, by name.
+    /// Timings by program name, and `end_to_end`.
     pub programs: BTreeMap<&'static str, ProgramTiming>,
-    /// Seconds of writing one MP4, where a whole request was run.
+    /// Seconds of writing one MP4, where `end_to_end` ran.
     pub mp4_seconds: Option<f64>,
-    /// Parameters on one device, in bytes.
+    /// Bytes of parameters per device.
     pub parameter_bytes: usize,
-    /// Seconds of loading or making all parameters.
+    /// Seconds of loading or initializing all parameters.
     pub load_seconds: f64,
     /// Seconds of compiling all programs.
     pub compile_seconds: f64,
-    /// The most memory in use at any time, in bytes: on a device where the platform says it, else of the process.
+    /// Peak memory in bytes: of a device where the platform reports it, else of the process.
     pub peak_memory_bytes: Option<u64>,
 }
 
-/// The figures of one program.
+/// Timing of one program.
 #[derive(Debug, Serialize)]
 pub struct ProgramTiming {
-    /// The program that ran; none for a whole request.
+    /// Program that ran; none for `end_to_end`.
     pub program: Option<ProgramInfo>,
-    /// Steps in a call, where it takes steps.
+    /// Denoising steps per call, where it takes steps.
     pub steps: Option<usize>,
-    /// Seconds of a run, or of a step where it takes steps.
+    /// Median seconds per run, or per step where it takes steps.
     pub median: f64,
-    /// The shortest.
+    /// Minimum seconds.
     pub min: f64,
-    /// Nine of ten were at most this long.
+    /// 90th percentile of the seconds.
     pub p90: f64,
-    /// All of them, in order.
+    /// Seconds of all timed runs, in order.
     pub seconds: Vec<f64>,
-    /// Runs before them.
+    /// Number of warm-up runs.
     pub warmup: usize,
-    /// Floating-point operations of products and convolutions a second, on one device.
+    /// Floating-point operations of matmuls and convolutions per second and device.
     pub flops_per_second: Option<f64>,
-    /// The same as a part of what a large product reaches.
+    /// `flops_per_second` as a fraction of the measured peak matmul rate.
     pub share_of_matmul: Option<f64>,
-    /// Results by name.
+    /// Output checks by name.
     pub outputs: BTreeMap<String, OutputCheck>,
-    /// Of a whole request: where its last run spent the time. The shares of all stages add up to the run.
+    /// Phases of the last run of `end_to_end`; their times add up to the run's.
     pub parts: Option<BTreeMap<Stage, HostDevice>>,
 }
 
-/// Seconds of a stage.
+/// Device and host seconds of a phase.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct HostDevice {
-    /// In which nothing was left to do but wait for its programs.
+    /// Seconds spent waiting for programs.
     pub device: f64,
-    /// In which the host worked.
+    /// Seconds of host work.
     pub host: f64,
 }
 
-/// What is known of a program without running it, on one device.
+/// Static properties of a program, per device.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProgramInfo {
-    /// As `ltx2 compile` says it.
+    /// Hash, as in `ltx2 compile`.
     pub hash: String,
     /// Seconds of compiling.
     pub compile_seconds: f64,
-    /// Operations of products and convolutions in a run or step; none where the plugin does not show its program.
+    /// Floating-point operations of matmuls and convolutions per run or step; none where the plugin does not return the
+    /// optimized program.
     pub flops: Option<f64>,
-    /// Bytes of the parameters it reads.
+    /// Bytes of the parameters that it reads.
     pub parameter_bytes: usize,
-    /// Bytes that it needs, where the plugin says so.
+    /// Memory, where the plugin reports it.
     pub memory: Option<CompiledMemory>,
 }
 
-/// A result, after the last run.
+/// Check of an output of the last run.
 #[derive(Debug, Serialize)]
 pub struct OutputCheck {
-    /// Sizes.
+    /// Shape of the output.
     pub shape: Vec<usize>,
-    /// SHA-256 of its row-major bytes.
+    /// SHA-256 of the row-major bytes.
     pub sha256: String,
-    /// Whether all of it are numbers; of a flag, whether it is set.
+    /// Whether all values are finite; of flags, whether all are set.
     pub finite: bool,
-    /// Whether all of it, where it is several, are one number.
+    /// Whether all of several values are equal.
     pub constant: bool,
 }
 
@@ -127,14 +128,14 @@ impl OutputCheck {
     }
 }
 
-/// A program that has become slower than it was.
+/// Regression of a program against a baseline.
 #[derive(Debug, PartialEq)]
 pub struct Regression {
-    /// Its name.
+    /// Program name.
     pub name: String,
-    /// Median seconds then.
+    /// Median seconds of the baseline.
     pub was: f64,
-    /// Median seconds now.
+    /// Median seconds of this run.
     pub now: f64,
 }
 
@@ -146,7 +147,7 @@ impl std::fmt::Display for Regression {
 }
 
 impl BenchReport {
-    /// Results that cannot be right, a line each.
+    /// Messages of outputs that cannot be right.
     pub fn wrong(&self) -> Vec<String> {
         let each =
             self.programs.iter().flat_map(|(name, m)| m.outputs.iter().map(move |(output, c)| (name, output, c)));
@@ -158,10 +159,10 @@ impl BenchReport {
         what.collect()
     }
 
-    /// Programs whose median exceeds that of an earlier report by more than `tolerance`, a fraction of it.
+    /// Regressions: programs whose median exceeds the baseline's by more than the fraction `tolerance`.
     ///
     /// # Errors
-    /// Not a report, or none of anything timed now.
+    /// A baseline that is no report, or shares no program with this one.
     pub fn slower_than(&self, baseline: &Value, tolerance: f64) -> std::result::Result<Vec<Regression>, String> {
         let medians = self.programs.iter().filter_map(|(name, m)| {
             let was = baseline.get("programs")?.get(name)?.get("median")?.as_f64()?;
@@ -169,7 +170,7 @@ impl BenchReport {
         });
         let medians: Vec<Regression> = medians.collect();
         if medians.is_empty() {
-            return Err("has no median of anything timed now; give an earlier --json of this command".into());
+            return Err("shares no program with this run; give an earlier --json of this command".into());
         }
         Ok(medians.into_iter().filter(|m| m.now > m.was * (1.0 + tolerance)).collect())
     }

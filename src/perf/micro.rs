@@ -1,4 +1,4 @@
-//! `bench --micro`: what the devices of a configuration reach, apart from any model.
+//! Microbenchmarks of a configuration's devices, without a model.
 
 use serde_json::json;
 
@@ -8,10 +8,10 @@ use crate::pipeline::Result;
 use crate::pipeline::request;
 use crate::runtime::{Engine, micro, platform};
 
-/// Times small programs on all devices of the configuration's platform, each `runs` times. `command` is what was typed.
+/// Runs each microbenchmark `runs` times on all devices of the platform. `command` is the command line to record.
 ///
 /// # Errors
-/// No such platform; the plugin's message.
+/// Unknown platform; an error of the plugin.
 pub fn measure(config: &Config, runs: usize, command: &str) -> Result<Measurements> {
     let choice = config.platform().map_err(crate::pipeline::PipelineError::Input)?;
     let (plugin, client) = platform::open_with(&choice, &request::platform_options(config, None)?)?;

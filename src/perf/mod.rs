@@ -1,4 +1,4 @@
-//! Timing: the programs of a run, small programs, and denoising steps under the plugin's profiler.
+//! Performance measurement: benchmarks of programs, microbenchmarks of devices, and traces of denoising steps.
 
 pub mod bench;
 mod bench_report;

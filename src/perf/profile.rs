@@ -1,4 +1,4 @@
-//! `profile`: denoising steps as the devices ran them, recorded by the plugin's profiler and summed up.
+//! Profiles: denoising steps traced by the plugin's profiler and summarized.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,37 +22,37 @@ use crate::pjrt::{Error, ProfileOptions, Profiler};
 use crate::runtime::processes::{Group, host};
 use crate::runtime::{Executable, RuntimeError, flags};
 
-/// A recording, its file and its summary.
+/// Summary of a trace.
 #[derive(Debug, Serialize)]
 pub struct Profile {
-    /// Of the platform, in lower case.
+    /// Platform name in lower case.
     pub platform: String,
-    /// The plugin's name of a device.
+    /// Device kind, as the plugin names it.
     pub device: String,
-    /// Devices the program runs on, of all processes.
+    /// Number of devices over all processes.
     pub devices: usize,
-    /// Program, plugin, platform.
+    /// Versions of program, plugin and platform.
     pub versions: Value,
-    /// The model, as a sidecar names it.
+    /// Identity of the model, as in sidecars.
     pub model: Value,
-    /// Everything else that was asked for.
+    /// Effective configuration.
     pub config: Value,
-    /// The program that ran, as `ltx2 compile` says it.
+    /// Hash of the program, as in `ltx2 compile`.
     pub hash: String,
-    /// XLA options by which it differs from the one that `generate` runs.
+    /// XLA options by which it differs from the program of `generate`.
     pub flags: Vec<String>,
-    /// The recording.
+    /// Path of the trace.
     pub xplane: PathBuf,
-    /// Where the time went, on this process's devices.
+    /// Time breakdown of this process's devices.
     pub trace: Trace,
 }
 
-/// Records `steps` denoising steps of a configuration's first video after a warm-up, and writes the recording below
-/// `folder` where TensorBoard looks for it: `plugins/profile/RUN/HOST.xplane.pb`.
+/// Traces `steps` denoising steps of a configuration's first video after a warm-up, and writes the trace below `folder`
+/// where TensorBoard looks for it: `plugins/profile/RUN/HOST.xplane.pb`.
 ///
 /// # Errors
-/// A plugin without a profiler, before anything of the model is loaded; more steps than the configuration has; what is
-/// wrong with model, request or device; a recording without operations.
+/// A plugin without a profiler, before anything is loaded; more steps than the configuration has; errors of model, request
+/// or device; a trace without operations.
 pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: Option<&Arc<Group>>) -> Result<Profile> {
     if let Some(group) = group {
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
@@ -67,27 +67,29 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
     let request = of_job(config, &models, job)?;
     if !request.given.is_empty() {
         return Err(PipelineError::Usage(
-            "profile records requests without given frames; leave request.images empty".into(),
+            "profile supports requests without image conditioning only; leave request.images empty".into(),
         ));
     }
     let (first, _) = request.stages();
     let all = first.sigmas.len() - 1;
     if !(1..=all).contains(&steps) {
-        return Err(PipelineError::Usage(format!("--steps {steps}: the configuration takes {all}, give 1 to {all}")));
+        return Err(PipelineError::Usage(format!(
+            "--steps {steps}: the configuration has {all} steps; give 1 to {all}"
+        )));
     }
     let file = file(folder, group)?;
     let synthetic = SyntheticInputs::new(&models, &request, &session.build)?;
     let stages = &mut session.stages;
     let denoising = synthetic.denoising(stages, &first, ProgramKind::Denoise)?;
-    // What happens at the first run only is over before the recording.
+    // Warm-up: one-time work is not traced.
     run(stages, &denoising, steps, || Ok(()))?;
     let mut profiler = None;
     run(stages, &denoising, steps, || {
-        tracing::info!("recording {steps} step(s)");
+        tracing::info!("tracing {steps} step(s)");
         profiler = Some(Profiler::start(&plugin, ProfileOptions::default()).map_err(RuntimeError::from)?);
         Ok(())
     })?;
-    let profiler = profiler.ok_or_else(|| PipelineError::Input("nothing was recorded".into()))?;
+    let profiler = profiler.ok_or_else(|| PipelineError::Input("nothing was traced".into()))?;
     let recorded = profiler.stop().map_err(RuntimeError::from)?;
     let (bytes, space) = with_program(recorded, denoising.program(), &file)?;
     write_atomically(&file, &bytes)?;
@@ -112,8 +114,8 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
     })
 }
 
-/// Runs the steps: in one call, as `generate` does, or in a call each where the sampler takes no more. `ready` is called
-/// when all that they read is on the devices.
+/// Runs the steps in one call, as `generate` does, or in one call each where the sampler takes one. Calls `ready` when all
+/// inputs are on the devices.
 fn run(stages: &Stages, denoising: &Denoising, steps: usize, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let (calls, in_one) = if denoising.takes_all() { (1, steps) } else { (steps, 1) };
     let range = denoising.steps(stages, in_one)?;
@@ -125,10 +127,10 @@ fn run(stages: &Stages, denoising: &Denoising, steps: usize, ready: impl FnOnce(
     Ok(())
 }
 
-/// The recording with the program that ran, which explains its operations: some plugins leave it out.
+/// Trace with the program that ran, which names its operations: some plugins leave it out.
 fn with_program(mut bytes: Vec<u8>, program: &Executable, file: &Path) -> Result<(Vec<u8>, XSpace)> {
     let read = |bytes: &[u8]| {
-        let wrong = |e: prost::DecodeError| format!("the plugin's recording cannot be read: {e}");
+        let wrong = |e: prost::DecodeError| format!("cannot decode the plugin's trace: {e}");
         XSpace::read(bytes).map_err(|e| PipelineError::File { path: file.to_owned(), reason: wrong(e) })
     };
     let space = read(&bytes)?;
@@ -146,7 +148,7 @@ fn with_program(mut bytes: Vec<u8>, program: &Executable, file: &Path) -> Result
     Ok((bytes, space))
 }
 
-/// The file of this process's recording. The processes of a run write into one folder.
+/// Path of this process's trace. The processes of a run write into one folder.
 fn file(folder: &Path, group: Option<&Arc<Group>>) -> Result<PathBuf> {
     // As TensorBoard names runs, in UTC.
     let mut run = jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S").to_string();

@@ -1,5 +1,5 @@
-//! Programs with inputs of their own, which follow from the request alone (the prompts' tokens; normal numbers in place
-//! of embeddings and latents), so that any one can run without those before it.
+//! Synthetic inputs of programs (tokens of the prompts; normal numbers in place of embeddings and latents), so that each
+//! program runs without those before it.
 
 use ndarray::Array3;
 
@@ -17,11 +17,11 @@ use crate::sampling::noise::TorchRng;
 use crate::sampling::res2s::{self, StepNoise};
 use crate::tensor::Tensor;
 
-/// A request whose programs run one without the other.
+/// Synthetic inputs of a request's programs.
 pub(super) struct SyntheticInputs<'a> {
     models: &'a Models,
     build: Build,
-    /// The request as a batch.
+    /// Batch of the request.
     pub batch: Batch<'a>,
 }
 
@@ -31,27 +31,27 @@ impl<'a> SyntheticInputs<'a> {
         Ok(SyntheticInputs { models, build: build.clone(), batch })
     }
 
-    /// Latents and program of a stage.
+    /// Shapes of a stage's latents and of its program.
     pub fn shape(&self, request: &Request) -> Result<(Shapes, DenoiseShape)> {
         let shapes = Shapes::of(&self.models.sizes, request)?;
         let shape = request.denoise_shape(&self.models.sizes, &shapes, self.batch.size());
         Ok((shapes, shape))
     }
 
-    /// Noise of a stage's size as its tokens.
+    /// Packed noise of a stage's shapes.
     pub fn noise(&self, stages: &mut Stages, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
         let drawn = self.batch.noise().draw(stages, shapes, &self.models.sizes)?;
         pack(self.models, &fixed(drawn.video)?, &fixed(drawn.audio)?)
     }
 
-    /// The call that makes what a stage's loop reads.
+    /// Call of the program that computes the loop's step-invariant inputs.
     pub fn prepare(&self, stages: &mut Stages, request: &Request) -> Result<Call<'static>> {
         let (shapes, s) = self.shape(request)?;
         let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, s.text_channels[i]], 2 + i as u64));
         calls::prepare(self.models, stages, "prepare", (request, &s, &shapes, None), contexts, &self.build)
     }
 
-    /// The loop of a stage with all that it reads.
+    /// Denoising loop of a stage with its inputs.
     pub fn denoising(&self, stages: &mut Stages, request: &Request, kind: ProgramKind) -> Result<Denoising> {
         let prepared = self.prepare(stages, request)?.run(stages)?;
         let (shapes, shape) = self.shape(request)?;
@@ -64,29 +64,29 @@ impl<'a> SyntheticInputs<'a> {
     }
 }
 
-/// A denoising loop that can run any number of times.
+/// Denoising loop that can run any number of times.
 pub(super) struct Denoising {
     prepared: Outputs,
     steps: Loop,
     start: [Tensor; 2],
-    /// Tokens and channels of video and audio.
+    /// Token and channel counts of video and audio.
     tokens: [[usize; 2]; 2],
     sampler: Sampler,
     videos: usize,
 }
 
 impl Denoising {
-    /// Whether one call takes several steps: the second-order sampler, whose noise differs from step to step, takes one.
+    /// Whether one call takes several steps: the second-order sampler, whose noise differs by step, takes one.
     pub fn takes_all(&self) -> bool {
         self.sampler == Sampler::Euler
     }
 
-    /// The compiled loop.
+    /// Executable of the loop.
     pub fn program(&self) -> &Executable {
         self.steps.program()
     }
 
-    /// What a call of the first `steps` steps reads beside the latents; of the first step where it takes no more.
+    /// Inputs, beside the latents, of a call of the first `steps` steps, or of the first where a call takes one.
     pub fn steps(&self, stages: &Stages, steps: usize) -> Result<Inputs<'static>> {
         let (noise, evaluations) = match self.sampler {
             Sampler::Euler => (None, steps),
@@ -95,14 +95,14 @@ impl Denoising {
         self.steps.steps(stages, 0, evaluations, noise, self.videos)
     }
 
-    /// Latents to start from, on the devices.
+    /// Initial latents on the devices.
     pub fn start(&self, stages: &Stages) -> Result<Vec<Distributed>> {
         let latents = self.steps.start(stages, &self.start)?;
         wait(&latents)?;
         Ok(latents)
     }
 
-    /// A call, to its end.
+    /// Runs a call to its end.
     pub fn run(&self, stages: &Stages, range: &Inputs, latents: Vec<Distributed>) -> Result<Vec<Distributed>> {
         let latents = self.steps.run(stages, &self.prepared, range, latents)?;
         wait(&latents)?;
@@ -114,7 +114,7 @@ fn wait(latents: &[Distributed]) -> Result<()> {
     Ok(latents.iter().try_for_each(Distributed::wait)?)
 }
 
-/// Normal numbers in place of what an earlier program would give.
+/// Normal numbers in place of an earlier program's result.
 pub(super) fn normal(shape: &[usize], seed: u64) -> Tensor {
     Tensor::F32(TorchRng::new(seed).normal_array(shape))
 }

@@ -1,4 +1,4 @@
-//! Samples and spectra.
+//! Relative L2, cosine and log-spectral correlation of sound.
 
 use std::f64::consts::PI;
 
@@ -8,25 +8,25 @@ use serde::Serialize;
 
 use super::tensors;
 
-/// Scores of sound against another of as many channels and samples, both `[channels, samples]`.
+/// Scores of a sound against a reference of the same shape `[channels, samples]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct AudioScores {
     /// `|a - b| / |b|` over all samples.
     pub relative_l2: f64,
     /// `a·b / (|a| |b|)` over all samples.
     pub cosine: f64,
-    /// Correlation of the logarithms of both spectrograms: 1 where they differ by loudness alone. Samples may be far apart
-    /// by a shift of phase that nobody hears; this is not.
+    /// Correlation of both log spectrograms: 1 where they differ by loudness alone. Unlike the other scores it ignores
+    /// inaudible shifts of phase.
     pub spectral: f64,
 }
 
-/// Samples of a spectrum, and from one to the next.
+/// Window and hop length of the spectrogram in samples.
 const WINDOW: usize = 1024;
 const HOP: usize = 256;
-/// Magnitudes below this are silence.
+/// Magnitude of silence; smaller ones are clamped.
 const FLOOR: f64 = 1e-5;
 
-/// Scores two sounds of one shape.
+/// Scores of a sound `a` against a reference `b` of the same shape.
 pub fn audio(a: ArrayView2<f32>, b: ArrayView2<f32>) -> AudioScores {
     let s = tensors(a.iter().copied(), b.iter().copied());
     let spectra =
@@ -49,7 +49,7 @@ fn log_spectra(samples: ArrayView1<f32>) -> Vec<f64> {
     (0..windows).flat_map(one).collect()
 }
 
-/// Pearson's correlation; 1 where neither varies.
+/// Pearson correlation; 1 where neither varies.
 fn correlation(a: &[f64], b: &[f64]) -> f64 {
     let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len() as f64;
     let (ma, mb) = (mean(a), mean(b));

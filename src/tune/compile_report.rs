@@ -1,210 +1,210 @@
-//! What the laboratory reads of `compile --json`.
+//! Compile report: the JSON of `compile --json`, as far as tuning reads it.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A compiled program's figures, on one device.
+/// Report of a compiled program, per device.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct CompileReport {
-    /// Devices it was compiled for.
+    /// Target that it was compiled for.
     pub target: String,
-    /// Its hash.
+    /// Hash of the program.
     pub hash: String,
-    /// The layout's name or path.
+    /// Name or path of the layout.
     pub layout: String,
-    /// Sizes of the mesh.
+    /// Mesh axis sizes.
     pub mesh: BTreeMap<String, usize>,
-    /// Blocks that were compiled.
+    /// Number of transformer blocks compiled.
     pub layers: usize,
-    /// Bytes.
+    /// Memory of the compiled program.
     pub memory: Memory,
-    /// Bytes of arguments and results with all blocks.
+    /// Arguments and results with all blocks.
     pub needed: Needed,
-    /// Of a step.
+    /// Floating-point operations per step.
     pub flops: f64,
-    /// Of a step.
+    /// Bytes of device memory accessed per step.
     pub bytes_accessed: f64,
-    /// Of one block.
+    /// Work of one block.
     #[serde(default)]
     pub per_layer: Block,
-    /// The chip's figures, where they are known.
+    /// Chip, where known.
     pub chip: Option<Chip>,
-    /// Exchanges.
+    /// Collectives of the program.
     pub collectives: Collectives,
-    /// Time of a step, where the chip is known.
+    /// Predicted milliseconds of a step of the compiled blocks, where the chip is known.
     pub predicted_ms: Option<Predicted>,
-    /// The same with all blocks.
+    /// Predicted milliseconds of a step with all blocks.
     #[serde(default)]
     pub predicted_all_ms: Option<Predicted>,
-    /// Where every tensor lies.
+    /// Placement of every tensor.
     pub tensors: Vec<TensorPlacement>,
-    /// What the layout could not split.
+    /// Notes on what the layout could not shard.
     pub notes: Vec<String>,
-    /// Seconds the compiler took.
+    /// Compile time in seconds.
     pub compile_seconds: f64,
-    /// Why it does not fit; the figures are then of fewer blocks.
+    /// Shortage of a program that does not fit; the report is then of fewer blocks.
     pub does_not_fit: Option<Value>,
 }
 
 /// Work of one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 pub struct Block {
-    /// Operations of products.
+    /// Floating-point operations of matmuls.
     pub flops: f64,
-    /// Bytes of memory.
+    /// Bytes of device memory accessed.
     pub bytes_accessed: f64,
 }
 
-/// Bytes on a device.
+/// Bytes on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Memory {
-    /// Arguments.
+    /// Arguments, parameters among them.
     pub arguments: i64,
     /// Results.
     pub outputs: i64,
-    /// Everything between.
+    /// Intermediate buffers.
     pub temporaries: i64,
-    /// What a run needs at once.
+    /// Peak of a run.
     pub total: i64,
-    /// What the device has.
+    /// Memory of the device, where known.
     pub capacity: Option<i64>,
 }
 
-/// Arguments and results of the program with all blocks.
+/// Size of arguments and results with all blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Needed {
-    /// All blocks.
+    /// Number of all blocks.
     pub layers: usize,
-    /// Bytes a device.
+    /// Bytes per device.
     pub bytes: i64,
 }
 
-/// What a chip can do.
+/// Peak rates of a chip.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Chip {
-    /// As targets name it.
+    /// Name, as in targets.
     pub name: String,
-    /// Floating-point operations a second.
+    /// Floating-point operations per second.
     pub peak: f64,
-    /// Bytes a second.
+    /// Bytes of device memory per second.
     pub bandwidth: f64,
 }
 
-/// Exchanges of a program.
+/// Collectives of a program.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Collectives {
-    /// Output bytes of one block.
+    /// Output bytes per block.
     pub per_layer_bytes: f64,
-    /// Received bytes of one block.
+    /// Received bytes per block.
     pub per_layer_wire_bytes: f64,
-    /// Output bytes of one step.
+    /// Output bytes per step.
     pub per_step_bytes: f64,
-    /// Received bytes of one step.
+    /// Received bytes per step.
     pub per_step_wire_bytes: f64,
-    /// Each kind, place and size.
+    /// Collectives, equal ones as one entry.
     pub list: Vec<CollectiveEntry>,
 }
 
-/// Equal collectives.
+/// Equal collectives, counted.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct CollectiveEntry {
-    /// XLA's name.
+    /// XLA's name of the operation, e.g. `all-gather`.
     pub kind: String,
-    /// Place in the model.
+    /// Name scope in the model.
     pub scope: String,
-    /// The tensor it serves.
+    /// Tensor that is moved, where known.
     pub tensor: Option<String>,
-    /// The lines of the layout that split it.
+    /// Layout rules that shard the tensor.
     pub rule: Option<Vec<String>>,
-    /// parameter, stored or activation.
+    /// `parameter`, `stored` or `activation`.
     pub role: Option<String>,
-    /// Why it is there.
+    /// Reason of the collective.
     pub reason: String,
-    /// How many of them.
+    /// Number of equal collectives in the program.
     pub count: f64,
-    /// Runs of one in a step.
+    /// Runs of each per step.
     pub trip_count: f64,
-    /// layer, step or call.
+    /// Loop level: `layer`, `step` or `call`.
     pub per: String,
-    /// Output bytes of a run.
+    /// Output bytes per run.
     pub bytes: f64,
-    /// Received bytes of a run.
+    /// Received bytes per run.
     pub wire_bytes: f64,
-    /// Mesh axes.
+    /// Mesh axes of the device groups.
     pub axes: Vec<String>,
-    /// Element types.
+    /// Element type.
     pub dtype: String,
-    /// Whether other work runs meanwhile.
+    /// Whether it overlaps with compute.
     pub overlapped: bool,
-    /// Predicted milliseconds of a run.
+    /// Predicted milliseconds per run.
     pub ms: Option<f64>,
 }
 
 impl CollectiveEntry {
-    /// Runs in a step.
+    /// Runs of all per step.
     pub fn runs(&self) -> f64 {
         self.count * self.trip_count
     }
 
-    /// Whether it is attention's own, of a sequence that is split.
+    /// Whether it belongs to context-parallel attention.
     pub fn is_attention(&self) -> bool {
         self.scope.split('/').any(|s| s == "sdpa")
     }
 
-    /// Output bytes in a step.
+    /// Output bytes of all per step.
     pub fn step_bytes(&self) -> f64 {
         self.runs() * self.bytes
     }
 
-    /// Milliseconds in a step, were nothing beside it; where the chip is unknown, received bytes stand for them.
+    /// Milliseconds of all per step without overlap; received bytes where the chip is unknown.
     pub fn step_cost(&self) -> f64 {
         self.runs() * self.ms.unwrap_or(self.wire_bytes)
     }
 }
 
-/// Milliseconds of a step.
+/// Predicted milliseconds per step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Predicted {
-    /// Products alone.
+    /// Matmuls alone.
     pub compute: f64,
-    /// Memory alone.
+    /// Device memory alone.
     pub memory: f64,
-    /// Starts of kernels alone.
+    /// Kernel launches alone.
     #[serde(default)]
     pub launch: f64,
-    /// Links alone.
+    /// Collectives alone.
     pub collective: f64,
-    /// All together.
+    /// Whole step, with overlap.
     pub step: f64,
 }
 
-/// Where a tensor lies.
+/// Placement of a tensor.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct TensorPlacement {
-    /// Its name.
+    /// Name of the tensor.
     pub tensor: String,
-    /// Place of its first use.
+    /// Name scope of its first use.
     pub scope: String,
-    /// parameter, stored or activation.
+    /// `parameter`, `stored` or `activation`.
     pub role: String,
     /// Element type.
     pub dtype: String,
-    /// Sizes.
+    /// Global shape.
     pub dims: Vec<usize>,
-    /// What each dimension is.
+    /// Logical axis of each dimension.
     pub axes: Vec<String>,
     /// Mesh axes of each dimension.
     pub sharding: Vec<Vec<String>>,
-    /// Bytes on a device.
+    /// Bytes on one device.
     pub bytes: f64,
-    /// The lines of the layout that split it.
+    /// Layout rules that shard the tensor.
     pub rules: Vec<String>,
 }
 
 impl TensorPlacement {
-    /// `[8{context}, 32, 64]`: sizes with the mesh axes that split them.
+    /// Type with the mesh axes of sharded dimensions, e.g. `bf16[8{context}, 32, 64]`.
     pub fn text(&self) -> String {
         let dims = self.dims.iter().zip(&self.sharding).map(|(size, axes)| match axes.is_empty() {
             true => size.to_string(),
@@ -215,7 +215,7 @@ impl TensorPlacement {
 }
 
 impl CompileReport {
-    /// Of the JSON that `compile` printed.
+    /// Reads the JSON of `compile`; none for another form.
     pub fn of(json: &Value) -> Option<CompileReport> {
         CompileReport::deserialize(json).ok()
     }
@@ -225,28 +225,31 @@ impl CompileReport {
         self.predicted_all_ms.or(self.predicted_ms)
     }
 
-    /// Operations of products, and bytes of memory, of a step with all blocks.
+    /// Floating-point operations, and bytes of device memory, per step with all blocks.
     pub fn work(&self) -> (f64, f64) {
         let more = self.needed.layers as f64 - self.layers as f64;
         (self.flops + more * self.per_layer.flops, self.bytes_accessed + more * self.per_layer.bytes_accessed)
     }
 
-    /// What changes are weighed by: predicted milliseconds of a step of the blocks that were compiled; where the chip is unknown, bytes received in one.
+    /// Cost of a step of the compiled blocks: predicted milliseconds; received bytes where the chip is unknown.
     pub fn cost(&self) -> f64 {
         self.predicted_ms.map_or(self.collectives.per_step_wire_bytes, |p| p.step)
     }
 
-    /// What layouts are ranked by: predicted milliseconds of a step with all blocks; where the chip is unknown, bytes
-    /// received in one.
+    /// Cost of a step with all blocks: predicted milliseconds; received bytes where the chip is unknown.
     pub fn whole_cost(&self) -> f64 {
         let more = self.needed.layers as f64 - self.layers as f64;
         let c = &self.collectives;
         self.all_blocks().map_or(c.per_step_wire_bytes + more * c.per_layer_wire_bytes, |p| p.step)
     }
 
-    /// Whether the program with all blocks has room: its arguments and results, and the temporaries of this one.
+    /// Bytes per device: arguments and results with all blocks, and temporaries of the compiled ones.
+    pub fn device_bytes(&self) -> i64 {
+        self.needed.bytes + self.memory.temporaries
+    }
+
+    /// Whether the program with all blocks fits into device memory.
     pub fn fits(&self) -> bool {
-        let all = self.needed.bytes + self.memory.temporaries;
-        self.does_not_fit.is_none() && self.memory.capacity.is_none_or(|capacity| all <= capacity)
+        self.does_not_fit.is_none() && self.memory.capacity.is_none_or(|capacity| self.device_bytes() <= capacity)
     }
 }

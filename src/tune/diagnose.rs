@@ -1,4 +1,4 @@
-//! Where the exchanges of a program come from, and which change of one rule mends them: each change compiled.
+//! Diagnosis of a program's collectives: the reason of each, and compiled single-rule changes that remove them.
 
 use std::path::{Path, PathBuf};
 
@@ -14,105 +14,105 @@ use crate::config::{Given, LayoutSource, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::runtime::Target;
 
-/// What is asked.
+/// Request of a diagnosis.
 #[derive(Clone, Debug)]
 pub struct DiagnoseRequest {
-    /// Configuration, `--set` and flags of the model; layout and mesh among them.
+    /// Configuration with overrides; layout and mesh among them.
     pub given: Given,
-    /// The command line that gives a child the same, without layout.
+    /// Arguments that give a child the same, without the layout.
     pub settings: Vec<String>,
-    /// The devices.
+    /// Target devices.
     pub target: String,
-    /// The program.
+    /// Program to diagnose.
     pub program: ProgramKind,
-    /// Blocks that are compiled.
+    /// Number of transformer blocks to compile.
     pub layers: usize,
-    /// Only changes that could end this exchange, by its number from 1.
+    /// Number, from 1, of the only collective to remove.
     pub collective: Option<usize>,
-    /// Changes that are compiled at most.
+    /// Maximum number of changes to compile.
     pub budget: usize,
-    /// Seconds for one of them.
+    /// Timeout of one compilation in seconds.
     pub timeout: u64,
 }
 
-/// The part of a step that a change must gain to be advised.
+/// Minimum gain of a suggestion, as a fraction of the step.
 pub const MIN_GAIN: f64 = 0.01;
 
-/// What a change asks for what it gains.
+/// Trade-off of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TradeOff {
-    /// Nothing: no more memory, no exchange that was not there.
+    /// Neither memory nor new collectives.
     None,
-    /// Memory.
+    /// More memory.
     Memory,
-    /// Other exchanges in place of those that end.
+    /// Other collectives instead of those removed.
     #[serde(rename = "exchanges")]
     OtherCollectives,
 }
 
-/// A change that was compiled.
+/// Compiled change of the layout.
 #[derive(Clone, Debug, Serialize)]
 pub struct Suggestion {
-    /// The change, in the words of a layout file.
+    /// Change in the syntax of a layout file.
     pub change: String,
-    /// What it asks for.
+    /// Price of the change.
     #[serde(rename = "price")]
     pub trade_off: TradeOff,
-    /// Families of tensors that it reaches.
+    /// Number of tensor families that it reaches.
     pub families: usize,
-    /// Milliseconds of a step before and after; received bytes where the chip is unknown.
+    /// Milliseconds per step before and after; received bytes where the chip is unknown.
     pub cost: [f64; 2],
-    /// Bytes of exchanges in a block before and after.
+    /// Bytes of collectives per block before and after.
     pub block_bytes: [f64; 2],
-    /// What changed.
+    /// Difference of the two programs.
     pub difference: Difference,
-    /// The exchanges that it was looked for, by number from 1.
+    /// Numbers, from 1, of the collectives that the change targets.
     pub collectives: Vec<usize>,
-    /// The layout file.
+    /// Changed layout as YAML.
     pub layout: String,
 }
 
 impl Suggestion {
-    /// The part of a step that it gains.
+    /// Gain as a fraction of the step.
     pub fn gain(&self) -> f64 {
         1.0 - self.cost[1] / self.cost[0]
     }
 }
 
-/// What was found.
+/// Result of a diagnosis.
 #[derive(Clone, Debug)]
 pub struct Diagnosis {
-    /// The program as it is; rules name the file that was asked about.
+    /// Report of the unchanged program; rules name the requested layout file.
     pub base: CompileReport,
-    /// Changes that gain, the best first: without a price before those for memory before those for other exchanges;
-    /// among equals by the gain for each family that they reach, so that one change is not several.
+    /// Changes that gain, ordered by trade-off, then by gain per tensor family, so that one change of one family ranks
+    /// before one change of several.
     pub suggestions: Vec<Suggestion>,
-    /// Changes that were compiled and gain too little, with the part of a step that they gain.
+    /// Compiled changes below the minimum gain, with their gain.
     pub no_gain: Vec<(String, f64)>,
-    /// Changes that the layout or the compiler refuses, or that do not fit, with why.
+    /// Changes that are invalid, fail to compile or do not fit, with the reason.
     pub rejected: Vec<(String, String)>,
-    /// Changes that were left for a larger budget.
+    /// Changes beyond the budget.
     pub not_compiled: Vec<String>,
 }
 
-/// Answers. Layout files of the changes, modules and results are kept in `options.folder`.
+/// Diagnoses a program. Layout files of the changes, modules and results are kept in `options.folder`.
 ///
 /// # Errors
-/// What is wrong with configuration or layout; a program that does not compile as it is.
+/// Invalid configuration or layout; a program that does not compile unchanged.
 pub fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosis> {
     let target: Target = request.target.parse()?;
     let config = load(&request.given)?.config;
     let asked = read_layout_source(&config.layout)?;
     let mut compiler = Compiler::open(options)?;
     let jobs = Jobs { request, options, target };
-    // A copy under the name of its contents, so that equal layouts are compiled once whatever their files are called.
+    // A copy named by its contents, so that equal layouts are compiled once whatever their files are called.
     let (source, path) = jobs.write(&asked)?;
     let task = jobs.task(&path, &config.layout);
     let compiled = compiler.compile(std::slice::from_ref(&task), &[None], request.timeout)?;
-    let no_figures = |error: Option<String>| error.unwrap_or_else(|| "no figures".into());
+    let no_report = |error: Option<String>| error.unwrap_or_else(|| "the compiler returned no report".into());
     let base = compiled.into_iter().next().unwrap_or_default();
-    let base = base.report().ok_or_else(|| TuneError::Base(no_figures(base.error)))?;
+    let base = base.report().ok_or_else(|| TuneError::Base(no_report(base.error)))?;
     let mut all = candidates(&source, &base, MIN_GAIN);
     if let Some(number) = request.collective {
         if number == 0 || number > base.collectives.list.len() {
@@ -131,9 +131,9 @@ pub fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosi
     let mut diagnosis = Diagnosis { base, suggestions: vec![], no_gain: vec![], rejected: vec![], not_compiled };
     for (candidate, compiled) in all.iter().zip(compiled) {
         match compiled.report() {
-            None => diagnosis.rejected.push((candidate.change.clone(), no_figures(compiled.error))),
+            None => diagnosis.rejected.push((candidate.change.clone(), no_report(compiled.error))),
             Some(f) if !f.fits() => {
-                diagnosis.rejected.push((candidate.change.clone(), "does not fit the devices".into()))
+                diagnosis.rejected.push((candidate.change.clone(), "does not fit into device memory".into()))
             }
             Some(f) => {
                 let suggestions = suggestion(candidate, &diagnosis.base, &f);
@@ -151,7 +151,7 @@ pub fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosi
     Ok(diagnosis)
 }
 
-/// A candidate with what the compiler made of it.
+/// Suggestion from a compiled candidate.
 fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) -> Suggestion {
     let difference = difference(base, f);
     Suggestion {
@@ -166,7 +166,7 @@ fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) ->
     }
 }
 
-/// What a change asks for: a kind of exchange that grows by more than the least gain of all exchanges, or memory.
+/// Trade-off: a kind of collective that grows by more than the minimum gain, else memory.
 fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -> TradeOff {
     let least = MIN_GAIN * base.collectives.per_step_bytes;
     let grown = difference.by_kind().into_iter().any(|(_, bytes)| bytes > least);
@@ -177,7 +177,7 @@ fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -
     }
 }
 
-/// Puts the places of the file that was asked about where those of its copy stand.
+/// Replaces the file and lines of the copy by those of the requested layout.
 fn name_as_asked(base: &mut CompileReport, asked: &LayoutSource, copy: &LayoutSource) {
     let places = |s: &LayoutSource| -> Vec<String> {
         let all = s.rules.iter().chain(&s.storage).chain(s.exceptions.iter().flat_map(|e| &e.rules));

@@ -1,4 +1,4 @@
-//! An experiment as one page: nothing is fetched from elsewhere.
+//! HTML report of an experiment: one self-contained file.
 
 mod charts;
 
@@ -13,7 +13,7 @@ use super::experiment::CaseResult;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// The page of ranked groups.
+/// Report of ranked groups.
 pub fn page(title: &str, groups: &[(String, Vec<CaseResult>)]) -> String {
     let title = if title.is_empty() { "Experiment" } else { title };
     let title = escaped(title);
@@ -37,14 +37,14 @@ pub fn page(title: &str, groups: &[(String, Vec<CaseResult>)]) -> String {
             out.push_str(&charts::agreement(rows));
             out.push_str("</div>\n");
         }
-        out.push_str("<h3>Exchanges of a step of the compiled blocks, by axis and kind</h3>\n");
+        out.push_str("<h3>Collectives per step of the compiled blocks, by axis and kind</h3>\n");
         drawn.iter().for_each(|(row, report)| out.push_str(&collectives(row, report)));
         out.push_str("</section>\n");
     }
     out.push_str(
         "<section><h2>What changed between two cases</h2><p><select id=\"before\"></select> to \
          <select id=\"after\"></select></p><div id=\"changes\"></div></section>\n\
-         <section><h2>Where every tensor lies</h2><p><select id=\"case\"></select> <input id=\"search\" type=\"search\" \
+         <section><h2>Tensor placement</h2><p><select id=\"case\"></select> <input id=\"search\" type=\"search\" \
          placeholder=\"name, axis, rule …\"> <span id=\"count\"></span></p><table id=\"tensors\"></table></section>\n",
     );
     let data = data(groups).to_string().replace('<', "\\u003c");
@@ -58,16 +58,16 @@ fn add(out: &mut String, text: impl Display) {
     let _ = write!(out, "{text}");
 }
 
-/// Text in which nothing is markup.
+/// Text with markup escaped.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }
 
-/// The ranking as a table.
+/// Table of the ranking.
 fn overview(rows: &[CaseResult]) -> String {
     let mut out = String::from(
-        "<table class=\"numbers\"><tr><th>case</th><th>predicted ms</th><th>measured ms</th><th>MB a block</th><th>received</th>\
-         <th>GiB a device</th><th>compiled in</th></tr>\n",
+        "<table class=\"numbers\"><tr><th>case</th><th>predicted ms</th><th>measured ms</th><th>MB per block</th><th>received</th>\
+         <th>GiB per device</th><th>compiled in</th></tr>\n",
     );
     for row in rows {
         let label = escaped(&row.label);
@@ -86,7 +86,7 @@ fn overview(rows: &[CaseResult]) -> String {
                 ms(row.measured.map(|s| s * 1e3)),
                 f.collectives.per_layer_bytes / 1e6,
                 f.collectives.per_layer_wire_bytes / 1e6,
-                charts::held(f) / charts::GIB,
+                f.device_bytes() as f64 / charts::GIB,
                 f.compile_seconds,
             ),
         );
@@ -97,7 +97,7 @@ fn overview(rows: &[CaseResult]) -> String {
     out + "</table>\n"
 }
 
-/// Exchanges summed over the tensors.
+/// Table of collectives, summed over tensors.
 fn collectives(row: &CaseResult, f: &CompileReport) -> String {
     let mut sums: Vec<((String, String), [f64; 4])> = Vec::new();
     for e in &f.collectives.list {
@@ -131,7 +131,7 @@ fn collectives(row: &CaseResult, f: &CompileReport) -> String {
     out + "</table></details>\n"
 }
 
-/// What the script reads: tensors and exchanges of every case.
+/// Data of the script: tensors and collectives of every case.
 fn data(groups: &[(String, Vec<CaseResult>)]) -> Value {
     let several = groups.len() > 1;
     let cases = groups.iter().flat_map(|(name, rows)| rows.iter().map(move |r| (name, r)));
@@ -144,7 +144,7 @@ fn data(groups: &[(String, Vec<CaseResult>)]) -> Value {
         });
         let label = if several { format!("{}, {name}", row.label) } else { row.label.clone() };
         let (tensors, collectives): (Vec<Value>, Vec<Value>) = (tensors.collect(), collectives.collect());
-        Some(json!({"label": label, "tensors": tensors, "exchanges": collectives}))
+        Some(json!({"label": label, "tensors": tensors, "collectives": collectives}))
     });
     Value::Array(cases.collect())
 }
@@ -183,7 +183,7 @@ mod tests {
         let page = page(evil, &groups);
         assert!(!page.contains("<img"), "{page}");
         assert_eq!(page.matches("</script>").count(), 2);
-        for drawn in ["Time of a step", "Memory a device", "Roofline", "class=\"measured\"", "id=\"tensors\""] {
+        for drawn in ["Step time", "Memory per device", "Roofline", "class=\"measured\"", "id=\"tensors\""] {
             assert!(page.contains(drawn), "{drawn}");
         }
         assert!(!page.contains("http"), "nothing is fetched");

@@ -1,10 +1,10 @@
-//! Which layout and mesh: all that can be put together of the shipped layouts' rules, left out by arithmetic where that
-//! suffices, compiled where it does not.
+//! Search for the fastest layout and mesh among all combinations of the shipped layouts' rules: pruned by a lower bound
+//! where that suffices, compiled where it does not.
 //!
-//! Layouts are taken in the order of what they promise, the shipped ones first, a few at a time; what cannot be faster
-//! than the fastest so far, by what it costs at least ([`bound`]), is left out. Then one rule at a time of the fastest is changed
-//! (`tune::candidates`) until no change gains. What is compiled is kept as its module, so that a search that was ended goes
-//! on; the order depends on the question alone, so that asked again the answer is the same.
+//! Layouts are taken in waves, the shipped ones first, by estimated cost; those whose lower bound ([`bound`]) exceeds the
+//! fastest so far are pruned. Then single rules of the fastest are changed (`tune::candidates`) until no change gains.
+//! Compiled modules are stored, so an interrupted search resumes. The order depends on the request alone, so a repeated
+//! search has the same result.
 
 mod bound;
 mod space;
@@ -34,88 +34,87 @@ pub use bound::{Bound, bound};
 pub use space::{Extent, Point, composed, mesh_name, meshes, parts, placed};
 pub use text::{best_layout, summary};
 
-/// What is asked.
+/// Request of a search.
 #[derive(Clone, Debug)]
 pub struct SearchRequest {
-    /// Configuration and `--set`, the shape among them; without layout and mesh.
+    /// Configuration with overrides, the shape among them; without layout and mesh.
     pub given: Given,
-    /// The command line that gives a child the same.
+    /// Arguments that give a child the same.
     pub settings: Vec<String>,
-    /// The devices.
+    /// Target devices.
     pub target: String,
-    /// `WIDTHxHEIGHTxFRAMES`, where one was given.
+    /// Video size as `WIDTHxHEIGHTxFRAMES`, where given.
     pub shape: Option<String>,
-    /// Whether what does not fit the devices may not win.
+    /// Whether only layouts that fit into device memory may win.
     pub fit: bool,
-    /// Blocks that are compiled.
+    /// Number of transformer blocks to compile.
     pub layers: usize,
-    /// Programs that are compiled at most.
+    /// Maximum number of programs to compile.
     pub budget: usize,
-    /// Seconds after which none is begun.
+    /// Seconds after which no compilation is begun.
     pub seconds: u64,
-    /// Seconds for one.
+    /// Timeout of one compilation in seconds.
     pub timeout: u64,
-    /// Order among equals.
+    /// Seed of the order among equals.
     pub seed: u64,
 }
 
-/// Why a layout was not compiled.
+/// Reason why a layout was not compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PruneReason {
-    /// Rules or sizes contradict each other, or do not divide.
+    /// Contradictory rules, or sizes that do not divide.
     Invalid,
-    /// Its parameters are larger than a device.
+    /// Parameters larger than device memory.
     TooLarge,
-    /// It is the program of another.
+    /// Same program as another layout's.
     Duplicate,
-    /// It cannot be faster than the fastest.
+    /// Lower bound above the fastest.
     Slower,
-    /// Budget or time were spent.
+    /// Budget or time used up.
     OverBudget,
 }
 
-/// What was found.
+/// Result of a search.
 #[derive(Clone, Debug)]
 pub struct SearchResult {
-    /// Everything compiled, as rows of an experiment.
+    /// Results of all compiled layouts.
     pub rows: Vec<CaseResult>,
-    /// The fastest of them.
+    /// Fastest of them.
     pub winner: Option<Winner>,
-    /// Layouts that were not compiled, by reason: the words of each, and what it costs at least.
+    /// Layouts that were not compiled, by reason: name, and lower bound of the cost where known.
     pub pruned: BTreeMap<PruneReason, Vec<(String, Option<f64>)>>,
-    /// Shipped layouts that could be faster and were left for a larger budget.
+    /// Shipped layouts beyond the budget that could be faster.
     pub undecided: Vec<String>,
-    /// Whether costs are milliseconds; else bytes received.
+    /// Whether costs are milliseconds; else received bytes.
     pub timed: bool,
 }
 
-/// The fastest layout.
+/// Fastest layout.
 #[derive(Clone, Debug)]
 pub struct Winner {
-    /// Its place among the rows.
+    /// Index among the results.
     pub row: usize,
-    /// Its rules and mesh.
+    /// Rules and mesh.
     pub source: LayoutSource,
 }
 
-/// Programs that are taken together: what is left out depends on what was compiled before, so it may not depend on how
-/// many compile at a time.
+/// Programs per wave. Fixed, because pruning depends on earlier waves and must not depend on the number of workers.
 const WAVE: usize = 4;
 
-/// A point with what is known of it before it is compiled.
+/// Point with its estimated cost.
 struct Bounded {
     point: Point,
-    /// What it costs at least.
+    /// Lower bound of the cost.
     bound: f64,
-    /// What it may cost.
+    /// Estimate of the cost.
     guess: f64,
     order: [u8; 8],
 }
 
-/// Searches. Layout files, modules and results are kept in `options.folder`.
+/// Searches for the fastest layout. Layout files, modules and results are kept in `options.folder`.
 ///
 /// # Errors
-/// What is wrong with target, configuration or shape; a memory limit that the target does not have.
+/// Invalid target, configuration or shape; a memory limit for a target of unknown memory.
 pub fn search(request: &SearchRequest, options: &Options) -> Result<SearchResult> {
     let target: Target = request.target.parse()?;
     let config = load(&request.given)?.config;
@@ -131,7 +130,7 @@ pub fn search(request: &SearchRequest, options: &Options) -> Result<SearchResult
     state.all(shipped, &|| started.elapsed() < limit)?;
     state.all(others, &|| started.elapsed() < limit)?;
     state.changes(&|| started.elapsed() < limit)?;
-    Ok(state.found())
+    Ok(state.result())
 }
 
 struct SearchState<'a> {
@@ -142,12 +141,12 @@ struct SearchState<'a> {
     chip: Option<Chip>,
     target: Target,
     programs: Programs,
-    /// How programs are written, but for the layout.
+    /// Build of programs, but for the layout.
     build: Build,
     extent: Extent,
-    /// Operations of a step's products, of all devices together.
+    /// Floating-point operations of a step's matmuls, over all devices.
     products: f64,
-    /// Programs that were looked at.
+    /// Hashes of programs seen.
     seen: BTreeSet<String>,
     spent: usize,
     rows: Vec<(CaseResult, Point)>,
@@ -169,7 +168,7 @@ impl<'a> SearchState<'a> {
         let config = request::settled(&config, platform, &machine.version(), 1);
         let build = request::build(&config, 1, platform, &machine.device_kind).map_err(said)?;
         let programs = Programs::of(&config, None).map_err(said)?;
-        // On one device, in forms whose products are all written.
+        // On one device, in a lowering that writes every matmul.
         let plain = Build { lowering: Lowering::default(), layout: Layout::default(), ..build.clone() };
         let alone = programs.network(ProgramKind::Denoise, &plain).map_err(said)?;
         let [video, audio] = request::scales(&config);
@@ -197,7 +196,7 @@ impl<'a> SearchState<'a> {
         })
     }
 
-    /// Shipped layouts on every mesh that they use, and those put together of their rules.
+    /// Shipped layouts on every mesh whose axes they use, and layouts composed of their rules.
     fn space(&mut self) -> Result<(Vec<Bounded>, Vec<Bounded>)> {
         let meshes = meshes(self.extent);
         let mut shipped = Vec::new();
@@ -212,7 +211,7 @@ impl<'a> SearchState<'a> {
         Ok((shipped, others))
     }
 
-    /// Those that could win, the most promising first.
+    /// Points that could win, the most promising first.
     fn opened(&mut self, points: Vec<Point>) -> Vec<Bounded> {
         let mut open: Vec<Bounded> = points.into_iter().filter_map(|p| self.open(p)).collect();
         open.sort_by(|a, b| a.guess.total_cmp(&b.guess).then(a.order.cmp(&b.order)));
@@ -225,7 +224,7 @@ impl<'a> SearchState<'a> {
             None
         };
         let parts = parts(&point);
-        // Without a chip's figures nothing says what it costs to do the same on several devices.
+        // Of an unknown chip, the cost of repeating work on several devices is unknown.
         if self.chip.is_none() && parts < self.extent.devices {
             return leave(PruneReason::Invalid, &point.label, None);
         }
@@ -251,7 +250,7 @@ impl<'a> SearchState<'a> {
         Some(Bounded { point, bound: bound.cost(), guess: bound.guess(), order })
     }
 
-    /// What the fastest costs that may win.
+    /// Cost of the fastest layout that may win.
     fn best(&self) -> f64 {
         self.fastest().map_or(f64::INFINITY, |n| self.rows[n].0.cost().unwrap_or(f64::INFINITY))
     }
@@ -263,7 +262,7 @@ impl<'a> SearchState<'a> {
         all.min_by(|a, b| cost(&a.1.0).total_cmp(&cost(&b.1.0))).map(|(n, _)| n)
     }
 
-    /// Compiles a list in its order, a wave at a time, without what cannot be faster than the fastest so far.
+    /// Compiles a list in order, wave by wave, pruning what cannot be faster than the fastest so far.
     fn all(&mut self, mut list: Vec<Bounded>, time: &dyn Fn() -> bool) -> Result<()> {
         loop {
             let best = self.best();
@@ -293,14 +292,14 @@ impl<'a> SearchState<'a> {
         }
     }
 
-    /// Changes of one rule of the fastest, until none gains.
+    /// Compiles single-rule changes of the fastest until none gains.
     fn changes(&mut self, time: &dyn Fn() -> bool) -> Result<()> {
         let mut from = None;
         while let Some(best) = self.fastest().filter(|n| from != Some(*n)) {
             from = Some(best);
             let (row, point) = self.rows[best].clone();
             let Some(report) = &row.report else { break };
-            // Rules are told apart by their places in the file that was compiled.
+            // Rules are identified by their lines in the file that was compiled.
             let source = match &row.case.layout {
                 Some(name) => read_layout_source(name)?,
                 None => point.source.clone(),
@@ -315,7 +314,7 @@ impl<'a> SearchState<'a> {
         Ok(())
     }
 
-    /// Compiles points, or takes what is known of them; a row each.
+    /// Compiles points, or reads their stored modules; a result each.
     fn compile(&mut self, points: Vec<Point>) -> Result<()> {
         let mut tasks = Vec::new();
         let mut layouts = Vec::new();
@@ -340,7 +339,7 @@ impl<'a> SearchState<'a> {
         Ok(())
     }
 
-    /// The compilation of a point, and the layout's name: a shipped one's, or a file named after its contents.
+    /// Compilation of a point, and the layout's name: a shipped one's, or a file named by its contents.
     fn task(&self, point: &Point) -> Result<(CompileTask, String)> {
         let q = self.request;
         let layout = match &point.shipped {
@@ -360,7 +359,7 @@ impl<'a> SearchState<'a> {
         Ok((CompileTask { label, given, target, program, layers: Some(q.layers), command }, layout))
     }
 
-    fn found(self) -> SearchResult {
+    fn result(self) -> SearchResult {
         let winner = self.fastest().map(|row| Winner { row, source: self.rows[row].1.source.clone() });
         let rows = self.rows.into_iter().map(|(row, _)| row).collect();
         SearchResult { rows, winner, pruned: self.pruned, undecided: self.undecided, timed: self.chip.is_some() }

@@ -1,4 +1,4 @@
-//! What a search found, to read: a summary, and the fastest layout as a file that says why.
+//! Text of a search: a summary, and the fastest layout as a commented file.
 
 use std::fmt::Write;
 
@@ -7,12 +7,12 @@ use crate::tune::experiment::CaseResult;
 use crate::tune::table::milliseconds;
 
 const GIB: f64 = 1073741824.0;
-/// Layouts that are named, of each reason.
+/// Number of layouts named per prune reason.
 const NAMED: usize = 3;
-/// Compiled layouts that are named beside the winner.
+/// Number of compiled layouts named beside the winner.
 const BESIDE: usize = 12;
 
-/// The winner as a layout file, with what it was compared with.
+/// Winner as a layout file; comments list what it was compared with.
 pub fn best_layout(result: &SearchResult, request: &SearchRequest) -> Option<String> {
     let winner = result.winner.as_ref()?;
     let row = &result.rows[winner.row];
@@ -43,7 +43,7 @@ pub fn best_layout(result: &SearchResult, request: &SearchRequest) -> Option<Str
     Some(winner.source.to_yaml(&comments))
 }
 
-/// A few lines for the terminal.
+/// Summary for the terminal.
 pub fn summary(result: &SearchResult, request: &SearchRequest) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -61,7 +61,7 @@ fn unit(row: &CaseResult) -> &'static str {
     if row.predicted().is_some() { "ms" } else { "MB received" }
 }
 
-/// A cost with its unit.
+/// Cost with its unit.
 fn cost(value: f64, unit: &str) -> String {
     match unit {
         "ms" => format!("{} ms", milliseconds(value)),
@@ -73,14 +73,14 @@ fn figures(row: &CaseResult) -> String {
     let Some(f) = &row.report else { return row.error.clone().unwrap_or_default() };
     let parts = f.all_blocks().map_or(String::new(), |p| {
         let [compute, memory, links] = [p.compute, p.memory, p.collective].map(milliseconds);
-        format!(" (products {compute}, memory {memory}, links {links})")
+        format!(" (matmuls {compute}, memory {memory}, links {links})")
     });
     let of = f.memory.capacity.map_or(String::new(), |c| format!(" of {:.2}", c as f64 / GIB));
     format!(
-        "{} a step{parts}, {:.1} MB of exchanges a block, {:.2}{of} GiB a device",
+        "{} per step{parts}, {:.1} MB of collectives per block, {:.2}{of} GiB per device",
         row.cost().map_or(String::new(), |c| cost(c, unit(row))),
         f.collectives.per_layer_bytes / 1e6,
-        (f.needed.bytes + f.memory.temporaries) as f64 / GIB
+        f.device_bytes() as f64 / GIB
     )
 }
 
@@ -89,7 +89,7 @@ fn lost(row: &CaseResult, best: f64, fit: bool) -> String {
         (Some(error), _) => error.clone(),
         (None, Some(_)) if fit && !row.fits() => format!("does not fit: {}", figures(row)),
         (None, Some(value)) => format!("{:+.1} %: {}", (value / best - 1.0) * 100.0, figures(row)),
-        (None, None) => "no figures".into(),
+        (None, None) => "the compiler returned no report".into(),
     }
 }
 
@@ -99,8 +99,8 @@ fn left_out(result: &SearchResult) -> Vec<String> {
     for (why, all) in &result.pruned {
         let what = match why {
             PruneReason::Invalid => "do not divide, contradict themselves or repeat work",
-            PruneReason::TooLarge => "hold more parameters than a device has room for",
-            PruneReason::Duplicate => "are the program of another",
+            PruneReason::TooLarge => "hold more parameters than fit into device memory",
+            PruneReason::Duplicate => "are the same program as another",
             PruneReason::Slower => "cannot be faster",
             PruneReason::OverBudget => "were left for a larger --budget or --seconds",
         };
