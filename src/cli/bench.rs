@@ -1,4 +1,4 @@
-//! `ltx2 bench`: how fast the programs of a run are here.
+//! `ltx2 bench`: benchmarks of programs.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -11,36 +11,37 @@ use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
 use super::{UsageError, log, print, tell};
 use crate::config::load;
-use crate::perf::bench::{BenchOptions, BenchReport, Part, bench};
+use crate::perf::BenchReport;
+use crate::perf::bench::{BenchOptions, BenchTarget, bench};
 use crate::pipeline::processes::together;
 
-/// Times the programs that `generate` runs, each alone, and a whole request.
+/// Benchmarks each program of `generate` alone, and a whole request.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 bench -c ltx2 --weights random --json now.json             full size, no model files
   ltx2 bench -c ltx2 --weights random --programs denoise --steps 4 --runs 5
   ltx2 bench -c nano_2_0 --model nano --weights random --baseline before.json --tolerance 0.05
-  ltx2 bench --micro --platform cuda --json h200x2.json            what the devices reach, no model
+  ltx2 bench --micro --platform cuda --json h200x2.json            microbenchmarks, no model
   ltx2 bench --micro --from h200x2.json --from h200x4.json --fit crates/xla-analysis/src/calibration/h200.json")]
 pub struct Args {
-    /// Writes the figures; `-` for stdout, in place of the table
+    /// Report file; `-` for stdout, in place of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// An earlier --json: what is slower than there ends the command with an error
+    /// Earlier --json: exits non-zero on a regression above --tolerance
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
-    /// How much longer a median may be than the baseline's
-    #[arg(long, value_name = "PART", default_value_t = 0.1)]
+    /// Tolerated slowdown of a median against the baseline's, as a fraction
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.1)]
     tolerance: f64,
-    /// Timed runs of each program
+    /// Timed runs per program
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
-    /// Runs before those
+    /// Warm-up runs per program
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     warmup: u16,
-    /// What is timed [default: all]
+    /// Programs to benchmark [default: all]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
-    programs: Vec<Part>,
+    programs: Vec<BenchTarget>,
     #[command(flatten)]
     micro: MicroArgs,
     #[command(flatten)]
@@ -50,7 +51,7 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// What is wrong with request, model or device; results that cannot be right; a program slower than the baseline's.
+/// Errors of request, model or device; outputs that cannot be right; a regression against the baseline.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let loaded = load(&args.run.given()?)?;
     let config = &loaded.config;
@@ -61,11 +62,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !(args.tolerance.is_finite() && args.tolerance >= 0.0) {
         return Err(UsageError(format!("--tolerance {}: must be 0 or more, e.g. 0.1", args.tolerance)).into());
     }
-    // Read before an hour is spent.
+    // Read first, so that a wrong path fails early.
     let baseline = args.baseline.as_deref().map(read).transpose()?;
     let job = timed_job(config)?;
-    let parts = if args.programs.is_empty() { Part::value_variants().to_vec() } else { args.programs.clone() };
-    let options = BenchOptions { parts, runs: args.runs.into(), warmup: args.warmup.into() };
+    let targets = if args.programs.is_empty() { BenchTarget::value_variants().to_vec() } else { args.programs.clone() };
+    let options = BenchOptions { targets, runs: args.runs.into(), warmup: args.warmup.into() };
     prepare_libtpu(config);
     let compared = |report: &BenchReport| finish(args, report, baseline.as_ref());
     together(config, |group| {
@@ -78,7 +79,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-/// Prints and writes the figures, and compares them.
+/// Prints and writes the report, and compares it with the baseline.
 fn finish(args: &Args, report: &BenchReport, baseline: Option<&Value>) -> anyhow::Result<()> {
     let figures = serde_json::to_value(report)?;
     let text = format!("{}\n", serde_json::to_string_pretty(&figures)?);
@@ -105,7 +106,7 @@ fn read(path: &Path) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(&text).map_err(|e| UsageError(format!("--baseline {}: {e}", path.display())))?)
 }
 
-/// A line for every program that is slower than it was, and an error if there is one.
+/// Prints each regression; an error if there is one.
 fn compare(report: &BenchReport, figures: &Value, baseline: &Value, path: &Path, tolerance: f64) -> anyhow::Result<()> {
     for key in [
         "/device",
@@ -116,9 +117,9 @@ fn compare(report: &BenchReport, figures: &Value, baseline: &Value, path: &Path,
         "/config/runtime/weights",
     ] {
         let (was, now) = (baseline.pointer(key), figures.pointer(key));
-        // A key that an older file lacks tells nothing.
+        // A key that an older file lacks cannot be compared.
         if was.is_some() && was != now {
-            tracing::warn!("{} was measured with another {}", path.display(), key[1..].replace('/', "."));
+            tracing::warn!("{} was measured with a different {}", path.display(), key[1..].replace('/', "."));
         }
     }
     let slower = report
@@ -141,7 +142,7 @@ fn table(report: &BenchReport) -> String {
     let _ = writeln!(out, "device      {} x {} ({})", report.devices, report.device, report.platform);
     let _ = writeln!(
         out,
-        "product     {}^3 {}: {:.1} TFLOP/s, the measure of the last column",
+        "matmul      {}^3 {}: {:.1} TFLOP/s, 100 % of the last column",
         m.size,
         m.dtype,
         m.flops_per_second / 1e12
@@ -149,7 +150,7 @@ fn table(report: &BenchReport) -> String {
     let _ = writeln!(
         out,
         "{:<16}{:>13}{:>13}{:>13}{:>11}{:>11}{:>9}",
-        "", "median ms", "min ms", "p90 ms", "compile s", "TFLOP/s", "product"
+        "", "median ms", "min ms", "p90 ms", "compile s", "TFLOP/s", "of peak"
     );
     for (name, p) in &report.programs {
         let compile = p.program.as_ref().map_or(String::new(), |c| format!("{:.2}", c.compile_seconds));

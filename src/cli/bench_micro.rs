@@ -1,4 +1,4 @@
-//! `ltx2 bench --micro`: what devices reach, and the constants that predictions take from it.
+//! `ltx2 bench --micro`: microbenchmarks of devices, and calibration constants fitted to them.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ use crate::analysis::{CHIPS, Calibration, Measurements, What, fit};
 use crate::config::Config;
 use crate::perf::micro::measure;
 
-/// Small programs in place of a model's.
+/// Flags of microbenchmarks.
 #[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Small programs")]
+#[command(next_help_heading = "Microbenchmarks")]
 pub struct MicroArgs {
-    /// Times products, memory, kernels and exchanges between all devices, in place of a model's programs
+    /// Benchmarks matmuls, memory, kernel launches and collectives, without a model
     #[arg(long, conflicts_with_all = ["baseline", "programs"])]
     pub micro: bool,
-    /// Takes an earlier --json in place of measuring; may be given for several hosts
+    /// Earlier --json in place of measuring; repeatable, for several hosts
     #[arg(long, value_name = "FILE", requires = "micro")]
     pub from: Vec<PathBuf>,
-    /// Writes the constants that follow, as crates/xla-analysis/src/calibration has them
+    /// Calibration file to write, in the form of crates/xla-analysis/src/calibration
     #[arg(long, value_name = "FILE", requires = "micro")]
     pub fit: Option<PathBuf>,
 }
@@ -27,7 +27,7 @@ pub struct MicroArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// No such device; measurements that cannot be read, or from which no constants follow.
+/// Unknown device; measurements that cannot be read, or to which no constants can be fitted.
 pub fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&Path>) -> anyhow::Result<()> {
     let all = match args.from.as_slice() {
         [] => {
@@ -67,7 +67,7 @@ pub fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&Path>) 
     Ok(())
 }
 
-/// The command line as typed, without folders that are this machine's alone.
+/// Command line as typed, absolute paths shortened to file names.
 fn typed() -> String {
     let short = |word: String| {
         let path = Path::new(&word);
@@ -77,7 +77,7 @@ fn typed() -> String {
     std::iter::once("ltx2".to_string()).chain(std::env::args().skip(1).map(short)).collect::<Vec<_>>().join(" ")
 }
 
-/// The chip's name among targets, by the plugin's name of the card; else that name in one word.
+/// Chip name, by the plugin's name of the device; else that name in kebab case.
 fn chip(device: &str) -> String {
     let device = device.to_lowercase();
     let known = CHIPS.iter().find(|c| device.split_whitespace().any(|word| word == c.name));
@@ -91,7 +91,7 @@ fn read(path: &Path) -> anyhow::Result<Measurements> {
     Ok(parsed.map_err(|e| fail(format!("{e}; give what `ltx2 bench --micro --json FILE` wrote")))?)
 }
 
-/// The samples to read.
+/// Table of the samples.
 fn table(m: &Measurements) -> String {
     let s = &m.source;
     let mut out = format!("{} x {} ({}), {}\n", s.devices, s.device, m.platform, s.date);
@@ -99,7 +99,7 @@ fn table(m: &Measurements) -> String {
     let _ = writeln!(out, "{:<44}{:>12}{:>12}{:>12}{:>15}", "", "us", "TFLOP/s", "GB/s", "received GB/s");
     for s in &m.samples {
         let what = match (s.what, s.kind) {
-            (What::Exchange, Some(kind)) => format!("{} between {}, {}", kind.name(), s.devices, s.name),
+            (What::Exchange, Some(kind)) => format!("{} over {} devices, {}", kind.name(), s.devices, s.name),
             (what, _) => format!("{}, {}", format!("{what:?}").to_lowercase(), s.name),
         };
         let rate = |amount: f64, unit: f64| match amount > 0.0 {
@@ -119,17 +119,17 @@ fn table(m: &Measurements) -> String {
     out
 }
 
-/// The constants to read.
+/// Text of the constants.
 fn constants_text(c: &Calibration) -> String {
     let mut out =
-        format!("\n{}: a kernel {:.2} us, memory {:.0} GB/s\n", c.chip, c.kernel_seconds * 1e6, c.bandwidth / 1e9);
+        format!("\n{}: kernel launch {:.2} us, memory {:.0} GB/s\n", c.chip, c.kernel_seconds * 1e6, c.bandwidth / 1e9);
     let mut line = |name: &str, l: &crate::analysis::Line, unit: &str, scale: f64| {
         let _ = writeln!(out, "{name:<28}{:>8.2} us and {:.1} {unit}", l.seconds * 1e6, l.rate / scale);
     };
-    line("products", &c.product, "TFLOP/s", 1e12);
+    line("matmul", &c.product, "TFLOP/s", 1e12);
     c.attention.iter().for_each(|l| line("attention", l, "TFLOP/s", 1e12));
     for e in &c.exchanges {
-        line(&format!("{} between {}", e.kind.name(), e.devices), &e.line, "GB/s", 1e9);
+        line(&format!("{} over {} devices", e.kind.name(), e.devices), &e.line, "GB/s", 1e9);
     }
     out
 }

@@ -1,4 +1,4 @@
-//! `ltx2 compare`: how far two results are apart.
+//! `ltx2 compare`: quality metrics between two results.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,43 +10,43 @@ use serde::Serialize;
 use super::{UsageError, compare_report, print};
 use crate::media::{self, Frames};
 use crate::pipeline::tensors;
-use crate::quality::{self, PictureScores, SoundScores, TensorScores};
+use crate::quality::{self, AudioScores, TensorScores, VideoScores};
 use crate::tensor::Tensor;
 
 /// Compares two results: videos, folders of PNG files, WAV files, or dumps.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "B is what A is measured against. Videos are read by ffmpeg. Of dumps (.safetensors) every tensor is
-compared that both have: `video` as pictures, `audio` as sound. Sounds of different lengths are compared as far as both go.
+    after_help = "B is the reference. Videos are read by ffmpeg. Of dumps (.safetensors) every common tensor is compared:
+`video` as frames, `audio` as sound. Sounds of different lengths are compared over the common length.
 
 Examples:
   ltx2 compare a.mp4 b.mp4 --min-psnr 40 --report difference.html
   ltx2 compare ours.safetensors reference.safetensors --min-ssim 0.999 --max-audio-l2 1e-3 --json scores.json"
 )]
 pub struct Args {
-    /// An MP4 (or what else ffmpeg reads), a folder of PNG files, a WAV file, or a dump.
+    /// Result: a video, a folder of PNG files, a WAV file, or a dump
     a: PathBuf,
-    /// What it is compared with.
+    /// Reference
     b: PathBuf,
-    /// Least peak signal-to-noise ratio over all frames, in decibels.
+    /// Minimum PSNR over all frames, in decibels
     #[arg(long, value_name = "DB")]
     min_psnr: Option<f64>,
-    /// Least structural similarity, mean over the frames.
+    /// Minimum SSIM, mean over frames
     #[arg(long, value_name = "S")]
     min_ssim: Option<f64>,
-    /// Largest mean absolute difference of any frame, in steps of 1/255.
+    /// Maximum mean absolute difference of any frame, in steps of 1/255
     #[arg(long, value_name = "STEPS")]
     max_mad: Option<f64>,
-    /// Largest relative L2 distance of the sound.
+    /// Maximum relative L2 distance of the sound
     #[arg(long, value_name = "L2")]
     max_audio_l2: Option<f64>,
-    /// Least cosine of the angle between the sounds.
+    /// Minimum cosine similarity of the sounds
     #[arg(long, value_name = "C")]
     min_audio_cosine: Option<f64>,
-    /// Writes every figure as JSON.
+    /// File for all scores as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Writes a page with frames side by side, their differences and waveforms; it needs no network.
+    /// Self-contained HTML report with frames side by side, differences and waveforms
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 }
@@ -54,35 +54,35 @@ pub struct Args {
 /// One of the results.
 #[derive(Default)]
 pub(super) struct Clip {
-    /// `[frames, 3, height, width]` in 0..1.
+    /// Frames `[frames, 3, height, width]`, values in 0..1.
     pub video: Option<Array4<f32>>,
-    /// `[channels, samples]`, and samples a second where known.
+    /// Sound `[channels, samples]`, and its sample rate where known.
     pub audio: Option<(Array2<f32>, Option<u32>)>,
-    /// All else of a dump.
+    /// Other tensors of a dump.
     pub tensors: BTreeMap<String, Tensor>,
 }
 
-/// Every figure of a comparison.
+/// Scores of a comparison.
 #[derive(Serialize)]
 pub(super) struct Scores {
-    /// The first result.
+    /// Path of the result.
     pub a: String,
-    /// The second.
+    /// Path of the reference.
     pub b: String,
-    /// Pictures, where both have them.
-    pub video: Option<PictureScores>,
-    /// Sound, where both have it.
-    pub audio: Option<SoundScores>,
-    /// Other tensors that both have.
+    /// Scores of frames, where both have them.
+    pub video: Option<VideoScores>,
+    /// Scores of sound, where both have it.
+    pub audio: Option<AudioScores>,
+    /// Scores of other common tensors.
     pub tensors: BTreeMap<String, TensorScores>,
-    /// What only one of them has.
+    /// Parts that only one of them has.
     pub only_in_one: Vec<String>,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// What cannot be read or compared, with exit code 2; a score beyond its bound.
+/// Results that cannot be read or compared, with exit code 2; a score beyond its bound.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let [mut a, mut b] = [read(&args.a)?, read(&args.b)?];
     let scores = score(args, &mut a, &mut b).map_err(UsageError)?;
@@ -124,7 +124,7 @@ fn read(path: &Path) -> Result<Clip, UsageError> {
     }
 }
 
-/// A dump's `video [b, f, 3, h, w]` and `audio [b, channels, samples]` as pictures and sound, where they have that form.
+/// A dump's `video [b, f, 3, h, w]` and `audio [b, channels, samples]` as frames and sound, where they have that form.
 fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<Clip, UsageError> {
     let mut clip = Clip::default();
     if let Some(&[n, f, 3, h, w]) = tensors.get("video").map(Tensor::shape) {
@@ -154,12 +154,12 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
         (Some(x), Some(y)) => {
             let size = |v: &Array4<f32>| format!("{} frames of {}x{}", v.dim().0, v.dim().3, v.dim().2);
             if x.dim() != y.dim() {
-                return Err(sides("pictures", size(x), size(y)));
+                return Err(sides("frames", size(x), size(y)));
             }
-            scores.video = Some(quality::pictures(x.view(), y.view()));
+            scores.video = Some(quality::video(x.view(), y.view()));
         }
         (None, None) => {}
-        (x, _) => scores.only_in_one.push(format!("pictures: {}", if x.is_some() { &name_a } else { &name_b })),
+        (x, _) => scores.only_in_one.push(format!("frames: {}", if x.is_some() { &name_a } else { &name_b })),
     }
     match (&mut a.audio, &mut b.audio) {
         (Some((x, rate_x)), Some((y, rate_y))) => {
@@ -177,7 +177,7 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
                 [x, y].into_iter().for_each(|v| *v = v.slice(s![.., ..common]).to_owned());
             }
             let (Some((x, _)), Some((y, _))) = (&a.audio, &b.audio) else { return Ok(scores) };
-            scores.audio = Some(quality::sound(x.view(), y.view()));
+            scores.audio = Some(quality::audio(x.view(), y.view()));
         }
         (None, None) => {}
         (x, _) => scores.only_in_one.push(format!("sound: {}", if x.is_some() { &name_a } else { &name_b })),
@@ -201,20 +201,20 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
     }
 }
 
-/// Bounds of what only one side has would hold unseen.
+/// Rejects bounds on parts that only one side has: they would never fail.
 fn check_bounds_apply(args: &Args, scores: &Scores) -> Result<(), String> {
     let video = [("--min-psnr", args.min_psnr), ("--min-ssim", args.min_ssim), ("--max-mad", args.max_mad)];
     let audio = [("--max-audio-l2", args.max_audio_l2), ("--min-audio-cosine", args.min_audio_cosine)];
     let given =
         |bounds: &[(&'static str, Option<f64>)]| bounds.iter().find(|(_, v)| v.is_some()).map(|(name, _)| *name);
     match (given(&video), given(&audio)) {
-        (Some(flag), _) if scores.video.is_none() => Err(format!("{flag} needs pictures on both sides")),
+        (Some(flag), _) if scores.video.is_none() => Err(format!("{flag} needs frames on both sides")),
         (_, Some(flag)) if scores.audio.is_none() => Err(format!("{flag} needs sound on both sides")),
         _ => Ok(()),
     }
 }
 
-/// A line for every score beyond its bound; what is not a number is beyond all.
+/// A line for every score beyond its bound; NaN is beyond every bound.
 fn failures(args: &Args, scores: &Scores) -> Vec<String> {
     let mut lines = Vec::new();
     let mut least = |name: &str, flag: &str, got: Option<f64>, bound: Option<f64>| {
@@ -240,7 +240,7 @@ fn failures(args: &Args, scores: &Scores) -> Vec<String> {
     lines
 }
 
-/// Enough digits to tell, and an exponent where they would be zeros.
+/// Four decimals, or an exponent for small and large values.
 pub(super) fn number(v: f64) -> String {
     match v.abs() {
         a if a == 0.0 || (1e-3..1e5).contains(&a) => format!("{v:.4}"),
@@ -249,7 +249,7 @@ pub(super) fn number(v: f64) -> String {
     }
 }
 
-/// The rows of a table: what, figure, worst frame.
+/// Rows of the table: metric, value, worst frame.
 pub(super) fn rows(scores: &Scores) -> Vec<[String; 3]> {
     let mut rows = Vec::new();
     let mut row = |name: &str, value: f64, worst: Option<f64>| {
@@ -268,7 +268,7 @@ pub(super) fn rows(scores: &Scores) -> Vec<[String; 3]> {
     for (name, t) in &scores.tensors {
         row(&format!("{name} relative L2"), t.relative_l2, None);
         row(&format!("{name} cosine"), t.cosine, None);
-        row(&format!("{name} largest difference"), t.max_abs, None);
+        row(&format!("{name} max difference"), t.max_abs, None);
     }
     rows
 }

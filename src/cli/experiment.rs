@@ -1,4 +1,4 @@
-//! `ltx2 experiment`: many cases, compiled, measured and ranked; or a search among all layouts.
+//! `ltx2 experiment`: cases compiled, measured and ranked; or a search among all layouts.
 
 use std::path::{Path, PathBuf};
 
@@ -8,37 +8,38 @@ use super::{UsageError, print};
 use crate::config::{Case, Given, load, read_experiment};
 use crate::pipeline::programs::Programs;
 use crate::runtime::Target;
-use crate::tune::search::{Quest, found, search, summary};
-use crate::tune::{Options, Row, default_jobs, experiment, page, ranked, table};
+use crate::tune::search::{SearchRequest, best_layout, search, summary};
+use crate::tune::{CaseResult, Options, default_jobs, experiment, page, ranked, table};
 
-/// Compiles the cases of a YAML file and ranks them. Run again it compiles and measures only what is missing: what was
-/// compiled is kept as the compiler left it and analysed anew, what was measured is kept under the program that ran.
-/// With --search it looks for the fastest layout and mesh itself.
+/// Compiles the cases of a YAML file and ranks them; with --search, finds the fastest layout and mesh itself.
+///
+/// Run it again to resume: only missing cases are compiled and measured. Stored modules are analysed anew; measurements are
+/// kept by the program that ran.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 experiment experiments/ablation.yml -o out/ablation
   ltx2 experiment mine.yml -o out/mine --measure --jobs 4
   ltx2 experiment --search --target tpu:v6e:2x4 --shape 1280x768x121 --memory-fit -c ltx2 -o out/search
 
-Compiling for TPUs wants TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1. `ltx2 schema --of experiment` has the keys.
-A search ends with DIR/best.yml, a layout file that says what it was compared with.")]
+To compile for TPUs, set TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1. `ltx2 schema --of experiment` lists the keys.
+A search writes DIR/best.yml, a layout file whose comments list what it was compared with.")]
 pub struct Args {
-    /// The experiment
+    /// Experiment file
     #[arg(value_name = "FILE.yml", required_unless_present = "search", conflicts_with = "search")]
     file: Option<PathBuf>,
-    /// Folder for results.jsonl, report.html and what was compiled
+    /// Folder for results.jsonl, report.html and optimized modules
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// Also runs each case whose devices are present, with random weights
+    /// Also measures each case whose devices are present, with random weights
     #[arg(long, conflicts_with = "search")]
     measure: bool,
-    /// Cases that compile at a time [default: as many as cores and memory allow]
+    /// Concurrent compilations [default: as many as cores and memory allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
-    /// Also repeats what failed before
+    /// Also repeats failed cases
     #[arg(long)]
     retry: bool,
-    /// Folder of optimized modules, which several experiments may share [default: modules, in that of the results]
+    /// Folder of optimized modules, may be shared by experiments [default: modules, in the output folder]
     #[arg(long, value_name = "DIR")]
     modules: Option<PathBuf>,
     #[command(flatten)]
@@ -47,32 +48,32 @@ pub struct Args {
     config: ConfigArgs,
 }
 
-/// A search in place of a file's cases.
+/// Flags of a search.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Search")]
 struct SearchArgs {
-    /// Looks for the fastest layout and mesh
+    /// Searches for the fastest layout and mesh
     #[arg(long, requires = "target")]
     search: bool,
-    /// Devices, as `compile` takes them
+    /// Target devices, as in `compile`
     #[arg(long, value_name = "TARGET", requires = "search")]
     target: Option<String>,
-    /// Sizes of the video [default: the configuration's]
+    /// Video size [default: the configuration's]
     #[arg(long, value_name = "WIDTHxHEIGHTxFRAMES", requires = "search")]
     shape: Option<String>,
-    /// Only what fits a device's memory
+    /// Only layouts that fit into device memory
     #[arg(long, requires = "search")]
     memory_fit: bool,
-    /// Programs that are compiled at most, those known from before among them
+    /// Maximum number of programs, stored ones included
     #[arg(long, value_name = "N", default_value_t = 48, requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
     budget: u16,
-    /// Seconds after which no more are begun
+    /// Seconds after which no compilation is begun
     #[arg(long, value_name = "S", default_value_t = 7200, requires = "search")]
     seconds: u64,
-    /// Order among layouts of equal promise
+    /// Seed of the order among equally promising layouts
     #[arg(long, value_name = "N", default_value_t = 0, requires = "search")]
     seed: u64,
-    /// Blocks that are compiled [default: 3, or all of a smaller model]
+    /// Transformer blocks to compile [default: 3, or all of a smaller model]
     #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
     layers: Option<u16>,
 }
@@ -80,7 +81,7 @@ struct SearchArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// What is wrong with the file; a folder that cannot be written; no case that came to figures.
+/// An invalid file; a folder that cannot be written; no case that compiled.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let options = Options {
         binary: std::env::current_exe()?,
@@ -90,7 +91,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         measure: args.measure,
         retry: args.retry,
     };
-    let Some(file) = &args.file else { return look(args, &options) };
+    let Some(file) = &args.file else { return run_search(args, &options) };
     if args.config.config.is_some() || !args.config.set.is_empty() {
         return Err(
             UsageError("-c and --set belong to --search; an experiment's file has 'config' and 'set'".into()).into()
@@ -104,24 +105,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     report(&file.title, rows, &args.output)
 }
 
-/// Writes the page and prints the table.
-fn report(title: &str, rows: Vec<Row>, folder: &Path) -> anyhow::Result<()> {
+/// Writes the HTML report and prints the table.
+fn report(title: &str, rows: Vec<CaseResult>, folder: &Path) -> anyhow::Result<()> {
     let groups = ranked(rows);
     let report = folder.join("report.html");
     crate::media::write_atomically(&report, page(title, &groups).as_bytes())?;
     print(&table(&groups))?;
     tracing::info!("{} written", report.display());
-    let failed = groups.iter().flat_map(|(_, rows)| rows).filter(|r| r.figures.is_none()).count();
+    let failed = groups.iter().flat_map(|(_, rows)| rows).filter(|r| r.report.is_none()).count();
     let all: usize = groups.iter().map(|(_, rows)| rows.len()).sum();
-    anyhow::ensure!(failed < all, "none of {all} cases came to figures");
+    anyhow::ensure!(failed < all, "none of {all} cases compiled");
     Ok(())
 }
 
-/// Blocks that stand for all.
+/// Default number of transformer blocks.
 const LAYERS: usize = 3;
 
 /// `--search`.
-fn look(args: &Args, options: &Options) -> anyhow::Result<()> {
+fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
     let s = &args.search;
     let name = s.target.clone().unwrap_or_default();
     let target: Target = name.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
@@ -132,14 +133,14 @@ fn look(args: &Args, options: &Options) -> anyhow::Result<()> {
         given.set.extend(sizes.map(|(key, size)| format!("request.{key}={size}")));
     }
     if s.memory_fit && target.chip().is_none() {
-        return Err(usage(crate::tune::LabError::Capacity(name)));
+        return Err(usage(crate::tune::TuneError::Capacity(name)));
     }
     let config = load(&given)?.config;
     prepare_tpus(&config, std::slice::from_ref(&name))?;
     let blocks = Programs::of(&config, None)?.layers();
     let mut settings: Vec<String> = given.file.iter().flat_map(|c| ["-c".to_string(), c.clone()]).collect();
     settings.extend(given.set.iter().flat_map(|s| ["--set".to_string(), s.clone()]));
-    let quest = Quest {
+    let request = SearchRequest {
         given,
         settings,
         target: name,
@@ -151,32 +152,32 @@ fn look(args: &Args, options: &Options) -> anyhow::Result<()> {
         timeout: TIMEOUT,
         seed: s.seed,
     };
-    let answer = search(&quest, options).map_err(usage)?;
-    let title = format!("The fastest layout for {}", quest.target);
-    if let Some(text) = found(&answer, &quest) {
+    let result = search(&request, options).map_err(usage)?;
+    let title = format!("The fastest layout for {}", request.target);
+    if let Some(text) = best_layout(&result, &request) {
         let best = args.output.join("best.yml");
         crate::media::write_atomically(&best, text.as_bytes())?;
         tracing::info!("{} written", best.display());
     }
-    let words = summary(&answer, &quest);
-    let found_one = answer.winner.is_some();
-    if !answer.rows.is_empty() {
-        report(&title, answer.rows, &args.output)?;
+    let words = summary(&result, &request);
+    let found_one = result.winner.is_some();
+    if !result.rows.is_empty() {
+        report(&title, result.rows, &args.output)?;
     }
     print(&format!("\n{words}"))?;
-    anyhow::ensure!(found_one, "no layout was found for {}", quest.target);
+    anyhow::ensure!(found_one, "no layout was found for {}", request.target);
     Ok(())
 }
 
-/// Seconds for one program.
+/// Timeout of one compilation in seconds.
 const TIMEOUT: u64 = 1800;
 
-/// Mistakes in the file end as the configuration's do.
-pub(super) fn usage(error: crate::tune::LabError) -> anyhow::Error {
+/// Turns errors of the request into usage errors.
+pub(super) fn usage(error: crate::tune::TuneError) -> anyhow::Error {
     match error {
-        crate::tune::LabError::Config(e) => e.into(),
-        crate::tune::LabError::Target(e) => UsageError(e.to_string()).into(),
-        e @ crate::tune::LabError::Capacity(_) => UsageError(e.to_string()).into(),
+        crate::tune::TuneError::Config(e) => e.into(),
+        crate::tune::TuneError::Target(e) => UsageError(e.to_string()).into(),
+        e @ crate::tune::TuneError::Capacity(_) => UsageError(e.to_string()).into(),
         other => other.into(),
     }
 }

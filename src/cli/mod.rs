@@ -63,15 +63,15 @@ pub enum Command {
     Run(run::Args),
     /// Compile a program ahead of time and say what it holds, moves and takes
     Compile(compile::Args),
-    /// Compile, measure and rank the cases of an experiment
+    /// Compile, measure and rank layouts, or search for the fastest
     Experiment(experiment::Args),
-    /// Say where the exchanges of a program come from, and which change of the layout ends them
+    /// Explain every collective and suggest layout changes that remove it
     Why(why::Args),
-    /// Record denoising steps on the devices and say where their time goes
+    /// Trace denoising steps and break down their time
     Profile(profile::Args),
-    /// Time the programs of a run, and a whole one
+    /// Benchmark the programs of a run, and a whole request
     Bench(bench::Args),
-    /// Say how far two results are apart
+    /// Compare two results by PSNR, SSIM and audio distances
     Compare(compare::Args),
     /// Write a random model in the diffusers layout
     Init(init::Args),

@@ -1,4 +1,4 @@
-//! `ltx2 profile`: where the time of denoising steps goes on the devices.
+//! `ltx2 profile`: time breakdown of denoising steps.
 
 use std::path::{Path, PathBuf};
 
@@ -13,28 +13,28 @@ use crate::media::{check_writable, write_atomically};
 use crate::perf::profile::{Profile, profile};
 use crate::pipeline::processes::together;
 
-/// Steps that are recorded where --steps does not say.
+/// Default number of traced steps.
 const STEPS: u64 = 2;
 
-/// The summary's name in the folder.
+/// File name of the summary.
 const SUMMARY: &str = "summary.json";
 
-/// Records denoising steps through the plugin's profiler, after a warm-up, and sums them up; --steps of them (2).
+/// Traces --steps denoising steps (2) with the plugin's profiler, after a warm-up, and summarizes them.
 ///
-/// The recording, DIR/plugins/profile/RUN/HOST.xplane.pb, is for `tensorboard --logdir DIR` or `xprof DIR`.
+/// Open the trace, DIR/plugins/profile/RUN/HOST.xplane.pb, with `tensorboard --logdir DIR` or `xprof DIR`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 profile -c ltx2 --weights random --platform cuda -o out/profile
   ltx2 profile -c ltx2 --layout sequence --mesh context=2 --steps 4 -o out/profile
   ltx2 profile --read out/profile/plugins/profile/2026_01_31_12_00_00/host.xplane.pb")]
 pub struct Args {
-    /// Folder of the recording and of summary.json
+    /// Folder for the trace and summary.json
     #[arg(short, long, value_name = "DIR", required_unless_present = "read")]
     output: Option<PathBuf>,
-    /// Sums up a recording that is there, of any program
+    /// Existing trace of any program, to summarize
     #[arg(long, value_name = "FILE.xplane.pb", conflicts_with = "output")]
     read: Option<PathBuf>,
-    /// Also writes the summary here; `-` for stdout, in place of the tables
+    /// Second file for the summary; `-` for stdout, in place of the tables
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
@@ -44,13 +44,13 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// What is wrong with request, model or device; a plugin without a profiler; a file that is no recording.
+/// Errors of request, model or device; a plugin without a profiler; a file that is no trace.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.read {
         return read(args, path);
     }
     let folder = args.output.as_deref().ok_or_else(|| UsageError("no --output DIR".into()))?;
-    // Of how many steps the recorded ones are is the configuration's to say.
+    // --steps is the number of traced steps; the configuration has the number of all.
     let mut given = args.run.clone();
     let steps = given.request.steps.take().unwrap_or(STEPS) as usize;
     let loaded = load(&given.given()?)?;
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-/// Sums up a recording from elsewhere.
+/// Summarizes an existing trace.
 fn read(args: &Args, path: &Path) -> anyhow::Result<()> {
     let wrong = |reason: String| anyhow::anyhow!("{}: {reason}", path.display());
     let bytes = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;
@@ -87,7 +87,7 @@ fn read(args: &Args, path: &Path) -> anyhow::Result<()> {
     finish(args, &figures, &trace.to_string())
 }
 
-/// Writes and prints what was asked for.
+/// Writes the summary and prints it or the tables.
 fn finish(args: &Args, figures: &str, tables: &str) -> anyhow::Result<()> {
     match args.json.as_deref() {
         Some(path) if path.as_os_str() == "-" => print(figures),
@@ -105,6 +105,6 @@ fn text(profile: &Profile, summary: &Path) -> String {
         let flags = profile.flags.join(", ");
         out += &format!("options     {flags}: without CUDA graphs, so that kernels name their operations\n");
     }
-    out += &format!("recording   {}\nsummary     {}\n\n{}", profile.xplane.display(), summary.display(), profile.trace);
+    out += &format!("trace       {}\nsummary     {}\n\n{}", profile.xplane.display(), summary.display(), profile.trace);
     out
 }

@@ -1,4 +1,4 @@
-//! `ltx2 why`: where the exchanges of a program come from, and what would end them.
+//! `ltx2 why`: the reason of every collective, and layout changes that remove it.
 
 use std::path::PathBuf;
 
@@ -10,9 +10,9 @@ use super::experiment::usage;
 use super::print;
 use crate::config::load;
 use crate::pipeline::programs::ProgramKind;
-use crate::tune::{Answer, Options, Question, default_jobs, why, why_text};
+use crate::tune::{DiagnoseRequest, Diagnosis, Options, default_jobs, diagnose, diagnosis_text};
 
-/// Names for every exchange the tensor, the rule and the reason; then compiles changes of one rule and ranks them.
+/// Names the tensor, rule and reason of every collective, then compiles single-rule layout changes and ranks them.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 why -c ltx2 --layout before-385 --target tpu:v5p:2x2x2
@@ -20,43 +20,43 @@ use crate::tune::{Answer, Options, Question, default_jobs, why, why_text};
   ltx2 why -c ltx2 --layout better.yml --target tpu:v5p:2x2x2
   ltx2 why -c nano_2_0 --model nano --layout tensor --target cpu:4 --collective 1
 
-Changes without a price come first, then those that cost memory, then those that put other exchanges in place; among
-equals the gain counts for each family of tensors that a change reaches.")]
+Changes without a trade-off come first, then those that need memory, then those that add other collectives; equals are
+ordered by gain per family of tensors.")]
 pub struct Args {
-    /// Devices, as `compile` takes them
+    /// Target devices, as in `compile`
     #[arg(long, value_name = "TARGET")]
     target: String,
-    /// What is compiled
+    /// Program to diagnose
     #[arg(long, value_name = "NAME", default_value = "denoise")]
     program: ProgramKind,
-    /// Only changes that could end this exchange of the table
+    /// Only changes that could remove this collective of the table
     #[arg(long, value_name = "N")]
     collective: Option<usize>,
-    /// Blocks that are compiled [default: 3, or all of a smaller model]
+    /// Transformer blocks to compile [default: 3, or all of a smaller model]
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Changes that are compiled at most, the most promising first
+    /// Maximum number of changes to compile, the most promising first
     #[arg(long, value_name = "N", default_value_t = 6)]
     budget: usize,
-    /// Programs that compile at a time [default: as many as cores and memory allow]
+    /// Concurrent compilations [default: as many as cores and memory allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
-    /// Seconds for one of them
+    /// Timeout of one compilation in seconds
     #[arg(long, value_name = "S", default_value_t = 1800)]
     timeout: u64,
-    /// Writes table and advice; `-` for stdout, in place of the text
+    /// File for table and suggestions; `-` for stdout, in place of the text
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Writes the layout with the best change
+    /// File for the layout with the best change
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
-    /// Folder of what was compiled [default: lab, in the compile cache]
+    /// Folder for results and modules [default: lab, in the compile cache]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Folder of optimized modules [default: modules, in that of what was compiled]
+    /// Folder of optimized modules [default: modules, in the output folder]
     #[arg(long, value_name = "DIR")]
     modules: Option<PathBuf>,
-    /// Also repeats what the compiler failed on before
+    /// Also repeats failed compilations
     #[arg(long)]
     retry: bool,
     #[command(flatten)]
@@ -67,13 +67,13 @@ pub struct Args {
     config: ConfigArgs,
 }
 
-/// Blocks that stand for all.
+/// Default number of transformer blocks.
 const LAYERS: usize = 3;
 
 /// Runs the command.
 ///
 /// # Errors
-/// What is wrong with configuration, layout or target; a program that does not compile as it is.
+/// Invalid configuration, layout or target; a program that does not compile unchanged.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut given = args.config.given();
     args.model.add(&mut given);
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     prepare_tpus(&config, std::slice::from_ref(&args.target))?;
     let blocks = crate::pipeline::programs::Programs::of(&config, None)?.layers();
-    let question = Question {
+    let request = DiagnoseRequest {
         settings: settings(args),
         given,
         target: args.target.clone(),
@@ -108,21 +108,21 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         measure: false,
         retry: args.retry,
     };
-    let answer = why(&question, &options).map_err(usage)?;
-    let figures = format!("{}\n", serde_json::to_string_pretty(&json_of(&answer, &config.layout))?);
+    let diagnosis = diagnose(&request, &options).map_err(usage)?;
+    let figures = format!("{}\n", serde_json::to_string_pretty(&json_of(&diagnosis, &config.layout))?);
     match args.json.as_deref() {
         Some(path) if path.as_os_str() == "-" => print(&figures)?,
         Some(path) => {
             crate::media::write_atomically(path, figures.as_bytes())?;
-            print(&why_text(&answer, args.collective))?;
+            print(&diagnosis_text(&diagnosis, args.collective))?;
         }
-        None => print(&why_text(&answer, args.collective))?,
+        None => print(&diagnosis_text(&diagnosis, args.collective))?,
     }
-    match (&args.write, answer.advice.first()) {
+    match (&args.write, diagnosis.suggestions.first()) {
         (Some(path), Some(best)) => {
             let comments = [
                 format!("As {}, with {}", config.layout, best.change),
-                format!("for {}: {:.1} % of a step less.", args.target, best.gain() * 100.0),
+                format!("for {}: {:.1} % off the step.", args.target, best.gain() * 100.0),
             ];
             let text = comments.map(|c| format!("# {c}\n")).concat() + &best.layout;
             crate::media::write_atomically(path, text.as_bytes())?;
@@ -137,7 +137,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// What a child is given of the same, without layout.
+/// Arguments that give a child the same, without the layout.
 fn settings(args: &Args) -> Vec<String> {
     let mut out = Vec::new();
     let mut add = |flag: &str, value: Option<String>| out.extend(value.into_iter().flat_map(|v| [flag.into(), v]));
@@ -157,8 +157,8 @@ fn settings(args: &Args) -> Vec<String> {
     out
 }
 
-fn json_of(answer: &Answer, layout: &str) -> Value {
-    let b = &answer.base;
+fn json_of(diagnosis: &Diagnosis, layout: &str) -> Value {
+    let b = &diagnosis.base;
     let list: Vec<Value> = b
         .collectives
         .list
@@ -179,9 +179,9 @@ fn json_of(answer: &Answer, layout: &str) -> Value {
         "per_layer_bytes": b.collectives.per_layer_bytes,
         "predicted_ms": b.predicted_ms,
         "collectives": list,
-        "advice": answer.advice,
-        "no_gain": answer.useless,
-        "refused": answer.refused,
-        "not_compiled": answer.left,
+        "advice": diagnosis.suggestions,
+        "no_gain": diagnosis.no_gain,
+        "refused": diagnosis.rejected,
+        "not_compiled": diagnosis.not_compiled,
     })
 }

@@ -1,6 +1,9 @@
-//! Timing: the programs of a run, small programs, and denoising steps under the plugin's profiler.
+//! Performance measurement: benchmarks of programs, microbenchmarks of devices, and traces of denoising steps.
 
-mod alone;
 pub mod bench;
+mod bench_report;
 pub mod micro;
 pub mod profile;
+mod synthetic;
+
+pub use bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, ProgramTiming, Regression};

@@ -13,7 +13,7 @@ use crate::hlo::Program;
 use crate::models::Network;
 use crate::runtime::{Distributed, Engine, Executable, Outputs, Parameters};
 use crate::tensor::Tensor;
-use crate::weights::{Component, Lora, ModelSource, lora};
+use crate::weights::{Component, Lora, lora};
 
 /// An engine with everything it has compiled and loaded.
 pub struct Executor {

@@ -14,8 +14,8 @@ use super::residency::{Keep, work};
 use crate::config::{Config, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
 use crate::nn::Build;
+use crate::runtime::device_bytes;
 use crate::runtime::processes::Group;
-use crate::runtime::{Executable, device_bytes};
 
 /// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
 const SPARE: f64 = 0.03;

@@ -9,7 +9,7 @@ pub mod component;
 mod condition_encoder;
 mod conditions;
 pub mod configs;
-mod denoise_loop;
+pub mod denoise_loop;
 mod denoising;
 mod error;
 pub mod executor;

@@ -66,6 +66,6 @@ fn dtype(dtype: DType) -> Dtype {
 }
 
 /// An array of a rank that is known.
-pub(super) fn fixed<A, D: Dimension>(a: ArrayD<A>) -> Result<Array<A, D>> {
+pub(crate) fn fixed<A, D: Dimension>(a: ArrayD<A>) -> Result<Array<A, D>> {
     a.into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))
 }

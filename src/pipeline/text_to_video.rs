@@ -67,12 +67,12 @@ impl Runner {
         let batch = Batch::new(requests, &self.build.layout)?;
         let dump = Dump::new(batch.asked(), options.dump);
         self.executor.enter(1)?;
-        Run { noise: batch.noise(), runner: self, batch, clock, dump, options, watch }.to_the_end()
+        Run { noise: batch.noise(), runner: self, batch, clock, dump, options, watch }.finish()
     }
 }
 
 impl Run<'_> {
-    fn to_the_end(mut self) -> Result<Vec<Generated>> {
+    fn finish(mut self) -> Result<Vec<Generated>> {
         let request = self.batch.shared();
         let (first, second) = request.passes();
         // A run that ended in its second pass goes on there.

@@ -1,25 +1,25 @@
-//! How far two results are apart: pictures, sound, and tensors in general.
+//! Quality metrics: distances between two videos, sounds or tensors.
 
-mod pictures;
-mod sound;
+mod audio;
+mod video;
 
-pub use pictures::{PictureScores, luma, pictures, ssim};
-pub use sound::{SoundScores, sound};
+pub use audio::{AudioScores, audio};
+pub use video::{VideoScores, luma, ssim, video};
 
 use serde::Serialize;
 
-/// The distance of a tensor from another of the same shape.
+/// Distance of a tensor `a` from a reference `b` of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TensorScores {
     /// `|a - b| / |b|`; infinite where `b` alone is zero.
     pub relative_l2: f64,
     /// `a·b / (|a| |b|)`; 1 where both are zero.
     pub cosine: f64,
-    /// The largest `|a - b|` of an element.
+    /// Largest `|a - b|` of an element.
     pub max_abs: f64,
 }
 
-/// Scores of equally many numbers.
+/// Scores of the values of two tensors in the same order.
 pub fn tensors(a: impl Iterator<Item = f32>, b: impl Iterator<Item = f32>) -> TensorScores {
     let (mut aa, mut bb, mut ab, mut dd, mut max) = (0f64, 0f64, 0f64, 0f64, 0f64);
     for (a, b) in a.zip(b).map(|(a, b)| (f64::from(a), f64::from(b))) {

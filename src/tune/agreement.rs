@@ -1,29 +1,29 @@
-//! How well predictions agree with the clock.
+//! Agreement of predicted with measured step times.
 
-use super::experiment::Row;
+use super::experiment::CaseResult;
 
-/// Predicted against measured, over the rows that have both.
+/// Agreement of predictions with measurements, over the cases that have both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Agreement {
-    /// Rows.
+    /// Number of cases.
     pub rows: usize,
-    /// Spearman's rank correlation: 1 where both rank alike. None where all are equal, or there are fewer than three.
+    /// Spearman's rank correlation; none for fewer than three cases, or where all are equal.
     pub rank: Option<f64>,
-    /// The middle of the relative errors of the prediction, without sign.
+    /// Median of the relative errors `|predicted / measured - 1|`.
     pub median_error: f64,
-    /// The largest of them.
+    /// Largest relative error.
     pub worst_error: f64,
-    /// How much longer the row of the shortest prediction took than the fastest: 0 where the choice is right.
+    /// Slowdown of the case predicted fastest against the one measured fastest: 0 where they are the same.
     pub choice_loss: f64,
 }
 
 impl Agreement {
-    /// In a line.
+    /// One line of text.
     pub fn text(&self) -> String {
         let rank = self.rank.map_or(String::new(), |r| format!("rank correlation {r:.3}, "));
         format!(
-            "predicted against measured, {} rows: {rank}errors {:.1} % in the middle and {:.1} % at worst; the best \
-             predicted takes {:.1} % longer than the fastest",
+            "predicted against measured, {} cases: {rank}median error {:.1} %, worst {:.1} %; the case predicted fastest \
+             takes {:.1} % longer than the fastest",
             self.rows,
             self.median_error * 100.0,
             self.worst_error * 100.0,
@@ -32,13 +32,13 @@ impl Agreement {
     }
 }
 
-/// The agreement of the rows of a group; none where fewer than two have both.
-pub fn agreement(rows: &[Row]) -> Option<Agreement> {
+/// Agreement within a group; none where fewer than two cases have both times.
+pub fn agreement(rows: &[CaseResult]) -> Option<Agreement> {
     of(&pairs(rows))
 }
 
-/// Milliseconds, predicted and measured.
-pub(super) fn pairs(rows: &[Row]) -> Vec<(f64, f64)> {
+/// Predicted and measured milliseconds of each case that has both.
+pub(super) fn pairs(rows: &[CaseResult]) -> Vec<(f64, f64)> {
     rows.iter()
         .filter_map(|r| Some((r.predicted()?, r.measured? * 1e3)))
         .filter(|(p, m)| *p > 0.0 && *m > 0.0)
@@ -64,7 +64,7 @@ fn of(pairs: &[(f64, f64)]) -> Option<Agreement> {
     })
 }
 
-/// The correlation of the ranks.
+/// Rank correlation.
 fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
     if pairs.len() < 3 {
         return None;
@@ -77,7 +77,7 @@ fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
     (spread > 0.0).then(|| sum(&a, &b) / spread)
 }
 
-/// Places from 1; equal values share the middle of theirs.
+/// Ranks from 1; equal values share the mean of theirs.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let place = |v: &f64| {
         let below = values.iter().filter(|o| *o < v).count();
@@ -103,7 +103,7 @@ mod tests {
         assert!((a.worst_error - 0.5).abs() < 1e-12, "{a:?}");
         // The best predicted took 12.5, the fastest 11.
         assert!((a.choice_loss - 1.5 / 11.0).abs() < 1e-12, "{a:?}");
-        assert!(a.text().contains("5 rows: rank correlation 0.800, errors 20.0 %"), "{}", a.text());
+        assert!(a.text().contains("5 cases: rank correlation 0.800, median error 20.0 %"), "{}", a.text());
         assert!(a.text().ends_with("13.6 % longer than the fastest"), "{}", a.text());
     }
 

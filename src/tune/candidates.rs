@@ -1,42 +1,41 @@
-//! Changes of one rule that could mend what a program exchanges, with what each could save at most. Nothing here is
-//! compiled; what cannot gain, or cannot fit, is left out by arithmetic.
+//! Candidate layouts: single-rule changes that could remove collectives, each with an upper bound of its gain. Nothing is
+//! compiled here; changes that cannot gain or cannot fit are pruned by arithmetic.
 
-use super::figures::{Exchange, Figures, Placed};
+use super::compile_report::{CollectiveEntry, CompileReport, TensorPlacement};
 use crate::config::LayoutSource;
 use crate::nn::{Axis, Exception, ExchangeKind, RopeAt, Rule};
 
-/// A changed layout.
+/// Layout with one rule changed.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// The change, in the words of a layout file.
+    /// Change in the syntax of a layout file.
     pub change: String,
-    /// The layout with it.
     pub layout: LayoutSource,
-    /// What the exchanges that it could end cost in a step: an upper bound of what it saves on links.
+    /// Upper bound of the gain: cost in a step of the collectives that the change could remove.
     pub bound: f64,
-    /// Families of tensors that it reaches.
+    /// Number of tensor families that the change reaches.
     pub families: usize,
-    /// Exchanges that it could end, by their place in the list.
-    pub exchanges: Vec<usize>,
+    /// Collectives that the change could remove, as indices into the report's list.
+    pub collectives: Vec<usize>,
 }
 
-/// Changes that are worth compiling: of those that could save at least `least` of a step, the most promising first.
-pub fn candidates(source: &LayoutSource, base: &Figures, least: f64) -> Vec<Candidate> {
+/// Candidates that could save at least the fraction `least` of a step, the most promising first.
+pub fn candidates(source: &LayoutSource, base: &CompileReport, least: f64) -> Vec<Candidate> {
     let around = Around { source, base };
     let mut all = around.rules();
     all.extend(around.storage());
     all.extend(around.exceptions());
-    all.extend(around.exchange());
+    all.extend(around.context_parallel());
     all.retain(|c| c.bound >= least * base.cost());
     all.sort_by(|a, b| b.bound.total_cmp(&a.bound));
     all
 }
 
-/// The family that a tensor belongs to, as a pattern of a layout file: `transformer.*ff*` of all feed-forward layers.
+/// Family of a tensor as a pattern of a layout file, e.g. `transformer.*ff*` for all feed-forward layers.
 pub(super) fn family(tensor: &str) -> Option<String> {
     let (component, rest) = tensor.split_once('.')?;
     let module = match rest.split_once("*.") {
-        // In a stack of layers: modules that differ in prefix and number are of one family.
+        // Within a layer stack, modules that differ in prefix and number are one family.
         Some((_, inner)) => {
             let module = inner.split('.').next()?;
             return Some(format!("{component}.*{}*", kin(module)));
@@ -52,8 +51,8 @@ fn kin(module: &str) -> &str {
     last.trim_end_matches(|c: char| c.is_ascii_digit())
 }
 
-/// The family that an exchange serves, by its tensor, or else by its place among the blocks.
-fn family_of(e: &Exchange) -> Option<String> {
+/// Family that a collective serves, by its tensor, else by its name scope among the blocks.
+fn family_of(e: &CollectiveEntry) -> Option<String> {
     let by_scope = || {
         let mut parts = e.scope.split('/').skip_while(|p| *p != "blocks").skip(1);
         parts.next().map(|module| format!("transformer.*{}*", kin(module)))
@@ -63,7 +62,7 @@ fn family_of(e: &Exchange) -> Option<String> {
 
 struct Around<'a> {
     source: &'a LayoutSource,
-    base: &'a Figures,
+    base: &'a CompileReport,
 }
 
 impl Around<'_> {
@@ -72,34 +71,34 @@ impl Around<'_> {
         self.picked(|e| e.rule.iter().flatten().any(|r| r.starts_with(&prefix)))
     }
 
-    fn picked(&self, keep: impl Fn(&Exchange) -> bool) -> Vec<usize> {
+    fn picked(&self, keep: impl Fn(&CollectiveEntry) -> bool) -> Vec<usize> {
         let list = self.base.collectives.list.iter().enumerate();
         list.filter(|(_, e)| keep(e)).map(|(n, _)| n).collect()
     }
 
-    fn cost(&self, exchanges: &[usize]) -> f64 {
-        exchanges.iter().map(|&n| self.base.collectives.list[n].step_cost()).sum()
+    fn cost(&self, collectives: &[usize]) -> f64 {
+        collectives.iter().map(|&n| self.base.collectives.list[n].step_cost()).sum()
     }
 
-    fn candidate(&self, change: String, layout: LayoutSource, exchanges: Vec<usize>) -> Candidate {
+    fn candidate(&self, change: String, layout: LayoutSource, collectives: Vec<usize>) -> Candidate {
         let mut families: Vec<_> =
-            exchanges.iter().filter_map(|&n| family_of(&self.base.collectives.list[n])).collect();
+            collectives.iter().filter_map(|&n| family_of(&self.base.collectives.list[n])).collect();
         families.sort();
         families.dedup();
-        Candidate { change, layout, bound: self.cost(&exchanges), families: families.len().max(1), exchanges }
+        Candidate { change, layout, bound: self.cost(&collectives), families: families.len().max(1), collectives }
     }
 
-    /// Devices that a rule splits over.
+    /// Number of shards that a rule makes.
     fn parts(&self, rule: &Rule) -> usize {
         rule.mesh_axes.iter().filter_map(|a| self.base.mesh.get(a)).product()
     }
 
-    /// Whether leaving an axis whole repeats work: activations are split along it. Such a change is of use only where
-    /// the repeated products take less time than the step does.
+    /// Whether replicating an axis would repeat work, because activations are sharded along it. Such a change helps only
+    /// where the repeated matmuls take less time than the step.
     fn repeats_work(&self, rule: &Rule) -> bool {
         let name = rule.axis.name();
         let rows = matches!(rule.axis, Axis::Batch | Axis::Branch);
-        let computes = |t: &Placed| {
+        let computes = |t: &TensorPlacement| {
             let split = |(axis, mesh): (&String, &Vec<String>)| {
                 (*axis == name || (rows && axis == "rows")) && mesh.iter().any(|m| rule.mesh_axes.contains(m))
             };
@@ -109,7 +108,7 @@ impl Around<'_> {
         self.base.tensors.iter().any(computes) && repeated.unwrap_or(true)
     }
 
-    /// Whether there is room for the parameters that a pattern names once they are whole along an axis.
+    /// Whether the parameters that a pattern names fit into memory once they are replicated along an axis.
     fn has_room(&self, rule: &Rule, covers: impl Fn(&str) -> bool) -> bool {
         let Some(capacity) = self.base.memory.capacity else { return true };
         let name = rule.axis.name();
@@ -130,7 +129,7 @@ impl Around<'_> {
         self.base.needed.bytes as f64 + grown <= capacity as f64
     }
 
-    /// General rules: left out for one family, left out, along other mesh axes.
+    /// Changes of general rules: dropped for one family, dropped, or mapped to another mesh axis.
     fn rules(&self) -> Vec<Candidate> {
         let mut all = Vec::new();
         for (n, rule) in self.source.rules.iter().enumerate() {
@@ -152,8 +151,8 @@ impl Around<'_> {
             families.sort();
             families.dedup();
             for pattern in &families {
-                let own = |e: &Exchange| family_of(e).as_ref() == Some(pattern);
-                let exchanges: Vec<usize> =
+                let own = |e: &CollectiveEntry| family_of(e).as_ref() == Some(pattern);
+                let collectives: Vec<usize> =
                     touched.iter().copied().filter(|&e| own(&self.base.collectives.list[e])).collect();
                 let whole = Rule { mesh_axes: Vec::new(), ..rule.clone() };
                 let exception = Exception { pattern: pattern.clone(), rules: vec![whole] };
@@ -161,22 +160,22 @@ impl Around<'_> {
                     continue;
                 }
                 let mut layout = self.source.clone();
-                // The first that matches wins.
+                // The first override that matches wins.
                 layout.exceptions.insert(0, exception);
-                all.push(self.candidate(format!("tensors: \"{pattern}\": {{{axis}: []}}"), layout, exchanges));
+                all.push(self.candidate(format!("tensors: \"{pattern}\": {{{axis}: []}}"), layout, collectives));
             }
             if families.len() > 1 && self.has_room(rule, |_| true) {
-                let exchanges = self.carried(rule, touched);
-                all.push(self.candidate(format!("rules: without {axis}"), self.without(n), exchanges));
+                let collectives = self.carried(rule, touched);
+                all.push(self.candidate(format!("rules: without {axis}"), self.without(n), collectives));
             }
         }
         all
     }
 
-    /// The exchanges of a rule, and those that it may have brought about where nothing is placed: a compiler carries a
-    /// weight's split on to what is computed with it, far from the weight.
+    /// Collectives of a rule, and those it may cause where no tensor is annotated: the partitioner propagates a weight's
+    /// sharding to what is computed with it.
     fn carried(&self, rule: &Rule, touched: Vec<usize>) -> Vec<usize> {
-        let along = |e: &Exchange| e.axes.iter().any(|a| rule.mesh_axes.contains(a));
+        let along = |e: &CollectiveEntry| e.axes.iter().any(|a| rule.mesh_axes.contains(a));
         let mut all = self.picked(|e| along(e) && !e.is_attention());
         all.extend(touched);
         all.sort_unstable();
@@ -184,7 +183,7 @@ impl Around<'_> {
         all
     }
 
-    /// The layout without a general rule, and without the exceptions that left its axis whole and now say nothing.
+    /// Layout without a general rule, and without the overrides that only replicated its axis.
     fn without(&self, rule: usize) -> LayoutSource {
         let mut layout = self.source.clone();
         let axis = layout.rules.remove(rule).axis;
@@ -196,7 +195,7 @@ impl Around<'_> {
         layout
     }
 
-    /// Storage rules, left out.
+    /// Storage rules, each dropped.
     fn storage(&self) -> Vec<Candidate> {
         let rules = self.source.storage.iter().enumerate();
         rules
@@ -209,7 +208,7 @@ impl Around<'_> {
             .collect()
     }
 
-    /// Exceptions, left out: alone, and with the others of the same family and axes.
+    /// Overrides, each dropped alone and with the others of the same family and axes.
     fn exceptions(&self) -> Vec<Candidate> {
         let axes = |e: &Exception| e.rules.iter().map(|r| r.axis).collect::<Vec<_>>();
         let reach = |e: &Exception| -> Vec<String> {
@@ -236,43 +235,43 @@ impl Around<'_> {
         groups
             .into_iter()
             .map(|(left_out, families)| {
-                let exchanges = self.picked(|e| family_of(e).is_some_and(|f| families.contains(&f)));
+                let collectives = self.picked(|e| family_of(e).is_some_and(|f| families.contains(&f)));
                 let names: Vec<String> =
                     left_out.iter().map(|&n| format!("\"{}\"", self.source.exceptions[n].pattern)).collect();
                 let mut layout = self.source.clone();
                 let kept = layout.exceptions.iter().enumerate().filter(|(n, _)| !left_out.contains(n));
                 layout.exceptions = kept.map(|(_, e)| e.clone()).collect();
-                self.candidate(format!("tensors: without {}", names.join(", ")), layout, exchanges)
+                self.candidate(format!("tensors: without {}", names.join(", ")), layout, collectives)
             })
             .collect()
     }
 
-    /// Other exchanges of attention.
-    fn exchange(&self) -> Vec<Candidate> {
+    /// Other kinds of context-parallel attention.
+    fn context_parallel(&self) -> Vec<Candidate> {
         let now = self.source.file.exchange;
-        let exchanges = self.picked(|e| {
+        let collectives = self.picked(|e| {
             let attention = e.scope.split('/').any(|s| s.contains("attn"));
             attention && e.role.as_deref() == Some("activation")
         });
-        let split = |t: &Placed| {
+        let split = |t: &TensorPlacement| {
             let mut dims = t.axes.iter().zip(&t.sharding);
             t.role == "activation" && dims.any(|(axis, mesh)| axis.ends_with("_sequence") && !mesh.is_empty())
         };
-        if exchanges.is_empty() || !self.base.tensors.iter().any(split) {
+        if collectives.is_empty() || !self.base.tensors.iter().any(split) {
             return Vec::new();
         }
         let with = |change: &str, exchange| {
             let mut layout = self.source.clone();
             layout.file.exchange = exchange;
-            self.candidate(format!("exchange: {change}"), layout, exchanges.clone())
+            self.candidate(format!("exchange: {change}"), layout, collectives.clone())
         };
         let mut all = Vec::new();
         if now.kind == ExchangeKind::GatherKv && now.rope == RopeAt::Gathered {
             all.push(with("rope: local", crate::nn::ExchangePolicy { rope: RopeAt::Local, ..now }));
         }
         let kind = |kind| crate::nn::ExchangePolicy { kind, ..crate::nn::ExchangePolicy::default() };
-        // Of n devices, trading tokens for heads moves 2 / n of what gathering keys and values does: the way back cannot
-        // gain. A ring moves what gathering does, over one link instead of two.
+        // On n devices, an all-to-all of tokens for heads moves 2 / n of what gathering keys and values does, so the way
+        // back cannot gain. A ring moves as much as gathering, over one link instead of two.
         if now.kind != ExchangeKind::Ulysses {
             all.push(with("kind: ulysses", kind(ExchangeKind::Ulysses)));
         }
@@ -299,8 +298,8 @@ mod tests {
         assert_eq!(family("latents"), None);
     }
 
-    /// A weight split over the devices that split the tokens it meets, gathered by two families.
-    fn base(place: &str, gathered: f64) -> Figures {
+    /// A weight sharded over the devices that shard the tokens it is used with, gathered by two families.
+    fn base(place: &str, gathered: f64) -> CompileReport {
         let exchange = |tensor: &str, role: &str, scope: &str, ms: f64, rule: String| {
             serde_json::json!({"kind": "all-gather", "scope": scope, "tensor": tensor, "rule": [rule], "role": role,
                 "reason": "", "count": 1, "trip_count": 1.0, "per": "layer", "bytes": 1.0, "wire_bytes": 1.0,
@@ -327,7 +326,7 @@ mod tests {
                 tensor("transformer.blocks.*.ff.out", "activation", ["rows", "video_sequence"])],
             "notes": [], "compile_seconds": 1.0, "does_not_fit": null,
         });
-        Figures::of(&json).expect("figures")
+        CompileReport::of(&json).expect("figures")
     }
 
     #[test]
@@ -338,27 +337,27 @@ mod tests {
                     tensors:\n  \"*none*\": {embed: []}\nexchange: {kind: gather_kv}\n";
         std::fs::write(&path, text).unwrap();
         let source = crate::config::read_layout_source(&path).unwrap();
-        let changes = |base: &Figures| {
+        let changes = |base: &CompileReport| {
             candidates(&source, base, 0.01).into_iter().map(|c| (c.change, c.bound, c.families)).collect::<Vec<_>>()
         };
-        // Tokens stay split: eight times the products would be longer than the step.
+        // Tokens stay sharded: eight times the matmuls would take longer than the step.
         let named = |change: &str, bound, families| (change.to_string(), bound, families);
         assert_eq!(
             changes(&base(&path, 3.0)),
             [
-                // The split that a compiler carried on to the sound may end with it.
+                // The sharding that was propagated to the audio may end with it.
                 named("rules: without embed", 5.5, 3),
                 named("tensors: \"transformer.*ff*\": {embed: []}", 3.0, 1),
                 named("tensors: \"transformer.*attn*\": {embed: []}", 2.0, 1),
                 named("exchange: kind: ulysses", 1.0, 1),
             ]
         );
-        // An exchange of less than a hundredth of the step; then a device with no room for the whole weight.
+        // A collective of less than a hundredth of the step; then a device with no room for the replicated weight.
         assert!(!changes(&base(&path, 0.09)).iter().any(|c| c.0.contains("*ff*")));
         let mut full = base(&path, 3.0);
         full.memory.capacity = Some(89);
         assert!(!changes(&full).iter().any(|c| c.0.contains("*ff*") || c.0.contains("without")));
-        // Without the rule the exceptions to it say nothing.
+        // Without the rule its overrides are empty.
         let without = candidates(&source, &base(&path, 3.0), 0.01).remove(0).layout;
         assert_eq!(
             without.to_yaml(&[]),

@@ -1,14 +1,14 @@
-//! Which tensor a collective moves, and which lines of the layout split it.
+//! Attribution of a collective to the tensor it moves and the layout rules that shard it.
 
 use crate::analysis::{Collective, Kind};
 use crate::hlo::Mesh;
 use crate::nn::Placement;
 
-/// The placement that a collective most likely serves: among the tensors that are split along its axes, the one under
-/// the longest common part of its name scope; among those, one of as many bytes. `layers` is the length of stacks.
+/// Placement that a collective most likely serves: of the tensors sharded along its axes, the one with the longest
+/// common name scope; of those, one of as many bytes. `layers` is the length of layer stacks.
 ///
-/// The compiler keeps the scope of the operation that needed the exchange, not the tensor's name, so this is an
-/// inference; where no scope agrees there is none.
+/// This is an inference: the compiler keeps the scope of the operation that needed the collective, not the tensor's name.
+/// None where no scope agrees.
 pub fn cause<'a>(c: &Collective, placements: &'a [Placement], mesh: &Mesh, layers: usize) -> Option<&'a Placement> {
     let scope: Vec<&str> = c.scope.split('/').filter(|p| !p.is_empty()).collect();
     let score = |p: &Placement| -> Option<(usize, bool, usize)> {
@@ -31,13 +31,13 @@ pub fn cause<'a>(c: &Collective, placements: &'a [Placement], mesh: &Mesh, layer
     best.map(|(_, p)| p)
 }
 
-/// Whether a collective of this kind on the tensor would have this result.
+/// Whether a collective of this kind on the tensor has as many bytes.
 fn fits(c: &Collective, p: &Placement, mesh: &Mesh, layers: usize) -> bool {
     let split = |keep: &dyn Fn(&String) -> bool| -> usize {
         p.sharding.0.iter().flatten().filter(|a| keep(a)).filter_map(|a| mesh.size(a)).product()
     };
     let parts = match c.kind {
-        // What is gathered is whole along the collective's axes.
+        // An all-gather's result is replicated along its axes.
         Kind::AllGather => split(&|a| !c.axes.contains(a)),
         _ => split(&|_| true),
     };

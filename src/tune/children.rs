@@ -1,4 +1,4 @@
-//! Work in child processes of this binary: several at a time, each with a time limit.
+//! Child processes of this binary: several at a time, each with a time limit.
 
 use std::collections::VecDeque;
 use std::io::{Read, Seek, SeekFrom};
@@ -10,42 +10,42 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::error::{LabError, Result};
+use super::error::{Result, TuneError};
 
-/// A command line of this binary that prints JSON.
+/// Command of this binary that prints JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// Of everything that the result depends on.
+    /// Hash of everything that the result depends on.
     pub key: String,
-    /// The work in words.
+    /// Name in log lines.
     pub label: String,
-    /// What stands behind the binary's name.
+    /// Arguments of the binary.
     pub command: Vec<String>,
 }
 
-/// How a task ended.
+/// Result of a task.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Done {
-    /// What it printed.
+pub struct TaskResult {
+    /// JSON that it printed.
     pub result: Option<Value>,
-    /// Its last message, where it did not succeed. A program that does not fit its devices has figures and a message.
+    /// Last message of a task that failed. A program that does not fit its devices has a result and a message.
     pub error: Option<String>,
-    /// Whether it ended by something inside of it, or not at all in its time; one that was interrupted did not crash.
+    /// Whether it crashed by itself; neither an interruption nor a timeout is a crash.
     pub crashed: bool,
-    /// Seconds it took.
+    /// Wall-clock seconds.
     pub seconds: f64,
 }
 
 /// Signals by which a user ends a process.
 const SIGINT: i32 = 2;
 const SIGTERM: i32 = 15;
-/// How the system ends what takes too much memory.
+/// Signal of the out-of-memory killer.
 const SIGKILL: i32 = 9;
 
-/// Memory that a compiler of the published model is given, in bytes: seen are 1.2 GB for TPUs.
+/// Bytes reserved for one compilation of the published model: 1.2 GB are seen for TPUs.
 const MEMORY: u64 = 2_000_000_000;
 
-/// As many children as the cores and the free memory allow.
+/// Number of children that cores and free memory allow.
 pub fn default_jobs() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -56,19 +56,19 @@ pub fn default_jobs() -> usize {
     cores.min(free.map_or(cores, |kb| usize::try_from(kb * 1024 / MEMORY).unwrap_or(cores))).max(1)
 }
 
-/// What one of the children that run at a time finds in its environment beside this process's.
+/// Environment variable that a worker's children get in addition to this process's.
 pub type Variable = Option<(&'static str, String)>;
 
-/// Runs tasks, as many at a time as `workers` are; `done` is called for each as it ends, in the calling thread.
+/// Runs tasks, one at a time for each of `workers`; calls `done` for each as it ends, in the calling thread.
 ///
 /// # Errors
-/// This binary cannot be started, or what `done` returns; the tasks that run then are ended.
+/// This binary cannot be started, or what `done` returns; no further task is begun then.
 pub fn run_tasks(
     binary: &Path,
     tasks: Vec<Task>,
     workers: &[Variable],
     limit: Duration,
-    mut done: impl FnMut(Task, Done) -> Result<()>,
+    mut done: impl FnMut(Task, TaskResult) -> Result<()>,
 ) -> Result<()> {
     let queue = Mutex::new(VecDeque::from(tasks));
     let next = || queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop_front();
@@ -101,8 +101,8 @@ pub fn run_tasks(
 }
 
 /// Runs one command to its end or its limit.
-fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) -> Result<Done> {
-    let fail = || |source| LabError::Start { path: binary.into(), source };
+fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) -> Result<TaskResult> {
+    let fail = || |source| TuneError::Start { path: binary.into(), source };
     let (mut out, mut log) = (tempfile::tempfile().map_err(fail())?, tempfile::tempfile().map_err(fail())?);
     let started = Instant::now();
     let mut child = Command::new(binary)
@@ -136,20 +136,20 @@ fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) 
     let error = match status {
         Some(status) if status.success() && result.is_some() => None,
         Some(status) => Some(message(&log, status)),
-        None => Some(format!("given up after {:.0} s", limit.as_secs_f64())),
+        None => Some(format!("timed out after {:.0} s", limit.as_secs_f64())),
     };
     let interrupted = |s: &ExitStatus| s.signal().is_some_and(|n| [SIGINT, SIGTERM, SIGKILL].contains(&n));
-    // What took too long may take less on another day.
+    // A timeout is no crash: it may be quicker on another day.
     let crashed = status.is_some_and(|s| !matches!(s.code(), Some(0..=2)) && !interrupted(&s));
-    Ok(Done { result, error, crashed, seconds })
+    Ok(TaskResult { result, error, crashed, seconds })
 }
 
-/// The last thing that a child said, on one line.
+/// Last message of a child, on one line.
 fn message(log: &str, status: ExitStatus) -> String {
     const LONGEST: usize = 500;
     let mut lines = log.lines().map(str::trim).filter(|l| !l.is_empty());
     let said = lines.clone().rev().find_map(|l| l.strip_prefix("error: "));
-    // A crash leaves a trace behind its reason.
+    // A crash prints a stack trace behind its reason.
     let fatal = || lines.find(|l| l.starts_with('F') && l.contains("] ")).or_else(|| log.lines().last());
     let text: String = said.or_else(fatal).unwrap_or_default().chars().take(LONGEST).collect();
     match (status.code(), text.is_empty()) {
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!((all[0].1.error.as_deref(), all[1].1.error.as_deref()), (None, Some("no such")));
         let message = |n: usize| all[n].1.error.clone().unwrap();
         assert!(message(2).contains("signal: 6"), "{}", message(2));
-        assert_eq!(message(3), "given up after 5 s");
+        assert_eq!(message(3), "timed out after 5 s");
         // What the user ends, or takes too long, says nothing of the case.
         assert_eq!(all.iter().map(|(_, done)| done.crashed).collect::<Vec<_>>(), [false, false, true, false, false]);
     }
@@ -214,7 +214,7 @@ mod tests {
         let tasks = vec![task("echo 1"), task("echo 2"), task("echo 3")];
         let error = run_tasks(Path::new("/bin/sh"), tasks, &[None], Duration::from_secs(9), |_, _| {
             seen += 1;
-            Err(LabError::Busy("x".into()))
+            Err(TuneError::Busy("x".into()))
         });
         assert!(error.is_err());
         assert_eq!(seen, 1);

@@ -1,4 +1,4 @@
-//! The figures of a compiled program as JSON: what `compile --json` writes and the laboratory reads.
+//! JSON of a compiled program, as `compile --json` writes it and [`super::CompileReport`] reads it.
 
 use serde_json::{Value, json};
 
@@ -11,15 +11,15 @@ use crate::runtime::Target;
 
 /// Equal collectives, counted.
 pub struct Entry<'a> {
-    /// The first of them.
+    /// First of them.
     pub collective: &'a Collective,
-    /// The tensor that it serves.
+    /// Placement of the tensor that is moved, where known.
     pub cause: Option<&'a Placement>,
-    /// How many they are.
+    /// Number of them.
     pub count: usize,
 }
 
-/// The collectives of a program, equal ones together.
+/// Collectives of a program, equal ones as one entry.
 pub fn entries(done: &Compilation) -> Vec<Entry<'_>> {
     let mut all: Vec<Entry> = Vec::new();
     for c in &done.report.collectives {
@@ -34,7 +34,7 @@ pub fn entries(done: &Compilation) -> Vec<Entry<'_>> {
     all
 }
 
-/// The figures, as the contract of `--json` names them.
+/// Report in the field names of `--json`.
 pub fn json(done: &Compilation, target: &Target) -> Value {
     let r = &done.report;
     let list: Vec<Value> = entries(done)
@@ -99,7 +99,7 @@ pub fn json(done: &Compilation, target: &Target) -> Value {
     })
 }
 
-/// Where a tensor lies: the mesh axes of each dimension, and its bytes on a device.
+/// Placement of a tensor, with its bytes per device.
 fn tensor(p: &Placement, done: &Compilation) -> Value {
     let parts: usize = p.sharding.0.iter().flatten().filter_map(|a| done.mesh.size(a)).product();
     json!({

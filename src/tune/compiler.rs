@@ -1,20 +1,22 @@
-//! Programs of many cases. What the module store has is analysed here, anew each time, so that figures are always this
-//! program's; what it lacks is compiled by child processes first, each adding its module.
+//! Compilation of many cases. Stored modules are analysed here, anew each time, so that reports are always this version's;
+//! missing modules are compiled first, by child processes that add them to the store.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::children::{Done, Task, Variable, run_tasks};
+use super::children::{Task, TaskResult, Variable, run_tasks};
 use super::compile_json;
-use super::error::{LabError, Result};
+use super::compile_report::CompileReport;
+use super::error::{Result, TuneError};
 use super::experiment::Options;
-use super::figures::Figures;
-use super::store::{Record, Store, Work};
-use crate::config::{Given, load};
+use super::store::{JobKind, Record, Store};
+use crate::config::{Given, LayoutSource, load};
+use crate::media::write_atomically;
 use crate::pipeline::compile::{self, CompileOptions, analyse};
 use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::{PipelineError, one_line};
@@ -22,31 +24,28 @@ use crate::pjrt::discover::Kind;
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
 use crate::runtime::{CompileKey, CompileOutcome, Machine, ModuleStore, RuntimeError, Target};
 
-/// A program to compile, for this process and for a child.
+/// Program to compile.
 #[derive(Clone, Debug)]
 pub(super) struct CompileTask {
-    /// The case in words.
+    /// Name in log lines and tables.
     pub label: String,
-    /// Its configuration.
     pub given: Given,
-    /// Its devices.
     pub target: Target,
-    /// Its program.
     pub program: ProgramKind,
-    /// Blocks; all if not given.
+    /// Number of transformer blocks; none for all.
     pub layers: Option<usize>,
-    /// The same as a child's command line.
+    /// Arguments of a child that compiles the same.
     pub command: Vec<String>,
 }
 
-/// What came of a program.
+/// Result of a compilation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Compiled {
-    /// What it depends on; none where it was not even written.
+    /// Everything that the module depends on; none where no program was built.
     pub key: Option<CompileKey>,
-    /// The figures as JSON; of a program that does not fit too.
+    /// Compile report as JSON, also of a program that does not fit.
     result: Option<Value>,
-    /// Why there are none, or what does not fit.
+    /// Message of a failure, or what does not fit.
     pub error: Option<String>,
 }
 
@@ -55,9 +54,8 @@ impl Compiled {
         Compiled { key, result: None, error: Some(error) }
     }
 
-    /// The figures.
-    pub fn figures(&self) -> Option<Figures> {
-        self.result.as_ref().and_then(Figures::of)
+    pub fn report(&self) -> Option<CompileReport> {
+        self.result.as_ref().and_then(CompileReport::of)
     }
 }
 
@@ -66,10 +64,9 @@ enum Looked {
     Missing(CompileKey),
 }
 
-/// Results, modules and opened targets of one folder.
+/// Results, modules and open targets of one folder.
 pub(super) struct Compiler<'a> {
     options: &'a Options,
-    /// The log.
     pub results: Store,
     modules: ModuleStore,
     machines: BTreeMap<String, std::result::Result<Rc<Machine>, String>>,
@@ -84,7 +81,7 @@ impl<'a> Compiler<'a> {
         Ok(Compiler { options, results: Store::open(&options.folder)?, modules, machines: BTreeMap::new() })
     }
 
-    /// The devices of a target, opened once; or why they cannot be.
+    /// Devices of a target, opened once; or why they cannot be.
     pub fn machine(&mut self, target: &Target) -> std::result::Result<Rc<Machine>, String> {
         let open = || {
             if target.kind() == Kind::Tpu && !prepare_absent_tpus() {
@@ -95,7 +92,7 @@ impl<'a> Compiler<'a> {
         self.machines.entry(target.to_string()).or_insert_with(open).clone()
     }
 
-    /// What a task's program depends on; or why it cannot be written.
+    /// Key of a task's module; or why its program cannot be built.
     ///
     /// # Errors
     /// A configuration that cannot be read.
@@ -108,7 +105,7 @@ impl<'a> Compiler<'a> {
         Ok(compile::key(&config, &options(task, &self.modules), &machine, &self.modules).map_err(|e| one_line(&e)))
     }
 
-    /// Figures of programs, in their order. Those without a module are compiled first, equal ones once.
+    /// Compiles programs without a module, equal ones once, and analyses all, in order.
     ///
     /// # Errors
     /// A configuration that cannot be read, a folder that cannot be written. A program that fails is a result.
@@ -155,20 +152,20 @@ impl<'a> Compiler<'a> {
         Task { key: key.hash(), label: task.label.clone(), command }
     }
 
-    /// What a child left. A crash is remembered as the compiler's answer; an error that is not the compiler's is not.
-    fn left(&mut self, task: &CompileTask, done: &Done) -> Result<Compiled> {
-        let words = || done.error.clone().unwrap_or_else(|| "it left no module".into());
+    /// Result of a child's compilation. A crash is stored as the compiler's answer; errors outside of the compiler are not.
+    fn left(&mut self, task: &CompileTask, done: &TaskResult) -> Result<Compiled> {
+        let words = || done.error.clone().unwrap_or_else(|| "no module was stored".into());
         let missing = match self.look(task, false)? {
             Looked::Done(compiled) => return Ok(compiled),
             Looked::Missing(key) => key,
         };
         if done.crashed {
-            self.modules.put(&missing, &CompileOutcome::Failure(words())).map_err(LabError::Modules)?;
+            self.modules.put(&missing, &CompileOutcome::Failure(words())).map_err(TuneError::Modules)?;
         }
         Ok(Compiled::failed(Some(missing), words()))
     }
 
-    /// What is known of a program, analysed anew. To `forget` is to have no answer where the compiler failed.
+    /// Known result of a program, analysed anew. With `forget`, stored compiler failures are dropped.
     fn look(&mut self, task: &CompileTask, forget: bool) -> Result<Looked> {
         let config = load(&task.given)?.config;
         let machine = match self.machine(&task.target) {
@@ -178,13 +175,13 @@ impl<'a> Compiler<'a> {
         let options = options(task, &self.modules);
         let mut analysed = analyse(&config, &options, &machine);
         while forget && let Err(PipelineError::Refused { path, .. }) = &analysed {
-            std::fs::remove_file(path).map_err(LabError::file(path))?;
+            std::fs::remove_file(path).map_err(TuneError::file(path))?;
             analysed = analyse(&config, &options, &machine);
         }
         Ok(Looked::Done(match analysed {
             Ok(done) => {
                 let error = done.shortage.as_ref().map(ToString::to_string);
-                // As it is read from the log, so that the two can be compared.
+                // In the form that the log is read in, so that the two can be compared.
                 let text = compile_json::json(&done, &task.target).to_string();
                 Compiled { result: serde_json::from_str(&text).ok(), key: done.key, error }
             }
@@ -194,7 +191,7 @@ impl<'a> Compiler<'a> {
         }))
     }
 
-    /// Adds a line, unless the last one of the same case and program says the same; whether it did.
+    /// Adds a line to the log unless the last one of the same case and program is equal; whether it did.
     fn log(&mut self, task: &CompileTask, compiled: &Compiled, seconds: f64) -> Result<bool> {
         let key = digest(&json!([task.command, compiled.key]));
         let Compiled { key: identity, result, error } = compiled.clone();
@@ -202,7 +199,7 @@ impl<'a> Compiler<'a> {
             return Ok(false);
         }
         let (label, command) = (task.label.clone(), task.command.clone());
-        self.results.add(Record { key, work: Work::Compile, label, command, seconds, identity, result, error })?;
+        self.results.add(Record { key, kind: JobKind::Compile, label, command, seconds, identity, result, error })?;
         Ok(true)
     }
 }
@@ -212,27 +209,40 @@ fn options<'a>(task: &CompileTask, modules: &'a ModuleStore) -> CompileOptions<'
     CompileOptions { target, kind, layers, dump: None, save: None, chip: None, modules: Some(modules) }
 }
 
-/// A hash of what a line of the log is of.
-pub(super) fn digest(of: &Value) -> String {
-    Sha256::digest(of.to_string().as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
+/// Writes a layout below `folder`, named by its contents, so that equal layouts are compiled once.
+///
+/// # Errors
+/// A folder that cannot be written.
+pub(super) fn write_layout(folder: &Path, layout: &LayoutSource) -> Result<PathBuf> {
+    let text = layout.to_yaml(&[]);
+    let name = hex::encode(&Sha256::digest(&text)[..6]);
+    let path = folder.join("layouts").join(format!("{name}.yml"));
+    path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(TuneError::file(&path))?;
+    write_atomically(&path, text.as_bytes())?;
+    Ok(path)
 }
 
-/// The beginning of a compiler's words, on one line.
+/// Key of a line of the log: the hash of what it is of.
+pub(super) fn digest(of: &Value) -> String {
+    hex::encode(Sha256::digest(of.to_string().as_bytes()))
+}
+
+/// Beginning of a compiler's message, on one line.
 fn short(message: &str) -> String {
     const LONGEST: usize = 500;
     let line = message.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or("the compiler failed");
     line.chars().take(LONGEST).collect()
 }
 
-/// What came of a program, in a few words.
+/// Result of a program, for the log.
 fn said(compiled: &Compiled, seconds: f64) -> String {
     let seconds = format!("{seconds:.0} s");
-    match (&compiled.error, compiled.figures()) {
+    match (&compiled.error, compiled.report()) {
         (Some(error), _) => format!("{error} ({seconds})"),
-        (None, Some(figures)) => {
-            let mb = figures.collectives.per_layer_bytes / 1e6;
-            let step = figures.all_blocks().map_or(String::new(), |p| format!("{:.2} ms a step, ", p.step));
-            format!("{step}{mb:.1} MB a block ({seconds})")
+        (None, Some(report)) => {
+            let mb = report.collectives.per_layer_bytes / 1e6;
+            let step = report.all_blocks().map_or(String::new(), |p| format!("{:.2} ms per step, ", p.step));
+            format!("{step}{mb:.1} MB of collectives per block ({seconds})")
         }
         (None, None) => seconds,
     }

@@ -1,37 +1,37 @@
-//! What changed between two compiled programs.
+//! Difference of two compiled programs in collectives and memory.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::figures::Figures;
+use super::compile_report::CompileReport;
 
-/// Exchanges of one kind for one tensor or place.
+/// Change of the collectives of one kind for one tensor or name scope.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Moved {
-    /// XLA's name.
+pub struct CollectiveDelta {
+    /// XLA's name of the operation.
     pub kind: String,
-    /// The tensor, or where none is known the place.
+    /// Tensor, else the name scope.
     pub what: String,
-    /// More runs in a step than in the other program.
+    /// Additional runs per step.
     pub runs: f64,
-    /// More bytes in a step.
+    /// Additional output bytes per step.
     pub bytes: f64,
 }
 
-/// From one program to another.
+/// Difference from one program to another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Difference {
-    /// Exchanges that only the first has, or of which it moves more; the largest first.
-    pub lost: Vec<Moved>,
-    /// Exchanges that only the second has, or of which it moves more.
-    pub gained: Vec<Moved>,
-    /// Arguments and results with all blocks, and temporaries: bytes a device.
+    /// Collectives that the first has more of, the largest first.
+    pub lost: Vec<CollectiveDelta>,
+    /// Collectives that the second has more of, the largest first.
+    pub gained: Vec<CollectiveDelta>,
+    /// Additional bytes per device, with all blocks.
     pub memory: i64,
 }
 
-/// Exchanges in a step, by kind and tensor or place.
-fn moved(f: &Figures) -> BTreeMap<(&str, &str), (f64, f64)> {
+/// Runs and bytes of collectives per step, by kind and tensor or name scope.
+fn moved(f: &CompileReport) -> BTreeMap<(&str, &str), (f64, f64)> {
     let mut all = BTreeMap::new();
     for e in &f.collectives.list {
         let what = e.tensor.as_deref().unwrap_or(&e.scope);
@@ -42,29 +42,36 @@ fn moved(f: &Figures) -> BTreeMap<(&str, &str), (f64, f64)> {
     all
 }
 
-/// What the second program does otherwise than the first.
-pub fn difference(a: &Figures, b: &Figures) -> Difference {
+/// Difference from program `a` to program `b`.
+pub fn difference(a: &CompileReport, b: &CompileReport) -> Difference {
     let (first, second) = (moved(a), moved(b));
-    let more = |of: &BTreeMap<_, (f64, f64)>, than: &BTreeMap<_, (f64, f64)>| -> Vec<Moved> {
-        let mut list: Vec<Moved> = of
+    let more = |of: &BTreeMap<_, (f64, f64)>, than: &BTreeMap<_, (f64, f64)>| -> Vec<CollectiveDelta> {
+        let mut list: Vec<CollectiveDelta> = of
             .iter()
             .filter_map(|(key, (runs, bytes))| {
                 let (other_runs, other) = than.get(key).copied().unwrap_or_default();
                 let (kind, what): &(&str, &str) = key;
-                let moved =
-                    Moved { kind: (*kind).into(), what: (*what).into(), runs: runs - other_runs, bytes: bytes - other };
+                let moved = CollectiveDelta {
+                    kind: (*kind).into(),
+                    what: (*what).into(),
+                    runs: runs - other_runs,
+                    bytes: bytes - other,
+                };
                 (moved.bytes > 0.0).then_some(moved)
             })
             .collect();
         list.sort_by(|x, y| y.bytes.total_cmp(&x.bytes));
         list
     };
-    let held = |f: &Figures| f.needed.bytes + f.memory.temporaries;
-    Difference { lost: more(&first, &second), gained: more(&second, &first), memory: held(b) - held(a) }
+    Difference {
+        lost: more(&first, &second),
+        gained: more(&second, &first),
+        memory: b.device_bytes() - a.device_bytes(),
+    }
 }
 
 impl Difference {
-    /// Bytes that a step moves more (or, below 0, less) by kind of exchange; the largest first.
+    /// Additional bytes per step (negative for fewer) by kind of collective, the largest first.
     pub fn by_kind(&self) -> Vec<(String, f64)> {
         let mut kinds: BTreeMap<&str, f64> = BTreeMap::new();
         self.gained.iter().for_each(|m| *kinds.entry(&m.kind).or_default() += m.bytes);

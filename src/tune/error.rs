@@ -1,25 +1,25 @@
-//! What can go wrong between cases; what goes wrong inside of one is that case's row.
+//! Errors of tuning as a whole; a case that fails is a result.
 
 use std::path::PathBuf;
 
-/// What ends an experiment.
+/// Error that ends an experiment, a search or a diagnosis.
 #[derive(Debug, thiserror::Error)]
-pub enum LabError {
-    /// The configuration, a layout or the experiment itself.
+pub enum TuneError {
+    /// Invalid configuration, layout or experiment.
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
-    /// A file of results.
+    /// File of results that cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
         /// File.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// Writing a result.
+    /// Output file that cannot be written.
     #[error(transparent)]
     Write(#[from] crate::media::Error),
-    /// The optimized modules.
+    /// Store of optimized modules.
     #[error("optimized modules: {0}")]
     Modules(crate::runtime::cache::CacheError),
     /// Another process writes into the folder.
@@ -30,26 +30,26 @@ pub enum LabError {
     Start {
         /// Binary.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// A target that does not exist.
+    /// Unknown target.
     #[error(transparent)]
     Target(#[from] crate::runtime::UnknownTarget),
-    /// A limit of memory where there is none.
-    #[error("--memory-fit: '{0}' states no memory of a device; leave it out, or take a TPU or cuda target")]
+    /// `--memory-fit` for a target of unknown memory.
+    #[error("--memory-fit: the device memory of '{0}' is unknown; leave it out, or use a TPU or CUDA target")]
     Capacity(String),
-    /// The program that all else is compared with.
+    /// Failure of the baseline program, or of an argument.
     #[error("{0}")]
     Base(String),
 }
 
-/// The result of this layer.
-pub type Result<T> = std::result::Result<T, LabError>;
+/// Result of this layer.
+pub type Result<T> = std::result::Result<T, TuneError>;
 
-impl LabError {
-    /// A file that cannot be read or written.
-    pub(super) fn file(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> LabError + '_ {
-        move |source| LabError::File { path: path.into(), source }
+impl TuneError {
+    /// Error of a file that cannot be read or written.
+    pub(super) fn file(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> TuneError + '_ {
+        move |source| TuneError::File { path: path.into(), source }
     }
 }

@@ -1,4 +1,4 @@
-//! An experiment: its cases compiled, measured where the devices are present, and ranked.
+//! Experiments: cases compiled, measured where their devices are present, and ranked.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,85 +6,85 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::children::{Done, Task, Variable, run_tasks};
+use super::children::{Task, TaskResult, Variable, run_tasks};
+use super::compile_report::CompileReport;
 use super::compiler::{CompileTask, Compiler, digest};
 use super::error::Result;
-use super::figures::Figures;
-use super::store::{Record, Store, Work};
+use super::store::{JobKind, Record, Store};
 use crate::config::{Case, ConfigError, Experiment, Given, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Kind;
 use crate::runtime::{CompileKey, Target, platform};
 
-/// How an experiment is run.
+/// Options of an experiment.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// This binary.
+    /// Path of this binary.
     pub binary: PathBuf,
     /// Folder of results.
     pub folder: PathBuf,
-    /// Folder of optimized modules, `modules` of the results' without.
+    /// Folder of optimized modules [default: `modules` in the folder of results].
     pub modules: Option<PathBuf>,
-    /// Cases that compile at a time.
+    /// Number of concurrent compilations.
     pub jobs: usize,
-    /// Whether cases are run on the devices that are present.
+    /// Whether cases are measured on devices that are present.
     pub measure: bool,
-    /// Whether what failed before is done again.
+    /// Whether failed jobs are repeated.
     pub retry: bool,
 }
 
 impl Options {
-    /// Whoever compiles for devices that need not be here.
+    /// Workers of ahead-of-time compilations.
     pub(super) fn workers(&self) -> Vec<Variable> {
         vec![None; self.jobs.max(1)]
     }
 }
 
-/// A case and what came of it.
+/// Result of a case.
 #[derive(Clone, Debug)]
-pub struct Row {
-    /// The case.
+pub struct CaseResult {
+    /// Case.
     pub case: Case,
-    /// In words, without target and shape.
+    /// Name without target and shape.
     pub label: String,
-    /// What was compiled.
-    pub figures: Option<Figures>,
-    /// Seconds of a measured step.
+    /// Report of the compiled program.
+    pub report: Option<CompileReport>,
+    /// Measured seconds per step.
     pub measured: Option<f64>,
-    /// Why there is nothing, or nothing measured.
+    /// Message of a failed compilation or measurement.
     pub error: Option<String>,
 }
 
-impl Row {
-    /// Cases that can be compared: of one target and shape.
+impl CaseResult {
+    /// Name of the group of comparable cases: target and shape.
     pub fn group(&self) -> String {
         let shape = self.case.shape.as_ref().map(|s| format!(", {s}")).unwrap_or_default();
         format!("{}{shape}", self.case.target.clone().unwrap_or_default())
     }
 
-    /// Predicted milliseconds of a step with all blocks, where the chip is known.
+    /// Predicted milliseconds per step with all blocks, where the chip is known.
     pub fn predicted(&self) -> Option<f64> {
-        self.figures.as_ref()?.all_blocks().map(|p| p.step)
+        self.report.as_ref()?.all_blocks().map(|p| p.step)
     }
 
-    /// Milliseconds of a step, measured if it was; predicted otherwise; where the chip is unknown, bytes received.
+    /// Milliseconds per step, measured, else predicted; received bytes where the chip is unknown.
     pub fn cost(&self) -> Option<f64> {
         let measured = self.measured.map(|s| s * 1e3);
-        measured.or(self.predicted()).or_else(|| self.figures.as_ref().map(Figures::whole_cost))
+        measured.or(self.predicted()).or_else(|| self.report.as_ref().map(CompileReport::whole_cost))
     }
 
-    /// Whether it may be chosen.
+    /// Whether the program fits into device memory.
     pub fn fits(&self) -> bool {
-        self.figures.as_ref().is_some_and(Figures::fits)
+        self.report.as_ref().is_some_and(CompileReport::fits)
     }
 }
 
-/// The rows by group, the fastest first; what does not fit stands behind, what failed last.
-pub fn ranked(mut rows: Vec<Row>) -> Vec<(String, Vec<Row>)> {
-    let mut groups: Vec<(String, Vec<Row>)> = Vec::new();
+/// Results by group, the fastest first; then those that do not fit, then failures.
+pub fn ranked(mut rows: Vec<CaseResult>) -> Vec<(String, Vec<CaseResult>)> {
+    let mut groups: Vec<(String, Vec<CaseResult>)> = Vec::new();
     rows.sort_by(|a, b| {
-        let place = |r: &Row| (r.cost().is_none(), !r.fits(), r.measured.is_none());
-        let cost = |r: &Row| r.cost().unwrap_or(f64::MAX);
+        let place = |r: &CaseResult| (r.cost().is_none(), !r.fits(), r.measured.is_none());
+        let cost = |r: &CaseResult| r.cost().unwrap_or(f64::MAX);
         place(a).cmp(&place(b)).then(cost(a).total_cmp(&cost(b)))
     });
     for row in rows {
@@ -97,7 +97,7 @@ pub fn ranked(mut rows: Vec<Row>) -> Vec<(String, Vec<Row>)> {
     groups
 }
 
-/// A case in words among those of its target and shape.
+/// Name of a case within its group.
 fn name(case: &Case) -> String {
     let layout = case.layout.as_deref().unwrap_or("own layout");
     let stem = Path::new(layout).file_stem().map_or(layout.into(), |s| s.to_string_lossy());
@@ -109,7 +109,7 @@ fn name(case: &Case) -> String {
     parts.join(" ")
 }
 
-/// A case in words: what distinguishes it from all others.
+/// Name of a case within the experiment.
 fn label(case: &Case, file: &Experiment) -> String {
     let cases = file.cases();
     let shape = case.shape.clone().filter(|_| cases.iter().any(|c| c.shape != case.shape));
@@ -122,7 +122,7 @@ fn flag_text(value: &crate::config::FlagValue) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }
 
-/// The settings that `compile` and `bench` share.
+/// Arguments that `compile` and `bench` share.
 fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     let mut args = vec!["-c".to_string(), file.config.clone()];
     let mut set = file.set.clone();
@@ -139,7 +139,7 @@ fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     Ok(args)
 }
 
-/// What `load` is given for a case.
+/// Configuration of a case.
 fn given(case: &Case, file: &Experiment) -> Result<Given> {
     let settings = settings(case, file)?;
     let after =
@@ -150,7 +150,7 @@ fn given(case: &Case, file: &Experiment) -> Result<Given> {
     Ok(given)
 }
 
-/// The compilation of a case.
+/// Compilation of a case.
 fn compilation(case: &Case, file: &Experiment) -> Result<CompileTask> {
     let target = case.target.clone().unwrap_or_default();
     let parsed: Target = target.parse()?;
@@ -160,22 +160,22 @@ fn compilation(case: &Case, file: &Experiment) -> Result<CompileTask> {
     command.extend(file.layers.iter().flat_map(|n| ["--layers".to_string(), n.to_string()]));
     command.extend(settings(case, file)?);
     let given = given(case, file)?;
-    // A wrong layout is the file's mistake, not a row.
+    // A wrong layout is an error of the file, not of the case.
     read_layout_source(&load(&given)?.config.layout)?;
     Ok(CompileTask { label: label(case, file), given, target: parsed, program, layers: file.layers, command })
 }
 
-/// How a case is measured: part of what its result is kept under.
+/// Arguments of a measurement, part of its key.
 const MEASURED: [&str; 6] = ["--weights", "random", "--programs", "denoise", "--runs", "3"];
 
-/// A case on the devices themselves.
+/// Measurement of a case.
 #[derive(Clone)]
 struct Measurement {
-    /// The program that runs.
+    /// Key of the program that runs.
     identity: CompileKey,
     /// Random weights, steps of the denoising loop alone.
     run: Task,
-    /// The loop's program into the compile cache, where there is one.
+    /// Compilation of the loop into the compile cache, where there is one.
     ahead: Option<Task>,
 }
 
@@ -220,7 +220,7 @@ fn measurement(
     Ok(Some(Measurement { identity, run, ahead }))
 }
 
-/// A worker for every GPU, which sees it before the others: the compiler times its kernels on the first.
+/// One worker per GPU, with that GPU first: the compiler autotunes on the first.
 fn workers_of_gpus() -> Vec<Variable> {
     let gpus = match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(listed) if !listed.is_empty() => listed.split(',').map(str::to_string).collect(),
@@ -235,56 +235,56 @@ fn present(kind: Kind) -> bool {
     kind == Kind::Cpu || platform::hardware(kind).is_ok()
 }
 
-/// Compiles and runs what an experiment lacks, and reads all of it.
+/// Compiles and measures what an experiment lacks, and returns the results of all cases.
 ///
 /// # Errors
-/// A case that cannot be meant; a folder that cannot be written. A case that fails is a row.
-pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<Row>> {
+/// An invalid case; a folder that cannot be written. A case that fails is a result.
+pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult>> {
     let cases = file.cases();
     let tasks = cases.iter().map(|c| compilation(c, file)).collect::<Result<Vec<_>>>()?;
     let mut compiler = Compiler::open(options)?;
     let all = compiler.compile(&tasks, &options.workers(), file.timeout)?;
     let mut measurements = Vec::new();
     for ((case, task), compiled) in cases.iter().zip(&tasks).zip(&all) {
-        let figures = compiled.figures().filter(|_| compiled.error.is_none());
-        let mesh = figures.as_ref().map(|f| &f.mesh);
+        let report = compiled.report().filter(|_| compiled.error.is_none());
+        let mesh = report.as_ref().map(|f| &f.mesh);
         measurements.push(mesh.map(|m| measurement(&mut compiler, task, case, file, m)).transpose()?.flatten());
     }
     let results = &mut compiler.results;
     if options.measure {
         let here = tasks.iter().zip(&measurements).filter(|(task, _)| present(task.target.kind()));
         let here: Vec<Measurement> = here.filter_map(|(_, m)| m.clone()).collect();
-        // Most of a compilation is the host's work: as many at a time as there are GPUs. What fails is said where it runs.
+        // Compilation is mostly host work: as many at a time as there are GPUs. Failures are reported by the measurement.
         let open = here.iter().filter(|m| !is_known(results, &m.run, options));
         let ahead: Vec<Task> = open.filter_map(|m| m.ahead.clone()).collect();
         let workers = workers_of_gpus();
         if workers.len() > 1 && ahead.len() > 1 {
-            work(results, Work::Ahead, ahead, &[], &workers, file.timeout, options)?;
+            run_missing(results, JobKind::Ahead, ahead, &[], &workers, file.timeout, options)?;
         }
         // One at a time: they share the devices.
         let (runs, programs): (Vec<Task>, Vec<CompileKey>) = here.into_iter().map(|m| (m.run, m.identity)).unzip();
-        work(results, Work::Measure, runs, &programs, &[None], file.timeout, options)?;
+        run_missing(results, JobKind::Measure, runs, &programs, &[None], file.timeout, options)?;
     }
-    // What was measured before, or on another machine, is shown without `--measure` too.
+    // Earlier measurements, also of other machines, are shown without `--measure` too.
     let rows = cases.into_iter().zip(all).zip(measurements).map(|((case, compiled), measurement)| {
         let measured = measurement.and_then(|m| results.get(&m.run.key));
         let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise_loop/median")?.as_f64());
-        let figures = compiled.figures();
+        let report = compiled.report();
         let error = compiled.error.or_else(|| measured.and_then(|r| r.error.clone()));
-        Row { label: name(&case), case, figures, measured: seconds, error }
+        CaseResult { label: name(&case), case, report, measured: seconds, error }
     });
     Ok(rows.collect())
 }
 
-/// Whether a task need not be done.
+/// Whether a task's result is known.
 fn is_known(results: &Store, task: &Task, options: &Options) -> bool {
     results.get(&task.key).is_some_and(|r| r.error.is_none() || !options.retry)
 }
 
-/// Runs the tasks that the log does not know; `programs` are those that they run, where that is said.
-fn work(
+/// Runs tasks without a known result; `programs` are the keys of what they run, if given.
+fn run_missing(
     results: &mut Store,
-    work: Work,
+    kind: JobKind,
     tasks: Vec<Task>,
     programs: &[CompileKey],
     workers: &[Variable],
@@ -312,17 +312,17 @@ fn work(
         let ran = done.result.as_ref().and_then(|r| r.pointer("/programs/denoise_loop/program/hash")?.as_str());
         let other = ran.zip(identity.as_ref()).filter(|(ran, meant)| *ran != meant.program);
         let error = done.error.or(other.map(|(ran, meant)| format!("program {ran} ran, not {}", meant.program)));
-        results.add(Record { key, work, label, command, seconds: done.seconds, identity, result: done.result, error })
+        results.add(Record { key, kind, label, command, seconds: done.seconds, identity, result: done.result, error })
     })
 }
 
-/// How a measurement ended, in a few words.
-fn said(done: &Done) -> String {
+/// Result of a measurement, for the log.
+fn said(done: &TaskResult) -> String {
     let seconds = format!("{:.0} s", done.seconds);
     let step = |json: &Value| json.pointer("/programs/denoise_loop/median").and_then(Value::as_f64);
     match (&done.error, done.result.as_ref().and_then(step)) {
         (Some(error), _) => format!("{error} ({seconds})"),
-        (None, Some(step)) => format!("{:.3} ms a step measured ({seconds})", step * 1e3),
+        (None, Some(step)) => format!("{:.3} ms per step measured ({seconds})", step * 1e3),
         (None, None) => seconds,
     }
 }

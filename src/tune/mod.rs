@@ -1,35 +1,35 @@
-//! The laboratory: many programs compiled, timed, compared, and layouts mended by what the compiler says of them.
+//! Layout tuning: many programs compiled, measured and compared; layout changes found, compiled and ranked.
 //!
-//! Every case is a child process of this binary (`compile --json -`, `bench --json -`), so that a compiler that crashes
-//! or hangs costs one case. Their optimized modules are stored and never compiled twice; figures are read from them anew
-//! each time. What came of every case is a line of [`Store`].
+//! Each case runs in a child process of this binary (`compile --json -`, `bench --json -`), so a compiler that crashes
+//! or hangs costs one case. Optimized modules are stored and never compiled twice; reports are read from them anew each
+//! time. Each result is one line of [`Store`].
 
 mod agreement;
 mod candidates;
 mod cause;
 mod children;
 pub mod compile_json;
+mod compile_report;
 mod compiler;
+mod diagnose;
+mod diagnosis_text;
 mod difference;
 mod error;
 mod experiment;
-mod figures;
+mod html;
 mod reason;
-mod report;
 pub mod search;
 mod store;
 mod table;
-mod why;
-mod why_text;
 
 pub use agreement::{Agreement, agreement};
-pub use children::{Done, Task, default_jobs, run_tasks};
-pub use difference::{Difference, Moved, difference};
-pub use error::{LabError, Result};
-pub use experiment::{Options, Row, experiment, ranked};
-pub use figures::{Exchange, Figures, Needed, Placed, Predicted};
-pub use report::page;
-pub use store::{Record, Store, Work};
+pub use children::{Task, TaskResult, default_jobs, run_tasks};
+pub use compile_report::{CollectiveEntry, CompileReport, Needed, Predicted, TensorPlacement};
+pub use diagnose::{DiagnoseRequest, Diagnosis, MIN_GAIN, Suggestion, TradeOff, diagnose};
+pub use diagnosis_text::diagnosis_text;
+pub use difference::{CollectiveDelta, Difference, difference};
+pub use error::{Result, TuneError};
+pub use experiment::{CaseResult, Options, experiment, ranked};
+pub use html::page;
+pub use store::{JobKind, Record, Store};
 pub use table::table;
-pub use why::{Advice, Answer, LEAST_GAIN, Price, Question, why};
-pub use why_text::why_text;

@@ -1,61 +1,61 @@
-//! Why a program has a collective: what about the placements asked for it.
+//! Reason of a collective: which property of the placements requires it.
 
 use std::fmt;
 
 use crate::analysis::{Collective, Kind};
 use crate::nn::{Axis, Placement, Role};
 
-/// Why there is an exchange. As [`super::cause`], an inference from name scope, axes and kind.
+/// Reason of a collective. Like [`super::cause`], an inference from name scope, axes and kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// A weight that the storage rules split is gathered before its use.
-    Stored,
-    /// A product sums over a dimension that is split: every device has a part of the sum.
+    /// FSDP-sharded parameter, gathered before use.
+    FsdpSharded,
+    /// Sharded contracting dimension: each device has a partial sum.
     Contracting {
-        /// What is summed over.
+        /// Contracted axis.
         axis: String,
     },
-    /// Two tensors that meet are split over the same devices along different dimensions.
-    Disagree {
-        /// The tensor that moves, and its split dimension.
+    /// Two operands sharded over the same devices along different dimensions.
+    ShardingMismatch {
+        /// Tensor that moves, and its sharded dimension.
         moved: String,
-        /// The one it meets.
+        /// Other operand.
         other: String,
     },
-    /// Attention over a sequence that is split: the layout's exchange.
-    Exchange,
-    /// A sum over a dimension that is split: statistics of a norm, of guidance.
-    Statistics,
-    /// A size that does not divide.
+    /// Context-parallel attention.
+    ContextParallel,
+    /// Reduction over a sharded dimension: statistics of a norm or of guidance.
+    Reduction,
+    /// Size that the mesh axis does not divide.
     Padding {
-        /// What the layout said of it.
+        /// The layout's note.
         note: String,
     },
-    /// An operation wants whole what is split.
-    WantsWhole {
-        /// The dimension.
+    /// Operation that requires a sharded dimension replicated.
+    RequiresReplicated {
+        /// Sharded axis.
         axis: String,
     },
-    /// No placed tensor is near.
+    /// No annotated tensor nearby.
     Unknown,
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::Stored => f.write_str("stored in pieces, gathered before its use"),
-            Reason::Contracting { axis } => write!(f, "contracting dimension sharded: a product sums over {axis}"),
-            Reason::Disagree { moved, other } => write!(f, "neighbours disagree: {moved}, {other}"),
-            Reason::Exchange => f.write_str("attention over a split sequence"),
-            Reason::Statistics => f.write_str("a sum over a split dimension"),
+            Reason::FsdpSharded => f.write_str("FSDP-sharded parameter, gathered before use"),
+            Reason::Contracting { axis } => write!(f, "contracting dimension sharded: a matmul reduces over {axis}"),
+            Reason::ShardingMismatch { moved, other } => write!(f, "sharding mismatch: {moved}, {other}"),
+            Reason::ContextParallel => f.write_str("context-parallel attention"),
+            Reason::Reduction => f.write_str("reduction over a sharded dimension"),
             Reason::Padding { note } => write!(f, "padding: {note}"),
-            Reason::WantsWhole { axis } => write!(f, "the next operation wants {axis} whole"),
-            Reason::Unknown => f.write_str("the compiler's own: no placed tensor is near"),
+            Reason::RequiresReplicated { axis } => write!(f, "the next operation requires {axis} replicated"),
+            Reason::Unknown => f.write_str("compiler-inserted: no annotated tensor nearby"),
         }
     }
 }
 
-/// Why a collective is there. `cause` is the tensor it serves, `notes` what the layout could not split.
+/// Reason of a collective. `cause` is the tensor it serves, `notes` what the layout could not shard.
 pub fn reason(c: &Collective, cause: Option<&Placement>, all: &[Placement], notes: &[String]) -> Reason {
     let Some(p) = cause else { return Reason::Unknown };
     if let Some(note) = notes.iter().find(|n| n.contains(&format!("'{}'", p.tensor))) {
@@ -64,21 +64,21 @@ pub fn reason(c: &Collective, cause: Option<&Placement>, all: &[Placement], note
     let axis = split_axis(p, c).map_or_else(|| "a dimension".to_string(), Axis::name);
     let sums = matches!(c.kind, Kind::AllReduce | Kind::ReduceScatter);
     if c.scope.split('/').any(|s| s == "sdpa") {
-        return Reason::Exchange;
+        return Reason::ContextParallel;
     }
     match p.role {
-        Role::Stored => Reason::Stored,
-        _ if is_vector(p) && sums => Reason::Statistics,
+        Role::Stored => Reason::FsdpSharded,
+        _ if is_vector(p) && sums => Reason::Reduction,
         Role::Parameter if sums => Reason::Contracting { axis },
         Role::Parameter => match meets(p, c, all) {
-            Some((other, its)) => Reason::Disagree {
-                moved: format!("the weight is split over {} by {axis}", c.axes.join("+")),
-                other: format!("what it meets ({}) by {}", other.tensor, its.name()),
+            Some((other, its)) => Reason::ShardingMismatch {
+                moved: format!("the weight is sharded over {} along {axis}", c.axes.join("+")),
+                other: format!("its operand ({}) along {}", other.tensor, its.name()),
             },
-            None => Reason::WantsWhole { axis },
+            None => Reason::RequiresReplicated { axis },
         },
-        Role::Activation if sums => Reason::Statistics,
-        Role::Activation => Reason::WantsWhole { axis },
+        Role::Activation if sums => Reason::Reduction,
+        Role::Activation => Reason::RequiresReplicated { axis },
     }
 }
 
@@ -86,12 +86,12 @@ fn is_vector(p: &Placement) -> bool {
     p.axes.iter().filter(|a| **a != Axis::Layers).count() < 2
 }
 
-/// The logical axis of a tensor that is split over the collective's devices.
+/// Logical axis of a tensor that is sharded over the collective's devices.
 fn split_axis(p: &Placement, c: &Collective) -> Option<Axis> {
     p.axes.iter().zip(&p.sharding.0).find(|(_, s)| s.iter().any(|a| c.axes.contains(a))).map(|(axis, _)| *axis)
 }
 
-/// The nearest activation that is split over the same devices along a dimension that the tensor has not.
+/// Nearest activation that is sharded over the same devices along an axis that the tensor lacks.
 fn meets<'a>(p: &Placement, c: &Collective, all: &'a [Placement]) -> Option<(&'a Placement, Axis)> {
     let own = scope_of(p);
     let near = all.iter().filter(|o| o.role == Role::Activation).filter_map(|o| {
@@ -158,19 +158,19 @@ mod tests {
         let told = |c: &Collective, p: Option<&Placement>| reason(c, p, &all, &[]).to_string();
         assert_eq!(
             told(&gather, Some(&weight)),
-            "neighbours disagree: the weight is split over context by embed, what it meets (t.blocks/ff) by \
+            "sharding mismatch: the weight is sharded over context along embed, its operand (t.blocks/ff) along \
              video_sequence"
         );
         let sum = collective(Kind::AllReduce, "blocks/ff/proj");
-        assert_eq!(told(&sum, Some(&weight)), "contracting dimension sharded: a product sums over embed");
+        assert_eq!(told(&sum, Some(&weight)), "contracting dimension sharded: a matmul reduces over embed");
         let stored = Placement { role: Role::Stored, ..weight.clone() };
-        assert_eq!(reason(&gather, Some(&stored), &all, &[]), Reason::Stored);
+        assert_eq!(reason(&gather, Some(&stored), &all, &[]), Reason::FsdpSharded);
         assert_eq!(
             reason(&collective(Kind::AllGather, "blocks/attn1/sdpa"), Some(&tokens), &all, &[]),
-            Reason::Exchange
+            Reason::ContextParallel
         );
-        assert_eq!(told(&gather, Some(&tokens)), "the next operation wants video_sequence whole");
-        assert_eq!(reason(&sum, Some(&tokens), &all, &[]), Reason::Statistics);
+        assert_eq!(told(&gather, Some(&tokens)), "the next operation requires video_sequence replicated");
+        assert_eq!(reason(&sum, Some(&tokens), &all, &[]), Reason::Reduction);
         assert_eq!(reason(&gather, None, &all, &[]), Reason::Unknown);
         let notes = ["tensor 't.blocks/ff' does not divide".to_string()];
         assert!(matches!(reason(&gather, Some(&tokens), &all, &notes), Reason::Padding { .. }));

@@ -1,5 +1,5 @@
-//! The log of results: a JSON line a piece of work, appended whole, so that a run that is killed loses only what it was
-//! doing. Only measurements are read back: figures of compiled programs are made anew from their modules.
+//! Log of results: one JSON line a job, appended whole, so that a killed run loses only its current jobs. Only measurements
+//! are read back; reports of compiled programs are made anew from their modules.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -9,45 +9,46 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::{LabError, Result};
+use super::error::{Result, TuneError};
 use crate::runtime::CompileKey;
 
-/// What was done.
+/// Kind of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Work {
-    /// Compiled ahead of time.
+pub enum JobKind {
+    /// Ahead-of-time compilation.
     Compile,
-    /// Compiled into the compile cache, for the devices that it will be run on.
+    /// Compilation into the compile cache, for the devices of a following measurement.
     Ahead,
-    /// Run on devices.
+    /// Timed run on devices.
     Measure,
 }
 
-/// A line: what came of a piece of work.
+/// Line of the log: result of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Of everything that was done: of a compilation its command and program, of a measurement the program that ran and
-    /// how. The last line of a key holds.
+    /// Hash of the job: of a compilation its command and program, of a measurement its program and options. The last line
+    /// of a key is valid.
     pub key: String,
-    /// What was done.
-    pub work: Work,
-    /// The case in words.
+    /// Kind of the job.
+    #[serde(rename = "work")]
+    pub kind: JobKind,
+    /// Name of the case.
     pub label: String,
-    /// The command line behind `ltx2`.
+    /// Arguments of `ltx2`.
     pub command: Vec<String>,
-    /// Seconds it took.
+    /// Wall-clock seconds.
     pub seconds: f64,
-    /// What a program that was compiled or ran depends on.
+    /// Key of the program's module.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<CompileKey>,
-    /// The figures; none where it failed.
+    /// JSON report; none where the job failed.
     pub result: Option<Value>,
-    /// The last message of what failed, or what does not fit.
+    /// Last message of a failure, or what does not fit.
     pub error: Option<String>,
 }
 
-/// The file of results, held by one process at a time.
+/// File of results, locked by one process at a time.
 pub struct Store {
     path: PathBuf,
     file: File,
@@ -55,18 +56,18 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens or makes `results.jsonl` in a folder. What was written in part is cut off.
+    /// Opens or creates `results.jsonl` in a folder. A line written in part is cut off.
     ///
     /// # Errors
     /// A folder that cannot be written, or that another process holds.
     pub fn open(folder: &Path) -> Result<Self> {
-        std::fs::create_dir_all(folder).map_err(LabError::file(folder))?;
+        std::fs::create_dir_all(folder).map_err(TuneError::file(folder))?;
         let path = folder.join("results.jsonl");
-        let fail = || LabError::file(&path);
+        let fail = || TuneError::file(&path);
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(fail())?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(LabError::Busy(folder.into())),
+            Err(TryLockError::WouldBlock) => return Err(TuneError::Busy(folder.into())),
             Err(TryLockError::Error(e)) => return Err(fail()(e)),
         }
         let mut bytes = Vec::new();
@@ -77,23 +78,23 @@ impl Store {
             file.seek(SeekFrom::End(0)).map_err(fail())?;
         }
         let lines = bytes[..whole].split(|b| *b == b'\n');
-        // A line of another version of this program is work to be done again.
+        // A line of another version of this program counts as missing.
         let known = lines.filter_map(|line| serde_json::from_slice::<Record>(line).ok());
         let records = known.map(|r| (r.key.clone(), r)).collect();
         Ok(Store { path, file, records })
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is known of a key.
+    /// Last record of a key.
     pub fn get(&self, key: &str) -> Option<&Record> {
         self.records.get(key)
     }
 
-    /// Adds a line.
+    /// Appends a record.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -101,7 +102,7 @@ impl Store {
         let mut line = serde_json::to_vec(&record).unwrap_or_default();
         line.push(b'\n');
         let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
-        written.map_err(LabError::file(&self.path))?;
+        written.map_err(TuneError::file(&self.path))?;
         self.records.insert(record.key.clone(), record);
         Ok(())
     }
@@ -114,7 +115,7 @@ mod tests {
     fn record(key: &str) -> Record {
         Record {
             key: key.into(),
-            work: Work::Compile,
+            kind: JobKind::Compile,
             label: "a".into(),
             command: vec![],
             seconds: 1.0,
@@ -128,7 +129,7 @@ mod tests {
     fn what_was_written_in_part_is_done_again() {
         let folder = tempfile::tempdir().unwrap();
         let mut store = Store::open(folder.path()).unwrap();
-        assert!(matches!(Store::open(folder.path()), Err(LabError::Busy(_))));
+        assert!(matches!(Store::open(folder.path()), Err(TuneError::Busy(_))));
         store.add(record("one")).unwrap();
         store.add(record("two")).unwrap();
         let path = store.path().to_path_buf();

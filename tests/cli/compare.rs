@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use crate::support::{self, cases, cpu, dumped, generate, needs, open, request};
+use crate::support::{self, cases, cpu, dumped, dumping, generate, needs, open, plain, request};
 use ltx2::hlo::DType;
 use ltx2::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, write_mp4, write_png_frames, write_wav};
-use ltx2::nn::{Build, Lowering};
+
 use ltx2::pipeline::tensors;
 use ltx2::tensor::Tensor;
 use ndarray::{Array2, Array4};

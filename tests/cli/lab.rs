@@ -139,10 +139,7 @@ fn the_advice_is_compiled_and_mends() {
     assert!(!weights.is_empty(), "{answer}");
     assert!(weights.iter().any(|c| c["role"] == "parameter"), "{answer}");
     let why = |c: &&serde_json::Value| c["reason"].as_str().unwrap_or_default().to_string();
-    assert!(
-        weights.iter().map(why).any(|r| r.contains("neighbours disagree") || r.contains("contracting")),
-        "{answer}"
-    );
+    assert!(weights.iter().map(why).any(|r| r.contains("sharding mismatch") || r.contains("contracting")), "{answer}");
     let best = &answer["advice"][0];
     let change = best["change"].as_str().expect("a change");
     assert!(change.contains("{embed: []}"), "{answer}");

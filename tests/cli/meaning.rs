@@ -8,7 +8,6 @@ mod see;
 
 use ltx2::request::Request;
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

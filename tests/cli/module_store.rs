@@ -15,7 +15,7 @@ use ltx2::pipeline::PipelineError;
 use ltx2::pipeline::compile::{Compilation, CompileOptions, analyse, compile};
 use ltx2::pipeline::programs::ProgramKind;
 use ltx2::runtime::{CompileOutcome, ModuleStore, Target};
-use ltx2::tune::{Options, Record, Row, experiment};
+use ltx2::tune::{CaseResult, Options, Record, experiment};
 use serde_json::Value;
 
 const SMALL: &str = "config: nano_2_0\n\
@@ -65,7 +65,7 @@ impl Lab {
     }
 
     /// The same in this process, with children of another binary.
-    fn rows(&self, binary: &Path, retry: bool) -> Vec<Row> {
+    fn rows(&self, binary: &Path, retry: bool) -> Vec<CaseResult> {
         let file = read_experiment(&self.path("x.yml")).expect("an experiment");
         let (binary, folder) = (binary.to_path_buf(), self.path("out"));
         let options = Options { binary, folder, modules: None, jobs: 1, measure: false, retry };
@@ -156,7 +156,7 @@ fn figures_of_an_experiment_are_read_anew() {
     let others = store.get(key(1)).expect("readable").expect("is stored");
     store.put(key(0), &others).expect("is written");
     let rows = lab.rows(nothing(), false);
-    let flops = |row: &Row| row.figures.as_ref().expect("figures").flops;
+    let flops = |row: &CaseResult| row.report.as_ref().expect("figures").flops;
     let was = |n: usize| right[n].result.as_ref().expect("figures")["flops"].as_f64().expect("a number");
     assert_ne!(was(0), was(1));
     assert_eq!(rows.iter().map(flops).collect::<Vec<_>>(), [was(1), was(1)]);
@@ -268,7 +268,7 @@ fn a_damaged_module_is_compiled_anew() {
 fn what_the_compiler_fails_on_is_remembered_until_retry() {
     // An option that the plugin does not know is its refusal.
     let lab = Lab::new("layouts: [sequence]\nflags: [{xla_no_such_option: 1}]");
-    let error = |rows: &[Row]| rows[0].error.clone().unwrap_or_default();
+    let error = |rows: &[CaseResult]| rows[0].error.clone().unwrap_or_default();
     let first = lab.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
     assert!(error(&first).contains("xla_no_such_option"), "{}", error(&first));
     assert_eq!(error(&lab.rows(nothing(), false)), error(&first));
@@ -285,7 +285,7 @@ fn what_the_compiler_fails_on_is_remembered_until_retry() {
     let full = lab.script("echo 'error: no space left' >&2; exit 1");
     assert_eq!(error(&lab.rows(&full, true)), "no space left");
     let done = lab.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
-    assert!(done[0].figures.is_some() && done[0].error.is_none(), "{:?}", done[0].error);
+    assert!(done[0].report.is_some() && done[0].error.is_none(), "{:?}", done[0].error);
     let outcome = |r: &Record| {
         let store = ModuleStore::new(&lab.path("out/modules"));
         store.get(r.identity.as_ref().expect("a program")).expect("readable")

@@ -85,7 +85,7 @@ fn mistakes_are_one_line() {
     let message = fail(&["--search", "--target", "cpu:2", "--shape", "768x512", "-c", "nano_2_0"]);
     assert!(message.contains("shape '768x512' is not WIDTHxHEIGHTxFRAMES"), "{message}");
     let message = fail(&["--search", "--target", "cpu:2", "--memory-fit", "-c", "nano_2_0"]);
-    assert!(message.contains("--memory-fit: 'cpu:2' states no memory"), "{message}");
+    assert!(message.contains("--memory-fit: the device memory of 'cpu:2' is unknown"), "{message}");
     assert!(fail(&["x.yml", "--search", "--target", "cpu:2"]).contains("cannot be used with"), "a file and --search");
     assert!(fail(&["--search", "-c", "ltx2"]).contains("--target"), "no target");
     assert!(fail(&["x.yml", "--budget", "3"]).contains("--search"), "a budget without --search");

@@ -12,6 +12,7 @@ const LAYERS: &[&[&str]] = &[
     &["tune"],
     &["perf"],
     &["pipeline"],
+    &["request"],
     &["config", "sampling"],
     &["models"],
     &["weights", "runtime", "media", "quality"],

@@ -4,10 +4,10 @@
 use ltx2::request::{ImageCondition, RefinePass, Request, Shapes};
 use std::rc::Rc;
 
-use crate::support::{self, Case, cases, cpu, dumped, generate, needs, request};
+use crate::support::{self, Case, cases, cpu, dumped, dumping, generate, needs, plain, request};
 use ltx2::hlo::DType;
 use ltx2::models::transformer::CrossTimestep;
-use ltx2::nn::{Build, Lowering};
+
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::runner::Runner;

@@ -1,56 +1,56 @@
-//! What a program cannot be faster than, from its declarations: nothing is compiled for it.
+//! Lower bound of a program's step time, from its declarations, without compiling.
 //!
-//! | part | what is counted |
+//! | part | counted |
 //! |---|---|
-//! | products | those of one device's program, by the parts that the layout makes of the work |
-//! | memory | every parameter is read once a step |
-//! | links | weights that are kept in pieces, tokens that attention trades, sums that split heads and inner widths leave |
+//! | compute | matmuls of one device, by the number of shards of the work |
+//! | memory | one read of every parameter per step |
+//! | links | all-gathers of FSDP-sharded weights, context-parallel attention, all-reduces of sharded heads and MLP widths |
 //!
-//! The three may run side by side: the bound is the longest. Each is the least that any compiler could do, so what is
-//! left out by it is out for good. An exchange that more than one thing could bring about counts as the cheaper.
+//! The three may overlap, so the bound is the longest. Each is the least that any compiler could do, so pruning by it is
+//! safe. Where several collectives could do the same, the cheaper one counts.
 
 use crate::analysis::{Chip, Kind, Work};
 use crate::hlo::{Mesh, Sharding, Type};
 use crate::models::Network;
 use crate::nn::{Axis, ExchangeKind, ExchangePolicy, Layout, Placement, Role};
 
-/// The least that a step costs.
+/// Lower bound of a step's cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bound {
-    /// Milliseconds of products.
+    /// Milliseconds of matmuls.
     pub compute: f64,
     /// Milliseconds of device memory.
     pub memory: f64,
-    /// Milliseconds on links; bytes received where the chip is unknown.
+    /// Milliseconds of collectives; received bytes where the chip is unknown.
     pub links: f64,
 }
 
 impl Bound {
-    /// In the unit by which compiled programs are ranked.
+    /// Bound in the unit by which compiled programs are ranked.
     pub fn cost(&self) -> f64 {
         self.compute.max(self.memory).max(self.links)
     }
 
-    /// What a step may come to where nothing runs side by side: the order in which layouts are tried.
+    /// Estimate without overlap, by which layouts are ordered.
     pub fn guess(&self) -> f64 {
         self.compute.max(self.memory) + self.links
     }
 }
 
-/// The part of the products that a compiler leaves products: one with a single row it may write as a sum.
+/// Fraction of the matmul operations that certainly stay matmuls: one with a single row may become a reduction.
 const KEPT: f64 = 0.98;
 
-/// An exchange that a layout asks for.
+/// Collective that a layout requires.
 struct Demand {
     kind: Kind,
-    /// Bytes a device receives in a step.
+    /// Received bytes per device and step.
     wire: f64,
-    /// Devices of a group.
+    /// Mesh axes of the device groups.
     axes: Vec<String>,
 }
 
-/// The bound of a program over a layout's mesh. `products` are the operations of a step in all, `parts` what they are
-/// divided into.
+/// Lower bound of a program on a layout's mesh. `products` are the floating-point operations of a step over all devices,
+/// `parts` the number of shards of the work.
 pub fn bound(
     network: &Network,
     layout: &Layout,
@@ -79,26 +79,26 @@ pub fn bound(
     }
 }
 
-/// Parameters, each once.
+/// Placements of parameters, each once.
 fn weights(network: &Network) -> impl Iterator<Item = &Placement> {
     let parameter = |p: &&Placement| matches!(p.role, Role::Parameter | Role::Stored);
     let mut seen = std::collections::BTreeSet::new();
     network.placements.iter().filter(parameter).filter(move |p| seen.insert(p.tensor.clone()))
 }
 
-/// How many parameters one stands for: where layers are written out, the first one's speak for all.
+/// Number of parameters that a placement stands for: where layers are unrolled, the first layer's stand for all.
 fn times(p: &Placement, blocks: usize) -> f64 {
     let alone = p.tensor.contains(".*.") && p.axes.first() != Some(&Axis::Layers);
     if alone { blocks as f64 } else { 1.0 }
 }
 
-/// The type of a parameter's part while it is computed with: its rules alone, without storage.
+/// Type and sharding of a parameter in compute: by general rules, without storage rules.
 fn computed(p: &Placement, layout: &Layout) -> (Type, Sharding) {
     let placed = layout.place(&p.tensor, &p.ty, &p.axes).ok().flatten();
     (p.ty.clone(), placed.map_or_else(|| Sharding(vec![Vec::new(); p.axes.len()]), |p| p.sharding))
 }
 
-/// Bytes of a device's part.
+/// Bytes of a shard.
 fn size((ty, sharding): &(Type, Sharding), mesh: &Mesh) -> f64 {
     sharding.local(ty, mesh).map_or(0.0, |local| local.bytes() as f64)
 }
@@ -113,7 +113,7 @@ fn demands(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
     all
 }
 
-/// Weights that lie in pieces come whole once a step.
+/// All-gathers of FSDP-sharded weights, once per step.
 fn stored(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
     let mut all: Vec<Demand> = Vec::new();
     for p in weights(network).filter(|p| p.role == Role::Stored) {
@@ -130,23 +130,23 @@ fn stored(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
     all
 }
 
-/// The residual stream of video tokens on a device, and how often blocks pass it through.
+/// Residual stream of video tokens on a device.
 struct VideoTokens {
-    /// Bytes of all its features on a device.
+    /// Bytes of all features per device.
     bytes: f64,
-    /// The same of the heads that the device has before attention.
+    /// Bytes of the heads that a device has before attention.
     own_heads: f64,
-    /// Mesh axes that split the tokens.
+    /// Mesh axes that shard the tokens.
     axes: Vec<String>,
-    /// Mesh axes that split the heads.
+    /// Mesh axes that shard the heads.
     heads: Vec<String>,
-    /// An activation's name in a block's self-attention.
+    /// Name of an activation in a block's self-attention.
     tensor: String,
     blocks: f64,
 }
 
 impl VideoTokens {
-    /// From the queries of self-attention.
+    /// Derived from the queries of self-attention.
     fn of(network: &Network, layout: &Layout, blocks: usize) -> Option<VideoTokens> {
         let queries = |p: &&Placement| {
             p.role == Role::Activation
@@ -171,11 +171,11 @@ impl VideoTokens {
         self.axes.iter().filter_map(|a| layout.mesh.size(a)).product::<usize>() as f64
     }
 
-    /// Self-attention over tokens that are split.
+    /// Collectives of context-parallel self-attention.
     fn attention(&self, policy: &ExchangePolicy, layout: &Layout) -> Vec<Demand> {
         let (n, part) = (self.parts(layout), self.own_heads * self.blocks);
         let demand = |kind, wire| Demand { kind, wire, axes: self.axes.clone() };
-        // Queries, keys, values and what was attended, of which a device keeps its own.
+        // Queries, keys, values and the output; a device keeps its own shard.
         let trade = |n: f64| demand(Kind::AllToAll, 4.0 * part * (n - 1.0) / n);
         let pass = |kind, n: f64| match kind {
             ExchangeKind::Ring => demand(Kind::CollectivePermute, 2.0 * part * (n - 1.0)),
@@ -188,15 +188,15 @@ impl VideoTokens {
             ExchangeKind::Ulysses => vec![trade(n)],
             ExchangeKind::Hybrid => {
                 let near = policy.ulysses.unwrap_or(1) as f64;
-                // A trade among fewer neighbours: the bytes count, the larger ring does not.
+                // An all-to-all within smaller groups: its bytes count, its ring does not.
                 vec![Demand { kind: Kind::AllGather, ..trade(near) }, pass(policy.outer, n / near)]
             }
             kind => vec![pass(kind, n)],
         }
     }
 
-    /// Products over heads or inner widths that are split leave parts of sums: behind self-attention, attention to text,
-    /// and the feed-forward layer.
+    /// All-reduces of partial sums over sharded heads or MLP widths: after self-attention, text attention and the
+    /// feed-forward layer.
     fn sums(&self, layout: &Layout) -> Vec<Demand> {
         let inner = layout.mesh_axes(&self.tensor.replace(".attn1.attention", ".ff.hidden"), Axis::Mlp);
         let of = |axes: &[String], times: f64| {
@@ -207,7 +207,7 @@ impl VideoTokens {
         of(&self.heads, 2.0).into_iter().chain(of(&inner, 1.0)).collect()
     }
 
-    /// Weights split over the devices that split the tokens they meet: either the weight travels, or the tokens do.
+    /// All-gathers of weights sharded over the same devices as their tokens: either the weight moves, or the tokens do.
     fn split_weights(&self, network: &Network, layout: &Layout) -> Option<Demand> {
         let n = self.parts(layout);
         let of_video = |p: &&Placement| p.tensor.contains(".attn1.") || p.tensor.contains("*.ff.");

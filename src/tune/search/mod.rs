@@ -1,10 +1,10 @@
-//! Which layout and mesh: all that can be put together of the shipped layouts' rules, left out by arithmetic where that
-//! suffices, compiled where it does not.
+//! Search for the fastest layout and mesh among all combinations of the shipped layouts' rules: pruned by a lower bound
+//! where that suffices, compiled where it does not.
 //!
-//! Layouts are taken in the order of what they promise, the shipped ones first, a few at a time; what cannot be faster
-//! than the fastest so far, by what it costs at least ([`bound`]), is left out. Then one rule at a time of the fastest is changed
-//! (`tune::candidates`) until no change gains. What is compiled is kept as its module, so that a search that was ended goes
-//! on; the order depends on the question alone, so that asked again the answer is the same.
+//! Layouts are taken in waves, the shipped ones first, by estimated cost; those whose lower bound ([`bound`]) exceeds the
+//! fastest so far are pruned. Then single rules of the fastest are changed (`tune::candidates`) until no change gains.
+//! Compiled modules are stored, so an interrupted search resumes. The order depends on the request alone, so a repeated
+//! search has the same result.
 
 mod bound;
 mod space;
@@ -13,16 +13,15 @@ mod text;
 use crate::pipeline::setup;
 use crate::request;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
 use super::candidates::candidates;
-use super::compiler::{CompileTask, Compiler};
-use super::error::{LabError, Result};
-use super::experiment::{Options, Row};
-use super::why::LEAST_GAIN;
+use super::compiler::{CompileTask, Compiler, write_layout};
+use super::diagnose::MIN_GAIN;
+use super::error::{Result, TuneError};
+use super::experiment::{CaseResult, Options};
 use crate::analysis::Chip;
 use crate::config::presets::LAYOUTS;
 use crate::config::{Case, Config, Given, LayoutSource, load, read_layout_source};
@@ -34,144 +33,143 @@ use crate::sampling::guidance;
 
 pub use bound::{Bound, bound};
 pub use space::{Extent, Point, composed, mesh_name, meshes, parts, placed};
-pub use text::{found, summary};
+pub use text::{best_layout, summary};
 
-/// What is asked.
+/// Request of a search.
 #[derive(Clone, Debug)]
-pub struct Quest {
-    /// Configuration and `--set`, the shape among them; without layout and mesh.
+pub struct SearchRequest {
+    /// Configuration with overrides, the shape among them; without layout and mesh.
     pub given: Given,
-    /// The command line that gives a child the same.
+    /// Arguments that give a child the same.
     pub settings: Vec<String>,
-    /// The devices.
+    /// Target devices.
     pub target: String,
-    /// `WIDTHxHEIGHTxFRAMES`, where one was given.
+    /// Video size as `WIDTHxHEIGHTxFRAMES`, where given.
     pub shape: Option<String>,
-    /// Whether what does not fit the devices may not win.
+    /// Whether only layouts that fit into device memory may win.
     pub fit: bool,
-    /// Blocks that are compiled.
+    /// Number of transformer blocks to compile.
     pub layers: usize,
-    /// Programs that are compiled at most.
+    /// Maximum number of programs to compile.
     pub budget: usize,
-    /// Seconds after which none is begun.
+    /// Seconds after which no compilation is begun.
     pub seconds: u64,
-    /// Seconds for one.
+    /// Timeout of one compilation in seconds.
     pub timeout: u64,
-    /// Order among equals.
+    /// Seed of the order among equals.
     pub seed: u64,
 }
 
-/// Why a layout was not compiled.
+/// Reason why a layout was not compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Out {
-    /// Rules or sizes contradict each other, or do not divide.
-    Illegal,
-    /// Its parameters are larger than a device.
-    Memory,
-    /// It is the program of another.
-    Same,
-    /// It cannot be faster than the fastest.
+pub enum PruneReason {
+    /// Contradictory rules, or sizes that do not divide.
+    Invalid,
+    /// Parameters larger than device memory.
+    TooLarge,
+    /// Same program as another layout's.
+    Duplicate,
+    /// Lower bound above the fastest.
     Slower,
-    /// Budget or time were spent.
-    Left,
+    /// Budget or time used up.
+    OverBudget,
 }
 
-/// What was found.
+/// Result of a search.
 #[derive(Clone, Debug)]
-pub struct Found {
-    /// Everything compiled, as rows of an experiment.
-    pub rows: Vec<Row>,
-    /// The fastest of them.
+pub struct SearchResult {
+    /// Results of all compiled layouts.
+    pub rows: Vec<CaseResult>,
+    /// Fastest of them.
     pub winner: Option<Winner>,
-    /// Layouts that were not compiled, by reason: the words of each, and what it costs at least.
-    pub out: BTreeMap<Out, Vec<(String, Option<f64>)>>,
-    /// Shipped layouts that could be faster and were left for a larger budget.
+    /// Layouts that were not compiled, by reason: name, and lower bound of the cost where known.
+    pub pruned: BTreeMap<PruneReason, Vec<(String, Option<f64>)>>,
+    /// Shipped layouts beyond the budget that could be faster.
     pub undecided: Vec<String>,
-    /// Whether costs are milliseconds; else bytes received.
+    /// Whether costs are milliseconds; else received bytes.
     pub timed: bool,
 }
 
-/// The fastest layout.
+/// Fastest layout.
 #[derive(Clone, Debug)]
 pub struct Winner {
-    /// Its place among the rows.
+    /// Index among the results.
     pub row: usize,
-    /// Its rules and mesh.
+    /// Rules and mesh.
     pub source: LayoutSource,
 }
 
-/// Programs that are taken together: what is left out depends on what was compiled before, so it may not depend on how
-/// many compile at a time.
+/// Programs per wave. Fixed, because pruning depends on earlier waves and must not depend on the number of workers.
 const WAVE: usize = 4;
 
-/// A point with what is known of it before it is compiled.
-struct Open {
+/// Point with its estimated cost.
+struct Bounded {
     point: Point,
-    /// What it costs at least.
+    /// Lower bound of the cost.
     bound: f64,
-    /// What it may cost.
+    /// Estimate of the cost.
     guess: f64,
     order: [u8; 8],
 }
 
-/// Searches. Layout files, modules and results are kept in `options.folder`.
+/// Searches for the fastest layout. Layout files, modules and results are kept in `options.folder`.
 ///
 /// # Errors
-/// What is wrong with target, configuration or shape; a memory limit that the target does not have.
-pub fn search(quest: &Quest, options: &Options) -> Result<Found> {
-    let target: Target = quest.target.parse()?;
-    let config = load(&quest.given)?.config;
-    if quest.fit && target.chip().is_none() {
-        return Err(LabError::Capacity(quest.target.clone()));
+/// Invalid target, configuration or shape; a memory limit for a target of unknown memory.
+pub fn search(request: &SearchRequest, options: &Options) -> Result<SearchResult> {
+    let target: Target = request.target.parse()?;
+    let config = load(&request.given)?.config;
+    if request.fit && target.chip().is_none() {
+        return Err(TuneError::Capacity(request.target.clone()));
     }
     let mut compiler = Compiler::open(options)?;
-    let machine = compiler.machine(&target).map_err(LabError::Base)?;
-    let mut hunt = Hunt::new(quest, options, &config, &machine, compiler)?;
+    let machine = compiler.machine(&target).map_err(TuneError::Base)?;
+    let mut state = SearchState::new(request, options, &config, &machine, compiler)?;
     let started = Instant::now();
-    let limit = Duration::from_secs(quest.seconds);
-    let (shipped, others) = hunt.space()?;
-    hunt.all(shipped, &|| started.elapsed() < limit)?;
-    hunt.all(others, &|| started.elapsed() < limit)?;
-    hunt.changes(&|| started.elapsed() < limit)?;
-    Ok(hunt.found())
+    let limit = Duration::from_secs(request.seconds);
+    let (shipped, others) = state.space()?;
+    state.all(shipped, &|| started.elapsed() < limit)?;
+    state.all(others, &|| started.elapsed() < limit)?;
+    state.changes(&|| started.elapsed() < limit)?;
+    Ok(state.result())
 }
 
-struct Hunt<'a> {
-    quest: &'a Quest,
+struct SearchState<'a> {
+    request: &'a SearchRequest,
     options: &'a Options,
     compiler: Compiler<'a>,
     capacity: Option<i64>,
     chip: Option<Chip>,
     target: Target,
     programs: Programs,
-    /// How programs are written, but for the layout.
+    /// Build of programs, but for the layout.
     build: Build,
     extent: Extent,
-    /// Operations of a step's products, of all devices together.
+    /// Floating-point operations of a step's matmuls, over all devices.
     products: f64,
-    /// Programs that were looked at.
+    /// Hashes of programs seen.
     seen: BTreeSet<String>,
     spent: usize,
-    rows: Vec<(Row, Point)>,
-    out: BTreeMap<Out, Vec<(String, Option<f64>)>>,
+    rows: Vec<(CaseResult, Point)>,
+    pruned: BTreeMap<PruneReason, Vec<(String, Option<f64>)>>,
     undecided: Vec<String>,
 }
 
-impl<'a> Hunt<'a> {
+impl<'a> SearchState<'a> {
     fn new(
-        quest: &'a Quest,
+        request: &'a SearchRequest,
         options: &'a Options,
         config: &Config,
         machine: &Machine,
         compiler: Compiler<'a>,
     ) -> Result<Self> {
-        let said = |e: crate::pipeline::PipelineError| LabError::Base(e.to_string());
+        let said = |e: crate::pipeline::PipelineError| TuneError::Base(e.to_string());
         let platform = machine.target.kind().name();
         let config = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
         let config = setup::resolve(&config, platform, &machine.version(), 1);
         let build = setup::build(&config, 1, platform, &machine.device_kind).map_err(said)?;
         let programs = Programs::of(&config, None).map_err(said)?;
-        // On one device, in forms whose products are all written.
+        // On one device, in a lowering that writes every matmul.
         let plain = Build { lowering: Lowering::default(), layout: Layout::default(), ..build.clone() };
         let alone = programs.network(ProgramKind::Denoise, &plain).map_err(said)?;
         let [video, audio] = request::scales(&config);
@@ -180,8 +178,8 @@ impl<'a> Hunt<'a> {
             videos: config.request.num_videos,
             branches: guidance::branches(video, audio).len(),
         };
-        Ok(Hunt {
-            quest,
+        Ok(SearchState {
+            request,
             options,
             compiler,
             capacity: machine.capacity,
@@ -194,13 +192,13 @@ impl<'a> Hunt<'a> {
             seen: BTreeSet::new(),
             spent: 0,
             rows: Vec::new(),
-            out: BTreeMap::new(),
+            pruned: BTreeMap::new(),
             undecided: Vec::new(),
         })
     }
 
-    /// Shipped layouts on every mesh that they use, and those put together of their rules.
-    fn space(&mut self) -> Result<(Vec<Open>, Vec<Open>)> {
+    /// Shipped layouts on every mesh whose axes they use, and layouts composed of their rules.
+    fn space(&mut self) -> Result<(Vec<Bounded>, Vec<Bounded>)> {
         let meshes = meshes(self.extent);
         let mut shipped = Vec::new();
         for (name, _) in LAYOUTS {
@@ -214,69 +212,71 @@ impl<'a> Hunt<'a> {
         Ok((shipped, others))
     }
 
-    /// Those that could win, the most promising first.
-    fn opened(&mut self, points: Vec<Point>) -> Vec<Open> {
-        let mut open: Vec<Open> = points.into_iter().filter_map(|p| self.open(p)).collect();
+    /// Points that could win, the most promising first.
+    fn opened(&mut self, points: Vec<Point>) -> Vec<Bounded> {
+        let mut open: Vec<Bounded> = points.into_iter().filter_map(|p| self.open(p)).collect();
         open.sort_by(|a, b| a.guess.total_cmp(&b.guess).then(a.order.cmp(&b.order)));
         open
     }
 
-    fn open(&mut self, point: Point) -> Option<Open> {
-        let mut leave = |why: Out, label: &str, bound| {
-            self.out.entry(why).or_default().push((label.to_string(), bound));
+    fn open(&mut self, point: Point) -> Option<Bounded> {
+        let mut leave = |why: PruneReason, label: &str, bound| {
+            self.pruned.entry(why).or_default().push((label.to_string(), bound));
             None
         };
         let parts = parts(&point);
-        // Without a chip's figures nothing says what it costs to do the same on several devices.
+        // Of an unknown chip, the cost of repeating work on several devices is unknown.
         if self.chip.is_none() && parts < self.extent.devices {
-            return leave(Out::Illegal, &point.label, None);
+            return leave(PruneReason::Invalid, &point.label, None);
         }
-        let Ok(layout) = point.source.on(point.mesh.clone()) else { return leave(Out::Illegal, &point.label, None) };
+        let Ok(layout) = point.source.on(point.mesh.clone()) else {
+            return leave(PruneReason::Invalid, &point.label, None);
+        };
         let build = Build { layout: layout.clone(), ..self.build.clone() };
         let network = match self.programs.network(ProgramKind::Denoise, &build) {
             Ok(network) if network.notes.is_empty() || point.shipped.is_some() => network,
-            _ => return leave(Out::Illegal, &point.label, None),
+            _ => return leave(PruneReason::Invalid, &point.label, None),
         };
-        if self.quest.fit && self.capacity.is_some_and(|capacity| needed(&network) > capacity) {
-            return leave(Out::Memory, &point.label, None);
+        if self.request.fit && self.capacity.is_some_and(|capacity| needed(&network) > capacity) {
+            return leave(PruneReason::TooLarge, &point.label, None);
         }
         if !self.seen.insert(network.program.hash()) {
-            return leave(Out::Same, &point.label, None);
+            return leave(PruneReason::Duplicate, &point.label, None);
         }
         let blocks = self.programs.layers();
         let bound = bound(&network, &layout, self.chip.as_ref(), self.products, parts, blocks);
         tracing::debug!("{}: at least {:.3}, perhaps {:.3}", point.label, bound.cost(), bound.guess());
-        let words = Sha256::digest(format!("{} {}", self.quest.seed, point.label).as_bytes());
+        let words = Sha256::digest(format!("{} {}", self.request.seed, point.label).as_bytes());
         let order = std::array::from_fn(|i| words[i]);
-        Some(Open { point, bound: bound.cost(), guess: bound.guess(), order })
+        Some(Bounded { point, bound: bound.cost(), guess: bound.guess(), order })
     }
 
-    /// What the fastest costs that may win.
+    /// Cost of the fastest layout that may win.
     fn best(&self) -> f64 {
         self.fastest().map_or(f64::INFINITY, |n| self.rows[n].0.cost().unwrap_or(f64::INFINITY))
     }
 
     fn fastest(&self) -> Option<usize> {
-        let may = |row: &Row| row.figures.is_some() && row.error.is_none() && (!self.quest.fit || row.fits());
+        let may = |row: &CaseResult| row.report.is_some() && row.error.is_none() && (!self.request.fit || row.fits());
         let all = self.rows.iter().enumerate().filter(|(_, (row, _))| may(row));
-        let cost = |row: &Row| row.cost().unwrap_or(f64::INFINITY);
+        let cost = |row: &CaseResult| row.cost().unwrap_or(f64::INFINITY);
         all.min_by(|a, b| cost(&a.1.0).total_cmp(&cost(&b.1.0))).map(|(n, _)| n)
     }
 
-    /// Compiles a list in its order, a wave at a time, without what cannot be faster than the fastest so far.
-    fn all(&mut self, mut list: Vec<Open>, time: &dyn Fn() -> bool) -> Result<()> {
+    /// Compiles a list in order, wave by wave, pruning what cannot be faster than the fastest so far.
+    fn all(&mut self, mut list: Vec<Bounded>, time: &dyn Fn() -> bool) -> Result<()> {
         loop {
             let best = self.best();
-            let (open, slow): (Vec<Open>, Vec<Open>) = list.into_iter().partition(|o| o.bound < best);
-            self.leave(Out::Slower, slow);
+            let (open, slow): (Vec<Bounded>, Vec<Bounded>) = list.into_iter().partition(|o| o.bound < best);
+            self.leave(PruneReason::Slower, slow);
             if open.is_empty() {
                 return Ok(());
             }
-            let room = self.quest.budget.saturating_sub(self.spent).min(WAVE);
+            let room = self.request.budget.saturating_sub(self.spent).min(WAVE);
             if room == 0 || !time() {
                 let shipped = open.iter().filter(|o| o.point.shipped.is_some());
                 self.undecided.extend(shipped.map(|o| o.point.label.clone()));
-                self.leave(Out::Left, open);
+                self.leave(PruneReason::OverBudget, open);
                 return Ok(());
             }
             let mut open = open.into_iter();
@@ -286,26 +286,26 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    fn leave(&mut self, why: Out, list: Vec<Open>) {
+    fn leave(&mut self, why: PruneReason, list: Vec<Bounded>) {
         if !list.is_empty() {
             let all = list.into_iter().map(|o| (o.point.label, Some(o.bound)));
-            self.out.entry(why).or_default().extend(all);
+            self.pruned.entry(why).or_default().extend(all);
         }
     }
 
-    /// Changes of one rule of the fastest, until none gains.
+    /// Compiles single-rule changes of the fastest until none gains.
     fn changes(&mut self, time: &dyn Fn() -> bool) -> Result<()> {
         let mut from = None;
         while let Some(best) = self.fastest().filter(|n| from != Some(*n)) {
             from = Some(best);
             let (row, point) = self.rows[best].clone();
-            let Some(figures) = &row.figures else { break };
-            // Rules are told apart by their places in the file that was compiled.
+            let Some(report) = &row.report else { break };
+            // Rules are identified by their lines in the file that was compiled.
             let source = match &row.case.layout {
                 Some(name) => read_layout_source(name)?,
                 None => point.source.clone(),
             };
-            let changed = candidates(&source, figures, LEAST_GAIN)
+            let changed = candidates(&source, report, MIN_GAIN)
                 .into_iter()
                 .filter_map(|c| placed(format!("{}, {}", point.label, c.change), None, &c.layout, &point.mesh));
             let changed: Vec<Point> = changed.collect();
@@ -315,7 +315,7 @@ impl<'a> Hunt<'a> {
         Ok(())
     }
 
-    /// Compiles points, or takes what is known of them; a row each.
+    /// Compiles points, or reads their stored modules; a result each.
     fn compile(&mut self, points: Vec<Point>) -> Result<()> {
         let mut tasks = Vec::new();
         let mut layouts = Vec::new();
@@ -325,27 +325,27 @@ impl<'a> Hunt<'a> {
             layouts.push(layout);
         }
         self.spent += tasks.len();
-        let all = self.compiler.compile(&tasks, &self.options.workers(), self.quest.timeout)?;
+        let all = self.compiler.compile(&tasks, &self.options.workers(), self.request.timeout)?;
         for ((point, layout), compiled) in points.into_iter().zip(layouts).zip(all) {
             let case = Case {
                 layout: Some(layout),
                 mesh: Some(mesh_name(&point.mesh)),
-                shape: self.quest.shape.clone(),
-                target: Some(self.quest.target.clone()),
+                shape: self.request.shape.clone(),
+                target: Some(self.request.target.clone()),
                 flags: None,
             };
-            let (figures, error) = (compiled.figures(), compiled.error);
-            self.rows.push((Row { case, label: point.label.clone(), figures, measured: None, error }, point));
+            let (report, error) = (compiled.report(), compiled.error);
+            self.rows.push((CaseResult { case, label: point.label.clone(), report, measured: None, error }, point));
         }
         Ok(())
     }
 
-    /// The compilation of a point, and the layout's name: a shipped one's, or a file named after its contents.
+    /// Compilation of a point, and the layout's name: a shipped one's, or a file named by its contents.
     fn task(&self, point: &Point) -> Result<(CompileTask, String)> {
-        let q = self.quest;
+        let q = self.request;
         let layout = match &point.shipped {
             Some(name) => name.clone(),
-            None => self.written(&point.source)?.to_string_lossy().into_owned(),
+            None => write_layout(&self.options.folder, &point.source)?.to_string_lossy().into_owned(),
         };
         let mesh = mesh_name(&point.mesh);
         let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
@@ -360,18 +360,9 @@ impl<'a> Hunt<'a> {
         Ok((CompileTask { label, given, target, program, layers: Some(q.layers), command }, layout))
     }
 
-    fn written(&self, source: &LayoutSource) -> Result<PathBuf> {
-        let text = source.to_yaml(&[]);
-        let name: String = Sha256::digest(text.as_bytes()).iter().take(6).map(|b| format!("{b:02x}")).collect();
-        let path = self.options.folder.join("layouts").join(format!("{name}.yml"));
-        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(LabError::file(&path))?;
-        crate::media::write_atomically(&path, text.as_bytes())?;
-        Ok(path)
-    }
-
-    fn found(self) -> Found {
+    fn result(self) -> SearchResult {
         let winner = self.fastest().map(|row| Winner { row, source: self.rows[row].1.source.clone() });
         let rows = self.rows.into_iter().map(|(row, _)| row).collect();
-        Found { rows, winner, out: self.out, undecided: self.undecided, timed: self.chip.is_some() }
+        SearchResult { rows, winner, pruned: self.pruned, undecided: self.undecided, timed: self.chip.is_some() }
     }
 }

@@ -1,4 +1,4 @@
-//! What a search looks at: meshes, and layouts made of the rules that the shipped ones are made of.
+//! Search space: meshes, and layouts composed of the shipped layouts' rules.
 
 use std::collections::BTreeSet;
 
@@ -6,33 +6,33 @@ use crate::config::{LayoutFile, LayoutSource, Mesh};
 use crate::hlo;
 use crate::nn::{Axis, Exception, ExchangeKind, ExchangePolicy, Rule};
 
-/// A layout on a mesh.
+/// Layout on a mesh.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// In words.
+    /// Name.
     pub label: String,
-    /// The name of a shipped layout.
+    /// Name of a shipped layout, if it is one.
     pub shipped: Option<String>,
-    /// The layout; its own mesh is this one.
+    /// Layout, with this mesh.
     pub source: LayoutSource,
-    /// Axes of more than one device, outer first.
+    /// Mesh axes of more than one device, outermost first.
     pub mesh: hlo::Mesh,
 }
 
-/// How far meshes may go.
+/// Limits of meshes.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// Devices, all of which are used.
+    /// Number of devices, all of which are used.
     pub devices: usize,
-    /// Videos of a run.
+    /// Number of videos per run.
     pub videos: usize,
-    /// Guidance branches of a step.
+    /// Number of guidance branches per step.
     pub branches: usize,
 }
 
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
 
-/// Every way to make the devices a product of the five axes, without more of an axis than there is to spread over it.
+/// All factorizations of the device count into the five mesh axes, within the limits.
 pub fn meshes(extent: Extent) -> Vec<hlo::Mesh> {
     let mut all = vec![Vec::new()];
     for axis in AXES {
@@ -58,7 +58,7 @@ pub fn meshes(extent: Extent) -> Vec<hlo::Mesh> {
     all.into_iter().map(named).collect()
 }
 
-/// `cfg=2,context=4`, as `--mesh` takes it.
+/// Mesh in the syntax of `--mesh`, e.g. `cfg=2,context=4`.
 pub fn mesh_name(mesh: &hlo::Mesh) -> String {
     match mesh.axes.is_empty() {
         true => "data=1".into(),
@@ -66,7 +66,7 @@ pub fn mesh_name(mesh: &hlo::Mesh) -> String {
     }
 }
 
-/// The mesh as a layout file has it.
+/// Mesh in the form of a layout file.
 fn file_mesh(mesh: &hlo::Mesh) -> Mesh {
     let of = |axis: &str| mesh.size(axis).and_then(|n| i64::try_from(n).ok()).unwrap_or(1);
     let [data, cfg, fsdp, context, tensor] = AXES.map(of);
@@ -86,19 +86,19 @@ const OWN: [Axis; 9] = [
     Axis::Mlp,
 ];
 
-/// The mesh axes that share out work among the devices.
+/// Mesh axes that shard work.
 fn sharing(source: &LayoutSource) -> BTreeSet<&str> {
     let rules = source.rules.iter().filter(|r| OWN.contains(&r.axis));
     rules.flat_map(|r| r.mesh_axes.iter().map(String::as_str)).collect()
 }
 
-/// ModelConfigs that the work falls into: devices that differ in no such axis do the same.
+/// Number of shards of the work; devices that differ in no such axis repeat it.
 pub fn parts(point: &Point) -> usize {
     let sharing = sharing(&point.source);
     point.mesh.axes.iter().filter(|(a, _)| sharing.contains(a.as_str())).map(|(_, n)| n).product()
 }
 
-/// A layout on a mesh each axis of which it uses, for work or to keep weights in pieces; else none.
+/// Layout on a mesh, if it uses each mesh axis for work or for weight storage.
 pub fn placed(label: String, shipped: Option<String>, source: &LayoutSource, mesh: &hlo::Mesh) -> Option<Point> {
     let mut used = sharing(source);
     used.extend(source.storage.iter().flat_map(|r| r.mesh_axes.iter().map(String::as_str)));
@@ -118,8 +118,8 @@ pub fn placed(label: String, shipped: Option<String>, source: &LayoutSource, mes
     Some(Point { label, shipped, source, mesh: mesh.clone() })
 }
 
-/// Layouts for a mesh, of the rules that the shipped ones have: branches over `cfg`, tokens over `context`, heads and
-/// inner widths over `tensor`, weights kept in pieces over any of the axes that leave them whole; each exchange.
+/// Layouts for a mesh, composed of the shipped layouts' rules: branches over `cfg`, tokens over `context`, heads and MLP
+/// widths over `tensor`, weights stored over any of the axes that replicate them; with each kind of attention.
 pub fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     let has = |axis: &str| mesh.size(axis).is_some();
     let rule = |axis: Axis, mesh_axes: &[&str]| Rule {
@@ -138,7 +138,7 @@ pub fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     let mut exceptions = Vec::new();
     if has("context") {
         rules.push(rule(Axis::VideoSequence, &["context"]));
-        // Text passes through the encoder and the connectors in pieces; the transformer's blocks read it whole.
+        // Text is sharded in the encoder and the connectors, and replicated in the transformer's blocks.
         exceptions = ["text_encoder.*", "connectors.*"]
             .map(|p| Exception { pattern: p.into(), rules: vec![rule(Axis::TextSequence, &["context"])] })
             .into();
@@ -165,7 +165,7 @@ pub fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     all
 }
 
-/// Axes over which weights are kept in pieces: none, or any of those that leave them whole, outer first.
+/// Mesh axes for weight storage: all subsets of those that replicate weights, outermost first.
 fn storages(mesh: &hlo::Mesh) -> Vec<Vec<&'static str>> {
     let free: Vec<&'static str> =
         ["data", "cfg", "fsdp", "context"].into_iter().filter(|a| mesh.size(a).is_some()).collect();
@@ -173,11 +173,11 @@ fn storages(mesh: &hlo::Mesh) -> Vec<Vec<&'static str>> {
     let picked = |bits: usize| -> Vec<&'static str> {
         free.iter().enumerate().filter(|(n, _)| bits >> n & 1 == 1).map(|(_, a)| *a).collect()
     };
-    // An axis of its own for weights is of no use without.
+    // The `fsdp` axis serves storage only.
     subsets.map(picked).filter(|s| mesh.size("fsdp").is_none() || s.contains(&"fsdp")).collect()
 }
 
-/// Every exchange of tokens that lie on so many devices.
+/// All kinds of attention for tokens sharded over so many devices.
 fn exchanges(devices: usize) -> Vec<(String, ExchangePolicy)> {
     let of = |kind| ExchangePolicy { kind, ..ExchangePolicy::default() };
     if devices == 1 {

@@ -1,4 +1,4 @@
-//! An experiment as one page: nothing is fetched from elsewhere.
+//! HTML report of an experiment: one self-contained file.
 
 mod charts;
 
@@ -7,14 +7,14 @@ use std::fmt::{Display, Write};
 use serde_json::{Value, json};
 
 use super::agreement::agreement;
-use super::experiment::Row;
-use super::figures::Figures;
+use super::compile_report::CompileReport;
+use super::experiment::CaseResult;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// The page of ranked groups.
-pub fn page(title: &str, groups: &[(String, Vec<Row>)]) -> String {
+/// Report of ranked groups.
+pub fn page(title: &str, groups: &[(String, Vec<CaseResult>)]) -> String {
     let title = if title.is_empty() { "Experiment" } else { title };
     let title = escaped(title);
     let mut out = format!(
@@ -27,7 +27,8 @@ pub fn page(title: &str, groups: &[(String, Vec<Row>)]) -> String {
         if let Some(agreement) = agreement(rows) {
             add(&mut out, format_args!("<p>{}</p>\n", escaped(&agreement.text())));
         }
-        let drawn: Vec<(&Row, &Figures)> = rows.iter().filter_map(|r| Some((r, r.figures.as_ref()?))).collect();
+        let drawn: Vec<(&CaseResult, &CompileReport)> =
+            rows.iter().filter_map(|r| Some((r, r.report.as_ref()?))).collect();
         if !drawn.is_empty() {
             out.push_str("<div class=\"charts\">");
             out.push_str(&charts::times(&drawn));
@@ -36,14 +37,14 @@ pub fn page(title: &str, groups: &[(String, Vec<Row>)]) -> String {
             out.push_str(&charts::agreement(rows));
             out.push_str("</div>\n");
         }
-        out.push_str("<h3>Exchanges of a step of the compiled blocks, by axis and kind</h3>\n");
-        drawn.iter().for_each(|(row, figures)| out.push_str(&exchanges(row, figures)));
+        out.push_str("<h3>Collectives per step of the compiled blocks, by axis and kind</h3>\n");
+        drawn.iter().for_each(|(row, report)| out.push_str(&collectives(row, report)));
         out.push_str("</section>\n");
     }
     out.push_str(
         "<section><h2>What changed between two cases</h2><p><select id=\"before\"></select> to \
          <select id=\"after\"></select></p><div id=\"changes\"></div></section>\n\
-         <section><h2>Where every tensor lies</h2><p><select id=\"case\"></select> <input id=\"search\" type=\"search\" \
+         <section><h2>Tensor placement</h2><p><select id=\"case\"></select> <input id=\"search\" type=\"search\" \
          placeholder=\"name, axis, rule …\"> <span id=\"count\"></span></p><table id=\"tensors\"></table></section>\n",
     );
     let data = data(groups).to_string().replace('<', "\\u003c");
@@ -57,20 +58,20 @@ fn add(out: &mut String, text: impl Display) {
     let _ = write!(out, "{text}");
 }
 
-/// Text in which nothing is markup.
+/// Text with markup escaped.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }
 
-/// The ranking as a table.
-fn overview(rows: &[Row]) -> String {
+/// Table of the ranking.
+fn overview(rows: &[CaseResult]) -> String {
     let mut out = String::from(
-        "<table class=\"numbers\"><tr><th>case</th><th>predicted ms</th><th>measured ms</th><th>MB a block</th><th>received</th>\
-         <th>GiB a device</th><th>compiled in</th></tr>\n",
+        "<table class=\"numbers\"><tr><th>case</th><th>predicted ms</th><th>measured ms</th><th>MB per block</th><th>received</th>\
+         <th>GiB per device</th><th>compiled in</th></tr>\n",
     );
     for row in rows {
         let label = escaped(&row.label);
-        let Some(f) = &row.figures else {
+        let Some(f) = &row.report else {
             let why = escaped(row.error.as_deref().unwrap_or("failed"));
             add(&mut out, format_args!("<tr><td>{label}</td><td colspan=\"6\" class=\"bad\">{why}</td></tr>\n"));
             continue;
@@ -85,7 +86,7 @@ fn overview(rows: &[Row]) -> String {
                 ms(row.measured.map(|s| s * 1e3)),
                 f.collectives.per_layer_bytes / 1e6,
                 f.collectives.per_layer_wire_bytes / 1e6,
-                charts::held(f) / charts::GIB,
+                f.device_bytes() as f64 / charts::GIB,
                 f.compile_seconds,
             ),
         );
@@ -96,8 +97,8 @@ fn overview(rows: &[Row]) -> String {
     out + "</table>\n"
 }
 
-/// Exchanges summed over the tensors.
-fn exchanges(row: &Row, f: &Figures) -> String {
+/// Table of collectives, summed over tensors.
+fn collectives(row: &CaseResult, f: &CompileReport) -> String {
     let mut sums: Vec<((String, String), [f64; 4])> = Vec::new();
     for e in &f.collectives.list {
         let key = (e.axes.join(", "), e.kind.clone());
@@ -130,20 +131,20 @@ fn exchanges(row: &Row, f: &Figures) -> String {
     out + "</table></details>\n"
 }
 
-/// What the script reads: tensors and exchanges of every case.
-fn data(groups: &[(String, Vec<Row>)]) -> Value {
+/// Data of the script: tensors and collectives of every case.
+fn data(groups: &[(String, Vec<CaseResult>)]) -> Value {
     let several = groups.len() > 1;
     let cases = groups.iter().flat_map(|(name, rows)| rows.iter().map(move |r| (name, r)));
     let cases = cases.filter_map(|(name, row)| {
-        let f = row.figures.as_ref()?;
+        let f = row.report.as_ref()?;
         let tensors = f.tensors.iter().map(|t| json!([t.tensor, t.role, t.text(), t.axes, t.bytes, t.rules]));
-        let exchanges = f.collectives.list.iter().map(|e| {
+        let collectives = f.collectives.list.iter().map(|e| {
             let what = e.tensor.as_deref().unwrap_or(&e.scope);
             json!([e.kind, what, e.axes.join(", "), e.runs(), e.step_bytes(), e.reason])
         });
         let label = if several { format!("{}, {name}", row.label) } else { row.label.clone() };
-        let (tensors, exchanges): (Vec<Value>, Vec<Value>) = (tensors.collect(), exchanges.collect());
-        Some(json!({"label": label, "tensors": tensors, "exchanges": exchanges}))
+        let (tensors, collectives): (Vec<Value>, Vec<Value>) = (tensors.collect(), collectives.collect());
+        Some(json!({"label": label, "tensors": tensors, "collectives": collectives}))
     });
     Value::Array(cases.collect())
 }
@@ -156,14 +157,14 @@ mod tests {
     #[test]
     fn nothing_that_a_case_says_becomes_markup() {
         let evil = "</script><img src=x onerror='a()'>\"&";
-        let row = |label: &str, figures| Row {
+        let row = |label: &str, report| CaseResult {
             case: Case::default(),
             label: label.into(),
-            figures,
+            report,
             measured: Some(0.02),
             error: Some(evil.into()),
         };
-        let figures = json!({
+        let report = json!({
             "target": "cpu:2", "hash": "h", "layout": evil, "mesh": {"context": 2}, "layers": 1,
             "memory": {"arguments": 1, "outputs": 1, "temporaries": 1, "total": 3, "capacity": 9},
             "needed": {"layers": 1, "bytes": 2}, "flops": 1e12, "bytes_accessed": 1e9,
@@ -177,12 +178,12 @@ mod tests {
                 "sharding": [["context"]], "bytes": 2, "rules": [evil]}],
             "notes": [], "compile_seconds": 1.0, "does_not_fit": null,
         });
-        let figures = Figures::of(&figures).expect("figures");
-        let groups = vec![(evil.to_string(), vec![row(evil, Some(figures)), row("failed", None)])];
+        let report = CompileReport::of(&report).expect("figures");
+        let groups = vec![(evil.to_string(), vec![row(evil, Some(report)), row("failed", None)])];
         let page = page(evil, &groups);
         assert!(!page.contains("<img"), "{page}");
         assert_eq!(page.matches("</script>").count(), 2);
-        for drawn in ["Time of a step", "Memory a device", "Roofline", "class=\"measured\"", "id=\"tensors\""] {
+        for drawn in ["Step time", "Memory per device", "Roofline", "class=\"measured\"", "id=\"tensors\""] {
             assert!(page.contains(drawn), "{drawn}");
         }
         assert!(!page.contains("http"), "nothing is fetched");

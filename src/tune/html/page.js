@@ -34,12 +34,12 @@ function tensors() {
     return words.every((w) => all.includes(w));
   });
   at("count").textContent = `${found.length} of ${chosen.tensors.length}`;
-  row(table, ["tensor", "is", "lies as", "dimensions", "MB a device", "rule"], true);
+  row(table, ["tensor", "role", "sharding", "axes", "MB per device", "rule"], true);
   found.forEach(([name, role, text, axes, bytes, rules]) =>
     row(table, [name, role, text, axes.join(", "), mb(bytes), rules.join("; ")]));
 }
 
-// Exchanges of a step by kind, tensor and axes.
+// Collectives of a step by kind, tensor and axes.
 function summed(list) {
   const sums = new Map();
   list.forEach(([kind, what, axes, runs, bytes]) => {
@@ -55,25 +55,25 @@ function changes() {
   const out = at("changes");
   out.textContent = "";
   if (!a || !b) return;
-  const [first, second] = [summed(a.exchanges), summed(b.exchanges)];
+  const [first, second] = [summed(a.collectives), summed(b.collectives)];
   const more = (of, than) => [...of].map(([key, [runs, bytes]]) => {
     const [r, y] = than.get(key) || [0, 0];
     return [...JSON.parse(key), runs - r, bytes - y];
   }).filter((m) => m[4] > 0).sort((x, y) => y[4] - x[4]);
-  for (const [title, list, kind] of [["Exchanges lost", more(first, second), "lost"],
-                                     ["Exchanges gained", more(second, first), "gained"]]) {
+  for (const [title, list, kind] of [["Collectives removed", more(first, second), "lost"],
+                                     ["Collectives added", more(second, first), "gained"]]) {
     const sum = list.reduce((s, m) => s + m[4], 0);
-    element("h3", `${title}: ${mb(sum)} MB a step`, out, kind);
+    element("h3", `${title}: ${mb(sum)} MB per step`, out, kind);
     if (!list.length) continue;
     const table = element("table", "", out);
-    row(table, ["kind", "tensor or place", "axes", "runs", "MB a step"], true);
+    row(table, ["kind", "tensor or scope", "axes", "runs", "MB per step"], true);
     list.forEach(([k, what, axes, runs, bytes]) => row(table, [k, what, axes, runs, mb(bytes)]));
   }
-  const lies = (c) => new Map(c.tensors.map((t) => [t[0], t[2]]));
-  const [before, after] = [lies(a), lies(b)];
+  const placement = (c) => new Map(c.tensors.map((t) => [t[0], t[2]]));
+  const [before, after] = [placement(a), placement(b)];
   const names = [...new Set([...before.keys(), ...after.keys()])];
   const moved = names.filter((n) => before.get(n) !== after.get(n));
-  element("h3", `Tensors that lie otherwise: ${moved.length} of ${names.length}`, out);
+  element("h3", `Tensors placed differently: ${moved.length} of ${names.length}`, out);
   if (!moved.length) return;
   const table = element("table", "", out);
   row(table, ["tensor", a.label, b.label], true);

@@ -1,27 +1,22 @@
-//! The pictures of a report, as SVG.
+//! Charts of a report, as SVG.
 
 use std::fmt::Write;
 
 use super::escaped;
-use crate::tune::experiment::Row;
-use crate::tune::figures::Figures;
+use crate::tune::compile_report::CompileReport;
+use crate::tune::experiment::CaseResult;
 
-/// Bytes.
+/// Bytes in a GiB.
 pub(super) const GIB: f64 = 1073741824.0;
 
 const NAMES: f64 = 210.0;
 const WIDTH: f64 = 760.0;
 const BAR: f64 = 26.0;
 const TOP: f64 = 46.0;
-/// Width of a letter, about.
+/// Approximate width of a letter.
 const LETTER: f64 = 7.0;
 
-/// Bytes a device holds with all blocks.
-pub(super) fn held(f: &Figures) -> f64 {
-    (f.needed.bytes + f.memory.temporaries) as f64
-}
-
-/// A picture with its title.
+/// Figure with its title.
 fn figure(title: &str, height: f64, inside: &str) -> String {
     format!(
         "<figure><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{0}\"><text class=\"title\" x=\"0\" \
@@ -30,7 +25,7 @@ fn figure(title: &str, height: f64, inside: &str) -> String {
     )
 }
 
-/// A bar with a title for the pointer.
+/// Bar with a tooltip.
 fn rect(class: &str, [x, y, width, height]: [f64; 4], title: &str) -> String {
     format!(
         "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{height:.1}\"><title>{}</title></rect>",
@@ -43,7 +38,7 @@ fn text(class: &str, x: f64, y: f64, words: &str) -> String {
     format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escaped(words))
 }
 
-/// Squares of color with their meaning.
+/// Legend of colors.
 fn legend(entries: &[(&str, &str)]) -> String {
     let mut x = 0.0;
     let mut out = String::new();
@@ -55,7 +50,7 @@ fn legend(entries: &[(&str, &str)]) -> String {
     out
 }
 
-/// Names beside points, moved down where they would lie on each other.
+/// Labels beside points, moved down where they would overlap.
 fn names(mut points: Vec<(f64, f64, String)>) -> String {
     const LINE: f64 = 12.0;
     let width = |words: &str| LETTER * words.chars().count() as f64;
@@ -65,7 +60,7 @@ fn names(mut points: Vec<(f64, f64, String)>) -> String {
     for (x, y, words) in points {
         let (left, right) = (x + 8.0, x + 8.0 + width(&words));
         let mut at = y + 4.0;
-        // Downwards alone: every step ends below one more of the names that are there.
+        // Downwards only: every iteration ends below one more of the labels placed.
         while let Some(taken) =
             placed.iter().find(|(l, r, taken)| left < *r && *l < right && (at - taken).abs() < LINE - 0.01)
         {
@@ -77,9 +72,9 @@ fn names(mut points: Vec<(f64, f64, String)>) -> String {
     out
 }
 
-/// Time of a step: its parts alone, a line where they end together, and below what was measured.
-pub(super) fn times(rows: &[(&Row, &Figures)]) -> String {
-    let parts = |f: &Figures| f.all_blocks().map(|p| [p.compute, p.memory, p.collective]);
+/// Step time: its parts alone, a line at the predicted step, and below the measured step.
+pub(super) fn times(rows: &[(&CaseResult, &CompileReport)]) -> String {
+    let parts = |f: &CompileReport| f.all_blocks().map(|p| [p.compute, p.memory, p.collective]);
     let longest = rows.iter().map(|(r, f)| {
         let all: f64 = parts(f).map_or(0.0, |p| p.iter().sum());
         all.max(r.measured.map_or(0.0, |s| s * 1e3))
@@ -113,13 +108,13 @@ pub(super) fn times(rows: &[(&Row, &Figures)]) -> String {
             out += &rect("measured", [NAMES, y + 16.0, s * 1e3 * scale, 5.0], &format!("measured {:.3} ms", s * 1e3));
         }
     }
-    figure("Time of a step", TOP + BAR * rows.len() as f64 + 4.0, &out)
+    figure("Step time", TOP + BAR * rows.len() as f64 + 4.0, &out)
 }
 
 /// Memory against what the device has.
-pub(super) fn memory(rows: &[(&Row, &Figures)]) -> String {
+pub(super) fn memory(rows: &[(&CaseResult, &CompileReport)]) -> String {
     let capacity = rows.iter().find_map(|(_, f)| f.memory.capacity).map(|c| c as f64);
-    let largest = rows.iter().map(|(_, f)| held(f)).fold(capacity.unwrap_or(0.0), f64::max);
+    let largest = rows.iter().map(|(_, f)| f.device_bytes() as f64).fold(capacity.unwrap_or(0.0), f64::max);
     let scale = (WIDTH - NAMES - 90.0) / largest.max(1.0);
     let mut out = legend(&[("arguments", "arguments and results, all blocks"), ("temporaries", "temporaries")]);
     for (n, (row, f)) in rows.iter().enumerate() {
@@ -130,7 +125,8 @@ pub(super) fn memory(rows: &[(&Row, &Figures)]) -> String {
         out += &rect("arguments", [NAMES, y + 3.0, arguments * scale, 14.0], &title("arguments", arguments));
         let at = NAMES + arguments * scale;
         out += &rect("temporaries", [at, y + 3.0, between * scale, 14.0], &title("temporaries", between));
-        out += &text("value", at + between * scale + 6.0, y + 14.0, &format!("{:.2} GiB", held(f) / GIB));
+        out +=
+            &text("value", at + between * scale + 6.0, y + 14.0, &format!("{:.2} GiB", f.device_bytes() as f64 / GIB));
     }
     let height = TOP + BAR * rows.len() as f64 + 4.0;
     if let Some(capacity) = capacity {
@@ -138,16 +134,16 @@ pub(super) fn memory(rows: &[(&Row, &Figures)]) -> String {
         out += &rect("step", [NAMES + capacity * scale - 1.0, TOP, 2.0, height - TOP - 4.0], &title);
         out += &text("name", NAMES + capacity * scale + 40.0, TOP - 6.0, &title);
     }
-    figure("Memory a device, against what it has", height, &out)
+    figure("Memory per device against its capacity", height, &out)
 }
 
-/// Products a second against products a byte, under the chip's roof.
-pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
+/// Roofline: FLOP/s over FLOP per byte of device memory, under the chip's roof.
+pub(super) fn roofline(rows: &[(&CaseResult, &CompileReport)]) -> String {
     const HEIGHT: f64 = 300.0;
     const LEFT: f64 = 60.0;
     const BOTTOM: f64 = 260.0;
     let Some(chip) = rows.iter().find_map(|(_, f)| f.chip.as_ref()) else { return String::new() };
-    let points: Vec<(&Row, f64, f64, bool)> = rows
+    let points: Vec<(&CaseResult, f64, f64, bool)> = rows
         .iter()
         .filter_map(|(row, f)| {
             let seconds = row.measured.or(row.predicted().map(|ms| ms / 1e3))?;
@@ -173,7 +169,7 @@ pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
     out += &text("value", px(knee), py(chip.peak) - 6.0, &format!("{}: {:.0} TFLOP/s", chip.name, chip.peak / 1e12));
     let _ = write!(out, "<polyline class=\"axis\" points=\"{LEFT},30 {LEFT},{BOTTOM} {WIDTH},{BOTTOM}\"/>");
     out += &text("value", LEFT, BOTTOM + 16.0, &format!("{low:.0}"));
-    out += &text("name", WIDTH - 4.0, BOTTOM + 16.0, &format!("{high:.0} FLOP a byte of memory"));
+    out += &text("name", WIDTH - 4.0, BOTTOM + 16.0, &format!("{high:.0} FLOP per byte of memory"));
     out += &text("name", LEFT - 4.0, BOTTOM, &format!("{:.0}", floor / 1e12));
     out += &text("name", LEFT - 4.0, 40.0, &format!("{:.0}", roof / 1e12));
     let labels = points.iter().map(|(row, x, y, _)| (px(*x), py(*y), row.label.clone())).collect();
@@ -181,7 +177,7 @@ pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
         let class = if measured { "measured" } else { "step" };
         let _ = write!(
             out,
-            "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"5\"><title>{}: {:.0} TFLOP/s, {x:.0} FLOP a byte</title></circle>",
+            "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"5\"><title>{}: {:.0} TFLOP/s, {x:.0} FLOP per byte</title></circle>",
             px(x),
             py(y),
             escaped(&row.label),
@@ -189,15 +185,15 @@ pub(super) fn roofline(rows: &[(&Row, &Figures)]) -> String {
         );
     }
     out += &names(labels);
-    figure("Roofline of a step: TFLOP/s a device", HEIGHT, &out)
+    figure("Roofline of a step: TFLOP/s per device", HEIGHT, &out)
 }
 
-/// Measured over predicted milliseconds; on the line they agree.
-pub(super) fn agreement(rows: &[Row]) -> String {
+/// Measured over predicted milliseconds; on the line they are equal.
+pub(super) fn agreement(rows: &[CaseResult]) -> String {
     const SIZE: f64 = 340.0;
     const LEFT: f64 = 60.0;
     const TOP: f64 = 30.0;
-    let both: Vec<(&Row, f64, f64)> = rows
+    let both: Vec<(&CaseResult, f64, f64)> = rows
         .iter()
         .filter_map(|r| Some((r, r.predicted()?, r.measured? * 1e3)))
         .filter(|(_, p, m)| *p > 0.0 && *m > 0.0)

@@ -3,31 +3,31 @@
 use ndarray::{Array2, ArrayView3, ArrayView4, Axis, s};
 use serde::Serialize;
 
-/// Scores of a video against another of the same size, both `[frames, 3, height, width]` in 0..1.
+/// Scores of a video against a reference of the same shape `[frames, 3, height, width]`, values in 0..1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PictureScores {
-    /// Decibels over all pixels of all frames; infinite (null in JSON) where nothing differs.
+pub struct VideoScores {
+    /// PSNR in decibels over all pixels of all frames; infinite (null in JSON) where equal.
     pub psnr: f64,
-    /// Decibels of the worst frame.
+    /// PSNR of the worst frame.
     pub worst_psnr: f64,
-    /// Mean over the frames of the similarity of their luma.
+    /// SSIM of luma, mean over frames.
     pub ssim: f64,
-    /// Of the worst frame.
+    /// SSIM of the worst frame.
     pub worst_ssim: f64,
     /// Mean absolute difference of all values, in steps of 1/255.
     pub mad: f64,
-    /// Of the worst frame.
+    /// Mean absolute difference of the worst frame.
     pub worst_mad: f64,
-    /// Decibels, by frame.
+    /// PSNR by frame.
     pub frame_psnr: Vec<f64>,
-    /// Similarity, by frame.
+    /// SSIM by frame.
     pub frame_ssim: Vec<f64>,
-    /// Mean absolute difference, by frame.
+    /// Mean absolute difference by frame.
     pub frame_mad: Vec<f64>,
 }
 
-/// Scores two videos of one size.
-pub fn pictures(a: ArrayView4<f32>, b: ArrayView4<f32>) -> PictureScores {
+/// Scores of a video `a` against a reference `b` of the same shape.
+pub fn video(a: ArrayView4<f32>, b: ArrayView4<f32>) -> VideoScores {
     let errors = |square: bool| -> Vec<f64> {
         let each = a.outer_iter().zip(b.outer_iter()).map(|(a, b)| {
             let sum: f64 =
@@ -37,7 +37,7 @@ pub fn pictures(a: ArrayView4<f32>, b: ArrayView4<f32>) -> PictureScores {
         each.collect()
     };
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    // A bound that is not a number stays so.
+    // NaN propagates.
     let worst = |values: &[f64], pick: fn(f64, f64) -> f64| {
         values
             .iter()
@@ -50,7 +50,7 @@ pub fn pictures(a: ArrayView4<f32>, b: ArrayView4<f32>) -> PictureScores {
     let frame_psnr: Vec<f64> = squares.iter().copied().map(decibels).collect();
     let frame_mad: Vec<f64> = errors(false).into_iter().map(|v| 255.0 * v).collect();
     let frame_ssim: Vec<f64> = a.outer_iter().zip(b.outer_iter()).map(|(a, b)| ssim(&luma(a), &luma(b))).collect();
-    PictureScores {
+    VideoScores {
         psnr: decibels(mean(&squares)),
         worst_psnr: worst(&frame_psnr, f64::min),
         ssim: mean(&frame_ssim),
@@ -63,18 +63,18 @@ pub fn pictures(a: ArrayView4<f32>, b: ArrayView4<f32>) -> PictureScores {
     }
 }
 
-/// BT.709 luma `[height, width]` of a picture `[3, height, width]`.
-pub fn luma(picture: ArrayView3<f32>) -> Array2<f64> {
-    let channel = |c: usize, k: f64| picture.index_axis(Axis(0), c).mapv(|v| k * f64::from(v));
+/// BT.709 luma `[height, width]` of a frame `[3, height, width]`.
+pub fn luma(frame: ArrayView3<f32>) -> Array2<f64> {
+    let channel = |c: usize, k: f64| frame.index_axis(Axis(0), c).mapv(|v| k * f64::from(v));
     channel(0, 0.2126) + channel(1, 0.7152) + channel(2, 0.0722)
 }
 
-/// The side of the window that statistics are taken in, and its standard deviation.
+/// Side of the Gaussian window, and its standard deviation, in pixels.
 const WINDOW: usize = 11;
 const SIGMA: f64 = 1.5;
 
-/// The structural similarity of two grey pictures in 0..1, mean over all windows that lie inside (Wang, Bovik, Sheikh and
-/// Simoncelli 2004: Gaussian windows of 11x11, constants 0.01 and 0.03). In smaller pictures windows are as large as fits.
+/// SSIM of two gray images in 0..1, mean over all windows inside (Wang, Bovik, Sheikh and Simoncelli 2004: Gaussian windows
+/// of 11x11, constants 0.01 and 0.03). Smaller images take the largest odd window that fits.
 pub fn ssim(a: &Array2<f64>, b: &Array2<f64>) -> f64 {
     let fits = |n: usize| WINDOW.min(n - (n + 1) % 2);
     let (rows, columns) = (gaussian(fits(a.nrows())), gaussian(fits(a.ncols())));
@@ -96,7 +96,7 @@ fn gaussian(size: usize) -> Vec<f64> {
     values.into_iter().map(|v| v / sum).collect()
 }
 
-/// Weighted sums of neighbours along an axis, of those that have all.
+/// Convolution along an axis, without padding.
 fn filtered(x: &Array2<f64>, weights: &[f64], axis: usize) -> Array2<f64> {
     let length = x.len_of(Axis(axis)) + 1 - weights.len();
     let part = |i: usize| x.slice_axis(Axis(axis), (i..i + length).into());
@@ -117,7 +117,7 @@ mod tests {
         let a = Array4::from_elem((2, 3, 12, 12), 0.5f32);
         let mut b = a.clone();
         b.index_axis_mut(Axis(0), 1).fill(0.6);
-        let s = pictures(a.view(), b.view());
+        let s = video(a.view(), b.view());
         assert!((s.frame_psnr[1] - 20.0).abs() < 1e-5 && s.frame_psnr[0] == f64::INFINITY);
         // Half of the mean square error: 3 dB more.
         assert!((s.psnr - (20.0 + 10.0 * 2f64.log10())).abs() < 1e-5 && s.worst_psnr == s.frame_psnr[1]);

@@ -1,70 +1,55 @@
-//! Samples and spectra.
+//! Relative L2, cosine and log-spectral correlation of sound.
 
 use std::f64::consts::PI;
 
 use ndarray::{ArrayView1, ArrayView2};
+use rustfft::{FftPlanner, num_complex::Complex};
 use serde::Serialize;
 
 use super::tensors;
 
-/// Scores of sound against another of as many channels and samples, both `[channels, samples]`.
+/// Scores of a sound against a reference of the same shape `[channels, samples]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct SoundScores {
+pub struct AudioScores {
     /// `|a - b| / |b|` over all samples.
     pub relative_l2: f64,
     /// `a·b / (|a| |b|)` over all samples.
     pub cosine: f64,
-    /// Correlation of the logarithms of both spectrograms: 1 where they differ by loudness alone. Samples may be far apart
-    /// by a shift of phase that nobody hears; this is not.
+    /// Correlation of both log spectrograms: 1 where they differ by loudness alone. Unlike the other scores it ignores
+    /// inaudible shifts of phase.
     pub spectral: f64,
 }
 
-/// Samples of a spectrum, and from one to the next.
+/// Window and hop length of the spectrogram in samples.
 const WINDOW: usize = 1024;
 const HOP: usize = 256;
-/// Magnitudes below this are silence.
+/// Magnitude of silence; smaller ones are clamped.
 const FLOOR: f64 = 1e-5;
 
-/// Scores two sounds of one shape.
-pub fn sound(a: ArrayView2<f32>, b: ArrayView2<f32>) -> SoundScores {
+/// Scores of a sound `a` against a reference `b` of the same shape.
+pub fn audio(a: ArrayView2<f32>, b: ArrayView2<f32>) -> AudioScores {
     let s = tensors(a.iter().copied(), b.iter().copied());
     let spectra =
         |x: ArrayView2<f32>| -> Vec<f64> { x.outer_iter().flat_map(|channel| log_spectra(channel)).collect() };
-    SoundScores { relative_l2: s.relative_l2, cosine: s.cosine, spectral: correlation(&spectra(a), &spectra(b)) }
+    AudioScores { relative_l2: s.relative_l2, cosine: s.cosine, spectral: correlation(&spectra(a), &spectra(b)) }
 }
 
-/// Natural logarithms of the magnitudes of every window's spectrum, one window after the other; the last are filled up
+/// Natural logarithms of the magnitudes of each Hann window's spectrum, one window after the other; the last is padded
 /// with silence.
 fn log_spectra(samples: ArrayView1<f32>) -> Vec<f64> {
     let windows = samples.len().saturating_sub(WINDOW).div_ceil(HOP) + 1;
     let hann = |i: usize| 0.5 - 0.5 * (2.0 * PI * i as f64 / WINDOW as f64).cos();
+    let fft = FftPlanner::new().plan_fft_forward(WINDOW);
     let one = |w: usize| {
         let at = |i: usize| samples.get(w * HOP + i).map_or(0.0, |v| f64::from(*v));
-        let spectrum = fourier((0..WINDOW).map(|i| [at(i) * hann(i), 0.0]).collect());
-        spectrum.into_iter().take(WINDOW / 2 + 1).map(|[re, im]| re.hypot(im).max(FLOOR).ln())
+        let mut spectrum: Vec<Complex<f64>> = (0..WINDOW).map(|i| (at(i) * hann(i)).into()).collect();
+        fft.process(&mut spectrum);
+        spectrum.into_iter().take(WINDOW / 2 + 1).map(|z| z.norm().max(FLOOR).ln())
     };
     (0..windows).flat_map(one).collect()
 }
 
-/// The discrete Fourier transform of a power of two of complex numbers.
-fn fourier(x: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
-    let n = x.len();
-    if n < 2 {
-        return x;
-    }
-    let half = |first: usize| fourier(x.iter().skip(first).step_by(2).copied().collect());
-    let (even, odd) = (half(0), half(1));
-    let mut out = vec![[0.0; 2]; n];
-    for (k, (e, o)) in even.iter().zip(&odd).enumerate() {
-        let (sin, cos) = (-2.0 * PI * k as f64 / n as f64).sin_cos();
-        let turned = [o[0] * cos - o[1] * sin, o[0] * sin + o[1] * cos];
-        out[k] = [e[0] + turned[0], e[1] + turned[1]];
-        out[k + n / 2] = [e[0] - turned[0], e[1] - turned[1]];
-    }
-    out
-}
-
-/// Pearson's correlation; 1 where neither varies.
+/// Pearson correlation; 1 where neither varies.
 fn correlation(a: &[f64], b: &[f64]) -> f64 {
     let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len() as f64;
     let (ma, mb) = (mean(a), mean(b));
@@ -103,21 +88,21 @@ mod tests {
     #[test]
     fn spectra_hear_no_phase() {
         let (a, b) = (tone(64.0, 0.0, 1.0), tone(64.0, PI / 2.0, 1.0));
-        let s = sound(a.view(), b.view());
+        let s = audio(a.view(), b.view());
         assert!(s.cosine.abs() < 1e-6 && (s.relative_l2 - 2f64.sqrt()).abs() < 1e-6);
         assert!(s.spectral > 0.99, "{s:?}");
-        let other = sound(a.view(), tone(200.0, 0.0, 1.0).view());
+        let other = audio(a.view(), tone(200.0, 0.0, 1.0).view());
         assert!(other.spectral < 0.5, "{other:?}");
-        let same = sound(a.view(), a.view());
+        let same = audio(a.view(), a.view());
         assert!(same.relative_l2 == 0.0 && (same.spectral - 1.0).abs() < 1e-12);
-        let louder = sound(tone(64.0, 0.0, 0.5).view(), a.view());
+        let louder = audio(tone(64.0, 0.0, 0.5).view(), a.view());
         assert!((louder.relative_l2 - 0.5).abs() < 1e-6 && (louder.cosine - 1.0).abs() < 1e-9);
     }
 
     #[test]
     fn silence_is_like_silence_alone() {
         let silent = Array2::<f32>::zeros((2, 100));
-        assert_eq!(sound(silent.view(), silent.view()), SoundScores { relative_l2: 0.0, cosine: 1.0, spectral: 1.0 });
+        assert_eq!(audio(silent.view(), silent.view()), AudioScores { relative_l2: 0.0, cosine: 1.0, spectral: 1.0 });
         assert_eq!(correlation(&[1.0, 2.0], &[5.0, 5.0]), 0.0);
         assert!((correlation(&[1.0, 2.0, 3.0], &[1.0, 3.0, 2.0]) - 0.5).abs() < 1e-12);
     }

@@ -1,66 +1,66 @@
-//! An answer to read.
+//! Text of a diagnosis.
 
 use std::fmt::Write;
 
-use super::figures::Figures;
+use super::compile_report::CompileReport;
+use super::diagnose::{Diagnosis, MIN_GAIN, Suggestion, TradeOff};
 use super::table::columns;
-use super::why::{Advice, Answer, LEAST_GAIN, Price};
 
 const MB: f64 = 1e6;
 const GIB: f64 = 1073741824.0;
-/// Bytes that are named.
+/// Minimum of bytes that are named.
 const SHOWN: f64 = 5e4;
-/// Exchanges that cost less than this part of all are summed up in one line.
+/// Fraction of the total cost below which collectives are summed up in one line.
 const SMALL: f64 = 0.002;
 
-/// The exchanges with their reasons, then the advice.
-pub fn why_text(answer: &Answer, only: Option<usize>) -> String {
-    let base = &answer.base;
+/// Table of collectives with their reasons, then the suggestions. `only` is the number of a single collective.
+pub fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> String {
+    let base = &diagnosis.base;
     let mut out = String::new();
-    let memory = (base.needed.bytes + base.memory.temporaries) as f64 / GIB;
+    let memory = base.device_bytes() as f64 / GIB;
     let capacity = base.memory.capacity.map_or(String::new(), |c| format!(" of {:.1}", c as f64 / GIB));
     // Writing to a string cannot fail.
     let _ = writeln!(
         out,
-        "{}, layout {}: {} a step of {} blocks, {:.1} MB of exchanges a block, {memory:.2}{capacity} GiB a device\n",
+        "{}, layout {}: {} per step of {} blocks, {:.1} MB of collectives per block, {memory:.2}{capacity} GiB per device\n",
         base.target,
         base.layout,
         cost(base, base.cost()),
         base.layers,
         base.collectives.per_layer_bytes / MB
     );
-    out.push_str(&exchanges(base, only));
-    out.push_str("\nchanges of one rule, each compiled:\n");
-    if answer.advice.is_empty() {
-        let _ = writeln!(out, "none gains {:.0} % of a step or more", LEAST_GAIN * 100.0);
+    out.push_str(&collectives(base, only));
+    out.push_str("\nsingle-rule changes, each compiled:\n");
+    if diagnosis.suggestions.is_empty() {
+        let _ = writeln!(out, "none gains {:.0} % of the step or more", MIN_GAIN * 100.0);
     }
-    for (n, advice) in answer.advice.iter().enumerate() {
-        out.push_str(&one(n + 1, advice, base));
+    for (n, suggestion) in diagnosis.suggestions.iter().enumerate() {
+        out.push_str(&one(n + 1, suggestion, base));
     }
-    for (change, gain) in &answer.useless {
-        let _ = writeln!(out, "no gain: {change} ({:+.1} % of a step)", -gain * 100.0);
+    for (change, gain) in &diagnosis.no_gain {
+        let _ = writeln!(out, "no gain: {change} ({:+.1} % of the step)", -gain * 100.0);
     }
-    for (change, why) in &answer.refused {
-        let _ = writeln!(out, "refused: {change} ({why})");
+    for (change, reason) in &diagnosis.rejected {
+        let _ = writeln!(out, "rejected: {change} ({reason})");
     }
-    if !answer.left.is_empty() {
-        let _ = writeln!(out, "not compiled, for --budget: {}", answer.left.join("; "));
+    if !diagnosis.not_compiled.is_empty() {
+        let _ = writeln!(out, "not compiled within --budget: {}", diagnosis.not_compiled.join("; "));
     }
     out
 }
 
-/// A cost with its unit: time where the chip is known.
-fn cost(base: &Figures, value: f64) -> String {
+/// Cost with its unit: time where the chip is known.
+fn cost(base: &CompileReport, value: f64) -> String {
     match base.predicted_ms {
         Some(_) => format!("{value:.2} ms"),
         None => format!("{:.3} MB received", value / MB),
     }
 }
 
-fn exchanges(base: &Figures, only: Option<usize>) -> String {
+fn collectives(base: &CompileReport, only: Option<usize>) -> String {
     let list = &base.collectives.list;
     let all: f64 = list.iter().map(|e| e.step_cost()).sum();
-    let head = ["", "runs a step", "MB each", "ms a step", "kind", "what", "tensor", "rule", "why"];
+    let head = ["", "runs per step", "MB each", "ms per step", "kind", "role", "tensor", "rule", "reason"];
     let mut rows = vec![head.map(str::to_string).to_vec()];
     let mut order: Vec<usize> = (0..list.len()).collect();
     order.sort_by(|a, b| list[*b].step_cost().total_cmp(&list[*a].step_cost()));
@@ -87,20 +87,20 @@ fn exchanges(base: &Figures, only: Option<usize>) -> String {
         ]);
     }
     if rows.len() == 1 && small.0 == 0 {
-        return "no exchanges\n".into();
+        return "no collectives\n".into();
     }
     let mut out = columns(&rows, 0..4);
     if small.0 > 0 {
-        let _ = writeln!(out, "and {} small ones, {:.3} MB a step", small.0, small.1 / MB);
+        let _ = writeln!(out, "and {} small ones, {:.3} MB per step", small.0, small.1 / MB);
     }
     out
 }
 
-fn one(n: usize, a: &Advice, base: &Figures) -> String {
-    let price = match a.price {
-        Price::None => "costs nothing",
-        Price::Memory => "costs memory",
-        Price::Exchanges => "other exchanges instead",
+fn one(n: usize, a: &Suggestion, base: &CompileReport) -> String {
+    let trade_off = match a.trade_off {
+        TradeOff::None => "no trade-off",
+        TradeOff::Memory => "more memory",
+        TradeOff::OtherCollectives => "other collectives instead",
     };
     let kinds = a.difference.by_kind();
     let names = |sign: f64| -> String {
@@ -109,8 +109,8 @@ fn one(n: usize, a: &Advice, base: &Figures) -> String {
         if text.is_empty() { "nothing".into() } else { text.join(", ") }
     };
     format!(
-        "{n}. {}\n   {} -> {} a step ({:+.1} %), {:.1} -> {:.1} MB a block; {price}: {:+.2} GiB a device\n   \
-         a step loses {}; gains {}\n",
+        "{n}. {}\n   {} -> {} per step ({:+.1} %), {:.1} -> {:.1} MB per block; {trade_off}: {:+.2} GiB per device\n   \
+         removed per step: {}; added: {}\n",
         a.change,
         cost(base, a.cost[0]),
         cost(base, a.cost[1]),

@@ -1,0 +1,191 @@
+//! Bench report: timings and output checks of each program, as `bench --json` writes them.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::pipeline::phase::Phase;
+use crate::pjrt::CompiledMemory;
+use crate::runtime::Ceiling;
+use crate::tensor::Tensor;
+
+/// Report of a benchmark.
+#[derive(Debug, Serialize)]
+pub struct BenchReport {
+    /// Platform name in lower case.
+    pub platform: String,
+    /// Device kind, as the plugin names it.
+    pub device: String,
+    /// Number of devices.
+    pub devices: usize,
+    /// Versions of program, plugin and platform.
+    pub versions: Value,
+    /// Identity of the model, as in sidecars.
+    pub model: Value,
+    /// Effective configuration.
+    pub config: Value,
+    /// Number of videos per run.
+    pub videos: usize,
+    /// Peak matmul rate of one device, measured.
+    pub matmul: Ceiling,
+    /// Timings by program name, and `end_to_end`.
+    pub programs: BTreeMap<&'static str, ProgramTiming>,
+    /// Seconds of writing one MP4, where `end_to_end` ran.
+    pub mp4_seconds: Option<f64>,
+    /// Bytes of parameters per device.
+    pub parameter_bytes: usize,
+    /// Seconds of loading or initializing all parameters.
+    pub load_seconds: f64,
+    /// Seconds of compiling all programs.
+    pub compile_seconds: f64,
+    /// Peak memory in bytes: of a device where the platform reports it, else of the process.
+    pub peak_memory_bytes: Option<u64>,
+}
+
+/// Timing of one program.
+#[derive(Debug, Serialize)]
+pub struct ProgramTiming {
+    /// Program that ran; none for `end_to_end`.
+    pub program: Option<ProgramInfo>,
+    /// Denoising steps per call, where it takes steps.
+    pub steps: Option<usize>,
+    /// Median seconds per run, or per step where it takes steps.
+    pub median: f64,
+    /// Minimum seconds.
+    pub min: f64,
+    /// 90th percentile of the seconds.
+    pub p90: f64,
+    /// Seconds of all timed runs, in order.
+    pub seconds: Vec<f64>,
+    /// Number of warm-up runs.
+    pub warmup: usize,
+    /// Floating-point operations of matmuls and convolutions per second and device.
+    pub flops_per_second: Option<f64>,
+    /// `flops_per_second` as a fraction of the measured peak matmul rate.
+    pub share_of_matmul: Option<f64>,
+    /// Output checks by name.
+    pub outputs: BTreeMap<String, OutputCheck>,
+    /// Phases of the last run of `end_to_end`; their times add up to the run's.
+    pub parts: Option<BTreeMap<Phase, HostDevice>>,
+}
+
+/// Device and host seconds of a phase.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct HostDevice {
+    /// Seconds spent waiting for programs.
+    pub device: f64,
+    /// Seconds of host work.
+    pub host: f64,
+}
+
+/// Static properties of a program, per device.
+#[derive(Clone, Debug, Serialize)]
+pub struct ProgramInfo {
+    /// Hash, as in `ltx2 compile`.
+    pub hash: String,
+    /// Seconds of compiling.
+    pub compile_seconds: f64,
+    /// Floating-point operations of matmuls and convolutions per run or step; none where the plugin does not return the
+    /// optimized program.
+    pub flops: Option<f64>,
+    /// Bytes of the parameters that it reads.
+    pub parameter_bytes: usize,
+    /// Memory, where the plugin reports it.
+    pub memory: Option<CompiledMemory>,
+}
+
+/// Check of an output of the last run.
+#[derive(Debug, Serialize)]
+pub struct OutputCheck {
+    /// Shape of the output.
+    pub shape: Vec<usize>,
+    /// SHA-256 of the row-major bytes.
+    pub sha256: String,
+    /// Whether all values are finite; of flags, whether all are set.
+    pub finite: bool,
+    /// Whether all of several values are equal.
+    pub constant: bool,
+}
+
+impl OutputCheck {
+    pub(super) fn of(tensor: &Tensor) -> Self {
+        let mut finite = true;
+        let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
+        let mut look = |v: f32| {
+            finite &= v.is_finite();
+            (low, high) = (low.min(v), high.max(v));
+        };
+        match tensor {
+            Tensor::F32(a) => a.iter().for_each(|v| look(*v)),
+            Tensor::Bool(a) => a.iter().for_each(|v| look(if *v { 1.0 } else { f32::NAN })),
+            Tensor::BF16(a) => a.iter().for_each(|v| look(v.to_f32())),
+            other => other.to_f32().iter().for_each(|v| look(*v)),
+        }
+        let sha256 = hex::encode(Sha256::digest(tensor.bytes()));
+        OutputCheck { shape: tensor.shape().to_vec(), sha256, finite, constant: tensor.len() > 1 && low >= high }
+    }
+}
+
+/// Regression of a program against a baseline.
+#[derive(Debug, PartialEq)]
+pub struct Regression {
+    /// Program name.
+    pub name: String,
+    /// Median seconds of the baseline.
+    pub was: f64,
+    /// Median seconds of this run.
+    pub now: f64,
+}
+
+impl std::fmt::Display for Regression {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let more = (self.now / self.was - 1.0) * 100.0;
+        write!(f, "{} is {more:.1} % slower: {:.6} s, was {:.6} s", self.name, self.now, self.was)
+    }
+}
+
+impl BenchReport {
+    /// Messages of outputs that cannot be right.
+    pub fn wrong(&self) -> Vec<String> {
+        let each =
+            self.programs.iter().flat_map(|(name, m)| m.outputs.iter().map(move |(output, c)| (name, output, c)));
+        let what = each.filter_map(|(name, output, c)| match (c.finite, c.constant) {
+            (false, _) => Some(format!("'{output}' of {name} holds values that are not finite")),
+            (true, true) => Some(format!("all values of '{output}' of {name} are the same")),
+            (true, false) => None,
+        });
+        what.collect()
+    }
+
+    /// Regressions: programs whose median exceeds the baseline's by more than the fraction `tolerance`.
+    ///
+    /// # Errors
+    /// A baseline that is no report, or shares no program with this one.
+    pub fn slower_than(&self, baseline: &Value, tolerance: f64) -> std::result::Result<Vec<Regression>, String> {
+        let medians = self.programs.iter().filter_map(|(name, m)| {
+            let was = baseline.get("programs")?.get(name)?.get("median")?.as_f64()?;
+            Some(Regression { name: (*name).to_string(), was, now: m.median })
+        });
+        let medians: Vec<Regression> = medians.collect();
+        if medians.is_empty() {
+            return Err("shares no program with this run; give an earlier --json of this command".into());
+        }
+        Ok(medians.into_iter().filter(|m| m.now > m.was * (1.0 + tolerance)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_that_say_nothing_are_found() {
+        let of = |values: Vec<f32>| OutputCheck::of(&Tensor::from(ndarray::Array1::from(values)));
+        let (good, flat, broken) = (of(vec![1.0, 2.0]), of(vec![1.0, 1.0]), of(vec![1.0, f32::NAN]));
+        assert_eq!([good.finite, flat.finite, broken.finite], [true, true, false]);
+        assert_eq!([good.constant, flat.constant], [false, true]);
+        assert_ne!(good.sha256, flat.sha256);
+    }
+}

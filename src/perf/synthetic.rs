@@ -1,0 +1,123 @@
+//! Synthetic inputs of programs (tokens of the prompts; normal numbers in place of embeddings and latents), so that each
+//! program runs without those before it.
+
+use ndarray::Array3;
+
+use crate::nn::Layout;
+use crate::pipeline::Result;
+use crate::pipeline::batch::Batch;
+use crate::pipeline::call::Call;
+use crate::pipeline::calls::PassSpec;
+use crate::pipeline::denoise_loop::DenoiseLoop;
+use crate::pipeline::executor::{Executor, Inputs};
+use crate::pipeline::packing::pack;
+use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::runner::Runner;
+use crate::pipeline::tensors::fixed;
+use crate::request::{ModelSizes, Request, Shapes};
+use crate::runtime::{Distributed, Executable, Outputs};
+use crate::sampling::denoise::{DenoiseShape, Sampler};
+use crate::sampling::noise::TorchRng;
+use crate::sampling::res2s::{self, StepNoise};
+use crate::tensor::Tensor;
+
+/// Synthetic inputs of a request's programs.
+pub(super) struct SyntheticInputs<'a> {
+    /// Batch of the request.
+    pub batch: Batch<'a>,
+}
+
+impl<'a> SyntheticInputs<'a> {
+    pub fn new(request: &'a Request, layout: &Layout) -> Result<Self> {
+        Ok(SyntheticInputs { batch: Batch::new(std::slice::from_ref(request), layout)? })
+    }
+
+    /// Shapes of a pass' latents and of its program.
+    pub fn shape(&self, sizes: &ModelSizes, request: &Request) -> Result<(Shapes, DenoiseShape)> {
+        let shapes = Shapes::of(sizes, request)?;
+        let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
+        Ok((shapes, shape))
+    }
+
+    /// Packed noise of a pass' shapes.
+    pub fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
+        let sizes = &runner.model.sizes;
+        let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes)?;
+        pack(sizes, &fixed(drawn.video)?, &fixed(drawn.audio)?)
+    }
+
+    /// Call of the program that computes the loop's step-invariant inputs.
+    pub fn prepare(&self, runner: &mut Runner, request: &Request) -> Result<Call<'static>> {
+        let (shapes, s) = self.shape(&runner.model.sizes, request)?;
+        let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, s.text_channels[i]], 2 + i as u64));
+        let pass = PassSpec { request, shape: &s, shapes: &shapes, conditions: None };
+        runner.prepare("prepare", pass, contexts)
+    }
+
+    /// Denoising loop of a pass with its inputs.
+    pub fn denoising(&self, runner: &mut Runner, request: &Request, kind: ProgramKind) -> Result<Denoising> {
+        let prepared = self.prepare(runner, request)?.run(&runner.executor)?;
+        let (shapes, shape) = self.shape(&runner.model.sizes, request)?;
+        let pass = PassSpec { request, shape: &shape, shapes: &shapes, conditions: None };
+        let steps = runner.new_loop(kind.name(), pass)?;
+        let start = self.noise(runner, &shapes)?;
+        let tokens = [0, 1].map(|i| [start[i].dim().1, start[i].dim().2]);
+        let (start, videos) = (start.map(Tensor::from), self.batch.size());
+        Ok(Denoising { prepared, steps, start, tokens, sampler: shape.sampler, videos })
+    }
+}
+
+/// Denoising loop that can run any number of times.
+pub(super) struct Denoising {
+    prepared: Outputs,
+    steps: DenoiseLoop,
+    start: [Tensor; 2],
+    /// Token and channel counts of video and audio.
+    tokens: [[usize; 2]; 2],
+    sampler: Sampler,
+    videos: usize,
+}
+
+impl Denoising {
+    /// Whether one call takes several steps: the second-order sampler, whose noise differs by step, takes one.
+    pub fn takes_all(&self) -> bool {
+        self.sampler == Sampler::Euler
+    }
+
+    /// Executable of the loop.
+    pub fn program(&self) -> &Executable {
+        self.steps.program()
+    }
+
+    /// Inputs, beside the latents, of a call of the first `steps` steps, or of the first where a call takes one.
+    pub fn steps(&self, executor: &Executor, steps: usize) -> Result<Inputs<'static>> {
+        let (noise, evaluations) = match self.sampler {
+            Sampler::Euler => (None, steps),
+            Sampler::Res2s => (Some(StepNoise::default().step(self.tokens[0], self.tokens[1])), res2s::NOISES),
+        };
+        self.steps.steps(executor, 0, evaluations, noise, self.videos)
+    }
+
+    /// Initial latents on the devices.
+    pub fn start(&self, executor: &Executor) -> Result<Vec<Distributed>> {
+        let latents = self.steps.start(executor, &self.start)?;
+        wait(&latents)?;
+        Ok(latents)
+    }
+
+    /// Runs a call to its end.
+    pub fn run(&self, executor: &Executor, range: &Inputs, latents: Vec<Distributed>) -> Result<Vec<Distributed>> {
+        let latents = self.steps.run(executor, &self.prepared, range, latents)?;
+        wait(&latents)?;
+        Ok(latents)
+    }
+}
+
+fn wait(latents: &[Distributed]) -> Result<()> {
+    Ok(latents.iter().try_for_each(Distributed::wait)?)
+}
+
+/// Normal numbers in place of an earlier program's result.
+pub(super) fn normal(shape: &[usize], seed: u64) -> Tensor {
+    Tensor::F32(TorchRng::new(seed).normal_array(shape))
+}

@@ -1,0 +1,224 @@
+//! Diagnosis of a program's collectives: the reason of each, and compiled single-rule changes that remove them.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::candidates::{Candidate, candidates};
+use super::compile_report::CompileReport;
+use super::compiler::{CompileTask, Compiler, write_layout};
+use super::difference::{Difference, difference};
+use super::error::{Result, TuneError};
+use super::experiment::Options;
+use crate::config::{Given, LayoutSource, load, read_layout_source};
+use crate::pipeline::programs::ProgramKind;
+use crate::runtime::Target;
+
+/// Request of a diagnosis.
+#[derive(Clone, Debug)]
+pub struct DiagnoseRequest {
+    /// Configuration with overrides; layout and mesh among them.
+    pub given: Given,
+    /// Arguments that give a child the same, without the layout.
+    pub settings: Vec<String>,
+    /// Target devices.
+    pub target: String,
+    /// Program to diagnose.
+    pub program: ProgramKind,
+    /// Number of transformer blocks to compile.
+    pub layers: usize,
+    /// Number, from 1, of the only collective to remove.
+    pub collective: Option<usize>,
+    /// Maximum number of changes to compile.
+    pub budget: usize,
+    /// Timeout of one compilation in seconds.
+    pub timeout: u64,
+}
+
+/// Minimum gain of a suggestion, as a fraction of the step.
+pub const MIN_GAIN: f64 = 0.01;
+
+/// Trade-off of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TradeOff {
+    /// Neither memory nor new collectives.
+    None,
+    /// More memory.
+    Memory,
+    /// Other collectives instead of those removed.
+    #[serde(rename = "exchanges")]
+    OtherCollectives,
+}
+
+/// Compiled change of the layout.
+#[derive(Clone, Debug, Serialize)]
+pub struct Suggestion {
+    /// Change in the syntax of a layout file.
+    pub change: String,
+    /// Price of the change.
+    #[serde(rename = "price")]
+    pub trade_off: TradeOff,
+    /// Number of tensor families that it reaches.
+    pub families: usize,
+    /// Milliseconds per step before and after; received bytes where the chip is unknown.
+    pub cost: [f64; 2],
+    /// Bytes of collectives per block before and after.
+    pub block_bytes: [f64; 2],
+    /// Difference of the two programs.
+    pub difference: Difference,
+    /// Numbers, from 1, of the collectives that the change targets.
+    pub collectives: Vec<usize>,
+    /// Changed layout as YAML.
+    pub layout: String,
+}
+
+impl Suggestion {
+    /// Gain as a fraction of the step.
+    pub fn gain(&self) -> f64 {
+        1.0 - self.cost[1] / self.cost[0]
+    }
+}
+
+/// Result of a diagnosis.
+#[derive(Clone, Debug)]
+pub struct Diagnosis {
+    /// Report of the unchanged program; rules name the requested layout file.
+    pub base: CompileReport,
+    /// Changes that gain, ordered by trade-off, then by gain per tensor family, so that one change of one family ranks
+    /// before one change of several.
+    pub suggestions: Vec<Suggestion>,
+    /// Compiled changes below the minimum gain, with their gain.
+    pub no_gain: Vec<(String, f64)>,
+    /// Changes that are invalid, fail to compile or do not fit, with the reason.
+    pub rejected: Vec<(String, String)>,
+    /// Changes beyond the budget.
+    pub not_compiled: Vec<String>,
+}
+
+/// Diagnoses a program. Layout files of the changes, modules and results are kept in `options.folder`.
+///
+/// # Errors
+/// Invalid configuration or layout; a program that does not compile unchanged.
+pub fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosis> {
+    let target: Target = request.target.parse()?;
+    let config = load(&request.given)?.config;
+    let asked = read_layout_source(&config.layout)?;
+    let mut compiler = Compiler::open(options)?;
+    let jobs = Jobs { request, options, target };
+    // A copy named by its contents, so that equal layouts are compiled once whatever their files are called.
+    let (source, path) = jobs.write(&asked)?;
+    let task = jobs.task(&path, &config.layout);
+    let compiled = compiler.compile(std::slice::from_ref(&task), &[None], request.timeout)?;
+    let no_report = |error: Option<String>| error.unwrap_or_else(|| "the compiler returned no report".into());
+    let base = compiled.into_iter().next().unwrap_or_default();
+    let base = base.report().ok_or_else(|| TuneError::Base(no_report(base.error)))?;
+    let mut all = candidates(&source, &base, MIN_GAIN);
+    if let Some(number) = request.collective {
+        if number == 0 || number > base.collectives.list.len() {
+            let count = base.collectives.list.len();
+            return Err(TuneError::Base(format!("--collective {number}: there are 1 to {count}")));
+        }
+        all.retain(|c| c.collectives.contains(&(number - 1)));
+    }
+    let not_compiled = all.split_off(all.len().min(request.budget)).into_iter().map(|c| c.change).collect();
+    let mut tasks = Vec::new();
+    for c in &all {
+        let (_, path) = jobs.write(&c.layout)?;
+        tasks.push(jobs.task(&path, &c.change));
+    }
+    let compiled = compiler.compile(&tasks, &options.workers(), request.timeout)?;
+    let mut diagnosis = Diagnosis { base, suggestions: vec![], no_gain: vec![], rejected: vec![], not_compiled };
+    for (candidate, compiled) in all.iter().zip(compiled) {
+        match compiled.report() {
+            None => diagnosis.rejected.push((candidate.change.clone(), no_report(compiled.error))),
+            Some(f) if !f.fits() => {
+                diagnosis.rejected.push((candidate.change.clone(), "does not fit into device memory".into()))
+            }
+            Some(f) => {
+                let suggestions = suggestion(candidate, &diagnosis.base, &f);
+                match suggestions.gain() >= MIN_GAIN {
+                    true => diagnosis.suggestions.push(suggestions),
+                    false => diagnosis.no_gain.push((candidate.change.clone(), suggestions.gain())),
+                }
+            }
+        }
+    }
+    let rank = |a: &Suggestion| (a.trade_off, -a.gain() / a.families as f64);
+    diagnosis.suggestions.sort_by(|a, b| rank(a).0.cmp(&rank(b).0).then(rank(a).1.total_cmp(&rank(b).1)));
+    name_as_asked(&mut diagnosis.base, &asked, &source);
+    diagnosis.base.layout = config.layout;
+    Ok(diagnosis)
+}
+
+/// Suggestion from a compiled candidate.
+fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) -> Suggestion {
+    let difference = difference(base, f);
+    Suggestion {
+        change: candidate.change.clone(),
+        trade_off: trade_off(base, f, &difference),
+        families: candidate.families,
+        cost: [base.cost(), f.cost()],
+        block_bytes: [base.collectives.per_layer_bytes, f.collectives.per_layer_bytes],
+        difference,
+        collectives: candidate.collectives.iter().map(|n| n + 1).collect(),
+        layout: candidate.layout.to_yaml(&[]),
+    }
+}
+
+/// Trade-off: a kind of collective that grows by more than the minimum gain, else memory.
+fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -> TradeOff {
+    let least = MIN_GAIN * base.collectives.per_step_bytes;
+    let grown = difference.by_kind().into_iter().any(|(_, bytes)| bytes > least);
+    match (grown, f.needed.bytes as f64 > base.needed.bytes as f64 * (1.0 + MIN_GAIN)) {
+        (true, _) => TradeOff::OtherCollectives,
+        (false, true) => TradeOff::Memory,
+        (false, false) => TradeOff::None,
+    }
+}
+
+/// Replaces the file and lines of the copy by those of the requested layout.
+fn name_as_asked(base: &mut CompileReport, asked: &LayoutSource, copy: &LayoutSource) {
+    let places = |s: &LayoutSource| -> Vec<String> {
+        let all = s.rules.iter().chain(&s.storage).chain(s.exceptions.iter().flat_map(|e| &e.rules));
+        all.map(|r| r.place.clone()).collect()
+    };
+    let names: Vec<(String, String)> = places(copy).into_iter().zip(places(asked)).collect();
+    let rename = |rule: &mut String| {
+        let own = names.iter().find(|(own, _)| rule.strip_prefix(own.as_str()).is_some_and(|r| r.starts_with(": ")));
+        if let Some((own, asked)) = own {
+            *rule = format!("{asked}{}", &rule[own.len()..]);
+        }
+    };
+    base.collectives.list.iter_mut().filter_map(|e| e.rule.as_mut()).flatten().for_each(rename);
+    base.tensors.iter_mut().flat_map(|t| &mut t.rules).for_each(rename);
+}
+
+struct Jobs<'a> {
+    request: &'a DiagnoseRequest,
+    options: &'a Options,
+    target: Target,
+}
+
+impl Jobs<'_> {
+    /// Writes a layout and reads it back, with the line numbers of its copy.
+    fn write(&self, layout: &LayoutSource) -> Result<(LayoutSource, PathBuf)> {
+        let path = write_layout(&self.options.folder, layout)?;
+        Ok((read_layout_source(&path.to_string_lossy())?, path))
+    }
+
+    fn task(&self, layout: &Path, label: &str) -> CompileTask {
+        let q = self.request;
+        let layout = layout.to_string_lossy().into_owned();
+        let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
+        command.extend([q.target.clone(), "--program".into(), q.program.flag()]);
+        command.extend(["--layers".to_string(), q.layers.to_string()]);
+        command.extend(q.settings.iter().cloned());
+        command.extend(["--layout".to_string(), layout.clone()]);
+        let mut given = q.given.clone();
+        given.flags.retain(|f| f.path != "layout");
+        given.flag("layout", "layout", Some(layout));
+        let (target, program, layers) = (self.target.clone(), q.program, Some(q.layers));
+        CompileTask { label: label.into(), given, target, program, layers, command }
+    }
+}
