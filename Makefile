@@ -24,7 +24,7 @@ FORCE:
 $(CPU_PLUGIN): $(LTX2)
 	$(LTX2) plugin install cpu
 
-# The tiers of docs/testing.md. Each runs to its end, and says in its last line what passed, failed and was ignored.
+# The tiers of docs/internals/testing.md. Each runs to its end, and says in its last line what passed, failed and was ignored.
 TIER := python3 scripts/tests/tier.py
 
 # Formatting, lints, dependencies and the tests that need no plugin.
@@ -128,35 +128,35 @@ traces-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
 	scripts/lab/trace.sh $(LTX2) out/traces
 
-# What each technique saves on the GPUs of this machine: docs/ablations-gpu.md.
+# What each technique saves on the GPUs of this machine: benchmarks/ablations-gpu.md.
 ablations-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
-	python3 scripts/gpu/ablations.py --ltx2 $(LTX2) -o docs/ablations-gpu.md
+	python3 scripts/gpu/ablations.py --ltx2 $(LTX2) -o benchmarks/ablations-gpu.md
 
-# What slices of TPUs need and are predicted to take, compiled without one: the tables of docs/tpu.md. An hour.
+# What slices of TPUs need and are predicted to take, compiled without one: the tables of benchmarks/tpu.md. An hour.
 tpu-tables: $(LTX2)
 	$(LTX2) plugin install tpu
-	python3 scripts/layouts/pods.py --ltx2 $(LTX2) -o docs/tpu.md
+	python3 scripts/layouts/pods.py --ltx2 $(LTX2) -o benchmarks/tpu.md
 
 # The published ablation, asked from the compilers of TPUs and GPUs; half an hour, of which nothing is done twice. What it
-# measured on four H200s stands in docs/calibration.
+# measured on four H200s stands in benchmarks/calibration.
 out/ablation/results.jsonl: $(LTX2)
 	$(LTX2) plugin install tpu
 	$(LTX2) plugin install cuda
 	mkdir -p out/ablation
-	[ -e $@ ] || cp docs/calibration/ablation-4.jsonl $@
+	[ -e $@ ] || cp benchmarks/calibration/ablation-4.jsonl $@
 	TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 $(LTX2) experiment experiments/ablation.yml -o out/ablation
 
-# What the history layouts move and what mends them: docs/ablations.md.
+# What the history layouts move and what mends them: benchmarks/ablations.md.
 ablations: out/ablation/results.jsonl
-	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o docs/ablations.md
+	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o benchmarks/ablations.md
 
 # The guide's picture of a report. Needs Chromium.
 laboratory-picture: out/ablation/results.jsonl
-	scripts/lab/browse.py out/ablation/report.html docs/images/laboratory.png --size 1300x1180
+	scripts/lab/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
 
 # What each layout moves in a transformer block, asked from the TPU compiler, and the picture of it. A quarter of an hour.
-FIGURES := docs/images/layouts
+FIGURES := benchmarks/layouts
 V5P_LAYOUTS := cfg-ulysses ulysses hybrid ring sequence
 V6E_LAYOUTS := tensor fsdp-ulysses
 FIGURE = TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 $(LTX2) compile -c ltx2 --layers 3

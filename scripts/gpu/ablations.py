@@ -1,4 +1,4 @@
-"""What published techniques save, on the GPUs of this machine: ablations.py --ltx2 PROGRAM -o docs/ablations-gpu.md.
+"""What published techniques save, on the GPUs of this machine: ablations.py --ltx2 PROGRAM -o benchmarks/ablations-gpu.md.
 
 Each row runs the same programs twice, without and with the technique, through `ltx2 bench`; collectives are those of
 `ltx2 compile --json`, errors those of one forward pass of a small model against the reference's numbers. Rows for which
@@ -33,7 +33,7 @@ ROWS = [
 ]
 NOT_HERE = [
     "Not in the table, because no layout or option of ours leaves them out: RoPE fused or not (joining halves against reversal,",
-    "0.647 → 0.642 s a step, see [performance](performance.md)), and guidance exchanged weighted or not (unweighted, 3.3 MB a step",
+    "0.647 → 0.642 s a step, see [performance](h200.md)), and guidance exchanged weighted or not (unweighted, 3.3 MB a step",
     "behind other work; weights before the exchange would save nothing and cost the rescale term its deviations).",
 ]
 PROGRAMS = {"denoise_loop": "denoise", "denoise_step": "denoise", "text_encoder": "text-encoder"}

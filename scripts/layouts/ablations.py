@@ -1,6 +1,6 @@
 """The ablation in a page: each layout kept for its waste beside the one that mends it, and what the step takes away.
 
-Called by `make ablations`; reads the results of experiments/ablation.yml and writes docs/ablations.md.
+Called by `make ablations`; reads the results of experiments/ablation.yml and writes benchmarks/ablations.md.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""The tables of docs/tpu.md: what each slice of TPUs needs and is predicted to take, compiled without one.
+"""The tables of benchmarks/tpu.md: what each slice of TPUs needs and is predicted to take, compiled without one.
 
-Called by `make tpu-tables`; reads nothing but `ltx2 compile --json` and writes between the marks of docs/tpu.md. Rows that
+Called by `make tpu-tables`; reads nothing but `ltx2 compile --json` and writes between the marks of benchmarks/tpu.md. Rows that
 were compiled before are taken from --cache, under their program's arguments and the program's own fingerprint.
 """
 
@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 
-# Slice by the name of docs/tpu.md, its topology, the meshes that were weighed.
+# Slice by the name of benchmarks/tpu.md, its topology, the meshes that were weighed.
 SLICES = [
     ("v5e-16", "tpu:v5e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8", "tensor cfg=2,context=2,tensor=4"]),
     ("v6e-8", "tpu:v6e:2x4", ["fsdp-ulysses context=8", "fsdp-ulysses cfg=2,context=4", "tensor tensor=8", "tensor cfg=2,tensor=4", "tensor cfg=2,context=2,tensor=2"]),
