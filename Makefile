@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
+.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-picture layouts-figure fixtures clean-demo
 
 # A video with sound from a prompt, by the trained toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -152,7 +152,7 @@ ablations: out/ablation/results.jsonl
 	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o benchmarks/ablations.md
 
 # The guide's picture of a report. Needs Chromium.
-laboratory-picture: out/ablation/results.jsonl
+tuning-picture: out/ablation/results.jsonl
 	scripts/lab/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
 
 # What each layout moves in a transformer block, asked from the TPU compiler, and the picture of it. A quarter of an hour.
