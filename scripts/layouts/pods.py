@@ -88,7 +88,7 @@ def parts(figures, scale=1.0):
 def weighed(compiler):
     """The layouts that each slice could have, by the predicted time of a block."""
     lines = [
-        "| slice | layout, mesh | MB a block | predicted ms a block | products | memory | collectives |",
+        "| slice | layout, mesh | MB a block | predicted ms a block | matmuls | memory | collectives |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, target, candidates in SLICES:
@@ -108,10 +108,10 @@ def weighed(compiler):
 
 
 def scale(compiler):
-    """1280x768x121 over up to 256 chips: predicted time of a video's steps, and videos an hour."""
+    """1280x768x121 over up to 256 chips: predicted time of a video's steps, and videos per hour."""
     lines = [
-        "| topology | chips | videos at once | layout, mesh | predicted ms a step | products | memory | collectives | "
-        f"s of {STEPS} steps | videos an hour | an hour and chip |",
+        "| topology | chips | videos at once | layout, mesh | predicted ms a step | matmuls | memory | collectives | "
+        f"s of {STEPS} steps | videos per hour | per hour and chip |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for target, videos, candidate in SCALE:
@@ -135,7 +135,7 @@ def scale(compiler):
 def programs(compiler, configs):
     """The programs of each slice's configuration at full depth."""
     lines = [
-        "| slice | topology | program | GiB a device | MB moved | predicted ms | products | memory | collectives |",
+        "| slice | topology | program | GiB a device | MB moved | predicted ms | matmuls | memory | collectives |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     short = []
