@@ -39,6 +39,8 @@ def code(_, text):
 def main():
     rows = [line.split("\t") for line in Path("scripts/words.tsv").read_text().splitlines()[1:] if line and line[0] != "#"]
     rules = [(scope, re.compile(pattern, re.I if scope == "prose" else 0), better) for scope, pattern, better in rows]
+    # One look for all rules of a scope, as few lines have any.
+    first = {s: re.compile("|".join(p.pattern for q, p, _ in rules if q == s), re.I if s == "prose" else 0) for s, *_ in rules}
     found = Counter()
     for name in subprocess.check_output(["git", "ls-files"], text=True).split("\n"):
         if name in LEFT_OUT or not Path(name).is_file():
@@ -50,8 +52,8 @@ def main():
             marked = {n for n, line in enumerate(text.splitlines(), 1) if "alias" in line or "was:" in line}
             readers = {"prose": prose} | ({"identifier": code} if rust else {})
             lines |= {scope: [x for x in read(name, text) if x[0] not in marked] for scope, read in readers.items()}
-        for scope, pattern, better in rules:
-            for number, line in lines[scope]:
+        for scope, number, line in ((s, *x) for s, read in lines.items() for x in read if first[s].search(x[1])):
+            for pattern, better in ((p, b) for s, p, b in rules if s == scope):
                 for match in pattern.finditer(line):
                     found[scope, pattern.pattern, better] += 1
                     if "--counts" not in sys.argv:

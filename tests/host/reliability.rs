@@ -1,5 +1,5 @@
-//! The rows of `docs/internals/reliability.md` name tests that are there: `lib module::function` of the library's unit tests, `pjrt` and
-//! other crates of theirs, or the binary and the path of an integration test.
+//! The rows of `docs/internals/reliability.md` name tests that are there: `lib module::function` of the library's unit tests,
+//! `pjrt` and other crates of theirs, or the binary and the path of an integration test.
 
 use std::fs;
 
