@@ -1,15 +1,15 @@
-# Everything a fresh machine needs beside a Rust toolchain, python3 with pip, make and a C compiler is fetched here.
+# Prerequisites: Linux x86-64, Rust 1.89+, python3 with pip and venv, make, a C compiler. Everything else is fetched here.
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations laboratory-picture layouts-figure fixtures clean-demo
+.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-picture layouts-figure fixtures clean-demo
 
-# A video with sound from a prompt, by the trained toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
+# A video with sound by the toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
 demo: $(CPU_PLUGIN)
 	$(LTX2) generate -c configs/nano.yml --prompt "$(PROMPT)" -o out/demo.mp4 --force
 
-# The README's picture of what the toy model makes of the prompts in docs/images/nano.txt.
+# The README's image: what the toy model makes of the prompts in docs/images/nano.txt.
 nano-sheet: $(CPU_PLUGIN)
 	rm -rf out/sheet
 	$(LTX2) generate -c configs/nano.yml --platform cpu --prompts docs/images/nano.txt -o out/sheet/clips \
@@ -24,34 +24,34 @@ FORCE:
 $(CPU_PLUGIN): $(LTX2)
 	$(LTX2) plugin install cpu
 
-# The tiers of docs/testing.md. Each runs to its end, and says in its last line what passed, failed and was ignored.
+# The tiers of docs/internals/testing.md. Each runs to its end; its last line counts what passed, failed and was ignored.
 TIER := python3 scripts/tests/tier.py
 
 # Formatting, lints, dependencies and the tests that need no plugin.
 check:
 	$(TIER) check
 
-# All that decides whether a change is right, on the CPU plugin with one and with eight virtual devices.
+# Decides whether a change is right: the CPU plugin with one and with eight virtual devices.
 test:
 	$(TIER) test
 
-# What the TPU compiler makes of our programs, with no TPU.
+# Compiles the programs for TPUs, without a TPU.
 test-tpu:
 	$(TIER) test-tpu
 
-# What the CUDA compiler makes of our programs, with no GPU.
+# Compiles the programs for CUDA, without a GPU.
 test-cuda:
 	$(TIER) test-cuda
 
-# On the NVIDIA GPUs of this machine: agreement with the CPU, repetition, several as one.
+# On the NVIDIA GPUs of this machine: agreement with the CPU, repeatability, several against one.
 test-gpu:
 	$(TIER) test-gpu
 
-# Everything: long runs, whole products of layouts, all prompts, JAX's kernels, damaged inputs, planted faults.
+# Everything: long runs, all combinations of layouts, all prompts, JAX's kernels, damaged inputs, planted faults.
 test-full:
 	$(TIER) test-full
 
-# Plants faults, each alone, and demands that the test named beside it finds it: scripts/mutants/README.md.
+# Plants faults one at a time; the test named with each must find it: scripts/mutants/README.md.
 mutants:
 	python3 scripts/mutants/mutants.py
 
@@ -59,7 +59,7 @@ mutants:
 test-nano: $(CPU_PLUGIN)
 	LTX2_REQUIRE=cpu LTX2_TEST_FULL=1 cargo test --locked --release --test cli meaning::
 
-# The same clips by diffusers from the same weights and noise, and the scores of both; needs the .venv of `make fixtures`.
+# The same clips by diffusers from the same weights and noise, with both scores; needs the .venv of `make fixtures`.
 nano-parity: $(CPU_PLUGIN)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2) --dtype bf16 --count 8
@@ -109,54 +109,54 @@ test-mosaic:
 	$(JAX_FLASH)/venv/bin/python scripts/oracle/jax_flash.py $(JAX_FLASH)/cases
 	LTX2_REQUIRE=jax LTX2_JAX_FLASH=$(CURDIR)/$(JAX_FLASH)/cases cargo test --locked --test it mosaic::
 
-# Several processes on the GPUs of this machine: the bytes of one process, and the end when one is killed.
+# Several processes on the GPUs of this machine: the bytes of one process; all exit if one is killed.
 test-processes-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
 	scripts/gpu/processes.sh $(LTX2) out/processes
 
-# Whether `ltx2 profile` and xprof say the same of recordings: by default of all that scripts/lab/trace.sh left in out/traces.
+# Compares `ltx2 profile` with xprof on traces: by default all that scripts/lab/trace.sh left in out/traces.
 XPROF := target/xprof
-RECORDINGS ?= $(shell find out/traces -name '*.xplane.pb*' 2> /dev/null)
+TRACES ?= $(shell find out/traces -name '*.xplane.pb*' 2> /dev/null)
 
 agree: $(LTX2)
 	python3 -m venv $(XPROF)
 	$(XPROF)/bin/pip install -q -r scripts/lab/requirements.txt
-	$(XPROF)/bin/python scripts/lab/agree.py $(LTX2) $(RECORDINGS)
+	$(XPROF)/bin/python scripts/lab/agree.py $(LTX2) $(TRACES)
 
-# Recordings on the NVIDIA GPUs of this machine, for that.
+# Records those traces on the NVIDIA GPUs of this machine.
 traces-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
 	scripts/lab/trace.sh $(LTX2) out/traces
 
-# What each technique saves on the GPUs of this machine: docs/ablations-gpu.md.
+# What each technique saves on the GPUs of this machine: benchmarks/ablations-gpu.md.
 ablations-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
-	python3 scripts/gpu/ablations.py --ltx2 $(LTX2) -o docs/ablations-gpu.md
+	python3 scripts/gpu/ablations.py --ltx2 $(LTX2) -o benchmarks/ablations-gpu.md
 
-# What slices of TPUs need and are predicted to take, compiled without one: the tables of docs/tpu.md. An hour.
+# Memory and predicted times of TPU slices, compiled without one: the tables of benchmarks/tpu.md. An hour.
 tpu-tables: $(LTX2)
 	$(LTX2) plugin install tpu
-	python3 scripts/layouts/pods.py --ltx2 $(LTX2) -o docs/tpu.md
+	python3 scripts/layouts/pods.py --ltx2 $(LTX2) -o benchmarks/tpu.md
 
-# The published ablation, asked from the compilers of TPUs and GPUs; half an hour, of which nothing is done twice. What it
-# measured on four H200s stands in docs/calibration.
+# The published ablation, compiled for TPUs and GPUs; half an hour, of which nothing is done twice. Its measurements on four
+# H200s are in benchmarks/calibration.
 out/ablation/results.jsonl: $(LTX2)
 	$(LTX2) plugin install tpu
 	$(LTX2) plugin install cuda
 	mkdir -p out/ablation
-	[ -e $@ ] || cp docs/calibration/ablation-4.jsonl $@
+	[ -e $@ ] || cp benchmarks/calibration/ablation-4.jsonl $@
 	TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 $(LTX2) experiment experiments/ablation.yml -o out/ablation
 
-# What the history layouts move and what mends them: docs/ablations.md.
+# What each published tuning step saves: benchmarks/ablations.md.
 ablations: out/ablation/results.jsonl
-	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o docs/ablations.md
+	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o benchmarks/ablations.md
 
-# The guide's picture of a report. Needs Chromium.
-laboratory-picture: out/ablation/results.jsonl
-	scripts/lab/browse.py out/ablation/report.html docs/images/laboratory.png --size 1300x1180
+# The tuning guide's image of a report. Needs Chromium.
+tuning-picture: out/ablation/results.jsonl
+	scripts/lab/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
 
-# What each layout moves in a transformer block, asked from the TPU compiler, and the picture of it. A quarter of an hour.
-FIGURES := docs/images/layouts
+# Collectives of a transformer block by layout, compiled for TPUs, and the figure of them. A quarter of an hour.
+FIGURES := benchmarks/layouts
 V5P_LAYOUTS := cfg-ulysses ulysses hybrid ring sequence
 V6E_LAYOUTS := tensor fsdp-ulysses
 FIGURE = TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 $(LTX2) compile -c ltx2 --layers 3

@@ -1,5 +1,5 @@
 //! How the TPU's attention kernel takes the tokens of the pipelines, and what fills up its blocks: the table of
-//! docs/tpu-attention.md.
+//! docs/internals/tpu-attention.md.
 //!
 //! ```text
 //! cargo run --example attention_blocks

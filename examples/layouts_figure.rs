@@ -1,6 +1,6 @@
 //! Draws what layouts move in a transformer block, from the figures that `ltx2 compile --json` wrote.
 //!
-//! `cargo run --example layouts_figure docs/images/layouts/*.json > docs/images/layouts.svg`; `make layouts-figure` makes
+//! `cargo run --example layouts_figure benchmarks/layouts/*.json > benchmarks/layouts.svg`; `make layouts-figure` makes
 //! the figures first.
 
 use std::fmt::Write;

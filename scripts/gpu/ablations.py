@@ -1,4 +1,4 @@
-"""What published techniques save, on the GPUs of this machine: ablations.py --ltx2 PROGRAM -o docs/ablations-gpu.md.
+"""What published techniques save, on the GPUs of this machine: ablations.py --ltx2 PROGRAM -o benchmarks/ablations-gpu.md.
 
 Each row runs the same programs twice, without and with the technique, through `ltx2 bench`; collectives are those of
 `ltx2 compile --json`, errors those of one forward pass of a small model against the reference's numbers. Rows for which
@@ -20,21 +20,21 @@ MODEL = pathlib.Path("tests/fixtures/models/tiny_a")
 
 # What, what was published, GPUs, then layout, mesh, program and further arguments without and with it.
 ROWS = [
-    ("feed-forward's inner activations gathered, or one sum behind the second product",
+    ("feed-forward's inner activations gathered, or one all-reduce after the second matmul",
      "AllGather 12.2 to 5.4 % of kernel time (SGLang #23221, 4 H100)", 2,
      ("tensor-gathered-ffn", "tensor=2", "denoise_loop", []), ("tensor", "tensor=2", "denoise_loop", [])),
     ("keys gathered with their tables and rotated, or rotated where they are",
      "7720 to 3880 all-gathers, 605 to 435 ms (TensorRT-LLM #13687, 2 GPUs)", 2,
      ("rope-gathered", "context=2", "denoise_loop", []), ("sequence", "context=2", "denoise_loop", [])),
-    ("a prompt at a time (its time twice), or both in one pass", "", 1,
+    ("one prompt at a time (its time twice), or both in one pass", "", 1,
      ("replicated", "data=1", "text_encoder", ["--guidance-scale", "1"]), ("replicated", "data=1", "text_encoder", [])),
     ("a call for each step, or one for all", "", 1,
      ("replicated", "data=1", "denoise_step", []), ("replicated", "data=1", "denoise_loop", [])),
 ]
 NOT_HERE = [
-    "Not in the table, because no layout or option of ours leaves them out: RoPE fused or not (joining halves against reversal,",
-    "0.647 → 0.642 s a step, see [performance](performance.md)), and guidance exchanged weighted or not (unweighted, 3.3 MB a step",
-    "behind other work; weights before the exchange would save nothing and cost the rescale term its deviations).",
+    "Not in the table, because no option turns them off: RoPE fused or not (concatenated halves against reversal,",
+    "0.647 → 0.642 s a step, [more](h200.md)), and predictions gathered weighted or not (unweighted, 3.3 MB a step",
+    "overlapped; weights before the gather would save nothing and lose the deviations that rescale needs).",
 ]
 PROGRAMS = {"denoise_loop": "denoise", "denoise_step": "denoise", "text_encoder": "text-encoder"}
 
@@ -127,7 +127,7 @@ def main():
     gpus = args.gpus or len(run(["nvidia-smi", "-L"]).splitlines())
     machine = Machine(args)
     lines = [
-        "# What techniques save on GPUs",
+        "# GPU ablations: what each technique saves",
         "",
         f"`make ablations-gpu`: {gpus} devices of {args.platform}, preset {args.preset}, {args.steps} steps. Milliseconds a step or",
         "a pass; collectives of a step on one device; error: relative L2 in bf16 of a small model's forward pass.",

@@ -1,6 +1,6 @@
-"""The ablation in a page: each layout kept for its waste beside the one that mends it, and what the step takes away.
+"""The ablation in a page: each history layout next to the one that fixes it, and the collectives that the step removes.
 
-Called by `make ablations`; reads the results of experiments/ablation.yml and writes docs/ablations.md.
+Called by `make ablations`; reads the results of experiments/ablation.yml and writes benchmarks/ablations.md.
 """
 
 import argparse
@@ -12,18 +12,18 @@ TARGETS = [("tpu:v5p:2x2x2", "v5p-8"), ("tpu:tpu7x:2x2x1", "TPU7x-8"), ("cuda:h2
 # Steps that follow each other: layout, what it does, what was published of it.
 STEPS = [
     [
-        ("before-385", "every weight split along the side that the residual stream meets",
+        ("before-385", "every weight sharded along the dimension that meets the residual stream",
          "969 MB a layer (MaxDiffusion before #385, TPU7x, its f32 keys and gathered text included); 20 s a video"),
-        ("ffn-matched", "feed-forward weights whole", "701 MB; 16.7 s a video"),
-        ("qkv-unsharded", "query, key and value weights whole too", "between the PR's two steps"),
-        ("out-unsharded", "output weights whole too", "355 MB; 13.84 s a video"),
-        ("sequence", "what the steps lead to: bf16 keys and values gathered once, text whole", "337 MB (MaxDiffusion today)"),
-        ("ulysses", "tokens traded for heads instead", "110 MB (MaxDiffusion's own)"),
+        ("ffn-matched", "feed-forward weights replicated", "701 MB; 16.7 s a video"),
+        ("qkv-unsharded", "query, key and value weights replicated too", "between the PR's two steps"),
+        ("out-unsharded", "output weights replicated too", "355 MB; 13.84 s a video"),
+        ("sequence", "the result: bf16 keys and values gathered once, text replicated", "337 MB (MaxDiffusion today)"),
+        ("ulysses", "all-to-all from tokens to heads instead", "110 MB (MaxDiffusion's own)"),
     ],
     [
         ("tensor-gathered-ffn", "inner activations gathered before the GELU",
          "AllGather 12.2 % of kernel time (SGLang before #23221, 4 H100)"),
-        ("tensor", "column then row, one sum", "AllGather 5.4 %, denoise step 0.3868 to 0.3739 s (after)"),
+        ("tensor", "column then row, one all-reduce", "AllGather 5.4 %, denoise step 0.3868 to 0.3739 s (after)"),
     ],
     [
         ("rope-gathered", "keys and their tables gathered, then rotated",
@@ -54,7 +54,7 @@ def read(path):
 
 
 def moved(figures):
-    """Runs and megabytes in a block by kind of exchange and tensor, or place where none is known."""
+    """Runs and megabytes in a block by kind of collective and tensor, or name scope if none is known."""
     sums = {}
     for c in figures["collectives"]["list"]:
         if c["per"] == "layer":
@@ -90,7 +90,7 @@ def table(compiled, measured):
 
 
 def changes(compiled):
-    lines = ["| step | target | exchanges it ends, MB a block | exchanges in their place |", "|---|---|---|---|"]
+    lines = ["| step | target | collectives it removes, MB a block | collectives it adds |", "|---|---|---|---|"]
     for steps in STEPS:
         for (before, _, _), (after, _, _) in zip(steps, steps[1:]):
             for target, name in TARGETS:
@@ -110,7 +110,7 @@ def main():
     if missing:
         sys.exit(f"{args.results} lacks {', '.join(missing)}")
     lines = [
-        "# What each step of a layout is worth",
+        "# Layout ablations: what each step saves",
         "",
         "The 19B denoising loop at 768x512x121 with a negative prompt, as libtpu and XLA's CUDA compiler make it (3 blocks; "
         "figures of one block do not depend on their number): MB of collective output a block and device, `predicted` "
@@ -120,19 +120,19 @@ def main():
         *table(compiled, measured),
         "",
         "The published figures are of other programs on other chips: MaxDiffusion pull requests 385 and 414 and its own "
-        "compiled programs on TPU7x, SGLang pull request 23221, TensorRT-LLM pull request 13687. They stand beside ours to "
-        "show the same step, not the same clock.",
+        "compiled programs on TPU7x, SGLang pull request 23221, TensorRT-LLM pull request 13687. Compare the "
+        "steps, not the times.",
         "",
-        "## What each step takes away",
+        "## Collectives that each step removes",
         "",
-        "Exchanges of a block by tensor, output megabytes and runs. For v5p libtpu makes a gather of a weight a chain of "
-        "collective permutes, each beside a part of the product. The same with every tensor's place, and between any two "
+        "Collectives of a block by tensor, output megabytes and runs. For v5p libtpu turns a weight's gather into a chain of "
+        "collective permutes, each overlapped by a part of the matmul. The same with every tensor's place, and between any two "
         "cases, is in the experiment's `report.html`.",
         "",
         *changes(compiled),
         "",
         "Made by `make ablations` from experiments/ablation.yml; measured on 2026-11-22 by the same with `--measure` "
-        "([its lines](calibration/ablation-4.jsonl)), 4 steps, the median of 3 runs.",
+        "([data](calibration/ablation-4.jsonl)), 4 steps, the median of 3 runs.",
         "",
     ]
     args.o.write_text("\n".join(lines))

@@ -1,6 +1,6 @@
-"""The tables of docs/tpu.md: what each slice of TPUs needs and is predicted to take, compiled without one.
+"""The tables of benchmarks/tpu.md: what each slice of TPUs needs and is predicted to take, compiled without one.
 
-Called by `make tpu-tables`; reads nothing but `ltx2 compile --json` and writes between the marks of docs/tpu.md. Rows that
+Called by `make tpu-tables`; reads nothing but `ltx2 compile --json` and writes between the marks of benchmarks/tpu.md. Rows that
 were compiled before are taken from --cache, under their program's arguments and the program's own fingerprint.
 """
 
@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 
-# Slice by the name of docs/tpu.md, its topology, the meshes that were weighed.
+# Slice by the name of benchmarks/tpu.md, its topology, the meshes that were weighed.
 SLICES = [
     ("v5e-16", "tpu:v5e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8", "tensor cfg=2,context=2,tensor=4"]),
     ("v6e-8", "tpu:v6e:2x4", ["fsdp-ulysses context=8", "fsdp-ulysses cfg=2,context=4", "tensor tensor=8", "tensor cfg=2,tensor=4", "tensor cfg=2,context=2,tensor=2"]),
@@ -88,7 +88,7 @@ def parts(figures, scale=1.0):
 def weighed(compiler):
     """The layouts that each slice could have, by the predicted time of a block."""
     lines = [
-        "| slice | layout, mesh | MB a block | predicted ms a block | products | memory | collectives |",
+        "| slice | layout, mesh | MB a block | predicted ms a block | matmuls | memory | collectives |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, target, candidates in SLICES:
@@ -108,10 +108,10 @@ def weighed(compiler):
 
 
 def scale(compiler):
-    """1280x768x121 over up to 256 chips: predicted time of a video's steps, and videos an hour."""
+    """1280x768x121 over up to 256 chips: predicted time of a video's steps, and videos per hour."""
     lines = [
-        "| topology | chips | videos at once | layout, mesh | predicted ms a step | products | memory | collectives | "
-        f"s of {STEPS} steps | videos an hour | an hour and chip |",
+        "| topology | chips | videos at once | layout, mesh | predicted ms a step | matmuls | memory | collectives | "
+        f"s of {STEPS} steps | videos per hour | per hour and chip |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for target, videos, candidate in SCALE:
@@ -135,7 +135,7 @@ def scale(compiler):
 def programs(compiler, configs):
     """The programs of each slice's configuration at full depth."""
     lines = [
-        "| slice | topology | program | GiB a device | MB moved | predicted ms | products | memory | collectives |",
+        "| slice | topology | program | GiB a device | MB moved | predicted ms | matmuls | memory | collectives |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     short = []

@@ -1,4 +1,4 @@
-"""Draws the training logs of a folder: python curves.py docs/nano > docs/nano/curves.svg"""
+"""Draws the training logs of a folder: python curves.py benchmarks/nano > benchmarks/nano/curves.svg"""
 
 import json
 import math

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks that every relative link of the Markdown pages leads to a file, and every anchor to a heading of it; and that each
-`make TARGET` and each `cargo test --test BINARY [MODULE[::TEST]]` in them is one."""
+`make TARGET`, each `cargo test --test BINARY [MODULE[::TEST]]` and each quoted path of the repository in them is one."""
 
 import re
 import subprocess
@@ -20,6 +20,7 @@ def anchors(page):
 
 MAKE = re.compile(r"(?:`|^|&& )make ([a-z][a-z0-9-]*)", re.M)
 TEST = re.compile(r"--test ([a-z]+)(?: ([a-z_0-9]+)(?:::([a-z_0-9]*))?)?")
+PATH = re.compile(r"`((?:\.github|assets|benchmarks|configs|crates|docs|examples|experiments|scripts|shardings|src|tests)/[\w./-]+)(?=[` ])")
 RULES = re.compile(r"^([a-z][\w%-]*):", re.M)
 
 
@@ -29,6 +30,9 @@ def commands(text):
     for target in MAKE.findall(text):
         if target not in rules:
             yield f"make {target}: no such target"
+    for path in PATH.findall(text):
+        if not Path(path).exists() and not re.search("[A-Z]{3}", path):
+            yield f"{path}: no such file"
     for binary, module, test in TEST.findall(" ".join(text.split())):
         folder = Path("tests") / binary
         file = folder / f"{module}.rs"

@@ -289,7 +289,7 @@ impl Config {
     /// platforms than CUDA, it is one device's. `branches` are the predictions of a step.
     ///
     /// Of two H200s guidance branches apart are the fastest, of four these and the video's tokens in two
-    /// (docs/performance.md).
+    /// (benchmarks/h200.md).
     pub fn settled(&self, platform: &str, devices: usize, branches: usize) -> Config {
         if self.layout != AUTO {
             return self.clone();

@@ -41,7 +41,7 @@ fn one_rule_makes_the_gather_of_the_weights_go() {
 /// The README's picture is what its figures draw.
 #[needs(cpu)]
 fn the_picture_of_the_layouts_is_drawn_from_its_figures() {
-    let folder = Path::new("docs/images/layouts");
+    let folder = Path::new("benchmarks/layouts");
     let entries = std::fs::read_dir(folder).expect("figures").map(|e| e.expect("an entry").path());
     let mut figures: Vec<String> = entries.map(|p| p.to_str().expect("a name").to_string()).collect();
     figures.sort();

@@ -7,7 +7,7 @@ use crate::support::needs;
 #[needs(nothing)]
 fn those_of_the_h200_follow_from_what_was_measured() {
     let kept = Calibration::of("h200").unwrap();
-    let from = kept.fit.split_whitespace().filter(|word| word.starts_with("docs/calibration/"));
+    let from = kept.fit.split_whitespace().filter(|word| word.starts_with("benchmarks/calibration/"));
     let all: Vec<Measurements> =
         from.map(|path| serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()).collect();
     let again = fit(&all, "h200", &kept.fit).unwrap();

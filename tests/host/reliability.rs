@@ -1,5 +1,5 @@
-//! The rows of `docs/reliability.md` name tests that are there: `lib module::function` of the library's unit tests, `pjrt` and
-//! other crates of theirs, or the binary and the path of an integration test.
+//! The rows of `docs/internals/reliability.md` name tests that are there: `lib module::function` of the library's unit tests,
+//! `pjrt` and other crates of theirs, or the binary and the path of an integration test.
 
 use std::fs;
 
@@ -83,11 +83,11 @@ fn is_test(text: &str, function: &str, mark: &str) -> bool {
 
 #[needs(nothing)]
 fn every_row_names_tests_that_exist() {
-    let page = fs::read_to_string("docs/reliability.md").expect("the page");
+    let page = fs::read_to_string("docs/internals/reliability.md").expect("the page");
     let rows = rows(&page);
     assert!(rows.len() > 70, "{} rows are read", rows.len());
     let wrong = rows.iter().flat_map(|(line, cell)| {
-        problems(cell).into_iter().map(move |problem| format!("docs/reliability.md:{line}: {problem}"))
+        problems(cell).into_iter().map(move |problem| format!("docs/internals/reliability.md:{line}: {problem}"))
     });
     let wrong: Vec<String> = wrong.collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
