@@ -18,9 +18,9 @@ use crate::pipeline::compile::{self, CompileOptions, analyse};
 use crate::pipeline::figures;
 use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::{PipelineError, one_line};
-use crate::pjrt::discover::Kind;
+use crate::pjrt::discover::Platform;
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
-use crate::runtime::{CompileKey, CompileOutcome, Machine, ModuleStore, RuntimeError, Target};
+use crate::runtime::{CompileKey, CompileOutcome, ModuleStore, OpenTarget, RuntimeError, Target};
 
 /// A program to compile, for this process and for a child.
 #[derive(Clone, Debug)]
@@ -72,7 +72,7 @@ pub(super) struct Compiler<'a> {
     /// The log.
     pub results: Store,
     modules: ModuleStore,
-    machines: BTreeMap<String, std::result::Result<Rc<Machine>, String>>,
+    machines: BTreeMap<String, std::result::Result<Rc<OpenTarget>, String>>,
 }
 
 impl<'a> Compiler<'a> {
@@ -85,9 +85,9 @@ impl<'a> Compiler<'a> {
     }
 
     /// The devices of a target, opened once; or why they cannot be.
-    pub fn machine(&mut self, target: &Target) -> std::result::Result<Rc<Machine>, String> {
+    pub fn machine(&mut self, target: &Target) -> std::result::Result<Rc<OpenTarget>, String> {
         let open = || {
-            if target.kind() == Kind::Tpu && !prepare_absent_tpus() {
+            if target.platform() == Platform::Tpu && !prepare_absent_tpus() {
                 return Err(TPUS_UNPREPARED.into());
             }
             target.open().map(Rc::new).map_err(|e| one_line(&RuntimeError::from(e)))
@@ -209,7 +209,7 @@ impl<'a> Compiler<'a> {
 
 fn options<'a>(task: &CompileTask, modules: &'a ModuleStore) -> CompileOptions<'a> {
     let (target, kind, layers) = (task.target.clone(), task.program, task.layers);
-    CompileOptions { target, kind, layers, dump: None, save: None, chip: None, modules: Some(modules) }
+    CompileOptions { target, kind, layers, dump: None, save: None, modules: Some(modules) }
 }
 
 /// A hash of what a line of the log is of.

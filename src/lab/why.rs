@@ -24,6 +24,8 @@ pub struct Question {
     pub settings: Vec<String>,
     /// The devices.
     pub target: String,
+    /// The chip that times are predicted with, in place of the target's.
+    pub chip: Option<crate::analysis::Chip>,
     /// The program.
     pub program: ProgramKind,
     /// Blocks that are compiled.
@@ -100,7 +102,7 @@ pub struct Answer {
 /// # Errors
 /// What is wrong with configuration or layout; a program that does not compile as it is.
 pub fn why(question: &Question, options: &Options) -> Result<Answer> {
-    let target: Target = question.target.parse()?;
+    let target = question.target.parse::<Target>()?.with_chip(question.chip.clone());
     let config = load(&question.given)?.config;
     let asked = read_layout_source(&config.layout)?;
     let mut compiler = Compiler::open(options)?;

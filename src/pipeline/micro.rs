@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::error::Result;
 use super::request;
-use crate::analysis::{Measurements, Origin};
+use crate::analysis::{Measurements, Provenance};
 use crate::config::Config;
 use crate::runtime::{Engine, micro, platform};
 
@@ -23,15 +23,15 @@ pub fn measure(config: &Config, runs: usize, command: &str) -> Result<Measuremen
         "platform": client.platform_version().unwrap_or_default(),
     });
     let engine = Engine::new(client, request::engine_options(config));
-    let source = Origin {
+    let source = Provenance {
         command: command.into(),
         device: engine.own_device().kind().to_string(),
         devices: engine.devices().len(),
         versions,
         date: today(),
     };
-    let (turn_seconds, samples) = micro::micro(&engine, runs)?;
-    Ok(Measurements { source, platform: engine.platform(), turn_seconds, samples })
+    let (iteration_seconds, samples) = micro::micro(&engine, runs)?;
+    Ok(Measurements { source, platform: engine.platform(), iteration_seconds, samples })
 }
 
 /// The day, UTC, as `2026-01-31`.

@@ -24,5 +24,5 @@ pub use distributed::{Distributed, Part, parts};
 pub use engine::{Engine, EngineOptions, Executable, Origin, Outputs, RuntimeError, Statistics, compile_options};
 pub use module_store::{CompileKey, CompileOutcome, ModuleStore, StoredModule};
 pub use random::{RandomProgram, random_programs};
-pub use target::{Compiled, Machine, Target, UnknownTarget};
+pub use target::{Compiled, OpenTarget, Target, UnknownTarget};
 pub use upload::{ParameterSource, Parameters, StoredTensor, device_bytes};

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use super::cache::{CacheError, fingerprint};
 use super::engine::EngineOptions;
 use super::sealed::{self, hex, json, sha256};
-use super::target::Machine;
+use super::target::OpenTarget;
 use crate::hlo::Program;
 use crate::pjrt::{CompiledMemory, OptimizedProgram};
 
@@ -107,8 +107,13 @@ impl ModuleStore {
     ///
     /// # Errors
     /// A plugin whose file cannot be read or that does not state its devices; a folder that cannot be written.
-    pub fn key(&self, machine: &Machine, program: &Program, options: &EngineOptions) -> Result<CompileKey, CacheError> {
-        let platform = machine.target.kind().name();
+    pub fn key(
+        &self,
+        machine: &OpenTarget,
+        program: &Program,
+        options: &EngineOptions,
+    ) -> Result<CompileKey, CacheError> {
+        let platform = machine.target.platform().name();
         Ok(CompileKey {
             program: program.hash(),
             options: fingerprint(platform, &machine.compile_options(program, options)),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::{needs, quick};
 use ltx2::hlo::{Argument, Builder, DType, Output, Program, Type};
-use ltx2::pjrt::discover::{self, Kind};
+use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
 use ltx2::runtime::{Engine, EngineOptions, Origin};
 use serde_json::Value;
@@ -35,7 +35,7 @@ fn an_entry_of_another_plugin_is_not_taken() {
         all.map(|e| e.expect("an entry").path()).collect()
     };
     let origin = |plugin: &Path| origin(plugin, &dir.path().join("cache"), 1);
-    let own = discover::find(Kind::Cpu, None).found.remove(0).path;
+    let own = discover::find(Platform::Cpu, None).found.remove(0).path;
     assert_eq!(origin(&own), Origin::Compiled);
     assert_eq!(origin(&own), Origin::CacheHit);
     let first = entries().remove(0);
@@ -65,7 +65,7 @@ fn an_entry_of_another_plugin_is_not_taken() {
 #[needs(cpu)]
 fn an_entry_is_of_its_devices_and_not_of_those_beside_them() {
     let dir = tempfile::tempdir().expect("a folder");
-    let own = discover::find(Kind::Cpu, None).found.remove(0).path;
+    let own = discover::find(Platform::Cpu, None).found.remove(0).path;
     assert_eq!(origin(&own, dir.path(), 8), Origin::Compiled);
     assert_eq!(origin(&own, dir.path(), 1), Origin::CacheHit);
 }

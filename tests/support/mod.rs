@@ -26,7 +26,7 @@ use ltx2::pipeline::models::{Models, Parts};
 use ltx2::pipeline::run::{RunComponent, run_component};
 use ltx2::pipeline::stages::Stages;
 use ltx2::pipeline::text_to_video::{Generated, Request, Settings, Shapes, text_to_video};
-use ltx2::pjrt::discover::{self, Kind};
+use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};
 use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise, prepare};
@@ -123,7 +123,7 @@ pub fn devices_of(mesh: &str) -> usize {
 
 /// A CPU client with `devices` virtual devices, for tests that need `cpu`.
 pub fn cpu(devices: usize) -> Client {
-    let search = discover::find(Kind::Cpu, None);
+    let search = discover::find(Platform::Cpu, None);
     let found = search.found.first().unwrap_or_else(|| panic!("{}", search.not_found()));
     let plugin = Plugin::load(&found.path).expect("the plugin loads");
     let options = CpuOptions { devices: Some(devices), ..CpuOptions::default() };

@@ -101,12 +101,12 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_beside_work() {
-        let exchange = Intervals::of([(10, 30), (40, 50)]);
+    fn a_collective_beside_work() {
+        let collective = Intervals::of([(10, 30), (40, 50)]);
         let work = Intervals::of([(0, 15), (25, 45)]);
-        assert_eq!(exchange.and(&work).spans(), [(10, 15), (25, 30), (40, 45)]);
-        assert_eq!(exchange.without(&work).spans(), [(15, 25), (45, 50)]);
-        assert_eq!(exchange.or(&work).spans(), [(0, 50)]);
+        assert_eq!(collective.and(&work).spans(), [(10, 15), (25, 30), (40, 45)]);
+        assert_eq!(collective.without(&work).spans(), [(15, 25), (45, 50)]);
+        assert_eq!(collective.or(&work).spans(), [(0, 50)]);
     }
 
     fn spans() -> impl Strategy<Value = Vec<(i64, i64)>> {

@@ -130,7 +130,7 @@ pub struct XStatMetadata {
 }
 
 impl XPlane {
-    /// A fact among `stats` as text; numbers are written out.
+    /// A fact among `stats` as text; numbers in decimal.
     pub fn text(&self, stats: &[XStat], name: &str) -> Option<String> {
         match self.value(stats, name)? {
             XValue::Unsigned(v) => Some(v.to_string()),

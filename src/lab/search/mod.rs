@@ -28,7 +28,7 @@ use crate::nn::{Build, Layout, Lowering};
 use crate::pipeline::compile::needed;
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::pipeline::request;
-use crate::runtime::{Machine, Target};
+use crate::runtime::{OpenTarget, Target};
 use crate::sampling::guidance;
 
 pub use bound::{Bound, bound};
@@ -161,11 +161,11 @@ impl<'a> Hunt<'a> {
         quest: &'a Quest,
         options: &'a Options,
         config: &Config,
-        machine: &Machine,
+        machine: &OpenTarget,
         compiler: Compiler<'a>,
     ) -> Result<Self> {
         let said = |e: crate::pipeline::PipelineError| LabError::Base(e.to_string());
-        let platform = machine.target.kind().name();
+        let platform = machine.target.platform().name();
         let config = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
         let config = request::settled(&config, platform, &machine.version(), 1);
         let build = request::build(&config, 1, platform, &machine.device_kind).map_err(said)?;
