@@ -11,7 +11,7 @@ use super::programs::ProgramKind;
 use super::stages::{Inputs, Stages};
 use super::text_to_video::{Request, Shapes, fixed, pack};
 use crate::nn::Build;
-use crate::runtime::{Distributed, Executable, Outputs};
+use crate::runtime::{Executable, Outputs, ShardedTensor};
 use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::noise::TorchRng;
 use crate::sampling::res2s::{self, StepNoise};
@@ -96,22 +96,22 @@ impl Denoising {
     }
 
     /// Latents to start from, on the devices.
-    pub fn start(&self, stages: &Stages) -> Result<Vec<Distributed>> {
+    pub fn start(&self, stages: &Stages) -> Result<Vec<ShardedTensor>> {
         let latents = self.steps.start(stages, &self.start)?;
         wait(&latents)?;
         Ok(latents)
     }
 
     /// A call, to its end.
-    pub fn run(&self, stages: &Stages, range: &Inputs, latents: Vec<Distributed>) -> Result<Vec<Distributed>> {
+    pub fn run(&self, stages: &Stages, range: &Inputs, latents: Vec<ShardedTensor>) -> Result<Vec<ShardedTensor>> {
         let latents = self.steps.run(stages, &self.prepared, range, latents)?;
         wait(&latents)?;
         Ok(latents)
     }
 }
 
-fn wait(latents: &[Distributed]) -> Result<()> {
-    Ok(latents.iter().try_for_each(Distributed::wait)?)
+fn wait(latents: &[ShardedTensor]) -> Result<()> {
+    Ok(latents.iter().try_for_each(ShardedTensor::wait)?)
 }
 
 /// Normal numbers in place of what an earlier program would give.

@@ -34,7 +34,7 @@ use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::pjrt::CompiledMemory;
 use crate::runtime::processes::Group;
-use crate::runtime::{Ceiling, Distributed, Executable, matmul_ceiling};
+use crate::runtime::{Executable, PeakMatmul, ShardedTensor, peak_matmul};
 use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
 
@@ -93,7 +93,7 @@ pub struct BenchReport {
     /// Videos a run makes together.
     pub videos: usize,
     /// What a large product reaches on one device.
-    pub matmul: Ceiling,
+    pub matmul: PeakMatmul,
     /// The programs, and `end_to_end`, by name.
     pub programs: BTreeMap<&'static str, Measured>,
     /// Seconds of writing one MP4, where a whole request was run.
@@ -252,7 +252,7 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
     let models = Models::of(config)?;
     let request = of_job(config, &models, job)?;
     let mut session = Session::start(config, &models, group)?;
-    let matmul = matmul_ceiling(session.stages.engine(), options.runs)?;
+    let matmul = peak_matmul(session.stages.engine(), options.runs)?;
     if !request.given.is_empty() {
         return Err(PipelineError::Usage(
             "bench times requests without given frames; leave request.images empty".into(),
@@ -310,7 +310,7 @@ struct Bench<'a> {
     models: &'a Models,
     request: &'a Request,
     options: &'a BenchOptions,
-    matmul: &'a Ceiling,
+    matmul: &'a PeakMatmul,
     stages: &'a mut Stages,
     build: Build,
     programs: Programs,
@@ -327,7 +327,7 @@ impl<'a> Bench<'a> {
         request: &'a Request,
         session: &'a mut Session,
         options: &'a BenchOptions,
-        matmul: &'a Ceiling,
+        matmul: &'a PeakMatmul,
     ) -> Result<Self> {
         let build = session.build.clone();
         let (first, second) = request.stages();
@@ -539,7 +539,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-fn check<'a>(outputs: impl Iterator<Item = (&'a str, &'a Distributed)>) -> Result<BTreeMap<String, Checked>> {
+fn check<'a>(outputs: impl Iterator<Item = (&'a str, &'a ShardedTensor)>) -> Result<BTreeMap<String, Checked>> {
     outputs.map(|(name, value)| Ok((name.to_string(), Checked::of(&value.download()?)))).collect()
 }
 

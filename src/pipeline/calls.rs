@@ -15,7 +15,7 @@ use crate::models::connectors::Input;
 use crate::models::transformer::tables;
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
-use crate::runtime::{Distributed, Executable, Outputs};
+use crate::runtime::{Executable, Outputs, ShardedTensor};
 use crate::sampling::denoise::{self, DenoiseShape, MAX_STEPS, Sampler};
 use crate::sampling::guidance::Scales;
 use crate::sampling::res2s;
@@ -213,7 +213,7 @@ impl Loop {
     ///
     /// # Errors
     /// The plugin's message.
-    pub fn start(&self, stages: &Stages, latents: &[Tensor; 2]) -> Result<Vec<Distributed>> {
+    pub fn start(&self, stages: &Stages, latents: &[Tensor; 2]) -> Result<Vec<ShardedTensor>> {
         let zero = latents.each_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
         let beside = self.sampler.carried().len() - 1;
         let all: Vec<Tensor> = latents.iter().chain(zero.iter().cycle().take(2 * beside)).cloned().collect();
@@ -224,7 +224,7 @@ impl Loop {
     ///
     /// # Errors
     /// Tensors that are not what this loop carries; the plugin's message.
-    pub fn go_on(&self, stages: &Stages, carried: &[Tensor]) -> Result<Vec<Distributed>> {
+    pub fn go_on(&self, stages: &Stages, carried: &[Tensor]) -> Result<Vec<ShardedTensor>> {
         let names = self.carried();
         if names.len() != carried.len() {
             return Err(PipelineError::Input(format!("{} tensors, the loop carries {}", carried.len(), names.len())));
@@ -273,8 +273,8 @@ impl Loop {
         stages: &Stages,
         prepared: &Outputs,
         steps: &Inputs,
-        carried: Vec<Distributed>,
-    ) -> Result<Vec<Distributed>> {
+        carried: Vec<ShardedTensor>,
+    ) -> Result<Vec<ShardedTensor>> {
         let names = self.carried();
         let find = |name: &str| match names.iter().position(|n| n == name) {
             Some(at) => carried.get(at),

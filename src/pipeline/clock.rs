@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::error::Result;
 use super::stages::Stages;
 use super::text_to_video::Stage;
-use crate::runtime::{Distributed, Outputs};
+use crate::runtime::{Outputs, ShardedTensor};
 
 /// The time of a stage; compiling and loading left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +51,8 @@ impl Clock {
     ///
     /// # Errors
     /// What went wrong on the device.
-    pub fn wait_for<'a>(&mut self, mut results: impl Iterator<Item = &'a Distributed>) -> Result<()> {
-        Ok(self.during(|| results.try_for_each(Distributed::wait))?)
+    pub fn wait_for<'a>(&mut self, mut results: impl Iterator<Item = &'a ShardedTensor>) -> Result<()> {
+        Ok(self.during(|| results.try_for_each(ShardedTensor::wait))?)
     }
 
     /// What `run` returns, all of its time as waiting: where a loop ends by what it computes, as the denoising loop does on

@@ -16,7 +16,7 @@ use crate::pjrt::discover::Platform;
 use crate::pjrt::{CompiledMemory, Error};
 use crate::runtime::{
     CompileKey, CompileOutcome, Compiled, EngineOptions, ModuleStore, OpenTarget, RuntimeError, StoredModule, Target,
-    parts,
+    shards,
 };
 
 /// Blocks of the reduced program that stands for one that does not fit.
@@ -420,7 +420,7 @@ pub fn needed(network: &Network) -> i64 {
     let program = &network.program;
     let mesh = &program.mesh;
     let local = |ty: &crate::hlo::Type, sharding: Option<&crate::hlo::Sharding>| -> usize {
-        let sizes = parts(ty, mesh, sharding).into_iter().map(|p| p.size.iter().product::<usize>());
+        let sizes = shards(ty, mesh, sharding).into_iter().map(|p| p.size.iter().product::<usize>());
         sizes.max().unwrap_or(0) * ty.dtype.size()
     };
     let donated: Vec<usize> = program.arguments.iter().filter_map(|a| a.donated_to).collect();

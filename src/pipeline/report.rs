@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::clock::Took;
 use super::stages::Stages;
 use super::text_to_video::{Generated, Stage};
-use crate::runtime::Origin;
+use crate::runtime::ExecutableOrigin;
 
 /// Times of a run beside those of its stages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,7 +32,7 @@ pub fn peak_memory(stages: &Stages) -> Option<u64> {
 }
 
 fn rows(generated: &Generated, stages: &Stages, outer: Outer) -> Vec<(String, Duration)> {
-    let hits = !stages.made().is_empty() && stages.made().iter().all(|e| e.origin() == Origin::CacheHit);
+    let hits = !stages.made().is_empty() && stages.made().iter().all(|e| e.origin() == ExecutableOrigin::CacheHit);
     let compile = if hits { "cache hit" } else { "compile" };
     let mut rows = vec![("load".to_string(), stages.load_time), (compile.to_string(), stages.compile_time())];
     for took in &generated.timings {
@@ -86,7 +86,7 @@ pub fn json(generated: &Generated, stages: &Stages, outer: Outer) -> Value {
         .into_iter()
         .map(|(name, s)| {
             let hash = hashes.get(name.as_str());
-            let origin = if s.compiles > 0 { Origin::Compiled } else { Origin::CacheHit };
+            let origin = if s.compiles > 0 { ExecutableOrigin::Compiled } else { ExecutableOrigin::CacheHit };
             let figures = json!({
                 "hash": hash,
                 "origin": origin.to_string(),

@@ -13,8 +13,8 @@
 
 use sha2::{Digest, Sha256};
 
-use super::distributed::Distributed;
 use super::engine::{Engine, RuntimeError};
+use super::sharded_tensor::ShardedTensor;
 use crate::hlo::{Argument, Builder, DType, Output, Program, Sharding, Type, Value};
 use crate::nn::{Init, Param, Source};
 use crate::tensor::Tensor;
@@ -35,8 +35,8 @@ pub(super) fn parameters(
     program: &Program,
     params: &[&Param],
     seed: u64,
-) -> Result<Vec<Distributed>, RuntimeError> {
-    let mut made: Vec<Option<Distributed>> = params.iter().map(|_| None).collect();
+) -> Result<Vec<ShardedTensor>, RuntimeError> {
+    let mut made: Vec<Option<ShardedTensor>> = params.iter().map(|_| None).collect();
     for RandomProgram { program: random, runs } in random_programs(program, params)? {
         let executable = engine.compile("random weights", &random)?;
         for batch in &runs {
@@ -140,7 +140,7 @@ fn random_program(program: &Program, params: &[&Param]) -> Result<Program, Runti
         let stacked = first.sharding.as_ref().map(|s| Sharding([&[Vec::new()], &s.0[..]].concat()));
         let mut drawn = stacked.map_or(drawn.clone(), |s| drawn.constrain(&s));
         if outputs.len() > 1 {
-            drawn = drawn.kept();
+            drawn = drawn.optimization_barrier();
         }
         results.extend(outputs.into_iter().enumerate().map(|(i, output)| (output, drawn.at(0, i))));
     }

@@ -104,7 +104,7 @@ impl Published {
         let config = load(&given).expect("a shipped configuration").config;
         let programs = Programs::of(&config, None).expect("the published model's sizes");
         let alone = programs.network(ProgramKind::Denoise, &build()).expect("builds");
-        Published { programs, products: alone.program.products }
+        Published { programs, products: alone.program.dot_flops }
     }
 
     fn bound(&self, layout: &str, mesh: &[(&str, usize)], chip: &str) -> Bound {

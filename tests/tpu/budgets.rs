@@ -5,7 +5,7 @@ use crate::support::needs;
 use crate::support::tpu::{Case, Compiled, compiled};
 use ltx2::analysis::{CollectiveKind, LoopLevel};
 use ltx2::models::Network;
-use ltx2::runtime::{Part, parts};
+use ltx2::runtime::{Shard, shards};
 
 /// One line of the table.
 struct Budget {
@@ -85,7 +85,7 @@ impl Budget {
 fn argument_bytes(network: &Network) -> f64 {
     let program = &network.program;
     let bytes = program.arguments.iter().map(|a| {
-        let first: Part = parts(&a.ty, &program.mesh, a.sharding.as_ref()).remove(0);
+        let first: Shard = shards(&a.ty, &program.mesh, a.sharding.as_ref()).remove(0);
         first.size.iter().product::<usize>() * a.ty.dtype.size()
     });
     bytes.sum::<usize>() as f64

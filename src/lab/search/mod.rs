@@ -189,7 +189,7 @@ impl<'a> Hunt<'a> {
             programs,
             build,
             extent,
-            products: alone.program.products,
+            products: alone.program.dot_flops,
             seen: BTreeSet::new(),
             spent: 0,
             rows: Vec::new(),

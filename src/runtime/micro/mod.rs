@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use ndarray::arr0;
 
-use super::distributed::Distributed;
 use super::engine::{Engine, Executable, RuntimeError};
 use super::random;
+use super::sharded_tensor::ShardedTensor;
 use crate::analysis::{CollectiveKind, Microbenchmark, Module, Report, Sample, report};
 use crate::hlo::DType;
 use crate::kernels::Kernel;
@@ -161,7 +161,7 @@ struct Clock<'a> {
 
 impl Clock<'_> {
     /// The program compiled, with random operands.
-    fn ready(&self, micro: &Micro) -> Result<(Executable, Vec<(String, Distributed)>), RuntimeError> {
+    fn ready(&self, micro: &Micro) -> Result<(Executable, Vec<(String, ShardedTensor)>), RuntimeError> {
         let operand = |name: &str, dims: &[usize], ty: &crate::hlo::Type| Param {
             component: "bench",
             name: name.into(),
@@ -179,7 +179,7 @@ impl Clock<'_> {
     }
 
     /// Seconds of a turn: of many turns less few.
-    fn turn(&self, executable: &Executable, operands: &[(String, Distributed)]) -> Result<f64, RuntimeError> {
+    fn turn(&self, executable: &Executable, operands: &[(String, ShardedTensor)]) -> Result<f64, RuntimeError> {
         let run = |turns: i32| -> Result<f64, RuntimeError> {
             let count = self.engine.upload(executable, COUNT, &Tensor::I32(arr0(turns).into_dyn()))?;
             count.wait()?;

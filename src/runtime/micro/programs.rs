@@ -70,7 +70,7 @@ fn looped(name: &str, operands: &[Operand], turn: impl FnOnce(&[Value]) -> Vec<V
 pub(super) fn kernel(operations: usize) -> Result<Micro, Error> {
     let ty = Type::new(DType::F32, [1024]);
     let program = looped("kernel", &[carried("x", ty)], |v| {
-        vec![(0..operations).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).kept())]
+        vec![(0..operations).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).optimization_barrier())]
     })?;
     let name = format!("{operations} a turn");
     let benchmark = Microbenchmark::Kernel;
@@ -118,7 +118,7 @@ pub(super) fn memory(size: usize) -> Result<Micro, Error> {
     const OPERATIONS: usize = 8;
     let ty = Type::new(DType::BF16, [size / 2]);
     let program = looped("memory", &[carried("x", ty)], |v| {
-        vec![(0..OPERATIONS).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).kept())]
+        vec![(0..OPERATIONS).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).optimization_barrier())]
     })?;
     let expected = Expected::Bytes(2.0 * size as f64);
     let (benchmark, name) = (Microbenchmark::Memory, megabytes(size));
@@ -133,7 +133,7 @@ pub(super) fn norm(rows: usize, width: usize) -> Result<Micro, Error> {
         let norm = |x: Value, _| {
             let wide = x.to(DType::F32);
             let scale = (wide.square().mean_keep(&[1]) + 1e-6).rsqrt();
-            (&wide * &scale.broadcast_to(wide.dims())).to(DType::BF16).kept()
+            (&wide * &scale.broadcast_to(wide.dims())).to(DType::BF16).optimization_barrier()
         };
         vec![(0..OPERATIONS).fold(v[0].clone(), norm)]
     })?;
