@@ -138,7 +138,7 @@ pub struct Engine {
     group: Option<Arc<Group>>,
     statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
     launches: Arc<AtomicI32>,
-    /// What [`Engine::compile_once`] compiled, by hash.
+    /// Executables of [`Engine::compile_once`], by hash.
     compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
 }
 
@@ -371,7 +371,7 @@ impl Engine {
         Ok(Outputs { named: named.collect() })
     }
 
-    /// What every program cost so far.
+    /// Statistics of every program.
     pub fn statistics(&self) -> BTreeMap<String, Statistics> {
         self.statistics.lock().map(|s| s.clone()).unwrap_or_default()
     }
@@ -489,7 +489,7 @@ impl Executable {
         &self.hash
     }
 
-    /// Where it came from.
+    /// Compiled, or loaded from the compile cache.
     pub fn origin(&self) -> ExecutableOrigin {
         self.origin
     }
@@ -553,7 +553,7 @@ impl Outputs {
     /// Waits until every result is there.
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// Error of the program on the device.
     pub fn wait(&self) -> Result<(), RuntimeError> {
         self.named.values().try_for_each(ShardedTensor::wait)
     }

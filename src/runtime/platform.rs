@@ -46,7 +46,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Why a platform could not be opened.
+/// Errors of opening a platform.
 #[derive(Debug, thiserror::Error)]
 pub enum PlatformError {
     /// The plugin was not found, could not be loaded or did not start.
@@ -57,7 +57,7 @@ pub enum PlatformError {
     NoHardware {
         /// The platform asked for.
         platform: &'static str,
-        /// What was looked for and not found.
+        /// Hardware that was not found.
         reason: String,
     },
     /// Several processes of a platform that knows one.
@@ -181,7 +181,7 @@ fn client_options(platform: Option<Platform>, options: &Options) -> ClientOption
     }
 }
 
-/// What there is of a platform's hardware, or why there is none. Loads no plugin, so it neither hangs nor crashes on a
+/// Hardware of a platform, or why there is none. Loads no plugin, so it neither hangs nor crashes on a
 /// machine without it.
 pub fn hardware(platform: Platform) -> Result<String, String> {
     match platform {
@@ -215,7 +215,7 @@ fn tpu_chips(root: &Path) -> usize {
     entries("sys/bus/pci/devices").filter(|entry| is_tpu(&entry.path())).count()
 }
 
-/// What the CUDA plugin will look for and not find, each with what to do: neither beside it, where wheels leave it, nor
+/// Libraries that the CUDA plugin will not find, each with a remedy: neither beside it, where wheels leave it, nor
 /// where the system's loader looks.
 pub fn missing_for_cuda(plugin: &Path) -> Vec<String> {
     // site-packages/jax_plugins/xla_cuda13/xla_cuda_plugin.so

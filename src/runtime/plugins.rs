@@ -48,7 +48,7 @@ const TPU: &[Wheel] = &[Wheel {
     )
 }];
 
-/// What libtpu says of its build: the change that the pinned wheel was built from.
+/// Build label of libtpu: the change that the pinned wheel was built from.
 const TPU_BUILD: &str = "cl/933746096";
 
 /// Whether a TPU plugin, by what its client or topology says of its version, is the pinned one. What depends on that

@@ -20,7 +20,7 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
     /// Its bytes; the owner keeps the file mapped while the device reads.
     pub bytes: SharedBytes,
-    /// Of 8-bit floats what they are multiplied by: one number, or one for each row.
+    /// Dequantization scales of 8-bit floats: one, or one per row.
     pub scales: Option<Vec<f32>>,
     /// The file, for messages.
     pub file: PathBuf,
@@ -28,7 +28,7 @@ pub struct StoredTensor {
     pub key: String,
 }
 
-/// Where parameters come from.
+/// A source of parameters.
 pub trait ParameterSource {
     /// One tensor of a component by its checkpoint name, checked to hold numbers only.
     ///

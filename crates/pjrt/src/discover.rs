@@ -1,4 +1,4 @@
-//! Where plugins are looked for.
+//! Discovery of plugins.
 
 use std::env;
 use std::fs;
@@ -33,7 +33,7 @@ impl Platform {
         }
     }
 
-    /// Where the plugin stands below a Python site-packages folder, or below a folder made by `ltx2 plugin install`.
+    /// Path patterns of the plugin below Python's site-packages, or below a folder of `ltx2 plugin install`.
     const fn patterns(self) -> &'static [&'static str] {
         match self {
             Platform::Cpu => &["lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so", "jax_plugins/*cpu*/*.so"],
@@ -60,18 +60,18 @@ impl Platform {
 pub struct Found {
     /// The file.
     pub path: PathBuf,
-    /// What led to it, in words.
+    /// Place it was found at, in words.
     pub origin: String,
 }
 
 /// The outcome of a search.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// The platform searched for.
+    /// Platform of the plugins.
     pub platform: Platform,
     /// Plugins, the preferred first.
     pub found: Vec<Found>,
-    /// Every place looked at.
+    /// Every searched place.
     pub searched: Vec<String>,
 }
 

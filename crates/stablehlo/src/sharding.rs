@@ -75,7 +75,7 @@ impl Sharding {
         format!("<@mesh, [{dims}]>")
     }
 
-    /// As the attribute of an argument or result.
+    /// Text of the attribute of an argument or result.
     pub(super) fn attribute(&self) -> String {
         format!("#sdy.sharding{}", self.body())
     }

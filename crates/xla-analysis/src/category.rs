@@ -186,7 +186,7 @@ fn collective(opcode: &str) -> Option<CollectiveKind> {
     CollectiveKind::of(opcode.strip_suffix("-done").unwrap_or(opcode))
 }
 
-/// What an event is by its name alone: a kernel's, a copy's, or an instruction's that no program explains.
+/// Category of an event by its name alone: a kernel's, a copy's, or an instruction's without a module.
 pub fn of_name(name: &str) -> OpCategory {
     let name = name.to_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));

@@ -69,7 +69,7 @@ pub struct Chip {
     pub calibration: Option<Calibration>,
 }
 
-/// Why there is no such chip.
+/// Errors of finding a chip.
 #[derive(Debug, thiserror::Error)]
 pub enum ChipError {
     /// A name without an embedded file.

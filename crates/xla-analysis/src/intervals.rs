@@ -20,11 +20,12 @@ impl Intervals {
     }
 
     /// The spans, in order.
+    #[cfg(test)]
     pub fn spans(&self) -> &[(i64, i64)] {
         &self.0
     }
 
-    /// How long all of it is.
+    /// Total length.
     pub fn length(&self) -> i64 {
         self.0.iter().map(|(start, end)| end - start).sum()
     }

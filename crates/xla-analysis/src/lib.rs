@@ -26,7 +26,6 @@ pub use category::{OpCategory, Purpose};
 pub use chip::{Chip, ChipError, Links, OpTime};
 pub use collective::CollectiveKind;
 pub use cost::Work;
-pub use intervals::Intervals;
 pub use module::{Instruction, Loop, Module, Stored};
 pub use report::{Predicted, Report, Traffic, report};
 pub use stacks::StackCopy;

@@ -173,7 +173,7 @@ fn lines(plane: &XPlane) -> Vec<(&XLine, bool)> {
 struct Reader {
     /// Purposes by module name and instruction name.
     programs: HashMap<String, HashMap<String, Purpose>>,
-    /// Why modules cannot be decoded.
+    /// Errors of modules that cannot be decoded.
     unread: Vec<String>,
     numbers: HashMap<(String, String), usize>,
     operations: Vec<(String, Known)>,
@@ -266,7 +266,7 @@ impl Reader {
         found.unwrap_or_default().to_string()
     }
 
-    /// What the program says of an instruction; of events without a program's name, the one that has it.
+    /// Purpose of an instruction; without a module name, from the first module that has it.
     fn purpose(&self, program: &str, name: &str) -> Option<Purpose> {
         // Some recorders add the program's number: `denoise(42)`.
         let bare = program.split('(').next().unwrap_or_default();

@@ -327,7 +327,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Where the fusion stands that ends a collective; 0 where it is in another computation.
+    /// Schedule position of the fusion that ends a collective; 0 where it is in another computation.
     fn fused_end(&self, channel: i64, order: &[&'a InstructionProto]) -> usize {
         let ends = |i: &InstructionProto| {
             let parts = self.module.called(i).map(|c| self.module.fused_collectives(c)).unwrap_or_default();
@@ -391,7 +391,7 @@ fn is_sync(start: &InstructionProto) -> bool {
     config.pointer("/collective_backend_config/is_sync").is_some_and(|v| v == true)
 }
 
-/// Where the end of a started instruction stands; 0 where it is in another computation.
+/// Schedule position of the end of a started instruction; 0 where it is in another computation.
 fn end_of(start: &InstructionProto, order: &[&InstructionProto], position: &BTreeMap<i64, usize>) -> usize {
     let mut at = start.id;
     loop {

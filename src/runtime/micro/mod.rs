@@ -242,7 +242,7 @@ impl Clock<'_> {
     }
 }
 
-/// How the optimized program differs from what was to be timed.
+/// Difference between the optimized program and the operation to time.
 fn changed(micro: &Micro, read: &Report) -> Option<String> {
     let each = micro.operations as f64;
     let near = |got: f64, want: f64, what: &str| {

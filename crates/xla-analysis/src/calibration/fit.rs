@@ -3,7 +3,7 @@
 use super::{AlphaBeta, Calibration, CollectiveCost, Measurements, Microbenchmark, Sample};
 use crate::collective::CollectiveKind;
 
-/// Why no constants can be fitted.
+/// Errors of fitting.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum FitError {
     /// No measurement of a kind that every prediction needs.

@@ -22,7 +22,7 @@ use crate::pjrt::{KvError, KvStore};
 /// The one path there is.
 pub(super) const PATH: &str = "/value";
 
-/// What is request for beside the path.
+/// Query of a request.
 #[derive(Serialize, Deserialize)]
 struct Request {
     key: String,
@@ -82,7 +82,7 @@ impl Server {
         Ok(Server { shared, address, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
