@@ -42,7 +42,7 @@ impl Platform {
         }
     }
 
-    /// Platform of a plugin file's name speaks of.
+    /// Platform of a plugin file, by its name.
     pub fn of_file(path: &Path) -> Option<Platform> {
         let name = path.file_name()?.to_string_lossy().to_lowercase();
         let has = |part| name.contains(part);
