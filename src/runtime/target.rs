@@ -73,8 +73,8 @@ impl FromStr for Target {
             }
             _ => return fail("not of that form".into()),
         };
-        let is_tpu = |c: &&Chip| matches!(c.links, Links::Torus { .. }) == (platform == Platform::Tpu);
-        let chip = name.and_then(|name| Chip::named(name).ok().filter(is_tpu)).map(Chip::calibrated);
+        let of_platform = |c: &&Chip| matches!(c.links, Links::Torus { .. }) == (platform == Platform::Tpu);
+        let chip = name.and_then(|name| Chip::named(name).ok().filter(of_platform)).map(Chip::calibrated);
         let name = name.map(String::from);
         match (shape, &chip, &name) {
             (_, None, Some(name)) => fail(format!("unknown chip '{name}'")),
@@ -148,7 +148,7 @@ impl OpenTarget {
 }
 
 impl Target {
-    #[allow(missing_docs)]
+    /// Platform of the devices.
     pub fn platform(&self) -> Platform {
         self.platform
     }

@@ -216,7 +216,7 @@ fn a_chip_of_a_file_predicts() {
     let file = dir.path().join("mine.toml");
     let figures = "name = \"mine\"\ncapacity = 1_000_000_000\npeak_bf16 = 1e12\npeak_fp8 = 2e12\nbandwidth = 1e11\n";
     let path = file.to_str().expect("UTF-8");
-    let arguments = ["--target", "cpu:2", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--chip", path];
+    let arguments = ["--target", "cpu:1", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--chip", path];
     std::fs::write(&file, figures).expect("writes");
     assert!(fail(2, &arguments).contains("mine.toml: missing field `links`"));
     std::fs::write(&file, format!("{figures}links.torus.bandwidth = 1e10\n")).expect("writes");
