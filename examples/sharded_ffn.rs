@@ -7,7 +7,7 @@
 use ltx2::analysis::{Module, report};
 use ltx2::hlo::DType::BF16;
 use ltx2::hlo::{Argument, Builder, Mesh, Output, Program, Sharding, Type};
-use ltx2::pjrt::discover::{self, Kind};
+use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Attributes, Client, ClientOptions, CompileOptions, CpuOptions, OptimizedProgram, OptionValue};
 use ltx2::pjrt::{Plugin, Topology, quiet_plugins};
 
@@ -48,7 +48,7 @@ fn compile(program: &Program) -> anyhow::Result<(&'static str, OptimizedProgram)
     let options = CompileOptions::partitioned(program.devices());
     let set = |variable: &str| std::env::var_os(variable).is_some();
     let absent = set("TPU_SKIP_MDS_QUERY") && set("ALLOW_MULTIPLE_LIBTPU_LOAD");
-    if let Some(libtpu) = discover::find(Kind::Tpu, None).found.first().filter(|_| absent) {
+    if let Some(libtpu) = discover::find(Platform::Tpu, None).found.first().filter(|_| absent) {
         let topology = Topology::new(&Plugin::load(&libtpu.path)?, "v5p:2x2x2", &Attributes::new())?;
         let devices = Some(topology.devices()?.iter().map(|d| d.id.into()).collect());
         // From this many MiB on libtpu weaves a gather into its product, as a ring of permutes; here it stays visible.
@@ -56,7 +56,7 @@ fn compile(program: &Program) -> anyhow::Result<(&'static str, OptimizedProgram)
         let options = CompileOptions { devices, ..options }.flag(weave.0, weave.1);
         return Ok(("eight TPU v5p", topology.compile(&program.text, &options)?.optimized_program()?));
     }
-    let found = discover::find(Kind::Cpu, None);
+    let found = discover::find(Platform::Cpu, None);
     let plugin = Plugin::load(&found.found.first().ok_or_else(|| found.not_found())?.path)?;
     let devices = CpuOptions { devices: Some(program.devices()), ..CpuOptions::default() };
     let client = Client::new(&plugin, &ClientOptions::Cpu(devices))?;

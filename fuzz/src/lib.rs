@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::rc::Rc;
 
-use ltx2::analysis::{self, CHIPS, Module, Trace, XSpace};
+use ltx2::analysis::{self, Chip, Module, Trace, XSpace};
 use ltx2::config::{Given, load, parse_mesh, presets, read_experiment};
 use ltx2::hlo::Mesh;
 use ltx2::media::{read_picture, read_png, read_wav};
@@ -182,7 +182,7 @@ fn small_model() -> ModelSource {
 pub fn module(bytes: &[u8]) -> Read {
     let (&kind, bytes) = bytes.split_first().ok_or("nothing")?;
     let format = if kind.is_multiple_of(2) { "hlo_with_config" } else { "hlo" };
-    let chip = CHIPS.get(usize::from(kind / 2)).map(|chip| chip.calibrated());
+    let chip = Chip::all().get(usize::from(kind / 2)).map(Chip::calibrated);
     let module = Module::decode(format, bytes)?;
     let mesh = Mesh::new(&[("data", 2), ("context", 4)]);
     black_box(analysis::report(&module, &mesh.axes, 2, chip.as_ref()));

@@ -52,7 +52,7 @@ def kept(data, message):
 
 def main():
     source, out, chip = sys.argv[1:]
-    names = re.findall(r'^        name: "(\w+)",$', (ROOT / "crates/xla-analysis/src/chip.rs").read_text(), re.M)
+    names = re.findall(r'include_str!\("chips/(\w+)\.toml"\)', (ROOT / "crates/xla-analysis/src/chip.rs").read_text())
     module = kept(pathlib.Path(source).read_bytes(), "ModuleWithConfig")
     if chip == "-":
         ahead, module = 2 * len(names) + 1, get(module, 1)

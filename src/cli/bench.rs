@@ -22,7 +22,7 @@ use crate::pipeline::processes::together;
   ltx2 bench -c ltx2 --weights random --programs denoise --steps 4 --runs 5
   ltx2 bench -c nano_2_0 --model nano --weights random --baseline before.json --tolerance 0.05
   ltx2 bench --micro --platform cuda --json h200x2.json            microbenchmarks, no model
-  ltx2 bench --micro --from h200x2.json --from h200x4.json --fit crates/xla-analysis/src/calibration/h200.json")]
+  ltx2 bench --micro --from h200x2.json --from h200x4.json --fit crates/xla-analysis/src/chips/h200.calibration.json")]
 pub struct Args {
     /// Report file; `-` for stdout, in place of the table
     #[arg(long, value_name = "FILE")]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::generate::prepare_libtpu;
 use super::{UsageError, print};
-use crate::analysis::{CHIPS, Calibration, Measurements, What, fit};
+use crate::analysis::{AlphaBeta, Calibration, Chip, Measurements, Microbenchmark, fit};
 use crate::config::Config;
 use crate::perf::micro::measure;
 
@@ -19,7 +19,7 @@ pub struct MicroArgs {
     /// Earlier --json in place of measuring; repeatable, for several hosts
     #[arg(long, value_name = "FILE", requires = "micro")]
     pub from: Vec<PathBuf>,
-    /// Calibration file to write, in the form of crates/xla-analysis/src/calibration
+    /// Calibration file to write, in the form of those in crates/xla-analysis/src/chips
     #[arg(long, value_name = "FILE", requires = "micro")]
     pub fit: Option<PathBuf>,
 }
@@ -80,8 +80,8 @@ fn typed() -> String {
 /// Chip name, by the plugin's name of the device; else that name in kebab case.
 fn chip(device: &str) -> String {
     let device = device.to_lowercase();
-    let known = CHIPS.iter().find(|c| device.split_whitespace().any(|word| word == c.name));
-    known.map_or_else(|| device.replace(' ', "-"), |c| c.name.to_string())
+    let known = Chip::all().iter().find(|c| device.split_whitespace().any(|word| word == c.name));
+    known.map_or_else(|| device.replace(' ', "-"), |c| c.name.clone())
 }
 
 fn read(path: &Path) -> anyhow::Result<Measurements> {
@@ -98,15 +98,17 @@ fn table(m: &Measurements) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(out, "{:<44}{:>12}{:>12}{:>12}{:>15}", "", "us", "TFLOP/s", "GB/s", "received GB/s");
     for s in &m.samples {
-        let what = match (s.what, s.kind) {
-            (What::Exchange, Some(kind)) => format!("{} over {} devices, {}", kind.name(), s.devices, s.name),
+        let what = match (s.benchmark, s.collective) {
+            (Microbenchmark::Collective, Some(kind)) => {
+                format!("{} over {} devices, {}", kind.name(), s.devices, s.name)
+            }
             (what, _) => format!("{}, {}", format!("{what:?}").to_lowercase(), s.name),
         };
         let rate = |amount: f64, unit: f64| match amount > 0.0 {
             true => format!("{:.1}", amount / s.seconds / unit),
             false => String::new(),
         };
-        let memory = if s.what == What::Exchange { 0.0 } else { s.bytes };
+        let memory = if s.benchmark == Microbenchmark::Collective { 0.0 } else { s.bytes };
         let _ = writeln!(
             out,
             "{what:<44}{:>12.2}{:>12}{:>12}{:>15}",
@@ -123,13 +125,13 @@ fn table(m: &Measurements) -> String {
 fn constants_text(c: &Calibration) -> String {
     let mut out =
         format!("\n{}: kernel launch {:.2} us, memory {:.0} GB/s\n", c.chip, c.kernel_seconds * 1e6, c.bandwidth / 1e9);
-    let mut line = |name: &str, l: &crate::analysis::Line, unit: &str, scale: f64| {
-        let _ = writeln!(out, "{name:<28}{:>8.2} us and {:.1} {unit}", l.seconds * 1e6, l.rate / scale);
+    let mut line = |name: &str, l: &AlphaBeta, unit: &str, scale: f64| {
+        let _ = writeln!(out, "{name:<28}{:>8.2} us and {:.1} {unit}", l.latency * 1e6, l.rate / scale);
     };
-    line("matmul", &c.product, "TFLOP/s", 1e12);
+    line("matmul", &c.matmul, "TFLOP/s", 1e12);
     c.attention.iter().for_each(|l| line("attention", l, "TFLOP/s", 1e12));
-    for e in &c.exchanges {
-        line(&format!("{} over {} devices", e.kind.name(), e.devices), &e.line, "GB/s", 1e9);
+    for e in &c.collectives {
+        line(&format!("{} over {} devices", e.kind.name(), e.devices), &e.cost, "GB/s", 1e9);
     }
     out
 }

@@ -6,11 +6,12 @@ use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
 use super::compile_report::table;
 use super::generate::prepare_libtpu;
 use super::{UsageError, print};
+use crate::analysis::Chip;
 use crate::config::{Config, load};
 use crate::pipeline::PipelineError;
 use crate::pipeline::compile::{CompileOptions, compile};
 use crate::pipeline::programs::{ProgramKind, Programs};
-use crate::pjrt::discover::Kind;
+use crate::pjrt::discover::Platform;
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
 use crate::runtime::{ModuleStore, Target};
 use crate::tune::compile_json::json;
@@ -27,6 +28,9 @@ pub struct Args {
     /// Devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
     #[arg(long, value_name = "TARGET")]
     target: String,
+    /// Chip that times are predicted with: a name or a TOML file [default: the target's]
+    #[arg(long, value_name = "NAME|FILE")]
+    chip: Option<String>,
     /// What is compiled [default: denoise; with --save every program of a run]
     #[arg(long, value_name = "NAME")]
     program: Option<ProgramKind>,
@@ -59,6 +63,7 @@ pub struct Args {
 /// What is wrong with target, configuration or model; a program that is larger than the device, after its figures.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let target: Target = args.target.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
+    let target = target.with_chip(read_chip(args.chip.as_deref())?);
     let mut given = args.config.given();
     args.model.add(&mut given);
     args.placement.add(&mut given);
@@ -75,8 +80,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut shortage = None;
     for kind in kinds {
         let (layers, dump, save) = (args.layers, args.dump_hlo.as_deref(), args.save.as_deref());
-        let (chip, modules) = (None, modules.as_ref());
-        let options = CompileOptions { target: target.clone(), kind, layers, dump, save, chip, modules };
+        let options = CompileOptions { target: target.clone(), kind, layers, dump, save, modules: modules.as_ref() };
         let done = compile(config, &options)?;
         if !to_stdout(args.json.as_deref()) {
             let space = if figures.is_empty() { "" } else { "\n" };
@@ -98,13 +102,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
+/// The chip of `--chip`, where it is given.
+pub(super) fn read_chip(name_or_path: Option<&str>) -> Result<Option<Chip>, UsageError> {
+    name_or_path.map(Chip::find).transpose().map_err(|e| UsageError(format!("--chip: {e}")))
+}
+
 /// Sets this process up for targets of which some may be TPUs, before anything has started a thread. Children find it in
 /// their environment.
 ///
 /// # Errors
 /// A thread runs already, and the environment lacks something.
 pub(super) fn prepare_tpus(config: &Config, targets: &[String]) -> anyhow::Result<()> {
-    let is_tpu = |name: &String| name.parse().is_ok_and(|t: Target| t.kind() == Kind::Tpu);
+    let is_tpu = |name: &String| name.parse().is_ok_and(|t: Target| t.platform() == Platform::Tpu);
     if !targets.iter().any(is_tpu) {
         return Ok(());
     }

@@ -101,7 +101,7 @@ fn collectives(done: &Compilation) -> String {
         };
         let rule = e.cause.map(|p| p.rules.join("; ")).unwrap_or_default();
         rows.push([
-            format!("{:?}", c.phase).to_lowercase(),
+            format!("{:?}", c.level).to_lowercase(),
             format!("{}", c.times * e.count as f64),
             c.kind.name().into(),
             format!("{:.3}", c.bytes / MB),

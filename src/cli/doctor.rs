@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::print;
-use crate::pjrt::discover::{self, Kind};
+use crate::pjrt::discover::{self, Platform};
 use crate::pjrt::{Client, Device, Plugin, Value};
 use crate::runtime::platform::{self, Choice};
 
@@ -51,7 +51,7 @@ struct PluginReport {
 
 /// Runs `ltx2 doctor`; an error if no platform works.
 pub fn run(args: &Args) -> Result<()> {
-    let platforms = [Kind::Cpu, Kind::Cuda, Kind::Tpu].map(examine).into();
+    let platforms = [Platform::Cpu, Platform::Cuda, Platform::Tpu].map(examine).into();
     let report = Report { version: env!("CARGO_PKG_VERSION"), platforms, ffmpeg: in_path("ffmpeg") };
     match args.json {
         true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn examine(kind: Kind) -> PlatformReport {
+fn examine(kind: Platform) -> PlatformReport {
     let name = kind.name();
     let mut report = PlatformReport {
         platform: name,
@@ -77,7 +77,7 @@ fn examine(kind: Kind) -> PlatformReport {
     };
     let hardware = platform::hardware(kind);
     match &hardware {
-        Ok(text) if kind != Kind::Cpu => report.hardware = Some(text.clone()),
+        Ok(text) if kind != Platform::Cpu => report.hardware = Some(text.clone()),
         Ok(_) => {}
         Err(reason) => report.missing.push(reason.clone()),
     }
@@ -92,11 +92,11 @@ fn examine(kind: Kind) -> PlatformReport {
         api_version: None,
         stablehlo_version: None,
     };
-    if kind == Kind::Cuda {
+    if kind == Platform::Cuda {
         report.missing.extend(platform::missing_for_cuda(&found.path));
     }
     // Without chips libtpu asks the cloud's metadata server at start, which outside a TPU machine takes minutes.
-    let load = kind != Kind::Tpu || hardware.is_ok();
+    let load = kind != Platform::Tpu || hardware.is_ok();
     if load {
         match Plugin::load(&found.path) {
             Ok(plugin) => {

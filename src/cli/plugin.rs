@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
 use super::{print, tell};
-use crate::pjrt::discover::{self, Kind};
+use crate::pjrt::discover;
 use crate::runtime::plugins::{Wheel, wheels};
 
 /// Arguments of `ltx2 plugin`.
@@ -65,9 +65,9 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
 pub fn run(args: &Args) -> Result<()> {
     let Action::Install(install) = &args.action;
     let kind = match install.platform {
-        Platform::Cpu => Kind::Cpu,
-        Platform::Cuda => Kind::Cuda,
-        Platform::Tpu => Kind::Tpu,
+        Platform::Cpu => discover::Platform::Cpu,
+        Platform::Cuda => discover::Platform::Cuda,
+        Platform::Tpu => discover::Platform::Tpu,
     };
     let folder = match &install.dir {
         Some(folder) => folder.clone(),
@@ -87,7 +87,7 @@ fn default_folder() -> Result<PathBuf> {
 }
 
 /// Installs a platform's plugin below `folder` unless it is there at its pinned version; returns the plugin file.
-pub fn install_plugin(kind: Kind, folder: &Path) -> Result<PathBuf> {
+pub fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<PathBuf> {
     let target = folder.join(kind.name());
     let stamp: String =
         wheels(kind).iter().map(|w| format!("{}=={} sha256:{}\n", w.package, w.version, w.sha256)).collect();
@@ -186,10 +186,10 @@ mod tests {
         let file = target.join("lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so");
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, "x").unwrap();
-        let wheel = wheels(Kind::Cpu)[0];
+        let wheel = wheels(discover::Platform::Cpu)[0];
         let stamp = format!("{}=={} sha256:{}\n", wheel.package, wheel.version, wheel.sha256);
         fs::write(target.join(STAMP), stamp).unwrap();
-        assert_eq!(install_plugin(Kind::Cpu, folder.path()).unwrap(), file);
+        assert_eq!(install_plugin(discover::Platform::Cpu, folder.path()).unwrap(), file);
         assert_eq!(fs::read_to_string(&file).unwrap(), "x");
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
-use super::compile::prepare_tpus;
+use super::compile::{prepare_tpus, read_chip};
 use super::experiment::usage;
 use super::print;
 use crate::config::load;
@@ -26,6 +26,9 @@ pub struct Args {
     /// Target devices, as in `compile`
     #[arg(long, value_name = "TARGET")]
     target: String,
+    /// Chip to predict times with: a name or a TOML file [default: the target's]
+    #[arg(long, value_name = "NAME|FILE")]
+    chip: Option<String>,
     /// Program to diagnose
     #[arg(long, value_name = "NAME", default_value = "denoise")]
     program: ProgramKind,
@@ -94,6 +97,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         settings: settings(args),
         given,
         target: args.target.clone(),
+        chip: read_chip(args.chip.as_deref())?,
         program: args.program,
         layers: args.layers.unwrap_or(LAYERS.min(blocks)),
         collective: args.collective,
@@ -142,6 +146,7 @@ fn settings(args: &Args) -> Vec<String> {
     let mut out = Vec::new();
     let mut add = |flag: &str, value: Option<String>| out.extend(value.into_iter().flat_map(|v| [flag.into(), v]));
     add("-c", args.config.config.clone());
+    add("--chip", args.chip.clone());
     args.config.set.iter().for_each(|s| add("--set", Some(s.clone())));
     let m = &args.model;
     let word = |v: Option<clap::builder::PossibleValue>| v.map(|v| v.get_name().to_string());

@@ -42,8 +42,8 @@ impl AttentionLayer {
             // Keys and values are on their way while the queries are made.
             let [k, v] = self.keys_values(p, x, rope);
             // Held apart, or the compiler makes one product and one rotation of both.
-            let rope = rope.map(|r| Rope { cos: r.cos.kept(), sin: r.sin.kept() });
-            return [self.queries(p, &x.kept(), rope.as_ref()), k, v];
+            let rope = rope.map(|r| Rope { cos: r.cos.optimization_barrier(), sin: r.sin.optimization_barrier() });
+            return [self.queries(p, &x.optimization_barrier(), rope.as_ref()), k, v];
         }
         let parts = self.fused(p, &["to_q", "to_k", "to_v"], x, self.sequence[0]);
         let [q, k, v] = [0, 1, 2].map(|i| parts.at(2, i));

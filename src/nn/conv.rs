@@ -133,11 +133,11 @@ fn beyond(p: &Params, x: &Value, axis: isize, low: usize, high: usize, padding: 
         Padding::Replicate if !p.lowering().pads_by_index => x.pad_edge(axis, low, high),
         Padding::Reflect => {
             let places = (1..=low).rev().chain(0..n).chain((n - 1 - high..n - 1).rev());
-            x.pick(axis, &places.collect::<Vec<_>>())
+            x.index_select(axis, &places.collect::<Vec<_>>())
         }
         Padding::Replicate => {
             let places = std::iter::repeat_n(0, low).chain(0..n).chain(std::iter::repeat_n(n - 1, high));
-            x.pick(axis, &places.collect::<Vec<_>>())
+            x.index_select(axis, &places.collect::<Vec<_>>())
         }
     }
 }

@@ -175,7 +175,8 @@ impl Params {
     pub fn new(program: &str, component: &'static str, build: &Build) -> Self {
         let precision = if build.dtype == DType::F32 { Precision::Highest } else { Precision::Default };
         let layout = &build.layout;
-        let mut b = Builder::new(program).with_precision(precision).with_mixed_products(build.lowering.mixed_products);
+        let mut b =
+            Builder::new(program).with_precision(precision).with_mixed_precision_dot(build.lowering.mixed_products);
         if !layout.is_single() {
             b = b.with_mesh(layout.mesh.clone());
         }
@@ -351,7 +352,7 @@ impl Params {
     pub fn lookup(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init, ids: &Value) -> Value {
         let key = self.key(name);
         let source = Source::Stack { keys: self.keys(&key), shape: shape.to_vec() };
-        self.stored(&key, source, self.of_shape(shape), axes, init).take(ids)
+        self.stored(&key, source, self.of_shape(shape), axes, init).gather_rows(ids)
     }
 
     pub(super) fn declare(&self, key: String, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
@@ -416,7 +417,7 @@ impl Params {
     pub fn filled_input(&self, name: &str, ty: Type, content: &[usize], axes: &[Axis]) -> Value {
         let sharding = self.placement(name, &ty, axes);
         let memory_layout = self.memory_layout(&ty, axes);
-        let argument = Argument { sharding, memory_layout, content: content.to_vec(), ..Argument::new(name, ty) };
+        let argument = Argument { sharding, memory_layout, logical_dims: content.to_vec(), ..Argument::new(name, ty) };
         self.shared.b.argument_with(argument)
     }
 
@@ -425,7 +426,7 @@ impl Params {
         let sharding = self.placement(name, value.ty(), axes);
         let memory_layout = self.memory_layout(value.ty(), axes);
         let output =
-            Output { sharding, memory_layout, content: content.to_vec(), ..Output::new(name, value.ty().clone()) };
+            Output { sharding, memory_layout, logical_dims: content.to_vec(), ..Output::new(name, value.ty().clone()) };
         (output, value.clone())
     }
 

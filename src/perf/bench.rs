@@ -30,7 +30,7 @@ use crate::pipeline::session::Session;
 use crate::pipeline::{PipelineError, Result};
 use crate::request::{Request, Shapes};
 use crate::runtime::processes::Group;
-use crate::runtime::{Ceiling, Distributed, Executable, matmul_ceiling};
+use crate::runtime::{Executable, PeakMatmul, ShardedTensor, peak_matmul};
 use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
 use ndarray::Array4;
@@ -84,7 +84,7 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
     let model = Model::of(config)?;
     let request = of_job(config, &model, job)?;
     let mut session = Session::start(config, model, group)?;
-    let matmul = matmul_ceiling(session.runner.executor.engine(), options.runs)?;
+    let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
     if !request.images.is_empty() {
         return Err(PipelineError::Usage(
             "bench supports requests without image conditioning only; leave request.images empty".into(),
@@ -141,7 +141,7 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
 struct Bench<'a> {
     request: &'a Request,
     options: &'a BenchOptions,
-    matmul: &'a Ceiling,
+    matmul: &'a PeakMatmul,
     runner: &'a mut Runner,
     programs: Programs,
     first: Request,
@@ -156,7 +156,7 @@ impl<'a> Bench<'a> {
         request: &'a Request,
         runner: &'a mut Runner,
         options: &'a BenchOptions,
-        matmul: &'a Ceiling,
+        matmul: &'a PeakMatmul,
     ) -> Result<Self> {
         let (first, second) = request.passes();
         let synthetic = SyntheticInputs::new(request, &runner.build.layout)?;
@@ -359,7 +359,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-fn check<'a>(outputs: impl Iterator<Item = (&'a str, &'a Distributed)>) -> Result<BTreeMap<String, OutputCheck>> {
+fn check<'a>(outputs: impl Iterator<Item = (&'a str, &'a ShardedTensor)>) -> Result<BTreeMap<String, OutputCheck>> {
     outputs.map(|(name, value)| Ok((name.to_string(), OutputCheck::of(&value.download()?)))).collect()
 }
 

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::pipeline::phase::Phase;
 use crate::pjrt::CompiledMemory;
-use crate::runtime::Ceiling;
+use crate::runtime::PeakMatmul;
 use crate::tensor::Tensor;
 
 /// Report of a benchmark.
@@ -29,7 +29,7 @@ pub struct BenchReport {
     /// Number of videos per run.
     pub videos: usize,
     /// Peak matmul rate of one device, measured.
-    pub matmul: Ceiling,
+    pub matmul: PeakMatmul,
     /// Timings by program name, and `end_to_end`.
     pub programs: BTreeMap<&'static str, ProgramTiming>,
     /// Seconds of writing one MP4, where `end_to_end` ran.

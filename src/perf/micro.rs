@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::analysis::{Measurements, Origin};
+use crate::analysis::{Measurements, Provenance};
 use crate::config::Config;
 use crate::pipeline::Result;
 use crate::pipeline::setup;
@@ -21,13 +21,13 @@ pub fn measure(config: &Config, runs: usize, command: &str) -> Result<Measuremen
         "platform": client.platform_version().unwrap_or_default(),
     });
     let engine = Engine::new(client, setup::engine_options(config));
-    let source = Origin {
+    let source = Provenance {
         command: command.into(),
         device: engine.own_device().kind().to_string(),
         devices: engine.devices().len(),
         versions,
         date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(),
     };
-    let (turn_seconds, samples) = micro::micro(&engine, runs)?;
-    Ok(Measurements { source, platform: engine.platform(), turn_seconds, samples })
+    let (iteration_seconds, samples) = micro::micro(&engine, runs)?;
+    Ok(Measurements { source, platform: engine.platform(), iteration_seconds, samples })
 }

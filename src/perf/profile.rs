@@ -155,7 +155,7 @@ fn file(folder: &Path, group: Option<&Arc<Group>>) -> Result<PathBuf> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let mut name: String = host().chars().map(plain).collect();
     if let Some(group) = group {
-        let named = group.exchange(&run)?;
+        let named = group.all_gather(&run)?;
         run = named.into_iter().next().unwrap_or(run);
         name = format!("{name}_{}", group.id());
     }

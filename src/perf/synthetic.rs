@@ -15,7 +15,7 @@ use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::runner::Runner;
 use crate::pipeline::tensors::fixed;
 use crate::request::{ModelSizes, Request, Shapes};
-use crate::runtime::{Distributed, Executable, Outputs};
+use crate::runtime::{Executable, Outputs, ShardedTensor};
 use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::noise::TorchRng;
 use crate::sampling::res2s::{self, StepNoise};
@@ -99,22 +99,22 @@ impl Denoising {
     }
 
     /// Initial latents on the devices.
-    pub fn start(&self, executor: &Executor) -> Result<Vec<Distributed>> {
+    pub fn start(&self, executor: &Executor) -> Result<Vec<ShardedTensor>> {
         let latents = self.steps.start(executor, &self.start)?;
         wait(&latents)?;
         Ok(latents)
     }
 
     /// Runs a call to its end.
-    pub fn run(&self, executor: &Executor, range: &Inputs, latents: Vec<Distributed>) -> Result<Vec<Distributed>> {
+    pub fn run(&self, executor: &Executor, range: &Inputs, latents: Vec<ShardedTensor>) -> Result<Vec<ShardedTensor>> {
         let latents = self.steps.run(executor, &self.prepared, range, latents)?;
         wait(&latents)?;
         Ok(latents)
     }
 }
 
-fn wait(latents: &[Distributed]) -> Result<()> {
-    Ok(latents.iter().try_for_each(Distributed::wait)?)
+fn wait(latents: &[ShardedTensor]) -> Result<()> {
+    Ok(latents.iter().try_for_each(ShardedTensor::wait)?)
 }
 
 /// Normal numbers in place of an earlier program's result.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::error::Result;
 use super::executor::{Executor, Inputs};
 use crate::models::Network;
-use crate::runtime::{Distributed, Executable, Outputs};
+use crate::runtime::{Executable, Outputs, ShardedTensor};
 use crate::tensor::Tensor;
 
 /// A compiled program with everything it reads on the devices; it can be run any number of times.
@@ -37,7 +37,7 @@ impl<'a> Call<'a> {
     }
 
     /// An input by name.
-    pub fn input(&self, name: &str) -> Option<&Distributed> {
+    pub fn input(&self, name: &str) -> Option<&ShardedTensor> {
         self.inputs.get(name)
     }
 

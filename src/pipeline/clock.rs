@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Result;
 use super::executor::Executor;
-use crate::runtime::{Distributed, Outputs};
+use crate::runtime::{Outputs, ShardedTensor};
 
 /// The time of a stage; compiling and loading left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,9 +51,9 @@ impl Clock {
     ///
     /// # Errors
     /// What went wrong on the device.
-    pub fn wait_for<'a>(&mut self, mut results: impl Iterator<Item = &'a Distributed>) -> Result<()> {
+    pub fn wait_for<'a>(&mut self, mut results: impl Iterator<Item = &'a ShardedTensor>) -> Result<()> {
         let started = Instant::now();
-        let waited = results.try_for_each(Distributed::wait);
+        let waited = results.try_for_each(ShardedTensor::wait);
         self.waited_since(started);
         Ok(waited?)
     }

@@ -7,16 +7,16 @@ use std::time::Instant;
 
 use super::error::{PipelineError, Result};
 use super::programs::{ProgramKind, Programs};
-use crate::analysis::{self, Chip, Module, Predicted, Report};
+use crate::analysis::{self, Module, Predicted, Report};
 use crate::config::{Config, shipped_layouts};
 use crate::hlo::Mesh;
 use crate::models::Network;
 use crate::nn::{Build, Placement};
-use crate::pjrt::discover::Kind;
+use crate::pjrt::discover::Platform;
 use crate::pjrt::{CompiledMemory, Error};
 use crate::runtime::{
-    CompileKey, CompileOutcome, Compiled, EngineOptions, Machine, ModuleStore, RuntimeError, StoredModule, Target,
-    parts,
+    CompileKey, CompileOutcome, Compiled, EngineOptions, ModuleStore, OpenTarget, RuntimeError, StoredModule, Target,
+    shards,
 };
 
 /// Blocks of the reduced program that stands for one that does not fit.
@@ -35,8 +35,6 @@ pub struct CompileOptions<'a> {
     pub dump: Option<&'a Path>,
     /// Compile cache that the program is kept in; it is compiled for that.
     pub save: Option<&'a Path>,
-    /// What times are predicted with; the target's chip, where it has one, without.
-    pub chip: Option<Chip>,
     /// Optimized modules: one that is there is analysed in place of compiling, one that is not is added.
     pub modules: Option<&'a ModuleStore>,
 }
@@ -101,7 +99,7 @@ pub struct Memory {
     pub outputs: i64,
     /// Everything between.
     pub temporaries: i64,
-    /// Machine code.
+    /// OpenTarget code.
     pub generated_code: i64,
     /// Results that take over arguments.
     pub aliased: i64,
@@ -168,7 +166,7 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
 ///
 /// # Errors
 /// As [`compile`]; [`PipelineError::NotCompiled`] where there is no module.
-pub fn analyse(config: &Config, options: &CompileOptions, machine: &Machine) -> Result<Compilation> {
+pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
     Job { config: &settled(config, machine), options, machine, compiles: false }.compilation(&programs)
 }
@@ -177,20 +175,25 @@ pub fn analyse(config: &Config, options: &CompileOptions, machine: &Machine) -> 
 ///
 /// # Errors
 /// What is wrong with configuration, model or layout; a plugin that cannot be read.
-pub fn key(config: &Config, options: &CompileOptions, machine: &Machine, modules: &ModuleStore) -> Result<CompileKey> {
+pub fn key(
+    config: &Config,
+    options: &CompileOptions,
+    machine: &OpenTarget,
+    modules: &ModuleStore,
+) -> Result<CompileKey> {
     let job = Job { config: &settled(config, machine), options, machine, compiles: false };
     let network = job.network(&Programs::of(config, options.layers)?)?;
     job.key(&network, modules)
 }
 
-fn settled(config: &Config, machine: &Machine) -> Config {
-    setup::resolve(config, machine.target.kind().name(), &machine.version(), machine.devices.len())
+fn settled(config: &Config, machine: &OpenTarget) -> Config {
+    setup::resolve(config, machine.target.platform().name(), &machine.version(), machine.devices.len())
 }
 
 struct Job<'a> {
     config: &'a Config,
     options: &'a CompileOptions<'a>,
-    machine: &'a Machine,
+    machine: &'a OpenTarget,
     /// Whether a program without a module is compiled.
     compiles: bool,
 }
@@ -238,7 +241,7 @@ impl Job<'_> {
     fn network(&self, programs: &Programs) -> Result<Network> {
         let (config, target) = (self.config, &self.machine.target);
         let (slices, named) = (target.slices(), config.slices()?);
-        if slices != named && target.kind() == Kind::Tpu {
+        if slices != named && target.platform() == Platform::Tpu {
             let message = format!("{target} has {slices} slice(s), the mesh dcn.data = {named}");
             return Err(PipelineError::Usage(format!("{message}: give --mesh dcn.data={slices},…")));
         }
@@ -254,7 +257,7 @@ impl Job<'_> {
 
     fn build(&self, config: &Config) -> Result<Build> {
         let m = self.machine;
-        setup::build(config, m.devices.len(), m.target.kind().name(), &m.device_kind)
+        setup::build(config, m.devices.len(), m.target.platform().name(), &m.device_kind)
     }
 
     fn engine_options(&self, save: Option<&Path>) -> EngineOptions {
@@ -333,7 +336,7 @@ impl Job<'_> {
         let mut notes = network.notes.clone();
         let module = Module::decode(&optimized.format, &optimized.bytes)
             .map_err(|e| PipelineError::Input(format!("the optimized program cannot be read: {e}")))?;
-        let complete = self.machine.is_here() || !module.is_bound_to_device();
+        let complete = self.machine.is_present() || !module.is_bound_to_device();
         if save.is_some() && !complete {
             notes.push(
                 "not saved: cuDNN chooses and builds its kernels on the GPU itself, and an executable made without one \
@@ -347,7 +350,7 @@ impl Job<'_> {
             write("optimized.txt", module.listing().as_bytes())?;
         }
         let stacked = programs.stacked(kind)?;
-        let chip = self.options.chip.or_else(|| self.options.target.chip());
+        let chip = self.options.target.chip();
         Ok(Compilation {
             kind,
             key,
@@ -417,7 +420,7 @@ pub fn needed(network: &Network) -> i64 {
     let program = &network.program;
     let mesh = &program.mesh;
     let local = |ty: &crate::hlo::Type, sharding: Option<&crate::hlo::Sharding>| -> usize {
-        let sizes = parts(ty, mesh, sharding).into_iter().map(|p| p.size.iter().product::<usize>());
+        let sizes = shards(ty, mesh, sharding).into_iter().map(|p| p.size.iter().product::<usize>());
         sizes.max().unwrap_or(0) * ty.dtype.size()
     };
     let donated: Vec<usize> = program.arguments.iter().filter_map(|a| a.donated_to).collect();

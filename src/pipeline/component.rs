@@ -198,9 +198,10 @@ fn dims<const N: usize>(t: &Tensor) -> [usize; N] {
 fn check_shapes(network: &Network, inputs: &[(String, Tensor)]) -> Result<()> {
     for (name, tensor) in inputs {
         if let Some(a) = network.program.arguments.iter().find(|a| a.name == *name)
-            && a.content != tensor.shape()
+            && a.logical_dims != tensor.shape()
         {
-            let message = format!("input '{name}' has shape {:?}, the model takes {:?}", tensor.shape(), a.content);
+            let message =
+                format!("input '{name}' has shape {:?}, the model takes {:?}", tensor.shape(), a.logical_dims);
             return Err(PipelineError::Input(message));
         }
     }

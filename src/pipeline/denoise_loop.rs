@@ -7,7 +7,7 @@ use super::error::{PipelineError, Result};
 use super::executor::{Executor, Inputs};
 use crate::models::Network;
 use crate::request::Request;
-use crate::runtime::{Distributed, Executable, Outputs};
+use crate::runtime::{Executable, Outputs, ShardedTensor};
 use crate::sampling::denoise::{MAX_STEPS, Sampler};
 use crate::sampling::res2s;
 use crate::tensor::Tensor;
@@ -56,7 +56,7 @@ impl DenoiseLoop {
     ///
     /// # Errors
     /// The plugin's message.
-    pub fn start(&self, executor: &Executor, latents: &[Tensor; 2]) -> Result<Vec<Distributed>> {
+    pub fn start(&self, executor: &Executor, latents: &[Tensor; 2]) -> Result<Vec<ShardedTensor>> {
         let zero = latents.each_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
         let beside = self.sampler.carried().len() - 1;
         let all: Vec<Tensor> = latents.iter().chain(zero.iter().cycle().take(2 * beside)).cloned().collect();
@@ -67,7 +67,7 @@ impl DenoiseLoop {
     ///
     /// # Errors
     /// Tensors that are not what this loop carries; the plugin's message.
-    pub fn go_on(&self, executor: &Executor, carried: &[Tensor]) -> Result<Vec<Distributed>> {
+    pub fn go_on(&self, executor: &Executor, carried: &[Tensor]) -> Result<Vec<ShardedTensor>> {
         let names = self.carried();
         if names.len() != carried.len() {
             return Err(PipelineError::Input(format!("{} tensors, the loop carries {}", carried.len(), names.len())));
@@ -116,8 +116,8 @@ impl DenoiseLoop {
         executor: &Executor,
         prepared: &Outputs,
         steps: &Inputs,
-        carried: Vec<Distributed>,
-    ) -> Result<Vec<Distributed>> {
+        carried: Vec<ShardedTensor>,
+    ) -> Result<Vec<ShardedTensor>> {
         let names = self.carried();
         let find = |name: &str| match names.iter().position(|n| n == name) {
             Some(at) => carried.get(at),

@@ -18,7 +18,7 @@ use super::saved::Saved;
 use super::tensors::fixed;
 use crate::failpoint;
 use crate::request::{Request, Shapes};
-use crate::runtime::{Distributed, Outputs};
+use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::{DenoiseShape, Sampler};
 use crate::sampling::res2s::{self, StepNoise};
 use crate::tensor::Tensor;
@@ -217,7 +217,7 @@ fn concatenated(first: &Array3<f32>, second: &Array3<f32>) -> Result<Array3<f32>
 }
 
 /// What the loop carries first: the latents of both streams.
-fn latents_of(carried: &[Distributed]) -> Result<[Tensor; 2]> {
+fn latents_of(carried: &[ShardedTensor]) -> Result<[Tensor; 2]> {
     let [video, audio, ..] = carried else { return Err(PipelineError::Input("the loop carries no latents".into())) };
     Ok([video.download()?, audio.download()?])
 }

@@ -11,7 +11,7 @@ use super::origin::Weights;
 use super::residency::{Keep, work};
 use crate::hlo::Program;
 use crate::models::Network;
-use crate::runtime::{Distributed, Engine, Executable, Outputs, Parameters};
+use crate::runtime::{Engine, Executable, Outputs, Parameters, ShardedTensor};
 use crate::tensor::Tensor;
 use crate::weights::{Component, Lora, lora};
 
@@ -37,25 +37,25 @@ pub struct Executor {
 /// Tensors for one run, by argument name.
 #[derive(Default)]
 pub struct Inputs<'a> {
-    owned: HashMap<String, Distributed>,
-    borrowed: HashMap<String, &'a Distributed>,
+    owned: HashMap<String, ShardedTensor>,
+    borrowed: HashMap<String, &'a ShardedTensor>,
 }
 
 impl<'a> Inputs<'a> {
     /// Adds a buffer that lives elsewhere.
-    pub fn share(mut self, name: &str, buffer: &'a Distributed) -> Self {
+    pub fn share(mut self, name: &str, buffer: &'a ShardedTensor) -> Self {
         self.borrowed.insert(name.to_string(), buffer);
         self
     }
 
     /// Adds a buffer.
-    pub fn give(mut self, name: &str, buffer: Distributed) -> Self {
+    pub fn give(mut self, name: &str, buffer: ShardedTensor) -> Self {
         self.owned.insert(name.to_string(), buffer);
         self
     }
 
     /// A buffer by name.
-    pub fn get(&self, name: &str) -> Option<&Distributed> {
+    pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
         self.owned.get(name).or_else(|| self.borrowed.get(name).copied())
     }
 }
@@ -164,11 +164,11 @@ impl Executor {
 
     /// Bytes of the parameters that a program reads, on one device.
     pub fn parameter_bytes_of(&self, program: &Executable) -> usize {
-        program.arguments().iter().filter_map(|a| self.parameters.get(&a.name)).map(Distributed::device_bytes).sum()
+        program.arguments().iter().filter_map(|a| self.parameters.get(&a.name)).map(ShardedTensor::device_bytes).sum()
     }
 
     /// A parameter on the devices, once a network that reads it is ready.
-    pub fn parameter(&self, name: &str) -> Option<&Distributed> {
+    pub fn parameter(&self, name: &str) -> Option<&ShardedTensor> {
         self.parameters.get(name)
     }
 
@@ -266,7 +266,7 @@ impl Executor {
     pub fn run_with<'a>(
         &'a self,
         program: &Executable,
-        find: impl Fn(&str) -> Option<&'a Distributed>,
+        find: impl Fn(&str) -> Option<&'a ShardedTensor>,
     ) -> Result<Outputs> {
         Ok(self.engine.run(program, |name| find(name).or_else(|| self.parameters.get(name)))?)
     }
@@ -296,7 +296,7 @@ impl Executor {
     ///
     /// # Errors
     /// No such argument, another shape; the plugin's message.
-    pub fn upload(&self, program: &Executable, name: &str, tensor: &Tensor) -> Result<Distributed> {
+    pub fn upload(&self, program: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor> {
         Ok(self.engine.upload(program, name, tensor)?)
     }
 

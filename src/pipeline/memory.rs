@@ -68,7 +68,7 @@ fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>
     let own = own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize);
     match group {
         Some(group) => {
-            let all = group.exchange(&own.unwrap_or(usize::MAX).to_string())?;
+            let all = group.all_gather(&own.unwrap_or(usize::MAX).to_string())?;
             Ok(all.iter().filter_map(|text| text.parse().ok()).min().filter(|bytes| *bytes < usize::MAX))
         }
         None if engine.has_peers() => Ok(None),

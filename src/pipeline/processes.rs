@@ -13,7 +13,7 @@ use super::options::GenerateOptions;
 use crate::config::{Config, Job};
 use crate::media;
 use crate::pjrt::end_process;
-use crate::runtime::processes::{Asked, Group, Launch, Timeouts};
+use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
 
 /// What may differ between processes: places on their hosts, and what they are told about each other.
 const OWN: [&str; 11] = [
@@ -41,7 +41,7 @@ pub fn together<T, E: Display + From<PipelineError>>(
 ) -> Result<T, E> {
     let asked = &config.runtime.distributed;
     let launch = Launch::detect(
-        &Asked {
+        &LaunchOptions {
             coordinator: asked.coordinator.clone(),
             process_id: asked.process_id,
             num_processes: asked.num_processes,
@@ -90,7 +90,7 @@ pub fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Res
             None => format!("{name} is asked for something else than process 0"),
         }
     };
-    Ok(group.agree(&own.to_string(), differ)?)
+    Ok(group.ensure_equal(&own.to_string(), differ)?)
 }
 
 /// Waits until all have done their part, files included: a process that gave its devices back earlier would be a lost peer
@@ -99,7 +99,7 @@ pub fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Res
 /// # Errors
 /// The store.
 pub fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
-    Ok(group.exchange("done").map(drop)?)
+    Ok(group.all_gather("done").map(drop)?)
 }
 
 /// The first key in which two trees differ, with both values.

@@ -235,7 +235,7 @@ impl Programs {
             ProgramKind::AudioDecoder => parts.audio_decoder_program([batch, a.channels, a.length, a.mel_bins], build),
             ProgramKind::Vocoder => {
                 let decoder = self.network(ProgramKind::AudioDecoder, build)?;
-                let mel = decoder.program.results.first().map(|o| o.content.clone()).unwrap_or_default();
+                let mel = decoder.program.results.first().map(|o| o.logical_dims.clone()).unwrap_or_default();
                 let dims =
                     <[usize; 4]>::try_from(mel).map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
                 parts.vocoder_program(dims, build)

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::clock::PhaseTime;
 use super::executor::Executor;
 use super::text_to_video::Generated;
-use crate::runtime::Origin;
+use crate::runtime::ExecutableOrigin;
 
 /// Times of a run beside those of its stages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,7 +33,7 @@ pub fn peak_memory(executor: &Executor) -> Option<u64> {
 }
 
 fn rows(generated: &Generated, executor: &Executor, outer: Outer) -> Vec<(String, Duration)> {
-    let hits = !executor.made().is_empty() && executor.made().iter().all(|e| e.origin() == Origin::CacheHit);
+    let hits = !executor.made().is_empty() && executor.made().iter().all(|e| e.origin() == ExecutableOrigin::CacheHit);
     let compile = if hits { "cache hit" } else { "compile" };
     let mut rows = vec![("load".to_string(), executor.load_time), (compile.to_string(), executor.compile_time())];
     for took in &generated.timings {
@@ -87,7 +87,7 @@ pub fn json(generated: &Generated, executor: &Executor, outer: Outer) -> Value {
         .into_iter()
         .map(|(name, s)| {
             let hash = hashes.get(name.as_str());
-            let origin = if s.compiles > 0 { Origin::Compiled } else { Origin::CacheHit };
+            let origin = if s.compiles > 0 { ExecutableOrigin::Compiled } else { ExecutableOrigin::CacheHit };
             let figures = json!({
                 "hash": hash,
                 "origin": origin.to_string(),

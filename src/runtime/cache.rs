@@ -19,7 +19,7 @@ use crate::pjrt::{
 /// Bytes of a plugin's file that are hashed: its head holds the build's own identity and the addresses of all parts.
 const HEAD: u64 = 1 << 20;
 
-/// Why an entry was not kept or not used.
+/// Errors of storing or loading an entry.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// The plugin.
@@ -30,7 +30,7 @@ pub enum CacheError {
     File {
         /// File.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         reason: String,
     },
 }
@@ -46,7 +46,7 @@ impl CacheError {
     }
 }
 
-/// What an executable depends on.
+/// Everything that an executable depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
     /// Hash of the program's text.

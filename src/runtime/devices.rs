@@ -51,7 +51,7 @@ impl Devices {
     }
 
     /// This process's devices among those of a program over `count`, with their places in its mesh.
-    pub fn held(&self, count: usize) -> Vec<(usize, &Device)> {
+    pub fn addressable(&self, count: usize) -> Vec<(usize, &Device)> {
         let own = |device: &Device| self.own.iter().any(|own| own.id() == device.id());
         self.of_program(count).iter().enumerate().filter(|(_, device)| own(device)).collect()
     }

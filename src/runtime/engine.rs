@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::cache::{Cache, CacheError, Entry, fingerprint};
 use super::devices::Devices;
-use super::distributed::{Distributed, Part, parts};
 use super::flags;
-use super::gather::Whole;
+use super::gather::Replicator;
 use super::processes::{Group, GroupError};
+use super::sharded_tensor::{Shard, ShardedTensor, shards};
 use crate::failpoint;
 use crate::hlo::{Argument, Mesh, Output, Program, Type};
 use crate::pjrt::{
@@ -21,7 +21,7 @@ use crate::pjrt::{
 };
 use crate::tensor::{Tensor, TensorError};
 
-/// What can go wrong between a program and its numbers.
+/// Errors of compiling and running programs.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     /// The plugin.
@@ -84,47 +84,47 @@ pub enum RuntimeError {
     },
 }
 
-/// How programs are compiled.
+/// Options of every compile.
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
     /// XLA flags for every compile, by name.
     pub xla_flags: BTreeMap<String, OptionValue>,
-    /// The folder of compiled programs; none compiles all of them.
+    /// Folder of the compile cache; `None` compiles every program.
     pub compile_cache: Option<PathBuf>,
-    /// Whether a trace of the programs has to tell their operations apart.
+    /// Whether a profiler trace needs name scopes of every operation.
     pub traceable: bool,
 }
 
-/// Where an executable came from.
+/// ExecutableOrigin of an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ExecutableOrigin {
     /// The compiler.
     Compiled,
     /// The compile cache.
     CacheHit,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ExecutableOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Origin::Compiled => "compiled",
-            Origin::CacheHit => "cache hit",
+            ExecutableOrigin::Compiled => "compiled",
+            ExecutableOrigin::CacheHit => "cache hit",
         })
     }
 }
 
-/// What a program cost so far.
+/// Compiles and runs of a program so far.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Statistics {
-    /// Times it was compiled.
+    /// Number of compiles.
     pub compiles: usize,
-    /// Seconds spent compiling.
+    /// Seconds of compiling.
     pub compile_seconds: f64,
-    /// Times it was taken from the compile cache.
+    /// Loads from the compile cache.
     pub cache_hits: usize,
-    /// Seconds spent loading it from there.
+    /// Seconds of loading.
     pub cache_seconds: f64,
-    /// Times it ran.
+    /// Number of runs.
     pub executions: usize,
 }
 
@@ -138,7 +138,7 @@ pub struct Engine {
     group: Option<Arc<Group>>,
     statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
     launches: Arc<AtomicI32>,
-    /// What [`Engine::compile_once`] compiled, by hash.
+    /// Executables of [`Engine::compile_once`], by hash.
     compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
 }
 
@@ -152,7 +152,10 @@ impl Engine {
     pub fn among(client: Client, options: EngineOptions, group: Option<Arc<Group>>) -> Self {
         let cache = options.compile_cache.as_deref().and_then(|folder| {
             let opened = client.topology().map_err(CacheError::from);
-            opened.and_then(|t| Cache::new(folder, &platform_of(&client), &t)).inspect_err(|e| not_kept("all", e)).ok()
+            opened
+                .and_then(|t| Cache::new(folder, &platform_of(&client), &t))
+                .inspect_err(|e| warn_uncached("all", e))
+                .ok()
         });
         let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
         let (statistics, launches, compiled) = (Arc::default(), Arc::default(), Arc::default());
@@ -190,8 +193,8 @@ impl Engine {
     }
 
     /// This process's devices among those of a program over `count`, with their places in its mesh.
-    pub(super) fn held(&self, count: usize) -> Vec<(usize, &Device)> {
-        self.devices.held(count)
+    pub(super) fn addressable(&self, count: usize) -> Vec<(usize, &Device)> {
+        self.devices.addressable(count)
     }
 
     /// Compiles a program, or takes it from the compile cache.
@@ -210,10 +213,10 @@ impl Engine {
         let lock = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| lock_of(entry.path()));
         let _alone = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         let start = Instant::now();
-        let kept = entry.as_ref().and_then(|entry| self.take(name, entry));
-        let kept = if self.all_have(name, program, &options, kept.is_some())? { kept } else { None };
-        let (loaded, origin, took) = match kept {
-            Some(loaded) => (loaded, Origin::CacheHit, start.elapsed()),
+        let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
+        let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
+        let (loaded, origin, took) = match cached {
+            Some(loaded) => (loaded, ExecutableOrigin::CacheHit, start.elapsed()),
             None => {
                 let start = Instant::now();
                 let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
@@ -224,23 +227,23 @@ impl Engine {
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 let entry = entry.filter(|entry| first || !entry.path().exists());
                 if let Some(Err(error)) = entry.map(|entry| entry.save(&loaded)) {
-                    not_kept(name, &error);
+                    warn_uncached(name, &error);
                 }
-                (loaded, Origin::Compiled, took)
+                (loaded, ExecutableOrigin::Compiled, took)
             }
         };
         let ids = |devices: &mut dyn Iterator<Item = &Device>| devices.map(Device::id).collect::<Vec<i32>>();
-        let wanted = ids(&mut self.held(program.devices()).into_iter().map(|(_, device)| device));
+        let wanted = ids(&mut self.addressable(program.devices()).into_iter().map(|(_, device)| device));
         let got = ids(&mut loaded.devices().iter());
         if got != wanted {
             return Err(RuntimeError::Placed { program: name.into(), wanted, got });
         }
         self.count(name, |s| match origin {
-            Origin::Compiled => {
+            ExecutableOrigin::Compiled => {
                 s.compiles += 1;
                 s.compile_seconds += took.as_secs_f64();
             }
-            Origin::CacheHit => {
+            ExecutableOrigin::CacheHit => {
                 s.cache_hits += 1;
                 s.cache_seconds += took.as_secs_f64();
             }
@@ -272,48 +275,55 @@ impl Engine {
         Ok(executable)
     }
 
-    /// Compares a program with the other processes'; whether all of them have it compiled. A compiler may work with its
+    /// Compares a program with the other processes'; whether all of them have it cached. A compiler may work with its
     /// peers, so that either all compile or none does.
-    fn all_have(
+    fn all_cached(
         &self,
         name: &str,
         program: &Program,
         options: &CompileOptions,
-        kept: bool,
+        cached: bool,
     ) -> Result<bool, RuntimeError> {
         // A program of one device is each process's own.
-        let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(kept) };
-        Ok(group.agree_on_program(name, &program.hash(), &fingerprint(&self.platform(), options), kept)?)
+        let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(cached) };
+        Ok(group.ensure_same_program(name, &program.hash(), &fingerprint(&self.platform(), options), cached)?)
     }
 
-    /// Loads a kept program; what cannot be used is said and replaced.
-    fn take(&self, name: &str, entry: &Entry) -> Option<LoadedExecutable> {
+    /// Loads a program from the compile cache; an unusable entry is replaced, with a warning.
+    fn load_cached(&self, name: &str, entry: &Entry) -> Option<LoadedExecutable> {
         entry.load(&self.client).unwrap_or_else(|error| {
             tracing::warn!("{name} is compiled anew: its entry in the compile cache cannot be used: {error}");
             None
         })
     }
 
-    /// Copies a host tensor to the devices as an argument of a program: each device its part, in the argument's element
-    /// type, filled up with zeros where the argument is larger than what callers know of.
+    /// Copies a host tensor to the devices as an argument of a program: each device its shard, in the argument's element
+    /// type, zero-padded where the argument is larger than its logical dimensions.
     ///
     /// # Errors
     /// No such argument, another shape than it takes, an element type without a host form; the plugin's message.
-    pub fn upload(&self, executable: &Executable, name: &str, tensor: &Tensor) -> Result<Distributed, RuntimeError> {
+    pub fn upload(&self, executable: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor, RuntimeError> {
         let argument = executable.arguments.iter().find(|a| a.name == name).ok_or_else(|| RuntimeError::Missing {
             program: executable.name.clone(),
             name: name.into(),
             ty: "an argument it does not have".into(),
         })?;
         let mesh = &executable.mesh;
-        if tensor.shape() != argument.content {
+        if tensor.shape() != argument.logical_dims {
             let got = Type::new(tensor.dtype(), tensor.shape()).to_string();
-            let want = Type::new(argument.ty.dtype, argument.content.clone()).to_string();
+            let want = Type::new(argument.ty.dtype, argument.logical_dims.clone()).to_string();
             return Err(RuntimeError::Mismatch { name: argument.name.clone(), want, got });
         }
-        let parts = parts(&argument.ty, mesh, argument.sharding.as_ref());
+        let shards = shards(&argument.ty, mesh, argument.sharding.as_ref());
         let layout = device_layout(argument)?;
-        Distributed::upload(&self.client, &self.held(mesh.devices()), tensor, &argument.ty, parts, layout.as_ref())
+        ShardedTensor::upload(
+            &self.client,
+            &self.addressable(mesh.devices()),
+            tensor,
+            &argument.ty,
+            shards,
+            layout.as_ref(),
+        )
     }
 
     /// Runs an executable on tensors found by argument name.
@@ -323,21 +333,22 @@ impl Engine {
     pub fn run<'a>(
         &self,
         executable: &Executable,
-        find: impl Fn(&str) -> Option<&'a Distributed>,
+        find: impl Fn(&str) -> Option<&'a ShardedTensor>,
     ) -> Result<Outputs, RuntimeError> {
-        let held: Vec<usize> = self.held(executable.mesh.devices()).into_iter().map(|(place, _)| place).collect();
-        let mut arguments = vec![Vec::with_capacity(executable.arguments.len()); held.len()];
+        let addressable: Vec<usize> =
+            self.addressable(executable.mesh.devices()).into_iter().map(|(place, _)| place).collect();
+        let mut arguments = vec![Vec::with_capacity(executable.arguments.len()); addressable.len()];
         for a in &executable.arguments {
             let tensor = find(&a.name).ok_or_else(|| RuntimeError::Missing {
                 program: executable.name.clone(),
                 name: a.name.clone(),
                 ty: a.ty.to_string(),
             })?;
-            let wanted = parts(&a.ty, &executable.mesh, a.sharding.as_ref());
-            if *tensor.ty() != a.ty || tensor.parts() != wanted {
-                let part = |parts: &[Part]| format!("{} parts of {:?}", parts.len(), parts.first().map(|p| &p.size));
-                let want = format!("{} in {}", a.ty, part(&wanted));
-                let got = format!("{} in {}", tensor.ty(), part(tensor.parts()));
+            let wanted = shards(&a.ty, &executable.mesh, a.sharding.as_ref());
+            if *tensor.ty() != a.ty || tensor.shards() != wanted {
+                let shape = |all: &[Shard]| format!("{} shards of {:?}", all.len(), all.first().map(|s| &s.size));
+                let want = format!("{} in {}", a.ty, shape(&wanted));
+                let got = format!("{} in {}", tensor.ty(), shape(tensor.shards()));
                 return Err(RuntimeError::Mismatch { name: a.name.clone(), want, got });
             }
             for (row, buffer) in arguments.iter_mut().zip(tensor.buffers()) {
@@ -352,15 +363,15 @@ impl Engine {
         let mut each: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
         let named = executable.results.iter().map(|o| {
             let buffers = each.iter_mut().filter_map(Iterator::next).collect();
-            let parts = parts(&o.ty, &executable.mesh, o.sharding.as_ref());
-            let tensor = Distributed::new(buffers, held.clone(), parts, o.ty.clone(), o.content.clone());
-            let whole = self.has_peers().then(|| Whole::new(self, &executable.mesh, o.sharding.as_ref()));
-            (o.name.clone(), tensor.gathered_by(whole))
+            let shards = shards(&o.ty, &executable.mesh, o.sharding.as_ref());
+            let tensor = ShardedTensor::new(buffers, addressable.clone(), shards, o.ty.clone(), o.logical_dims.clone());
+            let replicator = self.has_peers().then(|| Replicator::new(self, &executable.mesh, o.sharding.as_ref()));
+            (o.name.clone(), tensor.with_replicator(replicator))
         });
         Ok(Outputs { named: named.collect() })
     }
 
-    /// What every program cost so far.
+    /// Statistics of every program.
     pub fn statistics(&self) -> BTreeMap<String, Statistics> {
         self.statistics.lock().map(|s| s.clone()).unwrap_or_default()
     }
@@ -422,8 +433,8 @@ fn platform_of(client: &Client) -> String {
     client.platform_name().unwrap_or_default().to_lowercase()
 }
 
-/// Says that programs were not kept; where the plugin cannot serialize, there is nothing to mend.
-fn not_kept(name: &str, error: &CacheError) {
+/// Logs that programs were not cached; a warning, unless the plugin cannot serialize at all.
+fn warn_uncached(name: &str, error: &CacheError) {
     match error.is_unsupported() {
         true => tracing::debug!(program = name, "not kept in the compile cache: {error}"),
         false => tracing::warn!(program = name, "not kept in the compile cache: {error}"),
@@ -448,7 +459,7 @@ pub struct Executable {
     results: Vec<Output>,
     mesh: Mesh,
     hash: String,
-    origin: Origin,
+    origin: ExecutableOrigin,
     compile_time: Duration,
 }
 
@@ -458,8 +469,7 @@ impl Executable {
         &self.name
     }
 
-    /// The same compiled program for another that is written alike: callers may know of other parts of its arguments and
-    /// results, those that are filled up.
+    /// The same compiled program for one of equal text, whose arguments and results may have other logical dimensions.
     #[must_use]
     pub fn written_as(&self, program: &Program) -> Executable {
         Executable {
@@ -479,8 +489,8 @@ impl Executable {
         &self.hash
     }
 
-    /// Where it came from.
-    pub fn origin(&self) -> Origin {
+    /// Compiled, or loaded from the compile cache.
+    pub fn origin(&self) -> ExecutableOrigin {
         self.origin
     }
 
@@ -512,12 +522,12 @@ impl Executable {
 
 /// The results of a run, by name.
 pub struct Outputs {
-    named: HashMap<String, Distributed>,
+    named: HashMap<String, ShardedTensor>,
 }
 
 impl Outputs {
     /// A result on the devices.
-    pub fn get(&self, name: &str) -> Option<&Distributed> {
+    pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
         self.named.get(name)
     }
 
@@ -535,21 +545,21 @@ impl Outputs {
     }
 
     /// Every result, in the order of their names.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Distributed)> {
-        let sorted: BTreeMap<&str, &Distributed> = self.named.iter().map(|(n, d)| (n.as_str(), d)).collect();
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &ShardedTensor)> {
+        let sorted: BTreeMap<&str, &ShardedTensor> = self.named.iter().map(|(n, d)| (n.as_str(), d)).collect();
         sorted.into_iter()
     }
 
     /// Waits until every result is there.
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// Error of the program on the device.
     pub fn wait(&self) -> Result<(), RuntimeError> {
-        self.named.values().try_for_each(Distributed::wait)
+        self.named.values().try_for_each(ShardedTensor::wait)
     }
 
     /// Takes a result out.
-    pub fn take(&mut self, name: &str) -> Option<Distributed> {
+    pub fn take(&mut self, name: &str) -> Option<ShardedTensor> {
         self.named.remove(name)
     }
 }

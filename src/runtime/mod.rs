@@ -1,28 +1,30 @@
 //! From a program to numbers: platforms, compilation, upload, execution.
 
 pub mod cache;
-mod ceiling;
 mod devices;
-mod distributed;
 mod engine;
 pub mod flags;
 pub mod gather;
 pub mod micro;
 mod module_store;
 pub mod noise;
+mod peak_matmul;
 pub mod platform;
 pub mod plugins;
 pub mod processes;
 mod quantize;
 mod random;
 mod sealed;
+mod sharded_tensor;
 mod target;
 mod upload;
 
-pub use ceiling::{Ceiling, matmul_ceiling};
-pub use distributed::{Distributed, Part, parts};
-pub use engine::{Engine, EngineOptions, Executable, Origin, Outputs, RuntimeError, Statistics, compile_options};
+pub use engine::{
+    Engine, EngineOptions, Executable, ExecutableOrigin, Outputs, RuntimeError, Statistics, compile_options,
+};
 pub use module_store::{CompileKey, CompileOutcome, ModuleStore, StoredModule};
+pub use peak_matmul::{PeakMatmul, peak_matmul};
 pub use random::{RandomProgram, random_programs};
-pub use target::{Compiled, Machine, Target, UnknownTarget};
+pub use sharded_tensor::{Shard, ShardedTensor, shards};
+pub use target::{Compiled, OpenTarget, Target, UnknownTarget};
 pub use upload::{ParameterSource, Parameters, StoredTensor, device_bytes};

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use super::cache::{CacheError, fingerprint};
 use super::engine::EngineOptions;
 use super::sealed::{self, hex, json, sha256};
-use super::target::Machine;
+use super::target::OpenTarget;
 use crate::hlo::Program;
 use crate::pjrt::{CompiledMemory, OptimizedProgram};
 
@@ -34,7 +34,7 @@ pub struct CompileKey {
     pub plugin: String,
     /// Devices, as `--target` names them.
     pub target: String,
-    /// What the plugin calls one of them, and what is known of it beside its name.
+    /// Device kind, as the plugin names it, with further identifying facts.
     pub device: String,
 }
 
@@ -45,7 +45,7 @@ impl CompileKey {
     }
 }
 
-/// What a compiler made of a program.
+/// Optimized module of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredModule {
     /// The optimized module.
@@ -56,7 +56,7 @@ pub struct StoredModule {
     pub seconds: f64,
 }
 
-/// What came of compiling a program.
+/// Outcome of compiling a program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CompileOutcome {
     /// A module.
@@ -107,8 +107,13 @@ impl ModuleStore {
     ///
     /// # Errors
     /// A plugin whose file cannot be read or that does not state its devices; a folder that cannot be written.
-    pub fn key(&self, machine: &Machine, program: &Program, options: &EngineOptions) -> Result<CompileKey, CacheError> {
-        let platform = machine.target.kind().name();
+    pub fn key(
+        &self,
+        machine: &OpenTarget,
+        program: &Program,
+        options: &EngineOptions,
+    ) -> Result<CompileKey, CacheError> {
+        let platform = machine.target.platform().name();
         Ok(CompileKey {
             program: program.hash(),
             options: fingerprint(platform, &machine.compile_options(program, options)),
@@ -123,7 +128,7 @@ impl ModuleStore {
         self.folder.join(format!("{}.module", key.hash()))
     }
 
-    /// What came of a key's program; none where it was never compiled, or, which is said, where the file is damaged.
+    /// Outcome of a key's program; `None` where it was never compiled or, with a warning, where the file is damaged.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -198,7 +203,7 @@ fn compressed(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// What an entry's bytes say, if they are whole and of this key.
+/// Decodes an entry, if it is complete and of this key.
 fn outcome(key: &CompileKey, bytes: &[u8]) -> Result<CompileOutcome, String> {
     let (header, payload) = sealed::read::<Header>(bytes)?;
     if header.key != *key {

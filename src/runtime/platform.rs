@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::pjrt::discover::{self, Kind, PLUGIN_VARIABLE, Search};
+use crate::pjrt::discover::{self, PLUGIN_VARIABLE, Platform, Search};
 use crate::pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Error, Node, Plugin};
 
 /// The platform asked for.
@@ -16,7 +16,7 @@ pub enum Choice {
     #[default]
     Auto,
     /// This one or an error.
-    Named(Kind),
+    Named(Platform),
     /// This plugin file or an error.
     File(PathBuf),
 }
@@ -27,9 +27,9 @@ impl FromStr for Choice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "auto" => Ok(Choice::Auto),
-            "cpu" => Ok(Choice::Named(Kind::Cpu)),
-            "cuda" => Ok(Choice::Named(Kind::Cuda)),
-            "tpu" => Ok(Choice::Named(Kind::Tpu)),
+            "cpu" => Ok(Choice::Named(Platform::Cpu)),
+            "cuda" => Ok(Choice::Named(Platform::Cuda)),
+            "tpu" => Ok(Choice::Named(Platform::Tpu)),
             file if file.contains('/') || file.ends_with(".so") => Ok(Choice::File(file.into())),
             other => Err(format!("platform {other:?} is none of auto, cpu, cuda, tpu or a plugin file PATH.so")),
         }
@@ -40,13 +40,13 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Choice::Auto => f.write_str("auto"),
-            Choice::Named(kind) => f.write_str(kind.name()),
+            Choice::Named(platform) => f.write_str(platform.name()),
             Choice::File(path) => path.display().fmt(f),
         }
     }
 }
 
-/// Why a platform could not be opened.
+/// Errors of opening a platform.
 #[derive(Debug, thiserror::Error)]
 pub enum PlatformError {
     /// The plugin was not found, could not be loaded or did not start.
@@ -57,7 +57,7 @@ pub enum PlatformError {
     NoHardware {
         /// The platform asked for.
         platform: &'static str,
-        /// What was looked for and not found.
+        /// Hardware that was not found.
         reason: String,
     },
     /// Several processes of a platform that knows one.
@@ -88,8 +88,8 @@ pub fn open(choice: &Choice, cpu_devices: Option<usize>) -> Result<(Plugin, Clie
 /// falls back.
 pub fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client), PlatformError> {
     let cpu = match choice {
-        Choice::File(path) => Kind::of_file(path) == Some(Kind::Cpu),
-        Choice::Named(kind) => *kind == Kind::Cpu,
+        Choice::File(path) => Platform::of_file(path) == Some(Platform::Cpu),
+        Choice::Named(platform) => *platform == Platform::Cpu,
         Choice::Auto => false,
     };
     if cpu && options.node.is_some() {
@@ -97,9 +97,9 @@ pub fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client),
     }
     match choice {
         Choice::File(path) => Ok(start_file(path, options)?),
-        Choice::Named(kind) => {
-            hardware(*kind).map_err(|reason| PlatformError::NoHardware { platform: kind.name(), reason })?;
-            Ok(start(*kind, &discover::find(*kind, None), options)?)
+        Choice::Named(platform) => {
+            hardware(*platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
+            Ok(start(*platform, &discover::find(*platform, None), options)?)
         }
         Choice::Auto => auto(options),
     }
@@ -113,29 +113,29 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
         return Ok(opened);
     }
     let mut passed = Vec::new();
-    for kind in Kind::ALL {
-        if kind == Kind::Cpu && options.node.is_some() {
+    for platform in Platform::ALL {
+        if platform == Platform::Cpu && options.node.is_some() {
             passed.push("cpu: it runs in one process, these are several".into());
             continue;
         }
-        let hardware = match hardware(kind) {
+        let hardware = match hardware(platform) {
             Ok(hardware) => hardware,
             Err(reason) => {
-                passed.push(format!("{}: {reason}", kind.name()));
+                passed.push(format!("{}: {reason}", platform.name()));
                 continue;
             }
         };
-        match start(kind, &discover::find(kind, None), options) {
+        match start(platform, &discover::find(platform, None), options) {
             Ok(opened) => {
                 let reasons =
                     if passed.is_empty() { String::new() } else { format!("; not {}", passed.join("; not ")) };
-                tracing::info!("platform {}: {hardware}{reasons}", kind.name());
+                tracing::info!("platform {}: {hardware}{reasons}", platform.name());
                 return Ok(opened);
             }
             Err(error) => {
                 // Hardware that is there but cannot be used is worth more than a line among the reasons.
-                tracing::warn!("{} passed over: {hardware}, but {error}", kind.name());
-                passed.push(format!("{}: {error}", kind.name()));
+                tracing::warn!("{} passed over: {hardware}, but {error}", platform.name());
+                passed.push(format!("{}: {error}", platform.name()));
             }
         }
     }
@@ -145,19 +145,19 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
 /// Starts a plugin file, with the options of the platform its name speaks of.
 fn start_file(path: &Path, options: &Options) -> Result<(Plugin, Client), Error> {
     let plugin = Plugin::load(path)?;
-    let client = Client::among(&plugin, &client_options(Kind::of_file(path), options), options.node.as_ref())?;
+    let client = Client::among(&plugin, &client_options(Platform::of_file(path), options), options.node.as_ref())?;
     Ok((plugin, client))
 }
 
 /// Starts the first plugin of a search that works; otherwise the first's error.
-fn start(kind: Kind, search: &Search, options: &Options) -> Result<(Plugin, Client), Error> {
+fn start(platform: Platform, search: &Search, options: &Options) -> Result<(Plugin, Client), Error> {
     let mut first_error = None;
     for found in &search.found {
-        if kind == Kind::Cuda {
+        if platform == Platform::Cuda {
             missing_for_cuda(&found.path).iter().for_each(|line| tracing::warn!("{line}"));
         }
         let client = |plugin: Plugin| {
-            let client = Client::among(&plugin, &client_options(Some(kind), options), options.node.as_ref())?;
+            let client = Client::among(&plugin, &client_options(Some(platform), options), options.node.as_ref())?;
             Ok((plugin, client))
         };
         match Plugin::load(&found.path).and_then(client) {
@@ -171,23 +171,23 @@ fn start(kind: Kind, search: &Search, options: &Options) -> Result<(Plugin, Clie
     Err(first_error.unwrap_or_else(|| search.not_found()))
 }
 
-fn client_options(kind: Option<Kind>, options: &Options) -> ClientOptions {
-    match kind {
-        Some(Kind::Cpu) => {
+fn client_options(platform: Option<Platform>, options: &Options) -> ClientOptions {
+    match platform {
+        Some(Platform::Cpu) => {
             ClientOptions::Cpu(CpuOptions { devices: Some(options.cpu_devices.unwrap_or(1)), asynchronous: None })
         }
-        Some(Kind::Cuda) => ClientOptions::Cuda(options.cuda.clone()),
-        Some(Kind::Tpu) | None => ClientOptions::Named(Attributes::new()),
+        Some(Platform::Cuda) => ClientOptions::Cuda(options.cuda.clone()),
+        Some(Platform::Tpu) | None => ClientOptions::Named(Attributes::new()),
     }
 }
 
-/// What there is of a platform's hardware, or why there is none. Loads no plugin, so it neither hangs nor crashes on a
+/// Hardware of a platform, or why there is none. Loads no plugin, so it neither hangs nor crashes on a
 /// machine without it.
-pub fn hardware(kind: Kind) -> Result<String, String> {
-    match kind {
-        Kind::Cpu => Ok("always there".into()),
-        Kind::Cuda => cuda_devices().map(|count| format!("{count} NVIDIA device(s)")),
-        Kind::Tpu => match tpu_chips(Path::new("/")) {
+pub fn hardware(platform: Platform) -> Result<String, String> {
+    match platform {
+        Platform::Cpu => Ok("always there".into()),
+        Platform::Cuda => cuda_devices().map(|count| format!("{count} NVIDIA device(s)")),
+        Platform::Tpu => match tpu_chips(Path::new("/")) {
             0 => Err("no TPU chip (no /dev/accel0, no Google PCI device under /dev/vfio)".into()),
             count => Ok(format!("{count} TPU chip(s)")),
         },
@@ -215,7 +215,7 @@ fn tpu_chips(root: &Path) -> usize {
     entries("sys/bus/pci/devices").filter(|entry| is_tpu(&entry.path())).count()
 }
 
-/// What the CUDA plugin will look for and not find, each with what to do: neither beside it, where wheels leave it, nor
+/// Libraries that the CUDA plugin will not find, each with a remedy: neither beside it, where wheels leave it, nor
 /// where the system's loader looks.
 pub fn missing_for_cuda(plugin: &Path) -> Vec<String> {
     // site-packages/jax_plugins/xla_cuda13/xla_cuda_plugin.so
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn choices() {
         assert_eq!("auto".parse(), Ok(Choice::Auto));
-        assert_eq!("tpu".parse(), Ok(Choice::Named(Kind::Tpu)));
+        assert_eq!("tpu".parse(), Ok(Choice::Named(Platform::Tpu)));
         assert_eq!("./my.so".parse(), Ok(Choice::File("./my.so".into())));
         assert!("gpu".parse::<Choice>().unwrap_err().contains("auto, cpu, cuda, tpu"));
     }
@@ -342,10 +342,12 @@ mod tests {
     #[test]
     fn a_named_platform_without_hardware_is_an_error() {
         // A machine has chips of one maker.
-        let lacking = [Kind::Tpu, Kind::Cuda].into_iter().find_map(|kind| Some((kind, hardware(kind).err()?)));
-        let (kind, why) = lacking.expect("no machine has both");
-        let error = open(&Choice::Named(kind), None).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("platform {}: {why}", kind.name())), "{error}");
+        let lacking = [Platform::Tpu, Platform::Cuda]
+            .into_iter()
+            .find_map(|platform| Some((platform, hardware(platform).err()?)));
+        let (platform, why) = lacking.expect("no machine has both");
+        let error = open(&Choice::Named(platform), None).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("platform {}: {why}", platform.name())), "{error}");
         let error = open(&Choice::File("/no/such.so".into()), None).unwrap_err().to_string();
         assert!(error.starts_with("/no/such.so: cannot load the plugin"), "{error}");
     }

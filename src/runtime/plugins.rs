@@ -1,6 +1,6 @@
 //! The plugins that are known to work: packages, versions and checksums, in one table.
 
-use crate::pjrt::discover::Kind;
+use crate::pjrt::discover::Platform;
 
 /// A wheel of the Python package index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +22,11 @@ const fn wheel(package: &'static str, version: &'static str, platform: &'static 
 }
 
 /// The wheels that make up the plugin of a platform (Linux, x86-64).
-pub const fn wheels(kind: Kind) -> &'static [Wheel] {
-    match kind {
-        Kind::Cpu => CPU,
-        Kind::Tpu => TPU,
-        Kind::Cuda => CUDA,
+pub const fn wheels(platform: Platform) -> &'static [Wheel] {
+    match platform {
+        Platform::Cpu => CPU,
+        Platform::Tpu => TPU,
+        Platform::Cuda => CUDA,
     }
 }
 
@@ -48,7 +48,7 @@ const TPU: &[Wheel] = &[Wheel {
     )
 }];
 
-/// What libtpu says of its build: the change that the pinned wheel was built from.
+/// Build label of libtpu: the change that the pinned wheel was built from.
 const TPU_BUILD: &str = "cl/933746096";
 
 /// Whether a TPU plugin, by what its client or topology says of its version, is the pinned one. What depends on that
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn checksums_are_whole() {
-        for wheel in Kind::ALL.into_iter().flat_map(wheels) {
+        for wheel in Platform::ALL.into_iter().flat_map(wheels) {
             assert!(wheel.sha256.len() == 64 && wheel.sha256.bytes().all(|b| b.is_ascii_hexdigit()), "{wheel:?}");
         }
     }

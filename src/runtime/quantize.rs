@@ -14,7 +14,7 @@ pub(super) fn narrow(stored: &StoredTensor) -> Result<Vec<u8>, TensorError> {
     Ok(narrow)
 }
 
-/// What the rows of a tensor's 8-bit floats are multiplied by: as it is stored beside them, or such that a row's largest
+/// Per-row dequantization scales of a tensor's 8-bit floats: as stored beside them, or such that a row's largest
 /// number is the type's.
 pub(super) fn scales(stored: &StoredTensor) -> Result<Vec<f32>, TensorError> {
     let rows = stored.shape.first().copied().unwrap_or(1);
@@ -53,7 +53,7 @@ fn by_rows<T: Send>(
     let (some, of_row) = (rows.div_ceil(cores), out.len() / rows);
     let bytes = stored.bytes.bytes().chunks(some * inner * stored.dtype.size());
     std::thread::scope(|scope| {
-        let parts = bytes.zip(out.chunks_mut(some * of_row)).map(|(bytes, out)| {
+        let shards = bytes.zip(out.chunks_mut(some * of_row)).map(|(bytes, out)| {
             let each = &each;
             scope.spawn(move || {
                 for (bytes, out) in bytes.chunks(inner * stored.dtype.size()).zip(out.chunks_mut(of_row)) {
@@ -63,8 +63,8 @@ fn by_rows<T: Send>(
                 Ok(())
             })
         });
-        let parts: Vec<_> = parts.collect();
-        parts.into_iter().try_for_each(|part| part.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+        let shards: Vec<_> = shards.collect();
+        shards.into_iter().try_for_each(|shard| shard.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
     })
 }
 

@@ -2,8 +2,8 @@
 //!
 //! One program gives every parameter of a network as a result, each with the type, placement and memory layout of the
 //! argument that it will be. An element is a function of seed, checkpoint name and the element's indices in that tensor
-//! alone, so that a device makes its part of a tensor from nothing: no exchange, no temporaries, and the same numbers
-//! on every mesh and however a platform has its layers (stacks, or each for itself) and its products (fused or not).
+//! alone, so that a device makes its shard of a tensor by itself: no communication, no temporaries, and the same numbers
+//! on every mesh and however a platform has its layers (stacked or unrolled) and its matmuls (fused or not).
 //!
 //! The first word of a tensor's key, and the second offset by the element's row-major index, go through `pcg2d` (Jarzynski and Olano, *Hash Functions for GPU Rendering*, JCGT 2020), which gives two words of 32 bits. The
 //! sum of their four halves, scaled to unit variance, stands for a normal number (Irwin and Hall's distribution: mean
@@ -13,8 +13,8 @@
 
 use sha2::{Digest, Sha256};
 
-use super::distributed::Distributed;
 use super::engine::{Engine, RuntimeError};
+use super::sharded_tensor::ShardedTensor;
 use crate::hlo::{Argument, Builder, DType, Output, Program, Sharding, Type, Value};
 use crate::nn::{Init, Param, Source};
 use crate::tensor::Tensor;
@@ -35,8 +35,8 @@ pub(super) fn parameters(
     program: &Program,
     params: &[&Param],
     seed: u64,
-) -> Result<Vec<Distributed>, RuntimeError> {
-    let mut made: Vec<Option<Distributed>> = params.iter().map(|_| None).collect();
+) -> Result<Vec<ShardedTensor>, RuntimeError> {
+    let mut made: Vec<Option<ShardedTensor>> = params.iter().map(|_| None).collect();
     for RandomProgram { program: random, runs } in random_programs(program, params)? {
         let executable = engine.compile("random weights", &random)?;
         for batch in &runs {
@@ -79,8 +79,8 @@ pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<Rando
     Ok(all)
 }
 
-/// Parameters in equal batches, which one program makes in turn, and the rest, by their places. Layers that are written
-/// out have thousands of parameters of few kinds; a kernel each would cost the compiler half a minute.
+/// Parameters in equal batches, which one program makes in turn, and the rest, by their places. Unrolled layers have
+/// thousands of parameters of few kinds; a kernel each would cost the compiler half a minute.
 fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
     let mut kinds: Vec<((Drawn, Output), Vec<usize>)> = Vec::new();
     for (i, param) in params.iter().enumerate() {
@@ -140,7 +140,7 @@ fn random_program(program: &Program, params: &[&Param]) -> Result<Program, Runti
         let stacked = first.sharding.as_ref().map(|s| Sharding([&[Vec::new()], &s.0[..]].concat()));
         let mut drawn = stacked.map_or(drawn.clone(), |s| drawn.constrain(&s));
         if outputs.len() > 1 {
-            drawn = drawn.kept();
+            drawn = drawn.optimization_barrier();
         }
         results.extend(outputs.into_iter().enumerate().map(|(i, output)| (output, drawn.at(0, i))));
     }
@@ -167,7 +167,7 @@ fn groups(program: &Program, params: &[&Param]) -> Vec<(Drawn, Vec<Output>)> {
     groups
 }
 
-/// What a parameter's tensors are drawn by.
+/// Names that a parameter's tensors are drawn by.
 fn names(param: &Param) -> impl Iterator<Item = String> {
     param.source.names().into_iter().map(|name| format!("{}.{name}", param.component))
 }
@@ -197,15 +197,15 @@ pub(super) fn keys(names: &[String], seed: u64) -> Tensor {
     Tensor::I32(words.into_shape_with_order((names.len(), 2)).unwrap_or_default().into_dyn())
 }
 
-/// How a parameter's elements are drawn.
+/// Distribution and indexing of a parameter's elements.
 #[derive(PartialEq)]
 struct Drawn {
     init: Init,
     /// Checkpoint tensors in it, which its leading dimensions count.
     tensors: usize,
-    /// How many of those dimensions there are; sizes of 1 behind them count nothing either.
+    /// Number of those dimensions, trailing sizes of 1 included.
     lead: usize,
-    /// How far the other dimensions walk through a checkpoint tensor.
+    /// Strides of the other dimensions in a checkpoint tensor.
     strides: Vec<usize>,
 }
 

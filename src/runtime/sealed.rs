@@ -22,7 +22,7 @@ struct Line<H> {
     sha256: String,
 }
 
-/// What stands between the part of the line that is sealed and the seal.
+/// Separator between the sealed part of the line and the seal.
 const SEAL: &str = ",\"sha256\":\"";
 
 /// The hash of the line up to itself, and of the payload.
@@ -46,7 +46,7 @@ pub fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -
 /// The header and the payload of a file's bytes.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The damage.
 pub fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
     let end = bytes.iter().position(|b| *b == b'\n').ok_or("it has no header")?;
     let text = std::str::from_utf8(&bytes[..end]).map_err(|e| format!("its header: {e}"))?;

@@ -8,9 +8,9 @@ use super::cache::{Cache, CacheError, device_kind};
 use super::engine::{EngineOptions, compile_known, compile_options};
 use super::platform::hardware;
 use super::sealed::sha256;
-use crate::analysis::{CHIPS, Chip, Links};
+use crate::analysis::{Chip, Links};
 use crate::hlo::Program;
-use crate::pjrt::discover::{self, Kind};
+use crate::pjrt::discover::{self, Platform};
 use crate::pjrt::{
     Attributes, Client, ClientOptions, CompileOptions, CpuOptions, CudaOptions, Error, Executable, LoadedExecutable,
     Plugin, Topology, Value,
@@ -19,11 +19,14 @@ use crate::pjrt::{
 /// The H200, in the words of XLA's compiler for GPUs.
 const H200: &str = include_str!("targets/h200.txtpb");
 
-/// What to compile for.
+/// Devices to compile for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
-    kind: Kind,
-    chip: Option<&'static Chip>,
+    platform: Platform,
+    /// Chip name, as the compiler knows it; a CPU has none.
+    name: Option<String>,
+    /// Figures that times are predicted with.
+    chip: Option<Chip>,
     /// Chips along each dimension; for GPUs partitions, hosts, devices a host; virtual CPU devices.
     shape: Vec<usize>,
     /// Of a TPU: as many of that shape, with a network between them.
@@ -39,8 +42,8 @@ pub struct UnknownTarget {
 }
 
 fn tpus() -> String {
-    let names: Vec<&str> = CHIPS.iter().map(|c| c.name).filter(|n| *n != "h200").collect();
-    names.join(", ")
+    let tpus = Chip::all().iter().filter(|c| matches!(c.links, Links::Torus { .. }));
+    tpus.map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for Target {
@@ -61,46 +64,42 @@ impl FromStr for Target {
             }
             all => (all, 1),
         };
-        let (kind, name, shape) = match parts {
-            ["cpu", n] => (Kind::Cpu, None, shape(n).filter(|s| s.len() == 1)),
-            ["cuda", name, s] => (Kind::Cuda, Some(*name), shape(s).filter(|s| s.len() == 3)),
-            ["tpu", name, s] => (Kind::Tpu, Some(*name), shape(s).filter(|s| (2..=3).contains(&s.len()))),
-            [platform, ..] if !["cpu", "cuda", "tpu"].contains(platform) => {
-                return fail(format!("'{platform}' is no platform"));
+        let (platform, name, shape) = match parts {
+            ["cpu", n] => (Platform::Cpu, None, shape(n).filter(|s| s.len() == 1)),
+            ["cuda", name, s] => (Platform::Cuda, Some(*name), shape(s).filter(|s| s.len() == 3)),
+            ["tpu", name, s] => (Platform::Tpu, Some(*name), shape(s).filter(|s| (2..=3).contains(&s.len()))),
+            [other, ..] if !["cpu", "cuda", "tpu"].contains(other) => {
+                return fail(format!("unknown platform '{other}'"));
             }
             _ => return fail("not of that form".into()),
         };
-        let chip = match name.map(|n| (n, Chip::named(n).filter(|c| (c.name == "h200") == (kind == Kind::Cuda)))) {
-            Some((name, None)) => return fail(format!("no figures of chip '{name}'")),
-            Some((_, found)) => found,
-            None => None,
-        };
-        match shape {
-            Some(shape) => Ok(Target { kind, chip, shape, slices }),
-            None => fail(format!("'{}' is not a shape of it", parts.last().unwrap_or(&""))),
+        let of_platform = |c: &&Chip| matches!(c.links, Links::Torus { .. }) == (platform == Platform::Tpu);
+        let chip = name.and_then(|name| Chip::named(name).ok().filter(of_platform)).map(Chip::calibrated);
+        let name = name.map(String::from);
+        match (shape, &chip, &name) {
+            (_, None, Some(name)) => fail(format!("unknown chip '{name}'")),
+            (Some(shape), ..) => Ok(Target { platform, name, chip, shape, slices }),
+            (None, ..) => fail(format!("'{}' is not a shape of it", parts.last().unwrap_or(&""))),
         }
     }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.chip {
-            Some(chip) if self.slices > 1 => {
-                write!(f, "{}:{}:{}:{}", self.kind.name(), chip.name, self.shape_text(), self.slices)
-            }
-            Some(chip) => write!(f, "{}:{}:{}", self.kind.name(), chip.name, self.shape_text()),
-            None => write!(f, "{}:{}", self.kind.name(), self.shape_text()),
-        }
+        write!(f, "{}:", self.platform.name())?;
+        self.name.iter().try_for_each(|name| write!(f, "{name}:"))?;
+        f.write_str(&self.shape_text())?;
+        if self.slices > 1 { write!(f, ":{}", self.slices) } else { Ok(()) }
     }
 }
 
-/// A target ready to compile for.
-pub struct Machine {
+/// A target with the plugin that compiles for it.
+pub struct OpenTarget {
     /// The target.
     pub target: Target,
     /// Device ids, in the order in which meshes count them.
     pub devices: Vec<i32>,
-    /// What the plugin calls such a device.
+    /// Device kind, as the plugin names it.
     pub device_kind: String,
     /// Bytes a program may use on a device, where there is a limit.
     pub capacity: Option<i64>,
@@ -108,17 +107,17 @@ pub struct Machine {
 }
 
 enum Compiler {
-    Absent(Topology),
-    /// The CPU plugin compiles for its own virtual devices only; GPUs that are here choose kernels themselves.
-    Here(Client),
+    Topology(Topology),
+    /// The CPU plugin compiles for its own virtual devices only; present GPUs choose kernels themselves.
+    Client(Client),
 }
 
 /// A program compiled for a target.
 pub enum Compiled {
-    /// For devices that are not here: it can be looked at and serialized.
-    Absent(Executable),
-    /// For virtual devices, or devices that are here.
-    Here(LoadedExecutable),
+    /// For absent devices: it can be analyzed and serialized.
+    AheadOfTime(Executable),
+    /// For present or virtual devices.
+    Loaded(LoadedExecutable),
 }
 
 impl std::ops::Deref for Compiled {
@@ -126,48 +125,54 @@ impl std::ops::Deref for Compiled {
 
     fn deref(&self) -> &Executable {
         match self {
-            Compiled::Absent(e) => e,
-            Compiled::Here(e) => e,
+            Compiled::AheadOfTime(e) => e,
+            Compiled::Loaded(e) => e,
         }
     }
 }
 
-impl Machine {
-    /// What the plugin says of its own version.
+impl OpenTarget {
+    /// Platform version, as the plugin states it.
     pub fn version(&self) -> String {
         let version = match &self.compiler {
-            Compiler::Absent(topology) => topology.platform_version(),
-            Compiler::Here(client) => client.platform_version(),
+            Compiler::Topology(topology) => topology.platform_version(),
+            Compiler::Client(client) => client.platform_version(),
         };
         version.unwrap_or_default()
     }
 
-    /// Whether the devices took part in compiling, so that nothing is left for a run to choose.
-    pub fn is_here(&self) -> bool {
-        matches!(self.compiler, Compiler::Here(_))
+    /// Whether the devices are present, so that the compiler leaves nothing for a run to choose.
+    pub fn is_present(&self) -> bool {
+        matches!(self.compiler, Compiler::Client(_))
     }
 }
 
 impl Target {
-    /// The platform.
-    pub fn kind(&self) -> Kind {
-        self.kind
+    /// Platform of the devices.
+    pub fn platform(&self) -> Platform {
+        self.platform
     }
 
-    /// Slices with a network between them.
+    /// The same devices, with times predicted by another chip's figures.
+    #[must_use]
+    pub fn with_chip(self, chip: Option<Chip>) -> Target {
+        Target { chip: chip.or(self.chip), ..self }
+    }
+
+    /// Number of slices, with a network between them.
     pub fn slices(&self) -> usize {
         self.slices
     }
 
-    /// The figures of a device among those of the target; a CPU has none.
+    /// Figures of a device, with as many devices a host as the target has; a CPU has none of its own.
     pub fn chip(&self) -> Option<Chip> {
-        let chip = self.chip?.calibrated();
-        match (chip.links, self.shape.last()) {
-            (Links::Switch { each_way, network, .. }, Some(&host)) => {
-                Some(Chip { links: Links::Switch { each_way, network, host }, ..chip })
-            }
-            _ => Some(chip),
+        let mut chip = self.chip.clone()?;
+        if let (Platform::Cuda, Links::Switch { devices_per_host, .. }, Some(&n)) =
+            (self.platform, &mut chip.links, self.shape.last())
+        {
+            *devices_per_host = n;
         }
+        Some(chip)
     }
 
     fn shape_text(&self) -> String {
@@ -175,7 +180,7 @@ impl Target {
     }
 
     fn plugin(&self) -> Result<Plugin, Error> {
-        let search = discover::find(self.kind, None);
+        let search = discover::find(self.platform, None);
         Plugin::load(&search.found.first().ok_or_else(|| search.not_found())?.path)
     }
 
@@ -184,9 +189,9 @@ impl Target {
     ///
     /// # Errors
     /// As [`Target::open`]; GPUs that the plugin cannot start.
-    pub fn open_present(&self) -> Result<Machine, Error> {
+    pub fn open_present(&self) -> Result<OpenTarget, Error> {
         let absent = self.open()?;
-        if self.kind != Kind::Cuda || hardware(Kind::Cuda).is_err() {
+        if self.platform != Platform::Cuda || hardware(Platform::Cuda).is_err() {
             return Ok(absent);
         }
         let options = CudaOptions { preallocate: Some(false), ..CudaOptions::default() };
@@ -196,34 +201,35 @@ impl Target {
             return Ok(absent);
         }
         let devices = here.iter().take(absent.devices.len()).map(crate::pjrt::Device::id).collect();
-        Ok(Machine { devices, compiler: Compiler::Here(client), ..absent })
+        Ok(OpenTarget { devices, compiler: Compiler::Client(client), ..absent })
     }
 
     /// Loads the plugin that compiles for this target and asks it for the devices.
     ///
     /// # Errors
     /// No plugin, or a topology that it does not know.
-    pub fn open(&self) -> Result<Machine, Error> {
+    pub fn open(&self) -> Result<OpenTarget, Error> {
         let plugin = self.plugin()?;
         let attributes = |values: &[(&str, &str)]| -> Attributes {
             values.iter().map(|(k, v)| ((*k).to_string(), Value::Text((*v).to_string()))).collect()
         };
         let shape = self.shape_text();
-        let chip = self.chip.map_or("", |c| c.name);
-        let topology = match self.kind {
-            Kind::Cpu => {
+        let chip = self.name.as_deref().unwrap_or_default();
+        let topology = match self.platform {
+            Platform::Cpu => {
                 let options = CpuOptions { devices: self.shape.first().copied(), ..CpuOptions::default() };
                 let client = Client::new(&plugin, &ClientOptions::Cpu(options))?;
                 let devices = client.devices().iter().map(crate::pjrt::Device::id).collect();
                 let device_kind = client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default();
-                let compiler = Compiler::Here(client);
-                return Ok(Machine { target: self.clone(), devices, device_kind, capacity: None, compiler });
+                let capacity = self.chip.as_ref().map(|c| c.capacity);
+                let compiler = Compiler::Client(client);
+                return Ok(OpenTarget { target: self.clone(), devices, device_kind, capacity, compiler });
             }
-            Kind::Cuda => {
+            Platform::Cuda => {
                 let options = attributes(&[("target_config", H200), ("topology", &shape)]);
                 Topology::new(&plugin, chip, &options)?
             }
-            Kind::Tpu => {
+            Platform::Tpu => {
                 let slices = (self.slices > 1).then_some(("num_slices".into(), Value::Int(self.slices as i64)));
                 Topology::new(&plugin, &format!("{chip}:{shape}"), &slices.into_iter().collect())?
             }
@@ -233,21 +239,21 @@ impl Target {
             Some(Value::Int(bytes)) => Some(*bytes),
             _ => None,
         });
-        Ok(Machine {
+        Ok(OpenTarget {
             target: self.clone(),
             device_kind: described.first().map(|d| d.kind.clone()).unwrap_or_default(),
             devices: described.iter().map(|d| d.id).collect(),
             // A GPU's topology repeats the card's size, of which the driver keeps a part.
-            capacity: [stated, self.chip.map(|c| c.capacity)].into_iter().flatten().min(),
-            compiler: Compiler::Absent(topology),
+            capacity: [stated, self.chip.as_ref().map(|c| c.capacity)].into_iter().flatten().min(),
+            compiler: Compiler::Topology(topology),
         })
     }
 }
 
-impl Machine {
+impl OpenTarget {
     /// The options that a run on such devices compiles with.
     pub fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
-        compile_options(self.target.kind.name(), program, &self.devices, options)
+        compile_options(self.target.platform.name(), program, &self.devices, options)
     }
 
     /// The compile cache in a folder, with the names that a run on such devices looks for.
@@ -255,13 +261,13 @@ impl Machine {
     /// # Errors
     /// As [`Cache::new`].
     pub fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
-        Cache::new(folder, self.target.kind.name(), &self.topology()?)
+        Cache::new(folder, self.target.platform.name(), &self.topology()?)
     }
 
     fn topology(&self) -> Result<Topology, Error> {
         match &self.compiler {
-            Compiler::Absent(topology) => Ok(topology.clone()),
-            Compiler::Here(client) => client.topology(),
+            Compiler::Topology(topology) => Ok(topology.clone()),
+            Compiler::Client(client) => client.topology(),
         }
     }
 
@@ -274,9 +280,9 @@ impl Machine {
     /// says.
     pub(super) fn device_identity(&self) -> Result<String, CacheError> {
         let topology = self.topology()?;
-        let kind = device_kind(self.target.kind.name(), &topology, &topology.devices()?)?;
-        Ok(match self.target.kind {
-            Kind::Cuda => format!("{kind} {}", &sha256(H200.as_bytes())[..16]),
+        let kind = device_kind(self.target.platform.name(), &topology, &topology.devices()?)?;
+        Ok(match self.target.platform {
+            Platform::Cuda => format!("{kind} {}", &sha256(H200.as_bytes())[..16]),
             _ => kind,
         })
     }
@@ -286,10 +292,10 @@ impl Machine {
     /// # Errors
     /// The compiler's message.
     pub fn compile(&self, program: &Program, options: &EngineOptions) -> Result<Compiled, Error> {
-        compile_known(self.target.kind.name(), &self.compile_options(program, options), options, |o| {
+        compile_known(self.target.platform.name(), &self.compile_options(program, options), options, |o| {
             Ok(match &self.compiler {
-                Compiler::Absent(topology) => Compiled::Absent(topology.compile(&program.text, o)?),
-                Compiler::Here(client) => Compiled::Here(client.compile(&program.text, o)?),
+                Compiler::Topology(topology) => Compiled::AheadOfTime(topology.compile(&program.text, o)?),
+                Compiler::Client(client) => Compiled::Loaded(client.compile(&program.text, o)?),
             })
         })
     }
@@ -315,9 +321,9 @@ mod tests {
             assert_eq!(target.chip().is_none(), text.starts_with("cpu"));
         }
         let why = |text: &str| text.parse::<Target>().expect_err(text).why;
-        assert_eq!(why("gpu:h200:1x1x4"), "'gpu' is no platform");
-        assert_eq!(why("tpu:v9:2x2"), "no figures of chip 'v9'");
-        assert_eq!(why("tpu:h200:2x2"), "no figures of chip 'h200'");
+        assert_eq!(why("gpu:h200:1x1x4"), "unknown platform 'gpu'");
+        assert_eq!(why("tpu:v9:2x2"), "unknown chip 'v9'");
+        assert_eq!(why("tpu:h200:2x2"), "unknown chip 'h200'");
         assert_eq!(why("cuda:h200:4"), "'4' is not a shape of it");
         assert_eq!(why("tpu:v6e:2x4:0"), "'0' is not a number of slices");
         assert_eq!(why("cpu:0"), "'0' is not a shape of it");

@@ -1,10 +1,10 @@
-//! Parameters on the devices, each its part: from mapped files, without a host copy of a stack, or made there.
+//! Parameters on the devices, each its shard: from mapped files, without a host copy of a stack, or made there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-use super::distributed::{Distributed, Part, buffer_type, cut, parts, strides};
 use super::engine::{Engine, RuntimeError, device_layout};
+use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut, shards, strides};
 use super::{quantize, random};
 use crate::failpoint;
 use crate::hlo::{DType, Program};
@@ -20,7 +20,7 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
     /// Its bytes; the owner keeps the file mapped while the device reads.
     pub bytes: SharedBytes,
-    /// Of 8-bit floats what they are multiplied by: one number, or one for each row.
+    /// Dequantization scales of 8-bit floats: one, or one per row.
     pub scales: Option<Vec<f32>>,
     /// The file, for messages.
     pub file: PathBuf,
@@ -28,7 +28,7 @@ pub struct StoredTensor {
     pub key: String,
 }
 
-/// Where parameters come from.
+/// A source of parameters.
 pub trait ParameterSource {
     /// One tensor of a component by its checkpoint name, checked to hold numbers only.
     ///
@@ -40,21 +40,21 @@ pub trait ParameterSource {
 /// Parameters on the devices, by argument name.
 #[derive(Default)]
 pub struct Parameters {
-    tensors: HashMap<String, Kept>,
+    tensors: HashMap<String, LoadedParameter>,
     bytes: usize,
 }
 
 /// A parameter on the devices and what it was read from.
-struct Kept {
-    tensor: Distributed,
+struct LoadedParameter {
+    tensor: ShardedTensor,
     component: &'static str,
     source: Source,
 }
 
 impl Parameters {
     /// One parameter.
-    pub fn get(&self, name: &str) -> Option<&Distributed> {
-        self.tensors.get(name).map(|kept| &kept.tensor)
+    pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
+        self.tensors.get(name).map(|loaded| &loaded.tensor)
     }
 
     /// Bytes of all on one device.
@@ -75,12 +75,15 @@ impl Parameters {
     ) -> Result<(), RuntimeError> {
         for param in self.missing(params) {
             let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
-            let parts = parts(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
+            let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
             let layout = argument.map(device_layout).transpose()?.flatten();
-            let buffers = upload(engine, param, &parts, layout.as_ref(), source)?;
-            let held = engine.held(parts.len()).into_iter().map(|(place, _)| place).collect();
+            let buffers = upload(engine, param, &shards, layout.as_ref(), source)?;
+            let addressable = engine.addressable(shards.len()).into_iter().map(|(place, _)| place).collect();
             failpoint::reach("load", &param.name);
-            self.keep(param, Distributed::new(buffers, held, parts, param.ty.clone(), param.ty.dims.clone()));
+            self.insert(
+                param,
+                ShardedTensor::new(buffers, addressable, shards, param.ty.clone(), param.ty.dims.clone()),
+            );
         }
         Ok(())
     }
@@ -102,20 +105,21 @@ impl Parameters {
             return Ok(());
         }
         for (param, tensor) in missing.iter().zip(random::parameters(engine, program, &missing, seed)?) {
-            self.keep(param, tensor);
+            self.insert(param, tensor);
         }
         Ok(())
     }
 
     /// Takes out every parameter that reads a tensor `(component, checkpoint name)` for which `stale` holds.
     pub fn take_reading(&mut self, stale: impl Fn(&'static str, &str) -> bool) -> Parameters {
-        let reads = |kept: &Kept| kept.source.tensors().iter().any(|(key, _)| stale(kept.component, key));
-        self.take(reads)
+        let reads =
+            |loaded: &LoadedParameter| loaded.source.tensors().iter().any(|(key, _)| stale(loaded.component, key));
+        self.remove(reads)
     }
 
     /// Takes out every parameter of a component.
     pub fn take_component(&mut self, component: &str) -> Parameters {
-        self.take(|kept| kept.component == component)
+        self.remove(|loaded| loaded.component == component)
     }
 
     /// Adds parameters that were taken out.
@@ -127,8 +131,8 @@ impl Parameters {
     /// Bytes of each component's parameters on one device.
     pub fn bytes_of_components(&self) -> BTreeMap<&'static str, usize> {
         let mut all = BTreeMap::new();
-        for kept in self.tensors.values() {
-            *all.entry(kept.component).or_default() += kept.tensor.device_bytes();
+        for loaded in self.tensors.values() {
+            *all.entry(loaded.component).or_default() += loaded.tensor.device_bytes();
         }
         all
     }
@@ -138,9 +142,9 @@ impl Parameters {
         self.missing(params).into_iter().map(|param| device_bytes(program, param)).sum()
     }
 
-    fn take(&mut self, which: impl Fn(&Kept) -> bool) -> Parameters {
-        let tensors: HashMap<String, Kept> = self.tensors.extract_if(|_, kept| which(kept)).collect();
-        let bytes = tensors.values().map(|kept| kept.tensor.device_bytes()).sum();
+    fn remove(&mut self, which: impl Fn(&LoadedParameter) -> bool) -> Parameters {
+        let tensors: HashMap<String, LoadedParameter> = self.tensors.extract_if(|_, loaded| which(loaded)).collect();
+        let bytes = tensors.values().map(|loaded| loaded.tensor.device_bytes()).sum();
         self.bytes -= bytes;
         Parameters { tensors, bytes }
     }
@@ -149,25 +153,25 @@ impl Parameters {
         params.iter().filter(|p| !self.tensors.contains_key(&p.name)).collect()
     }
 
-    fn keep(&mut self, param: &Param, tensor: Distributed) {
+    fn insert(&mut self, param: &Param, tensor: ShardedTensor) {
         self.bytes += tensor.device_bytes();
-        let kept = Kept { tensor, component: param.component, source: param.source.clone() };
-        self.tensors.insert(param.name.clone(), kept);
+        let loaded = LoadedParameter { tensor, component: param.component, source: param.source.clone() };
+        self.tensors.insert(param.name.clone(), loaded);
     }
 }
 
 /// Bytes of a parameter, argument of `program`, on one device.
 pub fn device_bytes(program: &Program, param: &Param) -> usize {
     let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
-    let parts = parts(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
-    parts.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size())
+    let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
+    shards.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size())
 }
 
-/// Sends each device of this process its part of a parameter; every stored tensor is read once.
+/// Uploads to each device of this process its shard of a parameter; every stored tensor is read once.
 fn upload(
     engine: &Engine,
     param: &Param,
-    parts: &[Part],
+    shards: &[Shard],
     layout: Option<&DeviceLayout>,
     source: &dyn ParameterSource,
 ) -> Result<Vec<Buffer>, RuntimeError> {
@@ -176,35 +180,38 @@ fn upload(
         Source::View { key, strides, .. } => {
             let bytes = read(param, key, source)?;
             let strides: Vec<i64> = strides.iter().map(|s| (s * dtype.size()) as i64).collect();
-            strided(engine, dtype, bytes.bytes(), &strides, parts)
+            strided(engine, dtype, bytes.bytes(), &strides, shards)
         }
         Source::Stack { keys, .. } | Source::Scales { keys, .. } if keys.len() == 1 => {
             let bytes = read(param, &keys[0], source)?;
-            strided(engine, dtype, bytes.bytes(), &strides(&param.ty.dims, dtype.size()), parts)
+            strided(engine, dtype, bytes.bytes(), &strides(&param.ty.dims, dtype.size()), shards)
         }
         Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
             // The leading dimensions count the tensors; they are never split.
             let elements = param.ty.elements() / keys.len();
             let outer = (1..=param.ty.rank()).find(|&i| param.ty.dims[i..].iter().product::<usize>() == elements);
-            let outer = outer.filter(|&i| parts.iter().all(|p| p.size[..i] == param.ty.dims[..i]));
+            let outer = outer.filter(|&i| shards.iter().all(|p| p.size[..i] == param.ty.dims[..i]));
             let Some(outer) = outer else {
                 let message = format!("parameter '{}' {}: a layout splits its layers", param.name, param.ty);
                 return Err(RuntimeError::Parameter(message));
             };
             let dims = &param.ty.dims[outer..];
-            let held = engine.held(parts.len());
-            let transfers = held.iter().map(|(place, device)| {
-                let shape =
-                    TransferShape { ty: buffer_type(dtype), dims: parts[*place].size.clone(), layout: layout.cloned() };
+            let addressable = engine.addressable(shards.len());
+            let transfers = addressable.iter().map(|(place, device)| {
+                let shape = TransferShape {
+                    ty: buffer_type(dtype),
+                    dims: shards[*place].size.clone(),
+                    layout: layout.cloned(),
+                };
                 engine.client().transfer(device, &[shape])
             });
             let transfers: Vec<_> = transfers.collect::<Result<_, _>>()?;
             for (i, key) in keys.iter().enumerate() {
                 let bytes = read(param, key, source)?;
-                let mut last: Option<(Part, SharedBytes)> = None;
-                for (transfer, part) in transfers.iter().zip(held.iter().map(|(place, _)| &parts[*place])) {
-                    let inner = Part { start: part.start[outer..].to_vec(), size: part.size[outer..].to_vec() };
-                    // Devices with the same part share its copy.
+                let mut last: Option<(Shard, SharedBytes)> = None;
+                for (transfer, shard) in transfers.iter().zip(addressable.iter().map(|(place, _)| &shards[*place])) {
+                    let inner = Shard { start: shard.start[outer..].to_vec(), size: shard.size[outer..].to_vec() };
+                    // Devices with the same shard share its copy.
                     let piece = match &last {
                         Some((known, piece)) if *known == inner => piece.clone(),
                         _ if inner.size == dims => bytes.clone(),
@@ -220,20 +227,20 @@ fn upload(
     }
 }
 
-/// Sends each device of this process its part of a mapped array, read by strides: no host copy.
+/// Uploads to each device of this process its shard of a mapped array, read by strides: no host copy.
 fn strided(
     engine: &Engine,
     dtype: DType,
     bytes: &[u8],
     strides: &[i64],
-    parts: &[Part],
+    shards: &[Shard],
 ) -> Result<Vec<Buffer>, RuntimeError> {
-    let each = engine.held(parts.len()).into_iter().map(|(place, device)| {
-        let part = &parts[place];
-        let first: usize = part.start.iter().zip(strides).map(|(s, stride)| s * *stride as usize).sum();
+    let each = engine.addressable(shards.len()).into_iter().map(|(place, device)| {
+        let shard = &shards[place];
+        let first: usize = shard.start.iter().zip(strides).map(|(s, stride)| s * *stride as usize).sum();
         let host = HostBuffer {
             byte_strides: Some(strides),
-            ..HostBuffer::dense(&bytes[first..], buffer_type(dtype), &part.size)
+            ..HostBuffer::dense(&bytes[first..], buffer_type(dtype), &shard.size)
         };
         Ok(engine.client().upload(device, host)?)
     });

@@ -1,6 +1,6 @@
 //! Attribution of a collective to the tensor it moves and the layout rules that shard it.
 
-use crate::analysis::{Collective, Kind};
+use crate::analysis::{Collective, CollectiveKind};
 use crate::hlo::Mesh;
 use crate::nn::Placement;
 
@@ -38,7 +38,7 @@ fn fits(c: &Collective, p: &Placement, mesh: &Mesh, layers: usize) -> bool {
     };
     let parts = match c.kind {
         // An all-gather's result is replicated along its axes.
-        Kind::AllGather => split(&|a| !c.axes.contains(a)),
+        CollectiveKind::AllGather => split(&|a| !c.axes.contains(a)),
         _ => split(&|_| true),
     };
     let bytes = (p.ty.bytes() / parts.max(1)) as f64;
@@ -49,7 +49,7 @@ fn fits(c: &Collective, p: &Placement, mesh: &Mesh, layers: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analysis::Phase;
+    use crate::analysis::LoopLevel;
     use crate::hlo::{DType, Sharding, Type};
     use crate::nn::{Axis, Role};
 
@@ -75,13 +75,13 @@ mod tests {
             placement("blocks/attn1", "q", &[2, 32, 64], &[&["cfg"], &["fsdp"], &[]]),
         ];
         let gather = |scope: &str, bytes: f64, axes: &[&str]| Collective {
-            kind: Kind::AllGather,
+            kind: CollectiveKind::AllGather,
             scope: scope.into(),
             dtype: "bf16".into(),
             bytes,
             wire_bytes: 0.0,
             axes: axes.iter().map(|a| (*a).to_string()).collect(),
-            phase: Phase::Layer,
+            level: LoopLevel::Block,
             times: 1.0,
             asynchronous: false,
             overlapped: false,

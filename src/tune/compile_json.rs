@@ -48,7 +48,7 @@ pub fn json(done: &Compilation, target: &Target) -> Value {
                 "rule": e.cause.map(|p| &p.rules),
                 "count": e.count,
                 "trip_count": r.trips(c),
-                "per": c.phase,
+                "per": c.level,
                 "bytes": c.bytes,
                 "wire_bytes": c.wire_bytes,
                 "axes": c.axes,
@@ -63,7 +63,7 @@ pub fn json(done: &Compilation, target: &Target) -> Value {
         .collect();
     let (layer, step) = (r.per_layer(), r.per_step());
     let mesh: serde_json::Map<String, Value> = done.mesh.axes.iter().map(|(a, n)| (a.clone(), json!(n))).collect();
-    let chip = target.chip().map(|c| json!({"name": c.name, "peak": c.peak, "bandwidth": c.bandwidth}));
+    let chip = target.chip().map(|c| json!({"name": c.name, "peak": c.peak_bf16, "bandwidth": c.bandwidth}));
     json!({
         "target": target.to_string(),
         "chip": chip,

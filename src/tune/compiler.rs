@@ -20,9 +20,9 @@ use crate::media::write_atomically;
 use crate::pipeline::compile::{self, CompileOptions, analyse};
 use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::{PipelineError, one_line};
-use crate::pjrt::discover::Kind;
+use crate::pjrt::discover::Platform;
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
-use crate::runtime::{CompileKey, CompileOutcome, Machine, ModuleStore, RuntimeError, Target};
+use crate::runtime::{CompileKey, CompileOutcome, ModuleStore, OpenTarget, RuntimeError, Target};
 
 /// Program to compile.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ pub(super) struct Compiler<'a> {
     options: &'a Options,
     pub results: Store,
     modules: ModuleStore,
-    machines: BTreeMap<String, std::result::Result<Rc<Machine>, String>>,
+    machines: BTreeMap<String, std::result::Result<Rc<OpenTarget>, String>>,
 }
 
 impl<'a> Compiler<'a> {
@@ -82,9 +82,9 @@ impl<'a> Compiler<'a> {
     }
 
     /// Devices of a target, opened once; or why they cannot be.
-    pub fn machine(&mut self, target: &Target) -> std::result::Result<Rc<Machine>, String> {
+    pub fn machine(&mut self, target: &Target) -> std::result::Result<Rc<OpenTarget>, String> {
         let open = || {
-            if target.kind() == Kind::Tpu && !prepare_absent_tpus() {
+            if target.platform() == Platform::Tpu && !prepare_absent_tpus() {
                 return Err(TPUS_UNPREPARED.into());
             }
             target.open().map(Rc::new).map_err(|e| one_line(&RuntimeError::from(e)))
@@ -206,7 +206,7 @@ impl<'a> Compiler<'a> {
 
 fn options<'a>(task: &CompileTask, modules: &'a ModuleStore) -> CompileOptions<'a> {
     let (target, kind, layers) = (task.target.clone(), task.program, task.layers);
-    CompileOptions { target, kind, layers, dump: None, save: None, chip: None, modules: Some(modules) }
+    CompileOptions { target, kind, layers, dump: None, save: None, modules: Some(modules) }
 }
 
 /// Writes a layout below `folder`, named by its contents, so that equal layouts are compiled once.

@@ -23,6 +23,8 @@ pub struct DiagnoseRequest {
     pub settings: Vec<String>,
     /// Target devices.
     pub target: String,
+    /// Chip that times are predicted with, in place of the target's.
+    pub chip: Option<crate::analysis::Chip>,
     /// Program to diagnose.
     pub program: ProgramKind,
     /// Number of transformer blocks to compile.
@@ -101,7 +103,7 @@ pub struct Diagnosis {
 /// # Errors
 /// Invalid configuration or layout; a program that does not compile unchanged.
 pub fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosis> {
-    let target: Target = request.target.parse()?;
+    let target = request.target.parse::<Target>()?.with_chip(request.chip.clone());
     let config = load(&request.given)?.config;
     let asked = read_layout_source(&config.layout)?;
     let mut compiler = Compiler::open(options)?;

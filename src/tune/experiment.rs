@@ -13,7 +13,7 @@ use super::error::Result;
 use super::store::{JobKind, Record, Store};
 use crate::config::{Case, ConfigError, Experiment, Given, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
-use crate::pjrt::discover::Kind;
+use crate::pjrt::discover::Platform;
 use crate::runtime::{CompileKey, Target, platform};
 
 /// Options of an experiment.
@@ -204,10 +204,10 @@ fn measurement(
     let key = digest(&json!([identity, MEASURED, config.sampler.steps, config.sampler.sigmas]));
     let mut command: Vec<String> = ["-q", "bench", "--json", "-"].map(str::to_string).into();
     command.extend(MEASURED.map(str::to_string));
-    command.extend(["--platform".to_string(), target.kind().name().into()]);
+    command.extend(["--platform".to_string(), target.platform().name().into()]);
     command.extend(settings(case, file)?);
     let ahead = match config.compile_cache() {
-        Some(cache) if target.kind() == Kind::Cuda => {
+        Some(cache) if target.platform() == Platform::Cuda => {
             let words = ["-q", "compile", "--json", "-", "--program", "denoise", "--target"].map(str::to_string);
             let mut command = Vec::from(words);
             command.extend([target.to_string(), "--save".into(), cache.display().to_string()]);
@@ -231,8 +231,8 @@ fn workers_of_gpus() -> Vec<Variable> {
 }
 
 /// Whether devices of a platform are here.
-fn present(kind: Kind) -> bool {
-    kind == Kind::Cpu || platform::hardware(kind).is_ok()
+fn present(kind: Platform) -> bool {
+    kind == Platform::Cpu || platform::hardware(kind).is_ok()
 }
 
 /// Compiles and measures what an experiment lacks, and returns the results of all cases.
@@ -252,7 +252,7 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult
     }
     let results = &mut compiler.results;
     if options.measure {
-        let here = tasks.iter().zip(&measurements).filter(|(task, _)| present(task.target.kind()));
+        let here = tasks.iter().zip(&measurements).filter(|(task, _)| present(task.target.platform()));
         let here: Vec<Measurement> = here.filter_map(|(_, m)| m.clone()).collect();
         // Compilation is mostly host work: as many at a time as there are GPUs. Failures are reported by the measurement.
         let open = here.iter().filter(|m| !is_known(results, &m.run, options));

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::analysis::{Collective, Kind};
+use crate::analysis::{Collective, CollectiveKind};
 use crate::nn::{Axis, Placement, Role};
 
 /// Reason of a collective. Like [`super::cause`], an inference from name scope, axes and kind.
@@ -62,7 +62,7 @@ pub fn reason(c: &Collective, cause: Option<&Placement>, all: &[Placement], note
         return Reason::Padding { note: note.clone() };
     }
     let axis = split_axis(p, c).map_or_else(|| "a dimension".to_string(), Axis::name);
-    let sums = matches!(c.kind, Kind::AllReduce | Kind::ReduceScatter);
+    let sums = matches!(c.kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
     if c.scope.split('/').any(|s| s == "sdpa") {
         return Reason::ContextParallel;
     }
@@ -113,7 +113,7 @@ fn scope_of(p: &Placement) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analysis::Phase;
+    use crate::analysis::LoopLevel;
     use crate::hlo::{DType, Sharding, Type};
 
     fn placement(scope: &str, role: Role, axes: &[Axis], sharding: &[&[&str]]) -> Placement {
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    fn collective(kind: Kind, scope: &str) -> Collective {
+    fn collective(kind: CollectiveKind, scope: &str) -> Collective {
         Collective {
             kind,
             scope: scope.into(),
@@ -136,7 +136,7 @@ mod tests {
             bytes: 1.0,
             wire_bytes: 1.0,
             axes: vec!["context".into()],
-            phase: Phase::Layer,
+            level: LoopLevel::Block,
             times: 1.0,
             asynchronous: false,
             overlapped: false,
@@ -154,19 +154,19 @@ mod tests {
             &[&[], &["context"], &[]],
         );
         let all = [weight.clone(), tokens.clone()];
-        let gather = collective(Kind::AllGather, "blocks/ff/proj");
+        let gather = collective(CollectiveKind::AllGather, "blocks/ff/proj");
         let told = |c: &Collective, p: Option<&Placement>| reason(c, p, &all, &[]).to_string();
         assert_eq!(
             told(&gather, Some(&weight)),
             "sharding mismatch: the weight is sharded over context along embed, its operand (t.blocks/ff) along \
              video_sequence"
         );
-        let sum = collective(Kind::AllReduce, "blocks/ff/proj");
+        let sum = collective(CollectiveKind::AllReduce, "blocks/ff/proj");
         assert_eq!(told(&sum, Some(&weight)), "contracting dimension sharded: a matmul reduces over embed");
         let stored = Placement { role: Role::Stored, ..weight.clone() };
         assert_eq!(reason(&gather, Some(&stored), &all, &[]), Reason::FsdpSharded);
         assert_eq!(
-            reason(&collective(Kind::AllGather, "blocks/attn1/sdpa"), Some(&tokens), &all, &[]),
+            reason(&collective(CollectiveKind::AllGather, "blocks/attn1/sdpa"), Some(&tokens), &all, &[]),
             Reason::ContextParallel
         );
         assert_eq!(told(&gather, Some(&tokens)), "the next operation requires video_sequence replicated");

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Output;
 
 use crate::support::{self, cpu, needs};
-use ltx2::analysis::{Collective, Kind, Module, Phase, Report, report};
+use ltx2::analysis::{Collective, CollectiveKind, LoopLevel, Module, Report, report};
 use ltx2::hlo::DType::{F32, I32};
 use ltx2::hlo::{Argument, Builder, Comparison, DType, Mesh, Program, Sharding, Type, Value};
 use ltx2::runtime::{EngineOptions, compile_options};
@@ -64,19 +64,19 @@ fn analysed(program: &Program, layers: usize) -> Report {
 fn collectives_are_counted_with_trips_bytes_and_axes() {
     let r = analysed(&program(), LAYERS);
     assert_eq!(r.layers, LAYERS as f64, "{r:?}");
-    let of = |phase: Phase| r.collectives.iter().filter(|c| c.phase == phase).collect::<Vec<&Collective>>();
-    let [gather] = of(Phase::Layer)[..] else { panic!("one gather a block: {r:?}") };
-    assert_eq!((gather.kind, gather.times, gather.dtype.as_str()), (Kind::AllGather, 1.0, "f32"));
+    let of = |phase: LoopLevel| r.collectives.iter().filter(|c| c.level == phase).collect::<Vec<&Collective>>();
+    let [gather] = of(LoopLevel::Block)[..] else { panic!("one gather a block: {r:?}") };
+    assert_eq!((gather.kind, gather.times, gather.dtype.as_str()), (CollectiveKind::AllGather, 1.0, "f32"));
     assert_eq!(gather.axes, ["context"]);
     let weight = (WIDTH * WIDTH * 4) as f64;
     assert_eq!((gather.bytes, gather.wire_bytes), (weight, weight * 3.0 / 4.0));
     assert!(gather.scope.starts_with("blocks"), "{gather:?}");
 
-    let [sum] = of(Phase::Step)[..] else { panic!("one sum a step: {r:?}") };
+    let [sum] = of(LoopLevel::Step)[..] else { panic!("one sum a step: {r:?}") };
     let payload = (ROWS / 4 * WIDTH * 4) as f64;
-    assert_eq!((sum.kind, sum.bytes, sum.wire_bytes), (Kind::AllReduce, payload, 2.0 * payload * 3.0 / 4.0));
+    assert_eq!((sum.kind, sum.bytes, sum.wire_bytes), (CollectiveKind::AllReduce, payload, 2.0 * payload * 3.0 / 4.0));
     assert_eq!((sum.scope.as_str(), r.trips(sum), r.trips(gather)), ("euler", 1.0, LAYERS as f64));
-    assert_eq!(of(Phase::Call).len(), 0);
+    assert_eq!(of(LoopLevel::Outside).len(), 0);
 
     // Each device multiplies its quarter of the rows.
     let product = 2.0 * (ROWS / 4 * WIDTH * WIDTH) as f64;
@@ -118,7 +118,7 @@ fn loops_of_every_form_have_their_count() {
     let names: Vec<String> = (0..cases.len()).map(|n| format!("y{n}")).collect();
     let results: Vec<(&str, &Value)> = names.iter().map(String::as_str).zip(&sums).collect();
     let r = analysed(&b.finish(&results).expect("builds"), 1);
-    assert!(r.collectives.iter().all(|sum| sum.phase == Phase::Step && sum.axes == ["cfg", "context"]), "{r:?}");
+    assert!(r.collectives.iter().all(|sum| sum.level == LoopLevel::Step && sum.axes == ["cfg", "context"]), "{r:?}");
     let mut times: Vec<f64> = r.collectives.iter().map(|sum| sum.times).collect();
     times.sort_by(f64::total_cmp);
     let mut trips = cases.map(|(.., trips)| trips);
@@ -159,7 +159,7 @@ fn fail(code: i32, arguments: &[&str]) -> String {
 fn bad_input_is_one_clear_line() {
     let nano = ["-c", "nano_2_0", "--model", "nano"];
     let message = fail(2, &[&["--target", "tpu:v9:2x2"], &nano[..]].concat());
-    assert!(message.contains("no figures of chip 'v9'") && message.contains("tpu:v6e:2x4"), "{message}");
+    assert!(message.contains("unknown chip 'v9'") && message.contains("tpu:v6e:2x4"), "{message}");
     let out = ltx2(&["compile", "--target", "cpu:8", "--program", "diffuse"]);
     assert_eq!(out.status.code(), Some(2));
     assert!(text(&out.stderr).contains("possible values: denoise, prepare, upsampler"), "{}", text(&out.stderr));
@@ -208,6 +208,30 @@ fn a_program_is_compiled_and_written_out() {
     for file in ["denoise.mlir", "denoise.optimized.pb", "denoise.optimized.txt"] {
         assert!(Path::new(&dump).join(file).metadata().is_ok_and(|m| m.len() > 1000), "{file}");
     }
+}
+
+#[needs(cpu)]
+fn a_chip_of_a_file_predicts() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("mine.toml");
+    let figures = "name = \"mine\"\ncapacity = 1_000_000_000\npeak_bf16 = 1e12\npeak_fp8 = 2e12\nbandwidth = 1e11\n";
+    let path = file.to_str().expect("UTF-8");
+    let arguments = ["--target", "cpu:1", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--chip", path];
+    std::fs::write(&file, figures).expect("writes");
+    assert!(fail(2, &arguments).contains("mine.toml: missing field `links`"));
+    std::fs::write(&file, format!("{figures}links.torus.bandwidth = 1e10\n")).expect("writes");
+    let small = ["request.width=64", "request.height=96", "request.num_frames=9", support::QUICK];
+    let small = small.iter().flat_map(|s| ["--set", s]);
+    let out = ltx2(&[&["compile", "--json", "-"], &arguments[..], &small.collect::<Vec<_>>()].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let figures: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(figures["chip"], serde_json::json!({"name": "mine", "peak": 1e12, "bandwidth": 1e11}));
+    assert_eq!(figures["memory"]["capacity"], 1_000_000_000);
+    let flops = figures["flops"].as_f64().expect("FLOPs");
+    let compute = figures["predicted_ms"]["compute"].as_f64().expect("a time");
+    assert!((compute / (flops / 1e12 * 1e3) - 1.0).abs() < 1e-9, "{compute} ms for {flops} FLOPs");
+    let message = fail(2, &[&arguments[..8], &["--chip", "v9"]].concat());
+    assert_eq!(message, "error: --chip: unknown chip 'v9'; known: v5e, v5p, v6e, tpu7x, h200");
 }
 
 /// The published loop at all of its 48 blocks. On CUDA layers are written out, without stacks: `make test-cuda`.

@@ -215,12 +215,11 @@ fn a_change_of_the_cost_model_shows_without_compiling() {
     let target: Target = "cpu:2".parse().expect("a target");
     let machine = target.open().expect("devices");
     let options = |chip: Option<Chip>| CompileOptions {
-        target: target.clone(),
+        target: target.clone().with_chip(chip),
         kind: ProgramKind::Denoise,
         layers: Some(1),
         dump: None,
         save: None,
-        chip,
         modules: Some(&store),
     };
     let missing = analyse(&config, &options(None), &machine);
@@ -229,9 +228,9 @@ fn a_change_of_the_cost_model_shows_without_compiling() {
     let stored = modules(dir.path());
     assert_eq!(stored.len(), 1);
 
-    let chip = *Chip::named("v5p").expect("a chip");
+    let chip = Chip::named("v5p").expect("a chip").clone();
     let read = |chip: Chip| -> Compilation { analyse(&config, &options(Some(chip)), &machine).expect("a module") };
-    let (now, changed) = (read(chip), read(Chip { bandwidth: chip.bandwidth / 2.0, ..chip }));
+    let (now, changed) = (read(chip.clone()), read(Chip { bandwidth: chip.bandwidth / 2.0, ..chip }));
     let memory = |c: &Compilation| c.report.predicted.expect("times").memory;
     assert!(memory(&now) > 0.0);
     assert!((memory(&changed) / memory(&now) - 2.0).abs() < 1e-9, "{} then {}", memory(&now), memory(&changed));

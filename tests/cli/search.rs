@@ -80,7 +80,7 @@ fn mistakes_are_one_line() {
         stderr(&out)
     };
     let message = fail(&["--search", "--target", "tpu:v9:2x2", "-c", "ltx2"]);
-    assert!(message.starts_with("error: --target: target 'tpu:v9:2x2': no figures of chip 'v9'"), "{message}");
+    assert!(message.starts_with("error: --target: target 'tpu:v9:2x2': unknown chip 'v9'"), "{message}");
     assert_eq!(message.trim().lines().count(), 1, "{message}");
     let message = fail(&["--search", "--target", "cpu:2", "--shape", "768x512", "-c", "nano_2_0"]);
     assert!(message.contains("shape '768x512' is not WIDTHxHEIGHTxFRAMES"), "{message}");
@@ -104,7 +104,7 @@ impl Published {
         let config = load(&given).expect("a shipped configuration").config;
         let programs = Programs::of(&config, None).expect("the published model's sizes");
         let alone = programs.network(ProgramKind::Denoise, &build()).expect("builds");
-        Published { programs, products: alone.program.products }
+        Published { programs, products: alone.program.dot_flops }
     }
 
     fn bound(&self, layout: &str, mesh: &[(&str, usize)], chip: &str) -> Bound {

@@ -1,7 +1,7 @@
 //! GPUs that are not here as targets: collectives, memory and work that the compiler reports.
 
 use crate::support::{ltx2, needs, published, published_text};
-use ::ltx2::analysis::{Kind, Module, report};
+use ::ltx2::analysis::{CollectiveKind, Module, report};
 use ::ltx2::hlo::DType;
 use ::ltx2::hlo::{Argument, Builder, Mesh, Sharding, Type};
 use ::ltx2::runtime::{EngineOptions, RandomProgram, Target, random_programs};
@@ -23,7 +23,7 @@ fn a_program_compiles_for_gpus_that_are_not_here() {
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
     let r = report(&module, &program.mesh.axes, 1, target.chip().as_ref());
     let [gather] = &r.collectives[..] else { panic!("one gather: {r:?}") };
-    assert_eq!((gather.kind, gather.bytes), (Kind::AllGather, (64 * 32 * 4) as f64));
+    assert_eq!((gather.kind, gather.bytes), (CollectiveKind::AllGather, (64 * 32 * 4) as f64));
     // Between two hosts the network sets the pace: 3/4 of the bytes at 50 GB/s.
     assert!((gather.seconds - gather.wire_bytes / 50e9).abs() < 1e-12, "{gather:?}");
     assert!(r.predicted.is_some());

@@ -12,8 +12,8 @@ fn those_of_the_h200_follow_from_what_was_measured() {
         from.map(|path| serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()).collect();
     let again = fit(&all, "h200", &kept.fit).unwrap();
     let numbers = |c: &Calibration| {
-        let lines = [Some(c.product), c.attention].into_iter().flatten().chain(c.exchanges.iter().map(|e| e.line));
-        let lines: Vec<f64> = lines.flat_map(|l| [l.seconds, l.rate]).collect();
+        let lines = [Some(c.matmul), c.attention].into_iter().flatten().chain(c.collectives.iter().map(|e| e.cost));
+        let lines: Vec<f64> = lines.flat_map(|l| [l.latency, l.rate]).collect();
         [&[c.kernel_seconds, c.bandwidth], &lines[..]].concat()
     };
     assert!(!all.is_empty() && again.source == kept.source);

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::support::{needs, quick};
 use ltx2::hlo::{Argument, Builder, DType, Output, Program, Type};
-use ltx2::pjrt::discover::{self, Kind};
+use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
-use ltx2::runtime::{Engine, EngineOptions, Origin};
+use ltx2::runtime::{Engine, EngineOptions, ExecutableOrigin};
 use serde_json::Value;
 
 fn program() -> Program {
@@ -19,7 +19,7 @@ fn program() -> Program {
 }
 
 /// What a new engine of a plugin does with the program, given a folder of entries.
-fn origin(plugin: &Path, folder: &Path, devices: usize) -> Origin {
+fn origin(plugin: &Path, folder: &Path, devices: usize) -> ExecutableOrigin {
     let plugin = Plugin::load(plugin).expect("the plugin loads");
     let cpu = CpuOptions { devices: Some(devices), ..CpuOptions::default() };
     let client = Client::new(&plugin, &ClientOptions::Cpu(cpu)).expect("a client");
@@ -35,9 +35,9 @@ fn an_entry_of_another_plugin_is_not_taken() {
         all.map(|e| e.expect("an entry").path()).collect()
     };
     let origin = |plugin: &Path| origin(plugin, &dir.path().join("cache"), 1);
-    let own = discover::find(Kind::Cpu, None).found.remove(0).path;
-    assert_eq!(origin(&own), Origin::Compiled);
-    assert_eq!(origin(&own), Origin::CacheHit);
+    let own = discover::find(Platform::Cpu, None).found.remove(0).path;
+    assert_eq!(origin(&own), ExecutableOrigin::Compiled);
+    assert_eq!(origin(&own), ExecutableOrigin::CacheHit);
     let first = entries().remove(0);
     let whole = fs::read(&first).expect("an entry");
 
@@ -45,27 +45,27 @@ fn an_entry_of_another_plugin_is_not_taken() {
     let other = dir.path().join("pjrt_c_api_cpu_plugin.so");
     fs::copy(&own, &other).expect("copied");
     OpenOptions::new().append(true).open(&other).and_then(|mut file| file.write_all(b"\n")).expect("written");
-    assert_eq!(origin(&other), Origin::Compiled);
-    assert_eq!(origin(&other), Origin::CacheHit);
+    assert_eq!(origin(&other), ExecutableOrigin::Compiled);
+    assert_eq!(origin(&other), ExecutableOrigin::CacheHit);
     let second = entries().into_iter().find(|entry| *entry != first).expect("an entry of its own");
     assert_eq!(entries().len(), 2);
 
     // Its entry under the name of the first's: refused by what its header says, and replaced.
     fs::copy(&second, &first).expect("copied");
-    assert_eq!(origin(&own), Origin::Compiled);
+    assert_eq!(origin(&own), ExecutableOrigin::Compiled);
     let plugin = |entry: &[u8]| -> Value {
         let header = entry.split(|b| *b == b'\n').next().expect("a line");
         serde_json::from_slice::<Value>(header).expect("JSON")["plugin"].clone()
     };
     assert_eq!(plugin(&fs::read(&first).expect("an entry")), plugin(&whole));
     assert_ne!(plugin(&fs::read(&second).expect("an entry")), plugin(&whole));
-    assert_eq!(origin(&own), Origin::CacheHit);
+    assert_eq!(origin(&own), ExecutableOrigin::CacheHit);
 }
 
 #[needs(cpu)]
 fn an_entry_is_of_its_devices_and_not_of_those_beside_them() {
     let dir = tempfile::tempdir().expect("a folder");
-    let own = discover::find(Kind::Cpu, None).found.remove(0).path;
-    assert_eq!(origin(&own, dir.path(), 8), Origin::Compiled);
-    assert_eq!(origin(&own, dir.path(), 1), Origin::CacheHit);
+    let own = discover::find(Platform::Cpu, None).found.remove(0).path;
+    assert_eq!(origin(&own, dir.path(), 8), ExecutableOrigin::Compiled);
+    assert_eq!(origin(&own, dir.path(), 1), ExecutableOrigin::CacheHit);
 }

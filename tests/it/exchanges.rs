@@ -7,7 +7,7 @@ use ltx2::hlo::{DType, Mesh, Type, Value};
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::nn::{Attention, Axis, Build, ExchangeKind, ExchangePolicy, Layout, Lowering, Params, Rule, hide_padding};
-use ltx2::runtime::{Distributed, Engine};
+use ltx2::runtime::{Engine, ShardedTensor};
 use ltx2::tensor::Tensor;
 use ndarray::ArrayD;
 
@@ -77,8 +77,8 @@ fn run(engine: &Engine, network: &Network) -> Vec<Tensor> {
     let executable = engine.compile("attention", &network.program).expect("compiles");
     let upload =
         |name: &str, shape: &[usize]| engine.upload(&executable, name, &scattered(name, shape)).expect("uploads");
-    let given: BTreeMap<&str, Distributed> =
-        executable.arguments().iter().map(|a| (a.name.as_str(), upload(&a.name, &a.content))).collect();
+    let given: BTreeMap<&str, ShardedTensor> =
+        executable.arguments().iter().map(|a| (a.name.as_str(), upload(&a.name, &a.logical_dims))).collect();
     let outputs = engine.run(&executable, |name| given.get(name)).expect("runs");
     (0..network.program.results.len()).map(|n| outputs.tensor(&format!("y{n}")).expect("a result")).collect()
 }

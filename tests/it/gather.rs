@@ -3,7 +3,7 @@
 use crate::support::{cpu, needs, quick};
 use ltx2::hlo::{Argument, Builder, DType, Mesh, Output, Sharding, Type};
 use ltx2::runtime::Engine;
-use ltx2::runtime::gather::Whole;
+use ltx2::runtime::gather::Replicator;
 use ltx2::tensor::Tensor;
 use ndarray::Array2;
 
@@ -15,16 +15,17 @@ fn a_gathered_tensor_is_the_tensor() {
     let (split, ty, content) = (Sharding::new(&[&["cfg"], &["context"]]), Type::new(DType::F32, [4, 6]), vec![4, 5]);
 
     let b = Builder::new("double").with_mesh(mesh.clone());
-    let x = Argument { sharding: Some(split.clone()), content: content.clone(), ..Argument::new("x", ty.clone()) };
+    let x = Argument { sharding: Some(split.clone()), logical_dims: content.clone(), ..Argument::new("x", ty.clone()) };
     let x = b.argument_with(x);
-    let y = Output { sharding: Some(split.clone()), content, ..Output::new("y", ty) };
+    let y = Output { sharding: Some(split.clone()), logical_dims: content, ..Output::new("y", ty) };
     let program = b.finish_with(vec![(y, (&x + &x).constrain(&split))]).expect("a program");
     let double = engine.compile("double", &program).expect("compiles");
     let values = Array2::from_shape_fn((4, 5), |(i, j)| (5 * i + j) as f32);
     let input = engine.upload(&double, "x", &Tensor::from(values.clone())).expect("uploads");
     let outputs = engine.run(&double, |name| (name == "x").then_some(&input)).expect("runs");
 
-    let whole = Whole::new(&engine, &mesh, Some(&split)).of(outputs.get("y").expect("a result")).expect("gathers");
-    assert!(whole.parts().iter().all(|part| part.size == [4, 6]));
+    let whole =
+        Replicator::new(&engine, &mesh, Some(&split)).replicate(outputs.get("y").expect("a result")).expect("gathers");
+    assert!(whole.shards().iter().all(|shard| shard.size == [4, 6]));
     assert_eq!(whole.download().expect("downloads").to_f32(), (values * 2.0).into_dyn());
 }

@@ -14,7 +14,7 @@ use ltx2::models::video_vae::{DecoderConfig, EncoderConfig, Pixels, decoder_prog
 use ltx2::nn::{
     Axis, Build, Conv3d, Conv3dLowering, ExchangePolicy, Layout, Lowering, Padding, Params, Pictures, Rule,
 };
-use ltx2::runtime::{Distributed, Engine};
+use ltx2::runtime::{Engine, ShardedTensor};
 use ltx2::tensor::Tensor;
 use ndarray::ArrayD;
 
@@ -80,10 +80,10 @@ fn run(engine: &Engine, network: &Network, result: &str) -> Tensor {
 
 fn results(engine: &Engine, network: &Network, value: impl Fn(&[usize]) -> Tensor) -> BTreeMap<String, Tensor> {
     let executable = engine.compile("blocks", &network.program).expect("compiles");
-    let arguments: BTreeMap<String, Distributed> = executable
+    let arguments: BTreeMap<String, ShardedTensor> = executable
         .arguments()
         .iter()
-        .map(|a| (a.name.clone(), engine.upload(&executable, &a.name, &value(&a.content)).expect("uploads")))
+        .map(|a| (a.name.clone(), engine.upload(&executable, &a.name, &value(&a.logical_dims)).expect("uploads")))
         .collect();
     let outputs = engine.run(&executable, |name| arguments.get(name)).expect("runs");
     outputs.iter().map(|(name, value)| (name.to_string(), value.download().expect("downloads"))).collect()

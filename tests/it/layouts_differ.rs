@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::support::{cases, cpu, needs, quick};
-use ltx2::analysis::{Kind, Module, Phase, Report, report};
+use ltx2::analysis::{CollectiveKind, LoopLevel, Module, Report, report};
 use ltx2::config::{Config, parse_mesh};
 use ltx2::hlo::DType;
 use ltx2::models::Network;
@@ -91,7 +91,7 @@ fn compile(engine: &Engine, layout: &str, mesh: &str) -> Compiled {
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
     let report = report(&module, &network.program.mesh.axes, model().num_layers, None);
     for x in &report.collectives {
-        eprintln!("{layout}: {:?} {} x{} {:?} {} B {}", x.phase, x.kind.name(), x.times, x.axes, x.bytes, x.scope);
+        eprintln!("{layout}: {:?} {} x{} {:?} {} B {}", x.level, x.kind.name(), x.times, x.axes, x.bytes, x.scope);
     }
     Compiled { network, report }
 }
@@ -103,13 +103,13 @@ fn build(layout: &str, mesh: &str) -> Build {
 }
 
 /// Runs and bytes by kind.
-type Exchanged = BTreeMap<Kind, (f64, f64)>;
+type Exchanged = BTreeMap<CollectiveKind, (f64, f64)>;
 
 impl Compiled {
     /// What is exchanged in a phase: once a block, a step or a run.
-    fn exchanged(&self, phase: Phase) -> Exchanged {
+    fn exchanged(&self, phase: LoopLevel) -> Exchanged {
         let mut sums = Exchanged::new();
-        for c in self.report.collectives.iter().filter(|c| c.phase == phase) {
+        for c in self.report.collectives.iter().filter(|c| c.level == phase) {
             let sum = sums.entry(c.kind).or_default();
             *sum = (sum.0 + c.times, sum.1 + c.times * c.bytes);
         }
@@ -119,7 +119,11 @@ impl Compiled {
     /// Bytes gathered in a block under scopes that a part of their path ends.
     fn gathered_in(&self, ends: &[&str]) -> f64 {
         let within = |scope: &str| ends.iter().any(|end| scope.ends_with(end));
-        let found = self.report.collectives.iter().filter(|c| c.phase == Phase::Layer && c.kind == Kind::AllGather);
+        let found = self
+            .report
+            .collectives
+            .iter()
+            .filter(|c| c.level == LoopLevel::Block && c.kind == CollectiveKind::AllGather);
         found.filter(|c| within(&c.scope)).map(|c| c.times * c.bytes).sum()
     }
 
@@ -137,13 +141,13 @@ fn engine() -> Engine {
 
 /// What the joining of video-to-audio attention and, in a step, the statistics of the rescale cost where video tokens
 /// are split.
-fn with_joined(kinds: &[(Kind, (f64, f64))]) -> Exchanged {
+fn with_joined(kinds: &[(CollectiveKind, (f64, f64))]) -> Exchanged {
     let joined = sizes(&model()).joined;
-    kinds.iter().copied().chain([(Kind::AllReduce, (2.0, joined[0] + joined[1]))]).collect()
+    kinds.iter().copied().chain([(CollectiveKind::AllReduce, (2.0, joined[0] + joined[1]))]).collect()
 }
 
 fn statistics_only(step: &Exchanged) {
-    assert!(step.keys().all(|k| *k == Kind::AllReduce), "{step:?}");
+    assert!(step.keys().all(|k| *k == CollectiveKind::AllReduce), "{step:?}");
     assert!(step.values().all(|(_, bytes)| *bytes <= 64.0), "{step:?}");
 }
 
@@ -156,8 +160,8 @@ fn one_device_and_guidance_branches() {
     // Each branch's clean prediction, once a step; nothing in a block.
     let c = model();
     let predictions = ROWS * (VIDEO_TOKENS * c.in_channels + AUDIO_TOKENS * c.audio_in_channels) * F32;
-    assert_eq!(cfg.exchanged(Phase::Step), [(Kind::AllGather, (2.0, predictions as f64))].into());
-    assert_eq!((cfg.exchanged(Phase::Layer), cfg.exchanged(Phase::Call)), Default::default());
+    assert_eq!(cfg.exchanged(LoopLevel::Step), [(CollectiveKind::AllGather, (2.0, predictions as f64))].into());
+    assert_eq!((cfg.exchanged(LoopLevel::Block), cfg.exchanged(LoopLevel::Outside)), Default::default());
     assert_eq!(cfg.axes(), [["cfg"]]);
 }
 
@@ -167,32 +171,35 @@ fn layouts_of_split_video_tokens() {
     let s = sizes(&model());
     let n = 4.0;
     // Queries, keys, values and the result; each device receives its part of the heads.
-    let ulysses = [(Kind::AllToAll, (4.0, 4.0 * s.video / n))];
+    let ulysses = [(CollectiveKind::AllToAll, (4.0, 4.0 * s.video / n))];
     // Keys and values pass everybody else.
-    let ring = [(Kind::CollectivePermute, (2.0 * (n - 1.0), 2.0 * (n - 1.0) * s.video / n))];
+    let ring = [(CollectiveKind::CollectivePermute, (2.0 * (n - 1.0), 2.0 * (n - 1.0) * s.video / n))];
     // Among two by heads; with half of the heads, keys and values of two devices pass the other group.
-    let hybrid = [(Kind::AllToAll, (4.0, 4.0 * s.video / n)), (Kind::CollectivePermute, (2.0, 2.0 * s.video / n))];
-    let sequence = [(Kind::AllGather, (2.0, 2.0 * s.video))];
+    let hybrid = [
+        (CollectiveKind::AllToAll, (4.0, 4.0 * s.video / n)),
+        (CollectiveKind::CollectivePermute, (2.0, 2.0 * s.video / n)),
+    ];
+    let sequence = [(CollectiveKind::AllGather, (2.0, 2.0 * s.video))];
     for (layout, kinds) in [("sequence", &sequence[..]), ("ulysses", &ulysses), ("ring", &ring), ("hybrid", &hybrid)] {
         let compiled = compile(&engine, layout, "context=4");
-        assert_eq!(compiled.exchanged(Phase::Layer), with_joined(kinds), "{layout}");
-        statistics_only(&compiled.exchanged(Phase::Step));
-        assert_eq!(compiled.exchanged(Phase::Call), Exchanged::new(), "{layout}");
+        assert_eq!(compiled.exchanged(LoopLevel::Block), with_joined(kinds), "{layout}");
+        statistics_only(&compiled.exchanged(LoopLevel::Step));
+        assert_eq!(compiled.exchanged(LoopLevel::Outside), Exchanged::new(), "{layout}");
         assert_eq!(compiled.axes(), [["context"]], "{layout}");
     }
 
     // The twin of `sequence` whose tables travel too; they are the same in every block, so this compiler moves them once.
     let gathered = compile(&engine, "rope-gathered", "context=4");
-    assert_eq!(gathered.exchanged(Phase::Layer), with_joined(&sequence));
-    assert_eq!(gathered.exchanged(Phase::Call), [(Kind::AllGather, (2.0, 2.0 * s.rope))].into());
-    statistics_only(&gathered.exchanged(Phase::Step));
+    assert_eq!(gathered.exchanged(LoopLevel::Block), with_joined(&sequence));
+    assert_eq!(gathered.exchanged(LoopLevel::Outside), [(CollectiveKind::AllGather, (2.0, 2.0 * s.rope))].into());
+    statistics_only(&gathered.exchanged(LoopLevel::Step));
 
     // Half of the rows on each half of the mesh.
     let both = compile(&engine, "cfg-ulysses", "cfg=2,context=4");
     let half: Exchanged = with_joined(&ulysses).into_iter().map(|(k, (n, bytes))| (k, (n, bytes / 2.0))).collect();
-    assert_eq!(both.exchanged(Phase::Layer), half);
-    assert_eq!(both.exchanged(Phase::Step)[&Kind::AllGather].0, 2.0, "the predictions");
-    assert!(both.report.collectives.iter().all(|c| c.axes == ["context"] || c.phase == Phase::Step));
+    assert_eq!(both.exchanged(LoopLevel::Block), half);
+    assert_eq!(both.exchanged(LoopLevel::Step)[&CollectiveKind::AllGather].0, 2.0, "the predictions");
+    assert!(both.report.collectives.iter().all(|c| c.axes == ["context"] || c.level == LoopLevel::Step));
 }
 
 #[needs(cpu)]
@@ -206,16 +213,16 @@ fn tensor_layouts() {
     let tokens = [VIDEO_TOKENS, AUDIO_TOKENS].map(|n| (ROWS * n * F32) as f64);
     let squares = 5.0 * (tokens[0] + tokens[1]);
     let tensor = compile(&engine, "tensor", "tensor=4");
-    let layer = tensor.exchanged(Phase::Layer);
-    assert_eq!(layer.keys().collect::<Vec<_>>(), [&Kind::AllReduce]);
-    assert_eq!(layer[&Kind::AllReduce].1, sums + squares);
-    assert_eq!((tensor.exchanged(Phase::Step), tensor.exchanged(Phase::Call)), Default::default());
+    let layer = tensor.exchanged(LoopLevel::Block);
+    assert_eq!(layer.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce]);
+    assert_eq!(layer[&CollectiveKind::AllReduce].1, sums + squares);
+    assert_eq!((tensor.exchanged(LoopLevel::Step), tensor.exchanged(LoopLevel::Outside)), Default::default());
     assert_eq!(tensor.axes(), [["tensor"]]);
 
     // The inner activations are gathered, four times as wide; the second map is whole and ends in no sum.
-    let gathered = compile(&engine, "tensor-gathered-ffn", "tensor=4").exchanged(Phase::Layer);
-    assert_eq!(gathered[&Kind::AllGather], (2.0, 4.0 * (s.video + s.audio)));
-    assert_eq!(gathered[&Kind::AllReduce].1, sums + squares - s.video - s.audio);
+    let gathered = compile(&engine, "tensor-gathered-ffn", "tensor=4").exchanged(LoopLevel::Block);
+    assert_eq!(gathered[&CollectiveKind::AllGather], (2.0, 4.0 * (s.video + s.audio)));
+    assert_eq!(gathered[&CollectiveKind::AllReduce].1, sums + squares - s.video - s.audio);
     assert_eq!(gathered.len(), 2, "{gathered:?}");
 }
 
@@ -237,8 +244,9 @@ fn weights_split_between_their_uses_are_gathered_once_a_block() {
         all.sort_by(f64::total_cmp);
         all
     };
-    let gathers = |phase: Phase| -> Vec<f64> {
-        let gathers = compiled.report.collectives.iter().filter(|x| x.phase == phase && x.kind == Kind::AllGather);
+    let gathers = |phase: LoopLevel| -> Vec<f64> {
+        let gathers =
+            compiled.report.collectives.iter().filter(|x| x.level == phase && x.kind == CollectiveKind::AllGather);
         let mut all: Vec<f64> = gathers
             .inspect(|x| assert_eq!((x.times, x.axes.as_slice()), (1.0, &["fsdp".into(), "context".into()][..])))
             .map(|x| x.bytes)
@@ -246,12 +254,12 @@ fn weights_split_between_their_uses_are_gathered_once_a_block() {
         all.sort_by(f64::total_cmp);
         all
     };
-    assert_eq!(gathers(Phase::Layer), bytes(true), "each weight of a block, whole, once");
-    assert_eq!(gathers(Phase::Call), bytes(false), "weights outside the blocks");
-    let mut rest = compiled.exchanged(Phase::Layer);
-    rest.remove(&Kind::AllGather);
-    assert_eq!(rest, with_joined(&[(Kind::AllToAll, (4.0, sizes(&c).video))]));
-    statistics_only(&compiled.exchanged(Phase::Step));
+    assert_eq!(gathers(LoopLevel::Block), bytes(true), "each weight of a block, whole, once");
+    assert_eq!(gathers(LoopLevel::Outside), bytes(false), "weights outside the blocks");
+    let mut rest = compiled.exchanged(LoopLevel::Block);
+    rest.remove(&CollectiveKind::AllGather);
+    assert_eq!(rest, with_joined(&[(CollectiveKind::AllToAll, (4.0, sizes(&c).video))]));
+    statistics_only(&compiled.exchanged(LoopLevel::Step));
 }
 
 /// Every step of the published repair takes its weights out of the gathers.
@@ -266,7 +274,7 @@ fn the_history_gathers_less_with_every_step() {
     assert!(ffn[0] > 0.0 && ffn[1..] == [0.0; 3], "{ffn:?}");
     assert!(qkv[..2].iter().all(|b| *b > 0.0) && qkv[2..] == [0.0; 2], "{qkv:?}");
     assert!(out[..3].iter().all(|b| *b > 0.0) && out[3] == 0.0, "{out:?}");
-    let total = all.each_ref().map(|c| c.exchanged(Phase::Layer)[&Kind::AllGather].1);
+    let total = all.each_ref().map(|c| c.exchanged(LoopLevel::Block)[&CollectiveKind::AllGather].1);
     assert!(total.windows(2).all(|w| w[0] > w[1]), "{total:?}");
     // What is left are the keys and values of `sequence`, and the audio state.
     let s = sizes(&model());

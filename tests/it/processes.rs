@@ -58,14 +58,17 @@ fn member() {
     eprintln!("joined as {} of {} here, {}", group.local_rank(), group.hosts().len(), group.describe());
     match role {
         "works" => {
-            assert_eq!(group.exchange(&format!("text {id}")).unwrap()[1], "text 1");
-            assert!(group.agree_on_program("denoise", "abc", "def", true).unwrap());
-            assert!(!group.agree_on_program("vocoder", "abc", "def", id != "1").unwrap(), "process 1 has not kept it");
+            assert_eq!(group.all_gather(&format!("text {id}")).unwrap()[1], "text 1");
+            assert!(group.ensure_same_program("denoise", "abc", "def", true).unwrap());
+            assert!(
+                !group.ensure_same_program("vocoder", "abc", "def", id != "1").unwrap(),
+                "process 1 has not kept it"
+            );
             group.finish();
         }
         "differs" => {
             let text = if id == "2" { "0123" } else { "4567" };
-            match group.agree_on_program("denoise", text, "def", true) {
+            match group.ensure_same_program("denoise", text, "def", true) {
                 Ok(_) => group.finish(),
                 Err(error) => {
                     group.fail(&format!("failed: {error}"));

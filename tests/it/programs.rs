@@ -5,7 +5,7 @@ use crate::support::{self, needs};
 use ltx2::analysis::{Loop, Module};
 use ltx2::hlo::{Builder, DType, Type};
 use ltx2::pjrt::OptionValue;
-use ltx2::runtime::{Engine, EngineOptions, Executable, Origin};
+use ltx2::runtime::{Engine, EngineOptions, Executable, ExecutableOrigin};
 
 fn module(executable: &Executable) -> Module {
     let program = executable.compiled().optimized_program().expect("an optimized program");
@@ -74,7 +74,7 @@ fn an_entry_is_of_its_program_and_its_options() {
         Engine::new(client.clone(), options).compile("scaled", &program).expect("compiles").origin()
     };
     let flags = [("xla_cpu_enable_fast_min_max", true)];
-    assert_eq!([origin(2.0, &[]), origin(2.0, &[])], [Origin::Compiled, Origin::CacheHit]);
-    assert_eq!([origin(3.0, &[]), origin(2.0, &flags)], [Origin::Compiled; 2]);
-    assert_eq!([origin(3.0, &[]), origin(2.0, &flags), origin(2.0, &[])], [Origin::CacheHit; 3]);
+    assert_eq!([origin(2.0, &[]), origin(2.0, &[])], [ExecutableOrigin::Compiled, ExecutableOrigin::CacheHit]);
+    assert_eq!([origin(3.0, &[]), origin(2.0, &flags)], [ExecutableOrigin::Compiled; 2]);
+    assert_eq!([origin(3.0, &[]), origin(2.0, &flags), origin(2.0, &[])], [ExecutableOrigin::CacheHit; 3]);
 }

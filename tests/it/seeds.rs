@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::support::needs;
-use ltx2::analysis::{self, CHIPS, Loop, Module, Trace, XSpace};
+use ltx2::analysis::{self, Chip, Loop, Module, Trace, XSpace};
 use ltx2::hlo::Mesh;
 
 /// An optimized module of `fuzz/seeds/module`.
@@ -93,8 +93,8 @@ fn modules_of_three_platforms_loop_and_exchange() {
         let bytes = read("fuzz/seeds/module", &format!("{name}.pb"));
         // As fuzz/src/lib.rs takes the first byte.
         let format = if bytes[0].is_multiple_of(2) { "hlo_with_config" } else { "hlo" };
-        let chip = CHIPS.get(usize::from(bytes[0] / 2));
-        assert_eq!(chip.map(|c| c.name), seed.chip, "{name}");
+        let chip = Chip::all().get(usize::from(bytes[0] / 2));
+        assert_eq!(chip.map(|c| c.name.as_str()), seed.chip, "{name}");
         let module = Module::decode(format, &bytes[1..]).expect("a module");
         assert_eq!(Some(platform(&module)), name.split('_').next(), "{name}");
         assert_eq!(nested(&module.loops()), seed.loops, "{name}");
@@ -133,7 +133,7 @@ fn recordings_hold_exchanges_beside_work_and_programs_that_explain_them() {
         };
         let found: usize = programs.map(|p| p.instructions().filter(&is_end).count()).sum();
         let trace = Trace::of(&space, None).expect("devices");
-        let exchanges = trace.activities.iter().filter(|s| s.activity.is_collective());
+        let exchanges = trace.categories.iter().filter(|s| s.category.is_collective());
         let ms =
             exchanges.filter_map(|s| s.overlapped_ms.zip(s.exposed_ms)).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
         assert_eq!(found, ends, "{name}");

@@ -15,7 +15,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use ltx2::pjrt::discover::{self, Kind};
+use ltx2::pjrt::discover::{self, Platform};
 use serde_json::json;
 
 /// A registered test.
@@ -85,7 +85,7 @@ impl Need {
 
     /// Why it is not here; None where it is.
     fn missing(self) -> Option<String> {
-        let plugin = |kind: Kind| match discover::find(kind, None).found.is_empty() {
+        let plugin = |kind: Platform| match discover::find(kind, None).found.is_empty() {
             true => Some(format!("no {0} plugin: run `ltx2 plugin install {0}`", kind.name())),
             false => None,
         };
@@ -94,11 +94,11 @@ impl Need {
         let mount = ["-rm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"];
         match self {
             Need::Nothing => None,
-            Need::Cpu => plugin(Kind::Cpu),
-            Need::Tpu => plugin(Kind::Tpu),
-            Need::Cuda => plugin(Kind::Cuda),
-            Need::Gpu => gpus(1).or_else(|| plugin(Kind::Cuda)),
-            Need::Gpus => gpus(2).or_else(|| plugin(Kind::Cuda)),
+            Need::Cpu => plugin(Platform::Cpu),
+            Need::Tpu => plugin(Platform::Tpu),
+            Need::Cuda => plugin(Platform::Cuda),
+            Need::Gpu => gpus(1).or_else(|| plugin(Platform::Cuda)),
+            Need::Gpus => gpus(2).or_else(|| plugin(Platform::Cuda)),
             Need::Ffmpeg => tool("ffmpeg", "-version").or_else(|| tool("ffprobe", "-version")),
             Need::Etcd => tool("etcd", "--version"),
             Need::Mount => {

@@ -30,7 +30,7 @@ use ltx2::pipeline::model::Model;
 use ltx2::pipeline::options::RunOptions;
 use ltx2::pipeline::runner::Runner;
 use ltx2::pipeline::text_to_video::Generated;
-use ltx2::pjrt::discover::{self, Kind};
+use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};
 use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise, prepare};
@@ -127,7 +127,7 @@ pub fn devices_of(mesh: &str) -> usize {
 
 /// A CPU client with `devices` virtual devices, for tests that need `cpu`.
 pub fn cpu(devices: usize) -> Client {
-    let search = discover::find(Kind::Cpu, None);
+    let search = discover::find(Platform::Cpu, None);
     let found = search.found.first().unwrap_or_else(|| panic!("{}", search.not_found()));
     let plugin = Plugin::load(&found.path).expect("the plugin loads");
     let options = CpuOptions { devices: Some(devices), ..CpuOptions::default() };

@@ -10,7 +10,7 @@ use ltx2::config::{Given, load};
 use ltx2::models::Network;
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use ltx2::pjrt::CompiledMemory;
-use ltx2::runtime::{CompileOutcome, EngineOptions, Machine, ModuleStore, StoredModule, Target};
+use ltx2::runtime::{CompileOutcome, EngineOptions, ModuleStore, OpenTarget, StoredModule, Target};
 
 /// A program of the published model at 48 or fewer blocks, in one layout, for one kind of machine.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ pub fn seconds(case: Case) -> f64 {
     started.elapsed().as_secs_f64()
 }
 
-fn written(case: Case) -> (Programs, Target, Machine, Network) {
+fn written(case: Case) -> (Programs, Target, OpenTarget, Network) {
     let [width, height, num_frames] = case.size;
     let set = [
         format!("request.width={width}"),
@@ -90,12 +90,12 @@ fn written(case: Case) -> (Programs, Target, Machine, Network) {
     let programs = Programs::of(&config, case.layers).expect("the published model");
     let target: Target = case.target.parse().expect("a target");
     let machine = target.open().expect("a topology");
-    let build = setup::build(&config, machine.devices.len(), target.kind().name(), &machine.device_kind);
+    let build = setup::build(&config, machine.devices.len(), target.platform().name(), &machine.device_kind);
     let network = programs.network(case.program, &build.expect("a layout")).expect("builds");
     (programs, target, machine, network)
 }
 
-fn module(machine: &Machine, network: &Network) -> StoredModule {
+fn module(machine: &OpenTarget, network: &Network) -> StoredModule {
     let options = EngineOptions::default();
     let store = ModuleStore::new(&super::modules());
     let key = store.key(machine, &network.program, &options).expect("libtpu's file");

@@ -3,9 +3,9 @@
 
 use crate::support::needs;
 use crate::support::tpu::{Case, Compiled, compiled};
-use ltx2::analysis::{Kind, Phase};
+use ltx2::analysis::{CollectiveKind, LoopLevel};
 use ltx2::models::Network;
-use ltx2::runtime::{Part, parts};
+use ltx2::runtime::{Shard, shards};
 
 /// One line of the table.
 struct Budget {
@@ -21,23 +21,24 @@ struct Budget {
     /// And at least: a layout kept for its waste must show it.
     at_least: f64,
     /// What may happen in a block, with how often.
-    kinds: &'static [(Kind, usize)],
+    kinds: &'static [(CollectiveKind, usize)],
 }
 
 const SMALL: [usize; 3] = [768, 512, 121];
 const LARGE: [usize; 3] = [1280, 768, 121];
-const ULYSSES: &[(Kind, usize)] = &[(Kind::AllToAll, 4), (Kind::AllReduce, 2)];
+const ULYSSES: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 2)];
 /// Keys, values, and the split softmax of video-to-audio attention.
-const GATHERS: &[(Kind, usize)] = &[(Kind::AllGather, 2), (Kind::AllReduce, 2)];
+const GATHERS: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllGather, 2), (CollectiveKind::AllReduce, 2)];
 /// Four sums of activations, and three of squares for the norms of queries and keys.
-const MEGATRON: &[(Kind, usize)] = &[(Kind::AllReduce, 7)];
+const MEGATRON: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllReduce, 7)];
 /// Sums of both streams that are too large for the compiler to join.
-const MEGATRON_APART: &[(Kind, usize)] = &[(Kind::AllReduce, 11)];
+const MEGATRON_APART: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllReduce, 11)];
 /// The same with tokens over other devices: their exchange, and a split softmax.
-const MEGATRON_OF_TOKENS: &[(Kind, usize)] = &[(Kind::AllToAll, 4), (Kind::AllReduce, 9)];
+const MEGATRON_OF_TOKENS: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 9)];
 /// A gather for each weight of a block but the text keys and values, which are made before the loop.
-const FSDP: &[(Kind, usize)] = &[(Kind::AllGather, 18), (Kind::AllToAll, 4), (Kind::AllReduce, 2)];
-const ANY: &[(Kind, usize)] = &[];
+const FSDP: &[(CollectiveKind, usize)] =
+    &[(CollectiveKind::AllGather, 18), (CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 2)];
+const ANY: &[(CollectiveKind, usize)] = &[];
 
 /// What `make test-tpu` looks at: layouts of every kind of exchange, on v5p, TPU7x and v6e.
 #[rustfmt::skip]
@@ -84,7 +85,7 @@ impl Budget {
 fn argument_bytes(network: &Network) -> f64 {
     let program = &network.program;
     let bytes = program.arguments.iter().map(|a| {
-        let first: Part = parts(&a.ty, &program.mesh, a.sharding.as_ref()).remove(0);
+        let first: Shard = shards(&a.ty, &program.mesh, a.sharding.as_ref()).remove(0);
         first.size.iter().product::<usize>() * a.ty.dtype.size()
     });
     bytes.sum::<usize>() as f64
@@ -101,9 +102,15 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
     let layer = m.report.per_layer();
     let mb = layer.bytes / 1e6;
     check(mb <= budget.at_most && mb >= budget.at_least, format!("{mb:.1} MB a layer"));
-    let blocks: Vec<_> = m.report.collectives.iter().filter(|c| c.phase == Phase::Layer).collect();
+    let blocks: Vec<_> = m.report.collectives.iter().filter(|c| c.level == LoopLevel::Block).collect();
     if !budget.kinds.is_empty() {
-        for kind in [Kind::AllGather, Kind::AllReduce, Kind::AllToAll, Kind::CollectivePermute, Kind::ReduceScatter] {
+        for kind in [
+            CollectiveKind::AllGather,
+            CollectiveKind::AllReduce,
+            CollectiveKind::AllToAll,
+            CollectiveKind::CollectivePermute,
+            CollectiveKind::ReduceScatter,
+        ] {
             let allowed = budget.kinds.iter().find(|(k, _)| *k == kind).map_or(0, |(_, n)| *n);
             let found = blocks.iter().filter(|c| c.kind == kind).count();
             check(found == allowed, format!("{found} {kind:?}, not {allowed}"));
@@ -112,7 +119,7 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
     if budget.layout == "tensor" {
         // The video stream's, with or without the audio twin; the audio stream's own; the norms', of 4 bytes a token.
         let between = |low: f64, high: f64| {
-            let sums = blocks.iter().filter(|c| c.kind == Kind::AllReduce && !c.scope.contains("sdpa"));
+            let sums = blocks.iter().filter(|c| c.kind == CollectiveKind::AllReduce && !c.scope.contains("sdpa"));
             let sums = sums.map(|c| c.bytes / 1e6).filter(move |mb| (low..high).contains(mb));
             sums.fold((0, 0.0), |(n, all), mb| (n + 1, all + mb))
         };
@@ -124,7 +131,7 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
         check(norms <= pairs * 0.5 * pixels(budget.size) / pixels(SMALL), format!("{norms:.2} MB of norm sums"));
     }
     if budget.layout == "fsdp-ulysses" {
-        let gathers = || blocks.iter().filter(|c| c.kind == Kind::AllGather);
+        let gathers = || blocks.iter().filter(|c| c.kind == CollectiveKind::AllGather);
         let hidden: f64 = gathers().filter(|c| c.overlapped).map(|c| c.bytes).sum();
         let share = hidden / gathers().map(|c| c.bytes).sum::<f64>();
         check(share >= 0.9, format!("{:.0} % of the gathers run behind other work", share * 100.0));
@@ -154,7 +161,7 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
     if budget.layers == 48 {
         // What the activations of a block need: three chunks of scores in f32, and where weights are gathered, a
         // block's.
-        let gathered: f64 = blocks.iter().filter(|c| c.kind == Kind::AllGather).map(|c| c.bytes).sum();
+        let gathered: f64 = blocks.iter().filter(|c| c.kind == CollectiveKind::AllGather).map(|c| c.bytes).sum();
         let need = 3.0 * f64::from(1 << 28) + gathered;
         let temporaries = m.memory.temporaries as f64;
         check(temporaries <= need + 0.05 * held, format!("{temporaries} bytes of temporaries"));

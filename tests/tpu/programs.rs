@@ -4,15 +4,19 @@ use std::collections::BTreeMap;
 
 use crate::support::tpu::{Case, Compiled, compiled};
 use crate::support::{full, needs};
-use ltx2::analysis::{Kind, XSpace};
+use ltx2::analysis::{CollectiveKind, XSpace};
 use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::{Plugin, ProfileOptions, Profiler, discover};
 
 /// A program on the chips of a layout, with what was exchanged in a run of it: how often, and megabytes.
-fn exchanged(program: ProgramKind, layout: &'static str, target: &'static str) -> (Compiled, BTreeMap<Kind, Exchange>) {
+fn exchanged(
+    program: ProgramKind,
+    layout: &'static str,
+    target: &'static str,
+) -> (Compiled, BTreeMap<CollectiveKind, Exchange>) {
     let mesh = if layout == "tensor" { "tensor=8" } else { "context=8" };
     let done = compiled(Case { program, ..Case::denoise(layout, mesh, target) });
-    let mut all: BTreeMap<Kind, Exchange> = BTreeMap::new();
+    let mut all: BTreeMap<CollectiveKind, Exchange> = BTreeMap::new();
     for c in &done.report.collectives {
         let sum = all.entry(c.kind).or_default();
         sum.runs += c.times;
@@ -38,8 +42,8 @@ const HIDDEN: f64 = 2.0 * 1024.0 * 3840.0 * 2.0 / 1e6;
 #[needs(tpu)]
 fn the_text_encoder_in_tensor() {
     let (_, all) = exchanged(ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
-    assert_eq!(all.keys().collect::<Vec<_>>(), [&Kind::AllReduce]);
-    let sums = all[&Kind::AllReduce];
+    assert_eq!(all.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce]);
+    let sums = all[&CollectiveKind::AllReduce];
     assert_eq!(sums.runs, 2.0 * BLOCKS + 1.0);
     assert!((sums.megabytes / (sums.runs * HIDDEN) - 1.0).abs() < 1e-3, "{sums:?}");
 }
@@ -48,11 +52,11 @@ fn the_text_encoder_in_tensor() {
 #[needs(tpu, full)]
 fn the_text_encoder_in_ulysses() {
     let (_, all) = exchanged(ProgramKind::TextEncoder, "ulysses", "tpu:v5p:2x2x2");
-    assert_eq!(all[&Kind::AllToAll].runs, 4.0 * BLOCKS);
+    assert_eq!(all[&CollectiveKind::AllToAll].runs, 4.0 * BLOCKS);
     // 16 heads of queries, 8 of keys and of values, 256 wide; each device receives an eighth.
     let a_block = 2.0 * 1024.0 * 256.0 * 2.0 * (16.0 + 8.0 + 8.0 + 16.0) / 8.0 / 1e6;
-    assert!(all[&Kind::AllToAll].megabytes <= 1.001 * BLOCKS * a_block, "{all:?}");
-    let rest: f64 = all.iter().filter(|(k, _)| **k != Kind::AllToAll).map(|(_, e)| e.megabytes).sum();
+    assert!(all[&CollectiveKind::AllToAll].megabytes <= 1.001 * BLOCKS * a_block, "{all:?}");
+    let rest: f64 = all.iter().filter(|(k, _)| **k != CollectiveKind::AllToAll).map(|(_, e)| e.megabytes).sum();
     assert!(rest < 0.1, "{all:?}");
 }
 
@@ -62,11 +66,11 @@ fn the_text_encoder_in_fsdp_ulysses() {
     let (done, all) = exchanged(ProgramKind::TextEncoder, "fsdp-ulysses", "tpu:v6e:2x4");
     // q, k, v, o, gate, up, down, and the state's part of the projection.
     let a_block = (3840.0 * 256.0 * (16.0 + 8.0 + 8.0 + 16.0) + 3.0 * 3840.0 * 15360.0 + 3840.0 * 3840.0) * 2.0 / 1e6;
-    let gathers = all[&Kind::AllGather];
+    let gathers = all[&CollectiveKind::AllGather];
     // The last hidden state's part of the projection, after the loop.
     let want = BLOCKS * a_block + 3840.0 * 3840.0 * 2.0 / 1e6;
     assert!((gathers.megabytes / want - 1.0).abs() < 1e-3, "{gathers:?} of {want}");
-    let hidden = |c: &&ltx2::analysis::Collective| c.kind == Kind::AllGather && c.overlapped;
+    let hidden = |c: &&ltx2::analysis::Collective| c.kind == CollectiveKind::AllGather && c.overlapped;
     let hidden: f64 = done.report.collectives.iter().filter(hidden).map(|c| c.times * c.bytes / 1e6).sum();
     assert!(hidden >= 0.9 * gathers.megabytes, "{hidden} of {gathers:?}");
     assert!(done.memory.temporaries < 2 << 30, "{:?}", done.memory);
@@ -77,12 +81,12 @@ fn the_text_encoder_in_fsdp_ulysses() {
 #[needs(tpu, full)]
 fn the_split_video_decoder() {
     let (done, all) = exchanged(ProgramKind::VideoDecoder, "fsdp-ulysses", "tpu:v6e:2x4");
-    assert_eq!(all.keys().collect::<Vec<_>>(), [&Kind::AllReduce, &Kind::CollectivePermute]);
+    assert_eq!(all.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce, &CollectiveKind::CollectivePermute]);
     // Whether every number is one: a byte or four.
-    assert!(all[&Kind::AllReduce].megabytes < 1e-3, "{all:?}");
+    assert!(all[&CollectiveKind::AllReduce].megabytes < 1e-3, "{all:?}");
     // One row of each neighbour for every convolution, its channels times its frames times its columns.
-    assert!(all[&Kind::CollectivePermute].megabytes < 300.0, "{all:?}");
-    let mut rows = done.report.collectives.iter().filter(|c| c.kind == Kind::CollectivePermute);
+    assert!(all[&CollectiveKind::CollectivePermute].megabytes < 300.0, "{all:?}");
+    let mut rows = done.report.collectives.iter().filter(|c| c.kind == CollectiveKind::CollectivePermute);
     assert!(rows.all(|c| c.asynchronous), "{:?}", done.report.collectives);
 }
 
@@ -108,7 +112,7 @@ fn slices_exchange_nothing_while_they_denoise() {
 
 #[needs(tpu)]
 fn libtpu_records_what_can_be_read() {
-    let found = discover::find(discover::Kind::Tpu, None);
+    let found = discover::find(discover::Platform::Tpu, None);
     let plugin = Plugin::load(&found.found[0].path).expect("libtpu loads");
     assert!(plugin.has_profiler());
     // Without a chip the host is all there is to record.

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --example hello [PLUGIN.so]`; without a path, the CPU plugin that `discover` finds.
 
-use ltx2_pjrt::discover::{self, Kind};
+use ltx2_pjrt::discover::{self, Platform};
 use ltx2_pjrt::{BufferType, Client, ClientOptions, CompileOptions, CpuOptions, HostBuffer, Plugin};
 
 const PROGRAM: &str = "
@@ -13,7 +13,7 @@ const PROGRAM: &str = "
 
 fn main() -> anyhow::Result<()> {
     let asked = std::env::args().nth(1);
-    let found = discover::find(Kind::Cpu, asked.as_deref().map(std::path::Path::new));
+    let found = discover::find(Platform::Cpu, asked.as_deref().map(std::path::Path::new));
     let plugin = Plugin::load(&found.found.first().ok_or_else(|| found.not_found())?.path)?;
     let client = Client::new(&plugin, &ClientOptions::Cpu(CpuOptions { devices: Some(1), ..CpuOptions::default() }))?;
     println!("{}: PJRT {:?}, {}", plugin.path().display(), plugin.version(), client.platform_name()?);

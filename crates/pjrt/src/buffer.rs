@@ -50,7 +50,7 @@ impl Buffer {
             .ok_or_else(|| Error::ElementType { plugin: self.client.plugin.path().to_owned(), kind })
     }
 
-    /// The dimensions of this device's part.
+    /// Dimensions on this device.
     pub fn dims(&self) -> Result<Vec<usize>> {
         let mut args = abi::BufferDimensionsArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives and with it the list.
@@ -61,7 +61,7 @@ impl Buffer {
         Ok(dims.iter().map(|&dim| dim as usize).collect())
     }
 
-    /// How the device stores it; None if the plugin describes it by strides.
+    /// Device layout; `None` if the plugin describes it by strides.
     pub fn layout(&self) -> Result<Option<DeviceLayout>> {
         let mut args = abi::BufferGetMemoryLayoutArgs { buffer: self.raw, ..Struct::new() };
         args.layout = Struct::new();
@@ -72,7 +72,7 @@ impl Buffer {
         }
     }
 
-    /// Bytes it takes on the device, with padding.
+    /// Bytes on the device, with padding.
     pub fn on_device_size(&self) -> Result<usize> {
         let mut args = abi::BufferOnDeviceSizeInBytesArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives.
@@ -80,7 +80,7 @@ impl Buffer {
         Ok(args.on_device_size_in_bytes)
     }
 
-    /// The device it is on.
+    /// Device of the buffer.
     pub fn device(&self) -> Result<Device> {
         let mut args = abi::BufferDeviceArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives; its device is one of its client's.
@@ -155,7 +155,7 @@ impl Buffer {
         Ok(args.is_deleted)
     }
 
-    /// Happens when it is computed or filled.
+    /// Event of its completion.
     pub fn ready(&self) -> Result<Event> {
         let mut args = abi::BufferReadyEventArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives; the event is ours.

@@ -19,7 +19,7 @@ use super::layout::{RawLayout, pointer};
 use super::options::CompileOptions;
 use super::plugin::Plugin;
 
-/// What a client is created with. Plugins refuse options they do not know, so each platform has its own set.
+/// Options of a client. Plugins refuse unknown options, so each platform has its own set.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClientOptions {
     /// The CPU plugin.
@@ -42,9 +42,9 @@ pub struct CpuOptions {
 /// Options of the CUDA plugin; None leaves the plugin's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CudaOptions {
-    /// Part of the device memory the allocator may take, 0 to 1.
+    /// Fraction of the device memory that the allocator may take, 0 to 1.
     pub memory_fraction: Option<f32>,
-    /// Take that memory at the start.
+    /// Allocate that memory at the start.
     pub preallocate: Option<bool>,
     /// `default`, `bfc`, `cuda_async`, `platform` or `vmm`.
     pub allocator: Option<String>,
@@ -53,7 +53,7 @@ pub struct CudaOptions {
 }
 
 impl ClientOptions {
-    /// The options under the plugin's names.
+    /// Options by the plugin's names.
     pub fn to_attributes(&self) -> Attributes {
         let pairs = match self {
             ClientOptions::Cpu(cpu) => vec![
@@ -160,7 +160,7 @@ impl Client {
         }
     }
 
-    /// `cpu`, `cuda`, `tpu` …
+    /// Platform name: `cpu`, `cuda`, `tpu` …
     pub fn platform_name(&self) -> Result<String> {
         let mut args = abi::ClientPlatformNameArgs { client: self.inner.raw, ..Struct::new() };
         // SAFETY: the client lives; the name is copied.
@@ -170,7 +170,7 @@ impl Client {
         }
     }
 
-    /// Versions of the compiler and the driver, in the plugin's words.
+    /// Versions of compiler and driver, as the plugin states them.
     pub fn platform_version(&self) -> Result<String> {
         let mut args = abi::ClientPlatformVersionArgs { client: self.inner.raw, ..Struct::new() };
         // SAFETY: the client lives; the text is copied.
@@ -180,7 +180,7 @@ impl Client {
         }
     }
 
-    /// This process among those that share the hardware.
+    /// Index of this process among those that share the hardware.
     pub fn process_index(&self) -> Result<i32> {
         let mut args = abi::ClientProcessIndexArgs { client: self.inner.raw, ..Struct::new() };
         // SAFETY: the client lives.
@@ -209,7 +209,7 @@ impl Client {
         compiled
     }
 
-    /// Loads what [`super::Executable::serialize`] wrote on the same platform and plugin version.
+    /// Loads an executable of [`super::Executable::serialize`], written on the same platform and plugin version.
     pub fn load(&self, serialized: &[u8]) -> Result<LoadedExecutable> {
         let mut args = abi::ExecutableDeserializeAndLoadArgs {
             client: self.inner.raw,

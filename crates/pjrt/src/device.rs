@@ -10,18 +10,18 @@ use super::client::ClientInner;
 use super::error::Result;
 use super::plugin::Plugin;
 
-/// What a device is.
+/// Description of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceDescription {
-    /// Its id among the devices of all processes.
+    /// Id among the devices of all processes.
     pub id: i32,
-    /// The process it belongs to.
+    /// Index of its process.
     pub process_index: i32,
-    /// Its kind in the plugin's words: `cpu`, `NVIDIA H200`, `TPU v5p` …
+    /// Device kind, as the plugin names it: `cpu`, `NVIDIA H200`, `TPU v5p` …
     pub kind: String,
     /// One line about it.
     pub debug: String,
-    /// What else the plugin states, such as `coords` on TPU.
+    /// Further attributes of the plugin, such as `coords` on TPU.
     pub attributes: Attributes,
 }
 
@@ -59,9 +59,9 @@ impl DeviceDescription {
 pub struct DeviceMemory {
     /// In use now.
     pub in_use: i64,
-    /// Most ever in use.
+    /// Peak use.
     pub peak: Option<i64>,
-    /// What the allocator may use.
+    /// Limit of the allocator.
     pub limit: Option<i64>,
 }
 
@@ -103,17 +103,17 @@ impl Device {
         Ok(Device { client: client.clone(), raw, description: Arc::new(description) })
     }
 
-    /// What it is.
+    /// Description of the device.
     pub fn description(&self) -> &DeviceDescription {
         &self.description
     }
 
-    /// Its id among the devices of all processes.
+    /// Id among the devices of all processes.
     pub fn id(&self) -> i32 {
         self.description.id
     }
 
-    /// Its kind in the plugin's words.
+    /// Device kind, as the plugin names it.
     pub fn kind(&self) -> &str {
         &self.description.kind
     }
@@ -126,15 +126,7 @@ impl Device {
         Ok(args.is_addressable)
     }
 
-    /// Its number on this host (the CUDA ordinal).
-    pub fn local_hardware_id(&self) -> Result<i32> {
-        let mut args = abi::DeviceLocalHardwareIdArgs { device: self.raw, ..Struct::new() };
-        // SAFETY: the device lives as long as its client.
-        unsafe { self.client.plugin.call(&mut args)? };
-        Ok(args.local_hardware_id)
-    }
-
-    /// Its memory now; unsupported on CPU.
+    /// Current memory use; unsupported on CPU.
     pub fn memory(&self) -> Result<DeviceMemory> {
         let mut args = abi::DeviceMemoryStatsArgs { device: self.raw, ..Struct::new() };
         // SAFETY: the device lives as long as its client.

@@ -1,4 +1,4 @@
-//! Where plugins are looked for.
+//! Discovery of plugins.
 
 use std::env;
 use std::fs;
@@ -11,7 +11,7 @@ pub const PLUGIN_VARIABLE: &str = "LTX2_PJRT_PLUGIN";
 
 /// The platform a plugin is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum Platform {
     /// The host's processor.
     Cpu,
     /// NVIDIA GPUs.
@@ -20,36 +20,36 @@ pub enum Kind {
     Tpu,
 }
 
-impl Kind {
-    /// All kinds, best hardware first: the order of `auto`.
-    pub const ALL: [Kind; 3] = [Kind::Tpu, Kind::Cuda, Kind::Cpu];
+impl Platform {
+    /// All platforms, best hardware first: the order of `auto`.
+    pub const ALL: [Platform; 3] = [Platform::Tpu, Platform::Cuda, Platform::Cpu];
 
     /// `cpu`, `cuda` or `tpu`.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::Cpu => "cpu",
-            Kind::Cuda => "cuda",
-            Kind::Tpu => "tpu",
+            Platform::Cpu => "cpu",
+            Platform::Cuda => "cuda",
+            Platform::Tpu => "tpu",
         }
     }
 
-    /// Where the plugin stands below a Python site-packages folder, or below a folder made by `ltx2 plugin install`.
+    /// Path patterns of the plugin below Python's site-packages, or below a folder of `ltx2 plugin install`.
     const fn patterns(self) -> &'static [&'static str] {
         match self {
-            Kind::Cpu => &["lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so", "jax_plugins/*cpu*/*.so"],
-            Kind::Cuda => &["jax_plugins/xla_cuda*/xla_cuda_plugin.so", "jax_plugins/*cuda*/*.so"],
-            Kind::Tpu => &["libtpu/libtpu.so"],
+            Platform::Cpu => &["lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so", "jax_plugins/*cpu*/*.so"],
+            Platform::Cuda => &["jax_plugins/xla_cuda*/xla_cuda_plugin.so", "jax_plugins/*cuda*/*.so"],
+            Platform::Tpu => &["libtpu/libtpu.so"],
         }
     }
 
-    /// The kind a plugin file's name speaks of.
-    pub fn of_file(path: &Path) -> Option<Kind> {
+    /// Platform of a plugin file, by its name.
+    pub fn of_file(path: &Path) -> Option<Platform> {
         let name = path.file_name()?.to_string_lossy().to_lowercase();
         let has = |part| name.contains(part);
         match () {
-            () if has("tpu") => Some(Kind::Tpu),
-            () if has("cuda") || has("gpu") => Some(Kind::Cuda),
-            () if has("cpu") => Some(Kind::Cpu),
+            () if has("tpu") => Some(Platform::Tpu),
+            () if has("cuda") || has("gpu") => Some(Platform::Cuda),
+            () if has("cpu") => Some(Platform::Cpu),
             () => None,
         }
     }
@@ -60,25 +60,25 @@ impl Kind {
 pub struct Found {
     /// The file.
     pub path: PathBuf,
-    /// What led to it, in words.
+    /// Place it was found at, in words.
     pub origin: String,
 }
 
 /// The outcome of a search.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// The platform searched for.
-    pub kind: Kind,
+    /// Platform of the plugins.
+    pub platform: Platform,
     /// Plugins, the preferred first.
     pub found: Vec<Found>,
-    /// Every place looked at.
+    /// Every searched place.
     pub searched: Vec<String>,
 }
 
 impl Search {
     /// The error of a search without result.
     pub fn not_found(&self) -> Error {
-        Error::NotFound { platform: self.kind.name(), searched: self.searched.clone() }
+        Error::NotFound { platform: self.platform.name(), searched: self.searched.clone() }
     }
 
     fn add(&mut self, path: PathBuf, origin: &str) {
@@ -89,7 +89,7 @@ impl Search {
 
     fn look(&mut self, folder: &Path, origin: &str) {
         self.searched.push(folder.display().to_string());
-        for pattern in self.kind.patterns() {
+        for pattern in self.platform.patterns() {
             for path in matches(folder, pattern) {
                 self.add(path, origin);
             }
@@ -99,8 +99,8 @@ impl Search {
 
 /// Searches for plugins of a platform: the explicit file, `LTX2_PJRT_PLUGIN` (if its name speaks of this platform or of
 /// none), the project's plugin folders, Python's site-packages. Nothing is loaded and Python is not run.
-pub fn find(kind: Kind, explicit: Option<&Path>) -> Search {
-    let mut search = Search { kind, found: Vec::new(), searched: Vec::new() };
+pub fn find(platform: Platform, explicit: Option<&Path>) -> Search {
+    let mut search = Search { platform, found: Vec::new(), searched: Vec::new() };
     if let Some(path) = explicit {
         search.searched.push(path.display().to_string());
         if path.is_file() {
@@ -109,17 +109,17 @@ pub fn find(kind: Kind, explicit: Option<&Path>) -> Search {
         return search;
     }
     match env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from) {
-        Some(path) if Kind::of_file(&path).is_none_or(|of| of == kind) => {
+        Some(path) if Platform::of_file(&path).is_none_or(|of| of == platform) => {
             search.searched.push(format!("{PLUGIN_VARIABLE}={}", path.display()));
             if path.is_file() {
                 search.add(path, PLUGIN_VARIABLE);
             }
         }
-        Some(path) => search.searched.push(format!("{PLUGIN_VARIABLE}={} (not {})", path.display(), kind.name())),
+        Some(path) => search.searched.push(format!("{PLUGIN_VARIABLE}={} (not {})", path.display(), platform.name())),
         None => search.searched.push(format!("{PLUGIN_VARIABLE} (not set)")),
     }
     for folder in plugin_folders() {
-        search.look(&folder.join(kind.name()), "plugin folder");
+        search.look(&folder.join(platform.name()), "plugin folder");
     }
     for folder in site_packages() {
         search.look(&folder, "Python site-packages");
@@ -128,8 +128,8 @@ pub fn find(kind: Kind, explicit: Option<&Path>) -> Search {
 }
 
 /// The plugin file below a folder made by `ltx2 plugin install`.
-pub fn in_folder(kind: Kind, folder: &Path) -> Option<PathBuf> {
-    kind.patterns().iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
+pub fn in_folder(platform: Platform, folder: &Path) -> Option<PathBuf> {
+    platform.patterns().iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
 }
 
 /// The folders `plugins/` that are searched: beside the working directory, beside the executable and its ancestors,
@@ -231,7 +231,7 @@ mod tests {
         let cuda = root.path().join("jax_plugins/xla_cuda13");
         fs::create_dir_all(&cuda).unwrap();
         fs::write(cuda.join("xla_cuda_plugin.so"), "").unwrap();
-        let mut search = Search { kind: Kind::Cuda, found: Vec::new(), searched: Vec::new() };
+        let mut search = Search { platform: Platform::Cuda, found: Vec::new(), searched: Vec::new() };
         search.look(root.path(), "test");
         assert_eq!(search.found.len(), 1, "two patterns fit one file");
         assert!(search.found[0].path.ends_with("jax_plugins/xla_cuda13/xla_cuda_plugin.so"));
@@ -239,16 +239,16 @@ mod tests {
 
     #[test]
     fn names_speak_of_platforms() {
-        let of = |name: &str| Kind::of_file(Path::new(name));
-        assert_eq!(of("/a/libtpu.so"), Some(Kind::Tpu));
-        assert_eq!(of("/cpu/xla_cuda_plugin.so"), Some(Kind::Cuda));
-        assert_eq!(of("pjrt_c_api_cpu_plugin.so"), Some(Kind::Cpu));
+        let of = |name: &str| Platform::of_file(Path::new(name));
+        assert_eq!(of("/a/libtpu.so"), Some(Platform::Tpu));
+        assert_eq!(of("/cpu/xla_cuda_plugin.so"), Some(Platform::Cuda));
+        assert_eq!(of("pjrt_c_api_cpu_plugin.so"), Some(Platform::Cpu));
         assert_eq!(of("/cpu/plugin.so"), None);
     }
 
     #[test]
     fn a_named_file_that_is_missing_is_not_replaced() {
-        let search = find(Kind::Cpu, Some(Path::new("/no/such/cpu.so")));
+        let search = find(Platform::Cpu, Some(Path::new("/no/such/cpu.so")));
         assert!(search.found.is_empty());
         assert_eq!(
             search.not_found().to_string(),

@@ -1,4 +1,4 @@
-//! What can go wrong below the compiler's C interface.
+//! Errors of plugins and of their C interface.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub enum Error {
     Load {
         /// Plugin file.
         plugin: PathBuf,
-        /// What the dynamic linker said.
+        /// Message of the dynamic linker.
         reason: String,
     },
     /// The plugin speaks an interface this program cannot use.
@@ -29,7 +29,7 @@ pub enum Error {
         plugin: PathBuf,
         /// The plugin's PJRT version.
         has: (i32, i32),
-        /// What is needed and why.
+        /// Requirement and reason.
         need: String,
     },
     /// The plugin has no such call.
@@ -70,7 +70,7 @@ pub enum Error {
         plugin: PathBuf,
         /// C name of the call that was not made.
         call: &'static str,
-        /// What is wrong with it.
+        /// Mismatch.
         reason: String,
     },
     /// A buffer holds elements the host has no type for.

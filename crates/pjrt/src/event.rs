@@ -83,7 +83,7 @@ impl Drop for Event {
     }
 }
 
-/// What waits for an event: the memory, and the event itself, which must outlive its callback's registration.
+/// Payload of an event's callback: the memory, and the event itself, which must outlive the registration.
 struct Held {
     #[allow(dead_code)]
     owner: Box<dyn Any + Send + Sync>,

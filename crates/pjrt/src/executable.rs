@@ -16,7 +16,7 @@ use super::error::{Error, Result};
 use super::layout::pointer;
 use super::plugin::Plugin;
 
-/// Memory of a compiled program on one device, in bytes. What a plugin does not state is 0.
+/// Memory of a compiled program on one device, in bytes; 0 where the plugin does not state it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CompiledMemory {
     /// The arguments.
@@ -25,7 +25,7 @@ pub struct CompiledMemory {
     pub outputs: i64,
     /// Results that reuse the memory of donated arguments; counted in `outputs` too.
     pub aliased: i64,
-    /// Everything between.
+    /// Temporaries.
     pub temporaries: i64,
     /// Machine code (0 on CPU and CUDA).
     pub generated_code: i64,
@@ -42,7 +42,7 @@ pub struct CompiledMemory {
 /// The program after the compiler's passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptimizedProgram {
-    /// What the bytes are; every current plugin answers `hlo_with_config`, an `HloModuleProtoWithConfig`.
+    /// Format of the bytes; every current plugin answers `hlo_with_config`, an `HloModuleProtoWithConfig`.
     pub format: String,
     /// The serialized program.
     pub bytes: Vec<u8>,
@@ -84,7 +84,7 @@ impl Executable {
         }
     }
 
-    /// Copies of the program.
+    /// Number of replicas.
     pub fn num_replicas(&self) -> Result<usize> {
         let mut args = abi::ExecutableNumReplicasArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives.
@@ -92,7 +92,7 @@ impl Executable {
         Ok(args.num_replicas)
     }
 
-    /// Devices one copy is partitioned over.
+    /// Number of devices that one replica is partitioned over.
     pub fn num_partitions(&self) -> Result<usize> {
         let mut args = abi::ExecutableNumPartitionsArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives.
@@ -100,7 +100,7 @@ impl Executable {
         Ok(args.num_partitions)
     }
 
-    /// Results on each device.
+    /// Number of results on each device.
     pub fn num_outputs(&self) -> Result<usize> {
         let mut args = abi::ExecutableNumOutputsArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives.
@@ -128,7 +128,7 @@ impl Executable {
         types.iter().zip(sizes).map(output).collect()
     }
 
-    /// The memory one device needs.
+    /// Memory on one device.
     pub fn memory(&self) -> Result<CompiledMemory> {
         let mut args = abi::ExecutableGetCompiledMemoryStatsArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives.
@@ -213,10 +213,10 @@ impl Drop for Executable {
     }
 }
 
-/// How a loaded program is run.
+/// Options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct ExecuteOptions {
-    /// Arguments that stay usable although the program donates them.
+    /// Donated arguments that stay usable.
     pub keep: Vec<usize>,
     /// A number that is equal on all processes of one run and differs between runs.
     pub launch_id: i32,
@@ -340,7 +340,7 @@ impl LoadedExecutable {
         Ok(outputs.into_iter().map(|list| list.into_iter().map(buffer).collect()).collect())
     }
 
-    /// What the plugin would not check before reading the lists.
+    /// Checks that the plugin would skip before it reads the lists.
     fn check(&self, arguments: &[Vec<&Buffer>]) -> std::result::Result<(), String> {
         let devices = self.0.devices.len();
         if arguments.len() != devices {
@@ -354,12 +354,5 @@ impl LoadedExecutable {
             true => Err("an argument belongs to another client".into()),
             false => Ok(()),
         }
-    }
-
-    /// Unloads it from the devices; running it afterwards is an error.
-    pub fn unload(&self) -> Result<()> {
-        let mut args = abi::LoadedExecutableDeleteArgs { executable: self.0.raw, ..Struct::new() };
-        // SAFETY: the executable lives; only what it holds on the devices goes.
-        unsafe { self.0.client.plugin.call(&mut args) }
     }
 }

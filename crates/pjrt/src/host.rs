@@ -21,7 +21,7 @@ impl SharedBytes {
         SharedBytes { owner, range }
     }
 
-    /// A part of these bytes; None if `range` is not inside them.
+    /// Slice of these bytes; `None` if `range` is out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Option<SharedBytes> {
         if range.start > range.end || range.end > self.range.len() {
             return None;
@@ -60,7 +60,7 @@ pub struct HostBuffer<'a> {
     pub dims: &'a [usize],
     /// Bytes from one element to the next in each dimension, none negative; None for dense row-major memory.
     pub byte_strides: Option<&'a [i64]>,
-    /// How the device is to store it; None for the device's default.
+    /// Device layout; `None` for the default.
     pub layout: Option<&'a DeviceLayout>,
 }
 
@@ -119,11 +119,11 @@ pub struct SharedHostBuffer {
     pub dims: Vec<usize>,
     /// Bytes from one element to the next in each dimension; None for dense row-major memory.
     pub byte_strides: Option<Vec<i64>>,
-    /// How the device is to store it; None for the device's default.
+    /// Device layout; `None` for the default.
     pub layout: Option<DeviceLayout>,
 }
 
-/// What a device may do with shared host memory.
+/// Access of a device to shared host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostUse {
     /// Read it in the background until the transfer is done.

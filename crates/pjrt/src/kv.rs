@@ -14,34 +14,34 @@ use super::abi::{self, CallbackError, error_code};
 use super::attributes::list;
 use super::layout::pointer;
 
-/// A store that every process of a run reaches.
+/// A key-value store that every process of a run reaches.
 pub trait KvStore: Send + Sync {
-    /// The value of a key, waiting for it to be put.
+    /// Value of a key; waits until it is put.
     ///
     /// # Errors
     /// [`KvError::Timeout`] where nobody puts it in time; a store that cannot be reached.
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, KvError>;
 
-    /// The value of a key, now.
+    /// Value of a key, without waiting.
     ///
     /// # Errors
     /// [`KvError::NotFound`] where there is none; a store that cannot be reached.
     fn try_get(&self, key: &str) -> Result<Vec<u8>, KvError>;
 
-    /// Puts a key that is not there yet.
+    /// Inserts a new key.
     ///
     /// # Errors
     /// [`KvError::AlreadyExists`] where it is; a store that cannot be reached.
     fn put(&self, key: &str, value: &[u8]) -> Result<(), KvError>;
 
-    /// Puts a key, in place of the value it may have.
+    /// Inserts or replaces a key.
     ///
     /// # Errors
     /// A store that cannot be reached.
     fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError>;
 }
 
-/// Why a store did not do as told.
+/// Errors of a key-value store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
     /// There is no such key.
@@ -61,9 +61,9 @@ pub enum KvError {
     /// The store cannot be reached.
     #[error("the store at {place} does not answer: {reason}")]
     Unavailable {
-        /// Where it should be.
+        /// Address of the store.
         place: String,
-        /// What happened.
+        /// Transport error.
         reason: String,
     },
 }
@@ -80,7 +80,7 @@ impl KvError {
     }
 }
 
-/// What a client of one of several processes is made with.
+/// Process index, count and store for the client of one of several processes.
 #[derive(Clone)]
 pub struct Node {
     /// This process among all.
@@ -210,7 +210,7 @@ unsafe fn key(data: *const c_void, size: usize) -> String {
     unsafe { list(data.cast::<u8>(), size) }.escape_ascii().to_string()
 }
 
-/// Where a value's size stands: the plugin frees by the address alone.
+/// Header that holds a value's size: the plugin frees by the address alone.
 const HEAD: usize = align_of::<usize>();
 
 fn layout(size: usize) -> Layout {

@@ -1,4 +1,4 @@
-//! How a device stores an array: the order of its dimensions and the tiles they are cut into.
+//! Device layouts: the order of an array's dimensions and the tiles they are cut into.
 
 use std::ffi::c_void;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! How a program is compiled. On the wire this is XLA's `CompileOptionsProto`; the messages declared here carry the
+//! Compile options. On the wire this is XLA's `CompileOptionsProto`; the messages declared here carry the
 //! fields that are used, under the numbers of XLA's .proto files.
 
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::fmt;
 
 use prost::Message;
 
-/// How a program is compiled.
+/// Options of a compile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompileOptions {
     /// Copies of the program that each get their own arguments.

@@ -100,10 +100,10 @@ struct CollectArgs {
 const CODE_ARGS_SIZE: usize = std::mem::offset_of!(CodeArgs, code) + size_of::<u32>();
 const _: () = assert!(size_of::<Functions>() == 80 && size_of::<Extension>() == 24 && CODE_ARGS_SIZE == 28);
 
-/// What is recorded.
+/// Options of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProfileOptions {
-    /// How much of the host: 0 nothing, 1 what is expensive, 2 also launches, 3 everything.
+    /// Trace level of the host: 0 nothing, 1 expensive events, 2 also launches, 3 everything.
     pub host_level: u32,
     /// Whether the trace carries the programs that ran.
     pub programs: bool,

@@ -1,4 +1,4 @@
-//! What plugins read from the environment, set before they are loaded.
+//! Environment variables of plugins, set before they are loaded.
 
 /// Keeps plugins from writing their start-up chatter to stderr; warnings of the user's own making stay. Must be called
 /// before the process starts a thread, and does nothing otherwise, or where the user has set the variable.
@@ -43,7 +43,7 @@ pub fn prepare_absent_tpus() -> bool {
     alone || wanted.is_empty()
 }
 
-/// What to do where [`prepare_absent_tpus`] comes too late.
+/// Message where [`prepare_absent_tpus`] comes too late.
 pub const TPUS_UNPREPARED: &str = "compiling for TPUs needs TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 set";
 
 /// Adds to what libtpu reads at its start; what the user's environment says comes last, so that it holds. Must be called

@@ -104,7 +104,7 @@ impl Topology {
         }
     }
 
-    /// What the plugin states about it.
+    /// Attributes, as the plugin states them.
     pub fn attributes(&self) -> Result<Attributes> {
         let mut args = abi::TopologyDescriptionAttributesArgs { topology: self.0.raw, ..Struct::new() };
         // SAFETY: the topology lives and with it the attributes, which are copied.

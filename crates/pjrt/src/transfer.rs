@@ -21,7 +21,7 @@ pub struct TransferShape {
     pub ty: BufferType,
     /// Dimensions.
     pub dims: Vec<usize>,
-    /// How the device is to store it; None for its default. Given for all arrays of a transfer or for none.
+    /// Device layout; `None` for the default. Given for all arrays of a transfer or for none.
     pub layout: Option<DeviceLayout>,
 }
 

@@ -12,7 +12,7 @@ use super::sharding::{Mesh, Sharding};
 use super::types::{Type, list};
 use crate::DType;
 
-/// How many passes a product or convolution of f32 operands takes on matrix units.
+/// Precision of matmuls and convolutions of f32 operands on matrix units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Precision {
     /// The platform's fastest: TF32 on CUDA, one bf16 pass on TPU.
@@ -44,7 +44,7 @@ pub struct Value {
     pub(super) region: usize,
 }
 
-/// What a `main` argument is called and how it is placed.
+/// An argument of `main`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument {
     /// Name, unique in the program.
@@ -53,19 +53,19 @@ pub struct Argument {
     pub ty: Type,
     /// Placement; `None` lets the partitioner choose.
     pub sharding: Option<Sharding>,
-    /// Index of the result that takes over this argument's memory.
+    /// Index of the result that this argument's memory is donated to.
     pub donated_to: Option<usize>,
-    /// Order and tiles in device memory, as XLA writes them (`{2,1,0:T(16,128)(2,1)}`); `None` for the default.
+    /// Layout in device memory, as XLA writes it (`{2,1,0:T(16,128)(2,1)}`); `None` for the default.
     pub memory_layout: Option<String>,
-    /// The leading part of each dimension that callers fill; what lies behind it is zero.
-    pub content: Vec<usize>,
+    /// Dimensions without padding: the leading part that callers fill, zeros behind it.
+    pub logical_dims: Vec<usize>,
 }
 
 impl Argument {
-    /// An argument that callers fill whole, placed by the partitioner.
+    /// An argument without padding, placed by the partitioner.
     pub fn new(name: &str, ty: Type) -> Self {
-        let content = ty.dims.clone();
-        Argument { name: name.to_string(), ty, sharding: None, donated_to: None, memory_layout: None, content }
+        let logical_dims = ty.dims.clone();
+        Argument { name: name.to_string(), ty, sharding: None, donated_to: None, memory_layout: None, logical_dims }
     }
 }
 
@@ -78,16 +78,16 @@ pub struct Output {
     pub ty: Type,
     /// Placement; `None` lets the partitioner choose.
     pub sharding: Option<Sharding>,
-    /// Order and tiles in device memory; `None` for the default.
+    /// Layout in device memory; `None` for the default.
     pub memory_layout: Option<String>,
-    /// The leading part of each dimension that callers see.
-    pub content: Vec<usize>,
+    /// Dimensions without padding: the leading part that callers see.
+    pub logical_dims: Vec<usize>,
 }
 
 impl Output {
-    /// A result that callers see whole, placed by the partitioner.
+    /// A result without padding, placed by the partitioner.
     pub fn new(name: &str, ty: Type) -> Self {
-        Output { name: name.to_string(), content: ty.dims.clone(), ty, sharding: None, memory_layout: None }
+        Output { name: name.to_string(), logical_dims: ty.dims.clone(), ty, sharding: None, memory_layout: None }
     }
 }
 
@@ -102,13 +102,13 @@ pub struct Program {
     pub results: Vec<Output>,
     /// The devices the program is partitioned over; no axes for one.
     pub mesh: Mesh,
-    /// Operations of the products that are written, a multiply-add counted as two: in a loop of a known number of turns as
-    /// often, in one whose bound is an input once. What a kernel computes is not among them.
-    pub products: f64,
+    /// FLOPs of the matmuls, a multiply-add counted as two, times the trip count of loops where it is known. Custom calls
+    /// are not included.
+    pub dot_flops: f64,
 }
 
 impl Program {
-    /// The text's SHA-256 in hex: two programs with one hash are the same program.
+    /// SHA-256 of the text, in hex.
     pub fn hash(&self) -> String {
         Sha256::digest(self.text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
     }
@@ -118,7 +118,7 @@ impl Program {
         self.mesh.devices()
     }
 
-    /// Position of an argument.
+    /// Position of an argument; `None` without such an argument.
     pub fn argument(&self, name: &str) -> Option<usize> {
         self.arguments.iter().position(|a| a.name == name)
     }
@@ -137,7 +137,7 @@ pub(super) enum RegionKind {
     Isolated,
     /// Both regions of a `while`: outer values are captured into the carry.
     Loop { captures: Captures },
-    /// A manual computation's body: outer values are captured as operands that every device holds whole.
+    /// A manual computation's body: outer values are captured as replicated operands.
     Manual { captures: Captures },
 }
 
@@ -156,10 +156,10 @@ impl RegionKind {
 pub(super) struct State {
     pub program: String,
     pub precision: Precision,
-    pub mixed_products: bool,
+    pub mixed_precision_dot: bool,
     pub mesh: Option<Mesh>,
-    /// Operations of products so far.
-    pub products: f64,
+    /// FLOPs of matmuls so far.
+    pub dot_flops: f64,
     regions: Vec<Region>,
     next_name: usize,
     next_region: usize,
@@ -174,11 +174,11 @@ pub(super) struct State {
 pub(super) struct Function {
     pub text: String,
     pub results: Vec<Type>,
-    /// Operations of products in one call.
-    pub products: f64,
+    /// FLOPs of matmuls in one call.
+    pub dot_flops: f64,
 }
 
-/// Leaves a name scope when dropped.
+/// Guard of a name scope, which ends when dropped.
 pub struct Scope(Builder);
 
 impl Drop for Scope {
@@ -193,9 +193,9 @@ impl Builder {
         Builder(Rc::new(RefCell::new(State {
             program: program.to_string(),
             precision: Precision::Default,
-            mixed_products: true,
+            mixed_precision_dot: true,
             mesh: None,
-            products: 0.0,
+            dot_flops: 0.0,
             regions: vec![Region { id: 0, kind: RegionKind::Isolated, text: String::new() }],
             next_name: 0,
             next_region: 1,
@@ -208,15 +208,15 @@ impl Builder {
         })))
     }
 
-    /// Sets the precision of every product and convolution that follows.
+    /// Sets the precision of the matmuls and convolutions that follow.
     pub fn with_precision(self, precision: Precision) -> Self {
         self.0.borrow_mut().precision = precision;
         self
     }
 
-    /// Whether a product may give a wider type than its operands have; else they are widened first, to the same value.
-    pub fn with_mixed_products(self, allowed: bool) -> Self {
-        self.0.borrow_mut().mixed_products = allowed;
+    /// Whether a matmul may give a wider type than its operands have; else they are widened first, to the same value.
+    pub fn with_mixed_precision_dot(self, allowed: bool) -> Self {
+        self.0.borrow_mut().mixed_precision_dot = allowed;
         self
     }
 
@@ -263,7 +263,7 @@ impl Builder {
         Value { b: self.clone(), name, ty, region: 0 }
     }
 
-    /// Keeps the first error; later ones are its consequences.
+    /// Records the first error; later ones follow from it.
     pub(super) fn fail(&self, op: &'static str, message: String) {
         let mut s = self.0.borrow_mut();
         if s.error.is_none() {
@@ -271,7 +271,7 @@ impl Builder {
         }
     }
 
-    /// Keeps a mistake that a layer above found, under the current name scope.
+    /// Records an error that a layer above found, under the current name scope.
     pub fn reject(&self, op: &'static str, message: String) {
         self.fail(op, message);
     }
@@ -407,15 +407,15 @@ impl Builder {
         let key = function_name(name, &types);
         let known = self.0.borrow().functions.get(&key).map(|f| f.results.clone());
         let results = known.unwrap_or_else(|| self.define(&key, &types, body));
-        let products = self.0.borrow().functions.get(&key).map_or(0.0, |f| f.products);
-        self.0.borrow_mut().products += products;
+        let dot_flops = self.0.borrow().functions.get(&key).map_or(0.0, |f| f.dot_flops);
+        self.0.borrow_mut().dot_flops += dot_flops;
         let operands = list(arguments.iter().map(|a| self.name_of(a)));
         let text = format!("func.call @\"{key}\"({operands}) : ({}) -> ({})", list(types.iter()), list(results.iter()));
         self.op_many("call", text, &results)
     }
 
     fn define(&self, key: &str, types: &[Type], body: impl FnOnce(&[Value]) -> Vec<Value>) -> Vec<Type> {
-        let before = self.0.borrow().products;
+        let before = self.0.borrow().dot_flops;
         self.push_region(RegionKind::Isolated);
         let parameters: Vec<Value> = types.iter().map(|t| self.value(self.fresh(), t.clone())).collect();
         let results = body(&parameters);
@@ -429,25 +429,25 @@ impl Builder {
             region.text
         );
         let mut s = self.0.borrow_mut();
-        let products = s.products - before;
-        s.products = before;
-        s.functions.insert(key.to_string(), Function { text, results: result_types.clone(), products });
+        let dot_flops = s.dot_flops - before;
+        s.dot_flops = before;
+        s.functions.insert(key.to_string(), Function { text, results: result_types.clone(), dot_flops });
         drop(s);
         result_types
     }
 
-    /// Ends the program with its named results.
+    /// Finishes the program with its named results.
     ///
     /// # Errors
-    /// The first mistake made while building, if any.
+    /// The first error of a builder call, with operation, name scope and shapes.
     pub fn finish(&self, results: &[(&str, &Value)]) -> Result<Program> {
         self.finish_with(results.iter().map(|(n, v)| (Output::new(n, v.ty.clone()), (*v).clone())).collect())
     }
 
-    /// Ends the program with its named results and their placements.
+    /// Finishes the program with its named results and their placements.
     ///
     /// # Errors
-    /// The first mistake made while building, if any.
+    /// The first error of a builder call, with operation, name scope and shapes.
     pub fn finish_with(&self, results: Vec<(Output, Value)>) -> Result<Program> {
         let names = list(results.iter().map(|(_, v)| self.name_of(v)));
         let types = list(results.iter().map(|(_, v)| &v.ty));
@@ -474,10 +474,10 @@ impl Builder {
         text.push_str(&format!("  func.func public @main({arguments}) -> ({returned}) {{\n"));
         text.push_str(&s.regions[0].text);
         text.push_str(&format!("    return {names} : {types}\n  }}\n}}\n"));
-        Ok(Program { text, arguments: s.arguments.clone(), results: outputs, mesh, products: s.products })
+        Ok(Program { text, arguments: s.arguments.clone(), results: outputs, mesh, dot_flops: s.dot_flops })
     }
 
-    /// Marks an argument's memory as taken over by result number `result`.
+    /// Donates an argument's memory to result number `result`.
     pub fn donate(&self, argument: &str, result: usize) {
         let found = {
             let mut s = self.0.borrow_mut();
@@ -488,7 +488,7 @@ impl Builder {
         }
     }
 
-    /// Precision of products and convolutions.
+    /// Precision of matmuls and convolutions.
     pub fn precision(&self) -> Precision {
         self.0.borrow().precision
     }
@@ -563,7 +563,7 @@ impl Value {
         self.ty.rank()
     }
 
-    /// The program this value belongs to.
+    /// Builder of the program that this value belongs to.
     pub fn builder(&self) -> &Builder {
         &self.b
     }

@@ -1,4 +1,4 @@
-//! What can be wrong in a program under construction.
+//! Errors of building a program.
 
 /// The first mistake made while a program was built.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub struct Error {
     pub scope: String,
     /// The program's name.
     pub program: String,
-    /// What does not fit, with the shapes.
+    /// Mismatch, with the shapes.
     pub message: String,
 }
 

@@ -28,7 +28,7 @@ impl Mesh {
         self.axes.iter().find(|(n, _)| n == axis).map(|(_, s)| *s)
     }
 
-    /// A device's place along an axis.
+    /// A device's index along an axis.
     pub fn position(&self, device: usize, axis: &str) -> usize {
         let inner = self.axes.iter().rev().take_while(|(n, _)| n != axis).map(|(_, s)| s).product::<usize>();
         device / inner.max(1) % self.size(axis).unwrap_or(1)
@@ -60,7 +60,7 @@ impl fmt::Display for Mesh {
     }
 }
 
-/// For each dimension, the mesh axes that split it, outer first; empty for a dimension that every device holds whole.
+/// Mesh axes that split each dimension, outer first; none for a replicated dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sharding(pub Vec<Vec<String>>);
 
@@ -75,12 +75,15 @@ impl Sharding {
         format!("<@mesh, [{dims}]>")
     }
 
-    /// As the attribute of an argument or result.
+    /// Text of the attribute of an argument or result.
     pub(super) fn attribute(&self) -> String {
         format!("#sdy.sharding{}", self.body())
     }
 
-    /// The part of `ty` one device holds, or why it does not divide.
+    /// Type of one device's shard of `ty`.
+    ///
+    /// # Errors
+    /// A dimension that its mesh axes do not divide.
     pub fn local(&self, ty: &Type, mesh: &Mesh) -> Result<Type, String> {
         if self.0.len() != ty.rank() {
             return Err(format!("{ty} has {} dimensions, the sharding {}", ty.rank(), self.0.len()));
@@ -100,7 +103,7 @@ impl Sharding {
 }
 
 impl Value {
-    /// Fixes the value's placement. Inside a manual region there is nothing to place: a value is one device's own.
+    /// Constrains the value's sharding; no effect inside a manual region, where a value is one device's own.
     pub fn constrain(&self, sharding: &Sharding) -> Value {
         if self.b.is_manual() {
             return self.clone();
@@ -118,7 +121,7 @@ impl Value {
 }
 
 impl Builder {
-    /// Runs `body` on each device's own part of the operands, over all mesh axes. Results are named by their
+    /// Manual computation: runs `body` on each device's shard of the operands, over all mesh axes. Results are named by their
     /// placement; their global type follows from it. Other values that the body uses are gathered, if they are not
     /// whole on every device, before it runs.
     pub fn manual(

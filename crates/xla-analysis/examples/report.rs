@@ -1,5 +1,5 @@
 //! Prints loops, collectives and work of an optimized module (an `HloModuleProto`, or one with its configuration):
-//! `cargo run --example report MODULE.pb [AXIS=SIZE,…] [CHIP]`.
+//! `cargo run --example report MODULE.pb [AXIS=SIZE,…] [CHIP or FILE.toml]`.
 
 use anyhow::Context;
 use ltx2_xla_analysis::{Chip, Module, report};
@@ -13,13 +13,12 @@ fn main() -> anyhow::Result<()> {
         Ok((name.into(), size.parse()?))
     };
     let mesh = mesh.split(',').filter(|t| !t.is_empty()).map(axis).collect::<anyhow::Result<Vec<_>>>()?;
-    let chip =
-        arguments.next().map(|name| Chip::named(&name).with_context(|| format!("no chip '{name}'"))).transpose()?;
+    let chip = arguments.next().map(|chip| Chip::find(&chip)).transpose()?;
 
     let bytes = std::fs::read(&path).with_context(|| path.clone())?;
     let module = Module::decode("hlo_with_config", &bytes).or_else(|_| Module::decode("hlo", &bytes))?;
     println!("{}: {} loops", module.name(), module.loops().len());
-    let report = report(&module, &mesh, 0, chip);
+    let report = report(&module, &mesh, 0, chip.as_ref());
     println!("a step: {:.3} GFLOP, {:.3} MB of memory traffic", report.step.flops / 1e9, report.step.bytes / 1e6);
     for c in &report.collectives {
         println!("{:?} over {:?}, {:.0} bytes received, {} times, {}", c.kind, c.axes, c.wire_bytes, c.times, c.scope);

@@ -1,4 +1,4 @@
-//! What a collective is, in whichever form a compiler leaves it.
+//! Recognizes collectives in every form that a compiler leaves them.
 
 use std::collections::HashSet;
 
@@ -8,79 +8,80 @@ use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto, ShapeProto};
 use super::shape::{bytes, dtype_name};
 
-/// A kind of exchange between devices.
+/// Kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// Every device gets all parts.
+pub enum CollectiveKind {
+    /// Every device receives all shards.
     AllGather,
-    /// Every device gets the sum.
+    /// Every device receives the sum.
     AllReduce,
-    /// Every device gets its part of the sum.
+    /// Every device receives its shard of the sum.
     ReduceScatter,
-    /// Every device gets its part of each device's value.
+    /// Every device receives its shard of each device's value.
     AllToAll,
-    /// A device gets another one's value.
+    /// A device receives another one's value.
     CollectivePermute,
-    /// Every device gets one device's value.
+    /// Every device receives one device's value.
     CollectiveBroadcast,
 }
 
-impl Kind {
-    /// XLA's name.
+impl CollectiveKind {
+    /// XLA's opcode.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::AllGather => "all-gather",
-            Kind::AllReduce => "all-reduce",
-            Kind::ReduceScatter => "reduce-scatter",
-            Kind::AllToAll => "all-to-all",
-            Kind::CollectivePermute => "collective-permute",
-            Kind::CollectiveBroadcast => "collective-broadcast",
+            CollectiveKind::AllGather => "all-gather",
+            CollectiveKind::AllReduce => "all-reduce",
+            CollectiveKind::ReduceScatter => "reduce-scatter",
+            CollectiveKind::AllToAll => "all-to-all",
+            CollectiveKind::CollectivePermute => "collective-permute",
+            CollectiveKind::CollectiveBroadcast => "collective-broadcast",
         }
     }
 
     /// The kind of an opcode, in its synchronous or its `-start` form.
-    pub(super) fn of(opcode: &str) -> Option<Kind> {
+    pub(super) fn of(opcode: &str) -> Option<CollectiveKind> {
         match opcode.strip_suffix("-start").unwrap_or(opcode) {
-            "all-gather" => Some(Kind::AllGather),
-            "all-reduce" => Some(Kind::AllReduce),
-            "reduce-scatter" => Some(Kind::ReduceScatter),
-            "all-to-all" | "ragged-all-to-all" => Some(Kind::AllToAll),
-            "collective-permute" => Some(Kind::CollectivePermute),
-            "collective-broadcast" => Some(Kind::CollectiveBroadcast),
+            "all-gather" => Some(CollectiveKind::AllGather),
+            "all-reduce" => Some(CollectiveKind::AllReduce),
+            "reduce-scatter" => Some(CollectiveKind::ReduceScatter),
+            "all-to-all" | "ragged-all-to-all" => Some(CollectiveKind::AllToAll),
+            "collective-permute" => Some(CollectiveKind::CollectivePermute),
+            "collective-broadcast" => Some(CollectiveKind::CollectiveBroadcast),
             _ => None,
         }
     }
 
-    /// Bytes one of `n` devices receives for `bytes` of result, by the best ring: an all-reduce passes everything
-    /// twice, a device keeps its own part of what is gathered or exchanged.
+    /// Bytes that one of `n` devices receives for `bytes` of result, by a ring: an all-reduce passes everything
+    /// twice, a device keeps its own shard of what is gathered or traded.
     pub fn wire_bytes(self, bytes: f64, n: usize) -> f64 {
         let n = n.max(1) as f64;
         match self {
-            Kind::AllGather | Kind::AllToAll => bytes * (n - 1.0) / n,
-            Kind::AllReduce => 2.0 * bytes * (n - 1.0) / n,
-            Kind::ReduceScatter => bytes * (n - 1.0),
-            Kind::CollectivePermute | Kind::CollectiveBroadcast => bytes,
+            CollectiveKind::AllGather | CollectiveKind::AllToAll => bytes * (n - 1.0) / n,
+            CollectiveKind::AllReduce => 2.0 * bytes * (n - 1.0) / n,
+            CollectiveKind::ReduceScatter => bytes * (n - 1.0),
+            CollectiveKind::CollectivePermute | CollectiveKind::CollectiveBroadcast => bytes,
         }
     }
 }
 
-/// Whether an opcode exchanges data between devices, in any form.
+/// Whether an opcode is a collective, in any form.
 pub(super) fn is_collective(opcode: &str) -> bool {
-    Kind::of(opcode).is_some() || opcode.strip_suffix("-done").is_some_and(|o| Kind::of(o).is_some())
+    CollectiveKind::of(opcode).is_some()
+        || opcode.strip_suffix("-done").is_some_and(|o| CollectiveKind::of(o).is_some())
 }
 
 const ASYNC_START: &str = "AsyncCollectiveStart";
 const ASYNC_DONE: &str = "AsyncCollectiveDone";
 
-/// The ends of a collective that TPU's compiler spreads over fusions.
+/// Whether an instruction marks the start or end of a collective that TPU's compiler spreads over fusions.
 pub(super) fn is_async_marker(i: &InstructionProto) -> bool {
     i.custom_call_target == ASYNC_START || i.custom_call_target == ASYNC_DONE
 }
 
-/// What part of a collective a fusion holds.
+/// Part of an asynchronous collective that a fusion holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum AsyncPart {
     Start,
     /// A clone that runs beside other work; without a start elsewhere, the whole.
     Middle,
@@ -89,16 +90,16 @@ pub(super) enum Part {
 
 impl Module {
     /// The collectives fused into a computation, with the part of them that is there.
-    pub(super) fn fused_collectives<'a>(&'a self, c: &'a ComputationProto) -> Vec<(Part, &'a InstructionProto)> {
+    pub(super) fn fused_collectives<'a>(&'a self, c: &'a ComputationProto) -> Vec<(AsyncPart, &'a InstructionProto)> {
         let marked = |target: &str| c.instructions.iter().any(|i| i.custom_call_target == target);
         let part = match (marked(ASYNC_START), marked(ASYNC_DONE)) {
-            (true, _) => Part::Start,
-            (_, true) => Part::Done,
-            _ => Part::Middle,
+            (true, _) => AsyncPart::Start,
+            (_, true) => AsyncPart::Done,
+            _ => AsyncPart::Middle,
         };
         let mut found = Vec::new();
         for i in &c.instructions {
-            if Kind::of(&i.opcode).is_some() {
+            if CollectiveKind::of(&i.opcode).is_some() {
                 found.push((part, i));
             } else if i.opcode == "fusion"
                 && let Some(called) = self.called(i)
@@ -111,7 +112,7 @@ impl Module {
 
     /// The collective that a background computation wraps.
     pub(super) fn wrapped_collective(&self, start: &InstructionProto) -> Option<&InstructionProto> {
-        self.called(start)?.instructions.iter().find(|i| Kind::of(&i.opcode).is_some())
+        self.called(start)?.instructions.iter().find(|i| CollectiveKind::of(&i.opcode).is_some())
     }
 
     /// Kind and result of a collective; in a fusion that keeps only a slice of a sum, the sum is scattered.
@@ -119,16 +120,16 @@ impl Module {
         &'a self,
         i: &'a InstructionProto,
         fused_in: Option<&'a ComputationProto>,
-    ) -> Option<(Kind, &'a ShapeProto)> {
-        let kind = Kind::of(&i.opcode)?;
+    ) -> Option<(CollectiveKind, &'a ShapeProto)> {
+        let kind = CollectiveKind::of(&i.opcode)?;
         let shape = i.shape.as_ref()?;
         if let Some(root) = fused_in.and_then(|c| self.root(c)).filter(|r| r.opcode == "dynamic-slice")
-            && kind == Kind::AllReduce
+            && kind == CollectiveKind::AllReduce
         {
-            return Some((Kind::ReduceScatter, root.shape.as_ref()?));
+            return Some((CollectiveKind::ReduceScatter, root.shape.as_ref()?));
         }
         // Operands and results, then what the runtime keeps between start and end; an all-reduce states results only.
-        let both = i.opcode.ends_with("-start") && kind != Kind::AllReduce;
+        let both = i.opcode.ends_with("-start") && kind != CollectiveKind::AllReduce;
         let result = if both { shape.tuple_shapes.get(1).unwrap_or(shape) } else { shape };
         Some((kind, result))
     }
@@ -146,7 +147,7 @@ impl Module {
         String::new()
     }
 
-    /// The name scope of what first reads a value, or what is made of it alone: a compiler that moves an exchange, or
+    /// The name scope of what first reads a value, or what is made of it alone: a compiler that moves a collective, or
     /// makes a gather of its own for a weight, may leave it without one.
     pub(super) fn scope_of_reader(&self, i: &InstructionProto) -> String {
         let mut made_of_it = HashSet::from([i.id]);
@@ -245,11 +246,11 @@ mod tests {
 
     #[test]
     fn received_bytes() {
-        assert_eq!(Kind::AllGather.wire_bytes(800.0, 8), 700.0);
-        assert_eq!(Kind::AllReduce.wire_bytes(800.0, 8), 1400.0);
-        assert_eq!(Kind::ReduceScatter.wire_bytes(100.0, 8), 700.0);
-        assert_eq!(Kind::AllToAll.wire_bytes(800.0, 4), 600.0);
-        assert_eq!(Kind::CollectivePermute.wire_bytes(800.0, 2), 800.0);
+        assert_eq!(CollectiveKind::AllGather.wire_bytes(800.0, 8), 700.0);
+        assert_eq!(CollectiveKind::AllReduce.wire_bytes(800.0, 8), 1400.0);
+        assert_eq!(CollectiveKind::ReduceScatter.wire_bytes(100.0, 8), 700.0);
+        assert_eq!(CollectiveKind::AllToAll.wire_bytes(800.0, 4), 600.0);
+        assert_eq!(CollectiveKind::CollectivePermute.wire_bytes(800.0, 2), 800.0);
     }
 
     #[test]
@@ -292,8 +293,8 @@ mod tests {
 
     #[test]
     fn opcodes_in_every_form() {
-        assert_eq!(Kind::of("all-gather-start"), Some(Kind::AllGather));
-        assert_eq!(Kind::of("copy-start"), None);
+        assert_eq!(CollectiveKind::of("all-gather-start"), Some(CollectiveKind::AllGather));
+        assert_eq!(CollectiveKind::of("copy-start"), None);
         assert!(is_collective("collective-permute-done") && !is_collective("async-done"));
     }
 }

@@ -1,4 +1,4 @@
-//! Work of single instructions: floating-point operations of products and convolutions, bytes read and written.
+//! Work of single instructions: FLOPs of matmuls and convolutions, bytes read and written.
 //!
 //! Compilers' own estimates are not used: TPU's leave loops out and CUDA's need a device. Elementwise arithmetic is not
 //! counted as work, only by the bytes it moves. A kernel call that states its own cost is believed.
@@ -12,14 +12,14 @@ use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto, ShapeProto, WindowDimensionProto};
 use super::shape::{self, elements};
 
-/// Work on one device.
+/// FLOPs and memory traffic on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Floating-point operations of products and convolutions, a multiply-add counted as two.
+    /// FLOPs of matmuls and convolutions, a multiply-add counted as two.
     pub flops: f64,
-    /// Of these, operations on 8-bit floats.
-    pub narrow: f64,
-    /// Of these, operations of fused attention kernels.
+    /// FLOPs on 8-bit floats, a part of `flops`.
+    pub fp8: f64,
+    /// FLOPs of fused attention kernels, a part of `flops`.
     pub attention: f64,
     /// Bytes of device memory read and written.
     pub bytes: f64,
@@ -30,14 +30,14 @@ pub struct Work {
 impl Work {
     pub(super) fn add(&mut self, other: Work, times: f64) {
         self.flops += other.flops * times;
-        self.narrow += other.narrow * times;
+        self.fp8 += other.fp8 * times;
         self.attention += other.attention * times;
         self.bytes += other.bytes * times;
         self.kernels += other.kernels * times;
     }
 }
 
-/// Instructions that move nothing: names for what is there, and the ends of what a start has counted.
+/// Instructions without memory traffic: aliases, and the ends of asynchronous pairs, whose starts are counted.
 fn is_free(opcode: &str) -> bool {
     const FREE: [&str; 13] = [
         "parameter",
@@ -87,8 +87,8 @@ impl<'a> Counter<'a> {
     /// `flops` of an instruction, without its memory traffic.
     fn operations(&self, i: &InstructionProto, flops: f64) -> Work {
         let operand = self.module.operand(i, 0).and_then(|o| o.shape.as_ref());
-        let narrow = operand.is_some_and(|s| shape::is_float8(s.element_type));
-        Work { flops, narrow: if narrow { flops } else { 0.0 }, ..Work::default() }
+        let fp8 = operand.is_some_and(|s| shape::is_float8(s.element_type));
+        Work { flops, fp8: if fp8 { flops } else { 0.0 }, ..Work::default() }
     }
 
     fn fusion_work(&self, i: &InstructionProto) -> Work {
@@ -220,7 +220,7 @@ impl<'a> Counter<'a> {
         moved as f64
     }
 
-    /// Operations of a product or a convolution; 0 for everything else.
+    /// FLOPs of a matmul or a convolution; 0 for everything else.
     fn flops(&self, i: &InstructionProto) -> f64 {
         match i.opcode.as_str() {
             "dot" => {
@@ -233,8 +233,8 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// Operations of a convolution on the elements that are there: padding and the holes of a dilation cost nothing.
-    /// (TPU programs write batched products as convolutions whose window walks the batch by such holes.)
+    /// FLOPs of a convolution on the elements that are there: padding and the holes of a dilation cost nothing.
+    /// (TPU programs write batched matmuls as convolutions whose window walks the batch by such holes.)
     fn convolution_flops(&self, i: &InstructionProto) -> Option<f64> {
         let (window, numbers) = (i.window.as_ref()?, i.convolution.as_ref()?);
         let [input, kernel] = [0, 1].map(|n| self.module.operand(i, n).and_then(|o| o.shape.as_ref()));
@@ -274,7 +274,7 @@ impl<'a> Counter<'a> {
             return of(2.0 * result(i).map_or(0, elements) as f64 * contracted);
         }
         if let Some(scores) = config.pointer("/cudnn_fmha_backend_config/intermediate_tensor_shape/dimensions") {
-            // Scores and weighted sum: two products of [.., queries, keys] with a head's width.
+            // Scores and weighted sum: two matmuls of [.., queries, keys] with a head's width.
             let scores: f64 = scores.as_array().into_iter().flatten().filter_map(number).product();
             let width = shape(0).and_then(|s| s.dimensions.last()).copied().unwrap_or(0);
             let flops = 4.0 * scores * width as f64;

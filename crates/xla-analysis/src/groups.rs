@@ -75,7 +75,7 @@ fn mesh_axes_groups(list: &super::proto::MeshAxesGroupsProto) -> Vec<Vec<i64>> {
     ids.chunks(usize::try_from(size).unwrap_or(1).max(1)).map(<[i64]>::to_vec).collect()
 }
 
-/// What a collective joins.
+/// Mesh axes and device groups of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     /// Devices in a group.

@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 
-mod activity;
 mod calibration;
+mod category;
 mod chip;
 mod collective;
 mod cost;
@@ -19,15 +19,16 @@ mod trips;
 mod walk;
 mod xplane;
 
-pub use activity::{Activity, Purpose};
-pub use calibration::{Calibration, Exchange, FitError, Line, Measurements, Origin, Sample, What, fit};
-pub use chip::{CHIPS, Chip, Links, Seconds};
-pub use collective::Kind;
+pub use calibration::{
+    AlphaBeta, Calibration, CollectiveCost, FitError, Measurements, Microbenchmark, Provenance, Sample, fit,
+};
+pub use category::{OpCategory, Purpose};
+pub use chip::{Chip, ChipError, Links, OpTime};
+pub use collective::CollectiveKind;
 pub use cost::Work;
-pub use intervals::Intervals;
 pub use module::{Instruction, Loop, Module, Stored};
 pub use report::{Predicted, Report, Traffic, report};
 pub use stacks::StackCopy;
-pub use trace::{DeviceTime, Operation, ScopeTime, Share, Trace};
-pub use walk::{Collective, Phase};
+pub use trace::{CategoryTime, DeviceTime, Operation, ScopeTime, Trace};
+pub use walk::{Collective, LoopLevel};
 pub use xplane::XSpace;

@@ -7,7 +7,7 @@ use prost::Message;
 use super::proto::{ComputationProto, InstructionProto, ModuleProto, ModuleWithConfig, ShapeProto};
 use super::shape::{dtype_name, elements};
 
-/// Why bytes are not an optimized program.
+/// Errors of decoding an optimized program.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
     /// Not such a protobuf.
@@ -25,12 +25,12 @@ const NESTED: usize = 64;
 /// million.
 const MET: u64 = 1 << 24;
 
-/// An optimized program, as a plugin returns it.
+/// An optimized HLO module, as a plugin returns it.
 pub struct Module {
     name: String,
     entry: i64,
     computations: BTreeMap<i64, ComputationProto>,
-    /// Where an instruction stands: its computation and its place there.
+    /// Computation of each instruction, and its index there.
     places: HashMap<i64, (i64, usize)>,
     schedule: HashMap<i64, Vec<i64>>,
 }
@@ -40,7 +40,7 @@ pub struct Module {
 pub struct Loop {
     /// Instruction name.
     pub name: String,
-    /// The name scope it was built under.
+    /// Name scope.
     pub scope: String,
     /// Loops inside its body.
     pub inner: Vec<Loop>,
@@ -55,7 +55,7 @@ pub struct Stored {
     pub dims: Vec<i64>,
     /// HLO opcode of the instruction.
     pub opcode: String,
-    /// The name scope it was built under.
+    /// Name scope.
     pub scope: String,
 }
 
@@ -70,22 +70,22 @@ pub struct Instruction {
     pub dims: Vec<i64>,
     /// Elements of the result (of a tuple: the sum).
     pub elements: i64,
-    /// The name scope it was built under.
+    /// Name scope.
     pub scope: String,
-    /// What a custom call calls.
+    /// Target of a custom call.
     pub target: String,
-    /// What the backend was told about it.
+    /// Backend configuration.
     pub config: String,
 }
 
 impl Module {
-    /// Whether it calls kernels that a library chooses and builds on the device itself: compiled without devices it
-    /// lacks them.
+    /// Whether it calls cuDNN kernels that are chosen and built on the device itself: compiled ahead of time, it lacks
+    /// them.
     pub fn is_bound_to_device(&self) -> bool {
         self.instructions().any(|i| i.target.starts_with("__cudnn$"))
     }
 
-    /// Reads the bytes of `hlo_with_config` (or of a bare module, `hlo`).
+    /// Decodes the bytes of `hlo_with_config` (or of a bare module, `hlo`).
     ///
     /// # Errors
     /// The protobuf decoder's message; operands or calls without an order.
@@ -152,12 +152,12 @@ impl Module {
         })
     }
 
-    /// Its name.
+    /// Module name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The computation that a run enters.
+    /// Id of the entry computation.
     pub(super) fn entry(&self) -> i64 {
         self.entry
     }
@@ -176,7 +176,7 @@ impl Module {
         self.computations.get(computation)?.instructions.get(*at)
     }
 
-    /// What stands behind an instruction in its computation.
+    /// Instructions after one in its computation.
     pub(super) fn behind(&self, i: &InstructionProto) -> &[InstructionProto] {
         let place = self.places.get(&i.id).and_then(|(c, at)| self.computation(*c)?.instructions.get(at + 1..));
         place.unwrap_or_default()
@@ -204,7 +204,7 @@ impl Module {
         self.instruction(c.root_id)
     }
 
-    /// The loops, outermost first.
+    /// Loops, outermost first.
     pub fn loops(&self) -> Vec<Loop> {
         self.loops_in(self.entry)
     }
@@ -263,7 +263,7 @@ fn leaves(shape: &ShapeProto) -> Vec<&ShapeProto> {
 }
 
 impl InstructionProto {
-    /// The name scope it was built under, as the compiler passes it on.
+    /// Name scope, as the compiler passes it on.
     pub(super) fn scope(&self) -> &str {
         self.metadata.as_ref().map_or("", |m| m.op_name.as_str())
     }

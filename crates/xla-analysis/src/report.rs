@@ -1,20 +1,20 @@
-//! What a compiled program does on one device: exchanges, work, copies, and the time that follows.
+//! Report on a compiled program, on one device: collectives, work, copies, and the predicted time.
 
 use super::chip::Chip;
 use super::cost::Work;
 use super::module::Module;
 use super::stacks::StackCopy;
-use super::walk::{Collective, Cost, Phase, Walk, in_blocks};
+use super::walk::{Collective, Cost, LoopLevel, Walk, in_blocks};
 
-/// The figures of an optimized program, on one device.
+/// Figures of an optimized program, on one device.
 ///
 /// A *step* is one iteration of the loop whose bound is an input (the denoising loop), or the whole run of a program
-/// without one; a *layer* is one iteration of the loop over transformer blocks, or their mean where they are written out.
+/// without one; a *layer* is one iteration of the loop over transformer blocks, or their mean where they are unrolled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Blocks a step; 0 without any.
+    /// Blocks of a step; 0 without any.
     pub layers: f64,
-    /// Every logical collective, in the order they are met.
+    /// Logical collectives, in schedule order.
     pub collectives: Vec<Collective>,
     /// Work of a step.
     pub step: Work,
@@ -24,41 +24,41 @@ pub struct Report {
     pub call: Work,
     /// Copies of whole stacks of layers.
     pub stack_copies: Vec<StackCopy>,
-    /// Time of a step, where the chip is known.
+    /// Predicted time of a step, where the chip is known.
     pub predicted: Option<Predicted>,
-    /// The part of it that is one block's.
+    /// Predicted time of one block.
     pub predicted_layer: Option<Predicted>,
 }
 
-/// Milliseconds of a step, by the roofline and the link model (`analysis::chip` has the formulas).
+/// Milliseconds of a step, by the roofline and the link model (the module of [`Chip`] has the formulas).
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Predicted {
-    /// Products and convolutions alone.
+    /// Matmuls and convolutions alone.
     pub compute: f64,
     /// Memory traffic alone.
     pub memory: f64,
-    /// Starts of kernels alone; 0 of chips that were not measured.
+    /// Launch latency alone; 0 of a chip without a calibration.
     pub launch: f64,
-    /// Links alone.
+    /// Collectives alone.
     pub collective: f64,
-    /// All together, collectives in the background hidden where there is work to hide behind.
+    /// Whole step, asynchronous collectives overlapped with the work beside them.
     pub step: f64,
 }
 
-/// Bytes of collectives.
+/// Sums over collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Results on one device.
+    /// Bytes of results on one device.
     pub bytes: f64,
     /// Bytes received.
     pub wire_bytes: f64,
-    /// Of `bytes`, those that move while other work runs.
+    /// Bytes of overlapped collectives, a part of `bytes`.
     pub overlapped: f64,
     /// Number of collectives.
     pub count: f64,
 }
 
-/// Reads an optimized program that was partitioned over `mesh`, the names and sizes of its axes, outer first, and has
+/// Analyzes an optimized program that was partitioned over `mesh`, the names and sizes of its axes, outer first, and has
 /// `layers` stacked blocks.
 pub fn report(module: &Module, mesh: &[(String, usize)], layers: usize, chip: Option<&Chip>) -> Report {
     let mut walk = Walk::new(module, mesh, layers, chip);
@@ -66,12 +66,12 @@ pub fn report(module: &Module, mesh: &[(String, usize)], layers: usize, chip: Op
     let step = walk.step.unwrap_or_default();
     let mut collectives = walk.collectives;
     let (mut layer, mut runs) = walk.layer.unwrap_or_default();
-    if walk.layer.is_none() && (walk.written_out.work.bytes > 0.0 || collectives.iter().any(|c| in_blocks(&c.scope))) {
-        // Blocks that are written out stand side by side.
+    if walk.layer.is_none() && (walk.unrolled.work.bytes > 0.0 || collectives.iter().any(|c| in_blocks(&c.scope))) {
+        // Unrolled blocks follow each other in the step.
         runs = layers.max(1) as f64;
-        layer.add(walk.written_out, 1.0 / runs);
-        for c in collectives.iter_mut().filter(|c| c.phase == Phase::Step && in_blocks(&c.scope)) {
-            c.phase = Phase::Layer;
+        layer.add(walk.unrolled, 1.0 / runs);
+        for c in collectives.iter_mut().filter(|c| c.level == LoopLevel::Step && in_blocks(&c.scope)) {
+            c.level = LoopLevel::Block;
             c.times /= runs;
         }
     }
@@ -95,12 +95,12 @@ fn predicted(step: &Cost) -> Predicted {
         memory: ms(t.memory),
         launch: ms(t.launch),
         collective: ms(t.collective),
-        step: ms(t.all),
+        step: ms(t.total),
     }
 }
 
 impl Predicted {
-    /// With so many more of another.
+    /// Sum of this time and `more` times another.
     #[must_use]
     pub fn with(&self, more: f64, other: &Predicted) -> Predicted {
         Predicted {
@@ -116,7 +116,7 @@ impl Predicted {
 impl Report {
     /// Collectives of one block.
     pub fn per_layer(&self) -> Traffic {
-        self.traffic(|c| if c.phase == Phase::Layer { c.times } else { 0.0 })
+        self.traffic(|c| if c.level == LoopLevel::Block { c.times } else { 0.0 })
     }
 
     /// Collectives of one step, all blocks included.
@@ -126,10 +126,10 @@ impl Report {
 
     /// Runs of a collective in a step; 0 for what happens outside the loop over steps.
     pub fn trips(&self, c: &Collective) -> f64 {
-        match c.phase {
-            Phase::Call => 0.0,
-            Phase::Step => c.times,
-            Phase::Layer => c.times * self.layers,
+        match c.level {
+            LoopLevel::Outside => 0.0,
+            LoopLevel::Step => c.times,
+            LoopLevel::Block => c.times * self.layers,
         }
     }
 

@@ -62,7 +62,7 @@ pub(super) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
 /// From this memory space on, a TPU's layouts speak of the chip's own memories.
 const ON_CHIP: i64 = 1;
 
-/// As [`bytes`], without what lies in the chip's own memory.
+/// Bytes of a shape outside of on-chip memory.
 pub(super) fn bytes_off_chip(shape: &ShapeProto) -> u64 {
     match shape.tuple_shapes.is_empty() {
         true if shape.layout.as_ref().is_some_and(|l| l.memory_space >= ON_CHIP) => 0,

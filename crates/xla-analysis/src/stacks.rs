@@ -1,31 +1,32 @@
-//! Copies of whole stacks of layers: paid at every call, and as large as the model.
+//! Copies of stacked weights: paid at every call, and as large as the model.
 
 use std::collections::HashSet;
 
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
 use super::shape::{bytes, dtype_name, elements};
-use super::walk::Phase;
+use super::walk::LoopLevel;
 
-/// Smaller stacks are not worth a word; they may live in the chip's own memory.
+/// Smaller stacks are not reported; they may fit on-chip memory.
 const SMALLEST: u64 = 1 << 20;
 
 /// A copy, transpose or conversion of a whole stacked parameter.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct StackCopy {
-    /// The instruction.
+    /// Instruction name.
     pub name: String,
-    /// Its opcode; of a fusion, `fusion`.
+    /// HLO opcode.
     pub opcode: String,
     /// Element type and dimensions of the result.
     pub shape: String,
-    /// The name scope it was built under, if any.
+    /// Name scope, if any.
     pub scope: String,
     /// Bytes of the result.
     pub bytes: f64,
-    /// Where it happens.
-    pub phase: Phase,
-    /// Runs in one call, step or block.
+    /// Loop that it runs in.
+    #[serde(rename = "phase")]
+    pub level: LoopLevel,
+    /// Runs in one call, step or block, by `level`.
     pub times: f64,
 }
 
@@ -48,7 +49,7 @@ impl Stacks {
     }
 
     /// The copy that an instruction makes of a stack.
-    pub fn copy(&self, module: &Module, i: &InstructionProto, phase: Phase, times: f64) -> Option<StackCopy> {
+    pub fn copy(&self, module: &Module, i: &InstructionProto, level: LoopLevel, times: f64) -> Option<StackCopy> {
         let shape = i.shape.as_ref()?;
         let shape = match i.opcode.as_str() {
             "copy" | "transpose" | "convert" => shape,
@@ -69,7 +70,7 @@ impl Stacks {
             shape: format!("{}{:?}", dtype_name(shape.element_type), shape.dimensions),
             scope: super::collective::trim(i.scope()),
             bytes: bytes(shape) as f64,
-            phase,
+            level,
             times,
         })
     }

@@ -1,19 +1,19 @@
-//! Where the time of a trace went: by kind of work, by name scope, and what of the exchanges other work covered.
+//! Device time of a trace: by category and name scope, with overlapped and exposed communication.
 
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use super::activity::{Activity, Purpose, of_category, of_name};
+use super::category::{OpCategory, Purpose, of_category, of_name};
 use super::collective::trim;
 use super::intervals::Intervals;
 use super::module::Module;
 use super::xplane::{XEvent, XLine, XPlane, XSpace};
 
-/// The summary of a trace. Times are milliseconds of one device: the mean of all devices.
+/// Summary of a trace. Times are milliseconds, the mean over all devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trace {
-    /// Denoising steps in it, where that is known.
+    /// Denoising steps of the trace, where known.
     pub steps: Option<usize>,
     /// From the first operation to the end of the last.
     pub window_ms: f64,
@@ -21,55 +21,58 @@ pub struct Trace {
     pub busy_ms: f64,
     /// While none ran.
     pub idle_ms: f64,
-    /// Part of the window.
+    /// Idle share of the window.
     pub idle_share: f64,
-    /// Kinds of work.
-    pub activities: Vec<Share>,
-    /// Name scopes, the longest first.
+    /// Time by category.
+    #[serde(rename = "activities")]
+    pub categories: Vec<CategoryTime>,
+    /// Time by name scope, longest first.
     pub scopes: Vec<ScopeTime>,
-    /// Part of the operations' time that neither a program nor the trace gives a name scope.
+    /// Share of the operations' time without a name scope.
     pub without_scope: f64,
-    /// Each device.
+    /// Time by device.
     pub devices: Vec<DeviceTime>,
-    /// Operations of all devices, the longest first.
+    /// Operations of all devices, longest first.
     pub operations: Vec<Operation>,
-    /// What the recorder said it could not do, and programs that could not be read.
+    /// Errors and warnings of the profiler, and HLO modules that cannot be decoded.
     pub warnings: Vec<String>,
 }
 
-/// Time of a kind of work.
+/// Time of a category.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Share {
-    /// Kind.
-    pub activity: Activity,
-    /// Sum over its operations, those that run beside each other counted each.
+pub struct CategoryTime {
+    /// Category.
+    #[serde(rename = "activity")]
+    pub category: OpCategory,
+    /// Sum over its operations, concurrent ones counted each.
     pub ms: f64,
-    /// Part of the window in which this was what kept the device: of work in parallel the first of the list has the time,
-    /// so that all shares and the idle one are 1 together. Of an exchange it is what nothing covered.
+    /// Share of the window. Concurrent time goes to the first category of the list, so that all shares and the idle one
+    /// sum to 1; a collective has its exposed time alone.
     pub share: f64,
-    /// Of an exchange: while nothing else ran.
+    /// Exposed time of a collective: nothing else ran.
     pub exposed_ms: Option<f64>,
-    /// Of an exchange: while other work of the same device ran.
+    /// Overlapped time of a collective: other work of the same device ran.
     pub overlapped_ms: Option<f64>,
 }
 
 /// Time under a name scope.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ScopeTime {
-    /// The scope; empty where there is none.
+    /// Name scope; empty where there is none.
     pub scope: String,
     /// Sum over its operations.
     pub ms: f64,
-    /// Part of the window.
+    /// Share of the window.
     pub share: f64,
-    /// The same by kind of work.
-    pub activities: BTreeMap<&'static str, f64>,
+    /// Milliseconds by category.
+    #[serde(rename = "activities")]
+    pub categories: BTreeMap<&'static str, f64>,
 }
 
 /// Time of a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceTime {
-    /// The trace's name of it.
+    /// Name in the trace.
     pub device: String,
     /// From its first operation to the end of its last.
     pub window_ms: f64,
@@ -77,17 +80,19 @@ pub struct DeviceTime {
     pub busy_ms: f64,
     /// While none ran.
     pub idle_ms: f64,
-    /// Kinds of work.
-    pub activities: Vec<Share>,
+    /// Time by category.
+    #[serde(rename = "activities")]
+    pub categories: Vec<CategoryTime>,
 }
 
 /// An instruction or kernel, on all devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Operation {
-    /// Instruction, or kernel where the trace does not say which instruction it is of.
+    /// Instruction name, or the kernel's where the trace does not name the instruction.
     pub name: String,
-    /// Kind of work.
-    pub activity: Activity,
+    /// Category.
+    #[serde(rename = "activity")]
+    pub category: OpCategory,
     /// Name scope.
     pub scope: String,
     /// Runs.
@@ -99,24 +104,24 @@ pub struct Operation {
 /// Picoseconds of a millisecond.
 const MS: f64 = 1e9;
 
-/// Picoseconds: two and a half hours. What is further from the first line's start is no time of this recording.
+/// Picoseconds: two and a half hours. What is further from the first line's start is no time of this trace.
 const LONGEST: i64 = 1 << 53;
 
-/// What an operation is, and its time so far.
+/// An operation's purpose, and its time so far.
 struct Known {
     purpose: Purpose,
     count: u64,
     ps: i64,
 }
 
-/// A piece of time that an operation of the list had for itself.
-struct Piece {
+/// A time slice of one operation, without that of operations inside it.
+struct Slice {
     operation: usize,
     span: (i64, i64),
 }
 
 impl Trace {
-    /// Sums a trace up. Programs that it carries explain its operations.
+    /// Summarizes a trace, with the categories and name scopes of the HLO modules that it carries.
     ///
     /// # Errors
     /// No device in it, or none that did anything.
@@ -137,7 +142,7 @@ impl Trace {
         if devices.is_empty() {
             let said: Vec<&str> = space.errors.iter().chain(&space.warnings).map(String::as_str).collect();
             let said =
-                if said.is_empty() { String::new() } else { format!("; the recorder says: {}", said.join("; ")) };
+                if said.is_empty() { String::new() } else { format!("; the profiler says: {}", said.join("; ")) };
             return Err(format!("the trace holds no operation of a device{said}"));
         }
         let warnings = [&space.errors[..], &space.warnings[..], &reader.unread[..]].concat();
@@ -166,9 +171,9 @@ fn lines(plane: &XPlane) -> Vec<(&XLine, bool)> {
 
 /// Reads events as operations.
 struct Reader {
-    /// What the programs say, by name of the program and of the instruction.
+    /// Purposes by module name and instruction name.
     programs: HashMap<String, HashMap<String, Purpose>>,
-    /// Why programs say nothing.
+    /// Errors of modules that cannot be decoded.
     unread: Vec<String>,
     numbers: HashMap<(String, String), usize>,
     operations: Vec<(String, Known)>,
@@ -180,14 +185,14 @@ impl Reader {
         for bytes in space.programs() {
             match Module::decode("hlo_with_config", bytes) {
                 Ok(m) => drop(programs.insert(m.name().to_string(), m.purposes())),
-                Err(e) => unread.push(format!("a program of the recording explains nothing: {e}")),
+                Err(e) => unread.push(format!("cannot decode an HLO module in the trace: {e}")),
             }
         }
         Reader { programs, unread, numbers: HashMap::new(), operations: Vec::new() }
     }
 
     /// Adds the time that each event of a line had for itself, without that of events inside it.
-    fn line(&mut self, plane: &XPlane, line: &XLine, origin: i64, background: bool, pieces: &mut Vec<Piece>) {
+    fn line(&mut self, plane: &XPlane, line: &XLine, origin: i64, background: bool, pieces: &mut Vec<Slice>) {
         let start = line.timestamp_ns.saturating_sub(origin).saturating_mul(1000);
         let mut spans: Vec<(i64, i64, usize)> = Vec::new();
         for event in line.events.iter().filter(|event| event.duration_ps > 0) {
@@ -199,7 +204,7 @@ impl Reader {
             let operation = self.operation(plane, event);
             let known = &mut self.operations[operation].1;
             // Copies ahead of their use are what a TPU does in the background all the time.
-            if background && !known.purpose.activity.is_collective() {
+            if background && !known.purpose.category.is_collective() {
                 continue;
             }
             known.count += 1;
@@ -210,7 +215,7 @@ impl Reader {
         let mut at = i64::MIN;
         let mut take = |operation: usize, span: (i64, i64)| {
             if span.0 < span.1 {
-                pieces.push(Piece { operation, span });
+                pieces.push(Slice { operation, span });
             }
         };
         for (from, to, operation) in spans {
@@ -242,11 +247,11 @@ impl Reader {
         }
         let purpose = self.purpose(&key.0, &key.1).unwrap_or_else(|| {
             let category = plane.fact(event, "hlo_category").and_then(|category| of_category(&category));
-            let activity = category.unwrap_or_else(|| match of_name(&kernel) {
-                Activity::Other => of_name(&key.1),
+            let category = category.unwrap_or_else(|| match of_name(&kernel) {
+                OpCategory::Other => of_name(&key.1),
                 known => known,
             });
-            Purpose { activity, scope: plane.fact(event, "tf_op").map(|op| trim(&op)).unwrap_or_default() }
+            Purpose { category, scope: plane.fact(event, "tf_op").map(|op| trim(&op)).unwrap_or_default() }
         });
         let number = self.operations.len();
         self.operations.push((key.1.clone(), Known { purpose, count: 0, ps: 0 }));
@@ -256,12 +261,12 @@ impl Reader {
 
     /// The instruction that a kernel is of, among those that it runs in: `while.3/fusion.5`, in either order.
     fn innermost(&self, program: &str, path: &str) -> String {
-        let works = |name: &&str| self.purpose(program, name).is_some_and(|p| p.activity != Activity::Other);
+        let works = |name: &&str| self.purpose(program, name).is_some_and(|p| p.category != OpCategory::Other);
         let found = path.rsplit('/').find(works).or_else(|| path.rsplit('/').next());
         found.unwrap_or_default().to_string()
     }
 
-    /// What the program says of an instruction; of events without a program's name, the one that has it.
+    /// Purpose of an instruction; without a module name, from the first module that has it.
     fn purpose(&self, program: &str, name: &str) -> Option<Purpose> {
         // Some recorders add the program's number: `denoise(42)`.
         let bare = program.split('(').next().unwrap_or_default();
@@ -272,32 +277,32 @@ impl Reader {
     }
 
     /// The time of a device, and of its operations; none where it did nothing.
-    fn device(&mut self, name: &str, pieces: &[Piece]) -> Option<DeviceTime> {
-        let mut spans: BTreeMap<Activity, Vec<(i64, i64)>> = BTreeMap::new();
-        let mut sums: BTreeMap<Activity, i64> = BTreeMap::new();
-        for Piece { operation, span } in pieces {
+    fn device(&mut self, name: &str, pieces: &[Slice]) -> Option<DeviceTime> {
+        let mut spans: BTreeMap<OpCategory, Vec<(i64, i64)>> = BTreeMap::new();
+        let mut sums: BTreeMap<OpCategory, i64> = BTreeMap::new();
+        for Slice { operation, span } in pieces {
             let known = &mut self.operations[*operation].1;
             known.ps = known.ps.saturating_add(span.1 - span.0);
-            let activity = known.purpose.activity;
-            spans.entry(activity).or_default().push(*span);
-            let sum = sums.entry(activity).or_default();
+            let category = known.purpose.category;
+            spans.entry(category).or_default().push(*span);
+            let sum = sums.entry(category).or_default();
             *sum = sum.saturating_add(span.1 - span.0);
         }
-        let busy: BTreeMap<Activity, Intervals> = spans.into_iter().map(|(a, s)| (a, Intervals::of(s))).collect();
+        let busy: BTreeMap<OpCategory, Intervals> = spans.into_iter().map(|(a, s)| (a, Intervals::of(s))).collect();
         let work = busy.iter().filter(|(a, _)| !a.is_collective()).fold(Intervals::default(), |all, (_, i)| all.or(i));
         let all = busy.values().fold(Intervals::default(), |all, i| all.or(i));
         let (start, end) = all.hull()?;
         let window = (end - start) as f64;
         let mut taken = Intervals::default();
-        let mut activities = Vec::new();
-        // In the order of kinds: exchanges come last and get what no work covers.
-        for (activity, time) in &busy {
+        let mut categories = Vec::new();
+        // In the order of categories: collectives come last and get their exposed time.
+        for (category, time) in &busy {
             let own = time.without(&taken).length() as f64;
             taken = taken.or(time);
-            let ps = sums.get(activity).copied().unwrap_or_default();
-            let overlapped = activity.is_collective().then(|| time.and(&work).length());
-            activities.push(Share {
-                activity: *activity,
+            let ps = sums.get(category).copied().unwrap_or_default();
+            let overlapped = category.is_collective().then(|| time.and(&work).length());
+            categories.push(CategoryTime {
+                category: *category,
                 ms: ps as f64 / MS,
                 share: own / window,
                 exposed_ms: overlapped.map(|ps| (time.length() - ps) as f64 / MS),
@@ -305,7 +310,7 @@ impl Reader {
             });
         }
         let (window_ms, busy_ms) = (window / MS, all.length() as f64 / MS);
-        Some(DeviceTime { device: name.into(), window_ms, busy_ms, idle_ms: window_ms - busy_ms, activities })
+        Some(DeviceTime { device: name.into(), window_ms, busy_ms, idle_ms: window_ms - busy_ms, categories })
     }
 
     fn summary(self, devices: Vec<DeviceTime>, steps: Option<usize>, warnings: Vec<String>) -> Trace {
@@ -316,9 +321,9 @@ impl Reader {
             .operations
             .into_iter()
             .filter(|(_, known)| known.ps > 0)
-            .map(|(name, Known { purpose: Purpose { activity, scope }, count, ps })| Operation {
+            .map(|(name, Known { purpose: Purpose { category, scope }, count, ps })| Operation {
                 name,
-                activity,
+                category,
                 scope,
                 count,
                 ms: ps as f64 / MS,
@@ -327,10 +332,10 @@ impl Reader {
         operations.sort_by(|a, b| b.ms.total_cmp(&a.ms).then_with(|| a.name.cmp(&b.name)));
         let mut scopes: BTreeMap<String, ScopeTime> = BTreeMap::new();
         for o in &operations {
-            let empty = || ScopeTime { scope: o.scope.clone(), ms: 0.0, share: 0.0, activities: BTreeMap::new() };
+            let empty = || ScopeTime { scope: o.scope.clone(), ms: 0.0, share: 0.0, categories: BTreeMap::new() };
             let entry = scopes.entry(o.scope.clone()).or_insert_with(empty);
             entry.ms += o.ms / n;
-            *entry.activities.entry(o.activity.name()).or_default() += o.ms / n;
+            *entry.categories.entry(o.category.name()).or_default() += o.ms / n;
         }
         let all: f64 = scopes.values().map(|s| s.ms).sum();
         let unnamed = scopes.get("").map_or(0.0, |s| s.ms);
@@ -344,7 +349,7 @@ impl Reader {
             busy_ms,
             idle_ms,
             idle_share: idle_ms / window_ms,
-            activities: together(&devices, window_ms),
+            categories: together(&devices, window_ms),
             scopes,
             without_scope: if all > 0.0 { unnamed / all } else { 0.0 },
             devices,
@@ -354,16 +359,16 @@ impl Reader {
     }
 }
 
-/// Kinds of work of all devices: their means, shares of the mean window.
-fn together(devices: &[DeviceTime], window_ms: f64) -> Vec<Share> {
+/// Categories over all devices: mean times, and shares of the mean window.
+fn together(devices: &[DeviceTime], window_ms: f64) -> Vec<CategoryTime> {
     let n = devices.len() as f64;
-    let mut all: BTreeMap<Activity, Share> = BTreeMap::new();
+    let mut all: BTreeMap<OpCategory, CategoryTime> = BTreeMap::new();
     for device in devices {
-        for s in &device.activities {
-            let exchange = s.activity.is_collective().then_some(0.0);
+        for s in &device.categories {
+            let zero = s.category.is_collective().then_some(0.0);
             let empty =
-                || Share { activity: s.activity, ms: 0.0, share: 0.0, exposed_ms: exchange, overlapped_ms: exchange };
-            let sum = all.entry(s.activity).or_insert_with(empty);
+                || CategoryTime { category: s.category, ms: 0.0, share: 0.0, exposed_ms: zero, overlapped_ms: zero };
+            let sum = all.entry(s.category).or_insert_with(empty);
             sum.ms += s.ms / n;
             sum.share += s.share * device.window_ms / (n * window_ms);
             let add = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b / n);
@@ -380,7 +385,7 @@ mod tests {
 
     use super::super::xplane::{XEventMetadata, XStat, XStatMetadata, XValue};
     use super::*;
-    use crate::Kind;
+    use crate::CollectiveKind;
 
     /// Events `(name, start, length)` in microseconds.
     fn line(name: &str, at_ns: i64, events: &[(i64, i64, i64)]) -> XLine {
@@ -404,28 +409,28 @@ mod tests {
     }
 
     #[test]
-    fn exchanges_beside_work_on_two_streams() {
+    fn collectives_beside_work_on_two_streams() {
         let names = ["gemm_1", "loop_add_fusion", "all-gather-start"];
         // Clocks start far from zero, as those of hosts do.
         let epoch = 1_790_000_000_000_000_000;
         let compute = line("Stream #13(Compute)", epoch, &[(1, 0, 40), (2, 40, 10), (1, 80, 20)]);
-        let exchange = line("Stream #14(Compute)", epoch, &[(3, 30, 40)]);
+        let collective = line("Stream #14(Compute)", epoch, &[(3, 30, 40)]);
         let idle = plane("/device:GPU:1", &names, Vec::new());
         let other = plane("/host:CPU", &names, vec![line("Stream", epoch, &[(1, 0, 500)])]);
         let space = XSpace {
-            planes: vec![plane("/device:GPU:0", &names, vec![compute, exchange]), idle, other],
+            planes: vec![plane("/device:GPU:0", &names, vec![compute, collective]), idle, other],
             ..XSpace::default()
         };
         let trace = Trace::of(&space, Some(2)).unwrap();
         assert_eq!(trace.devices.len(), 1, "a device that did nothing is none");
-        // 0-50 work, 30-70 the exchange, 80-100 work: idle 70-80.
+        // 0-50 work, 30-70 the collective, 80-100 work: idle 70-80.
         assert_eq!([trace.window_ms, trace.busy_ms], [0.1, 0.09]);
         assert!((trace.idle_share - 0.1).abs() < 1e-12);
         let percent = |share: f64| (share * 100.0).round() as i64;
-        let found: Vec<_> = trace.activities.iter().map(|s| (s.activity.name(), s.ms, percent(s.share))).collect();
+        let found: Vec<_> = trace.categories.iter().map(|s| (s.category.name(), s.ms, percent(s.share))).collect();
         assert_eq!(found, [("matmul", 0.06, 60), ("elementwise", 0.01, 10), ("all-gather", 0.04, 20)]);
-        let gather = &trace.activities[2];
-        assert_eq!(gather.activity, Activity::Collective(Kind::AllGather));
+        let gather = &trace.categories[2];
+        assert_eq!(gather.category, OpCategory::Collective(CollectiveKind::AllGather));
         assert_eq!((gather.overlapped_ms, gather.exposed_ms), (Some(0.02), Some(0.02)));
     }
 
@@ -452,6 +457,6 @@ mod tests {
         let space = XSpace { errors: vec!["CUPTI could not be loaded".into()], ..XSpace::default() };
         let space = XSpace::read(&space.encode_to_vec()).unwrap();
         let error = Trace::of(&space, None).unwrap_err();
-        assert_eq!(error, "the trace holds no operation of a device; the recorder says: CUPTI could not be loaded");
+        assert_eq!(error, "the trace holds no operation of a device; the profiler says: CUPTI could not be loaded");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::trace::{Share, Trace};
+use super::trace::{CategoryTime, Trace};
 
 /// Scopes that are shown; a file of the summary has all.
 const SCOPES: usize = 30;
@@ -15,12 +15,12 @@ impl fmt::Display for Trace {
             None => ("ms", String::new()),
         };
         writeln!(f, "{of}{} device(s), {:.3} ms", self.devices.len(), self.window_ms)?;
-        writeln!(f, "{:<24}{unit:>12}{:>9}{:>12}{:>12}", "", "share", "exposed", "covered")?;
+        writeln!(f, "{:<24}{unit:>12}{:>9}{:>12}{:>12}", "", "share", "exposed", "overlapped")?;
         let row = |f: &mut fmt::Formatter<'_>, name: &str, ms: f64, share: f64| {
             write!(f, "{name:<24}{:>12.3}{:>7.1} %", ms / steps, share * 100.0)
         };
-        for Share { activity, ms, share, exposed_ms, overlapped_ms, .. } in &self.activities {
-            row(f, activity.name(), *ms, *share)?;
+        for CategoryTime { category, ms, share, exposed_ms, overlapped_ms, .. } in &self.categories {
+            row(f, category.name(), *ms, *share)?;
             for part in [exposed_ms, overlapped_ms].into_iter().flatten() {
                 write!(f, "{:>12.3}", part / steps)?;
             }
@@ -30,7 +30,7 @@ impl fmt::Display for Trace {
         writeln!(f, "\n")?;
         writeln!(f, "{unit:>12}{:>9}   {:<20}name scope", "share", "most of it")?;
         for s in self.scopes.iter().take(SCOPES) {
-            let most = s.activities.iter().max_by(|a, b| a.1.total_cmp(b.1)).map_or("", |(name, _)| name);
+            let most = s.categories.iter().max_by(|a, b| a.1.total_cmp(b.1)).map_or("", |(name, _)| name);
             let name = if s.scope.is_empty() { "(none)" } else { &s.scope };
             writeln!(f, "{:>12.3}{:>7.1} %   {most:<20}{name}", s.ms / steps, s.share * 100.0)?;
         }

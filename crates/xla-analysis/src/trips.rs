@@ -1,4 +1,4 @@
-//! How often a loop runs: the compiler's own note where it left one, else the loop's condition.
+//! Trip counts of loops: the compiler's annotation where there is one, else from the loop's condition.
 //!
 //! A condition that compares a counter with a constant gives a count; both may be reached through copies, fusions and
 //! the carries of enclosing loops. Whatever depends on data gives none.
@@ -6,7 +6,7 @@
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
 
-/// How a computation was entered: the calling instruction, and the way into that one's computation.
+/// Call stack of a computation: the calling instruction, and the stack of that one's computation.
 #[derive(Clone, Copy)]
 pub(super) struct Entered<'a> {
     pub by: &'a InstructionProto,
@@ -77,7 +77,7 @@ impl Module {
         }
     }
 
-    /// What the body adds to a carried element; `None` where that is data.
+    /// Increment of a carried element in the body; `None` where it is data.
     fn step(&self, i: &InstructionProto, element: i64, inside: &Entered) -> Option<i64> {
         let (body, _) = self.body_and_condition(i)?;
         let next = self.element(self.root(body)?, element)?;
@@ -179,7 +179,7 @@ impl Module {
     }
 }
 
-/// Where a comparison stands.
+/// Place of a comparison.
 enum At<'a> {
     Here(&'a Entered<'a>),
     Called(Entered<'a>),

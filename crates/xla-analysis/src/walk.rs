@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::chip::{Chip, Links};
-use super::collective::{Kind, Part, dtypes_and_bytes};
+use super::collective::{AsyncPart, CollectiveKind, dtypes_and_bytes};
 use super::cost::{Counter, Work};
 use super::groups::span;
 use super::module::Module;
@@ -12,56 +12,58 @@ use super::proto::{ComputationProto, InstructionProto};
 use super::stacks::{StackCopy, Stacks};
 use super::trips::Entered;
 
-/// Where in a run something happens.
+/// Loop that an instruction runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub enum LoopLevel {
     /// Once, before or after the loop over steps.
-    Call,
+    #[serde(rename = "call")]
+    Outside,
     /// In every step, outside the transformer blocks.
     Step,
     /// In every transformer block.
-    Layer,
+    #[serde(rename = "layer")]
+    Block,
 }
 
-/// An exchange between devices, counted once however many clones the compiler made of it.
+/// A logical collective, counted once however many clones the compiler made of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
-    /// What is exchanged.
-    pub kind: Kind,
-    /// The name scope of the program part it belongs to.
+    /// Kind of collective.
+    pub kind: CollectiveKind,
+    /// Name scope.
     pub scope: String,
     /// Element types, joined by `+`.
     pub dtype: String,
-    /// Result on one device (of an all-reduce: what is summed).
+    /// Bytes of the result on one device (of an all-reduce: of the operand).
     pub bytes: f64,
-    /// Bytes a device receives.
+    /// Bytes that a device receives.
     pub wire_bytes: f64,
     /// Mesh axes it goes along, outer first.
     pub axes: Vec<String>,
-    /// Where it happens.
-    pub phase: Phase,
-    /// Runs in one call, step or block.
+    /// Loop that it runs in.
+    pub level: LoopLevel,
+    /// Runs in one call, step or block, by `level`.
     pub times: f64,
-    /// Whether it runs in the background.
+    /// Whether it has a start and an end of its own.
     pub asynchronous: bool,
-    /// Whether products or other work run meanwhile.
+    /// Whether matmuls or other work run between them.
     pub overlapped: bool,
-    /// Seconds on the links, where the chip is known.
+    /// Seconds on the links; 0 without a chip.
     pub seconds: f64,
 }
 
-/// Time by the roofline and the links, in seconds.
+/// Seconds, by the roofline and the link model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Time {
     pub compute: f64,
     pub memory: f64,
     pub launch: f64,
     pub collective: f64,
-    pub all: f64,
+    pub total: f64,
 }
 
-/// What one run of a computation costs.
+/// Cost of one run of a computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Cost {
     pub work: Work,
@@ -75,7 +77,7 @@ impl Cost {
         self.time.memory += other.time.memory * times;
         self.time.launch += other.time.launch * times;
         self.time.collective += other.time.collective * times;
-        self.time.all += other.time.all * times;
+        self.time.total += other.time.total * times;
     }
 }
 
@@ -92,21 +94,21 @@ pub(super) struct Walk<'a> {
     /// One iteration of the loop over steps, and of the one over blocks with its number of runs a step.
     pub step: Option<Cost>,
     pub layer: Option<(Cost, f64)>,
-    /// Work and time of a step in the scope of blocks that no loop runs.
-    pub written_out: Cost,
+    /// Cost of a step in the scope of unrolled blocks.
+    pub unrolled: Cost,
 }
 
-/// Where the walk stands.
+/// Position of the walk.
 #[derive(Clone, Copy)]
 struct Place<'a> {
-    phase: Phase,
-    /// Runs of this computation in its phase.
+    level: LoopLevel,
+    /// Runs of this computation in one iteration of its loop.
     times: f64,
     entered: Option<&'a Entered<'a>>,
 }
 
-/// A collective in the background: from one position of the schedule to another.
-struct Background {
+/// An asynchronous collective: from one position of the schedule to another.
+struct InFlight {
     from: usize,
     to: usize,
     seconds: f64,
@@ -119,7 +121,7 @@ impl<'a> Walk<'a> {
         let mut started = HashSet::new();
         for c in module.computations() {
             let parts = module.fused_collectives(c);
-            let starts = parts.iter().filter(|(p, i)| *p == Part::Start && i.channel_id > 0);
+            let starts = parts.iter().filter(|(p, i)| *p == AsyncPart::Start && i.channel_id > 0);
             started.extend(starts.map(|(_, i)| i.channel_id));
         }
         let on_chip = chip.is_some_and(|c| matches!(c.links, Links::Torus { .. }));
@@ -134,16 +136,16 @@ impl<'a> Walk<'a> {
             copies: Vec::new(),
             step: None,
             layer: None,
-            written_out: Cost::default(),
+            unrolled: Cost::default(),
         }
     }
 
     /// Walks the whole module; what one run of it costs outside its loop over steps.
     pub fn run(&mut self) -> Cost {
         let Some(entry) = self.module.computation(self.module.entry()) else { return Cost::default() };
-        let phase = if self.has_data_loop(entry, None) { Phase::Call } else { Phase::Step };
-        let cost = self.visit(entry, Place { phase, times: 1.0, entered: None });
-        if phase == Phase::Step {
+        let level = if self.has_data_loop(entry, None) { LoopLevel::Outside } else { LoopLevel::Step };
+        let cost = self.visit(entry, Place { level, times: 1.0, entered: None });
+        if level == LoopLevel::Step {
             self.step = Some(cost);
             return Cost::default();
         }
@@ -174,11 +176,11 @@ impl<'a> Walk<'a> {
         // Seconds of work at each position that a collective may hide behind.
         let mut free = vec![0.0; order.len()];
         let mut works = vec![false; order.len()];
-        let mut background = Vec::new();
+        let mut in_flight = Vec::new();
         for (n, i) in order.iter().enumerate() {
-            self.copies.extend(self.stacks.copy(self.module, i, at.phase, at.times));
+            self.copies.extend(self.stacks.copy(self.module, i, at.level, at.times));
             let cost = self.instruction(i, at);
-            free[n] = cost.time.all;
+            free[n] = cost.time.total;
             works[n] = cost.work.flops > 0.0 || (cost.work.bytes > 0.0 && !moves_only(i));
             total.add(cost, 1.0);
             for (collective, end) in self.collectives_of(i, &order, &position) {
@@ -188,20 +190,20 @@ impl<'a> Walk<'a> {
                 };
                 let seconds = self.chip.map_or(0.0, |chip| chip.link_seconds(entry.kind, entry.wire_bytes, &groups));
                 let index = self.collectives.len();
-                let written_out = at.phase == Phase::Step && in_blocks(&entry.scope);
+                let unrolled = at.level == LoopLevel::Step && in_blocks(&entry.scope);
                 self.collectives.push(Collective { seconds, asynchronous: end.is_some(), ..entry });
-                let time = Time { collective: seconds, all: seconds, ..Time::default() };
+                let time = Time { collective: seconds, total: seconds, ..Time::default() };
                 total.add(Cost { time, ..Cost::default() }, 1.0);
-                if written_out {
-                    self.written_out.add(Cost { time, ..Cost::default() }, at.times);
+                if unrolled {
+                    self.unrolled.add(Cost { time, ..Cost::default() }, at.times);
                 }
                 if let Some(to) = end {
-                    background.push(Background { from: n, to, seconds, index });
+                    in_flight.push(InFlight { from: n, to, seconds, index });
                 }
             }
         }
-        background.sort_by_key(|b| b.to);
-        for b in background {
+        in_flight.sort_by_key(|b| b.to);
+        for b in in_flight {
             // A start without an end in this computation goes on into the next iteration.
             let range: Vec<usize> = if b.to > b.from {
                 (b.from + 1..b.to).collect()
@@ -216,9 +218,9 @@ impl<'a> Walk<'a> {
                 left -= hidden;
             }
             let hidden = b.seconds - left;
-            total.time.all -= hidden;
-            if at.phase == Phase::Step && in_blocks(&self.collectives[b.index].scope) {
-                self.written_out.time.all -= hidden * at.times;
+            total.time.total -= hidden;
+            if at.level == LoopLevel::Step && in_blocks(&self.collectives[b.index].scope) {
+                self.unrolled.time.total -= hidden * at.times;
             }
         }
         total
@@ -243,12 +245,12 @@ impl<'a> Walk<'a> {
             }
             _ => {
                 let work = self.counter.work(i);
-                let s = self.chip.map(|c| c.seconds(work)).unwrap_or_default();
+                let s = self.chip.map(|c| c.op_time(work)).unwrap_or_default();
                 let time =
-                    Time { compute: s.compute, memory: s.memory, launch: s.launch, collective: 0.0, all: s.all() };
+                    Time { compute: s.compute, memory: s.memory, launch: s.launch, collective: 0.0, total: s.total() };
                 let cost = Cost { work, time };
-                if at.phase == Phase::Step && in_blocks(self.module.scope_of(i).as_ref()) {
-                    self.written_out.add(cost, at.times);
+                if at.level == LoopLevel::Step && in_blocks(self.module.scope_of(i).as_ref()) {
+                    self.unrolled.add(cost, at.times);
                 }
                 cost
             }
@@ -260,17 +262,17 @@ impl<'a> Walk<'a> {
         let inside = Entered { by: i, from: at.entered };
         let entered = Some(&inside);
         match self.module.trip_count(i, at.entered) {
-            None if at.phase == Phase::Call => {
-                let cost = self.visit(body, Place { phase: Phase::Step, times: 1.0, entered });
+            None if at.level == LoopLevel::Outside => {
+                let cost = self.visit(body, Place { level: LoopLevel::Step, times: 1.0, entered });
                 self.step = Some(cost);
                 Cost::default()
             }
             trips => {
                 // A bound that is data counts as one.
                 let trips = trips.unwrap_or(1) as f64;
-                let enters_blocks = at.phase != Phase::Layer && self.is_over_blocks(i);
+                let enters_blocks = at.level != LoopLevel::Block && self.is_over_blocks(i);
                 let place = match enters_blocks {
-                    true => Place { phase: Phase::Layer, times: 1.0, entered },
+                    true => Place { level: LoopLevel::Block, times: 1.0, entered },
                     false => Place { times: at.times * trips, entered, ..at },
                 };
                 let cost = self.visit(body, place);
@@ -311,13 +313,13 @@ impl<'a> Walk<'a> {
                 let Some(called) = self.module.called(i) else { return Vec::new() };
                 let held = self.module.fused_collectives(called).into_iter();
                 held.filter_map(|(part, c)| match part {
-                    Part::Start => Some((c, Some(self.fused_end(c.channel_id, order)))),
-                    Part::Middle if !self.started.contains(&c.channel_id) => Some((c, None)),
+                    AsyncPart::Start => Some((c, Some(self.fused_end(c.channel_id, order)))),
+                    AsyncPart::Middle if !self.started.contains(&c.channel_id) => Some((c, None)),
                     _ => None,
                 })
                 .collect()
             }
-            opcode if Kind::of(opcode).is_some() => {
+            opcode if CollectiveKind::of(opcode).is_some() => {
                 let end = (opcode.ends_with("-start") && !is_sync(i)).then(|| end_of(i, order, position));
                 vec![(i, end)]
             }
@@ -325,11 +327,11 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Where the fusion stands that ends a collective; 0 where it is in another computation.
+    /// Schedule position of the fusion that ends a collective; 0 where it is in another computation.
     fn fused_end(&self, channel: i64, order: &[&'a InstructionProto]) -> usize {
         let ends = |i: &InstructionProto| {
             let parts = self.module.called(i).map(|c| self.module.fused_collectives(c)).unwrap_or_default();
-            parts.iter().any(|(part, c)| *part == Part::Done && c.channel_id == channel)
+            parts.iter().any(|(part, c)| *part == AsyncPart::Done && c.channel_id == channel)
         };
         order.iter().position(|i| i.opcode == "fusion" && ends(i)).unwrap_or(0)
     }
@@ -358,7 +360,7 @@ impl<'a> Walk<'a> {
             bytes,
             wire_bytes: kind.wire_bytes(bytes, span.size),
             axes: span.axes,
-            phase: at.phase,
+            level: at.level,
             times: at.times,
             asynchronous: false,
             overlapped: false,
@@ -389,7 +391,7 @@ fn is_sync(start: &InstructionProto) -> bool {
     config.pointer("/collective_backend_config/is_sync").is_some_and(|v| v == true)
 }
 
-/// Where the end of a started instruction stands; 0 where it is in another computation.
+/// Schedule position of the end of a started instruction; 0 where it is in another computation.
 fn end_of(start: &InstructionProto, order: &[&InstructionProto], position: &BTreeMap<i64, usize>) -> usize {
     let mut at = start.id;
     loop {
@@ -448,7 +450,7 @@ mod tests {
 
     /// TPU's compiler spreads a gather over fusions: one starts it, clones of it run beside other work, one ends it.
     #[test]
-    fn an_exchange_that_is_spread_over_fusions_counts_once() {
+    fn a_collective_that_is_spread_over_fusions_counts_once() {
         let gather = |id: i64, operand: i64, channel_id: i64| InstructionProto {
             channel_id,
             ..instruction(id, "all-gather", &[operand], &WHOLE)
@@ -482,7 +484,7 @@ mod tests {
         let found = report(&module, &mesh(), 1, None).collectives;
         let each: Vec<_> = found.iter().map(|c| (c.kind, c.bytes, c.asynchronous)).collect();
         let bytes = (WHOLE[0] * WHOLE[1] * 2) as f64;
-        assert_eq!(each, [(Kind::AllGather, bytes, true), (Kind::AllGather, bytes, false)]);
+        assert_eq!(each, [(CollectiveKind::AllGather, bytes, true), (CollectiveKind::AllGather, bytes, false)]);
     }
 
     #[test]
@@ -503,13 +505,13 @@ mod tests {
         assert_eq!((report.layers, report.layer.flops, report.step.flops), (5.0, product, 5.0 * product));
     }
 
-    /// Two exchanges under way while a product runs: it hides no more than its own time of both.
+    /// Two collectives in flight while a matmul runs: together they hide no more than its time.
     #[test]
     fn work_hides_no_more_than_its_own_time() {
-        let h200 = Chip::named("h200").expect("in the table");
-        let step = |exchanges: i64, works: bool| {
+        let h200 = Chip::named("h200").expect("embedded");
+        let step = |collectives: i64, works: bool| {
             let mut entry = vec![instruction(1, "parameter", &[], &PART)];
-            for n in 0..exchanges {
+            for n in 0..collectives {
                 let shape = ShapeProto { tuple_shapes: vec![bf16(&PART), bf16(&WHOLE)], ..ShapeProto::default() };
                 let start = instruction(10 + n, "all-gather-start", &[1], &PART);
                 entry.push(InstructionProto { shape: Some(shape), ..start });
@@ -518,15 +520,15 @@ mod tests {
                 let dot = Some(DotProto { lhs_contracting: vec![1] });
                 entry.push(InstructionProto { dot, ..instruction(20, "dot", &[1, 1], &PART) });
             }
-            entry.extend((0..exchanges).map(|n| instruction(30 + n, "all-gather-done", &[10 + n], &WHOLE)));
+            entry.extend((0..collectives).map(|n| instruction(30 + n, "all-gather-done", &[10 + n], &WHOLE)));
             let report = report(&module(vec![computation(1, entry)]), &mesh(), 1, Some(h200));
             report.predicted.expect("a chip").step
         };
-        let (exchange, work) = (step(1, false), step(0, true));
-        assert!(work > 0.0 && work < exchange, "{work} and {exchange} ms");
+        let (collective, work) = (step(1, false), step(0, true));
+        assert!(work > 0.0 && work < collective, "{work} and {collective} ms");
         for n in 1..=2 {
-            let (got, want) = (step(n, true), n as f64 * exchange);
-            assert!((got / want - 1.0).abs() < 1e-9, "{n} exchanges take {got} ms, not {want}");
+            let (got, want) = (step(n, true), n as f64 * collective);
+            assert!((got / want - 1.0).abs() < 1e-9, "{n} collectives take {got} ms, not {want}");
         }
     }
 }

@@ -11,10 +11,10 @@ pub struct XSpace {
     /// A device, a host, a table of programs.
     #[prost(message, repeated, tag = "1")]
     pub planes: Vec<XPlane>,
-    /// What the recorder could not do.
+    /// Errors of the profiler.
     #[prost(string, repeated, tag = "2")]
     pub errors: Vec<String>,
-    /// What it did with doubts.
+    /// Warnings of the profiler.
     #[prost(string, repeated, tag = "3")]
     pub warnings: Vec<String>,
 }
@@ -25,10 +25,10 @@ pub struct XPlane {
     /// `/device:GPU:0`, `/device:TPU:0`, `/host:metadata` …
     #[prost(string, tag = "2")]
     pub name: String,
-    /// What ran one after the other.
+    /// Events that ran one after the other.
     #[prost(message, repeated, tag = "3")]
     pub lines: Vec<XLine>,
-    /// What events of one name share.
+    /// Facts that events of one name share, by id.
     #[prost(btree_map = "int64, message", tag = "4")]
     pub event_metadata: BTreeMap<i64, XEventMetadata>,
     /// Names of facts.
@@ -45,7 +45,7 @@ pub struct XLine {
     /// `Stream #13(Compute)`, `XLA Ops` …
     #[prost(string, tag = "2")]
     pub name: String,
-    /// What the events' offsets count from.
+    /// Origin of the events' offsets.
     #[prost(int64, tag = "3")]
     pub timestamp_ns: i64,
     /// In any order; on a TPU's line one may contain others.
@@ -56,7 +56,7 @@ pub struct XLine {
 /// Something that took time.
 #[derive(Clone, PartialEq, Message)]
 pub struct XEvent {
-    /// What it is.
+    /// Id of its metadata.
     #[prost(int64, tag = "1")]
     pub metadata_id: i64,
     /// Start, from the line's.
@@ -101,7 +101,7 @@ pub enum XValue {
     Name(u64),
 }
 
-/// What events of one name share.
+/// Facts that events of one name share.
 #[derive(Clone, PartialEq, Message)]
 pub struct XEventMetadata {
     /// Its number.
@@ -130,7 +130,7 @@ pub struct XStatMetadata {
 }
 
 impl XPlane {
-    /// A fact among `stats` as text; numbers are written out.
+    /// A fact among `stats` as text; numbers in decimal.
     pub fn text(&self, stats: &[XStat], name: &str) -> Option<String> {
         match self.value(stats, name)? {
             XValue::Unsigned(v) => Some(v.to_string()),
@@ -183,7 +183,7 @@ impl XSpace {
         })
     }
 
-    /// The number by which the events of devices call a program.
+    /// Program id that device events refer to.
     pub fn program_id(&self, program: &str) -> Option<i64> {
         let of = |plane: &XPlane, event: &XEvent| {
             let named = plane.fact(event, "hlo_module").is_some_and(|name| name == program);
@@ -196,7 +196,7 @@ impl XSpace {
 
     /// A trace that carries one program and nothing else. Bytes of two traces behind each other are the trace of both.
     ///
-    /// `id` is what the events call the program by, `proto` its bytes in the form `hlo_with_config`.
+    /// `id` is the program id of the events, `proto` the module's bytes in the form `hlo_with_config`.
     pub fn of_program(name: &str, id: i64, proto: &[u8]) -> Vec<u8> {
         let stats = vec![XStat { metadata_id: 1, value: Some(XValue::Bytes(proto.to_vec())) }];
         let metadata = XEventMetadata { id, name: format!("{name}({id})").into(), stats, ..XEventMetadata::default() };

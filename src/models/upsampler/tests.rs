@@ -52,7 +52,7 @@ fn programs_make_the_size_that_is_promised() {
         let c = config(json);
         assert_eq!((c.size([3, 5, 7]), c.describe().as_str()), (want, name));
         let result = &build(&c, [2, 3, 5, 7]).program.results[0];
-        assert_eq!(result.content, [&[2, 4], &want[..]].concat(), "{name}");
+        assert_eq!(result.logical_dims, [&[2, 4], &want[..]].concat(), "{name}");
     }
 }
 

@@ -180,14 +180,14 @@ fn rows_that_do_not_divide_are_filled_up_and_noted() {
                 height: [context]); every device holds a block of 5, filled up behind the last";
     assert_eq!(d.notes, [note]);
     let (latents, video) = (&d.program.arguments[0], &d.program.results[0]);
-    assert_eq!((latents.ty.dims[3], latents.content[3]), (40, 34));
-    assert_eq!((video.ty.dims[3], video.content[3]), (40 * 32, 34 * 32));
+    assert_eq!((latents.ty.dims[3], latents.logical_dims[3]), (40, 34));
+    assert_eq!((video.ty.dims[3], video.logical_dims[3]), (40 * 32, 34 * 32));
 
     let c = EncoderConfig::from_json(&file(json!({}))).expect("supported");
     let e = encoder_program(&c, [1, 1, 1088, 64], &by_rows(8)).expect("builds");
     assert!(e.notes[0].contains("height = 1088 does not divide by context = 8"), "{:?}", e.notes);
     assert!(e.notes[0].contains("in multiples of 32; every device holds a block of 160"), "{:?}", e.notes);
-    assert_eq!(e.program.results[0].content, [1, 128, 1, 34, 2]);
+    assert_eq!(e.program.results[0].logical_dims, [1, 128, 1, 34, 2]);
     let even = encoder_program(&c, [1, 1, 512, 64], &by_rows(8)).expect("builds");
     assert_eq!(even.notes, [""; 0]);
 }

@@ -1,8 +1,8 @@
-//! What a device and its links reach: small programs, timed.
+//! Microbenchmarks: the rates that a device and its links reach.
 //!
 //! Each repeats one operation inside a loop whose bound is an input. The time of an operation is the difference between
-//! many turns and few, so that starting the program costs nothing, less what a turn of an empty loop costs. Before the
-//! clock starts, the optimized program is read: an operation that the compiler changed is left out and said.
+//! many iterations and few, so that launching the program costs nothing, less an iteration of an empty loop. Before the
+//! clock starts, the optimized program is read: an operation that the compiler changed is skipped with a warning.
 
 mod programs;
 
@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use ndarray::arr0;
 
-use super::distributed::Distributed;
 use super::engine::{Engine, Executable, RuntimeError};
 use super::random;
-use crate::analysis::{Kind, Module, Report, Sample, What, report};
+use super::sharded_tensor::ShardedTensor;
+use crate::analysis::{CollectiveKind, Microbenchmark, Module, Report, Sample, report};
 use crate::hlo::DType;
 use crate::kernels::Kernel;
 use crate::nn::{Axis, Init, Lowering, Param, Source};
@@ -29,15 +29,15 @@ const MOST_TURNS: i32 = 4096;
 struct Sizes {
     dtype: DType,
     /// Rows, from, to.
-    products: Vec<[usize; 3]>,
+    matmuls: Vec<[usize; 3]>,
     /// Tokens and heads.
     attention: Vec<[usize; 2]>,
     /// Bytes of an array.
     memory: Vec<usize>,
     /// Rows and width.
     norms: Vec<[usize; 2]>,
-    /// Bytes of an exchange.
-    exchanges: Vec<usize>,
+    /// Bytes of a collective.
+    collectives: Vec<usize>,
 }
 
 const MIB: usize = 1 << 20;
@@ -48,31 +48,36 @@ impl Sizes {
         if platform == "cpu" {
             return Sizes {
                 dtype: DType::F32,
-                products: vec![[128, 128, 256], [256, 256, 512]],
+                matmuls: vec![[128, 128, 256], [256, 256, 512]],
                 attention: vec![[128, 2]],
                 memory: vec![MIB, 4 * MIB],
                 norms: vec![[256, 1024]],
-                exchanges: vec![MIB / 16, MIB],
+                collectives: vec![MIB / 16, MIB],
             };
         }
         let rows = [128, 512, 1536, 3072, 6144, 12288];
-        let mut products: Vec<[usize; 3]> = rows.into_iter().map(|m| [m, 4096, 4096]).collect();
-        products.extend([1536, 6144, 12288].map(|m| [m, 4096, 16384]));
-        products.extend([3072, 6144].map(|m| [m, 4096, 2048]));
-        products.push([8192, 8192, 8192]);
+        let mut matmuls: Vec<[usize; 3]> = rows.into_iter().map(|m| [m, 4096, 4096]).collect();
+        matmuls.extend([1536, 6144, 12288].map(|m| [m, 4096, 16384]));
+        matmuls.extend([3072, 6144].map(|m| [m, 4096, 2048]));
+        matmuls.push([8192, 8192, 8192]);
         Sizes {
             dtype: DType::BF16,
-            products,
+            matmuls,
             attention: vec![[1536, 32], [6144, 8], [6144, 32], [15360, 16]],
             memory: [1, 4, 16, 64, 256, 1024].map(|m| m * MIB).into(),
             norms: vec![[3072, 4096], [12288, 4096]],
-            exchanges: vec![MIB / 16, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB],
+            collectives: vec![MIB / 16, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB],
         }
     }
 }
 
-const KINDS: [Kind; 5] =
-    [Kind::AllGather, Kind::AllReduce, Kind::ReduceScatter, Kind::AllToAll, Kind::CollectivePermute];
+const KINDS: [CollectiveKind; 5] = [
+    CollectiveKind::AllGather,
+    CollectiveKind::AllReduce,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllToAll,
+    CollectiveKind::CollectivePermute,
+];
 
 /// Times everything, `runs` times each; seconds of a turn of an empty loop, and the samples.
 ///
@@ -92,11 +97,11 @@ pub fn micro(engine: &Engine, runs: usize) -> Result<(f64, Vec<Sample>), Runtime
 /// Everything but kernels that do nothing.
 fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> {
     let mut all = Vec::new();
-    for [rows, from, to] in &sizes.products {
-        all.push(programs::product(*rows, *from, *to, sizes.dtype)?);
+    for [rows, from, to] in &sizes.matmuls {
+        all.push(programs::matmul(*rows, *from, *to, sizes.dtype)?);
     }
     let lowering = Lowering::of(&engine.platform(), engine.own_device().kind());
-    // In XLA's own operations attention is products and passes over memory, which are timed as such.
+    // In XLA's own operations attention is matmuls and passes over memory, which are timed as such.
     if lowering.attention != Kernel::Plain {
         for [tokens, heads] in &sizes.attention {
             all.push(programs::attention(lowering.attention, *tokens, *heads, sizes.dtype)?);
@@ -111,8 +116,8 @@ fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> 
     let devices = engine.devices().len();
     for group in (2..=devices).filter(|n| devices.is_multiple_of(*n)) {
         for kind in KINDS {
-            for size in &sizes.exchanges {
-                all.push(programs::exchange(kind, devices, group, *size)?);
+            for size in &sizes.collectives {
+                all.push(programs::collective(kind, devices, group, *size)?);
             }
         }
     }
@@ -134,8 +139,8 @@ fn kernels(engine: &Engine, runs: usize) -> Result<(f64, Sample), RuntimeError> 
     let turn = (few - kernel * FEW as f64).max(0.0);
     tracing::info!("a kernel {:.2} us, a turn of a loop {:.2} us", kernel * 1e6, turn * 1e6);
     let sample = Sample {
-        what: What::Kernel,
-        kind: None,
+        benchmark: Microbenchmark::Kernel,
+        collective: None,
         name: format!("{FEW} and {MANY} a turn"),
         devices: 1,
         flops: 0.0,
@@ -156,7 +161,7 @@ struct Clock<'a> {
 
 impl Clock<'_> {
     /// The program compiled, with random operands.
-    fn ready(&self, micro: &Micro) -> Result<(Executable, Vec<(String, Distributed)>), RuntimeError> {
+    fn ready(&self, micro: &Micro) -> Result<(Executable, Vec<(String, ShardedTensor)>), RuntimeError> {
         let operand = |name: &str, dims: &[usize], ty: &crate::hlo::Type| Param {
             component: "bench",
             name: name.into(),
@@ -174,7 +179,7 @@ impl Clock<'_> {
     }
 
     /// Seconds of a turn: of many turns less few.
-    fn turn(&self, executable: &Executable, operands: &[(String, Distributed)]) -> Result<f64, RuntimeError> {
+    fn turn(&self, executable: &Executable, operands: &[(String, ShardedTensor)]) -> Result<f64, RuntimeError> {
         let run = |turns: i32| -> Result<f64, RuntimeError> {
             let count = self.engine.upload(executable, COUNT, &Tensor::I32(arr0(turns).into_dyn()))?;
             count.wait()?;
@@ -202,7 +207,7 @@ impl Clock<'_> {
     /// One operation; none where the compiler made something else of it.
     fn time(&self, micro: &Micro) -> Result<Option<Sample>, RuntimeError> {
         let (executable, operands) = self.ready(micro)?;
-        let name = match micro.kind {
+        let name = match micro.collective {
             Some(kind) => format!("{} {} between {}", kind.name(), micro.name, micro.devices),
             None => micro.name.clone(),
         };
@@ -224,8 +229,8 @@ impl Clock<'_> {
             return Ok(None);
         }
         Ok(Some(Sample {
-            what: micro.what,
-            kind: micro.kind,
+            benchmark: micro.benchmark,
+            collective: micro.collective,
             name: micro.name.clone(),
             devices: micro.devices,
             flops: read.step.flops / each,
@@ -237,7 +242,7 @@ impl Clock<'_> {
     }
 }
 
-/// How the optimized program differs from what was to be timed.
+/// Difference between the optimized program and the operation to time.
 fn changed(micro: &Micro, read: &Report) -> Option<String> {
     let each = micro.operations as f64;
     let near = |got: f64, want: f64, what: &str| {
@@ -246,12 +251,12 @@ fn changed(micro: &Micro, read: &Report) -> Option<String> {
     };
     match micro.expected {
         Expected::Any => None,
-        Expected::Flops(flops) => near(read.step.flops / each, flops, "operations of products"),
+        Expected::Flops(flops) => near(read.step.flops / each, flops, "FLOPs of matmuls"),
         Expected::Bytes(bytes) => near(read.step.bytes / each, bytes, "bytes of memory"),
         Expected::One => {
-            let own = read.collectives.iter().filter(|c| Some(c.kind) == micro.kind);
+            let own = read.collectives.iter().filter(|c| Some(c.kind) == micro.collective);
             let count: f64 = own.map(|c| read.trips(c)).sum();
-            near(count / each, 1.0, "such exchanges")
+            near(count / each, 1.0, "such collectives")
         }
     }
 }

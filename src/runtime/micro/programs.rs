@@ -1,7 +1,7 @@
 //! Small programs that repeat one operation: `count` turns of a loop, in each several operations of which every one waits
 //! for the one before.
 
-use crate::analysis::{Kind, What};
+use crate::analysis::{CollectiveKind, Microbenchmark};
 use crate::hlo::{Argument, Builder, DType, Error, Groups, Mesh, Output, Program, Sharding, Type, Value};
 use crate::kernels::{self, Kernel};
 
@@ -10,31 +10,31 @@ pub(super) const COUNT: &str = "count";
 
 /// A program to time.
 pub(super) struct Micro {
-    /// What it does.
-    pub what: What,
-    /// Of exchanges.
-    pub kind: Option<Kind>,
-    /// Sizes, to read.
+    /// Operation that is timed.
+    pub benchmark: Microbenchmark,
+    /// Kind of a collective.
+    pub collective: Option<CollectiveKind>,
+    /// Sizes, in words.
     pub name: String,
-    /// Devices that work together.
+    /// Devices that take part.
     pub devices: usize,
-    /// Operations in a turn.
+    /// Operations of an iteration.
     pub operations: usize,
     /// The program.
     pub program: Program,
-    /// What one operation has to be in the optimized program too.
+    /// Work of one operation in the optimized program.
     pub expected: Expected,
 }
 
-/// What the compiler must not have changed.
+/// Figure that the compiler must not have changed.
 pub(super) enum Expected {
     /// Nothing is asked.
     Any,
-    /// Operations of products.
+    /// FLOPs of matmuls.
     Flops(f64),
     /// Bytes read and written.
     Bytes(f64),
-    /// Exchanges.
+    /// Collectives.
     One,
 }
 
@@ -70,15 +70,15 @@ fn looped(name: &str, operands: &[Operand], turn: impl FnOnce(&[Value]) -> Vec<V
 pub(super) fn kernel(operations: usize) -> Result<Micro, Error> {
     let ty = Type::new(DType::F32, [1024]);
     let program = looped("kernel", &[carried("x", ty)], |v| {
-        vec![(0..operations).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).kept())]
+        vec![(0..operations).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).optimization_barrier())]
     })?;
     let name = format!("{operations} a turn");
-    let what = What::Kernel;
-    Ok(Micro { what, kind: None, name, devices: 1, operations, program, expected: Expected::Any })
+    let benchmark = Microbenchmark::Kernel;
+    Ok(Micro { benchmark, collective: None, name, devices: 1, operations, program, expected: Expected::Any })
 }
 
-/// `[rows, from] x [from, to]` and back, products of bf16 with f32 sums.
-pub(super) fn product(rows: usize, from: usize, to: usize, dtype: DType) -> Result<Micro, Error> {
+/// `[rows, from] x [from, to]` and back, matmuls of bf16 with f32 sums.
+pub(super) fn matmul(rows: usize, from: usize, to: usize, dtype: DType) -> Result<Micro, Error> {
     const PAIRS: usize = 4;
     let ty = |dims: [usize; 2]| Type::new(dtype, dims);
     let operands = [carried("x", ty([rows, from])), read("there", ty([from, to])), read("back", ty([to, from]))];
@@ -91,9 +91,9 @@ pub(super) fn product(rows: usize, from: usize, to: usize, dtype: DType) -> Resu
         vec![(0..PAIRS).fold(v[0].clone(), through)]
     })?;
     let flops = 2.0 * (rows * from * to) as f64;
-    let (what, name) = (What::Product, format!("{rows} x {from} x {to} {}", dtype.name()));
+    let (benchmark, name) = (Microbenchmark::Matmul, format!("{rows} x {from} x {to} {}", dtype.name()));
     let expected = Expected::Flops(flops);
-    Ok(Micro { what, kind: None, name, devices: 1, operations: 2 * PAIRS, program, expected })
+    Ok(Micro { benchmark, collective: None, name, devices: 1, operations: 2 * PAIRS, program, expected })
 }
 
 /// Attention of `tokens` queries with as many keys.
@@ -108,9 +108,9 @@ pub(super) fn attention(kernel: Kernel, tokens: usize, heads: usize, dtype: DTyp
         vec![(0..OPERATIONS).fold(v[0].clone(), attend)]
     })?;
     let flops = 4.0 * (tokens * tokens * heads * WIDTH) as f64;
-    let (what, name) = (What::Attention, format!("{tokens} tokens, {heads} heads {}", dtype.name()));
+    let (benchmark, name) = (Microbenchmark::Attention, format!("{tokens} tokens, {heads} heads {}", dtype.name()));
     let expected = Expected::Flops(flops);
-    Ok(Micro { what, kind: None, name, devices: 1, operations: OPERATIONS, program, expected })
+    Ok(Micro { benchmark, collective: None, name, devices: 1, operations: OPERATIONS, program, expected })
 }
 
 /// Reads and writes an array of `size` bytes.
@@ -118,11 +118,11 @@ pub(super) fn memory(size: usize) -> Result<Micro, Error> {
     const OPERATIONS: usize = 8;
     let ty = Type::new(DType::BF16, [size / 2]);
     let program = looped("memory", &[carried("x", ty)], |v| {
-        vec![(0..OPERATIONS).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).kept())]
+        vec![(0..OPERATIONS).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).optimization_barrier())]
     })?;
     let expected = Expected::Bytes(2.0 * size as f64);
-    let (what, name) = (What::Memory, megabytes(size));
-    Ok(Micro { what, kind: None, name, devices: 1, operations: OPERATIONS, program, expected })
+    let (benchmark, name) = (Microbenchmark::Memory, megabytes(size));
+    Ok(Micro { benchmark, collective: None, name, devices: 1, operations: OPERATIONS, program, expected })
 }
 
 /// An RMS norm of rows of `width`.
@@ -133,16 +133,24 @@ pub(super) fn norm(rows: usize, width: usize) -> Result<Micro, Error> {
         let norm = |x: Value, _| {
             let wide = x.to(DType::F32);
             let scale = (wide.square().mean_keep(&[1]) + 1e-6).rsqrt();
-            (&wide * &scale.broadcast_to(wide.dims())).to(DType::BF16).kept()
+            (&wide * &scale.broadcast_to(wide.dims())).to(DType::BF16).optimization_barrier()
         };
         vec![(0..OPERATIONS).fold(v[0].clone(), norm)]
     })?;
-    let (what, name) = (What::Norm, format!("{rows} x {width}"));
-    Ok(Micro { what, kind: None, name, devices: 1, operations: OPERATIONS, program, expected: Expected::Any })
+    let (benchmark, name) = (Microbenchmark::Norm, format!("{rows} x {width}"));
+    Ok(Micro {
+        benchmark,
+        collective: None,
+        name,
+        devices: 1,
+        operations: OPERATIONS,
+        program,
+        expected: Expected::Any,
+    })
 }
 
-/// `all` devices exchange in groups of `devices` neighbours; the larger of what a device gives and gets is `size` bytes.
-pub(super) fn exchange(kind: Kind, all: usize, devices: usize, size: usize) -> Result<Micro, Error> {
+/// A collective in groups of `devices` neighbours among `all`; the larger of operand and result is `size` bytes.
+pub(super) fn collective(kind: CollectiveKind, all: usize, devices: usize, size: usize) -> Result<Micro, Error> {
     const OPERATIONS: usize = 8;
     let mesh = match all / devices {
         1 => Mesh::new(&[("near", devices)]),
@@ -150,7 +158,7 @@ pub(super) fn exchange(kind: Kind, all: usize, devices: usize, size: usize) -> R
     };
     let groups = mesh.groups(&["near"]);
     let elements = (size / 2).next_multiple_of(devices);
-    let own = if kind == Kind::AllGather { elements / devices } else { elements };
+    let own = if kind == CollectiveKind::AllGather { elements / devices } else { elements };
     let axes: Vec<&str> = mesh.axes.iter().map(|(name, _)| name.as_str()).collect();
     let split = Sharding::new(&[&axes]);
     let b = Builder::new("exchange").with_mesh(mesh.clone());
@@ -165,29 +173,29 @@ pub(super) fn exchange(kind: Kind, all: usize, devices: usize, size: usize) -> R
     });
     let output = Output { sharding: Some(split), ..Output::new("x", ty) };
     let program = b.finish_with(vec![(output, end[0].clone())])?;
-    let (what, kind, name) = (What::Exchange, Some(kind), megabytes(size));
-    Ok(Micro { what, kind, name, devices, operations: OPERATIONS, program, expected: Expected::One })
+    let (benchmark, collective, name) = (Microbenchmark::Collective, Some(kind), megabytes(size));
+    Ok(Micro { benchmark, collective, name, devices, operations: OPERATIONS, program, expected: Expected::One })
 }
 
-/// One exchange; its result has the operand's size and depends on all of the exchange.
-fn once(kind: Kind, x: &Value, groups: &Groups) -> Value {
+/// One collective; its result has the operand's size and depends on all of the collective.
+fn once(kind: CollectiveKind, x: &Value, groups: &Groups) -> Value {
     let n = groups.size();
-    // One element makes the next exchange wait for this one, and keeps devices different: what all devices have in
-    // common a compiler exchanges by arithmetic.
+    // One element serializes the collectives and keeps devices different: a compiler replaces a collective of equal
+    // operands by arithmetic.
     let stitched = |result: Value| {
         let zero = x.builder().scalar(0.0, DType::I32);
         x.dynamic_update(0, &zero, &result.slice(0, 0, 1))
     };
     match kind {
-        Kind::AllGather => stitched(x.all_gather(0, groups)),
-        Kind::AllReduce => {
+        CollectiveKind::AllGather => stitched(x.all_gather(0, groups)),
+        CollectiveKind::AllReduce => {
             let sum = x.all_reduce_sum(groups);
             let zero = x.builder().scalar(0.0, DType::I32);
             sum.dynamic_update(0, &zero, &x.slice(0, 0, 1))
         }
-        Kind::ReduceScatter => stitched(x.reduce_scatter_sum(0, groups)),
-        Kind::AllToAll => x.all_to_all(0, 0, groups),
-        Kind::CollectivePermute | Kind::CollectiveBroadcast => {
+        CollectiveKind::ReduceScatter => stitched(x.reduce_scatter_sum(0, groups)),
+        CollectiveKind::AllToAll => x.all_to_all(0, 0, groups),
+        CollectiveKind::CollectivePermute | CollectiveKind::CollectiveBroadcast => {
             let pairs: Vec<(usize, usize)> =
                 groups.0.iter().flat_map(|g| (0..n).map(|j| (g[j], g[(j + 1) % n]))).collect();
             x.collective_permute(&pairs)

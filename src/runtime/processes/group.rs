@@ -6,29 +6,29 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::heartbeat::{Heartbeat, OnAbort, Peers};
 use super::launch::Launch;
 use super::store::{self, ETCD, Server};
-use super::watch::{OnEnd, Watch, Watched};
 use crate::pjrt::{KvError, KvStore, Node};
 
-/// A wait that only the watch ends.
+/// A wait that only the heartbeat ends.
 const FOR_EVER: Duration = Duration::from_secs(30 * 86_400);
-/// Between two tries to reach process 0, which may start later.
+/// Pause between two attempts to reach process 0, which may start later.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How long others are waited for.
+/// Timeouts for other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Until all have come.
+    /// Until all have registered.
     pub start: Duration,
-    /// Without a sign of life, after which a process counts as lost.
+    /// Without a heartbeat, after which a process counts as lost.
     pub lost: Duration,
 }
 
-/// Why processes do not come together, or do not run the same.
+/// Errors of a group of processes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
-    /// The store.
+    /// Key-value store.
     #[error("several processes: {0}")]
     Store(#[from] KvError),
     /// Process 0 cannot serve the store.
@@ -39,7 +39,7 @@ pub enum GroupError {
         /// The system's words.
         reason: String,
     },
-    /// The store was not there in time.
+    /// The store did not answer in time.
     #[error("process 0 did not come within {seconds} s: {error}")]
     Absent {
         /// The time waited.
@@ -47,7 +47,7 @@ pub enum GroupError {
         /// The last try.
         error: KvError,
     },
-    /// Processes that did not come.
+    /// Processes that did not register in time.
     #[error(
         "{missing} of {count} did not come within {seconds} s; each needs the same --coordinator and its own --process-id"
     )]
@@ -59,28 +59,28 @@ pub enum GroupError {
         /// The time waited.
         seconds: u64,
     },
-    /// Processes that contradict each other.
+    /// Processes that run different programs, versions or flags.
     #[error("{0}")]
     Differ(String),
 }
 
-/// What a process says of itself when it comes.
+/// Registration of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Card {
+struct ProcessInfo {
     host: String,
     pid: u32,
     count: usize,
 }
 
-/// This process among all of a run.
+/// The processes of a run, seen from this one.
 pub struct Group {
     launch: Launch,
     store: Arc<dyn KvStore>,
     hosts: Vec<String>,
-    exchanges: AtomicUsize,
+    all_gathers: AtomicUsize,
     left: AtomicBool,
-    watch: Mutex<Watch>,
-    watched: Arc<Watched>,
+    heartbeat: Mutex<Heartbeat>,
+    peers: Arc<Peers>,
     /// Of process 0: what the others ask. Last, so that it goes last.
     _server: Option<Server>,
 }
@@ -92,44 +92,44 @@ impl std::fmt::Debug for Group {
 }
 
 impl Group {
-    /// Meets the other processes; returns when all have come. From the first moment on, `on_end` is called, on a thread of
-    /// its own, with a line that says why the run cannot go on: it ends the process.
+    /// Joins the other processes; returns when all have registered. `on_abort` is called, on a thread of its own, with a line
+    /// that says why the run cannot go on: it exits the process.
     ///
     /// # Errors
-    /// An address that cannot be used, processes that do not come or that contradict each other.
-    pub fn join(launch: &Launch, timeouts: Timeouts, on_end: OnEnd) -> Result<Group, GroupError> {
+    /// An unusable address, processes that do not register in time or that contradict each other.
+    pub fn join(launch: &Launch, timeouts: Timeouts, on_abort: OnAbort) -> Result<Group, GroupError> {
         let started = Instant::now();
         let (server, store) = open(launch, timeouts)?;
-        let own = Card { host: host(), pid: std::process::id(), count: launch.count };
-        come(&*store, launch.id, &own, timeouts.start)?;
-        let watched = Arc::new(Watched {
+        let own = ProcessInfo { host: host(), pid: std::process::id(), count: launch.count };
+        register(&*store, launch.id, &own, timeouts.start)?;
+        let peers = Arc::new(Peers {
             id: launch.id,
             store: store.clone(),
             place: launch.coordinator.clone(),
             timeout: timeouts.lost,
             hosts: OnceLock::new(),
         });
-        let watch = Watch::start(watched.clone(), launch.count, on_end)
+        let heartbeat = Heartbeat::start(peers.clone(), launch.count, on_abort)
             .map_err(|e| GroupError::Differ(format!("no thread to watch the other processes with: {e}")))?;
         let group = |hosts| Group {
             launch: launch.clone(),
             store: store.clone(),
             hosts,
-            exchanges: AtomicUsize::new(0),
+            all_gathers: AtomicUsize::new(0),
             left: AtomicBool::new(false),
-            watch: Mutex::new(watch),
-            watched: watched.clone(),
+            heartbeat: Mutex::new(heartbeat),
+            peers: peers.clone(),
             _server: server,
         };
         let left = timeouts.start.saturating_sub(started.elapsed());
         let met = match launch.id {
-            0 => receive(&*store, launch, left),
+            0 => rendezvous(&*store, launch, left),
             // Process 0 names who is missing; it is given the time to do so.
             _ => store.get("processes", left + timeouts.lost).map_err(GroupError::from).and_then(|text| list(&text)),
         };
         match met {
             Ok(hosts) => {
-                let _ = watched.hosts.set(hosts.clone());
+                let _ = peers.hosts.set(hosts.clone());
                 Ok(group(hosts))
             }
             Err(error) => {
@@ -140,12 +140,12 @@ impl Group {
         }
     }
 
-    /// This process, from 0.
+    /// Index of this process, from 0.
     pub fn id(&self) -> usize {
         self.launch.id
     }
 
-    /// All processes.
+    /// Number of processes.
     pub fn count(&self) -> usize {
         self.launch.count
     }
@@ -155,37 +155,37 @@ impl Group {
         &self.hosts
     }
 
-    /// This process among those of its host, from 0.
+    /// Index of this process among those of its host, from 0.
     pub fn local_rank(&self) -> usize {
         let own = self.hosts.get(self.id());
         self.hosts.iter().take(self.id()).filter(|host| Some(*host) == own).count()
     }
 
-    /// What a plugin's client is made with.
+    /// Options of a plugin's client.
     pub fn node(&self) -> Node {
         Node { id: self.id(), count: self.count(), store: self.store.clone() }
     }
 
-    /// One line about it: what said so, where they meet, which this is.
+    /// One line for the log: index, count, host, launcher, coordinator.
     pub fn describe(&self) -> String {
         let Launch { id, count, coordinator, how } = &self.launch;
         format!("process {id} of {count} on {} ({how}), coordinator {coordinator}", self.hosts[*id])
     }
 
-    /// `process 2 (host b)`.
+    /// Name for messages: `process 2 (host b)`.
     pub fn name(&self, process: usize) -> String {
-        self.watched.name(process)
+        self.peers.name(process)
     }
 
-    /// Gives every process the texts of all, in their order. The n-th call of one meets the n-th of each other; it waits
-    /// for them as long as they live.
+    /// All-gather: the texts of all processes, in their order. The n-th call of one process pairs with the n-th of each
+    /// other; it waits for them as long as they live.
     ///
     /// # Errors
     /// The store.
-    pub fn exchange(&self, text: &str) -> Result<Vec<String>, GroupError> {
-        let n = self.exchanges.fetch_add(1, Ordering::SeqCst);
-        let key = |process: usize| format!("exchange/{n}/{process}");
-        let all = format!("exchange/{n}");
+    pub fn all_gather(&self, text: &str) -> Result<Vec<String>, GroupError> {
+        let n = self.all_gathers.fetch_add(1, Ordering::SeqCst);
+        let key = |process: usize| format!("all_gather/{n}/{process}");
+        let all = format!("all_gather/{n}");
         if self.id() != 0 {
             self.store.put(&key(self.id()), text.as_bytes())?;
             return list(&self.store.get(&all, FOR_EVER)?);
@@ -198,30 +198,30 @@ impl Group {
         Ok(texts)
     }
 
-    /// Exchanges a text that must be the same everywhere; `differ` says what is wrong, of the first process that differs
-    /// from process 0: its name, its text, process 0's.
+    /// Checks that a text is equal in all processes; `differ` makes the error from the first process that differs from
+    /// process 0: its name, its text, process 0's.
     ///
     /// # Errors
     /// Texts that differ, in every process the same line; the store.
-    pub fn agree(&self, text: &str, differ: impl Fn(&str, &str, &str) -> String) -> Result<(), GroupError> {
-        let texts = self.exchange(text)?;
+    pub fn ensure_equal(&self, text: &str, differ: impl Fn(&str, &str, &str) -> String) -> Result<(), GroupError> {
+        let texts = self.all_gather(text)?;
         match texts.iter().position(|t| *t != texts[0]) {
             None => Ok(()),
             Some(other) => Err(GroupError::Differ(differ(&self.name(other), &texts[other], &texts[0]))),
         }
     }
 
-    /// Compares a program, by the hashes of its text and of its compile options, with the other processes', and says whether
-    /// all of them `kept` it compiled.
+    /// Checks that all processes run the same program, by the hashes of its text and of its compile options; whether all of
+    /// them have it `cached`.
     ///
     /// # Errors
     /// The first process that runs another program than process 0, with both; the same in every process.
-    pub fn agree_on_program(&self, name: &str, text: &str, options: &str, kept: bool) -> Result<bool, GroupError> {
+    pub fn ensure_same_program(&self, name: &str, text: &str, options: &str, cached: bool) -> Result<bool, GroupError> {
         let own = format!("program '{name}' {text} with options {options}");
-        let texts = self.exchange(&format!("{kept} {own}"))?;
+        let texts = self.all_gather(&format!("{cached} {own}"))?;
         let all: Vec<(&str, &str)> = texts.iter().map(|text| text.split_once(' ').unwrap_or_default()).collect();
         match all.iter().position(|(_, program)| *program != all[0].1) {
-            None => Ok(all.iter().all(|(kept, _)| *kept == "true")),
+            None => Ok(all.iter().all(|(cached, _)| *cached == "true")),
             Some(other) => Err(GroupError::Differ(format!(
                 "{} runs {}, process 0 {}: all need the same binary, plugin, model and configuration",
                 self.name(other),
@@ -231,39 +231,39 @@ impl Group {
         }
     }
 
-    /// Ends well. Process 0 waits for the others, to whom it serves the store.
+    /// Leaves after success. Process 0 waits for the others, to whom it serves the store.
     pub fn finish(&self) {
         if !self.leave() {
             return;
         }
         if self.id() == 0 {
-            let late = self.watched.wait_for_others(self.count(), self.watched.timeout);
+            let late = self.peers.wait_for_others(self.count(), self.peers.timeout);
             if let Some(first) = late.first() {
                 tracing::warn!("{} has not ended; its part of the work is done", self.name(*first));
             }
         }
-        self.watched.done();
+        self.peers.done();
     }
 
-    /// Ends badly: every other process ends with this one's name and `message`, a verb and what follows.
+    /// Aborts the run: every other process exits with this one's name and `message`, a verb and what follows.
     pub fn fail(&self, message: &str) {
         if !self.leave() {
             return;
         }
-        self.watched.end(self.id(), message);
+        self.peers.abort(self.id(), message);
         if self.id() == 0 {
-            self.watched.wait_for_others(self.count(), self.watched.pause() * 4);
+            self.peers.wait_for_others(self.count(), self.peers.pause() * 4);
         }
-        self.watched.done();
+        self.peers.done();
     }
 
-    /// Stops the watch, which would end this process with the others; false where it has been stopped before.
+    /// Stops the heartbeat, which would end this process with the others; false where it has been stopped before.
     fn leave(&self) -> bool {
         if self.left.swap(true, Ordering::SeqCst) {
             return false;
         }
-        if let Ok(mut watch) = self.watch.lock() {
-            watch.stop();
+        if let Ok(mut heartbeat) = self.heartbeat.lock() {
+            heartbeat.stop();
         }
         true
     }
@@ -271,7 +271,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.fail("ended without a word");
+        self.fail("exited without reporting a result");
     }
 }
 
@@ -292,8 +292,8 @@ fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<Server>, Arc<dyn 
     Ok((None, store::connect(place, answer)?))
 }
 
-/// Says that this process has come.
-fn come(store: &dyn KvStore, id: usize, own: &Card, patience: Duration) -> Result<(), GroupError> {
+/// Registers this process in the store.
+fn register(store: &dyn KvStore, id: usize, own: &ProcessInfo, patience: Duration) -> Result<(), GroupError> {
     let (key, text) = (format!("process/{id}"), serde_json::to_vec(own).unwrap_or_default());
     let started = Instant::now();
     loop {
@@ -305,7 +305,7 @@ fn come(store: &dyn KvStore, id: usize, own: &Card, patience: Duration) -> Resul
                 if other == text {
                     return Ok(());
                 }
-                let other: Option<Card> = serde_json::from_slice(&other).ok();
+                let other: Option<ProcessInfo> = serde_json::from_slice(&other).ok();
                 let other = other.map_or("another".into(), |c| format!("pid {} on {}", c.pid, c.host));
                 return Err(GroupError::Differ(format!(
                     "process {id} is there already ({other}): each process needs a --process-id of its own, each run a place of its own"
@@ -319,8 +319,8 @@ fn come(store: &dyn KvStore, id: usize, own: &Card, patience: Duration) -> Resul
     }
 }
 
-/// Process 0 waits for all, and tells them who is there.
-fn receive(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Result<Vec<String>, GroupError> {
+/// Waits, as process 0, for all to register, and publishes their hosts.
+fn rendezvous(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Result<Vec<String>, GroupError> {
     let started = Instant::now();
     let mut hosts = Vec::new();
     let mut missing = Vec::new();
@@ -333,15 +333,15 @@ fn receive(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Result<V
             }
             Err(e) => return Err(e.into()),
         };
-        let card: Card = serde_json::from_slice(&text)
+        let info: ProcessInfo = serde_json::from_slice(&text)
             .map_err(|e| GroupError::Differ(format!("process {id} is of another version: {e}")))?;
-        if card.count != launch.count {
+        if info.count != launch.count {
             return Err(GroupError::Differ(format!(
                 "process {id} ({}) is one of {}, process 0 one of {}: give all the same --num-processes",
-                card.host, card.count, launch.count
+                info.host, info.count, launch.count
             )));
         }
-        hosts.push(card.host);
+        hosts.push(info.host);
     }
     if !missing.is_empty() {
         let missing = format!("process{} {}", if missing.len() > 1 { "es" } else { "" }, missing.join(", "));

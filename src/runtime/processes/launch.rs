@@ -1,35 +1,35 @@
-//! Which process this is, of how many, and where they meet: from flags and YAML, or from what started it.
+//! Index and number of processes, and their coordinator: from flags and YAML, or from the launcher.
 
-/// The port at the first process where nothing else is said.
+/// Default port of the coordinator.
 const PORT: u16 = 8476;
-/// Ports that stand for a job's number, so that jobs which share a host do not meet.
+/// Ports by job number, so that jobs on one host do not collide.
 const JOB_PORTS: std::ops::Range<u64> = 61_440..65_536;
 
-/// What flags and YAML say; what they leave out is looked for in the environment.
+/// Options of flags and YAML; missing ones are read from the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct LaunchOptions {
     /// `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
     pub coordinator: Option<String>,
-    /// This process, from 0.
+    /// Index of this process, from 0.
     pub process_id: Option<usize>,
-    /// All processes; 1 runs alone, whatever the environment says.
+    /// Number of processes; 1 runs alone, whatever the environment says.
     pub num_processes: Option<usize>,
 }
 
 /// One of several processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// This process, from 0.
+    /// Index of this process, from 0.
     pub id: usize,
-    /// All processes.
+    /// Number of processes.
     pub count: usize,
-    /// Where they meet.
+    /// Address of the coordinator.
     pub coordinator: String,
-    /// Who said so, for the reader.
+    /// Launcher or options that these come from, for messages.
     pub how: String,
 }
 
-/// Values that do not make up a run of several processes.
+/// Missing or contradictory launch options.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("several processes ({how}): {why}")]
 pub struct LaunchError {
@@ -37,8 +37,8 @@ pub struct LaunchError {
     why: String,
 }
 
-/// What a launcher says of itself.
-struct Found {
+/// A detected launcher.
+struct Detected {
     how: &'static str,
     id: usize,
     count: usize,
@@ -46,11 +46,14 @@ struct Found {
 }
 
 impl Launch {
-    /// Of this process; None where it runs alone. `variable` reads the environment.
+    /// Launch of this process; `None` where it runs alone. `variable` reads the environment.
     ///
     /// # Errors
-    /// A part that nobody names, or one that contradicts another.
-    pub fn detect(asked: &Asked, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>, LaunchError> {
+    /// A missing option, or one that contradicts another.
+    pub fn detect(
+        options: &LaunchOptions,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Launch>, LaunchError> {
         let variable = |name: &str| variable(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
         let error = |how: &str, why: String| LaunchError { how: how.into(), why };
         let number = |name: &str| match variable(name).map(|v| (v.parse::<usize>(), v)) {
@@ -58,16 +61,16 @@ impl Launch {
             Some((Ok(n), _)) => Ok(Some(n)),
             Some((Err(_), v)) => Err(error(name, format!("'{v}' is not a number"))),
         };
-        if asked.num_processes == Some(1) {
+        if options.num_processes == Some(1) {
             return Ok(None);
         }
         let found = [ours, slurm, open_mpi, jobset, tpu].iter().find_map(|launcher| launcher(&variable));
         // Of our own variables one alone may be set, beside flags or a launcher's.
         let (own_id, own_count) = (number("LTX2_PROCESS_ID")?, number("LTX2_NUM_PROCESSES")?);
-        let id = asked.process_id.or(own_id).or(found.as_ref().map(|f| f.id));
-        let count = asked.num_processes.or(own_count).or(found.as_ref().map(|f| f.count));
-        let coordinator = asked.coordinator.clone().or_else(|| variable("LTX2_COORDINATOR"));
-        let given = asked.process_id.is_some() || asked.num_processes.is_some() || coordinator.is_some();
+        let id = options.process_id.or(own_id).or(found.as_ref().map(|f| f.id));
+        let count = options.num_processes.or(own_count).or(found.as_ref().map(|f| f.count));
+        let coordinator = options.coordinator.clone().or_else(|| variable("LTX2_COORDINATOR"));
+        let given = options.process_id.is_some() || options.num_processes.is_some() || coordinator.is_some();
         let how = match &found {
             Some(found) if !given => found.how.to_string(),
             Some(found) => format!("flags, YAML or LTX2_* over {}", found.how),
@@ -119,19 +122,19 @@ fn job_port(job: u64) -> u64 {
 }
 
 /// Our own variables, for launchers that are none of the others.
-fn ours(variable: Variable) -> Option<Found> {
+fn ours(variable: Variable) -> Option<Detected> {
     let (id, count) = (parsed(variable, "LTX2_PROCESS_ID")?, parsed(variable, "LTX2_NUM_PROCESSES")?);
-    Some(Found { how: "LTX2_PROCESS_ID", id, count, coordinator: variable("LTX2_COORDINATOR") })
+    Some(Detected { how: "LTX2_PROCESS_ID", id, count, coordinator: variable("LTX2_COORDINATOR") })
 }
 
 /// A task of `srun`. The batch script itself has a task number too, but belongs to no step.
-fn slurm(variable: Variable) -> Option<Found> {
+fn slurm(variable: Variable) -> Option<Detected> {
     let nodes = variable("SLURM_STEP_NODELIST")?;
     let id = parsed(variable, "SLURM_PROCID")?;
     let count = parsed(variable, "SLURM_STEP_NUM_TASKS").or_else(|| parsed(variable, "SLURM_NTASKS"))?;
     let job = variable("SLURM_JOB_ID").and_then(|j| j.parse().ok()).unwrap_or(0);
     let coordinator = Some(format!("{}:{}", first_host(&nodes), job_port(job)));
-    Some(Found { how: "SLURM", id, count, coordinator })
+    Some(Detected { how: "SLURM", id, count, coordinator })
 }
 
 /// The first host of SLURM's notation: `n[003-007,9],m1` is `n003`.
@@ -148,29 +151,29 @@ fn first_host(nodes: &str) -> String {
 }
 
 /// A process of `mpirun`. Where its first one is stands nowhere, unless all are on this host.
-fn open_mpi(variable: Variable) -> Option<Found> {
+fn open_mpi(variable: Variable) -> Option<Detected> {
     let (id, count) = (parsed(variable, "OMPI_COMM_WORLD_RANK")?, parsed(variable, "OMPI_COMM_WORLD_SIZE")?);
     let here = parsed(variable, "OMPI_COMM_WORLD_LOCAL_SIZE") == Some(count);
     // The name of the job, of which only the digits are a number.
     let job = variable("PMIX_NAMESPACE").unwrap_or_default();
     let job = job.bytes().fold(0u64, |n, b| n.wrapping_mul(31).wrapping_add(b.into()));
     let coordinator = here.then(|| format!("127.0.0.1:{}", job_port(job)));
-    Some(Found { how: "Open MPI", id, count, coordinator })
+    Some(Detected { how: "Open MPI", id, count, coordinator })
 }
 
 /// A pod of a Kubernetes JobSet, with the variables that scripts/pod/jobset.yml sets.
-fn jobset(variable: Variable) -> Option<Found> {
+fn jobset(variable: Variable) -> Option<Detected> {
     let (set, job) = (variable("JOBSET_NAME")?, variable("REPLICATED_JOB_NAME")?);
     let (pod, pods) = (parsed(variable, "JOB_COMPLETION_INDEX")?, parsed(variable, "PROCESSES_IN_JOB")?);
     let index = parsed(variable, "JOB_INDEX").unwrap_or(0);
     let jobs = parsed(variable, "JOBS_IN_SET").or_else(|| parsed(variable, "MEGASCALE_NUM_SLICES")).unwrap_or(1);
     // Pods of a JobSet have names under its headless service.
     let coordinator = Some(format!("{set}-{job}-0-0.{set}:{PORT}"));
-    Some(Found { how: "Kubernetes JobSet", id: index * pods + pod, count: jobs * pods, coordinator })
+    Some(Detected { how: "Kubernetes JobSet", id: index * pods + pod, count: jobs * pods, coordinator })
 }
 
 /// A TPU worker whose slice is described in the environment, as GKE does.
-fn tpu(variable: Variable) -> Option<Found> {
+fn tpu(variable: Variable) -> Option<Detected> {
     let hosts = variable("TPU_WORKER_HOSTNAMES")?;
     let worker = parsed(variable, "TPU_WORKER_ID")?;
     let hosts: Vec<&str> = hosts.split(',').map(str::trim).filter(|h| !h.is_empty()).collect();
@@ -183,20 +186,20 @@ fn tpu(variable: Variable) -> Option<Found> {
         None => hosts.first()?.split(':').next().unwrap_or_default().to_string(),
     };
     let coordinator = Some(format!("{first}:{PORT}"));
-    Some(Found { how: "TPU_WORKER_ID", id: slice * hosts.len() + worker, count: slices * hosts.len(), coordinator })
+    Some(Detected { how: "TPU_WORKER_ID", id: slice * hosts.len() + worker, count: slices * hosts.len(), coordinator })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn detect(asked: Asked, variables: &[(&str, &str)]) -> Result<Option<Launch>, String> {
+    fn detect(options: LaunchOptions, variables: &[(&str, &str)]) -> Result<Option<Launch>, String> {
         let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_string());
-        Launch::detect(&asked, find).map_err(|e| e.to_string())
+        Launch::detect(&options, find).map_err(|e| e.to_string())
     }
 
     fn found(variables: &[(&str, &str)]) -> (usize, usize, String, String) {
-        let l = detect(Asked::default(), variables).unwrap().unwrap();
+        let l = detect(LaunchOptions::default(), variables).unwrap().unwrap();
         (l.id, l.count, l.coordinator, l.how)
     }
 
@@ -206,14 +209,14 @@ mod tests {
 
     #[test]
     fn nothing_said_is_one_process() {
-        assert_eq!(detect(Asked::default(), &[]), Ok(None));
+        assert_eq!(detect(LaunchOptions::default(), &[]), Ok(None));
         assert_eq!(
-            detect(Asked::default(), &[("TPU_WORKER_HOSTNAMES", "localhost"), ("TPU_WORKER_ID", "0")]),
+            detect(LaunchOptions::default(), &[("TPU_WORKER_HOSTNAMES", "localhost"), ("TPU_WORKER_ID", "0")]),
             Ok(None)
         );
         // The script of a batch job, outside of srun.
-        assert_eq!(detect(Asked::default(), &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), Ok(None));
-        let alone = Asked { num_processes: Some(1), ..Asked::default() };
+        assert_eq!(detect(LaunchOptions::default(), &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), Ok(None));
+        let alone = LaunchOptions { num_processes: Some(1), ..LaunchOptions::default() };
         assert_eq!(detect(alone, &[("LTX2_PROCESS_ID", "1"), ("LTX2_NUM_PROCESSES", "2")]), Ok(None));
     }
 
@@ -252,25 +255,25 @@ mod tests {
 
     #[test]
     fn flags_come_first_and_what_is_missing_is_named() {
-        let all = Asked { coordinator: Some("h:1".into()), process_id: Some(0), num_processes: Some(2) };
+        let all = LaunchOptions { coordinator: Some("h:1".into()), process_id: Some(0), num_processes: Some(2) };
         let launch = detect(all, &[("SLURM_PROCID", "1")]).unwrap().unwrap();
         assert_eq!((launch.id, launch.count, launch.coordinator.as_str()), (0, 2, "h:1"));
-        let place = Asked { coordinator: Some("h".into()), ..Asked::default() };
+        let place = LaunchOptions { coordinator: Some("h".into()), ..LaunchOptions::default() };
         let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4")];
         assert_eq!(detect(place.clone(), &mpi).unwrap().unwrap().coordinator, "h:8476");
-        let error = detect(Asked::default(), &mpi).unwrap_err();
+        let error = detect(LaunchOptions::default(), &mpi).unwrap_err();
         assert_eq!(
             error,
             "several processes (Open MPI): where do they meet? give --coordinator HOST:PORT of process 0"
         );
         assert!(detect(place, &[]).unwrap_err().ends_with("which one is this? give --process-id N"));
-        let id = Asked { process_id: Some(1), ..Asked::default() };
+        let id = LaunchOptions { process_id: Some(1), ..LaunchOptions::default() };
         assert!(detect(id, &[]).unwrap_err().ends_with("how many are there? give --num-processes N"));
-        let beyond = Asked { coordinator: Some("h:1".into()), process_id: Some(2), num_processes: Some(2) };
+        let beyond = LaunchOptions { coordinator: Some("h:1".into()), process_id: Some(2), num_processes: Some(2) };
         assert!(detect(beyond, &[]).unwrap_err().ends_with("process 2 of 2: they are numbered from 0"));
-        let odd = Asked { coordinator: Some("h:x".into()), process_id: Some(0), num_processes: Some(2) };
+        let odd = LaunchOptions { coordinator: Some("h:x".into()), process_id: Some(0), num_processes: Some(2) };
         assert!(detect(odd, &[]).unwrap_err().ends_with("coordinator 'h:x' is not HOST:PORT"));
-        let odd = detect(Asked::default(), &[("LTX2_PROCESS_ID", "one")]).unwrap_err();
+        let odd = detect(LaunchOptions::default(), &[("LTX2_PROCESS_ID", "one")]).unwrap_err();
         assert_eq!(odd, "several processes (LTX2_PROCESS_ID): 'one' is not a number");
     }
 

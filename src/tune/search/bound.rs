@@ -9,7 +9,7 @@
 //! The three may overlap, so the bound is the longest. Each is the least that any compiler could do, so pruning by it is
 //! safe. Where several collectives could do the same, the cheaper one counts.
 
-use crate::analysis::{Chip, Kind, Work};
+use crate::analysis::{Chip, CollectiveKind, Work};
 use crate::hlo::{Mesh, Sharding, Type};
 use crate::models::Network;
 use crate::nn::{Axis, ExchangeKind, ExchangePolicy, Layout, Placement, Role};
@@ -42,7 +42,7 @@ const KEPT: f64 = 0.98;
 
 /// Collective that a layout requires.
 struct Demand {
-    kind: Kind,
+    kind: CollectiveKind,
     /// Received bytes per device and step.
     wire: f64,
     /// Mesh axes of the device groups.
@@ -71,7 +71,7 @@ pub fn bound(
         chip.link_seconds(d.kind, d.wire, &groups)
     };
     let read: f64 = weights(network).map(|p| size(&computed(p, layout), mesh) * times(p, blocks)).sum();
-    let work = chip.seconds(Work { flops: KEPT * products / parts.max(1) as f64, bytes: read, ..Work::default() });
+    let work = chip.op_time(Work { flops: KEPT * products / parts.max(1) as f64, bytes: read, ..Work::default() });
     Bound {
         compute: work.compute * 1e3,
         memory: work.memory * 1e3,
@@ -124,7 +124,7 @@ fn stored(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
         let axes: Vec<String> = split(&p.sharding).into_iter().filter(|a| !own.contains(a)).collect();
         match all.iter_mut().find(|d| d.axes == axes) {
             Some(d) => d.wire += wire,
-            None => all.push(Demand { kind: Kind::AllGather, wire, axes }),
+            None => all.push(Demand { kind: CollectiveKind::AllGather, wire, axes }),
         }
     }
     all
@@ -176,10 +176,10 @@ impl VideoTokens {
         let (n, part) = (self.parts(layout), self.own_heads * self.blocks);
         let demand = |kind, wire| Demand { kind, wire, axes: self.axes.clone() };
         // Queries, keys, values and the output; a device keeps its own shard.
-        let trade = |n: f64| demand(Kind::AllToAll, 4.0 * part * (n - 1.0) / n);
+        let trade = |n: f64| demand(CollectiveKind::AllToAll, 4.0 * part * (n - 1.0) / n);
         let pass = |kind, n: f64| match kind {
-            ExchangeKind::Ring => demand(Kind::CollectivePermute, 2.0 * part * (n - 1.0)),
-            _ => demand(Kind::AllGather, 2.0 * part * (n - 1.0)),
+            ExchangeKind::Ring => demand(CollectiveKind::CollectivePermute, 2.0 * part * (n - 1.0)),
+            _ => demand(CollectiveKind::AllGather, 2.0 * part * (n - 1.0)),
         };
         if n <= 1.0 {
             return Vec::new();
@@ -189,7 +189,7 @@ impl VideoTokens {
             ExchangeKind::Hybrid => {
                 let near = policy.ulysses.unwrap_or(1) as f64;
                 // An all-to-all within smaller groups: its bytes count, its ring does not.
-                vec![Demand { kind: Kind::AllGather, ..trade(near) }, pass(policy.outer, n / near)]
+                vec![Demand { kind: CollectiveKind::AllGather, ..trade(near) }, pass(policy.outer, n / near)]
             }
             kind => vec![pass(kind, n)],
         }
@@ -202,7 +202,7 @@ impl VideoTokens {
         let of = |axes: &[String], times: f64| {
             let n = axes.iter().filter_map(|a| layout.mesh.size(a)).product::<usize>() as f64;
             let wire = times * self.blocks * 2.0 * self.bytes * (n - 1.0) / n;
-            (n > 1.0).then(|| Demand { kind: Kind::AllReduce, wire, axes: axes.to_vec() })
+            (n > 1.0).then(|| Demand { kind: CollectiveKind::AllReduce, wire, axes: axes.to_vec() })
         };
         of(&self.heads, 2.0).into_iter().chain(of(&inner, 1.0)).collect()
     }
@@ -223,6 +223,6 @@ impl VideoTokens {
                 same.then(|| travels.min(self.blocks * self.bytes * (n - 1.0)))
             })
             .sum();
-        (wire > 0.0).then(|| Demand { kind: Kind::AllGather, wire, axes: self.axes.clone() })
+        (wire > 0.0).then(|| Demand { kind: CollectiveKind::AllGather, wire, axes: self.axes.clone() })
     }
 }

@@ -28,7 +28,7 @@ use crate::config::{Case, Config, Given, LayoutSource, load, read_layout_source}
 use crate::nn::{Build, Layout, Lowering};
 use crate::pipeline::compile::needed;
 use crate::pipeline::programs::{ProgramKind, Programs};
-use crate::runtime::{Machine, Target};
+use crate::runtime::{OpenTarget, Target};
 use crate::sampling::guidance;
 
 pub use bound::{Bound, bound};
@@ -160,11 +160,11 @@ impl<'a> SearchState<'a> {
         request: &'a SearchRequest,
         options: &'a Options,
         config: &Config,
-        machine: &Machine,
+        machine: &OpenTarget,
         compiler: Compiler<'a>,
     ) -> Result<Self> {
         let said = |e: crate::pipeline::PipelineError| TuneError::Base(e.to_string());
-        let platform = machine.target.kind().name();
+        let platform = machine.target.platform().name();
         let config = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
         let config = setup::resolve(&config, platform, &machine.version(), 1);
         let build = setup::build(&config, 1, platform, &machine.device_kind).map_err(said)?;
@@ -188,7 +188,7 @@ impl<'a> SearchState<'a> {
             programs,
             build,
             extent,
-            products: alone.program.products,
+            products: alone.program.dot_flops,
             seen: BTreeSet::new(),
             spent: 0,
             rows: Vec::new(),

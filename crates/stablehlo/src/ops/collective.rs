@@ -3,7 +3,7 @@
 use crate::builder::{Value, axis_of};
 use crate::types::{Type, list};
 
-/// The groups of devices that exchange with each other.
+/// Device groups of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Groups(pub Vec<Vec<usize>>);
 
@@ -54,7 +54,7 @@ impl Value {
         Some((a, ty))
     }
 
-    /// Every group member's part, joined along `axis`.
+    /// All-gather: the shards of the group, joined along `axis`.
     pub fn all_gather(&self, axis: isize, groups: &Groups) -> Value {
         match self.resized("all_gather", axis, groups.size(), 1) {
             Some((a, ty)) => {
@@ -65,7 +65,7 @@ impl Value {
         }
     }
 
-    /// Splits `split` into the group's size and joins the received parts along `concat`.
+    /// All-to-all: splits dimension `split` into the group's size and joins the received shards along `concat`.
     pub fn all_to_all(&self, split: isize, concat: isize, groups: &Groups) -> Value {
         let n = groups.size();
         let Some((s, ty)) = self.resized("all_to_all", split, 1, n) else { return self.clone() };
@@ -89,12 +89,12 @@ impl Value {
         )
     }
 
-    /// The sum over the group.
+    /// All-reduce: the sum over the group.
     pub fn all_reduce_sum(&self, groups: &Groups) -> Value {
         self.all_reduce("add", groups)
     }
 
-    /// The largest value over the group.
+    /// All-reduce: the maximum over the group.
     pub fn all_reduce_max(&self, groups: &Groups) -> Value {
         self.all_reduce("maximum", groups)
     }
@@ -112,7 +112,7 @@ impl Value {
         self.b.op("all_reduce", text, self.ty.clone())
     }
 
-    /// The sum over the group, of which this device keeps its part along `axis`.
+    /// Reduce-scatter: this device's shard, along `axis`, of the sum over the group.
     pub fn reduce_scatter_sum(&self, axis: isize, groups: &Groups) -> Value {
         match self.resized("reduce_scatter", axis, 1, groups.size()) {
             Some((a, ty)) => {
@@ -125,7 +125,7 @@ impl Value {
         }
     }
 
-    /// Sends this device's value along `(source, target)` pairs; a device without a source receives zeros.
+    /// Collective permute: sends this device's value along `(source, target)` pairs; a device without a source receives zeros.
     pub fn collective_permute(&self, pairs: &[(usize, usize)]) -> Value {
         let rows = list(pairs.iter().map(|(a, b)| format!("[{a}, {b}]")));
         let attributes = format!("source_target_pairs = dense<[{rows}]> : tensor<{}x2xi64>", pairs.len());

@@ -7,8 +7,8 @@ use crate::builder::{Builder, RegionKind, Value};
 use crate::types::{Type, list};
 
 impl Value {
-    /// The same value, made before anything that reads it: no compiler computes it again for each reader.
-    pub fn kept(&self) -> Value {
+    /// Optimization barrier: the value is computed once, before its readers, and not again for each of them.
+    pub fn optimization_barrier(&self) -> Value {
         let text = format!("stablehlo.optimization_barrier {} : {}", self.local(), self.ty);
         self.b.op("optimization_barrier", text, self.ty.clone())
     }
@@ -90,10 +90,10 @@ impl Builder {
         body: impl FnOnce(&Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let (begin, end) = (self.scalar(0.0, DType::I32), self.scalar(count as f64, DType::I32));
-        let before = self.0.borrow().products;
+        let before = self.0.borrow().dot_flops;
         let results = self.for_loop(&begin, &end, init, body);
         let mut s = self.0.borrow_mut();
-        s.products = before + (s.products - before) * count as f64;
+        s.dot_flops = before + (s.dot_flops - before) * count as f64;
         drop(s);
         results
     }

@@ -5,12 +5,12 @@ use crate::builder::{Builder, Value};
 use crate::types::{Type, list};
 
 impl Builder {
-    /// The product of two tensors by an einsum such as `"bqhd,bkhd->bhqk"`: letters in both operands and the result
+    /// Matmul of two tensors by an einsum such as `"bqhd,bkhd->bhqk"`: letters in both operands and the result
     /// are batch dimensions, letters in both operands only are summed. Accumulates in f32 at least and gives the
     /// result as `out`.
     pub fn einsum(&self, spec: &str, a: &Value, b: &Value, out: DType) -> Value {
         let wider = out.size() > a.dtype().size() && a.dtype() == b.dtype();
-        if wider && !self.0.borrow().mixed_products {
+        if wider && !self.0.borrow().mixed_precision_dot {
             return self.einsum(spec, &a.to(out), &b.to(out), out);
         }
         let fail = |why: String| {
@@ -64,7 +64,7 @@ impl Builder {
         let product = if out.size() >= a.dtype().size() { out } else { a.dtype() };
         let ty = Type::new(product, natural.iter().filter_map(|&c| size(c)).collect::<Vec<_>>());
         let summed: usize = sum_a.iter().map(|&i| a.ty.dims[i]).product();
-        self.0.borrow_mut().products += 2.0 * ty.elements() as f64 * summed as f64;
+        self.0.borrow_mut().dot_flops += 2.0 * ty.elements() as f64 * summed as f64;
         let p = self.precision().name();
         let batch = if batch_a.is_empty() {
             String::new()

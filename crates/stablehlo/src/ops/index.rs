@@ -66,8 +66,8 @@ impl Value {
         (0..self.rank()).map(|i| if i == axis { start.clone() } else { zero.clone() }).collect()
     }
 
-    /// Rows of the leading dimension: the result is `[indices…, rest…]`.
-    pub fn take(&self, indices: &Value) -> Value {
+    /// Gathers rows of the leading dimension: the result is `[indices…, rest…]`.
+    pub fn gather_rows(&self, indices: &Value) -> Value {
         if self.rank() == 0 || indices.dtype().is_float() || indices.dtype() == DType::Bool {
             let message = format!("rows of {} by indices {}", self.ty, indices.ty);
             return self.b.poison("gather", message, self.ty.clone());
@@ -88,8 +88,8 @@ impl Value {
         self.b.op("gather", text, ty)
     }
 
-    /// The positions `indices` of one dimension.
-    pub fn pick(&self, axis: isize, indices: &[usize]) -> Value {
+    /// Selects the static positions `indices` of one dimension.
+    pub fn index_select(&self, axis: isize, indices: &[usize]) -> Value {
         let within = axis_of(axis, self.rank()).filter(|&a| indices.iter().all(|i| *i < self.ty.dims[a]));
         let Some(axis) = within else {
             let message = format!("positions {indices:?} of axis {axis} of {}", self.ty);

@@ -58,7 +58,7 @@ impl Value {
         self.sum_keep(axes) / n as f64
     }
 
-    /// Largest value over axes, kept with size 1. Of a boolean: any.
+    /// Maximum over axes, kept with size 1. Of a boolean: any.
     pub fn max_keep(&self, axes: &[isize]) -> Value {
         let r = match self.dtype() {
             DType::Bool => self.reduce("or", 0.0, axes),
@@ -68,7 +68,7 @@ impl Value {
         self.keep(&r, axes)
     }
 
-    /// Smallest value over axes, kept with size 1. Of a boolean: all.
+    /// Minimum over axes, kept with size 1. Of a boolean: all.
     pub fn min_keep(&self, axes: &[isize]) -> Value {
         let r = match self.dtype() {
             DType::Bool => self.reduce("and", 1.0, axes),

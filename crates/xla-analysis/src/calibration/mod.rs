@@ -1,8 +1,8 @@
-//! What a chip was measured to reach, in place of its data sheet.
+//! Measured constants of a chip, which replace its data sheet.
 //!
-//! `ltx2 bench --micro` times small programs ([`Sample`]); [`fit`] draws lines through the times; the constants lie in
-//! one file a chip beside this one, which names the command and the card they come from. A chip without a file keeps
-//! the figures of its data sheet.
+//! `ltx2 bench --micro` times small programs ([`Sample`]); [`fit`] fits a latency and a rate to the times; the constants
+//! are stored in one JSON file a chip, beside its data sheet in `chips/`, which names the command and the device they come
+//! from. A chip without a file keeps the figures of its data sheet.
 
 mod fit;
 
@@ -10,82 +10,86 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use super::collective::Kind;
+use super::collective::CollectiveKind;
 
 pub use fit::{FitError, fit};
 
-/// The files that there are, by chip.
-const FILES: [(&str, &str); 1] = [("h200", include_str!("h200.json"))];
+/// Embedded calibrations, by chip.
+const FILES: [(&str, &str); 1] = [("h200", include_str!("../chips/h200.calibration.json"))];
 
-/// A time that begins with a fixed part: `seconds + amount / rate`.
+/// The alpha-beta model of a cost: `latency + amount / rate` seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Line {
-    /// Seconds however small the amount.
-    pub seconds: f64,
-    /// Operations or bytes a second.
+pub struct AlphaBeta {
+    /// Seconds, whatever the amount.
+    #[serde(rename = "seconds")]
+    pub latency: f64,
+    /// FLOP/s or bytes/s.
     pub rate: f64,
 }
 
-impl Line {
+impl AlphaBeta {
     /// Seconds of an amount.
-    pub fn of(&self, amount: f64) -> f64 {
-        self.seconds + amount / self.rate
+    pub fn seconds(&self, amount: f64) -> f64 {
+        self.latency + amount / self.rate
     }
 }
 
-/// An exchange between so many devices.
+/// Cost of a collective over a number of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Exchange {
-    /// What is exchanged.
-    pub kind: Kind,
-    /// Devices that exchange with each other.
+pub struct CollectiveCost {
+    /// Kind of collective.
+    pub kind: CollectiveKind,
+    /// Devices of a group.
     pub devices: usize,
-    /// Seconds, and received bytes a second.
-    pub line: Line,
+    /// Cost by received bytes.
+    #[serde(rename = "line")]
+    pub cost: AlphaBeta,
 }
 
-/// Where constants come from.
+/// Provenance of measurements.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Origin {
-    /// What was run.
+pub struct Provenance {
+    /// Command that measured.
     pub command: String,
-    /// The plugin's name of the card.
+    /// Device kind, as the plugin names it.
     pub device: String,
     /// Devices of the host.
     pub devices: usize,
-    /// Plugin and platform.
+    /// Versions of plugin and platform.
     pub versions: serde_json::Value,
     /// Day of the measurement, UTC.
     pub date: String,
 }
 
-/// A chip's measured constants.
+/// Measured constants of a chip.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// As targets name it.
+    /// Name in compile targets.
     pub chip: String,
-    /// How the file is made again.
+    /// Command that fits these constants.
     pub fit: String,
-    /// Where the measurements come from.
-    pub source: Vec<Origin>,
-    /// Seconds of a kernel that does nothing, beside others.
+    /// Provenance of each set of measurements.
+    pub source: Vec<Provenance>,
+    /// Seconds of an empty kernel among others.
     pub kernel_seconds: f64,
-    /// Bytes a second of device memory, read and written.
+    /// Bytes a second of device memory, reads and writes.
     pub bandwidth: f64,
-    /// Products of bf16 operands: seconds, and operations a second.
-    pub product: Line,
-    /// The same of a fused attention kernel.
-    pub attention: Option<Line>,
-    /// Exchanges that were measured.
-    pub exchanges: Vec<Exchange>,
+    /// Cost of a bf16 matmul, by FLOPs.
+    #[serde(rename = "product")]
+    pub matmul: AlphaBeta,
+    /// Cost of a fused attention kernel, by FLOPs.
+    pub attention: Option<AlphaBeta>,
+    /// Measured collectives.
+    #[serde(rename = "exchanges")]
+    pub collectives: Vec<CollectiveCost>,
 }
 
 impl Calibration {
-    /// The constants of a chip, where it was measured.
+    /// The embedded calibration of a chip.
     pub fn of(chip: &str) -> Option<&'static Calibration> {
         static ALL: OnceLock<Vec<Calibration>> = OnceLock::new();
         // A test reads every file, so that none is left out here.
@@ -93,66 +97,71 @@ impl Calibration {
         all.iter().find(|c| c.chip == chip)
     }
 
-    /// The line of an exchange: of as many devices, else of the measured number that is nearest.
-    pub fn exchange(&self, kind: Kind, devices: usize) -> Option<Line> {
+    /// Cost of a collective over `devices`, or over the measured number that is nearest.
+    pub fn collective(&self, kind: CollectiveKind, devices: usize) -> Option<AlphaBeta> {
         // A broadcast is a permute from one.
-        let kind = if kind == Kind::CollectiveBroadcast { Kind::CollectivePermute } else { kind };
-        let own = self.exchanges.iter().filter(|e| e.kind == kind);
-        own.min_by_key(|e| e.devices.abs_diff(devices)).map(|e| e.line)
+        let kind = if kind == CollectiveKind::CollectiveBroadcast { CollectiveKind::CollectivePermute } else { kind };
+        let own = self.collectives.iter().filter(|c| c.kind == kind);
+        own.min_by_key(|c| c.devices.abs_diff(devices)).map(|c| c.cost)
     }
 }
 
-/// What a small program does.
+/// Operation of a small program that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum What {
-    /// A kernel that does nothing worth mentioning.
+pub enum Microbenchmark {
+    /// A kernel that does almost nothing.
     Kernel,
-    /// A product.
-    Product,
+    /// A matmul.
+    #[serde(rename = "product")]
+    Matmul,
     /// Fused attention.
     Attention,
-    /// Reads an array and writes one.
+    /// A copy: reads an array and writes one.
     Memory,
-    /// Reads an array twice, for a mean and what it scales, and writes one.
+    /// A norm: reads an array twice and writes one.
     Norm,
-    /// An exchange between devices.
-    Exchange,
+    /// A collective.
+    #[serde(rename = "exchange")]
+    Collective,
 }
 
-/// A small program's time, for one of its operations.
+/// Time of one operation of a small program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// What it does.
-    pub what: What,
-    /// Of exchanges.
-    pub kind: Option<Kind>,
-    /// Sizes, to read.
+    /// Operation that is timed.
+    #[serde(rename = "what")]
+    pub benchmark: Microbenchmark,
+    /// Kind of a collective.
+    #[serde(rename = "kind")]
+    pub collective: Option<CollectiveKind>,
+    /// Sizes, in words.
     pub name: String,
-    /// Devices that work together.
+    /// Devices that take part.
     pub devices: usize,
-    /// Operations of products, as the optimized program has them.
+    /// FLOPs of matmuls in the optimized program.
     pub flops: f64,
     /// Bytes of device memory read and written.
     pub bytes: f64,
     /// Bytes received from other devices.
     pub wire_bytes: f64,
-    /// Kernels, exchanges not among them.
+    /// Kernels, collectives not among them.
     pub kernels: f64,
-    /// Seconds.
+    /// Seconds of one operation.
     pub seconds: f64,
 }
 
-/// What `ltx2 bench --micro` found.
+/// Output of `ltx2 bench --micro`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurements {
-    /// Where it was.
-    pub source: Origin,
-    /// Of the platform, in lower case.
+    /// Provenance of the samples.
+    pub source: Provenance,
+    /// Platform name, in lower case.
     pub platform: String,
-    /// Seconds of a turn of a loop around nothing: taken off the samples.
-    pub turn_seconds: f64,
-    /// Everything timed.
+    /// Seconds of an iteration of an empty loop, already subtracted from the samples.
+    #[serde(rename = "turn_seconds")]
+    pub iteration_seconds: f64,
+    /// Timed operations.
     pub samples: Vec<Sample>,
 }
 
@@ -166,27 +175,28 @@ mod tests {
             let file: Calibration = serde_json::from_str(text).unwrap_or_else(|e| panic!("{chip}.json: {e}"));
             assert_eq!(file.chip, chip);
             assert!(!file.source.is_empty() && file.source.iter().all(|s| !s.command.is_empty() && !s.date.is_empty()));
-            assert!(file.product.rate > 0.0 && file.bandwidth > 0.0 && file.kernel_seconds > 0.0);
+            assert!(file.matmul.rate > 0.0 && file.bandwidth > 0.0 && file.kernel_seconds > 0.0);
         }
     }
 
     #[test]
-    fn an_exchange_takes_the_nearest_number_of_devices() {
-        let line = |seconds: f64| Line { seconds, rate: 1.0 };
-        let exchange = |devices, seconds| Exchange { kind: Kind::AllGather, devices, line: line(seconds) };
+    fn a_collective_takes_the_nearest_number_of_devices() {
+        let cost = |latency: f64| AlphaBeta { latency, rate: 1.0 };
+        let collective =
+            |devices, latency| CollectiveCost { kind: CollectiveKind::AllGather, devices, cost: cost(latency) };
         let c = Calibration {
             chip: "x".into(),
             fit: String::new(),
             source: vec![],
             kernel_seconds: 1.0,
             bandwidth: 1.0,
-            product: line(0.0),
+            matmul: cost(0.0),
             attention: None,
-            exchanges: vec![exchange(2, 2.0), exchange(4, 4.0)],
+            collectives: vec![collective(2, 2.0), collective(4, 4.0)],
         };
-        let of = |devices| c.exchange(Kind::AllGather, devices).map(|l| l.seconds);
+        let of = |devices| c.collective(CollectiveKind::AllGather, devices).map(|c| c.latency);
         assert_eq!([of(2), of(4), of(8)], [Some(2.0), Some(4.0), Some(4.0)]);
-        assert_eq!(c.exchange(Kind::AllReduce, 2), None);
-        assert_eq!(Line { seconds: 1.0, rate: 4.0 }.of(2.0), 1.5);
+        assert_eq!(c.collective(CollectiveKind::AllReduce, 2), None);
+        assert_eq!(AlphaBeta { latency: 1.0, rate: 4.0 }.seconds(2.0), 1.5);
     }
 }

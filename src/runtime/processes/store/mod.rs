@@ -1,4 +1,4 @@
-//! Where processes meet: in memory, served by process 0, or in etcd.
+//! Key-value stores of a run: in memory, served by process 0, or in etcd.
 
 mod etcd;
 mod memory;
@@ -17,7 +17,7 @@ pub use served::Server;
 
 use crate::pjrt::{KvError, KvStore};
 
-/// How a coordinator in etcd is written: `etcd://HOST:PORT/RUN`.
+/// Prefix of a coordinator in etcd: `etcd://HOST:PORT/RUN`.
 pub const ETCD: &str = "etcd://";
 
 /// Opens the store of a run for a process that does not serve it. `answer` is how long a single question may take.

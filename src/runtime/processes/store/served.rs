@@ -22,9 +22,9 @@ use crate::pjrt::{KvError, KvStore};
 /// The one path there is.
 pub(super) const PATH: &str = "/value";
 
-/// What is asked for beside the path.
+/// Query of a request.
 #[derive(Serialize, Deserialize)]
-struct Asked {
+struct Request {
     key: String,
     /// Milliseconds to wait for the key.
     #[serde(default)]
@@ -82,7 +82,7 @@ impl Server {
         Ok(Server { shared, address, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -97,7 +97,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It was asked to end; one that panicked has ended too.
+            // It was request to end; one that panicked has ended too.
             let _ = thread.join();
         }
     }
@@ -125,12 +125,12 @@ impl KvStore for Shared {
     }
 }
 
-async fn read(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -> Response {
-    let end = Instant::now() + Duration::from_millis(asked.wait);
+async fn read(State(shared): State<Arc<Shared>>, Query(request): Query<Request>) -> Response {
+    let end = Instant::now() + Duration::from_millis(request.wait);
     loop {
         // Before the look, so that a value put after it rings.
         let changed = shared.changed.notified();
-        if let Ok(value) = shared.values.try_get(&asked.key) {
+        if let Ok(value) = shared.values.try_get(&request.key) {
             return value.into_response();
         }
         if timeout_at(end, changed).await.is_err() {
@@ -139,10 +139,10 @@ async fn read(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -> 
     }
 }
 
-async fn write(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>, value: Bytes) -> StatusCode {
-    let done = match asked.replace {
-        true => shared.set(&asked.key, &value),
-        false => shared.put(&asked.key, &value),
+async fn write(State(shared): State<Arc<Shared>>, Query(request): Query<Request>, value: Bytes) -> StatusCode {
+    let done = match request.replace {
+        true => shared.set(&request.key, &value),
+        false => shared.put(&request.key, &value),
     };
     if done.is_ok() { StatusCode::NO_CONTENT } else { StatusCode::CONFLICT }
 }

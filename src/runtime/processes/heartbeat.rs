@@ -1,4 +1,4 @@
-//! The thread that tells the others that this process lives, and ends it when one of them does not.
+//! The heartbeat thread: it beats for this process and aborts it when another one is lost.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -9,51 +9,51 @@ use serde::{Deserialize, Serialize};
 
 use crate::pjrt::{KvError, KvStore};
 
-/// Where the reason of a common end stands.
-const END: &str = "end";
-/// The beat of a process that has done its part.
+/// Key of the reason of an abort.
+const ABORT: &str = "end";
+/// Last beat of a process that has finished.
 const DONE: &[u8] = b"done";
-/// Looks at the others within the time after which one counts as lost.
+/// Beats within the timeout.
 const LOOKS: u32 = 20;
 
-/// Why all end.
+/// Reason why all processes exit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct End {
-    /// The process that it is about.
+pub(super) struct Abort {
+    /// Process that caused it.
     pub process: usize,
     /// One line.
     pub message: String,
 }
 
-/// What a watch does with its process when the run has ended elsewhere: it says why, and does not return.
-pub type OnEnd = Box<dyn FnOnce(&str) + Send>;
+/// Called with the reason when the run was aborted elsewhere: it exits the process.
+pub type OnAbort = Box<dyn FnOnce(&str) + Send>;
 
-/// What the thread knows.
-pub(super) struct Watched {
+/// Store and names of the processes, shared with the heartbeat thread.
+pub(super) struct Peers {
     /// This process.
     pub id: usize,
-    /// Where all meet.
+    /// Store of the run.
     pub store: Arc<dyn KvStore>,
-    /// What is said about the place, when it does not answer.
+    /// Address of the store, for messages.
     pub place: String,
-    /// The time without a beat after which a process counts as lost.
+    /// Time without a beat after which a process counts as lost.
     pub timeout: Duration,
-    /// The hosts of all processes, once all have come.
+    /// Hosts of all processes, once all have registered.
     pub hosts: OnceLock<Vec<String>>,
 }
 
-/// A running watch.
-pub(super) struct Watch {
+/// A running heartbeat thread.
+pub(super) struct Heartbeat {
     stop: Sender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watched {
+impl Peers {
     fn key(id: usize) -> String {
         format!("beat/{id}")
     }
 
-    /// `process 2 (host b)`.
+    /// Name for messages: `process 2 (host b)`.
     pub fn name(&self, process: usize) -> String {
         match self.hosts.get().and_then(|hosts| hosts.get(process)) {
             Some(host) => format!("process {process} ({host})"),
@@ -61,39 +61,39 @@ impl Watched {
         }
     }
 
-    /// Ends the run for all, unless it has an end already.
-    pub fn end(&self, process: usize, message: &str) {
-        let end = End { process, message: message.into() };
-        let text = serde_json::to_vec(&end).unwrap_or_default();
-        if let Err(e) = self.store.put(END, &text)
+    /// Aborts the run for all, unless it is aborted already.
+    pub fn abort(&self, process: usize, message: &str) {
+        let abort = Abort { process, message: message.into() };
+        let text = serde_json::to_vec(&abort).unwrap_or_default();
+        if let Err(e) = self.store.put(ABORT, &text)
             && !matches!(e, KvError::AlreadyExists(_))
         {
             tracing::debug!("the end cannot be told: {e}");
         }
     }
 
-    /// Why the run ended.
-    pub fn ended(&self) -> Result<Option<End>, KvError> {
-        match self.store.try_get(END) {
+    /// Reason of the abort, if any.
+    pub fn aborted(&self) -> Result<Option<Abort>, KvError> {
+        match self.store.try_get(ABORT) {
             Ok(text) => Ok(serde_json::from_slice(&text).ok()),
             Err(KvError::NotFound(_)) => Ok(None),
             Err(e) => Err(e),
         }
     }
 
-    /// Says that this process has done its part.
+    /// Announces that this process has finished.
     pub fn done(&self) {
         if let Err(e) = self.store.set(&Self::key(self.id), DONE) {
             tracing::debug!("the end of this process cannot be told: {e}");
         }
     }
 
-    /// Whether a process has said so.
+    /// Whether a process has finished.
     fn is_done(&self, process: usize) -> bool {
         self.store.try_get(&Self::key(process)).is_ok_and(|beat| beat == DONE)
     }
 
-    /// Waits until all others have done their part, `patience` at most; those that have not.
+    /// Waits until all others have finished, `patience` at most; those that have not.
     pub fn wait_for_others(&self, count: usize, patience: Duration) -> Vec<usize> {
         let started = Instant::now();
         loop {
@@ -105,22 +105,22 @@ impl Watched {
         }
     }
 
-    /// The time between two looks.
+    /// Time between two beats.
     pub fn pause(&self) -> Duration {
         self.timeout / LOOKS
     }
 }
 
-impl Watch {
-    /// Begins to watch; process 0 watches all, the others process 0.
-    pub fn start(watched: Arc<Watched>, count: usize, on_end: OnEnd) -> std::io::Result<Watch> {
+impl Heartbeat {
+    /// Starts the thread; process 0 monitors all, the others process 0.
+    pub fn start(peers: Arc<Peers>, count: usize, on_abort: OnAbort) -> std::io::Result<Heartbeat> {
         let (stop, stopped) = channel();
-        let thread = std::thread::Builder::new().name("watch".into()).spawn(move || {
-            if let Some(message) = watch(&watched, count, &stopped) {
-                on_end(&message);
+        let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
+            if let Some(message) = monitor(&peers, count, &stopped) {
+                on_abort(&message);
             }
         })?;
-        Ok(Watch { stop, thread: Some(thread) })
+        Ok(Heartbeat { stop, thread: Some(thread) })
     }
 
     /// Ends the thread.
@@ -133,55 +133,55 @@ impl Watch {
     }
 }
 
-/// Beats and looks until told to stop; the reason where the run has to end.
-fn watch(watched: &Watched, count: usize, stopped: &Receiver<()>) -> Option<String> {
-    let others: Vec<usize> = if watched.id == 0 { (1..count).collect() } else { vec![0] };
+/// Beats and monitors until stopped; the reason where the run has to end.
+fn monitor(peers: &Peers, count: usize, stopped: &Receiver<()>) -> Option<String> {
+    let others: Vec<usize> = if peers.id == 0 { (1..count).collect() } else { vec![0] };
     // The last beat of each and when it was first seen; before its first, a process is still starting.
     let mut seen: Vec<Option<(Vec<u8>, Instant)>> = vec![None; others.len()];
     let mut answered = Instant::now();
     let mut beats = 0u64;
     loop {
-        match stopped.recv_timeout(watched.pause()) {
+        match stopped.recv_timeout(peers.pause()) {
             Err(RecvTimeoutError::Timeout) => {}
             _ => return None,
         }
         beats += 1;
-        let beat = watched.store.set(&Watched::key(watched.id), beats.to_string().as_bytes());
-        match beat.and_then(|()| watched.ended()) {
+        let beat = peers.store.set(&Peers::key(peers.id), beats.to_string().as_bytes());
+        match beat.and_then(|()| peers.aborted()) {
             Ok(None) => answered = Instant::now(),
-            Ok(Some(end)) => {
-                watched.done();
-                if watched.id == 0 {
+            Ok(Some(abort)) => {
+                peers.done();
+                if peers.id == 0 {
                     // The store is here: the others have to read the reason first.
-                    watched.wait_for_others(count, watched.pause() * 4);
+                    peers.wait_for_others(count, peers.pause() * 4);
                 }
-                return Some(match end.process == watched.id {
-                    true => format!("the others ended the run: {}", end.message),
-                    false => format!("{} {}; the run is ended", watched.name(end.process), end.message),
+                return Some(match abort.process == peers.id {
+                    true => format!("the others ended the run: {}", abort.message),
+                    false => format!("{} {}; the run is ended", peers.name(abort.process), abort.message),
                 });
             }
-            Err(e) if answered.elapsed() > watched.timeout => {
-                let (name, seconds) = (watched.name(0), watched.timeout.as_secs_f64());
+            Err(e) if answered.elapsed() > peers.timeout => {
+                let (name, seconds) = (peers.name(0), peers.timeout.as_secs_f64());
                 return Some(format!(
                     "{name} has not answered at {} for {seconds:.0} s: it died or hangs ({e}); the run is ended",
-                    watched.place
+                    peers.place
                 ));
             }
             Err(_) => continue,
         }
         for (process, seen) in others.iter().zip(&mut seen) {
-            let beat = match watched.store.try_get(&Watched::key(*process)) {
+            let beat = match peers.store.try_get(&Peers::key(*process)) {
                 Ok(beat) => Some(beat),
                 // All have come: one that never beats is counted from here.
-                Err(KvError::NotFound(_)) if watched.hosts.get().is_some() => Some(Vec::new()),
+                Err(KvError::NotFound(_)) if peers.hosts.get().is_some() => Some(Vec::new()),
                 Err(_) => None,
             };
             match (beat, &seen) {
                 (None, _) => {}
                 (Some(beat), Some((last, since))) if beat == *last => {
-                    if beat != DONE && since.elapsed() > watched.timeout {
-                        let seconds = watched.timeout.as_secs_f64();
-                        watched.end(*process, &format!("has not answered for {seconds:.0} s: it died or hangs"));
+                    if beat != DONE && since.elapsed() > peers.timeout {
+                        let seconds = peers.timeout.as_secs_f64();
+                        peers.abort(*process, &format!("has not answered for {seconds:.0} s: it died or hangs"));
                     }
                 }
                 (Some(beat), _) => *seen = Some((beat, Instant::now())),

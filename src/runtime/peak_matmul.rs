@@ -1,4 +1,4 @@
-//! What a device's matrix units give in practice: a large product, timed.
+//! Peak matmul: the FLOP/s that a device reaches on a large matmul.
 
 use std::time::Instant;
 
@@ -7,27 +7,27 @@ use super::random;
 use crate::hlo::{Builder, DType, Type};
 use crate::nn::{Axis, Init, Param, Source};
 
-/// Products in flight at a time, so that starting them costs nothing.
+/// Matmuls in flight at a time, so that launching them costs nothing.
 const IN_FLIGHT: usize = 8;
 
-/// A timed product of two square matrices on one device.
+/// A timed matmul of two square matrices on one device.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Ceiling {
+pub struct PeakMatmul {
     /// Rows and columns.
     pub size: usize,
     /// Element type of the operands.
     pub dtype: &'static str,
-    /// Seconds of one product: the shortest of all timed rounds.
+    /// Seconds of one matmul, in the fastest round.
     pub seconds: f64,
-    /// Floating-point operations a second, a multiply-add counted as two.
+    /// FLOP/s, a multiply-add counted as two.
     pub flops_per_second: f64,
 }
 
-/// Times a product of random matrices: 8192³ in bf16, or a small one in f32 on a CPU.
+/// Times a matmul of random matrices: 8192³ in bf16, or a small one in f32 on a CPU.
 ///
 /// # Errors
 /// The plugin's message.
-pub fn matmul_ceiling(engine: &Engine, runs: usize) -> Result<Ceiling, RuntimeError> {
+pub fn peak_matmul(engine: &Engine, runs: usize) -> Result<PeakMatmul, RuntimeError> {
     let (size, dtype) = if engine.platform() == "cpu" { (1024, DType::F32) } else { (8192, DType::BF16) };
     let ty = Type::new(dtype, [size, size]);
     let b = Builder::new("matmul");
@@ -57,5 +57,5 @@ pub fn matmul_ceiling(engine: &Engine, runs: usize) -> Result<Ceiling, RuntimeEr
     let times = (0..runs.max(1)).map(|_| round()).collect::<Result<Vec<_>, _>>()?;
     let seconds = times.into_iter().fold(f64::INFINITY, f64::min);
     let flops_per_second = 2.0 * (size as f64).powi(3) / seconds;
-    Ok(Ceiling { size, dtype: dtype.name(), seconds, flops_per_second })
+    Ok(PeakMatmul { size, dtype: dtype.name(), seconds, flops_per_second })
 }

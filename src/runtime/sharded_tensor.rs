@@ -1,86 +1,92 @@
-//! A tensor on the devices of a program: which part lies where.
+//! Tensors on the devices of a program, one shard on each.
 
 use super::engine::RuntimeError;
-use super::gather::Whole;
+use super::gather::Replicator;
 use crate::hlo::{DType, Mesh, Sharding, Type};
 use crate::pjrt::{Buffer, BufferType, Client, Device, DeviceLayout, HostBuffer};
 use crate::tensor::Tensor;
 
-/// The part of a tensor that one device holds.
+/// Shard of a tensor on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct Shard {
     /// First element along each dimension.
     pub start: Vec<usize>,
     /// Elements along each dimension.
     pub size: Vec<usize>,
 }
 
-/// The part of each device of a mesh, in device order; without a sharding every device holds all.
-pub fn parts(ty: &Type, mesh: &Mesh, sharding: Option<&Sharding>) -> Vec<Part> {
+/// Shard of each device of a mesh, in device order; without a sharding the tensor is replicated.
+pub fn shards(ty: &Type, mesh: &Mesh, sharding: Option<&Sharding>) -> Vec<Shard> {
     (0..mesh.devices())
         .map(|device| {
-            let mut part = Part { start: vec![0; ty.rank()], size: ty.dims.clone() };
+            let mut shard = Shard { start: vec![0; ty.rank()], size: ty.dims.clone() };
             for (i, axes) in sharding.iter().flat_map(|s| s.0.iter().enumerate()) {
                 for axis in axes {
-                    part.size[i] /= mesh.size(axis).unwrap_or(1);
-                    part.start[i] += mesh.position(device, axis) * part.size[i];
+                    shard.size[i] /= mesh.size(axis).unwrap_or(1);
+                    shard.start[i] += mesh.position(device, axis) * shard.size[i];
                 }
             }
-            part
+            shard
         })
         .collect()
 }
 
-/// A tensor with a buffer on each device of this process, and where other processes hold parts of it.
-pub struct Distributed {
+/// A tensor with a buffer on each device of this process, which other processes may hold further shards of.
+pub struct ShardedTensor {
     buffers: Vec<Buffer>,
-    /// The place of each buffer's device among all.
-    held: Vec<usize>,
-    parts: Vec<Part>,
+    /// Mesh index of each buffer's device.
+    addressable: Vec<usize>,
+    shards: Vec<Shard>,
     ty: Type,
-    /// The leading part of each dimension that callers know of.
-    content: Vec<usize>,
-    /// How the other processes' parts come here.
-    whole: Option<Whole>,
+    /// Dimensions without padding.
+    logical_dims: Vec<usize>,
+    /// Replicates the tensor where other processes hold shards.
+    replicator: Option<Replicator>,
 }
 
-impl Distributed {
-    /// From the buffers of this process's devices, whose places among all are `held`, and the parts of all.
-    pub fn new(buffers: Vec<Buffer>, held: Vec<usize>, parts: Vec<Part>, ty: Type, content: Vec<usize>) -> Self {
-        Distributed { buffers, held, parts, ty, content, whole: None }
+impl ShardedTensor {
+    /// Tensor of the buffers of this process's devices, whose mesh indices are `addressable`, and the shards of all devices.
+    pub fn new(
+        buffers: Vec<Buffer>,
+        addressable: Vec<usize>,
+        shards: Vec<Shard>,
+        ty: Type,
+        logical_dims: Vec<usize>,
+    ) -> Self {
+        ShardedTensor { buffers, addressable, shards, ty, logical_dims, replicator: None }
     }
 
-    /// The same, brought whole by a program where not every process holds all parts.
-    pub(super) fn gathered_by(self, whole: Option<Whole>) -> Self {
-        Distributed { whole, ..self }
+    /// The same tensor, replicated for a download where not every process holds all shards.
+    pub(super) fn with_replicator(self, replicator: Option<Replicator>) -> Self {
+        ShardedTensor { replicator, ..self }
     }
 
-    /// The sizes that callers know of.
+    /// Dimensions without padding.
     pub fn dims(&self) -> &[usize] {
-        &self.content
+        &self.logical_dims
     }
 
-    /// The type over all devices, filled up where the mesh needs it.
+    /// Global type, padded where the mesh needs it.
     pub fn ty(&self) -> &Type {
         &self.ty
     }
 
-    /// The part of each device, in device order.
-    pub fn parts(&self) -> &[Part] {
-        &self.parts
+    /// Shard of each device, in device order.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
     }
 
-    /// The buffers of this process's devices, in device order.
+    /// Buffers of this process's devices, in device order.
     pub fn buffers(&self) -> &[Buffer] {
         &self.buffers
     }
 
-    /// Bytes of a device's part.
+    /// Bytes of one shard.
     pub fn device_bytes(&self) -> usize {
-        self.parts.first().map_or(0, |p| p.size.iter().product::<usize>() * self.ty.dtype.size())
+        self.shards.first().map_or(0, |p| p.size.iter().product::<usize>() * self.ty.dtype.size())
     }
 
-    /// Waits until every device has its part.
+    /// Waits until every device has its shard.
     ///
     /// # Errors
     /// That of the program or transfer that should have filled it.
@@ -88,8 +94,8 @@ impl Distributed {
         Ok(self.buffers.iter().try_for_each(Buffer::wait)?)
     }
 
-    /// Copies a host tensor of at most `ty`'s sizes to this process's devices, given with their places among all, each its
-    /// part; behind the tensor lie zeros.
+    /// Copies a host tensor of at most `ty`'s sizes to this process's devices, given with their mesh indices: each its shard,
+    /// zero-padded.
     ///
     /// # Errors
     /// The plugin's, or a tensor of other sizes.
@@ -98,55 +104,57 @@ impl Distributed {
         devices: &[(usize, &Device)],
         tensor: &Tensor,
         ty: &Type,
-        parts: Vec<Part>,
+        shards: Vec<Shard>,
         layout: Option<&DeviceLayout>,
     ) -> Result<Self, RuntimeError> {
-        let content = tensor.shape().to_vec();
+        let logical_dims = tensor.shape().to_vec();
         let converted = if tensor.dtype() == ty.dtype { None } else { Some(tensor.cast(ty.dtype)?) };
         let tensor = converted.as_ref().unwrap_or(tensor);
-        let bytes = if content == ty.dims { tensor.bytes() } else { padded(tensor, &ty.dims).into() };
+        let bytes = if logical_dims == ty.dims { tensor.bytes() } else { padded(tensor, &ty.dims).into() };
         let strides = strides(&ty.dims, ty.dtype.size());
         let mut buffers = Vec::with_capacity(devices.len());
         for (place, device) in devices {
-            let part = &parts[*place];
-            let first: usize = part.start.iter().zip(&strides).map(|(s, stride)| s * *stride as usize).sum();
+            let shard = &shards[*place];
+            let first: usize = shard.start.iter().zip(&strides).map(|(s, stride)| s * *stride as usize).sum();
             let host = HostBuffer {
-                byte_strides: (part.size != ty.dims).then_some(&strides),
+                byte_strides: (shard.size != ty.dims).then_some(&strides),
                 layout,
-                ..HostBuffer::dense(&bytes[first..], buffer_type(ty.dtype), &part.size)
+                ..HostBuffer::dense(&bytes[first..], buffer_type(ty.dtype), &shard.size)
             };
             buffers.push(client.upload(device, host)?);
         }
-        let held = devices.iter().map(|(place, _)| *place).collect();
-        Ok(Distributed::new(buffers, held, parts, ty.clone(), content))
+        let addressable = devices.iter().map(|(place, _)| *place).collect();
+        Ok(ShardedTensor::new(buffers, addressable, shards, ty.clone(), logical_dims))
     }
 
-    /// Copies the tensor to the host: each part once, the filling left out. Where not every device holds all of a result of
-    /// several processes, they bring it together first: each of them has to call this.
+    /// Copies the tensor to the host, each shard once, without padding. A result that is sharded over several processes is
+    /// replicated first: each of them has to call this.
     ///
     /// # Errors
     /// The plugin's, or an element type without a host form.
     pub fn download(&self) -> Result<Tensor, RuntimeError> {
-        if let Some(whole) = self.whole.as_ref().filter(|_| self.parts.iter().any(|p| p.size != self.ty.dims)) {
-            return whole.of(self)?.download();
+        if let Some(replicator) =
+            self.replicator.as_ref().filter(|_| self.shards.iter().any(|p| p.size != self.ty.dims))
+        {
+            return replicator.replicate(self)?.download();
         }
-        let (dtype, content) = (self.ty.dtype, &self.content);
-        if self.parts.first().is_some_and(|p| p.size == self.ty.dims) && *content == self.ty.dims {
-            return Tensor::filled(dtype, content, |whole| Ok(self.buffers[0].read(whole)?));
+        let (dtype, logical_dims) = (self.ty.dtype, &self.logical_dims);
+        if self.shards.first().is_some_and(|p| p.size == self.ty.dims) && *logical_dims == self.ty.dims {
+            return Tensor::filled(dtype, logical_dims, |whole| Ok(self.buffers[0].read(whole)?));
         }
-        Tensor::filled(dtype, content, |whole| {
-            let to = strides(content, dtype.size());
+        Tensor::filled(dtype, logical_dims, |whole| {
+            let to = strides(logical_dims, dtype.size());
             let mut seen: Vec<&Vec<usize>> = Vec::new();
-            for (buffer, part) in self.buffers.iter().zip(self.held.iter().map(|place| &self.parts[*place])) {
-                if seen.contains(&&part.start) {
+            for (buffer, shard) in self.buffers.iter().zip(self.addressable.iter().map(|place| &self.shards[*place])) {
+                if seen.contains(&&shard.start) {
                     continue;
                 }
-                seen.push(&part.start);
-                let inside = content.iter().zip(&part.start).zip(&part.size);
+                seen.push(&shard.start);
+                let inside = logical_dims.iter().zip(&shard.start).zip(&shard.size);
                 let size: Vec<usize> =
                     inside.map(|((all, start), size)| all.saturating_sub(*start).min(*size)).collect();
-                let from = strides(&part.size, dtype.size());
-                copy(&buffer.to_host()?, &from, whole, &to, &part.start, &size, dtype.size());
+                let from = strides(&shard.size, dtype.size());
+                copy(&buffer.to_host()?, &from, whole, &to, &shard.start, &size, dtype.size());
             }
             Ok(())
         })
@@ -209,14 +217,14 @@ fn copy(
     }
 }
 
-/// The bytes of one device's part of a tensor of `dims`, row-major.
-pub(super) fn cut(bytes: &[u8], dims: &[usize], part: &Part, dtype: DType) -> Vec<u8> {
+/// Bytes of one shard of a tensor of `dims`, row-major.
+pub(super) fn cut(bytes: &[u8], dims: &[usize], shard: &Shard, dtype: DType) -> Vec<u8> {
     let size = dtype.size();
     let from = strides(dims, size);
-    let first: usize = part.start.iter().zip(&from).map(|(s, stride)| s * *stride as usize).sum();
-    let mut out = vec![0; part.size.iter().product::<usize>() * size];
-    let to = strides(&part.size, size);
-    copy(&bytes[first..], &from, &mut out, &to, &vec![0; dims.len()], &part.size, size);
+    let first: usize = shard.start.iter().zip(&from).map(|(s, stride)| s * *stride as usize).sum();
+    let mut out = vec![0; shard.size.iter().product::<usize>() * size];
+    let to = strides(&shard.size, size);
+    copy(&bytes[first..], &from, &mut out, &to, &vec![0; dims.len()], &shard.size, size);
     out
 }
 
@@ -245,34 +253,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_follow_the_mesh() {
+    fn shards_follow_the_mesh() {
         let mesh = Mesh::new(&[("cfg", 2), ("context", 2)]);
         let ty = Type::new(DType::F32, [4, 6]);
-        let all = parts(&ty, &mesh, Some(&Sharding::new(&[&["context", "cfg"], &[]])));
+        let all = shards(&ty, &mesh, Some(&Sharding::new(&[&["context", "cfg"], &[]])));
         let starts: Vec<usize> = all.iter().map(|p| p.start[0]).collect();
         // Device (cfg, context) holds row 2·context + cfg.
         assert_eq!(starts, [0, 2, 1, 3]);
         assert!(all.iter().all(|p| p.size == [1, 6]));
-        assert!(parts(&ty, &mesh, None).iter().all(|p| p.size == [4, 6]));
+        assert!(shards(&ty, &mesh, None).iter().all(|p| p.size == [4, 6]));
     }
 
     #[test]
-    fn blocks_are_cut_and_filled_up() {
+    fn shards_are_cut_and_padded() {
         let bytes: Vec<u8> = (0..12).collect();
-        let part = Part { start: vec![1, 2], size: vec![2, 2] };
+        let shard = Shard { start: vec![1, 2], size: vec![2, 2] };
         // Rows of four bytes: rows 1 and 2, columns 2 and 3.
-        let byte = |dims: &[usize], part: &Part| {
+        let byte = |dims: &[usize], shard: &Shard| {
             let from = strides(dims, 1);
             let mut out = vec![0; 4];
-            let first: usize = part.start.iter().zip(&from).map(|(s, t)| s * *t as usize).sum();
-            copy(&bytes[first..], &from, &mut out, &strides(&part.size, 1), &[0, 0], &part.size, 1);
+            let first: usize = shard.start.iter().zip(&from).map(|(s, t)| s * *t as usize).sum();
+            copy(&bytes[first..], &from, &mut out, &strides(&shard.size, 1), &[0, 0], &shard.size, 1);
             out
         };
-        assert_eq!(byte(&[3, 4], &part), [6, 7, 10, 11]);
+        assert_eq!(byte(&[3, 4], &shard), [6, 7, 10, 11]);
         // Whole trailing dimensions are copied at once.
-        let rows = cut(&bytes, &[3, 2, 2], &Part { start: vec![1, 0, 0], size: vec![2, 2, 2] }, DType::U8);
+        let rows = cut(&bytes, &[3, 2, 2], &Shard { start: vec![1, 0, 0], size: vec![2, 2, 2] }, DType::U8);
         assert_eq!(rows, (4..12).collect::<Vec<u8>>());
-        let columns = cut(&bytes, &[3, 2, 2], &Part { start: vec![0, 1, 0], size: vec![3, 1, 2] }, DType::U8);
+        let columns = cut(&bytes, &[3, 2, 2], &Shard { start: vec![0, 1, 0], size: vec![3, 1, 2] }, DType::U8);
         assert_eq!(columns, [2, 3, 6, 7, 10, 11]);
         let t = Tensor::from(ndarray::array![[1i32, 2], [3, 4]]);
         let wide: Vec<i32> = bytemuck::pod_collect_to_vec(&padded(&t, &[3, 3]));

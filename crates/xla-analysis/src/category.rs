@@ -1,63 +1,63 @@
-//! What kind of work an operation is: by the optimized program where it is known, by the name of a kernel where not.
+//! Categories of operations: by the optimized program where it is known, else by the name of the kernel.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::collective::{Kind, is_async_marker, trim};
+use super::collective::{CollectiveKind, is_async_marker, trim};
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto, ShapeProto};
 use super::shape::dtype_name;
 
-/// A kind of work.
+/// Category of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(into = "&'static str")]
-pub enum Activity {
-    /// Products and convolutions, with what is fused into them.
+pub enum OpCategory {
+    /// Matmuls and convolutions, with what is fused into them.
     Matmul,
     /// Scores, softmax and weighted sum, in one kernel or several.
     Attention,
     /// Arithmetic and sums over elements: norms, modulation, activations.
     Elementwise,
-    /// The same numbers elsewhere or in another order.
+    /// Copies, transposes, slices.
     Copy,
-    /// What is none of these: loops' own time, kernels of unknown purpose.
+    /// Overhead of loops, unknown kernels.
     Other,
-    /// An exchange between devices.
-    Collective(Kind),
+    /// Collectives.
+    Collective(CollectiveKind),
 }
 
-impl Activity {
-    /// Its name in tables and files.
+impl OpCategory {
+    /// Name in tables and files.
     pub fn name(self) -> &'static str {
         match self {
-            Activity::Matmul => "matmul",
-            Activity::Attention => "attention",
-            Activity::Elementwise => "elementwise",
-            Activity::Copy => "copy",
-            Activity::Other => "other",
-            Activity::Collective(kind) => kind.name(),
+            OpCategory::Matmul => "matmul",
+            OpCategory::Attention => "attention",
+            OpCategory::Elementwise => "elementwise",
+            OpCategory::Copy => "copy",
+            OpCategory::Other => "other",
+            OpCategory::Collective(kind) => kind.name(),
         }
     }
 
-    /// Whether it is an exchange between devices.
+    /// Whether it is a collective.
     pub fn is_collective(self) -> bool {
-        matches!(self, Activity::Collective(_))
+        matches!(self, OpCategory::Collective(_))
     }
 }
 
-impl From<Activity> for &'static str {
-    fn from(activity: Activity) -> Self {
-        activity.name()
+impl From<OpCategory> for &'static str {
+    fn from(category: OpCategory) -> Self {
+        category.name()
     }
 }
 
-/// What a program says of one of its instructions.
+/// Category and name scope of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Purpose {
-    /// Kind of work.
-    pub activity: Activity,
-    /// The name scope it was built under, without the operation's own name.
+    /// Category.
+    pub category: OpCategory,
+    /// Name scope, without the operation's own name.
     pub scope: String,
 }
 
@@ -94,34 +94,34 @@ const MOVES: [&str; 25] = [
 ];
 
 impl Module {
-    /// What each instruction that runs by itself is for, by its name.
+    /// Category and name scope of every instruction, by its name.
     pub fn purposes(&self) -> HashMap<String, Purpose> {
         let all = self.computations().flat_map(|c| &c.instructions);
-        all.map(|i| (i.name.clone(), Purpose { activity: self.activity(i), scope: self.scope_of(i) })).collect()
+        all.map(|i| (i.name.clone(), Purpose { category: self.category(i), scope: self.scope_of(i) })).collect()
     }
 
-    fn activity(&self, i: &InstructionProto) -> Activity {
+    fn category(&self, i: &InstructionProto) -> OpCategory {
         if let Some(kind) = collective(&i.opcode) {
-            return Activity::Collective(kind);
+            return OpCategory::Collective(kind);
         }
         let in_attention = trim(i.scope()).split('/').any(|part| part == ATTENTION);
         match i.opcode.as_str() {
-            "fusion" => self.called(i).map_or(Activity::Other, |c| self.fused_activity(c, in_attention)),
+            "fusion" => self.called(i).map_or(OpCategory::Other, |c| self.fused_category(c, in_attention)),
             "async-start" => {
                 let inside = self.called(i).and_then(|c| self.root(c));
-                inside.map_or(Activity::Other, |root| self.activity(root))
+                inside.map_or(OpCategory::Other, |root| self.category(root))
             }
             "async-update" | "async-done" => match self.async_start(i) {
-                Some(start) => self.activity(start),
-                None => Activity::Other,
+                Some(start) => self.category(start),
+                None => OpCategory::Other,
             },
-            "while" | "call" | "conditional" | "partition-id" | "replica-id" => Activity::Other,
-            opcode if MOVES.contains(&opcode) => Activity::Copy,
+            "while" | "call" | "conditional" | "partition-id" | "replica-id" => OpCategory::Other,
+            opcode if MOVES.contains(&opcode) => OpCategory::Copy,
             _ => single(i, in_attention),
         }
     }
 
-    /// What an operation in the background began with.
+    /// Start of an asynchronous operation.
     fn async_start<'a>(&'a self, i: &'a InstructionProto) -> Option<&'a InstructionProto> {
         let mut at = i;
         while matches!(at.opcode.as_str(), "async-update" | "async-done") {
@@ -130,46 +130,46 @@ impl Module {
         Some(at)
     }
 
-    /// Of a fusion: an exchange or a product where it has one, a copy where it has nothing else.
-    fn fused_activity(&self, c: &ComputationProto, in_attention: bool) -> Activity {
-        if let Some((_, exchange)) = self.fused_collectives(c).first() {
-            return Kind::of(&exchange.opcode).map_or(Activity::Other, Activity::Collective);
+    /// Category of a fusion: a collective or a matmul where it has one, a copy where it has nothing else.
+    fn fused_category(&self, c: &ComputationProto, in_attention: bool) -> OpCategory {
+        if let Some((_, collective)) = self.fused_collectives(c).first() {
+            return CollectiveKind::of(&collective.opcode).map_or(OpCategory::Other, OpCategory::Collective);
         }
-        let mut found = Activity::Copy;
+        let mut found = OpCategory::Copy;
         for i in &c.instructions {
-            let activity = match i.opcode.as_str() {
-                "fusion" => self.called(i).map_or(Activity::Copy, |c| self.fused_activity(c, in_attention)),
+            let category = match i.opcode.as_str() {
+                "fusion" => self.called(i).map_or(OpCategory::Copy, |c| self.fused_category(c, in_attention)),
                 opcode if MOVES.contains(&opcode) || is_async_marker(i) || (is_index(i) && i.id != c.root_id) => {
                     continue;
                 }
                 _ => single(i, in_attention),
             };
-            if activity == Activity::Other {
+            if category == OpCategory::Other {
                 continue;
             }
             // Kinds stand in the order of their weight, but for copies, which are what is left.
-            if found == Activity::Copy || activity < found {
-                found = activity;
+            if found == OpCategory::Copy || category < found {
+                found = category;
             }
         }
         // Products of attention without a kernel are attention.
-        if in_attention && found != Activity::Copy { Activity::Attention } else { found }
+        if in_attention && found != OpCategory::Copy { OpCategory::Attention } else { found }
     }
 }
 
 /// An instruction that computes, alone.
-fn single(i: &InstructionProto, in_attention: bool) -> Activity {
+fn single(i: &InstructionProto, in_attention: bool) -> OpCategory {
     match i.opcode.as_str() {
         "custom-call" => match i.custom_call_target.as_str() {
-            target if target.starts_with("__cudnn$fmha") => Activity::Attention,
-            _ if in_attention => Activity::Attention,
-            target if target.starts_with("__cublas") || target.starts_with("__cudnn$conv") => Activity::Matmul,
-            target if target.starts_with("__") && target.to_lowercase().contains("dot") => Activity::Matmul,
-            _ => Activity::Other,
+            target if target.starts_with("__cudnn$fmha") => OpCategory::Attention,
+            _ if in_attention => OpCategory::Attention,
+            target if target.starts_with("__cublas") || target.starts_with("__cudnn$conv") => OpCategory::Matmul,
+            target if target.starts_with("__") && target.to_lowercase().contains("dot") => OpCategory::Matmul,
+            _ => OpCategory::Other,
         },
-        _ if in_attention => Activity::Attention,
-        "dot" | "convolution" | "scaled-dot" => Activity::Matmul,
-        _ => Activity::Elementwise,
+        _ if in_attention => OpCategory::Attention,
+        "dot" | "convolution" | "scaled-dot" => OpCategory::Matmul,
+        _ => OpCategory::Elementwise,
     }
 }
 
@@ -181,29 +181,29 @@ fn is_index(i: &InstructionProto) -> bool {
     i.opcode != "reduce" && i.shape.as_ref().is_some_and(single)
 }
 
-/// The kind of an exchange, in each of its forms.
-fn collective(opcode: &str) -> Option<Kind> {
-    Kind::of(opcode.strip_suffix("-done").unwrap_or(opcode))
+/// Kind of a collective, in each of its forms.
+fn collective(opcode: &str) -> Option<CollectiveKind> {
+    CollectiveKind::of(opcode.strip_suffix("-done").unwrap_or(opcode))
 }
 
-/// What an event is by its name alone: a kernel's, a copy's, or an instruction's that no program explains.
-pub fn of_name(name: &str) -> Activity {
+/// Category of an event by its name alone: a kernel's, a copy's, or an instruction's without a module.
+pub fn of_name(name: &str) -> OpCategory {
     let name = name.to_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
-    if let Some(kind) = exchange_of_name(&name) {
-        return Activity::Collective(kind);
+    if let Some(kind) = collective_of_name(&name) {
+        return OpCategory::Collective(kind);
     }
     if has(&["flash", "fmha", "sdpa", "attention"]) {
-        return Activity::Attention;
+        return OpCategory::Attention;
     }
     if has(&["gemm", "nvjet", "cutlass", "cublas", "matmul", "convolution", "conv2d", "conv3d", "wgrad", "dgrad"])
         || name.starts_with("dot")
         || name.contains("splitk")
     {
-        return Activity::Matmul;
+        return OpCategory::Matmul;
     }
     if has(&["memcpy", "memset", "copy", "transpose", "dynamic_slice", "dynamic-slice", "dynamic_update_slice"]) {
-        return Activity::Copy;
+        return OpCategory::Copy;
     }
     let moves = ["concatenate", "slice", "pad", "broadcast", "reshape", "bitcast"];
     if has(&["fusion", "wrapped_", "reduce", "triton"]) {
@@ -211,42 +211,42 @@ pub fn of_name(name: &str) -> Activity {
         let words = name.split(['_', '.', '-']).filter(|w| !w.is_empty() && w.parse::<u64>().is_err());
         let mut rest = words.filter(|w| !["loop", "fusion", "wrapped", "input", "kernel"].contains(w)).peekable();
         let only_moves = rest.peek().is_some() && rest.all(|w| moves.contains(&w));
-        return if only_moves { Activity::Copy } else { Activity::Elementwise };
+        return if only_moves { OpCategory::Copy } else { OpCategory::Elementwise };
     }
     if moves.iter().any(|word| name.starts_with(word)) {
-        return Activity::Copy;
+        return OpCategory::Copy;
     }
-    Activity::Other
+    OpCategory::Other
 }
 
-/// An exchange by NCCL's, NVSHMEM's, XLA's or the instruction's name, in lower case.
-fn exchange_of_name(name: &str) -> Option<Kind> {
-    const NAMES: [(&str, Kind); 7] = [
-        ("allgather", Kind::AllGather),
-        ("reducescatter", Kind::ReduceScatter),
-        ("allreduce", Kind::AllReduce),
-        ("alltoall", Kind::AllToAll),
-        ("collectivepermute", Kind::CollectivePermute),
-        ("collectivebroadcast", Kind::CollectiveBroadcast),
+/// Kind of a collective by NCCL's, NVSHMEM's, XLA's or the instruction's name, in lower case.
+fn collective_of_name(name: &str) -> Option<CollectiveKind> {
+    const NAMES: [(&str, CollectiveKind); 7] = [
+        ("allgather", CollectiveKind::AllGather),
+        ("reducescatter", CollectiveKind::ReduceScatter),
+        ("allreduce", CollectiveKind::AllReduce),
+        ("alltoall", CollectiveKind::AllToAll),
+        ("collectivepermute", CollectiveKind::CollectivePermute),
+        ("collectivebroadcast", CollectiveKind::CollectiveBroadcast),
         // NCCL sends what XLA permutes; an all-to-all is sends too, which only a program tells apart.
-        ("sendrecv", Kind::CollectivePermute),
+        ("sendrecv", CollectiveKind::CollectivePermute),
     ];
     let letters: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
     let found = NAMES.iter().find(|(word, _)| letters.contains(word)).map(|(_, kind)| *kind);
     let broadcast = letters.contains("nccl") && letters.contains("broadcast");
-    found.or_else(|| broadcast.then_some(Kind::CollectiveBroadcast))
+    found.or_else(|| broadcast.then_some(CollectiveKind::CollectiveBroadcast))
 }
 
-/// What an event is by the category that a TPU's trace gives it.
-pub fn of_category(category: &str) -> Option<Activity> {
-    if let Some(kind) = exchange_of_name(&category.to_lowercase()) {
-        return Some(Activity::Collective(kind));
+/// Category of an event, by the one that a TPU's trace gives it.
+pub fn of_category(category: &str) -> Option<OpCategory> {
+    if let Some(kind) = collective_of_name(&category.to_lowercase()) {
+        return Some(OpCategory::Collective(kind));
     }
     match category {
-        "convolution" | "convolution fusion" | "dot" | "output fusion" => Some(Activity::Matmul),
-        "copy" | "copy-start" | "copy-done" | "data formatting" | "async-copy" => Some(Activity::Copy),
-        "loop fusion" | "non-fusion elementwise" | "reduce" | "input fusion" => Some(Activity::Elementwise),
-        "while" | "call" | "conditional" => Some(Activity::Other),
+        "convolution" | "convolution fusion" | "dot" | "output fusion" => Some(OpCategory::Matmul),
+        "copy" | "copy-start" | "copy-done" | "data formatting" | "async-copy" => Some(OpCategory::Copy),
+        "loop fusion" | "non-fusion elementwise" | "reduce" | "input fusion" => Some(OpCategory::Elementwise),
+        "while" | "call" | "conditional" => Some(OpCategory::Other),
         _ => None,
     }
 }
@@ -317,26 +317,26 @@ mod tests {
             computation(4, vec![instruction(40, "c", "convert", ""), instruction(41, "e", "dot", "")]),
             computation(5, vec![instruction(50, "g", "all-gather", ""), instruction(51, "h", "dot", "")]),
         ]);
-        let of = |name: &str| all[name].activity;
-        assert_eq!(of("dot.1"), Activity::Matmul);
-        assert_eq!(of("custom-call.2"), Activity::Matmul);
-        assert_eq!(of("custom-call.3"), Activity::Attention);
-        assert_eq!(of("flash"), Activity::Attention);
-        assert_eq!(of("loop_add_fusion"), Activity::Elementwise);
-        assert_eq!(of("slice_fusion"), Activity::Copy, "arithmetic on an index is no work");
-        assert_eq!(of("mean_fusion"), Activity::Elementwise, "arithmetic on a single number is");
-        assert_eq!(of("loop_counter"), Activity::Elementwise, "and on an index that is the result");
-        assert_eq!(of("gemm_fusion"), Activity::Matmul);
-        assert_eq!(of("softmax"), Activity::Attention);
-        assert_eq!(of("gather_fusion"), Activity::Collective(Kind::AllGather));
-        assert_eq!(of("all-gather-done"), Activity::Collective(Kind::AllGather));
-        assert_eq!(of("copy.4"), Activity::Copy, "attention's copies are copies");
-        assert_eq!(of("while.5"), Activity::Other);
+        let of = |name: &str| all[name].category;
+        assert_eq!(of("dot.1"), OpCategory::Matmul);
+        assert_eq!(of("custom-call.2"), OpCategory::Matmul);
+        assert_eq!(of("custom-call.3"), OpCategory::Attention);
+        assert_eq!(of("flash"), OpCategory::Attention);
+        assert_eq!(of("loop_add_fusion"), OpCategory::Elementwise);
+        assert_eq!(of("slice_fusion"), OpCategory::Copy, "arithmetic on an index is no work");
+        assert_eq!(of("mean_fusion"), OpCategory::Elementwise, "arithmetic on a single number is");
+        assert_eq!(of("loop_counter"), OpCategory::Elementwise, "and on an index that is the result");
+        assert_eq!(of("gemm_fusion"), OpCategory::Matmul);
+        assert_eq!(of("softmax"), OpCategory::Attention);
+        assert_eq!(of("gather_fusion"), OpCategory::Collective(CollectiveKind::AllGather));
+        assert_eq!(of("all-gather-done"), OpCategory::Collective(CollectiveKind::AllGather));
+        assert_eq!(of("copy.4"), OpCategory::Copy, "attention's copies are copies");
+        assert_eq!(of("while.5"), OpCategory::Other);
         assert_eq!(all["dot.1"].scope, "blocks/ff/proj");
     }
 
     #[test]
-    fn an_exchange_in_the_background_keeps_its_kind_to_the_end() {
+    fn an_asynchronous_collective_keeps_its_kind_to_the_end() {
         let inner = ComputationProto {
             id: 6,
             root_id: 60,
@@ -347,8 +347,8 @@ mod tests {
         let done = InstructionProto { operand_ids: vec![22], ..instruction(23, "d", "async-done", "") };
         let entry = ComputationProto { id: 1, instructions: vec![start, done], ..ComputationProto::default() };
         let all = purposes(vec![entry, inner]);
-        assert_eq!(all["s"].activity, Activity::Collective(Kind::ReduceScatter));
-        assert_eq!(all["d"].activity, Activity::Collective(Kind::ReduceScatter));
+        assert_eq!(all["s"].category, OpCategory::Collective(CollectiveKind::ReduceScatter));
+        assert_eq!(all["d"].category, OpCategory::Collective(CollectiveKind::ReduceScatter));
     }
 
     #[test]
@@ -380,27 +380,30 @@ mod tests {
     #[test]
     fn kernels_by_their_names() {
         let named = [
-            ("nvjet_hsh_256x128_64x4_2x1_v_bz_coopA_bias_TNT", Activity::Matmul),
-            ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", Activity::Matmul),
-            ("void cutlass::Kernel2<cutlass_80_tensorop_bf16>", Activity::Matmul),
-            ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", Activity::Attention),
-            ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)", Activity::Collective(Kind::AllGather)),
-            ("ncclDevKernel_ReduceScatter_Sum_bf16_RING", Activity::Collective(Kind::ReduceScatter)),
-            ("ncclDevKernel_SendRecv", Activity::Collective(Kind::CollectivePermute)),
-            ("all-to-all-start.3", Activity::Collective(Kind::AllToAll)),
-            ("MemcpyD2D", Activity::Copy),
-            ("wrapped_transpose", Activity::Copy),
-            ("loop_concatenate_fusion_3", Activity::Copy),
-            ("loop_convert_fusion_3", Activity::Elementwise),
-            ("input_reduce_fusion", Activity::Elementwise),
-            ("loop_broadcast_add_fusion", Activity::Elementwise),
-            ("some_kernel", Activity::Other),
+            ("nvjet_hsh_256x128_64x4_2x1_v_bz_coopA_bias_TNT", OpCategory::Matmul),
+            ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", OpCategory::Matmul),
+            ("void cutlass::Kernel2<cutlass_80_tensorop_bf16>", OpCategory::Matmul),
+            ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", OpCategory::Attention),
+            (
+                "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)",
+                OpCategory::Collective(CollectiveKind::AllGather),
+            ),
+            ("ncclDevKernel_ReduceScatter_Sum_bf16_RING", OpCategory::Collective(CollectiveKind::ReduceScatter)),
+            ("ncclDevKernel_SendRecv", OpCategory::Collective(CollectiveKind::CollectivePermute)),
+            ("all-to-all-start.3", OpCategory::Collective(CollectiveKind::AllToAll)),
+            ("MemcpyD2D", OpCategory::Copy),
+            ("wrapped_transpose", OpCategory::Copy),
+            ("loop_concatenate_fusion_3", OpCategory::Copy),
+            ("loop_convert_fusion_3", OpCategory::Elementwise),
+            ("input_reduce_fusion", OpCategory::Elementwise),
+            ("loop_broadcast_add_fusion", OpCategory::Elementwise),
+            ("some_kernel", OpCategory::Other),
         ];
-        for (name, activity) in named {
-            assert_eq!(of_name(name), activity, "{name}");
+        for (name, category) in named {
+            assert_eq!(of_name(name), category, "{name}");
         }
-        assert_eq!(of_category("convolution fusion"), Some(Activity::Matmul));
-        assert_eq!(of_category("all-gather fusion"), Some(Activity::Collective(Kind::AllGather)));
+        assert_eq!(of_category("convolution fusion"), Some(OpCategory::Matmul));
+        assert_eq!(of_category("all-gather fusion"), Some(OpCategory::Collective(CollectiveKind::AllGather)));
         assert_eq!(of_category("custom-call"), None);
     }
 }
