@@ -177,7 +177,7 @@ fn price(base: &Figures, f: &Figures, difference: &Difference) -> Price {
 /// Puts the places of the file that was asked about where those of its copy stand.
 fn name_as_asked(base: &mut Figures, asked: &LayoutSource, copy: &LayoutSource) {
     let places = |s: &LayoutSource| -> Vec<String> {
-        let all = s.rules.iter().chain(&s.storage).chain(s.exceptions.iter().flat_map(|e| &e.rules));
+        let all = s.rules.iter().chain(&s.storage).chain(s.overrides.iter().flat_map(|e| &e.rules));
         all.map(|r| r.place.clone()).collect()
     };
     let names: Vec<(String, String)> = places(copy).into_iter().zip(places(asked)).collect();

@@ -3,7 +3,7 @@
 
 use crate::hlo::Value;
 use crate::nn::rope::{Pairing, rotate};
-use crate::nn::{Attention, Axis, ExchangeKind, Heads, Init, Params, RopeAt, affine, project, rms_norm};
+use crate::nn::{Attention, Axis, ContextParallelKind, Heads, Init, Params, RopeAt, affine, project, rms_norm};
 
 /// The eps of the query and key norms, which no configuration changes.
 const QK_NORM_EPS: f64 = 1e-6;
@@ -52,10 +52,12 @@ impl AttentionLayer {
             return [q, self.normed(p, "norm_k", &k, rope), v];
         }
         // Everything travels: keys that are not yet rotated, the tables they are rotated by, and values.
-        let everywhere = [Axis::Rows, Axis::Whole, Axis::Heads, Axis::HeadDim];
+        let everywhere = [Axis::CfgBatch, Axis::Replicated, Axis::Heads, Axis::HeadDim];
         let gathered = |name: &str, x: &Value| p.place(name, x, &everywhere);
         let rope = rope.map(|r| {
-            let table = |name: &str, x: &Value| p.place(name, x, &[Axis::Whole, Axis::Whole, Axis::Heads, Axis::Whole]);
+            let table = |name: &str, x: &Value| {
+                p.place(name, x, &[Axis::Replicated, Axis::Replicated, Axis::Heads, Axis::Replicated])
+            };
             Rope { cos: table("gathered_cos", &r.cos), sin: table("gathered_sin", &r.sin) }
         });
         let k = gathered("gathered_k", &self.normed(p, "norm_k", &k, None));
@@ -66,19 +68,19 @@ impl AttentionLayer {
     /// Whether the layout has keys gathered.
     fn gathers_keys(&self, p: &Params) -> bool {
         let split = p.layout().parts(&p.activation("attention"), self.sequence[1]) > 1;
-        split && p.layout().exchange.kind == ExchangeKind::GatherKv
+        split && p.layout().context_parallel.kind == ContextParallelKind::GatherKv
     }
 
     /// Whether the layout has keys gathered before they are rotated.
     fn rotates_gathered(&self, p: &Params) -> bool {
-        self.gathers_keys(p) && p.layout().exchange.rope == RopeAt::Gathered
+        self.gathers_keys(p) && p.layout().context_parallel.rope == RopeAt::Gathered
     }
 
     /// Queries `[b, n, heads, dim]`, normalised and rotated.
     pub fn queries(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> Value {
         let dims = [self.heads.count, self.heads.dim];
         let q = project(&p.pp("to_q"), x, &dims, self.bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
-        let q = p.place("q", &q, &[Axis::Rows, self.sequence[0], Axis::Heads, Axis::HeadDim]);
+        let q = p.place("q", &q, &[Axis::CfgBatch, self.sequence[0], Axis::Heads, Axis::HeadDim]);
         self.normed(p, "norm_q", &q, rope)
     }
 
@@ -104,7 +106,7 @@ impl AttentionLayer {
         let scale = (self.heads.dim as f64).sqrt().recip();
         // Keys that were gathered to be rotated are on every device.
         let sequence = match self.sequence {
-            [own, other] if own == other && self.rotates_gathered(p) => [own, Axis::Whole],
+            [own, other] if own == other && self.rotates_gathered(p) => [own, Axis::Replicated],
             both => both,
         };
         let mut o = Attention { q, k, v, bias: mask, scale, sequence }.run(p);
@@ -115,16 +117,16 @@ impl AttentionLayer {
         if self.gated {
             let gate = p.pp("to_gate_logits").plain();
             let logits = project(&gate, gate_input, &[self.heads.count], true, &[Axis::Heads], Axis::Embed);
-            let logits = p.place("gate", &logits, &[Axis::Rows, self.sequence[0], Axis::Heads]);
+            let logits = p.place("gate", &logits, &[Axis::CfgBatch, self.sequence[0], Axis::Heads]);
             let gate = logits.to(crate::hlo::DType::F32).logistic() * 2.0;
             o = (o.to(gate.dtype()) * gate.unsqueeze(3)).to(o.dtype());
         }
         let (rows, tokens) = (o.dim(0), o.dim(1));
         let joined = o.reshape(vec![rows, tokens, self.heads.width()]);
         // The output map reads the joined heads, so its input axis is the heads'.
-        let joined = p.place("joined", &joined, &[Axis::Rows, self.sequence[0], Axis::Heads]);
+        let joined = p.place("joined", &joined, &[Axis::CfgBatch, self.sequence[0], Axis::Heads]);
         let y = project(&p.pp("to_out.0"), &joined, &[out], self.out_bias, &[Axis::Embed], Axis::Heads);
-        p.place("out", &y, &[Axis::Rows, self.sequence[0], Axis::Whole])
+        p.place("out", &y, &[Axis::CfgBatch, self.sequence[0], Axis::Replicated])
     }
 
     /// Several maps of one input in one product: `[b, n, maps, heads, dim]`.
@@ -138,17 +140,17 @@ impl AttentionLayer {
         }
         let axes = [Axis::Heads, Axis::HeadDim, Axis::Embed];
         let weight = p.weight(&refs(&weights), &[count, dim, inner], &axes);
-        let bias = || p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::Normal(0.02));
-        let out_axes = [Axis::Whole, Axis::Heads, Axis::HeadDim];
+        let bias = || p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::normal(0.02));
+        let out_axes = [Axis::Replicated, Axis::Heads, Axis::HeadDim];
         let y = affine(p, x, &weight, self.bias.then(bias).as_ref(), &out_axes);
-        p.place("qkv", &y, &[Axis::Rows, sequence, Axis::Whole, Axis::Heads, Axis::HeadDim])
+        p.place("qkv", &y, &[Axis::CfgBatch, sequence, Axis::Replicated, Axis::Heads, Axis::HeadDim])
     }
 
     fn normed(&self, p: &Params, name: &str, x: &Value, rope: Option<&Rope>) -> Value {
         let _scope = p.builder().scope(name.to_string());
         let dims = [self.heads.count, self.heads.dim];
         let axes = [Axis::Heads, Axis::HeadDim];
-        let weight = p.pp(name).get_as("weight", &[self.heads.width()], &dims, &axes, Init::Around(1.0, 0.02));
+        let weight = p.pp(name).get_as("weight", &[self.heads.width()], &dims, &axes, Init { mean: 1.0, std: 0.02 });
         let y = rms_norm(x, Some(&weight), 2, QK_NORM_EPS);
         match rope {
             Some(r) => self.rotated(p, &y, r),
@@ -190,8 +192,10 @@ mod tests {
         let at = p.pp("attn1");
         let [q, k, v] = layer.qkv(&at, &x, Some(&rope));
         let y = layer.attend(&at, [&q, &k, &v], &x, 8, None, None);
-        let text =
-            Network::finish(&p, vec![p.output("y", &y, &[Axis::Whole; 3], y.dims())]).expect("builds").program.text;
+        let text = Network::finish(&p, vec![p.output("y", &y, &[Axis::Replicated; 3], y.dims())])
+            .expect("builds")
+            .program
+            .text;
         // Scopes have tests of their own; here they would only make the lines long.
         let bare: Vec<&str> = text.lines().map(|l| l.split(" loc(").next().unwrap_or(l)).collect();
         insta::assert_snapshot!(bare.join("\n"));

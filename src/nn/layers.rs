@@ -77,7 +77,7 @@ impl Params {
         body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let b = self.builder();
-        if self.lowering().layers_written_out {
+        if self.lowering().unroll_layers {
             return (0..count).fold(init.to_vec(), |carried, l| {
                 body(&self.numbered(name, Number::Fixed(l)), &b.scalar(l as f64, DType::I32), &carried)
             });
@@ -95,7 +95,7 @@ impl Params {
         tensors: &[LayerTensor],
         body: impl Fn(&Params) -> Vec<Value>,
     ) -> Vec<PerLayer> {
-        if self.lowering().layers_written_out {
+        if self.lowering().unroll_layers {
             let each: Vec<_> = (0..count).map(|l| body(&self.numbered(name, Number::Fixed(l)))).collect();
             let of = |t: usize| each.iter().filter_map(|layer| layer.get(t).cloned()).collect();
             return (0..tensors.len()).map(|t| PerLayer::Each(of(t))).collect();
@@ -124,7 +124,7 @@ impl Params {
 
     /// Declares a tensor of each of `count` layers as input: `name`, or `name.0`, `name.1` …
     pub fn layer_inputs(&self, t: &LayerTensor, count: usize) -> PerLayer {
-        if self.lowering().layers_written_out {
+        if self.lowering().unroll_layers {
             return PerLayer::Each((0..count).map(|l| self.input(&t.of(l), t.ty.clone(), &t.axes)).collect());
         }
         let (ty, axes) = t.stack(count);

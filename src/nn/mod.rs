@@ -2,8 +2,8 @@
 
 mod attention;
 mod build;
+mod context_parallel;
 mod conv;
-mod exchange;
 mod fp8;
 mod halo;
 mod layers;
@@ -11,17 +11,19 @@ mod layout;
 mod linear;
 mod norm;
 mod params;
-mod pictures;
 pub mod rope;
+mod sharded_video;
 
-pub use attention::{Attention, Heads, hide_padding};
+pub use attention::{Attention, Heads, MASK_VALUE, padding_mask};
 pub use build::{Build, Lowering, Quantization, RopeForm, StackOrder};
-pub use conv::{Conv3d, Conv3dLowering, Padding, conv1d, conv2d, spread_conv1d, transposed_conv1d, unfold};
+pub use conv::{
+    Conv3d, Conv3dLowering, Padding, conv_transpose1d, conv_transpose1d_at, conv1d, conv2d, depth_to_space,
+};
 pub use fp8::Weight;
-pub use halo::{Blocks, Side};
+pub use halo::{ShardedDim, SpatialShards};
 pub use layers::{LayerTensor, PerLayer};
-pub use layout::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, LayoutError, RopeAt, Rule};
+pub use layout::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, LayoutError, Override, RopeAt, Rule};
 pub use linear::{affine, gelu, gelu_tanh, gelu_tanh_of_product, linear, linear_into, linear_nd, project, silu};
 pub use norm::{group_norm, layer_norm, pixel_norm, rms, rms_norm};
 pub use params::{Init, Numerics, Param, Params, Placement, Role, Source};
-pub use pictures::Pictures;
+pub use sharded_video::ShardedVideo;

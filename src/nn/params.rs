@@ -27,18 +27,22 @@ pub enum Numerics {
     Official,
 }
 
-/// How a random model draws a parameter.
+/// The normal distribution that a random model draws a parameter from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Init {
-    /// Normal with this standard deviation.
-    Normal(f32),
-    /// Normal around a mean, with standard deviation.
-    Around(f32, f32),
+#[allow(missing_docs)] // Named as statistics name them.
+pub struct Init {
+    pub mean: f32,
+    pub std: f32,
 }
 
 impl Init {
     /// No number drawn is further from its mean than this many deviations.
     pub const LARGEST_DEVIATION: f32 = 3.4642;
+
+    /// The distribution of mean 0.
+    pub const fn normal(std: f32) -> Self {
+        Init { mean: 0.0, std }
+    }
 }
 
 /// Where a parameter's elements lie in the checkpoint.
@@ -175,7 +179,8 @@ impl Params {
     pub fn new(program: &str, component: &'static str, build: &Build) -> Self {
         let precision = if build.dtype == DType::F32 { Precision::Highest } else { Precision::Default };
         let layout = &build.layout;
-        let mut b = Builder::new(program).with_precision(precision).with_mixed_products(build.lowering.mixed_products);
+        let mut b =
+            Builder::new(program).with_precision(precision).with_mixed_products(build.lowering.mixed_precision_dot);
         if !layout.is_single() {
             b = b.with_mesh(layout.mesh.clone());
         }
@@ -240,7 +245,7 @@ impl Params {
 
     /// What the platform's compiler takes well; rows apart only where every bit counts.
     pub fn lowering(&self) -> Lowering {
-        Lowering { rowwise: self.lowering.rowwise && self.dtype == DType::F32, ..self.lowering }
+        Lowering { batch_invariant: self.lowering.batch_invariant && self.dtype == DType::F32, ..self.lowering }
     }
 
     /// The rounding order.
@@ -324,7 +329,7 @@ impl Params {
     pub fn fused(&self, names: &[&str], shape: &[usize], stored: &[usize], axes: &[Axis], init: Init) -> Value {
         let source = Source::Stack { keys: self.keys_of(names), shape: stored.to_vec() };
         let shape: Vec<usize> = std::iter::once(names.len()).chain(shape.iter().copied()).collect();
-        let axes: Vec<Axis> = std::iter::once(Axis::Whole).chain(axes.iter().copied()).collect();
+        let axes: Vec<Axis> = std::iter::once(Axis::Replicated).chain(axes.iter().copied()).collect();
         self.declare(self.key(&names.join("+")), source, self.of_shape(&shape), &axes, init)
     }
 

@@ -11,7 +11,7 @@ use crate::models::transformer::{
     COMPONENT, CrossTimestep, Isolation, Levels, Perturbation, Reads, Stream, StreamModulation, TextSource,
     TransformerConfig, all_text_keys_values, forward, modulation, of_level, project_text, tables, text_keys_values,
 };
-use crate::nn::{Axis, Build, Params, hide_padding};
+use crate::nn::{Axis, Build, Params, padding_mask};
 use crate::sampling::guidance::{Branch, Counted, RescaleScope, combine};
 use crate::sampling::res2s::Res2s;
 
@@ -133,12 +133,17 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let streams = [c.video(), c.audio()];
     let contexts = [0, 1].map(|i| {
         let ty = Type::new(DType::F32, vec![shape.batch, shape.branches.len(), shape.text, shape.text_channels[i]]);
-        let axes = [Axis::Batch, Axis::Branch, Axis::TextSequence, Axis::Whole];
+        let axes = [Axis::Batch, Axis::Branch, Axis::TextSequence, Axis::Replicated];
         let x = p.input(&format!("text.{}", STREAMS[i]), ty, &axes).to(build.dtype);
         let rows = x.reshape(vec![x.dim(0) * x.dim(1), x.dim(2), x.dim(3)]);
-        project_text(&p, c, &streams[i], &p.place("text", &rows, &[Axis::Rows, Axis::TextSequence, Axis::Whole]))
+        project_text(
+            &p,
+            c,
+            &streams[i],
+            &p.place("text", &rows, &[Axis::CfgBatch, Axis::TextSequence, Axis::Replicated]),
+        )
     });
-    let sigmas = p.input("sigmas", Type::new(DType::F32, vec![MAX_STEPS + 1]), &[Axis::Whole]);
+    let sigmas = p.input("sigmas", Type::new(DType::F32, vec![MAX_STEPS + 1]), &[Axis::Replicated]);
     // All levels as one row of tokens: the embedding network runs once.
     let timestep = &sigmas * c.timestep_scale_multiplier;
     let scalar = timestep.unsqueeze(0);
@@ -166,12 +171,16 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         for (name, value) in parts.into_iter().filter_map(|(n, v)| v.map(|v| (n, v))) {
             let (levels, rest) = (value.dim(1) / (MAX_STEPS + 1), &value.dims()[2..]);
             let table = value.reshape([&[MAX_STEPS + 1, levels], rest].concat());
-            results.push(result(format!("modulation.{}.{name}", STREAMS[i]), &table, &vec![Axis::Whole; table.rank()]));
+            results.push(result(
+                format!("modulation.{}.{name}", STREAMS[i]),
+                &table,
+                &vec![Axis::Replicated; table.rank()],
+            ));
         }
     }
     if c.prompt_modulation() {
         for (stream, context) in STREAMS.iter().zip(&contexts) {
-            let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+            let axes = [Axis::CfgBatch, Axis::TextSequence, Axis::Replicated];
             results.push(result(format!("text.{stream}"), context, &axes));
         }
     } else {
@@ -185,7 +194,7 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 }
 
 fn levels_input(p: &Params, shape: &DenoiseShape) -> Option<Value> {
-    (shape.levels > 1).then(|| p.input("levels", Type::new(DType::F32, [shape.levels]), &[Axis::Whole]))
+    (shape.levels > 1).then(|| p.input("levels", Type::new(DType::F32, [shape.levels]), &[Axis::Replicated]))
 }
 
 /// What a loop needs of frames that are given, `[b, n, 1]` and `[b, n, c]`, f32.
@@ -235,11 +244,11 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let b = p.builder().clone();
     let scalar = |name: &str| p.input(name, Type::scalar(DType::I32), &[]);
     let (begin, end) = (scalar("begin"), scalar("end"));
-    let sigmas = p.input("sigmas", Type::new(DType::F32, vec![MAX_STEPS + 1]), &[Axis::Whole]);
-    let scales = p.input("scales", Type::new(DType::F32, vec![2, 4]), &[Axis::Whole; 2]);
+    let sigmas = p.input("sigmas", Type::new(DType::F32, vec![MAX_STEPS + 1]), &[Axis::Replicated]);
+    let scales = p.input("scales", Type::new(DType::F32, vec![2, 4]), &[Axis::Replicated; 2]);
     let streams = [c.video(), c.audio()];
     let content = [0, 1].map(|i| [shape.batch, shape.tokens[i], [c.in_channels, c.audio_in_channels][i]]);
-    let latent_axes = [0, 1].map(|i| [Axis::Batch, streams[i].sequence, Axis::Whole]);
+    let latent_axes = [0, 1].map(|i| [Axis::Batch, streams[i].sequence, Axis::Replicated]);
     let carried: Vec<Value> = shape
         .sampler
         .carried()
@@ -264,7 +273,7 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         let parts = modulation_parts(c, &streams[i]).into_iter().map(|(name, dims)| {
             let levels = if i == 0 { shape.levels_of(name) } else { 1 };
             let ty = Type::new(build.dtype, [vec![MAX_STEPS + 1, levels], dims].concat());
-            let axes = vec![Axis::Whole; ty.rank()];
+            let axes = vec![Axis::Replicated; ty.rank()];
             p.input(&format!("modulation.{}.{name}", STREAMS[i]), ty, &axes)
         });
         parts.collect::<Vec<_>>()
@@ -276,10 +285,11 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let of_rows = |x: &Value, i: usize| {
         let (videos, rest) = (x.dim(0), &x.dims()[1..]);
         let each = x.unsqueeze(1).broadcast_to(&[&[videos, branches], rest].concat());
-        let axes = [&[Axis::Batch, Axis::Branch, streams[i].sequence][..], &vec![Axis::Whole; rest.len() - 1]].concat();
+        let axes =
+            [&[Axis::Batch, Axis::Branch, streams[i].sequence][..], &vec![Axis::Replicated; rest.len() - 1]].concat();
         let each = p.place("branches", &each, &axes);
         let x = each.reshape([&[videos * branches], rest].concat());
-        p.place("rows", &x, &[&[Axis::Rows][..], &axes[2..]].concat())
+        p.place("rows", &x, &[&[Axis::CfgBatch][..], &axes[2..]].concat())
     };
 
     // The guided clean predictions of both streams at the latents of a step.
@@ -297,9 +307,9 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
                 level: given[i].as_ref().map(|given| of_rows(&given.level, i)),
                 rope: ropes[i].0.clone(),
                 cross_rope: ropes[i].1.clone(),
-                text_mask: hide_padding(&b, text_length, shape.text),
+                text_mask: padding_mask(&b, text_length, shape.text),
                 self_mask: None,
-                padding: hide_padding(&b, latents[i].dim(1), shape.tokens[i]),
+                padding: padding_mask(&b, latents[i].dim(1), shape.tokens[i]),
             }
         });
         let tokens = [0, 1].map(|i| of_rows(&latents[i].to(build.dtype), i));
@@ -311,7 +321,7 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
             // Each branch's clean prediction is formed where its velocity is, then exchanged without any weight.
             let dims = vec![x.dim(0), branches, x.dim(1), x.dim(2)];
             let placed = |x: &Value, branch: Axis| {
-                p.place("predictions", x, &[Axis::Batch, branch, streams[i].sequence, Axis::Whole])
+                p.place("predictions", x, &[Axis::Batch, branch, streams[i].sequence, Axis::Replicated])
             };
             let velocity = placed(&velocity[i].to(DType::F32).reshape(dims), Axis::Branch);
             let step = match &given[i] {
@@ -319,7 +329,7 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
                 Some(given) => velocity * (&given.mask * sigma).unsqueeze(1),
             };
             let predictions = placed(&(x.unsqueeze(1) - step), Axis::Branch);
-            let everywhere = placed(&predictions, Axis::Whole);
+            let everywhere = placed(&predictions, Axis::Replicated);
             let predictions: Vec<Value> = (0..shape.branches.len()).map(|k| everywhere.at(1, k)).collect();
             let clean = combine(&shape.branches, &predictions, &scales.at(0, i), shape.rescale, &counted[i]);
             given[i].as_ref().map_or(clean.clone(), |given| given.kept(&clean))
@@ -356,7 +366,7 @@ fn text_input(p: &Params, c: &TransformerConfig, tokens: usize, rows: usize, s: 
     if c.prompt_modulation() {
         let width = if c.use_prompt_embeddings { s.width() } else { s.context };
         let ty = Type::new(p.dtype(), vec![rows, tokens, width]);
-        let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+        let axes = [Axis::CfgBatch, Axis::TextSequence, Axis::Replicated];
         return TextSource::Context(p.input(&format!("text.{name}"), ty, &axes));
     }
     let kept = text_keys_values(p, s, name, rows, tokens);

@@ -148,10 +148,10 @@ impl Res2s {
         let rows = Type::new(DType::F32, [super::denoise::MAX_STEPS + 1, COEFFICIENTS]);
         let noise = |i: usize, stream: &str| {
             let ty = Type::new(DType::F32, [&[NOISES], &content[i][..]].concat());
-            p.input(&format!("noise.{stream}"), ty, &[&[Axis::Whole], &axes[i][..]].concat())
+            p.input(&format!("noise.{stream}"), ty, &[&[Axis::Replicated], &axes[i][..]].concat())
         };
         Res2s {
-            coefficients: p.input("coefficients", rows, &[Axis::Whole; 2]),
+            coefficients: p.input("coefficients", rows, &[Axis::Replicated; 2]),
             noise: [noise(0, "video"), noise(1, "audio")],
         }
     }

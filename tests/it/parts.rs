@@ -82,7 +82,7 @@ fn run(stages: &mut Stages, network: &Network, case: &Case) -> Outputs {
 }
 
 fn whole(p: &Params, name: &str, x: &Value) -> (Output, Value) {
-    p.output(name, x, &vec![Axis::Whole; x.rank()], x.dims())
+    p.output(name, x, &vec![Axis::Replicated; x.rank()], x.dims())
 }
 
 fn declare(p: &Params, case: &Case, name: &str) -> Value {

@@ -58,8 +58,8 @@ impl Projection {
                 &[1, width, self.states],
                 (self.states, index),
                 &[m.width, hidden],
-                &[Axis::Whole, Axis::Embed],
-                Init::Normal((width as f32).sqrt().recip()),
+                &[Axis::Replicated, Axis::Embed],
+                Init::normal((width as f32).sqrt().recip()),
             );
             sum + linear_into(&self.p, &scaled(&y, m).to(self.p.dtype()), &weight, DType::F32)
         };
@@ -118,7 +118,7 @@ fn biased(p: &Params, y: Value, bias: bool) -> Value {
         return y;
     }
     let width = y.dim(-1);
-    y + p.get("bias", &[width], &[Axis::Whole], Init::Normal(0.02))
+    y + p.get("bias", &[width], &[Axis::Replicated], Init::normal(0.02))
 }
 
 fn side_by_side(parts: &[Value]) -> Value {
@@ -138,8 +138,8 @@ pub(super) fn project_stack(p: &Params, c: &ConnectorsConfig, stack: &Value, mas
     let y = Norm::of(c).of_valid(&stack.reshape(vec![b, t, hidden, states]), &valid).reshape(vec![b, t, width]);
     let project = |m: &TextMap| {
         let p = p.pp(m.name);
-        let init = Init::Normal((width as f32).sqrt().recip());
-        let weight = p.get("weight", &[m.width, width], &[Axis::Whole, Axis::Embed], init);
+        let init = Init::normal((width as f32).sqrt().recip());
+        let weight = p.get("weight", &[m.width, width], &[Axis::Replicated, Axis::Embed], init);
         biased(&p, linear_nd(&p, &scaled(&y, m).to(p.dtype()), &weight), c.proj_bias)
     };
     side_by_side(&c.text_maps().iter().map(project).collect::<Vec<_>>())

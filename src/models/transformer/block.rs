@@ -85,7 +85,7 @@ pub fn block(
         let [shift, scale, gate] = [3, 4, 5].map(|r| &main[i][r]);
         let x = modulate(&block_norm(p, c, &s.name("norm3"), &state[i]), scale, shift, p.dtype());
         let y = feed_forward(&p.pp(s.name("ff")), &x, c.activation_fn, s.ff_bias, s.sequence);
-        p.place(&s.name("state"), &gated_add(&state[i], gate, &y), &[Axis::Rows, s.sequence, Axis::Whole])
+        p.place(&s.name("state"), &gated_add(&state[i], gate, &y), &[Axis::CfgBatch, s.sequence, Axis::Replicated])
     })
 }
 

@@ -51,9 +51,14 @@ pub fn forward(
     let b = p.builder();
     let streams = [c.video(), c.audio()];
     let start = [0, 1].map(|i| {
-        let x =
-            linear(&p.pp(streams[i].name("proj_in")), tokens[i], streams[i].width(), true, [Axis::Whole, Axis::Embed]);
-        p.place(&streams[i].name("state"), &x, &[Axis::Rows, streams[i].sequence, Axis::Whole])
+        let x = linear(
+            &p.pp(streams[i].name("proj_in")),
+            tokens[i],
+            streams[i].width(),
+            true,
+            [Axis::Replicated, Axis::Embed],
+        );
+        p.place(&streams[i].name("state"), &x, &[Axis::CfgBatch, streams[i].sequence, Axis::Replicated])
     });
     let perturbed = perturbation.map(|s| {
         let flags: Vec<i32> = (0..c.num_layers).map(|l| i32::from(s.layers.contains(&l))).collect();
@@ -80,7 +85,7 @@ pub fn forward(
         let level = reads[i].level.as_ref();
         let [shift, scale] = [0, 1].map(|r| of_level(&(&embedded + table.at(0, r)), level));
         let y = modulate(&layer_norm(&state[i], 1e-6), &scale, &shift, p.dtype());
-        let y = linear(&p.pp(s.name("proj_out")), &y, s.out_channels, true, [Axis::Embed, Axis::Whole]);
-        p.place(&s.name("velocity"), &y, &[Axis::Rows, s.sequence, Axis::Whole])
+        let y = linear(&p.pp(s.name("proj_out")), &y, s.out_channels, true, [Axis::Embed, Axis::Replicated]);
+        p.place(&s.name("velocity"), &y, &[Axis::CfgBatch, s.sequence, Axis::Replicated])
     })
 }

@@ -46,7 +46,7 @@ pub struct Levels<'a> {
 pub fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value, Value) {
     let _scope = p.scope();
     let embedded = timestep_embedding(&p.pp("emb.timestep_embedder"), timestep, width);
-    let all = linear(&p.pp("linear"), &silu(&embedded), rows * width, true, [Axis::Whole, Axis::Embed]);
+    let all = linear(&p.pp("linear"), &silu(&embedded), rows * width, true, [Axis::Replicated, Axis::Embed]);
     (all.reshape(vec![timestep.dim(0), timestep.dim(1), rows, width]), embedded)
 }
 
@@ -83,8 +83,8 @@ pub fn modulation(
 /// A table of the checkpoint, `[rows, width]`.
 pub(super) fn table(p: &Params, name: &str, rows: usize, width: usize) -> Value {
     // Flat, because compilers lay out a stack of few rows in another order than its loop reads it.
-    let init = Init::Normal((width as f32).sqrt().recip());
-    p.get_as(name, &[rows, width], &[rows * width], &[Axis::Whole], init).reshape(vec![rows, width])
+    let init = Init::normal((width as f32).sqrt().recip());
+    p.get_as(name, &[rows, width], &[rows * width], &[Axis::Replicated], init).reshape(vec![rows, width])
 }
 
 /// `table + timestep part`, in f32, row by row: each `[b, s, width]`.
@@ -117,7 +117,7 @@ pub(super) fn block_norm(p: &Params, c: &TransformerConfig, name: &str, x: &Valu
     if !c.norm_elementwise_affine {
         return y;
     }
-    y * p.pp(name).get("weight", &[x.dim(-1)], &[Axis::Embed], Init::Around(1.0, 0.02)).to(DType::F32)
+    y * p.pp(name).get("weight", &[x.dim(-1)], &[Axis::Embed], Init { mean: 1.0, std: 0.02 }).to(DType::F32)
 }
 
 /// `x + gate · y`, in f32, rounded once.

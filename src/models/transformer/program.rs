@@ -6,7 +6,7 @@ use super::modulation::{CrossTimestep, Levels, modulation};
 use super::{Isolation, Perturbation, Reads, TextSource, forward, project_text, tables};
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
-use crate::nn::{Axis, Build, Params, hide_padding};
+use crate::nn::{Axis, Build, Params, padding_mask};
 
 /// Sizes and switches of one forward pass.
 #[derive(Clone, Debug)]
@@ -70,20 +70,20 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
     let of = |i: usize, name: &str| format!("{}{name}", streams[i].prefix);
 
     let tokens = [0, 1].map(|i| {
-        let axes = [Axis::Rows, sequence[i], Axis::Whole];
+        let axes = [Axis::CfgBatch, sequence[i], Axis::Replicated];
         input(&of(i, "hidden_states"), vec![b, n[i], channels[i]], &axes).to(build.dtype)
     });
     let text = [0, 1].map(|i| {
-        let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+        let axes = [Axis::CfgBatch, Axis::TextSequence, Axis::Replicated];
         input(&of(i, "encoder_hidden_states"), vec![b, t[i], shape.text_channels[i]], &axes).to(build.dtype)
     });
     let contexts = [0, 1].map(|i| TextSource::Context(project_text(&p, c, &streams[i], &text[i])));
     let levels: [[Value; 2]; 2] = [0, 1].map(|i| {
         let timestep = match shape.per_token[i] {
-            true => input(&of(i, "timestep"), vec![b, n[i]], &[Axis::Rows, sequence[i]]),
-            false => input(&of(i, "timestep"), vec![b], &[Axis::Rows]).unsqueeze(1),
+            true => input(&of(i, "timestep"), vec![b, n[i]], &[Axis::CfgBatch, sequence[i]]),
+            false => input(&of(i, "timestep"), vec![b], &[Axis::CfgBatch]).unsqueeze(1),
         };
-        [timestep, input(&of(i, "sigma"), vec![b], &[Axis::Rows]).unsqueeze(1)]
+        [timestep, input(&of(i, "sigma"), vec![b], &[Axis::CfgBatch]).unsqueeze(1)]
     });
     let [video, audio] = [0, 1].map(|i| Levels { timestep: &levels[i][0], sigma: &levels[i][1] });
     let modulation = modulation(&p, c, &video, &audio, shape.cross);
@@ -92,17 +92,17 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
     let bias = |mask: Value| (mask - 1.0) * 10000.0;
     let text_mask = [0, 1].map(|i| {
         shape.text_mask[i].then(|| {
-            let axes = [Axis::Rows, Axis::TextSequence];
+            let axes = [Axis::CfgBatch, Axis::TextSequence];
             bias(input(&of(i, "encoder_attention_mask"), vec![b, t[i]], &axes)).unsqueeze(1).unsqueeze(1)
         })
     });
     let self_mask = shape.self_mask.then(|| {
-        let axes = [Axis::Rows, Axis::VideoSequence, Axis::Whole];
+        let axes = [Axis::CfgBatch, Axis::VideoSequence, Axis::Replicated];
         let mask = bias(input("video_self_attention_mask", vec![b, n[0], n[0]], &axes)).unsqueeze(1);
         mask.pad(3, 0, tokens[0].dim(1) - n[0], 0.0)
     });
     let perturbation = (!shape.stg_blocks.is_empty()).then(|| Perturbation {
-        keep: input("perturbation_mask", vec![b], &[Axis::Rows]).unsqueeze(1).unsqueeze(1).unsqueeze(1),
+        keep: input("perturbation_mask", vec![b], &[Axis::CfgBatch]).unsqueeze(1).unsqueeze(1).unsqueeze(1),
         layers: shape.stg_blocks.clone(),
     });
 
@@ -114,16 +114,21 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
         level: None,
         rope: ropes[i].0.clone(),
         cross_rope: ropes[i].1.clone(),
-        text_mask: add(masks[i].0.clone(), hide_padding(p.builder(), text[i].dim(1), t[i])),
+        text_mask: add(masks[i].0.clone(), padding_mask(p.builder(), text[i].dim(1), t[i])),
         self_mask: masks[i].1.clone(),
-        padding: hide_padding(p.builder(), tokens[i].dim(1), n[i]),
+        padding: padding_mask(p.builder(), tokens[i].dim(1), n[i]),
     });
     let isolation = if shape.isolate { Isolation::All } else { Isolation::None };
     let both = [&reads[0], &reads[1]];
     let out = forward(&p, c, [&tokens[0], &tokens[1]], &contexts, both, perturbation.as_ref(), &isolation);
     let results = [0, 1].map(|i| {
         let content = [b, n[i], streams[i].out_channels];
-        p.output(["video", "audio"][i], &out[i].to(DType::F32), &[Axis::Rows, sequence[i], Axis::Whole], &content)
+        p.output(
+            ["video", "audio"][i],
+            &out[i].to(DType::F32),
+            &[Axis::CfgBatch, sequence[i], Axis::Replicated],
+            &content,
+        )
     });
     Network::finish(&p, results.into())
 }

@@ -52,8 +52,8 @@ pub fn inputs(p: &Params, c: &TransformerConfig, rows: usize, tokens: [usize; 2]
         let n = if axis == Axis::VideoSequence { tokens[0] } else { tokens[1] };
         let ty = Type::new(DType::F32, vec![rows, n, h.count, h.dim / 2]);
         let part = |what: &str| -> Value {
-            let each = if rows == 1 { Axis::Whole } else { Axis::Rows };
-            p.input(&format!("{name}.{what}"), ty.clone(), &[each, axis, Axis::Heads, Axis::Whole])
+            let each = if rows == 1 { Axis::Replicated } else { Axis::CfgBatch };
+            p.input(&format!("{name}.{what}"), ty.clone(), &[each, axis, Axis::Heads, Axis::Replicated])
         };
         Rope { cos: part("cos"), sin: part("sin") }
     })

@@ -55,7 +55,8 @@ fn order(p: &Params, s: &Stream, which: usize) -> [usize; 4] {
 /// so that no compiler reorders a stack.
 pub fn text_keys_values(p: &Params, s: &Stream, stream: &str, rows: usize, tokens: usize) -> [LayerTensor; 2] {
     let h = s.attention.heads;
-    let (sizes, axes) = ([rows, tokens, h.count, h.dim], [Axis::Rows, Axis::TextSequence, Axis::Heads, Axis::HeadDim]);
+    let (sizes, axes) =
+        ([rows, tokens, h.count, h.dim], [Axis::CfgBatch, Axis::TextSequence, Axis::Heads, Axis::HeadDim]);
     [0, 1].map(|i| {
         let order = order(p, s, i);
         LayerTensor {
@@ -74,9 +75,9 @@ pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text: &Value)
     let p = p.pp(s.name("caption_projection"));
     let _scope = p.scope();
     let inner = linear(&p.pp("linear_1"), text, s.width(), true, [Axis::Embed, Axis::Mlp]);
-    let inner = p.place("hidden", &inner, &[Axis::Rows, Axis::TextSequence, Axis::Mlp]);
+    let inner = p.place("hidden", &inner, &[Axis::CfgBatch, Axis::TextSequence, Axis::Mlp]);
     let y = linear(&p.pp("linear_2"), &gelu_tanh_of_product(&p, &inner), s.width(), true, [Axis::Mlp, Axis::Embed]);
-    p.place("out", &y, &[Axis::Rows, Axis::TextSequence, Axis::Whole])
+    p.place("out", &y, &[Axis::CfgBatch, Axis::TextSequence, Axis::Replicated])
 }
 
 /// The keys and values `kept` of both streams and all layers, from their projected contexts. Only for models whose text

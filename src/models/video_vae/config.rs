@@ -149,14 +149,14 @@ pub struct UpStage {
     pub layers: usize,
 }
 
-/// A convolution whose channels are unfolded into time, height and width.
+/// A convolution whose channels are rearranged to time, height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upsample {
     /// Growth of time, height and width.
     pub stride: [usize; 3],
     /// By what the channels shrink.
     pub factor: usize,
-    /// Whether the unfolded input is added.
+    /// Whether the rearranged input is added.
     pub residual: bool,
 }
 
@@ -199,7 +199,7 @@ pub struct DownStage {
 pub enum Downsample {
     /// By a convolution with steps of 2.
     Strided,
-    /// By folding time, height and width into the channels.
+    /// By space to depth.
     Folded {
         /// Shrinkage of time, height and width.
         stride: [usize; 3],
@@ -277,8 +277,8 @@ impl UpStage {
         let inner = if self.widens { self.channels } else { width };
         let Some(u) = self.upsample else { return inner == self.channels };
         let volume: usize = u.stride.iter().product();
-        let unfolds = !u.residual || (inner.is_multiple_of(volume) && volume.is_multiple_of(u.factor));
-        (!self.widens || u.factor == 1) && inner == self.channels * u.factor && unfolds
+        let divides = !u.residual || (inner.is_multiple_of(volume) && volume.is_multiple_of(u.factor));
+        (!self.widens || u.factor == 1) && inner == self.channels * u.factor && divides
     }
 }
 
