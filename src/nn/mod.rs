@@ -6,6 +6,7 @@ mod context_parallel;
 mod conv;
 mod fp8;
 mod halo;
+mod kv_stack;
 mod layers;
 mod layout;
 mod linear;
@@ -15,12 +16,13 @@ pub mod rope;
 mod sharded_video;
 
 pub use attention::{Attention, Heads, MASK_VALUE, padding_mask};
-pub use build::{Build, Lowering, Quantization, RopeForm, StackOrder};
+pub use build::{Build, Lowering, Quantization, RopeForm};
 pub use conv::{
     Conv3d, Conv3dLowering, Padding, conv_transpose1d, conv_transpose1d_at, conv1d, conv2d, depth_to_space,
 };
 pub use fp8::Weight;
 pub use halo::{ShardedDim, SpatialShards};
+pub use kv_stack::{KvStack, KvTensors};
 pub use layers::{LayerTensor, PerLayer};
 pub use layout::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, LayoutError, Override, RopeAt, Rule};
 pub use linear::{affine, gelu, gelu_tanh, gelu_tanh_of_product, linear, linear_into, linear_nd, project, silu};

@@ -47,7 +47,8 @@ impl<'a> Alone<'a> {
     /// The call that makes what a stage's loop reads.
     pub fn prepare(&self, stages: &mut Stages, request: &Request) -> Result<Call<'static>> {
         let (shapes, s) = self.shape(request)?;
-        let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, s.text_channels[i]], 2 + i as u64));
+        let channels = [s.text_channels.video, s.text_channels.audio];
+        let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, channels[i]], 2 + i as u64));
         calls::prepare(self.models, stages, "prepare", (request, &s, &shapes, None), contexts, &self.build)
     }
 

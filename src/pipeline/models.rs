@@ -258,7 +258,7 @@ impl Parts {
                     true => [c.caption_channels; 2],
                     false => [c.cross_attention_dim, c.audio_cross_attention_dim],
                 };
-                let shape = ForwardShape { text_channels, ..ForwardShape::default() };
+                let shape = ForwardShape { text_channels: text_channels.into(), ..ForwardShape::default() };
                 vec![transformer::program(&c, &shape, &build)?]
             }
             Component::Vae => {
