@@ -1,6 +1,5 @@
 //! The networks of LTX-2, one folder each, and what two of them share.
 
-pub mod attention;
 pub mod audio_vae;
 pub mod connectors;
 pub mod feed_forward;

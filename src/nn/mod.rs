@@ -1,6 +1,7 @@
 //! Layers: what a network declares (parameters with logical axes) and what it computes with them.
 
 mod attention;
+mod attention_layer;
 mod build;
 mod context_parallel;
 mod conv;
@@ -16,6 +17,7 @@ pub mod rope;
 mod sharded_video;
 
 pub use attention::{Attention, Heads, MASK_VALUE, padding_mask};
+pub use attention_layer::{AttentionLayer, Rope};
 pub use build::{Build, Lowering, Quantization, RopeForm};
 pub use conv::{
     Conv3d, Conv3dLowering, Padding, conv_transpose1d, conv_transpose1d_at, conv1d, conv2d, depth_to_space,

@@ -8,8 +8,9 @@
 
 use ndarray::{Array3, Axis as Dim};
 
-use super::denoise::{Latents, MAX_STEPS};
 use super::noise::TorchRng;
+use super::shape::Latents;
+use super::sigmas::MAX_STEPS;
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::nn::{Axis, Params};

@@ -7,13 +7,12 @@ use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
 use ltx2::av::Av;
 use ltx2::hlo::{Builder, DType, Output, Type, Value};
 use ltx2::models::Network;
-use ltx2::models::attention::Rope;
 use ltx2::models::gemma3::tokenizer::Tokenizer;
 use ltx2::models::transformer::{
     BlockInputs, Isolation, LayerContext, StreamInputs, StreamModulation, TransformerConfig, adaln, block,
 };
 use ltx2::nn::rope::{fractions, table};
-use ltx2::nn::{Axis, Build, Heads, Params};
+use ltx2::nn::{Axis, Build, Heads, Params, Rope};
 use ltx2::pipeline::stages::{Inputs, Stages};
 use ltx2::pjrt::Client;
 use ltx2::runtime::{Engine, Outputs};

@@ -12,10 +12,9 @@ pub use projection::Projection;
 
 use crate::hlo::{Comparison, DType, Result, Type, Value};
 use crate::models::Network;
-use crate::models::attention::Rope;
 use crate::models::feed_forward::{Activation, feed_forward};
 use crate::nn::rope::table;
-use crate::nn::{Axis, Build, Init, MASK_VALUE, Params, rms};
+use crate::nn::{Axis, Build, Init, MASK_VALUE, Params, Rope, rms};
 use crate::tensor::Tensor;
 
 /// The eps of every norm.

@@ -6,9 +6,8 @@ use super::modulation::{Ada, StreamModulation, at_noise_level, block_norm, gated
 use super::text::{LayerContext, keys_values};
 use crate::av::Av;
 use crate::hlo::Value;
-use crate::models::attention::{AttentionLayer, Rope};
 use crate::models::feed_forward::feed_forward;
-use crate::nn::{Axis, Params};
+use crate::nn::{AttentionLayer, Axis, Params, Rope};
 
 /// Inputs of one stream that all blocks share.
 pub struct StreamInputs {

@@ -5,9 +5,8 @@ use ndarray::{ArrayView4, s};
 use super::config::TransformerConfig;
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
-use crate::models::attention::Rope;
 use crate::nn::rope::{Table, fractions, table};
-use crate::nn::{Axis, Heads, Params};
+use crate::nn::{Axis, Heads, Params, Rope};
 use crate::tensor::Tensor;
 
 /// The tables by the names of the program's inputs, with the heads they are laid out for.
