@@ -5,7 +5,8 @@ use super::attention::{Attention, Heads};
 use super::layout::{Axis, ContextParallelKind, RopeAt};
 use super::linear::{affine, project};
 use super::norm::rms_norm;
-use super::params::{Init, Params};
+use super::param::Init;
+use super::params::Params;
 use super::rope::{Pairing, rotate};
 use crate::hlo::{DType, Value};
 

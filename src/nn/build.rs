@@ -1,8 +1,6 @@
 //! How a network becomes a program, beside its configuration and its sizes.
 
-use super::conv::Conv3dLowering;
 use super::layout::Layout;
-use super::params::Numerics;
 use crate::hlo::DType;
 use crate::kernels::{Kernel, Tpu};
 
@@ -29,6 +27,27 @@ pub enum Quantization {
     None,
     /// In 8-bit floats, and so the activations that they are multiplied with. Needs unrolled layers.
     Fp8,
+}
+
+/// Rounding order of the bf16 forward pass, where the references differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Numerics {
+    /// RoPE in f32, rounded once.
+    #[default]
+    Default,
+    /// RoPE with bf16 tables: the product with the cosine is rounded, then one f32 multiply-add.
+    Official,
+}
+
+/// Form of a convolution over time, height and width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Conv3dLowering {
+    /// One three-dimensional convolution: the faster program on GPUs.
+    #[default]
+    Direct,
+    /// A two-dimensional convolution for each kernel frame, summed in f32: the TPU compiler needs minutes for each
+    /// three-dimensional one.
+    Taps,
 }
 
 impl Build {

@@ -2,35 +2,12 @@
 //!
 //! Weights are declared whole: they are small beside the activations they meet.
 
-use serde::Deserialize;
-
-use super::halo::SpatialShards;
+use super::build::Conv3dLowering;
+use super::halo::{Padding, SpatialShards};
 use super::layout::Axis;
-use super::params::{Init, Params};
+use super::param::Init;
+use super::params::Params;
 use crate::hlo::{Conv, DType, Value};
-
-/// Padding of a convolution at the edge of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Padding {
-    /// Zeros.
-    Zeros,
-    /// The frame mirrored at its edge, which is not repeated.
-    Reflect,
-    /// The edge.
-    Replicate,
-}
-
-/// Form of a convolution over time, height and width.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Conv3dLowering {
-    /// One three-dimensional convolution: the faster program on GPUs.
-    #[default]
-    Direct,
-    /// A two-dimensional convolution for each kernel frame, summed in f32: the TPU compiler needs minutes for each
-    /// three-dimensional one.
-    Taps,
-}
 
 /// A convolution over time, height and width that keeps a stride-1 video's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 //! they are multiplied.
 
 use super::layout::Axis;
-use super::params::{Init, Params, Source};
+use super::param::{Init, Source};
+use super::params::Params;
 use crate::hlo::{DType, F8, Type, Value};
 
 /// The weight `[out…, in]` of an affine map.

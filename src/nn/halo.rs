@@ -1,8 +1,21 @@
 //! Video sharded by height and width: a convolution fetches the halo that it reads beyond its own block from the
 //! neighbours. Everything here runs on one device's block, inside a manual region.
 
-use super::conv::Padding;
+use serde::Deserialize;
+
 use crate::hlo::{Comparison, DType, Groups, Type, Value};
+
+/// Padding of a convolution at the edge of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Padding {
+    /// Zeros.
+    Zeros,
+    /// The frame mirrored at its edge, which is not repeated.
+    Reflect,
+    /// The edge.
+    Replicate,
+}
 
 /// The dimensions of `[b, channels, frames, height, width]` that may be sharded.
 pub const SPATIAL_DIMS: [usize; 2] = [3, 4];

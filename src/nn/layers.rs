@@ -1,31 +1,15 @@
-//! Equal layers: a loop over stacks, or written out one after the other, as the platform takes it best.
+//! Equal layers: a loop over stacks, or unrolled, as the platform takes it best.
 
 use super::layout::Axis;
-use super::params::Params;
+use super::params::{Layer, Number, Params};
 use crate::hlo::{DType, Output, Type, Value};
-
-/// Which of several equal layers a place in the tree of names belongs to; `*` stands for its number in the prefix.
-#[derive(Clone)]
-pub(super) struct Layer {
-    /// Length of the part of the prefix before the number.
-    pub at: usize,
-    pub number: Number,
-}
-
-#[derive(Clone)]
-pub(super) enum Number {
-    /// This one: its parameters are arguments of their own.
-    Fixed(usize),
-    /// That of a loop over `layers`: its parameters are slices of stacks.
-    Counted { layers: usize, index: Value },
-}
 
 /// A tensor of every layer.
 #[derive(Clone)]
 pub enum PerLayer {
     /// All in one, behind a leading dimension.
     Stack(Value),
-    /// One each, where layers are written out.
+    /// One each, where the loop is unrolled.
     Each(Vec<Value>),
 }
 
@@ -42,11 +26,11 @@ impl PerLayer {
 /// Name, type and axes of a tensor that every layer has.
 #[derive(Clone)]
 pub struct LayerTensor {
-    /// Its name.
+    /// Name without the layer's number.
     pub name: String,
-    /// One layer's type.
+    /// Type of one layer's tensor.
     pub ty: Type,
-    /// One layer's axes.
+    /// Logical axes of one layer's tensor.
     pub axes: Vec<Axis>,
 }
 
@@ -87,7 +71,7 @@ impl Params {
         })
     }
 
-    /// What `body(layer's place)` gives for each of `count` layers: as many tensors as stated.
+    /// The results of `body(layer's place)` for each of `count` layers: as many tensors as stated.
     pub fn per_layer(
         &self,
         name: &str,

@@ -2,7 +2,8 @@
 
 use super::fp8::{self, Weight};
 use super::layout::Axis;
-use super::params::{Init, Params};
+use super::param::Init;
+use super::params::Params;
 use crate::hlo::{DType, Value};
 
 /// `x [rows…, in]` times `weight [out…, in]`: `[rows…, out…]`, in `x`'s element type.

@@ -2,7 +2,8 @@
 
 use super::halo::SpatialShards;
 use super::layout::Axis;
-use super::params::{Init, Params};
+use super::param::Init;
+use super::params::Params;
 use crate::hlo::{DType, Value};
 
 /// `x / sqrt(mean(x²) + eps)` over the last dimension, in f32.

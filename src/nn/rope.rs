@@ -11,8 +11,8 @@ use ndarray::{Array2, Array3, Array4, ArrayView3};
 use serde::Deserialize;
 
 use super::attention::Heads;
-use super::build::RopeForm;
-use super::params::{Numerics, Params};
+use super::build::{Numerics, RopeForm};
+use super::params::Params;
 use crate::hlo::{Builder, DType, Value};
 use crate::threads::each_row;
 
