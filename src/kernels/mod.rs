@@ -13,7 +13,7 @@ const LARGEST_SCORES: usize = 1 << 26;
 /// Chunks are multiples of this many queries: the edge of a matrix unit.
 const TILE: usize = 128;
 
-/// Which kernel computes attention.
+/// Attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Kernel {
     /// XLA's own operations.
@@ -121,7 +121,7 @@ fn values_as_read(v: &Value) -> Value {
     v.transpose(&[0, 2, 3, 1])
 }
 
-/// How many queries are taken at a time, if not all.
+/// Queries that are taken at a time, if not all.
 fn chunk(q: &Value, k: &Value, bias: Option<&Value>) -> Option<usize> {
     let row = q.dim(0) * q.dim(2) * k.dim(1);
     let fits = row * q.dim(1) <= LARGEST_SCORES;

@@ -30,7 +30,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// How many times wider than its result the activation's input is.
+    /// Ratio of the widths of the activation's input and result.
     fn fan(self) -> usize {
         if matches!(self, Activation::Geglu | Activation::Swiglu) { 2 } else { 1 }
     }

@@ -2,7 +2,8 @@
 //! table, an optional gate per head. Shared by the transformer and the text connectors.
 
 use super::attention::{Attention, Heads};
-use super::layout::{Axis, ContextParallelKind, RopeAt};
+use super::context_parallel::{ContextParallelKind, RopeAt};
+use super::layout::Axis;
 use super::linear::{affine, project};
 use super::norm::rms_norm;
 use super::param::Init;

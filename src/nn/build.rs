@@ -1,4 +1,4 @@
-//! How a network becomes a program, beside its configuration and its sizes.
+//! Choices by which a network becomes a program, beside its configuration and its sizes.
 
 use super::layout::Layout;
 use crate::hlo::DType;
@@ -118,7 +118,7 @@ pub enum StackOrder {
     NarrowTokensLast,
 }
 
-/// How RoPE reads the other feature of a pair.
+/// Form in which RoPE reads the other feature of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeForm {
     /// Both halves are computed apart and joined.

@@ -1,10 +1,63 @@
 //! Attention with queries and keys on different devices. Everything here runs on one device's part, inside a manual region.
 
-use super::layout::{ContextParallelKind, ContextParallelPolicy};
+use serde::{Deserialize, Serialize};
+
 use crate::hlo::{DType, Groups, Value};
 use crate::kernels::{self, Kernel, Partial};
 
-/// The operands of one device.
+/// Communication of self-attention over a sharded sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ContextParallelKind {
+    /// Every device gathers all keys and values.
+    #[default]
+    GatherKv,
+    /// Tokens are traded for heads: every device attends over all tokens for its part of the heads.
+    Ulysses,
+    /// Keys and values travel around the devices.
+    Ring,
+    /// Ulysses among neighbours, `outer` between their groups.
+    Hybrid,
+}
+
+/// When keys are rotated where they are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RopeAt {
+    /// On their own device, before they travel.
+    #[default]
+    Local,
+    /// After they have travelled, and the tables with them.
+    Gathered,
+}
+
+/// A layout's choice of context parallelism.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ContextParallelPolicy {
+    /// Collective.
+    pub kind: ContextParallelKind,
+    /// `hybrid`: devices that trade tokens for heads; a divisor of the devices that split the sequence.
+    #[schemars(range(min = 1))]
+    pub ulysses: Option<usize>,
+    /// `hybrid`: the collective between the groups, `gather_kv` or `ring`.
+    pub outer: ContextParallelKind,
+    /// `gather_kv`: when keys are rotated.
+    pub rope: RopeAt,
+}
+
+impl ContextParallelPolicy {
+    /// Number of devices of `groups` that trade tokens for heads with each other.
+    pub fn ulysses_degree(&self, groups: &Groups) -> usize {
+        match self.kind {
+            ContextParallelKind::GatherKv | ContextParallelKind::Ring => 1,
+            ContextParallelKind::Ulysses => groups.size(),
+            ContextParallelKind::Hybrid => self.ulysses.unwrap_or(1),
+        }
+    }
+}
+
+/// Operands of attention on one device.
 pub(super) struct Local<'a> {
     /// `[b, q, heads, dim]`.
     pub q: &'a Value,
@@ -16,7 +69,7 @@ pub(super) struct Local<'a> {
     pub bias: Option<&'a Value>,
     /// Factor on the scores.
     pub scale: f64,
-    /// What computes attention where a device has all keys it needs.
+    /// Attention kernel where a device has all keys it needs.
     pub kernel: Kernel,
 }
 

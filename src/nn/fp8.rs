@@ -9,7 +9,7 @@ use crate::hlo::{DType, F8, Type, Value};
 /// The weight `[out…, in]` of an affine map.
 #[derive(Clone)]
 pub enum Weight {
-    /// As it is multiplied.
+    /// In the run's element type.
     Plain(Value),
     /// In 8-bit floats, with the f32 `[out…]` that its channels are multiplied by.
     Scaled(Value, Value),

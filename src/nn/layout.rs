@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::context_parallel::ContextParallelPolicy;
 use crate::hlo::{Groups, Mesh, Sharding, Type};
 
-/// What a dimension of a parameter or activation is.
+/// Logical axis of a dimension of a parameter or activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
@@ -37,9 +38,9 @@ pub enum Axis {
     Vocab,
     /// Video frames.
     Frames,
-    /// Rows of a picture, or mel time.
+    /// Rows of a frame, or mel time.
     Height,
-    /// Columns of a picture, or mel bins.
+    /// Columns of a frame, or mel bins.
     Width,
     /// Channels of a convolution.
     Channels,
@@ -56,7 +57,7 @@ impl Axis {
         serde_json::to_value(self).ok().and_then(|v| v.as_str().map(str::to_string)).unwrap_or_default()
     }
 
-    /// Whether a size that does not divide is filled up with elements that no result depends on. Of the other axes
+    /// Whether a size that does not divide is padded with elements that no result depends on. Of the other axes
     /// every element counts.
     fn is_padded(self) -> bool {
         let rows = matches!(self, Axis::CfgBatch | Axis::Batch | Axis::Branch);
@@ -64,7 +65,7 @@ impl Axis {
     }
 }
 
-/// Why a layout does not fit a tensor.
+/// Mismatch between a layout and a mesh or tensor.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum LayoutError {
     /// A rule names an axis that the mesh lacks.
@@ -124,66 +125,14 @@ impl Override {
     }
 }
 
-/// Communication of self-attention over a sharded sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ContextParallelKind {
-    /// Every device gathers all keys and values.
-    #[default]
-    GatherKv,
-    /// Tokens are traded for heads: every device attends over all tokens for its part of the heads.
-    Ulysses,
-    /// Keys and values travel around the devices.
-    Ring,
-    /// Ulysses among neighbours, `outer` between their groups.
-    Hybrid,
-}
-
-/// When keys are rotated where they are gathered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum RopeAt {
-    /// On their own device, before they travel.
-    #[default]
-    Local,
-    /// After they have travelled, and the tables with them.
-    Gathered,
-}
-
-/// A layout's choice of context parallelism.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct ContextParallelPolicy {
-    /// Collective.
-    pub kind: ContextParallelKind,
-    /// `hybrid`: devices that trade tokens for heads; a divisor of the devices that split the sequence.
-    #[schemars(range(min = 1))]
-    pub ulysses: Option<usize>,
-    /// `hybrid`: the collective between the groups, `gather_kv` or `ring`.
-    pub outer: ContextParallelKind,
-    /// `gather_kv`: when keys are rotated.
-    pub rope: RopeAt,
-}
-
-impl ContextParallelPolicy {
-    /// Number of devices of `groups` that trade tokens for heads with each other.
-    pub fn ulysses_degree(&self, groups: &Groups) -> usize {
-        match self.kind {
-            ContextParallelKind::GatherKv | ContextParallelKind::Ring => 1,
-            ContextParallelKind::Ulysses => groups.size(),
-            ContextParallelKind::Hybrid => self.ulysses.unwrap_or(1),
-        }
-    }
-}
-
 /// A mesh and the rules that place logical axes on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     /// The devices.
     pub mesh: Mesh,
-    /// Where dimensions lie while they are computed with.
+    /// Sharding of dimensions while they are computed with.
     pub rules: Vec<Rule>,
-    /// How weights are split further between their uses; each is gathered right before its use.
+    /// Further sharding of weights between their uses (FSDP); each is gathered right before its use.
     pub storage: Vec<Rule>,
     /// Rules of single tensors, before the general ones.
     pub overrides: Vec<Override>,
@@ -198,7 +147,7 @@ pub struct Placed {
     pub sharding: Sharding,
     /// The rules that split something.
     pub rules: Vec<Rule>,
-    /// What was left whole because it does not divide: tensor, sizes and rule, a line each.
+    /// Dimensions left replicated because they do not divide: tensor, sizes and rule, a line each.
     pub notes: Vec<String>,
 }
 
@@ -243,7 +192,7 @@ impl Layout {
     pub fn of_one_branch(&self) -> Layout {
         let of = |axis: Axis| self.rules.iter().find(|r| r.axis == axis);
         let Some(branch) = of(Axis::Branch).filter(|r| !r.mesh_axes.is_empty()) else { return self.clone() };
-        // No tensor of the transformer has a picture's axes.
+        // No tensor of the transformer has a frame's axes.
         let apart = [Axis::Branch, Axis::Frames, Axis::Height, Axis::Width];
         let others = self.rules.iter().chain(&self.storage).chain(self.overrides.iter().flat_map(|e| &e.rules));
         let mut others = others.filter(|r| !apart.contains(&r.axis));
@@ -300,7 +249,7 @@ impl Layout {
         self.mesh.groups(&axes.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The type filled up so that its rows and sequences divide: with elements that no result depends on.
+    /// The type padded so that its rows and sequences divide: with elements that no result depends on.
     pub fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Type {
         let mut padded = ty.clone();
         for (size, &axis) in padded.dims.iter_mut().zip(axes) {
@@ -312,7 +261,7 @@ impl Layout {
     }
 
     /// The placement of a tensor while it is computed with, or `None` on one device. A dimension that does not divide is
-    /// left whole, and noted: the result is the same, only dearer.
+    /// left replicated, and noted: the result is the same, only dearer.
     ///
     /// # Errors
     /// A mesh axis used twice, with tensor and rules.
@@ -388,7 +337,7 @@ impl Layout {
         }
     }
 
-    /// What does not divide: tensor, sizes and rule.
+    /// Note on a dimension that does not divide: tensor, sizes and rule.
     fn uneven<'a>(
         &self,
         (tensor, ty): (&str, &Type),
@@ -402,7 +351,7 @@ impl Layout {
         format!("tensor '{tensor}' {ty}: {name} = {size} does not divide by {sizes} ({rules})")
     }
 
-    /// What is said of dimension `dim` of a tensor if it does not divide over the axis' devices in multiples of `unit`.
+    /// Note on dimension `dim` of a tensor if it does not divide over the axis' devices in multiples of `unit`.
     pub fn unevenness(&self, tensor: &str, ty: &Type, dim: usize, axis: Axis, unit: usize) -> Option<String> {
         let even = ty.dims[dim].is_multiple_of(self.parts(tensor, axis) * unit);
         (!even).then(|| {

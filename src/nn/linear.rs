@@ -83,7 +83,7 @@ pub fn gelu_tanh(x: &Value) -> Value {
 /// [`gelu_tanh`] of an affine map's result.
 pub fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
     // The compiler takes this very form into the product, which applies it to its f32 sums; but not into one whose rows
-    // it has to fill up to eights, nor into one whose sums are still to be scaled.
+    // it has to pad to eights, nor into one whose sums are still to be scaled.
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
     if !p.lowering().fuse_epilogues || p.is_quantized() || x.dtype() != DType::BF16 || !rows.is_multiple_of(8) {
         return gelu_tanh(x);

@@ -43,8 +43,8 @@ pub fn pixel_norm(x: &Value, eps: f64) -> Value {
 }
 
 /// The group norm at `p` of `x [b, channels, frames, height, width]`: the numbers of a group of channels, in all frames
-/// or in each alone, have mean 0 and variance 1 before the channels' weights and biases. In f32. Where pictures are cut
-/// into `blocks` the statistics are those of the whole.
+/// or in each alone, have mean 0 and variance 1 before the channels' weights and biases. In f32. Where the
+/// video is sharded the statistics are those of all blocks.
 pub fn group_norm(p: &Params, x: &Value, groups: usize, eps: f64, each_frame: bool, shards: &SpatialShards) -> Value {
     let _scope = p.scope();
     let [b, c, f, h, w] = [0, 1, 2, 3, 4].map(|axis| x.dim(axis));

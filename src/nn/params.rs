@@ -63,7 +63,7 @@ impl Params {
         Params { component, prefix: String::new(), layer: None, narrow: false, ..self.clone() }
     }
 
-    /// The same place in a layer, where the weights of maps are 8-bit floats if the run asks for them and
+    /// The same place in a layer, where the weights of linear maps are 8-bit floats if the run asks for them and
     /// `narrow(layer)` holds.
     pub fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
         let narrow = match (self.context.quantization, self.layer.as_ref().map(|l| &l.number)) {
@@ -82,7 +82,7 @@ impl Params {
         Params { narrow: false, ..self.clone() }
     }
 
-    /// Whether the weights of maps are 8-bit floats here.
+    /// Whether the weights of linear maps are 8-bit floats here.
     pub fn is_quantized(&self) -> bool {
         self.narrow
     }
@@ -252,13 +252,13 @@ impl Params {
         format!("{}.{}", self.component, self.key(name))
     }
 
-    /// Where an activation of this place lies; `None` on one device.
+    /// The sharding of an activation of this place; `None` on one device.
     pub fn placement(&self, name: &str, ty: &Type, axes: &[Axis]) -> Option<Sharding> {
         let name = self.activation(name);
         self.placed(&name, (ty, axes), Role::Activation, self.layout().place(&name, ty, axes))
     }
 
-    /// Fixes where an activation lies, by its name at this place and its logical axes; nothing on one device.
+    /// Fixes an activation's sharding, by its name at this place and its logical axes; nothing on one device.
     pub fn place(&self, name: &str, x: &Value, axes: &[Axis]) -> Value {
         match self.placement(name, x.ty(), axes) {
             Some(sharding) => x.constrain(&sharding),

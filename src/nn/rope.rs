@@ -16,7 +16,7 @@ use super::params::Params;
 use crate::hlo::{Builder, DType, Value};
 use crate::threads::each_row;
 
-/// Which features of a head are rotated together.
+/// Pairs of a head's features that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairing {

@@ -1,4 +1,4 @@
-//! What the programs of the denoising loop are written for.
+//! Sizes and choices of the denoising loop's programs.
 
 use super::guidance::{Branch, RescaleScope};
 use crate::av::Av;

@@ -13,7 +13,7 @@ use super::module::{At, Frame, Order, Window};
 use super::text::{Block, Code, Int, LANES, Matrix};
 use crate::hlo::DType;
 
-/// What is attended to what.
+/// Sizes of the operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shape {
     /// Rows of a batch.
@@ -25,7 +25,7 @@ pub(super) struct Shape {
     pub kv_heads: usize,
     /// Width of a head.
     pub dim: usize,
-    /// Of queries, keys and values: bf16 or f32.
+    /// Element type of queries, keys and values: bf16 or f32.
     pub dtype: DType,
     /// Rows of the bias on keys, if there is one.
     pub bias: Option<usize>,
@@ -206,7 +206,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Where the lanes are those of the block's `i`th head.
+    /// Mask of the lanes of the block's `i`th head.
     fn lanes_of(&self, code: &Code, dims: [usize; 2], i: usize) -> Matrix {
         let lane = code.iota(dims, 1);
         let (start, end) = (i * self.shape.dim, (i + 1) * self.shape.dim);
@@ -249,7 +249,7 @@ impl Writer<'_> {
         if x.dims[1] == 1 { x.clone() } else { x.repeated(self.shape.lanes() / LANES) }
     }
 
-    /// What each head has, in its own lanes.
+    /// Each head's matrix in its own lanes.
     fn side_by_side(&self, code: &Code, heads: &[Head], of: impl Fn(&Head) -> Matrix) -> Matrix {
         let dims = [self.blocks.queries, self.shape.lanes()];
         let mut parts = heads.iter().map(of).enumerate();
@@ -279,13 +279,13 @@ impl Writer<'_> {
     }
 }
 
-/// What one head knows after a block of keys.
+/// Online softmax of one head after a block of keys.
 struct Head {
-    /// Weighted by this block's weights, in all lanes.
+    /// Values weighted by this block's weights, in all lanes.
     values: Matrix,
-    /// Of all weights so far.
+    /// Sum of all weights so far.
     sum: Matrix,
-    /// Of all scores so far, times `log2 e`.
+    /// Largest of all scores so far, times `log2 e`.
     largest: Matrix,
     /// By how much what came before counts less, where there are several blocks.
     shrink: Option<Matrix>,

@@ -119,7 +119,7 @@ impl Call {
     }
 }
 
-/// What libtpu reads of a kernel call. A body without a stated format is text.
+/// Configuration of a kernel call for libtpu. A body without a stated format is text.
 #[derive(Serialize)]
 struct BackendConfig {
     custom_call_config: Config,
@@ -132,7 +132,7 @@ struct Config {
     needs_layout_passes: bool,
 }
 
-/// On one device; what fills up blocks included.
+/// Cost on one device, padding of blocks included.
 #[derive(Serialize)]
 struct Cost {
     flops: usize,

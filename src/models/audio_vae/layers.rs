@@ -1,4 +1,4 @@
-//! What the decoder is made of. Activations are `[b, channels, time, mel]`.
+//! Layers of the decoder. Activations are `[b, channels, time, mel]`.
 
 use super::config::{Causality, DecoderConfig, Norm};
 use crate::hlo::{Conv, DType, Value};

@@ -70,7 +70,7 @@ pub struct TextMap {
     pub name: &'static str,
     /// Channels of its result.
     pub width: usize,
-    /// What its input is multiplied by.
+    /// Factor on its input.
     pub scale: f64,
 }
 

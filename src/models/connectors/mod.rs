@@ -20,7 +20,7 @@ use crate::tensor::Tensor;
 /// The eps of every norm.
 const EPS: f64 = 1e-6;
 
-/// What the program starts from.
+/// Form of the program's text input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
     /// `prompt_embeds` `[b, t, channels]`, normalised and projected: for both connectors, or video's channels and behind

@@ -22,7 +22,7 @@ pub struct Projection {
 }
 
 impl Projection {
-    /// Of the prompts whose tokens `mask` marks (i32 `[b, t]`), for `states` hidden states of width `hidden`.
+    /// The projection of prompts whose tokens `mask` marks (i32 `[b, t]`), for `states` hidden states of width `hidden`.
     pub fn new(p: &Params, c: &ConnectorsConfig, mask: &Value, states: usize, hidden: usize) -> Self {
         let p = p.of(COMPONENT);
         if c.text_proj_in_factor != states || c.caption_channels != hidden {
@@ -78,7 +78,7 @@ impl Projection {
     }
 }
 
-/// What makes the hidden states comparable.
+/// Normalisation that makes the hidden states comparable.
 #[derive(Clone, Copy)]
 enum Norm {
     /// `8·(x - mean) / (max - min)` of each state over the tokens and channels of a prompt.
@@ -92,7 +92,7 @@ impl Norm {
         if c.per_modality_projections { Norm::TokenRms } else { Norm::PromptRange }
     }
 
-    /// Of `x [b, t, hidden, …]` at the positions that `valid` marks, in f32; zero elsewhere.
+    /// The norm of `x [b, t, hidden, …]` at the positions that `valid` marks, in f32; zero elsewhere.
     fn of_valid(self, x: &Value, valid: &Value) -> Value {
         let x = x.to(DType::F32);
         let y = match self {

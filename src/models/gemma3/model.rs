@@ -9,7 +9,7 @@ use crate::nn::{
     Attention, Axis, Build, Heads, Init, MASK_VALUE, Numerics, Params, gelu_tanh, linear_nd, project, rms,
 };
 
-/// Where the text stack lies in the checkpoint.
+/// Prefix of the text stack in the checkpoint.
 const ROOT: &str = "language_model.model";
 
 /// The text encoder for `batch` rows of `tokens` tokens: inputs `input_ids`, `attention_mask` (i32 `[b, t]`).

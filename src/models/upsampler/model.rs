@@ -69,8 +69,8 @@ impl Layers {
         }
     }
 
-    /// Every picture blurred by the kernel at `p`, of which each `step`-th row and column is kept. Sums of shifted
-    /// pictures, which compilers make in one pass; convolutions of single channels are slow.
+    /// Every frame blurred by the kernel at `p`, of which each `step`-th row and column is kept. Sums of shifted
+    /// frames, which compilers make in one pass; convolutions of single channels are slow.
     fn blur(&self, p: &Params, x: &Value, step: usize) -> Value {
         let _scope = p.scope();
         let shape = [1, 1, BLUR, BLUR];

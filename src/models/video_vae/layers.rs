@@ -1,4 +1,4 @@
-//! What encoder and decoder are made of. Activations are `[b, channels, frames, height, width]`.
+//! Layers of encoder and decoder. Activations are `[b, channels, frames, height, width]`.
 
 use crate::hlo::{DType, Value};
 use crate::models::timestep::timestep_embedding;
@@ -7,7 +7,7 @@ use crate::nn::{Axis, Conv3d, Conv3dLowering, Init, Padding, Params, SpatialShar
 /// The eps of the norms inside a block, which no configuration changes.
 const PIXEL_NORM_EPS: f64 = 1e-8;
 
-/// What all blocks of one network share.
+/// Settings that all blocks of one network share.
 pub struct Layers {
     conv: Conv3d,
     shortcut_eps: f64,
