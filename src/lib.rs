@@ -10,6 +10,7 @@ pub use ltx2_pjrt as pjrt;
 pub use ltx2_stablehlo as hlo;
 pub use ltx2_xla_analysis as analysis;
 
+pub mod av;
 pub mod failpoint;
 pub mod tensor;
 pub mod threads;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Once;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,7 @@ use super::paths;
 use super::schema::{Config, Mesh};
 use super::yaml::{self, Data, Node};
 use crate::hlo;
-use crate::nn::{Axis, Exception, ExchangeKind, ExchangePolicy, Layout, LayoutError, Rule};
+use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, LayoutError, Override, Rule};
 
 /// A file of `shardings/`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -28,7 +29,8 @@ pub struct LayoutFile {
     /// that matches and has the axis wins.
     pub tensors: BTreeMap<String, BTreeMap<Axis, Vec<String>>>,
     /// How attention crosses a split sequence.
-    pub exchange: ExchangePolicy,
+    #[serde(alias = "exchange")]
+    pub context_parallel: ContextParallelPolicy,
 }
 
 /// A layout file with its rules in the order of its lines.
@@ -41,7 +43,7 @@ pub struct LayoutSource {
     /// How weights are split further between their uses.
     pub storage: Vec<Rule>,
     /// Rules of single tensors.
-    pub exceptions: Vec<Exception>,
+    pub overrides: Vec<Override>,
 }
 
 impl LayoutSource {
@@ -55,9 +57,9 @@ impl LayoutSource {
             rules.iter().map(|r| Rule { mesh_axes: present(&r.mesh_axes), ..r.clone() }).collect()
         };
         let (rules, storage) = (split(&self.rules), split(&self.storage));
-        let exceptions =
-            self.exceptions.iter().map(|e| Exception { rules: split(&e.rules), ..e.clone() }).collect::<Vec<_>>();
-        Layout::new(mesh.clone(), rules, storage, exceptions, self.file.exchange)
+        let overrides =
+            self.overrides.iter().map(|e| Override { rules: split(&e.rules), ..e.clone() }).collect::<Vec<_>>();
+        Layout::new(mesh.clone(), rules, storage, overrides, self.file.context_parallel)
     }
 
     /// As a layout file, under lines of comment.
@@ -76,21 +78,21 @@ impl LayoutSource {
                 rules.iter().for_each(|r| out += &format!("  {}\n", rule(r)));
             }
         }
-        if !self.exceptions.is_empty() {
+        if !self.overrides.is_empty() {
             out += "tensors:\n";
-            for e in &self.exceptions {
+            for e in &self.overrides {
                 let rules: Vec<String> = e.rules.iter().map(rule).collect();
                 out += &format!("  \"{}\": {{{}}}\n", e.pattern, rules.join(", "));
             }
         }
-        let exchange = serde_json::to_value(self.file.exchange).unwrap_or_default();
-        let keys = exchange.as_object().into_iter().flatten().filter_map(|(key, value)| {
+        let policy = serde_json::to_value(self.file.context_parallel).unwrap_or_default();
+        let keys = policy.as_object().into_iter().flatten().filter_map(|(key, value)| {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
             // What stands at its default says nothing.
             let usual = matches!((key.as_str(), text.as_str()), ("outer", "gather_kv") | ("rope", "local"));
             (!value.is_null() && !usual).then(|| format!("{key}: {text}"))
         });
-        out += &format!("exchange: {{{}}}\n", keys.collect::<Vec<_>>().join(", "));
+        out += &format!("context_parallel: {{{}}}\n", keys.collect::<Vec<_>>().join(", "));
         out
     }
 }
@@ -238,7 +240,7 @@ fn read(name: &str) -> Result<LayoutSource, ConfigError> {
             let mesh_axes: Vec<String> = serde_json::from_value(value.to_value()).map_err(|_| {
                 wrong(value.line, format!("rule of '{key}' must be a list of mesh axes, such as [context]"))
             })?;
-            if matches!(axis, Axis::Rows | Axis::Whole | Axis::Layers) {
+            if matches!(axis, Axis::CfgBatch | Axis::Replicated | Axis::Layers) {
                 return Err(wrong(
                     value.line,
                     format!("'{key}' has no rule of its own; rows follow 'batch' and 'branch'"),
@@ -255,23 +257,30 @@ fn read(name: &str) -> Result<LayoutSource, ConfigError> {
         }
         Ok(rules)
     };
-    let mut exceptions = Vec::new();
+    let mut overrides = Vec::new();
     if let Some(Node { data: Data::Map(entries), .. }) = node.get("tensors") {
         for (pattern, node) in entries {
-            exceptions.push(Exception { pattern: pattern.clone(), rules: rules(Some(node))? });
+            overrides.push(Override { pattern: pattern.clone(), rules: rules(Some(node))? });
         }
     }
     let (general, storage) = (rules(node.get("rules"))?, rules(node.get("storage"))?);
     // After the rules, whose mistakes are said in their own words.
     let file: LayoutFile = serde_path_to_error::deserialize(node.to_value())
         .map_err(|e| wrong(line_of(&node, e.path()), format!("{}: {}", e.path(), e.inner())))?;
-    let hybrid = file.exchange.kind == ExchangeKind::Hybrid;
-    if hybrid != file.exchange.ulysses.is_some() {
-        let line = node.get("exchange").map_or(0, |n| n.line);
-        let message = "exchange: 'ulysses' is the size of a hybrid's groups: give both or neither";
+    let old = node.get("exchange");
+    if let Some(old) = old {
+        static WARNED: Once = Once::new();
+        let line = old.line;
+        WARNED.call_once(|| tracing::warn!("{label}:{line}: 'exchange' is now called 'context_parallel'"));
+    }
+    let policy = node.get("context_parallel").or(old);
+    let hybrid = file.context_parallel.kind == ContextParallelKind::Hybrid;
+    if hybrid != file.context_parallel.ulysses.is_some() {
+        let line = policy.map_or(0, |n| n.line);
+        let message = "context_parallel: 'ulysses' is the size of a hybrid's groups: give both or neither";
         return Err(wrong(line, message.into()));
     }
-    Ok(LayoutSource { file, rules: general, storage, exceptions })
+    Ok(LayoutSource { file, rules: general, storage, overrides })
 }
 
 /// The line of the deepest part of a path that the file has.
@@ -377,11 +386,14 @@ mod tests {
             let plain = |rules: &[Rule]| rules.iter().map(|r| (r.axis, r.mesh_axes.clone())).collect::<Vec<_>>();
             assert_eq!(plain(&source.rules), plain(&again.rules), "{name}");
             assert_eq!(plain(&source.storage), plain(&again.storage), "{name}");
-            let patterns = |s: &LayoutSource| {
-                s.exceptions.iter().map(|e| (e.pattern.clone(), plain(&e.rules))).collect::<Vec<_>>()
-            };
+            let patterns =
+                |s: &LayoutSource| s.overrides.iter().map(|e| (e.pattern.clone(), plain(&e.rules))).collect::<Vec<_>>();
             assert_eq!(patterns(&source), patterns(&again), "{name}");
-            assert_eq!((source.file.mesh, source.file.exchange), (again.file.mesh, again.file.exchange), "{name}");
+            assert_eq!(
+                (source.file.mesh, source.file.context_parallel),
+                (again.file.mesh, again.file.context_parallel),
+                "{name}"
+            );
         }
     }
 

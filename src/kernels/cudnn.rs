@@ -8,8 +8,8 @@ use crate::hlo::{CustomCall, DType, Type, Value};
 /// Widest head that cuDNN takes on Hopper.
 const WIDEST: usize = 256;
 
-/// Why cuDNN does not take these operands, if it does not.
-pub(super) fn refuses(q: &Value, k: &Value, bias: Option<&Value>) -> Option<String> {
+/// Reason why cuDNN cannot take these operands, if there is one.
+pub(super) fn unsupported_reason(q: &Value, k: &Value, bias: Option<&Value>) -> Option<String> {
     let (dtype, dim) = (q.dtype(), q.dim(3));
     if ![DType::BF16, DType::F16].contains(&dtype) {
         return Some(format!("elements are {}", dtype.name()));

@@ -8,12 +8,12 @@ use crate::hlo::{DType, Type, Value};
 
 pub use mosaic::{Step, Tpu};
 
-/// Scores above this many elements are never held whole: queries are taken in chunks.
+/// Scores above this many elements are never materialized at once: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
 /// Chunks are multiples of this many queries: the edge of a matrix unit.
 const TILE: usize = 128;
 
-/// Which kernel computes attention.
+/// Attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Kernel {
     /// XLA's own operations.
@@ -26,12 +26,12 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Whether a fused kernel's reason stands against these operands; if so it is logged.
-    fn takes(q: &Value, k: &Value, refused: Option<&str>) -> bool {
-        if let Some(reason) = refused {
+    /// Whether a fused kernel supports these operands; logs the reason if not.
+    fn supports(q: &Value, k: &Value, reason: Option<&str>) -> bool {
+        if let Some(reason) = &reason {
             tracing::debug!(queries = %q.ty(), keys = %k.ty(), "attention in XLA's own operations: {reason}");
         }
-        refused.is_none()
+        reason.is_none()
     }
 }
 
@@ -39,10 +39,10 @@ impl Kernel {
 /// k]`, the same for all heads; the result is `[b, q, h, d]` in the queries' element type.
 pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {
     match kernel {
-        Kernel::Cudnn if Kernel::takes(q, k, cudnn::refuses(q, k, bias).as_deref()) => {
+        Kernel::Cudnn if Kernel::supports(q, k, cudnn::unsupported_reason(q, k, bias).as_deref()) => {
             return cudnn::attention(q, k, v, bias, scale);
         }
-        Kernel::Mosaic(tpu) if Kernel::takes(q, k, mosaic::refuses(q, k, v, bias).as_deref()) => {
+        Kernel::Mosaic(tpu) if Kernel::supports(q, k, mosaic::unsupported_reason(q, k, v, bias).as_deref()) => {
             return mosaic::attention(q, k, v, bias, scale, tpu);
         }
         _ => {}
@@ -56,22 +56,22 @@ pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&
     }
 }
 
-/// What attention over a part of the keys knows: enough to join it with the other parts.
+/// Attention over a part of the keys, as online softmax keeps it: enough to join it with the other parts.
 #[derive(Clone)]
 pub struct Partial {
     /// Weighted values, not yet divided: `[b, q, h, d]`, f32.
-    pub values: Value,
-    /// The largest score of each query, `[b, q, h, 1]`, f32.
-    pub largest: Value,
-    /// The sum of the weights, `[b, q, h, 1]`, f32.
-    pub sum: Value,
+    pub acc: Value,
+    /// Largest score of each query, `[b, q, h, 1]`, f32.
+    pub max: Value,
+    /// Sum of the weights, `[b, q, h, 1]`, f32.
+    pub denom: Value,
 }
 
 impl Partial {
     /// Attention over some of the keys; operands as for [`attention`].
     pub fn of(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Self {
         if let Kernel::Mosaic(tpu) = kernel
-            && Kernel::takes(q, k, mosaic::refuses(q, k, v, bias).as_deref())
+            && Kernel::supports(q, k, mosaic::unsupported_reason(q, k, v, bias).as_deref())
         {
             return Partial::from_values(mosaic::partial(q, k, v, bias, scale, tpu));
         }
@@ -86,32 +86,32 @@ impl Partial {
         Partial::from_values([0, 1, 2].map(|i| parts[i].clone()))
     }
 
-    /// From `[values, largest, sum]`, as a loop carries them.
-    pub fn from_values([values, largest, sum]: [Value; 3]) -> Self {
-        Partial { values, largest, sum }
+    /// From `[acc, max, denom]`, as a loop carries them.
+    pub fn from_values([acc, max, denom]: [Value; 3]) -> Self {
+        Partial { acc, max, denom }
     }
 
-    /// As `[values, largest, sum]`.
+    /// As `[acc, max, denom]`.
     pub fn into_values(self) -> [Value; 3] {
-        [self.values, self.largest, self.sum]
+        [self.acc, self.max, self.denom]
     }
 
     /// The same with a larger bound in the place of the largest score.
-    pub fn rescaled(&self, largest: &Value) -> Self {
-        let factor = (&self.largest - largest).exp();
-        Partial { values: &self.values * &factor, sum: &self.sum * &factor, largest: largest.clone() }
+    pub fn rescaled(&self, max: &Value) -> Self {
+        let factor = (&self.max - max).exp();
+        Partial { acc: &self.acc * &factor, denom: &self.denom * &factor, max: max.clone() }
     }
 
     /// Attention over both sets of keys.
     pub fn join(&self, other: &Self) -> Self {
-        let largest = self.largest.maximum(&other.largest);
-        let (a, b) = (self.rescaled(&largest), other.rescaled(&largest));
-        Partial { values: a.values + b.values, sum: a.sum + b.sum, largest }
+        let max = self.max.maximum(&other.max);
+        let (a, b) = (self.rescaled(&max), other.rescaled(&max));
+        Partial { acc: a.acc + b.acc, denom: a.denom + b.denom, max }
     }
 
     /// The attended values, when every key has been seen.
     pub fn finish(&self, dtype: DType) -> Value {
-        (&self.values / &self.sum).to(dtype)
+        (&self.acc / &self.denom).to(dtype)
     }
 }
 
@@ -121,15 +121,15 @@ fn values_as_read(v: &Value) -> Value {
     v.transpose(&[0, 2, 3, 1])
 }
 
-/// How many queries are taken at a time, if not all.
+/// Queries that are taken at a time, if not all.
 fn chunk(q: &Value, k: &Value, bias: Option<&Value>) -> Option<usize> {
     let row = q.dim(0) * q.dim(2) * k.dim(1);
-    let whole = row * q.dim(1) <= LARGEST_SCORES;
+    let fits = row * q.dim(1) <= LARGEST_SCORES;
     // A bias with a row for each query would have to be sliced along; no long sequence carries one.
-    if whole || bias.is_some_and(|b| b.dim(-2) != 1) {
+    if fits || bias.is_some_and(|b| b.dim(-2) != 1) {
         return None;
     }
-    // Chunks of equal size: what would fill up the last is computed for nothing.
+    // Chunks of equal size: the padding of the last is computed for nothing.
     let least = (row * q.dim(1)).div_ceil(LARGEST_SCORES);
     let sizes = (least..2 * least).map(|n| q.dim(1).div_ceil(n).next_multiple_of(TILE));
     sizes.min_by_key(|&size| (q.dim(1).next_multiple_of(size), std::cmp::Reverse(size)))

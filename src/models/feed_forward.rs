@@ -30,7 +30,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// How many times wider than its result the activation's input is.
+    /// Ratio of the widths of the activation's input and result.
     fn fan(self) -> usize {
         if matches!(self, Activation::Geglu | Activation::Swiglu) { 2 } else { 1 }
     }
@@ -59,7 +59,7 @@ pub fn feed_forward(p: &Params, x: &Value, activation: Activation, bias: bool, s
     let _scope = p.scope();
     let width = x.dim(-1);
     let inner = linear(&p.pp("net.0.proj"), x, 4 * width * activation.fan(), bias, [Axis::Embed, Axis::Mlp]);
-    let inner = p.place("hidden", &inner, &[Axis::Rows, sequence, Axis::Mlp]);
+    let inner = p.place("hidden", &inner, &[Axis::CfgBatch, sequence, Axis::Mlp]);
     let y = linear(&p.pp("net.2"), &activation.apply(p, &inner), width, bias, [Axis::Mlp, Axis::Embed]);
-    p.place("out", &y, &[Axis::Rows, sequence, Axis::Whole])
+    p.place("out", &y, &[Axis::CfgBatch, sequence, Axis::Replicated])
 }

@@ -1,6 +1,5 @@
 //! The networks of LTX-2, one folder each, and what two of them share.
 
-pub mod attention;
 pub mod audio_vae;
 pub mod connectors;
 pub mod feed_forward;
@@ -26,9 +25,9 @@ pub struct Network {
     pub program: Program,
     /// The parameters, in the order of first use.
     pub params: Vec<Param>,
-    /// Where parameters, inputs and activations were placed.
+    /// Placements of parameters, inputs and activations.
     pub placements: Vec<Placement>,
-    /// What the layout's rules could not split, a line each.
+    /// Notes on what the layout's rules could not split, a line each.
     pub notes: Vec<String>,
 }
 
@@ -48,7 +47,7 @@ impl Network {
     }
 }
 
-/// Why a model's `config.json` cannot be run.
+/// Error in a model's `config.json`.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Not of the expected form.
@@ -68,7 +67,7 @@ pub enum ConfigError {
         key: Cow<'static, str>,
         /// Its value.
         value: String,
-        /// What is.
+        /// Supported values.
         supported: &'static str,
     },
 }

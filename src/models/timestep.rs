@@ -18,6 +18,6 @@ pub fn sinusoid(t: &Value) -> Value {
 /// `linear_2(silu(linear_1(sinusoid(t))))` at `p`: `[…] -> […, width]`, in the weights' element type.
 pub fn timestep_embedding(p: &Params, t: &Value, width: usize) -> Value {
     let _scope = p.scope();
-    let embed = |name: &str, x: &Value| linear(&p.pp(name), x, width, true, [Axis::Whole, Axis::Embed]);
+    let embed = |name: &str, x: &Value| linear(&p.pp(name), x, width, true, [Axis::Replicated, Axis::Embed]);
     embed("linear_2", &silu(&embed("linear_1", &sinusoid(t).to(p.dtype()))))
 }

@@ -1,6 +1,6 @@
 //! Attention: one function, one policy.
 
-use super::exchange::Local;
+use super::context_parallel::Local;
 use super::layout::Axis;
 use super::params::Params;
 use crate::hlo::{Builder, Comparison, DType, Sharding, Type, Value};
@@ -40,28 +40,28 @@ pub struct Attention<'a> {
 
 /// Added to the score of a key that no query may see: no finite score reaches it, and a row of nothing else stays
 /// finite.
-const HIDDEN: f64 = -1e30;
+pub const MASK_VALUE: f64 = -1e30;
 
-/// What hides the keys behind the first `content` of `length`: added to scores, `[1, 1, 1, length]`, f32.
-pub fn hide_padding(b: &Builder, length: usize, content: usize) -> Option<Value> {
+/// Bias that masks the keys behind the first `content` of `length`: added to scores, `[1, 1, 1, length]`, f32.
+pub fn padding_mask(b: &Builder, length: usize, content: usize) -> Option<Value> {
     (length > content).then(|| {
         let position = b.iota(Type::new(DType::F32, [1, 1, 1, length]), 3);
-        let hidden = position.compare(Comparison::Ge, &position.like(content as f64));
-        hidden.select(&position.like(HIDDEN), &position.like(0.0))
+        let padding = position.compare(Comparison::Ge, &position.like(content as f64));
+        padding.select(&position.like(MASK_VALUE), &position.like(0.0))
     })
 }
 
-/// How queries meet keys, by where both lie.
+/// Communication that attention needs, by where queries and keys are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meeting {
-    /// Keys are whole on every device, or there is one device.
-    Here,
-    /// Queries are whole, keys are split.
+enum Communication {
+    /// Keys are replicated, or there is one device.
+    Local,
+    /// Queries are replicated, keys are sharded.
     SplitKv,
-    /// Both are split, as two sequences.
+    /// Both are sharded, as two sequences.
     GatherKv,
-    /// Both are one split sequence: the layout chooses.
-    Exchange,
+    /// Both are one sharded sequence: the layout chooses.
+    ContextParallel,
 }
 
 impl Attention<'_> {
@@ -81,13 +81,13 @@ impl Attention<'_> {
         self.split(p)
     }
 
-    fn meeting(&self, p: &Params) -> Meeting {
+    fn communication(&self, p: &Params) -> Communication {
         let [q, k] = self.sequence.map(|a| p.layout().mesh_axes(&p.activation("attention"), a));
         match (q.is_empty(), k.is_empty()) {
-            (_, true) => Meeting::Here,
-            (true, false) => Meeting::SplitKv,
-            (false, false) if self.sequence[0] == self.sequence[1] => Meeting::Exchange,
-            (false, false) => Meeting::GatherKv,
+            (_, true) => Communication::Local,
+            (true, false) => Communication::SplitKv,
+            (false, false) if self.sequence[0] == self.sequence[1] => Communication::ContextParallel,
+            (false, false) => Communication::GatherKv,
         }
     }
 
@@ -97,22 +97,26 @@ impl Attention<'_> {
         let layout = p.layout();
         let name = p.activation("attention");
         let [of_q, of_k] = self.sequence;
-        let meeting = self.meeting(p);
+        let communication = self.communication(p);
         let groups = layout.groups(&name, of_k);
         let place = |x: &Value, axes: &[Axis]| {
             p.placement("attention", x.ty(), axes).unwrap_or_else(|| Sharding(vec![Vec::new(); axes.len()]))
         };
-        let q_at = place(self.q, &[Axis::Rows, of_q, Axis::Heads, Axis::HeadDim]);
+        let q_at = place(self.q, &[Axis::CfgBatch, of_q, Axis::Heads, Axis::HeadDim]);
         let shared = self.k.dim(2) != self.q.dim(2);
         let kv_heads = if shared { Axis::KvHeads } else { Axis::Heads };
-        let mut k_at = place(self.k, &[Axis::Rows, of_k, kv_heads, Axis::HeadDim]);
+        let mut k_at = place(self.k, &[Axis::CfgBatch, of_k, kv_heads, Axis::HeadDim]);
         let [mut k, mut v] = [self.k, self.v].map(Value::clone);
         // Query heads that share keys stay with them, or else the keys are repeated for each.
-        let traders = if meeting == Meeting::Exchange { layout.exchange.traders(&groups) } else { 1 };
+        let degree = if communication == Communication::ContextParallel {
+            layout.context_parallel.ulysses_degree(&groups)
+        } else {
+            1
+        };
         let own_heads = k.dim(2) / k_at.0[2].iter().filter_map(|a| layout.mesh.size(a)).product::<usize>();
-        if shared && (q_at.0[2] != k_at.0[2] || !own_heads.is_multiple_of(traders)) {
+        if shared && (q_at.0[2] != k_at.0[2] || !own_heads.is_multiple_of(degree)) {
             [k, v] = [&k, &v].map(|x| repeat_heads(x, self.q.dim(2) / self.k.dim(2)));
-            k_at = place(&k, &[Axis::Rows, of_k, Axis::Heads, Axis::HeadDim]);
+            k_at = place(&k, &[Axis::CfgBatch, of_k, Axis::Heads, Axis::HeadDim]);
         }
         let mut operands = vec![(self.q, q_at.clone()), (&k, k_at.clone()), (&v, k_at)];
         // The device's place along the keys' axis: element `i` of this vector lies on device `i`.
@@ -120,12 +124,12 @@ impl Attention<'_> {
         let positions = b.iota(Type::new(DType::I32, [parts]), 0);
         operands.push((&positions, place(&positions, &[of_k])));
         if let Some(bias) = self.bias {
-            let rows = if bias.dim(0) == 1 { Axis::Whole } else { Axis::Rows };
+            let rows = if bias.dim(0) == 1 { Axis::Replicated } else { Axis::CfgBatch };
             // Ulysses sees all queries; the others see the columns of all keys, unless each device keeps to its own.
-            let all_queries = bias.dim(2) == 1 || traders > 1;
-            let queries = if all_queries { Axis::Whole } else { of_q };
-            let keys = if meeting == Meeting::SplitKv { of_k } else { Axis::Whole };
-            operands.push((bias, place(bias, &[rows, Axis::Whole, queries, keys])));
+            let all_queries = bias.dim(2) == 1 || degree > 1;
+            let queries = if all_queries { Axis::Replicated } else { of_q };
+            let keys = if communication == Communication::SplitKv { of_k } else { Axis::Replicated };
+            operands.push((bias, place(bias, &[rows, Axis::Replicated, queries, keys])));
         }
         let results = b.manual(&operands, &[q_at], |x| {
             let local = Local {
@@ -136,11 +140,13 @@ impl Attention<'_> {
                 scale: self.scale,
                 kernel: p.lowering().attention,
             };
-            vec![match meeting {
-                Meeting::Here => local.here(),
-                Meeting::SplitKv => local.whole_queries(&groups, &x[3].reshape(vec![])),
-                Meeting::GatherKv => local.gather_kv(&groups),
-                Meeting::Exchange => local.exchange(&layout.exchange, &groups, &x[3].reshape(vec![])),
+            vec![match communication {
+                Communication::Local => local.here(),
+                Communication::SplitKv => local.whole_queries(&groups, &x[3].reshape(vec![])),
+                Communication::GatherKv => local.gather_kv(&groups),
+                Communication::ContextParallel => {
+                    local.context_parallel(&layout.context_parallel, &groups, &x[3].reshape(vec![]))
+                }
             }]
         });
         results.into_iter().next().unwrap_or_else(|| self.q.clone())

@@ -1,8 +1,6 @@
-//! How a network becomes a program, beside its configuration and its sizes.
+//! Choices by which a network becomes a program, beside its configuration and its sizes.
 
-use super::conv::Conv3dLowering;
 use super::layout::Layout;
-use super::params::Numerics;
 use crate::hlo::DType;
 use crate::kernels::{Kernel, Tpu};
 
@@ -15,20 +13,41 @@ pub struct Build {
     pub numerics: Numerics,
     /// Placement.
     pub layout: Layout,
-    /// What the platform's compiler takes well.
+    /// Forms that the platform's compiler takes well.
     pub lowering: Lowering,
-    /// How the transformer's blocks are multiplied.
+    /// Weights of the transformer's blocks.
     pub quantization: Quantization,
 }
 
-/// How the weights of the transformer's blocks are kept and multiplied.
+/// Element type of the weights of the transformer's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Quantization {
     /// In the run's element type.
     #[default]
     None,
-    /// In 8-bit floats, and so the activations that they are multiplied with. Needs layers that are written out.
+    /// In 8-bit floats, and so the activations that they are multiplied with. Needs unrolled layers.
     Fp8,
+}
+
+/// Rounding order of the bf16 forward pass, where the references differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Numerics {
+    /// RoPE in f32, rounded once.
+    #[default]
+    Default,
+    /// RoPE with bf16 tables: the product with the cosine is rounded, then one f32 multiply-add.
+    Official,
+}
+
+/// Form of a convolution over time, height and width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Conv3dLowering {
+    /// One three-dimensional convolution: the faster program on GPUs.
+    #[default]
+    Direct,
+    /// A two-dimensional convolution for each kernel frame, summed in f32: the TPU compiler needs minutes for each
+    /// three-dimensional one.
+    Taps,
 }
 
 impl Build {
@@ -60,27 +79,27 @@ impl Build {
 /// Forms of equal value, of which a platform's compiler prefers or only knows one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lowering {
-    /// How a convolution over time, height and width is written.
+    /// Form of convolutions over time, height and width.
     pub conv3d: Conv3dLowering,
-    /// Whether a product of bf16 operands may give an f32 result; else the operands are widened first.
-    pub mixed_products: bool,
-    /// Whether a product is written row by row (videos times branches), because its bits depend on how many rows it has:
-    /// f32 runs then give one result however the rows are spread.
-    pub rowwise: bool,
-    /// What computes attention.
+    /// Whether a dot of bf16 operands may give an f32 result; else the operands are widened first.
+    pub mixed_precision_dot: bool,
+    /// Whether a dot is written row by row of the CFG batch, because its bits depend on how many rows it has: f32 runs then
+    /// give one result however the batch is sharded.
+    pub batch_invariant: bool,
+    /// Attention kernel.
     pub attention: Kernel,
-    /// How attention reads stacks of text keys and values.
+    /// Order of stacks of text keys and values, as attention reads them.
     pub text_stacks: StackOrder,
-    /// Whether biases and GELU are written so that the compiler takes them into the product before them.
-    pub epilogues: bool,
-    /// How RoPE reads the other feature of a pair.
+    /// Whether biases and GELU are written so that the compiler fuses them into the dot before them.
+    pub fuse_epilogues: bool,
+    /// Form of RoPE.
     pub rope: RopeForm,
-    /// Whether what lies beyond a picture's edge is read by computed positions, all directions in one pass; else pieces
-    /// are joined.
+    /// Whether padding at the edge of a frame is a gather by computed positions, all directions in one pass; else pieces are
+    /// concatenated.
     pub pads_by_index: bool,
-    /// Whether equal layers are written out one after the other, each with arguments of its own: no slice of a stack is
-    /// copied, for a program that is so many times longer.
-    pub layers_written_out: bool,
+    /// Whether loops over equal layers are unrolled, each layer with arguments of its own: no slice of a stack is copied,
+    /// for a program that is so many times longer.
+    pub unroll_layers: bool,
     /// The tiles in which loops over layers read bf16 stacks, where they are not the platform's default.
     pub stack_tiles: Option<&'static str>,
 }
@@ -99,7 +118,7 @@ pub enum StackOrder {
     NarrowTokensLast,
 }
 
-/// How RoPE reads the other feature of a pair.
+/// Form in which RoPE reads the other feature of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeForm {
     /// Both halves are computed apart and joined.
@@ -115,14 +134,14 @@ impl Default for Lowering {
     fn default() -> Self {
         Lowering {
             conv3d: Conv3dLowering::Direct,
-            mixed_products: true,
-            rowwise: false,
+            mixed_precision_dot: true,
+            batch_invariant: false,
             attention: Kernel::Plain,
             text_stacks: StackOrder::HeadsTokens,
-            epilogues: false,
+            fuse_epilogues: false,
             rope: RopeForm::Halves,
             pads_by_index: false,
-            layers_written_out: false,
+            unroll_layers: false,
             stack_tiles: None,
         }
     }
@@ -133,7 +152,7 @@ impl Lowering {
     pub fn of(platform: &str, kind: &str) -> Self {
         match platform {
             // The CPU runtime has no product of bf16 into f32 beyond a certain size.
-            "cpu" => Lowering { mixed_products: false, rowwise: true, ..Lowering::default() },
+            "cpu" => Lowering { mixed_precision_dot: false, batch_invariant: true, ..Lowering::default() },
             // A conv3d costs the TPU compiler minutes each.
             "tpu" => Lowering {
                 conv3d: Conv3dLowering::Taps,
@@ -147,10 +166,10 @@ impl Lowering {
             "cuda" => Lowering {
                 attention: Kernel::Cudnn,
                 text_stacks: StackOrder::TokensHeads,
-                epilogues: true,
+                fuse_epilogues: true,
                 rope: RopeForm::Reversal,
                 pads_by_index: true,
-                layers_written_out: true,
+                unroll_layers: true,
                 ..Lowering::default()
             },
             _ => Lowering::default(),

@@ -2,35 +2,12 @@
 //!
 //! Weights are declared whole: they are small beside the activations they meet.
 
-use serde::Deserialize;
-
-use super::halo::Blocks;
+use super::build::Conv3dLowering;
+use super::halo::{Padding, SpatialShards};
 use super::layout::Axis;
-use super::params::{Init, Params};
+use super::param::Init;
+use super::params::Params;
 use crate::hlo::{Conv, DType, Value};
-
-/// What a convolution reads beyond the edge of a picture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Padding {
-    /// Zeros.
-    Zeros,
-    /// The picture mirrored at its edge, which is not repeated.
-    Reflect,
-    /// The edge.
-    Replicate,
-}
-
-/// How a convolution over time, height and width is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Conv3dLowering {
-    /// One three-dimensional convolution: the faster program on GPUs.
-    #[default]
-    Direct,
-    /// A two-dimensional convolution for each kernel frame, summed in f32: the TPU compiler needs minutes for each
-    /// three-dimensional one.
-    Taps,
-}
 
 /// A convolution over time, height and width that keeps a stride-1 video's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,48 +18,48 @@ pub struct Conv3d {
     pub stride: [usize; 3],
     /// Whether a frame reads no later frame.
     pub causal: bool,
-    /// What lies beyond a picture's edge.
+    /// Padding in height and width.
     pub padding: Padding,
-    /// What lies before the first frame and behind the last.
-    pub ends: Padding,
-    /// How it is written.
+    /// Padding before the first frame and behind the last.
+    pub temporal_padding: Padding,
+    /// Form in the program.
     pub lowering: Conv3dLowering,
 }
 
 impl Conv3d {
     /// The convolution at `p` of `x [b, channels, frames, height, width]` to `out` channels, in `x`'s element type. Where
-    /// pictures are cut into blocks, `x` is a block whose size the stride divides.
-    pub fn apply(&self, p: &Params, x: &Value, out: usize, blocks: &Blocks) -> Value {
+    /// the video is sharded, `x` is a block whose size the stride divides.
+    pub fn apply(&self, p: &Params, x: &Value, out: usize, shards: &SpatialShards) -> Value {
         let _scope = p.scope();
         let (weight, bias) = parameters(p, out, x.dim(1), &self.kernel, true);
-        self.convolve(p, x, &weight, bias, blocks)
+        self.convolve(p, x, &weight, bias, shards)
     }
 
     /// The convolution at `p` of each frame alone, with the weight `[out, in, rows, columns]`; else as
     /// [`Conv3d::apply`].
-    pub fn apply_to_frames(&self, p: &Params, x: &Value, out: usize, blocks: &Blocks) -> Value {
+    pub fn apply_to_frames(&self, p: &Params, x: &Value, out: usize, shards: &SpatialShards) -> Value {
         let _scope = p.scope();
         let [_, rows, columns] = self.kernel;
         let (weight, bias) = parameters(p, out, x.dim(1), &[rows, columns], true);
         let frames = Conv3d { kernel: [1, rows, columns], stride: [1, self.stride[1], self.stride[2]], ..*self };
-        frames.convolve(p, x, &weight.unsqueeze(2), bias, blocks)
+        frames.convolve(p, x, &weight.unsqueeze(2), bias, shards)
     }
 
-    fn convolve(&self, p: &Params, x: &Value, weight: &Value, bias: Option<Value>, blocks: &Blocks) -> Value {
+    fn convolve(&self, p: &Params, x: &Value, weight: &Value, bias: Option<Value>, shards: &SpatialShards) -> Value {
         let [time, rows, columns] = self.kernel.map(|k| k - 1);
         let (before, after) = if self.causal { (time, 0) } else { (time / 2, time / 2) };
         let reach = [rows / 2, columns / 2];
-        let x = blocks.extend(x, reach, self.padding);
+        let x = shards.extend(x, reach, self.padding);
         let is_direct = self.lowering == Conv3dLowering::Direct;
-        let (x, ends) = match self.ends {
+        let (x, ends) = match self.temporal_padding {
             // As the convolution's own attribute the zeros cost nothing.
             Padding::Zeros if is_direct => (x, (before, after)),
-            ends => (beyond(p, &x, 2, before, after, ends), (0, 0)),
+            padding => (pad(p, &x, 2, before, after, padding), (0, 0)),
         };
-        let [above, left] = [(3, reach[0]), (4, reach[1])].map(|(axis, n)| if blocks.cut(axis) { 0 } else { n });
+        let [above, left] = [(3, reach[0]), (4, reach[1])].map(|(axis, n)| if shards.is_sharded(axis) { 0 } else { n });
         let (x, zeros) = match self.padding {
             Padding::Zeros => (x, [above, left]),
-            padding => (beyond(p, &beyond(p, &x, 3, above, above, padding), 4, left, left, padding), [0, 0]),
+            padding => (pad(p, &pad(p, &x, 3, above, above, padding), 4, left, left, padding), [0, 0]),
         };
         match self.lowering {
             Conv3dLowering::Direct => {
@@ -112,17 +89,17 @@ impl Conv3d {
     }
 }
 
-/// Channels `(c, t, i, j)` into time, height and width. Where time grows the first frame came from one latent frame
+/// Channels `(c, t, i, j)` to time, height and width. Where time grows the first frame came from one latent frame
 /// alone, and its extra copies are dropped.
-pub fn unfold(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
+pub fn depth_to_space(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
     let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
     let c = all / (st * sh * sw);
     let y = x.reshape(vec![b, c, st, sh, sw, f, h, w]).transpose(&[0, 1, 5, 2, 6, 3, 7, 4]);
     y.reshape(vec![b, c, f * st, h * sh, w * sw]).slice(2, st - 1, f * st)
 }
 
-/// `low` and `high` more elements at the ends of a dimension.
-fn beyond(p: &Params, x: &Value, axis: isize, low: usize, high: usize, padding: Padding) -> Value {
+/// Pads a dimension by `low` and `high` elements.
+fn pad(p: &Params, x: &Value, axis: isize, low: usize, high: usize, padding: Padding) -> Value {
     let n = x.dim(axis);
     if low == 0 && high == 0 {
         return x.clone();
@@ -161,14 +138,14 @@ pub fn conv1d(p: &Params, x: &Value, out: usize, kernel: usize, dilation: usize,
 
 /// The transposed convolution at `p` of `x [b, channels, samples]` with the weight `[in, out, kernel]`, its result
 /// cropped by `crop` at both ends.
-pub fn transposed_conv1d(p: &Params, x: &Value, out: usize, kernel: usize, stride: usize, crop: usize) -> Value {
+pub fn conv_transpose1d_at(p: &Params, x: &Value, out: usize, kernel: usize, stride: usize, crop: usize) -> Value {
     let _scope = p.scope();
     let inner = x.dim(1);
     // A sample of the result meets kernel / stride taps of each channel.
     let deviation = (inner as f32 * kernel as f32 / stride as f32).sqrt().recip();
-    let weight = p.get("weight", &[inner, out, kernel], &[Axis::Whole; 3], Init::Normal(deviation));
-    let bias = p.get("bias", &[out], &[Axis::Whole], Init::Normal(0.02));
-    add_bias(spread_conv1d(x, &weight, stride, crop), Some(bias))
+    let weight = p.get("weight", &[inner, out, kernel], &[Axis::Replicated; 3], Init::normal(deviation));
+    let bias = p.get("bias", &[out], &[Axis::Replicated], Init::normal(0.02));
+    add_bias(conv_transpose1d(x, &weight, stride, crop), Some(bias))
 }
 
 /// The samples of `x [b, channels, samples]` set `stride` apart, convolved with `weight [channels, out, kernel]`; the
@@ -176,7 +153,7 @@ pub fn transposed_conv1d(p: &Params, x: &Value, out: usize, kernel: usize, strid
 ///
 /// One dense convolution gives `stride` neighbours of the result at once, as channels, which then take their turns. No
 /// compiler has a fast form of convolutions with holes in their input.
-pub fn spread_conv1d(x: &Value, weight: &Value, stride: usize, crop: usize) -> Value {
+pub fn conv_transpose1d(x: &Value, weight: &Value, stride: usize, crop: usize) -> Value {
     let (rows, samples) = (x.dim(0), x.dim(2));
     let (inner, out, kernel) = (weight.dim(0), weight.dim(1), weight.dim(2));
     let taps = kernel.div_ceil(stride);
@@ -191,9 +168,9 @@ pub fn spread_conv1d(x: &Value, weight: &Value, stride: usize, crop: usize) -> V
 fn parameters(p: &Params, out: usize, inner: usize, kernel: &[usize], bias: bool) -> (Value, Option<Value>) {
     let shape = [&[out, inner], kernel].concat();
     let fan_in: usize = shape[1..].iter().product();
-    let init = Init::Normal((fan_in as f32).sqrt().recip());
-    let weight = p.get("weight", &shape, &vec![Axis::Whole; shape.len()], init);
-    (weight, bias.then(|| p.get("bias", &[out], &[Axis::Whole], Init::Normal(0.02))))
+    let init = Init::normal((fan_in as f32).sqrt().recip());
+    let weight = p.get("weight", &shape, &vec![Axis::Replicated; shape.len()], init);
+    (weight, bias.then(|| p.get("bias", &[out], &[Axis::Replicated], Init::normal(0.02))))
 }
 
 fn add_bias(y: Value, bias: Option<Value>) -> Value {

@@ -2,13 +2,14 @@
 //! they are multiplied.
 
 use super::layout::Axis;
-use super::params::{Init, Params, Source};
+use super::param::{Init, Source};
+use super::params::Params;
 use crate::hlo::{DType, F8, Type, Value};
 
 /// The weight `[out…, in]` of an affine map.
 #[derive(Clone)]
 pub enum Weight {
-    /// As it is multiplied.
+    /// In the run's element type.
     Plain(Value),
     /// In 8-bit floats, with the f32 `[out…]` that its channels are multiplied by.
     Scaled(Value, Value),
@@ -53,7 +54,7 @@ impl Params {
         let stored = [shape.iter().product::<usize>() / inner, inner];
         let deviation = (inner as f32).sqrt().recip();
         if !self.narrow {
-            let init = Init::Normal(deviation);
+            let init = Init::normal(deviation);
             return Weight::Plain(match names {
                 [one] => self.get_as(one, &stored, shape, axes, init),
                 several => self.fused(several, shape, &stored, axes, init),
@@ -62,16 +63,16 @@ impl Params {
         let (key, keys) = (self.key(&names.join("+")), self.keys_of(names));
         let (shape, axes) = match names {
             [_] => (shape.to_vec(), axes.to_vec()),
-            several => ([&[several.len()], shape].concat(), [&[Axis::Whole], axes].concat()),
+            several => ([&[several.len()], shape].concat(), [&[Axis::Replicated], axes].concat()),
         };
         let out = shape.len() - 1;
         // Random numbers fill the type's range and have the deviation once they are multiplied.
         let scale = deviation * Init::LARGEST_DEVIATION / F8::MAX;
         let (narrow, wide) = (Type::new(DType::F8E4M3FN, shape.clone()), Type::new(DType::F32, &shape[..out]));
         let source = Source::Stack { keys: keys.clone(), shape: stored.to_vec() };
-        let weight = self.declare(key.clone(), source, narrow, &axes, Init::Normal(deviation / scale));
+        let weight = self.declare(key.clone(), source, narrow, &axes, Init::normal(deviation / scale));
         let source = Source::Scales { keys, shape: stored };
-        let channels = self.declare(format!("{key}_scale"), source, wide, &axes[..out], Init::Around(scale, 0.0));
+        let channels = self.declare(format!("{key}_scale"), source, wide, &axes[..out], Init { mean: scale, std: 0.0 });
         Weight::Scaled(weight, channels)
     }
 }

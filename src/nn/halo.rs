@@ -1,42 +1,55 @@
-//! Pictures cut into blocks of rows and columns, one a device: a convolution fetches from the neighbours what it reads
-//! beyond its own block. Everything here runs on one device's block, inside a manual region.
+//! Video sharded by height and width: a convolution fetches the halo that it reads beyond its own block from the
+//! neighbours. Everything here runs on one device's block, inside a manual region.
 
-use super::conv::Padding;
+use serde::Deserialize;
+
 use crate::hlo::{Comparison, DType, Groups, Type, Value};
 
-/// The dimensions of `[b, channels, frames, height, width]` that may be cut.
-pub const CUT: [usize; 2] = [3, 4];
+/// Padding of a convolution at the edge of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Padding {
+    /// Zeros.
+    Zeros,
+    /// The frame mirrored at its edge, which is not repeated.
+    Reflect,
+    /// The edge.
+    Replicate,
+}
 
-/// One direction of a picture, cut into equal blocks. Where the picture does not divide, the last blocks reach beyond
-/// it: what they hold there is arbitrary, and no pixel of the picture depends on it.
+/// The dimensions of `[b, channels, frames, height, width]` that may be sharded.
+pub const SPATIAL_DIMS: [usize; 2] = [3, 4];
+
+/// One sharded dimension, in equal blocks. Where its size does not divide, the last blocks reach beyond the edge: what
+/// they hold there is arbitrary, and no pixel of the video depends on it.
 #[derive(Clone)]
-pub struct Side {
-    /// The dimension, one of [`CUT`].
+pub struct ShardedDim {
+    /// The dimension, one of [`SPATIAL_DIMS`].
     pub axis: usize,
-    /// The devices that hold one picture, in the order of its blocks.
+    /// Devices that hold one video, in the order of its blocks.
     pub groups: Groups,
-    /// The device's place among them, an i32 scalar.
+    /// This device's index in its group, an i32 scalar.
     pub position: Value,
-    /// The picture's size where the network begins.
+    /// Global size at the network's input.
     pub size: usize,
-    /// A block's size there.
+    /// Block size at the network's input.
     pub block: usize,
 }
 
-impl Side {
-    /// The picture's size where a block has `block` rows or columns: a network scales both alike, rounding up.
-    pub fn whole(&self, block: usize) -> usize {
+impl ShardedDim {
+    /// Global size where a block has `block` rows or columns: a network scales both alike, rounding up.
+    pub fn global_size(&self, block: usize) -> usize {
         (self.size * block).div_ceil(self.block)
     }
 
-    /// The block with `n` more rows or columns at both ends: the neighbours', and `padding` beyond the picture.
+    /// The block with `n` more rows or columns at both ends: the neighbours', and `padding` beyond the edge.
     fn extend(&self, x: &Value, n: usize, padding: Padding) -> Value {
         let axis = self.axis as isize;
         let block = x.dim(axis);
-        let whole = self.whole(block);
-        if block < n || (padding == Padding::Reflect && whole <= n) {
+        let size = self.global_size(block);
+        if block < n || (padding == Padding::Reflect && size <= n) {
             let message = format!(
-                "{padding:?} padding of {n} needs more than {whole} elements along axis {axis} of a picture and as many \
+                "{padding:?} padding of {n} needs more than {size} elements along axis {axis} of a picture and as many \
                  of a block {}",
                 x.ty()
             );
@@ -50,10 +63,10 @@ impl Side {
         let before = x.slice(axis, block - n, block).collective_permute(&down);
         let after = x.slice(axis, 0, n).collective_permute(&up);
         let joined = x.builder().concat(&[&before, x, &after], axis);
-        let even = block * self.groups.size() == whole;
+        let even = block * self.groups.size() == size;
         let [above, below] = match padding {
             Padding::Zeros if even => return joined,
-            Padding::Zeros => return self.inside(&joined, whole, block, n),
+            Padding::Zeros => return self.inside(&joined, size, block, n),
             Padding::Reflect => [(n + 1, 2 * n + 1), (block - 1, block + n - 1)]
                 .map(|(begin, end)| joined.slice(axis, begin, end).reverse(axis)),
             Padding::Replicate => [0, block - 1].map(|i| {
@@ -74,18 +87,18 @@ impl Side {
             let distance = if padding == Padding::Reflect { 2 * (i + 1) } else { i + 1 };
             let length = joined.dim(axis);
             let moved = joined.slice(axis, 0, length - distance).pad(axis, distance, 0, 0.0);
-            index.compare(Comparison::Eq, &index.like((whole + i) as f64)).select(&moved, &y)
+            index.compare(Comparison::Eq, &index.like((size + i) as f64)).select(&moved, &y)
         })
     }
 
-    /// An extended block with zeros beyond the picture.
-    fn inside(&self, joined: &Value, whole: usize, block: usize, n: usize) -> Value {
+    /// An extended block with zeros beyond the edge.
+    fn inside(&self, joined: &Value, size: usize, block: usize, n: usize) -> Value {
         let index = self.index(joined, block, n);
-        let inside = index.compare(Comparison::Lt, &index.like(whole as f64));
+        let inside = index.compare(Comparison::Lt, &index.like(size as f64));
         inside.select(joined, &joined.like(0.0))
     }
 
-    /// Where the elements of a block that was extended by `n` lie in the picture.
+    /// Global index of each element along this dimension, for a block that was extended by `n`.
     fn index(&self, joined: &Value, block: usize, n: usize) -> Value {
         let mut dims = vec![1; joined.rank()];
         dims[self.axis] = joined.dim(self.axis as isize);
@@ -94,42 +107,42 @@ impl Side {
     }
 }
 
-/// How the pictures that a network computes are cut; not at all by default.
+/// Sharded dimensions of the video that a network computes; none by default.
 #[derive(Clone, Default)]
-pub struct Blocks {
-    /// The directions that are cut, height first.
-    pub sides: Vec<Side>,
+pub struct SpatialShards {
+    /// Sharded dimensions, height first.
+    pub dims: Vec<ShardedDim>,
 }
 
-impl Blocks {
-    /// Whether a dimension is cut.
-    pub fn cut(&self, axis: usize) -> bool {
-        self.sides.iter().any(|s| s.axis == axis)
+impl SpatialShards {
+    /// Whether a dimension is sharded.
+    pub fn is_sharded(&self, axis: usize) -> bool {
+        self.dims.iter().any(|s| s.axis == axis)
     }
 
-    /// The size of whole pictures along a dimension of a block.
-    pub fn whole(&self, x: &Value, axis: usize) -> usize {
+    /// Global size along a dimension of a block.
+    pub fn global_size(&self, x: &Value, axis: usize) -> usize {
         let block = x.dim(axis as isize);
-        self.sides.iter().find(|s| s.axis == axis).map_or(block, |s| s.whole(block))
+        self.dims.iter().find(|s| s.axis == axis).map_or(block, |s| s.global_size(block))
     }
 
-    /// The sum over `axes` of whole pictures, whatever lies beyond them, kept as dimensions of one.
+    /// The sum over `axes` of all blocks without what lies beyond the edge, kept as dimensions of one.
     pub fn sum_keep(&self, x: &Value, axes: &[isize]) -> Value {
-        let cut = || self.sides.iter().filter(|side| axes.contains(&(side.axis as isize)));
-        let own = cut().fold(x.clone(), |x, side| {
-            let block = x.dim(side.axis as isize);
-            let whole = side.whole(block);
-            if block * side.groups.size() == whole { x } else { side.inside(&x, whole, block, 0) }
+        let sharded = || self.dims.iter().filter(|dim| axes.contains(&(dim.axis as isize)));
+        let own = sharded().fold(x.clone(), |x, dim| {
+            let block = x.dim(dim.axis as isize);
+            let size = dim.global_size(block);
+            if block * dim.groups.size() == size { x } else { dim.inside(&x, size, block, 0) }
         });
-        cut().fold(own.sum_keep(axes), |sum, side| sum.all_reduce_sum(&side.groups))
+        sharded().fold(own.sum_keep(axes), |sum, dim| sum.all_reduce_sum(&dim.groups))
     }
 
-    /// A block with `reach` more rows and columns at both ends of the directions that are cut. Corners come along: the
-    /// second direction is extended where the first already is.
+    /// A block with `reach` more rows and columns at both ends of the sharded dimensions. Corners come along: the second
+    /// dimension is extended where the first already is.
     pub fn extend(&self, x: &Value, reach: [usize; 2], padding: Padding) -> Value {
-        self.sides.iter().fold(x.clone(), |x, side| {
-            let n: usize = CUT.iter().zip(reach).filter(|(axis, _)| **axis == side.axis).map(|(_, n)| n).sum();
-            if n == 0 { x } else { side.extend(&x, n, padding) }
+        self.dims.iter().fold(x.clone(), |x, dim| {
+            let n: usize = SPATIAL_DIMS.iter().zip(reach).filter(|(axis, _)| **axis == dim.axis).map(|(_, n)| n).sum();
+            if n == 0 { x } else { dim.extend(&x, n, padding) }
         })
     }
 }

@@ -1,31 +1,15 @@
-//! Equal layers: a loop over stacks, or written out one after the other, as the platform takes it best.
+//! Equal layers: a loop over stacks, or unrolled, as the platform takes it best.
 
 use super::layout::Axis;
-use super::params::Params;
+use super::params::{Layer, Number, Params};
 use crate::hlo::{DType, Output, Type, Value};
-
-/// Which of several equal layers a place in the tree of names belongs to; `*` stands for its number in the prefix.
-#[derive(Clone)]
-pub(super) struct Layer {
-    /// Length of the part of the prefix before the number.
-    pub at: usize,
-    pub number: Number,
-}
-
-#[derive(Clone)]
-pub(super) enum Number {
-    /// This one: its parameters are arguments of their own.
-    Fixed(usize),
-    /// That of a loop over `layers`: its parameters are slices of stacks.
-    Counted { layers: usize, index: Value },
-}
 
 /// A tensor of every layer.
 #[derive(Clone)]
 pub enum PerLayer {
     /// All in one, behind a leading dimension.
     Stack(Value),
-    /// One each, where layers are written out.
+    /// One each, where the loop is unrolled.
     Each(Vec<Value>),
 }
 
@@ -42,11 +26,11 @@ impl PerLayer {
 /// Name, type and axes of a tensor that every layer has.
 #[derive(Clone)]
 pub struct LayerTensor {
-    /// Its name.
+    /// Name without the layer's number.
     pub name: String,
-    /// One layer's type.
+    /// Type of one layer's tensor.
     pub ty: Type,
-    /// One layer's axes.
+    /// Logical axes of one layer's tensor.
     pub axes: Vec<Axis>,
 }
 
@@ -77,7 +61,7 @@ impl Params {
         body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let b = self.builder();
-        if self.lowering().layers_written_out {
+        if self.lowering().unroll_layers {
             return (0..count).fold(init.to_vec(), |carried, l| {
                 body(&self.numbered(name, Number::Fixed(l)), &b.scalar(l as f64, DType::I32), &carried)
             });
@@ -87,7 +71,7 @@ impl Params {
         })
     }
 
-    /// What `body(layer's place)` gives for each of `count` layers: as many tensors as stated.
+    /// The results of `body(layer's place)` for each of `count` layers: as many tensors as stated.
     pub fn per_layer(
         &self,
         name: &str,
@@ -95,7 +79,7 @@ impl Params {
         tensors: &[LayerTensor],
         body: impl Fn(&Params) -> Vec<Value>,
     ) -> Vec<PerLayer> {
-        if self.lowering().layers_written_out {
+        if self.lowering().unroll_layers {
             let each: Vec<_> = (0..count).map(|l| body(&self.numbered(name, Number::Fixed(l)))).collect();
             let of = |t: usize| each.iter().filter_map(|layer| layer.get(t).cloned()).collect();
             return (0..tensors.len()).map(|t| PerLayer::Each(of(t))).collect();
@@ -124,7 +108,7 @@ impl Params {
 
     /// Declares a tensor of each of `count` layers as input: `name`, or `name.0`, `name.1` …
     pub fn layer_inputs(&self, t: &LayerTensor, count: usize) -> PerLayer {
-        if self.lowering().layers_written_out {
+        if self.lowering().unroll_layers {
             return PerLayer::Each((0..count).map(|l| self.input(&t.of(l), t.ty.clone(), &t.axes)).collect());
         }
         let (ty, axes) = t.stack(count);

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::context_parallel::ContextParallelPolicy;
 use crate::hlo::{Groups, Mesh, Sharding, Type};
 
-/// What a dimension of a parameter or activation is.
+/// Logical axis of a dimension of a parameter or activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
@@ -13,7 +14,8 @@ pub enum Axis {
     /// Guidance branches: conditional, negative, …
     Branch,
     /// Videos times guidance branches, videos outermost: placed as `batch`, then `branch`.
-    Rows,
+    #[serde(rename = "rows")]
+    CfgBatch,
     /// Video tokens.
     VideoSequence,
     /// Audio tokens.
@@ -36,16 +38,17 @@ pub enum Axis {
     Vocab,
     /// Video frames.
     Frames,
-    /// Rows of a picture, or mel time.
+    /// Rows of a frame, or mel time.
     Height,
-    /// Columns of a picture, or mel bins.
+    /// Columns of a frame, or mel bins.
     Width,
     /// Channels of a convolution.
     Channels,
     /// Samples of a waveform.
     Samples,
     /// A dimension that is never split.
-    Whole,
+    #[serde(rename = "whole")]
+    Replicated,
 }
 
 impl Axis {
@@ -54,15 +57,15 @@ impl Axis {
         serde_json::to_value(self).ok().and_then(|v| v.as_str().map(str::to_string)).unwrap_or_default()
     }
 
-    /// Whether a size that does not divide is filled up with elements that no result depends on. Of the other axes
+    /// Whether a size that does not divide is padded with elements that no result depends on. Of the other axes
     /// every element counts.
     fn is_padded(self) -> bool {
-        let rows = matches!(self, Axis::Rows | Axis::Batch | Axis::Branch);
+        let rows = matches!(self, Axis::CfgBatch | Axis::Batch | Axis::Branch);
         rows || matches!(self, Axis::VideoSequence | Axis::AudioSequence | Axis::TextSequence)
     }
 }
 
-/// Why a layout does not fit a tensor.
+/// Mismatch between a layout and a mesh or tensor.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum LayoutError {
     /// A rule names an axis that the mesh lacks.
@@ -108,69 +111,17 @@ impl std::fmt::Display for Rule {
 
 /// Rules for the tensors whose names match a pattern; `*` stands for any text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exception {
+pub struct Override {
     /// Pattern over `component.name`, e.g. `*.ff.net.0.proj.weight`.
     pub pattern: String,
     /// Rules that replace the general ones of the same axes.
     pub rules: Vec<Rule>,
 }
 
-impl Exception {
+impl Override {
     /// Whether it speaks of a tensor.
     pub fn covers(&self, tensor: &str) -> bool {
         matches(&self.pattern, tensor)
-    }
-}
-
-/// How the tokens of one sequence meet, where their axis is split.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ExchangeKind {
-    /// Every device gathers all keys and values.
-    #[default]
-    GatherKv,
-    /// Tokens are traded for heads: every device attends over all tokens for its part of the heads.
-    Ulysses,
-    /// Keys and values travel around the devices.
-    Ring,
-    /// Ulysses among neighbours, `outer` between their groups.
-    Hybrid,
-}
-
-/// When keys are rotated where they are gathered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum RopeAt {
-    /// On their own device, before they travel.
-    #[default]
-    Local,
-    /// After they have travelled, and the tables with them.
-    Gathered,
-}
-
-/// A layout's choice of attention exchange.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct ExchangePolicy {
-    /// What is exchanged.
-    pub kind: ExchangeKind,
-    /// `hybrid`: devices that trade tokens for heads; a divisor of the devices that split the sequence.
-    #[schemars(range(min = 1))]
-    pub ulysses: Option<usize>,
-    /// `hybrid`: the exchange between the groups, `gather_kv` or `ring`.
-    pub outer: ExchangeKind,
-    /// `gather_kv`: when keys are rotated.
-    pub rope: RopeAt,
-}
-
-impl ExchangePolicy {
-    /// Devices of `groups` that trade tokens for heads with each other.
-    pub fn traders(&self, groups: &Groups) -> usize {
-        match self.kind {
-            ExchangeKind::GatherKv | ExchangeKind::Ring => 1,
-            ExchangeKind::Ulysses => groups.size(),
-            ExchangeKind::Hybrid => self.ulysses.unwrap_or(1),
-        }
     }
 }
 
@@ -179,14 +130,14 @@ impl ExchangePolicy {
 pub struct Layout {
     /// The devices.
     pub mesh: Mesh,
-    /// Where dimensions lie while they are computed with.
+    /// Sharding of dimensions while they are computed with.
     pub rules: Vec<Rule>,
-    /// How weights are split further between their uses; each is gathered right before its use.
+    /// Further sharding of weights between their uses (FSDP); each is gathered right before its use.
     pub storage: Vec<Rule>,
-    /// Rules of single tensors.
-    pub exceptions: Vec<Exception>,
-    /// How attention crosses a split sequence.
-    pub exchange: ExchangePolicy,
+    /// Rules of single tensors, before the general ones.
+    pub overrides: Vec<Override>,
+    /// Context parallelism of a sharded sequence.
+    pub context_parallel: ContextParallelPolicy,
 }
 
 /// A tensor's placement with the rules it comes from.
@@ -196,7 +147,7 @@ pub struct Placed {
     pub sharding: Sharding,
     /// The rules that split something.
     pub rules: Vec<Rule>,
-    /// What was left whole because it does not divide: tensor, sizes and rule, a line each.
+    /// Dimensions left replicated because they do not divide: tensor, sizes and rule, a line each.
     pub notes: Vec<String>,
 }
 
@@ -207,8 +158,8 @@ impl Default for Layout {
             mesh: Mesh { axes: Vec::new() },
             rules: Vec::new(),
             storage: Vec::new(),
-            exceptions: Vec::new(),
-            exchange: ExchangePolicy::default(),
+            overrides: Vec::new(),
+            context_parallel: ContextParallelPolicy::default(),
         }
     }
 }
@@ -222,17 +173,17 @@ impl Layout {
         mesh: Mesh,
         rules: Vec<Rule>,
         storage: Vec<Rule>,
-        exceptions: Vec<Exception>,
-        exchange: ExchangePolicy,
+        overrides: Vec<Override>,
+        context_parallel: ContextParallelPolicy,
     ) -> Result<Self, LayoutError> {
-        let all = rules.iter().chain(&storage).chain(exceptions.iter().flat_map(|e| &e.rules));
+        let all = rules.iter().chain(&storage).chain(overrides.iter().flat_map(|e| &e.rules));
         for rule in all {
             if let Some(bad) = rule.mesh_axes.iter().find(|a| mesh.size(a).is_none()) {
                 let names = mesh.axes.iter().map(|(n, s)| format!("{n}={s}")).collect::<Vec<_>>().join(",");
                 return Err(LayoutError::UnknownMeshAxis { rule: rule.clone(), mesh_axis: bad.clone(), mesh: names });
             }
         }
-        Ok(Layout { mesh, rules, storage, exceptions, exchange })
+        Ok(Layout { mesh, rules, storage, overrides, context_parallel })
     }
 
     /// This layout for programs of one guidance branch: the devices of the others take video tokens. The weights lie as
@@ -241,9 +192,9 @@ impl Layout {
     pub fn of_one_branch(&self) -> Layout {
         let of = |axis: Axis| self.rules.iter().find(|r| r.axis == axis);
         let Some(branch) = of(Axis::Branch).filter(|r| !r.mesh_axes.is_empty()) else { return self.clone() };
-        // No tensor of the transformer has a picture's axes.
+        // No tensor of the transformer has a frame's axes.
         let apart = [Axis::Branch, Axis::Frames, Axis::Height, Axis::Width];
-        let others = self.rules.iter().chain(&self.storage).chain(self.exceptions.iter().flat_map(|e| &e.rules));
+        let others = self.rules.iter().chain(&self.storage).chain(self.overrides.iter().flat_map(|e| &e.rules));
         let mut others = others.filter(|r| !apart.contains(&r.axis));
         if others.any(|r| r.mesh_axes.iter().any(|a| branch.mesh_axes.contains(a))) {
             return self.clone();
@@ -260,8 +211,8 @@ impl Layout {
         if of(Axis::VideoSequence).is_none() {
             rules.push(Rule { axis: Axis::VideoSequence, ..branch.clone() });
         }
-        let exceptions = self.exceptions.iter().map(|e| Exception { rules: free(&e.rules), ..e.clone() }).collect();
-        Layout { rules, exceptions, ..self.clone() }
+        let overrides = self.overrides.iter().map(|e| Override { rules: free(&e.rules), ..e.clone() }).collect();
+        Layout { rules, overrides, ..self.clone() }
     }
 
     /// True when there is nothing to place.
@@ -269,15 +220,15 @@ impl Layout {
         self.mesh.devices() == 1
     }
 
-    /// The rules that split an axis of a tensor, outer first; two for [`Axis::Rows`].
+    /// The rules that split an axis of a tensor, outer first; two for [`Axis::CfgBatch`].
     fn rules_of(&self, tensor: &str, axis: Axis) -> Vec<&Rule> {
         let find = |axis: Axis| {
-            let special = self.exceptions.iter().filter(|e| e.covers(tensor)).flat_map(|e| &e.rules);
+            let special = self.overrides.iter().filter(|e| e.covers(tensor)).flat_map(|e| &e.rules);
             special.chain(&self.rules).find(|r| r.axis == axis)
         };
         match axis {
-            Axis::Whole => Vec::new(),
-            Axis::Rows => [Axis::Batch, Axis::Branch].into_iter().filter_map(find).collect(),
+            Axis::Replicated => Vec::new(),
+            Axis::CfgBatch => [Axis::Batch, Axis::Branch].into_iter().filter_map(find).collect(),
             other => find(other).into_iter().collect(),
         }
     }
@@ -298,7 +249,7 @@ impl Layout {
         self.mesh.groups(&axes.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The type filled up so that its rows and sequences divide: with elements that no result depends on.
+    /// The type padded so that its rows and sequences divide: with elements that no result depends on.
     pub fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Type {
         let mut padded = ty.clone();
         for (size, &axis) in padded.dims.iter_mut().zip(axes) {
@@ -310,7 +261,7 @@ impl Layout {
     }
 
     /// The placement of a tensor while it is computed with, or `None` on one device. A dimension that does not divide is
-    /// left whole, and noted: the result is the same, only dearer.
+    /// left replicated, and noted: the result is the same, only dearer.
     ///
     /// # Errors
     /// A mesh axis used twice, with tensor and rules.
@@ -386,7 +337,7 @@ impl Layout {
         }
     }
 
-    /// What does not divide: tensor, sizes and rule.
+    /// Note on a dimension that does not divide: tensor, sizes and rule.
     fn uneven<'a>(
         &self,
         (tensor, ty): (&str, &Type),
@@ -400,7 +351,7 @@ impl Layout {
         format!("tensor '{tensor}' {ty}: {name} = {size} does not divide by {sizes} ({rules})")
     }
 
-    /// What is said of dimension `dim` of a tensor if it does not divide over the axis' devices in multiples of `unit`.
+    /// Note on dimension `dim` of a tensor if it does not divide over the axis' devices in multiples of `unit`.
     pub fn unevenness(&self, tensor: &str, ty: &Type, dim: usize, axis: Axis, unit: usize) -> Option<String> {
         let even = ty.dims[dim].is_multiple_of(self.parts(tensor, axis) * unit);
         (!even).then(|| {
@@ -436,9 +387,9 @@ mod tests {
         Rule { axis, mesh_axes: mesh_axes.iter().map(|a| (*a).to_string()).collect(), place: "x.yml:1".into() }
     }
 
-    fn layout(rules: Vec<Rule>, storage: Vec<Rule>, exceptions: Vec<Exception>) -> Layout {
+    fn layout(rules: Vec<Rule>, storage: Vec<Rule>, overrides: Vec<Override>) -> Layout {
         let mesh = Mesh::new(&[("cfg", 2), ("context", 4)]);
-        Layout::new(mesh, rules, storage, exceptions, ExchangePolicy::default()).expect("valid")
+        Layout::new(mesh, rules, storage, overrides, ContextParallelPolicy::default()).expect("valid")
     }
 
     fn ty(dims: &[usize]) -> Type {
@@ -453,10 +404,10 @@ mod tests {
     }
 
     #[test]
-    fn exceptions_come_before_rules() {
-        let except = Exception { pattern: "*.ff.*".into(), rules: vec![rule(Axis::Embed, &[])] };
-        let l = layout(vec![rule(Axis::Embed, &["context"])], vec![], vec![except]);
-        let of = |name: &str| l.place(name, &ty(&[8, 8]), &[Axis::Whole, Axis::Embed]).unwrap().unwrap();
+    fn overrides_come_before_rules() {
+        let special = Override { pattern: "*.ff.*".into(), rules: vec![rule(Axis::Embed, &[])] };
+        let l = layout(vec![rule(Axis::Embed, &["context"])], vec![], vec![special]);
+        let of = |name: &str| l.place(name, &ty(&[8, 8]), &[Axis::Replicated, Axis::Embed]).unwrap().unwrap();
         assert_eq!(of("t.attn.to_q.weight").sharding, Sharding::new(&[&[], &["context"]]));
         assert_eq!(of("t.ff.net.weight").sharding, Sharding::new(&[&[], &[]]));
     }
@@ -464,7 +415,7 @@ mod tests {
     #[test]
     fn wrong_layouts_name_tensor_sizes_and_rule() {
         let l = layout(vec![rule(Axis::Heads, &["context"]), rule(Axis::Mlp, &["context"])], vec![], vec![]);
-        let odd = l.place("t.w", &ty(&[6, 8]), &[Axis::Heads, Axis::Whole]).unwrap().unwrap();
+        let odd = l.place("t.w", &ty(&[6, 8]), &[Axis::Heads, Axis::Replicated]).unwrap().unwrap();
         assert_eq!(odd.sharding, Sharding::new(&[&[], &[]]));
         assert_eq!(
             odd.notes,
@@ -474,7 +425,7 @@ mod tests {
         let e = l.place("t.w", &ty(&[8, 8]), &[Axis::Heads, Axis::Mlp]).unwrap_err().to_string();
         assert!(e.starts_with("tensor 't.w' tensor<8x8xbf16> would be split twice by mesh axis 'context'"), "{e}");
         let mesh = Mesh::new(&[("cfg", 2)]);
-        let e = Layout::new(mesh, vec![rule(Axis::Mlp, &["tensor"])], vec![], vec![], ExchangePolicy::default());
+        let e = Layout::new(mesh, vec![rule(Axis::Mlp, &["tensor"])], vec![], vec![], ContextParallelPolicy::default());
         let e = e.unwrap_err().to_string();
         assert_eq!(e, "x.yml:1: mlp: [tensor]: mesh axis 'tensor' does not exist, the mesh has cfg=2");
     }
@@ -498,7 +449,7 @@ mod tests {
         let split = |l: &Layout, axis: Axis| l.mesh_axes("transformer.rows", axis);
         let of_one = one.of_one_branch();
         assert_eq!(
-            (split(&of_one, Axis::Rows), split(&of_one, Axis::VideoSequence).join(",")),
+            (split(&of_one, Axis::CfgBatch), split(&of_one, Axis::VideoSequence).join(",")),
             (vec![], "cfg,context".into())
         );
         let alone = layout(vec![rule(Axis::Branch, &["cfg"])], vec![], vec![]).of_one_branch();
@@ -511,15 +462,15 @@ mod tests {
     #[test]
     fn rows_are_split_as_videos_then_as_branches() {
         let l = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::Batch, &["context"])], vec![], vec![]);
-        assert_eq!(l.mesh_axes("x", Axis::Rows), ["context", "cfg"]);
-        let placed = l.place("x", &ty(&[8, 3]), &[Axis::Rows, Axis::Whole]).unwrap().unwrap();
+        assert_eq!(l.mesh_axes("x", Axis::CfgBatch), ["context", "cfg"]);
+        let placed = l.place("x", &ty(&[8, 3]), &[Axis::CfgBatch, Axis::Replicated]).unwrap().unwrap();
         assert_eq!(placed.sharding, Sharding::new(&[&["context", "cfg"], &[]]));
     }
 
     #[test]
     fn rows_and_sequences_are_filled_up() {
         let l = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::VideoSequence, &["context"])], vec![], vec![]);
-        let axes = [Axis::Rows, Axis::VideoSequence, Axis::Whole];
+        let axes = [Axis::CfgBatch, Axis::VideoSequence, Axis::Replicated];
         assert_eq!(l.padded("x", &ty(&[3, 35, 7]), &axes), ty(&[4, 36, 7]));
     }
 }

@@ -2,7 +2,8 @@
 
 use super::fp8::{self, Weight};
 use super::layout::Axis;
-use super::params::{Init, Params};
+use super::param::Init;
+use super::params::Params;
 use crate::hlo::{DType, Value};
 
 /// `x [rows…, in]` times `weight [out…, in]`: `[rows…, out…]`, in `x`'s element type.
@@ -13,8 +14,8 @@ pub fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
 /// [`linear_nd`] with a result of another element type.
 pub fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
     // Rows of one device, where the platform's bits depend on how many there are: one product each.
-    let parts = p.layout().parts(&p.activation("rows"), Axis::Rows);
-    let local = if p.lowering().rowwise && x.rank() == 3 { x.dim(0) / parts } else { 1 };
+    let parts = p.layout().parts(&p.activation("rows"), Axis::CfgBatch);
+    let local = if p.lowering().batch_invariant && x.rank() == 3 { x.dim(0) / parts } else { 1 };
     if local <= 1 || !x.dim(0).is_multiple_of(parts) {
         return product(x, weight, dtype);
     }
@@ -40,7 +41,7 @@ pub fn linear(p: &Params, x: &Value, out: usize, bias: bool, axes: [Axis; 2]) ->
 pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axis], in_axis: Axis) -> Value {
     let _scope = p.scope();
     let weight = p.weight(&["weight"], &[out, &[x.dim(-1)]].concat(), &[out_axes, &[in_axis]].concat());
-    let bias = bias.then(|| p.get_as("bias", &[out.iter().product()], out, out_axes, Init::Normal(0.02)));
+    let bias = bias.then(|| p.get_as("bias", &[out.iter().product()], out, out_axes, Init::normal(0.02)));
     affine(p, x, &weight, bias.as_ref(), out_axes)
 }
 
@@ -48,7 +49,7 @@ pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axi
 pub fn affine(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>, out_axes: &[Axis]) -> Value {
     // A product takes a vector into its epilogue, not an array. An inner axis that is split stays an axis.
     let whole = out_axes[1..].iter().all(|&axis| p.layout().parts(&p.activation("weight"), axis) == 1);
-    let Some(bias) = bias.filter(|_| p.lowering().epilogues && whole) else { return map(p, x, weight, bias) };
+    let Some(bias) = bias.filter(|_| p.lowering().fuse_epilogues && whole) else { return map(p, x, weight, bias) };
     let y = map(p, x, &weight.flat(), Some(&bias.reshape(vec![bias.ty().elements()])));
     y.reshape([&x.dims()[..x.rank() - 1], bias.dims()].concat())
 }
@@ -82,9 +83,9 @@ pub fn gelu_tanh(x: &Value) -> Value {
 /// [`gelu_tanh`] of an affine map's result.
 pub fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
     // The compiler takes this very form into the product, which applies it to its f32 sums; but not into one whose rows
-    // it has to fill up to eights, nor into one whose sums are still to be scaled.
+    // it has to pad to eights, nor into one whose sums are still to be scaled.
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
-    if !p.lowering().epilogues || p.is_quantized() || x.dtype() != DType::BF16 || !rows.is_multiple_of(8) {
+    if !p.lowering().fuse_epilogues || p.is_quantized() || x.dtype() != DType::BF16 || !rows.is_multiple_of(8) {
         return gelu_tanh(x);
     }
     x * ((((x + x * (x * x) * 0.044715) * SQRT_2_OVER_PI).tanh() + 1.0) * 0.5)
@@ -110,7 +111,7 @@ mod tests {
         for (dtype, precision) in [(DType::F32, "HIGHEST"), (DType::BF16, "DEFAULT")] {
             let p = Params::new("product", "transformer", &Build::new(dtype));
             let x = p.builder().argument("x", Type::new(dtype, [2, 3, 8]));
-            let y = linear(&p.pp("proj"), &x, 4, true, [Axis::Whole, Axis::Embed]);
+            let y = linear(&p.pp("proj"), &x, 4, true, [Axis::Replicated, Axis::Embed]);
             let text = p.builder().finish(&[("y", &y)]).expect("builds").text;
             assert!(text.contains(&format!("precision = [{precision}, {precision}]")), "{dtype}: {text}");
         }

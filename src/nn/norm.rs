@@ -1,8 +1,9 @@
 //! Normalisations. All compute in f32; the callers round the result once.
 
-use super::halo::Blocks;
+use super::halo::SpatialShards;
 use super::layout::Axis;
-use super::params::{Init, Params};
+use super::param::Init;
+use super::params::Params;
 use crate::hlo::{DType, Value};
 
 /// `x / sqrt(mean(x²) + eps)` over the last dimension, in f32.
@@ -42,9 +43,9 @@ pub fn pixel_norm(x: &Value, eps: f64) -> Value {
 }
 
 /// The group norm at `p` of `x [b, channels, frames, height, width]`: the numbers of a group of channels, in all frames
-/// or in each alone, have mean 0 and variance 1 before the channels' weights and biases. In f32. Where pictures are cut
-/// into `blocks` the statistics are those of the whole.
-pub fn group_norm(p: &Params, x: &Value, groups: usize, eps: f64, each_frame: bool, blocks: &Blocks) -> Value {
+/// or in each alone, have mean 0 and variance 1 before the channels' weights and biases. In f32. Where the
+/// video is sharded the statistics are those of all blocks.
+pub fn group_norm(p: &Params, x: &Value, groups: usize, eps: f64, each_frame: bool, shards: &SpatialShards) -> Value {
     let _scope = p.scope();
     let [b, c, f, h, w] = [0, 1, 2, 3, 4].map(|axis| x.dim(axis));
     if !c.is_multiple_of(groups) {
@@ -55,12 +56,12 @@ pub fn group_norm(p: &Params, x: &Value, groups: usize, eps: f64, each_frame: bo
     // Groups stand among the batch, so that height and width keep their places.
     let grouped = x.to(DType::F32).reshape(vec![b * groups, c / groups, f, h, w]);
     let count = [1, 2, 3, 4].into_iter().filter(|axis| axes.contains(axis));
-    let count: usize = count.map(|axis| blocks.whole(&grouped, axis as usize)).product();
-    let mean = |x: &Value| blocks.sum_keep(x, axes) * (count as f64).recip();
+    let count: usize = count.map(|axis| shards.global_size(&grouped, axis as usize)).product();
+    let mean = |x: &Value| shards.sum_keep(x, axes) * (count as f64).recip();
     let centred = &grouped - mean(&grouped);
     let scale = (mean(&centred.square()) + eps).rsqrt();
     let normed = (centred * scale).reshape(vec![b, c, f, h, w]);
-    let of_channel = |name: &str, init| p.get(name, &[c], &[Axis::Whole], init).to(DType::F32);
-    let weight = of_channel("weight", Init::Around(1.0, 0.02)).reshape(vec![1, c, 1, 1, 1]);
-    normed * weight + of_channel("bias", Init::Normal(0.02)).reshape(vec![1, c, 1, 1, 1])
+    let of_channel = |name: &str, init| p.get(name, &[c], &[Axis::Replicated], init).to(DType::F32);
+    let weight = of_channel("weight", Init { mean: 1.0, std: 0.02 }).reshape(vec![1, c, 1, 1, 1]);
+    normed * weight + of_channel("bias", Init::normal(0.02)).reshape(vec![1, c, 1, 1, 1])
 }

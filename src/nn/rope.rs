@@ -11,12 +11,12 @@ use ndarray::{Array2, Array3, Array4, ArrayView3};
 use serde::Deserialize;
 
 use super::attention::Heads;
-use super::build::RopeForm;
-use super::params::{Numerics, Params};
+use super::build::{Numerics, RopeForm};
+use super::params::Params;
 use crate::hlo::{Builder, DType, Value};
 use crate::threads::each_row;
 
-/// Which features of a head are rotated together.
+/// Pairs of a head's features that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairing {
@@ -128,12 +128,13 @@ pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing,
     };
     let y = match p.lowering().rope {
         RopeForm::Product => {
-            let turned = b.einsum("bnhi,io->bnho", x, &turn(b, half, pairing).to(x.dtype()), DType::F32);
+            let rotated_half =
+                b.einsum("bnhi,io->bnho", x, &rotate_half_matrix(b, half, pairing).to(x.dtype()), DType::F32);
             let full = |t: &Value| {
                 let dims = &t.dims()[..3];
                 t.unsqueeze(axis).broadcast_to(&[dims, &pairs].concat()).reshape([dims, &[2 * half]].concat())
             };
-            by_cos(&wide, &full(&cos)) + turned * full(&sin)
+            by_cos(&wide, &full(&cos)) + rotated_half * full(&sin)
         }
         RopeForm::Reversal => {
             let own = wide.reshape([&x.dims()[..3], &pairs].concat());
@@ -156,9 +157,9 @@ pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing,
     y.reshape(x.dims().to_vec()).to(x.dtype())
 }
 
-/// What turns a head by a quarter: the other feature of each pair, the first with its sign changed. Ones and zeros, so
+/// Matrix that turns a head by a quarter: the other feature of each pair, the first with its sign changed. Ones and zeros, so
 /// that a product with it is exact.
-fn turn(b: &Builder, half: usize, pairing: Pairing) -> Value {
+fn rotate_half_matrix(b: &Builder, half: usize, pairing: Pairing) -> Value {
     let place = |pair: usize, member: usize| match pairing {
         Pairing::Split => member * half + pair,
         Pairing::Interleaved => 2 * pair + member,

@@ -49,7 +49,8 @@ impl<'a> SyntheticInputs<'a> {
     /// Call of the program that computes the loop's step-invariant inputs.
     pub fn prepare(&self, runner: &mut Runner, request: &Request) -> Result<Call<'static>> {
         let (shapes, s) = self.shape(&runner.model.sizes, request)?;
-        let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, s.text_channels[i]], 2 + i as u64));
+        let channels = [s.text_channels.video, s.text_channels.audio];
+        let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, channels[i]], 2 + i as u64));
         let pass = PassSpec { request, shape: &s, shapes: &shapes, conditions: None };
         runner.prepare("prepare", pass, contexts)
     }

@@ -317,12 +317,12 @@ fn transformer(c: &TransformerConfig, given: &mut Given, switches: &Switches, bu
     };
     let shape = ForwardShape {
         batch,
-        tokens: counts,
-        text: [text[0].shape()[1], text[1].shape()[1]],
-        text_channels: [text[0].shape()[2], text[1].shape()[2]],
-        per_token: [video_per_token, audio_per_token],
+        tokens: counts.into(),
+        text: [text[0].shape()[1], text[1].shape()[1]].into(),
+        text_channels: [text[0].shape()[2], text[1].shape()[2]].into(),
+        per_token: [video_per_token, audio_per_token].into(),
         rope_rows: video_coords.shape()[0].max(audio_coords.shape()[0]),
-        text_mask: [masks[0].is_some(), masks[1].is_some()],
+        text_mask: [masks[0].is_some(), masks[1].is_some()].into(),
         self_mask: self_mask.is_some(),
         cross,
         isolate: switches.get("isolate_modalities")?.unwrap_or(false),

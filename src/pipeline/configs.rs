@@ -255,7 +255,7 @@ impl ModelConfigs {
                     true => [c.caption_channels; 2],
                     false => [c.cross_attention_dim, c.audio_cross_attention_dim],
                 };
-                let shape = ForwardShape { text_channels, ..ForwardShape::default() };
+                let shape = ForwardShape { text_channels: text_channels.into(), ..ForwardShape::default() };
                 vec![transformer::program(&c, &shape, &build)?]
             }
             Component::Vae => {
@@ -283,7 +283,7 @@ impl ModelConfigs {
             networks.into_iter().flat_map(|n| n.params).filter(|p| p.component == component).collect();
         if let Some(length) = self.statistics_length(part)? {
             // Read by the host only; no program declares them.
-            let init = [("latents_mean", Init::Normal(0.1)), ("latents_std", Init::Around(1.0, 0.05))];
+            let init = [("latents_mean", Init::normal(0.1)), ("latents_std", Init { mean: 1.0, std: 0.05 })];
             params.extend(init.map(|(name, init)| Param {
                 component,
                 name: format!("{component}.{name}"),

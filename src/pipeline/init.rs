@@ -55,13 +55,9 @@ pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Writ
         written.parameters += count;
         written.bytes += count * dtype.size();
         write_component(dir, part, &config, specs, |spec| -> Result<Tensor> {
-            let (mean, deviation) = match tensors.get(&spec.name).map(|(_, init)| *init) {
-                Some(Init::Around(mean, deviation)) => (mean, deviation),
-                Some(Init::Normal(deviation)) => (0.0, deviation),
-                None => (0.0, 0.0),
-            };
+            let init = tensors.get(&spec.name).map_or(Init::normal(0.0), |(_, init)| *init);
             let name = format!("{}.{}", part.folder(), spec.name);
-            Ok(random_tensor(seed, &name, &spec.shape, spec.dtype, mean, deviation).map_err(RuntimeError::from)?)
+            Ok(random_tensor(seed, &name, &spec.shape, spec.dtype, init.mean, init.std).map_err(RuntimeError::from)?)
         })?;
     }
     let scheduler = dir.join(Component::Scheduler.folder());

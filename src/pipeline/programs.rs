@@ -244,7 +244,7 @@ impl Programs {
                 let forward = ForwardShape {
                     batch: shape.batch * shape.branches.len(),
                     tokens: shape.tokens,
-                    text: [tokens; 2],
+                    text: [tokens; 2].into(),
                     text_channels: shape.text_channels,
                     cross: CrossTimestep::Own,
                     stg_blocks: shape.stg_blocks.clone(),

@@ -79,7 +79,7 @@ pub fn platform_options(config: &Config, group: Option<&Group>) -> Result<platfo
 pub fn quantization(weights: WeightType, lowering: &Lowering, platform: &str) -> Result<Quantization> {
     match weights {
         WeightType::Bf16 => Ok(Quantization::None),
-        WeightType::Fp8 if lowering.layers_written_out => Ok(Quantization::Fp8),
+        WeightType::Fp8 if lowering.unroll_layers => Ok(Quantization::Fp8),
         WeightType::Fp8 => {
             Err(PipelineError::Usage(format!("runtime.weights: fp8 is CUDA's, the platform is {platform}")))
         }

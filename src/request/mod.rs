@@ -97,9 +97,9 @@ impl Request {
         let branches = branches(self.scales[0], self.scales[1]);
         DenoiseShape {
             batch,
-            tokens: shapes.tokens,
+            tokens: shapes.tokens.into(),
             text: self.max_sequence_length,
-            text_channels: sizes.text_channels,
+            text_channels: sizes.text_channels.into(),
             stg_blocks: if branches.contains(&Branch::Perturbed) { self.stg_blocks.clone() } else { Vec::new() },
             // Each video is a request of its own: its neighbours have no part in its statistics.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },

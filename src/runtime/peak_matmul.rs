@@ -38,9 +38,9 @@ pub fn peak_matmul(engine: &Engine, runs: usize) -> Result<PeakMatmul, RuntimeEr
         component: "bench",
         name: name.into(),
         ty: ty.clone(),
-        axes: vec![Axis::Whole; 2],
+        axes: vec![Axis::Replicated; 2],
         source: Source::Stack { keys: vec![name.into()], shape: vec![size; 2] },
-        init: Init::Normal(1.0),
+        init: Init::normal(1.0),
     };
     let operands = [operand("x"), operand("y")];
     let made = random::parameters(engine, &program, &[&operands[0], &operands[1]], 0)?;

@@ -223,10 +223,7 @@ impl Drawn {
 
     /// Values of type `ty` for each of the `keys [n, tensors, 2]`: `[n, …]`.
     fn values(&self, b: &Builder, ty: &Type, keys: &Value) -> Result<Value, RuntimeError> {
-        let (mean, deviation) = match self.init {
-            Init::Normal(deviation) => (0.0, deviation),
-            Init::Around(mean, deviation) => (mean, deviation),
-        };
+        let Init { mean, std: deviation } = self.init;
         let own = &ty.dims[self.lead..];
         if own.iter().product::<usize>() as u64 > 1 << 32 {
             return Err(RuntimeError::Parameter(format!("a tensor of {ty} has more than 2^32 elements")));

@@ -1,4 +1,4 @@
-//! What can go wrong in the host-side math of sampling.
+//! Errors of the host-side math of sampling.
 
 use std::path::PathBuf;
 

@@ -24,7 +24,7 @@ pub struct Scales {
     pub stg: f32,
     /// Away from the isolated prediction; neutral at 1.
     pub modality: f32,
-    /// How far the guided prediction takes over the conditional one's standard deviation; neutral at 0.
+    /// Part of the conditional prediction's standard deviation that the guided one takes over; neutral at 0.
     pub rescale: f32,
 }
 
@@ -32,7 +32,7 @@ impl Scales {
     /// No guidance.
     pub const NEUTRAL: Scales = Scales { cfg: 1.0, stg: 0.0, modality: 1.0, rescale: 0.0 };
 
-    /// As the program's input row.
+    /// The program's input row.
     pub fn row(self) -> [f32; 4] {
         [self.cfg, self.stg, self.modality, self.rescale]
     }
@@ -50,7 +50,7 @@ pub fn branches(video: Scales, audio: Scales) -> Vec<Branch> {
     needed.into_iter().filter(|(_, n)| *n).map(|(b, _)| b).collect()
 }
 
-/// Over what the rescale term takes standard deviations.
+/// Scope of the standard deviations of the rescale term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RescaleScope {
     /// Each sample for itself (diffusers).
@@ -93,7 +93,7 @@ pub fn combine(
     rescale.compare(Comparison::Ne, &rescale.like(0.0)).select(&rescaled, &guided)
 }
 
-/// The elements that statistics are taken over: samples and tokens that only fill up a tensor do not count.
+/// The elements that statistics are taken over: samples and tokens that only pad a tensor do not count.
 pub struct Counted {
     /// Sizes that count.
     content: [usize; 3],

@@ -9,6 +9,9 @@
 use ndarray::{Array3, Axis as Dim};
 
 use super::noise::TorchRng;
+use super::shape::Latents;
+use super::sigmas::MAX_STEPS;
+use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::nn::{Axis, Params};
 
@@ -32,7 +35,7 @@ const MIDPOINT_SEED: u64 = 9999;
 
 /// Noise level and coefficients of each evaluation of a schedule that falls to 0.
 ///
-/// `x ← k₀·x + k₁·anchor + k₂·first + k₃·clean + k₄·noise`, where `k₅` is 1 with what is given put in its place, then
+/// `x ← k₀·x + k₁·anchor + k₂·first + k₃·clean + k₄·noise`, where `k₅` is 1 with clean latents put in their place, then
 /// `anchor ← k₆·x' + k₇·clean + k₈·x` (`x'` the new, `x` the old) and `first ← clean`.
 pub fn schedule(sigmas: &[f32]) -> (Vec<f32>, Vec<[f32; COEFFICIENTS]>) {
     let mut sigmas: Vec<f32> = sigmas.to_vec();
@@ -136,43 +139,41 @@ fn normalize(values: &mut [f64]) {
     values.iter_mut().for_each(|v| *v = (*v - mean) * scale);
 }
 
-/// What the loop reads of the sampler.
+/// Inputs of the loop for this sampler.
 pub(super) struct Res2s {
     coefficients: Value,
-    noise: [Value; 2],
+    /// `[NOISES, b, n, c]`, f32.
+    pub noise: Av<Value>,
 }
 
 impl Res2s {
     /// `coefficients [257, 9]` and `noise.<stream> [NOISES, b, n, c]`.
-    pub(super) fn input(p: &Params, content: [[usize; 3]; 2], axes: [[Axis; 3]; 2]) -> Self {
-        let rows = Type::new(DType::F32, [super::denoise::MAX_STEPS + 1, COEFFICIENTS]);
-        let noise = |i: usize, stream: &str| {
-            let ty = Type::new(DType::F32, [&[NOISES], &content[i][..]].concat());
-            p.input(&format!("noise.{stream}"), ty, &[&[Axis::Whole], &axes[i][..]].concat())
+    pub(super) fn input(p: &Params, latents: Av<Latents>) -> Self {
+        let rows = Type::new(DType::F32, [MAX_STEPS + 1, COEFFICIENTS]);
+        let noise = |l: Latents| {
+            let ty = Type::new(DType::F32, [&[NOISES], &l.content[..]].concat());
+            p.input(&format!("noise.{}", l.name), ty, &[&[Axis::Replicated], &l.axes[..]].concat())
         };
-        Res2s {
-            coefficients: p.input("coefficients", rows, &[Axis::Whole; 2]),
-            noise: [noise(0, "video"), noise(1, "audio")],
-        }
+        Res2s { coefficients: p.input("coefficients", rows, &[Axis::Replicated; 2]), noise: latents.map(noise) }
     }
 
-    /// The next `[x, anchor, first]` of stream `i`; `kept` puts what is given in its place.
+    /// The next `[x, anchor, first]` of a stream with this `noise`; `conditioned` puts clean latents in their place.
     pub(super) fn step(
         &self,
-        i: usize,
+        noise: &Value,
         evaluation: &Value,
         begin: &Value,
         [x, anchor, first]: [&Value; 3],
         clean: &Value,
-        kept: impl Fn(&Value) -> Option<Value>,
+        conditioned: impl Fn(&Value) -> Option<Value>,
     ) -> [Value; 3] {
         let row = self.coefficients.index(evaluation);
         let k = |at: usize| row.at(0, at);
-        let noise = self.noise[i].index(&(evaluation - begin));
+        let noise = noise.index(&(evaluation - begin));
         let next = x * k(0) + anchor * k(1) + first * k(2) + clean * k(3) + noise * k(4);
-        let next = match kept(&next) {
+        let next = match conditioned(&next) {
             None => next,
-            Some(kept) => &kept * k(5) + &next * (k(5).like(1.0) - k(5)),
+            Some(conditioned) => &conditioned * k(5) + &next * (k(5).like(1.0) - k(5)),
         };
         let anchor = &next * k(6) + clean * k(7) + x * k(8);
         [next, anchor, clean.clone()]

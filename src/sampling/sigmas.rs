@@ -64,7 +64,7 @@ pub fn verbatim(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
     Ok(sigmas)
 }
 
-/// How the shift `mu` moves the sigmas.
+/// Form of the shift of the sigmas by `mu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TimeShift {

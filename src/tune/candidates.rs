@@ -3,7 +3,7 @@
 
 use super::compile_report::{CollectiveEntry, CompileReport, TensorPlacement};
 use crate::config::LayoutSource;
-use crate::nn::{Axis, Exception, ExchangeKind, RopeAt, Rule};
+use crate::nn::{Axis, ContextParallelKind, Override, RopeAt, Rule};
 
 /// Layout with one rule changed.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub fn candidates(source: &LayoutSource, base: &CompileReport, least: f64) -> Ve
     let around = Around { source, base };
     let mut all = around.rules();
     all.extend(around.storage());
-    all.extend(around.exceptions());
+    all.extend(around.overrides());
     all.extend(around.context_parallel());
     all.retain(|c| c.bound >= least * base.cost());
     all.sort_by(|a, b| b.bound.total_cmp(&a.bound));
@@ -155,13 +155,13 @@ impl Around<'_> {
                 let collectives: Vec<usize> =
                     touched.iter().copied().filter(|&e| own(&self.base.collectives.list[e])).collect();
                 let whole = Rule { mesh_axes: Vec::new(), ..rule.clone() };
-                let exception = Exception { pattern: pattern.clone(), rules: vec![whole] };
+                let exception = Override { pattern: pattern.clone(), rules: vec![whole] };
                 if !self.has_room(rule, |t| exception.covers(t)) {
                     continue;
                 }
                 let mut layout = self.source.clone();
                 // The first override that matches wins.
-                layout.exceptions.insert(0, exception);
+                layout.overrides.insert(0, exception);
                 all.push(self.candidate(format!("tensors: \"{pattern}\": {{{axis}: []}}"), layout, collectives));
             }
             if families.len() > 1 && self.has_room(rule, |_| true) {
@@ -187,11 +187,11 @@ impl Around<'_> {
     fn without(&self, rule: usize) -> LayoutSource {
         let mut layout = self.source.clone();
         let axis = layout.rules.remove(rule).axis;
-        if layout.exceptions.iter().flat_map(|e| &e.rules).any(|r| r.axis == axis && !r.mesh_axes.is_empty()) {
+        if layout.overrides.iter().flat_map(|e| &e.rules).any(|r| r.axis == axis && !r.mesh_axes.is_empty()) {
             return layout;
         }
-        layout.exceptions.iter_mut().for_each(|e| e.rules.retain(|r| r.axis != axis));
-        layout.exceptions.retain(|e| !e.rules.is_empty());
+        layout.overrides.iter_mut().for_each(|e| e.rules.retain(|r| r.axis != axis));
+        layout.overrides.retain(|e| !e.rules.is_empty());
         layout
     }
 
@@ -209,9 +209,9 @@ impl Around<'_> {
     }
 
     /// Overrides, each dropped alone and with the others of the same family and axes.
-    fn exceptions(&self) -> Vec<Candidate> {
-        let axes = |e: &Exception| e.rules.iter().map(|r| r.axis).collect::<Vec<_>>();
-        let reach = |e: &Exception| -> Vec<String> {
+    fn overrides(&self) -> Vec<Candidate> {
+        let axes = |e: &Override| e.rules.iter().map(|r| r.axis).collect::<Vec<_>>();
+        let reach = |e: &Override| -> Vec<String> {
             let mut all: Vec<String> =
                 self.base.tensors.iter().filter(|t| e.covers(&t.tensor)).filter_map(|t| family(&t.tensor)).collect();
             all.sort();
@@ -219,15 +219,15 @@ impl Around<'_> {
             all
         };
         let mut groups: Vec<(Vec<usize>, Vec<String>)> = Vec::new();
-        for (n, e) in self.source.exceptions.iter().enumerate() {
+        for (n, e) in self.source.overrides.iter().enumerate() {
             let families = reach(e);
             if families.is_empty() {
                 continue;
             }
             groups.push((vec![n], families.clone()));
             let kin =
-                |m: usize| axes(&self.source.exceptions[m]) == axes(e) && reach(&self.source.exceptions[m]) == families;
-            let together: Vec<usize> = (0..self.source.exceptions.len()).filter(|&m| kin(m)).collect();
+                |m: usize| axes(&self.source.overrides[m]) == axes(e) && reach(&self.source.overrides[m]) == families;
+            let together: Vec<usize> = (0..self.source.overrides.len()).filter(|&m| kin(m)).collect();
             if together.len() > 1 && together[0] == n {
                 groups.push((together, families));
             }
@@ -237,10 +237,10 @@ impl Around<'_> {
             .map(|(left_out, families)| {
                 let collectives = self.picked(|e| family_of(e).is_some_and(|f| families.contains(&f)));
                 let names: Vec<String> =
-                    left_out.iter().map(|&n| format!("\"{}\"", self.source.exceptions[n].pattern)).collect();
+                    left_out.iter().map(|&n| format!("\"{}\"", self.source.overrides[n].pattern)).collect();
                 let mut layout = self.source.clone();
-                let kept = layout.exceptions.iter().enumerate().filter(|(n, _)| !left_out.contains(n));
-                layout.exceptions = kept.map(|(_, e)| e.clone()).collect();
+                let kept = layout.overrides.iter().enumerate().filter(|(n, _)| !left_out.contains(n));
+                layout.overrides = kept.map(|(_, e)| e.clone()).collect();
                 self.candidate(format!("tensors: without {}", names.join(", ")), layout, collectives)
             })
             .collect()
@@ -248,7 +248,7 @@ impl Around<'_> {
 
     /// Other kinds of context-parallel attention.
     fn context_parallel(&self) -> Vec<Candidate> {
-        let now = self.source.file.exchange;
+        let now = self.source.file.context_parallel;
         let collectives = self.picked(|e| {
             let attention = e.scope.split('/').any(|s| s.contains("attn"));
             attention && e.role.as_deref() == Some("activation")
@@ -262,21 +262,21 @@ impl Around<'_> {
         }
         let with = |change: &str, exchange| {
             let mut layout = self.source.clone();
-            layout.file.exchange = exchange;
-            self.candidate(format!("exchange: {change}"), layout, collectives.clone())
+            layout.file.context_parallel = exchange;
+            self.candidate(format!("context_parallel: {change}"), layout, collectives.clone())
         };
         let mut all = Vec::new();
-        if now.kind == ExchangeKind::GatherKv && now.rope == RopeAt::Gathered {
-            all.push(with("rope: local", crate::nn::ExchangePolicy { rope: RopeAt::Local, ..now }));
+        if now.kind == ContextParallelKind::GatherKv && now.rope == RopeAt::Gathered {
+            all.push(with("rope: local", crate::nn::ContextParallelPolicy { rope: RopeAt::Local, ..now }));
         }
-        let kind = |kind| crate::nn::ExchangePolicy { kind, ..crate::nn::ExchangePolicy::default() };
+        let kind = |kind| crate::nn::ContextParallelPolicy { kind, ..crate::nn::ContextParallelPolicy::default() };
         // On n devices, an all-to-all of tokens for heads moves 2 / n of what gathering keys and values does, so the way
         // back cannot gain. A ring moves as much as gathering, over one link instead of two.
-        if now.kind != ExchangeKind::Ulysses {
-            all.push(with("kind: ulysses", kind(ExchangeKind::Ulysses)));
+        if now.kind != ContextParallelKind::Ulysses {
+            all.push(with("kind: ulysses", kind(ContextParallelKind::Ulysses)));
         }
-        if matches!(now.kind, ExchangeKind::Ring | ExchangeKind::Hybrid) {
-            all.push(with("kind: gather_kv", kind(ExchangeKind::GatherKv)));
+        if matches!(now.kind, ContextParallelKind::Ring | ContextParallelKind::Hybrid) {
+            all.push(with("kind: gather_kv", kind(ContextParallelKind::GatherKv)));
         }
         all
     }
@@ -334,7 +334,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l.yml").to_str().unwrap().to_string();
         let text = "mesh: {context: -1}\nrules:\n  video_sequence: [context]\n  embed: [context]\n\
-                    tensors:\n  \"*none*\": {embed: []}\nexchange: {kind: gather_kv}\n";
+                    tensors:\n  \"*none*\": {embed: []}\ncontext_parallel: {kind: gather_kv}\n";
         std::fs::write(&path, text).unwrap();
         let source = crate::config::read_layout_source(&path).unwrap();
         let changes = |base: &CompileReport| {
@@ -349,7 +349,7 @@ mod tests {
                 named("rules: without embed", 5.5, 3),
                 named("tensors: \"transformer.*ff*\": {embed: []}", 3.0, 1),
                 named("tensors: \"transformer.*attn*\": {embed: []}", 2.0, 1),
-                named("exchange: kind: ulysses", 1.0, 1),
+                named("context_parallel: kind: ulysses", 1.0, 1),
             ]
         );
         // A collective of less than a hundredth of the step; then a device with no room for the replicated weight.

@@ -58,7 +58,7 @@ mod tests {
             scope: scope.into(),
             tensor: tensor.into(),
             ty: Type::new(DType::BF16, dims),
-            axes: vec![Axis::Whole; dims.len()],
+            axes: vec![Axis::Replicated; dims.len()],
             sharding: Sharding::new(sharding),
             role: Role::Parameter,
             rules: vec![format!("l.yml:1: {tensor}")],

@@ -182,7 +182,7 @@ fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -
 /// Replaces the file and lines of the copy by those of the requested layout.
 fn name_as_asked(base: &mut CompileReport, asked: &LayoutSource, copy: &LayoutSource) {
     let places = |s: &LayoutSource| -> Vec<String> {
-        let all = s.rules.iter().chain(&s.storage).chain(s.exceptions.iter().flat_map(|e| &e.rules));
+        let all = s.rules.iter().chain(&s.storage).chain(s.overrides.iter().flat_map(|e| &e.rules));
         all.map(|r| r.place.clone()).collect()
     };
     let names: Vec<(String, String)> = places(copy).into_iter().zip(places(asked)).collect();

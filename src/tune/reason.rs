@@ -150,7 +150,7 @@ mod tests {
         let tokens = placement(
             "blocks/ff",
             Role::Activation,
-            &[Axis::Rows, Axis::VideoSequence, Axis::Mlp],
+            &[Axis::CfgBatch, Axis::VideoSequence, Axis::Mlp],
             &[&[], &["context"], &[]],
         );
         let all = [weight.clone(), tokens.clone()];

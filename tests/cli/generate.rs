@@ -406,7 +406,10 @@ fn mistakes_in_layouts_are_one_line_with_tensor_or_file_and_line() {
         ("rules:\n  batch: [dta]\n", &["mine.yml:2: rule of 'batch' names mesh axis 'dta', known are data, cfg"]),
         ("rules:\n  batch: context\n", &["mine.yml:2: rule of 'batch' must be a list of mesh axes"]),
         ("rules:\n  batch: [data, data]\n", &["mine.yml:2: rule of 'batch' names mesh axis 'data' twice"]),
-        ("mesh:\n  context: 2\n\nexchange: {kind: wheel}\n", &["mine.yml:4: exchange.kind: unknown variant `wheel`"]),
+        (
+            "mesh:\n  context: 2\n\ncontext_parallel: {kind: wheel}\n",
+            &["mine.yml:4: context_parallel.kind: unknown variant `wheel`"],
+        ),
         (
             "mesh: {context: 2}\nrules:\n  heads: [context]\n  embed: [context]\n",
             &[
@@ -426,7 +429,7 @@ fn mistakes_in_layouts_are_one_line_with_tensor_or_file_and_line() {
         ),
         (
             "mesh: {context: 2}\nrules: {video_sequence: [context]}\nexchange: {kind: hybrid, ulysses: 3}\n",
-            &["exchange: 2 devices do not divide by ulysses = 3"],
+            &["context_parallel: 2 devices do not divide by ulysses = 3"],
         ),
     ] {
         let file = layout_file(dir.path(), layout);

@@ -19,7 +19,7 @@ const LAYERS: &[&[&str]] = &[
     &["nn"],
     &["kernels"],
     &["tensor"],
-    &["failpoint", "threads"],
+    &["av", "failpoint", "threads"],
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {

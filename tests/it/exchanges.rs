@@ -6,7 +6,9 @@ use crate::support::{cpu, full, needs, quick, relative_l2};
 use ltx2::hlo::{DType, Mesh, Type, Value};
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
-use ltx2::nn::{Attention, Axis, Build, ExchangeKind, ExchangePolicy, Layout, Lowering, Params, Rule, hide_padding};
+use ltx2::nn::{
+    Attention, Axis, Build, ContextParallelKind, ContextParallelPolicy, Layout, Lowering, Params, Rule, padding_mask,
+};
 use ltx2::runtime::{Engine, ShardedTensor};
 use ltx2::tensor::Tensor;
 use ndarray::ArrayD;
@@ -25,7 +27,7 @@ struct Layer {
     biased: bool,
 }
 
-fn layout(mesh: &[(&str, usize)], split: &[(Axis, &str)], exchange: ExchangePolicy) -> Layout {
+fn layout(mesh: &[(&str, usize)], split: &[(Axis, &str)], exchange: ContextParallelPolicy) -> Layout {
     let rules = split.iter().map(|(axis, mesh_axis)| Rule {
         axis: *axis,
         mesh_axes: vec![(*mesh_axis).to_string()],
@@ -34,8 +36,8 @@ fn layout(mesh: &[(&str, usize)], split: &[(Axis, &str)], exchange: ExchangePoli
     Layout::new(Mesh::new(mesh), rules.collect(), vec![], vec![], exchange).expect("valid")
 }
 
-fn policy(kind: ExchangeKind, outer: ExchangeKind) -> ExchangePolicy {
-    ExchangePolicy { kind, outer, ulysses: Some(2), ..ExchangePolicy::default() }
+fn policy(kind: ContextParallelKind, outer: ContextParallelKind) -> ContextParallelPolicy {
+    ContextParallelPolicy { kind, outer, ulysses: Some(2), ..ContextParallelPolicy::default() }
 }
 
 /// Layers side by side: inputs and result of the first end in `0`.
@@ -45,18 +47,18 @@ fn network(layers: &[Layer], layout: Layout, kernel: Kernel) -> Network {
     let results = layers.iter().enumerate().map(|(n, layer)| {
         let input = |name: &str, i: usize| -> Value {
             let ty = Type::new(DType::F32, [ROWS, layer.tokens[i], layer.heads, DIM]);
-            p.input(&format!("{name}{n}"), ty, &[Axis::Rows, layer.sequence[i], Axis::Heads, Axis::HeadDim])
+            p.input(&format!("{name}{n}"), ty, &[Axis::CfgBatch, layer.sequence[i], Axis::Heads, Axis::HeadDim])
         };
         let (q, k, v) = (input("q", 0), input("k", 1), input("v", 1));
         let bias = match layer.biased {
             true => {
                 let ty = Type::new(DType::F32, [1, 1, q.dim(1), k.dim(1)]);
-                Some(p.input(&format!("bias{n}"), ty, &[Axis::Whole; 4]))
+                Some(p.input(&format!("bias{n}"), ty, &[Axis::Replicated; 4]))
             }
-            false => hide_padding(p.builder(), k.dim(1), layer.tokens[1]),
+            false => padding_mask(p.builder(), k.dim(1), layer.tokens[1]),
         };
         let y = Attention { q: &q, k: &k, v: &v, bias: bias.as_ref(), scale: 0.6, sequence: layer.sequence }.run(&p);
-        let axes = [Axis::Rows, layer.sequence[0], Axis::Heads, Axis::HeadDim];
+        let axes = [Axis::CfgBatch, layer.sequence[0], Axis::Heads, Axis::HeadDim];
         let content = [ROWS, layer.tokens[0], layer.heads, DIM];
         p.output(&format!("y{n}"), &y, &axes, &content)
     });
@@ -99,7 +101,7 @@ fn agree(engine: &Engine, layers: &[Layer], layouts: &[(String, Layout, Kernel)]
 /// Tokens and heads that divide, with a bias for each query, and that do not, with what hides the filling.
 #[needs(cpu)]
 fn a_split_sequence_meets_itself() {
-    use ExchangeKind::{GatherKv, Hybrid, Ring, Ulysses};
+    use ContextParallelKind::{GatherKv, Hybrid, Ring, Ulysses};
     let engine = Engine::new(cpu(8), quick());
     let policies = [(GatherKv, Ring), (Ulysses, Ring), (Ring, Ring), (Hybrid, Ring), (Hybrid, GatherKv)];
     let split = [(Axis::VideoSequence, "context"), (Axis::Heads, "tensor")];
@@ -127,7 +129,7 @@ fn split_keys_meet_queries_of_another_sequence() {
     let mesh = [("context", 4)];
     let one = [(Axis::VideoSequence, "context")];
     let both = [(Axis::VideoSequence, "context"), (Axis::AudioSequence, "context")];
-    let exchange = ExchangePolicy::default();
+    let exchange = ContextParallelPolicy::default();
     let layouts = [(&one[..], Kernel::Plain), (&one[..], Kernel::Cudnn), (&both[..], Kernel::Plain)]
         .map(|(split, kernel)| (format!("{} split, {kernel:?}", split.len()), layout(&mesh, split, exchange), kernel));
     let layers = [([8, 12], true), ([8, 12], false), ([5, 10], false), ([8, 3], false)].map(|(tokens, biased)| {

@@ -61,7 +61,12 @@ fn the_official_order_of_rope_is_the_references_bit_for_bit() {
 fn forms_of_equal_value_agree() {
     let client = cpu(8);
     let plain = Lowering::of("cpu", "");
-    let here = |forms: Lowering| Lowering { mixed_products: false, rowwise: true, attention: Kernel::Plain, ..forms };
+    let here = |forms: Lowering| Lowering {
+        mixed_precision_dot: false,
+        batch_invariant: true,
+        attention: Kernel::Plain,
+        ..forms
+    };
     let (cuda, tpu) = (here(Lowering::of("cuda", "")), here(Lowering::of("tpu", "TPU v5")));
     let forms = [("cuda", cuda), ("tpu", tpu)];
     // Both where they differ most, one each elsewhere; in full both for four cases.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
 use ltx2::hlo::{DType, F8, Mesh};
 use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
-use ltx2::nn::{Axis, Build, ExchangePolicy, Layout, Lowering, Quantization, Rule};
+use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Quantization, Rule};
 use ltx2::pipeline::component::{RunComponent, run_component};
 use ltx2::pipeline::configs::ModelConfigs;
 use ltx2::pipeline::executor::Executor;
@@ -24,7 +24,7 @@ const NEAR: f64 = 0.06;
 const FAR: f64 = 0.01;
 
 fn build(dtype: DType, quantization: Quantization) -> Build {
-    let lowering = Lowering { layers_written_out: true, ..Lowering::of("cpu", "") };
+    let lowering = Lowering { unroll_layers: true, ..Lowering::of("cpu", "") };
     Build { lowering, quantization, ..Build::new(dtype) }
 }
 
@@ -138,7 +138,7 @@ fn a_mesh_changes_nothing() {
     let single = build(DType::F32, Quantization::Fp8);
     let rule = |axis| Rule { axis, mesh_axes: vec!["tensor".into()], place: "test".into() };
     let rules = vec![rule(Axis::Heads), rule(Axis::Mlp)];
-    let layout = Layout::new(Mesh::new(&[("tensor", 2)]), rules, vec![], vec![], ExchangePolicy::default());
+    let layout = Layout::new(Mesh::new(&[("tensor", 2)]), rules, vec![], vec![], ContextParallelPolicy::default());
     let split = Build { layout: layout.expect("valid"), ..single.clone() };
     let whole = run(&one, &case, &model, model.clone().into(), &single);
     let parts = run(&two, &case, &model, model.clone().into(), &split);

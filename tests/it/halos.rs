@@ -12,7 +12,7 @@ use ltx2::models::presets::Preset;
 use ltx2::models::upsampler::{self, UpsamplerConfig};
 use ltx2::models::video_vae::{DecoderConfig, EncoderConfig, Pixels, decoder_program, encoder_program};
 use ltx2::nn::{
-    Axis, Build, Conv3d, Conv3dLowering, ExchangePolicy, Layout, Lowering, Padding, Params, Pictures, Rule,
+    Axis, Build, ContextParallelPolicy, Conv3d, Conv3dLowering, Layout, Lowering, Padding, Params, Rule, ShardedVideo,
 };
 use ltx2::runtime::{Engine, ShardedTensor};
 use ltx2::tensor::Tensor;
@@ -23,7 +23,7 @@ fn blocks() -> Build {
     let rule = |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
     let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
     let mesh = Mesh::new(&[("cfg", 2), ("context", 4)]);
-    let layout = Layout::new(mesh, rules, vec![], vec![], ExchangePolicy::default()).expect("valid");
+    let layout = Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid");
     Build { layout, ..one() }
 }
 
@@ -46,7 +46,7 @@ fn convolutions(build: &Build, all: &[Convolved]) -> Network {
 }
 
 fn convolution(p: &Params, n: usize, &([height, width], size, step): &Convolved) -> (Output, Value) {
-    let pictures = Pictures::new(p, PICTURES[n], [1, 2, 3, height, width], [step; 2]);
+    let pictures = ShardedVideo::new(p, PICTURES[n], [1, 2, 3, height, width], [step; 2]);
     let x = pictures.input(p);
     let y = pictures.run(p, &x, None, |blocks, x, _| {
         // What was filled up is no longer zero.
@@ -55,7 +55,14 @@ fn convolution(p: &Params, n: usize, &([height, width], size, step): &Convolved)
         let all: Vec<_> = forms
             .map(|(padding, lowering)| {
                 let stride = [1, step, step];
-                let conv = Conv3d { kernel: [3, size, size], stride, causal: false, padding, ends: padding, lowering };
+                let conv = Conv3d {
+                    kernel: [3, size, size],
+                    stride,
+                    causal: false,
+                    padding,
+                    temporal_padding: padding,
+                    lowering,
+                };
                 conv.apply(&p.pp(format!("{n}.{padding:?}{lowering:?}")), x, 2, &blocks)
             })
             .collect();

@@ -85,7 +85,7 @@ fn forms_of_cuda() {
     for (layout, mesh) in
         [("sequence", "context=2"), ("ulysses", "context=4"), ("tensor", "tensor=2"), ("cfg", "cfg=2")]
     {
-        let lowering = Lowering { mixed_products: false, ..Lowering::of("cuda", "") };
+        let lowering = Lowering { mixed_precision_dot: false, ..Lowering::of("cuda", "") };
         let how = Build { lowering, ..build(layout, mesh, 8) };
         let got = run(&client, RunComponent::Transformer, case, &how);
         for (name, want) in &whole {

@@ -249,7 +249,7 @@ fn eight_bit_weights_are_made_of_the_merged() {
     let source = model(&case.model);
     let modules = [("transformer_blocks.0.ff.net.0.proj", "transformer_blocks.0.ff.net.0.proj")];
     let file = of_modules(&dir.path().join("a.safetensors"), &source, "transformer", &modules);
-    let lowering = Lowering { layers_written_out: true, ..Lowering::of("cpu", "") };
+    let lowering = Lowering { unroll_layers: true, ..Lowering::of("cpu", "") };
     let narrow = Build { lowering, quantization: Quantization::Fp8, ..Build::new(DType::BF16) };
     let wide = Build { quantization: Quantization::None, ..narrow.clone() };
     let results = |build: &Build, strength: f32| {

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
+use ltx2::av::Av;
 use ltx2::hlo::{Builder, DType, Output, Type, Value};
 use ltx2::models::Network;
-use ltx2::models::attention::Rope;
 use ltx2::models::gemma3::tokenizer::Tokenizer;
-use ltx2::models::transformer::{Isolation, Reads, StreamModulation, Text, TransformerConfig, adaln, block};
+use ltx2::models::transformer::{
+    BlockInputs, Isolation, LayerContext, StreamInputs, StreamModulation, TransformerConfig, adaln, block,
+};
 use ltx2::nn::rope::{fractions, table};
-use ltx2::nn::{Axis, Build, Heads, Params};
+use ltx2::nn::{Axis, Build, Heads, Params, Rope};
 use ltx2::pipeline::executor::{Executor, Inputs};
 use ltx2::pjrt::Client;
 use ltx2::runtime::{Engine, Outputs};
@@ -82,7 +84,7 @@ fn run(executor: &mut Executor, network: &Network, case: &Case) -> Outputs {
 }
 
 fn whole(p: &Params, name: &str, x: &Value) -> (Output, Value) {
-    p.output(name, x, &vec![Axis::Whole; x.rank()], x.dims())
+    p.output(name, x, &vec![Axis::Replicated; x.rank()], x.dims())
 }
 
 fn declare(p: &Params, case: &Case, name: &str) -> Value {
@@ -134,7 +136,7 @@ fn one_block_agrees_with_the_reference() {
             let prompt = case.inputs.contains_key(prompt).then(|| rows(prompt));
             let (main, cross, gate) = (rows(main), rows(cross), rows(gate));
             // The output layer's part is not read by a block.
-            StreamModulation { embedded: gate.clone(), main, cross, gate, prompt }
+            StreamModulation { embedded: gate.clone(), ada_params: main, cross, gate, prompt }
         };
         // The reference's split tables are [b, heads, t, half].
         let rope = |name: &str| {
@@ -142,17 +144,17 @@ fn one_block_agrees_with_the_reference() {
             Rope { cos: part("cos"), sin: part("sin") }
         };
         let [video, audio] = [c.video().width(), c.audio().width()];
-        let reads = [
-            Reads {
+        let streams = Av {
+            video: StreamInputs {
                 modulation: modulation("temb", "temb_ca_scale_shift", "temb_ca_gate", "temb_prompt", video),
-                level: None,
+                noise_level_index: None,
                 rope: rope("video"),
                 cross_rope: rope("ca_video"),
                 text_mask: None,
                 self_mask: None,
-                padding: None,
+                padding_mask: None,
             },
-            Reads {
+            audio: StreamInputs {
                 modulation: modulation(
                     "temb_audio",
                     "temb_ca_audio_scale_shift",
@@ -160,20 +162,22 @@ fn one_block_agrees_with_the_reference() {
                     "temb_prompt_audio",
                     audio,
                 ),
-                level: None,
+                noise_level_index: None,
                 rope: rope("audio"),
                 cross_rope: rope("ca_audio"),
                 text_mask: None,
                 self_mask: None,
-                padding: None,
+                padding_mask: None,
             },
-        ];
-        let state = ["hidden_states", "audio_hidden_states"].map(|n| declare(&p, &case, n));
-        let text =
-            ["encoder_hidden_states", "audio_encoder_hidden_states"].map(|n| Text::Context(declare(&p, &case, n)));
+        };
+        let hidden = Av::from(["hidden_states", "audio_hidden_states"]).map(|n| declare(&p, &case, n));
+        let context = Av::from(["encoder_hidden_states", "audio_encoder_hidden_states"])
+            .map(|n| LayerContext::Projected(declare(&p, &case, n)));
         let number = case.scalars["block"].as_u64().expect("a number");
         let at = p.pp("transformer_blocks").pp(number);
-        let [v, a] = block(&at, c, state, [&text[0], &text[1]], [&reads[0], &reads[1]], None, &Isolation::None);
+        let isolation = &Isolation::None;
+        let inputs = BlockInputs { streams: streams.as_ref(), context: context.as_ref(), stg_mask: None, isolation };
+        let Av { video: v, audio: a } = block(&at, c, hidden, &inputs);
         let network = Network::finish(&p, vec![whole(&p, "video", &v), whole(&p, "audio", &a)]).expect("builds");
         let outputs = run(&mut tiny.executor, &network, &case);
         for name in ["video", "audio"] {

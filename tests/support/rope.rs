@@ -11,7 +11,7 @@ pub const ROPES: [[usize; 4]; 2] = [[4, 1152, 32, 128], [4, 25, 32, 64]];
 /// Rotates `x` of these dimensions by the tables `cos` and `sin`.
 pub fn rope(dims: [usize; 4], numerics: Numerics, lowering: Lowering) -> Network {
     let p = Params::new("rope", "transformer", &Build { lowering, ..Build::new(DType::BF16) });
-    let whole = [Axis::Whole; 4];
+    let whole = [Axis::Replicated; 4];
     let x = p.input("x", Type::new(DType::BF16, dims), &whole);
     let table = Type::new(DType::F32, [1, dims[1], dims[2], dims[3] / 2]);
     let (cos, sin) = (p.input("cos", table.clone(), &whole), p.input("sin", table, &whole));

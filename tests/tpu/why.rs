@@ -86,7 +86,7 @@ fn the_first_advice_is_the_published_change() {
     let answer = why("tensor-gathered-ffn", &path);
     assert!(best(&answer).0.starts_with("tensors: without \"*ff.hidden\""), "{:?}", best(&answer));
     let answer = why("rope-gathered", &path);
-    assert_eq!(best(&answer).0, "exchange: rope: local");
+    assert_eq!(best(&answer).0, "context_parallel: rope: local");
 }
 
 /// What is shipped to be used is not to be mended: no change gains more than a hundredth, or it leads to what is shipped.
@@ -115,7 +115,7 @@ fn advice_on_a_shipped_layout_is_a_shipped_layout() {
             continue;
         }
         let (change, bytes) = best(&answer);
-        let shipped = change == "exchange: kind: ulysses" && (bytes / ulysses - 1.0).abs() < 0.01;
+        let shipped = change == "context_parallel: kind: ulysses" && (bytes / ulysses - 1.0).abs() < 0.01;
         assert!(shipped, "{layout}: {change}: {} to {}", cost(0), cost(1));
         exchanged.push(*layout);
     }

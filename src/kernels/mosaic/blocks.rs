@@ -1,10 +1,10 @@
-//! How many queries and keys a step of the kernel takes: from lengths, and the chip.
+//! Numbers of queries and keys that a step of the kernel takes: from lengths, and the chip.
 
 use super::flash::Shape;
 use super::text::LANES;
 use crate::hlo::DType;
 
-/// What the kernel needs to know of a chip.
+/// Properties of a chip that the kernel depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tpu {
     /// Operations a second that it does for each byte a second that its memory gives.
@@ -40,14 +40,14 @@ impl Tpu {
     }
 }
 
-/// How a kernel on bf16 takes its tokens, for tables and tests.
+/// Tokens that a step of a kernel on bf16 takes, for tables and tests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// Queries of one step.
     pub queries: usize,
     /// Keys of one step.
     pub keys: usize,
-    /// The part of the computed scores that are of tokens which only fill up blocks.
+    /// The part of the computed scores that are of tokens that only pad blocks.
     pub waste: f64,
 }
 
@@ -74,7 +74,7 @@ const MOST_QUERIES: usize = 2048;
 const MOST_KEYS: usize = 2048;
 
 impl Blocks {
-    /// What takes the least time: steps begin, keys come from memory, and scores of tokens that only fill up blocks are
+    /// The blocks that take the least time: steps begin, keys come from memory, and scores of tokens that only pad blocks are
     /// computed like others.
     pub fn choose(shape: &Shape, parts: bool, tpu: Tpu) -> Self {
         // Registers are 8 rows of 32 bits.

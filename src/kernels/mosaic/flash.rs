@@ -13,7 +13,7 @@ use super::module::{At, Frame, Order, Window};
 use super::text::{Block, Code, Int, LANES, Matrix};
 use crate::hlo::DType;
 
-/// What is attended to what.
+/// Sizes of the operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shape {
     /// Rows of a batch.
@@ -25,7 +25,7 @@ pub(super) struct Shape {
     pub kv_heads: usize,
     /// Width of a head.
     pub dim: usize,
-    /// Of queries, keys and values: bf16 or f32.
+    /// Element type of queries, keys and values: bf16 or f32.
     pub dtype: DType,
     /// Rows of the bias on keys, if there is one.
     pub bias: Option<usize>,
@@ -57,13 +57,13 @@ impl Shape {
     }
 }
 
-/// What a kernel gives.
+/// Result of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// Attended values, in the operands' element type.
-    Whole,
+    Normalized,
     /// Weighted values, and each head's largest score and sum of weights in a lane of its own; all f32.
-    Part,
+    Partial,
 }
 
 /// Smaller than any score, and finite: differences of it are numbers.
@@ -96,9 +96,9 @@ const KEYS: usize = 3;
 impl Writer<'_> {
     fn axes(&self) -> Axes {
         match self.wanted {
-            Wanted::Whole => Axes { heads: 1, queries: 2 },
+            Wanted::Normalized => Axes { heads: 1, queries: 2 },
             // The heads of a block of queries write to one block of sums, so they follow each other.
-            Wanted::Part => Axes { heads: 2, queries: 1 },
+            Wanted::Partial => Axes { heads: 2, queries: 1 },
         }
     }
 
@@ -107,7 +107,7 @@ impl Writer<'_> {
         let mut grid = vec![(1, Order::Any); 4];
         grid[ROWS] = (shape.rows, Order::Any);
         grid[axes.queries] = (shape.queries.div_ceil(self.blocks.queries), Order::Any);
-        let heads_order = if self.wanted == Wanted::Whole { Order::Any } else { Order::InTurn };
+        let heads_order = if self.wanted == Wanted::Normalized { Order::Any } else { Order::InTurn };
         grid[axes.heads] = (shape.heads / shape.together(), heads_order);
         grid[KEYS] = (self.steps, Order::InTurn);
         let of_queries = |dtype| {
@@ -134,8 +134,8 @@ impl Writer<'_> {
             at: vec![At::Axis(ROWS), At::Axis(axes.queries), At::First],
         };
         match self.wanted {
-            Wanted::Whole => windows.push(of_queries(shape.dtype)),
-            Wanted::Part => windows.extend([of_queries(DType::F32), sums(), sums()]),
+            Wanted::Normalized => windows.push(of_queries(shape.dtype)),
+            Wanted::Partial => windows.extend([of_queries(DType::F32), sums(), sums()]),
         }
         let kept = [self.blocks.queries, LANES];
         let scratch = match self.steps {
@@ -147,7 +147,7 @@ impl Writer<'_> {
 
     fn body(&self, code: &Code, all: &[Block]) {
         let operands = 3 + usize::from(self.shape.bias.is_some());
-        let results = if self.wanted == Wanted::Whole { 1 } else { 3 };
+        let results = if self.wanted == Wanted::Normalized { 1 } else { 3 };
         let (operands, rest) = all.split_at(operands);
         let (results, scratch) = rest.split_at(results);
         let step = code.place(KEYS);
@@ -206,7 +206,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Where the lanes are those of the block's `i`th head.
+    /// Mask of the lanes of the block's `i`th head.
     fn lanes_of(&self, code: &Code, dims: [usize; 2], i: usize) -> Matrix {
         let lane = code.iota(dims, 1);
         let (start, end) = (i * self.shape.dim, (i + 1) * self.shape.dim);
@@ -249,7 +249,7 @@ impl Writer<'_> {
         if x.dims[1] == 1 { x.clone() } else { x.repeated(self.shape.lanes() / LANES) }
     }
 
-    /// What each head has, in its own lanes.
+    /// Each head's matrix in its own lanes.
     fn side_by_side(&self, code: &Code, heads: &[Head], of: impl Fn(&Head) -> Matrix) -> Matrix {
         let dims = [self.blocks.queries, self.shape.lanes()];
         let mut parts = heads.iter().map(of).enumerate();
@@ -258,7 +258,7 @@ impl Writer<'_> {
     }
 
     fn finish(&self, code: &Code, results: &[Block], values: &Matrix, heads: &[Head]) {
-        if self.wanted == Wanted::Whole {
+        if self.wanted == Wanted::Normalized {
             let sums = self.side_by_side(code, heads, |h| self.widened(&h.sum));
             return code.store(&results[0], &values.over(&sums));
         }
@@ -279,13 +279,13 @@ impl Writer<'_> {
     }
 }
 
-/// What one head knows after a block of keys.
+/// Online softmax of one head after a block of keys.
 struct Head {
-    /// Weighted by this block's weights, in all lanes.
+    /// Values weighted by this block's weights, in all lanes.
     values: Matrix,
-    /// Of all weights so far.
+    /// Sum of all weights so far.
     sum: Matrix,
-    /// Of all scores so far, times `log2 e`.
+    /// Largest of all scores so far, times `log2 e`.
     largest: Matrix,
     /// By how much what came before counts less, where there are several blocks.
     shrink: Option<Matrix>,

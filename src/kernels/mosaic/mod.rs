@@ -19,8 +19,8 @@ use crate::hlo::{CustomCall, DType, Type, Value};
 /// Widest head whose blocks fit.
 const WIDEST: usize = 256;
 
-/// Why the kernel does not take these operands, if it does not.
-pub(super) fn refuses(q: &Value, k: &Value, v: &Value, bias: Option<&Value>) -> Option<String> {
+/// Reason why the kernel cannot take these operands, if there is one.
+pub(super) fn unsupported_reason(q: &Value, k: &Value, v: &Value, bias: Option<&Value>) -> Option<String> {
     let (dtype, dim, heads) = (q.dtype(), q.dim(3), q.dim(2));
     if ![DType::BF16, DType::F32].contains(&dtype) {
         return Some(format!("elements are {}", dtype.name()));
@@ -42,14 +42,14 @@ pub(super) fn refuses(q: &Value, k: &Value, v: &Value, bias: Option<&Value>) -> 
 /// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and a bias `[b or 1, 1, 1, k]`; the result is
 /// `[b, q, h, d]`.
 pub(super) fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> Value {
-    let call = Call::new(q, k, bias, Wanted::Whole, scale, tpu);
+    let call = Call::new(q, k, bias, Wanted::Normalized, scale, tpu);
     call.restored(&call.run([q, k, v], bias).remove(0))
 }
 
 /// The same before the division: weighted values `[b, q, h, d]`, the largest score and the sum of weights
 /// `[b, q, h, 1]`, all f32.
 pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> [Value; 3] {
-    let call = Call::new(q, k, bias, Wanted::Part, scale, tpu);
+    let call = Call::new(q, k, bias, Wanted::Partial, scale, tpu);
     let results = call.run([q, k, v], bias);
     let of_heads = |x: &Value| x.slice(2, 0, q.dim(2)).unsqueeze(3);
     [call.restored(&results[0]), of_heads(&results[1]), of_heads(&results[2])]
@@ -74,7 +74,7 @@ impl Call {
             dtype: q.dtype(),
             bias: bias.map(|b| b.dim(0)),
         };
-        let blocks = Blocks::choose(&shape, wanted == Wanted::Part, tpu);
+        let blocks = Blocks::choose(&shape, wanted == Wanted::Partial, tpu);
         tracing::debug!(?shape, ?blocks, "attention in Mosaic");
         let config = BackendConfig::new(&shape, wanted, blocks, &flash::kernel(&shape, wanted, blocks, scale));
         Call { shape, wanted, config }
@@ -85,7 +85,7 @@ impl Call {
         let bias = bias.map(|bias| bias.reshape(vec![bias.dim(0), 1, bias.dim(3)]));
         let operands: Vec<&Value> = operands.iter().chain(bias.as_ref()).collect();
         let mut results = vec![operands[0].ty().clone()];
-        if self.wanted == Wanted::Part {
+        if self.wanted == Wanted::Partial {
             let sums = Type::new(DType::F32, [self.shape.rows, self.shape.queries, text::LANES]);
             results = vec![results[0].with_dtype(DType::F32), sums.clone(), sums];
         }
@@ -119,7 +119,7 @@ impl Call {
     }
 }
 
-/// What libtpu reads of a kernel call. A body without a stated format is text.
+/// Configuration of a kernel call for libtpu. A body without a stated format is text.
 #[derive(Serialize)]
 struct BackendConfig {
     custom_call_config: Config,
@@ -132,7 +132,7 @@ struct Config {
     needs_layout_passes: bool,
 }
 
-/// On one device; what fills up blocks included.
+/// Cost on one device, padding of blocks included.
 #[derive(Serialize)]
 struct Cost {
     flops: usize,
@@ -149,8 +149,8 @@ impl BackendConfig {
         let reads = if blocks.keys >= shape.keys { 1 } else { shape.queries.div_ceil(blocks.queries) };
         let keys = reads * shape.rows * shape.keys * shape.heads * shape.dim;
         let out = match wanted {
-            Wanted::Whole => queries * size,
-            Wanted::Part => (queries + 2 * shape.rows * shape.queries * text::LANES) * DType::F32.size(),
+            Wanted::Normalized => queries * size,
+            Wanted::Partial => (queries + 2 * shape.rows * shape.queries * text::LANES) * DType::F32.size(),
         };
         BackendConfig {
             custom_call_config: Config {

@@ -10,7 +10,7 @@ pub(super) enum Order {
     InTurn,
 }
 
-/// Which block along a dimension of an array.
+/// Index of a block along a dimension of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
     /// The first.
@@ -32,9 +32,9 @@ pub(super) struct Window {
 /// A kernel's frame.
 pub(super) struct Frame {
     pub grid: Vec<(usize, Order)>,
-    /// Of operands, then of results.
+    /// Windows of operands, then of results.
     pub windows: Vec<Window>,
-    /// What stays from one place of the grid to the next, f32.
+    /// Shapes of arrays that stay from one place of the grid to the next, f32.
     pub scratch: Vec<[usize; 2]>,
 }
 

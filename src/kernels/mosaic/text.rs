@@ -80,7 +80,7 @@ impl Block {
         format!("{}: {}", self.name, self.ty())
     }
 
-    /// What is not one row.
+    /// More rows than one.
     fn matrix(&self) -> [usize; 2] {
         let n = self.dims.len();
         [self.dims[n - 2], self.dims[n - 1]]
@@ -168,7 +168,7 @@ impl Code {
         ));
     }
 
-    /// What runs only if a condition holds.
+    /// Code that runs only if a condition holds.
     pub fn when(&self, condition: &Flag, body: impl FnOnce()) {
         self.line(&format!("scf.if {} {{", condition.name));
         self.0.borrow_mut().depth += 1;
@@ -178,7 +178,7 @@ impl Code {
     }
 }
 
-/// What the grid's place along an axis is called.
+/// Name of the grid's place along an axis.
 pub(super) fn grid_axis(axis: usize) -> String {
     format!("%g{axis}")
 }
@@ -320,17 +320,17 @@ impl Matrix {
         self.code.matrix(&text, self.dtype, dims)
     }
 
-    /// Where integers are smaller than a number.
+    /// Mask of integers smaller than a number.
     pub fn below(&self, n: usize) -> Matrix {
         self.compared("slt", &self.code.int(n).splat(self.dims))
     }
 
-    /// Where integers are at least a number.
+    /// Mask of integers that are at least a number.
     pub fn at_least(&self, n: usize) -> Matrix {
         self.compared("sge", &self.code.int(n).splat(self.dims))
     }
 
-    /// Where integers are equal.
+    /// Mask of equal integers.
     pub fn equals(&self, other: &Int) -> Matrix {
         self.compared("eq", &other.splat(self.dims))
     }
@@ -345,12 +345,12 @@ impl Matrix {
         self.binary("addi", &by.splat(self.dims))
     }
 
-    /// Where both hold.
+    /// Mask where both hold.
     pub fn and(&self, other: &Matrix) -> Matrix {
         self.binary("andi", other)
     }
 
-    /// Of a mask: `yes` where it holds, else `no`.
+    /// `yes` where the mask holds, else `no`.
     pub fn select(&self, yes: &Matrix, no: &Matrix) -> Matrix {
         let [yes, no] = yes.joined(no).map(|m| m.broadcast(self.dims));
         let text = format!("arith.select {}, {}, {} : {}, {}", self.name, yes.name, no.name, self.ty(), yes.ty());

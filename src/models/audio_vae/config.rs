@@ -41,7 +41,7 @@ impl Default for DecoderConfig {
     }
 }
 
-/// How activations are normalised.
+/// Normalisation of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Norm {

@@ -55,7 +55,7 @@ fn resized(x: &Value, axis: isize, size: usize) -> Value {
 pub fn decoder_program(c: &DecoderConfig, [b, l, m]: [usize; 3], build: &Build) -> Result<Network> {
     let p = Params::new("audio_decoder", COMPONENT, build);
     // Audio is small, and its odd lengths divide by no mesh axis.
-    let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
+    let axes = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated];
     let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, l, m]), &axes);
     let mel = decode(&p.pp("decoder"), c, &latents);
     let mel = mel.to(DType::F32);

@@ -1,4 +1,4 @@
-//! What the decoder is made of. Activations are `[b, channels, time, mel]`.
+//! Layers of the decoder. Activations are `[b, channels, time, mel]`.
 
 use super::config::{Causality, DecoderConfig, Norm};
 use crate::hlo::{Conv, DType, Value};
@@ -34,9 +34,9 @@ fn norm(p: &Params, c: &DecoderConfig, name: &str, x: &Value) -> Value {
     let rest = x.ty().elements() / (b * GROUPS);
     let normed = layer_norm(&f.reshape(vec![b, GROUPS, rest]), EPS).reshape(x.dims().to_vec());
     let of_channel = |part: &str, init| {
-        p.pp(name).get(part, &[channels], &[Axis::Whole], init).to(DType::F32).reshape(vec![1, channels, 1, 1])
+        p.pp(name).get(part, &[channels], &[Axis::Replicated], init).to(DType::F32).reshape(vec![1, channels, 1, 1])
     };
-    normed * of_channel("weight", Init::Around(1.0, 0.02)) + of_channel("bias", Init::Normal(0.02))
+    normed * of_channel("weight", Init { mean: 1.0, std: 0.02 }) + of_channel("bias", Init::normal(0.02))
 }
 
 /// `silu(norm(x))`, rounded once.
@@ -65,7 +65,7 @@ pub fn attention(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
     });
     let [q, k, v] = &tokens;
     let scale = (channels as f64).sqrt().recip();
-    let y = Attention { q, k, v, bias: None, scale, sequence: [Axis::Whole; 2] }.run(p);
+    let y = Attention { q, k, v, bias: None, scale, sequence: [Axis::Replicated; 2] }.run(p);
     let y = y.reshape(vec![b, time * mel, channels]).swap(1, 2).reshape(vec![b, channels, time, mel]);
     x + point("proj_out", &y)
 }

@@ -2,10 +2,9 @@
 
 use serde::Deserialize;
 
-use crate::models::attention::AttentionLayer;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::rope::Pairing;
-use crate::nn::{Axis, Heads};
+use crate::nn::{AttentionLayer, Axis, Heads};
 
 /// The model folder's name.
 pub const COMPONENT: &str = "connectors";
@@ -71,7 +70,7 @@ pub struct TextMap {
     pub name: &'static str,
     /// Channels of its result.
     pub width: usize,
-    /// What its input is multiplied by.
+    /// Factor on its input.
     pub scale: f64,
 }
 

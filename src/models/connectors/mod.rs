@@ -12,18 +12,15 @@ pub use projection::Projection;
 
 use crate::hlo::{Comparison, DType, Result, Type, Value};
 use crate::models::Network;
-use crate::models::attention::Rope;
 use crate::models::feed_forward::{Activation, feed_forward};
 use crate::nn::rope::table;
-use crate::nn::{Axis, Build, Init, Params, rms};
+use crate::nn::{Axis, Build, Init, MASK_VALUE, Params, Rope, rms};
 use crate::tensor::Tensor;
 
 /// The eps of every norm.
 const EPS: f64 = 1e-6;
-/// Added to the score of a padded key.
-const HIDDEN: f64 = -1e30;
 
-/// What the program starts from.
+/// Form of the program's text input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
     /// `prompt_embeds` `[b, t, channels]`, normalised and projected: for both connectors, or video's channels and behind
@@ -40,7 +37,7 @@ pub enum Input {
 /// The first mistake made while building; a token count that the registers do not divide.
 pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, build: &Build) -> Result<Network> {
     let p = Params::new("connectors", COMPONENT, build);
-    let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+    let axes = [Axis::CfgBatch, Axis::TextSequence, Axis::Replicated];
     let mask = p.input("attention_mask", Type::new(DType::I32, vec![batch, tokens]), &axes[..2]);
     let text = |name: &str, width: usize| {
         p.input(name, Type::new(DType::F32, vec![batch, tokens, width]), &axes).to(build.dtype)
@@ -60,7 +57,7 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
         };
         let heads = k.attention.heads;
         let ty = Type::new(DType::F32, vec![1, tokens, heads.count, heads.dim / 2]);
-        let axes = [Axis::Whole, Axis::TextSequence, Axis::Heads, Axis::Whole];
+        let axes = [Axis::Replicated, Axis::TextSequence, Axis::Heads, Axis::Replicated];
         let part = |what: &str| p.input(&format!("rope.{}.{what}", k.stream), ty.clone(), &axes);
         let rope = Rope { cos: part("cos"), sin: part("sin") };
         connector(&p.pp(format!("{}_connector", k.stream)), &k, &projected, &mask, &rope)
@@ -95,7 +92,7 @@ fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope)
     let (start, bias) = match k.registers {
         Some(registers) => (with_registers(p, registers, text, mask), None),
         None => {
-            let bias = (mask.to(DType::F32) - 1.0) * -HIDDEN;
+            let bias = (mask.to(DType::F32) - 1.0) * -MASK_VALUE;
             (text.clone(), Some(bias.reshape(vec![mask.dim(0), 1, 1, mask.dim(1)])))
         }
     };
@@ -116,8 +113,8 @@ fn block(p: &Params, k: &Connector, x: &Value, bias: Option<&Value>, rope: &Rope
 fn with_registers(p: &Params, registers: usize, text: &Value, mask: &Value) -> Value {
     let b = p.builder();
     let (rows, t, width) = (text.dim(0), text.dim(1), text.dim(2));
-    let axes = [Axis::Whole, Axis::Embed];
-    let learned = p.get("learnable_registers", &[registers, width], &axes, Init::Normal(0.5));
+    let axes = [Axis::Replicated, Axis::Embed];
+    let learned = p.get("learnable_registers", &[registers, width], &axes, Init::normal(0.5));
     if !t.is_multiple_of(registers) {
         b.reject("registers", format!("{t} text tokens are not a multiple of the connectors' {registers} registers"));
         return text.clone();

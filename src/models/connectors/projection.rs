@@ -22,7 +22,7 @@ pub struct Projection {
 }
 
 impl Projection {
-    /// Of the prompts whose tokens `mask` marks (i32 `[b, t]`), for `states` hidden states of width `hidden`.
+    /// The projection of prompts whose tokens `mask` marks (i32 `[b, t]`), for `states` hidden states of width `hidden`.
     pub fn new(p: &Params, c: &ConnectorsConfig, mask: &Value, states: usize, hidden: usize) -> Self {
         let p = p.of(COMPONENT);
         if c.text_proj_in_factor != states || c.caption_channels != hidden {
@@ -58,8 +58,8 @@ impl Projection {
                 &[1, width, self.states],
                 (self.states, index),
                 &[m.width, hidden],
-                &[Axis::Whole, Axis::Embed],
-                Init::Normal((width as f32).sqrt().recip()),
+                &[Axis::Replicated, Axis::Embed],
+                Init::normal((width as f32).sqrt().recip()),
             );
             sum + linear_into(&self.p, &scaled(&y, m).to(self.p.dtype()), &weight, DType::F32)
         };
@@ -78,7 +78,7 @@ impl Projection {
     }
 }
 
-/// What makes the hidden states comparable.
+/// Normalisation that makes the hidden states comparable.
 #[derive(Clone, Copy)]
 enum Norm {
     /// `8·(x - mean) / (max - min)` of each state over the tokens and channels of a prompt.
@@ -92,7 +92,7 @@ impl Norm {
         if c.per_modality_projections { Norm::TokenRms } else { Norm::PromptRange }
     }
 
-    /// Of `x [b, t, hidden, …]` at the positions that `valid` marks, in f32; zero elsewhere.
+    /// The norm of `x [b, t, hidden, …]` at the positions that `valid` marks, in f32; zero elsewhere.
     fn of_valid(self, x: &Value, valid: &Value) -> Value {
         let x = x.to(DType::F32);
         let y = match self {
@@ -118,7 +118,7 @@ fn biased(p: &Params, y: Value, bias: bool) -> Value {
         return y;
     }
     let width = y.dim(-1);
-    y + p.get("bias", &[width], &[Axis::Whole], Init::Normal(0.02))
+    y + p.get("bias", &[width], &[Axis::Replicated], Init::normal(0.02))
 }
 
 fn side_by_side(parts: &[Value]) -> Value {
@@ -138,8 +138,8 @@ pub(super) fn project_stack(p: &Params, c: &ConnectorsConfig, stack: &Value, mas
     let y = Norm::of(c).of_valid(&stack.reshape(vec![b, t, hidden, states]), &valid).reshape(vec![b, t, width]);
     let project = |m: &TextMap| {
         let p = p.pp(m.name);
-        let init = Init::Normal((width as f32).sqrt().recip());
-        let weight = p.get("weight", &[m.width, width], &[Axis::Whole, Axis::Embed], init);
+        let init = Init::normal((width as f32).sqrt().recip());
+        let weight = p.get("weight", &[m.width, width], &[Axis::Replicated, Axis::Embed], init);
         biased(&p, linear_nd(&p, &scaled(&y, m).to(p.dtype()), &weight), c.proj_bias)
     };
     side_by_side(&c.text_maps().iter().map(project).collect::<Vec<_>>())

@@ -118,7 +118,8 @@ fn a_block_reads_as_expected() {
     let table = |name: &str| p.builder().argument(name, Type::new(DType::F32, [1, 4, 2, 2]));
     let rope = Rope { cos: table("cos"), sin: table("sin") };
     let y = block(&p.pp("transformer_blocks.0"), &video, &x, None, &rope);
-    let text = Network::finish(&p, vec![p.output("y", &y, &[Axis::Whole; 3], y.dims())]).expect("builds").program.text;
+    let text =
+        Network::finish(&p, vec![p.output("y", &y, &[Axis::Replicated; 3], y.dims())]).expect("builds").program.text;
     let bare: Vec<&str> = text.lines().map(|l| l.split(" loc(").next().unwrap_or(l)).collect();
     insta::assert_snapshot!(bare.join("\n"));
 }

@@ -9,7 +9,7 @@ use crate::nn::Heads;
 /// The model folder's name.
 pub const COMPONENT: &str = "text_encoder";
 
-/// What a layer attends to.
+/// Span that a layer attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerKind {
@@ -24,7 +24,7 @@ pub enum LayerKind {
 pub struct RopeBase {
     /// Base of the frequencies.
     pub theta: f64,
-    /// What the frequencies are divided by.
+    /// Divisor of the frequencies.
     pub factor: f64,
 }
 
@@ -105,7 +105,7 @@ impl Default for File {
     }
 }
 
-/// How frequencies are scaled. `type` is the older spelling of `rope_type`; some releases wrote both.
+/// Scaling of the frequencies. `type` is the older spelling of `rope_type`; some releases wrote both.
 #[derive(Clone, Default, Deserialize)]
 struct Scaling {
     rope_type: Option<String>,
@@ -122,7 +122,7 @@ struct Parameters {
 }
 
 impl Scaling {
-    /// What `self` says, and where it is silent what `other` says.
+    /// The keys of `self`, and those of `other` that `self` lacks.
     fn or(&self, other: &Scaling) -> Scaling {
         let kind = |s: &Scaling| s.rope_type.clone().or(s.r#type.clone());
         Scaling {

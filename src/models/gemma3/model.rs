@@ -5,13 +5,12 @@ use crate::hlo::{Comparison, DType, Result, Type, Value};
 use crate::models::Network;
 use crate::models::connectors::{self, ConnectorsConfig};
 use crate::nn::rope::{Pairing, rotate};
-use crate::nn::{Attention, Axis, Build, Heads, Init, Numerics, Params, gelu_tanh, linear_nd, project, rms};
+use crate::nn::{
+    Attention, Axis, Build, Heads, Init, MASK_VALUE, Numerics, Params, gelu_tanh, linear_nd, project, rms,
+};
 
-/// Where the text stack lies in the checkpoint.
+/// Prefix of the text stack in the checkpoint.
 const ROOT: &str = "language_model.model";
-/// Added to the score of a key that a query must not see: no finite score reaches it, and a row of nothing else stays
-/// finite.
-const HIDDEN: f64 = -1e30;
 
 /// The text encoder for `batch` rows of `tokens` tokens: inputs `input_ids`, `attention_mask` (i32 `[b, t]`).
 ///
@@ -29,10 +28,10 @@ pub fn program(
 ) -> Result<Network> {
     let p = Params::new("text_encoder", COMPONENT, build);
     let ty = Type::new(DType::I32, vec![batch, tokens]);
-    let axes = [Axis::Rows, Axis::TextSequence];
+    let axes = [Axis::CfgBatch, Axis::TextSequence];
     let ids = p.input("input_ids", ty.clone(), &axes);
     // Every device needs to know which tokens are none.
-    let mask = p.filled_input("attention_mask", ids.ty().clone(), &ty.dims, &[Axis::Rows, Axis::Whole]);
+    let mask = p.filled_input("attention_mask", ids.ty().clone(), &ty.dims, &[Axis::CfgBatch, Axis::Replicated]);
     let embeds = match connectors {
         Some(connectors) => {
             let projection = connectors::Projection::new(&p, connectors, &mask, c.hidden_states(), c.hidden_size);
@@ -49,7 +48,7 @@ pub fn program(
         }
     };
     let content = [batch, tokens, embeds.dim(-1)];
-    let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
+    let axes = [Axis::CfgBatch, Axis::TextSequence, Axis::Replicated];
     Network::finish(&p, vec![p.output("prompt_embeds", &embeds.to(DType::F32), &axes, &content)])
 }
 
@@ -65,25 +64,25 @@ fn encode(
 ) -> Vec<Value> {
     let b = p.builder();
     let root = p.pp(ROOT);
-    let init = Init::Normal((c.hidden_size as f32).sqrt().recip());
+    let init = Init::normal((c.hidden_size as f32).sqrt().recip());
     let (shape, axes) = ([c.vocab_size, c.hidden_size], [Axis::Vocab, Axis::Embed]);
     let h = root.pp("embed_tokens").lookup("weight", &shape, &axes, init, ids);
-    let h = p.place("embeddings", &h, &[Axis::Rows, Axis::TextSequence, Axis::Whole]);
+    let h = p.place("embeddings", &h, &[Axis::CfgBatch, Axis::TextSequence, Axis::Replicated]);
     // The factor is rounded to the weights' type before it multiplies, as the reference keeps it.
     let h = h * (c.hidden_size as f64).sqrt();
-    let reads = Reads::new(p, c, mask);
+    let inputs = SharedInputs::new(p, c, mask);
     let layers = c.layers.len();
     let done = root.each_layer("layers", layers, &[&[h], carried].concat(), |p, i, state| {
         let carried = visit(i, &state[0], &state[1..]);
-        let h = layer(p, c, &state[0], &reads.of(i));
+        let h = layer(p, c, &state[0], &inputs.of(i));
         [vec![h], carried].concat()
     });
     let last = norm(&root.pp("norm"), c, &done[0]);
     visit(&b.scalar(layers as f64, DType::I32), &last, &done[1..])
 }
 
-/// What every layer reads: positions and masks of both kinds of layer.
-struct Reads {
+/// Inputs of every layer: positions and masks of both kinds of layer.
+struct SharedInputs {
     /// `[2, t, dim / 2]`: sliding, full.
     cos: Value,
     sin: Value,
@@ -95,14 +94,14 @@ struct Reads {
     near: Value,
 }
 
-/// What one layer reads.
-struct LayerReads {
+/// Positions and mask of one layer.
+struct LayerInputs {
     cos: Value,
     sin: Value,
     bias: Value,
 }
 
-impl Reads {
+impl SharedInputs {
     fn new(p: &Params, c: &Gemma3Config, mask: &Value) -> Self {
         let (b, dtype) = (p.builder(), p.dtype());
         let (rows, t, half) = (mask.dim(0), mask.dim(1), c.heads.dim / 2);
@@ -123,9 +122,13 @@ impl Reads {
         let causal = distance.compare(Comparison::Ge, &distance.like(0.0));
         let valid = mask.compare(Comparison::Ne, &mask.like(0.0)).reshape(vec![rows, 1, 1, t]);
         // Whole: a piece of it would be gathered in every layer.
-        let visible = p.place("visible", &valid.and(&causal), &[Axis::Rows, Axis::Whole, Axis::Whole, Axis::Whole]);
+        let visible = p.place(
+            "visible",
+            &valid.and(&causal),
+            &[Axis::CfgBatch, Axis::Replicated, Axis::Replicated, Axis::Replicated],
+        );
         let window = i32::try_from(c.sliding_window).unwrap_or(i32::MAX);
-        Reads {
+        SharedInputs {
             cos: angles.cos().round_to(dtype),
             sin: angles.sin().round_to(dtype),
             kinds: b.vector_i32(&kinds),
@@ -134,7 +137,7 @@ impl Reads {
         }
     }
 
-    fn of(&self, layer: &Value) -> LayerReads {
+    fn of(&self, layer: &Value) -> LayerInputs {
         let kind = self.kinds.index(layer);
         let table = |t: &Value| {
             let row = t.index(&kind);
@@ -143,27 +146,31 @@ impl Reads {
         let full = kind.compare(Comparison::Ne, &kind.like(0.0));
         let seen = self.visible.and(&self.near.or(&full));
         let scalar = |v: f64| self.cos.builder().scalar(v, DType::F32);
-        LayerReads { cos: table(&self.cos), sin: table(&self.sin), bias: seen.select(&scalar(0.0), &scalar(HIDDEN)) }
+        LayerInputs {
+            cos: table(&self.cos),
+            sin: table(&self.sin),
+            bias: seen.select(&scalar(0.0), &scalar(MASK_VALUE)),
+        }
     }
 }
 
 /// RMS norm with the weight's distance from one, over the last dimension.
 fn norm(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
-    let weight = p.get("weight", &[x.dim(-1)], &[Axis::Whole], Init::Normal(0.02));
+    let weight = p.get("weight", &[x.dim(-1)], &[Axis::Replicated], Init::normal(0.02));
     (rms(x, c.rms_norm_eps) * (weight.to(DType::F32) + 1.0)).to(x.dtype())
 }
 
-fn layer(p: &Params, c: &Gemma3Config, h: &Value, reads: &LayerReads) -> Value {
-    let attended = attention(&p.pp("self_attn"), c, &norm(&p.pp("input_layernorm"), c, h), reads);
+fn layer(p: &Params, c: &Gemma3Config, h: &Value, inputs: &LayerInputs) -> Value {
+    let attended = attention(&p.pp("self_attn"), c, &norm(&p.pp("input_layernorm"), c, h), inputs);
     let h = h + norm(&p.pp("post_attention_layernorm"), c, &attended);
     let inner = mlp(&p.pp("mlp"), c, &norm(&p.pp("pre_feedforward_layernorm"), c, &h));
     &h + norm(&p.pp("post_feedforward_layernorm"), c, &inner)
 }
 
-fn attention(p: &Params, c: &Gemma3Config, x: &Value, reads: &LayerReads) -> Value {
+fn attention(p: &Params, c: &Gemma3Config, x: &Value, inputs: &LayerInputs) -> Value {
     let _scope = p.scope();
     let (heads, kv) = (c.heads, c.kv_heads());
-    let rotated = |x: &Value| rotate(p, x, &reads.cos, &reads.sin, Pairing::Split, Numerics::Default);
+    let rotated = |x: &Value| rotate(p, x, &inputs.cos, &inputs.sin, Pairing::Split, Numerics::Default);
     let axes = [Axis::Heads, Axis::HeadDim];
     let q = project(&p.pp("q_proj"), x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
     let kv = keys_values(p, kv, x, c.attention_bias);
@@ -171,7 +178,7 @@ fn attention(p: &Params, c: &Gemma3Config, x: &Value, reads: &LayerReads) -> Val
     let k = rotated(&norm(&p.pp("k_norm"), c, &kv.at(2, 0)));
     let scale = c.query_pre_attn_scalar.powf(-0.5);
     let o =
-        Attention { q: &q, k: &k, v: &kv.at(2, 1), bias: Some(&reads.bias), scale, sequence: [Axis::TextSequence; 2] }
+        Attention { q: &q, k: &k, v: &kv.at(2, 1), bias: Some(&inputs.bias), scale, sequence: [Axis::TextSequence; 2] }
             .run(p);
     let joined = o.reshape(vec![x.dim(0), x.dim(1), heads.width()]);
     project(&p.pp("o_proj"), &joined, &[c.hidden_size], c.attention_bias, &[Axis::Embed], Axis::Heads)
@@ -181,19 +188,19 @@ fn attention(p: &Params, c: &Gemma3Config, x: &Value, reads: &LayerReads) -> Val
 fn keys_values(p: &Params, heads: Heads, x: &Value, bias: bool) -> Value {
     let (shape, width) = ([heads.count, heads.dim, x.dim(-1)], heads.width());
     let axes = [Axis::KvHeads, Axis::HeadDim, Axis::Embed];
-    let init = Init::Normal((x.dim(-1) as f32).sqrt().recip());
+    let init = Init::normal((x.dim(-1) as f32).sqrt().recip());
     let weight = p.fused(&["k_proj.weight", "v_proj.weight"], &shape, &[width, x.dim(-1)], &axes, init);
     let y = linear_nd(p, x, &weight);
     if !bias {
         return y;
     }
-    y + p.fused(&["k_proj.bias", "v_proj.bias"], &shape[..2], &[width], &axes[..2], Init::Normal(0.02))
+    y + p.fused(&["k_proj.bias", "v_proj.bias"], &shape[..2], &[width], &axes[..2], Init::normal(0.02))
 }
 
 fn mlp(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
     let _scope = p.scope();
     let shape = [c.intermediate_size, c.hidden_size];
-    let init = Init::Normal((c.hidden_size as f32).sqrt().recip());
+    let init = Init::normal((c.hidden_size as f32).sqrt().recip());
     let weight = p.fused(&["gate_proj.weight", "up_proj.weight"], &shape, &shape, &[Axis::Mlp, Axis::Embed], init);
     let both = linear_nd(p, x, &weight);
     let inner = gelu_tanh(&both.at(2, 0)) * both.at(2, 1);

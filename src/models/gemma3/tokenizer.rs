@@ -13,7 +13,7 @@ const MODEL_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 const SPECIAL_FILE: &str = "special_tokens_map.json";
 
-/// Why a tokenizer cannot be opened, used or written. Every message is one line.
+/// Error in opening, using or writing a tokenizer. Every message is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// A file that cannot be read.

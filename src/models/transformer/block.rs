@@ -2,27 +2,20 @@
 
 use super::Isolation;
 use super::config::{Stream, TransformerConfig};
-use super::modulation::{StreamModulation, block_norm, gated_add, modulate, of_level, rows, table};
+use super::modulation::{Ada, StreamModulation, at_noise_level, block_norm, gated_add, modulate, rows, table};
+use super::text::{LayerContext, keys_values};
+use crate::av::Av;
 use crate::hlo::Value;
-use crate::models::attention::Rope;
 use crate::models::feed_forward::feed_forward;
-use crate::nn::{Axis, Params};
+use crate::nn::{AttentionLayer, Axis, Params, Rope};
 
-/// One stream's text, seen by one layer.
-#[derive(Clone)]
-pub enum Text {
-    /// The context `[b, t, width]`; keys and values are made in the block.
-    Context(Value),
-    /// Keys and values `[b, t, heads, dim]`, made once before the loop.
-    KeysValues([Value; 2]),
-}
-
-/// Everything of one stream that a block reads beside its state.
-pub struct Reads {
-    /// From the timestep.
+/// Inputs of one stream that all blocks share.
+pub struct StreamInputs {
+    /// Modulation from the timestep.
     pub modulation: StreamModulation,
-    /// Which of the modulation's levels each token has, `[b, n]`, i32; `None` where there is one, or each its own.
-    pub level: Option<Value>,
+    /// Index of each token's noise level in the modulation, `[b, n]`, i32; `None` where there is one level, or one a
+    /// token.
+    pub noise_level_index: Option<Value>,
     /// Self-attention's table.
     pub rope: Rope,
     /// Cross-modal attention's table.
@@ -31,19 +24,19 @@ pub struct Reads {
     pub text_mask: Option<Value>,
     /// Added to self-attention scores, `[b, 1, n, n]`, f32.
     pub self_mask: Option<Value>,
-    /// Added to the scores of this stream's keys, `[1, 1, 1, n]`, f32: hides tokens that only fill up the sequence.
-    pub padding: Option<Value>,
+    /// Added to the scores of this stream's keys, `[1, 1, 1, n]`, f32: masks tokens that pad the sequence.
+    pub padding_mask: Option<Value>,
 }
 
-impl Reads {
+impl StreamInputs {
     /// `table + timestep part`, row by row, as each token reads it.
     fn rows(&self, table: &Value, timestep: &Value) -> Vec<Value> {
-        rows(table, timestep).iter().map(|row| of_level(row, self.level.as_ref())).collect()
+        rows(table, timestep).iter().map(|row| at_noise_level(row, self.noise_level_index.as_ref())).collect()
     }
 
     /// Added to self-attention scores.
     fn self_bias(&self) -> Option<Value> {
-        add(self.self_mask.clone(), self.padding.clone())
+        add(self.self_mask.clone(), self.padding_mask.clone())
     }
 }
 
@@ -55,135 +48,137 @@ pub(super) fn add(one: Option<Value>, other: Option<Value>) -> Option<Value> {
     }
 }
 
-/// A block: states `[video, audio]`, each `[b, n, width]`, to the next states. `keep` is 1 for rows that attend and 0
-/// for perturbed ones (`[b, 1, 1, 1]`, f32).
-pub fn block(
-    p: &Params,
-    c: &TransformerConfig,
-    state: [Value; 2],
-    text: [&Text; 2],
-    reads: [&Reads; 2],
-    keep: Option<&Value>,
-    isolation: &Isolation,
-) -> [Value; 2] {
-    let streams = [c.video(), c.audio()];
-    let each = |f: &dyn Fn(usize) -> Value| [f(0), f(1)];
-    let main: [Vec<Value>; 2] = [0, 1].map(|i| {
-        let s = &streams[i];
-        reads[i]
-            .rows(&table(p, &s.name("scale_shift_table"), s.modulation_rows(), s.width()), &reads[i].modulation.main)
-    });
-    let state = each(&|i| self_attention(p, c, &streams[i], &state[i], reads[i], &main[i], keep));
-    let state = each(&|i| text_attention(p, c, &streams[i], &state[i], text[i], reads[i], &main[i]));
-    let state = match isolation {
-        Isolation::All => state,
-        Isolation::None => cross_modal(p, c, state, reads, None),
-        Isolation::Rows(joined) => cross_modal(p, c, state, reads, Some(joined)),
+/// Inputs of a block beside its hidden states.
+pub struct BlockInputs<'a> {
+    /// Inputs that all blocks share.
+    pub streams: Av<&'a StreamInputs>,
+    /// Text context of this layer.
+    pub context: Av<&'a LayerContext>,
+    /// 1 for rows that attend, 0 for perturbed ones, `[b, 1, 1, 1]`, f32.
+    pub stg_mask: Option<&'a Value>,
+    /// Rows whose streams do not attend to each other.
+    pub isolation: &'a Isolation,
+}
+
+/// A block: hidden states, each `[b, n, width]`, to the next.
+pub fn block(p: &Params, c: &TransformerConfig, hidden: Av<Value>, inputs: &BlockInputs) -> Av<Value> {
+    let streams = c.streams().zip(inputs.streams).map(|(s, inputs)| StreamBlock::new(p, c, s, inputs));
+    let streams = streams.as_ref();
+    let hidden = streams.zip(hidden).map(|(s, x)| s.self_attention(&x, inputs.stg_mask));
+    let hidden = streams.zip(hidden).zip(inputs.context).map(|((s, x), context)| s.text_attention(&x, context));
+    let hidden = match inputs.isolation {
+        Isolation::All => hidden,
+        Isolation::None => cross_modal(streams, hidden, None),
+        Isolation::Rows(mask) => cross_modal(streams, hidden, Some(mask)),
     };
-    each(&|i| {
-        let s = &streams[i];
-        let [shift, scale, gate] = [3, 4, 5].map(|r| &main[i][r]);
-        let x = modulate(&block_norm(p, c, &s.name("norm3"), &state[i]), scale, shift, p.dtype());
-        let y = feed_forward(&p.pp(s.name("ff")), &x, c.activation_fn, s.ff_bias, s.sequence);
-        p.place(&s.name("state"), &gated_add(&state[i], gate, &y), &[Axis::Rows, s.sequence, Axis::Whole])
-    })
+    streams.zip(hidden).map(|(s, x)| s.feed_forward(&x))
 }
 
-fn self_attention(
-    p: &Params,
-    c: &TransformerConfig,
-    s: &Stream,
-    x: &Value,
-    reads: &Reads,
-    main: &[Value],
-    keep: Option<&Value>,
-) -> Value {
-    let p1 = p.pp(s.name("attn1"));
-    let _scope = p1.scope();
-    let z = modulate(&block_norm(p, c, &s.name("norm1"), x), &main[1], &main[0], p.dtype());
-    let [q, k, v] = s.attention.qkv(&p1, &z, Some(&reads.rope));
-    let y = s.attention.attend(&p1, [&q, &k, &v], &z, s.width(), reads.self_bias().as_ref(), keep);
-    gated_add(x, &main[2], &y)
+/// One stream's part of a block.
+struct StreamBlock<'a> {
+    p: &'a Params,
+    c: &'a TransformerConfig,
+    s: Stream,
+    inputs: &'a StreamInputs,
+    self_ada: Ada,
+    ff_ada: Ada,
+    text_ada: Option<Ada>,
 }
 
-fn text_attention(
-    p: &Params,
-    c: &TransformerConfig,
-    s: &Stream,
-    x: &Value,
-    text: &Text,
-    reads: &Reads,
-    main: &[Value],
-) -> Value {
-    let p2 = p.pp(s.name("attn2"));
-    let _scope = p2.scope();
-    let normed = block_norm(p, c, &s.name("norm2"), x);
-    let z = if s.text_modulation { modulate(&normed, &main[7], &main[6], p.dtype()) } else { normed.to(p.dtype()) };
-    let layer = s.text_attention();
-    let q = layer.queries(&p2, &z, None);
-    let [k, v] = match text {
-        Text::KeysValues(kv) => kv.clone(),
-        Text::Context(context) => text_keys_values(p, c, s, context, reads.modulation.prompt.as_ref()),
-    };
-    let y = layer.attend(&p2, [&q, &k, &v], &z, s.width(), reads.text_mask.as_ref(), None);
-    if s.text_modulation { gated_add(x, &main[8], &y) } else { x + y }
-}
-
-/// A layer's keys and values of the text context, modulated where the model does so.
-pub fn text_keys_values(
-    p: &Params,
-    c: &TransformerConfig,
-    s: &Stream,
-    context: &Value,
-    prompt: Option<&Value>,
-) -> [Value; 2] {
-    let p2 = p.pp(s.name("attn2"));
-    if !c.prompt_modulation() {
-        return s.text_attention().keys_values(&p2, context, None);
+impl<'a> StreamBlock<'a> {
+    fn new(p: &'a Params, c: &'a TransformerConfig, s: Stream, inputs: &'a StreamInputs) -> Self {
+        let table = table(p, &s.name("scale_shift_table"), s.modulation_rows(), s.width());
+        let rows = inputs.rows(&table, &inputs.modulation.ada_params);
+        let text_ada = s.text_modulation.then(|| Ada::nth(&rows, 2));
+        StreamBlock { p, c, s, inputs, self_ada: Ada::nth(&rows, 0), ff_ada: Ada::nth(&rows, 1), text_ada }
     }
-    let fixed = table(p, &s.name("prompt_scale_shift_table"), 2, s.width());
-    let parts = match prompt {
-        Some(t) => rows(&fixed, t),
-        None => (0..2).map(|i| fixed.at(0, i).to(crate::hlo::DType::F32)).collect(),
-    };
-    let modulated = modulate(&context.to(crate::hlo::DType::F32), &parts[1], &parts[0], p.dtype());
-    s.text_attention().keys_values(&p2, &modulated, None)
+
+    fn norm(&self, name: &str, x: &Value) -> Value {
+        block_norm(self.p, self.c, name, x)
+    }
+
+    fn self_attention(&self, x: &Value, stg_mask: Option<&Value>) -> Value {
+        let (s, p) = (&self.s, self.p.pp(self.s.name("attn1")));
+        let _scope = p.scope();
+        let z = self.self_ada.modulate(&self.norm(&s.name("norm1"), x), p.dtype());
+        let [q, k, v] = s.attention.qkv(&p, &z, Some(&self.inputs.rope));
+        let y = s.attention.attend(&p, [&q, &k, &v], &z, s.width(), self.inputs.self_bias().as_ref(), stg_mask);
+        self.self_ada.add(x, &y)
+    }
+
+    fn text_attention(&self, x: &Value, context: &LayerContext) -> Value {
+        let (s, p) = (&self.s, self.p.pp(self.s.name("attn2")));
+        let _scope = p.scope();
+        let normed = self.norm(&s.name("norm2"), x);
+        let z = self.text_ada.as_ref().map_or_else(|| normed.to(p.dtype()), |ada| ada.modulate(&normed, p.dtype()));
+        let layer = s.text_attention();
+        let q = layer.queries(&p, &z, None);
+        let [k, v] = match context {
+            LayerContext::KeysValues(kv) => kv.clone(),
+            LayerContext::Projected(context) => {
+                keys_values(self.p, self.c, s, context, self.inputs.modulation.prompt.as_ref())
+            }
+        };
+        let y = layer.attend(&p, [&q, &k, &v], &z, s.width(), self.inputs.text_mask.as_ref(), None);
+        self.text_ada.as_ref().map_or_else(|| x + &y, |ada| ada.add(x, &y))
+    }
+
+    fn feed_forward(&self, x: &Value) -> Value {
+        let (s, p) = (&self.s, self.p);
+        let z = self.ff_ada.modulate(&self.norm(&s.name("norm3"), x), p.dtype());
+        let y = feed_forward(&p.pp(s.name("ff")), &z, self.c.activation_fn, s.ff_bias, s.sequence);
+        p.place(&s.name("state"), &self.ff_ada.add(x, &y), &[Axis::CfgBatch, s.sequence, Axis::Replicated])
+    }
+
+    fn cross_side(&'a self, label: &str, hidden: &'a Value) -> CrossSide<'a> {
+        let (p, modulation) = (self.p, &self.inputs.modulation);
+        let table = table(p, &format!("{label}_a2v_cross_attn_scale_shift_table"), 5, self.s.width());
+        let gate = self.inputs.rows(&table.slice(0, 4, 5), &modulation.gate).remove(0);
+        let normed = self.norm(&format!("{}_norm", self.s.cross_name), hidden);
+        let rows = self.inputs.rows(&table.slice(0, 0, 4), &modulation.cross);
+        CrossSide { block: self, hidden, normed, rows, gate }
+    }
 }
 
-/// Audio to video and video to audio. Both read the states from before either update. `joined` is 0 for rows that
-/// keep their state (`[b, 1, 1]`, f32).
-fn cross_modal(
-    p: &Params,
-    c: &TransformerConfig,
-    state: [Value; 2],
-    reads: [&Reads; 2],
-    joined: Option<&Value>,
-) -> [Value; 2] {
-    let tables = ["video_a2v_cross_attn_scale_shift_table", "audio_a2v_cross_attn_scale_shift_table"];
-    let norms = ["audio_to_video_norm", "video_to_audio_norm"];
-    let layers = ["audio_to_video_attn", "video_to_audio_attn"];
-    let parts = [0, 1].map(|i| {
-        let t = table(p, tables[i], 5, state[i].dim(-1));
-        let m = &reads[i].modulation;
-        let gate = reads[i].rows(&t.slice(0, 4, 5), &m.gate).remove(0);
-        (block_norm(p, c, norms[i], &state[i]), reads[i].rows(&t.slice(0, 0, 4), &m.cross), gate)
-    });
-    [0, 1].map(|queries| {
-        let pc = p.pp(layers[queries]);
-        let _scope = pc.scope();
-        let layer = c.cross(queries == 0);
-        // Rows: scale and shift of the a2v attention, then of the v2a attention, on both sides.
-        let input = |i: usize| {
-            let (normed, r, _) = &parts[i];
-            modulate(normed, &r[2 * queries], &r[2 * queries + 1], p.dtype())
-        };
-        let (own, other) = (input(queries), input(1 - queries));
-        let q = layer.queries(&pc, &own, Some(&reads[queries].cross_rope));
-        let [k, v] = layer.keys_values(&pc, &other, Some(&reads[1 - queries].cross_rope));
-        let padding = reads[1 - queries].padding.as_ref();
-        let y = layer.attend(&pc, [&q, &k, &v], &own, state[queries].dim(-1), padding, None);
-        let gate = &parts[queries].2;
-        let gate = joined.map_or_else(|| gate.clone(), |rows| gate * rows);
-        gated_add(&state[queries], &gate, &y)
-    })
+/// Audio to video and video to audio. Both read the hidden states from before either update. `mask` is 0 for rows that
+/// keep their state, `[b, 1, 1]`, f32.
+fn cross_modal(streams: Av<&StreamBlock>, hidden: Av<Value>, mask: Option<&Value>) -> Av<Value> {
+    let sides = streams.zip(Av::NAMES).zip(hidden.as_ref()).map(|((s, label), x)| s.cross_side(label, x));
+    let Av { video, audio } = &sides;
+    let c = streams.video.c;
+    Av { video: video.attend(audio, c.a2v(), A2V, mask), audio: audio.attend(video, c.v2a(), V2A, mask) }
+}
+
+/// First row of a direction's scale and shift.
+const A2V: usize = 0;
+const V2A: usize = 2;
+
+/// One stream's side of the attention between the streams.
+struct CrossSide<'a> {
+    block: &'a StreamBlock<'a>,
+    hidden: &'a Value,
+    normed: Value,
+    /// Scale and shift of the a2v attention, then of the v2a attention, each `[b, s, width]`, f32.
+    rows: Vec<Value>,
+    /// Gate of the attention that this stream queries, `[b, s, width]`, f32.
+    gate: Value,
+}
+
+impl CrossSide<'_> {
+    fn modulated(&self, direction: usize) -> Value {
+        modulate(&self.normed, &self.rows[direction], &self.rows[direction + 1], self.block.p.dtype())
+    }
+
+    /// This stream's next hidden states, its queries attending to the `other`'s keys.
+    fn attend(&self, other: &Self, layer: AttentionLayer, direction: usize, mask: Option<&Value>) -> Value {
+        let p = self.block.p.pp(format!("{}_attn", self.block.s.cross_name));
+        let _scope = p.scope();
+        let (own, context) = (self.modulated(direction), other.modulated(direction));
+        let q = layer.queries(&p, &own, Some(&self.block.inputs.cross_rope));
+        let [k, v] = layer.keys_values(&p, &context, Some(&other.block.inputs.cross_rope));
+        let padding = other.block.inputs.padding_mask.as_ref();
+        let y = layer.attend(&p, [&q, &k, &v], &own, self.block.s.width(), padding, None);
+        let gate = mask.map_or_else(|| self.gate.clone(), |mask| &self.gate * mask);
+        gated_add(self.hidden, &gate, &y)
+    }
 }

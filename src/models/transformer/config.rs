@@ -2,11 +2,11 @@
 
 use serde::Deserialize;
 
-use crate::models::attention::AttentionLayer;
+use crate::av::Av;
 use crate::models::feed_forward::Activation;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::rope::Pairing;
-use crate::nn::{Axis, Heads};
+use crate::nn::{AttentionLayer, Axis, Heads};
 
 /// The model folder's name.
 pub const COMPONENT: &str = "transformer";
@@ -115,12 +115,14 @@ impl Default for TransformerConfig {
     }
 }
 
-/// One of the two streams: what differs between video and audio.
+/// Sizes and switches of one of the two streams.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     /// Prefix of its tensors' names.
     pub prefix: &'static str,
-    /// Its tokens.
+    /// `audio_to_video` or `video_to_audio`: the attention that this stream queries.
+    pub cross_name: &'static str,
+    /// Axis of its tokens.
     pub sequence: Axis,
     /// Self-attention.
     pub attention: AttentionLayer,
@@ -130,6 +132,8 @@ pub struct Stream {
     pub context: usize,
     /// Biases in the feed-forward layer.
     pub ff_bias: bool,
+    /// Channels of a latent token.
+    pub in_channels: usize,
     /// Output channels.
     pub out_channels: usize,
 }
@@ -198,15 +202,22 @@ impl TransformerConfig {
         }
     }
 
+    /// Both streams.
+    pub fn streams(&self) -> Av<Stream> {
+        Av { video: self.video(), audio: self.audio() }
+    }
+
     /// The video stream.
     pub fn video(&self) -> Stream {
         Stream {
             prefix: "",
+            cross_name: "audio_to_video",
             sequence: Axis::VideoSequence,
             attention: self.layer(self.video_heads(), self.gated_attn, [Axis::VideoSequence; 2]),
             text_modulation: self.cross_attn_mod,
             context: self.cross_attention_dim,
             ff_bias: self.ff_bias,
+            in_channels: self.in_channels,
             out_channels: self.out_channels.unwrap_or(self.in_channels),
         }
     }
@@ -215,22 +226,25 @@ impl TransformerConfig {
     pub fn audio(&self) -> Stream {
         Stream {
             prefix: "audio_",
+            cross_name: "video_to_audio",
             sequence: Axis::AudioSequence,
             attention: self.layer(self.audio_heads(), self.audio_gated_attn, [Axis::AudioSequence; 2]),
             text_modulation: self.audio_cross_attn_mod,
             context: self.audio_cross_attention_dim,
             ff_bias: self.audio_ff_bias,
+            in_channels: self.audio_in_channels,
             out_channels: self.audio_out_channels.unwrap_or(self.audio_in_channels),
         }
     }
 
-    /// The attention of video over audio (`true`) or audio over video: audio's heads, the query stream's gate.
-    pub fn cross(&self, video_queries: bool) -> AttentionLayer {
-        let (gated, sequence) = match video_queries {
-            true => (self.gated_attn, [Axis::VideoSequence, Axis::AudioSequence]),
-            false => (self.audio_gated_attn, [Axis::AudioSequence, Axis::VideoSequence]),
-        };
-        self.layer(self.audio_heads(), gated, sequence)
+    /// The attention of video queries over audio.
+    pub fn a2v(&self) -> AttentionLayer {
+        self.layer(self.audio_heads(), self.gated_attn, [Axis::VideoSequence, Axis::AudioSequence])
+    }
+
+    /// The attention of audio queries over video.
+    pub fn v2a(&self) -> AttentionLayer {
+        self.layer(self.audio_heads(), self.audio_gated_attn, [Axis::AudioSequence, Axis::VideoSequence])
     }
 
     /// Whether a block's maps are 8-bit floats in runs that ask for it: not the first block's nor the last tenth's,
@@ -240,7 +254,12 @@ impl TransformerConfig {
         (1..self.num_layers - last).contains(&block)
     }
 
-    /// Whether the text context is modulated by the noise level, so that text keys change with every step.
+    /// Whether the modulation of the text context depends on the noise level.
+    pub fn has_prompt_adaln(&self) -> bool {
+        self.prompt_modulation() && self.use_prompt_adaln_single
+    }
+
+    /// Whether the noise level modulates the text context, so that text keys change with every step.
     pub fn prompt_modulation(&self) -> bool {
         self.cross_attn_mod || self.audio_cross_attn_mod
     }

@@ -9,22 +9,23 @@ pub mod tables;
 mod tests;
 mod text;
 
-pub use block::{Reads, Text, block};
+pub use block::{BlockInputs, StreamInputs, block};
 pub use config::{COMPONENT, Stream, TransformerConfig};
-pub use modulation::{CrossTimestep, Levels, StreamModulation, adaln, modulation, of_level};
+pub use modulation::{Ada, CrossTimestep, Levels, StreamModulation, adaln, at_noise_level, modulation};
 pub use program::{ForwardShape, program};
-pub use text::{TextSource, all_text_keys_values, project_text, text_keys_values};
+pub use text::{LayerContext, TextContext, context_outputs, project_text};
 
 use modulation::{modulate, table};
 
+use crate::av::Av;
 use crate::hlo::{DType, Value};
 use crate::nn::{Axis, Params, layer_norm, linear};
 
-/// Rows whose self-attention is replaced by their own values in some layers.
+/// Rows whose self-attention is replaced by their own values in some layers (spatio-temporal guidance).
 pub struct Perturbation {
     /// 1 for rows that attend, 0 for perturbed ones: `[b, 1, 1, 1]`, f32.
-    pub keep: Value,
-    /// The perturbed layers.
+    pub stg_mask: Value,
+    /// Perturbed layers.
     pub layers: Vec<usize>,
 }
 
@@ -34,53 +35,62 @@ pub enum Isolation {
     None,
     /// Every row: the attention between the streams is left out of the program.
     All,
-    /// 1 for rows whose streams attend to each other, 0 for isolated ones: `[b, 1, 1]`, f32.
+    /// The cross-modal mask: 1 for rows whose streams attend to each other, 0 for isolated ones, `[b, 1, 1]`, f32.
     Rows(Value),
 }
 
-/// The velocities `[video, audio]` of noisy tokens `[b, n, channels]` in the weights' element type.
-pub fn forward(
-    p: &Params,
-    c: &TransformerConfig,
-    tokens: [&Value; 2],
-    text: &[TextSource; 2],
-    reads: [&Reads; 2],
-    perturbation: Option<&Perturbation>,
-    isolation: &Isolation,
-) -> [Value; 2] {
+/// Inputs of a forward pass.
+pub struct ForwardInputs<'a> {
+    /// Noisy tokens `[b, n, channels]`, in the weights' element type.
+    pub tokens: Av<&'a Value>,
+    /// Text context.
+    pub context: Av<&'a TextContext>,
+    /// Inputs that all blocks share.
+    pub streams: Av<&'a StreamInputs>,
+    /// Rows and layers that are perturbed.
+    pub perturbation: Option<&'a Perturbation>,
+    /// Rows whose streams do not attend to each other.
+    pub isolation: &'a Isolation,
+}
+
+/// The velocities `[b, n, channels]` of noisy tokens, in the weights' element type.
+pub fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs) -> Av<Value> {
     let b = p.builder();
-    let streams = [c.video(), c.audio()];
-    let start = [0, 1].map(|i| {
-        let x =
-            linear(&p.pp(streams[i].name("proj_in")), tokens[i], streams[i].width(), true, [Axis::Whole, Axis::Embed]);
-        p.place(&streams[i].name("state"), &x, &[Axis::Rows, streams[i].sequence, Axis::Whole])
+    let &ForwardInputs { tokens, context, streams, perturbation, isolation } = inputs;
+    let start = c.streams().zip(tokens).map(|(s, x)| {
+        let x = linear(&p.pp(s.name("proj_in")), x, s.width(), true, [Axis::Replicated, Axis::Embed]);
+        p.place(&s.name("state"), &x, &[Axis::CfgBatch, s.sequence, Axis::Replicated])
     });
     let perturbed = perturbation.map(|s| {
         let flags: Vec<i32> = (0..c.num_layers).map(|l| i32::from(s.layers.contains(&l))).collect();
         b.vector_i32(&flags).to(DType::F32)
     });
-    let state = {
+    let hidden = {
         let _scope = b.scope("blocks");
-        p.each_layer("transformer_blocks", c.num_layers, &start, |p, i, state| {
+        p.each_layer("transformer_blocks", c.num_layers, &[start.video, start.audio], |p, i, hidden| {
             let p = &p.quantized(|block| c.quantizes(block));
-            let layer_text = [0, 1].map(|m| text[m].of_layer(p, &streams[m]));
+            let context = context.map(|context| context.of_layer(p));
             // A row attends unless the layer is perturbed and the row's mask says so.
-            let keep = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| {
+            let stg_mask = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| {
                 let here = flags.index(i);
-                (&s.keep - 1.0) * here + 1.0
+                (&s.stg_mask - 1.0) * here + 1.0
             });
-            let state = [state[0].clone(), state[1].clone()];
-            block(p, c, state, [&layer_text[0], &layer_text[1]], reads, keep.as_ref(), isolation).to_vec()
+            let inputs = BlockInputs { streams, context: context.as_ref(), stg_mask: stg_mask.as_ref(), isolation };
+            let hidden = Av { video: hidden[0].clone(), audio: hidden[1].clone() };
+            block(p, c, hidden, &inputs).into_iter().collect()
         })
     };
-    [0, 1].map(|i| {
-        let s = &streams[i];
-        let table = table(p, &s.name("scale_shift_table"), 2, s.width()).to(DType::F32);
-        let embedded = reads[i].modulation.embedded.to(DType::F32);
-        let level = reads[i].level.as_ref();
-        let [shift, scale] = [0, 1].map(|r| of_level(&(&embedded + table.at(0, r)), level));
-        let y = modulate(&layer_norm(&state[i], 1e-6), &scale, &shift, p.dtype());
-        let y = linear(&p.pp(s.name("proj_out")), &y, s.out_channels, true, [Axis::Embed, Axis::Whole]);
-        p.place(&s.name("velocity"), &y, &[Axis::Rows, s.sequence, Axis::Whole])
-    })
+    let hidden = Av { video: &hidden[0], audio: &hidden[1] };
+    c.streams().zip(hidden).zip(streams).map(|((s, x), inputs)| velocity(p, &s, x, inputs))
+}
+
+/// A stream's velocity from its last hidden states.
+fn velocity(p: &Params, s: &Stream, x: &Value, inputs: &StreamInputs) -> Value {
+    let table = table(p, &s.name("scale_shift_table"), 2, s.width()).to(DType::F32);
+    let embedded = inputs.modulation.embedded.to(DType::F32);
+    let index = inputs.noise_level_index.as_ref();
+    let [shift, scale] = [0, 1].map(|r| at_noise_level(&(&embedded + table.at(0, r)), index));
+    let y = modulate(&layer_norm(x, 1e-6), &scale, &shift, p.dtype());
+    let y = linear(&p.pp(s.name("proj_out")), &y, s.out_channels, true, [Axis::Embed, Axis::Replicated]);
+    p.place(&s.name("velocity"), &y, &[Axis::CfgBatch, s.sequence, Axis::Replicated])
 }

@@ -1,11 +1,12 @@
 //! The timestep's way into the network: adaLN-single, and the rows each block takes from it.
 
 use super::config::{Stream, TransformerConfig};
+use crate::av::Av;
 use crate::hlo::{Comparison, DType, Value};
 use crate::models::timestep::timestep_embedding;
 use crate::nn::{Axis, Init, Params, linear, rms, silu};
 
-/// Which noise level the cross-modal modules see (`conditioning.cross_timestep`). All agree when every token of both
+/// Noise level that the cross-modal modules see (`conditioning.cross_timestep`). All agree when every token of both
 /// streams has one noise level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrossTimestep {
@@ -17,12 +18,12 @@ pub enum CrossTimestep {
     GateOnly,
 }
 
-/// One stream's modulation, from the timestep alone: `rows` or 1 leading; next the tokens, 1, or the levels that tokens
-/// choose from ([`Reads::level`](super::Reads::level)).
+/// One stream's modulation, from the timestep alone. `b` is the CFG batch or 1; `s` is the tokens, 1, or the levels that
+/// tokens choose from ([`StreamInputs::noise_level_index`](super::StreamInputs::noise_level_index)).
 #[derive(Clone)]
 pub struct StreamModulation {
-    /// `[b, s, 6 or 9, width]`.
-    pub main: Value,
+    /// `[b, s, 6 or 9, width]`: an [`Ada`] each for self-attention, the feed-forward layer and, in LTX-2.3, text attention.
+    pub ada_params: Value,
     /// `[b, s, width]`, for the output layer.
     pub embedded: Value,
     /// `[b, s, 4, width]`: scale and shift towards each cross-modal attention.
@@ -33,11 +34,70 @@ pub struct StreamModulation {
     pub prompt: Option<Value>,
 }
 
+impl StreamModulation {
+    /// `f` of each part's name and its shape for one noise level.
+    pub fn new(c: &TransformerConfig, s: &Stream, f: impl Fn(&'static str, &[usize]) -> Value) -> Self {
+        let w = s.width();
+        StreamModulation {
+            ada_params: f("main", &[s.modulation_rows(), w]),
+            embedded: f("embedded", &[w]),
+            cross: f("cross", &[4, w]),
+            gate: f("gate", &[1, w]),
+            prompt: c.has_prompt_adaln().then(|| f("prompt", &[2, w])),
+        }
+    }
+
+    /// `f` of each part.
+    pub fn map(&self, f: impl Fn(&Value) -> Value) -> Self {
+        StreamModulation {
+            ada_params: f(&self.ada_params),
+            embedded: f(&self.embedded),
+            cross: f(&self.cross),
+            gate: f(&self.gate),
+            prompt: self.prompt.as_ref().map(f),
+        }
+    }
+
+    /// The parts by name.
+    pub fn parts(&self) -> impl Iterator<Item = (&'static str, &Value)> {
+        let parts =
+            [("main", &self.ada_params), ("embedded", &self.embedded), ("cross", &self.cross), ("gate", &self.gate)];
+        parts.into_iter().chain(self.prompt.as_ref().map(|prompt| ("prompt", prompt)))
+    }
+}
+
+/// Shift and scale before a sub-layer and the gate behind it, each `[b, s, width]`, f32:
+/// `x + gate · f(norm(x)·(1 + scale) + shift)`.
+#[allow(missing_docs)] // Named as adaLN names them.
+pub struct Ada {
+    pub shift: Value,
+    pub scale: Value,
+    pub gate: Value,
+}
+
+impl Ada {
+    /// The `i`-th of the rows of a modulation table.
+    pub(super) fn nth(rows: &[Value], i: usize) -> Self {
+        Ada { shift: rows[3 * i].clone(), scale: rows[3 * i + 1].clone(), gate: rows[3 * i + 2].clone() }
+    }
+
+    /// The sub-layer's input, from the normalised `x`.
+    pub(super) fn modulate(&self, x: &Value, dtype: DType) -> Value {
+        modulate(x, &self.scale, &self.shift, dtype)
+    }
+
+    /// The residual stream `x` with the sub-layer's result.
+    pub(super) fn add(&self, x: &Value, y: &Value) -> Value {
+        gated_add(x, &self.gate, y)
+    }
+}
+
 /// Noise levels of one stream, as the reference's timesteps (1000 times sigma).
+#[derive(Clone, Copy)]
 pub struct Levels<'a> {
     /// `[b, 1 or tokens]`, f32.
     pub timestep: &'a Value,
-    /// The scalar level, `[b, 1]`, f32.
+    /// Scalar level, `[b, 1]`, f32.
     pub sigma: &'a Value,
 }
 
@@ -46,45 +106,39 @@ pub struct Levels<'a> {
 pub fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value, Value) {
     let _scope = p.scope();
     let embedded = timestep_embedding(&p.pp("emb.timestep_embedder"), timestep, width);
-    let all = linear(&p.pp("linear"), &silu(&embedded), rows * width, true, [Axis::Whole, Axis::Embed]);
+    let all = linear(&p.pp("linear"), &silu(&embedded), rows * width, true, [Axis::Replicated, Axis::Embed]);
     (all.reshape(vec![timestep.dim(0), timestep.dim(1), rows, width]), embedded)
 }
 
-/// Both streams' modulation (video, audio) from their noise levels.
-pub fn modulation(
-    p: &Params,
-    c: &TransformerConfig,
-    video: &Levels,
-    audio: &Levels,
-    cross: CrossTimestep,
-) -> [StreamModulation; 2] {
+/// Modulation of both streams from their noise levels.
+pub fn modulation(p: &Params, c: &TransformerConfig, levels: Av<Levels>, cross: CrossTimestep) -> Av<StreamModulation> {
     let factor = c.cross_attn_timestep_scale_multiplier / c.timestep_scale_multiplier;
-    let stream = |s: &Stream, own: &Levels, other: &Levels, scale_shift: &str, gate: &str| {
+    let names = Av {
+        video: ("av_cross_attn_video_scale_shift", "av_cross_attn_video_a2v_gate"),
+        audio: ("av_cross_attn_audio_scale_shift", "av_cross_attn_audio_v2a_gate"),
+    };
+    let streams = c.streams().zip(names).zip(levels.zip(levels.swap()));
+    streams.map(|((s, (scale_shift, gate)), (own, other))| {
         let width = s.width();
-        let (main, embedded) = adaln(&p.pp(s.name("time_embed")), own.timestep, s.modulation_rows(), width);
+        let (ada_params, embedded) = adaln(&p.pp(s.name("time_embed")), own.timestep, s.modulation_rows(), width);
         let for_scale = if cross == CrossTimestep::Cross { other.sigma } else { own.timestep };
         let for_gate = if cross == CrossTimestep::Own { own.timestep } else { other.sigma };
-        let prompt = (c.prompt_modulation() && c.use_prompt_adaln_single)
-            .then(|| adaln(&p.pp(s.name("prompt_adaln")), own.sigma, 2, width).0);
+        let prompt = c.has_prompt_adaln().then(|| adaln(&p.pp(s.name("prompt_adaln")), own.sigma, 2, width).0);
         StreamModulation {
-            main,
+            ada_params,
             embedded,
             cross: adaln(&p.pp(scale_shift), for_scale, 4, width).0,
             gate: adaln(&p.pp(gate), &(for_gate * factor), 1, width).0,
             prompt,
         }
-    };
-    [
-        stream(&c.video(), video, audio, "av_cross_attn_video_scale_shift", "av_cross_attn_video_a2v_gate"),
-        stream(&c.audio(), audio, video, "av_cross_attn_audio_scale_shift", "av_cross_attn_audio_v2a_gate"),
-    ]
+    })
 }
 
 /// A table of the checkpoint, `[rows, width]`.
 pub(super) fn table(p: &Params, name: &str, rows: usize, width: usize) -> Value {
     // Flat, because compilers lay out a stack of few rows in another order than its loop reads it.
-    let init = Init::Normal((width as f32).sqrt().recip());
-    p.get_as(name, &[rows, width], &[rows * width], &[Axis::Whole], init).reshape(vec![rows, width])
+    let init = Init::normal((width as f32).sqrt().recip());
+    p.get_as(name, &[rows, width], &[rows * width], &[Axis::Replicated], init).reshape(vec![rows, width])
 }
 
 /// `table + timestep part`, in f32, row by row: each `[b, s, width]`.
@@ -93,15 +147,15 @@ pub(super) fn rows(table: &Value, timestep: &Value) -> Vec<Value> {
     (0..sum.dim(2)).map(|i| sum.at(2, i)).collect()
 }
 
-/// What each token reads of `x [b, levels, width]`: the row of its `level [b, tokens]` (i32), `[b, tokens, width]`.
+/// The row of `x [b, levels, width]` that each token's `index [b, tokens]` (i32) names: `[b, tokens, width]`.
 /// Selections, because they fuse with what reads them: nothing of a token's width is ever written.
-pub fn of_level(x: &Value, level: Option<&Value>) -> Value {
-    let Some(level) = level.filter(|_| x.dim(1) > 1) else { return x.clone() };
-    let (tokens, width) = (level.dim(1), x.dim(2));
-    let all = [level.dim(0), tokens, width];
+pub fn at_noise_level(x: &Value, index: Option<&Value>) -> Value {
+    let Some(index) = index.filter(|_| x.dim(1) > 1) else { return x.clone() };
+    let (tokens, width) = (index.dim(1), x.dim(2));
+    let all = [index.dim(0), tokens, width];
     let row = |k: usize| x.slice(1, k, k + 1).broadcast_to(&all);
     (1..x.dim(1)).fold(row(0), |chosen, k| {
-        let here = level.compare(Comparison::Eq, &level.like(k as f64)).unsqueeze(2).broadcast_to(&all);
+        let here = index.compare(Comparison::Eq, &index.like(k as f64)).unsqueeze(2).broadcast_to(&all);
         here.select(&row(k), &chosen)
     })
 }
@@ -117,7 +171,7 @@ pub(super) fn block_norm(p: &Params, c: &TransformerConfig, name: &str, x: &Valu
     if !c.norm_elementwise_affine {
         return y;
     }
-    y * p.pp(name).get("weight", &[x.dim(-1)], &[Axis::Embed], Init::Around(1.0, 0.02)).to(DType::F32)
+    y * p.pp(name).get("weight", &[x.dim(-1)], &[Axis::Embed], Init { mean: 1.0, std: 0.02 }).to(DType::F32)
 }
 
 /// `x + gate · y`, in f32, rounded once.

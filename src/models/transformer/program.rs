@@ -3,28 +3,29 @@
 use super::block::add;
 use super::config::{COMPONENT, TransformerConfig};
 use super::modulation::{CrossTimestep, Levels, modulation};
-use super::{Isolation, Perturbation, Reads, TextSource, forward, project_text, tables};
+use super::{ForwardInputs, Isolation, Perturbation, StreamInputs, TextContext, forward, project_text, tables};
+use crate::av::Av;
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
-use crate::nn::{Axis, Build, Params, hide_padding};
+use crate::nn::{Axis, Build, Params, padding_mask};
 
 /// Sizes and switches of one forward pass.
 #[derive(Clone, Debug)]
 pub struct ForwardShape {
     /// Samples.
     pub batch: usize,
-    /// Video and audio tokens.
-    pub tokens: [usize; 2],
-    /// Text tokens of each stream.
-    pub text: [usize; 2],
-    /// Text channels of each stream.
-    pub text_channels: [usize; 2],
-    /// Whether each stream's timestep is given per token.
-    pub per_token: [bool; 2],
-    /// Samples of the RoPE tables: 1 or `batch`.
+    /// Latent tokens.
+    pub tokens: Av<usize>,
+    /// Text tokens.
+    pub text: Av<usize>,
+    /// Channels of the text embeddings.
+    pub text_channels: Av<usize>,
+    /// Whether the timestep is given per token.
+    pub per_token: Av<bool>,
+    /// Rows of the RoPE tables: 1 or `batch`.
     pub rope_rows: usize,
-    /// Whether each stream has a text mask `[b, t]`, 1 for tokens that are attended to.
-    pub text_mask: [bool; 2],
+    /// Whether there is a text mask `[b, t]`, 1 for tokens that are attended to.
+    pub text_mask: Av<bool>,
     /// Whether video self-attention has a mask `[b, n, n]` of strengths in 0..1.
     pub self_mask: bool,
     /// Noise level of the cross-modal modules.
@@ -40,12 +41,12 @@ impl Default for ForwardShape {
     fn default() -> Self {
         ForwardShape {
             batch: 1,
-            tokens: [1; 2],
-            text: [1; 2],
-            text_channels: [1; 2],
-            per_token: [false; 2],
+            tokens: [1; 2].into(),
+            text: [1; 2].into(),
+            text_channels: [1; 2].into(),
+            per_token: [false; 2].into(),
             rope_rows: 1,
-            text_mask: [false; 2],
+            text_mask: [false; 2].into(),
             self_mask: false,
             cross: CrossTimestep::Own,
             isolate: false,
@@ -62,68 +63,72 @@ impl Default for ForwardShape {
 /// The first mistake made while building, with op, scope and shapes.
 pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Result<Network> {
     let p = Params::new("transformer", COMPONENT, build);
-    let input = |name: &str, dims: Vec<usize>, axes: &[Axis]| p.input(name, Type::new(DType::F32, dims), axes);
-    let (b, n, t) = (shape.batch, shape.tokens, shape.text);
-    let streams = [c.video(), c.audio()];
-    let sequence = [0, 1].map(|i| streams[i].sequence);
-    let channels = [c.in_channels, c.audio_in_channels];
-    let of = |i: usize, name: &str| format!("{}{name}", streams[i].prefix);
+    let input = |name: &str, dims: &[usize], axes: &[Axis]| p.input(name, Type::new(DType::F32, dims), axes);
+    let b = shape.batch;
+    let streams = c.streams();
 
-    let tokens = [0, 1].map(|i| {
-        let axes = [Axis::Rows, sequence[i], Axis::Whole];
-        input(&of(i, "hidden_states"), vec![b, n[i], channels[i]], &axes).to(build.dtype)
+    let tokens = streams.zip(shape.tokens).map(|(s, n)| {
+        let axes = [Axis::CfgBatch, s.sequence, Axis::Replicated];
+        input(&s.name("hidden_states"), &[b, n, s.in_channels], &axes).to(build.dtype)
     });
-    let text = [0, 1].map(|i| {
-        let axes = [Axis::Rows, Axis::TextSequence, Axis::Whole];
-        input(&of(i, "encoder_hidden_states"), vec![b, t[i], shape.text_channels[i]], &axes).to(build.dtype)
+    let text_embeds = streams.zip(shape.text.zip(shape.text_channels)).map(|(s, (t, channels))| {
+        let axes = [Axis::CfgBatch, Axis::TextSequence, Axis::Replicated];
+        input(&s.name("encoder_hidden_states"), &[b, t, channels], &axes).to(build.dtype)
     });
-    let contexts = [0, 1].map(|i| TextSource::Context(project_text(&p, c, &streams[i], &text[i])));
-    let levels: [[Value; 2]; 2] = [0, 1].map(|i| {
-        let timestep = match shape.per_token[i] {
-            true => input(&of(i, "timestep"), vec![b, n[i]], &[Axis::Rows, sequence[i]]),
-            false => input(&of(i, "timestep"), vec![b], &[Axis::Rows]).unsqueeze(1),
+    let context = streams.zip(text_embeds.as_ref()).map(|(s, x)| TextContext::Projected(project_text(&p, c, &s, x)));
+    let levels = streams.zip(shape.tokens.zip(shape.per_token)).map(|(s, (n, per_token))| {
+        let timestep = match per_token {
+            true => input(&s.name("timestep"), &[b, n], &[Axis::CfgBatch, s.sequence]),
+            false => input(&s.name("timestep"), &[b], &[Axis::CfgBatch]).unsqueeze(1),
         };
-        [timestep, input(&of(i, "sigma"), vec![b], &[Axis::Rows]).unsqueeze(1)]
+        (timestep, input(&s.name("sigma"), &[b], &[Axis::CfgBatch]).unsqueeze(1))
     });
-    let [video, audio] = [0, 1].map(|i| Levels { timestep: &levels[i][0], sigma: &levels[i][1] });
-    let modulation = modulation(&p, c, &video, &audio, shape.cross);
+    let levels = levels.as_ref().map(|(timestep, sigma)| Levels { timestep, sigma });
+    let modulation = modulation(&p, c, levels, shape.cross);
 
     // A mask value m in 0..1 becomes a bias of (1 - m) · -10000, the reference's own form.
     let bias = |mask: Value| (mask - 1.0) * 10000.0;
-    let text_mask = [0, 1].map(|i| {
-        shape.text_mask[i].then(|| {
-            let axes = [Axis::Rows, Axis::TextSequence];
-            bias(input(&of(i, "encoder_attention_mask"), vec![b, t[i]], &axes)).unsqueeze(1).unsqueeze(1)
+    let text_mask = streams.zip(shape.text.zip(shape.text_mask)).map(|(s, (t, is_masked))| {
+        is_masked.then(|| {
+            let axes = [Axis::CfgBatch, Axis::TextSequence];
+            bias(input(&s.name("encoder_attention_mask"), &[b, t], &axes)).unsqueeze(1).unsqueeze(1)
         })
     });
     let self_mask = shape.self_mask.then(|| {
-        let axes = [Axis::Rows, Axis::VideoSequence, Axis::Whole];
-        let mask = bias(input("video_self_attention_mask", vec![b, n[0], n[0]], &axes)).unsqueeze(1);
-        mask.pad(3, 0, tokens[0].dim(1) - n[0], 0.0)
+        let (n, axes) = (shape.tokens.video, [Axis::CfgBatch, Axis::VideoSequence, Axis::Replicated]);
+        let mask = bias(input("video_self_attention_mask", &[b, n, n], &axes)).unsqueeze(1);
+        mask.pad(3, 0, tokens.video.dim(1) - n, 0.0)
     });
     let perturbation = (!shape.stg_blocks.is_empty()).then(|| Perturbation {
-        keep: input("perturbation_mask", vec![b], &[Axis::Rows]).unsqueeze(1).unsqueeze(1).unsqueeze(1),
+        stg_mask: input("perturbation_mask", &[b], &[Axis::CfgBatch]).unsqueeze(1).unsqueeze(1).unsqueeze(1),
         layers: shape.stg_blocks.clone(),
     });
 
-    let [rope, audio_rope, cross_video, cross_audio] = tables::inputs(&p, c, shape.rope_rows, n);
-    let ropes = [(rope, cross_video), (audio_rope, cross_audio)];
-    let masks = [(text_mask[0].clone(), self_mask), (text_mask[1].clone(), None)];
-    let reads = [0, 1].map(|i| Reads {
-        modulation: modulation[i].clone(),
-        level: None,
-        rope: ropes[i].0.clone(),
-        cross_rope: ropes[i].1.clone(),
-        text_mask: add(masks[i].0.clone(), hide_padding(p.builder(), text[i].dim(1), t[i])),
-        self_mask: masks[i].1.clone(),
-        padding: hide_padding(p.builder(), tokens[i].dim(1), n[i]),
+    let [rope, cross_rope] = tables::inputs(&p, c, shape.rope_rows, shape.tokens);
+    let masks = text_mask.zip(Av { video: self_mask, audio: None });
+    let lengths = text_embeds.zip(shape.text).zip(tokens.as_ref().zip(shape.tokens));
+    let inputs = modulation.zip(rope.zip(cross_rope)).zip(masks.zip(lengths));
+    let inputs =
+        inputs.map(|((modulation, (rope, cross_rope)), ((text_mask, self_mask), ((text, t), (x, n))))| StreamInputs {
+            modulation,
+            noise_level_index: None,
+            rope,
+            cross_rope,
+            text_mask: add(text_mask, padding_mask(p.builder(), text.dim(1), t)),
+            self_mask,
+            padding_mask: padding_mask(p.builder(), x.dim(1), n),
+        });
+    let forward_inputs = ForwardInputs {
+        tokens: tokens.as_ref(),
+        context: context.as_ref(),
+        streams: inputs.as_ref(),
+        perturbation: perturbation.as_ref(),
+        isolation: if shape.isolate { &Isolation::All } else { &Isolation::None },
+    };
+    let velocity = forward(&p, c, &forward_inputs);
+    let results = Av::NAMES.zip(streams).zip(velocity.zip(shape.tokens)).map(|((name, s), (x, n))| {
+        let axes = [Axis::CfgBatch, s.sequence, Axis::Replicated];
+        p.output(name, &x.to(DType::F32), &axes, &[b, n, s.out_channels])
     });
-    let isolation = if shape.isolate { Isolation::All } else { Isolation::None };
-    let both = [&reads[0], &reads[1]];
-    let out = forward(&p, c, [&tokens[0], &tokens[1]], &contexts, both, perturbation.as_ref(), &isolation);
-    let results = [0, 1].map(|i| {
-        let content = [b, n[i], streams[i].out_channels];
-        p.output(["video", "audio"][i], &out[i].to(DType::F32), &[Axis::Rows, sequence[i], Axis::Whole], &content)
-    });
-    Network::finish(&p, results.into())
+    Network::finish(&p, results.into_iter().collect())
 }

@@ -3,10 +3,10 @@
 use ndarray::{ArrayView4, s};
 
 use super::config::TransformerConfig;
+use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
-use crate::models::attention::Rope;
 use crate::nn::rope::{Table, fractions, table};
-use crate::nn::{Axis, Heads, Params};
+use crate::nn::{Axis, Heads, Params, Rope};
 use crate::tensor::Tensor;
 
 /// The tables by the names of the program's inputs, with the heads they are laid out for.
@@ -45,16 +45,17 @@ pub fn host_inputs(c: &TransformerConfig, tables: [Table; 4]) -> Vec<(String, Te
         .collect()
 }
 
-/// Declares the tables as program inputs of `rows` (1 when all rows share them) for `tokens = [video, audio]`:
-/// video self, audio self, cross-modal video, cross-modal audio.
-pub fn inputs(p: &Params, c: &TransformerConfig, rows: usize, tokens: [usize; 2]) -> [Rope; 4] {
-    heads(c).map(|(name, h, axis)| {
-        let n = if axis == Axis::VideoSequence { tokens[0] } else { tokens[1] };
+/// Declares the tables of self-attention and of cross-modal attention as program inputs of `rows` rows, 1 when all rows
+/// share them.
+pub fn inputs(p: &Params, c: &TransformerConfig, rows: usize, tokens: Av<usize>) -> [Av<Rope>; 2] {
+    let [video, audio, cross_video, cross_audio] = heads(c).map(|(name, h, axis)| {
+        let n = if axis == Axis::VideoSequence { tokens.video } else { tokens.audio };
         let ty = Type::new(DType::F32, vec![rows, n, h.count, h.dim / 2]);
         let part = |what: &str| -> Value {
-            let each = if rows == 1 { Axis::Whole } else { Axis::Rows };
-            p.input(&format!("{name}.{what}"), ty.clone(), &[each, axis, Axis::Heads, Axis::Whole])
+            let each = if rows == 1 { Axis::Replicated } else { Axis::CfgBatch };
+            p.input(&format!("{name}.{what}"), ty.clone(), &[each, axis, Axis::Heads, Axis::Replicated])
         };
         Rope { cos: part("cos"), sin: part("sin") }
-    })
+    });
+    [Av { video, audio }, Av { video: cross_video, audio: cross_audio }]
 }

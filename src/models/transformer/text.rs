@@ -1,100 +1,117 @@
-//! The text as the blocks read it: a context, or the keys and values of every layer, made once a request.
+//! The text context of the blocks: hidden states, or the keys and values of every layer, made once a request.
 
-use super::block::{self, Text};
 use super::config::{Stream, TransformerConfig};
-use crate::hlo::{Type, Value};
-use crate::nn::{Axis, LayerTensor, Params, PerLayer, StackOrder, gelu_tanh_of_product, linear};
+use super::modulation::{modulate, rows, table};
+use crate::av::Av;
+use crate::hlo::{DType, Output, Type, Value};
+use crate::nn::{Axis, KvStack, KvTensors, LayerTensor, Params, gelu_tanh_of_product, linear};
 
-/// One stream's text, for all layers.
+/// One stream's text context, for all layers.
 #[derive(Clone)]
-pub enum TextSource {
-    /// The projected context `[b, t, width]`.
-    Context(Value),
-    /// Keys and values of every layer, as [`text_keys_values`] describes them.
-    KeysValues([PerLayer; 2]),
+pub enum TextContext {
+    /// Projected hidden states `[b, t, width]`.
+    Projected(Value),
+    /// Keys and values of every layer.
+    KeysValues(KvStack),
 }
 
-impl TextSource {
-    /// Tokens, with what fills them up.
-    pub fn tokens(&self, p: &Params, s: &Stream) -> usize {
+/// One stream's text context, for one layer.
+#[derive(Clone)]
+pub enum LayerContext {
+    /// Projected hidden states `[b, t, width]`; keys and values are made in the block.
+    Projected(Value),
+    /// Keys and values `[b, t, heads, dim]`, made once before the loop.
+    KeysValues([Value; 2]),
+}
+
+impl TextContext {
+    /// Declares the context of stream `label`, `rows` rows of `tokens` tokens, as inputs.
+    pub fn input(p: &Params, c: &TransformerConfig, s: &Stream, label: &str, [rows, tokens]: [usize; 2]) -> Self {
+        if c.prompt_modulation() {
+            let width = if c.use_prompt_embeddings { s.width() } else { s.context };
+            let ty = Type::new(p.dtype(), [rows, tokens, width]);
+            return TextContext::Projected(p.input(&name_of(label), ty, &AXES));
+        }
+        let kv = KvTensors::new(p, &name_of(label), s.attention.heads, [rows, tokens]);
+        TextContext::KeysValues(kv.input(p, c.num_layers))
+    }
+
+    /// Number of tokens, padding included.
+    pub fn tokens(&self) -> usize {
         match self {
-            TextSource::Context(x) => x.dim(1),
-            TextSource::KeysValues([k, _]) => {
-                order(p, s, 0).iter().zip(k.dims()).find(|(d, _)| **d == 1).map_or(0, |(_, n)| *n)
-            }
+            TextContext::Projected(x) => x.dim(1),
+            TextContext::KeysValues(kv) => kv.tokens(),
         }
     }
 
-    /// What a layer at `p` reads.
-    pub(super) fn of_layer(&self, p: &Params, s: &Stream) -> Text {
+    /// The context of the layer at `p`.
+    pub(super) fn of_layer(&self, p: &Params) -> LayerContext {
         match self {
-            TextSource::Context(x) => Text::Context(x.clone()),
-            TextSource::KeysValues(kv) => Text::KeysValues([0, 1].map(|i| {
-                let mut back = [0; 4];
-                for (to, from) in order(p, s, i).into_iter().enumerate() {
-                    back[from] = to;
-                }
-                p.of_layer(&kv[i]).transpose(&back)
-            })),
+            TextContext::Projected(x) => LayerContext::Projected(x.clone()),
+            TextContext::KeysValues(kv) => LayerContext::KeysValues(kv.of_layer(p)),
         }
     }
 }
 
-/// The order in which `[b, t, heads, dim]` keys (`which` = 0) or values (1) are kept.
-fn order(p: &Params, s: &Stream, which: usize) -> [usize; 4] {
-    let is_narrow = !s.attention.heads.dim.is_multiple_of(128);
-    match p.lowering().text_stacks {
-        StackOrder::TokensHeads => [0, 1, 2, 3],
-        StackOrder::ValuesTokensLast if which == 1 || is_narrow => [0, 2, 3, 1],
-        StackOrder::NarrowTokensLast if is_narrow => [0, 2, 3, 1],
-        StackOrder::HeadsTokens | StackOrder::ValuesTokensLast | StackOrder::NarrowTokensLast => [0, 2, 1, 3],
-    }
-}
-
-/// One stream's keys and values of every layer, `text.<stream>.k` and `.v`: in the order in which attention reads them,
-/// so that no compiler reorders a stack.
-pub fn text_keys_values(p: &Params, s: &Stream, stream: &str, rows: usize, tokens: usize) -> [LayerTensor; 2] {
-    let h = s.attention.heads;
-    let (sizes, axes) = ([rows, tokens, h.count, h.dim], [Axis::Rows, Axis::TextSequence, Axis::Heads, Axis::HeadDim]);
-    [0, 1].map(|i| {
-        let order = order(p, s, i);
-        LayerTensor {
-            name: format!("text.{stream}.{}", ["k", "v"][i]),
-            ty: Type::new(p.dtype(), order.map(|d| sizes[d])),
-            axes: order.map(|d| axes[d]).to_vec(),
-        }
-    })
-}
-
-/// The text context as the blocks read it: the caption projection where the model has one.
-pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text: &Value) -> Value {
+/// The context of text embeddings `[b, t, channels]`: the caption projection where the model has one.
+pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text_embeds: &Value) -> Value {
     if !c.use_prompt_embeddings {
-        return text.clone();
+        return text_embeds.clone();
     }
     let p = p.pp(s.name("caption_projection"));
     let _scope = p.scope();
-    let inner = linear(&p.pp("linear_1"), text, s.width(), true, [Axis::Embed, Axis::Mlp]);
-    let inner = p.place("hidden", &inner, &[Axis::Rows, Axis::TextSequence, Axis::Mlp]);
+    let inner = linear(&p.pp("linear_1"), text_embeds, s.width(), true, [Axis::Embed, Axis::Mlp]);
+    let inner = p.place("hidden", &inner, &[Axis::CfgBatch, Axis::TextSequence, Axis::Mlp]);
     let y = linear(&p.pp("linear_2"), &gelu_tanh_of_product(&p, &inner), s.width(), true, [Axis::Mlp, Axis::Embed]);
-    p.place("out", &y, &[Axis::Rows, Axis::TextSequence, Axis::Whole])
+    p.place("out", &y, &[Axis::CfgBatch, Axis::TextSequence, Axis::Replicated])
 }
 
-/// The keys and values `kept` of both streams and all layers, from their projected contexts. Only for models whose text
-/// context does not depend on the noise level.
-pub fn all_text_keys_values(
+/// A layer's keys and values of the text context, modulated where the model does so.
+pub(super) fn keys_values(
     p: &Params,
     c: &TransformerConfig,
-    contexts: &[Value; 2],
-    kept: &[LayerTensor],
-) -> Vec<PerLayer> {
-    let streams = [c.video(), c.audio()];
-    let _scope = p.builder().scope("text_keys_values");
-    p.per_layer("transformer_blocks", c.num_layers, kept, |p| {
-        let p = &p.quantized(|block| c.quantizes(block));
-        let both = streams.iter().zip(contexts).flat_map(|(s, x)| {
-            let kv = block::text_keys_values(p, c, s, x, None);
-            [0, 1].map(|i| kv[i].transpose(&order(p, s, i)))
-        });
-        both.collect()
-    })
+    s: &Stream,
+    context: &Value,
+    prompt: Option<&Value>,
+) -> [Value; 2] {
+    let attn = p.pp(s.name("attn2"));
+    if !c.prompt_modulation() {
+        return s.text_attention().keys_values(&attn, context, None);
+    }
+    let fixed = table(p, &s.name("prompt_scale_shift_table"), 2, s.width());
+    let parts = match prompt {
+        Some(t) => rows(&fixed, t),
+        None => (0..2).map(|i| fixed.at(0, i).to(DType::F32)).collect(),
+    };
+    let modulated = modulate(&context.to(DType::F32), &parts[1], &parts[0], p.dtype());
+    s.text_attention().keys_values(&attn, &modulated, None)
+}
+
+/// The contexts of both streams as results of a program, for [`TextContext::input`] of another: `text.<stream>.k` and
+/// `.v`, or `text.<stream>` `[rows, t, width]` where the noise level modulates the context.
+pub fn context_outputs(p: &Params, c: &TransformerConfig, contexts: Av<&Value>) -> Vec<(Output, Value)> {
+    if c.prompt_modulation() {
+        let output = |(label, x): (&str, &Value)| p.output(&name_of(label), x, &AXES, x.dims());
+        return Av::NAMES.zip(contexts).map(output).into_iter().collect();
+    }
+    let streams = c.streams().zip(Av::NAMES).zip(contexts).map(|((s, label), x)| {
+        let kv = KvTensors::new(p, &name_of(label), s.attention.heads, [x.dim(0), x.dim(1)]);
+        (s, x, kv)
+    });
+    let tensors: Vec<LayerTensor> = streams.as_ref().into_iter().flat_map(|(_, _, kv)| kv.tensors.clone()).collect();
+    let made = {
+        let _scope = p.builder().scope("text_keys_values");
+        p.per_layer("transformer_blocks", c.num_layers, &tensors, |p| {
+            let p = &p.quantized(|block| c.quantizes(block));
+            let both = streams.as_ref().into_iter();
+            both.flat_map(|(s, x, kv)| kv.arrange(&keys_values(p, c, s, x, None))).collect()
+        })
+    };
+    tensors.iter().zip(&made).flat_map(|(tensor, layers)| p.layer_outputs(tensor, layers)).collect()
+}
+
+const AXES: [Axis; 3] = [Axis::CfgBatch, Axis::TextSequence, Axis::Replicated];
+
+fn name_of(label: &str) -> String {
+    format!("text.{label}")
 }

@@ -37,7 +37,7 @@ impl Default for File {
     }
 }
 
-/// How the middle of the network grows its pictures.
+/// Upsampling in the middle of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resampler {
     /// Rows and columns times `up`, then blurred and thinned by `down`.

@@ -1,4 +1,4 @@
-//! What may be done to un-normalised latents behind the upsampler; none of it is on by default.
+//! Filters of un-normalised latents behind the upsampler; none of them is on by default.
 
 use ndarray::{Array5, ArrayView1, ArrayView5, Axis, Zip};
 

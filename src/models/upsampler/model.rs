@@ -4,7 +4,9 @@ use super::COMPONENT;
 use super::config::{GROUPS, Resampler, UpsamplerConfig};
 use crate::hlo::{DType, Result, Value};
 use crate::models::Network;
-use crate::nn::{Axis, Blocks, Build, Conv3d, Init, Padding, Params, Pictures, group_norm, silu, unfold};
+use crate::nn::{
+    Axis, Build, Conv3d, Init, Padding, Params, ShardedVideo, SpatialShards, depth_to_space, group_norm, silu,
+};
 
 const NORM_EPS: f64 = 1e-5;
 /// Taps of the blur in each direction.
@@ -13,20 +15,20 @@ const BLUR: usize = 5;
 struct Layers {
     conv: Conv3d,
     each_frame: bool,
-    blocks: Blocks,
+    shards: SpatialShards,
 }
 
 impl Layers {
     fn conv(&self, p: &Params, x: &Value, out: usize) -> Value {
         match self.each_frame {
-            true => self.conv.apply_to_frames(p, x, out, &self.blocks),
-            false => self.conv.apply(p, x, out, &self.blocks),
+            true => self.conv.apply_to_frames(p, x, out, &self.shards),
+            false => self.conv.apply(p, x, out, &self.shards),
         }
     }
 
     /// The norm at `p`, in f32.
     fn norm(&self, p: &Params, x: &Value) -> Value {
-        group_norm(p, x, GROUPS, NORM_EPS, self.each_frame, &self.blocks)
+        group_norm(p, x, GROUPS, NORM_EPS, self.each_frame, &self.shards)
     }
 
     fn res_blocks(&self, p: &Params, name: &str, count: usize, x: &Value) -> Value {
@@ -57,28 +59,28 @@ impl Layers {
         };
         let (p_conv, out) = (p.pp(name), x.dim(1) * stride.iter().product::<usize>());
         let grown = match stride[0] {
-            1 => self.conv.apply_to_frames(&p_conv, x, out, &self.blocks),
-            _ => self.conv.apply(&p_conv, x, out, &self.blocks),
+            1 => self.conv.apply_to_frames(&p_conv, x, out, &self.shards),
+            _ => self.conv.apply(&p_conv, x, out, &self.shards),
         };
-        let grown = unfold(&grown, stride);
+        let grown = depth_to_space(&grown, stride);
         match resampler {
             Resampler::Rational { down, .. } if down > 1 => self.blur(&p.pp("blur_down"), &grown, down),
             _ => grown,
         }
     }
 
-    /// Every picture blurred by the kernel at `p`, of which each `step`-th row and column is kept. Sums of shifted
-    /// pictures, which compilers make in one pass; convolutions of single channels are slow.
+    /// Every frame blurred by the kernel at `p`, of which each `step`-th row and column is kept. Sums of shifted
+    /// frames, which compilers make in one pass; convolutions of single channels are slow.
     fn blur(&self, p: &Params, x: &Value, step: usize) -> Value {
         let _scope = p.scope();
         let shape = [1, 1, BLUR, BLUR];
-        let even = Init::Around(((BLUR * BLUR) as f32).recip(), 0.0);
-        let kernel = p.get("kernel", &shape, &[Axis::Whole; 4], even).to(DType::F32);
+        let even = Init { mean: ((BLUR * BLUR) as f32).recip(), std: 0.0 };
+        let kernel = p.get("kernel", &shape, &[Axis::Replicated; 4], even).to(DType::F32);
         let reach = BLUR / 2;
-        let extended = self.blocks.extend(&x.to(DType::F32), [reach; 2], Padding::Zeros);
+        let extended = self.shards.extend(&x.to(DType::F32), [reach; 2], Padding::Zeros);
         let extended = [3, 4]
             .into_iter()
-            .filter(|axis| !self.blocks.cut(*axis))
+            .filter(|axis| !self.shards.is_sharded(*axis))
             .fold(extended, |x, axis| x.pad(axis as isize, reach, reach, 0.0));
         let tap = |i: usize, j: usize| {
             let part = [(3, i), (4, j)].into_iter().fold(extended.clone(), |part, (axis, at)| {
@@ -93,18 +95,18 @@ impl Layers {
 }
 
 /// Un-normalised latents `[b, in_channels, f, h, w]` to those of the size [`UpsamplerConfig::size`] says, in the weights'
-/// element type. Where pictures are cut into `blocks`, both are one device's.
-pub fn upsample(p: &Params, c: &UpsamplerConfig, latents: &Value, blocks: Blocks) -> Value {
+/// element type. Where the video is sharded, both are one device's.
+pub fn upsample(p: &Params, c: &UpsamplerConfig, latents: &Value, shards: SpatialShards) -> Value {
     let _scope = p.scope();
     let conv = Conv3d {
         kernel: [3; 3],
         stride: [1; 3],
         causal: false,
         padding: Padding::Zeros,
-        ends: Padding::Zeros,
+        temporal_padding: Padding::Zeros,
         lowering: p.lowering().conv3d,
     };
-    let layers = Layers { conv, each_frame: c.each_frame, blocks };
+    let layers = Layers { conv, each_frame: c.each_frame, shards };
     let x = layers.conv(&p.pp("initial_conv"), &latents.to(p.dtype()), c.mid_channels);
     let x = silu(&layers.norm(&p.pp("initial_norm"), &x)).to(p.dtype());
     let x = layers.res_blocks(p, "res_blocks", c.blocks, &x);
@@ -124,8 +126,8 @@ pub fn program(c: &UpsamplerConfig, [b, f, h, w]: [usize; 4], build: &Build) -> 
         Resampler::Rational { down, .. } => [down; 2],
         Resampler::Shuffle(_) => [1; 2],
     };
-    let pictures = Pictures::new(&p, "latents", [b, c.in_channels, f, h, w], unit);
-    let latents = pictures.input(&p);
-    let grown = pictures.run(&p, &latents, None, |blocks, latents, _| upsample(&p, c, latents, blocks).to(DType::F32));
-    Network::finish(&p, vec![pictures.output(&p, "latents", &grown)])
+    let sharded = ShardedVideo::new(&p, "latents", [b, c.in_channels, f, h, w], unit);
+    let latents = sharded.input(&p);
+    let grown = sharded.run(&p, &latents, None, |shards, latents, _| upsample(&p, c, latents, shards).to(DType::F32));
+    Network::finish(&p, vec![sharded.output(&p, "latents", &grown)])
 }

@@ -116,19 +116,19 @@ impl Resample {
 pub struct DecoderConfig {
     /// Channels of a latent.
     pub latent_channels: usize,
-    /// Channels of a picture.
+    /// Channels of a frame.
     pub out_channels: usize,
     /// Channels of the middle blocks.
     pub mid_channels: usize,
     /// Number of middle blocks.
     pub mid_layers: usize,
-    /// What follows them, in order.
+    /// Stages behind them, in order.
     pub stages: Vec<UpStage>,
     /// Side of the square of pixels that the last convolution gives as channels.
     pub patch_size: usize,
     /// Whether a frame depends on no later latent.
     pub causal: bool,
-    /// What the convolutions read beyond a picture's edge.
+    /// Padding of the convolutions in height and width.
     pub padding: Padding,
     /// Whether a timestep modulates every block.
     pub timestep_conditioning: bool,
@@ -141,7 +141,7 @@ pub struct DecoderConfig {
 pub struct UpStage {
     /// Whether a res block before the upsampling changes the width.
     pub widens: bool,
-    /// How it upsamples.
+    /// Upsampling.
     pub upsample: Option<Upsample>,
     /// Channels of its res blocks.
     pub channels: usize,
@@ -149,21 +149,21 @@ pub struct UpStage {
     pub layers: usize,
 }
 
-/// A convolution whose channels are unfolded into time, height and width.
+/// A convolution whose channels are rearranged to time, height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upsample {
     /// Growth of time, height and width.
     pub stride: [usize; 3],
     /// By what the channels shrink.
     pub factor: usize,
-    /// Whether the unfolded input is added.
+    /// Whether the rearranged input is added.
     pub residual: bool,
 }
 
 /// The encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderConfig {
-    /// Channels of a picture.
+    /// Channels of a frame.
     pub in_channels: usize,
     /// Channels of a latent, also of the first convolution.
     pub latent_channels: usize,
@@ -177,7 +177,7 @@ pub struct EncoderConfig {
     pub patch_size: usize,
     /// Whether a latent depends on no later frame.
     pub causal: bool,
-    /// What the convolutions read beyond a picture's edge.
+    /// Padding of the convolutions in height and width.
     pub padding: Padding,
     /// The eps of the norm before a block's shortcut.
     pub shortcut_eps: f64,
@@ -190,16 +190,16 @@ pub struct DownStage {
     pub channels: usize,
     /// Number of its res blocks.
     pub layers: usize,
-    /// How it downsamples.
+    /// Downsampling.
     pub downsample: Option<Downsample>,
 }
 
-/// How a stage of the encoder downsamples.
+/// Downsampling of a stage of the encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Downsample {
     /// By a convolution with steps of 2.
     Strided,
-    /// By folding time, height and width into the channels.
+    /// By space to depth.
     Folded {
         /// Shrinkage of time, height and width.
         stride: [usize; 3],
@@ -277,8 +277,8 @@ impl UpStage {
         let inner = if self.widens { self.channels } else { width };
         let Some(u) = self.upsample else { return inner == self.channels };
         let volume: usize = u.stride.iter().product();
-        let unfolds = !u.residual || (inner.is_multiple_of(volume) && volume.is_multiple_of(u.factor));
-        (!self.widens || u.factor == 1) && inner == self.channels * u.factor && unfolds
+        let divides = !u.residual || (inner.is_multiple_of(volume) && volume.is_multiple_of(u.factor));
+        (!self.widens || u.factor == 1) && inner == self.channels * u.factor && divides
     }
 }
 
@@ -326,7 +326,7 @@ impl EncoderConfig {
 }
 
 impl EncoderConfig {
-    /// Rows and columns of a picture that become one of its latents.
+    /// Rows and columns of a frame that become one latent.
     pub fn reduction(&self) -> [usize; 2] {
         self.stages.iter().fold([self.patch_size; 2], |[rows, columns], stage| match stage.downsample {
             None => [rows, columns],

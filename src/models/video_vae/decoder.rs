@@ -1,24 +1,25 @@
-//! Latents to pictures.
+//! Latents to frames.
 
 use super::COMPONENT;
 use super::config::{DecoderConfig, UpStage};
 use super::layers::{Layers, activated, embedded, modulation, unpatchify};
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
-use crate::nn::{Axis, Blocks, Build, Init, Params, Pictures};
+use crate::nn::{Axis, Build, Init, Params, ShardedVideo, SpatialShards};
 
-/// Un-normalised latents `[b, latent_channels, f, h, w]` to pictures `[b, out_channels, frames, height, width]` of
+/// Un-normalised latents `[b, latent_channels, f, h, w]` to a video `[b, out_channels, frames, height, width]` of
 /// about -1..1, in the weights' element type. `temb [b]`, f32, is the timestep of models that are conditioned on one.
-/// Where pictures are cut into `blocks`, latents and result are one device's.
-pub fn decode(p: &Params, c: &DecoderConfig, latents: &Value, temb: Option<&Value>, blocks: Blocks) -> Value {
+/// Where the video is sharded, latents and result are one device's.
+pub fn decode(p: &Params, c: &DecoderConfig, latents: &Value, temb: Option<&Value>, shards: SpatialShards) -> Value {
     let _scope = p.scope();
     if c.timestep_conditioning != temb.is_some() {
         let message =
             format!("timestep_conditioning is {} and temb given: {}", c.timestep_conditioning, temb.is_some());
         p.builder().reject("decode", message);
     }
-    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, p.lowering().conv3d, blocks);
-    let temb = temb.map(|t| t * p.get("timestep_scale_multiplier", &[], &[], Init::Around(1000.0, 0.0)).to(DType::F32));
+    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, p.lowering().conv3d, shards);
+    let temb =
+        temb.map(|t| t * p.get("timestep_scale_multiplier", &[], &[], Init { mean: 1000.0, std: 0.0 }).to(DType::F32));
 
     let x = layers.conv(p, "conv_in", &latents.to(p.dtype()), c.mid_channels);
     let mut x = {
@@ -47,7 +48,7 @@ fn up_block(p: &Params, layers: &Layers, stage: &UpStage, x: &Value, temb: Optio
     layers.res_blocks(p, stage.layers, &x, temb.as_ref())
 }
 
-/// What the decoder's program gives of its pictures.
+/// Form of the decoder's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pixels {
     /// `video [b, out_channels, frames, height, width]`, f32, about -1..1.
@@ -64,19 +65,19 @@ pub enum Pixels {
 /// The first mistake made while building, with op, scope and shapes.
 pub fn decoder_program(c: &DecoderConfig, [b, f, h, w]: [usize; 4], pixels: Pixels, build: &Build) -> Result<Network> {
     let p = Params::new("video_decoder", COMPONENT, build);
-    let pictures = Pictures::new(&p, "latents", [b, c.latent_channels, f, h, w], [1; 2]);
-    let latents = pictures.input(&p);
+    let sharded = ShardedVideo::new(&p, "latents", [b, c.latent_channels, f, h, w], [1; 2]);
+    let latents = sharded.input(&p);
     let temb = c.timestep_conditioning.then(|| p.input("temb", Type::new(DType::F32, [b]), &[Axis::Batch]));
-    let video = pictures.run(&p, &latents, temb.as_ref(), |blocks, latents, temb| {
-        decode(&p.pp("decoder"), c, latents, temb, blocks).to(DType::F32)
+    let video = sharded.run(&p, &latents, temb.as_ref(), |shards, latents, temb| {
+        decode(&p.pp("decoder"), c, latents, temb, shards).to(DType::F32)
     });
     let results = match pixels {
-        Pixels::Values => vec![pictures.output(&p, "video", &video)],
+        Pixels::Values => vec![sharded.output(&p, "video", &video)],
         Pixels::Bytes => {
             let _scope = p.builder().scope("bytes");
             let finite = video.is_finite().min_keep(&[0, 1, 2, 3, 4]).reshape(vec![]);
             let bytes = ((&video * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round().to(DType::U8);
-            vec![pictures.channels_last(&p, "video", &bytes), p.output("finite", &finite, &[], &[])]
+            vec![sharded.channels_last(&p, "video", &bytes), p.output("finite", &finite, &[], &[])]
         }
     };
     Network::finish(&p, results)

@@ -1,18 +1,18 @@
-//! Pictures to latents.
+//! Frames to latents.
 
 use super::COMPONENT;
 use super::config::{DownStage, Downsample, EncoderConfig};
 use super::layers::{Layers, activated};
 use crate::hlo::{DType, Result, Value};
 use crate::models::Network;
-use crate::nn::{Blocks, Build, Params, Pictures};
+use crate::nn::{Build, Params, ShardedVideo, SpatialShards};
 
-/// Pictures `[b, in_channels, frames, height, width]` of -1..1 to the mean of their latents' distribution, not
-/// normalised: `[b, latent_channels, f, h, w]`, in the weights' element type. Where pictures are cut into `blocks`, video
-/// and result are one device's.
-pub fn encode(p: &Params, c: &EncoderConfig, video: &Value, blocks: Blocks) -> Value {
+/// A video `[b, in_channels, frames, height, width]` of -1..1 to the mean of their latents' distribution, not
+/// normalised: `[b, latent_channels, f, h, w]`, in the weights' element type. Where the video is sharded, it
+/// and the result are one device's.
+pub fn encode(p: &Params, c: &EncoderConfig, video: &Value, shards: SpatialShards) -> Value {
     let _scope = p.scope();
-    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, p.lowering().conv3d, blocks);
+    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, p.lowering().conv3d, shards);
     let pixels = layers.patchify(&video.to(p.dtype()), c.patch_size);
     let mut x = layers.conv(p, "conv_in", &pixels, c.latent_channels);
     for (i, stage) in c.stages.iter().enumerate() {
@@ -45,9 +45,9 @@ fn down_block(p: &Params, layers: &Layers, stage: &DownStage, x: &Value) -> Valu
 /// The first mistake made while building, with op, scope and shapes: sizes that the network's strides do not divide.
 pub fn encoder_program(c: &EncoderConfig, [b, frames, height, width]: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("video_encoder", COMPONENT, build);
-    let pictures = Pictures::new(&p, "video", [b, c.in_channels, frames, height, width], c.reduction());
-    let video = pictures.input(&p);
+    let sharded = ShardedVideo::new(&p, "video", [b, c.in_channels, frames, height, width], c.reduction());
+    let video = sharded.input(&p);
     let latents =
-        pictures.run(&p, &video, None, |blocks, video, _| encode(&p.pp("encoder"), c, video, blocks).to(DType::F32));
-    Network::finish(&p, vec![pictures.output(&p, "latents", &latents)])
+        sharded.run(&p, &video, None, |shards, video, _| encode(&p.pp("encoder"), c, video, shards).to(DType::F32));
+    Network::finish(&p, vec![sharded.output(&p, "latents", &latents)])
 }

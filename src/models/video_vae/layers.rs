@@ -1,26 +1,39 @@
-//! What encoder and decoder are made of. Activations are `[b, channels, frames, height, width]`.
+//! Layers of encoder and decoder. Activations are `[b, channels, frames, height, width]`.
 
 use crate::hlo::{DType, Value};
 use crate::models::timestep::timestep_embedding;
-use crate::nn::{Axis, Blocks, Conv3d, Conv3dLowering, Init, Padding, Params, pixel_norm, silu, unfold};
+use crate::nn::{Axis, Conv3d, Conv3dLowering, Init, Padding, Params, SpatialShards, depth_to_space, pixel_norm, silu};
 
 /// The eps of the norms inside a block, which no configuration changes.
 const PIXEL_NORM_EPS: f64 = 1e-8;
 
-/// What all blocks of one network share.
+/// Settings that all blocks of one network share.
 pub struct Layers {
     conv: Conv3d,
     shortcut_eps: f64,
-    blocks: Blocks,
+    shards: SpatialShards,
 }
 
 impl Layers {
-    /// Kernels of 3 in each direction, on pictures cut into `blocks`.
-    pub fn new(causal: bool, padding: Padding, shortcut_eps: f64, lowering: Conv3dLowering, blocks: Blocks) -> Self {
+    /// Kernels of 3 in each direction, on video sharded as `shards` says.
+    pub fn new(
+        causal: bool,
+        padding: Padding,
+        shortcut_eps: f64,
+        lowering: Conv3dLowering,
+        shards: SpatialShards,
+    ) -> Self {
         Layers {
-            conv: Conv3d { kernel: [3; 3], stride: [1; 3], causal, padding, ends: Padding::Replicate, lowering },
+            conv: Conv3d {
+                kernel: [3; 3],
+                stride: [1; 3],
+                causal,
+                padding,
+                temporal_padding: Padding::Replicate,
+                lowering,
+            },
             shortcut_eps,
-            blocks,
+            shards,
         }
     }
 
@@ -28,7 +41,7 @@ impl Layers {
     pub fn conv(&self, p: &Params, name: &str, x: &Value, out: usize) -> Value {
         let p = p.pp(name);
         let _scope = p.scope();
-        self.conv.apply(&p.pp("conv"), x, out, &self.blocks)
+        self.conv.apply(&p.pp("conv"), x, out, &self.shards)
     }
 
     /// `count` equal blocks `resnets.0`, `resnets.1` …; `temb [b, 4·channels]` is
@@ -62,50 +75,50 @@ impl Layers {
         }
         let pn = p.pp("norm3");
         let of_channel = |name: &str, init| {
-            pn.get(name, &[x.dim(1)], &[Axis::Whole], init).to(DType::F32).reshape(vec![1, x.dim(1), 1, 1, 1])
+            pn.get(name, &[x.dim(1)], &[Axis::Replicated], init).to(DType::F32).reshape(vec![1, x.dim(1), 1, 1, 1])
         };
         let f = x.to(DType::F32);
         let centred = &f - f.mean_keep(&[1]);
         let scale = (centred.square().mean_keep(&[1]) + self.shortcut_eps).rsqrt();
-        let weight = of_channel("weight", Init::Around(1.0, 0.02));
-        let normed = centred * scale * weight + of_channel("bias", Init::Normal(0.02));
+        let weight = of_channel("weight", Init { mean: 1.0, std: 0.02 });
+        let normed = centred * scale * weight + of_channel("bias", Init::normal(0.02));
         let conv = Conv3d { kernel: [1; 3], ..self.conv };
-        conv.apply(&p.pp("conv_shortcut"), &normed.to(x.dtype()), out, &self.blocks)
+        conv.apply(&p.pp("conv_shortcut"), &normed.to(x.dtype()), out, &self.shards)
     }
 
-    /// Upsampling at `p` by `stride`: a convolution to `volume / factor` times the channels, unfolded. With `residual`
-    /// the unfolded input is added, repeated to as many channels.
+    /// Upsampling at `p` by `stride`: a convolution to `volume / factor` times the channels, rearranged to the stride. With `residual`
+    /// the rearranged input is added, repeated to as many channels.
     pub fn upsample(&self, p: &Params, x: &Value, stride: [usize; 3], factor: usize, residual: bool) -> Value {
         let _scope = p.builder().scope("upsample");
         let volume: usize = stride.iter().product();
-        let y = unfold(&self.conv(p, "conv", x, x.dim(1) * volume / factor), stride);
+        let y = depth_to_space(&self.conv(p, "conv", x, x.dim(1) * volume / factor), stride);
         if !residual {
             return y;
         }
-        let input = unfold(x, stride);
+        let input = depth_to_space(x, stride);
         y + p.builder().concat(&vec![&input; volume / factor], 1)
     }
 
-    /// Downsampling at `p` to `out` channels: a convolution to `out / volume` channels, folded, plus the folded input,
-    /// whose channels are averaged in groups. The first frame of a video is doubled where time shrinks.
+    /// Downsampling at `p` to `out` channels: a convolution to `out / volume` channels and space to depth, plus the input's own space
+    /// to depth, whose channels are averaged in groups. The first frame of a video is doubled where time shrinks.
     pub fn downsample(&self, p: &Params, x: &Value, stride: [usize; 3], out: usize) -> Value {
         let _scope = p.builder().scope("downsample");
         let volume: usize = stride.iter().product();
         let x = x.pad_edge(2, stride[0] - 1, 0);
-        let input = self.fold(&x, stride).to(DType::F32);
+        let input = self.space_to_depth(&x, stride).to(DType::F32);
         let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| input.dim(a));
         let means = input.reshape(vec![b, out, all / out, f, h, w]).mean_keep(&[2]).reshape(vec![b, out, f, h, w]);
-        let y = self.fold(&self.conv(p, "conv", &x, out / volume), stride).to(DType::F32);
+        let y = self.space_to_depth(&self.conv(p, "conv", &x, out / volume), stride).to(DType::F32);
         (y + means).to(x.dtype())
     }
 
     /// Downsampling at `p` by a convolution with steps of 2.
     pub fn strided(&self, p: &Params, x: &Value) -> Value {
-        Conv3d { stride: [2; 3], ..self.conv }.apply(p, x, x.dim(1), &self.blocks)
+        Conv3d { stride: [2; 3], ..self.conv }.apply(p, x, x.dim(1), &self.shards)
     }
 
     /// Time, height and width into channels `(c, t, i, j)`.
-    fn fold(&self, x: &Value, stride: [usize; 3]) -> Value {
+    fn space_to_depth(&self, x: &Value, stride: [usize; 3]) -> Value {
         let [b, c] = [x.dim(0), x.dim(1)];
         let ([f, h, w], [st, sh, sw]) = (self.divided(x, stride), stride);
         let y = x.reshape(vec![b, c, f, st, h, sh, w, sw]).transpose(&[0, 1, 3, 5, 7, 2, 4, 6]);
@@ -120,12 +133,12 @@ impl Layers {
         y.reshape(vec![b, c * patch * patch, f, h, w])
     }
 
-    /// Frames, rows and columns in pieces of `stride`; whole pictures must divide into them, not their blocks alone.
+    /// Frames, rows and columns in pieces of `stride`; the video must divide into them, not their blocks alone.
     fn divided(&self, x: &Value, stride: [usize; 3]) -> [usize; 3] {
-        let sizes = [2, 3, 4].map(|axis| self.blocks.whole(x, axis));
+        let sizes = [2, 3, 4].map(|axis| self.shards.global_size(x, axis));
         if sizes.iter().zip(stride).any(|(size, s)| !size.is_multiple_of(s)) {
             let message = format!("{sizes:?} frames, rows and columns do not divide into pieces of {stride:?}");
-            x.builder().reject("fold", message);
+            x.builder().reject("space_to_depth", message);
         }
         [0, 1, 2].map(|i| x.dim(i as isize + 2) / stride[i])
     }
@@ -143,8 +156,8 @@ pub fn activated(x: &Value, rows: Option<[&Value; 2]>) -> Value {
 
 /// The rows of the table at `p` plus the timestep's part `[b, rows·channels]`: each `[b, channels, 1, 1, 1]`, f32.
 pub fn modulation(p: &Params, temb: &Value, rows: usize, channels: usize) -> Vec<Value> {
-    let init = Init::Normal((channels as f32).sqrt().recip());
-    let table = p.get("scale_shift_table", &[rows, channels], &[Axis::Whole; 2], init).to(DType::F32);
+    let init = Init::normal((channels as f32).sqrt().recip());
+    let table = p.get("scale_shift_table", &[rows, channels], &[Axis::Replicated; 2], init).to(DType::F32);
     let sum = temb.to(DType::F32).reshape(vec![temb.dim(0), rows, channels]) + table;
     (0..rows).map(|r| sum.at(1, r).reshape(vec![temb.dim(0), channels, 1, 1, 1])).collect()
 }

@@ -1,4 +1,4 @@
-//! The video autoencoder: pictures to latents and back, by convolutions over time, height and width.
+//! The video autoencoder: frames to latents and back, by convolutions over time, height and width.
 
 mod config;
 mod decoder;

@@ -6,7 +6,9 @@ use super::layers::Layers;
 use super::*;
 use crate::hlo::{DType, Mesh, Type};
 use crate::models::Network;
-use crate::nn::{Axis, Blocks, Build, Conv3dLowering, ExchangePolicy, Layout, Lowering, Padding, Params, Rule};
+use crate::nn::{
+    Axis, Build, ContextParallelPolicy, Conv3dLowering, Layout, Lowering, Padding, Params, Rule, SpatialShards,
+};
 
 /// `vae/config.json` of the released 2.0 model with some keys replaced.
 fn file(changes: Json) -> Json {
@@ -158,9 +160,9 @@ fn sizes_that_the_encoder_does_not_divide_are_named() {
 fn a_res_block_reads_as_expected() {
     let p = Params::new("res_block", COMPONENT, &Build::new(DType::BF16));
     let _ = p.builder().clone().without_locations();
-    let x = p.input("x", Type::new(DType::BF16, [1, 2, 3, 4, 5]), &[Axis::Whole; 5]);
-    let y =
-        Layers::new(false, Padding::Zeros, 1e-6, Conv3dLowering::Direct, Blocks::default()).res_blocks(&p, 1, &x, None);
+    let x = p.input("x", Type::new(DType::BF16, [1, 2, 3, 4, 5]), &[Axis::Replicated; 5]);
+    let y = Layers::new(false, Padding::Zeros, 1e-6, Conv3dLowering::Direct, SpatialShards::default())
+        .res_blocks(&p, 1, &x, None);
     insta::assert_snapshot!(p.builder().finish(&[("y", &y)]).expect("builds").text);
 }
 
@@ -168,7 +170,7 @@ fn a_res_block_reads_as_expected() {
 fn by_rows(devices: usize) -> Build {
     let rule = Rule { axis: Axis::Height, mesh_axes: vec!["context".into()], place: "rows.yml:2".into() };
     let mesh = Mesh::new(&[("context", devices)]);
-    let layout = Layout::new(mesh, vec![rule], vec![], vec![], ExchangePolicy::default()).expect("valid");
+    let layout = Layout::new(mesh, vec![rule], vec![], vec![], ContextParallelPolicy::default()).expect("valid");
     Build { layout, ..Build::new(DType::BF16) }
 }
 

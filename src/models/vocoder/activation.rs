@@ -17,7 +17,7 @@ pub fn snake(p: &Params, x: &Value, beta: bool) -> Value {
     let _scope = p.scope();
     let channels = x.dim(1);
     let learned = |name: &str| {
-        let log = p.get(name, &[channels], &[Axis::Whole], Init::Normal(0.02));
+        let log = p.get(name, &[channels], &[Axis::Replicated], Init::normal(0.02));
         log.to(DType::F32).exp().reshape(vec![1, channels, 1])
     };
     let alpha = learned("alpha");
@@ -45,7 +45,7 @@ impl AntiAlias {
 
     fn taps(self, p: &Params) -> Value {
         // Taps of a low-pass filter sum to 1.
-        p.get("filter", &[1, 1, self.kernel], &[Axis::Whole; 3], Init::Around(1.0 / self.kernel as f32, 0.0))
+        p.get("filter", &[1, 1, self.kernel], &[Axis::Replicated; 3], Init { mean: 1.0 / self.kernel as f32, std: 0.0 })
     }
 
     fn up(self, p: &Params, x: &Value) -> Value {

@@ -19,7 +19,7 @@ pub struct VocoderConfig {
     pub output_sampling_rate: usize,
 }
 
-/// What raises a waveform's bandwidth: a spectrogram of the waveform, and a generator that makes from it what the
+/// Bandwidth extension of a waveform: a spectrogram of the waveform, and a generator that makes from it what the
 /// waveform lacks at the higher rate.
 #[derive(Clone, Debug)]
 pub struct Extension {
@@ -101,7 +101,7 @@ impl Default for GeneratorConfig {
 const PLAIN: &str = "LTX2Vocoder";
 const EXTENDED: &str = "LTX2VocoderWithBWE";
 
-/// What the class with bandwidth extension has where its configuration says nothing and LTX-2.0's class has other values.
+/// Defaults of the class with bandwidth extension, where its configuration says nothing and LTX-2.0's class has other values.
 fn extended_defaults() -> Json {
     json!({
         "hidden_channels": 1536, "upsample_kernel_sizes": [11, 4, 4, 4, 4, 4], "upsample_factors": [5, 2, 2, 2, 2, 2],

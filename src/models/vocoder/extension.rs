@@ -29,8 +29,8 @@ fn log_mel(p: &Params, s: &Spectrogram, wave: &Value) -> Value {
     let basis = p.pp("stft_fn").get(
         "forward_basis",
         &[2 * frequencies, 1, s.filter_length],
-        &[Axis::Whole; 3],
-        Init::Normal((s.filter_length as f32).sqrt().recip()),
+        &[Axis::Replicated; 3],
+        Init::normal((s.filter_length as f32).sqrt().recip()),
     );
     let wave = wave.reshape(vec![b * channels, 1, wave.dim(2)]).pad(2, s.lead(), 0, 0.0);
     let parts = wave.builder().convolution(&wave, &basis, &Conv::new(1).stride(&[s.hop_length]));
@@ -39,8 +39,8 @@ fn log_mel(p: &Params, s: &Spectrogram, wave: &Value) -> Value {
     let weight = p.get(
         "mel_basis",
         &[s.num_mel_channels, frequencies],
-        &[Axis::Whole; 2],
-        Init::Around((frequencies as f32).recip(), 0.0),
+        &[Axis::Replicated; 2],
+        Init { mean: (frequencies as f32).recip(), std: 0.0 },
     );
     let mel = linear_nd(p, &magnitude.swap(1, 2), &weight);
     let frames = mel.dim(1);

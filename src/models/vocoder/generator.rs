@@ -3,7 +3,7 @@
 use super::activation::{leaky_relu, snake};
 use super::config::{Activation, FinalActivation, GeneratorConfig};
 use crate::hlo::{DType, Value};
-use crate::nn::{Params, conv1d, transposed_conv1d};
+use crate::nn::{Params, conv_transpose1d_at, conv1d};
 
 /// Kernel of the first and the last convolution, fixed by the architecture.
 const OUTER_KERNEL: usize = 7;
@@ -27,7 +27,7 @@ pub(super) fn generate(p: &Params, c: &GeneratorConfig, mel: &Value) -> Value {
             x = leaky_relu(&x, c.leaky_relu_negative_slope);
         }
         let out = x.dim(1) / 2;
-        x = transposed_conv1d(&p.pp(format!("upsamplers.{i}")), &x, out, kernel, factor, (kernel - factor) / 2);
+        x = conv_transpose1d_at(&p.pp(format!("upsamplers.{i}")), &x, out, kernel, factor, (kernel - factor) / 2);
         x = mean_of_resnets(p, c, i, &x);
     }
     let x = match c.act_fn {

@@ -27,7 +27,7 @@ pub const COMPONENT: &str = "vocoder";
 /// The first mistake made while building, with op, scope and shapes.
 pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("vocoder", COMPONENT, build);
-    let axes = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Whole];
+    let axes = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated];
     let mel = p.input("mel", Type::new(DType::F32, shape), &axes);
     let audio = match &c.extension {
         None => generator::generate(&p, &c.generator, &mel),
@@ -35,5 +35,5 @@ pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> R
     };
     let audio = audio.to(DType::F32);
     let content = [&shape[..1], &audio.dims()[1..]].concat();
-    Network::finish(&p, vec![p.output("audio", &audio, &[Axis::Batch, Axis::Whole, Axis::Whole], &content)])
+    Network::finish(&p, vec![p.output("audio", &audio, &[Axis::Batch, Axis::Replicated, Axis::Replicated], &content)])
 }

@@ -3,7 +3,7 @@
 use std::f64::consts::PI;
 
 use crate::hlo::Value;
-use crate::nn::spread_conv1d;
+use crate::nn::conv_transpose1d;
 
 /// Zero crossings of the interpolating function on each side.
 const CROSSINGS: f64 = 6.0;
@@ -48,7 +48,7 @@ impl Resampler {
 /// `x [b, channels, samples]`, continued by `reach` samples of each end, set `ratio` apart, filtered with
 /// `taps [1, 1, kernel]`, and cropped.
 pub(super) fn raised(x: &Value, taps: &Value, ratio: usize, reach: usize, [left, right]: [usize; 2]) -> Value {
-    let y = each_channel(&x.pad_edge(2, reach, reach), |x| spread_conv1d(x, taps, ratio, 0));
+    let y = each_channel(&x.pad_edge(2, reach, reach), |x| conv_transpose1d(x, taps, ratio, 0));
     y.slice(2, left, y.dim(2).saturating_sub(right)) * ratio as f64
 }
 

@@ -166,10 +166,10 @@ impl Clock<'_> {
             component: "bench",
             name: name.into(),
             ty: ty.clone(),
-            axes: vec![Axis::Whole; dims.len()],
+            axes: vec![Axis::Replicated; dims.len()],
             source: Source::Stack { keys: vec![name.into()], shape: dims.to_vec() },
             // Products of such matrices have the size of their operands.
-            init: Init::Normal(if dims.len() == 2 { (dims[0] as f32).powf(-0.5) } else { 1.0 }),
+            init: Init::normal(if dims.len() == 2 { (dims[0] as f32).powf(-0.5) } else { 1.0 }),
         };
         let arguments = micro.program.arguments.iter().filter(|a| a.name != COUNT);
         let params: Vec<Param> = arguments.map(|a| operand(&a.name, &a.ty.dims, &a.ty)).collect();

@@ -12,7 +12,7 @@
 use crate::analysis::{Chip, CollectiveKind, Work};
 use crate::hlo::{Mesh, Sharding, Type};
 use crate::models::Network;
-use crate::nn::{Axis, ExchangeKind, ExchangePolicy, Layout, Placement, Role};
+use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Placement, Role};
 
 /// Lower bound of a step's cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -106,7 +106,7 @@ fn size((ty, sharding): &(Type, Sharding), mesh: &Mesh) -> f64 {
 fn demands(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
     let mut all = stored(network, layout, blocks);
     if let Some(tokens) = VideoTokens::of(network, layout, blocks) {
-        all.extend(tokens.attention(&layout.exchange, layout));
+        all.extend(tokens.attention(&layout.context_parallel, layout));
         all.extend(tokens.sums(layout));
         all.extend(tokens.split_weights(network, layout));
     }
@@ -151,7 +151,7 @@ impl VideoTokens {
         let queries = |p: &&Placement| {
             p.role == Role::Activation
                 && p.tensor.contains(".attn1.")
-                && p.axes == [Axis::Rows, Axis::VideoSequence, Axis::Heads, Axis::HeadDim]
+                && p.axes == [Axis::CfgBatch, Axis::VideoSequence, Axis::Heads, Axis::HeadDim]
         };
         let q = network.placements.iter().find(queries)?;
         let own_heads = size(&(q.ty.clone(), q.sharding.clone()), &layout.mesh);
@@ -172,21 +172,21 @@ impl VideoTokens {
     }
 
     /// Collectives of context-parallel self-attention.
-    fn attention(&self, policy: &ExchangePolicy, layout: &Layout) -> Vec<Demand> {
+    fn attention(&self, policy: &ContextParallelPolicy, layout: &Layout) -> Vec<Demand> {
         let (n, part) = (self.parts(layout), self.own_heads * self.blocks);
         let demand = |kind, wire| Demand { kind, wire, axes: self.axes.clone() };
         // Queries, keys, values and the output; a device keeps its own shard.
         let trade = |n: f64| demand(CollectiveKind::AllToAll, 4.0 * part * (n - 1.0) / n);
         let pass = |kind, n: f64| match kind {
-            ExchangeKind::Ring => demand(CollectiveKind::CollectivePermute, 2.0 * part * (n - 1.0)),
+            ContextParallelKind::Ring => demand(CollectiveKind::CollectivePermute, 2.0 * part * (n - 1.0)),
             _ => demand(CollectiveKind::AllGather, 2.0 * part * (n - 1.0)),
         };
         if n <= 1.0 {
             return Vec::new();
         }
         match policy.kind {
-            ExchangeKind::Ulysses => vec![trade(n)],
-            ExchangeKind::Hybrid => {
+            ContextParallelKind::Ulysses => vec![trade(n)],
+            ContextParallelKind::Hybrid => {
                 let near = policy.ulysses.unwrap_or(1) as f64;
                 // An all-to-all within smaller groups: its bytes count, its ring does not.
                 vec![Demand { kind: CollectiveKind::AllGather, ..trade(near) }, pass(policy.outer, n / near)]

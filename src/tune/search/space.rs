@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::config::{LayoutFile, LayoutSource, Mesh};
 use crate::hlo;
-use crate::nn::{Axis, Exception, ExchangeKind, ExchangePolicy, Rule};
+use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Override, Rule};
 
 /// Layout on a mesh.
 #[derive(Clone, Debug)]
@@ -105,8 +105,8 @@ pub fn placed(label: String, shipped: Option<String>, source: &LayoutSource, mes
     if !mesh.axes.iter().all(|(axis, _)| used.contains(axis.as_str())) {
         return None;
     }
-    let e = &source.file.exchange;
-    if e.kind == ExchangeKind::Hybrid {
+    let e = &source.file.context_parallel;
+    if e.kind == ContextParallelKind::Hybrid {
         let tokens = source.rules.iter().find(|r| r.axis == Axis::VideoSequence);
         let own = tokens.into_iter().flat_map(|r| &r.mesh_axes).filter_map(|a| mesh.size(a)).product::<usize>();
         if own > 1 && !own.is_multiple_of(e.ulysses.unwrap_or(1)) {
@@ -135,12 +135,12 @@ pub fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
         rules.push(rule(Axis::Branch, &["cfg"]));
         rules.push(rule(Axis::Width, &["cfg"]));
     }
-    let mut exceptions = Vec::new();
+    let mut overrides = Vec::new();
     if has("context") {
         rules.push(rule(Axis::VideoSequence, &["context"]));
         // Text is sharded in the encoder and the connectors, and replicated in the transformer's blocks.
-        exceptions = ["text_encoder.*", "connectors.*"]
-            .map(|p| Exception { pattern: p.into(), rules: vec![rule(Axis::TextSequence, &["context"])] })
+        overrides = ["text_encoder.*", "connectors.*"]
+            .map(|p| Override { pattern: p.into(), rules: vec![rule(Axis::TextSequence, &["context"])] })
             .into();
     }
     if has("tensor") {
@@ -155,9 +155,9 @@ pub fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
         for (how, exchange) in exchanges(mesh.size("context").unwrap_or(1)) {
             let stored = if storage.is_empty() { String::new() } else { format!(" stored over {}", storage.join("+")) };
             let kept = if storage.is_empty() { vec![] } else { vec![rule(Axis::Embed, &storage)] };
-            let file = LayoutFile { exchange, ..LayoutFile::default() };
-            let (rules, exceptions) = (rules.clone(), exceptions.clone());
-            let source = LayoutSource { file, rules, storage: kept, exceptions };
+            let file = LayoutFile { context_parallel: exchange, ..LayoutFile::default() };
+            let (rules, overrides) = (rules.clone(), overrides.clone());
+            let source = LayoutSource { file, rules, storage: kept, overrides };
             let how = if how.is_empty() { String::new() } else { format!(" {how}") };
             all.extend(placed(format!("{}{how}{stored}", mesh_name(mesh)), None, &source, mesh));
         }
@@ -178,19 +178,19 @@ fn storages(mesh: &hlo::Mesh) -> Vec<Vec<&'static str>> {
 }
 
 /// All kinds of attention for tokens sharded over so many devices.
-fn exchanges(devices: usize) -> Vec<(String, ExchangePolicy)> {
-    let of = |kind| ExchangePolicy { kind, ..ExchangePolicy::default() };
+fn exchanges(devices: usize) -> Vec<(String, ContextParallelPolicy)> {
+    let of = |kind| ContextParallelPolicy { kind, ..ContextParallelPolicy::default() };
     if devices == 1 {
-        return vec![(String::new(), of(ExchangeKind::GatherKv))];
+        return vec![(String::new(), of(ContextParallelKind::GatherKv))];
     }
     let mut all = vec![
-        ("ulysses".to_string(), of(ExchangeKind::Ulysses)),
-        ("gather_kv".to_string(), of(ExchangeKind::GatherKv)),
-        ("ring".to_string(), of(ExchangeKind::Ring)),
+        ("ulysses".to_string(), of(ContextParallelKind::Ulysses)),
+        ("gather_kv".to_string(), of(ContextParallelKind::GatherKv)),
+        ("ring".to_string(), of(ContextParallelKind::Ring)),
     ];
     for inner in (2..devices).filter(|n| devices.is_multiple_of(*n)) {
-        for (name, outer) in [("gather_kv", ExchangeKind::GatherKv), ("ring", ExchangeKind::Ring)] {
-            let hybrid = ExchangePolicy { ulysses: Some(inner), outer, ..of(ExchangeKind::Hybrid) };
+        for (name, outer) in [("gather_kv", ContextParallelKind::GatherKv), ("ring", ContextParallelKind::Ring)] {
+            let hybrid = ContextParallelPolicy { ulysses: Some(inner), outer, ..of(ContextParallelKind::Hybrid) };
             all.push((format!("ulysses of {inner}, {name} between"), hybrid));
         }
     }
@@ -245,8 +245,8 @@ mod tests {
         assert_eq!(all.len(), 20);
         let labels: Vec<&str> = all.iter().map(|p| p.label.as_str()).collect();
         assert!(labels.contains(&"cfg=2,context=4 ulysses stored over cfg"), "{labels:?}");
-        let exchange = read_layout_source("cfg-ulysses").unwrap().file.exchange;
-        assert!(all.iter().any(|p| p.source.file.exchange == exchange && p.source.storage.is_empty()));
+        let exchange = read_layout_source("cfg-ulysses").unwrap().file.context_parallel;
+        assert!(all.iter().any(|p| p.source.file.context_parallel == exchange && p.source.storage.is_empty()));
         let fsdp = composed(&hlo::Mesh::new(&[("fsdp", 8)]));
         assert_eq!(fsdp.iter().map(|p| p.label.as_str()).collect::<Vec<_>>(), ["fsdp=8 stored over fsdp"]);
         let text = all[0].source.to_yaml(&[]);

@@ -1,32 +1,32 @@
-//! Where the pictures of a convolutional network lie: whole, or a block of rows and columns on each device.
+//! Video of a convolutional network: replicated, or a block of rows and columns on each device.
 
-use super::halo::{Blocks, CUT, Side};
+use super::halo::{SPATIAL_DIMS, ShardedDim, SpatialShards};
 use super::layout::Axis;
 use super::params::Params;
 use crate::hlo::{DType, Sharding, Type, Value};
 
-/// Frames are never cut: the first of a video is not treated as the others.
-const AXES: [Axis; 5] = [Axis::Batch, Axis::Whole, Axis::Whole, Axis::Height, Axis::Width];
+/// Frames are never sharded: the first of a video is not treated as the others.
+const AXES: [Axis; 5] = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Height, Axis::Width];
 
-/// The pictures `[b, channels, frames, height, width]` that a network begins with.
-pub struct Pictures {
+/// The video `[b, channels, frames, height, width]` at a network's input.
+pub struct ShardedVideo {
     input: &'static str,
-    /// The name that rules are looked up by.
+    /// Key of the layout's rules.
     name: String,
     content: [usize; 5],
     ty: Type,
 }
 
-impl Pictures {
-    /// Pictures of the sizes `content`, f32, as the input `input`, whose rules place them. A block's height and width are
+impl ShardedVideo {
+    /// Video of the sizes `content`, f32, as the input `input`, whose rules place it. A block's height and width are
     /// multiples of `unit`, so that every block of the network's result is of whole pixels: a size that does not divide
-    /// so is filled up, and noted.
+    /// so is padded, and noted.
     pub fn new(p: &Params, input: &'static str, content: [usize; 5], unit: [usize; 2]) -> Self {
         let name = p.activation(input);
         let whole = Type::new(DType::F32, content);
         let layout = p.layout();
         let mut ty = layout.padded(&name, &whole, &AXES);
-        for (dim, unit) in CUT.into_iter().zip(unit) {
+        for (dim, unit) in SPATIAL_DIMS.into_iter().zip(unit) {
             let parts = layout.parts(&name, AXES[dim]);
             if parts == 1 {
                 continue;
@@ -37,58 +37,59 @@ impl Pictures {
                 p.note(format!("{uneven}; every device holds a block of {block}, filled up behind the last"));
             }
         }
-        Pictures { input, name, content, ty }
+        ShardedVideo { input, name, content, ty }
     }
 
-    /// Declares them as an input.
+    /// Declares it as an input.
     pub fn input(&self, p: &Params) -> Value {
         p.filled_input(self.input, self.ty.clone(), &self.content, &AXES)
     }
 
-    /// `body` on each device's block of `pictures` and its part of `rows [b, …]`, which gives pictures again; on the
-    /// whole where nothing is cut.
+    /// `body` on each device's block of `video` and its part of `rows [b, …]`, which gives video again; on all of it
+    /// where nothing is sharded.
     pub fn run(
         &self,
         p: &Params,
-        pictures: &Value,
+        video: &Value,
         rows: Option<&Value>,
-        body: impl FnOnce(Blocks, &Value, Option<&Value>) -> Value,
+        body: impl FnOnce(SpatialShards, &Value, Option<&Value>) -> Value,
     ) -> Value {
         let layout = p.layout();
-        let sides: Vec<usize> = CUT.into_iter().filter(|&dim| layout.parts(&self.name, AXES[dim]) > 1).collect();
-        if sides.is_empty() && layout.parts(&self.name, Axis::Batch) == 1 {
-            return body(Blocks::default(), pictures, rows);
+        let dims: Vec<usize> =
+            SPATIAL_DIMS.into_iter().filter(|&dim| layout.parts(&self.name, AXES[dim]) > 1).collect();
+        if dims.is_empty() && layout.parts(&self.name, Axis::Batch) == 1 {
+            return body(SpatialShards::default(), video, rows);
         }
         // A mistake was kept when the input was declared.
         let place = |x: &Value, axes: &[Axis]| {
             let placed = layout.place(&self.name, x.ty(), axes).ok().flatten();
             placed.map_or_else(|| Sharding(vec![Vec::new(); axes.len()]), |placed| placed.sharding)
         };
-        let whole = place(pictures, &AXES);
+        let whole = place(video, &AXES);
         // Element `i` of such a vector lies on the devices of block `i`.
-        let positions: Vec<Value> = sides
+        let positions: Vec<Value> = dims
             .iter()
             .map(|&dim| p.builder().iota(Type::new(DType::I32, [layout.parts(&self.name, AXES[dim])]), 0))
             .collect();
-        let mut operands = vec![(pictures, whole.clone())];
-        operands.extend(sides.iter().zip(&positions).map(|(&dim, v)| (v, place(v, &AXES[dim..=dim]))));
-        let of_rows = |v: &Value| [vec![Axis::Batch], vec![Axis::Whole; v.rank().saturating_sub(1)]].concat();
+        let mut operands = vec![(video, whole.clone())];
+        operands.extend(dims.iter().zip(&positions).map(|(&dim, v)| (v, place(v, &AXES[dim..=dim]))));
+        let of_rows = |v: &Value| [vec![Axis::Batch], vec![Axis::Replicated; v.rank().saturating_sub(1)]].concat();
         operands.extend(rows.map(|v| (v, place(v, &of_rows(v)))));
         let results = p.builder().manual(&operands, &[whole], |x| {
-            let side = |(&axis, position): (&usize, &Value)| Side {
+            let dim = |(&axis, position): (&usize, &Value)| ShardedDim {
                 axis,
                 groups: layout.groups(&self.name, AXES[axis]),
                 position: position.reshape(vec![]),
                 size: self.content[axis],
                 block: x[0].dim(axis as isize),
             };
-            let blocks = Blocks { sides: sides.iter().zip(&x[1..]).map(side).collect() };
-            vec![body(blocks, &x[0], rows.and(x.last()))]
+            let shards = SpatialShards { dims: dims.iter().zip(&x[1..]).map(dim).collect() };
+            vec![body(shards, &x[0], rows.and(x.last()))]
         });
-        results.into_iter().next().unwrap_or_else(|| pictures.clone())
+        results.into_iter().next().unwrap_or_else(|| video.clone())
     }
 
-    /// The result `name` of [`Pictures::run`], of which callers see the part that is no filling.
+    /// The result `name` of [`ShardedVideo::run`], of which callers see the part that is no padding.
     pub fn output(&self, p: &Params, name: &str, value: &Value) -> (crate::hlo::Output, Value) {
         p.output(name, value, &AXES, &self.content_of(value))
     }
@@ -100,11 +101,11 @@ impl Pictures {
         p.output(name, &value.transpose(&ORDER), &ORDER.map(|d| AXES[d]), &ORDER.map(|d| content[d]))
     }
 
-    /// The part of a result that is no filling.
+    /// The part of a result that is no padding.
     fn content_of(&self, value: &Value) -> Vec<usize> {
         let mut content = value.dims().to_vec();
         content[0] = self.content[0];
-        for dim in CUT {
+        for dim in SPATIAL_DIMS {
             content[dim] = (self.content[dim] * content[dim]).div_ceil(self.ty.dims[dim]);
         }
         content

@@ -1,10 +1,63 @@
-//! How queries meet keys on other devices. Everything here runs on one device's part, inside a manual region.
+//! Attention with queries and keys on different devices. Everything here runs on one device's part, inside a manual region.
 
-use super::layout::{ExchangeKind, ExchangePolicy};
+use serde::{Deserialize, Serialize};
+
 use crate::hlo::{DType, Groups, Value};
 use crate::kernels::{self, Kernel, Partial};
 
-/// The operands of one device.
+/// Communication of self-attention over a sharded sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ContextParallelKind {
+    /// Every device gathers all keys and values.
+    #[default]
+    GatherKv,
+    /// Tokens are traded for heads: every device attends over all tokens for its part of the heads.
+    Ulysses,
+    /// Keys and values travel around the devices.
+    Ring,
+    /// Ulysses among neighbours, `outer` between their groups.
+    Hybrid,
+}
+
+/// When keys are rotated where they are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RopeAt {
+    /// On their own device, before they travel.
+    #[default]
+    Local,
+    /// After they have travelled, and the tables with them.
+    Gathered,
+}
+
+/// A layout's choice of context parallelism.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ContextParallelPolicy {
+    /// Collective.
+    pub kind: ContextParallelKind,
+    /// `hybrid`: devices that trade tokens for heads; a divisor of the devices that split the sequence.
+    #[schemars(range(min = 1))]
+    pub ulysses: Option<usize>,
+    /// `hybrid`: the collective between the groups, `gather_kv` or `ring`.
+    pub outer: ContextParallelKind,
+    /// `gather_kv`: when keys are rotated.
+    pub rope: RopeAt,
+}
+
+impl ContextParallelPolicy {
+    /// Number of devices of `groups` that trade tokens for heads with each other.
+    pub fn ulysses_degree(&self, groups: &Groups) -> usize {
+        match self.kind {
+            ContextParallelKind::GatherKv | ContextParallelKind::Ring => 1,
+            ContextParallelKind::Ulysses => groups.size(),
+            ContextParallelKind::Hybrid => self.ulysses.unwrap_or(1),
+        }
+    }
+}
+
+/// Operands of attention on one device.
 pub(super) struct Local<'a> {
     /// `[b, q, heads, dim]`.
     pub q: &'a Value,
@@ -16,7 +69,7 @@ pub(super) struct Local<'a> {
     pub bias: Option<&'a Value>,
     /// Factor on the scores.
     pub scale: f64,
-    /// What computes attention where a device has all keys it needs.
+    /// Attention kernel where a device has all keys it needs.
     pub kernel: Kernel,
 }
 
@@ -32,12 +85,12 @@ impl Local<'_> {
         kernels::attention(self.kernel, self.q, &k, &v, self.bias, self.scale)
     }
 
-    /// Each device attends to its own keys; largest scores, sums and weighted values are joined.
+    /// Each device attends to its own keys; maxima, denominators and weighted values are joined.
     fn split_kv(&self, groups: &Groups) -> Value {
         let own = Partial::of(self.kernel, self.q, self.k, self.v, self.bias, self.scale);
-        let scaled = own.rescaled(&own.largest.all_reduce_max(groups));
+        let scaled = own.rescaled(&own.max.all_reduce_max(groups));
         // One reduction carries the values and, as one more column, the sums.
-        let all = self.q.builder().concat(&[&scaled.values, &scaled.sum], 3).all_reduce_sum(groups);
+        let all = self.q.builder().concat(&[&scaled.acc, &scaled.denom], 3).all_reduce_sum(groups);
         let d = self.q.dim(3);
         (all.slice(3, 0, d) / all.slice(3, d, d + 1)).to(self.q.dtype())
     }
@@ -61,7 +114,7 @@ impl Local<'_> {
         Local { q: &q, k: &k, v: &v, ..*self }.here().all_gather(2, groups)
     }
 
-    /// Tokens are traded for heads and back; heads that do not divide are filled up with zeros. `attend` runs on all
+    /// Tokens are traded for heads and back; heads that do not divide are padded with zeros. `attend` runs on all
     /// tokens of the group.
     fn ulysses(&self, groups: &Groups, attend: impl FnOnce(&Local) -> Value) -> Value {
         let heads = self.q.dim(2);
@@ -104,16 +157,17 @@ impl Local<'_> {
         split(&c).join(&attend(&last, &c[0], &c[1])).finish(self.q.dtype())
     }
 
-    /// The exchange that a layout chooses for a sequence split over `groups`.
-    pub fn exchange(&self, policy: &ExchangePolicy, groups: &Groups, position: &Value) -> Value {
+    /// The communication that a layout chooses for a sequence split over `groups`.
+    pub fn context_parallel(&self, policy: &ContextParallelPolicy, groups: &Groups, position: &Value) -> Value {
         match policy.kind {
-            ExchangeKind::GatherKv => self.gather_kv(groups),
-            ExchangeKind::Ulysses => self.ulysses(groups, |local| local.here()),
-            ExchangeKind::Ring => self.ring(groups, position),
-            ExchangeKind::Hybrid => {
-                let inner = policy.traders(groups);
+            ContextParallelKind::GatherKv => self.gather_kv(groups),
+            ContextParallelKind::Ulysses => self.ulysses(groups, |local| local.here()),
+            ContextParallelKind::Ring => self.ring(groups, position),
+            ContextParallelKind::Hybrid => {
+                let inner = policy.ulysses_degree(groups);
                 if !groups.size().is_multiple_of(inner) {
-                    let message = format!("exchange: {} devices do not divide by ulysses = {inner}", groups.size());
+                    let message =
+                        format!("context_parallel: {} devices do not divide by ulysses = {inner}", groups.size());
                     self.q.builder().reject("layout", message);
                     return self.q.clone();
                 }
@@ -128,7 +182,7 @@ impl Local<'_> {
                 self.ulysses(&near, |local| {
                     let local = Local { bias: own.as_ref(), ..*local };
                     match policy.outer {
-                        ExchangeKind::Ring => local.ring(&far, &outer),
+                        ContextParallelKind::Ring => local.ring(&far, &outer),
                         _ => local.gather_kv(&far),
                     }
                 })

@@ -1,9 +1,15 @@
 //! The attention layer of LTX-2: RMS-normalised queries and keys over all heads jointly, RoPE on each side's own
 //! table, an optional gate per head. Shared by the transformer and the text connectors.
 
-use crate::hlo::Value;
-use crate::nn::rope::{Pairing, rotate};
-use crate::nn::{Attention, Axis, ExchangeKind, Heads, Init, Params, RopeAt, affine, project, rms_norm};
+use super::attention::{Attention, Heads};
+use super::context_parallel::{ContextParallelKind, RopeAt};
+use super::layout::Axis;
+use super::linear::{affine, project};
+use super::norm::rms_norm;
+use super::param::Init;
+use super::params::Params;
+use super::rope::{Pairing, rotate};
+use crate::hlo::{DType, Value};
 
 /// The eps of the query and key norms, which no configuration changes.
 const QK_NORM_EPS: f64 = 1e-6;
@@ -11,21 +17,21 @@ const QK_NORM_EPS: f64 = 1e-6;
 /// The shape and switches of one attention layer.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionLayer {
-    /// Heads.
+    /// Heads and their width.
     pub heads: Heads,
     /// Biases on queries, keys and values.
     pub bias: bool,
     /// Bias on the output.
     pub out_bias: bool,
-    /// A gate `2·sigmoid(·)` per head, computed from the query side.
+    /// Gate `2·sigmoid(·)` per head, computed from the query side.
     pub gated: bool,
-    /// Which features RoPE pairs.
+    /// Features that RoPE pairs.
     pub pairing: Pairing,
-    /// The sequences of queries and keys.
+    /// Sequence axes of queries and keys.
     pub sequence: [Axis; 2],
 }
 
-/// Cosines and sines in the program.
+/// RoPE table in a program.
 #[derive(Clone)]
 pub struct Rope {
     /// `[b or 1, tokens, heads, head_dim / 2]`, f32.
@@ -39,9 +45,9 @@ impl AttentionLayer {
     /// are normalised and rotated.
     pub fn qkv(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> [Value; 3] {
         if self.gathers_keys(p) && !self.rotates_gathered(p) {
-            // Keys and values are on their way while the queries are made.
+            // Keys and values are gathered while the queries are made.
             let [k, v] = self.keys_values(p, x, rope);
-            // Held apart, or the compiler makes one product and one rotation of both.
+            // Held apart, or the compiler makes one dot and one rotation of both.
             let rope = rope.map(|r| Rope { cos: r.cos.optimization_barrier(), sin: r.sin.optimization_barrier() });
             return [self.queries(p, &x.optimization_barrier(), rope.as_ref()), k, v];
         }
@@ -51,11 +57,13 @@ impl AttentionLayer {
         if !self.rotates_gathered(p) {
             return [q, self.normed(p, "norm_k", &k, rope), v];
         }
-        // Everything travels: keys that are not yet rotated, the tables they are rotated by, and values.
-        let everywhere = [Axis::Rows, Axis::Whole, Axis::Heads, Axis::HeadDim];
+        // Keys that are not yet rotated, the tables they are rotated by, and values are gathered.
+        let everywhere = [Axis::CfgBatch, Axis::Replicated, Axis::Heads, Axis::HeadDim];
         let gathered = |name: &str, x: &Value| p.place(name, x, &everywhere);
         let rope = rope.map(|r| {
-            let table = |name: &str, x: &Value| p.place(name, x, &[Axis::Whole, Axis::Whole, Axis::Heads, Axis::Whole]);
+            let table = |name: &str, x: &Value| {
+                p.place(name, x, &[Axis::Replicated, Axis::Replicated, Axis::Heads, Axis::Replicated])
+            };
             Rope { cos: table("gathered_cos", &r.cos), sin: table("gathered_sin", &r.sin) }
         });
         let k = gathered("gathered_k", &self.normed(p, "norm_k", &k, None));
@@ -66,19 +74,19 @@ impl AttentionLayer {
     /// Whether the layout has keys gathered.
     fn gathers_keys(&self, p: &Params) -> bool {
         let split = p.layout().parts(&p.activation("attention"), self.sequence[1]) > 1;
-        split && p.layout().exchange.kind == ExchangeKind::GatherKv
+        split && p.layout().context_parallel.kind == ContextParallelKind::GatherKv
     }
 
     /// Whether the layout has keys gathered before they are rotated.
     fn rotates_gathered(&self, p: &Params) -> bool {
-        self.gathers_keys(p) && p.layout().exchange.rope == RopeAt::Gathered
+        self.gathers_keys(p) && p.layout().context_parallel.rope == RopeAt::Gathered
     }
 
     /// Queries `[b, n, heads, dim]`, normalised and rotated.
     pub fn queries(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> Value {
         let dims = [self.heads.count, self.heads.dim];
         let q = project(&p.pp("to_q"), x, &dims, self.bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
-        let q = p.place("q", &q, &[Axis::Rows, self.sequence[0], Axis::Heads, Axis::HeadDim]);
+        let q = p.place("q", &q, &[Axis::CfgBatch, self.sequence[0], Axis::Heads, Axis::HeadDim]);
         self.normed(p, "norm_q", &q, rope)
     }
 
@@ -89,7 +97,7 @@ impl AttentionLayer {
     }
 
     /// Attends, gates and projects: `[b, n, heads, dim]` queries to `[b, n, out]`. `gate_input` is the layer's
-    /// query-side input. `keep` (`[b, 1, 1, 1]`, f32) is 1 where the layer attends and 0 where each token gives its own
+    /// query-side input. `stg_mask` (`[b, 1, 1, 1]`, f32) is 1 where the layer attends and 0 where each token gives its own
     /// value instead (a perturbed branch, self-attention only).
     pub fn attend(
         &self,
@@ -98,36 +106,36 @@ impl AttentionLayer {
         gate_input: &Value,
         out: usize,
         mask: Option<&Value>,
-        keep: Option<&Value>,
+        stg_mask: Option<&Value>,
     ) -> Value {
         let [q, k, v] = qkv;
         let scale = (self.heads.dim as f64).sqrt().recip();
         // Keys that were gathered to be rotated are on every device.
         let sequence = match self.sequence {
-            [own, other] if own == other && self.rotates_gathered(p) => [own, Axis::Whole],
+            [own, other] if own == other && self.rotates_gathered(p) => [own, Axis::Replicated],
             both => both,
         };
         let mut o = Attention { q, k, v, bias: mask, scale, sequence }.run(p);
-        if let Some(keep) = keep {
-            let own = v.to(keep.dtype());
-            o = (&own + (o.to(keep.dtype()) - &own) * keep).to(v.dtype());
+        if let Some(mask) = stg_mask {
+            let own = v.to(mask.dtype());
+            o = (&own + (o.to(mask.dtype()) - &own) * mask).to(v.dtype());
         }
         if self.gated {
             let gate = p.pp("to_gate_logits").plain();
             let logits = project(&gate, gate_input, &[self.heads.count], true, &[Axis::Heads], Axis::Embed);
-            let logits = p.place("gate", &logits, &[Axis::Rows, self.sequence[0], Axis::Heads]);
-            let gate = logits.to(crate::hlo::DType::F32).logistic() * 2.0;
+            let logits = p.place("gate", &logits, &[Axis::CfgBatch, self.sequence[0], Axis::Heads]);
+            let gate = logits.to(DType::F32).logistic() * 2.0;
             o = (o.to(gate.dtype()) * gate.unsqueeze(3)).to(o.dtype());
         }
         let (rows, tokens) = (o.dim(0), o.dim(1));
         let joined = o.reshape(vec![rows, tokens, self.heads.width()]);
         // The output map reads the joined heads, so its input axis is the heads'.
-        let joined = p.place("joined", &joined, &[Axis::Rows, self.sequence[0], Axis::Heads]);
+        let joined = p.place("joined", &joined, &[Axis::CfgBatch, self.sequence[0], Axis::Heads]);
         let y = project(&p.pp("to_out.0"), &joined, &[out], self.out_bias, &[Axis::Embed], Axis::Heads);
-        p.place("out", &y, &[Axis::Rows, self.sequence[0], Axis::Whole])
+        p.place("out", &y, &[Axis::CfgBatch, self.sequence[0], Axis::Replicated])
     }
 
-    /// Several maps of one input in one product: `[b, n, maps, heads, dim]`.
+    /// Several projections of one input in one dot: `[b, n, maps, heads, dim]`.
     fn fused(&self, p: &Params, names: &[&str], x: &Value, sequence: Axis) -> Value {
         let _scope = p.builder().scope(names.join("+"));
         let (count, dim, inner) = (self.heads.count, self.heads.dim, x.dim(-1));
@@ -138,17 +146,17 @@ impl AttentionLayer {
         }
         let axes = [Axis::Heads, Axis::HeadDim, Axis::Embed];
         let weight = p.weight(&refs(&weights), &[count, dim, inner], &axes);
-        let bias = || p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::Normal(0.02));
-        let out_axes = [Axis::Whole, Axis::Heads, Axis::HeadDim];
+        let bias = || p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::normal(0.02));
+        let out_axes = [Axis::Replicated, Axis::Heads, Axis::HeadDim];
         let y = affine(p, x, &weight, self.bias.then(bias).as_ref(), &out_axes);
-        p.place("qkv", &y, &[Axis::Rows, sequence, Axis::Whole, Axis::Heads, Axis::HeadDim])
+        p.place("qkv", &y, &[Axis::CfgBatch, sequence, Axis::Replicated, Axis::Heads, Axis::HeadDim])
     }
 
     fn normed(&self, p: &Params, name: &str, x: &Value, rope: Option<&Rope>) -> Value {
         let _scope = p.builder().scope(name.to_string());
         let dims = [self.heads.count, self.heads.dim];
         let axes = [Axis::Heads, Axis::HeadDim];
-        let weight = p.pp(name).get_as("weight", &[self.heads.width()], &dims, &axes, Init::Around(1.0, 0.02));
+        let weight = p.pp(name).get_as("weight", &[self.heads.width()], &dims, &axes, Init { mean: 1.0, std: 0.02 });
         let y = rms_norm(x, Some(&weight), 2, QK_NORM_EPS);
         match rope {
             Some(r) => self.rotated(p, &y, r),
@@ -167,8 +175,7 @@ impl AttentionLayer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hlo::{DType, Type};
-    use crate::models::Network;
+    use crate::hlo::Type;
     use crate::nn::Build;
 
     /// One self-attention layer: a change of the layer shows here as a change of its program.
@@ -190,8 +197,8 @@ mod tests {
         let at = p.pp("attn1");
         let [q, k, v] = layer.qkv(&at, &x, Some(&rope));
         let y = layer.attend(&at, [&q, &k, &v], &x, 8, None, None);
-        let text =
-            Network::finish(&p, vec![p.output("y", &y, &[Axis::Whole; 3], y.dims())]).expect("builds").program.text;
+        let results = vec![p.output("y", &y, &[Axis::Replicated; 3], y.dims())];
+        let text = p.builder().finish_with(results).expect("builds").text;
         // Scopes have tests of their own; here they would only make the lines long.
         let bare: Vec<&str> = text.lines().map(|l| l.split(" loc(").next().unwrap_or(l)).collect();
         insta::assert_snapshot!(bare.join("\n"));

@@ -1,0 +1,51 @@
+//! A value for each of the two streams.
+
+/// A value of the video stream and one of the audio stream. Everything that goes over both takes video first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // Named as the streams are.
+pub struct Av<T> {
+    pub video: T,
+    pub audio: T,
+}
+
+impl Av<&'static str> {
+    /// The streams' names in programs and files.
+    pub const NAMES: Self = Av { video: "video", audio: "audio" };
+}
+
+impl<T> Av<T> {
+    /// `f` of each.
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Av<U> {
+        Av { video: f(self.video), audio: f(self.audio) }
+    }
+
+    /// Each with the other's of the same stream.
+    pub fn zip<U>(self, other: Av<U>) -> Av<(T, U)> {
+        Av { video: (self.video, other.video), audio: (self.audio, other.audio) }
+    }
+
+    /// References to each.
+    pub fn as_ref(&self) -> Av<&T> {
+        Av { video: &self.video, audio: &self.audio }
+    }
+
+    /// Each stream's value in the other's place.
+    pub fn swap(self) -> Self {
+        Av { video: self.audio, audio: self.video }
+    }
+}
+
+impl<T> IntoIterator for Av<T> {
+    type Item = T;
+    type IntoIter = std::array::IntoIter<T, 2>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        [self.video, self.audio].into_iter()
+    }
+}
+
+impl<T> From<[T; 2]> for Av<T> {
+    fn from([video, audio]: [T; 2]) -> Self {
+        Av { video, audio }
+    }
+}

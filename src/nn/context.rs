@@ -1,0 +1,146 @@
+//! A program under construction: its builder, its layout, the run's choices, and what has been declared so far.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use super::build::{Build, Lowering, Numerics, Quantization};
+use super::layout::{Axis, Layout, LayoutError, Placed};
+use super::param::{Param, Placement, Role};
+use crate::hlo::{Argument, Builder, DType, Precision, Sharding, Type, Value};
+
+/// A program under construction. All its [`Params`](super::Params) share one.
+pub struct Context {
+    builder: Builder,
+    layout: Layout,
+    dtype: DType,
+    numerics: Numerics,
+    lowering: Lowering,
+    pub(super) quantization: Quantization,
+    declared: RefCell<Vec<Param>>,
+    values: RefCell<HashMap<String, Value>>,
+    placements: RefCell<Vec<Placement>>,
+    notes: RefCell<Vec<String>>,
+}
+
+impl Context {
+    pub(super) fn new(program: &str, build: &Build) -> Self {
+        let precision = if build.dtype == DType::F32 { Precision::Highest } else { Precision::Default };
+        let Build { layout, lowering, .. } = build;
+        let builder = Builder::new(program).with_precision(precision);
+        let builder = builder.with_mixed_precision_dot(lowering.mixed_precision_dot);
+        Context {
+            builder: if layout.is_single() { builder } else { builder.with_mesh(layout.mesh.clone()) },
+            layout: layout.clone(),
+            dtype: build.dtype,
+            numerics: build.numerics,
+            // Only where every bit counts.
+            lowering: Lowering { batch_invariant: lowering.batch_invariant && build.dtype == DType::F32, ..*lowering },
+            quantization: build.quantization,
+            declared: RefCell::default(),
+            values: RefCell::default(),
+            placements: RefCell::default(),
+            notes: RefCell::default(),
+        }
+    }
+
+    /// The StableHLO builder.
+    pub fn builder(&self) -> &Builder {
+        &self.builder
+    }
+
+    /// The placement rules.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Element type of weights and activations.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Rounding order.
+    pub fn numerics(&self) -> Numerics {
+        self.numerics
+    }
+
+    /// Forms that the platform's compiler takes well.
+    pub fn lowering(&self) -> Lowering {
+        self.lowering
+    }
+
+    /// All parameters declared so far, in the order of first use.
+    pub fn declared(&self) -> Vec<Param> {
+        self.declared.borrow().clone()
+    }
+
+    /// Every placement so far, in order.
+    pub fn placements(&self) -> Vec<Placement> {
+        self.placements.borrow().clone()
+    }
+
+    /// Notes on what a rule could not split, a line each.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.borrow().clone()
+    }
+
+    /// Notes once what a rule could not split.
+    pub fn note(&self, note: String) {
+        let mut notes = self.notes.borrow_mut();
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+
+    /// The value of a parameter that is declared already.
+    pub(super) fn known(&self, name: &str) -> Option<Value> {
+        self.values.borrow().get(name).cloned()
+    }
+
+    /// Declares a parameter as an argument of the program.
+    pub(super) fn declare(&self, param: Param, sharding: Option<Sharding>) -> Value {
+        let memory_layout = self.memory_layout(&param.ty, &param.axes);
+        let argument = Argument { sharding, memory_layout, ..Argument::new(&param.name, param.ty.clone()) };
+        let value = self.builder.argument_with(argument);
+        self.values.borrow_mut().insert(param.name.clone(), value.clone());
+        self.declared.borrow_mut().push(param);
+        value
+    }
+
+    /// The order and tiles in which a loop over layers reads a stack.
+    pub(super) fn memory_layout(&self, ty: &Type, axes: &[Axis]) -> Option<String> {
+        // Vectors are small, and read in the default tiles.
+        let is_stack = axes.first() == Some(&Axis::Layers) && ty.dims[1..].iter().product::<usize>() >= 1 << 18;
+        let tiles = self.lowering.stack_tiles.filter(|_| ty.dtype == DType::BF16 && is_stack)?;
+        let order: Vec<String> = (0..ty.rank()).rev().map(|d| d.to_string()).collect();
+        Some(format!("{{{}:{tiles}}}", order.join(",")))
+    }
+
+    /// The sharding of a placement and the placement itself, with its notes; a mistake becomes the program's error.
+    pub(super) fn placed(
+        &self,
+        name: &str,
+        (ty, axes): (&Type, &[Axis]),
+        role: Role,
+        placed: Result<Option<Placed>, LayoutError>,
+    ) -> Option<(Sharding, Placement)> {
+        let placed = placed.unwrap_or_else(|e| {
+            self.builder.reject("layout", e.to_string());
+            None
+        })?;
+        placed.notes.into_iter().for_each(|note| self.note(note));
+        let placement = Placement {
+            scope: self.builder.scope_path(),
+            tensor: name.to_string(),
+            ty: ty.clone(),
+            axes: axes.to_vec(),
+            sharding: placed.sharding.clone(),
+            rules: placed.rules.iter().map(ToString::to_string).collect(),
+            role,
+        };
+        Some((placed.sharding, placement))
+    }
+
+    pub(super) fn record(&self, placement: Placement) {
+        self.placements.borrow_mut().push(placement);
+    }
+}

@@ -1,0 +1,129 @@
+//! Parameters and placements of a program, as loading, random initialisation, counts and reports read them.
+
+use serde::Serialize;
+
+use super::layout::Axis;
+use crate::hlo::{Sharding, Type};
+
+/// The normal distribution that a random model draws a parameter from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)] // Named as statistics name them.
+pub struct Init {
+    pub mean: f32,
+    pub std: f32,
+}
+
+impl Init {
+    /// No number drawn is further from its mean than this many deviations.
+    pub const LARGEST_DEVIATION: f32 = 3.4642;
+
+    /// The distribution of mean 0.
+    pub const fn normal(std: f32) -> Self {
+        Init { mean: 0.0, std }
+    }
+}
+
+/// Location of a parameter's elements in the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Tensors of equal shape, one after the other in row-major order.
+    Stack {
+        /// Checkpoint names, in order.
+        keys: Vec<String>,
+        /// Shape of each in the checkpoint.
+        shape: Vec<usize>,
+    },
+    /// One tensor read with its axes permuted: the parameter's dimension `i` walks the tensor with `strides[i]`.
+    View {
+        /// Checkpoint name.
+        key: String,
+        /// Shape in the checkpoint.
+        shape: Vec<usize>,
+        /// Element strides of the parameter's dimensions.
+        strides: Vec<usize>,
+    },
+    /// Per-row dequantization scales of tensors that are quantized to 8-bit floats, one after the other.
+    Scales {
+        /// Checkpoint names of the tensors, in order.
+        keys: Vec<String>,
+        /// Shape of each in the checkpoint.
+        shape: [usize; 2],
+    },
+}
+
+impl Source {
+    /// Names of the tensors, in order; those of scales differ from what they scale.
+    pub fn names(&self) -> Vec<String> {
+        match self {
+            Source::Stack { keys, .. } => keys.clone(),
+            Source::View { key, .. } => vec![key.clone()],
+            Source::Scales { keys, .. } => keys.iter().map(|key| format!("{key}.scale")).collect(),
+        }
+    }
+
+    /// Shape of each tensor in the checkpoint.
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Source::Stack { shape, .. } | Source::View { shape, .. } => shape,
+            Source::Scales { shape, .. } => shape,
+        }
+    }
+
+    /// Every checkpoint tensor it reads, with its shape.
+    pub fn tensors(&self) -> Vec<(&str, &[usize])> {
+        match self {
+            Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
+                keys.iter().map(|k| (k.as_str(), self.shape())).collect()
+            }
+            Source::View { key, shape, .. } => vec![(key, shape)],
+        }
+    }
+}
+
+/// A parameter of a program: an argument filled from a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Param {
+    /// Model folder: `transformer`, `vae`, …
+    pub component: &'static str,
+    /// Argument name: component, then the checkpoint's name with `*` for the layer.
+    pub name: String,
+    /// Type on the device, the stacking dimension first.
+    pub ty: Type,
+    /// Logical axes, one a dimension.
+    pub axes: Vec<Axis>,
+    /// Location in the checkpoint.
+    pub source: Source,
+    /// Distribution in a random model.
+    pub init: Init,
+}
+
+/// Placement of a tensor of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// Name scope of the first use.
+    pub scope: String,
+    /// `component.name` of a parameter or activation, or a program input's name.
+    pub tensor: String,
+    /// Global type.
+    pub ty: Type,
+    /// Logical axis of each dimension.
+    pub axes: Vec<Axis>,
+    /// Mesh axes of each dimension.
+    pub sharding: Sharding,
+    /// Rules that shard something, as `file:line: axis: [mesh axes]`.
+    pub rules: Vec<String>,
+    /// Role in the program.
+    pub role: Role,
+}
+
+/// Role of a placed tensor in its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// A parameter that is computed with as it is stored.
+    Parameter,
+    /// An FSDP-sharded parameter: the storage rules shard it further, and it is gathered before its use.
+    Stored,
+    /// An input, a result, or a value between.
+    Activation,
+}

@@ -1,0 +1,102 @@
+//! Sizes and choices of the denoising loop's programs.
+
+use super::guidance::{Branch, RescaleScope};
+use crate::av::Av;
+use crate::hlo::{DType, Type, Value};
+use crate::models::transformer::CrossTimestep;
+use crate::nn::{Axis, Params};
+
+/// Sizes and choices that fix both programs; everything else is their input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DenoiseShape {
+    /// Videos denoised together.
+    pub batch: usize,
+    /// Predictions a step, the conditional one first.
+    pub branches: Vec<Branch>,
+    /// Latent tokens.
+    pub tokens: Av<usize>,
+    /// Text tokens.
+    pub text: usize,
+    /// Channels of the text embeddings.
+    pub text_channels: Av<usize>,
+    /// Layers that the perturbed branch perturbs.
+    pub stg_blocks: Vec<usize>,
+    /// Scope of the rescale term's standard deviations.
+    pub rescale: RescaleScope,
+    /// Number of noise levels that video tokens have in a step: the step's own, and one for each strength of a condition.
+    pub levels: usize,
+    /// Noise level that the attention between the streams sees.
+    pub cross: CrossTimestep,
+    /// Integrator.
+    pub sampler: Sampler,
+}
+
+/// Integrator of the flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Sampler {
+    /// First order: one evaluation a step.
+    #[default]
+    Euler,
+    /// [`res2s`](super::res2s): two evaluations a step and a last one.
+    Res2s,
+}
+
+impl Sampler {
+    /// Number of evaluations of the transformer for a number of steps.
+    pub fn evaluations(self, steps: usize) -> usize {
+        match self {
+            Sampler::Euler => steps,
+            Sampler::Res2s => 2 * steps + 1,
+        }
+    }
+
+    /// Names of the tensors that the loop carries for each stream.
+    pub fn carried(self) -> &'static [&'static str] {
+        match self {
+            Sampler::Euler => &["latents"],
+            Sampler::Res2s => &["latents", "anchor", "first"],
+        }
+    }
+}
+
+impl DenoiseShape {
+    /// One video by Euler's steps, nothing perturbed and nothing conditioned.
+    pub fn plain(branches: Vec<Branch>, tokens: [usize; 2], text: usize, text_channels: [usize; 2]) -> Self {
+        DenoiseShape {
+            batch: 1,
+            branches,
+            tokens: tokens.into(),
+            text,
+            text_channels: text_channels.into(),
+            stg_blocks: Vec::new(),
+            rescale: RescaleScope::PerSample,
+            levels: 1,
+            cross: CrossTimestep::Own,
+            sampler: Sampler::Euler,
+        }
+    }
+
+    /// Number of noise levels of a part of the video's modulation.
+    pub(super) fn levels_of(&self, part: &str) -> usize {
+        let own = match part {
+            "cross" => self.cross != CrossTimestep::Cross,
+            "gate" => self.cross == CrossTimestep::Own,
+            "prompt" => false,
+            _ => true,
+        };
+        if own { self.levels } else { 1 }
+    }
+
+    /// Declares the parts of a step's noise level, `levels [k]`, where there are several.
+    pub(super) fn levels_input(&self, p: &Params) -> Option<Value> {
+        (self.levels > 1).then(|| p.input("levels", Type::new(DType::F32, [self.levels]), &[Axis::Replicated]))
+    }
+}
+
+/// Name, size and axes of a stream's latents `[b, n, c]`.
+#[derive(Clone, Copy)]
+pub(super) struct Latents {
+    pub name: &'static str,
+    pub content: [usize; 3],
+    pub axes: [Axis; 3],
+}
