@@ -42,7 +42,14 @@ ALL = 60
 CRATES = ["stablehlo", "xla-analysis", "pjrt"]
 BINARIES = [*CRATES, "lib", "host", "it", "cli", "tpu"]
 # What a verdict depends on, beside the fault; of the tests' sources only what the killing test's binary shares and its module.
-STATE = ("src/", "crates/", "tests/", "configs/", "shardings/", "experiments/", "assets/", "Cargo.", "rust-toolchain")
+STATE = (
+    "src/", "crates/", "tests/", "configs/", "shardings/", "experiments/", "assets/", "Cargo.", "rust-toolchain",
+    "scripts/mutants/mutants.py",
+)
+# Variables that would make other tests of the same.
+NOT_OURS = (
+    "LTX2_REQUIRE", "LTX2_TEST_LOG", "LTX2_COMPILE_LOG", "LTX2_TEST_FULL", "LTX2_INPUTS", "XLA_FLAGS", "CARGO_TARGET_DIR",
+)
 # What is found out once: the others are tried again.
 LASTING = ("killed", "survived")
 # Exit code of a test binary with a failed test.
@@ -242,7 +249,7 @@ def run(command, limit, env=None):
 
 
 def environment():
-    env = {k: v for k, v in os.environ.items() if k not in ("LTX2_REQUIRE", "LTX2_TEST_LOG", "LTX2_COMPILE_LOG", "CARGO_TARGET_DIR")}
+    env = {k: v for k, v in os.environ.items() if k not in NOT_OURS}
     return env | {
         "CARGO_INCREMENTAL": "1",
         # A snapshot that differs is a failure, not a new file.

@@ -72,3 +72,17 @@ pub fn kept_beside(platform: &str, cache: &Path) -> Option<(&'static str, Option
     let folder = || OptionValue::Text(cache.join("autotune").to_string_lossy().into_owned());
     (platform == "cuda").then(|| ("xla_gpu_per_fusion_autotune_cache_dir", folder()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On the CPU no compiler that we know would take one away; CUDA's does.
+    #[test]
+    fn no_platform_takes_a_written_rounding_away() {
+        for platform in ["cpu", "cuda", "tpu"] {
+            let flag = defaults(platform, 2).into_iter().find(|(name, _)| *name == "xla_allow_excess_precision");
+            assert_eq!(flag.map(|(_, value)| value), Some(OptionValue::Bool(false)), "{platform}");
+        }
+    }
+}

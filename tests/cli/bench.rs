@@ -131,6 +131,8 @@ fn values_do_not_depend_on_how_parameters_lie() {
     assert!(stacked.len() > 50, "{}", stacked.len());
     assert_eq!(stacked, by_tensor("cuda", "replicated", "data=1"));
     assert_eq!(stacked, by_tensor("cuda", "sequence", "context=2"));
+    // Each device makes its part of what is split.
+    assert_eq!(stacked, by_tensor("cpu", "fsdp-ulysses", "fsdp=2"));
 }
 
 /// A device makes its part of split weights without a word to the others.

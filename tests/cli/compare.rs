@@ -167,7 +167,7 @@ fn thinned(t: &Tensor, like: &[usize]) -> Tensor {
     Tensor::from(values)
 }
 
-#[needs(nothing)]
+#[needs(cpu)]
 fn runs_are_within_their_thresholds() {
     let client = cpu(8);
     let rows = std::fs::read_to_string("tests/thresholds.yml").expect("a file");

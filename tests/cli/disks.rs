@@ -11,7 +11,7 @@ use ltx2::pipeline::{saved, tensors};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A folder with a random model, and one for this machine's temporary files.
+/// A folder of videos, and one for this machine's temporary files.
 struct Folder(TempDir);
 
 impl Folder {

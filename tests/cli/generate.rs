@@ -58,7 +58,7 @@ fn json(path: &Path) -> Value {
 }
 
 /// Every preset of both generations on a small model, with frames given where the pipeline takes them: its programs, by
-/// hash. Two are run, and the hashes are those of what ran; in full all are.
+/// hash. Three are run, and the hashes are those of what ran; in full all are.
 #[needs(cpu)]
 fn every_preset_runs_at_small_size() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -112,7 +112,7 @@ fn every_preset_runs_at_small_size() {
         assert_eq!(hashes.contains_key("video_encoder"), more[0].contains("path"), "{preset} {pipeline}");
         denoising.push(hashes["denoise"].clone());
 
-        if [3, 8].contains(&n) || full() {
+        if [3, 6, 8].contains(&n) || full() {
             let (out, wav) = (path(&format!("{n}.mp4")), path(&format!("{n}.wav")));
             set.push(format!("output.save_audio={wav}"));
             let set = set.iter().flat_map(|s| ["--set", s]);
@@ -122,8 +122,11 @@ fn every_preset_runs_at_small_size() {
             let sidecar = json(Path::new(&path(&format!("{n}.json"))));
             assert_eq!(sidecar["config"]["pipeline"], *pipeline, "{preset}");
             assert_eq!(sidecar["config"]["sampler"]["kind"], serde_json::to_value(kind).expect("JSON"), "{preset}");
-            let given = sidecar["config"]["request"]["images"].as_array().map(Vec::len);
-            assert_eq!(given, Some(more[0].matches("path").count()), "{preset}");
+            let given = sidecar["config"]["request"]["images"].as_array().expect("a list");
+            let strength = |image: &Value| image["strength"].as_f64().expect("a number");
+            let written = |image: &Value| format!("frame: {}, strength: {}", image["frame"], strength(image));
+            assert!(given.iter().all(|image| more[0].contains(&written(image))), "{preset}: {given:?}");
+            assert_eq!(given.len(), more[0].matches("path").count(), "{preset}");
             let header = std::fs::read(wav).expect("sound");
             let rate = u32::from_le_bytes(header[24..28].try_into().expect("four bytes"));
             assert_eq!(rate, if preset.starts_with("ltx2_3") { 48000 } else { 24000 }, "{preset}");

@@ -7,7 +7,7 @@ use std::process::Output;
 use crate::support::{self, needs};
 use serde_json::Value;
 
-/// A run of a small random model with settings of `runtime`, in a two-stage pipeline whose transformer loads twice.
+/// A run of a small model with settings of `runtime`, in a two-stage pipeline whose transformer loads twice.
 fn generate(out: &Path, more: &[&str]) -> Output {
     let out = out.to_str().expect("UTF-8");
     let run = ["generate", "-v", "-c", support::tiny(), "-o", out, "--pipeline", "two_stage", "--steps", "1"];

@@ -3,9 +3,10 @@
 use ltx2::analysis::{self, Instruction, Module};
 use ltx2::models::Network;
 use ltx2::nn::{Lowering, Numerics};
-use ltx2::runtime::{EngineOptions, Target};
+use ltx2::runtime::Target;
 
 use crate::support::rope::{ROPES, rope};
+use crate::support::tpu::module;
 use crate::support::{needs, published_blocks};
 
 /// Blocks of the published model: two show what every block does.
@@ -15,8 +16,7 @@ const BLOCKS: usize = 2;
 fn compiled(network: &Network) -> Module {
     let target: Target = "cuda:h200:1x1x1".parse().expect("a target");
     let machine = target.open().expect("a topology");
-    let compiled = machine.compile(&network.program, &EngineOptions::default()).expect("compiles");
-    let optimized = compiled.optimized_program().expect("an optimized program");
+    let optimized = module(&machine, &network.program).optimized;
     Module::decode(&optimized.format, &optimized.bytes).expect("a module")
 }
 

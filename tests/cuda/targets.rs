@@ -1,5 +1,6 @@
 //! GPUs that are not here as targets: collectives, memory and work that the compiler reports.
 
+use crate::support::tpu::module;
 use crate::support::{ltx2, needs, published, published_text};
 use ::ltx2::analysis::{CollectiveKind, Module, report};
 use ::ltx2::hlo::DType;
@@ -18,8 +19,7 @@ fn a_program_compiles_for_gpus_that_are_not_here() {
     let x = b.argument_with(Argument { sharding, ..Argument::new("x", Type::new(DType::F32, [64, 32])) });
     let y = x.tanh().constrain(&Sharding::new(&[&[], &[]]));
     let program = b.finish(&[("y", &(&y * &y))]).expect("builds");
-    let compiled = machine.compile(&program, &EngineOptions::default()).expect("compiles");
-    let optimized = compiled.optimized_program().expect("an optimized program");
+    let optimized = module(&machine, &program).optimized;
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
     let r = report(&module, &program.mesh.axes, 1, target.chip().as_ref());
     let [gather] = &r.collectives[..] else { panic!("one gather: {r:?}") };

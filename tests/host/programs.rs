@@ -1,6 +1,7 @@
 //! The programs of every preset, pipeline, layout and platform, by hash: a change of structure changes none of them.
 
 use ltx2::pipeline::setup;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::support::{LAYOUTS, devices_of, needs};
@@ -178,4 +179,12 @@ fn every_program_is_what_it_was() {
         started.into_iter().map(|thread| thread.join().expect("its programs are written")).collect()
     });
     insta::assert_snapshot!(parts.concat());
+}
+
+#[needs(nothing)]
+fn every_shipped_layout_is_among_them() {
+    let files = std::fs::read_dir("shardings").unwrap().map(|e| e.unwrap().path());
+    let shipped: BTreeSet<String> = files.map(|p| p.file_stem().unwrap().to_string_lossy().into_owned()).collect();
+    let known = LAYOUTS.iter().map(|(layout, _)| *layout).chain(["replicated", "tensor"]);
+    assert_eq!(shipped, known.map(String::from).collect());
 }

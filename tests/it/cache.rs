@@ -69,3 +69,15 @@ fn an_entry_is_of_its_devices_and_not_of_those_beside_them() {
     assert_eq!(origin(&own, dir.path(), 8), ExecutableOrigin::Compiled);
     assert_eq!(origin(&own, dir.path(), 1), ExecutableOrigin::CacheHit);
 }
+
+#[needs(cpu)]
+fn threads_that_want_one_program_compile_it_once() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let own = discover::find(Kind::Cpu, None).found.remove(0).path;
+    let mut origins = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|_| scope.spawn(|| origin(&own, dir.path(), 1)));
+        threads.map(|thread| format!("{:?}", thread.join().expect("no panic")))
+    });
+    origins.sort();
+    assert_eq!(origins, ["CacheHit", "Compiled"]);
+}

@@ -8,6 +8,7 @@ pub mod tpu;
 
 use ltx2::request::{Request, Shapes};
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -42,9 +43,20 @@ use ltx2::weights::{ModelSource, Overrides};
 pub use ltx2_test_macros::needs;
 
 /// The folder of compiled programs that all tests share, in this process and in those they start. Entries are named by
-/// the program's text, the compile options and the plugin, so what is found there is what would be compiled.
+/// the program's text, the compile options and the plugin, so what is found there is what would be compiled. Those of
+/// another plugin, or of another processor's kind, are in another folder: a test that copies entries takes none of them.
 pub fn programs() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs")
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let plugin = discover::find(Kind::Cpu, None).found.first().map(|found| found.path.clone()).unwrap_or_default();
+        let about = std::fs::metadata(&plugin).ok().map(|m| (m.len(), m.modified().ok()));
+        let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let kind: Vec<&str> = processor.lines().filter(|l| l.starts_with("model") || l.starts_with("flags")).collect();
+        let mut hasher = std::hash::DefaultHasher::new();
+        (plugin, about, kind.first(), kind.last()).hash(&mut hasher);
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs").join(format!("{:016x}", hasher.finish()))
+    });
+    folder.clone()
 }
 
 /// Copies entries of [`programs`], a run's by the names and hashes of its sidecar, into another cache.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use ltx2::analysis::{Module, Report, report};
 use ltx2::config::{Given, load};
+use ltx2::hlo::Program;
 use ltx2::models::Network;
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use ltx2::pjrt::CompiledMemory;
@@ -57,7 +58,7 @@ pub struct Compiled {
 /// tests.
 pub fn compiled(case: Case) -> Compiled {
     let (programs, target, machine, network) = written(case);
-    let StoredModule { optimized, memory, seconds } = module(&machine, &network);
+    let StoredModule { optimized, memory, seconds } = module(&machine, &network.program);
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
     let stacked = programs.stacked(case.program).expect("a number");
     let report = report(&module, &network.program.mesh.axes, stacked, target.chip().as_ref());
@@ -95,10 +96,11 @@ fn written(case: Case) -> (Programs, Target, OpenTarget, Network) {
     (programs, target, machine, network)
 }
 
-fn module(machine: &OpenTarget, network: &Network) -> StoredModule {
+/// What the compiler makes of a program; that of a program it has seen is kept in [`modules`](super::modules).
+pub fn module(machine: &OpenTarget, program: &Program) -> StoredModule {
     let options = EngineOptions::default();
     let store = ModuleStore::new(&super::modules());
-    let key = store.key(machine, &network.program, &options).expect("libtpu's file");
+    let key = store.key(machine, program, &options).expect("the plugin's file");
     // Tests that run at the same time compile a program once.
     static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
     let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(key.hash()).or_default().clone();
@@ -107,7 +109,7 @@ fn module(machine: &OpenTarget, network: &Network) -> StoredModule {
         return known;
     }
     let started = Instant::now();
-    let compiled = machine.compile(&network.program, &options).expect("compiles");
+    let compiled = machine.compile(program, &options).expect("compiles");
     let seconds = started.elapsed().as_secs_f64();
     let memory = compiled.memory().expect("figures");
     let module = StoredModule { optimized: compiled.optimized_program().expect("a module"), memory, seconds };
