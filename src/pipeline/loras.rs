@@ -30,6 +30,6 @@ impl Loras {
 
     /// Those of a stage, counted from 1.
     pub fn of_stage(&self, stage: u8) -> Vec<Lora> {
-        self.0.iter().filter(|(_, executor)| executor.contains(&stage)).map(|(lora, _)| lora.clone()).collect()
+        self.0.iter().filter(|(_, stages)| stages.contains(&stage)).map(|(lora, _)| lora.clone()).collect()
     }
 }

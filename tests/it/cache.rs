@@ -73,7 +73,7 @@ fn an_entry_is_of_its_devices_and_not_of_those_beside_them() {
 #[needs(cpu)]
 fn threads_that_want_one_program_compile_it_once() {
     let dir = tempfile::tempdir().expect("a folder");
-    let own = discover::find(Kind::Cpu, None).found.remove(0).path;
+    let own = discover::find(Platform::Cpu, None).found.remove(0).path;
     let mut origins = std::thread::scope(|scope| {
         let threads = [0, 1].map(|_| scope.spawn(|| origin(&own, dir.path(), 1)));
         threads.map(|thread| format!("{:?}", thread.join().expect("no panic")))
