@@ -132,8 +132,8 @@ TIERS["test-full"] = (
     ],
 )
 
-# Programs that a tier may compile.
-MOST_COMPILES = {"test": 500}
+# Programs that a tier may compile: the limit of docs/testing.md, and a tenth for those that two processes compile at once.
+MOST_COMPILES = {"test": 550}
 
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 IGNORED = re.compile(r"^test (\S+) +\.\.\. ignored(?:, (.*)| \((.*)\))?$")
