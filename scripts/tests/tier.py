@@ -132,8 +132,8 @@ TIERS["test-full"] = (
     ],
 )
 
-# Programs that a tier may compile.
-MOST_COMPILES = {"test": 500}
+# Programs that a tier may compile: the limit of docs/internals/testing.md, and a tenth for those that two processes compile at once.
+MOST_COMPILES = {"test": 550}
 
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 IGNORED = re.compile(r"^test (\S+) +\.\.\. ignored(?:, (.*)| \((.*)\))?$")
@@ -240,7 +240,7 @@ def main():
     count, words = compiles(programs)
     print(f"\n{words}")
     if count > MOST_COMPILES.get(tier, count):
-        failures.append(f"{count} compiles (exit code 0): at most {MOST_COMPILES[tier]}, docs/testing.md")
+        failures.append(f"{count} compiles (exit code 0): at most {MOST_COMPILES[tier]}, docs/internals/testing.md")
     print(f"{(time.time() - begun) / 60:.1f} min, {network / 60:.1f} of them network")
     for failure in failures:
         print(f"FAILED: {failure}")

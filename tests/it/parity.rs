@@ -183,7 +183,9 @@ fn text_encoder_f32() {
 #[needs(cpu)]
 fn text_encoder_bf16() {
     let stacked = |case: &Case| case.outputs.contains_key("prompt_embeds");
-    let chosen = cases("text-encoder").into_iter().filter(|case| full() || stacked(case)).collect();
+    // Every other one of those with all hidden states; in full all.
+    let stacked = cases("text-encoder").into_iter().filter(|case| full() || stacked(case)).enumerate();
+    let chosen = stacked.filter(|(n, _)| full() || n % 2 == 0).map(|(_, case)| case).collect();
     text_encoder(DType::BF16, chosen, |case, name| {
         SPREADS * case.number(&format!("bf16_spread.{name}")).expect("a spread")
     });
