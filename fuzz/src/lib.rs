@@ -1,7 +1,7 @@
 //! What bytes from elsewhere go through, a function for each kind. None of them may panic, abort or ask for memory that the
 //! bytes do not hold. Their answer is for the seeds alone: one that stops before its end tries nothing behind.
 //!
-//! `make fuzz` runs each under libFuzzer; `tests/it/inputs.rs` runs the same functions over seeds and their mutations.
+//! `make fuzz` runs each under libFuzzer; `tests/it/fuzz_regression.rs` runs the same functions over seeds and their mutations.
 
 use std::cell::OnceCell;
 use std::error::Error;

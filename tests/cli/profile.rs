@@ -6,10 +6,10 @@ use std::path::Path;
 use crate::support::{self, needs};
 use serde_json::Value;
 
-/// Two devices, drawn up in scripts/lab/fixture.py.
+/// Two devices, drawn up in scripts/tune/fixture.py.
 const RECORDING: &str = "tests/fixtures/trace/two_devices.xplane.pb";
 
-/// 0.6 ms of two H200s (`ltx2`, 384x256x25, layout `tensor`), cut out by scripts/lab/trim.py.
+/// 0.6 ms of two H200s (`ltx2`, 384x256x25, layout `tensor`), cut out by scripts/tune/trim.py.
 const H200: &str = "tests/fixtures/trace/two_h200.xplane.pb";
 
 fn summary(recording: &str) -> Value {
@@ -88,7 +88,7 @@ fn two_h200s_as_xprof_sums_them_up() {
         let named = all.filter(|a| names.contains(&a["activity"].as_str().expect("a name")));
         100.0 * named.filter_map(|a| a["ms"].as_f64()).sum::<f64>() / window
     };
-    // By xprof 2.24.2, of the same 0.6 ms with the whole program, as scripts/lab/agree.py reads its tables.
+    // By xprof 2.24.2, of the same 0.6 ms with the whole program, as scripts/tune/agree.py reads its tables.
     let xprof = [
         (&["matmul"][..], 41.07),
         (&["all-reduce"], 21.71),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Denoising steps recorded on the NVIDIA GPUs of this machine, small and at full size: scripts/lab/trace.sh LTX2 OUT [ROW…].
+# Denoising steps recorded on the NVIDIA GPUs of this machine, small and at full size: scripts/tune/trace.sh LTX2 OUT [ROW…].
 # Needs the CUDA plugin (scripts/gpu/setup.sh). OUT gets a folder a row, with tables and recordings (compressed) in it.
 # Rows for which there are too few GPUs say so.
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether `ltx2 profile` and xprof say the same of a recording: each kind of work as a part of the devices' time.
 
-    scripts/lab/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/lab/requirements.txt
+    scripts/tune/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/tune/requirements.txt
 
 xprof's table of HLO operations says of each its category, text and name scope, not what a fusion holds nor what a custom
 call calls; kinds are made of those here, without a look at ours. What that cannot tell apart stands together: elementwise
