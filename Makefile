@@ -91,7 +91,7 @@ sanitize:
 			--target x86_64-unknown-linux-gnu $$part || exit 1; \
 	done
 
-# Optimized modules of three platforms, by the plugins of all of them, and low-rank updates.
+# Optimized modules of three platforms, by the plugins of all of them, and LoRA files.
 fuzz-seeds:
 	cargo build --locked
 	scripts/fuzz/seeds.sh

@@ -46,7 +46,7 @@ def table(tool, path):
 
 def kind(row):
     """The kind of work of a row of xprof's table."""
-    # A fusion or an asynchronous pair around one exchange has its name.
+    # A fusion or an asynchronous pair around one collective has its name.
     for text in (row["category"], row["hlo_op_name"].replace("_", "-")):
         found = [name for name in EXCHANGES if text.startswith(name)]
         if found:

@@ -19,7 +19,7 @@ pub struct CompileReport {
     /// Number of transformer blocks compiled.
     pub layers: usize,
     /// Memory of the compiled program.
-    pub memory: Memory,
+    pub memory: MemoryUse,
     /// Arguments and results with all blocks.
     pub needed: Needed,
     /// Floating-point operations per step.
@@ -30,7 +30,7 @@ pub struct CompileReport {
     #[serde(default)]
     pub per_layer: Block,
     /// Chip, where known.
-    pub chip: Option<Chip>,
+    pub chip: Option<ChipRates>,
     /// Collectives of the program.
     pub collectives: Collectives,
     /// Predicted milliseconds of a step of the compiled blocks, where the chip is known.
@@ -59,10 +59,10 @@ pub struct Block {
 
 /// Bytes on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-pub struct Memory {
+pub struct MemoryUse {
     /// Arguments, parameters among them.
     pub arguments: i64,
-    /// Results.
+    /// Bytes of the results.
     pub outputs: i64,
     /// Intermediate buffers.
     pub temporaries: i64,
@@ -83,7 +83,7 @@ pub struct Needed {
 
 /// Peak rates of a chip.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Chip {
+pub struct ChipRates {
     /// Name, as in targets.
     pub name: String,
     /// Floating-point operations per second.

@@ -235,7 +235,7 @@ fn a_chip_of_a_file_predicts() {
     assert_eq!(message, "error: --chip: unknown chip 'v9'; known: v5e, v5p, v6e, tpu7x, h200");
 }
 
-/// The published loop at all of its 48 blocks. On CUDA layers are written out, without stacks: `make test-cuda`.
+/// The published loop at all of its 48 blocks. On CUDA layers are unrolled, without stacks: `make test-cuda`.
 #[needs(cpu)]
 fn no_stack_is_copied_at_full_depth() {
     let arguments = ["compile", "-c", "ltx2", "--target", "cpu:4", "--layout", "ulysses", "--json", "-"];

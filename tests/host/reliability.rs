@@ -23,7 +23,7 @@ fn rows(markdown: &str) -> Vec<(usize, &str)> {
         .collect()
 }
 
-/// What is wrong with a cell that names tests, each in backticks, with nothing but commas between them.
+/// Errors of a cell that names tests, each in backticks, with nothing but commas between them.
 fn problems(cell: &str) -> Vec<String> {
     let parts: Vec<&str> = cell.split('`').collect();
     let mut wrong: Vec<String> = parts.iter().skip(1).step_by(2).filter_map(|name| unknown(name)).collect();

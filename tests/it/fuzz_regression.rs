@@ -14,7 +14,7 @@ use crate::support::needs;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// What stands at places where it means something: lengths, signs, quotes, references, numbers that no memory holds.
+/// Bytes that mean something to a reader: lengths, signs, quotes, references, numbers that no memory holds.
 const WORDS: [&[u8]; 22] = [
     b"{",
     b"}",

@@ -1,4 +1,4 @@
-//! What the integration tests share: the CPU plugin, the fixtures, distances.
+//! Shared by the integration tests: the CPU plugin, the fixtures, distances.
 #![allow(dead_code)] // Each test binary uses its part.
 
 pub mod harness;
@@ -48,7 +48,8 @@ pub use ltx2_test_macros::needs;
 pub fn programs() -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
-        let plugin = discover::find(Platform::Cpu, None).found.first().map(|found| found.path.clone()).unwrap_or_default();
+        let plugin =
+            discover::find(Platform::Cpu, None).found.first().map(|found| found.path.clone()).unwrap_or_default();
         let about = std::fs::metadata(&plugin).ok().map(|m| (m.len(), m.modified().ok()));
         let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kind: Vec<&str> = processor.lines().filter(|l| l.starts_with("model") || l.starts_with("flags")).collect();
@@ -174,7 +175,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// What two right f32 runs may differ by where the network is worse conditioned than any published one: three times
+    /// Tolerance between two correct f32 runs where the network is worse conditioned than any published one: three times
     /// the reference's own distance from f64; 0 where the case does not say that.
     pub fn rounding(&self, output: &str) -> f64 {
         3.0 * self.number(&format!("f32_spread.{output}")).unwrap_or_default()
