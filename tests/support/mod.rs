@@ -48,7 +48,8 @@ pub use ltx2_test_macros::needs;
 pub fn programs() -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
-        let plugin = discover::find(Platform::Cpu, None).found.first().map(|found| found.path.clone()).unwrap_or_default();
+        let plugin =
+            discover::find(Platform::Cpu, None).found.first().map(|found| found.path.clone()).unwrap_or_default();
         let about = std::fs::metadata(&plugin).ok().map(|m| (m.len(), m.modified().ok()));
         let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kind: Vec<&str> = processor.lines().filter(|l| l.starts_with("model") || l.starts_with("flags")).collect();
