@@ -172,7 +172,7 @@ fn sha256(path: &Path) -> Result<String> {
             read => hash.update(&chunk[..read]),
         }
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex::encode(hash.finalize()))
 }
 
 #[cfg(test)]

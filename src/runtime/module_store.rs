@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::cache::{CacheError, fingerprint};
-use super::engine::EngineOptions;
-use super::sealed::{self, hex, json, sha256};
+use super::compile::EngineOptions;
+use super::sealed::{self, json, sha256};
 use super::target::OpenTarget;
 use crate::hlo::Program;
 use crate::pjrt::{CompiledMemory, OptimizedProgram};
@@ -186,7 +186,7 @@ impl ModuleStore {
                 n => digest.update(&part[..n]),
             }
         }
-        let checksum = hex(&digest.finalize());
+        let checksum = hex::encode(digest.finalize());
         sealed::replace(&known, "checksum", &[checksum.as_bytes()]).map_err(|e| CacheError::file(&known, e))?;
         Ok(checksum)
     }

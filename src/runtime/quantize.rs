@@ -1,6 +1,6 @@
 //! Checkpoint tensors as 8-bit floats, and what the rows of such a tensor are multiplied by.
 
-use super::upload::StoredTensor;
+use super::stored::StoredTensor;
 use crate::hlo::{DType, F8};
 use crate::tensor::{Tensor, TensorError};
 

@@ -27,7 +27,7 @@ const SEAL: &str = ",\"sha256\":\"";
 
 /// The hash of the line up to itself, and of the payload.
 fn seal(line: &str, payload: &[u8]) -> String {
-    hex(&Sha256::new().chain_update(line).chain_update(payload).finalize())
+    hex::encode(Sha256::new().chain_update(line).chain_update(payload).finalize())
 }
 
 /// Writes a file of `name` under a temporary name and renames it, so that another process sees all of it or nothing;
@@ -79,11 +79,7 @@ pub fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Result<()> 
 
 /// In hexadecimal digits.
 pub fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
-pub fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|b| format!("{b:02x}")).collect()
+    hex::encode(Sha256::digest(bytes))
 }
 
 pub fn json(value: &impl Serialize) -> String {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::cache::{Cache, CacheError, device_kind};
-use super::engine::{EngineOptions, compile_known, compile_options};
+use super::compile::{EngineOptions, compile_known, compile_options};
 use super::platform::hardware;
 use super::sealed::sha256;
 use crate::analysis::{Chip, Links};

@@ -307,7 +307,7 @@ impl ModelSource {
             }
             checkpoint.files().for_each(|(_, size)| add(size.to_string()));
         }
-        Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+        Ok(hex::encode(hash.finalize()))
     }
 }
 

@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use ndarray::arr0;
 
-use super::engine::{Engine, Executable, RuntimeError};
+use super::engine::Engine;
+use super::error::RuntimeError;
+use super::executable::Executable;
 use super::random;
 use super::sharded_tensor::ShardedTensor;
 use crate::analysis::{CollectiveKind, Microbenchmark, Module, Report, Sample, report};
