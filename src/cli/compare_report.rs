@@ -5,7 +5,7 @@ use std::fmt::Write;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use ndarray::{Array4, ArrayView1, Axis};
 
-use super::compare::{Clip, Scores, rows};
+use super::comparison::{Clip, Scores, rows};
 use crate::media::{Frames, png_bytes};
 
 /// Gain of the shown differences.

@@ -16,6 +16,7 @@ mod bench_micro;
 pub mod check;
 pub mod compare;
 mod compare_report;
+mod comparison;
 pub mod compile;
 mod compile_report;
 pub mod completions;

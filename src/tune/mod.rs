@@ -17,6 +17,7 @@ mod difference;
 mod error;
 mod experiment;
 mod html;
+mod options;
 mod reason;
 pub mod search;
 mod store;
@@ -29,7 +30,8 @@ pub use diagnose::{DiagnoseRequest, Diagnosis, MIN_GAIN, Suggestion, TradeOff, d
 pub use diagnosis_text::diagnosis_text;
 pub use difference::{CollectiveDelta, Difference, difference};
 pub use error::{Result, TuneError};
-pub use experiment::{CaseResult, Options, experiment, ranked};
+pub use experiment::{CaseResult, experiment, ranked};
 pub use html::page;
+pub use options::Options;
 pub use store::{JobKind, Record, Store};
 pub use table::table;

@@ -10,58 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
+use super::section::Section;
 use super::version::Version;
 use super::{Component, official_vae};
-
-/// A section of the header's `config`, with what is needed to name it in errors.
-#[derive(Clone, Copy)]
-pub(super) struct Section<'a> {
-    pub(super) path: &'a Path,
-    name: &'a str,
-    values: Option<&'a Map<String, Value>>,
-}
-
-impl<'a> Section<'a> {
-    fn new(path: &'a Path, config: &'a Value, name: &'a str) -> Self {
-        Section { path, name, values: config.get(name).and_then(Value::as_object) }
-    }
-
-    fn sub(self, name: &'a str) -> Self {
-        Section { values: self.values.and_then(|v| v.get(name)).and_then(Value::as_object), name, ..self }
-    }
-
-    pub(super) fn get(self, key: &str) -> Option<&'a Value> {
-        self.values?.get(key).filter(|v| !v.is_null())
-    }
-
-    /// A value, or the training code's default for it.
-    pub(super) fn or(self, key: &str, default: impl Into<Value>) -> Value {
-        self.get(key).cloned().unwrap_or_else(|| default.into())
-    }
-
-    /// Entry `i` of a list, or of the training code's default for the list.
-    fn entry(self, key: &str, i: usize, default: Value) -> Result<Value, WeightsError> {
-        let list = self.or(key, default);
-        list.get(i).cloned().ok_or_else(|| self.error(key, format!("has no entry {i}: {list}")))
-    }
-
-    fn flag(self, key: &str, default: bool) -> bool {
-        self.get(key).and_then(Value::as_bool).unwrap_or(default)
-    }
-
-    pub(super) fn error(self, key: &str, reason: impl Into<String>) -> WeightsError {
-        let key = format!("config.{}.{key}", self.name);
-        WeightsError::Config { path: self.path.to_path_buf(), key, reason: reason.into() }
-    }
-
-    /// Rejects a network that no code here computes.
-    fn require(self, key: &str, want: Value) -> Result<(), WeightsError> {
-        match self.get(key) {
-            Some(got) if *got != want => Err(self.error(key, format!("is {got}, only {want} is supported"))),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// The keys that tell LTX-2.3's text path, and their values in it.
 const PROJECTION_FIRST: [(&str, bool); 4] = [

@@ -10,7 +10,7 @@ use super::abi::{self, Struct};
 use super::attributes::{self, Attributes, list, text};
 use super::buffer::Buffer;
 use super::buffer_type::BufferType;
-use super::client::ClientInner;
+use super::client_handle::ClientHandle;
 use super::device::Device;
 use super::error::{Error, Result};
 use super::layout::pointer;
@@ -227,7 +227,7 @@ pub struct ExecuteOptions {
 pub struct LoadedExecutable(Arc<Loaded>);
 
 struct Loaded {
-    client: Arc<ClientInner>,
+    client: Arc<ClientHandle>,
     raw: *mut c_void,
     executable: Executable,
     devices: Vec<Device>,
@@ -252,7 +252,7 @@ impl Drop for Loaded {
 }
 
 /// Frees a loaded executable that is not used again.
-fn destroy(client: &ClientInner, raw: *mut c_void) {
+fn destroy(client: &ClientHandle, raw: *mut c_void) {
     let mut args = abi::LoadedExecutableDestroyArgs { executable: raw, ..Struct::new() };
     // SAFETY: the callers own `raw` and give it up.
     if let Err(error) = unsafe { client.plugin.call(&mut args) } {
@@ -271,14 +271,14 @@ impl Deref for LoadedExecutable {
 impl LoadedExecutable {
     /// # Safety
     /// `raw` is an owned `PJRT_LoadedExecutable` of `client`.
-    pub(super) unsafe fn from_raw(client: &Arc<ClientInner>, raw: *mut c_void) -> Result<LoadedExecutable> {
+    pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<LoadedExecutable> {
         // SAFETY: the caller's promise.
         unsafe { Self::describe(client, raw) }.inspect_err(|_| destroy(client, raw))
     }
 
     /// # Safety
     /// As for [`LoadedExecutable::from_raw`]; on error `raw` is still the caller's.
-    unsafe fn describe(client: &Arc<ClientInner>, raw: *mut c_void) -> Result<LoadedExecutable> {
+    unsafe fn describe(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<LoadedExecutable> {
         let mut program = abi::LoadedExecutableGetExecutableArgs { loaded_executable: raw, ..Struct::new() };
         let mut devices = abi::LoadedExecutableAddressableDevicesArgs { executable: raw, ..Struct::new() };
         // SAFETY: the loaded executable lives, and so does its device list; the executable is ours.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::abi::{self, Struct};
 use super::buffer::Buffer;
 use super::buffer_type::BufferType;
-use super::client::{Client, ClientInner, to_i64};
+use super::client::{Client, to_i64};
+use super::client_handle::ClientHandle;
 use super::device::Device;
 use super::error::Result;
 use super::event::Event;
@@ -29,7 +30,7 @@ pub struct TransferShape {
 /// bytes are those of the device's layout (row-major for a default layout on CPU and CUDA).
 #[derive(Debug)]
 pub struct Transfer {
-    client: Arc<ClientInner>,
+    client: Arc<ClientHandle>,
     raw: *mut c_void,
     sizes: Vec<usize>,
 }

@@ -1,10 +1,12 @@
 //! Report on a compiled program, on one device: collectives, work, copies, and the predicted time.
 
 use super::chip::Chip;
+use super::collective::Collective;
 use super::cost::Work;
+use super::level::{LoopLevel, in_blocks};
 use super::module::Module;
 use super::stacks::StackCopy;
-use super::walk::{Collective, Cost, LoopLevel, Walk, in_blocks};
+use super::walk::{Cost, Walk};
 
 /// Figures of an optimized program, on one device.
 ///

@@ -1,6 +1,6 @@
 //! Numbers of queries and keys that a step of the kernel takes: from lengths, and the chip.
 
-use super::flash::Shape;
+use super::shape::Shape;
 use super::text::LANES;
 use crate::hlo::DType;
 

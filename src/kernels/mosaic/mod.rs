@@ -4,6 +4,7 @@
 mod blocks;
 mod flash;
 mod module;
+mod shape;
 mod text;
 
 use base64::Engine as _;
@@ -12,7 +13,8 @@ use serde::Serialize;
 
 use blocks::Blocks;
 pub use blocks::{Step, Tpu};
-use flash::{Shape, Wanted};
+use flash::Wanted;
+use shape::Shape;
 
 use crate::hlo::{CustomCall, DType, Type, Value};
 
