@@ -1,7 +1,7 @@
 //! Folders, caches and names that a model is found by.
 
-use std::fs;
 use serde_json::json;
+use std::fs;
 use tempfile::TempDir;
 
 use super::super::*;
