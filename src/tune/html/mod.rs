@@ -59,7 +59,7 @@ fn add(out: &mut String, text: impl Display) {
 }
 
 /// Text with markup escaped.
-pub(super) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }
 
