@@ -159,7 +159,7 @@ impl Params {
         Params { layer, ..self.clone() }.declare(key, source, self.of_shape(shape), axes, init)
     }
 
-    /// The rows `ids` of a table, `ids`' shape with the rows' behind. A table whose rows are stored in pieces stays so:
+    /// The rows `ids` of a table, `ids`' shape with the rows' behind. The rows of a sharded table stay sharded:
     /// what was looked up is gathered, which is less.
     pub fn lookup(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init, ids: &Value) -> Value {
         let key = self.key(name);

@@ -167,7 +167,7 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::compile`], of a program that may have been compiled by this before.
+    /// Compiles a program unless this did so before.
     fn compile_once(&self, name: &str, program: &Program) -> Result<Arc<Executable>, RuntimeError> {
         let hash = program.hash();
         let known = self.compiled.lock().ok().and_then(|all| all.get(&hash).cloned());

@@ -1,6 +1,6 @@
 //! Optimized modules on disk: what a compiler made of a program, for whoever reads it again without compiling it again.
 //!
-//! An entry is one file (see [`sealed`]): the header says what was compiled and what only the compiler knew beside the
+//! An entry is one file (see [`sealed`]): the header says what was compiled and what only the compiler knew besides the
 //! module, the payload is the module, compressed. Its name is the hash of everything that the compiler was given. Nothing
 //! that is computed *from* a module is stored: whoever wants figures analyses it anew. A program that the compiler refused
 //! or crashed on has an entry too, without payload.
@@ -165,7 +165,7 @@ impl ModuleStore {
     }
 
     /// SHA-256 of a plugin's file. Plugins have hundreds of megabytes: it is computed once for a file of one place, size
-    /// and time, and stored beside the entries.
+    /// and time, and stored with the entries.
     fn plugin_checksum(&self, plugin: &Path) -> Result<String, CacheError> {
         let fail = |e: std::io::Error| CacheError::file(plugin, e);
         let m = fs::metadata(plugin).map_err(fail)?;

@@ -16,7 +16,7 @@ pub(super) fn narrow(stored: &StoredTensor) -> Result<Vec<u8>, TensorError> {
     Ok(narrow)
 }
 
-/// Per-row dequantization scales of a tensor's 8-bit floats: as stored beside them, or such that a row's largest
+/// Per-row dequantization scales of a tensor's 8-bit floats: as stored with them, or such that a row's largest
 /// number is the type's.
 pub(super) fn scales(stored: &StoredTensor) -> Result<Vec<f32>, TensorError> {
     let rows = stored.shape.first().copied().unwrap_or(1);

@@ -13,7 +13,7 @@ use crate::failpoint;
 
 /// The first line.
 #[derive(Serialize, Deserialize)]
-struct Line<H> {
+struct HeaderLine<H> {
     #[serde(flatten)]
     header: H,
     /// Of the payload.
@@ -36,7 +36,7 @@ fn seal(line: &str, payload: &[u8]) -> String {
 /// # Errors
 /// A folder or a file that cannot be written.
 pub fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
-    let line = json(&Line { header, bytes: payload.len(), sha256: String::new() });
+    let line = json(&HeaderLine { header, bytes: payload.len(), sha256: String::new() });
     let line = line.trim_end_matches('}');
     let line = format!("{line}{SEAL}{}\"}}\n", seal(line, payload));
     replace(path, name, &[line.as_bytes(), payload])?;
@@ -50,7 +50,7 @@ pub fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -
 pub fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
     let end = bytes.iter().position(|b| *b == b'\n').ok_or("it has no header")?;
     let text = std::str::from_utf8(&bytes[..end]).map_err(|e| format!("its header: {e}"))?;
-    let line: Line<H> = serde_json::from_str(text).map_err(|e| format!("its header: {e}"))?;
+    let line: HeaderLine<H> = serde_json::from_str(text).map_err(|e| format!("its header: {e}"))?;
     let payload = &bytes[end + 1..];
     if line.bytes != payload.len() {
         return Err(format!("it has {} of {} bytes", payload.len(), line.bytes));

@@ -188,7 +188,7 @@ impl Target {
     /// until it runs. Otherwise as [`Target::open`].
     ///
     /// # Errors
-    /// As [`Target::open`]; GPUs that the plugin cannot start.
+    /// Those of [`Target::open`]; GPUs that the plugin cannot start.
     pub fn open_present(&self) -> Result<OpenTarget, Error> {
         let absent = self.open()?;
         if self.platform != Platform::Cuda || hardware(Platform::Cuda).is_err() {
@@ -259,7 +259,7 @@ impl OpenTarget {
     /// The compile cache in a folder, with the names that a run on such devices looks for.
     ///
     /// # Errors
-    /// As [`Cache::new`].
+    /// Those of [`Cache::new`].
     pub fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
         Cache::new(folder, self.target.platform.name(), &self.topology()?)
     }

@@ -97,7 +97,7 @@ impl Buffer {
         Ok(bytes)
     }
 
-    /// As [`Buffer::to_host`], into memory of exactly its size.
+    /// Copies the elements to the host like [`Buffer::to_host`], into memory of exactly their size.
     pub fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let (ty, dims) = (self.element_type()?, self.dims()?);
         let size = dims.iter().product::<usize>() * ty.size();

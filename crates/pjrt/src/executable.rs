@@ -305,7 +305,7 @@ impl LoadedExecutable {
         self.execute_with(arguments, &ExecuteOptions::default())
     }
 
-    /// As [`LoadedExecutable::execute`], with options.
+    /// Runs it like [`LoadedExecutable::execute`], with options.
     pub fn execute_with(&self, arguments: &[Vec<&Buffer>], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>> {
         let Loaded { client, raw, devices, num_outputs, .. } = &*self.0;
         self.check(arguments).map_err(|e| client.plugin.refuse::<abi::LoadedExecutableExecuteArgs>(e))?;

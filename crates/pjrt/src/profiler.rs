@@ -79,7 +79,7 @@ impl Plugin {
 }
 
 impl Profiler {
-    /// Starts recording.
+    /// Starts a trace.
     ///
     /// # Errors
     /// A plugin without a profiler; the plugin's message, for example that another profiler has the device.
@@ -106,7 +106,7 @@ impl Profiler {
         Ok(profiler)
     }
 
-    /// Stops recording; the bytes of the `XSpace` that was recorded.
+    /// Ends the trace; the bytes of its `XSpace`.
     ///
     /// # Errors
     /// The plugin's message.

@@ -101,7 +101,7 @@ impl Transfer {
         self.send(index, offset, bytes, last)?.wait()
     }
 
-    /// As [`Transfer::write`], in the background; the bytes' owner is released when they have been read.
+    /// Writes like [`Transfer::write`], in the background; the bytes' owner is released when they have been read.
     pub fn write_shared(&self, index: usize, offset: usize, bytes: &SharedBytes, last: bool) -> Result<()> {
         self.send(index, offset, bytes.bytes(), last)?.keep_until_ready(Box::new(bytes.clone()))
     }

@@ -43,7 +43,7 @@ pub struct Predicted {
     pub launch: f64,
     /// Collectives alone.
     pub collective: f64,
-    /// Whole step, asynchronous collectives overlapped with the work beside them.
+    /// Whole step, asynchronous collectives overlapped with the work between their ends.
     pub step: f64,
 }
 

@@ -6,7 +6,7 @@ use crate::hlo::DType;
 /// Sizes of the operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shape {
-    /// Rows of a batch.
+    /// Size of the CFG batch.
     pub rows: usize,
     pub queries: usize,
     pub keys: usize,
