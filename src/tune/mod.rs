@@ -25,7 +25,7 @@ mod table;
 
 pub use agreement::{Agreement, agreement};
 pub use children::{Task, TaskResult, default_jobs, run_tasks};
-pub use compile_report::{CollectiveEntry, CompileReport, Needed, Predicted, TensorPlacement};
+pub use compile_report::{CollectiveEntry, CompileReport, Needed, TensorPlacement};
 pub use diagnose::{DiagnoseRequest, Diagnosis, MIN_GAIN, Suggestion, TradeOff, diagnose};
 pub use diagnosis_text::diagnosis_text;
 pub use difference::{CollectiveDelta, Difference, difference};

@@ -3,10 +3,8 @@
 use std::fmt::Write;
 
 use super::agreement::agreement;
-use super::compile_report::CompileReport;
+use super::compile_report::{CompileReport, GIB};
 use super::experiment::CaseResult;
-
-const GIB: f64 = 1073741824.0;
 
 /// Table of ranked groups, with each group's agreement and errors.
 pub fn table(groups: &[(String, Vec<CaseResult>)]) -> String {
