@@ -30,6 +30,7 @@ pub use executable::{Executable, ExecutableOrigin, Outputs};
 pub use module_store::{CompileKey, CompileOutcome, ModuleStore, StoredModule};
 pub use peak_matmul::{PeakMatmul, peak_matmul};
 pub use random::{RandomProgram, random_programs};
+pub use sealed::sha256_file;
 pub use sharded_tensor::{Shard, ShardedTensor, shards};
 pub use stored::{ParameterSource, StoredTensor};
 pub use target::{Compiled, OpenTarget, Target, UnknownTarget};

@@ -5,7 +5,7 @@
 //! that is computed *from* a module is stored: whoever wants figures analyses it anew. A program that the compiler refused
 //! or crashed on has an entry too, without payload.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,10 @@ use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::cache::{CacheError, fingerprint};
 use super::compile::EngineOptions;
-use super::sealed::{self, json, sha256};
+use super::sealed::{self, json, sha256, sha256_file};
 use super::target::OpenTarget;
 use crate::hlo::Program;
 use crate::pjrt::{CompiledMemory, OptimizedProgram};
@@ -177,16 +176,7 @@ impl ModuleStore {
         {
             return Ok(checksum);
         }
-        let mut digest = Sha256::new();
-        let mut file = File::open(plugin).map_err(fail)?;
-        let mut part = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut part).map_err(fail)? {
-                0 => break,
-                n => digest.update(&part[..n]),
-            }
-        }
-        let checksum = hex::encode(digest.finalize());
+        let checksum = sha256_file(plugin).map_err(fail)?;
         sealed::replace(&known, "checksum", &[checksum.as_bytes()]).map_err(|e| CacheError::file(&known, e))?;
         Ok(checksum)
     }

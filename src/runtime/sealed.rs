@@ -1,7 +1,7 @@
 //! Files of a header and a payload: a line of JSON that `head -1` shows, with the payload's length and the SHA-256 of both.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -80,6 +80,20 @@ pub fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Result<()> 
 /// In hexadecimal digits.
 pub fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
+}
+
+/// SHA-256 of a file, read a piece at a time.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn sha256_file(path: &Path) -> std::io::Result<String> {
+    let (mut file, mut digest, mut part) = (fs::File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut part)? {
+            0 => return Ok(hex::encode(digest.finalize())),
+            n => digest.update(&part[..n]),
+        }
+    }
 }
 
 pub fn json(value: &impl Serialize) -> String {

@@ -181,10 +181,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let mut args = abi::BufferDestroyArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer is ours and is not used again.
-        if let Err(error) = unsafe { self.client.plugin.call(&mut args) } {
-            tracing::warn!("{error}");
-        }
+        unsafe { self.client.plugin.destroy(abi::BufferDestroyArgs { buffer: self.raw, ..Struct::new() }) };
     }
 }

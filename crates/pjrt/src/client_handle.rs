@@ -25,10 +25,7 @@ impl fmt::Debug for ClientHandle {
 
 impl Drop for ClientHandle {
     fn drop(&mut self) {
-        let mut args = abi::ClientDestroyArgs { client: self.raw, ..Struct::new() };
         // SAFETY: everything made by the client holds this struct, so the client is the last to go.
-        if let Err(error) = unsafe { self.plugin.call(&mut args) } {
-            tracing::warn!("{error}");
-        }
+        unsafe { self.plugin.destroy(abi::ClientDestroyArgs { client: self.raw, ..Struct::new() }) };
     }
 }

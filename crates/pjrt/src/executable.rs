@@ -205,11 +205,8 @@ impl Executable {
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        let mut args = abi::ExecutableDestroyArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable is ours and is not used again.
-        if let Err(error) = unsafe { self.plugin.call(&mut args) } {
-            tracing::warn!("{error}");
-        }
+        unsafe { self.plugin.destroy(abi::ExecutableDestroyArgs { executable: self.raw, ..Struct::new() }) };
     }
 }
 
@@ -253,11 +250,8 @@ impl Drop for Loaded {
 
 /// Frees a loaded executable that is not used again.
 fn destroy(client: &ClientHandle, raw: *mut c_void) {
-    let mut args = abi::LoadedExecutableDestroyArgs { executable: raw, ..Struct::new() };
     // SAFETY: the callers own `raw` and give it up.
-    if let Err(error) = unsafe { client.plugin.call(&mut args) } {
-        tracing::warn!("{error}");
-    }
+    unsafe { client.plugin.destroy(abi::LoadedExecutableDestroyArgs { executable: raw, ..Struct::new() }) };
 }
 
 impl Deref for LoadedExecutable {

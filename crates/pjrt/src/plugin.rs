@@ -114,6 +114,17 @@ impl Plugin {
         unsafe { self.check(error, A::NAME) }
     }
 
+    /// Frees what is not used again; an error is logged.
+    ///
+    /// # Safety
+    /// As for [`Plugin::call`].
+    pub(super) unsafe fn destroy<A: Args>(&self, mut args: A) {
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { self.call(&mut args) } {
+            tracing::warn!("{error}");
+        }
+    }
+
     /// Turns a returned error into ours and frees it.
     ///
     /// # Safety

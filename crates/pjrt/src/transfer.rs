@@ -153,10 +153,12 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        let mut args = abi::AsyncHostToDeviceTransferManagerDestroyArgs { transfer_manager: self.raw, ..Struct::new() };
         // SAFETY: the manager is ours and is not used again.
-        if let Err(error) = unsafe { self.client.plugin.call(&mut args) } {
-            tracing::warn!("{error}");
-        }
+        unsafe {
+            self.client.plugin.destroy(abi::AsyncHostToDeviceTransferManagerDestroyArgs {
+                transfer_manager: self.raw,
+                ..Struct::new()
+            })
+        };
     }
 }
