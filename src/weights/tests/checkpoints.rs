@@ -177,9 +177,7 @@ fn differences_to_the_declaration_are_listed() {
     let text = "2 missing (c.0, c.1); 1 mis-shaped (b: file [2, 3], model [3, 2]); 1 not floating point (q: i8); \
                 1 extra (statistics)";
     assert_eq!(report.to_string(), text);
-    fails(report.into_result("vae", &checkpoint), &["x.safetensors", "`vae`", text]);
-    let fits = validate(&checkpoint, [declared[0]]);
-    assert_eq!(fits.clone().into_result("vae", &checkpoint).expect("extras are no error"), fits);
+    assert!(!report.is_ok() && validate(&checkpoint, [declared[0]]).is_ok(), "extras are no error");
 }
 
 #[test]
