@@ -5,6 +5,12 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// The layout that [`Config::settled`] decides.
+pub const AUTO: &str = "auto";
+
+/// What to avoid unless a request says otherwise.
+const NEGATIVE_PROMPT: &str = include_str!("../../configs/negative_prompt.txt");
+
 /// What a run is: model, request, sampling, placement, output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -56,7 +62,7 @@ impl Default for Config {
             two_stage: TwoStage::default(),
             vocoder: Vocoder::default(),
             mesh: None,
-            layout: super::layout::AUTO.into(),
+            layout: AUTO.into(),
             runtime: Runtime::default(),
             output: Output::default(),
         }
@@ -215,7 +221,7 @@ impl Default for Request {
     fn default() -> Self {
         Request {
             prompt: String::new(),
-            negative_prompt: super::presets::NEGATIVE_PROMPT.trim().into(),
+            negative_prompt: NEGATIVE_PROMPT.trim().into(),
             negative_prompt_file: None,
             prompts: None,
             num_videos: 1,
