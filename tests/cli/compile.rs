@@ -211,6 +211,26 @@ fn a_program_is_compiled_and_written_out() {
     }
 }
 
+/// A chip that the binary does not know, from the one file that describes it.
+#[needs(cpu)]
+fn the_example_chip_predicts_without_a_rebuild() {
+    let small = ["request.width=64", "request.height=96", "request.num_frames=9", support::QUICK];
+    let small: Vec<&str> = small.iter().flat_map(|s| ["--set", s]).collect();
+    let arguments =
+        ["compile", "--json", "-", "--target", "cpu:1", "-c", "nano_2_0", "--model", "nano", "--layers", "1"];
+    let predicted = |chip: &str| -> Json {
+        let out = ltx2(&[&arguments[..], &["--chip", chip], &small].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        serde_json::from_slice(&out.stdout).expect("JSON")
+    };
+    let [h100, h200] = ["examples/chips/h100.toml", "h200"].map(predicted);
+    assert_eq!(h100["chip"]["name"], "h100");
+    // Both have the same matrix units by their data sheets; h200's file has measured constants instead of the memory's.
+    assert_eq!(h100["chip"]["peak"], 989e12);
+    assert_eq!([&h100, &h200].map(|r| r["memory"]["capacity"].as_i64()), [Some(80_000_000_000), Some(150_000_000_000)]);
+    assert!(h100["predicted_ms"]["step"].as_f64() > Some(0.0), "{}", h100["predicted_ms"]);
+}
+
 #[needs(cpu)]
 fn a_chip_of_a_file_predicts() {
     let dir = tempfile::tempdir().expect("a folder");
