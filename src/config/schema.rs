@@ -680,8 +680,6 @@ pub enum AttentionKernel {
     Plain,
     /// Online softmax over pieces.
     Chunked,
-    /// The smallest kernel, which calls XLA's own operations.
-    Delegated,
     /// cuDNN, on CUDA.
     Cudnn,
     /// Mosaic, on TPU.

@@ -1,7 +1,6 @@
 //! Attention kernels. XLA's own operations serve every platform; some platforms have fused kernels too.
 
 mod cudnn;
-mod delegated;
 mod mosaic;
 mod plain;
 
@@ -22,8 +21,6 @@ pub enum Kernel {
     Plain,
     /// cuDNN's fused kernel, on CUDA; XLA's own operations where it does not take the operands.
     Cudnn,
-    /// The smallest kernel, which calls XLA's own operations.
-    Delegated,
     /// A kernel of our own on a TPU; XLA's own operations where it does not take the operands.
     Mosaic(Tpu),
 }
@@ -44,9 +41,6 @@ pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&
     match kernel {
         Kernel::Cudnn if Kernel::supports(q, k, cudnn::unsupported_reason(q, k, bias).as_deref()) => {
             return cudnn::attention(q, k, v, bias, scale);
-        }
-        Kernel::Delegated if Kernel::supports(q, k, delegated::unsupported_reason(q, k, bias).as_deref()) => {
-            return delegated::attention(q, k, v, bias, scale);
         }
         Kernel::Mosaic(tpu) if Kernel::supports(q, k, mosaic::unsupported_reason(q, k, v, bias).as_deref()) => {
             return mosaic::attention(q, k, v, bias, scale, tpu);

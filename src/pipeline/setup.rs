@@ -4,7 +4,6 @@ use super::error::{PipelineError, Result};
 use super::origin::Weights;
 use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, WeightType};
 use crate::hlo::DType;
-use crate::kernels::Kernel;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::request;
@@ -23,7 +22,6 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
         AttentionKernel::Cudnn if platform != "cuda" => return Err(foreign("cudnn is CUDA's", platform)),
         AttentionKernel::Mosaic if platform != "tpu" => return Err(foreign("mosaic is the TPU's", platform)),
         AttentionKernel::Plain => lowering = lowering.with_plain_attention(),
-        AttentionKernel::Delegated => lowering.attention = Kernel::Delegated,
         _ => {}
     }
     Ok(Build {
