@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-picture layouts-figure fixtures clean-demo
+.PHONY: demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-picture layouts-figure fixtures clean-demo
 
 # A video with sound by the toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -50,6 +50,10 @@ test-gpu:
 # Everything: long runs, all combinations of layouts, all prompts, JAX's kernels, damaged inputs, planted faults.
 test-full:
 	$(TIER) test-full
+
+# Writes the generated pages of docs/reference: the command line, the YAML's keys and their JSON Schemas.
+reference:
+	LTX2_WRITE_REFERENCE=1 cargo test --locked --test host reference::
 
 # Plants faults one at a time; the test named with each must find it: scripts/mutants/README.md.
 mutants:
