@@ -17,6 +17,7 @@ mod disk_failures;
 mod examples;
 mod generate;
 mod interrupts;
+mod library;
 mod memory;
 mod models;
 mod module_store;
