@@ -191,7 +191,7 @@ fn a_program_is_compiled_and_written_out() {
     let out = ltx2(&[&base[..], &small, &["--json", &json, "--dump-hlo", &dump]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     let table = text(&out.stdout);
-    for part in ["target      cpu:8, 8 devices", "all-to-all", "video_sequence: [context]", "no whole stack"] {
+    for part in ["target      cpu:8, 8 devices", "all-to-all", "video_sequence: [context]", "no stack of layers"] {
         assert!(table.contains(part), "'{part}' in:\n{table}");
     }
     let figures: Json = serde_json::from_str(&std::fs::read_to_string(&json).expect("a file")).expect("JSON");

@@ -53,7 +53,8 @@ impl Experiment {
         let experiment = Experiment::new(cases);
         std::fs::create_dir_all(experiment.path("out/modules")).expect("a folder");
         for path in known {
-            std::fs::copy(path, experiment.path("out/modules").join(path.file_name().expect("a name"))).expect("copied");
+            std::fs::copy(path, experiment.path("out/modules").join(path.file_name().expect("a name")))
+                .expect("copied");
         }
         experiment
     }
@@ -193,7 +194,8 @@ fn a_program_is_what_results_are_known_by() {
 
     // Another compile option is another module of the same program.
     let text = std::fs::read_to_string(experiment.path("x.yml")).expect("the experiment");
-    std::fs::write(experiment.path("x.yml"), format!("{text}flags: [{{xla_cpu_enable_fast_math: true}}]\n")).expect("writes");
+    std::fs::write(experiment.path("x.yml"), format!("{text}flags: [{{xla_cpu_enable_fast_math: true}}]\n"))
+        .expect("writes");
     let fast = experiment.run(&[]);
     assert!(fast.status.success() && !stderr(&fast).contains("are known"), "{}", stderr(&fast));
     let identities: Vec<_> = experiment.records().into_iter().filter_map(|r| r.identity).collect();

@@ -211,7 +211,7 @@ fn frames_and_samples_are_diffusers_own() {
 
 /// A given first frame stays, and what happens to it is the prompt's.
 #[needs(cpu)]
-fn a_given_frame_moves_as_the_prompt_says() {
+fn a_conditioning_image_moves_as_the_prompt_says() {
     let image = "request.images=[{path: tests/fixtures/nano/first.png, frame: 0, strength: 1.0, crf: 0}]";
     let mut studio = Studio::open("nano", &["pipeline=image_to_video", image]);
     let given = read_png(Path::new("tests/fixtures/nano/first.png")).expect("an image").to_video();
