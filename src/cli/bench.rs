@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::args::{RunArgs, built, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
-use super::{UsageError, log, print, tell};
+use super::{UsageError, deliver, log, tell};
 use crate::config::load;
 use crate::perf::BenchReport;
 use crate::perf::bench::{BenchOptions, BenchTarget, bench};
@@ -83,14 +83,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 fn finish(args: &Args, report: &BenchReport, baseline: Option<&Value>) -> anyhow::Result<()> {
     let figures = serde_json::to_value(report)?;
     let text = format!("{}\n", serde_json::to_string_pretty(&figures)?);
-    match args.json.as_deref() {
-        Some(path) if path.as_os_str() == "-" => print(&text)?,
-        Some(path) => {
-            crate::media::write_atomically(path, text.as_bytes())?;
-            print(&table(report))?;
-        }
-        None => print(&table(report))?,
-    }
+    deliver(args.json.as_deref(), &text, &table(report))?;
     let wrong = report.wrong();
     if !wrong.is_empty() {
         anyhow::bail!("{}", wrong.join("; "));
@@ -168,6 +161,6 @@ fn table(report: &BenchReport) -> String {
     }
     let _ = writeln!(out, "loading     {:.2} s, compiling {:.2} s", report.load_seconds, report.compile_seconds);
     let peak = report.peak_memory_bytes.map_or(String::new(), |b| format!(", peak memory {:.1} MiB", b as f64 / MIB));
-    let _ = writeln!(out, "parameters  {:.1} MiB a device{peak}", report.parameter_bytes as f64 / MIB);
+    let _ = writeln!(out, "parameters  {:.1} MiB per device{peak}", report.parameter_bytes as f64 / MIB);
     out
 }

@@ -1,8 +1,8 @@
 //! The clean predictions of a step: the transformer on all branches, then guidance.
 
+use super::MAX_STEPS;
 use super::guidance::{Branch, Counted, combine};
 use super::shape::{DenoiseShape, Latents};
-use super::sigmas::MAX_STEPS;
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{

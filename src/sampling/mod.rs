@@ -18,3 +18,6 @@ pub use euler::Euler;
 pub use res2s::Res2s;
 pub use sampler::{AnySampler, Evaluation, Sampler, Schedule, StepNoise, StreamState};
 pub use samplers::{SamplerKind, SamplerOptions};
+
+/// The most steps a run may have: the size of the tables that the denoising program takes as inputs.
+pub const MAX_STEPS: usize = 256;

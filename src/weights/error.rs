@@ -50,9 +50,6 @@ pub enum WeightsError {
     /// A tensor has another shape than the model declares.
     #[error("{}: tensor `{key}` has shape {got:?}, the model's configuration asks for {want:?}", path.display())]
     Shape { path: PathBuf, key: String, got: Vec<usize>, want: Vec<usize> },
-    /// Tensors do not fit the model's declaration.
-    #[error("{}: the tensors of `{component}` do not fit its configuration: {summary}", path.display())]
-    Mismatch { path: PathBuf, component: String, summary: String },
     /// Tensors of one generation under a configuration of the other.
     #[error("{}: the {component} has `{tensor}` of LTX-{has}, but {} describes LTX-{wants}; take both from one model", path.display(), config.display())]
     Generation {

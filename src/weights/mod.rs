@@ -13,6 +13,7 @@ pub mod lora;
 mod official;
 mod official_vae;
 mod random;
+mod section;
 mod source;
 mod validate;
 mod version;

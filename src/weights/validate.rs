@@ -70,15 +70,6 @@ impl Report {
         self.missing.is_empty() && self.misshaped.is_empty() && self.wrong_dtype.is_empty()
     }
 
-    /// An error that names the first differences, unless [`Report::is_ok`].
-    pub fn into_result(self, component: &str, checkpoint: &Checkpoint) -> Result<Self, WeightsError> {
-        if self.is_ok() {
-            return Ok(self);
-        }
-        let path = checkpoint.path().to_path_buf();
-        Err(WeightsError::Mismatch { path, component: component.into(), summary: self.to_string() })
-    }
-
     /// Every difference, a line each.
     pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.missing.iter().map(|n| format!("missing    {n}")).collect();

@@ -5,9 +5,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod circles;
 mod config;
 mod constants;
 mod programs;
+mod reference;
 mod reliability;
 mod structure;
 

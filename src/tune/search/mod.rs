@@ -21,7 +21,8 @@ use super::candidates::candidates;
 use super::compiler::{CompileTask, Compiler, write_layout};
 use super::diagnose::MIN_GAIN;
 use super::error::{Result, TuneError};
-use super::experiment::{CaseResult, Options};
+use super::experiment::CaseResult;
+use super::options::Options;
 use crate::analysis::Chip;
 use crate::config::presets::LAYOUTS;
 use crate::config::{Case, Config, Given, LayoutSource, load, read_layout_source};
@@ -146,7 +147,7 @@ struct SearchState<'a> {
     build: Build,
     extent: Extent,
     /// Floating-point operations of a step's matmuls, over all devices.
-    products: f64,
+    matmul_flops: f64,
     /// Hashes of programs seen.
     seen: BTreeSet<String>,
     spent: usize,
@@ -188,7 +189,7 @@ impl<'a> SearchState<'a> {
             programs,
             build,
             extent,
-            products: alone.program.dot_flops,
+            matmul_flops: alone.program.dot_flops,
             seen: BTreeSet::new(),
             spent: 0,
             rows: Vec::new(),
@@ -244,7 +245,7 @@ impl<'a> SearchState<'a> {
             return leave(PruneReason::Duplicate, &point.label, None);
         }
         let blocks = self.programs.layers();
-        let bound = bound(&network, &layout, self.chip.as_ref(), self.products, parts, blocks);
+        let bound = bound(&network, &layout, self.chip.as_ref(), self.matmul_flops, parts, blocks);
         tracing::debug!("{}: at least {:.3}, perhaps {:.3}", point.label, bound.cost(), bound.guess());
         let words = Sha256::digest(format!("{} {}", self.request.seed, point.label).as_bytes());
         let order = std::array::from_fn(|i| words[i]);

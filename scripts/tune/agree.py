@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Whether `ltx2 profile` and xprof say the same of a recording: each kind of work as a part of the devices' time.
+
+    scripts/tune/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/tune/requirements.txt
+
+xprof's table of HLO operations says of each its category, text and name scope, not what a fusion holds nor what a custom
+call calls; kinds are made of those here, without a look at ours. What that cannot tell apart stands together: elementwise
+work, copies, and the loops' own time. A difference of more than TOLERANCE percentage points is an error.
+"""
+
+import collections
+import gzip
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+TOLERANCE = 2.0
+EXCHANGES = [
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+]
+MOVES = ["copy", "transpose", "slice", "dynamic", "update", "concatenate", "pad", "broadcast", "bitcast", "reshape"]
+REST = "elementwise, copy, other"
+IDLE = "what these leave"
+
+
+def table(tool, path):
+    """A table of xprof as a list of rows."""
+    from xprof.convert import raw_to_tool_data
+
+    data, _ = raw_to_tool_data.xspace_to_tool_data([str(path)], tool, {"use_saved_result": False})
+    if not data:
+        sys.exit(f"{path}: xprof makes no {tool} of it")
+    found = json.loads(data)
+    found = found[0] if isinstance(found, list) else found
+    names = [column["id"] for column in found["cols"]]
+    return [dict(zip(names, (cell["v"] for cell in row["c"]))) for row in found["rows"]]
+
+
+def kind(row):
+    """The kind of work of a row of xprof's table."""
+    # A fusion or an asynchronous pair around one collective has its name.
+    for text in (row["category"], row["hlo_op_name"].replace("_", "-")):
+        found = [name for name in EXCHANGES if text.startswith(name)]
+        if found:
+            return found[0]
+    scope, _, operation = row["tf_op_name"].rstrip(":").rpartition("/")
+    computes = "fusion" in row["category"] or row["category"] == "custom-call"
+    name = row["hlo_op_name"]
+    # `loop_transpose_fusion.3` says what it holds.
+    moves = set(re.findall("[a-z]+", name)) <= {"loop", "wrapped", "fusion", *MOVES}
+    if "sdpa" in scope.split("/") and computes and not moves:
+        return "attention"
+    if row["category"].startswith(("convolution", "dot")):
+        return "matmul"
+    if row["category"] == "custom-call" and (operation == "dot_general" or "cublas" in name):
+        return "matmul"
+    if row["category"] == "custom fusion" and "gemm" in name:
+        return "matmul"
+    return REST
+
+
+def xprofs(path):
+    """Shares in percent, by xprof."""
+    times = collections.Counter()
+    for row in table("hlo_stats", path):
+        times[kind(row)] += row["total_self_time"]
+    rows = table("framework_op_stats", path)
+    idle = sum(row["total_self_time"] for row in rows if row["type"] == "IDLE")
+    share = next(row["device_total_self_time_percent"] for row in rows if row["type"] == "IDLE")
+    # The idle time and its share give the whole. It is what the operations leave, so that it is short by what runs beside
+    # other work: where that is all of it, the operations are the whole.
+    return parts(times, idle / share if idle else None)
+
+
+def parts(times, whole):
+    """Percent of the whole, with what remains as idle; without a whole, of all times."""
+    shares = {name: 100 * time / (whole or sum(times.values())) for name, time in times.items()}
+    return {**shares, IDLE: 100 - sum(shares.values())} if whole else shares
+
+
+def ours(ltx2, path, busy):
+    """Shares in percent, by this program; `busy`: of the operations' time."""
+    out = subprocess.run([ltx2, "profile", "--read", path, "--json", "-"], check=True, stdout=subprocess.PIPE)
+    trace = json.loads(out.stdout)["trace"]
+    times = collections.Counter()
+    for row in trace["activities"]:
+        name = row["activity"]
+        times[name if name in ("matmul", "attention", *EXCHANGES) else REST] += row["ms"]
+    return parts(times, None if busy else trace["window_ms"])
+
+
+def compare(ltx2, path):
+    """Prints both; the largest difference."""
+    theirs = xprofs(path)
+    own = ours(ltx2, path, IDLE not in theirs)
+    worst = 0.0
+    print(f"{'share of the time, %':<28}{'ltx2':>8}{'xprof':>8}{'apart':>8}")
+    for name in sorted({*theirs, *own}, key=lambda name: -own.get(name, 0.0)):
+        a, b = own.get(name, 0.0), theirs.get(name, 0.0)
+        worst = max(worst, abs(a - b))
+        print(f"{name:<28}{a:>8.2f}{b:>8.2f}{abs(a - b):>8.2f}")
+    return worst
+
+
+def main():
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    ltx2, *paths = sys.argv[1:]
+    failed = []
+    for path in map(pathlib.Path, paths):
+        print(f"== {path}")
+        with tempfile.TemporaryDirectory() as folder:
+            # xprof keeps what it finds beside the file.
+            copy = pathlib.Path(folder) / "host.xplane.pb"
+            data = path.read_bytes()
+            copy.write_bytes(gzip.decompress(data) if path.suffix == ".gz" else data)
+            if compare(ltx2, copy) > TOLERANCE:
+                failed.append(str(path))
+    if failed:
+        sys.exit(f"more than {TOLERANCE} points apart: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Denoising steps recorded on the NVIDIA GPUs of this machine, small and at full size: scripts/tune/trace.sh LTX2 OUT [ROW…].
+# Needs the CUDA plugin (scripts/gpu/setup.sh). OUT gets a folder a row, with tables and compressed traces in it.
+# Rows for which there are too few GPUs say so.
+set -euo pipefail
+. "$(dirname "$0")/../gpu/rows.sh"
+measure() {
+    local name=$1
+    shift
+    "$ltx2" profile -c ltx2 --weights random --platform cuda --steps "${STEPS:-2}" -o "$out/$name" "$@" | tee "$out/$name.txt"
+    # A trace holds the whole program; it shrinks to a tenth.
+    find "$out/$name" -name '*.xplane.pb' -exec gzip -9 -f {} +
+    gzip -9 -f -k "$out/$name/summary.json"
+}
+small=(--width 384 --height 256 --num-frames 25)
+row one 1 "${small[@]}" --layout replicated --mesh data=1
+row one_full 1 --layout replicated --mesh data=1
+row two_sequence 2 "${small[@]}" --layout sequence --mesh context=2
+row two_tensor 2 "${small[@]}" --layout tensor --mesh tensor=2
+row two_sequence_full 2 --layout sequence --mesh context=2
+row four_sequence 4 "${small[@]}" --layout sequence --mesh cfg=2,context=2
+row four_sequence_full 4 --layout sequence --mesh cfg=2,context=2

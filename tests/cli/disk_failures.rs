@@ -1,0 +1,211 @@
+//! Places that cannot be written to: a file system that is full or read-only, a file that cannot grow, a folder that cannot
+//! be made, streams that take nothing. What can be known before the work is said before it; what was made is not lost.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::support::{self, needs};
+use ltx2::pipeline::{saved, tensors};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A folder of videos, and one for this machine's temporary files.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Folder(tempfile::tempdir().expect("a folder"));
+        fs::create_dir(folder.path("tmp")).expect("a folder");
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn names(&self, folder: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(folder)).expect("a folder");
+        let mut names: Vec<String> = entries.map(|e| e.expect("one").file_name().to_string_lossy().into()).collect();
+        names.sort();
+        names
+    }
+
+    /// A short run that `before`, another program with arguments of its own, starts.
+    fn generate(&self, before: &[&OsStr], out: &Path, more: &[&str]) -> Command {
+        let own = support::ltx2();
+        let mut words = before.iter().copied().chain([own.get_program()]);
+        let mut run = Command::new(words.next().expect("a program"));
+        run.args(words).envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        run.args(["generate", "-c", support::tiny(), "-o"]).arg(out).args(more).env("TMPDIR", self.path("tmp"));
+        run
+    }
+
+    /// A short run in a namespace of its own in which the folder `disk` is another file system, made by `mount` and then
+    /// `fill`; what stands in it afterwards.
+    fn on_a_disk(&self, options: &str, fill: &str, out: &str, more: &[&str]) -> (Output, Vec<String>) {
+        let (disk, left) = (self.path("disk"), self.path("tmp/left"));
+        fs::create_dir_all(&disk).expect("a folder");
+        let script = format!(
+            "mount -t tmpfs -o {options} tmpfs \"$DISK\" || exit 99; {fill}; \
+             \"$0\" \"$@\"; code=$?; ls -A \"$DISK\" > \"$LEFT\"; exit $code"
+        );
+        let before = ["unshare", "-rm", "sh", "-c", &script].map(OsStr::new);
+        let mut run = self.generate(&before, &self.path(out), more);
+        let ran = run.env("DISK", &disk).env("LEFT", &left).output().expect("runs");
+        let names = fs::read_to_string(&left).expect("names").lines().map(str::to_string).collect();
+        fs::remove_file(left).expect("removed");
+        (ran, names)
+    }
+}
+
+fn stderr(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// The one error of a run that failed.
+fn error(out: &Output) -> String {
+    let said = stderr(out);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    let errors: Vec<&str> = said.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "one line says it: {said}");
+    errors[0].to_string()
+}
+
+fn sidecar(video: &Path) -> Value {
+    let text = fs::read_to_string(video.with_extension("json")).expect("a sidecar");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// Not one byte more fits: neither programs nor steps can be kept, which is said; nor the video, which is the end.
+#[needs(cpu, mount)]
+fn a_full_disk_leaves_nothing_half_written_and_the_video_elsewhere() {
+    let folder = Folder::new();
+    let disk = folder.path("disk");
+    let cache = format!("runtime.compile_cache={}", disk.join("cache").display());
+    let more = ["--checkpoint-every", "1", "--progress-every", "1", "--set", &cache];
+    let (ran, left) =
+        folder.on_a_disk("size=64k", "cat /dev/zero > \"$DISK/filler\" 2> /dev/null", "disk/out.mp4", &more);
+    let said = stderr(&ran);
+    let full = "No space left on device";
+    let warnings = |words: &str| said.lines().filter(|l| l.contains(words) && l.contains(full)).count();
+    assert_eq!(warnings("not kept in the compile cache"), 7, "{said}");
+    assert!(warnings("the steps are not kept: ") > 0, "{said}");
+    let error = error(&ran);
+    assert!(error.contains(disk.join("out.mp4").to_str().expect("UTF-8")) && error.contains(full), "{error}");
+    assert_eq!(left, ["cache", "filler"], "{said}");
+
+    let kept = error.split("; its frames and samples are kept in ").nth(1).expect("the place");
+    assert!(Path::new(kept).starts_with(folder.path("tmp")), "{error}");
+    assert_eq!(tensors::read(Path::new(kept)).expect("tensors")["frames"].shape(), [9, 96, 64, 3]);
+    assert_eq!(folder.names("tmp").len(), 1, "{:?}", folder.names("tmp"));
+}
+
+/// Said before the model is looked for.
+#[needs(cpu, mount)]
+fn a_disk_that_cannot_be_written_to_is_said_first() {
+    let folder = Folder::new();
+    let path = |name: &str| folder.path(name).display().to_string();
+    let (dump, times) = (path("disk/dump.safetensors"), path("disk/times.json"));
+    let cases: [(&str, &[&str]); 3] =
+        [("disk/out.mp4", &[]), ("out.mp4", &["--dump", &dump]), ("out.mp4", &["--perf-json", &times])];
+    for (out, more) in cases {
+        let (ran, left) = folder.on_a_disk("ro", ":", out, more);
+        let error = error(&ran);
+        assert!(error.contains("Read-only file system") && error.contains(&path("disk")), "{more:?}: {error}");
+        assert_eq!(left, [""; 0]);
+    }
+    assert_eq!(folder.names(""), ["disk", "tmp"], "nothing is left");
+}
+
+/// Folders that cannot be made are an error before the model is opened.
+#[needs(nothing)]
+fn a_folder_that_cannot_be_made_is_said_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(path("taken"), "a file").expect("written");
+    for (flag, name) in [("-o", "out.mp4"), ("--dump", "dump.safetensors"), ("--perf-json", "times.json")] {
+        let mut run = support::ltx2();
+        run.args(["generate", "-p", "x", "--model", "no/such/model", flag, &path(&format!("taken/{name}"))]);
+        if flag != "-o" {
+            run.args(["-o", &path("out.mp4")]);
+        }
+        let error = error(&run.output().expect("runs"));
+        assert!(error.contains("cannot create folder") && error.contains(&path("taken")), "{flag}: {error}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing is left");
+}
+
+/// A write that fails in the middle for want of room: the limit is of a file's size.
+#[needs(cpu)]
+fn a_file_that_cannot_grow_ends_a_run_with_one_line_and_leaves_nothing() {
+    let folder = Folder::new();
+    let limited = |blocks: &str, more: &[&str]| {
+        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+        let before = ["sh", "-c", &script].map(OsStr::new);
+        folder.generate(&before, &folder.path("out.mp4"), more).output().expect("runs")
+    };
+    let ran = limited("1", &[]);
+    assert!(error(&ran).contains("out.mp4"), "{}", stderr(&ran));
+    assert_eq!(folder.names(""), ["tmp"], "nothing is left");
+    assert_eq!(folder.names("tmp"), [""; 0], "nothing is left");
+
+    // Room for the video, and the steps' name is a folder's: that is said, the run goes on.
+    let steps = saved::path_of(&folder.path("out.mp4"));
+    fs::create_dir(&steps).expect("a folder");
+    let ran = limited("200", &["--checkpoint-every", "1", "--progress-every", "1"]);
+    let said = stderr(&ran);
+    assert!(ran.status.success(), "{said}");
+    assert!(said.contains("the steps are not kept: ") && said.contains(steps.to_str().expect("UTF-8")), "{said}");
+    fs::remove_dir(&steps).expect("empty");
+    assert_eq!(folder.names(""), ["out.json", "out.mp4", "tmp"], "{said}");
+}
+
+#[needs(cpu)]
+fn a_cache_folder_that_cannot_be_made_is_said_and_changes_nothing() {
+    let folder = Folder::new();
+    fs::write(folder.path("file"), "no folder").expect("written");
+    let cache = folder.path("file/cache").display().to_string();
+    let upsampled = |cache: &str| {
+        let mut run = support::run_upsampler(folder.0.path());
+        let ran = run.env("LTX2_COMPILE_CACHE", cache).output().expect("runs");
+        assert!(ran.status.success(), "{}", stderr(&ran));
+        (tensors::read(&folder.path("out.safetensors")).expect("results"), stderr(&ran))
+    };
+    let (without, said) = upsampled(&cache);
+    let warnings = said.lines().filter(|l| l.contains("WARN") && l.contains(&cache) && l.contains("\"upsampler\""));
+    assert_eq!(warnings.count(), 1, "{said}");
+    let (with, said) = upsampled(&support::programs().display().to_string());
+    assert!(!said.contains("WARN"), "{said}");
+    assert_eq!(with, without);
+    assert_eq!(fs::read(folder.path("file")).expect("it stays"), b"no folder");
+}
+
+/// Logs are often redirected into files: a full disk below them does not cost the video.
+#[needs(cpu)]
+fn a_stream_that_cannot_be_written_costs_no_video() {
+    let folder = Folder::new();
+    let full = || File::options().write(true).open("/dev/full").expect("a device");
+    let video = folder.path("out.mp4");
+    let run = |out: Stdio, err: Stdio| {
+        let mut run = folder.generate(&[], &video, &["--force", "--progress-every", "1"]);
+        let ran = run.stdout(out).stderr(err).output().expect("runs");
+        assert_eq!(sidecar(&video)["config"]["sampler"]["steps"], 3);
+        fs::remove_file(&video).expect("the video");
+        ran
+    };
+    let ran = run(Stdio::piped(), full().into());
+    assert_eq!(
+        (ran.status.code(), String::from_utf8_lossy(&ran.stdout).trim()),
+        (Some(0), video.to_str().expect("UTF-8"))
+    );
+    let ran = run(full().into(), Stdio::piped());
+    assert!(error(&ran).contains("cannot write to stdout: No space left on device"), "{}", stderr(&ran));
+
+    for command in [&["schema"][..], &["check", "nowhere"], &["doctor"]] {
+        let mut ltx2 = support::ltx2();
+        let ran = ltx2.args(command).stdout(full()).stderr(full()).output().expect("runs");
+        assert_eq!(ran.status.code(), Some(1), "{command:?}");
+    }
+}

@@ -1,0 +1,237 @@
+//! The trained toy model does what prompts say: clips of held-out prompts (scripts/nano/prompts.py), scored by what is seen
+//! and heard in them.
+
+mod hear;
+mod see;
+
+use ltx2::request::Request;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::support::{self, full, needs};
+use hear::hear;
+use ltx2::config::{Given, Job, load};
+use ltx2::media::read_png;
+use ltx2::pipeline::generate::of_job;
+use ltx2::pipeline::model::Model;
+use ltx2::pipeline::session::Session;
+use ltx2::pipeline::text_to_video::Generated;
+use ltx2::sampling::guidance::Scales;
+use ltx2::tensor::Tensor;
+use ltx2::weights::Checkpoint;
+use ndarray::{Axis, Slice};
+use see::see;
+use serde::Deserialize;
+
+/// A frame a second part: how near a beep must be to its bounce.
+const FRAME: f64 = 1.0 / 24.0;
+
+/// A held-out prompt and what is to be seen and heard.
+#[derive(Deserialize)]
+struct Wanted {
+    prompt: String,
+    colour: String,
+    motion: String,
+    pitch: String,
+}
+
+fn prompts() -> Vec<Wanted> {
+    let text = std::fs::read_to_string("tests/fixtures/nano/prompts.json").expect("a file");
+    serde_json::from_str(&text).expect("prompts")
+}
+
+/// A shipped configuration with its devices; programs compiled once serve every clip.
+struct Studio {
+    session: Session,
+    /// One test at a time: each uses every core, and finds the programs of those before.
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Studio {
+    fn open(config: &str, set: &[&str]) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let cache = format!("runtime.compile_cache={}", support::programs().display());
+        let set =
+            [&["runtime.platform=cpu", "runtime.xla_flags.xla_backend_optimization_level=1", &cache], set].concat();
+        let set = set.into_iter().map(String::from).collect();
+        let given = Given { file: Some(format!("configs/{config}.yml")), set, ..Given::default() };
+        let config = load(&given).expect("a configuration").config;
+        let model = Model::of(&config).expect("the model of assets/nano");
+        let session = Session::start(&config, model, None).expect("a session");
+        Studio { session, _turn: turn }
+    }
+
+    fn request(&self, prompt: &str, seed: u64) -> Request {
+        let job = Job { index: 0, prompt: prompt.into(), seed };
+        of_job(&self.session.config, &self.session.runner.model, &job).expect("a request")
+    }
+
+    fn make(&mut self, request: &Request) -> Generated {
+        support::generate(&mut self.session.runner, request, &support::dumping(None))
+    }
+
+    /// Makes a clip of each prompt, changed by `change`, and counts what is as it should be.
+    fn score(&mut self, prompts: &[Wanted], change: impl Fn(&mut Request)) -> Score {
+        let mut score = Score::default();
+        for (index, wanted) in prompts.iter().enumerate() {
+            let mut request = self.request(&wanted.prompt, 100 + index as u64);
+            change(&mut request);
+            let made = self.make(&request);
+            score.judge(wanted, &made);
+        }
+        score
+    }
+}
+
+/// Right ones and all, by what was looked at; `all` counts clips with nothing wrong.
+#[derive(Default)]
+struct Score(BTreeMap<&'static str, (usize, usize)>);
+
+impl Score {
+    fn count(&mut self, what: &'static str, right: bool) {
+        let (good, all) = self.0.entry(what).or_default();
+        *good += usize::from(right);
+        *all += 1;
+    }
+
+    fn judge(&mut self, wanted: &Wanted, made: &Generated) {
+        let (seen, heard) = (see(&made.frames), hear(&made.audio, made.sample_rate));
+        let marks = [
+            ("colour", seen.colour == wanted.colour),
+            ("direction", seen.motion == wanted.motion),
+            ("pitch", heard.pitch == wanted.pitch),
+        ];
+        let mut right = marks.iter().all(|(_, right)| *right);
+        for (what, right) in marks {
+            self.count(what, right);
+        }
+        if wanted.motion == "bounce" && wanted.pitch != "silent" {
+            // A touch in the last moment leaves no sound to look for.
+            let end = made.frames.count() as f64 * FRAME - 0.06;
+            let times: Vec<f64> = seen.bounces.iter().map(|b| b * FRAME).filter(|t| *t < end).collect();
+            let near = |t: &f64| heard.onsets.iter().any(|onset| (onset - t).abs() <= FRAME);
+            // A clip without a bounce misses one beep, one with beeps nobody saw a bounce for is wrong too.
+            let beeps: Vec<bool> = if times.is_empty() { vec![false] } else { times.iter().map(near).collect() };
+            right &= beeps.iter().all(|b| *b) && heard.onsets.len() <= times.len() + 1;
+            for beep in beeps {
+                self.count("beep", beep);
+            }
+        }
+        self.count("all", right);
+        if !right {
+            eprintln!("not as asked: {}: {seen:?}, {heard:?}", wanted.prompt);
+        }
+    }
+
+    fn share(&self, what: &str) -> f64 {
+        let (good, all) = self.0[what];
+        good as f64 / all as f64
+    }
+
+    fn tell(&self, of: &str) {
+        let shares = self.0.iter().map(|(what, (good, all))| format!("{what} {good}/{all}"));
+        eprintln!("{of}: {}", shares.collect::<Vec<_>>().join(", "));
+    }
+
+    fn must_be_good(&self) {
+        for (what, least) in [("colour", 0.95), ("direction", 0.90), ("pitch", 0.85), ("beep", 0.80)] {
+            assert!(self.share(what) >= least, "{what}: {:?} of {least}", self.0[what]);
+        }
+    }
+}
+
+#[needs(cpu)]
+fn clips_follow_their_prompts() {
+    let mut studio = Studio::open("nano", &[]);
+    // A bounce with its beeps; in full two of every kind.
+    let score = studio.score(&prompts()[if full() { 0..16 } else { 4..5 }], |_| ());
+    score.tell("held-out prompts");
+    score.must_be_good();
+}
+
+#[needs(cpu, full)]
+fn all_clips_follow_their_prompts() {
+    let mut studio = Studio::open("nano", &[]);
+    let prompts = prompts();
+    assert!(prompts.len() >= 60);
+    let score = studio.score(&prompts, |_| ());
+    score.tell("all held-out prompts");
+    score.must_be_good();
+}
+
+/// Twenty steps do without guidance, two do not; and where the prompt has no part, what is right is so by chance.
+#[needs(cpu, full)]
+fn clips_are_worse_without_guidance_and_wrong_without_prompts() {
+    let mut studio = Studio::open("nano", &["sampler.steps=2"]);
+    let prompts = prompts();
+    let mut at = |what: &str, prompts: &[Wanted], cfg: f32| {
+        let score = studio.score(prompts, |r| r.scales = [Scales { cfg, ..Scales::NEUTRAL }; 2]);
+        score.tell(what);
+        score
+    };
+    let with = at("2 steps, guidance 3", &prompts, 3.0);
+    let without = at("2 steps, no guidance", &prompts, 1.0);
+    let unheard = at("2 steps, the prompt left out", &prompts[..16], 0.0);
+    for what in ["colour", "direction", "all"] {
+        assert!(without.share(what) < with.share(what), "{what}: {:?} of {:?}", without.0[what], with.0[what]);
+    }
+    let wrong = |score: &Score| score.0.values().map(|(good, all)| all - good).sum::<usize>() as f64;
+    assert!(wrong(&without) >= 1.25 * wrong(&with), "{} wrong without, {} with", wrong(&without), wrong(&with));
+    assert!(unheard.share("all") <= 0.125, "{:?} right with nothing asked for", unheard.0["all"]);
+}
+
+/// In dB, of values in 0..1.
+fn psnr(got: &Tensor, want: &Tensor) -> f64 {
+    assert_eq!(got.shape(), want.shape());
+    let (got, want) = (got.to_f32(), want.to_f32());
+    let square = got.iter().zip(&want).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / got.len() as f64;
+    -10.0 * square.max(1e-20).log10()
+}
+
+/// Diffusers' frames and samples of the first prompt, from the same weights and noise (scripts/nano/parity.py), in f16.
+#[needs(cpu)]
+fn frames_and_samples_are_diffusers_own() {
+    let reference = Checkpoint::open(Path::new("tests/fixtures/nano/reference.safetensors")).expect("a fixture");
+    let wanted = |name: &str| reference.get(name).and_then(|view| view.to_tensor()).expect("a tensor");
+    for (dtype, least) in [("f32", 60.0), ("bf16", 35.0)].into_iter().take(if full() { 2 } else { 1 }) {
+        let mut studio = Studio::open("nano", &[&format!("runtime.dtype={dtype}")]);
+        let made = studio.make(&studio.request(&prompts()[0].prompt, 10));
+        let video = support::dumped(&made, "video").to_f32();
+        let sixth = Tensor::F32(video.slice_axis(Axis(1), Slice::from(..).step_by(6)).to_owned());
+        let pairs = [("video", &sixth), ("audio", support::dumped(&made, "audio"))];
+        for (name, got) in pairs {
+            let near = psnr(got, &wanted(name));
+            eprintln!("{dtype} {name}: {near:.1} dB");
+            assert!(near >= least, "{dtype} {name}: {near} dB of {least}");
+        }
+    }
+}
+
+/// A given first frame stays, and what happens to it is the prompt's.
+#[needs(cpu)]
+fn a_conditioning_image_moves_as_the_prompt_says() {
+    let image = "request.images=[{path: tests/fixtures/nano/first.png, frame: 0, strength: 1.0, crf: 0}]";
+    let mut studio = Studio::open("nano", &["pipeline=image_to_video", image]);
+    let given = read_png(Path::new("tests/fixtures/nano/first.png")).expect("an image").to_video();
+    let asked = [("fade", "a medium cyan circle fades away on purple, silent"), ("right", &*prompts()[1].prompt)];
+    for (motion, prompt) in asked.into_iter().take(if full() { 2 } else { 1 }) {
+        let made = studio.make(&studio.request(prompt, 10));
+        let first = made.frames.to_video().index_axis(Axis(0), 0).to_owned();
+        let kept = psnr(&Tensor::from(first), &Tensor::from(given.index_axis(Axis(0), 0).to_owned()));
+        let seen = see(&made.frames);
+        eprintln!("{motion}: first frame {kept:.1} dB, {seen:?}");
+        assert!(kept >= 28.0, "{motion}: the first frame is {kept} dB from what was given");
+        assert_eq!((seen.colour, seen.motion), ("cyan", motion));
+    }
+}
+
+/// A second stage of four times the pixels shows the same.
+#[needs(cpu, full)]
+fn two_stages_follow_their_prompts() {
+    let mut studio = Studio::open("nano_two_stage", &[]);
+    let score = studio.score(&prompts()[3..5], |_| ());
+    score.tell("two stages");
+    assert_eq!(score.share("all"), 1.0);
+}

@@ -1,0 +1,166 @@
+//! `ltx2 experiment` and `ltx2 why` on the CPU plugin with virtual devices.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::support::{self, needs};
+use ltx2::tune::Record;
+
+/// Small enough that a case is seconds.
+const SMALL: &str = "config: nano_2_0\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9, \
+    runtime.xla_flags.xla_backend_optimization_level=0]\nlayers: 1\n";
+
+fn records(folder: &Path) -> Vec<Record> {
+    let text = std::fs::read_to_string(folder.join("results.jsonl")).unwrap_or_default();
+    text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
+}
+
+fn stderr(out: &std::process::Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+#[needs(cpu)]
+fn an_experiment_is_killed_and_goes_on() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (yaml, out) = (dir.path().join("x.yml"), dir.path().join("out"));
+    let cases = "layouts: [sequence, ulysses, tensor]\ntargets: ['cpu:2']\ninclude: [{layout: cfg, mesh: cfg=16}]\n";
+    std::fs::write(&yaml, format!("{SMALL}{cases}")).expect("writes");
+    let command = || {
+        let mut c = support::ltx2();
+        c.arg("experiment").arg(&yaml).arg("-o").arg(&out).args(["--jobs", "2"]);
+        c
+    };
+    let mut first = command().stderr(std::process::Stdio::null()).spawn().expect("starts");
+    let started = Instant::now();
+    while records(&out).len() < 2 {
+        assert!(started.elapsed() < Duration::from_secs(300), "two cases are done");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    first.kill().expect("is killed");
+    first.wait().expect("is gone");
+    let before = records(&out);
+    assert!(before.len() < 4, "it was killed before its end");
+
+    let done = command().output().expect("runs");
+    assert!(done.status.success(), "{}", stderr(&done));
+    let all = records(&out);
+    assert_eq!(all.len(), 4);
+    assert_eq!(all[..before.len()], before[..], "what was done is kept");
+    let mut keys: Vec<&str> = all.iter().map(|r| r.key.as_str()).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 4, "no case was run twice");
+    let failed: Vec<&Record> = all.iter().filter(|r| r.error.is_some()).collect();
+    assert_eq!(failed.len(), 1);
+    assert!(failed[0].error.as_deref().is_some_and(|e| e.contains("needs 16 devices")), "{:?}", failed[0].error);
+    let table = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(table.starts_with("cpu:2\n") && table.contains("ulysses") && table.contains("needs 16 devices"), "{table}");
+
+    // Everything is known: nothing is done.
+    let again = command().output().expect("runs");
+    assert!(again.status.success() && stderr(&again).contains("4 of 4 are known"), "{}", stderr(&again));
+    assert_eq!(records(&out), all);
+    assert_eq!(String::from_utf8_lossy(&again.stdout), table);
+}
+
+#[needs(cpu)]
+fn a_case_is_measured_on_its_own_devices() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (yaml, out) = (dir.path().join("x.yml"), dir.path().join("out"));
+    // All blocks: measured is what `bench` runs.
+    let text = SMALL.replace("layers: 1\n", "layouts: [sequence]\ntargets: ['cpu:2']\n");
+    std::fs::write(&yaml, &text).expect("writes");
+    let run = |more: &[&str]| {
+        let mut command = support::ltx2();
+        command.arg("experiment").arg(&yaml).arg("--modules").arg(support::modules()).arg("-o").arg(&out);
+        command.args(more).output().expect("runs")
+    };
+    let done = run(&["--measure"]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    let [compiled, measured] = &records(&out)[..] else { panic!("compiled, then measured: {}", stderr(&done)) };
+    assert_eq!((&compiled.error, &measured.error), (&None, &None));
+    let result = measured.result.as_ref().expect("figures");
+    assert_eq!(result["devices"], 2);
+    let seconds = result["programs"]["denoise_loop"]["median"].as_f64().expect("seconds of a step");
+    let page = std::fs::read_to_string(out.join("report.html")).expect("a report");
+    assert!(page.contains(&format!("measured {:.3} ms", seconds * 1e3)), "the report draws {seconds}");
+
+    // Results that came from elsewhere are shown where nothing is measured.
+    let again = run(&[]);
+    assert_eq!((records(&out).len(), again.stdout == done.stdout), (2, true), "{}", stderr(&again));
+
+    // They are of the program that ran, not of what has its name: another program was not measured.
+    let ran = &result["programs"]["denoise_loop"]["program"]["hash"];
+    assert_eq!(measured.identity.as_ref().map(|i| i.program.as_str()), ran.as_str());
+    std::fs::write(&yaml, text.replace("request.width=64", "request.width=96")).expect("writes");
+    let other = run(&[]);
+    assert!(other.status.success(), "{}", stderr(&other));
+    let page = std::fs::read_to_string(out.join("report.html")).expect("a report");
+    assert!(!page.contains(&format!("measured {:.3} ms", seconds * 1e3)), "{seconds} is another program's");
+}
+
+#[needs(nothing)]
+fn a_wrong_file_is_one_line() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let yaml = dir.path().join("x.yml");
+    let fail = |text: &str| {
+        std::fs::write(&yaml, text).expect("writes");
+        let out = support::ltx2().arg("experiment").arg(&yaml).arg("-o").arg(dir.path()).output().expect("runs");
+        assert_eq!(out.status.code(), Some(2), "{}", stderr(&out));
+        stderr(&out)
+    };
+    assert!(fail("layouts: [ulysses]\ntarget: ['cpu:2']\n").contains("x.yml:2: unknown key 'target'; did you mean"));
+    assert!(fail("layouts: [ulysses]\ntargets: [cpu]\n").contains("target 'cpu'"));
+    assert!(fail("layouts: [nowhere]\ntargets: ['cpu:2']\nconfig: nano_2_0\n").contains("cannot read nowhere"));
+}
+
+/// `why` on a small model: rules and reasons are named, and the first advice ends what `before-385` was kept for.
+#[needs(cpu)]
+fn the_advice_is_compiled_and_mends() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    let ask = |layout: &str, more: &[&str]| {
+        let mut c = support::ltx2();
+        c.args(["why", "--target", "cpu:4", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--layout", layout]);
+        c.args(["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"]);
+        c.args(["--set", support::QUICK, "--json", "-", "-o", &path("lab"), "--modules"]).arg(support::modules());
+        let out = c.args(more).output().expect("runs");
+        assert!(out.status.success(), "{layout}: {}", stderr(&out));
+        serde_json::from_slice::<serde_json::Value>(&out.stdout).expect("JSON")
+    };
+    let answer = ask("before-385", &["--write", &path("better.yml"), "--budget", "2"]);
+    let list = answer["collectives"].as_array().expect("a list");
+    let of_embed = |c: &&serde_json::Value| {
+        c["rule"][0]
+            .as_str()
+            .is_some_and(|r| r.starts_with("shardings/before-385.yml:") && r.contains("embed: [context]"))
+    };
+    let weights: Vec<_> = list.iter().filter(of_embed).collect();
+    assert!(!weights.is_empty(), "{answer}");
+    assert!(weights.iter().any(|c| c["role"] == "parameter"), "{answer}");
+    let why = |c: &&serde_json::Value| c["reason"].as_str().unwrap_or_default().to_string();
+    assert!(weights.iter().map(why).any(|r| r.contains("sharding mismatch") || r.contains("contracting")), "{answer}");
+    let best = &answer["advice"][0];
+    let change = best["change"].as_str().expect("a change");
+    assert!(change.contains("{embed: []}"), "{answer}");
+    let cost = |n: usize| best["cost"][n].as_f64().expect("a cost");
+    assert!(cost(1) < 0.99 * cost(0), "{best}");
+
+    // What is written is the layout that was compiled: asking again compiles changes of it, not itself.
+    let text = std::fs::read_to_string(path("better.yml")).expect("a layout");
+    assert!(text.contains("# As before-385, with tensors: ") && text.contains("{embed: []}"), "{text}");
+    let before = records(&dir.path().join("lab"));
+    let next = ask(&path("better.yml"), &["--budget", "1"]);
+    let after = records(&dir.path().join("lab"));
+    assert!(after.len() <= before.len() + 1, "{} then {}", before.len(), after.len());
+    assert_eq!(next["per_layer_bytes"], best["block_bytes"][1]);
+    assert!(next["collectives"].as_array().expect("a list").iter().all(|c| {
+        let places = c["rule"].as_array().into_iter().flatten().filter_map(|r| r.as_str());
+        places.into_iter().all(|r| r.contains("better.yml:"))
+    }));
+
+    // One collective alone: only changes that could remove it are compiled.
+    let number = weights[0]["number"].to_string();
+    let one = ask("before-385", &["--collective", &number, "--budget", "1"]);
+    assert!(one["advice"].as_array().is_some_and(|a| a.len() <= 1), "{one}");
+}
