@@ -4,10 +4,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod euler;
+mod euler_ancestral;
 mod res2s;
 
 use super::sampler::AnySampler;
 pub use euler::Euler;
+pub use euler_ancestral::EulerAncestral;
 pub use res2s::Res2s;
 
 /// A sampler by name.
@@ -19,6 +21,9 @@ pub enum SamplerKind {
     /// Second order, with noise put back in.
     #[serde(rename = "res_2s")]
     Res2s,
+    /// First order, with noise drawn anew at each step.
+    #[serde(rename = "euler_ancestral")]
+    EulerAncestral,
 }
 
 /// Settings of samplers; each takes those it knows.
@@ -39,6 +44,10 @@ impl SamplerKind {
         let sampler: AnySampler = match self {
             SamplerKind::Euler => Euler.into(),
             SamplerKind::Res2s => Res2s.into(),
+            SamplerKind::EulerAncestral => {
+                let eta = options.eta.take().unwrap_or(1.0);
+                EulerAncestral { eta, noise_seed: options.noise_seed.take() }.into()
+            }
         };
         if let Some(eta) = options.eta.take() {
             return Err(("sampler.eta", eta.to_string()));

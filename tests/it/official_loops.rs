@@ -14,7 +14,7 @@ use ltx2::pipeline::runner::Runner;
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
 use ltx2::sampling::sigmas;
-use ltx2::sampling::{AnySampler, Euler, Res2s};
+use ltx2::sampling::{AnySampler, Euler, EulerAncestral, Res2s};
 use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 use serde_json::Value;
@@ -101,4 +101,32 @@ fn tokens_of_full_strength_stay() {
     let [a, b] = [&whole, &other].map(|made| first(dumped(made, "latents.video")));
     assert_eq!(a, b);
     assert_ne!(dumped(&whole, "latents.video"), dumped(&other, "latents.video"));
+}
+
+/// Ancestral steps are Euler's where no noise is drawn anew, and go elsewhere where it is, by a seed of its own or the
+/// request's.
+#[needs(cpu)]
+fn ancestral_steps_differ_from_euler_s_by_their_noise() {
+    let client = cpu(8);
+    let all = cases("stages");
+    let case = all.iter().find(|c| c.name.ends_with("/image")).expect("a case");
+    let mut runner = open(&client);
+    let request = staged(case, &runner.model);
+    let mut latents = |sampler: AnySampler| {
+        let made = generate(&mut runner, &Request { sampler, ..request.clone() }, &dumping(None));
+        dumped(&made, "latents.video").to_f32()
+    };
+    let largest = |a: &ndarray::ArrayD<f32>, b: &ndarray::ArrayD<f32>| {
+        a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    };
+    let euler = latents(Euler.into());
+    let without = latents(EulerAncestral { eta: 0.0, noise_seed: None }.into());
+    assert!(largest(&euler, &without) < 1e-5, "{}", largest(&euler, &without));
+    let with = latents(EulerAncestral { eta: 1.0, noise_seed: None }.into());
+    assert!(largest(&euler, &with) > 1e-2);
+    let seed = Some(request.seed + 10_000);
+    assert_eq!(latents(EulerAncestral { eta: 1.0, noise_seed: seed }.into()), with);
+    // The image's tokens stay what they are.
+    let first = |x: &ndarray::ArrayD<f32>| x.index_axis(ndarray::Axis(2), 0).to_owned();
+    assert!(largest(&first(&with), &first(&euler)) < 1e-5);
 }
