@@ -4,16 +4,13 @@ use serde_json::Value;
 
 use super::error::ConfigError;
 use super::layout;
-use super::schema::{AttentionKernel, Config, Pipeline, SamplerKind, Scales};
+use super::schema::{AttentionKernel, Config, Pipeline, Scales};
 use super::tree::Tree;
 use crate::runtime::platform::Choice;
+use crate::sampling::MAX_STEPS;
 
 /// Frames a latent frame covers.
 const FRAME_STEP: usize = 8;
-/// The most steps a run may have: the size of the tables that the denoising program takes.
-const MAX_STEPS: usize = 256;
-/// As many with two evaluations each, and one more.
-const MAX_RES2S: usize = (MAX_STEPS - 1) / 2;
 
 /// Checks the values of a configuration.
 ///
@@ -81,9 +78,8 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
         return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
     }
-    if config.sampler.kind == SamplerKind::Res2s && config.sampler.steps > MAX_RES2S {
-        let why = format!("res_2s evaluates twice a step: at most {MAX_RES2S} steps");
-        return fail("sampler.steps", config.sampler.steps.to_string(), why);
+    if let Err((key, value, why)) = check_sampler(config) {
+        return fail(key, value, why);
     }
     if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
         return fail("model.loras", lora.path.clone(), format!("stages {:?} must be 1, 2 or both", lora.stages));
@@ -97,6 +93,21 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
         return fail("mesh", layout::mesh_text(mesh), why);
     }
     Ok(())
+}
+
+/// Key, value and fault of settings that the sampler does not take, or of more steps than its tables hold.
+fn check_sampler(config: &Config) -> Result<(), (&'static str, String, String)> {
+    let (options, steps) = (config.sampler.options(), config.sampler.steps);
+    let sampler = config.sampler.kind.sampler(options).map_err(|(key, value)| {
+        (key, value, "this sampler takes no such setting; remove it, or choose another sampler.kind".to_string())
+    })?;
+    let fits = |steps: &usize| sampler.evaluations(*steps) <= MAX_STEPS;
+    if fits(&steps) {
+        return Ok(());
+    }
+    let most = (1..steps).rev().find(fits).unwrap_or(1);
+    let why = format!("{} evaluations of the transformer: at most {most} steps", sampler.evaluations(steps));
+    Err(("sampler.steps", steps.to_string(), why))
 }
 
 /// The legal values around an illegal one, both at least the smallest positive.

@@ -90,7 +90,7 @@ impl Runner {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let c = &self.model.sizes.transformer;
         let network = denoise::denoise(c, shape, &self.build)?;
-        let [mut video_coords, audio_coords] = self.model.sizes.coords(shapes, request.frame_rate);
+        let [mut video_coords, audio_coords] = shapes.coords(&self.model.sizes, request.frame_rate);
         if shapes.appended > 0 {
             let behind = appended_coords(c, shapes, &request.images, request.frame_rate);
             video_coords = ndarray::concatenate(ndarray::Axis(2), &[video_coords.view(), behind.view()])
@@ -105,7 +105,8 @@ impl Runner {
         given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
         given.push(("scales".into(), scales.into()));
         let call = self.call(name, &network, given)?;
-        Ok(DenoiseLoop { network, call, sampler: shape.sampler })
+        let carried = shape.carried().flat_map(|kind| ["video", "audio"].map(|stream| format!("{kind}.{stream}")));
+        Ok(DenoiseLoop { network, call, carried: carried.collect() })
     }
 
     /// The loop of a pass, ready to run: that of an earlier request where it differs in prompts and seed only.
