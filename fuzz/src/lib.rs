@@ -60,7 +60,7 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// Where files lie that extend others of the folder above, as those of `configs/tpu` do.
+/// Folder of files that extend others of the folder above, as those of `configs/tpu` do.
 const BELOW: &str = "below";
 
 /// Holds the bytes as a file of the folder that this thread keeps.

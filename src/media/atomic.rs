@@ -1,4 +1,4 @@
-//! Whole files or none: a temporary name in the target folder, renamed at the end.
+//! Complete files or none: a temporary name in the target folder, renamed at the end.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -21,7 +21,7 @@ pub fn remove_temporaries() {
     }
 }
 
-/// The folder a file lies in; `.` for a bare name.
+/// Folder of a file; `.` for a bare name.
 pub(super) fn folder(path: &Path) -> PathBuf {
     match path.parent() {
         Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),

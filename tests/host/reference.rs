@@ -37,7 +37,7 @@ fn followed(schema: &'static Value) -> &'static Value {
     }
 }
 
-/// What a key accepts: choices by name, or types.
+/// Accepted values of a key: choices by name, or types.
 fn accepted(schema: &'static Value) -> String {
     let schema = followed(schema);
     let quoted = |v: &Value| format!("`{}`", v.as_str().map_or_else(|| v.to_string(), String::from));
