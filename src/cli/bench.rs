@@ -160,7 +160,7 @@ fn table(report: &BenchReport) -> String {
         let _ = writeln!(out, "{name:<16}{median:>13.3}{min:>13.3}{p90:>13.3}{compile:>11}{rate:>11}{share:>9}");
         for (stage, share) in p.parts.iter().flatten() {
             let [device, host] = [share.device, share.host].map(|s| s * 1e3);
-            let _ = writeln!(out, "  {:<14}{device:>13.3} on the device, {host:.3} on the host", stage.name());
+            let _ = writeln!(out, "  {:<14}{device:>13.3} on the device, {host:.3} on the host", stage.label());
         }
     }
     if let Some(seconds) = report.mp4_seconds {

@@ -5,8 +5,9 @@ use std::rc::Rc;
 use super::print;
 use crate::models::ConfigError;
 use crate::pipeline::PipelineError;
+use crate::pipeline::component::parameters;
 use crate::pipeline::configs::ModelConfigs;
-use crate::pipeline::model::{Component, TEXT_TO_VIDEO};
+use crate::pipeline::model::{Component, needed_components};
 use crate::weights::{ModelSource, Overrides, Report, validate};
 
 /// Reads configurations and headers of a model and says what is there, what is missing and what each pipeline needs.
@@ -60,7 +61,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 }
         })
     };
-    let missing: Vec<&str> = TEXT_TO_VIDEO.into_iter().filter(|p| !good(*p)).map(Component::folder).collect();
+    let missing: Vec<&str> = needed_components().filter(|p| !good(*p)).map(Component::folder).collect();
     let bytes: u64 = findings.iter().map(|(_, f)| if let Finding::Weights(r) = f { r.bytes } else { 0 }).sum();
     if args.json {
         let parts: serde_json::Map<String, serde_json::Value> =
@@ -95,7 +96,7 @@ fn examine(source: &Rc<ModelSource>, parts: &ModelConfigs, part: Component) -> F
         Ok(c) => c,
         Err(e) => return Finding::Broken(e.to_string()),
     };
-    match parts.parameters(part) {
+    match parameters(parts, part) {
         Ok(params) => Finding::Weights(validate(&checkpoint, params.iter().flat_map(|p| p.source.tensors()))),
         Err(PipelineError::Config(e @ ConfigError::Unsupported { .. })) => Finding::Unsupported(e.to_string()),
         Err(e) => Finding::Broken(e.to_string()),

@@ -7,16 +7,16 @@ use serde_json::Value;
 use super::error::{PipelineError, Result};
 use super::origin::Origin;
 use crate::config::{Config, Reference};
-use crate::hlo::{DType, Type};
+use crate::hlo::DType;
 use crate::models::connectors::{self, ConnectorsConfig};
 use crate::models::gemma3::{self, Gemma3Config};
 use crate::models::presets::Preset;
-use crate::models::transformer::{self, ForwardShape, TransformerConfig};
+use crate::models::transformer::TransformerConfig;
 use crate::models::upsampler::{self, UpsamplerConfig};
 use crate::models::video_vae::Pixels;
 use crate::models::vocoder::{self, VocoderConfig};
 use crate::models::{ConfigError, Network, audio_vae, video_vae};
-use crate::nn::{Axis, Build, Init, Param, Source};
+use crate::nn::Build;
 use crate::request::ModelSizes;
 use crate::tensor::Tensor;
 use crate::weights::{Component, ModelSource};
@@ -237,66 +237,11 @@ impl ModelConfigs {
         Ok(upsampler::program(&self.upsampler()?, [n, f, h, w], b)?)
     }
 
-    /// Every parameter that any program of a part declares.
+    /// Channels of a part's latent statistics, which the host reads and no program declares; none where it has none.
     ///
     /// # Errors
     /// What is wrong with the configuration.
-    pub fn parameters(&self, part: Component) -> Result<Vec<Param>> {
-        let build = Build::new(DType::F32);
-        let networks = match part {
-            Component::TextEncoder => vec![self.text_encoder_program(1, 8, false, &build)?],
-            Component::Connectors => {
-                let tokens = self.connectors()?.token_multiple();
-                vec![self.connectors_program(1, tokens, connectors::Input::HiddenStates, &build)?]
-            }
-            Component::Transformer => {
-                let c = self.transformer()?;
-                let text_channels = match c.use_prompt_embeddings {
-                    true => [c.caption_channels; 2],
-                    false => [c.cross_attention_dim, c.audio_cross_attention_dim],
-                };
-                let shape = ForwardShape { text_channels: text_channels.into(), ..ForwardShape::default() };
-                vec![transformer::program(&c, &shape, &build)?]
-            }
-            Component::Vae => {
-                let v = self.video_vae()?;
-                let (frames, side) = (1 + v.temporal(), 4 * v.spatial());
-                vec![
-                    self.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, &build)?,
-                    self.video_encoder_program([1, 0, frames, side, side], &build)?,
-                ]
-            }
-            Component::AudioVae => {
-                let a = self.audio_vae()?;
-                vec![self.audio_decoder_program([1, 0, 2, a.latent_bins()], &build)?]
-            }
-            Component::Vocoder => {
-                let c = self.vocoder()?;
-                // One channel as wide as all: only the product of channels and bins counts.
-                vec![self.vocoder_program([1, 1, 8, c.generator.in_channels], &build)?]
-            }
-            Component::LatentUpsampler => vec![self.upsampler_program([1, 0, 2, 4, 4], &build)?],
-            Component::Tokenizer | Component::Scheduler => Vec::new(),
-        };
-        let component = part.folder();
-        let mut params: Vec<Param> =
-            networks.into_iter().flat_map(|n| n.params).filter(|p| p.component == component).collect();
-        if let Some(length) = self.statistics_length(part)? {
-            // Read by the host only; no program declares them.
-            let init = [("latents_mean", Init::normal(0.1)), ("latents_std", Init { mean: 1.0, std: 0.05 })];
-            params.extend(init.map(|(name, init)| Param {
-                component,
-                name: format!("{component}.{name}"),
-                ty: Type::new(DType::F32, vec![length]),
-                axes: vec![Axis::Channels],
-                source: Source::Stack { keys: vec![name.into()], shape: vec![length] },
-                init,
-            }));
-        }
-        Ok(params)
-    }
-
-    fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
+    pub fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
         Ok(match part {
             Component::Vae => Some(self.video_vae()?.latent_channels),
             Component::AudioVae => Some(self.audio_vae()?.base_channels),

@@ -52,6 +52,9 @@ pub enum PipelineError {
     /// Inputs of a component that do not fit it.
     #[error("{0}")]
     Input(String),
+    /// What no input can cause.
+    #[error("{0}; this is a bug, please report it with the command")]
+    Bug(String),
     /// A program that the compiler did not survive or refused, in an earlier compilation.
     #[error("{message} (an earlier compilation; remove {} to repeat it)", path.display())]
     Refused {

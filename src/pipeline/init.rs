@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::component::parameters;
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::model::Component;
@@ -36,15 +37,7 @@ pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Writ
     }
     let parts = ModelConfigs::of_preset(preset.clone());
     let mut written = Written { parameters: 0, bytes: 0 };
-    for part in [
-        Component::TextEncoder,
-        Component::Connectors,
-        Component::Transformer,
-        Component::Vae,
-        Component::AudioVae,
-        Component::Vocoder,
-        Component::LatentUpsampler,
-    ] {
+    for part in Component::ALL.into_iter().filter(|part| part.weights_stem().is_some()) {
         let config = preset.config(part.folder()).cloned().unwrap_or(Value::Null);
         let tensors = random_parameters(&parts, part)?;
         let specs: Vec<TensorSpec> = tensors
@@ -78,7 +71,7 @@ fn file_error(path: &Path, e: &std::io::Error) -> PipelineError {
 
 /// The checkpoint tensors of a component and how each is drawn.
 fn random_parameters(parts: &ModelConfigs, part: Component) -> Result<BTreeMap<String, (Vec<usize>, Init)>> {
-    let params = parts.parameters(part)?;
+    let params = parameters(parts, part)?;
     let tensors = params.iter().flat_map(|p| p.source.tensors().into_iter().map(|(n, s)| (n, s, p.init)));
     Ok(tensors.map(|(name, shape, init)| (name.to_string(), (shape.to_vec(), init))).collect())
 }

@@ -16,17 +16,10 @@ use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
 use crate::weights::{ModelSource, check_finite};
 
-/// What a text-to-video run needs. The text encoder stands before the tokenizer, which its folder often brings.
-pub const TEXT_TO_VIDEO: [Component; 8] = [
-    Component::TextEncoder,
-    Component::Tokenizer,
-    Component::Connectors,
-    Component::Transformer,
-    Component::Scheduler,
-    Component::Vae,
-    Component::AudioVae,
-    Component::Vocoder,
-];
+/// Components that every run needs. The text encoder stands before the tokenizer, which its folder often brings.
+pub fn needed_components() -> impl Iterator<Item = Component> {
+    Component::ALL.into_iter().filter(|part| *part != Component::LatentUpsampler)
+}
 
 /// Everything a text-to-video request reads of a model.
 pub struct Model {
@@ -102,11 +95,11 @@ impl Model {
     /// # Errors
     /// A missing or unusable part, by name.
     pub fn open(source: &Rc<ModelSource>) -> Result<Self> {
-        source.require(&TEXT_TO_VIDEO)?;
+        source.require(needed_components())?;
         let parts = ModelConfigs::of(source);
         let (vae, audio) = (parts.video_vae()?, parts.audio_vae()?);
         // Headers are read now, so that a damaged file is found before anything has run.
-        for part in TEXT_TO_VIDEO.into_iter().filter(|p| p.weights_stem().is_some()) {
+        for part in needed_components().filter(|p| p.weights_stem().is_some()) {
             source.checkpoint(part)?;
         }
         let statistics = |part: Component, length: usize, scaling_factor: f32| -> Result<Statistics> {

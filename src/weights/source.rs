@@ -172,12 +172,12 @@ impl ModelSource {
     ///
     /// # Errors
     /// As said; the message names the key and the flag that would give it.
-    pub fn require(&self, components: &[Component]) -> Result<(), WeightsError> {
+    pub fn require(&self, components: impl IntoIterator<Item = Component>) -> Result<(), WeightsError> {
         for component in components {
             match component {
                 Component::Tokenizer => drop(self.folder(Component::Tokenizer)?),
-                c if self.has(*c) => {}
-                c => return Err(self.absent(*c)),
+                c if self.has(c) => {}
+                c => return Err(self.absent(c)),
             }
         }
         Ok(())

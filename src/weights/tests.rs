@@ -231,7 +231,7 @@ fn a_diffusers_folder_gives_its_parts() {
     let encoder = source.checkpoint(Component::TextEncoder).expect("there");
     assert!(encoder.contains("language_model.model.norm.weight"));
     assert_eq!(source.tokenizer().expect("there"), dir.path().join("tokenizer/tokenizer.json"));
-    source.require(&[Component::Transformer, Component::TextEncoder, Component::Tokenizer]).expect("there");
+    source.require([Component::Transformer, Component::TextEncoder, Component::Tokenizer]).expect("there");
     fails(source.config(Component::Vae), &["video VAE", "`model.vae`", "--vae"]);
     fails(source.checkpoint(Component::Connectors), &["no connectors here", "looked for `connectors`"]);
     fails(source.checkpoint(Component::Scheduler), &["no scheduler"]);
@@ -376,7 +376,7 @@ fn a_single_file_gives_diffusers_names_and_configurations() {
     has(Component::Scheduler, "use_dynamic_shifting", json!(true));
     fails(source.checkpoint(Component::AudioVae), &["no audio VAE here", "`model.audio_vae`", "--audio-vae"]);
     fails(source.config(Component::TextEncoder), &["ltx-2-19b-dev", "`model.text_encoder`", "--text-encoder"]);
-    fails(source.require(&[Component::Transformer, Component::TextEncoder]), &["no text encoder here", "Gemma-3"]);
+    fails(source.require([Component::Transformer, Component::TextEncoder]), &["no text encoder here", "Gemma-3"]);
     fails(source.tokenizer(), &["--tokenizer"]);
     assert_eq!(source.fingerprint().expect("readable").len(), 64);
     let distilled = single_file(dir.path(), "ltx-2-19b-distilled.safetensors", &official_config()).expect("opens");
@@ -397,7 +397,7 @@ fn a_text_encoder_from_elsewhere_brings_its_tokenizer() {
         ModelSource::open_in(model.to_str().expect("utf-8"), &overrides, &no_cache())
     };
     let source = open(&gemma).expect("opens");
-    source.require(&[Component::TextEncoder, Component::Tokenizer]).expect("there");
+    source.require([Component::TextEncoder, Component::Tokenizer]).expect("there");
     assert_eq!(source.tokenizer().expect("there"), gemma.join("tokenizer.json"));
     let encoder = source.checkpoint(Component::TextEncoder).expect("there");
     assert!(encoder.contains("language_model.model.norm.weight"));

@@ -24,11 +24,12 @@ use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::component::{RunComponent, run_component};
+use ltx2::pipeline::component::run_component;
 use ltx2::pipeline::configs::ModelConfigs;
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::options::RunOptions;
+use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pipeline::runner::Runner;
 use ltx2::pipeline::text_to_video::Generated;
 use ltx2::pjrt::discover::{self, Platform};
@@ -48,7 +49,8 @@ pub use ltx2_test_macros::needs;
 pub fn programs() -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
-        let plugin = discover::find(Platform::Cpu, None).found.first().map(|found| found.path.clone()).unwrap_or_default();
+        let plugin =
+            discover::find(Platform::Cpu, None).found.first().map(|found| found.path.clone()).unwrap_or_default();
         let about = std::fs::metadata(&plugin).ok().map(|m| (m.len(), m.modified().ok()));
         let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kind: Vec<&str> = processor.lines().filter(|l| l.starts_with("model") || l.starts_with("flags")).collect();
@@ -309,7 +311,7 @@ pub fn dumping(chunk: Option<usize>) -> RunOptions {
 /// Runs a component on `inputs`, a case's or like them.
 pub fn run_case(
     client: &Client,
-    component: RunComponent,
+    component: ProgramKind,
     case: &Case,
     inputs: BTreeMap<String, Tensor>,
     options: EngineOptions,
