@@ -2,10 +2,13 @@
 
 pub mod audio_vae;
 pub mod connectors;
+pub mod families;
 pub mod feed_forward;
 pub mod gemma3;
 pub mod presets;
+pub mod text_encoder;
 pub mod timestep;
+pub mod tokenizer;
 pub mod transformer;
 pub mod upsampler;
 pub mod video_vae;

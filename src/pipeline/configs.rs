@@ -9,8 +9,9 @@ use super::origin::Origin;
 use crate::config::{Config, Reference};
 use crate::hlo::DType;
 use crate::models::connectors::{self, ConnectorsConfig};
-use crate::models::gemma3::{self, Gemma3Config};
+use crate::models::families;
 use crate::models::presets::Preset;
+use crate::models::text_encoder::TextEncoder;
 use crate::models::transformer::TransformerConfig;
 use crate::models::upsampler::{self, UpsamplerConfig};
 use crate::models::video_vae::Pixels;
@@ -91,8 +92,8 @@ impl ModelConfigs {
     ///
     /// # Errors
     /// As [`ModelConfigs::transformer`].
-    pub fn text_encoder(&self) -> Result<Gemma3Config> {
-        self.read(Component::TextEncoder, Gemma3Config::from_json)
+    pub fn text_encoder(&self) -> Result<Box<dyn TextEncoder>> {
+        self.read(Component::TextEncoder, families::text_encoder)
     }
 
     /// The connectors'.
@@ -165,8 +166,12 @@ impl ModelConfigs {
     /// # Errors
     /// What is wrong with the configuration or the sizes; as for the other programs.
     pub fn text_encoder_program(&self, rows: usize, tokens: usize, projected: bool, b: &Build) -> Result<Network> {
-        let connectors = if projected { Some(self.connectors()?) } else { None };
-        Ok(gemma3::program(&self.text_encoder()?, connectors.as_ref(), rows, tokens, b)?)
+        let encoder = self.text_encoder()?;
+        let connectors = projected.then(|| self.connectors()).transpose()?;
+        if let Some(c) = &connectors {
+            c.check_states(encoder.hidden_states())?;
+        }
+        Ok(encoder.program(connectors.as_ref(), rows, tokens, b)?)
     }
 
     /// Text to the transformer's contexts.

@@ -25,7 +25,7 @@ pub enum PipelineError {
     Sampling(#[from] crate::sampling::SamplingError),
     /// The tokenizer.
     #[error(transparent)]
-    Tokenizer(#[from] crate::models::gemma3::tokenizer::TokenizerError),
+    Tokenizer(#[from] crate::models::tokenizer::TokenizerError),
     /// Writing the result.
     #[error(transparent)]
     Media(#[from] crate::media::Error),

@@ -9,7 +9,7 @@ use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::origin::{self, Origin, Weights};
 use crate::config::Config;
-use crate::models::gemma3::tokenizer::Tokenizer;
+use crate::models::tokenizer::Tokenizer;
 use crate::request::ModelSizes;
 use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
@@ -69,12 +69,13 @@ impl Model {
             origin.name(),
             if tokenizer.is_some() { "" } else { ", tokenizer (bytes)" }
         );
-        let tokenizer = match &tokenizer {
-            Some(file) => Tokenizer::open(file.parent().unwrap_or(Path::new(".")))?,
-            None => Tokenizer::bytes()?,
-        };
         let parts = ModelConfigs::from(origin);
-        let vocabulary = parts.text_encoder()?.vocab_size;
+        let encoder = parts.text_encoder()?;
+        let tokenizer = match &tokenizer {
+            Some(file) => Tokenizer::open(file.parent().unwrap_or(Path::new(".")), encoder.tokenizer())?,
+            None => Tokenizer::bytes(encoder.tokenizer())?,
+        };
+        let vocabulary = encoder.vocab_size();
         if tokenizer.vocab_size() > vocabulary {
             let ids = tokenizer.vocab_size();
             let message = format!("the tokenizer has {ids} ids, the text encoder knows {vocabulary}");
@@ -116,7 +117,8 @@ impl Model {
             statistics(Component::AudioVae, audio.base_channels, 1.0)?,
         ];
         let tokenizer = source.tokenizer()?;
-        let tokenizer = Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")))?;
+        let tokenizer =
+            Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")), parts.text_encoder()?.tokenizer())?;
         Model::with(parts, tokenizer, statistics, Weights::Files(source.clone()))
     }
 

@@ -71,7 +71,7 @@ impl Programs {
     /// What is wrong with the model's configuration.
     pub fn stacked(&self, kind: ProgramKind) -> Result<usize> {
         match kind.row().part {
-            Component::TextEncoder => Ok(self.parts.text_encoder()?.layers.len()),
+            Component::TextEncoder => Ok(self.parts.text_encoder()?.layers()),
             _ => Ok(self.layers()),
         }
     }

@@ -217,9 +217,4 @@ impl Gemma3Config {
     pub fn kv_heads(&self) -> Heads {
         Heads { count: self.num_key_value_heads, dim: self.heads.dim }
     }
-
-    /// Hidden states: the embeddings and every layer's.
-    pub fn hidden_states(&self) -> usize {
-        self.layers.len() + 1
-    }
 }
