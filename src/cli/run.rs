@@ -15,6 +15,7 @@ use crate::pipeline::component::{Scalars, run_component};
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::executor::Executor;
 use crate::pipeline::loras::Loras;
+use crate::pipeline::parameters::check_files;
 use crate::pipeline::program_table::{ProgramKind, TABLE};
 use crate::pipeline::tensors;
 use crate::pipeline::{origin, setup};
@@ -106,6 +107,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let placed = Config { model, ..placed };
     let (origin, weights) = origin::of_run(&placed)?;
     let parts = ModelConfigs::from(origin);
+    check_files(&parts, &weights, [args.component.row().part])?;
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
     if args.component == ProgramKind::Transformer {
         setup::log_weights(weight_type, &weights)?;

@@ -7,12 +7,10 @@ pub use super::component_inputs::Scalars;
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::executor::{Executor, Inputs};
-use super::program_table::{ProgramKind, TABLE};
-use crate::hlo::{DType, Type};
+use super::program_table::ProgramKind;
 use crate::models::Network;
-use crate::nn::{Axis, Build, Init, Param, Source};
+use crate::nn::Build;
 use crate::tensor::Tensor;
-use crate::weights::Component;
 
 /// Runs one component.
 ///
@@ -51,29 +49,4 @@ fn check_shapes(network: &Network, inputs: &[(String, Tensor)]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Every parameter that any program of a part declares, and what only the host reads.
-///
-/// # Errors
-/// What is wrong with the configuration.
-pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>> {
-    let build = Build::new(DType::F32);
-    let component = part.folder();
-    let mut params: Vec<Param> = Vec::new();
-    for alone in TABLE.iter().filter(|row| row.part == part).filter_map(|row| row.alone.as_ref()) {
-        params.extend((alone.smallest)(configs, &build)?.params.into_iter().filter(|p| p.component == component));
-    }
-    if let Some(length) = configs.statistics_length(part)? {
-        let init = [("latents_mean", Init::normal(0.1)), ("latents_std", Init { mean: 1.0, std: 0.05 })];
-        params.extend(init.map(|(name, init)| Param {
-            component,
-            name: format!("{component}.{name}"),
-            ty: Type::new(DType::F32, vec![length]),
-            axes: vec![Axis::Channels],
-            source: Source::Stack { keys: vec![name.into()], shape: vec![length] },
-            init,
-        }));
-    }
-    Ok(params)
 }

@@ -55,7 +55,12 @@ impl ModelConfigs {
     }
 
     fn read<T>(&self, part: Component, parse: impl Fn(&Value) -> std::result::Result<T, ConfigError>) -> Result<T> {
-        Ok(parse(&self.origin.json(part)?)?)
+        parse(&self.origin.json(part)?).map_err(|e| self.wrong(part, e))
+    }
+
+    /// A part's configuration is wrong.
+    fn wrong(&self, part: Component, source: ConfigError) -> PipelineError {
+        PipelineError::Config { place: self.origin.config_place(part), source }
     }
 
     /// The same model with the transformer cut to its first `layers` blocks, to look at its programs. Their blocks are
@@ -126,13 +131,8 @@ impl ModelConfigs {
     /// As [`ModelConfigs::transformer`]; one line naming file and both sides.
     pub fn upsampler_between(&self, from: [usize; 4], to: [usize; 4]) -> Result<UpsamplerConfig> {
         let c = self.upsampler()?;
-        c.check_fit(from, to).map_err(|why| {
-            let place = match &self.origin {
-                Origin::Files(source) => source.config_path(Component::LatentUpsampler).display().to_string(),
-                Origin::Preset(preset) => preset.name.to_string(),
-            };
-            PipelineError::Input(format!("{place}: {why}"))
-        })?;
+        let place = || self.origin.config_place(Component::LatentUpsampler).display().to_string();
+        c.check_fit(from, to).map_err(|why| PipelineError::Input(format!("{}: {why}", place())))?;
         Ok(c)
     }
 
@@ -144,12 +144,12 @@ impl ModelConfigs {
         self.read(Component::Vae, video_vae::Geometry::from_json)
     }
 
-    /// Ratios and channels of the audio autoencoder.
+    /// The audio autoencoder's.
     ///
     /// # Errors
     /// As [`ModelConfigs::transformer`].
-    pub fn audio_vae(&self) -> Result<audio_vae::Geometry> {
-        self.read(Component::AudioVae, audio_vae::Geometry::from_json)
+    pub fn audio_vae(&self) -> Result<audio_vae::DecoderConfig> {
+        self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)
     }
 
     /// Sizes that requests are checked against.
@@ -169,7 +169,7 @@ impl ModelConfigs {
         let encoder = self.text_encoder()?;
         let connectors = projected.then(|| self.connectors()).transpose()?;
         if let Some(c) = &connectors {
-            c.check_states(encoder.hidden_states())?;
+            c.check_states(encoder.hidden_states()).map_err(|e| self.wrong(Component::Connectors, e))?;
         }
         Ok(encoder.program(connectors.as_ref(), rows, tokens, b)?)
     }
@@ -221,9 +221,8 @@ impl ModelConfigs {
     /// # Errors
     /// As [`ModelConfigs::text_encoder_program`].
     pub fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
-        let c = self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)?;
         let [n, _, l, m] = dims;
-        Ok(audio_vae::decoder_program(&c, [n, l, m], b)?)
+        Ok(audio_vae::decoder_program(&self.audio_vae()?, [n, l, m], b)?)
     }
 
     /// A mel spectrogram `[b, channels, frames, bins]` to samples, always in f32: bf16 is audible here.

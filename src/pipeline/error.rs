@@ -9,8 +9,13 @@ pub enum PipelineError {
     #[error(transparent)]
     Weights(#[from] crate::weights::WeightsError),
     /// The model's configuration.
-    #[error(transparent)]
-    Config(#[from] crate::models::ConfigError),
+    #[error("{}: {}", place.display(), source.message())]
+    Config {
+        /// The file, or the preset.
+        place: PathBuf,
+        /// What is wrong with it.
+        source: crate::models::ConfigError,
+    },
     /// The request's own configuration.
     #[error(transparent)]
     Request(#[from] crate::config::ConfigError),

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::component::parameters;
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::model::Component;
+use super::parameters::parameters;
 use crate::hlo::DType;
 use crate::models::presets::Preset;
 use crate::models::tokenizer::write_byte_tokenizer;

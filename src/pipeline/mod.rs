@@ -23,6 +23,7 @@ pub mod model;
 pub mod options;
 pub mod origin;
 pub mod packing;
+pub mod parameters;
 pub mod phase;
 pub mod processes;
 mod program_spec;

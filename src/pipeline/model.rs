@@ -1,6 +1,6 @@
 //! A model that requests can be made of: configurations, tokenizer, latent statistics, weights.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use serde_json::{Value, json};
@@ -97,6 +97,7 @@ impl Model {
     /// A missing or unusable part, by name.
     pub fn open(source: &Rc<ModelSource>) -> Result<Self> {
         source.require(needed_components())?;
+        source.refuse_unread()?;
         let parts = ModelConfigs::of(source);
         let (vae, audio) = (parts.video_vae()?, parts.audio_vae()?);
         // Headers are read now, so that a damaged file is found before anything has run.
@@ -124,10 +125,7 @@ impl Model {
 
     fn with(parts: ModelConfigs, tokenizer: Tokenizer, statistics: [Statistics; 2], weights: Weights) -> Result<Self> {
         let scheduler = parts.origin().json(Component::Scheduler)?.to_string();
-        let file = match parts.origin() {
-            Origin::Files(source) => source.config_path(Component::Scheduler),
-            Origin::Preset(preset) => PathBuf::from(preset.name),
-        };
+        let file = parts.origin().config_place(Component::Scheduler);
         let [video_statistics, audio_statistics] = statistics;
         Ok(Model {
             tokenizer,

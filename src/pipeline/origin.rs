@@ -2,6 +2,7 @@
 //! carries of it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use serde_json::Value;
@@ -45,6 +46,14 @@ impl Origin {
                 .config(part.folder())
                 .cloned()
                 .ok_or_else(|| PipelineError::Input(format!("preset '{}' has no '{}'", preset.name, part.folder()))),
+        }
+    }
+
+    /// Where a component's configuration is read from: a file, or a preset's name.
+    pub fn config_place(&self, part: Component) -> PathBuf {
+        match self {
+            Origin::Files(source) => source.config_path(part),
+            Origin::Preset(preset) => PathBuf::from(preset.name),
         }
     }
 

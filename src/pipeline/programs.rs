@@ -1,5 +1,7 @@
 //! The programs of a request, written without weights or a device: to compile them ahead of time and look at them.
 
+use std::collections::BTreeSet;
+
 use super::batch::videos_at_once;
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
@@ -94,6 +96,11 @@ impl Programs {
             Runs::Alone => false,
         };
         TABLE.iter().filter(runs).map(|row| row.kind)
+    }
+
+    /// The parts of the model that they read.
+    pub fn parts(&self) -> BTreeSet<Component> {
+        self.kinds().map(|kind| kind.row().part).collect()
     }
 
     /// Writes a program, the one that a run of the same configuration executes.

@@ -51,8 +51,12 @@ pub enum WeightsError {
     #[error("{}: tensor `{key}` has shape {got:?}, the model's configuration asks for {want:?}", path.display())]
     Shape { path: PathBuf, key: String, got: Vec<usize>, want: Vec<usize> },
     /// Tensors do not fit the model's declaration.
-    #[error("{}: the tensors of `{component}` do not fit its configuration: {summary}", path.display())]
-    Mismatch { path: PathBuf, component: String, summary: String },
+    #[error("{}: the tensors of the {component} do not fit its configuration: {summary}", path.display())]
+    Mismatch { path: PathBuf, component: Component, summary: String },
+    /// Tensors of a single file that no component reads.
+    #[error("{}: tensor `{key}`{} not read by any part of LTX-2.0 or LTX-2.3: the model may be newer than this program",
+        path.display(), if *others > 0 { format!(" and {others} more are") } else { " is".into() })]
+    Unread { path: PathBuf, key: String, others: usize },
     /// Tensors of one generation under a configuration of the other.
     #[error("{}: the {component} has `{tensor}` of LTX-{has}, but {} describes LTX-{wants}; take both from one model", path.display(), config.display())]
     Generation {

@@ -9,6 +9,9 @@ use super::Component;
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
 
+/// The key that tells transformers after LTX-2.3.
+pub(super) const KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
+
 /// A generation of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
@@ -31,6 +34,9 @@ impl Version {
     /// The generation that a transformer's configuration is of; none where it is of neither.
     pub fn of_transformer(config: &Value) -> Option<Self> {
         let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
+        if flag(KEYFRAMES, false) {
+            return None;
+        }
         // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
         match (flag("use_prompt_embeddings", true), flag("cross_attn_mod", false)) {
             (true, false) => Some(Version::V2_0),

@@ -95,7 +95,7 @@ fn the_single_file_s_configurations_are_the_folder_s() {
     let overrides = Overrides { text_encoder: Some(encoder.clone()), ..Overrides::default() };
     let single = ModelSource::open(path(&file), &overrides).expect("opens");
     let folder = ModelSource::open(TINY, &Overrides::default()).expect("opens");
-    assert_eq!(single.unused_keys(), ["vae.per_channel_statistics.mean-of-stds"]);
+    single.refuse_unread().expect("statistics of training are no error");
     // LTX-2.0 reads neither width; the rest is the reference's bookkeeping, or false in every published model.
     let unread = ["video_hidden_dim", "audio_hidden_dim", "_diffusers_version", "use_keyframes_abs_pos_embedding"];
     for c in [&IN_FILE[..], &[Component::Scheduler]].concat() {
@@ -280,6 +280,38 @@ fn damaged_files_end_a_run_with_one_line() {
     fails(&[path(&model)], &["transformer", shard, "truncated", &format!("the file has {}", bytes.len() - 9)]);
     fs::remove_file(&target).expect("removed");
     fails(&[path(&model)], &["transformer", shard, "is missing", "more tensors"]);
+}
+
+/// A newer model never runs as an older one.
+#[needs(cpu)]
+fn keys_and_tensors_that_nothing_reads_are_refused() {
+    let edits: [(&str, Value, &[&str]); 4] = [
+        ("transformer", json!({"use_keyframes_abs_pos_embedding": true}), &["use_keyframes_abs_pos_embedding = true"]),
+        ("vae", json!({"blend_tiles": 3}), &["blend_tiles = 3 is a key that this program does not know"]),
+        ("connectors", json!({"text_proj_in_factor": 7}), &["text_proj_in_factor = 7", "text encoder's hidden states"]),
+        ("text_encoder", json!({"model_type": "gemma4_unified"}), &["model_type = \"gemma4_unified\"", "only gemma3"]),
+    ];
+    for (component, keys, words) in edits {
+        let dir = TempDir::new().expect("a folder");
+        let model = damaged(dir.path(), component);
+        let config = model.join(component).join("config.json");
+        let mut json: Value = serde_json::from_slice(&fs::read(&config).expect("a file")).expect("JSON");
+        json.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+        fs::write(&config, json.to_string()).expect("written");
+        fails(&[path(&model)], &[&[path(&config)], words].concat());
+    }
+    let dir = TempDir::new().expect("a folder");
+    let model = damaged(dir.path(), "transformer");
+    let shard = model.join("transformer/diffusion_pytorch_model-00001-of-00003.safetensors");
+    let mut tensors = read(&shard);
+    let known = tensors["proj_in.weight"].clone();
+    tensors.insert("keyframes_abs_pos_embedding".into(), known);
+    write(&shard, &tensors, None);
+    let index = model.join("transformer/diffusion_pytorch_model.safetensors.index.json");
+    let mut json: Value = serde_json::from_slice(&fs::read(&index).expect("an index")).expect("JSON");
+    json["weight_map"]["keyframes_abs_pos_embedding"] = json!(shard.file_name().and_then(|n| n.to_str()));
+    fs::write(&index, json.to_string()).expect("written");
+    fails(&[path(&model)], &["transformer", "1 that nothing reads (keyframes_abs_pos_embedding)"]);
 }
 
 /// Makes every number the largest of bf16: sums of them are infinite.

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::models::config_keys::refuse_unread;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::Heads;
 
@@ -107,6 +108,7 @@ impl Default for File {
 
 /// Scaling of the frequencies. `type` is the older spelling of `rope_type`; some releases wrote both.
 #[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Scaling {
     rope_type: Option<String>,
     r#type: Option<String>,
@@ -116,6 +118,7 @@ struct Scaling {
 
 /// The newer spelling, by kind of layer.
 #[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Parameters {
     full_attention: Option<Scaling>,
     sliding_attention: Option<Scaling>,
@@ -136,7 +139,7 @@ impl Scaling {
     fn base(&self, theta: f64) -> Result<RopeBase, ConfigError> {
         let kind = self.rope_type.as_deref().unwrap_or("default");
         require(matches!(kind, "default" | "linear"), COMPONENT, "rope_type", kind, "default or linear")?;
-        let factor = if kind == "linear" { self.factor.unwrap_or_default() } else { 1.0 };
+        let factor = if kind == "linear" { self.factor.unwrap_or(0.0) } else { 1.0 };
         require(factor > 0.0, COMPONENT, "factor", self.factor, "a positive number where rope_type is linear")?;
         let theta = self.rope_theta.unwrap_or(theta);
         require(theta > 0.0, COMPONENT, "rope_theta", theta, "a positive number")?;
@@ -178,7 +181,13 @@ impl Gemma3Config {
     /// # Errors
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json.get("text_config").unwrap_or(json))?;
+        let f: File = match json.get("text_config") {
+            Some(text) => {
+                refuse_unread(COMPONENT, json, |key| key == "text_config")?;
+                parse_config(COMPONENT, text)?
+            }
+            None => parse_config(COMPONENT, json)?,
+        };
         let activation = f.hidden_activation.as_str();
         require(activation == "gelu_pytorch_tanh", COMPONENT, "hidden_activation", activation, "gelu_pytorch_tanh")?;
         require(
