@@ -13,9 +13,9 @@ use crate::hlo::DType;
 use crate::models::presets::Preset;
 use crate::models::tokenizer::write_byte_tokenizer;
 use crate::nn::Init;
-use crate::runtime::RuntimeError;
+use crate::runtime::{RuntimeError, random_tensor};
 use crate::tensor::Tensor;
-use crate::weights::{TensorSpec, random_tensor, write_component, write_json};
+use crate::weights::{TensorSpec, write_component, write_json};
 
 /// What was written.
 pub struct Written {
@@ -50,7 +50,7 @@ pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Writ
         write_component(dir, part, &config, specs, |spec| -> Result<Tensor> {
             let init = tensors.get(&spec.name).map_or(Init::normal(0.0), |(_, init)| *init);
             let name = format!("{}.{}", part.folder(), spec.name);
-            Ok(random_tensor(seed, &name, &spec.shape, spec.dtype, init.mean, init.std).map_err(RuntimeError::from)?)
+            Ok(random_tensor(seed, &name, &spec.shape, spec.dtype, init).map_err(RuntimeError::from)?)
         })?;
     }
     let scheduler = dir.join(Component::Scheduler.folder());

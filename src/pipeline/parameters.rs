@@ -20,7 +20,8 @@ pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>>
         params.extend((alone.smallest)(configs, &build)?.params.into_iter().filter(|p| p.component == component));
     }
     if let Some(length) = configs.statistics_length(part)? {
-        let init = [("latents_mean", Init::normal(0.1)), ("latents_std", Init { mean: 1.0, std: 0.05 })];
+        // As a model of random weights has them.
+        let init = [("latents_mean", Init::normal(0.0)), ("latents_std", Init { mean: 1.0, std: 0.0 })];
         params.extend(init.map(|(name, init)| Param {
             component,
             name: format!("{component}.{name}"),

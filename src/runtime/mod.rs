@@ -24,7 +24,7 @@ pub use engine::{
 };
 pub use module_store::{CompileKey, CompileOutcome, ModuleStore, StoredModule};
 pub use peak_matmul::{PeakMatmul, peak_matmul};
-pub use random::{RandomProgram, random_programs};
+pub use random::{RandomProgram, random_programs, random_tensor};
 pub use sharded_tensor::{Shard, ShardedTensor, shards};
 pub use target::{Compiled, OpenTarget, Target, UnknownTarget};
 pub use upload::{ParameterSource, Parameters, StoredTensor, device_bytes};

@@ -205,6 +205,29 @@ fn a_file_of_one_generation_with_a_configuration_of_the_other_is_one_error() {
     }
 }
 
+/// `init` writes the numbers that the devices make for random weights of the same seed.
+#[needs(cpu)]
+fn a_random_model_that_is_written_is_the_one_on_the_devices() {
+    let dir = TempDir::new().expect("a folder");
+    let written = dir.path().join("written");
+    let made = ltx2(dir.path(), &["init", "--preset", "nano", "--seed", "5", "--dtype", "f32", path(&written)]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let dumped = |name: &str, model: &[&str]| {
+        let dump = dir.path().join(format!("{name}.safetensors"));
+        let base = ["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--steps", "1"];
+        let size = ["--width", "64", "--height", "64", "--num-frames", "9", "--max-sequence-length", "128"];
+        let mp4 = dump.with_extension("mp4");
+        let out = ["--dump", path(&dump), "-o", path(&mp4)];
+        let done = ltx2(dir.path(), &[&base[..], &size, &out, &["--model"], model].concat());
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        read(&dump)
+    };
+    let files = dumped("files", &[path(&written)]);
+    let devices = dumped("devices", &["nano", "--weights", "random", "--set", "model.weights_seed=5"]);
+    assert!(files.keys().eq(devices.keys()));
+    files.iter().for_each(|(k, t)| assert!(*t == devices[k], "{k}"));
+}
+
 /// tiny_a by links, with `component` copied, so that it can be damaged.
 fn damaged(dir: &Path, component: &str) -> PathBuf {
     let model = dir.join("model");
