@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use super::args::{RunArgs, built, timed_job};
+use super::args::{RunArgs, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
 use super::{UsageError, log, print, tell};
@@ -58,7 +58,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.micro.micro {
         return bench_micro::run(config, &args.micro, args.runs.into(), args.json.as_deref());
     }
-    built(config)?;
     if !(args.tolerance.is_finite() && args.tolerance >= 0.0) {
         return Err(UsageError(format!("--tolerance {}: must be 0 or more, e.g. 0.1", args.tolerance)).into());
     }

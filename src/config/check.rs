@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::error::ConfigError;
 use super::layout;
-use super::schema::{AttentionKernel, Config, Pipeline, SamplerKind, Scales};
+use super::schema::{Config, Pipeline, SamplerKind, Scales};
 use super::tree::Tree;
 use crate::runtime::platform::Choice;
 
@@ -143,19 +143,6 @@ impl Config {
     pub fn scales(&self) -> [ResolvedScales; 2] {
         let (video, audio) = (&self.guidance.video, &self.guidance.audio);
         [ResolvedScales::new(video, audio), ResolvedScales::new(audio, video)]
-    }
-
-    /// What the configuration asks for and this version does not compute, in the words of its keys.
-    pub fn not_built(&self) -> Vec<String> {
-        let mut missing = Vec::new();
-        let mut need = |needed: bool, what: String| {
-            if needed {
-                missing.push(what);
-            }
-        };
-        let attention = self.runtime.attention;
-        need(attention == AttentionKernel::Chunked, "runtime.attention = chunked".into());
-        missing
     }
 }
 

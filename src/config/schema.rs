@@ -670,10 +670,8 @@ pub enum Numerics {
 pub enum AttentionKernel {
     /// What suits the platform.
     Auto,
-    /// Whole score matrices.
+    /// XLA's operations; queries go through in chunks where whole score matrices would be large.
     Plain,
-    /// Online softmax over pieces.
-    Chunked,
     /// cuDNN, on CUDA.
     Cudnn,
     /// Mosaic, on TPU.

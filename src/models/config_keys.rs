@@ -64,13 +64,26 @@ const INERT: [(&str, &[Inert]); 4] = [
     ("audio_vae", &[inert("in_channels"), inert("double_z"), ("is_causal", |value| *value == true), inert("dropout")]),
 ];
 
+/// Keys that transformers saves with any model: how it generates, classifies and returns.
+const TRANSFORMERS: &str = "add_cross_attention bad_words_ids begin_suppress_tokens chunk_size_feed_forward \
+     cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping \
+     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id \
+     forced_eos_token_id id2label is_decoder is_encoder_decoder label2id length_penalty max_length min_length \
+     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states \
+     output_scores prefix problem_type pruned_heads remove_invalid_values repetition_penalty return_dict \
+     return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss \
+     tie_encoder_decoder tokenizer_class top_k top_p torchscript typical_p use_bfloat16";
+
 /// Refuses keys that are neither `read` nor known to change no result.
 ///
 /// # Errors
 /// The first such key, with its value.
 pub fn refuse_unread(component: &'static str, json: &Value, read: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     let own = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, keys)| *keys);
-    let silent = |key: &str, value: &Value| own.clone().chain(&SAVED_BY).any(|(k, may)| *k == key && may(value));
+    let any = |key: &str| component == "text_encoder" && TRANSFORMERS.split_whitespace().any(|known| known == key);
+    let silent = |key: &str, value: &Value| {
+        any(key) || own.clone().chain(&SAVED_BY).any(|(known, may)| *known == key && may(value))
+    };
     let all = json.as_object().into_iter().flatten();
     match all.into_iter().find(|(key, value)| !read(key) && !silent(key, value)) {
         None => Ok(()),

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::gemma3::{self, Gemma3Config};
 use super::text_encoder::TextEncoder;
-use super::{ConfigError, require};
+use super::{ConfigError, unsupported};
 
 type Reader = fn(&Value) -> Result<Box<dyn TextEncoder>, ConfigError>;
 
@@ -21,7 +21,8 @@ fn gemma3(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
 /// A family that no code computes, by its `model_type`; what the family refuses.
 pub fn text_encoder(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
     let name = json.get("model_type").and_then(Value::as_str).unwrap_or("not given");
-    let family = FAMILIES.iter().find(|(known, _)| *known == name);
-    require(family.is_some(), gemma3::COMPONENT, "model_type", name, "gemma3")?;
-    family.map_or_else(|| gemma3(json), |(_, read)| read(json))
+    match FAMILIES.iter().find(|(known, _)| *known == name) {
+        Some((_, read)) => read(json),
+        None => Err(unsupported(gemma3::COMPONENT, "model_type", name, "gemma3")),
+    }
 }

@@ -146,11 +146,17 @@ pub fn require(
     value: impl std::fmt::Debug,
     supported: &'static str,
 ) -> std::result::Result<(), ConfigError> {
-    if ok {
-        Ok(())
-    } else {
-        Err(ConfigError::Unsupported { component, key: key.into(), value: format!("{value:?}"), supported })
-    }
+    if ok { Ok(()) } else { Err(unsupported(component, key, value, supported)) }
+}
+
+/// A value that no code computes.
+pub fn unsupported(
+    component: &'static str,
+    key: impl Into<Cow<'static, str>>,
+    value: impl std::fmt::Debug,
+    supported: &'static str,
+) -> ConfigError {
+    ConfigError::Unsupported { component, key: key.into(), value: format!("{value:?}"), supported }
 }
 
 #[cfg(test)]

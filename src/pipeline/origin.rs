@@ -149,8 +149,9 @@ impl Weights {
         let Weights::Files(source) = self else { return Ok("random numbers".into()) };
         let checkpoint = source.checkpoint(Component::Transformer)?;
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-        for name in checkpoint.names().filter(|n| n.starts_with("transformer_blocks.") && n.ends_with(".weight")) {
-            *counts.entry(checkpoint.dtype_name(name).unwrap_or_default()).or_default() += 1;
+        let is_block = |name: &str| name.starts_with("transformer_blocks.") && name.ends_with(".weight");
+        for (_, dtype, _) in checkpoint.headers().filter(|(name, ..)| is_block(name)) {
+            *counts.entry(dtype).or_default() += 1;
         }
         let mut parts: Vec<String> =
             counts.iter().map(|(dtype, count)| format!("{count} tensors of {dtype}")).collect();

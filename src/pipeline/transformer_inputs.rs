@@ -34,7 +34,7 @@ pub(super) fn transformer(given: &mut Given) -> Result<Ready> {
     let self_mask = given.optional("video_self_attention_mask");
     let perturbation = given.optional("perturbation_mask");
     let (video_coords, audio_coords) = coords(c, given, tokens)?;
-    let stg: Vec<usize> = given.scalar("stg_blocks")?.unwrap_or_default();
+    let stg: Option<Vec<usize>> = given.scalar("stg_blocks")?;
     let shape = ForwardShape {
         batch,
         tokens,
@@ -47,7 +47,7 @@ pub(super) fn transformer(given: &mut Given) -> Result<Ready> {
         cross: cross_timestep(given)?,
         isolate: given.scalar("isolate_modalities")?.unwrap_or(false),
         // Without `perturbed_attn` the reference's attention does not know the mask.
-        stg_blocks: if c.perturbed_attn { stg } else { Vec::new() },
+        stg_blocks: stg.filter(|_| c.perturbed_attn).unwrap_or_default(),
     };
     let named =
         |[video, audio]: [&'static str; 2], [v, a]: [Tensor; 2]| [(video.to_string(), v), (audio.to_string(), a)];

@@ -325,6 +325,11 @@ impl Checkpoint {
         self.tensors.get(name).map(|e| e.dtype.to_string().to_lowercase())
     }
 
+    /// Every tensor's name, element type as the file spells it, and shape; sorted by name.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, String, &[usize])> {
+        self.tensors.iter().map(|(name, e)| (name.as_str(), e.dtype.to_string().to_lowercase(), &*e.shape))
+    }
+
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|e| e.range.len() as u64).sum()

@@ -154,7 +154,7 @@ fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
     let audio = audio_vae(Section::new(path, config, "audio_vae"));
     let levels = audio["ch_mult"].as_array().map_or(3, Vec::len).max(1);
     let spatial = &factors["spatial_compression_ratio"];
-    let mut out = json!({
+    let out = json!({
         "_class_name": "LTX2VideoTransformer3DModel",
         "in_channels": t.or("in_channels", 128),
         "out_channels": t.or("out_channels", 128),
@@ -208,12 +208,9 @@ fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
         "audio_ff_bias": t.or("audio_ff_bias", true),
         "use_prompt_adaln_single": t.or("use_prompt_adaln_single", true),
     });
-    if let Value::Object(map) = &mut out {
-        map.extend(
-            [audio_part, shared].iter().filter_map(Value::as_object).flatten().map(|(k, v)| (k.clone(), v.clone())),
-        );
-    }
-    Ok(out)
+    let mut out = object(out);
+    out.extend(object(audio_part).into_iter().chain(object(shared)));
+    Ok(out.into())
 }
 
 fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value, WeightsError> {
@@ -322,7 +319,14 @@ fn generator(s: Section, channels: usize, last: Value) -> Result<Map<String, Val
         "final_act_fn": last,
         "final_bias": s.or("use_bias_at_final", true),
     });
-    Ok(values.as_object().cloned().unwrap_or_default())
+    Ok(object(values))
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        other => unreachable!("{other} is written as an object here"),
+    }
 }
 
 fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
@@ -361,7 +365,7 @@ fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
 
 /// The single files do not describe the schedule in diffusers' words; distilled models are told by their name.
 fn scheduler(path: &Path, s: Section) -> Value {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().to_lowercase());
     let distilled = name.contains("distilled");
     json!({
         "_class_name": "FlowMatchEulerDiscreteScheduler",

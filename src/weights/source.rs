@@ -309,10 +309,7 @@ impl ModelSource {
                 continue;
             }
             let checkpoint = self.checkpoint(component)?;
-            for name in checkpoint.names() {
-                let dtype = checkpoint.dtype_name(name).unwrap_or_default();
-                add(format!("{name} {dtype} {:?}", checkpoint.shape(name).unwrap_or_default()));
-            }
+            checkpoint.headers().for_each(|(name, dtype, shape)| add(format!("{name} {dtype} {shape:?}")));
             checkpoint.files().for_each(|(_, size)| add(size.to_string()));
         }
         Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
@@ -325,7 +322,7 @@ impl SingleFile {
             return self.keys.rename(component, key);
         }
         // A file of its own, whose names are the same in both layouts.
-        let first = key.split('.').next().unwrap_or_default();
+        let first = key.split_once('.').map_or(key, |(first, _)| first);
         UPSAMPLER_MODULES.contains(&first).then(|| key.to_string())
     }
 }

@@ -70,9 +70,7 @@ pub fn validate<'a>(
                     report.matched += 1;
                     report.bytes += view.bytes().len() as u64;
                 }
-                Err(_) => {
-                    report.wrong_dtype.push((name.into(), checkpoint.dtype_name(name).unwrap_or_default()));
-                }
+                Err(_) => report.wrong_dtype.extend(checkpoint.dtype_name(name).map(|dtype| (name.into(), dtype))),
             },
         }
     }

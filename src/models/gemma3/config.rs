@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::models::config_keys::refuse_unread;
-use crate::models::{ConfigError, parse_config, require};
+use crate::models::{ConfigError, parse_config, require, unsupported};
 use crate::nn::Heads;
 
 /// The model folder's name.
@@ -139,8 +139,11 @@ impl Scaling {
     fn base(&self, theta: f64) -> Result<RopeBase, ConfigError> {
         let kind = self.rope_type.as_deref().unwrap_or("default");
         require(matches!(kind, "default" | "linear"), COMPONENT, "rope_type", kind, "default or linear")?;
-        let factor = if kind == "linear" { self.factor.unwrap_or(0.0) } else { 1.0 };
-        require(factor > 0.0, COMPONENT, "factor", self.factor, "a positive number where rope_type is linear")?;
+        let factor = if kind == "linear" { self.factor } else { Some(1.0) };
+        let Some(factor) = factor.filter(|factor| *factor > 0.0) else {
+            let supported = "a positive number where rope_type is linear";
+            return Err(unsupported(COMPONENT, "factor", self.factor, supported));
+        };
         let theta = self.rope_theta.unwrap_or(theta);
         require(theta > 0.0, COMPONENT, "rope_theta", theta, "a positive number")?;
         Ok(RopeBase { theta, factor })

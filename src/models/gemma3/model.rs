@@ -41,10 +41,10 @@ impl TextEncoder for Gemma3Config {
     }
 }
 
-/// As [`TextEncoder::program`].
+/// Program of the text encoder, see [`TextEncoder::program`].
 ///
 /// # Errors
-/// As there.
+/// The first mistake made while building, with op, scope and shapes.
 pub fn program(
     c: &Gemma3Config,
     connectors: Option<&ConnectorsConfig>,

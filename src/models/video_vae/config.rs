@@ -364,7 +364,7 @@ impl EncoderConfig {
             latent_channels: f.latent_channels,
             stages,
             mid_channels: width,
-            mid_layers: f.layers_per_block.last().copied().unwrap_or_default(),
+            mid_layers: *f.layers_per_block.last().ok_or_else(|| form("layers_per_block is empty".into()))?,
             patch_size: f.patch_size,
             causal: f.encoder_causal,
             padding: f.encoder_spatial_padding_mode,
