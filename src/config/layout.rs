@@ -100,7 +100,7 @@ impl LayoutSource {
 /// Virtual devices that a mesh with an open size is padded to.
 const VIRTUAL_DEVICES: usize = 8;
 
-/// The layout that [`Config::settled`] decides.
+/// The layout that [`Config::resolve_auto_layout`] decides.
 pub const AUTO: &str = "auto";
 
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
@@ -299,7 +299,7 @@ impl Config {
     ///
     /// Of two H200s guidance branches apart are the fastest, of four these and the video's tokens in two
     /// (benchmarks/h200.md).
-    pub fn settled(&self, platform: &str, devices: usize, branches: usize) -> Config {
+    pub fn resolve_auto_layout(&self, platform: &str, devices: usize, branches: usize) -> Config {
         if self.layout != AUTO {
             return self.clone();
         }

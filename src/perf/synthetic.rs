@@ -90,7 +90,7 @@ impl Denoising {
         self.steps.program()
     }
 
-    /// Inputs, beside the latents, of a call of the first `steps` steps, or of the first where a call takes one.
+    /// Inputs, apart from the latents, of a call of the first `steps` steps, or of the first where a call takes one.
     pub fn steps(&self, executor: &Executor, steps: usize) -> Result<Inputs<'static>> {
         let (noise, evaluations) = match self.sampler {
             Sampler::Euler => (None, steps),

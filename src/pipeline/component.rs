@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::component_inputs::Given;
+use super::component_inputs::ReferenceArguments;
 pub use super::component_inputs::Scalars;
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
@@ -27,7 +27,7 @@ pub fn run_component(
     let name = kind.name();
     let alone = kind.row().alone.as_ref();
     let alone = alone.ok_or_else(|| PipelineError::Usage(format!("program '{name}' does not run alone")))?;
-    let mut given = Given::new(configs, build, tensors, scalars, alone.scalars)?;
+    let mut given = ReferenceArguments::new(configs, build, tensors, scalars, alone.scalars)?;
     let (network, inputs) = (alone.inputs)(&mut given)?;
     given.finish()?;
     check_shapes(&network, &inputs)?;

@@ -14,7 +14,7 @@ use crate::nn::Build;
 use crate::tensor::Tensor;
 use crate::weights::Component;
 
-/// Scalars beside the tensors, by the names of the component's row in the table; of the vocoder `clamp`, whether LTX-2.3's
+/// Scalars of the reference's call, by the names of the component's row in the table; of the vocoder `clamp`, whether LTX-2.3's
 /// limits the first of its stages.
 pub type Scalars = BTreeMap<String, serde_json::Value>;
 
@@ -25,7 +25,7 @@ pub(super) type Named = Vec<(String, Tensor)>;
 pub(super) type Ready = (Network, Named);
 
 /// Arguments of a component: tensors, each taken once, and scalars.
-pub(super) struct Given<'a> {
+pub(super) struct ReferenceArguments<'a> {
     pub configs: &'a ModelConfigs,
     pub build: &'a Build,
     tensors: BTreeMap<String, Tensor>,
@@ -33,7 +33,7 @@ pub(super) struct Given<'a> {
     known: Vec<&'static str>,
 }
 
-impl<'a> Given<'a> {
+impl<'a> ReferenceArguments<'a> {
     /// Fails on a scalar that is not among `known`.
     pub fn new(
         configs: &'a ModelConfigs,
@@ -46,7 +46,7 @@ impl<'a> Given<'a> {
             let all = if known.is_empty() { "none".into() } else { known.join(", ") };
             return Err(PipelineError::Input(format!("--set {k} is unknown to this component; it takes {all}")));
         }
-        Ok(Given { configs, build, tensors, scalars, known: Vec::new() })
+        Ok(ReferenceArguments { configs, build, tensors, scalars, known: Vec::new() })
     }
 
     pub fn optional(&mut self, name: &'static str) -> Option<Tensor> {
@@ -99,7 +99,7 @@ fn dims<const N: usize>(t: &Tensor) -> [usize; N] {
     std::array::from_fn(|i| t.shape()[i])
 }
 
-pub(super) fn text_encoder(given: &mut Given) -> Result<Ready> {
+pub(super) fn text_encoder(given: &mut ReferenceArguments) -> Result<Ready> {
     let ids = given.ranked("input_ids", 2)?;
     let mask = match given.optional("attention_mask") {
         Some(mask) => mask,
@@ -112,7 +112,7 @@ pub(super) fn text_encoder(given: &mut Given) -> Result<Ready> {
     Ok((network, vec![("input_ids".into(), ids), ("attention_mask".into(), mask)]))
 }
 
-pub(super) fn connectors(given: &mut Given) -> Result<Ready> {
+pub(super) fn connectors(given: &mut ReferenceArguments) -> Result<Ready> {
     let configs = given.configs;
     let (embeds, projected) = match given.optional("prompt_embeds") {
         // The reference calls the stack of hidden states so too.
@@ -151,11 +151,11 @@ pub(super) fn connectors(given: &mut Given) -> Result<Ready> {
     Ok((network, inputs))
 }
 
-pub(super) fn video_encoder(given: &mut Given) -> Result<Ready> {
+pub(super) fn video_encoder(given: &mut ReferenceArguments) -> Result<Ready> {
     given.only("video", ModelConfigs::video_encoder_program)
 }
 
-pub(super) fn video_decoder(given: &mut Given) -> Result<Ready> {
+pub(super) fn video_decoder(given: &mut ReferenceArguments) -> Result<Ready> {
     let (network, mut inputs) = given.only("latents", |configs, dims: [usize; 5], build| {
         configs.video_decoder_program(dims, Pixels::Values, build)
     })?;
@@ -165,17 +165,17 @@ pub(super) fn video_decoder(given: &mut Given) -> Result<Ready> {
     Ok((network, inputs))
 }
 
-pub(super) fn audio_decoder(given: &mut Given) -> Result<Ready> {
+pub(super) fn audio_decoder(given: &mut ReferenceArguments) -> Result<Ready> {
     given.only("latents", ModelConfigs::audio_decoder_program)
 }
 
-pub(super) fn vocoder(given: &mut Given) -> Result<Ready> {
+pub(super) fn vocoder(given: &mut ReferenceArguments) -> Result<Ready> {
     let clamp = given.scalar("clamp")?.unwrap_or(true);
     given.only("mel", |configs, dims: [usize; 4], build| {
         configs.clone().with_vocoder_clamp(clamp).vocoder_program(dims, build)
     })
 }
 
-pub(super) fn upsampler(given: &mut Given) -> Result<Ready> {
+pub(super) fn upsampler(given: &mut ReferenceArguments) -> Result<Ready> {
     given.only("latents", ModelConfigs::upsampler_program)
 }

@@ -38,6 +38,7 @@ impl From<Origin> for ModelConfigs {
     }
 }
 
+/// Each fails by a missing file, a key that is wrong, unknown or not computed; programs also by sizes.
 impl ModelConfigs {
     /// Of a model on disk.
     pub fn of(source: &Rc<ModelSource>) -> Self {
@@ -84,9 +85,6 @@ impl ModelConfigs {
     }
 
     /// The transformer's.
-    ///
-    /// # Errors
-    /// A missing file, a key that is wrong or not computed; as for the other parts.
     pub fn transformer(&self) -> Result<TransformerConfig> {
         let mut c = self.read(Component::Transformer, TransformerConfig::from_json)?;
         c.num_layers = self.layers.unwrap_or(c.num_layers).min(c.num_layers);
@@ -94,33 +92,21 @@ impl ModelConfigs {
     }
 
     /// The text encoder's.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
     pub fn text_encoder(&self) -> Result<Box<dyn TextEncoder>> {
         self.read(Component::TextEncoder, families::text_encoder)
     }
 
     /// The connectors'.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
     pub fn connectors(&self) -> Result<ConnectorsConfig> {
         self.read(Component::Connectors, ConnectorsConfig::from_json)
     }
 
     /// The vocoder's.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
     pub fn vocoder(&self) -> Result<VocoderConfig> {
         Ok(self.read(Component::Vocoder, VocoderConfig::from_json)?.with_clamp(self.vocoder_clamp))
     }
 
     /// The latent upsampler's.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
     pub fn upsampler(&self) -> Result<UpsamplerConfig> {
         self.read(Component::LatentUpsampler, UpsamplerConfig::from_json)
     }
@@ -128,7 +114,7 @@ impl ModelConfigs {
     /// The latent upsampler's, where it makes latents `to` of latents `from`, both `[channels, frames, rows, columns]`.
     ///
     /// # Errors
-    /// As [`ModelConfigs::transformer`]; one line naming file and both sides.
+    /// Sizes that do not fit, in one line naming file and both sides.
     pub fn upsampler_between(&self, from: [usize; 4], to: [usize; 4]) -> Result<UpsamplerConfig> {
         let c = self.upsampler()?;
         let place = || self.origin.config_place(Component::LatentUpsampler).display().to_string();
@@ -137,17 +123,11 @@ impl ModelConfigs {
     }
 
     /// Ratios and channels of the video autoencoder.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
     pub fn video_vae(&self) -> Result<video_vae::Geometry> {
         self.read(Component::Vae, video_vae::Geometry::from_json)
     }
 
     /// The audio autoencoder's.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
     pub fn audio_vae(&self) -> Result<audio_vae::DecoderConfig> {
         self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)
     }
@@ -162,9 +142,6 @@ impl ModelConfigs {
     }
 
     /// Prompts `[rows, tokens]` to `prompt_embeds`: projected, or the stack of hidden states.
-    ///
-    /// # Errors
-    /// What is wrong with the configuration or the sizes; as for the other programs.
     pub fn text_encoder_program(&self, rows: usize, tokens: usize, projected: bool, b: &Build) -> Result<Network> {
         let encoder = self.text_encoder()?;
         let connectors = projected.then(|| self.connectors()).transpose()?;
@@ -175,9 +152,6 @@ impl ModelConfigs {
     }
 
     /// Text to the transformer's contexts.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
     pub fn connectors_program(
         &self,
         rows: usize,
@@ -189,27 +163,18 @@ impl ModelConfigs {
     }
 
     /// The connectors' tables, by input name.
-    ///
-    /// # Errors
-    /// What is wrong with the configuration.
     pub fn connectors_inputs(&self, tokens: usize) -> Result<Vec<(String, Tensor)>> {
         Ok(connectors::host_inputs(&self.connectors()?, tokens))
     }
 
-    /// Latents `[b, c, f, h, w]` to pictures, as `pixels` says.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
+    /// Latents `[b, c, f, h, w]` to frames, as `pixels` says.
     pub fn video_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, video_vae::DecoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, b)?)
     }
 
-    /// Pictures `[b, c, f, h, w]` to latents.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
+    /// Frames `[b, c, f, h, w]` to latents.
     pub fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, video_vae::EncoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
@@ -217,34 +182,22 @@ impl ModelConfigs {
     }
 
     /// Latents `[b, c, l, m]` to a mel spectrogram.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
     pub fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
         let [n, _, l, m] = dims;
         Ok(audio_vae::decoder_program(&self.audio_vae()?, [n, l, m], b)?)
     }
 
     /// A mel spectrogram `[b, channels, frames, bins]` to samples, always in f32: bf16 is audible here.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
     pub fn vocoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
         Ok(vocoder::vocoder_program(&self.vocoder()?, dims, &b.with_dtype(DType::F32))?)
     }
 
     /// Un-normalised latents `[b, c, f, h, w]` to latents of more rows and columns, or frames.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
     pub fn upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
         Ok(upsampler::program(&self.upsampler()?, [n, f, h, w], b)?)
     }
 
     /// Channels of a part's latent statistics, which the host reads and no program declares; none where it has none.
-    ///
-    /// # Errors
-    /// What is wrong with the configuration.
     pub fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
         Ok(match part {
             Component::Vae => Some(self.video_vae()?.latent_channels),

@@ -45,7 +45,7 @@ impl Model {
     /// The model of a configuration, with weights as it says.
     ///
     /// # Errors
-    /// As [`Model::open`] and [`Model::random`].
+    /// Those of [`Model::open`] and [`Model::random`].
     pub fn of(config: &Config) -> Result<Self> {
         let model = match origin::of_run(config)? {
             (_, Weights::Files(source)) => Model::open(&source),

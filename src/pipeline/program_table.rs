@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use clap::builder::PossibleValue;
 
-use super::component_inputs::{self as inputs, Given, Ready};
+use super::component_inputs::{self as inputs, Ready, ReferenceArguments};
 use super::configs::ModelConfigs;
 use super::error::Result;
 use super::program_spec::{self as spec, ProgramSpec};
@@ -48,19 +48,19 @@ pub(super) enum Runs {
 }
 
 /// How a program runs without the others, on the reference's arguments.
-pub struct Alone {
+pub struct SingleRun {
     /// Tensors in and out, for the command line.
     pub help: &'static str,
     /// Scalars it takes.
     pub(super) scalars: &'static [&'static str],
     /// Program and inputs of the arguments.
-    pub(super) inputs: fn(&mut Given) -> Result<Ready>,
+    pub(super) inputs: fn(&mut ReferenceArguments) -> Result<Ready>,
     /// The smallest program that declares all parameters.
     pub(super) smallest: fn(&ModelConfigs, &Build) -> Result<Network>,
 }
 
 /// A program's row.
-pub struct Row {
+pub struct ProgramRow {
     /// Identity.
     pub kind: ProgramKind,
     /// Name in sidecars, reports and JSON; with hyphens on the command line.
@@ -77,13 +77,13 @@ pub struct Row {
     pub(super) runs: Runs,
     pub(super) write: fn(&ProgramSpec) -> Result<Network>,
     /// How `ltx2 run` runs it, where it does.
-    pub alone: Option<Alone>,
+    pub alone: Option<SingleRun>,
 }
 
 /// All programs, at the places of their kinds.
-pub static TABLE: [Row; 12] = [
-    Row {
-        alone: Some(Alone {
+pub static TABLE: [ProgramRow; 12] = [
+    ProgramRow {
+        alone: Some(SingleRun {
             help: "`input_ids`, `attention_mask` to `prompt_embeds`",
             scalars: &["output_hidden_states"],
             inputs: inputs::text_encoder,
@@ -97,8 +97,8 @@ pub static TABLE: [Row; 12] = [
             spec::text_encoder,
         )
     },
-    Row {
-        alone: Some(Alone {
+    ProgramRow {
+        alone: Some(SingleRun {
             help: "`prompt_embeds` or `text_encoder_hidden_states`, `attention_mask` to `video`, `audio`",
             scalars: &[],
             inputs: inputs::connectors,
@@ -112,10 +112,10 @@ pub static TABLE: [Row; 12] = [
             spec::connectors,
         )
     },
-    Row {
+    ProgramRow {
         phase: ProgramKind::Denoise,
         runs: Runs::Images,
-        alone: Some(Alone {
+        alone: Some(SingleRun {
             help: "`video` to `latents`",
             scalars: &[],
             inputs: inputs::video_encoder,
@@ -126,7 +126,7 @@ pub static TABLE: [Row; 12] = [
         }),
         ..row(ProgramKind::VideoEncoder, "video_encoder", "Frames to latents", Component::Vae, spec::video_encoder)
     },
-    Row {
+    ProgramRow {
         phase: ProgramKind::Denoise,
         has_blocks: true,
         ..row(
@@ -137,7 +137,7 @@ pub static TABLE: [Row; 12] = [
             spec::prepare,
         )
     },
-    Row {
+    ProgramRow {
         has_blocks: true,
         ..row(
             ProgramKind::Denoise,
@@ -147,9 +147,9 @@ pub static TABLE: [Row; 12] = [
             spec::denoise,
         )
     },
-    Row {
+    ProgramRow {
         runs: Runs::TwoPasses,
-        alone: Some(Alone {
+        alone: Some(SingleRun {
             help: "`latents` to larger `latents`, both un-normalised",
             scalars: &[],
             inputs: inputs::upsampler,
@@ -163,7 +163,7 @@ pub static TABLE: [Row; 12] = [
             spec::upsampler,
         )
     },
-    Row {
+    ProgramRow {
         phase: ProgramKind::Refine,
         has_blocks: true,
         // Both passes encode image conditioning at their own sizes.
@@ -177,15 +177,15 @@ pub static TABLE: [Row; 12] = [
             spec::prepare,
         )
     },
-    Row {
+    ProgramRow {
         has_blocks: true,
         last_pass: true,
         runs: Runs::TwoPasses,
         ..row(ProgramKind::Refine, "refine", "Denoising loop of the second pass", Component::Transformer, spec::denoise)
     },
-    Row {
+    ProgramRow {
         last_pass: true,
-        alone: Some(Alone {
+        alone: Some(SingleRun {
             help: "`latents` to `video`",
             scalars: &[],
             inputs: inputs::video_decoder,
@@ -193,8 +193,8 @@ pub static TABLE: [Row; 12] = [
         }),
         ..row(ProgramKind::VideoDecoder, "video_decoder", "Latents to frames", Component::Vae, spec::video_decoder)
     },
-    Row {
-        alone: Some(Alone {
+    ProgramRow {
+        alone: Some(SingleRun {
             help: "`latents` to `mel`",
             scalars: &[],
             inputs: inputs::audio_decoder,
@@ -208,9 +208,9 @@ pub static TABLE: [Row; 12] = [
             spec::audio_decoder,
         )
     },
-    Row {
+    ProgramRow {
         phase: ProgramKind::AudioDecoder,
-        alone: Some(Alone {
+        alone: Some(SingleRun {
             help: "`mel` to `audio`",
             scalars: &["clamp"],
             inputs: inputs::vocoder,
@@ -219,10 +219,10 @@ pub static TABLE: [Row; 12] = [
         }),
         ..row(ProgramKind::Vocoder, "vocoder", "Mel spectrogram to samples", Component::Vocoder, spec::vocoder)
     },
-    Row {
+    ProgramRow {
         has_blocks: true,
         runs: Runs::Alone,
-        alone: Some(Alone {
+        alone: Some(SingleRun {
             help: "`hidden_states`, `encoder_hidden_states`, `timestep` … to `video`, `audio`",
             scalars: transformer_inputs::SCALARS,
             inputs: transformer_inputs::transformer,
@@ -253,14 +253,14 @@ const fn row(
     help: &'static str,
     part: Component,
     write: fn(&ProgramSpec) -> Result<Network>,
-) -> Row {
+) -> ProgramRow {
     let (has_blocks, last_pass, runs) = (false, false, Runs::Always);
-    Row { kind, name, help, part, phase: kind, has_blocks, last_pass, runs, write, alone: None }
+    ProgramRow { kind, name, help, part, phase: kind, has_blocks, last_pass, runs, write, alone: None }
 }
 
 impl ProgramKind {
     /// Its row.
-    pub fn row(self) -> &'static Row {
+    pub fn row(self) -> &'static ProgramRow {
         &TABLE[self as usize]
     }
 

@@ -8,7 +8,7 @@ use super::error::{PipelineError, Result};
 use super::origin::Origin;
 use super::program_spec::ProgramSpec;
 pub use super::program_table::ProgramKind;
-use super::program_table::{Row, Runs, TABLE};
+use super::program_table::{ProgramRow, Runs, TABLE};
 use crate::config::{Config, Job};
 use crate::models::Network;
 use crate::nn::Build;
@@ -81,7 +81,7 @@ impl Programs {
     /// Writes every program of a run, so that a layout that does not fit is found before anything has run.
     ///
     /// # Errors
-    /// As [`Programs::network`].
+    /// Those of [`Programs::network`].
     pub fn check(&self, build: &Build) -> Result<()> {
         self.kinds().try_for_each(|kind| self.network(kind, build).map(drop))
     }
@@ -89,7 +89,7 @@ impl Programs {
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
         let (two_passes, images) = (self.second.is_some(), !self.first.images.is_empty());
-        let runs = move |row: &&Row| match row.runs {
+        let runs = move |row: &&ProgramRow| match row.runs {
             Runs::Always => true,
             Runs::TwoPasses => two_passes,
             Runs::Images => images,

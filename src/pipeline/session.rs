@@ -43,7 +43,7 @@ impl Session {
     /// The same, with programs whose trace tells their operations apart.
     ///
     /// # Errors
-    /// As [`Session::start`].
+    /// Those of [`Session::start`].
     pub fn start_traceable(config: &Config, model: Model, group: Option<&Arc<Group>>) -> Result<Self> {
         let options = EngineOptions { traceable: true, ..setup::engine_options(config) };
         Session::start_with(config, model, group, options)

@@ -2,7 +2,7 @@
 
 use ndarray::{Array1, Array4, Axis as Dim, Ix4};
 
-use super::component_inputs::{Given, Named, Ready};
+use super::component_inputs::{Named, Ready, ReferenceArguments};
 use super::error::{PipelineError, Result};
 use crate::av::Av;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
@@ -23,7 +23,7 @@ pub(super) const SCALARS: &[&str] = &[
     "stg_blocks",
 ];
 
-pub(super) fn transformer(given: &mut Given) -> Result<Ready> {
+pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
     let c = &given.configs.transformer()?;
     let hidden = [given.ranked("hidden_states", 3)?, given.ranked("audio_hidden_states", 3)?];
     let text = [given.ranked("encoder_hidden_states", 3)?, given.ranked("audio_encoder_hidden_states", 3)?];
@@ -67,7 +67,7 @@ pub(super) fn transformer(given: &mut Given) -> Result<Ready> {
     Ok((transformer::program(c, &shape, given.build)?, inputs))
 }
 
-fn cross_timestep(given: &Given) -> Result<CrossTimestep> {
+fn cross_timestep(given: &ReferenceArguments) -> Result<CrossTimestep> {
     match given.scalar::<String>("cross_timestep")?.as_deref() {
         Some("own") => Ok(CrossTimestep::Own),
         Some("cross") => Ok(CrossTimestep::Cross),
@@ -79,7 +79,7 @@ fn cross_timestep(given: &Given) -> Result<CrossTimestep> {
 }
 
 /// Timesteps and scalar noise levels of both streams, and whether their timesteps are one per token.
-fn noise_levels(given: &mut Given, batch: usize, tokens: Av<usize>) -> Result<(Named, Av<bool>)> {
+fn noise_levels(given: &mut ReferenceArguments, batch: usize, tokens: Av<usize>) -> Result<(Named, Av<bool>)> {
     let (video, per_token) = timesteps(given.required("timestep")?, batch, tokens.video, "timestep")?;
     let (audio, audio_per_token) = match given.optional("audio_timestep") {
         Some(t) => timesteps(t, batch, tokens.audio, "audio_timestep")?,
@@ -130,12 +130,16 @@ fn largest(t: &Tensor) -> Tensor {
 }
 
 /// Token bounds `[b, axes, tokens, 2]` of both streams, as given or derived from the latent sizes.
-fn coords(c: &TransformerConfig, given: &mut Given, tokens: Av<usize>) -> Result<(Array4<f32>, Array4<f32>)> {
+fn coords(
+    c: &TransformerConfig,
+    given: &mut ReferenceArguments,
+    tokens: Av<usize>,
+) -> Result<(Array4<f32>, Array4<f32>)> {
     let grid = |t: Tensor, name: &str| -> Result<Array4<f32>> {
         let message = format!("input '{name}' must be [b, axes, tokens, 2], has shape {:?}", t.shape());
         t.to_f32().into_dimensionality::<Ix4>().map_err(|_| PipelineError::Input(message))
     };
-    let need = |given: &Given, name: &str| -> Result<usize> {
+    let need = |given: &ReferenceArguments, name: &str| -> Result<usize> {
         let message = || format!("give input 'video_coords', or --set {name} in latent units");
         given.scalar(name)?.ok_or_else(|| PipelineError::Input(message()))
     };

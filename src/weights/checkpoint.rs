@@ -309,7 +309,7 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
-    /// The tensor that the 8-bit floats of `name` are multiplied by, where there is one beside them: `….weight_scale`,
+    /// The dequantization scale of the 8-bit floats of `name`, where there is one: `….weight_scale`,
     /// as Lightricks' files have it.
     pub fn scale_of(&self, name: &str) -> Option<String> {
         Some(format!("{name}_scale")).filter(|n| self.contains(n))

@@ -39,13 +39,13 @@ impl Component {
         Component::Vocoder,
     ];
 
-    const fn row(self) -> &'static Row {
-        &ROWS[self as usize]
+    const fn facts(self) -> &'static Facts {
+        &FACTS[self as usize]
     }
 
     /// The folder's name: `transformer`, `audio_vae` …
     pub const fn folder(self) -> &'static str {
-        self.row().folder
+        self.facts().folder
     }
 
     /// The component of a folder's name.
@@ -55,28 +55,28 @@ impl Component {
 
     /// The configuration's file name inside the folder.
     pub const fn config_file(self) -> &'static str {
-        self.row().config_file
+        self.facts().config_file
     }
 
     /// The start of its weight files' names; none when it has no weights.
     pub const fn weights_stem(self) -> Option<&'static str> {
-        self.row().weights_stem
+        self.facts().weights_stem
     }
 
     /// The key under `model` that takes it from elsewhere.
     pub const fn override_key(self) -> Option<&'static str> {
-        self.row().override_key
+        self.facts().override_key
     }
 }
 
 impl fmt::Display for Component {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row().label)
+        f.write_str(self.facts().label)
     }
 }
 
 /// What tells a component from the others.
-struct Row {
+struct Facts {
     folder: &'static str,
     label: &'static str,
     config_file: &'static str,
@@ -85,14 +85,14 @@ struct Row {
 }
 
 /// A component of weights that diffusers saved, or a part of them.
-const fn row(folder: &'static str, label: &'static str, override_key: Option<&'static str>) -> Row {
-    Row { folder, label, config_file: "config.json", weights_stem: Some("diffusion_pytorch_model"), override_key }
+const fn row(folder: &'static str, label: &'static str, override_key: Option<&'static str>) -> Facts {
+    Facts { folder, label, config_file: "config.json", weights_stem: Some("diffusion_pytorch_model"), override_key }
 }
 
 /// In the order of the variants.
-static ROWS: [Row; 9] = [
-    Row { weights_stem: Some("model"), ..row("text_encoder", "text encoder", Some("text_encoder")) },
-    Row {
+static FACTS: [Facts; 9] = [
+    Facts { weights_stem: Some("model"), ..row("text_encoder", "text encoder", Some("text_encoder")) },
+    Facts {
         config_file: "tokenizer_config.json",
         weights_stem: None,
         ..row("tokenizer", "tokenizer", Some("tokenizer"))
@@ -102,6 +102,6 @@ static ROWS: [Row; 9] = [
     row("vae", "video VAE", Some("vae")),
     row("audio_vae", "audio VAE", Some("audio_vae")),
     row("vocoder", "vocoder", Some("vocoder")),
-    Row { config_file: "scheduler_config.json", weights_stem: None, ..row("scheduler", "scheduler", None) },
+    Facts { config_file: "scheduler_config.json", weights_stem: None, ..row("scheduler", "scheduler", None) },
     row("latent_upsampler", "latent upsampler", Some("upsampler")),
 ];

@@ -79,7 +79,7 @@ pub enum WeightsError {
     /// The model lacks a part.
     #[error("{}: no {component} here{}", path.display(), how_to_give(*component))]
     NoComponent { path: PathBuf, component: Component },
-    /// A low-rank update that cannot be read or does not fit.
+    /// A LoRA that cannot be read or does not fit.
     #[error("{}: `{key}`: {reason}", path.display())]
     Lora { path: PathBuf, key: String, reason: String },
     /// The target of a write exists.

@@ -119,7 +119,7 @@ impl ModelSource {
 
     /// A component's folder, when it has one.
     ///
-    /// The tokenizer is looked for beside and inside the text encoder too, where Google's repository keeps it.
+    /// The tokenizer is looked for next to and inside the text encoder too, where Google's repository keeps it.
     ///
     /// # Errors
     /// The component is absent, or inside a single file.

@@ -182,7 +182,7 @@ fn header(tensors: &[TensorSpec]) -> Vec<u8> {
 /// Writes a component whose tensors `make` gives one at a time; returns its folder.
 ///
 /// # Errors
-/// As [`ComponentWriter`], and those of `make`.
+/// Those of [`ComponentWriter`], and those of `make`.
 pub fn write_component<E: From<WeightsError>>(
     model: &Path,
     component: Component,

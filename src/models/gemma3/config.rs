@@ -151,7 +151,7 @@ impl Scaling {
 }
 
 impl File {
-    /// RoPE of sliding and of full layers. The older keys scale full layers only, also beside the newer ones.
+    /// RoPE of sliding and of full layers. The older keys scale full layers only, also next to the newer ones.
     fn rope(&self) -> Result<[RopeBase; 2], ConfigError> {
         let silent = Scaling::default();
         let newer =
