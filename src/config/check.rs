@@ -4,16 +4,13 @@ use serde_json::Value;
 
 use super::error::ConfigError;
 use super::layout;
-use super::schema::{Config, Pipeline, SamplerKind, Scales};
+use super::schema::{Config, Pipeline, Scales};
 use super::tree::Tree;
 use crate::runtime::platform::Choice;
+use crate::sampling::denoise::MAX_STEPS;
 
 /// Frames a latent frame covers.
 const FRAME_STEP: usize = 8;
-/// The most steps a run may have: the size of the tables that the denoising program takes.
-const MAX_STEPS: usize = 256;
-/// As many with two evaluations each, and one more.
-const MAX_RES2S: usize = (MAX_STEPS - 1) / 2;
 
 /// Checks the values of a configuration.
 ///
@@ -81,9 +78,21 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
         return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
     }
-    if config.sampler.kind == SamplerKind::Res2s && config.sampler.steps > MAX_RES2S {
-        let why = format!("res_2s evaluates twice a step: at most {MAX_RES2S} steps");
-        return fail("sampler.steps", config.sampler.steps.to_string(), why);
+    let steps = config.sampler.steps;
+    match config.sampler.kind.sampler(config.sampler.options()) {
+        Err((key, value)) => {
+            let why = "this sampler takes no such setting; remove it, or choose another sampler.kind".to_string();
+            return fail(key, value, why);
+        }
+        Ok(sampler) => {
+            let fits = |steps: &usize| sampler.evaluations(*steps) <= MAX_STEPS;
+            if !fits(&steps) {
+                let most = (1..steps).rev().find(fits).unwrap_or(1);
+                let why =
+                    format!("{} evaluations of the transformer: at most {most} steps", sampler.evaluations(steps));
+                return fail("sampler.steps", steps.to_string(), why);
+            }
+        }
     }
     if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
         return fail("model.loras", lora.path.clone(), format!("stages {:?} must be 1, 2 or both", lora.stages));

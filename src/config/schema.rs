@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::sampling::{SamplerKind, SamplerOptions};
+
 /// What a run is: model, request, sampling, placement, output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -269,6 +271,11 @@ pub enum Reference {
 pub struct Sampler {
     /// The integrator.
     pub kind: SamplerKind,
+    /// Part of each step's noise that is drawn anew, 0 to 1, of samplers that draw such.
+    #[schemars(range(min = 0, max = 1))]
+    pub eta: Option<f64>,
+    /// Seed of the noise that steps draw; without it, it follows the request's seed.
+    pub noise_seed: Option<u64>,
     /// Denoising steps.
     #[schemars(range(min = 1, max = 256))]
     pub steps: usize,
@@ -282,10 +289,19 @@ pub struct Sampler {
     pub progress_every: ProgressEvery,
 }
 
+impl Sampler {
+    /// The settings that only some samplers take.
+    pub fn options(&self) -> SamplerOptions {
+        SamplerOptions { eta: self.eta, noise_seed: self.noise_seed }
+    }
+}
+
 impl Default for Sampler {
     fn default() -> Self {
         Sampler {
             kind: SamplerKind::Euler,
+            eta: None,
+            noise_seed: None,
             steps: 40,
             sigmas: None,
             sigma_shift: Reference::Official,
@@ -293,17 +309,6 @@ impl Default for Sampler {
             progress_every: ProgressEvery::Auto(Auto::Auto),
         }
     }
-}
-
-/// An integrator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum SamplerKind {
-    /// First order.
-    #[serde(rename = "euler")]
-    Euler,
-    /// Second order, with noise put back in.
-    #[serde(rename = "res_2s")]
-    Res2s,
 }
 
 /// Where noise is drawn.

@@ -3,12 +3,13 @@
 
 use ndarray::Array3;
 
+use crate::av::Av;
 use crate::nn::Layout;
 use crate::pipeline::Result;
 use crate::pipeline::batch::Batch;
 use crate::pipeline::call::Call;
 use crate::pipeline::calls::PassSpec;
-use crate::pipeline::denoise_loop::DenoiseLoop;
+use crate::pipeline::denoise_loop::{CallNoise, DenoiseLoop};
 use crate::pipeline::executor::{Executor, Inputs};
 use crate::pipeline::packing::pack;
 use crate::pipeline::programs::ProgramKind;
@@ -16,9 +17,9 @@ use crate::pipeline::runner::Runner;
 use crate::pipeline::tensors::fixed;
 use crate::request::{ModelSizes, Request, Shapes};
 use crate::runtime::{Executable, Outputs, ShardedTensor};
-use crate::sampling::denoise::{DenoiseShape, Sampler};
+use crate::sampling::AnySampler;
+use crate::sampling::denoise::DenoiseShape;
 use crate::sampling::noise::TorchRng;
-use crate::sampling::res2s::{self, StepNoise};
 use crate::tensor::Tensor;
 
 /// Synthetic inputs of a request's programs.
@@ -62,9 +63,9 @@ impl<'a> SyntheticInputs<'a> {
         let pass = PassSpec { request, shape: &shape, shapes: &shapes, conditions: None };
         let steps = runner.new_loop(kind.name(), pass)?;
         let start = self.noise(runner, &shapes)?;
-        let tokens = [0, 1].map(|i| [start[i].dim().1, start[i].dim().2]);
-        let (start, videos) = (start.map(Tensor::from), self.batch.size());
-        Ok(Denoising { prepared, steps, start, tokens, sampler: shape.sampler, videos })
+        let tokens = start.each_ref().map(|x| [x.dim().1, x.dim().2]).into();
+        let seeds = self.batch.rows().map(|request| request.seed).collect();
+        Ok(Denoising { prepared, steps, start: start.map(Tensor::from), tokens, sampler: shape.sampler, seeds })
     }
 }
 
@@ -73,16 +74,16 @@ pub(super) struct Denoising {
     prepared: Outputs,
     steps: DenoiseLoop,
     start: [Tensor; 2],
-    /// Token and channel counts of video and audio.
-    tokens: [[usize; 2]; 2],
-    sampler: Sampler,
-    videos: usize,
+    /// Token and channel counts.
+    tokens: Av<[usize; 2]>,
+    sampler: AnySampler,
+    seeds: Vec<u64>,
 }
 
 impl Denoising {
-    /// Whether one call takes several steps: the second-order sampler, whose noise differs by step, takes one.
+    /// Whether one call takes several steps: with a sampler that draws noise, it takes one.
     pub fn takes_all(&self) -> bool {
-        self.sampler == Sampler::Euler
+        self.sampler.noises() == 0
     }
 
     /// Executable of the loop.
@@ -92,11 +93,9 @@ impl Denoising {
 
     /// Inputs, apart from the latents, of a call of the first `steps` steps, or of the first where a call takes one.
     pub fn steps(&self, executor: &Executor, steps: usize) -> Result<Inputs<'static>> {
-        let (noise, evaluations) = match self.sampler {
-            Sampler::Euler => (None, steps),
-            Sampler::Res2s => (Some(StepNoise::default().step(self.tokens[0], self.tokens[1])), res2s::NOISES),
-        };
-        self.steps.steps(executor, 0, evaluations, noise, self.videos)
+        let evaluations = if self.takes_all() { steps } else { self.sampler.noises() };
+        let mut noise = CallNoise::new(&*self.sampler, self.seeds.iter().copied(), self.tokens);
+        self.steps.steps(executor, 0..evaluations, &mut noise)
     }
 
     /// Initial latents on the devices.

@@ -105,7 +105,8 @@ impl Runner {
         given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
         given.push(("scales".into(), scales.into()));
         let call = self.call(name, &network, given)?;
-        Ok(DenoiseLoop { network, call, sampler: shape.sampler })
+        let carried = shape.carried().flat_map(|kind| ["video", "audio"].map(|stream| format!("{kind}.{stream}")));
+        Ok(DenoiseLoop { network, call, carried: carried.collect() })
     }
 
     /// The loop of a pass, ready to run: that of an earlier request where it differs in prompts and seed only.

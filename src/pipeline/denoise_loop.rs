@@ -1,32 +1,53 @@
 //! The denoising loop as the host runs it: a range of evaluations at a time.
 
-use ndarray::{Array2, Array3};
+use std::ops::Range;
+
+use ndarray::{Array1, Array2, Array3, Axis};
 
 use super::call::Call;
 use super::error::{PipelineError, Result};
 use super::executor::{Executor, Inputs};
+use crate::av::Av;
 use crate::models::Network;
 use crate::request::Request;
 use crate::runtime::{Executable, Outputs, ShardedTensor};
-use crate::sampling::denoise::{MAX_STEPS, Sampler};
-use crate::sampling::res2s;
+use crate::sampling::denoise::MAX_STEPS;
+use crate::sampling::{Sampler, Schedule, StepNoise};
 use crate::tensor::Tensor;
 
-/// The noise level of each evaluation in the programs' table, and the sampler's coefficients.
+/// The sampler's tables in the size that the programs read.
 pub(super) fn evaluations(request: &Request) -> Vec<(String, Tensor)> {
-    let table = |levels: &[f32]| {
-        let mut levels = levels.to_vec();
-        levels.resize(MAX_STEPS + 1, 0.0);
-        ("sigmas".to_string(), Tensor::from(ndarray::Array1::from(levels)))
-    };
-    match request.sampler {
-        Sampler::Euler => vec![table(&request.sigmas)],
-        Sampler::Res2s => {
-            let (levels, rows) = res2s::schedule(&request.sigmas);
-            let at = |(i, k): (usize, usize)| rows.get(i).map_or(0.0, |row| row[k]);
-            let coefficients = Array2::from_shape_fn((MAX_STEPS + 1, res2s::COEFFICIENTS), at);
-            vec![table(&levels), ("coefficients".into(), coefficients.into())]
+    let Schedule { mut levels, coefficients } = request.sampler.schedule(&request.sigmas);
+    levels.resize(MAX_STEPS + 1, 0.0);
+    let at = |(i, k): (usize, usize)| coefficients.get(i).map_or(0.0, |row| row[k]);
+    let coefficients = Array2::from_shape_fn((MAX_STEPS + 1, request.sampler.coefficients()), at);
+    vec![("sigmas".into(), Array1::from(levels).into()), ("coefficients".into(), coefficients.into())]
+}
+
+/// Noise of the calls of a pass, from a generator for each video; nothing where the sampler takes none.
+pub struct CallNoise {
+    generators: Vec<StepNoise>,
+    tokens: Av<[usize; 2]>,
+}
+
+impl CallNoise {
+    /// The noise of videos of these seeds, for tokens `[n, c]`.
+    pub fn new(sampler: &dyn Sampler, seeds: impl Iterator<Item = u64>, tokens: Av<[usize; 2]>) -> Self {
+        let seeds = seeds.filter(|_| sampler.noises() > 0);
+        CallNoise { generators: seeds.map(|seed| sampler.generator(seed)).collect(), tokens }
+    }
+
+    /// The next call's, by input name: `[noises, b, n, c]`.
+    pub fn draw(&mut self) -> Vec<(String, Tensor)> {
+        let videos: Vec<Av<Array3<f32>>> = self.generators.iter_mut().map(|next| next(self.tokens)).collect();
+        let all = |stream: fn(&Av<Array3<f32>>) -> &Array3<f32>| {
+            let views: Vec<_> = videos.iter().map(|video| stream(video).view()).collect();
+            Tensor::from(ndarray::stack(Axis(1), &views).expect("videos have one shape"))
+        };
+        if videos.is_empty() {
+            return Vec::new();
         }
+        vec![("noise.video".into(), all(|n| &n.video)), ("noise.audio".into(), all(|n| &n.audio))]
     }
 }
 
@@ -34,7 +55,7 @@ pub(super) fn evaluations(request: &Request) -> Vec<(String, Tensor)> {
 pub struct DenoiseLoop {
     pub(super) network: Network,
     pub(super) call: Call<'static>,
-    pub(super) sampler: Sampler,
+    pub(super) carried: Vec<String>,
 }
 
 impl DenoiseLoop {
@@ -58,8 +79,7 @@ impl DenoiseLoop {
     /// The plugin's message.
     pub fn start(&self, executor: &Executor, latents: &[Tensor; 2]) -> Result<Vec<ShardedTensor>> {
         let zero = latents.each_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
-        let beside = self.sampler.carried().len() - 1;
-        let all: Vec<Tensor> = latents.iter().chain(zero.iter().cycle().take(2 * beside)).cloned().collect();
+        let all: Vec<Tensor> = latents.iter().chain(zero.iter().cycle()).take(self.carried.len()).cloned().collect();
         self.go_on(executor, &all)
     }
 
@@ -68,43 +88,21 @@ impl DenoiseLoop {
     /// # Errors
     /// Tensors that are not what this loop carries; the plugin's message.
     pub fn go_on(&self, executor: &Executor, carried: &[Tensor]) -> Result<Vec<ShardedTensor>> {
-        let names = self.carried();
+        let names = &self.carried;
         if names.len() != carried.len() {
             return Err(PipelineError::Input(format!("{} tensors, the loop carries {}", carried.len(), names.len())));
         }
         names.iter().zip(carried).map(|(name, tensor)| executor.upload(self.program(), name, tensor)).collect()
     }
 
-    /// What the loop carries, by the names of the program's inputs.
-    fn carried(&self) -> Vec<String> {
-        let kinds = self.sampler.carried().iter();
-        kinds.flat_map(|kind| ["video", "audio"].map(|stream| format!("{kind}.{stream}"))).collect()
-    }
-
-    /// Copies a range of evaluations to the devices, and their noise `[evaluations, n, c]` where the sampler takes such: the
-    /// same for each of `batch` videos.
+    /// Copies a range of evaluations to the devices, with the noise of their call.
     ///
     /// # Errors
     /// The plugin's message.
-    pub fn steps(
-        &self,
-        executor: &Executor,
-        begin: usize,
-        end: usize,
-        noise: Option<[Array3<f32>; 2]>,
-        batch: usize,
-    ) -> Result<Inputs<'static>> {
-        let range =
-            [("begin", begin), ("end", end)].map(|(n, v)| (n.to_string(), Tensor::from(ndarray::arr0(v as i32))));
-        let noise = noise.into_iter().flat_map(|both| {
-            ["video", "audio"].into_iter().zip(both).map(|(stream, each)| {
-                let (evaluations, n, c) = each.dim();
-                let rows = each.insert_axis(ndarray::Axis(1));
-                let all = rows.broadcast((evaluations, batch, n, c)).map(|a| a.into_owned()).unwrap_or_default();
-                (format!("noise.{stream}"), Tensor::from(all))
-            })
-        });
-        executor.give_all(self.program(), Inputs::default(), range.into_iter().chain(noise))
+    pub fn steps(&self, executor: &Executor, range: Range<usize>, noise: &mut CallNoise) -> Result<Inputs<'static>> {
+        let ends = [("begin", range.start), ("end", range.end)];
+        let range = ends.map(|(name, v)| (name.to_string(), Tensor::from(ndarray::arr0(v as i32))));
+        executor.give_all(self.program(), Inputs::default(), range.into_iter().chain(noise.draw()))
     }
 
     /// Runs the evaluations of a range on what [`prepare`] gave. The program takes over the memory of what is carried.
@@ -118,7 +116,7 @@ impl DenoiseLoop {
         steps: &Inputs,
         carried: Vec<ShardedTensor>,
     ) -> Result<Vec<ShardedTensor>> {
-        let names = self.carried();
+        let names = &self.carried;
         let find = |name: &str| match names.iter().position(|n| n == name) {
             Some(at) => carried.get(at),
             None => steps.get(name).or_else(|| self.call.input(name)).or_else(|| prepared.get(name)),

@@ -7,7 +7,7 @@ use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, Ix4, Ix5, s};
 
 use super::calls::PassSpec;
 use super::conditions::ConditionTokens;
-use super::denoise_loop::DenoiseLoop;
+use super::denoise_loop::{CallNoise, DenoiseLoop};
 use super::error::{PipelineError, Result};
 use super::packing::pack;
 use super::phase::Phase;
@@ -16,11 +16,11 @@ use super::prompts::branch_text;
 use super::run::Run;
 use super::saved::Saved;
 use super::tensors::fixed;
+use crate::av::Av;
 use crate::failpoint;
 use crate::request::{Request, Shapes};
 use crate::runtime::{Outputs, ShardedTensor};
-use crate::sampling::denoise::{DenoiseShape, Sampler};
-use crate::sampling::res2s::{self, StepNoise};
+use crate::sampling::denoise::DenoiseShape;
 use crate::tensor::Tensor;
 
 /// Names of a pass' programs and dumped tensors.
@@ -119,16 +119,16 @@ impl Run<'_> {
     fn steps(&mut self, pass: &Pass, prepared: &Outputs, sound: Option<&Array3<f32>>) -> Result<[ArrayD<f32>; 2]> {
         let executor = &self.runner.executor;
         let steps = pass.request.sigmas.len() - 1;
-        let sampler = pass.shape.sampler;
+        let sampler = &*pass.shape.sampler;
         let total = sampler.evaluations(steps);
         let saving = self.options.saving.as_ref();
         let every = saving.and_then(|s| s.every());
-        let size = match sampler {
-            Sampler::Euler => self.options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1),
-            // A call takes the noise of one step.
-            Sampler::Res2s => res2s::NOISES,
+        let size = match sampler.noises() {
+            0 if sampler.state().is_empty() => self.options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1),
+            noises => noises.max(1),
         };
-        let mut noise = (sampler == Sampler::Res2s).then(StepNoise::default);
+        let seeds = self.batch.rows().map(|request| request.seed);
+        let mut noise = CallNoise::new(sampler, seeds, Av { video: pass.tokens(0), audio: pass.tokens(1) });
         let (mut done, mut carried, mut latents) = match saving.and_then(|s| s.found(pass.names.phase)) {
             Some(saved) => {
                 let carried = pass.steps_loop.go_on(executor, &saved.carried)?;
@@ -137,9 +137,7 @@ impl Run<'_> {
             None => (0, pass.steps_loop.start(executor, &pass.start)?, pass.start.clone()),
         };
         // Noise goes on where the steps before left it.
-        for _ in (0..done).step_by(res2s::NOISES) {
-            noise.as_mut().map(|n| n.step(pass.tokens(0), pass.tokens(1)));
-        }
+        (0..done).step_by(size).for_each(|_| drop(noise.draw()));
         let mut kept = done;
         while done < total {
             let of_steps = done * steps / total;
@@ -162,18 +160,16 @@ impl Run<'_> {
                 return Err(PipelineError::Interrupted(of_steps, steps));
             }
             let end = (done + size).min(total);
-            let noise = noise.as_mut().map(|n| n.step(pass.tokens(0), pass.tokens(1)));
             tracing::debug!("{}: evaluations {} to {end} of {total}", pass.names.phase.name(), done + 1);
-            let inputs = pass.steps_loop.steps(executor, done, end, noise, pass.shape.batch)?;
+            let inputs = pass.steps_loop.steps(executor, done..end, &mut noise)?;
             let run = || pass.steps_loop.run(executor, prepared, &inputs, carried);
             carried = failpoint::within("step", of_steps, run)?;
             let before = std::mem::replace(&mut latents, latents_of(&carried)?);
             if let Some(stream) = not_finite(&latents) {
-                let step = match sampler {
-                    Sampler::Euler => pass.first_not_finite(executor, prepared, &before, done..end)?,
-                    Sampler::Res2s => Some((stream, done)),
+                let (stream, at) = match sampler.noises() + sampler.state().len() {
+                    1.. => (stream, done),
+                    0 => pass.first_not_finite(executor, prepared, &before, done..end)?.unwrap_or((stream, end - 1)),
                 };
-                let (stream, at) = step.unwrap_or((stream, end - 1));
                 let step = at * steps / total + 1;
                 return Err(PipelineError::NotFinite(format!("the {stream} latents after step {step} of {steps}")));
             }
@@ -194,8 +190,9 @@ impl Pass<'_> {
         steps: Range<usize>,
     ) -> Result<Option<(&'static str, usize)>> {
         let mut carried = self.steps_loop.go_on(executor, before)?;
+        let mut noise = CallNoise::new(&*self.shape.sampler, std::iter::empty(), Av::default());
         for step in steps {
-            let inputs = self.steps_loop.steps(executor, step, step + 1, None, self.shape.batch)?;
+            let inputs = self.steps_loop.steps(executor, step..step + 1, &mut noise)?;
             carried = self.steps_loop.run(executor, prepared, &inputs, carried)?;
             if let Some(stream) = not_finite(&latents_of(&carried)?) {
                 return Ok(Some((stream, step)));

@@ -15,7 +15,8 @@ pub use tiling::{Tile, Tiling};
 
 use crate::config;
 use crate::models::transformer::CrossTimestep;
-use crate::sampling::denoise::{DenoiseShape, Sampler};
+use crate::sampling::AnySampler;
+use crate::sampling::denoise::DenoiseShape;
 use crate::sampling::guidance::{Branch, RescaleScope, Scales, branches};
 
 /// A request for one video with sound.
@@ -48,7 +49,7 @@ pub struct Request {
     /// Text tokens.
     pub max_sequence_length: usize,
     /// The integrator.
-    pub sampler: Sampler,
+    pub sampler: AnySampler,
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,
     /// Image conditioning.
@@ -106,7 +107,7 @@ impl Request {
             branches,
             levels: noise_levels(&self.images).len(),
             cross: self.cross,
-            sampler: self.sampler,
+            sampler: self.sampler.clone(),
         }
     }
 }

@@ -1,10 +1,9 @@
 //! From a configuration to a request.
 
 use super::{ImageCondition, ModelSizes, RefinePass, Request, Shapes, Tiling};
-use crate::config::{self, Config, Job, SamplerKind};
+use crate::config::{self, Config, Job};
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::SamplingError;
-use crate::sampling::denoise::Sampler;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
 
@@ -84,10 +83,9 @@ pub fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request,
             config::RescaleScope::Batch => RescaleScope::Batch,
         },
         max_sequence_length: r.max_sequence_length,
-        sampler: match config.sampler.kind {
-            SamplerKind::Euler => Sampler::Euler,
-            SamplerKind::Res2s => Sampler::Res2s,
-        },
+        sampler: config.sampler.kind.sampler(config.sampler.options()).map_err(|(key, value)| {
+            RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting"))
+        })?,
         cross: cross_timestep(config),
         images: images(config),
         refine: refine(config)?,

@@ -6,9 +6,9 @@
 //! bits as a whole one.
 
 use super::guided::GuidedTransformer;
-use super::res2s::Res2s;
+use super::sampler::{Evaluation, StreamState, Tables};
+pub use super::shape::DenoiseShape;
 use super::shape::Latents;
-pub use super::shape::{DenoiseShape, Sampler};
 pub use super::sigmas::MAX_STEPS;
 use crate::av::Av;
 use crate::hlo::{DType, Result, Type, Value};
@@ -75,9 +75,8 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// part of the noise and come closer to the clean latents after each step (official code: the clean prediction of a token
 /// is formed with its own noise level, then blended).
 ///
-/// With [`Sampler::Res2s`]: `coefficients [257, 9]` and `noise.<stream> [NOISES, b, n, c]`
-/// ([`res2s`](super::res2s)), the noise of evaluations `begin..`; `anchor.<stream>`, `first.<stream>` are carried as the
-/// latents are.
+/// As the [`Sampler`](super::Sampler) asks: `coefficients [257, k]`, and `noise.<stream> [noises, b, n, c]`, that of
+/// evaluations `begin..`; `<state>.<stream>` are carried as the latents are.
 ///
 /// # Errors
 /// The first mistake made while building.
@@ -94,31 +93,38 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         content: [shape.batch, tokens, s.in_channels],
         axes: [Axis::Batch, s.sequence, Axis::Replicated],
     });
-    let kinds = shape.sampler.carried();
+    let kinds: Vec<&str> = shape.carried().collect();
     let input =
         |kind: &str, l: Latents| p.input(&format!("{kind}.{}", l.name), Type::new(DType::F32, l.content), &l.axes);
     let carried: Vec<Value> = kinds.iter().flat_map(|kind| latents.map(|l| input(kind, l))).collect();
-    let res2s = (shape.sampler == Sampler::Res2s).then(|| Res2s::input(&p, latents));
+    let sampler = &shape.sampler;
+    let coefficients = (sampler.coefficients() > 0).then(|| {
+        let table = Type::new(DType::F32, [MAX_STEPS + 1, sampler.coefficients()]);
+        p.input("coefficients", table, &[Axis::Replicated; 2])
+    });
+    let noise = latents.map(|l| {
+        let ty = Type::new(DType::F32, [&[sampler.noises()], &l.content[..]].concat());
+        let axes = [&[Axis::Replicated], &l.axes[..]].concat();
+        (sampler.noises() > 0).then(|| p.input(&format!("noise.{}", l.name), ty, &axes))
+    });
+    let tables = Tables { levels: sigmas, coefficients };
     let model = GuidedTransformer::input(&p, c, shape, scales, latents, [&carried[0], &carried[1]].into());
 
     let done = b.for_loop(&begin, &end, &carried, |step, carried| {
-        let sigma = sigmas.index(step);
-        let state = |kind: usize| Av { video: &carried[2 * kind], audio: &carried[2 * kind + 1] };
-        let clean = model.predict(step, &sigma, state(0));
+        let sigma = tables.levels.index(step);
+        let clean = model.predict(step, &sigma, Av { video: &carried[0], audio: &carried[1] });
         let _scope = b.scope("euler");
-        let placed = |l: Latents, x: &Value| p.place("latents", x, &l.axes);
-        let streams = latents.zip(clean.as_ref());
-        let Some(res2s) = &res2s else {
-            let next = sigmas.index(&(step + 1.0)) - &sigma;
-            let euler = |((l, clean), x): ((Latents, &Value), &Value)| placed(l, &(x + (x - clean) / &sigma * &next));
-            return streams.zip(state(0)).map(euler).into_iter().collect();
-        };
-        let each = model.streams.as_ref().zip(res2s.noise.as_ref()).zip(clean.as_ref());
-        let each = each.zip(state(0).zip(state(1)).zip(state(2))).map(|(((s, noise), clean), ((x, anchor), first))| {
-            let conditioned = |x: &Value| s.condition.as_ref().map(|condition| condition.apply(x));
-            res2s.step(noise, step, &begin, [x, anchor, first], clean, conditioned)
+        let at = Evaluation::new([step, &sigma], &begin, &tables);
+        let streams = model.streams.as_ref().zip(noise.as_ref()).zip(clean.as_ref());
+        let next = streams.zip(latents).zip(Av { video: 0, audio: 1 }).map(|((((s, noise), clean), l), stream)| {
+            let mut own = carried.iter().skip(stream).step_by(2);
+            let latents = own.next().expect("carried first");
+            let (state, condition) = (own.collect(), s.condition.as_ref());
+            let state = StreamState { latents, state, clean, noise: noise.as_ref(), condition };
+            let next = sampler.step(&at, &state);
+            next.iter().map(|x| p.place("latents", x, &l.axes)).collect::<Vec<_>>()
         });
-        (0..kinds.len()).flat_map(|kind| latents.zip(each.as_ref()).map(|(l, next)| placed(l, &next[kind]))).collect()
+        (0..kinds.len()).flat_map(|kind| next.as_ref().map(|next| next[kind].clone())).collect()
     });
     let mut results = Vec::new();
     let names = kinds.iter().flat_map(|kind| latents.map(|l| (l, format!("{kind}.{}", l.name))));

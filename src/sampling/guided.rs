@@ -12,7 +12,7 @@ use crate::models::transformer::{
 use crate::nn::{Axis, Params, Rope, padding_mask};
 
 /// Video tokens with clean latents of their own.
-pub(super) struct Condition {
+pub(super) struct ConditionInputs {
     /// Part of the step's noise level that each token has, `[b, n, 1]`, f32.
     denoise_mask: Value,
     /// The tokens where the mask is 0, `[b, n, c]`, f32.
@@ -21,14 +21,14 @@ pub(super) struct Condition {
     noise_level_index: Value,
 }
 
-impl Condition {
+impl ConditionInputs {
     fn input(p: &Params, shape: &DenoiseShape, latents: &Latents) -> Option<Self> {
         let levels = shape.levels_input(p)?;
         let (content, axes) = (latents.content, &latents.axes);
         let index = p.input("level.video", Type::new(DType::I32, &content[..2]), &axes[..2]);
         let clean = p.input("clean.video", Type::new(DType::F32, content), axes);
         let rows = levels.reshape(vec![1, shape.levels, 1]).broadcast_to(&[index.dim(0), shape.levels, 1]);
-        Some(Condition { denoise_mask: at_noise_level(&rows, Some(&index)), clean, noise_level_index: index })
+        Some(ConditionInputs { denoise_mask: at_noise_level(&rows, Some(&index)), clean, noise_level_index: index })
     }
 
     /// `x` with the clean latents in their place.
@@ -57,7 +57,7 @@ pub(super) struct GuidedStream {
     /// Guidance scales `[2, 4]`, of which this stream's are row `row`.
     scales: Value,
     row: usize,
-    pub condition: Option<Condition>,
+    pub condition: Option<ConditionInputs>,
     counted: Counted,
     rope: Rope,
     cross_rope: Rope,
@@ -76,7 +76,7 @@ impl<'a> GuidedTransformer<'a> {
         latents: Av<Latents>,
         carried: Av<&Value>,
     ) -> Self {
-        let condition = Av { video: Condition::input(p, shape, &latents.video), audio: None };
+        let condition = Av { video: ConditionInputs::input(p, shape, &latents.video), audio: None };
         let branches = Type::new(DType::F32, [shape.branches.len()]);
         let branches = p.layout().padded(&p.activation("branches"), &branches, &[Axis::Branch]).dims[0];
         let videos = carried.video.dim(0);

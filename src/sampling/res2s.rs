@@ -9,16 +9,13 @@
 use ndarray::{Array3, Axis as Dim};
 
 use super::noise::TorchRng;
-use super::shape::Latents;
-use super::sigmas::MAX_STEPS;
-use crate::av::Av;
-use crate::hlo::{DType, Type, Value};
-use crate::nn::{Axis, Params};
+use super::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
+use crate::hlo::Value;
 
 /// Coefficients of an evaluation.
-pub const COEFFICIENTS: usize = 9;
+const COEFFICIENTS: usize = 9;
 /// Evaluations whose noise one call of the loop takes: those of a step.
-pub const NOISES: usize = 2;
+const NOISES: usize = 2;
 /// The noise level in the place of a final 0, which has no logarithm.
 const LAST: f64 = 0.0011;
 /// The midpoint.
@@ -37,12 +34,12 @@ const MIDPOINT_SEED: u64 = 9999;
 ///
 /// `x ← k₀·x + k₁·anchor + k₂·first + k₃·clean + k₄·noise`, where `k₅` is 1 with clean latents put in their place, then
 /// `anchor ← k₆·x' + k₇·clean + k₈·x` (`x'` the new, `x` the old) and `first ← clean`.
-pub fn schedule(sigmas: &[f32]) -> (Vec<f32>, Vec<[f32; COEFFICIENTS]>) {
+fn schedule(sigmas: &[f32]) -> Schedule {
     let mut sigmas: Vec<f32> = sigmas.to_vec();
     if let Some(last) = sigmas.last_mut().filter(|s| **s == 0.0) {
         *last = LAST as f32;
     }
-    let (mut levels, mut all) = (Vec::new(), Vec::new());
+    let (mut levels, mut all) = (Vec::new(), Vec::<[f64; COEFFICIENTS]>::new());
     for pair in sigmas.windows(2) {
         let [sigma, next] = [pair[0], pair[1]].map(f64::from);
         let h = -(next / sigma).ln();
@@ -68,7 +65,8 @@ pub fn schedule(sigmas: &[f32]) -> (Vec<f32>, Vec<[f32; COEFFICIENTS]>) {
     }
     levels.extend(sigmas.last());
     all.push([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]);
-    (levels, all.into_iter().map(|row| row.map(|k| k as f32)).collect())
+    let coefficients = all.into_iter().map(|row| row.iter().map(|k| *k as f32).collect()).collect();
+    Schedule { levels, coefficients }
 }
 
 /// Noise put in on the way from level `sigma` to `t`: `(α + g)·a - g·y + up·noise` of an anchor `a` and its next point `y`.
@@ -98,25 +96,15 @@ fn phi2(z: f64) -> f64 {
     if z.abs() < 1e-10 { 0.5 } else { (z.exp_m1() - z) / (z * z) }
 }
 
-/// The noise of evaluations in turn: those of steps and of midpoints from generators of their own, which no request's
-/// seed changes, video before audio.
-pub struct StepNoise {
-    generators: [TorchRng; 2],
-}
-
-impl Default for StepNoise {
-    fn default() -> Self {
-        StepNoise { generators: [MIDPOINT_SEED, STEP_SEED].map(TorchRng::new) }
-    }
-}
-
-impl StepNoise {
-    /// The noise of a step's two evaluations for tokens `[n, c]` of both streams, each `[2, n, c]`: zero mean and unit
-    /// deviation.
-    pub fn step(&mut self, video: [usize; 2], audio: [usize; 2]) -> [Array3<f32>; 2] {
-        let mut all = [video, audio].map(|[n, c]| Array3::zeros((NOISES, n, c)));
-        for (at, generator) in self.generators.iter_mut().enumerate() {
-            for stream in &mut all {
+/// The noise of a step's two evaluations for tokens `[n, c]` of both streams, each `[2, n, c]`: zero mean and unit
+/// deviation, those of steps and of midpoints from generators of their own, which no request's seed changes, video before
+/// audio.
+fn noise() -> StepNoise {
+    let mut generators = [MIDPOINT_SEED, STEP_SEED].map(TorchRng::new);
+    Box::new(move |tokens| {
+        let mut all = tokens.map(|[n, c]| Array3::zeros((NOISES, n, c)));
+        for (at, generator) in generators.iter_mut().enumerate() {
+            for stream in [&mut all.video, &mut all.audio] {
                 let mut place = stream.index_axis_mut(Dim(0), at);
                 let mut values = generator.normal_f64(place.len());
                 // Over the whole, then over tokens and channels: for one video the same again.
@@ -127,7 +115,7 @@ impl StepNoise {
             }
         }
         all
-    }
+    })
 }
 
 /// To mean 0 and unbiased deviation 1.
@@ -139,50 +127,55 @@ fn normalize(values: &mut [f64]) {
     values.iter_mut().for_each(|v| *v = (*v - mean) * scale);
 }
 
-/// Inputs of the loop for this sampler.
-pub(super) struct Res2s {
-    coefficients: Value,
-    /// `[NOISES, b, n, c]`, f32.
-    pub noise: Av<Value>,
-}
+/// The second-order sampler.
+#[derive(Debug)]
+pub struct Res2s;
 
-impl Res2s {
-    /// `coefficients [257, 9]` and `noise.<stream> [NOISES, b, n, c]`.
-    pub(super) fn input(p: &Params, latents: Av<Latents>) -> Self {
-        let rows = Type::new(DType::F32, [MAX_STEPS + 1, COEFFICIENTS]);
-        let noise = |l: Latents| {
-            let ty = Type::new(DType::F32, [&[NOISES], &l.content[..]].concat());
-            p.input(&format!("noise.{}", l.name), ty, &[&[Axis::Replicated], &l.axes[..]].concat())
-        };
-        Res2s { coefficients: p.input("coefficients", rows, &[Axis::Replicated; 2]), noise: latents.map(noise) }
+impl Sampler for Res2s {
+    fn state(&self) -> &[&'static str] {
+        &["anchor", "first"]
     }
 
-    /// The next `[x, anchor, first]` of a stream with this `noise`; `conditioned` puts clean latents in their place.
-    pub(super) fn step(
-        &self,
-        noise: &Value,
-        evaluation: &Value,
-        begin: &Value,
-        [x, anchor, first]: [&Value; 3],
-        clean: &Value,
-        conditioned: impl Fn(&Value) -> Option<Value>,
-    ) -> [Value; 3] {
-        let row = self.coefficients.index(evaluation);
-        let k = |at: usize| row.at(0, at);
-        let noise = noise.index(&(evaluation - begin));
+    fn evaluations(&self, steps: usize) -> usize {
+        2 * steps + 1
+    }
+
+    fn schedule(&self, sigmas: &[f32]) -> Schedule {
+        schedule(sigmas)
+    }
+
+    fn coefficients(&self) -> usize {
+        COEFFICIENTS
+    }
+
+    fn noises(&self) -> usize {
+        NOISES
+    }
+
+    fn generator(&self, _seed: u64) -> StepNoise {
+        noise()
+    }
+
+    fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<Value> {
+        let row = at.row();
+        let k = |i: usize| row.at(0, i);
+        let noise = stream.noise(at);
+        let StreamState { latents: x, clean, .. } = *stream;
+        let (anchor, first) = (stream.state[0], stream.state[1]);
         let next = x * k(0) + anchor * k(1) + first * k(2) + clean * k(3) + noise * k(4);
-        let next = match conditioned(&next) {
+        let next = match stream.conditioned(&next) {
             None => next,
             Some(conditioned) => &conditioned * k(5) + &next * (k(5).like(1.0) - k(5)),
         };
         let anchor = &next * k(6) + clean * k(7) + x * k(8);
-        [next, anchor, clean.clone()]
+        vec![next, anchor, clean.clone()]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::av::Av;
 
     /// What a network might predict.
     fn predicted(x: f64, sigma: f64) -> f64 {
@@ -237,11 +230,11 @@ mod tests {
             sigmas.iter().map(|s| if *s == 0.0 { f64::from(0.0011f32) } else { f64::from(*s) }).collect();
         let want = by_rounds(&ends, 0.8, || own.next().expect("endless"));
 
-        let (levels, rows) = schedule(&sigmas);
+        let Schedule { levels, coefficients: rows } = schedule(&sigmas);
         assert_eq!((levels.len(), rows.len()), (11, 11));
         let (mut x, mut anchor, mut first) = (0.8, 0.0, 0.0);
         for (((sigma, row), noise), want) in levels.iter().zip(&rows).zip(noise()).zip(&want) {
-            let k = row.map(f64::from);
+            let k: Vec<f64> = row.iter().copied().map(f64::from).collect();
             let clean = predicted(x, f64::from(*sigma));
             let next = x * k[0] + anchor * k[1] + first * k[2] + clean * k[3] + noise * k[4];
             anchor = next * k[6] + clean * k[7] + x * k[8];
@@ -254,9 +247,9 @@ mod tests {
     #[test]
     fn midpoints_and_steps_have_noise_of_their_own_video_first() {
         let mut generators = [9999, u64::MAX].map(TorchRng::new);
-        let mut noise = StepNoise::default();
+        let mut noise = noise();
         for _ in 0..2 {
-            let got = noise.step([5, 4], [3, 6]);
+            let got: Vec<_> = noise(Av { video: [5, 4], audio: [3, 6] }).into_iter().collect();
             for (at, generator) in generators.iter_mut().enumerate() {
                 for stream in &got {
                     let place = stream.index_axis(Dim(0), at);

@@ -1,6 +1,8 @@
 //! Sizes and choices of the denoising loop's programs.
 
+use super::euler::Euler;
 use super::guidance::{Branch, RescaleScope};
+use super::sampler::AnySampler;
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::CrossTimestep;
@@ -28,35 +30,7 @@ pub struct DenoiseShape {
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,
     /// Integrator.
-    pub sampler: Sampler,
-}
-
-/// Integrator of the flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Sampler {
-    /// First order: one evaluation a step.
-    #[default]
-    Euler,
-    /// [`res2s`](super::res2s): two evaluations a step and a last one.
-    Res2s,
-}
-
-impl Sampler {
-    /// Number of evaluations of the transformer for a number of steps.
-    pub fn evaluations(self, steps: usize) -> usize {
-        match self {
-            Sampler::Euler => steps,
-            Sampler::Res2s => 2 * steps + 1,
-        }
-    }
-
-    /// Names of the tensors that the loop carries for each stream.
-    pub fn carried(self) -> &'static [&'static str] {
-        match self {
-            Sampler::Euler => &["latents"],
-            Sampler::Res2s => &["latents", "anchor", "first"],
-        }
-    }
+    pub sampler: AnySampler,
 }
 
 impl DenoiseShape {
@@ -72,7 +46,7 @@ impl DenoiseShape {
             rescale: RescaleScope::PerSample,
             levels: 1,
             cross: CrossTimestep::Own,
-            sampler: Sampler::Euler,
+            sampler: Euler.into(),
         }
     }
 
@@ -85,6 +59,11 @@ impl DenoiseShape {
             _ => true,
         };
         if own { self.levels } else { 1 }
+    }
+
+    /// Names of the tensors that the loop carries for each stream.
+    pub fn carried(&self) -> impl Iterator<Item = &str> {
+        std::iter::once("latents").chain(self.sampler.state().iter().copied())
     }
 
     /// Declares the parts of a step's noise level, `levels [k]`, where there are several.

@@ -7,8 +7,9 @@ use std::process::{Command, Output};
 
 use crate::support::single_file::TINY;
 use crate::support::{self, QUICK, full, needs};
-use ltx2::config::{Given, SamplerKind, load};
+use ltx2::config::{Given, load};
 use ltx2::pipeline::programs::Programs;
+use ltx2::sampling::SamplerKind;
 use serde_json::Value;
 
 const PICTURE: &str = "tests/fixtures/images/shapes.png";

@@ -13,8 +13,8 @@ use ltx2::pipeline::model::Model;
 use ltx2::pipeline::runner::Runner;
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
-use ltx2::sampling::denoise::Sampler;
 use ltx2::sampling::sigmas;
+use ltx2::sampling::{AnySampler, Euler, Res2s};
 use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 use serde_json::Value;
@@ -48,10 +48,11 @@ fn staged(case: &Case, model: &Model) -> Request {
         adain: 0.0,
         tone_map: 0.0,
     });
-    let sampler = if s("sampler") == "res_2s" { Sampler::Res2s } else { Sampler::Euler };
+    let second_order = s("sampler") == "res_2s";
+    let sampler: AnySampler = if second_order { Res2s.into() } else { Euler.into() };
     let cross = if s("cross_timestep") == "cross" { CrossTimestep::Cross } else { CrossTimestep::Own };
     let mut request = Request { images: given.collect(), refine, sampler, cross, ..request(case, model) };
-    if sampler == Sampler::Res2s {
+    if second_order {
         let shapes = Shapes::of(&model.sizes, &request.passes().0).expect("legal sizes");
         let tokens = shapes.tokens[0] - shapes.appended;
         request.sigmas = sigmas::official(request.sigmas.len() - 1, tokens).expect("a schedule");

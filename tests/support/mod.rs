@@ -35,7 +35,8 @@ use ltx2::pipeline::text_to_video::Generated;
 use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};
-use ltx2::sampling::denoise::{DenoiseShape, Sampler, denoise, prepare};
+use ltx2::sampling::Euler;
+use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
 use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
@@ -360,7 +361,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
         stg_blocks: s.get("stg_blocks").map_or(vec![], |b| serde_json::from_value(b.clone()).expect("numbers")),
         rescale: RescaleScope::PerSample,
         max_sequence_length: number("max_sequence_length") as usize,
-        sampler: Sampler::Euler,
+        sampler: Euler.into(),
         cross: CrossTimestep::GateOnly,
         images: Vec::new(),
         refine: None,

@@ -1,0 +1,15 @@
+//! Euler's method: first order, one evaluation a step.
+
+use super::sampler::{Evaluation, Sampler, StreamState};
+use crate::hlo::Value;
+
+/// Euler's method, `x + (x - clean) / σ · (σ' - σ)`.
+#[derive(Debug)]
+pub struct Euler;
+
+impl Sampler for Euler {
+    fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<Value> {
+        let (change, x) = (at.change(), stream.latents);
+        vec![x + (x - stream.clean) / at.sigma * change]
+    }
+}

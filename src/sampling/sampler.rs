@@ -1,0 +1,151 @@
+//! The integrator of the flow: what an evaluation of the transformer makes of the latents.
+
+use std::cell::OnceCell;
+use std::fmt::Debug;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use ndarray::Array3;
+
+use super::guided::ConditionInputs;
+use crate::av::Av;
+use crate::hlo::Value;
+
+/// An integrator of the flow from noise (level 1) to clean latents (level 0). A sampler of your own implements this
+/// trait; the denoising loop and the pipelines know no more of any.
+pub trait Sampler: Debug + Send + Sync {
+    /// Names of the tensors that each stream carries from evaluation to evaluation beside its latents; they start at 0.
+    fn state(&self) -> &[&'static str] {
+        &[]
+    }
+
+    /// Number of evaluations of the transformer for a number of steps.
+    fn evaluations(&self, steps: usize) -> usize {
+        steps
+    }
+
+    /// The host tables of a schedule `sigmas`, which falls to 0: a row for each evaluation.
+    fn schedule(&self, sigmas: &[f32]) -> Schedule {
+        Schedule { levels: sigmas.to_vec(), coefficients: Vec::new() }
+    }
+
+    /// Columns of [`Schedule::coefficients`]; 0 without such a table.
+    fn coefficients(&self) -> usize {
+        0
+    }
+
+    /// Evaluations of a call of the loop, each with noise of its own; 0 where steps take none, and a call has as many
+    /// evaluations as the caller likes.
+    fn noises(&self) -> usize {
+        0
+    }
+
+    /// Generator of a pass' noise for the video of `seed`. Only called where [`Sampler::noises`] is not 0.
+    fn generator(&self, seed: u64) -> StepNoise {
+        unreachable!("{self:?} draws no noise, asked for that of seed {seed}")
+    }
+
+    /// One evaluation of one stream as StableHLO: the next latents `[b, n, c]`, then the next [`Sampler::state`], all f32.
+    fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<Value>;
+}
+
+/// A sampler of any type. Two are equal when they print alike: of one type, with equal settings.
+#[derive(Clone, Debug)]
+pub struct AnySampler(Arc<dyn Sampler>);
+
+impl<S: Sampler + 'static> From<S> for AnySampler {
+    fn from(sampler: S) -> Self {
+        AnySampler(Arc::new(sampler))
+    }
+}
+
+impl Deref for AnySampler {
+    type Target = dyn Sampler;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl PartialEq for AnySampler {
+    fn eq(&self, other: &Self) -> bool {
+        format!("{self:?}") == format!("{other:?}")
+    }
+}
+
+/// Noise of the calls of a pass in turn, for one video: from tokens and channels `[n, c]` of the streams,
+/// `[noises, n, c]` of each.
+pub type StepNoise = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>>>;
+
+/// Host tables of a schedule.
+pub struct Schedule {
+    /// Noise level of each evaluation; what follows the last one's is the level that the latents end at.
+    pub levels: Vec<f32>,
+    /// Coefficients of each evaluation.
+    pub coefficients: Vec<Vec<f32>>,
+}
+
+/// An evaluation, as both streams see it.
+pub struct Evaluation<'a> {
+    /// Its index in the schedule, i32.
+    pub index: &'a Value,
+    /// Its noise level, f32.
+    pub sigma: &'a Value,
+    /// Index of the call's first evaluation.
+    begin: &'a Value,
+    /// Noise levels of all evaluations.
+    levels: &'a Value,
+    /// `[257, k]`.
+    coefficients: Option<&'a Value>,
+    change: OnceCell<Value>,
+}
+
+impl<'a> Evaluation<'a> {
+    pub(super) fn new([index, sigma]: [&'a Value; 2], begin: &'a Value, tables: &'a Tables) -> Self {
+        let (levels, coefficients) = (&tables.levels, tables.coefficients.as_ref());
+        Evaluation { index, sigma, begin, levels, coefficients, change: OnceCell::new() }
+    }
+
+    /// The next noise level less this one's.
+    pub fn change(&self) -> &Value {
+        self.change.get_or_init(|| self.levels.index(&(self.index + 1.0)) - self.sigma)
+    }
+
+    /// The sampler's coefficients of this evaluation, `[k]`.
+    pub fn row(&self) -> Value {
+        self.coefficients.expect("declared for samplers that have some").index(self.index)
+    }
+}
+
+/// The schedule's tables as program inputs.
+pub(super) struct Tables {
+    /// Noise levels `[257]`.
+    pub levels: Value,
+    /// `[257, k]`, where the sampler has coefficients.
+    pub coefficients: Option<Value>,
+}
+
+/// A stream at an evaluation.
+pub struct StreamState<'a> {
+    /// Latents `[b, n, c]`, f32.
+    pub latents: &'a Value,
+    /// What [`Sampler::state`] names.
+    pub state: Vec<&'a Value>,
+    /// Guided prediction of the clean latents, conditions in their place.
+    pub clean: &'a Value,
+    pub(super) noise: Option<&'a Value>,
+    pub(super) condition: Option<&'a ConditionInputs>,
+}
+
+impl StreamState<'_> {
+    /// This evaluation's noise `[b, n, c]`, f32.
+    pub fn noise(&self, at: &Evaluation) -> Value {
+        let all = self.noise.expect("declared for samplers that take noise");
+        all.index(&(at.index - at.begin))
+    }
+
+    /// `x` with the clean latents of conditioned tokens in their place, as far as their strength goes.
+    pub fn conditioned(&self, x: &Value) -> Option<Value> {
+        self.condition.map(|condition| condition.apply(x))
+    }
+}

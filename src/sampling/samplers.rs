@@ -1,0 +1,48 @@
+//! The samplers that a configuration names.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::euler::Euler;
+use super::res2s::Res2s;
+use super::sampler::AnySampler;
+
+/// A sampler by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum SamplerKind {
+    /// First order.
+    #[serde(rename = "euler")]
+    Euler,
+    /// Second order, with noise put back in.
+    #[serde(rename = "res_2s")]
+    Res2s,
+}
+
+/// Settings of samplers; each takes those it knows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SamplerOptions {
+    /// Part of each step's noise that is drawn anew, 0 to 1.
+    pub eta: Option<f64>,
+    /// Seed of the noise that steps draw.
+    pub noise_seed: Option<u64>,
+}
+
+impl SamplerKind {
+    /// The sampler, with its settings.
+    ///
+    /// # Errors
+    /// Key and value of a setting that it does not take.
+    pub fn sampler(self, mut options: SamplerOptions) -> Result<AnySampler, (&'static str, String)> {
+        let sampler: AnySampler = match self {
+            SamplerKind::Euler => Euler.into(),
+            SamplerKind::Res2s => Res2s.into(),
+        };
+        if let Some(eta) = options.eta.take() {
+            return Err(("sampler.eta", eta.to_string()));
+        }
+        if let Some(seed) = options.noise_seed.take() {
+            return Err(("sampler.noise_seed", seed.to_string()));
+        }
+        Ok(sampler)
+    }
+}
