@@ -19,9 +19,9 @@ import zipfile
 
 WHEEL = "pypjrt==0.1.1"
 MEMBER = "pypjrt/_abi/pjrt_0_114.py"
-OUT = pathlib.Path(__file__).resolve().parent.parent / "src" / "pjrt" / "abi.rs"
+OUT = pathlib.Path(__file__).resolve().parent.parent / "crates" / "pjrt" / "src" / "abi.rs"
 
-# The calls the crate makes; every other slot is kept as an untyped pointer so that the table's order holds.
+# The calls the crate makes; runs of other slots are kept as untyped pointers so that the table's order holds.
 CALLS = """
 Error_Destroy Error_Message Error_GetCode
 Plugin_Initialize Plugin_Attributes
@@ -224,19 +224,24 @@ def generate(module):
     text += "\n".join(lines) + "\n}\n\n"
     text += "/// The function table (`PJRT_Api`). It only ever grows at its end.\n#[repr(C)]\npub struct Api {\n"
     text += "    pub struct_size: usize,\n    pub extension_start: *mut c_void,\n    pub version: ApiVersion,\n"
-    for call in (name.removeprefix("PJRT_") for name in module.FUNCTIONS):
-        kind = "Slot"
+    skipped = 0
+    for call in (name.removeprefix("PJRT_") for name in [*module.FUNCTIONS, ""]):
+        if call in CALLS or not call:
+            text += f"    pub skipped_before_{snake(call) or 'the_end'}: [Slot; {skipped}],\n" if skipped else ""
+            skipped = 0
         if call in ("Error_Destroy", "Error_Message"):
-            kind = f'Option<unsafe extern "C" fn(*mut {camel(call)}Args)>'
+            text += f'    pub {snake(call)}: Option<unsafe extern "C" fn(*mut {camel(call)}Args)>,\n'
         elif call in CALLS:
-            kind = f"Call<{camel(call)}Args>"
-        text += f"    pub {snake(call)}: {kind},\n"
-    first, last = snake(module.FUNCTIONS[0][5:]), snake(module.FUNCTIONS[-1][5:])
+            text += f"    pub {snake(call)}: Call<{camel(call)}Args>,\n"
+        else:
+            skipped += 1
+    first, last = snake(module.FUNCTIONS[0][5:]), snake(CALLS[-1])
+    end = module.VTABLE_OFFSET + 8 * module.FUNCTIONS.index(f"PJRT_{CALLS[-1]}")
     size = ctypes.sizeof(module.PJRT_Api)
     text += "}\n"
     text += f"const _: () = assert!(\n    size_of::<Api>() == {size}\n"
     text += f"        && std::mem::offset_of!(Api, {first}) == {module.VTABLE_OFFSET}\n"
-    text += f"        && std::mem::offset_of!(Api, {last}) == {size - 8}\n);\n"
+    text += f"        && std::mem::offset_of!(Api, {last}) == {end}\n);\n"
     text += "// SAFETY: `repr(C)`, plain data, `struct_size` first.\nunsafe impl Struct for Api {}\n"
     return text
 

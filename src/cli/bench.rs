@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::args::{RunArgs, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
-use super::{UsageError, log, print, tell};
+use super::{UsageError, deliver, log, tell};
 use crate::config::load;
 use crate::perf::BenchReport;
 use crate::perf::bench::{BenchOptions, BenchTarget, bench};
@@ -82,14 +82,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 fn finish(args: &Args, report: &BenchReport, baseline: Option<&Value>) -> anyhow::Result<()> {
     let figures = serde_json::to_value(report)?;
     let text = format!("{}\n", serde_json::to_string_pretty(&figures)?);
-    match args.json.as_deref() {
-        Some(path) if path.as_os_str() == "-" => print(&text)?,
-        Some(path) => {
-            crate::media::write_atomically(path, text.as_bytes())?;
-            print(&table(report))?;
-        }
-        None => print(&table(report))?,
-    }
+    deliver(args.json.as_deref(), &text, &table(report))?;
     let wrong = report.wrong();
     if !wrong.is_empty() {
         anyhow::bail!("{}", wrong.join("; "));

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use super::generate::prepare_libtpu;
-use super::{UsageError, print};
+use super::{UsageError, deliver, print};
 use crate::analysis::{AlphaBeta, Calibration, Chip, Measurements, Microbenchmark, fit};
 use crate::config::Config;
 use crate::perf::micro::measure;
@@ -36,20 +36,11 @@ pub fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&Path>) 
         }
         files => files.iter().map(|f| read(f)).collect::<anyhow::Result<_>>()?,
     };
+    let tables: String = all.iter().map(table).collect();
     match (json, all.as_slice()) {
         (Some(_), [_, _, ..]) => return Err(UsageError("--json takes the measurements of one --from".into()).into()),
-        (Some(path), [one]) => {
-            let text = format!("{}\n", serde_json::to_string_pretty(one)?);
-            if path.as_os_str() == "-" {
-                print(&text)?;
-            } else {
-                crate::media::write_atomically(path, text.as_bytes())?;
-            }
-        }
-        _ => {}
-    }
-    if json.is_none_or(|path| path.as_os_str() != "-") {
-        all.iter().try_for_each(|m| print(&table(m)))?;
+        (Some(_), [one]) => deliver(json, &format!("{}\n", serde_json::to_string_pretty(one)?), &tables)?,
+        _ => print(&tables)?,
     }
     let chip = chip(all.first().map_or("", |m| &m.source.device));
     let fitted = fit(&all, &chip, &typed());

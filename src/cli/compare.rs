@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use ndarray::{Array2, Array4, s};
-use serde::Serialize;
+use ndarray::{Array4, s};
 
+use super::comparison::{Clip, Scores, number, read, rows};
 use super::{UsageError, compare_report, print};
-use crate::media::{self, Frames};
-use crate::pipeline::tensors;
-use crate::quality::{self, AudioScores, TensorScores, VideoScores};
-use crate::tensor::Tensor;
+use crate::media;
+use crate::quality;
 
 /// Compares two results: videos, folders of PNG files, WAV files, or dumps.
 #[derive(clap::Args, Debug)]
@@ -51,34 +49,6 @@ pub struct Args {
     report: Option<PathBuf>,
 }
 
-/// One of the results.
-#[derive(Default)]
-pub(super) struct Clip {
-    /// Frames `[frames, 3, height, width]`, values in 0..1.
-    pub video: Option<Array4<f32>>,
-    /// Sound `[channels, samples]`, and its sample rate where known.
-    pub audio: Option<(Array2<f32>, Option<u32>)>,
-    /// Other tensors of a dump.
-    pub tensors: BTreeMap<String, Tensor>,
-}
-
-/// Scores of a comparison.
-#[derive(Serialize)]
-pub(super) struct Scores {
-    /// Path of the result.
-    pub a: String,
-    /// Path of the reference.
-    pub b: String,
-    /// Scores of frames, where both have them.
-    pub video: Option<VideoScores>,
-    /// Scores of sound, where both have it.
-    pub audio: Option<AudioScores>,
-    /// Scores of other common tensors.
-    pub tensors: BTreeMap<String, TensorScores>,
-    /// Parts that only one of them has.
-    pub only_in_one: Vec<String>,
-}
-
 /// Runs the command.
 ///
 /// # Errors
@@ -97,46 +67,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let failed = failures(args, &scores);
     anyhow::ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
-}
-
-fn read(path: &Path) -> Result<Clip, UsageError> {
-    let bad = |e: &dyn std::fmt::Display| UsageError(e.to_string());
-    let video = |frames: Frames| frames.to_video();
-    if path.is_dir() {
-        let frames = media::read_png_frames(path).map_err(|e| bad(&e))?;
-        return Ok(Clip { video: Some(video(frames)), ..Clip::default() });
-    }
-    match path.extension().and_then(|e| e.to_str()).map(str::to_lowercase).as_deref() {
-        Some("safetensors") => dump(tensors::read(path).map_err(|e| bad(&e))?),
-        Some("wav") => {
-            let audio = media::read_wav(path).map_err(|e| bad(&e))?;
-            Ok(Clip { audio: Some((audio.samples().clone(), Some(audio.rate()))), ..Clip::default() })
-        }
-        Some("png") => {
-            let frames = media::read_png(path).map_err(|e| bad(&e))?;
-            Ok(Clip { video: Some(video(frames)), ..Clip::default() })
-        }
-        _ => {
-            let (frames, audio) = media::read_video(path, Path::new("ffmpeg")).map_err(|e| bad(&e))?;
-            let audio = audio.map(|a| (a.samples().clone(), Some(a.rate())));
-            Ok(Clip { video: frames.map(video), audio, ..Clip::default() })
-        }
-    }
-}
-
-/// A dump's `video [b, f, 3, h, w]` and `audio [b, channels, samples]` as frames and sound, where they have that form.
-fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<Clip, UsageError> {
-    let mut clip = Clip::default();
-    if let Some(&[n, f, 3, h, w]) = tensors.get("video").map(Tensor::shape) {
-        let values = tensors.remove("video").map(Tensor::into_f32).unwrap_or_default();
-        clip.video = values.into_shape_with_order((n * f, 3, h, w)).ok();
-    }
-    if let Some(&[n, c, samples]) = tensors.get("audio").map(Tensor::shape) {
-        let values = tensors.remove("audio").map(Tensor::into_f32).unwrap_or_default();
-        clip.audio = values.into_shape_with_order((n * c, samples)).ok().map(|samples| (samples, None));
-    }
-    clip.tensors = tensors;
-    Ok(clip)
 }
 
 fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
@@ -238,39 +168,6 @@ fn failures(args: &Args, scores: &Scores) -> Vec<String> {
     most("mean absolute difference", "--max-mad", video.map(|v| v.worst_mad), args.max_mad);
     most("audio relative L2", "--max-audio-l2", audio.map(|a| a.relative_l2), args.max_audio_l2);
     lines
-}
-
-/// Four decimals, or an exponent for small and large values.
-pub(super) fn number(v: f64) -> String {
-    match v.abs() {
-        a if a == 0.0 || (1e-3..1e5).contains(&a) => format!("{v:.4}"),
-        a if a.is_finite() => format!("{v:.3e}"),
-        _ => v.to_string(),
-    }
-}
-
-/// Rows of the table: metric, value, worst frame.
-pub(super) fn rows(scores: &Scores) -> Vec<[String; 3]> {
-    let mut rows = Vec::new();
-    let mut row = |name: &str, value: f64, worst: Option<f64>| {
-        rows.push([name.to_string(), number(value), worst.map(number).unwrap_or_default()]);
-    };
-    if let Some(v) = &scores.video {
-        row("PSNR (dB)", v.psnr, Some(v.worst_psnr));
-        row("SSIM", v.ssim, Some(v.worst_ssim));
-        row("mean absolute difference (1/255)", v.mad, Some(v.worst_mad));
-    }
-    if let Some(a) = &scores.audio {
-        row("audio relative L2", a.relative_l2, None);
-        row("audio cosine", a.cosine, None);
-        row("audio spectral similarity", a.spectral, None);
-    }
-    for (name, t) in &scores.tensors {
-        row(&format!("{name} relative L2"), t.relative_l2, None);
-        row(&format!("{name} cosine"), t.cosine, None);
-        row(&format!("{name} max difference"), t.max_abs, None);
-    }
-    rows
 }
 
 fn table(scores: &Scores) -> String {

@@ -5,8 +5,9 @@ use std::fmt::Write;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use ndarray::{Array4, ArrayView1, Axis};
 
-use super::compare::{Clip, Scores, rows};
+use super::comparison::{Clip, Scores, rows};
 use crate::media::{Frames, png_bytes};
+use crate::tune::escaped;
 
 /// Gain of the shown differences.
 const GAIN: f32 = 8.0;
@@ -74,10 +75,6 @@ pub(super) fn page(scores: &Scores, a: &Clip, b: &Clip) -> Result<String, String
 fn add(page: &mut String, text: String) {
     // Writing to a String cannot fail.
     let _ = page.write_str(&text);
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// Frame `index` as a data URL.

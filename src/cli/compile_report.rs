@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::pipeline::compile::Compilation;
 use crate::runtime::Target;
+use crate::tune::columns;
 use crate::tune::compile_json::entries;
 
 fn mesh_text(done: &Compilation) -> String {
@@ -91,7 +92,7 @@ pub fn table(done: &Compilation, target: &Target) -> String {
 fn collectives(done: &Compilation) -> String {
     let head =
         ["per", "runs", "kind", "MB", "received", "type", "axes", "how", "scope", "tensor", "rule"].map(str::to_string);
-    let mut rows = vec![head];
+    let mut rows = vec![head.to_vec()];
     for e in entries(done) {
         let c = e.collective;
         let how = match (c.asynchronous, c.overlapped) {
@@ -100,7 +101,7 @@ fn collectives(done: &Compilation) -> String {
             (true, true) => "async",
         };
         let rule = e.cause.map(|p| p.rules.join("; ")).unwrap_or_default();
-        rows.push([
+        rows.push(vec![
             format!("{:?}", c.level).to_lowercase(),
             format!("{}", c.times * e.count as f64),
             c.kind.name().into(),
@@ -117,12 +118,5 @@ fn collectives(done: &Compilation) -> String {
     if rows.len() == 1 {
         return "no collectives\n".into();
     }
-    let width = |n: usize| rows.iter().map(|r| r[n].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
-    let mut out = String::from("\n");
-    for row in &rows {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, w)| format!("{cell:<w$}")).collect();
-        let _ = writeln!(out, "{}", cells.join("  ").trim_end());
-    }
-    out
+    format!("\n{}", columns(&rows, 0..0))
 }

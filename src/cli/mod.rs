@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -16,6 +17,7 @@ mod bench_micro;
 pub mod check;
 pub mod compare;
 mod compare_report;
+mod comparison;
 pub mod compile;
 mod compile_report;
 pub mod completions;
@@ -156,6 +158,19 @@ pub fn print(text: &str) -> anyhow::Result<()> {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => other.context("cannot write to stdout"),
     }
+}
+
+/// Prints `text`, or `figures` to a file besides; the file `-` is stdout, in place of the text.
+///
+/// # Errors
+/// stdout or the file cannot be written.
+pub fn deliver(json: Option<&Path>, figures: &str, text: &str) -> anyhow::Result<()> {
+    match json {
+        Some(path) if path.as_os_str() == "-" => return print(figures),
+        Some(path) => crate::media::write_atomically(path, figures.as_bytes())?,
+        None => {}
+    }
+    print(text)
 }
 
 /// Writes a line to stderr. One that cannot be written, on a disk that is full, is no reason to lose the work.

@@ -1,16 +1,15 @@
 //! `ltx2 plugin install`: fetches the pinned plugin of a platform.
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use sha2::{Digest, Sha256};
 
 use super::{print, tell};
 use crate::pjrt::discover;
 use crate::runtime::plugins::{Wheel, wheels};
+use crate::runtime::sha256_file;
 
 /// Arguments of `ltx2 plugin`.
 #[derive(Debug, clap::Args)]
@@ -139,7 +138,7 @@ fn download(wheel: &Wheel, work: &Path) -> Result<PathBuf> {
     }
     let file = fs::read_dir(&folder)?.flatten().map(|entry| entry.path()).find(|path| is_wheel(path));
     let file = file.with_context(|| format!("{requirement}: pip downloaded no wheel"))?;
-    let sum = sha256(&file)?;
+    let sum = sha256_file(&file).with_context(|| format!("{}: cannot read", file.display()))?;
     if sum != wheel.sha256 {
         bail!("{requirement}: sha256 is {sum}, expected {}: the file is not the one this program trusts", wheel.sha256);
     }
@@ -159,20 +158,6 @@ fn unpack(wheel: &Path, folder: &Path) -> Result<()> {
     }
     // The wheel may be large; nothing reads it again.
     fs::remove_file(wheel).with_context(|| format!("{}: cannot delete", wheel.display()))
-}
-
-/// The SHA-256 of a file in lower-case hexadecimal.
-fn sha256(path: &Path) -> Result<String> {
-    let mut file = fs::File::open(path).with_context(|| format!("{}: cannot open", path.display()))?;
-    let mut hash = Sha256::new();
-    let mut chunk = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut chunk)? {
-            0 => break,
-            read => hash.update(&chunk[..read]),
-        }
-    }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]
@@ -197,6 +182,9 @@ mod tests {
     fn sums() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "abc").unwrap();
-        assert_eq!(sha256(file.path()).unwrap(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(
+            sha256_file(file.path()).unwrap(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
     }
 }

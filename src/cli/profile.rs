@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::args::{RunArgs, timed_job};
 use super::generate::prepare_libtpu;
-use super::{UsageError, log, print};
+use super::{UsageError, deliver, log};
 use crate::analysis::{Trace, XSpace};
 use crate::config::load;
 use crate::media::{check_writable, write_atomically};
@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
         let figures = serde_json::to_string_pretty(&profile)? + "\n";
         write_atomically(&summary, figures.as_bytes())?;
-        finish(args, &figures, &text(&profile, &summary))
+        deliver(args.json.as_deref(), &figures, &text(&profile, &summary))
     })
 }
 
@@ -83,19 +83,7 @@ fn read(args: &Args, path: &Path) -> anyhow::Result<()> {
     let steps = args.run.request.steps.map(|steps| steps as usize);
     let trace = Trace::of(&space, steps).map_err(wrong)?;
     let figures = serde_json::to_string_pretty(&json!({"xplane": path, "trace": trace}))? + "\n";
-    finish(args, &figures, &trace.to_string())
-}
-
-/// Writes the summary and prints it or the tables.
-fn finish(args: &Args, figures: &str, tables: &str) -> anyhow::Result<()> {
-    match args.json.as_deref() {
-        Some(path) if path.as_os_str() == "-" => print(figures),
-        Some(path) => {
-            write_atomically(path, figures.as_bytes())?;
-            print(tables)
-        }
-        None => print(tables),
-    }
+    deliver(args.json.as_deref(), &figures, &trace.to_string())
 }
 
 fn text(profile: &Profile, summary: &Path) -> String {

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
 use super::compile::{prepare_tpus, read_chip};
+use super::deliver;
 use super::experiment::usage;
-use super::print;
 use crate::config::load;
 use crate::pipeline::programs::ProgramKind;
 use crate::tune::{DiagnoseRequest, Diagnosis, Options, default_jobs, diagnose, diagnosis_text};
@@ -114,14 +114,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let diagnosis = diagnose(&request, &options).map_err(usage)?;
     let figures = format!("{}\n", serde_json::to_string_pretty(&json_of(&diagnosis, &config.layout))?);
-    match args.json.as_deref() {
-        Some(path) if path.as_os_str() == "-" => print(&figures)?,
-        Some(path) => {
-            crate::media::write_atomically(path, figures.as_bytes())?;
-            print(&diagnosis_text(&diagnosis, args.collective))?;
-        }
-        None => print(&diagnosis_text(&diagnosis, args.collective))?,
-    }
+    deliver(args.json.as_deref(), &figures, &diagnosis_text(&diagnosis, args.collective))?;
     match (&args.write, diagnosis.suggestions.first()) {
         (Some(path), Some(best)) => {
             let comments = [

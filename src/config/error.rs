@@ -112,7 +112,4 @@ pub enum ConfigError {
     /// `--set` or `--mesh` that cannot be read.
     #[error("{0}")]
     Flag(String),
-    /// Something that later versions will do.
-    #[error("{0}")]
-    NotBuilt(String),
 }

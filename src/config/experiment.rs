@@ -1,16 +1,12 @@
 //! Experiment files: cases as the product of lists, with cases added and left out.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::ConfigError;
-use super::paths;
 use super::schema::FlagValue;
-use super::validate::validate_experiment;
-use super::yaml;
 
 /// A file of `experiments/`: every layout with every mesh, shape, target and set of flags; then `include`, without
 /// `exclude`.
@@ -161,42 +157,10 @@ impl Experiment {
     }
 }
 
-/// Reads an experiment. Files that stand beside it are meant from there; other names are shipped ones.
-///
-/// # Errors
-/// No such file; an unknown key, a wrong type, with line; nothing to compile.
-pub fn read_experiment(path: &Path) -> Result<Experiment, ConfigError> {
-    let label = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
-    let node = yaml::parse(&text, &label)?;
-    validate_experiment(&node, &label)?;
-    let wrong = |message: String| ConfigError::Syntax { place: label.clone(), message };
-    let mut file: Experiment = serde_json::from_value(node.to_value()).map_err(|e| wrong(e.to_string()))?;
-    let folder = path.parent().unwrap_or(Path::new(""));
-    let beside = |name: &mut String| {
-        if folder.join(name.as_str()).is_file() {
-            *name = paths::join(folder, name);
-        }
-    };
-    beside(&mut file.config);
-    file.layouts.iter_mut().for_each(beside);
-    file.include.iter_mut().chain(&mut file.exclude).filter_map(|c| c.layout.as_mut()).for_each(beside);
-    let cases = file.cases();
-    if cases.is_empty() {
-        return Err(wrong("no case is left: give layouts and targets, or include".into()));
-    }
-    for case in &cases {
-        if case.target.is_none() {
-            return Err(wrong("a case has no target: give targets, e.g. [tpu:v5p:2x2x2]".into()));
-        }
-        case.size().map_err(|e| wrong(e.to_string()))?;
-    }
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::read_experiment;
 
     fn read(text: &str) -> Result<Experiment, String> {
         let folder = tempfile::tempdir().unwrap();

@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::ConfigError;
-use super::paths;
-use super::schema::{Config, Mesh};
+use super::presets;
+use super::schema::{AUTO, Config, Mesh};
 use super::yaml::{self, Data, Node};
 use crate::hlo;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, LayoutError, Override, Rule};
@@ -99,9 +99,6 @@ impl LayoutSource {
 
 /// Virtual devices that a mesh with an open size is padded to.
 const VIRTUAL_DEVICES: usize = 8;
-
-/// The layout that [`Config::resolve_auto_layout`] decides.
-pub const AUTO: &str = "auto";
 
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
 
@@ -221,7 +218,7 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
 
 fn read(name: &str) -> Result<LayoutSource, ConfigError> {
     let name = if name == AUTO { "replicated" } else { name };
-    let (label, text) = match (std::fs::read_to_string(Path::new(name)), paths::shipped_layout(name)) {
+    let (label, text) = match (std::fs::read_to_string(Path::new(name)), presets::shipped_layout(name)) {
         (Ok(text), _) => (name.to_string(), text),
         (Err(_), Some((shipped, text))) => (format!("shardings/{shipped}.yml"), text.to_string()),
         (Err(source), None) => return Err(ConfigError::Read { path: name.into(), source }),

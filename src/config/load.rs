@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::error::{ConfigError, Origin};
+use super::experiment::Experiment;
 use super::schema::{Config, Mesh};
 use super::tree::Tree;
-use super::validate::{Place, accepts_text, validate};
+use super::validate::{Place, accepts_text, validate, validate_experiment};
 use super::yaml::{self, Data, Node};
 use super::{check, layout, paths, presets};
 use crate::models::presets::Preset;
@@ -379,4 +380,37 @@ impl Config {
     pub fn size_multiple(&self) -> usize {
         if self.pipeline.has_two_stages() { 64 } else { 32 }
     }
+}
+
+/// Reads an experiment. Files that stand beside it are meant from there; other names are shipped ones.
+///
+/// # Errors
+/// No such file; an unknown key, a wrong type, with line; nothing to compile.
+pub fn read_experiment(path: &Path) -> Result<Experiment, ConfigError> {
+    let label = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    let node = yaml::parse(&text, &label)?;
+    validate_experiment(&node, &label)?;
+    let wrong = |message: String| ConfigError::Syntax { place: label.clone(), message };
+    let mut file: Experiment = serde_json::from_value(node.to_value()).map_err(|e| wrong(e.to_string()))?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let beside = |name: &mut String| {
+        if folder.join(name.as_str()).is_file() {
+            *name = paths::join(folder, name);
+        }
+    };
+    beside(&mut file.config);
+    file.layouts.iter_mut().for_each(beside);
+    file.include.iter_mut().chain(&mut file.exclude).filter_map(|c| c.layout.as_mut()).for_each(beside);
+    let cases = file.cases();
+    if cases.is_empty() {
+        return Err(wrong("no case is left: give layouts and targets, or include".into()));
+    }
+    for case in &cases {
+        if case.target.is_none() {
+            return Err(wrong("a case has no target: give targets, e.g. [tpu:v5p:2x2x2]".into()));
+        }
+        case.size().map_err(|e| wrong(e.to_string()))?;
+    }
+    Ok(file)
 }

@@ -2,8 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::presets::{LAYOUTS, find};
-use super::schema::Config;
+use super::presets::shipped_layout;
+use super::schema::{AUTO, Config};
 use super::yaml::{Data, Node};
 use crate::models::presets::Preset;
 use crate::weights::HubCache;
@@ -73,13 +73,8 @@ fn model(folder: &Path, name: &str) -> String {
 
 /// A layout is a file, or one that is shipped: by its bare name, or as `shardings/NAME.yml` where there is no such file.
 fn layout(folder: &Path, name: &str) -> String {
-    let known = name == super::layout::AUTO || shipped_layout(name).is_some();
+    let known = name == AUTO || shipped_layout(name).is_some();
     if known && !folder.join(name).exists() { name.into() } else { join(folder, name) }
-}
-
-/// The shipped layout of a name.
-pub fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)> {
-    find(&LAYOUTS, name.strip_prefix("shardings/").unwrap_or(name))
 }
 
 fn change(node: &mut Node, f: impl FnOnce(&str) -> String) {

@@ -3,9 +3,6 @@
 use super::schema::Pipeline;
 use crate::weights::Version;
 
-/// What to avoid unless a request says otherwise.
-pub const NEGATIVE_PROMPT: &str = include_str!("../../configs/negative_prompt.txt");
-
 macro_rules! config {
     ($name:literal) => {
         ($name, include_str!(concat!("../../configs/", $name, ".yml")))
@@ -63,6 +60,11 @@ pub fn shipped_layouts() -> impl Iterator<Item = &'static str> {
 pub fn find(shipped: &'static [(&'static str, &'static str)], name: &str) -> Option<(&'static str, &'static str)> {
     let name = name.strip_suffix(".yml").unwrap_or(name);
     shipped.iter().find(|(n, _)| *n == name).copied()
+}
+
+/// The shipped layout of a name.
+pub fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)> {
+    find(&LAYOUTS, name.strip_prefix("shardings/").unwrap_or(name))
 }
 
 /// The preset of a model generation and a pipeline.

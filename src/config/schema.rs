@@ -7,6 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::sampling::{SamplerKind, SamplerOptions};
 
+/// The layout that [`Config::resolve_auto_layout`] decides.
+pub const AUTO: &str = "auto";
+
+/// What to avoid unless a request says otherwise.
+const NEGATIVE_PROMPT: &str = include_str!("../../configs/negative_prompt.txt");
+
 /// What a run is: model, request, sampling, placement, output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -58,7 +64,7 @@ impl Default for Config {
             two_stage: TwoStage::default(),
             vocoder: Vocoder::default(),
             mesh: None,
-            layout: super::layout::AUTO.into(),
+            layout: AUTO.into(),
             runtime: Runtime::default(),
             output: Output::default(),
         }
@@ -217,7 +223,7 @@ impl Default for Request {
     fn default() -> Self {
         Request {
             prompt: String::new(),
-            negative_prompt: super::presets::NEGATIVE_PROMPT.trim().into(),
+            negative_prompt: NEGATIVE_PROMPT.trim().into(),
             negative_prompt_file: None,
             prompts: None,
             num_videos: 1,

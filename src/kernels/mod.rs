@@ -1,4 +1,4 @@
-//! Attention kernels. XLA's own operations serve every platform; fused kernels of a platform stand beside them.
+//! Attention kernels. XLA's own operations serve every platform; some platforms have fused kernels too.
 
 mod cudnn;
 mod mosaic;

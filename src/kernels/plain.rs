@@ -1,4 +1,4 @@
-//! Attention in XLA's own operations: products accumulate in f32, softmax in f32, weights rounded to the values' type.
+//! Attention in XLA's own operations: matmuls accumulate in f32, softmax in f32, weights rounded to the values' type.
 //! Values come as `[b, kv, d, k]`, the order in which their product reads them.
 
 use crate::hlo::{DType, Type, Value};

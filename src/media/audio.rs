@@ -55,7 +55,7 @@ impl Audio {
         for &v in &self.samples {
             hash.update(v.to_le_bytes());
         }
-        super::frames::hex(&hash.finalize())
+        hex::encode(hash.finalize())
     }
 
     /// The same sound trimmed or padded with silence to `len` samples, limited to -1..1 (not-a-number becomes silence):
@@ -94,7 +94,7 @@ mod tests {
         let turned = Audio::new(array![[1.0f32, 3.0], [2.0, 4.0]].reversed_axes(), 8000).unwrap();
         assert_eq!(a.sha256(), turned.sha256());
         let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
-        assert_eq!(a.sha256(), super::super::frames::hex(&Sha256::digest(&bytes)));
+        assert_eq!(a.sha256(), hex::encode(Sha256::digest(&bytes)));
         assert!(Audio::new(Array2::zeros((3, 4)), 8000).is_err());
         assert!(Audio::new(Array2::zeros((1, 4)), 0).is_err());
     }

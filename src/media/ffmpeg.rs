@@ -8,7 +8,7 @@ use super::atomic;
 use super::audio::Audio;
 use super::error::{Error, Result};
 use super::frames::Frames;
-use super::mp4::Mp4Options;
+use super::options::Mp4Options;
 use super::rate::FrameRate;
 use super::wav::{WavFormat, wav_bytes};
 use super::yuv;

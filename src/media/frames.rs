@@ -85,7 +85,7 @@ impl Frames {
         for frame in self.iter() {
             hash.update(frame);
         }
-        hex(&hash.finalize())
+        hex::encode(hash.finalize())
     }
 }
 
@@ -93,16 +93,6 @@ impl Frames {
 fn to_byte(v: f32) -> u8 {
     // The cast turns not-a-number into 0.
     (v.clamp(0.0, 1.0) * 255.0).round_ties_even() as u8
-}
-
-/// Lower-case hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut s, b| {
-        // Writing to a String cannot fail.
-        let _ = write!(s, "{b:02x}");
-        s
-    })
 }
 
 #[cfg(test)]
@@ -129,7 +119,7 @@ mod tests {
         // A view in another order gives the same frames.
         let turned = video.view().permuted_axes([0, 1, 3, 2]).as_standard_layout().into_owned();
         assert_eq!(Frames::from_video(turned.view().permuted_axes([0, 1, 3, 2])).unwrap(), frames);
-        assert_eq!(frames.sha256(), hex(&Sha256::digest(frames.data().as_slice().unwrap())));
+        assert_eq!(frames.sha256(), hex::encode(Sha256::digest(frames.data().as_slice().unwrap())));
         assert!(Frames::from_video(Array4::zeros((1, 4, 2, 2)).view()).is_err());
         assert!(Frames::from_video(Array4::zeros((0, 3, 2, 2)).view()).is_err());
     }

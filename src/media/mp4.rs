@@ -1,38 +1,14 @@
 //! MP4 files: which encoder, how long, and whole or not at all.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::audio::Audio;
 use super::error::{Error, Result};
 use super::frames::Frames;
+use super::options::{EncoderChoice, Mp4Options};
 use super::rate::FrameRate;
 use super::{aac, atomic, ffmpeg, h264, isobmff};
 use crate::failpoint;
-
-/// Which encoder a caller asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EncoderChoice {
-    /// ffmpeg when it is installed with libx264, the embedded one otherwise.
-    #[default]
-    Auto,
-    /// ffmpeg; an error without it.
-    Ffmpeg,
-    /// The encoders in this binary.
-    Embedded,
-}
-
-impl std::str::FromStr for EncoderChoice {
-    type Err = String;
-
-    fn from_str(s: &str) -> std::result::Result<Self, String> {
-        match s {
-            "auto" => Ok(Self::Auto),
-            "ffmpeg" => Ok(Self::Ffmpeg),
-            "embedded" => Ok(Self::Embedded),
-            other => Err(format!("unknown video encoder '{other}'; use auto, ffmpeg or embedded")),
-        }
-    }
-}
 
 /// Which encoder wrote a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,27 +25,6 @@ impl std::fmt::Display for Encoder {
             Encoder::Ffmpeg(version) => write!(f, "ffmpeg ({version}): libx264 and aac"),
             Encoder::Embedded => f.write_str("embedded: rusty_h264 and syom AAC-LC"),
         }
-    }
-}
-
-/// How a clip is encoded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mp4Options {
-    /// Which encoder.
-    pub encoder: EncoderChoice,
-    /// The ffmpeg program: a path, or a name to be found on PATH.
-    pub ffmpeg: PathBuf,
-    /// Quality, 0 (best) to 51: x264's constant rate factor, and the embedded encoder's quantizer.
-    pub crf: u8,
-    /// Bits a second of the sound.
-    pub audio_bitrate: u32,
-    /// Whether a file that has the name by then is replaced.
-    pub replace: bool,
-}
-
-impl Default for Mp4Options {
-    fn default() -> Self {
-        Self { encoder: EncoderChoice::Auto, ffmpeg: "ffmpeg".into(), crf: 19, audio_bitrate: 192_000, replace: true }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::kernels::{Kernel, Tpu};
 /// The choices every program of a run shares.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Build {
-    /// Weights and activations; f32 computes products at full precision.
+    /// Weights and activations; f32 computes matmuls at full precision.
     pub dtype: DType,
     /// Rounding order.
     pub numerics: Numerics,

@@ -1,6 +1,6 @@
 //! Convolutions of `[b, channels, …]` with the weights `[out, in, kernel…]` and biases `[out]` of a checkpoint.
 //!
-//! Weights are declared whole: they are small beside the activations they meet.
+//! Weights are replicated: they are small next to the activations they meet.
 
 use super::build::Conv3dLowering;
 use super::halo::{Padding, SpatialShards};
@@ -22,8 +22,6 @@ pub struct Conv3d {
     pub padding: Padding,
     /// Padding before the first frame and behind the last.
     pub temporal_padding: Padding,
-    /// Form in the program.
-    pub lowering: Conv3dLowering,
 }
 
 impl Conv3d {
@@ -50,10 +48,10 @@ impl Conv3d {
         let (before, after) = if self.causal { (time, 0) } else { (time / 2, time / 2) };
         let reach = [rows / 2, columns / 2];
         let x = shards.extend(x, reach, self.padding);
-        let is_direct = self.lowering == Conv3dLowering::Direct;
+        let lowering = p.lowering().conv3d;
         let (x, ends) = match self.temporal_padding {
             // As the convolution's own attribute the zeros cost nothing.
-            Padding::Zeros if is_direct => (x, (before, after)),
+            Padding::Zeros if lowering == Conv3dLowering::Direct => (x, (before, after)),
             padding => (pad(p, &x, 2, before, after, padding), (0, 0)),
         };
         let [above, left] = [(3, reach[0]), (4, reach[1])].map(|(axis, n)| if shards.is_sharded(axis) { 0 } else { n });
@@ -61,7 +59,7 @@ impl Conv3d {
             Padding::Zeros => (x, [above, left]),
             padding => (pad(p, &pad(p, &x, 3, above, above, padding), 4, left, left, padding), [0, 0]),
         };
-        match self.lowering {
+        match lowering {
             Conv3dLowering::Direct => {
                 let padding = [ends, (zeros[0], zeros[0]), (zeros[1], zeros[1])];
                 let window = Conv::new(3).stride(&self.stride).padding(&padding);
@@ -79,9 +77,9 @@ impl Conv3d {
         let x = x.swap(1, 2);
         let product = |t: usize| {
             let part = x.slice_step(1, t, t + (frames - 1) * step + 1, step);
-            let pictures = part.reshape([&[batch * frames], &part.dims()[2..]].concat());
-            // Operands of f32 keep the sum in f32; at default precision their products are those of the 16-bit values.
-            x.builder().convolution(&pictures.to(DType::F32), &weight.at(2, t).to(DType::F32), &window)
+            let images = part.reshape([&[batch * frames], &part.dims()[2..]].concat());
+            // Operands of f32 keep the sum in f32; at default precision their dots are those of the 16-bit values.
+            x.builder().convolution(&images.to(DType::F32), &weight.at(2, t).to(DType::F32), &window)
         };
         let sum = (1..self.kernel[0]).fold(product(0), |sum, t| sum + product(t));
         let sum = add_bias(sum, bias.map(|b| b.to(DType::F32))).to(x.dtype());

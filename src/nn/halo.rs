@@ -49,7 +49,7 @@ impl ShardedDim {
         let size = self.global_size(block);
         if block < n || (padding == Padding::Reflect && size <= n) {
             let message = format!(
-                "{padding:?} padding of {n} needs more than {size} elements along axis {axis} of a picture and as many \
+                "{padding:?} padding of {n} needs more than {size} elements along axis {axis} of a frame and as many \
                  of a block {}",
                 x.ty()
             );

@@ -105,7 +105,7 @@ mod tests {
     use crate::hlo::Type;
     use crate::nn::Build;
 
-    /// Runs in f32 are what parity is judged by: no unit of fewer bits may take their products.
+    /// Runs in f32 are what parity is judged by: no unit of fewer bits may compute their matmuls.
     #[test]
     fn products_of_f32_keep_all_of_its_bits() {
         for (dtype, precision) in [(DType::F32, "HIGHEST"), (DType::BF16, "DEFAULT")] {

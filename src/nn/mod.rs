@@ -32,5 +32,5 @@ pub use layout::{Axis, Layout, LayoutError, Override, Rule};
 pub use linear::{affine, gelu, gelu_tanh, gelu_tanh_of_product, linear, linear_into, linear_nd, project, silu};
 pub use norm::{group_norm, layer_norm, pixel_norm, rms, rms_norm};
 pub use param::{Init, Param, Placement, Role, Source};
-pub use params::Params;
+pub use params::{Params, PartView};
 pub use sharded_video::ShardedVideo;

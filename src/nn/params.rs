@@ -32,6 +32,18 @@ pub(super) enum Number {
     Counted { layers: usize, index: Value },
 }
 
+/// Equal parts of a tensor that is read with permuted axes, the parts first, and which of them.
+pub struct PartView<'a> {
+    /// Shape of the tensor in the checkpoint.
+    pub stored: &'a [usize],
+    /// Strides of the parts' axes and the number of the part, in elements of the stored tensor.
+    pub strides: &'a [usize],
+    /// Number of parts.
+    pub parts: usize,
+    /// Index of the part, a value of the program.
+    pub index: &'a Value,
+}
+
 /// A place in a network's tree of names, in a program under construction.
 #[derive(Clone)]
 pub struct Params {
@@ -138,25 +150,16 @@ impl Params {
         self.declare(self.key(&names.join("+")), source, self.of_shape(&shape), &axes, init)
     }
 
-    /// Part `index` of one tensor that is read with permuted axes, the parts first: `parts` of them, each of `shape`.
-    #[allow(clippy::too_many_arguments)] // As `get_as`, with what a view and a part need.
-    pub fn part(
-        &self,
-        name: &str,
-        stored: &[usize],
-        strides: &[usize],
-        (parts, index): (usize, &Value),
-        shape: &[usize],
-        axes: &[Axis],
-        init: Init,
-    ) -> Value {
+    /// One part of a tensor, of `shape`.
+    pub fn part(&self, name: &str, view: PartView, shape: &[usize], axes: &[Axis], init: Init) -> Value {
         let key = self.key(name);
-        let source = Source::View { key: key.clone(), shape: stored.to_vec(), strides: strides.to_vec() };
-        let layer = Some(Layer { at: 0, number: Number::Counted { layers: parts, index: index.clone() } });
+        let source = Source::View { key: key.clone(), shape: view.stored.to_vec(), strides: view.strides.to_vec() };
+        let number = Number::Counted { layers: view.parts, index: view.index.clone() };
+        let layer = Some(Layer { at: 0, number });
         Params { layer, ..self.clone() }.declare(key, source, self.of_shape(shape), axes, init)
     }
 
-    /// The rows `ids` of a table, `ids`' shape with the rows' behind. A table whose rows are stored in pieces stays so:
+    /// The rows `ids` of a table, `ids`' shape with the rows' behind. The rows of a sharded table stay sharded:
     /// what was looked up is gathered, which is less.
     pub fn lookup(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init, ids: &Value) -> Value {
         let key = self.key(name);

@@ -91,7 +91,7 @@ impl Compilation {
 }
 
 /// Bytes on a device.
-#[derive(Clone, Copy, Debug, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Memory {
     /// Arguments.
     pub arguments: i64,
@@ -99,9 +99,11 @@ pub struct Memory {
     pub outputs: i64,
     /// Everything between.
     pub temporaries: i64,
-    /// OpenTarget code.
+    /// Machine code.
+    #[serde(default)]
     pub generated_code: i64,
     /// Results that take over arguments.
+    #[serde(default)]
     pub aliased: i64,
     /// What a run needs at once.
     pub total: i64,

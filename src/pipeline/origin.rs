@@ -93,7 +93,7 @@ impl Origin {
         for part in Component::ALL.into_iter().filter(|p| *p != Component::Tokenizer && self.has(*p)) {
             hash.update(format!("{} {}\n", part.folder(), self.json(part)?));
         }
-        Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+        Ok(hex::encode(hash.finalize()))
     }
 }
 

@@ -202,7 +202,7 @@ impl Entry {
         }
     }
 
-    /// The payload, if it is whole and of this program.
+    /// The payload, if it is complete and of this program.
     fn serialized<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], String> {
         let (header, serialized) = sealed::read::<Header>(bytes)?;
         match header.identity == self.identity {

@@ -1,117 +1,23 @@
 //! Compiling a network's program and running it on named buffers.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::cache::{Cache, CacheError, Entry, fingerprint};
+use super::compile::{EngineOptions, compile_known, compile_options};
 use super::devices::Devices;
-use super::flags;
-use super::gather::Replicator;
-use super::processes::{Group, GroupError};
-use super::sharded_tensor::{Shard, ShardedTensor, shards};
+use super::error::RuntimeError;
+use super::executable::{Executable, ExecutableOrigin, Outputs};
+use super::gather;
+use super::processes::Group;
+use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
 use crate::failpoint;
-use crate::hlo::{Argument, Mesh, Output, Program, Type};
-use crate::pjrt::{
-    Client, CompileOptions, Device, DeviceLayout, Error, Executable as Compiled, ExecuteOptions, LoadedExecutable,
-    OptionValue,
-};
-use crate::tensor::{Tensor, TensorError};
-
-/// Errors of compiling and running programs.
-#[derive(Debug, thiserror::Error)]
-pub enum RuntimeError {
-    /// The plugin.
-    #[error(transparent)]
-    Plugin(#[from] crate::pjrt::Error),
-    /// The program.
-    #[error(transparent)]
-    Program(#[from] crate::hlo::Error),
-    /// A host tensor.
-    #[error(transparent)]
-    Tensor(#[from] TensorError),
-    /// The compile cache.
-    #[error("compile cache: {0}")]
-    Cache(#[from] CacheError),
-    /// The other processes of the run.
-    #[error(transparent)]
-    Processes(#[from] GroupError),
-    /// A parameter could not be read.
-    #[error("{0}")]
-    Parameter(String),
-    /// An argument was not given.
-    #[error("program '{program}' needs '{name}' of type {ty}")]
-    Missing {
-        /// Program.
-        program: String,
-        /// Argument.
-        name: String,
-        /// Its type.
-        ty: String,
-    },
-    /// An argument has the wrong type.
-    #[error("'{name}' must be {want}, got {got}")]
-    Mismatch {
-        /// Argument.
-        name: String,
-        /// Declared type.
-        want: String,
-        /// Given type.
-        got: String,
-    },
-    /// The plugin put a program onto other devices than it was compiled for.
-    #[error("program '{program}' was loaded onto devices {got:?} of this process, not {wanted:?}")]
-    Placed {
-        /// Program.
-        program: String,
-        /// Ids, in the order of the mesh.
-        wanted: Vec<i32>,
-        /// Ids, in the plugin's order.
-        got: Vec<i32>,
-    },
-    /// The program runs on more devices than there are.
-    #[error("program '{program}' is partitioned over {want} devices, the platform has {have}")]
-    Devices {
-        /// Program.
-        program: String,
-        /// Devices it needs.
-        want: usize,
-        /// Devices there are.
-        have: usize,
-    },
-}
-
-/// Options of every compile.
-#[derive(Clone, Debug, Default)]
-pub struct EngineOptions {
-    /// XLA flags for every compile, by name.
-    pub xla_flags: BTreeMap<String, OptionValue>,
-    /// Folder of the compile cache; `None` compiles every program.
-    pub compile_cache: Option<PathBuf>,
-    /// Whether a profiler trace needs name scopes of every operation.
-    pub traceable: bool,
-}
-
-/// ExecutableOrigin of an executable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExecutableOrigin {
-    /// The compiler.
-    Compiled,
-    /// The compile cache.
-    CacheHit,
-}
-
-impl fmt::Display for ExecutableOrigin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ExecutableOrigin::Compiled => "compiled",
-            ExecutableOrigin::CacheHit => "cache hit",
-        })
-    }
-}
+use crate::hlo::{Argument, Mesh, Program, Sharding, Type};
+use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable};
+use crate::tensor::Tensor;
 
 /// Compiles and runs of a program so far.
 #[derive(Clone, Debug, Default, serde::Serialize)]
@@ -261,8 +167,8 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::compile`], of a program that may have been compiled by this before.
-    pub(super) fn compile_once(&self, name: &str, program: &Program) -> Result<Arc<Executable>, RuntimeError> {
+    /// Compiles a program unless this did so before.
+    fn compile_once(&self, name: &str, program: &Program) -> Result<Arc<Executable>, RuntimeError> {
         let hash = program.hash();
         let known = self.compiled.lock().ok().and_then(|all| all.get(&hash).cloned());
         if let Some(known) = known {
@@ -365,10 +271,32 @@ impl Engine {
             let buffers = each.iter_mut().filter_map(Iterator::next).collect();
             let shards = shards(&o.ty, &executable.mesh, o.sharding.as_ref());
             let tensor = ShardedTensor::new(buffers, addressable.clone(), shards, o.ty.clone(), o.logical_dims.clone());
-            let replicator = self.has_peers().then(|| Replicator::new(self, &executable.mesh, o.sharding.as_ref()));
-            (o.name.clone(), tensor.with_replicator(replicator))
+            let replicate = self.has_peers().then(|| self.replicator(&executable.mesh, o.sharding.as_ref()));
+            (o.name.clone(), tensor.with_replicator(replicate))
         });
         Ok(Outputs { named: named.collect() })
+    }
+
+    /// The tensor, a result of a program over `mesh`, replicated on every device. This runs a program of all processes:
+    /// each has to call it.
+    ///
+    /// # Errors
+    /// The plugin's message.
+    pub fn replicate(
+        &self,
+        tensor: &ShardedTensor,
+        mesh: &Mesh,
+        sharding: Option<&Sharding>,
+    ) -> Result<ShardedTensor, RuntimeError> {
+        let program = gather::program(tensor.ty(), tensor.dims(), mesh, sharding)?;
+        let executable = self.compile_once("gather", &program)?;
+        let mut outputs = self.run(&executable, |name| (name == gather::TENSOR).then_some(tensor))?;
+        outputs.take(gather::TENSOR).ok_or_else(|| RuntimeError::Parameter("nothing was gathered".into()))
+    }
+
+    fn replicator(&self, mesh: &Mesh, sharding: Option<&Sharding>) -> Replicate {
+        let (engine, mesh, sharding) = (self.clone(), mesh.clone(), sharding.cloned());
+        Box::new(move |tensor| engine.replicate(tensor, &mesh, sharding.as_ref()))
     }
 
     /// Statistics of every program.
@@ -380,45 +308,6 @@ impl Engine {
         if let Ok(mut all) = self.statistics.lock() {
             f(all.entry(name.to_string()).or_default());
         }
-    }
-}
-
-/// The options every compile of this project starts from. `devices` are ids in the order in which meshes count them; the
-/// TPU compiler, without a client to ask, needs them.
-pub fn compile_options(platform: &str, program: &Program, devices: &[i32], options: &EngineOptions) -> CompileOptions {
-    let ids = devices.iter().take(program.devices()).map(|&id| i64::from(id)).collect();
-    let start = CompileOptions { devices: Some(ids), ..CompileOptions::partitioned(program.devices()) };
-    let traces = if options.traceable { flags::for_traces(platform) } else { Vec::new() };
-    let own = flags::defaults(platform, program.devices()).into_iter().chain(traces);
-    let own = own.map(|(name, value)| (name.to_string(), value));
-    let given = options.xla_flags.iter().map(|(name, value)| (name.clone(), value.clone()));
-    own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
-}
-
-/// Compiles, leaving out those of our own flags that the plugin refuses by name: an older or newer one.
-pub(super) fn compile_known<T>(
-    platform: &str,
-    options: &CompileOptions,
-    given: &EngineOptions,
-    compile: impl Fn(&CompileOptions) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let mut options = options.clone();
-    let kept = given.compile_cache.as_deref().and_then(|folder: &Path| flags::kept_beside(platform, folder));
-    if let Some((name, value)) = kept {
-        options.flags.entry(name.into()).or_insert(value);
-    }
-    loop {
-        let error = match compile(&options) {
-            Ok(compiled) => return Ok(compiled),
-            Err(error) => error,
-        };
-        // One that it does not know, or that newer versions take for other chips only.
-        let text = error.to_string();
-        let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
-        let named = |flag: &&String| words.contains(&flag.as_str()) && !given.xla_flags.contains_key(*flag);
-        let Some(unknown) = options.flags.keys().find(named).cloned() else { return Err(error) };
-        tracing::warn!("the plugin does not take {unknown}; compiling without it");
-        options.flags.remove(&unknown);
     }
 }
 
@@ -449,163 +338,4 @@ pub(super) fn device_layout(argument: &Argument) -> Result<Option<DeviceLayout>,
             argument.name, argument.memory_layout
         ))
     })
-}
-
-/// A compiled program with the names of its arguments and results.
-pub struct Executable {
-    name: String,
-    loaded: LoadedExecutable,
-    arguments: Vec<Argument>,
-    results: Vec<Output>,
-    mesh: Mesh,
-    hash: String,
-    origin: ExecutableOrigin,
-    compile_time: Duration,
-}
-
-impl Executable {
-    /// The program's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The same compiled program for one of equal text, whose arguments and results may have other logical dimensions.
-    #[must_use]
-    pub fn written_as(&self, program: &Program) -> Executable {
-        Executable {
-            name: self.name.clone(),
-            loaded: self.loaded.clone(),
-            arguments: program.arguments.clone(),
-            results: program.results.clone(),
-            mesh: self.mesh.clone(),
-            hash: self.hash.clone(),
-            origin: self.origin,
-            compile_time: self.compile_time,
-        }
-    }
-
-    /// The program's hash.
-    pub fn hash(&self) -> &str {
-        &self.hash
-    }
-
-    /// Compiled, or loaded from the compile cache.
-    pub fn origin(&self) -> ExecutableOrigin {
-        self.origin
-    }
-
-    /// Time the compile took, or loading it from the compile cache.
-    pub fn compile_time(&self) -> Duration {
-        self.compile_time
-    }
-
-    /// The names and types of the arguments.
-    pub fn arguments(&self) -> &[Argument] {
-        &self.arguments
-    }
-
-    /// The names and types of the results.
-    pub fn results(&self) -> &[Output] {
-        &self.results
-    }
-
-    /// The devices it runs on.
-    pub fn mesh(&self) -> &Mesh {
-        &self.mesh
-    }
-
-    /// The compiled form, for its memory and its optimized program.
-    pub fn compiled(&self) -> &Compiled {
-        &self.loaded
-    }
-}
-
-/// The results of a run, by name.
-pub struct Outputs {
-    named: HashMap<String, ShardedTensor>,
-}
-
-impl Outputs {
-    /// A result on the devices.
-    pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
-        self.named.get(name)
-    }
-
-    /// A result copied to the host.
-    ///
-    /// # Errors
-    /// No such result; the plugin's message.
-    pub fn tensor(&self, name: &str) -> Result<Tensor, RuntimeError> {
-        let found = self.named.get(name).ok_or_else(|| RuntimeError::Missing {
-            program: "outputs".into(),
-            name: name.into(),
-            ty: "any".into(),
-        })?;
-        found.download()
-    }
-
-    /// Every result, in the order of their names.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &ShardedTensor)> {
-        let sorted: BTreeMap<&str, &ShardedTensor> = self.named.iter().map(|(n, d)| (n.as_str(), d)).collect();
-        sorted.into_iter()
-    }
-
-    /// Waits until every result is there.
-    ///
-    /// # Errors
-    /// Error of the program on the device.
-    pub fn wait(&self) -> Result<(), RuntimeError> {
-        self.named.values().try_for_each(ShardedTensor::wait)
-    }
-
-    /// Takes a result out.
-    pub fn take(&mut self, name: &str) -> Option<ShardedTensor> {
-        self.named.remove(name)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::hlo::{Builder, DType};
-    use crate::pjrt::Code;
-
-    #[test]
-    fn a_users_options_come_behind_ours() {
-        const NAME: &str = "xla_allow_excess_precision";
-        let b = Builder::new("f");
-        let x = b.argument("x", Type::new(DType::F32, [2]));
-        let program = b.finish(&[("y", &(&x + 1.0))]).expect("builds");
-        let users =
-            EngineOptions { xla_flags: [(NAME.to_string(), OptionValue::Bool(true))].into(), ..Default::default() };
-        for (given, want) in [(EngineOptions::default(), false), (users, true)] {
-            let options = compile_options("cpu", &program, &[0], &given);
-            assert_eq!(options.flags[NAME], OptionValue::Bool(want));
-        }
-    }
-
-    #[test]
-    fn options_of_ours_that_a_plugin_does_not_know_are_left_out_and_a_users_are_not() {
-        let known = |options: &CompileOptions| match options.flags.keys().find(|name| name.starts_with("new_")) {
-            None => Ok(options.flags.len()),
-            Some(name) => Err(Error::Call {
-                plugin: "p.so".into(),
-                call: "PJRT_Client_Compile",
-                code: Code(3),
-                message: format!("No such compile option: '{name}'"),
-            }),
-        };
-        let flags = ["new_one", "old", "new_two"];
-        let options = flags
-            .iter()
-            .fold(CompileOptions::default(), |o, name| o.flag((*name).to_string(), OptionValue::Bool(true)));
-        let ours = EngineOptions::default();
-        assert_eq!(compile_known("cpu", &options, &ours, known).expect("compiles"), 1);
-        let users = EngineOptions {
-            xla_flags: [("new_two".to_string(), OptionValue::Bool(true))].into(),
-            ..Default::default()
-        };
-        let error = compile_known("cpu", &options, &users, known).expect_err("it was asked for");
-        assert!(error.to_string().contains("new_two"), "{error}");
-    }
 }

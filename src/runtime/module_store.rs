@@ -1,11 +1,11 @@
 //! Optimized modules on disk: what a compiler made of a program, for whoever reads it again without compiling it again.
 //!
-//! An entry is one file (see [`sealed`]): the header says what was compiled and what only the compiler knew beside the
+//! An entry is one file (see [`sealed`]): the header says what was compiled and what only the compiler knew besides the
 //! module, the payload is the module, compressed. Its name is the hash of everything that the compiler was given. Nothing
 //! that is computed *from* a module is stored: whoever wants figures analyses it anew. A program that the compiler refused
 //! or crashed on has an entry too, without payload.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,10 @@ use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::cache::{CacheError, fingerprint};
-use super::engine::EngineOptions;
-use super::sealed::{self, hex, json, sha256};
+use super::compile::EngineOptions;
+use super::sealed::{self, json, sha256, sha256_file};
 use super::target::OpenTarget;
 use crate::hlo::Program;
 use crate::pjrt::{CompiledMemory, OptimizedProgram};
@@ -165,7 +164,7 @@ impl ModuleStore {
     }
 
     /// SHA-256 of a plugin's file. Plugins have hundreds of megabytes: it is computed once for a file of one place, size
-    /// and time, and stored beside the entries.
+    /// and time, and stored with the entries.
     fn plugin_checksum(&self, plugin: &Path) -> Result<String, CacheError> {
         let fail = |e: std::io::Error| CacheError::file(plugin, e);
         let m = fs::metadata(plugin).map_err(fail)?;
@@ -177,16 +176,7 @@ impl ModuleStore {
         {
             return Ok(checksum);
         }
-        let mut digest = Sha256::new();
-        let mut file = File::open(plugin).map_err(fail)?;
-        let mut part = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut part).map_err(fail)? {
-                0 => break,
-                n => digest.update(&part[..n]),
-            }
-        }
-        let checksum = hex(&digest.finalize());
+        let checksum = sha256_file(plugin).map_err(fail)?;
         sealed::replace(&known, "checksum", &[checksum.as_bytes()]).map_err(|e| CacheError::file(&known, e))?;
         Ok(checksum)
     }

@@ -3,7 +3,9 @@
 //! An element follows from seed, name and its row-major index alone, by the hash of [`random`](super::random) and Box and
 //! Muller's transform.
 
-use super::engine::{Engine, Executable, RuntimeError};
+use super::engine::Engine;
+use super::error::RuntimeError;
+use super::executable::Executable;
 use super::random::{KEYS, keys, pcg2d};
 use crate::hlo::{Argument, Builder, DType, Output, Program, Type, Value};
 use crate::tensor::Tensor;

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use super::engine::{Engine, RuntimeError};
+use super::engine::Engine;
+use super::error::RuntimeError;
 use super::random;
 use crate::hlo::{Builder, DType, Type};
 use crate::nn::{Axis, Init, Param, Source};

@@ -1,6 +1,8 @@
 //! Checkpoint tensors as 8-bit floats, and what the rows of such a tensor are multiplied by.
 
-use super::upload::StoredTensor;
+use rayon::prelude::*;
+
+use super::stored::StoredTensor;
 use crate::hlo::{DType, F8};
 use crate::tensor::{Tensor, TensorError};
 
@@ -14,7 +16,7 @@ pub(super) fn narrow(stored: &StoredTensor) -> Result<Vec<u8>, TensorError> {
     Ok(narrow)
 }
 
-/// Per-row dequantization scales of a tensor's 8-bit floats: as stored beside them, or such that a row's largest
+/// Per-row dequantization scales of a tensor's 8-bit floats: as stored with them, or such that a row's largest
 /// number is the type's.
 pub(super) fn scales(stored: &StoredTensor) -> Result<Vec<f32>, TensorError> {
     let rows = stored.shape.first().copied().unwrap_or(1);
@@ -49,22 +51,12 @@ fn by_rows<T: Send>(
 ) -> Result<(), TensorError> {
     let rows = stored.shape.first().copied().unwrap_or(1).max(1);
     let inner = stored.shape.iter().product::<usize>() / rows;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let (some, of_row) = (rows.div_ceil(cores), out.len() / rows);
-    let bytes = stored.bytes.bytes().chunks(some * inner * stored.dtype.size());
-    std::thread::scope(|scope| {
-        let shards = bytes.zip(out.chunks_mut(some * of_row)).map(|(bytes, out)| {
-            let each = &each;
-            scope.spawn(move || {
-                for (bytes, out) in bytes.chunks(inner * stored.dtype.size()).zip(out.chunks_mut(of_row)) {
-                    let row = Tensor::from_bytes(stored.dtype, &[inner], bytes)?.to_f32();
-                    each(row.as_slice().unwrap_or_default(), out);
-                }
-                Ok(())
-            })
-        });
-        let shards: Vec<_> = shards.collect();
-        shards.into_iter().try_for_each(|shard| shard.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+    let of_row = out.len() / rows;
+    let bytes = stored.bytes.bytes().par_chunks(inner * stored.dtype.size());
+    bytes.zip(out.par_chunks_mut(of_row)).try_for_each(|(bytes, out)| {
+        let row = Tensor::from_bytes(stored.dtype, &[inner], bytes)?.to_f32();
+        each(row.as_slice().unwrap_or_default(), out);
+        Ok(())
     })
 }
 

@@ -14,7 +14,8 @@
 use ndarray::{Array2, ArrayD};
 use sha2::{Digest, Sha256};
 
-use super::engine::{Engine, RuntimeError};
+use super::engine::Engine;
+use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
 use crate::hlo::{Argument, Builder, DType, Output, Program, Sharding, Type, Value};
 use crate::nn::{Init, Param, Source};

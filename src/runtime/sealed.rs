@@ -1,7 +1,7 @@
 //! Files of a header and a payload: a line of JSON that `head -1` shows, with the payload's length and the SHA-256 of both.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::failpoint;
 
 /// The first line.
 #[derive(Serialize, Deserialize)]
-struct Line<H> {
+struct HeaderLine<H> {
     #[serde(flatten)]
     header: H,
     /// Of the payload.
@@ -27,7 +27,7 @@ const SEAL: &str = ",\"sha256\":\"";
 
 /// The hash of the line up to itself, and of the payload.
 fn seal(line: &str, payload: &[u8]) -> String {
-    hex(&Sha256::new().chain_update(line).chain_update(payload).finalize())
+    hex::encode(Sha256::new().chain_update(line).chain_update(payload).finalize())
 }
 
 /// Writes a file of `name` under a temporary name and renames it, so that another process sees all of it or nothing;
@@ -36,7 +36,7 @@ fn seal(line: &str, payload: &[u8]) -> String {
 /// # Errors
 /// A folder or a file that cannot be written.
 pub fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
-    let line = json(&Line { header, bytes: payload.len(), sha256: String::new() });
+    let line = json(&HeaderLine { header, bytes: payload.len(), sha256: String::new() });
     let line = line.trim_end_matches('}');
     let line = format!("{line}{SEAL}{}\"}}\n", seal(line, payload));
     replace(path, name, &[line.as_bytes(), payload])?;
@@ -50,7 +50,7 @@ pub fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -
 pub fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
     let end = bytes.iter().position(|b| *b == b'\n').ok_or("it has no header")?;
     let text = std::str::from_utf8(&bytes[..end]).map_err(|e| format!("its header: {e}"))?;
-    let line: Line<H> = serde_json::from_str(text).map_err(|e| format!("its header: {e}"))?;
+    let line: HeaderLine<H> = serde_json::from_str(text).map_err(|e| format!("its header: {e}"))?;
     let payload = &bytes[end + 1..];
     if line.bytes != payload.len() {
         return Err(format!("it has {} of {} bytes", payload.len(), line.bytes));
@@ -79,11 +79,21 @@ pub fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Result<()> 
 
 /// In hexadecimal digits.
 pub fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+    hex::encode(Sha256::digest(bytes))
 }
 
-pub fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|b| format!("{b:02x}")).collect()
+/// SHA-256 of a file, read a piece at a time.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn sha256_file(path: &Path) -> std::io::Result<String> {
+    let (mut file, mut digest, mut part) = (fs::File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut part)? {
+            0 => return Ok(hex::encode(digest.finalize())),
+            n => digest.update(&part[..n]),
+        }
+    }
 }
 
 pub fn json(value: &impl Serialize) -> String {

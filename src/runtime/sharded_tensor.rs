@@ -1,7 +1,6 @@
 //! Tensors on the devices of a program, one shard on each.
 
-use super::engine::RuntimeError;
-use super::gather::Replicator;
+use super::error::RuntimeError;
 use crate::hlo::{DType, Mesh, Sharding, Type};
 use crate::pjrt::{Buffer, BufferType, Client, Device, DeviceLayout, HostBuffer};
 use crate::tensor::Tensor;
@@ -31,6 +30,9 @@ pub fn shards(ty: &Type, mesh: &Mesh, sharding: Option<&Sharding>) -> Vec<Shard>
         .collect()
 }
 
+/// Replicates a tensor that other processes hold shards of; each of them has to call its own.
+pub(super) type Replicate = Box<dyn Fn(&ShardedTensor) -> Result<ShardedTensor, RuntimeError> + Send + Sync>;
+
 /// A tensor with a buffer on each device of this process, which other processes may hold further shards of.
 pub struct ShardedTensor {
     buffers: Vec<Buffer>,
@@ -41,7 +43,7 @@ pub struct ShardedTensor {
     /// Dimensions without padding.
     logical_dims: Vec<usize>,
     /// Replicates the tensor where other processes hold shards.
-    replicator: Option<Replicator>,
+    replicator: Option<Replicate>,
 }
 
 impl ShardedTensor {
@@ -57,7 +59,7 @@ impl ShardedTensor {
     }
 
     /// The same tensor, replicated for a download where not every process holds all shards.
-    pub(super) fn with_replicator(self, replicator: Option<Replicator>) -> Self {
+    pub(super) fn with_replicator(self, replicator: Option<Replicate>) -> Self {
         ShardedTensor { replicator, ..self }
     }
 
@@ -136,7 +138,7 @@ impl ShardedTensor {
         if let Some(replicator) =
             self.replicator.as_ref().filter(|_| self.shards.iter().any(|p| p.size != self.ty.dims))
         {
-            return replicator.replicate(self)?.download();
+            return replicator(self)?.download();
         }
         let (dtype, logical_dims) = (self.ty.dtype, &self.logical_dims);
         if self.shards.first().is_some_and(|p| p.size == self.ty.dims) && *logical_dims == self.ty.dims {

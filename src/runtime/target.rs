@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::cache::{Cache, CacheError, device_kind};
-use super::engine::{EngineOptions, compile_known, compile_options};
+use super::compile::{EngineOptions, compile_known, compile_options};
 use super::platform::hardware;
 use super::sealed::sha256;
 use crate::analysis::{Chip, Links};
@@ -188,7 +188,7 @@ impl Target {
     /// until it runs. Otherwise as [`Target::open`].
     ///
     /// # Errors
-    /// As [`Target::open`]; GPUs that the plugin cannot start.
+    /// Those of [`Target::open`]; GPUs that the plugin cannot start.
     pub fn open_present(&self) -> Result<OpenTarget, Error> {
         let absent = self.open()?;
         if self.platform != Platform::Cuda || hardware(Platform::Cuda).is_err() {
@@ -259,7 +259,7 @@ impl OpenTarget {
     /// The compile cache in a folder, with the names that a run on such devices looks for.
     ///
     /// # Errors
-    /// As [`Cache::new`].
+    /// Those of [`Cache::new`].
     pub fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
         Cache::new(folder, self.target.platform.name(), &self.topology()?)
     }

@@ -1,41 +1,17 @@
 //! Parameters on the devices, each its shard: from mapped files, without a host copy of a stack, or made there.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 
-use super::engine::{Engine, RuntimeError, device_layout};
+use super::engine::{Engine, device_layout};
+use super::error::RuntimeError;
 use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut, shards, strides};
+use super::stored::ParameterSource;
 use super::{quantize, random};
 use crate::failpoint;
 use crate::hlo::{DType, Program};
 use crate::nn::{Param, Source};
 use crate::pjrt::{Buffer, DeviceLayout, HostBuffer, SharedBytes, TransferShape};
 use crate::tensor::Tensor;
-
-/// A tensor as a checkpoint stores it.
-pub struct StoredTensor {
-    /// Its element type in the file.
-    pub dtype: DType,
-    /// Its shape in the file.
-    pub shape: Vec<usize>,
-    /// Its bytes; the owner keeps the file mapped while the device reads.
-    pub bytes: SharedBytes,
-    /// Dequantization scales of 8-bit floats: one, or one per row.
-    pub scales: Option<Vec<f32>>,
-    /// The file, for messages.
-    pub file: PathBuf,
-    /// Its name in the file, for messages.
-    pub key: String,
-}
-
-/// A source of parameters.
-pub trait ParameterSource {
-    /// One tensor of a component by its checkpoint name, checked to hold numbers only.
-    ///
-    /// # Errors
-    /// One line naming file and tensor.
-    fn tensor(&self, component: &'static str, key: &str) -> Result<StoredTensor, String>;
-}
 
 /// Parameters on the devices, by argument name.
 #[derive(Default)]

@@ -2,8 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
+
+use crate::analysis::Predicted;
+use crate::pipeline::compile::Memory;
+
+/// Bytes in a GiB.
+pub(super) const GIB: f64 = 1073741824.0;
 
 /// Report of a compiled program, per device.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -55,21 +61,6 @@ pub struct Block {
     pub flops: f64,
     /// Bytes of device memory accessed.
     pub bytes_accessed: f64,
-}
-
-/// Bytes on one device.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-pub struct Memory {
-    /// Arguments, parameters among them.
-    pub arguments: i64,
-    /// Results.
-    pub outputs: i64,
-    /// Intermediate buffers.
-    pub temporaries: i64,
-    /// Peak of a run.
-    pub total: i64,
-    /// Memory of the device, where known.
-    pub capacity: Option<i64>,
 }
 
 /// Size of arguments and results with all blocks.
@@ -162,22 +153,6 @@ impl CollectiveEntry {
     pub fn step_cost(&self) -> f64 {
         self.runs() * self.ms.unwrap_or(self.wire_bytes)
     }
-}
-
-/// Predicted milliseconds per step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Predicted {
-    /// Matmuls alone.
-    pub compute: f64,
-    /// Device memory alone.
-    pub memory: f64,
-    /// Kernel launches alone.
-    #[serde(default)]
-    pub launch: f64,
-    /// Collectives alone.
-    pub collective: f64,
-    /// Whole step, with overlap.
-    pub step: f64,
 }
 
 /// Placement of a tensor.

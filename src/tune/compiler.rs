@@ -13,7 +13,7 @@ use super::children::{Task, TaskResult, Variable, run_tasks};
 use super::compile_json;
 use super::compile_report::CompileReport;
 use super::error::{Result, TuneError};
-use super::experiment::Options;
+use super::options::Options;
 use super::store::{JobKind, Record, Store};
 use crate::config::{Given, LayoutSource, load};
 use crate::media::write_atomically;

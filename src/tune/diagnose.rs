@@ -9,7 +9,7 @@ use super::compile_report::CompileReport;
 use super::compiler::{CompileTask, Compiler, write_layout};
 use super::difference::{Difference, difference};
 use super::error::{Result, TuneError};
-use super::experiment::Options;
+use super::options::Options;
 use crate::config::{Given, LayoutSource, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::runtime::Target;

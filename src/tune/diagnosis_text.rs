@@ -2,12 +2,11 @@
 
 use std::fmt::Write;
 
-use super::compile_report::CompileReport;
+use super::compile_report::{CompileReport, GIB};
 use super::diagnose::{Diagnosis, MIN_GAIN, Suggestion, TradeOff};
 use super::table::columns;
 
 const MB: f64 = 1e6;
-const GIB: f64 = 1073741824.0;
 /// Minimum of bytes that are named.
 const SHOWN: f64 = 5e4;
 /// Fraction of the total cost below which collectives are summed up in one line.

@@ -1,7 +1,7 @@
 //! Experiments: cases compiled, measured where their devices are present, and ranked.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -10,35 +10,12 @@ use super::children::{Task, TaskResult, Variable, run_tasks};
 use super::compile_report::CompileReport;
 use super::compiler::{CompileTask, Compiler, digest};
 use super::error::Result;
+use super::options::Options;
 use super::store::{JobKind, Record, Store};
 use crate::config::{Case, ConfigError, Experiment, Given, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Platform;
 use crate::runtime::{CompileKey, Target, platform};
-
-/// Options of an experiment.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Path of this binary.
-    pub binary: PathBuf,
-    /// Folder of results.
-    pub folder: PathBuf,
-    /// Folder of optimized modules [default: `modules` in the folder of results].
-    pub modules: Option<PathBuf>,
-    /// Number of concurrent compilations.
-    pub jobs: usize,
-    /// Whether cases are measured on devices that are present.
-    pub measure: bool,
-    /// Whether failed jobs are repeated.
-    pub retry: bool,
-}
-
-impl Options {
-    /// Workers of ahead-of-time compilations.
-    pub(super) fn workers(&self) -> Vec<Variable> {
-        vec![None; self.jobs.max(1)]
-    }
-}
 
 /// Result of a case.
 #[derive(Clone, Debug)]

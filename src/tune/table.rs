@@ -3,10 +3,8 @@
 use std::fmt::Write;
 
 use super::agreement::agreement;
-use super::compile_report::CompileReport;
+use super::compile_report::{CompileReport, GIB};
 use super::experiment::CaseResult;
-
-const GIB: f64 = 1073741824.0;
 
 /// Table of ranked groups, with each group's agreement and errors.
 pub fn table(groups: &[(String, Vec<CaseResult>)]) -> String {
@@ -52,7 +50,7 @@ pub(super) fn milliseconds(value: f64) -> String {
 }
 
 /// Cells in columns, left-aligned but for the columns of `numbers`.
-pub(super) fn columns(rows: &[Vec<String>], numbers: std::ops::Range<usize>) -> String {
+pub fn columns(rows: &[Vec<String>], numbers: std::ops::Range<usize>) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |n: usize| rows.iter().filter_map(|r| r.get(n)).map(|c| c.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..count).map(width).collect();

@@ -93,11 +93,6 @@ impl TensorView {
         &self.file
     }
 
-    /// The file's mapping: hold it as long as [`TensorView::bytes`] are read.
-    pub fn mmap(&self) -> &Arc<Mmap> {
-        &self.map
-    }
-
     /// A copy in host memory.
     pub fn to_tensor(&self) -> Result<Tensor, WeightsError> {
         Tensor::from_bytes(self.dtype, &self.shape, self.bytes()).map_err(|source| WeightsError::Tensor {

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use half::{bf16, f16};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Ix2, s};
+use rayon::prelude::*;
 use serde_json::Value;
 
 use super::checkpoint::{Checkpoint, TensorView};
@@ -20,7 +21,6 @@ use super::keys::SingleFileKeys;
 use super::source::ModelSource;
 use super::{Component, check_finite};
 use crate::hlo::{DType, F8};
-use crate::threads::each_block;
 
 /// Where diffusers keeps what the tensors do not say.
 const METADATA: &str = "lora_adapter_metadata";
@@ -285,8 +285,9 @@ pub fn merge(
     let matrices = updates.iter().map(|(_, u, strength)| Ok((matrix(&u.up)?, matrix(&u.down)?, strength * u.scale)));
     let matrices = matrices.collect::<Result<Vec<_>, WeightsError>>()?;
     let width = inner * weight.dtype().size();
-    // Rows `first…` in f32, given to `store` with where they belong.
-    let block = |first: usize, count: usize| -> Vec<f32> {
+    // The rows of block `i` in f32.
+    let block = |i: usize| -> Vec<f32> {
+        let (first, count) = (i * ROWS, ROWS.min(rows - i * ROWS));
         let bytes = &weight.bytes()[first * width..(first + count) * width];
         let mut sum = widened(weight.dtype(), bytes);
         if let Some(scales) = scales {
@@ -305,18 +306,15 @@ pub fn merge(
     };
     let half = |round: fn(f32) -> u16| {
         let mut words = vec![0u16; rows * inner];
-        each_block(&mut words, inner, ROWS, |first, out| {
-            let sum = block(first, out.len() / inner.max(1));
-            out.iter_mut().zip(sum).for_each(|(out, v)| *out = round(v));
-        });
+        let blocks = words.par_chunks_mut(ROWS * inner.max(1)).enumerate();
+        blocks.for_each(|(i, out)| out.iter_mut().zip(block(i)).for_each(|(out, v)| *out = round(v)));
         words
     };
     Ok(match weight.dtype() {
         DType::F32 | DType::F64 => {
             let mut words = vec![0f32; rows * inner];
-            each_block(&mut words, inner, ROWS, |first, out| {
-                out.copy_from_slice(&block(first, out.len() / inner.max(1)));
-            });
+            let blocks = words.par_chunks_mut(ROWS * inner.max(1)).enumerate();
+            blocks.for_each(|(i, out)| out.copy_from_slice(&block(i)));
             Merged::Single(words)
         }
         DType::F16 => Merged::Half(DType::F16, half(|v| f16::from_f32(v).to_bits())),

@@ -12,6 +12,7 @@ pub mod keys;
 pub mod lora;
 mod official;
 mod official_vae;
+mod section;
 mod source;
 mod validate;
 mod version;

@@ -10,52 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
+use super::section::Section;
 use super::version::Version;
 use super::{Component, official_vae};
-
-/// A section of the header's `config`, with what is needed to name it in errors.
-#[derive(Clone, Copy)]
-pub(super) struct Section<'a> {
-    pub(super) path: &'a Path,
-    name: &'a str,
-    values: Option<&'a Map<String, Value>>,
-}
-
-impl<'a> Section<'a> {
-    fn new(path: &'a Path, config: &'a Value, name: &'a str) -> Self {
-        Section { path, name, values: config.get(name).and_then(Value::as_object) }
-    }
-
-    fn sub(self, name: &'a str) -> Self {
-        Section { values: self.values.and_then(|v| v.get(name)).and_then(Value::as_object), name, ..self }
-    }
-
-    pub(super) fn get(self, key: &str) -> Option<&'a Value> {
-        self.values?.get(key).filter(|v| !v.is_null())
-    }
-
-    /// A value, or the training code's default for it.
-    pub(super) fn or(self, key: &str, default: impl Into<Value>) -> Value {
-        self.get(key).cloned().unwrap_or_else(|| default.into())
-    }
-
-    fn flag(self, key: &str, default: bool) -> bool {
-        self.get(key).and_then(Value::as_bool).unwrap_or(default)
-    }
-
-    pub(super) fn error(self, key: &str, reason: impl Into<String>) -> WeightsError {
-        let key = format!("config.{}.{key}", self.name);
-        WeightsError::Config { path: self.path.to_path_buf(), key, reason: reason.into() }
-    }
-
-    /// Rejects a network that no code here computes.
-    fn require(self, key: &str, want: Value) -> Result<(), WeightsError> {
-        match self.get(key) {
-            Some(got) if *got != want => Err(self.error(key, format!("is {got}, only {want} is supported"))),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// The keys that tell LTX-2.3's text path, and their values in it.
 const PROJECTION_FIRST: [(&str, bool); 4] = [
@@ -118,11 +75,8 @@ pub(super) fn component_config(
     }
 }
 
-fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
-    let t = Section::new(path, config, "transformer");
-    if t.values.is_none() {
-        return Err(t.error("*", "is missing in the header's metadata"));
-    }
+/// Rejects transformers that no code here computes.
+fn require_known_transformer(t: Section) -> Result<(), WeightsError> {
     for (key, want) in [
         ("activation_fn", json!("gelu-approximate")),
         ("qk_norm", json!("rms_norm")),
@@ -137,24 +91,33 @@ fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
     ] {
         t.require(key, want)?;
     }
-    let first = projects_first(t)?;
-    let positions = t.or("positional_embedding_max_pos", json!([20, 2048, 2048]));
-    let audio_positions = t.or("audio_positional_embedding_max_pos", json!([20]));
-    let at = |list: &Value, i: usize, key: &str| {
-        list.get(i).cloned().ok_or_else(|| t.error(key, format!("has no entry {i}: {list}")))
-    };
-    let gated = t.flag("apply_gated_attention", false);
-    let modulated = t.flag("cross_attention_adaln", false);
+    Ok(())
+}
+
+fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
+    let t = Section::new(path, config, "transformer");
+    if t.values.is_none() {
+        return Err(t.error("*", "is missing in the header's metadata"));
+    }
+    require_known_transformer(t)?;
+    let streams = [
+        video_stream(t, Section::new(path, config, "vae"))?,
+        audio_stream(t, Section::new(path, config, "audio_vae"))?,
+        both_streams(t, projects_first(t)?),
+    ];
+    let entries = streams.iter().filter_map(Value::as_object).flatten();
+    Ok(Value::Object(entries.map(|(k, v)| (k.clone(), v.clone())).collect()))
+}
+
+fn video_stream(t: Section, vae: Section) -> Result<Value, WeightsError> {
     // A file without the VAE does not say by how much it compresses; all published ones do by this.
-    let vae = Section::new(path, config, "vae");
     let factors = match vae.values {
         Some(_) => official_vae::video(vae)?,
         None => json!({"temporal_compression_ratio": 8, "spatial_compression_ratio": 32}),
     };
-    let audio = audio_vae(Section::new(path, config, "audio_vae"));
-    let levels = audio["ch_mult"].as_array().map_or(3, Vec::len).max(1);
     let spatial = &factors["spatial_compression_ratio"];
-    let out = json!({
+    let positions = "positional_embedding_max_pos";
+    Ok(json!({
         "_class_name": "LTX2VideoTransformer3DModel",
         "in_channels": t.or("in_channels", 128),
         "out_channels": t.or("out_channels", 128),
@@ -164,13 +127,18 @@ fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
         "attention_head_dim": t.or("attention_head_dim", 128),
         "cross_attention_dim": t.or("cross_attention_dim", 4096),
         "vae_scale_factors": [factors["temporal_compression_ratio"], spatial, spatial],
-        "pos_embed_max_pos": at(&positions, 0, "positional_embedding_max_pos")?,
-        "base_height": at(&positions, 1, "positional_embedding_max_pos")?,
-        "base_width": at(&positions, 2, "positional_embedding_max_pos")?,
-        "gated_attn": gated,
-        "cross_attn_mod": modulated,
-    });
-    let audio_part = json!({
+        "pos_embed_max_pos": t.entry(positions, 0, json!([20, 2048, 2048]))?,
+        "base_height": t.entry(positions, 1, json!([20, 2048, 2048]))?,
+        "base_width": t.entry(positions, 2, json!([20, 2048, 2048]))?,
+        "gated_attn": t.flag("apply_gated_attention", false),
+        "cross_attn_mod": t.flag("cross_attention_adaln", false),
+    }))
+}
+
+fn audio_stream(t: Section, vae: Section) -> Result<Value, WeightsError> {
+    let audio = audio_vae(vae);
+    let levels = audio["ch_mult"].as_array().map_or(3, Vec::len).max(1);
+    Ok(json!({
         "audio_in_channels": t.or("audio_in_channels", 128),
         "audio_out_channels": t.or("audio_out_channels", 128),
         "audio_patch_size": 1,
@@ -179,13 +147,17 @@ fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
         "audio_attention_head_dim": t.or("audio_attention_head_dim", 64),
         "audio_cross_attention_dim": t.or("audio_cross_attention_dim", 2048),
         "audio_scale_factor": 1 << (levels - 1),
-        "audio_pos_embed_max_pos": at(&audio_positions, 0, "audio_positional_embedding_max_pos")?,
+        "audio_pos_embed_max_pos": t.entry("audio_positional_embedding_max_pos", 0, json!([20]))?,
         "audio_sampling_rate": audio["sample_rate"],
         "audio_hop_length": audio["mel_hop_length"],
-        "audio_gated_attn": gated,
-        "audio_cross_attn_mod": modulated,
-    });
-    let shared = json!({
+        "audio_gated_attn": t.flag("apply_gated_attention", false),
+        "audio_cross_attn_mod": t.flag("cross_attention_adaln", false),
+    }))
+}
+
+/// The keys that video and audio share; `first` as [`projects_first`] tells it.
+fn both_streams(t: Section, first: bool) -> Value {
+    json!({
         "num_layers": t.or("num_layers", 48),
         "activation_fn": "gelu-approximate",
         "qk_norm": "rms_norm_across_heads",
@@ -207,10 +179,7 @@ fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
         "ff_bias": t.or("ff_bias", true),
         "audio_ff_bias": t.or("audio_ff_bias", true),
         "use_prompt_adaln_single": t.or("use_prompt_adaln_single", true),
-    });
-    let mut out = object(out);
-    out.extend(object(audio_part).into_iter().chain(object(shared)));
-    Ok(out.into())
+    })
 }
 
 fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value, WeightsError> {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::error::WeightsError;
-use super::official::Section;
+use super::section::Section;
 
 /// A change of resolution between two stages.
 struct Change {

@@ -237,7 +237,7 @@ impl ModelSource {
         let checkpoint = Checkpoint::open(&folder)?;
         let config = folder.join(component.config_file());
         if config.is_file() {
-            Version::check(component, &checkpoint, Version::of_config(component, &read_json(&config)?), &config)?;
+            check_version(component, &checkpoint, Version::of_config(component, &read_json(&config)?), &config)?;
         }
         match component {
             Component::TextEncoder => checkpoint.renamed(|key| Some(keys::gemma(key))),
@@ -312,7 +312,7 @@ impl ModelSource {
             checkpoint.headers().for_each(|(name, dtype, shape)| add(format!("{name} {dtype} {shape:?}")));
             checkpoint.files().for_each(|(_, size)| add(size.to_string()));
         }
-        Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+        Ok(hex::encode(hash.finalize()))
     }
 }
 
@@ -387,7 +387,41 @@ fn single(path: &Path, part: Option<Component>) -> Result<SingleFile, WeightsErr
     for component in [Component::Transformer, Component::Connectors, Component::Vocoder] {
         let tensors = single.checkpoint.renamed(|key| single.name(component, key))?;
         let described = official::version(path, &single.config, component);
-        Version::check(component, &tensors, described, Path::new("its header"))?;
+        check_version(component, &tensors, described, Path::new("its header"))?;
     }
     Ok(single)
+}
+
+/// A component's tensor that only one generation has, and which.
+fn version_of_tensors(component: Component, tensors: &Checkpoint) -> Option<(Version, &'static str)> {
+    let telling = match component {
+        Component::Transformer => ["caption_projection.linear_1.weight", "prompt_adaln.linear.weight"],
+        Component::Connectors => ["text_proj_in.weight", "video_text_proj_in.weight"],
+        Component::Vocoder => ["conv_in.weight", "bwe_generator.conv_in.weight"],
+        _ => return None,
+    };
+    [Version::V2_0, Version::V2_3].into_iter().zip(telling).find(|(_, name)| tensors.contains(name))
+}
+
+/// Refuses tensors of one generation under a configuration of the other.
+///
+/// # Errors
+/// As said, naming both files.
+fn check_version(
+    component: Component,
+    tensors: &Checkpoint,
+    configured: Option<Version>,
+    config: &Path,
+) -> Result<(), WeightsError> {
+    match (version_of_tensors(component, tensors), configured) {
+        (Some((has, tensor)), Some(wants)) if has != wants => Err(WeightsError::Generation {
+            path: tensors.path().to_path_buf(),
+            component,
+            tensor,
+            has,
+            config: config.to_path_buf(),
+            wants,
+        }),
+        _ => Ok(()),
+    }
 }

@@ -1,13 +1,10 @@
 //! Generations of the model, and how files and configurations tell which they are of.
 
 use std::fmt;
-use std::path::Path;
 
 use serde_json::Value;
 
 use super::Component;
-use super::checkpoint::Checkpoint;
-use super::error::WeightsError;
 
 /// The key that tells transformers after LTX-2.3.
 pub(super) const KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
@@ -55,40 +52,6 @@ impl Version {
             }
             Component::Vocoder => newer(config.get("_class_name").is_some_and(|c| c == "LTX2VocoderWithBWE")),
             _ => None,
-        }
-    }
-
-    /// A component's tensor that only one generation has, and which.
-    fn of_tensors(component: Component, tensors: &Checkpoint) -> Option<(Self, &'static str)> {
-        let telling = match component {
-            Component::Transformer => ["caption_projection.linear_1.weight", "prompt_adaln.linear.weight"],
-            Component::Connectors => ["text_proj_in.weight", "video_text_proj_in.weight"],
-            Component::Vocoder => ["conv_in.weight", "bwe_generator.conv_in.weight"],
-            _ => return None,
-        };
-        [Version::V2_0, Version::V2_3].into_iter().zip(telling).find(|(_, name)| tensors.contains(name))
-    }
-
-    /// Refuses tensors of one generation under a configuration of the other.
-    ///
-    /// # Errors
-    /// As said, naming both files.
-    pub(super) fn check(
-        component: Component,
-        tensors: &Checkpoint,
-        configured: Option<Self>,
-        config: &Path,
-    ) -> Result<(), WeightsError> {
-        match (Version::of_tensors(component, tensors), configured) {
-            (Some((has, tensor)), Some(wants)) if has != wants => Err(WeightsError::Generation {
-                path: tensors.path().to_path_buf(),
-                component,
-                tensor,
-                has,
-                config: config.to_path_buf(),
-                wants,
-            }),
-            _ => Ok(()),
         }
     }
 }

@@ -239,6 +239,22 @@ const PROGRAMS: [&str; 9] = [
     "vocoder",
 ];
 
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// The parts of a whole run, on the device and on the host, are the run.
+fn assert_parts_add_up(run: &Value) {
+    assert!(run["program"].is_null() && run["flops_per_second"].is_null());
+    let parts = run["parts"].as_object().expect("parts");
+    let share = |key: &str| parts.values().map(|part| number(&part[key])).sum::<f64>();
+    let last = number(&run["seconds"][2]);
+    assert_eq!(parts.len(), 5);
+    assert!(number(&parts["denoise"]["device"]) > 0.0, "{run}");
+    let all = share("device") + share("host");
+    assert!(all <= last && (all > 0.9 * last || !full()), "{all} of {last}");
+}
+
 #[needs(cpu)]
 fn the_programs_of_a_run_are_timed_and_compared() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -249,7 +265,6 @@ fn the_programs_of_a_run_are_timed_and_compared() {
     assert!(PROGRAMS.iter().all(|p| table.contains(p)) && table.contains("TFLOP/s"), "{table}");
 
     let report = json(&dir.path().join("a.json"));
-    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} is no number"));
     assert_eq!((&report["platform"], &report["devices"], &report["videos"]), (&"cpu".into(), &1.into(), &1.into()));
     assert!(report["model"]["path"].as_str().is_some_and(|path| path.ends_with("models/tiny_a")), "{report}");
     assert_eq!(report["config"]["request"]["width"], 64);
@@ -270,14 +285,7 @@ fn the_programs_of_a_run_are_timed_and_compared() {
             assert_eq!(checked["sha256"].as_str().map(str::len), Some(64));
         }
         if name == "end_to_end" {
-            assert!(p["program"].is_null() && p["flops_per_second"].is_null());
-            let parts = p["parts"].as_object().expect("parts");
-            let share = |key: &str| parts.values().map(|part| number(&part[key])).sum::<f64>();
-            let last = number(&p["seconds"][2]);
-            assert_eq!(parts.len(), 5);
-            assert!(number(&parts["denoise"]["device"]) > 0.0, "{p}");
-            let all = share("device") + share("host");
-            assert!(all <= last && (all > 0.9 * last || !full()), "{all} of {last}");
+            assert_parts_add_up(p);
             assert!(table.contains("on the device"), "{table}");
             continue;
         }

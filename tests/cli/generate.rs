@@ -58,6 +58,20 @@ fn json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).expect("a file")).expect("JSON")
 }
 
+/// The programs of a sidecar are those that were written, by hash.
+fn assert_written_programs_ran(written: &BTreeMap<&str, String>, ran: &Value, case: &str) {
+    let ran = ran.as_object().expect("programs");
+    let ran: BTreeMap<&str, String> =
+        ran.iter().map(|(name, hash)| (name.as_str(), hash.as_str().expect("a hash").into())).collect();
+    // Two stages may share a program, and encode given frames at two sizes, of which the sidecar has one.
+    let sized = |name: &str| name == "video_encoder";
+    for (name, hash) in written.iter().filter(|(name, _)| !sized(name)) {
+        assert!(ran.values().any(|ran| ran == hash), "{case}: {name} did not run: {ran:?}");
+    }
+    let known = |(name, hash): (&&str, &String)| sized(name) || written.get(name) == Some(hash);
+    assert!(ran.iter().all(known), "{case}: {ran:?} ran, {written:?} were written");
+}
+
 /// Every preset of both generations on a small model, with frames given where the pipeline takes them: its programs, by
 /// hash. Three are run, and the hashes are those of what ran; in full all are.
 #[needs(cpu)]
@@ -131,16 +145,7 @@ fn every_preset_runs_at_small_size() {
             let header = std::fs::read(wav).expect("sound");
             let rate = u32::from_le_bytes(header[24..28].try_into().expect("four bytes"));
             assert_eq!(rate, if preset.starts_with("ltx2_3") { 48000 } else { 24000 }, "{preset}");
-            let ran = sidecar["programs"].as_object().expect("programs");
-            let ran: BTreeMap<&str, String> =
-                ran.iter().map(|(name, hash)| (name.as_str(), hash.as_str().expect("a hash").into())).collect();
-            // Two stages may share a program, and encode given frames at two sizes, of which the sidecar has one.
-            let sized = |name: &str| name == "video_encoder";
-            for (name, hash) in hashes.iter().filter(|(name, _)| !sized(name)) {
-                assert!(ran.values().any(|ran| ran == hash), "{preset} {pipeline}: {name} did not run: {ran:?}");
-            }
-            let known = |(name, hash): (&&str, &String)| sized(name) || hashes.get(name) == Some(hash);
-            assert!(ran.iter().all(known), "{preset} {pipeline}: {ran:?} ran, {hashes:?} were written");
+            assert_written_programs_ran(&hashes, &sidecar["programs"], &format!("{preset} {pipeline}"));
         }
     }
     // Of two presets whose loops are one program, one would be enough.

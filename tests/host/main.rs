@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod circles;
 mod config;
 mod constants;
 mod programs;

@@ -73,10 +73,7 @@ fn hash(text: &str) -> String {
         digest.update(line.find(" loc(\"").map_or(line, |at| &line[..at]));
         digest.update("\n");
     }
-    digest.finalize().iter().take(8).fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hex::encode(&digest.finalize()[..8])
 }
 
 fn cases() -> Vec<Case> {

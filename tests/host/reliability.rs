@@ -98,7 +98,7 @@ fn a_row_whose_test_is_absent_is_found() {
     let own = "host reliability::a_row_whose_test_is_absent_is_found";
     let table = format!(
         "text\n\n| fault | what happens | test |\n|---|---|---|\n| a | b \\| c | `{own}` |\n\
-         | a | b | `{own}`, `lib weights::tests::damaged_files_are_named`, `it inputs::config` |\n"
+         | a | b | `{own}`, `lib weights::tests::checkpoints::damaged_files_are_named`, `it inputs::config` |\n"
     );
     let cells = rows(&table);
     assert_eq!(cells.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [5, 6]);

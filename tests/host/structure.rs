@@ -108,6 +108,27 @@ fn unsafe_stands_where_c_is_called_or_files_are_mapped() {
     assert!(wrong.is_empty(), "unsafe where no C is called: {wrong:?}");
 }
 
+/// Files that may be longer than others: tables, of which a part alone says nothing.
+const TABLES: [(&str, &str); 2] = [
+    ("crates/pjrt/src/abi.rs", "the C interface, generated from its header"),
+    ("src/config/schema.rs", "every key of the YAML, with its description and default"),
+];
+
+#[needs(nothing)]
+fn files_have_at_most_500_lines() {
+    let mut long = Vec::new();
+    for path in ["src", "crates", "tests", "examples"].iter().flat_map(|folder| sources(Path::new(folder))) {
+        let lines = fs::read_to_string(&path).expect("readable").lines().count();
+        if lines > 500 {
+            long.push((path.display().to_string(), lines));
+        }
+    }
+    let is_table = |(path, _): &(String, usize)| TABLES.iter().any(|(table, _)| table == path);
+    let (tables, others): (Vec<_>, Vec<_>) = long.into_iter().partition(is_table);
+    assert_eq!(others, [], "files of more than one concept");
+    assert_eq!(tables.len(), TABLES.len(), "no longer longer than others: {tables:?} are");
+}
+
 /// A file that no `mod` names, or a test that the harness does not know, would never run.
 #[needs(nothing)]
 fn every_file_of_tests_is_run_by_the_harness() {

@@ -3,7 +3,6 @@
 use crate::support::{cpu, needs, quick};
 use ltx2::hlo::{Argument, Builder, DType, Mesh, Output, Sharding, Type};
 use ltx2::runtime::Engine;
-use ltx2::runtime::gather::Replicator;
 use ltx2::tensor::Tensor;
 use ndarray::Array2;
 
@@ -24,8 +23,8 @@ fn a_gathered_tensor_is_the_tensor() {
     let input = engine.upload(&double, "x", &Tensor::from(values.clone())).expect("uploads");
     let outputs = engine.run(&double, |name| (name == "x").then_some(&input)).expect("runs");
 
-    let whole =
-        Replicator::new(&engine, &mesh, Some(&split)).replicate(outputs.get("y").expect("a result")).expect("gathers");
+    let y = outputs.get("y").expect("a result");
+    let whole = engine.replicate(y, &mesh, Some(&split)).expect("gathers");
     assert!(whole.shards().iter().all(|shard| shard.size == [4, 6]));
     assert_eq!(whole.download().expect("downloads").to_f32(), (values * 2.0).into_dyn());
 }

@@ -33,94 +33,98 @@ pub fn write(path: &Path, tensors: &BTreeMap<String, Stored>, config: Option<&Va
     fs::write(path, safetensors::serialize(views, metadata).expect("bytes")).expect("written");
 }
 
+const TRANSFORMER: &[(&str, &str)] = &[
+    ("proj_in", "patchify_proj"),
+    ("audio_proj_in", "audio_patchify_proj"),
+    ("time_embed", "adaln_single"),
+    ("audio_time_embed", "audio_adaln_single"),
+    ("prompt_adaln", "prompt_adaln_single"),
+    ("audio_prompt_adaln", "audio_prompt_adaln_single"),
+    ("av_cross_attn_video_scale_shift", "av_ca_video_scale_shift_adaln_single"),
+    ("av_cross_attn_audio_scale_shift", "av_ca_audio_scale_shift_adaln_single"),
+    ("av_cross_attn_video_a2v_gate", "av_ca_a2v_gate_adaln_single"),
+    ("av_cross_attn_audio_v2a_gate", "av_ca_v2a_gate_adaln_single"),
+    ("video_a2v_cross_attn_scale_shift_table", "scale_shift_table_a2v_ca_video"),
+    ("audio_a2v_cross_attn_scale_shift_table", "scale_shift_table_a2v_ca_audio"),
+    ("norm_q", "q_norm"),
+    ("norm_k", "k_norm"),
+];
+
+const TEXT_PROJECTION: &[(&str, &str)] = &[
+    ("text_proj_in", "aggregate_embed"),
+    ("video_text_proj_in", "video_aggregate_embed"),
+    ("audio_text_proj_in", "audio_aggregate_embed"),
+];
+
+const CONNECTORS: &[(&str, &str)] = &[
+    ("video_connector", "video_embeddings_connector"),
+    ("audio_connector", "audio_embeddings_connector"),
+    ("transformer_blocks", "transformer_1d_blocks"),
+    ("norm_q", "q_norm"),
+    ("norm_k", "k_norm"),
+];
+
+const VOCODER: &[(&str, &str)] = &[
+    ("upsamplers", "ups"),
+    ("resnets", "resblocks"),
+    ("conv_in", "conv_pre"),
+    ("conv_out", "conv_post"),
+    ("act_out", "act_post"),
+];
+
 /// Lightricks' name of a tensor that the diffusers folder calls `name`.
 fn original(component: Component, name: &str) -> String {
     let renamed = |rules: &[(&str, &str)]| {
         let segments = name.split('.').map(|s| rules.iter().find(|(from, _)| *from == s).map_or(s, |(_, to)| *to));
         segments.collect::<Vec<_>>().join(".")
     };
-    let statistics = |name: &str| match name {
-        "latents_mean" => "per_channel_statistics.mean-of-means".to_string(),
-        "latents_std" => "per_channel_statistics.std-of-means".to_string(),
-        other => other.to_string(),
-    };
     match component {
-        Component::Transformer => {
-            let rules = [
-                ("proj_in", "patchify_proj"),
-                ("audio_proj_in", "audio_patchify_proj"),
-                ("time_embed", "adaln_single"),
-                ("audio_time_embed", "audio_adaln_single"),
-                ("prompt_adaln", "prompt_adaln_single"),
-                ("audio_prompt_adaln", "audio_prompt_adaln_single"),
-                ("av_cross_attn_video_scale_shift", "av_ca_video_scale_shift_adaln_single"),
-                ("av_cross_attn_audio_scale_shift", "av_ca_audio_scale_shift_adaln_single"),
-                ("av_cross_attn_video_a2v_gate", "av_ca_a2v_gate_adaln_single"),
-                ("av_cross_attn_audio_v2a_gate", "av_ca_v2a_gate_adaln_single"),
-                ("video_a2v_cross_attn_scale_shift_table", "scale_shift_table_a2v_ca_video"),
-                ("audio_a2v_cross_attn_scale_shift_table", "scale_shift_table_a2v_ca_audio"),
-                ("norm_q", "q_norm"),
-                ("norm_k", "k_norm"),
-            ];
-            format!("model.diffusion_model.{}", renamed(&rules))
-        }
+        Component::Transformer => format!("model.diffusion_model.{}", renamed(TRANSFORMER)),
         Component::Connectors if name.contains("text_proj_in.") => {
-            let rules = [
-                ("text_proj_in", "aggregate_embed"),
-                ("video_text_proj_in", "video_aggregate_embed"),
-                ("audio_text_proj_in", "audio_aggregate_embed"),
-            ];
-            format!("text_embedding_projection.{}", renamed(&rules))
+            format!("text_embedding_projection.{}", renamed(TEXT_PROJECTION))
         }
-        Component::Connectors => {
-            let rules = [
-                ("video_connector", "video_embeddings_connector"),
-                ("audio_connector", "audio_embeddings_connector"),
-                ("transformer_blocks", "transformer_1d_blocks"),
-                ("norm_q", "q_norm"),
-                ("norm_k", "k_norm"),
-            ];
-            format!("model.diffusion_model.{}", renamed(&rules))
-        }
-        Component::Vae => {
-            // One list of blocks: stages at even places, changes of resolution at odd ones; the decoder's middle first.
-            let parts: Vec<&str> = name.split('.').collect();
-            let stage = |i: &str, after: usize| 2 * i.parse::<usize>().expect("a number") + after;
-            let name = match parts[..] {
-                ["encoder", "mid_block", "resnets", ref rest @ ..] => {
-                    format!("encoder.down_blocks.8.res_blocks.{}", rest.join("."))
-                }
-                ["encoder", "down_blocks", i, "resnets", ref rest @ ..] => {
-                    format!("encoder.down_blocks.{}.res_blocks.{}", stage(i, 0), rest.join("."))
-                }
-                ["encoder", "down_blocks", i, "downsamplers", "0", ref rest @ ..] => {
-                    format!("encoder.down_blocks.{}.{}", stage(i, 1), rest.join("."))
-                }
-                ["decoder", "mid_block", "resnets", ref rest @ ..] => {
-                    format!("decoder.up_blocks.0.res_blocks.{}", rest.join("."))
-                }
-                ["decoder", "up_blocks", i, "upsamplers", "0", ref rest @ ..] => {
-                    format!("decoder.up_blocks.{}.{}", stage(i, 1), rest.join("."))
-                }
-                ["decoder", "up_blocks", i, "resnets", ref rest @ ..] => {
-                    format!("decoder.up_blocks.{}.res_blocks.{}", stage(i, 2), rest.join("."))
-                }
-                _ => statistics(name),
-            };
-            format!("vae.{name}")
-        }
-        Component::AudioVae => format!("audio_vae.{}", statistics(name)),
+        Component::Connectors => format!("model.diffusion_model.{}", renamed(CONNECTORS)),
+        Component::Vae => format!("vae.{}", original_vae(name)),
+        Component::AudioVae => format!("audio_vae.{}", original_statistics(name)),
         Component::Vocoder => {
-            let rules = [
-                ("upsamplers", "ups"),
-                ("resnets", "resblocks"),
-                ("conv_in", "conv_pre"),
-                ("conv_out", "conv_post"),
-                ("act_out", "act_post"),
-            ];
-            format!("vocoder.{}", renamed(&rules)).replace(".downsample.filter", ".downsample.lowpass.filter")
+            format!("vocoder.{}", renamed(VOCODER)).replace(".downsample.filter", ".downsample.lowpass.filter")
         }
         other => panic!("{other} is not in a single file"),
+    }
+}
+
+fn original_statistics(name: &str) -> &str {
+    match name {
+        "latents_mean" => "per_channel_statistics.mean-of-means",
+        "latents_std" => "per_channel_statistics.std-of-means",
+        other => other,
+    }
+}
+
+/// One list of blocks: stages at even places, changes of resolution at odd ones; the decoder's middle first.
+fn original_vae(name: &str) -> String {
+    let parts: Vec<&str> = name.split('.').collect();
+    let stage = |i: &str, after: usize| 2 * i.parse::<usize>().expect("a number") + after;
+    match parts[..] {
+        ["encoder", "mid_block", "resnets", ref rest @ ..] => {
+            format!("encoder.down_blocks.8.res_blocks.{}", rest.join("."))
+        }
+        ["encoder", "down_blocks", i, "resnets", ref rest @ ..] => {
+            format!("encoder.down_blocks.{}.res_blocks.{}", stage(i, 0), rest.join("."))
+        }
+        ["encoder", "down_blocks", i, "downsamplers", "0", ref rest @ ..] => {
+            format!("encoder.down_blocks.{}.{}", stage(i, 1), rest.join("."))
+        }
+        ["decoder", "mid_block", "resnets", ref rest @ ..] => {
+            format!("decoder.up_blocks.0.res_blocks.{}", rest.join("."))
+        }
+        ["decoder", "up_blocks", i, "upsamplers", "0", ref rest @ ..] => {
+            format!("decoder.up_blocks.{}.{}", stage(i, 1), rest.join("."))
+        }
+        ["decoder", "up_blocks", i, "resnets", ref rest @ ..] => {
+            format!("decoder.up_blocks.{}.res_blocks.{}", stage(i, 2), rest.join("."))
+        }
+        _ => original_statistics(name).to_string(),
     }
 }
 

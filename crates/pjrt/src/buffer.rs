@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::abi::{self, Struct};
 use super::attributes::list;
 use super::buffer_type::BufferType;
-use super::client::ClientInner;
+use super::client_handle::ClientHandle;
 use super::device::Device;
 use super::error::{Error, Result};
 use super::event::Event;
@@ -15,7 +15,7 @@ use super::layout::{DeviceLayout, RawLayout};
 
 /// An array on a device. It may still be computed: reading it waits, and reports what went wrong there.
 pub struct Buffer {
-    client: Arc<ClientInner>,
+    client: Arc<ClientHandle>,
     raw: *mut c_void,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Debug for Buffer {
 impl Buffer {
     /// # Safety
     /// `raw` is an owned buffer of `client`.
-    pub(super) unsafe fn from_raw(client: &Arc<ClientInner>, raw: *mut c_void) -> Buffer {
+    pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Buffer {
         Buffer { client: client.clone(), raw }
     }
 
@@ -97,7 +97,7 @@ impl Buffer {
         Ok(bytes)
     }
 
-    /// As [`Buffer::to_host`], into memory of exactly its size.
+    /// Copies the elements to the host like [`Buffer::to_host`], into memory of exactly their size.
     pub fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let (ty, dims) = (self.element_type()?, self.dims()?);
         let size = dims.iter().product::<usize>() * ty.size();
@@ -174,17 +174,14 @@ impl Buffer {
         self.raw
     }
 
-    pub(super) fn belongs_to(&self, client: &Arc<ClientInner>) -> bool {
+    pub(super) fn belongs_to(&self, client: &Arc<ClientHandle>) -> bool {
         Arc::ptr_eq(&self.client, client)
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let mut args = abi::BufferDestroyArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer is ours and is not used again.
-        if let Err(error) = unsafe { self.client.plugin.call(&mut args) } {
-            tracing::warn!("{error}");
-        }
+        unsafe { self.client.plugin.destroy(abi::BufferDestroyArgs { buffer: self.raw, ..Struct::new() }) };
     }
 }

@@ -1,13 +1,13 @@
 //! A started plugin: its devices, compilation, uploads.
 
 use std::ffi::c_void;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::abi::{self, Struct, host_buffer_semantics as semantics};
 use super::attributes::{self, Attributes, Value, list, text};
 use super::buffer::Buffer;
+use super::client_handle::ClientHandle;
 use super::compile_log;
 use super::device::Device;
 use super::error::Result;
@@ -75,35 +75,8 @@ impl ClientOptions {
 /// A started plugin. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Client {
-    inner: Arc<ClientInner>,
+    inner: Arc<ClientHandle>,
     devices: Arc<[Device]>,
-}
-
-/// The C client; what stands on it holds this.
-pub(super) struct ClientInner {
-    pub plugin: Plugin,
-    pub raw: *mut c_void,
-}
-
-// SAFETY: PJRT clients may be used from any thread.
-unsafe impl Send for ClientInner {}
-// SAFETY: as above.
-unsafe impl Sync for ClientInner {}
-
-impl fmt::Debug for ClientInner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Client of {:?}", self.plugin)
-    }
-}
-
-impl Drop for ClientInner {
-    fn drop(&mut self) {
-        let mut args = abi::ClientDestroyArgs { client: self.raw, ..Struct::new() };
-        // SAFETY: everything made by the client holds this struct, so the client is the last to go.
-        if let Err(error) = unsafe { self.plugin.call(&mut args) } {
-            tracing::warn!("{error}");
-        }
-    }
 }
 
 impl Client {
@@ -127,7 +100,7 @@ impl Client {
         }
         // SAFETY: the options live during the call, the callbacks and what they are given for ever.
         unsafe { plugin.call(&mut args)? };
-        let inner = Arc::new(ClientInner { plugin: plugin.clone(), raw: args.client });
+        let inner = Arc::new(ClientHandle { plugin: plugin.clone(), raw: args.client });
         let mut args = abi::ClientAddressableDevicesArgs { client: inner.raw, ..Struct::new() };
         // SAFETY: the client lives; its device list lives as long as it does.
         let raw = unsafe {
@@ -287,7 +260,7 @@ impl Client {
         Err(self.plugin().refuse::<A>(format!("{device} belongs to another client")))
     }
 
-    pub(super) fn inner(&self) -> &Arc<ClientInner> {
+    pub(super) fn inner(&self) -> &Arc<ClientHandle> {
         &self.inner
     }
 }

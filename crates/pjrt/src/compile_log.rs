@@ -15,7 +15,7 @@ pub(super) fn compiled(plugin: &Path, mlir: &str, options: &[u8], started: Insta
     let file = plugin.file_name().unwrap_or_default().to_string_lossy();
     let seconds = started.elapsed().as_secs_f64();
     let hash = Sha256::new().chain_update(mlir).chain_update(options).finalize();
-    let hash: String = hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = hex::encode(&hash[..8]);
     let line = serde_json::json!({"plugin": file, "module": &module[1..], "hash": hash, "seconds": seconds});
     let line = format!("{line}\n");
     let log = OpenOptions::new().create(true).append(true).open(&path);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::abi::{self, Struct};
 use super::attributes::{self, Attributes, text};
-use super::client::ClientInner;
+use super::client_handle::ClientHandle;
 use super::error::Result;
 use super::plugin::Plugin;
 
@@ -68,7 +68,7 @@ pub struct DeviceMemory {
 /// A device of a client.
 #[derive(Clone)]
 pub struct Device {
-    client: Arc<ClientInner>,
+    client: Arc<ClientHandle>,
     raw: *mut c_void,
     description: Arc<DeviceDescription>,
 }
@@ -93,7 +93,7 @@ impl fmt::Display for Device {
 impl Device {
     /// # Safety
     /// `raw` is a device of `client`.
-    pub(super) unsafe fn from_raw(client: &Arc<ClientInner>, raw: *mut c_void) -> Result<Device> {
+    pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<Device> {
         let mut args = abi::DeviceGetDescriptionArgs { device: raw, ..Struct::new() };
         // SAFETY: the caller's promise; the description lives as long as the device.
         let description = unsafe {
@@ -150,7 +150,7 @@ impl Device {
         self.raw
     }
 
-    pub(super) fn belongs_to(&self, client: &Arc<ClientInner>) -> bool {
+    pub(super) fn belongs_to(&self, client: &Arc<ClientHandle>) -> bool {
         Arc::ptr_eq(&self.client, client)
     }
 }

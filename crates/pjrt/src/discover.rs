@@ -57,7 +57,7 @@ impl Platform {
 
 /// A plugin file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct PluginFile {
     /// The file.
     pub path: PathBuf,
     /// Place it was found at, in words.
@@ -70,7 +70,7 @@ pub struct Search {
     /// Platform of the plugins.
     pub platform: Platform,
     /// Plugins, the preferred first.
-    pub found: Vec<Found>,
+    pub found: Vec<PluginFile>,
     /// Every searched place.
     pub searched: Vec<String>,
 }
@@ -83,7 +83,7 @@ impl Search {
 
     fn add(&mut self, path: PathBuf, origin: &str) {
         if !self.found.iter().any(|found| found.path == path) {
-            self.found.push(Found { path, origin: origin.to_owned() });
+            self.found.push(PluginFile { path, origin: origin.to_owned() });
         }
     }
 
@@ -132,7 +132,7 @@ pub fn in_folder(platform: Platform, folder: &Path) -> Option<PathBuf> {
     platform.patterns().iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
 }
 
-/// The folders `plugins/` that are searched: beside the working directory, beside the executable and its ancestors,
+/// The folders `plugins/` that are searched: in the working directory, next to the executable and its ancestors,
 /// then the user's data folder.
 pub fn plugin_folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = env::current_dir().map(|dir| dir.join("plugins")).into_iter().collect();

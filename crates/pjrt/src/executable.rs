@@ -10,7 +10,7 @@ use super::abi::{self, Struct};
 use super::attributes::{self, Attributes, list, text};
 use super::buffer::Buffer;
 use super::buffer_type::BufferType;
-use super::client::ClientInner;
+use super::client_handle::ClientHandle;
 use super::device::Device;
 use super::error::{Error, Result};
 use super::layout::pointer;
@@ -205,11 +205,8 @@ impl Executable {
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        let mut args = abi::ExecutableDestroyArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable is ours and is not used again.
-        if let Err(error) = unsafe { self.plugin.call(&mut args) } {
-            tracing::warn!("{error}");
-        }
+        unsafe { self.plugin.destroy(abi::ExecutableDestroyArgs { executable: self.raw, ..Struct::new() }) };
     }
 }
 
@@ -227,7 +224,7 @@ pub struct ExecuteOptions {
 pub struct LoadedExecutable(Arc<Loaded>);
 
 struct Loaded {
-    client: Arc<ClientInner>,
+    client: Arc<ClientHandle>,
     raw: *mut c_void,
     executable: Executable,
     devices: Vec<Device>,
@@ -252,12 +249,9 @@ impl Drop for Loaded {
 }
 
 /// Frees a loaded executable that is not used again.
-fn destroy(client: &ClientInner, raw: *mut c_void) {
-    let mut args = abi::LoadedExecutableDestroyArgs { executable: raw, ..Struct::new() };
+fn destroy(client: &ClientHandle, raw: *mut c_void) {
     // SAFETY: the callers own `raw` and give it up.
-    if let Err(error) = unsafe { client.plugin.call(&mut args) } {
-        tracing::warn!("{error}");
-    }
+    unsafe { client.plugin.destroy(abi::LoadedExecutableDestroyArgs { executable: raw, ..Struct::new() }) };
 }
 
 impl Deref for LoadedExecutable {
@@ -271,14 +265,14 @@ impl Deref for LoadedExecutable {
 impl LoadedExecutable {
     /// # Safety
     /// `raw` is an owned `PJRT_LoadedExecutable` of `client`.
-    pub(super) unsafe fn from_raw(client: &Arc<ClientInner>, raw: *mut c_void) -> Result<LoadedExecutable> {
+    pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<LoadedExecutable> {
         // SAFETY: the caller's promise.
         unsafe { Self::describe(client, raw) }.inspect_err(|_| destroy(client, raw))
     }
 
     /// # Safety
     /// As for [`LoadedExecutable::from_raw`]; on error `raw` is still the caller's.
-    unsafe fn describe(client: &Arc<ClientInner>, raw: *mut c_void) -> Result<LoadedExecutable> {
+    unsafe fn describe(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<LoadedExecutable> {
         let mut program = abi::LoadedExecutableGetExecutableArgs { loaded_executable: raw, ..Struct::new() };
         let mut devices = abi::LoadedExecutableAddressableDevicesArgs { executable: raw, ..Struct::new() };
         // SAFETY: the loaded executable lives, and so does its device list; the executable is ours.
@@ -305,7 +299,7 @@ impl LoadedExecutable {
         self.execute_with(arguments, &ExecuteOptions::default())
     }
 
-    /// As [`LoadedExecutable::execute`], with options.
+    /// Runs it like [`LoadedExecutable::execute`], with options.
     pub fn execute_with(&self, arguments: &[Vec<&Buffer>], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>> {
         let Loaded { client, raw, devices, num_outputs, .. } = &*self.0;
         self.check(arguments).map_err(|e| client.plugin.refuse::<abi::LoadedExecutableExecuteArgs>(e))?;

@@ -1,6 +1,6 @@
 //! The key-value store through which the processes of a run find each other, and the callbacks that hand it to a plugin.
 //!
-//! A CUDA client of several processes exchanges its devices in it when it is made, and NCCL's ids when a program first
+//! A CUDA client of several processes shares its devices through it when it is made, and NCCL's ids when a program first
 //! runs on devices of several processes. Values are bytes; the plugin calls from any thread, several at once.
 
 use std::alloc::{Layout, alloc, dealloc};

@@ -8,6 +8,7 @@ mod attributes;
 mod buffer;
 mod buffer_type;
 mod client;
+mod client_handle;
 mod compile_log;
 mod device;
 pub mod discover;

@@ -114,6 +114,17 @@ impl Plugin {
         unsafe { self.check(error, A::NAME) }
     }
 
+    /// Frees what is not used again; an error is logged.
+    ///
+    /// # Safety
+    /// As for [`Plugin::call`].
+    pub(super) unsafe fn destroy<A: Args>(&self, mut args: A) {
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { self.call(&mut args) } {
+            tracing::warn!("{error}");
+        }
+    }
+
     /// Turns a returned error into ours and frees it.
     ///
     /// # Safety
@@ -214,12 +225,12 @@ mod tests {
             std::ptr::null_mut()
         }
         unsafe extern "C" fn late() {}
-        let mut api = table(100, std::mem::offset_of!(Api, client_load));
+        let mut api = table(100, std::mem::offset_of!(Api, skipped_before_the_end));
         api.client_create = Some(slot);
-        api.client_load = Some(late);
+        api.skipped_before_the_end.fill(Some(late));
         // SAFETY: the whole table is readable.
         let copy = unsafe { copy_table(&api) };
         assert!(copy.client_create.is_some());
-        assert!(copy.client_load.is_none(), "a slot beyond struct_size must not be read");
+        assert!(copy.skipped_before_the_end.iter().all(Option::is_none), "a slot beyond struct_size must not be read");
     }
 }

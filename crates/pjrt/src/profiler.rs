@@ -8,97 +8,14 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 
+use self::abi::{
+    CODE_ARGS_SIZE, Call, CodeArgs, CollectArgs, CreateArgs, ErrorArgs, Functions, MessageArgs, ProfilerArgs, find,
+};
 use super::attributes::{list, text};
 use super::error::{Code, Error, Result, one_line};
 use super::plugin::Plugin;
 
-/// The number of the profiler among the kinds of extensions.
-const PROFILER: u32 = 1;
-
-/// A node of the list of extensions.
-#[repr(C)]
-struct Extension {
-    struct_size: usize,
-    kind: u32,
-    next: *const Extension,
-}
-
-/// The node of the profiler.
-#[repr(C)]
-struct ProfilerExtension {
-    base: Extension,
-    functions: *const Functions,
-}
-
-/// A function of the profiler: takes its argument struct, returns an error or null.
-type Call<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
-
-/// `PLUGIN_Profiler_Api`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Functions {
-    struct_size: usize,
-    private: *mut c_void,
-    error_destroy: Option<unsafe extern "C" fn(*mut ErrorArgs)>,
-    error_message: Option<unsafe extern "C" fn(*mut MessageArgs)>,
-    error_code: Call<CodeArgs>,
-    create: Call<CreateArgs>,
-    destroy: Call<ProfilerArgs>,
-    start: Call<ProfilerArgs>,
-    stop: Call<ProfilerArgs>,
-    collect: Call<CollectArgs>,
-}
-
-#[repr(C)]
-struct ErrorArgs {
-    struct_size: usize,
-    private: *mut c_void,
-    error: *mut c_void,
-}
-
-#[repr(C)]
-struct MessageArgs {
-    struct_size: usize,
-    private: *mut c_void,
-    error: *mut c_void,
-    message: *const c_void,
-    message_size: usize,
-}
-
-#[repr(C)]
-struct CodeArgs {
-    struct_size: usize,
-    private: *mut c_void,
-    error: *mut c_void,
-    code: u32,
-}
-
-#[repr(C)]
-struct CreateArgs {
-    struct_size: usize,
-    options: *const u8,
-    options_size: usize,
-    profiler: *mut c_void,
-}
-
-/// The arguments of start, stop and destroy.
-#[repr(C)]
-struct ProfilerArgs {
-    struct_size: usize,
-    profiler: *mut c_void,
-}
-
-#[repr(C)]
-struct CollectArgs {
-    struct_size: usize,
-    profiler: *mut c_void,
-    buffer: *const u8,
-    buffer_size: usize,
-}
-
-// Sizes of the published header; of a struct that ends in an `int`, the header leaves its padding out.
-const CODE_ARGS_SIZE: usize = std::mem::offset_of!(CodeArgs, code) + size_of::<u32>();
-const _: () = assert!(size_of::<Functions>() == 80 && size_of::<Extension>() == 24 && CODE_ARGS_SIZE == 28);
+mod abi;
 
 /// Options of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,29 +78,8 @@ impl Plugin {
     }
 }
 
-/// The profiler's functions among the extensions; none where it is missing or lacks a function.
-///
-/// # Safety
-/// `node` is null or the first node of a list of extensions that stays in place.
-unsafe fn find(mut node: *const Extension) -> Option<Functions> {
-    // SAFETY: the caller's promise; nodes are read no further than they say they reach.
-    unsafe {
-        while let Some(extension) = node.as_ref() {
-            if extension.kind == PROFILER && extension.struct_size >= size_of::<ProfilerExtension>() {
-                let functions = (*node.cast::<ProfilerExtension>()).functions;
-                let size = functions.cast::<usize>().as_ref()?;
-                let complete =
-                    |f: &Functions| f.create.is_some() && f.start.is_some() && f.stop.is_some() && f.collect.is_some();
-                return if *size >= size_of::<Functions>() { Some(*functions).filter(complete) } else { None };
-            }
-            node = extension.next;
-        }
-    }
-    None
-}
-
 impl Profiler {
-    /// Starts recording.
+    /// Starts a trace.
     ///
     /// # Errors
     /// A plugin without a profiler; the plugin's message, for example that another profiler has the device.
@@ -210,7 +106,7 @@ impl Profiler {
         Ok(profiler)
     }
 
-    /// Stops recording; the bytes of the `XSpace` that was recorded.
+    /// Ends the trace; the bytes of its `XSpace`.
     ///
     /// # Errors
     /// The plugin's message.
@@ -325,6 +221,7 @@ impl Drop for Profiler {
 mod tests {
     use std::sync::Mutex;
 
+    use super::abi::{Extension, PROFILER, ProfilerExtension};
     use super::*;
 
     /// What the plugin in memory was asked, in order.

@@ -43,11 +43,8 @@ impl Drop for Inner {
         if self.client.is_some() {
             return;
         }
-        let mut args = abi::TopologyDescriptionDestroyArgs { topology: self.raw, ..Struct::new() };
         // SAFETY: the topology is ours, and executables compiled for it hold this struct.
-        if let Err(error) = unsafe { self.plugin.call(&mut args) } {
-            tracing::warn!("{error}");
-        }
+        unsafe { self.plugin.destroy(abi::TopologyDescriptionDestroyArgs { topology: self.raw, ..Struct::new() }) };
     }
 }
 

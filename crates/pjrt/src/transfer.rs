@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::abi::{self, Struct};
 use super::buffer::Buffer;
 use super::buffer_type::BufferType;
-use super::client::{Client, ClientInner, to_i64};
+use super::client::{Client, to_i64};
+use super::client_handle::ClientHandle;
 use super::device::Device;
 use super::error::Result;
 use super::event::Event;
@@ -29,7 +30,7 @@ pub struct TransferShape {
 /// bytes are those of the device's layout (row-major for a default layout on CPU and CUDA).
 #[derive(Debug)]
 pub struct Transfer {
-    client: Arc<ClientInner>,
+    client: Arc<ClientHandle>,
     raw: *mut c_void,
     sizes: Vec<usize>,
 }
@@ -100,7 +101,7 @@ impl Transfer {
         self.send(index, offset, bytes, last)?.wait()
     }
 
-    /// As [`Transfer::write`], in the background; the bytes' owner is released when they have been read.
+    /// Writes like [`Transfer::write`], in the background; the bytes' owner is released when they have been read.
     pub fn write_shared(&self, index: usize, offset: usize, bytes: &SharedBytes, last: bool) -> Result<()> {
         self.send(index, offset, bytes.bytes(), last)?.keep_until_ready(Box::new(bytes.clone()))
     }
@@ -152,10 +153,12 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        let mut args = abi::AsyncHostToDeviceTransferManagerDestroyArgs { transfer_manager: self.raw, ..Struct::new() };
         // SAFETY: the manager is ours and is not used again.
-        if let Err(error) = unsafe { self.client.plugin.call(&mut args) } {
-            tracing::warn!("{error}");
-        }
+        unsafe {
+            self.client.plugin.destroy(abi::AsyncHostToDeviceTransferManagerDestroyArgs {
+                transfer_manager: self.raw,
+                ..Struct::new()
+            })
+        };
     }
 }

@@ -4,14 +4,16 @@ mod builder;
 mod dtype;
 mod error;
 mod ops;
+mod program;
 mod sharding;
 #[cfg(test)]
 mod tests;
 mod types;
 
-pub use builder::{Argument, Builder, Output, Precision, Program, Scope, Value};
+pub use builder::{Builder, Precision, Scope, Value};
 pub use dtype::{DType, Element, F8};
 pub use error::{Error, Result};
-pub use ops::{Comparison, Conv, CustomCall, Groups};
-pub use sharding::{Mesh, Sharding};
+pub use ops::{Comparison, Conv, CustomCall};
+pub use program::{Argument, Output, Program};
+pub use sharding::{Groups, Mesh, Sharding};
 pub use types::Type;

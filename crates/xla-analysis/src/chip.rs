@@ -144,7 +144,7 @@ impl Chip {
     /// The calibrated chip of a name, or that of a TOML file.
     ///
     /// # Errors
-    /// As [`Chip::named`] and [`Chip::read`].
+    /// Those of [`Chip::named`] and [`Chip::read`].
     pub fn find(name_or_path: &str) -> Result<Chip, ChipError> {
         match name_or_path.ends_with(".toml") || name_or_path.contains('/') {
             true => Chip::read(Path::new(name_or_path)),

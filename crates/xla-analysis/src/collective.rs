@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
+use super::level::LoopLevel;
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto, ShapeProto};
 use super::shape::{bytes, dtype_name};
@@ -63,6 +64,33 @@ impl CollectiveKind {
             CollectiveKind::CollectivePermute | CollectiveKind::CollectiveBroadcast => bytes,
         }
     }
+}
+
+/// A logical collective, counted once however many clones the compiler made of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Collective {
+    /// Kind of collective.
+    pub kind: CollectiveKind,
+    /// Name scope.
+    pub scope: String,
+    /// Element types, joined by `+`.
+    pub dtype: String,
+    /// Bytes of the result on one device (of an all-reduce: of the operand).
+    pub bytes: f64,
+    /// Bytes that a device receives.
+    pub wire_bytes: f64,
+    /// Mesh axes it goes along, outer first.
+    pub axes: Vec<String>,
+    /// Loop that it runs in.
+    pub level: LoopLevel,
+    /// Runs in one call, step or block, by `level`.
+    pub times: f64,
+    /// Whether it has a start and an end of its own.
+    pub asynchronous: bool,
+    /// Whether matmuls or other work run between them.
+    pub overlapped: bool,
+    /// Seconds on the links; 0 without a chip.
+    pub seconds: f64,
 }
 
 /// Whether an opcode is a collective, in any form.

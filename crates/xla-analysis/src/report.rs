@@ -1,10 +1,12 @@
 //! Report on a compiled program, on one device: collectives, work, copies, and the predicted time.
 
 use super::chip::Chip;
+use super::collective::Collective;
 use super::cost::Work;
+use super::level::{LoopLevel, in_blocks};
 use super::module::Module;
 use super::stacks::StackCopy;
-use super::walk::{Collective, Cost, LoopLevel, Walk, in_blocks};
+use super::walk::{Cost, Walk};
 
 /// Figures of an optimized program, on one device.
 ///
@@ -31,17 +33,18 @@ pub struct Report {
 }
 
 /// Milliseconds of a step, by the roofline and the link model (the module of [`Chip`] has the formulas).
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Predicted {
     /// Matmuls and convolutions alone.
     pub compute: f64,
     /// Memory traffic alone.
     pub memory: f64,
     /// Launch latency alone; 0 of a chip without a calibration.
+    #[serde(default)]
     pub launch: f64,
     /// Collectives alone.
     pub collective: f64,
-    /// Whole step, asynchronous collectives overlapped with the work beside them.
+    /// Whole step, asynchronous collectives overlapped with the work between their ends.
     pub step: f64,
 }
 

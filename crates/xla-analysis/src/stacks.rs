@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
+use super::level::LoopLevel;
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
 use super::shape::{bytes, dtype_name, elements};
-use super::walk::LoopLevel;
 
 /// Smaller stacks are not reported; they may fit on-chip memory.
 const SMALLEST: u64 = 1 << 20;

@@ -150,7 +150,7 @@ impl Trace {
     }
 }
 
-/// Whether a plane is a device's: not the host's, nor a unit beside a TPU's core.
+/// Whether a plane is a device's: not the host's, nor another unit of a TPU than its core.
 fn is_device(name: &str) -> bool {
     name.starts_with("/device:") && !name.contains(' ') && !name.contains("CUSTOM")
 }

@@ -4,54 +4,14 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::chip::{Chip, Links};
-use super::collective::{AsyncPart, CollectiveKind, dtypes_and_bytes};
+use super::collective::{AsyncPart, Collective, CollectiveKind, dtypes_and_bytes};
 use super::cost::{Counter, Work};
 use super::groups::span;
+use super::level::{BLOCKS, LoopLevel, in_blocks};
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
 use super::stacks::{StackCopy, Stacks};
 use super::trips::Entered;
-
-/// Loop that an instruction runs in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LoopLevel {
-    /// Once, before or after the loop over steps.
-    #[serde(rename = "call")]
-    Outside,
-    /// In every step, outside the transformer blocks.
-    Step,
-    /// In every transformer block.
-    #[serde(rename = "layer")]
-    Block,
-}
-
-/// A logical collective, counted once however many clones the compiler made of it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Collective {
-    /// Kind of collective.
-    pub kind: CollectiveKind,
-    /// Name scope.
-    pub scope: String,
-    /// Element types, joined by `+`.
-    pub dtype: String,
-    /// Bytes of the result on one device (of an all-reduce: of the operand).
-    pub bytes: f64,
-    /// Bytes that a device receives.
-    pub wire_bytes: f64,
-    /// Mesh axes it goes along, outer first.
-    pub axes: Vec<String>,
-    /// Loop that it runs in.
-    pub level: LoopLevel,
-    /// Runs in one call, step or block, by `level`.
-    pub times: f64,
-    /// Whether it has a start and an end of its own.
-    pub asynchronous: bool,
-    /// Whether matmuls or other work run between them.
-    pub overlapped: bool,
-    /// Seconds on the links; 0 without a chip.
-    pub seconds: f64,
-}
 
 /// Seconds, by the roofline and the link model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -368,13 +328,6 @@ impl<'a> Walk<'a> {
         };
         Some((entry, span.devices))
     }
-}
-
-/// The name scope of the transformer blocks.
-const BLOCKS: &str = "blocks";
-
-pub(super) fn in_blocks(scope: &str) -> bool {
-    scope.split('/').any(|part| part == BLOCKS)
 }
 
 /// Copies and slices: work that a collective could not be said to hide behind.

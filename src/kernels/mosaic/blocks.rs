@@ -1,6 +1,6 @@
 //! Numbers of queries and keys that a step of the kernel takes: from lengths, and the chip.
 
-use super::flash::Shape;
+use super::shape::Shape;
 use super::text::LANES;
 use crate::hlo::DType;
 
@@ -9,7 +9,7 @@ use crate::hlo::DType;
 pub struct Tpu {
     /// Operations a second that it does for each byte a second that its memory gives.
     flops_per_byte: usize,
-    /// Scores' products that could be made while one step of the grid begins, in millions of operations.
+    /// Operations of matmuls that could be done while one step of the grid begins, in millions.
     step_megaflops: usize,
     /// Bytes of its own memory that a kernel may fill.
     memory: usize,
@@ -56,7 +56,7 @@ impl Tpu {
     pub fn step(self, queries: usize, keys: usize, dim: usize) -> Step {
         let heads = LANES.div_ceil(dim);
         let shape = Shape { rows: 1, queries, keys, heads, kv_heads: heads, dim, dtype: DType::BF16, bias: None };
-        let blocks = Blocks::choose(&shape, false, self);
+        let blocks = BlockSizes::choose(&shape, false, self);
         let waste = 1.0 - (queries * keys) as f64 / blocks.scores(&shape) as f64;
         Step { queries: blocks.queries, keys: blocks.keys, waste }
     }
@@ -64,7 +64,7 @@ impl Tpu {
 
 /// Tokens of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Blocks {
+pub(super) struct BlockSizes {
     pub queries: usize,
     pub keys: usize,
 }
@@ -73,7 +73,7 @@ pub(super) struct Blocks {
 const MOST_QUERIES: usize = 2048;
 const MOST_KEYS: usize = 2048;
 
-impl Blocks {
+impl BlockSizes {
     /// The blocks that take the least time: steps begin, keys come from memory, and scores of tokens that only pad blocks are
     /// computed like others.
     pub fn choose(shape: &Shape, parts: bool, tpu: Tpu) -> Self {
@@ -86,11 +86,11 @@ impl Blocks {
             sizes.dedup();
             sizes
         };
-        let mut best = Blocks { queries: rows, keys: LANES };
+        let mut best = BlockSizes { queries: rows, keys: LANES };
         let mut least = usize::MAX;
         for &queries in &candidates(shape.queries, rows, MOST_QUERIES) {
             for &keys in &candidates(shape.keys, LANES, MOST_KEYS) {
-                let blocks = Blocks { queries, keys };
+                let blocks = BlockSizes { queries, keys };
                 let cost = blocks.cost(shape, tpu);
                 if blocks.memory(shape, parts) <= tpu.memory && cost < least {
                     (best, least) = (blocks, cost);
@@ -177,7 +177,7 @@ mod tests {
                     for keys in [1, 127, 128, 129, 1000, 6145, 15360] {
                         for (dim, parts) in [(32, false), (64, true), (128, false), (128, true), (256, false)] {
                             let shape = shape(queries, keys, dim, dtype);
-                            let blocks = Blocks::choose(&shape, parts, tpu);
+                            let blocks = BlockSizes::choose(&shape, parts, tpu);
                             assert!(blocks.memory(&shape, parts) <= tpu.memory, "{shape:?} {blocks:?}");
                             let rows = 32 / dtype.size();
                             assert!(blocks.queries.is_multiple_of(rows) && blocks.keys.is_multiple_of(LANES));
@@ -194,7 +194,7 @@ mod tests {
     fn less_memory_makes_smaller_steps() {
         let tpu = Tpu::of("TPU v5");
         let shape = shape(1024, 1024, 128, DType::BF16);
-        let [whole, little] = [tpu, tpu.with_memory(1 << 20)].map(|tpu| Blocks::choose(&shape, false, tpu));
+        let [whole, little] = [tpu, tpu.with_memory(1 << 20)].map(|tpu| BlockSizes::choose(&shape, false, tpu));
         assert!(little.queries * little.keys < whole.queries * whole.keys, "{whole:?} {little:?}");
     }
 }

@@ -1,47 +1,20 @@
 //! The kernel: softmax over the keys a block at a time, with the largest score and the sum of weights so far.
 //!
 //! A block is some tokens of one head, or of as many heads as fill a register's lanes. Arrays are `[rows, heads, tokens,
-//! dim]` where a head fills registers, the order in which products with such heads are written and stacks of text kept
+//! dim]` where a head fills registers, the order in which matmuls with such heads are written and stacks of text kept
 //! without a copy. Narrower heads would leave lanes empty: their arrays are `[rows, tokens, heads · dim]`. Sharing lanes
 //! costs nothing: a matrix unit is as deep as a register is wide, so the other heads' features are masked out of the
 //! queries, and weighted values in the lanes of other heads are computed and not taken.
 
 use std::f64::consts::{LN_2, LOG2_E};
 
-use super::blocks::Blocks;
+use super::blocks::BlockSizes;
 use super::module::{At, Frame, Order, Window};
+use super::shape::Shape;
 use super::text::{Block, Code, Int, LANES, Matrix};
 use crate::hlo::DType;
 
-/// Sizes of the operands.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Shape {
-    /// Rows of a batch.
-    pub rows: usize,
-    pub queries: usize,
-    pub keys: usize,
-    pub heads: usize,
-    /// Heads of keys and values, of which each serves equally many queries' heads.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub dim: usize,
-    /// Element type of queries, keys and values: bf16 or f32.
-    pub dtype: DType,
-    /// Rows of the bias on keys, if there is one.
-    pub bias: Option<usize>,
-}
-
 impl Shape {
-    /// Width of a block: of one head, or of those that fill a register.
-    pub fn lanes(&self) -> usize {
-        self.dim.max(LANES)
-    }
-
-    /// Whether arrays are `[rows, heads, tokens, dim]`.
-    pub fn is_heads_first(&self) -> bool {
-        self.dim.is_multiple_of(LANES)
-    }
-
     /// Tokens of one head, or of those that fill a register.
     fn window(&self, dtype: DType, (tokens, at): (usize, At), head: At) -> Window {
         let lanes = self.lanes();
@@ -49,11 +22,6 @@ impl Shape {
             true => Window { dtype, block: vec![1, 1, tokens, lanes], at: vec![At::Axis(ROWS), head, at, At::First] },
             false => Window { dtype, block: vec![1, tokens, lanes], at: vec![At::Axis(ROWS), at, head] },
         }
-    }
-
-    /// Heads of a block.
-    pub fn together(&self) -> usize {
-        self.lanes() / self.dim
     }
 }
 
@@ -70,7 +38,7 @@ pub(super) enum Wanted {
 const LEAST: f32 = f32::MIN;
 
 /// The text of the kernel.
-pub(super) fn kernel(shape: &Shape, wanted: Wanted, blocks: Blocks, scale: f64) -> String {
+pub(super) fn kernel(shape: &Shape, wanted: Wanted, blocks: BlockSizes, scale: f64) -> String {
     let writer = Writer { shape, wanted, blocks, scale, steps: shape.keys.div_ceil(blocks.keys) };
     writer.frame().module("attention", |code, all| writer.body(code, all))
 }
@@ -78,9 +46,9 @@ pub(super) fn kernel(shape: &Shape, wanted: Wanted, blocks: Blocks, scale: f64) 
 struct Writer<'a> {
     shape: &'a Shape,
     wanted: Wanted,
-    blocks: Blocks,
+    blocks: BlockSizes,
     scale: f64,
-    /// Blocks of keys.
+    /// BlockSizes of keys.
     steps: usize,
 }
 
@@ -194,7 +162,7 @@ impl Writer<'_> {
         if !self.is_ragged() {
             return v;
         }
-        let there = code.iota(v.dims, 0).shifted(&step.times(self.blocks.keys)).below(self.shape.keys);
+        let there = code.iota(v.dims, 0).shifted(&step.times(self.blocks.keys)).lt(self.shape.keys);
         there.select(&v.to(DType::F32), &code.full(0.0, v.dims)).to(v.dtype)
     }
 
@@ -210,7 +178,7 @@ impl Writer<'_> {
     fn lanes_of(&self, code: &Code, dims: [usize; 2], i: usize) -> Matrix {
         let lane = code.iota(dims, 1);
         let (start, end) = (i * self.shape.dim, (i + 1) * self.shape.dim);
-        lane.at_least(start).and(&lane.below(end))
+        lane.at_least(start).and(&lane.lt(end))
     }
 
     /// Scores in powers of two: `log2 e` times what they are.
@@ -222,7 +190,7 @@ impl Writer<'_> {
         if !self.is_ragged() {
             return scores;
         }
-        let there = code.iota(scores.dims, 1).shifted(&step.times(self.blocks.keys)).below(self.shape.keys);
+        let there = code.iota(scores.dims, 1).shifted(&step.times(self.blocks.keys)).lt(self.shape.keys);
         there.select(&scores, &code.full(LEAST, scores.dims))
     }
 
@@ -260,7 +228,7 @@ impl Writer<'_> {
     fn finish(&self, code: &Code, results: &[Block], values: &Matrix, heads: &[Head]) {
         if self.wanted == Wanted::Normalized {
             let sums = self.side_by_side(code, heads, |h| self.widened(&h.sum));
-            return code.store(&results[0], &values.over(&sums));
+            return code.store(&results[0], &values.div(&sums));
         }
         code.store(&results[0], values);
         let block = code.place(self.axes().heads);

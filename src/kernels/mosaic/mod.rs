@@ -4,15 +4,17 @@
 mod blocks;
 mod flash;
 mod module;
+mod shape;
 mod text;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
-use blocks::Blocks;
+use blocks::BlockSizes;
 pub use blocks::{Step, Tpu};
-use flash::{Shape, Wanted};
+use flash::Wanted;
+use shape::Shape;
 
 use crate::hlo::{CustomCall, DType, Type, Value};
 
@@ -74,7 +76,7 @@ impl Call {
             dtype: q.dtype(),
             bias: bias.map(|b| b.dim(0)),
         };
-        let blocks = Blocks::choose(&shape, wanted == Wanted::Partial, tpu);
+        let blocks = BlockSizes::choose(&shape, wanted == Wanted::Partial, tpu);
         tracing::debug!(?shape, ?blocks, "attention in Mosaic");
         let config = BackendConfig::new(&shape, wanted, blocks, &flash::kernel(&shape, wanted, blocks, scale));
         Call { shape, wanted, config }
@@ -141,7 +143,7 @@ struct Cost {
 }
 
 impl BackendConfig {
-    fn new(shape: &Shape, wanted: Wanted, blocks: Blocks, text: &str) -> Self {
+    fn new(shape: &Shape, wanted: Wanted, blocks: BlockSizes, text: &str) -> Self {
         let scores = shape.rows * shape.heads * blocks.scores(shape);
         let size = shape.dtype.size();
         let queries = shape.rows * shape.queries * shape.heads * shape.dim;

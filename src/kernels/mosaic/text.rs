@@ -263,7 +263,7 @@ impl Matrix {
     }
 
     /// The quotient of floats.
-    pub fn over(&self, other: &Matrix) -> Matrix {
+    pub fn div(&self, other: &Matrix) -> Matrix {
         self.binary("divf", other)
     }
 
@@ -321,7 +321,7 @@ impl Matrix {
     }
 
     /// Mask of integers smaller than a number.
-    pub fn below(&self, n: usize) -> Matrix {
+    pub fn lt(&self, n: usize) -> Matrix {
         self.compared("slt", &self.code.int(n).splat(self.dims))
     }
 

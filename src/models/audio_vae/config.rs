@@ -5,6 +5,9 @@ use serde::Deserialize;
 use super::COMPONENT;
 use crate::models::{ConfigError, parse_config, require};
 
+/// Groups of a group norm.
+pub(super) const GROUPS: usize = 32;
+
 /// The decoder's configuration; defaults are the reference class' own.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
@@ -88,7 +91,7 @@ impl DecoderConfig {
         if c.norm_type == Norm::Group {
             let free = c.causality_axis == Causality::None;
             require(free, COMPONENT, "norm_type", "group", "pixel where causality_axis is not none")?;
-            let fits = c.ch_mult.iter().all(|m| (c.base_channels * m).is_multiple_of(super::layers::GROUPS));
+            let fits = c.ch_mult.iter().all(|m| (c.base_channels * m).is_multiple_of(GROUPS));
             require(fits, COMPONENT, "base_channels", c.base_channels, "multiples of 32 where norm_type is group")?;
         }
         Ok(c)

@@ -1,14 +1,11 @@
 //! Layers of the decoder. Activations are `[b, channels, time, mel]`.
 
-use super::config::{Causality, DecoderConfig, Norm};
+use super::config::{Causality, DecoderConfig, GROUPS, Norm};
 use crate::hlo::{Conv, DType, Value};
 use crate::nn::{Attention, Axis, Init, Params, conv2d, layer_norm, pixel_norm, silu};
 
 /// The eps of every norm, which no configuration changes.
 const EPS: f64 = 1e-6;
-
-/// Groups of a group norm.
-pub(super) const GROUPS: usize = 32;
 
 /// The convolution `name`, padded so that it reads nothing later along the causal axis.
 pub fn conv(p: &Params, c: &DecoderConfig, name: &str, x: &Value, out: usize, kernel: usize) -> Value {

@@ -3,7 +3,7 @@
 
 use super::config::{COMPONENT, ConnectorsConfig, TextMap};
 use crate::hlo::{Comparison, DType, Type, Value};
-use crate::nn::{Axis, Init, Params, linear_into, linear_nd};
+use crate::nn::{Axis, Init, Params, PartView, linear_into, linear_nd};
 
 /// Keeps divisions finite.
 const EPS: f64 = 1e-6;
@@ -54,9 +54,7 @@ impl Projection {
         let add = |(m, sum): (&TextMap, &Value)| {
             let weight = self.p.part(
                 &format!("{}.weight", m.name),
-                &[m.width, width],
-                &[1, width, self.states],
-                (self.states, index),
+                PartView { stored: &[m.width, width], strides: &[1, width, self.states], parts: self.states, index },
                 &[m.width, hidden],
                 &[Axis::Replicated, Axis::Embed],
                 Init::normal((width as f32).sqrt().recip()),

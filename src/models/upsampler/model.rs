@@ -104,7 +104,6 @@ pub fn upsample(p: &Params, c: &UpsamplerConfig, latents: &Value, shards: Spatia
         causal: false,
         padding: Padding::Zeros,
         temporal_padding: Padding::Zeros,
-        lowering: p.lowering().conv3d,
     };
     let layers = Layers { conv, each_frame: c.each_frame, shards };
     let x = layers.conv(&p.pp("initial_conv"), &latents.to(p.dtype()), c.mid_channels);

@@ -17,7 +17,7 @@ pub fn decode(p: &Params, c: &DecoderConfig, latents: &Value, temb: Option<&Valu
             format!("timestep_conditioning is {} and temb given: {}", c.timestep_conditioning, temb.is_some());
         p.builder().reject("decode", message);
     }
-    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, p.lowering().conv3d, shards);
+    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, shards);
     let temb =
         temb.map(|t| t * p.get("timestep_scale_multiplier", &[], &[], Init { mean: 1000.0, std: 0.0 }).to(DType::F32));
 

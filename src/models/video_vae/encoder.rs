@@ -12,7 +12,7 @@ use crate::nn::{Build, Params, ShardedVideo, SpatialShards};
 /// and the result are one device's.
 pub fn encode(p: &Params, c: &EncoderConfig, video: &Value, shards: SpatialShards) -> Value {
     let _scope = p.scope();
-    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, p.lowering().conv3d, shards);
+    let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, shards);
     let pixels = layers.patchify(&video.to(p.dtype()), c.patch_size);
     let mut x = layers.conv(p, "conv_in", &pixels, c.latent_channels);
     for (i, stage) in c.stages.iter().enumerate() {

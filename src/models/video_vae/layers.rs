@@ -2,7 +2,7 @@
 
 use crate::hlo::{DType, Value};
 use crate::models::timestep::timestep_embedding;
-use crate::nn::{Axis, Conv3d, Conv3dLowering, Init, Padding, Params, SpatialShards, depth_to_space, pixel_norm, silu};
+use crate::nn::{Axis, Conv3d, Init, Padding, Params, SpatialShards, depth_to_space, pixel_norm, silu};
 
 /// The eps of the norms inside a block, which no configuration changes.
 const PIXEL_NORM_EPS: f64 = 1e-8;
@@ -16,22 +16,9 @@ pub struct Layers {
 
 impl Layers {
     /// Kernels of 3 in each direction, on video sharded as `shards` says.
-    pub fn new(
-        causal: bool,
-        padding: Padding,
-        shortcut_eps: f64,
-        lowering: Conv3dLowering,
-        shards: SpatialShards,
-    ) -> Self {
+    pub fn new(causal: bool, padding: Padding, shortcut_eps: f64, shards: SpatialShards) -> Self {
         Layers {
-            conv: Conv3d {
-                kernel: [3; 3],
-                stride: [1; 3],
-                causal,
-                padding,
-                temporal_padding: Padding::Replicate,
-                lowering,
-            },
+            conv: Conv3d { kernel: [3; 3], stride: [1; 3], causal, padding, temporal_padding: Padding::Replicate },
             shortcut_eps,
             shards,
         }

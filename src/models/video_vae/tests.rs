@@ -161,8 +161,7 @@ fn a_res_block_reads_as_expected() {
     let p = Params::new("res_block", COMPONENT, &Build::new(DType::BF16));
     let _ = p.builder().clone().without_locations();
     let x = p.input("x", Type::new(DType::BF16, [1, 2, 3, 4, 5]), &[Axis::Replicated; 5]);
-    let y = Layers::new(false, Padding::Zeros, 1e-6, Conv3dLowering::Direct, SpatialShards::default())
-        .res_blocks(&p, 1, &x, None);
+    let y = Layers::new(false, Padding::Zeros, 1e-6, SpatialShards::default()).res_blocks(&p, 1, &x, None);
     insta::assert_snapshot!(p.builder().finish(&[("y", &y)]).expect("builds").text);
 }
 

@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use ndarray::arr0;
 
-use super::engine::{Engine, Executable, RuntimeError};
+use super::engine::Engine;
+use super::error::RuntimeError;
+use super::executable::Executable;
 use super::random;
 use super::sharded_tensor::ShardedTensor;
 use crate::analysis::{CollectiveKind, Microbenchmark, Module, Report, Sample, report};
@@ -132,7 +134,7 @@ fn kernels(engine: &Engine, runs: usize) -> Result<(f64, Sample), RuntimeError> 
     let of = |operations: usize| -> Result<f64, RuntimeError> {
         let micro = programs::kernel(operations)?;
         let (executable, operands) = clock.ready(&micro)?;
-        clock.turn(&executable, &operands)
+        clock.iteration(&executable, &operands)
     };
     let (few, many) = (of(FEW)?, of(MANY)?);
     let kernel = ((many - few) / (MANY - FEW) as f64).max(0.0);
@@ -179,7 +181,7 @@ impl Clock<'_> {
     }
 
     /// Seconds of a turn: of many turns less few.
-    fn turn(&self, executable: &Executable, operands: &[(String, ShardedTensor)]) -> Result<f64, RuntimeError> {
+    fn iteration(&self, executable: &Executable, operands: &[(String, ShardedTensor)]) -> Result<f64, RuntimeError> {
         let run = |turns: i32| -> Result<f64, RuntimeError> {
             let count = self.engine.upload(executable, COUNT, &Tensor::I32(arr0(turns).into_dyn()))?;
             count.wait()?;
@@ -222,7 +224,7 @@ impl Clock<'_> {
             tracing::warn!("{name}: left out: {why}");
             return Ok(None);
         }
-        let seconds = (self.turn(&executable, &operands)? - self.turn) / each;
+        let seconds = (self.iteration(&executable, &operands)? - self.turn) / each;
         tracing::info!("{name}: {:.2} us", seconds * 1e6);
         if seconds <= 0.0 {
             tracing::warn!("{name}: left out: it takes less than the clock can tell");

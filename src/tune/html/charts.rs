@@ -3,11 +3,8 @@
 use std::fmt::Write;
 
 use super::escaped;
-use crate::tune::compile_report::CompileReport;
+use crate::tune::compile_report::{CompileReport, GIB};
 use crate::tune::experiment::CaseResult;
-
-/// Bytes in a GiB.
-pub(super) const GIB: f64 = 1073741824.0;
 
 const NAMES: f64 = 210.0;
 const WIDTH: f64 = 760.0;

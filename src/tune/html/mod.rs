@@ -7,7 +7,7 @@ use std::fmt::{Display, Write};
 use serde_json::{Value, json};
 
 use super::agreement::agreement;
-use super::compile_report::CompileReport;
+use super::compile_report::{CompileReport, GIB};
 use super::experiment::CaseResult;
 
 const STYLE: &str = include_str!("page.css");
@@ -59,7 +59,7 @@ fn add(out: &mut String, text: impl Display) {
 }
 
 /// Text with markup escaped.
-pub(super) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }
 
@@ -86,7 +86,7 @@ fn overview(rows: &[CaseResult]) -> String {
                 ms(row.measured.map(|s| s * 1e3)),
                 f.collectives.per_layer_bytes / 1e6,
                 f.collectives.per_layer_wire_bytes / 1e6,
-                f.device_bytes() as f64 / charts::GIB,
+                f.device_bytes() as f64 / GIB,
                 f.compile_seconds,
             ),
         );

@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use super::{PruneReason, SearchRequest, SearchResult};
+use crate::tune::compile_report::GIB;
 use crate::tune::experiment::CaseResult;
 use crate::tune::table::milliseconds;
 
-const GIB: f64 = 1073741824.0;
 /// Number of layouts named per prune reason.
 const NAMED: usize = 3;
 /// Number of compiled layouts named beside the winner.

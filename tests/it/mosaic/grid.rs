@@ -14,11 +14,8 @@ struct Window<'a> {
     name: String,
 }
 
-/// Runs the only function with a grid on `arrays`; those behind `operands` are results, whose contents are made.
-pub fn run(source: &str, arrays: &mut [Tensor], operands: usize) -> Result<()> {
-    let module = text::module(source)?;
-    let main = module.values().find(|f| f.attributes.contains("iteration_bounds")).ok_or("no kernel")?;
-    let grid = numbers(attribute(&main.attributes, "iteration_bounds")?)?;
+/// Of each axis of a kernel's grid whether it runs in any order.
+fn parallel_axes(main: &Function, rank: usize) -> Result<Vec<bool>> {
     let semantics = pieces(attribute(&main.attributes, "dimension_semantics")?.trim_matches(['[', ']']));
     let parallel: Vec<bool> = semantics
         .iter()
@@ -29,9 +26,18 @@ pub fn run(source: &str, arrays: &mut [Tensor], operands: usize) -> Result<()> {
         })
         .collect::<Result<_>>()?;
     let ordered = parallel.windows(2).all(|w| w[0] || !w[1]);
-    if parallel.len() != grid.len() || !ordered {
-        return Err("axes that run in any order stand before the others".into());
+    match parallel.len() == rank && ordered {
+        true => Ok(parallel),
+        false => Err("axes that run in any order stand before the others".into()),
     }
+}
+
+/// Runs the only function with a grid on `arrays`; those behind `operands` are results, whose contents are made.
+pub fn run(source: &str, arrays: &mut [Tensor], operands: usize) -> Result<()> {
+    let module = text::module(source)?;
+    let main = module.values().find(|f| f.attributes.contains("iteration_bounds")).ok_or("no kernel")?;
+    let grid = numbers(attribute(&main.attributes, "iteration_bounds")?)?;
+    let parallel = parallel_axes(main, grid.len())?;
     let blocks = &main.arguments[grid.len()..];
     let parameters =
         pieces(attribute(&main.attributes, "window_params")?.trim_start_matches('[').trim_end_matches(']'));

@@ -1,30 +1,8 @@
 //! Collectives, for use inside manual regions.
 
 use crate::builder::{Value, axis_of};
+use crate::sharding::Groups;
 use crate::types::{Type, list};
-
-/// Device groups of a collective.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Groups(pub Vec<Vec<usize>>);
-
-impl Groups {
-    /// Devices in a group.
-    pub fn size(&self) -> usize {
-        self.0.first().map_or(1, Vec::len)
-    }
-
-    /// Each group cut into runs of `inner` neighbours, and the groups of those in the same place of their runs.
-    pub fn nested(&self, inner: usize) -> (Groups, Groups) {
-        let near = self.0.iter().flat_map(|g| g.chunks(inner).map(<[usize]>::to_vec)).collect();
-        let far = self.0.iter().flat_map(|g| (0..inner).map(|i| g.iter().skip(i).step_by(inner).copied().collect()));
-        (Groups(near), Groups(far.collect()))
-    }
-
-    fn attribute(&self) -> String {
-        let rows = list(self.0.iter().map(|g| format!("[{}]", list(g))));
-        format!("replica_groups = dense<[{rows}]> : tensor<{}x{}xi64>", self.0.len(), self.size())
-    }
-}
 
 impl Value {
     fn channel(&self) -> String {

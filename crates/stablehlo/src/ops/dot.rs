@@ -1,4 +1,4 @@
-//! Products of tensors, written as an einsum.
+//! Dots (matmuls) of tensors, written as an einsum.
 
 use crate::DType;
 use crate::builder::{Builder, Value};

@@ -9,8 +9,8 @@ mod elementwise;
 mod index;
 mod reduce;
 mod shape;
+mod sharding;
 
-pub use collective::Groups;
 pub use conv::Conv;
 pub use custom::CustomCall;
 pub use elementwise::Comparison;

@@ -1,0 +1,112 @@
+//! The profiler's part of the C interface: the node of the list of extensions, and the table behind it.
+
+use std::ffi::c_void;
+
+/// The number of the profiler among the kinds of extensions.
+pub(super) const PROFILER: u32 = 1;
+
+/// A node of the list of extensions.
+#[repr(C)]
+pub(super) struct Extension {
+    pub struct_size: usize,
+    pub kind: u32,
+    pub next: *const Extension,
+}
+
+/// The node of the profiler.
+#[repr(C)]
+pub(super) struct ProfilerExtension {
+    pub base: Extension,
+    pub functions: *const Functions,
+}
+
+/// A function of the profiler: takes its argument struct, returns an error or null.
+pub(super) type Call<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
+
+/// `PLUGIN_Profiler_Api`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Functions {
+    pub struct_size: usize,
+    pub private: *mut c_void,
+    pub error_destroy: Option<unsafe extern "C" fn(*mut ErrorArgs)>,
+    pub error_message: Option<unsafe extern "C" fn(*mut MessageArgs)>,
+    pub error_code: Call<CodeArgs>,
+    pub create: Call<CreateArgs>,
+    pub destroy: Call<ProfilerArgs>,
+    pub start: Call<ProfilerArgs>,
+    pub stop: Call<ProfilerArgs>,
+    pub collect: Call<CollectArgs>,
+}
+
+#[repr(C)]
+pub(super) struct ErrorArgs {
+    pub struct_size: usize,
+    pub private: *mut c_void,
+    pub error: *mut c_void,
+}
+
+#[repr(C)]
+pub(super) struct MessageArgs {
+    pub struct_size: usize,
+    pub private: *mut c_void,
+    pub error: *mut c_void,
+    pub message: *const c_void,
+    pub message_size: usize,
+}
+
+#[repr(C)]
+pub(super) struct CodeArgs {
+    pub struct_size: usize,
+    pub private: *mut c_void,
+    pub error: *mut c_void,
+    pub code: u32,
+}
+
+#[repr(C)]
+pub(super) struct CreateArgs {
+    pub struct_size: usize,
+    pub options: *const u8,
+    pub options_size: usize,
+    pub profiler: *mut c_void,
+}
+
+/// The arguments of start, stop and destroy.
+#[repr(C)]
+pub(super) struct ProfilerArgs {
+    pub struct_size: usize,
+    pub profiler: *mut c_void,
+}
+
+#[repr(C)]
+pub(super) struct CollectArgs {
+    pub struct_size: usize,
+    pub profiler: *mut c_void,
+    pub buffer: *const u8,
+    pub buffer_size: usize,
+}
+
+// Sizes of the published header; of a struct that ends in an `int`, the header leaves its padding out.
+pub(super) const CODE_ARGS_SIZE: usize = std::mem::offset_of!(CodeArgs, code) + size_of::<u32>();
+const _: () = assert!(size_of::<Functions>() == 80 && size_of::<Extension>() == 24 && CODE_ARGS_SIZE == 28);
+
+/// The profiler's functions among the extensions; none where it is missing or lacks a function.
+///
+/// # Safety
+/// `node` is null or the first node of a list of extensions that stays in place.
+pub(super) unsafe fn find(mut node: *const Extension) -> Option<Functions> {
+    // SAFETY: the caller's promise; nodes are read no further than they say they reach.
+    unsafe {
+        while let Some(extension) = node.as_ref() {
+            if extension.kind == PROFILER && extension.struct_size >= size_of::<ProfilerExtension>() {
+                let functions = (*node.cast::<ProfilerExtension>()).functions;
+                let size = functions.cast::<usize>().as_ref()?;
+                let complete =
+                    |f: &Functions| f.create.is_some() && f.start.is_some() && f.stop.is_some() && f.collect.is_some();
+                return if *size >= size_of::<Functions>() { Some(*functions).filter(complete) } else { None };
+            }
+            node = extension.next;
+        }
+    }
+    None
+}

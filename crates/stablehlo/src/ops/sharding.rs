@@ -1,0 +1,90 @@
+//! Sharding constraints and manual computations (Shardy).
+
+use crate::builder::{Builder, RegionKind, Value};
+use crate::sharding::Sharding;
+use crate::types::{Type, list};
+
+impl Value {
+    /// Constrains the value's sharding; no effect inside a manual region, where a value is one device's own.
+    pub fn constrain(&self, sharding: &Sharding) -> Value {
+        if self.b.is_manual() {
+            return self.clone();
+        }
+        let mesh = self.b.0.borrow().mesh.clone();
+        let Some(mesh) = mesh else {
+            return self.b.poison("sharding_constraint", "the program has no mesh".into(), self.ty.clone());
+        };
+        if let Err(why) = sharding.local(&self.ty, &mesh) {
+            return self.b.poison("sharding_constraint", why, self.ty.clone());
+        }
+        let text = format!("sdy.sharding_constraint {} {} : {}", self.local(), sharding.body(), self.ty);
+        self.b.op("sharding_constraint", text, self.ty.clone())
+    }
+}
+
+impl Builder {
+    /// Manual computation: runs `body` on each device's shard of the operands, over all mesh axes. Results are named by their
+    /// placement; their global type follows from it. Other values that the body uses are gathered, if they are not
+    /// whole on every device, before it runs.
+    pub fn manual(
+        &self,
+        operands: &[(&Value, Sharding)],
+        results: &[Sharding],
+        body: impl FnOnce(&[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let mesh = self.0.borrow().mesh.clone();
+        let Some(mesh) = mesh else {
+            self.fail("manual_computation", "the program has no mesh".into());
+            return operands.iter().map(|(v, _)| (*v).clone()).collect();
+        };
+        if self.is_manual() {
+            self.fail("manual_computation", "a manual region does not nest".into());
+        }
+        self.push_region(RegionKind::Manual { captures: Vec::new() });
+        let mut parameters = Vec::new();
+        for (v, s) in operands {
+            let local = s.local(&v.ty, &mesh).unwrap_or_else(|why| {
+                self.fail("manual_computation", why);
+                v.ty.clone()
+            });
+            parameters.push(self.value(self.fresh(), local));
+        }
+        let outputs = body(&parameters);
+        if outputs.len() != results.len() {
+            let message = format!("{} results placed, the region returns {}", results.len(), outputs.len());
+            self.fail("manual_computation", message);
+        }
+        let returned = list(outputs.iter().map(|o| self.name_of(o)));
+        let local_types = list(outputs.iter().map(|o| &o.ty));
+        let region = self.pop_region();
+        let RegionKind::Manual { captures } = region.kind else { return outputs };
+        let whole = |v: &Value| Sharding(vec![Vec::new(); v.rank()]);
+        let outer: Vec<(&Value, Sharding)> =
+            operands.iter().cloned().chain(captures.iter().map(|(v, _)| (v, whole(v)))).collect();
+        let inner = parameters.iter().map(|p| (&p.name, &p.ty)).chain(captures.iter().map(|(v, n)| (n, &v.ty)));
+        let global: Vec<Type> = outputs
+            .iter()
+            .zip(results)
+            .map(|(o, s)| {
+                let mut ty = o.ty.clone();
+                for (d, axes) in ty.dims.iter_mut().zip(&s.0) {
+                    *d *= axes.iter().filter_map(|a| mesh.size(a)).product::<usize>();
+                }
+                ty
+            })
+            .collect();
+        let signature = list(inner.map(|(name, ty)| format!("{name}: {ty}")));
+        let text = format!(
+            "sdy.manual_computation({}) in_shardings=[{}] out_shardings=[{}] manual_axes={{{}}} ({signature}) \
+             {{\n{}sdy.return {returned} : {local_types}\n}} : ({}) -> ({})",
+            list(outer.iter().map(|(v, _)| self.name_of(v))),
+            list(outer.iter().map(|(_, s)| s.body())),
+            list(results.iter().map(Sharding::body)),
+            list(mesh.axes.iter().map(|(n, _)| format!("\"{n}\""))),
+            region.text,
+            list(outer.iter().map(|(v, _)| &v.ty)),
+            list(&global)
+        );
+        self.op_many("manual_computation", text, &global)
+    }
+}

@@ -1,0 +1,57 @@
+//! Sections of the configuration in the header of Lightricks' single files.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::error::WeightsError;
+
+/// A section of the header's `config`, with what is needed to name it in errors.
+#[derive(Clone, Copy)]
+pub(super) struct Section<'a> {
+    pub(super) path: &'a Path,
+    name: &'a str,
+    pub(super) values: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Section<'a> {
+    pub(super) fn new(path: &'a Path, config: &'a Value, name: &'a str) -> Self {
+        Section { path, name, values: config.get(name).and_then(Value::as_object) }
+    }
+
+    pub(super) fn sub(self, name: &'a str) -> Self {
+        Section { values: self.values.and_then(|v| v.get(name)).and_then(Value::as_object), name, ..self }
+    }
+
+    pub(super) fn get(self, key: &str) -> Option<&'a Value> {
+        self.values?.get(key).filter(|v| !v.is_null())
+    }
+
+    /// A value, or the training code's default for it.
+    pub(super) fn or(self, key: &str, default: impl Into<Value>) -> Value {
+        self.get(key).cloned().unwrap_or_else(|| default.into())
+    }
+
+    /// Entry `i` of a list, or of the training code's default for the list.
+    pub(super) fn entry(self, key: &str, i: usize, default: Value) -> Result<Value, WeightsError> {
+        let list = self.or(key, default);
+        list.get(i).cloned().ok_or_else(|| self.error(key, format!("has no entry {i}: {list}")))
+    }
+
+    pub(super) fn flag(self, key: &str, default: bool) -> bool {
+        self.get(key).and_then(Value::as_bool).unwrap_or(default)
+    }
+
+    pub(super) fn error(self, key: &str, reason: impl Into<String>) -> WeightsError {
+        let key = format!("config.{}.{key}", self.name);
+        WeightsError::Config { path: self.path.to_path_buf(), key, reason: reason.into() }
+    }
+
+    /// Rejects a network that no code here computes.
+    pub(super) fn require(self, key: &str, want: Value) -> Result<(), WeightsError> {
+        match self.get(key) {
+            Some(got) if *got != want => Err(self.error(key, format!("is {got}, only {want} is supported"))),
+            _ => Ok(()),
+        }
+    }
+}

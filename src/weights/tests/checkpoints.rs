@@ -1,0 +1,262 @@
+//! Safetensors files and their indices, whole and damaged.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+use super::super::*;
+use super::{fails, put, safetensors};
+use crate::hlo::DType;
+use crate::tensor::Tensor;
+
+#[test]
+fn one_file_is_read_without_copying() {
+    let dir = TempDir::new().expect("dir");
+    let mut bytes = safetensors(&[("a.weight", "F32", &[2, 2]), ("b", "BF16", &[3])], json!({"note": "x"}));
+    let start = bytes.len() - 22;
+    bytes[start..start + 4].copy_from_slice(&1.5f32.to_le_bytes());
+    let path = put(dir.path().join("m.safetensors"), bytes);
+    let checkpoint = Checkpoint::open(&path).expect("opens");
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a.weight", "b"]);
+    assert_eq!((checkpoint.len(), checkpoint.bytes(), checkpoint.metadata("note")), (2, 22, Some("x")));
+    let view = checkpoint.get_float("a.weight").expect("there");
+    drop(checkpoint);
+    assert_eq!((view.dtype(), view.shape(), view.file()), (DType::F32, [2, 2].as_slice(), path.as_path()));
+    assert_eq!(view.to_tensor().expect("f32").to_f32()[[0, 0]], 1.5);
+    fails(view.expect_shape(&[4]), &["m.safetensors", "a.weight", "[2, 2]", "[4]"]);
+}
+
+#[test]
+fn damaged_files_are_named() {
+    let dir = TempDir::new().expect("dir");
+    let whole = safetensors(&[("w", "F32", &[4])], Value::Null);
+    let open = |bytes: &[u8]| Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes));
+    fails(open(b""), &["x.safetensors", "0 bytes"]);
+    fails(open(b"<html>not a model</html>"), &["not a safetensors file"]);
+    fails(open(&whole[..20]), &["truncated", "the file has 20"]);
+    let want = format!("asks for {} bytes, the file has {}", whole.len(), whole.len() - 5);
+    fails(open(&whole[..whole.len() - 5]), &["truncated", &want]);
+    fails(open(&[&whole[..], b"xy"].concat()), &["2 bytes after the last tensor"]);
+    let mut garbled = whole.clone();
+    garbled[12] = b'\n';
+    fails(open(&garbled), &["x.safetensors", "damaged header"]);
+    fails(Checkpoint::open(&dir.path().join("none.safetensors")), &["none.safetensors", "cannot open"]);
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_open_is_an_error() {
+    let dir = TempDir::new().expect("dir");
+    let whole = safetensors(&[("w", "F32", &[4])], Value::Null);
+    let path = put(dir.path().join("x.safetensors"), &whole);
+    let checkpoint = Checkpoint::open(&path).expect("opens");
+    // Another file under its name, or none: the one that was opened is still whole.
+    put(dir.path().join("y"), b"other");
+    fs::rename(dir.path().join("y"), &path).expect("renamed");
+    assert_eq!(checkpoint.get("w").expect("there").bytes().len(), 16);
+
+    let path = put(dir.path().join("z.safetensors"), &whole);
+    let checkpoint = Checkpoint::open(&path).expect("opens");
+    fs::OpenOptions::new().write(true).open(&path).and_then(|f| f.set_len(20)).expect("cut short");
+    fails(checkpoint.get("w"), &["z.safetensors", "while it was in use", &format!("{} bytes, now 20", whole.len())]);
+
+    // Written anew in its place, to the same size: other weights of the same model.
+    let path = put(dir.path().join("rewritten.safetensors"), &whole);
+    let checkpoint = Checkpoint::open(&path).expect("opens");
+    let before = fs::metadata(&path).and_then(|about| about.modified()).expect("a time");
+    let mut other = whole.clone();
+    let last = other.len() - 1;
+    other[last] ^= 1;
+    // File systems tell times apart in steps of some milliseconds.
+    while fs::metadata(&path).and_then(|about| about.modified()).expect("a time") == before {
+        put(path.clone(), &other);
+    }
+    fails(checkpoint.get("w"), &["rewritten.safetensors", "while it was in use"]);
+    assert!(Checkpoint::open(&path).expect("opens").get("w").is_ok(), "it is a model as good as the first");
+}
+
+#[test]
+fn huge_offsets_are_an_error_not_a_panic() {
+    let dir = TempDir::new().expect("dir");
+    let mut header = Map::new();
+    let part = 1u64 << 60;
+    for i in 0..15u64 {
+        let info = json!({"dtype": "U8", "shape": [part], "data_offsets": [i * part, (i + 1) * part]});
+        header.insert(format!("t{i:02}"), info);
+    }
+    header.insert("z".into(), json!({"dtype": "U8", "shape": [part - 1], "data_offsets": [15 * part, u64::MAX]}));
+    let text = Value::Object(header).to_string();
+    let bytes = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    fails(Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes)), &["x.safetensors"]);
+}
+
+#[test]
+fn a_header_of_a_million_tensors_is_read_and_one_that_claims_more_than_the_format_allows_is_not() {
+    let dir = TempDir::new().expect("dir");
+    let tensor = |i: usize| format!("\"t{i}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}");
+    let text = format!("{{{}}}", (0..1_000_000).map(tensor).collect::<Vec<_>>().join(","));
+    let bytes = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let checkpoint = Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes)).expect("opens");
+    assert_eq!(checkpoint.names().count(), 1_000_000);
+    let claims = [&(1u64 << 60).to_le_bytes()[..], b"{}"].concat();
+    fails(Checkpoint::open(&put(dir.path().join("y.safetensors"), claims)), &["y.safetensors"]);
+}
+
+#[test]
+fn element_types_are_checked_when_a_weight_is_asked_for() {
+    let dir = TempDir::new().expect("dir");
+    let bytes = safetensors(&[("f", "BF16", &[1]), ("q", "I8", &[4]), ("e", "F8_E5M2", &[4])], Value::Null);
+    let checkpoint = Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes)).expect("opens");
+    assert!(checkpoint.get("q").is_ok());
+    fails(checkpoint.get_float("q"), &["x.safetensors", "`q` is i8", "bf16, f16, f32 or f8_e4m3"]);
+    fails(checkpoint.get("e"), &["`e` is f8_e5m2"]);
+    fails(checkpoint.get("gone"), &["x.safetensors", "`gone` is missing"]);
+}
+
+/// Two shards and their index.
+fn sharded(dir: &Path, index: Value) -> PathBuf {
+    put(dir.join("model-00001-of-00002.safetensors"), safetensors(&[("a", "F32", &[1])], Value::Null));
+    put(dir.join("model-00002-of-00002.safetensors"), safetensors(&[("b", "F32", &[2])], Value::Null));
+    put(dir.join("model.safetensors.index.json"), index.to_string())
+}
+
+#[test]
+fn shards_are_found_through_their_index() {
+    let dir = TempDir::new().expect("dir");
+    let map = |b: &str| json!({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": b}});
+    sharded(dir.path(), map("model-00002-of-00002.safetensors"));
+    let checkpoint = Checkpoint::open(dir.path()).expect("opens");
+    assert_eq!((checkpoint.shape("a"), checkpoint.shape("b")), (Some([1].as_slice()), Some([2].as_slice())));
+    assert_eq!(checkpoint.files().count(), 2);
+    sharded(dir.path(), map("model-00001-of-00002.safetensors"));
+    fails(Checkpoint::open(dir.path()), &["index.json", "`b`", "model-00001-of-00002", "does not have it"]);
+    sharded(dir.path(), map("model-00003-of-00003.safetensors"));
+    fails(Checkpoint::open(dir.path()), &["index.json", "shard `model-00003-of-00003.safetensors` is missing", "`b`"]);
+    sharded(dir.path(), map("../other.safetensors"));
+    fails(Checkpoint::open(dir.path()), &["outside the folder"]);
+    put(dir.path().join("model.safetensors.index.json"), "{");
+    fails(Checkpoint::open(dir.path()), &["index.json", "not JSON"]);
+}
+
+#[test]
+fn a_folder_s_weights_are_picked_by_name() {
+    let dir = TempDir::new().expect("dir");
+    fails(Checkpoint::open(dir.path()), &["no safetensors file"]);
+    put(dir.path().join("pytorch_model.bin"), "x");
+    fails(Checkpoint::open(dir.path()), &["only pickled weights"]);
+    let file = |name: &str, tensor: &str| {
+        put(dir.path().join(name), safetensors(&[(tensor, "F32", &[1])], Value::Null));
+    };
+    let first = || Checkpoint::open(dir.path()).expect("opens").names().next().map(String::from);
+    file("one.safetensors", "one");
+    assert_eq!(first().as_deref(), Some("one"));
+    file("two.safetensors", "two");
+    fails(Checkpoint::open(dir.path()), &["one.safetensors, two.safetensors", "name one of them"]);
+    file("diffusion_pytorch_model.bf16.safetensors", "bf16");
+    assert_eq!(first().as_deref(), Some("bf16"));
+    file("diffusion_pytorch_model.safetensors", "plain");
+    assert_eq!(first().as_deref(), Some("plain"));
+}
+
+#[test]
+fn differences_to_the_declaration_are_listed() {
+    let dir = TempDir::new().expect("dir");
+    let tensors: [(&str, &str, &[usize]); 4] =
+        [("a", "F32", &[2]), ("b", "F32", &[2, 3]), ("q", "I8", &[2]), ("statistics", "F32", &[1])];
+    let path = put(dir.path().join("x.safetensors"), safetensors(&tensors, Value::Null));
+    let checkpoint = Checkpoint::open(&path).expect("opens");
+    let declared: [(&str, &[usize]); 6] =
+        [("a", &[2]), ("b", &[3, 2]), ("q", &[2]), ("c.0", &[1]), ("c.1", &[1]), ("c.1", &[1])];
+    let report = validate(&checkpoint, Component::Vae, declared);
+    assert_eq!((report.matched, report.bytes), (1, 8));
+    assert_eq!(report.missing, ["c.0", "c.1"]);
+    assert_eq!(report.extra, ["statistics"]);
+    assert_eq!(report.lines().len(), 5);
+    let text = "2 missing (c.0, c.1); 1 mis-shaped (b: file [2, 3], model [3, 2]); 1 not floating point (q: i8); \
+                1 that nothing reads (statistics)";
+    assert_eq!(report.to_string(), text);
+    fails(report.into_result(Component::Vae, &checkpoint), &["x.safetensors", "the video VAE", text]);
+    let names: [(&str, &str, &[usize]); 5] = [
+        ("a.weight", "F32", &[2]),
+        ("a.weight_scale", "F32", &[]),
+        ("a.input_scale", "F32", &[]),
+        ("encoder.a", "F32", &[2]),
+        ("encoders", "F32", &[1]),
+    ];
+    let path = put(dir.path().join("y.safetensors"), safetensors(&names, Value::Null));
+    let checkpoint = Checkpoint::open(&path).expect("opens");
+    let declared: [(&str, &[usize]); 1] = [("a.weight", &[2])];
+    let report = validate(&checkpoint, Component::AudioVae, declared);
+    assert_eq!((&report.extra[..], report.inert), (&["encoders".to_string()][..], 2));
+    let why = ["y.safetensors", "1 that nothing reads (encoders)"];
+    fails(report.into_result(Component::AudioVae, &checkpoint), &why);
+}
+
+#[test]
+fn the_first_number_that_is_not_finite_is_found() {
+    let dir = TempDir::new().expect("dir");
+    let mut bytes = safetensors(&[("w", "BF16", &[2, 3])], Value::Null);
+    let path = put(dir.path().join("x.safetensors"), &bytes);
+    check_finite(&Checkpoint::open(&path).expect("opens").get("w").expect("there")).expect("zeros are finite");
+    let at = bytes.len() - 4;
+    bytes[at..at + 2].copy_from_slice(&half::bf16::NEG_INFINITY.to_le_bytes());
+    let path = put(dir.path().join("y.safetensors"), &bytes);
+    let view = Checkpoint::open(&path).expect("opens").get("w").expect("there");
+    fails(check_finite(&view), &["y.safetensors", "`w` is -inf at [1, 1]"]);
+    let position = |t: Tensor| first_non_finite(t.dtype(), &t.bytes());
+    assert_eq!(position(ndarray::arr1(&[1.0f32, f32::MAX, f32::NAN]).into()), Some(2));
+    assert_eq!(position(ndarray::arr1(&[f64::MAX, f64::INFINITY]).into()), Some(1));
+    assert_eq!(position(ndarray::arr1(&[half::f16::MAX, half::f16::MIN]).into()), None);
+    assert_eq!(position(ndarray::arr1(&[-1i32]).into()), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A damaged file is an error or a file, never a panic; what opens can be read to its last byte.
+    #[test]
+    fn damaged_files_never_panic(cut in 0usize..400, flips in prop::collection::vec((0usize..400, any::<u8>()), 0..6)) {
+        let mut bytes = safetensors(&[("a.weight", "F32", &[2, 3]), ("b", "BF16", &[7])], json!({"k": "v"}));
+        for (at, value) in flips {
+            let at = at % bytes.len();
+            bytes[at] = value;
+        }
+        bytes.truncate(cut.max(1));
+        read_everything(&bytes);
+    }
+
+    /// Headers of arbitrary sizes and offsets.
+    #[test]
+    fn arbitrary_headers_never_panic(
+        infos in prop::collection::vec((any::<u64>(), prop::collection::vec(any::<u64>(), 0..4), any::<u64>()), 0..4),
+        length in prop::option::of(any::<u64>()),
+        tail in prop::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let mut header = Map::new();
+        for (i, (from, shape, to)) in infos.into_iter().enumerate() {
+            header.insert(format!("t{i}"), json!({"dtype": "F32", "shape": shape, "data_offsets": [from, to]}));
+        }
+        let text = Value::Object(header).to_string();
+        let mut bytes = length.unwrap_or(text.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(text.as_bytes());
+        bytes.extend(tail);
+        read_everything(&bytes);
+    }
+}
+
+fn read_everything(bytes: &[u8]) {
+    let dir = TempDir::new().expect("dir");
+    let path = put(dir.path().join("x.safetensors"), bytes);
+    match Checkpoint::open(&path) {
+        Err(e) => assert!(e.to_string().contains("x.safetensors")),
+        Ok(checkpoint) => {
+            for name in checkpoint.names() {
+                if let Ok(view) = checkpoint.get(name) {
+                    let _ = first_non_finite(view.dtype(), view.bytes());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Folders, caches and names that a model is found by.
+
+use serde_json::json;
+use std::fs;
+use tempfile::TempDir;
+
+use super::super::*;
+use super::{diffusers_folder, fails, message, no_cache, put};
+
+#[test]
+fn a_diffusers_folder_gives_its_parts() {
+    let dir = TempDir::new().expect("dir");
+    diffusers_folder(dir.path());
+    let name = dir.path().to_str().expect("utf-8");
+    let source = ModelSource::open_in(name, &Overrides::default(), &no_cache()).expect("opens");
+    assert_eq!(source.version().expect("known"), Version::V2_0);
+    assert_eq!(source.config(Component::Scheduler).expect("there")["shift"], 1.0);
+    assert!(source.checkpoint(Component::Transformer).expect("there").contains("proj_in.weight"));
+    let encoder = source.checkpoint(Component::TextEncoder).expect("there");
+    assert!(encoder.contains("language_model.model.norm.weight"));
+    assert_eq!(source.tokenizer().expect("there"), dir.path().join("tokenizer/tokenizer.json"));
+    source.require([Component::Transformer, Component::TextEncoder, Component::Tokenizer]).expect("there");
+    fails(source.config(Component::Vae), &["video VAE", "`model.vae`", "--vae"]);
+    fails(source.checkpoint(Component::Connectors), &["no connectors here", "looked for `connectors`"]);
+    fails(source.checkpoint(Component::Scheduler), &["no scheduler"]);
+
+    let before = source.fingerprint().expect("readable");
+    assert_eq!((before.len(), before.clone()), (64, source.fingerprint().expect("readable")));
+    put(dir.path().join("transformer/config.json"), json!({"num_layers": 3}).to_string());
+    assert_ne!(before, source.fingerprint().expect("readable"));
+
+    put(dir.path().join("transformer/config.json"), "{\"num_layers\": 2,}");
+    fails(source.config(Component::Transformer), &["transformer/config.json", "not JSON", "line 1"]);
+    put(dir.path().join("transformer/config.json"), json!({"use_prompt_embeddings": false}).to_string());
+    fails(source.version(), &["use_prompt_embeddings", "neither LTX-2.0 nor LTX-2.3"]);
+    let v23 = json!({"use_prompt_embeddings": false, "cross_attn_mod": true});
+    put(dir.path().join("transformer/config.json"), v23.to_string());
+    assert_eq!(source.version().expect("known").to_string(), "2.3");
+}
+
+#[test]
+fn a_missing_model_says_where_it_was_looked_for() {
+    let open = |name: &str| ModelSource::open_in(name, &Overrides::default(), &no_cache());
+    fails(open("./no-such-folder"), &["./no-such-folder", "no such file or folder"]);
+    fails(open("Org/Name"), &["Org/Name", "/nonexistent/hub/models--Org--Name", "hf download Org/Name"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn the_hub_cache_is_followed_through_its_links() {
+    use std::os::unix::fs::symlink;
+    let dir = TempDir::new().expect("dir");
+    let repo = dir.path().join("hub/models--Org--Name");
+    let snapshot = repo.join("snapshots/abc");
+    diffusers_folder(&snapshot);
+    let file = snapshot.join("transformer/diffusion_pytorch_model.safetensors");
+    fs::create_dir_all(repo.join("blobs")).expect("folder");
+    fs::rename(&file, repo.join("blobs/1234")).expect("rename");
+    symlink("../../../blobs/1234", &file).expect("link");
+    put(repo.join("refs/main"), "abc\n");
+    fs::create_dir_all(repo.join("snapshots/old")).expect("folder");
+
+    let home = dir.path().as_os_str().to_os_string();
+    let hub = HubCache::from_vars(|key| (key == "HF_HOME").then(|| home.clone()));
+    let open = |name: &str| ModelSource::open_in(name, &Overrides::default(), &hub);
+    let source = open("Org/Name").expect("opens");
+    assert_eq!(source.path(), snapshot);
+    assert_eq!(source.checkpoint(Component::Transformer).expect("linked").len(), 1);
+    fails(open("Org/Other"), &["models--Org--Other", "from HF_HOME"]);
+    fails(open("Org/Name/ltx.safetensors"), &["ltx.safetensors", "download it again"]);
+    fs::remove_file(repo.join("blobs/1234")).expect("remove");
+    source.checkpoint(Component::Transformer).expect("opened before, and mapped");
+    fails(
+        open("Org/Name").expect("opens").checkpoint(Component::Transformer),
+        &["diffusion_pytorch_model.safetensors"],
+    );
+    fs::remove_file(repo.join("refs/main")).expect("remove");
+    fails(open("Org/Name"), &["refs/main", "does not hold one snapshot"]);
+    fs::remove_dir(repo.join("snapshots/old")).expect("remove");
+    open("Org/Name").expect("one snapshot needs no ref");
+}
+
+#[test]
+fn cache_variables_have_the_hub_s_order() {
+    let hub = |vars: &[(&str, &str)]| {
+        let cache = HubCache::from_vars(|k| vars.iter().find(|(n, _)| *n == k).map(|(_, v)| (*v).into()));
+        message(cache.resolve("o/n"))
+    };
+    assert!(hub(&[("HOME", "/h")]).contains("/h/.cache/huggingface/hub/models--o--n"));
+    assert!(hub(&[("HF_HOME", "/x"), ("HOME", "/h")]).contains("/x/hub/models--o--n"));
+    assert!(hub(&[("HF_HOME", "/x"), ("HF_HUB_CACHE", "/y")]).contains("/y/models--o--n"));
+}
