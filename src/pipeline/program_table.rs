@@ -11,7 +11,6 @@ use super::program_spec::{self as spec, ProgramSpec};
 use super::transformer_inputs;
 use crate::models::Network;
 use crate::models::connectors::Input;
-use crate::models::transformer::{self, ForwardShape};
 use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::weights::Component;
@@ -48,6 +47,7 @@ pub(super) enum Runs {
 }
 
 /// How a program runs without the others, on the reference's arguments.
+#[derive(Clone, Copy)]
 pub struct SingleRun {
     /// Tensors in and out, for the command line.
     pub help: &'static str,
@@ -60,6 +60,7 @@ pub struct SingleRun {
 }
 
 /// A program's row.
+#[derive(Clone, Copy)]
 pub struct ProgramRow {
     /// Identity.
     pub kind: ProgramKind,
@@ -80,183 +81,103 @@ pub struct ProgramRow {
     pub alone: Option<SingleRun>,
 }
 
-/// All programs, at the places of their kinds.
-pub static TABLE: [ProgramRow; 12] = [
-    ProgramRow {
-        alone: Some(SingleRun {
-            help: "`input_ids`, `attention_mask` to `prompt_embeds`",
-            scalars: &["output_hidden_states"],
-            inputs: inputs::text_encoder,
-            smallest: |c, build| c.text_encoder_program(1, 8, false, build),
-        }),
-        ..row(
-            ProgramKind::TextEncoder,
-            "text_encoder",
-            "Prompts to embeddings, all prompts in one pass",
-            Component::TextEncoder,
-            spec::text_encoder,
-        )
-    },
-    ProgramRow {
-        alone: Some(SingleRun {
-            help: "`prompt_embeds` or `text_encoder_hidden_states`, `attention_mask` to `video`, `audio`",
-            scalars: &[],
-            inputs: inputs::connectors,
-            smallest: |c, build| c.connectors_program(1, c.connectors()?.token_multiple(), Input::HiddenStates, build),
-        }),
-        ..row(
-            ProgramKind::Connectors,
-            "connectors",
-            "Embeddings to the transformer's contexts",
-            Component::Connectors,
-            spec::connectors,
-        )
-    },
-    ProgramRow {
-        phase: ProgramKind::Denoise,
-        runs: Runs::Images,
-        alone: Some(SingleRun {
-            help: "`video` to `latents`",
-            scalars: &[],
-            inputs: inputs::video_encoder,
-            smallest: |c, build| {
-                let v = c.video_vae()?;
-                c.video_encoder_program([1, 0, 1 + v.temporal(), 4 * v.spatial(), 4 * v.spatial()], build)
-            },
-        }),
-        ..row(ProgramKind::VideoEncoder, "video_encoder", "Frames to latents", Component::Vae, spec::video_encoder)
-    },
-    ProgramRow {
-        phase: ProgramKind::Denoise,
-        has_blocks: true,
-        ..row(
-            ProgramKind::Prepare,
-            "prepare",
-            "Step-invariant inputs of the denoising loop",
-            Component::Transformer,
-            spec::prepare,
-        )
-    },
-    ProgramRow {
-        has_blocks: true,
-        ..row(
-            ProgramKind::Denoise,
-            "denoise",
-            "Denoising loop; of two passes, the first's",
-            Component::Transformer,
-            spec::denoise,
-        )
-    },
-    ProgramRow {
-        runs: Runs::TwoPasses,
-        alone: Some(SingleRun {
-            help: "`latents` to larger `latents`, both un-normalised",
-            scalars: &[],
-            inputs: inputs::upsampler,
-            smallest: |c, build| c.upsampler_program([1, 0, 2, 4, 4], build),
-        }),
-        ..row(
-            ProgramKind::Upsampler,
-            "upsampler",
-            "Latents to larger latents, between two passes",
-            Component::LatentUpsampler,
-            spec::upsampler,
-        )
-    },
-    ProgramRow {
-        phase: ProgramKind::Refine,
-        has_blocks: true,
-        // Both passes encode image conditioning at their own sizes.
-        last_pass: true,
-        runs: Runs::TwoPasses,
-        ..row(
-            ProgramKind::RefinePrepare,
-            "refine_prepare",
-            "Step-invariant inputs of the second pass' loop",
-            Component::Transformer,
-            spec::prepare,
-        )
-    },
-    ProgramRow {
-        has_blocks: true,
-        last_pass: true,
-        runs: Runs::TwoPasses,
-        ..row(ProgramKind::Refine, "refine", "Denoising loop of the second pass", Component::Transformer, spec::denoise)
-    },
-    ProgramRow {
-        last_pass: true,
-        alone: Some(SingleRun {
-            help: "`latents` to `video`",
-            scalars: &[],
-            inputs: inputs::video_decoder,
-            smallest: |c, build| c.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, build),
-        }),
-        ..row(ProgramKind::VideoDecoder, "video_decoder", "Latents to frames", Component::Vae, spec::video_decoder)
-    },
-    ProgramRow {
-        alone: Some(SingleRun {
-            help: "`latents` to `mel`",
-            scalars: &[],
-            inputs: inputs::audio_decoder,
-            smallest: |c, build| c.audio_decoder_program([1, 0, 2, c.audio_vae()?.latent_bins()], build),
-        }),
-        ..row(
-            ProgramKind::AudioDecoder,
-            "audio_decoder",
-            "Latents to mel spectrogram",
-            Component::AudioVae,
-            spec::audio_decoder,
-        )
-    },
-    ProgramRow {
-        phase: ProgramKind::AudioDecoder,
-        alone: Some(SingleRun {
-            help: "`mel` to `audio`",
-            scalars: &["clamp"],
-            inputs: inputs::vocoder,
-            // One channel as wide as all: only the product of channels and bins counts.
-            smallest: |c, build| c.vocoder_program([1, 1, 8, c.vocoder()?.generator.in_channels], build),
-        }),
-        ..row(ProgramKind::Vocoder, "vocoder", "Mel spectrogram to samples", Component::Vocoder, spec::vocoder)
-    },
-    ProgramRow {
-        has_blocks: true,
-        runs: Runs::Alone,
-        alone: Some(SingleRun {
-            help: "`hidden_states`, `encoder_hidden_states`, `timestep` … to `video`, `audio`",
-            scalars: transformer_inputs::SCALARS,
-            inputs: transformer_inputs::transformer,
-            smallest: |c, build| {
-                let c = c.transformer()?;
-                let text_channels = match c.use_prompt_embeddings {
-                    true => [c.caption_channels; 2],
-                    false => [c.cross_attention_dim, c.audio_cross_attention_dim],
-                };
-                let shape = ForwardShape { text_channels: text_channels.into(), ..ForwardShape::default() };
-                Ok(transformer::program(&c, &shape, build)?)
-            },
-        }),
-        ..row(
-            ProgramKind::Transformer,
-            "transformer",
-            "One forward pass on the reference's arguments",
-            Component::Transformer,
-            spec::transformer,
-        )
-    },
-];
+impl ProgramRow {
+    /// A program of every run, timed by itself, without the transformer's blocks, at the first pass' sizes.
+    const fn new(
+        kind: ProgramKind,
+        name: &'static str,
+        help: &'static str,
+        part: Component,
+        write: fn(&ProgramSpec) -> Result<Network>,
+    ) -> Self {
+        let (has_blocks, last_pass, runs) = (false, false, Runs::Always);
+        ProgramRow { kind, name, help, part, phase: kind, has_blocks, last_pass, runs, write, alone: None }
+    }
 
-/// A program of every run, timed by itself.
-const fn row(
-    kind: ProgramKind,
-    name: &'static str,
-    help: &'static str,
-    part: Component,
-    write: fn(&ProgramSpec) -> Result<Network>,
-) -> ProgramRow {
-    let (has_blocks, last_pass, runs) = (false, false, Runs::Always);
-    ProgramRow { kind, name, help, part, phase: kind, has_blocks, last_pass, runs, write, alone: None }
+    const fn blocks(self) -> Self {
+        ProgramRow { has_blocks: true, ..self }
+    }
+
+    const fn within(self, phase: ProgramKind) -> Self {
+        ProgramRow { phase, ..self }
+    }
+
+    const fn last_pass(self) -> Self {
+        ProgramRow { last_pass: true, ..self }
+    }
+
+    const fn runs(self, runs: Runs) -> Self {
+        ProgramRow { runs, ..self }
+    }
+
+    const fn alone(
+        self,
+        help: &'static str,
+        scalars: &'static [&'static str],
+        inputs: fn(&mut ReferenceArguments) -> Result<Ready>,
+        smallest: fn(&ModelConfigs, &Build) -> Result<Network>,
+    ) -> Self {
+        ProgramRow { alone: Some(SingleRun { help, scalars, inputs, smallest }), ..self }
+    }
 }
+
+use Component as Part;
+use ProgramKind as Kind;
+
+/// All programs, at the places of their kinds.
+#[rustfmt::skip]
+pub static TABLE: [ProgramRow; 12] = [
+    ProgramRow::new(Kind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
+        Part::TextEncoder, spec::text_encoder)
+        .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
+            |c, build| c.text_encoder_program(1, 8, false, build)),
+    ProgramRow::new(Kind::Connectors, "connectors", "Embeddings to the transformer's contexts",
+        Part::Connectors, spec::connectors)
+        .alone("`prompt_embeds` or `text_encoder_hidden_states`, `attention_mask` to `video`, `audio`",
+            &[], inputs::connectors,
+            |c, build| c.connectors_program(1, c.connectors()?.token_multiple(), Input::HiddenStates, build)),
+    ProgramRow::new(Kind::VideoEncoder, "video_encoder", "Frames to latents", Part::Vae, spec::video_encoder)
+        .within(Kind::Denoise).runs(Runs::Images)
+        .alone("`video` to `latents`", &[], inputs::video_encoder, |c, build| {
+            let v = c.video_vae()?;
+            c.video_encoder_program([1, 0, 1 + v.temporal(), 4 * v.spatial(), 4 * v.spatial()], build)
+        }),
+    ProgramRow::new(Kind::Prepare, "prepare", "Step-invariant inputs of the denoising loop",
+        Part::Transformer, spec::prepare)
+        .within(Kind::Denoise).blocks(),
+    ProgramRow::new(Kind::Denoise, "denoise", "Denoising loop; of two passes, the first's",
+        Part::Transformer, spec::denoise)
+        .blocks(),
+    ProgramRow::new(Kind::Upsampler, "upsampler", "Latents to larger latents, between two passes",
+        Part::LatentUpsampler, spec::upsampler)
+        .runs(Runs::TwoPasses)
+        .alone("`latents` to larger `latents`, both un-normalised", &[], inputs::upsampler,
+            |c, build| c.upsampler_program([1, 0, 2, 4, 4], build)),
+    ProgramRow::new(Kind::RefinePrepare, "refine_prepare", "Step-invariant inputs of the second pass' loop",
+        Part::Transformer, spec::prepare)
+        .within(Kind::Refine).blocks().last_pass().runs(Runs::TwoPasses),
+    ProgramRow::new(Kind::Refine, "refine", "Denoising loop of the second pass", Part::Transformer, spec::denoise)
+        .blocks().last_pass().runs(Runs::TwoPasses),
+    ProgramRow::new(Kind::VideoDecoder, "video_decoder", "Latents to frames", Part::Vae, spec::video_decoder)
+        .last_pass()
+        .alone("`latents` to `video`", &[], inputs::video_decoder,
+            |c, build| c.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, build)),
+    ProgramRow::new(Kind::AudioDecoder, "audio_decoder", "Latents to mel spectrogram",
+        Part::AudioVae, spec::audio_decoder)
+        .alone("`latents` to `mel`", &[], inputs::audio_decoder,
+            |c, build| c.audio_decoder_program([1, 0, 2, c.audio_vae()?.latent_bins()], build)),
+    // Of the vocoder's input only the product of channels and bins counts.
+    ProgramRow::new(Kind::Vocoder, "vocoder", "Mel spectrogram to samples", Part::Vocoder, spec::vocoder)
+        .within(Kind::AudioDecoder)
+        .alone("`mel` to `audio`", &["clamp"], inputs::vocoder,
+            |c, build| c.vocoder_program([1, 1, 8, c.vocoder()?.generator.in_channels], build)),
+    ProgramRow::new(Kind::Transformer, "transformer", "One forward pass on the reference's arguments",
+        Part::Transformer, spec::transformer)
+        .blocks().runs(Runs::Alone)
+        .alone("`hidden_states`, `encoder_hidden_states`, `timestep` … to `video`, `audio`",
+            transformer_inputs::SCALARS,
+            transformer_inputs::transformer, transformer_inputs::smallest),
+];
 
 impl ProgramKind {
     /// Its row.

@@ -3,9 +3,12 @@
 use ndarray::{Array1, Array4, Axis as Dim, Ix4};
 
 use super::component_inputs::{Named, Ready, ReferenceArguments};
+use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use crate::av::Av;
+use crate::models::Network;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
+use crate::nn::Build;
 use crate::request::coordinate_grids;
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
@@ -65,6 +68,17 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
     inputs.extend(optional.into_iter().filter_map(|(n, t)| t.map(|t| (n.to_string(), t))));
     inputs.extend(tables::host_inputs(c, tables::tables(c, video_coords.view(), audio_coords.view())));
     Ok((transformer::program(c, &shape, given.build)?, inputs))
+}
+
+/// The smallest program that declares all parameters.
+pub(super) fn smallest(configs: &ModelConfigs, build: &Build) -> Result<Network> {
+    let c = configs.transformer()?;
+    let text_channels = match c.use_prompt_embeddings {
+        true => [c.caption_channels; 2],
+        false => [c.cross_attention_dim, c.audio_cross_attention_dim],
+    };
+    let shape = ForwardShape { text_channels: text_channels.into(), ..ForwardShape::default() };
+    Ok(transformer::program(&c, &shape, build)?)
 }
 
 fn cross_timestep(given: &ReferenceArguments) -> Result<CrossTimestep> {
