@@ -304,6 +304,9 @@ impl Drawn {
             return Err(RuntimeError::Parameter(format!("a tensor of {ty} has more than 2^32 elements")));
         }
         let dims = [&[keys.dim(0)], &ty.dims[..]].concat();
+        if self.init.std == 0.0 {
+            return Ok(b.full(self.init.mean.into(), Type::new(DType::F32, dims)).to(ty.dtype));
+        }
         let leading: Vec<usize> = (0..=self.lead).collect();
         let [x, second] =
             [0, 1].map(|word| keys.at(2, word).reshape(dims[..=self.lead].to_vec()).broadcast_in_dim(&dims, &leading));
@@ -318,8 +321,7 @@ impl Drawn {
         let sum = (halves(&x) + halves(&y)).to(DType::F32);
         // A sum below 2^24 has an exact f32.
         let (center, factor) = scale(self.init);
-        let value = if self.init.std == 0.0 { sum.like(self.init.mean.into()) } else { (sum - center) * factor };
-        Ok(value.to(ty.dtype))
+        Ok(((sum - center) * factor).to(ty.dtype))
     }
 }
 

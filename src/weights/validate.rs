@@ -39,11 +39,13 @@ pub struct Report {
 }
 
 /// Beginnings of the names of tensors that change no result.
-const INERT: [(Component, &[&str]); 3] = [
+const INERT: [(Component, &[&str]); 4] = [
     // Images, which prompts do not hold, and the language head.
     (Component::TextEncoder, &["vision_tower.", "multi_modal_projector.", "language_model.lm_head.", "lm_head."]),
     // No pipeline encodes sound.
     (Component::AudioVae, &["encoder."]),
+    // A filter that whole scales do not apply.
+    (Component::LatentUpsampler, &["upsampler.blur_down."]),
     // The way back from a spectrogram.
     (Component::Vocoder, &["mel_stft.stft_fn.inverse_basis"]),
 ];
