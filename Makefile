@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-picture layouts-figure fixtures clean-demo
+.PHONY: demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-picture layouts-figure fixtures clean-demo
 
 # A video with sound by the toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -51,20 +51,24 @@ test-gpu:
 test-full:
 	$(TIER) test-full
 
+# Writes the generated pages of docs/reference: the command line, the YAML's keys and their JSON Schemas.
+reference:
+	LTX2_WRITE_REFERENCE=1 cargo test --locked --test host reference::
+
 # Plants faults one at a time; the test named with each must find it: scripts/mutants/README.md.
 mutants:
 	python3 scripts/mutants/mutants.py
 
 # All held-out prompts of the toy model, with guidance and without; `make test` has some of them.
 test-nano: $(CPU_PLUGIN)
-	LTX2_REQUIRE=cpu LTX2_TEST_FULL=1 cargo test --locked --release --test cli meaning::
+	LTX2_REQUIRE=cpu LTX2_TEST_FULL=1 cargo test --locked --release --test cli nano_quality::
 
 # The same clips by diffusers from the same weights and noise, with both scores; needs the .venv of `make fixtures`.
 nano-parity: $(CPU_PLUGIN)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2) --dtype bf16 --count 8
 
-# Bytes from elsewhere, damaged two million times each, by tests/it/inputs.rs on the stable toolchain; then the same readers under
+# Bytes from elsewhere, damaged two million times each, by tests/it/fuzz_regression.rs on the stable toolchain; then the same readers under
 # libFuzzer with AddressSanitizer, which needs nightly and `cargo install cargo-fuzz`.
 RUNS ?= 2000000
 SEEDS_config := configs fuzz/seeds/config
@@ -74,7 +78,7 @@ SEEDS_tokenizer := tests/fixtures/tokenizer
 SEEDS_model_config := tests/fixtures/models
 SEEDS_trace := tests/fixtures/trace
 soak:
-	LTX2_INPUTS=$(RUNS) cargo test --locked --release --test it inputs::
+	LTX2_FUZZ_CASES=$(RUNS) cargo test --locked --release --test it fuzz_regression::
 
 fuzz:
 	for kind in $$(cargo fuzz list); do \
@@ -86,12 +90,12 @@ fuzz:
 # The layers that call C, and the readers of files, under AddressSanitizer, which needs nightly. The plugin itself is not built so:
 # what it never frees is not looked at.
 sanitize:
-	for part in "--lib" "--test it pjrt::" "--test it spmd::" "--test it inputs::"; do \
+	for part in "--lib" "--test it pjrt::" "--test it spmd::" "--test it fuzz_regression::"; do \
 		RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE=cpu cargo +nightly test --locked \
 			--target x86_64-unknown-linux-gnu $$part || exit 1; \
 	done
 
-# Optimized modules of three platforms, by the plugins of all of them, and low-rank updates.
+# Optimized modules of three platforms, by the plugins of all of them, and LoRA files.
 fuzz-seeds:
 	cargo build --locked
 	scripts/fuzz/seeds.sh
@@ -114,19 +118,19 @@ test-processes-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
 	scripts/gpu/processes.sh $(LTX2) out/processes
 
-# Compares `ltx2 profile` with xprof on traces: by default all that scripts/lab/trace.sh left in out/traces.
+# Compares `ltx2 profile` with xprof on traces: by default all that scripts/tune/trace.sh left in out/traces.
 XPROF := target/xprof
 TRACES ?= $(shell find out/traces -name '*.xplane.pb*' 2> /dev/null)
 
 agree: $(LTX2)
 	python3 -m venv $(XPROF)
-	$(XPROF)/bin/pip install -q -r scripts/lab/requirements.txt
-	$(XPROF)/bin/python scripts/lab/agree.py $(LTX2) $(TRACES)
+	$(XPROF)/bin/pip install -q -r scripts/tune/requirements.txt
+	$(XPROF)/bin/python scripts/tune/agree.py $(LTX2) $(TRACES)
 
 # Records those traces on the NVIDIA GPUs of this machine.
 traces-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
-	scripts/lab/trace.sh $(LTX2) out/traces
+	scripts/tune/trace.sh $(LTX2) out/traces
 
 # What each technique saves on the GPUs of this machine: benchmarks/ablations-gpu.md.
 ablations-gpu: $(LTX2)
@@ -153,7 +157,7 @@ ablations: out/ablation/results.jsonl
 
 # The tuning guide's image of a report. Needs Chromium.
 tuning-picture: out/ablation/results.jsonl
-	scripts/lab/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
+	scripts/tune/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
 
 # Collectives of a transformer block by layout, compiled for TPUs, and the figure of them. A quarter of an hour.
 FIGURES := benchmarks/layouts

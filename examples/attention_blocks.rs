@@ -1,4 +1,4 @@
-//! How the TPU's attention kernel takes the tokens of the pipelines, and what fills up its blocks: the table of
+//! How the TPU's attention kernel takes the tokens of the pipelines, and how much of its blocks is padding: the table of
 //! docs/internals/tpu-attention.md.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! A picture of several clips with their sound: a row of frames each, and below it how loud it is, on the same clock.
+//! An image of several clips with their sound: a row of frames each, and below it how loud it is, on the same clock.
 //!
 //! `cargo run --example contact_sheet FRAMES SOUNDS > sheet.png`, of the folders that `ltx2 generate --prompts` fills with
 //! `output.save_frames` and `output.save_audio`; `make nano-sheet` makes the clips first.

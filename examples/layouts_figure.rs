@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-/// What is told apart, with its colour.
+/// Categories with their colours.
 const PARTS: [(&str, &str); 5] = [
     ("weights gathered", "#c0504d"),
     ("keys and values gathered", "#e59a3c"),

@@ -1,5 +1,5 @@
 //! Where collectives come from: a feed-forward layer on eight devices, placed in three ways. Each program is compiled,
-//! and what the compiler makes the devices exchange is printed. Nothing runs and no hardware is needed.
+//! and the collectives that the compiler inserts are printed. Nothing runs and no hardware is needed.
 //!
 //! `cargo run --example sharded_ffn`. With libtpu (`ltx2 plugin install tpu`) and `TPU_SKIP_MDS_QUERY=1
 //! ALLOW_MULTIPLE_LIBTPU_LOAD=1` set it compiles for TPUs; else for virtual devices of the CPU plugin.
@@ -35,7 +35,7 @@ fn feed_forward(mesh: &Mesh, rules: Rules) -> anyhow::Result<Program> {
     let x = argument("x", [TOKENS, EMBED], [rules.tokens, &[]]);
     let up = argument("up", [MLP, EMBED], [rules.mlp, rules.embed]);
     let down = argument("down", [EMBED, MLP], [rules.embed, rules.mlp]);
-    // A constraint says where a value lies; the compiler puts in whatever exchange that takes.
+    // A constraint places a value; the compiler inserts the collectives that this takes.
     let inner = b.einsum("te,me->tm", &x, &up, BF16).constrain(&Sharding::new(&[rules.tokens, rules.mlp]));
     let inner = &inner * (&inner * 1.702).logistic();
     let place = Sharding::new(&[rules.tokens, &[]]);
@@ -70,9 +70,9 @@ fn main() -> anyhow::Result<()> {
     let context: &[&str] = &["context"];
     // Tokens and weights are split over the same devices: no device has all of a weight that its tokens need.
     let split = Rules { tokens: context, embed: context, mlp: &[] };
-    // One rule changed: weights are whole on every device, and nothing has to move.
+    // One rule changed: weights are replicated, and nothing has to move.
     let whole = Rules { embed: &[], ..split };
-    // Column, then row: tokens are whole, each device makes an eighth of the inner width, and the products are summed.
+    // Column, then row: tokens are replicated, each device computes an eighth of the inner width, and partial sums are all-reduced.
     let tensor = Rules { tokens: &[], embed: &[], mlp: context };
     for (name, rules) in [("embed split", split), ("embed whole", whole), ("mlp split", tensor)] {
         let (devices, optimized) = compile(&feed_forward(&mesh, rules)?)?;

@@ -8,9 +8,9 @@ use crate::hlo::{DType, Element, F8};
 /// A dense row-major tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tensor {
-    /// Booleans.
+    /// Booleans, one byte each.
     Bool(ArrayD<bool>),
-    /// Bytes.
+    /// 8-bit unsigned integers.
     U8(ArrayD<u8>),
     /// 32-bit integers.
     I32(ArrayD<i32>),
@@ -74,7 +74,7 @@ impl Tensor {
         each!(self, a => of(a))
     }
 
-    /// The dimensions.
+    /// Dimensions, outermost first.
     pub fn shape(&self) -> &[usize] {
         each!(self, a => a.shape())
     }
@@ -159,7 +159,7 @@ impl Tensor {
         }
     }
 
-    /// As [`Tensor::to_f32`], without a copy where they are single precision already.
+    /// Values in single precision, without a copy if they are so already.
     pub fn into_f32(self) -> ArrayD<f32> {
         match self {
             Tensor::F32(a) => a,

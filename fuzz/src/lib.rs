@@ -1,7 +1,7 @@
-//! What bytes from elsewhere go through, a function for each kind. None of them may panic, abort or ask for memory that the
+//! Readers of untrusted bytes, a function for each kind. None of them may panic, abort or ask for memory that the
 //! bytes do not hold. Their answer is for the seeds alone: one that stops before its end tries nothing behind.
 //!
-//! `make fuzz` runs each under libFuzzer; `tests/it/inputs.rs` runs the same functions over seeds and their mutations.
+//! `make fuzz` runs each under libFuzzer; `tests/it/fuzz_regression.rs` runs the same functions over seeds and their mutations.
 
 use std::cell::OnceCell;
 use std::error::Error;
@@ -12,7 +12,7 @@ use std::rc::Rc;
 use ltx2::analysis::{self, Chip, Module, Trace, XSpace};
 use ltx2::config::{Given, load, parse_mesh, presets, read_experiment};
 use ltx2::hlo::Mesh;
-use ltx2::media::{read_picture, read_png, read_wav};
+use ltx2::media::{read_image, read_png, read_wav};
 use ltx2::models::audio_vae;
 use ltx2::models::connectors::ConnectorsConfig;
 use ltx2::models::gemma3::{self, Gemma3Config};
@@ -88,7 +88,7 @@ pub fn config(bytes: &[u8]) -> Read {
     })
 }
 
-/// A sharding.
+/// A layout file, read and printed again.
 pub fn layout(bytes: &[u8]) -> Read {
     as_file("layout.yml", bytes, |path| {
         let given = Given { set: vec![format!("layout={}", path.display())], ..Given::default() };
@@ -97,7 +97,7 @@ pub fn layout(bytes: &[u8]) -> Read {
     })
 }
 
-/// An experiment.
+/// An experiment file, read with its cases.
 pub fn experiment(bytes: &[u8]) -> Read {
     as_file("experiment.yml", bytes, |path| {
         black_box(read_experiment(path)?.cases());
@@ -191,15 +191,15 @@ pub fn module(bytes: &[u8]) -> Read {
     Ok(())
 }
 
-/// A recording of devices, summed up.
+/// A profiler's trace, summarized.
 pub fn trace(bytes: &[u8]) -> Read {
     black_box(Trace::of(&XSpace::read(bytes)?, Some(2))?);
     Ok(())
 }
 
-/// A picture or a sound.
+/// An image or a sound.
 pub fn media(bytes: &[u8]) -> Read {
-    as_file("media", bytes, |path| any(&[read_picture(path).is_ok(), read_png(path).is_ok(), read_wav(path).is_ok()]))
+    as_file("media", bytes, |path| any(&[read_image(path).is_ok(), read_png(path).is_ok(), read_wav(path).is_ok()]))
 }
 
 /// The command line's own little languages: targets, meshes, settings.

@@ -12,7 +12,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts/lab"))
+sys.path.insert(0, str(ROOT / "scripts/tune"))
 
 from fixture import field  # noqa: E402
 from trim import fields, get  # noqa: E402

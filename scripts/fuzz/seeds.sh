@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes fuzz/seeds/module and fuzz/seeds/lora again: `make fuzz-seeds`. Compiles for chips that are not here, so it wants the
-# plugins of all three platforms (`ltx2 plugin install tpu`, `cuda`). What the modules hold, tests/it/seeds.rs says.
+# plugins of all three platforms (`ltx2 plugin install tpu`, `cuda`). What the modules hold, tests/it/fuzz_seeds.rs says.
 set -eu
 cd "$(dirname "$0")/../.."
 ltx2=${1:-target/debug/ltx2}
@@ -18,8 +18,8 @@ seed() {
 }
 
 mkdir -p $seeds
-# Steps around blocks around nothing, and what each platform makes of an exchange: TPUs spread a gather over fusions, permute
-# beside work, and sum; CUDA wraps exchanges in computations of their own; the CPU waits for each.
+# Steps around blocks around nothing, and what each platform makes of a collective: TPUs spread a gather over fusions, permute
+# beside work, and sum; CUDA wraps collectives in computations of their own; the CPU waits for each.
 seed tpu_v6e_gathers v6e text-encoder tpu:v6e:2x4 fsdp-ulysses 1
 seed tpu_tpu7x_ring tpu7x text-encoder tpu:tpu7x:2x2x1 ring 1
 seed tpu_v5p_steps v5p denoise tpu:v5p:2x2x1 tensor 2

@@ -2,7 +2,7 @@
 # What the GPUs of this host reach, and how well predictions agree: scripts/gpu/calibration.sh LTX2 OUT PART.
 # PART micro times small programs on all GPUs, into OUT/micro-N.json, and prints the constants that follow (a few minutes).
 # PARTs first and second compile the cases of experiments/calibration-N.yml and run them, into OUT/cases-N: each goes on where
-# the one before ended, and ends itself after SECONDS_EACH (480); exit code 3 says that cases are left: call second again.
+# the one before ended, and exits after SECONDS_EACH (480); exit code 3 says that cases are left: call second again.
 # N is the number of GPUs: 1 (micro alone), 2 or 4. `ltx2 bench --micro --from … --fit crates/xla-analysis/src/chips/h200.calibration.json`
 # keeps the constants; build again before the cases, so that they are predicted with them.
 set -euo pipefail

@@ -48,7 +48,7 @@ STATE = (
 )
 # Variables that would make other tests of the same.
 NOT_OURS = (
-    "LTX2_REQUIRE", "LTX2_TEST_LOG", "LTX2_COMPILE_LOG", "LTX2_TEST_FULL", "LTX2_INPUTS", "XLA_FLAGS", "CARGO_TARGET_DIR",
+    "LTX2_REQUIRE", "LTX2_TEST_LOG", "LTX2_COMPILE_LOG", "LTX2_TEST_FULL", "LTX2_FUZZ_CASES", "XLA_FLAGS", "CARGO_TARGET_DIR",
 )
 # What is found out once: the others are tried again.
 LASTING = ("killed", "survived")

@@ -3,7 +3,7 @@ scores of both.
 
     python parity.py assets/nano target/release/ltx2 --count 24 [--dtype bf16]
 
-With `--reference FILE`, diffusers' frames and samples of the first prompt are kept for tests/cli/meaning.rs.
+With `--reference FILE`, diffusers' frames and samples of the first prompt are kept for tests/cli/nano_quality.rs.
 """
 
 import argparse

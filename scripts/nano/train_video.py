@@ -67,7 +67,7 @@ def main():
             if not self.whole:
                 frames, cover = windows(scenes, *self.clips.shape[3:], frames, cover)
             self.clips.copy_(frames)
-            # The shape and a rim around it count more than the background that fills most of the picture.
+            # The shape and a rim around it count more than the background that fills most of the frame.
             self.weight.copy_(1 + 4 * F.max_pool3d(cover, (1, 7, 7), 1, (0, 3, 3)))
 
         def losses(self):
@@ -111,7 +111,7 @@ def main():
         steps = phase([whole, large], 0.7 * args.rate, args.seconds, True, args.steps)
         psnr = {"psnr": measure(whole)[0], "psnr_large": measure(large)[0]}
     else:
-        # Most of a picture is background: windows teach what a shape looks like at three times the pace, whole pictures the rest.
+        # Most of a frame is background: windows teach what a shape looks like at three times the pace, whole frames the rest.
         small = View(min(64, args.batch * 2), 64, 64)
         steps = phase([small], args.rate, 0.55 * args.seconds, False, args.steps)
         steps += phase([whole], 0.7 * args.rate, 0.45 * args.seconds, True, args.steps)

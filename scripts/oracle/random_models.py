@@ -6,7 +6,7 @@ from models import VOCABULARY
 
 _ACTIVATIONS = ["gelu-approximate"] * 3 + ["gelu", "geglu", "geglu-approximate", "swiglu", "linear-silu"]
 _DOWN = "LTX2VideoDownBlock3D"
-# Products of 80, 160 and 240 samples a mel frame: 8, 16 and 24 kHz, which every audio encoder takes.
+# Multiples: 80, 160 and 240 samples a mel frame: 8, 16 and 24 kHz, which every audio encoder takes.
 _VOCODER_FACTORS = [[10, 8], [8, 5, 4], [6, 5, 2, 2, 2], [5, 4, 2, 2, 2], [16, 15]]
 
 

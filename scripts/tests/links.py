@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks that every relative link of the Markdown pages leads to a file, and every anchor to a heading of it; and that each
-`make TARGET`, each `cargo test --test BINARY [MODULE[::TEST]]` and each quoted path of the repository in them is one."""
+`make TARGET`, each `cargo test --test BINARY [MODULE[::TEST]]`, each `ltx2 COMMAND --flag …` and each quoted path of the
+repository in them is one. Flags are those of docs/reference/cli.md, which `host reference` keeps current."""
 
 import re
 import subprocess
@@ -24,12 +25,35 @@ PATH = re.compile(r"`((?:\.github|assets|benchmarks|configs|crates|docs|examples
 RULES = re.compile(r"^([a-z][\w%-]*):", re.M)
 
 
+LTX2 = re.compile(r"(?:^|[`/\s])ltx2 ([a-z]+)((?:[^`#\n\\]|\\\n)*)", re.M)
+FLAG = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
+
+
+def flags():
+    """Flags of each command; a command that has commands below it has theirs too."""
+    found = {}
+    for section in re.split(r"^## ltx2 ", Path("docs/reference/cli.md").read_text(), flags=re.M)[1:]:
+        command = re.match(r"[a-z]+", section)[0]
+        found.setdefault(command, {"--help"}).update(FLAG.findall(section))
+    return found
+
+
+FLAGS = flags()
+
+
 def commands(text):
     """What is wrong with the commands of a page."""
     rules = RULES.findall(Path("Makefile").read_text())
     for target in MAKE.findall(text):
         if target not in rules:
             yield f"make {target}: no such target"
+    for command, rest in LTX2.findall(text):
+        if command in FLAGS:
+            for flag in FLAG.findall(rest):
+                if flag not in FLAGS[command]:
+                    yield f"ltx2 {command} {flag}: no such flag"
+        elif rest and FLAG.search(rest):
+            yield f"ltx2 {command}: no such command"
     for path in PATH.findall(text):
         if not Path(path).exists() and not re.search("[A-Z]{3}", path):
             yield f"{path}: no such file"

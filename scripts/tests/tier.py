@@ -31,7 +31,7 @@ class Step:
     command: list
     network: bool = False
     env: dict = field(default_factory=dict)
-    # Runs beside the steps behind it; what it says is printed at the end.
+    # Runs beside the steps behind it; its output is printed at the end.
     beside: bool = False
 
 
@@ -65,10 +65,14 @@ ADVISORIES = (
     f"if {DENY} fetch db 2>/dev/null; then {DENY} --locked check advisories;"
     " else echo 'test advisories ... ignored, no database of advisories: it cannot be fetched here'; fi"
 )
+# Where no replaced word is left (scripts/words.tsv).
+WORDS = "*.md *.toml Makefile assets benchmarks configs docs examples experiments fuzz scripts shardings tests"
+WORDS += " src/*.rs src/cli src/media src/quality src/tune"
 CHECK = [
     *FETCH,
     shell("fmt", "cargo fmt --all --check"),
     shell("links", "python3 scripts/tests/links.py"),
+    shell("words", f"python3 scripts/tests/words.py {WORDS}"),
     shell("mutants fit", "python3 scripts/mutants/mutants.py --check"),
     # A folder of its own: cargo would not build in one folder twice at a time.
     shell("clippy", "cargo clippy --locked --all-targets --target-dir target/clippy -- -D warnings", beside=True),
@@ -125,7 +129,7 @@ TIERS["test-full"] = (
         ],
         shell("examples", "cargo test --locked --no-run --examples"),
         Step("tpu, alone", [*TESTS, "--test", "tpu", "the_compiler_takes"], env={"LTX2_TEST_ALONE": "1"}),
-        Step("fuzz", [*TESTS, "--release", "--test", "it", "inputs::"], env={"LTX2_INPUTS": "200000"}),
+        Step("fuzz", [*TESTS, "--release", "--test", "it", "fuzz_regression::"], env={"LTX2_FUZZ_CASES": "200000"}),
         # Each crate from its unpacked archive, outside the workspace.
         shell("packages", "cargo package --locked --allow-dirty -p ltx2-pjrt -p ltx2-stablehlo -p ltx2-xla-analysis"),
         shell("mutants", "python3 scripts/mutants/mutants.py"),

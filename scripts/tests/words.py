@@ -1,8 +1,18 @@
 #!/usr/bin/env python3
-"""Finds old words by scripts/words.tsv: scripts/tests/words.py [--counts]. Prints file:line: word -> better; exits 1 on any.
+"""Finds words that the project has replaced, by the rows of scripts/words.tsv.
 
-Scopes: *path* is file names; *identifier* Rust code without comments and strings; *prose* Markdown outside code, doc comments
-and the text of error and help attributes. A line that says `alias`, or in Markdown `was:`, may use an old word.
+    scripts/tests/words.py [--counts] [PATH…]      PATH: a file or folder; without one, the whole repository
+
+Prints `file:line: word -> better` and exits 1 on any. `--counts` prints hits by row, then by folder.
+
+Columns of the table: scope, where (a regular expression of paths; empty is everywhere), pattern, better. Scopes:
+  path        a file's name
+  identifier  Rust without comments and strings
+  prose       Markdown without code; comments and texts of Rust (a string with a space); comments of YAML, TOML, Python, shell, make
+  summary     the first line of a Rust doc comment
+  unique      type names that may be defined once in src and crates
+  skip        paths in which nothing is looked at; `better` is the reason
+A line of Rust or YAML that says `alias`, or of Markdown that says `was:`, may use an old word.
 """
 
 import re
@@ -11,56 +21,101 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-LEFT_OUT = {"docs/glossary.md", "CHANGELOG.md", "scripts/words.tsv", "scripts/tests/words.py"}
+TABLE = Path("scripts/words.tsv")
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-HELP = re.compile(r"#\[(?:error|command|arg|clap)\(|\babout\b|_help\b")
+COMMENT = re.compile(r"//[/!]?\s?(.*)$")
+HASH = re.compile(r"(?:^|\s)#+\s(.*)$")
+DEFINED = re.compile(r"\b(?:struct|enum|trait|type|union) ([A-Z]\w*)")
+RUST = re.compile(r"(?:src|crates|tests|examples|fuzz|assets)/.*\.rs$")
+HASHED = re.compile(r"\.(?:ya?ml|toml|py|sh)$|(?:^|/)Makefile$")
 
 
-def prose(name, text):
-    """Lines of prose by number."""
+def rust(lines):
+    """(scope, number, text) of Rust."""
+    before = False
+    for number, line in lines:
+        code, strings = STRING.sub('""', line), STRING.findall(line)
+        comment = COMMENT.search(code)
+        quoted = COMMENT.search(line)
+        doc = bool(re.match(r"\s*//[/!]", line))
+        if comment and quoted:
+            text = re.sub(r"`[^`]*`", "``", quoted[1])
+            yield "prose", number, text
+            if doc and not before and text:
+                yield "summary", number, text
+        if not doc:
+            for text in strings:
+                if " " in text:
+                    yield "prose", number, re.sub(r"`[^`]*`|\{[^}]*\}", "", text[1:-1])
+        yield "identifier", number, code[: comment.start()] if comment else code
+        before = doc
+
+
+def markdown(lines):
     fenced = False
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()
-        if name.endswith(".md"):
-            fenced ^= line.startswith("```")
-            said = "" if fenced else re.sub(r"\]\([^)]*\)", "]", line)
-        elif line.startswith(("///", "//!")):
-            said = line[3:].strip()
-        else:
-            said = " ".join(STRING.findall(line)) if HELP.search(line) else ""
-        yield number, re.sub(r"`[^`]*`", "", said)
+    for number, line in lines:
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced:
+            yield "prose", number, re.sub(r"`[^`]*`", "", re.sub(r"\]\([^)]*\)", "]", line))
 
 
-def code(_, text):
-    for number, line in enumerate(text.splitlines(), 1):
-        yield number, re.sub(r"//.*", "", STRING.sub('""', line))
+def hashed(lines):
+    for number, line in lines:
+        if comment := HASH.search(line):
+            yield "prose", number, re.sub(r"`[^`]*`", "", comment[1])
+
+
+def read(name):
+    yield "path", 1, name
+    reader = rust if RUST.match(name) else markdown if name.endswith(".md") else hashed if HASHED.search(name) else None
+    if reader:
+        lines = list(enumerate(Path(name).read_text(errors="replace").splitlines(), 1))
+        marked = {n for n, line in lines if "was:" in line or ("alias" in line and reader is not markdown)}
+        yield from (found for found in reader(lines) if found[1] not in marked)
 
 
 def main():
-    rows = [line.split("\t") for line in Path("scripts/words.tsv").read_text().splitlines()[1:] if line and line[0] != "#"]
-    rules = [(scope, re.compile(pattern, re.I if scope == "prose" else 0), better) for scope, pattern, better in rows]
+    flags = {a for a in sys.argv[1:] if a.startswith("--")}
+    if flags - {"--counts"}:
+        sys.exit(__doc__)
+    paths = [a for a in sys.argv[1:] if not a.startswith("--")]
+    rows = [line.split("\t") for line in TABLE.read_text().splitlines()[1:] if line and line[0] != "#"]
+    if wrong := [row for row in rows if len(row) != 4]:
+        sys.exit(f"{TABLE}: four columns, not {wrong[0]}")
+    skipped = [re.compile(where) for scope, where, _, _ in rows if scope == "skip"]
+    once = {n for scope, _, names, _ in rows if scope == "unique" for n in names.split("|")}
+    rules = {}
+    for scope, where, pattern, better in rows:
+        if scope not in ("skip", "unique"):
+            flag = re.I if scope == "prose" else 0
+            rules.setdefault(scope, []).append((re.compile(where), re.compile(pattern, flag), better))
     # One look for all rules of a scope, as few lines have any.
-    first = {s: re.compile("|".join(p.pattern for q, p, _ in rules if q == s), re.I if s == "prose" else 0) for s, *_ in rules}
-    found = Counter()
-    for name in subprocess.check_output(["git", "ls-files"], text=True).split("\n"):
-        if name in LEFT_OUT or not Path(name).is_file():
+    first = {s: re.compile("|".join(f"(?:{p.pattern})" for _, p, _ in r), r[0][1].flags & re.I) for s, r in rules.items()}
+    hits, defined = [], {}
+    for name in subprocess.check_output(["git", "ls-files", "--", *paths], text=True).splitlines():
+        if not Path(name).is_file() or any(s.search(name) for s in skipped):
             continue
-        rust = name.endswith(".rs") and name.startswith(("src/", "crates/", "tests/", "examples/"))
-        lines = {"path": [(1, name)], "identifier": [], "prose": []}
-        if rust or name.endswith(".md"):
-            text = Path(name).read_text()
-            marked = {n for n, line in enumerate(text.splitlines(), 1) if "alias" in line or "was:" in line}
-            readers = {"prose": prose} | ({"identifier": code} if rust else {})
-            lines |= {scope: [x for x in read(name, text) if x[0] not in marked] for scope, read in readers.items()}
-        for scope, number, line in ((s, *x) for s, read in lines.items() for x in read if first[s].search(x[1])):
-            for pattern, better in ((p, b) for s, p, b in rules if s == scope):
-                for match in pattern.finditer(line):
-                    found[scope, pattern.pattern, better] += 1
-                    if "--counts" not in sys.argv:
-                        print(f"{name}:{number}: {match[0]} -> {better}")
-    for (scope, pattern, better), count in found.most_common() if "--counts" in sys.argv else []:
-        print(f"{count:5} {scope:10} {pattern} -> {better}")
-    sys.exit(1 if found else 0)
+        for scope, number, text in read(name):
+            if scope == "identifier" and name.startswith(("src/", "crates/")):
+                for type_name in DEFINED.findall(text):
+                    if type_name in once:
+                        defined.setdefault(type_name, []).append((name, number))
+            if scope in first and first[scope].search(text):
+                for where, pattern, better in rules[scope]:
+                    if where.search(name):
+                        hits += [(name, number, m[0], better, pattern.pattern) for m in pattern.finditer(text)]
+    for type_name, places in defined.items():
+        if len(places) > 1:
+            hits += [(*place, type_name, f"one meaning a word: {len(places)} types", type_name) for place in places]
+    if "--counts" in flags:
+        for (pattern, better), count in Counter((h[4], h[3]) for h in hits).most_common():
+            print(f"{count:5} {pattern} -> {better}")
+        for folder, count in sorted(Counter("/".join(h[0].split("/")[:2]) for h in hits).items()):
+            print(f"{count:5} {folder}")
+    else:
+        for name, number, word, better, _ in hits:
+            print(f"{name}:{number}: {word} -> {better}")
+    sys.exit(1 if hits else 0)
 
 
 main()

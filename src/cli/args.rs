@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::UsageError;
 use crate::config::{Config, Dtype, Given, Job, Pipeline, Reference, WeightSource};
 
-/// What a command that runs a request is given.
+/// Flags of a command that runs a request.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct RunArgs {
     #[command(flatten)]
@@ -24,10 +24,10 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    /// All that was given.
+    /// Overrides of all groups.
     ///
     /// # Errors
-    /// As [`RequestArgs::add`].
+    /// An `--image` that is not a path and two numbers.
     pub fn given(&self) -> Result<Given, UsageError> {
         let mut given = self.config.given();
         self.request.add(&mut given)?;
@@ -38,7 +38,7 @@ impl RunArgs {
     }
 }
 
-/// The prompt of what is timed where none is given.
+/// Prompt of a benchmark without one.
 const PROMPT: &str = "a red fox in the snow";
 
 /// The first video of a configuration, to be timed.
@@ -54,7 +54,7 @@ pub fn timed_job(config: &Config) -> anyhow::Result<Job> {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Configuration")]
 pub struct ConfigArgs {
-    /// YAML file, the JSON beside an earlier video, or the name of a shipped configuration (ltx2, nano …)
+    /// YAML file, JSON sidecar of an earlier video, or the name of a shipped configuration (ltx2, nano …)
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<String>,
     /// Sets any key of the YAML, e.g. `guidance.video.stg=1` (see `ltx2 schema`)
@@ -63,74 +63,74 @@ pub struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// The start of what was given; the other groups add their flags.
+    /// Overrides of this group; the other groups add their flags.
     pub fn given(&self) -> Given {
         Given { file: self.config.clone(), set: self.set.clone(), ..Given::default() }
     }
 }
 
-/// What to generate.
+/// Flags of the request.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Request")]
 pub struct RequestArgs {
-    /// What to show and to hear
+    /// Text prompt
     #[arg(short, long, value_name = "TEXT", conflicts_with = "prompts")]
     pub prompt: Option<String>,
-    /// File with one prompt a line
+    /// File with one prompt per line
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<String>,
-    /// Videos a prompt, with consecutive seeds
+    /// Videos per prompt, with consecutive seeds
     #[arg(long, value_name = "N")]
     pub num_videos: Option<u64>,
-    /// What to avoid
+    /// Negative prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "negative_prompt_file")]
     pub negative_prompt: Option<String>,
-    /// File with what to avoid
+    /// File with the negative prompt
     #[arg(long, value_name = "FILE")]
     pub negative_prompt_file: Option<String>,
-    /// Picture that a frame follows, with strength 0 to 1
+    /// Image conditioning: file, frame index, strength 0 to 1
     #[arg(long, num_args = 3, value_names = ["PATH", "FRAME", "STRENGTH"])]
     pub image: Vec<String>,
-    /// Pixels, a multiple of 32
+    /// Width in pixels, a multiple of 32
     #[arg(long, value_name = "N")]
     pub width: Option<u64>,
-    /// Pixels, a multiple of 32
+    /// Height in pixels, a multiple of 32
     #[arg(long, value_name = "N")]
     pub height: Option<u64>,
-    /// Frames: 1, 9, 17 … 121 …
+    /// Number of frames, 8k+1: 1, 9, 17 … 121 …
     #[arg(long, value_name = "N", conflicts_with = "seconds")]
     pub num_frames: Option<u64>,
-    /// Length; the nearest legal number of frames is taken
+    /// Duration in seconds; the nearest legal number of frames is taken
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub seconds: Option<f64>,
-    /// Frames a second
+    /// Frames per second
     #[arg(long, value_name = "FPS", allow_negative_numbers = true, value_parser = finite)]
     pub frame_rate: Option<f64>,
     /// Denoising steps, 1 to 256
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
-    /// Of the noise
+    /// Random seed
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Text tokens; a longer prompt is cut
+    /// Maximum text tokens; a longer prompt is truncated
     #[arg(long, value_name = "N")]
     pub max_sequence_length: Option<u64>,
-    /// Classifier-free guidance of both streams, and nothing else
+    /// Classifier-free guidance scale of both streams
     #[arg(long, value_name = "G", allow_negative_numbers = true, value_parser = finite)]
     pub guidance_scale: Option<f64>,
-    /// Classifier-free guidance of the sound
+    /// Classifier-free guidance scale of the audio stream
     #[arg(long, value_name = "G", allow_negative_numbers = true, value_parser = finite)]
     pub audio_guidance_scale: Option<f64>,
-    /// Guidance by the perturbed pass
+    /// Spatio-temporal guidance (STG) scale
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub stg_scale: Option<f64>,
-    /// Guidance by the pass without the other stream
+    /// Modality guidance scale: against the pass without cross-modal attention
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub modality_scale: Option<f64>,
-    /// How far guided predictions keep their standard deviation
+    /// Guidance rescale: 0 off, 1 keeps the conditional prediction's standard deviation
     #[arg(long, value_name = "R", allow_negative_numbers = true, value_parser = finite)]
     pub guidance_rescale: Option<f64>,
-    /// Whose conventions hold where two references differ
+    /// Reference implementation to follow where they differ
     #[arg(long, value_name = "WHOSE")]
     pub reference: Option<Reference>,
 }
@@ -175,26 +175,26 @@ impl RequestArgs {
     }
 }
 
-/// Where the model is.
+/// Flags of the model.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
     /// Diffusers folder, single file, or org/name in the local Hugging Face cache
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<String>,
-    /// Text encoder from elsewhere: folder or org/name
+    /// Text encoder stored elsewhere: folder or org/name
     #[arg(long, value_name = "DIR")]
     pub text_encoder: Option<String>,
-    /// Latent upsampler for two stages
+    /// Latent upsampler of two-stage pipelines
     #[arg(long, value_name = "FILE")]
     pub upsampler: Option<String>,
-    /// Low-rank update and its strength; may be given several times
+    /// LoRA and its strength; may be given several times
     #[arg(long, value_name = "FILE[=S]")]
     pub lora: Vec<String>,
-    /// Weights from the files, or random ones made on the device
+    /// Source of the weights: files, or random numbers made on the device
     #[arg(long, value_name = "FROM")]
     pub weights: Option<WeightSource>,
-    /// What is generated from what
+    /// Pipeline: what the video is made from, and in how many passes
     #[arg(long, value_name = "NAME")]
     pub pipeline: Option<Pipeline>,
 }
@@ -211,20 +211,20 @@ impl ModelArgs {
     }
 }
 
-/// What it runs on.
+/// Flags of platform, types and layout.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Placement")]
 pub struct PlacementArgs {
-    /// auto, cpu, cuda, tpu, or a PJRT plugin's path
+    /// Platform: auto, cpu, cuda, tpu, or the path of a PJRT plugin
     #[arg(long, value_name = "NAME")]
     pub platform: Option<String>,
-    /// Weights and activations; f32 also computes every product in f32
+    /// Data type of weights and activations; f32 also computes every matmul in full f32 precision
     #[arg(long, value_name = "TYPE")]
     pub dtype: Option<Dtype>,
-    /// How tensors are spread over devices: YAML file, or the name of a shipped one
+    /// Layout, which maps logical tensor axes to mesh axes: YAML file, or the name of a shipped one
     #[arg(long, value_name = "FILE")]
     pub layout: Option<String>,
-    /// Devices along each axis, e.g. cfg=2,context=4; -1 is the rest
+    /// Devices per mesh axis, e.g. cfg=2,context=4; -1 takes the rest
     #[arg(long, value_name = "AXIS=N,…")]
     pub mesh: Option<String>,
 }
@@ -239,20 +239,20 @@ impl PlacementArgs {
     }
 }
 
-/// Several processes that run one request together.
+/// Flags of distributed runs.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Processes")]
 pub struct ProcessArgs {
-    /// Where they meet: process 0's address, or etcd://HOST:PORT/RUN [default: what SLURM, Open MPI, a JobSet or GKE says]
+    /// Coordinator address: process 0's, or etcd://HOST:PORT/RUN [default: from SLURM, Open MPI, a JobSet or GKE]
     #[arg(long, value_name = "HOST:PORT")]
     pub coordinator: Option<String>,
-    /// This process, from 0
+    /// Index of this process, from 0
     #[arg(long, value_name = "N")]
     pub process_id: Option<u64>,
-    /// All processes; 1 runs alone, whatever the environment says
+    /// Number of processes; 1 ignores the environment
     #[arg(long, value_name = "N")]
     pub num_processes: Option<u64>,
-    /// CUDA devices of each process, where several are on one host
+    /// CUDA devices per process, where several processes share a host
     #[arg(long, value_name = "N")]
     pub devices_per_process: Option<u64>,
 }
@@ -267,11 +267,11 @@ impl ProcessArgs {
     }
 }
 
-/// What is written and said.
+/// Flags of the output.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// MP4, or a folder for several videos [default: out/ltx2_SEED.mp4, numbered when taken]
+    /// Output MP4, or a folder for several videos [default: out/ltx2_SEED.mp4, numbered if it exists]
     #[arg(short, long, value_name = "OUT")]
     pub output: Option<String>,
     /// Overwrites existing files
@@ -280,31 +280,31 @@ pub struct OutputArgs {
     /// Also writes the frames as PNG into this folder
     #[arg(long, value_name = "DIR")]
     pub save_frames: Option<String>,
-    /// Also writes the sound as WAV
+    /// Also writes the audio as WAV
     #[arg(long, value_name = "FILE")]
     pub save_audio: Option<String>,
     /// Also writes embeddings, noise, latents, frames and samples in f32
     #[arg(long, value_name = "FILE.safetensors")]
     pub dump: Option<PathBuf>,
-    /// Also writes times and memory
+    /// Also writes timings and memory as JSON
     #[arg(long, value_name = "FILE")]
     pub perf_json: Option<PathBuf>,
-    /// Steps between two reports of progress
+    /// Denoising steps per progress update
     #[arg(long, value_name = "N")]
     pub progress_every: Option<u64>,
-    /// Keeps the steps made so far in OUT.steps.safetensors, every N steps and when interrupted
+    /// Writes a checkpoint to OUT.steps.safetensors every N steps and when interrupted
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub checkpoint_every: Option<u64>,
-    /// Goes on where an ended run left off, with the same bytes; finished videos are left as they are
+    /// Continues from the checkpoint, to the same bytes; finished videos are kept
     #[arg(long, conflicts_with = "dump")]
     pub resume: bool,
     /// Prints JSON instead of paths
     #[arg(long)]
     pub json: bool,
-    /// Prints the merged YAML, each value's origin beside it, and ends
+    /// Prints the merged YAML with the origin of each value, then exits
     #[arg(long)]
     pub print_config: bool,
-    /// Says what would be done, and ends
+    /// Prints the plan, then exits
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -319,7 +319,7 @@ impl OutputArgs {
     }
 }
 
-/// A number, which `nan` and `inf` are not.
+/// A finite number; `nan` and `inf` are refused.
 fn finite(text: &str) -> Result<f64, String> {
     text.parse::<f64>().ok().filter(|v| v.is_finite()).ok_or_else(|| "not a number".to_string())
 }

@@ -160,6 +160,6 @@ fn table(report: &BenchReport) -> String {
     }
     let _ = writeln!(out, "loading     {:.2} s, compiling {:.2} s", report.load_seconds, report.compile_seconds);
     let peak = report.peak_memory_bytes.map_or(String::new(), |b| format!(", peak memory {:.1} MiB", b as f64 / MIB));
-    let _ = writeln!(out, "parameters  {:.1} MiB a device{peak}", report.parameter_bytes as f64 / MIB);
+    let _ = writeln!(out, "parameters  {:.1} MiB per device{peak}", report.parameter_bytes as f64 / MIB);
     out
 }

@@ -1,4 +1,4 @@
-//! `ltx2 check`: what a model folder holds, from headers alone.
+//! `ltx2 check`: contents of a model, from headers alone.
 
 use std::rc::Rc;
 
@@ -10,27 +10,27 @@ use crate::pipeline::model::{Component, needed_components};
 use crate::pipeline::parameters::compare;
 use crate::weights::{ModelSource, Overrides, Report};
 
-/// Reads configurations and headers of a model and says what is there, what is missing and what each pipeline needs.
+/// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// A model: diffusers folder, single file, or org/name in the local Hugging Face cache.
+    /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     model: String,
-    /// A text encoder from elsewhere.
+    /// Text encoder stored elsewhere: folder or org/name.
     #[arg(long)]
     text_encoder: Option<String>,
-    /// A latent upsampler from elsewhere: a folder, or a single file.
+    /// Latent upsampler stored elsewhere: folder or single file.
     #[arg(long)]
     upsampler: Option<String>,
-    /// Prints JSON.
+    /// Prints JSON instead of the table.
     #[arg(long)]
     json: bool,
 }
 
 enum Finding {
     Absent,
-    /// There, without weights of its own.
+    /// Present, without weights of its own.
     Present,
-    /// There, but this program does not compute it.
+    /// Present, but not supported.
     Unsupported(String),
     Broken(String),
     Weights(Report),

@@ -24,7 +24,7 @@ Examples:
 pub struct Args {
     /// Result: a video, a folder of PNG files, a WAV file, or a dump
     a: PathBuf,
-    /// Reference
+    /// Reference to compare with, of the same kind
     b: PathBuf,
     /// Minimum PSNR over all frames, in decibels
     #[arg(long, value_name = "DB")]

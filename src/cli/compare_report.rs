@@ -46,7 +46,7 @@ pub(super) fn page(scores: &Scores, a: &Clip, b: &Clip) -> Result<String, String
             let difference = (a - b).mapv(|v| (GAIN * v.abs()).min(1.0));
             let captions = [names[0].clone(), names[1].clone(), format!("difference, {GAIN} times")];
             for (video, caption) in [a, b, &difference].into_iter().zip(captions) {
-                let image = picture(video, i)?;
+                let image = frame_png(video, i)?;
                 add(
                     &mut page,
                     format!("<figure><img src=\"{image}\" alt=\"\"><figcaption>{caption}</figcaption></figure>"),
@@ -78,7 +78,7 @@ fn add(page: &mut String, text: String) {
 }
 
 /// Frame `index` as a data URL.
-fn picture(video: &Array4<f32>, index: usize) -> Result<String, String> {
+fn frame_png(video: &Array4<f32>, index: usize) -> Result<String, String> {
     let one = video.index_axis(Axis(0), index).insert_axis(Axis(0)).to_owned();
     let frames = Frames::from_video(one.view()).map_err(|e| e.to_string())?;
     let rgb = frames.iter().next().unwrap_or_default();

@@ -16,7 +16,7 @@ use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
 use crate::runtime::{ModuleStore, Target};
 use crate::tune::compile_json::json;
 
-/// Compiles a program for devices that need not be there, and says what it holds, moves and takes.
+/// Compiles a program ahead of time, without its devices, and reports memory, FLOPs, collectives and predicted time.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 compile --target tpu:v6e:2x4 -c ltx2 --layout fsdp-ulysses
@@ -25,28 +25,28 @@ use crate::tune::compile_json::json;
   ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout ulysses --save cache
   ltx2 compile --target cpu:8 -c nano_2_0 -m nano --layout sequence --dump-hlo hlo")]
 pub struct Args {
-    /// Devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
+    /// Target devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
     #[arg(long, value_name = "TARGET")]
     target: String,
-    /// Chip that times are predicted with: a name or a TOML file [default: the target's]
+    /// Chip to predict times with: a name or a TOML file [default: the target's]
     #[arg(long, value_name = "NAME|FILE")]
     chip: Option<String>,
-    /// What is compiled [default: denoise; with --save every program of a run]
+    /// Program to compile [default: denoise; with --save every program of a run]
     #[arg(long, value_name = "NAME")]
     program: Option<ProgramKind>,
-    /// Blocks of the transformer that are compiled; figures of one block do not depend on it
+    /// Transformer blocks to compile; figures per block do not depend on it
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Writes the figures; `-` for stdout, in place of the table
+    /// Report file; `-` for stdout, in place of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Writes the program, and what the compiler made of it, into a folder
+    /// Folder for the program's StableHLO and optimized HLO
     #[arg(long, value_name = "DIR")]
     dump_hlo: Option<PathBuf>,
-    /// Keeps the compiled programs for runs with `runtime.compile_cache: DIR`
+    /// Precompiles the cache in a folder, for runs with `runtime.compile_cache: DIR`
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
-    /// Stores optimized modules in a folder, and analyses one that is there without compiling
+    /// Folder of optimized modules; one that is stored is analysed without compiling
     #[arg(long, value_name = "DIR", conflicts_with = "save")]
     modules: Option<PathBuf>,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// What is wrong with target, configuration or model; a program that is larger than the device, after its figures.
+/// Invalid target, configuration or model; a program larger than the device, after its report.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let target: Target = args.target.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
     let target = target.with_chip(read_chip(args.chip.as_deref())?);

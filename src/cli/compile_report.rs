@@ -40,7 +40,7 @@ pub fn table(done: &Compilation, target: &Target) -> String {
     line(
         "memory",
         format!(
-            "{}{of} a device: arguments {}, temporaries {}, results {} ({} in place), code {}",
+            "{}{of} per device: arguments {}, temporaries {}, results {} ({} in place), code {}",
             gib(m.total),
             gib(m.arguments),
             gib(m.temporaries),
@@ -50,34 +50,34 @@ pub fn table(done: &Compilation, target: &Target) -> String {
         ),
     );
     let work =
-        |w: &crate::analysis::Work| format!("{:.3} TFLOP, {:.2} GB moved in memory", w.flops / 1e12, w.bytes / 1e9);
+        |w: &crate::analysis::Work| format!("{:.3} TFLOP, {:.2} GB of memory traffic", w.flops / 1e12, w.bytes / 1e9);
     let moved = |t: &crate::analysis::Traffic| {
         let share = if t.bytes > 0.0 { 100.0 * t.overlapped / t.bytes } else { 0.0 };
         format!(
-            "{:.0} collectives, {:.1} MB ({:.1} MB received), {share:.0} % behind other work",
+            "{:.0} collectives, {:.1} MB ({:.1} MB received), {share:.0} % overlapped",
             t.count,
             t.bytes / MB,
             t.wire_bytes / MB
         )
     };
     if r.layers > 0.0 {
-        line("a block", format!("{}; {}", work(&r.layer), moved(&r.per_layer())));
+        line("per block", format!("{}; {}", work(&r.layer), moved(&r.per_layer())));
     }
-    line("a step", format!("{}; {}", work(&r.step), moved(&r.per_step())));
+    line("per step", format!("{}; {}", work(&r.step), moved(&r.per_step())));
     if let Some(p) = &r.predicted {
         line(
             "predicted",
             format!(
-                "{:.1} ms a step: compute {:.1}, memory {:.1}, links {:.1}",
+                "{:.1} ms per step: compute {:.1}, memory {:.1}, links {:.1}",
                 p.step, p.compute, p.memory, p.collective
             ),
         );
     }
     let copied: f64 = r.stack_copies.iter().map(|c| c.bytes).sum();
     match r.stack_copies.as_slice() {
-        [] => line("copies", "no whole stack of layers is copied".into()),
+        [] => line("copies", "no stack of layers is copied".into()),
         copies => {
-            line("copies", format!("{} whole stacks of layers, {:.1} MB:", copies.len(), copied / MB));
+            line("copies", format!("{} stacks of layers, {:.1} MB:", copies.len(), copied / MB));
             for c in copies {
                 let scope = if c.scope.is_empty() { String::new() } else { format!(" under {}", c.scope) };
                 line("", format!("{} {} {:.1} MB{scope}", c.opcode, c.shape, c.bytes / MB));

@@ -10,7 +10,7 @@ use super::{Cli, print};
   ltx2 completions bash > ~/.local/share/bash-completion/completions/ltx2
   ltx2 completions zsh > ~/.zfunc/_ltx2")]
 pub struct Args {
-    /// The shell
+    /// Shell to complete for
     #[arg(value_enum)]
     shell: clap_complete::Shell,
 }

@@ -13,14 +13,14 @@ use crate::runtime::platform::{self, Choice};
 /// Arguments of `ltx2 doctor`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print JSON
+    /// Prints JSON instead of text
     #[arg(long)]
     pub json: bool,
 }
 
-/// What there is.
+/// Platforms, plugins and tools of this machine.
 #[derive(Debug, Serialize)]
-struct Report {
+struct DoctorReport {
     version: &'static str,
     platforms: Vec<PlatformReport>,
     ffmpeg: Option<PathBuf>,
@@ -36,7 +36,7 @@ struct PlatformReport {
     platform_name: Option<String>,
     platform_version: Option<String>,
     devices: Vec<String>,
-    /// What is wrong, each with what to do.
+    /// Problems, each with its remedy.
     missing: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ struct PluginReport {
 /// Runs `ltx2 doctor`; an error if no platform works.
 pub fn run(args: &Args) -> Result<()> {
     let platforms = [Platform::Cpu, Platform::Cuda, Platform::Tpu].map(examine).into();
-    let report = Report { version: env!("CARGO_PKG_VERSION"), platforms, ffmpeg: in_path("ffmpeg") };
+    let report = DoctorReport { version: env!("CARGO_PKG_VERSION"), platforms, ffmpeg: in_path("ffmpeg") };
     match args.json {
         true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
         false => print(&text(&report))?,
@@ -138,7 +138,7 @@ fn stablehlo_version(plugin: &Plugin) -> Option<String> {
     }
 }
 
-fn text(report: &Report) -> String {
+fn text(report: &DoctorReport) -> String {
     let mut lines = vec![format!("ltx2 {}", report.version)];
     for platform in &report.platforms {
         lines.push(format!("\n{}: {}", platform.platform, if platform.works { "works" } else { "not available" }));

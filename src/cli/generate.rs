@@ -1,4 +1,4 @@
-//! `ltx2 generate`: from a prompt to an MP4 with sound.
+//! `ltx2 generate`: videos with sound from prompts.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ impl Args {
     /// The configuration that files and flags make together.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Invalid files or flags.
     pub fn load(&self) -> anyhow::Result<Loaded> {
         let mut given = self.run.given()?;
         self.output.add(&mut given);
@@ -46,7 +46,7 @@ impl Args {
 /// Runs the command.
 ///
 /// # Errors
-/// What is wrong with request, model or device.
+/// Invalid request; errors of model or device.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let loaded = args.load()?;
     let config = &loaded.config;

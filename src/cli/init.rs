@@ -17,13 +17,13 @@ pub struct Args {
     /// 22B.
     #[arg(long, default_value = "nano", value_parser = clap::builder::PossibleValuesParser::new(Preset::names()))]
     preset: String,
-    /// Of the random weights.
+    /// Random seed of the weights.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Element type of the files.
+    /// Data type of the files.
     #[arg(long, default_value = "bf16", value_parser = ["bf16", "f32"])]
     dtype: String,
-    /// The folder, which must not exist or be empty.
+    /// Folder to write; must be new or empty.
     dir: PathBuf,
 }
 

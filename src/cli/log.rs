@@ -5,10 +5,10 @@ use std::sync::OnceLock;
 
 use tracing_subscriber::{EnvFilter, Registry, fmt, prelude::*, reload};
 
-/// The filter, unless the user asked for all that it lets through.
+/// Handle by which [`only_warnings`] changes the filter; unset if the user chose a level.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-/// Starts the log. `LTX2_LOG` overrides what `-v` and `-q` say.
+/// Starts the log. `LTX2_LOG` overrides `-v` and `-q`.
 pub fn start(verbose: u8, quiet: u8) {
     let level = match (verbose, quiet) {
         (0, 0) => "info",
@@ -36,12 +36,11 @@ pub fn start(verbose: u8, quiet: u8) {
         let _ = FILTER.set(handle);
     }
     if let Some(why) = mistake {
-        tracing::warn!("LTX2_LOG is not a filter and was left out: {why}");
+        tracing::warn!("LTX2_LOG is not a filter and is ignored: {why}");
     }
 }
 
-/// From here on warnings and errors alone: of several processes one tells how the work goes on. What the user asked for
-/// with `-v` or `LTX2_LOG` stays.
+/// Reduces the log to warnings and errors, as all processes but the first do. A level that the user chose stays.
 pub fn only_warnings() {
     if let Some(handle) = FILTER.get() {
         // The log goes on as it was where its filter is gone.

@@ -44,26 +44,26 @@ pub mod why;
 
 stdout carries results only; LTX2_LOG (e.g. debug, ltx2::runtime=trace) overrides -v and -q.")]
 pub struct Cli {
-    /// Says more; twice for everything
+    /// Prints more; twice for everything
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Says less: warnings and errors; twice for errors only
+    /// Prints warnings and errors only; twice for errors only
     #[arg(short, long, global = true, action = clap::ArgAction::Count, conflicts_with = "verbose")]
     pub quiet: u8,
-    /// What to do.
+    /// Subcommand to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What `ltx2` does.
+/// Subcommands of `ltx2`.
 #[derive(Subcommand, Debug)]
 #[allow(clippy::large_enum_variant)] // One value in a process.
 pub enum Command {
     /// Make videos with sound from prompts
     Generate(generate::Args),
-    /// Run one component on given tensors
+    /// Run one component on tensors of a file
     Run(run::Args),
-    /// Compile a program ahead of time and say what it holds, moves and takes
+    /// Compile a program ahead of time and report memory, FLOPs, collectives and predicted time
     Compile(compile::Args),
     /// Compile, measure and rank layouts, or search for the fastest
     Experiment(experiment::Args),
@@ -77,7 +77,7 @@ pub enum Command {
     Compare(compare::Args),
     /// Write a random model in the diffusers layout
     Init(init::Args),
-    /// Say what a model holds and what is missing, from headers alone
+    /// List what a model contains and lacks, from headers alone
     Check(check::Args),
     /// Show plugins, versions and devices, and what is missing
     Doctor(doctor::Args),
@@ -92,7 +92,7 @@ pub enum Command {
 /// Runs a subcommand.
 ///
 /// # Errors
-/// What ended it; [`exit_code`] and [`one_line`] say it to the shell and to the reader.
+/// The error of the subcommand, for [`exit_code`] and [`one_line`].
 pub fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Command::Generate(args) => generate::run(args),
@@ -112,7 +112,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
     }
 }
 
-/// A mistake in what the user typed: ends with exit code 2.
+/// Invalid flags, YAML or sizes: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
@@ -173,9 +173,9 @@ pub fn deliver(json: Option<&Path>, figures: &str, text: &str) -> anyhow::Result
     print(text)
 }
 
-/// Writes a line to stderr. One that cannot be written, on a disk that is full, is no reason to lose the work.
+/// Writes a line to stderr. A full disk there does not end the run.
 pub fn tell(line: impl Display) {
-    // There is nowhere left to say it.
+    // There is nowhere left to report it.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 

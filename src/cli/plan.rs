@@ -1,4 +1,4 @@
-//! What `--dry-run` says: sizes, tokens, passes, places. Reads the model's configuration where it is here, no weights.
+//! Plan of `--dry-run`: sizes, tokens, passes, placement. Reads the model's configuration if it is local, no weights.
 
 use crate::request;
 use crate::request::coordinate_grids;
@@ -36,7 +36,7 @@ pub struct Plan {
     audio_tokens: usize,
     text_tokens: usize,
     steps: usize,
-    /// Passes a step.
+    /// Forward passes per step.
     branches: Vec<&'static str>,
     platform: String,
     dtype: String,

@@ -14,22 +14,22 @@ use crate::runtime::sha256_file;
 /// Arguments of `ltx2 plugin`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What to do.
+    /// Subcommand to run.
     #[command(subcommand)]
     pub action: Action,
 }
 
-/// What `ltx2 plugin` does.
+/// Subcommands of `ltx2 plugin`.
 #[derive(Debug, clap::Subcommand)]
 pub enum Action {
-    /// Fetch a platform's plugin at its pinned version, check it, and unpack it
+    /// Download a platform's plugin at its pinned version, check its SHA-256 and unpack it
     Install(Install),
 }
 
 /// Arguments of `ltx2 plugin install`.
 #[derive(Debug, clap::Args)]
 pub struct Install {
-    /// Platform
+    /// Platform to install the plugin of
     pub platform: Platform,
     /// Folder of plugins [default: ./plugins in a checkout, else ~/.local/share/ltx2/plugins]
     #[arg(long, value_name = "DIR")]
@@ -93,7 +93,7 @@ pub fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<PathBuf
     let is_current = || fs::read_to_string(target.join(STAMP)).is_ok_and(|text| text == stamp);
     if !is_current() {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot create the folder", folder.display()))?;
-        // Beside the target, so that the last step is a rename.
+        // In the target's folder, so that the last step is a rename.
         let work = tempfile::Builder::new().prefix(".install-").tempdir_in(folder);
         let work = work.with_context(|| format!("{}: cannot write", folder.display()))?;
         let fresh = work.path().join("new");

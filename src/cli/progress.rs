@@ -13,7 +13,7 @@ use crate::config::Job;
 use crate::media;
 use crate::pipeline::generate::{Finished, Observer};
 
-/// The bar of a terminal, or a line each tenth of the steps elsewhere; stops when the user asks.
+/// Progress bar on a terminal, a line per tenth of the steps elsewhere; stops the run on Ctrl-C.
 pub struct Progress {
     stop: Arc<AtomicBool>,
     bar: Option<ProgressBar>,
@@ -24,7 +24,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Watches for Ctrl-C: the first ends the run after the steps that are under way, the second at once.
+    /// Handles Ctrl-C: the first ends the run after the current chunk of steps, the second at once.
     pub fn new(videos: usize, quiet: bool) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();
@@ -43,7 +43,7 @@ impl Progress {
     }
 }
 
-/// The videos under way among all, where there are several.
+/// Prefix that numbers the current videos, if there are several.
 fn which(jobs: &[Job], videos: usize) -> String {
     match jobs {
         [job] if videos > 1 => format!("video {} of {videos} ", job.index + 1),

@@ -27,46 +27,46 @@ use crate::runtime::{Engine, platform};
   ltx2 run transformer --model models/nano --inputs in.safetensors -o out.safetensors --set num_frames=4 --set height=5 --set width=8
   ltx2 run vocoder --model models/nano --inputs mel.safetensors -o audio.safetensors --dtype f32")]
 pub struct Args {
-    /// Component
+    /// Component to run.
     #[arg(value_parser = components())]
     component: ProgramKind,
-    /// A model: diffusers folder, single file, or org/name in the local Hugging Face cache.
+    /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     #[arg(long)]
     model: String,
-    /// A text encoder from elsewhere.
+    /// Text encoder stored elsewhere: folder or org/name.
     #[arg(long)]
     text_encoder: Option<String>,
-    /// A latent upsampler from elsewhere: a folder, or a single file.
+    /// Latent upsampler stored elsewhere: folder or single file.
     #[arg(long)]
     upsampler: Option<String>,
-    /// Weights from the files, or random ones made on the device; also as `--set model.weights=random`.
+    /// Source of the weights: files, or random numbers made on the device; also `--set model.weights=random`.
     #[arg(long, value_name = "FROM")]
     weights: Option<WeightSource>,
-    /// A low-rank update, with its strength; may be given several times.
+    /// LoRA and its strength; may be given several times.
     #[arg(long, value_name = "FILE[=STRENGTH]")]
     lora: Vec<String>,
-    /// Input tensors (safetensors).
+    /// Input tensors, a safetensors file.
     #[arg(long)]
     inputs: PathBuf,
-    /// Where the results go (safetensors).
+    /// Output tensors, a safetensors file.
     #[arg(short, long)]
     output: PathBuf,
     /// Platform: auto, cpu, cuda, tpu, or a plugin's path.
     #[arg(long, default_value = "auto")]
     platform: String,
-    /// Weights and activations.
+    /// Data type of weights and activations.
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
     dtype: String,
     /// Rounding order of bf16 where the references differ.
     #[arg(long, default_value = "default", value_parser = ["default", "official"])]
     numerics: String,
-    /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped.
+    /// Layout, which maps logical tensor axes to mesh axes: YAML file, or the name of a shipped one.
     #[arg(long, default_value = "replicated")]
     layout: String,
-    /// Devices along each axis, e.g. `cfg=2,context=4`; the layout's own if not given.
+    /// Devices per mesh axis, e.g. `cfg=2,context=4` [default: the layout's].
     #[arg(long)]
     mesh: Option<String>,
-    /// Scalars of the reference's call, e.g. `fps=24`; also `runtime.weights=fp8`.
+    /// Scalar arguments of the component, e.g. `fps=24`; also `runtime.weights=fp8`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Overwrites the output file.
@@ -84,7 +84,7 @@ fn components() -> impl TypedValueParser<Value = ProgramKind> {
 /// Runs the command.
 ///
 /// # Errors
-/// What is wrong with inputs, model or device.
+/// Invalid inputs, model or device.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.output.exists() && !args.force {
         let message = format!("{} exists; give --force to overwrite it", args.output.display());
@@ -128,7 +128,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     print(&format!("{}\n", args.output.display()))
 }
 
-/// A key of the YAML that stands among the scalars.
+/// A YAML key given among the scalars.
 fn key<T: DeserializeOwned>(scalars: &mut Scalars, name: &str) -> anyhow::Result<Option<T>> {
     let set = scalars.remove(name).map(serde_json::from_value).transpose();
     Ok(set.map_err(|e| UsageError(format!("--set {name}: {e}")))?)

@@ -10,18 +10,18 @@ use crate::config::{experiment_schema, json_schema};
   ltx2 schema --of experiment > experiment.schema.json
   # yaml-language-server: $schema=ltx2.schema.json          as the first line of a YAML file")]
 pub struct Args {
-    /// What is described
+    /// Kind of YAML file
     #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
-    of: What,
+    of: SchemaKind,
 }
 
 /// A kind of YAML file.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
-enum What {
-    /// A run.
+enum SchemaKind {
+    /// Configuration of `generate` and its like
     #[default]
     Run,
-    /// An experiment.
+    /// File of `ltx2 experiment`
     Experiment,
 }
 
@@ -31,8 +31,8 @@ enum What {
 /// stdout cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let schema = match args.of {
-        What::Run => json_schema().clone(),
-        What::Experiment => experiment_schema(),
+        SchemaKind::Run => json_schema().clone(),
+        SchemaKind::Experiment => experiment_schema(),
     };
     print(&format!("{}\n", serde_json::to_string_pretty(&schema)?))
 }

@@ -53,7 +53,7 @@ pub struct Args {
     /// File for the layout with the best change
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
-    /// Folder for results and modules [default: lab, in the compile cache]
+    /// Folder for results and modules [default: why, in the compile cache]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Folder of optimized modules [default: modules, in the output folder]
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let scratch;
     let folder = match (&args.output, config.compile_cache()) {
         (Some(folder), _) => folder.clone(),
-        (None, Some(cache)) => cache.join("lab"),
+        (None, Some(cache)) => cache.join("why"),
         (None, None) => {
             scratch = tempfile::tempdir()?;
             scratch.path().to_path_buf()

@@ -7,7 +7,7 @@ use super::layout;
 use super::schema::{Config, Pipeline, Scales};
 use super::tree::Tree;
 use crate::runtime::platform::Choice;
-use crate::sampling::denoise::MAX_STEPS;
+use crate::sampling::MAX_STEPS;
 
 /// Frames a latent frame covers.
 const FRAME_STEP: usize = 8;
@@ -81,21 +81,8 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
         return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
     }
-    let steps = config.sampler.steps;
-    match config.sampler.kind.sampler(config.sampler.options()) {
-        Err((key, value)) => {
-            let why = "this sampler takes no such setting; remove it, or choose another sampler.kind".to_string();
-            return fail(key, value, why);
-        }
-        Ok(sampler) => {
-            let fits = |steps: &usize| sampler.evaluations(*steps) <= MAX_STEPS;
-            if !fits(&steps) {
-                let most = (1..steps).rev().find(fits).unwrap_or(1);
-                let why =
-                    format!("{} evaluations of the transformer: at most {most} steps", sampler.evaluations(steps));
-                return fail("sampler.steps", steps.to_string(), why);
-            }
-        }
+    if let Err((key, value, why)) = check_sampler(config) {
+        return fail(key, value, why);
     }
     Ok(())
 }
@@ -125,6 +112,21 @@ fn check_run(config: &Config) -> Result<(), Fault> {
         return fail("mesh", layout::mesh_text(mesh), why);
     }
     Ok(())
+}
+
+/// Key, value and fault of settings that the sampler does not take, or of more steps than its tables hold.
+fn check_sampler(config: &Config) -> Result<(), (&'static str, String, String)> {
+    let (options, steps) = (config.sampler.options(), config.sampler.steps);
+    let sampler = config.sampler.kind.sampler(options).map_err(|(key, value)| {
+        (key, value, "this sampler takes no such setting; remove it, or choose another sampler.kind".to_string())
+    })?;
+    let fits = |steps: &usize| sampler.evaluations(*steps) <= MAX_STEPS;
+    if fits(&steps) {
+        return Ok(());
+    }
+    let most = (1..steps).rev().find(fits).unwrap_or(1);
+    let why = format!("{} evaluations of the transformer: at most {most} steps", sampler.evaluations(steps));
+    Err(("sampler.steps", steps.to_string(), why))
 }
 
 /// The legal values around an illegal one, both at least the smallest positive.

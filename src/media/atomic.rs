@@ -34,7 +34,7 @@ pub(super) fn name(path: &Path) -> impl Display {
     path.file_name().unwrap_or_default().display()
 }
 
-/// An empty file beside `path`, its parents created, deleted unless [`persist`]ed.
+/// An empty file next to `path`, its parents created, deleted unless [`persist`]ed.
 ///
 /// `suffix` ends its name, so that a program which looks at extensions sees the right one.
 pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {

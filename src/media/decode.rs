@@ -18,19 +18,23 @@ use super::wav::parse_wav;
 /// No ffmpeg; a file that it cannot read, with its own words.
 pub fn read_video(path: &Path, ffmpeg: &Path) -> Result<(Option<Frames>, Option<Audio>)> {
     std::fs::metadata(path).map_err(Error::io("read", path))?;
-    // Each picture says its own size, and no scaler changes their number.
-    let pictures = ["-an", "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm"];
-    let frames = decoded(path, ffmpeg, &pictures)?.map(|bytes| pixmaps(&bytes).ok_or_else(|| broken(path, "pictures")));
+    // Each pixmap states its own size, and no scaler changes their number.
+    let as_ppm = ["-an", "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm"];
+    let frames = decoded(path, ffmpeg, &as_ppm)?.map(|bytes| pixmaps(&bytes).ok_or_else(|| broken(path, "frames")));
     let sound = decoded(path, ffmpeg, &["-vn", "-f", "wav", "-c:a", "pcm_f32le"])?;
-    let sound = sound.map(|bytes| parse_wav(&bytes).map_err(|_| broken(path, "sound")));
+    let sound = sound.map(|bytes| parse_wav(&bytes).map_err(|_| broken(path, "samples")));
     Ok((frames.transpose()?, sound.transpose()?))
 }
 
 fn broken(path: &Path, what: &str) -> Error {
-    Error::Ffmpeg { path: path.to_path_buf(), status: "it ended well".into(), tail: format!("its {what} are damaged") }
+    Error::Ffmpeg {
+        path: path.to_path_buf(),
+        status: "exit code 0".into(),
+        tail: format!("cannot parse the decoded {what}"),
+    }
 }
 
-/// What ffmpeg writes of a file; none where the file has no such stream.
+/// stdout of ffmpeg for one stream of a file; none if the file has no such stream.
 fn decoded(path: &Path, ffmpeg: &Path, how: &[&str]) -> Result<Option<Vec<u8>>> {
     let mut command = Command::new(ffmpeg);
     command.args(["-hide_banner", "-loglevel", "error", "-i"]).arg(path).args(how).arg("pipe:1").stdin(Stdio::null());

@@ -1,4 +1,4 @@
-//! What can go wrong between raw frames and a file.
+//! Errors between raw frames and a file.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ pub enum Error {
     /// A file or folder could not be created, written, read or renamed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried: "create", "write", "read", "rename".
+        /// The operation: "create", "write", "read", "rename".
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -34,7 +34,7 @@ pub enum Error {
         channels: usize,
         /// Samples a second.
         rate: u32,
-        /// What is wanted instead.
+        /// The accepted values.
         reason: String,
     },
     /// A frame rate that is no rate.
@@ -43,13 +43,13 @@ pub enum Error {
     /// ffmpeg was asked for and cannot be used.
     #[error("ffmpeg cannot be used: {reason}; install ffmpeg with libx264 or choose the embedded encoder")]
     FfmpegMissing {
-        /// Why.
+        /// Why it does not start.
         reason: String,
     },
     /// A video cannot be read.
     #[error("{}: reading a video needs ffmpeg ({reason}): install ffmpeg, or give PNG folders, WAV files or dumps", path.display())]
     NoDecoder {
-        /// The video.
+        /// Path of the video.
         path: PathBuf,
         /// Why ffmpeg does not start.
         reason: String,
@@ -57,9 +57,9 @@ pub enum Error {
     /// A WAV file cannot be read.
     #[error("WAV {}: {reason}", path.display())]
     Wav {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect, with the values found.
         reason: String,
     },
     /// ffmpeg stopped with an error.
@@ -83,18 +83,18 @@ pub enum Error {
     /// A sample table or offset does not fit the MP4 boxes.
     #[error("the MP4 cannot hold this clip: {0}")]
     Container(String),
-    /// A picture that cannot be used.
-    #[error("picture {}: {message}", path.display())]
-    Picture {
-        /// The file.
+    /// A conditioning image that cannot be used.
+    #[error("image {}: {message}", path.display())]
+    Image {
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The decoder's own message.
         message: String,
     },
     /// A PNG file could not be decoded or encoded.
     #[error("PNG {}: {message}", path.display())]
     Png {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The codec's own words.
         message: String,

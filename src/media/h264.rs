@@ -22,16 +22,16 @@ pub(super) fn encode(frames: &Frames, rate: FrameRate, quantizer: u8) -> Result<
     let (shown_width, shown_height) = (size(width)?, size(height)?);
     let config = config(width, height, rate, quantizer);
     let refs = config.num_ref_frames;
-    let pictures: Vec<YuvFrame> = frames
+    let planes: Vec<YuvFrame> = frames
         .iter()
         .map(|rgb| {
             let yuv::Planes { y, u, v } = yuv::planes(rgb, frames.width(), frames.height());
             YuvFrame { width, height, y, u, v }
         })
         .collect();
-    let units = Encoder::new(config).and_then(|e| e.encode_all(&pictures)).map_err(|e| failed(e.to_string()))?;
+    let units = Encoder::new(config).and_then(|e| e.encode_all(&planes)).map_err(|e| failed(e.to_string()))?;
     if units.len() != frames.count() {
-        return Err(failed(format!("{} pictures came out for {} frames", units.len(), frames.count())));
+        return Err(failed(format!("{} access units for {} frames", units.len(), frames.count())));
     }
 
     let (mut sps, mut pps) = (None, None);

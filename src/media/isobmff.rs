@@ -4,7 +4,7 @@
 
 use super::error::{Error, Result};
 
-/// What a track's samples are.
+/// Codec of a track's samples, with its configuration.
 pub(super) enum Media {
     /// H.264, length-prefixed NAL units; 4:2:0, 8 bits, BT.709 limited range.
     H264 {
@@ -19,9 +19,9 @@ pub(super) enum Media {
     },
     /// AAC, raw access units.
     Aac {
-        /// Channels.
+        /// Number of channels.
         channels: u16,
-        /// The AudioSpecificConfig.
+        /// AudioSpecificConfig of ISO/IEC 14496-3, as bytes.
         config: Vec<u8>,
     },
 }

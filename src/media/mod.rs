@@ -12,10 +12,10 @@ mod error;
 mod ffmpeg;
 mod frames;
 mod h264;
+mod image_file;
 mod isobmff;
 mod mp4;
 mod options;
-mod picture;
 mod png;
 mod rate;
 mod wav;
@@ -26,9 +26,11 @@ pub use audio::Audio;
 pub use decode::read_video;
 pub use error::{Error, Result};
 pub use frames::Frames;
+#[doc(hidden)]
+pub use image_file::read_image as read_picture; // alias: src/pipeline still calls it so
+pub use image_file::{covering, read_image, through_h264};
 pub use mp4::{Encoder, write_mp4};
 pub use options::{EncoderChoice, Mp4Options};
-pub use picture::{covering, read_picture, through_h264};
 pub use png::{png_bytes, read_png, read_png_frames, write_png, write_png_frames};
 pub use rate::FrameRate;
 pub use wav::{WavFormat, read_wav, write_wav};

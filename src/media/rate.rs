@@ -12,7 +12,7 @@ pub struct FrameRate {
 }
 
 impl FrameRate {
-    /// The fraction meant by `fps`: whole rates stay whole, 23.976, 29.97, 59.94 and their like become n·1000/1001, and
+    /// The fraction meant by `fps`: integer rates stay integers, 23.976, 29.97, 59.94 and their like become n·1000/1001, and
     /// anything else the nearest fraction whose denominator is at most 1000.
     pub fn from_f64(fps: f64) -> Result<Self> {
         if !(0.01..=1000.0).contains(&fps) {

@@ -90,7 +90,7 @@ impl Runner {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let c = &self.model.sizes.transformer;
         let network = denoise::denoise(c, shape, &self.build)?;
-        let [mut video_coords, audio_coords] = self.model.sizes.coords(shapes, request.frame_rate);
+        let [mut video_coords, audio_coords] = shapes.coords(&self.model.sizes, request.frame_rate);
         if shapes.appended > 0 {
             let behind = appended_coords(c, shapes, &request.images, request.frame_rate);
             video_coords = ndarray::concatenate(ndarray::Axis(2), &[video_coords.view(), behind.view()])

@@ -11,7 +11,7 @@ use crate::av::Av;
 use crate::models::Network;
 use crate::request::Request;
 use crate::runtime::{Executable, Outputs, ShardedTensor};
-use crate::sampling::denoise::MAX_STEPS;
+use crate::sampling::MAX_STEPS;
 use crate::sampling::{Sampler, Schedule, StepNoise};
 use crate::tensor::Tensor;
 

@@ -122,7 +122,7 @@ mod tests {
         // Half of the mean square error: 3 dB more.
         assert!((s.psnr - (20.0 + 10.0 * 2f64.log10())).abs() < 1e-5 && s.worst_psnr == s.frame_psnr[1]);
         assert!((s.worst_mad - 25.5).abs() < 1e-4 && (s.mad - 12.75).abs() < 1e-4 && s.frame_mad[0] == 0.0);
-        // Flat pictures have no structure: what is left compares the means.
+        // Flat frames have no structure: what is left compares the means.
         let want = (2.0 * 0.5 * 0.6 + 1e-4) / (0.25 + 0.36 + 1e-4);
         assert!((s.worst_ssim - want).abs() < 1e-6 && (s.ssim - (1.0 + want) / 2.0).abs() < 1e-6);
         assert_eq!(serde_json::to_value(&s).expect("JSON")["frame_psnr"][0], serde_json::Value::Null);

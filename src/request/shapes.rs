@@ -1,6 +1,8 @@
 //! Latents and tokens of a request.
 
-use super::{ModelSizes, Request};
+use ndarray::Array4;
+
+use super::{ModelSizes, Request, coordinate_grids};
 use crate::sampling::SamplingError;
 use crate::sampling::latents::{AudioShape, VideoShape};
 
@@ -43,5 +45,16 @@ impl Shapes {
         let image = sizes.video_grid.tokens(&VideoShape { frames: 1, ..shapes.video });
         let appended = image * r.images.iter().filter(|g| g.appended).count();
         Ok(Shapes { tokens: [shapes.tokens[0] + appended, shapes.tokens[1]], appended, ..shapes })
+    }
+
+    /// Bounds in time and space of every token, `[1, 3, n, 2]` and `[1, 1, m, 2]`.
+    pub fn coords(&self, sizes: &ModelSizes, frame_rate: f64) -> [Array4<f32>; 2] {
+        let c = &sizes.transformer;
+        let (video, audio) = coordinate_grids(c);
+        let offset = c.causal_offset as i64;
+        [
+            video.coords(&self.video, c.vae_scale_factors, offset, frame_rate),
+            audio.coords(1, self.audio.length, c.audio_scale_factor, c.audio_patch_size_t, offset),
+        ]
     }
 }

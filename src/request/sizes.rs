@@ -1,8 +1,5 @@
 //! Sizes of a model, from its configurations alone: no weights.
 
-use ndarray::Array4;
-
-use super::Shapes;
 use crate::models::connectors::ConnectorsConfig;
 use crate::models::transformer::TransformerConfig;
 use crate::models::{audio_vae, video_vae};
@@ -57,17 +54,6 @@ impl ModelSizes {
             token_multiple: connectors.token_multiple(),
             transformer,
         }
-    }
-
-    /// Bounds in time and space of every token, `[1, 3, n, 2]` and `[1, 1, m, 2]`.
-    pub fn coords(&self, shapes: &Shapes, frame_rate: f64) -> [Array4<f32>; 2] {
-        let c = &self.transformer;
-        let (video, audio) = coordinate_grids(c);
-        let offset = c.causal_offset as i64;
-        [
-            video.coords(&shapes.video, c.vae_scale_factors, offset, frame_rate),
-            audio.coords(1, shapes.audio.length, c.audio_scale_factor, c.audio_patch_size_t, offset),
-        ]
     }
 }
 

@@ -5,11 +5,11 @@
 //! the guidance scales are inputs, so that no change of them compiles anything, and a run in chunks gives the same
 //! bits as a whole one.
 
+use super::MAX_STEPS;
 use super::guided::GuidedTransformer;
 use super::sampler::{Evaluation, StreamState, Tables};
 pub use super::shape::DenoiseShape;
 use super::shape::Latents;
-pub use super::sigmas::MAX_STEPS;
 use crate::av::Av;
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::sigmas::MAX_STEPS;
+use super::MAX_STEPS;
 
 /// An error of schedules, shapes or latents. Every message is one line.
 #[derive(Debug, thiserror::Error)]

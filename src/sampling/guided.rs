@@ -1,8 +1,9 @@
 //! The clean predictions of a step: the transformer on all branches, then guidance.
 
+use super::MAX_STEPS;
+use super::condition::ConditionInputs;
 use super::guidance::{Branch, Counted, combine};
 use super::shape::{DenoiseShape, Latents};
-use super::sigmas::MAX_STEPS;
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{
@@ -11,30 +12,14 @@ use crate::models::transformer::{
 };
 use crate::nn::{Axis, Params, Rope, padding_mask};
 
-/// Video tokens with clean latents of their own.
-pub(super) struct ConditionInputs {
-    /// Part of the step's noise level that each token has, `[b, n, 1]`, f32.
-    denoise_mask: Value,
-    /// The tokens where the mask is 0, `[b, n, c]`, f32.
-    clean: Value,
-    /// Index of the tokens' noise level, `[b, n]`, i32.
-    noise_level_index: Value,
-}
-
-impl ConditionInputs {
-    fn input(p: &Params, shape: &DenoiseShape, latents: &Latents) -> Option<Self> {
-        let levels = shape.levels_input(p)?;
-        let (content, axes) = (latents.content, &latents.axes);
-        let index = p.input("level.video", Type::new(DType::I32, &content[..2]), &axes[..2]);
-        let clean = p.input("clean.video", Type::new(DType::F32, content), axes);
-        let rows = levels.reshape(vec![1, shape.levels, 1]).broadcast_to(&[index.dim(0), shape.levels, 1]);
-        Some(ConditionInputs { denoise_mask: at_noise_level(&rows, Some(&index)), clean, noise_level_index: index })
-    }
-
-    /// `x` with the clean latents in their place.
-    pub fn apply(&self, x: &Value) -> Value {
-        x * &self.denoise_mask + &self.clean * (self.denoise_mask.like(1.0) - &self.denoise_mask)
-    }
+/// The conditions on video tokens, where there are such.
+fn conditions(p: &Params, shape: &DenoiseShape, latents: &Latents) -> Option<ConditionInputs> {
+    let levels = shape.levels_input(p)?;
+    let (content, axes) = (latents.content, &latents.axes);
+    let index = p.input("level.video", Type::new(DType::I32, &content[..2]), &axes[..2]);
+    let clean = p.input("clean.video", Type::new(DType::F32, content), axes);
+    let rows = levels.reshape(vec![1, shape.levels, 1]).broadcast_to(&[index.dim(0), shape.levels, 1]);
+    Some(ConditionInputs { denoise_mask: at_noise_level(&rows, Some(&index)), clean, noise_level_index: index })
 }
 
 /// The transformer under guidance, for every step of the loop.
@@ -76,7 +61,7 @@ impl<'a> GuidedTransformer<'a> {
         latents: Av<Latents>,
         carried: Av<&Value>,
     ) -> Self {
-        let condition = Av { video: ConditionInputs::input(p, shape, &latents.video), audio: None };
+        let condition = Av { video: conditions(p, shape, &latents.video), audio: None };
         let branches = Type::new(DType::F32, [shape.branches.len()]);
         let branches = p.layout().padded(&p.activation("branches"), &branches, &[Axis::Branch]).dims[0];
         let videos = carried.video.dim(0);

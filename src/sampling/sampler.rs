@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ndarray::Array3;
 
-use super::guided::ConditionInputs;
+use super::condition::ConditionInputs;
 use crate::av::Av;
 use crate::hlo::Value;
 

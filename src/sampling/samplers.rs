@@ -3,9 +3,12 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::euler::Euler;
-use super::res2s::Res2s;
+mod euler;
+mod res2s;
+
 use super::sampler::AnySampler;
+pub use euler::Euler;
+pub use res2s::Res2s;
 
 /// A sampler by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

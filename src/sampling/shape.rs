@@ -1,8 +1,8 @@
 //! Sizes and choices of the denoising loop's programs.
 
-use super::euler::Euler;
 use super::guidance::{Branch, RescaleScope};
 use super::sampler::AnySampler;
+use super::samplers::Euler;
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::CrossTimestep;

@@ -13,10 +13,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::SamplingError;
-
-/// The most steps a run may have: the size of the tables that the denoising program takes as inputs.
-pub const MAX_STEPS: usize = 256;
+use super::{MAX_STEPS, SamplingError};
 
 /// The token count that the official pipelines shift for.
 pub const OFFICIAL_TOKENS: usize = 4096;

@@ -36,7 +36,7 @@ pub struct CompileReport {
     #[serde(default)]
     pub per_layer: Block,
     /// Chip, where known.
-    pub chip: Option<Chip>,
+    pub chip: Option<ChipRates>,
     /// Collectives of the program.
     pub collectives: Collectives,
     /// Predicted milliseconds of a step of the compiled blocks, where the chip is known.
@@ -74,7 +74,7 @@ pub struct Needed {
 
 /// Peak rates of a chip.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Chip {
+pub struct ChipRates {
     /// Name, as in targets.
     pub name: String,
     /// Floating-point operations per second.

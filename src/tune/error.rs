@@ -11,7 +11,7 @@ pub enum TuneError {
     /// File of results that cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// File.
+        /// Path of the file or folder.
         path: PathBuf,
         /// Error of the system.
         source: std::io::Error,
@@ -28,7 +28,7 @@ pub enum TuneError {
     /// This binary cannot be started.
     #[error("cannot start {}: {source}", path.display())]
     Start {
-        /// Binary.
+        /// Path of the binary that did not start.
         path: PathBuf,
         /// Error of the system.
         source: std::io::Error,

@@ -20,7 +20,7 @@ use crate::runtime::{CompileKey, Target, platform};
 /// Result of a case.
 #[derive(Clone, Debug)]
 pub struct CaseResult {
-    /// Case.
+    /// Layout, target and configuration of the case.
     pub case: Case,
     /// Name without target and shape.
     pub label: String,

@@ -100,7 +100,7 @@ fn all(network: &Network) -> Vec<&Param> {
     network.params.iter().collect()
 }
 
-/// A checkpoint tensor has the same values in a stack of layers, where layers are written out, and fused with others or
+/// A checkpoint tensor has the same values in a stack of layers, where layers are unrolled, and fused with others or
 /// not (a layout that gathers keys has queries apart).
 #[needs(cpu)]
 fn values_do_not_depend_on_how_parameters_lie() {
@@ -377,7 +377,7 @@ fn small_programs_are_timed_and_fitted() {
     let found = json(&measured);
     let samples = found["samples"].as_array().expect("a list");
     let of = |what: &str| samples.iter().filter(|s| s["what"] == what).collect::<Vec<_>>();
-    // A kernel, two products, two arrays, a norm, and two sizes of five exchanges.
+    // A kernel, two matmuls, two arrays, a norm, and two sizes of five collectives.
     assert_eq!(samples.len() + unseen, 16, "{found}");
     assert!(unseen <= 4 || !full(), "{unseen} of 16 are not seen");
     assert!(!samples.is_empty() && samples.iter().all(|s| s["seconds"].as_f64().is_some_and(|t| t >= 0.0)));

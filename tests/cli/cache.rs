@@ -10,7 +10,7 @@ use serde_json::Value;
 /// A folder with a compile cache to fill and the videos of some runs.
 struct Folder(tempfile::TempDir);
 
-/// What a run said of itself.
+/// stderr and report of a run.
 struct Run {
     /// Times its programs were compiled and taken from the cache, together.
     compiles: u64,
@@ -44,7 +44,7 @@ impl Folder {
         out
     }
 
-    /// What `generate` and `compile` are both told.
+    /// Flags that `generate` and `compile` share.
     fn request(&self, cache: &str, more: &[&str]) -> Vec<String> {
         let cache = format!("runtime.compile_cache={cache}");
         ["-c", support::tiny(), "--set", &cache].iter().chain(more).map(|s| (*s).to_string()).collect()

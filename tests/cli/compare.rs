@@ -156,7 +156,7 @@ struct Row {
     min_audio_cosine: f64,
 }
 
-/// What a case keeps of an output: every n-th element, or all.
+/// Elements that a case keeps of an output: every n-th, or all.
 fn thinned(t: &Tensor, like: &[usize]) -> Tensor {
     let mut values = t.to_f32();
     for (axis, want) in like.iter().enumerate() {

@@ -191,7 +191,7 @@ fn a_program_is_compiled_and_written_out() {
     let out = ltx2(&[&base[..], &small, &["--json", &json, "--dump-hlo", &dump]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     let table = text(&out.stdout);
-    for part in ["target      cpu:8, 8 devices", "all-to-all", "video_sequence: [context]", "no whole stack"] {
+    for part in ["target      cpu:8, 8 devices", "all-to-all", "video_sequence: [context]", "no stack of layers"] {
         assert!(table.contains(part), "'{part}' in:\n{table}");
     }
     let figures: Json = serde_json::from_str(&std::fs::read_to_string(&json).expect("a file")).expect("JSON");
@@ -209,6 +209,26 @@ fn a_program_is_compiled_and_written_out() {
     for file in ["denoise.mlir", "denoise.optimized.pb", "denoise.optimized.txt"] {
         assert!(Path::new(&dump).join(file).metadata().is_ok_and(|m| m.len() > 1000), "{file}");
     }
+}
+
+/// A chip that the binary does not know, from the one file that describes it.
+#[needs(cpu)]
+fn the_example_chip_predicts_without_a_rebuild() {
+    let small = ["request.width=64", "request.height=96", "request.num_frames=9", support::QUICK];
+    let small: Vec<&str> = small.iter().flat_map(|s| ["--set", s]).collect();
+    let arguments =
+        ["compile", "--json", "-", "--target", "cpu:1", "-c", "nano_2_0", "--model", "nano", "--layers", "1"];
+    let predicted = |chip: &str| -> Json {
+        let out = ltx2(&[&arguments[..], &["--chip", chip], &small].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        serde_json::from_slice(&out.stdout).expect("JSON")
+    };
+    let [h100, h200] = ["examples/chips/h100.toml", "h200"].map(predicted);
+    assert_eq!(h100["chip"]["name"], "h100");
+    // Both have the same matrix units by their data sheets; h200's file has measured constants instead of the memory's.
+    assert_eq!(h100["chip"]["peak"], 989e12);
+    assert_eq!([&h100, &h200].map(|r| r["memory"]["capacity"].as_i64()), [Some(80_000_000_000), Some(150_000_000_000)]);
+    assert!(h100["predicted_ms"]["step"].as_f64() > Some(0.0), "{}", h100["predicted_ms"]);
 }
 
 #[needs(cpu)]
@@ -235,7 +255,7 @@ fn a_chip_of_a_file_predicts() {
     assert_eq!(message, "error: --chip: unknown chip 'v9'; known: v5e, v5p, v6e, tpu7x, h200");
 }
 
-/// The published loop at all of its 48 blocks. On CUDA layers are written out, without stacks: `make test-cuda`.
+/// The published loop at all of its 48 blocks. On CUDA layers are unrolled, without stacks: `make test-cuda`.
 #[needs(cpu)]
 fn no_stack_is_copied_at_full_depth() {
     let arguments = ["compile", "-c", "ltx2", "--target", "cpu:4", "--layout", "ulysses", "--json", "-"];

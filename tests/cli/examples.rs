@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::support::needs;
 
-/// What an example prints, on the CPU plugin where it needs one.
+/// stdout of an example, on the CPU plugin if it needs one.
 fn printed(example: &str, arguments: &[String]) -> String {
     let done = Command::new(env!("CARGO"))
         .args(["run", "--locked", "--quiet", "--example", example, "--"])
@@ -38,16 +38,16 @@ fn one_rule_makes_the_gather_of_the_weights_go() {
     assert_eq!(printed.lines().collect::<Vec<_>>(), want);
 }
 
-/// The README's picture is what its figures draw.
+/// The README's figure is what its data draw.
 #[needs(cpu)]
-fn the_picture_of_the_layouts_is_drawn_from_its_figures() {
+fn the_figure_of_the_layouts_is_drawn_from_its_data() {
     let folder = Path::new("benchmarks/layouts");
     let entries = std::fs::read_dir(folder).expect("figures").map(|e| e.expect("an entry").path());
     let mut figures: Vec<String> = entries.map(|p| p.to_str().expect("a name").to_string()).collect();
     figures.sort();
     assert!(figures.len() >= 5, "{figures:?}");
     let drawn = printed("layouts_figure", &figures);
-    let kept = std::fs::read_to_string(folder.with_extension("svg")).expect("the picture");
+    let kept = std::fs::read_to_string(folder.with_extension("svg")).expect("the figure");
     assert_eq!(drawn, kept, "run `make layouts-figure`");
 }
 

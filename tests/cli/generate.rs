@@ -12,7 +12,7 @@ use ltx2::pipeline::programs::Programs;
 use ltx2::sampling::SamplerKind;
 use serde_json::Value;
 
-const PICTURE: &str = "tests/fixtures/images/shapes.png";
+const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 fn ltx2(arguments: &[&str]) -> Output {
     support::ltx2().args(arguments).output().expect("the binary runs")
@@ -63,7 +63,7 @@ fn assert_written_programs_ran(written: &BTreeMap<&str, String>, ran: &Value, ca
     let ran = ran.as_object().expect("programs");
     let ran: BTreeMap<&str, String> =
         ran.iter().map(|(name, hash)| (name.as_str(), hash.as_str().expect("a hash").into())).collect();
-    // Two stages may share a program, and encode given frames at two sizes, of which the sidecar has one.
+    // Two stages may share a program, and encode conditioning images at two sizes, of which the sidecar has one.
     let sized = |name: &str| name == "video_encoder";
     for (name, hash) in written.iter().filter(|(name, _)| !sized(name)) {
         assert!(ran.values().any(|ran| ran == hash), "{case}: {name} did not run: {ran:?}");
@@ -80,7 +80,7 @@ fn every_preset_runs_at_small_size() {
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
     succeed(&["init", "--preset", "nano_2_3", "--seed", "3", &path("nano_2_3")]);
     let models = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models");
-    let image = |frame: usize, strength: f64| format!("{{path: {PICTURE}, frame: {frame}, strength: {strength}}}");
+    let image = |frame: usize, strength: f64| format!("{{path: {IMAGE}, frame: {frame}, strength: {strength}}}");
     let images = |all: &[String]| format!("request.images=[{}]", all.join(", "));
     let (none, block) = (images(&[]), "guidance.stg_blocks=[1]".to_string());
     let cases: [(&str, &str, [String; 2]); 10] = [

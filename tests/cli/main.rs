@@ -9,23 +9,24 @@ mod bench;
 mod cache;
 mod compare;
 mod compile;
+mod compiler_crashes;
 mod components;
 mod concurrency;
-mod crashes;
-mod disks;
+mod crash_safety;
+mod disk_failures;
 mod examples;
 mod generate;
 mod interrupts;
-mod kills;
-mod lab;
-mod meaning;
+mod library;
 mod memory;
 mod models;
 mod module_store;
+mod nano_quality;
 mod plugins;
 mod profile;
 mod resume;
 mod search;
+mod tune;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()

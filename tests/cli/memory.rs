@@ -1,4 +1,4 @@
-//! What stays on the devices between stages: the same video whatever it is, fewer bytes, and a clear error where a run has
+//! Weight offloading between phases: the same video whatever stays on the devices, fewer bytes, and a clear error where a run has
 //! no room.
 
 use std::path::Path;

@@ -24,15 +24,15 @@ const SMALL: &str = "config: nano_2_0\n\
     layers: 1\ntargets: ['cpu:2']\n";
 
 /// A folder with an experiment of these cases.
-struct Lab {
+struct Experiment {
     dir: tempfile::TempDir,
 }
 
-impl Lab {
+impl Experiment {
     fn new(cases: &str) -> Self {
-        let lab = Lab { dir: tempfile::tempdir().expect("a folder") };
-        std::fs::write(lab.path("x.yml"), format!("{SMALL}{cases}\n")).expect("writes");
-        lab
+        let experiment = Experiment { dir: tempfile::tempdir().expect("a folder") };
+        std::fs::write(experiment.path("x.yml"), format!("{SMALL}{cases}\n")).expect("writes");
+        experiment
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -43,19 +43,20 @@ impl Lab {
     fn with_modules(cases: &str) -> Self {
         static KNOWN: OnceLock<Vec<PathBuf>> = OnceLock::new();
         let known = KNOWN.get_or_init(|| {
-            let lab = Lab::new("layouts: [sequence, tensor]");
+            let experiment = Experiment::new("layouts: [sequence, tensor]");
             let shared = support::modules();
-            let ran = lab.run(&["--modules", shared.to_str().expect("UTF-8")]);
+            let ran = experiment.run(&["--modules", shared.to_str().expect("UTF-8")]);
             assert!(ran.status.success(), "{}", stderr(&ran));
             let store = ModuleStore::new(&shared);
-            lab.records().iter().map(|r| store.path(r.identity.as_ref().expect("a program"))).collect()
+            experiment.records().iter().map(|r| store.path(r.identity.as_ref().expect("a program"))).collect()
         });
-        let lab = Lab::new(cases);
-        std::fs::create_dir_all(lab.path("out/modules")).expect("a folder");
+        let experiment = Experiment::new(cases);
+        std::fs::create_dir_all(experiment.path("out/modules")).expect("a folder");
         for path in known {
-            std::fs::copy(path, lab.path("out/modules").join(path.file_name().expect("a name"))).expect("copied");
+            std::fs::copy(path, experiment.path("out/modules").join(path.file_name().expect("a name")))
+                .expect("copied");
         }
-        lab
+        experiment
     }
 
     fn run(&self, more: &[&str]) -> Output {
@@ -131,31 +132,31 @@ fn nothing() -> &'static Path {
 
 #[needs(cpu)]
 fn figures_of_an_experiment_are_read_anew() {
-    let lab = Lab::with_modules("layouts: [sequence, tensor]");
-    let first = lab.run(&[]);
+    let experiment = Experiment::with_modules("layouts: [sequence, tensor]");
+    let first = experiment.run(&[]);
     assert!(first.status.success(), "{}", stderr(&first));
-    let (right, stored) = (lab.records(), lab.modules());
+    let (right, stored) = (experiment.records(), experiment.modules());
     assert_eq!((right.len(), stored.len()), (2, 2));
 
     // What the log says of figures is not believed, and is put right.
-    tamper(&lab.path("out"));
-    let again = lab.run(&[]);
+    tamper(&experiment.path("out"));
+    let again = experiment.run(&[]);
     assert!(stderr(&again).contains("2 of 2 are known"), "{}", stderr(&again));
     assert_eq!(String::from_utf8_lossy(&again.stdout), String::from_utf8_lossy(&first.stdout));
-    assert_eq!(lab.modules(), stored, "nothing was compiled");
-    let last = lab.records().split_off(2);
+    assert_eq!(experiment.modules(), stored, "nothing was compiled");
+    let last = experiment.records().split_off(2);
     // By their key: cases that compile at a time end in any order.
     let of = |all: &[Record]| -> BTreeMap<_, _> { all.iter().map(|r| (r.key.clone(), r.result.clone())).collect() };
     assert_eq!(of(&last), of(&right));
-    lab.run(&[]);
-    assert_eq!(lab.records().len(), 4, "what is right is not said again");
+    experiment.run(&[]);
+    assert_eq!(experiment.records().len(), 4, "what is right is not said again");
 
     // Another module under the same name is another program's figures, at once.
-    let store = ModuleStore::new(&lab.path("out/modules"));
+    let store = ModuleStore::new(&experiment.path("out/modules"));
     let key = |n: usize| right[n].identity.as_ref().expect("a program");
     let others = store.get(key(1)).expect("readable").expect("is stored");
     store.put(key(0), &others).expect("is written");
-    let rows = lab.rows(nothing(), false);
+    let rows = experiment.rows(nothing(), false);
     let flops = |row: &CaseResult| row.report.as_ref().expect("figures").flops;
     let was = |n: usize| right[n].result.as_ref().expect("figures")["flops"].as_f64().expect("a number");
     assert_ne!(was(0), was(1));
@@ -164,39 +165,40 @@ fn figures_of_an_experiment_are_read_anew() {
 
 #[needs(cpu)]
 fn a_program_is_what_results_are_known_by() {
-    let lab = Lab::with_modules("layouts: [mine.yml]");
+    let experiment = Experiment::with_modules("layouts: [mine.yml]");
     let shipped = |name: &str| std::fs::read_to_string(format!("shardings/{name}.yml")).expect("a layout");
-    let write = |text: &str| std::fs::write(lab.path("mine.yml"), text).expect("writes");
+    let write = |text: &str| std::fs::write(experiment.path("mine.yml"), text).expect("writes");
     write(&shipped("sequence"));
-    let first = lab.run(&[]);
+    let first = experiment.run(&[]);
     assert!(first.status.success() && stderr(&first).contains("1 of 1 are known"), "{}", stderr(&first));
-    assert_eq!(lab.modules().len(), 2);
+    assert_eq!(experiment.modules().len(), 2);
 
     // The same program from another text.
     write(&format!("# A remark\n\n{}", shipped("sequence")));
-    let same = lab.run(&[]);
+    let same = experiment.run(&[]);
     assert!(stderr(&same).contains("1 of 1 are known"), "{}", stderr(&same));
-    assert_eq!((lab.modules().len(), &same.stdout), (2, &first.stdout));
+    assert_eq!((experiment.modules().len(), &same.stdout), (2, &first.stdout));
 
     // Another program from the same command: an edit of `nn` is no different.
     write(&shipped("before-385"));
-    let other = lab.run(&[]);
+    let other = experiment.run(&[]);
     assert!(!stderr(&other).contains("are known"), "{}", stderr(&other));
-    assert_eq!(lab.modules().len(), 3);
+    assert_eq!(experiment.modules().len(), 3);
     assert_ne!(other.stdout, first.stdout);
 
     // Back again: the first module is still there.
     write(&shipped("sequence"));
-    let back = lab.run(&[]);
+    let back = experiment.run(&[]);
     assert!(stderr(&back).contains("1 of 1 are known"), "{}", stderr(&back));
-    assert_eq!((lab.modules().len(), &back.stdout), (3, &first.stdout));
+    assert_eq!((experiment.modules().len(), &back.stdout), (3, &first.stdout));
 
     // Another compile option is another module of the same program.
-    let text = std::fs::read_to_string(lab.path("x.yml")).expect("the experiment");
-    std::fs::write(lab.path("x.yml"), format!("{text}flags: [{{xla_cpu_enable_fast_math: true}}]\n")).expect("writes");
-    let fast = lab.run(&[]);
+    let text = std::fs::read_to_string(experiment.path("x.yml")).expect("the experiment");
+    std::fs::write(experiment.path("x.yml"), format!("{text}flags: [{{xla_cpu_enable_fast_math: true}}]\n"))
+        .expect("writes");
+    let fast = experiment.run(&[]);
     assert!(fast.status.success() && !stderr(&fast).contains("are known"), "{}", stderr(&fast));
-    let identities: Vec<_> = lab.records().into_iter().filter_map(|r| r.identity).collect();
+    let identities: Vec<_> = experiment.records().into_iter().filter_map(|r| r.identity).collect();
     let (last, before) = identities.split_last().expect("lines");
     let twin = before.iter().find(|k| k.program == last.program).expect("the same program");
     assert_ne!((&twin.options, twin.hash()), (&last.options, last.hash()));
@@ -244,59 +246,59 @@ fn a_change_of_the_cost_model_shows_without_compiling() {
 
 #[needs(cpu)]
 fn a_damaged_module_is_compiled_anew() {
-    let lab = Lab::with_modules("layouts: [sequence, tensor]");
-    let first = lab.run(&[]);
+    let experiment = Experiment::with_modules("layouts: [sequence, tensor]");
+    let first = experiment.run(&[]);
     assert!(first.status.success(), "{}", stderr(&first));
-    let stored = lab.modules();
+    let stored = experiment.modules();
     let (path, (bytes, _)) = stored.first_key_value().expect("a module");
     std::fs::write(path, &bytes[..bytes.len() - 1]).expect("writes");
-    let again = lab.run(&[]);
+    let again = experiment.run(&[]);
     let said = stderr(&again);
     assert!(said.contains("the program is compiled anew") && said.contains("1 of 2 are known"), "{said}");
     let figures = |out: &Output| String::from_utf8_lossy(&out.stdout).into_owned();
     assert_eq!(figures(&again), figures(&first));
-    let after = lab.modules();
+    let after = experiment.modules();
     assert_eq!(after.keys().collect::<Vec<_>>(), stored.keys().collect::<Vec<_>>());
     let untouched =
         |all: &BTreeMap<PathBuf, _>| all.last_key_value().map(|(_, entry): (_, &(Vec<u8>, SystemTime))| entry.clone());
     assert_eq!(untouched(&after), untouched(&stored));
-    assert!(!stderr(&lab.run(&[])).contains("anew"));
+    assert!(!stderr(&experiment.run(&[])).contains("anew"));
 }
 
 #[needs(cpu)]
 fn what_the_compiler_fails_on_is_remembered_until_retry() {
     // An option that the plugin does not know is its refusal.
-    let lab = Lab::new("layouts: [sequence]\nflags: [{xla_no_such_option: 1}]");
+    let experiment = Experiment::new("layouts: [sequence]\nflags: [{xla_no_such_option: 1}]");
     let error = |rows: &[CaseResult]| rows[0].error.clone().unwrap_or_default();
-    let first = lab.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
+    let first = experiment.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
     assert!(error(&first).contains("xla_no_such_option"), "{}", error(&first));
-    assert_eq!(error(&lab.rows(nothing(), false)), error(&first));
-    let again = std::panic::catch_unwind(|| lab.rows(nothing(), true));
+    assert_eq!(error(&experiment.rows(nothing(), false)), error(&first));
+    let again = std::panic::catch_unwind(|| experiment.rows(nothing(), true));
     assert!(again.is_err(), "--retry starts a child");
 
     // A crash has no words of the compiler's own, but is remembered as its answer.
-    let lab = Lab::new("layouts: [sequence]");
-    let crash = lab.script("echo 'F0000 check.cc:1] Check failed: no' >&2; kill -6 $$");
-    let crashed = error(&lab.rows(&crash, false));
+    let experiment = Experiment::new("layouts: [sequence]");
+    let crash = experiment.script("echo 'F0000 check.cc:1] Check failed: no' >&2; kill -6 $$");
+    let crashed = error(&experiment.rows(&crash, false));
     assert!(crashed.contains("signal: 6") && crashed.contains("Check failed: no"), "{crashed}");
-    assert_eq!(error(&lab.rows(nothing(), false)), crashed);
+    assert_eq!(error(&experiment.rows(nothing(), false)), crashed);
     // An error that is not the compiler's is not.
-    let full = lab.script("echo 'error: no space left' >&2; exit 1");
-    assert_eq!(error(&lab.rows(&full, true)), "no space left");
-    let done = lab.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
+    let full = experiment.script("echo 'error: no space left' >&2; exit 1");
+    assert_eq!(error(&experiment.rows(&full, true)), "no space left");
+    let done = experiment.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
     assert!(done[0].report.is_some() && done[0].error.is_none(), "{:?}", done[0].error);
     let outcome = |r: &Record| {
-        let store = ModuleStore::new(&lab.path("out/modules"));
+        let store = ModuleStore::new(&experiment.path("out/modules"));
         store.get(r.identity.as_ref().expect("a program")).expect("readable")
     };
-    let last = lab.records().pop().expect("a line");
+    let last = experiment.records().pop().expect("a line");
     assert!(matches!(outcome(&last), Some(CompileOutcome::Module(_))));
 }
 
 #[needs(cpu)]
 fn why_reads_its_figures_anew() {
     let dir = tempfile::tempdir().expect("a folder");
-    let out = dir.path().join("lab");
+    let out = dir.path().join("experiment");
     let ask = || {
         let mut c = support::ltx2();
         c.args(["why", "--target", "cpu:2", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--layout"]);

@@ -1,4 +1,4 @@
-//! Plugins that are not what they should be: code of others is loaded only where it is known, and what goes wrong with it is
+//! Plugins that are not what they should be: code of others is loaded only where it is known, and a failure of it is
 //! one line.
 
 use std::fs;

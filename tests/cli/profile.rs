@@ -1,4 +1,4 @@
-//! `ltx2 profile`: a recording whose sums are worked out here by hand, one of GPUs as another reader sums it up, and what
+//! `ltx2 profile`: a trace whose sums are worked out here by hand, one of GPUs as another reader sums it up, and what
 //! the command says where nothing can be recorded.
 
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use crate::support::{self, needs};
 use serde_json::Value;
 
-/// Two devices, drawn up in scripts/lab/fixture.py.
+/// Two devices, drawn up in scripts/tune/fixture.py.
 const RECORDING: &str = "tests/fixtures/trace/two_devices.xplane.pb";
 
-/// 0.6 ms of two H200s (`ltx2`, 384x256x25, layout `tensor`), cut out by scripts/lab/trim.py.
+/// 0.6 ms of two H200s (`ltx2`, 384x256x25, layout `tensor`), cut out by scripts/tune/trim.py.
 const H200: &str = "tests/fixtures/trace/two_h200.xplane.pb";
 
 fn summary(recording: &str) -> Value {
@@ -48,7 +48,7 @@ fn kinds_of_work_and_what_they_cover() {
     near(&of("all-gather")["exposed_ms"], 0.01);
     near(&of("all-gather")["share"], 10.0 / 120.0);
     near(&of("all-reduce")["overlapped_ms"], 0.0);
-    assert!(of("matmul")["exposed_ms"].is_null(), "only exchanges are covered by others");
+    assert!(of("matmul")["exposed_ms"].is_null(), "only collectives can be exposed");
     let shares: f64 = names.iter().filter_map(|n| of(n)["share"].as_f64()).sum();
     near(&Value::from(shares + trace["idle_share"].as_f64().expect("a number")), 1.0);
 }
@@ -88,7 +88,7 @@ fn two_h200s_as_xprof_sums_them_up() {
         let named = all.filter(|a| names.contains(&a["activity"].as_str().expect("a name")));
         100.0 * named.filter_map(|a| a["ms"].as_f64()).sum::<f64>() / window
     };
-    // By xprof 2.24.2, of the same 0.6 ms with the whole program, as scripts/lab/agree.py reads its tables.
+    // By xprof 2.24.2, of the same 0.6 ms with the whole program, as scripts/tune/agree.py reads its tables.
     let xprof = [
         (&["matmul"][..], 41.07),
         (&["all-reduce"], 21.71),
@@ -98,7 +98,7 @@ fn two_h200s_as_xprof_sums_them_up() {
     for (names, want) in xprof {
         assert!((share(names) - want).abs() < 0.5, "{names:?}: {:.2}, by xprof {want}", share(names));
     }
-    // Sums of two products that the compiler made one, and sums that XLA's own kernels form beside NCCL's.
+    // Sums of two matmuls that the compiler made one, and sums that XLA's own kernels form beside NCCL's.
     let scopes: Vec<&str> =
         trace["scopes"].as_array().expect("a list").iter().filter_map(|s| s["scope"].as_str()).collect();
     assert!(scopes.contains(&"blocks/{audio_to_video_attn/norm_k, video_to_audio_attn/norm_q}"), "{scopes:?}");

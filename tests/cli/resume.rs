@@ -108,10 +108,10 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
 fn steps_of_another_request_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let output = folder.path().join("out.mp4");
-    let picture = folder.path().join("first.png");
-    let drawn = std::fs::read("tests/fixtures/images/shapes.png").expect("a picture");
-    std::fs::write(&picture, &drawn).expect("written");
-    let image = format!("request.images=[{{path: {}, frame: 0, strength: 1.0, crf: 0}}]", picture.display());
+    let image_file = folder.path().join("first.png");
+    let drawn = std::fs::read("tests/fixtures/images/shapes.png").expect("an image");
+    std::fs::write(&image_file, &drawn).expect("written");
+    let image = format!("request.images=[{{path: {}, frame: 0, strength: 1.0, crf: 0}}]", image_file.display());
     let set = settings("image_to_video", &[&image]);
     let kept = Run { set: &set, output: &output, every: Some(1), resume: false };
     assert!(kept.run(Some((Phase::Denoise, 2))).0.is_err());
@@ -122,7 +122,7 @@ fn steps_of_another_request_are_refused() {
         made.unwrap_err()
     };
     assert!(message(&other).contains("holds the steps of another request"), "{}", message(&other));
-    let file = std::fs::OpenOptions::new().write(true).open(&picture).expect("the picture");
+    let file = std::fs::OpenOptions::new().write(true).open(&image_file).expect("the image");
     let was = file.metadata().and_then(|m| m.modified()).expect("a time");
     file.set_modified(was + std::time::Duration::from_secs(1)).expect("a later time");
     assert!(message(&set).contains("holds the steps of another request"), "{}", message(&set));

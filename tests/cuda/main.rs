@@ -1,4 +1,4 @@
-//! What the CUDA compiler makes of our programs, with no GPU at hand.
+//! Programs compiled for CUDA, without a GPU.
 
 #![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
 

@@ -1,4 +1,4 @@
-//! What the CUDA compiler makes of our programs.
+//! Optimized programs of the CUDA compiler.
 
 use ltx2::analysis::{self, Instruction, Module};
 use ltx2::models::Network;
@@ -29,16 +29,16 @@ fn products_hold_their_epilogues_and_weights_are_read_in_place() {
     let calls = |target: &str| all.iter().filter(|i| i.target == target).count();
     // Self, text and cross-modal attention of both streams.
     assert_eq!(calls("__cudnn$fmhaSoftmax"), 6 * BLOCKS);
-    // A block's products: fused queries, keys and values, and the output, of both streams' self-attention; queries and
+    // A block's matmuls: fused queries, keys and values, and the output, of both streams' self-attention; queries and
     // output of text attention; queries, keys with values and output of both cross-modal ones; two of each feed-forward.
-    // Beside them the maps in and out of the streams.
+    // And the maps in and out of the streams.
     let products: Vec<&Instruction> = all.iter().filter(|i| i.target == "__cublas$lt$matmul").collect();
     assert_eq!(products.len(), BLOCKS * (2 * 2 + 2 * 2 + 2 * 3 + 2 * 2) + 4);
     assert!(all.iter().all(|i| i.opcode != "dot"), "a product outside of cuBLAS");
     let bare: Vec<&str> = products.iter().filter(|i| !i.config.contains("BIAS")).map(|i| &*i.scope).collect();
     assert!(bare.is_empty(), "biases in passes of their own: {bare:?}");
     let gelu = products.iter().filter(|i| i.config.contains("BIAS_GELU")).count();
-    // The video's: the audio's 252 rows are filled up to 256.
+    // The video's: the audio's 252 rows are padded to 256.
     assert_eq!(gelu, BLOCKS);
     // A slice, a copy or a broadcast as large as a weight.
     let moves = |i: &&Instruction| {

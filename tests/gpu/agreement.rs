@@ -14,7 +14,7 @@ const F32: f64 = 1e-4;
 /// How much farther from f32 a GPU's bf16 may be than the CPU's: their roundings differ, their number does not.
 const SPREAD: f64 = 1.5;
 
-/// What a run writes before anything is decoded from it, and after.
+/// Dump of a run: latents before decoding, frames and samples after.
 const DUMPED: [&str; 4] = ["latents.video", "latents.audio", "video", "audio"];
 
 /// The nano model's configurations with a transformer of 16 and 8 heads of the published sizes, eight blocks.

@@ -77,7 +77,7 @@ impl Crate {
         self.child(module, name).is_some() || self.0[module].bound.contains_key(name)
     }
 
-    /// As [`Crate::definer`], of a path that begins with a name of `module`.
+    /// Definer ([`Crate::definer`]) of a path that begins with a name of `module`.
     fn inside(&self, module: &[String], path: &[String], seen: &mut Vec<(Name, Name)>) -> Option<Name> {
         let Some((first, rest)) = path.split_first() else { return Some(module.to_vec()) };
         if let Some(child) = self.child(module, first) {

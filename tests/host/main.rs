@@ -9,6 +9,7 @@ mod circles;
 mod config;
 mod constants;
 mod programs;
+mod reference;
 mod reliability;
 mod structure;
 

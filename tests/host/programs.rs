@@ -9,7 +9,7 @@ use ltx2::config::{Config, Given, load};
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use sha2::{Digest, Sha256};
 
-const PICTURE: &str = "tests/fixtures/images/shapes.png";
+const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 /// A request whose programs are written for a number of devices.
 struct Case {
@@ -94,9 +94,9 @@ fn cases() -> Vec<Case> {
     }
     // Whole depth.
     all.extend([CPU, CUDA, V5P].map(|platform| Case { layers: None, ..Case::new("ltx2", platform) }));
-    // Given frames.
+    // Image conditioning.
     let images = |frames: &[(usize, &str)]| {
-        let each = frames.iter().map(|(frame, s)| format!("{{path: {PICTURE}, frame: {frame}, strength: {s}}}"));
+        let each = frames.iter().map(|(frame, s)| format!("{{path: {IMAGE}, frame: {frame}, strength: {s}}}"));
         format!("[{}]", each.collect::<Vec<_>>().join(", "))
     };
     for preset in ["ltx2", "ltx2_3"] {

@@ -23,7 +23,7 @@ fn rows(markdown: &str) -> Vec<(usize, &str)> {
         .collect()
 }
 
-/// What is wrong with a cell that names tests, each in backticks, with nothing but commas between them.
+/// Errors of a cell that names tests, each in backticks, with nothing but commas between them.
 fn problems(cell: &str) -> Vec<String> {
     let parts: Vec<&str> = cell.split('`').collect();
     let mut wrong: Vec<String> = parts.iter().skip(1).step_by(2).filter_map(|name| unknown(name)).collect();
@@ -98,7 +98,7 @@ fn a_row_whose_test_is_absent_is_found() {
     let own = "host reliability::a_row_whose_test_is_absent_is_found";
     let table = format!(
         "text\n\n| fault | what happens | test |\n|---|---|---|\n| a | b \\| c | `{own}` |\n\
-         | a | b | `{own}`, `lib weights::tests::checkpoints::damaged_files_are_named`, `it inputs::config` |\n"
+         | a | b | `{own}`, `lib weights::tests::checkpoints::damaged_files_are_named`, `it fuzz_regression::config` |\n"
     );
     let cells = rows(&table);
     assert_eq!(cells.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [5, 6]);
@@ -116,7 +116,7 @@ fn a_row_whose_test_is_absent_is_found() {
         ("`host reliability::problems`", "no test of this name"),
         ("`lib weights::tests::fails`", "no test of this name"),
         ("`lib weights::tests::damaged_files`", "no test of this name"),
-        ("`it inputs::configs`", "no test of this name"),
+        ("`it fuzz_regression::configs`", "no test of this name"),
         ("`host nowhere::a`", "no file tests/host/nowhere.rs"),
         ("`lib weights::damaged_files_are_named`", "names no module of tests"),
         ("`lib nowhere::tests::a`", "no file src/nowhere/tests.rs or"),

@@ -18,7 +18,7 @@ fn program() -> Program {
     b.finish_with(vec![(Output::new("y", ty), &x + &x)]).expect("a program")
 }
 
-/// What a new engine of a plugin does with the program, given a folder of entries.
+/// Origin of the program's executable for a new engine of a plugin, given a folder of entries.
 fn origin(plugin: &Path, folder: &Path, devices: usize) -> ExecutableOrigin {
     let plugin = Plugin::load(plugin).expect("the plugin loads");
     let cpu = CpuOptions { devices: Some(devices), ..CpuOptions::default() };

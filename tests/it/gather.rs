@@ -1,4 +1,4 @@
-//! What several processes hold parts of is brought whole to each of them; here the devices of one.
+//! Replicating a sharded tensor over devices; of several processes, each gets all of it.
 
 use crate::support::{cpu, needs, quick};
 use ltx2::hlo::{Argument, Builder, DType, Mesh, Output, Sharding, Type};

@@ -75,7 +75,7 @@ fn transformer() {
     agree(ProgramKind::Transformer, "transformer", &names, |layout| !between.contains(&layout));
 }
 
-/// The forms of the CUDA programs, with attention as it is exchanged there; in f32 cuDNN leaves it to XLA's operations.
+/// The forms of the CUDA programs, with the collectives of attention there; in f32 cuDNN leaves it to XLA's operations.
 #[needs(cpu)]
 fn forms_of_cuda() {
     let client = cpu(8);
@@ -147,9 +147,9 @@ fn whole_requests() {
     }
 }
 
-/// Rules under which heights and widths of eight devices' blocks are cut, each with its mesh; the tiny pictures seldom
+/// Rules under which heights and widths of eight devices' blocks are cut, each with its mesh; the tiny frames seldom
 /// divide.
-const PICTURE_RULES: [(&str, &str); 4] = [
+const SPATIAL_RULES: [(&str, &str); 4] = [
     ("width: [context]", "context=8"),
     ("height: [cfg]\n  width: [context]", "cfg=2,context=4"),
     ("height: [cfg, context]", "cfg=2,context=2"),
@@ -187,7 +187,7 @@ fn shaken(
 
 /// Cases of a video autoencoder under shipped layouts and under rules of its own: each of them with one case, in turn; in
 /// full with all.
-fn pictures_agree(component: ProgramKind, folder: &str) {
+fn sharded_frames_agree(component: ProgramKind, folder: &str) {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let mut builds = vec![
@@ -195,7 +195,7 @@ fn pictures_agree(component: ProgramKind, folder: &str) {
         ("cfg-ulysses cfg=2,context=4".to_string(), build("cfg-ulysses", "cfg=2,context=4", 8)),
         ("fsdp-ulysses fsdp=2,context=4".to_string(), build("fsdp-ulysses", "fsdp=2,context=4", 8)),
     ];
-    for (i, (rules, mesh)) in PICTURE_RULES.into_iter().enumerate() {
+    for (i, (rules, mesh)) in SPATIAL_RULES.into_iter().enumerate() {
         let file = dir.path().join(format!("{i}.yml"));
         std::fs::write(&file, format!("mesh: {{context: 1}}\nrules:\n  {rules}\n")).expect("writes");
         let layout = file.to_str().expect("a path");
@@ -224,10 +224,10 @@ fn pictures_agree(component: ProgramKind, folder: &str) {
 
 #[needs(cpu)]
 fn video_decoder() {
-    pictures_agree(ProgramKind::VideoDecoder, "video-decoder");
+    sharded_frames_agree(ProgramKind::VideoDecoder, "video-decoder");
 }
 
 #[needs(cpu)]
 fn video_encoder() {
-    pictures_agree(ProgramKind::VideoEncoder, "video-encoder");
+    sharded_frames_agree(ProgramKind::VideoEncoder, "video-encoder");
 }

@@ -1,4 +1,4 @@
-//! Low-rank updates: merged as the reference merges, into what they name alone, and away again.
+//! LoRA: merged as the reference merges, into what they name alone, and away again.
 
 use ltx2::request::{RefinePass, Request};
 use std::collections::BTreeMap;

@@ -7,29 +7,29 @@ mod support;
 
 mod batches;
 mod cache;
-mod exchanges;
-mod forms;
+mod context_parallel;
 mod fp8;
+mod fuzz_regression;
+mod fuzz_seeds;
 mod gather;
-mod halos;
-mod inputs;
 mod kernels;
+mod kv_stores;
+mod layer_parity;
+mod layout_bytes;
 mod layouts;
-mod layouts_differ;
 mod lora;
+mod lowerings;
 mod media;
 mod mosaic;
 mod noise;
+mod official_loops;
 mod parity;
-mod parts;
 mod pipeline;
 mod pjrt;
 mod processes;
 mod programs;
-mod seeds;
+mod spatial_sharding;
 mod spmd;
-mod stages;
-mod stores;
 mod tiles;
 
 fn main() -> std::process::ExitCode {

@@ -76,10 +76,10 @@ fn cases(dtype: DType) -> impl Iterator<Item = (usize, Case)> {
     SHAPES.iter().enumerate().map(of)
 }
 
-/// Products of one attention beyond which it takes a second; those are run in full.
+/// Multiplications of one attention beyond which it takes a second; those are run in full.
 const LARGE: usize = 100_000_000;
 
-/// What is allowed between the kernel and the definition, relative.
+/// Tolerance between the kernel and the definition, relative.
 fn allowed(dtype: DType) -> f64 {
     if dtype == DType::F32 { 1e-6 } else { 4e-3 }
 }

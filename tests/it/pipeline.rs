@@ -84,7 +84,7 @@ fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
     assert_eq!(statistics["denoise"].executions, 1 + 5 + 3 + 2 + 1);
 }
 
-/// What is kept of one request's loop is not what another one reads.
+/// Checkpoints of one request's loop are refused by another.
 #[needs(cpu)]
 fn a_request_behind_another_is_what_it_is_alone() {
     let client = cpu(8);

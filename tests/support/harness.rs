@@ -22,15 +22,15 @@ use serde_json::json;
 pub struct Test {
     /// `binary::module::function`.
     pub name: &'static str,
-    /// What it needs.
+    /// Requirements of the test.
     pub needs: &'static [Need],
-    /// The function.
+    /// Body of the test.
     pub run: fn(),
 }
 
 inventory::collect!(Test);
 
-/// What a test can need beyond this repository.
+/// Requirements of tests beyond this repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// No more than this repository.
@@ -118,7 +118,7 @@ impl Need {
     }
 }
 
-/// Whether `make test-full` runs: whole products in place of pairs.
+/// Whether `make test-full` runs: all combinations in place of pairs.
 pub fn full() -> bool {
     std::env::var_os("LTX2_TEST_FULL").is_some()
 }

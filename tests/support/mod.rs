@@ -1,4 +1,4 @@
-//! What the integration tests share: the CPU plugin, the fixtures, distances.
+//! Shared by the integration tests: the CPU plugin, the fixtures, distances.
 #![allow(dead_code)] // Each test binary uses its part.
 
 pub mod harness;
@@ -177,7 +177,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// What two right f32 runs may differ by where the network is worse conditioned than any published one: three times
+    /// Tolerance between two correct f32 runs where the network is worse conditioned than any published one: three times
     /// the reference's own distance from f64; 0 where the case does not say that.
     pub fn rounding(&self, output: &str) -> f64 {
         3.0 * self.number(&format!("f32_spread.{output}")).unwrap_or_default()

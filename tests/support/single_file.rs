@@ -263,6 +263,6 @@ pub fn combined_of(model: &str) -> BTreeMap<String, Stored> {
     all
 }
 
-/// What a combined file holds.
+/// Contents of a combined file.
 pub const IN_FILE: [Component; 5] =
     [Component::Transformer, Component::Connectors, Component::Vae, Component::AudioVae, Component::Vocoder];

@@ -1,4 +1,4 @@
-//! Compiling the published model's programs for TPUs with none at hand.
+//! The published model's programs, compiled for TPUs without one.
 
 use ltx2::pipeline::setup;
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ pub struct Compiled {
     pub seconds: f64,
 }
 
-/// What the compiler makes of a program. Programs that it has seen are kept in a store of modules under cargo's folder for
+/// Optimized module of a program. Programs that it has seen are kept in a store of modules under cargo's folder for
 /// tests.
 pub fn compiled(case: Case) -> Compiled {
     let (programs, target, machine, network) = written(case);
@@ -96,7 +96,7 @@ fn written(case: Case) -> (Programs, Target, OpenTarget, Network) {
     (programs, target, machine, network)
 }
 
-/// What the compiler makes of a program; that of a program it has seen is kept in [`modules`](super::modules).
+/// Optimized module of a program; that of a program it has seen is kept in [`modules`](super::modules).
 pub fn module(machine: &OpenTarget, program: &Program) -> StoredModule {
     let options = EngineOptions::default();
     let store = ModuleStore::new(&super::modules());

@@ -89,7 +89,7 @@ fn judge(layout: &'static str, target: &'static str, layers: Option<usize>, most
     let wide = wide_queries(&done, 2 * 768);
     assert!(wide.is_empty(), "f32 in memory: {wide:?}");
     assert!(done.report.stack_copies.is_empty(), "{:?}", done.report.stack_copies);
-    // The kernel states what it computes with the tokens that fill up its blocks.
+    // The kernel states what it computes with the padding of its blocks.
     let (own, useful) = (done.report.layer.flops, plain.report.layer.flops);
     let ratio = done.memory.temporaries as f64 / plain.memory.temporaries as f64;
     eprintln!(

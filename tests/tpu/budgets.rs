@@ -1,4 +1,4 @@
-//! What each layout may move, copy and compute, in the programs that the TPU compiler makes of the published model
+//! Budgets of each layout: bytes moved and copied, FLOPs, in the programs that the TPU compiler makes of the published model
 //! (`make test-tpu`). One line a layout, chip and size; a failure prints the whole table.
 
 use crate::support::needs;
@@ -20,7 +20,7 @@ struct Budget {
     at_most: f64,
     /// And at least: a layout kept for its waste must show it.
     at_least: f64,
-    /// What may happen in a block, with how often.
+    /// Collectives and copies allowed in a block, with their counts.
     kinds: &'static [(CollectiveKind, usize)],
 }
 
@@ -33,14 +33,14 @@ const GATHERS: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllGather, 2), (C
 const MEGATRON: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllReduce, 7)];
 /// Sums of both streams that are too large for the compiler to join.
 const MEGATRON_APART: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllReduce, 11)];
-/// The same with tokens over other devices: their exchange, and a split softmax.
+/// The same with tokens over other devices: their collectives, and a sharded softmax.
 const MEGATRON_OF_TOKENS: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 9)];
 /// A gather for each weight of a block but the text keys and values, which are made before the loop.
 const FSDP: &[(CollectiveKind, usize)] =
     &[(CollectiveKind::AllGather, 18), (CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 2)];
 const ANY: &[(CollectiveKind, usize)] = &[];
 
-/// What `make test-tpu` looks at: layouts of every kind of exchange, on v5p, TPU7x and v6e.
+/// Rows of `make test-tpu`: layouts of every attention scheme, on v5p, TPU7x and v6e.
 #[rustfmt::skip]
 const BUDGETS: &[Budget] = &[
     Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
@@ -55,7 +55,7 @@ const BUDGETS: &[Budget] = &[
 
 // From `before-385` to `out-unsharded` 604 MB of weights leave the block: 302 of feed-forward, 208 of queries, keys and
 // values, 94 of outputs.
-/// What `make test-full` looks at beside them: other chips, the larger size, the history's steps, LTX-2.3's four branches.
+/// Further rows of `make test-full`: other chips, the larger size, the history's steps, LTX-2.3's four branches.
 #[rustfmt::skip]
 const MORE: &[Budget] = &[
     Budget { config: "ltx2", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 415.0, at_least: 0.0, kinds: MEGATRON },
@@ -81,7 +81,7 @@ impl Budget {
     }
 }
 
-/// What the rules say a device holds of the program's arguments.
+/// Bytes of the program's arguments on a device, by the rules.
 fn argument_bytes(network: &Network) -> f64 {
     let program = &network.program;
     let bytes = program.arguments.iter().map(|a| {
@@ -91,7 +91,7 @@ fn argument_bytes(network: &Network) -> f64 {
     bytes.sum::<usize>() as f64
 }
 
-/// What is wrong with a line.
+/// Errors of a line.
 fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
     let mut faults = Vec::new();
     let mut check = |fine: bool, what: String| {
@@ -149,14 +149,14 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
             .map(|c| c.scope.as_str())
             .filter(|s| !s.contains("attn1/sdpa") && !s.contains("video_to_audio"))
             .collect();
-        check(strays.is_empty(), format!("exchanges in {strays:?}"));
+        check(strays.is_empty(), format!("collectives in {strays:?}"));
     }
     check(m.report.stack_copies.is_empty(), format!("stacks are copied: {:?}", m.report.stack_copies));
-    // 2.3's text keys and values change with the step: every device makes them, which is less than exchanging them.
+    // 2.3's text keys and values change with the step: every device makes them, which is less than gathering them.
     let least = if budget.config == "ltx2_3" { 0.8 } else { 0.95 };
-    check(useful >= least, format!("{:.1} % of the products are useful", useful * 100.0));
+    check(useful >= least, format!("{:.1} % of the FLOPs are useful", useful * 100.0));
     let (stated, held) = (argument_bytes(&m.network), m.memory.arguments as f64);
-    // Tiles fill up what does not divide by them.
+    // Tiles pad what does not divide by them.
     check((held / stated - 1.0).abs() <= 0.02, format!("{held} bytes of arguments, the layout says {stated}"));
     if budget.layers == 48 {
         // What the activations of a block need: three chunks of scores in f32, and where weights are gathered, a
@@ -169,7 +169,7 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
     faults
 }
 
-/// Products of a block on one device that does everything.
+/// FLOPs of a block's matmuls on one device.
 fn whole_flops(config: &'static str, size: [usize; 3]) -> f64 {
     compiled(Case { config, size, layers: Some(3), ..Case::denoise("replicated", "data=1", "tpu:v5p:2x2x1") })
         .report

@@ -1,4 +1,4 @@
-//! What the TPU compiler makes of our programs, with no TPU at hand.
+//! Programs compiled for TPUs, without a TPU.
 
 #![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
 

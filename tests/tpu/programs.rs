@@ -8,7 +8,7 @@ use ltx2::analysis::{CollectiveKind, XSpace};
 use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::{Plugin, ProfileOptions, Profiler, discover};
 
-/// A program on the chips of a layout, with what was exchanged in a run of it: how often, and megabytes.
+/// A program on the chips of a layout, with the collectives of a run of it: count, and megabytes.
 fn exchanged(
     program: ProgramKind,
     layout: &'static str,
@@ -107,7 +107,7 @@ fn slices_exchange_nothing_while_they_denoise() {
     assert_eq!(done.network.program.devices(), 8);
     let crossing: Vec<_> = done.report.collectives.iter().filter(|c| c.axes.iter().any(|a| a == "data")).collect();
     assert!(crossing.is_empty(), "{crossing:?}");
-    assert!(done.report.collectives.iter().any(|c| c.axes == ["context"]), "attention exchanges within a slice");
+    assert!(done.report.collectives.iter().any(|c| c.axes == ["context"]), "attention communicates within a slice");
 }
 
 #[needs(tpu)]
@@ -118,6 +118,6 @@ fn libtpu_records_what_can_be_read() {
     // Without a chip the host is all there is to record.
     let profiler = Profiler::start(&plugin, ProfileOptions { host_level: 2, programs: true }).expect("starts");
     let bytes = profiler.stop().expect("stops");
-    let space = XSpace::read(&bytes).expect("a recording");
+    let space = XSpace::read(&bytes).expect("a trace");
     assert!(!space.planes.is_empty(), "{space:?}");
 }

@@ -89,7 +89,7 @@ fn the_first_advice_is_the_published_change() {
     assert_eq!(best(&answer).0, "context_parallel: rope: local");
 }
 
-/// What is shipped to be used is not to be mended: no change gains more than a hundredth, or it leads to what is shipped.
+/// Shipped layouts need no change: none gains more than 1 %, or it leads to another shipped layout.
 #[needs(tpu, full)]
 fn advice_on_a_shipped_layout_is_a_shipped_layout() {
     let cases: &[(&str, &[&str])] = &[
@@ -102,7 +102,7 @@ fn advice_on_a_shipped_layout_is_a_shipped_layout() {
         ("fsdp-ulysses", &["--target", SMALL]),
     ];
     let named: Vec<&str> = cases.iter().map(|(layout, _)| *layout).collect();
-    // These exchange nothing in a block.
+    // These have no collectives in a block.
     let exchanging = shipped_layouts().filter(|layout| !["replicated", "cfg"].contains(layout));
     assert_eq!(named, exchanging.collect::<Vec<_>>(), "every layout to be used, and no other");
     let ulysses = shipped("ulysses");

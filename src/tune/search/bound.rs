@@ -49,13 +49,13 @@ struct Demand {
     axes: Vec<String>,
 }
 
-/// Lower bound of a program on a layout's mesh. `products` are the floating-point operations of a step over all devices,
+/// Lower bound of a program on a layout's mesh. `flops` are the floating-point operations of a step over all devices,
 /// `parts` the number of shards of the work.
 pub fn bound(
     network: &Network,
     layout: &Layout,
     chip: Option<&Chip>,
-    products: f64,
+    flops: f64,
     parts: usize,
     blocks: usize,
 ) -> Bound {
@@ -71,7 +71,7 @@ pub fn bound(
         chip.link_seconds(d.kind, d.wire, &groups)
     };
     let read: f64 = weights(network).map(|p| size(&computed(p, layout), mesh) * times(p, blocks)).sum();
-    let work = chip.op_time(Work { flops: KEPT * products / parts.max(1) as f64, bytes: read, ..Work::default() });
+    let work = chip.op_time(Work { flops: KEPT * flops / parts.max(1) as f64, bytes: read, ..Work::default() });
     Bound {
         compute: work.compute * 1e3,
         memory: work.memory * 1e3,

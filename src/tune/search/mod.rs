@@ -147,7 +147,7 @@ struct SearchState<'a> {
     build: Build,
     extent: Extent,
     /// Floating-point operations of a step's matmuls, over all devices.
-    products: f64,
+    matmul_flops: f64,
     /// Hashes of programs seen.
     seen: BTreeSet<String>,
     spent: usize,
@@ -189,7 +189,7 @@ impl<'a> SearchState<'a> {
             programs,
             build,
             extent,
-            products: alone.program.dot_flops,
+            matmul_flops: alone.program.dot_flops,
             seen: BTreeSet::new(),
             spent: 0,
             rows: Vec::new(),
@@ -245,7 +245,7 @@ impl<'a> SearchState<'a> {
             return leave(PruneReason::Duplicate, &point.label, None);
         }
         let blocks = self.programs.layers();
-        let bound = bound(&network, &layout, self.chip.as_ref(), self.products, parts, blocks);
+        let bound = bound(&network, &layout, self.chip.as_ref(), self.matmul_flops, parts, blocks);
         tracing::debug!("{}: at least {:.3}, perhaps {:.3}", point.label, bound.cost(), bound.guess());
         let words = Sha256::digest(format!("{} {}", self.request.seed, point.label).as_bytes());
         let order = std::array::from_fn(|i| words[i]);

@@ -9,7 +9,7 @@ use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Override, Rule
 /// Layout on a mesh.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// Name.
+    /// Name in results and reports.
     pub label: String,
     /// Name of a shipped layout, if it is one.
     pub shipped: Option<String>,
@@ -146,9 +146,9 @@ pub fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     if has("tensor") {
         rules.extend([Axis::Heads, Axis::KvHeads, Axis::Mlp, Axis::Vocab].map(|axis| rule(axis, &["tensor"])));
     }
-    let pictures: Vec<&str> = ["context", "tensor"].into_iter().filter(|a| has(a)).collect();
-    if !pictures.is_empty() {
-        rules.push(rule(Axis::Height, &pictures));
+    let frame_axes: Vec<&str> = ["context", "tensor"].into_iter().filter(|a| has(a)).collect();
+    if !frame_axes.is_empty() {
+        rules.push(rule(Axis::Height, &frame_axes));
     }
     let mut all = Vec::new();
     for storage in storages(mesh) {
@@ -241,7 +241,7 @@ mod tests {
     fn shipped_layouts_are_among_the_composed() {
         let mesh = hlo::Mesh::new(&[("cfg", 2), ("context", 4)]);
         let all = composed(&mesh);
-        // Four ways to keep weights, five exchanges.
+        // Four ways to keep weights, five attention schemes.
         assert_eq!(all.len(), 20);
         let labels: Vec<&str> = all.iter().map(|p| p.label.as_str()).collect();
         assert!(labels.contains(&"cfg=2,context=4 ulysses stored over cfg"), "{labels:?}");

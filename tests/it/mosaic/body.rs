@@ -8,7 +8,7 @@ use super::values::{Tensor, each_index};
 /// Blocks in the chip's own memory, by argument name.
 pub type Memory = HashMap<String, Tensor>;
 
-/// What a function's operations have given so far.
+/// Values of a function's operations so far.
 pub struct Body<'a> {
     values: HashMap<String, Tensor>,
     memory: &'a mut Memory,

@@ -17,7 +17,7 @@ struct Case {
     /// The kernel's text.
     kernel: String,
     operands: Vec<Array>,
-    /// What JAX makes of them.
+    /// Results of JAX's kernel.
     result: Array,
 }
 

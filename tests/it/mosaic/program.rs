@@ -91,7 +91,7 @@ impl Case {
         [of(1, self.q_dims()), of(2, self.k_dims()), of(3, self.k_dims()), bias]
     }
 
-    /// What the program's results would be: those of the call, in the order that the program gives them.
+    /// Results of the program: those of the call, in the order that the program gives them.
     pub fn run(&self, f: impl Fn(&Value, &Value, &Value, Option<&Value>) -> Vec<Value>) -> Vec<Vec<f64>> {
         let text = self.program(f).text;
         self.interpreted(&body(&text)).unwrap_or_else(|e| panic!("{self:?}: {e}"))

@@ -18,7 +18,7 @@ pub struct Op {
     /// Name of the result, if it has one.
     pub result: Option<String>,
     pub name: String,
-    /// What stands between the name and the types.
+    /// Text between the name and the types.
     pub text: String,
     pub types: Vec<Type>,
     pub then: Vec<Op>,
@@ -98,7 +98,7 @@ pub fn pieces(text: &str) -> Vec<String> {
     all.into_iter().map(|p| p.trim().to_string()).filter(|p| !p.is_empty()).collect()
 }
 
-/// What follows a key, up to the end of the brackets that open after it.
+/// Text after a key, up to the end of the brackets that open after it.
 pub fn attribute<'a>(text: &'a str, key: &str) -> Result<&'a str> {
     let missing = || format!("no '{key}' in '{text}'");
     let start = text.find(&format!("{key} = ")).ok_or_else(missing)? + key.len() + 3;

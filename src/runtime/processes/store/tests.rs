@@ -1,4 +1,4 @@
-//! What only a server can get wrong: being seen from both sides, being far, being gone. `tests/it/stores.rs` has what every
+//! What only a server can get wrong: being seen from both sides, being far, being gone. `tests/it/kv_stores.rs` has what every
 //! store does alike.
 
 use std::thread;

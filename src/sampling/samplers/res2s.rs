@@ -8,9 +8,9 @@
 
 use ndarray::{Array3, Axis as Dim};
 
-use super::noise::TorchRng;
-use super::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
 use crate::hlo::Value;
+use crate::sampling::noise::TorchRng;
+use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
 
 /// Coefficients of an evaluation.
 const COEFFICIENTS: usize = 9;

@@ -1,4 +1,4 @@
-//! Pictures that a video is made from: read, put through H.264, brought to its size.
+//! Conditioning images: read, re-encoded as H.264, resized to the video.
 
 use std::io::{Cursor, Write};
 use std::path::Path;
@@ -13,9 +13,9 @@ use super::frames::Frames;
 /// Reads a PNG, JPEG or WebP, whatever its name, as one RGB frame; transparency is dropped, 16 bits become 8.
 ///
 /// # Errors
-/// No such file; another format; a damaged picture.
-pub fn read_picture(path: &Path) -> Result<Frames> {
-    let bad = |message: String| Error::Picture { path: path.to_path_buf(), message };
+/// No such file; another format; a damaged image.
+pub fn read_image(path: &Path) -> Result<Frames> {
+    let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
     let reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(Error::io("read", path))?;
     if reader.format().is_none() {
@@ -29,11 +29,11 @@ pub fn read_picture(path: &Path) -> Result<Frames> {
 /// A frame as H.264 of a quality `crf` shows it: the models were trained on such. An odd last row or column is dropped.
 ///
 /// # Errors
-/// ffmpeg is not there or fails; `path` names the picture in messages.
+/// ffmpeg is not there or fails; `path` names the image in messages.
 pub fn through_h264(frame: &Frames, crf: u8, ffmpeg: &Path, path: &Path) -> Result<Frames> {
     let (h, w) = (frame.height() / 2 * 2, frame.width() / 2 * 2);
     if h == 0 || w == 0 {
-        return Err(Error::Picture { path: path.to_path_buf(), message: "H.264 needs two rows and columns".into() });
+        return Err(Error::Image { path: path.to_path_buf(), message: "H.264 needs two rows and columns".into() });
     }
     let raw: Vec<u8> = frame.data().slice(s![..1, ..h, ..w, ..]).iter().copied().collect();
     let size = format!("{w}x{h}");
@@ -48,12 +48,11 @@ pub fn through_h264(frame: &Frames, crf: u8, ffmpeg: &Path, path: &Path) -> Resu
         &encoded,
     )?;
     let bytes = decoded.len();
-    let fail =
-        |_| Error::Picture { path: path.to_path_buf(), message: format!("ffmpeg gave {bytes} bytes for {size}") };
+    let fail = |_| Error::Image { path: path.to_path_buf(), message: format!("ffmpeg gave {bytes} bytes for {size}") };
     Frames::new(Array4::from_shape_vec((1, h, w, 3), decoded).map_err(fail)?)
 }
 
-/// What ffmpeg writes for what it is given.
+/// stdout of ffmpeg for `input` on its stdin.
 fn pipe(ffmpeg: &Path, path: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>> {
     let start = |e: std::io::Error| Error::FfmpegMissing { reason: format!("it does not start: {e}") };
     let mut command = Command::new(ffmpeg);
@@ -71,7 +70,7 @@ fn pipe(ffmpeg: &Path, path: &Path, arguments: &[&str], input: &[u8]) -> Result<
         let tail = super::ffmpeg::tail(&String::from_utf8_lossy(&output.stderr));
         return Err(Error::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail });
     }
-    sent.map_err(Error::io("send a picture to ffmpeg for", path))?;
+    sent.map_err(Error::io("send an image to ffmpeg for", path))?;
     Ok(output.stdout)
 }
 
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_size_is_the_same_picture() {
+    fn the_same_size_is_the_same_image() {
         let frame = gradient(4, 6);
         let got = covering(&frame, 4, 6);
         assert_eq!(got.shape(), [1, 3, 1, 4, 6]);
@@ -136,19 +135,19 @@ mod tests {
 
     /// 124 bytes that claim 100,000 rows and columns, 30 GB.
     #[test]
-    fn a_picture_that_claims_more_than_memory_is_an_error() {
-        let error = read_picture(Path::new("fuzz/seeds/media/huge.png")).unwrap_err().to_string();
+    fn an_image_that_claims_more_than_memory_is_an_error() {
+        let error = read_image(Path::new("fuzz/seeds/media/huge.png")).unwrap_err().to_string();
         assert!(error.contains("huge.png") && error.contains("limit"), "{error}");
     }
 
     #[test]
     fn a_file_of_another_kind_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("picture.png");
-        std::fs::write(&path, b"no picture at all").unwrap();
-        let e = read_picture(&path).unwrap_err().to_string();
-        assert!(e.contains("picture.png") && e.contains("PNG, JPEG, WebP"), "{e}");
-        let e = read_picture(&dir.path().join("none.png")).unwrap_err().to_string();
+        let path = dir.path().join("image.png");
+        std::fs::write(&path, b"no image at all").unwrap();
+        let e = read_image(&path).unwrap_err().to_string();
+        assert!(e.contains("image.png") && e.contains("PNG, JPEG, WebP"), "{e}");
+        let e = read_image(&dir.path().join("none.png")).unwrap_err().to_string();
         assert!(e.contains("cannot read") && e.contains("none.png"), "{e}");
     }
 }

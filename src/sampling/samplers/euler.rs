@@ -1,7 +1,7 @@
 //! Euler's method: first order, one evaluation a step.
 
-use super::sampler::{Evaluation, Sampler, StreamState};
 use crate::hlo::Value;
+use crate::sampling::sampler::{Evaluation, Sampler, StreamState};
 
 /// Euler's method, `x + (x - clean) / σ · (σ' - σ)`.
 #[derive(Debug)]

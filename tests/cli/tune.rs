@@ -159,7 +159,7 @@ fn the_advice_is_compiled_and_mends() {
         places.into_iter().all(|r| r.contains("better.yml:"))
     }));
 
-    // One exchange alone: only what could end it is compiled.
+    // One collective alone: only changes that could remove it are compiled.
     let number = weights[0]["number"].to_string();
     let one = ask("before-385", &["--collective", &number, "--budget", "1"]);
     assert!(one["advice"].as_array().is_some_and(|a| a.len() <= 1), "{one}");

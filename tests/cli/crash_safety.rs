@@ -182,7 +182,7 @@ fn a_video_its_steps_and_the_compile_cache() {
     let bytes = std::fs::read(&whole).expect("a video");
     let resumed = ["--resume", "--checkpoint-every", "1", "--progress-every", "1"];
 
-    // What is killed goes on from the steps that are kept, and compiles what is not in the cache; both fill up on the way.
+    // What is killed goes on from the steps that are kept, and compiles what is not in the cache; both fill on the way.
     let (mut kills, mut ended) = (0, 0);
     for part in moments() {
         if kills == KILLS[0] {

@@ -243,7 +243,7 @@ fn guidance_and_the_euler_step_are_the_reference_s() {
     }
 }
 
-/// Rows and tokens that only fill up a tensor have no part in the rescale's statistics.
+/// Padding of the CFG batch and of tokens does not count in the rescale's statistics.
 #[needs(cpu)]
 fn what_fills_up_a_tensor_does_not_count_in_guidance() {
     let engine = Engine::new(cpu(1), quick());
@@ -281,7 +281,10 @@ fn what_fills_up_a_tensor_does_not_count_in_guidance() {
 #[needs(cpu)]
 fn a_rounding_that_the_program_writes_stays() {
     let mut child = std::process::Command::new(std::env::current_exe().expect("this file"));
-    child.args(["--exact", "parts::rounded_as_users_compile"]).env("XLA_FLAGS", "").env("LTX2_TEST_MEMBER", "rounds");
+    child
+        .args(["--exact", "layer_parity::rounded_as_users_compile"])
+        .env("XLA_FLAGS", "")
+        .env("LTX2_TEST_MEMBER", "rounds");
     let out = child.output().expect("starts");
     let said = String::from_utf8_lossy(&out.stdout);
     assert!(out.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&out.stderr));

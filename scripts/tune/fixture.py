@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes two recordings made up by hand: tests/fixtures/trace/two_devices.xplane.pb, of GPUs, whose sums tests/cli/profile.rs
-knows, and one_tpu.xplane.pb, with what a TPU does in the background, whose sums tests/it/seeds.rs knows.
+knows, and one_tpu.xplane.pb, with what a TPU does in the background, whose sums tests/it/fuzz_seeds.rs knows.
 
-    scripts/lab/fixture.py          # needs nothing but Python
+    scripts/tune/fixture.py          # needs nothing but Python
 
 The protobuf bytes are written here, field by field, so that the reader is tested against another hand than its own.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Cuts a recording of GPUs down to a test's size: scripts/lab/trim.py FILE.xplane.pb OUT.xplane.pb FROM_MS MS [--whole].
+"""Cuts a trace of GPUs down to a test's size: scripts/tune/trim.py FILE.xplane.pb OUT.xplane.pb FROM_MS MS [--whole].
 
 Kept are the events that lie within MS milliseconds from FROM_MS after the first one, the facts that say which instruction
 they are of, and of the program those instructions with what they call. With --whole the program stays as it is, so that

@@ -36,7 +36,7 @@ const TEXTS: [&str; 24] = [
     "blocks/attn1/(to_q/dot:to_k/dot)",
 ];
 
-/// What happens to a field.
+/// Mutation of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
     /// Another value: of a list the number at a place; of text the text.

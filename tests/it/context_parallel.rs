@@ -1,4 +1,4 @@
-//! Attention over sequences that devices hold in parts: whatever is exchanged, the result is that of one device.
+//! Context-parallel attention: with every kind of collective, the result is that of one device.
 
 use std::collections::BTreeMap;
 

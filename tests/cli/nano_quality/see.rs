@@ -1,4 +1,4 @@
-//! What moves in a clip of the toy world: its colour, how it moves, when it touches the floor.
+//! Motion in a clip of the toy world: its colour, how it moves, when it touches the floor.
 
 use ltx2::media::Frames;
 
@@ -13,7 +13,7 @@ const COLOURS: [(&str, [f64; 3]); 8] = [
     ("cyan", [70.0, 210.0, 225.0]),
 ];
 
-/// What was seen; empty where nothing stands out.
+/// Colour, track and contacts of the shape; empty if nothing stands out.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Of the shape, the nearest of the world's.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A picture of a report as a browser shows it: scripts/lab/browse.py REPORT.html PICTURE.png [--size 1400x1500].
+"""A screenshot of a report: scripts/tune/browse.py REPORT.html PICTURE.png [--size 1400x1500].
 
 Needs Chromium (Debian: `apt-get install chromium`), found on the PATH or named by CHROMIUM. The page is opened from its file
 with the network cut off, so a report that fetched something would show it: what the page says on its console is printed,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Denoising steps recorded on the NVIDIA GPUs of this machine, small and at full size: scripts/lab/trace.sh LTX2 OUT [ROW…].
-# Needs the CUDA plugin (scripts/gpu/setup.sh). OUT gets a folder a row, with tables and recordings (compressed) in it.
+# Denoising steps recorded on the NVIDIA GPUs of this machine, small and at full size: scripts/tune/trace.sh LTX2 OUT [ROW…].
+# Needs the CUDA plugin (scripts/gpu/setup.sh). OUT gets a folder a row, with tables and compressed traces in it.
 # Rows for which there are too few GPUs say so.
 set -euo pipefail
 . "$(dirname "$0")/../gpu/rows.sh"
@@ -8,7 +8,7 @@ measure() {
     local name=$1
     shift
     "$ltx2" profile -c ltx2 --weights random --platform cuda --steps "${STEPS:-2}" -o "$out/$name" "$@" | tee "$out/$name.txt"
-    # A recording holds the whole program; it shrinks to a tenth.
+    # A trace holds the whole program; it shrinks to a tenth.
     find "$out/$name" -name '*.xplane.pb' -exec gzip -9 -f {} +
     gzip -9 -f -k "$out/$name/summary.json"
 }

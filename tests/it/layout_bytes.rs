@@ -1,4 +1,4 @@
-//! The shipped layouts differ in what they are for: which bytes a device holds and what it exchanges. Both are computed
+//! The shipped layouts differ in what they are for: which bytes a device holds and what it communicates. Both are computed
 //! here from the model's sizes, apart from the code that places tensors, and compared with what the compiler made.
 
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ fn model() -> TransformerConfig {
 struct Sizes {
     video: f64,
     audio: f64,
-    /// What the split keys of video-to-audio attention join: maxima, then values with sums.
+    /// Collectives that merge video-to-audio attention over sharded keys: maxima, then values with sums.
     joined: [f64; 2],
     /// Cosines or sines of video self-attention.
     rope: f64,
@@ -107,7 +107,7 @@ fn build(layout: &str, mesh: &str) -> Build {
 type Exchanged = BTreeMap<CollectiveKind, (f64, f64)>;
 
 impl Compiled {
-    /// What is exchanged in a phase: once a block, a step or a run.
+    /// Collectives of a loop level: once a block, a step or a run.
     fn exchanged(&self, phase: LoopLevel) -> Exchanged {
         let mut sums = Exchanged::new();
         for c in self.report.collectives.iter().filter(|c| c.level == phase) {
@@ -140,7 +140,7 @@ fn engine() -> Engine {
     Engine::new(cpu(8), quick())
 }
 
-/// What the joining of video-to-audio attention and, in a step, the statistics of the rescale cost where video tokens
+/// Bytes that the merging of video-to-audio attention and, in a step, the statistics of the rescale cost where video tokens
 /// are split.
 fn with_joined(kinds: &[(CollectiveKind, (f64, f64))]) -> Exchanged {
     let joined = sizes(&model()).joined;
@@ -220,7 +220,7 @@ fn tensor_layouts() {
     assert_eq!((tensor.exchanged(LoopLevel::Step), tensor.exchanged(LoopLevel::Outside)), Default::default());
     assert_eq!(tensor.axes(), [["tensor"]]);
 
-    // The inner activations are gathered, four times as wide; the second map is whole and ends in no sum.
+    // The inner activations are gathered, four times as wide; the second map is replicated and ends in no sum.
     let gathered = compile(&engine, "tensor-gathered-ffn", "tensor=4").exchanged(LoopLevel::Block);
     assert_eq!(gathered[&CollectiveKind::AllGather], (2.0, 4.0 * (s.video + s.audio)));
     assert_eq!(gathered[&CollectiveKind::AllReduce].1, sums + squares - s.video - s.audio);

@@ -119,7 +119,7 @@ fn a_disk_that_cannot_be_written_to_is_said_first() {
     assert_eq!(folder.names(""), ["disk", "tmp"], "nothing is left");
 }
 
-/// As [`a_disk_that_cannot_be_written_to_is_said_first`], of folders that cannot be made.
+/// Folders that cannot be made are an error before the model is opened.
 #[needs(nothing)]
 fn a_folder_that_cannot_be_made_is_said_first() {
     let folder = tempfile::tempdir().expect("a folder");

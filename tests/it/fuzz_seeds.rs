@@ -1,4 +1,4 @@
-//! What the seeds of the fuzzed readers hold: one that lost its loops or exchanges would try nothing of what reads them.
+//! Contents of the fuzzers' seeds: one that lost its loops or collectives would not exercise their readers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -76,7 +76,7 @@ fn nested(loops: &[Loop]) -> String {
 
 /// The platform, by what its compiler alone writes.
 fn platform(module: &Module) -> &'static str {
-    // Memory spaces beside the device's own are a TPU's; products that a library forms are CUDA's.
+    // Memory spaces other than the device's own are a TPU's; matmuls in a library are CUDA's.
     match (module.listing().contains(":S(1)"), module.instructions().any(|i| i.target.starts_with("__cublas"))) {
         (true, false) => "tpu",
         (false, true) => "cuda",
@@ -121,10 +121,10 @@ fn modules_of_three_platforms_loop_and_exchange() {
 
 #[needs(nothing)]
 fn recordings_hold_exchanges_beside_work_and_programs_that_explain_them() {
-    // Starts and ends in the programs; milliseconds of exchanges beside work, and alone.
+    // Starts and ends in the programs; milliseconds of collectives beside work, and alone.
     let seeds = [("two_devices", 2, 0.0125, 0.015), ("two_h200", 4, 0.0103, 0.1171), ("one_tpu", 3, 0.06, 0.031)];
     for (name, ends, covered, alone) in seeds {
-        let space = XSpace::read(&read("tests/fixtures/trace", &format!("{name}.xplane.pb"))).expect("a recording");
+        let space = XSpace::read(&read("tests/fixtures/trace", &format!("{name}.xplane.pb"))).expect("a trace");
         let programs = space.programs().map(|bytes| Module::decode("hlo_with_config", bytes).expect("a program"));
         let is_end = |i: &analysis::Instruction| {
             let copy = i.opcode.starts_with("copy");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether `ltx2 profile` and xprof say the same of a recording: each kind of work as a part of the devices' time.
 
-    scripts/lab/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/lab/requirements.txt
+    scripts/tune/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/tune/requirements.txt
 
 xprof's table of HLO operations says of each its category, text and name scope, not what a fusion holds nor what a custom
 call calls; kinds are made of those here, without a look at ours. What that cannot tell apart stands together: elementwise
@@ -46,7 +46,7 @@ def table(tool, path):
 
 def kind(row):
     """The kind of work of a row of xprof's table."""
-    # A fusion or an asynchronous pair around one exchange has its name.
+    # A fusion or an asynchronous pair around one collective has its name.
     for text in (row["category"], row["hlo_op_name"].replace("_", "-")):
         found = [name for name in EXCHANGES if text.startswith(name)]
         if found:

@@ -1,4 +1,4 @@
-//! What a clip of the toy world sounds like: its pitch class, and when sounds begin.
+//! Sound of a clip of the toy world: its pitch class, and when sounds begin.
 
 use std::f64::consts::TAU;
 
@@ -7,7 +7,7 @@ use ndarray::Array2;
 /// The world's fundamentals in Hz, from the lowest.
 const PITCHES: [(&str, f64); 3] = [("low", 400.0), ("middle", 800.0), ("high", 1600.0)];
 
-/// What was heard.
+/// Pitch classes and onsets of a clip.
 #[derive(Debug)]
 pub struct Heard {
     /// `low`, `middle`, `high` or `silent`.

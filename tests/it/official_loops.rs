@@ -1,4 +1,4 @@
-//! Requests beyond one plain stage against the official loops, steps and guider: given frames, two stages, the
+//! Requests beyond one plain stage against the official loops, steps and guider: image conditioning, two stages, the
 //! second-order sampler (scripts/oracle/cases_stages.py).
 
 use ltx2::request::{ImageCondition, RefinePass, Request, Shapes};
@@ -19,7 +19,7 @@ use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 use serde_json::Value;
 
-const PICTURE: &str = "tests/fixtures/images/shapes.png";
+const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 fn scalar<'a>(case: &'a Case, name: &str) -> &'a Value {
     case.scalars.get(name).unwrap_or(&Value::Null)
@@ -40,7 +40,7 @@ fn staged(case: &Case, model: &Model) -> Request {
     let given = s("images").as_array().into_iter().flatten().map(|image| {
         let frame = image["frame"].as_u64().expect("a frame") as usize;
         let strength = image["strength"].as_f64().expect("a strength") as f32;
-        ImageCondition { path: PICTURE.into(), frame, strength, crf: 0, appended: frame != 0 || flag("keyframes") }
+        ImageCondition { path: IMAGE.into(), frame, strength, crf: 0, appended: frame != 0 || flag("keyframes") }
     });
     let refine = s("upsampler").is_string().then(|| RefinePass {
         sigmas: vec![0.909375, 0.725, 0.421875, 0.0],
@@ -85,7 +85,7 @@ fn every_case_agrees_with_the_official_loops() {
     }
 }
 
-/// Tokens that are kept whole are what was given, to the bit, after every step.
+/// Tokens of strength 1 keep the conditioning latents, to the bit, after every step.
 #[needs(cpu)]
 fn tokens_of_full_strength_stay() {
     let client = cpu(8);

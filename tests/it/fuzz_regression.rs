@@ -1,7 +1,7 @@
 //! Bytes from elsewhere, whole and damaged: nothing that reads them may panic, abort or take memory that they do not hold.
 //! The readers are those of `fuzz/`, which libFuzzer runs for longer (`make fuzz`).
 //!
-//! `LTX2_INPUTS=2000000` damages each kind so many times; 400 without it.
+//! `LTX2_FUZZ_CASES=2000000` damages each kind so many times; 400 without it.
 
 #[path = "../../fuzz/src/lib.rs"]
 mod kinds;
@@ -14,7 +14,7 @@ use crate::support::needs;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// What stands at places where it means something: lengths, signs, quotes, references, numbers that no memory holds.
+/// Bytes that mean something to a reader: lengths, signs, quotes, references, numbers that no memory holds.
 const WORDS: [&[u8]; 22] = [
     b"{",
     b"}",
@@ -160,7 +160,7 @@ fn check(kind: &str) {
             Err(reason) => assert!(refused, "{} stops before its end: {reason}", path.display()),
         }
     }
-    let cases = std::env::var("LTX2_INPUTS").map_or(400, |n| n.parse().expect("a number"));
+    let cases = std::env::var("LTX2_FUZZ_CASES").map_or(400, |n| n.parse().expect("a number"));
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let all = (0..seeds.len(), damages(matches!(kind, "module" | "trace")));

@@ -1,9 +1,7 @@
 //! The trained toy model does what prompts say: clips of held-out prompts (scripts/nano/prompts.py), scored by what is seen
 //! and heard in them.
 
-#[path = "meaning/hear.rs"]
 mod hear;
-#[path = "meaning/see.rs"]
 mod see;
 
 use ltx2::request::Request;
@@ -213,10 +211,10 @@ fn frames_and_samples_are_diffusers_own() {
 
 /// A given first frame stays, and what happens to it is the prompt's.
 #[needs(cpu)]
-fn a_given_frame_moves_as_the_prompt_says() {
+fn a_conditioning_image_moves_as_the_prompt_says() {
     let image = "request.images=[{path: tests/fixtures/nano/first.png, frame: 0, strength: 1.0, crf: 0}]";
     let mut studio = Studio::open("nano", &["pipeline=image_to_video", image]);
-    let given = read_png(Path::new("tests/fixtures/nano/first.png")).expect("a picture").to_video();
+    let given = read_png(Path::new("tests/fixtures/nano/first.png")).expect("an image").to_video();
     let asked = [("fade", "a medium cyan circle fades away on purple, silent"), ("right", &*prompts()[1].prompt)];
     for (motion, prompt) in asked.into_iter().take(if full() { 2 } else { 1 }) {
         let made = studio.make(&studio.request(prompt, 10));

@@ -1,4 +1,4 @@
-//! Pictures in blocks on eight virtual devices: what a convolution reads beyond its block comes from the neighbours,
+//! Spatial sharding on eight virtual devices: what a convolution reads beyond its block comes from the neighbours,
 //! and nothing else moves.
 
 use std::collections::BTreeMap;
@@ -37,12 +37,12 @@ fn with_conv3d(build: Build, conv3d: Conv3dLowering) -> Build {
 
 const PADDINGS: [Padding; 3] = [Padding::Zeros, Padding::Reflect, Padding::Replicate];
 
-/// A picture's height and width, the kernel's rows and columns, and its step.
+/// A frame's height and width, the kernel's rows and columns, and its step.
 type Convolved = ([usize; 2], usize, usize);
 
-const PICTURES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+const FRAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-/// Convolutions of every padding, side by side, for each picture.
+/// Convolutions of every padding, side by side, for each frame.
 fn convolutions(build: &Build, all: &[Convolved]) -> Network {
     let p = Params::new("convolutions", "vae", build);
     let results = all.iter().enumerate().map(|(n, convolved)| convolution(&p, n, convolved)).collect();
@@ -50,10 +50,10 @@ fn convolutions(build: &Build, all: &[Convolved]) -> Network {
 }
 
 fn convolution(p: &Params, n: usize, &([height, width], size, step): &Convolved) -> (Output, Value) {
-    let pictures = ShardedVideo::new(p, PICTURES[n], [1, 2, 3, height, width], [step; 2]);
-    let x = pictures.input(p);
-    let y = pictures.run(p, &x, None, |blocks, x, _| {
-        // What was filled up is no longer zero.
+    let video = ShardedVideo::new(p, FRAMES[n], [1, 2, 3, height, width], [step; 2]);
+    let x = video.input(p);
+    let y = video.run(p, &x, None, |blocks, x, _| {
+        // The padding is no longer zero.
         let x = &(x + 0.5);
         let all = PADDINGS.map(|padding| {
             let (kernel, stride) = ([3, size, size], [1, step, step]);
@@ -62,7 +62,7 @@ fn convolution(p: &Params, n: usize, &([height, width], size, step): &Convolved)
         });
         x.builder().concat(&all.iter().collect::<Vec<_>>(), 1)
     });
-    pictures.output(p, &format!("y.{n}"), &y)
+    video.output(p, &format!("y.{n}"), &y)
 }
 
 /// Numbers without a pattern.
@@ -94,13 +94,13 @@ fn results(engine: &Engine, network: &Network, value: impl Fn(&[usize]) -> Tenso
 fn convolutions_of_blocks_are_those_of_the_whole() {
     let client = cpu(8);
     let engine = Engine::new(client, quick());
-    // Blocks of several rows, of one, and blocks that lie beyond the picture.
+    // Blocks of several rows, of one, and blocks that lie beyond the frame.
     let sizes = [([8, 6], 3, 1), ([8, 6], 5, 1), ([5, 7], 5, 1), ([7, 3], 3, 1), ([2, 5], 3, 1), ([8, 8], 3, 2)];
     let sizes: Vec<Convolved> = sizes.into_iter().chain([([5, 7], 3, 2), ([9, 2], 3, 2)]).collect();
     for form in [Conv3dLowering::Direct, Conv3dLowering::Taps] {
         let run = |build| results(&engine, &convolutions(&with_conv3d(build, form), &sizes), scattered);
         let [whole, joined] = [one(), blocks()].map(run);
-        for (n, (picture, size, step)) in sizes.iter().enumerate() {
+        for (n, (frame, size, step)) in sizes.iter().enumerate() {
             let [whole, joined] = [&whole, &joined].map(|all| &all[&format!("y.{n}")]);
             // Each padding's two channels by themselves: a wrong edge of one is not lost among the others.
             for (i, padding) in PADDINGS.iter().enumerate() {
@@ -109,13 +109,13 @@ fn convolutions_of_blocks_are_those_of_the_whole() {
                     Tensor::from(all.slice_axis(ndarray::Axis(1), (2 * i..2 * i + 2).into()).to_owned())
                 };
                 let distance = relative_l2(&part(joined), &part(whole));
-                assert!(distance <= 1e-6, "{picture:?}, {size}, {step}, {padding:?}, {form:?}: {distance:e}");
+                assert!(distance <= 1e-6, "{frame:?}, {size}, {step}, {padding:?}, {form:?}: {distance:e}");
             }
         }
     }
 }
 
-/// Norms are over all blocks, and nothing that fills up a block counts.
+/// Norms are over all blocks, and padding of a block does not count.
 #[needs(cpu)]
 fn upsampled_blocks_are_those_of_the_whole() {
     let client = cpu(8);
@@ -181,7 +181,7 @@ fn bytes_are_those_the_host_would_make() {
     // Small weights, so that most values are neither black nor white.
     let small = |shape: &[usize]| Tensor::F32(scattered(shape).to_f32() * 0.05);
     for build in [one(), blocks()] {
-        // The second does not divide: the blocks are filled up.
+        // The second does not divide: the blocks are padded.
         for sizes in [[1, 2, 8, 4], [1, 2, 5, 3]] {
             if build.layout.mesh.devices() == 1 && sizes[2] == 8 && !full() {
                 continue;

@@ -1,0 +1,74 @@
+//! The library as a crate of somebody else uses it: a folder outside the repository, a program, a layout of its own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{self, needs};
+use ltx2::pjrt::discover::{self, Platform};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// A crate that depends on this repository by path. Built offline, in one folder for all of them.
+struct Stranger(tempfile::TempDir);
+
+impl Stranger {
+    /// A crate whose `main.rs` is one of `examples/`.
+    fn of_example(example: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(!folder.path().starts_with(ROOT), "outside the repository");
+        let manifest = format!(
+            "[package]\nname = \"stranger\"\nedition = \"2024\"\n\n[dependencies]\nltx2 = {{ path = {ROOT:?} }}\n\n\
+             [profile.dev]\nopt-level = 1\ndebug = false\n\n[workspace]\n"
+        );
+        fs::create_dir(folder.path().join("src")).expect("a folder");
+        fs::write(folder.path().join("Cargo.toml"), manifest).expect("written");
+        // The same versions, so that nothing is looked up.
+        fs::copy(Path::new(ROOT).join("Cargo.lock"), folder.path().join("Cargo.lock")).expect("copied");
+        let source = Path::new(ROOT).join("examples").join(example).with_extension("rs");
+        fs::copy(source, folder.path().join("src/main.rs")).expect("copied");
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// stdout of the program, run in its folder.
+    fn run(&self, arguments: &[&str]) -> String {
+        let plugin = discover::find(Platform::Cpu, None).found.remove(0).path;
+        let done = Command::new(env!("CARGO"))
+            .args(["run", "--offline", "--quiet", "--"])
+            .args(arguments)
+            .current_dir(self.0.path())
+            .env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("stranger"))
+            .env("LTX2_PJRT_PLUGIN", plugin.canonicalize().expect("a plugin"))
+            .env("LTX2_COMPILE_CACHE", support::programs())
+            .output()
+            .expect("cargo runs");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).expect("text")
+    }
+}
+
+/// The same frames as `ltx2 generate` with the same layout.
+#[needs(cpu, full)]
+fn a_program_of_a_stranger_makes_a_video_with_a_layout_of_its_own() {
+    let stranger = Stranger::of_example("nano_video");
+    let layout = "mesh: {cfg: 2}\nrules: {batch: [data], branch: [cfg]}\ncontext_parallel: {kind: gather_kv}\n";
+    fs::write(stranger.path("mine.yml"), layout).expect("written");
+    let model = format!("{ROOT}/assets/nano");
+    let printed = stranger.run(&[&model, "mine.yml", "out.mp4"]);
+    let video = fs::read(stranger.path("out.mp4")).expect("a video");
+    assert_eq!(&video[4..8], b"ftyp");
+
+    let ours = stranger.path("ours.mp4");
+    let prompt = ["-p", "a red circle bounces on blue, low beeps", "--platform", "cpu", "--layout"];
+    let mut command = support::ltx2();
+    command.args(["generate", "-c", "nano"]).args(prompt).arg(stranger.path("mine.yml")).arg("-o").arg(&ours);
+    let done = command.output().expect("runs");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let sidecar: serde_json::Value =
+        serde_json::from_slice(&fs::read(ours.with_extension("json")).expect("a sidecar")).expect("JSON");
+    assert_eq!(sidecar["sha256"]["frames"], printed.trim());
+}

@@ -1,0 +1,115 @@
+//! The pages of docs/reference that are generated: `make reference` writes them again.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use clap::CommandFactory;
+use serde_json::Value;
+
+use crate::support::needs;
+use ltx2::cli::Cli;
+use ltx2::config::{experiment_schema, json_schema};
+
+const GENERATED: &str = "Generated from the code by `make reference`; do not edit.";
+
+/// Help of a command and of those below it, as pages of 100 columns.
+fn help(command: &clap::Command, name: &str, page: &mut String) {
+    let shown = command.clone().bin_name(name).term_width(100).render_long_help().to_string();
+    let shown: Vec<&str> = shown.lines().map(str::trim_end).collect();
+    writeln!(page, "\n## {name}\n\n```text\n{}\n```", shown.join("\n").trim_end()).unwrap();
+    for below in command.get_subcommands().filter(|c| c.get_name() != "help") {
+        help(below, &format!("{name} {}", below.get_name()), page);
+    }
+}
+
+fn command_line() -> String {
+    let mut page = format!("# Command line\n\n{GENERATED}\n");
+    help(&Cli::command(), "ltx2", &mut page);
+    page
+}
+
+/// The definition that a schema refers to, or itself.
+fn followed(schema: &'static Value) -> &'static Value {
+    match schema["$ref"].as_str() {
+        Some(name) => &json_schema()["$defs"][name.trim_start_matches("#/$defs/")],
+        None => schema,
+    }
+}
+
+/// What a key accepts: choices by name, or types.
+fn accepted(schema: &'static Value) -> String {
+    let schema = followed(schema);
+    let quoted = |v: &Value| format!("`{}`", v.as_str().map_or_else(|| v.to_string(), String::from));
+    let all = |list: &'static Value| list.as_array().into_iter().flatten();
+    let any: Vec<String> = ["oneOf", "anyOf"].iter().flat_map(|of| all(&schema[of])).map(accepted).collect();
+    if !any.is_empty() {
+        return any.join(", ");
+    }
+    if !schema["const"].is_null() {
+        return quoted(&schema["const"]);
+    }
+    if schema["enum"].is_array() {
+        return all(&schema["enum"]).map(quoted).collect::<Vec<_>>().join(", ");
+    }
+    match &schema["type"] {
+        Value::String(one) if one == "array" => format!("list of {}", accepted(&schema["items"])),
+        Value::String(one) if one == "object" => "map".into(),
+        Value::String(one) => one.clone(),
+        Value::Array(_) => all(&schema["type"]).filter_map(Value::as_str).collect::<Vec<_>>().join(" or "),
+        _ => "any".into(),
+    }
+}
+
+/// Rows of the keys below a definition, depth first.
+fn keys(schema: &'static Value, path: &str, page: &mut String) {
+    for (key, inner) in followed(schema)["properties"].as_object().into_iter().flatten() {
+        let name = format!("{path}{key}");
+        let about = inner["description"].as_str().or(followed(inner)["description"].as_str()).unwrap_or_default();
+        let items = followed(&inner["items"]);
+        let below = [("", followed(inner)), ("[]", items)].into_iter().find(|(_, s)| s["properties"].is_object());
+        let default = match (&inner["default"], below.is_some()) {
+            (Value::Null, _) | (_, true) => String::new(),
+            // The negative prompt, a line of defects.
+            (Value::String(text), _) if text.len() > 40 => "see the presets".into(),
+            (Value::String(text), _) => format!("`{text:?}`").replace("\"", if text.is_empty() { "\"" } else { "" }),
+            (value, _) => format!("`{value}`"),
+        };
+        let about = about.replace('\n', " ").replace('|', "\\|");
+        writeln!(page, "| `{name}` | {} | {default} | {about} |", accepted(inner)).unwrap();
+        if let Some((suffix, below)) = below {
+            keys(below, &format!("{name}{suffix}."), page);
+        }
+    }
+}
+
+fn yaml() -> String {
+    let head = "| key | accepts | default | meaning |\n|---|---|---|---|\n";
+    let mut page = format!("# YAML\n\n{GENERATED}\n\n## A run\n\n`ltx2 schema` prints its JSON Schema.\n\n{head}");
+    keys(json_schema(), "", &mut page);
+    page += "\n## An experiment\n\n`ltx2 schema --of experiment` prints its JSON Schema.\n\n";
+    page += head;
+    keys(&json_schema()["$defs"]["Experiment"], "", &mut page);
+    page
+}
+
+#[needs(nothing)]
+fn generated_pages_are_current() {
+    let schema = |schema: &Value| format!("{}\n", serde_json::to_string_pretty(schema).unwrap());
+    let pages = [
+        ("cli.md", command_line()),
+        ("yaml.md", yaml()),
+        ("run.schema.json", schema(json_schema())),
+        ("experiment.schema.json", schema(&experiment_schema())),
+    ];
+    let write = std::env::var_os("LTX2_WRITE_REFERENCE").is_some();
+    for (name, page) in pages {
+        let path = Path::new("docs/reference").join(name);
+        if write {
+            fs::write(&path, &page).unwrap();
+        }
+        let kept = fs::read_to_string(&path).unwrap_or_default();
+        let differs = kept.lines().zip(page.lines()).position(|(a, b)| a != b);
+        assert!(kept == page, "{} is not current from line {differs:?} on: run `make reference`", path.display());
+    }
+}
