@@ -15,7 +15,8 @@ use ltx2::hlo::Mesh;
 use ltx2::media::{read_image, read_png, read_wav};
 use ltx2::models::audio_vae;
 use ltx2::models::connectors::ConnectorsConfig;
-use ltx2::models::gemma3::{Gemma3Config, tokenizer::Tokenizer};
+use ltx2::models::gemma3::{self, Gemma3Config};
+use ltx2::models::tokenizer::Tokenizer;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::models::upsampler::UpsamplerConfig;
 use ltx2::models::video_vae::{DecoderConfig, EncoderConfig};
@@ -131,7 +132,7 @@ pub fn index(bytes: &[u8]) -> Read {
 /// A tokenizer, and what it makes of a prompt.
 pub fn tokenizer(bytes: &[u8]) -> Read {
     as_file("tokenizer.json", bytes, |path| {
-        let tokenizer = Tokenizer::open(path.parent().expect("a folder"))?;
+        let tokenizer = Tokenizer::open(path.parent().expect("a folder"), &gemma3::TOKENIZER)?;
         black_box((tokenizer.encode("A red fox, 12 times.\n", 16)?, tokenizer.vocab_size()));
         Ok(())
     })

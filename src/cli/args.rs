@@ -38,17 +38,6 @@ impl RunArgs {
     }
 }
 
-/// Refuses what this build lacks of what a configuration asks for.
-///
-/// # Errors
-/// Its names.
-pub fn built(config: &Config) -> Result<(), UsageError> {
-    match &config.not_built()[..] {
-        [] => Ok(()),
-        missing => Err(UsageError(format!("not built yet: {}", missing.join(", ")))),
-    }
-}
-
 /// Prompt of a benchmark without one.
 const PROMPT: &str = "a red fox in the snow";
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use super::args::{RunArgs, built, timed_job};
+use super::args::{RunArgs, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_libtpu;
 use super::{UsageError, deliver, log, tell};
@@ -58,7 +58,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.micro.micro {
         return bench_micro::run(config, &args.micro, args.runs.into(), args.json.as_deref());
     }
-    built(config)?;
     if !(args.tolerance.is_finite() && args.tolerance >= 0.0) {
         return Err(UsageError(format!("--tolerance {}: must be 0 or more, e.g. 0.1", args.tolerance)).into());
     }
@@ -153,7 +152,7 @@ fn table(report: &BenchReport) -> String {
         let _ = writeln!(out, "{name:<16}{median:>13.3}{min:>13.3}{p90:>13.3}{compile:>11}{rate:>11}{share:>9}");
         for (stage, share) in p.parts.iter().flatten() {
             let [device, host] = [share.device, share.host].map(|s| s * 1e3);
-            let _ = writeln!(out, "  {:<14}{device:>13.3} on the device, {host:.3} on the host", stage.name());
+            let _ = writeln!(out, "  {:<14}{device:>13.3} on the device, {host:.3} on the host", stage.label());
         }
     }
     if let Some(seconds) = report.mp4_seconds {

@@ -6,8 +6,9 @@ use super::print;
 use crate::models::ConfigError;
 use crate::pipeline::PipelineError;
 use crate::pipeline::configs::ModelConfigs;
-use crate::pipeline::model::{Component, TEXT_TO_VIDEO};
-use crate::weights::{ModelSource, Overrides, Report, validate};
+use crate::pipeline::model::{Component, needed_components};
+use crate::pipeline::parameters::compare;
+use crate::weights::{ModelSource, Overrides, Report};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
 #[derive(clap::Args, Debug)]
@@ -46,6 +47,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ..Overrides::default()
     };
     let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
+    source.refuse_unread()?;
     let parts = ModelConfigs::of(&source);
     let findings: Vec<(Component, Finding)> =
         Component::ALL.into_iter().map(|p| (p, examine(&source, &parts, p))).collect();
@@ -60,7 +62,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 }
         })
     };
-    let missing: Vec<&str> = TEXT_TO_VIDEO.into_iter().filter(|p| !good(*p)).map(Component::folder).collect();
+    let missing: Vec<&str> = needed_components().filter(|p| !good(*p)).map(Component::folder).collect();
     let bytes: u64 = findings.iter().map(|(_, f)| if let Finding::Weights(r) = f { r.bytes } else { 0 }).sum();
     if args.json {
         let parts: serde_json::Map<String, serde_json::Value> =
@@ -95,9 +97,11 @@ fn examine(source: &Rc<ModelSource>, parts: &ModelConfigs, part: Component) -> F
         Ok(c) => c,
         Err(e) => return Finding::Broken(e.to_string()),
     };
-    match parts.parameters(part) {
-        Ok(params) => Finding::Weights(validate(&checkpoint, params.iter().flat_map(|p| p.source.tensors()))),
-        Err(PipelineError::Config(e @ ConfigError::Unsupported { .. })) => Finding::Unsupported(e.to_string()),
+    match compare(parts, part, &checkpoint) {
+        Ok(report) => Finding::Weights(report),
+        Err(e @ PipelineError::Config { source: ConfigError::Unsupported { .. } | ConfigError::Unread { .. }, .. }) => {
+            Finding::Unsupported(e.to_string())
+        }
         Err(e) => Finding::Broken(e.to_string()),
     }
 }
@@ -111,7 +115,7 @@ fn describe(finding: &Finding) -> serde_json::Value {
         Finding::Broken(why) => json!({"state": "broken", "message": why}),
         Finding::Weights(r) => json!({
             "state": if r.is_ok() { "ok" } else { "wrong" }, "tensors": r.matched, "bytes": r.bytes,
-            "missing": r.missing, "extra": r.extra,
+            "missing": r.missing, "extra": r.extra, "inert": r.inert,
             "misshaped": r.misshaped.iter().map(|m| json!({"name": m.name, "want": m.want, "got": m.got})).collect::<Vec<_>>(),
         }),
     }
@@ -125,7 +129,7 @@ fn lines_of(part: Component, finding: &Finding) -> Vec<String> {
         Finding::Unsupported(why) => format!("{name:<18} unsupported: {why}"),
         Finding::Broken(why) => format!("{name:<18} broken: {why}"),
         Finding::Weights(report) if report.is_ok() => {
-            let more = match report.extra.len() {
+            let more = match report.inert {
                 0 => String::new(),
                 n => format!(", {n} more that are not used"),
             };

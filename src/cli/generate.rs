@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::args::{OutputArgs, RunArgs, built};
+use super::args::{OutputArgs, RunArgs};
 use super::plan::Plan;
 use super::progress::Progress;
 use super::{UsageError, log, print, tell};
@@ -80,7 +80,6 @@ fn make(args: &Args, config: &Config, group: Option<&Arc<Group>>) -> anyhow::Res
             if options.jobs.len() > 1 { format!("video {} has no prompt", job.index) } else { "no prompt".into() };
         return Err(UsageError(format!("{what}: give --prompt, --prompts or request.prompt in the YAML")).into());
     }
-    built(config)?;
     let mut progress = Progress::new(options.jobs.len(), later || !tracing::enabled!(tracing::Level::INFO));
     let finished = generate(config, &options, group, &mut progress)?;
     if finished.is_empty() {

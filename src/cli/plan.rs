@@ -43,7 +43,6 @@ pub struct Plan {
     layout: String,
     mesh: String,
     outputs: Vec<String>,
-    not_built: Vec<String>,
 }
 
 impl Plan {
@@ -93,7 +92,6 @@ impl Plan {
                 Err(error) => error.to_string(),
             },
             outputs: options.outputs.iter().map(|p| p.display().to_string()).collect(),
-            not_built: config.not_built(),
         }
     }
 }
@@ -134,9 +132,6 @@ impl fmt::Display for Plan {
         writeln!(f, "device     {}, {}, layout {}, {}", self.platform, self.dtype, self.layout, self.mesh)?;
         for output in &self.outputs {
             writeln!(f, "writes     {output}")?;
-        }
-        for missing in &self.not_built {
-            writeln!(f, "not built  {missing}")?;
         }
         Ok(())
     }

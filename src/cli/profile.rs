@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::args::{RunArgs, built, timed_job};
+use super::args::{RunArgs, timed_job};
 use super::generate::prepare_libtpu;
 use super::{UsageError, deliver, log};
 use crate::analysis::{Trace, XSpace};
@@ -55,7 +55,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let steps = given.request.steps.take().unwrap_or(STEPS) as usize;
     let loaded = load(&given.given()?)?;
     let config = &loaded.config;
-    built(config)?;
     let job = timed_job(config)?;
     let summary = folder.join(SUMMARY);
     prepare_libtpu(config);

@@ -69,7 +69,7 @@ impl Observer for Progress {
                 let bar = ProgressBar::new(total as u64);
                 let style = ProgressStyle::with_template("{prefix}{bar:32} {pos}/{len} steps, {elapsed} (ETA {eta})");
                 bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-                bar.set_prefix(format!("{video}{} ", stage.name()));
+                bar.set_prefix(format!("{video}{} ", stage.label()));
                 bar
             });
             bar.set_position(done as u64);
@@ -84,7 +84,7 @@ impl Observer for Progress {
             self.tenths = 0;
         } else if tenths > self.tenths {
             self.tenths = tenths;
-            tell(format_args!("{video}{} {done}/{total} steps", stage.name()));
+            tell(format_args!("{video}{} {done}/{total} steps", stage.label()));
         }
         ControlFlow::Continue(())
     }

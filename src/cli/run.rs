@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 
 use super::args::loras;
@@ -10,10 +11,12 @@ use super::{UsageError, print};
 use crate::config::{Config, Model, WeightSource, WeightType, parse_mesh};
 use crate::hlo::DType;
 use crate::nn::{Build, Lowering, Numerics};
-use crate::pipeline::component::{RunComponent, Scalars, run_component};
+use crate::pipeline::component::{Scalars, run_component};
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::executor::Executor;
 use crate::pipeline::loras::Loras;
+use crate::pipeline::parameters::check_files;
+use crate::pipeline::program_table::{ProgramKind, TABLE};
 use crate::pipeline::tensors;
 use crate::pipeline::{origin, setup};
 use crate::runtime::{Engine, platform};
@@ -25,8 +28,8 @@ use crate::runtime::{Engine, platform};
   ltx2 run vocoder --model models/nano --inputs mel.safetensors -o audio.safetensors --dtype f32")]
 pub struct Args {
     /// Component to run.
-    #[arg(value_enum)]
-    component: RunComponent,
+    #[arg(value_parser = components())]
+    component: ProgramKind,
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     #[arg(long)]
     model: String,
@@ -71,6 +74,13 @@ pub struct Args {
     force: bool,
 }
 
+/// Parser of the programs that run alone.
+fn components() -> impl TypedValueParser<Value = ProgramKind> {
+    let alone = TABLE.iter().filter_map(|row| Some((row, row.alone.as_ref()?)));
+    let values = alone.map(|(row, alone)| PossibleValue::new(row.kind.flag()).help(alone.help));
+    PossibleValuesParser::new(values).try_map(|name| ProgramKind::named(&name))
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -97,8 +107,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let placed = Config { model, ..placed };
     let (origin, weights) = origin::of_run(&placed)?;
     let parts = ModelConfigs::from(origin);
+    check_files(&parts, &weights, [args.component.row().part])?;
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
-    if args.component == RunComponent::Transformer {
+    if args.component == ProgramKind::Transformer {
         setup::log_weights(weight_type, &weights)?;
     }
     let mut executor = Executor::new(Engine::new(client, setup::engine_options(&placed)), weights);

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::error::ConfigError;
 use super::layout;
-use super::schema::{AttentionKernel, Config, Pipeline, Scales};
+use super::schema::{Config, Pipeline, Scales};
 use super::tree::Tree;
 use crate::runtime::platform::Choice;
 use crate::sampling::MAX_STEPS;
@@ -17,9 +17,20 @@ const FRAME_STEP: usize = 8;
 /// # Errors
 /// The first that cannot be used, with where it was written and what would be right.
 pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
-    let fail = |key: &'static str, value: String, why: String| {
-        Err(ConfigError::Value { key, value, origin: tree.origin(key), why })
-    };
+    check_request(config)
+        .and_then(|()| check_sampling(config))
+        .and_then(|()| check_run(config))
+        .map_err(|(key, value, why)| ConfigError::Value { key, value, origin: tree.origin(key), why })
+}
+
+/// A key, its value, and why it cannot be used.
+type Fault = (&'static str, String, String);
+
+fn fail(key: &'static str, value: String, why: String) -> Result<(), Fault> {
+    Err((key, value, why))
+}
+
+fn check_request(config: &Config) -> Result<(), Fault> {
     let r = &config.request;
     let multiple = config.size_multiple();
     for (key, value) in [("request.width", r.width), ("request.height", r.height)] {
@@ -37,11 +48,6 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
     }
     if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
         return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0".into());
-    }
-    if let Some(sigmas) = &config.sampler.sigmas
-        && let Some(why) = schedule_fault(sigmas)
-    {
-        return fail("sampler.sigmas", format!("{sigmas:?}"), why);
     }
     let last = r.num_videos as u64 - 1;
     if r.seed.checked_add(last).is_none() {
@@ -63,6 +69,25 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
         }
         _ => {}
     }
+    Ok(())
+}
+
+fn check_sampling(config: &Config) -> Result<(), Fault> {
+    if let Some(sigmas) = &config.sampler.sigmas
+        && let Some(why) = schedule_fault(sigmas)
+    {
+        return fail("sampler.sigmas", format!("{sigmas:?}"), why);
+    }
+    if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
+        return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
+    }
+    if let Err((key, value, why)) = check_sampler(config) {
+        return fail(key, value, why);
+    }
+    Ok(())
+}
+
+fn check_run(config: &Config) -> Result<(), Fault> {
     if let Some(t) = config.runtime.tiling {
         let pairs = [("pixels", t.pixels, t.overlap, 32), ("frames", t.frames, t.frame_overlap, FRAME_STEP)];
         for (what, size, overlap, step) in pairs {
@@ -74,12 +99,6 @@ pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
     }
     if let Some(gib) = config.runtime.memory_limit.filter(|gib| *gib <= 0.0) {
         return fail("runtime.memory_limit", gib.to_string(), "must be more than 0 GiB".into());
-    }
-    if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
-        return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
-    }
-    if let Err((key, value, why)) = check_sampler(config) {
-        return fail(key, value, why);
     }
     if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
         return fail("model.loras", lora.path.clone(), format!("stages {:?} must be 1, 2 or both", lora.stages));
@@ -154,19 +173,6 @@ impl Config {
     pub fn scales(&self) -> [ResolvedScales; 2] {
         let (video, audio) = (&self.guidance.video, &self.guidance.audio);
         [ResolvedScales::new(video, audio), ResolvedScales::new(audio, video)]
-    }
-
-    /// What the configuration asks for and this version does not compute, in the words of its keys.
-    pub fn not_built(&self) -> Vec<String> {
-        let mut missing = Vec::new();
-        let mut need = |needed: bool, what: String| {
-            if needed {
-                missing.push(what);
-            }
-        };
-        let attention = self.runtime.attention;
-        need(attention == AttentionKernel::Chunked, "runtime.attention = chunked".into());
-        missing
     }
 }
 

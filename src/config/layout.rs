@@ -85,7 +85,7 @@ impl LayoutSource {
                 out += &format!("  \"{}\": {{{}}}\n", e.pattern, rules.join(", "));
             }
         }
-        let policy = serde_json::to_value(self.file.context_parallel).unwrap_or_default();
+        let policy = serde_json::to_value(self.file.context_parallel).expect("a policy came from such a value");
         let keys = policy.as_object().into_iter().flatten().filter_map(|(key, value)| {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
             // What stands at its default says nothing.
@@ -97,7 +97,7 @@ impl LayoutSource {
     }
 }
 
-/// Virtual devices that a mesh with an open size is filled up to.
+/// Virtual devices that a mesh with an open size is padded to.
 const VIRTUAL_DEVICES: usize = 8;
 
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
@@ -211,7 +211,7 @@ pub fn read_layout(name: &str) -> Result<LayoutFile, ConfigError> {
 /// Reads a layout with the order and the lines of its rules.
 ///
 /// # Errors
-/// As [`read_layout`].
+/// Those of [`read_layout`].
 pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
     read(name)
 }
@@ -296,7 +296,7 @@ impl Config {
     ///
     /// Of two H200s guidance branches apart are the fastest, of four these and the video's tokens in two
     /// (benchmarks/h200.md).
-    pub fn settled(&self, platform: &str, devices: usize, branches: usize) -> Config {
+    pub fn resolve_auto_layout(&self, platform: &str, devices: usize, branches: usize) -> Config {
         if self.layout != AUTO {
             return self.clone();
         }

@@ -345,7 +345,8 @@ fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
 }
 
 fn set_seconds(merged: &mut Tree, seconds: f64) -> Result<(), ConfigError> {
-    let rate = merged.leaf("request.frame_rate").and_then(|(v, _)| v.as_f64()).unwrap_or_default();
+    let rate = merged.leaf("request.frame_rate").and_then(|(v, _)| v.as_f64());
+    let rate = rate.ok_or_else(|| ConfigError::Flag("--seconds: request.frame_rate is not a number".into()))?;
     if !(seconds.is_finite() && seconds > 0.0 && seconds * rate < 1e9) {
         return Err(ConfigError::Flag(format!("--seconds {seconds}: must be a number above 0")));
     }
@@ -368,7 +369,7 @@ impl Config {
         // Whoever repeats the run starts it in a way of their own.
         let shares = &mut own.runtime.distributed;
         (shares.coordinator, shares.process_id, shares.num_processes) = (None, None, None);
-        let mut node = Node::from_value(serde_json::to_value(own).unwrap_or_default());
+        let mut node = Node::from_value(serde_json::to_value(own).expect("a configuration came from such a value"));
         if let Ok(folder) = std::env::current_dir() {
             paths::resolve(&mut node, &folder);
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sampling::{SamplerKind, SamplerOptions};
 
-/// The layout that [`Config::settled`] decides.
+/// The layout that [`Config::resolve_auto_layout`] decides.
 pub const AUTO: &str = "auto";
 
 /// What to avoid unless a request says otherwise.
@@ -78,7 +78,7 @@ impl Default for Config {
 pub enum Pipeline {
     /// Video with sound from a prompt.
     TextToVideo,
-    /// The same, with given frames.
+    /// The same, with image conditioning.
     ImageToVideo,
     /// Half size first, then refined at full size.
     TwoStage,
@@ -86,7 +86,7 @@ pub enum Pipeline {
     Distilled,
     /// Two stages with the second-order sampler.
     Hq,
-    /// Between given frames, in two stages.
+    /// Between conditioning images, in two stages.
     Keyframes,
 }
 
@@ -131,7 +131,7 @@ pub struct Model {
     pub weights: WeightSource,
     /// Of random weights.
     pub weights_seed: u64,
-    /// Low-rank updates of the transformer, applied in order.
+    /// LoRAs of the transformer, applied in order.
     pub loras: Vec<Lora>,
 }
 
@@ -162,7 +162,7 @@ pub enum WeightSource {
     Random,
 }
 
-/// A low-rank update.
+/// A LoRA.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Lora {
@@ -188,7 +188,7 @@ fn both_stages() -> Vec<u8> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Request {
-    /// What to show and to hear.
+    /// Text prompt.
     pub prompt: String,
     /// What to avoid.
     pub negative_prompt: String,
@@ -210,7 +210,7 @@ pub struct Request {
     pub num_frames: usize,
     /// Frames a second.
     pub frame_rate: f64,
-    /// Of the noise; the first video's.
+    /// Random seed of the first video's noise.
     pub seed: u64,
     /// Frames that are given.
     pub images: Vec<Image>,
@@ -242,7 +242,7 @@ impl Default for Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Image {
-    /// A picture.
+    /// Image file.
     pub path: String,
     /// The frame it stands for.
     #[serde(default)]
@@ -579,7 +579,7 @@ impl Default for Runtime {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Distributed {
-    /// Where they meet: `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
+    /// Coordinator address: `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
     pub coordinator: Option<String>,
     /// This process, from 0.
     pub process_id: Option<usize>,
@@ -589,7 +589,7 @@ pub struct Distributed {
     /// CUDA: devices of each process, where several are on one host; null for all that it sees.
     #[schemars(range(min = 1))]
     pub devices_per_process: Option<usize>,
-    /// Seconds without a sign of life after which a process counts as lost, and all end.
+    /// Seconds without a heartbeat after which a process counts as lost, and all end.
     #[schemars(range(min = 1, max = 3600))]
     pub timeout: u64,
     /// Seconds until all processes must have come.
@@ -681,10 +681,8 @@ pub enum Numerics {
 pub enum AttentionKernel {
     /// What suits the platform.
     Auto,
-    /// Whole score matrices.
+    /// XLA's operations; queries go through in chunks where whole score matrices would be large.
     Plain,
-    /// Online softmax over pieces.
-    Chunked,
     /// cuDNN, on CUDA.
     Cudnn,
     /// Mosaic, on TPU.

@@ -58,7 +58,7 @@ pub fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
 /// Checks an experiment.
 ///
 /// # Errors
-/// As [`validate`].
+/// Those of [`validate`].
 pub fn validate_experiment(node: &Node, file: &str) -> Result<(), ConfigError> {
     check(node, &json_schema()["$defs"]["Experiment"], "", Place::File(file))
 }

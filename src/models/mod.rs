@@ -1,20 +1,26 @@
 //! The networks of LTX-2, one folder each, and what two of them share.
 
 pub mod audio_vae;
+pub mod config_keys;
 pub mod connectors;
+pub mod families;
 pub mod feed_forward;
 pub mod gemma3;
 pub mod presets;
+pub mod text_encoder;
 pub mod timestep;
+pub mod tokenizer;
 pub mod transformer;
 pub mod upsampler;
 pub mod video_vae;
 pub mod vocoder;
 
 use std::borrow::Cow;
+use std::fmt;
 
 use serde::de::DeserializeOwned;
 
+use self::config_keys::{keys, refuse_unread};
 use crate::hlo::{Output, Program, Result, Value};
 use crate::nn::{Param, Params, Placement};
 
@@ -48,10 +54,9 @@ impl Network {
 }
 
 /// Error in a model's `config.json`.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum ConfigError {
     /// Not of the expected form.
-    #[error("config.json of '{component}': {message}")]
     Form {
         /// Model folder.
         component: &'static str,
@@ -59,7 +64,6 @@ pub enum ConfigError {
         message: String,
     },
     /// A value this program does not compute.
-    #[error("config.json of '{component}': {key} = {value} is not supported, only {supported}")]
     Unsupported {
         /// Model folder.
         component: &'static str,
@@ -70,13 +74,60 @@ pub enum ConfigError {
         /// Supported values.
         supported: &'static str,
     },
+    /// A key that nothing reads.
+    Unread {
+        /// Model folder.
+        component: &'static str,
+        /// Key.
+        key: String,
+        /// Its value.
+        value: String,
+    },
 }
 
-/// Reads a component's configuration; keys it does not know are the reference's own bookkeeping.
+impl ConfigError {
+    /// The error without its file.
+    pub fn message(&self) -> String {
+        match self {
+            ConfigError::Form { message, .. } => message.clone(),
+            ConfigError::Unsupported { key, value, supported, .. } => {
+                format!("{key} = {value} is not supported, only {supported}")
+            }
+            ConfigError::Unread { key, value, .. } => {
+                format!("{key} = {value} is a key that this program does not know: the model may be newer than it")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ConfigError::Form { component, .. }
+        | ConfigError::Unsupported { component, .. }
+        | ConfigError::Unread { component, .. }) = self;
+        write!(f, "config.json of '{component}': {}", self.message())
+    }
+}
+
+/// Reads a component's configuration, whose keys are those of `T` and such as change no result.
+///
+/// # Errors
+/// A key that nothing reads, or of the wrong type, by name.
+pub fn parse_config<T: DeserializeOwned>(
+    component: &'static str,
+    json: &serde_json::Value,
+) -> std::result::Result<T, ConfigError> {
+    refuse_unread(component, json, |key| keys::<T>().contains(&key))?;
+    read_keys(component, json)
+}
+
+/// Reads some keys of a component's configuration.
 ///
 /// # Errors
 /// A key of the wrong type, by name.
-pub fn parse_config<T: DeserializeOwned>(
+pub fn read_keys<T: DeserializeOwned>(
     component: &'static str,
     json: &serde_json::Value,
 ) -> std::result::Result<T, ConfigError> {
@@ -95,11 +146,17 @@ pub fn require(
     value: impl std::fmt::Debug,
     supported: &'static str,
 ) -> std::result::Result<(), ConfigError> {
-    if ok {
-        Ok(())
-    } else {
-        Err(ConfigError::Unsupported { component, key: key.into(), value: format!("{value:?}"), supported })
-    }
+    if ok { Ok(()) } else { Err(unsupported(component, key, value, supported)) }
+}
+
+/// A value that no code computes.
+pub fn unsupported(
+    component: &'static str,
+    key: impl Into<Cow<'static, str>>,
+    value: impl std::fmt::Debug,
+    supported: &'static str,
+) -> ConfigError {
+    ConfigError::Unsupported { component, key: key.into(), value: format!("{value:?}"), supported }
 }
 
 #[cfg(test)]
@@ -113,7 +170,14 @@ mod tests {
         struct C {
             widths: Vec<usize>,
         }
-        let e = parse_config::<C>("vae", &serde_json::json!({"widths": [1, "two"]})).expect_err("a string");
-        assert_eq!(e.to_string(), "config.json of 'vae': widths[1]: invalid type: string \"two\", expected usize");
+        let error = |json| parse_config::<C>("connectors", &json).expect_err("wrong").to_string();
+        let wrong = "config.json of 'connectors': widths[1]: invalid type: string \"two\", expected usize";
+        assert_eq!(error(serde_json::json!({"widths": [1, "two"]})), wrong);
+        let silent = serde_json::json!({"widths": [], "_class_name": "C", "causal_temporal_positioning": false});
+        assert!(parse_config::<C>("connectors", &silent).expect("known keys").widths.is_empty());
+        let new = "config.json of 'connectors': depth = 3 is a key that this program does not know: the model may be \
+                   newer than it";
+        assert_eq!(error(serde_json::json!({"widths": [], "depth": 3})), new);
+        assert!(error(serde_json::json!({"widths": [], "causal_temporal_positioning": true})).contains("newer"));
     }
 }

@@ -6,8 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
 
 use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, ProgramTiming};
 use super::synthetic::{SyntheticInputs, normal};
@@ -36,29 +39,45 @@ use crate::tensor::Tensor;
 use ndarray::Array4;
 
 /// Benchmark target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-#[value(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BenchTarget {
-    /// Text encoder, all prompts in one pass
-    TextEncoder,
-    /// Connectors: embeddings to contexts
-    Connectors,
-    /// Step-invariant inputs of the denoising loop
-    Prepare,
-    /// One denoising step, and all steps in one call; of two passes, the first
-    Denoise,
-    /// Denoising steps of the second pass
-    Refine,
-    /// Latent upsampler between two passes
-    Upsampler,
-    /// Video decoder: latents to frames
-    VideoDecoder,
-    /// Audio decoder: latents to mel spectrogram
-    AudioDecoder,
-    /// Vocoder: mel spectrogram to samples
-    Vocoder,
-    /// Whole request from prompt to frames and samples on the host; MP4 writing is timed separately
+    /// A program alone.
+    Program(ProgramKind),
+    /// Whole request from prompt to frames and samples on the host; MP4 writing is timed separately.
     EndToEnd,
+}
+
+/// Times a program on inputs of its own.
+type Timer = fn(&mut Bench, ProgramKind) -> Result<()>;
+
+/// Timers of the programs that are timed.
+const TIMED: [(ProgramKind, Timer); 9] = [
+    (ProgramKind::TextEncoder, |bench, kind| bench.text_encoder(kind)),
+    (ProgramKind::Connectors, |bench, kind| bench.connectors(kind)),
+    (ProgramKind::Prepare, |bench, kind| bench.prepare(kind)),
+    (ProgramKind::Denoise, |bench, kind| bench.denoise(kind)),
+    (ProgramKind::Refine, |bench, kind| bench.denoise(kind)),
+    (ProgramKind::Upsampler, |bench, kind| bench.upsampler(kind)),
+    (ProgramKind::VideoDecoder, |bench, kind| bench.video_decoder(kind)),
+    (ProgramKind::AudioDecoder, |bench, kind| bench.audio_decoder(kind)),
+    (ProgramKind::Vocoder, |bench, kind| bench.vocoder(kind)),
+];
+
+impl ValueEnum for BenchTarget {
+    fn value_variants<'a>() -> &'a [Self] {
+        static ALL: LazyLock<Vec<BenchTarget>> = LazyLock::new(|| {
+            TIMED.iter().map(|(kind, _)| BenchTarget::Program(*kind)).chain([BenchTarget::EndToEnd]).collect()
+        });
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self {
+            BenchTarget::Program(kind) => PossibleValue::new(kind.flag()).help(kind.row().help),
+            BenchTarget::EndToEnd => PossibleValue::new("end-to-end")
+                .help("Whole request from prompt to frames and samples on the host; MP4 writing is timed separately"),
+        })
+    }
 }
 
 /// Benchmark options.
@@ -92,27 +111,13 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
     }
     let mut bench = Bench::new(config, &request, &mut session.runner, options, &matmul)?;
     let mut mp4_seconds = None;
-    let needs_two = |part: &&BenchTarget| matches!(part, BenchTarget::Refine | BenchTarget::Upsampler);
-    let two = bench.second.is_some();
-    for part in options.targets.iter().filter(|part| two || !needs_two(part)) {
-        match part {
-            BenchTarget::TextEncoder => bench.text_encoder()?,
-            BenchTarget::Connectors => bench.connectors()?,
-            BenchTarget::Prepare => bench.prepare()?,
-            BenchTarget::Denoise => {
-                let first = bench.first.clone();
-                bench.denoise(&first, ProgramKind::Denoise, ["denoise_step", "denoise_loop"])?;
-            }
-            BenchTarget::Refine => {
-                if let Some(second) = bench.second.clone() {
-                    bench.denoise(&second, ProgramKind::Refine, ["refine_step", "refine_loop"])?;
-                }
-            }
-            BenchTarget::Upsampler => bench.upsampler()?,
-            BenchTarget::VideoDecoder => bench.video_decoder()?,
-            BenchTarget::AudioDecoder => drop(bench.audio_decoder(true)?),
-            BenchTarget::Vocoder => bench.vocoder()?,
+    for target in &options.targets {
+        match target {
             BenchTarget::EndToEnd => mp4_seconds = Some(bench.end_to_end()?),
+            BenchTarget::Program(kind) => {
+                let timed = TIMED.iter().find(|(known, _)| known == kind && bench.programs.kinds().any(|k| k == *kind));
+                timed.map_or(Ok(()), |(_, run)| run(&mut bench, *kind))?;
+            }
         }
     }
     if let Some(group) = group {
@@ -147,7 +152,7 @@ struct Bench<'a> {
     first: Request,
     second: Option<Request>,
     synthetic: SyntheticInputs<'a>,
-    done: BTreeMap<&'static str, ProgramTiming>,
+    done: BTreeMap<String, ProgramTiming>,
 }
 
 impl<'a> Bench<'a> {
@@ -164,31 +169,32 @@ impl<'a> Bench<'a> {
         Ok(Bench { request, options, matmul, runner, programs, first, second, synthetic, done })
     }
 
-    fn text_encoder(&mut self) -> Result<()> {
+    fn text_encoder(&mut self, kind: ProgramKind) -> Result<()> {
         let (ids, mask, _) = tokens(&self.runner.model, &self.synthetic.batch, self.prompts_a_video())?;
         let call = self.runner.text_encoder(ids, mask)?;
-        self.call("text_encoder", ProgramKind::TextEncoder, &call)
+        self.call(kind, &call)
     }
 
-    fn connectors(&mut self) -> Result<()> {
+    fn connectors(&mut self, kind: ProgramKind) -> Result<()> {
         let (_, mask, _) = tokens(&self.runner.model, &self.synthetic.batch, self.prompts_a_video())?;
         let embeds = normal(&[mask.shape()[0], mask.shape()[1], self.runner.model.sizes.text_width], 1);
         let call = self.runner.connectors(embeds, mask)?;
-        self.call("connectors", ProgramKind::Connectors, &call)
+        self.call(kind, &call)
     }
 
     /// Program that computes the loop's step-invariant inputs.
-    fn prepare(&mut self) -> Result<()> {
-        let first = self.first.clone();
-        let call = self.synthetic.prepare(self.runner, &first)?;
-        self.call("prepare", ProgramKind::Prepare, &call)
+    fn prepare(&mut self, kind: ProgramKind) -> Result<()> {
+        let call = self.synthetic.prepare(self.runner, &self.first)?;
+        self.call(kind, &call)
     }
 
     /// One step and all steps of a pass. The second-order sampler takes one step per call.
-    fn denoise(&mut self, request: &Request, kind: ProgramKind, [step, all]: [&'static str; 2]) -> Result<()> {
-        let denoising = self.synthetic.denoising(self.runner, request, kind)?;
-        let whole = denoising.takes_all().then_some((all, request.sigmas.len() - 1));
-        for (name, steps) in [Some((step, 1)), whole].into_iter().flatten() {
+    fn denoise(&mut self, kind: ProgramKind) -> Result<()> {
+        let second = self.second.as_ref().filter(|_| kind == ProgramKind::Refine);
+        let request = second.unwrap_or(&self.first).clone();
+        let denoising = self.synthetic.denoising(self.runner, &request, kind)?;
+        let all = denoising.takes_all().then_some(("loop", request.sigmas.len() - 1));
+        for (name, steps) in [Some(("step", 1)), all].into_iter().flatten() {
             let range = denoising.steps(&self.runner.executor, steps)?;
             let (seconds, latents) = self.time(
                 |runner| denoising.start(&runner.executor),
@@ -198,7 +204,7 @@ impl<'a> Bench<'a> {
             let outputs = check(outputs)?;
             let seconds = seconds.into_iter().map(|s| s / steps as f64).collect();
             let compiled = self.compiled(kind, denoising.program())?;
-            self.keep(name, Some(compiled), Some(steps), seconds, outputs);
+            self.keep(format!("{}_{name}", kind.name()), Some(compiled), Some(steps), seconds, outputs);
         }
         Ok(())
     }
@@ -211,35 +217,36 @@ impl<'a> Bench<'a> {
         unpack(&self.runner.model, &shapes, self.synthetic.batch.size(), noise)
     }
 
-    fn upsampler(&mut self) -> Result<()> {
+    fn upsampler(&mut self, kind: ProgramKind) -> Result<()> {
         let sizes = &self.runner.model.sizes;
         let (from, to) = (Shapes::of(sizes, &self.first)?, Shapes::of(sizes, self.request)?.video);
         let noise = self.synthetic.noise(self.runner, &from)?;
         let (latents, _) = unpack(&self.runner.model, &from, self.synthetic.batch.size(), noise)?;
         let size = [to.frames, to.height, to.width];
         let call = self.runner.upsampler(latents, size)?;
-        self.call("upsampler", ProgramKind::Upsampler, &call)
+        self.call(kind, &call)
     }
 
-    fn video_decoder(&mut self) -> Result<()> {
+    fn video_decoder(&mut self, kind: ProgramKind) -> Result<()> {
         let (latents, _) = self.latents()?;
         let call = self.runner.video_decoder(latents, Pixels::Bytes)?;
-        self.call("video_decoder", ProgramKind::VideoDecoder, &call)
+        self.call(kind, &call)
     }
 
-    fn audio_decoder(&mut self, timed: bool) -> Result<Call<'static>> {
+    fn audio_decoder(&mut self, kind: ProgramKind) -> Result<()> {
+        let call = self.audio_decoder_call()?;
+        self.call(kind, &call)
+    }
+
+    fn audio_decoder_call(&mut self) -> Result<Call<'static>> {
         let (_, latents) = self.latents()?;
-        let call = self.runner.audio_decoder(latents)?;
-        if timed {
-            self.call("audio_decoder", ProgramKind::AudioDecoder, &call)?;
-        }
-        Ok(call)
+        self.runner.audio_decoder(latents)
     }
 
-    fn vocoder(&mut self) -> Result<()> {
-        let decoded = self.audio_decoder(false)?.run(&self.runner.executor)?;
+    fn vocoder(&mut self, kind: ProgramKind) -> Result<()> {
+        let decoded = self.audio_decoder_call()?.run(&self.runner.executor)?;
         let call = self.runner.vocoder(&decoded)?;
-        self.call("vocoder", ProgramKind::Vocoder, &call)
+        self.call(kind, &call)
     }
 
     /// Whole request; returns the seconds of writing its MP4.
@@ -256,7 +263,7 @@ impl<'a> Bench<'a> {
         let share =
             |t: &PhaseTime| (t.phase, HostDevice { device: t.device.as_secs_f64(), host: t.host().as_secs_f64() });
         let parts = video.timings.iter().map(share).collect();
-        self.keep("end_to_end", None, None, seconds, outputs.into());
+        self.keep("end_to_end".into(), None, None, seconds, outputs.into());
         if let Some(measured) = self.done.get_mut("end_to_end") {
             measured.parts = Some(parts);
         }
@@ -278,7 +285,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Times a program whose inputs are not donated.
-    fn call(&mut self, name: &'static str, kind: ProgramKind, call: &Call) -> Result<()> {
+    fn call(&mut self, kind: ProgramKind, call: &Call) -> Result<()> {
         let (seconds, outputs) = self.time(
             |_| Ok(()),
             |runner, ()| {
@@ -289,7 +296,7 @@ impl<'a> Bench<'a> {
         )?;
         let outputs = check(outputs.iter())?;
         let compiled = self.compiled(kind, call.program())?;
-        self.keep(name, Some(compiled), None, seconds, outputs);
+        self.keep(kind.name().into(), Some(compiled), None, seconds, outputs);
         Ok(())
     }
 
@@ -331,7 +338,7 @@ impl<'a> Bench<'a> {
 
     fn keep(
         &mut self,
-        name: &'static str,
+        name: String,
         program: Option<ProgramInfo>,
         steps: Option<usize>,
         seconds: Vec<f64>,

@@ -31,7 +31,7 @@ pub struct BenchReport {
     /// Peak matmul rate of one device, measured.
     pub matmul: PeakMatmul,
     /// Timings by program name, and `end_to_end`.
-    pub programs: BTreeMap<&'static str, ProgramTiming>,
+    pub programs: BTreeMap<String, ProgramTiming>,
     /// Seconds of writing one MP4, where `end_to_end` ran.
     pub mp4_seconds: Option<f64>,
     /// Bytes of parameters per device.

@@ -91,7 +91,7 @@ impl Denoising {
         self.steps.program()
     }
 
-    /// Inputs, beside the latents, of a call of the first `steps` steps, or of the first where a call takes one.
+    /// Inputs, apart from the latents, of a call of the first `steps` steps, or of the first where a call takes one.
     pub fn steps(&self, executor: &Executor, steps: usize) -> Result<Inputs<'static>> {
         let evaluations = if self.takes_all() { steps } else { self.sampler.noises() };
         let mut noise = CallNoise::new(&*self.sampler, self.seeds.iter().copied(), self.tokens);

@@ -16,7 +16,7 @@ pub fn videos_at_once(layout: &Layout) -> usize {
     layout.parts("transformer.latents.video", Axis::Batch).max(1)
 }
 
-/// Requests that differ in prompt and seed only, filled up to what the layout makes at a time, so that the last ones
+/// Requests that differ in prompt and seed only, padded to what the layout makes at a time, so that the last ones
 /// run the program of all others.
 pub struct Batch<'a> {
     asked: &'a [Request],
@@ -52,7 +52,7 @@ impl<'a> Batch<'a> {
         self.asked.len()
     }
 
-    /// A request for each row; the last one fills up.
+    /// A request for each row; the last one pads.
     pub fn rows(&self) -> impl Iterator<Item = &'a Request> + use<'a> {
         let last = &self.asked[self.asked.len() - 1];
         self.asked.iter().chain(std::iter::repeat(last)).take(self.size)

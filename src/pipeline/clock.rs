@@ -47,7 +47,7 @@ impl Clock {
         self.wait_for(results.iter().map(|(_, result)| result))
     }
 
-    /// As [`Clock::wait`], for results that were taken out.
+    /// Waits for results that were taken out, see [`Clock::wait`].
     ///
     /// # Errors
     /// What went wrong on the device.

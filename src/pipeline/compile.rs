@@ -161,16 +161,16 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
     let programs = Programs::of(config, options.layers)?;
     let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
     let machine = machine.map_err(RuntimeError::from)?;
-    Job { config: &settled(config, &machine), options, machine: &machine, compiles: true }.compilation(&programs)
+    Job { config: &resolved(config, &machine), options, machine: &machine, compiles: true }.compilation(&programs)
 }
 
-/// As [`compile`], of stored modules alone; nothing is compiled.
+/// Analysis of stored modules alone, see [`compile`]; nothing is compiled.
 ///
 /// # Errors
-/// As [`compile`]; [`PipelineError::NotCompiled`] where there is no module.
+/// Those of [`compile`]; [`PipelineError::NotCompiled`] where there is no module.
 pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
-    Job { config: &settled(config, machine), options, machine, compiles: false }.compilation(&programs)
+    Job { config: &resolved(config, machine), options, machine, compiles: false }.compilation(&programs)
 }
 
 /// What the compiled program of a configuration depends on.
@@ -183,12 +183,12 @@ pub fn key(
     machine: &OpenTarget,
     modules: &ModuleStore,
 ) -> Result<CompileKey> {
-    let job = Job { config: &settled(config, machine), options, machine, compiles: false };
+    let job = Job { config: &resolved(config, machine), options, machine, compiles: false };
     let network = job.network(&Programs::of(config, options.layers)?)?;
     job.key(&network, modules)
 }
 
-fn settled(config: &Config, machine: &OpenTarget) -> Config {
+fn resolved(config: &Config, machine: &OpenTarget) -> Config {
     setup::resolve(config, machine.target.platform().name(), &machine.version(), machine.devices.len())
 }
 

@@ -7,16 +7,17 @@ use serde_json::Value;
 use super::error::{PipelineError, Result};
 use super::origin::Origin;
 use crate::config::{Config, Reference};
-use crate::hlo::{DType, Type};
+use crate::hlo::DType;
 use crate::models::connectors::{self, ConnectorsConfig};
-use crate::models::gemma3::{self, Gemma3Config};
+use crate::models::families;
 use crate::models::presets::Preset;
-use crate::models::transformer::{self, ForwardShape, TransformerConfig};
+use crate::models::text_encoder::TextEncoder;
+use crate::models::transformer::TransformerConfig;
 use crate::models::upsampler::{self, UpsamplerConfig};
 use crate::models::video_vae::Pixels;
 use crate::models::vocoder::{self, VocoderConfig};
 use crate::models::{ConfigError, Network, audio_vae, video_vae};
-use crate::nn::{Axis, Build, Init, Param, Source};
+use crate::nn::Build;
 use crate::request::ModelSizes;
 use crate::tensor::Tensor;
 use crate::weights::{Component, ModelSource};
@@ -37,6 +38,7 @@ impl From<Origin> for ModelConfigs {
     }
 }
 
+/// Each fails by a missing file, a key that is wrong, unknown or not computed; programs also by sizes.
 impl ModelConfigs {
     /// Of a model on disk.
     pub fn of(source: &Rc<ModelSource>) -> Self {
@@ -54,7 +56,12 @@ impl ModelConfigs {
     }
 
     fn read<T>(&self, part: Component, parse: impl Fn(&Value) -> std::result::Result<T, ConfigError>) -> Result<T> {
-        Ok(parse(&self.origin.json(part)?)?)
+        parse(&self.origin.json(part)?).map_err(|e| self.wrong(part, e))
+    }
+
+    /// A part's configuration is wrong.
+    fn wrong(&self, part: Component, source: ConfigError) -> PipelineError {
+        PipelineError::Config { place: self.origin.config_place(part), source }
     }
 
     /// The same model with the transformer cut to its first `layers` blocks, to look at its programs. Their blocks are
@@ -78,9 +85,6 @@ impl ModelConfigs {
     }
 
     /// The transformer's.
-    ///
-    /// # Errors
-    /// A missing file, a key that is wrong or not computed; as for the other parts.
     pub fn transformer(&self) -> Result<TransformerConfig> {
         let mut c = self.read(Component::Transformer, TransformerConfig::from_json)?;
         c.num_layers = self.layers.unwrap_or(c.num_layers).min(c.num_layers);
@@ -88,33 +92,21 @@ impl ModelConfigs {
     }
 
     /// The text encoder's.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
-    pub fn text_encoder(&self) -> Result<Gemma3Config> {
-        self.read(Component::TextEncoder, Gemma3Config::from_json)
+    pub fn text_encoder(&self) -> Result<Box<dyn TextEncoder>> {
+        self.read(Component::TextEncoder, families::text_encoder)
     }
 
     /// The connectors'.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
     pub fn connectors(&self) -> Result<ConnectorsConfig> {
         self.read(Component::Connectors, ConnectorsConfig::from_json)
     }
 
     /// The vocoder's.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
     pub fn vocoder(&self) -> Result<VocoderConfig> {
         Ok(self.read(Component::Vocoder, VocoderConfig::from_json)?.with_clamp(self.vocoder_clamp))
     }
 
     /// The latent upsampler's.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
     pub fn upsampler(&self) -> Result<UpsamplerConfig> {
         self.read(Component::LatentUpsampler, UpsamplerConfig::from_json)
     }
@@ -122,33 +114,22 @@ impl ModelConfigs {
     /// The latent upsampler's, where it makes latents `to` of latents `from`, both `[channels, frames, rows, columns]`.
     ///
     /// # Errors
-    /// As [`ModelConfigs::transformer`]; one line naming file and both sides.
+    /// Sizes that do not fit, in one line naming file and both sides.
     pub fn upsampler_between(&self, from: [usize; 4], to: [usize; 4]) -> Result<UpsamplerConfig> {
         let c = self.upsampler()?;
-        c.check_fit(from, to).map_err(|why| {
-            let place = match &self.origin {
-                Origin::Files(source) => source.config_path(Component::LatentUpsampler).display().to_string(),
-                Origin::Preset(preset) => preset.name.to_string(),
-            };
-            PipelineError::Input(format!("{place}: {why}"))
-        })?;
+        let place = || self.origin.config_place(Component::LatentUpsampler).display().to_string();
+        c.check_fit(from, to).map_err(|why| PipelineError::Input(format!("{}: {why}", place())))?;
         Ok(c)
     }
 
     /// Ratios and channels of the video autoencoder.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
     pub fn video_vae(&self) -> Result<video_vae::Geometry> {
         self.read(Component::Vae, video_vae::Geometry::from_json)
     }
 
-    /// Ratios and channels of the audio autoencoder.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::transformer`].
-    pub fn audio_vae(&self) -> Result<audio_vae::Geometry> {
-        self.read(Component::AudioVae, audio_vae::Geometry::from_json)
+    /// The audio autoencoder's.
+    pub fn audio_vae(&self) -> Result<audio_vae::DecoderConfig> {
+        self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)
     }
 
     /// Sizes that requests are checked against.
@@ -161,18 +142,16 @@ impl ModelConfigs {
     }
 
     /// Prompts `[rows, tokens]` to `prompt_embeds`: projected, or the stack of hidden states.
-    ///
-    /// # Errors
-    /// What is wrong with the configuration or the sizes; as for the other programs.
     pub fn text_encoder_program(&self, rows: usize, tokens: usize, projected: bool, b: &Build) -> Result<Network> {
-        let connectors = if projected { Some(self.connectors()?) } else { None };
-        Ok(gemma3::program(&self.text_encoder()?, connectors.as_ref(), rows, tokens, b)?)
+        let encoder = self.text_encoder()?;
+        let connectors = projected.then(|| self.connectors()).transpose()?;
+        if let Some(c) = &connectors {
+            c.check_states(encoder.hidden_states()).map_err(|e| self.wrong(Component::Connectors, e))?;
+        }
+        Ok(encoder.program(connectors.as_ref(), rows, tokens, b)?)
     }
 
     /// Text to the transformer's contexts.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
     pub fn connectors_program(
         &self,
         rows: usize,
@@ -184,27 +163,18 @@ impl ModelConfigs {
     }
 
     /// The connectors' tables, by input name.
-    ///
-    /// # Errors
-    /// What is wrong with the configuration.
     pub fn connectors_inputs(&self, tokens: usize) -> Result<Vec<(String, Tensor)>> {
         Ok(connectors::host_inputs(&self.connectors()?, tokens))
     }
 
-    /// Latents `[b, c, f, h, w]` to pictures, as `pixels` says.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
+    /// Latents `[b, c, f, h, w]` to frames, as `pixels` says.
     pub fn video_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, video_vae::DecoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, b)?)
     }
 
-    /// Pictures `[b, c, f, h, w]` to latents.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
+    /// Frames `[b, c, f, h, w]` to latents.
     pub fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, video_vae::EncoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
@@ -212,91 +182,23 @@ impl ModelConfigs {
     }
 
     /// Latents `[b, c, l, m]` to a mel spectrogram.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
     pub fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
-        let c = self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)?;
         let [n, _, l, m] = dims;
-        Ok(audio_vae::decoder_program(&c, [n, l, m], b)?)
+        Ok(audio_vae::decoder_program(&self.audio_vae()?, [n, l, m], b)?)
     }
 
     /// A mel spectrogram `[b, channels, frames, bins]` to samples, always in f32: bf16 is audible here.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
     pub fn vocoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
         Ok(vocoder::vocoder_program(&self.vocoder()?, dims, &b.with_dtype(DType::F32))?)
     }
 
     /// Un-normalised latents `[b, c, f, h, w]` to latents of more rows and columns, or frames.
-    ///
-    /// # Errors
-    /// As [`ModelConfigs::text_encoder_program`].
     pub fn upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
         Ok(upsampler::program(&self.upsampler()?, [n, f, h, w], b)?)
     }
 
-    /// Every parameter that any program of a part declares.
-    ///
-    /// # Errors
-    /// What is wrong with the configuration.
-    pub fn parameters(&self, part: Component) -> Result<Vec<Param>> {
-        let build = Build::new(DType::F32);
-        let networks = match part {
-            Component::TextEncoder => vec![self.text_encoder_program(1, 8, false, &build)?],
-            Component::Connectors => {
-                let tokens = self.connectors()?.token_multiple();
-                vec![self.connectors_program(1, tokens, connectors::Input::HiddenStates, &build)?]
-            }
-            Component::Transformer => {
-                let c = self.transformer()?;
-                let text_channels = match c.use_prompt_embeddings {
-                    true => [c.caption_channels; 2],
-                    false => [c.cross_attention_dim, c.audio_cross_attention_dim],
-                };
-                let shape = ForwardShape { text_channels: text_channels.into(), ..ForwardShape::default() };
-                vec![transformer::program(&c, &shape, &build)?]
-            }
-            Component::Vae => {
-                let v = self.video_vae()?;
-                let (frames, side) = (1 + v.temporal(), 4 * v.spatial());
-                vec![
-                    self.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, &build)?,
-                    self.video_encoder_program([1, 0, frames, side, side], &build)?,
-                ]
-            }
-            Component::AudioVae => {
-                let a = self.audio_vae()?;
-                vec![self.audio_decoder_program([1, 0, 2, a.latent_bins()], &build)?]
-            }
-            Component::Vocoder => {
-                let c = self.vocoder()?;
-                // One channel as wide as all: only the product of channels and bins counts.
-                vec![self.vocoder_program([1, 1, 8, c.generator.in_channels], &build)?]
-            }
-            Component::LatentUpsampler => vec![self.upsampler_program([1, 0, 2, 4, 4], &build)?],
-            Component::Tokenizer | Component::Scheduler => Vec::new(),
-        };
-        let component = part.folder();
-        let mut params: Vec<Param> =
-            networks.into_iter().flat_map(|n| n.params).filter(|p| p.component == component).collect();
-        if let Some(length) = self.statistics_length(part)? {
-            // Read by the host only; no program declares them.
-            let init = [("latents_mean", Init::normal(0.1)), ("latents_std", Init { mean: 1.0, std: 0.05 })];
-            params.extend(init.map(|(name, init)| Param {
-                component,
-                name: format!("{component}.{name}"),
-                ty: Type::new(DType::F32, vec![length]),
-                axes: vec![Axis::Channels],
-                source: Source::Stack { keys: vec![name.into()], shape: vec![length] },
-                init,
-            }));
-        }
-        Ok(params)
-    }
-
-    fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
+    /// Channels of a part's latent statistics, which the host reads and no program declares; none where it has none.
+    pub fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
         Ok(match part {
             Component::Vae => Some(self.video_vae()?.latent_channels),
             Component::AudioVae => Some(self.audio_vae()?.base_channels),

@@ -9,8 +9,13 @@ pub enum PipelineError {
     #[error(transparent)]
     Weights(#[from] crate::weights::WeightsError),
     /// The model's configuration.
-    #[error(transparent)]
-    Config(#[from] crate::models::ConfigError),
+    #[error("{}: {}", place.display(), source.message())]
+    Config {
+        /// The file, or the preset.
+        place: PathBuf,
+        /// What is wrong with it.
+        source: crate::models::ConfigError,
+    },
     /// The request's own configuration.
     #[error(transparent)]
     Request(#[from] crate::config::ConfigError),
@@ -25,7 +30,7 @@ pub enum PipelineError {
     Sampling(#[from] crate::sampling::SamplingError),
     /// The tokenizer.
     #[error(transparent)]
-    Tokenizer(#[from] crate::models::gemma3::tokenizer::TokenizerError),
+    Tokenizer(#[from] crate::models::tokenizer::TokenizerError),
     /// Writing the result.
     #[error(transparent)]
     Media(#[from] crate::media::Error),
@@ -52,6 +57,9 @@ pub enum PipelineError {
     /// Inputs of a component that do not fit it.
     #[error("{0}")]
     Input(String),
+    /// What no input can cause.
+    #[error("{0}; this is a bug, please report it with the command")]
+    Bug(String),
     /// A program that the compiler did not survive or refused, in an earlier compilation.
     #[error("{message} (an earlier compilation; remove {} to repeat it)", path.display())]
     Refused {

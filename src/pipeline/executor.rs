@@ -91,7 +91,7 @@ impl Executor {
     /// The updates of every stage of a run; [`Executor::enter`] merges them.
     ///
     /// # Errors
-    /// As [`Executor::set_loras`], of any stage's.
+    /// Those of [`Executor::set_loras`], of any stage.
     pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
         self.by_stage = loras;
         [2, 1].into_iter().try_for_each(|stage| self.set_loras(&self.by_stage.of_stage(stage)))
@@ -121,7 +121,7 @@ impl Executor {
         lora::differing(&first, &second).iter().any(|(of, _)| of.folder() == component)
     }
 
-    /// Adds these low-rank updates to the weights, instead of those that were added before. Parameters on the devices
+    /// Adds these LoRAs to the weights, instead of those that were added before. Parameters on the devices
     /// that differ are dropped; the next [`Executor::prepare`] loads them anew, and only them.
     ///
     /// # Errors
@@ -226,7 +226,7 @@ impl Executor {
         Ok(compiled)
     }
 
-    /// Drops parameters that a network does not read, where its own and its work have no room beside them.
+    /// Drops parameters that a network does not read, where its own and its work have no room next to them.
     fn make_room(&mut self, network: &Network, compiled: &Executable) {
         let own = |component: &str| network.params.iter().any(|p| p.component == component);
         let held = self.parameters.bytes_of_components();

@@ -1,4 +1,4 @@
-//! A model's files as the source of parameters, with low-rank updates merged into what they update.
+//! A model's files as the source of parameters, with LoRAs merged into what they update.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Files<'_> {
         self.source.checkpoint(component).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
     }
 
-    /// What the 8-bit floats of a tensor are multiplied by, where something stands beside them.
+    /// Dequantization scale of a tensor's 8-bit floats, where the files hold one.
     fn scales(&self, component: Component, key: &str, shape: &[usize]) -> Found<Option<Vec<f32>>> {
         let checkpoint = self.source.checkpoint(component).map_err(|e| e.to_string())?;
         let Some(name) = checkpoint.scale_of(key) else { return Ok(None) };

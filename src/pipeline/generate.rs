@@ -178,9 +178,9 @@ fn write(
     if let Err(error) = written {
         return Err(keep(error.into(), path, frames, &audio));
     }
-    let name = path.file_stem().map(PathBuf::from).unwrap_or_default();
+    let name = Path::new(path.file_stem().expect("a video is written to a named file"));
     if let Some(folder) = &config.output.save_frames {
-        let folder = if several { Path::new(folder).join(&name) } else { PathBuf::from(folder) };
+        let folder = if several { Path::new(folder).join(name) } else { PathBuf::from(folder) };
         media::write_png_frames(&folder, frames)?;
     }
     if let Some(file) = &config.output.save_audio {
@@ -189,11 +189,10 @@ fn write(
     }
     if let Some(dump) = &options.dump {
         let file = match several {
-            true => dump.with_file_name(format!(
-                "{}_{:04}.safetensors",
-                dump.file_stem().map(|s| s.to_string_lossy()).unwrap_or_default(),
-                job.index
-            )),
+            true => {
+                let stem = dump.file_stem().ok_or_else(|| PipelineError::Usage("--dump names no file".into()))?;
+                dump.with_file_name(format!("{}_{:04}.safetensors", stem.to_string_lossy(), job.index))
+            }
             false => dump.clone(),
         };
         super::tensors::write(&file, &generated.dump)?;
@@ -204,7 +203,7 @@ fn write(
 
 /// Puts what cannot be written as a video where temporary files go; its error then says so.
 fn keep(error: PipelineError, path: &Path, frames: &Frames, audio: &Audio) -> PipelineError {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = path.file_name().expect("a video is written to a named file").to_string_lossy();
     let kept = std::env::temp_dir().join(format!("{name}.{}.safetensors", std::process::id()));
     let tensors = [
         ("frames".to_string(), Tensor::U8(frames.data().clone().into_dyn())),
@@ -217,6 +216,5 @@ fn keep(error: PipelineError, path: &Path, frames: &Frames, audio: &Audio) -> Pi
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
-    let text = format!("{}\n", serde_json::to_string_pretty(value).unwrap_or_default());
-    Ok(media::write_atomically(path, text.as_bytes())?)
+    Ok(media::write_atomically(path, format!("{value:#}\n").as_bytes())?)
 }

@@ -8,13 +8,14 @@ use serde_json::Value;
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::model::Component;
+use super::parameters::parameters;
 use crate::hlo::DType;
-use crate::models::gemma3::tokenizer::write_byte_tokenizer;
 use crate::models::presets::Preset;
+use crate::models::tokenizer::write_byte_tokenizer;
 use crate::nn::Init;
-use crate::runtime::RuntimeError;
+use crate::runtime::{RuntimeError, random_tensor};
 use crate::tensor::Tensor;
-use crate::weights::{TensorSpec, random_tensor, write_component, write_json};
+use crate::weights::{TensorSpec, write_component, write_json};
 
 /// What was written.
 pub struct Written {
@@ -36,15 +37,7 @@ pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Writ
     }
     let parts = ModelConfigs::of_preset(preset.clone());
     let mut written = Written { parameters: 0, bytes: 0 };
-    for part in [
-        Component::TextEncoder,
-        Component::Connectors,
-        Component::Transformer,
-        Component::Vae,
-        Component::AudioVae,
-        Component::Vocoder,
-        Component::LatentUpsampler,
-    ] {
+    for part in Component::ALL.into_iter().filter(|part| part.weights_stem().is_some()) {
         let config = preset.config(part.folder()).cloned().unwrap_or(Value::Null);
         let tensors = random_parameters(&parts, part)?;
         let specs: Vec<TensorSpec> = tensors
@@ -57,7 +50,7 @@ pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Writ
         write_component(dir, part, &config, specs, |spec| -> Result<Tensor> {
             let init = tensors.get(&spec.name).map_or(Init::normal(0.0), |(_, init)| *init);
             let name = format!("{}.{}", part.folder(), spec.name);
-            Ok(random_tensor(seed, &name, &spec.shape, spec.dtype, init.mean, init.std).map_err(RuntimeError::from)?)
+            Ok(random_tensor(seed, &name, &spec.shape, spec.dtype, init).map_err(RuntimeError::from)?)
         })?;
     }
     let scheduler = dir.join(Component::Scheduler.folder());
@@ -78,7 +71,7 @@ fn file_error(path: &Path, e: &std::io::Error) -> PipelineError {
 
 /// The checkpoint tensors of a component and how each is drawn.
 fn random_parameters(parts: &ModelConfigs, part: Component) -> Result<BTreeMap<String, (Vec<usize>, Init)>> {
-    let params = parts.parameters(part)?;
+    let params = parameters(parts, part)?;
     let tensors = params.iter().flat_map(|p| p.source.tensors().into_iter().map(|(n, s)| (n, s, p.init)));
     Ok(tensors.map(|(name, shape, init)| (name.to_string(), (shape.to_vec(), init))).collect())
 }

@@ -1,4 +1,4 @@
-//! The low-rank updates of a configuration, by stage.
+//! The LoRAs of a configuration, by stage.
 
 use std::rc::Rc;
 

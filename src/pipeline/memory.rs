@@ -186,7 +186,7 @@ fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) ->
     let Some((need, bytes)) = plan.largest() else { return have };
     let (name, work) = (need.program.name(), gib(need.work));
     let what = format!("{name} needs {:.2} GiB a device ({work:.2} of them beside its parameters), {have}", gib(bytes));
-    // Candidates, the cheapest first; what they need is reckoned from this plan, not compiled.
+    // Candidates, the cheapest first; what they need is estimate from this plan, not compiled.
     let tiled =
         (config.runtime.tiling.is_none()).then(|| changed(config, |c| c.runtime.tiling = Some(Tiling::default())));
     let layouts = shipped_layouts().filter(|l| *l != config.layout).map(|layout| {
@@ -202,7 +202,7 @@ fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) ->
         .into_iter()
         .chain(layouts)
         .chain(frames)
-        .find(|(_, change)| reckoned(plan, change, executor, build).is_some_and(|bytes| bytes <= limit));
+        .find(|(_, change)| estimate(plan, change, executor, build).is_some_and(|bytes| bytes <= limit));
     match found {
         Some((change, _)) => format!("{what}: {change} would fit, as far as can be told without compiling it"),
         None => format!("{what}: no smaller tiles, shipped layout or number of frames fits; take more devices"),
@@ -217,7 +217,7 @@ fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
 
 /// What the largest program of a changed configuration needs alone: its parameters, and the work of today's program in the
 /// proportion of the arguments and results that are not parameters.
-fn reckoned(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> Option<usize> {
+fn estimate(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> Option<usize> {
     let engine = executor.engine();
     let kind = engine.devices()[0].kind();
     let new = setup::build(config, engine.devices().len(), &engine.platform(), kind).ok()?;

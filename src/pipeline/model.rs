@@ -1,6 +1,6 @@
 //! A model that requests can be made of: configurations, tokenizer, latent statistics, weights.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use serde_json::{Value, json};
@@ -9,24 +9,17 @@ use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::origin::{self, Origin, Weights};
 use crate::config::Config;
-use crate::models::gemma3::tokenizer::Tokenizer;
+use crate::models::tokenizer::Tokenizer;
 use crate::request::ModelSizes;
 use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
 use crate::weights::{ModelSource, check_finite};
 
-/// What a text-to-video run needs. The text encoder stands before the tokenizer, which its folder often brings.
-pub const TEXT_TO_VIDEO: [Component; 8] = [
-    Component::TextEncoder,
-    Component::Tokenizer,
-    Component::Connectors,
-    Component::Transformer,
-    Component::Scheduler,
-    Component::Vae,
-    Component::AudioVae,
-    Component::Vocoder,
-];
+/// Components that every run needs. The text encoder stands before the tokenizer, which its folder often brings.
+pub fn needed_components() -> impl Iterator<Item = Component> {
+    Component::ALL.into_iter().filter(|part| *part != Component::LatentUpsampler)
+}
 
 /// Everything a text-to-video request reads of a model.
 pub struct Model {
@@ -52,7 +45,7 @@ impl Model {
     /// The model of a configuration, with weights as it says.
     ///
     /// # Errors
-    /// As [`Model::open`] and [`Model::random`].
+    /// Those of [`Model::open`] and [`Model::random`].
     pub fn of(config: &Config) -> Result<Self> {
         let model = match origin::of_run(config)? {
             (_, Weights::Files(source)) => Model::open(&source),
@@ -76,12 +69,13 @@ impl Model {
             origin.name(),
             if tokenizer.is_some() { "" } else { ", tokenizer (bytes)" }
         );
-        let tokenizer = match &tokenizer {
-            Some(file) => Tokenizer::open(file.parent().unwrap_or(Path::new(".")))?,
-            None => Tokenizer::bytes()?,
-        };
         let parts = ModelConfigs::from(origin);
-        let vocabulary = parts.text_encoder()?.vocab_size;
+        let encoder = parts.text_encoder()?;
+        let tokenizer = match &tokenizer {
+            Some(file) => Tokenizer::open(file.parent().unwrap_or(Path::new(".")), encoder.tokenizer())?,
+            None => Tokenizer::bytes(encoder.tokenizer())?,
+        };
+        let vocabulary = encoder.vocab_size();
         if tokenizer.vocab_size() > vocabulary {
             let ids = tokenizer.vocab_size();
             let message = format!("the tokenizer has {ids} ids, the text encoder knows {vocabulary}");
@@ -102,11 +96,12 @@ impl Model {
     /// # Errors
     /// A missing or unusable part, by name.
     pub fn open(source: &Rc<ModelSource>) -> Result<Self> {
-        source.require(&TEXT_TO_VIDEO)?;
+        source.require(needed_components())?;
+        source.refuse_unread()?;
         let parts = ModelConfigs::of(source);
         let (vae, audio) = (parts.video_vae()?, parts.audio_vae()?);
         // Headers are read now, so that a damaged file is found before anything has run.
-        for part in TEXT_TO_VIDEO.into_iter().filter(|p| p.weights_stem().is_some()) {
+        for part in needed_components().filter(|p| p.weights_stem().is_some()) {
             source.checkpoint(part)?;
         }
         let statistics = |part: Component, length: usize, scaling_factor: f32| -> Result<Statistics> {
@@ -123,16 +118,14 @@ impl Model {
             statistics(Component::AudioVae, audio.base_channels, 1.0)?,
         ];
         let tokenizer = source.tokenizer()?;
-        let tokenizer = Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")))?;
+        let tokenizer =
+            Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")), parts.text_encoder()?.tokenizer())?;
         Model::with(parts, tokenizer, statistics, Weights::Files(source.clone()))
     }
 
     fn with(parts: ModelConfigs, tokenizer: Tokenizer, statistics: [Statistics; 2], weights: Weights) -> Result<Self> {
         let scheduler = parts.origin().json(Component::Scheduler)?.to_string();
-        let file = match parts.origin() {
-            Origin::Files(source) => source.config_path(Component::Scheduler),
-            Origin::Preset(preset) => PathBuf::from(preset.name),
-        };
+        let file = parts.origin().config_place(Component::Scheduler);
         let [video_statistics, audio_statistics] = statistics;
         Ok(Model {
             tokenizer,

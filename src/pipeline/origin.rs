@@ -2,6 +2,7 @@
 //! carries of it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use serde_json::Value;
@@ -45,6 +46,14 @@ impl Origin {
                 .config(part.folder())
                 .cloned()
                 .ok_or_else(|| PipelineError::Input(format!("preset '{}' has no '{}'", preset.name, part.folder()))),
+        }
+    }
+
+    /// Where a component's configuration is read from: a file, or a preset's name.
+    pub fn config_place(&self, part: Component) -> PathBuf {
+        match self {
+            Origin::Files(source) => source.config_path(part),
+            Origin::Preset(preset) => PathBuf::from(preset.name),
         }
     }
 
@@ -140,8 +149,9 @@ impl Weights {
         let Weights::Files(source) = self else { return Ok("random numbers".into()) };
         let checkpoint = source.checkpoint(Component::Transformer)?;
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-        for name in checkpoint.names().filter(|n| n.starts_with("transformer_blocks.") && n.ends_with(".weight")) {
-            *counts.entry(checkpoint.dtype_name(name).unwrap_or_default()).or_default() += 1;
+        let is_block = |name: &str| name.starts_with("transformer_blocks.") && name.ends_with(".weight");
+        for (_, dtype, _) in checkpoint.headers().filter(|(name, ..)| is_block(name)) {
+            *counts.entry(dtype).or_default() += 1;
         }
         let mut parts: Vec<String> =
             counts.iter().map(|(dtype, count)| format!("{count} tensors of {dtype}")).collect();

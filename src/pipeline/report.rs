@@ -37,7 +37,7 @@ fn rows(generated: &Generated, executor: &Executor, outer: Outer) -> Vec<(String
     let compile = if hits { "cache hit" } else { "compile" };
     let mut rows = vec![("load".to_string(), executor.load_time), (compile.to_string(), executor.compile_time())];
     for took in &generated.timings {
-        rows.push((took.phase.name().to_string(), took.total));
+        rows.push((took.phase.label(), took.total));
         if took.phase == Phase::Denoise {
             rows.push(("  a step".to_string(), took.total / u32::try_from(generated.steps.max(1)).unwrap_or(u32::MAX)));
         }
@@ -78,7 +78,6 @@ pub fn table(generated: &Generated, executor: &Executor, outer: Outer) -> String
 /// The same figures as JSON, with every program's hash, compiles, cache hits and executions.
 pub fn json(generated: &Generated, executor: &Executor, outer: Outer) -> Value {
     let took = |s: Phase| generated.timings.iter().find(|t| t.phase == s);
-    let stage = |s: Phase| took(s).map_or(Value::Null, |t| json!(t.total.as_secs_f64()));
     let host = generated.timings.iter().map(PhaseTime::host).sum::<Duration>();
     let hashes: std::collections::BTreeMap<&str, &str> = executor.program_hashes().collect();
     let programs: serde_json::Map<String, Value> = executor
@@ -101,16 +100,9 @@ pub fn json(generated: &Generated, executor: &Executor, outer: Outer) -> Value {
         })
         .collect();
     let denoise = took(Phase::Denoise).map(|t| t.total.as_secs_f64());
-    json!({
+    let mut report = json!({
         "load": executor.load_time.as_secs_f64(),
         "compile": executor.compile_time().as_secs_f64(),
-        "text_encoder": stage(Phase::TextEncoder),
-        "connectors": stage(Phase::Connectors),
-        "denoise": {"total": denoise, "per_step": denoise.map(|d| d / generated.steps.max(1) as f64), "steps": generated.steps},
-        "upsampler": stage(Phase::Upsampler),
-        "refine": stage(Phase::Refine),
-        "video_decoder": stage(Phase::VideoDecoder),
-        "audio_decoder": stage(Phase::AudioDecoder),
         "host": host.as_secs_f64(),
         "encoding": outer.encoding.as_secs_f64(),
         "total": outer.total.as_secs_f64(),
@@ -118,5 +110,10 @@ pub fn json(generated: &Generated, executor: &Executor, outer: Outer) -> Value {
         "parameter_bytes": executor.parameter_bytes(),
         "peak_memory_bytes": peak_memory(executor),
         "programs": programs,
-    })
+    });
+    for phase in Phase::phases() {
+        report[phase.name()] = json!(took(phase).map(|t| t.total.as_secs_f64()));
+    }
+    report["denoise"] = json!({"total": denoise, "per_step": denoise.map(|d| d / generated.steps.max(1) as f64), "steps": generated.steps});
+    report
 }

@@ -10,6 +10,7 @@ use super::error::{PipelineError, Result};
 use super::executor::Executor;
 use super::loras::Loras;
 use super::model::Model;
+use super::parameters::check_files;
 use super::programs::Programs;
 use super::runner::Runner;
 use crate::config::Config;
@@ -42,7 +43,7 @@ impl Session {
     /// The same, with programs whose trace tells their operations apart.
     ///
     /// # Errors
-    /// As [`Session::start`].
+    /// Those of [`Session::start`].
     pub fn start_traceable(config: &Config, model: Model, group: Option<&Arc<Group>>) -> Result<Self> {
         let options = EngineOptions { traceable: true, ..setup::engine_options(config) };
         Session::start_with(config, model, group, options)
@@ -75,7 +76,9 @@ impl Session {
         let config = setup::resolve(config, &platform, &version, count);
         let build = setup::build(&config, count, &platform, devices[0].kind())?;
         whole_mesh(&config, &build, executor.engine())?;
-        Programs::of(&config, None)?.check(&build)?;
+        let programs = Programs::of(&config, None)?;
+        programs.check(&build)?;
+        check_files(&model.configs, &model.weights, programs.parts())?;
         setup::log_weights(config.runtime.weights, &model.weights)?;
         Ok(Session { config, runner: Runner::new(model, executor, build), versions, first })
     }

@@ -47,7 +47,7 @@ fn foreign(kernel: &str, platform: &str) -> PipelineError {
 /// kernel's text only the libtpu that it was tried with is given. `version` is the plugin's, of itself.
 pub fn resolve(config: &Config, platform: &str, version: &str, devices: usize) -> Config {
     let [video, audio] = request::scales(config);
-    let mut config = config.settled(platform, devices, branches(video, audio).len());
+    let mut config = config.resolve_auto_layout(platform, devices, branches(video, audio).len());
     let auto = platform == "tpu" && config.runtime.attention == AttentionKernel::Auto;
     if auto && !is_pinned_libtpu(version) {
         config.runtime.attention = AttentionKernel::Plain;

@@ -31,7 +31,7 @@ impl ModelSizes {
         transformer: TransformerConfig,
         connectors: &ConnectorsConfig,
         vae: &video_vae::Geometry,
-        audio: &audio_vae::Geometry,
+        audio: &audio_vae::DecoderConfig,
     ) -> Self {
         ModelSizes {
             video_grid: VideoGrid {

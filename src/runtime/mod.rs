@@ -29,7 +29,7 @@ pub use error::RuntimeError;
 pub use executable::{Executable, ExecutableOrigin, Outputs};
 pub use module_store::{CompileKey, CompileOutcome, ModuleStore, StoredModule};
 pub use peak_matmul::{PeakMatmul, peak_matmul};
-pub use random::{RandomProgram, random_programs};
+pub use random::{RandomProgram, random_programs, random_tensor};
 pub use sealed::sha256_file;
 pub use sharded_tensor::{Shard, ShardedTensor, shards};
 pub use stored::{ParameterSource, StoredTensor};

@@ -8,9 +8,10 @@
 //! The first word of a tensor's key, and the second offset by the element's row-major index, go through `pcg2d` (Jarzynski and Olano, *Hash Functions for GPU Rendering*, JCGT 2020), which gives two words of 32 bits. The
 //! sum of their four halves, scaled to unit variance, stands for a normal number (Irwin and Hall's distribution: mean
 //! and variance are exact, kurtosis 2.7, no value beyond 3.47 deviations). A sum rather than Box and Muller's
-//! logarithm and cosine: it is integer arithmetic with one multiplication and one addition in f32 behind it, the same
+//! logarithm and cosine: it is integer arithmetic with one subtraction and one multiplication in f32 behind it, the same
 //! on every platform, and quick to compile some hundred times in one program.
 
+use ndarray::{Array2, ArrayD};
 use sha2::{Digest, Sha256};
 
 use super::engine::Engine;
@@ -18,7 +19,7 @@ use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
 use crate::hlo::{Argument, Builder, DType, Output, Program, Sharding, Type, Value};
 use crate::nn::{Init, Param, Source};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, TensorError};
 
 /// The one argument of such a program: two words a checkpoint tensor, in the order of its results.
 pub(super) const KEYS: &str = "keys";
@@ -173,29 +174,103 @@ fn names(param: &Param) -> impl Iterator<Item = String> {
     param.source.names().into_iter().map(|name| format!("{}.{name}", param.component))
 }
 
-/// Two words of random bits, u32, from two words that differ for every element.
-pub(super) fn pcg2d(x: Value, y: Value) -> [Value; 2] {
-    let step = |v: &Value, by: &Value| v + by * 1_664_525.0;
-    let fold = |v: Value| v.xor(&v.shift_right(&v.like(16.0)));
-    let advance = |v: Value| v * 1_664_525.0 + 1_013_904_223.0;
+/// A word of 32 bits: of a program, or of the host.
+pub(super) trait Word: Sized {
+    fn plus(&self, other: &Self) -> Self;
+    fn times(&self, factor: u32) -> Self;
+    fn plus_constant(self, term: u32) -> Self;
+    fn xor_high(&self) -> Self;
+}
+
+impl Word for Value {
+    fn plus(&self, other: &Self) -> Self {
+        self + other
+    }
+
+    fn times(&self, factor: u32) -> Self {
+        self * f64::from(factor)
+    }
+
+    fn plus_constant(self, term: u32) -> Self {
+        self + f64::from(term)
+    }
+
+    fn xor_high(&self) -> Self {
+        self.xor(&self.shift_right(&self.like(16.0)))
+    }
+}
+
+impl Word for u32 {
+    fn plus(&self, other: &Self) -> Self {
+        self.wrapping_add(*other)
+    }
+
+    fn times(&self, factor: u32) -> Self {
+        self.wrapping_mul(factor)
+    }
+
+    fn plus_constant(self, term: u32) -> Self {
+        self.wrapping_add(term)
+    }
+
+    fn xor_high(&self) -> Self {
+        self ^ (self >> 16)
+    }
+}
+
+/// Two words of random bits from two words that differ for every element.
+pub(super) fn pcg2d<W: Word>(x: W, y: W) -> [W; 2] {
+    const FACTOR: u32 = 1_664_525;
+    let step = |v: &W, by: &W| v.plus(&by.times(FACTOR));
+    let advance = |v: W| v.times(FACTOR).plus_constant(1_013_904_223);
     let (x, y) = (advance(x), advance(y));
     let x = step(&x, &y);
     let y = step(&y, &x);
-    let (x, y) = (fold(x), fold(y));
+    let (x, y) = (x.xor_high(), y.xor_high());
     let x = step(&x, &y);
     let y = step(&y, &x);
-    [fold(x), fold(y)]
+    [x.xor_high(), y.xor_high()]
 }
 
-/// The offsets of each tensor's indices `[n, 2]`, from its name and the seed.
-pub(super) fn keys(names: &[String], seed: u64) -> Tensor {
-    let each = names.iter().flat_map(|name| {
-        let digest = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name.as_bytes()).finalize();
-        let word = |i: usize| i32::from_le_bytes(std::array::from_fn(|k| digest[4 * i + k]));
-        [word(0), word(1)]
+/// What is subtracted from the sum of four halves, and the factor that then makes it a value: each half has mean 65535/2 and
+/// variance (2^32 - 1)/12. The mean is subtracted with theirs, because a product and a sum after it would be rounded once on
+/// one platform and twice on another.
+fn scale(init: Init) -> (f64, f64) {
+    let factor = f64::from(init.std) / (4.0 * (65_536f64.powi(2) - 1.0) / 12.0).sqrt();
+    (131_070.0 - if init.mean == 0.0 { 0.0 } else { f64::from(init.mean) / factor }, factor)
+}
+
+/// A checkpoint tensor as the devices make it for `model.weights: random`, rounded to `dtype`; `name` begins with the
+/// component's folder.
+///
+/// # Errors
+/// An element type other than f32 and bf16.
+pub fn random_tensor(seed: u64, name: &str, shape: &[usize], dtype: DType, init: Init) -> Result<Tensor, TensorError> {
+    let [x, y] = key(name, seed);
+    let (center, factor) = scale(init);
+    let halves = |v: u32| (v & 65_535) + (v >> 16);
+    let mut index = 0u32;
+    let values = ArrayD::from_shape_simple_fn(shape, || {
+        let [a, b] = pcg2d(x, y.wrapping_add(index));
+        index = index.wrapping_add(1);
+        if init.std == 0.0 { init.mean } else { ((halves(a) + halves(b)) as f32 - center as f32) * factor as f32 }
     });
-    let words = ndarray::Array1::from_iter(each);
-    Tensor::I32(words.into_shape_with_order((names.len(), 2)).unwrap_or_default().into_dyn())
+    match dtype {
+        DType::F32 | DType::BF16 => Tensor::F32(values).cast(dtype),
+        other => Err(TensorError::Unsupported(other)),
+    }
+}
+
+/// Two words that a tensor's indices are offset by.
+fn key(name: &str, seed: u64) -> [u32; 2] {
+    let digest = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name.as_bytes()).finalize();
+    [0, 4].map(|at| u32::from_le_bytes(std::array::from_fn(|k| digest[at + k])))
+}
+
+/// The words of each tensor `[n, 2]`, as a program takes them.
+pub(super) fn keys(names: &[String], seed: u64) -> Tensor {
+    let words: Vec<[u32; 2]> = names.iter().map(|name| key(name, seed)).collect();
+    Tensor::from(Array2::from_shape_fn((names.len(), 2), |(n, word)| words[n][word] as i32))
 }
 
 /// Distribution and indexing of a parameter's elements.
@@ -224,12 +299,14 @@ impl Drawn {
 
     /// Values of type `ty` for each of the `keys [n, tensors, 2]`: `[n, …]`.
     fn values(&self, b: &Builder, ty: &Type, keys: &Value) -> Result<Value, RuntimeError> {
-        let Init { mean, std: deviation } = self.init;
         let own = &ty.dims[self.lead..];
         if own.iter().product::<usize>() as u64 > 1 << 32 {
             return Err(RuntimeError::Parameter(format!("a tensor of {ty} has more than 2^32 elements")));
         }
         let dims = [&[keys.dim(0)], &ty.dims[..]].concat();
+        if self.init.std == 0.0 {
+            return Ok(b.full(self.init.mean.into(), Type::new(DType::F32, dims)).to(ty.dtype));
+        }
         let leading: Vec<usize> = (0..=self.lead).collect();
         let [x, second] =
             [0, 1].map(|word| keys.at(2, word).reshape(dims[..=self.lead].to_vec()).broadcast_in_dim(&dims, &leading));
@@ -242,10 +319,29 @@ impl Drawn {
         let [x, y] = pcg2d(x, y);
         let halves = |v: &Value| v.and(&v.like(65_535.0)) + v.shift_right(&v.like(16.0));
         let sum = (halves(&x) + halves(&y)).to(DType::F32);
-        // Four halves, each of mean 65535/2 and variance (2^32 - 1)/12; a sum below 2^24 has an exact f32.
-        let unit = (4.0 * (65_536f64.powi(2) - 1.0) / 12.0).sqrt();
-        let scaled = (sum - 131_070.0) * (f64::from(deviation) / unit);
-        let value = if mean == 0.0 { scaled } else { scaled + f64::from(mean) };
-        Ok(value.to(ty.dtype))
+        // A sum below 2^24 has an exact f32.
+        let (center, factor) = scale(self.init);
+        Ok(((sum - center) * factor).to(ty.dtype))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_depend_on_seed_and_name_alone() {
+        let draw = |seed, name: &str, init| random_tensor(seed, name, &[40, 500], DType::F32, init).expect("f32");
+        let a = draw(1, "a.weight", Init::normal(0.02));
+        assert_eq!(a, draw(1, "a.weight", Init::normal(0.02)));
+        assert_ne!(a, draw(2, "a.weight", Init::normal(0.02)));
+        assert_ne!(a, draw(1, "b.weight", Init::normal(0.02)));
+        let values = a.to_f32();
+        let n = values.len() as f32;
+        let mean = values.sum() / n;
+        let std = (values.mapv(|v| (v - mean).powi(2)).sum() / n).sqrt();
+        assert!(mean.abs() < 5e-4 && (std - 0.02).abs() < 4e-4, "mean {mean}, std {std}");
+        assert!(draw(1, "a.weight", Init { mean: 1.0, std: 0.0 }).to_f32().iter().all(|v| *v == 1.0));
+        assert!(random_tensor(3, "w", &[2], DType::I32, Init::normal(1.0)).is_err());
     }
 }

@@ -213,7 +213,7 @@ impl Jobs<'_> {
         let q = self.request;
         let layout = layout.to_string_lossy().into_owned();
         let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
-        command.extend([q.target.clone(), "--program".into(), q.program.flag()]);
+        command.extend([q.target.clone(), "--program".into(), q.program.flag().into()]);
         command.extend(["--layers".to_string(), q.layers.to_string()]);
         command.extend(q.settings.iter().cloned());
         command.extend(["--layout".to_string(), layout.clone()]);

@@ -304,7 +304,7 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
-    /// The tensor that the 8-bit floats of `name` are multiplied by, where there is one beside them: `….weight_scale`,
+    /// The dequantization scale of the 8-bit floats of `name`, where there is one: `….weight_scale`,
     /// as Lightricks' files have it.
     pub fn scale_of(&self, name: &str) -> Option<String> {
         Some(format!("{name}_scale")).filter(|n| self.contains(n))
@@ -318,6 +318,11 @@ impl Checkpoint {
     /// A tensor's element type as the file spells it, lower case: also those no program uses (`f8_e5m2`).
     pub fn dtype_name(&self, name: &str) -> Option<String> {
         self.tensors.get(name).map(|e| e.dtype.to_string().to_lowercase())
+    }
+
+    /// Every tensor's name, element type as the file spells it, and shape; sorted by name.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, String, &[usize])> {
+        self.tensors.iter().map(|(name, e)| (name.as_str(), e.dtype.to_string().to_lowercase(), &*e.shape))
     }
 
     /// Bytes of all tensors.

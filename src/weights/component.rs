@@ -28,8 +28,8 @@ pub enum Component {
 impl Component {
     /// Every component, in the order of a request.
     pub const ALL: [Component; 9] = [
-        Component::Tokenizer,
         Component::TextEncoder,
+        Component::Tokenizer,
         Component::Connectors,
         Component::Transformer,
         Component::Scheduler,
@@ -39,19 +39,13 @@ impl Component {
         Component::Vocoder,
     ];
 
+    const fn facts(self) -> &'static Facts {
+        &FACTS[self as usize]
+    }
+
     /// The folder's name: `transformer`, `audio_vae` …
     pub const fn folder(self) -> &'static str {
-        match self {
-            Component::TextEncoder => "text_encoder",
-            Component::Tokenizer => "tokenizer",
-            Component::Connectors => "connectors",
-            Component::Transformer => "transformer",
-            Component::Vae => "vae",
-            Component::AudioVae => "audio_vae",
-            Component::Vocoder => "vocoder",
-            Component::Scheduler => "scheduler",
-            Component::LatentUpsampler => "latent_upsampler",
-        }
+        self.facts().folder
     }
 
     /// The component of a folder's name.
@@ -61,44 +55,53 @@ impl Component {
 
     /// The configuration's file name inside the folder.
     pub const fn config_file(self) -> &'static str {
-        match self {
-            Component::Scheduler => "scheduler_config.json",
-            Component::Tokenizer => "tokenizer_config.json",
-            _ => "config.json",
-        }
+        self.facts().config_file
     }
 
     /// The start of its weight files' names; none when it has no weights.
     pub const fn weights_stem(self) -> Option<&'static str> {
-        match self {
-            Component::TextEncoder => Some("model"),
-            Component::Tokenizer | Component::Scheduler => None,
-            _ => Some("diffusion_pytorch_model"),
-        }
+        self.facts().weights_stem
     }
 
     /// The key under `model` that takes it from elsewhere.
     pub const fn override_key(self) -> Option<&'static str> {
-        match self {
-            Component::TextEncoder => Some("text_encoder"),
-            Component::Tokenizer => Some("tokenizer"),
-            Component::Vae => Some("vae"),
-            Component::AudioVae => Some("audio_vae"),
-            Component::Vocoder => Some("vocoder"),
-            Component::LatentUpsampler => Some("upsampler"),
-            Component::Connectors | Component::Transformer | Component::Scheduler => None,
-        }
+        self.facts().override_key
     }
 }
 
 impl fmt::Display for Component {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Component::TextEncoder => "text encoder",
-            Component::Vae => "video VAE",
-            Component::AudioVae => "audio VAE",
-            Component::LatentUpsampler => "latent upsampler",
-            other => other.folder(),
-        })
+        f.write_str(self.facts().label)
     }
 }
+
+/// What tells a component from the others.
+struct Facts {
+    folder: &'static str,
+    label: &'static str,
+    config_file: &'static str,
+    weights_stem: Option<&'static str>,
+    override_key: Option<&'static str>,
+}
+
+/// A component of weights that diffusers saved, or a part of them.
+const fn row(folder: &'static str, label: &'static str, override_key: Option<&'static str>) -> Facts {
+    Facts { folder, label, config_file: "config.json", weights_stem: Some("diffusion_pytorch_model"), override_key }
+}
+
+/// In the order of the variants.
+static FACTS: [Facts; 9] = [
+    Facts { weights_stem: Some("model"), ..row("text_encoder", "text encoder", Some("text_encoder")) },
+    Facts {
+        config_file: "tokenizer_config.json",
+        weights_stem: None,
+        ..row("tokenizer", "tokenizer", Some("tokenizer"))
+    },
+    row("connectors", "connectors", None),
+    row("transformer", "transformer", None),
+    row("vae", "video VAE", Some("vae")),
+    row("audio_vae", "audio VAE", Some("audio_vae")),
+    row("vocoder", "vocoder", Some("vocoder")),
+    Facts { config_file: "scheduler_config.json", weights_stem: None, ..row("scheduler", "scheduler", None) },
+    row("latent_upsampler", "latent upsampler", Some("upsampler")),
+];

@@ -50,6 +50,13 @@ pub enum WeightsError {
     /// A tensor has another shape than the model declares.
     #[error("{}: tensor `{key}` has shape {got:?}, the model's configuration asks for {want:?}", path.display())]
     Shape { path: PathBuf, key: String, got: Vec<usize>, want: Vec<usize> },
+    /// Tensors do not fit the model's declaration.
+    #[error("{}: the tensors of the {component} do not fit its configuration: {summary}", path.display())]
+    Mismatch { path: PathBuf, component: Component, summary: String },
+    /// Tensors of a single file that no component reads.
+    #[error("{}: tensor `{key}`{} not read by any part of LTX-2.0 or LTX-2.3: the model may be newer than this program",
+        path.display(), if *others > 0 { format!(" and {others} more are") } else { " is".into() })]
+    Unread { path: PathBuf, key: String, others: usize },
     /// Tensors of one generation under a configuration of the other.
     #[error("{}: the {component} has `{tensor}` of LTX-{has}, but {} describes LTX-{wants}; take both from one model", path.display(), config.display())]
     Generation {
@@ -72,7 +79,7 @@ pub enum WeightsError {
     /// The model lacks a part.
     #[error("{}: no {component} here{}", path.display(), how_to_give(*component))]
     NoComponent { path: PathBuf, component: Component },
-    /// A low-rank update that cannot be read or does not fit.
+    /// A LoRA that cannot be read or does not fit.
     #[error("{}: `{key}`: {reason}", path.display())]
     Lora { path: PathBuf, key: String, reason: String },
     /// The target of a write exists.

@@ -76,7 +76,7 @@ impl SingleFileKeys {
     /// The component a key belongs to and its diffusers name; none for what no component reads.
     pub fn map(&self, key: &str) -> Option<(Component, String)> {
         if let Some(rest) = key.strip_prefix(TRANSFORMER) {
-            let first = rest.split('.').next().unwrap_or_default();
+            let first = rest.split_once('.').map_or(rest, |(first, _)| first);
             return Some(if matches!(first, "video_embeddings_connector" | "audio_embeddings_connector") {
                 (Component::Connectors, segments(rest, CONNECTOR_SEGMENTS))
             } else {

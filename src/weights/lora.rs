@@ -1,4 +1,4 @@
-//! Low-rank updates of a model's weights: `W + strength · (alpha / rank) · B·A`, merged when `W` is read.
+//! LoRAs of a model's weights: `W + strength · (alpha / rank) · B·A`, merged when `W` is read.
 //!
 //! Files name what they update in one of two ways. diffusers and PEFT: `transformer.<module>.lora_A.weight [rank, in]` and
 //! `….lora_B.weight [out, rank]`. Lightricks and ComfyUI: `diffusion_model.<module>…` with the single file's module names.

@@ -288,7 +288,14 @@ fn generator(s: Section, channels: usize, last: Value) -> Result<Map<String, Val
         "final_act_fn": last,
         "final_bias": s.or("use_bias_at_final", true),
     });
-    Ok(values.as_object().cloned().unwrap_or_default())
+    Ok(object(values))
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        other => unreachable!("{other} is written as an object here"),
+    }
 }
 
 fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
@@ -327,7 +334,7 @@ fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
 
 /// The single files do not describe the schedule in diffusers' words; distilled models are told by their name.
 fn scheduler(path: &Path, s: Section) -> Value {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().to_lowercase());
     let distilled = name.contains("distilled");
     json!({
         "_class_name": "FlowMatchEulerDiscreteScheduler",

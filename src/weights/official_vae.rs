@@ -13,13 +13,13 @@ struct Change {
 }
 
 /// A list of blocks: stages of residual blocks with changes of resolution between them.
-struct Blocks {
+struct BlockList {
     layers: Vec<u64>,
     noise: Vec<bool>,
     changes: Vec<Change>,
 }
 
-fn blocks(s: Section, key: &str, encoder: bool) -> Result<Blocks, WeightsError> {
+fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsError> {
     let list = s.get(key).and_then(Value::as_array).ok_or_else(|| s.error(key, "is missing: no list of blocks"))?;
     let (mut layers, mut noise, mut changes) = (vec![], vec![], vec![]);
     for (i, block) in list.iter().enumerate() {
@@ -52,7 +52,7 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<Blocks, WeightsError> 
     if layers.len() != changes.len() + 1 {
         return Err(s.error(key, "does not end with res_x"));
     }
-    Ok(Blocks { layers, noise, changes })
+    Ok(BlockList { layers, noise, changes })
 }
 
 /// `vae/config.json` from the header's `vae` section.
@@ -78,7 +78,7 @@ pub(super) fn video(s: Section) -> Result<Value, WeightsError> {
         channels *= change.multiplier;
         decoder_channels.push(channels);
     }
-    let kinds = |b: &Blocks| b.changes.iter().map(|c| c.kind).collect::<Vec<_>>();
+    let kinds = |b: &BlockList| b.changes.iter().map(|c| c.kind).collect::<Vec<_>>();
     let doublings = |kind| encoder.changes.iter().filter(|c| c.kind == kind || c.kind == "spatiotemporal").count();
     let patch = s.or("patch_size", 4);
     let spatial = width(&patch, "patch_size")? << doublings("spatial");

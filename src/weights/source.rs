@@ -12,7 +12,7 @@ use super::checkpoint::{Checkpoint, read_json};
 use super::error::WeightsError;
 use super::hub::HubCache;
 use super::keys::{self, SingleFileKeys};
-use super::version::Version;
+use super::version::{KEYFRAMES, Version};
 use super::{Component, official};
 
 /// Parts taken from elsewhere than the model: paths or `org/name`.
@@ -119,7 +119,7 @@ impl ModelSource {
 
     /// A component's folder, when it has one.
     ///
-    /// The tokenizer is looked for beside and inside the text encoder too, where Google's repository keeps it.
+    /// The tokenizer is looked for next to and inside the text encoder too, where Google's repository keeps it.
     ///
     /// # Errors
     /// The component is absent, or inside a single file.
@@ -172,12 +172,12 @@ impl ModelSource {
     ///
     /// # Errors
     /// As said; the message names the key and the flag that would give it.
-    pub fn require(&self, components: &[Component]) -> Result<(), WeightsError> {
+    pub fn require(&self, components: impl IntoIterator<Item = Component>) -> Result<(), WeightsError> {
         for component in components {
             match component {
                 Component::Tokenizer => drop(self.folder(Component::Tokenizer)?),
-                c if self.has(*c) => {}
-                c => return Err(self.absent(*c)),
+                c if self.has(c) => {}
+                c => return Err(self.absent(c)),
             }
         }
         Ok(())
@@ -253,12 +253,17 @@ impl ModelSource {
         }
     }
 
-    /// Keys of a single file that no component reads.
-    pub fn unused_keys(&self) -> Vec<String> {
-        match &self.main {
-            Place::Single(s) => s.checkpoint.names().filter(|k| s.keys.map(k).is_none()).map(String::from).collect(),
-            Place::Model(_) | Place::Part(_) => vec![],
-        }
+    /// Refuses keys of a single file that no component reads. The video latents' statistics beside mean and deviation are
+    /// training's.
+    ///
+    /// # Errors
+    /// The first such key.
+    pub fn refuse_unread(&self) -> Result<(), WeightsError> {
+        let Place::Single(s) = &self.main else { return Ok(()) };
+        let unread = |k: &&str| s.keys.map(k).is_none() && !k.contains("per_channel_statistics.");
+        let mut keys = s.checkpoint.names().filter(unread);
+        let Some(key) = keys.next().map(String::from) else { return Ok(()) };
+        Err(WeightsError::Unread { path: s.checkpoint.path().to_path_buf(), key, others: keys.count() })
     }
 
     /// The model's generation, by what the transformer's configuration asks for.
@@ -267,10 +272,13 @@ impl ModelSource {
     /// There is no transformer, or its keys belong to neither generation.
     pub fn version(&self) -> Result<Version, WeightsError> {
         let config = self.config(Component::Transformer)?;
-        Version::of_transformer(&config).ok_or_else(|| WeightsError::Config {
-            path: self.config_path(Component::Transformer),
-            key: "use_prompt_embeddings".into(),
-            reason: "does not go with cross_attn_mod: neither LTX-2.0 nor LTX-2.3".into(),
+        Version::of_transformer(&config).ok_or_else(|| {
+            let (key, reason) = match config.get(KEYFRAMES).is_some_and(|v| *v == true) {
+                true => (KEYFRAMES, "is true: the model is newer than LTX-2.3"),
+                false => ("use_prompt_embeddings", "does not go with cross_attn_mod: neither LTX-2.0 nor LTX-2.3"),
+            };
+            let path = self.config_path(Component::Transformer);
+            WeightsError::Config { path, key: key.into(), reason: reason.into() }
         })
     }
 
@@ -301,10 +309,7 @@ impl ModelSource {
                 continue;
             }
             let checkpoint = self.checkpoint(component)?;
-            for name in checkpoint.names() {
-                let dtype = checkpoint.dtype_name(name).unwrap_or_default();
-                add(format!("{name} {dtype} {:?}", checkpoint.shape(name).unwrap_or_default()));
-            }
+            checkpoint.headers().for_each(|(name, dtype, shape)| add(format!("{name} {dtype} {shape:?}")));
             checkpoint.files().for_each(|(_, size)| add(size.to_string()));
         }
         Ok(hex::encode(hash.finalize()))
@@ -317,7 +322,7 @@ impl SingleFile {
             return self.keys.rename(component, key);
         }
         // A file of its own, whose names are the same in both layouts.
-        let first = key.split('.').next().unwrap_or_default();
+        let first = key.split_once('.').map_or(key, |(first, _)| first);
         UPSAMPLER_MODULES.contains(&first).then(|| key.to_string())
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use super::Component;
 use super::checkpoint::{Checkpoint, TensorView};
 use super::error::WeightsError;
 use crate::hlo::DType;
@@ -31,12 +32,30 @@ pub struct Report {
     pub misshaped: Vec<Misshaped>,
     /// There, but not floating point: name and element type.
     pub wrong_dtype: Vec<(String, String)>,
-    /// There, not declared. Published files hold statistics nobody reads, so this is no error.
+    /// There, not declared, and not known to change no result.
     pub extra: Vec<String>,
+    /// Number of tensors that are there and change no result.
+    pub inert: usize,
 }
 
+/// Beginnings of the names of tensors that change no result.
+const INERT: [(Component, &[&str]); 4] = [
+    // Images, which prompts do not hold, and the language head.
+    (Component::TextEncoder, &["vision_tower.", "multi_modal_projector.", "language_model.lm_head.", "lm_head."]),
+    // No pipeline encodes sound.
+    (Component::AudioVae, &["encoder."]),
+    // A filter that whole scales do not apply.
+    (Component::LatentUpsampler, &["upsampler.blur_down."]),
+    // The way back from a spectrogram.
+    (Component::Vocoder, &["mel_stft.stft_fn.inverse_basis"]),
+];
+
 /// Compares a component's checkpoint with the tensors its model declares.
-pub fn validate<'a>(checkpoint: &Checkpoint, expected: impl IntoIterator<Item = (&'a str, &'a [usize])>) -> Report {
+pub fn validate<'a>(
+    checkpoint: &Checkpoint,
+    component: Component,
+    expected: impl IntoIterator<Item = (&'a str, &'a [usize])>,
+) -> Report {
     let mut report = Report::default();
     let mut seen = BTreeSet::new();
     for (name, want) in expected {
@@ -53,21 +72,34 @@ pub fn validate<'a>(checkpoint: &Checkpoint, expected: impl IntoIterator<Item = 
                     report.matched += 1;
                     report.bytes += view.bytes().len() as u64;
                 }
-                Err(_) => {
-                    report.wrong_dtype.push((name.into(), checkpoint.dtype_name(name).unwrap_or_default()));
-                }
+                Err(_) => report.wrong_dtype.extend(checkpoint.dtype_name(name).map(|dtype| (name.into(), dtype))),
             },
         }
     }
-    let read = |name: &str| seen.contains(name) || name.strip_suffix("_scale").is_some_and(|n| seen.contains(n));
-    report.extra = checkpoint.names().filter(|n| !read(n)).map(String::from).collect();
-    report
+    let beside = |name: &str, suffix: &str| {
+        name.strip_suffix(suffix).is_some_and(|map| seen.contains(format!("{map}.weight").as_str()))
+    };
+    let starts = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, starts)| *starts);
+    // Activations have scales of their own, taken as they come.
+    let inert = |n: &str| starts.clone().any(|start| n.starts_with(start)) || beside(n, ".input_scale");
+    let unread = checkpoint.names().filter(|n| !seen.contains(n) && !beside(n, ".weight_scale"));
+    let (inert, extra): (Vec<_>, Vec<_>) = unread.map(String::from).partition(|n| inert(n));
+    Report { inert: inert.len(), extra, ..report }
 }
 
 impl Report {
-    /// True when every declared tensor is there as declared.
+    /// True when every declared tensor is there as declared, and no other.
     pub fn is_ok(&self) -> bool {
-        self.missing.is_empty() && self.misshaped.is_empty() && self.wrong_dtype.is_empty()
+        self.missing.is_empty() && self.misshaped.is_empty() && self.wrong_dtype.is_empty() && self.extra.is_empty()
+    }
+
+    /// An error that names the first differences, unless [`Report::is_ok`].
+    pub fn into_result(self, component: Component, checkpoint: &Checkpoint) -> Result<Self, WeightsError> {
+        if self.is_ok() {
+            return Ok(self);
+        }
+        let path = checkpoint.path().to_path_buf();
+        Err(WeightsError::Mismatch { path, component, summary: self.to_string() })
     }
 
     /// Every difference, a line each.
@@ -99,7 +131,7 @@ impl fmt::Display for Report {
         parts.extend(part(self.misshaped.len(), "mis-shaped", shapes));
         let types = self.wrong_dtype.iter().take(3).map(|(n, d)| format!("{n}: {d}")).collect();
         parts.extend(part(self.wrong_dtype.len(), "not floating point", types));
-        parts.extend(part(self.extra.len(), "extra", self.extra.iter().take(3).cloned().collect()));
+        parts.extend(part(self.extra.len(), "that nothing reads", self.extra.iter().take(3).cloned().collect()));
         match parts.is_empty() {
             true => write!(f, "all {} tensors agree", self.matched),
             false => f.write_str(&parts.join("; ")),

@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use super::Component;
 
+/// The key that tells transformers after LTX-2.3.
+pub(super) const KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
+
 /// A generation of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
@@ -28,6 +31,9 @@ impl Version {
     /// The generation that a transformer's configuration is of; none where it is of neither.
     pub fn of_transformer(config: &Value) -> Option<Self> {
         let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
+        if flag(KEYFRAMES, false) {
+            return None;
+        }
         // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
         match (flag("use_prompt_embeddings", true), flag("cross_attn_mod", false)) {
             (true, false) => Some(Version::V2_0),

@@ -182,7 +182,7 @@ fn header(tensors: &[TensorSpec]) -> Vec<u8> {
 /// Writes a component whose tensors `make` gives one at a time; returns its folder.
 ///
 /// # Errors
-/// As [`ComponentWriter`], and those of `make`.
+/// Those of [`ComponentWriter`], and those of `make`.
 pub fn write_component<E: From<WeightsError>>(
     model: &Path,
     component: Component,
@@ -200,11 +200,9 @@ pub fn write_component<E: From<WeightsError>>(
 /// Writes a JSON file under a temporary name and renames it.
 pub fn write_json(path: &Path, value: &Value) -> Result<(), WeightsError> {
     let failed = || WeightsError::io(path, "cannot write");
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|e| WeightsError::Json { path: path.to_path_buf(), reason: e.to_string() })?;
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".part");
-    let part = path.with_file_name(name);
-    fs::write(&part, text + "\n").map_err(failed())?;
+    let mut part = path.as_os_str().to_os_string();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    fs::write(&part, format!("{value:#}\n")).map_err(failed())?;
     fs::rename(&part, path).map_err(failed())
 }

@@ -95,7 +95,7 @@ fn the_single_file_s_configurations_are_the_folder_s() {
     let overrides = Overrides { text_encoder: Some(encoder.clone()), ..Overrides::default() };
     let single = ModelSource::open(path(&file), &overrides).expect("opens");
     let folder = ModelSource::open(TINY, &Overrides::default()).expect("opens");
-    assert_eq!(single.unused_keys(), ["vae.per_channel_statistics.mean-of-stds"]);
+    single.refuse_unread().expect("statistics of training are no error");
     // LTX-2.0 reads neither width; the rest is the reference's bookkeeping, or false in every published model.
     let unread = ["video_hidden_dim", "audio_hidden_dim", "_diffusers_version", "use_keyframes_abs_pos_embedding"];
     for c in [&IN_FILE[..], &[Component::Scheduler]].concat() {
@@ -205,6 +205,29 @@ fn a_file_of_one_generation_with_a_configuration_of_the_other_is_one_error() {
     }
 }
 
+/// `init` writes the numbers that the devices make for random weights of the same seed.
+#[needs(cpu)]
+fn a_random_model_that_is_written_is_the_one_on_the_devices() {
+    let dir = TempDir::new().expect("a folder");
+    let written = dir.path().join("written");
+    let made = ltx2(dir.path(), &["init", "--preset", "nano", "--seed", "5", "--dtype", "f32", path(&written)]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let dumped = |name: &str, model: &[&str]| {
+        let dump = dir.path().join(format!("{name}.safetensors"));
+        let base = ["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--steps", "1"];
+        let size = ["--width", "64", "--height", "64", "--num-frames", "9", "--max-sequence-length", "128"];
+        let mp4 = dump.with_extension("mp4");
+        let out = ["--dump", path(&dump), "-o", path(&mp4)];
+        let done = ltx2(dir.path(), &[&base[..], &size, &out, &["--model"], model].concat());
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        read(&dump)
+    };
+    let files = dumped("files", &[path(&written)]);
+    let devices = dumped("devices", &["nano", "--weights", "random", "--set", "model.weights_seed=5"]);
+    assert!(files.keys().eq(devices.keys()));
+    files.iter().for_each(|(k, t)| assert!(*t == devices[k], "{k}"));
+}
+
 /// tiny_a by links, with `component` copied, so that it can be damaged.
 fn damaged(dir: &Path, component: &str) -> PathBuf {
     let model = dir.join("model");
@@ -280,6 +303,38 @@ fn damaged_files_end_a_run_with_one_line() {
     fails(&[path(&model)], &["transformer", shard, "truncated", &format!("the file has {}", bytes.len() - 9)]);
     fs::remove_file(&target).expect("removed");
     fails(&[path(&model)], &["transformer", shard, "is missing", "more tensors"]);
+}
+
+/// A newer model never runs as an older one.
+#[needs(cpu)]
+fn keys_and_tensors_that_nothing_reads_are_refused() {
+    let edits: [(&str, Value, &[&str]); 4] = [
+        ("transformer", json!({"use_keyframes_abs_pos_embedding": true}), &["use_keyframes_abs_pos_embedding = true"]),
+        ("vae", json!({"blend_tiles": 3}), &["blend_tiles = 3 is a key that this program does not know"]),
+        ("connectors", json!({"text_proj_in_factor": 7}), &["text_proj_in_factor = 7", "text encoder's hidden states"]),
+        ("text_encoder", json!({"model_type": "gemma4_unified"}), &["model_type = \"gemma4_unified\"", "only gemma3"]),
+    ];
+    for (component, keys, words) in edits {
+        let dir = TempDir::new().expect("a folder");
+        let model = damaged(dir.path(), component);
+        let config = model.join(component).join("config.json");
+        let mut json: Value = serde_json::from_slice(&fs::read(&config).expect("a file")).expect("JSON");
+        json.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+        fs::write(&config, json.to_string()).expect("written");
+        fails(&[path(&model)], &[&[path(&config)], words].concat());
+    }
+    let dir = TempDir::new().expect("a folder");
+    let model = damaged(dir.path(), "transformer");
+    let shard = model.join("transformer/diffusion_pytorch_model-00001-of-00003.safetensors");
+    let mut tensors = read(&shard);
+    let known = tensors["proj_in.weight"].clone();
+    tensors.insert("keyframes_abs_pos_embedding".into(), known);
+    write(&shard, &tensors, None);
+    let index = model.join("transformer/diffusion_pytorch_model.safetensors.index.json");
+    let mut json: Value = serde_json::from_slice(&fs::read(&index).expect("an index")).expect("JSON");
+    json["weight_map"]["keyframes_abs_pos_embedding"] = json!(shard.file_name().and_then(|n| n.to_str()));
+    fs::write(&index, json.to_string()).expect("written");
+    fails(&[path(&model)], &["transformer", "1 that nothing reads (keyframes_abs_pos_embedding)"]);
 }
 
 /// Makes every number the largest of bf16: sums of them are infinite.

@@ -8,10 +8,11 @@ use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
 use ltx2::hlo::{DType, F8, Mesh};
 use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
 use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Quantization, Rule};
-use ltx2::pipeline::component::{RunComponent, run_component};
+use ltx2::pipeline::component::run_component;
 use ltx2::pipeline::configs::ModelConfigs;
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::origin::Weights;
+use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pipeline::tensors;
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
@@ -36,7 +37,7 @@ fn source(model: &Path) -> Rc<ModelSource> {
 fn run(client: &Client, case: &Case, model: &Rc<ModelSource>, weights: Weights, build: &Build) -> [Tensor; 2] {
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), weights);
     let (parts, inputs) = (ModelConfigs::of(model), case.inputs.clone());
-    let results = run_component(RunComponent::Transformer, &parts, &mut executor, inputs, &case.scalars, build);
+    let results = run_component(ProgramKind::Transformer, &parts, &mut executor, inputs, &case.scalars, build);
     let mut results = results.unwrap_or_else(|e| panic!("{}: {e}", case.name)).into_iter();
     ["video", "audio"].map(|name| {
         let (got, tensor) = results.next().expect("two results");

@@ -11,9 +11,10 @@ use ltx2::hlo::DType;
 use ltx2::models::Network;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Axis, Build, Lowering, Param};
-use ltx2::pipeline::component::{RunComponent, run_component};
+use ltx2::pipeline::component::run_component;
 use ltx2::pipeline::configs::ModelConfigs;
 use ltx2::pipeline::executor::Executor;
+use ltx2::pipeline::programs::ProgramKind;
 use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::Branch;
@@ -351,7 +352,7 @@ fn tables_that_travel_give_the_bytes_of_those_that_stay() {
         let inputs = case.inputs.clone();
         let build = build(layout, "context=8");
         run_component(
-            RunComponent::Transformer,
+            ProgramKind::Transformer,
             &ModelConfigs::of(&source),
             &mut executor,
             inputs,

@@ -9,7 +9,7 @@ use crate::support::{
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::component::RunComponent;
+use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
 
@@ -36,12 +36,12 @@ fn build(layout: &str, mesh: &str, devices: usize) -> Build {
     Build { layout, lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) }
 }
 
-fn run(client: &Client, component: RunComponent, case: &Case, build: &Build) -> BTreeMap<String, Tensor> {
+fn run(client: &Client, component: ProgramKind, case: &Case, build: &Build) -> BTreeMap<String, Tensor> {
     run_case(client, component, case, case.inputs.clone(), quick(), build)
 }
 
 /// Each layout with one of the cases, in turn, those that are shipped for most machines with all of them; in full all.
-fn agree(component: RunComponent, folder: &str, names: &[&str], layouts: impl Fn(&str) -> bool) {
+fn agree(component: ProgramKind, folder: &str, names: &[&str], layouts: impl Fn(&str) -> bool) {
     let client = cpu(8);
     let all = cases(folder);
     let chosen: Vec<&Case> =
@@ -50,7 +50,7 @@ fn agree(component: RunComponent, folder: &str, names: &[&str], layouts: impl Fn
     for (turn, case) in chosen.iter().enumerate() {
         let whole = run(&client, component, case, &build("replicated", "data=1", 1));
         for (n, (layout, mesh)) in layouts_on_meshes().into_iter().enumerate() {
-            let every = component == RunComponent::Transformer && ["ulysses", "cfg", "cfg-ulysses"].contains(&layout);
+            let every = component == ProgramKind::Transformer && ["ulysses", "cfg", "cfg-ulysses"].contains(&layout);
             if ((n % chosen.len() != turn && !every) || !layouts(layout)) && !full() {
                 continue;
             }
@@ -72,7 +72,7 @@ fn transformer() {
     let names = ["tiny_a", "tiny_a_batch_masked", "tiny_b_per_token_masked"];
     // The steps between are compiled by `layouts_differ`.
     let between = ["ffn-matched", "qkv-unsharded", "out-unsharded"];
-    agree(RunComponent::Transformer, "transformer", &names, |layout| !between.contains(&layout));
+    agree(ProgramKind::Transformer, "transformer", &names, |layout| !between.contains(&layout));
 }
 
 /// The forms of the CUDA programs, with the collectives of attention there; in f32 cuDNN leaves it to XLA's operations.
@@ -81,13 +81,13 @@ fn forms_of_cuda() {
     let client = cpu(8);
     let all = cases("transformer");
     let case = all.iter().find(|c| c.name.ends_with("/tiny_b_per_token_masked")).expect("a case");
-    let whole = run(&client, RunComponent::Transformer, case, &build("replicated", "data=1", 1));
+    let whole = run(&client, ProgramKind::Transformer, case, &build("replicated", "data=1", 1));
     for (layout, mesh) in
         [("sequence", "context=2"), ("ulysses", "context=4"), ("tensor", "tensor=2"), ("cfg", "cfg=2")]
     {
         let lowering = Lowering { mixed_precision_dot: false, ..Lowering::of("cuda", "") };
         let how = Build { lowering, ..build(layout, mesh, 8) };
-        let got = run(&client, RunComponent::Transformer, case, &how);
+        let got = run(&client, ProgramKind::Transformer, case, &how);
         for (name, want) in &whole {
             let distance = relative_l2(&got[name], want);
             eprintln!("{layout} {mesh} {name}: {distance:.1e}");
@@ -103,12 +103,12 @@ fn for_text(layout: &str) -> bool {
 
 #[needs(cpu)]
 fn text_encoder() {
-    agree(RunComponent::TextEncoder, "text-encoder", &["tiny_a_pair", "tiny_b_short"], for_text);
+    agree(ProgramKind::TextEncoder, "text-encoder", &["tiny_a_pair", "tiny_b_short"], for_text);
 }
 
 #[needs(cpu)]
 fn connectors() {
-    agree(RunComponent::Connectors, "connectors", &["tiny_a_mixed", "tiny_b_right"], for_text);
+    agree(ProgramKind::Connectors, "connectors", &["tiny_a_mixed", "tiny_b_right"], for_text);
 }
 
 #[needs(cpu, full)]
@@ -161,7 +161,7 @@ const SPATIAL_RULES: [(&str, &str); 4] = [
 /// instructions; two runs differ by two of them.
 fn shaken(
     client: &Client,
-    component: RunComponent,
+    component: ProgramKind,
     case: &Case,
     alone: &Build,
     whole: &BTreeMap<String, Tensor>,
@@ -187,7 +187,7 @@ fn shaken(
 
 /// Cases of a video autoencoder under shipped layouts and under rules of its own: each of them with one case, in turn; in
 /// full with all.
-fn sharded_frames_agree(component: RunComponent, folder: &str) {
+fn sharded_frames_agree(component: ProgramKind, folder: &str) {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let mut builds = vec![
@@ -224,10 +224,10 @@ fn sharded_frames_agree(component: RunComponent, folder: &str) {
 
 #[needs(cpu)]
 fn video_decoder() {
-    sharded_frames_agree(RunComponent::VideoDecoder, "video-decoder");
+    sharded_frames_agree(ProgramKind::VideoDecoder, "video-decoder");
 }
 
 #[needs(cpu)]
 fn video_encoder() {
-    sharded_frames_agree(RunComponent::VideoEncoder, "video-encoder");
+    sharded_frames_agree(ProgramKind::VideoEncoder, "video-encoder");
 }

@@ -12,12 +12,14 @@ use ltx2::config;
 use ltx2::hlo::{DType, F8};
 use ltx2::models::transformer::CrossTimestep;
 use ltx2::nn::{Build, Lowering, Param, Quantization};
-use ltx2::pipeline::component::{RunComponent, run_component};
+use ltx2::pipeline::component::run_component;
 use ltx2::pipeline::configs::ModelConfigs;
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::loras::Loras;
 use ltx2::pipeline::model::{Component, Model};
 use ltx2::pipeline::origin::Weights;
+use ltx2::pipeline::parameters::parameters;
+use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pipeline::runner::Runner;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
@@ -170,7 +172,7 @@ fn build(dtype: DType) -> Build {
 }
 
 fn run(executor: &mut Executor, case: &Case, parts: &ModelConfigs, build: &Build) -> Vec<(String, Tensor)> {
-    run_component(RunComponent::Transformer, parts, executor, case.inputs.clone(), &case.scalars, build).expect("runs")
+    run_component(ProgramKind::Transformer, parts, executor, case.inputs.clone(), &case.scalars, build).expect("runs")
 }
 
 fn distance(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
@@ -191,7 +193,7 @@ fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
     let original = of_modules(&dir.path().join("original.safetensors"), &source, "diffusion_model", &MODULES);
     let diffusers = MODULES.map(|(_, name)| (name, name));
     let named = of_modules(&dir.path().join("diffusers.safetensors"), &source, "transformer", &diffusers);
-    let parameters: Vec<Param> = parts.parameters(Component::Transformer).expect("parameters");
+    let parameters: Vec<Param> = parameters(&parts, Component::Transformer).expect("parameters");
     let absent = |executor: &Executor| -> Vec<String> {
         let gone = parameters.iter().filter(|p| executor.parameter(&p.name).is_none());
         gone.map(|p| p.name.clone()).collect()

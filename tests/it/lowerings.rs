@@ -8,7 +8,7 @@ use half::bf16;
 use ltx2::hlo::DType;
 use ltx2::kernels::Kernel;
 use ltx2::nn::{Build, Lowering, Numerics, RopeForm};
-use ltx2::pipeline::component::RunComponent;
+use ltx2::pipeline::programs::ProgramKind;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
 use ndarray::Array4;
@@ -73,10 +73,10 @@ fn forms_of_equal_value_agree() {
     let forms = [("cuda", cuda), ("tpu", tpu)];
     // Both in the transformer, one each elsewhere; in full both for four cases.
     for (component, folder, chosen) in [
-        (RunComponent::Transformer, "transformer", &forms[..]),
-        (RunComponent::TextEncoder, "text-encoder", &forms[1..]),
-        (RunComponent::Connectors, "connectors", &forms[..1]),
-        (RunComponent::VideoDecoder, "video-decoder", &forms[1..]),
+        (ProgramKind::Transformer, "transformer", &forms[..]),
+        (ProgramKind::TextEncoder, "text-encoder", &forms[1..]),
+        (ProgramKind::Connectors, "connectors", &forms[..1]),
+        (ProgramKind::VideoDecoder, "video-decoder", &forms[1..]),
     ] {
         for case in cases(folder).into_iter().take(if full() { 4 } else { 1 }) {
             let run = |lowering: Lowering| {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2, run_case};
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering, Numerics};
-use ltx2::pipeline::component::RunComponent;
+use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
 
@@ -25,7 +25,7 @@ fn build(dtype: DType, numerics: Numerics) -> Build {
 
 fn run(
     client: &Client,
-    component: RunComponent,
+    component: ProgramKind,
     case: &Case,
     inputs: BTreeMap<String, Tensor>,
     how: &Build,
@@ -34,7 +34,7 @@ fn run(
 }
 
 /// Checks every output of every case of a component.
-fn parity(component: RunComponent, folder: &str, outputs: &[&str]) {
+fn parity(component: ProgramKind, folder: &str, outputs: &[&str]) {
     let client = cpu(8);
     for case in cases(folder) {
         let got = run(&client, component, &case, case.inputs.clone(), &build(DType::F32, Numerics::Default));
@@ -60,7 +60,7 @@ fn root_mean_square(all: &[f64]) -> f64 {
 }
 
 /// Checks a case of each model in one of both rounding orders, in turn; in full all cases with a known bf16 spread in each.
-fn spread(component: RunComponent, folder: &str, outputs: &[&str]) {
+fn spread(component: ProgramKind, folder: &str, outputs: &[&str]) {
     let client = cpu(8);
     let of = |case: &Case, name: &str| case.number(&format!("bf16_spread.{name}"));
     let spread = |case: &Case| outputs.iter().all(|name| of(case, name).is_some());
@@ -90,17 +90,17 @@ fn spread(component: RunComponent, folder: &str, outputs: &[&str]) {
 
 #[needs(cpu)]
 fn transformer() {
-    parity(RunComponent::Transformer, "transformer", &["video", "audio"]);
+    parity(ProgramKind::Transformer, "transformer", &["video", "audio"]);
 }
 
 #[needs(cpu)]
 fn transformer_bf16() {
-    spread(RunComponent::Transformer, "transformer", &["video", "audio"]);
+    spread(ProgramKind::Transformer, "transformer", &["video", "audio"]);
 }
 
 #[needs(cpu)]
 fn connectors() {
-    parity(RunComponent::Connectors, "connectors", &["video", "audio"]);
+    parity(ProgramKind::Connectors, "connectors", &["video", "audio"]);
 }
 
 #[needs(cpu)]
@@ -112,7 +112,7 @@ fn connectors_start_from_projected_text_too() {
         let mut inputs = case.inputs.clone();
         inputs.remove("text_encoder_hidden_states");
         inputs.insert("prompt_embeds".into(), case.outputs["projected"].clone());
-        let got = run(&client, RunComponent::Connectors, &case, inputs, &build(DType::F32, Numerics::Default));
+        let got = run(&client, ProgramKind::Connectors, &case, inputs, &build(DType::F32, Numerics::Default));
         for name in ["video", "audio"] {
             assert!(case.distance(name, &got[name]) <= F32, "{} {name}", case.name);
         }
@@ -121,27 +121,27 @@ fn connectors_start_from_projected_text_too() {
 
 #[needs(cpu)]
 fn video_decoder() {
-    parity(RunComponent::VideoDecoder, "video-decoder", &["video"]);
+    parity(ProgramKind::VideoDecoder, "video-decoder", &["video"]);
 }
 
 #[needs(cpu)]
 fn video_encoder() {
-    parity(RunComponent::VideoEncoder, "video-encoder", &["latents"]);
+    parity(ProgramKind::VideoEncoder, "video-encoder", &["latents"]);
 }
 
 #[needs(cpu)]
 fn audio_decoder() {
-    parity(RunComponent::AudioDecoder, "audio-decoder", &["mel"]);
+    parity(ProgramKind::AudioDecoder, "audio-decoder", &["mel"]);
 }
 
 #[needs(cpu)]
 fn vocoder() {
-    parity(RunComponent::Vocoder, "vocoder", &["audio"]);
+    parity(ProgramKind::Vocoder, "vocoder", &["audio"]);
 }
 
 #[needs(cpu)]
 fn upsampler() {
-    parity(RunComponent::Upsampler, "upsampler", &["latents"]);
+    parity(ProgramKind::Upsampler, "upsampler", &["latents"]);
 }
 
 /// The rows of valid tokens: what a padded position holds is nowhere read.
@@ -166,7 +166,7 @@ fn text_encoder(dtype: DType, cases: Vec<Case>, limit: impl Fn(&Case, &str) -> f
             case.scalars = BTreeMap::from([("output_hidden_states".to_string(), stack.into())]);
             stacks += usize::from(stack);
             let s = build(dtype, Numerics::Default);
-            let got = run(&client, RunComponent::TextEncoder, &case, case.inputs.clone(), &s);
+            let got = run(&client, ProgramKind::TextEncoder, &case, case.inputs.clone(), &s);
             let distance = relative_l2(&valid(&got["prompt_embeds"], &mask), &valid(&want, &mask));
             eprintln!("{} {name} {dtype}: {distance:.1e}", case.name);
             assert!(distance <= limit(&case, name), "{} {name} {dtype}: {distance:e}", case.name);
@@ -197,10 +197,10 @@ fn text_encoder_bf16() {
 fn convolutional_networks_run_in_bf16() {
     let client = cpu(8);
     let networks = [
-        (RunComponent::VideoDecoder, "video-decoder", "video"),
-        (RunComponent::VideoEncoder, "video-encoder", "latents"),
-        (RunComponent::AudioDecoder, "audio-decoder", "mel"),
-        (RunComponent::Upsampler, "upsampler", "latents"),
+        (ProgramKind::VideoDecoder, "video-decoder", "video"),
+        (ProgramKind::VideoEncoder, "video-encoder", "latents"),
+        (ProgramKind::AudioDecoder, "audio-decoder", "mel"),
+        (ProgramKind::Upsampler, "upsampler", "latents"),
     ];
     // Each network with one of the models, in turn; in full with all.
     for (turn, (component, folder, name)) in networks.into_iter().enumerate() {

@@ -24,11 +24,12 @@ use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::component::{RunComponent, run_component};
+use ltx2::pipeline::component::run_component;
 use ltx2::pipeline::configs::ModelConfigs;
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::options::RunOptions;
+use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pipeline::runner::Runner;
 use ltx2::pipeline::text_to_video::Generated;
 use ltx2::pjrt::discover::{self, Platform};
@@ -311,7 +312,7 @@ pub fn dumping(chunk: Option<usize>) -> RunOptions {
 /// Runs a component on `inputs`, a case's or like them.
 pub fn run_case(
     client: &Client,
-    component: RunComponent,
+    component: ProgramKind,
     case: &Case,
     inputs: BTreeMap<String, Tensor>,
     options: EngineOptions,

@@ -23,8 +23,15 @@ pub struct DecoderConfig {
     pub norm_type: Norm,
     pub causality_axis: Causality,
     pub mid_block_add_attention: bool,
+    /// Samples a second that the mel spectrogram is taken of.
+    pub sample_rate: usize,
+    /// Samples between two mel frames.
+    pub mel_hop_length: usize,
     pub mel_bins: Option<usize>,
 }
+
+/// Mel frames and mel bins a latent covers: time and bins are halved twice.
+pub const COMPRESSION: usize = 4;
 
 impl Default for DecoderConfig {
     fn default() -> Self {
@@ -39,6 +46,8 @@ impl Default for DecoderConfig {
             norm_type: Norm::Pixel,
             causality_axis: Causality::Height,
             mid_block_add_attention: false,
+            sample_rate: 16000,
+            mel_hop_length: 160,
             mel_bins: Some(64),
         }
     }
@@ -86,6 +95,16 @@ impl DecoderConfig {
             require(fits, COMPONENT, "base_channels", c.base_channels, "multiples of 32 where norm_type is group")?;
         }
         Ok(c)
+    }
+
+    /// Mel bins.
+    pub fn bins(&self) -> usize {
+        self.mel_bins.unwrap_or(64)
+    }
+
+    /// Mel bins of the latents.
+    pub fn latent_bins(&self) -> usize {
+        self.bins() / COMPRESSION
     }
 
     /// Channels of a level, 0 being the one nearest the spectrogram.

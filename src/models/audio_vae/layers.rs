@@ -67,7 +67,7 @@ pub fn attention(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
     x + point("proj_out", &y)
 }
 
-/// Every element four times, then a convolution. Along the causal axis the first element came from nothing earlier,
+/// Every element four times, then a convolution. Along the causal axis the first element has no earlier one,
 /// and its copy is dropped.
 pub fn upsample(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
     let _scope = p.scope();

@@ -2,14 +2,12 @@
 
 mod config;
 mod decoder;
-mod geometry;
 mod layers;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Causality, DecoderConfig, Norm};
+pub use config::{COMPRESSION, Causality, DecoderConfig, Norm};
 pub use decoder::{decode, decoder_program};
-pub use geometry::{COMPRESSION, Geometry};
 
 /// The model folder's name.
 pub const COMPONENT: &str = "audio_vae";

@@ -113,6 +113,15 @@ impl ConnectorsConfig {
         Ok(c)
     }
 
+    /// Refuses a text encoder with another number of hidden states than the projection has weights for.
+    ///
+    /// # Errors
+    /// As said, naming the key.
+    pub fn check_states(&self, states: usize) -> Result<(), ConfigError> {
+        let (key, factor) = ("text_proj_in_factor", self.text_proj_in_factor);
+        require(factor == states, COMPONENT, key, factor, "the number of the text encoder's hidden states")
+    }
+
     /// The video and the audio connector.
     pub fn connectors(&self) -> [Connector; 2] {
         let layer = |count, dim, gated| AttentionLayer {

@@ -3,7 +3,8 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::models::{ConfigError, parse_config, require};
+use crate::models::config_keys::refuse_unread;
+use crate::models::{ConfigError, parse_config, require, unsupported};
 use crate::nn::Heads;
 
 /// The model folder's name.
@@ -107,6 +108,7 @@ impl Default for File {
 
 /// Scaling of the frequencies. `type` is the older spelling of `rope_type`; some releases wrote both.
 #[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Scaling {
     rope_type: Option<String>,
     r#type: Option<String>,
@@ -116,6 +118,7 @@ struct Scaling {
 
 /// The newer spelling, by kind of layer.
 #[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Parameters {
     full_attention: Option<Scaling>,
     sliding_attention: Option<Scaling>,
@@ -136,8 +139,11 @@ impl Scaling {
     fn base(&self, theta: f64) -> Result<RopeBase, ConfigError> {
         let kind = self.rope_type.as_deref().unwrap_or("default");
         require(matches!(kind, "default" | "linear"), COMPONENT, "rope_type", kind, "default or linear")?;
-        let factor = if kind == "linear" { self.factor.unwrap_or_default() } else { 1.0 };
-        require(factor > 0.0, COMPONENT, "factor", self.factor, "a positive number where rope_type is linear")?;
+        let factor = if kind == "linear" { self.factor } else { Some(1.0) };
+        let Some(factor) = factor.filter(|factor| *factor > 0.0) else {
+            let supported = "a positive number where rope_type is linear";
+            return Err(unsupported(COMPONENT, "factor", self.factor, supported));
+        };
         let theta = self.rope_theta.unwrap_or(theta);
         require(theta > 0.0, COMPONENT, "rope_theta", theta, "a positive number")?;
         Ok(RopeBase { theta, factor })
@@ -145,7 +151,7 @@ impl Scaling {
 }
 
 impl File {
-    /// RoPE of sliding and of full layers. The older keys scale full layers only, also beside the newer ones.
+    /// RoPE of sliding and of full layers. The older keys scale full layers only, also next to the newer ones.
     fn rope(&self) -> Result<[RopeBase; 2], ConfigError> {
         let silent = Scaling::default();
         let newer =
@@ -178,7 +184,13 @@ impl Gemma3Config {
     /// # Errors
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json.get("text_config").unwrap_or(json))?;
+        let f: File = match json.get("text_config") {
+            Some(text) => {
+                refuse_unread(COMPONENT, json, |key| key == "text_config")?;
+                parse_config(COMPONENT, text)?
+            }
+            None => parse_config(COMPONENT, json)?,
+        };
         let activation = f.hidden_activation.as_str();
         require(activation == "gelu_pytorch_tanh", COMPONENT, "hidden_activation", activation, "gelu_pytorch_tanh")?;
         require(
@@ -216,10 +228,5 @@ impl Gemma3Config {
     /// Keys and values.
     pub fn kv_heads(&self) -> Heads {
         Heads { count: self.num_key_value_heads, dim: self.heads.dim }
-    }
-
-    /// Hidden states: the embeddings and every layer's.
-    pub fn hidden_states(&self) -> usize {
-        self.layers.len() + 1
     }
 }

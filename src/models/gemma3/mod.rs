@@ -4,7 +4,6 @@ mod config;
 mod model;
 #[cfg(test)]
 mod tests;
-pub mod tokenizer;
 
 pub use config::{COMPONENT, Gemma3Config, LayerKind, RopeBase};
-pub use model::program;
+pub use model::{TOKENIZER, program};

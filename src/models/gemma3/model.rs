@@ -4,6 +4,8 @@ use super::config::{COMPONENT, Gemma3Config, LayerKind, RopeBase};
 use crate::hlo::{Comparison, DType, Result, Type, Value};
 use crate::models::Network;
 use crate::models::connectors::{self, ConnectorsConfig};
+use crate::models::text_encoder::TextEncoder;
+use crate::models::tokenizer::TokenizerRules;
 use crate::nn::rope::{Pairing, rotate};
 use crate::nn::{
     Attention, Axis, Build, Heads, Init, MASK_VALUE, Numerics, Params, gelu_tanh, linear_nd, project, rms,
@@ -12,10 +14,34 @@ use crate::nn::{
 /// Prefix of the text stack in the checkpoint.
 const ROOT: &str = "language_model.model";
 
-/// The text encoder for `batch` rows of `tokens` tokens: inputs `input_ids`, `attention_mask` (i32 `[b, t]`).
-///
-/// With connectors, the output `prompt_embeds` is `[b, t, channels]`: every hidden state normalised and projected as it
-/// appears, and summed; two projections lie side by side. Without, it is the stack of hidden states `[b, t, hidden · states]`, the state's index fastest.
+/// Gemma's special tokens; BOS in front unless the tokenizer's configuration says otherwise.
+pub const TOKENIZER: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", prepends_bos: true };
+
+impl TextEncoder for Gemma3Config {
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn tokenizer(&self) -> &'static TokenizerRules {
+        &TOKENIZER
+    }
+
+    fn program(
+        &self,
+        connectors: Option<&ConnectorsConfig>,
+        rows: usize,
+        tokens: usize,
+        build: &Build,
+    ) -> Result<Network> {
+        program(self, connectors, rows, tokens, build)
+    }
+}
+
+/// Program of the text encoder, see [`TextEncoder::program`].
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.

@@ -119,7 +119,7 @@ fn the_12b_text_stack_declares_every_parameter_once() {
     }
 }
 
-/// One loop over the layers, whatever their number; no tables written out; never the stack of hidden states.
+/// One loop over the layers, whatever their number; no tables as constants; never the stack of hidden states.
 #[test]
 fn the_program_is_one_loop_without_the_stack() {
     let (text, connectors) = published();

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::COMPONENT;
-use crate::models::{ConfigError, parse_config, require};
+use crate::models::{ConfigError, parse_config, require, unsupported};
 
 /// Groups of channels that are normalised together.
 pub(super) const GROUPS: usize = 32;
@@ -52,15 +52,6 @@ pub enum Resampler {
     Shuffle([usize; 3]),
 }
 
-fn neither() -> ConfigError {
-    ConfigError::Unsupported {
-        component: COMPONENT,
-        key: "spatial_upsample".into(),
-        value: "false".into(),
-        supported: "true where temporal_upsample is false",
-    }
-}
-
 /// Scales of the rational resampler, as numerators and denominators.
 const SCALES: [(f64, usize, usize); 4] = [(0.75, 3, 4), (1.5, 3, 2), (2.0, 2, 1), (4.0, 4, 1)];
 
@@ -97,12 +88,15 @@ impl UpsamplerConfig {
             (true, false) if !f.use_rational_resampler => Resampler::Shuffle([1, 2, 2]),
             (true, false) => {
                 let (key, scale) = ("rational_spatial_scale", f.rational_spatial_scale);
-                let known = SCALES.into_iter().find(|(s, ..)| *s == scale);
-                require(known.is_some(), COMPONENT, key, scale, "0.75, 1.5, 2 and 4")?;
-                let (_, up, down) = known.unwrap_or(SCALES[2]);
+                let Some((_, up, down)) = SCALES.into_iter().find(|(s, ..)| *s == scale) else {
+                    return Err(unsupported(COMPONENT, key, scale, "0.75, 1.5, 2 and 4"));
+                };
                 Resampler::Rational { up, down }
             }
-            (false, false) => return Err(neither()),
+            (false, false) => {
+                let supported = "true where temporal_upsample is false";
+                return Err(unsupported(COMPONENT, "spatial_upsample", false, supported));
+            }
         };
         Ok(UpsamplerConfig {
             in_channels: f.in_channels,

@@ -33,6 +33,9 @@ struct File {
     decoder_causal: bool,
     encoder_spatial_padding_mode: Padding,
     decoder_spatial_padding_mode: Padding,
+    spatial_compression_ratio: Option<usize>,
+    temporal_compression_ratio: Option<usize>,
+    scaling_factor: f32,
 }
 
 impl Default for File {
@@ -62,7 +65,52 @@ impl Default for File {
             decoder_causal: true,
             encoder_spatial_padding_mode: Padding::Zeros,
             decoder_spatial_padding_mode: Padding::Reflect,
+            spatial_compression_ratio: None,
+            temporal_compression_ratio: None,
+            scaling_factor: 1.0,
         }
+    }
+}
+
+/// Sizes of the autoencoder as the host needs them.
+#[derive(Clone, Debug)]
+pub struct Geometry {
+    /// Channels of the latents.
+    pub latent_channels: usize,
+    /// Divides normalized latents.
+    pub scaling_factor: f32,
+    ratios: [usize; 2],
+}
+
+impl Geometry {
+    /// Reads `vae/config.json`. A ratio that it does not give is the reference's formula: a doubling for every scaling
+    /// stage.
+    ///
+    /// # Errors
+    /// A key of the wrong type, by name.
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+        let f: File = parse_config(COMPONENT, json)?;
+        let scaling = f.spatio_temporal_scaling.list(f.block_out_channels.len());
+        let doublings = scaling.iter().filter(|s| **s).count();
+        let ratio = |given: Option<usize>, patch: usize| given.unwrap_or(patch << doublings).max(1);
+        Ok(Geometry {
+            latent_channels: f.latent_channels,
+            scaling_factor: f.scaling_factor,
+            ratios: [
+                ratio(f.temporal_compression_ratio, f.patch_size_t),
+                ratio(f.spatial_compression_ratio, f.patch_size),
+            ],
+        })
+    }
+
+    /// Pixels a latent covers along each side.
+    pub fn spatial(&self) -> usize {
+        self.ratios[1]
+    }
+
+    /// Frames a latent covers.
+    pub fn temporal(&self) -> usize {
+        self.ratios[0]
     }
 }
 
@@ -316,7 +364,7 @@ impl EncoderConfig {
             latent_channels: f.latent_channels,
             stages,
             mid_channels: width,
-            mid_layers: f.layers_per_block.last().copied().unwrap_or_default(),
+            mid_layers: *f.layers_per_block.last().ok_or_else(|| form("layers_per_block is empty".into()))?,
             patch_size: f.patch_size,
             causal: f.encoder_causal,
             padding: f.encoder_spatial_padding_mode,

@@ -3,15 +3,13 @@
 mod config;
 mod decoder;
 mod encoder;
-mod geometry;
 mod layers;
 #[cfg(test)]
 mod tests;
 
-pub use config::{DecoderConfig, DownStage, Downsample, EncoderConfig, UpStage, Upsample};
+pub use config::{DecoderConfig, DownStage, Downsample, EncoderConfig, Geometry, UpStage, Upsample};
 pub use decoder::{Pixels, decode, decoder_program};
 pub use encoder::{encode, encoder_program};
-pub use geometry::Geometry;
 
 /// The model folder's name.
 pub const COMPONENT: &str = "vae";

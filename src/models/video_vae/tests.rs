@@ -82,10 +82,10 @@ fn equal_blocks_are_loops_and_taps_are_two_dimensional() {
     let direct = decoder(&file(json!({})), [1, 1, 2, 2], Conv3dLowering::Direct).program.text;
     let taps = decoder(&file(json!({})), [1, 1, 2, 2], Conv3dLowering::Taps).program.text;
     let volumes = |text: &str| text.matches("x[o, i, 0, 1, 2]").count();
-    let pictures = |text: &str| text.matches("x[o, i, 0, 1]->").count();
+    let images = |text: &str| text.matches("x[o, i, 0, 1]->").count();
     // Four loops of two convolutions each, three upsamplers, the first and the last convolution.
-    assert_eq!((direct.matches(".while(").count(), volumes(&direct), pictures(&direct)), (4, 13, 0));
-    assert_eq!((volumes(&taps), pictures(&taps)), (0, 39));
+    assert_eq!((direct.matches(".while(").count(), volumes(&direct), images(&direct)), (4, 13, 0));
+    assert_eq!((volumes(&taps), images(&taps)), (0, 39));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn what_is_not_computed_is_refused_by_key() {
 }
 
 #[test]
-fn a_picture_too_small_to_mirror_is_an_error() {
+fn an_image_too_small_to_mirror_is_an_error() {
     let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
     let e = decoder_program(&c, [1, 1, 1, 4], Pixels::Values, &Build::new(DType::F32));
     let e = e.expect_err("one row has nothing to mirror").to_string();

@@ -6,7 +6,8 @@ use serde_json::{Value as Json, json};
 use super::COMPONENT;
 use super::activation::AntiAlias;
 use super::resample::Resampler;
-use crate::models::{ConfigError, parse_config, require};
+use crate::models::config_keys::{keys, refuse_unread};
+use crate::models::{ConfigError, read_keys, require};
 
 /// The vocoder's configuration.
 #[derive(Clone, Debug)]
@@ -155,10 +156,12 @@ impl VocoderConfig {
                 Plain { class_name: PLAIN.into(), output_sampling_rate: 24000 }
             }
         }
-        let plain: Plain = parse_config(COMPONENT, json)?;
+        let plain: Plain = read_keys(COMPONENT, json)?;
         if plain.class_name == EXTENDED {
             return Self::extended(json);
         }
+        let known = [keys::<Plain>(), keys::<GeneratorConfig>()].concat();
+        refuse_unread(COMPONENT, json, |key| known.contains(&key))?;
         require(plain.class_name == PLAIN, COMPONENT, "_class_name", &plain.class_name, "LTX2Vocoder and …WithBWE")?;
         let generator = GeneratorConfig::from_json(json, "")?;
         Ok(VocoderConfig { generator, extension: None, output_sampling_rate: plain.output_sampling_rate })
@@ -170,14 +173,17 @@ impl VocoderConfig {
             input_sampling_rate: usize,
             output_sampling_rate: usize,
         }
+        let known = [keys::<Rates>(), keys::<Spectrogram>(), keys::<GeneratorConfig>()].concat();
+        let second = |key: &str| key.strip_prefix(BWE).is_some_and(|key| keys::<GeneratorConfig>().contains(&key));
+        refuse_unread(COMPONENT, json, |key| known.contains(&key) || second(key))?;
         let mut all = extended_defaults();
         if let (Json::Object(all), Json::Object(given)) = (&mut all, json) {
             all.extend(given.iter().map(|(k, v)| (k.clone(), v.clone())));
         }
         let first = GeneratorConfig::from_json(&all, "")?;
         let second = GeneratorConfig::from_json(&all, BWE)?;
-        let s: Spectrogram = parse_config(COMPONENT, &all)?;
-        let rates: Rates = parse_config(COMPONENT, &all)?;
+        let s: Spectrogram = read_keys(COMPONENT, &all)?;
+        let rates: Rates = read_keys(COMPONENT, &all)?;
         let (from, to) = (rates.input_sampling_rate, rates.output_sampling_rate);
         let grows = from > 0 && to >= from && to.is_multiple_of(from);
         require(grows, COMPONENT, "output_sampling_rate", to, "a multiple of input_sampling_rate")?;
@@ -217,7 +223,7 @@ impl GeneratorConfig {
         let keys = json.as_object().into_iter().flatten();
         let own: serde_json::Map<String, Json> =
             keys.filter_map(|(k, v)| Some((k.strip_prefix(prefix)?.to_string(), v.clone()))).collect();
-        let c: Self = parse_config(COMPONENT, &Json::Object(own)).map_err(|e| match e {
+        let c: Self = read_keys(COMPONENT, &Json::Object(own)).map_err(|e| match e {
             ConfigError::Form { component, message } => {
                 ConfigError::Form { component, message: format!("{prefix}{message}") }
             }

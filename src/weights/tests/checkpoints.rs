@@ -169,15 +169,29 @@ fn differences_to_the_declaration_are_listed() {
     let checkpoint = Checkpoint::open(&path).expect("opens");
     let declared: [(&str, &[usize]); 6] =
         [("a", &[2]), ("b", &[3, 2]), ("q", &[2]), ("c.0", &[1]), ("c.1", &[1]), ("c.1", &[1])];
-    let report = validate(&checkpoint, declared);
+    let report = validate(&checkpoint, Component::Vae, declared);
     assert_eq!((report.matched, report.bytes), (1, 8));
     assert_eq!(report.missing, ["c.0", "c.1"]);
     assert_eq!(report.extra, ["statistics"]);
     assert_eq!(report.lines().len(), 5);
     let text = "2 missing (c.0, c.1); 1 mis-shaped (b: file [2, 3], model [3, 2]); 1 not floating point (q: i8); \
-                1 extra (statistics)";
+                1 that nothing reads (statistics)";
     assert_eq!(report.to_string(), text);
-    assert!(!report.is_ok() && validate(&checkpoint, [declared[0]]).is_ok(), "extras are no error");
+    fails(report.into_result(Component::Vae, &checkpoint), &["x.safetensors", "the video VAE", text]);
+    let names: [(&str, &str, &[usize]); 5] = [
+        ("a.weight", "F32", &[2]),
+        ("a.weight_scale", "F32", &[]),
+        ("a.input_scale", "F32", &[]),
+        ("encoder.a", "F32", &[2]),
+        ("encoders", "F32", &[1]),
+    ];
+    let path = put(dir.path().join("y.safetensors"), safetensors(&names, Value::Null));
+    let checkpoint = Checkpoint::open(&path).expect("opens");
+    let declared: [(&str, &[usize]); 1] = [("a.weight", &[2])];
+    let report = validate(&checkpoint, Component::AudioVae, declared);
+    assert_eq!((&report.extra[..], report.inert), (&["encoders".to_string()][..], 2));
+    let why = ["y.safetensors", "1 that nothing reads (encoders)"];
+    fails(report.into_result(Component::AudioVae, &checkpoint), &why);
 }
 
 #[test]

@@ -59,7 +59,12 @@ fn a_single_file_gives_diffusers_names_and_configurations() {
     let source = single_file(dir.path(), "ltx-2-19b-dev.safetensors", &official_config()).expect("opens");
     assert_eq!(source.version().expect("known"), Version::V2_0);
     assert!(source.checkpoint(Component::Transformer).expect("there").contains("proj_in.weight"));
-    assert_eq!(source.unused_keys(), ["vae.per_channel_statistics.channel"]);
+    source.refuse_unread().expect("statistics of training are no error");
+    let newer = [&SINGLE[..], &[("duration_head.proj.weight", "BF16", &[2])]].concat();
+    let bytes = safetensors(&newer, json!({"config": official_config().to_string()}));
+    let path = put(dir.path().join("newer.safetensors"), bytes);
+    let newer = ModelSource::open_in(path.to_str().expect("utf-8"), &Overrides::default(), &no_cache()).expect("opens");
+    fails(newer.refuse_unread(), &["newer.safetensors", "`duration_head.proj.weight` is not read"]);
     let has = |component, key: &str, want: Value| {
         let config = source.config(component).expect("derived");
         assert_eq!(config[key], want, "{key}");
@@ -81,7 +86,7 @@ fn a_single_file_gives_diffusers_names_and_configurations() {
     has(Component::Scheduler, "use_dynamic_shifting", json!(true));
     fails(source.checkpoint(Component::AudioVae), &["no audio VAE here", "`model.audio_vae`", "--audio-vae"]);
     fails(source.config(Component::TextEncoder), &["ltx-2-19b-dev", "`model.text_encoder`", "--text-encoder"]);
-    fails(source.require(&[Component::Transformer, Component::TextEncoder]), &["no text encoder here", "Gemma-3"]);
+    fails(source.require([Component::Transformer, Component::TextEncoder]), &["no text encoder here", "Gemma-3"]);
     fails(source.tokenizer(), &["--tokenizer"]);
     assert_eq!(source.fingerprint().expect("readable").len(), 64);
     let distilled = single_file(dir.path(), "ltx-2-19b-distilled.safetensors", &official_config()).expect("opens");
@@ -102,7 +107,7 @@ fn a_text_encoder_from_elsewhere_brings_its_tokenizer() {
         ModelSource::open_in(model.to_str().expect("utf-8"), &overrides, &no_cache())
     };
     let source = open(&gemma).expect("opens");
-    source.require(&[Component::TextEncoder, Component::Tokenizer]).expect("there");
+    source.require([Component::TextEncoder, Component::Tokenizer]).expect("there");
     assert_eq!(source.tokenizer().expect("there"), gemma.join("tokenizer.json"));
     let encoder = source.checkpoint(Component::TextEncoder).expect("there");
     assert!(encoder.contains("language_model.model.norm.weight"));

@@ -19,7 +19,7 @@ fn a_diffusers_folder_gives_its_parts() {
     let encoder = source.checkpoint(Component::TextEncoder).expect("there");
     assert!(encoder.contains("language_model.model.norm.weight"));
     assert_eq!(source.tokenizer().expect("there"), dir.path().join("tokenizer/tokenizer.json"));
-    source.require(&[Component::Transformer, Component::TextEncoder, Component::Tokenizer]).expect("there");
+    source.require([Component::Transformer, Component::TextEncoder, Component::Tokenizer]).expect("there");
     fails(source.config(Component::Vae), &["video VAE", "`model.vae`", "--vae"]);
     fails(source.checkpoint(Component::Connectors), &["no connectors here", "looked for `connectors`"]);
     fails(source.checkpoint(Component::Scheduler), &["no scheduler"]);

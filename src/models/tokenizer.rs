@@ -1,5 +1,5 @@
-//! From a prompt to token ids, as the reference prepares them for Gemma-3: white space stripped, BOS in front, no EOS,
-//! cut on the right, padded on the **left** to a fixed length.
+//! From a prompt to token ids, as the reference prepares them: white space stripped, BOS in front, no EOS, cut on the
+//! right, padded on the **left** to a fixed length.
 //!
 //! [`write_byte_tokenizer`] writes a small tokenizer of the same make for models with random weights.
 
@@ -59,6 +59,19 @@ pub struct Encoding {
     pub cut: usize,
 }
 
+/// What a family's prompts begin with and are padded with, where the tokenizer's own files do not say.
+#[derive(Debug)]
+pub struct TokenizerRules {
+    /// Name of the token in front.
+    pub bos: &'static str,
+    /// Name of the last token, which pads where there is no other.
+    pub eos: &'static str,
+    /// Name of the padding token.
+    pub pad: &'static str,
+    /// Whether the token in front is added.
+    pub prepends_bos: bool,
+}
+
 /// A model's tokenizer.
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -69,35 +82,34 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     /// Opens a tokenizer folder: `tokenizer.json`, and for the special tokens `tokenizer_config.json` and
-    /// `special_tokens_map.json` where they exist (else Gemma's names).
+    /// `special_tokens_map.json` where they exist (else the family's names).
     ///
     /// # Errors
     /// [`TokenizerError::Read`] without a `tokenizer.json`; [`TokenizerError::Content`] for a malformed file, a special
     /// token that the vocabulary lacks, or a configuration that appends EOS.
-    pub fn open(dir: &Path) -> Result<Self, TokenizerError> {
+    pub fn open(dir: &Path, rules: &TokenizerRules) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
         let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
         let inner = model(&file, &text)?;
-        Self::with(dir, inner, &object(&dir.join(CONFIG_FILE))?, &object(&dir.join(SPECIAL_FILE))?)
+        Self::with(dir, inner, rules, [object(&dir.join(CONFIG_FILE))?, object(&dir.join(SPECIAL_FILE))?])
     }
 
     /// The tokenizer that [`write_byte_tokenizer`] writes: it stands in where a model has none.
     ///
     /// # Errors
     /// None that depends on the machine.
-    pub fn bytes() -> Result<Self, TokenizerError> {
+    pub fn bytes(rules: &TokenizerRules) -> Result<Self, TokenizerError> {
         let dir = Path::new("bytes");
         let [tokens, config, special] = byte_tokenizer();
         let inner = model(&dir.join(MODEL_FILE), tokens.to_string().as_bytes())?;
-        let map = |value: Value| value.as_object().cloned().unwrap_or_default();
-        Self::with(dir, inner, &map(config), &map(special))
+        Self::with(dir, inner, rules, [config, special])
     }
 
     fn with(
         dir: &Path,
         inner: tokenizers::Tokenizer,
-        config: &Map<String, Value>,
-        special: &Map<String, Value>,
+        rules: &TokenizerRules,
+        [config, special]: [Value; 2],
     ) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
         if config.get("add_eos_token").is_some_and(|v| *v == true) {
@@ -112,15 +124,15 @@ impl Tokenizer {
             }),
         };
         let name = |key: &str, default: &str| {
-            [config, special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
+            [&config, &special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
         };
-        let bos = match config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(true) {
-            true => Some(id(&name("bos_token", "<bos>"))?),
+        let bos = match config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(rules.prepends_bos) {
+            true => Some(id(&name("bos_token", rules.bos))?),
             false => None,
         };
         // A tokenizer without a pad token pads with EOS, as the reference does.
-        let pad = name("pad_token", "<pad>");
-        let pad = id(&pad).or_else(|e| id(&name("eos_token", "<eos>")).map_err(|_| e))?;
+        let pad = name("pad_token", rules.pad);
+        let pad = id(&pad).or_else(|e| id(&name("eos_token", rules.eos)).map_err(|_| e))?;
         Ok(Self { inner, bos, pad })
     }
 
@@ -181,14 +193,15 @@ fn strip(text: &str) -> &str {
 }
 
 /// The object in a JSON file; empty when there is no file.
-fn object(file: &Path) -> Result<Map<String, Value>, TokenizerError> {
+fn object(file: &Path) -> Result<Value, TokenizerError> {
     let text = match std::fs::read_to_string(file) {
         Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
         Err(source) => return Err(TokenizerError::Read { file: file.to_path_buf(), source }),
     };
-    serde_json::from_str(&text)
-        .map_err(|e| TokenizerError::Content { file: file.to_path_buf(), why: format!("not a JSON object: {e}") })
+    let map: Map<String, Value> = serde_json::from_str(&text)
+        .map_err(|e| TokenizerError::Content { file: file.to_path_buf(), why: format!("not a JSON object: {e}") })?;
+    Ok(map.into())
 }
 
 /// A token as configurations write it: a string, or an object with its `content`.
@@ -252,11 +265,9 @@ fn byte_tokenizer() -> [Value; 3] {
     });
     let names = json!({"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>",
         "mask_token": MASK});
-    let mut config = json!({"tokenizer_class": "GemmaTokenizer", "add_bos_token": true, "add_eos_token": false,
-        "clean_up_tokenization_spaces": false, "model_max_length": 1024, "padding_side": "left"});
-    if let (Some(config), Some(names)) = (config.as_object_mut(), names.as_object()) {
-        config.extend(names.clone());
-    }
+    let config = json!({"tokenizer_class": "GemmaTokenizer", "add_bos_token": true, "add_eos_token": false,
+        "clean_up_tokenization_spaces": false, "model_max_length": 1024, "padding_side": "left",
+        "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": MASK});
     [model, config, names]
 }
 
@@ -278,6 +289,8 @@ pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
 mod tests {
     use super::*;
     use serde::Deserialize;
+
+    const RULES: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", prepends_bos: true };
 
     #[derive(Deserialize)]
     struct Fixture {
@@ -310,7 +323,7 @@ mod tests {
         let fixture: Fixture = serde_json::from_str(&text).expect("the fixture parses");
         assert_eq!(fixture.tokenizers.len(), 2);
         for reference in fixture.tokenizers {
-            let tokenizer = Tokenizer::open(&fixtures().join(&reference.dir)).expect("a tokenizer");
+            let tokenizer = Tokenizer::open(&fixtures().join(&reference.dir), &RULES).expect("a tokenizer");
             assert_eq!(tokenizer.vocab_size(), reference.vocab_size);
             for case in reference.cases {
                 let got = tokenizer.encode(&case.prompt, case.max_length).expect("encodes");
@@ -331,7 +344,7 @@ mod tests {
             let read = |dir: &Path| std::fs::read_to_string(dir.join(name)).expect("a file");
             assert_eq!(read(dir.path()), read(&fixtures().join("bytes")), "{name}");
         }
-        let tokenizer = Tokenizer::open(dir.path()).expect("opens what it wrote");
+        let tokenizer = Tokenizer::open(dir.path(), &RULES).expect("opens what it wrote");
         assert_eq!(tokenizer.vocab_size(), 356);
         let got = tokenizer.encode(" \x1c a b\n", 6).expect("encodes");
         assert_eq!(got, Encoding { ids: vec![0, 0, 2, 325, 260, 326], mask: vec![0, 0, 1, 1, 1, 1], cut: 0 });
@@ -342,7 +355,7 @@ mod tests {
     #[test]
     fn broken_folders_are_named() {
         let dir = tempfile::tempdir().expect("a folder");
-        let message = || Tokenizer::open(dir.path()).expect_err("broken").to_string();
+        let message = || Tokenizer::open(dir.path(), &RULES).expect_err("broken").to_string();
         assert!(message().contains("tokenizer.json: ") && message().ends_with("needs tokenizer.json"));
         write_byte_tokenizer(dir.path()).expect("writes");
         std::fs::write(dir.path().join(CONFIG_FILE), r#"{"add_eos_token": true}"#).expect("writes");
@@ -367,7 +380,7 @@ mod tests {
         std::fs::write(&file, model.to_string()).expect("writes");
         let library = panic::catch_unwind(|| tokenizers::Tokenizer::from_file(&file));
         assert!(library.is_err(), "the library panics");
-        let said = Tokenizer::open(dir.path()).expect_err("damaged").to_string();
+        let said = Tokenizer::open(dir.path(), &RULES).expect_err("damaged").to_string();
         assert!(said.starts_with(&format!("{}: not a tokenizer: ", file.display())), "{said}");
     }
 
@@ -377,7 +390,7 @@ mod tests {
         write_byte_tokenizer(dir.path()).expect("writes");
         let config = r#"{"pad_token": "<none>", "add_bos_token": false}"#;
         std::fs::write(dir.path().join(CONFIG_FILE), config).expect("writes");
-        let got = Tokenizer::open(dir.path()).expect("opens").encode("a", 2).expect("encodes");
+        let got = Tokenizer::open(dir.path(), &RULES).expect("opens").encode("a", 2).expect("encodes");
         assert_eq!(got.ids, [1, 325]);
     }
 }

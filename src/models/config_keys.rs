@@ -1,0 +1,123 @@
+//! The keys of a component's `config.json`: which are read, which change no result, and an error for any other, so that a
+//! newer model does not run as an older one.
+
+use serde::Deserializer;
+use serde::de::value::Error;
+use serde::de::{DeserializeOwned, Visitor};
+use serde_json::Value;
+
+use super::ConfigError;
+
+/// A key that nothing reads, and the values it may have.
+type Inert = (&'static str, fn(&Value) -> bool);
+
+/// Whatever its value.
+const fn inert(key: &'static str) -> Inert {
+    (key, |_| true)
+}
+
+/// Switched off.
+const fn off(key: &'static str) -> Inert {
+    (key, |value| value.is_null() || *value == false)
+}
+
+/// Keys of every component: what the file was saved by.
+const SAVED_BY: [Inert; 3] = [inert("_class_name"), inert("_diffusers_version"), inert("_name_or_path")];
+
+/// Keys of each component that change no result.
+const INERT: [(&str, &[Inert]); 4] = [
+    (
+        "text_encoder",
+        &[
+            // What the file was saved by, and in which type.
+            inert("architectures"),
+            inert("model_type"),
+            inert("dtype"),
+            inert("torch_dtype"),
+            inert("transformers_version"),
+            // Training and generation.
+            inert("attention_dropout"),
+            inert("initializer_range"),
+            inert("use_cache"),
+            inert("cache_implementation"),
+            // The language head, which is not run.
+            inert("final_logit_softcapping"),
+            inert("tie_word_embeddings"),
+            // The tokenizer's own files have the special tokens; prompts are shorter than the limit.
+            inert("bos_token_id"),
+            inert("eos_token_id"),
+            inert("pad_token_id"),
+            inert("max_position_embeddings"),
+            // Images, which prompts do not hold.
+            inert("vision_config"),
+            inert("boi_token_index"),
+            inert("eoi_token_index"),
+            inert("image_token_index"),
+            inert("mm_tokens_per_image"),
+        ],
+    ),
+    // Later checkpoints add these to the transformer; saved by their release, LTX-2.3 has them too, switched off.
+    ("transformer", &[off("use_keyframes_abs_pos_embedding")]),
+    // The connectors' positions count tokens.
+    ("connectors", &[off("causal_temporal_positioning")]),
+    // The encoder's, which is not run, and training's.
+    ("audio_vae", &[inert("in_channels"), inert("double_z"), ("is_causal", |value| *value == true), inert("dropout")]),
+];
+
+/// Keys that transformers saves with any model: how it generates, classifies and returns.
+const TRANSFORMERS: &str = "add_cross_attention bad_words_ids begin_suppress_tokens chunk_size_feed_forward \
+     cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping \
+     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id \
+     forced_eos_token_id id2label is_decoder is_encoder_decoder label2id length_penalty max_length min_length \
+     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states \
+     output_scores prefix problem_type pruned_heads remove_invalid_values repetition_penalty return_dict \
+     return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss \
+     tie_encoder_decoder tokenizer_class top_k top_p torchscript typical_p use_bfloat16";
+
+/// Refuses keys that are neither `read` nor known to change no result.
+///
+/// # Errors
+/// The first such key, with its value.
+pub fn refuse_unread(component: &'static str, json: &Value, read: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
+    let own = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, keys)| *keys);
+    let any = |key: &str| component == "text_encoder" && TRANSFORMERS.split_whitespace().any(|known| known == key);
+    let silent = |key: &str, value: &Value| {
+        any(key) || own.clone().chain(&SAVED_BY).any(|(known, may)| *known == key && may(value))
+    };
+    let all = json.as_object().into_iter().flatten();
+    match all.into_iter().find(|(key, value)| !read(key) && !silent(key, value)) {
+        None => Ok(()),
+        Some((key, value)) => Err(ConfigError::Unread { component, key: key.clone(), value: value.to_string() }),
+    }
+}
+
+/// The keys that a type is read from.
+pub fn keys<T: DeserializeOwned>() -> &'static [&'static str] {
+    struct Fields<'a>(&'a mut &'static [&'static str]);
+    impl<'de> Deserializer<'de> for Fields<'_> {
+        type Error = Error;
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            visitor: V,
+        ) -> Result<V::Value, Error> {
+            *self.0 = fields;
+            self.deserialize_any(visitor)
+        }
+
+        fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+            visitor.visit_unit()
+        }
+
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+    let mut fields: &'static [&'static str] = &[];
+    // The visitor refuses to be given nothing; its fields are known by then.
+    let _ = T::deserialize(Fields(&mut fields));
+    fields
+}

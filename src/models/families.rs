@@ -1,0 +1,28 @@
+//! Families of text encoders, by the `model_type` of `text_encoder/config.json`.
+
+use serde_json::Value;
+
+use super::gemma3::{self, Gemma3Config};
+use super::text_encoder::TextEncoder;
+use super::{ConfigError, unsupported};
+
+type Reader = fn(&Value) -> Result<Box<dyn TextEncoder>, ConfigError>;
+
+/// Model types and their readers.
+const FAMILIES: [(&str, Reader); 2] = [("gemma3", gemma3), ("gemma3_text", gemma3)];
+
+fn gemma3(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
+    Ok(Box::new(Gemma3Config::from_json(json)?))
+}
+
+/// Reads the configuration of a text encoder of any family.
+///
+/// # Errors
+/// A family that no code computes, by its `model_type`; what the family refuses.
+pub fn text_encoder(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
+    let name = json.get("model_type").and_then(Value::as_str).unwrap_or("not given");
+    match FAMILIES.iter().find(|(known, _)| *known == name) {
+        Some((_, read)) => read(json),
+        None => Err(unsupported(gemma3::COMPONENT, "model_type", name, "gemma3")),
+    }
+}

@@ -1,0 +1,40 @@
+//! The interface of text encoders; each family implements it in its own folder.
+
+use super::Network;
+use super::connectors::ConnectorsConfig;
+use super::tokenizer::TokenizerRules;
+use crate::hlo::Result;
+use crate::nn::Build;
+
+/// A text encoder, read from its configuration.
+pub trait TextEncoder {
+    /// Token ids it has embeddings of.
+    fn vocab_size(&self) -> usize;
+
+    /// Layers of its stack.
+    fn layers(&self) -> usize;
+
+    /// Hidden states it gives: the embeddings and every layer's.
+    fn hidden_states(&self) -> usize {
+        self.layers() + 1
+    }
+
+    /// How prompts become its token ids.
+    fn tokenizer(&self) -> &'static TokenizerRules;
+
+    /// The program for `rows` prompts of `tokens` tokens: inputs `input_ids`, `attention_mask` (i32 `[rows, tokens]`).
+    ///
+    /// With connectors, the output `prompt_embeds` is `[rows, tokens, channels]`: every hidden state normalised and
+    /// projected as it appears, and summed; two projections lie side by side. Without, it is the stack of hidden states
+    /// `[rows, tokens, hidden · states]`, the state's index fastest.
+    ///
+    /// # Errors
+    /// The first mistake made while building, with op, scope and shapes.
+    fn program(
+        &self,
+        connectors: Option<&ConnectorsConfig>,
+        rows: usize,
+        tokens: usize,
+        build: &Build,
+    ) -> Result<Network>;
+}

@@ -1,0 +1,181 @@
+//! The reference's arguments of each component as inputs of its program.
+
+use std::collections::BTreeMap;
+
+use ndarray::Array2;
+use serde::de::DeserializeOwned;
+
+use super::configs::ModelConfigs;
+use super::error::{PipelineError, Result};
+use crate::models::Network;
+use crate::models::connectors::Input;
+use crate::models::video_vae::Pixels;
+use crate::nn::Build;
+use crate::tensor::Tensor;
+use crate::weights::Component;
+
+/// Scalars of the reference's call, by the names of the component's row in the table; of the vocoder `clamp`, whether LTX-2.3's
+/// limits the first of its stages.
+pub type Scalars = BTreeMap<String, serde_json::Value>;
+
+/// Inputs of a program, by name.
+pub(super) type Named = Vec<(String, Tensor)>;
+
+/// A program with its inputs.
+pub(super) type Ready = (Network, Named);
+
+/// Arguments of a component: tensors, each taken once, and scalars.
+pub(super) struct ReferenceArguments<'a> {
+    pub configs: &'a ModelConfigs,
+    pub build: &'a Build,
+    tensors: BTreeMap<String, Tensor>,
+    scalars: &'a Scalars,
+    known: Vec<&'static str>,
+}
+
+impl<'a> ReferenceArguments<'a> {
+    /// Fails on a scalar that is not among `known`.
+    pub fn new(
+        configs: &'a ModelConfigs,
+        build: &'a Build,
+        tensors: BTreeMap<String, Tensor>,
+        scalars: &'a Scalars,
+        known: &[&str],
+    ) -> Result<Self> {
+        if let Some(k) = scalars.keys().find(|k| !known.contains(&k.as_str())) {
+            let all = if known.is_empty() { "none".into() } else { known.join(", ") };
+            return Err(PipelineError::Input(format!("--set {k} is unknown to this component; it takes {all}")));
+        }
+        Ok(ReferenceArguments { configs, build, tensors, scalars, known: Vec::new() })
+    }
+
+    pub fn optional(&mut self, name: &'static str) -> Option<Tensor> {
+        self.known.push(name);
+        self.tensors.remove(name)
+    }
+
+    pub fn required(&mut self, name: &'static str) -> Result<Tensor> {
+        self.optional(name).ok_or_else(|| PipelineError::Input(format!("input '{name}' is missing")))
+    }
+
+    pub fn ranked(&mut self, name: &'static str, rank: usize) -> Result<Tensor> {
+        let t = self.required(name)?;
+        if t.shape().len() != rank {
+            let message = format!("input '{name}' must have {rank} dimensions, has shape {:?}", t.shape());
+            return Err(PipelineError::Input(message));
+        }
+        Ok(t)
+    }
+
+    pub fn scalar<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let value = self.scalars.get(name).map(|v| serde_json::from_value(v.clone())).transpose();
+        value.map_err(|e| PipelineError::Input(format!("--set {name}: {e}")))
+    }
+
+    /// Fails on a tensor that was not taken.
+    pub fn finish(self) -> Result<()> {
+        match self.tensors.keys().next() {
+            None => Ok(()),
+            Some(name) => Err(PipelineError::Input(format!(
+                "input '{name}' is unknown to this component; it takes {}",
+                self.known.join(", ")
+            ))),
+        }
+    }
+
+    /// A component whose only argument has `N` dimensions.
+    fn only<const N: usize>(
+        &mut self,
+        name: &'static str,
+        program: impl FnOnce(&ModelConfigs, [usize; N], &Build) -> Result<Network>,
+    ) -> Result<Ready> {
+        let tensor = self.ranked(name, N)?;
+        Ok((program(self.configs, dims(&tensor), self.build)?, vec![(name.into(), tensor)]))
+    }
+}
+
+/// The shape of a tensor whose rank has been checked.
+fn dims<const N: usize>(t: &Tensor) -> [usize; N] {
+    std::array::from_fn(|i| t.shape()[i])
+}
+
+pub(super) fn text_encoder(given: &mut ReferenceArguments) -> Result<Ready> {
+    let ids = given.ranked("input_ids", 2)?;
+    let mask = match given.optional("attention_mask") {
+        Some(mask) => mask,
+        None => Tensor::from(ids.to_i64().mapv(|v| i32::from(v != 0))),
+    };
+    // A model of a text encoder alone has nothing to project with: its result is the stack of hidden states.
+    let raw = given.scalar::<bool>("output_hidden_states")?.unwrap_or(false)
+        || !given.configs.origin().has(Component::Connectors);
+    let network = given.configs.text_encoder_program(ids.shape()[0], ids.shape()[1], !raw, given.build)?;
+    Ok((network, vec![("input_ids".into(), ids), ("attention_mask".into(), mask)]))
+}
+
+pub(super) fn connectors(given: &mut ReferenceArguments) -> Result<Ready> {
+    let configs = given.configs;
+    let (embeds, projected) = match given.optional("prompt_embeds") {
+        // The reference calls the stack of hidden states so too.
+        Some(t) => {
+            let projected = t.shape().last() == Some(&configs.connectors()?.text_width());
+            (t, projected)
+        }
+        None => (given.required("text_encoder_hidden_states")?, false),
+    };
+    // The reference also takes the stack as [b, t, channels, layers].
+    let embeds = match embeds.shape() {
+        [_, _, _] => embeds,
+        &[b, t, c, l] => Tensor::from(
+            embeds
+                .to_f32()
+                .into_shape_with_order((b, t, c * l))
+                .map_err(|e| PipelineError::Input(format!("input 'text_encoder_hidden_states': {e}")))?,
+        ),
+        other => {
+            let message = format!("input 'prompt_embeds' must have 3 dimensions, has shape {other:?}");
+            return Err(PipelineError::Input(message));
+        }
+    };
+    let (rows, tokens) = (embeds.shape()[0], embeds.shape()[1]);
+    let mask = match given.optional("attention_mask") {
+        Some(mask) => mask,
+        None => Tensor::from(Array2::<i32>::ones((rows, tokens))),
+    };
+    let (input, name) = match projected {
+        true => (Input::PromptEmbeds, "prompt_embeds"),
+        false => (Input::HiddenStates, "text_encoder_hidden_states"),
+    };
+    let network = configs.connectors_program(rows, tokens, input, given.build)?;
+    let mut inputs = configs.connectors_inputs(tokens)?;
+    inputs.extend([(name.into(), embeds), ("attention_mask".into(), mask)]);
+    Ok((network, inputs))
+}
+
+pub(super) fn video_encoder(given: &mut ReferenceArguments) -> Result<Ready> {
+    given.only("video", ModelConfigs::video_encoder_program)
+}
+
+pub(super) fn video_decoder(given: &mut ReferenceArguments) -> Result<Ready> {
+    let (network, mut inputs) = given.only("latents", |configs, dims: [usize; 5], build| {
+        configs.video_decoder_program(dims, Pixels::Values, build)
+    })?;
+    if network.program.argument("temb").is_some() {
+        inputs.push(("temb".into(), given.required("temb")?));
+    }
+    Ok((network, inputs))
+}
+
+pub(super) fn audio_decoder(given: &mut ReferenceArguments) -> Result<Ready> {
+    given.only("latents", ModelConfigs::audio_decoder_program)
+}
+
+pub(super) fn vocoder(given: &mut ReferenceArguments) -> Result<Ready> {
+    let clamp = given.scalar("clamp")?.unwrap_or(true);
+    given.only("mel", |configs, dims: [usize; 4], build| {
+        configs.clone().with_vocoder_clamp(clamp).vocoder_program(dims, build)
+    })
+}
+
+pub(super) fn upsampler(given: &mut ReferenceArguments) -> Result<Ready> {
+    given.only("latents", ModelConfigs::upsampler_program)
+}

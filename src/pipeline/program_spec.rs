@@ -1,0 +1,103 @@
+//! The program of each component at the sizes of a request.
+
+use super::configs::ModelConfigs;
+use super::error::{PipelineError, Result};
+use crate::models::Network;
+use crate::models::connectors::Input;
+use crate::models::transformer::{self as forward, CrossTimestep, ForwardShape};
+use crate::models::video_vae::Pixels;
+use crate::nn::Build;
+use crate::request::{ModelSizes, Request, Shapes, Tiling};
+use crate::sampling::denoise::{self as sampling, DenoiseShape};
+use crate::sampling::guidance::Branch;
+
+/// Model and sizes that a program is written from.
+pub(super) struct ProgramSpec<'a> {
+    pub configs: &'a ModelConfigs,
+    pub sizes: &'a ModelSizes,
+    /// Request of the program's pass.
+    pub request: &'a Request,
+    /// Request of the last pass.
+    pub last: &'a Request,
+    /// Whether frames leave the device as floats.
+    pub float_frames: bool,
+    pub shapes: Shapes,
+    pub shape: DenoiseShape,
+    pub build: &'a Build,
+}
+
+impl ProgramSpec<'_> {
+    fn batch(&self) -> usize {
+        self.shape.batch
+    }
+
+    /// Prompts of the batch.
+    fn prompts(&self) -> usize {
+        self.batch() * (1 + usize::from(self.shape.branches.contains(&Branch::Negative)))
+    }
+}
+
+pub(super) fn denoise(s: &ProgramSpec) -> Result<Network> {
+    Ok(sampling::denoise(&s.sizes.transformer, &s.shape, s.build)?)
+}
+
+pub(super) fn prepare(s: &ProgramSpec) -> Result<Network> {
+    Ok(sampling::prepare(&s.sizes.transformer, &s.shape, s.build)?)
+}
+
+pub(super) fn upsampler(s: &ProgramSpec) -> Result<Network> {
+    let (v, to) = (&s.shapes.video, Shapes::of(s.sizes, s.last)?.video);
+    let from = [v.channels, v.frames, v.height, v.width];
+    s.configs.upsampler_between(from, [to.channels, to.frames, to.height, to.width])?;
+    s.configs.upsampler_program([s.batch(), v.channels, v.frames, v.height, v.width], s.build)
+}
+
+pub(super) fn text_encoder(s: &ProgramSpec) -> Result<Network> {
+    s.configs.text_encoder_program(s.prompts(), s.request.max_sequence_length, true, s.build)
+}
+
+pub(super) fn connectors(s: &ProgramSpec) -> Result<Network> {
+    let tokens = s.request.max_sequence_length;
+    s.configs.connectors_program(s.prompts(), tokens, Input::PromptEmbeds, s.build)
+}
+
+pub(super) fn video_decoder(s: &ProgramSpec) -> Result<Network> {
+    let (grid, v, tiling) = (&s.sizes.video_grid, &s.shapes.video, s.request.tiling.as_ref());
+    let size = [v.frames, v.height, v.width];
+    let tile = |t: &Tiling| t.largest(size, grid.spatial_compression, grid.temporal_compression);
+    let pixels = if tiling.is_some() || s.float_frames { Pixels::Values } else { Pixels::Bytes };
+    let [f, h, w] = tiling.map_or(size, tile);
+    s.configs.video_decoder_program([s.batch(), v.channels, f, h, w], pixels, s.build)
+}
+
+pub(super) fn video_encoder(s: &ProgramSpec) -> Result<Network> {
+    let r = s.request;
+    let frames = if r.images.is_empty() { r.num_frames } else { 1 };
+    s.configs.video_encoder_program([s.shapes.video.batch, 3, frames, r.height, r.width], s.build)
+}
+
+pub(super) fn audio_decoder(s: &ProgramSpec) -> Result<Network> {
+    let a = &s.shapes.audio;
+    s.configs.audio_decoder_program([s.batch(), a.channels, a.length, a.mel_bins], s.build)
+}
+
+pub(super) fn vocoder(s: &ProgramSpec) -> Result<Network> {
+    let decoder = audio_decoder(s)?;
+    let mel = decoder.program.results.first().map(|o| &o.logical_dims[..]);
+    let dims = mel.and_then(|mel| <[usize; 4]>::try_from(mel).ok());
+    let dims = dims.ok_or_else(|| PipelineError::Bug(format!("the audio decoder's mel has shape {mel:?}")))?;
+    s.configs.vocoder_program(dims, s.build)
+}
+
+pub(super) fn transformer(s: &ProgramSpec) -> Result<Network> {
+    let forward = ForwardShape {
+        batch: s.batch() * s.shape.branches.len(),
+        tokens: s.shape.tokens,
+        text: [s.request.max_sequence_length; 2].into(),
+        text_channels: s.shape.text_channels,
+        cross: CrossTimestep::Own,
+        stg_blocks: s.shape.stg_blocks.clone(),
+        ..ForwardShape::default()
+    };
+    Ok(forward::program(&s.sizes.transformer, &forward, s.build)?)
+}

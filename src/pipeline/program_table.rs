@@ -1,0 +1,256 @@
+//! Every program, a row each: what commands, reports and timings iterate over.
+
+use std::sync::LazyLock;
+
+use clap::builder::PossibleValue;
+
+use super::component_inputs::{self as inputs, Ready, ReferenceArguments};
+use super::configs::ModelConfigs;
+use super::error::Result;
+use super::program_spec::{self as spec, ProgramSpec};
+use super::transformer_inputs;
+use crate::models::Network;
+use crate::models::connectors::Input;
+use crate::models::video_vae::Pixels;
+use crate::nn::Build;
+use crate::weights::Component;
+
+/// A program. Those of a run are in the order of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[allow(missing_docs)] // Described in the table.
+pub enum ProgramKind {
+    TextEncoder,
+    Connectors,
+    VideoEncoder,
+    Prepare,
+    #[default]
+    Denoise,
+    Upsampler,
+    RefinePrepare,
+    Refine,
+    VideoDecoder,
+    AudioDecoder,
+    Vocoder,
+    Transformer,
+}
+
+/// Requests whose run has a program.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Runs {
+    Always,
+    /// With two passes.
+    TwoPasses,
+    /// With image conditioning.
+    Images,
+    /// None: it runs alone.
+    Alone,
+}
+
+/// How a program runs without the others, on the reference's arguments.
+#[derive(Clone, Copy)]
+pub struct SingleRun {
+    /// Tensors in and out, for the command line.
+    pub help: &'static str,
+    /// Scalars it takes.
+    pub(super) scalars: &'static [&'static str],
+    /// Program and inputs of the arguments.
+    pub(super) inputs: fn(&mut ReferenceArguments) -> Result<Ready>,
+    /// The smallest program that declares all parameters.
+    pub(super) smallest: fn(&ModelConfigs, &Build) -> Result<Network>,
+}
+
+/// A program's row.
+#[derive(Clone, Copy)]
+pub struct ProgramRow {
+    /// Identity.
+    pub kind: ProgramKind,
+    /// Name in sidecars, reports and JSON; with hyphens on the command line.
+    pub name: &'static str,
+    /// One line for the command line.
+    pub help: &'static str,
+    /// Checkpoint folder of most of its parameters.
+    pub part: Component,
+    /// Phase that it is timed with, by the program that phase is named after.
+    pub phase: ProgramKind,
+    has_blocks: bool,
+    /// Whether its sizes are the last pass', of two.
+    pub(super) last_pass: bool,
+    pub(super) runs: Runs,
+    pub(super) write: fn(&ProgramSpec) -> Result<Network>,
+    /// How `ltx2 run` runs it, where it does.
+    pub alone: Option<SingleRun>,
+}
+
+impl ProgramRow {
+    /// A program of every run, timed by itself, without the transformer's blocks, at the first pass' sizes.
+    const fn new(
+        kind: ProgramKind,
+        name: &'static str,
+        help: &'static str,
+        part: Component,
+        write: fn(&ProgramSpec) -> Result<Network>,
+    ) -> Self {
+        let (has_blocks, last_pass, runs) = (false, false, Runs::Always);
+        ProgramRow { kind, name, help, part, phase: kind, has_blocks, last_pass, runs, write, alone: None }
+    }
+
+    const fn blocks(self) -> Self {
+        ProgramRow { has_blocks: true, ..self }
+    }
+
+    const fn within(self, phase: ProgramKind) -> Self {
+        ProgramRow { phase, ..self }
+    }
+
+    const fn last_pass(self) -> Self {
+        ProgramRow { last_pass: true, ..self }
+    }
+
+    const fn runs(self, runs: Runs) -> Self {
+        ProgramRow { runs, ..self }
+    }
+
+    const fn alone(
+        self,
+        help: &'static str,
+        scalars: &'static [&'static str],
+        inputs: fn(&mut ReferenceArguments) -> Result<Ready>,
+        smallest: fn(&ModelConfigs, &Build) -> Result<Network>,
+    ) -> Self {
+        ProgramRow { alone: Some(SingleRun { help, scalars, inputs, smallest }), ..self }
+    }
+}
+
+use Component as Part;
+use ProgramKind as Kind;
+
+/// All programs, at the places of their kinds.
+#[rustfmt::skip]
+pub static TABLE: [ProgramRow; 12] = [
+    ProgramRow::new(Kind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
+        Part::TextEncoder, spec::text_encoder)
+        .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
+            |c, build| c.text_encoder_program(1, 8, false, build)),
+    ProgramRow::new(Kind::Connectors, "connectors", "Embeddings to the transformer's contexts",
+        Part::Connectors, spec::connectors)
+        .alone("`prompt_embeds` or `text_encoder_hidden_states`, `attention_mask` to `video`, `audio`",
+            &[], inputs::connectors,
+            |c, build| c.connectors_program(1, c.connectors()?.token_multiple(), Input::HiddenStates, build)),
+    ProgramRow::new(Kind::VideoEncoder, "video_encoder", "Frames to latents", Part::Vae, spec::video_encoder)
+        .within(Kind::Denoise).runs(Runs::Images)
+        .alone("`video` to `latents`", &[], inputs::video_encoder, |c, build| {
+            let v = c.video_vae()?;
+            c.video_encoder_program([1, 0, 1 + v.temporal(), 4 * v.spatial(), 4 * v.spatial()], build)
+        }),
+    ProgramRow::new(Kind::Prepare, "prepare", "Step-invariant inputs of the denoising loop",
+        Part::Transformer, spec::prepare)
+        .within(Kind::Denoise).blocks(),
+    ProgramRow::new(Kind::Denoise, "denoise", "Denoising loop; of two passes, the first's",
+        Part::Transformer, spec::denoise)
+        .blocks(),
+    ProgramRow::new(Kind::Upsampler, "upsampler", "Latents to larger latents, between two passes",
+        Part::LatentUpsampler, spec::upsampler)
+        .runs(Runs::TwoPasses)
+        .alone("`latents` to larger `latents`, both un-normalised", &[], inputs::upsampler,
+            |c, build| c.upsampler_program([1, 0, 2, 4, 4], build)),
+    ProgramRow::new(Kind::RefinePrepare, "refine_prepare", "Step-invariant inputs of the second pass' loop",
+        Part::Transformer, spec::prepare)
+        .within(Kind::Refine).blocks().last_pass().runs(Runs::TwoPasses),
+    ProgramRow::new(Kind::Refine, "refine", "Denoising loop of the second pass", Part::Transformer, spec::denoise)
+        .blocks().last_pass().runs(Runs::TwoPasses),
+    ProgramRow::new(Kind::VideoDecoder, "video_decoder", "Latents to frames", Part::Vae, spec::video_decoder)
+        .last_pass()
+        .alone("`latents` to `video`", &[], inputs::video_decoder,
+            |c, build| c.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, build)),
+    ProgramRow::new(Kind::AudioDecoder, "audio_decoder", "Latents to mel spectrogram",
+        Part::AudioVae, spec::audio_decoder)
+        .alone("`latents` to `mel`", &[], inputs::audio_decoder,
+            |c, build| c.audio_decoder_program([1, 0, 2, c.audio_vae()?.latent_bins()], build)),
+    // Of the vocoder's input only the product of channels and bins counts.
+    ProgramRow::new(Kind::Vocoder, "vocoder", "Mel spectrogram to samples", Part::Vocoder, spec::vocoder)
+        .within(Kind::AudioDecoder)
+        .alone("`mel` to `audio`", &["clamp"], inputs::vocoder,
+            |c, build| c.vocoder_program([1, 1, 8, c.vocoder()?.generator.in_channels], build)),
+    ProgramRow::new(Kind::Transformer, "transformer", "One forward pass on the reference's arguments",
+        Part::Transformer, spec::transformer)
+        .blocks().runs(Runs::Alone)
+        .alone("`hidden_states`, `encoder_hidden_states`, `timestep` … to `video`, `audio`",
+            transformer_inputs::SCALARS,
+            transformer_inputs::transformer, transformer_inputs::smallest),
+];
+
+impl ProgramKind {
+    /// Its row.
+    pub fn row(self) -> &'static ProgramRow {
+        &TABLE[self as usize]
+    }
+
+    /// Name in sidecars, reports and JSON.
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    /// Name in tables for readers.
+    pub fn label(self) -> String {
+        self.name().replace('_', " ")
+    }
+
+    /// Name on the command line.
+    pub fn flag(self) -> &'static str {
+        static FLAGS: LazyLock<Vec<String>> =
+            LazyLock::new(|| TABLE.iter().map(|row| row.name.replace('_', "-")).collect());
+        &FLAGS[self as usize]
+    }
+
+    /// Whether it runs the transformer's blocks.
+    pub fn has_blocks(self) -> bool {
+        self.row().has_blocks
+    }
+
+    /// The program that the command line names so.
+    ///
+    /// # Errors
+    /// No such program; all there are.
+    pub fn named(name: &str) -> std::result::Result<Self, String> {
+        let all = || TABLE.iter().map(|row| row.kind.flag()).collect::<Vec<_>>().join(", ");
+        let row = TABLE.iter().find(|row| row.kind.flag() == name);
+        row.map(|row| row.kind).ok_or_else(|| format!("no program '{name}'; there are {}", all()))
+    }
+
+    /// Programs that phases of a run are named after, in order.
+    pub fn phases() -> impl Iterator<Item = Self> {
+        TABLE.iter().filter(|row| row.phase == row.kind && row.runs != Runs::Alone).map(|row| row.kind)
+    }
+}
+
+impl clap::ValueEnum for ProgramKind {
+    fn value_variants<'a>() -> &'a [Self] {
+        static ALL: LazyLock<Vec<ProgramKind>> = LazyLock::new(|| TABLE.iter().map(|row| row.kind).collect());
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.flag()).help(self.row().help))
+    }
+}
+
+impl serde::Serialize for ProgramKind {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_at_the_places_of_their_kinds() {
+        assert!(TABLE.iter().enumerate().all(|(place, row)| row.kind as usize == place));
+        assert_eq!(ProgramKind::named("refine-prepare"), Ok(ProgramKind::RefinePrepare));
+        assert!(ProgramKind::named("diffuse").is_err_and(|e| e.contains("text-encoder, connectors, ")));
+        let phases: Vec<&str> = ProgramKind::phases().map(ProgramKind::name).collect();
+        let all = ["text_encoder", "connectors", "denoise", "upsampler", "refine", "video_decoder", "audio_decoder"];
+        assert_eq!(phases, all);
+    }
+}

@@ -1,0 +1,186 @@
+//! The reference's arguments of the transformer as inputs of its program.
+
+use ndarray::{Array1, Array4, Axis as Dim, Ix4};
+
+use super::component_inputs::{Named, Ready, ReferenceArguments};
+use super::configs::ModelConfigs;
+use super::error::{PipelineError, Result};
+use crate::av::Av;
+use crate::models::Network;
+use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
+use crate::nn::Build;
+use crate::request::coordinate_grids;
+use crate::sampling::latents::VideoShape;
+use crate::tensor::Tensor;
+
+/// Scalars of the reference's call; `cross_timestep` is ours.
+pub(super) const SCALARS: &[&str] = &[
+    "num_frames",
+    "height",
+    "width",
+    "fps",
+    "audio_num_frames",
+    "use_cross_timestep",
+    "cross_timestep",
+    "isolate_modalities",
+    "stg_blocks",
+];
+
+pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
+    let c = &given.configs.transformer()?;
+    let hidden = [given.ranked("hidden_states", 3)?, given.ranked("audio_hidden_states", 3)?];
+    let text = [given.ranked("encoder_hidden_states", 3)?, given.ranked("audio_encoder_hidden_states", 3)?];
+    let batch = hidden[0].shape()[0];
+    let tokens: Av<usize> = [hidden[0].shape()[1], hidden[1].shape()[1]].into();
+    let (levels, per_token) = noise_levels(given, batch, tokens)?;
+    let masks = [given.optional("encoder_attention_mask"), given.optional("audio_encoder_attention_mask")];
+    let self_mask = given.optional("video_self_attention_mask");
+    let perturbation = given.optional("perturbation_mask");
+    let (video_coords, audio_coords) = coords(c, given, tokens)?;
+    let stg: Option<Vec<usize>> = given.scalar("stg_blocks")?;
+    let shape = ForwardShape {
+        batch,
+        tokens,
+        text: [text[0].shape()[1], text[1].shape()[1]].into(),
+        text_channels: [text[0].shape()[2], text[1].shape()[2]].into(),
+        per_token,
+        rope_rows: video_coords.shape()[0].max(audio_coords.shape()[0]),
+        text_mask: [masks[0].is_some(), masks[1].is_some()].into(),
+        self_mask: self_mask.is_some(),
+        cross: cross_timestep(given)?,
+        isolate: given.scalar("isolate_modalities")?.unwrap_or(false),
+        // Without `perturbed_attn` the reference's attention does not know the mask.
+        stg_blocks: stg.filter(|_| c.perturbed_attn).unwrap_or_default(),
+    };
+    let named =
+        |[video, audio]: [&'static str; 2], [v, a]: [Tensor; 2]| [(video.to_string(), v), (audio.to_string(), a)];
+    let mut inputs = Vec::from(named(["hidden_states", "audio_hidden_states"], hidden));
+    inputs.extend(named(["encoder_hidden_states", "audio_encoder_hidden_states"], text));
+    inputs.extend(levels);
+    let [mask, audio_mask] = masks;
+    let optional = [
+        ("encoder_attention_mask", mask),
+        ("audio_encoder_attention_mask", audio_mask),
+        ("video_self_attention_mask", self_mask),
+        // Perturbs every sample unless told otherwise.
+        ("perturbation_mask", Some(perturbation.unwrap_or_else(|| Array1::<f32>::zeros(batch).into()))),
+    ];
+    inputs.extend(optional.into_iter().filter_map(|(n, t)| t.map(|t| (n.to_string(), t))));
+    inputs.extend(tables::host_inputs(c, tables::tables(c, video_coords.view(), audio_coords.view())));
+    Ok((transformer::program(c, &shape, given.build)?, inputs))
+}
+
+/// The smallest program that declares all parameters.
+pub(super) fn smallest(configs: &ModelConfigs, build: &Build) -> Result<Network> {
+    let c = configs.transformer()?;
+    let text_channels = match c.use_prompt_embeddings {
+        true => [c.caption_channels; 2],
+        false => [c.cross_attention_dim, c.audio_cross_attention_dim],
+    };
+    let shape = ForwardShape { text_channels: text_channels.into(), ..ForwardShape::default() };
+    Ok(transformer::program(&c, &shape, build)?)
+}
+
+fn cross_timestep(given: &ReferenceArguments) -> Result<CrossTimestep> {
+    match given.scalar::<String>("cross_timestep")?.as_deref() {
+        Some("own") => Ok(CrossTimestep::Own),
+        Some("cross") => Ok(CrossTimestep::Cross),
+        Some("gate_only") => Ok(CrossTimestep::GateOnly),
+        Some(other) => Err(PipelineError::Input(format!("--set cross_timestep={other}: use own, cross or gate_only"))),
+        None if given.scalar("use_cross_timestep")?.unwrap_or(false) => Ok(CrossTimestep::Cross),
+        None => Ok(CrossTimestep::Own),
+    }
+}
+
+/// Timesteps and scalar noise levels of both streams, and whether their timesteps are one per token.
+fn noise_levels(given: &mut ReferenceArguments, batch: usize, tokens: Av<usize>) -> Result<(Named, Av<bool>)> {
+    let (video, per_token) = timesteps(given.required("timestep")?, batch, tokens.video, "timestep")?;
+    let (audio, audio_per_token) = match given.optional("audio_timestep") {
+        Some(t) => timesteps(t, batch, tokens.audio, "audio_timestep")?,
+        None if per_token && tokens.video != tokens.audio => {
+            let message = "a timestep per video token needs an input 'audio_timestep' too";
+            return Err(PipelineError::Input(message.into()));
+        }
+        None => (video.clone(), per_token),
+    };
+    // The scalar level of a stream: the largest of its tokens' where nothing else is said.
+    let sigma = match given.optional("sigma") {
+        Some(t) => per_sample(&t, batch, "sigma")?,
+        None => largest(&video),
+    };
+    let audio_sigma = match given.optional("audio_sigma") {
+        Some(t) => per_sample(&t, batch, "audio_sigma")?,
+        None => sigma.clone(),
+    };
+    let named = [("timestep", video), ("audio_timestep", audio), ("sigma", sigma), ("audio_sigma", audio_sigma)];
+    Ok((named.map(|(name, tensor)| (name.to_string(), tensor)).into(), [per_token, audio_per_token].into()))
+}
+
+/// A timestep `[b]`, `[b, 1]`, `[b, n]` or `[b, n, 1]`: whether it has one value a token.
+fn timesteps(t: Tensor, batch: usize, tokens: usize, name: &str) -> Result<(Tensor, bool)> {
+    let values = t.to_f32();
+    let per_token = values.len() == batch * tokens && values.ndim() > 1;
+    let shaped = if per_token {
+        values.into_shape_with_order((batch, tokens)).map(Tensor::from)
+    } else {
+        values.into_shape_with_order(batch).map(Tensor::from)
+    };
+    let shape = t.shape().to_vec();
+    let message = format!("input '{name}' has shape {shape:?}, it must be [{batch}] or [{batch}, {tokens}]");
+    Ok((shaped.map_err(|_| PipelineError::Input(message))?, per_token))
+}
+
+fn per_sample(t: &Tensor, batch: usize, name: &str) -> Result<Tensor> {
+    let message = format!("input '{name}' has shape {:?}, it must be [{batch}]", t.shape());
+    t.to_f32().into_shape_with_order(batch).map(Tensor::from).map_err(|_| PipelineError::Input(message))
+}
+
+fn largest(t: &Tensor) -> Tensor {
+    let values = t.to_f32();
+    match values.ndim() {
+        1 => Tensor::from(values),
+        _ => Tensor::from(values.fold_axis(Dim(1), f32::NEG_INFINITY, |a, b| a.max(*b))),
+    }
+}
+
+/// Token bounds `[b, axes, tokens, 2]` of both streams, as given or derived from the latent sizes.
+fn coords(
+    c: &TransformerConfig,
+    given: &mut ReferenceArguments,
+    tokens: Av<usize>,
+) -> Result<(Array4<f32>, Array4<f32>)> {
+    let grid = |t: Tensor, name: &str| -> Result<Array4<f32>> {
+        let message = format!("input '{name}' must be [b, axes, tokens, 2], has shape {:?}", t.shape());
+        t.to_f32().into_dimensionality::<Ix4>().map_err(|_| PipelineError::Input(message))
+    };
+    let need = |given: &ReferenceArguments, name: &str| -> Result<usize> {
+        let message = || format!("give input 'video_coords', or --set {name} in latent units");
+        given.scalar(name)?.ok_or_else(|| PipelineError::Input(message()))
+    };
+    let (video_grid, audio_grid) = coordinate_grids(c);
+    let video = match given.optional("video_coords") {
+        Some(t) => grid(t, "video_coords")?,
+        None => {
+            let [frames, height, width] = [need(given, "num_frames")?, need(given, "height")?, need(given, "width")?];
+            let shape = VideoShape { batch: 1, channels: c.in_channels, frames, height, width };
+            let fps = given.scalar("fps")?.unwrap_or(24.0);
+            video_grid.coords(&shape, c.vae_scale_factors, c.causal_offset as i64, fps)
+        }
+    };
+    let audio = match given.optional("audio_coords") {
+        Some(t) => grid(t, "audio_coords")?,
+        None => {
+            let length = given.scalar("audio_num_frames")?.unwrap_or(tokens.audio);
+            audio_grid.coords(1, length, c.audio_scale_factor, c.audio_patch_size_t, c.causal_offset as i64)
+        }
+    };
+    // One table serves the batch unless the samples differ.
+    let rows = video.shape()[0].max(audio.shape()[0]);
+    let broadcast = |a: Array4<f32>, name: &str| -> Result<Array4<f32>> {
+        let (own, axes, tokens, bounds) = a.dim();
+        let message = || format!("input '{name}' is of {own} samples, the other stream's of {rows}");
+        let all = a.broadcast((rows, axes, tokens, bounds)).ok_or_else(|| PipelineError::Input(message()))?;
+        Ok(all.to_owned())
+    };
+    Ok((broadcast(video, "video_coords")?, broadcast(audio, "audio_coords")?))
+}
