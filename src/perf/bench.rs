@@ -84,7 +84,6 @@ pub struct BenchOptions {
     pub targets: Vec<BenchTarget>,
     /// Timed runs per target, at least one.
     pub runs: usize,
-    /// Warm-up runs per target.
     pub warmup: usize,
 }
 
@@ -275,7 +274,6 @@ impl<'a> Bench<'a> {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// Number of prompts per video.
     fn prompts_a_video(&self) -> usize {
         let [video, audio] = self.first.scales;
         1 + usize::from(branches(video, audio).contains(&Branch::Negative))
