@@ -1,6 +1,6 @@
 //! Benchmarks of the executables of `generate`, each alone, and of a whole request.
 //!
-//! [`SyntheticInputs`] lets each program run without those before it. Inputs are on the devices before the clock starts,
+//! `SyntheticInputs` lets each program run without those before it. Inputs are on the devices before the clock starts,
 //! and it stops when all results are ready; nothing is copied to the host meanwhile. Only `end_to_end` begins with a prompt
 //! and ends with frames and samples on the host.
 
