@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::origin::{self, Origin, Weights};
-use crate::config::Config;
+use crate::config::{Config, Job};
 use crate::models::tokenizer::Tokenizer;
-use crate::request::ModelSizes;
+use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
@@ -137,6 +137,17 @@ impl Model {
             configs: parts,
             weights,
         })
+    }
+
+    /// A job as this model takes it.
+    ///
+    /// # Errors
+    /// Sizes and schedules that it does not take.
+    pub fn request(&self, config: &Config, job: &Job) -> Result<Request> {
+        let request = request::of_job(config, &self.sizes, job)?;
+        let tokens = Shapes::of(&self.sizes, &request.passes().0)?;
+        let own = tokens.tokens[0] - tokens.appended;
+        Ok(Request { sigmas: request::sigmas(config, &self.scheduler, own)?, ..request })
     }
 
     /// What tells this model apart from others, as the sidecar of a run keeps it.
