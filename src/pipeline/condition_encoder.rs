@@ -41,7 +41,7 @@ impl Runner {
 
     /// An image as normalised tokens `[1, h·w, c]` of a pass' size.
     fn image_tokens(&mut self, image: &ImageCondition, request: &Request) -> Result<Array3<f32>> {
-        let frame = media::read_picture(&image.path)?;
+        let frame = media::read_image(&image.path)?;
         let frame = match image.crf {
             0 => frame,
             crf => match media::through_h264(&frame, crf, Path::new("ffmpeg"), &image.path) {

@@ -38,7 +38,6 @@ pub struct Finished {
     pub path: PathBuf,
     /// Of its noise.
     pub seed: u64,
-    /// What it shows.
     pub prompt: String,
     /// SHA-256 of the raw frames.
     pub frames_sha256: String,
@@ -46,7 +45,7 @@ pub struct Finished {
     pub samples_sha256: String,
 }
 
-/// What a run tells while it goes on; the answer to a step says whether to continue.
+/// Receiver of a run's progress; the answer to a step says whether to continue.
 pub trait Observer {
     /// A stage of videos that are made together moves on.
     fn progress(&mut self, jobs: &[Job], stage: Phase, done: usize, total: usize) -> ControlFlow<()>;
@@ -77,9 +76,9 @@ pub fn generate(
     let model = Model::of(config)?;
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| of_job(config, &model, job)).collect::<Result<Vec<_>>>()?;
-    // Pictures that cannot be used are found before anything is loaded.
+    // Images that cannot be used are found before anything is loaded.
     for given in requests.iter().flat_map(|request| &request.images) {
-        media::read_picture(&given.path)?;
+        media::read_image(&given.path)?;
     }
     let mut started = Instant::now();
     let Session { config, mut runner, versions, first } = Session::start(config, model, group)?;

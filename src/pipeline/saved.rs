@@ -37,14 +37,13 @@ pub struct Saving {
     found: Option<Saved>,
 }
 
-/// What a stage carries between two steps.
+/// State of a pass between two steps.
 #[derive(Clone, Debug)]
 pub struct Saved {
-    /// The stage.
     pub phase: Phase,
     /// Its evaluations so far.
     pub done: usize,
-    /// What the sampler carries, in the loop's order.
+    /// Values of the sampler, in the loop's order.
     pub carried: Vec<Tensor>,
     /// In the second stage, the first one's normalised audio tokens.
     pub sound: Option<Array3<f32>>,
@@ -162,8 +161,8 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         }
         own
     });
-    let pictures = config.request.images.iter().map(|image| &image.path);
-    let files = pictures.chain(config.model.loras.iter().map(|lora| &lora.path));
+    let images = config.request.images.iter().map(|image| &image.path);
+    let files = images.chain(config.model.loras.iter().map(|lora| &lora.path));
     let about = |path: &Path| {
         let about = std::fs::metadata(path).ok()?;
         let time = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;

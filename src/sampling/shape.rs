@@ -29,7 +29,6 @@ pub struct DenoiseShape {
     pub levels: usize,
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,
-    /// Integrator.
     pub sampler: AnySampler,
 }
 
