@@ -213,7 +213,7 @@ fn concatenated(first: &Array3<f32>, second: &Array3<f32>) -> Result<Array3<f32>
     ndarray::concatenate(Dim(1), &[first.view(), second.view()]).map_err(|e| PipelineError::Input(e.to_string()))
 }
 
-/// What the loop carries first: the latents of both streams.
+/// Latents of both streams, from the values that the loop carries.
 fn latents_of(carried: &[ShardedTensor]) -> Result<[Tensor; 2]> {
     let [video, audio, ..] = carried else { return Err(PipelineError::Input("the loop carries no latents".into())) };
     Ok([video.download()?, audio.download()?])

@@ -39,7 +39,6 @@ pub struct Finished {
     pub path: PathBuf,
     /// Of its noise.
     pub seed: u64,
-    /// What it shows.
     pub prompt: String,
     /// SHA-256 of the raw frames.
     pub frames_sha256: String,
@@ -47,7 +46,7 @@ pub struct Finished {
     pub samples_sha256: String,
 }
 
-/// What a run tells while it goes on; the answer to a step says whether to continue.
+/// Receiver of a run's progress; the answer to a step says whether to continue.
 pub trait Observer {
     /// A stage of videos that are made together moves on.
     fn progress(&mut self, jobs: &[Job], stage: Phase, done: usize, total: usize) -> ControlFlow<()>;

@@ -24,7 +24,6 @@ pub struct Programs {
     second: Option<Request>,
     /// Whether frames leave the device as values.
     values: bool,
-    /// What the model was read from.
     pub origin: String,
 }
 

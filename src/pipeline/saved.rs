@@ -38,14 +38,13 @@ pub struct Saving {
     found: Option<Saved>,
 }
 
-/// What a stage carries between two steps.
+/// State of a pass between two steps.
 #[derive(Clone, Debug)]
 pub struct Saved {
-    /// The stage.
     pub phase: Phase,
     /// Its evaluations so far.
     pub done: usize,
-    /// What the sampler carries, in the loop's order.
+    /// Values of the sampler, in the loop's order.
     pub carried: Vec<Tensor>,
     /// In the second stage, the first one's normalised audio tokens.
     pub sound: Option<Array3<f32>>,

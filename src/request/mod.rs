@@ -1,4 +1,4 @@
-//! What is asked for: a request, its passes, conditions and latent sizes, resolved from a configuration. No device, no
+//! Requests, their passes, conditions and latent sizes, resolved from a configuration. No device, no
 //! files.
 
 mod condition;
@@ -27,11 +27,10 @@ pub struct Request {
     pub prompt: String,
     /// Negative prompt of classifier-free guidance.
     pub negative_prompt: String,
-    /// Pixels.
+    /// Width of a frame, in pixels.
     pub width: usize,
-    /// Pixels.
+    /// Height of a frame, in pixels.
     pub height: usize,
-    /// Frames.
     pub num_frames: usize,
     /// Frames a second.
     pub frame_rate: f64,
@@ -49,7 +48,6 @@ pub struct Request {
     pub rescale: RescaleScope,
     /// Text tokens.
     pub max_sequence_length: usize,
-    /// The integrator.
     pub sampler: AnySampler,
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,

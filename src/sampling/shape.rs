@@ -31,7 +31,6 @@ pub struct DenoiseShape {
     pub conditioned: Av<bool>,
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,
-    /// Integrator.
     pub sampler: AnySampler,
 }
 
