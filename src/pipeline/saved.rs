@@ -162,7 +162,7 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         }
         own
     });
-    let conditions = request::conditions(config);
+    let conditions = request::conditions(config)?;
     let given = conditions.as_ref().into_iter().flatten().map(Condition::path);
     let files = given.chain(config.model.loras.iter().map(|lora| Path::new(&lora.path)));
     let about = |path: &Path| {

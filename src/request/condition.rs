@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::RequestError;
 use crate::av::Av;
 use crate::config::{self, Config};
 
@@ -20,7 +21,7 @@ pub struct Condition {
 /// Where clean latents come from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// A frame.
+    /// Frame as an image file.
     Image {
         /// PNG or JPEG file.
         path: PathBuf,
@@ -74,10 +75,13 @@ impl Condition {
 }
 
 /// The conditions of a configuration.
-pub fn conditions(config: &Config) -> Av<Vec<Condition>> {
+///
+/// # Errors
+/// A condition that no video can meet.
+pub fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
     let between_keyframes = config.pipeline == config::Pipeline::Keyframes;
     let images = config.request.images.iter().map(|image| Condition::image(image, between_keyframes));
-    Av { video: images.collect(), audio: Vec::new() }
+    Ok(Av { video: images.collect(), audio: Vec::new() })
 }
 
 /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.

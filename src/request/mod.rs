@@ -2,13 +2,15 @@
 //! files.
 
 mod condition;
+mod error;
 mod resolve;
 mod shapes;
 mod sizes;
 mod tiling;
 
 pub use condition::{Condition, Content, Placement, conditions, noise_levels};
-pub use resolve::{RequestError, of_job, scales, sigmas};
+pub use error::RequestError;
+pub use resolve::{of_job, scales, sigmas};
 pub use shapes::Shapes;
 pub use sizes::{ModelSizes, coordinate_grids};
 pub use tiling::{Tile, Tiling};

@@ -1,22 +1,11 @@
 //! From a configuration to a request.
 
-use super::{ModelSizes, RefinePass, Request, Shapes, Tiling, conditions};
+use super::{ModelSizes, RefinePass, Request, RequestError, Shapes, Tiling, conditions};
 use crate::config::{self, Config, Job};
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::SamplingError;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
-
-/// A request that the model cannot serve.
-#[derive(Debug, thiserror::Error)]
-pub enum RequestError {
-    /// A setting, with what to change.
-    #[error("{0}")]
-    Usage(String),
-    /// Sizes and schedules.
-    #[error(transparent)]
-    Sampling(#[from] SamplingError),
-}
 
 /// Guidance scales of video and audio.
 pub fn scales(config: &Config) -> [Scales; 2] {
@@ -87,7 +76,7 @@ pub fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request,
             RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting"))
         })?,
         cross: cross_timestep(config),
-        conditions: conditions(config),
+        conditions: conditions(config)?,
         refine: refine(config)?,
         tiling: config.runtime.tiling.map(|t| Tiling {
             pixels: t.pixels,
