@@ -102,7 +102,7 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
     let request = model.request(config, job)?;
     let mut session = Session::start(config, model, group)?;
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
-    if !request.images.is_empty() {
+    if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
             "bench supports requests without image conditioning only; leave request.images empty".into(),
         ));

@@ -65,7 +65,7 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
         return Err(RuntimeError::from(Error::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
     let request = runner.model.request(config, job)?;
-    if !request.images.is_empty() {
+    if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
             "profile supports requests without image conditioning only; leave request.images empty".into(),
         ));

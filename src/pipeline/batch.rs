@@ -37,7 +37,7 @@ impl<'a> Batch<'a> {
         Ok(Batch { asked, size: asked.len().next_multiple_of(videos_at_once(layout)) })
     }
 
-    /// What all requests have in common.
+    /// A request that stands for all: its sizes, steps and guidance are those of every video.
     pub fn shared(&self) -> &'a Request {
         &self.asked[0]
     }
@@ -81,7 +81,7 @@ pub enum Noise {
     },
 }
 
-/// What a stage draws.
+/// Starting noise of a pass.
 pub struct Drawn {
     /// Unpacked, `[b, C, F, H, W]`.
     pub video: ArrayD<f32>,
@@ -169,7 +169,7 @@ impl Dump {
         self.wanted
     }
 
-    /// What was kept of each video.
+    /// Tensors that were kept, by video.
     pub fn finish(self) -> Vec<Vec<(String, Tensor)>> {
         self.kept
     }

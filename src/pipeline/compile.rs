@@ -22,12 +22,10 @@ use crate::runtime::{
 /// Blocks of the reduced program that stands for one that does not fit.
 const REDUCED: usize = 2;
 
-/// What is compiled.
+/// Program to compile, and the devices to compile it for.
 #[derive(Clone, Debug)]
 pub struct CompileOptions<'a> {
-    /// The devices.
     pub target: Target,
-    /// The program.
     pub kind: ProgramKind,
     /// Blocks of the transformer; all if not given.
     pub layers: Option<usize>,
@@ -42,7 +40,6 @@ pub struct CompileOptions<'a> {
 /// A program in the compile cache.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Saved {
-    /// Its file.
     pub path: PathBuf,
     /// The file's size.
     pub bytes: usize,
@@ -50,21 +47,18 @@ pub struct Saved {
 
 /// A compiled program's figures, on one device.
 pub struct Compilation {
-    /// The program.
     pub kind: ProgramKind,
-    /// What its module depends on, where modules are stored.
+    /// Hash of all that the module depends on, where modules are stored.
     pub key: Option<CompileKey>,
     /// Its hash: a run of the same configuration on the same devices executes this program.
     pub hash: String,
-    /// What the model was read from.
+    /// Folder or preset of the model.
     pub model: String,
     /// How it is spread over the devices.
     pub layout: String,
-    /// Devices.
     pub mesh: Mesh,
     /// Blocks of the transformer that were compiled.
     pub layers: usize,
-    /// Memory.
     pub memory: Memory,
     /// Bytes of arguments and results on a device with all blocks, and their number.
     pub whole: (i64, usize),
@@ -72,7 +66,7 @@ pub struct Compilation {
     pub report: Report,
     /// Where tensors were placed.
     pub placements: Vec<Placement>,
-    /// What the layout could not split, and why nothing was saved.
+    /// Dimensions that the layout could not split, and why nothing was saved.
     pub notes: Vec<String>,
     /// Seconds the compiler took.
     pub seconds: f64,
@@ -93,7 +87,6 @@ impl Compilation {
 /// Bytes on a device.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Memory {
-    /// Arguments.
     pub arguments: i64,
     /// Results, those that take over arguments included.
     pub outputs: i64,
@@ -105,9 +98,9 @@ pub struct Memory {
     /// Results that take over arguments.
     #[serde(default)]
     pub aliased: i64,
-    /// What a run needs at once.
+    /// Bytes that a run needs at once.
     pub total: i64,
-    /// What the device has; none for a CPU.
+    /// Bytes of the device; none for a CPU.
     pub capacity: Option<i64>,
 }
 
@@ -132,7 +125,7 @@ pub struct Shortage {
     pub needed: i64,
     /// Bytes it has.
     pub capacity: i64,
-    /// What was counted.
+    /// Parts of the sum, in words.
     pub what: String,
     /// Shipped layouts whose arguments and results fit on as many such devices, with their bytes.
     pub fitting: Vec<(String, i64)>,
@@ -173,7 +166,7 @@ pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) 
     Job { config: &resolved(config, machine), options, machine, compiles: false }.compilation(&programs)
 }
 
-/// What the compiled program of a configuration depends on.
+/// Key of a configuration's compiled program: hashes of all that it depends on.
 ///
 /// # Errors
 /// What is wrong with configuration, model or layout; a plugin that cannot be read.

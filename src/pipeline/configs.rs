@@ -50,7 +50,6 @@ impl ModelConfigs {
         ModelConfigs::from(Origin::Preset(preset))
     }
 
-    /// What they are read from.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }

@@ -152,7 +152,6 @@ impl Executor {
         taken
     }
 
-    /// The engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }

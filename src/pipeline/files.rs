@@ -10,9 +10,7 @@ use crate::weights::{Component, Lora, ModelSource, TensorView, check_finite, lor
 
 /// Files and updates.
 pub(super) struct Files<'a> {
-    /// The model.
     pub source: &'a ModelSource,
-    /// What is added to its weights.
     pub loras: &'a [Lora],
 }
 

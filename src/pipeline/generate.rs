@@ -12,6 +12,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::batch::videos_at_once;
+use super::condition_encoder;
 use super::error::{PipelineError, Result};
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
@@ -35,7 +36,6 @@ pub struct Finished {
     pub path: PathBuf,
     /// Of its noise.
     pub seed: u64,
-    /// What it shows.
     pub prompt: String,
     /// SHA-256 of the raw frames.
     pub frames_sha256: String,
@@ -43,7 +43,7 @@ pub struct Finished {
     pub samples_sha256: String,
 }
 
-/// What a run tells while it goes on; the answer to a step says whether to continue.
+/// Receiver of a run's progress; the answer to a step says whether to continue.
 pub trait Observer {
     /// A stage of videos that are made together moves on.
     fn progress(&mut self, jobs: &[Job], stage: Phase, done: usize, total: usize) -> ControlFlow<()>;
@@ -74,9 +74,9 @@ pub fn generate(
     let model = Model::of(config)?;
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<_>>>()?;
-    // Pictures that cannot be used are found before anything is loaded.
-    for given in requests.iter().flat_map(|request| &request.images) {
-        media::read_picture(&given.path)?;
+    // Files that cannot be used are found before anything is loaded.
+    for condition in requests.iter().flat_map(|request| request.conditions.as_ref()).flatten() {
+        condition_encoder::check(condition)?;
     }
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;

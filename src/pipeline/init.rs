@@ -17,7 +17,7 @@ use crate::runtime::{RuntimeError, random_tensor};
 use crate::tensor::Tensor;
 use crate::weights::{TensorSpec, write_component, write_json};
 
-/// What was written.
+/// Counts of a written model.
 pub struct Written {
     /// Parameters of all components.
     pub parameters: usize,

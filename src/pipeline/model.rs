@@ -25,11 +25,10 @@ pub fn needed_components() -> impl Iterator<Item = Component> {
 pub struct Model {
     /// The configurations, which become programs.
     pub configs: ModelConfigs,
-    /// What the programs are written from.
+    /// Sizes that the programs are written from.
     pub sizes: ModelSizes,
     /// The model's own schedule.
     pub scheduler: FlowMatch,
-    /// Tokenizer.
     pub tokenizer: Tokenizer,
     /// Of the video latents.
     pub video_statistics: Statistics,
@@ -146,11 +145,10 @@ impl Model {
     pub fn request(&self, config: &Config, job: &Job) -> Result<Request> {
         let request = request::of_job(config, &self.sizes, job)?;
         let tokens = Shapes::of(&self.sizes, &request.passes().0)?;
-        let own = tokens.tokens[0] - tokens.appended;
-        Ok(Request { sigmas: request::sigmas(config, &self.scheduler, own)?, ..request })
+        Ok(Request { sigmas: request::sigmas(config, &self.scheduler, tokens.own_tokens())?, ..request })
     }
 
-    /// What tells this model apart from others, as the sidecar of a run keeps it.
+    /// Name, hashes and versions by which the sidecar of a run tells this model from others.
     ///
     /// # Errors
     /// A file that cannot be read.

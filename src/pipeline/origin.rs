@@ -13,7 +13,7 @@ use crate::config::{Config, WeightSource};
 use crate::models::presets::Preset;
 use crate::weights::{Component, ModelSource, Overrides};
 
-/// What a model's configurations are read from.
+/// Source of a model's configurations.
 #[derive(Clone)]
 pub enum Origin {
     /// Files on this machine.
@@ -97,7 +97,7 @@ impl Origin {
     }
 }
 
-/// What a run of a configuration reads its model's configurations and its parameters from.
+/// Sources of a run's model configurations and of its parameters.
 ///
 /// # Errors
 /// No such model, with where it was looked for.
@@ -141,7 +141,7 @@ impl From<Rc<ModelSource>> for Weights {
 }
 
 impl Weights {
-    /// What the files hold of the transformer's blocks, and whether their header speaks of quantization.
+    /// Formats of the transformer's blocks in the files, and whether their header speaks of quantization.
     ///
     /// # Errors
     /// The transformer's files cannot be read.

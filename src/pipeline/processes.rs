@@ -15,7 +15,7 @@ use crate::media;
 use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
 
-/// What may differ between processes: places on their hosts, and what they are told about each other.
+/// Keys that may differ between processes: places on their hosts, and the processes' numbers and addresses.
 const OWN: [&str; 11] = [
     "/output",
     "/runtime/distributed",

@@ -62,7 +62,6 @@ pub struct SingleRun {
 /// A program's row.
 #[derive(Clone, Copy)]
 pub struct ProgramRow {
-    /// Identity.
     pub kind: ProgramKind,
     /// Name in sidecars, reports and JSON; with hyphens on the command line.
     pub name: &'static str,
@@ -180,7 +179,6 @@ pub static TABLE: [ProgramRow; 12] = [
 ];
 
 impl ProgramKind {
-    /// Its row.
     pub fn row(self) -> &'static ProgramRow {
         &TABLE[self as usize]
     }

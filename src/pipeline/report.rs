@@ -1,4 +1,4 @@
-//! What a run tells afterwards: the table of its stages, and the same as JSON.
+//! Report of a run: the table of its phases, and the same as JSON.
 
 use super::phase::Phase;
 use std::fmt::Write;

@@ -6,7 +6,6 @@ use crate::runtime::{Executable, device_bytes};
 /// How many of the loaded parameters stay on the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// All.
     All,
     /// As many as leave room, in so many bytes, for what is loaded and runs next.
     Most(usize),

@@ -10,7 +10,6 @@ use super::runner::Runner;
 pub struct Run<'a> {
     /// The model on its devices.
     pub runner: &'a mut Runner,
-    /// The requests.
     pub batch: Batch<'a>,
     /// Noise that is still to be drawn.
     pub noise: Noise,

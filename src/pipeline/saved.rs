@@ -13,6 +13,7 @@ use super::model::Model;
 use super::tensors;
 use super::tensors::fixed;
 use crate::config::{Config, Job};
+use crate::request::{self, Condition};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
@@ -37,14 +38,13 @@ pub struct Saving {
     found: Option<Saved>,
 }
 
-/// What a stage carries between two steps.
+/// State of a pass between two steps.
 #[derive(Clone, Debug)]
 pub struct Saved {
-    /// The stage.
     pub phase: Phase,
     /// Its evaluations so far.
     pub done: usize,
-    /// What the sampler carries, in the loop's order.
+    /// Values of the sampler, in the loop's order.
     pub carried: Vec<Tensor>,
     /// In the second stage, the first one's normalised audio tokens.
     pub sound: Option<Array3<f32>>,
@@ -162,8 +162,9 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         }
         own
     });
-    let pictures = config.request.images.iter().map(|image| &image.path);
-    let files = pictures.chain(config.model.loras.iter().map(|lora| &lora.path));
+    let conditions = request::conditions(config)?;
+    let given = conditions.as_ref().into_iter().flatten().map(Condition::path);
+    let files = given.chain(config.model.loras.iter().map(|lora| Path::new(&lora.path)));
     let about = |path: &Path| {
         let about = std::fs::metadata(path).ok()?;
         let time = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
@@ -173,7 +174,7 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         "release": env!("CARGO_PKG_VERSION"),
         "requests": each.collect::<Vec<_>>(),
         "model": model.identity()?,
-        "files": files.map(|path| about(Path::new(path))).collect::<Vec<_>>(),
+        "files": files.map(about).collect::<Vec<_>>(),
     });
     Ok(Sha256::digest(all.to_string()).iter().map(|b| format!("{b:02x}")).collect())
 }

@@ -55,7 +55,7 @@ pub fn resolve(config: &Config, platform: &str, version: &str, devices: usize) -
     config
 }
 
-/// What a platform is opened with, by one of several processes or alone.
+/// Options of the platform, for one of several processes or for a process alone.
 ///
 /// # Errors
 /// No such layout, or a mesh that cannot be meant.

@@ -26,7 +26,6 @@ use crate::tensor::Tensor;
 
 /// A finished video.
 pub struct Generated {
-    /// Frames.
     pub frames: Frames,
     /// Samples `[channels, samples]`.
     pub audio: Array2<f32>,

@@ -23,7 +23,7 @@ pub struct VideoGrid {
 /// Video latents `[B, C, F, H, W]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VideoShape {
-    /// Videos.
+    /// Videos of the batch.
     pub batch: usize,
     /// Latent channels.
     pub channels: usize,
@@ -146,7 +146,7 @@ pub struct AudioGrid {
 /// Audio latents `[B, C, L, M]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AudioShape {
-    /// Videos.
+    /// Videos of the batch.
     pub batch: usize,
     /// Latent channels.
     pub channels: usize,
