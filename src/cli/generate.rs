@@ -9,11 +9,13 @@ use super::plan::Plan;
 use super::progress::Progress;
 use super::{UsageError, log, print, tell};
 use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
+use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::processes::together;
 use crate::pipeline::saved;
 use crate::pjrt::give_libtpu_arguments;
+use crate::request;
 use crate::runtime::processes::Group;
 
 /// Makes videos with sound from prompts.
@@ -54,6 +56,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return print(&loaded.to_yaml());
     }
     if args.output.dry_run {
+        request::conditions(config).map_err(PipelineError::from)?;
         let options = options(config, &args.output, None)?;
         let plan = Plan::new(&loaded, &options);
         return match args.output.json {
