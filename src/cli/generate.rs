@@ -35,9 +35,6 @@ pub struct Args {
 
 impl Args {
     /// The configuration that files and flags make together.
-    ///
-    /// # Errors
-    /// Invalid files or flags.
     pub fn load(&self) -> anyhow::Result<Loaded> {
         let mut given = self.run.given()?;
         self.output.add(&mut given);
@@ -45,10 +42,6 @@ impl Args {
     }
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Invalid request; errors of model or device.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let loaded = args.load()?;
     let config = &loaded.config;
@@ -71,7 +64,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     together(config, |group| make(args, config, group))
 }
 
-/// Makes the videos, alone or as one of several processes.
 fn make(args: &Args, config: &Config, group: Option<&Arc<Group>>) -> anyhow::Result<()> {
     let later = group.is_some_and(|group| group.id() > 0);
     if later {
