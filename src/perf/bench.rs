@@ -36,7 +36,6 @@ use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
 use ndarray::Array4;
 
-/// Benchmark target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BenchTarget {
     /// A program alone.
@@ -78,10 +77,8 @@ impl ValueEnum for BenchTarget {
     }
 }
 
-/// Benchmark options.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// Targets, in order.
     pub targets: Vec<BenchTarget>,
     /// Timed runs per target, at least one.
     pub runs: usize,

@@ -28,6 +28,11 @@ pub enum Content {
         /// CRF of the H.264 round trip before it is encoded; 0 for none.
         crf: u8,
     },
+    /// Audio latents of a video of the same duration: `latents.audio` in what `--dump` wrote.
+    AudioLatents {
+        /// Safetensors file.
+        path: PathBuf,
+    },
 }
 
 /// Which tokens a condition fixes.
@@ -39,6 +44,13 @@ pub enum Placement {
     Appended {
         /// Frame of the video, from 0.
         frame: usize,
+    },
+    /// Those of the stream's own that lie wholly within a time span, of content as long as the stream.
+    Span {
+        /// Seconds.
+        start: f64,
+        /// Seconds.
+        end: f64,
     },
 }
 
@@ -53,10 +65,28 @@ impl Condition {
         }
     }
 
+    /// A time span of sound that the video keeps.
+    ///
+    /// # Errors
+    /// A span without duration.
+    pub fn audio_span(kept: &config::AudioLatents) -> Result<Self, RequestError> {
+        let (start, end) = (kept.start, kept.end.unwrap_or(f64::INFINITY));
+        if start >= end {
+            let message =
+                format!("request.audio_latents: the span {start} to {end} s is empty; end must be after start");
+            return Err(RequestError::Usage(message));
+        }
+        Ok(Condition {
+            content: Content::AudioLatents { path: kept.path.clone().into() },
+            placement: Placement::Span { start, end },
+            strength: kept.strength as f32,
+        })
+    }
+
     /// The file that it comes from.
     pub fn path(&self) -> &Path {
         match &self.content {
-            Content::Image { path, .. } => path,
+            Content::Image { path, .. } | Content::AudioLatents { path } => path,
         }
     }
 
@@ -64,7 +94,7 @@ impl Condition {
     pub fn appended_at(&self) -> Option<usize> {
         match self.placement {
             Placement::Appended { frame } => Some(frame),
-            Placement::First => None,
+            Placement::First | Placement::Span { .. } => None,
         }
     }
 
@@ -81,7 +111,8 @@ impl Condition {
 pub fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
     let between_keyframes = config.pipeline == config::Pipeline::Keyframes;
     let images = config.request.images.iter().map(|image| Condition::image(image, between_keyframes));
-    Ok(Av { video: images.collect(), audio: Vec::new() })
+    let sound = config.request.audio_latents.iter().map(Condition::audio_span);
+    Ok(Av { video: images.collect(), audio: sound.collect::<Result<_, _>>()? })
 }
 
 /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.
@@ -93,4 +124,19 @@ pub fn noise_levels(conditions: &Av<Vec<Condition>>) -> Vec<f32> {
         }
     }
     levels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_of_sound_ends_after_it_starts() {
+        let kept = |start, end| config::AudioLatents { path: "a.safetensors".into(), start, end, strength: 0.25 };
+        let condition = Condition::audio_span(&kept(0.5, None)).expect("to the end");
+        assert_eq!(condition.placement, Placement::Span { start: 0.5, end: f64::INFINITY });
+        assert_eq!((condition.noise_level(), condition.path()), (0.75, Path::new("a.safetensors")));
+        let empty = Condition::audio_span(&kept(0.5, Some(0.5))).expect_err("no duration").to_string();
+        assert_eq!(empty, "request.audio_latents: the span 0.5 to 0.5 s is empty; end must be after start");
+    }
 }

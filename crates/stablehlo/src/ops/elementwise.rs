@@ -8,18 +8,13 @@ use crate::types::{Type, broadcast};
 
 /// The direction of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // Named for what they are.
 pub enum Comparison {
-    /// Equal.
     Eq,
-    /// Not equal.
     Ne,
-    /// Less.
     Lt,
-    /// Less or equal.
     Le,
-    /// Greater.
     Gt,
-    /// Greater or equal.
     Ge,
 }
 
