@@ -12,7 +12,7 @@ use crate::weights::{ModelSource, Overrides, Report};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     model: String,
     /// Text encoder stored elsewhere: folder or org/name.
@@ -36,7 +36,7 @@ enum Finding {
     Weights(Report),
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let overrides = Overrides {
         text_encoder: args.text_encoder.clone(),
         upsampler: args.upsampler.clone(),

@@ -23,7 +23,7 @@ use crate::tune::{CaseResult, Options, default_jobs, experiment, page, ranked, t
 
 To compile for TPUs, set TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1. `ltx2 schema --of experiment` lists the keys.
 A search writes DIR/best.yml, a layout file whose comments list what it was compared with.")]
-pub struct Args {
+pub(crate) struct Args {
     /// Experiment file
     #[arg(value_name = "FILE.yml", required_unless_present = "search", conflicts_with = "search")]
     file: Option<PathBuf>,
@@ -78,7 +78,7 @@ struct SearchArgs {
     layers: Option<u16>,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = Options {
         binary: std::env::current_exe()?,
         folder: args.output.clone(),

@@ -14,33 +14,33 @@ use super::schema::FlagValue;
 #[serde(default, deny_unknown_fields)]
 pub struct Experiment {
     /// What the report is headed with.
-    pub title: String,
+    pub(crate) title: String,
     /// The configuration of all cases: a YAML file beside this one, or a shipped name.
-    pub config: String,
+    pub(crate) config: String,
     /// Keys of it, each as `--set` takes it, e.g. `sampler.steps=4`.
-    pub set: Vec<String>,
+    pub(crate) set: Vec<String>,
     /// The program that is compiled, as `compile --program` names it.
-    pub program: String,
+    pub(crate) program: String,
     /// Blocks of the transformer that are compiled; all if not given.
     #[schemars(range(min = 1))]
-    pub layers: Option<usize>,
+    pub(crate) layers: Option<usize>,
     /// Seconds after which a case is given up.
     #[schemars(range(min = 1))]
-    pub timeout: u64,
+    pub(crate) timeout: u64,
     /// Layout files beside this one, or shipped names; none is the configuration's own.
-    pub layouts: Vec<String>,
+    pub(crate) layouts: Vec<String>,
     /// Meshes as `--mesh` takes them; none is the layout's own.
-    pub meshes: Vec<String>,
+    pub(crate) meshes: Vec<String>,
     /// `WIDTHxHEIGHTxFRAMES`; none is the configuration's own.
-    pub shapes: Vec<String>,
+    pub(crate) shapes: Vec<String>,
     /// Devices, as `compile --target` takes them.
-    pub targets: Vec<String>,
+    pub(crate) targets: Vec<String>,
     /// XLA options of a case, over the configuration's.
-    pub flags: Vec<BTreeMap<String, FlagValue>>,
+    pub(crate) flags: Vec<BTreeMap<String, FlagValue>>,
     /// More cases; what one does not name is the first of its list.
-    pub include: Vec<Case>,
+    pub(crate) include: Vec<Case>,
     /// Cases that agree with one of these in all that it names are left out.
-    pub exclude: Vec<Case>,
+    pub(crate) exclude: Vec<Case>,
 }
 
 impl Default for Experiment {
@@ -69,19 +69,19 @@ impl Default for Experiment {
 pub struct Case {
     /// A layout.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub layout: Option<String>,
+    pub(crate) layout: Option<String>,
     /// A mesh.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mesh: Option<String>,
+    pub(crate) mesh: Option<String>,
     /// A shape.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub shape: Option<String>,
+    pub(crate) shape: Option<String>,
     /// A target.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<String>,
+    pub(crate) target: Option<String>,
     /// XLA options.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub flags: Option<BTreeMap<String, FlagValue>>,
+    pub(crate) flags: Option<BTreeMap<String, FlagValue>>,
 }
 
 impl Case {
@@ -101,7 +101,7 @@ impl Case {
     ///
     /// # Errors
     /// A shape that is not three numbers.
-    pub fn size(&self) -> Result<Option<[usize; 3]>, ConfigError> {
+    pub(crate) fn size(&self) -> Result<Option<[usize; 3]>, ConfigError> {
         let Some(shape) = &self.shape else { return Ok(None) };
         let sizes: Option<Vec<usize>> = shape.split('x').map(|n| n.parse().ok()).collect();
         match sizes.and_then(|s| <[usize; 3]>::try_from(s).ok()) {

@@ -19,31 +19,31 @@ use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Layout
 #[serde(default, deny_unknown_fields)]
 pub struct LayoutFile {
     /// The devices, unless the configuration has a mesh of its own.
-    pub mesh: Mesh,
+    pub(crate) mesh: Mesh,
     /// Where dimensions lie while they are computed with: for each logical axis the mesh axes that split it, outer
     /// first.
-    pub rules: BTreeMap<Axis, Vec<String>>,
+    pub(crate) rules: BTreeMap<Axis, Vec<String>>,
     /// How weights are split further between their uses; each is gathered right before its use.
-    pub storage: BTreeMap<Axis, Vec<String>>,
+    pub(crate) storage: BTreeMap<Axis, Vec<String>>,
     /// Rules of single tensors, by patterns over `component.name` in which `*` stands for any text. The first pattern
     /// that matches and has the axis wins.
-    pub tensors: BTreeMap<String, BTreeMap<Axis, Vec<String>>>,
+    pub(crate) tensors: BTreeMap<String, BTreeMap<Axis, Vec<String>>>,
     /// How attention crosses a split sequence.
     #[serde(alias = "exchange")]
-    pub context_parallel: ContextParallelPolicy,
+    pub(crate) context_parallel: ContextParallelPolicy,
 }
 
 /// A layout file with its rules in the order of its lines.
 #[derive(Clone, Debug)]
 pub struct LayoutSource {
     /// The file without order.
-    pub file: LayoutFile,
+    pub(crate) file: LayoutFile,
     /// Where dimensions lie while they are computed with.
-    pub rules: Vec<Rule>,
+    pub(crate) rules: Vec<Rule>,
     /// How weights are split further between their uses.
-    pub storage: Vec<Rule>,
+    pub(crate) storage: Vec<Rule>,
     /// Rules of single tensors.
-    pub overrides: Vec<Override>,
+    pub(crate) overrides: Vec<Override>,
 }
 
 impl LayoutSource {
@@ -63,7 +63,7 @@ impl LayoutSource {
     }
 
     /// As a layout file, under lines of comment.
-    pub fn to_yaml(&self, comments: &[String]) -> String {
+    pub(crate) fn to_yaml(&self, comments: &[String]) -> String {
         let rule = |r: &Rule| format!("{}: [{}]", r.axis.name(), r.mesh_axes.join(", "));
         let mut out: String = comments.iter().map(|c| format!("# {c}\n")).collect();
         let mesh = sizes(&self.file.mesh).into_iter().filter(|(_, s)| *s != 1);
@@ -142,7 +142,7 @@ pub fn parse_mesh(text: &str) -> Result<Mesh, ConfigError> {
 }
 
 /// As `--mesh` takes it.
-pub fn mesh_text(mesh: &Mesh) -> String {
+pub(crate) fn mesh_text(mesh: &Mesh) -> String {
     let slices = if mesh.dcn.data == 1 { String::new() } else { format!(",dcn.data={}", mesh.dcn.data) };
     sizes(mesh).map(|(axis, size)| format!("{axis}={size}")).join(",") + &slices
 }
@@ -151,7 +151,7 @@ pub fn mesh_text(mesh: &Mesh) -> String {
 ///
 /// # Errors
 /// What is wrong, in words.
-pub fn check_mesh(mesh: &Mesh) -> Result<(), String> {
+pub(crate) fn check_mesh(mesh: &Mesh) -> Result<(), String> {
     if let Some((axis, size)) = sizes(mesh).into_iter().find(|(_, s)| *s == 0 || *s < -1) {
         return Err(format!("{axis} = {size} must be at least 1, or -1 for the rest"));
     }
@@ -168,7 +168,7 @@ pub fn check_mesh(mesh: &Mesh) -> Result<(), String> {
 ///
 /// # Errors
 /// Sizes that do not make up the devices.
-pub fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, ConfigError> {
+pub(crate) fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, ConfigError> {
     let fail = |why: String| Err(ConfigError::Flag(format!("mesh {}: {why}", mesh_text(mesh))));
     if let Err(why) = check_mesh(mesh) {
         return fail(why);
@@ -296,7 +296,7 @@ impl Config {
     ///
     /// Of two H200s guidance branches apart are the fastest, of four these and the video's tokens in two
     /// (benchmarks/h200.md).
-    pub fn resolve_auto_layout(&self, platform: &str, devices: usize, branches: usize) -> Config {
+    pub(crate) fn resolve_auto_layout(&self, platform: &str, devices: usize, branches: usize) -> Config {
         if self.layout != AUTO {
             return self.clone();
         }
@@ -318,7 +318,7 @@ impl Config {
     ///
     /// # Errors
     /// No such layout, or a mesh that cannot be meant.
-    pub fn virtual_devices(&self) -> Result<usize, ConfigError> {
+    pub(crate) fn virtual_devices(&self) -> Result<usize, ConfigError> {
         let file = read_layout(&self.layout)?;
         let mesh = self.mesh.as_ref().unwrap_or(&file.mesh);
         let named: usize = sizes(mesh).iter().filter_map(|(_, s)| usize::try_from(*s).ok()).product();
@@ -331,7 +331,7 @@ impl Config {
     ///
     /// # Errors
     /// No such layout.
-    pub fn slices(&self) -> Result<usize, ConfigError> {
+    pub(crate) fn slices(&self) -> Result<usize, ConfigError> {
         let mesh = self.mesh.map_or_else(|| Ok(read_layout(&self.layout)?.mesh), Ok)?;
         Ok(usize::try_from(mesh.dcn.data).unwrap_or(1))
     }

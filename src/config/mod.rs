@@ -17,12 +17,13 @@ mod tree;
 mod validate;
 mod yaml;
 
-pub use check::ResolvedScales;
 pub use error::{ConfigError, Origin};
-pub use experiment::{Case, Experiment};
-pub use layout::{LayoutFile, LayoutSource, mesh_text, parse_mesh, read_layout, read_layout_source};
+pub(crate) use experiment::{Case, Experiment};
+pub(crate) use layout::{LayoutFile, LayoutSource};
+pub use layout::{parse_mesh, read_layout, read_layout_source};
 pub use load::{Flag, Given, Loaded, load, read_experiment};
-pub use naming::{Job, output_paths, sidecar_path};
+pub(crate) use naming::sidecar_path;
+pub use naming::{Job, output_paths};
 pub use presets::shipped_layouts;
 pub use schema::*;
 pub use validate::{experiment_schema, json_schema};

@@ -89,7 +89,7 @@ fn default_paths(folder: &Path, jobs: &[Job]) -> Vec<PathBuf> {
 }
 
 /// The sidecar of a video: `out.json` beside `out.mp4`.
-pub fn sidecar_path(video: &Path) -> PathBuf {
+pub(crate) fn sidecar_path(video: &Path) -> PathBuf {
     video.with_extension("json")
 }
 

@@ -12,7 +12,7 @@ use crate::weights::HubCache;
 const MODELS: [&str; 7] = ["path", "text_encoder", "tokenizer", "vae", "audio_vae", "vocoder", "upsampler"];
 
 /// Rewrites the paths of a file in `folder` so that they hold from the working directory.
-pub fn resolve(root: &mut Node, folder: &Path) {
+pub(crate) fn resolve(root: &mut Node, folder: &Path) {
     let Data::Map(sections) = &mut root.data else { return };
     for (section, node) in sections {
         match section.as_str() {
@@ -49,7 +49,7 @@ pub fn resolve(root: &mut Node, folder: &Path) {
 }
 
 /// A path in `folder`, shortened where that is safe.
-pub fn join(folder: &Path, path: &str) -> String {
+pub(crate) fn join(folder: &Path, path: &str) -> String {
     let mut out = PathBuf::new();
     for part in folder.join(path).components() {
         match part {
@@ -98,11 +98,11 @@ fn text(node: &mut Node, key: &str, f: impl FnOnce(&str) -> String) {
 }
 
 /// What `runtime.compile_cache: auto` means, instead of the user's cache folder: `off` or a folder.
-pub const CACHE_VARIABLE: &str = "LTX2_COMPILE_CACHE";
+pub(crate) const CACHE_VARIABLE: &str = "LTX2_COMPILE_CACHE";
 
 impl Config {
     /// The folder of compiled programs; none where they are not kept.
-    pub fn compile_cache(&self) -> Option<PathBuf> {
+    pub(crate) fn compile_cache(&self) -> Option<PathBuf> {
         cache_folder(&self.runtime.compile_cache, |name| std::env::var_os(name).map(PathBuf::from))
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sampling::{SamplerKind, SamplerOptions};
 
-/// The layout that [`Config::resolve_auto_layout`] decides.
+/// The layout that `Config::resolve_auto_layout` decides.
 pub const AUTO: &str = "auto";
 
 /// What to avoid unless a request says otherwise.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
+use super::check::ResolvedScales;
 use super::*;
 
 struct Folder(tempfile::TempDir);

@@ -28,7 +28,7 @@ pub fn experiment_schema() -> Value {
 
 /// Where a tree comes from, for messages.
 #[derive(Clone, Copy)]
-pub enum Place<'a> {
+pub(crate) enum Place<'a> {
     /// A file; lines are the nodes'.
     File(&'a str),
     /// The command line, e.g. `--set` or `--width`.
@@ -48,7 +48,7 @@ impl Place<'_> {
 ///
 /// # Errors
 /// [`ConfigError::UnknownKey`] with the nearest key, [`ConfigError::WrongType`] with what is accepted.
-pub fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
+pub(crate) fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
     if matches!(node.data, Data::Scalar(Value::Null)) {
         return Ok(()); // An empty file.
     }
@@ -59,12 +59,12 @@ pub fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
 ///
 /// # Errors
 /// Those of [`validate`].
-pub fn validate_experiment(node: &Node, file: &str) -> Result<(), ConfigError> {
+pub(crate) fn validate_experiment(node: &Node, file: &str) -> Result<(), ConfigError> {
     check(node, &json_schema()["$defs"]["Experiment"], "", Place::File(file))
 }
 
 /// Whether a key takes text as it stands.
-pub fn accepts_text(path: &str) -> bool {
+pub(crate) fn accepts_text(path: &str) -> bool {
     let found = path.split('.').try_fold(json_schema(), |schema, key| property(schema, key));
     found.is_some_and(|s| alternatives(s).iter().any(|a| types(a).contains(&"string") && values(a).is_empty()))
 }

@@ -7,7 +7,7 @@ use crate::hlo::Result;
 use crate::nn::Build;
 
 /// A text encoder, read from its configuration.
-pub trait TextEncoder {
+pub(crate) trait TextEncoder {
     /// Token ids it has embeddings of.
     fn vocab_size(&self) -> usize;
 

@@ -1,7 +1,7 @@
 //! From a prompt to token ids, as the reference prepares them: white space stripped, BOS in front, no EOS, cut on the
 //! right, padded on the **left** to a fixed length.
 //!
-//! [`write_byte_tokenizer`] writes a small tokenizer of the same make for models with random weights.
+//! `write_byte_tokenizer` writes a small tokenizer of the same make for models with random weights.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
@@ -56,20 +56,20 @@ pub struct Encoding {
     /// 0 for a pad, 1 for a token.
     pub mask: Vec<i32>,
     /// Tokens of the prompt that did not fit.
-    pub cut: usize,
+    pub(crate) cut: usize,
 }
 
 /// What a family's prompts begin with and are padded with, where the tokenizer's own files do not say.
 #[derive(Debug)]
 pub struct TokenizerRules {
     /// Name of the token in front.
-    pub bos: &'static str,
+    pub(crate) bos: &'static str,
     /// Name of the last token, which pads where there is no other.
-    pub eos: &'static str,
+    pub(crate) eos: &'static str,
     /// Name of the padding token.
-    pub pad: &'static str,
+    pub(crate) pad: &'static str,
     /// Whether the token in front is added.
-    pub prepends_bos: bool,
+    pub(crate) prepends_bos: bool,
 }
 
 /// A model's tokenizer.
@@ -98,7 +98,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// None that depends on the machine.
-    pub fn bytes(rules: &TokenizerRules) -> Result<Self, TokenizerError> {
+    pub(crate) fn bytes(rules: &TokenizerRules) -> Result<Self, TokenizerError> {
         let dir = Path::new("bytes");
         let [tokens, config, special] = byte_tokenizer();
         let inner = model(&dir.join(MODEL_FILE), tokens.to_string().as_bytes())?;
@@ -276,7 +276,7 @@ fn byte_tokenizer() -> [Value; 3] {
 ///
 /// # Errors
 /// [`TokenizerError::Write`].
-pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
+pub(crate) fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
     std::fs::create_dir_all(dir).map_err(|source| TokenizerError::Write { file: dir.to_path_buf(), source })?;
     for (name, content) in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE].into_iter().zip(byte_tokenizer()) {
         let file = dir.join(name);

@@ -40,7 +40,7 @@ pub struct Attention<'a> {
 
 /// Added to the score of a key that no query may see: no finite score reaches it, and a row of nothing else stays
 /// finite.
-pub const MASK_VALUE: f64 = -1e30;
+pub(crate) const MASK_VALUE: f64 = -1e30;
 
 /// Bias that masks the keys behind the first `content` of `length`: added to scores, `[1, 1, 1, length]`, f32.
 pub fn padding_mask(b: &Builder, length: usize, content: usize) -> Option<Value> {

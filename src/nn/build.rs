@@ -64,13 +64,13 @@ impl Build {
 
     /// The same choices with another element type.
     #[must_use]
-    pub fn with_dtype(&self, dtype: DType) -> Self {
+    pub(crate) fn with_dtype(&self, dtype: DType) -> Self {
         Build { dtype, ..self.clone() }
     }
 
     /// The same choices for a program of so many guidance branches.
     #[must_use]
-    pub fn of_branches(&self, count: usize) -> Self {
+    pub(crate) fn of_branches(&self, count: usize) -> Self {
         let layout = if count == 1 { self.layout.of_one_branch() } else { self.layout.clone() };
         Build { layout, ..self.clone() }
     }
@@ -178,7 +178,7 @@ impl Lowering {
 
     /// The same with attention in XLA's own operations.
     #[must_use]
-    pub fn with_plain_attention(self) -> Self {
+    pub(crate) fn with_plain_attention(self) -> Self {
         // On TPUs their products read values with the tokens last.
         let text_stacks = match self.attention {
             Kernel::Mosaic(_) => StackOrder::ValuesTokensLast,

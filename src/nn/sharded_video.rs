@@ -95,7 +95,7 @@ impl ShardedVideo {
     }
 
     /// The same with the channels behind all else, `[b, frames, height, width, channels]`.
-    pub fn channels_last(&self, p: &Params, name: &str, value: &Value) -> (crate::hlo::Output, Value) {
+    pub(crate) fn channels_last(&self, p: &Params, name: &str, value: &Value) -> (crate::hlo::Output, Value) {
         const ORDER: [usize; 5] = [0, 2, 3, 4, 1];
         let content = self.content_of(value);
         p.output(name, &value.transpose(&ORDER), &ORDER.map(|d| AXES[d]), &ORDER.map(|d| content[d]))

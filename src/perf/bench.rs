@@ -37,7 +37,7 @@ use crate::tensor::Tensor;
 use ndarray::Array4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BenchTarget {
+pub(crate) enum BenchTarget {
     /// A program alone.
     Program(ProgramKind),
     /// Whole request from prompt to frames and samples on the host; MP4 writing is timed separately.
@@ -78,19 +78,24 @@ impl ValueEnum for BenchTarget {
 }
 
 #[derive(Clone, Debug)]
-pub struct BenchOptions {
-    pub targets: Vec<BenchTarget>,
+pub(crate) struct BenchOptions {
+    pub(crate) targets: Vec<BenchTarget>,
     /// Timed runs per target, at least one.
-    pub runs: usize,
+    pub(crate) runs: usize,
     /// Warm-up runs per target.
-    pub warmup: usize,
+    pub(crate) warmup: usize,
 }
 
 /// Benchmarks the programs of a configuration's first video.
 ///
 /// # Errors
 /// Errors of model, request or device.
-pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&Arc<Group>>) -> Result<BenchReport> {
+pub(crate) fn bench(
+    config: &Config,
+    job: &Job,
+    options: &BenchOptions,
+    group: Option<&Arc<Group>>,
+) -> Result<BenchReport> {
     if let Some(group) = group {
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;

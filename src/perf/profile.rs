@@ -23,22 +23,22 @@ use crate::runtime::{Executable, RuntimeError, flags};
 
 /// Summary of a trace.
 #[derive(Debug, Serialize)]
-pub struct Profile {
+pub(crate) struct Profile {
     /// Platform name in lower case.
-    pub platform: String,
+    pub(crate) platform: String,
     /// Device kind, as the plugin names it.
-    pub device: String,
-    pub devices: usize,
-    pub versions: Value,
+    pub(crate) device: String,
+    pub(crate) devices: usize,
+    pub(crate) versions: Value,
     /// Identity of the model, as in sidecars.
-    pub model: Value,
-    pub config: Value,
+    pub(crate) model: Value,
+    pub(crate) config: Value,
     /// Hash of the program, as in `ltx2 compile`.
-    pub hash: String,
+    pub(crate) hash: String,
     /// XLA options by which it differs from the program of `generate`.
-    pub flags: Vec<String>,
-    pub xplane: PathBuf,
-    pub trace: Trace,
+    pub(crate) flags: Vec<String>,
+    pub(crate) xplane: PathBuf,
+    pub(crate) trace: Trace,
 }
 
 /// Traces `steps` denoising steps of a configuration's first video after a warm-up, and writes the trace below `folder`
@@ -47,7 +47,13 @@ pub struct Profile {
 /// # Errors
 /// A plugin without a profiler, before anything is loaded; more steps than the configuration has; errors of model, request
 /// or device; a trace without operations.
-pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: Option<&Arc<Group>>) -> Result<Profile> {
+pub(crate) fn profile(
+    config: &Config,
+    job: &Job,
+    steps: usize,
+    folder: &Path,
+    group: Option<&Arc<Group>>,
+) -> Result<Profile> {
     if let Some(group) = group {
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;

@@ -19,7 +19,7 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// What is wrong with program, parameters or device.
-    pub fn new(
+    pub(crate) fn new(
         executor: &mut Executor,
         name: &str,
         network: &Network,
@@ -32,12 +32,12 @@ impl<'a> Call<'a> {
     }
 
     /// The compiled program.
-    pub fn program(&self) -> &Executable {
+    pub(crate) fn program(&self) -> &Executable {
         &self.program
     }
 
     /// An input by name.
-    pub fn input(&self, name: &str) -> Option<&ShardedTensor> {
+    pub(crate) fn input(&self, name: &str) -> Option<&ShardedTensor> {
         self.inputs.get(name)
     }
 

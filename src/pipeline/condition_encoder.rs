@@ -22,7 +22,7 @@ const AUDIO_LATENTS: &str = "latents.audio";
 ///
 /// # Errors
 /// The file and why.
-pub fn check(condition: &Condition) -> Result<()> {
+pub(crate) fn check(condition: &Condition) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
@@ -54,7 +54,7 @@ impl Runner {
     ///
     /// # Errors
     /// A file that cannot be used; what is wrong with program or device.
-    pub fn encode_conditions(&mut self, request: &Request, shapes: &Shapes) -> Result<Option<ConditionTokens>> {
+    pub(crate) fn encode_conditions(&mut self, request: &Request, shapes: &Shapes) -> Result<Option<ConditionTokens>> {
         if request.conditions.as_ref().into_iter().all(Vec::is_empty) {
             return Ok(None);
         }

@@ -13,31 +13,31 @@ use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
 
 /// The conditions of a pass.
-pub struct ConditionTokens {
+pub(crate) struct ConditionTokens {
     /// Noise levels as parts of a step's, `[k]`.
-    pub levels: Vec<f32>,
+    pub(crate) levels: Vec<f32>,
     /// Tokens of each stream.
-    pub streams: Av<StreamTokens>,
+    pub(crate) streams: Av<StreamTokens>,
 }
 
 /// Tokens of a stream that has conditions.
-pub struct StreamTokens {
+pub(crate) struct StreamTokens {
     /// Index of each token's noise level, `[1, n]`.
-    pub level: Array2<i32>,
+    pub(crate) level: Array2<i32>,
     /// Clean tokens of the conditions, zero elsewhere, `[1, n, c]`.
-    pub clean: Array3<f32>,
+    pub(crate) clean: Array3<f32>,
 }
 
 impl StreamTokens {
     /// Tokens without a condition yet.
-    pub fn new(tokens: usize, channels: usize) -> Self {
+    pub(crate) fn new(tokens: usize, channels: usize) -> Self {
         StreamTokens { level: Array2::zeros((1, tokens)), clean: Array3::zeros((1, tokens, channels)) }
     }
 }
 
 impl ConditionTokens {
     /// Blends the conditions into starting tokens `[b, n, c]` of both streams.
-    pub fn blend(&self, tokens: [&mut Array3<f32>; 2]) {
+    pub(crate) fn blend(&self, tokens: [&mut Array3<f32>; 2]) {
         for (tokens, own) in tokens.into_iter().zip(self.streams.as_ref()) {
             for (n, mut column) in tokens.axis_iter_mut(Dim(1)).enumerate() {
                 let mask = self.levels[own.level[[0, n]] as usize];
@@ -52,7 +52,7 @@ impl ConditionTokens {
     }
 
     /// As the loop's inputs, for `batch` videos.
-    pub fn inputs(&self, batch: usize) -> Vec<(String, Tensor)> {
+    pub(crate) fn inputs(&self, batch: usize) -> Vec<(String, Tensor)> {
         let mut inputs = vec![("levels".to_string(), Tensor::from(Array1::from(self.levels.clone())))];
         for (name, own) in Av::NAMES.zip(self.streams.as_ref()) {
             let level = vec![own.level.view(); batch];
@@ -66,7 +66,7 @@ impl ConditionTokens {
 }
 
 /// Positions of the tokens behind the video's own, `[1, 3, extra, 2]`: an image's at its frame, which lasts one frame.
-pub fn appended_coords(
+pub(crate) fn appended_coords(
     c: &TransformerConfig,
     shapes: &Shapes,
     conditions: &[Condition],

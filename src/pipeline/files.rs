@@ -10,8 +10,8 @@ use crate::weights::{Component, Lora, ModelSource, TensorView, check_finite, lor
 
 /// Files and updates.
 pub(super) struct Files<'a> {
-    pub source: &'a ModelSource,
-    pub loras: &'a [Lora],
+    pub(crate) source: &'a ModelSource,
+    pub(crate) loras: &'a [Lora],
 }
 
 type Found<T> = std::result::Result<T, String>;

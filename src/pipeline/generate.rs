@@ -33,10 +33,10 @@ const INTERRUPT_EVERY: usize = 8;
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Finished {
     /// The MP4.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Of its noise.
-    pub seed: u64,
-    pub prompt: String,
+    pub(crate) seed: u64,
+    pub(crate) prompt: String,
     /// SHA-256 of the raw frames.
     pub frames_sha256: String,
     /// SHA-256 of the raw samples.

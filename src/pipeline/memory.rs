@@ -34,7 +34,7 @@ struct Need {
 
 /// Bytes of a run on each device, by program and component.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub(crate) struct Plan {
     needs: Vec<Need>,
     /// Parameters of each component, in bytes; twice where two stages have their own.
     components: BTreeMap<&'static str, usize>,
@@ -81,7 +81,7 @@ impl Plan {
     ///
     /// # Errors
     /// What is wrong with a program or the device.
-    pub fn of(
+    pub(crate) fn of(
         config: &Config,
         programs: &Programs,
         executor: &mut Executor,
@@ -135,7 +135,7 @@ impl Plan {
     }
 
     /// A line a program, and sums.
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let mut text = String::from("memory a device           parameters GiB   beside them\n");
         for need in &self.needs {
             let bytes = self.alone(need);
@@ -159,7 +159,7 @@ fn gib(bytes: usize) -> f64 {
 ///
 /// # Errors
 /// Too little memory, with the cheapest change that fits; what is wrong with a program.
-pub fn plan(
+pub(crate) fn plan(
     config: &Config,
     programs: &Programs,
     executor: &mut Executor,

@@ -17,7 +17,7 @@ pub use crate::weights::Component;
 use crate::weights::{ModelSource, check_finite};
 
 /// Components that every run needs. The text encoder stands before the tokenizer, which its folder often brings.
-pub fn needed_components() -> impl Iterator<Item = Component> {
+pub(crate) fn needed_components() -> impl Iterator<Item = Component> {
     Component::ALL.into_iter().filter(|part| *part != Component::LatentUpsampler)
 }
 
@@ -35,9 +35,9 @@ pub struct Model {
     /// Of the audio tokens.
     pub audio_statistics: Statistics,
     /// Samples a second.
-    pub sample_rate: usize,
+    pub(crate) sample_rate: usize,
     /// Where the parameters come from.
-    pub weights: Weights,
+    pub(crate) weights: Weights,
 }
 
 impl Model {

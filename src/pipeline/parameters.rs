@@ -38,7 +38,7 @@ pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>>
 ///
 /// # Errors
 /// The first differences, naming the file.
-pub fn check_files(
+pub(crate) fn check_files(
     configs: &ModelConfigs,
     weights: &Weights,
     parts: impl IntoIterator<Item = Component>,
@@ -55,7 +55,7 @@ pub fn check_files(
 ///
 /// # Errors
 /// What is wrong with the configuration.
-pub fn compare(configs: &ModelConfigs, part: Component, checkpoint: &Checkpoint) -> Result<Report> {
+pub(crate) fn compare(configs: &ModelConfigs, part: Component, checkpoint: &Checkpoint) -> Result<Report> {
     let params = parameters(configs, part)?;
     Ok(validate(checkpoint, part, params.iter().flat_map(|p| p.source.tensors())))
 }

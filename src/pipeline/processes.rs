@@ -71,7 +71,7 @@ pub fn together<T, E: Display + From<PipelineError>>(
 ///
 /// # Errors
 /// The first process that differs and the key in which it does; the same in every process.
-pub fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Result<(), PipelineError> {
+pub(crate) fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Result<(), PipelineError> {
     let mut own = json!({
         "config": config,
         "jobs": options.jobs.iter().map(|Job { prompt, seed, .. }| json!({"prompt": prompt, "seed": seed})).collect::<Vec<_>>(),
@@ -98,7 +98,7 @@ pub fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Res
 ///
 /// # Errors
 /// The store.
-pub fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
+pub(crate) fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
     Ok(group.all_gather("done").map(drop)?)
 }
 

@@ -24,7 +24,7 @@ pub struct Programs {
     second: Option<Request>,
     /// Whether frames leave the device as values.
     values: bool,
-    pub origin: String,
+    pub(crate) origin: String,
 }
 
 impl Programs {
@@ -57,7 +57,7 @@ impl Programs {
 
     /// The programs of a run that keeps its intermediate tensors.
     #[must_use]
-    pub fn dumping(self, dump: bool) -> Self {
+    pub(crate) fn dumping(self, dump: bool) -> Self {
         Programs { values: dump, ..self }
     }
 
@@ -81,7 +81,7 @@ impl Programs {
     ///
     /// # Errors
     /// Those of [`Programs::network`].
-    pub fn check(&self, build: &Build) -> Result<()> {
+    pub(crate) fn check(&self, build: &Build) -> Result<()> {
         self.kinds().try_for_each(|kind| self.network(kind, build).map(drop))
     }
 
@@ -98,7 +98,7 @@ impl Programs {
     }
 
     /// The parts of the model that they read.
-    pub fn parts(&self) -> BTreeSet<Component> {
+    pub(crate) fn parts(&self) -> BTreeSet<Component> {
         self.kinds().map(|kind| kind.row().part).collect()
     }
 

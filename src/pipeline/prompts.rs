@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 ///
 /// # Errors
 /// The tokenizer's.
-pub fn tokens(model: &Model, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
+pub(crate) fn tokens(model: &Model, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
     let tokens = batch.shared().max_sequence_length;
     let mut ids = Array2::<i32>::zeros((batch.size() * kinds, tokens));
     let mut mask = ids.clone();

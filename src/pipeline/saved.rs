@@ -40,14 +40,14 @@ pub struct Saving {
 
 /// State of a pass between two steps.
 #[derive(Clone, Debug)]
-pub struct Saved {
-    pub phase: Phase,
+pub(crate) struct Saved {
+    pub(crate) phase: Phase,
     /// Its evaluations so far.
-    pub done: usize,
+    pub(crate) done: usize,
     /// Values of the sampler, in the loop's order.
-    pub carried: Vec<Tensor>,
+    pub(crate) carried: Vec<Tensor>,
     /// In the second stage, the first one's normalised audio tokens.
-    pub sound: Option<Array3<f32>>,
+    pub(crate) sound: Option<Array3<f32>>,
 }
 
 /// The file in which the steps of the video `output` are kept.
@@ -63,7 +63,7 @@ impl Saving {
     ///
     /// # Errors
     /// A file that is damaged, or of another request, model or release of this program.
-    pub fn new(
+    pub(crate) fn new(
         config: &Config,
         model: &Model,
         jobs: &[Job],
@@ -86,12 +86,12 @@ impl Saving {
     }
 
     /// The steps of an ended run, if it ended in this stage.
-    pub fn found(&self, phase: Phase) -> Option<&Saved> {
+    pub(crate) fn found(&self, phase: Phase) -> Option<&Saved> {
         self.found.as_ref().filter(|saved| saved.phase == phase)
     }
 
     /// Steps between two savings.
-    pub fn every(&self) -> Option<usize> {
+    pub(crate) fn every(&self) -> Option<usize> {
         self.every
     }
 
@@ -99,7 +99,7 @@ impl Saving {
     ///
     /// # Errors
     /// The file that cannot be written.
-    pub fn write(&self, saved: &Saved) -> Result<()> {
+    pub(crate) fn write(&self, saved: &Saved) -> Result<()> {
         let carried = saved.carried.iter().cloned().enumerate().map(|(i, t)| (format!("carried.{i}"), t));
         let sound = saved.sound.iter().map(|t| ("sound".to_string(), Tensor::from(t.clone())));
         let tensors: Vec<_> = carried.chain(sound).collect();
@@ -112,12 +112,12 @@ impl Saving {
     }
 
     /// Says where the steps of a run that ends are.
-    pub fn tell(&self) {
+    pub(crate) fn tell(&self) {
         tracing::info!("the steps are kept in {}; --resume goes on there", self.path.display());
     }
 
     /// Removes the file: the videos are written.
-    pub fn finish(&self) {
+    pub(crate) fn finish(&self) {
         // There is none where no step was kept.
         let _ = std::fs::remove_file(&self.path);
     }

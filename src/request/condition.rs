@@ -108,7 +108,7 @@ impl Condition {
 ///
 /// # Errors
 /// A condition that no video can meet.
-pub fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
+pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
     let between_keyframes = config.pipeline == config::Pipeline::Keyframes;
     let images = config.request.images.iter().map(|image| Condition::image(image, between_keyframes));
     let sound = config.request.audio_latents.iter().map(Condition::audio_span);
@@ -116,7 +116,7 @@ pub fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
 }
 
 /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.
-pub fn noise_levels(conditions: &Av<Vec<Condition>>) -> Vec<f32> {
+pub(crate) fn noise_levels(conditions: &Av<Vec<Condition>>) -> Vec<f32> {
     let mut levels = vec![1.0];
     for level in conditions.as_ref().into_iter().flatten().map(Condition::noise_level) {
         if !levels.contains(&level) {

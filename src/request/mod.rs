@@ -8,12 +8,15 @@ mod shapes;
 mod sizes;
 mod tiling;
 
-pub use condition::{Condition, Content, Placement, conditions, noise_levels};
+pub use condition::{Condition, Content, Placement};
+pub(crate) use condition::{conditions, noise_levels};
 pub use error::RequestError;
-pub use resolve::{of_job, scales, sigmas};
+pub(crate) use resolve::{of_job, scales, sigmas};
 pub use shapes::Shapes;
-pub use sizes::{ModelSizes, coordinate_grids};
-pub use tiling::{Tile, Tiling};
+pub use sizes::ModelSizes;
+pub(crate) use sizes::coordinate_grids;
+pub(crate) use tiling::Tile;
+pub use tiling::Tiling;
 
 use crate::av::Av;
 use crate::config;

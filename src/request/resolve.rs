@@ -8,7 +8,7 @@ use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
 
 /// Guidance scales of video and audio.
-pub fn scales(config: &Config) -> [Scales; 2] {
+pub(crate) fn scales(config: &Config) -> [Scales; 2] {
     config.scales().map(|s| Scales {
         cfg: s.cfg as f32,
         stg: s.stg as f32,
@@ -21,7 +21,7 @@ pub fn scales(config: &Config) -> [Scales; 2] {
 ///
 /// # Errors
 /// A list or a number of steps that cannot be used.
-pub fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Result<Vec<f32>, SamplingError> {
+pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Result<Vec<f32>, SamplingError> {
     // The official HQ pipeline alone shifts for the first stage's own size.
     let anchor = if config.pipeline == config::Pipeline::Hq { video_tokens } else { sigmas::OFFICIAL_TOKENS };
     let diffusers = config.sampler.sigma_shift == config::Reference::Diffusers;
@@ -37,7 +37,7 @@ pub fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Re
 ///
 /// # Errors
 /// ModelSizes that the model does not take, with the nearest that it does.
-pub fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
     let r = &config.request;
     Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
     let multiple = sizes.token_multiple;

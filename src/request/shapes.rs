@@ -10,9 +10,9 @@ use crate::sampling::latents::{AudioShape, VideoShape};
 /// Latent sizes of a pass.
 pub struct Shapes {
     /// Video latents.
-    pub video: VideoShape,
+    pub(crate) video: VideoShape,
     /// Audio latents.
-    pub audio: AudioShape,
+    pub(crate) audio: AudioShape,
     /// Tokens of both, the appended ones included.
     pub tokens: Av<usize>,
     /// Video tokens of conditions behind the video's own.
@@ -54,7 +54,7 @@ impl Shapes {
     }
 
     /// Bounds in time and space of the streams' own tokens, `[1, 3, n, 2]` and `[1, 1, m, 2]`.
-    pub fn coords(&self, sizes: &ModelSizes, frame_rate: f64) -> Av<Array4<f32>> {
+    pub(crate) fn coords(&self, sizes: &ModelSizes, frame_rate: f64) -> Av<Array4<f32>> {
         let c = &sizes.transformer;
         let (video, audio) = coordinate_grids(c);
         let offset = c.causal_offset as i64;

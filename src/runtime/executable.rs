@@ -42,13 +42,13 @@ pub struct Executable {
 
 impl Executable {
     /// The program's name.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// The same compiled program for one of equal text, whose arguments and results may have other logical dimensions.
     #[must_use]
-    pub fn written_as(&self, program: &Program) -> Executable {
+    pub(crate) fn written_as(&self, program: &Program) -> Executable {
         Executable {
             name: self.name.clone(),
             loaded: self.loaded.clone(),
@@ -62,7 +62,7 @@ impl Executable {
     }
 
     /// The program's hash.
-    pub fn hash(&self) -> &str {
+    pub(crate) fn hash(&self) -> &str {
         &self.hash
     }
 
@@ -72,7 +72,7 @@ impl Executable {
     }
 
     /// Time the compile took, or loading it from the compile cache.
-    pub fn compile_time(&self) -> Duration {
+    pub(crate) fn compile_time(&self) -> Duration {
         self.compile_time
     }
 
@@ -82,12 +82,12 @@ impl Executable {
     }
 
     /// The names and types of the results.
-    pub fn results(&self) -> &[Output] {
+    pub(crate) fn results(&self) -> &[Output] {
         &self.results
     }
 
     /// The devices it runs on.
-    pub fn mesh(&self) -> &Mesh {
+    pub(crate) fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
@@ -131,12 +131,12 @@ impl Outputs {
     ///
     /// # Errors
     /// Error of the program on the device.
-    pub fn wait(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn wait(&self) -> Result<(), RuntimeError> {
         self.named.values().try_for_each(ShardedTensor::wait)
     }
 
     /// Takes a result out.
-    pub fn take(&mut self, name: &str) -> Option<ShardedTensor> {
+    pub(crate) fn take(&mut self, name: &str) -> Option<ShardedTensor> {
         self.named.remove(name)
     }
 }

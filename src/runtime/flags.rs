@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::pjrt::OptionValue;
 
 /// The options a platform's programs are compiled with for a number of devices.
-pub fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValue)> {
+pub(crate) fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValue)> {
     let on = OptionValue::Bool(true);
     // Roundings that the program writes must stay: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
     let mut flags = vec![("xla_allow_excess_precision", OptionValue::Bool(false))];
@@ -56,7 +56,7 @@ pub fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValu
 }
 
 /// The options on top of [`defaults`] of programs whose trace is taken.
-pub fn for_traces(platform: &str) -> Vec<(&'static str, OptionValue)> {
+pub(crate) fn for_traces(platform: &str) -> Vec<(&'static str, OptionValue)> {
     match platform {
         // A kernel that a CUDA graph launches does not say which operation it is of: no graph is long enough. (The list of
         // what graphs may hold cannot be emptied by a compile's options.)
@@ -67,7 +67,7 @@ pub fn for_traces(platform: &str) -> Vec<(&'static str, OptionValue)> {
 
 /// The options that keep the compiler's own findings in the compile cache. They change no program, so they are not part
 /// of an entry's name.
-pub fn kept_beside(platform: &str, cache: &Path) -> Option<(&'static str, OptionValue)> {
+pub(crate) fn kept_beside(platform: &str, cache: &Path) -> Option<(&'static str, OptionValue)> {
     // Which variant of a fusion is fastest is measured once for all programs that hold it.
     let folder = || OptionValue::Text(cache.join("autotune").to_string_lossy().into_owned());
     (platform == "cuda").then(|| ("xla_gpu_per_fusion_autotune_cache_dir", folder()))

@@ -30,11 +30,11 @@ pub struct CompileKey {
     /// SHA-256 of the compile options, and of those that the compiler reads from the environment.
     pub options: String,
     /// SHA-256 of the plugin's file.
-    pub plugin: String,
+    pub(crate) plugin: String,
     /// Devices, as `--target` names them.
-    pub target: String,
+    pub(crate) target: String,
     /// Device kind, as the plugin names it, with further identifying facts.
-    pub device: String,
+    pub(crate) device: String,
 }
 
 impl CompileKey {
@@ -98,7 +98,7 @@ impl ModuleStore {
     }
 
     /// The folder.
-    pub fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 

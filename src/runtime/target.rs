@@ -96,7 +96,7 @@ impl fmt::Display for Target {
 /// A target with the plugin that compiles for it.
 pub struct OpenTarget {
     /// The target.
-    pub target: Target,
+    pub(crate) target: Target,
     /// Device ids, in the order in which meshes count them.
     pub devices: Vec<i32>,
     /// Device kind, as the plugin names it.
@@ -133,7 +133,7 @@ impl std::ops::Deref for Compiled {
 
 impl OpenTarget {
     /// Platform version, as the plugin states it.
-    pub fn version(&self) -> String {
+    pub(crate) fn version(&self) -> String {
         let version = match &self.compiler {
             Compiler::Topology(topology) => topology.platform_version(),
             Compiler::Client(client) => client.platform_version(),
@@ -142,7 +142,7 @@ impl OpenTarget {
     }
 
     /// Whether the devices are present, so that the compiler leaves nothing for a run to choose.
-    pub fn is_present(&self) -> bool {
+    pub(crate) fn is_present(&self) -> bool {
         matches!(self.compiler, Compiler::Client(_))
     }
 }
@@ -160,7 +160,7 @@ impl Target {
     }
 
     /// Number of slices, with a network between them.
-    pub fn slices(&self) -> usize {
+    pub(crate) fn slices(&self) -> usize {
         self.slices
     }
 
@@ -189,7 +189,7 @@ impl Target {
     ///
     /// # Errors
     /// Those of [`Target::open`]; GPUs that the plugin cannot start.
-    pub fn open_present(&self) -> Result<OpenTarget, Error> {
+    pub(crate) fn open_present(&self) -> Result<OpenTarget, Error> {
         let absent = self.open()?;
         if self.platform != Platform::Cuda || hardware(Platform::Cuda).is_err() {
             return Ok(absent);
@@ -252,7 +252,7 @@ impl Target {
 
 impl OpenTarget {
     /// The options that a run on such devices compiles with.
-    pub fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
+    pub(crate) fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
         compile_options(self.target.platform.name(), program, &self.devices, options)
     }
 
@@ -260,7 +260,7 @@ impl OpenTarget {
     ///
     /// # Errors
     /// Those of [`Cache::new`].
-    pub fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
+    pub(crate) fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
         Cache::new(folder, self.target.platform.name(), &self.topology()?)
     }
 

@@ -32,7 +32,7 @@ pub(super) struct GuidedTransformer<'a> {
     shape: &'a DenoiseShape,
     /// Branches, padding included.
     branches: usize,
-    pub streams: Av<GuidedStream>,
+    pub(crate) streams: Av<GuidedStream>,
     perturbation: Option<Perturbation>,
     isolation: Isolation,
 }
@@ -45,7 +45,7 @@ pub(super) struct GuidedStream {
     /// Guidance scales `[2, 4]`, of which this stream's are row `row`.
     scales: Value,
     row: usize,
-    pub condition: Option<ConditionInputs>,
+    pub(crate) condition: Option<ConditionInputs>,
     counted: Counted,
     rope: Rope,
     cross_rope: Rope,
@@ -56,7 +56,7 @@ pub(super) struct GuidedStream {
 
 impl<'a> GuidedTransformer<'a> {
     /// Declares the loop's step-invariant inputs; `carried` are the latents.
-    pub fn input(
+    pub(crate) fn input(
         p: &'a Params,
         c: &'a TransformerConfig,
         shape: &'a DenoiseShape,
@@ -91,7 +91,7 @@ impl<'a> GuidedTransformer<'a> {
     }
 
     /// The guided clean predictions at the latents of a step.
-    pub fn predict(&self, step: &Value, sigma: &Value, latents: Av<&Value>) -> Av<Value> {
+    pub(crate) fn predict(&self, step: &Value, sigma: &Value, latents: Av<&Value>) -> Av<Value> {
         let streams = self.streams.as_ref().zip(latents);
         let inputs = streams.map(|(s, x)| self.stream_inputs(s, x, step));
         let tokens = streams.map(|(s, x)| self.of_rows(&x.to(self.p.dtype()), s.sequence));

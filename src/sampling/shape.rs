@@ -12,26 +12,26 @@ use crate::nn::{Axis, Params};
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenoiseShape {
     /// Videos denoised together.
-    pub batch: usize,
+    pub(crate) batch: usize,
     /// Predictions a step, the conditional one first.
-    pub branches: Vec<Branch>,
+    pub(crate) branches: Vec<Branch>,
     /// Latent tokens.
-    pub tokens: Av<usize>,
+    pub(crate) tokens: Av<usize>,
     /// Text tokens.
-    pub text: usize,
+    pub(crate) text: usize,
     /// Channels of the text embeddings.
-    pub text_channels: Av<usize>,
+    pub(crate) text_channels: Av<usize>,
     /// Layers that the perturbed branch perturbs.
-    pub stg_blocks: Vec<usize>,
+    pub(crate) stg_blocks: Vec<usize>,
     /// Scope of the rescale term's standard deviations.
-    pub rescale: RescaleScope,
+    pub(crate) rescale: RescaleScope,
     /// Number of noise levels that tokens have in a step: the step's own, and one for each strength of a condition.
-    pub levels: usize,
+    pub(crate) levels: usize,
     /// Streams with tokens of several levels.
-    pub conditioned: Av<bool>,
+    pub(crate) conditioned: Av<bool>,
     /// Noise level that the attention between the streams sees.
-    pub cross: CrossTimestep,
-    pub sampler: AnySampler,
+    pub(crate) cross: CrossTimestep,
+    pub(crate) sampler: AnySampler,
 }
 
 impl DenoiseShape {
@@ -64,7 +64,7 @@ impl DenoiseShape {
     }
 
     /// Names of the tensors that the loop carries for each stream.
-    pub fn carried(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn carried(&self) -> impl Iterator<Item = &str> {
         std::iter::once("latents").chain(self.sampler.state().iter().copied())
     }
 
@@ -77,7 +77,7 @@ impl DenoiseShape {
 /// Name, size and axes of a stream's latents `[b, n, c]`.
 #[derive(Clone, Copy)]
 pub(super) struct Latents {
-    pub name: &'static str,
-    pub content: [usize; 3],
-    pub axes: [Axis; 3],
+    pub(crate) name: &'static str,
+    pub(crate) content: [usize; 3],
+    pub(crate) axes: [Axis; 3],
 }

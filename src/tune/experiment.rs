@@ -19,38 +19,38 @@ use crate::runtime::{CompileKey, Target, platform};
 
 #[derive(Clone, Debug)]
 pub struct CaseResult {
-    pub case: Case,
-    pub label: String,
+    pub(crate) case: Case,
+    pub(crate) label: String,
     pub report: Option<CompileReport>,
-    pub measured: Option<f64>,
+    pub(crate) measured: Option<f64>,
     pub error: Option<String>,
 }
 
 impl CaseResult {
     /// Name of the group of comparable cases: target and shape.
-    pub fn group(&self) -> String {
+    pub(crate) fn group(&self) -> String {
         let shape = self.case.shape.as_ref().map(|s| format!(", {s}")).unwrap_or_default();
         format!("{}{shape}", self.case.target.clone().unwrap_or_default())
     }
 
     /// Predicted milliseconds per step with all blocks, where the chip is known.
-    pub fn predicted(&self) -> Option<f64> {
+    pub(crate) fn predicted(&self) -> Option<f64> {
         self.report.as_ref()?.all_blocks().map(|p| p.step)
     }
 
     /// Milliseconds per step, measured, else predicted; received bytes where the chip is unknown.
-    pub fn cost(&self) -> Option<f64> {
+    pub(crate) fn cost(&self) -> Option<f64> {
         let measured = self.measured.map(|s| s * 1e3);
         measured.or(self.predicted()).or_else(|| self.report.as_ref().map(CompileReport::whole_cost))
     }
 
-    pub fn fits(&self) -> bool {
+    pub(crate) fn fits(&self) -> bool {
         self.report.as_ref().is_some_and(CompileReport::fits)
     }
 }
 
 /// Results by group, the fastest first; then those that do not fit, then failures.
-pub fn ranked(mut rows: Vec<CaseResult>) -> Vec<(String, Vec<CaseResult>)> {
+pub(crate) fn ranked(mut rows: Vec<CaseResult>) -> Vec<(String, Vec<CaseResult>)> {
     let mut groups: Vec<(String, Vec<CaseResult>)> = Vec::new();
     rows.sort_by(|a, b| {
         let place = |r: &CaseResult| (r.cost().is_none(), !r.fits(), r.measured.is_none());

@@ -27,7 +27,7 @@ pub enum Component {
 
 impl Component {
     /// Every component, in the order of a request.
-    pub const ALL: [Component; 9] = [
+    pub(crate) const ALL: [Component; 9] = [
         Component::TextEncoder,
         Component::Tokenizer,
         Component::Connectors,
@@ -49,22 +49,22 @@ impl Component {
     }
 
     /// The component of a folder's name.
-    pub fn from_folder(name: &str) -> Option<Self> {
+    pub(crate) fn from_folder(name: &str) -> Option<Self> {
         Component::ALL.into_iter().find(|c| c.folder() == name)
     }
 
     /// The configuration's file name inside the folder.
-    pub const fn config_file(self) -> &'static str {
+    pub(crate) const fn config_file(self) -> &'static str {
         self.facts().config_file
     }
 
     /// The start of its weight files' names; none when it has no weights.
-    pub const fn weights_stem(self) -> Option<&'static str> {
+    pub(crate) const fn weights_stem(self) -> Option<&'static str> {
         self.facts().weights_stem
     }
 
     /// The key under `model` that takes it from elsewhere.
-    pub const fn override_key(self) -> Option<&'static str> {
+    pub(crate) const fn override_key(self) -> Option<&'static str> {
         self.facts().override_key
     }
 }

@@ -140,7 +140,7 @@ impl LoraFile {
     }
 
     /// The file.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -150,7 +150,7 @@ impl LoraFile {
     }
 
     /// The update of a tensor.
-    pub fn get(&self, component: Component, name: &str) -> Option<&Update> {
+    pub(crate) fn get(&self, component: Component, name: &str) -> Option<&Update> {
         self.updates.get(&(component, name.to_string()))
     }
 
@@ -227,7 +227,7 @@ pub fn updates<'a>(loras: &'a [Lora], component: Component, name: &str) -> Vec<(
 }
 
 /// Every tensor whose weights differ between two sets of updates.
-pub fn differing<'a>(old: &'a [Lora], new: &'a [Lora]) -> std::collections::BTreeSet<(Component, &'a str)> {
+pub(crate) fn differing<'a>(old: &'a [Lora], new: &'a [Lora]) -> std::collections::BTreeSet<(Component, &'a str)> {
     let targets = old.iter().chain(new).flat_map(|l| l.file.targets());
     targets
         .filter(|(component, name)| {

@@ -13,17 +13,17 @@ use crate::hlo::DType;
 use crate::tensor::Tensor;
 
 /// The size diffusers cuts shards at.
-pub const SHARD_BYTES: u64 = 5_000_000_000;
+pub(crate) const SHARD_BYTES: u64 = 5_000_000_000;
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorSpec {
+pub(crate) struct TensorSpec {
     /// Its key.
-    pub name: String,
+    pub(crate) name: String,
     /// Element type.
-    pub dtype: DType,
+    pub(crate) dtype: DType,
     /// Dimensions.
-    pub shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
 }
 
 impl TensorSpec {
@@ -36,7 +36,7 @@ impl TensorSpec {
 ///
 /// The tensors are declared first, because a safetensors file begins with all names and offsets, then given one by
 /// one in the same order, so that a model larger than the memory can be written.
-pub struct ComponentWriter {
+pub(crate) struct ComponentWriter {
     target: PathBuf,
     staging: TempDir,
     folder: PathBuf,
@@ -52,7 +52,7 @@ impl ComponentWriter {
     ///
     /// # Errors
     /// The folder exists, or cannot be written.
-    pub fn create(
+    pub(crate) fn create(
         model: &Path,
         component: Component,
         config: &Value,
@@ -97,7 +97,7 @@ impl ComponentWriter {
     ///
     /// # Errors
     /// It is not the one declared at this place, or the disk refuses.
-    pub fn write(&mut self, name: &str, tensor: &Tensor) -> Result<(), WeightsError> {
+    pub(crate) fn write(&mut self, name: &str, tensor: &Tensor) -> Result<(), WeightsError> {
         let (shard, item) = self.at;
         let path = self.target.clone();
         let Some(spec) = self.shards.get(shard).and_then(|s| s.get(item)) else {
@@ -139,7 +139,7 @@ impl ComponentWriter {
     ///
     /// # Errors
     /// Declared tensors were not given, or the disk refuses.
-    pub fn finish(self) -> Result<PathBuf, WeightsError> {
+    pub(crate) fn finish(self) -> Result<PathBuf, WeightsError> {
         if let Some(spec) = self.shards.get(self.at.0).and_then(|s| s.get(self.at.1)) {
             let reason = format!("tensor `{}` was declared and not written", spec.name);
             return Err(WeightsError::Write { path: self.target, reason });
@@ -183,7 +183,7 @@ fn header(tensors: &[TensorSpec]) -> Vec<u8> {
 ///
 /// # Errors
 /// Those of [`ComponentWriter`], and those of `make`.
-pub fn write_component<E: From<WeightsError>>(
+pub(crate) fn write_component<E: From<WeightsError>>(
     model: &Path,
     component: Component,
     config: &Value,
@@ -198,7 +198,7 @@ pub fn write_component<E: From<WeightsError>>(
 }
 
 /// Writes a JSON file under a temporary name and renames it.
-pub fn write_json(path: &Path, value: &Value) -> Result<(), WeightsError> {
+pub(crate) fn write_json(path: &Path, value: &Value) -> Result<(), WeightsError> {
     let failed = || WeightsError::io(path, "cannot write");
     let mut part = path.as_os_str().to_os_string();
     part.push(".part");

@@ -187,7 +187,7 @@ fn collective(opcode: &str) -> Option<CollectiveKind> {
 }
 
 /// Category of an event by its name alone: a kernel's, a copy's, or an instruction's without a module.
-pub fn of_name(name: &str) -> OpCategory {
+pub(crate) fn of_name(name: &str) -> OpCategory {
     let name = name.to_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
     if let Some(kind) = collective_of_name(&name) {
@@ -238,7 +238,7 @@ fn collective_of_name(name: &str) -> Option<CollectiveKind> {
 }
 
 /// Category of an event, by the one that a TPU's trace gives it.
-pub fn of_category(category: &str) -> Option<OpCategory> {
+pub(crate) fn of_category(category: &str) -> Option<OpCategory> {
     if let Some(kind) = collective_of_name(&category.to_lowercase()) {
         return Some(OpCategory::Collective(kind));
     }

@@ -13,25 +13,25 @@ pub(super) const GROUPS: usize = 32;
 #[serde(default)]
 #[allow(missing_docs)] // The keys are the reference's.
 pub struct DecoderConfig {
-    pub base_channels: usize,
-    pub output_channels: usize,
-    pub ch_mult: Vec<usize>,
-    pub num_res_blocks: usize,
-    pub attn_resolutions: Option<Vec<usize>>,
-    pub resolution: usize,
+    pub(crate) base_channels: usize,
+    pub(crate) output_channels: usize,
+    pub(crate) ch_mult: Vec<usize>,
+    pub(crate) num_res_blocks: usize,
+    pub(crate) attn_resolutions: Option<Vec<usize>>,
+    pub(crate) resolution: usize,
     pub latent_channels: usize,
-    pub norm_type: Norm,
-    pub causality_axis: Causality,
-    pub mid_block_add_attention: bool,
+    pub(crate) norm_type: Norm,
+    pub(crate) causality_axis: Causality,
+    pub(crate) mid_block_add_attention: bool,
     /// Samples a second that the mel spectrogram is taken of.
-    pub sample_rate: usize,
+    pub(crate) sample_rate: usize,
     /// Samples between two mel frames.
-    pub mel_hop_length: usize,
-    pub mel_bins: Option<usize>,
+    pub(crate) mel_hop_length: usize,
+    pub(crate) mel_bins: Option<usize>,
 }
 
 /// Mel frames and mel bins a latent covers: time and bins are halved twice.
-pub const COMPRESSION: usize = 4;
+pub(crate) const COMPRESSION: usize = 4;
 
 impl Default for DecoderConfig {
     fn default() -> Self {
@@ -56,7 +56,7 @@ impl Default for DecoderConfig {
 /// Normalisation of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Norm {
+pub(crate) enum Norm {
     /// By the root mean square over the channels.
     Pixel,
     /// By mean and variance of groups of channels over all positions, with weights.
@@ -66,7 +66,7 @@ pub enum Norm {
 /// Along which axis a convolution reads no later element. Time is the height, mel bins are the width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Causality {
+pub(crate) enum Causality {
     /// Along none.
     None,
     /// Along the mel bins.
@@ -98,22 +98,22 @@ impl DecoderConfig {
     }
 
     /// Mel bins.
-    pub fn bins(&self) -> usize {
+    pub(crate) fn bins(&self) -> usize {
         self.mel_bins.unwrap_or(64)
     }
 
     /// Mel bins of the latents.
-    pub fn latent_bins(&self) -> usize {
+    pub(crate) fn latent_bins(&self) -> usize {
         self.bins() / COMPRESSION
     }
 
     /// Channels of a level, 0 being the one nearest the spectrogram.
-    pub fn channels(&self, level: usize) -> usize {
+    pub(crate) fn channels(&self, level: usize) -> usize {
         self.base_channels * self.ch_mult[level]
     }
 
     /// Whether the blocks of a level are followed by attention.
-    pub fn attends(&self, level: usize) -> bool {
+    pub(crate) fn attends(&self, level: usize) -> bool {
         let deepest = self.resolution >> (self.ch_mult.len() - 1);
         let here = deepest << (self.ch_mult.len() - 1 - level);
         self.attn_resolutions.as_ref().is_some_and(|r| r.contains(&here))

@@ -7,33 +7,33 @@ use crate::nn::rope::Pairing;
 use crate::nn::{AttentionLayer, Axis, Heads};
 
 /// The model folder's name.
-pub const COMPONENT: &str = "connectors";
+pub(crate) const COMPONENT: &str = "connectors";
 
 /// The connectors' configuration; defaults are the reference class' own.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs)] // The keys are the reference's.
 pub struct ConnectorsConfig {
-    pub caption_channels: usize,
-    pub text_proj_in_factor: usize,
-    pub video_connector_num_attention_heads: usize,
-    pub video_connector_attention_head_dim: usize,
-    pub video_connector_num_layers: usize,
-    pub video_connector_num_learnable_registers: Option<usize>,
-    pub video_gated_attn: bool,
-    pub audio_connector_num_attention_heads: usize,
-    pub audio_connector_attention_head_dim: usize,
-    pub audio_connector_num_layers: usize,
-    pub audio_connector_num_learnable_registers: Option<usize>,
-    pub audio_gated_attn: bool,
-    pub connector_rope_base_seq_len: usize,
-    pub rope_theta: f64,
-    pub rope_double_precision: bool,
-    pub rope_type: Pairing,
-    pub per_modality_projections: bool,
-    pub video_hidden_dim: usize,
-    pub audio_hidden_dim: usize,
-    pub proj_bias: bool,
+    pub(crate) caption_channels: usize,
+    pub(crate) text_proj_in_factor: usize,
+    pub(crate) video_connector_num_attention_heads: usize,
+    pub(crate) video_connector_attention_head_dim: usize,
+    pub(crate) video_connector_num_layers: usize,
+    pub(crate) video_connector_num_learnable_registers: Option<usize>,
+    pub(crate) video_gated_attn: bool,
+    pub(crate) audio_connector_num_attention_heads: usize,
+    pub(crate) audio_connector_attention_head_dim: usize,
+    pub(crate) audio_connector_num_layers: usize,
+    pub(crate) audio_connector_num_learnable_registers: Option<usize>,
+    pub(crate) audio_gated_attn: bool,
+    pub(crate) connector_rope_base_seq_len: usize,
+    pub(crate) rope_theta: f64,
+    pub(crate) rope_double_precision: bool,
+    pub(crate) rope_type: Pairing,
+    pub(crate) per_modality_projections: bool,
+    pub(crate) video_hidden_dim: usize,
+    pub(crate) audio_hidden_dim: usize,
+    pub(crate) proj_bias: bool,
 }
 
 impl Default for ConnectorsConfig {
@@ -67,24 +67,24 @@ impl Default for ConnectorsConfig {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TextMap {
     /// Its name in the checkpoint.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// Channels of its result.
-    pub width: usize,
+    pub(crate) width: usize,
     /// Factor on its input.
-    pub scale: f64,
+    pub(crate) scale: f64,
 }
 
 /// One of the two connectors.
 #[derive(Clone, Copy, Debug)]
-pub struct Connector {
+pub(crate) struct Connector {
     /// `video` or `audio`.
-    pub stream: &'static str,
+    pub(crate) stream: &'static str,
     /// Its attention; the heads' width is the connector's.
-    pub attention: AttentionLayer,
+    pub(crate) attention: AttentionLayer,
     /// Blocks.
-    pub layers: usize,
+    pub(crate) layers: usize,
     /// Vectors that stand in for padding; none to keep the padding and mask it.
-    pub registers: Option<usize>,
+    pub(crate) registers: Option<usize>,
 }
 
 impl ConnectorsConfig {
@@ -117,13 +117,13 @@ impl ConnectorsConfig {
     ///
     /// # Errors
     /// As said, naming the key.
-    pub fn check_states(&self, states: usize) -> Result<(), ConfigError> {
+    pub(crate) fn check_states(&self, states: usize) -> Result<(), ConfigError> {
         let (key, factor) = ("text_proj_in_factor", self.text_proj_in_factor);
         require(factor == states, COMPONENT, key, factor, "the number of the text encoder's hidden states")
     }
 
     /// The video and the audio connector.
-    pub fn connectors(&self) -> [Connector; 2] {
+    pub(crate) fn connectors(&self) -> [Connector; 2] {
         let layer = |count, dim, gated| AttentionLayer {
             heads: Heads { count, dim },
             bias: true,
@@ -157,7 +157,7 @@ impl ConnectorsConfig {
     }
 
     /// The maps of the normalised text: one that both connectors read, or one for each, video's first.
-    pub fn text_maps(&self) -> Vec<TextMap> {
+    pub(crate) fn text_maps(&self) -> Vec<TextMap> {
         if !self.per_modality_projections {
             return vec![TextMap { name: "text_proj_in", width: self.caption_channels, scale: 1.0 }];
         }
@@ -169,12 +169,12 @@ impl ConnectorsConfig {
     }
 
     /// Channels of the projected text: of all maps side by side.
-    pub fn text_width(&self) -> usize {
+    pub(crate) fn text_width(&self) -> usize {
         self.text_maps().iter().map(|m| m.width).sum()
     }
 
     /// The smallest token count that both connectors take; every legal count is a multiple of it.
-    pub fn token_multiple(&self) -> usize {
+    pub(crate) fn token_multiple(&self) -> usize {
         let (a, b) = (
             self.video_connector_num_learnable_registers.unwrap_or(1),
             self.audio_connector_num_learnable_registers.unwrap_or(1),
@@ -187,7 +187,7 @@ impl ConnectorsConfig {
     }
 
     /// Channels of the two results.
-    pub fn widths(&self) -> [usize; 2] {
+    pub(crate) fn widths(&self) -> [usize; 2] {
         self.connectors().map(|c| c.attention.heads.width())
     }
 }

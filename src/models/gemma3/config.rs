@@ -8,7 +8,7 @@ use crate::models::{ConfigError, parse_config, require, unsupported};
 use crate::nn::Heads;
 
 /// The model folder's name.
-pub const COMPONENT: &str = "text_encoder";
+pub(crate) const COMPONENT: &str = "text_encoder";
 
 /// Span that a layer attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -22,33 +22,33 @@ pub enum LayerKind {
 
 /// RoPE of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeBase {
+pub(crate) struct RopeBase {
     /// Base of the frequencies.
-    pub theta: f64,
+    pub(crate) theta: f64,
     /// Divisor of the frequencies.
-    pub factor: f64,
+    pub(crate) factor: f64,
 }
 
 /// The text stack of Gemma-3.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // The keys are the reference's.
 pub struct Gemma3Config {
-    pub vocab_size: usize,
-    pub hidden_size: usize,
-    pub intermediate_size: usize,
-    pub num_key_value_heads: usize,
-    pub rms_norm_eps: f64,
-    pub query_pre_attn_scalar: f64,
-    pub sliding_window: usize,
-    pub attention_bias: bool,
+    pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
+    pub(crate) intermediate_size: usize,
+    pub(crate) num_key_value_heads: usize,
+    pub(crate) rms_norm_eps: f64,
+    pub(crate) query_pre_attn_scalar: f64,
+    pub(crate) sliding_window: usize,
+    pub(crate) attention_bias: bool,
     /// Query heads.
-    pub heads: Heads,
+    pub(crate) heads: Heads,
     /// The kind of every layer.
-    pub layers: Vec<LayerKind>,
+    pub(crate) layers: Vec<LayerKind>,
     /// RoPE of sliding layers.
-    pub local: RopeBase,
+    pub(crate) local: RopeBase,
     /// RoPE of full layers.
-    pub global: RopeBase,
+    pub(crate) global: RopeBase,
 }
 
 /// The file's keys; defaults are the reference class' own.
@@ -226,7 +226,7 @@ impl Gemma3Config {
     }
 
     /// Keys and values.
-    pub fn kv_heads(&self) -> Heads {
+    pub(crate) fn kv_heads(&self) -> Heads {
         Heads { count: self.num_key_value_heads, dim: self.heads.dim }
     }
 }

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
+use super::config::RopeBase;
 use super::*;
 use crate::hlo::DType;
 use crate::models::connectors::ConnectorsConfig;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug)]
 pub struct Preset {
     /// Its name.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     configs: Map<String, Value>,
 }
 
@@ -25,7 +25,7 @@ const PUBLISHED: [(&str, &str); 3] =
 
 impl Preset {
     /// The names there are.
-    pub fn names() -> impl Iterator<Item = &'static str> {
+    pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         PRESETS.into_iter().map(|(n, _)| n)
     }
 

@@ -9,7 +9,7 @@ use crate::nn::rope::Pairing;
 use crate::nn::{AttentionLayer, Axis, Heads};
 
 /// The model folder's name.
-pub const COMPONENT: &str = "transformer";
+pub(crate) const COMPONENT: &str = "transformer";
 
 /// The transformer's configuration; defaults are the reference class' own.
 #[derive(Clone, Debug, Deserialize)]
@@ -119,23 +119,23 @@ impl Default for TransformerConfig {
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     /// Prefix of its tensors' names.
-    pub prefix: &'static str,
+    pub(crate) prefix: &'static str,
     /// `audio_to_video` or `video_to_audio`: the attention that this stream queries.
-    pub cross_name: &'static str,
+    pub(crate) cross_name: &'static str,
     /// Axis of its tokens.
-    pub sequence: Axis,
+    pub(crate) sequence: Axis,
     /// Self-attention.
     pub attention: AttentionLayer,
     /// Whether text attention is modulated (LTX-2.3).
-    pub text_modulation: bool,
+    pub(crate) text_modulation: bool,
     /// Width of the text context.
-    pub context: usize,
+    pub(crate) context: usize,
     /// Biases in the feed-forward layer.
     pub ff_bias: bool,
     /// Channels of a latent token.
     pub in_channels: usize,
     /// Output channels.
-    pub out_channels: usize,
+    pub(crate) out_channels: usize,
 }
 
 impl Stream {
@@ -145,7 +145,7 @@ impl Stream {
     }
 
     /// Attention over the text.
-    pub fn text_attention(&self) -> AttentionLayer {
+    pub(crate) fn text_attention(&self) -> AttentionLayer {
         AttentionLayer { sequence: [self.sequence, Axis::TextSequence], ..self.attention }
     }
 
@@ -155,7 +155,7 @@ impl Stream {
     }
 
     /// A tensor's name in this stream.
-    pub fn name(&self, name: &str) -> String {
+    pub(crate) fn name(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 }
@@ -182,12 +182,12 @@ impl TransformerConfig {
     }
 
     /// Video heads.
-    pub fn video_heads(&self) -> Heads {
+    pub(crate) fn video_heads(&self) -> Heads {
         Heads { count: self.num_attention_heads, dim: self.attention_head_dim }
     }
 
     /// Audio heads, also those of both cross-modal attentions.
-    pub fn audio_heads(&self) -> Heads {
+    pub(crate) fn audio_heads(&self) -> Heads {
         Heads { count: self.audio_num_attention_heads, dim: self.audio_attention_head_dim }
     }
 
@@ -203,7 +203,7 @@ impl TransformerConfig {
     }
 
     /// Both streams.
-    pub fn streams(&self) -> Av<Stream> {
+    pub(crate) fn streams(&self) -> Av<Stream> {
         Av { video: self.video(), audio: self.audio() }
     }
 
@@ -238,12 +238,12 @@ impl TransformerConfig {
     }
 
     /// The attention of video queries over audio.
-    pub fn a2v(&self) -> AttentionLayer {
+    pub(crate) fn a2v(&self) -> AttentionLayer {
         self.layer(self.audio_heads(), self.gated_attn, [Axis::VideoSequence, Axis::AudioSequence])
     }
 
     /// The attention of audio queries over video.
-    pub fn v2a(&self) -> AttentionLayer {
+    pub(crate) fn v2a(&self) -> AttentionLayer {
         self.layer(self.audio_heads(), self.audio_gated_attn, [Axis::AudioSequence, Axis::VideoSequence])
     }
 
@@ -255,12 +255,12 @@ impl TransformerConfig {
     }
 
     /// Whether the modulation of the text context depends on the noise level.
-    pub fn has_prompt_adaln(&self) -> bool {
+    pub(crate) fn has_prompt_adaln(&self) -> bool {
         self.prompt_modulation() && self.use_prompt_adaln_single
     }
 
     /// Whether the noise level modulates the text context, so that text keys change with every step.
-    pub fn prompt_modulation(&self) -> bool {
+    pub(crate) fn prompt_modulation(&self) -> bool {
         self.cross_attn_mod || self.audio_cross_attn_mod
     }
 }

@@ -13,27 +13,27 @@ use crate::nn::{Axis, Build, Params, padding_mask};
 #[derive(Clone, Debug)]
 pub struct ForwardShape {
     /// Samples.
-    pub batch: usize,
+    pub(crate) batch: usize,
     /// Latent tokens.
-    pub tokens: Av<usize>,
+    pub(crate) tokens: Av<usize>,
     /// Text tokens.
-    pub text: Av<usize>,
+    pub(crate) text: Av<usize>,
     /// Channels of the text embeddings.
-    pub text_channels: Av<usize>,
+    pub(crate) text_channels: Av<usize>,
     /// Whether the timestep is given per token.
-    pub per_token: Av<bool>,
+    pub(crate) per_token: Av<bool>,
     /// Rows of the RoPE tables: 1 or `batch`.
-    pub rope_rows: usize,
+    pub(crate) rope_rows: usize,
     /// Whether there is a text mask `[b, t]`, 1 for tokens that are attended to.
-    pub text_mask: Av<bool>,
+    pub(crate) text_mask: Av<bool>,
     /// Whether video self-attention has a mask `[b, n, n]` of strengths in 0..1.
-    pub self_mask: bool,
+    pub(crate) self_mask: bool,
     /// Noise level of the cross-modal modules.
-    pub cross: CrossTimestep,
+    pub(crate) cross: CrossTimestep,
     /// Leaves out the attention between the streams.
-    pub isolate: bool,
+    pub(crate) isolate: bool,
     /// Layers perturbed for samples whose `perturbation_mask` is 0.
-    pub stg_blocks: Vec<usize>,
+    pub(crate) stg_blocks: Vec<usize>,
 }
 
 impl Default for ForwardShape {

@@ -39,7 +39,7 @@ impl Default for File {
 
 /// Upsampling in the middle of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resampler {
+pub(crate) enum Resampler {
     /// Rows and columns times `up`, then blurred and thinned by `down`.
     Rational {
         /// The scale's numerator.
@@ -59,15 +59,15 @@ const SCALES: [(f64, usize, usize); 4] = [(0.75, 3, 4), (1.5, 3, 2), (2.0, 2, 1)
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpsamplerConfig {
     /// Channels of a latent.
-    pub in_channels: usize,
+    pub(crate) in_channels: usize,
     /// Channels between the first convolution and the last.
-    pub mid_channels: usize,
+    pub(crate) mid_channels: usize,
     /// Residual blocks before the resampler, and as many behind it.
-    pub blocks: usize,
+    pub(crate) blocks: usize,
     /// Whether every frame is computed by itself.
-    pub each_frame: bool,
+    pub(crate) each_frame: bool,
     /// The middle.
-    pub resampler: Resampler,
+    pub(crate) resampler: Resampler,
 }
 
 impl UpsamplerConfig {
@@ -108,7 +108,7 @@ impl UpsamplerConfig {
     }
 
     /// Frames, rows and columns of the result for those of the input.
-    pub fn size(&self, [f, h, w]: [usize; 3]) -> [usize; 3] {
+    pub(crate) fn size(&self, [f, h, w]: [usize; 3]) -> [usize; 3] {
         match self.resampler {
             Resampler::Rational { up, down } => [f, (h * up).div_ceil(down), (w * up).div_ceil(down)],
             Resampler::Shuffle([st, sh, sw]) => [f * st + 1 - st, h * sh, w * sw],
@@ -116,7 +116,7 @@ impl UpsamplerConfig {
     }
 
     /// The scales as readers know them: `x2`, `x1.5`, `x2 in time`.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self.resampler {
             Resampler::Rational { up, down } => format!("x{}", up as f64 / down as f64),
             Resampler::Shuffle([1, s, _]) => format!("x{s}"),
@@ -129,7 +129,7 @@ impl UpsamplerConfig {
     ///
     /// # Errors
     /// One line naming both sides.
-    pub fn check_fit(&self, from: [usize; 4], to: [usize; 4]) -> Result<(), String> {
+    pub(crate) fn check_fit(&self, from: [usize; 4], to: [usize; 4]) -> Result<(), String> {
         let [channels, size @ ..] = from;
         if channels != self.in_channels || to[0] != self.in_channels {
             let width = if channels == self.in_channels { to[0] } else { channels };

@@ -78,7 +78,7 @@ pub struct Geometry {
     /// Channels of the latents.
     pub latent_channels: usize,
     /// Divides normalized latents.
-    pub scaling_factor: f32,
+    pub(crate) scaling_factor: f32,
     ratios: [usize; 2],
 }
 
@@ -104,12 +104,12 @@ impl Geometry {
     }
 
     /// Pixels a latent covers along each side.
-    pub fn spatial(&self) -> usize {
+    pub(crate) fn spatial(&self) -> usize {
         self.ratios[1]
     }
 
     /// Frames a latent covers.
-    pub fn temporal(&self) -> usize {
+    pub(crate) fn temporal(&self) -> usize {
         self.ratios[0]
     }
 }
@@ -165,86 +165,86 @@ pub struct DecoderConfig {
     /// Channels of a latent.
     pub latent_channels: usize,
     /// Channels of a frame.
-    pub out_channels: usize,
+    pub(crate) out_channels: usize,
     /// Channels of the middle blocks.
-    pub mid_channels: usize,
+    pub(crate) mid_channels: usize,
     /// Number of middle blocks.
-    pub mid_layers: usize,
+    pub(crate) mid_layers: usize,
     /// Stages behind them, in order.
-    pub stages: Vec<UpStage>,
+    pub(crate) stages: Vec<UpStage>,
     /// Side of the square of pixels that the last convolution gives as channels.
-    pub patch_size: usize,
+    pub(crate) patch_size: usize,
     /// Whether a frame depends on no later latent.
-    pub causal: bool,
+    pub(crate) causal: bool,
     /// Padding of the convolutions in height and width.
-    pub padding: Padding,
+    pub(crate) padding: Padding,
     /// Whether a timestep modulates every block.
-    pub timestep_conditioning: bool,
+    pub(crate) timestep_conditioning: bool,
     /// The eps of the norm before a block's shortcut.
-    pub shortcut_eps: f64,
+    pub(crate) shortcut_eps: f64,
 }
 
 /// A stage of the decoder: upsampling, then equal res blocks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct UpStage {
+pub(crate) struct UpStage {
     /// Whether a res block before the upsampling changes the width.
-    pub widens: bool,
+    pub(crate) widens: bool,
     /// Upsampling.
-    pub upsample: Option<Upsample>,
+    pub(crate) upsample: Option<Upsample>,
     /// Channels of its res blocks.
-    pub channels: usize,
+    pub(crate) channels: usize,
     /// Number of its res blocks.
-    pub layers: usize,
+    pub(crate) layers: usize,
 }
 
 /// A convolution whose channels are rearranged to time, height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Upsample {
+pub(crate) struct Upsample {
     /// Growth of time, height and width.
-    pub stride: [usize; 3],
+    pub(crate) stride: [usize; 3],
     /// By what the channels shrink.
-    pub factor: usize,
+    pub(crate) factor: usize,
     /// Whether the rearranged input is added.
-    pub residual: bool,
+    pub(crate) residual: bool,
 }
 
 /// The encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderConfig {
     /// Channels of a frame.
-    pub in_channels: usize,
+    pub(crate) in_channels: usize,
     /// Channels of a latent, also of the first convolution.
     pub latent_channels: usize,
     /// The stages, in order.
-    pub stages: Vec<DownStage>,
+    pub(crate) stages: Vec<DownStage>,
     /// Channels of the middle blocks.
-    pub mid_channels: usize,
+    pub(crate) mid_channels: usize,
     /// Number of middle blocks.
-    pub mid_layers: usize,
+    pub(crate) mid_layers: usize,
     /// Side of the square of pixels that the first convolution sees as channels.
-    pub patch_size: usize,
+    pub(crate) patch_size: usize,
     /// Whether a latent depends on no later frame.
-    pub causal: bool,
+    pub(crate) causal: bool,
     /// Padding of the convolutions in height and width.
-    pub padding: Padding,
+    pub(crate) padding: Padding,
     /// The eps of the norm before a block's shortcut.
-    pub shortcut_eps: f64,
+    pub(crate) shortcut_eps: f64,
 }
 
 /// A stage of the encoder: equal res blocks, then downsampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DownStage {
     /// Channels of its res blocks.
-    pub channels: usize,
+    pub(crate) channels: usize,
     /// Number of its res blocks.
-    pub layers: usize,
+    pub(crate) layers: usize,
     /// Downsampling.
-    pub downsample: Option<Downsample>,
+    pub(crate) downsample: Option<Downsample>,
 }
 
 /// Downsampling of a stage of the encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Downsample {
+pub(crate) enum Downsample {
     /// By a convolution with steps of 2.
     Strided,
     /// By space to depth.

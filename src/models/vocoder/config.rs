@@ -15,43 +15,43 @@ pub struct VocoderConfig {
     /// The generator that reads the spectrogram.
     pub generator: GeneratorConfig,
     /// LTX-2.3's second stage, at a higher rate.
-    pub extension: Option<Extension>,
+    pub(crate) extension: Option<Extension>,
     /// Samples a second of the result.
-    pub output_sampling_rate: usize,
+    pub(crate) output_sampling_rate: usize,
 }
 
 /// Bandwidth extension of a waveform: a spectrogram of the waveform, and a generator that makes from it what the
 /// waveform lacks at the higher rate.
 #[derive(Clone, Debug)]
-pub struct Extension {
+pub(crate) struct Extension {
     /// The spectrogram.
-    pub spectrogram: Spectrogram,
+    pub(crate) spectrogram: Spectrogram,
     /// From spectrogram to the missing part.
     pub generator: GeneratorConfig,
     /// From one rate to the other.
-    pub resampler: Resampler,
+    pub(crate) resampler: Resampler,
     /// Whether the waveform is limited to -1..1 before it is extended, as Lightricks' code does and diffusers does not.
-    pub clamp: bool,
+    pub(crate) clamp: bool,
 }
 
 /// A log-mel spectrogram that depends on no later sample.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[allow(missing_docs)] // The keys are the reference's.
-pub struct Spectrogram {
-    pub filter_length: usize,
-    pub hop_length: usize,
-    pub window_length: usize,
-    pub num_mel_channels: usize,
+pub(crate) struct Spectrogram {
+    pub(crate) filter_length: usize,
+    pub(crate) hop_length: usize,
+    pub(crate) window_length: usize,
+    pub(crate) num_mel_channels: usize,
 }
 
 impl Spectrogram {
     /// Frequencies before they are gathered into bins.
-    pub fn frequencies(&self) -> usize {
+    pub(crate) fn frequencies(&self) -> usize {
         self.filter_length / 2 + 1
     }
 
     /// Zeros before the first sample.
-    pub fn lead(&self) -> usize {
+    pub(crate) fn lead(&self) -> usize {
         self.window_length.saturating_sub(self.hop_length)
     }
 }
@@ -62,19 +62,19 @@ impl Spectrogram {
 #[allow(missing_docs)] // The keys are the reference's.
 pub struct GeneratorConfig {
     pub in_channels: usize,
-    pub hidden_channels: usize,
-    pub out_channels: usize,
-    pub upsample_kernel_sizes: Vec<usize>,
-    pub upsample_factors: Vec<usize>,
-    pub resnet_kernel_sizes: Vec<usize>,
-    pub resnet_dilations: Vec<Vec<usize>>,
-    pub act_fn: Activation,
-    pub leaky_relu_negative_slope: f64,
-    pub antialias: bool,
-    pub antialias_ratio: usize,
-    pub antialias_kernel_size: usize,
-    pub final_act_fn: Option<FinalActivation>,
-    pub final_bias: bool,
+    pub(crate) hidden_channels: usize,
+    pub(crate) out_channels: usize,
+    pub(crate) upsample_kernel_sizes: Vec<usize>,
+    pub(crate) upsample_factors: Vec<usize>,
+    pub(crate) resnet_kernel_sizes: Vec<usize>,
+    pub(crate) resnet_dilations: Vec<Vec<usize>>,
+    pub(crate) act_fn: Activation,
+    pub(crate) leaky_relu_negative_slope: f64,
+    pub(crate) antialias: bool,
+    pub(crate) antialias_ratio: usize,
+    pub(crate) antialias_kernel_size: usize,
+    pub(crate) final_act_fn: Option<FinalActivation>,
+    pub(crate) final_bias: bool,
 }
 
 impl Default for GeneratorConfig {
@@ -118,7 +118,7 @@ fn extended_defaults() -> Json {
 /// The function between convolutions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Activation {
+pub(crate) enum Activation {
     /// `x` where positive, a small multiple of it elsewhere.
     LeakyRelu,
     /// `x + sin²(αx) / α` with a learned α for each channel.
@@ -131,7 +131,7 @@ pub enum Activation {
 /// The function of the last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FinalActivation {
+pub(crate) enum FinalActivation {
     /// Hyperbolic tangent.
     Tanh,
     /// Limits to -1..1.
@@ -204,7 +204,7 @@ impl VocoderConfig {
 
     /// The same vocoder with or without the limit between its stages.
     #[must_use]
-    pub fn with_clamp(mut self, clamp: bool) -> Self {
+    pub(crate) fn with_clamp(mut self, clamp: bool) -> Self {
         if let Some(extension) = &mut self.extension {
             extension.clamp = clamp;
         }
@@ -258,7 +258,7 @@ impl GeneratorConfig {
     }
 
     /// Samples of a spectrogram frame.
-    pub fn samples_per_frame(&self) -> usize {
+    pub(crate) fn samples_per_frame(&self) -> usize {
         self.upsample_factors.iter().product()
     }
 

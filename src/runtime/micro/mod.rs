@@ -85,7 +85,7 @@ const KINDS: [CollectiveKind; 5] = [
 ///
 /// # Errors
 /// The plugin's message.
-pub fn micro(engine: &Engine, runs: usize) -> Result<(f64, Vec<Sample>), RuntimeError> {
+pub(crate) fn micro(engine: &Engine, runs: usize) -> Result<(f64, Vec<Sample>), RuntimeError> {
     let sizes = Sizes::of(&engine.platform());
     let (turn, kernels) = kernels(engine, runs)?;
     let clock = Clock { engine, runs, turn };

@@ -11,19 +11,19 @@ pub(super) const COUNT: &str = "count";
 /// A program to time.
 pub(super) struct Micro {
     /// Operation that is timed.
-    pub benchmark: Microbenchmark,
+    pub(crate) benchmark: Microbenchmark,
     /// Kind of a collective.
-    pub collective: Option<CollectiveKind>,
+    pub(crate) collective: Option<CollectiveKind>,
     /// Sizes, in words.
-    pub name: String,
+    pub(crate) name: String,
     /// Devices that take part.
-    pub devices: usize,
+    pub(crate) devices: usize,
     /// Operations of an iteration.
-    pub operations: usize,
+    pub(crate) operations: usize,
     /// The program.
-    pub program: Program,
+    pub(crate) program: Program,
     /// Work of one operation in the optimized program.
-    pub expected: Expected,
+    pub(crate) expected: Expected,
 }
 
 /// Figure that the compiler must not have changed.

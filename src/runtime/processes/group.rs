@@ -146,7 +146,7 @@ impl Group {
     }
 
     /// Number of processes.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.launch.count
     }
 
@@ -162,7 +162,7 @@ impl Group {
     }
 
     /// Options of a plugin's client.
-    pub fn node(&self) -> Node {
+    pub(crate) fn node(&self) -> Node {
         Node { id: self.id(), count: self.count(), store: self.store.clone() }
     }
 
@@ -173,7 +173,7 @@ impl Group {
     }
 
     /// Name for messages: `process 2 (host b)`.
-    pub fn name(&self, process: usize) -> String {
+    pub(crate) fn name(&self, process: usize) -> String {
         self.peers.name(process)
     }
 
@@ -203,7 +203,11 @@ impl Group {
     ///
     /// # Errors
     /// Texts that differ, in every process the same line; the store.
-    pub fn ensure_equal(&self, text: &str, differ: impl Fn(&str, &str, &str) -> String) -> Result<(), GroupError> {
+    pub(crate) fn ensure_equal(
+        &self,
+        text: &str,
+        differ: impl Fn(&str, &str, &str) -> String,
+    ) -> Result<(), GroupError> {
         let texts = self.all_gather(text)?;
         match texts.iter().position(|t| *t != texts[0]) {
             None => Ok(()),
@@ -356,7 +360,7 @@ fn list(text: &[u8]) -> Result<Vec<String>, GroupError> {
 }
 
 /// This host's name.
-pub fn host() -> String {
+pub(crate) fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
         "" => "unknown host".into(),

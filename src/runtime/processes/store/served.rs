@@ -88,7 +88,7 @@ impl Server {
     }
 
     /// The store, for this process.
-    pub fn store(&self) -> Arc<dyn KvStore> {
+    pub(crate) fn store(&self) -> Arc<dyn KvStore> {
         self.shared.clone()
     }
 }
