@@ -1,14 +1,13 @@
-//! What is wrong with a configuration: always one line that says where, what, and what would be right.
+//! Errors of a configuration: always one line that says where, what, and what would be right.
 
 use std::fmt;
 use std::path::PathBuf;
 
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ValueOrigin {
     /// The program's own.
     Default,
-    /// A preset.
     Preset(&'static str),
     /// A line of a file.
     File {
@@ -22,18 +21,18 @@ pub enum Origin {
     /// A flag of the command line.
     Flag(&'static str),
     /// Follows from `reference`, which was written there.
-    Reference(Box<Origin>),
+    Reference(Box<ValueOrigin>),
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ValueOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Default => f.write_str("default"),
-            Origin::Preset(name) => write!(f, "preset {name}"),
-            Origin::File { file, line } => write!(f, "{file}:{line}"),
-            Origin::Set => f.write_str("--set"),
-            Origin::Flag(flag) => write!(f, "flag --{flag}"),
-            Origin::Reference(from) => write!(f, "reference, {from}"),
+            ValueOrigin::Default => f.write_str("default"),
+            ValueOrigin::Preset(name) => write!(f, "preset {name}"),
+            ValueOrigin::File { file, line } => write!(f, "{file}:{line}"),
+            ValueOrigin::Set => f.write_str("--set"),
+            ValueOrigin::Flag(flag) => write!(f, "flag --{flag}"),
+            ValueOrigin::Reference(from) => write!(f, "reference, {from}"),
         }
     }
 }
@@ -44,7 +43,6 @@ pub enum ConfigError {
     /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// File.
         path: PathBuf,
         /// The system's reason.
         source: std::io::Error,
@@ -74,9 +72,9 @@ pub enum ConfigError {
         place: String,
         /// Key with its path.
         key: String,
-        /// What is accepted.
+        /// Accepted values, in words.
         expected: String,
-        /// What was given.
+        /// The value, or its type, as written.
         found: String,
     },
     /// A value that cannot be used.
@@ -84,11 +82,10 @@ pub enum ConfigError {
     Value {
         /// Key with its path.
         key: &'static str,
-        /// Value.
         value: String,
         /// Where it was written.
-        origin: Origin,
-        /// What is wrong, and what would be right.
+        origin: ValueOrigin,
+        /// The fault, and what would be right.
         why: String,
     },
     /// Two keys that exclude each other, written in one place.
@@ -96,9 +93,7 @@ pub enum ConfigError {
     Both {
         /// File and line, or flag.
         place: String,
-        /// A key.
         first: &'static str,
-        /// Another.
         second: &'static str,
     },
     /// `extends` in a circle.
@@ -106,7 +101,6 @@ pub enum ConfigError {
     Cycle {
         /// File and line.
         place: String,
-        /// The files.
         chain: String,
     },
     /// `--set` or `--mesh` that cannot be read.

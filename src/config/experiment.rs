@@ -13,7 +13,7 @@ use super::schema::FlagValue;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Experiment {
-    /// What the report is headed with.
+    /// Heading of the report.
     pub title: String,
     /// The configuration of all cases: a YAML file beside this one, or a shipped name.
     pub config: String,
@@ -67,16 +67,16 @@ impl Default for Experiment {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Case {
-    /// A layout.
+    /// Layout of the case: a file next to the experiment, or a shipped name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
-    /// A mesh.
+    /// Mesh of the case, as `--mesh` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<String>,
-    /// A shape.
+    /// Size of the video, as `--shape` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shape: Option<String>,
-    /// A target.
+    /// Devices of the case, as `--target` takes them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     /// XLA options.

@@ -268,7 +268,8 @@ fn read(name: &str) -> Result<LayoutSource, ConfigError> {
     if let Some(old) = old {
         static WARNED: Once = Once::new();
         let line = old.line;
-        WARNED.call_once(|| tracing::warn!("{label}:{line}: 'exchange' is now called 'context_parallel'"));
+        let now = "'exchange' is now called 'context_parallel'"; // alias
+        WARNED.call_once(|| tracing::warn!("{label}:{line}: {now}"));
     }
     let policy = node.get("context_parallel").or(old);
     let hybrid = file.context_parallel.kind == ContextParallelKind::Hybrid;

@@ -10,21 +10,21 @@ use crate::sampling::{SamplerKind, SamplerOptions};
 /// The layout that [`Config::resolve_auto_layout`] decides.
 pub const AUTO: &str = "auto";
 
-/// What to avoid unless a request says otherwise.
+/// Default of `negative_prompt`.
 const NEGATIVE_PROMPT: &str = include_str!("../../configs/negative_prompt.txt");
 
-/// What a run is: model, request, sampling, placement, output.
+/// Configuration of a run: model, request, sampling, placement, output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Another YAML file that this one is laid over, relative to this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extends: Option<String>,
-    /// What is generated from what.
+    /// Inputs and outputs of a run.
     pub pipeline: Pipeline,
     /// Where the model's parts are.
     pub model: Model,
-    /// What to generate.
+    /// The video to generate.
     pub request: Request,
     /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `conditioning.cross_timestep`,
     /// `two_stage.audio` and `vocoder.stage1_clamp`, each of which can be set alone.
@@ -46,7 +46,7 @@ pub struct Config {
     pub layout: String,
     /// The device and how it computes.
     pub runtime: Runtime,
-    /// What is written.
+    /// Files to write.
     pub output: Output,
 }
 
@@ -71,7 +71,7 @@ impl Default for Config {
     }
 }
 
-/// What is generated from what.
+/// Inputs and outputs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -162,7 +162,7 @@ pub enum WeightSource {
     Random,
 }
 
-/// A LoRA.
+/// A LoRA file and its strength.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Lora {
@@ -184,13 +184,13 @@ fn both_stages() -> Vec<u8> {
     vec![1, 2]
 }
 
-/// What to generate.
+/// The video to generate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Request {
     /// Text prompt.
     pub prompt: String,
-    /// What to avoid.
+    /// Text prompt of what to avoid.
     pub negative_prompt: String,
     /// A file with what to avoid, instead of `negative_prompt`.
     pub negative_prompt_file: Option<String>,
@@ -275,7 +275,7 @@ pub enum Reference {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampler {
-    /// The integrator.
+    /// Integrator of the denoising loop.
     pub kind: SamplerKind,
     /// Part of each step's noise that is drawn anew, 0 to 1, of samplers that draw such.
     #[schemars(range(min = 0, max = 1))]
@@ -287,7 +287,7 @@ pub struct Sampler {
     pub steps: usize,
     /// The noise levels themselves, falling from at most 1, instead of `steps`; a closing 0 is optional.
     pub sigmas: Option<Vec<f64>>,
-    /// What the schedule is shifted for.
+    /// Video tokens that the schedule's shift is computed for.
     pub sigma_shift: Reference,
     /// Where the noise is drawn.
     pub noise: Noise,
@@ -333,7 +333,7 @@ pub enum Noise {
 pub enum ProgressEvery {
     /// One on a terminal, all of them otherwise.
     Auto(Auto),
-    /// This many.
+    /// Number of steps.
     Steps(#[schemars(range(min = 1))] usize),
 }
 
@@ -355,7 +355,7 @@ pub struct Guidance {
     pub audio: Scales,
     /// Transformer blocks that the perturbed branch perturbs.
     pub stg_blocks: Vec<usize>,
-    /// What the rescale term takes standard deviations over.
+    /// Elements over which the rescale term takes standard deviations.
     pub rescale_scope: RescaleScope,
 }
 
@@ -373,7 +373,7 @@ pub struct Scales {
     pub rescale: Option<f64>,
 }
 
-/// What the rescale term takes standard deviations over.
+/// Elements over which the rescale term takes standard deviations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RescaleScope {
@@ -501,7 +501,7 @@ impl Default for Mesh {
     }
 }
 
-/// What is spread over slices, outside of a mesh's axes.
+/// Split over slices, outside of a mesh's axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Dcn {
@@ -679,7 +679,7 @@ pub enum Numerics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionKernel {
-    /// What suits the platform.
+    /// The platform's own.
     Auto,
     /// XLA's operations; queries go through in chunks where whole score matrices would be large.
     Plain,
@@ -693,17 +693,13 @@ pub enum AttentionKernel {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum FlagValue {
-    /// A switch.
     Bool(bool),
-    /// A whole number.
     Int(i64),
-    /// A number.
     Float(f64),
-    /// Text.
     Text(String),
 }
 
-/// What is written.
+/// Files to write.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Output {

@@ -67,9 +67,7 @@ pub enum ConfigError {
     Unsupported {
         /// Model folder.
         component: &'static str,
-        /// Key.
         key: Cow<'static, str>,
-        /// Its value.
         value: String,
         /// Supported values.
         supported: &'static str,
@@ -78,9 +76,7 @@ pub enum ConfigError {
     Unread {
         /// Model folder.
         component: &'static str,
-        /// Key.
         key: String,
-        /// Its value.
         value: String,
     },
 }

@@ -11,7 +11,6 @@ pub struct Build {
     pub dtype: DType,
     /// Rounding order.
     pub numerics: Numerics,
-    /// Placement.
     pub layout: Layout,
     /// Forms that the platform's compiler takes well.
     pub lowering: Lowering,
@@ -179,7 +178,7 @@ impl Lowering {
     /// The same with attention in XLA's own operations.
     #[must_use]
     pub fn with_plain_attention(self) -> Self {
-        // On TPUs their products read values with the tokens last.
+        // On TPUs their matmuls read values with the tokens last.
         let text_stacks = match self.attention {
             Kernel::Mosaic(_) => StackOrder::ValuesTokensLast,
             _ => self.text_stacks,

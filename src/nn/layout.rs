@@ -71,19 +71,16 @@ pub enum LayoutError {
     /// A rule names an axis that the mesh lacks.
     #[error("{rule}: mesh axis '{mesh_axis}' does not exist, the mesh has {mesh}")]
     UnknownMeshAxis {
-        /// The rule.
         rule: Rule,
         /// Missing mesh axis.
         mesh_axis: String,
-        /// The mesh.
         mesh: String,
     },
     /// One mesh axis would split two dimensions.
     #[error("tensor '{tensor}' {ty} would be split twice by mesh axis '{mesh_axis}' ({rules})")]
     Twice {
-        /// Tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its type.
         ty: String,
         /// Mesh axis.
         mesh_axis: String,
@@ -128,7 +125,6 @@ impl Override {
 /// A mesh and the rules that place logical axes on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
-    /// The devices.
     pub mesh: Mesh,
     /// Sharding of dimensions while they are computed with.
     pub rules: Vec<Rule>,
@@ -186,8 +182,8 @@ impl Layout {
         Ok(Layout { mesh, rules, storage, overrides, context_parallel })
     }
 
-    /// This layout for programs of one guidance branch: the devices of the others take video tokens. The weights lie as
-    /// before, so both kinds of program read the same.
+    /// This layout for programs of one guidance branch: the devices of the others take video tokens. The weights are
+    /// placed as before, so both kinds of program read the same.
     #[must_use]
     pub fn of_one_branch(&self) -> Layout {
         let of = |axis: Axis| self.rules.iter().find(|r| r.axis == axis);
@@ -333,7 +329,7 @@ impl Layout {
             placed.rules.extend(rules);
         } else {
             let uneven = self.uneven((tensor, ty), dim, axis, &mesh_axes, &rules);
-            placed.notes.push(format!("{uneven}; every device holds it whole"));
+            placed.notes.push(format!("{uneven}; replicated"));
         }
     }
 
@@ -420,7 +416,7 @@ mod tests {
         assert_eq!(
             odd.notes,
             ["tensor 't.w' tensor<6x8xbf16>: heads = 6 does not divide by context = 4 (x.yml:1: heads: [context]); \
-              every device holds it whole"]
+              replicated"]
         );
         let e = l.place("t.w", &ty(&[8, 8]), &[Axis::Heads, Axis::Mlp]).unwrap_err().to_string();
         assert!(e.starts_with("tensor 't.w' tensor<8x8xbf16> would be split twice by mesh axis 'context'"), "{e}");

@@ -7,7 +7,6 @@ use crate::hlo::{Sharding, Type};
 
 /// The normal distribution that a random model draws a parameter from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs)] // Named as statistics name them.
 pub struct Init {
     pub mean: f32,
     pub std: f32,

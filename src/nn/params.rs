@@ -82,7 +82,7 @@ impl Params {
             (Quantization::None, _) => false,
             (Quantization::Fp8, Some(Number::Fixed(l))) => narrow(*l),
             (Quantization::Fp8, _) => {
-                self.builder().reject("fp8", "only layers that are written out differ in their weights' type".into());
+                self.builder().reject("fp8", "only unrolled layers differ in their weights' type".into());
                 false
             }
         };

@@ -68,7 +68,6 @@ impl Engine {
         Engine { client, devices, options, cache, group, statistics, launches, compiled }
     }
 
-    /// The client.
     pub fn client(&self) -> &Client {
         &self.client
     }

@@ -7,10 +7,8 @@ use crate::tensor::TensorError;
 /// Errors of compiling and running programs.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// The plugin.
     #[error(transparent)]
     Plugin(#[from] crate::pjrt::Error),
-    /// The program.
     #[error(transparent)]
     Program(#[from] crate::hlo::Error),
     /// A host tensor.
@@ -27,18 +25,10 @@ pub enum RuntimeError {
     Parameter(String),
     /// An argument was not given.
     #[error("program '{program}' needs '{name}' of type {ty}")]
-    Missing {
-        /// Program.
-        program: String,
-        /// Argument.
-        name: String,
-        /// Its type.
-        ty: String,
-    },
+    Missing { program: String, name: String, ty: String },
     /// An argument has the wrong type.
     #[error("'{name}' must be {want}, got {got}")]
     Mismatch {
-        /// Argument.
         name: String,
         /// Declared type.
         want: String,
@@ -48,7 +38,6 @@ pub enum RuntimeError {
     /// The plugin put a program onto other devices than it was compiled for.
     #[error("program '{program}' was loaded onto devices {got:?} of this process, not {wanted:?}")]
     Placed {
-        /// Program.
         program: String,
         /// Ids, in the order of the mesh.
         wanted: Vec<i32>,
@@ -58,7 +47,6 @@ pub enum RuntimeError {
     /// The program runs on more devices than there are.
     #[error("program '{program}' is partitioned over {want} devices, the platform has {have}")]
     Devices {
-        /// Program.
         program: String,
         /// Devices it needs.
         want: usize,

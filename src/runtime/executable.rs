@@ -13,7 +13,6 @@ use crate::tensor::Tensor;
 /// Origin of an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutableOrigin {
-    /// The compiler.
     Compiled,
     /// The compile cache.
     CacheHit,

@@ -58,7 +58,6 @@ pub struct StoredModule {
 /// Outcome of compiling a program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CompileOutcome {
-    /// A module.
     Module(StoredModule),
     /// The compiler's last words.
     Failure(String),
@@ -97,7 +96,6 @@ impl ModuleStore {
         ModuleStore { folder: folder.into() }
     }
 
-    /// The folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

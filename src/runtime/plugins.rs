@@ -7,7 +7,6 @@ use crate::pjrt::discover::Platform;
 pub struct Wheel {
     /// Package name.
     pub package: &'static str,
-    /// Version.
     pub version: &'static str,
     /// Python version, implementation and ABI tags to ask for, where the package has a wheel for each.
     pub python: Option<&'static str>,

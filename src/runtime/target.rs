@@ -95,7 +95,6 @@ impl fmt::Display for Target {
 
 /// A target with the plugin that compiles for it.
 pub struct OpenTarget {
-    /// The target.
     pub target: Target,
     /// Device ids, in the order in which meshes count them.
     pub devices: Vec<i32>,

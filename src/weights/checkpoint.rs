@@ -32,7 +32,7 @@ struct Shard {
     data: usize,
 }
 
-/// Where a tensor lies.
+/// Place of a tensor: its shard and the bytes in it.
 #[derive(Clone, Debug)]
 struct Entry {
     shard: usize,
@@ -78,7 +78,6 @@ impl TensorView {
         self.dtype
     }
 
-    /// Dimensions.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }

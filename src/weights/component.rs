@@ -75,7 +75,7 @@ impl fmt::Display for Component {
     }
 }
 
-/// What tells a component from the others.
+/// Names by which a component is found and told from the others.
 struct Facts {
     folder: &'static str,
     label: &'static str,

@@ -1,4 +1,4 @@
-//! What can be wrong with a model's files. Every message is one line that names the file and the key.
+//! Errors of a model's files. Every message is one line that names the file and the key.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,6 @@ use crate::tensor::TensorError;
 
 /// An error of the weights layer.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The fields are what the messages show.
 pub enum WeightsError {
     /// The operating system refused.
     #[error("{}: {action}: {source}", path.display())]
@@ -85,7 +84,7 @@ pub enum WeightsError {
     /// The target of a write exists.
     #[error("{}: already exists; give another folder or remove it", path.display())]
     Exists { path: PathBuf },
-    /// What is written differs from what was declared.
+    /// A written tensor that differs from its declaration.
     #[error("{}: {reason}", path.display())]
     Write { path: PathBuf, reason: String },
     /// The bytes are no host tensor.

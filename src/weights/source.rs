@@ -26,7 +26,6 @@ pub struct Overrides {
     pub vae: Option<String>,
     /// Audio VAE.
     pub audio_vae: Option<String>,
-    /// Vocoder.
     pub vocoder: Option<String>,
     /// Latent upsampler.
     pub upsampler: Option<String>,
@@ -55,7 +54,7 @@ struct SingleFile {
     config: Value,
 }
 
-/// What a path turned out to be.
+/// Kind of place that a path turned out to be.
 #[derive(Debug)]
 enum Place {
     /// A folder with a folder for each component.

@@ -15,11 +15,8 @@ pub type Attributes = BTreeMap<String, Value>;
 pub enum Value {
     /// Text (or bytes that are shown as text).
     Text(String),
-    /// Integer.
     Int(i64),
-    /// Integers.
     Ints(Vec<i64>),
-    /// Number.
     Float(f32),
     /// Truth value.
     Bool(bool),

@@ -70,7 +70,6 @@ pub enum Error {
         plugin: PathBuf,
         /// C name of the call that was not made.
         call: &'static str,
-        /// Mismatch.
         reason: String,
     },
     /// A buffer holds elements the host has no type for.

@@ -19,13 +19,10 @@ use super::plugin::Plugin;
 /// Memory of a compiled program on one device, in bytes; 0 where the plugin does not state it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CompiledMemory {
-    /// The arguments.
     pub arguments: i64,
-    /// The results.
     pub outputs: i64,
     /// Results that reuse the memory of donated arguments; counted in `outputs` too.
     pub aliased: i64,
-    /// Temporaries.
     pub temporaries: i64,
     /// Machine code (0 on CPU and CUDA).
     pub generated_code: i64,

@@ -53,7 +53,6 @@ pub enum KvError {
     /// Nobody put the key in time.
     #[error("key '{key}' was not put within {:.1} s", after.as_secs_f64())]
     Timeout {
-        /// Key.
         key: String,
         /// The time waited.
         after: Duration,

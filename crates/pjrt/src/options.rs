@@ -28,9 +28,7 @@ pub enum OptionValue {
     Text(String),
     /// Truth value.
     Bool(bool),
-    /// Integer.
     Int(i64),
-    /// Number.
     Float(f64),
 }
 

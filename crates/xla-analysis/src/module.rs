@@ -51,7 +51,6 @@ pub struct Loop {
 pub struct Stored {
     /// XLA's name of the element type.
     pub dtype: &'static str,
-    /// Dimensions.
     pub dims: Vec<i64>,
     /// HLO opcode of the instruction.
     pub opcode: String,

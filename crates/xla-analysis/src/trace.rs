@@ -41,7 +41,6 @@ pub struct Trace {
 /// Time of a category.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CategoryTime {
-    /// Category.
     #[serde(rename = "activity")]
     pub category: OpCategory,
     /// Sum over its operations, concurrent ones counted each.
@@ -90,12 +89,10 @@ pub struct DeviceTime {
 pub struct Operation {
     /// Instruction name, or the kernel's where the trace does not name the instruction.
     pub name: String,
-    /// Category.
     #[serde(rename = "activity")]
     pub category: OpCategory,
     /// Name scope.
     pub scope: String,
-    /// Runs.
     pub count: u64,
     /// Sum over all devices.
     pub ms: f64,

@@ -62,7 +62,6 @@ pub struct XEvent {
     /// Start, from the line's.
     #[prost(int64, tag = "2")]
     pub offset_ps: i64,
-    /// Length.
     #[prost(int64, tag = "3")]
     pub duration_ps: i64,
     /// Facts of this one.
@@ -73,10 +72,9 @@ pub struct XEvent {
 /// A fact: one of its values is set.
 #[derive(Clone, PartialEq, Message)]
 pub struct XStat {
-    /// Its name.
+    /// Id of the fact's [`XStatMetadata`].
     #[prost(int64, tag = "1")]
     pub metadata_id: i64,
-    /// The value.
     #[prost(oneof = "XValue", tags = "3, 4, 5, 6, 7")]
     pub value: Option<XValue>,
 }
@@ -84,16 +82,12 @@ pub struct XStat {
 /// A fact's value. Text is taken as bytes: recorders cut it off between two bytes of a letter.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum XValue {
-    /// A number.
     #[prost(uint64, tag = "3")]
     Unsigned(u64),
-    /// A number.
     #[prost(int64, tag = "4")]
     Int(i64),
-    /// Text.
     #[prost(bytes, tag = "5")]
     Text(Vec<u8>),
-    /// Bytes.
     #[prost(bytes, tag = "6")]
     Bytes(Vec<u8>),
     /// Text that is the name of another fact.
@@ -104,7 +98,6 @@ pub enum XValue {
 /// Facts that events of one name share.
 #[derive(Clone, PartialEq, Message)]
 pub struct XEventMetadata {
-    /// Its number.
     #[prost(int64, tag = "1")]
     pub id: i64,
     /// Kernel, instruction, or the instruction's whole text.
@@ -121,10 +114,8 @@ pub struct XEventMetadata {
 /// A fact's name.
 #[derive(Clone, PartialEq, Message)]
 pub struct XStatMetadata {
-    /// Its number.
     #[prost(int64, tag = "1")]
     pub id: i64,
-    /// Name.
     #[prost(string, tag = "2")]
     pub name: String,
 }

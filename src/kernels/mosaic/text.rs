@@ -35,7 +35,7 @@ pub(super) struct Int {
     name: String,
 }
 
-/// A condition.
+/// A condition, `i1`.
 pub(super) struct Flag {
     name: String,
 }
@@ -118,7 +118,7 @@ impl Code {
         Int { code: self.clone(), name: grid_axis(axis) }
     }
 
-    /// A number.
+    /// Constant of type `i32`.
     pub fn int(&self, value: usize) -> Int {
         Int { code: self.clone(), name: self.define(&format!("arith.constant {value} : i32")) }
     }

@@ -11,7 +11,6 @@ pub(super) const GROUPS: usize = 32;
 /// The decoder's configuration; defaults are the reference class' own.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
 pub struct DecoderConfig {
     pub base_channels: usize,
     pub output_channels: usize,

@@ -12,7 +12,6 @@ pub const COMPONENT: &str = "connectors";
 /// The connectors' configuration; defaults are the reference class' own.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
 pub struct ConnectorsConfig {
     pub caption_channels: usize,
     pub text_proj_in_factor: usize,
@@ -81,7 +80,6 @@ pub struct Connector {
     pub stream: &'static str,
     /// Its attention; the heads' width is the connector's.
     pub attention: AttentionLayer,
-    /// Blocks.
     pub layers: usize,
     /// Vectors that stand in for padding; none to keep the padding and mask it.
     pub registers: Option<usize>,

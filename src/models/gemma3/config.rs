@@ -31,7 +31,6 @@ pub struct RopeBase {
 
 /// The text stack of Gemma-3.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)] // The keys are the reference's.
 pub struct Gemma3Config {
     pub vocab_size: usize,
     pub hidden_size: usize,
@@ -54,7 +53,7 @@ pub struct Gemma3Config {
 /// The file's keys; defaults are the reference class' own.
 #[derive(Deserialize)]
 #[serde(default)]
-struct File {
+struct Gemma3ConfigFile {
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,
@@ -78,9 +77,9 @@ struct File {
     rope_parameters: Option<Parameters>,
 }
 
-impl Default for File {
+impl Default for Gemma3ConfigFile {
     fn default() -> Self {
-        File {
+        Gemma3ConfigFile {
             vocab_size: 262_208,
             hidden_size: 2304,
             intermediate_size: 9216,
@@ -150,7 +149,7 @@ impl Scaling {
     }
 }
 
-impl File {
+impl Gemma3ConfigFile {
     /// RoPE of sliding and of full layers. The older keys scale full layers only, also next to the newer ones.
     fn rope(&self) -> Result<[RopeBase; 2], ConfigError> {
         let silent = Scaling::default();
@@ -184,7 +183,7 @@ impl Gemma3Config {
     /// # Errors
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &Value) -> Result<Self, ConfigError> {
-        let f: File = match json.get("text_config") {
+        let f: Gemma3ConfigFile = match json.get("text_config") {
             Some(text) => {
                 refuse_unread(COMPONENT, json, |key| key == "text_config")?;
                 parse_config(COMPONENT, text)?

@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 /// The configurations of a whole model, by folder name.
 #[derive(Clone, Debug)]
 pub struct Preset {
-    /// Its name.
     pub name: &'static str,
     configs: Map<String, Value>,
 }

@@ -14,7 +14,6 @@ pub const COMPONENT: &str = "transformer";
 /// The transformer's configuration; defaults are the reference class' own.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
 pub struct TransformerConfig {
     pub in_channels: usize,
     pub out_channels: Option<usize>,
@@ -124,7 +123,7 @@ pub struct Stream {
     pub cross_name: &'static str,
     /// Axis of its tokens.
     pub sequence: Axis,
-    /// Self-attention.
+    /// Sizes of self-attention.
     pub attention: AttentionLayer,
     /// Whether text attention is modulated (LTX-2.3).
     pub text_modulation: bool,

@@ -68,7 +68,6 @@ impl StreamModulation {
 
 /// Shift and scale before a sub-layer and the gate behind it, each `[b, s, width]`, f32:
 /// `x + gate · f(norm(x)·(1 + scale) + shift)`.
-#[allow(missing_docs)] // Named as adaLN names them.
 pub struct Ada {
     pub shift: Value,
     pub scale: Value,

@@ -12,7 +12,7 @@ use crate::nn::{Axis, Build, Params, padding_mask};
 /// Sizes and switches of one forward pass.
 #[derive(Clone, Debug)]
 pub struct ForwardShape {
-    /// Samples.
+    /// Samples of the batch.
     pub batch: usize,
     /// Latent tokens.
     pub tokens: Av<usize>,

@@ -11,7 +11,7 @@ pub(super) const GROUPS: usize = 32;
 /// The keys as they stand in the file; defaults are the reference class' own.
 #[derive(Deserialize)]
 #[serde(default)]
-struct File {
+struct UpsamplerConfigFile {
     in_channels: usize,
     mid_channels: usize,
     num_blocks_per_stage: usize,
@@ -22,9 +22,9 @@ struct File {
     use_rational_resampler: bool,
 }
 
-impl Default for File {
+impl Default for UpsamplerConfigFile {
     fn default() -> Self {
-        File {
+        UpsamplerConfigFile {
             in_channels: 128,
             mid_channels: 1024,
             num_blocks_per_stage: 4,
@@ -66,7 +66,7 @@ pub struct UpsamplerConfig {
     pub blocks: usize,
     /// Whether every frame is computed by itself.
     pub each_frame: bool,
-    /// The middle.
+    /// Resampler between the two halves of the network.
     pub resampler: Resampler,
 }
 
@@ -76,7 +76,7 @@ impl UpsamplerConfig {
     /// # Errors
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json)?;
+        let f: UpsamplerConfigFile = parse_config(COMPONENT, json)?;
         require(f.in_channels > 0, COMPONENT, "in_channels", f.in_channels, "1 or more")?;
         let divides = f.mid_channels > 0 && f.mid_channels.is_multiple_of(GROUPS);
         require(divides, COMPONENT, "mid_channels", f.mid_channels, "multiples of 32")?;

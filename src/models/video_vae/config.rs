@@ -9,7 +9,7 @@ use crate::nn::Padding;
 /// The keys as they stand in the file; defaults are the reference class' own.
 #[derive(Deserialize)]
 #[serde(default)]
-struct File {
+struct VideoVaeConfigFile {
     in_channels: usize,
     out_channels: usize,
     latent_channels: usize,
@@ -38,10 +38,10 @@ struct File {
     scaling_factor: f32,
 }
 
-impl Default for File {
+impl Default for VideoVaeConfigFile {
     fn default() -> Self {
         use Resample::{Spatial, Spatiotemporal, Temporal};
-        File {
+        VideoVaeConfigFile {
             in_channels: 3,
             out_channels: 3,
             latent_channels: 128,
@@ -89,7 +89,7 @@ impl Geometry {
     /// # Errors
     /// A key of the wrong type, by name.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json)?;
+        let f: VideoVaeConfigFile = parse_config(COMPONENT, json)?;
         let scaling = f.spatio_temporal_scaling.list(f.block_out_channels.len());
         let doublings = scaling.iter().filter(|s| **s).count();
         let ratio = |given: Option<usize>, patch: usize| given.unwrap_or(patch << doublings).max(1);
@@ -114,7 +114,7 @@ impl Geometry {
     }
 }
 
-impl File {
+impl VideoVaeConfigFile {
     fn check_patch(&self) -> Result<(), ConfigError> {
         require(self.patch_size > 0, COMPONENT, "patch_size", self.patch_size, "1 or more")?;
         require(self.patch_size_t == 1, COMPONENT, "patch_size_t", self.patch_size_t, "1")
@@ -159,7 +159,7 @@ impl Resample {
     }
 }
 
-/// The decoder.
+/// Structure of the decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// Channels of a latent.
@@ -189,7 +189,6 @@ pub struct DecoderConfig {
 pub struct UpStage {
     /// Whether a res block before the upsampling changes the width.
     pub widens: bool,
-    /// Upsampling.
     pub upsample: Option<Upsample>,
     /// Channels of its res blocks.
     pub channels: usize,
@@ -208,7 +207,7 @@ pub struct Upsample {
     pub residual: bool,
 }
 
-/// The encoder.
+/// Structure of the encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderConfig {
     /// Channels of a frame.
@@ -238,7 +237,6 @@ pub struct DownStage {
     pub channels: usize,
     /// Number of its res blocks.
     pub layers: usize,
-    /// Downsampling.
     pub downsample: Option<Downsample>,
 }
 
@@ -262,7 +260,7 @@ impl DecoderConfig {
     /// # Errors
     /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json)?;
+        let f: VideoVaeConfigFile = parse_config(COMPONENT, json)?;
         f.check_patch()?;
         let sizes = &f.decoder_block_out_channels;
         let blocks = sizes.len();
@@ -336,7 +334,7 @@ impl EncoderConfig {
     /// # Errors
     /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json)?;
+        let f: VideoVaeConfigFile = parse_config(COMPONENT, json)?;
         f.check_patch()?;
         let blocks = f.block_out_channels.len();
         let types = first("down_block_types", blocks, f.down_block_types.iter())?;

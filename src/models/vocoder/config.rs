@@ -24,7 +24,6 @@ pub struct VocoderConfig {
 /// waveform lacks at the higher rate.
 #[derive(Clone, Debug)]
 pub struct Extension {
-    /// The spectrogram.
     pub spectrogram: Spectrogram,
     /// From spectrogram to the missing part.
     pub generator: GeneratorConfig,
@@ -36,7 +35,6 @@ pub struct Extension {
 
 /// A log-mel spectrogram that depends on no later sample.
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[allow(missing_docs)] // The keys are the reference's.
 pub struct Spectrogram {
     pub filter_length: usize,
     pub hop_length: usize,
@@ -59,7 +57,6 @@ impl Spectrogram {
 /// One generator; defaults are those of the reference's class for LTX-2.0.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
 pub struct GeneratorConfig {
     pub in_channels: usize,
     pub hidden_channels: usize,

@@ -20,7 +20,6 @@ pub(super) struct Micro {
     pub devices: usize,
     /// Operations of an iteration.
     pub operations: usize,
-    /// The program.
     pub program: Program,
     /// Work of one operation in the optimized program.
     pub expected: Expected,
@@ -34,7 +33,6 @@ pub(super) enum Expected {
     Flops(f64),
     /// Bytes read and written.
     Bytes(f64),
-    /// Collectives.
     One,
 }
 

@@ -34,7 +34,6 @@ pub enum GroupError {
     /// Process 0 cannot serve the store.
     #[error("process 0 cannot listen at {place}: {reason}")]
     Listen {
-        /// Where.
         place: String,
         /// The system's words.
         reason: String,
@@ -52,9 +51,9 @@ pub enum GroupError {
         "{missing} of {count} did not come within {seconds} s; each needs the same --coordinator and its own --process-id"
     )]
     Missing {
-        /// Which.
+        /// Numbers of the processes that are missing.
         missing: String,
-        /// All.
+        /// Processes of the run.
         count: usize,
         /// The time waited.
         seconds: u64,

@@ -30,7 +30,7 @@ pub type OnAbort = Box<dyn FnOnce(&str) + Send>;
 
 /// Store and names of the processes, shared with the heartbeat thread.
 pub(super) struct Peers {
-    /// This process.
+    /// Number of this process.
     pub id: usize,
     /// Store of the run.
     pub store: Arc<dyn KvStore>,

@@ -9,17 +9,11 @@ use crate::types::{Type, broadcast};
 /// The direction of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    /// Equal.
     Eq,
-    /// Not equal.
     Ne,
-    /// Less.
     Lt,
-    /// Less or equal.
     Le,
-    /// Greater.
     Gt,
-    /// Greater or equal.
     Ge,
 }
 
@@ -82,9 +76,7 @@ macro_rules! unary {
 unary! {
     /// Absolute value.
     abs = "abs", |d| d != DType::Bool;
-    /// Cosine.
     cos = "cosine", DType::is_float;
-    /// Sine.
     sin = "sine", DType::is_float;
     /// `e^x`.
     exp = "exponential", DType::is_float;

@@ -112,7 +112,6 @@ impl Calibration {
 pub enum Microbenchmark {
     /// A kernel that does almost nothing.
     Kernel,
-    /// A matmul.
     #[serde(rename = "product")]
     Matmul,
     /// Fused attention.
@@ -121,7 +120,6 @@ pub enum Microbenchmark {
     Memory,
     /// A norm: reads an array twice and writes one.
     Norm,
-    /// A collective.
     #[serde(rename = "exchange")]
     Collective,
 }
