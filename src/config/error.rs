@@ -9,16 +9,12 @@ pub enum ValueOrigin {
     /// The program's own.
     Default,
     Preset(&'static str),
-    /// A line of a file.
+    /// A line of a file, from 1; the file as it was named.
     File {
-        /// File, as it was named.
         file: String,
-        /// Line, from 1.
         line: u64,
     },
-    /// `--set`.
     Set,
-    /// A flag of the command line.
     Flag(&'static str),
     /// Follows from `reference`, which was written there.
     Reference(Box<ValueOrigin>),
@@ -40,69 +36,22 @@ impl fmt::Display for ValueOrigin {
 /// An error of the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
-    Read {
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// Not YAML.
+    Read { path: PathBuf, source: std::io::Error },
     #[error("{place}: {message}")]
-    Syntax {
-        /// File and line.
-        place: String,
-        /// The parser's message.
-        message: String,
-    },
-    /// A key that does not exist.
+    Syntax { place: String, message: String },
     #[error("{place}: unknown key '{key}'; {hint}")]
-    UnknownKey {
-        /// File and line.
-        place: String,
-        /// Key with its path.
-        key: String,
-        /// The nearest key.
-        hint: String,
-    },
-    /// A value of the wrong type.
+    UnknownKey { place: String, key: String, hint: String },
     #[error("{place}: '{key}' must be {expected}, not {found}")]
-    WrongType {
-        /// File and line.
-        place: String,
-        /// Key with its path.
-        key: String,
-        /// Accepted values, in words.
-        expected: String,
-        /// The value, or its type, as written.
-        found: String,
-    },
-    /// A value that cannot be used.
+    WrongType { place: String, key: String, expected: String, found: String },
     #[error("{key} = {value} ({origin}): {why}")]
-    Value {
-        /// Key with its path.
-        key: &'static str,
-        value: String,
-        /// Where it was written.
-        origin: ValueOrigin,
-        /// The fault, and what would be right.
-        why: String,
-    },
+    Value { key: &'static str, value: String, origin: ValueOrigin, why: String },
     /// Two keys that exclude each other, written in one place.
     #[error("{place}: '{first}' and '{second}' exclude each other; keep one")]
-    Both {
-        /// File and line, or flag.
-        place: String,
-        first: &'static str,
-        second: &'static str,
-    },
+    Both { place: String, first: &'static str, second: &'static str },
     /// `extends` in a circle.
     #[error("{place}: 'extends' goes in a circle: {chain}")]
-    Cycle {
-        /// File and line.
-        place: String,
-        chain: String,
-    },
+    Cycle { place: String, chain: String },
     /// `--set` or `--mesh` that cannot be read.
     #[error("{0}")]
     Flag(String),

@@ -31,12 +31,9 @@ pub struct Flag {
 pub struct CliOverrides {
     /// A YAML file, a sidecar, or the name of a shipped configuration.
     pub file: Option<String>,
-    /// `key=value` pairs of `--set`.
     pub set: Vec<String>,
     pub flags: Vec<Flag>,
-    /// `--seconds`.
     pub seconds: Option<f64>,
-    /// `--mesh`.
     pub mesh: Option<String>,
 }
 

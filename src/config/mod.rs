@@ -20,7 +20,7 @@ mod yaml;
 pub use check::ResolvedScales;
 pub use error::{ConfigError, ValueOrigin};
 pub use experiment::{Case, Experiment};
-pub use layout::{LayoutFile, LayoutSource, mesh_text, parse_mesh, read_layout, read_layout_source};
+pub use layout::{LayoutFile, LayoutSource, mesh_text, parse_mesh, read_layout_source};
 pub use load::{CliOverrides, Flag, Loaded, load, read_experiment};
 pub use naming::{Job, output_paths, sidecar_path};
 pub use presets::shipped_layouts;

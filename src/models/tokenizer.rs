@@ -16,10 +16,8 @@ const SPECIAL_FILE: &str = "special_tokens_map.json";
 /// Error in opening, using or writing a tokenizer. Every message is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// A file that cannot be read.
     #[error("cannot read {}: {source}; the model's tokenizer folder needs {MODEL_FILE}", file.display())]
     Read { file: PathBuf, source: std::io::Error },
-    /// A file that cannot be written.
     #[error("cannot write {}: {source}", file.display())]
     Write { file: PathBuf, source: std::io::Error },
     /// A file that is not what it should be.
@@ -28,7 +26,6 @@ pub enum TokenizerError {
     /// Not even the first token fits.
     #[error("max_sequence_length is {0}; it must be at least 1")]
     Length(usize),
-    /// The tokenizer failed on a prompt.
     #[error("the tokenizer failed on the prompt: {0}")]
     Encode(String),
 }
@@ -51,7 +48,6 @@ pub struct TokenizerRules {
     pub bos: &'static str,
     /// Name of the last token, which pads where there is no other.
     pub eos: &'static str,
-    /// Name of the padding token.
     pub pad: &'static str,
     /// Whether the token in front is added.
     pub prepends_bos: bool,

@@ -114,7 +114,6 @@ pub struct SpatialShards {
 }
 
 impl SpatialShards {
-    /// Whether a dimension is sharded.
     pub fn is_sharded(&self, axis: usize) -> bool {
         self.dims.iter().any(|s| s.axis == axis)
     }

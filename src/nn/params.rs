@@ -38,7 +38,6 @@ pub struct PartView<'a> {
     pub stored: &'a [usize],
     /// Strides of the parts' axes and the number of the part, in elements of the stored tensor.
     pub strides: &'a [usize],
-    /// Number of parts.
     pub parts: usize,
     /// Index of the part, a value of the program.
     pub index: &'a Value,

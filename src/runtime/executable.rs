@@ -14,7 +14,6 @@ use crate::tensor::Tensor;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutableOrigin {
     Compiled,
-    /// The compile cache.
     CacheHit,
 }
 
@@ -40,7 +39,6 @@ pub struct Executable {
 }
 
 impl Executable {
-    /// The program's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -60,7 +58,6 @@ impl Executable {
         }
     }
 
-    /// The program's hash.
     pub fn hash(&self) -> &str {
         &self.hash
     }
@@ -75,12 +72,10 @@ impl Executable {
         self.compile_time
     }
 
-    /// The names and types of the arguments.
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments
     }
 
-    /// The names and types of the results.
     pub fn results(&self) -> &[Output] {
         &self.results
     }

@@ -38,7 +38,6 @@ pub struct CompileKey {
 }
 
 impl CompileKey {
-    /// The hash of all of it.
     pub fn hash(&self) -> String {
         sha256(json(self).as_bytes())
     }
@@ -47,7 +46,6 @@ impl CompileKey {
 /// Optimized module of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredModule {
-    /// The optimized module.
     pub optimized: OptimizedProgram,
     /// Memory of a device.
     pub memory: CompiledMemory,

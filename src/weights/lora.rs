@@ -239,14 +239,11 @@ pub fn differing<'a>(old: &'a [Lora], new: &'a [Lora]) -> std::collections::BTre
 
 /// A merged tensor's bytes.
 pub enum Merged {
-    /// bf16 or f16.
     Half(DType, Vec<u16>),
-    /// f32.
     Single(Vec<f32>),
 }
 
 impl Merged {
-    /// Its element type.
     pub fn dtype(&self) -> DType {
         match self {
             Merged::Half(dtype, _) => *dtype,

@@ -19,7 +19,6 @@ pub const SHARD_BYTES: u64 = 5_000_000_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     pub name: String,
-    /// Element type.
     pub dtype: DType,
     pub shape: Vec<usize>,
 }

@@ -58,7 +58,6 @@ impl StreamModulation {
         }
     }
 
-    /// The parts by name.
     pub fn parts(&self) -> impl Iterator<Item = (&'static str, &Value)> {
         let parts =
             [("main", &self.ada_params), ("embedded", &self.embedded), ("cross", &self.cross), ("gate", &self.gate)];

@@ -3,79 +3,49 @@
 use serde::Deserialize;
 
 use super::COMPONENT;
+use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::Padding;
 
-/// The keys as they stand in the file; defaults are the reference class' own.
-#[derive(Deserialize)]
-#[serde(default)]
-struct VideoVaeConfigFile {
-    in_channels: usize,
-    out_channels: usize,
-    latent_channels: usize,
-    block_out_channels: Vec<usize>,
-    down_block_types: Vec<String>,
-    decoder_block_out_channels: Vec<usize>,
-    layers_per_block: Vec<usize>,
-    decoder_layers_per_block: Vec<usize>,
-    spatio_temporal_scaling: PerBlock,
-    decoder_spatio_temporal_scaling: PerBlock,
-    decoder_inject_noise: PerBlock,
-    downsample_type: Vec<Resample>,
-    upsample_type: Vec<Resample>,
-    upsample_residual: PerBlock,
-    upsample_factor: Vec<usize>,
-    timestep_conditioning: bool,
-    patch_size: usize,
-    patch_size_t: usize,
-    resnet_norm_eps: f64,
-    encoder_causal: bool,
-    decoder_causal: bool,
-    encoder_spatial_padding_mode: Padding,
-    decoder_spatial_padding_mode: Padding,
-    spatial_compression_ratio: Option<usize>,
-    temporal_compression_ratio: Option<usize>,
-    scaling_factor: f32,
-}
-
-impl Default for VideoVaeConfigFile {
-    fn default() -> Self {
-        use Resample::{Spatial, Spatiotemporal, Temporal};
-        VideoVaeConfigFile {
-            in_channels: 3,
-            out_channels: 3,
-            latent_channels: 128,
-            block_out_channels: vec![256, 512, 1024, 2048],
-            down_block_types: vec![DOWN_BLOCK.into(); 4],
-            decoder_block_out_channels: vec![256, 512, 1024],
-            layers_per_block: vec![4, 6, 6, 2, 2],
-            decoder_layers_per_block: vec![5; 4],
-            spatio_temporal_scaling: PerBlock::Each(vec![true; 4]),
-            decoder_spatio_temporal_scaling: PerBlock::Each(vec![true; 3]),
-            decoder_inject_noise: PerBlock::All(false),
-            downsample_type: vec![Spatial, Temporal, Spatiotemporal, Spatiotemporal],
-            upsample_type: vec![Spatiotemporal; 3],
-            upsample_residual: PerBlock::Each(vec![true; 3]),
-            upsample_factor: vec![2; 3],
-            timestep_conditioning: false,
-            patch_size: 4,
-            patch_size_t: 1,
-            resnet_norm_eps: 1e-6,
-            encoder_causal: true,
-            decoder_causal: true,
-            encoder_spatial_padding_mode: Padding::Zeros,
-            decoder_spatial_padding_mode: Padding::Reflect,
-            spatial_compression_ratio: None,
-            temporal_compression_ratio: None,
-            scaling_factor: 1.0,
-        }
+with_defaults! {
+    /// The keys as they stand in the file; defaults are the reference class' own.
+    #[derive(Deserialize)]
+    #[serde(default)]
+    struct VideoVaeConfigFile {
+        in_channels: usize = 3,
+        out_channels: usize = 3,
+        latent_channels: usize = 128,
+        block_out_channels: Vec<usize> = vec![256, 512, 1024, 2048],
+        down_block_types: Vec<String> = vec![DOWN_BLOCK.into(); 4],
+        decoder_block_out_channels: Vec<usize> = vec![256, 512, 1024],
+        layers_per_block: Vec<usize> = vec![4, 6, 6, 2, 2],
+        decoder_layers_per_block: Vec<usize> = vec![5; 4],
+        spatio_temporal_scaling: PerBlock = PerBlock::Each(vec![true; 4]),
+        decoder_spatio_temporal_scaling: PerBlock = PerBlock::Each(vec![true; 3]),
+        decoder_inject_noise: PerBlock = PerBlock::All(false),
+        downsample_type: Vec<Resample> = {
+            vec![Resample::Spatial, Resample::Temporal, Resample::Spatiotemporal, Resample::Spatiotemporal]
+        },
+        upsample_type: Vec<Resample> = vec![Resample::Spatiotemporal; 3],
+        upsample_residual: PerBlock = PerBlock::Each(vec![true; 3]),
+        upsample_factor: Vec<usize> = vec![2; 3],
+        timestep_conditioning: bool = false,
+        patch_size: usize = 4,
+        patch_size_t: usize = 1,
+        resnet_norm_eps: f64 = 1e-6,
+        encoder_causal: bool = true,
+        decoder_causal: bool = true,
+        encoder_spatial_padding_mode: Padding = Padding::Zeros,
+        decoder_spatial_padding_mode: Padding = Padding::Reflect,
+        spatial_compression_ratio: Option<usize> = None,
+        temporal_compression_ratio: Option<usize> = None,
+        scaling_factor: f32 = 1.0,
     }
 }
 
 /// Sizes of the autoencoder as the host needs them.
 #[derive(Clone, Debug)]
 pub struct Geometry {
-    /// Channels of the latents.
     pub latent_channels: usize,
     /// Divides normalized latents.
     pub scaling_factor: f32,
@@ -162,15 +132,11 @@ impl Resample {
 /// Structure of the decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// Channels of a latent.
     pub latent_channels: usize,
     /// Channels of a frame.
     pub out_channels: usize,
-    /// Channels of the middle blocks.
     pub mid_channels: usize,
-    /// Number of middle blocks.
     pub mid_layers: usize,
-    /// Stages behind them, in order.
     pub stages: Vec<UpStage>,
     /// Side of the square of pixels that the last convolution gives as channels.
     pub patch_size: usize,
@@ -190,9 +156,7 @@ pub struct UpStage {
     /// Whether a res block before the upsampling changes the width.
     pub widens: bool,
     pub upsample: Option<Upsample>,
-    /// Channels of its res blocks.
     pub channels: usize,
-    /// Number of its res blocks.
     pub layers: usize,
 }
 
@@ -214,11 +178,8 @@ pub struct EncoderConfig {
     pub in_channels: usize,
     /// Channels of a latent, also of the first convolution.
     pub latent_channels: usize,
-    /// The stages, in order.
     pub stages: Vec<DownStage>,
-    /// Channels of the middle blocks.
     pub mid_channels: usize,
-    /// Number of middle blocks.
     pub mid_layers: usize,
     /// Side of the square of pixels that the first convolution sees as channels.
     pub patch_size: usize,
@@ -233,9 +194,7 @@ pub struct EncoderConfig {
 /// A stage of the encoder: equal res blocks, then downsampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DownStage {
-    /// Channels of its res blocks.
     pub channels: usize,
-    /// Number of its res blocks.
     pub layers: usize,
     pub downsample: Option<Downsample>,
 }
@@ -249,7 +208,6 @@ pub enum Downsample {
     Folded {
         /// Shrinkage of time, height and width.
         stride: [usize; 3],
-        /// Channels of the result.
         channels: usize,
     },
 }

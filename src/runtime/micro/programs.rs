@@ -10,13 +10,10 @@ pub(super) const COUNT: &str = "count";
 
 /// A program to time.
 pub(super) struct Micro {
-    /// Operation that is timed.
     pub benchmark: Microbenchmark,
-    /// Kind of a collective.
     pub collective: Option<CollectiveKind>,
     /// Sizes, in words.
     pub name: String,
-    /// Devices that take part.
     pub devices: usize,
     /// Operations of an iteration.
     pub operations: usize,
