@@ -49,7 +49,6 @@ pub enum ConfigError {
     /// Two keys that exclude each other, written in one place.
     #[error("{place}: '{first}' and '{second}' exclude each other; keep one")]
     Both { place: String, first: &'static str, second: &'static str },
-    /// `extends` in a circle.
     #[error("{place}: 'extends' goes in a circle: {chain}")]
     Cycle { place: String, chain: String },
     /// `--set` or `--mesh` that cannot be read.

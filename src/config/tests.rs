@@ -230,34 +230,31 @@ fn values_that_cannot_be_used_say_what_can() {
         files.error("w.yml"),
         "request.width = 500 (w.yml:2): must be a multiple of 32; the nearest are 480 and 512"
     );
-    let message = |pair: &str| load(&set(&[pair])).unwrap_err().to_string();
-    assert_eq!(
-        message("request.num_frames=120"),
-        "request.num_frames = 120 (--set): must be one more than a multiple of 8; the nearest are 113 and 121"
-    );
-    assert_eq!(message("request.frame_rate=0"), "request.frame_rate = 0 (--set): must be above 0");
-    assert_eq!(
-        message("sampler.steps=257"),
-        "--set sampler.steps=257: 'sampler.steps' must be a whole number from 1 to 256, not 257"
-    );
-    assert_eq!(message("sampler.stepz=2"), "--set sampler.stepz=2: unknown key 'sampler.stepz'; did you mean 'steps'?");
-    assert_eq!(message("steps"), "--set steps: expected key=value, e.g. --set sampler.steps=8");
-    assert_eq!(
-        message("pipeline=image_to_video"),
-        "pipeline = image_to_video (--set): needs a frame: --image PATH FRAME STRENGTH, or request.images"
-    );
-    assert_eq!(
-        message("request.images=[{path: a.png, frame: 121, strength: 1.0}]"),
-        "request.images = frame 121 (--set): the video has 121 frames, numbered from 0"
-    );
-    assert_eq!(
-        message("two_stage.sigmas=[0.5, 0.7]"),
-        "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"
-    );
-    assert_eq!(
-        message("runtime.tiling={pixels: 100}"),
-        "runtime.tiling = pixels 100, overlap 64 (--set): pixels and their overlap must be multiples of 32, and the overlap smaller"
-    );
+    for (pair, want) in [
+        (
+            "request.num_frames=120",
+            "request.num_frames = 120 (--set): must be one more than a multiple of 8; the nearest are 113 and 121",
+        ),
+        ("request.frame_rate=0", "request.frame_rate = 0 (--set): must be above 0"),
+        ("sampler.steps=257", "--set sampler.steps=257: 'sampler.steps' must be a whole number from 1 to 256, not 257"),
+        ("sampler.stepz=2", "--set sampler.stepz=2: unknown key 'sampler.stepz'; did you mean 'steps'?"),
+        ("steps", "--set steps: expected key=value, e.g. --set sampler.steps=8"),
+        (
+            "pipeline=image_to_video",
+            "pipeline = image_to_video (--set): needs a frame: --image PATH FRAME STRENGTH, or request.images",
+        ),
+        (
+            "request.images=[{path: a.png, frame: 121, strength: 1.0}]",
+            "request.images = frame 121 (--set): the video has 121 frames, numbered from 0",
+        ),
+        ("two_stage.sigmas=[0.5, 0.7]", "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"),
+        (
+            "runtime.tiling={pixels: 100}",
+            "runtime.tiling = pixels 100, overlap 64 (--set): pixels and their overlap must be multiples of 32, and the overlap smaller",
+        ),
+    ] {
+        assert_eq!(load(&set(&[pair])).unwrap_err().to_string(), want, "{pair}");
+    }
 }
 
 #[test]

@@ -31,7 +31,6 @@ pub struct Attention<'a> {
     pub v: &'a Value,
     /// Added to the scaled scores of all heads, `[rows or 1, 1, q or 1, k]`, f32.
     pub bias: Option<&'a Value>,
-    /// Factor on the scores.
     pub scale: f64,
     pub sequence: [Axis; 2],
 }

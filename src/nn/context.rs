@@ -59,7 +59,6 @@ impl Context {
         self.numerics
     }
 
-    /// Forms that the platform's compiler takes well.
     pub fn lowering(&self) -> Lowering {
         self.lowering
     }
@@ -69,7 +68,6 @@ impl Context {
         self.declared.borrow().clone()
     }
 
-    /// Every placement so far, in order.
     pub fn placements(&self) -> Vec<Placement> {
         self.placements.borrow().clone()
     }

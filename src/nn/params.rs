@@ -118,7 +118,6 @@ impl Params {
         }
     }
 
-    /// One tensor of the checkpoint.
     pub fn get(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init) -> Value {
         self.get_as(name, shape, shape, axes, init)
     }

@@ -40,7 +40,6 @@ impl ShardedVideo {
         ShardedVideo { input, name, content, ty }
     }
 
-    /// Declares it as an input.
     pub fn input(&self, p: &Params) -> Value {
         p.filled_input(self.input, self.ty.clone(), &self.content, &AXES)
     }

@@ -28,7 +28,6 @@ pub struct Statistics {
     pub cache_hits: usize,
     /// Seconds of loading.
     pub cache_seconds: f64,
-    /// Number of runs.
     pub executions: usize,
 }
 

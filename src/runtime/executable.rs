@@ -80,7 +80,6 @@ impl Executable {
         &self.results
     }
 
-    /// The devices it runs on.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
@@ -129,7 +128,6 @@ impl Outputs {
         self.named.values().try_for_each(ShardedTensor::wait)
     }
 
-    /// Takes a result out.
     pub fn take(&mut self, name: &str) -> Option<ShardedTensor> {
         self.named.remove(name)
     }

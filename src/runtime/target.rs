@@ -130,7 +130,6 @@ impl std::ops::Deref for Compiled {
 }
 
 impl OpenTarget {
-    /// Platform version, as the plugin states it.
     pub fn version(&self) -> String {
         let version = match &self.compiler {
             Compiler::Topology(topology) => topology.platform_version(),

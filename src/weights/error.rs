@@ -10,7 +10,6 @@ use crate::tensor::TensorError;
 /// An error of the weights layer.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
-    /// The operating system refused.
     #[error("{}: {action}: {source}", path.display())]
     Io { path: PathBuf, action: &'static str, source: io::Error },
     #[error("model `{name}` not found: {looked}")]

@@ -146,7 +146,6 @@ impl LoraFile {
         self.updates.keys().map(|(component, name)| (*component, name.as_str()))
     }
 
-    /// The update of a tensor.
     pub fn get(&self, component: Component, name: &str) -> Option<&Update> {
         self.updates.get(&(component, name.to_string()))
     }

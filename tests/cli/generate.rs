@@ -471,7 +471,8 @@ fn a_size_that_does_not_divide_is_said_and_the_result_is_right() {
     assert!(!silent.contains("does not divide"), "{silent}");
     let (split, said) = run("split", &TWO_BY_THREE);
     let line = said.lines().find(|l| l.contains("transformer.transformer_blocks.*.attn1.to_q")).unwrap_or_default();
-    for part in ["WARN tensor '", ": heads = ", "does not divide by tensor = 3 (shardings/tensor.yml:", "replicated"] {
+    for part in ["WARN tensor '", ": heads = ", "does not divide by tensor = 3 (shardings/tensor.yml:", "; replicated"]
+    {
         assert!(line.contains(part), "no '{part}' in '{line}'\n{said}");
     }
     for name in ["latents.video", "latents.audio", "video", "audio"] {

@@ -88,7 +88,6 @@ impl Block {
 }
 
 impl Code {
-    /// Everything written so far.
     pub fn text(&self) -> String {
         self.0.borrow().lines.concat()
     }
@@ -152,7 +151,6 @@ impl Code {
         self.matrix(&text, block.dtype, dims)
     }
 
-    /// Overwrites a block.
     pub fn store(&self, block: &Block, value: &Matrix) {
         let whole = vector(block.dtype, &block.dims);
         let value = value.to(block.dtype).broadcast(block.matrix());
@@ -201,7 +199,6 @@ impl Int {
         Flag { name: self.code.define(&format!("arith.cmpi eq, {}, {} : i32", self.name, other.name)) }
     }
 
-    /// A matrix of it.
     pub fn splat(&self, dims: [usize; 2]) -> Matrix {
         let text = format!("vector.broadcast {} : i32 to {}", self.name, vector(DType::I32, &dims));
         self.code.matrix(&text, DType::I32, dims)
@@ -318,7 +315,6 @@ impl Matrix {
         self.compared("sge", &self.code.int(n).splat(self.dims))
     }
 
-    /// Mask of equal integers.
     pub fn equals(&self, other: &Int) -> Matrix {
         self.compared("eq", &other.splat(self.dims))
     }
@@ -332,12 +328,10 @@ impl Matrix {
         self.binary("addi", &by.splat(self.dims))
     }
 
-    /// Mask where both hold.
     pub fn and(&self, other: &Matrix) -> Matrix {
         self.binary("andi", other)
     }
 
-    /// `yes` where the mask holds, else `no`.
     pub fn select(&self, yes: &Matrix, no: &Matrix) -> Matrix {
         let [yes, no] = yes.joined(no).map(|m| m.broadcast(self.dims));
         let text = format!("arith.select {}, {}, {} : {}, {}", self.name, yes.name, no.name, self.ty(), yes.ty());

@@ -41,7 +41,6 @@ with_defaults! {
 /// A linear map of the normalised text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TextMap {
-    /// Its name in the checkpoint.
     pub name: &'static str,
     pub width: usize,
     /// Factor on its input.

@@ -97,7 +97,6 @@ impl Stream {
         if self.text_modulation { 9 } else { 6 }
     }
 
-    /// A tensor's name in this stream.
     pub fn name(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
@@ -124,7 +123,6 @@ impl TransformerConfig {
         Ok(c)
     }
 
-    /// Video heads.
     pub fn video_heads(&self) -> Heads {
         Heads { count: self.num_attention_heads, dim: self.attention_head_dim }
     }

@@ -46,7 +46,6 @@ pub struct ForwardInputs<'a> {
     pub context: Av<&'a TextContext>,
     /// Inputs that all blocks share.
     pub streams: Av<&'a StreamInputs>,
-    /// Rows and layers that are perturbed.
     pub perturbation: Option<&'a Perturbation>,
     /// Rows whose streams do not attend to each other.
     pub isolation: &'a Isolation,

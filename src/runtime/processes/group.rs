@@ -30,10 +30,8 @@ pub struct Timeouts {
 pub enum GroupError {
     #[error("several processes: {0}")]
     Store(#[from] KvError),
-    /// Process 0 cannot serve the store.
     #[error("process 0 cannot listen at {place}: {reason}")]
     Listen { place: String, reason: String },
-    /// The store did not answer in time.
     #[error("process 0 did not come within {seconds} s: {error}")]
     Absent { seconds: u64, error: KvError },
     /// Processes, by their numbers, that did not register in time.

@@ -69,7 +69,6 @@ impl Peers {
         }
     }
 
-    /// Reason of the abort, if any.
     pub fn aborted(&self) -> Result<Option<Abort>, KvError> {
         match self.store.try_get(ABORT) {
             Ok(text) => Ok(serde_json::from_slice(&text).ok()),
@@ -85,7 +84,6 @@ impl Peers {
         }
     }
 
-    /// Whether a process has finished.
     fn is_done(&self, process: usize) -> bool {
         self.store.try_get(&Self::key(process)).is_ok_and(|beat| beat == DONE)
     }
