@@ -238,7 +238,7 @@ with_defaults! {
         pub steps: usize = 40,
         /// The noise levels themselves, falling from at most 1, instead of `steps`; a closing 0 is optional.
         pub sigmas: Option<Vec<f64>> = None,
-        /// Video tokens that the schedule's shift is computed for.
+        /// Tokens that the schedule's shift is computed for. Official: a constant number; diffusers: the video's own.
         pub sigma_shift: Reference = Reference::Official,
         /// Where the noise is drawn.
         pub noise: Noise = Noise::Torch,
