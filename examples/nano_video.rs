@@ -5,7 +5,7 @@ use std::error::Error;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use ltx2::config::{Given, load};
+use ltx2::config::{CliOverrides, load};
 use ltx2::media::{Audio, Mp4Options, write_mp4};
 use ltx2::pipeline::generate::of_job;
 use ltx2::pipeline::model::Model;
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "runtime.platform=cpu".into(),
         "request.prompt=a red circle bounces on blue, low beeps".into(),
     ];
-    let config = load(&Given { file: Some("nano".into()), set, ..Given::default() })?.config;
+    let config = load(&CliOverrides { file: Some("nano".into()), set, ..CliOverrides::default() })?.config;
     let model = Model::of(&config)?;
     let job = config.jobs()?.into_iter().next().ok_or("no prompt")?;
     let request = of_job(&config, &model, &job)?;

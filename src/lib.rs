@@ -11,6 +11,7 @@ pub use ltx2_stablehlo as hlo;
 pub use ltx2_xla_analysis as analysis;
 
 pub mod av;
+mod defaults;
 pub mod failpoint;
 pub mod tensor;
 pub mod threads;

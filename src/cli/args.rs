@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::UsageError;
-use crate::config::{Config, Dtype, Given, Job, Pipeline, Reference, WeightSource};
+use crate::config::{CliOverrides, Config, Dtype, Job, Pipeline, Reference, WeightSource};
 
 /// Flags of a command that runs a request.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -25,7 +25,7 @@ pub struct RunArgs {
 
 impl RunArgs {
     /// Overrides of all groups.
-    pub fn given(&self) -> Result<Given, UsageError> {
+    pub fn given(&self) -> Result<CliOverrides, UsageError> {
         let mut given = self.config.given();
         self.request.add(&mut given)?;
         self.model.add(&mut given);
@@ -57,8 +57,8 @@ pub struct ConfigArgs {
 
 impl ConfigArgs {
     /// Overrides of this group; the other groups add their flags.
-    pub fn given(&self) -> Given {
-        Given { file: self.config.clone(), set: self.set.clone(), ..Given::default() }
+    pub fn given(&self) -> CliOverrides {
+        CliOverrides { file: self.config.clone(), set: self.set.clone(), ..CliOverrides::default() }
     }
 }
 
@@ -130,7 +130,7 @@ pub struct RequestArgs {
 
 impl RequestArgs {
     /// Adds the flags.
-    pub fn add(&self, given: &mut Given) -> Result<(), UsageError> {
+    pub fn add(&self, given: &mut CliOverrides) -> Result<(), UsageError> {
         given.flag("prompt", "request.prompt", self.prompt.clone());
         given.flag("prompts", "request.prompts", self.prompts.clone());
         given.flag("num-videos", "request.num_videos", self.num_videos);
@@ -190,7 +190,7 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    pub fn add(&self, given: &mut Given) {
+    pub fn add(&self, given: &mut CliOverrides) {
         given.flag("model", "model.path", self.model.clone());
         given.flag("text-encoder", "model.text_encoder", self.text_encoder.clone());
         given.flag("upsampler", "model.upsampler", self.upsampler.clone());
@@ -219,7 +219,7 @@ pub struct PlacementArgs {
 }
 
 impl PlacementArgs {
-    pub fn add(&self, given: &mut Given) {
+    pub fn add(&self, given: &mut CliOverrides) {
         given.flag("platform", "runtime.platform", self.platform.clone());
         given.flag("dtype", "runtime.dtype", self.dtype.and_then(word));
         given.flag("layout", "layout", self.layout.clone());
@@ -246,7 +246,7 @@ pub struct ProcessArgs {
 }
 
 impl ProcessArgs {
-    pub fn add(&self, given: &mut Given) {
+    pub fn add(&self, given: &mut CliOverrides) {
         given.flag("coordinator", "runtime.distributed.coordinator", self.coordinator.clone());
         given.flag("process-id", "runtime.distributed.process_id", self.process_id);
         given.flag("num-processes", "runtime.distributed.num_processes", self.num_processes);
@@ -297,7 +297,7 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    pub fn add(&self, given: &mut Given) {
+    pub fn add(&self, given: &mut CliOverrides) {
         given.flag("output", "output.path", self.output.clone());
         given.flag("save-frames", "output.save_frames", self.save_frames.clone());
         given.flag("save-audio", "output.save_audio", self.save_audio.clone());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::args::ConfigArgs;
 use super::compile::prepare_tpus;
 use super::{UsageError, print};
-use crate::config::{Case, Given, load, read_experiment};
+use crate::config::{Case, CliOverrides, load, read_experiment};
 use crate::pipeline::programs::Programs;
 use crate::runtime::Target;
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
@@ -94,7 +94,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
     }
     let file = read_experiment(file)?;
-    let config = Given { file: Some(file.config.clone()), set: file.set.clone(), ..Given::default() };
+    let config = CliOverrides { file: Some(file.config.clone()), set: file.set.clone(), ..CliOverrides::default() };
     let targets: Vec<String> = file.cases().into_iter().filter_map(|c| c.target).collect();
     prepare_tpus(&load(&config)?.config, &targets)?;
     let rows = experiment(&file, &options).map_err(usage)?;

@@ -18,10 +18,10 @@ mod validate;
 mod yaml;
 
 pub use check::ResolvedScales;
-pub use error::{ConfigError, Origin};
+pub use error::{ConfigError, ValueOrigin};
 pub use experiment::{Case, Experiment};
-pub use layout::{LayoutFile, LayoutSource, mesh_text, parse_mesh, read_layout, read_layout_source};
-pub use load::{Flag, Given, Loaded, load, read_experiment};
+pub use layout::{LayoutFile, LayoutSource, mesh_text, parse_mesh, read_layout_source};
+pub use load::{CliOverrides, Flag, Loaded, load, read_experiment};
 pub use naming::{Job, output_paths, sidecar_path};
 pub use presets::shipped_layouts;
 pub use schema::*;

@@ -23,8 +23,8 @@ impl Folder {
         self.0.path().join(name).display().to_string()
     }
 
-    fn given(&self, name: &str) -> Given {
-        Given { file: Some(self.path(name)), ..Given::default() }
+    fn given(&self, name: &str) -> CliOverrides {
+        CliOverrides { file: Some(self.path(name)), ..CliOverrides::default() }
     }
 
     /// An error without the folder's name.
@@ -34,8 +34,8 @@ impl Folder {
     }
 }
 
-fn set(pairs: &[&str]) -> Given {
-    Given { set: pairs.iter().map(|p| (*p).to_string()).collect(), ..Given::default() }
+fn set(pairs: &[&str]) -> CliOverrides {
+    CliOverrides { set: pairs.iter().map(|p| (*p).to_string()).collect(), ..CliOverrides::default() }
 }
 
 #[test]
@@ -77,15 +77,16 @@ fn every_shipped_file_loads() {
     for (name, text) in presets::CONFIGS {
         let path = format!("configs/{name}.yml");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-        let from_file = load(&Given { file: Some(path), ..Given::default() }).unwrap();
-        let by_name = load(&Given { file: Some(name.into()), ..Given::default() }).unwrap();
+        let from_file = load(&CliOverrides { file: Some(path), ..CliOverrides::default() }).unwrap();
+        let by_name = load(&CliOverrides { file: Some(name.into()), ..CliOverrides::default() }).unwrap();
         assert_eq!(from_file.config, by_name.config, "{name}");
         from_file.config.placement(1).unwrap();
     }
-    let nano = load(&Given { file: Some("configs/nano.yml".into()), ..Given::default() }).unwrap();
+    let nano = load(&CliOverrides { file: Some("configs/nano.yml".into()), ..CliOverrides::default() }).unwrap();
     assert_eq!(nano.config.model.path, "assets/nano");
     assert_eq!((nano.config.request.num_frames, nano.config.runtime.dtype), (25, Dtype::F32));
-    let full = load(&Given { file: Some("ltx2_full_guidance".into()), ..Given::default() }).unwrap().config;
+    let full =
+        load(&CliOverrides { file: Some("ltx2_full_guidance".into()), ..CliOverrides::default() }).unwrap().config;
     assert_eq!(full.scales()[1], ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
     assert_eq!(full.guidance.stg_blocks, [29]);
     let shipped = |folder: &str| std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());

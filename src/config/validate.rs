@@ -172,7 +172,7 @@ fn fits(value: &Value, schema: &Value) -> bool {
     })
 }
 
-/// What a schema accepts, in words.
+/// Accepted values of a schema, in words.
 fn describe(schema: &Value) -> String {
     let words = values(schema);
     if !words.is_empty() {

@@ -13,7 +13,6 @@ use super::error::ConfigError;
 pub struct Node {
     /// Line, from 1.
     pub line: u64,
-    /// Value.
     pub data: Data,
 }
 
@@ -22,7 +21,6 @@ pub struct Node {
 pub enum Data {
     /// Null, a switch, a number or text.
     Scalar(Value),
-    /// A list.
     List(Vec<Node>),
     /// Keys in the order of the file.
     Map(Vec<(String, Node)>),

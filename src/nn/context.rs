@@ -43,22 +43,18 @@ impl Context {
         }
     }
 
-    /// The StableHLO builder.
     pub fn builder(&self) -> &Builder {
         &self.builder
     }
 
-    /// The placement rules.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Element type of weights and activations.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Rounding order.
     pub fn numerics(&self) -> Numerics {
         self.numerics
     }

@@ -9,11 +9,10 @@ use crate::hlo::{Comparison, DType, Groups, Type, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding {
-    /// Zeros.
     Zeros,
     /// The frame mirrored at its edge, which is not repeated.
     Reflect,
-    /// The edge.
+    /// Edge values repeated.
     Replicate,
 }
 
@@ -115,7 +114,6 @@ pub struct SpatialShards {
 }
 
 impl SpatialShards {
-    /// Whether a dimension is sharded.
     pub fn is_sharded(&self, axis: usize) -> bool {
         self.dims.iter().any(|s| s.axis == axis)
     }

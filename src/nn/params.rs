@@ -38,7 +38,6 @@ pub struct PartView<'a> {
     pub stored: &'a [usize],
     /// Strides of the parts' axes and the number of the part, in elements of the stored tensor.
     pub strides: &'a [usize],
-    /// Number of parts.
     pub parts: usize,
     /// Index of the part, a value of the program.
     pub index: &'a Value,
@@ -82,7 +81,7 @@ impl Params {
             (Quantization::None, _) => false,
             (Quantization::Fp8, Some(Number::Fixed(l))) => narrow(*l),
             (Quantization::Fp8, _) => {
-                self.builder().reject("fp8", "only layers that are written out differ in their weights' type".into());
+                self.builder().reject("fp8", "only unrolled layers differ in their weights' type".into());
                 false
             }
         };

@@ -34,7 +34,7 @@ impl ShardedVideo {
             ty.dims[dim] = content[dim].next_multiple_of(parts * unit);
             if let Some(uneven) = layout.unevenness(&name, &whole, dim, AXES[dim], unit) {
                 let block = ty.dims[dim] / parts;
-                p.note(format!("{uneven}; every device holds a block of {block}, filled up behind the last"));
+                p.note(format!("{uneven}; padded to blocks of {block}"));
             }
         }
         ShardedVideo { input, name, content, ty }

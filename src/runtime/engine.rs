@@ -22,9 +22,7 @@ use crate::tensor::Tensor;
 /// Compiles and runs of a program so far.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Statistics {
-    /// Number of compiles.
     pub compiles: usize,
-    /// Seconds of compiling.
     pub compile_seconds: f64,
     /// Loads from the compile cache.
     pub cache_hits: usize,
@@ -68,7 +66,6 @@ impl Engine {
         Engine { client, devices, options, cache, group, statistics, launches, compiled }
     }
 
-    /// The client.
     pub fn client(&self) -> &Client {
         &self.client
     }
@@ -83,12 +80,10 @@ impl Engine {
         self.devices.all()
     }
 
-    /// The first device of this process.
     pub fn own_device(&self) -> &Device {
         &self.devices.own()[0]
     }
 
-    /// Whether some devices are other processes'.
     pub fn has_peers(&self) -> bool {
         self.devices.have_peers()
     }
@@ -299,7 +294,6 @@ impl Engine {
         Box::new(move |tensor| engine.replicate(tensor, &mesh, sharding.as_ref()))
     }
 
-    /// Statistics of every program.
     pub fn statistics(&self) -> BTreeMap<String, Statistics> {
         self.statistics.lock().map(|s| s.clone()).unwrap_or_default()
     }

@@ -13,9 +13,7 @@ use crate::tensor::Tensor;
 /// Origin of an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutableOrigin {
-    /// The compiler.
     Compiled,
-    /// The compile cache.
     CacheHit,
 }
 
@@ -41,7 +39,6 @@ pub struct Executable {
 }
 
 impl Executable {
-    /// The program's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -61,7 +58,6 @@ impl Executable {
         }
     }
 
-    /// The program's hash.
     pub fn hash(&self) -> &str {
         &self.hash
     }
@@ -76,12 +72,10 @@ impl Executable {
         self.compile_time
     }
 
-    /// The names and types of the arguments.
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments
     }
 
-    /// The names and types of the results.
     pub fn results(&self) -> &[Output] {
         &self.results
     }

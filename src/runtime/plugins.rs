@@ -5,15 +5,11 @@ use crate::pjrt::discover::Platform;
 /// A wheel of the Python package index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wheel {
-    /// Package name.
     pub package: &'static str,
-    /// Version.
     pub version: &'static str,
     /// Python version, implementation and ABI tags to ask for, where the package has a wheel for each.
     pub python: Option<&'static str>,
-    /// Platform tag to ask for.
     pub platform: &'static str,
-    /// SHA-256 of the file.
     pub sha256: &'static str,
 }
 

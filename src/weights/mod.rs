@@ -24,7 +24,7 @@ pub use error::WeightsError;
 pub use hub::HubCache;
 pub use lora::{Lora, LoraFile};
 pub use source::{ModelSource, Overrides};
-pub use validate::{Misshaped, Report, check_finite, first_non_finite, validate};
+pub use validate::{Misshaped, ValidationReport, check_finite, first_non_finite, validate};
 pub use version::Version;
 pub use write::{ComponentWriter, SHARD_BYTES, TensorSpec, write_component, write_json};
 

@@ -18,11 +18,8 @@ pub const SHARD_BYTES: u64 = 5_000_000_000;
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its key.
     pub name: String,
-    /// Element type.
     pub dtype: DType,
-    /// Dimensions.
     pub shape: Vec<usize>,
 }
 

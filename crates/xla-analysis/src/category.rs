@@ -23,7 +23,6 @@ pub enum OpCategory {
     Copy,
     /// Overhead of loops, unknown kernels.
     Other,
-    /// Collectives.
     Collective(CollectiveKind),
 }
 
@@ -55,7 +54,6 @@ impl From<OpCategory> for &'static str {
 /// Category and name scope of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Purpose {
-    /// Category.
     pub category: OpCategory,
     /// Name scope, without the operation's own name.
     pub scope: String,
@@ -152,7 +150,7 @@ impl Module {
                 found = category;
             }
         }
-        // Products of attention without a kernel are attention.
+        // Matmuls of attention without a kernel are attention.
         if in_attention && found != OpCategory::Copy { OpCategory::Attention } else { found }
     }
 }

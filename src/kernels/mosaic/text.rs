@@ -35,7 +35,7 @@ pub(super) struct Int {
     name: String,
 }
 
-/// A condition.
+/// A condition, `i1`.
 pub(super) struct Flag {
     name: String,
 }
@@ -118,7 +118,6 @@ impl Code {
         Int { code: self.clone(), name: grid_axis(axis) }
     }
 
-    /// A number.
     pub fn int(&self, value: usize) -> Int {
         Int { code: self.clone(), name: self.define(&format!("arith.constant {value} : i32")) }
     }
@@ -189,17 +188,14 @@ impl Int {
         Int { code: self.code.clone(), name }
     }
 
-    /// Sum with a number.
     pub fn plus(&self, n: usize) -> Int {
         self.binary("addi", &self.code.int(n))
     }
 
-    /// Product with a number.
     pub fn times(&self, n: usize) -> Int {
         self.binary("muli", &self.code.int(n))
     }
 
-    /// Whether it is a number.
     pub fn is(&self, n: usize) -> Flag {
         let other = self.code.int(n);
         Flag { name: self.code.define(&format!("arith.cmpi eq, {}, {} : i32", self.name, other.name)) }
@@ -242,42 +238,34 @@ impl Matrix {
         self.code.matrix(&format!("arith.{op} {}, {} : {}", a.name, b.name, a.ty()), a.dtype, a.dims)
     }
 
-    /// The sum of floats.
     pub fn plus(&self, other: &Matrix) -> Matrix {
         self.binary("addf", other)
     }
 
-    /// The difference of floats.
     pub fn minus(&self, other: &Matrix) -> Matrix {
         self.binary("subf", other)
     }
 
-    /// The product of floats, element by element.
     pub fn times(&self, other: &Matrix) -> Matrix {
         self.binary("mulf", other)
     }
 
-    /// The product with a number.
     pub fn scaled(&self, factor: f64) -> Matrix {
         self.times(&self.code.full(factor as f32, self.dims))
     }
 
-    /// The quotient of floats.
     pub fn div(&self, other: &Matrix) -> Matrix {
         self.binary("divf", other)
     }
 
-    /// The larger of floats.
     pub fn maximum(&self, other: &Matrix) -> Matrix {
         self.binary("maximumf", other)
     }
 
-    /// Two to its power.
     pub fn exp2(&self) -> Matrix {
         self.code.matrix(&format!("math.exp2 {} : {}", self.name, self.ty()), self.dtype, self.dims)
     }
 
-    /// Floats in another width, rounded to nearest.
     pub fn to(&self, dtype: DType) -> Matrix {
         if dtype == self.dtype {
             return self.clone();
@@ -340,7 +328,6 @@ impl Matrix {
         self.code.matrix(&text, DType::Bool, self.dims)
     }
 
-    /// The sum of integers.
     pub fn shifted(&self, by: &Int) -> Matrix {
         self.binary("addi", &by.splat(self.dims))
     }

@@ -43,7 +43,6 @@ pub enum Isolation {
 pub struct ForwardInputs<'a> {
     /// Noisy tokens `[b, n, channels]`, in the weights' element type.
     pub tokens: Av<&'a Value>,
-    /// Text context.
     pub context: Av<&'a TextContext>,
     /// Inputs that all blocks share.
     pub streams: Av<&'a StreamInputs>,

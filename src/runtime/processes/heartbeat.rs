@@ -21,7 +21,6 @@ const LOOKS: u32 = 20;
 pub(super) struct Abort {
     /// Process that caused it.
     pub process: usize,
-    /// One line.
     pub message: String,
 }
 
@@ -30,9 +29,7 @@ pub type OnAbort = Box<dyn FnOnce(&str) + Send>;
 
 /// Store and names of the processes, shared with the heartbeat thread.
 pub(super) struct Peers {
-    /// This process.
     pub id: usize,
-    /// Store of the run.
     pub store: Arc<dyn KvStore>,
     /// Address of the store, for messages.
     pub place: String,
@@ -123,7 +120,6 @@ impl Heartbeat {
         Ok(Heartbeat { stop, thread: Some(thread) })
     }
 
-    /// Ends the thread.
     pub fn stop(&mut self) {
         // A thread that is gone needs no word.
         let _ = self.stop.send(());

@@ -25,7 +25,7 @@ use super::experiment::CaseResult;
 use super::options::Options;
 use crate::analysis::Chip;
 use crate::config::presets::LAYOUTS;
-use crate::config::{Case, Config, Given, LayoutSource, load, read_layout_source};
+use crate::config::{Case, CliOverrides, Config, LayoutSource, load, read_layout_source};
 use crate::nn::{Build, Layout, Lowering};
 use crate::pipeline::compile::needed;
 use crate::pipeline::programs::{ProgramKind, Programs};
@@ -39,7 +39,7 @@ pub use text::{best_layout, summary};
 #[derive(Clone, Debug)]
 pub struct SearchRequest {
     /// Configuration with overrides, the shape among them; without layout and mesh.
-    pub given: Given,
+    pub given: CliOverrides,
     /// Arguments that give a child the same.
     pub settings: Vec<String>,
     pub target: String,
