@@ -127,8 +127,6 @@ TIERS["test-full"] = (
         shell("examples", "cargo test --locked --no-run --examples"),
         Step("tpu, alone", [*TESTS, "--test", "tpu", "the_compiler_takes"], env={"LTX2_TEST_ALONE": "1"}),
         Step("fuzz", [*TESTS, "--release", "--test", "it", "fuzz_regression::"], env={"LTX2_FUZZ_CASES": "200000"}),
-        # Each crate from its unpacked archive, outside the workspace.
-        shell("packages", "cargo package --locked --allow-dirty -p ltx2-pjrt -p ltx2-stablehlo -p ltx2-xla-analysis"),
         shell("mutants", "python3 scripts/mutants/mutants.py"),
     ],
 )

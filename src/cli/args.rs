@@ -25,9 +25,6 @@ pub struct RunArgs {
 
 impl RunArgs {
     /// Overrides of all groups.
-    ///
-    /// # Errors
-    /// An `--image` that is not a path and two numbers.
     pub fn given(&self) -> Result<CliOverrides, UsageError> {
         let mut given = self.config.given();
         self.request.add(&mut given)?;
@@ -38,13 +35,9 @@ impl RunArgs {
     }
 }
 
-/// Prompt of a benchmark without one.
 const PROMPT: &str = "a red fox in the snow";
 
 /// The first video of a configuration, to be timed.
-///
-/// # Errors
-/// Prompts that cannot be read; none in their file.
 pub fn timed_job(config: &Config) -> anyhow::Result<Job> {
     let job = config.jobs()?.into_iter().next().ok_or_else(|| UsageError("no prompt".into()))?;
     Ok(if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job })
@@ -137,9 +130,6 @@ pub struct RequestArgs {
 
 impl RequestArgs {
     /// Adds the flags.
-    ///
-    /// # Errors
-    /// An `--image` that is not a path and two numbers.
     pub fn add(&self, given: &mut CliOverrides) -> Result<(), UsageError> {
         given.flag("prompt", "request.prompt", self.prompt.clone());
         given.flag("prompts", "request.prompts", self.prompts.clone());
@@ -200,7 +190,6 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Adds the flags.
     pub fn add(&self, given: &mut CliOverrides) {
         given.flag("model", "model.path", self.model.clone());
         given.flag("text-encoder", "model.text_encoder", self.text_encoder.clone());
@@ -230,7 +219,6 @@ pub struct PlacementArgs {
 }
 
 impl PlacementArgs {
-    /// Adds the flags.
     pub fn add(&self, given: &mut CliOverrides) {
         given.flag("platform", "runtime.platform", self.platform.clone());
         given.flag("dtype", "runtime.dtype", self.dtype.and_then(word));
@@ -258,7 +246,6 @@ pub struct ProcessArgs {
 }
 
 impl ProcessArgs {
-    /// Adds the flags.
     pub fn add(&self, given: &mut CliOverrides) {
         given.flag("coordinator", "runtime.distributed.coordinator", self.coordinator.clone());
         given.flag("process-id", "runtime.distributed.process_id", self.process_id);
@@ -310,7 +297,6 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Adds the flags.
     pub fn add(&self, given: &mut CliOverrides) {
         given.flag("output", "output.path", self.output.clone());
         given.flag("save-frames", "output.save_frames", self.save_frames.clone());

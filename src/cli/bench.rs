@@ -48,10 +48,6 @@ pub struct Args {
     run: RunArgs,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Errors of request, model or device; outputs that cannot be right; a regression against the baseline.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let loaded = load(&args.run.given()?)?;
     let config = &loaded.config;
@@ -78,7 +74,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-/// Prints and writes the report, and compares it with the baseline.
 fn finish(args: &Args, report: &BenchReport, baseline: Option<&Value>) -> anyhow::Result<()> {
     let figures = serde_json::to_value(report)?;
     let text = format!("{}\n", serde_json::to_string_pretty(&figures)?);
@@ -98,7 +93,6 @@ fn read(path: &Path) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(&text).map_err(|e| UsageError(format!("--baseline {}: {e}", path.display())))?)
 }
 
-/// Prints each regression; an error if there is one.
 fn compare(report: &BenchReport, figures: &Value, baseline: &Value, path: &Path, tolerance: f64) -> anyhow::Result<()> {
     for key in [
         "/device",

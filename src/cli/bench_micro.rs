@@ -24,10 +24,6 @@ pub struct MicroArgs {
     pub fit: Option<PathBuf>,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Unknown device; measurements that cannot be read, or to which no constants can be fitted.
 pub fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&Path>) -> anyhow::Result<()> {
     let all = match args.from.as_slice() {
         [] => {
@@ -82,7 +78,6 @@ fn read(path: &Path) -> anyhow::Result<Measurements> {
     Ok(parsed.map_err(|e| fail(format!("{e}; give what `ltx2 bench --micro --json FILE` wrote")))?)
 }
 
-/// Table of the samples.
 fn table(m: &Measurements) -> String {
     let s = &m.source;
     let mut out = format!("{} x {} ({}), {}\n", s.devices, s.device, m.platform, s.date);
@@ -112,7 +107,6 @@ fn table(m: &Measurements) -> String {
     out
 }
 
-/// Text of the constants.
 fn constants_text(c: &Calibration) -> String {
     let mut out =
         format!("\n{}: kernel launch {:.2} us, memory {:.0} GB/s\n", c.chip, c.kernel_seconds * 1e6, c.bandwidth / 1e9);

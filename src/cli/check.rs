@@ -36,10 +36,6 @@ enum Finding {
     Weights(ValidationReport),
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// No such model; a part that is missing or wrong makes the command fail after everything has been printed.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let overrides = Overrides {
         text_encoder: args.text_encoder.clone(),

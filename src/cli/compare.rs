@@ -49,10 +49,6 @@ pub struct Args {
     report: Option<PathBuf>,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Results that cannot be read or compared, with exit code 2; a score beyond its bound.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let [mut a, mut b] = [read(&args.a)?, read(&args.b)?];
     let scores = score(args, &mut a, &mut b).map_err(UsageError)?;

@@ -9,9 +9,7 @@ use super::comparison::{Clip, Scores, rows};
 use crate::media::{Frames, png_bytes};
 use crate::tune::escaped;
 
-/// Gain of the shown differences.
 const GAIN: f32 = 8.0;
-/// Number of points of a waveform.
 const POINTS: usize = 600;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#222}\
@@ -20,9 +18,6 @@ font-variant-numeric:tabular-nums}.row{display:grid;grid-template-columns:repeat
 figure{margin:0}img,svg{width:100%;height:auto;background:#eee}figcaption{font-size:.85rem;color:#555}";
 
 /// Report as HTML.
-///
-/// # Errors
-/// An image that cannot be encoded.
 pub(super) fn page(scores: &Scores, a: &Clip, b: &Clip) -> Result<String, String> {
     let names = [escaped(&scores.a), escaped(&scores.b)];
     let mut page = format!(

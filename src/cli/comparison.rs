@@ -12,14 +12,12 @@ use crate::pipeline::tensors;
 use crate::quality::{AudioScores, TensorScores, VideoScores};
 use crate::tensor::Tensor;
 
-/// One of the results.
 #[derive(Default)]
 pub(super) struct Clip {
     /// Frames `[frames, 3, height, width]`, values in 0..1.
     pub video: Option<Array4<f32>>,
     /// Sound `[channels, samples]`, and its sample rate where known.
     pub audio: Option<(Array2<f32>, Option<u32>)>,
-    /// Other tensors of a dump.
     pub tensors: BTreeMap<String, Tensor>,
 }
 
@@ -64,20 +62,13 @@ fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<Clip, UsageError> {
     Ok(clip)
 }
 
-/// Scores of a comparison.
 #[derive(Serialize)]
 pub(super) struct Scores {
-    /// Path of the result.
     pub a: String,
-    /// Path of the reference.
     pub b: String,
-    /// Scores of frames, where both have them.
     pub video: Option<VideoScores>,
-    /// Scores of sound, where both have it.
     pub audio: Option<AudioScores>,
-    /// Scores of other common tensors.
     pub tensors: BTreeMap<String, TensorScores>,
-    /// Parts that only one of them has.
     pub only_in_one: Vec<String>,
 }
 

@@ -57,10 +57,6 @@ pub struct Args {
     config: ConfigArgs,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Invalid target, configuration or model; a program larger than the device, after its report.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let target: Target = args.target.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
     let target = target.with_chip(read_chip(args.chip.as_deref())?);
@@ -102,16 +98,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// The chip of `--chip`, where it is given.
 pub(super) fn read_chip(name_or_path: Option<&str>) -> Result<Option<Chip>, UsageError> {
     name_or_path.map(Chip::find).transpose().map_err(|e| UsageError(format!("--chip: {e}")))
 }
 
 /// Sets this process up for targets of which some may be TPUs, before anything has started a thread. Children find it in
 /// their environment.
-///
-/// # Errors
-/// A thread runs already, and the environment lacks something.
 pub(super) fn prepare_tpus(config: &Config, targets: &[String]) -> anyhow::Result<()> {
     let is_tpu = |name: &String| name.parse().is_ok_and(|t: Target| t.platform() == Platform::Tpu);
     if !targets.iter().any(is_tpu) {

@@ -20,7 +20,6 @@ fn gib(bytes: i64) -> String {
     format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
-/// The figures to read.
 pub fn table(done: &Compilation, target: &Target) -> String {
     let r = &done.report;
     let mut out = String::new();

@@ -15,10 +15,6 @@ pub struct Args {
     shell: clap_complete::Shell,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// stdout cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "ltx2", &mut script);

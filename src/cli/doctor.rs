@@ -29,7 +29,6 @@ struct DoctorReport {
 #[derive(Debug, Serialize)]
 struct PlatformReport {
     platform: &'static str,
-    /// True if a client started.
     works: bool,
     hardware: Option<String>,
     plugin: Option<PluginReport>,
@@ -49,7 +48,6 @@ struct PluginReport {
     stablehlo_version: Option<String>,
 }
 
-/// Runs `ltx2 doctor`; an error if no platform works.
 pub fn run(args: &Args) -> Result<()> {
     let platforms = [Platform::Cpu, Platform::Cuda, Platform::Tpu].map(examine).into();
     let report = DoctorReport { version: env!("CARGO_PKG_VERSION"), platforms, ffmpeg: in_path("ffmpeg") };

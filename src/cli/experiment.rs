@@ -78,10 +78,6 @@ struct SearchArgs {
     layers: Option<u16>,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// An invalid file; a folder that cannot be written; no case that compiled.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let options = Options {
         binary: std::env::current_exe()?,
@@ -105,7 +101,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     report(&file.title, rows, &args.output)
 }
 
-/// Writes the HTML report and prints the table.
 fn report(title: &str, rows: Vec<CaseResult>, folder: &Path) -> anyhow::Result<()> {
     let groups = ranked(rows);
     let report = folder.join("report.html");
@@ -118,10 +113,8 @@ fn report(title: &str, rows: Vec<CaseResult>, folder: &Path) -> anyhow::Result<(
     Ok(())
 }
 
-/// Default number of transformer blocks.
 const LAYERS: usize = 3;
 
-/// `--search`.
 fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
     let s = &args.search;
     let name = s.target.clone().unwrap_or_default();
@@ -169,10 +162,8 @@ fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Timeout of one compilation in seconds.
 const TIMEOUT: u64 = 1800;
 
-/// Turns errors of the request into usage errors.
 pub(super) fn usage(error: crate::tune::TuneError) -> anyhow::Error {
     match error {
         crate::tune::TuneError::Config(e) => e.into(),

@@ -9,11 +9,13 @@ use super::plan::Plan;
 use super::progress::Progress;
 use super::{UsageError, log, print, tell};
 use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
+use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::processes::together;
 use crate::pipeline::saved;
 use crate::pjrt::give_libtpu_arguments;
+use crate::request;
 use crate::runtime::processes::Group;
 
 /// Makes videos with sound from prompts.
@@ -33,9 +35,6 @@ pub struct Args {
 
 impl Args {
     /// The configuration that files and flags make together.
-    ///
-    /// # Errors
-    /// Invalid files or flags.
     pub fn load(&self) -> anyhow::Result<Loaded> {
         let mut given = self.run.given()?;
         self.output.add(&mut given);
@@ -43,10 +42,6 @@ impl Args {
     }
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Invalid request; errors of model or device.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let loaded = args.load()?;
     let config = &loaded.config;
@@ -54,6 +49,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return print(&loaded.to_yaml());
     }
     if args.output.dry_run {
+        request::conditions(config).map_err(PipelineError::from)?;
         let options = options(config, &args.output, None)?;
         let plan = Plan::new(&loaded, &options);
         return match args.output.json {
@@ -68,7 +64,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     together(config, |group| make(args, config, group))
 }
 
-/// Makes the videos, alone or as one of several processes.
 fn make(args: &Args, config: &Config, group: Option<&Arc<Group>>) -> anyhow::Result<()> {
     let later = group.is_some_and(|group| group.id() > 0);
     if later {

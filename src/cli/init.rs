@@ -27,10 +27,6 @@ pub struct Args {
     dir: PathBuf,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// A folder with something in it, a file that cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let preset = Preset::named(&args.preset).with_context(|| format!("there is no preset '{}'", args.preset))?;
     let dtype = if args.dtype == "f32" { DType::F32 } else { DType::BF16 };

@@ -11,28 +11,28 @@ use crate::config::ConfigError;
 use crate::pipeline::PipelineError;
 use crate::sampling::SamplingError;
 
-pub mod args;
-pub mod bench;
+mod args;
+mod bench;
 mod bench_micro;
-pub mod check;
-pub mod compare;
+mod check;
+mod compare;
 mod compare_report;
 mod comparison;
-pub mod compile;
+mod compile;
 mod compile_report;
-pub mod completions;
-pub mod doctor;
-pub mod experiment;
-pub mod generate;
-pub mod init;
+mod completions;
+mod doctor;
+mod experiment;
+mod generate;
+mod init;
 pub mod log;
-pub mod plan;
-pub mod plugin;
-pub mod profile;
-pub mod progress;
-pub mod run;
-pub mod schema;
-pub mod why;
+mod plan;
+mod plugin;
+mod profile;
+mod progress;
+mod run;
+mod schema;
+mod why;
 
 /// LTX-2 audio-video generation on XLA: CPU, NVIDIA GPUs and Cloud TPUs.
 #[derive(Parser, Debug)]
@@ -90,9 +90,6 @@ pub enum Command {
 }
 
 /// Runs a subcommand.
-///
-/// # Errors
-/// The error of the subcommand, for [`exit_code`] and [`one_line`].
 pub fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Command::Generate(args) => generate::run(args),
@@ -149,9 +146,6 @@ pub fn one_line(error: &anyhow::Error) -> String {
 }
 
 /// Writes results to stdout. A reader that has seen enough is no error.
-///
-/// # Errors
-/// stdout cannot be written.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -161,9 +155,6 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Prints `text`, or `figures` to a file besides; the file `-` is stdout, in place of the text.
-///
-/// # Errors
-/// stdout or the file cannot be written.
 pub fn deliver(json: Option<&Path>, figures: &str, text: &str) -> anyhow::Result<()> {
     match json {
         Some(path) if path.as_os_str() == "-" => return print(figures),

@@ -14,7 +14,6 @@ use crate::pipeline::options::GenerateOptions;
 use crate::sampling::guidance::{Branch, branches};
 use crate::weights::{ModelSource, Overrides};
 
-/// A run, before it runs.
 #[derive(Debug, Serialize)]
 pub struct Plan {
     preset: &'static str,
@@ -22,7 +21,6 @@ pub struct Plan {
     model: String,
     /// The model's generation, where it can be read.
     model_version: Option<String>,
-    /// Why it cannot be read.
     model_error: Option<String>,
     weights: WeightSource,
     width: usize,

@@ -60,7 +60,6 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
             os.chmod(path, 0o755)
 ";
 
-/// Runs `ltx2 plugin`; the plugin file goes to stdout.
 pub fn run(args: &Args) -> Result<()> {
     let Action::Install(install) = &args.action;
     let kind = match install.platform {
@@ -118,7 +117,6 @@ pub fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<PathBuf
         .with_context(|| format!("{}: holds no plugin file; delete the folder and install again", target.display()))
 }
 
-/// Downloads a wheel with pip and checks its sum.
 fn download(wheel: &Wheel, work: &Path) -> Result<PathBuf> {
     let folder = work.join(wheel.package);
     let requirement = format!("{}=={}", wheel.package, wheel.version);

@@ -13,10 +13,8 @@ use crate::media::{check_writable, write_atomically};
 use crate::perf::profile::{Profile, profile};
 use crate::pipeline::processes::together;
 
-/// Default number of traced steps.
 const STEPS: u64 = 2;
 
-/// File name of the summary.
 const SUMMARY: &str = "summary.json";
 
 /// Traces --steps denoising steps (2) with the plugin's profiler, after a warm-up, and summarizes them.
@@ -41,10 +39,6 @@ pub struct Args {
     run: RunArgs,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Errors of request, model or device; a plugin without a profiler; a file that is no trace.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.read {
         return read(args, path);
@@ -75,7 +69,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-/// Summarizes an existing trace.
 fn read(args: &Args, path: &Path) -> anyhow::Result<()> {
     let wrong = |reason: String| anyhow::anyhow!("{}: {reason}", path.display());
     let bytes = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;

@@ -74,17 +74,12 @@ pub struct Args {
     force: bool,
 }
 
-/// Parser of the programs that run alone.
 fn components() -> impl TypedValueParser<Value = ProgramKind> {
     let alone = TABLE.iter().filter_map(|row| Some((row, row.alone.as_ref()?)));
     let values = alone.map(|(row, alone)| PossibleValue::new(row.kind.flag()).help(alone.help));
     PossibleValuesParser::new(values).try_map(|name| ProgramKind::named(&name))
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Invalid inputs, model or device.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.output.exists() && !args.force {
         let message = format!("{} exists; give --force to overwrite it", args.output.display());

@@ -25,10 +25,6 @@ enum SchemaKind {
     Experiment,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// stdout cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let schema = match args.of {
         SchemaKind::Run => json_schema().clone(),

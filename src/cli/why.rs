@@ -70,13 +70,8 @@ pub struct Args {
     config: ConfigArgs,
 }
 
-/// Default number of transformer blocks.
 const LAYERS: usize = 3;
 
-/// Runs the command.
-///
-/// # Errors
-/// Invalid configuration, layout or target; a program that does not compile unchanged.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut given = args.config.given();
     args.model.add(&mut given);

@@ -88,8 +88,8 @@ impl LayoutSource {
         let keys = policy.as_object().into_iter().flatten().filter_map(|(key, value)| {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
             // What stands at its default says nothing.
-            let usual = matches!((key.as_str(), text.as_str()), ("outer", "gather_kv") | ("rope", "local"));
-            (!value.is_null() && !usual).then(|| format!("{key}: {text}"))
+            (!value.is_null() && (key.as_str(), text.as_str()) != ("outer", "gather_kv"))
+                .then(|| format!("{key}: {text}"))
         });
         out += &format!("context_parallel: {{{}}}\n", keys.collect::<Vec<_>>().join(", "));
         out

@@ -26,7 +26,8 @@ pub fn resolve(root: &mut Node, folder: &Path) {
                 for key in ["negative_prompt_file", "prompts"] {
                     text(node, key, |t| join(folder, t));
                 }
-                each(node, "images", |image| text(image, "path", |t| join(folder, t)));
+                // Images and whatever else a request is conditioned on.
+                lists(node, |item| text(item, "path", |t| join(folder, t)));
             }
             "output" => {
                 for key in ["path", "save_frames", "save_audio"] {
@@ -121,6 +122,16 @@ fn cache_folder(setting: &str, variable: impl Fn(&str) -> Option<PathBuf>) -> Op
 fn each(node: &mut Node, key: &str, f: impl Fn(&mut Node)) {
     if let Some(Node { data: Data::List(items), .. }) = child(node, key) {
         items.iter_mut().for_each(f);
+    }
+}
+
+/// Every item of every list in a map.
+fn lists(node: &mut Node, f: impl Fn(&mut Node)) {
+    let Data::Map(entries) = &mut node.data else { return };
+    for (_, value) in entries {
+        if let Data::List(items) = &mut value.data {
+            items.iter_mut().for_each(&f);
+        }
     }
 }
 

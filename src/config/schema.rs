@@ -182,6 +182,8 @@ with_defaults! {
         pub seed: u64 = 10,
         /// Frames that are given.
         pub images: Vec<Image> = Vec::new(),
+        /// Spans of sound that are kept.
+        pub audio_latents: Vec<AudioLatents> = Vec::new(),
         /// Text tokens; a longer prompt is cut.
         #[schemars(range(min = 1))]
         pub max_sequence_length: usize = 1024,
@@ -205,6 +207,25 @@ pub struct Image {
     #[serde(default = "crf")]
     #[schemars(range(min = 0, max = 51))]
     pub crf: u8,
+}
+
+/// Kept sound: latents of an earlier run of the same duration, of which a time span stays.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AudioLatents {
+    /// File that `--dump` wrote.
+    pub path: String,
+    /// Seconds at which the span starts.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub start: f64,
+    /// Seconds at which the span ends; without it, the video's end.
+    #[serde(default)]
+    pub end: Option<f64>,
+    /// How closely the span is kept, 0 to 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0, max = 1))]
+    pub strength: f64,
 }
 
 fn crf() -> u8 {

@@ -169,7 +169,6 @@ fn with_video_usability(nal: &[u8], rate: FrameRate, refs: u32) -> Vec<u8> {
     bits.nal()
 }
 
-/// A string of bits, most significant first.
 struct Bits(Vec<bool>);
 
 impl Bits {

@@ -8,9 +8,7 @@ use super::error::{Error, Result};
 pub(super) enum Media {
     /// H.264, length-prefixed NAL units; 4:2:0, 8 bits, BT.709 limited range.
     H264 {
-        /// Shown width in pixels.
         width: u16,
-        /// Shown height in pixels.
         height: u16,
         /// The sequence parameter set, with its NAL header.
         sps: Vec<u8>,
@@ -19,16 +17,13 @@ pub(super) enum Media {
     },
     /// AAC, raw access units.
     Aac {
-        /// Number of channels.
         channels: u16,
         /// AudioSpecificConfig of ISO/IEC 14496-3, as bytes.
         config: Vec<u8>,
     },
 }
 
-/// One track.
 pub(super) struct Track {
-    /// Codec and its parameters.
     pub media: Media,
     /// Ticks a second.
     pub timescale: u32,
@@ -53,7 +48,6 @@ impl Track {
         }
     }
 
-    /// Ticks shown.
     fn shown(&self) -> u64 {
         self.decoded().saturating_sub(u64::from(self.skip))
     }
@@ -128,7 +122,6 @@ fn rescale(ticks: u64, from: u32, to: u32) -> Result<u32> {
     fits(u64::try_from(scaled).unwrap_or(u64::MAX), "the clip is too long")
 }
 
-/// A growing file.
 struct Out(Vec<u8>);
 
 impl Out {

@@ -2,7 +2,7 @@
 //! table, an optional gate per head. Shared by the transformer and the text connectors.
 
 use super::attention::{Attention, Heads};
-use super::context_parallel::{ContextParallelKind, RopeAt};
+use super::context_parallel::ContextParallelKind;
 use super::layout::Axis;
 use super::linear::{affine, project};
 use super::norm::rms_norm;
@@ -58,16 +58,16 @@ impl AttentionLayer {
         }
         // Keys that are not yet rotated, the tables they are rotated by, and values are gathered.
         let everywhere = [Axis::CfgBatch, Axis::Replicated, Axis::Heads, Axis::HeadDim];
-        let gathered = |name: &str, x: &Value| p.place(name, x, &everywhere);
         let rope = rope.map(|r| {
             let table = |name: &str, x: &Value| {
                 p.place(name, x, &[Axis::Replicated, Axis::Replicated, Axis::Heads, Axis::Replicated])
             };
-            Rope { cos: table("gathered_cos", &r.cos), sin: table("gathered_sin", &r.sin) }
+            Rope { cos: table("keys_cos", &r.cos), sin: table("keys_sin", &r.sin) }
         });
-        let k = gathered("gathered_k", &self.normed(p, "norm_k", &k, None));
+        let own = [Axis::CfgBatch, self.sequence[1], Axis::Heads, Axis::HeadDim];
+        let k = p.place("keys", &self.normed(p, "norm_k", &k, None), &own);
         let k = rope.map_or_else(|| k.clone(), |r| self.rotated(p, &k, &r));
-        [q, k, gathered("gathered_v", &v)]
+        [q, k, p.place("values", &v, &everywhere)]
     }
 
     /// Whether the layout has keys gathered.
@@ -76,9 +76,9 @@ impl AttentionLayer {
         split && p.layout().context_parallel.kind == ContextParallelKind::GatherKv
     }
 
-    /// Whether the layout has keys gathered before they are rotated.
+    /// Whether an override of the layout has keys replicated before they are rotated.
     fn rotates_gathered(&self, p: &Params) -> bool {
-        self.gathers_keys(p) && p.layout().context_parallel.rope == RopeAt::Gathered
+        self.gathers_keys(p) && p.layout().parts(&p.activation("keys"), self.sequence[1]) == 1
     }
 
     /// Queries `[b, n, heads, dim]`, normalised and rotated.

@@ -20,17 +20,6 @@ pub enum ContextParallelKind {
     Hybrid,
 }
 
-/// When keys are rotated where they are gathered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum RopeAt {
-    /// On their own device, before they travel.
-    #[default]
-    Local,
-    /// After they have travelled, and the tables with them.
-    Gathered,
-}
-
 /// A layout's choice of context parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -42,8 +31,6 @@ pub struct ContextParallelPolicy {
     pub ulysses: Option<usize>,
     /// `hybrid`: the collective between the groups, `gather_kv` or `ring`.
     pub outer: ContextParallelKind,
-    /// `gather_kv`: when keys are rotated.
-    pub rope: RopeAt,
 }
 
 impl ContextParallelPolicy {

@@ -22,7 +22,7 @@ pub use attention::{Attention, Heads, MASK_VALUE, padding_mask};
 pub use attention_layer::{AttentionLayer, Rope};
 pub use build::{Build, Conv3dLowering, Lowering, Numerics, Quantization, RopeForm};
 pub use context::Context;
-pub use context_parallel::{ContextParallelKind, ContextParallelPolicy, RopeAt};
+pub use context_parallel::{ContextParallelKind, ContextParallelPolicy};
 pub use conv::{Conv3d, conv_transpose1d, conv_transpose1d_at, conv1d, conv2d, depth_to_space};
 pub use fp8::Weight;
 pub use halo::{Padding, ShardedDim, SpatialShards};

@@ -38,7 +38,6 @@ use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
 use ndarray::Array4;
 
-/// Benchmark target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BenchTarget {
     /// A program alone.
@@ -80,10 +79,8 @@ impl ValueEnum for BenchTarget {
     }
 }
 
-/// Benchmark options.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// Targets, in order.
     pub targets: Vec<BenchTarget>,
     /// Timed runs per target, at least one.
     pub runs: usize,
@@ -104,7 +101,7 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
     let request = of_job(config, &model, job)?;
     let mut session = Session::start(config, model, group)?;
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
-    if !request.images.is_empty() {
+    if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
             "bench supports requests without image conditioning only; leave request.images empty".into(),
         ));

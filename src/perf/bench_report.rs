@@ -18,15 +18,11 @@ pub struct BenchReport {
     pub platform: String,
     /// Device kind, as the plugin names it.
     pub device: String,
-    /// Number of devices.
     pub devices: usize,
-    /// Versions of program, plugin and platform.
     pub versions: Value,
     /// Identity of the model, as in sidecars.
     pub model: Value,
-    /// Effective configuration.
     pub config: Value,
-    /// Number of videos per run.
     pub videos: usize,
     /// Peak matmul rate of one device, measured.
     pub matmul: PeakMatmul,
@@ -38,7 +34,6 @@ pub struct BenchReport {
     pub parameter_bytes: usize,
     /// Seconds of loading or initializing all parameters.
     pub load_seconds: f64,
-    /// Seconds of compiling all programs.
     pub compile_seconds: f64,
     /// Peak memory in bytes: of a device where the platform reports it, else of the process.
     pub peak_memory_bytes: Option<u64>,
@@ -53,19 +48,14 @@ pub struct ProgramTiming {
     pub steps: Option<usize>,
     /// Median seconds per run, or per step where it takes steps.
     pub median: f64,
-    /// Minimum seconds.
     pub min: f64,
-    /// 90th percentile of the seconds.
     pub p90: f64,
-    /// Seconds of all timed runs, in order.
     pub seconds: Vec<f64>,
-    /// Number of warm-up runs.
     pub warmup: usize,
     /// Floating-point operations of matmuls and convolutions per second and device.
     pub flops_per_second: Option<f64>,
     /// `flops_per_second` as a fraction of the measured peak matmul rate.
     pub share_of_matmul: Option<f64>,
-    /// Output checks by name.
     pub outputs: BTreeMap<String, OutputCheck>,
     /// Phases of the last run of `end_to_end`; their times add up to the run's.
     pub parts: Option<BTreeMap<Phase, HostDevice>>,
@@ -74,9 +64,7 @@ pub struct ProgramTiming {
 /// Device and host seconds of a phase.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct HostDevice {
-    /// Seconds spent waiting for programs.
     pub device: f64,
-    /// Seconds of host work.
     pub host: f64,
 }
 
@@ -85,21 +73,18 @@ pub struct HostDevice {
 pub struct ProgramInfo {
     /// Hash, as in `ltx2 compile`.
     pub hash: String,
-    /// Seconds of compiling.
     pub compile_seconds: f64,
     /// Floating-point operations of matmuls and convolutions per run or step; none where the plugin does not return the
     /// optimized program.
     pub flops: Option<f64>,
     /// Bytes of the parameters that it reads.
     pub parameter_bytes: usize,
-    /// Memory, where the plugin reports it.
     pub memory: Option<CompiledMemory>,
 }
 
 /// Check of an output of the last run.
 #[derive(Debug, Serialize)]
 pub struct OutputCheck {
-    /// Shape of the output.
     pub shape: Vec<usize>,
     /// SHA-256 of the row-major bytes.
     pub sha256: String,
@@ -131,7 +116,6 @@ impl OutputCheck {
 /// Regression of a program against a baseline.
 #[derive(Debug, PartialEq)]
 pub struct Regression {
-    /// Program name.
     pub name: String,
     /// Median seconds of the baseline.
     pub was: f64,

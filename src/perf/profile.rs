@@ -29,21 +29,16 @@ pub struct Profile {
     pub platform: String,
     /// Device kind, as the plugin names it.
     pub device: String,
-    /// Number of devices over all processes.
     pub devices: usize,
-    /// Versions of program, plugin and platform.
     pub versions: Value,
     /// Identity of the model, as in sidecars.
     pub model: Value,
-    /// Effective configuration.
     pub config: Value,
     /// Hash of the program, as in `ltx2 compile`.
     pub hash: String,
     /// XLA options by which it differs from the program of `generate`.
     pub flags: Vec<String>,
-    /// Path of the trace.
     pub xplane: PathBuf,
-    /// Time breakdown of this process's devices.
     pub trace: Trace,
 }
 
@@ -66,7 +61,7 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
         return Err(RuntimeError::from(Error::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
     let request = of_job(config, &runner.model, job)?;
-    if !request.images.is_empty() {
+    if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
             "profile supports requests without image conditioning only; leave request.images empty".into(),
         ));

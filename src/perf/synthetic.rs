@@ -24,7 +24,6 @@ use crate::tensor::Tensor;
 
 /// Synthetic inputs of a request's programs.
 pub(super) struct SyntheticInputs<'a> {
-    /// Batch of the request.
     pub batch: Batch<'a>,
 }
 
@@ -74,7 +73,6 @@ pub(super) struct Denoising {
     prepared: Outputs,
     steps: DenoiseLoop,
     start: [Tensor; 2],
-    /// Token and channel counts.
     tokens: Av<[usize; 2]>,
     sampler: AnySampler,
     seeds: Vec<u64>,
@@ -86,7 +84,6 @@ impl Denoising {
         self.sampler.noises() == 0
     }
 
-    /// Executable of the loop.
     pub fn program(&self) -> &Executable {
         self.steps.program()
     }

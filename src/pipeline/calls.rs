@@ -11,6 +11,7 @@ use super::denoise_loop::{DenoiseLoop, evaluations};
 use super::error::{PipelineError, Result};
 use super::executor::Inputs;
 use super::runner::{Runner, SharedLoop};
+use crate::av::Av;
 use crate::models::Network;
 use crate::models::connectors::Input;
 use crate::models::transformer::tables;
@@ -90,9 +91,9 @@ impl Runner {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let c = &self.model.sizes.transformer;
         let network = denoise::denoise(c, shape, &self.build)?;
-        let [mut video_coords, audio_coords] = shapes.coords(&self.model.sizes, request.frame_rate);
+        let Av { video: mut video_coords, audio: audio_coords } = shapes.coords(&self.model.sizes, request.frame_rate);
         if shapes.appended > 0 {
-            let behind = appended_coords(c, shapes, &request.images, request.frame_rate);
+            let behind = appended_coords(c, shapes, &request.conditions.video, request.frame_rate);
             video_coords = ndarray::concatenate(ndarray::Axis(2), &[video_coords.view(), behind.view()])
                 .map_err(|e| PipelineError::Input(e.to_string()))?;
         }

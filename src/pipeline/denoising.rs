@@ -83,7 +83,7 @@ impl Run<'_> {
             blend(&mut audio, &old_audio);
         }
         if let Some(conditions) = &conditions {
-            conditions.blend(&mut video);
+            conditions.blend([&mut video, &mut audio]);
         }
         let spec = PassSpec { request, shape: &shape, shapes: &shapes, conditions: conditions.as_ref() };
         let steps_loop = self.runner.denoise_loop(names.denoise.name(), spec)?;
@@ -106,7 +106,7 @@ impl Run<'_> {
         let started = std::time::Instant::now();
         let latents = self.steps(&pass, &prepared, sound);
         self.clock.waited_since(started);
-        let own = pass.shapes.tokens[0] - pass.shapes.appended;
+        let own = pass.shapes.own_tokens();
         let [video, audio] = latents?.map(fixed::<f32, Ix3>);
         let (mut video, audio) = (video?, audio?);
         if own < video.shape()[1] {

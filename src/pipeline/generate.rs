@@ -13,6 +13,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::batch::videos_at_once;
+use super::condition_encoder;
 use super::error::{PipelineError, Result};
 use super::memory;
 use super::model::Model;
@@ -76,9 +77,9 @@ pub fn generate(
     let model = Model::of(config)?;
     let requests: Vec<Request> =
         options.jobs.iter().map(|job| of_job(config, &model, job)).collect::<Result<Vec<_>>>()?;
-    // Images that cannot be used are found before anything is loaded.
-    for given in requests.iter().flat_map(|request| &request.images) {
-        media::read_image(&given.path)?;
+    // Files that cannot be used are found before anything is loaded.
+    for condition in requests.iter().flat_map(|request| request.conditions.as_ref()).flatten() {
+        condition_encoder::check(condition)?;
     }
     let mut started = Instant::now();
     let Session { config, mut runner, versions, first } = Session::start(config, model, group)?;
@@ -151,8 +152,7 @@ pub fn generate(
 pub fn of_job(config: &Config, model: &Model, job: &Job) -> Result<Request> {
     let request = request::of_job(config, &model.sizes, job)?;
     let tokens = Shapes::of(&model.sizes, &request.passes().0)?;
-    let own = tokens.tokens[0] - tokens.appended;
-    Ok(Request { sigmas: request::sigmas(config, &model.scheduler, own)?, ..request })
+    Ok(Request { sigmas: request::sigmas(config, &model.scheduler, tokens.own_tokens())?, ..request })
 }
 
 fn write(

@@ -72,7 +72,7 @@ pub(super) fn video_decoder(s: &ProgramSpec) -> Result<Network> {
 
 pub(super) fn video_encoder(s: &ProgramSpec) -> Result<Network> {
     let r = s.request;
-    let frames = if r.images.is_empty() { r.num_frames } else { 1 };
+    let frames = if r.has_images() { 1 } else { r.num_frames };
     s.configs.video_encoder_program([s.shapes.video.batch, 3, frames, r.height, r.width], s.build)
 }
 

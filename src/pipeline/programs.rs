@@ -87,7 +87,7 @@ impl Programs {
 
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
-        let (two_passes, images) = (self.second.is_some(), !self.first.images.is_empty());
+        let (two_passes, images) = (self.second.is_some(), self.first.has_images());
         let runs = move |row: &&ProgramRow| match row.runs {
             Runs::Always => true,
             Runs::TwoPasses => two_passes,

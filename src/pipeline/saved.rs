@@ -13,6 +13,7 @@ use super::model::Model;
 use super::tensors;
 use super::tensors::fixed;
 use crate::config::{Config, Job};
+use crate::request::{self, Condition};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
@@ -161,8 +162,9 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         }
         own
     });
-    let images = config.request.images.iter().map(|image| &image.path);
-    let files = images.chain(config.model.loras.iter().map(|lora| &lora.path));
+    let conditions = request::conditions(config)?;
+    let given = conditions.as_ref().into_iter().flatten().map(Condition::path);
+    let files = given.chain(config.model.loras.iter().map(|lora| Path::new(&lora.path)));
     let about = |path: &Path| {
         let about = std::fs::metadata(path).ok()?;
         let time = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
@@ -172,7 +174,7 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         "release": env!("CARGO_PKG_VERSION"),
         "requests": each.collect::<Vec<_>>(),
         "model": model.identity()?,
-        "files": files.map(|path| about(Path::new(path))).collect::<Vec<_>>(),
+        "files": files.map(about).collect::<Vec<_>>(),
     });
     Ok(Sha256::digest(all.to_string()).iter().map(|b| format!("{b:02x}")).collect())
 }

@@ -5,24 +5,19 @@ use serde::Serialize;
 
 /// Scores of a video against a reference of the same shape `[frames, 3, height, width]`, values in 0..1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct VideoScores {
     /// PSNR in decibels over all pixels of all frames; infinite (null in JSON) where equal.
     pub psnr: f64,
-    /// PSNR of the worst frame.
     pub worst_psnr: f64,
     /// SSIM of luma, mean over frames.
     pub ssim: f64,
-    /// SSIM of the worst frame.
     pub worst_ssim: f64,
     /// Mean absolute difference of all values, in steps of 1/255.
     pub mad: f64,
-    /// Mean absolute difference of the worst frame.
     pub worst_mad: f64,
-    /// PSNR by frame.
     pub frame_psnr: Vec<f64>,
-    /// SSIM by frame.
     pub frame_ssim: Vec<f64>,
-    /// Mean absolute difference by frame.
     pub frame_mad: Vec<f64>,
 }
 

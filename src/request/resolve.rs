@@ -1,22 +1,11 @@
 //! From a configuration to a request.
 
-use super::{ImageCondition, ModelSizes, RefinePass, Request, Shapes, Tiling};
+use super::{ModelSizes, RefinePass, Request, RequestError, Shapes, Tiling, conditions};
 use crate::config::{self, Config, Job};
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::SamplingError;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
-
-/// A request that the model cannot serve.
-#[derive(Debug, thiserror::Error)]
-pub enum RequestError {
-    /// A setting, with what to change.
-    #[error("{0}")]
-    Usage(String),
-    /// Sizes and schedules.
-    #[error(transparent)]
-    Sampling(#[from] SamplingError),
-}
 
 /// Guidance scales of video and audio.
 pub fn scales(config: &Config) -> [Scales; 2] {
@@ -87,7 +76,7 @@ pub fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request,
             RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting"))
         })?,
         cross: cross_timestep(config),
-        images: images(config),
+        conditions: conditions(config)?,
         refine: refine(config)?,
         tiling: config.runtime.tiling.map(|t| Tiling {
             pixels: t.pixels,
@@ -106,19 +95,6 @@ fn cross_timestep(config: &Config) -> CrossTimestep {
         Key::Diffusers | Key::Cross => CrossTimestep::Cross,
         Key::Own => CrossTimestep::Own,
     }
-}
-
-/// Image conditioning.
-fn images(config: &Config) -> Vec<ImageCondition> {
-    let all = config.pipeline == config::Pipeline::Keyframes;
-    let frame = |image: &config::Image| ImageCondition {
-        path: image.path.clone().into(),
-        frame: image.frame,
-        strength: image.strength as f32,
-        crf: image.crf,
-        appended: all || image.frame != 0,
-    };
-    config.request.images.iter().map(frame).collect()
 }
 
 /// The second pass, where the pipeline has one.

@@ -25,8 +25,10 @@ pub struct DenoiseShape {
     pub stg_blocks: Vec<usize>,
     /// Scope of the rescale term's standard deviations.
     pub rescale: RescaleScope,
-    /// Number of noise levels that video tokens have in a step: the step's own, and one for each strength of a condition.
+    /// Number of noise levels that tokens have in a step: the step's own, and one for each strength of a condition.
     pub levels: usize,
+    /// Streams with tokens of several levels.
+    pub conditioned: Av<bool>,
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,
     pub sampler: AnySampler,
@@ -44,20 +46,21 @@ impl DenoiseShape {
             stg_blocks: Vec::new(),
             rescale: RescaleScope::PerSample,
             levels: 1,
+            conditioned: Av::default(),
             cross: CrossTimestep::Own,
             sampler: Euler.into(),
         }
     }
 
-    /// Number of noise levels of a part of the video's modulation.
-    pub(super) fn levels_of(&self, part: &str) -> usize {
+    /// Number of noise levels of a part of a stream's modulation.
+    pub(super) fn levels_of(&self, part: &str, conditioned: bool) -> usize {
         let own = match part {
             "cross" => self.cross != CrossTimestep::Cross,
             "gate" => self.cross == CrossTimestep::Own,
             "prompt" => false,
             _ => true,
         };
-        if own { self.levels } else { 1 }
+        if own && conditioned { self.levels } else { 1 }
     }
 
     /// Names of the tensors that the loop carries for each stream.

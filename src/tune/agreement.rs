@@ -5,7 +5,6 @@ use super::experiment::CaseResult;
 /// Agreement of predictions with measurements, over the cases that have both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Agreement {
-    /// Number of cases.
     pub rows: usize,
     /// Spearman's rank correlation; none for fewer than three cases, or where all are equal.
     pub rank: Option<f64>,
@@ -18,7 +17,6 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// One line of text.
     pub fn text(&self) -> String {
         let rank = self.rank.map_or(String::new(), |r| format!("rank correlation {r:.3}, "));
         format!(
@@ -64,7 +62,6 @@ fn of(pairs: &[(f64, f64)]) -> Option<Agreement> {
     })
 }
 
-/// Rank correlation.
 fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
     if pairs.len() < 3 {
         return None;

@@ -3,7 +3,7 @@
 
 use super::compile_report::{CollectiveEntry, CompileReport, TensorPlacement};
 use crate::config::LayoutSource;
-use crate::nn::{Axis, ContextParallelKind, Override, RopeAt, Rule};
+use crate::nn::{Axis, ContextParallelKind, Override, Rule};
 
 /// Layout with one rule changed.
 #[derive(Clone, Debug)]
@@ -88,7 +88,6 @@ impl Around<'_> {
         Candidate { change, layout, bound: self.cost(&collectives), families: families.len().max(1), collectives }
     }
 
-    /// Number of shards that a rule makes.
     fn parts(&self, rule: &Rule) -> usize {
         rule.mesh_axes.iter().filter_map(|a| self.base.mesh.get(a)).product()
     }
@@ -195,7 +194,6 @@ impl Around<'_> {
         layout
     }
 
-    /// Storage rules, each dropped.
     fn storage(&self) -> Vec<Candidate> {
         let rules = self.source.storage.iter().enumerate();
         rules
@@ -246,7 +244,6 @@ impl Around<'_> {
             .collect()
     }
 
-    /// Other kinds of context-parallel attention.
     fn context_parallel(&self) -> Vec<Candidate> {
         let now = self.source.file.context_parallel;
         let collectives = self.picked(|e| {
@@ -266,9 +263,6 @@ impl Around<'_> {
             self.candidate(format!("context_parallel: {change}"), layout, collectives.clone())
         };
         let mut all = Vec::new();
-        if now.kind == ContextParallelKind::GatherKv && now.rope == RopeAt::Gathered {
-            all.push(with("rope: local", crate::nn::ContextParallelPolicy { rope: RopeAt::Local, ..now }));
-        }
         let kind = |kind| crate::nn::ContextParallelPolicy { kind, ..crate::nn::ContextParallelPolicy::default() };
         // On n devices, an all-to-all of tokens for heads moves 2 / n of what gathering keys and values does, so the way
         // back cannot gain. A ring moves as much as gathering, over one link instead of two.

@@ -17,22 +17,17 @@ use super::error::{Result, TuneError};
 pub struct Task {
     /// Hash of everything that the result depends on.
     pub key: String,
-    /// Name in log lines.
     pub label: String,
-    /// Arguments of the binary.
     pub command: Vec<String>,
 }
 
-/// Result of a task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskResult {
-    /// JSON that it printed.
     pub result: Option<Value>,
     /// Last message of a task that failed. A program that does not fit its devices has a result and a message.
     pub error: Option<String>,
     /// Whether it crashed by itself; neither an interruption nor a timeout is a crash.
     pub crashed: bool,
-    /// Wall-clock seconds.
     pub seconds: f64,
 }
 

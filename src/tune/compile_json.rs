@@ -11,11 +11,9 @@ use crate::runtime::Target;
 
 /// Equal collectives, counted.
 pub struct Entry<'a> {
-    /// First of them.
     pub collective: &'a Collective,
     /// Placement of the tensor that is moved, where known.
     pub cause: Option<&'a Placement>,
-    /// Number of them.
     pub count: usize,
 }
 

@@ -8,23 +8,17 @@ use serde_json::Value;
 use crate::analysis::Predicted;
 use crate::pipeline::compile::Memory;
 
-/// Bytes in a GiB.
 pub(super) const GIB: f64 = 1073741824.0;
 
 /// Report of a compiled program, per device.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct CompileReport {
-    /// Target that it was compiled for.
     pub target: String,
-    /// Hash of the program.
     pub hash: String,
-    /// Name or path of the layout.
     pub layout: String,
-    /// Mesh axis sizes.
     pub mesh: BTreeMap<String, usize>,
     /// Number of transformer blocks compiled.
     pub layers: usize,
-    /// Memory of the compiled program.
     pub memory: Memory,
     /// Arguments and results with all blocks.
     pub needed: Needed,
@@ -32,67 +26,50 @@ pub struct CompileReport {
     pub flops: f64,
     /// Bytes of device memory accessed per step.
     pub bytes_accessed: f64,
-    /// Work of one block.
     #[serde(default)]
     pub per_layer: Block,
-    /// Chip, where known.
     pub chip: Option<ChipRates>,
-    /// Collectives of the program.
     pub collectives: Collectives,
     /// Predicted milliseconds of a step of the compiled blocks, where the chip is known.
     pub predicted_ms: Option<Predicted>,
     /// Predicted milliseconds of a step with all blocks.
     #[serde(default)]
     pub predicted_all_ms: Option<Predicted>,
-    /// Placement of every tensor.
     pub tensors: Vec<TensorPlacement>,
     /// Notes on what the layout could not shard.
     pub notes: Vec<String>,
-    /// Compile time in seconds.
     pub compile_seconds: f64,
     /// Shortage of a program that does not fit; the report is then of fewer blocks.
     pub does_not_fit: Option<Value>,
 }
 
-/// Work of one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 pub struct Block {
-    /// Floating-point operations of matmuls.
     pub flops: f64,
-    /// Bytes of device memory accessed.
     pub bytes_accessed: f64,
 }
 
 /// Size of arguments and results with all blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Needed {
-    /// Number of all blocks.
     pub layers: usize,
-    /// Bytes per device.
     pub bytes: i64,
 }
 
 /// Peak rates of a chip.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct ChipRates {
-    /// Name, as in targets.
     pub name: String,
-    /// Floating-point operations per second.
     pub peak: f64,
-    /// Bytes of device memory per second.
     pub bandwidth: f64,
 }
 
 /// Collectives of a program.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Collectives {
-    /// Output bytes per block.
     pub per_layer_bytes: f64,
-    /// Received bytes per block.
     pub per_layer_wire_bytes: f64,
-    /// Output bytes per step.
     pub per_step_bytes: f64,
-    /// Received bytes per step.
     pub per_step_wire_bytes: f64,
     /// Collectives, equal ones as one entry.
     pub list: Vec<CollectiveEntry>,
@@ -103,7 +80,6 @@ pub struct Collectives {
 pub struct CollectiveEntry {
     /// XLA's name of the operation, e.g. `all-gather`.
     pub kind: String,
-    /// Name scope in the model.
     pub scope: String,
     /// Tensor that is moved, where known.
     pub tensor: Option<String>,
@@ -111,9 +87,7 @@ pub struct CollectiveEntry {
     pub rule: Option<Vec<String>>,
     /// `parameter`, `stored` or `activation`.
     pub role: Option<String>,
-    /// Reason of the collective.
     pub reason: String,
-    /// Number of equal collectives in the program.
     pub count: f64,
     /// Runs of each per step.
     pub trip_count: f64,
@@ -123,9 +97,7 @@ pub struct CollectiveEntry {
     pub bytes: f64,
     /// Received bytes per run.
     pub wire_bytes: f64,
-    /// Mesh axes of the device groups.
     pub axes: Vec<String>,
-    /// Element type.
     pub dtype: String,
     /// Whether it overlaps with compute.
     pub overlapped: bool,
@@ -134,7 +106,6 @@ pub struct CollectiveEntry {
 }
 
 impl CollectiveEntry {
-    /// Runs of all per step.
     pub fn runs(&self) -> f64 {
         self.count * self.trip_count
     }
@@ -144,7 +115,6 @@ impl CollectiveEntry {
         self.scope.split('/').any(|s| s == "sdpa")
     }
 
-    /// Output bytes of all per step.
     pub fn step_bytes(&self) -> f64 {
         self.runs() * self.bytes
     }
@@ -158,21 +128,17 @@ impl CollectiveEntry {
 /// Placement of a tensor.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct TensorPlacement {
-    /// Name of the tensor.
     pub tensor: String,
     /// Name scope of its first use.
     pub scope: String,
     /// `parameter`, `stored` or `activation`.
     pub role: String,
-    /// Element type.
     pub dtype: String,
-    /// Global shape.
     pub dims: Vec<usize>,
     /// Logical axis of each dimension.
     pub axes: Vec<String>,
     /// Mesh axes of each dimension.
     pub sharding: Vec<Vec<String>>,
-    /// Bytes on one device.
     pub bytes: f64,
     /// Layout rules that shard the tensor.
     pub rules: Vec<String>,

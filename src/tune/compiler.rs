@@ -24,10 +24,8 @@ use crate::pjrt::discover::Platform;
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
 use crate::runtime::{CompileKey, CompileOutcome, ModuleStore, OpenTarget, RuntimeError, Target};
 
-/// Program to compile.
 #[derive(Clone, Debug)]
 pub(super) struct CompileTask {
-    /// Name in log lines and tables.
     pub label: String,
     pub given: CliOverrides,
     pub target: Target,
@@ -38,7 +36,6 @@ pub(super) struct CompileTask {
     pub command: Vec<String>,
 }
 
-/// Result of a compilation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Compiled {
     /// Everything that the module depends on; none where no program was built.
@@ -234,7 +231,6 @@ fn short(message: &str) -> String {
     line.chars().take(LONGEST).collect()
 }
 
-/// Result of a program, for the log.
 fn said(compiled: &Compiled, seconds: f64) -> String {
     let seconds = format!("{seconds:.0} s");
     match (&compiled.error, compiled.report()) {

@@ -14,39 +14,31 @@ use crate::config::{CliOverrides, LayoutSource, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::runtime::Target;
 
-/// Request of a diagnosis.
 #[derive(Clone, Debug)]
 pub struct DiagnoseRequest {
     /// Configuration with overrides; layout and mesh among them.
     pub given: CliOverrides,
     /// Arguments that give a child the same, without the layout.
     pub settings: Vec<String>,
-    /// Target devices.
     pub target: String,
     /// Chip that times are predicted with, in place of the target's.
     pub chip: Option<crate::analysis::Chip>,
-    /// Program to diagnose.
     pub program: ProgramKind,
-    /// Number of transformer blocks to compile.
     pub layers: usize,
     /// Number, from 1, of the only collective to remove.
     pub collective: Option<usize>,
-    /// Maximum number of changes to compile.
     pub budget: usize,
-    /// Timeout of one compilation in seconds.
     pub timeout: u64,
 }
 
 /// Minimum gain of a suggestion, as a fraction of the step.
 pub const MIN_GAIN: f64 = 0.01;
 
-/// Trade-off of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TradeOff {
     /// Neither memory nor new collectives.
     None,
-    /// More memory.
     Memory,
     /// Other collectives instead of those removed.
     #[serde(rename = "exchanges")]
@@ -56,9 +48,7 @@ pub enum TradeOff {
 /// Compiled change of the layout.
 #[derive(Clone, Debug, Serialize)]
 pub struct Suggestion {
-    /// Change in the syntax of a layout file.
     pub change: String,
-    /// Price of the change.
     #[serde(rename = "price")]
     pub trade_off: TradeOff,
     /// Number of tensor families that it reaches.
@@ -67,11 +57,9 @@ pub struct Suggestion {
     pub cost: [f64; 2],
     /// Bytes of collectives per block before and after.
     pub block_bytes: [f64; 2],
-    /// Difference of the two programs.
     pub difference: Difference,
     /// Numbers, from 1, of the collectives that the change targets.
     pub collectives: Vec<usize>,
-    /// Changed layout as YAML.
     pub layout: String,
 }
 
@@ -82,7 +70,6 @@ impl Suggestion {
     }
 }
 
-/// Result of a diagnosis.
 #[derive(Clone, Debug)]
 pub struct Diagnosis {
     /// Report of the unchanged program; rules name the requested layout file.
@@ -94,7 +81,6 @@ pub struct Diagnosis {
     pub no_gain: Vec<(String, f64)>,
     /// Changes that are invalid, fail to compile or do not fit, with the reason.
     pub rejected: Vec<(String, String)>,
-    /// Changes beyond the budget.
     pub not_compiled: Vec<String>,
 }
 
@@ -153,7 +139,6 @@ pub fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosi
     Ok(diagnosis)
 }
 
-/// Suggestion from a compiled candidate.
 fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) -> Suggestion {
     let difference = difference(base, f);
     Suggestion {

@@ -9,17 +9,13 @@ use super::compile_report::CompileReport;
 /// Change of the collectives of one kind for one tensor or name scope.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CollectiveDelta {
-    /// XLA's name of the operation.
     pub kind: String,
     /// Tensor, else the name scope.
     pub what: String,
-    /// Additional runs per step.
     pub runs: f64,
-    /// Additional output bytes per step.
     pub bytes: f64,
 }
 
-/// Difference from one program to another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Difference {
     /// Collectives that the first has more of, the largest first.
@@ -42,7 +38,6 @@ fn moved(f: &CompileReport) -> BTreeMap<(&str, &str), (f64, f64)> {
     all
 }
 
-/// Difference from program `a` to program `b`.
 pub fn difference(a: &CompileReport, b: &CompileReport) -> Difference {
     let (first, second) = (moved(a), moved(b));
     let more = |of: &BTreeMap<_, (f64, f64)>, than: &BTreeMap<_, (f64, f64)>| -> Vec<CollectiveDelta> {

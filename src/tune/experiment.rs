@@ -17,18 +17,12 @@ use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Platform;
 use crate::runtime::{CompileKey, Target, platform};
 
-/// Result of a case.
 #[derive(Clone, Debug)]
 pub struct CaseResult {
-    /// Layout, target and configuration of the case.
     pub case: Case,
-    /// Name without target and shape.
     pub label: String,
-    /// Report of the compiled program.
     pub report: Option<CompileReport>,
-    /// Measured seconds per step.
     pub measured: Option<f64>,
-    /// Message of a failed compilation or measurement.
     pub error: Option<String>,
 }
 
@@ -50,7 +44,6 @@ impl CaseResult {
         measured.or(self.predicted()).or_else(|| self.report.as_ref().map(CompileReport::whole_cost))
     }
 
-    /// Whether the program fits into device memory.
     pub fn fits(&self) -> bool {
         self.report.as_ref().is_some_and(CompileReport::fits)
     }
@@ -74,7 +67,6 @@ pub fn ranked(mut rows: Vec<CaseResult>) -> Vec<(String, Vec<CaseResult>)> {
     groups
 }
 
-/// Name of a case within its group.
 fn name(case: &Case) -> String {
     let layout = case.layout.as_deref().unwrap_or("own layout");
     let stem = Path::new(layout).file_stem().map_or(layout.into(), |s| s.to_string_lossy());
@@ -86,7 +78,6 @@ fn name(case: &Case) -> String {
     parts.join(" ")
 }
 
-/// Name of a case within the experiment.
 fn label(case: &Case, file: &Experiment) -> String {
     let cases = file.cases();
     let shape = case.shape.clone().filter(|_| cases.iter().any(|c| c.shape != case.shape));
@@ -116,7 +107,6 @@ fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     Ok(args)
 }
 
-/// Configuration of a case.
 fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
     let settings = settings(case, file)?;
     let after =
@@ -131,7 +121,6 @@ fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
     Ok(given)
 }
 
-/// Compilation of a case.
 fn compilation(case: &Case, file: &Experiment) -> Result<CompileTask> {
     let target = case.target.clone().unwrap_or_default();
     let parsed: Target = target.parse()?;
@@ -149,7 +138,6 @@ fn compilation(case: &Case, file: &Experiment) -> Result<CompileTask> {
 /// Arguments of a measurement, part of its key.
 const MEASURED: [&str; 6] = ["--weights", "random", "--programs", "denoise", "--runs", "3"];
 
-/// Measurement of a case.
 #[derive(Clone)]
 struct Measurement {
     /// Key of the program that runs.
@@ -211,7 +199,6 @@ fn workers_of_gpus() -> Vec<Variable> {
     (0..gpus.len()).map(|n| Some(("CUDA_VISIBLE_DEVICES", beginning_with(n)))).collect()
 }
 
-/// Whether devices of a platform are here.
 fn present(kind: Platform) -> bool {
     kind == Platform::Cpu || platform::hardware(kind).is_ok()
 }
@@ -257,7 +244,6 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult
     Ok(rows.collect())
 }
 
-/// Whether a task's result is known.
 fn is_known(results: &Store, task: &Task, options: &Options) -> bool {
     results.get(&task.key).is_some_and(|r| r.error.is_none() || !options.retry)
 }
@@ -297,7 +283,6 @@ fn run_missing(
     })
 }
 
-/// Result of a measurement, for the log.
 fn said(done: &TaskResult) -> String {
     let seconds = format!("{:.0} s", done.seconds);
     let step = |json: &Value| json.pointer("/programs/denoise_loop/median").and_then(Value::as_f64);

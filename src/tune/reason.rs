@@ -12,28 +12,23 @@ pub enum Reason {
     FsdpSharded,
     /// Sharded contracting dimension: each device has a partial sum.
     Contracting {
-        /// Contracted axis.
         axis: String,
     },
     /// Two operands sharded over the same devices along different dimensions.
     ShardingMismatch {
         /// Tensor that moves, and its sharded dimension.
         moved: String,
-        /// Other operand.
         other: String,
     },
-    /// Context-parallel attention.
     ContextParallel,
     /// Reduction over a sharded dimension: statistics of a norm or of guidance.
     Reduction,
     /// Size that the mesh axis does not divide.
     Padding {
-        /// The layout's note.
         note: String,
     },
     /// Operation that requires a sharded dimension replicated.
     RequiresReplicated {
-        /// Sharded axis.
         axis: String,
     },
     /// No annotated tensor nearby.

@@ -12,15 +12,12 @@ use serde_json::Value;
 use super::error::{Result, TuneError};
 use crate::runtime::CompileKey;
 
-/// Kind of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobKind {
-    /// Ahead-of-time compilation.
     Compile,
     /// Compilation into the compile cache, for the devices of a following measurement.
     Ahead,
-    /// Timed run on devices.
     Measure,
 }
 
@@ -30,16 +27,11 @@ pub struct Record {
     /// Hash of the job: of a compilation its command and program, of a measurement its program and options. The last line
     /// of a key is valid.
     pub key: String,
-    /// Kind of the job.
     #[serde(rename = "work")]
     pub kind: JobKind,
-    /// Name of the case.
     pub label: String,
-    /// Arguments of `ltx2`.
     pub command: Vec<String>,
-    /// Wall-clock seconds.
     pub seconds: f64,
-    /// Key of the program's module.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<CompileKey>,
     /// JSON report; none where the job failed.
@@ -84,12 +76,10 @@ impl Store {
         Ok(Store { path, file, records })
     }
 
-    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Last record of a key.
     pub fn get(&self, key: &str) -> Option<&Record> {
         self.records.get(key)
     }

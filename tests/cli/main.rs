@@ -22,6 +22,7 @@ mod memory;
 mod models;
 mod module_store;
 mod nano_quality;
+mod packages;
 mod plugins;
 mod profile;
 mod resume;

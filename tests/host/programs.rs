@@ -105,6 +105,11 @@ fn cases() -> Vec<Case> {
         let two = Case::new(preset, V5P).set("pipeline", "keyframes");
         all.push(two.set("request.images", &images(&[(0, "1.0"), (120, "0.5")])));
     }
+    // Kept sound, of full and of partial strength.
+    for (preset, strength) in [("ltx2", "1.0"), ("ltx2_3", "0.5")] {
+        let kept = format!("[{{path: sound.safetensors, start: 1.0, strength: {strength}}}]");
+        all.push(Case::new(preset, V5P).set("request.audio_latents", &kept));
+    }
     let staged = Case::new("ltx2_two_stage", CPU);
     all.push(staged.set("request.images", &images(&[(0, "0.9")])));
     // Every layout, of both generations.

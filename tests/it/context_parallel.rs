@@ -37,7 +37,7 @@ fn layout(mesh: &[(&str, usize)], split: &[(Axis, &str)], exchange: ContextParal
 }
 
 fn policy(kind: ContextParallelKind, outer: ContextParallelKind) -> ContextParallelPolicy {
-    ContextParallelPolicy { kind, outer, ulysses: Some(2), ..ContextParallelPolicy::default() }
+    ContextParallelPolicy { kind, outer, ulysses: Some(2) }
 }
 
 /// Layers side by side: inputs and result of the first end in `0`.

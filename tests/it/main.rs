@@ -7,6 +7,7 @@ mod support;
 
 mod batches;
 mod cache;
+mod conditions;
 mod context_parallel;
 mod fp8;
 mod fuzz_regression;

@@ -12,13 +12,13 @@ pub type Attributes = BTreeMap<String, Value>;
 
 /// A value of an attribute or option.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // Named for what they are.
 pub enum Value {
     /// Text (or bytes that are shown as text).
     Text(String),
     Int(i64),
     Ints(Vec<i64>),
     Float(f32),
-    /// Truth value.
     Bool(bool),
 }
 

@@ -42,9 +42,9 @@ impl Buffer {
 
     /// The element type.
     pub fn element_type(&self) -> Result<BufferType> {
-        let mut args = abi::BufferElementTypeArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives.
-        unsafe { self.client.plugin.call(&mut args)? };
+        let args =
+            unsafe { self.client.plugin.call(abi::BufferElementTypeArgs { buffer: self.raw, ..Struct::new() })? };
         let kind = args.kind;
         BufferType::from_c(kind)
             .ok_or_else(|| Error::ElementType { plugin: self.client.plugin.path().to_owned(), kind })
@@ -52,10 +52,9 @@ impl Buffer {
 
     /// Dimensions on this device.
     pub fn dims(&self) -> Result<Vec<usize>> {
-        let mut args = abi::BufferDimensionsArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives and with it the list.
         let dims = unsafe {
-            self.client.plugin.call(&mut args)?;
+            let args = self.client.plugin.call(abi::BufferDimensionsArgs { buffer: self.raw, ..Struct::new() })?;
             list(args.dims.cast::<i64>(), args.num_dims)
         };
         Ok(dims.iter().map(|&dim| dim as usize).collect())
@@ -63,29 +62,28 @@ impl Buffer {
 
     /// Device layout; `None` if the plugin describes it by strides.
     pub fn layout(&self) -> Result<Option<DeviceLayout>> {
-        let mut args = abi::BufferGetMemoryLayoutArgs { buffer: self.raw, ..Struct::new() };
-        args.layout = Struct::new();
+        let args = abi::BufferGetMemoryLayoutArgs { buffer: self.raw, layout: Struct::new(), ..Struct::new() };
         // SAFETY: the buffer lives and with it the lists of its layout.
         unsafe {
-            self.client.plugin.call(&mut args)?;
+            let args = self.client.plugin.call(args)?;
             Ok(DeviceLayout::read(&args.layout))
         }
     }
 
     /// Bytes on the device, with padding.
     pub fn on_device_size(&self) -> Result<usize> {
-        let mut args = abi::BufferOnDeviceSizeInBytesArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives.
-        unsafe { self.client.plugin.call(&mut args)? };
+        let args = unsafe {
+            self.client.plugin.call(abi::BufferOnDeviceSizeInBytesArgs { buffer: self.raw, ..Struct::new() })?
+        };
         Ok(args.on_device_size_in_bytes)
     }
 
     /// Device of the buffer.
     pub fn device(&self) -> Result<Device> {
-        let mut args = abi::BufferDeviceArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives; its device is one of its client's.
         unsafe {
-            self.client.plugin.call(&mut args)?;
+            let args = self.client.plugin.call(abi::BufferDeviceArgs { buffer: self.raw, ..Struct::new() })?;
             Device::from_raw(&self.client, args.device)
         }
     }
@@ -110,7 +108,7 @@ impl Buffer {
             return self.wait();
         }
         let layout = RawLayout::new(&DeviceLayout::row_major(dims.len()));
-        let mut args = abi::BufferToHostBufferArgs {
+        let args = abi::BufferToHostBufferArgs {
             src: self.raw,
             host_layout: (&raw const layout.raw).cast_mut().cast(),
             dst: bytes.as_mut_ptr().cast(),
@@ -120,7 +118,7 @@ impl Buffer {
         // SAFETY: the layout lives during the call; the destination has `dst_size` bytes and stays until the event,
         // which is ours.
         let event = unsafe {
-            self.client.plugin.call(&mut args)?;
+            let args = self.client.plugin.call(args)?;
             Event::from_raw(&self.client.plugin, args.event)
         };
         event.wait()
@@ -132,35 +130,35 @@ impl Buffer {
             let reason = format!("{device} belongs to another client");
             return Err(self.client.plugin.refuse::<abi::BufferCopyToDeviceArgs>(reason));
         }
-        let mut args = abi::BufferCopyToDeviceArgs { buffer: self.raw, dst_device: device.raw(), ..Struct::new() };
         // SAFETY: buffer and device live; the copy is ours.
         unsafe {
-            self.client.plugin.call(&mut args)?;
+            let args = self.client.plugin.call(abi::BufferCopyToDeviceArgs {
+                buffer: self.raw,
+                dst_device: device.raw(),
+                ..Struct::new()
+            })?;
             Ok(Buffer::from_raw(&self.client, args.dst_buffer))
         }
     }
 
     /// Frees its memory now (once running programs are done with it); any later use is an error.
     pub fn delete(&self) -> Result<()> {
-        let mut args = abi::BufferDeleteArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives; only its memory goes.
-        unsafe { self.client.plugin.call(&mut args) }
+        unsafe { self.client.plugin.call(abi::BufferDeleteArgs { buffer: self.raw, ..Struct::new() }).map(drop) }
     }
 
     /// True once it was deleted or donated to a program.
     pub fn is_deleted(&self) -> Result<bool> {
-        let mut args = abi::BufferIsDeletedArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives.
-        unsafe { self.client.plugin.call(&mut args)? };
+        let args = unsafe { self.client.plugin.call(abi::BufferIsDeletedArgs { buffer: self.raw, ..Struct::new() })? };
         Ok(args.is_deleted)
     }
 
     /// Event of its completion.
     pub fn ready(&self) -> Result<Event> {
-        let mut args = abi::BufferReadyEventArgs { buffer: self.raw, ..Struct::new() };
         // SAFETY: the buffer lives; the event is ours.
         unsafe {
-            self.client.plugin.call(&mut args)?;
+            let args = self.client.plugin.call(abi::BufferReadyEventArgs { buffer: self.raw, ..Struct::new() })?;
             Ok(Event::from_raw(&self.client.plugin, args.event))
         }
     }

@@ -99,12 +99,11 @@ impl Client {
             kv::hand_over(&node.store, &mut args);
         }
         // SAFETY: the options live during the call, the callbacks and what they are given for ever.
-        unsafe { plugin.call(&mut args)? };
+        let args = unsafe { plugin.call(args)? };
         let inner = Arc::new(ClientHandle { plugin: plugin.clone(), raw: args.client });
-        let mut args = abi::ClientAddressableDevicesArgs { client: inner.raw, ..Struct::new() };
         // SAFETY: the client lives; its device list lives as long as it does.
         let raw = unsafe {
-            plugin.call(&mut args)?;
+            let args = plugin.call(abi::ClientAddressableDevicesArgs { client: inner.raw, ..Struct::new() })?;
             list(args.addressable_devices.cast::<*mut c_void>(), args.num_addressable_devices)
         };
         // SAFETY: these are devices of this client.
@@ -123,10 +122,9 @@ impl Client {
 
     /// The devices of all processes.
     pub fn all_devices(&self) -> Result<Vec<Device>> {
-        let mut args = abi::ClientDevicesArgs { client: self.inner.raw, ..Struct::new() };
         // SAFETY: the client lives; its device list lives as long as it does and holds devices of it.
         unsafe {
-            self.plugin().call(&mut args)?;
+            let args = self.plugin().call(abi::ClientDevicesArgs { client: self.inner.raw, ..Struct::new() })?;
             let raw = list(args.devices.cast::<*mut c_void>(), args.num_devices);
             raw.iter().map(|&raw| Device::from_raw(&self.inner, raw)).collect()
         }
@@ -134,29 +132,28 @@ impl Client {
 
     /// Platform name: `cpu`, `cuda`, `tpu` …
     pub fn platform_name(&self) -> Result<String> {
-        let mut args = abi::ClientPlatformNameArgs { client: self.inner.raw, ..Struct::new() };
         // SAFETY: the client lives; the name is copied.
         unsafe {
-            self.plugin().call(&mut args)?;
+            let args = self.plugin().call(abi::ClientPlatformNameArgs { client: self.inner.raw, ..Struct::new() })?;
             Ok(text(args.platform_name, args.platform_name_size))
         }
     }
 
     /// Versions of compiler and driver, as the plugin states them.
     pub fn platform_version(&self) -> Result<String> {
-        let mut args = abi::ClientPlatformVersionArgs { client: self.inner.raw, ..Struct::new() };
         // SAFETY: the client lives; the text is copied.
         unsafe {
-            self.plugin().call(&mut args)?;
+            let args =
+                self.plugin().call(abi::ClientPlatformVersionArgs { client: self.inner.raw, ..Struct::new() })?;
             Ok(text(args.platform_version, args.platform_version_size))
         }
     }
 
     /// Index of this process among those that share the hardware.
     pub fn process_index(&self) -> Result<i32> {
-        let mut args = abi::ClientProcessIndexArgs { client: self.inner.raw, ..Struct::new() };
         // SAFETY: the client lives.
-        unsafe { self.plugin().call(&mut args)? };
+        let args =
+            unsafe { self.plugin().call(abi::ClientProcessIndexArgs { client: self.inner.raw, ..Struct::new() })? };
         Ok(args.process_index)
     }
 
@@ -164,7 +161,7 @@ impl Client {
     pub fn compile(&self, mlir: &str, options: &CompileOptions) -> Result<LoadedExecutable> {
         let program = program(mlir);
         let options = options.to_proto();
-        let mut args = abi::ClientCompileArgs {
+        let args = abi::ClientCompileArgs {
             client: self.inner.raw,
             program: (&raw const program).cast_mut().cast(),
             compile_options: pointer(&options),
@@ -174,7 +171,7 @@ impl Client {
         let started = Instant::now();
         // SAFETY: program and options live during the call; the executable is ours.
         let compiled = unsafe {
-            self.plugin().call(&mut args)?;
+            let args = self.plugin().call(args)?;
             LoadedExecutable::from_raw(&self.inner, args.executable)
         };
         compile_log::compiled(self.plugin().path(), mlir, &options, started);
@@ -183,7 +180,7 @@ impl Client {
 
     /// Loads an executable of [`super::Executable::serialize`], written on the same platform and plugin version.
     pub fn load(&self, serialized: &[u8]) -> Result<LoadedExecutable> {
-        let mut args = abi::ExecutableDeserializeAndLoadArgs {
+        let args = abi::ExecutableDeserializeAndLoadArgs {
             client: self.inner.raw,
             serialized_executable: pointer(serialized),
             serialized_executable_size: serialized.len(),
@@ -191,7 +188,7 @@ impl Client {
         };
         // SAFETY: the bytes live during the call; the executable is ours.
         unsafe {
-            self.plugin().call(&mut args)?;
+            let args = self.plugin().call(args)?;
             LoadedExecutable::from_raw(&self.inner, args.loaded_executable)
         }
     }
@@ -246,7 +243,7 @@ impl Client {
         // SAFETY: dimensions, strides and layout live during the call; `check` made sure that the memory covers the
         // array; the callers keep it until the event. Buffer and event are ours.
         unsafe {
-            plugin.call(&mut args)?;
+            let args = plugin.call(args)?;
             Ok((Buffer::from_raw(&self.inner, args.buffer), Event::from_raw(plugin, args.done_with_host_buffer)))
         }
     }

@@ -31,18 +31,16 @@ impl DeviceDescription {
     /// # Safety
     /// `raw` is a live `PJRT_DeviceDescription` of `plugin`.
     pub(super) unsafe fn read(plugin: &Plugin, raw: *mut c_void) -> Result<DeviceDescription> {
-        let mut id = abi::DeviceDescriptionIdArgs { device_description: raw, ..Struct::new() };
-        let mut process = abi::DeviceDescriptionProcessIndexArgs { device_description: raw, ..Struct::new() };
-        let mut kind = abi::DeviceDescriptionKindArgs { device_description: raw, ..Struct::new() };
-        let mut debug = abi::DeviceDescriptionDebugStringArgs { device_description: raw, ..Struct::new() };
-        let mut stated = abi::DeviceDescriptionAttributesArgs { device_description: raw, ..Struct::new() };
         // SAFETY: the caller's promise; texts and attributes are copied while the description lives.
         unsafe {
-            plugin.call(&mut id)?;
-            plugin.call(&mut process)?;
-            plugin.call(&mut kind)?;
-            plugin.call(&mut debug)?;
-            plugin.call(&mut stated)?;
+            let id = plugin.call(abi::DeviceDescriptionIdArgs { device_description: raw, ..Struct::new() })?;
+            let process =
+                plugin.call(abi::DeviceDescriptionProcessIndexArgs { device_description: raw, ..Struct::new() })?;
+            let kind = plugin.call(abi::DeviceDescriptionKindArgs { device_description: raw, ..Struct::new() })?;
+            let debug =
+                plugin.call(abi::DeviceDescriptionDebugStringArgs { device_description: raw, ..Struct::new() })?;
+            let stated =
+                plugin.call(abi::DeviceDescriptionAttributesArgs { device_description: raw, ..Struct::new() })?;
             Ok(DeviceDescription {
                 id: id.id,
                 process_index: process.process_index,
@@ -56,12 +54,10 @@ impl DeviceDescription {
 
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct DeviceMemory {
-    /// In use now.
     pub in_use: i64,
-    /// Peak use.
     pub peak: Option<i64>,
-    /// Limit of the allocator.
     pub limit: Option<i64>,
 }
 
@@ -94,10 +90,9 @@ impl Device {
     /// # Safety
     /// `raw` is a device of `client`.
     pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<Device> {
-        let mut args = abi::DeviceGetDescriptionArgs { device: raw, ..Struct::new() };
         // SAFETY: the caller's promise; the description lives as long as the device.
         let description = unsafe {
-            client.plugin.call(&mut args)?;
+            let args = client.plugin.call(abi::DeviceGetDescriptionArgs { device: raw, ..Struct::new() })?;
             DeviceDescription::read(&client.plugin, args.device_description)?
         };
         Ok(Device { client: client.clone(), raw, description: Arc::new(description) })
@@ -120,17 +115,17 @@ impl Device {
 
     /// True if this process can use it.
     pub fn is_addressable(&self) -> Result<bool> {
-        let mut args = abi::DeviceIsAddressableArgs { device: self.raw, ..Struct::new() };
         // SAFETY: the device lives as long as its client.
-        unsafe { self.client.plugin.call(&mut args)? };
+        let args =
+            unsafe { self.client.plugin.call(abi::DeviceIsAddressableArgs { device: self.raw, ..Struct::new() })? };
         Ok(args.is_addressable)
     }
 
     /// Current memory use; unsupported on CPU.
     pub fn memory(&self) -> Result<DeviceMemory> {
-        let mut args = abi::DeviceMemoryStatsArgs { device: self.raw, ..Struct::new() };
         // SAFETY: the device lives as long as its client.
-        unsafe { self.client.plugin.call(&mut args)? };
+        let args =
+            unsafe { self.client.plugin.call(abi::DeviceMemoryStatsArgs { device: self.raw, ..Struct::new() })? };
         Ok(DeviceMemory {
             in_use: args.bytes_in_use,
             peak: args.peak_bytes_in_use_is_set.then_some(args.peak_bytes_in_use),
@@ -140,9 +135,9 @@ impl Device {
 
     /// The memory that arrays are put into unless told otherwise.
     pub(super) fn default_memory(&self) -> Result<*mut c_void> {
-        let mut args = abi::DeviceDefaultMemoryArgs { device: self.raw, ..Struct::new() };
         // SAFETY: the device lives as long as its client, and so does its memory.
-        unsafe { self.client.plugin.call(&mut args)? };
+        let args =
+            unsafe { self.client.plugin.call(abi::DeviceDefaultMemoryArgs { device: self.raw, ..Struct::new() })? };
         Ok(args.memory)
     }
 

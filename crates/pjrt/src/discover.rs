@@ -11,12 +11,10 @@ pub const PLUGIN_VARIABLE: &str = "LTX2_PJRT_PLUGIN";
 
 /// The platform a plugin is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // Named for what they are.
 pub enum Platform {
-    /// The host's processor.
     Cpu,
-    /// NVIDIA GPUs.
     Cuda,
-    /// Cloud TPU.
     Tpu,
 }
 

@@ -10,87 +10,34 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error of the PJRT layer; each message is one line and names the plugin file.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The fields are what the messages show.
 pub enum Error {
-    /// The plugin file could not be loaded.
     #[error("{}: cannot load the plugin: {reason}", plugin.display())]
-    Load {
-        /// Plugin file.
-        plugin: PathBuf,
-        /// Message of the dynamic linker.
-        reason: String,
-    },
-    /// The plugin speaks an interface this program cannot use.
+    Load { plugin: PathBuf, reason: String },
     #[error(
         "{}: the plugin is too old: it has PJRT {}.{} and {need} is needed; install a newer one with `ltx2 plugin install cpu|cuda|tpu`",
         plugin.display(), has.0, has.1
     )]
-    TooOld {
-        /// Plugin file.
-        plugin: PathBuf,
-        /// The plugin's PJRT version.
-        has: (i32, i32),
-        /// Requirement and reason.
-        need: String,
-    },
-    /// The plugin has no such call.
+    TooOld { plugin: PathBuf, has: (i32, i32), need: String },
     #[error("{}: {call} is not supported by this plugin (PJRT {}.{})", plugin.display(), has.0, has.1)]
-    Unsupported {
-        /// Plugin file.
-        plugin: PathBuf,
-        /// C name of the call.
-        call: &'static str,
-        /// The plugin's PJRT version.
-        has: (i32, i32),
-    },
-    /// The plugin answered with an error.
+    Unsupported { plugin: PathBuf, call: &'static str, has: (i32, i32) },
     #[error("{}: {call} failed ({code}): {message}", plugin.display())]
-    Call {
-        /// Plugin file.
-        plugin: PathBuf,
-        /// C name of the call.
-        call: &'static str,
-        /// The plugin's code.
-        code: Code,
-        /// The plugin's message, on one line.
-        message: String,
-    },
-    /// The plugin cannot record what its devices do.
+    Call { plugin: PathBuf, call: &'static str, code: Code, message: String },
     #[error(
         "{}: this plugin has no profiler (PJRT_Profiler_Extension); the CUDA and TPU plugins have one: --platform cuda | tpu",
         plugin.display()
     )]
-    NoProfiler {
-        /// Plugin file.
-        plugin: PathBuf,
-    },
+    NoProfiler { plugin: PathBuf },
     /// An argument was refused before the plugin saw it.
     #[error("{}: {call}: {reason}", plugin.display())]
-    Argument {
-        /// Plugin file.
-        plugin: PathBuf,
-        /// C name of the call that was not made.
-        call: &'static str,
-        reason: String,
-    },
-    /// A buffer holds elements the host has no type for.
+    Argument { plugin: PathBuf, call: &'static str, reason: String },
     #[error("{}: element type {kind} of PJRT has no host form here", plugin.display())]
-    ElementType {
-        /// Plugin file.
-        plugin: PathBuf,
-        /// `PJRT_Buffer_Type`.
-        kind: u32,
-    },
-    /// No plugin was found.
+    ElementType { plugin: PathBuf, kind: u32 },
     #[error(
         "no {platform} plugin found; searched {}; `ltx2 plugin install {platform}` fetches it, LTX2_PJRT_PLUGIN=FILE.so names one",
         searched.join(", ")
     )]
-    NotFound {
-        /// The platform asked for.
-        platform: &'static str,
-        /// Every place looked at.
-        searched: Vec<String>,
-    },
+    NotFound { platform: &'static str, searched: Vec<String> },
 }
 
 impl Error {

@@ -33,9 +33,8 @@ impl Event {
         if self.raw.is_null() {
             return Ok(());
         }
-        let mut args = abi::EventAwaitArgs { event: self.raw, ..Struct::new() };
         // SAFETY: the event lives as long as `self`.
-        unsafe { self.plugin.call(&mut args) }
+        unsafe { self.plugin.call(abi::EventAwaitArgs { event: self.raw, ..Struct::new() }).map(drop) }
     }
 
     /// True once it has happened, well or not.
@@ -43,9 +42,8 @@ impl Event {
         if self.raw.is_null() {
             return Ok(true);
         }
-        let mut args = abi::EventIsReadyArgs { event: self.raw, ..Struct::new() };
         // SAFETY: the event lives as long as `self`.
-        unsafe { self.plugin.call(&mut args)? };
+        let args = unsafe { self.plugin.call(abi::EventIsReadyArgs { event: self.raw, ..Struct::new() })? };
         Ok(args.is_ready)
     }
 
@@ -58,9 +56,9 @@ impl Event {
         let event = self.raw;
         let plugin = self.plugin.clone();
         let held = Box::into_raw(Box::new(Held { owner, event: self }));
-        let mut args = abi::EventOnReadyArgs { event, callback: Some(release), user_arg: held.cast(), ..Struct::new() };
+        let args = abi::EventOnReadyArgs { event, callback: Some(release), user_arg: held.cast(), ..Struct::new() };
         // SAFETY: the callback and its argument fit each other and the box lives until the callback takes it.
-        if let Err(error) = unsafe { plugin.call(&mut args) } {
+        if let Err(error) = unsafe { plugin.call(args) } {
             // SAFETY: a refused callback is never run, so the box is still ours.
             let held = unsafe { Box::from_raw(held) };
             if held.event.wait().is_err() {
@@ -76,9 +74,9 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            let mut args = abi::EventDestroyArgs { event: self.raw, ..Struct::new() };
+            let args = abi::EventDestroyArgs { event: self.raw, ..Struct::new() };
             // SAFETY: the event is ours and is not used again. A failure leaks it, which is all that can be done.
-            let _ = unsafe { self.plugin.call(&mut args) };
+            let _ = unsafe { self.plugin.call(args) };
         }
     }
 }

@@ -18,6 +18,7 @@ use super::plugin::Plugin;
 
 /// Memory of a compiled program on one device, in bytes; 0 where the plugin does not state it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct CompiledMemory {
     pub arguments: i64,
     pub outputs: i64,
@@ -28,11 +29,8 @@ pub struct CompiledMemory {
     pub generated_code: i64,
     /// Most in use at one time, as the compiler plans it.
     pub peak: i64,
-    /// Arguments, on the host.
     pub host_arguments: i64,
-    /// Results, on the host.
     pub host_outputs: i64,
-    /// Temporaries, on the host.
     pub host_temporaries: i64,
 }
 
@@ -73,46 +71,45 @@ impl Executable {
 
     /// The module's name.
     pub fn name(&self) -> Result<String> {
-        let mut args = abi::ExecutableNameArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives; the name is copied.
         unsafe {
-            self.plugin.call(&mut args)?;
+            let args = self.plugin.call(abi::ExecutableNameArgs { executable: self.raw, ..Struct::new() })?;
             Ok(text(args.executable_name, args.executable_name_size))
         }
     }
 
     /// Number of replicas.
     pub fn num_replicas(&self) -> Result<usize> {
-        let mut args = abi::ExecutableNumReplicasArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives.
-        unsafe { self.plugin.call(&mut args)? };
+        let args =
+            unsafe { self.plugin.call(abi::ExecutableNumReplicasArgs { executable: self.raw, ..Struct::new() })? };
         Ok(args.num_replicas)
     }
 
     /// Number of devices that one replica is partitioned over.
     pub fn num_partitions(&self) -> Result<usize> {
-        let mut args = abi::ExecutableNumPartitionsArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives.
-        unsafe { self.plugin.call(&mut args)? };
+        let args =
+            unsafe { self.plugin.call(abi::ExecutableNumPartitionsArgs { executable: self.raw, ..Struct::new() })? };
         Ok(args.num_partitions)
     }
 
     /// Number of results on each device.
     pub fn num_outputs(&self) -> Result<usize> {
-        let mut args = abi::ExecutableNumOutputsArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives.
-        unsafe { self.plugin.call(&mut args)? };
+        let args =
+            unsafe { self.plugin.call(abi::ExecutableNumOutputsArgs { executable: self.raw, ..Struct::new() })? };
         Ok(args.num_outputs)
     }
 
     /// Element type and dimensions of each result on one device.
     pub fn outputs(&self) -> Result<Vec<(BufferType, Vec<usize>)>> {
-        let mut types = abi::ExecutableOutputElementTypesArgs { executable: self.raw, ..Struct::new() };
-        let mut shapes = abi::ExecutableOutputDimensionsArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives and with it the lists; dimensions stand one result after the other.
         let (types, sizes, mut dims) = unsafe {
-            self.plugin.call(&mut types)?;
-            self.plugin.call(&mut shapes)?;
+            let types =
+                self.plugin.call(abi::ExecutableOutputElementTypesArgs { executable: self.raw, ..Struct::new() })?;
+            let shapes =
+                self.plugin.call(abi::ExecutableOutputDimensionsArgs { executable: self.raw, ..Struct::new() })?;
             let sizes = list(shapes.dim_sizes.cast::<usize>(), shapes.num_outputs);
             let dims = list(shapes.dims.cast::<i64>(), sizes.iter().sum());
             (list(types.output_types.cast::<u32>(), types.num_output_types), sizes, dims)
@@ -127,9 +124,10 @@ impl Executable {
 
     /// Memory on one device.
     pub fn memory(&self) -> Result<CompiledMemory> {
-        let mut args = abi::ExecutableGetCompiledMemoryStatsArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives.
-        unsafe { self.plugin.call(&mut args)? };
+        let args = unsafe {
+            self.plugin.call(abi::ExecutableGetCompiledMemoryStatsArgs { executable: self.raw, ..Struct::new() })?
+        };
         Ok(CompiledMemory {
             arguments: args.argument_size_in_bytes,
             outputs: args.output_size_in_bytes,
@@ -145,10 +143,10 @@ impl Executable {
 
     /// The compiler's own estimates (`flops`, `bytes accessed` …); several plugins answer "unimplemented".
     pub fn cost_analysis(&self) -> Result<Attributes> {
-        let mut args = abi::ExecutableGetCostAnalysisArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives and with it the properties, which are copied.
         unsafe {
-            self.plugin.call(&mut args)?;
+            let args =
+                self.plugin.call(abi::ExecutableGetCostAnalysisArgs { executable: self.raw, ..Struct::new() })?;
             Ok(attributes::read(args.properties, args.num_properties))
         }
     }
@@ -156,19 +154,19 @@ impl Executable {
     /// The program after the compiler's passes.
     pub fn optimized_program(&self) -> Result<OptimizedProgram> {
         let mut program = abi::Program::new();
-        let mut args = abi::ExecutableOptimizedProgramArgs {
+        let args = abi::ExecutableOptimizedProgramArgs {
             executable: self.raw,
             program: (&raw mut program).cast(),
             ..Struct::new()
         };
         // SAFETY: without a destination the call only states size and format, whose text is static.
-        unsafe { self.plugin.call(&mut args)? };
+        let mut args = unsafe { self.plugin.call(args)? };
         let mut bytes = vec![0u8; program.code_size];
         program.code = bytes.as_mut_ptr().cast();
         args.program = (&raw mut program).cast();
         // SAFETY: the destination has `code_size` bytes.
         let format = unsafe {
-            self.plugin.call(&mut args)?;
+            self.plugin.call(args)?;
             text(program.format, program.format_size)
         };
         bytes.truncate(program.code_size);
@@ -177,10 +175,9 @@ impl Executable {
 
     /// Bytes that [`super::Client::load`] takes on the same platform and plugin version.
     pub fn serialize(&self) -> Result<Vec<u8>> {
-        let mut args = abi::ExecutableSerializeArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives; the bytes are copied before what holds them is freed by its own function.
         unsafe {
-            self.plugin.call(&mut args)?;
+            let args = self.plugin.call(abi::ExecutableSerializeArgs { executable: self.raw, ..Struct::new() })?;
             let bytes = list(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size).to_vec();
             if let Some(free) = args.serialized_executable_deleter {
                 free(args.serialized_executable);
@@ -191,10 +188,9 @@ impl Executable {
 
     /// A hash of the program by the compiler, the same in every process of a run.
     pub fn fingerprint(&self) -> Result<String> {
-        let mut args = abi::ExecutableFingerprintArgs { executable: self.raw, ..Struct::new() };
         // SAFETY: the executable lives; the text is copied.
         unsafe {
-            self.plugin.call(&mut args)?;
+            let args = self.plugin.call(abi::ExecutableFingerprintArgs { executable: self.raw, ..Struct::new() })?;
             Ok(text(args.executable_fingerprint, args.executable_fingerprint_size))
         }
     }
@@ -270,13 +266,14 @@ impl LoadedExecutable {
     /// # Safety
     /// As for [`LoadedExecutable::from_raw`]; on error `raw` is still the caller's.
     unsafe fn describe(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<LoadedExecutable> {
-        let mut program = abi::LoadedExecutableGetExecutableArgs { loaded_executable: raw, ..Struct::new() };
-        let mut devices = abi::LoadedExecutableAddressableDevicesArgs { executable: raw, ..Struct::new() };
         // SAFETY: the loaded executable lives, and so does its device list; the executable is ours.
         let (executable, devices) = unsafe {
-            client.plugin.call(&mut program)?;
+            let program = client
+                .plugin
+                .call(abi::LoadedExecutableGetExecutableArgs { loaded_executable: raw, ..Struct::new() })?;
             let executable = Executable::from_raw(&client.plugin, program.executable, client.clone());
-            client.plugin.call(&mut devices)?;
+            let devices =
+                client.plugin.call(abi::LoadedExecutableAddressableDevicesArgs { executable: raw, ..Struct::new() })?;
             let devices = list(devices.addressable_devices.cast::<*mut c_void>(), devices.num_addressable_devices);
             (executable, devices.iter().map(|&d| Device::from_raw(client, d)).collect::<Result<Vec<_>>>()?)
         };
@@ -312,7 +309,7 @@ impl LoadedExecutable {
         let input_lists: Vec<*const *mut c_void> = inputs.iter().map(|list| list.as_ptr()).collect();
         let mut outputs = vec![vec![std::ptr::null_mut::<c_void>(); *num_outputs]; devices.len()];
         let output_lists: Vec<*mut *mut c_void> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
-        let mut args = abi::LoadedExecutableExecuteArgs {
+        let args = abi::LoadedExecutableExecuteArgs {
             executable: *raw,
             options: (&raw mut execute).cast(),
             argument_lists: pointer(&input_lists),
@@ -323,7 +320,7 @@ impl LoadedExecutable {
         };
         // SAFETY: `check` made sure that there is a list a device, equally long, of buffers of this client; the output
         // lists have a place for every result; all lists live during the call.
-        unsafe { client.plugin.call(&mut args)? };
+        unsafe { client.plugin.call(args)? };
         let buffer = |raw| {
             // SAFETY: the call succeeded, so each place holds a buffer that is ours.
             unsafe { Buffer::from_raw(client, raw) }

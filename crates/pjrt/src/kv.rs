@@ -43,28 +43,18 @@ pub trait KvStore: Send + Sync {
 
 /// Errors of a key-value store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // The fields are what the messages show.
 pub enum KvError {
-    /// There is no such key.
     #[error("key '{0}' is not there")]
     NotFound(String),
-    /// There is such a key already.
     #[error("key '{0}' is there already")]
     AlreadyExists(String),
     /// Nobody put the key in time.
     #[error("key '{key}' was not put within {:.1} s", after.as_secs_f64())]
-    Timeout {
-        key: String,
-        /// The time waited.
-        after: Duration,
-    },
+    Timeout { key: String, after: Duration },
     /// The store cannot be reached.
     #[error("the store at {place} does not answer: {reason}")]
-    Unavailable {
-        /// Address of the store.
-        place: String,
-        /// Transport error.
-        reason: String,
-    },
+    Unavailable { place: String, reason: String },
 }
 
 impl KvError {

@@ -23,10 +23,10 @@ pub struct CompileOptions {
 
 /// The value of an XLA flag.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // Named for what they are.
 pub enum OptionValue {
     /// Text, also the name of an enum value.
     Text(String),
-    /// Truth value.
     Bool(bool),
     Int(i64),
     Float(f64),

@@ -63,7 +63,7 @@ impl Plugin {
         check_version(path, &api)?;
         let plugin = Plugin(Arc::new(Inner { path: path.to_owned(), api }));
         // SAFETY: the argument struct is complete.
-        unsafe { plugin.call(&mut abi::PluginInitializeArgs::new())? };
+        unsafe { plugin.call(abi::PluginInitializeArgs::new())? };
         loaded.insert(key, plugin.clone());
         Ok(plugin)
     }
@@ -86,10 +86,9 @@ impl Plugin {
 
     /// The attributes the plugin states about itself, such as `stablehlo_current_version`.
     pub fn attributes(&self) -> Result<Attributes> {
-        let mut args = abi::PluginAttributesArgs::new();
         // SAFETY: the argument struct is complete; the list the plugin returns is static.
         unsafe {
-            self.call(&mut args)?;
+            let args = self.call(abi::PluginAttributesArgs::new())?;
             Ok(attributes::read(args.attributes, args.num_attributes))
         }
     }
@@ -99,28 +98,29 @@ impl Plugin {
         &self.0.api
     }
 
-    /// Makes a call.
+    /// Makes a call; returns its struct with the results.
     ///
     /// # Safety
     /// Every pointer in `args` must be null where PJRT allows null, or point to what PJRT expects there, for as long
     /// as PJRT says.
-    pub(super) unsafe fn call<A: Args>(&self, args: &mut A) -> Result<()> {
+    pub(super) unsafe fn call<A: Args>(&self, mut args: A) -> Result<A> {
         let Some(function) = A::slot(self.api()) else {
             return Err(Error::Unsupported { plugin: self.0.path.clone(), call: A::NAME, has: self.version() });
         };
         // SAFETY: the slot takes this struct; its content is the caller's promise.
-        let error = unsafe { function(args) };
+        let error = unsafe { function(&mut args) };
         // SAFETY: what a call returns is null or an error that now belongs to us.
-        unsafe { self.check(error, A::NAME) }
+        unsafe { self.check(error, A::NAME)? };
+        Ok(args)
     }
 
     /// Frees what is not used again; an error is logged.
     ///
     /// # Safety
     /// As for [`Plugin::call`].
-    pub(super) unsafe fn destroy<A: Args>(&self, mut args: A) {
+    pub(super) unsafe fn destroy<A: Args>(&self, args: A) {
         // SAFETY: the caller's promise.
-        if let Err(error) = unsafe { self.call(&mut args) } {
+        if let Err(error) = unsafe { self.call(args) } {
             tracing::warn!("{error}");
         }
     }

@@ -51,9 +51,10 @@ impl Drop for Inner {
 impl Client {
     /// The hardware of this client.
     pub fn topology(&self) -> Result<Topology> {
-        let mut args = abi::ClientTopologyDescriptionArgs { client: self.inner().raw, ..Struct::new() };
         // SAFETY: the client lives; the topology stays the client's, which the result holds.
-        unsafe { self.plugin().call(&mut args)? };
+        let args = unsafe {
+            self.plugin().call(abi::ClientTopologyDescriptionArgs { client: self.inner().raw, ..Struct::new() })?
+        };
         let (plugin, client) = (self.plugin().clone(), Some(self.clone()));
         Ok(Topology(Arc::new(Inner { plugin, raw: args.topology, client })))
     }
@@ -64,7 +65,7 @@ impl Topology {
     /// and `topology` (`partitions x hosts x devices`).
     pub fn new(plugin: &Plugin, name: &str, options: &Attributes) -> Result<Topology> {
         let values = attributes::write(options);
-        let mut args = abi::TopologyDescriptionCreateArgs {
+        let args = abi::TopologyDescriptionCreateArgs {
             topology_name: pointer(name.as_bytes()),
             topology_name_size: name.len(),
             create_options: pointer(&values),
@@ -72,7 +73,7 @@ impl Topology {
             ..Struct::new()
         };
         // SAFETY: name and options live during the call; the topology is ours.
-        unsafe { plugin.call(&mut args)? };
+        let args = unsafe { plugin.call(args)? };
         Ok(Topology(Arc::new(Inner { plugin: plugin.clone(), raw: args.topology, client: None })))
     }
 
@@ -82,40 +83,46 @@ impl Topology {
 
     /// `cpu`, `cuda`, `tpu` …
     pub fn platform_name(&self) -> Result<String> {
-        let mut args = abi::TopologyDescriptionPlatformNameArgs { topology: self.0.raw, ..Struct::new() };
         // SAFETY: the topology lives; the text is copied.
         unsafe {
-            self.0.plugin.call(&mut args)?;
+            let args = self
+                .0
+                .plugin
+                .call(abi::TopologyDescriptionPlatformNameArgs { topology: self.0.raw, ..Struct::new() })?;
             Ok(text(args.platform_name, args.platform_name_size))
         }
     }
 
     /// Versions of the compiler, in the plugin's words.
     pub fn platform_version(&self) -> Result<String> {
-        let mut args = abi::TopologyDescriptionPlatformVersionArgs { topology: self.0.raw, ..Struct::new() };
         // SAFETY: the topology lives; the text is copied.
         unsafe {
-            self.0.plugin.call(&mut args)?;
+            let args = self
+                .0
+                .plugin
+                .call(abi::TopologyDescriptionPlatformVersionArgs { topology: self.0.raw, ..Struct::new() })?;
             Ok(text(args.platform_version, args.platform_version_size))
         }
     }
 
     /// Attributes, as the plugin states them.
     pub fn attributes(&self) -> Result<Attributes> {
-        let mut args = abi::TopologyDescriptionAttributesArgs { topology: self.0.raw, ..Struct::new() };
         // SAFETY: the topology lives and with it the attributes, which are copied.
         unsafe {
-            self.0.plugin.call(&mut args)?;
+            let args =
+                self.0.plugin.call(abi::TopologyDescriptionAttributesArgs { topology: self.0.raw, ..Struct::new() })?;
             Ok(attributes::read(args.attributes, args.num_attributes))
         }
     }
 
     /// Its devices, in the plugin's order.
     pub fn devices(&self) -> Result<Vec<DeviceDescription>> {
-        let mut args = abi::TopologyDescriptionGetDeviceDescriptionsArgs { topology: self.0.raw, ..Struct::new() };
         // SAFETY: the topology lives and with it the descriptions.
         unsafe {
-            self.0.plugin.call(&mut args)?;
+            let args = self
+                .0
+                .plugin
+                .call(abi::TopologyDescriptionGetDeviceDescriptionsArgs { topology: self.0.raw, ..Struct::new() })?;
             let raw = list(args.descriptions.cast::<*mut c_void>(), args.num_descriptions);
             raw.iter().map(|&raw| DeviceDescription::read(&self.0.plugin, raw)).collect()
         }
@@ -123,10 +130,10 @@ impl Topology {
 
     /// Bytes that describe it to another process.
     pub fn serialize(&self) -> Result<Vec<u8>> {
-        let mut args = abi::TopologyDescriptionSerializeArgs { topology: self.0.raw, ..Struct::new() };
         // SAFETY: the topology lives; the bytes are copied before what holds them is freed by its own function.
         unsafe {
-            self.0.plugin.call(&mut args)?;
+            let args =
+                self.0.plugin.call(abi::TopologyDescriptionSerializeArgs { topology: self.0.raw, ..Struct::new() })?;
             let bytes = list(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size).to_vec();
             if let Some(free) = args.serialized_topology_deleter {
                 free(args.serialized_topology);
@@ -139,7 +146,7 @@ impl Topology {
     pub fn compile(&self, mlir: &str, options: &CompileOptions) -> Result<Executable> {
         let program = client::program(mlir);
         let options = options.to_proto();
-        let mut args = abi::CompileArgs {
+        let args = abi::CompileArgs {
             topology: self.0.raw,
             program: (&raw const program).cast_mut().cast(),
             compile_options: pointer(&options),
@@ -150,7 +157,7 @@ impl Topology {
         let started = Instant::now();
         // SAFETY: program and options live during the call; the executable is ours and holds the topology.
         let compiled = unsafe {
-            self.0.plugin.call(&mut args)?;
+            let args = self.0.plugin.call(args)?;
             Executable::from_raw(&self.0.plugin, args.executable, self.0.clone())
         };
         compile_log::compiled(self.0.plugin.path(), mlir, &options, started);

@@ -58,7 +58,7 @@ impl Client {
             return Err(self.plugin().refuse::<Create>(reason));
         }
         let layouts: Vec<*const abi::BufferMemoryLayout> = layouts.iter().map(|l| &raw const l.raw).collect();
-        let mut args = Create {
+        let args = Create {
             client: self.inner().raw,
             shape_specs: pointer(&specs),
             num_shape_specs: specs.len(),
@@ -68,7 +68,7 @@ impl Client {
             ..Struct::new()
         };
         // SAFETY: shapes and layouts live during the call; the memory lives with the client.
-        unsafe { self.plugin().call(&mut args)? };
+        let args = unsafe { self.plugin().call(args)? };
         let mut transfer = Transfer { client: self.inner().clone(), raw: args.transfer_manager, sizes: Vec::new() };
         for index in 0..shapes.len() {
             transfer.sizes.push(transfer.buffer_size(index)?);
@@ -80,13 +80,13 @@ impl Client {
 impl Transfer {
     /// Bytes that array `index` takes on the device.
     fn buffer_size(&self, index: usize) -> Result<usize> {
-        let mut args = abi::AsyncHostToDeviceTransferManagerBufferSizeArgs {
+        let args = abi::AsyncHostToDeviceTransferManagerBufferSizeArgs {
             transfer_manager: self.raw,
             buffer_index: index as i32,
             ..Struct::new()
         };
         // SAFETY: the manager lives.
-        unsafe { self.client.plugin.call(&mut args)? };
+        let args = unsafe { self.client.plugin.call(args)? };
         Ok(args.buffer_size)
     }
 
@@ -115,7 +115,7 @@ impl Transfer {
                 "{len} bytes at byte {offset} reach past the end of array {index} of {size} bytes"
             )));
         }
-        let mut args = Data {
+        let args = Data {
             transfer_manager: self.raw,
             buffer_index: index as i32,
             data: pointer(bytes),
@@ -126,7 +126,7 @@ impl Transfer {
         };
         // SAFETY: the range is inside the array; the callers keep the bytes until the event, which is ours.
         unsafe {
-            plugin.call(&mut args)?;
+            let args = plugin.call(args)?;
             Ok(Event::from_raw(plugin, args.done_with_h2d_transfer))
         }
     }
@@ -135,10 +135,10 @@ impl Transfer {
     pub fn buffer(&self, index: usize) -> Result<Buffer> {
         type Retrieve = abi::AsyncHostToDeviceTransferManagerRetrieveBufferArgs;
         self.size_of::<Retrieve>(index)?;
-        let mut args = Retrieve { transfer_manager: self.raw, buffer_index: index as i32, ..Struct::new() };
+        let args = Retrieve { transfer_manager: self.raw, buffer_index: index as i32, ..Struct::new() };
         // SAFETY: the manager lives; the buffer is ours.
         unsafe {
-            self.client.plugin.call(&mut args)?;
+            let args = self.client.plugin.call(args)?;
             Ok(Buffer::from_raw(&self.client, args.buffer_out))
         }
     }

@@ -8,34 +8,23 @@ pub use float8::F8;
 
 /// An element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // Named for what they are.
 pub enum DType {
     /// Boolean; one byte in host memory, `i1` in a program.
     Bool,
-    /// 8-bit signed integer.
     I8,
-    /// 16-bit signed integer.
     I16,
-    /// 32-bit signed integer.
     I32,
-    /// 64-bit signed integer.
     I64,
-    /// 8-bit unsigned integer.
     U8,
-    /// 16-bit unsigned integer.
     U16,
-    /// 32-bit unsigned integer.
     U32,
-    /// 64-bit unsigned integer.
     U64,
     /// 8-bit float of 4 exponent and 3 mantissa bits, finite numbers and NaN only ([`F8`]).
     F8E4M3FN,
-    /// IEEE half precision.
     F16,
-    /// bfloat16.
     BF16,
-    /// IEEE single precision.
     F32,
-    /// IEEE double precision.
     F64,
 }
 

@@ -54,12 +54,10 @@ impl Output {
 
 /// A finished program.
 #[derive(Clone, Debug)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct Program {
-    /// StableHLO text.
     pub text: String,
-    /// The arguments of `main`, in order.
     pub arguments: Vec<Argument>,
-    /// The results of `main`, in order.
     pub results: Vec<Output>,
     /// The devices the program is partitioned over; no axes for one.
     pub mesh: Mesh,

@@ -251,26 +251,16 @@ pub fn of_category(category: &str) -> Option<OpCategory> {
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
-
-    use super::super::proto::{MetadataProto, ModuleProto};
     use super::*;
+    use crate::sketch::{self, computation, decode, shape};
 
     fn instruction(id: i64, name: &str, opcode: &str, scope: &str) -> InstructionProto {
-        let shape = ShapeProto { element_type: 16, dimensions: vec![8, 8], ..ShapeProto::default() };
-        InstructionProto {
-            id,
-            name: name.into(),
-            opcode: opcode.into(),
-            shape: Some(shape),
-            metadata: Some(MetadataProto { op_name: scope.into() }),
-            ..InstructionProto::default()
-        }
+        let (shape, metadata) = (Some(shape(16, &[8, 8])), sketch::scope(scope));
+        InstructionProto { name: name.into(), shape, metadata, ..sketch::instruction(id, opcode, &[]) }
     }
 
     fn purposes(computations: Vec<ComputationProto>) -> HashMap<String, Purpose> {
-        let module = ModuleProto { computations, entry_computation_id: 1, ..ModuleProto::default() };
-        Module::decode("hlo", &module.encode_to_vec()).unwrap().purposes()
+        decode(1, computations).unwrap().purposes()
     }
 
     #[test]
@@ -284,10 +274,9 @@ mod tests {
             ..instruction(id, name, "custom-call", scope)
         };
         let single = |id, element_type| InstructionProto {
-            shape: Some(ShapeProto { element_type, ..ShapeProto::default() }),
+            shape: Some(shape(element_type, &[])),
             ..instruction(id, "i", "add", "")
         };
-        let computation = |id, instructions| ComputationProto { id, instructions, ..ComputationProto::default() };
         let all = purposes(vec![
             computation(
                 1,
@@ -311,7 +300,7 @@ mod tests {
             computation(2, vec![instruction(30, "a", "add", ""), instruction(31, "r", "reduce", "")]),
             computation(3, vec![single(33, 4), instruction(32, "d", "dynamic-slice", "")]),
             computation(7, vec![single(70, 11), instruction(71, "s", "slice", "")]),
-            ComputationProto { root_id: 80, ..computation(8, vec![single(80, 4)]) },
+            computation(8, vec![single(80, 4)]),
             computation(4, vec![instruction(40, "c", "convert", ""), instruction(41, "e", "dot", "")]),
             computation(5, vec![instruction(50, "g", "all-gather", ""), instruction(51, "h", "dot", "")]),
         ]);
@@ -335,16 +324,10 @@ mod tests {
 
     #[test]
     fn an_asynchronous_collective_keeps_its_kind_to_the_end() {
-        let inner = ComputationProto {
-            id: 6,
-            root_id: 60,
-            instructions: vec![instruction(60, "rs", "reduce-scatter", "")],
-            ..ComputationProto::default()
-        };
+        let inner = computation(6, vec![instruction(60, "rs", "reduce-scatter", "")]);
         let start = InstructionProto { called_computation_ids: vec![6], ..instruction(22, "s", "async-start", "") };
         let done = InstructionProto { operand_ids: vec![22], ..instruction(23, "d", "async-done", "") };
-        let entry = ComputationProto { id: 1, instructions: vec![start, done], ..ComputationProto::default() };
-        let all = purposes(vec![entry, inner]);
+        let all = purposes(vec![computation(1, vec![start, done]), inner]);
         assert_eq!(all["s"].category, OpCategory::Collective(CollectiveKind::ReduceScatter));
         assert_eq!(all["d"].category, OpCategory::Collective(CollectiveKind::ReduceScatter));
     }
@@ -355,11 +338,7 @@ mod tests {
             called_computation_ids: called.to_vec(),
             ..instruction(id, "f", "fusion", "")
         };
-        let decode = |computations: Vec<ComputationProto>| {
-            let module = ModuleProto { computations, entry_computation_id: 1, ..ModuleProto::default() };
-            Module::decode("hlo", &module.encode_to_vec()).map(drop).map_err(|e| e.to_string())
-        };
-        let computation = |id, instructions| ComputationProto { id, instructions, ..ComputationProto::default() };
+        let decode = |computations| decode(1, computations).map(drop).map_err(|e| e.to_string());
         let done = |id, of| InstructionProto { operand_ids: vec![of], ..instruction(id, "d", "async-done", "") };
         assert_eq!(
             decode(vec![computation(1, vec![done(10, 11), done(11, 10)])]).unwrap_err(),

@@ -89,12 +89,10 @@ fn known() -> String {
 
 /// Seconds of an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct OpTime {
-    /// Seconds of matmuls and convolutions.
     pub compute: f64,
-    /// Seconds of memory traffic.
     pub memory: f64,
-    /// Seconds of launch latency.
     pub launch: f64,
 }
 

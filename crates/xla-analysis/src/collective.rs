@@ -267,10 +267,8 @@ pub(super) fn dtypes_and_bytes(shape: &ShapeProto) -> (String, f64) {
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
-
-    use super::super::proto::{MetadataProto, ModuleProto};
     use super::*;
+    use crate::sketch::{self, computation, decode};
 
     #[test]
     fn received_bytes() {
@@ -284,11 +282,8 @@ mod tests {
     #[test]
     fn a_gather_without_a_scope_is_its_readers() {
         let instruction = |id: i64, opcode: &str, operands: &[i64], scope: &str| InstructionProto {
-            id,
-            opcode: opcode.into(),
-            operand_ids: operands.into(),
-            metadata: Some(MetadataProto { op_name: scope.into() }),
-            ..InstructionProto::default()
+            metadata: sketch::scope(scope),
+            ..sketch::instruction(id, opcode, operands)
         };
         let instructions = vec![
             instruction(1, "parameter", &[], ""),
@@ -297,9 +292,7 @@ mod tests {
             instruction(4, "bitcast", &[2], ""),
             instruction(5, "custom-call", &[3, 4], "jit(main)/blocks/ff/2/dot_general"),
         ];
-        let entry = ComputationProto { id: 1, instructions, root_id: 5, ..ComputationProto::default() };
-        let module = ModuleProto { computations: vec![entry], entry_computation_id: 1, ..ModuleProto::default() };
-        let module = Module::decode("hlo", &module.encode_to_vec()).expect("a module");
+        let module = decode(1, vec![computation(1, instructions)]).expect("a module");
         let gather = module.instruction(2).expect("the gather");
         assert_eq!((module.scope_of(gather).as_str(), module.scope_of_reader(gather).as_str()), ("", "blocks/ff/2"));
         assert_eq!(module.scope_of_reader(module.instruction(5).expect("the product")), "");

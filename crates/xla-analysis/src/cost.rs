@@ -330,10 +330,9 @@ fn valid_pairs(input: i64, output: i64, w: &WindowDimensionProto) -> Option<f64>
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
-
-    use super::super::proto::{ConvolutionProto, ModuleProto, WindowProto};
+    use super::super::proto::{ConvolutionProto, WindowProto};
     use super::*;
+    use crate::sketch::{self, computation, decode, shape};
 
     fn window(size: i64, stride: i64, padding: i64, base: i64) -> WindowDimensionProto {
         WindowDimensionProto {
@@ -349,16 +348,11 @@ mod tests {
     /// TPU7x's fusions copy a stack and take a layer of the copy, which makes that layer alone.
     #[test]
     fn a_fusion_reads_the_layer_that_it_takes_of_a_copied_stack() {
-        // bf16
-        let shape = |dims: &[i64]| ShapeProto { element_type: 16, dimensions: dims.into(), ..ShapeProto::default() };
         let stack = [48, 16, 8];
         let instruction = |id: i64, opcode: &str, operands: &[i64], dims: &[i64], calls: &[i64]| InstructionProto {
-            id,
-            opcode: opcode.into(),
-            operand_ids: operands.into(),
-            shape: Some(shape(dims)),
+            shape: Some(shape(16, dims)),
             called_computation_ids: calls.into(),
-            ..InstructionProto::default()
+            ..sketch::instruction(id, opcode, operands)
         };
         let bytes = |layer: bool| {
             let copy = vec![instruction(1, "parameter", &[], &stack, &[]), instruction(2, "copy", &[1], &stack, &[])];
@@ -367,13 +361,8 @@ mod tests {
             let dims: &[i64] = if layer { &[1, 16, 8] } else { &stack };
             taken.extend(layer.then(|| instruction(5, "dynamic-slice", &[4], dims, &[])));
             let entry = vec![instruction(6, "parameter", &[], &stack, &[]), instruction(7, "fusion", &[6], dims, &[2])];
-            let computation = |id: i64, instructions: Vec<InstructionProto>| {
-                let root_id = instructions.last().map_or(0, |i| i.id);
-                ComputationProto { id, instructions, root_id, ..ComputationProto::default() }
-            };
             let computations = vec![computation(1, copy), computation(2, taken), computation(3, entry)];
-            let module = ModuleProto { computations, entry_computation_id: 3, ..ModuleProto::default() };
-            let module = Module::decode("hlo", &module.encode_to_vec()).expect("a module");
+            let module = decode(3, computations).expect("a module");
             let counter = Counter { module: &module, on_chip: true };
             counter.work(module.instruction(7).expect("the fusion")).bytes
         };
@@ -417,14 +406,9 @@ mod tests {
     /// Sizes of all that a program says are a file's own: none may end the reader, or keep it for long.
     #[test]
     fn work_of_any_size_is_a_number() {
-        let shape = |dims: &[i64]| ShapeProto { element_type: 11, dimensions: dims.into(), ..ShapeProto::default() };
-        let huge = shape(&[i64::MAX, i64::MAX]);
         let instruction = |id: i64, opcode: &str, operands: &[i64]| InstructionProto {
-            id,
-            opcode: opcode.into(),
-            operand_ids: operands.into(),
-            shape: Some(huge.clone()),
-            ..InstructionProto::default()
+            shape: Some(shape(11, &[i64::MAX, i64::MAX])),
+            ..sketch::instruction(id, opcode, operands)
         };
         let with = |window: WindowDimensionProto| InstructionProto {
             window: Some(WindowProto { dimensions: vec![window] }),
@@ -450,12 +434,8 @@ mod tests {
         ];
         (6..).zip(&mut instructions[5..]).for_each(|(id, i)| i.id = id);
         let fused = vec![instruction(20, "parameter", &[]), instruction(21, "negate", &[20])];
-        let computations = vec![
-            ComputationProto { id: 1, instructions: fused, root_id: 21, ..ComputationProto::default() },
-            ComputationProto { id: 2, instructions, root_id: 6, ..ComputationProto::default() },
-        ];
-        let module = ModuleProto { computations, entry_computation_id: 2, ..ModuleProto::default() };
-        let module = Module::decode("hlo", &module.encode_to_vec()).expect("a module");
+        let computations = vec![computation(1, fused), ComputationProto { root_id: 6, ..computation(2, instructions) }];
+        let module = decode(2, computations).expect("a module");
         let counter = Counter { module: &module, on_chip: false };
         for id in 2..=9 {
             let work = counter.work(module.instruction(id).expect("it"));

@@ -78,7 +78,6 @@ fn mesh_axes_groups(list: &super::proto::MeshAxesGroupsProto) -> Vec<Vec<i64>> {
 /// Mesh axes and device groups of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Span {
-    /// Devices in a group.
     pub size: usize,
     /// Mesh axes along which the members of a group differ, outer first.
     pub axes: Vec<String>,

@@ -13,6 +13,8 @@ mod module;
 mod proto;
 mod report;
 mod shape;
+#[cfg(test)]
+mod sketch;
 mod stacks;
 mod trace;
 mod trace_text;

@@ -37,31 +37,27 @@ pub struct Module {
 
 /// A `while` of the optimized program.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct Loop {
-    /// Instruction name.
     pub name: String,
-    /// Name scope.
     pub scope: String,
-    /// Loops inside its body.
     pub inner: Vec<Loop>,
 }
 
 /// An array that an instruction writes to device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct Stored {
-    /// XLA's name of the element type.
     pub dtype: &'static str,
     pub dims: Vec<i64>,
-    /// HLO opcode of the instruction.
     pub opcode: String,
-    /// Name scope.
     pub scope: String,
 }
 
 /// An instruction of the optimized program.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct Instruction {
-    /// Instruction name.
     pub name: String,
     /// HLO opcode: `all-gather`, `dot`, `while` …
     pub opcode: String,
@@ -69,11 +65,8 @@ pub struct Instruction {
     pub dims: Vec<i64>,
     /// Elements of the result (of a tuple: the sum).
     pub elements: i64,
-    /// Name scope.
     pub scope: String,
-    /// Target of a custom call.
     pub target: String,
-    /// Backend configuration.
     pub config: String,
 }
 

@@ -34,15 +34,13 @@ pub struct Report {
 
 /// Milliseconds of a step, by the roofline and the link model (the module of [`Chip`] has the formulas).
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct Predicted {
-    /// Matmuls and convolutions alone.
     pub compute: f64,
-    /// Memory traffic alone.
     pub memory: f64,
     /// Launch latency alone; 0 of a chip without a calibration.
     #[serde(default)]
     pub launch: f64,
-    /// Collectives alone.
     pub collective: f64,
     /// Whole step, asynchronous collectives overlapped with the work between their ends.
     pub step: f64,

@@ -12,18 +12,14 @@ const SMALLEST: u64 = 1 << 20;
 
 /// A copy, transpose or conversion of a whole stacked parameter.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct StackCopy {
-    /// Instruction name.
     pub name: String,
-    /// HLO opcode.
     pub opcode: String,
     /// Element type and dimensions of the result.
     pub shape: String,
-    /// Name scope, if any.
     pub scope: String,
-    /// Bytes of the result.
     pub bytes: f64,
-    /// Loop that it runs in.
     #[serde(rename = "phase")]
     pub level: LoopLevel,
     /// Runs in one call, step or block, by `level`.

@@ -12,25 +12,21 @@ use super::xplane::{XEvent, XLine, XPlane, XSpace};
 
 /// Summary of a trace. Times are milliseconds, the mean over all devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct Trace {
     /// Denoising steps of the trace, where known.
     pub steps: Option<usize>,
     /// From the first operation to the end of the last.
     pub window_ms: f64,
-    /// While any operation ran.
     pub busy_ms: f64,
-    /// While none ran.
     pub idle_ms: f64,
-    /// Idle share of the window.
     pub idle_share: f64,
-    /// Time by category.
     #[serde(rename = "activities")]
     pub categories: Vec<CategoryTime>,
     /// Time by name scope, longest first.
     pub scopes: Vec<ScopeTime>,
     /// Share of the operations' time without a name scope.
     pub without_scope: f64,
-    /// Time by device.
     pub devices: Vec<DeviceTime>,
     /// Operations of all devices, longest first.
     pub operations: Vec<Operation>,
@@ -56,45 +52,38 @@ pub struct CategoryTime {
 
 /// Time under a name scope.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct ScopeTime {
     /// Name scope; empty where there is none.
     pub scope: String,
-    /// Sum over its operations.
     pub ms: f64,
-    /// Share of the window.
     pub share: f64,
-    /// Milliseconds by category.
     #[serde(rename = "activities")]
     pub categories: BTreeMap<&'static str, f64>,
 }
 
 /// Time of a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct DeviceTime {
-    /// Name in the trace.
     pub device: String,
-    /// From its first operation to the end of its last.
     pub window_ms: f64,
-    /// While any ran.
     pub busy_ms: f64,
-    /// While none ran.
     pub idle_ms: f64,
-    /// Time by category.
     #[serde(rename = "activities")]
     pub categories: Vec<CategoryTime>,
 }
 
 /// An instruction or kernel, on all devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct Operation {
     /// Instruction name, or the kernel's where the trace does not name the instruction.
     pub name: String,
     #[serde(rename = "activity")]
     pub category: OpCategory,
-    /// Name scope.
     pub scope: String,
     pub count: u64,
-    /// Sum over all devices.
     pub ms: f64,
 }
 
@@ -170,7 +159,6 @@ fn lines(plane: &XPlane) -> Vec<(&XLine, bool)> {
 struct Reader {
     /// Purposes by module name and instruction name.
     programs: HashMap<String, HashMap<String, Purpose>>,
-    /// Errors of modules that cannot be decoded.
     unread: Vec<String>,
     numbers: HashMap<(String, String), usize>,
     operations: Vec<(String, Known)>,

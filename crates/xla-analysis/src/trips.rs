@@ -235,10 +235,9 @@ fn noted_trip_count(backend_config: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
-
-    use super::super::proto::{LiteralProto, ModuleProto};
+    use super::super::proto::LiteralProto;
     use super::*;
+    use crate::sketch::{computation, decode, instruction};
 
     #[test]
     fn counts() {
@@ -257,28 +256,18 @@ mod tests {
     #[test]
     fn sums_that_no_counter_holds_are_data() {
         let constant = |id: i64, value: i64| InstructionProto {
-            id,
-            opcode: "constant".into(),
             literal: Some(LiteralProto { s64s: vec![value], ..LiteralProto::default() }),
-            ..InstructionProto::default()
-        };
-        let of = |id: i64, opcode: &str, operands: [i64; 2]| InstructionProto {
-            id,
-            opcode: opcode.into(),
-            operand_ids: operands.into(),
-            ..InstructionProto::default()
+            ..instruction(id, "constant", &[])
         };
         let instructions = vec![
             constant(1, i64::MIN),
             constant(2, 5),
-            of(3, "add", [1, 2]),
-            of(4, "add", [1, 1]),
-            of(5, "subtract", [2, 1]),
-            of(6, "subtract", [2, 2]),
+            instruction(3, "add", &[1, 2]),
+            instruction(4, "add", &[1, 1]),
+            instruction(5, "subtract", &[2, 1]),
+            instruction(6, "subtract", &[2, 2]),
         ];
-        let entry = ComputationProto { id: 1, instructions, root_id: 6, ..ComputationProto::default() };
-        let module = ModuleProto { computations: vec![entry], entry_computation_id: 1, ..ModuleProto::default() };
-        let module = Module::decode("hlo", &module.encode_to_vec()).expect("a module");
+        let module = decode(1, vec![computation(1, instructions)]).expect("a module");
         let value = |id: i64| module.linear(module.instruction(id).expect("it"), None, DEPTH).map(|l| l.offset);
         assert_eq!([3, 4, 5, 6].map(value), [Some(i64::MIN + 5), None, None, Some(0)]);
     }

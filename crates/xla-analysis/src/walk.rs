@@ -72,7 +72,6 @@ struct InFlight {
     from: usize,
     to: usize,
     seconds: f64,
-    /// Its entry in the list.
     index: usize,
 }
 
@@ -361,37 +360,19 @@ fn end_of(start: &InstructionProto, order: &[&InstructionProto], position: &BTre
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
-
-    use super::super::proto::{DotProto, MetadataProto, ModuleProto, ShapeProto};
+    use super::super::proto::{DotProto, ShapeProto};
     use super::super::report;
     use super::*;
-
-    fn bf16(dims: &[i64]) -> ShapeProto {
-        ShapeProto { element_type: 16, dimensions: dims.into(), ..ShapeProto::default() }
-    }
+    use crate::sketch::{self, computation, decode, shape};
 
     fn instruction(id: i64, opcode: &str, operands: &[i64], dims: &[i64]) -> InstructionProto {
-        InstructionProto {
-            id,
-            opcode: opcode.into(),
-            operand_ids: operands.into(),
-            shape: Some(bf16(dims)),
-            metadata: Some(MetadataProto { op_name: "blocks/attn1/all_gather".into() }),
-            ..InstructionProto::default()
-        }
-    }
-
-    fn computation(id: i64, instructions: Vec<InstructionProto>) -> ComputationProto {
-        let root_id = instructions.last().map_or(0, |i| i.id);
-        ComputationProto { id, instructions, root_id, ..ComputationProto::default() }
+        let (shape, metadata) = (Some(shape(16, dims)), sketch::scope("blocks/attn1/all_gather"));
+        InstructionProto { shape, metadata, ..sketch::instruction(id, opcode, operands) }
     }
 
     /// The module whose last computation is the entry.
     fn module(computations: Vec<ComputationProto>) -> Module {
-        let entry_computation_id = computations.last().map_or(0, |c| c.id);
-        let module = ModuleProto { computations, entry_computation_id, ..ModuleProto::default() };
-        Module::decode("hlo", &module.encode_to_vec()).expect("a module")
+        decode(computations.last().map_or(0, |c| c.id), computations).expect("a module")
     }
 
     fn mesh() -> Vec<(String, usize)> {
@@ -465,9 +446,10 @@ mod tests {
         let step = |collectives: i64, works: bool| {
             let mut entry = vec![instruction(1, "parameter", &[], &PART)];
             for n in 0..collectives {
-                let shape = ShapeProto { tuple_shapes: vec![bf16(&PART), bf16(&WHOLE)], ..ShapeProto::default() };
+                let both =
+                    ShapeProto { tuple_shapes: vec![shape(16, &PART), shape(16, &WHOLE)], ..ShapeProto::default() };
                 let start = instruction(10 + n, "all-gather-start", &[1], &PART);
-                entry.push(InstructionProto { shape: Some(shape), ..start });
+                entry.push(InstructionProto { shape: Some(both), ..start });
             }
             if works {
                 let dot = Some(DotProto { lhs_contracting: vec![1] });

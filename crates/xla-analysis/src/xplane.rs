@@ -31,7 +31,6 @@ pub struct XPlane {
     /// Facts that events of one name share, by id.
     #[prost(btree_map = "int64, message", tag = "4")]
     pub event_metadata: BTreeMap<i64, XEventMetadata>,
-    /// Names of facts.
     #[prost(btree_map = "int64, message", tag = "5")]
     pub stat_metadata: BTreeMap<i64, XStatMetadata>,
 }
@@ -39,7 +38,6 @@ pub struct XPlane {
 /// A stream, a core's unit, a thread.
 #[derive(Clone, PartialEq, Message)]
 pub struct XLine {
-    /// Number in its plane.
     #[prost(int64, tag = "1")]
     pub id: i64,
     /// `Stream #13(Compute)`, `XLA Ops` …
@@ -56,15 +54,12 @@ pub struct XLine {
 /// Something that took time.
 #[derive(Clone, PartialEq, Message)]
 pub struct XEvent {
-    /// Id of its metadata.
     #[prost(int64, tag = "1")]
     pub metadata_id: i64,
-    /// Start, from the line's.
     #[prost(int64, tag = "2")]
     pub offset_ps: i64,
     #[prost(int64, tag = "3")]
     pub duration_ps: i64,
-    /// Facts of this one.
     #[prost(message, repeated, tag = "4")]
     pub stats: Vec<XStat>,
 }
@@ -72,7 +67,6 @@ pub struct XEvent {
 /// A fact: one of its values is set.
 #[derive(Clone, PartialEq, Message)]
 pub struct XStat {
-    /// Id of the fact's [`XStatMetadata`].
     #[prost(int64, tag = "1")]
     pub metadata_id: i64,
     #[prost(oneof = "XValue", tags = "3, 4, 5, 6, 7")]
@@ -103,10 +97,8 @@ pub struct XEventMetadata {
     /// Kernel, instruction, or the instruction's whole text.
     #[prost(bytes = "vec", tag = "2")]
     pub name: Vec<u8>,
-    /// A short form of it.
     #[prost(bytes = "vec", tag = "4")]
     pub display_name: Vec<u8>,
-    /// Facts of all these events.
     #[prost(message, repeated, tag = "5")]
     pub stats: Vec<XStat>,
 }

@@ -10,10 +10,8 @@ const NAMES: f64 = 210.0;
 const WIDTH: f64 = 760.0;
 const BAR: f64 = 26.0;
 const TOP: f64 = 46.0;
-/// Approximate width of a letter.
 const LETTER: f64 = 7.0;
 
-/// Figure with its title.
 fn figure(title: &str, height: f64, inside: &str) -> String {
     format!(
         "<figure><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{0}\"><text class=\"title\" x=\"0\" \
@@ -22,7 +20,6 @@ fn figure(title: &str, height: f64, inside: &str) -> String {
     )
 }
 
-/// Bar with a tooltip.
 fn rect(class: &str, [x, y, width, height]: [f64; 4], title: &str) -> String {
     format!(
         "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{height:.1}\"><title>{}</title></rect>",
@@ -35,7 +32,6 @@ fn text(class: &str, x: f64, y: f64, words: &str) -> String {
     format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escaped(words))
 }
 
-/// Legend of colors.
 fn legend(entries: &[(&str, &str)]) -> String {
     let mut x = 0.0;
     let mut out = String::new();
@@ -108,7 +104,6 @@ pub(super) fn times(rows: &[(&CaseResult, &CompileReport)]) -> String {
     figure("Step time", TOP + BAR * rows.len() as f64 + 4.0, &out)
 }
 
-/// Memory against what the device has.
 pub(super) fn memory(rows: &[(&CaseResult, &CompileReport)]) -> String {
     let capacity = rows.iter().find_map(|(_, f)| f.memory.capacity).map(|c| c as f64);
     let largest = rows.iter().map(|(_, f)| f.device_bytes() as f64).fold(capacity.unwrap_or(0.0), f64::max);

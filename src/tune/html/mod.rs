@@ -13,7 +13,6 @@ use super::experiment::CaseResult;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// Report of ranked groups.
 pub fn page(title: &str, groups: &[(String, Vec<CaseResult>)]) -> String {
     let title = if title.is_empty() { "Experiment" } else { title };
     let title = escaped(title);
@@ -58,12 +57,10 @@ fn add(out: &mut String, text: impl Display) {
     let _ = write!(out, "{text}");
 }
 
-/// Text with markup escaped.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }
 
-/// Table of the ranking.
 fn overview(rows: &[CaseResult]) -> String {
     let mut out = String::from(
         "<table class=\"numbers\"><tr><th>case</th><th>predicted ms</th><th>measured ms</th><th>MB per block</th><th>received</th>\
@@ -97,7 +94,6 @@ fn overview(rows: &[CaseResult]) -> String {
     out + "</table>\n"
 }
 
-/// Table of collectives, summed over tensors.
 fn collectives(row: &CaseResult, f: &CompileReport) -> String {
     let mut sums: Vec<((String, String), [f64; 4])> = Vec::new();
     for e in &f.collectives.list {
@@ -131,7 +127,6 @@ fn collectives(row: &CaseResult, f: &CompileReport) -> String {
     out + "</table></details>\n"
 }
 
-/// Data of the script: tensors and collectives of every case.
 fn data(groups: &[(String, Vec<CaseResult>)]) -> Value {
     let several = groups.len() > 1;
     let cases = groups.iter().flat_map(|(name, rows)| rows.iter().map(move |r| (name, r)));

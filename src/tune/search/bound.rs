@@ -17,9 +17,7 @@ use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Placem
 /// Lower bound of a step's cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bound {
-    /// Milliseconds of matmuls.
     pub compute: f64,
-    /// Milliseconds of device memory.
     pub memory: f64,
     /// Milliseconds of collectives; received bytes where the chip is unknown.
     pub links: f64,
@@ -45,7 +43,6 @@ struct Demand {
     kind: CollectiveKind,
     /// Received bytes per device and step.
     wire: f64,
-    /// Mesh axes of the device groups.
     axes: Vec<String>,
 }
 
@@ -79,7 +76,6 @@ pub fn bound(
     }
 }
 
-/// Placements of parameters, each once.
 fn weights(network: &Network) -> impl Iterator<Item = &Placement> {
     let parameter = |p: &&Placement| matches!(p.role, Role::Parameter | Role::Stored);
     let mut seen = std::collections::BTreeSet::new();
@@ -98,7 +94,6 @@ fn computed(p: &Placement, layout: &Layout) -> (Type, Sharding) {
     (p.ty.clone(), placed.map_or_else(|| Sharding(vec![Vec::new(); p.axes.len()]), |p| p.sharding))
 }
 
-/// Bytes of a shard.
 fn size((ty, sharding): &(Type, Sharding), mesh: &Mesh) -> f64 {
     sharding.local(ty, mesh).map_or(0.0, |local| local.bytes() as f64)
 }
@@ -171,7 +166,6 @@ impl VideoTokens {
         self.axes.iter().filter_map(|a| layout.mesh.size(a)).product::<usize>() as f64
     }
 
-    /// Collectives of context-parallel self-attention.
     fn attention(&self, policy: &ContextParallelPolicy, layout: &Layout) -> Vec<Demand> {
         let (n, part) = (self.parts(layout), self.own_heads * self.blocks);
         let demand = |kind, wire| Demand { kind, wire, axes: self.axes.clone() };

@@ -36,32 +36,26 @@ pub use bound::{Bound, bound};
 pub use space::{Extent, Point, composed, mesh_name, meshes, parts, placed};
 pub use text::{best_layout, summary};
 
-/// Request of a search.
 #[derive(Clone, Debug)]
 pub struct SearchRequest {
     /// Configuration with overrides, the shape among them; without layout and mesh.
     pub given: CliOverrides,
     /// Arguments that give a child the same.
     pub settings: Vec<String>,
-    /// Target devices.
     pub target: String,
     /// Video size as `WIDTHxHEIGHTxFRAMES`, where given.
     pub shape: Option<String>,
     /// Whether only layouts that fit into device memory may win.
     pub fit: bool,
-    /// Number of transformer blocks to compile.
     pub layers: usize,
-    /// Maximum number of programs to compile.
     pub budget: usize,
     /// Seconds after which no compilation is begun.
     pub seconds: u64,
-    /// Timeout of one compilation in seconds.
     pub timeout: u64,
     /// Seed of the order among equals.
     pub seed: u64,
 }
 
-/// Reason why a layout was not compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PruneReason {
     /// Contradictory rules, or sizes that do not divide.
@@ -76,12 +70,9 @@ pub enum PruneReason {
     OverBudget,
 }
 
-/// Result of a search.
 #[derive(Clone, Debug)]
 pub struct SearchResult {
-    /// Results of all compiled layouts.
     pub rows: Vec<CaseResult>,
-    /// Fastest of them.
     pub winner: Option<Winner>,
     /// Layouts that were not compiled, by reason: name, and lower bound of the cost where known.
     pub pruned: BTreeMap<PruneReason, Vec<(String, Option<f64>)>>,
@@ -91,24 +82,18 @@ pub struct SearchResult {
     pub timed: bool,
 }
 
-/// Fastest layout.
 #[derive(Clone, Debug)]
 pub struct Winner {
-    /// Index among the results.
     pub row: usize,
-    /// Rules and mesh.
     pub source: LayoutSource,
 }
 
 /// Programs per wave. Fixed, because pruning depends on earlier waves and must not depend on the number of workers.
 const WAVE: usize = 4;
 
-/// Point with its estimated cost.
 struct Bounded {
     point: Point,
-    /// Lower bound of the cost.
     bound: f64,
-    /// Estimate of the cost.
     guess: f64,
     order: [u8; 8],
 }
@@ -148,7 +133,6 @@ struct SearchState<'a> {
     extent: Extent,
     /// Floating-point operations of a step's matmuls, over all devices.
     matmul_flops: f64,
-    /// Hashes of programs seen.
     seen: BTreeSet<String>,
     spent: usize,
     rows: Vec<(CaseResult, Point)>,
@@ -252,7 +236,6 @@ impl<'a> SearchState<'a> {
         Some(Bounded { point, bound: bound.cost(), guess: bound.guess(), order })
     }
 
-    /// Cost of the fastest layout that may win.
     fn best(&self) -> f64 {
         self.fastest().map_or(f64::INFINITY, |n| self.rows[n].0.cost().unwrap_or(f64::INFINITY))
     }

@@ -6,27 +6,21 @@ use crate::config::{LayoutFile, LayoutSource, Mesh};
 use crate::hlo;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Override, Rule};
 
-/// Layout on a mesh.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// Name in results and reports.
     pub label: String,
     /// Name of a shipped layout, if it is one.
     pub shipped: Option<String>,
-    /// Layout, with this mesh.
     pub source: LayoutSource,
     /// Mesh axes of more than one device, outermost first.
     pub mesh: hlo::Mesh,
 }
 
-/// Limits of meshes.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     /// Number of devices, all of which are used.
     pub devices: usize,
-    /// Number of videos per run.
     pub videos: usize,
-    /// Number of guidance branches per step.
     pub branches: usize,
 }
 
@@ -86,7 +80,6 @@ const OWN: [Axis; 9] = [
     Axis::Mlp,
 ];
 
-/// Mesh axes that shard work.
 fn sharing(source: &LayoutSource) -> BTreeSet<&str> {
     let rules = source.rules.iter().filter(|r| OWN.contains(&r.axis));
     rules.flat_map(|r| r.mesh_axes.iter().map(String::as_str)).collect()
@@ -177,7 +170,6 @@ fn storages(mesh: &hlo::Mesh) -> Vec<Vec<&'static str>> {
     subsets.map(picked).filter(|s| mesh.size("fsdp").is_none() || s.contains(&"fsdp")).collect()
 }
 
-/// All kinds of attention for tokens sharded over so many devices.
 fn exchanges(devices: usize) -> Vec<(String, ContextParallelPolicy)> {
     let of = |kind| ContextParallelPolicy { kind, ..ContextParallelPolicy::default() };
     if devices == 1 {

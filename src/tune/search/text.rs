@@ -43,7 +43,6 @@ pub fn best_layout(result: &SearchResult, request: &SearchRequest) -> Option<Str
     Some(winner.source.to_yaml(&comments))
 }
 
-/// Summary for the terminal.
 pub fn summary(result: &SearchResult, request: &SearchRequest) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -61,7 +60,6 @@ fn unit(row: &CaseResult) -> &'static str {
     if row.predicted().is_some() { "ms" } else { "MB received" }
 }
 
-/// Cost with its unit.
 fn cost(value: f64, unit: &str) -> String {
     match unit {
         "ms" => format!("{} ms", milliseconds(value)),

@@ -23,7 +23,6 @@ pub(super) struct ProfilerExtension {
 /// A function of the profiler: takes its argument struct, returns an error or null.
 pub(super) type Call<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
 
-/// `PLUGIN_Profiler_Api`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Functions {

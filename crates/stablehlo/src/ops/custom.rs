@@ -54,7 +54,6 @@ impl Builder {
     }
 }
 
-/// MLIR's string escapes.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -8,6 +8,7 @@ use crate::types::{Type, broadcast};
 
 /// The direction of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // Named for what they are.
 pub enum Comparison {
     Eq,
     Ne,

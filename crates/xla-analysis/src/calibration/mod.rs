@@ -51,14 +51,12 @@ pub struct CollectiveCost {
 /// Provenance of measurements.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct Provenance {
-    /// Command that measured.
     pub command: String,
     /// Device kind, as the plugin names it.
     pub device: String,
-    /// Devices of the host.
     pub devices: usize,
-    /// Versions of plugin and platform.
     pub versions: serde_json::Value,
     /// Day of the measurement, UTC.
     pub date: String,
@@ -67,12 +65,11 @@ pub struct Provenance {
 /// Measured constants of a chip.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct Calibration {
     /// Name in compile targets.
     pub chip: String,
-    /// Command that fits these constants.
     pub fit: String,
-    /// Provenance of each set of measurements.
     pub source: Vec<Provenance>,
     /// Seconds of an empty kernel among others.
     pub kernel_seconds: f64,
@@ -83,7 +80,6 @@ pub struct Calibration {
     pub matmul: AlphaBeta,
     /// Cost of a fused attention kernel, by FLOPs.
     pub attention: Option<AlphaBeta>,
-    /// Measured collectives.
     #[serde(rename = "exchanges")]
     pub collectives: Vec<CollectiveCost>,
 }
@@ -109,12 +105,12 @@ impl Calibration {
 /// Operation of a small program that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // Named for what they are.
 pub enum Microbenchmark {
     /// A kernel that does almost nothing.
     Kernel,
     #[serde(rename = "product")]
     Matmul,
-    /// Fused attention.
     Attention,
     /// A copy: reads an array and writes one.
     Memory,
@@ -126,16 +122,14 @@ pub enum Microbenchmark {
 
 /// Time of one operation of a small program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // Named for what they are.
 pub struct Sample {
-    /// Operation that is timed.
     #[serde(rename = "what")]
     pub benchmark: Microbenchmark,
-    /// Kind of a collective.
     #[serde(rename = "kind")]
     pub collective: Option<CollectiveKind>,
     /// Sizes, in words.
     pub name: String,
-    /// Devices that take part.
     pub devices: usize,
     /// FLOPs of matmuls in the optimized program.
     pub flops: f64,
@@ -145,7 +139,6 @@ pub struct Sample {
     pub wire_bytes: f64,
     /// Kernels, collectives not among them.
     pub kernels: f64,
-    /// Seconds of one operation.
     pub seconds: f64,
 }
 
