@@ -77,7 +77,12 @@ CHECK = [
     shell("advisories", ADVISORIES, network=True),
     Step("lib", [*TESTS, "--lib", "--no-fail-fast"]),
     tests("host"),
-    Step("doc", [*TESTS, "--doc", "--no-fail-fast"]),
+    Step("doctests", [*TESTS, "--doc", "--no-fail-fast"]),
+    # Clippy's folder has what this reads of dependencies.
+    shell(
+        "doc",
+        'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace --target-dir target/clippy',
+    ),
 ]
 # What the tests start is built with them; `cargo build` would take other features of dependencies, and build all again.
 BUILD = shell("build", "cargo test --locked --no-run --test host")

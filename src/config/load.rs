@@ -352,6 +352,16 @@ fn set_seconds(merged: &mut Tree, seconds: f64) -> Result<(), ConfigError> {
 }
 
 impl Config {
+    /// The configuration of a YAML file, a sidecar or a shipped preset, with `key=value` pairs over it:
+    /// `ltx2 generate -c FILE --set KEY=VALUE`.
+    ///
+    /// # Errors
+    /// Those of [`load`].
+    pub fn load<S: Into<String>>(file: &str, set: impl IntoIterator<Item = S>) -> Result<Config, ConfigError> {
+        let set = set.into_iter().map(Into::into).collect();
+        Ok(load(&CliOverrides { file: Some(file.into()), set, ..CliOverrides::default() })?.config)
+    }
+
     /// The configuration as a sidecar keeps it: every key, with paths that hold from anywhere. Where several videos
     /// are made, `prompt` and `seed` are those of the sidecar's own video.
     pub fn effective(&self, prompt: &str, seed: u64) -> Value {

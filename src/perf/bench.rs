@@ -16,11 +16,9 @@ use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, Pro
 use super::synthetic::{SyntheticInputs, normal};
 use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
-use crate::media::{self, Audio, Mp4Options};
 use crate::models::video_vae::Pixels;
 use crate::pipeline::call::Call;
 use crate::pipeline::clock::PhaseTime;
-use crate::pipeline::generate::of_job;
 use crate::pipeline::model::Model;
 use crate::pipeline::options::{GenerateOptions, RunOptions};
 use crate::pipeline::packing::unpack;
@@ -98,7 +96,7 @@ pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&
         processes::compare(group, config, &options)?;
     }
     let model = Model::of(config)?;
-    let request = of_job(config, &model, job)?;
+    let request = model.request(config, job)?;
     let mut session = Session::start(config, model, group)?;
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
     if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
@@ -269,9 +267,7 @@ impl<'a> Bench<'a> {
             PipelineError::File { path, reason }
         })?;
         let started = Instant::now();
-        let audio = Audio::new(video.audio, u32::try_from(video.sample_rate).unwrap_or(u32::MAX))?;
-        let file = folder.path().join("bench.mp4");
-        media::write_mp4(&file, &video.frames, self.request.frame_rate, Some(&audio), &Mp4Options::default())?;
+        video.write_mp4(folder.path().join("bench.mp4"))?;
         Ok(started.elapsed().as_secs_f64())
     }
 

@@ -11,7 +11,6 @@ use crate::analysis::{Module, Trace, XSpace};
 use crate::config::{Config, Job};
 use crate::media::write_atomically;
 use crate::pipeline::executor::Executor;
-use crate::pipeline::generate::of_job;
 use crate::pipeline::model::Model;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::processes;
@@ -60,7 +59,7 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
     if !plugin.has_profiler() {
         return Err(RuntimeError::from(Error::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
-    let request = of_job(config, &runner.model, job)?;
+    let request = runner.model.request(config, job)?;
     if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
             "profile supports requests without image conditioning only; leave request.images empty".into(),

@@ -43,3 +43,8 @@ pub mod tiles;
 mod transformer_inputs;
 
 pub use error::{PipelineError, Result, one_line};
+pub use options::RunOptions;
+pub use phase::{Phase, Watch};
+pub use runner::Runner;
+pub use session::Session;
+pub use text_to_video::Generated;

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::origin::{self, Origin, Weights};
-use crate::config::Config;
+use crate::config::{Config, Job};
 use crate::models::tokenizer::Tokenizer;
-use crate::request::ModelSizes;
+use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
@@ -136,6 +136,16 @@ impl Model {
             configs: parts,
             weights,
         })
+    }
+
+    /// A job as this model takes it.
+    ///
+    /// # Errors
+    /// Sizes and schedules that it does not take.
+    pub fn request(&self, config: &Config, job: &Job) -> Result<Request> {
+        let request = request::of_job(config, &self.sizes, job)?;
+        let tokens = Shapes::of(&self.sizes, &request.passes().0)?;
+        Ok(Request { sigmas: request::sigmas(config, &self.scheduler, tokens.own_tokens())?, ..request })
     }
 
     /// Name, hashes and versions by which the sidecar of a run tells this model from others.

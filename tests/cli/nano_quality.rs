@@ -13,7 +13,6 @@ use crate::support::{self, full, needs};
 use hear::hear;
 use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::read_png;
-use ltx2::pipeline::generate::of_job;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::session::Session;
 use ltx2::pipeline::text_to_video::Generated;
@@ -65,7 +64,7 @@ impl Studio {
 
     fn request(&self, prompt: &str, seed: u64) -> Request {
         let job = Job { index: 0, prompt: prompt.into(), seed };
-        of_job(&self.session.config, &self.session.runner.model, &job).expect("a request")
+        self.session.runner.model.request(&self.session.config, &job).expect("a request")
     }
 
     fn make(&mut self, request: &Request) -> Generated {
