@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::UsageError;
 use crate::config::{CliOverrides, Config, Dtype, Job, Pipeline, Reference, WeightSource};
+use crate::tune::{Options, default_jobs};
 
 /// Flags of a command that runs a request.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -61,6 +62,31 @@ impl ConfigArgs {
         CliOverrides { file: self.config.clone(), set: self.set.clone(), ..CliOverrides::default() }
     }
 }
+
+/// Flags of a command that compiles many programs.
+#[derive(clap::Args, Clone, Debug)]
+pub struct JobArgs {
+    /// Concurrent compilations [default: as many as cores and memory allow]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// Also repeats what failed
+    #[arg(long)]
+    retry: bool,
+    /// Folder of optimized modules, may be shared [default: modules, in the output folder]
+    #[arg(long, value_name = "DIR")]
+    modules: Option<PathBuf>,
+}
+
+impl JobArgs {
+    pub fn options(&self, folder: PathBuf, measure: bool) -> std::io::Result<Options> {
+        let jobs = self.jobs.map_or_else(default_jobs, usize::from);
+        let (binary, modules) = (std::env::current_exe()?, self.modules.clone());
+        Ok(Options { binary, folder, modules, jobs, measure, retry: self.retry })
+    }
+}
+
+/// Transformer blocks that stand for all, where a model has as many.
+pub const LAYERS: usize = 3;
 
 /// Flags of the request.
 #[derive(clap::Args, Clone, Debug, Default)]

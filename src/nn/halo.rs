@@ -23,7 +23,7 @@ pub const SPATIAL_DIMS: [usize; 2] = [3, 4];
 /// they hold there is arbitrary, and no pixel of the video depends on it.
 #[derive(Clone)]
 pub struct ShardedDim {
-    /// The dimension, one of [`SPATIAL_DIMS`].
+    /// The dimension, one of `SPATIAL_DIMS`.
     pub axis: usize,
     /// Devices that hold one video, in the order of its blocks.
     pub groups: Groups,

@@ -95,14 +95,12 @@ impl Denoising {
         self.steps.steps(executor, 0..evaluations, &mut noise)
     }
 
-    /// Initial latents on the devices.
     pub fn start(&self, executor: &Executor) -> Result<Vec<ShardedTensor>> {
         let latents = self.steps.start(executor, &self.start)?;
         wait(&latents)?;
         Ok(latents)
     }
 
-    /// Runs a call to its end.
     pub fn run(&self, executor: &Executor, range: &Inputs, latents: Vec<ShardedTensor>) -> Result<Vec<ShardedTensor>> {
         let latents = self.steps.run(executor, &self.prepared, range, latents)?;
         wait(&latents)?;

@@ -105,7 +105,7 @@ impl DenoiseLoop {
         executor.give_all(self.program(), Inputs::default(), range.into_iter().chain(noise.draw()))
     }
 
-    /// Runs the evaluations of a range on what [`prepare`] gave. The program takes over the memory of what is carried.
+    /// Runs the evaluations of a range on what `prepare` gave. The program takes over the memory of what is carried.
     ///
     /// # Errors
     /// The plugin's message.

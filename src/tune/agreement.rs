@@ -10,7 +10,6 @@ pub struct Agreement {
     pub rank: Option<f64>,
     /// Median of the relative errors `|predicted / measured - 1|`.
     pub median_error: f64,
-    /// Largest relative error.
     pub worst_error: f64,
     /// Slowdown of the case predicted fastest against the one measured fastest: 0 where they are the same.
     pub choice_loss: f64,

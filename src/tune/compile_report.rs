@@ -56,7 +56,6 @@ pub struct Needed {
     pub bytes: i64,
 }
 
-/// Peak rates of a chip.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct ChipRates {
     pub name: String,
@@ -64,7 +63,6 @@ pub struct ChipRates {
     pub bandwidth: f64,
 }
 
-/// Collectives of a program.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Collectives {
     pub per_layer_bytes: f64,
@@ -125,7 +123,6 @@ impl CollectiveEntry {
     }
 }
 
-/// Placement of a tensor.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct TensorPlacement {
     pub tensor: String,
