@@ -37,6 +37,7 @@ pub use ltx2_stablehlo as hlo;
 pub use ltx2_xla_analysis as analysis;
 
 pub mod av;
+mod defaults;
 pub(crate) mod failpoint;
 pub mod tensor;
 pub mod threads;

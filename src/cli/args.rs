@@ -6,7 +6,8 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::UsageError;
-use crate::config::{Config, Dtype, Given, Job, Pipeline, Reference, WeightSource};
+use crate::config::{CliOverrides, Config, Dtype, Job, Pipeline, Reference, WeightSource};
+use crate::tune::{Options, default_jobs};
 
 /// Flags of a command that runs a request.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -25,7 +26,7 @@ pub(crate) struct RunArgs {
 
 impl RunArgs {
     /// Overrides of all groups.
-    pub(crate) fn given(&self) -> Result<Given, UsageError> {
+    pub(crate) fn given(&self) -> Result<CliOverrides, UsageError> {
         let mut given = self.config.given();
         self.request.add(&mut given)?;
         self.model.add(&mut given);
@@ -57,10 +58,35 @@ pub(crate) struct ConfigArgs {
 
 impl ConfigArgs {
     /// Overrides of this group; the other groups add their flags.
-    pub(crate) fn given(&self) -> Given {
-        Given { file: self.config.clone(), set: self.set.clone(), ..Given::default() }
+    pub(crate) fn given(&self) -> CliOverrides {
+        CliOverrides { file: self.config.clone(), set: self.set.clone(), ..CliOverrides::default() }
     }
 }
+
+/// Flags of a command that compiles many programs.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct JobArgs {
+    /// Concurrent compilations [default: as many as cores and memory allow]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// Also repeats what failed
+    #[arg(long)]
+    retry: bool,
+    /// Folder of optimized modules, may be shared [default: modules, in the output folder]
+    #[arg(long, value_name = "DIR")]
+    modules: Option<PathBuf>,
+}
+
+impl JobArgs {
+    pub(crate) fn options(&self, folder: PathBuf, measure: bool) -> std::io::Result<Options> {
+        let jobs = self.jobs.map_or_else(default_jobs, usize::from);
+        let (binary, modules) = (std::env::current_exe()?, self.modules.clone());
+        Ok(Options { binary, folder, modules, jobs, measure, retry: self.retry })
+    }
+}
+
+/// Transformer blocks that stand for all, where a model has as many.
+pub(crate) const LAYERS: usize = 3;
 
 /// Flags of the request.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -130,7 +156,7 @@ pub(crate) struct RequestArgs {
 
 impl RequestArgs {
     /// Adds the flags.
-    pub(crate) fn add(&self, given: &mut Given) -> Result<(), UsageError> {
+    pub(crate) fn add(&self, given: &mut CliOverrides) -> Result<(), UsageError> {
         given.flag("prompt", "request.prompt", self.prompt.clone());
         given.flag("prompts", "request.prompts", self.prompts.clone());
         given.flag("num-videos", "request.num_videos", self.num_videos);
@@ -190,7 +216,7 @@ pub(crate) struct ModelArgs {
 }
 
 impl ModelArgs {
-    pub(crate) fn add(&self, given: &mut Given) {
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("model", "model.path", self.model.clone());
         given.flag("text-encoder", "model.text_encoder", self.text_encoder.clone());
         given.flag("upsampler", "model.upsampler", self.upsampler.clone());
@@ -219,7 +245,7 @@ pub(crate) struct PlacementArgs {
 }
 
 impl PlacementArgs {
-    pub(crate) fn add(&self, given: &mut Given) {
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("platform", "runtime.platform", self.platform.clone());
         given.flag("dtype", "runtime.dtype", self.dtype.and_then(word));
         given.flag("layout", "layout", self.layout.clone());
@@ -246,7 +272,7 @@ pub(crate) struct ProcessArgs {
 }
 
 impl ProcessArgs {
-    pub(crate) fn add(&self, given: &mut Given) {
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("coordinator", "runtime.distributed.coordinator", self.coordinator.clone());
         given.flag("process-id", "runtime.distributed.process_id", self.process_id);
         given.flag("num-processes", "runtime.distributed.num_processes", self.num_processes);
@@ -297,7 +323,7 @@ pub(crate) struct OutputArgs {
 }
 
 impl OutputArgs {
-    pub(crate) fn add(&self, given: &mut Given) {
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("output", "output.path", self.output.clone());
         given.flag("save-frames", "output.save_frames", self.save_frames.clone());
         given.flag("save-audio", "output.save_audio", self.save_audio.clone());

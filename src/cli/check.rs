@@ -8,7 +8,7 @@ use crate::pipeline::PipelineError;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::model::{Component, needed_components};
 use crate::pipeline::parameters::compare;
-use crate::weights::{ModelSource, Overrides, Report};
+use crate::weights::{ModelSource, Overrides, ValidationReport};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
 #[derive(clap::Args, Debug)]
@@ -33,7 +33,7 @@ enum Finding {
     /// Present, but not supported.
     Unsupported(String),
     Broken(String),
-    Weights(Report),
+    Weights(ValidationReport),
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {

@@ -1,6 +1,5 @@
 //! `ltx2 compare`: quality metrics between two results.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -67,14 +66,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
     let [name_a, name_b] = [&args.a, &args.b].map(|p| p.display().to_string());
-    let mut scores = Scores {
-        video: None,
-        audio: None,
-        tensors: BTreeMap::new(),
-        only_in_one: Vec::new(),
-        a: name_a.clone(),
-        b: name_b.clone(),
-    };
+    let mut scores = Scores { a: name_a.clone(), b: name_b.clone(), ..Scores::default() };
     let sides = |what: &str, x: String, y: String| format!("{what}: {name_a} has {x}, {name_b} {y}");
     match (&a.video, &b.video) {
         (Some(x), Some(y)) => {
@@ -142,28 +134,20 @@ fn check_bounds_apply(args: &Args, scores: &Scores) -> Result<(), String> {
 
 /// A line for every score beyond its bound; NaN is beyond every bound.
 fn failures(args: &Args, scores: &Scores) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut least = |name: &str, flag: &str, got: Option<f64>, bound: Option<f64>| {
-        if let (Some(got), Some(bound)) = (got, bound)
-            && (got < bound || got.is_nan())
-        {
-            lines.push(format!("{name} {} is below {flag} {bound}", number(got)));
-        }
-    };
     let (video, audio) = (scores.video.as_ref(), scores.audio.as_ref());
-    least("psnr", "--min-psnr", video.map(|v| v.psnr), args.min_psnr);
-    least("ssim", "--min-ssim", video.map(|v| v.ssim), args.min_ssim);
-    least("audio cosine", "--min-audio-cosine", audio.map(|a| a.cosine), args.min_audio_cosine);
-    let mut most = |name: &str, flag: &str, got: Option<f64>, bound: Option<f64>| {
-        if let (Some(got), Some(bound)) = (got, bound)
-            && (got > bound || got.is_nan())
-        {
-            lines.push(format!("{name} {} is above {flag} {bound}", number(got)));
-        }
+    let bounds = [
+        ("psnr", "--min-psnr", video.map(|v| v.psnr), args.min_psnr),
+        ("ssim", "--min-ssim", video.map(|v| v.ssim), args.min_ssim),
+        ("audio cosine", "--min-audio-cosine", audio.map(|a| a.cosine), args.min_audio_cosine),
+        ("mean absolute difference", "--max-mad", video.map(|v| v.worst_mad), args.max_mad),
+        ("audio relative L2", "--max-audio-l2", audio.map(|a| a.relative_l2), args.max_audio_l2),
+    ];
+    let failure = |(name, flag, got, bound): (&str, &str, Option<f64>, Option<f64>)| {
+        let (got, bound) = (got?, bound?);
+        let (beyond, side) = if flag.starts_with("--min") { (got < bound, "below") } else { (got > bound, "above") };
+        (beyond || got.is_nan()).then(|| format!("{name} {} is {side} {flag} {bound}", number(got)))
     };
-    most("mean absolute difference", "--max-mad", video.map(|v| v.worst_mad), args.max_mad);
-    most("audio relative L2", "--max-audio-l2", audio.map(|a| a.relative_l2), args.max_audio_l2);
-    lines
+    bounds.into_iter().filter_map(failure).collect()
 }
 
 fn table(scores: &Scores) -> String {

@@ -62,7 +62,7 @@ fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<Clip, UsageError> {
     Ok(clip)
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct Scores {
     pub(crate) a: String,
     pub(crate) b: String,

@@ -26,7 +26,7 @@ struct DoctorReport {
     ffmpeg: Option<PathBuf>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct PlatformReport {
     platform: &'static str,
     works: bool,
@@ -63,16 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn examine(kind: Platform) -> PlatformReport {
     let name = kind.name();
-    let mut report = PlatformReport {
-        platform: name,
-        works: false,
-        hardware: None,
-        plugin: None,
-        platform_name: None,
-        platform_version: None,
-        devices: Vec::new(),
-        missing: Vec::new(),
-    };
+    let mut report = PlatformReport { platform: name, ..PlatformReport::default() };
     let hardware = platform::hardware(kind);
     match &hardware {
         Ok(text) if kind != Platform::Cpu => report.hardware = Some(text.clone()),
@@ -84,12 +75,8 @@ fn examine(kind: Platform) -> PlatformReport {
         report.missing.push(format!("no plugin: `ltx2 plugin install {name}` fetches it"));
         return report;
     };
-    let mut plugin_report = PluginReport {
-        path: found.path.clone(),
-        origin: found.origin.clone(),
-        api_version: None,
-        stablehlo_version: None,
-    };
+    let (path, origin) = (found.path.clone(), found.origin.clone());
+    let mut plugin_report = PluginReport { path, origin, api_version: None, stablehlo_version: None };
     if kind == Platform::Cuda {
         report.missing.extend(platform::missing_for_cuda(&found.path));
     }

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use super::args::ConfigArgs;
+use super::args::{ConfigArgs, JobArgs, LAYERS};
 use super::compile::prepare_tpus;
 use super::{UsageError, print};
-use crate::config::{Case, Given, load, read_experiment};
+use crate::config::{Case, CliOverrides, load, read_experiment};
 use crate::pipeline::programs::Programs;
 use crate::runtime::Target;
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
-use crate::tune::{CaseResult, Options, default_jobs, experiment, page, ranked, table};
+use crate::tune::{CaseResult, Options, experiment, page, ranked, table};
 
 /// Compiles the cases of a YAML file and ranks them; with --search, finds the fastest layout and mesh itself.
 ///
@@ -33,15 +33,8 @@ pub(crate) struct Args {
     /// Also measures each case whose devices are present, with random weights
     #[arg(long, conflicts_with = "search")]
     measure: bool,
-    /// Concurrent compilations [default: as many as cores and memory allow]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    jobs: Option<u16>,
-    /// Also repeats failed cases
-    #[arg(long)]
-    retry: bool,
-    /// Folder of optimized modules, may be shared by experiments [default: modules, in the output folder]
-    #[arg(long, value_name = "DIR")]
-    modules: Option<PathBuf>,
+    #[command(flatten)]
+    jobs: JobArgs,
     #[command(flatten)]
     search: SearchArgs,
     #[command(flatten)]
@@ -79,14 +72,7 @@ struct SearchArgs {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let options = Options {
-        binary: std::env::current_exe()?,
-        folder: args.output.clone(),
-        modules: args.modules.clone(),
-        jobs: args.jobs.map_or_else(default_jobs, usize::from),
-        measure: args.measure,
-        retry: args.retry,
-    };
+    let options = args.jobs.options(args.output.clone(), args.measure)?;
     let Some(file) = &args.file else { return run_search(args, &options) };
     if args.config.config.is_some() || !args.config.set.is_empty() {
         return Err(
@@ -94,7 +80,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         );
     }
     let file = read_experiment(file)?;
-    let config = Given { file: Some(file.config.clone()), set: file.set.clone(), ..Given::default() };
+    let config = CliOverrides { file: Some(file.config.clone()), set: file.set.clone(), ..CliOverrides::default() };
     let targets: Vec<String> = file.cases().into_iter().filter_map(|c| c.target).collect();
     prepare_tpus(&load(&config)?.config, &targets)?;
     let rows = experiment(&file, &options).map_err(usage)?;
@@ -112,8 +98,6 @@ fn report(title: &str, rows: Vec<CaseResult>, folder: &Path) -> anyhow::Result<(
     anyhow::ensure!(failed < all, "none of {all} cases compiled");
     Ok(())
 }
-
-const LAYERS: usize = 3;
 
 fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
     let s = &args.search;

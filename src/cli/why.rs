@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
+use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs};
 use super::compile::{prepare_tpus, read_chip};
 use super::deliver;
 use super::experiment::usage;
 use crate::config::load;
 use crate::pipeline::programs::ProgramKind;
-use crate::tune::{DiagnoseRequest, Diagnosis, Options, default_jobs, diagnose, diagnosis_text};
+use crate::tune::{DiagnoseRequest, Diagnosis, diagnose, diagnosis_text};
 
 /// Names the tensor, rule and reason of every collective, then compiles single-rule layout changes and ranks them.
 #[derive(clap::Args, Clone, Debug)]
@@ -41,9 +41,6 @@ pub(crate) struct Args {
     /// Maximum number of changes to compile, the most promising first
     #[arg(long, value_name = "N", default_value_t = 6)]
     budget: usize,
-    /// Concurrent compilations [default: as many as cores and memory allow]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    jobs: Option<u16>,
     /// Timeout of one compilation in seconds
     #[arg(long, value_name = "S", default_value_t = 1800)]
     timeout: u64,
@@ -56,12 +53,8 @@ pub(crate) struct Args {
     /// Folder for results and modules [default: why, in the compile cache]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Folder of optimized modules [default: modules, in the output folder]
-    #[arg(long, value_name = "DIR")]
-    modules: Option<PathBuf>,
-    /// Also repeats failed compilations
-    #[arg(long)]
-    retry: bool,
+    #[command(flatten)]
+    jobs: JobArgs,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -69,8 +62,6 @@ pub(crate) struct Args {
     #[command(flatten)]
     config: ConfigArgs,
 }
-
-const LAYERS: usize = 3;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut given = args.config.given();
@@ -99,15 +90,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         budget: args.budget,
         timeout: args.timeout,
     };
-    let options = Options {
-        binary: std::env::current_exe()?,
-        folder,
-        modules: args.modules.clone(),
-        jobs: args.jobs.map_or_else(default_jobs, usize::from),
-        measure: false,
-        retry: args.retry,
-    };
-    let diagnosis = diagnose(&request, &options).map_err(usage)?;
+    let diagnosis = diagnose(&request, &args.jobs.options(folder, false)?).map_err(usage)?;
     let figures = format!("{}\n", serde_json::to_string_pretty(&json_of(&diagnosis, &config.layout))?);
     deliver(args.json.as_deref(), &figures, &diagnosis_text(&diagnosis, args.collective))?;
     match (&args.write, diagnosis.suggestions.first()) {

@@ -1,4 +1,4 @@
-//! What types cannot say: sizes the model takes, lists that must fall, and what this version does not do yet.
+//! Checks that types cannot express: sizes the model takes, lists that must fall, and combinations this version lacks.
 
 use serde_json::Value;
 

@@ -17,7 +17,7 @@ use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Layout
 /// A file of `shardings/`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct LayoutFile {
+pub(crate) struct LayoutFile {
     /// The devices, unless the configuration has a mesh of its own.
     pub(crate) mesh: Mesh,
     /// Where dimensions lie while they are computed with: for each logical axis the mesh axes that split it, outer
@@ -42,7 +42,6 @@ pub struct LayoutSource {
     pub(crate) rules: Vec<Rule>,
     /// How weights are split further between their uses.
     pub(crate) storage: Vec<Rule>,
-    /// Rules of single tensors.
     pub(crate) overrides: Vec<Override>,
 }
 
@@ -200,23 +199,11 @@ fn of_a_slice(slices: usize) -> &'static str {
     if slices > 1 { " of a slice" } else { "" }
 }
 
-/// Reads a layout by its path or shipped name.
+/// Reads a layout by its path or shipped name, with the order and the lines of its rules.
 ///
 /// # Errors
 /// No such file; a key or rule it must not have.
-pub fn read_layout(name: &str) -> Result<LayoutFile, ConfigError> {
-    Ok(read(name)?.file)
-}
-
-/// Reads a layout with the order and the lines of its rules.
-///
-/// # Errors
-/// Those of [`read_layout`].
 pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
-    read(name)
-}
-
-fn read(name: &str) -> Result<LayoutSource, ConfigError> {
     let name = if name == AUTO { "replicated" } else { name };
     let (label, text) = match (std::fs::read_to_string(Path::new(name)), presets::shipped_layout(name)) {
         (Ok(text), _) => (name.to_string(), text),
@@ -268,7 +255,8 @@ fn read(name: &str) -> Result<LayoutSource, ConfigError> {
     if let Some(old) = old {
         static WARNED: Once = Once::new();
         let line = old.line;
-        WARNED.call_once(|| tracing::warn!("{label}:{line}: 'exchange' is now called 'context_parallel'"));
+        let now = "'exchange' is now called 'context_parallel'"; // alias
+        WARNED.call_once(|| tracing::warn!("{label}:{line}: {now}"));
     }
     let policy = node.get("context_parallel").or(old);
     let hybrid = file.context_parallel.kind == ContextParallelKind::Hybrid;
@@ -319,7 +307,7 @@ impl Config {
     /// # Errors
     /// No such layout, or a mesh that cannot be meant.
     pub(crate) fn virtual_devices(&self) -> Result<usize, ConfigError> {
-        let file = read_layout(&self.layout)?;
+        let file = read_layout_source(&self.layout)?.file;
         let mesh = self.mesh.as_ref().unwrap_or(&file.mesh);
         let named: usize = sizes(mesh).iter().filter_map(|(_, s)| usize::try_from(*s).ok()).product();
         let rest = sizes(mesh).iter().any(|(_, s)| *s == -1);
@@ -332,7 +320,7 @@ impl Config {
     /// # Errors
     /// No such layout.
     pub(crate) fn slices(&self) -> Result<usize, ConfigError> {
-        let mesh = self.mesh.map_or_else(|| Ok(read_layout(&self.layout)?.mesh), Ok)?;
+        let mesh = self.mesh.map_or_else(|| Ok(read_layout_source(&self.layout)?.file.mesh), Ok)?;
         Ok(usize::try_from(mesh.dcn.data).unwrap_or(1))
     }
 
@@ -341,7 +329,7 @@ impl Config {
     /// # Errors
     /// No such layout, or a mesh that the devices do not make up.
     pub fn placement(&self, devices: usize) -> Result<Layout, ConfigError> {
-        let read = read(&self.layout)?;
+        let read = read_layout_source(&self.layout)?;
         let mesh = resolve_mesh(self.mesh.as_ref().unwrap_or(&read.file.mesh), devices)?;
         read.on(mesh).map_err(|e| ConfigError::Flag(format!("layout {}: {e}", self.layout)))
     }
@@ -376,10 +364,10 @@ mod tests {
     fn layouts_are_written_as_they_are_read() {
         let folder = tempfile::tempdir().unwrap();
         for (name, _) in super::super::presets::LAYOUTS {
-            let source = read(name).unwrap();
+            let source = read_layout_source(name).unwrap();
             let path = folder.path().join("again.yml");
             std::fs::write(&path, source.to_yaml(&["a comment".into()])).unwrap();
-            let again = read(path.to_str().unwrap()).unwrap();
+            let again = read_layout_source(path.to_str().unwrap()).unwrap();
             let plain = |rules: &[Rule]| rules.iter().map(|r| (r.axis, r.mesh_axes.clone())).collect::<Vec<_>>();
             assert_eq!(plain(&source.rules), plain(&again.rules), "{name}");
             assert_eq!(plain(&source.storage), plain(&again.storage), "{name}");

@@ -17,11 +17,12 @@ mod tree;
 mod validate;
 mod yaml;
 
-pub use error::{ConfigError, Origin};
+pub use error::{ConfigError, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
 pub(crate) use layout::{LayoutFile, LayoutSource};
-pub use layout::{parse_mesh, read_layout, read_layout_source};
-pub use load::{Flag, Given, Loaded, load, read_experiment};
+pub use layout::{parse_mesh, read_layout_source};
+pub use load::CliOverrides;
+pub use load::{Flag, Loaded, load, read_experiment};
 pub(crate) use naming::sidecar_path;
 pub use naming::{Job, output_paths};
 pub use presets::shipped_layouts;

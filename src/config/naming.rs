@@ -13,7 +13,6 @@ const MAX_VIDEOS: usize = 10_000;
 pub struct Job {
     /// Its place among the videos, from 0.
     pub index: usize,
-    /// What it shows.
     pub prompt: String,
     /// Of its noise.
     pub seed: u64,

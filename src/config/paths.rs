@@ -97,7 +97,7 @@ fn text(node: &mut Node, key: &str, f: impl FnOnce(&str) -> String) {
     }
 }
 
-/// What `runtime.compile_cache: auto` means, instead of the user's cache folder: `off` or a folder.
+/// Environment variable that `runtime.compile_cache: auto` reads: `off`, or a folder in place of the user's cache folder.
 pub(crate) const CACHE_VARIABLE: &str = "LTX2_COMPILE_CACHE";
 
 impl Config {

@@ -13,7 +13,6 @@ use super::error::ConfigError;
 pub(crate) struct Node {
     /// Line, from 1.
     pub(crate) line: u64,
-    /// Value.
     pub(crate) data: Data,
 }
 
@@ -22,7 +21,6 @@ pub(crate) struct Node {
 pub(crate) enum Data {
     /// Null, a switch, a number or text.
     Scalar(Value),
-    /// A list.
     List(Vec<Node>),
     /// Keys in the order of the file.
     Map(Vec<(String, Node)>),

@@ -31,7 +31,6 @@ pub struct Network {
     pub program: Program,
     /// The parameters, in the order of first use.
     pub params: Vec<Param>,
-    /// Placements of parameters, inputs and activations.
     pub(crate) placements: Vec<Placement>,
     /// Notes on what the layout's rules could not split, a line each.
     pub notes: Vec<String>,
@@ -56,31 +55,21 @@ impl Network {
 /// Error in a model's `config.json`.
 #[derive(Debug)]
 pub enum ConfigError {
-    /// Not of the expected form.
+    /// Not of the expected form: the parser's message, naming the key.
     Form {
-        /// Model folder.
         component: &'static str,
-        /// The parser's message, naming the key.
         message: String,
     },
     /// A value this program does not compute.
     Unsupported {
-        /// Model folder.
         component: &'static str,
-        /// Key.
         key: Cow<'static, str>,
-        /// Its value.
         value: String,
-        /// Supported values.
         supported: &'static str,
     },
-    /// A key that nothing reads.
     Unread {
-        /// Model folder.
         component: &'static str,
-        /// Key.
         key: String,
-        /// Its value.
         value: String,
     },
 }

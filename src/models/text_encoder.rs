@@ -11,7 +11,6 @@ pub(crate) trait TextEncoder {
     /// Token ids it has embeddings of.
     fn vocab_size(&self) -> usize;
 
-    /// Layers of its stack.
     fn layers(&self) -> usize;
 
     /// Hidden states it gives: the embeddings and every layer's.

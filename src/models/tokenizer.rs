@@ -16,34 +16,16 @@ const SPECIAL_FILE: &str = "special_tokens_map.json";
 /// Error in opening, using or writing a tokenizer. Every message is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// A file that cannot be read.
     #[error("cannot read {}: {source}; the model's tokenizer folder needs {MODEL_FILE}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A file that cannot be written.
+    Read { file: PathBuf, source: std::io::Error },
     #[error("cannot write {}: {source}", file.display())]
-    Write {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Write { file: PathBuf, source: std::io::Error },
     /// A file that is not what it should be.
     #[error("{}: {why}", file.display())]
-    Content {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    Content { file: PathBuf, why: String },
     /// Not even the first token fits.
     #[error("max_sequence_length is {0}; it must be at least 1")]
     Length(usize),
-    /// The tokenizer failed on a prompt.
     #[error("the tokenizer failed on the prompt: {0}")]
     Encode(String),
 }
@@ -59,14 +41,13 @@ pub struct Encoding {
     pub(crate) cut: usize,
 }
 
-/// What a family's prompts begin with and are padded with, where the tokenizer's own files do not say.
+/// Tokens that a family's prompts begin with and are padded with, where the tokenizer's own files do not say.
 #[derive(Debug)]
 pub struct TokenizerRules {
     /// Name of the token in front.
     pub(crate) bos: &'static str,
     /// Name of the last token, which pads where there is no other.
     pub(crate) eos: &'static str,
-    /// Name of the padding token.
     pub(crate) pad: &'static str,
     /// Whether the token in front is added.
     pub(crate) prepends_bos: bool,

@@ -9,7 +9,6 @@ use crate::kernels;
 /// Heads and their width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
-    /// Number of heads.
     pub count: usize,
     /// Width of one.
     pub dim: usize,
@@ -32,9 +31,7 @@ pub struct Attention<'a> {
     pub v: &'a Value,
     /// Added to the scaled scores of all heads, `[rows or 1, 1, q or 1, k]`, f32.
     pub bias: Option<&'a Value>,
-    /// Factor on the scores.
     pub scale: f64,
-    /// The sequence axes of queries and keys.
     pub sequence: [Axis; 2],
 }
 

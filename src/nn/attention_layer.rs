@@ -17,7 +17,6 @@ const QK_NORM_EPS: f64 = 1e-6;
 /// The shape and switches of one attention layer.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionLayer {
-    /// Heads and their width.
     pub heads: Heads,
     /// Biases on queries, keys and values.
     pub(crate) bias: bool,

@@ -43,27 +43,22 @@ impl Context {
         }
     }
 
-    /// The StableHLO builder.
     pub fn builder(&self) -> &Builder {
         &self.builder
     }
 
-    /// The placement rules.
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Element type of weights and activations.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Rounding order.
     pub(crate) fn numerics(&self) -> Numerics {
         self.numerics
     }
 
-    /// Forms that the platform's compiler takes well.
     pub(crate) fn lowering(&self) -> Lowering {
         self.lowering
     }
@@ -73,7 +68,6 @@ impl Context {
         self.declared.borrow().clone()
     }
 
-    /// Every placement so far, in order.
     pub(crate) fn placements(&self) -> Vec<Placement> {
         self.placements.borrow().clone()
     }

@@ -24,7 +24,7 @@ pub enum ContextParallelKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ContextParallelPolicy {
-    /// Collective.
+    /// Collective that brings queries and keys together.
     pub kind: ContextParallelKind,
     /// `hybrid`: devices that trade tokens for heads; a divisor of the devices that split the sequence.
     #[schemars(range(min = 1))]

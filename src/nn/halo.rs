@@ -9,11 +9,10 @@ use crate::hlo::{Comparison, DType, Groups, Type, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding {
-    /// Zeros.
     Zeros,
     /// The frame mirrored at its edge, which is not repeated.
     Reflect,
-    /// The edge.
+    /// Edge values repeated.
     Replicate,
 }
 
@@ -24,7 +23,7 @@ pub(crate) const SPATIAL_DIMS: [usize; 2] = [3, 4];
 /// they hold there is arbitrary, and no pixel of the video depends on it.
 #[derive(Clone)]
 pub(crate) struct ShardedDim {
-    /// The dimension, one of [`SPATIAL_DIMS`].
+    /// The dimension, one of `SPATIAL_DIMS`.
     pub(crate) axis: usize,
     /// Devices that hold one video, in the order of its blocks.
     pub(crate) groups: Groups,
@@ -115,7 +114,6 @@ pub struct SpatialShards {
 }
 
 impl SpatialShards {
-    /// Whether a dimension is sharded.
     pub(crate) fn is_sharded(&self, axis: usize) -> bool {
         self.dims.iter().any(|s| s.axis == axis)
     }

@@ -9,26 +9,20 @@ use crate::hlo::{Groups, Mesh, Sharding, Type};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
-    /// Videos of one run.
     Batch,
     /// Guidance branches: conditional, negative, …
     Branch,
     /// Videos times guidance branches, videos outermost: placed as `batch`, then `branch`.
     #[serde(rename = "rows")]
     CfgBatch,
-    /// Video tokens.
     VideoSequence,
-    /// Audio tokens.
     AudioSequence,
-    /// Text tokens.
     TextSequence,
     /// The residual stream's width, on the side of a weight that meets it.
     Embed,
-    /// Attention heads.
     Heads,
     /// Heads that share keys and values.
     KvHeads,
-    /// Width of a head.
     HeadDim,
     /// Inner width of a feed-forward layer.
     Mlp,
@@ -38,11 +32,8 @@ pub enum Axis {
     Vocab,
     /// Video frames.
     Frames,
-    /// Rows of a frame, or mel time.
     Height,
-    /// Columns of a frame, or mel bins.
     Width,
-    /// Channels of a convolution.
     Channels,
     /// Samples of a waveform.
     Samples,
@@ -68,36 +59,16 @@ impl Axis {
 /// Mismatch between a layout and a mesh or tensor.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum LayoutError {
-    /// A rule names an axis that the mesh lacks.
     #[error("{rule}: mesh axis '{mesh_axis}' does not exist, the mesh has {mesh}")]
-    UnknownMeshAxis {
-        /// The rule.
-        rule: Rule,
-        /// Missing mesh axis.
-        mesh_axis: String,
-        /// The mesh.
-        mesh: String,
-    },
-    /// One mesh axis would split two dimensions.
+    UnknownMeshAxis { rule: Rule, mesh_axis: String, mesh: String },
     #[error("tensor '{tensor}' {ty} would be split twice by mesh axis '{mesh_axis}' ({rules})")]
-    Twice {
-        /// Tensor.
-        tensor: String,
-        /// Its type.
-        ty: String,
-        /// Mesh axis.
-        mesh_axis: String,
-        /// The rules that do so.
-        rules: String,
-    },
+    Twice { tensor: String, ty: String, mesh_axis: String, rules: String },
 }
 
 /// A line of a layout file: the mesh axes that split a logical axis, outer first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Logical axis.
     pub axis: Axis,
-    /// Mesh axes, outer first.
     pub mesh_axes: Vec<String>,
     /// `file:line`.
     pub place: String,
@@ -125,10 +96,9 @@ impl Override {
     }
 }
 
-/// A mesh and the rules that place logical axes on it.
-#[derive(Clone, Debug, PartialEq)]
+/// A mesh and the rules that place logical axes on it; by default one device.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layout {
-    /// The devices.
     pub mesh: Mesh,
     /// Sharding of dimensions while they are computed with.
     pub(crate) rules: Vec<Rule>,
@@ -149,19 +119,6 @@ pub(crate) struct Placed {
     pub(crate) rules: Vec<Rule>,
     /// Dimensions left replicated because they do not divide: tensor, sizes and rule, a line each.
     pub(crate) notes: Vec<String>,
-}
-
-impl Default for Layout {
-    /// One device.
-    fn default() -> Self {
-        Layout {
-            mesh: Mesh { axes: Vec::new() },
-            rules: Vec::new(),
-            storage: Vec::new(),
-            overrides: Vec::new(),
-            context_parallel: ContextParallelPolicy::default(),
-        }
-    }
 }
 
 impl Layout {
@@ -186,8 +143,8 @@ impl Layout {
         Ok(Layout { mesh, rules, storage, overrides, context_parallel })
     }
 
-    /// This layout for programs of one guidance branch: the devices of the others take video tokens. The weights lie as
-    /// before, so both kinds of program read the same.
+    /// This layout for programs of one guidance branch: the devices of the others take video tokens. The weights are
+    /// placed as before, so both kinds of program read the same.
     #[must_use]
     pub(crate) fn of_one_branch(&self) -> Layout {
         let of = |axis: Axis| self.rules.iter().find(|r| r.axis == axis);
@@ -333,7 +290,7 @@ impl Layout {
             placed.rules.extend(rules);
         } else {
             let uneven = self.uneven((tensor, ty), dim, axis, &mesh_axes, &rules);
-            placed.notes.push(format!("{uneven}; every device holds it whole"));
+            placed.notes.push(format!("{uneven}; replicated"));
         }
     }
 
@@ -420,7 +377,7 @@ mod tests {
         assert_eq!(
             odd.notes,
             ["tensor 't.w' tensor<6x8xbf16>: heads = 6 does not divide by context = 4 (x.yml:1: heads: [context]); \
-              every device holds it whole"]
+              replicated"]
         );
         let e = l.place("t.w", &ty(&[8, 8]), &[Axis::Heads, Axis::Mlp]).unwrap_err().to_string();
         assert!(e.starts_with("tensor 't.w' tensor<8x8xbf16> would be split twice by mesh axis 'context'"), "{e}");

@@ -7,7 +7,6 @@ use crate::hlo::{Sharding, Type};
 
 /// The normal distribution that a random model draws a parameter from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs)] // Named as statistics name them.
 pub struct Init {
     pub mean: f32,
     pub std: f32,
@@ -89,11 +88,8 @@ pub struct Param {
     pub name: String,
     /// Type on the device, the stacking dimension first.
     pub ty: Type,
-    /// Logical axes, one a dimension.
     pub axes: Vec<Axis>,
-    /// Location in the checkpoint.
     pub source: Source,
-    /// Distribution in a random model.
     pub init: Init,
 }
 
@@ -106,13 +102,11 @@ pub struct Placement {
     pub(crate) tensor: String,
     /// Global type.
     pub ty: Type,
-    /// Logical axis of each dimension.
     pub axes: Vec<Axis>,
     /// Mesh axes of each dimension.
     pub(crate) sharding: Sharding,
     /// Rules that shard something, as `file:line: axis: [mesh axes]`.
     pub(crate) rules: Vec<String>,
-    /// Role in the program.
     pub(crate) role: Role,
 }
 

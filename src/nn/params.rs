@@ -38,7 +38,6 @@ pub struct PartView<'a> {
     pub(crate) stored: &'a [usize],
     /// Strides of the parts' axes and the number of the part, in elements of the stored tensor.
     pub(crate) strides: &'a [usize],
-    /// Number of parts.
     pub(crate) parts: usize,
     /// Index of the part, a value of the program.
     pub(crate) index: &'a Value,
@@ -82,7 +81,7 @@ impl Params {
             (Quantization::None, _) => false,
             (Quantization::Fp8, Some(Number::Fixed(l))) => narrow(*l),
             (Quantization::Fp8, _) => {
-                self.builder().reject("fp8", "only layers that are written out differ in their weights' type".into());
+                self.builder().reject("fp8", "only unrolled layers differ in their weights' type".into());
                 false
             }
         };
@@ -119,7 +118,6 @@ impl Params {
         }
     }
 
-    /// One tensor of the checkpoint.
     pub(crate) fn get(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init) -> Value {
         self.get_as(name, shape, shape, axes, init)
     }

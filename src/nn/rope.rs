@@ -29,9 +29,7 @@ pub enum Pairing {
 /// Cosines and sines on the host, `[b, tokens, heads, head_dim / 2]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Cosines.
     pub cos: Array4<f32>,
-    /// Sines.
     pub sin: Array4<f32>,
 }
 

@@ -34,13 +34,12 @@ impl ShardedVideo {
             ty.dims[dim] = content[dim].next_multiple_of(parts * unit);
             if let Some(uneven) = layout.unevenness(&name, &whole, dim, AXES[dim], unit) {
                 let block = ty.dims[dim] / parts;
-                p.note(format!("{uneven}; every device holds a block of {block}, filled up behind the last"));
+                p.note(format!("{uneven}; padded to blocks of {block}"));
             }
         }
         ShardedVideo { input, name, content, ty }
     }
 
-    /// Declares it as an input.
     pub fn input(&self, p: &Params) -> Value {
         p.filled_input(self.input, self.ty.clone(), &self.content, &AXES)
     }

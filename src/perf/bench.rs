@@ -1,6 +1,6 @@
 //! Benchmarks of the executables of `generate`, each alone, and of a whole request.
 //!
-//! [`SyntheticInputs`] lets each program run without those before it. Inputs are on the devices before the clock starts,
+//! `SyntheticInputs` lets each program run without those before it. Inputs are on the devices before the clock starts,
 //! and it stops when all results are ready; nothing is copied to the host meanwhile. Only `end_to_end` begins with a prompt
 //! and ends with frames and samples on the host.
 
@@ -82,7 +82,6 @@ pub(crate) struct BenchOptions {
     pub(crate) targets: Vec<BenchTarget>,
     /// Timed runs per target, at least one.
     pub(crate) runs: usize,
-    /// Warm-up runs per target.
     pub(crate) warmup: usize,
 }
 
@@ -276,7 +275,6 @@ impl<'a> Bench<'a> {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// Number of prompts per video.
     fn prompts_a_video(&self) -> usize {
         let [video, audio] = self.first.scales;
         1 + usize::from(branches(video, audio).contains(&Branch::Negative))

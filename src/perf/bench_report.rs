@@ -11,7 +11,6 @@ use crate::pjrt::CompiledMemory;
 use crate::runtime::PeakMatmul;
 use crate::tensor::Tensor;
 
-/// Report of a benchmark.
 #[derive(Debug, Serialize)]
 pub(crate) struct BenchReport {
     /// Platform name in lower case.
@@ -39,7 +38,6 @@ pub(crate) struct BenchReport {
     pub(crate) peak_memory_bytes: Option<u64>,
 }
 
-/// Timing of one program.
 #[derive(Debug, Serialize)]
 pub(crate) struct ProgramTiming {
     /// Program that ran; none for `end_to_end`.
@@ -61,7 +59,6 @@ pub(crate) struct ProgramTiming {
     pub(crate) parts: Option<BTreeMap<Phase, HostDevice>>,
 }
 
-/// Device and host seconds of a phase.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct HostDevice {
     pub(crate) device: f64,

@@ -21,7 +21,6 @@ use crate::pjrt::{Error, ProfileOptions, Profiler};
 use crate::runtime::processes::{Group, host};
 use crate::runtime::{Executable, RuntimeError, flags};
 
-/// Summary of a trace.
 #[derive(Debug, Serialize)]
 pub(crate) struct Profile {
     /// Platform name in lower case.

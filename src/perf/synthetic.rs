@@ -95,14 +95,12 @@ impl Denoising {
         self.steps.steps(executor, 0..evaluations, &mut noise)
     }
 
-    /// Initial latents on the devices.
     pub(crate) fn start(&self, executor: &Executor) -> Result<Vec<ShardedTensor>> {
         let latents = self.steps.start(executor, &self.start)?;
         wait(&latents)?;
         Ok(latents)
     }
 
-    /// Runs a call to its end.
     pub(crate) fn run(
         &self,
         executor: &Executor,

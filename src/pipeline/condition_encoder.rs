@@ -15,7 +15,7 @@ use crate::request::{Condition, Content, Placement, Request, Shapes, noise_level
 use crate::sampling::latents::{AudioShape, pack_audio};
 use crate::weights::Checkpoint;
 
-/// What a dump calls them.
+/// Tensor of a dump with the sound's latents.
 const AUDIO_LATENTS: &str = "latents.audio";
 
 /// Fails where the file of a condition cannot be used.

@@ -6,7 +6,7 @@ use super::origin::Weights;
 use super::program_table::TABLE;
 use crate::hlo::{DType, Type};
 use crate::nn::{Axis, Build, Init, Param, Source};
-use crate::weights::{Checkpoint, Component, Report, validate};
+use crate::weights::{Checkpoint, Component, ValidationReport, validate};
 
 /// Every parameter that any program of a part declares, and what only the host reads.
 ///
@@ -55,7 +55,7 @@ pub(crate) fn check_files(
 ///
 /// # Errors
 /// What is wrong with the configuration.
-pub(crate) fn compare(configs: &ModelConfigs, part: Component, checkpoint: &Checkpoint) -> Result<Report> {
+pub(crate) fn compare(configs: &ModelConfigs, part: Component, checkpoint: &Checkpoint) -> Result<ValidationReport> {
     let params = parameters(configs, part)?;
     Ok(validate(checkpoint, part, params.iter().flat_map(|p| p.source.tensors())))
 }

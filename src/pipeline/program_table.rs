@@ -17,7 +17,6 @@ use crate::weights::Component;
 
 /// A program. Those of a run are in the order of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
-#[allow(missing_docs)] // Described in the table.
 pub enum ProgramKind {
     TextEncoder,
     Connectors,

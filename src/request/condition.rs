@@ -47,9 +47,9 @@ pub enum Placement {
     },
     /// Those of the stream's own that lie wholly within a time span, of content as long as the stream.
     Span {
-        /// Seconds.
+        /// Start in seconds.
         start: f64,
-        /// Seconds.
+        /// End in seconds.
         end: f64,
     },
 }

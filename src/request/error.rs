@@ -1,4 +1,4 @@
-//! What is wrong with a request.
+//! Errors of a request.
 
 use crate::sampling::SamplingError;
 

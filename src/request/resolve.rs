@@ -119,11 +119,11 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, SamplingError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Given, load};
+    use crate::config::{CliOverrides, load};
 
     fn config(set: &[&str]) -> Config {
         let set = set.iter().map(|s| (*s).to_string()).collect();
-        load(&Given { set, ..Given::default() }).expect("a configuration").config
+        load(&CliOverrides { set, ..CliOverrides::default() }).expect("a configuration").config
     }
 
     #[test]

@@ -22,17 +22,11 @@ const HEAD: u64 = 1 << 20;
 /// Errors of storing or loading an entry.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The plugin.
     #[error(transparent)]
     Plugin(#[from] Error),
     /// A file that cannot be read or written, or an entry that is not what its name says.
     #[error("{}: {reason}", path.display())]
-    File {
-        /// File.
-        path: PathBuf,
-        /// Reason.
-        reason: String,
-    },
+    File { path: PathBuf, reason: String },
 }
 
 impl CacheError {
@@ -176,7 +170,6 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// The file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -29,7 +29,6 @@ impl Devices {
         &self.all
     }
 
-    /// Those of this process.
     pub(crate) fn own(&self) -> &[Device] {
         &self.own
     }

@@ -22,15 +22,12 @@ use crate::tensor::Tensor;
 /// Compiles and runs of a program so far.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Statistics {
-    /// Number of compiles.
     pub compiles: usize,
-    /// Seconds of compiling.
     pub(crate) compile_seconds: f64,
     /// Loads from the compile cache.
     pub cache_hits: usize,
     /// Seconds of loading.
     pub(crate) cache_seconds: f64,
-    /// Number of runs.
     pub executions: usize,
 }
 
@@ -68,7 +65,6 @@ impl Engine {
         Engine { client, devices, options, cache, group, statistics, launches, compiled }
     }
 
-    /// The client.
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
@@ -83,12 +79,10 @@ impl Engine {
         self.devices.all()
     }
 
-    /// The first device of this process.
     pub(crate) fn own_device(&self) -> &Device {
         &self.devices.own()[0]
     }
 
-    /// Whether some devices are other processes'.
     pub(crate) fn has_peers(&self) -> bool {
         self.devices.have_peers()
     }
@@ -299,7 +293,6 @@ impl Engine {
         Box::new(move |tensor| engine.replicate(tensor, &mesh, sharding.as_ref()))
     }
 
-    /// Statistics of every program.
     pub fn statistics(&self) -> BTreeMap<String, Statistics> {
         self.statistics.lock().map(|s| s.clone()).unwrap_or_default()
     }

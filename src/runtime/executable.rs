@@ -13,9 +13,7 @@ use crate::tensor::Tensor;
 /// Origin of an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutableOrigin {
-    /// The compiler.
     Compiled,
-    /// The compile cache.
     CacheHit,
 }
 
@@ -41,7 +39,6 @@ pub struct Executable {
 }
 
 impl Executable {
-    /// The program's name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -61,7 +58,6 @@ impl Executable {
         }
     }
 
-    /// The program's hash.
     pub(crate) fn hash(&self) -> &str {
         &self.hash
     }
@@ -76,17 +72,14 @@ impl Executable {
         self.compile_time
     }
 
-    /// The names and types of the arguments.
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments
     }
 
-    /// The names and types of the results.
     pub(crate) fn results(&self) -> &[Output] {
         &self.results
     }
 
-    /// The devices it runs on.
     pub(crate) fn mesh(&self) -> &Mesh {
         &self.mesh
     }
@@ -135,7 +128,6 @@ impl Outputs {
         self.named.values().try_for_each(ShardedTensor::wait)
     }
 
-    /// Takes a result out.
     pub(crate) fn take(&mut self, name: &str) -> Option<ShardedTensor> {
         self.named.remove(name)
     }

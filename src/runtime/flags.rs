@@ -15,7 +15,7 @@ pub(crate) fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, Opt
     }
     match platform {
         "cpu" => {
-            // Sums in the YNN library depend on how many rows there are; its products do not.
+            // Sums in the YNN library depend on how many rows there are; its matmuls do not.
             let products = OptionValue::Text("LIBRARY_FUSION_TYPE_DOT".into());
             flags.push(("xla_cpu_experimental_ynn_fusion_type", products));
         }
@@ -28,9 +28,9 @@ pub(crate) fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, Opt
                 ("xla_tpu_enable_async_collective_fusion", on.clone()),
                 ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", on.clone()),
                 ("xla_tpu_enable_async_collective_fusion_multiple_steps", on.clone()),
-                // Without it only products hide a gather: a fifth of the bytes of `fsdp-ulysses` would be waited for.
+                // Without it only matmuls hide a gather: a fifth of the bytes of `fsdp-ulysses` would be waited for.
                 ("xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions", on.clone()),
-                // Attention's kernel hides gathers as products do.
+                // Attention's kernel hides gathers as matmuls do.
                 ("xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call", on.clone()),
                 ("xla_tpu_overlap_compute_collective_tc", on),
             ]);
@@ -39,7 +39,7 @@ pub(crate) fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, Opt
             flags.extend([
                 // Convolutions over three dimensions are else compiled channels first, and cuDNN turns every tensor twice.
                 ("xla_gpu_force_conv_nhwc", on.clone()),
-                // cuBLAS applies biases and GELU to its sums; Triton's products leave them to passes of their own.
+                // cuBLAS applies biases and GELU to its sums; Triton's matmuls leave them to passes of their own.
                 ("xla_gpu_enable_triton_gemm", OptionValue::Bool(false)),
             ]);
             if devices > 1 {

@@ -38,7 +38,6 @@ pub struct CompileKey {
 }
 
 impl CompileKey {
-    /// The hash of all of it.
     pub fn hash(&self) -> String {
         sha256(json(self).as_bytes())
     }
@@ -47,7 +46,6 @@ impl CompileKey {
 /// Optimized module of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredModule {
-    /// The optimized module.
     pub optimized: OptimizedProgram,
     /// Memory of a device.
     pub memory: CompiledMemory,
@@ -58,7 +56,6 @@ pub struct StoredModule {
 /// Outcome of compiling a program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CompileOutcome {
-    /// A module.
     Module(StoredModule),
     /// The compiler's last words.
     Failure(String),
@@ -97,7 +94,6 @@ impl ModuleStore {
         ModuleStore { folder: folder.into() }
     }
 
-    /// The folder.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }

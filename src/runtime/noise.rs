@@ -1,6 +1,6 @@
 //! Normal numbers drawn on a device: faster than a host's generator, and no other program's numbers.
 //!
-//! An element follows from seed, name and its row-major index alone, by the hash of [`random`](super::random) and Box and
+//! An element follows from seed, name and its row-major index alone, by the hash of `runtime::random` and Box and
 //! Muller's transform.
 
 use super::engine::Engine;

@@ -52,18 +52,11 @@ pub enum PlatformError {
     /// The plugin was not found, could not be loaded or did not start.
     #[error(transparent)]
     Pjrt(#[from] Error),
-    /// The machine has no such hardware.
     #[error("platform {platform}: {reason}; `--platform auto` uses what is there, `ltx2 doctor` shows it")]
-    NoHardware {
-        /// The platform asked for.
-        platform: &'static str,
-        /// Hardware that was not found.
-        reason: String,
-    },
+    NoHardware { platform: &'static str, reason: String },
     /// Several processes of a platform that knows one.
     #[error("platform cpu runs in one process: its plugin has no way to others; use cuda or tpu, or --num-processes 1")]
     OneProcess,
-    /// `auto` found nothing that works.
     #[error("no platform works: {0}; `ltx2 plugin install cpu` fetches a plugin that runs everywhere")]
     None(String),
 }

@@ -5,15 +5,11 @@ use crate::pjrt::discover::Platform;
 /// A wheel of the Python package index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wheel {
-    /// Package name.
     pub(crate) package: &'static str,
-    /// Version.
     pub(crate) version: &'static str,
     /// Python version, implementation and ABI tags to ask for, where the package has a wheel for each.
     pub(crate) python: Option<&'static str>,
-    /// Platform tag to ask for.
     pub(crate) platform: &'static str,
-    /// SHA-256 of the file.
     pub(crate) sha256: &'static str,
 }
 

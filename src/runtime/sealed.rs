@@ -96,6 +96,7 @@ pub(crate) fn sha256_file(path: &Path) -> std::io::Result<String> {
     }
 }
 
+/// JSON of a value that always has one.
 pub(crate) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("structs of texts and numbers have a JSON form")
 }

@@ -95,11 +95,9 @@ impl fmt::Display for Target {
 
 /// A target with the plugin that compiles for it.
 pub struct OpenTarget {
-    /// The target.
     pub(crate) target: Target,
     /// Device ids, in the order in which meshes count them.
     pub devices: Vec<i32>,
-    /// Device kind, as the plugin names it.
     pub device_kind: String,
     /// Bytes a program may use on a device, where there is a limit.
     pub capacity: Option<i64>,
@@ -132,7 +130,6 @@ impl std::ops::Deref for Compiled {
 }
 
 impl OpenTarget {
-    /// Platform version, as the plugin states it.
     pub(crate) fn version(&self) -> String {
         let version = match &self.compiler {
             Compiler::Topology(topology) => topology.platform_version(),
@@ -148,7 +145,6 @@ impl OpenTarget {
 }
 
 impl Target {
-    /// Platform of the devices.
     pub fn platform(&self) -> Platform {
         self.platform
     }

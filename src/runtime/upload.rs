@@ -28,7 +28,6 @@ struct LoadedParameter {
 }
 
 impl Parameters {
-    /// One parameter.
     pub(crate) fn get(&self, name: &str) -> Option<&ShardedTensor> {
         self.tensors.get(name).map(|loaded| &loaded.tensor)
     }
@@ -93,7 +92,6 @@ impl Parameters {
         self.remove(reads)
     }
 
-    /// Takes out every parameter of a component.
     pub(crate) fn take_component(&mut self, component: &str) -> Parameters {
         self.remove(|loaded| loaded.component == component)
     }

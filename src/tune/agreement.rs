@@ -10,7 +10,6 @@ pub(crate) struct Agreement {
     pub(crate) rank: Option<f64>,
     /// Median of the relative errors `|predicted / measured - 1|`.
     pub(crate) median_error: f64,
-    /// Largest relative error.
     pub(crate) worst_error: f64,
     /// Slowdown of the case predicted fastest against the one measured fastest: 0 where they are the same.
     pub(crate) choice_loss: f64,

@@ -56,7 +56,6 @@ pub(crate) struct Needed {
     pub(crate) bytes: i64,
 }
 
-/// Peak rates of a chip.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct ChipRates {
     pub(crate) name: String,
@@ -64,7 +63,6 @@ pub(crate) struct ChipRates {
     pub(crate) bandwidth: f64,
 }
 
-/// Collectives of a program.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Collectives {
     pub(crate) per_layer_bytes: f64,
@@ -125,7 +123,6 @@ impl CollectiveEntry {
     }
 }
 
-/// Placement of a tensor.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct TensorPlacement {
     pub(crate) tensor: String,

@@ -15,7 +15,7 @@ use super::compile_report::CompileReport;
 use super::error::{Result, TuneError};
 use super::options::Options;
 use super::store::{JobKind, Record, Store};
-use crate::config::{Given, LayoutSource, load};
+use crate::config::{CliOverrides, LayoutSource, load};
 use crate::media::write_atomically;
 use crate::pipeline::compile::{self, CompileOptions, analyse};
 use crate::pipeline::programs::ProgramKind;
@@ -27,7 +27,7 @@ use crate::runtime::{CompileKey, CompileOutcome, ModuleStore, OpenTarget, Runtim
 #[derive(Clone, Debug)]
 pub(super) struct CompileTask {
     pub(crate) label: String,
-    pub(crate) given: Given,
+    pub(crate) given: CliOverrides,
     pub(crate) target: Target,
     pub(crate) program: ProgramKind,
     /// Number of transformer blocks; none for all.

@@ -10,14 +10,14 @@ use super::compiler::{CompileTask, Compiler, write_layout};
 use super::difference::{Difference, difference};
 use super::error::{Result, TuneError};
 use super::options::Options;
-use crate::config::{Given, LayoutSource, load, read_layout_source};
+use crate::config::{CliOverrides, LayoutSource, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::runtime::Target;
 
 #[derive(Clone, Debug)]
 pub(crate) struct DiagnoseRequest {
     /// Configuration with overrides; layout and mesh among them.
-    pub(crate) given: Given,
+    pub(crate) given: CliOverrides,
     /// Arguments that give a child the same, without the layout.
     pub(crate) settings: Vec<String>,
     pub(crate) target: String,

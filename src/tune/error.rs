@@ -25,6 +25,7 @@ pub enum TuneError {
     Base(String),
 }
 
+/// Result of tuning.
 pub(crate) type Result<T> = std::result::Result<T, TuneError>;
 
 impl TuneError {

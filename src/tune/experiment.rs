@@ -12,7 +12,7 @@ use super::compiler::{CompileTask, Compiler, digest};
 use super::error::Result;
 use super::options::Options;
 use super::store::{JobKind, Record, Store};
-use crate::config::{Case, ConfigError, Experiment, Given, load, read_layout_source};
+use crate::config::{Case, CliOverrides, ConfigError, Experiment, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Platform;
 use crate::runtime::{CompileKey, Target, platform};
@@ -107,12 +107,16 @@ fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     Ok(args)
 }
 
-fn given(case: &Case, file: &Experiment) -> Result<Given> {
+fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
     let settings = settings(case, file)?;
     let after =
         |flag: &str| -> Vec<String> { settings.windows(2).filter(|w| w[0] == flag).map(|w| w[1].clone()).collect() };
-    let mut given =
-        Given { file: Some(file.config.clone()), set: after("--set"), mesh: case.mesh.clone(), ..Given::default() };
+    let mut given = CliOverrides {
+        file: Some(file.config.clone()),
+        set: after("--set"),
+        mesh: case.mesh.clone(),
+        ..CliOverrides::default()
+    };
     given.flag("layout", "layout", case.layout.clone());
     Ok(given)
 }

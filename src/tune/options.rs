@@ -11,7 +11,6 @@ pub struct Options {
     /// Folder of optimized modules [default: `modules` in the folder of results].
     pub modules: Option<PathBuf>,
     pub jobs: usize,
-    /// Whether cases are measured on devices that are present.
     pub measure: bool,
     pub retry: bool,
 }

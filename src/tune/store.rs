@@ -80,10 +80,6 @@ impl Store {
         self.records.get(key)
     }
 
-    /// Appends a record.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
     pub(crate) fn add(&mut self, record: Record) -> Result<()> {
         let mut line = serde_json::to_vec(&record).unwrap_or_default();
         line.push(b'\n');

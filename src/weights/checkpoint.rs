@@ -32,7 +32,7 @@ struct Shard {
     data: usize,
 }
 
-/// Where a tensor lies.
+/// Place of a tensor: its shard and the bytes in it.
 #[derive(Clone, Debug)]
 struct Entry {
     shard: usize,
@@ -67,12 +67,10 @@ impl TensorView {
         &self.key
     }
 
-    /// Element type.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Dimensions.
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -82,12 +80,10 @@ impl TensorView {
         &self.map[self.range.clone()]
     }
 
-    /// The file it is in.
     pub(crate) fn file(&self) -> &Path {
         &self.file
     }
 
-    /// A copy in host memory.
     pub fn to_tensor(&self) -> Result<Tensor, WeightsError> {
         Tensor::from_bytes(self.dtype, &self.shape, self.bytes()).map_err(|source| WeightsError::Tensor {
             path: self.file.to_path_buf(),
@@ -278,17 +274,14 @@ impl Checkpoint {
         self.shards.iter().map(|s| (&*s.path, s.map.len() as u64))
     }
 
-    /// Tensor names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// True without any tensor.
     pub(crate) fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 
-    /// Whether a tensor is there.
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
@@ -299,7 +292,6 @@ impl Checkpoint {
         Some(format!("{name}_scale")).filter(|n| self.contains(n))
     }
 
-    /// A tensor's shape, from the header.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|e| &*e.shape)
     }

@@ -5,7 +5,6 @@ use std::fmt;
 /// A part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Component {
-    /// Gemma-3.
     TextEncoder,
     /// The text encoder's tokenizer: no weights.
     Tokenizer,
@@ -48,12 +47,10 @@ impl Component {
         self.facts().folder
     }
 
-    /// The component of a folder's name.
     pub(crate) fn from_folder(name: &str) -> Option<Self> {
         Component::ALL.into_iter().find(|c| c.folder() == name)
     }
 
-    /// The configuration's file name inside the folder.
     pub(crate) const fn config_file(self) -> &'static str {
         self.facts().config_file
     }
@@ -75,7 +72,7 @@ impl fmt::Display for Component {
     }
 }
 
-/// What tells a component from the others.
+/// Names by which a component is found and told from the others.
 struct Facts {
     folder: &'static str,
     label: &'static str,

@@ -25,7 +25,7 @@ pub use hub::HubCache;
 pub use lora::{Lora, LoraFile};
 pub use source::{ModelSource, Overrides};
 pub use validate::Misshaped;
-pub(crate) use validate::{Report, check_finite, validate};
+pub(crate) use validate::{ValidationReport, check_finite, validate};
 pub(crate) use version::Version;
 pub(crate) use write::{TensorSpec, write_component, write_json};
 

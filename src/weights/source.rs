@@ -22,13 +22,9 @@ pub struct Overrides {
     pub text_encoder: Option<String>,
     /// A folder with `tokenizer.json`, or that file.
     pub tokenizer: Option<String>,
-    /// Video VAE.
     pub vae: Option<String>,
-    /// Audio VAE.
     pub audio_vae: Option<String>,
-    /// Vocoder.
     pub vocoder: Option<String>,
-    /// Latent upsampler.
     pub upsampler: Option<String>,
 }
 
@@ -51,16 +47,14 @@ impl Overrides {
 struct SingleFile {
     checkpoint: Checkpoint,
     keys: SingleFileKeys,
-    /// The header's `config`.
     config: Value,
 }
 
-/// What a path turned out to be.
+/// Kind of place that a path turned out to be.
 #[derive(Debug)]
 enum Place {
     /// A folder with a folder for each component.
     Model(PathBuf),
-    /// The folder of one component.
     Part(PathBuf),
     /// One of Lightricks' files.
     Single(Box<SingleFile>),
@@ -100,7 +94,6 @@ impl ModelSource {
         Ok(ModelSource { path, main, parts, opened: Default::default() })
     }
 
-    /// The model's folder or file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -157,7 +150,6 @@ impl ModelSource {
         Ok(self.folder(Component::Tokenizer)?.join("tokenizer.json"))
     }
 
-    /// Whether a component is there.
     pub fn has(&self, component: Component) -> bool {
         match self.place(component) {
             // A single file never holds the tokenizer; the text encoder's folder may.

@@ -11,7 +11,6 @@ use crate::hlo::DType;
 /// A tensor with another shape than declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misshaped {
-    /// Its name.
     pub(crate) name: String,
     /// The declared shape.
     pub(crate) want: Vec<usize>,
@@ -19,9 +18,9 @@ pub struct Misshaped {
     pub(crate) got: Vec<usize>,
 }
 
-/// What differs between a checkpoint and a declaration.
+/// Differences between a checkpoint and a declaration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Report {
+pub(crate) struct ValidationReport {
     /// Tensors that agree.
     pub(crate) matched: usize,
     /// Bytes of the tensors that agree, as stored.
@@ -55,8 +54,8 @@ pub(crate) fn validate<'a>(
     checkpoint: &Checkpoint,
     component: Component,
     expected: impl IntoIterator<Item = (&'a str, &'a [usize])>,
-) -> Report {
-    let mut report = Report::default();
+) -> ValidationReport {
+    let mut report = ValidationReport::default();
     let mut seen = BTreeSet::new();
     for (name, want) in expected {
         if !seen.insert(name) {
@@ -84,16 +83,16 @@ pub(crate) fn validate<'a>(
     let inert = |n: &str| starts.clone().any(|start| n.starts_with(start)) || beside(n, ".input_scale");
     let unread = checkpoint.names().filter(|n| !seen.contains(n) && !beside(n, ".weight_scale"));
     let (inert, extra): (Vec<_>, Vec<_>) = unread.map(String::from).partition(|n| inert(n));
-    Report { inert: inert.len(), extra, ..report }
+    ValidationReport { inert: inert.len(), extra, ..report }
 }
 
-impl Report {
+impl ValidationReport {
     /// True when every declared tensor is there as declared, and no other.
     pub(crate) fn is_ok(&self) -> bool {
         self.missing.is_empty() && self.misshaped.is_empty() && self.wrong_dtype.is_empty() && self.extra.is_empty()
     }
 
-    /// An error that names the first differences, unless [`Report::is_ok`].
+    /// An error that names the first differences, unless [`ValidationReport::is_ok`].
     pub(crate) fn into_result(self, component: Component, checkpoint: &Checkpoint) -> Result<Self, WeightsError> {
         if self.is_ok() {
             return Ok(self);
@@ -119,7 +118,7 @@ impl fmt::Display for Misshaped {
 }
 
 /// One line: counts, and the first three of each kind.
-impl fmt::Display for Report {
+impl fmt::Display for ValidationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let part = |count: usize, what: &str, firsts: Vec<String>| {
             let more = if count > firsts.len() { ", …" } else { "" };

@@ -18,11 +18,8 @@ pub(crate) const SHARD_BYTES: u64 = 5_000_000_000;
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorSpec {
-    /// Its key.
     pub(crate) name: String,
-    /// Element type.
     pub(crate) dtype: DType,
-    /// Dimensions.
     pub(crate) shape: Vec<usize>,
 }
 

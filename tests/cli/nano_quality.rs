@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::support::{self, full, needs};
 use hear::hear;
-use ltx2::config::{Given, Job, load};
+use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::read_png;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::session::Session;
@@ -55,7 +55,7 @@ impl Studio {
         let set =
             [&["runtime.platform=cpu", "runtime.xla_flags.xla_backend_optimization_level=1", &cache], set].concat();
         let set = set.into_iter().map(String::from).collect();
-        let given = Given { file: Some(format!("configs/{config}.yml")), set, ..Given::default() };
+        let given = CliOverrides { file: Some(format!("configs/{config}.yml")), set, ..CliOverrides::default() };
         let config = load(&given).expect("a configuration").config;
         let model = Model::of(&config).expect("the model of assets/nano");
         let session = Session::start(&config, model, None).expect("a session");

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::support::{LAYOUTS, devices_of, needs};
-use ltx2::config::{Config, Given, load};
+use ltx2::config::{CliOverrides, Config, load};
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use sha2::{Digest, Sha256};
 
@@ -44,7 +44,7 @@ impl Case {
     fn config(&self) -> Config {
         let (file, mesh) = (Some(self.config.clone()), self.mesh.map(Into::into));
         let set = self.set.iter().cloned().chain(["layout=replicated".to_string()].into_iter().take(self.alone()));
-        let given = Given { file, mesh, set: set.collect(), ..Given::default() };
+        let given = CliOverrides { file, mesh, set: set.collect(), ..CliOverrides::default() };
         load(&given).unwrap_or_else(|e| panic!("{}: {e}", self.name())).config
     }
 

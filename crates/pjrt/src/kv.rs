@@ -115,10 +115,8 @@ unsafe extern "C" fn get(args: *mut abi::KeyValueGetCallbackArgs) -> *mut c_void
     // SAFETY: `user_arg` is what `hand_over` gave; key and error function are the plugin's and live during the call.
     unsafe {
         let found = ask(args.user_arg, |store| store.get(&key(args.key, args.key_size), wait));
-        answer(found, args.callback_error, |(value, size)| {
-            (args.value, args.value_size) = (value, size);
-            args.value_deleter_callback = Some(free);
-        })
+        args.value_deleter_callback = Some(free);
+        answer(found, args.callback_error, |(value, size)| (args.value, args.value_size) = (value, size))
     }
 }
 
@@ -128,10 +126,8 @@ unsafe extern "C" fn try_get(args: *mut abi::KeyValueTryGetCallbackArgs) -> *mut
     unsafe {
         let args = &mut *args;
         let found = ask(args.user_arg, |store| store.try_get(&key(args.key, args.key_size)));
-        answer(found, args.callback_error, |(value, size)| {
-            (args.value, args.value_size) = (value, size);
-            args.value_deleter_callback = Some(free);
-        })
+        args.value_deleter_callback = Some(free);
+        answer(found, args.callback_error, |(value, size)| (args.value, args.value_size) = (value, size))
     }
 }
 

@@ -29,16 +29,6 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes of one element in host memory.
-    pub const fn size(self) -> usize {
-        match self {
-            DType::Bool | DType::I8 | DType::U8 | DType::F8E4M3FN => 1,
-            DType::I16 | DType::U16 | DType::F16 | DType::BF16 => 2,
-            DType::I32 | DType::U32 | DType::F32 => 4,
-            DType::I64 | DType::U64 | DType::F64 => 8,
-        }
-    }
-
     /// True for `F8E4M3FN`, `F16`, `BF16`, `F32` and `F64`.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F8E4M3FN | DType::F16 | DType::BF16 | DType::F32 | DType::F64)
@@ -47,26 +37,6 @@ impl DType {
     /// True for the unsigned integers.
     pub const fn is_unsigned(self) -> bool {
         matches!(self, DType::U8 | DType::U16 | DType::U32 | DType::U64)
-    }
-
-    /// The lower-case name used in messages and YAML: `f32`, `bf16`, `i64`, `bool` …
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::Bool => "bool",
-            DType::I8 => "i8",
-            DType::I16 => "i16",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-            DType::U8 => "u8",
-            DType::U16 => "u16",
-            DType::U32 => "u32",
-            DType::U64 => "u64",
-            DType::F8E4M3FN => "f8_e4m3",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-        }
     }
 }
 
@@ -82,10 +52,40 @@ pub trait Element: bytemuck::NoUninit + Send + Sync {
     const DTYPE: DType;
 }
 
-macro_rules! elements {
-    ($($rust:ty => $dtype:ident),* $(,)?) => {
+macro_rules! dtypes {
+    ($($dtype:ident: $rust:ty, $name:literal, $mlir:literal;)*) => {
+        impl DType {
+            /// Bytes of one element in host memory.
+            pub const fn size(self) -> usize {
+                match self { $(DType::$dtype => size_of::<$rust>(),)* }
+            }
+
+            /// The lower-case name used in messages and YAML: `f32`, `bf16`, `i64`, `bool` …
+            pub const fn name(self) -> &'static str {
+                match self { $(DType::$dtype => $name,)* }
+            }
+
+            /// MLIR's spelling.
+            pub(crate) const fn mlir(self) -> &'static str {
+                match self { $(DType::$dtype => $mlir,)* }
+            }
+        }
         $(impl Element for $rust { const DTYPE: DType = DType::$dtype; })*
     };
 }
-elements!(bool => Bool, i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8, u16 => U16, u32 => U32,
-    u64 => U64, F8 => F8E4M3FN, half::f16 => F16, half::bf16 => BF16, f32 => F32, f64 => F64);
+dtypes! {
+    Bool: bool, "bool", "i1";
+    I8: i8, "i8", "i8";
+    I16: i16, "i16", "i16";
+    I32: i32, "i32", "i32";
+    I64: i64, "i64", "i64";
+    U8: u8, "u8", "ui8";
+    U16: u16, "u16", "ui16";
+    U32: u32, "u32", "ui32";
+    U64: u64, "u64", "ui64";
+    F8E4M3FN: F8, "f8_e4m3", "f8E4M3FN";
+    F16: half::f16, "f16", "f16";
+    BF16: half::bf16, "bf16", "bf16";
+    F32: f32, "f32", "f32";
+    F64: f64, "f64", "f64";
+}

@@ -51,20 +51,7 @@ impl fmt::Display for Type {
         for d in &self.dims {
             write!(f, "{d}x")?;
         }
-        write!(f, "{}>", element(self.dtype))
-    }
-}
-
-/// MLIR's spelling of an element type.
-pub(super) fn element(dtype: DType) -> &'static str {
-    match dtype {
-        DType::Bool => "i1",
-        DType::F8E4M3FN => "f8E4M3FN",
-        DType::U8 => "ui8",
-        DType::U16 => "ui16",
-        DType::U32 => "ui32",
-        DType::U64 => "ui64",
-        other => other.name(),
+        write!(f, "{}>", self.dtype.mlir())
     }
 }
 

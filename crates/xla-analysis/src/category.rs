@@ -23,7 +23,6 @@ pub enum OpCategory {
     Copy,
     /// Overhead of loops, unknown kernels.
     Other,
-    /// Collectives.
     Collective(CollectiveKind),
 }
 
@@ -55,7 +54,6 @@ impl From<OpCategory> for &'static str {
 /// Category and name scope of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Purpose {
-    /// Category.
     pub category: OpCategory,
     /// Name scope, without the operation's own name.
     pub scope: String,
@@ -101,7 +99,7 @@ impl Module {
     }
 
     fn category(&self, i: &InstructionProto) -> OpCategory {
-        if let Some(kind) = collective(&i.opcode) {
+        if let Some(kind) = CollectiveKind::of_any(&i.opcode) {
             return OpCategory::Collective(kind);
         }
         let in_attention = trim(i.scope()).split('/').any(|part| part == ATTENTION);
@@ -152,7 +150,7 @@ impl Module {
                 found = category;
             }
         }
-        // Products of attention without a kernel are attention.
+        // Matmuls of attention without a kernel are attention.
         if in_attention && found != OpCategory::Copy { OpCategory::Attention } else { found }
     }
 }
@@ -179,11 +177,6 @@ fn is_index(i: &InstructionProto) -> bool {
         s.dimensions.is_empty() && s.tuple_shapes.is_empty() && !dtype_name(s.element_type).contains('f')
     };
     i.opcode != "reduce" && i.shape.as_ref().is_some_and(single)
-}
-
-/// Kind of a collective, in each of its forms.
-fn collective(opcode: &str) -> Option<CollectiveKind> {
-    CollectiveKind::of(opcode.strip_suffix("-done").unwrap_or(opcode))
 }
 
 /// Category of an event by its name alone: a kernel's, a copy's, or an instruction's without a module.
@@ -221,20 +214,16 @@ pub(crate) fn of_name(name: &str) -> OpCategory {
 
 /// Kind of a collective by NCCL's, NVSHMEM's, XLA's or the instruction's name, in lower case.
 fn collective_of_name(name: &str) -> Option<CollectiveKind> {
-    const NAMES: [(&str, CollectiveKind); 7] = [
-        ("allgather", CollectiveKind::AllGather),
-        ("reducescatter", CollectiveKind::ReduceScatter),
-        ("allreduce", CollectiveKind::AllReduce),
-        ("alltoall", CollectiveKind::AllToAll),
-        ("collectivepermute", CollectiveKind::CollectivePermute),
-        ("collectivebroadcast", CollectiveKind::CollectiveBroadcast),
-        // NCCL sends what XLA permutes; an all-to-all is sends too, which only a program tells apart.
-        ("sendrecv", CollectiveKind::CollectivePermute),
-    ];
     let letters: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
-    let found = NAMES.iter().find(|(word, _)| letters.contains(word)).map(|(_, kind)| *kind);
-    let broadcast = letters.contains("nccl") && letters.contains("broadcast");
-    found.or_else(|| broadcast.then_some(CollectiveKind::CollectiveBroadcast))
+    let found = CollectiveKind::NAMES.iter().find(|(_, name)| letters.contains(&name.replace('-', "")));
+    match found {
+        Some((kind, _)) => Some(*kind),
+        // NCCL sends what XLA permutes; an all-to-all is sends too, which only a program tells apart.
+        None if letters.contains("sendrecv") => Some(CollectiveKind::CollectivePermute),
+        None => {
+            (letters.contains("nccl") && letters.contains("broadcast")).then_some(CollectiveKind::CollectiveBroadcast)
+        }
+    }
 }
 
 /// Category of an event, by the one that a TPU's trace gives it.
@@ -368,6 +357,7 @@ mod tests {
                 OpCategory::Collective(CollectiveKind::AllGather),
             ),
             ("ncclDevKernel_ReduceScatter_Sum_bf16_RING", OpCategory::Collective(CollectiveKind::ReduceScatter)),
+            ("all-reduce-scatter.2", OpCategory::Collective(CollectiveKind::ReduceScatter)),
             ("ncclDevKernel_SendRecv", OpCategory::Collective(CollectiveKind::CollectivePermute)),
             ("all-to-all-start.3", OpCategory::Collective(CollectiveKind::AllToAll)),
             ("MemcpyD2D", OpCategory::Copy),

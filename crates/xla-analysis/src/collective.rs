@@ -28,29 +28,32 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
+    /// The kinds with XLA's opcodes. An `all-reduce-scatter` is the second, so that stands before the third.
+    pub(super) const NAMES: [(CollectiveKind, &str); 6] = [
+        (CollectiveKind::AllGather, "all-gather"),
+        (CollectiveKind::ReduceScatter, "reduce-scatter"),
+        (CollectiveKind::AllReduce, "all-reduce"),
+        (CollectiveKind::AllToAll, "all-to-all"),
+        (CollectiveKind::CollectivePermute, "collective-permute"),
+        (CollectiveKind::CollectiveBroadcast, "collective-broadcast"),
+    ];
+
     /// XLA's opcode.
     pub fn name(self) -> &'static str {
-        match self {
-            CollectiveKind::AllGather => "all-gather",
-            CollectiveKind::AllReduce => "all-reduce",
-            CollectiveKind::ReduceScatter => "reduce-scatter",
-            CollectiveKind::AllToAll => "all-to-all",
-            CollectiveKind::CollectivePermute => "collective-permute",
-            CollectiveKind::CollectiveBroadcast => "collective-broadcast",
-        }
+        let found = Self::NAMES.iter().find(|(kind, _)| *kind == self);
+        found.expect("every kind is listed").1
     }
 
     /// The kind of an opcode, in its synchronous or its `-start` form.
     pub(super) fn of(opcode: &str) -> Option<CollectiveKind> {
-        match opcode.strip_suffix("-start").unwrap_or(opcode) {
-            "all-gather" => Some(CollectiveKind::AllGather),
-            "all-reduce" => Some(CollectiveKind::AllReduce),
-            "reduce-scatter" => Some(CollectiveKind::ReduceScatter),
-            "all-to-all" | "ragged-all-to-all" => Some(CollectiveKind::AllToAll),
-            "collective-permute" => Some(CollectiveKind::CollectivePermute),
-            "collective-broadcast" => Some(CollectiveKind::CollectiveBroadcast),
-            _ => None,
-        }
+        let opcode = opcode.strip_suffix("-start").unwrap_or(opcode);
+        let name = if opcode == "ragged-all-to-all" { "all-to-all" } else { opcode };
+        Self::NAMES.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
+    }
+
+    /// The kind of an opcode in any form.
+    pub(super) fn of_any(opcode: &str) -> Option<CollectiveKind> {
+        Self::of(opcode.strip_suffix("-done").unwrap_or(opcode))
     }
 
     /// Bytes that one of `n` devices receives for `bytes` of result, by a ring: an all-reduce passes everything
@@ -91,12 +94,6 @@ pub struct Collective {
     pub overlapped: bool,
     /// Seconds on the links; 0 without a chip.
     pub seconds: f64,
-}
-
-/// Whether an opcode is a collective, in any form.
-pub(super) fn is_collective(opcode: &str) -> bool {
-    CollectiveKind::of(opcode).is_some()
-        || opcode.strip_suffix("-done").is_some_and(|o| CollectiveKind::of(o).is_some())
 }
 
 const ASYNC_START: &str = "AsyncCollectiveStart";
@@ -316,6 +313,7 @@ mod tests {
     fn opcodes_in_every_form() {
         assert_eq!(CollectiveKind::of("all-gather-start"), Some(CollectiveKind::AllGather));
         assert_eq!(CollectiveKind::of("copy-start"), None);
-        assert!(is_collective("collective-permute-done") && !is_collective("async-done"));
+        assert_eq!(CollectiveKind::of_any("collective-permute-done"), Some(CollectiveKind::CollectivePermute));
+        assert_eq!(CollectiveKind::of_any("async-done"), None);
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::collective::{is_async_marker, is_collective};
+use super::collective::{CollectiveKind, is_async_marker};
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto, ShapeProto, WindowDimensionProto};
 use super::shape::{self, elements};
@@ -77,7 +77,7 @@ impl<'a> Counter<'a> {
     fn alone(&self, i: &InstructionProto) -> Work {
         match i.opcode.as_str() {
             "while" | "call" | "conditional" => Work::default(),
-            opcode if is_free(opcode) || is_collective(opcode) => Work::default(),
+            opcode if is_free(opcode) || CollectiveKind::of_any(opcode).is_some() => Work::default(),
             "fusion" => self.fusion_work(i),
             "custom-call" => self.custom_call_work(i),
             _ => Work { bytes: self.instruction_bytes(i), ..self.operations(i, self.flops(i)) },
@@ -149,7 +149,7 @@ impl<'a> Counter<'a> {
                     "dynamic-update-slice" if first && !copied => {}
                     // Handed through, or moved over links by a collective that runs meanwhile.
                     "tuple" if !copied => {}
-                    opcode if is_collective(opcode) || is_async_marker(u) => {}
+                    opcode if CollectiveKind::of_any(opcode).is_some() || is_async_marker(u) => {}
                     "bitcast" => names.extend(seen.insert(u.id).then_some((c, u.id, copied))),
                     "copy" => names.extend(seen.insert(u.id).then_some((c, u.id, true))),
                     "fusion" => {
@@ -182,7 +182,7 @@ impl<'a> Counter<'a> {
                     sum = sum.saturating_add(self.size(update));
                 }
                 "parameter" => {}
-                opcode if is_collective(opcode) || is_async_marker(part) => {}
+                opcode if CollectiveKind::of_any(opcode).is_some() || is_async_marker(part) => {}
                 _ => sum = sum.saturating_add(self.size(part.shape.as_ref())),
             }
         }

@@ -13,7 +13,6 @@ pub(super) enum Order {
 /// Index of a block along a dimension of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
-    /// The first.
     First,
     /// As the place along an axis of the grid.
     Axis(usize),

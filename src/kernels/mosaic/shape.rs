@@ -13,7 +13,6 @@ pub(super) struct Shape {
     pub(crate) heads: usize,
     /// Heads of keys and values, of which each serves equally many queries' heads.
     pub(crate) kv_heads: usize,
-    /// Width of a head.
     pub(crate) dim: usize,
     /// Element type of queries, keys and values: bf16 or f32.
     pub(crate) dtype: DType,

@@ -35,7 +35,7 @@ pub(super) struct Int {
     name: String,
 }
 
-/// A condition.
+/// A condition, `i1`.
 pub(super) struct Flag {
     name: String,
 }
@@ -88,7 +88,6 @@ impl Block {
 }
 
 impl Code {
-    /// Everything written so far.
     pub(crate) fn text(&self) -> String {
         self.0.borrow().lines.concat()
     }
@@ -118,7 +117,6 @@ impl Code {
         Int { code: self.clone(), name: grid_axis(axis) }
     }
 
-    /// A number.
     pub(crate) fn int(&self, value: usize) -> Int {
         Int { code: self.clone(), name: self.define(&format!("arith.constant {value} : i32")) }
     }
@@ -153,7 +151,6 @@ impl Code {
         self.matrix(&text, block.dtype, dims)
     }
 
-    /// Overwrites a block.
     pub(crate) fn store(&self, block: &Block, value: &Matrix) {
         let whole = vector(block.dtype, &block.dims);
         let value = value.to(block.dtype).broadcast(block.matrix());
@@ -189,23 +186,19 @@ impl Int {
         Int { code: self.code.clone(), name }
     }
 
-    /// Sum with a number.
     pub(crate) fn plus(&self, n: usize) -> Int {
         self.binary("addi", &self.code.int(n))
     }
 
-    /// Product with a number.
     pub(crate) fn times(&self, n: usize) -> Int {
         self.binary("muli", &self.code.int(n))
     }
 
-    /// Whether it is a number.
     pub(crate) fn is(&self, n: usize) -> Flag {
         let other = self.code.int(n);
         Flag { name: self.code.define(&format!("arith.cmpi eq, {}, {} : i32", self.name, other.name)) }
     }
 
-    /// A matrix of it.
     pub(crate) fn splat(&self, dims: [usize; 2]) -> Matrix {
         let text = format!("vector.broadcast {} : i32 to {}", self.name, vector(DType::I32, &dims));
         self.code.matrix(&text, DType::I32, dims)
@@ -242,42 +235,34 @@ impl Matrix {
         self.code.matrix(&format!("arith.{op} {}, {} : {}", a.name, b.name, a.ty()), a.dtype, a.dims)
     }
 
-    /// The sum of floats.
     pub(crate) fn plus(&self, other: &Matrix) -> Matrix {
         self.binary("addf", other)
     }
 
-    /// The difference of floats.
     pub(crate) fn minus(&self, other: &Matrix) -> Matrix {
         self.binary("subf", other)
     }
 
-    /// The product of floats, element by element.
     pub(crate) fn times(&self, other: &Matrix) -> Matrix {
         self.binary("mulf", other)
     }
 
-    /// The product with a number.
     pub(crate) fn scaled(&self, factor: f64) -> Matrix {
         self.times(&self.code.full(factor as f32, self.dims))
     }
 
-    /// The quotient of floats.
     pub(crate) fn div(&self, other: &Matrix) -> Matrix {
         self.binary("divf", other)
     }
 
-    /// The larger of floats.
     pub(crate) fn maximum(&self, other: &Matrix) -> Matrix {
         self.binary("maximumf", other)
     }
 
-    /// Two to its power.
     pub(crate) fn exp2(&self) -> Matrix {
         self.code.matrix(&format!("math.exp2 {} : {}", self.name, self.ty()), self.dtype, self.dims)
     }
 
-    /// Floats in another width, rounded to nearest.
     pub(crate) fn to(&self, dtype: DType) -> Matrix {
         if dtype == self.dtype {
             return self.clone();
@@ -330,7 +315,6 @@ impl Matrix {
         self.compared("sge", &self.code.int(n).splat(self.dims))
     }
 
-    /// Mask of equal integers.
     pub(crate) fn equals(&self, other: &Int) -> Matrix {
         self.compared("eq", &other.splat(self.dims))
     }
@@ -340,17 +324,14 @@ impl Matrix {
         self.code.matrix(&text, DType::Bool, self.dims)
     }
 
-    /// The sum of integers.
     pub(crate) fn shifted(&self, by: &Int) -> Matrix {
         self.binary("addi", &by.splat(self.dims))
     }
 
-    /// Mask where both hold.
     pub(crate) fn and(&self, other: &Matrix) -> Matrix {
         self.binary("andi", other)
     }
 
-    /// `yes` where the mask holds, else `no`.
     pub(crate) fn select(&self, yes: &Matrix, no: &Matrix) -> Matrix {
         let [yes, no] = yes.joined(no).map(|m| m.broadcast(self.dims));
         let text = format!("arith.select {}, {}, {} : {}, {}", self.name, yes.name, no.name, self.ty(), yes.ty());

@@ -3,55 +3,37 @@
 use serde::Deserialize;
 
 use super::COMPONENT;
+use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require};
 
 /// Groups of a group norm.
 pub(super) const GROUPS: usize = 32;
 
-/// The decoder's configuration; defaults are the reference class' own.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
-pub struct DecoderConfig {
-    pub(crate) base_channels: usize,
-    pub(crate) output_channels: usize,
-    pub(crate) ch_mult: Vec<usize>,
-    pub(crate) num_res_blocks: usize,
-    pub(crate) attn_resolutions: Option<Vec<usize>>,
-    pub(crate) resolution: usize,
-    pub latent_channels: usize,
-    pub(crate) norm_type: Norm,
-    pub(crate) causality_axis: Causality,
-    pub(crate) mid_block_add_attention: bool,
-    /// Samples a second that the mel spectrogram is taken of.
-    pub(crate) sample_rate: usize,
-    /// Samples between two mel frames.
-    pub(crate) mel_hop_length: usize,
-    pub(crate) mel_bins: Option<usize>,
+with_defaults! {
+    /// The decoder's configuration; defaults are the reference class' own.
+    #[derive(Clone, Debug, Deserialize)]
+    #[serde(default)]
+    pub struct DecoderConfig {
+        pub(crate) base_channels: usize = 128,
+        pub(crate) output_channels: usize = 2,
+        pub(crate) ch_mult: Vec<usize> = vec![1, 2, 4],
+        pub(crate) num_res_blocks: usize = 2,
+        pub(crate) attn_resolutions: Option<Vec<usize>> = None,
+        pub(crate) resolution: usize = 256,
+        pub(crate) latent_channels: usize = 8,
+        pub(crate) norm_type: Norm = Norm::Pixel,
+        pub(crate) causality_axis: Causality = Causality::Height,
+        pub(crate) mid_block_add_attention: bool = false,
+        /// Samples a second that the mel spectrogram is taken of.
+        pub(crate) sample_rate: usize = 16000,
+        /// Samples between two mel frames.
+        pub(crate) mel_hop_length: usize = 160,
+        pub(crate) mel_bins: Option<usize> = Some(64),
+    }
 }
 
 /// Mel frames and mel bins a latent covers: time and bins are halved twice.
 pub(crate) const COMPRESSION: usize = 4;
-
-impl Default for DecoderConfig {
-    fn default() -> Self {
-        DecoderConfig {
-            base_channels: 128,
-            output_channels: 2,
-            ch_mult: vec![1, 2, 4],
-            num_res_blocks: 2,
-            attn_resolutions: None,
-            resolution: 256,
-            latent_channels: 8,
-            norm_type: Norm::Pixel,
-            causality_axis: Causality::Height,
-            mid_block_add_attention: false,
-            sample_rate: 16000,
-            mel_hop_length: 160,
-            mel_bins: Some(64),
-        }
-    }
-}
 
 /// Normalisation of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

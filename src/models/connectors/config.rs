@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::rope::Pairing;
 use crate::nn::{AttentionLayer, Axis, Heads};
@@ -9,66 +10,38 @@ use crate::nn::{AttentionLayer, Axis, Heads};
 /// The model folder's name.
 pub(crate) const COMPONENT: &str = "connectors";
 
-/// The connectors' configuration; defaults are the reference class' own.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
-pub struct ConnectorsConfig {
-    pub(crate) caption_channels: usize,
-    pub(crate) text_proj_in_factor: usize,
-    pub(crate) video_connector_num_attention_heads: usize,
-    pub(crate) video_connector_attention_head_dim: usize,
-    pub(crate) video_connector_num_layers: usize,
-    pub(crate) video_connector_num_learnable_registers: Option<usize>,
-    pub(crate) video_gated_attn: bool,
-    pub(crate) audio_connector_num_attention_heads: usize,
-    pub(crate) audio_connector_attention_head_dim: usize,
-    pub(crate) audio_connector_num_layers: usize,
-    pub(crate) audio_connector_num_learnable_registers: Option<usize>,
-    pub(crate) audio_gated_attn: bool,
-    pub(crate) connector_rope_base_seq_len: usize,
-    pub(crate) rope_theta: f64,
-    pub(crate) rope_double_precision: bool,
-    pub(crate) rope_type: Pairing,
-    pub(crate) per_modality_projections: bool,
-    pub(crate) video_hidden_dim: usize,
-    pub(crate) audio_hidden_dim: usize,
-    pub(crate) proj_bias: bool,
-}
-
-impl Default for ConnectorsConfig {
-    fn default() -> Self {
-        ConnectorsConfig {
-            caption_channels: 3840,
-            text_proj_in_factor: 49,
-            video_connector_num_attention_heads: 30,
-            video_connector_attention_head_dim: 128,
-            video_connector_num_layers: 2,
-            video_connector_num_learnable_registers: Some(128),
-            video_gated_attn: false,
-            audio_connector_num_attention_heads: 30,
-            audio_connector_attention_head_dim: 128,
-            audio_connector_num_layers: 2,
-            audio_connector_num_learnable_registers: Some(128),
-            audio_gated_attn: false,
-            connector_rope_base_seq_len: 4096,
-            rope_theta: 10000.0,
-            rope_double_precision: true,
-            rope_type: Pairing::Interleaved,
-            per_modality_projections: false,
-            video_hidden_dim: 4096,
-            audio_hidden_dim: 2048,
-            proj_bias: false,
-        }
+with_defaults! {
+    /// The connectors' configuration; defaults are the reference class' own.
+    #[derive(Clone, Debug, Deserialize)]
+    #[serde(default)]
+    pub struct ConnectorsConfig {
+        pub(crate) caption_channels: usize = 3840,
+        pub(crate) text_proj_in_factor: usize = 49,
+        pub(crate) video_connector_num_attention_heads: usize = 30,
+        pub(crate) video_connector_attention_head_dim: usize = 128,
+        pub(crate) video_connector_num_layers: usize = 2,
+        pub(crate) video_connector_num_learnable_registers: Option<usize> = Some(128),
+        pub(crate) video_gated_attn: bool = false,
+        pub(crate) audio_connector_num_attention_heads: usize = 30,
+        pub(crate) audio_connector_attention_head_dim: usize = 128,
+        pub(crate) audio_connector_num_layers: usize = 2,
+        pub(crate) audio_connector_num_learnable_registers: Option<usize> = Some(128),
+        pub(crate) audio_gated_attn: bool = false,
+        pub(crate) connector_rope_base_seq_len: usize = 4096,
+        pub(crate) rope_theta: f64 = 10000.0,
+        pub(crate) rope_double_precision: bool = true,
+        pub(crate) rope_type: Pairing = Pairing::Interleaved,
+        pub(crate) per_modality_projections: bool = false,
+        pub(crate) video_hidden_dim: usize = 4096,
+        pub(crate) audio_hidden_dim: usize = 2048,
+        pub(crate) proj_bias: bool = false,
     }
 }
 
 /// A linear map of the normalised text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TextMap {
-    /// Its name in the checkpoint.
     pub(crate) name: &'static str,
-    /// Channels of its result.
     pub(crate) width: usize,
     /// Factor on its input.
     pub(crate) scale: f64,
@@ -77,11 +50,9 @@ pub struct TextMap {
 /// One of the two connectors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connector {
-    /// `video` or `audio`.
     pub(crate) stream: &'static str,
     /// Its attention; the heads' width is the connector's.
     pub(crate) attention: AttentionLayer,
-    /// Blocks.
     pub(crate) layers: usize,
     /// Vectors that stand in for padding; none to keep the padding and mask it.
     pub(crate) registers: Option<usize>,
@@ -122,7 +93,6 @@ impl ConnectorsConfig {
         require(factor == states, COMPONENT, key, factor, "the number of the text encoder's hidden states")
     }
 
-    /// The video and the audio connector.
     pub(crate) fn connectors(&self) -> [Connector; 2] {
         let layer = |count, dim, gated| AttentionLayer {
             heads: Heads { count, dim },

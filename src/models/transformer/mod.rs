@@ -46,11 +46,9 @@ pub enum Isolation {
 pub(crate) struct ForwardInputs<'a> {
     /// Noisy tokens `[b, n, channels]`, in the weights' element type.
     pub(crate) tokens: Av<&'a Value>,
-    /// Text context.
     pub(crate) context: Av<&'a TextContext>,
     /// Inputs that all blocks share.
     pub(crate) streams: Av<&'a StreamInputs>,
-    /// Rows and layers that are perturbed.
     pub(crate) perturbation: Option<&'a Perturbation>,
     /// Rows whose streams do not attend to each other.
     pub(crate) isolation: &'a Isolation,

@@ -58,7 +58,6 @@ impl StreamModulation {
         }
     }
 
-    /// The parts by name.
     pub(crate) fn parts(&self) -> impl Iterator<Item = (&'static str, &Value)> {
         let parts =
             [("main", &self.ada_params), ("embedded", &self.embedded), ("cross", &self.cross), ("gate", &self.gate)];
@@ -68,7 +67,6 @@ impl StreamModulation {
 
 /// Shift and scale before a sub-layer and the gate behind it, each `[b, s, width]`, f32:
 /// `x + gate · f(norm(x)·(1 + scale) + shift)`.
-#[allow(missing_docs)] // Named as adaLN names them.
 pub struct Ada {
     pub(crate) shift: Value,
     pub(crate) scale: Value,

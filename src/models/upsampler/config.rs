@@ -3,37 +3,25 @@
 use serde::Deserialize;
 
 use super::COMPONENT;
+use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require, unsupported};
 
 /// Groups of channels that are normalised together.
 pub(super) const GROUPS: usize = 32;
 
-/// The keys as they stand in the file; defaults are the reference class' own.
-#[derive(Deserialize)]
-#[serde(default)]
-struct File {
-    in_channels: usize,
-    mid_channels: usize,
-    num_blocks_per_stage: usize,
-    dims: usize,
-    spatial_upsample: bool,
-    temporal_upsample: bool,
-    rational_spatial_scale: f64,
-    use_rational_resampler: bool,
-}
-
-impl Default for File {
-    fn default() -> Self {
-        File {
-            in_channels: 128,
-            mid_channels: 1024,
-            num_blocks_per_stage: 4,
-            dims: 3,
-            spatial_upsample: true,
-            temporal_upsample: false,
-            rational_spatial_scale: 2.0,
-            use_rational_resampler: true,
-        }
+with_defaults! {
+    /// The keys as they stand in the file; defaults are the reference class' own.
+    #[derive(Deserialize)]
+    #[serde(default)]
+    struct UpsamplerConfigFile {
+        in_channels: usize = 128,
+        mid_channels: usize = 1024,
+        num_blocks_per_stage: usize = 4,
+        dims: usize = 3,
+        spatial_upsample: bool = true,
+        temporal_upsample: bool = false,
+        rational_spatial_scale: f64 = 2.0,
+        use_rational_resampler: bool = true,
     }
 }
 
@@ -41,12 +29,7 @@ impl Default for File {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resampler {
     /// Rows and columns times `up`, then blurred and thinned by `down`.
-    Rational {
-        /// The scale's numerator.
-        up: usize,
-        /// The scale's denominator.
-        down: usize,
-    },
+    Rational { up: usize, down: usize },
     /// Frames, rows and columns times these. Where frames are doubled the first result is dropped: a video's first
     /// latent covers a single frame.
     Shuffle([usize; 3]),
@@ -58,7 +41,6 @@ const SCALES: [(f64, usize, usize); 4] = [(0.75, 3, 4), (1.5, 3, 2), (2.0, 2, 1)
 /// The latent upsampler's configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpsamplerConfig {
-    /// Channels of a latent.
     pub(crate) in_channels: usize,
     /// Channels between the first convolution and the last.
     pub(crate) mid_channels: usize,
@@ -66,7 +48,7 @@ pub struct UpsamplerConfig {
     pub(crate) blocks: usize,
     /// Whether every frame is computed by itself.
     pub(crate) each_frame: bool,
-    /// The middle.
+    /// Resampler between the two halves of the network.
     pub(crate) resampler: Resampler,
 }
 
@@ -76,7 +58,7 @@ impl UpsamplerConfig {
     /// # Errors
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json)?;
+        let f: UpsamplerConfigFile = parse_config(COMPONENT, json)?;
         require(f.in_channels > 0, COMPONENT, "in_channels", f.in_channels, "1 or more")?;
         let divides = f.mid_channels > 0 && f.mid_channels.is_multiple_of(GROUPS);
         require(divides, COMPONENT, "mid_channels", f.mid_channels, "multiples of 32")?;

@@ -24,7 +24,6 @@ impl Layers {
         }
     }
 
-    /// The convolution `name`.
     pub(crate) fn conv(&self, p: &Params, name: &str, x: &Value, out: usize) -> Value {
         let p = p.pp(name);
         let _scope = p.scope();

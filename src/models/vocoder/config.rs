@@ -6,6 +6,7 @@ use serde_json::{Value as Json, json};
 use super::COMPONENT;
 use super::activation::AntiAlias;
 use super::resample::Resampler;
+use crate::defaults::with_defaults;
 use crate::models::config_keys::{keys, refuse_unread};
 use crate::models::{ConfigError, read_keys, require};
 
@@ -16,7 +17,6 @@ pub struct VocoderConfig {
     pub generator: GeneratorConfig,
     /// LTX-2.3's second stage, at a higher rate.
     pub(crate) extension: Option<Extension>,
-    /// Samples a second of the result.
     pub(crate) output_sampling_rate: usize,
 }
 
@@ -24,7 +24,6 @@ pub struct VocoderConfig {
 /// waveform lacks at the higher rate.
 #[derive(Clone, Debug)]
 pub(crate) struct Extension {
-    /// The spectrogram.
     pub(crate) spectrogram: Spectrogram,
     /// From spectrogram to the missing part.
     pub generator: GeneratorConfig,
@@ -36,7 +35,6 @@ pub(crate) struct Extension {
 
 /// A log-mel spectrogram that depends on no later sample.
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[allow(missing_docs)] // The keys are the reference's.
 pub(crate) struct Spectrogram {
     pub(crate) filter_length: usize,
     pub(crate) hop_length: usize,
@@ -56,45 +54,25 @@ impl Spectrogram {
     }
 }
 
-/// One generator; defaults are those of the reference's class for LTX-2.0.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
-pub struct GeneratorConfig {
-    pub in_channels: usize,
-    pub(crate) hidden_channels: usize,
-    pub(crate) out_channels: usize,
-    pub(crate) upsample_kernel_sizes: Vec<usize>,
-    pub(crate) upsample_factors: Vec<usize>,
-    pub(crate) resnet_kernel_sizes: Vec<usize>,
-    pub(crate) resnet_dilations: Vec<Vec<usize>>,
-    pub(crate) act_fn: Activation,
-    pub(crate) leaky_relu_negative_slope: f64,
-    pub(crate) antialias: bool,
-    pub(crate) antialias_ratio: usize,
-    pub(crate) antialias_kernel_size: usize,
-    pub(crate) final_act_fn: Option<FinalActivation>,
-    pub(crate) final_bias: bool,
-}
-
-impl Default for GeneratorConfig {
-    fn default() -> Self {
-        GeneratorConfig {
-            in_channels: 128,
-            hidden_channels: 1024,
-            out_channels: 2,
-            upsample_kernel_sizes: vec![16, 15, 8, 4, 4],
-            upsample_factors: vec![6, 5, 2, 2, 2],
-            resnet_kernel_sizes: vec![3, 7, 11],
-            resnet_dilations: vec![vec![1, 3, 5]; 3],
-            act_fn: Activation::LeakyRelu,
-            leaky_relu_negative_slope: 0.1,
-            antialias: false,
-            antialias_ratio: 2,
-            antialias_kernel_size: 12,
-            final_act_fn: Some(FinalActivation::Tanh),
-            final_bias: true,
-        }
+with_defaults! {
+    /// One generator; defaults are those of the reference's class for LTX-2.0.
+    #[derive(Clone, Debug, Deserialize)]
+    #[serde(default)]
+    pub struct GeneratorConfig {
+        pub in_channels: usize = 128,
+        pub(crate) hidden_channels: usize = 1024,
+        pub(crate) out_channels: usize = 2,
+        pub(crate) upsample_kernel_sizes: Vec<usize> = vec![16, 15, 8, 4, 4],
+        pub(crate) upsample_factors: Vec<usize> = vec![6, 5, 2, 2, 2],
+        pub(crate) resnet_kernel_sizes: Vec<usize> = vec![3, 7, 11],
+        pub(crate) resnet_dilations: Vec<Vec<usize>> = vec![vec![1, 3, 5]; 3],
+        pub(crate) act_fn: Activation = Activation::LeakyRelu,
+        pub(crate) leaky_relu_negative_slope: f64 = 0.1,
+        pub(crate) antialias: bool = false,
+        pub(crate) antialias_ratio: usize = 2,
+        pub(crate) antialias_kernel_size: usize = 12,
+        pub(crate) final_act_fn: Option<FinalActivation> = Some(FinalActivation::Tanh),
+        pub(crate) final_bias: bool = true,
     }
 }
 
@@ -102,7 +80,8 @@ impl Default for GeneratorConfig {
 const PLAIN: &str = "LTX2Vocoder";
 const EXTENDED: &str = "LTX2VocoderWithBWE";
 
-/// Defaults of the class with bandwidth extension, where its configuration says nothing and LTX-2.0's class has other values.
+/// Defaults of the class with bandwidth extension, where its configuration says nothing and LTX-2.0's class has other
+/// values.
 fn extended_defaults() -> Json {
     json!({
         "hidden_channels": 1536, "upsample_kernel_sizes": [11, 4, 4, 4, 4, 4], "upsample_factors": [5, 2, 2, 2, 2, 2],
@@ -132,7 +111,6 @@ pub(crate) enum Activation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FinalActivation {
-    /// Hyperbolic tangent.
     Tanh,
     /// Limits to -1..1.
     Clamp,
@@ -144,16 +122,13 @@ impl VocoderConfig {
     /// # Errors
     /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
     pub fn from_json(json: &Json) -> Result<Self, ConfigError> {
-        #[derive(Deserialize)]
-        #[serde(default)]
-        struct Plain {
-            #[serde(rename = "_class_name")]
-            class_name: String,
-            output_sampling_rate: usize,
-        }
-        impl Default for Plain {
-            fn default() -> Self {
-                Plain { class_name: PLAIN.into(), output_sampling_rate: 24000 }
+        with_defaults! {
+            #[derive(Deserialize)]
+            #[serde(default)]
+            struct Plain {
+                #[serde(rename = "_class_name")]
+                class_name: String = PLAIN.into(),
+                output_sampling_rate: usize = 24000,
             }
         }
         let plain: Plain = read_keys(COMPONENT, json)?;

@@ -170,7 +170,7 @@ impl Clock<'_> {
             ty: ty.clone(),
             axes: vec![Axis::Replicated; dims.len()],
             source: Source::Stack { keys: vec![name.into()], shape: dims.to_vec() },
-            // Products of such matrices have the size of their operands.
+            // Matmuls of such matrices have results of the size of their operands.
             init: Init::normal(if dims.len() == 2 { (dims[0] as f32).powf(-0.5) } else { 1.0 }),
         };
         let arguments = micro.program.arguments.iter().filter(|a| a.name != COUNT);

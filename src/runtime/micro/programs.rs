@@ -10,17 +10,13 @@ pub(super) const COUNT: &str = "count";
 
 /// A program to time.
 pub(super) struct Micro {
-    /// Operation that is timed.
     pub(crate) benchmark: Microbenchmark,
-    /// Kind of a collective.
     pub(crate) collective: Option<CollectiveKind>,
     /// Sizes, in words.
     pub(crate) name: String,
-    /// Devices that take part.
     pub(crate) devices: usize,
     /// Operations of an iteration.
     pub(crate) operations: usize,
-    /// The program.
     pub(crate) program: Program,
     /// Work of one operation in the optimized program.
     pub(crate) expected: Expected,
@@ -34,7 +30,6 @@ pub(super) enum Expected {
     Flops(f64),
     /// Bytes read and written.
     Bytes(f64),
-    /// Collectives.
     One,
 }
 

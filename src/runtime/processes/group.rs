@@ -28,37 +28,17 @@ pub struct Timeouts {
 /// Errors of a group of processes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
-    /// Key-value store.
     #[error("several processes: {0}")]
     Store(#[from] KvError),
-    /// Process 0 cannot serve the store.
     #[error("process 0 cannot listen at {place}: {reason}")]
-    Listen {
-        /// Where.
-        place: String,
-        /// The system's words.
-        reason: String,
-    },
-    /// The store did not answer in time.
+    Listen { place: String, reason: String },
     #[error("process 0 did not come within {seconds} s: {error}")]
-    Absent {
-        /// The time waited.
-        seconds: u64,
-        /// The last try.
-        error: KvError,
-    },
-    /// Processes that did not register in time.
+    Absent { seconds: u64, error: KvError },
+    /// Processes, by their numbers, that did not register in time.
     #[error(
         "{missing} of {count} did not come within {seconds} s; each needs the same --coordinator and its own --process-id"
     )]
-    Missing {
-        /// Which.
-        missing: String,
-        /// All.
-        count: usize,
-        /// The time waited.
-        seconds: u64,
-    },
+    Missing { missing: String, count: usize, seconds: u64 },
     /// Processes that run different programs, versions or flags.
     #[error("{0}")]
     Differ(String),
@@ -140,17 +120,14 @@ impl Group {
         }
     }
 
-    /// Index of this process, from 0.
     pub fn id(&self) -> usize {
         self.launch.id
     }
 
-    /// Number of processes.
     pub(crate) fn count(&self) -> usize {
         self.launch.count
     }
 
-    /// The host of each process.
     pub fn hosts(&self) -> &[String] {
         &self.hosts
     }
@@ -161,7 +138,6 @@ impl Group {
         self.hosts.iter().take(self.id()).filter(|host| Some(*host) == own).count()
     }
 
-    /// Options of a plugin's client.
     pub(crate) fn node(&self) -> Node {
         Node { id: self.id(), count: self.count(), store: self.store.clone() }
     }

@@ -21,7 +21,6 @@ const LOOKS: u32 = 20;
 pub(super) struct Abort {
     /// Process that caused it.
     pub(crate) process: usize,
-    /// One line.
     pub(crate) message: String,
 }
 
@@ -30,9 +29,7 @@ pub(crate) type OnAbort = Box<dyn FnOnce(&str) + Send>;
 
 /// Store and names of the processes, shared with the heartbeat thread.
 pub(super) struct Peers {
-    /// This process.
     pub(crate) id: usize,
-    /// Store of the run.
     pub(crate) store: Arc<dyn KvStore>,
     /// Address of the store, for messages.
     pub(crate) place: String,
@@ -72,7 +69,6 @@ impl Peers {
         }
     }
 
-    /// Reason of the abort, if any.
     pub(crate) fn aborted(&self) -> Result<Option<Abort>, KvError> {
         match self.store.try_get(ABORT) {
             Ok(text) => Ok(serde_json::from_slice(&text).ok()),
@@ -88,7 +84,6 @@ impl Peers {
         }
     }
 
-    /// Whether a process has finished.
     fn is_done(&self, process: usize) -> bool {
         self.store.try_get(&Self::key(process)).is_ok_and(|beat| beat == DONE)
     }
@@ -123,7 +118,6 @@ impl Heartbeat {
         Ok(Heartbeat { stop, thread: Some(thread) })
     }
 
-    /// Ends the thread.
     pub(crate) fn stop(&mut self) {
         // A thread that is gone needs no word.
         let _ = self.stop.send(());

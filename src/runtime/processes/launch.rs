@@ -10,7 +10,6 @@ const JOB_PORTS: std::ops::Range<u64> = 61_440..65_536;
 pub(crate) struct LaunchOptions {
     /// `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
     pub(crate) coordinator: Option<String>,
-    /// Index of this process, from 0.
     pub(crate) process_id: Option<usize>,
     /// Number of processes; 1 runs alone, whatever the environment says.
     pub(crate) num_processes: Option<usize>,
@@ -19,11 +18,8 @@ pub(crate) struct LaunchOptions {
 /// One of several processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Index of this process, from 0.
     pub id: usize,
-    /// Number of processes.
     pub count: usize,
-    /// Address of the coordinator.
     pub coordinator: String,
     /// Launcher or options that these come from, for messages.
     pub how: String,

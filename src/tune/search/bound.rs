@@ -14,7 +14,6 @@ use crate::hlo::{Mesh, Sharding, Type};
 use crate::models::Network;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Placement, Role};
 
-/// Lower bound of a step's cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bound {
     pub compute: f64,

@@ -25,7 +25,7 @@ use super::experiment::CaseResult;
 use super::options::Options;
 use crate::analysis::Chip;
 use crate::config::presets::LAYOUTS;
-use crate::config::{Case, Config, Given, LayoutSource, load, read_layout_source};
+use crate::config::{Case, CliOverrides, Config, LayoutSource, load, read_layout_source};
 use crate::nn::{Build, Layout, Lowering};
 use crate::pipeline::compile::needed;
 use crate::pipeline::programs::{ProgramKind, Programs};
@@ -40,7 +40,7 @@ pub(crate) use text::{best_layout, summary};
 #[derive(Clone, Debug)]
 pub(crate) struct SearchRequest {
     /// Configuration with overrides, the shape among them; without layout and mesh.
-    pub(crate) given: Given,
+    pub(crate) given: CliOverrides,
     /// Arguments that give a child the same.
     pub(crate) settings: Vec<String>,
     pub(crate) target: String,

@@ -43,6 +43,7 @@ pub(crate) fn best_layout(result: &SearchResult, request: &SearchRequest) -> Opt
     Some(winner.source.to_yaml(&comments))
 }
 
+/// Summary of a search for the terminal.
 pub(crate) fn summary(result: &SearchResult, request: &SearchRequest) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.

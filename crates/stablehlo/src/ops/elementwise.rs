@@ -6,7 +6,7 @@ use crate::DType;
 use crate::builder::{Builder, Value};
 use crate::types::{Type, broadcast};
 
-/// The direction of a comparison.
+/// The direction of a comparison; StableHLO has the same names in capitals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Named for what they are.
 pub enum Comparison {
@@ -16,19 +16,6 @@ pub enum Comparison {
     Le,
     Gt,
     Ge,
-}
-
-impl Comparison {
-    fn name(self) -> &'static str {
-        match self {
-            Comparison::Eq => "EQ",
-            Comparison::Ne => "NE",
-            Comparison::Lt => "LT",
-            Comparison::Le => "LE",
-            Comparison::Gt => "GT",
-            Comparison::Ge => "GE",
-        }
-    }
 }
 
 impl Builder {
@@ -77,9 +64,7 @@ macro_rules! unary {
 unary! {
     /// Absolute value.
     abs = "abs", |d| d != DType::Bool;
-    /// Cosine.
     cos = "cosine", DType::is_float;
-    /// Sine.
     sin = "sine", DType::is_float;
     /// `e^x`.
     exp = "exponential", DType::is_float;
@@ -206,7 +191,7 @@ impl Value {
         let ty = a.ty.with_dtype(DType::Bool);
         let text = format!(
             "stablehlo.compare {}, {}, {}, {kind} : ({}, {}) -> {ty}",
-            direction.name(),
+            format!("{direction:?}").to_uppercase(),
             a.local(),
             b.local(),
             a.ty,

@@ -82,7 +82,6 @@ impl Server {
         Ok(Server { shared, address, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
