@@ -147,9 +147,6 @@ pub(crate) fn mesh_text(mesh: &Mesh) -> String {
 }
 
 /// Checks that every size can be meant.
-///
-/// # Errors
-/// What is wrong, in words.
 pub(crate) fn check_mesh(mesh: &Mesh) -> Result<(), String> {
     if let Some((axis, size)) = sizes(mesh).into_iter().find(|(_, s)| *s == 0 || *s < -1) {
         return Err(format!("{axis} = {size} must be at least 1, or -1 for the rest"));
@@ -316,9 +313,6 @@ impl Config {
     }
 
     /// Groups of devices that the mesh is spread over, `mesh.dcn`.
-    ///
-    /// # Errors
-    /// No such layout.
     pub(crate) fn slices(&self) -> Result<usize, ConfigError> {
         let mesh = self.mesh.map_or_else(|| Ok(read_layout_source(&self.layout)?.file.mesh), Ok)?;
         Ok(usize::try_from(mesh.dcn.data).unwrap_or(1))

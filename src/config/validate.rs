@@ -56,9 +56,6 @@ pub(crate) fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
 }
 
 /// Checks an experiment.
-///
-/// # Errors
-/// Those of [`validate`].
 pub(crate) fn validate_experiment(node: &Node, file: &str) -> Result<(), ConfigError> {
     check(node, &json_schema()["$defs"]["Experiment"], "", Place::File(file))
 }

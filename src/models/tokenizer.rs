@@ -254,9 +254,6 @@ fn byte_tokenizer() -> [Value; 3] {
 
 /// Writes a tokenizer of Gemma's make with a tiny vocabulary: special tokens, 256 bytes, `▁` for the space, printable
 /// ASCII; no merges, so every other character becomes its UTF-8 bytes. Returns the vocabulary's size.
-///
-/// # Errors
-/// [`TokenizerError::Write`].
 pub(crate) fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
     std::fs::create_dir_all(dir).map_err(|source| TokenizerError::Write { file: dir.to_path_buf(), source })?;
     for (name, content) in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE].into_iter().zip(byte_tokenizer()) {

@@ -251,9 +251,6 @@ impl Layout {
     }
 
     /// The placement of a weight between its uses: as [`Layout::place`], split further by the storage rules.
-    ///
-    /// # Errors
-    /// Those of [`Layout::place`].
     pub(crate) fn place_weight(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
         let Some(mut placed) = self.place(tensor, ty, axes)? else { return Ok(None) };
         // A vector costs a collective and saves nothing.

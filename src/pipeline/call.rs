@@ -16,9 +16,6 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// A network made ready, with `given` copied to the devices beside `inputs`.
-    ///
-    /// # Errors
-    /// What is wrong with program, parameters or device.
     pub(crate) fn new(
         executor: &mut Executor,
         name: &str,

@@ -60,9 +60,6 @@ pub(crate) struct DenoiseLoop {
 
 impl DenoiseLoop {
     /// Loads what has left the devices of its parameters since it was made.
-    ///
-    /// # Errors
-    /// What is wrong with the files or the device.
     pub(crate) fn load(&self, executor: &mut Executor, name: &str) -> Result<()> {
         executor.prepare(name, &self.network).map(drop)
     }
@@ -74,9 +71,6 @@ impl DenoiseLoop {
 
     /// Copies starting latents, video's and audio's tokens, to the devices, with zeros for what the sampler carries beside
     /// them: what the loop carries, in its order.
-    ///
-    /// # Errors
-    /// The plugin's message.
     pub(crate) fn start(&self, executor: &Executor, latents: &[Tensor; 2]) -> Result<Vec<ShardedTensor>> {
         let zero = latents.each_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
         let all: Vec<Tensor> = latents.iter().chain(zero.iter().cycle()).take(self.carried.len()).cloned().collect();
@@ -96,9 +90,6 @@ impl DenoiseLoop {
     }
 
     /// Copies a range of evaluations to the devices, with the noise of their call.
-    ///
-    /// # Errors
-    /// The plugin's message.
     pub(crate) fn steps(
         &self,
         executor: &Executor,
@@ -111,9 +102,6 @@ impl DenoiseLoop {
     }
 
     /// Runs the evaluations of a range on what `prepare` gave. The program takes over the memory of what is carried.
-    ///
-    /// # Errors
-    /// The plugin's message.
     pub(crate) fn run(
         &self,
         executor: &Executor,

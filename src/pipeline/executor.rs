@@ -197,9 +197,6 @@ impl Executor {
     }
 
     /// Compiles a network, once.
-    ///
-    /// # Errors
-    /// What is wrong with program or device.
     pub(crate) fn compile(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
         let made = self.made.len();
         let compiled = self.compile_program(name, &network.program)?;
@@ -210,9 +207,6 @@ impl Executor {
     }
 
     /// Compiles a program without parameters, once.
-    ///
-    /// # Errors
-    /// What is wrong with program or device.
     pub(crate) fn compile_program(&mut self, name: &str, program: &Program) -> Result<Rc<Executable>> {
         let hash = program.hash();
         if let Some(known) = self.programs.get(&hash) {

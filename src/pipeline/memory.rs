@@ -78,9 +78,6 @@ fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>
 
 impl Plan {
     /// Writes and compiles every program of a run.
-    ///
-    /// # Errors
-    /// What is wrong with a program or the device.
     pub(crate) fn of(
         config: &Config,
         programs: &Programs,

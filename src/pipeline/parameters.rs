@@ -52,9 +52,6 @@ pub(crate) fn check_files(
 }
 
 /// Compares a part's checkpoint with its parameters, from headers alone.
-///
-/// # Errors
-/// What is wrong with the configuration.
 pub(crate) fn compare(configs: &ModelConfigs, part: Component, checkpoint: &Checkpoint) -> Result<ValidationReport> {
     let params = parameters(configs, part)?;
     Ok(validate(checkpoint, part, params.iter().flat_map(|p| p.source.tensors())))

@@ -95,9 +95,6 @@ pub(crate) fn compare(group: &Group, config: &Config, options: &GenerateOptions)
 
 /// Waits until all have done their part, files included: a process that gave its devices back earlier would be a lost peer
 /// to the others' communicators.
-///
-/// # Errors
-/// The store.
 pub(crate) fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
     Ok(group.all_gather("done").map(drop)?)
 }

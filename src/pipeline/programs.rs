@@ -78,9 +78,6 @@ impl Programs {
     }
 
     /// Writes every program of a run, so that a layout that does not fit is found before anything has run.
-    ///
-    /// # Errors
-    /// Those of [`Programs::network`].
     pub(crate) fn check(&self, build: &Build) -> Result<()> {
         self.kinds().try_for_each(|kind| self.network(kind, build).map(drop))
     }

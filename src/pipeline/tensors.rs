@@ -31,9 +31,6 @@ pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
 }
 
 /// The same with words about them in the file's header.
-///
-/// # Errors
-/// Those of [`write()`].
 pub(crate) fn write_with(
     path: &Path,
     tensors: &[(String, Tensor)],

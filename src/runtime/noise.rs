@@ -14,9 +14,6 @@ use crate::tensor::Tensor;
 pub(crate) type Draws = [(&'static str, Vec<usize>)];
 
 /// Runs a [`program`] of these draws: f32 tensors in their order. `stream` tells draws of one seed apart.
-///
-/// # Errors
-/// The plugin's message.
 pub(crate) fn draw(
     engine: &Engine,
     executable: &Executable,

@@ -25,9 +25,6 @@ pub struct PeakMatmul {
 }
 
 /// Times a matmul of random matrices: 8192³ in bf16, or a small one in f32 on a CPU.
-///
-/// # Errors
-/// The plugin's message.
 pub(crate) fn peak_matmul(engine: &Engine, runs: usize) -> Result<PeakMatmul, RuntimeError> {
     let (size, dtype) = if engine.platform() == "cpu" { (1024, DType::F32) } else { (8192, DType::BF16) };
     let ty = Type::new(dtype, [size, size]);

@@ -245,9 +245,6 @@ pub(crate) fn missing_for_cuda(plugin: &Path) -> Vec<String> {
 }
 
 /// NVIDIA devices the driver answers for.
-///
-/// # Errors
-/// Why there are none.
 pub(crate) fn cuda_devices() -> Result<usize, String> {
     // Without a device node the driver library, where a package left one, has nothing to talk to. /dev/dxg is WSL's.
     if !["/dev/nvidiactl", "/dev/dxg"].iter().any(|node| Path::new(node).exists()) {

@@ -44,9 +44,6 @@ pub(crate) fn write(path: &Path, name: &str, header: &impl Serialize, payload: &
 }
 
 /// The header and the payload of a file's bytes.
-///
-/// # Errors
-/// The damage.
 pub(crate) fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
     let end = bytes.iter().position(|b| *b == b'\n').ok_or("it has no header")?;
     let text = std::str::from_utf8(&bytes[..end]).map_err(|e| format!("its header: {e}"))?;

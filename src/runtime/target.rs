@@ -182,9 +182,6 @@ impl Target {
 
     /// The GPUs of this host, where they are as many and of the kind: what they compile is complete, and they hold no memory
     /// until it runs. Otherwise as [`Target::open`].
-    ///
-    /// # Errors
-    /// Those of [`Target::open`]; GPUs that the plugin cannot start.
     pub(crate) fn open_present(&self) -> Result<OpenTarget, Error> {
         let absent = self.open()?;
         if self.platform != Platform::Cuda || hardware(Platform::Cuda).is_err() {
@@ -253,9 +250,6 @@ impl OpenTarget {
     }
 
     /// The compile cache in a folder, with the names that a run on such devices looks for.
-    ///
-    /// # Errors
-    /// Those of [`Cache::new`].
     pub(crate) fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
         Cache::new(folder, self.target.platform.name(), &self.topology()?)
     }

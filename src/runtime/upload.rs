@@ -65,9 +65,6 @@ impl Parameters {
 
     /// Makes those of `params`, arguments of `program`, that are not there yet of random numbers, each as its
     /// [`Init`](crate::nn::Init) says. They follow from `seed`, the parameter's name and the element's indices alone.
-    ///
-    /// # Errors
-    /// The plugin's message.
     pub(crate) fn draw(
         &mut self,
         engine: &Engine,

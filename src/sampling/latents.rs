@@ -281,9 +281,6 @@ impl Statistics {
 }
 
 /// Refuses a width or height (`what`) that is not a positive multiple, naming the two nearest that are.
-///
-/// # Errors
-/// [`SamplingError::Size`].
 pub(crate) fn check_multiple(what: &'static str, value: usize, multiple: usize) -> Result<(), SamplingError> {
     if value > 0 && value.is_multiple_of(multiple) {
         return Ok(());
@@ -293,9 +290,6 @@ pub(crate) fn check_multiple(what: &'static str, value: usize, multiple: usize) 
 }
 
 /// Refuses a frame count that is not `temporal_compression * k + 1`, naming the two nearest that are.
-///
-/// # Errors
-/// [`SamplingError::Size`].
 pub(crate) fn check_frames(num_frames: usize, temporal_compression: usize) -> Result<(), SamplingError> {
     if num_frames % temporal_compression == 1 % temporal_compression && num_frames > 0 {
         return Ok(());

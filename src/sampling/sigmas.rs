@@ -186,9 +186,6 @@ impl FlowMatch {
     }
 
     /// A given list, shifted and stretched as diffusers does with explicit sigmas; a closing zero is optional.
-    ///
-    /// # Errors
-    /// Those of [`verbatim`], and [`SamplingError::NotFinite`].
     pub(crate) fn shifted(&self, list: &[f64], tokens: usize) -> Result<Vec<f32>, SamplingError> {
         self.shift_all(checked_list(list)?, tokens)
     }

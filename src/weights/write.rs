@@ -177,9 +177,6 @@ fn header(tensors: &[TensorSpec]) -> Vec<u8> {
 }
 
 /// Writes a component whose tensors `make` gives one at a time; returns its folder.
-///
-/// # Errors
-/// Those of [`ComponentWriter`], and those of `make`.
 pub(crate) fn write_component<E: From<WeightsError>>(
     model: &Path,
     component: Component,

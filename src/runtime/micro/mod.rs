@@ -82,9 +82,6 @@ const KINDS: [CollectiveKind; 5] = [
 ];
 
 /// Times everything, `runs` times each; seconds of a turn of an empty loop, and the samples.
-///
-/// # Errors
-/// The plugin's message.
 pub(crate) fn micro(engine: &Engine, runs: usize) -> Result<(f64, Vec<Sample>), RuntimeError> {
     let sizes = Sizes::of(&engine.platform());
     let (turn, kernels) = kernels(engine, runs)?;
