@@ -2,7 +2,6 @@
 
 /// A value of the video stream and one of the audio stream. Everything that goes over both takes video first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // Named as the streams are.
 pub struct Av<T> {
     pub video: T,
     pub audio: T,

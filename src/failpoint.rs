@@ -8,13 +8,13 @@ use std::sync::OnceLock;
 use std::thread;
 
 /// Stops for good, where this moment was asked for.
-pub fn reach(phase: &str, what: impl Display) {
+pub(crate) fn reach(phase: &str, what: impl Display) {
     within(phase, what, || ());
 }
 
 /// Does `work`. Where this moment was asked for, it is announced before and nothing comes after: whoever kills the
 /// process upon that line kills it within `work`.
-pub fn within<T>(phase: &str, what: impl Display, work: impl FnOnce() -> T) -> T {
+pub(crate) fn within<T>(phase: &str, what: impl Display, work: impl FnOnce() -> T) -> T {
     let asked = asked(phase, &what);
     if asked {
         eprintln!("at {phase} {what}");

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 const LEAST: usize = 1 << 14;
 
 /// Calls `fill(i, row)` for every row of `width` values, from several threads; each row is one call's alone.
-pub fn each_row<T: Send>(values: &mut [T], width: usize, fill: impl Fn(usize, &mut [T]) + Sync) {
+pub(crate) fn each_row<T: Send>(values: &mut [T], width: usize, fill: impl Fn(usize, &mut [T]) + Sync) {
     let width = width.max(1);
     let rows = values.par_chunks_exact_mut(width).with_min_len(LEAST.div_ceil(width));
     rows.enumerate().for_each(|(i, row)| fill(i, row));

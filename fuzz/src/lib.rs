@@ -10,7 +10,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use ltx2::analysis::{self, Chip, Module, Trace, XSpace};
-use ltx2::config::{Given, load, parse_mesh, presets, read_experiment};
+use ltx2::config::{CliOverrides, load, parse_mesh, presets, read_experiment};
 use ltx2::hlo::Mesh;
 use ltx2::media::{read_image, read_png, read_wav};
 use ltx2::models::audio_vae;
@@ -82,7 +82,7 @@ fn any(read: &[bool]) -> Read {
 /// A YAML configuration, with what it extends.
 pub fn config(bytes: &[u8]) -> Read {
     as_file(&format!("{BELOW}/config.yml"), bytes, |path| {
-        let loaded = load(&Given { file: Some(path.display().to_string()), ..Given::default() })?;
+        let loaded = load(&CliOverrides { file: Some(path.display().to_string()), ..CliOverrides::default() })?;
         black_box((loaded.to_yaml(), loaded.config.placement(8).is_ok()));
         Ok(())
     })
@@ -91,7 +91,7 @@ pub fn config(bytes: &[u8]) -> Read {
 /// A layout file, read and printed again.
 pub fn layout(bytes: &[u8]) -> Read {
     as_file("layout.yml", bytes, |path| {
-        let given = Given { set: vec![format!("layout={}", path.display())], ..Given::default() };
+        let given = CliOverrides { set: vec![format!("layout={}", path.display())], ..CliOverrides::default() };
         let loaded = load(&given)?;
         any(&[1, 8, 6].map(|devices| loaded.config.placement(devices).is_ok()))
     })
@@ -205,9 +205,9 @@ pub fn media(bytes: &[u8]) -> Read {
 /// The command line's own little languages: targets, meshes, settings.
 pub fn words(bytes: &[u8]) -> Read {
     let text = std::str::from_utf8(bytes)?;
-    let set = Given { set: vec![text.to_string()], ..Given::default() };
-    let mesh = Given { mesh: Some(text.to_string()), ..Given::default() };
-    let loads = |given: &Given| {
+    let set = CliOverrides { set: vec![text.to_string()], ..CliOverrides::default() };
+    let mesh = CliOverrides { mesh: Some(text.to_string()), ..CliOverrides::default() };
+    let loads = |given: &CliOverrides| {
         let loaded = load(given);
         black_box(loaded.as_ref().is_ok_and(|l| l.config.placement(8).is_ok()));
         loaded.is_ok()

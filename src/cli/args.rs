@@ -6,12 +6,12 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::UsageError;
-use crate::config::{Config, Dtype, Given, Job, Pipeline, Reference, WeightSource};
+use crate::config::{CliOverrides, Config, Dtype, Job, Pipeline, Reference, WeightSource};
 use crate::tune::{Options, default_jobs};
 
 /// Flags of a command that runs a request.
 #[derive(clap::Args, Clone, Debug, Default)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(super) request: RequestArgs,
     #[command(flatten)]
@@ -26,7 +26,7 @@ pub struct RunArgs {
 
 impl RunArgs {
     /// Overrides of all groups.
-    pub fn given(&self) -> Result<Given, UsageError> {
+    pub(crate) fn given(&self) -> Result<CliOverrides, UsageError> {
         let mut given = self.config.given();
         self.request.add(&mut given)?;
         self.model.add(&mut given);
@@ -39,7 +39,7 @@ impl RunArgs {
 const PROMPT: &str = "a red fox in the snow";
 
 /// The first video of a configuration, to be timed.
-pub fn timed_job(config: &Config) -> anyhow::Result<Job> {
+pub(crate) fn timed_job(config: &Config) -> anyhow::Result<Job> {
     let job = config.jobs()?.into_iter().next().ok_or_else(|| UsageError("no prompt".into()))?;
     Ok(if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job })
 }
@@ -47,25 +47,25 @@ pub fn timed_job(config: &Config) -> anyhow::Result<Job> {
 /// A YAML file and single keys.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Configuration")]
-pub struct ConfigArgs {
+pub(crate) struct ConfigArgs {
     /// YAML file, JSON sidecar of an earlier video, or the name of a shipped configuration (ltx2, nano …)
     #[arg(short, long, value_name = "FILE")]
-    pub config: Option<String>,
+    pub(crate) config: Option<String>,
     /// Sets any key of the YAML, e.g. `guidance.video.stg=1` (see `ltx2 schema`)
     #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
+    pub(crate) set: Vec<String>,
 }
 
 impl ConfigArgs {
     /// Overrides of this group; the other groups add their flags.
-    pub fn given(&self) -> Given {
-        Given { file: self.config.clone(), set: self.set.clone(), ..Given::default() }
+    pub(crate) fn given(&self) -> CliOverrides {
+        CliOverrides { file: self.config.clone(), set: self.set.clone(), ..CliOverrides::default() }
     }
 }
 
 /// Flags of a command that compiles many programs.
 #[derive(clap::Args, Clone, Debug)]
-pub struct JobArgs {
+pub(crate) struct JobArgs {
     /// Concurrent compilations [default: as many as cores and memory allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
@@ -78,7 +78,7 @@ pub struct JobArgs {
 }
 
 impl JobArgs {
-    pub fn options(&self, folder: PathBuf, measure: bool) -> std::io::Result<Options> {
+    pub(crate) fn options(&self, folder: PathBuf, measure: bool) -> std::io::Result<Options> {
         let jobs = self.jobs.map_or_else(default_jobs, usize::from);
         let (binary, modules) = (std::env::current_exe()?, self.modules.clone());
         Ok(Options { binary, folder, modules, jobs, measure, retry: self.retry })
@@ -86,77 +86,77 @@ impl JobArgs {
 }
 
 /// Transformer blocks that stand for all, where a model has as many.
-pub const LAYERS: usize = 3;
+pub(crate) const LAYERS: usize = 3;
 
 /// Flags of the request.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Request")]
-pub struct RequestArgs {
+pub(crate) struct RequestArgs {
     /// Text prompt
     #[arg(short, long, value_name = "TEXT", conflicts_with = "prompts")]
-    pub prompt: Option<String>,
+    pub(crate) prompt: Option<String>,
     /// File with one prompt per line
     #[arg(long, value_name = "FILE")]
-    pub prompts: Option<String>,
+    pub(crate) prompts: Option<String>,
     /// Videos per prompt, with consecutive seeds
     #[arg(long, value_name = "N")]
-    pub num_videos: Option<u64>,
+    pub(crate) num_videos: Option<u64>,
     /// Negative prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "negative_prompt_file")]
-    pub negative_prompt: Option<String>,
+    pub(crate) negative_prompt: Option<String>,
     /// File with the negative prompt
     #[arg(long, value_name = "FILE")]
-    pub negative_prompt_file: Option<String>,
+    pub(crate) negative_prompt_file: Option<String>,
     /// Image conditioning: file, frame index, strength 0 to 1
     #[arg(long, num_args = 3, value_names = ["PATH", "FRAME", "STRENGTH"])]
-    pub image: Vec<String>,
+    pub(crate) image: Vec<String>,
     /// Width in pixels, a multiple of 32
     #[arg(long, value_name = "N")]
-    pub width: Option<u64>,
+    pub(crate) width: Option<u64>,
     /// Height in pixels, a multiple of 32
     #[arg(long, value_name = "N")]
-    pub height: Option<u64>,
+    pub(crate) height: Option<u64>,
     /// Number of frames, 8k+1: 1, 9, 17 … 121 …
     #[arg(long, value_name = "N", conflicts_with = "seconds")]
-    pub num_frames: Option<u64>,
+    pub(crate) num_frames: Option<u64>,
     /// Duration in seconds; the nearest legal number of frames is taken
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
-    pub seconds: Option<f64>,
+    pub(crate) seconds: Option<f64>,
     /// Frames per second
     #[arg(long, value_name = "FPS", allow_negative_numbers = true, value_parser = finite)]
-    pub frame_rate: Option<f64>,
+    pub(crate) frame_rate: Option<f64>,
     /// Denoising steps, 1 to 256
     #[arg(long, value_name = "N")]
-    pub steps: Option<u64>,
+    pub(crate) steps: Option<u64>,
     /// Random seed
     #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
+    pub(crate) seed: Option<u64>,
     /// Maximum text tokens; a longer prompt is truncated
     #[arg(long, value_name = "N")]
-    pub max_sequence_length: Option<u64>,
+    pub(crate) max_sequence_length: Option<u64>,
     /// Classifier-free guidance scale of both streams
     #[arg(long, value_name = "G", allow_negative_numbers = true, value_parser = finite)]
-    pub guidance_scale: Option<f64>,
+    pub(crate) guidance_scale: Option<f64>,
     /// Classifier-free guidance scale of the audio stream
     #[arg(long, value_name = "G", allow_negative_numbers = true, value_parser = finite)]
-    pub audio_guidance_scale: Option<f64>,
+    pub(crate) audio_guidance_scale: Option<f64>,
     /// Spatio-temporal guidance (STG) scale
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
-    pub stg_scale: Option<f64>,
+    pub(crate) stg_scale: Option<f64>,
     /// Modality guidance scale: against the pass without cross-modal attention
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
-    pub modality_scale: Option<f64>,
+    pub(crate) modality_scale: Option<f64>,
     /// Guidance rescale: 0 off, 1 keeps the conditional prediction's standard deviation
     #[arg(long, value_name = "R", allow_negative_numbers = true, value_parser = finite)]
-    pub guidance_rescale: Option<f64>,
+    pub(crate) guidance_rescale: Option<f64>,
     /// Reference implementation to follow where they differ
     #[arg(long, value_name = "WHOSE")]
-    pub reference: Option<Reference>,
+    pub(crate) reference: Option<Reference>,
 }
 
 impl RequestArgs {
     /// Adds the flags.
-    pub fn add(&self, given: &mut Given) -> Result<(), UsageError> {
+    pub(crate) fn add(&self, given: &mut CliOverrides) -> Result<(), UsageError> {
         given.flag("prompt", "request.prompt", self.prompt.clone());
         given.flag("prompts", "request.prompts", self.prompts.clone());
         given.flag("num-videos", "request.num_videos", self.num_videos);
@@ -194,29 +194,29 @@ impl RequestArgs {
 /// Flags of the model.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
-pub struct ModelArgs {
+pub(crate) struct ModelArgs {
     /// Diffusers folder, single file, or org/name in the local Hugging Face cache
     #[arg(short, long, value_name = "MODEL")]
-    pub model: Option<String>,
+    pub(crate) model: Option<String>,
     /// Text encoder stored elsewhere: folder or org/name
     #[arg(long, value_name = "DIR")]
-    pub text_encoder: Option<String>,
+    pub(crate) text_encoder: Option<String>,
     /// Latent upsampler of two-stage pipelines
     #[arg(long, value_name = "FILE")]
-    pub upsampler: Option<String>,
+    pub(crate) upsampler: Option<String>,
     /// LoRA and its strength; may be given several times
     #[arg(long, value_name = "FILE[=S]")]
-    pub lora: Vec<String>,
+    pub(crate) lora: Vec<String>,
     /// Source of the weights: files, or random numbers made on the device
     #[arg(long, value_name = "FROM")]
-    pub weights: Option<WeightSource>,
+    pub(crate) weights: Option<WeightSource>,
     /// Pipeline: what the video is made from, and in how many passes
     #[arg(long, value_name = "NAME")]
-    pub pipeline: Option<Pipeline>,
+    pub(crate) pipeline: Option<Pipeline>,
 }
 
 impl ModelArgs {
-    pub fn add(&self, given: &mut Given) {
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("model", "model.path", self.model.clone());
         given.flag("text-encoder", "model.text_encoder", self.text_encoder.clone());
         given.flag("upsampler", "model.upsampler", self.upsampler.clone());
@@ -229,23 +229,23 @@ impl ModelArgs {
 /// Flags of platform, types and layout.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Placement")]
-pub struct PlacementArgs {
+pub(crate) struct PlacementArgs {
     /// Platform: auto, cpu, cuda, tpu, or the path of a PJRT plugin
     #[arg(long, value_name = "NAME")]
-    pub platform: Option<String>,
+    pub(crate) platform: Option<String>,
     /// Data type of weights and activations; f32 also computes every matmul in full f32 precision
     #[arg(long, value_name = "TYPE")]
-    pub dtype: Option<Dtype>,
+    pub(crate) dtype: Option<Dtype>,
     /// Layout, which maps logical tensor axes to mesh axes: YAML file, or the name of a shipped one
     #[arg(long, value_name = "FILE")]
-    pub layout: Option<String>,
+    pub(crate) layout: Option<String>,
     /// Devices per mesh axis, e.g. cfg=2,context=4; -1 takes the rest
     #[arg(long, value_name = "AXIS=N,…")]
-    pub mesh: Option<String>,
+    pub(crate) mesh: Option<String>,
 }
 
 impl PlacementArgs {
-    pub fn add(&self, given: &mut Given) {
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("platform", "runtime.platform", self.platform.clone());
         given.flag("dtype", "runtime.dtype", self.dtype.and_then(word));
         given.flag("layout", "layout", self.layout.clone());
@@ -256,23 +256,23 @@ impl PlacementArgs {
 /// Flags of distributed runs.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Processes")]
-pub struct ProcessArgs {
+pub(crate) struct ProcessArgs {
     /// Coordinator address: process 0's, or etcd://HOST:PORT/RUN [default: from SLURM, Open MPI, a JobSet or GKE]
     #[arg(long, value_name = "HOST:PORT")]
-    pub coordinator: Option<String>,
+    pub(crate) coordinator: Option<String>,
     /// Index of this process, from 0
     #[arg(long, value_name = "N")]
-    pub process_id: Option<u64>,
+    pub(crate) process_id: Option<u64>,
     /// Number of processes; 1 ignores the environment
     #[arg(long, value_name = "N")]
-    pub num_processes: Option<u64>,
+    pub(crate) num_processes: Option<u64>,
     /// CUDA devices per process, where several processes share a host
     #[arg(long, value_name = "N")]
-    pub devices_per_process: Option<u64>,
+    pub(crate) devices_per_process: Option<u64>,
 }
 
 impl ProcessArgs {
-    pub fn add(&self, given: &mut Given) {
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("coordinator", "runtime.distributed.coordinator", self.coordinator.clone());
         given.flag("process-id", "runtime.distributed.process_id", self.process_id);
         given.flag("num-processes", "runtime.distributed.num_processes", self.num_processes);
@@ -283,47 +283,47 @@ impl ProcessArgs {
 /// Flags of the output.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Output")]
-pub struct OutputArgs {
+pub(crate) struct OutputArgs {
     /// Output MP4, or a folder for several videos [default: out/ltx2_SEED.mp4, numbered if it exists]
     #[arg(short, long, value_name = "OUT")]
-    pub output: Option<String>,
+    pub(crate) output: Option<String>,
     /// Overwrites existing files
     #[arg(long)]
-    pub force: bool,
+    pub(crate) force: bool,
     /// Also writes the frames as PNG into this folder
     #[arg(long, value_name = "DIR")]
-    pub save_frames: Option<String>,
+    pub(crate) save_frames: Option<String>,
     /// Also writes the audio as WAV
     #[arg(long, value_name = "FILE")]
-    pub save_audio: Option<String>,
+    pub(crate) save_audio: Option<String>,
     /// Also writes embeddings, noise, latents, frames and samples in f32
     #[arg(long, value_name = "FILE.safetensors")]
-    pub dump: Option<PathBuf>,
+    pub(crate) dump: Option<PathBuf>,
     /// Also writes timings and memory as JSON
     #[arg(long, value_name = "FILE")]
-    pub perf_json: Option<PathBuf>,
+    pub(crate) perf_json: Option<PathBuf>,
     /// Denoising steps per progress update
     #[arg(long, value_name = "N")]
-    pub progress_every: Option<u64>,
+    pub(crate) progress_every: Option<u64>,
     /// Writes a checkpoint to OUT.steps.safetensors every N steps and when interrupted
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub checkpoint_every: Option<u64>,
+    pub(crate) checkpoint_every: Option<u64>,
     /// Continues from the checkpoint, to the same bytes; finished videos are kept
     #[arg(long, conflicts_with = "dump")]
-    pub resume: bool,
+    pub(crate) resume: bool,
     /// Prints JSON instead of paths
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
     /// Prints the merged YAML with the origin of each value, then exits
     #[arg(long)]
-    pub print_config: bool,
+    pub(crate) print_config: bool,
     /// Prints the plan, then exits
     #[arg(long)]
-    pub dry_run: bool,
+    pub(crate) dry_run: bool,
 }
 
 impl OutputArgs {
-    pub fn add(&self, given: &mut Given) {
+    pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("output", "output.path", self.output.clone());
         given.flag("save-frames", "output.save_frames", self.save_frames.clone());
         given.flag("save-audio", "output.save_audio", self.save_audio.clone());

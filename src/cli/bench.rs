@@ -23,7 +23,7 @@ use crate::pipeline::processes::together;
   ltx2 bench -c nano_2_0 --model nano --weights random --baseline before.json --tolerance 0.05
   ltx2 bench --micro --platform cuda --json h200x2.json            microbenchmarks, no model
   ltx2 bench --micro --from h200x2.json --from h200x4.json --fit crates/xla-analysis/src/chips/h200.calibration.json")]
-pub struct Args {
+pub(crate) struct Args {
     /// Report file; `-` for stdout, in place of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -48,7 +48,7 @@ pub struct Args {
     run: RunArgs,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let loaded = load(&args.run.given()?)?;
     let config = &loaded.config;
     if args.micro.micro {

@@ -12,19 +12,19 @@ use crate::perf::micro::measure;
 /// Flags of microbenchmarks.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Microbenchmarks")]
-pub struct MicroArgs {
+pub(crate) struct MicroArgs {
     /// Benchmarks matmuls, memory, kernel launches and collectives, without a model
     #[arg(long, conflicts_with_all = ["baseline", "programs"])]
-    pub micro: bool,
+    pub(crate) micro: bool,
     /// Earlier --json in place of measuring; repeatable, for several hosts
     #[arg(long, value_name = "FILE", requires = "micro")]
-    pub from: Vec<PathBuf>,
+    pub(crate) from: Vec<PathBuf>,
     /// Calibration file to write, in the form of those in crates/xla-analysis/src/chips
     #[arg(long, value_name = "FILE", requires = "micro")]
-    pub fit: Option<PathBuf>,
+    pub(crate) fit: Option<PathBuf>,
 }
 
-pub fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&Path>) -> anyhow::Result<()> {
+pub(crate) fn run(config: &Config, args: &MicroArgs, runs: usize, json: Option<&Path>) -> anyhow::Result<()> {
     let all = match args.from.as_slice() {
         [] => {
             prepare_libtpu(config);

@@ -8,11 +8,11 @@ use crate::pipeline::PipelineError;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::model::{Component, needed_components};
 use crate::pipeline::parameters::compare;
-use crate::weights::{ModelSource, Overrides, Report};
+use crate::weights::{ModelSource, Overrides, ValidationReport};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     model: String,
     /// Text encoder stored elsewhere: folder or org/name.
@@ -33,10 +33,10 @@ enum Finding {
     /// Present, but not supported.
     Unsupported(String),
     Broken(String),
-    Weights(Report),
+    Weights(ValidationReport),
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let overrides = Overrides {
         text_encoder: args.text_encoder.clone(),
         upsampler: args.upsampler.clone(),

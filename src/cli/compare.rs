@@ -20,7 +20,7 @@ Examples:
   ltx2 compare a.mp4 b.mp4 --min-psnr 40 --report difference.html
   ltx2 compare ours.safetensors reference.safetensors --min-ssim 0.999 --max-audio-l2 1e-3 --json scores.json"
 )]
-pub struct Args {
+pub(crate) struct Args {
     /// Result: a video, a folder of PNG files, a WAV file, or a dump
     a: PathBuf,
     /// Reference to compare with, of the same kind
@@ -48,7 +48,7 @@ pub struct Args {
     report: Option<PathBuf>,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let [mut a, mut b] = [read(&args.a)?, read(&args.b)?];
     let scores = score(args, &mut a, &mut b).map_err(UsageError)?;
     check_bounds_apply(args, &scores).map_err(UsageError)?;

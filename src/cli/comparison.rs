@@ -15,10 +15,10 @@ use crate::tensor::Tensor;
 #[derive(Default)]
 pub(super) struct Clip {
     /// Frames `[frames, 3, height, width]`, values in 0..1.
-    pub video: Option<Array4<f32>>,
+    pub(crate) video: Option<Array4<f32>>,
     /// Sound `[channels, samples]`, and its sample rate where known.
-    pub audio: Option<(Array2<f32>, Option<u32>)>,
-    pub tensors: BTreeMap<String, Tensor>,
+    pub(crate) audio: Option<(Array2<f32>, Option<u32>)>,
+    pub(crate) tensors: BTreeMap<String, Tensor>,
 }
 
 /// Reads a result, by its extension.
@@ -64,12 +64,12 @@ fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<Clip, UsageError> {
 
 #[derive(Default, Serialize)]
 pub(super) struct Scores {
-    pub a: String,
-    pub b: String,
-    pub video: Option<VideoScores>,
-    pub audio: Option<AudioScores>,
-    pub tensors: BTreeMap<String, TensorScores>,
-    pub only_in_one: Vec<String>,
+    pub(crate) a: String,
+    pub(crate) b: String,
+    pub(crate) video: Option<VideoScores>,
+    pub(crate) audio: Option<AudioScores>,
+    pub(crate) tensors: BTreeMap<String, TensorScores>,
+    pub(crate) only_in_one: Vec<String>,
 }
 
 /// Four decimals, or an exponent for small and large values.

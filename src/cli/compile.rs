@@ -24,7 +24,7 @@ use crate::tune::compile_json::json;
   ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout tensor --program text-encoder
   ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout ulysses --save cache
   ltx2 compile --target cpu:8 -c nano_2_0 -m nano --layout sequence --dump-hlo hlo")]
-pub struct Args {
+pub(crate) struct Args {
     /// Target devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
     #[arg(long, value_name = "TARGET")]
     target: String,
@@ -57,7 +57,7 @@ pub struct Args {
     config: ConfigArgs,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let target: Target = args.target.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
     let target = target.with_chip(read_chip(args.chip.as_deref())?);
     let mut given = args.config.given();

@@ -20,7 +20,7 @@ fn gib(bytes: i64) -> String {
     format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
-pub fn table(done: &Compilation, target: &Target) -> String {
+pub(crate) fn table(done: &Compilation, target: &Target) -> String {
     let r = &done.report;
     let mut out = String::new();
     let mut line = |name: &str, text: String| {

@@ -12,10 +12,10 @@ use crate::runtime::platform::{self, Choice};
 
 /// Arguments of `ltx2 doctor`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Prints JSON instead of text
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// Platforms, plugins and tools of this machine.
@@ -48,7 +48,7 @@ struct PluginReport {
     stablehlo_version: Option<String>,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let platforms = [Platform::Cpu, Platform::Cuda, Platform::Tpu].map(examine).into();
     let report = DoctorReport { version: env!("CARGO_PKG_VERSION"), platforms, ffmpeg: in_path("ffmpeg") };
     match args.json {

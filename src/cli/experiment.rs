@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::args::{ConfigArgs, JobArgs, LAYERS};
 use super::compile::prepare_tpus;
 use super::{UsageError, print};
-use crate::config::{Case, Given, load, read_experiment};
+use crate::config::{Case, CliOverrides, load, read_experiment};
 use crate::pipeline::programs::Programs;
 use crate::runtime::Target;
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
@@ -23,7 +23,7 @@ use crate::tune::{CaseResult, Options, experiment, page, ranked, table};
 
 To compile for TPUs, set TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1. `ltx2 schema --of experiment` lists the keys.
 A search writes DIR/best.yml, a layout file whose comments list what it was compared with.")]
-pub struct Args {
+pub(crate) struct Args {
     /// Experiment file
     #[arg(value_name = "FILE.yml", required_unless_present = "search", conflicts_with = "search")]
     file: Option<PathBuf>,
@@ -71,7 +71,7 @@ struct SearchArgs {
     layers: Option<u16>,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.jobs.options(args.output.clone(), args.measure)?;
     let Some(file) = &args.file else { return run_search(args, &options) };
     if args.config.config.is_some() || !args.config.set.is_empty() {
@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         );
     }
     let file = read_experiment(file)?;
-    let config = Given { file: Some(file.config.clone()), set: file.set.clone(), ..Given::default() };
+    let config = CliOverrides { file: Some(file.config.clone()), set: file.set.clone(), ..CliOverrides::default() };
     let targets: Vec<String> = file.cases().into_iter().filter_map(|c| c.target).collect();
     prepare_tpus(&load(&config)?.config, &targets)?;
     let rows = experiment(&file, &options).map_err(usage)?;

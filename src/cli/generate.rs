@@ -9,11 +9,13 @@ use super::plan::Plan;
 use super::progress::Progress;
 use super::{UsageError, log, print, tell};
 use crate::config::{Config, Loaded, ProgressEvery, load, output_paths};
+use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::processes::together;
 use crate::pipeline::saved;
 use crate::pjrt::give_libtpu_arguments;
+use crate::request;
 use crate::runtime::processes::Group;
 
 /// Makes videos with sound from prompts.
@@ -24,7 +26,7 @@ use crate::runtime::processes::Group;
   ltx2 generate -c my.yml --set guidance.video.cfg=3 --print-config
   ltx2 generate -c out/ltx2_10.json -o again.mp4          repeats an earlier run
   ltx2 generate -c ltx2 --prompts prompts.txt --num-videos 2 -o clips")]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
@@ -33,20 +35,21 @@ pub struct Args {
 
 impl Args {
     /// The configuration that files and flags make together.
-    pub fn load(&self) -> anyhow::Result<Loaded> {
+    pub(crate) fn load(&self) -> anyhow::Result<Loaded> {
         let mut given = self.run.given()?;
         self.output.add(&mut given);
         Ok(load(&given)?)
     }
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let loaded = args.load()?;
     let config = &loaded.config;
     if args.output.print_config {
         return print(&loaded.to_yaml());
     }
     if args.output.dry_run {
+        request::conditions(config).map_err(PipelineError::from)?;
         let options = options(config, &args.output, None)?;
         let plan = Plan::new(&loaded, &options);
         return match args.output.json {

@@ -12,7 +12,7 @@ use super::print;
 
 /// Writes a random model in the diffusers layout.
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// The model's sizes: `nano` and `nano_2_3` run on a laptop, `ltx2` is the published 19B (76 GB in f32), `ltx2_3` the
     /// 22B.
     #[arg(long, default_value = "nano", value_parser = clap::builder::PossibleValuesParser::new(Preset::names()))]
@@ -27,7 +27,7 @@ pub struct Args {
     dir: PathBuf,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let preset = Preset::named(&args.preset).with_context(|| format!("there is no preset '{}'", args.preset))?;
     let dtype = if args.dtype == "f32" { DType::F32 } else { DType::BF16 };
     let written = init(&preset, args.seed, &args.dir, dtype)?;

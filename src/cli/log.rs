@@ -41,7 +41,7 @@ pub fn start(verbose: u8, quiet: u8) {
 }
 
 /// Reduces the log to warnings and errors, as all processes but the first do. A level that the user chose stays.
-pub fn only_warnings() {
+pub(crate) fn only_warnings() {
     if let Some(handle) = FILTER.get() {
         // The log goes on as it was where its filter is gone.
         let _ = handle.modify(|filter| *filter = EnvFilter::new("warn"));

@@ -52,13 +52,13 @@ pub struct Cli {
     pub quiet: u8,
     /// Subcommand to run.
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 /// Subcommands of `ltx2`.
 #[derive(Subcommand, Debug)]
 #[allow(clippy::large_enum_variant)] // One value in a process.
-pub enum Command {
+pub(crate) enum Command {
     /// Make videos with sound from prompts
     Generate(generate::Args),
     /// Run one component on tensors of a file
@@ -112,7 +112,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
 /// Invalid flags, YAML or sizes: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct UsageError(pub String);
+pub(crate) struct UsageError(pub(crate) String);
 
 /// 2 for flags, YAML and sizes, 130 for an interruption, 1 for the rest.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
@@ -146,7 +146,7 @@ pub fn one_line(error: &anyhow::Error) -> String {
 }
 
 /// Writes results to stdout. A reader that has seen enough is no error.
-pub fn print(text: &str) -> anyhow::Result<()> {
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
@@ -155,7 +155,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Prints `text`, or `figures` to a file besides; the file `-` is stdout, in place of the text.
-pub fn deliver(json: Option<&Path>, figures: &str, text: &str) -> anyhow::Result<()> {
+pub(crate) fn deliver(json: Option<&Path>, figures: &str, text: &str) -> anyhow::Result<()> {
     match json {
         Some(path) if path.as_os_str() == "-" => return print(figures),
         Some(path) => crate::media::write_atomically(path, figures.as_bytes())?,

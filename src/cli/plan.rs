@@ -15,7 +15,7 @@ use crate::sampling::guidance::{Branch, branches};
 use crate::weights::{ModelSource, Overrides};
 
 #[derive(Debug, Serialize)]
-pub struct Plan {
+pub(crate) struct Plan {
     preset: &'static str,
     pipeline: &'static str,
     model: String,
@@ -47,7 +47,7 @@ impl Plan {
     /// The plan of a configuration.
     ///
     /// A size that the model does not take leaves its token counts at 0: the run itself says what is wrong.
-    pub fn new(loaded: &Loaded, options: &GenerateOptions) -> Self {
+    pub(crate) fn new(loaded: &Loaded, options: &GenerateOptions) -> Self {
         let config = &loaded.config;
         let r = &config.request;
         let source = ModelSource::open(&config.model.path, &Overrides::default()).map(Rc::new);

@@ -13,32 +13,32 @@ use crate::runtime::sha256_file;
 
 /// Arguments of `ltx2 plugin`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Subcommand to run.
     #[command(subcommand)]
-    pub action: Action,
+    pub(crate) action: Action,
 }
 
 /// Subcommands of `ltx2 plugin`.
 #[derive(Debug, clap::Subcommand)]
-pub enum Action {
+pub(crate) enum Action {
     /// Download a platform's plugin at its pinned version, check its SHA-256 and unpack it
     Install(Install),
 }
 
 /// Arguments of `ltx2 plugin install`.
 #[derive(Debug, clap::Args)]
-pub struct Install {
+pub(crate) struct Install {
     /// Platform to install the plugin of
-    pub platform: Platform,
+    pub(crate) platform: Platform,
     /// Folder of plugins [default: ./plugins in a checkout, else ~/.local/share/ltx2/plugins]
     #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
+    pub(crate) dir: Option<PathBuf>,
 }
 
 /// A platform that has a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Platform {
+pub(crate) enum Platform {
     /// The host's processor
     Cpu,
     /// NVIDIA GPUs (CUDA 13, driver 580 or newer; about 3 GB unpacked)
@@ -60,7 +60,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
             os.chmod(path, 0o755)
 ";
 
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let Action::Install(install) = &args.action;
     let kind = match install.platform {
         Platform::Cpu => discover::Platform::Cpu,
@@ -85,7 +85,7 @@ fn default_folder() -> Result<PathBuf> {
 }
 
 /// Installs a platform's plugin below `folder` unless it is there at its pinned version; returns the plugin file.
-pub fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<PathBuf> {
+pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<PathBuf> {
     let target = folder.join(kind.name());
     let stamp: String =
         wheels(kind).iter().map(|w| format!("{}=={} sha256:{}\n", w.package, w.version, w.sha256)).collect();

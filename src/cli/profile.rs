@@ -25,7 +25,7 @@ const SUMMARY: &str = "summary.json";
   ltx2 profile -c ltx2 --weights random --platform cuda -o out/profile
   ltx2 profile -c ltx2 --layout sequence --mesh context=2 --steps 4 -o out/profile
   ltx2 profile --read out/profile/plugins/profile/2026_01_31_12_00_00/host.xplane.pb")]
-pub struct Args {
+pub(crate) struct Args {
     /// Folder for the trace and summary.json
     #[arg(short, long, value_name = "DIR", required_unless_present = "read")]
     output: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub struct Args {
     run: RunArgs,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.read {
         return read(args, path);
     }

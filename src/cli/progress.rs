@@ -14,7 +14,7 @@ use crate::media;
 use crate::pipeline::generate::{Finished, Observer};
 
 /// Progress bar on a terminal, a line per tenth of the steps elsewhere; stops the run on Ctrl-C.
-pub struct Progress {
+pub(crate) struct Progress {
     stop: Arc<AtomicBool>,
     bar: Option<ProgressBar>,
     terminal: bool,
@@ -25,7 +25,7 @@ pub struct Progress {
 
 impl Progress {
     /// Handles Ctrl-C: the first ends the run after the current chunk of steps, the second at once.
-    pub fn new(videos: usize, quiet: bool) -> Self {
+    pub(crate) fn new(videos: usize, quiet: bool) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();
         let watched = ctrlc::set_handler(move || {

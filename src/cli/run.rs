@@ -26,7 +26,7 @@ use crate::runtime::{Engine, platform};
 #[command(after_help = "Examples:
   ltx2 run transformer --model models/nano --inputs in.safetensors -o out.safetensors --set num_frames=4 --set height=5 --set width=8
   ltx2 run vocoder --model models/nano --inputs mel.safetensors -o audio.safetensors --dtype f32")]
-pub struct Args {
+pub(crate) struct Args {
     /// Component to run.
     #[arg(value_parser = components())]
     component: ProgramKind,
@@ -80,7 +80,7 @@ fn components() -> impl TypedValueParser<Value = ProgramKind> {
     PossibleValuesParser::new(values).try_map(|name| ProgramKind::named(&name))
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.output.exists() && !args.force {
         let message = format!("{} exists; give --force to overwrite it", args.output.display());
         return Err(UsageError(message).into());

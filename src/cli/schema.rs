@@ -9,7 +9,7 @@ use crate::config::{experiment_schema, json_schema};
   ltx2 schema > ltx2.schema.json
   ltx2 schema --of experiment > experiment.schema.json
   # yaml-language-server: $schema=ltx2.schema.json          as the first line of a YAML file")]
-pub struct Args {
+pub(crate) struct Args {
     /// Kind of YAML file
     #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
     of: SchemaKind,
@@ -25,7 +25,7 @@ enum SchemaKind {
     Experiment,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let schema = match args.of {
         SchemaKind::Run => json_schema().clone(),
         SchemaKind::Experiment => experiment_schema(),

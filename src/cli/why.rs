@@ -22,7 +22,7 @@ use crate::tune::{DiagnoseRequest, Diagnosis, diagnose, diagnosis_text};
 
 Changes without a trade-off come first, then those that need memory, then those that add other collectives; equals are
 ordered by gain per family of tensors.")]
-pub struct Args {
+pub(crate) struct Args {
     /// Target devices, as in `compile`
     #[arg(long, value_name = "TARGET")]
     target: String,
@@ -63,7 +63,7 @@ pub struct Args {
     config: ConfigArgs,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut given = args.config.given();
     args.model.add(&mut given);
     args.placement.add(&mut given);

@@ -1,4 +1,4 @@
-//! What types cannot say: sizes the model takes, lists that must fall, and what this version does not do yet.
+//! Checks that types cannot express: sizes the model takes, lists that must fall, and combinations this version lacks.
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ const FRAME_STEP: usize = 8;
 ///
 /// # Errors
 /// The first that cannot be used, with where it was written and what would be right.
-pub fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
+pub(crate) fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
     check_request(config)
         .and_then(|()| check_sampling(config))
         .and_then(|()| check_run(config))
@@ -138,13 +138,13 @@ fn around(value: usize, remainder: usize, step: usize) -> (usize, usize) {
 }
 
 /// The legal number of frames nearest to a duration in frames; of two, the longer.
-pub fn nearest_frames(frames: f64) -> usize {
+pub(crate) fn nearest_frames(frames: f64) -> usize {
     let latents = ((frames - 1.0) / FRAME_STEP as f64).round().max(0.0);
     latents as usize * FRAME_STEP + 1
 }
 
 /// The steps that a list of sigmas makes: a closing 0 is none.
-pub fn steps_of(sigmas: &Value) -> usize {
+pub(crate) fn steps_of(sigmas: &Value) -> usize {
     let list = sigmas.as_array().map_or(&[][..], Vec::as_slice);
     list.iter().filter(|s| s.as_f64() != Some(0.0)).count()
 }
@@ -165,12 +165,12 @@ impl Config {
     ///
     /// # Errors
     /// A word that is none, with those that are.
-    pub fn platform(&self) -> Result<Choice, String> {
+    pub(crate) fn platform(&self) -> Result<Choice, String> {
         self.runtime.platform.parse()
     }
 
     /// The scales of the video and the audio stream: a missing value is the other stream's, and off if both are.
-    pub fn scales(&self) -> [ResolvedScales; 2] {
+    pub(crate) fn scales(&self) -> [ResolvedScales; 2] {
         let (video, audio) = (&self.guidance.video, &self.guidance.audio);
         [ResolvedScales::new(video, audio), ResolvedScales::new(audio, video)]
     }
@@ -178,15 +178,15 @@ impl Config {
 
 /// One stream's guidance, every value known.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ResolvedScales {
+pub(crate) struct ResolvedScales {
     /// Away from the negative prompt; 1 is off.
-    pub cfg: f64,
+    pub(crate) cfg: f64,
     /// Away from the perturbed prediction; 0 is off.
-    pub stg: f64,
+    pub(crate) stg: f64,
     /// Away from the prediction without the other stream; 1 is off.
-    pub modality: f64,
+    pub(crate) modality: f64,
     /// Towards the standard deviation before guidance; 0 is off.
-    pub rescale: f64,
+    pub(crate) rescale: f64,
 }
 
 impl ResolvedScales {

@@ -7,59 +7,42 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ConfigError;
 use super::schema::FlagValue;
+use crate::defaults::with_defaults;
 
-/// A file of `experiments/`: every layout with every mesh, shape, target and set of flags; then `include`, without
-/// `exclude`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Experiment {
-    /// What the report is headed with.
-    pub title: String,
-    /// The configuration of all cases: a YAML file beside this one, or a shipped name.
-    pub config: String,
-    /// Keys of it, each as `--set` takes it, e.g. `sampler.steps=4`.
-    pub set: Vec<String>,
-    /// The program that is compiled, as `compile --program` names it.
-    pub program: String,
-    /// Blocks of the transformer that are compiled; all if not given.
-    #[schemars(range(min = 1))]
-    pub layers: Option<usize>,
-    /// Seconds after which a case is given up.
-    #[schemars(range(min = 1))]
-    pub timeout: u64,
-    /// Layout files beside this one, or shipped names; none is the configuration's own.
-    pub layouts: Vec<String>,
-    /// Meshes as `--mesh` takes them; none is the layout's own.
-    pub meshes: Vec<String>,
-    /// `WIDTHxHEIGHTxFRAMES`; none is the configuration's own.
-    pub shapes: Vec<String>,
-    /// Devices, as `compile --target` takes them.
-    pub targets: Vec<String>,
-    /// XLA options of a case, over the configuration's.
-    pub flags: Vec<BTreeMap<String, FlagValue>>,
-    /// More cases; what one does not name is the first of its list.
-    pub include: Vec<Case>,
-    /// Cases that agree with one of these in all that it names are left out.
-    pub exclude: Vec<Case>,
-}
-
-impl Default for Experiment {
-    fn default() -> Self {
-        Experiment {
-            title: String::new(),
-            config: "ltx2".into(),
-            set: Vec::new(),
-            program: "denoise".into(),
-            layers: None,
-            timeout: 1800,
-            layouts: Vec::new(),
-            meshes: Vec::new(),
-            shapes: Vec::new(),
-            targets: Vec::new(),
-            flags: Vec::new(),
-            include: Vec::new(),
-            exclude: Vec::new(),
-        }
+with_defaults! {
+    /// A file of `experiments/`: every layout with every mesh, shape, target and set of flags; then `include`, without
+    /// `exclude`.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Experiment {
+        /// Heading of the report.
+        pub(crate) title: String = String::new(),
+        /// The configuration of all cases: a YAML file beside this one, or a shipped name.
+        pub(crate) config: String = "ltx2".into(),
+        /// Keys of it, each as `--set` takes it, e.g. `sampler.steps=4`.
+        pub(crate) set: Vec<String> = Vec::new(),
+        /// The program that is compiled, as `compile --program` names it.
+        pub(crate) program: String = "denoise".into(),
+        /// Blocks of the transformer that are compiled; all if not given.
+        #[schemars(range(min = 1))]
+        pub(crate) layers: Option<usize> = None,
+        /// Seconds after which a case is given up.
+        #[schemars(range(min = 1))]
+        pub(crate) timeout: u64 = 1800,
+        /// Layout files beside this one, or shipped names; none is the configuration's own.
+        pub(crate) layouts: Vec<String> = Vec::new(),
+        /// Meshes as `--mesh` takes them; none is the layout's own.
+        pub(crate) meshes: Vec<String> = Vec::new(),
+        /// `WIDTHxHEIGHTxFRAMES`; none is the configuration's own.
+        pub(crate) shapes: Vec<String> = Vec::new(),
+        /// Devices, as `compile --target` takes them.
+        pub(crate) targets: Vec<String> = Vec::new(),
+        /// XLA options of a case, over the configuration's.
+        pub(crate) flags: Vec<BTreeMap<String, FlagValue>> = Vec::new(),
+        /// More cases; what one does not name is the first of its list.
+        pub(crate) include: Vec<Case> = Vec::new(),
+        /// Cases that agree with one of these in all that it names are left out.
+        pub(crate) exclude: Vec<Case> = Vec::new(),
     }
 }
 
@@ -67,21 +50,21 @@ impl Default for Experiment {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Case {
-    /// A layout.
+    /// Layout of the case: a file next to the experiment, or a shipped name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub layout: Option<String>,
-    /// A mesh.
+    pub(crate) layout: Option<String>,
+    /// Mesh of the case, as `--mesh` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mesh: Option<String>,
-    /// A shape.
+    pub(crate) mesh: Option<String>,
+    /// Size of the video, as `--shape` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub shape: Option<String>,
-    /// A target.
+    pub(crate) shape: Option<String>,
+    /// Devices of the case, as `--target` takes them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<String>,
+    pub(crate) target: Option<String>,
     /// XLA options.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub flags: Option<BTreeMap<String, FlagValue>>,
+    pub(crate) flags: Option<BTreeMap<String, FlagValue>>,
 }
 
 impl Case {
@@ -101,7 +84,7 @@ impl Case {
     ///
     /// # Errors
     /// A shape that is not three numbers.
-    pub fn size(&self) -> Result<Option<[usize; 3]>, ConfigError> {
+    pub(crate) fn size(&self) -> Result<Option<[usize; 3]>, ConfigError> {
         let Some(shape) = &self.shape else { return Ok(None) };
         let sizes: Option<Vec<usize>> = shape.split('x').map(|n| n.parse().ok()).collect();
         match sizes.and_then(|s| <[usize; 3]>::try_from(s).ok()) {

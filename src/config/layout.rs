@@ -17,33 +17,32 @@ use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Layout
 /// A file of `shardings/`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct LayoutFile {
+pub(crate) struct LayoutFile {
     /// The devices, unless the configuration has a mesh of its own.
-    pub mesh: Mesh,
+    pub(crate) mesh: Mesh,
     /// Where dimensions lie while they are computed with: for each logical axis the mesh axes that split it, outer
     /// first.
-    pub rules: BTreeMap<Axis, Vec<String>>,
+    pub(crate) rules: BTreeMap<Axis, Vec<String>>,
     /// How weights are split further between their uses; each is gathered right before its use.
-    pub storage: BTreeMap<Axis, Vec<String>>,
+    pub(crate) storage: BTreeMap<Axis, Vec<String>>,
     /// Rules of single tensors, by patterns over `component.name` in which `*` stands for any text. The first pattern
     /// that matches and has the axis wins.
-    pub tensors: BTreeMap<String, BTreeMap<Axis, Vec<String>>>,
+    pub(crate) tensors: BTreeMap<String, BTreeMap<Axis, Vec<String>>>,
     /// How attention crosses a split sequence.
     #[serde(alias = "exchange")]
-    pub context_parallel: ContextParallelPolicy,
+    pub(crate) context_parallel: ContextParallelPolicy,
 }
 
 /// A layout file with its rules in the order of its lines.
 #[derive(Clone, Debug)]
 pub struct LayoutSource {
     /// The file without order.
-    pub file: LayoutFile,
+    pub(crate) file: LayoutFile,
     /// Where dimensions lie while they are computed with.
-    pub rules: Vec<Rule>,
+    pub(crate) rules: Vec<Rule>,
     /// How weights are split further between their uses.
-    pub storage: Vec<Rule>,
-    /// Rules of single tensors.
-    pub overrides: Vec<Override>,
+    pub(crate) storage: Vec<Rule>,
+    pub(crate) overrides: Vec<Override>,
 }
 
 impl LayoutSource {
@@ -63,7 +62,7 @@ impl LayoutSource {
     }
 
     /// As a layout file, under lines of comment.
-    pub fn to_yaml(&self, comments: &[String]) -> String {
+    pub(crate) fn to_yaml(&self, comments: &[String]) -> String {
         let rule = |r: &Rule| format!("{}: [{}]", r.axis.name(), r.mesh_axes.join(", "));
         let mut out: String = comments.iter().map(|c| format!("# {c}\n")).collect();
         let mesh = sizes(&self.file.mesh).into_iter().filter(|(_, s)| *s != 1);
@@ -142,16 +141,13 @@ pub fn parse_mesh(text: &str) -> Result<Mesh, ConfigError> {
 }
 
 /// As `--mesh` takes it.
-pub fn mesh_text(mesh: &Mesh) -> String {
+pub(crate) fn mesh_text(mesh: &Mesh) -> String {
     let slices = if mesh.dcn.data == 1 { String::new() } else { format!(",dcn.data={}", mesh.dcn.data) };
     sizes(mesh).map(|(axis, size)| format!("{axis}={size}")).join(",") + &slices
 }
 
 /// Checks that every size can be meant.
-///
-/// # Errors
-/// What is wrong, in words.
-pub fn check_mesh(mesh: &Mesh) -> Result<(), String> {
+pub(crate) fn check_mesh(mesh: &Mesh) -> Result<(), String> {
     if let Some((axis, size)) = sizes(mesh).into_iter().find(|(_, s)| *s == 0 || *s < -1) {
         return Err(format!("{axis} = {size} must be at least 1, or -1 for the rest"));
     }
@@ -168,7 +164,7 @@ pub fn check_mesh(mesh: &Mesh) -> Result<(), String> {
 ///
 /// # Errors
 /// Sizes that do not make up the devices.
-pub fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, ConfigError> {
+pub(crate) fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, ConfigError> {
     let fail = |why: String| Err(ConfigError::Flag(format!("mesh {}: {why}", mesh_text(mesh))));
     if let Err(why) = check_mesh(mesh) {
         return fail(why);
@@ -200,23 +196,11 @@ fn of_a_slice(slices: usize) -> &'static str {
     if slices > 1 { " of a slice" } else { "" }
 }
 
-/// Reads a layout by its path or shipped name.
+/// Reads a layout by its path or shipped name, with the order and the lines of its rules.
 ///
 /// # Errors
 /// No such file; a key or rule it must not have.
-pub fn read_layout(name: &str) -> Result<LayoutFile, ConfigError> {
-    Ok(read(name)?.file)
-}
-
-/// Reads a layout with the order and the lines of its rules.
-///
-/// # Errors
-/// Those of [`read_layout`].
 pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
-    read(name)
-}
-
-fn read(name: &str) -> Result<LayoutSource, ConfigError> {
     let name = if name == AUTO { "replicated" } else { name };
     let (label, text) = match (std::fs::read_to_string(Path::new(name)), presets::shipped_layout(name)) {
         (Ok(text), _) => (name.to_string(), text),
@@ -268,7 +252,8 @@ fn read(name: &str) -> Result<LayoutSource, ConfigError> {
     if let Some(old) = old {
         static WARNED: Once = Once::new();
         let line = old.line;
-        WARNED.call_once(|| tracing::warn!("{label}:{line}: 'exchange' is now called 'context_parallel'"));
+        let now = "'exchange' is now called 'context_parallel'"; // alias
+        WARNED.call_once(|| tracing::warn!("{label}:{line}: {now}"));
     }
     let policy = node.get("context_parallel").or(old);
     let hybrid = file.context_parallel.kind == ContextParallelKind::Hybrid;
@@ -296,7 +281,7 @@ impl Config {
     ///
     /// Of two H200s guidance branches apart are the fastest, of four these and the video's tokens in two
     /// (benchmarks/h200.md).
-    pub fn resolve_auto_layout(&self, platform: &str, devices: usize, branches: usize) -> Config {
+    pub(crate) fn resolve_auto_layout(&self, platform: &str, devices: usize, branches: usize) -> Config {
         if self.layout != AUTO {
             return self.clone();
         }
@@ -318,8 +303,8 @@ impl Config {
     ///
     /// # Errors
     /// No such layout, or a mesh that cannot be meant.
-    pub fn virtual_devices(&self) -> Result<usize, ConfigError> {
-        let file = read_layout(&self.layout)?;
+    pub(crate) fn virtual_devices(&self) -> Result<usize, ConfigError> {
+        let file = read_layout_source(&self.layout)?.file;
         let mesh = self.mesh.as_ref().unwrap_or(&file.mesh);
         let named: usize = sizes(mesh).iter().filter_map(|(_, s)| usize::try_from(*s).ok()).product();
         let rest = sizes(mesh).iter().any(|(_, s)| *s == -1);
@@ -328,11 +313,8 @@ impl Config {
     }
 
     /// Groups of devices that the mesh is spread over, `mesh.dcn`.
-    ///
-    /// # Errors
-    /// No such layout.
-    pub fn slices(&self) -> Result<usize, ConfigError> {
-        let mesh = self.mesh.map_or_else(|| Ok(read_layout(&self.layout)?.mesh), Ok)?;
+    pub(crate) fn slices(&self) -> Result<usize, ConfigError> {
+        let mesh = self.mesh.map_or_else(|| Ok(read_layout_source(&self.layout)?.file.mesh), Ok)?;
         Ok(usize::try_from(mesh.dcn.data).unwrap_or(1))
     }
 
@@ -341,7 +323,7 @@ impl Config {
     /// # Errors
     /// No such layout, or a mesh that the devices do not make up.
     pub fn placement(&self, devices: usize) -> Result<Layout, ConfigError> {
-        let read = read(&self.layout)?;
+        let read = read_layout_source(&self.layout)?;
         let mesh = resolve_mesh(self.mesh.as_ref().unwrap_or(&read.file.mesh), devices)?;
         read.on(mesh).map_err(|e| ConfigError::Flag(format!("layout {}: {e}", self.layout)))
     }
@@ -376,10 +358,10 @@ mod tests {
     fn layouts_are_written_as_they_are_read() {
         let folder = tempfile::tempdir().unwrap();
         for (name, _) in super::super::presets::LAYOUTS {
-            let source = read(name).unwrap();
+            let source = read_layout_source(name).unwrap();
             let path = folder.path().join("again.yml");
             std::fs::write(&path, source.to_yaml(&["a comment".into()])).unwrap();
-            let again = read(path.to_str().unwrap()).unwrap();
+            let again = read_layout_source(path.to_str().unwrap()).unwrap();
             let plain = |rules: &[Rule]| rules.iter().map(|r| (r.axis, r.mesh_axes.clone())).collect::<Vec<_>>();
             assert_eq!(plain(&source.rules), plain(&again.rules), "{name}");
             assert_eq!(plain(&source.storage), plain(&again.storage), "{name}");

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::error::{ConfigError, Origin};
+use super::error::{ConfigError, ValueOrigin};
 use super::experiment::Experiment;
 use super::schema::{Config, Mesh};
 use super::tree::Tree;
@@ -21,28 +21,23 @@ pub struct Flag {
     pub name: &'static str,
     /// The key it writes.
     pub path: &'static str,
-    /// The value.
     pub value: Value,
     /// Gives way to `--set` of the same key: flags that write the keys of both streams at once.
     pub yields: bool,
 }
 
-/// What the user gave.
+/// Configuration as the command line gives it: a file, and what overrides its values.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct CliOverrides {
     /// A YAML file, a sidecar, or the name of a shipped configuration.
     pub file: Option<String>,
-    /// `key=value` pairs of `--set`.
     pub set: Vec<String>,
-    /// Flags.
     pub flags: Vec<Flag>,
-    /// `--seconds`.
     pub seconds: Option<f64>,
-    /// `--mesh`.
     pub mesh: Option<String>,
 }
 
-impl Given {
+impl CliOverrides {
     /// Adds a flag, when it was given.
     pub fn flag(&mut self, name: &'static str, path: &'static str, value: Option<impl Into<Value>>) {
         if let Some(value) = value {
@@ -62,7 +57,6 @@ impl Given {
 /// A configuration with the origin of every value.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The values.
     pub config: Config,
     tree: Tree,
     preset: &'static str,
@@ -75,7 +69,7 @@ impl Loaded {
     }
 
     /// Where a value was written; `path` is its key with dots.
-    pub fn origin(&self, path: &str) -> Origin {
+    pub fn origin(&self, path: &str) -> ValueOrigin {
         self.tree.origin(path)
     }
 
@@ -89,7 +83,7 @@ impl Loaded {
 ///
 /// # Errors
 /// [`ConfigError`]: all of them are the user's to mend.
-pub fn load(given: &Given) -> Result<Loaded, ConfigError> {
+pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     let mut files = Vec::new();
     if let Some(file) = &given.file {
         read_chain(Path::new(file), None, &mut Vec::new(), &mut files)?;
@@ -141,7 +135,7 @@ fn version(model: &str) -> Version {
 
 fn defaults() -> Result<Tree, ConfigError> {
     let value = serde_json::to_value(Config::default()).map_err(|e| ConfigError::Flag(e.to_string()))?;
-    Ok(Tree::from_node(&Node::from_value(value), &|_| Origin::Default))
+    Ok(Tree::from_node(&Node::from_value(value), &|_| ValueOrigin::Default))
 }
 
 /// A preset and what it extends, the lowest first.
@@ -154,7 +148,7 @@ fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
         _ => None,
     };
     let mut layers = parent.map_or(Ok(Vec::new()), |(parent, _)| preset_layers(parent))?;
-    let mut own = Tree::from_node(&node, &|_| Origin::Preset(name));
+    let mut own = Tree::from_node(&node, &|_| ValueOrigin::Preset(name));
     own.remove("extends");
     layers.push(own);
     Ok(layers)
@@ -188,7 +182,7 @@ fn read_chain(
         _ => None,
     };
     let file = label.clone();
-    let mut layer = Tree::from_node(&node, &move |line| Origin::File { file: file.clone(), line });
+    let mut layer = Tree::from_node(&node, &move |line| ValueOrigin::File { file: file.clone(), line });
     if matches!(layer, Tree::Leaf(..)) {
         layer = Tree::Map(Vec::new()); // An empty file.
     }
@@ -247,7 +241,7 @@ fn unwrap_sidecar(root: Node) -> Node {
 /// `reference` stands for four keys; those that the same layer writes itself stay.
 fn expand_reference(layer: &mut Tree) {
     let Some((value, origin)) = layer.leaf("reference") else { return };
-    let (value, origin) = (value.clone(), Origin::Reference(Box::new(origin.clone())));
+    let (value, origin) = (value.clone(), ValueOrigin::Reference(Box::new(origin.clone())));
     for key in ["sampler.sigma_shift", "conditioning.cross_timestep", "two_stage.audio", "vocoder.stage1_clamp"] {
         if layer.get(key).is_none() {
             layer.set(key, value.clone(), &origin);
@@ -256,15 +250,15 @@ fn expand_reference(layer: &mut Tree) {
 }
 
 /// `--set` and flags as one layer.
-fn command_line(given: &Given) -> Result<Tree, ConfigError> {
+fn command_line(given: &CliOverrides) -> Result<Tree, ConfigError> {
     let mut layer = Tree::Map(Vec::new());
     for pair in &given.set {
         let (path, value) = set_pair(pair)?;
-        layer.set(&path, value, &Origin::Set);
+        layer.set(&path, value, &ValueOrigin::Set);
     }
     let by_set = layer.clone();
     for flag in &given.flags {
-        let tree = Tree::at(flag.path, flag.value.clone(), &Origin::Flag(flag.name));
+        let tree = Tree::at(flag.path, flag.value.clone(), &ValueOrigin::Flag(flag.name));
         validate(&Node::from_value(tree.to_value()), Place::Flag(&format!("--{}", flag.name)))?;
         if !(flag.yields && by_set.get(flag.path).is_some()) {
             layer.merge(tree);
@@ -273,7 +267,7 @@ fn command_line(given: &Given) -> Result<Tree, ConfigError> {
     if let Some(mesh) = &given.mesh {
         // The flag says the whole mesh: an axis that it does not name is 1.
         let mesh: Mesh = layout::parse_mesh(mesh)?;
-        layer.set("mesh", json!(mesh), &Origin::Flag("mesh"));
+        layer.set("mesh", json!(mesh), &ValueOrigin::Flag("mesh"));
     }
     expand_reference(&mut layer);
     Ok(layer)
@@ -298,7 +292,7 @@ fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
         other => other,
     };
     let fits = |value: &Value| {
-        validate(&Node::from_value(Tree::at(path, value.clone(), &Origin::Set).to_value()), Place::Flag(&place))
+        validate(&Node::from_value(Tree::at(path, value.clone(), &ValueOrigin::Set).to_value()), Place::Flag(&place))
     };
     match parsed {
         Ok(value) if fits(&value).is_ok() => Ok((path.to_string(), value)),
@@ -353,13 +347,23 @@ fn set_seconds(merged: &mut Tree, seconds: f64) -> Result<(), ConfigError> {
     let frames = check::nearest_frames(seconds * rate);
     let actual = frames as f64 / rate;
     tracing::info!("--seconds {seconds} at {rate} frames a second: {frames} frames, {actual:.2} s");
-    merged.set("request.num_frames", frames.into(), &Origin::Flag("seconds"));
+    merged.set("request.num_frames", frames.into(), &ValueOrigin::Flag("seconds"));
     Ok(())
 }
 
 impl Config {
+    /// The configuration of a YAML file, a sidecar or a shipped preset, with `key=value` pairs over it:
+    /// `ltx2 generate -c FILE --set KEY=VALUE`.
+    ///
+    /// # Errors
+    /// Those of [`load`].
+    pub fn load<S: Into<String>>(file: &str, set: impl IntoIterator<Item = S>) -> Result<Config, ConfigError> {
+        let set = set.into_iter().map(Into::into).collect();
+        Ok(load(&CliOverrides { file: Some(file.into()), set, ..CliOverrides::default() })?.config)
+    }
+
     /// The configuration as a sidecar keeps it: every key, with paths that hold from anywhere. Where several videos
-    /// are made, `prompt` and `seed` are those of the video that the sidecar stands beside.
+    /// are made, `prompt` and `seed` are those of the sidecar's own video.
     pub fn effective(&self, prompt: &str, seed: u64) -> Value {
         let mut own = self.clone();
         own.request.prompt = prompt.into();
@@ -382,7 +386,7 @@ impl Config {
     }
 }
 
-/// Reads an experiment. Files that stand beside it are meant from there; other names are shipped ones.
+/// Reads an experiment. Files next to it are named from there; other names are shipped ones.
 ///
 /// # Errors
 /// No such file; an unknown key, a wrong type, with line; nothing to compile.

@@ -13,7 +13,6 @@ const MAX_VIDEOS: usize = 10_000;
 pub struct Job {
     /// Its place among the videos, from 0.
     pub index: usize,
-    /// What it shows.
     pub prompt: String,
     /// Of its noise.
     pub seed: u64,
@@ -89,7 +88,7 @@ fn default_paths(folder: &Path, jobs: &[Job]) -> Vec<PathBuf> {
 }
 
 /// The sidecar of a video: `out.json` beside `out.mp4`.
-pub fn sidecar_path(video: &Path) -> PathBuf {
+pub(crate) fn sidecar_path(video: &Path) -> PathBuf {
     video.with_extension("json")
 }
 

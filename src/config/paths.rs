@@ -12,7 +12,7 @@ use crate::weights::HubCache;
 const MODELS: [&str; 7] = ["path", "text_encoder", "tokenizer", "vae", "audio_vae", "vocoder", "upsampler"];
 
 /// Rewrites the paths of a file in `folder` so that they hold from the working directory.
-pub fn resolve(root: &mut Node, folder: &Path) {
+pub(crate) fn resolve(root: &mut Node, folder: &Path) {
     let Data::Map(sections) = &mut root.data else { return };
     for (section, node) in sections {
         match section.as_str() {
@@ -26,7 +26,8 @@ pub fn resolve(root: &mut Node, folder: &Path) {
                 for key in ["negative_prompt_file", "prompts"] {
                     text(node, key, |t| join(folder, t));
                 }
-                each(node, "images", |image| text(image, "path", |t| join(folder, t)));
+                // Images and whatever else a request is conditioned on.
+                lists(node, |item| text(item, "path", |t| join(folder, t)));
             }
             "output" => {
                 for key in ["path", "save_frames", "save_audio"] {
@@ -48,7 +49,7 @@ pub fn resolve(root: &mut Node, folder: &Path) {
 }
 
 /// A path in `folder`, shortened where that is safe.
-pub fn join(folder: &Path, path: &str) -> String {
+pub(crate) fn join(folder: &Path, path: &str) -> String {
     let mut out = PathBuf::new();
     for part in folder.join(path).components() {
         match part {
@@ -96,12 +97,12 @@ fn text(node: &mut Node, key: &str, f: impl FnOnce(&str) -> String) {
     }
 }
 
-/// What `runtime.compile_cache: auto` means, instead of the user's cache folder: `off` or a folder.
-pub const CACHE_VARIABLE: &str = "LTX2_COMPILE_CACHE";
+/// Environment variable that `runtime.compile_cache: auto` reads: `off`, or a folder in place of the user's cache folder.
+pub(crate) const CACHE_VARIABLE: &str = "LTX2_COMPILE_CACHE";
 
 impl Config {
     /// The folder of compiled programs; none where they are not kept.
-    pub fn compile_cache(&self) -> Option<PathBuf> {
+    pub(crate) fn compile_cache(&self) -> Option<PathBuf> {
         cache_folder(&self.runtime.compile_cache, |name| std::env::var_os(name).map(PathBuf::from))
     }
 }
@@ -121,6 +122,16 @@ fn cache_folder(setting: &str, variable: impl Fn(&str) -> Option<PathBuf>) -> Op
 fn each(node: &mut Node, key: &str, f: impl Fn(&mut Node)) {
     if let Some(Node { data: Data::List(items), .. }) = child(node, key) {
         items.iter_mut().for_each(f);
+    }
+}
+
+/// Every item of every list in a map.
+fn lists(node: &mut Node, f: impl Fn(&mut Node)) {
+    let Data::Map(entries) = &mut node.data else { return };
+    for (_, value) in entries {
+        if let Data::List(items) = &mut value.data {
+            items.iter_mut().for_each(&f);
+        }
     }
 }
 

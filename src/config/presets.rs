@@ -33,7 +33,7 @@ pub const CONFIGS: [(&str, &str); 13] = [
 ];
 
 /// The layouts, by name: those to use, then the history.
-pub const LAYOUTS: [(&str, &str); 15] = [
+pub(crate) const LAYOUTS: [(&str, &str); 15] = [
     shipped!("replicated"),
     shipped!("sequence"),
     shipped!("ulysses"),
@@ -57,18 +57,21 @@ pub fn shipped_layouts() -> impl Iterator<Item = &'static str> {
 }
 
 /// A shipped file by its name, with or without `.yml`.
-pub fn find(shipped: &'static [(&'static str, &'static str)], name: &str) -> Option<(&'static str, &'static str)> {
+pub(crate) fn find(
+    shipped: &'static [(&'static str, &'static str)],
+    name: &str,
+) -> Option<(&'static str, &'static str)> {
     let name = name.strip_suffix(".yml").unwrap_or(name);
     shipped.iter().find(|(n, _)| *n == name).copied()
 }
 
 /// The shipped layout of a name.
-pub fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)> {
+pub(crate) fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)> {
     find(&LAYOUTS, name.strip_prefix("shardings/").unwrap_or(name))
 }
 
 /// The preset of a model generation and a pipeline.
-pub fn choose(version: Version, pipeline: Pipeline) -> &'static str {
+pub(crate) fn choose(version: Version, pipeline: Pipeline) -> &'static str {
     use Pipeline::{Distilled, Hq, ImageToVideo, Keyframes, TextToVideo, TwoStage};
     match (version, pipeline) {
         (Version::V2_0, TextToVideo | ImageToVideo) => "ltx2",

@@ -5,73 +5,55 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::defaults::with_defaults;
 use crate::sampling::{SamplerKind, SamplerOptions};
 
-/// The layout that [`Config::resolve_auto_layout`] decides.
+/// The layout that `Config::resolve_auto_layout` decides.
 pub const AUTO: &str = "auto";
 
-/// What to avoid unless a request says otherwise.
+/// Default of `negative_prompt`.
 const NEGATIVE_PROMPT: &str = include_str!("../../configs/negative_prompt.txt");
 
-/// What a run is: model, request, sampling, placement, output.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Config {
-    /// Another YAML file that this one is laid over, relative to this one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub extends: Option<String>,
-    /// What is generated from what.
-    pub pipeline: Pipeline,
-    /// Where the model's parts are.
-    pub model: Model,
-    /// What to generate.
-    pub request: Request,
-    /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `conditioning.cross_timestep`,
-    /// `two_stage.audio` and `vocoder.stage1_clamp`, each of which can be set alone.
-    pub reference: Reference,
-    /// The denoising loop.
-    pub sampler: Sampler,
-    /// How strongly the prompt is followed.
-    pub guidance: Guidance,
-    /// How the streams condition each other.
-    pub conditioning: Conditioning,
-    /// Pipelines with a second stage at full size.
-    pub two_stage: TwoStage,
-    /// From spectrogram to sound.
-    pub vocoder: Vocoder,
-    /// The devices; null takes the layout's own mesh.
-    pub mesh: Option<Mesh>,
-    /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped; auto takes what was measured
-    /// as the fastest for the devices that are there, on CUDA all of them, elsewhere one.
-    pub layout: String,
-    /// The device and how it computes.
-    pub runtime: Runtime,
-    /// What is written.
-    pub output: Output,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Config {
-            extends: None,
-            pipeline: Pipeline::TextToVideo,
-            model: Model::default(),
-            request: Request::default(),
-            reference: Reference::Official,
-            sampler: Sampler::default(),
-            guidance: Guidance::default(),
-            conditioning: Conditioning::default(),
-            two_stage: TwoStage::default(),
-            vocoder: Vocoder::default(),
-            mesh: None,
-            layout: AUTO.into(),
-            runtime: Runtime::default(),
-            output: Output::default(),
-        }
+with_defaults! {
+    /// Configuration of a run: model, request, sampling, placement, output.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Config {
+        /// Another YAML file that this one is laid over, relative to this one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub extends: Option<String> = None,
+        /// Inputs and outputs of a run.
+        pub pipeline: Pipeline = Pipeline::TextToVideo,
+        /// Where the model's parts are.
+        pub model: Model = Model::default(),
+        /// The video to generate.
+        pub request: Request = Request::default(),
+        /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `conditioning.cross_timestep`,
+        /// `two_stage.audio` and `vocoder.stage1_clamp`, each of which can be set alone.
+        pub reference: Reference = Reference::Official,
+        /// The denoising loop.
+        pub sampler: Sampler = Sampler::default(),
+        /// How strongly the prompt is followed.
+        pub guidance: Guidance = Guidance::default(),
+        /// How the streams condition each other.
+        pub conditioning: Conditioning = Conditioning::default(),
+        /// Pipelines with a second stage at full size.
+        pub two_stage: TwoStage = TwoStage::default(),
+        /// From spectrogram to sound.
+        pub vocoder: Vocoder = Vocoder::default(),
+        /// The devices; null takes the layout's own mesh.
+        pub mesh: Option<Mesh> = None,
+        /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped; auto takes what was
+        /// measured as the fastest for the devices that are there, on CUDA all of them, elsewhere one.
+        pub layout: String = AUTO.into(),
+        /// The device and how it computes.
+        pub runtime: Runtime = Runtime::default(),
+        /// Files to write.
+        pub output: Output = Output::default(),
     }
 }
 
-/// What is generated from what.
+/// Inputs and outputs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -109,46 +91,31 @@ impl Pipeline {
     }
 }
 
-/// Where the model's parts are.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Model {
-    /// A diffusers folder, a single file, or org/name in the local Hugging Face cache.
-    pub path: String,
-    /// The text encoder from elsewhere: a folder or org/name.
-    pub text_encoder: Option<String>,
-    /// The tokenizer from elsewhere: a folder with `tokenizer.json`, or that file.
-    pub tokenizer: Option<String>,
-    /// The video VAE from elsewhere.
-    pub vae: Option<String>,
-    /// The audio VAE from elsewhere.
-    pub audio_vae: Option<String>,
-    /// The vocoder from elsewhere.
-    pub vocoder: Option<String>,
-    /// The latent upsampler between two stages.
-    pub upsampler: Option<String>,
-    /// Weights from the files, or random numbers made on the device.
-    pub weights: WeightSource,
-    /// Of random weights.
-    pub weights_seed: u64,
-    /// LoRAs of the transformer, applied in order.
-    pub loras: Vec<Lora>,
-}
-
-impl Default for Model {
-    fn default() -> Self {
-        Model {
-            path: "Lightricks/LTX-2".into(),
-            text_encoder: None,
-            tokenizer: None,
-            vae: None,
-            audio_vae: None,
-            vocoder: None,
-            upsampler: None,
-            weights: WeightSource::File,
-            weights_seed: 0,
-            loras: Vec::new(),
-        }
+with_defaults! {
+    /// Where the model's parts are.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Model {
+        /// A diffusers folder, a single file, or org/name in the local Hugging Face cache.
+        pub path: String = "Lightricks/LTX-2".into(),
+        /// The text encoder from elsewhere: a folder or org/name.
+        pub text_encoder: Option<String> = None,
+        /// The tokenizer from elsewhere: a folder with `tokenizer.json`, or that file.
+        pub tokenizer: Option<String> = None,
+        /// The video VAE from elsewhere.
+        pub vae: Option<String> = None,
+        /// The audio VAE from elsewhere.
+        pub audio_vae: Option<String> = None,
+        /// The vocoder from elsewhere.
+        pub vocoder: Option<String> = None,
+        /// The latent upsampler between two stages.
+        pub upsampler: Option<String> = None,
+        /// Weights from the files, or random numbers made on the device.
+        pub weights: WeightSource = WeightSource::File,
+        /// Of random weights.
+        pub weights_seed: u64 = 0,
+        /// LoRAs of the transformer, applied in order.
+        pub loras: Vec<Lora> = Vec::new(),
     }
 }
 
@@ -162,7 +129,7 @@ pub enum WeightSource {
     Random,
 }
 
-/// A LoRA.
+/// A LoRA file and its strength.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Lora {
@@ -184,57 +151,42 @@ fn both_stages() -> Vec<u8> {
     vec![1, 2]
 }
 
-/// What to generate.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Request {
-    /// Text prompt.
-    pub prompt: String,
-    /// What to avoid.
-    pub negative_prompt: String,
-    /// A file with what to avoid, instead of `negative_prompt`.
-    pub negative_prompt_file: Option<String>,
-    /// A file with one prompt a line, instead of `prompt`; blank lines are skipped.
-    pub prompts: Option<String>,
-    /// Videos a prompt, with consecutive seeds.
-    #[schemars(range(min = 1, max = 10000))]
-    pub num_videos: usize,
-    /// Pixels; a multiple of 32, of 64 with two stages.
-    #[schemars(range(min = 1))]
-    pub width: usize,
-    /// Pixels; a multiple of 32, of 64 with two stages.
-    #[schemars(range(min = 1))]
-    pub height: usize,
-    /// Frames; one more than a multiple of 8.
-    #[schemars(range(min = 1))]
-    pub num_frames: usize,
-    /// Frames a second.
-    pub frame_rate: f64,
-    /// Random seed of the first video's noise.
-    pub seed: u64,
-    /// Frames that are given.
-    pub images: Vec<Image>,
-    /// Text tokens; a longer prompt is cut.
-    #[schemars(range(min = 1))]
-    pub max_sequence_length: usize,
-}
-
-impl Default for Request {
-    fn default() -> Self {
-        Request {
-            prompt: String::new(),
-            negative_prompt: NEGATIVE_PROMPT.trim().into(),
-            negative_prompt_file: None,
-            prompts: None,
-            num_videos: 1,
-            width: 768,
-            height: 512,
-            num_frames: 121,
-            frame_rate: 24.0,
-            seed: 10,
-            images: Vec::new(),
-            max_sequence_length: 1024,
-        }
+with_defaults! {
+    /// The video to generate.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Request {
+        /// Text prompt.
+        pub prompt: String = String::new(),
+        /// Text prompt of what to avoid.
+        pub negative_prompt: String = NEGATIVE_PROMPT.trim().into(),
+        /// A file with what to avoid, instead of `negative_prompt`.
+        pub negative_prompt_file: Option<String> = None,
+        /// A file with one prompt a line, instead of `prompt`; blank lines are skipped.
+        pub prompts: Option<String> = None,
+        /// Videos a prompt, with consecutive seeds.
+        #[schemars(range(min = 1, max = 10000))]
+        pub num_videos: usize = 1,
+        /// Pixels; a multiple of 32, of 64 with two stages.
+        #[schemars(range(min = 1))]
+        pub width: usize = 768,
+        /// Pixels; a multiple of 32, of 64 with two stages.
+        #[schemars(range(min = 1))]
+        pub height: usize = 512,
+        /// Frames; one more than a multiple of 8.
+        #[schemars(range(min = 1))]
+        pub num_frames: usize = 121,
+        /// Frames a second.
+        pub frame_rate: f64 = 24.0,
+        /// Random seed of the first video's noise.
+        pub seed: u64 = 10,
+        /// Frames that are given.
+        pub images: Vec<Image> = Vec::new(),
+        /// Spans of sound that are kept.
+        pub audio_latents: Vec<AudioLatents> = Vec::new(),
+        /// Text tokens; a longer prompt is cut.
+        #[schemars(range(min = 1))]
+        pub max_sequence_length: usize = 1024,
     }
 }
 
@@ -257,6 +209,25 @@ pub struct Image {
     pub crf: u8,
 }
 
+/// Kept sound: latents of an earlier run of the same duration, of which a time span stays.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AudioLatents {
+    /// File that `--dump` wrote.
+    pub path: String,
+    /// Seconds at which the span starts.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub start: f64,
+    /// Seconds at which the span ends; without it, the video's end.
+    #[serde(default)]
+    pub end: Option<f64>,
+    /// How closely the span is kept, 0 to 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0, max = 1))]
+    pub strength: f64,
+}
+
 fn crf() -> u8 {
     33
 }
@@ -271,49 +242,36 @@ pub enum Reference {
     Diffusers,
 }
 
-/// The denoising loop.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Sampler {
-    /// The integrator.
-    pub kind: SamplerKind,
-    /// Part of each step's noise that is drawn anew, 0 to 1, of samplers that draw such.
-    #[schemars(range(min = 0, max = 1))]
-    pub eta: Option<f64>,
-    /// Seed of the noise that steps draw; without it, it follows the request's seed.
-    pub noise_seed: Option<u64>,
-    /// Denoising steps.
-    #[schemars(range(min = 1, max = 256))]
-    pub steps: usize,
-    /// The noise levels themselves, falling from at most 1, instead of `steps`; a closing 0 is optional.
-    pub sigmas: Option<Vec<f64>>,
-    /// What the schedule is shifted for.
-    pub sigma_shift: Reference,
-    /// Where the noise is drawn.
-    pub noise: Noise,
-    /// Steps between two reports of progress: one call of the device each.
-    pub progress_every: ProgressEvery,
+with_defaults! {
+    /// The denoising loop.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Sampler {
+        /// Integrator of the denoising loop.
+        pub kind: SamplerKind = SamplerKind::Euler,
+        /// Part of each step's noise that is drawn anew, 0 to 1, of samplers that draw such.
+        #[schemars(range(min = 0, max = 1))]
+        pub eta: Option<f64> = None,
+        /// Seed of the noise that steps draw; without it, it follows the request's seed.
+        pub noise_seed: Option<u64> = None,
+        /// Denoising steps.
+        #[schemars(range(min = 1, max = 256))]
+        pub steps: usize = 40,
+        /// The noise levels themselves, falling from at most 1, instead of `steps`; a closing 0 is optional.
+        pub sigmas: Option<Vec<f64>> = None,
+        /// Tokens that the schedule's shift is computed for. Official: a constant number; diffusers: the video's own.
+        pub sigma_shift: Reference = Reference::Official,
+        /// Where the noise is drawn.
+        pub noise: Noise = Noise::Torch,
+        /// Steps between two reports of progress: one call of the device each.
+        pub progress_every: ProgressEvery = ProgressEvery::Auto(Auto::Auto),
+    }
 }
 
 impl Sampler {
     /// The settings that only some samplers take.
     pub fn options(&self) -> SamplerOptions {
         SamplerOptions { eta: self.eta, noise_seed: self.noise_seed }
-    }
-}
-
-impl Default for Sampler {
-    fn default() -> Self {
-        Sampler {
-            kind: SamplerKind::Euler,
-            eta: None,
-            noise_seed: None,
-            steps: 40,
-            sigmas: None,
-            sigma_shift: Reference::Official,
-            noise: Noise::Torch,
-            progress_every: ProgressEvery::Auto(Auto::Auto),
-        }
     }
 }
 
@@ -333,7 +291,7 @@ pub enum Noise {
 pub enum ProgressEvery {
     /// One on a terminal, all of them otherwise.
     Auto(Auto),
-    /// This many.
+    /// Number of steps.
     Steps(#[schemars(range(min = 1))] usize),
 }
 
@@ -355,7 +313,7 @@ pub struct Guidance {
     pub audio: Scales,
     /// Transformer blocks that the perturbed branch perturbs.
     pub stg_blocks: Vec<usize>,
-    /// What the rescale term takes standard deviations over.
+    /// Elements over which the rescale term takes standard deviations.
     pub rescale_scope: RescaleScope,
 }
 
@@ -373,7 +331,7 @@ pub struct Scales {
     pub rescale: Option<f64>,
 }
 
-/// What the rescale term takes standard deviations over.
+/// Elements over which the rescale term takes standard deviations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RescaleScope {
@@ -384,17 +342,13 @@ pub enum RescaleScope {
     Batch,
 }
 
-/// How the streams condition each other.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Conditioning {
-    /// The noise level that modulates the attention between the streams. All agree unless frames are given.
-    pub cross_timestep: CrossTimestep,
-}
-
-impl Default for Conditioning {
-    fn default() -> Self {
-        Conditioning { cross_timestep: CrossTimestep::Official }
+with_defaults! {
+    /// How the streams condition each other.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Conditioning {
+        /// The noise level that modulates the attention between the streams. All agree unless frames are given.
+        pub cross_timestep: CrossTimestep = CrossTimestep::Official,
     }
 }
 
@@ -414,30 +368,21 @@ pub enum CrossTimestep {
     GateOnly,
 }
 
-/// Pipelines with a second stage at full size.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct TwoStage {
-    /// The stage whose sound is kept.
-    pub audio: StageAudio,
-    /// The second stage's noise levels, falling from at most 1; as much noise as the first says is put in.
-    pub sigmas: Vec<f64>,
-    /// How far channels of the upsampled latents take over mean and deviation of the first stage's.
-    #[schemars(range(min = 0, max = 1))]
-    pub adain: f64,
-    /// How far large values of the upsampled latents are compressed.
-    #[schemars(range(min = 0, max = 1))]
-    pub tone_map: f64,
-}
-
-impl Default for TwoStage {
-    fn default() -> Self {
-        TwoStage {
-            audio: StageAudio::Official,
-            sigmas: vec![0.909375, 0.725, 0.421875, 0.0],
-            adain: 0.0,
-            tone_map: 0.0,
-        }
+with_defaults! {
+    /// Pipelines with a second stage at full size.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct TwoStage {
+        /// The stage whose sound is kept.
+        pub audio: StageAudio = StageAudio::Official,
+        /// The second stage's noise levels, falling from at most 1; as much noise as the first says is put in.
+        pub sigmas: Vec<f64> = vec![0.909375, 0.725, 0.421875, 0.0],
+        /// How far channels of the upsampled latents take over mean and deviation of the first stage's.
+        #[schemars(range(min = 0, max = 1))]
+        pub adain: f64 = 0.0,
+        /// How far large values of the upsampled latents are compressed.
+        #[schemars(range(min = 0, max = 1))]
+        pub tone_map: f64 = 0.0,
     }
 }
 
@@ -457,156 +402,116 @@ pub enum StageAudio {
     Stage2,
 }
 
-/// From spectrogram to sound.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Vocoder {
-    /// LTX-2.3: whether the first stage is limited to -1..1 before its bandwidth is extended. Official: it is; diffusers:
-    /// it is not.
-    pub stage1_clamp: Reference,
-}
-
-impl Default for Vocoder {
-    fn default() -> Self {
-        Vocoder { stage1_clamp: Reference::Official }
+with_defaults! {
+    /// From spectrogram to sound.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Vocoder {
+        /// LTX-2.3: whether the first stage is limited to -1..1 before its bandwidth is extended. Official: it is;
+        /// diffusers: it is not.
+        pub stage1_clamp: Reference = Reference::Official,
     }
 }
 
-/// Devices along each axis, outer to inner, the innermost on neighbouring chips; -1 is what is left of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Mesh {
-    /// Videos of one run.
-    #[schemars(range(min = -1))]
-    pub data: i64,
-    /// Guidance branches.
-    #[schemars(range(min = -1))]
-    pub cfg: i64,
-    /// Weights, gathered before use.
-    #[schemars(range(min = -1))]
-    pub fsdp: i64,
-    /// Video tokens.
-    #[schemars(range(min = -1))]
-    pub context: i64,
-    /// Heads and inner widths.
-    #[schemars(range(min = -1))]
-    pub tensor: i64,
-    /// Slices of a TPU, or other groups of devices with a slow network between them: the axes above are one group's.
-    pub dcn: Dcn,
-}
-
-impl Default for Mesh {
-    fn default() -> Self {
-        Mesh { data: 1, cfg: 1, fsdp: 1, context: 1, tensor: 1, dcn: Dcn::default() }
+with_defaults! {
+    /// Devices along each axis, outer to inner, the innermost on neighbouring chips; -1 is what is left of them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Mesh {
+        /// Videos of one run.
+        #[schemars(range(min = -1))]
+        pub data: i64 = 1,
+        /// Guidance branches.
+        #[schemars(range(min = -1))]
+        pub cfg: i64 = 1,
+        /// Weights, gathered before use.
+        #[schemars(range(min = -1))]
+        pub fsdp: i64 = 1,
+        /// Video tokens.
+        #[schemars(range(min = -1))]
+        pub context: i64 = 1,
+        /// Heads and inner widths.
+        #[schemars(range(min = -1))]
+        pub tensor: i64 = 1,
+        /// Slices of a TPU, or other groups of devices with a slow network between them: the axes above are one
+        /// group's.
+        pub dcn: Dcn = Dcn::default(),
     }
 }
 
-/// What is spread over slices, outside of a mesh's axes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Dcn {
-    /// Videos of one run: as many slices, each with its part of them.
-    #[schemars(range(min = 1))]
-    pub data: i64,
-}
-
-impl Default for Dcn {
-    fn default() -> Self {
-        Dcn { data: 1 }
+with_defaults! {
+    /// Split over slices, outside of a mesh's axes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Dcn {
+        /// Videos of one run: as many slices, each with its part of them.
+        #[schemars(range(min = 1))]
+        pub data: i64 = 1,
     }
 }
 
-/// The device and how it computes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Runtime {
-    /// auto, cpu, cuda, tpu, or a PJRT plugin's path. Only auto tries one after the other.
-    pub platform: String,
-    /// Weights and activations; f32 also computes every product in f32.
-    pub dtype: Dtype,
-    /// The transformer's block weights, whatever the checkpoint's are.
-    pub weights: WeightType,
-    /// Whose rounding order the bf16 forward follows.
-    pub numerics: Numerics,
-    /// How attention is computed.
-    pub attention: AttentionKernel,
-    /// CUDA: the part of each device's memory that is taken at the start, 0 to 1; null for the plugin's three quarters.
-    #[schemars(range(min = 0, max = 1))]
-    pub memory_fraction: Option<f32>,
-    /// CUDA: the devices to use, by their numbers; null for all.
-    pub visible_devices: Option<Vec<i64>>,
-    /// Tiles that the video is decoded in, where a whole one does not fit; null for the whole.
-    pub tiling: Option<Tiling>,
-    /// Which weights stay on the devices between stages.
-    pub residency: Residency,
-    /// GiB of each device's memory that a run may take; null for what the device says is free.
-    #[schemars(range(min = 0))]
-    pub memory_limit: Option<f64>,
-    /// Where compiled programs are kept: off, a folder, or auto for the user's cache folder.
-    pub compile_cache: String,
-    /// Compiler options by name, for every program.
-    pub xla_flags: BTreeMap<String, FlagValue>,
-    /// TPU: arguments that libtpu reads at its start, such as `--xla_tpu_scoped_vmem_limit_kib=65536`; what
-    /// `LIBTPU_INIT_ARGS` of the environment says holds over them.
-    pub libtpu_init_args: String,
-    /// Several processes, one a host.
-    pub distributed: Distributed,
-}
-
-impl Default for Runtime {
-    fn default() -> Self {
-        Runtime {
-            platform: "auto".into(),
-            dtype: Dtype::Bf16,
-            weights: WeightType::Bf16,
-            numerics: Numerics::Default,
-            attention: AttentionKernel::Auto,
-            memory_fraction: None,
-            visible_devices: None,
-            tiling: None,
-            residency: Residency::Auto,
-            memory_limit: None,
-            compile_cache: "auto".into(),
-            xla_flags: BTreeMap::new(),
-            libtpu_init_args: String::new(),
-            distributed: Distributed::default(),
-        }
+with_defaults! {
+    /// The device and how it computes.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Runtime {
+        /// auto, cpu, cuda, tpu, or a PJRT plugin's path. Only auto tries one after the other.
+        pub platform: String = "auto".into(),
+        /// Weights and activations; f32 also computes every product in f32.
+        pub dtype: Dtype = Dtype::Bf16,
+        /// The transformer's block weights, whatever the checkpoint's are.
+        pub weights: WeightType = WeightType::Bf16,
+        /// Whose rounding order the bf16 forward follows.
+        pub numerics: Numerics = Numerics::Default,
+        /// How attention is computed.
+        pub attention: AttentionKernel = AttentionKernel::Auto,
+        /// CUDA: the part of each device's memory that is taken at the start, 0 to 1; null for the plugin's three
+        /// quarters.
+        #[schemars(range(min = 0, max = 1))]
+        pub memory_fraction: Option<f32> = None,
+        /// CUDA: the devices to use, by their numbers; null for all.
+        pub visible_devices: Option<Vec<i64>> = None,
+        /// Tiles that the video is decoded in, where a whole one does not fit; null for the whole.
+        pub tiling: Option<Tiling> = None,
+        /// Which weights stay on the devices between stages.
+        pub residency: Residency = Residency::Auto,
+        /// GiB of each device's memory that a run may take; null for what the device says is free.
+        #[schemars(range(min = 0))]
+        pub memory_limit: Option<f64> = None,
+        /// Where compiled programs are kept: off, a folder, or auto for the user's cache folder.
+        pub compile_cache: String = "auto".into(),
+        /// Compiler options by name, for every program.
+        pub xla_flags: BTreeMap<String, FlagValue> = BTreeMap::new(),
+        /// TPU: arguments that libtpu reads at its start, such as `--xla_tpu_scoped_vmem_limit_kib=65536`; what
+        /// `LIBTPU_INIT_ARGS` of the environment says holds over them.
+        pub libtpu_init_args: String = String::new(),
+        /// Several processes, one a host.
+        pub distributed: Distributed = Distributed::default(),
     }
 }
 
-/// Several processes that run a request together. What is null is taken from the environment: `LTX2_COORDINATOR`,
-/// `LTX2_PROCESS_ID`, `LTX2_NUM_PROCESSES`, or what SLURM, Open MPI, a Kubernetes JobSet or GKE's TPUs set.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Distributed {
-    /// Coordinator address: `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
-    pub coordinator: Option<String>,
-    /// This process, from 0.
-    pub process_id: Option<usize>,
-    /// All processes; 1 runs alone, whatever the environment says.
-    #[schemars(range(min = 1))]
-    pub num_processes: Option<usize>,
-    /// CUDA: devices of each process, where several are on one host; null for all that it sees.
-    #[schemars(range(min = 1))]
-    pub devices_per_process: Option<usize>,
-    /// Seconds without a heartbeat after which a process counts as lost, and all end.
-    #[schemars(range(min = 1, max = 3600))]
-    pub timeout: u64,
-    /// Seconds until all processes must have come.
-    #[schemars(range(min = 1, max = 86400))]
-    pub start_timeout: u64,
-}
-
-impl Default for Distributed {
-    fn default() -> Self {
-        Distributed {
-            coordinator: None,
-            process_id: None,
-            num_processes: None,
-            devices_per_process: None,
-            timeout: 20,
-            start_timeout: 600,
-        }
+with_defaults! {
+    /// Several processes that run a request together. What is null is taken from the environment: `LTX2_COORDINATOR`,
+    /// `LTX2_PROCESS_ID`, `LTX2_NUM_PROCESSES`, or what SLURM, Open MPI, a Kubernetes JobSet or GKE's TPUs set.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Distributed {
+        /// Coordinator address: `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
+        pub coordinator: Option<String> = None,
+        /// This process, from 0.
+        pub process_id: Option<usize> = None,
+        /// All processes; 1 runs alone, whatever the environment says.
+        #[schemars(range(min = 1))]
+        pub num_processes: Option<usize> = None,
+        /// CUDA: devices of each process, where several are on one host; null for all that it sees.
+        #[schemars(range(min = 1))]
+        pub devices_per_process: Option<usize> = None,
+        /// Seconds without a heartbeat after which a process counts as lost, and all end.
+        #[schemars(range(min = 1, max = 3600))]
+        pub timeout: u64 = 20,
+        /// Seconds until all processes must have come.
+        #[schemars(range(min = 1, max = 86400))]
+        pub start_timeout: u64 = 600,
     }
 }
 
@@ -623,25 +528,21 @@ pub enum Residency {
     InTurn,
 }
 
-/// Overlapping tiles of a video that is decoded, blended by linear ramps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Tiling {
-    /// Pixels of a tile's longer side, a multiple of 32; the other side in proportion.
-    #[schemars(range(min = 64))]
-    pub pixels: usize,
-    /// Pixels that neighbours share, a multiple of 32.
-    pub overlap: usize,
-    /// Frames of a tile, a multiple of 8.
-    #[schemars(range(min = 16))]
-    pub frames: usize,
-    /// Frames that neighbours share, a multiple of 8.
-    pub frame_overlap: usize,
-}
-
-impl Default for Tiling {
-    fn default() -> Self {
-        Tiling { pixels: 768, overlap: 64, frames: 80, frame_overlap: 24 }
+with_defaults! {
+    /// Overlapping tiles of a video that is decoded, blended by linear ramps.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Tiling {
+        /// Pixels of a tile's longer side, a multiple of 32; the other side in proportion.
+        #[schemars(range(min = 64))]
+        pub pixels: usize = 768,
+        /// Pixels that neighbours share, a multiple of 32.
+        pub overlap: usize = 64,
+        /// Frames of a tile, a multiple of 8.
+        #[schemars(range(min = 16))]
+        pub frames: usize = 80,
+        /// Frames that neighbours share, a multiple of 8.
+        pub frame_overlap: usize = 24,
     }
 }
 
@@ -679,7 +580,7 @@ pub enum Numerics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionKernel {
-    /// What suits the platform.
+    /// The platform's own.
     Auto,
     /// XLA's operations; queries go through in chunks where whole score matrices would be large.
     Plain,
@@ -693,32 +594,24 @@ pub enum AttentionKernel {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum FlagValue {
-    /// A switch.
     Bool(bool),
-    /// A whole number.
     Int(i64),
-    /// A number.
     Float(f64),
-    /// Text.
     Text(String),
 }
 
-/// What is written.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Output {
-    /// The MP4, or the folder of several; null numbers them in `out/`.
-    pub path: Option<String>,
-    /// A folder for the frames as PNG.
-    pub save_frames: Option<String>,
-    /// A WAV file, or a folder with several videos.
-    pub save_audio: Option<String>,
-    /// Write a JSON beside each video that repeats the run.
-    pub sidecar: bool,
-}
-
-impl Default for Output {
-    fn default() -> Self {
-        Output { path: None, save_frames: None, save_audio: None, sidecar: true }
+with_defaults! {
+    /// Files to write.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Output {
+        /// The MP4, or the folder of several; null numbers them in `out/`.
+        pub path: Option<String> = None,
+        /// A folder for the frames as PNG.
+        pub save_frames: Option<String> = None,
+        /// A WAV file, or a folder with several videos.
+        pub save_audio: Option<String> = None,
+        /// Write a JSON beside each video that repeats the run.
+        pub sidecar: bool = true,
     }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
+use super::check::ResolvedScales;
 use super::*;
 
 struct Folder(tempfile::TempDir);
@@ -23,8 +24,8 @@ impl Folder {
         self.0.path().join(name).display().to_string()
     }
 
-    fn given(&self, name: &str) -> Given {
-        Given { file: Some(self.path(name)), ..Given::default() }
+    fn given(&self, name: &str) -> CliOverrides {
+        CliOverrides { file: Some(self.path(name)), ..CliOverrides::default() }
     }
 
     /// An error without the folder's name.
@@ -34,8 +35,8 @@ impl Folder {
     }
 }
 
-fn set(pairs: &[&str]) -> Given {
-    Given { set: pairs.iter().map(|p| (*p).to_string()).collect(), ..Given::default() }
+fn set(pairs: &[&str]) -> CliOverrides {
+    CliOverrides { set: pairs.iter().map(|p| (*p).to_string()).collect(), ..CliOverrides::default() }
 }
 
 #[test]
@@ -77,15 +78,16 @@ fn every_shipped_file_loads() {
     for (name, text) in presets::CONFIGS {
         let path = format!("configs/{name}.yml");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-        let from_file = load(&Given { file: Some(path), ..Given::default() }).unwrap();
-        let by_name = load(&Given { file: Some(name.into()), ..Given::default() }).unwrap();
+        let from_file = load(&CliOverrides { file: Some(path), ..CliOverrides::default() }).unwrap();
+        let by_name = load(&CliOverrides { file: Some(name.into()), ..CliOverrides::default() }).unwrap();
         assert_eq!(from_file.config, by_name.config, "{name}");
         from_file.config.placement(1).unwrap();
     }
-    let nano = load(&Given { file: Some("configs/nano.yml".into()), ..Given::default() }).unwrap();
+    let nano = load(&CliOverrides { file: Some("configs/nano.yml".into()), ..CliOverrides::default() }).unwrap();
     assert_eq!(nano.config.model.path, "assets/nano");
     assert_eq!((nano.config.request.num_frames, nano.config.runtime.dtype), (25, Dtype::F32));
-    let full = load(&Given { file: Some("ltx2_full_guidance".into()), ..Given::default() }).unwrap().config;
+    let full =
+        load(&CliOverrides { file: Some("ltx2_full_guidance".into()), ..CliOverrides::default() }).unwrap().config;
     assert_eq!(full.scales()[1], ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
     assert_eq!(full.guidance.stg_blocks, [29]);
     let shipped = |folder: &str| std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
@@ -229,34 +231,31 @@ fn values_that_cannot_be_used_say_what_can() {
         files.error("w.yml"),
         "request.width = 500 (w.yml:2): must be a multiple of 32; the nearest are 480 and 512"
     );
-    let message = |pair: &str| load(&set(&[pair])).unwrap_err().to_string();
-    assert_eq!(
-        message("request.num_frames=120"),
-        "request.num_frames = 120 (--set): must be one more than a multiple of 8; the nearest are 113 and 121"
-    );
-    assert_eq!(message("request.frame_rate=0"), "request.frame_rate = 0 (--set): must be above 0");
-    assert_eq!(
-        message("sampler.steps=257"),
-        "--set sampler.steps=257: 'sampler.steps' must be a whole number from 1 to 256, not 257"
-    );
-    assert_eq!(message("sampler.stepz=2"), "--set sampler.stepz=2: unknown key 'sampler.stepz'; did you mean 'steps'?");
-    assert_eq!(message("steps"), "--set steps: expected key=value, e.g. --set sampler.steps=8");
-    assert_eq!(
-        message("pipeline=image_to_video"),
-        "pipeline = image_to_video (--set): needs a frame: --image PATH FRAME STRENGTH, or request.images"
-    );
-    assert_eq!(
-        message("request.images=[{path: a.png, frame: 121, strength: 1.0}]"),
-        "request.images = frame 121 (--set): the video has 121 frames, numbered from 0"
-    );
-    assert_eq!(
-        message("two_stage.sigmas=[0.5, 0.7]"),
-        "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"
-    );
-    assert_eq!(
-        message("runtime.tiling={pixels: 100}"),
-        "runtime.tiling = pixels 100, overlap 64 (--set): pixels and their overlap must be multiples of 32, and the overlap smaller"
-    );
+    for (pair, want) in [
+        (
+            "request.num_frames=120",
+            "request.num_frames = 120 (--set): must be one more than a multiple of 8; the nearest are 113 and 121",
+        ),
+        ("request.frame_rate=0", "request.frame_rate = 0 (--set): must be above 0"),
+        ("sampler.steps=257", "--set sampler.steps=257: 'sampler.steps' must be a whole number from 1 to 256, not 257"),
+        ("sampler.stepz=2", "--set sampler.stepz=2: unknown key 'sampler.stepz'; did you mean 'steps'?"),
+        ("steps", "--set steps: expected key=value, e.g. --set sampler.steps=8"),
+        (
+            "pipeline=image_to_video",
+            "pipeline = image_to_video (--set): needs a frame: --image PATH FRAME STRENGTH, or request.images",
+        ),
+        (
+            "request.images=[{path: a.png, frame: 121, strength: 1.0}]",
+            "request.images = frame 121 (--set): the video has 121 frames, numbered from 0",
+        ),
+        ("two_stage.sigmas=[0.5, 0.7]", "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"),
+        (
+            "runtime.tiling={pixels: 100}",
+            "runtime.tiling = pixels 100, overlap 64 (--set): pixels and their overlap must be multiples of 32, and the overlap smaller",
+        ),
+    ] {
+        assert_eq!(load(&set(&[pair])).unwrap_err().to_string(), want, "{pair}");
+    }
 }
 
 #[test]

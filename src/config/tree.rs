@@ -4,21 +4,21 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::error::Origin;
+use super::error::ValueOrigin;
 use super::yaml::{Data, Node};
 
 /// A merged configuration. Maps merge key by key; a list is one value.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Tree {
+pub(crate) enum Tree {
     /// Keys in the order of the first layer that has them.
     Map(Vec<(String, Tree)>),
     /// A value and where it was written.
-    Leaf(Value, Origin),
+    Leaf(Value, ValueOrigin),
 }
 
 impl Tree {
     /// A tree of one layer; `origin` gives a line's origin.
-    pub fn from_node(node: &Node, origin: &impl Fn(u64) -> Origin) -> Tree {
+    pub(crate) fn from_node(node: &Node, origin: &impl Fn(u64) -> ValueOrigin) -> Tree {
         match &node.data {
             Data::Map(entries) => {
                 Tree::Map(entries.iter().map(|(k, n)| (k.clone(), Tree::from_node(n, origin))).collect())
@@ -28,13 +28,13 @@ impl Tree {
     }
 
     /// A tree of one value at a dotted path.
-    pub fn at(path: &str, value: Value, origin: &Origin) -> Tree {
+    pub(crate) fn at(path: &str, value: Value, origin: &ValueOrigin) -> Tree {
         let leaf = Tree::from_node(&Node::from_value(value), &|_| origin.clone());
         path.rsplit('.').fold(leaf, |inner, key| Tree::Map(vec![(key.to_string(), inner)]))
     }
 
     /// Lays another tree over this one.
-    pub fn merge(&mut self, over: Tree) {
+    pub(crate) fn merge(&mut self, over: Tree) {
         match (self, over) {
             (Tree::Map(mine), Tree::Map(theirs)) => {
                 for (key, value) in theirs {
@@ -49,7 +49,7 @@ impl Tree {
     }
 
     /// The tree at a dotted path.
-    pub fn get(&self, path: &str) -> Option<&Tree> {
+    pub(crate) fn get(&self, path: &str) -> Option<&Tree> {
         path.split('.').try_fold(self, |tree, key| match tree {
             Tree::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, t)| t),
             Tree::Leaf(..) => None,
@@ -57,7 +57,7 @@ impl Tree {
     }
 
     /// The value of a leaf that is not null.
-    pub fn leaf(&self, path: &str) -> Option<(&Value, &Origin)> {
+    pub(crate) fn leaf(&self, path: &str) -> Option<(&Value, &ValueOrigin)> {
         match self.get(path)? {
             Tree::Leaf(Value::Null, _) | Tree::Map(_) => None,
             Tree::Leaf(value, origin) => Some((value, origin)),
@@ -65,30 +65,30 @@ impl Tree {
     }
 
     /// Where the value at a path was written; for a map, its first value's.
-    pub fn origin(&self, path: &str) -> Origin {
-        fn first(tree: &Tree) -> Option<&Origin> {
+    pub(crate) fn origin(&self, path: &str) -> ValueOrigin {
+        fn first(tree: &Tree) -> Option<&ValueOrigin> {
             match tree {
                 Tree::Leaf(_, origin) => Some(origin),
                 Tree::Map(entries) => entries.iter().find_map(|(_, t)| first(t)),
             }
         }
-        self.get(path).and_then(first).cloned().unwrap_or(Origin::Default)
+        self.get(path).and_then(first).cloned().unwrap_or(ValueOrigin::Default)
     }
 
     /// Writes a value at a path.
-    pub fn set(&mut self, path: &str, value: Value, origin: &Origin) {
+    pub(crate) fn set(&mut self, path: &str, value: Value, origin: &ValueOrigin) {
         self.merge(Tree::at(path, value, origin));
     }
 
     /// Takes a key of the top level out.
-    pub fn remove(&mut self, key: &str) {
+    pub(crate) fn remove(&mut self, key: &str) {
         if let Tree::Map(entries) = self {
             entries.retain(|(k, _)| k != key);
         }
     }
 
     /// Without the origins.
-    pub fn to_value(&self) -> Value {
+    pub(crate) fn to_value(&self) -> Value {
         match self {
             Tree::Leaf(value, _) => value.clone(),
             Tree::Map(entries) => Value::Object(entries.iter().map(|(k, t)| (k.clone(), t.to_value())).collect()),
@@ -96,7 +96,7 @@ impl Tree {
     }
 
     /// As YAML, each value's origin in a comment.
-    pub fn to_yaml(&self) -> String {
+    pub(crate) fn to_yaml(&self) -> String {
         let mut out = String::new();
         self.write(&mut out, 0);
         out
@@ -108,7 +108,9 @@ impl Tree {
             let indent = "  ".repeat(depth);
             // Writing to a string cannot fail.
             let _ = match tree {
-                Tree::Map(inner) if inner.is_empty() => writeln!(out, "{indent}{key}: {{}}  # {}", Origin::Default),
+                Tree::Map(inner) if inner.is_empty() => {
+                    writeln!(out, "{indent}{key}: {{}}  # {}", ValueOrigin::Default)
+                }
                 Tree::Map(_) => {
                     let _ = writeln!(out, "{indent}{key}:");
                     tree.write(out, depth + 1);
@@ -143,21 +145,21 @@ mod tests {
     use crate::config::yaml::parse;
 
     fn tree(text: &str, file: &str) -> Tree {
-        Tree::from_node(&parse(text, file).unwrap(), &|line| Origin::File { file: file.into(), line })
+        Tree::from_node(&parse(text, file).unwrap(), &|line| ValueOrigin::File { file: file.into(), line })
     }
 
     #[test]
     fn later_layers_win_value_by_value() {
         let mut merged = tree("a: {x: 1, y: 2}\nb: [1, 2]\nc: {z: 1}\n", "base.yml");
         merged.merge(tree("a:\n  y: 3\nb: [3]\nc: null\n", "top.yml"));
-        merged.merge(Tree::at("a.w", Value::from("it's: so"), &Origin::Set));
+        merged.merge(Tree::at("a.w", Value::from("it's: so"), &ValueOrigin::Set));
         assert_eq!(
             merged.to_yaml(),
             "a:\n  x: 1  # base.yml:1\n  y: 3  # top.yml:2\n  w: \"it's: so\"  # --set\nb: [3]  # top.yml:3\nc: null  # top.yml:4\n"
         );
         assert_eq!(merged.to_value(), parse(&merged.to_yaml(), "again").unwrap().to_value());
         assert_eq!(merged.origin("a.y").to_string(), "top.yml:2");
-        assert_eq!(merged.origin("nowhere"), Origin::Default);
+        assert_eq!(merged.origin("nowhere"), ValueOrigin::Default);
         assert_eq!(merged.leaf("c"), None);
     }
 }

@@ -28,7 +28,7 @@ pub fn experiment_schema() -> Value {
 
 /// Where a tree comes from, for messages.
 #[derive(Clone, Copy)]
-pub enum Place<'a> {
+pub(crate) enum Place<'a> {
     /// A file; lines are the nodes'.
     File(&'a str),
     /// The command line, e.g. `--set` or `--width`.
@@ -48,7 +48,7 @@ impl Place<'_> {
 ///
 /// # Errors
 /// [`ConfigError::UnknownKey`] with the nearest key, [`ConfigError::WrongType`] with what is accepted.
-pub fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
+pub(crate) fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
     if matches!(node.data, Data::Scalar(Value::Null)) {
         return Ok(()); // An empty file.
     }
@@ -56,15 +56,12 @@ pub fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
 }
 
 /// Checks an experiment.
-///
-/// # Errors
-/// Those of [`validate`].
-pub fn validate_experiment(node: &Node, file: &str) -> Result<(), ConfigError> {
+pub(crate) fn validate_experiment(node: &Node, file: &str) -> Result<(), ConfigError> {
     check(node, &json_schema()["$defs"]["Experiment"], "", Place::File(file))
 }
 
 /// Whether a key takes text as it stands.
-pub fn accepts_text(path: &str) -> bool {
+pub(crate) fn accepts_text(path: &str) -> bool {
     let found = path.split('.').try_fold(json_schema(), |schema, key| property(schema, key));
     found.is_some_and(|s| alternatives(s).iter().any(|a| types(a).contains(&"string") && values(a).is_empty()))
 }
@@ -172,7 +169,7 @@ fn fits(value: &Value, schema: &Value) -> bool {
     })
 }
 
-/// What a schema accepts, in words.
+/// Accepted values of a schema, in words.
 fn describe(schema: &Value) -> String {
     let words = values(schema);
     if !words.is_empty() {
@@ -248,59 +245,49 @@ mod tests {
 
     #[test]
     fn typos_are_named_with_the_nearest_key() {
-        assert_eq!(
-            message("request:\n  # size\n  widht: 512\n"),
-            "x.yml:3: unknown key 'request.widht'; did you mean 'width'?"
-        );
-        assert_eq!(message("\nsampelr: {steps: 3}\n"), "x.yml:2: unknown key 'sampelr'; did you mean 'sampler'?");
-        assert_eq!(message("steps: 3\n"), "x.yml:1: unknown key 'steps'; 'steps' belongs under 'sampler'");
-        assert_eq!(
-            message("model:\n  loras:\n    - {path: a, strenght: 1}\n"),
-            "x.yml:3: unknown key 'model.loras[0].strenght'; did you mean 'strength'?"
-        );
-        assert_eq!(
-            message("mesh: {zzz: 1}\n"),
-            "x.yml:1: unknown key 'mesh.zzz'; nearest is 'dcn', known are data, cfg, fsdp, context, tensor, dcn"
-        );
+        for (text, want) in [
+            ("request:\n  # size\n  widht: 512\n", "3: unknown key 'request.widht'; did you mean 'width'?"),
+            ("\nsampelr: {steps: 3}\n", "2: unknown key 'sampelr'; did you mean 'sampler'?"),
+            ("steps: 3\n", "1: unknown key 'steps'; 'steps' belongs under 'sampler'"),
+            (
+                "model:\n  loras:\n    - {path: a, strenght: 1}\n",
+                "3: unknown key 'model.loras[0].strenght'; did you mean 'strength'?",
+            ),
+            (
+                "mesh: {zzz: 1}\n",
+                "1: unknown key 'mesh.zzz'; nearest is 'dcn', known are data, cfg, fsdp, context, tensor, dcn",
+            ),
+        ] {
+            assert_eq!(message(text), format!("x.yml:{want}"));
+        }
     }
 
     #[test]
     fn wrong_types_say_what_is_accepted() {
-        assert_eq!(
-            message("request: {width: wide}\n"),
-            "x.yml:1: 'request.width' must be a whole number of at least 1, not the text 'wide'"
-        );
-        assert_eq!(
-            message("sampler: {steps: 1.5}\n"),
-            "x.yml:1: 'sampler.steps' must be a whole number from 1 to 256, not 1.5"
-        );
-        assert_eq!(
-            message("request:\n  seed: -1\n"),
-            "x.yml:2: 'request.seed' must be a whole number of at least 0, not -1"
-        );
-        assert_eq!(message("request: {prompt: 5}\n"), "x.yml:1: 'request.prompt' must be text, not 5 (quote it)");
-        assert_eq!(message("guidance: 4\n"), "x.yml:1: 'guidance' must be a map of keys, not 4");
-        assert_eq!(
-            message("runtime: {dtype: f16}\n"),
-            "x.yml:1: 'runtime.dtype' must be bf16, f32, not the text 'f16'"
-        );
-        assert_eq!(
-            message("sampler: {progress_every: never}\n"),
-            "x.yml:1: 'sampler.progress_every' must be auto or a whole number of at least 1, not the text 'never'"
-        );
-        assert_eq!(
-            message("sampler: {sigmas: [1, a]}\n"),
-            "x.yml:1: 'sampler.sigmas[1]' must be a number, not the text 'a'"
-        );
-        assert_eq!(
-            message("request: {images: [{frame: 1}]}"),
-            "x.yml:1: 'request.images[0]' must be a map with the key 'path', not one without it"
-        );
-        assert_eq!(message("- 1\n"), "x.yml:1: 'the file' must be a map of keys, not a list");
-        assert_eq!(
-            message("model: {text_encoder: 3}\n"),
-            "x.yml:1: 'model.text_encoder' must be text or null, not 3 (quote it)"
-        );
+        for (text, want) in [
+            (
+                "request: {width: wide}\n",
+                "1: 'request.width' must be a whole number of at least 1, not the text 'wide'",
+            ),
+            ("sampler: {steps: 1.5}\n", "1: 'sampler.steps' must be a whole number from 1 to 256, not 1.5"),
+            ("request:\n  seed: -1\n", "2: 'request.seed' must be a whole number of at least 0, not -1"),
+            ("request: {prompt: 5}\n", "1: 'request.prompt' must be text, not 5 (quote it)"),
+            ("guidance: 4\n", "1: 'guidance' must be a map of keys, not 4"),
+            ("runtime: {dtype: f16}\n", "1: 'runtime.dtype' must be bf16, f32, not the text 'f16'"),
+            (
+                "sampler: {progress_every: never}\n",
+                "1: 'sampler.progress_every' must be auto or a whole number of at least 1, not the text 'never'",
+            ),
+            ("sampler: {sigmas: [1, a]}\n", "1: 'sampler.sigmas[1]' must be a number, not the text 'a'"),
+            (
+                "request: {images: [{frame: 1}]}",
+                "1: 'request.images[0]' must be a map with the key 'path', not one without it",
+            ),
+            ("- 1\n", "1: 'the file' must be a map of keys, not a list"),
+            ("model: {text_encoder: 3}\n", "1: 'model.text_encoder' must be text or null, not 3 (quote it)"),
+        ] {
+            assert_eq!(message(text), format!("x.yml:{want}"));
+        }
     }
 
     #[test]

@@ -10,19 +10,17 @@ use super::error::ConfigError;
 
 /// A value and the line of its key (of itself in a list).
 #[derive(Clone, Debug)]
-pub struct Node {
+pub(crate) struct Node {
     /// Line, from 1.
-    pub line: u64,
-    /// Value.
-    pub data: Data,
+    pub(crate) line: u64,
+    pub(crate) data: Data,
 }
 
 /// A YAML value.
 #[derive(Clone, Debug)]
-pub enum Data {
+pub(crate) enum Data {
     /// Null, a switch, a number or text.
     Scalar(Value),
-    /// A list.
     List(Vec<Node>),
     /// Keys in the order of the file.
     Map(Vec<(String, Node)>),
@@ -30,7 +28,7 @@ pub enum Data {
 
 impl Node {
     /// The value of a key, when this is a map that has it.
-    pub fn get(&self, key: &str) -> Option<&Node> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Node> {
         match &self.data {
             Data::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, n)| n),
             _ => None,
@@ -38,7 +36,7 @@ impl Node {
     }
 
     /// Without the lines.
-    pub fn to_value(&self) -> Value {
+    pub(crate) fn to_value(&self) -> Value {
         match &self.data {
             Data::Scalar(v) => v.clone(),
             Data::List(items) => items.iter().map(Node::to_value).collect(),
@@ -47,7 +45,7 @@ impl Node {
     }
 
     /// A tree that was not read from a file.
-    pub fn from_value(value: Value) -> Node {
+    pub(crate) fn from_value(value: Value) -> Node {
         let data = match value {
             Value::Array(items) => Data::List(items.into_iter().map(Node::from_value).collect()),
             Value::Object(map) => Data::Map(map.into_iter().map(|(k, v)| (k, Node::from_value(v))).collect()),
@@ -61,7 +59,7 @@ impl Node {
 ///
 /// # Errors
 /// [`ConfigError::Syntax`] with the line; a key written twice is one.
-pub fn parse(text: &str, place: &str) -> Result<Node, ConfigError> {
+pub(crate) fn parse(text: &str, place: &str) -> Result<Node, ConfigError> {
     // Only `true` and `false` are switches: `prompt: no` is a word.
     let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
     match serde_saphyr::from_str_with_options::<Spanned<Data>>(text, options) {

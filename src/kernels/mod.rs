@@ -6,7 +6,7 @@ mod plain;
 
 use crate::hlo::{DType, Type, Value};
 
-pub use mosaic::{Step, Tpu};
+pub use mosaic::Tpu;
 
 /// Scores above this many elements are never materialized at once: queries are taken in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
@@ -60,11 +60,11 @@ pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&
 #[derive(Clone)]
 pub struct Partial {
     /// Weighted values, not yet divided: `[b, q, h, d]`, f32.
-    pub acc: Value,
+    pub(crate) acc: Value,
     /// Largest score of each query, `[b, q, h, 1]`, f32.
-    pub max: Value,
+    pub(crate) max: Value,
     /// Sum of the weights, `[b, q, h, 1]`, f32.
-    pub denom: Value,
+    pub(crate) denom: Value,
 }
 
 impl Partial {
@@ -87,7 +87,7 @@ impl Partial {
     }
 
     /// From `[acc, max, denom]`, as a loop carries them.
-    pub fn from_values([acc, max, denom]: [Value; 3]) -> Self {
+    pub(crate) fn from_values([acc, max, denom]: [Value; 3]) -> Self {
         Partial { acc, max, denom }
     }
 
@@ -97,20 +97,20 @@ impl Partial {
     }
 
     /// The same with a larger bound in the place of the largest score.
-    pub fn rescaled(&self, max: &Value) -> Self {
+    pub(crate) fn rescaled(&self, max: &Value) -> Self {
         let factor = (&self.max - max).exp();
         Partial { acc: &self.acc * &factor, denom: &self.denom * &factor, max: max.clone() }
     }
 
     /// Attention over both sets of keys.
-    pub fn join(&self, other: &Self) -> Self {
+    pub(crate) fn join(&self, other: &Self) -> Self {
         let max = self.max.maximum(&other.max);
         let (a, b) = (self.rescaled(&max), other.rescaled(&max));
         Partial { acc: a.acc + b.acc, denom: a.denom + b.denom, max }
     }
 
     /// The attended values, when every key has been seen.
-    pub fn finish(&self, dtype: DType) -> Value {
+    pub(crate) fn finish(&self, dtype: DType) -> Value {
         (&self.acc / &self.denom).to(dtype)
     }
 }

@@ -27,7 +27,6 @@ pub use decode::read_video;
 pub use error::{Error, Result};
 pub use frames::Frames;
 #[doc(hidden)]
-pub use image_file::read_image as read_picture; // alias: src/pipeline still calls it so
 pub use image_file::{covering, read_image, through_h264};
 pub use mp4::{Encoder, write_mp4};
 pub use options::{EncoderChoice, Mp4Options};

@@ -78,7 +78,11 @@ const TRANSFORMERS: &str = "add_cross_attention bad_words_ids begin_suppress_tok
 ///
 /// # Errors
 /// The first such key, with its value.
-pub fn refuse_unread(component: &'static str, json: &Value, read: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
+pub(crate) fn refuse_unread(
+    component: &'static str,
+    json: &Value,
+    read: impl Fn(&str) -> bool,
+) -> Result<(), ConfigError> {
     let own = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, keys)| *keys);
     let any = |key: &str| component == "text_encoder" && TRANSFORMERS.split_whitespace().any(|known| known == key);
     let silent = |key: &str, value: &Value| {
@@ -92,7 +96,7 @@ pub fn refuse_unread(component: &'static str, json: &Value, read: impl Fn(&str) 
 }
 
 /// The keys that a type is read from.
-pub fn keys<T: DeserializeOwned>() -> &'static [&'static str] {
+pub(crate) fn keys<T: DeserializeOwned>() -> &'static [&'static str] {
     struct Fields<'a>(&'a mut &'static [&'static str]);
     impl<'de> Deserializer<'de> for Fields<'_> {
         type Error = Error;

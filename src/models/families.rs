@@ -19,7 +19,7 @@ fn gemma3(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
 ///
 /// # Errors
 /// A family that no code computes, by its `model_type`; what the family refuses.
-pub fn text_encoder(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
+pub(crate) fn text_encoder(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
     let name = json.get("model_type").and_then(Value::as_str).unwrap_or("not given");
     match FAMILIES.iter().find(|(known, _)| *known == name) {
         Some((_, read)) => read(json),

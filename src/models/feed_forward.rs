@@ -55,7 +55,7 @@ impl Activation {
 }
 
 /// `net.2(activation(net.0.proj(x)))` of `x [rows, tokens, width]` with an inner width of four times `x`'s.
-pub fn feed_forward(p: &Params, x: &Value, activation: Activation, bias: bool, sequence: Axis) -> Value {
+pub(crate) fn feed_forward(p: &Params, x: &Value, activation: Activation, bias: bool, sequence: Axis) -> Value {
     let _scope = p.scope();
     let width = x.dim(-1);
     let inner = linear(&p.pp("net.0.proj"), x, 4 * width * activation.fan(), bias, [Axis::Embed, Axis::Mlp]);

@@ -1,14 +1,14 @@
 //! The networks of LTX-2, one folder each, and what two of them share.
 
 pub mod audio_vae;
-pub mod config_keys;
+pub(crate) mod config_keys;
 pub mod connectors;
 pub mod families;
-pub mod feed_forward;
+pub(crate) mod feed_forward;
 pub mod gemma3;
 pub mod presets;
 pub mod text_encoder;
-pub mod timestep;
+pub(crate) mod timestep;
 pub mod tokenizer;
 pub mod transformer;
 pub mod upsampler;
@@ -31,8 +31,7 @@ pub struct Network {
     pub program: Program,
     /// The parameters, in the order of first use.
     pub params: Vec<Param>,
-    /// Placements of parameters, inputs and activations.
-    pub placements: Vec<Placement>,
+    pub(crate) placements: Vec<Placement>,
     /// Notes on what the layout's rules could not split, a line each.
     pub notes: Vec<String>,
 }
@@ -56,38 +55,28 @@ impl Network {
 /// Error in a model's `config.json`.
 #[derive(Debug)]
 pub enum ConfigError {
-    /// Not of the expected form.
+    /// Not of the expected form: the parser's message, naming the key.
     Form {
-        /// Model folder.
         component: &'static str,
-        /// The parser's message, naming the key.
         message: String,
     },
     /// A value this program does not compute.
     Unsupported {
-        /// Model folder.
         component: &'static str,
-        /// Key.
         key: Cow<'static, str>,
-        /// Its value.
         value: String,
-        /// Supported values.
         supported: &'static str,
     },
-    /// A key that nothing reads.
     Unread {
-        /// Model folder.
         component: &'static str,
-        /// Key.
         key: String,
-        /// Its value.
         value: String,
     },
 }
 
 impl ConfigError {
     /// The error without its file.
-    pub fn message(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         match self {
             ConfigError::Form { message, .. } => message.clone(),
             ConfigError::Unsupported { key, value, supported, .. } => {
@@ -115,7 +104,7 @@ impl fmt::Display for ConfigError {
 ///
 /// # Errors
 /// A key that nothing reads, or of the wrong type, by name.
-pub fn parse_config<T: DeserializeOwned>(
+pub(crate) fn parse_config<T: DeserializeOwned>(
     component: &'static str,
     json: &serde_json::Value,
 ) -> std::result::Result<T, ConfigError> {
@@ -127,7 +116,7 @@ pub fn parse_config<T: DeserializeOwned>(
 ///
 /// # Errors
 /// A key of the wrong type, by name.
-pub fn read_keys<T: DeserializeOwned>(
+pub(crate) fn read_keys<T: DeserializeOwned>(
     component: &'static str,
     json: &serde_json::Value,
 ) -> std::result::Result<T, ConfigError> {
@@ -139,7 +128,7 @@ pub fn read_keys<T: DeserializeOwned>(
 ///
 /// # Errors
 /// [`ConfigError::Unsupported`] unless `ok`.
-pub fn require(
+pub(crate) fn require(
     ok: bool,
     component: &'static str,
     key: impl Into<Cow<'static, str>>,
@@ -150,7 +139,7 @@ pub fn require(
 }
 
 /// A value that no code computes.
-pub fn unsupported(
+pub(crate) fn unsupported(
     component: &'static str,
     key: impl Into<Cow<'static, str>>,
     value: impl std::fmt::Debug,

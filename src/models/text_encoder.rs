@@ -7,11 +7,10 @@ use crate::hlo::Result;
 use crate::nn::Build;
 
 /// A text encoder, read from its configuration.
-pub trait TextEncoder {
+pub(crate) trait TextEncoder {
     /// Token ids it has embeddings of.
     fn vocab_size(&self) -> usize;
 
-    /// Layers of its stack.
     fn layers(&self) -> usize;
 
     /// Hidden states it gives: the embeddings and every layer's.

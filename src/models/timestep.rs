@@ -7,7 +7,7 @@ use crate::nn::{Axis, Params, linear, silu};
 const FEATURES: usize = 256;
 
 /// `[cos(t·f), sin(t·f)]` with `f_i = 10000^(-i/128)`, in f32: `[…] -> […, 256]`.
-pub fn sinusoid(t: &Value) -> Value {
+pub(crate) fn sinusoid(t: &Value) -> Value {
     let half = FEATURES / 2;
     let step = -(10000f64.ln()) as f32;
     let f: Vec<f32> = (0..half).map(|i| f64::from(step * i as f32 / half as f32).exp() as f32).collect();
@@ -16,7 +16,7 @@ pub fn sinusoid(t: &Value) -> Value {
 }
 
 /// `linear_2(silu(linear_1(sinusoid(t))))` at `p`: `[…] -> […, width]`, in the weights' element type.
-pub fn timestep_embedding(p: &Params, t: &Value, width: usize) -> Value {
+pub(crate) fn timestep_embedding(p: &Params, t: &Value, width: usize) -> Value {
     let _scope = p.scope();
     let embed = |name: &str, x: &Value| linear(&p.pp(name), x, width, true, [Axis::Replicated, Axis::Embed]);
     embed("linear_2", &silu(&embed("linear_1", &sinusoid(t).to(p.dtype()))))

@@ -1,7 +1,7 @@
 //! From a prompt to token ids, as the reference prepares them: white space stripped, BOS in front, no EOS, cut on the
 //! right, padded on the **left** to a fixed length.
 //!
-//! [`write_byte_tokenizer`] writes a small tokenizer of the same make for models with random weights.
+//! `write_byte_tokenizer` writes a small tokenizer of the same make for models with random weights.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
@@ -16,34 +16,16 @@ const SPECIAL_FILE: &str = "special_tokens_map.json";
 /// Error in opening, using or writing a tokenizer. Every message is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// A file that cannot be read.
     #[error("cannot read {}: {source}; the model's tokenizer folder needs {MODEL_FILE}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A file that cannot be written.
+    Read { file: PathBuf, source: std::io::Error },
     #[error("cannot write {}: {source}", file.display())]
-    Write {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Write { file: PathBuf, source: std::io::Error },
     /// A file that is not what it should be.
     #[error("{}: {why}", file.display())]
-    Content {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    Content { file: PathBuf, why: String },
     /// Not even the first token fits.
     #[error("max_sequence_length is {0}; it must be at least 1")]
     Length(usize),
-    /// The tokenizer failed on a prompt.
     #[error("the tokenizer failed on the prompt: {0}")]
     Encode(String),
 }
@@ -56,20 +38,19 @@ pub struct Encoding {
     /// 0 for a pad, 1 for a token.
     pub mask: Vec<i32>,
     /// Tokens of the prompt that did not fit.
-    pub cut: usize,
+    pub(crate) cut: usize,
 }
 
-/// What a family's prompts begin with and are padded with, where the tokenizer's own files do not say.
+/// Tokens that a family's prompts begin with and are padded with, where the tokenizer's own files do not say.
 #[derive(Debug)]
 pub struct TokenizerRules {
     /// Name of the token in front.
-    pub bos: &'static str,
+    pub(crate) bos: &'static str,
     /// Name of the last token, which pads where there is no other.
-    pub eos: &'static str,
-    /// Name of the padding token.
-    pub pad: &'static str,
+    pub(crate) eos: &'static str,
+    pub(crate) pad: &'static str,
     /// Whether the token in front is added.
-    pub prepends_bos: bool,
+    pub(crate) prepends_bos: bool,
 }
 
 /// A model's tokenizer.
@@ -98,7 +79,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// None that depends on the machine.
-    pub fn bytes(rules: &TokenizerRules) -> Result<Self, TokenizerError> {
+    pub(crate) fn bytes(rules: &TokenizerRules) -> Result<Self, TokenizerError> {
         let dir = Path::new("bytes");
         let [tokens, config, special] = byte_tokenizer();
         let inner = model(&dir.join(MODEL_FILE), tokens.to_string().as_bytes())?;
@@ -273,10 +254,7 @@ fn byte_tokenizer() -> [Value; 3] {
 
 /// Writes a tokenizer of Gemma's make with a tiny vocabulary: special tokens, 256 bytes, `▁` for the space, printable
 /// ASCII; no merges, so every other character becomes its UTF-8 bytes. Returns the vocabulary's size.
-///
-/// # Errors
-/// [`TokenizerError::Write`].
-pub fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
+pub(crate) fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
     std::fs::create_dir_all(dir).map_err(|source| TokenizerError::Write { file: dir.to_path_buf(), source })?;
     for (name, content) in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE].into_iter().zip(byte_tokenizer()) {
         let file = dir.join(name);

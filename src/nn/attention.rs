@@ -9,7 +9,6 @@ use crate::kernels;
 /// Heads and their width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
-    /// Number of heads.
     pub count: usize,
     /// Width of one.
     pub dim: usize,
@@ -32,15 +31,13 @@ pub struct Attention<'a> {
     pub v: &'a Value,
     /// Added to the scaled scores of all heads, `[rows or 1, 1, q or 1, k]`, f32.
     pub bias: Option<&'a Value>,
-    /// Factor on the scores.
     pub scale: f64,
-    /// The sequence axes of queries and keys.
     pub sequence: [Axis; 2],
 }
 
 /// Added to the score of a key that no query may see: no finite score reaches it, and a row of nothing else stays
 /// finite.
-pub const MASK_VALUE: f64 = -1e30;
+pub(crate) const MASK_VALUE: f64 = -1e30;
 
 /// Bias that masks the keys behind the first `content` of `length`: added to scores, `[1, 1, 1, length]`, f32.
 pub fn padding_mask(b: &Builder, length: usize, content: usize) -> Option<Value> {

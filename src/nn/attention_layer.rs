@@ -17,18 +17,17 @@ const QK_NORM_EPS: f64 = 1e-6;
 /// The shape and switches of one attention layer.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionLayer {
-    /// Heads and their width.
     pub heads: Heads,
     /// Biases on queries, keys and values.
-    pub bias: bool,
+    pub(crate) bias: bool,
     /// Bias on the output.
-    pub out_bias: bool,
+    pub(crate) out_bias: bool,
     /// Gate `2·sigmoid(·)` per head, computed from the query side.
-    pub gated: bool,
+    pub(crate) gated: bool,
     /// Features that RoPE pairs.
-    pub pairing: Pairing,
+    pub(crate) pairing: Pairing,
     /// Sequence axes of queries and keys.
-    pub sequence: [Axis; 2],
+    pub(crate) sequence: [Axis; 2],
 }
 
 /// RoPE table in a program.
@@ -43,7 +42,7 @@ pub struct Rope {
 impl AttentionLayer {
     /// Queries, keys and values of self-attention, each `[b, n, heads, dim]`, from `x [b, n, embed]`. Queries and keys
     /// are normalised and rotated.
-    pub fn qkv(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> [Value; 3] {
+    pub(crate) fn qkv(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> [Value; 3] {
         if self.gathers_keys(p) && !self.rotates_gathered(p) {
             // Keys and values are gathered while the queries are made.
             let [k, v] = self.keys_values(p, x, rope);
@@ -83,7 +82,7 @@ impl AttentionLayer {
     }
 
     /// Queries `[b, n, heads, dim]`, normalised and rotated.
-    pub fn queries(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> Value {
+    pub(crate) fn queries(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> Value {
         let dims = [self.heads.count, self.heads.dim];
         let q = project(&p.pp("to_q"), x, &dims, self.bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
         let q = p.place("q", &q, &[Axis::CfgBatch, self.sequence[0], Axis::Heads, Axis::HeadDim]);
@@ -91,7 +90,7 @@ impl AttentionLayer {
     }
 
     /// Keys, normalised and rotated, and values of a context `[b, m, width]`.
-    pub fn keys_values(&self, p: &Params, context: &Value, rope: Option<&Rope>) -> [Value; 2] {
+    pub(crate) fn keys_values(&self, p: &Params, context: &Value, rope: Option<&Rope>) -> [Value; 2] {
         let parts = self.fused(p, &["to_k", "to_v"], context, self.sequence[1]);
         [self.normed(p, "norm_k", &parts.at(2, 0), rope), parts.at(2, 1)]
     }
@@ -99,7 +98,7 @@ impl AttentionLayer {
     /// Attends, gates and projects: `[b, n, heads, dim]` queries to `[b, n, out]`. `gate_input` is the layer's
     /// query-side input. `stg_mask` (`[b, 1, 1, 1]`, f32) is 1 where the layer attends and 0 where each token gives its own
     /// value instead (a perturbed branch, self-attention only).
-    pub fn attend(
+    pub(crate) fn attend(
         &self,
         p: &Params,
         qkv: [&Value; 3],

@@ -1,6 +1,7 @@
 //! Choices by which a network becomes a program, beside its configuration and its sizes.
 
 use super::layout::Layout;
+use crate::defaults::with_defaults;
 use crate::hlo::DType;
 use crate::kernels::{Kernel, Tpu};
 
@@ -9,9 +10,7 @@ use crate::kernels::{Kernel, Tpu};
 pub struct Build {
     /// Weights and activations; f32 computes matmuls at full precision.
     pub dtype: DType,
-    /// Rounding order.
     pub numerics: Numerics,
-    /// Placement.
     pub layout: Layout,
     /// Forms that the platform's compiler takes well.
     pub lowering: Lowering,
@@ -64,44 +63,44 @@ impl Build {
 
     /// The same choices with another element type.
     #[must_use]
-    pub fn with_dtype(&self, dtype: DType) -> Self {
+    pub(crate) fn with_dtype(&self, dtype: DType) -> Self {
         Build { dtype, ..self.clone() }
     }
 
     /// The same choices for a program of so many guidance branches.
     #[must_use]
-    pub fn of_branches(&self, count: usize) -> Self {
+    pub(crate) fn of_branches(&self, count: usize) -> Self {
         let layout = if count == 1 { self.layout.of_one_branch() } else { self.layout.clone() };
         Build { layout, ..self.clone() }
     }
 }
 
-/// Forms of equal value, of which a platform's compiler prefers or only knows one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lowering {
-    /// Form of convolutions over time, height and width.
-    pub conv3d: Conv3dLowering,
-    /// Whether a dot of bf16 operands may give an f32 result; else the operands are widened first.
-    pub mixed_precision_dot: bool,
-    /// Whether a dot is written row by row of the CFG batch, because its bits depend on how many rows it has: f32 runs then
-    /// give one result however the batch is sharded.
-    pub batch_invariant: bool,
-    /// Attention kernel.
-    pub attention: Kernel,
-    /// Order of stacks of text keys and values, as attention reads them.
-    pub text_stacks: StackOrder,
-    /// Whether biases and GELU are written so that the compiler fuses them into the dot before them.
-    pub fuse_epilogues: bool,
-    /// Form of RoPE.
-    pub rope: RopeForm,
-    /// Whether padding at the edge of a frame is a gather by computed positions, all directions in one pass; else pieces are
-    /// concatenated.
-    pub pads_by_index: bool,
-    /// Whether loops over equal layers are unrolled, each layer with arguments of its own: no slice of a stack is copied,
-    /// for a program that is so many times longer.
-    pub unroll_layers: bool,
-    /// The tiles in which loops over layers read bf16 stacks, where they are not the platform's default.
-    pub stack_tiles: Option<&'static str>,
+with_defaults! {
+    /// Forms of equal value, of which a platform's compiler prefers or only knows one.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Lowering {
+        /// Form of convolutions over time, height and width.
+        pub conv3d: Conv3dLowering = Conv3dLowering::Direct,
+        /// Whether a dot of bf16 operands may give an f32 result; else the operands are widened first.
+        pub mixed_precision_dot: bool = true,
+        /// Whether a dot is written row by row of the CFG batch, because its bits depend on how many rows it has: f32
+        /// runs then give one result however the batch is sharded.
+        pub batch_invariant: bool = false,
+        pub attention: Kernel = Kernel::Plain,
+        /// Order of stacks of text keys and values, as attention reads them.
+        pub text_stacks: StackOrder = StackOrder::HeadsTokens,
+        /// Whether biases and GELU are written so that the compiler fuses them into the dot before them.
+        pub fuse_epilogues: bool = false,
+        pub rope: RopeForm = RopeForm::Halves,
+        /// Whether padding at the edge of a frame is a gather by computed positions, all directions in one pass; else
+        /// pieces are concatenated.
+        pub pads_by_index: bool = false,
+        /// Whether loops over equal layers are unrolled, each layer with arguments of its own: no slice of a stack is
+        /// copied, for a program that is so many times longer.
+        pub unroll_layers: bool = false,
+        /// The tiles in which loops over layers read bf16 stacks, where they are not the platform's default.
+        pub stack_tiles: Option<&'static str> = None,
+    }
 }
 
 /// The order of a stack of text keys or values behind `[layers, rows]`.
@@ -128,23 +127,6 @@ pub enum RopeForm {
     /// By a product with a matrix of ones, which a compiler of matrix units fuses with the norm before and the rounding
     /// after it: halves of a register would be cut out in f32 and joined again, each in a pass of its own.
     Product,
-}
-
-impl Default for Lowering {
-    fn default() -> Self {
-        Lowering {
-            conv3d: Conv3dLowering::Direct,
-            mixed_precision_dot: true,
-            batch_invariant: false,
-            attention: Kernel::Plain,
-            text_stacks: StackOrder::HeadsTokens,
-            fuse_epilogues: false,
-            rope: RopeForm::Halves,
-            pads_by_index: false,
-            unroll_layers: false,
-            stack_tiles: None,
-        }
-    }
 }
 
 impl Lowering {
@@ -178,8 +160,8 @@ impl Lowering {
 
     /// The same with attention in XLA's own operations.
     #[must_use]
-    pub fn with_plain_attention(self) -> Self {
-        // On TPUs their products read values with the tokens last.
+    pub(crate) fn with_plain_attention(self) -> Self {
+        // On TPUs their matmuls read values with the tokens last.
         let text_stacks = match self.attention {
             Kernel::Mosaic(_) => StackOrder::ValuesTokensLast,
             _ => self.text_stacks,

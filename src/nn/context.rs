@@ -43,48 +43,42 @@ impl Context {
         }
     }
 
-    /// The StableHLO builder.
     pub fn builder(&self) -> &Builder {
         &self.builder
     }
 
-    /// The placement rules.
-    pub fn layout(&self) -> &Layout {
+    pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Element type of weights and activations.
-    pub fn dtype(&self) -> DType {
+    pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Rounding order.
-    pub fn numerics(&self) -> Numerics {
+    pub(crate) fn numerics(&self) -> Numerics {
         self.numerics
     }
 
-    /// Forms that the platform's compiler takes well.
-    pub fn lowering(&self) -> Lowering {
+    pub(crate) fn lowering(&self) -> Lowering {
         self.lowering
     }
 
     /// All parameters declared so far, in the order of first use.
-    pub fn declared(&self) -> Vec<Param> {
+    pub(crate) fn declared(&self) -> Vec<Param> {
         self.declared.borrow().clone()
     }
 
-    /// Every placement so far, in order.
-    pub fn placements(&self) -> Vec<Placement> {
+    pub(crate) fn placements(&self) -> Vec<Placement> {
         self.placements.borrow().clone()
     }
 
     /// Notes on what a rule could not split, a line each.
-    pub fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         self.notes.borrow().clone()
     }
 
     /// Notes once what a rule could not split.
-    pub fn note(&self, note: String) {
+    pub(crate) fn note(&self, note: String) {
         let mut notes = self.notes.borrow_mut();
         if !notes.contains(&note) {
             notes.push(note);

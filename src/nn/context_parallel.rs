@@ -24,7 +24,7 @@ pub enum ContextParallelKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ContextParallelPolicy {
-    /// Collective.
+    /// Collective that brings queries and keys together.
     pub kind: ContextParallelKind,
     /// `hybrid`: devices that trade tokens for heads; a divisor of the devices that split the sequence.
     #[schemars(range(min = 1))]
@@ -35,7 +35,7 @@ pub struct ContextParallelPolicy {
 
 impl ContextParallelPolicy {
     /// Number of devices of `groups` that trade tokens for heads with each other.
-    pub fn ulysses_degree(&self, groups: &Groups) -> usize {
+    pub(crate) fn ulysses_degree(&self, groups: &Groups) -> usize {
         match self.kind {
             ContextParallelKind::GatherKv | ContextParallelKind::Ring => 1,
             ContextParallelKind::Ulysses => groups.size(),
@@ -47,27 +47,27 @@ impl ContextParallelPolicy {
 /// Operands of attention on one device.
 pub(super) struct Local<'a> {
     /// `[b, q, heads, dim]`.
-    pub q: &'a Value,
+    pub(crate) q: &'a Value,
     /// `[b, k, heads, dim]`.
-    pub k: &'a Value,
+    pub(crate) k: &'a Value,
     /// As `k`.
-    pub v: &'a Value,
+    pub(crate) v: &'a Value,
     /// `[b or 1, 1, q or 1, all keys]`, f32.
-    pub bias: Option<&'a Value>,
+    pub(crate) bias: Option<&'a Value>,
     /// Factor on the scores.
-    pub scale: f64,
+    pub(crate) scale: f64,
     /// Attention kernel where a device has all keys it needs.
-    pub kernel: Kernel,
+    pub(crate) kernel: Kernel,
 }
 
 impl Local<'_> {
     /// The device holds the keys it needs.
-    pub fn here(&self) -> Value {
+    pub(crate) fn here(&self) -> Value {
         kernels::attention(self.kernel, self.q, self.k, self.v, self.bias, self.scale)
     }
 
     /// Keys and values of all devices are gathered.
-    pub fn gather_kv(&self, groups: &Groups) -> Value {
+    pub(crate) fn gather_kv(&self, groups: &Groups) -> Value {
         let [k, v] = [self.k, self.v].map(|x| x.all_gather(1, groups));
         kernels::attention(self.kernel, self.q, &k, &v, self.bias, self.scale)
     }
@@ -83,7 +83,7 @@ impl Local<'_> {
     }
 
     /// Queries that every device has meet keys that are split. `position` is the device's place in the group.
-    pub fn whole_queries(&self, groups: &Groups, position: &Value) -> Value {
+    pub(crate) fn whole_queries(&self, groups: &Groups, position: &Value) -> Value {
         // cuDNN attends to all keys at once, and does not say the sums by which parts are joined.
         match self.kernel {
             Kernel::Cudnn if self.bias.is_none() && self.q.dim(2).is_multiple_of(groups.size()) => {
@@ -145,7 +145,7 @@ impl Local<'_> {
     }
 
     /// The communication that a layout chooses for a sequence split over `groups`.
-    pub fn context_parallel(&self, policy: &ContextParallelPolicy, groups: &Groups, position: &Value) -> Value {
+    pub(crate) fn context_parallel(&self, policy: &ContextParallelPolicy, groups: &Groups, position: &Value) -> Value {
         match policy.kind {
             ContextParallelKind::GatherKv => self.gather_kv(groups),
             ContextParallelKind::Ulysses => self.ulysses(groups, |local| local.here()),

@@ -35,7 +35,7 @@ impl Conv3d {
 
     /// The convolution at `p` of each frame alone, with the weight `[out, in, rows, columns]`; else as
     /// [`Conv3d::apply`].
-    pub fn apply_to_frames(&self, p: &Params, x: &Value, out: usize, shards: &SpatialShards) -> Value {
+    pub(crate) fn apply_to_frames(&self, p: &Params, x: &Value, out: usize, shards: &SpatialShards) -> Value {
         let _scope = p.scope();
         let [_, rows, columns] = self.kernel;
         let (weight, bias) = parameters(p, out, x.dim(1), &[rows, columns], true);
@@ -89,7 +89,7 @@ impl Conv3d {
 
 /// Channels `(c, t, i, j)` to time, height and width. Where time grows the first frame came from one latent frame
 /// alone, and its extra copies are dropped.
-pub fn depth_to_space(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
+pub(crate) fn depth_to_space(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
     let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
     let c = all / (st * sh * sw);
     let y = x.reshape(vec![b, c, st, sh, sw, f, h, w]).transpose(&[0, 1, 5, 2, 6, 3, 7, 4]);
@@ -118,7 +118,7 @@ fn pad(p: &Params, x: &Value, axis: isize, low: usize, high: usize, padding: Pad
 }
 
 /// The convolution at `p` of `x [b, channels, height, width]` with a square kernel, to `out` channels.
-pub fn conv2d(p: &Params, x: &Value, out: usize, kernel: usize, window: &Conv) -> Value {
+pub(crate) fn conv2d(p: &Params, x: &Value, out: usize, kernel: usize, window: &Conv) -> Value {
     let _scope = p.scope();
     let (weight, bias) = parameters(p, out, x.dim(1), &[kernel; 2], true);
     add_bias(x.builder().convolution(x, &weight, window), bias)
@@ -126,7 +126,7 @@ pub fn conv2d(p: &Params, x: &Value, out: usize, kernel: usize, window: &Conv) -
 
 /// The convolution at `p` of `x [b, channels, samples]` that keeps the length: `(kernel - 1) · dilation` zeros are
 /// split between both ends, an odd one at the end.
-pub fn conv1d(p: &Params, x: &Value, out: usize, kernel: usize, dilation: usize, bias: bool) -> Value {
+pub(crate) fn conv1d(p: &Params, x: &Value, out: usize, kernel: usize, dilation: usize, bias: bool) -> Value {
     let _scope = p.scope();
     let (weight, bias) = parameters(p, out, x.dim(1), &[kernel], bias);
     let total = (kernel - 1) * dilation;
@@ -136,7 +136,14 @@ pub fn conv1d(p: &Params, x: &Value, out: usize, kernel: usize, dilation: usize,
 
 /// The transposed convolution at `p` of `x [b, channels, samples]` with the weight `[in, out, kernel]`, its result
 /// cropped by `crop` at both ends.
-pub fn conv_transpose1d_at(p: &Params, x: &Value, out: usize, kernel: usize, stride: usize, crop: usize) -> Value {
+pub(crate) fn conv_transpose1d_at(
+    p: &Params,
+    x: &Value,
+    out: usize,
+    kernel: usize,
+    stride: usize,
+    crop: usize,
+) -> Value {
     let _scope = p.scope();
     let inner = x.dim(1);
     // A sample of the result meets kernel / stride taps of each channel.
@@ -151,7 +158,7 @@ pub fn conv_transpose1d_at(p: &Params, x: &Value, out: usize, kernel: usize, str
 ///
 /// One dense convolution gives `stride` neighbours of the result at once, as channels, which then take their turns. No
 /// compiler has a fast form of convolutions with holes in their input.
-pub fn conv_transpose1d(x: &Value, weight: &Value, stride: usize, crop: usize) -> Value {
+pub(crate) fn conv_transpose1d(x: &Value, weight: &Value, stride: usize, crop: usize) -> Value {
     let (rows, samples) = (x.dim(0), x.dim(2));
     let (inner, out, kernel) = (weight.dim(0), weight.dim(1), weight.dim(2));
     let taps = kernel.div_ceil(stride);

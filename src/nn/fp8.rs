@@ -49,7 +49,7 @@ pub(super) fn unscaled(product: &Value, rows: &Value, channels: &Value, bias: Op
 impl Params {
     /// The weight `[out…, in]` of a map, or of several of one shape behind a new leading dimension; each stands in the
     /// checkpoint as `[product(out), in]`. In 8-bit floats where [`Params::quantized`] says so.
-    pub fn weight(&self, names: &[&str], shape: &[usize], axes: &[Axis]) -> Weight {
+    pub(crate) fn weight(&self, names: &[&str], shape: &[usize], axes: &[Axis]) -> Weight {
         let inner = shape.last().copied().unwrap_or(1);
         let stored = [shape.iter().product::<usize>() / inner, inner];
         let deviation = (inner as f32).sqrt().recip();

@@ -9,36 +9,35 @@ use crate::hlo::{Comparison, DType, Groups, Type, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding {
-    /// Zeros.
     Zeros,
     /// The frame mirrored at its edge, which is not repeated.
     Reflect,
-    /// The edge.
+    /// Edge values repeated.
     Replicate,
 }
 
 /// The dimensions of `[b, channels, frames, height, width]` that may be sharded.
-pub const SPATIAL_DIMS: [usize; 2] = [3, 4];
+pub(crate) const SPATIAL_DIMS: [usize; 2] = [3, 4];
 
 /// One sharded dimension, in equal blocks. Where its size does not divide, the last blocks reach beyond the edge: what
 /// they hold there is arbitrary, and no pixel of the video depends on it.
 #[derive(Clone)]
-pub struct ShardedDim {
+pub(crate) struct ShardedDim {
     /// The dimension, one of `SPATIAL_DIMS`.
-    pub axis: usize,
+    pub(crate) axis: usize,
     /// Devices that hold one video, in the order of its blocks.
-    pub groups: Groups,
+    pub(crate) groups: Groups,
     /// This device's index in its group, an i32 scalar.
-    pub position: Value,
+    pub(crate) position: Value,
     /// Global size at the network's input.
-    pub size: usize,
+    pub(crate) size: usize,
     /// Block size at the network's input.
-    pub block: usize,
+    pub(crate) block: usize,
 }
 
 impl ShardedDim {
     /// Global size where a block has `block` rows or columns: a network scales both alike, rounding up.
-    pub fn global_size(&self, block: usize) -> usize {
+    pub(crate) fn global_size(&self, block: usize) -> usize {
         (self.size * block).div_ceil(self.block)
     }
 
@@ -111,23 +110,22 @@ impl ShardedDim {
 #[derive(Clone, Default)]
 pub struct SpatialShards {
     /// Sharded dimensions, height first.
-    pub dims: Vec<ShardedDim>,
+    pub(crate) dims: Vec<ShardedDim>,
 }
 
 impl SpatialShards {
-    /// Whether a dimension is sharded.
-    pub fn is_sharded(&self, axis: usize) -> bool {
+    pub(crate) fn is_sharded(&self, axis: usize) -> bool {
         self.dims.iter().any(|s| s.axis == axis)
     }
 
     /// Global size along a dimension of a block.
-    pub fn global_size(&self, x: &Value, axis: usize) -> usize {
+    pub(crate) fn global_size(&self, x: &Value, axis: usize) -> usize {
         let block = x.dim(axis as isize);
         self.dims.iter().find(|s| s.axis == axis).map_or(block, |s| s.global_size(block))
     }
 
     /// The sum over `axes` of all blocks without what lies beyond the edge, kept as dimensions of one.
-    pub fn sum_keep(&self, x: &Value, axes: &[isize]) -> Value {
+    pub(crate) fn sum_keep(&self, x: &Value, axes: &[isize]) -> Value {
         let sharded = || self.dims.iter().filter(|dim| axes.contains(&(dim.axis as isize)));
         let own = sharded().fold(x.clone(), |x, dim| {
             let block = x.dim(dim.axis as isize);
@@ -139,7 +137,7 @@ impl SpatialShards {
 
     /// A block with `reach` more rows and columns at both ends of the sharded dimensions. Corners come along: the second
     /// dimension is extended where the first already is.
-    pub fn extend(&self, x: &Value, reach: [usize; 2], padding: Padding) -> Value {
+    pub(crate) fn extend(&self, x: &Value, reach: [usize; 2], padding: Padding) -> Value {
         self.dims.iter().fold(x.clone(), |x, dim| {
             let n: usize = SPATIAL_DIMS.iter().zip(reach).filter(|(axis, _)| **axis == dim.axis).map(|(_, n)| n).sum();
             if n == 0 { x } else { dim.extend(&x, n, padding) }

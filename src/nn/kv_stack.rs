@@ -9,22 +9,22 @@ use super::params::Params;
 use crate::hlo::{Type, Value};
 
 /// Names, types and axes of a stack of keys and one of values over the text.
-pub struct KvTensors {
+pub(crate) struct KvTensors {
     /// Tensor `<name>.k` and `<name>.v` of one layer.
-    pub tensors: [LayerTensor; 2],
+    pub(crate) tensors: [LayerTensor; 2],
     orders: [[usize; 4]; 2],
 }
 
 /// Keys and values of every layer.
 #[derive(Clone)]
-pub struct KvStack {
+pub(crate) struct KvStack {
     kv: [PerLayer; 2],
     orders: [[usize; 4]; 2],
 }
 
 impl KvTensors {
     /// Keys and values `[rows, tokens, heads, dim]` of the run's element type.
-    pub fn new(p: &Params, name: &str, heads: Heads, [rows, tokens]: [usize; 2]) -> Self {
+    pub(crate) fn new(p: &Params, name: &str, heads: Heads, [rows, tokens]: [usize; 2]) -> Self {
         let sizes = [rows, tokens, heads.count, heads.dim];
         let axes = [Axis::CfgBatch, Axis::TextSequence, Axis::Heads, Axis::HeadDim];
         let orders = p.lowering().text_stacks.orders(heads.dim);
@@ -37,24 +37,24 @@ impl KvTensors {
     }
 
     /// A layer's keys and values `[rows, tokens, heads, dim]` in the stacks' order.
-    pub fn arrange(&self, kv: &[Value; 2]) -> [Value; 2] {
+    pub(crate) fn arrange(&self, kv: &[Value; 2]) -> [Value; 2] {
         [0, 1].map(|i| kv[i].transpose(&self.orders[i]))
     }
 
     /// Declares the stacks of `layers` layers as inputs.
-    pub fn input(&self, p: &Params, layers: usize) -> KvStack {
+    pub(crate) fn input(&self, p: &Params, layers: usize) -> KvStack {
         KvStack { kv: self.tensors.each_ref().map(|t| p.layer_inputs(t, layers)), orders: self.orders }
     }
 }
 
 impl KvStack {
     /// Number of tokens, padding included.
-    pub fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         self.orders[0].iter().zip(self.kv[0].dims()).find(|(d, _)| **d == 1).map_or(0, |(_, n)| *n)
     }
 
     /// Keys and values `[rows, tokens, heads, dim]` of the layer at `p`.
-    pub fn of_layer(&self, p: &Params) -> [Value; 2] {
+    pub(crate) fn of_layer(&self, p: &Params) -> [Value; 2] {
         [0, 1].map(|i| {
             let mut back = [0; 4];
             for (to, from) in self.orders[i].into_iter().enumerate() {

@@ -6,7 +6,7 @@ use crate::hlo::{DType, Output, Type, Value};
 
 /// A tensor of every layer.
 #[derive(Clone)]
-pub enum PerLayer {
+pub(crate) enum PerLayer {
     /// All in one, behind a leading dimension.
     Stack(Value),
     /// One each, where the loop is unrolled.
@@ -15,7 +15,7 @@ pub enum PerLayer {
 
 impl PerLayer {
     /// One layer's shape.
-    pub fn dims(&self) -> &[usize] {
+    pub(crate) fn dims(&self) -> &[usize] {
         match self {
             PerLayer::Stack(x) => &x.dims()[1..],
             PerLayer::Each(all) => all.first().map_or(&[], Value::dims),
@@ -25,13 +25,13 @@ impl PerLayer {
 
 /// Name, type and axes of a tensor that every layer has.
 #[derive(Clone)]
-pub struct LayerTensor {
+pub(crate) struct LayerTensor {
     /// Name without the layer's number.
-    pub name: String,
+    pub(crate) name: String,
     /// Type of one layer's tensor.
-    pub ty: Type,
+    pub(crate) ty: Type,
     /// Logical axes of one layer's tensor.
-    pub axes: Vec<Axis>,
+    pub(crate) axes: Vec<Axis>,
 }
 
 impl LayerTensor {
@@ -53,7 +53,7 @@ impl Params {
     }
 
     /// Runs `body(layer's place, its number, carried)` for `count` equal layers named `name.0`, `name.1` … in turn.
-    pub fn each_layer(
+    pub(crate) fn each_layer(
         &self,
         name: &str,
         count: usize,
@@ -72,7 +72,7 @@ impl Params {
     }
 
     /// The results of `body(layer's place)` for each of `count` layers: as many tensors as stated.
-    pub fn per_layer(
+    pub(crate) fn per_layer(
         &self,
         name: &str,
         count: usize,
@@ -95,7 +95,7 @@ impl Params {
     }
 
     /// The tensor of this place's layer.
-    pub fn of_layer(&self, tensors: &PerLayer) -> Value {
+    pub(crate) fn of_layer(&self, tensors: &PerLayer) -> Value {
         match (tensors, self.layer.as_ref().map(|l| &l.number)) {
             (PerLayer::Stack(stack), Some(Number::Counted { index, .. })) => stack.index(index),
             (PerLayer::Each(each), Some(Number::Fixed(l))) if *l < each.len() => each[*l].clone(),
@@ -107,7 +107,7 @@ impl Params {
     }
 
     /// Declares a tensor of each of `count` layers as input: `name`, or `name.0`, `name.1` …
-    pub fn layer_inputs(&self, t: &LayerTensor, count: usize) -> PerLayer {
+    pub(crate) fn layer_inputs(&self, t: &LayerTensor, count: usize) -> PerLayer {
         if self.lowering().unroll_layers {
             return PerLayer::Each((0..count).map(|l| self.input(&t.of(l), t.ty.clone(), &t.axes)).collect());
         }
@@ -116,7 +116,7 @@ impl Params {
     }
 
     /// The results that [`layer_inputs`](Self::layer_inputs) of the same description takes.
-    pub fn layer_outputs(&self, t: &LayerTensor, tensors: &PerLayer) -> Vec<(Output, Value)> {
+    pub(crate) fn layer_outputs(&self, t: &LayerTensor, tensors: &PerLayer) -> Vec<(Output, Value)> {
         match tensors {
             PerLayer::Stack(x) => vec![self.output(&t.name, x, &t.stack(x.dim(0)).1, x.dims())],
             PerLayer::Each(all) => {

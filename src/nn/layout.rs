@@ -9,26 +9,20 @@ use crate::hlo::{Groups, Mesh, Sharding, Type};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
-    /// Videos of one run.
     Batch,
     /// Guidance branches: conditional, negative, …
     Branch,
     /// Videos times guidance branches, videos outermost: placed as `batch`, then `branch`.
     #[serde(rename = "rows")]
     CfgBatch,
-    /// Video tokens.
     VideoSequence,
-    /// Audio tokens.
     AudioSequence,
-    /// Text tokens.
     TextSequence,
     /// The residual stream's width, on the side of a weight that meets it.
     Embed,
-    /// Attention heads.
     Heads,
     /// Heads that share keys and values.
     KvHeads,
-    /// Width of a head.
     HeadDim,
     /// Inner width of a feed-forward layer.
     Mlp,
@@ -38,11 +32,8 @@ pub enum Axis {
     Vocab,
     /// Video frames.
     Frames,
-    /// Rows of a frame, or mel time.
     Height,
-    /// Columns of a frame, or mel bins.
     Width,
-    /// Channels of a convolution.
     Channels,
     /// Samples of a waveform.
     Samples,
@@ -53,7 +44,7 @@ pub enum Axis {
 
 impl Axis {
     /// The axis' name in layout files.
-    pub fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         serde_json::to_value(self).ok().and_then(|v| v.as_str().map(str::to_string)).unwrap_or_default()
     }
 
@@ -68,36 +59,16 @@ impl Axis {
 /// Mismatch between a layout and a mesh or tensor.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum LayoutError {
-    /// A rule names an axis that the mesh lacks.
     #[error("{rule}: mesh axis '{mesh_axis}' does not exist, the mesh has {mesh}")]
-    UnknownMeshAxis {
-        /// The rule.
-        rule: Rule,
-        /// Missing mesh axis.
-        mesh_axis: String,
-        /// The mesh.
-        mesh: String,
-    },
-    /// One mesh axis would split two dimensions.
+    UnknownMeshAxis { rule: Rule, mesh_axis: String, mesh: String },
     #[error("tensor '{tensor}' {ty} would be split twice by mesh axis '{mesh_axis}' ({rules})")]
-    Twice {
-        /// Tensor.
-        tensor: String,
-        /// Its type.
-        ty: String,
-        /// Mesh axis.
-        mesh_axis: String,
-        /// The rules that do so.
-        rules: String,
-    },
+    Twice { tensor: String, ty: String, mesh_axis: String, rules: String },
 }
 
 /// A line of a layout file: the mesh axes that split a logical axis, outer first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Logical axis.
     pub axis: Axis,
-    /// Mesh axes, outer first.
     pub mesh_axes: Vec<String>,
     /// `file:line`.
     pub place: String,
@@ -113,55 +84,41 @@ impl std::fmt::Display for Rule {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
     /// Pattern over `component.name`, e.g. `*.ff.net.0.proj.weight`.
-    pub pattern: String,
+    pub(crate) pattern: String,
     /// Rules that replace the general ones of the same axes.
-    pub rules: Vec<Rule>,
+    pub(crate) rules: Vec<Rule>,
 }
 
 impl Override {
     /// Whether it speaks of a tensor.
-    pub fn covers(&self, tensor: &str) -> bool {
+    pub(crate) fn covers(&self, tensor: &str) -> bool {
         matches(&self.pattern, tensor)
     }
 }
 
-/// A mesh and the rules that place logical axes on it.
-#[derive(Clone, Debug, PartialEq)]
+/// A mesh and the rules that place logical axes on it; by default one device.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layout {
-    /// The devices.
     pub mesh: Mesh,
     /// Sharding of dimensions while they are computed with.
-    pub rules: Vec<Rule>,
+    pub(crate) rules: Vec<Rule>,
     /// Further sharding of weights between their uses (FSDP); each is gathered right before its use.
-    pub storage: Vec<Rule>,
+    pub(crate) storage: Vec<Rule>,
     /// Rules of single tensors, before the general ones.
-    pub overrides: Vec<Override>,
+    pub(crate) overrides: Vec<Override>,
     /// Context parallelism of a sharded sequence.
-    pub context_parallel: ContextParallelPolicy,
+    pub(crate) context_parallel: ContextParallelPolicy,
 }
 
 /// A tensor's placement with the rules it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub(crate) struct Placed {
     /// The mesh axes of each dimension.
-    pub sharding: Sharding,
+    pub(crate) sharding: Sharding,
     /// The rules that split something.
-    pub rules: Vec<Rule>,
+    pub(crate) rules: Vec<Rule>,
     /// Dimensions left replicated because they do not divide: tensor, sizes and rule, a line each.
-    pub notes: Vec<String>,
-}
-
-impl Default for Layout {
-    /// One device.
-    fn default() -> Self {
-        Layout {
-            mesh: Mesh { axes: Vec::new() },
-            rules: Vec::new(),
-            storage: Vec::new(),
-            overrides: Vec::new(),
-            context_parallel: ContextParallelPolicy::default(),
-        }
-    }
+    pub(crate) notes: Vec<String>,
 }
 
 impl Layout {
@@ -186,10 +143,10 @@ impl Layout {
         Ok(Layout { mesh, rules, storage, overrides, context_parallel })
     }
 
-    /// This layout for programs of one guidance branch: the devices of the others take video tokens. The weights lie as
-    /// before, so both kinds of program read the same.
+    /// This layout for programs of one guidance branch: the devices of the others take video tokens. The weights are
+    /// placed as before, so both kinds of program read the same.
     #[must_use]
-    pub fn of_one_branch(&self) -> Layout {
+    pub(crate) fn of_one_branch(&self) -> Layout {
         let of = |axis: Axis| self.rules.iter().find(|r| r.axis == axis);
         let Some(branch) = of(Axis::Branch).filter(|r| !r.mesh_axes.is_empty()) else { return self.clone() };
         // No tensor of the transformer has a frame's axes.
@@ -216,7 +173,7 @@ impl Layout {
     }
 
     /// True when there is nothing to place.
-    pub fn is_single(&self) -> bool {
+    pub(crate) fn is_single(&self) -> bool {
         self.mesh.devices() == 1
     }
 
@@ -234,23 +191,23 @@ impl Layout {
     }
 
     /// The mesh axes that split an axis of a tensor, outer first.
-    pub fn mesh_axes(&self, tensor: &str, axis: Axis) -> Vec<String> {
+    pub(crate) fn mesh_axes(&self, tensor: &str, axis: Axis) -> Vec<String> {
         self.rules_of(tensor, axis).iter().flat_map(|r| r.mesh_axes.iter().cloned()).collect()
     }
 
     /// Devices that an axis of a tensor is split over.
-    pub fn parts(&self, tensor: &str, axis: Axis) -> usize {
+    pub(crate) fn parts(&self, tensor: &str, axis: Axis) -> usize {
         self.mesh_axes(tensor, axis).iter().filter_map(|a| self.mesh.size(a)).product()
     }
 
     /// Groups of devices that differ only in their part of an axis, ordered by the part.
-    pub fn groups(&self, tensor: &str, axis: Axis) -> Groups {
+    pub(crate) fn groups(&self, tensor: &str, axis: Axis) -> Groups {
         let axes = self.mesh_axes(tensor, axis);
         self.mesh.groups(&axes.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// The type padded so that its rows and sequences divide: with elements that no result depends on.
-    pub fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Type {
+    pub(crate) fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Type {
         let mut padded = ty.clone();
         for (size, &axis) in padded.dims.iter_mut().zip(axes) {
             if axis.is_padded() {
@@ -265,7 +222,7 @@ impl Layout {
     ///
     /// # Errors
     /// A mesh axis used twice, with tensor and rules.
-    pub fn place(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
+    pub(crate) fn place(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
         if self.is_single() {
             return Ok(None);
         }
@@ -294,10 +251,7 @@ impl Layout {
     }
 
     /// The placement of a weight between its uses: as [`Layout::place`], split further by the storage rules.
-    ///
-    /// # Errors
-    /// Those of [`Layout::place`].
-    pub fn place_weight(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
+    pub(crate) fn place_weight(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
         let Some(mut placed) = self.place(tensor, ty, axes)? else { return Ok(None) };
         // A vector costs a collective and saves nothing.
         if axes.iter().filter(|a| **a != Axis::Layers).count() < 2 {
@@ -333,7 +287,7 @@ impl Layout {
             placed.rules.extend(rules);
         } else {
             let uneven = self.uneven((tensor, ty), dim, axis, &mesh_axes, &rules);
-            placed.notes.push(format!("{uneven}; every device holds it whole"));
+            placed.notes.push(format!("{uneven}; replicated"));
         }
     }
 
@@ -352,7 +306,7 @@ impl Layout {
     }
 
     /// Note on dimension `dim` of a tensor if it does not divide over the axis' devices in multiples of `unit`.
-    pub fn unevenness(&self, tensor: &str, ty: &Type, dim: usize, axis: Axis, unit: usize) -> Option<String> {
+    pub(crate) fn unevenness(&self, tensor: &str, ty: &Type, dim: usize, axis: Axis, unit: usize) -> Option<String> {
         let even = ty.dims[dim].is_multiple_of(self.parts(tensor, axis) * unit);
         (!even).then(|| {
             let uneven =
@@ -420,7 +374,7 @@ mod tests {
         assert_eq!(
             odd.notes,
             ["tensor 't.w' tensor<6x8xbf16>: heads = 6 does not divide by context = 4 (x.yml:1: heads: [context]); \
-              every device holds it whole"]
+              replicated"]
         );
         let e = l.place("t.w", &ty(&[8, 8]), &[Axis::Heads, Axis::Mlp]).unwrap_err().to_string();
         assert!(e.starts_with("tensor 't.w' tensor<8x8xbf16> would be split twice by mesh axis 'context'"), "{e}");

@@ -7,12 +7,12 @@ use super::params::Params;
 use crate::hlo::{DType, Value};
 
 /// `x [rows…, in]` times `weight [out…, in]`: `[rows…, out…]`, in `x`'s element type.
-pub fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
+pub(crate) fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
     linear_into(p, x, weight, x.dtype())
 }
 
 /// [`linear_nd`] with a result of another element type.
-pub fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
+pub(crate) fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
     // Rows of one device, where the platform's bits depend on how many there are: one product each.
     let parts = p.layout().parts(&p.activation("rows"), Axis::CfgBatch);
     let local = if p.lowering().batch_invariant && x.rank() == 3 { x.dim(0) / parts } else { 1 };
@@ -33,12 +33,12 @@ fn product(x: &Value, weight: &Value, dtype: DType) -> Value {
 }
 
 /// The map `in -> out` at `p`, with parameters `weight [out, in]` and, if `bias`, `bias [out]`.
-pub fn linear(p: &Params, x: &Value, out: usize, bias: bool, axes: [Axis; 2]) -> Value {
+pub(crate) fn linear(p: &Params, x: &Value, out: usize, bias: bool, axes: [Axis; 2]) -> Value {
     project(p, x, &[out], bias, &[axes[1]], axes[0])
 }
 
 /// The map from the last dimension to several: `weight` stands in the checkpoint as `[product(out), in]`.
-pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axis], in_axis: Axis) -> Value {
+pub(crate) fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axis], in_axis: Axis) -> Value {
     let _scope = p.scope();
     let weight = p.weight(&["weight"], &[out, &[x.dim(-1)]].concat(), &[out_axes, &[in_axis]].concat());
     let bias = bias.then(|| p.get_as("bias", &[out.iter().product()], out, out_axes, Init::normal(0.02)));
@@ -68,20 +68,20 @@ fn map(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>) -> Value {
 }
 
 /// `x · sigmoid(x)`, in f32 inside, in the operand's type outside.
-pub fn silu(x: &Value) -> Value {
+pub(crate) fn silu(x: &Value) -> Value {
     let f = x.to(crate::hlo::DType::F32);
     (&f * f.logistic()).to(x.dtype())
 }
 
 /// The tanh approximation of GELU, in f32 inside, in the operand's type outside.
-pub fn gelu_tanh(x: &Value) -> Value {
+pub(crate) fn gelu_tanh(x: &Value) -> Value {
     let f = x.to(DType::F32);
     let inner = (&f + &f * &f * &f * 0.044715) * SQRT_2_OVER_PI;
     (&f * 0.5 * (inner.tanh() + 1.0)).to(x.dtype())
 }
 
 /// [`gelu_tanh`] of an affine map's result.
-pub fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
+pub(crate) fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
     // The compiler takes this very form into the product, which applies it to its f32 sums; but not into one whose rows
     // it has to pad to eights, nor into one whose sums are still to be scaled.
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
@@ -94,7 +94,7 @@ pub fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
 const SQRT_2_OVER_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
 
 /// GELU by the error function, in f32 inside, in the operand's type outside.
-pub fn gelu(x: &Value) -> Value {
+pub(crate) fn gelu(x: &Value) -> Value {
     let f = x.to(crate::hlo::DType::F32);
     (&f * 0.5 * ((&f * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)).to(x.dtype())
 }

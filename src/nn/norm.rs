@@ -7,7 +7,7 @@ use super::params::Params;
 use crate::hlo::{DType, Value};
 
 /// `x / sqrt(mean(x²) + eps)` over the last dimension, in f32.
-pub fn rms(x: &Value, eps: f64) -> Value {
+pub(crate) fn rms(x: &Value, eps: f64) -> Value {
     rms_over(x, &[-1], eps)
 }
 
@@ -19,7 +19,7 @@ fn rms_over(x: &Value, axes: &[isize], eps: f64) -> Value {
 }
 
 /// [`rms`] over the last `weight.rank()` dimensions times a weight of their shape; in `x`'s element type.
-pub fn rms_norm(x: &Value, weight: Option<&Value>, over: usize, eps: f64) -> Value {
+pub(crate) fn rms_norm(x: &Value, weight: Option<&Value>, over: usize, eps: f64) -> Value {
     let axes: Vec<isize> = (1..=over as isize).map(|i| -i).collect();
     let y = rms_over(x, &axes, eps);
     match weight {
@@ -30,7 +30,7 @@ pub fn rms_norm(x: &Value, weight: Option<&Value>, over: usize, eps: f64) -> Val
 }
 
 /// `(x - mean) / sqrt(var + eps)` over the last dimension, in f32, without weights.
-pub fn layer_norm(x: &Value, eps: f64) -> Value {
+pub(crate) fn layer_norm(x: &Value, eps: f64) -> Value {
     let f = x.to(DType::F32);
     let centred = &f - f.mean_keep(&[-1]);
     let scale = (centred.square().mean_keep(&[-1]) + eps).rsqrt();
@@ -38,14 +38,21 @@ pub fn layer_norm(x: &Value, eps: f64) -> Value {
 }
 
 /// `x / sqrt(mean(x²) + eps)` over the channels of `[b, channels, …]`, in `x`'s element type.
-pub fn pixel_norm(x: &Value, eps: f64) -> Value {
+pub(crate) fn pixel_norm(x: &Value, eps: f64) -> Value {
     rms_over(x, &[1], eps).to(x.dtype())
 }
 
 /// The group norm at `p` of `x [b, channels, frames, height, width]`: the numbers of a group of channels, in all frames
 /// or in each alone, have mean 0 and variance 1 before the channels' weights and biases. In f32. Where the
 /// video is sharded the statistics are those of all blocks.
-pub fn group_norm(p: &Params, x: &Value, groups: usize, eps: f64, each_frame: bool, shards: &SpatialShards) -> Value {
+pub(crate) fn group_norm(
+    p: &Params,
+    x: &Value,
+    groups: usize,
+    eps: f64,
+    each_frame: bool,
+    shards: &SpatialShards,
+) -> Value {
     let _scope = p.scope();
     let [b, c, f, h, w] = [0, 1, 2, 3, 4].map(|axis| x.dim(axis));
     if !c.is_multiple_of(groups) {

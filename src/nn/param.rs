@@ -7,7 +7,6 @@ use crate::hlo::{Sharding, Type};
 
 /// The normal distribution that a random model draws a parameter from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs)] // Named as statistics name them.
 pub struct Init {
     pub mean: f32,
     pub std: f32,
@@ -15,10 +14,10 @@ pub struct Init {
 
 impl Init {
     /// No number drawn is further from its mean than this many deviations.
-    pub const LARGEST_DEVIATION: f32 = 3.4642;
+    pub(crate) const LARGEST_DEVIATION: f32 = 3.4642;
 
     /// The distribution of mean 0.
-    pub const fn normal(std: f32) -> Self {
+    pub(crate) const fn normal(std: f32) -> Self {
         Init { mean: 0.0, std }
     }
 }
@@ -62,7 +61,7 @@ impl Source {
     }
 
     /// Shape of each tensor in the checkpoint.
-    pub fn shape(&self) -> &[usize] {
+    pub(crate) fn shape(&self) -> &[usize] {
         match self {
             Source::Stack { shape, .. } | Source::View { shape, .. } => shape,
             Source::Scales { shape, .. } => shape,
@@ -70,7 +69,7 @@ impl Source {
     }
 
     /// Every checkpoint tensor it reads, with its shape.
-    pub fn tensors(&self) -> Vec<(&str, &[usize])> {
+    pub(crate) fn tensors(&self) -> Vec<(&str, &[usize])> {
         match self {
             Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
                 keys.iter().map(|k| (k.as_str(), self.shape())).collect()
@@ -84,16 +83,13 @@ impl Source {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
     /// Model folder: `transformer`, `vae`, …
-    pub component: &'static str,
+    pub(crate) component: &'static str,
     /// Argument name: component, then the checkpoint's name with `*` for the layer.
     pub name: String,
     /// Type on the device, the stacking dimension first.
     pub ty: Type,
-    /// Logical axes, one a dimension.
     pub axes: Vec<Axis>,
-    /// Location in the checkpoint.
     pub source: Source,
-    /// Distribution in a random model.
     pub init: Init,
 }
 
@@ -101,25 +97,23 @@ pub struct Param {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
     /// Name scope of the first use.
-    pub scope: String,
+    pub(crate) scope: String,
     /// `component.name` of a parameter or activation, or a program input's name.
-    pub tensor: String,
+    pub(crate) tensor: String,
     /// Global type.
     pub ty: Type,
-    /// Logical axis of each dimension.
     pub axes: Vec<Axis>,
     /// Mesh axes of each dimension.
-    pub sharding: Sharding,
+    pub(crate) sharding: Sharding,
     /// Rules that shard something, as `file:line: axis: [mesh axes]`.
-    pub rules: Vec<String>,
-    /// Role in the program.
-    pub role: Role,
+    pub(crate) rules: Vec<String>,
+    pub(crate) role: Role,
 }
 
 /// Role of a placed tensor in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
+pub(crate) enum Role {
     /// A parameter that is computed with as it is stored.
     Parameter,
     /// An FSDP-sharded parameter: the storage rules shard it further, and it is gathered before its use.

@@ -20,8 +20,8 @@ use crate::hlo::{Argument, Output, Scope, Sharding, Type, Value};
 #[derive(Clone)]
 pub(super) struct Layer {
     /// Length of the part of the prefix before the number.
-    pub at: usize,
-    pub number: Number,
+    pub(crate) at: usize,
+    pub(crate) number: Number,
 }
 
 #[derive(Clone)]
@@ -35,13 +35,12 @@ pub(super) enum Number {
 /// Equal parts of a tensor that is read with permuted axes, the parts first, and which of them.
 pub struct PartView<'a> {
     /// Shape of the tensor in the checkpoint.
-    pub stored: &'a [usize],
+    pub(crate) stored: &'a [usize],
     /// Strides of the parts' axes and the number of the part, in elements of the stored tensor.
-    pub strides: &'a [usize],
-    /// Number of parts.
-    pub parts: usize,
+    pub(crate) strides: &'a [usize],
+    pub(crate) parts: usize,
     /// Index of the part, a value of the program.
-    pub index: &'a Value,
+    pub(crate) index: &'a Value,
 }
 
 /// A place in a network's tree of names, in a program under construction.
@@ -71,18 +70,18 @@ impl Params {
     }
 
     /// The same program's parameters of another component.
-    pub fn of(&self, component: &'static str) -> Self {
+    pub(crate) fn of(&self, component: &'static str) -> Self {
         Params { component, prefix: String::new(), layer: None, narrow: false, ..self.clone() }
     }
 
     /// The same place in a layer, where the weights of linear maps are 8-bit floats if the run asks for them and
     /// `narrow(layer)` holds.
-    pub fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
+    pub(crate) fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
         let narrow = match (self.context.quantization, self.layer.as_ref().map(|l| &l.number)) {
             (Quantization::None, _) => false,
             (Quantization::Fp8, Some(Number::Fixed(l))) => narrow(*l),
             (Quantization::Fp8, _) => {
-                self.builder().reject("fp8", "only layers that are written out differ in their weights' type".into());
+                self.builder().reject("fp8", "only unrolled layers differ in their weights' type".into());
                 false
             }
         };
@@ -90,12 +89,12 @@ impl Params {
     }
 
     /// The same place, where weights have the run's element type.
-    pub fn plain(&self) -> Self {
+    pub(crate) fn plain(&self) -> Self {
         Params { narrow: false, ..self.clone() }
     }
 
     /// Whether the weights of linear maps are 8-bit floats here.
-    pub fn is_quantized(&self) -> bool {
+    pub(crate) fn is_quantized(&self) -> bool {
         self.narrow
     }
 
@@ -119,13 +118,12 @@ impl Params {
         }
     }
 
-    /// One tensor of the checkpoint.
-    pub fn get(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init) -> Value {
+    pub(crate) fn get(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init) -> Value {
         self.get_as(name, shape, shape, axes, init)
     }
 
     /// One tensor of the checkpoint, seen under another shape of as many elements.
-    pub fn get_as(&self, name: &str, stored: &[usize], shape: &[usize], axes: &[Axis], init: Init) -> Value {
+    pub(crate) fn get_as(&self, name: &str, stored: &[usize], shape: &[usize], axes: &[Axis], init: Init) -> Value {
         let key = self.key(name);
         let source = Source::Stack { keys: self.keys(&key), shape: stored.to_vec() };
         self.declare(key, source, self.of_shape(shape), axes, init)
@@ -143,7 +141,7 @@ impl Params {
     }
 
     /// Several tensors of one shape under one name, stacked along a new leading dimension.
-    pub fn fused(&self, names: &[&str], shape: &[usize], stored: &[usize], axes: &[Axis], init: Init) -> Value {
+    pub(crate) fn fused(&self, names: &[&str], shape: &[usize], stored: &[usize], axes: &[Axis], init: Init) -> Value {
         let source = Source::Stack { keys: self.keys_of(names), shape: stored.to_vec() };
         let shape: Vec<usize> = std::iter::once(names.len()).chain(shape.iter().copied()).collect();
         let axes: Vec<Axis> = std::iter::once(Axis::Replicated).chain(axes.iter().copied()).collect();
@@ -151,7 +149,7 @@ impl Params {
     }
 
     /// One part of a tensor, of `shape`.
-    pub fn part(&self, name: &str, view: PartView, shape: &[usize], axes: &[Axis], init: Init) -> Value {
+    pub(crate) fn part(&self, name: &str, view: PartView, shape: &[usize], axes: &[Axis], init: Init) -> Value {
         let key = self.key(name);
         let source = Source::View { key: key.clone(), shape: view.stored.to_vec(), strides: view.strides.to_vec() };
         let number = Number::Counted { layers: view.parts, index: view.index.clone() };
@@ -161,7 +159,7 @@ impl Params {
 
     /// The rows `ids` of a table, `ids`' shape with the rows' behind. The rows of a sharded table stay sharded:
     /// what was looked up is gathered, which is less.
-    pub fn lookup(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init, ids: &Value) -> Value {
+    pub(crate) fn lookup(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init, ids: &Value) -> Value {
         let key = self.key(name);
         let source = Source::Stack { keys: self.keys(&key), shape: shape.to_vec() };
         self.stored(&key, source, self.of_shape(shape), axes, init).gather_rows(ids)
@@ -218,7 +216,7 @@ impl Params {
     }
 
     /// Declares an input of the program of which callers fill the leading `content`; what lies behind it is zero.
-    pub fn filled_input(&self, name: &str, ty: Type, content: &[usize], axes: &[Axis]) -> Value {
+    pub(crate) fn filled_input(&self, name: &str, ty: Type, content: &[usize], axes: &[Axis]) -> Value {
         let sharding = self.placement(name, &ty, axes);
         let memory_layout = self.memory_layout(&ty, axes);
         let argument = Argument { sharding, memory_layout, logical_dims: content.to_vec(), ..Argument::new(name, ty) };
@@ -251,18 +249,18 @@ impl Params {
     }
 
     /// The name of an activation at this place, as layout files match it.
-    pub fn activation(&self, name: &str) -> String {
+    pub(crate) fn activation(&self, name: &str) -> String {
         format!("{}.{}", self.component, self.key(name))
     }
 
     /// The sharding of an activation of this place; `None` on one device.
-    pub fn placement(&self, name: &str, ty: &Type, axes: &[Axis]) -> Option<Sharding> {
+    pub(crate) fn placement(&self, name: &str, ty: &Type, axes: &[Axis]) -> Option<Sharding> {
         let name = self.activation(name);
         self.placed(&name, (ty, axes), Role::Activation, self.layout().place(&name, ty, axes))
     }
 
     /// Fixes an activation's sharding, by its name at this place and its logical axes; nothing on one device.
-    pub fn place(&self, name: &str, x: &Value, axes: &[Axis]) -> Value {
+    pub(crate) fn place(&self, name: &str, x: &Value, axes: &[Axis]) -> Value {
         match self.placement(name, x.ty(), axes) {
             Some(sharding) => x.constrain(&sharding),
             None => x.clone(),
@@ -270,7 +268,7 @@ impl Params {
     }
 
     /// Enters the name scope of this place's last name.
-    pub fn scope(&self) -> Scope {
+    pub(crate) fn scope(&self) -> Scope {
         let last = self.prefix.rsplit('.').find(|s| *s != "*").unwrap_or(self.component);
         self.builder().scope(last.to_string())
     }

@@ -29,15 +29,13 @@ pub enum Pairing {
 /// Cosines and sines on the host, `[b, tokens, heads, head_dim / 2]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Cosines.
     pub cos: Array4<f32>,
-    /// Sines.
     pub sin: Array4<f32>,
 }
 
 /// `theta^(i / (n-1)) · π / 2` for `i` in `0..n`, rounded to f32. In double precision the grid is exact to f64; without
 /// it every operation rounds to f32, as the reference does then.
-pub fn frequencies(theta: f64, n: usize, double: bool) -> Vec<f32> {
+pub(crate) fn frequencies(theta: f64, n: usize, double: bool) -> Vec<f32> {
     let steps = n.saturating_sub(1);
     (0..n)
         .map(|i| {

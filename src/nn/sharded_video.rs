@@ -34,13 +34,12 @@ impl ShardedVideo {
             ty.dims[dim] = content[dim].next_multiple_of(parts * unit);
             if let Some(uneven) = layout.unevenness(&name, &whole, dim, AXES[dim], unit) {
                 let block = ty.dims[dim] / parts;
-                p.note(format!("{uneven}; every device holds a block of {block}, filled up behind the last"));
+                p.note(format!("{uneven}; padded to blocks of {block}"));
             }
         }
         ShardedVideo { input, name, content, ty }
     }
 
-    /// Declares it as an input.
     pub fn input(&self, p: &Params) -> Value {
         p.filled_input(self.input, self.ty.clone(), &self.content, &AXES)
     }
@@ -95,7 +94,7 @@ impl ShardedVideo {
     }
 
     /// The same with the channels behind all else, `[b, frames, height, width, channels]`.
-    pub fn channels_last(&self, p: &Params, name: &str, value: &Value) -> (crate::hlo::Output, Value) {
+    pub(crate) fn channels_last(&self, p: &Params, name: &str, value: &Value) -> (crate::hlo::Output, Value) {
         const ORDER: [usize; 5] = [0, 2, 3, 4, 1];
         let content = self.content_of(value);
         p.output(name, &value.transpose(&ORDER), &ORDER.map(|d| AXES[d]), &ORDER.map(|d| content[d]))

@@ -16,11 +16,9 @@ use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, Pro
 use super::synthetic::{SyntheticInputs, normal};
 use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
-use crate::media::{self, Audio, Mp4Options};
 use crate::models::video_vae::Pixels;
 use crate::pipeline::call::Call;
 use crate::pipeline::clock::PhaseTime;
-use crate::pipeline::generate::of_job;
 use crate::pipeline::model::Model;
 use crate::pipeline::options::{GenerateOptions, RunOptions};
 use crate::pipeline::packing::unpack;
@@ -39,7 +37,7 @@ use crate::tensor::Tensor;
 use ndarray::Array4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BenchTarget {
+pub(crate) enum BenchTarget {
     /// A program alone.
     Program(ProgramKind),
     /// Whole request from prompt to frames and samples on the host; MP4 writing is timed separately.
@@ -80,27 +78,32 @@ impl ValueEnum for BenchTarget {
 }
 
 #[derive(Clone, Debug)]
-pub struct BenchOptions {
-    pub targets: Vec<BenchTarget>,
+pub(crate) struct BenchOptions {
+    pub(crate) targets: Vec<BenchTarget>,
     /// Timed runs per target, at least one.
-    pub runs: usize,
-    pub warmup: usize,
+    pub(crate) runs: usize,
+    pub(crate) warmup: usize,
 }
 
 /// Benchmarks the programs of a configuration's first video.
 ///
 /// # Errors
 /// Errors of model, request or device.
-pub fn bench(config: &Config, job: &Job, options: &BenchOptions, group: Option<&Arc<Group>>) -> Result<BenchReport> {
+pub(crate) fn bench(
+    config: &Config,
+    job: &Job,
+    options: &BenchOptions,
+    group: Option<&Arc<Group>>,
+) -> Result<BenchReport> {
     if let Some(group) = group {
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
     let model = Model::of(config)?;
-    let request = of_job(config, &model, job)?;
+    let request = model.request(config, job)?;
     let mut session = Session::start(config, model, group)?;
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
-    if !request.images.is_empty() {
+    if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
             "bench supports requests without image conditioning only; leave request.images empty".into(),
         ));
@@ -268,9 +271,7 @@ impl<'a> Bench<'a> {
             PipelineError::File { path, reason }
         })?;
         let started = Instant::now();
-        let audio = Audio::new(video.audio, u32::try_from(video.sample_rate).unwrap_or(u32::MAX))?;
-        let file = folder.path().join("bench.mp4");
-        media::write_mp4(&file, &video.frames, self.request.frame_rate, Some(&audio), &Mp4Options::default())?;
+        video.write_mp4(folder.path().join("bench.mp4"))?;
         Ok(started.elapsed().as_secs_f64())
     }
 

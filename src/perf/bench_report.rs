@@ -12,83 +12,83 @@ use crate::runtime::PeakMatmul;
 use crate::tensor::Tensor;
 
 #[derive(Debug, Serialize)]
-pub struct BenchReport {
+pub(crate) struct BenchReport {
     /// Platform name in lower case.
-    pub platform: String,
+    pub(crate) platform: String,
     /// Device kind, as the plugin names it.
-    pub device: String,
-    pub devices: usize,
-    pub versions: Value,
+    pub(crate) device: String,
+    pub(crate) devices: usize,
+    pub(crate) versions: Value,
     /// Identity of the model, as in sidecars.
-    pub model: Value,
-    pub config: Value,
-    pub videos: usize,
+    pub(crate) model: Value,
+    pub(crate) config: Value,
+    pub(crate) videos: usize,
     /// Peak matmul rate of one device, measured.
-    pub matmul: PeakMatmul,
+    pub(crate) matmul: PeakMatmul,
     /// Timings by program name, and `end_to_end`.
-    pub programs: BTreeMap<String, ProgramTiming>,
+    pub(crate) programs: BTreeMap<String, ProgramTiming>,
     /// Seconds of writing one MP4, where `end_to_end` ran.
-    pub mp4_seconds: Option<f64>,
+    pub(crate) mp4_seconds: Option<f64>,
     /// Bytes of parameters per device.
-    pub parameter_bytes: usize,
+    pub(crate) parameter_bytes: usize,
     /// Seconds of loading or initializing all parameters.
-    pub load_seconds: f64,
-    pub compile_seconds: f64,
+    pub(crate) load_seconds: f64,
+    pub(crate) compile_seconds: f64,
     /// Peak memory in bytes: of a device where the platform reports it, else of the process.
-    pub peak_memory_bytes: Option<u64>,
+    pub(crate) peak_memory_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
-pub struct ProgramTiming {
+pub(crate) struct ProgramTiming {
     /// Program that ran; none for `end_to_end`.
-    pub program: Option<ProgramInfo>,
+    pub(crate) program: Option<ProgramInfo>,
     /// Denoising steps per call, where it takes steps.
-    pub steps: Option<usize>,
+    pub(crate) steps: Option<usize>,
     /// Median seconds per run, or per step where it takes steps.
-    pub median: f64,
-    pub min: f64,
-    pub p90: f64,
-    pub seconds: Vec<f64>,
-    pub warmup: usize,
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) p90: f64,
+    pub(crate) seconds: Vec<f64>,
+    pub(crate) warmup: usize,
     /// Floating-point operations of matmuls and convolutions per second and device.
-    pub flops_per_second: Option<f64>,
+    pub(crate) flops_per_second: Option<f64>,
     /// `flops_per_second` as a fraction of the measured peak matmul rate.
-    pub share_of_matmul: Option<f64>,
-    pub outputs: BTreeMap<String, OutputCheck>,
+    pub(crate) share_of_matmul: Option<f64>,
+    pub(crate) outputs: BTreeMap<String, OutputCheck>,
     /// Phases of the last run of `end_to_end`; their times add up to the run's.
-    pub parts: Option<BTreeMap<Phase, HostDevice>>,
+    pub(crate) parts: Option<BTreeMap<Phase, HostDevice>>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct HostDevice {
-    pub device: f64,
-    pub host: f64,
+pub(crate) struct HostDevice {
+    pub(crate) device: f64,
+    pub(crate) host: f64,
 }
 
 /// Static properties of a program, per device.
 #[derive(Clone, Debug, Serialize)]
-pub struct ProgramInfo {
+pub(crate) struct ProgramInfo {
     /// Hash, as in `ltx2 compile`.
-    pub hash: String,
-    pub compile_seconds: f64,
+    pub(crate) hash: String,
+    pub(crate) compile_seconds: f64,
     /// Floating-point operations of matmuls and convolutions per run or step; none where the plugin does not return the
     /// optimized program.
-    pub flops: Option<f64>,
+    pub(crate) flops: Option<f64>,
     /// Bytes of the parameters that it reads.
-    pub parameter_bytes: usize,
-    pub memory: Option<CompiledMemory>,
+    pub(crate) parameter_bytes: usize,
+    pub(crate) memory: Option<CompiledMemory>,
 }
 
 /// Check of an output of the last run.
 #[derive(Debug, Serialize)]
-pub struct OutputCheck {
-    pub shape: Vec<usize>,
+pub(crate) struct OutputCheck {
+    pub(crate) shape: Vec<usize>,
     /// SHA-256 of the row-major bytes.
-    pub sha256: String,
+    pub(crate) sha256: String,
     /// Whether all values are finite; of flags, whether all are set.
-    pub finite: bool,
+    pub(crate) finite: bool,
     /// Whether all of several values are equal.
-    pub constant: bool,
+    pub(crate) constant: bool,
 }
 
 impl OutputCheck {
@@ -112,12 +112,12 @@ impl OutputCheck {
 
 /// Regression of a program against a baseline.
 #[derive(Debug, PartialEq)]
-pub struct Regression {
-    pub name: String,
+pub(crate) struct Regression {
+    pub(crate) name: String,
     /// Median seconds of the baseline.
-    pub was: f64,
+    pub(crate) was: f64,
     /// Median seconds of this run.
-    pub now: f64,
+    pub(crate) now: f64,
 }
 
 impl std::fmt::Display for Regression {
@@ -129,7 +129,7 @@ impl std::fmt::Display for Regression {
 
 impl BenchReport {
     /// Messages of outputs that cannot be right.
-    pub fn wrong(&self) -> Vec<String> {
+    pub(crate) fn wrong(&self) -> Vec<String> {
         let each =
             self.programs.iter().flat_map(|(name, m)| m.outputs.iter().map(move |(output, c)| (name, output, c)));
         let what = each.filter_map(|(name, output, c)| match (c.finite, c.constant) {
@@ -144,7 +144,7 @@ impl BenchReport {
     ///
     /// # Errors
     /// A baseline that is no report, or shares no program with this one.
-    pub fn slower_than(&self, baseline: &Value, tolerance: f64) -> std::result::Result<Vec<Regression>, String> {
+    pub(crate) fn slower_than(&self, baseline: &Value, tolerance: f64) -> std::result::Result<Vec<Regression>, String> {
         let medians = self.programs.iter().filter_map(|(name, m)| {
             let was = baseline.get("programs")?.get(name)?.get("median")?.as_f64()?;
             Some(Regression { name: (*name).to_string(), was, now: m.median })

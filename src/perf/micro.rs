@@ -12,7 +12,7 @@ use crate::runtime::{Engine, micro, platform};
 ///
 /// # Errors
 /// Unknown platform; an error of the plugin.
-pub fn measure(config: &Config, runs: usize, command: &str) -> Result<Measurements> {
+pub(crate) fn measure(config: &Config, runs: usize, command: &str) -> Result<Measurements> {
     let choice = config.platform().map_err(crate::pipeline::PipelineError::Input)?;
     let (plugin, client) = platform::open_with(&choice, &setup::platform_options(config, None)?)?;
     let versions = json!({

@@ -2,10 +2,10 @@
 
 #![allow(missing_docs)] // The layer of the commands: what a name says is not said again.
 
-pub mod bench;
+pub(crate) mod bench;
 mod bench_report;
-pub mod micro;
-pub mod profile;
+pub(crate) mod micro;
+pub(crate) mod profile;
 mod synthetic;
 
-pub use bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, ProgramTiming, Regression};
+pub(crate) use bench_report::BenchReport;

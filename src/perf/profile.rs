@@ -11,7 +11,6 @@ use crate::analysis::{Module, Trace, XSpace};
 use crate::config::{Config, Job};
 use crate::media::write_atomically;
 use crate::pipeline::executor::Executor;
-use crate::pipeline::generate::of_job;
 use crate::pipeline::model::Model;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::processes;
@@ -23,22 +22,22 @@ use crate::runtime::processes::{Group, host};
 use crate::runtime::{Executable, RuntimeError, flags};
 
 #[derive(Debug, Serialize)]
-pub struct Profile {
+pub(crate) struct Profile {
     /// Platform name in lower case.
-    pub platform: String,
+    pub(crate) platform: String,
     /// Device kind, as the plugin names it.
-    pub device: String,
-    pub devices: usize,
-    pub versions: Value,
+    pub(crate) device: String,
+    pub(crate) devices: usize,
+    pub(crate) versions: Value,
     /// Identity of the model, as in sidecars.
-    pub model: Value,
-    pub config: Value,
+    pub(crate) model: Value,
+    pub(crate) config: Value,
     /// Hash of the program, as in `ltx2 compile`.
-    pub hash: String,
+    pub(crate) hash: String,
     /// XLA options by which it differs from the program of `generate`.
-    pub flags: Vec<String>,
-    pub xplane: PathBuf,
-    pub trace: Trace,
+    pub(crate) flags: Vec<String>,
+    pub(crate) xplane: PathBuf,
+    pub(crate) trace: Trace,
 }
 
 /// Traces `steps` denoising steps of a configuration's first video after a warm-up, and writes the trace below `folder`
@@ -47,7 +46,13 @@ pub struct Profile {
 /// # Errors
 /// A plugin without a profiler, before anything is loaded; more steps than the configuration has; errors of model, request
 /// or device; a trace without operations.
-pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: Option<&Arc<Group>>) -> Result<Profile> {
+pub(crate) fn profile(
+    config: &Config,
+    job: &Job,
+    steps: usize,
+    folder: &Path,
+    group: Option<&Arc<Group>>,
+) -> Result<Profile> {
     if let Some(group) = group {
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
@@ -59,8 +64,8 @@ pub fn profile(config: &Config, job: &Job, steps: usize, folder: &Path, group: O
     if !plugin.has_profiler() {
         return Err(RuntimeError::from(Error::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
-    let request = of_job(config, &runner.model, job)?;
-    if !request.images.is_empty() {
+    let request = runner.model.request(config, job)?;
+    if request.conditions.as_ref().into_iter().any(|all| !all.is_empty()) {
         return Err(PipelineError::Usage(
             "profile supports requests without image conditioning only; leave request.images empty".into(),
         ));

@@ -24,30 +24,30 @@ use crate::tensor::Tensor;
 
 /// Synthetic inputs of a request's programs.
 pub(super) struct SyntheticInputs<'a> {
-    pub batch: Batch<'a>,
+    pub(crate) batch: Batch<'a>,
 }
 
 impl<'a> SyntheticInputs<'a> {
-    pub fn new(request: &'a Request, layout: &Layout) -> Result<Self> {
+    pub(crate) fn new(request: &'a Request, layout: &Layout) -> Result<Self> {
         Ok(SyntheticInputs { batch: Batch::new(std::slice::from_ref(request), layout)? })
     }
 
     /// Shapes of a pass' latents and of its program.
-    pub fn shape(&self, sizes: &ModelSizes, request: &Request) -> Result<(Shapes, DenoiseShape)> {
+    pub(crate) fn shape(&self, sizes: &ModelSizes, request: &Request) -> Result<(Shapes, DenoiseShape)> {
         let shapes = Shapes::of(sizes, request)?;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
         Ok((shapes, shape))
     }
 
     /// Packed noise of a pass' shapes.
-    pub fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
+    pub(crate) fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
         let sizes = &runner.model.sizes;
         let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes)?;
         pack(sizes, &fixed(drawn.video)?, &fixed(drawn.audio)?)
     }
 
     /// Call of the program that computes the loop's step-invariant inputs.
-    pub fn prepare(&self, runner: &mut Runner, request: &Request) -> Result<Call<'static>> {
+    pub(crate) fn prepare(&self, runner: &mut Runner, request: &Request) -> Result<Call<'static>> {
         let (shapes, s) = self.shape(&runner.model.sizes, request)?;
         let channels = [s.text_channels.video, s.text_channels.audio];
         let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, channels[i]], 2 + i as u64));
@@ -56,7 +56,7 @@ impl<'a> SyntheticInputs<'a> {
     }
 
     /// Denoising loop of a pass with its inputs.
-    pub fn denoising(&self, runner: &mut Runner, request: &Request, kind: ProgramKind) -> Result<Denoising> {
+    pub(crate) fn denoising(&self, runner: &mut Runner, request: &Request, kind: ProgramKind) -> Result<Denoising> {
         let prepared = self.prepare(runner, request)?.run(&runner.executor)?;
         let (shapes, shape) = self.shape(&runner.model.sizes, request)?;
         let pass = PassSpec { request, shape: &shape, shapes: &shapes, conditions: None };
@@ -80,28 +80,33 @@ pub(super) struct Denoising {
 
 impl Denoising {
     /// Whether one call takes several steps: with a sampler that draws noise, it takes one.
-    pub fn takes_all(&self) -> bool {
+    pub(crate) fn takes_all(&self) -> bool {
         self.sampler.noises() == 0
     }
 
-    pub fn program(&self) -> &Executable {
+    pub(crate) fn program(&self) -> &Executable {
         self.steps.program()
     }
 
     /// Inputs, apart from the latents, of a call of the first `steps` steps, or of the first where a call takes one.
-    pub fn steps(&self, executor: &Executor, steps: usize) -> Result<Inputs<'static>> {
+    pub(crate) fn steps(&self, executor: &Executor, steps: usize) -> Result<Inputs<'static>> {
         let evaluations = if self.takes_all() { steps } else { self.sampler.noises() };
         let mut noise = CallNoise::new(&*self.sampler, self.seeds.iter().copied(), self.tokens);
         self.steps.steps(executor, 0..evaluations, &mut noise)
     }
 
-    pub fn start(&self, executor: &Executor) -> Result<Vec<ShardedTensor>> {
+    pub(crate) fn start(&self, executor: &Executor) -> Result<Vec<ShardedTensor>> {
         let latents = self.steps.start(executor, &self.start)?;
         wait(&latents)?;
         Ok(latents)
     }
 
-    pub fn run(&self, executor: &Executor, range: &Inputs, latents: Vec<ShardedTensor>) -> Result<Vec<ShardedTensor>> {
+    pub(crate) fn run(
+        &self,
+        executor: &Executor,
+        range: &Inputs,
+        latents: Vec<ShardedTensor>,
+    ) -> Result<Vec<ShardedTensor>> {
         let latents = self.steps.run(executor, &self.prepared, range, latents)?;
         wait(&latents)?;
         Ok(latents)

@@ -37,23 +37,23 @@ impl<'a> Batch<'a> {
         Ok(Batch { asked, size: asked.len().next_multiple_of(videos_at_once(layout)) })
     }
 
-    /// What all requests have in common.
-    pub fn shared(&self) -> &'a Request {
+    /// A request that stands for all: its sizes, steps and guidance are those of every video.
+    pub(crate) fn shared(&self) -> &'a Request {
         &self.asked[0]
     }
 
     /// Rows of the programs: videos, the filling included.
-    pub fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         self.size
     }
 
     /// Videos asked for.
-    pub fn asked(&self) -> usize {
+    pub(crate) fn asked(&self) -> usize {
         self.asked.len()
     }
 
     /// A request for each row; the last one pads.
-    pub fn rows(&self) -> impl Iterator<Item = &'a Request> + use<'a> {
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &'a Request> + use<'a> {
         let last = &self.asked[self.asked.len() - 1];
         self.asked.iter().chain(std::iter::repeat(last)).take(self.size)
     }
@@ -81,7 +81,7 @@ pub enum Noise {
     },
 }
 
-/// What a stage draws.
+/// Starting noise of a pass.
 pub struct Drawn {
     /// Unpacked, `[b, C, F, H, W]`.
     pub video: ArrayD<f32>,
@@ -131,7 +131,7 @@ impl Noise {
 }
 
 /// The rows of an array, each `[1, …]`, the first `count`; a single one is not copied.
-pub fn split<A: Clone, D: RemoveAxis>(all: Array<A, D>, count: usize) -> Vec<Array<A, D>> {
+pub(crate) fn split<A: Clone, D: RemoveAxis>(all: Array<A, D>, count: usize) -> Vec<Array<A, D>> {
     if all.shape()[0] == 1 {
         return vec![all];
     }
@@ -139,38 +139,38 @@ pub fn split<A: Clone, D: RemoveAxis>(all: Array<A, D>, count: usize) -> Vec<Arr
 }
 
 /// Intermediate tensors of each video, copied only where they are wanted.
-pub struct Dump {
+pub(crate) struct Dump {
     kept: Vec<Vec<(String, Tensor)>>,
     wanted: bool,
 }
 
 impl Dump {
     /// Nothing kept yet, for a number of videos.
-    pub fn new(videos: usize, wanted: bool) -> Self {
+    pub(crate) fn new(videos: usize, wanted: bool) -> Self {
         Dump { kept: vec![Vec::new(); videos], wanted }
     }
 
     /// Keeps each video's part of a tensor `[b · n, …]`: row `offset` of its `n`, as `[1, …]`.
-    pub fn keep_row<D: RemoveAxis>(&mut self, name: &str, tensor: &Array<f32, D>, n: usize, offset: usize) {
+    pub(crate) fn keep_row<D: RemoveAxis>(&mut self, name: &str, tensor: &Array<f32, D>, n: usize, offset: usize) {
         for (video, kept) in self.kept.iter_mut().enumerate().filter(|_| self.wanted) {
             kept.push((name.to_string(), Tensor::from(tensor.select(Dim(0), &[video * n + offset]))));
         }
     }
 
     /// Keeps each video's own tensor.
-    pub fn keep_each<D: RemoveAxis>(&mut self, name: &str, each: &[Array<f32, D>]) {
+    pub(crate) fn keep_each<D: RemoveAxis>(&mut self, name: &str, each: &[Array<f32, D>]) {
         for (kept, tensor) in self.kept.iter_mut().zip(each).filter(|_| self.wanted) {
             kept.push((name.to_string(), Tensor::from(tensor.clone())));
         }
     }
 
     /// Whether anything is kept.
-    pub fn is_wanted(&self) -> bool {
+    pub(crate) fn is_wanted(&self) -> bool {
         self.wanted
     }
 
-    /// What was kept of each video.
-    pub fn finish(self) -> Vec<Vec<(String, Tensor)>> {
+    /// Tensors that were kept, by video.
+    pub(crate) fn finish(self) -> Vec<Vec<(String, Tensor)>> {
         self.kept
     }
 }

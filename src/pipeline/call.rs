@@ -16,10 +16,7 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// A network made ready, with `given` copied to the devices beside `inputs`.
-    ///
-    /// # Errors
-    /// What is wrong with program, parameters or device.
-    pub fn new(
+    pub(crate) fn new(
         executor: &mut Executor,
         name: &str,
         network: &Network,
@@ -32,12 +29,12 @@ impl<'a> Call<'a> {
     }
 
     /// The compiled program.
-    pub fn program(&self) -> &Executable {
+    pub(crate) fn program(&self) -> &Executable {
         &self.program
     }
 
     /// An input by name.
-    pub fn input(&self, name: &str) -> Option<&ShardedTensor> {
+    pub(crate) fn input(&self, name: &str) -> Option<&ShardedTensor> {
         self.inputs.get(name)
     }
 

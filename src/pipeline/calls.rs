@@ -11,6 +11,7 @@ use super::denoise_loop::{DenoiseLoop, evaluations};
 use super::error::{PipelineError, Result};
 use super::executor::Inputs;
 use super::runner::{Runner, SharedLoop};
+use crate::av::Av;
 use crate::models::Network;
 use crate::models::connectors::Input;
 use crate::models::transformer::tables;
@@ -23,15 +24,15 @@ use crate::tensor::Tensor;
 
 /// A pass of a request: what fixes its programs, its latents, and what it reads of conditions.
 #[derive(Clone, Copy)]
-pub struct PassSpec<'a> {
+pub(crate) struct PassSpec<'a> {
     /// The pass' own request.
-    pub request: &'a Request,
+    pub(crate) request: &'a Request,
     /// Shape of its programs.
-    pub shape: &'a DenoiseShape,
+    pub(crate) shape: &'a DenoiseShape,
     /// Its latents and tokens.
-    pub shapes: &'a Shapes,
+    pub(crate) shapes: &'a Shapes,
     /// Its conditions, encoded.
-    pub conditions: Option<&'a ConditionTokens>,
+    pub(crate) conditions: Option<&'a ConditionTokens>,
 }
 
 impl Runner {
@@ -45,14 +46,14 @@ impl Runner {
     }
 
     /// Prompts `ids`, `mask` `[prompts, tokens]` to `prompt_embeds`, all of them in one pass.
-    pub fn text_encoder(&mut self, ids: Tensor, mask: Tensor) -> Result<Call<'static>> {
+    pub(crate) fn text_encoder(&mut self, ids: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
         let network = self.model.configs.text_encoder_program(rows, tokens, true, &self.build)?;
         self.call("text_encoder", &network, [("input_ids".into(), ids), ("attention_mask".into(), mask)])
     }
 
     /// Embeddings `[prompts, tokens, channels]` to the transformer's contexts.
-    pub fn connectors(&mut self, embeds: Tensor, mask: Tensor) -> Result<Call<'static>> {
+    pub(crate) fn connectors(&mut self, embeds: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
         let configs = &self.model.configs;
         let network = configs.connectors_program(rows, tokens, Input::PromptEmbeds, &self.build)?;
@@ -62,13 +63,13 @@ impl Runner {
     }
 
     /// A frame `[1, 3, 1, height, width]` of -1..1 to `latents`.
-    pub fn video_encoder(&mut self, video: Array5<f32>) -> Result<Call<'static>> {
+    pub(crate) fn video_encoder(&mut self, video: Array5<f32>) -> Result<Call<'static>> {
         let network = self.model.configs.video_encoder_program(video.dim().into(), &self.build)?;
         self.call("video_encoder", &network, [("video".into(), video.into())])
     }
 
     /// Un-normalised latents to `latents` of `size`, `[frames, rows, columns]`; fails where the upsampler makes another.
-    pub fn upsampler(&mut self, latents: Array5<f32>, size: [usize; 3]) -> Result<Call<'static>> {
+    pub(crate) fn upsampler(&mut self, latents: Array5<f32>, size: [usize; 3]) -> Result<Call<'static>> {
         let (_, c, f, h, w) = latents.dim();
         self.model.configs.upsampler_between([c, f, h, w], [c, size[0], size[1], size[2]])?;
         let network = self.model.configs.upsampler_program(latents.dim().into(), &self.build)?;
@@ -76,7 +77,7 @@ impl Runner {
     }
 
     /// Step-invariant work of a pass; `contexts` are video's and audio's `[videos, branches, tokens, channels]`.
-    pub fn prepare(&mut self, name: &str, pass: PassSpec, contexts: [Tensor; 2]) -> Result<Call<'static>> {
+    pub(crate) fn prepare(&mut self, name: &str, pass: PassSpec, contexts: [Tensor; 2]) -> Result<Call<'static>> {
         let network = denoise::prepare(&self.model.sizes.transformer, pass.shape, &self.build)?;
         let [video, audio] = contexts;
         let mut given = vec![("text.video".to_string(), video), ("text.audio".to_string(), audio)];
@@ -86,13 +87,13 @@ impl Runner {
     }
 
     /// The denoising loop of a pass with its tables and scales.
-    pub fn new_loop(&mut self, name: &str, pass: PassSpec) -> Result<DenoiseLoop> {
+    pub(crate) fn new_loop(&mut self, name: &str, pass: PassSpec) -> Result<DenoiseLoop> {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let c = &self.model.sizes.transformer;
         let network = denoise::denoise(c, shape, &self.build)?;
-        let [mut video_coords, audio_coords] = shapes.coords(&self.model.sizes, request.frame_rate);
+        let Av { video: mut video_coords, audio: audio_coords } = shapes.coords(&self.model.sizes, request.frame_rate);
         if shapes.appended > 0 {
-            let behind = appended_coords(c, shapes, &request.images, request.frame_rate);
+            let behind = appended_coords(c, shapes, &request.conditions.video, request.frame_rate);
             video_coords = ndarray::concatenate(ndarray::Axis(2), &[video_coords.view(), behind.view()])
                 .map_err(|e| PipelineError::Input(e.to_string()))?;
         }
@@ -110,7 +111,7 @@ impl Runner {
     }
 
     /// The loop of a pass, ready to run: that of an earlier request where it differs in prompts and seed only.
-    pub fn denoise_loop(&mut self, name: &'static str, pass: PassSpec) -> Result<Rc<DenoiseLoop>> {
+    pub(crate) fn denoise_loop(&mut self, name: &'static str, pass: PassSpec) -> Result<Rc<DenoiseLoop>> {
         // Conditions come from files, which may hold another image by now.
         let reusable = pass.conditions.is_none() && self.executor.keeps_all();
         let negative = |r: &Request| Request { negative_prompt: String::new(), ..r.clone() };
@@ -137,13 +138,13 @@ impl Runner {
     }
 
     /// Latents to `mel`.
-    pub fn audio_decoder(&mut self, latents: Array4<f32>) -> Result<Call<'static>> {
+    pub(crate) fn audio_decoder(&mut self, latents: Array4<f32>) -> Result<Call<'static>> {
         let network = self.model.configs.audio_decoder_program(latents.dim().into(), &self.build)?;
         self.call("audio_decoder", &network, [("latents".into(), latents.into())])
     }
 
     /// The audio decoder's result, read in place, to `audio`.
-    pub fn vocoder<'a>(&mut self, decoded: &'a Outputs) -> Result<Call<'a>> {
+    pub(crate) fn vocoder<'a>(&mut self, decoded: &'a Outputs) -> Result<Call<'a>> {
         let mel = decoded.get("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
         let dims = <[usize; 4]>::try_from(mel.dims().to_vec())
             .map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;

@@ -10,7 +10,6 @@ use crate::runtime::{Outputs, ShardedTensor};
 /// The time of a stage; compiling and loading left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseTime {
-    /// Which.
     pub phase: Phase,
     /// From the end of the stage before.
     pub total: Duration,

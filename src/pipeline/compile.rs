@@ -22,12 +22,10 @@ use crate::runtime::{
 /// Blocks of the reduced program that stands for one that does not fit.
 const REDUCED: usize = 2;
 
-/// What is compiled.
+/// Program to compile, and the devices to compile it for.
 #[derive(Clone, Debug)]
 pub struct CompileOptions<'a> {
-    /// The devices.
     pub target: Target,
-    /// The program.
     pub kind: ProgramKind,
     /// Blocks of the transformer; all if not given.
     pub layers: Option<usize>,
@@ -41,50 +39,46 @@ pub struct CompileOptions<'a> {
 
 /// A program in the compile cache.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Saved {
-    /// Its file.
-    pub path: PathBuf,
+pub(crate) struct Saved {
+    pub(crate) path: PathBuf,
     /// The file's size.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 /// A compiled program's figures, on one device.
 pub struct Compilation {
-    /// The program.
     pub kind: ProgramKind,
-    /// What its module depends on, where modules are stored.
-    pub key: Option<CompileKey>,
+    /// Hash of all that the module depends on, where modules are stored.
+    pub(crate) key: Option<CompileKey>,
     /// Its hash: a run of the same configuration on the same devices executes this program.
     pub hash: String,
-    /// What the model was read from.
-    pub model: String,
+    /// Folder or preset of the model.
+    pub(crate) model: String,
     /// How it is spread over the devices.
-    pub layout: String,
-    /// Devices.
-    pub mesh: Mesh,
+    pub(crate) layout: String,
+    pub(crate) mesh: Mesh,
     /// Blocks of the transformer that were compiled.
-    pub layers: usize,
-    /// Memory.
+    pub(crate) layers: usize,
     pub memory: Memory,
     /// Bytes of arguments and results on a device with all blocks, and their number.
-    pub whole: (i64, usize),
+    pub(crate) whole: (i64, usize),
     /// Collectives, work, copies, time.
     pub report: Report,
     /// Where tensors were placed.
-    pub placements: Vec<Placement>,
-    /// What the layout could not split, and why nothing was saved.
-    pub notes: Vec<String>,
+    pub(crate) placements: Vec<Placement>,
+    /// Dimensions that the layout could not split, and why nothing was saved.
+    pub(crate) notes: Vec<String>,
     /// Seconds the compiler took.
     pub seconds: f64,
     /// Where it was kept.
-    pub saved: Option<Saved>,
+    pub(crate) saved: Option<Saved>,
     /// Why the whole program does not fit; the figures are then a reduced one's.
-    pub shortage: Option<Shortage>,
+    pub(crate) shortage: Option<Shortage>,
 }
 
 impl Compilation {
     /// Time of a step with all blocks, where the chip is known: each block that was not compiled as those that were.
-    pub fn predicted_all(&self) -> Option<Predicted> {
+    pub(crate) fn predicted_all(&self) -> Option<Predicted> {
         let more = self.whole.1 as f64 - self.layers as f64;
         Some(self.report.predicted?.with(more, &self.report.predicted_layer?))
     }
@@ -93,22 +87,21 @@ impl Compilation {
 /// Bytes on a device.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Memory {
-    /// Arguments.
-    pub arguments: i64,
+    pub(crate) arguments: i64,
     /// Results, those that take over arguments included.
-    pub outputs: i64,
+    pub(crate) outputs: i64,
     /// Everything between.
     pub temporaries: i64,
     /// Machine code.
     #[serde(default)]
-    pub generated_code: i64,
+    pub(crate) generated_code: i64,
     /// Results that take over arguments.
     #[serde(default)]
-    pub aliased: i64,
-    /// What a run needs at once.
-    pub total: i64,
-    /// What the device has; none for a CPU.
-    pub capacity: Option<i64>,
+    pub(crate) aliased: i64,
+    /// Bytes that a run needs at once.
+    pub(crate) total: i64,
+    /// Bytes of the device; none for a CPU.
+    pub(crate) capacity: Option<i64>,
 }
 
 impl Memory {
@@ -127,15 +120,15 @@ impl Memory {
 
 /// A program that is larger than the device.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Shortage {
+pub(crate) struct Shortage {
     /// Bytes a device needs at least.
-    pub needed: i64,
+    pub(crate) needed: i64,
     /// Bytes it has.
-    pub capacity: i64,
-    /// What was counted.
-    pub what: String,
+    pub(crate) capacity: i64,
+    /// Parts of the sum, in words.
+    pub(crate) what: String,
     /// Shipped layouts whose arguments and results fit on as many such devices, with their bytes.
-    pub fitting: Vec<(String, i64)>,
+    pub(crate) fitting: Vec<(String, i64)>,
 }
 
 impl std::fmt::Display for Shortage {
@@ -156,7 +149,7 @@ impl std::fmt::Display for Shortage {
 ///
 /// # Errors
 /// What is wrong with configuration, model or layout; the compiler's message, also of an earlier compilation. A program
-/// that does not fit is no error here: see [`Compilation::shortage`].
+/// that does not fit is no error here: see `Compilation::shortage`.
 pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
     let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
@@ -173,11 +166,11 @@ pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) 
     Job { config: &resolved(config, machine), options, machine, compiles: false }.compilation(&programs)
 }
 
-/// What the compiled program of a configuration depends on.
+/// Key of a configuration's compiled program: hashes of all that it depends on.
 ///
 /// # Errors
 /// What is wrong with configuration, model or layout; a plugin that cannot be read.
-pub fn key(
+pub(crate) fn key(
     config: &Config,
     options: &CompileOptions,
     machine: &OpenTarget,
@@ -418,7 +411,7 @@ impl Job<'_> {
 
 /// Bytes of arguments and results on the device that holds most of them; a result that takes over an argument's memory
 /// needs none.
-pub fn needed(network: &Network) -> i64 {
+pub(crate) fn needed(network: &Network) -> i64 {
     let program = &network.program;
     let mesh = &program.mesh;
     let local = |ty: &crate::hlo::Type, sharding: Option<&crate::hlo::Sharding>| -> usize {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::component_inputs::ReferenceArguments;
-pub use super::component_inputs::Scalars;
+pub(crate) use super::component_inputs::Scalars;
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::executor::{Executor, Inputs};

@@ -16,7 +16,7 @@ use crate::weights::Component;
 
 /// Scalars of the reference's call, by the names of the component's row in the table; of the vocoder `clamp`, whether LTX-2.3's
 /// limits the first of its stages.
-pub type Scalars = BTreeMap<String, serde_json::Value>;
+pub(crate) type Scalars = BTreeMap<String, serde_json::Value>;
 
 /// Inputs of a program, by name.
 pub(super) type Named = Vec<(String, Tensor)>;
@@ -26,8 +26,8 @@ pub(super) type Ready = (Network, Named);
 
 /// Arguments of a component: tensors, each taken once, and scalars.
 pub(super) struct ReferenceArguments<'a> {
-    pub configs: &'a ModelConfigs,
-    pub build: &'a Build,
+    pub(crate) configs: &'a ModelConfigs,
+    pub(crate) build: &'a Build,
     tensors: BTreeMap<String, Tensor>,
     scalars: &'a Scalars,
     known: Vec<&'static str>,
@@ -35,7 +35,7 @@ pub(super) struct ReferenceArguments<'a> {
 
 impl<'a> ReferenceArguments<'a> {
     /// Fails on a scalar that is not among `known`.
-    pub fn new(
+    pub(crate) fn new(
         configs: &'a ModelConfigs,
         build: &'a Build,
         tensors: BTreeMap<String, Tensor>,
@@ -49,16 +49,16 @@ impl<'a> ReferenceArguments<'a> {
         Ok(ReferenceArguments { configs, build, tensors, scalars, known: Vec::new() })
     }
 
-    pub fn optional(&mut self, name: &'static str) -> Option<Tensor> {
+    pub(crate) fn optional(&mut self, name: &'static str) -> Option<Tensor> {
         self.known.push(name);
         self.tensors.remove(name)
     }
 
-    pub fn required(&mut self, name: &'static str) -> Result<Tensor> {
+    pub(crate) fn required(&mut self, name: &'static str) -> Result<Tensor> {
         self.optional(name).ok_or_else(|| PipelineError::Input(format!("input '{name}' is missing")))
     }
 
-    pub fn ranked(&mut self, name: &'static str, rank: usize) -> Result<Tensor> {
+    pub(crate) fn ranked(&mut self, name: &'static str, rank: usize) -> Result<Tensor> {
         let t = self.required(name)?;
         if t.shape().len() != rank {
             let message = format!("input '{name}' must have {rank} dimensions, has shape {:?}", t.shape());
@@ -67,13 +67,13 @@ impl<'a> ReferenceArguments<'a> {
         Ok(t)
     }
 
-    pub fn scalar<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+    pub(crate) fn scalar<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let value = self.scalars.get(name).map(|v| serde_json::from_value(v.clone())).transpose();
         value.map_err(|e| PipelineError::Input(format!("--set {name}: {e}")))
     }
 
     /// Fails on a tensor that was not taken.
-    pub fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         match self.tensors.keys().next() {
             None => Ok(()),
             Some(name) => Err(PipelineError::Input(format!(

@@ -1,52 +1,121 @@
-//! Images to conditions: read, put through H.264 as the model's training data was, encoded.
+//! Conditions to tokens: images read, put through H.264 as the model's training data was, encoded; latents of earlier runs.
 
+use std::ops::Range;
 use std::path::Path;
 
-use ndarray::{Array2, Array3, s};
+use ndarray::{Array3, Array4, s};
 
-use super::conditions::ConditionTokens;
-use super::error::Result;
+use super::conditions::{ConditionTokens, StreamTokens};
+use super::error::{PipelineError, Result};
 use super::runner::Runner;
 use super::tensors::fixed;
+use crate::av::Av;
 use crate::media;
-use crate::request::{ImageCondition, Request, Shapes, noise_levels};
+use crate::request::{Condition, Content, Placement, Request, Shapes, noise_levels};
+use crate::sampling::latents::{AudioShape, pack_audio};
+use crate::weights::Checkpoint;
+
+/// Tensor of a dump with the sound's latents.
+const AUDIO_LATENTS: &str = "latents.audio";
+
+/// Fails where the file of a condition cannot be used.
+///
+/// # Errors
+/// The file and why.
+pub(crate) fn check(condition: &Condition) -> Result<()> {
+    match &condition.content {
+        Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
+        Content::AudioLatents { path } => audio_latents(path).map(drop),
+    }
+}
+
+/// Un-normalised audio latents `[1, C, L, M]` of a file.
+fn audio_latents(path: &Path) -> Result<Array4<f32>> {
+    let latents = Checkpoint::open(path)?.get(AUDIO_LATENTS)?.to_tensor()?.into_f32();
+    let reason = format!("{AUDIO_LATENTS} has shape {:?}, it must be [1, channels, length, mel bins]", latents.shape());
+    latents.into_dimensionality().map_err(|_| PipelineError::File { path: path.into(), reason })
+}
+
+/// The tokens that lie wholly in `span`, by their bounds `[1, axes, n, 2]` in seconds.
+fn within(bounds: &Array4<f32>, span: Range<f64>) -> Result<Range<usize>> {
+    let time = bounds.slice(s![0, 0, .., ..]);
+    let inside = |n: &usize| f64::from(time[[*n, 0]]) >= span.start && f64::from(time[[*n, 1]]) <= span.end;
+    let mut kept = (0..time.nrows()).filter(inside);
+    let empty = || {
+        let message = "request.audio_latents: no latent lies wholly within";
+        PipelineError::Usage(format!("{message} {} to {} s; give a longer span", span.start, span.end))
+    };
+    let first = kept.next().ok_or_else(empty)?;
+    Ok(first..kept.next_back().unwrap_or(first) + 1)
+}
 
 impl Runner {
-    /// The image conditions of a pass at its size; none without images.
+    /// The conditions of a pass at its size; none without such.
     ///
     /// # Errors
-    /// An image that cannot be read; what is wrong with program or device.
-    pub fn encode_conditions(&mut self, request: &Request, shapes: &Shapes) -> Result<Option<ConditionTokens>> {
-        if request.images.is_empty() {
+    /// A file that cannot be used; what is wrong with program or device.
+    pub(crate) fn encode_conditions(&mut self, request: &Request, shapes: &Shapes) -> Result<Option<ConditionTokens>> {
+        if request.conditions.as_ref().into_iter().all(Vec::is_empty) {
             return Ok(None);
         }
-        let (total, own) = (shapes.tokens[0], shapes.tokens[0] - shapes.appended);
-        let levels = noise_levels(&request.images);
-        let mut level = Array2::zeros((1, total));
-        let mut clean = Array3::zeros((1, total, self.model.sizes.transformer.in_channels));
-        let mut behind = own;
-        for image in &request.images {
-            let tokens = self.image_tokens(image, request)?;
-            let at = if image.appended { behind } else { 0 };
-            let to = at + tokens.shape()[1];
-            clean.slice_mut(s![.., at..to, ..]).assign(&tokens);
-            let index = levels.iter().position(|l| *l == 1.0 - image.strength).expect("a level of each image");
-            level.slice_mut(s![.., at..to]).fill(index as i32);
-            if image.appended {
-                behind = to;
+        let levels = noise_levels(&request.conditions);
+        let c = &self.model.sizes.transformer;
+        let channels = c.streams().map(|s| s.in_channels);
+        let mut streams = shapes.tokens.zip(channels).map(|(n, channels)| StreamTokens::new(n, channels));
+        let mut behind = shapes.own_tokens();
+        let all = Av { video: &mut streams.video, audio: &mut streams.audio }.zip(request.conditions.as_ref());
+        let times = shapes.coords(&self.model.sizes, request.frame_rate);
+        for ((stream, conditions), times) in all.zip(times) {
+            for condition in conditions {
+                let tokens = match &condition.content {
+                    Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
+                    Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
+                };
+                let level =
+                    levels.iter().position(|l| *l == condition.noise_level()).expect("a level of each condition");
+                let n = tokens.shape()[1];
+                let (from, to) = match condition.placement {
+                    Placement::First => (0..n, 0..n),
+                    Placement::Appended { .. } => {
+                        behind += n;
+                        (0..n, behind - n..behind)
+                    }
+                    Placement::Span { start, end } => {
+                        let span = within(&times, start..end)?;
+                        (span.clone(), span)
+                    }
+                };
+                stream.clean.slice_mut(s![.., to.clone(), ..]).assign(&tokens.slice(s![.., from, ..]));
+                stream.level.slice_mut(s![.., to]).fill(level as i32);
             }
         }
-        Ok(Some(ConditionTokens { levels, level, clean }))
+        Ok(Some(ConditionTokens { levels, streams }))
+    }
+
+    /// Audio latents of a file as normalised tokens `[1, n, c]`, as many as a pass has.
+    fn audio_tokens(&self, path: &Path, shape: &AudioShape) -> Result<Array3<f32>> {
+        let latents = audio_latents(path)?;
+        let want = (1, shape.channels, shape.length, shape.mel_bins);
+        if latents.dim() != want {
+            let reason = format!(
+                "{AUDIO_LATENTS} has shape {:?}, this request needs {want:?}: as many frames and the same frame rate",
+                latents.dim()
+            );
+            return Err(PipelineError::File { path: path.into(), reason });
+        }
+        let mut tokens = pack_audio(latents.view());
+        self.model.audio_statistics.normalize(&mut tokens, 2)?;
+        Ok(tokens)
     }
 
     /// An image as normalised tokens `[1, h·w, c]` of a pass' size.
-    fn image_tokens(&mut self, image: &ImageCondition, request: &Request) -> Result<Array3<f32>> {
-        let frame = media::read_picture(&image.path)?;
-        let frame = match image.crf {
+    fn image_tokens(&mut self, path: &Path, crf: u8, request: &Request) -> Result<Array3<f32>> {
+        let frame = media::read_image(path)?;
+        let frame = match crf {
             0 => frame,
-            crf => match media::through_h264(&frame, crf, Path::new("ffmpeg"), &image.path) {
+            crf => match media::through_h264(&frame, crf, Path::new("ffmpeg"), path) {
                 Err(media::Error::FfmpegMissing { reason }) => {
-                    let path = image.path.display();
+                    let path = path.display();
                     tracing::warn!(
                         "{path}: not put through H.264 (crf {crf}), which the model was trained on: ffmpeg {reason}"
                     );
@@ -60,5 +129,41 @@ impl Runner {
         let mut latents = fixed(encoded.tensor("latents")?.into_f32())?;
         self.model.video_statistics.normalize(&mut latents, 1)?;
         Ok(self.model.sizes.video_grid.pack(latents.view())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array4;
+
+    use super::within;
+
+    /// Regions that the reference's `TemporalRegionMask` generates anew, of 25 frames at 24 a second: what lies wholly
+    /// before and behind one is kept.
+    #[test]
+    fn what_a_region_does_not_touch_is_kept() {
+        let video = [0.0, 1.0, 9.0, 17.0, 25.0].map(|frame: f32| frame / 24.0).to_vec();
+        let audio = (0..=26).map(|n| (n as f32 * 4.0 - 3.0).max(0.0) * 160.0 / 16000.0).collect::<Vec<f32>>();
+        let none = 0..0;
+        let cases = [
+            ((0.0, 0.05), 0..2, 0..2),
+            ((0.3, 0.4), 1..3, 8..11),
+            ((1.0 / 24.0, 9.0 / 24.0), 1..2, 1..11),
+            ((0.375, 0.7), 2..3, 10..19),
+            ((0.5, 99.0), 2..4, 13..26),
+            ((0.0, 0.0417), 0..2, 0..2),
+        ];
+        for ((start, end), in_video, in_audio) in cases {
+            for (ends, generated) in [(&video, in_video), (&audio, in_audio)] {
+                let n = ends.len() - 1;
+                let bounds = Array4::from_shape_fn((1, 1, n, 2), |(_, _, token, side)| ends[token + side]);
+                // A bound of an interval is f32, as the reference's.
+                let before = within(&bounds, 0.0..f64::from(start as f32)).unwrap_or(none.clone());
+                let behind = within(&bounds, f64::from(end as f32)..f64::INFINITY).unwrap_or(n..n);
+                assert_eq!(before.end..behind.start, generated, "{start} to {end} of {n}");
+            }
+        }
+        let empty = within(&Array4::zeros((1, 1, 3, 2)), 0.5..0.6).unwrap_err().to_string();
+        assert!(empty.contains("no latent lies wholly within 0.5 to 0.6 s"), "{empty}");
     }
 }

@@ -50,8 +50,7 @@ impl ModelConfigs {
         ModelConfigs::from(Origin::Preset(preset))
     }
 
-    /// What they are read from.
-    pub fn origin(&self) -> &Origin {
+    pub(crate) fn origin(&self) -> &Origin {
         &self.origin
     }
 
@@ -67,7 +66,7 @@ impl ModelConfigs {
     /// The same model with the transformer cut to its first `layers` blocks, to look at its programs. Their blocks are
     /// the whole model's.
     #[must_use]
-    pub fn cut(self, layers: usize) -> Self {
+    pub(crate) fn cut(self, layers: usize) -> Self {
         ModelConfigs { layers: Some(layers), ..self }
     }
 
@@ -80,24 +79,24 @@ impl ModelConfigs {
 
     /// The same model as a configuration has it run.
     #[must_use]
-    pub fn for_run(self, config: &Config) -> Self {
+    pub(crate) fn for_run(self, config: &Config) -> Self {
         self.with_vocoder_clamp(config.vocoder.stage1_clamp == Reference::Official)
     }
 
     /// The transformer's.
-    pub fn transformer(&self) -> Result<TransformerConfig> {
+    pub(crate) fn transformer(&self) -> Result<TransformerConfig> {
         let mut c = self.read(Component::Transformer, TransformerConfig::from_json)?;
         c.num_layers = self.layers.unwrap_or(c.num_layers).min(c.num_layers);
         Ok(c)
     }
 
     /// The text encoder's.
-    pub fn text_encoder(&self) -> Result<Box<dyn TextEncoder>> {
+    pub(crate) fn text_encoder(&self) -> Result<Box<dyn TextEncoder>> {
         self.read(Component::TextEncoder, families::text_encoder)
     }
 
     /// The connectors'.
-    pub fn connectors(&self) -> Result<ConnectorsConfig> {
+    pub(crate) fn connectors(&self) -> Result<ConnectorsConfig> {
         self.read(Component::Connectors, ConnectorsConfig::from_json)
     }
 
@@ -107,7 +106,7 @@ impl ModelConfigs {
     }
 
     /// The latent upsampler's.
-    pub fn upsampler(&self) -> Result<UpsamplerConfig> {
+    pub(crate) fn upsampler(&self) -> Result<UpsamplerConfig> {
         self.read(Component::LatentUpsampler, UpsamplerConfig::from_json)
     }
 
@@ -115,7 +114,7 @@ impl ModelConfigs {
     ///
     /// # Errors
     /// Sizes that do not fit, in one line naming file and both sides.
-    pub fn upsampler_between(&self, from: [usize; 4], to: [usize; 4]) -> Result<UpsamplerConfig> {
+    pub(crate) fn upsampler_between(&self, from: [usize; 4], to: [usize; 4]) -> Result<UpsamplerConfig> {
         let c = self.upsampler()?;
         let place = || self.origin.config_place(Component::LatentUpsampler).display().to_string();
         c.check_fit(from, to).map_err(|why| PipelineError::Input(format!("{}: {why}", place())))?;
@@ -123,12 +122,12 @@ impl ModelConfigs {
     }
 
     /// Ratios and channels of the video autoencoder.
-    pub fn video_vae(&self) -> Result<video_vae::Geometry> {
+    pub(crate) fn video_vae(&self) -> Result<video_vae::Geometry> {
         self.read(Component::Vae, video_vae::Geometry::from_json)
     }
 
     /// The audio autoencoder's.
-    pub fn audio_vae(&self) -> Result<audio_vae::DecoderConfig> {
+    pub(crate) fn audio_vae(&self) -> Result<audio_vae::DecoderConfig> {
         self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)
     }
 
@@ -136,7 +135,7 @@ impl ModelConfigs {
     ///
     /// # Errors
     /// A missing or unusable component, by name.
-    pub fn sizes(&self) -> Result<ModelSizes> {
+    pub(crate) fn sizes(&self) -> Result<ModelSizes> {
         let (vae, audio) = (self.video_vae()?, self.audio_vae()?);
         Ok(ModelSizes::new(self.transformer()?, &self.connectors()?, &vae, &audio))
     }
@@ -152,7 +151,7 @@ impl ModelConfigs {
     }
 
     /// Text to the transformer's contexts.
-    pub fn connectors_program(
+    pub(crate) fn connectors_program(
         &self,
         rows: usize,
         tokens: usize,
@@ -163,26 +162,26 @@ impl ModelConfigs {
     }
 
     /// The connectors' tables, by input name.
-    pub fn connectors_inputs(&self, tokens: usize) -> Result<Vec<(String, Tensor)>> {
+    pub(crate) fn connectors_inputs(&self, tokens: usize) -> Result<Vec<(String, Tensor)>> {
         Ok(connectors::host_inputs(&self.connectors()?, tokens))
     }
 
     /// Latents `[b, c, f, h, w]` to frames, as `pixels` says.
-    pub fn video_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
+    pub(crate) fn video_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, video_vae::DecoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, b)?)
     }
 
     /// Frames `[b, c, f, h, w]` to latents.
-    pub fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
+    pub(crate) fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, video_vae::EncoderConfig::from_json)?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::encoder_program(&c, [n, f, h, w], b)?)
     }
 
     /// Latents `[b, c, l, m]` to a mel spectrogram.
-    pub fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
+    pub(crate) fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
         let [n, _, l, m] = dims;
         Ok(audio_vae::decoder_program(&self.audio_vae()?, [n, l, m], b)?)
     }
@@ -193,12 +192,12 @@ impl ModelConfigs {
     }
 
     /// Un-normalised latents `[b, c, f, h, w]` to latents of more rows and columns, or frames.
-    pub fn upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
+    pub(crate) fn upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
         Ok(upsampler::program(&self.upsampler()?, [n, f, h, w], b)?)
     }
 
     /// Channels of a part's latent statistics, which the host reads and no program declares; none where it has none.
-    pub fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
+    pub(crate) fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
         Ok(match part {
             Component::Vae => Some(self.video_vae()?.latent_channels),
             Component::AudioVae => Some(self.audio_vae()?.base_channels),

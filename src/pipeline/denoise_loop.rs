@@ -25,20 +25,20 @@ pub(super) fn evaluations(request: &Request) -> Vec<(String, Tensor)> {
 }
 
 /// Noise of the calls of a pass, from a generator for each video; nothing where the sampler takes none.
-pub struct CallNoise {
+pub(crate) struct CallNoise {
     generators: Vec<StepNoise>,
     tokens: Av<[usize; 2]>,
 }
 
 impl CallNoise {
     /// The noise of videos of these seeds, for tokens `[n, c]`.
-    pub fn new(sampler: &dyn Sampler, seeds: impl Iterator<Item = u64>, tokens: Av<[usize; 2]>) -> Self {
+    pub(crate) fn new(sampler: &dyn Sampler, seeds: impl Iterator<Item = u64>, tokens: Av<[usize; 2]>) -> Self {
         let seeds = seeds.filter(|_| sampler.noises() > 0);
         CallNoise { generators: seeds.map(|seed| sampler.generator(seed)).collect(), tokens }
     }
 
     /// The next call's, by input name: `[noises, b, n, c]`.
-    pub fn draw(&mut self) -> Vec<(String, Tensor)> {
+    pub(crate) fn draw(&mut self) -> Vec<(String, Tensor)> {
         let videos: Vec<Av<Array3<f32>>> = self.generators.iter_mut().map(|next| next(self.tokens)).collect();
         let all = |stream: fn(&Av<Array3<f32>>) -> &Array3<f32>| {
             let views: Vec<_> = videos.iter().map(|video| stream(video).view()).collect();
@@ -52,7 +52,7 @@ impl CallNoise {
 }
 
 /// The denoising loop with its tables and scales: what follows from the request's sizes alone.
-pub struct DenoiseLoop {
+pub(crate) struct DenoiseLoop {
     pub(super) network: Network,
     pub(super) call: Call<'static>,
     pub(super) carried: Vec<String>,
@@ -60,24 +60,18 @@ pub struct DenoiseLoop {
 
 impl DenoiseLoop {
     /// Loads what has left the devices of its parameters since it was made.
-    ///
-    /// # Errors
-    /// What is wrong with the files or the device.
-    pub fn load(&self, executor: &mut Executor, name: &str) -> Result<()> {
+    pub(crate) fn load(&self, executor: &mut Executor, name: &str) -> Result<()> {
         executor.prepare(name, &self.network).map(drop)
     }
 
     /// The compiled program.
-    pub fn program(&self) -> &Executable {
+    pub(crate) fn program(&self) -> &Executable {
         self.call.program()
     }
 
     /// Copies starting latents, video's and audio's tokens, to the devices, with zeros for what the sampler carries beside
     /// them: what the loop carries, in its order.
-    ///
-    /// # Errors
-    /// The plugin's message.
-    pub fn start(&self, executor: &Executor, latents: &[Tensor; 2]) -> Result<Vec<ShardedTensor>> {
+    pub(crate) fn start(&self, executor: &Executor, latents: &[Tensor; 2]) -> Result<Vec<ShardedTensor>> {
         let zero = latents.each_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
         let all: Vec<Tensor> = latents.iter().chain(zero.iter().cycle()).take(self.carried.len()).cloned().collect();
         self.go_on(executor, &all)
@@ -87,7 +81,7 @@ impl DenoiseLoop {
     ///
     /// # Errors
     /// Tensors that are not what this loop carries; the plugin's message.
-    pub fn go_on(&self, executor: &Executor, carried: &[Tensor]) -> Result<Vec<ShardedTensor>> {
+    pub(crate) fn go_on(&self, executor: &Executor, carried: &[Tensor]) -> Result<Vec<ShardedTensor>> {
         let names = &self.carried;
         if names.len() != carried.len() {
             return Err(PipelineError::Input(format!("{} tensors, the loop carries {}", carried.len(), names.len())));
@@ -96,20 +90,19 @@ impl DenoiseLoop {
     }
 
     /// Copies a range of evaluations to the devices, with the noise of their call.
-    ///
-    /// # Errors
-    /// The plugin's message.
-    pub fn steps(&self, executor: &Executor, range: Range<usize>, noise: &mut CallNoise) -> Result<Inputs<'static>> {
+    pub(crate) fn steps(
+        &self,
+        executor: &Executor,
+        range: Range<usize>,
+        noise: &mut CallNoise,
+    ) -> Result<Inputs<'static>> {
         let ends = [("begin", range.start), ("end", range.end)];
         let range = ends.map(|(name, v)| (name.to_string(), Tensor::from(ndarray::arr0(v as i32))));
         executor.give_all(self.program(), Inputs::default(), range.into_iter().chain(noise.draw()))
     }
 
     /// Runs the evaluations of a range on what `prepare` gave. The program takes over the memory of what is carried.
-    ///
-    /// # Errors
-    /// The plugin's message.
-    pub fn run(
+    pub(crate) fn run(
         &self,
         executor: &Executor,
         prepared: &Outputs,

@@ -24,7 +24,7 @@ use crate::sampling::denoise::DenoiseShape;
 use crate::tensor::Tensor;
 
 /// Names of a pass' programs and dumped tensors.
-pub struct Names {
+pub(crate) struct Names {
     prepare: ProgramKind,
     denoise: ProgramKind,
     dump: &'static str,
@@ -32,14 +32,14 @@ pub struct Names {
 }
 
 /// The only pass, or the first of two.
-pub const FIRST: Names =
+pub(crate) const FIRST: Names =
     Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: "", phase: Phase::Denoise };
 /// The second pass.
-pub const SECOND: Names =
+pub(crate) const SECOND: Names =
     Names { prepare: ProgramKind::RefinePrepare, denoise: ProgramKind::Refine, dump: "stage_2.", phase: Phase::Refine };
 
 /// A pass with everything on the devices but the text.
-pub struct Pass<'a> {
+pub(crate) struct Pass<'a> {
     request: &'a Request,
     shape: DenoiseShape,
     shapes: Shapes,
@@ -55,7 +55,7 @@ impl Run<'_> {
     ///
     /// # Errors
     /// An image that cannot be used; what is wrong with program, parameters or device.
-    pub fn begin<'r>(
+    pub(crate) fn begin<'r>(
         &mut self,
         request: &'r Request,
         before: Option<[Array3<f32>; 2]>,
@@ -83,7 +83,7 @@ impl Run<'_> {
             blend(&mut audio, &old_audio);
         }
         if let Some(conditions) = &conditions {
-            conditions.blend(&mut video);
+            conditions.blend([&mut video, &mut audio]);
         }
         let spec = PassSpec { request, shape: &shape, shapes: &shapes, conditions: conditions.as_ref() };
         let steps_loop = self.runner.denoise_loop(names.denoise.name(), spec)?;
@@ -96,7 +96,12 @@ impl Run<'_> {
     /// # Errors
     /// The plugin's message; [`PipelineError::Interrupted`] when the watch says so; the stream whose latents are not
     /// finite, and the step after which.
-    pub fn denoise(&mut self, pass: Pass, text: &Outputs, sound: Option<&Array3<f32>>) -> Result<[Array3<f32>; 2]> {
+    pub(crate) fn denoise(
+        &mut self,
+        pass: Pass,
+        text: &Outputs,
+        sound: Option<&Array3<f32>>,
+    ) -> Result<[Array3<f32>; 2]> {
         let contexts = [branch_text(text, "video", &pass.shape)?, branch_text(text, "audio", &pass.shape)?];
         let conditions = pass.conditions.as_ref();
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
@@ -106,7 +111,7 @@ impl Run<'_> {
         let started = std::time::Instant::now();
         let latents = self.steps(&pass, &prepared, sound);
         self.clock.waited_since(started);
-        let own = pass.shapes.tokens[0] - pass.shapes.appended;
+        let own = pass.shapes.own_tokens();
         let [video, audio] = latents?.map(fixed::<f32, Ix3>);
         let (mut video, audio) = (video?, audio?);
         if own < video.shape()[1] {
@@ -213,7 +218,7 @@ fn concatenated(first: &Array3<f32>, second: &Array3<f32>) -> Result<Array3<f32>
     ndarray::concatenate(Dim(1), &[first.view(), second.view()]).map_err(|e| PipelineError::Input(e.to_string()))
 }
 
-/// What the loop carries first: the latents of both streams.
+/// Latents of both streams, from the values that the loop carries.
 fn latents_of(carried: &[ShardedTensor]) -> Result<[Tensor; 2]> {
     let [video, audio, ..] = carried else { return Err(PipelineError::Input("the loop carries no latents".into())) };
     Ok([video.download()?, audio.download()?])

@@ -1,4 +1,4 @@
-//! What can end a request.
+//! Errors that end a request.
 
 use std::path::PathBuf;
 
@@ -13,22 +13,18 @@ pub enum PipelineError {
     Config {
         /// The file, or the preset.
         place: PathBuf,
-        /// What is wrong with it.
         source: crate::models::ConfigError,
     },
     /// The request's own configuration.
     #[error(transparent)]
     Request(#[from] crate::config::ConfigError),
-    /// A program.
     #[error(transparent)]
     Program(#[from] crate::hlo::Error),
-    /// The device.
     #[error(transparent)]
     Runtime(#[from] crate::runtime::RuntimeError),
     /// Sizes and schedules.
     #[error(transparent)]
     Sampling(#[from] crate::sampling::SamplingError),
-    /// The tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] crate::models::tokenizer::TokenizerError),
     /// Writing the result.
@@ -48,16 +44,11 @@ pub enum PipelineError {
     Usage(String),
     /// A file of ours.
     #[error("{}: {reason}", path.display())]
-    File {
-        /// File.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    File { path: PathBuf, reason: String },
     /// Inputs of a component that do not fit it.
     #[error("{0}")]
     Input(String),
-    /// What no input can cause.
+    /// A state that no input can cause.
     #[error("{0}; this is a bug, please report it with the command")]
     Bug(String),
     /// A program that the compiler did not survive or refused, in an earlier compilation.
@@ -65,7 +56,6 @@ pub enum PipelineError {
     Refused {
         /// The compiler's words.
         message: String,
-        /// What was compiled.
         key: Box<crate::runtime::CompileKey>,
         /// The entry that says so.
         path: PathBuf,
@@ -82,7 +72,6 @@ pub enum PipelineError {
     /// A video that is made and cannot be written.
     #[error("{source}; its frames and samples are kept in {}", kept.display())]
     Kept {
-        /// Why.
         source: Box<PipelineError>,
         /// Where the tensors are.
         kept: PathBuf,

@@ -29,7 +29,7 @@ pub struct Executor {
     parked: BTreeMap<u8, Parameters>,
     programs: HashMap<String, Rc<Executable>>,
     /// Time spent reading and uploading parameters.
-    pub load_time: Duration,
+    pub(crate) load_time: Duration,
     /// Programs made ready since figures were last reset.
     made: Vec<Rc<Executable>>,
 }
@@ -43,19 +43,19 @@ pub struct Inputs<'a> {
 
 impl<'a> Inputs<'a> {
     /// Adds a buffer that lives elsewhere.
-    pub fn share(mut self, name: &str, buffer: &'a ShardedTensor) -> Self {
+    pub(crate) fn share(mut self, name: &str, buffer: &'a ShardedTensor) -> Self {
         self.borrowed.insert(name.to_string(), buffer);
         self
     }
 
     /// Adds a buffer.
-    pub fn give(mut self, name: &str, buffer: ShardedTensor) -> Self {
+    pub(crate) fn give(mut self, name: &str, buffer: ShardedTensor) -> Self {
         self.owned.insert(name.to_string(), buffer);
         self
     }
 
     /// A buffer by name.
-    pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
+    pub(crate) fn get(&self, name: &str) -> Option<&ShardedTensor> {
         self.owned.get(name).or_else(|| self.borrowed.get(name).copied())
     }
 }
@@ -79,16 +79,16 @@ impl Executor {
     }
 
     /// From here on, so much of what is loaded stays on the devices.
-    pub fn keep(&mut self, keep: Keep) {
+    pub(crate) fn keep(&mut self, keep: Keep) {
         self.keep = keep;
     }
 
     /// Whether everything that is loaded stays.
-    pub fn keeps_all(&self) -> bool {
+    pub(crate) fn keeps_all(&self) -> bool {
         self.keep == Keep::All
     }
 
-    /// The updates of every stage of a run; [`Executor::enter`] merges them.
+    /// The updates of every stage of a run; `Executor::enter` merges them.
     ///
     /// # Errors
     /// Those of [`Executor::set_loras`], of any stage.
@@ -102,7 +102,7 @@ impl Executor {
     ///
     /// # Errors
     /// None that [`Executor::keep_loras`] has not found.
-    pub fn enter(&mut self, stage: u8) -> Result<()> {
+    pub(crate) fn enter(&mut self, stage: u8) -> Result<()> {
         if self.by_stage.is_empty() || stage == self.stage {
             return Ok(());
         }
@@ -116,7 +116,7 @@ impl Executor {
     }
 
     /// Whether some weights of a component differ between the stages.
-    pub fn differs_by_stage(&self, component: &str) -> bool {
+    pub(crate) fn differs_by_stage(&self, component: &str) -> bool {
         let [first, second] = [1, 2].map(|stage| self.by_stage.of_stage(stage));
         lora::differing(&first, &second).iter().any(|(of, _)| of.folder() == component)
     }
@@ -152,7 +152,6 @@ impl Executor {
         taken
     }
 
-    /// The engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -163,7 +162,7 @@ impl Executor {
     }
 
     /// Bytes of the parameters that a program reads, on one device.
-    pub fn parameter_bytes_of(&self, program: &Executable) -> usize {
+    pub(crate) fn parameter_bytes_of(&self, program: &Executable) -> usize {
         program.arguments().iter().filter_map(|a| self.parameters.get(&a.name)).map(ShardedTensor::device_bytes).sum()
     }
 
@@ -173,12 +172,12 @@ impl Executor {
     }
 
     /// Hashes of the programs used so far, by name.
-    pub fn program_hashes(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(crate) fn program_hashes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.programs.values().map(|e| (e.name(), e.hash()))
     }
 
     /// Makes a network ready: compiled, its parameters on the device. Both are kept, so that a second request with
-    /// the same program costs nothing; of parameters as many as [`Executor::keep`] says.
+    /// the same program costs nothing; of parameters as many as `Executor::keep` says.
     ///
     /// # Errors
     /// What is wrong with program, files or device.
@@ -198,10 +197,7 @@ impl Executor {
     }
 
     /// Compiles a network, once.
-    ///
-    /// # Errors
-    /// What is wrong with program or device.
-    pub fn compile(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
+    pub(crate) fn compile(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
         let made = self.made.len();
         let compiled = self.compile_program(name, &network.program)?;
         if self.made.len() > made {
@@ -211,10 +207,7 @@ impl Executor {
     }
 
     /// Compiles a program without parameters, once.
-    ///
-    /// # Errors
-    /// What is wrong with program or device.
-    pub fn compile_program(&mut self, name: &str, program: &Program) -> Result<Rc<Executable>> {
+    pub(crate) fn compile_program(&mut self, name: &str, program: &Program) -> Result<Rc<Executable>> {
         let hash = program.hash();
         if let Some(known) = self.programs.get(&hash) {
             let alike = known.arguments() == program.arguments && known.results() == program.results;
@@ -263,7 +256,7 @@ impl Executor {
     ///
     /// # Errors
     /// A missing input, by name; the plugin's message.
-    pub fn run_with<'a>(
+    pub(crate) fn run_with<'a>(
         &'a self,
         program: &Executable,
         find: impl Fn(&str) -> Option<&'a ShardedTensor>,
@@ -272,22 +265,22 @@ impl Executor {
     }
 
     /// Programs that were compiled or taken from the cache since [`Executor::reset_set_up_time`].
-    pub fn made(&self) -> &[Rc<Executable>] {
+    pub(crate) fn made(&self) -> &[Rc<Executable>] {
         &self.made
     }
 
     /// Time spent making them ready.
-    pub fn compile_time(&self) -> Duration {
+    pub(crate) fn compile_time(&self) -> Duration {
         self.made.iter().map(|e| e.compile_time()).sum()
     }
 
     /// Time spent loading and compiling so far.
-    pub fn set_up_time(&self) -> Duration {
+    pub(crate) fn set_up_time(&self) -> Duration {
         self.load_time + self.compile_time()
     }
 
     /// Starts counting loading and compiling anew, for the next request's figures.
-    pub fn reset_set_up_time(&mut self) {
+    pub(crate) fn reset_set_up_time(&mut self) {
         self.load_time = Duration::ZERO;
         self.made.clear();
     }
@@ -296,7 +289,7 @@ impl Executor {
     ///
     /// # Errors
     /// No such argument, another shape; the plugin's message.
-    pub fn upload(&self, program: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor> {
+    pub(crate) fn upload(&self, program: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor> {
         Ok(self.engine.upload(program, name, tensor)?)
     }
 

@@ -10,10 +10,8 @@ use crate::weights::{Component, Lora, ModelSource, TensorView, check_finite, lor
 
 /// Files and updates.
 pub(super) struct Files<'a> {
-    /// The model.
-    pub source: &'a ModelSource,
-    /// What is added to its weights.
-    pub loras: &'a [Lora],
+    pub(crate) source: &'a ModelSource,
+    pub(crate) loras: &'a [Lora],
 }
 
 type Found<T> = std::result::Result<T, String>;

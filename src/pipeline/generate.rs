@@ -1,8 +1,7 @@
 //! `generate`: every video of a configuration, with programs compiled and weights loaded once.
 
 use super::phase::Phase;
-use crate::request;
-use crate::request::{Request, Shapes};
+use crate::request::Request;
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
@@ -13,12 +12,11 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::batch::videos_at_once;
+use super::condition_encoder;
 use super::error::{PipelineError, Result};
-use super::memory;
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
 use super::processes;
-use super::programs::Programs;
 use super::report::{self, Outer};
 use super::saved::Saving;
 use super::session::Session;
@@ -35,18 +33,17 @@ const INTERRUPT_EVERY: usize = 8;
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Finished {
     /// The MP4.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Of its noise.
-    pub seed: u64,
-    /// What it shows.
-    pub prompt: String,
+    pub(crate) seed: u64,
+    pub(crate) prompt: String,
     /// SHA-256 of the raw frames.
     pub frames_sha256: String,
     /// SHA-256 of the raw samples.
     pub samples_sha256: String,
 }
 
-/// What a run tells while it goes on; the answer to a step says whether to continue.
+/// Receiver of a run's progress; the answer to a step says whether to continue.
 pub trait Observer {
     /// A stage of videos that are made together moves on.
     fn progress(&mut self, jobs: &[Job], stage: Phase, done: usize, total: usize) -> ControlFlow<()>;
@@ -76,17 +73,16 @@ pub fn generate(
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
     let model = Model::of(config)?;
     let requests: Vec<Request> =
-        options.jobs.iter().map(|job| of_job(config, &model, job)).collect::<Result<Vec<_>>>()?;
-    // Pictures that cannot be used are found before anything is loaded.
-    for given in requests.iter().flat_map(|request| &request.images) {
-        media::read_picture(&given.path)?;
+        options.jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<_>>>()?;
+    // Files that cannot be used are found before anything is loaded.
+    for condition in requests.iter().flat_map(|request| request.conditions.as_ref()).flatten() {
+        condition_encoder::check(condition)?;
     }
     let mut started = Instant::now();
-    let Session { config, mut runner, versions, first } = Session::start(config, model, group)?;
+    let mut session = Session::start(config, model, group)?;
+    session.plan(options.dump.is_some(), group)?;
+    let Session { config, mut runner, versions, first } = session;
     let config = &config;
-    let programs = Programs::of(config, None)?.dumping(options.dump.is_some());
-    let keep = memory::plan(config, &programs, &mut runner.executor, &runner.build, group)?;
-    runner.executor.keep(keep);
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let mut run = RunOptions { chunk, dump: options.dump.is_some(), saving: None };
 
@@ -145,17 +141,6 @@ pub fn generate(
     Ok(finished)
 }
 
-/// A job as the model takes it.
-///
-/// # Errors
-/// Sizes and schedules that it does not take.
-pub fn of_job(config: &Config, model: &Model, job: &Job) -> Result<Request> {
-    let request = request::of_job(config, &model.sizes, job)?;
-    let tokens = Shapes::of(&model.sizes, &request.passes().0)?;
-    let own = tokens.tokens[0] - tokens.appended;
-    Ok(Request { sigmas: request::sigmas(config, &model.scheduler, own)?, ..request })
-}
-
 fn write(
     config: &Config,
     options: &GenerateOptions,
@@ -166,8 +151,7 @@ fn write(
     several: bool,
 ) -> Result<Finished> {
     let frames = &generated.frames;
-    let rate = u32::try_from(generated.sample_rate).unwrap_or(u32::MAX);
-    let audio = Audio::new(generated.audio.clone(), rate)?;
+    let audio = generated.sound()?;
     let encoder = Mp4Options { replace, ..Mp4Options::default() };
     // The hashes are taken beside the encoder.
     let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {

@@ -17,19 +17,19 @@ use crate::runtime::{RuntimeError, random_tensor};
 use crate::tensor::Tensor;
 use crate::weights::{TensorSpec, write_component, write_json};
 
-/// What was written.
-pub struct Written {
+/// Counts of a written model.
+pub(crate) struct Written {
     /// Parameters of all components.
-    pub parameters: usize,
+    pub(crate) parameters: usize,
     /// Bytes of all weight files.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 /// Writes the preset's model with random weights drawn from `seed` into `dir`, which must not exist or be empty.
 ///
 /// # Errors
 /// A folder with something in it, a file that cannot be written.
-pub fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Written> {
+pub(crate) fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Written> {
     let taken = std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
     if taken {
         let reason = "exists and is not empty; name another folder or remove it".to_string();

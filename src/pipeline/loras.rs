@@ -24,12 +24,12 @@ impl Loras {
     }
 
     /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Those of a stage, counted from 1.
-    pub fn of_stage(&self, stage: u8) -> Vec<Lora> {
+    pub(crate) fn of_stage(&self, stage: u8) -> Vec<Lora> {
         self.0.iter().filter(|(_, stages)| stages.contains(&stage)).map(|(lora, _)| lora.clone()).collect()
     }
 }

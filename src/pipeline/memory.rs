@@ -1,4 +1,4 @@
-//! What a run needs of each device's memory, planned before anything is loaded: from the programs as they are written and
+//! Memory that a run needs on each device, planned before anything is loaded: from the programs as they are written and
 //! compiled, against what the device says is free.
 
 use super::setup;
@@ -20,7 +20,7 @@ use crate::runtime::processes::Group;
 /// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
 const SPARE: f64 = 0.03;
 
-/// What a program needs on a device, in bytes.
+/// Bytes of one program on a device.
 #[derive(Clone, Debug)]
 struct Need {
     program: ProgramKind,
@@ -32,13 +32,13 @@ struct Need {
     io: usize,
 }
 
-/// What a run needs on each device.
+/// Bytes of a run on each device, by program and component.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub(crate) struct Plan {
     needs: Vec<Need>,
     /// Parameters of each component, in bytes; twice where two stages have their own.
     components: BTreeMap<&'static str, usize>,
-    /// What may be used, in bytes, where that is known.
+    /// Bytes of a device that may be used, where that is known.
     limit: Option<usize>,
 }
 
@@ -59,7 +59,7 @@ fn parameters<'a>(networks: impl IntoIterator<Item = &'a Network>) -> BTreeMap<&
     sums
 }
 
-/// What may be used of each device by what the devices say, in bytes. Processes that run together have one number, or they
+/// Usable bytes of each device, as the devices report them. Processes that run together have one number, or they
 /// would run their programs in different orders.
 fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>> {
     let engine = executor.engine();
@@ -78,10 +78,7 @@ fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>
 
 impl Plan {
     /// Writes and compiles every program of a run.
-    ///
-    /// # Errors
-    /// What is wrong with a program or the device.
-    pub fn of(
+    pub(crate) fn of(
         config: &Config,
         programs: &Programs,
         executor: &mut Executor,
@@ -122,7 +119,7 @@ impl Plan {
         self.needs.iter().map(|n| (n, self.alone(n))).max_by_key(|(_, bytes)| *bytes)
     }
 
-    /// What stays on the devices; none where the run has no room.
+    /// Components that stay on the devices; none where the run has no room.
     fn keep(&self, residency: Residency) -> Option<Keep> {
         let least = self.largest().map_or(0, |(_, bytes)| bytes);
         let limit = self.limit.unwrap_or(usize::MAX);
@@ -135,7 +132,7 @@ impl Plan {
     }
 
     /// A line a program, and sums.
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let mut text = String::from("memory a device           parameters GiB   beside them\n");
         for need in &self.needs {
             let bytes = self.alone(need);
@@ -159,7 +156,7 @@ fn gib(bytes: usize) -> f64 {
 ///
 /// # Errors
 /// Too little memory, with the cheapest change that fits; what is wrong with a program.
-pub fn plan(
+pub(crate) fn plan(
     config: &Config,
     programs: &Programs,
     executor: &mut Executor,
@@ -175,7 +172,7 @@ pub fn plan(
     }
 }
 
-/// What is missing, and the cheapest change that fits.
+/// Message of a run that does not fit: the missing bytes, and the cheapest change that fits.
 fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> String {
     let limit = plan.limit.unwrap_or(usize::MAX);
     let have = format!("{:.2} GiB a device may be used", gib(limit));
@@ -215,7 +212,7 @@ fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
     config
 }
 
-/// What the largest program of a changed configuration needs alone: its parameters, and the work of today's program in the
+/// Bytes of a changed configuration's largest program alone: its parameters, and the work of today's program in the
 /// proportion of the arguments and results that are not parameters.
 fn estimate(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> Option<usize> {
     let engine = executor.engine();

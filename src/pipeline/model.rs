@@ -8,16 +8,16 @@ use serde_json::{Value, json};
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::origin::{self, Origin, Weights};
-use crate::config::Config;
+use crate::config::{Config, Job};
 use crate::models::tokenizer::Tokenizer;
-use crate::request::ModelSizes;
+use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
 use crate::weights::{ModelSource, check_finite};
 
 /// Components that every run needs. The text encoder stands before the tokenizer, which its folder often brings.
-pub fn needed_components() -> impl Iterator<Item = Component> {
+pub(crate) fn needed_components() -> impl Iterator<Item = Component> {
     Component::ALL.into_iter().filter(|part| *part != Component::LatentUpsampler)
 }
 
@@ -25,20 +25,19 @@ pub fn needed_components() -> impl Iterator<Item = Component> {
 pub struct Model {
     /// The configurations, which become programs.
     pub configs: ModelConfigs,
-    /// What the programs are written from.
+    /// Sizes that the programs are written from.
     pub sizes: ModelSizes,
     /// The model's own schedule.
     pub scheduler: FlowMatch,
-    /// Tokenizer.
     pub tokenizer: Tokenizer,
     /// Of the video latents.
     pub video_statistics: Statistics,
     /// Of the audio tokens.
     pub audio_statistics: Statistics,
     /// Samples a second.
-    pub sample_rate: usize,
+    pub(crate) sample_rate: usize,
     /// Where the parameters come from.
-    pub weights: Weights,
+    pub(crate) weights: Weights,
 }
 
 impl Model {
@@ -139,7 +138,17 @@ impl Model {
         })
     }
 
-    /// What tells this model apart from others, as the sidecar of a run keeps it.
+    /// A job as this model takes it.
+    ///
+    /// # Errors
+    /// Sizes and schedules that it does not take.
+    pub fn request(&self, config: &Config, job: &Job) -> Result<Request> {
+        let request = request::of_job(config, &self.sizes, job)?;
+        let tokens = Shapes::of(&self.sizes, &request.passes().0)?;
+        Ok(Request { sigmas: request::sigmas(config, &self.scheduler, tokens.own_tokens())?, ..request })
+    }
+
+    /// Name, hashes and versions by which the sidecar of a run tells this model from others.
     ///
     /// # Errors
     /// A file that cannot be read.

@@ -1,4 +1,4 @@
-//! What a run is told beside its configuration.
+//! Settings of a run that are no part of its configuration.
 
 use std::path::PathBuf;
 

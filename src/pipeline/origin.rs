@@ -13,7 +13,7 @@ use crate::config::{Config, WeightSource};
 use crate::models::presets::Preset;
 use crate::weights::{Component, ModelSource, Overrides};
 
-/// What a model's configurations are read from.
+/// Source of a model's configurations.
 #[derive(Clone)]
 pub enum Origin {
     /// Files on this machine.
@@ -27,7 +27,7 @@ impl Origin {
     ///
     /// # Errors
     /// No such model, with where it was looked for.
-    pub fn of(config: &Config) -> Result<Self> {
+    pub(crate) fn of(config: &Config) -> Result<Self> {
         match (files(config), Preset::named(&config.model.path)) {
             (Ok(source), _) => Ok(Origin::Files(source)),
             (Err(_), Some(preset)) => Ok(Origin::Preset(preset)),
@@ -39,7 +39,7 @@ impl Origin {
     ///
     /// # Errors
     /// A component that is not there.
-    pub fn json(&self, part: Component) -> Result<Value> {
+    pub(crate) fn json(&self, part: Component) -> Result<Value> {
         match self {
             Origin::Files(source) => Ok(source.config(part)?),
             Origin::Preset(preset) => preset
@@ -50,7 +50,7 @@ impl Origin {
     }
 
     /// Where a component's configuration is read from: a file, or a preset's name.
-    pub fn config_place(&self, part: Component) -> PathBuf {
+    pub(crate) fn config_place(&self, part: Component) -> PathBuf {
         match self {
             Origin::Files(source) => source.config_path(part),
             Origin::Preset(preset) => PathBuf::from(preset.name),
@@ -58,7 +58,7 @@ impl Origin {
     }
 
     /// Whether the model has a component.
-    pub fn has(&self, part: Component) -> bool {
+    pub(crate) fn has(&self, part: Component) -> bool {
         match self {
             Origin::Files(source) => source.has(part),
             Origin::Preset(preset) => preset.config(part.folder()).is_some(),
@@ -66,7 +66,7 @@ impl Origin {
     }
 
     /// Where it lies, or what it is called.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match self {
             Origin::Files(source) => source.path().display().to_string(),
             Origin::Preset(preset) => preset.name.to_string(),
@@ -77,7 +77,7 @@ impl Origin {
     ///
     /// # Errors
     /// A model whose generation cannot be told.
-    pub fn describe(&self) -> Result<String> {
+    pub(crate) fn describe(&self) -> Result<String> {
         Ok(match self {
             Origin::Files(source) => format!("{} (LTX-{})", self.name(), source.version()?),
             Origin::Preset(_) => format!("{}: not on this machine; its published configuration", self.name()),
@@ -88,7 +88,7 @@ impl Origin {
     ///
     /// # Errors
     /// A configuration that cannot be read.
-    pub fn random_fingerprint(&self, seed: u64) -> Result<String> {
+    pub(crate) fn random_fingerprint(&self, seed: u64) -> Result<String> {
         let mut hash = Sha256::new().chain_update(seed.to_le_bytes());
         for part in Component::ALL.into_iter().filter(|p| *p != Component::Tokenizer && self.has(*p)) {
             hash.update(format!("{} {}\n", part.folder(), self.json(part)?));
@@ -97,11 +97,11 @@ impl Origin {
     }
 }
 
-/// What a run of a configuration reads its model's configurations and its parameters from.
+/// Sources of a run's model configurations and of its parameters.
 ///
 /// # Errors
 /// No such model, with where it was looked for.
-pub fn of_run(config: &Config) -> Result<(Origin, Weights)> {
+pub(crate) fn of_run(config: &Config) -> Result<(Origin, Weights)> {
     match config.model.weights {
         WeightSource::Random => Ok((Origin::of(config)?, Weights::Random(config.model.weights_seed))),
         WeightSource::File => {
@@ -141,11 +141,11 @@ impl From<Rc<ModelSource>> for Weights {
 }
 
 impl Weights {
-    /// What the files hold of the transformer's blocks, and whether their header speaks of quantization.
+    /// Formats of the transformer's blocks in the files, and whether their header speaks of quantization.
     ///
     /// # Errors
     /// The transformer's files cannot be read.
-    pub fn describe_blocks(&self) -> Result<String> {
+    pub(crate) fn describe_blocks(&self) -> Result<String> {
         let Weights::Files(source) = self else { return Ok("random numbers".into()) };
         let checkpoint = source.checkpoint(Component::Transformer)?;
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();

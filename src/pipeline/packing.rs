@@ -16,7 +16,7 @@ pub fn pack(sizes: &ModelSizes, video: &Array5<f32>, audio: &Array4<f32>) -> Res
 }
 
 /// Tokens of `batch` videos to un-normalised latents `[b, C, F, H, W]` and `[b, C, L, M]`.
-pub fn unpack(
+pub(crate) fn unpack(
     model: &Model,
     shapes: &Shapes,
     batch: usize,

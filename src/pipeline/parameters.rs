@@ -6,7 +6,7 @@ use super::origin::Weights;
 use super::program_table::TABLE;
 use crate::hlo::{DType, Type};
 use crate::nn::{Axis, Build, Init, Param, Source};
-use crate::weights::{Checkpoint, Component, Report, validate};
+use crate::weights::{Checkpoint, Component, ValidationReport, validate};
 
 /// Every parameter that any program of a part declares, and what only the host reads.
 ///
@@ -38,7 +38,7 @@ pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>>
 ///
 /// # Errors
 /// The first differences, naming the file.
-pub fn check_files(
+pub(crate) fn check_files(
     configs: &ModelConfigs,
     weights: &Weights,
     parts: impl IntoIterator<Item = Component>,
@@ -52,10 +52,7 @@ pub fn check_files(
 }
 
 /// Compares a part's checkpoint with its parameters, from headers alone.
-///
-/// # Errors
-/// What is wrong with the configuration.
-pub fn compare(configs: &ModelConfigs, part: Component, checkpoint: &Checkpoint) -> Result<Report> {
+pub(crate) fn compare(configs: &ModelConfigs, part: Component, checkpoint: &Checkpoint) -> Result<ValidationReport> {
     let params = parameters(configs, part)?;
     Ok(validate(checkpoint, part, params.iter().flat_map(|p| p.source.tensors())))
 }

@@ -7,5 +7,5 @@ use super::program_table::ProgramKind;
 /// Phase of a run, named after the program that most of it is.
 pub type Phase = ProgramKind;
 
-/// What a running request tells; the answer says whether to go on.
+/// Receiver of a request's progress (phase, steps done, steps in all); its answer says whether to go on.
 pub type Watch<'a> = &'a mut dyn FnMut(Phase, usize, usize) -> ControlFlow<()>;

@@ -15,7 +15,7 @@ use crate::media;
 use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
 
-/// What may differ between processes: places on their hosts, and what they are told about each other.
+/// Keys that may differ between processes: places on their hosts, and the processes' numbers and addresses.
 const OWN: [&str; 11] = [
     "/output",
     "/runtime/distributed",
@@ -71,7 +71,7 @@ pub fn together<T, E: Display + From<PipelineError>>(
 ///
 /// # Errors
 /// The first process that differs and the key in which it does; the same in every process.
-pub fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Result<(), PipelineError> {
+pub(crate) fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Result<(), PipelineError> {
     let mut own = json!({
         "config": config,
         "jobs": options.jobs.iter().map(|Job { prompt, seed, .. }| json!({"prompt": prompt, "seed": seed})).collect::<Vec<_>>(),
@@ -95,10 +95,7 @@ pub fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Res
 
 /// Waits until all have done their part, files included: a process that gave its devices back earlier would be a lost peer
 /// to the others' communicators.
-///
-/// # Errors
-/// The store.
-pub fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
+pub(crate) fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
     Ok(group.all_gather("done").map(drop)?)
 }
 

@@ -13,17 +13,17 @@ use crate::sampling::guidance::Branch;
 
 /// Model and sizes that a program is written from.
 pub(super) struct ProgramSpec<'a> {
-    pub configs: &'a ModelConfigs,
-    pub sizes: &'a ModelSizes,
+    pub(crate) configs: &'a ModelConfigs,
+    pub(crate) sizes: &'a ModelSizes,
     /// Request of the program's pass.
-    pub request: &'a Request,
+    pub(crate) request: &'a Request,
     /// Request of the last pass.
-    pub last: &'a Request,
+    pub(crate) last: &'a Request,
     /// Whether frames leave the device as floats.
-    pub float_frames: bool,
-    pub shapes: Shapes,
-    pub shape: DenoiseShape,
-    pub build: &'a Build,
+    pub(crate) float_frames: bool,
+    pub(crate) shapes: Shapes,
+    pub(crate) shape: DenoiseShape,
+    pub(crate) build: &'a Build,
 }
 
 impl ProgramSpec<'_> {
@@ -72,7 +72,7 @@ pub(super) fn video_decoder(s: &ProgramSpec) -> Result<Network> {
 
 pub(super) fn video_encoder(s: &ProgramSpec) -> Result<Network> {
     let r = s.request;
-    let frames = if r.images.is_empty() { r.num_frames } else { 1 };
+    let frames = if r.has_images() { 1 } else { r.num_frames };
     s.configs.video_encoder_program([s.shapes.video.batch, 3, frames, r.height, r.width], s.build)
 }
 

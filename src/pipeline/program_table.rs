@@ -17,7 +17,6 @@ use crate::weights::Component;
 
 /// A program. Those of a run are in the order of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
-#[allow(missing_docs)] // Described in the table.
 pub enum ProgramKind {
     TextEncoder,
     Connectors,
@@ -48,9 +47,9 @@ pub(super) enum Runs {
 
 /// How a program runs without the others, on the reference's arguments.
 #[derive(Clone, Copy)]
-pub struct SingleRun {
+pub(crate) struct SingleRun {
     /// Tensors in and out, for the command line.
-    pub help: &'static str,
+    pub(crate) help: &'static str,
     /// Scalars it takes.
     pub(super) scalars: &'static [&'static str],
     /// Program and inputs of the arguments.
@@ -61,24 +60,23 @@ pub struct SingleRun {
 
 /// A program's row.
 #[derive(Clone, Copy)]
-pub struct ProgramRow {
-    /// Identity.
-    pub kind: ProgramKind,
+pub(crate) struct ProgramRow {
+    pub(crate) kind: ProgramKind,
     /// Name in sidecars, reports and JSON; with hyphens on the command line.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// One line for the command line.
-    pub help: &'static str,
+    pub(crate) help: &'static str,
     /// Checkpoint folder of most of its parameters.
-    pub part: Component,
+    pub(crate) part: Component,
     /// Phase that it is timed with, by the program that phase is named after.
-    pub phase: ProgramKind,
+    pub(crate) phase: ProgramKind,
     has_blocks: bool,
     /// Whether its sizes are the last pass', of two.
     pub(super) last_pass: bool,
     pub(super) runs: Runs,
     pub(super) write: fn(&ProgramSpec) -> Result<Network>,
     /// How `ltx2 run` runs it, where it does.
-    pub alone: Option<SingleRun>,
+    pub(crate) alone: Option<SingleRun>,
 }
 
 impl ProgramRow {
@@ -126,7 +124,7 @@ use ProgramKind as Kind;
 
 /// All programs, at the places of their kinds.
 #[rustfmt::skip]
-pub static TABLE: [ProgramRow; 12] = [
+pub(crate) static TABLE: [ProgramRow; 12] = [
     ProgramRow::new(Kind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
         Part::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
@@ -180,8 +178,7 @@ pub static TABLE: [ProgramRow; 12] = [
 ];
 
 impl ProgramKind {
-    /// Its row.
-    pub fn row(self) -> &'static ProgramRow {
+    pub(crate) fn row(self) -> &'static ProgramRow {
         &TABLE[self as usize]
     }
 
@@ -191,19 +188,19 @@ impl ProgramKind {
     }
 
     /// Name in tables for readers.
-    pub fn label(self) -> String {
+    pub(crate) fn label(self) -> String {
         self.name().replace('_', " ")
     }
 
     /// Name on the command line.
-    pub fn flag(self) -> &'static str {
+    pub(crate) fn flag(self) -> &'static str {
         static FLAGS: LazyLock<Vec<String>> =
             LazyLock::new(|| TABLE.iter().map(|row| row.name.replace('_', "-")).collect());
         &FLAGS[self as usize]
     }
 
     /// Whether it runs the transformer's blocks.
-    pub fn has_blocks(self) -> bool {
+    pub(crate) fn has_blocks(self) -> bool {
         self.row().has_blocks
     }
 
@@ -211,14 +208,14 @@ impl ProgramKind {
     ///
     /// # Errors
     /// No such program; all there are.
-    pub fn named(name: &str) -> std::result::Result<Self, String> {
+    pub(crate) fn named(name: &str) -> std::result::Result<Self, String> {
         let all = || TABLE.iter().map(|row| row.kind.flag()).collect::<Vec<_>>().join(", ");
         let row = TABLE.iter().find(|row| row.kind.flag() == name);
         row.map(|row| row.kind).ok_or_else(|| format!("no program '{name}'; there are {}", all()))
     }
 
     /// Programs that phases of a run are named after, in order.
-    pub fn phases() -> impl Iterator<Item = Self> {
+    pub(crate) fn phases() -> impl Iterator<Item = Self> {
         TABLE.iter().filter(|row| row.phase == row.kind && row.runs != Runs::Alone).map(|row| row.kind)
     }
 }

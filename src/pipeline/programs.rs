@@ -24,8 +24,7 @@ pub struct Programs {
     second: Option<Request>,
     /// Whether frames leave the device as values.
     values: bool,
-    /// What the model was read from.
-    pub origin: String,
+    pub(crate) origin: String,
 }
 
 impl Programs {
@@ -58,7 +57,7 @@ impl Programs {
 
     /// The programs of a run that keeps its intermediate tensors.
     #[must_use]
-    pub fn dumping(self, dump: bool) -> Self {
+    pub(crate) fn dumping(self, dump: bool) -> Self {
         Programs { values: dump, ..self }
     }
 
@@ -79,16 +78,13 @@ impl Programs {
     }
 
     /// Writes every program of a run, so that a layout that does not fit is found before anything has run.
-    ///
-    /// # Errors
-    /// Those of [`Programs::network`].
-    pub fn check(&self, build: &Build) -> Result<()> {
+    pub(crate) fn check(&self, build: &Build) -> Result<()> {
         self.kinds().try_for_each(|kind| self.network(kind, build).map(drop))
     }
 
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
-        let (two_passes, images) = (self.second.is_some(), !self.first.images.is_empty());
+        let (two_passes, images) = (self.second.is_some(), self.first.has_images());
         let runs = move |row: &&ProgramRow| match row.runs {
             Runs::Always => true,
             Runs::TwoPasses => two_passes,
@@ -99,7 +95,7 @@ impl Programs {
     }
 
     /// The parts of the model that they read.
-    pub fn parts(&self) -> BTreeSet<Component> {
+    pub(crate) fn parts(&self) -> BTreeSet<Component> {
         self.kinds().map(|kind| kind.row().part).collect()
     }
 

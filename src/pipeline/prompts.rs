@@ -12,10 +12,7 @@ use crate::tensor::Tensor;
 
 /// The prompts of a batch, `kinds` a video, as ids and mask `[prompts, tokens]`, and for each video asked for the number
 /// of tokens that did not fit.
-///
-/// # Errors
-/// The tokenizer's.
-pub fn tokens(model: &Model, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
+pub(crate) fn tokens(model: &Model, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
     let tokens = batch.shared().max_sequence_length;
     let mut ids = Array2::<i32>::zeros((batch.size() * kinds, tokens));
     let mut mask = ids.clone();

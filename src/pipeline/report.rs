@@ -1,4 +1,4 @@
-//! What a run tells afterwards: the table of its stages, and the same as JSON.
+//! Report of a run: the table of its phases, and the same as JSON.
 
 use super::phase::Phase;
 use std::fmt::Write;
@@ -13,15 +13,15 @@ use crate::runtime::ExecutableOrigin;
 
 /// Times of a run beside those of its stages.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Outer {
+pub(crate) struct Outer {
     /// Writing the files.
-    pub encoding: Duration,
+    pub(crate) encoding: Duration,
     /// From the start of the request, and of those made with it, to its last file.
-    pub total: Duration,
+    pub(crate) total: Duration,
 }
 
 /// The most memory the process held, in bytes; the platform's own figure where there is no device memory to ask.
-pub fn peak_memory(executor: &Executor) -> Option<u64> {
+pub(crate) fn peak_memory(executor: &Executor) -> Option<u64> {
     if let Ok(memory) = executor.engine().own_device().memory()
         && let Some(peak) = memory.peak
     {
@@ -49,7 +49,7 @@ fn rows(generated: &Generated, executor: &Executor, outer: Outer) -> Vec<(String
 }
 
 /// The table printed after every run.
-pub fn table(generated: &Generated, executor: &Executor, outer: Outer) -> String {
+pub(crate) fn table(generated: &Generated, executor: &Executor, outer: Outer) -> String {
     let mut text = String::new();
     for (name, time) in rows(generated, executor, outer) {
         // Writing to a String cannot fail.
@@ -76,7 +76,7 @@ pub fn table(generated: &Generated, executor: &Executor, outer: Outer) -> String
 }
 
 /// The same figures as JSON, with every program's hash, compiles, cache hits and executions.
-pub fn json(generated: &Generated, executor: &Executor, outer: Outer) -> Value {
+pub(crate) fn json(generated: &Generated, executor: &Executor, outer: Outer) -> Value {
     let took = |s: Phase| generated.timings.iter().find(|t| t.phase == s);
     let host = generated.timings.iter().map(PhaseTime::host).sum::<Duration>();
     let hashes: std::collections::BTreeMap<&str, &str> = executor.program_hashes().collect();

@@ -7,19 +7,18 @@ use super::phase::Watch;
 use super::runner::Runner;
 
 /// A batch of requests on its way: what its phases share.
-pub struct Run<'a> {
+pub(crate) struct Run<'a> {
     /// The model on its devices.
-    pub runner: &'a mut Runner,
-    /// The requests.
-    pub batch: Batch<'a>,
+    pub(crate) runner: &'a mut Runner,
+    pub(crate) batch: Batch<'a>,
     /// Noise that is still to be drawn.
-    pub noise: Noise,
+    pub(crate) noise: Noise,
     /// Times of the phases.
-    pub clock: Clock,
+    pub(crate) clock: Clock,
     /// Intermediate tensors.
-    pub dump: Dump,
+    pub(crate) dump: Dump,
     /// How it is run.
-    pub options: &'a RunOptions,
+    pub(crate) options: &'a RunOptions,
     /// Told of progress.
-    pub watch: Watch<'a>,
+    pub(crate) watch: Watch<'a>,
 }

@@ -12,7 +12,6 @@ use crate::sampling::denoise::DenoiseShape;
 
 /// A model, the devices it runs on, and how its networks become programs there.
 pub struct Runner {
-    /// The model.
     pub model: Model,
     /// Programs and parameters.
     pub executor: Executor,

@@ -13,6 +13,7 @@ use super::model::Model;
 use super::tensors;
 use super::tensors::fixed;
 use crate::config::{Config, Job};
+use crate::request::{self, Condition};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
@@ -37,17 +38,16 @@ pub struct Saving {
     found: Option<Saved>,
 }
 
-/// What a stage carries between two steps.
+/// State of a pass between two steps.
 #[derive(Clone, Debug)]
-pub struct Saved {
-    /// The stage.
-    pub phase: Phase,
+pub(crate) struct Saved {
+    pub(crate) phase: Phase,
     /// Its evaluations so far.
-    pub done: usize,
-    /// What the sampler carries, in the loop's order.
-    pub carried: Vec<Tensor>,
+    pub(crate) done: usize,
+    /// Values of the sampler, in the loop's order.
+    pub(crate) carried: Vec<Tensor>,
     /// In the second stage, the first one's normalised audio tokens.
-    pub sound: Option<Array3<f32>>,
+    pub(crate) sound: Option<Array3<f32>>,
 }
 
 /// The file in which the steps of the video `output` are kept.
@@ -63,7 +63,7 @@ impl Saving {
     ///
     /// # Errors
     /// A file that is damaged, or of another request, model or release of this program.
-    pub fn new(
+    pub(crate) fn new(
         config: &Config,
         model: &Model,
         jobs: &[Job],
@@ -86,12 +86,12 @@ impl Saving {
     }
 
     /// The steps of an ended run, if it ended in this stage.
-    pub fn found(&self, phase: Phase) -> Option<&Saved> {
+    pub(crate) fn found(&self, phase: Phase) -> Option<&Saved> {
         self.found.as_ref().filter(|saved| saved.phase == phase)
     }
 
     /// Steps between two savings.
-    pub fn every(&self) -> Option<usize> {
+    pub(crate) fn every(&self) -> Option<usize> {
         self.every
     }
 
@@ -99,7 +99,7 @@ impl Saving {
     ///
     /// # Errors
     /// The file that cannot be written.
-    pub fn write(&self, saved: &Saved) -> Result<()> {
+    pub(crate) fn write(&self, saved: &Saved) -> Result<()> {
         let carried = saved.carried.iter().cloned().enumerate().map(|(i, t)| (format!("carried.{i}"), t));
         let sound = saved.sound.iter().map(|t| ("sound".to_string(), Tensor::from(t.clone())));
         let tensors: Vec<_> = carried.chain(sound).collect();
@@ -112,12 +112,12 @@ impl Saving {
     }
 
     /// Says where the steps of a run that ends are.
-    pub fn tell(&self) {
+    pub(crate) fn tell(&self) {
         tracing::info!("the steps are kept in {}; --resume goes on there", self.path.display());
     }
 
     /// Removes the file: the videos are written.
-    pub fn finish(&self) {
+    pub(crate) fn finish(&self) {
         // There is none where no step was kept.
         let _ = std::fs::remove_file(&self.path);
     }
@@ -162,8 +162,9 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         }
         own
     });
-    let pictures = config.request.images.iter().map(|image| &image.path);
-    let files = pictures.chain(config.model.loras.iter().map(|lora| &lora.path));
+    let conditions = request::conditions(config)?;
+    let given = conditions.as_ref().into_iter().flatten().map(Condition::path);
+    let files = given.chain(config.model.loras.iter().map(|lora| Path::new(&lora.path)));
     let about = |path: &Path| {
         let about = std::fs::metadata(path).ok()?;
         let time = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
@@ -173,7 +174,7 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         "release": env!("CARGO_PKG_VERSION"),
         "requests": each.collect::<Vec<_>>(),
         "model": model.identity()?,
-        "files": files.map(|path| about(Path::new(path))).collect::<Vec<_>>(),
+        "files": files.map(about).collect::<Vec<_>>(),
     });
     Ok(Sha256::digest(all.to_string()).iter().map(|b| format!("{b:02x}")).collect())
 }

@@ -2,6 +2,7 @@
 
 use super::setup;
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -9,12 +10,16 @@ use serde_json::{Value, json};
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
 use super::loras::Loras;
+use super::memory;
 use super::model::Model;
+use super::options::RunOptions;
 use super::parameters::check_files;
 use super::programs::Programs;
 use super::runner::Runner;
+use super::text_to_video::Generated;
 use crate::config::Config;
 use crate::nn::Build;
+use crate::request::Request;
 use crate::runtime::processes::Group;
 use crate::runtime::{Engine, EngineOptions, RuntimeError, platform};
 
@@ -31,6 +36,45 @@ pub struct Session {
 }
 
 impl Session {
+    /// Opens the model of a configuration on the devices of this process, compiles every program of a run, and decides
+    /// which weights stay on the devices.
+    ///
+    /// # Errors
+    /// No such model or platform; what is wrong with the layout; too little memory.
+    pub fn open(config: &Config) -> Result<Self> {
+        let mut session = Session::start(config, Model::of(config)?, None)?;
+        session.plan(false, None)?;
+        Ok(session)
+    }
+
+    /// The requests of the configuration: one for each prompt and each of its seeds.
+    ///
+    /// # Errors
+    /// Sizes and schedules that the model does not take.
+    pub fn requests(&self) -> Result<Vec<Request>> {
+        self.config.jobs()?.iter().map(|job| self.runner.model.request(&self.config, job)).collect()
+    }
+
+    /// Makes the video of a request; [`Runner::generate`] also tells of progress.
+    ///
+    /// # Errors
+    /// What is wrong with model, request or device.
+    pub fn generate(&mut self, request: &Request) -> Result<Generated> {
+        self.runner.generate(request, &RunOptions::default(), &mut |_, _, _| ControlFlow::Continue(()))
+    }
+
+    /// Compiles every program of a run and decides which weights stay on the devices.
+    ///
+    /// # Errors
+    /// Too little memory; what is wrong with a program.
+    pub fn plan(&mut self, dump: bool, group: Option<&Arc<Group>>) -> Result<()> {
+        let programs = Programs::of(&self.config, None)?.dumping(dump);
+        let runner = &mut self.runner;
+        let keep = memory::plan(&self.config, &programs, &mut runner.executor, &runner.build, group)?;
+        runner.executor.keep(keep);
+        Ok(())
+    }
+
     /// Starts the platform of a configuration, alone or as one of several processes, and writes every program of a run
     /// once, so that a layout that does not fit is found now.
     ///

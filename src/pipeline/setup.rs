@@ -45,7 +45,7 @@ fn foreign(kernel: &str, platform: &str) -> PipelineError {
 
 /// The configuration with what it leaves open decided for the devices that are there: the layout, and attention, whose
 /// kernel's text only the libtpu that it was tried with is given. `version` is the plugin's, of itself.
-pub fn resolve(config: &Config, platform: &str, version: &str, devices: usize) -> Config {
+pub(crate) fn resolve(config: &Config, platform: &str, version: &str, devices: usize) -> Config {
     let [video, audio] = request::scales(config);
     let mut config = config.resolve_auto_layout(platform, devices, branches(video, audio).len());
     let auto = platform == "tpu" && config.runtime.attention == AttentionKernel::Auto;
@@ -55,11 +55,11 @@ pub fn resolve(config: &Config, platform: &str, version: &str, devices: usize) -
     config
 }
 
-/// What a platform is opened with, by one of several processes or alone.
+/// Options of the platform, for one of several processes or for a process alone.
 ///
 /// # Errors
 /// No such layout, or a mesh that cannot be meant.
-pub fn platform_options(config: &Config, group: Option<&Group>) -> Result<platform::Options> {
+pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result<platform::Options> {
     let fraction = config.runtime.memory_fraction;
     let each = config.runtime.distributed.devices_per_process.zip(group);
     let shared =
@@ -76,7 +76,7 @@ pub fn platform_options(config: &Config, group: Option<&Group>) -> Result<platfo
 ///
 /// # Errors
 /// 8-bit floats on a platform whose layers cannot differ.
-pub fn quantization(weights: WeightType, lowering: &Lowering, platform: &str) -> Result<Quantization> {
+pub(crate) fn quantization(weights: WeightType, lowering: &Lowering, platform: &str) -> Result<Quantization> {
     match weights {
         WeightType::Bf16 => Ok(Quantization::None),
         WeightType::Fp8 if lowering.unroll_layers => Ok(Quantization::Fp8),
@@ -90,7 +90,7 @@ pub fn quantization(weights: WeightType, lowering: &Lowering, platform: &str) ->
 ///
 /// # Errors
 /// The transformer's files cannot be read.
-pub fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
+pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
     let weights = match weights {
         WeightType::Bf16 => "bf16",
         WeightType::Fp8 => "fp8",
@@ -100,7 +100,7 @@ pub fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
 }
 
 /// How programs are compiled.
-pub fn engine_options(config: &Config) -> EngineOptions {
+pub(crate) fn engine_options(config: &Config) -> EngineOptions {
     let flag = |value: &FlagValue| match value {
         FlagValue::Bool(v) => OptionValue::Bool(*v),
         FlagValue::Int(v) => OptionValue::Int(*v),

@@ -31,10 +31,11 @@ pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
 }
 
 /// The same with words about them in the file's header.
-///
-/// # Errors
-/// Those of [`write()`].
-pub fn write_with(path: &Path, tensors: &[(String, Tensor)], about: Option<HashMap<String, String>>) -> Result<()> {
+pub(crate) fn write_with(
+    path: &Path,
+    tensors: &[(String, Tensor)],
+    about: Option<HashMap<String, String>>,
+) -> Result<()> {
     let fail = |e: safetensors::SafeTensorError| PipelineError::File { path: path.into(), reason: e.to_string() };
     let bytes: Vec<_> = tensors.iter().map(|(_, t)| t.bytes()).collect();
     let views = tensors

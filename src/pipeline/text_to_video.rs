@@ -1,5 +1,7 @@
 //! Video with sound from a prompt and image conditions: encode, denoise, upsample, denoise, decode.
 
+use std::path::Path;
+
 use ndarray::{Array2, Array3, Array4, Array5, Axis as Dim, Ix3, Ix5};
 
 use super::batch::{Batch, Dump, split};
@@ -14,7 +16,7 @@ use super::run::Run;
 use super::runner::Runner;
 use super::tensors::fixed;
 use super::tiles;
-use crate::media::Frames;
+use crate::media::{self, Audio, Frames, Mp4Options};
 use crate::models::upsampler;
 use crate::models::video_vae::Pixels;
 use crate::request::{RefinePass, Request, Shapes, Tiling};
@@ -24,12 +26,13 @@ use crate::tensor::Tensor;
 
 /// A finished video.
 pub struct Generated {
-    /// Frames.
     pub frames: Frames,
     /// Samples `[channels, samples]`.
     pub audio: Array2<f32>,
     /// Samples a second.
     pub sample_rate: usize,
+    /// Frames a second.
+    pub frame_rate: f64,
     /// Time of each phase, of all videos made together.
     pub timings: Vec<PhaseTime>,
     /// Steps of the first pass.
@@ -40,6 +43,26 @@ pub struct Generated {
     pub cut_tokens: usize,
     /// Intermediate tensors by their dump names, where asked for.
     pub dump: Vec<(String, Tensor)>,
+}
+
+impl Generated {
+    /// The samples with their rate.
+    ///
+    /// # Errors
+    /// Neither mono nor stereo.
+    pub fn sound(&self) -> Result<Audio> {
+        Ok(Audio::new(self.audio.clone(), u32::try_from(self.sample_rate).unwrap_or(u32::MAX))?)
+    }
+
+    /// Writes an MP4, over a file of that name; [`media`] writes other files and has the encoder's options.
+    ///
+    /// # Errors
+    /// The encoder's; a file that cannot be written.
+    pub fn write_mp4(&self, path: impl AsRef<Path>) -> Result<()> {
+        let (rate, sound) = (self.frame_rate, self.sound()?);
+        media::write_mp4(path.as_ref(), &self.frames, rate, Some(&sound), &Mp4Options::default())?;
+        Ok(())
+    }
 }
 
 impl Runner {
@@ -136,6 +159,7 @@ impl Run<'_> {
             frames,
             audio: audio.index_axis_move(Dim(0), 0),
             sample_rate: self.runner.model.sample_rate,
+            frame_rate: request.frame_rate,
             timings: timings.clone(),
             steps: first.sigmas.len() - 1,
             batch: self.batch.asked(),

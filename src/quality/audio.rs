@@ -10,14 +10,14 @@ use super::tensors;
 
 /// Scores of a sound against a reference of the same shape `[channels, samples]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct AudioScores {
+pub(crate) struct AudioScores {
     /// `|a - b| / |b|` over all samples.
-    pub relative_l2: f64,
+    pub(crate) relative_l2: f64,
     /// `a·b / (|a| |b|)` over all samples.
-    pub cosine: f64,
+    pub(crate) cosine: f64,
     /// Correlation of both log spectrograms: 1 where they differ by loudness alone. Unlike the other scores it ignores
     /// inaudible shifts of phase.
-    pub spectral: f64,
+    pub(crate) spectral: f64,
 }
 
 /// Window and hop length of the spectrogram in samples.
@@ -27,7 +27,7 @@ const HOP: usize = 256;
 const FLOOR: f64 = 1e-5;
 
 /// Scores of a sound `a` against a reference `b` of the same shape.
-pub fn audio(a: ArrayView2<f32>, b: ArrayView2<f32>) -> AudioScores {
+pub(crate) fn audio(a: ArrayView2<f32>, b: ArrayView2<f32>) -> AudioScores {
     let s = tensors(a.iter().copied(), b.iter().copied());
     let spectra =
         |x: ArrayView2<f32>| -> Vec<f64> { x.outer_iter().flat_map(|channel| log_spectra(channel)).collect() };

@@ -3,24 +3,24 @@
 mod audio;
 mod video;
 
-pub use audio::{AudioScores, audio};
-pub use video::{VideoScores, luma, ssim, video};
+pub(crate) use audio::{AudioScores, audio};
+pub(crate) use video::{VideoScores, video};
 
 use serde::Serialize;
 
 /// Distance of a tensor `a` from a reference `b` of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct TensorScores {
+pub(crate) struct TensorScores {
     /// `|a - b| / |b|`; infinite where `b` alone is zero.
-    pub relative_l2: f64,
+    pub(crate) relative_l2: f64,
     /// `a·b / (|a| |b|)`; 1 where both are zero.
-    pub cosine: f64,
+    pub(crate) cosine: f64,
     /// Largest `|a - b|` of an element.
-    pub max_abs: f64,
+    pub(crate) max_abs: f64,
 }
 
 /// Scores of the values of two tensors in the same order.
-pub fn tensors(a: impl Iterator<Item = f32>, b: impl Iterator<Item = f32>) -> TensorScores {
+pub(crate) fn tensors(a: impl Iterator<Item = f32>, b: impl Iterator<Item = f32>) -> TensorScores {
     let (mut aa, mut bb, mut ab, mut dd, mut max) = (0f64, 0f64, 0f64, 0f64, 0f64);
     for (a, b) in a.zip(b).map(|(a, b)| (f64::from(a), f64::from(b))) {
         let d = a - b;

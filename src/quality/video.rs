@@ -6,23 +6,23 @@ use serde::Serialize;
 /// Scores of a video against a reference of the same shape `[frames, 3, height, width]`, values in 0..1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)] // Named for what they are.
-pub struct VideoScores {
+pub(crate) struct VideoScores {
     /// PSNR in decibels over all pixels of all frames; infinite (null in JSON) where equal.
-    pub psnr: f64,
-    pub worst_psnr: f64,
+    pub(crate) psnr: f64,
+    pub(crate) worst_psnr: f64,
     /// SSIM of luma, mean over frames.
-    pub ssim: f64,
-    pub worst_ssim: f64,
+    pub(crate) ssim: f64,
+    pub(crate) worst_ssim: f64,
     /// Mean absolute difference of all values, in steps of 1/255.
-    pub mad: f64,
-    pub worst_mad: f64,
-    pub frame_psnr: Vec<f64>,
-    pub frame_ssim: Vec<f64>,
-    pub frame_mad: Vec<f64>,
+    pub(crate) mad: f64,
+    pub(crate) worst_mad: f64,
+    pub(crate) frame_psnr: Vec<f64>,
+    pub(crate) frame_ssim: Vec<f64>,
+    pub(crate) frame_mad: Vec<f64>,
 }
 
 /// Scores of a video `a` against a reference `b` of the same shape.
-pub fn video(a: ArrayView4<f32>, b: ArrayView4<f32>) -> VideoScores {
+pub(crate) fn video(a: ArrayView4<f32>, b: ArrayView4<f32>) -> VideoScores {
     let errors = |square: bool| -> Vec<f64> {
         let each = a.outer_iter().zip(b.outer_iter()).map(|(a, b)| {
             let sum: f64 =
@@ -59,7 +59,7 @@ pub fn video(a: ArrayView4<f32>, b: ArrayView4<f32>) -> VideoScores {
 }
 
 /// BT.709 luma `[height, width]` of a frame `[3, height, width]`.
-pub fn luma(frame: ArrayView3<f32>) -> Array2<f64> {
+pub(crate) fn luma(frame: ArrayView3<f32>) -> Array2<f64> {
     let channel = |c: usize, k: f64| frame.index_axis(Axis(0), c).mapv(|v| k * f64::from(v));
     channel(0, 0.2126) + channel(1, 0.7152) + channel(2, 0.0722)
 }
@@ -70,7 +70,7 @@ const SIGMA: f64 = 1.5;
 
 /// SSIM of two gray images in 0..1, mean over all windows inside (Wang, Bovik, Sheikh and Simoncelli 2004: Gaussian windows
 /// of 11x11, constants 0.01 and 0.03). Smaller images take the largest odd window that fits.
-pub fn ssim(a: &Array2<f64>, b: &Array2<f64>) -> f64 {
+pub(crate) fn ssim(a: &Array2<f64>, b: &Array2<f64>) -> f64 {
     let fits = |n: usize| WINDOW.min(n - (n + 1) % 2);
     let (rows, columns) = (gaussian(fits(a.nrows())), gaussian(fits(a.ncols())));
     let blur = |x: &Array2<f64>| filtered(&filtered(x, &rows, 0), &columns, 1);

@@ -1,29 +1,142 @@
-//! Conditions on the video.
+//! Conditions: tokens of a stream whose clean latents are known. Each says what they are, where, and how strongly they
+//! hold; first frame, keyframes and the like are constructors of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Image conditioning: a frame that the video has to show.
+use super::RequestError;
+use crate::av::Av;
+use crate::config::{self, Config};
+
+/// Known tokens of a stream.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ImageCondition {
-    /// The image file.
-    pub path: PathBuf,
-    /// Index of the frame.
-    pub frame: usize,
-    /// Strength, 0 to 1: 1 keeps the frame.
+pub struct Condition {
+    /// Clean latents of the tokens.
+    pub content: Content,
+    /// Tokens that they are.
+    pub placement: Placement,
+    /// 1 keeps the tokens; less leaves them `1 - strength` of each step's noise level.
     pub strength: f32,
-    /// CRF of the H.264 round trip before encoding; 0 for none.
-    pub crf: u8,
-    /// Appends its tokens behind the video's own instead of replacing them.
-    pub appended: bool,
 }
 
-/// Noise levels of tokens as parts of a step's: 1 first, then `1 - strength` for each other strength.
-pub fn noise_levels(images: &[ImageCondition]) -> Vec<f32> {
+/// Where clean latents come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// Frame as an image file.
+    Image {
+        /// PNG or JPEG file.
+        path: PathBuf,
+        /// CRF of the H.264 round trip before it is encoded; 0 for none.
+        crf: u8,
+    },
+    /// Audio latents of a video of the same duration: `latents.audio` in what `--dump` wrote.
+    AudioLatents {
+        /// Safetensors file.
+        path: PathBuf,
+    },
+}
+
+/// Which tokens a condition fixes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Placement {
+    /// The stream's first ones.
+    First,
+    /// Tokens of their own behind the video's, with the positions of a frame; dropped at the end.
+    Appended {
+        /// Frame of the video, from 0.
+        frame: usize,
+    },
+    /// Those of the stream's own that lie wholly within a time span, of content as long as the stream.
+    Span {
+        /// Start in seconds.
+        start: f64,
+        /// End in seconds.
+        end: f64,
+    },
+}
+
+impl Condition {
+    /// A frame that the video shows: in the first one's place, or between keyframes and at any other, appended.
+    pub fn image(image: &config::Image, between_keyframes: bool) -> Self {
+        let frame = image.frame;
+        Condition {
+            content: Content::Image { path: image.path.clone().into(), crf: image.crf },
+            placement: if between_keyframes || frame != 0 { Placement::Appended { frame } } else { Placement::First },
+            strength: image.strength as f32,
+        }
+    }
+
+    /// A time span of sound that the video keeps.
+    ///
+    /// # Errors
+    /// A span without duration.
+    pub fn audio_span(kept: &config::AudioLatents) -> Result<Self, RequestError> {
+        let (start, end) = (kept.start, kept.end.unwrap_or(f64::INFINITY));
+        if start >= end {
+            let message =
+                format!("request.audio_latents: the span {start} to {end} s is empty; end must be after start");
+            return Err(RequestError::Usage(message));
+        }
+        Ok(Condition {
+            content: Content::AudioLatents { path: kept.path.clone().into() },
+            placement: Placement::Span { start, end },
+            strength: kept.strength as f32,
+        })
+    }
+
+    /// The file that it comes from.
+    pub fn path(&self) -> &Path {
+        match &self.content {
+            Content::Image { path, .. } | Content::AudioLatents { path } => path,
+        }
+    }
+
+    /// The frame whose positions its appended tokens have.
+    pub fn appended_at(&self) -> Option<usize> {
+        match self.placement {
+            Placement::Appended { frame } => Some(frame),
+            Placement::First | Placement::Span { .. } => None,
+        }
+    }
+
+    /// Part of a step's noise level that its tokens have.
+    pub fn noise_level(&self) -> f32 {
+        1.0 - self.strength
+    }
+}
+
+/// The conditions of a configuration.
+///
+/// # Errors
+/// A condition that no video can meet.
+pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
+    let between_keyframes = config.pipeline == config::Pipeline::Keyframes;
+    let images = config.request.images.iter().map(|image| Condition::image(image, between_keyframes));
+    let sound = config.request.audio_latents.iter().map(Condition::audio_span);
+    Ok(Av { video: images.collect(), audio: sound.collect::<Result<_, _>>()? })
+}
+
+/// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.
+pub(crate) fn noise_levels(conditions: &Av<Vec<Condition>>) -> Vec<f32> {
     let mut levels = vec![1.0];
-    for level in images.iter().map(|g| 1.0 - g.strength) {
+    for level in conditions.as_ref().into_iter().flatten().map(Condition::noise_level) {
         if !levels.contains(&level) {
             levels.push(level);
         }
     }
     levels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_of_sound_ends_after_it_starts() {
+        let kept = |start, end| config::AudioLatents { path: "a.safetensors".into(), start, end, strength: 0.25 };
+        let condition = Condition::audio_span(&kept(0.5, None)).expect("to the end");
+        assert_eq!(condition.placement, Placement::Span { start: 0.5, end: f64::INFINITY });
+        assert_eq!((condition.noise_level(), condition.path()), (0.75, Path::new("a.safetensors")));
+        let empty = Condition::audio_span(&kept(0.5, Some(0.5))).expect_err("no duration").to_string();
+        assert_eq!(empty, "request.audio_latents: the span 0.5 to 0.5 s is empty; end must be after start");
+    }
 }

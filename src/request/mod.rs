@@ -1,18 +1,24 @@
-//! What is asked for: a request, its passes, conditions and latent sizes, resolved from a configuration. No device, no
+//! Requests, their passes, conditions and latent sizes, resolved from a configuration. No device, no
 //! files.
 
 mod condition;
+mod error;
 mod resolve;
 mod shapes;
 mod sizes;
 mod tiling;
 
-pub use condition::{ImageCondition, noise_levels};
-pub use resolve::{RequestError, of_job, scales, sigmas};
+pub use condition::{Condition, Content, Placement};
+pub(crate) use condition::{conditions, noise_levels};
+pub use error::RequestError;
+pub(crate) use resolve::{of_job, scales, sigmas};
 pub use shapes::Shapes;
-pub use sizes::{ModelSizes, coordinate_grids};
-pub use tiling::{Tile, Tiling};
+pub use sizes::ModelSizes;
+pub(crate) use sizes::coordinate_grids;
+pub(crate) use tiling::Tile;
+pub use tiling::Tiling;
 
+use crate::av::Av;
 use crate::config;
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::AnySampler;
@@ -26,11 +32,10 @@ pub struct Request {
     pub prompt: String,
     /// Negative prompt of classifier-free guidance.
     pub negative_prompt: String,
-    /// Pixels.
+    /// Width of a frame, in pixels.
     pub width: usize,
-    /// Pixels.
+    /// Height of a frame, in pixels.
     pub height: usize,
-    /// Frames.
     pub num_frames: usize,
     /// Frames a second.
     pub frame_rate: f64,
@@ -48,12 +53,11 @@ pub struct Request {
     pub rescale: RescaleScope,
     /// Text tokens.
     pub max_sequence_length: usize,
-    /// The integrator.
     pub sampler: AnySampler,
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,
-    /// Image conditioning.
-    pub images: Vec<ImageCondition>,
+    /// Known tokens of video and audio.
+    pub conditions: Av<Vec<Condition>>,
     /// A second pass at this size; the first then has half of it.
     pub refine: Option<RefinePass>,
     /// Tiled decoding; the whole video at once without.
@@ -93,19 +97,25 @@ impl Request {
         (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
     }
 
+    /// Whether any condition is an image, which the video encoder encodes.
+    pub fn has_images(&self) -> bool {
+        self.conditions.video.iter().any(|c| matches!(c.content, Content::Image { .. }))
+    }
+
     /// Shape of the denoising programs for `batch` such requests.
     pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
         let branches = branches(self.scales[0], self.scales[1]);
         DenoiseShape {
             batch,
-            tokens: shapes.tokens.into(),
+            tokens: shapes.tokens,
             text: self.max_sequence_length,
             text_channels: sizes.text_channels.into(),
             stg_blocks: if branches.contains(&Branch::Perturbed) { self.stg_blocks.clone() } else { Vec::new() },
             // Each video is a request of its own: its neighbours have no part in its statistics.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,
-            levels: noise_levels(&self.images).len(),
+            levels: noise_levels(&self.conditions).len(),
+            conditioned: self.conditions.as_ref().map(|all| all.iter().any(|c| c.noise_level() != 1.0)),
             cross: self.cross,
             sampler: self.sampler.clone(),
         }

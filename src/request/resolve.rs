@@ -1,25 +1,14 @@
 //! From a configuration to a request.
 
-use super::{ImageCondition, ModelSizes, RefinePass, Request, Shapes, Tiling};
+use super::{ModelSizes, RefinePass, Request, RequestError, Shapes, Tiling, conditions};
 use crate::config::{self, Config, Job};
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::SamplingError;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
 
-/// A request that the model cannot serve.
-#[derive(Debug, thiserror::Error)]
-pub enum RequestError {
-    /// A setting, with what to change.
-    #[error("{0}")]
-    Usage(String),
-    /// Sizes and schedules.
-    #[error(transparent)]
-    Sampling(#[from] SamplingError),
-}
-
 /// Guidance scales of video and audio.
-pub fn scales(config: &Config) -> [Scales; 2] {
+pub(crate) fn scales(config: &Config) -> [Scales; 2] {
     config.scales().map(|s| Scales {
         cfg: s.cfg as f32,
         stg: s.stg as f32,
@@ -32,7 +21,7 @@ pub fn scales(config: &Config) -> [Scales; 2] {
 ///
 /// # Errors
 /// A list or a number of steps that cannot be used.
-pub fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Result<Vec<f32>, SamplingError> {
+pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Result<Vec<f32>, SamplingError> {
     // The official HQ pipeline alone shifts for the first stage's own size.
     let anchor = if config.pipeline == config::Pipeline::Hq { video_tokens } else { sigmas::OFFICIAL_TOKENS };
     let diffusers = config.sampler.sigma_shift == config::Reference::Diffusers;
@@ -48,7 +37,7 @@ pub fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Re
 ///
 /// # Errors
 /// ModelSizes that the model does not take, with the nearest that it does.
-pub fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
     let r = &config.request;
     Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
     let multiple = sizes.token_multiple;
@@ -87,7 +76,7 @@ pub fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request,
             RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting"))
         })?,
         cross: cross_timestep(config),
-        images: images(config),
+        conditions: conditions(config)?,
         refine: refine(config)?,
         tiling: config.runtime.tiling.map(|t| Tiling {
             pixels: t.pixels,
@@ -106,19 +95,6 @@ fn cross_timestep(config: &Config) -> CrossTimestep {
         Key::Diffusers | Key::Cross => CrossTimestep::Cross,
         Key::Own => CrossTimestep::Own,
     }
-}
-
-/// Image conditioning.
-fn images(config: &Config) -> Vec<ImageCondition> {
-    let all = config.pipeline == config::Pipeline::Keyframes;
-    let frame = |image: &config::Image| ImageCondition {
-        path: image.path.clone().into(),
-        frame: image.frame,
-        strength: image.strength as f32,
-        crf: image.crf,
-        appended: all || image.frame != 0,
-    };
-    config.request.images.iter().map(frame).collect()
 }
 
 /// The second pass, where the pipeline has one.
@@ -143,11 +119,11 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, SamplingError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Given, load};
+    use crate::config::{CliOverrides, load};
 
     fn config(set: &[&str]) -> Config {
         let set = set.iter().map(|s| (*s).to_string()).collect();
-        load(&Given { set, ..Given::default() }).expect("a configuration").config
+        load(&CliOverrides { set, ..CliOverrides::default() }).expect("a configuration").config
     }
 
     #[test]

@@ -2,19 +2,20 @@
 
 use ndarray::Array4;
 
-use super::{ModelSizes, Request, coordinate_grids};
+use super::{Condition, ModelSizes, Request, coordinate_grids};
+use crate::av::Av;
 use crate::sampling::SamplingError;
 use crate::sampling::latents::{AudioShape, VideoShape};
 
 /// Latent sizes of a pass.
 pub struct Shapes {
     /// Video latents.
-    pub video: VideoShape,
+    pub(crate) video: VideoShape,
     /// Audio latents.
-    pub audio: AudioShape,
+    pub(crate) audio: AudioShape,
     /// Tokens of both, the appended ones included.
-    pub tokens: [usize; 2],
-    /// Video tokens of image conditions behind the video's own.
+    pub tokens: Av<usize>,
+    /// Video tokens of conditions behind the video's own.
     pub appended: usize,
 }
 
@@ -32,7 +33,7 @@ impl Shapes {
     ) -> Result<Self, SamplingError> {
         let video = sizes.video_grid.latents(1, sizes.video_channels, width, height, num_frames)?;
         let audio = sizes.audio_grid.latents(1, sizes.audio_channels, num_frames, frame_rate)?;
-        let tokens = [sizes.video_grid.tokens(&video), audio.length];
+        let tokens = Av { video: sizes.video_grid.tokens(&video), audio: audio.length };
         Ok(Shapes { video, audio, tokens, appended: 0 })
     }
 
@@ -43,18 +44,23 @@ impl Shapes {
     pub fn of(sizes: &ModelSizes, r: &Request) -> Result<Self, SamplingError> {
         let shapes = Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
         let image = sizes.video_grid.tokens(&VideoShape { frames: 1, ..shapes.video });
-        let appended = image * r.images.iter().filter(|g| g.appended).count();
-        Ok(Shapes { tokens: [shapes.tokens[0] + appended, shapes.tokens[1]], appended, ..shapes })
+        let appended = image * r.conditions.video.iter().filter_map(Condition::appended_at).count();
+        Ok(Shapes { tokens: Av { video: shapes.tokens.video + appended, ..shapes.tokens }, appended, ..shapes })
     }
 
-    /// Bounds in time and space of every token, `[1, 3, n, 2]` and `[1, 1, m, 2]`.
-    pub fn coords(&self, sizes: &ModelSizes, frame_rate: f64) -> [Array4<f32>; 2] {
+    /// The video's own tokens.
+    pub fn own_tokens(&self) -> usize {
+        self.tokens.video - self.appended
+    }
+
+    /// Bounds in time and space of the streams' own tokens, `[1, 3, n, 2]` and `[1, 1, m, 2]`.
+    pub(crate) fn coords(&self, sizes: &ModelSizes, frame_rate: f64) -> Av<Array4<f32>> {
         let c = &sizes.transformer;
         let (video, audio) = coordinate_grids(c);
         let offset = c.causal_offset as i64;
-        [
-            video.coords(&self.video, c.vae_scale_factors, offset, frame_rate),
-            audio.coords(1, self.audio.length, c.audio_scale_factor, c.audio_patch_size_t, offset),
-        ]
+        Av {
+            video: video.coords(&self.video, c.vae_scale_factors, offset, frame_rate),
+            audio: audio.coords(1, self.audio.length, c.audio_scale_factor, c.audio_patch_size_t, offset),
+        }
     }
 }

@@ -8,26 +8,26 @@ use crate::sampling::latents::{AudioGrid, VideoGrid};
 /// Sizes of a model that requests are checked against and programs are written from.
 pub struct ModelSizes {
     /// Sizes of the transformer.
-    pub transformer: TransformerConfig,
+    pub(crate) transformer: TransformerConfig,
     /// Video sizes to latents to tokens.
-    pub video_grid: VideoGrid,
+    pub(crate) video_grid: VideoGrid,
     /// Channels of video latents.
-    pub video_channels: usize,
+    pub(crate) video_channels: usize,
     /// Durations to latents.
-    pub audio_grid: AudioGrid,
+    pub(crate) audio_grid: AudioGrid,
     /// Channels of audio latents.
-    pub audio_channels: usize,
+    pub(crate) audio_channels: usize,
     /// Channels of the projected text.
-    pub text_width: usize,
+    pub(crate) text_width: usize,
     /// Channels of the connectors' two results.
-    pub text_channels: [usize; 2],
+    pub(crate) text_channels: [usize; 2],
     /// The smallest prompt length; every legal one is a multiple of it.
-    pub token_multiple: usize,
+    pub(crate) token_multiple: usize,
 }
 
 impl ModelSizes {
     /// The sizes that follow from a model's configurations.
-    pub fn new(
+    pub(crate) fn new(
         transformer: TransformerConfig,
         connectors: &ConnectorsConfig,
         vae: &video_vae::Geometry,
@@ -58,7 +58,7 @@ impl ModelSizes {
 }
 
 /// Grids that token positions come from, by the transformer's configuration alone.
-pub fn coordinate_grids(c: &TransformerConfig) -> (VideoGrid, AudioGrid) {
+pub(crate) fn coordinate_grids(c: &TransformerConfig) -> (VideoGrid, AudioGrid) {
     let video = VideoGrid {
         spatial_compression: c.vae_scale_factors[1],
         temporal_compression: c.vae_scale_factors[0],

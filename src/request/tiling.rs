@@ -1,6 +1,6 @@
 //! Tiles that a video is decoded in: overlapping in space and time, blended by linear ramps (the official pipelines' tiling).
 
-/// Sizes of tiles. Of a picture's two sides the longer is cut into tiles of `pixels`, the other in proportion.
+/// Sizes of tiles. Of a frame's two sides the longer is cut into tiles of `pixels`, the other in proportion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
     /// Pixels of a tile's longer side.
@@ -16,7 +16,7 @@ pub struct Tiling {
 /// A tile along one axis: what is cut from the latents, where it goes, and how much of it counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tile {
-    /// Latents.
+    /// First and last, in latents.
     pub from: [usize; 2],
     /// Pixels or frames.
     pub to: [usize; 2],
@@ -56,7 +56,7 @@ fn trapezoid(length: usize, left: usize, right: usize, from_zero: bool) -> Vec<f
 }
 
 impl Tiling {
-    /// Parts of the rows or columns, `length` latents of `scale` pixels in a picture whose longer side is `longest`.
+    /// Parts of the rows or columns, `length` latents of `scale` pixels in a frame whose longer side is `longest`.
     pub fn side(&self, length: usize, longest: usize, scale: usize) -> Vec<Tile> {
         let overlap = self.overlap / scale;
         let proportion = (self.pixels / scale) as f64 * length as f64 / longest as f64;

@@ -22,17 +22,11 @@ const HEAD: u64 = 1 << 20;
 /// Errors of storing or loading an entry.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The plugin.
     #[error(transparent)]
     Plugin(#[from] Error),
     /// A file that cannot be read or written, or an entry that is not what its name says.
     #[error("{}: {reason}", path.display())]
-    File {
-        /// File.
-        path: PathBuf,
-        /// Reason.
-        reason: String,
-    },
+    File { path: PathBuf, reason: String },
 }
 
 impl CacheError {
@@ -41,7 +35,7 @@ impl CacheError {
     }
 
     /// True where the plugin cannot serialize programs at all.
-    pub fn is_unsupported(&self) -> bool {
+    pub(crate) fn is_unsupported(&self) -> bool {
         matches!(self, CacheError::Plugin(error) if error.is_unsupported())
     }
 }
@@ -70,7 +64,7 @@ struct Header {
 
 /// A folder of compiled programs, for the devices of a topology.
 #[derive(Debug)]
-pub struct Cache {
+pub(crate) struct Cache {
     folder: PathBuf,
     platform: String,
     plugin: String,
@@ -83,7 +77,7 @@ impl Cache {
     ///
     /// # Errors
     /// A plugin whose file cannot be read or that does not state its devices.
-    pub fn new(folder: &Path, platform: &str, topology: &Topology) -> Result<Self, CacheError> {
+    pub(crate) fn new(folder: &Path, platform: &str, topology: &Topology) -> Result<Self, CacheError> {
         let devices = topology.devices()?;
         let device_kind = device_kind(platform, topology, &devices)?;
         let plugin = plugin_identity(topology.plugin())?;
@@ -91,7 +85,7 @@ impl Cache {
     }
 
     /// The place of a program that is compiled with `options`.
-    pub fn entry(&self, name: &str, program: &Program, options: &CompileOptions) -> Entry {
+    pub(crate) fn entry(&self, name: &str, program: &Program, options: &CompileOptions) -> Entry {
         let ids = options.devices.clone().unwrap_or_default();
         let identity = Identity {
             program: program.hash(),
@@ -168,7 +162,7 @@ pub(super) fn fingerprint(platform: &str, options: &CompileOptions) -> String {
 
 /// The file of one compiled program, there or not.
 #[derive(Debug)]
-pub struct Entry {
+pub(crate) struct Entry {
     path: PathBuf,
     name: String,
     ids: Vec<i64>,
@@ -176,8 +170,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The file.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -185,7 +178,7 @@ impl Entry {
     ///
     /// # Errors
     /// A damaged file, one of something else, or one that the plugin does not take.
-    pub fn load(&self, client: &Client) -> Result<Option<LoadedExecutable>, CacheError> {
+    pub(crate) fn load(&self, client: &Client) -> Result<Option<LoadedExecutable>, CacheError> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -215,7 +208,7 @@ impl Entry {
     ///
     /// # Errors
     /// A plugin that cannot serialize, a file that cannot be written.
-    pub fn save(&self, executable: &Executable) -> Result<usize, CacheError> {
+    pub(crate) fn save(&self, executable: &Executable) -> Result<usize, CacheError> {
         let header =
             Header { name: self.name.clone(), ltx2: env!("CARGO_PKG_VERSION").into(), identity: self.identity.clone() };
         sealed::write(&self.path, &self.name, &header, &executable.serialize()?)

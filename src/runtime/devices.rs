@@ -12,7 +12,7 @@ pub(super) struct Devices {
 
 impl Devices {
     /// Of a client: its own, and those that it knows of other processes.
-    pub fn of(client: &Client) -> Self {
+    pub(crate) fn of(client: &Client) -> Self {
         let own = client.devices().to_vec();
         let mut all = client.all_devices().unwrap_or_default();
         if all.len() <= own.len() {
@@ -25,33 +25,32 @@ impl Devices {
     }
 
     /// All of them, in the order in which meshes count them.
-    pub fn all(&self) -> &[Device] {
+    pub(crate) fn all(&self) -> &[Device] {
         &self.all
     }
 
-    /// Those of this process.
-    pub fn own(&self) -> &[Device] {
+    pub(crate) fn own(&self) -> &[Device] {
         &self.own
     }
 
     /// Whether some are other processes'.
-    pub fn have_peers(&self) -> bool {
+    pub(crate) fn have_peers(&self) -> bool {
         self.all.len() > self.own.len()
     }
 
     /// Groups of devices with links of their own: slices of a TPU, GPUs of a host.
-    pub fn slices(&self) -> usize {
+    pub(crate) fn slices(&self) -> usize {
         self.all.iter().map(slice).collect::<BTreeSet<_>>().len()
     }
 
     /// Those that a program over `count` of them runs on: the first ones; of one device, each process its own.
-    pub fn of_program(&self, count: usize) -> &[Device] {
+    pub(crate) fn of_program(&self, count: usize) -> &[Device] {
         let devices = if self.have_peers() && count == 1 { &self.own } else { &self.all };
         &devices[..count.min(devices.len())]
     }
 
     /// This process's devices among those of a program over `count`, with their places in its mesh.
-    pub fn addressable(&self, count: usize) -> Vec<(usize, &Device)> {
+    pub(crate) fn addressable(&self, count: usize) -> Vec<(usize, &Device)> {
         let own = |device: &Device| self.own.iter().any(|own| own.id() == device.id());
         self.of_program(count).iter().enumerate().filter(|(_, device)| own(device)).collect()
     }

@@ -22,15 +22,12 @@ use crate::tensor::Tensor;
 /// Compiles and runs of a program so far.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Statistics {
-    /// Number of compiles.
     pub compiles: usize,
-    /// Seconds of compiling.
-    pub compile_seconds: f64,
+    pub(crate) compile_seconds: f64,
     /// Loads from the compile cache.
     pub cache_hits: usize,
     /// Seconds of loading.
-    pub cache_seconds: f64,
-    /// Number of runs.
+    pub(crate) cache_seconds: f64,
     pub executions: usize,
 }
 
@@ -55,7 +52,7 @@ impl Engine {
     }
 
     /// Takes over the client of one of several processes, which compares with the others what it compiles.
-    pub fn among(client: Client, options: EngineOptions, group: Option<Arc<Group>>) -> Self {
+    pub(crate) fn among(client: Client, options: EngineOptions, group: Option<Arc<Group>>) -> Self {
         let cache = options.compile_cache.as_deref().and_then(|folder| {
             let opened = client.topology().map_err(CacheError::from);
             opened
@@ -68,33 +65,30 @@ impl Engine {
         Engine { client, devices, options, cache, group, statistics, launches, compiled }
     }
 
-    /// The client.
-    pub fn client(&self) -> &Client {
+    pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
     /// The platform's name, in lower case: `cpu`, `cuda`, `tpu` …
-    pub fn platform(&self) -> String {
+    pub(crate) fn platform(&self) -> String {
         platform_of(&self.client)
     }
 
     /// The devices of all processes, in the order in which meshes count them.
-    pub fn devices(&self) -> &[Device] {
+    pub(crate) fn devices(&self) -> &[Device] {
         self.devices.all()
     }
 
-    /// The first device of this process.
-    pub fn own_device(&self) -> &Device {
+    pub(crate) fn own_device(&self) -> &Device {
         &self.devices.own()[0]
     }
 
-    /// Whether some devices are other processes'.
-    pub fn has_peers(&self) -> bool {
+    pub(crate) fn has_peers(&self) -> bool {
         self.devices.have_peers()
     }
 
     /// Groups of devices with links of their own: slices of a TPU.
-    pub fn slices(&self) -> usize {
+    pub(crate) fn slices(&self) -> usize {
         self.devices.slices()
     }
 
@@ -299,7 +293,6 @@ impl Engine {
         Box::new(move |tensor| engine.replicate(tensor, &mesh, sharding.as_ref()))
     }
 
-    /// Statistics of every program.
     pub fn statistics(&self) -> BTreeMap<String, Statistics> {
         self.statistics.lock().map(|s| s.clone()).unwrap_or_default()
     }

@@ -7,16 +7,12 @@ use crate::tensor::TensorError;
 /// Errors of compiling and running programs.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// The plugin.
     #[error(transparent)]
     Plugin(#[from] crate::pjrt::Error),
-    /// The program.
     #[error(transparent)]
     Program(#[from] crate::hlo::Error),
-    /// A host tensor.
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// The compile cache.
     #[error("compile cache: {0}")]
     Cache(#[from] CacheError),
     /// The other processes of the run.
@@ -25,44 +21,15 @@ pub enum RuntimeError {
     /// A parameter could not be read.
     #[error("{0}")]
     Parameter(String),
-    /// An argument was not given.
     #[error("program '{program}' needs '{name}' of type {ty}")]
-    Missing {
-        /// Program.
-        program: String,
-        /// Argument.
-        name: String,
-        /// Its type.
-        ty: String,
-    },
-    /// An argument has the wrong type.
+    Missing { program: String, name: String, ty: String },
     #[error("'{name}' must be {want}, got {got}")]
-    Mismatch {
-        /// Argument.
-        name: String,
-        /// Declared type.
-        want: String,
-        /// Given type.
-        got: String,
-    },
-    /// The plugin put a program onto other devices than it was compiled for.
+    Mismatch { name: String, want: String, got: String },
+    /// The plugin put a program onto other devices than it was compiled for: ids, in the orders of the mesh and of the
+    /// plugin.
     #[error("program '{program}' was loaded onto devices {got:?} of this process, not {wanted:?}")]
-    Placed {
-        /// Program.
-        program: String,
-        /// Ids, in the order of the mesh.
-        wanted: Vec<i32>,
-        /// Ids, in the plugin's order.
-        got: Vec<i32>,
-    },
+    Placed { program: String, wanted: Vec<i32>, got: Vec<i32> },
     /// The program runs on more devices than there are.
     #[error("program '{program}' is partitioned over {want} devices, the platform has {have}")]
-    Devices {
-        /// Program.
-        program: String,
-        /// Devices it needs.
-        want: usize,
-        /// Devices there are.
-        have: usize,
-    },
+    Devices { program: String, want: usize, have: usize },
 }

@@ -13,9 +13,7 @@ use crate::tensor::Tensor;
 /// Origin of an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutableOrigin {
-    /// The compiler.
     Compiled,
-    /// The compile cache.
     CacheHit,
 }
 
@@ -41,14 +39,13 @@ pub struct Executable {
 }
 
 impl Executable {
-    /// The program's name.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// The same compiled program for one of equal text, whose arguments and results may have other logical dimensions.
     #[must_use]
-    pub fn written_as(&self, program: &Program) -> Executable {
+    pub(crate) fn written_as(&self, program: &Program) -> Executable {
         Executable {
             name: self.name.clone(),
             loaded: self.loaded.clone(),
@@ -61,8 +58,7 @@ impl Executable {
         }
     }
 
-    /// The program's hash.
-    pub fn hash(&self) -> &str {
+    pub(crate) fn hash(&self) -> &str {
         &self.hash
     }
 
@@ -72,22 +68,19 @@ impl Executable {
     }
 
     /// Time the compile took, or loading it from the compile cache.
-    pub fn compile_time(&self) -> Duration {
+    pub(crate) fn compile_time(&self) -> Duration {
         self.compile_time
     }
 
-    /// The names and types of the arguments.
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments
     }
 
-    /// The names and types of the results.
-    pub fn results(&self) -> &[Output] {
+    pub(crate) fn results(&self) -> &[Output] {
         &self.results
     }
 
-    /// The devices it runs on.
-    pub fn mesh(&self) -> &Mesh {
+    pub(crate) fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
@@ -131,12 +124,11 @@ impl Outputs {
     ///
     /// # Errors
     /// Error of the program on the device.
-    pub fn wait(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn wait(&self) -> Result<(), RuntimeError> {
         self.named.values().try_for_each(ShardedTensor::wait)
     }
 
-    /// Takes a result out.
-    pub fn take(&mut self, name: &str) -> Option<ShardedTensor> {
+    pub(crate) fn take(&mut self, name: &str) -> Option<ShardedTensor> {
         self.named.remove(name)
     }
 }

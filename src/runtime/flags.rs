@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::pjrt::OptionValue;
 
 /// The options a platform's programs are compiled with for a number of devices.
-pub fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValue)> {
+pub(crate) fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValue)> {
     let on = OptionValue::Bool(true);
     // Roundings that the program writes must stay: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
     let mut flags = vec![("xla_allow_excess_precision", OptionValue::Bool(false))];
@@ -15,7 +15,7 @@ pub fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValu
     }
     match platform {
         "cpu" => {
-            // Sums in the YNN library depend on how many rows there are; its products do not.
+            // Sums in the YNN library depend on how many rows there are; its matmuls do not.
             let products = OptionValue::Text("LIBRARY_FUSION_TYPE_DOT".into());
             flags.push(("xla_cpu_experimental_ynn_fusion_type", products));
         }
@@ -28,9 +28,9 @@ pub fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValu
                 ("xla_tpu_enable_async_collective_fusion", on.clone()),
                 ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", on.clone()),
                 ("xla_tpu_enable_async_collective_fusion_multiple_steps", on.clone()),
-                // Without it only products hide a gather: a fifth of the bytes of `fsdp-ulysses` would be waited for.
+                // Without it only matmuls hide a gather: a fifth of the bytes of `fsdp-ulysses` would be waited for.
                 ("xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions", on.clone()),
-                // Attention's kernel hides gathers as products do.
+                // Attention's kernel hides gathers as matmuls do.
                 ("xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call", on.clone()),
                 ("xla_tpu_overlap_compute_collective_tc", on),
             ]);
@@ -39,7 +39,7 @@ pub fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValu
             flags.extend([
                 // Convolutions over three dimensions are else compiled channels first, and cuDNN turns every tensor twice.
                 ("xla_gpu_force_conv_nhwc", on.clone()),
-                // cuBLAS applies biases and GELU to its sums; Triton's products leave them to passes of their own.
+                // cuBLAS applies biases and GELU to its sums; Triton's matmuls leave them to passes of their own.
                 ("xla_gpu_enable_triton_gemm", OptionValue::Bool(false)),
             ]);
             if devices > 1 {
@@ -56,7 +56,7 @@ pub fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValu
 }
 
 /// The options on top of [`defaults`] of programs whose trace is taken.
-pub fn for_traces(platform: &str) -> Vec<(&'static str, OptionValue)> {
+pub(crate) fn for_traces(platform: &str) -> Vec<(&'static str, OptionValue)> {
     match platform {
         // A kernel that a CUDA graph launches does not say which operation it is of: no graph is long enough. (The list of
         // what graphs may hold cannot be emptied by a compile's options.)
@@ -67,7 +67,7 @@ pub fn for_traces(platform: &str) -> Vec<(&'static str, OptionValue)> {
 
 /// The options that keep the compiler's own findings in the compile cache. They change no program, so they are not part
 /// of an entry's name.
-pub fn kept_beside(platform: &str, cache: &Path) -> Option<(&'static str, OptionValue)> {
+pub(crate) fn kept_beside(platform: &str, cache: &Path) -> Option<(&'static str, OptionValue)> {
     // Which variant of a fusion is fastest is measured once for all programs that hold it.
     let folder = || OptionValue::Text(cache.join("autotune").to_string_lossy().into_owned());
     (platform == "cuda").then(|| ("xla_gpu_per_fusion_autotune_cache_dir", folder()))

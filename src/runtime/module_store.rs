@@ -30,15 +30,14 @@ pub struct CompileKey {
     /// SHA-256 of the compile options, and of those that the compiler reads from the environment.
     pub options: String,
     /// SHA-256 of the plugin's file.
-    pub plugin: String,
+    pub(crate) plugin: String,
     /// Devices, as `--target` names them.
-    pub target: String,
+    pub(crate) target: String,
     /// Device kind, as the plugin names it, with further identifying facts.
-    pub device: String,
+    pub(crate) device: String,
 }
 
 impl CompileKey {
-    /// The hash of all of it.
     pub fn hash(&self) -> String {
         sha256(json(self).as_bytes())
     }
@@ -47,7 +46,6 @@ impl CompileKey {
 /// Optimized module of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredModule {
-    /// The optimized module.
     pub optimized: OptimizedProgram,
     /// Memory of a device.
     pub memory: CompiledMemory,
@@ -58,7 +56,6 @@ pub struct StoredModule {
 /// Outcome of compiling a program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CompileOutcome {
-    /// A module.
     Module(StoredModule),
     /// The compiler's last words.
     Failure(String),
@@ -97,8 +94,7 @@ impl ModuleStore {
         ModuleStore { folder: folder.into() }
     }
 
-    /// The folder.
-    pub fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 

@@ -11,13 +11,10 @@ use crate::hlo::{Argument, Builder, DType, Output, Program, Type, Value};
 use crate::tensor::Tensor;
 
 /// Tensors to be drawn: name and shape.
-pub type Draws = [(&'static str, Vec<usize>)];
+pub(crate) type Draws = [(&'static str, Vec<usize>)];
 
 /// Runs a [`program`] of these draws: f32 tensors in their order. `stream` tells draws of one seed apart.
-///
-/// # Errors
-/// The plugin's message.
-pub fn draw(
+pub(crate) fn draw(
     engine: &Engine,
     executable: &Executable,
     draws: &Draws,
@@ -34,7 +31,7 @@ pub fn draw(
 ///
 /// # Errors
 /// A tensor of more than 2^32 elements.
-pub fn program(draws: &Draws) -> Result<Program, RuntimeError> {
+pub(crate) fn program(draws: &Draws) -> Result<Program, RuntimeError> {
     let b = Builder::new("noise").without_locations();
     let keys = b.argument_with(Argument::new(KEYS, Type::new(DType::I32, [draws.len(), 2]))).to(DType::U32);
     let mut results = Vec::with_capacity(draws.len());

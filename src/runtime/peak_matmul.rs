@@ -15,20 +15,17 @@ const IN_FLIGHT: usize = 8;
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PeakMatmul {
     /// Rows and columns.
-    pub size: usize,
+    pub(crate) size: usize,
     /// Element type of the operands.
-    pub dtype: &'static str,
+    pub(crate) dtype: &'static str,
     /// Seconds of one matmul, in the fastest round.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// FLOP/s, a multiply-add counted as two.
-    pub flops_per_second: f64,
+    pub(crate) flops_per_second: f64,
 }
 
 /// Times a matmul of random matrices: 8192³ in bf16, or a small one in f32 on a CPU.
-///
-/// # Errors
-/// The plugin's message.
-pub fn peak_matmul(engine: &Engine, runs: usize) -> Result<PeakMatmul, RuntimeError> {
+pub(crate) fn peak_matmul(engine: &Engine, runs: usize) -> Result<PeakMatmul, RuntimeError> {
     let (size, dtype) = if engine.platform() == "cpu" { (1024, DType::F32) } else { (8192, DType::BF16) };
     let ty = Type::new(dtype, [size, size]);
     let b = Builder::new("matmul");

@@ -11,7 +11,7 @@ use crate::pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Er
 
 /// The platform asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Choice {
+pub(crate) enum Choice {
     /// The best that answers: TPU, then CUDA, then CPU.
     #[default]
     Auto,
@@ -52,41 +52,34 @@ pub enum PlatformError {
     /// The plugin was not found, could not be loaded or did not start.
     #[error(transparent)]
     Pjrt(#[from] Error),
-    /// The machine has no such hardware.
     #[error("platform {platform}: {reason}; `--platform auto` uses what is there, `ltx2 doctor` shows it")]
-    NoHardware {
-        /// The platform asked for.
-        platform: &'static str,
-        /// Hardware that was not found.
-        reason: String,
-    },
+    NoHardware { platform: &'static str, reason: String },
     /// Several processes of a platform that knows one.
     #[error("platform cpu runs in one process: its plugin has no way to others; use cuda or tpu, or --num-processes 1")]
     OneProcess,
-    /// `auto` found nothing that works.
     #[error("no platform works: {0}; `ltx2 plugin install cpu` fetches a plugin that runs everywhere")]
     None(String),
 }
 
 /// Options of the platforms; each is used by its platform alone.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Options {
+pub(crate) struct Options {
     /// Virtual CPU devices; None for one.
-    pub cpu_devices: Option<usize>,
+    pub(crate) cpu_devices: Option<usize>,
     /// Options of the CUDA plugin.
-    pub cuda: CudaOptions,
+    pub(crate) cuda: CudaOptions,
     /// This process among several.
-    pub node: Option<Node>,
+    pub(crate) node: Option<Node>,
 }
 
 /// Opens a platform with `cpu_devices` virtual devices if it is the CPU (None: one).
-pub fn open(choice: &Choice, cpu_devices: Option<usize>) -> Result<(Plugin, Client), PlatformError> {
+pub(crate) fn open(choice: &Choice, cpu_devices: Option<usize>) -> Result<(Plugin, Client), PlatformError> {
     open_with(choice, &Options { cpu_devices, ..Options::default() })
 }
 
 /// Opens a platform. `auto` logs in one line what it took and why it passed over the others; a named platform never
 /// falls back.
-pub fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client), PlatformError> {
+pub(crate) fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client), PlatformError> {
     let cpu = match choice {
         Choice::File(path) => Platform::of_file(path) == Some(Platform::Cpu),
         Choice::Named(platform) => *platform == Platform::Cpu,
@@ -183,7 +176,7 @@ fn client_options(platform: Option<Platform>, options: &Options) -> ClientOption
 
 /// Hardware of a platform, or why there is none. Loads no plugin, so it neither hangs nor crashes on a
 /// machine without it.
-pub fn hardware(platform: Platform) -> Result<String, String> {
+pub(crate) fn hardware(platform: Platform) -> Result<String, String> {
     match platform {
         Platform::Cpu => Ok("always there".into()),
         Platform::Cuda => cuda_devices().map(|count| format!("{count} NVIDIA device(s)")),
@@ -217,7 +210,7 @@ fn tpu_chips(root: &Path) -> usize {
 
 /// Libraries that the CUDA plugin will not find, each with a remedy: neither beside it, where wheels leave it, nor
 /// where the system's loader looks.
-pub fn missing_for_cuda(plugin: &Path) -> Vec<String> {
+pub(crate) fn missing_for_cuda(plugin: &Path) -> Vec<String> {
     // site-packages/jax_plugins/xla_cuda13/xla_cuda_plugin.so
     let site = plugin.ancestors().nth(3).map(|site| site.join("nvidia")).unwrap_or_default();
     let beside = |file: &str, folder: &str| {
@@ -252,10 +245,7 @@ pub fn missing_for_cuda(plugin: &Path) -> Vec<String> {
 }
 
 /// NVIDIA devices the driver answers for.
-///
-/// # Errors
-/// Why there are none.
-pub fn cuda_devices() -> Result<usize, String> {
+pub(crate) fn cuda_devices() -> Result<usize, String> {
     // Without a device node the driver library, where a package left one, has nothing to talk to. /dev/dxg is WSL's.
     if !["/dev/nvidiactl", "/dev/dxg"].iter().any(|node| Path::new(node).exists()) {
         return Err("no NVIDIA driver (no /dev/nvidiactl)".into());

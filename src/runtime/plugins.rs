@@ -4,17 +4,13 @@ use crate::pjrt::discover::Platform;
 
 /// A wheel of the Python package index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wheel {
-    /// Package name.
-    pub package: &'static str,
-    /// Version.
-    pub version: &'static str,
+pub(crate) struct Wheel {
+    pub(crate) package: &'static str,
+    pub(crate) version: &'static str,
     /// Python version, implementation and ABI tags to ask for, where the package has a wheel for each.
-    pub python: Option<&'static str>,
-    /// Platform tag to ask for.
-    pub platform: &'static str,
-    /// SHA-256 of the file.
-    pub sha256: &'static str,
+    pub(crate) python: Option<&'static str>,
+    pub(crate) platform: &'static str,
+    pub(crate) sha256: &'static str,
 }
 
 const fn wheel(package: &'static str, version: &'static str, platform: &'static str, sha256: &'static str) -> Wheel {
@@ -22,7 +18,7 @@ const fn wheel(package: &'static str, version: &'static str, platform: &'static 
 }
 
 /// The wheels that make up the plugin of a platform (Linux, x86-64).
-pub const fn wheels(platform: Platform) -> &'static [Wheel] {
+pub(crate) const fn wheels(platform: Platform) -> &'static [Wheel] {
     match platform {
         Platform::Cpu => CPU,
         Platform::Tpu => TPU,
@@ -53,7 +49,7 @@ const TPU_BUILD: &str = "cl/933746096";
 
 /// Whether a TPU plugin, by what its client or topology says of its version, is the pinned one. What depends on that
 /// build alone, such as kernels in the text form of Mosaic, which carries no promise, is left to others only.
-pub fn is_pinned_libtpu(platform_version: &str) -> bool {
+pub(crate) fn is_pinned_libtpu(platform_version: &str) -> bool {
     let pinned = platform_version.split_whitespace().any(|word| word == TPU_BUILD);
     if !pinned {
         let (version, build) = (TPU[0].version, platform_version.lines().last().unwrap_or_default());

@@ -232,9 +232,9 @@ pub(super) fn pcg2d<W: Word>(x: W, y: W) -> [W; 2] {
     [x.xor_high(), y.xor_high()]
 }
 
-/// What is subtracted from the sum of four halves, and the factor that then makes it a value: each half has mean 65535/2 and
-/// variance (2^32 - 1)/12. The mean is subtracted with theirs, because a product and a sum after it would be rounded once on
-/// one platform and twice on another.
+/// Offset that is subtracted from the sum of four halves, and the factor that then makes it a value: each half has mean
+/// 65535/2 and variance (2^32 - 1)/12. The mean is subtracted with theirs, because a product and a sum after it would be
+/// rounded once on one platform and twice on another.
 fn scale(init: Init) -> (f64, f64) {
     let factor = f64::from(init.std) / (4.0 * (65_536f64.powi(2) - 1.0) / 12.0).sqrt();
     (131_070.0 - if init.mean == 0.0 { 0.0 } else { f64::from(init.mean) / factor }, factor)

@@ -35,7 +35,7 @@ fn seal(line: &str, payload: &[u8]) -> String {
 ///
 /// # Errors
 /// A folder or a file that cannot be written.
-pub fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
+pub(crate) fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
     let line = json(&HeaderLine { header, bytes: payload.len(), sha256: String::new() });
     let line = line.trim_end_matches('}');
     let line = format!("{line}{SEAL}{}\"}}\n", seal(line, payload));
@@ -44,10 +44,7 @@ pub fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -
 }
 
 /// The header and the payload of a file's bytes.
-///
-/// # Errors
-/// The damage.
-pub fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
+pub(crate) fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
     let end = bytes.iter().position(|b| *b == b'\n').ok_or("it has no header")?;
     let text = std::str::from_utf8(&bytes[..end]).map_err(|e| format!("its header: {e}"))?;
     let line: HeaderLine<H> = serde_json::from_str(text).map_err(|e| format!("its header: {e}"))?;
@@ -63,7 +60,7 @@ pub fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
 }
 
 /// Puts a file in the place of what has its path.
-pub fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Result<()> {
+pub(crate) fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     // As any new file, not private as temporary ones: a folder may serve several users.
@@ -78,7 +75,7 @@ pub fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Result<()> 
 }
 
 /// In hexadecimal digits.
-pub fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
@@ -86,7 +83,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn sha256_file(path: &Path) -> std::io::Result<String> {
+pub(crate) fn sha256_file(path: &Path) -> std::io::Result<String> {
     let (mut file, mut digest, mut part) = (fs::File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut part)? {
@@ -96,7 +93,8 @@ pub fn sha256_file(path: &Path) -> std::io::Result<String> {
     }
 }
 
-pub fn json(value: &impl Serialize) -> String {
+/// JSON of a value that always has one.
+pub(crate) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("structs of texts and numbers have a JSON form")
 }
 

@@ -9,7 +9,7 @@ use crate::tensor::Tensor;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// First element along each dimension.
-    pub start: Vec<usize>,
+    pub(crate) start: Vec<usize>,
     /// Elements along each dimension.
     pub size: Vec<usize>,
 }
@@ -48,7 +48,7 @@ pub struct ShardedTensor {
 
 impl ShardedTensor {
     /// Tensor of the buffers of this process's devices, whose mesh indices are `addressable`, and the shards of all devices.
-    pub fn new(
+    pub(crate) fn new(
         buffers: Vec<Buffer>,
         addressable: Vec<usize>,
         shards: Vec<Shard>,
@@ -64,12 +64,12 @@ impl ShardedTensor {
     }
 
     /// Dimensions without padding.
-    pub fn dims(&self) -> &[usize] {
+    pub(crate) fn dims(&self) -> &[usize] {
         &self.logical_dims
     }
 
     /// Global type, padded where the mesh needs it.
-    pub fn ty(&self) -> &Type {
+    pub(crate) fn ty(&self) -> &Type {
         &self.ty
     }
 
@@ -79,12 +79,12 @@ impl ShardedTensor {
     }
 
     /// Buffers of this process's devices, in device order.
-    pub fn buffers(&self) -> &[Buffer] {
+    pub(crate) fn buffers(&self) -> &[Buffer] {
         &self.buffers
     }
 
     /// Bytes of one shard.
-    pub fn device_bytes(&self) -> usize {
+    pub(crate) fn device_bytes(&self) -> usize {
         self.shards.first().map_or(0, |p| p.size.iter().product::<usize>() * self.ty.dtype.size())
     }
 
@@ -92,7 +92,7 @@ impl ShardedTensor {
     ///
     /// # Errors
     /// That of the program or transfer that should have filled it.
-    pub fn wait(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn wait(&self) -> Result<(), RuntimeError> {
         Ok(self.buffers.iter().try_for_each(Buffer::wait)?)
     }
 
@@ -101,7 +101,7 @@ impl ShardedTensor {
     ///
     /// # Errors
     /// The plugin's, or a tensor of other sizes.
-    pub fn upload(
+    pub(crate) fn upload(
         client: &Client,
         devices: &[(usize, &Device)],
         tensor: &Tensor,

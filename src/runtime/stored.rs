@@ -8,17 +8,17 @@ use crate::pjrt::SharedBytes;
 /// A tensor as a checkpoint stores it.
 pub struct StoredTensor {
     /// Its element type in the file.
-    pub dtype: DType,
+    pub(crate) dtype: DType,
     /// Its shape in the file.
-    pub shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     /// Its bytes; the owner keeps the file mapped while the device reads.
-    pub bytes: SharedBytes,
+    pub(crate) bytes: SharedBytes,
     /// Dequantization scales of 8-bit floats: one, or one per row.
-    pub scales: Option<Vec<f32>>,
+    pub(crate) scales: Option<Vec<f32>>,
     /// The file, for messages.
-    pub file: PathBuf,
+    pub(crate) file: PathBuf,
     /// Its name in the file, for messages.
-    pub key: String,
+    pub(crate) key: String,
 }
 
 /// A source of parameters.

@@ -95,11 +95,9 @@ impl fmt::Display for Target {
 
 /// A target with the plugin that compiles for it.
 pub struct OpenTarget {
-    /// The target.
-    pub target: Target,
+    pub(crate) target: Target,
     /// Device ids, in the order in which meshes count them.
     pub devices: Vec<i32>,
-    /// Device kind, as the plugin names it.
     pub device_kind: String,
     /// Bytes a program may use on a device, where there is a limit.
     pub capacity: Option<i64>,
@@ -132,8 +130,7 @@ impl std::ops::Deref for Compiled {
 }
 
 impl OpenTarget {
-    /// Platform version, as the plugin states it.
-    pub fn version(&self) -> String {
+    pub(crate) fn version(&self) -> String {
         let version = match &self.compiler {
             Compiler::Topology(topology) => topology.platform_version(),
             Compiler::Client(client) => client.platform_version(),
@@ -142,13 +139,12 @@ impl OpenTarget {
     }
 
     /// Whether the devices are present, so that the compiler leaves nothing for a run to choose.
-    pub fn is_present(&self) -> bool {
+    pub(crate) fn is_present(&self) -> bool {
         matches!(self.compiler, Compiler::Client(_))
     }
 }
 
 impl Target {
-    /// Platform of the devices.
     pub fn platform(&self) -> Platform {
         self.platform
     }
@@ -160,7 +156,7 @@ impl Target {
     }
 
     /// Number of slices, with a network between them.
-    pub fn slices(&self) -> usize {
+    pub(crate) fn slices(&self) -> usize {
         self.slices
     }
 
@@ -186,10 +182,7 @@ impl Target {
 
     /// The GPUs of this host, where they are as many and of the kind: what they compile is complete, and they hold no memory
     /// until it runs. Otherwise as [`Target::open`].
-    ///
-    /// # Errors
-    /// Those of [`Target::open`]; GPUs that the plugin cannot start.
-    pub fn open_present(&self) -> Result<OpenTarget, Error> {
+    pub(crate) fn open_present(&self) -> Result<OpenTarget, Error> {
         let absent = self.open()?;
         if self.platform != Platform::Cuda || hardware(Platform::Cuda).is_err() {
             return Ok(absent);
@@ -252,15 +245,12 @@ impl Target {
 
 impl OpenTarget {
     /// The options that a run on such devices compiles with.
-    pub fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
+    pub(crate) fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
         compile_options(self.target.platform.name(), program, &self.devices, options)
     }
 
     /// The compile cache in a folder, with the names that a run on such devices looks for.
-    ///
-    /// # Errors
-    /// Those of [`Cache::new`].
-    pub fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
+    pub(crate) fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
         Cache::new(folder, self.target.platform.name(), &self.topology()?)
     }
 

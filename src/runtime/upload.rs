@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 
 /// Parameters on the devices, by argument name.
 #[derive(Default)]
-pub struct Parameters {
+pub(crate) struct Parameters {
     tensors: HashMap<String, LoadedParameter>,
     bytes: usize,
 }
@@ -28,13 +28,12 @@ struct LoadedParameter {
 }
 
 impl Parameters {
-    /// One parameter.
-    pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
+    pub(crate) fn get(&self, name: &str) -> Option<&ShardedTensor> {
         self.tensors.get(name).map(|loaded| &loaded.tensor)
     }
 
     /// Bytes of all on one device.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
@@ -42,7 +41,7 @@ impl Parameters {
     ///
     /// # Errors
     /// A tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
-    pub fn load(
+    pub(crate) fn load(
         &mut self,
         engine: &Engine,
         program: &Program,
@@ -66,10 +65,7 @@ impl Parameters {
 
     /// Makes those of `params`, arguments of `program`, that are not there yet of random numbers, each as its
     /// [`Init`](crate::nn::Init) says. They follow from `seed`, the parameter's name and the element's indices alone.
-    ///
-    /// # Errors
-    /// The plugin's message.
-    pub fn draw(
+    pub(crate) fn draw(
         &mut self,
         engine: &Engine,
         program: &Program,
@@ -87,25 +83,24 @@ impl Parameters {
     }
 
     /// Takes out every parameter that reads a tensor `(component, checkpoint name)` for which `stale` holds.
-    pub fn take_reading(&mut self, stale: impl Fn(&'static str, &str) -> bool) -> Parameters {
+    pub(crate) fn take_reading(&mut self, stale: impl Fn(&'static str, &str) -> bool) -> Parameters {
         let reads =
             |loaded: &LoadedParameter| loaded.source.tensors().iter().any(|(key, _)| stale(loaded.component, key));
         self.remove(reads)
     }
 
-    /// Takes out every parameter of a component.
-    pub fn take_component(&mut self, component: &str) -> Parameters {
+    pub(crate) fn take_component(&mut self, component: &str) -> Parameters {
         self.remove(|loaded| loaded.component == component)
     }
 
     /// Adds parameters that were taken out.
-    pub fn put_back(&mut self, taken: Parameters) {
+    pub(crate) fn put_back(&mut self, taken: Parameters) {
         self.bytes += taken.bytes;
         self.tensors.extend(taken.tensors);
     }
 
     /// Bytes of each component's parameters on one device.
-    pub fn bytes_of_components(&self) -> BTreeMap<&'static str, usize> {
+    pub(crate) fn bytes_of_components(&self) -> BTreeMap<&'static str, usize> {
         let mut all = BTreeMap::new();
         for loaded in self.tensors.values() {
             *all.entry(loaded.component).or_default() += loaded.tensor.device_bytes();
@@ -114,7 +109,7 @@ impl Parameters {
     }
 
     /// Bytes on one device of those of `params`, arguments of `program`, that are not there yet.
-    pub fn missing_bytes(&self, program: &Program, params: &[Param]) -> usize {
+    pub(crate) fn missing_bytes(&self, program: &Program, params: &[Param]) -> usize {
         self.missing(params).into_iter().map(|param| device_bytes(program, param)).sum()
     }
 
@@ -137,7 +132,7 @@ impl Parameters {
 }
 
 /// Bytes of a parameter, argument of `program`, on one device.
-pub fn device_bytes(program: &Program, param: &Param) -> usize {
+pub(crate) fn device_bytes(program: &Program, param: &Param) -> usize {
     let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
     let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
     shards.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size())

@@ -19,8 +19,8 @@ use crate::nn::{Axis, Build, Params};
 /// The program that runs once a request.
 ///
 /// Inputs, f32: `text.video`, `text.audio` `[videos, branches, t, channels]`, `sigmas [257]`, and `levels [k]` where there
-/// are several: the parts of a step's noise level that video tokens have. Outputs:
-/// `modulation.<stream>.<part>` `[257, 1 or k, …]`, and the text context as the loop reads it ([`context_outputs`]). Rows
+/// are several: the parts of a step's noise level that tokens have. Outputs:
+/// `modulation.<stream>.<part>` `[257, 1 or k, …]`, and the text context as the loop reads it (`context_outputs`). Rows
 /// are videos times branches, both padded to what the mesh divides.
 ///
 /// # Errors
@@ -48,7 +48,8 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
             each.reshape(vec![1, each.dim(0) * each.dim(1)])
         }
     };
-    let levels = Av { video: &own, audio: &scalar }.map(|timestep| Levels { timestep, sigma: &scalar });
+    let own = shape.conditioned.map(|conditioned| if conditioned { &own } else { &scalar });
+    let levels = own.map(|timestep| Levels { timestep, sigma: &scalar });
     let modulation = modulation(&p, c, levels, shape.cross);
 
     // The loop's inputs are placed as it reads them.
@@ -71,7 +72,8 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// modality, rescale), `latents.video [b, n, c]` and `latents.audio [b, m, c]` (f32, donated), the RoPE tables and
 /// [`prepare`]'s outputs. Outputs: `latents.video`, `latents.audio` after the evaluations `begin..end`.
 ///
-/// With several levels: `levels [k]`, `level.video [b, n]` (i32) and `clean.video [b, n, c]`: conditioned tokens have a
+/// With several levels: `levels [k]`, and of conditioned streams `level.<stream> [b, n]` (i32) and `clean.<stream>
+/// [b, n, c]`: conditioned tokens have a
 /// part of the noise and come closer to the clean latents after each step (official code: the clean prediction of a token
 /// is formed with its own noise level, then blended).
 ///

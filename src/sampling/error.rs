@@ -15,9 +15,7 @@ pub enum SamplingError {
     SigmaList {
         /// Position in the list.
         index: usize,
-        /// The entry.
         value: f64,
-        /// What is wrong with it.
         why: &'static str,
     },
     /// The shift left the range of single precision.
@@ -34,20 +32,10 @@ pub enum SamplingError {
     },
     /// A scheduler file that cannot be read.
     #[error("cannot read {}: {source}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { file: PathBuf, source: std::io::Error },
     /// A scheduler file that is not understood.
     #[error("{}: {why}", file.display())]
-    Scheduler {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong, and what to do.
-        why: String,
-    },
+    Scheduler { file: PathBuf, why: String },
     /// A width, height or frame count between two legal values.
     #[error("{what} {value} is not {rule}; the nearest legal values are {below} and {above}")]
     Size {
@@ -82,12 +70,5 @@ pub enum SamplingError {
     },
     /// A tensor whose shape does not fit.
     #[error("{what} has shape {got:?}, want {want}")]
-    Shape {
-        /// The tensor.
-        what: &'static str,
-        /// Its shape.
-        got: Vec<usize>,
-        /// What fits.
-        want: String,
-    },
+    Shape { what: &'static str, got: Vec<usize>, want: String },
 }

@@ -12,14 +12,17 @@ use crate::models::transformer::{
 };
 use crate::nn::{Axis, Params, Rope, padding_mask};
 
-/// The conditions on video tokens, where there are such.
-fn conditions(p: &Params, shape: &DenoiseShape, latents: &Latents) -> Option<ConditionInputs> {
-    let levels = shape.levels_input(p)?;
-    let (content, axes) = (latents.content, &latents.axes);
-    let index = p.input("level.video", Type::new(DType::I32, &content[..2]), &axes[..2]);
-    let clean = p.input("clean.video", Type::new(DType::F32, content), axes);
-    let rows = levels.reshape(vec![1, shape.levels, 1]).broadcast_to(&[index.dim(0), shape.levels, 1]);
-    Some(ConditionInputs { denoise_mask: at_noise_level(&rows, Some(&index)), clean, noise_level_index: index })
+/// Inputs of the streams' conditions, where they have such.
+fn conditions(p: &Params, shape: &DenoiseShape, latents: Av<Latents>) -> Av<Option<ConditionInputs>> {
+    let Some(levels) = shape.levels_input(p) else { return Av::default() };
+    latents.zip(shape.conditioned).map(|(Latents { name, content, axes }, conditioned)| {
+        conditioned.then(|| {
+            let index = p.input(&format!("level.{name}"), Type::new(DType::I32, &content[..2]), &axes[..2]);
+            let clean = p.input(&format!("clean.{name}"), Type::new(DType::F32, content), &axes);
+            let rows = levels.reshape(vec![1, shape.levels, 1]).broadcast_to(&[index.dim(0), shape.levels, 1]);
+            ConditionInputs { denoise_mask: at_noise_level(&rows, Some(&index)), clean, noise_level_index: index }
+        })
+    })
 }
 
 /// The transformer under guidance, for every step of the loop.
@@ -29,7 +32,7 @@ pub(super) struct GuidedTransformer<'a> {
     shape: &'a DenoiseShape,
     /// Branches, padding included.
     branches: usize,
-    pub streams: Av<GuidedStream>,
+    pub(crate) streams: Av<GuidedStream>,
     perturbation: Option<Perturbation>,
     isolation: Isolation,
 }
@@ -42,7 +45,7 @@ pub(super) struct GuidedStream {
     /// Guidance scales `[2, 4]`, of which this stream's are row `row`.
     scales: Value,
     row: usize,
-    pub condition: Option<ConditionInputs>,
+    pub(crate) condition: Option<ConditionInputs>,
     counted: Counted,
     rope: Rope,
     cross_rope: Rope,
@@ -53,7 +56,7 @@ pub(super) struct GuidedStream {
 
 impl<'a> GuidedTransformer<'a> {
     /// Declares the loop's step-invariant inputs; `carried` are the latents.
-    pub fn input(
+    pub(crate) fn input(
         p: &'a Params,
         c: &'a TransformerConfig,
         shape: &'a DenoiseShape,
@@ -61,16 +64,15 @@ impl<'a> GuidedTransformer<'a> {
         latents: Av<Latents>,
         carried: Av<&Value>,
     ) -> Self {
-        let condition = Av { video: conditions(p, shape, &latents.video), audio: None };
+        let condition = conditions(p, shape, latents);
         let branches = Type::new(DType::F32, [shape.branches.len()]);
         let branches = p.layout().padded(&p.activation("branches"), &branches, &[Axis::Branch]).dims[0];
         let videos = carried.video.dim(0);
         let counted = latents.zip(carried).map(|(l, x)| Counted::new(p.builder(), x, l.content));
         let [rope, cross_rope] = tables::inputs(p, c, 1, shape.tokens);
-        let is_video = Av { video: true, audio: false };
-        let modulation = c.streams().zip(Av::NAMES).zip(is_video).map(|((s, name), is_video)| {
+        let modulation = c.streams().zip(Av::NAMES).zip(shape.conditioned).map(|((s, name), conditioned)| {
             StreamModulation::new(c, &s, |part, dims| {
-                let levels = if is_video { shape.levels_of(part) } else { 1 };
+                let levels = shape.levels_of(part, conditioned);
                 let ty = Type::new(p.dtype(), [&[MAX_STEPS + 1, levels], dims].concat());
                 let axes = vec![Axis::Replicated; ty.rank()];
                 p.input(&format!("modulation.{name}.{part}"), ty, &axes)
@@ -89,7 +91,7 @@ impl<'a> GuidedTransformer<'a> {
     }
 
     /// The guided clean predictions at the latents of a step.
-    pub fn predict(&self, step: &Value, sigma: &Value, latents: Av<&Value>) -> Av<Value> {
+    pub(crate) fn predict(&self, step: &Value, sigma: &Value, latents: Av<&Value>) -> Av<Value> {
         let streams = self.streams.as_ref().zip(latents);
         let inputs = streams.map(|(s, x)| self.stream_inputs(s, x, step));
         let tokens = streams.map(|(s, x)| self.of_rows(&x.to(self.p.dtype()), s.sequence));

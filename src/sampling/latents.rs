@@ -9,30 +9,30 @@ use super::SamplingError;
 
 /// The video VAE's compression and the transformer's patches; every field is at least 1 (configs are checked when read).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VideoGrid {
+pub(crate) struct VideoGrid {
     /// Pixels a latent cell covers in height and width.
-    pub spatial_compression: usize,
+    pub(crate) spatial_compression: usize,
     /// Frames a latent frame covers (but the first, which covers one).
-    pub temporal_compression: usize,
+    pub(crate) temporal_compression: usize,
     /// Latent cells a token covers in height and width.
-    pub patch_size: usize,
+    pub(crate) patch_size: usize,
     /// Latent frames a token covers.
-    pub patch_size_t: usize,
+    pub(crate) patch_size_t: usize,
 }
 
 /// Video latents `[B, C, F, H, W]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VideoShape {
-    /// Videos.
-    pub batch: usize,
+pub(crate) struct VideoShape {
+    /// Videos of the batch.
+    pub(crate) batch: usize,
     /// Latent channels.
-    pub channels: usize,
+    pub(crate) channels: usize,
     /// Latent frames.
-    pub frames: usize,
+    pub(crate) frames: usize,
     /// Latent rows.
-    pub height: usize,
+    pub(crate) height: usize,
     /// Latent columns.
-    pub width: usize,
+    pub(crate) width: usize,
 }
 
 impl VideoGrid {
@@ -40,7 +40,7 @@ impl VideoGrid {
     ///
     /// # Errors
     /// [`SamplingError::Size`] for a size that the ratios or the patches do not divide.
-    pub fn latents(
+    pub(crate) fn latents(
         &self,
         batch: usize,
         channels: usize,
@@ -59,12 +59,12 @@ impl VideoGrid {
     }
 
     /// Tokens of one video.
-    pub fn tokens(&self, shape: &VideoShape) -> usize {
+    pub(crate) fn tokens(&self, shape: &VideoShape) -> usize {
         (shape.frames / self.patch_size_t) * (shape.height / self.patch_size) * (shape.width / self.patch_size)
     }
 
     /// Values of one token.
-    pub fn features(&self, shape: &VideoShape) -> usize {
+    pub(crate) fn features(&self, shape: &VideoShape) -> usize {
         shape.channels * self.patch_size_t * self.patch_size * self.patch_size
     }
 
@@ -73,7 +73,7 @@ impl VideoGrid {
     ///
     /// # Errors
     /// [`SamplingError::Shape`] where the patches do not divide the latents.
-    pub fn pack(&self, latents: ArrayView5<f32>) -> Result<Array3<f32>, SamplingError> {
+    pub(crate) fn pack(&self, latents: ArrayView5<f32>) -> Result<Array3<f32>, SamplingError> {
         let (b, c, f, h, w) = latents.dim();
         let shape = VideoShape { batch: b, channels: c, frames: f, height: h, width: w };
         let (p, pt) = (self.patch_size, self.patch_size_t);
@@ -91,7 +91,7 @@ impl VideoGrid {
     ///
     /// # Errors
     /// [`SamplingError::Shape`] when the tokens are not those of `shape`.
-    pub fn unpack(&self, tokens: ArrayView3<f32>, shape: &VideoShape) -> Result<Array5<f32>, SamplingError> {
+    pub(crate) fn unpack(&self, tokens: ArrayView3<f32>, shape: &VideoShape) -> Result<Array5<f32>, SamplingError> {
         let want = (shape.batch, self.tokens(shape), self.features(shape));
         let fail = || wrong("video tokens", tokens.shape(), format!("{want:?}"));
         if tokens.dim() != want {
@@ -112,7 +112,13 @@ impl VideoGrid {
     /// `scale_factors` are the transformer's `vae_scale_factors`, `causal_offset` its own; the first latent frame
     /// covers one frame only, so times are moved back by the rest of a latent frame and held at zero. Divisions happen
     /// in single precision, in the reference's order.
-    pub fn coords(&self, shape: &VideoShape, scale_factors: [usize; 3], causal_offset: i64, fps: f64) -> Array4<f32> {
+    pub(crate) fn coords(
+        &self,
+        shape: &VideoShape,
+        scale_factors: [usize; 3],
+        causal_offset: i64,
+        fps: f64,
+    ) -> Array4<f32> {
         let bounds = |patch: usize, size: usize| (0..size).step_by(patch).map(move |i| [i as f32, (i + patch) as f32]);
         let [ft, fh, fw] = scale_factors.map(|f| f as f32);
         let seconds = |x: f32| (x * ft + causal_offset as f32 - ft).max(0.0) / fps as f32;
@@ -130,30 +136,30 @@ impl VideoGrid {
 
 /// The audio side of a model: rates, and what one latent covers; every field is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AudioGrid {
+pub(crate) struct AudioGrid {
     /// Samples a second, of the audio the mel spectrogram is made from.
-    pub sampling_rate: usize,
+    pub(crate) sampling_rate: usize,
     /// Samples between mel frames.
-    pub hop_length: usize,
+    pub(crate) hop_length: usize,
     /// Mel frames a latent covers.
-    pub temporal_compression: usize,
+    pub(crate) temporal_compression: usize,
     /// Mel bins of the spectrogram.
-    pub mel_bins: usize,
+    pub(crate) mel_bins: usize,
     /// Mel bins a latent bin covers.
-    pub mel_compression: usize,
+    pub(crate) mel_compression: usize,
 }
 
 /// Audio latents `[B, C, L, M]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AudioShape {
-    /// Videos.
-    pub batch: usize,
+pub(crate) struct AudioShape {
+    /// Videos of the batch.
+    pub(crate) batch: usize,
     /// Latent channels.
-    pub channels: usize,
+    pub(crate) channels: usize,
     /// Latents in time; tokens.
-    pub length: usize,
+    pub(crate) length: usize,
     /// Latent mel bins.
-    pub mel_bins: usize,
+    pub(crate) mel_bins: usize,
 }
 
 impl AudioGrid {
@@ -161,7 +167,7 @@ impl AudioGrid {
     ///
     /// # Errors
     /// [`SamplingError::NotPositive`] for the frame rate, [`SamplingError::NoAudio`] when the count is zero.
-    pub fn latents(
+    pub(crate) fn latents(
         &self,
         batch: usize,
         channels: usize,
@@ -180,7 +186,7 @@ impl AudioGrid {
     /// Token bounds in seconds `[B, 1, L, 2]`. `scale_factor`, `patch_size_t` and `causal_offset` are the
     /// transformer's `audio_scale_factor`, `audio_patch_size_t` and `causal_offset`, the rates its `audio_sampling_rate`
     /// and `audio_hop_length`.
-    pub fn coords(
+    pub(crate) fn coords(
         &self,
         batch: usize,
         length: usize,
@@ -200,7 +206,7 @@ impl AudioGrid {
 }
 
 /// `[B, C, L, M]` to tokens `[B, L, C * M]`.
-pub fn pack_audio(latents: ArrayView4<f32>) -> Array3<f32> {
+pub(crate) fn pack_audio(latents: ArrayView4<f32>) -> Array3<f32> {
     let (b, c, l, m) = latents.dim();
     Array3::from_shape_fn((b, l, c * m), |(b, l, f)| latents[[b, f / m, l, f % m]])
 }
@@ -209,7 +215,7 @@ pub fn pack_audio(latents: ArrayView4<f32>) -> Array3<f32> {
 ///
 /// # Errors
 /// [`SamplingError::Shape`] when the tokens are not those of `shape`.
-pub fn unpack_audio(tokens: ArrayView3<f32>, shape: &AudioShape) -> Result<Array4<f32>, SamplingError> {
+pub(crate) fn unpack_audio(tokens: ArrayView3<f32>, shape: &AudioShape) -> Result<Array4<f32>, SamplingError> {
     let AudioShape { batch, channels, length, mel_bins } = *shape;
     if tokens.dim() != (batch, length, channels * mel_bins) {
         return Err(wrong("audio tokens", tokens.shape(), format!("{:?}", (batch, length, channels * mel_bins))));
@@ -226,7 +232,7 @@ pub struct Statistics {
     /// Standard deviations, one a channel.
     pub std: Vec<f32>,
     /// The VAE's `scaling_factor`; 1 for audio.
-    pub scaling_factor: f32,
+    pub(crate) scaling_factor: f32,
 }
 
 impl Statistics {
@@ -245,7 +251,7 @@ impl Statistics {
     ///
     /// # Errors
     /// [`SamplingError::Shape`] when the axis has another length than the statistics.
-    pub fn denormalize<D>(&self, latents: &mut ndarray::Array<f32, D>, axis: usize) -> Result<(), SamplingError>
+    pub(crate) fn denormalize<D>(&self, latents: &mut ndarray::Array<f32, D>, axis: usize) -> Result<(), SamplingError>
     where
         D: ndarray::Dimension + ndarray::RemoveAxis,
     {
@@ -275,10 +281,7 @@ impl Statistics {
 }
 
 /// Refuses a width or height (`what`) that is not a positive multiple, naming the two nearest that are.
-///
-/// # Errors
-/// [`SamplingError::Size`].
-pub fn check_multiple(what: &'static str, value: usize, multiple: usize) -> Result<(), SamplingError> {
+pub(crate) fn check_multiple(what: &'static str, value: usize, multiple: usize) -> Result<(), SamplingError> {
     if value > 0 && value.is_multiple_of(multiple) {
         return Ok(());
     }
@@ -287,10 +290,7 @@ pub fn check_multiple(what: &'static str, value: usize, multiple: usize) -> Resu
 }
 
 /// Refuses a frame count that is not `temporal_compression * k + 1`, naming the two nearest that are.
-///
-/// # Errors
-/// [`SamplingError::Size`].
-pub fn check_frames(num_frames: usize, temporal_compression: usize) -> Result<(), SamplingError> {
+pub(crate) fn check_frames(num_frames: usize, temporal_compression: usize) -> Result<(), SamplingError> {
     if num_frames % temporal_compression == 1 % temporal_compression && num_frames > 0 {
         return Ok(());
     }
@@ -298,17 +298,6 @@ pub fn check_frames(num_frames: usize, temporal_compression: usize) -> Result<()
     let above = below + temporal_compression;
     let rule = format!("{temporal_compression}k + 1");
     Err(SamplingError::Size { what: "num_frames", value: num_frames, rule, below, above })
-}
-
-/// The legal frame count nearest to a duration.
-///
-/// # Errors
-/// [`SamplingError::NotPositive`].
-pub fn frames_for_seconds(seconds: f64, frame_rate: f64, temporal_compression: usize) -> Result<usize, SamplingError> {
-    check_positive("seconds", seconds)?;
-    check_positive("frame_rate", frame_rate)?;
-    let groups = ((seconds * frame_rate - 1.0) / temporal_compression as f64).round().max(0.0);
-    Ok(groups as usize * temporal_compression + 1)
 }
 
 fn check_positive(what: &'static str, value: f64) -> Result<(), SamplingError> {

@@ -5,14 +5,15 @@ pub mod denoise;
 mod error;
 pub mod guidance;
 mod guided;
-pub mod latents;
-pub mod noise;
+pub(crate) mod latents;
+pub(crate) mod noise;
 mod sampler;
 mod samplers;
 mod shape;
 pub mod sigmas;
 
 pub use error::SamplingError;
+pub use noise::TorchRng;
 pub use sampler::{AnySampler, Evaluation, Sampler, Schedule, StepNoise, StreamState};
 pub use samplers::*;
 

@@ -129,7 +129,7 @@ pub(super) struct Tables {
 pub struct StreamState<'a> {
     /// Latents `[b, n, c]`, f32.
     pub latents: &'a Value,
-    /// What [`Sampler::state`] names.
+    /// Values that [`Sampler::state`] names, in its order.
     pub state: Vec<&'a Value>,
     /// Guided prediction of the clean latents, conditions in their place.
     pub clean: &'a Value,

@@ -12,25 +12,26 @@ use crate::nn::{Axis, Params};
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenoiseShape {
     /// Videos denoised together.
-    pub batch: usize,
+    pub(crate) batch: usize,
     /// Predictions a step, the conditional one first.
-    pub branches: Vec<Branch>,
+    pub(crate) branches: Vec<Branch>,
     /// Latent tokens.
-    pub tokens: Av<usize>,
+    pub(crate) tokens: Av<usize>,
     /// Text tokens.
-    pub text: usize,
+    pub(crate) text: usize,
     /// Channels of the text embeddings.
-    pub text_channels: Av<usize>,
+    pub(crate) text_channels: Av<usize>,
     /// Layers that the perturbed branch perturbs.
-    pub stg_blocks: Vec<usize>,
+    pub(crate) stg_blocks: Vec<usize>,
     /// Scope of the rescale term's standard deviations.
-    pub rescale: RescaleScope,
-    /// Number of noise levels that video tokens have in a step: the step's own, and one for each strength of a condition.
-    pub levels: usize,
+    pub(crate) rescale: RescaleScope,
+    /// Number of noise levels that tokens have in a step: the step's own, and one for each strength of a condition.
+    pub(crate) levels: usize,
+    /// Streams with tokens of several levels.
+    pub(crate) conditioned: Av<bool>,
     /// Noise level that the attention between the streams sees.
-    pub cross: CrossTimestep,
-    /// Integrator.
-    pub sampler: AnySampler,
+    pub(crate) cross: CrossTimestep,
+    pub(crate) sampler: AnySampler,
 }
 
 impl DenoiseShape {
@@ -45,24 +46,25 @@ impl DenoiseShape {
             stg_blocks: Vec::new(),
             rescale: RescaleScope::PerSample,
             levels: 1,
+            conditioned: Av::default(),
             cross: CrossTimestep::Own,
             sampler: Euler.into(),
         }
     }
 
-    /// Number of noise levels of a part of the video's modulation.
-    pub(super) fn levels_of(&self, part: &str) -> usize {
+    /// Number of noise levels of a part of a stream's modulation.
+    pub(super) fn levels_of(&self, part: &str, conditioned: bool) -> usize {
         let own = match part {
             "cross" => self.cross != CrossTimestep::Cross,
             "gate" => self.cross == CrossTimestep::Own,
             "prompt" => false,
             _ => true,
         };
-        if own { self.levels } else { 1 }
+        if own && conditioned { self.levels } else { 1 }
     }
 
     /// Names of the tensors that the loop carries for each stream.
-    pub fn carried(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn carried(&self) -> impl Iterator<Item = &str> {
         std::iter::once("latents").chain(self.sampler.state().iter().copied())
     }
 
@@ -75,7 +77,7 @@ impl DenoiseShape {
 /// Name, size and axes of a stream's latents `[b, n, c]`.
 #[derive(Clone, Copy)]
 pub(super) struct Latents {
-    pub name: &'static str,
-    pub content: [usize; 3],
-    pub axes: [Axis; 3],
+    pub(crate) name: &'static str,
+    pub(crate) content: [usize; 3],
+    pub(crate) axes: [Axis; 3],
 }

@@ -55,7 +55,7 @@ pub fn official(steps: usize, tokens: usize) -> Result<Vec<f32>, SamplingError> 
 ///
 /// # Errors
 /// [`SamplingError::SigmaList`] unless the sigmas fall strictly within (0, 1]; [`SamplingError::Steps`].
-pub fn verbatim(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
+pub(crate) fn verbatim(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
     let mut sigmas = checked_list(list)?;
     sigmas.push(0.0);
     Ok(sigmas)
@@ -64,7 +64,7 @@ pub fn verbatim(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
 /// Form of the shift of the sigmas by `mu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum TimeShift {
+pub(crate) enum TimeShift {
     /// `e^mu / (e^mu + 1/s - 1)`.
     #[default]
     Exponential,
@@ -78,23 +78,23 @@ pub enum TimeShift {
 #[serde(default)]
 pub struct FlowMatch {
     /// Timesteps are sigmas times this.
-    pub num_train_timesteps: usize,
+    pub(crate) num_train_timesteps: usize,
     /// The constant shift, used without dynamic shifting.
-    pub shift: f64,
+    pub(crate) shift: f64,
     /// Shift by the token count instead.
-    pub use_dynamic_shifting: bool,
+    pub(crate) use_dynamic_shifting: bool,
     /// `mu` at `base_image_seq_len` tokens.
-    pub base_shift: f64,
+    pub(crate) base_shift: f64,
     /// `mu` at `max_image_seq_len` tokens.
-    pub max_shift: f64,
+    pub(crate) max_shift: f64,
     /// See `base_shift`.
-    pub base_image_seq_len: usize,
+    pub(crate) base_image_seq_len: usize,
     /// See `max_shift`.
-    pub max_image_seq_len: usize,
+    pub(crate) max_image_seq_len: usize,
     /// The last non-zero sigma, reached by stretching; none (or 0) stretches nothing.
-    pub shift_terminal: Option<f64>,
+    pub(crate) shift_terminal: Option<f64>,
     /// The form of the dynamic shift.
-    pub time_shift_type: TimeShift,
+    pub(crate) time_shift_type: TimeShift,
 }
 
 impl Default for FlowMatch {
@@ -130,16 +130,6 @@ const OFF: [&str; 5] =
 const CLASS: &str = "FlowMatchEulerDiscreteScheduler";
 
 impl FlowMatch {
-    /// Reads a `scheduler_config.json`.
-    ///
-    /// # Errors
-    /// [`SamplingError::Read`] and [`SamplingError::Scheduler`].
-    pub fn open(file: &Path) -> Result<Self, SamplingError> {
-        let text =
-            std::fs::read_to_string(file).map_err(|source| SamplingError::Read { file: file.to_path_buf(), source })?;
-        Self::from_json(&text, file)
-    }
-
     /// Parses the text of a `scheduler_config.json`; `file` is named in errors.
     ///
     /// # Errors
@@ -177,7 +167,7 @@ impl FlowMatch {
     }
 
     /// The dynamic shift for a token count: a line through the two anchors, not clamped.
-    pub fn mu(&self, tokens: usize) -> f64 {
+    pub(crate) fn mu(&self, tokens: usize) -> f64 {
         let (low, high) = (self.base_image_seq_len as f64, self.max_image_seq_len as f64);
         let slope = (self.max_shift - self.base_shift) / (high - low);
         tokens as f64 * slope + (self.base_shift - slope * low)
@@ -196,17 +186,8 @@ impl FlowMatch {
     }
 
     /// A given list, shifted and stretched as diffusers does with explicit sigmas; a closing zero is optional.
-    ///
-    /// # Errors
-    /// Those of [`verbatim`], and [`SamplingError::NotFinite`].
-    pub fn shifted(&self, list: &[f64], tokens: usize) -> Result<Vec<f32>, SamplingError> {
+    pub(crate) fn shifted(&self, list: &[f64], tokens: usize) -> Result<Vec<f32>, SamplingError> {
         self.shift_all(checked_list(list)?, tokens)
-    }
-
-    /// The timesteps of a schedule: its sigmas without the closing zero, times `num_train_timesteps`.
-    pub fn timesteps(&self, sigmas: &[f32]) -> Vec<f32> {
-        let steps = sigmas.len().saturating_sub(1);
-        sigmas[..steps].iter().map(|s| s * self.num_train_timesteps as f32).collect()
     }
 
     fn shift_all(&self, sigmas: Vec<f32>, tokens: usize) -> Result<Vec<f32>, SamplingError> {
@@ -308,7 +289,8 @@ mod tests {
             };
             let got = got.expect("legal steps");
             assert_eq!(got, case.sigmas, "{} steps, {} tokens, {}", case.steps, case.tokens, case.config);
-            assert_eq!(scheduler.timesteps(&got), case.timesteps, "timesteps, {}", case.config);
+            let timesteps: Vec<f32> = got[..got.len() - 1].iter().map(|s| s * 1000.0).collect();
+            assert_eq!(timesteps, case.timesteps, "timesteps, {}", case.config);
         }
     }
 

@@ -4,19 +4,19 @@ use super::experiment::CaseResult;
 
 /// Agreement of predictions with measurements, over the cases that have both.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Agreement {
-    pub rows: usize,
+pub(crate) struct Agreement {
+    pub(crate) rows: usize,
     /// Spearman's rank correlation; none for fewer than three cases, or where all are equal.
-    pub rank: Option<f64>,
+    pub(crate) rank: Option<f64>,
     /// Median of the relative errors `|predicted / measured - 1|`.
-    pub median_error: f64,
-    pub worst_error: f64,
+    pub(crate) median_error: f64,
+    pub(crate) worst_error: f64,
     /// Slowdown of the case predicted fastest against the one measured fastest: 0 where they are the same.
-    pub choice_loss: f64,
+    pub(crate) choice_loss: f64,
 }
 
 impl Agreement {
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let rank = self.rank.map_or(String::new(), |r| format!("rank correlation {r:.3}, "));
         format!(
             "predicted against measured, {} cases: {rank}median error {:.1} %, worst {:.1} %; the case predicted fastest \
@@ -30,7 +30,7 @@ impl Agreement {
 }
 
 /// Agreement within a group; none where fewer than two cases have both times.
-pub fn agreement(rows: &[CaseResult]) -> Option<Agreement> {
+pub(crate) fn agreement(rows: &[CaseResult]) -> Option<Agreement> {
     of(&pairs(rows))
 }
 

@@ -7,20 +7,20 @@ use crate::nn::{Axis, ContextParallelKind, Override, Rule};
 
 /// Layout with one rule changed.
 #[derive(Clone, Debug)]
-pub struct Candidate {
+pub(crate) struct Candidate {
     /// Change in the syntax of a layout file.
-    pub change: String,
-    pub layout: LayoutSource,
+    pub(crate) change: String,
+    pub(crate) layout: LayoutSource,
     /// Upper bound of the gain: cost in a step of the collectives that the change could remove.
-    pub bound: f64,
+    pub(crate) bound: f64,
     /// Number of tensor families that the change reaches.
-    pub families: usize,
+    pub(crate) families: usize,
     /// Collectives that the change could remove, as indices into the report's list.
-    pub collectives: Vec<usize>,
+    pub(crate) collectives: Vec<usize>,
 }
 
 /// Candidates that could save at least the fraction `least` of a step, the most promising first.
-pub fn candidates(source: &LayoutSource, base: &CompileReport, least: f64) -> Vec<Candidate> {
+pub(crate) fn candidates(source: &LayoutSource, base: &CompileReport, least: f64) -> Vec<Candidate> {
     let around = Around { source, base };
     let mut all = around.rules();
     all.extend(around.storage());

@@ -9,7 +9,12 @@ use crate::nn::Placement;
 ///
 /// This is an inference: the compiler keeps the scope of the operation that needed the collective, not the tensor's name.
 /// None where no scope agrees.
-pub fn cause<'a>(c: &Collective, placements: &'a [Placement], mesh: &Mesh, layers: usize) -> Option<&'a Placement> {
+pub(crate) fn cause<'a>(
+    c: &Collective,
+    placements: &'a [Placement],
+    mesh: &Mesh,
+    layers: usize,
+) -> Option<&'a Placement> {
     let scope: Vec<&str> = c.scope.split('/').filter(|p| !p.is_empty()).collect();
     let score = |p: &Placement| -> Option<(usize, bool, usize)> {
         let along = |axis: &String| c.axes.contains(axis);

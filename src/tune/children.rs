@@ -14,21 +14,21 @@ use super::error::{Result, TuneError};
 
 /// Command of this binary that prints JSON.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Task {
+pub(crate) struct Task {
     /// Hash of everything that the result depends on.
-    pub key: String,
-    pub label: String,
-    pub command: Vec<String>,
+    pub(crate) key: String,
+    pub(crate) label: String,
+    pub(crate) command: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct TaskResult {
-    pub result: Option<Value>,
+pub(crate) struct TaskResult {
+    pub(crate) result: Option<Value>,
     /// Last message of a task that failed. A program that does not fit its devices has a result and a message.
-    pub error: Option<String>,
+    pub(crate) error: Option<String>,
     /// Whether it crashed by itself; neither an interruption nor a timeout is a crash.
-    pub crashed: bool,
-    pub seconds: f64,
+    pub(crate) crashed: bool,
+    pub(crate) seconds: f64,
 }
 
 /// Signals by which a user ends a process.
@@ -41,7 +41,7 @@ const SIGKILL: i32 = 9;
 const MEMORY: u64 = 2_000_000_000;
 
 /// Number of children that cores and free memory allow.
-pub fn default_jobs() -> usize {
+pub(crate) fn default_jobs() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let free = info
@@ -52,13 +52,13 @@ pub fn default_jobs() -> usize {
 }
 
 /// Environment variable that a worker's children get in addition to this process's.
-pub type Variable = Option<(&'static str, String)>;
+pub(crate) type Variable = Option<(&'static str, String)>;
 
 /// Runs tasks, one at a time for each of `workers`; calls `done` for each as it ends, in the calling thread.
 ///
 /// # Errors
 /// This binary cannot be started, or what `done` returns; no further task is begun then.
-pub fn run_tasks(
+pub(crate) fn run_tasks(
     binary: &Path,
     tasks: Vec<Task>,
     workers: &[Variable],

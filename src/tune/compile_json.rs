@@ -1,4 +1,4 @@
-//! JSON of a compiled program, as `compile --json` writes it and [`super::CompileReport`] reads it.
+//! JSON of a compiled program, as `compile --json` writes it and [`super::compile_report::CompileReport`] reads it.
 
 use serde_json::{Value, json};
 
@@ -10,15 +10,15 @@ use crate::pipeline::compile::Compilation;
 use crate::runtime::Target;
 
 /// Equal collectives, counted.
-pub struct Entry<'a> {
-    pub collective: &'a Collective,
+pub(crate) struct Entry<'a> {
+    pub(crate) collective: &'a Collective,
     /// Placement of the tensor that is moved, where known.
-    pub cause: Option<&'a Placement>,
-    pub count: usize,
+    pub(crate) cause: Option<&'a Placement>,
+    pub(crate) count: usize,
 }
 
 /// Collectives of a program, equal ones as one entry.
-pub fn entries(done: &Compilation) -> Vec<Entry<'_>> {
+pub(crate) fn entries(done: &Compilation) -> Vec<Entry<'_>> {
     let mut all: Vec<Entry> = Vec::new();
     for c in &done.report.collectives {
         match all.iter_mut().find(|e| e.collective == c) {
@@ -33,7 +33,7 @@ pub fn entries(done: &Compilation) -> Vec<Entry<'_>> {
 }
 
 /// Report in the field names of `--json`.
-pub fn json(done: &Compilation, target: &Target) -> Value {
+pub(crate) fn json(done: &Compilation, target: &Target) -> Value {
     let r = &done.report;
     let list: Vec<Value> = entries(done)
         .iter()

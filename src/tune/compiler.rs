@@ -15,7 +15,7 @@ use super::compile_report::CompileReport;
 use super::error::{Result, TuneError};
 use super::options::Options;
 use super::store::{JobKind, Record, Store};
-use crate::config::{Given, LayoutSource, load};
+use crate::config::{CliOverrides, LayoutSource, load};
 use crate::media::write_atomically;
 use crate::pipeline::compile::{self, CompileOptions, analyse};
 use crate::pipeline::programs::ProgramKind;
@@ -26,24 +26,24 @@ use crate::runtime::{CompileKey, CompileOutcome, ModuleStore, OpenTarget, Runtim
 
 #[derive(Clone, Debug)]
 pub(super) struct CompileTask {
-    pub label: String,
-    pub given: Given,
-    pub target: Target,
-    pub program: ProgramKind,
+    pub(crate) label: String,
+    pub(crate) given: CliOverrides,
+    pub(crate) target: Target,
+    pub(crate) program: ProgramKind,
     /// Number of transformer blocks; none for all.
-    pub layers: Option<usize>,
+    pub(crate) layers: Option<usize>,
     /// Arguments of a child that compiles the same.
-    pub command: Vec<String>,
+    pub(crate) command: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Compiled {
     /// Everything that the module depends on; none where no program was built.
-    pub key: Option<CompileKey>,
+    pub(crate) key: Option<CompileKey>,
     /// Compile report as JSON, also of a program that does not fit.
     result: Option<Value>,
     /// Message of a failure, or what does not fit.
-    pub error: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
 impl Compiled {
@@ -51,7 +51,7 @@ impl Compiled {
         Compiled { key, result: None, error: Some(error) }
     }
 
-    pub fn report(&self) -> Option<CompileReport> {
+    pub(crate) fn report(&self) -> Option<CompileReport> {
         self.result.as_ref().and_then(CompileReport::of)
     }
 }
@@ -64,7 +64,7 @@ enum Looked {
 /// Results, modules and open targets of one folder.
 pub(super) struct Compiler<'a> {
     options: &'a Options,
-    pub results: Store,
+    pub(crate) results: Store,
     modules: ModuleStore,
     machines: BTreeMap<String, std::result::Result<Rc<OpenTarget>, String>>,
 }
@@ -72,14 +72,14 @@ pub(super) struct Compiler<'a> {
 impl<'a> Compiler<'a> {
     /// # Errors
     /// A folder that cannot be written, or that another process holds.
-    pub fn open(options: &'a Options) -> Result<Self> {
+    pub(crate) fn open(options: &'a Options) -> Result<Self> {
         let own = options.folder.join("modules");
         let modules = ModuleStore::new(options.modules.as_deref().unwrap_or(&own));
         Ok(Compiler { options, results: Store::open(&options.folder)?, modules, machines: BTreeMap::new() })
     }
 
     /// Devices of a target, opened once; or why they cannot be.
-    pub fn machine(&mut self, target: &Target) -> std::result::Result<Rc<OpenTarget>, String> {
+    pub(crate) fn machine(&mut self, target: &Target) -> std::result::Result<Rc<OpenTarget>, String> {
         let open = || {
             if target.platform() == Platform::Tpu && !prepare_absent_tpus() {
                 return Err(TPUS_UNPREPARED.into());
@@ -93,7 +93,7 @@ impl<'a> Compiler<'a> {
     ///
     /// # Errors
     /// A configuration that cannot be read.
-    pub fn key(&mut self, task: &CompileTask) -> Result<std::result::Result<CompileKey, String>> {
+    pub(crate) fn key(&mut self, task: &CompileTask) -> Result<std::result::Result<CompileKey, String>> {
         let config = load(&task.given)?.config;
         let machine = match self.machine(&task.target) {
             Ok(machine) => machine,
@@ -106,7 +106,12 @@ impl<'a> Compiler<'a> {
     ///
     /// # Errors
     /// A configuration that cannot be read, a folder that cannot be written. A program that fails is a result.
-    pub fn compile(&mut self, tasks: &[CompileTask], workers: &[Variable], timeout: u64) -> Result<Vec<Compiled>> {
+    pub(crate) fn compile(
+        &mut self,
+        tasks: &[CompileTask],
+        workers: &[Variable],
+        timeout: u64,
+    ) -> Result<Vec<Compiled>> {
         let mut all: Vec<Option<Compiled>> = vec![None; tasks.len()];
         let mut known = 0;
         let mut open: Vec<(CompileKey, Vec<usize>)> = Vec::new();

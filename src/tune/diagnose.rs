@@ -10,33 +10,33 @@ use super::compiler::{CompileTask, Compiler, write_layout};
 use super::difference::{Difference, difference};
 use super::error::{Result, TuneError};
 use super::options::Options;
-use crate::config::{Given, LayoutSource, load, read_layout_source};
+use crate::config::{CliOverrides, LayoutSource, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::runtime::Target;
 
 #[derive(Clone, Debug)]
-pub struct DiagnoseRequest {
+pub(crate) struct DiagnoseRequest {
     /// Configuration with overrides; layout and mesh among them.
-    pub given: Given,
+    pub(crate) given: CliOverrides,
     /// Arguments that give a child the same, without the layout.
-    pub settings: Vec<String>,
-    pub target: String,
+    pub(crate) settings: Vec<String>,
+    pub(crate) target: String,
     /// Chip that times are predicted with, in place of the target's.
-    pub chip: Option<crate::analysis::Chip>,
-    pub program: ProgramKind,
-    pub layers: usize,
+    pub(crate) chip: Option<crate::analysis::Chip>,
+    pub(crate) program: ProgramKind,
+    pub(crate) layers: usize,
     /// Number, from 1, of the only collective to remove.
-    pub collective: Option<usize>,
-    pub budget: usize,
-    pub timeout: u64,
+    pub(crate) collective: Option<usize>,
+    pub(crate) budget: usize,
+    pub(crate) timeout: u64,
 }
 
 /// Minimum gain of a suggestion, as a fraction of the step.
-pub const MIN_GAIN: f64 = 0.01;
+pub(crate) const MIN_GAIN: f64 = 0.01;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TradeOff {
+pub(crate) enum TradeOff {
     /// Neither memory nor new collectives.
     None,
     Memory,
@@ -47,48 +47,48 @@ pub enum TradeOff {
 
 /// Compiled change of the layout.
 #[derive(Clone, Debug, Serialize)]
-pub struct Suggestion {
-    pub change: String,
+pub(crate) struct Suggestion {
+    pub(crate) change: String,
     #[serde(rename = "price")]
-    pub trade_off: TradeOff,
+    pub(crate) trade_off: TradeOff,
     /// Number of tensor families that it reaches.
-    pub families: usize,
+    pub(crate) families: usize,
     /// Milliseconds per step before and after; received bytes where the chip is unknown.
-    pub cost: [f64; 2],
+    pub(crate) cost: [f64; 2],
     /// Bytes of collectives per block before and after.
-    pub block_bytes: [f64; 2],
-    pub difference: Difference,
+    pub(crate) block_bytes: [f64; 2],
+    pub(crate) difference: Difference,
     /// Numbers, from 1, of the collectives that the change targets.
-    pub collectives: Vec<usize>,
-    pub layout: String,
+    pub(crate) collectives: Vec<usize>,
+    pub(crate) layout: String,
 }
 
 impl Suggestion {
     /// Gain as a fraction of the step.
-    pub fn gain(&self) -> f64 {
+    pub(crate) fn gain(&self) -> f64 {
         1.0 - self.cost[1] / self.cost[0]
     }
 }
 
 #[derive(Clone, Debug)]
-pub struct Diagnosis {
+pub(crate) struct Diagnosis {
     /// Report of the unchanged program; rules name the requested layout file.
-    pub base: CompileReport,
+    pub(crate) base: CompileReport,
     /// Changes that gain, ordered by trade-off, then by gain per tensor family, so that one change of one family ranks
     /// before one change of several.
-    pub suggestions: Vec<Suggestion>,
+    pub(crate) suggestions: Vec<Suggestion>,
     /// Compiled changes below the minimum gain, with their gain.
-    pub no_gain: Vec<(String, f64)>,
+    pub(crate) no_gain: Vec<(String, f64)>,
     /// Changes that are invalid, fail to compile or do not fit, with the reason.
-    pub rejected: Vec<(String, String)>,
-    pub not_compiled: Vec<String>,
+    pub(crate) rejected: Vec<(String, String)>,
+    pub(crate) not_compiled: Vec<String>,
 }
 
 /// Diagnoses a program. Layout files of the changes, modules and results are kept in `options.folder`.
 ///
 /// # Errors
 /// Invalid configuration or layout; a program that does not compile unchanged.
-pub fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosis> {
+pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosis> {
     let target = request.target.parse::<Target>()?.with_chip(request.chip.clone());
     let config = load(&request.given)?.config;
     let asked = read_layout_source(&config.layout)?;

@@ -13,7 +13,7 @@ const SHOWN: f64 = 5e4;
 const SMALL: f64 = 0.002;
 
 /// Table of collectives with their reasons, then the suggestions. `only` is the number of a single collective.
-pub fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> String {
+pub(crate) fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> String {
     let base = &diagnosis.base;
     let mut out = String::new();
     let memory = base.device_bytes() as f64 / GIB;

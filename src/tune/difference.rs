@@ -8,22 +8,22 @@ use super::compile_report::CompileReport;
 
 /// Change of the collectives of one kind for one tensor or name scope.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct CollectiveDelta {
-    pub kind: String,
+pub(crate) struct CollectiveDelta {
+    pub(crate) kind: String,
     /// Tensor, else the name scope.
-    pub what: String,
-    pub runs: f64,
-    pub bytes: f64,
+    pub(crate) what: String,
+    pub(crate) runs: f64,
+    pub(crate) bytes: f64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Difference {
+pub(crate) struct Difference {
     /// Collectives that the first has more of, the largest first.
-    pub lost: Vec<CollectiveDelta>,
+    pub(crate) lost: Vec<CollectiveDelta>,
     /// Collectives that the second has more of, the largest first.
-    pub gained: Vec<CollectiveDelta>,
+    pub(crate) gained: Vec<CollectiveDelta>,
     /// Additional bytes per device, with all blocks.
-    pub memory: i64,
+    pub(crate) memory: i64,
 }
 
 /// Runs and bytes of collectives per step, by kind and tensor or name scope.
@@ -38,7 +38,7 @@ fn moved(f: &CompileReport) -> BTreeMap<(&str, &str), (f64, f64)> {
     all
 }
 
-pub fn difference(a: &CompileReport, b: &CompileReport) -> Difference {
+pub(crate) fn difference(a: &CompileReport, b: &CompileReport) -> Difference {
     let (first, second) = (moved(a), moved(b));
     let more = |of: &BTreeMap<_, (f64, f64)>, than: &BTreeMap<_, (f64, f64)>| -> Vec<CollectiveDelta> {
         let mut list: Vec<CollectiveDelta> = of
@@ -67,7 +67,7 @@ pub fn difference(a: &CompileReport, b: &CompileReport) -> Difference {
 
 impl Difference {
     /// Additional bytes per step (negative for fewer) by kind of collective, the largest first.
-    pub fn by_kind(&self) -> Vec<(String, f64)> {
+    pub(crate) fn by_kind(&self) -> Vec<(String, f64)> {
         let mut kinds: BTreeMap<&str, f64> = BTreeMap::new();
         self.gained.iter().for_each(|m| *kinds.entry(&m.kind).or_default() += m.bytes);
         self.lost.iter().for_each(|m| *kinds.entry(&m.kind).or_default() -= m.bytes);

@@ -25,7 +25,8 @@ pub enum TuneError {
     Base(String),
 }
 
-pub type Result<T> = std::result::Result<T, TuneError>;
+/// Result of tuning.
+pub(crate) type Result<T> = std::result::Result<T, TuneError>;
 
 impl TuneError {
     pub(super) fn file(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> TuneError + '_ {

@@ -12,45 +12,45 @@ use super::compiler::{CompileTask, Compiler, digest};
 use super::error::Result;
 use super::options::Options;
 use super::store::{JobKind, Record, Store};
-use crate::config::{Case, ConfigError, Experiment, Given, load, read_layout_source};
+use crate::config::{Case, CliOverrides, ConfigError, Experiment, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Platform;
 use crate::runtime::{CompileKey, Target, platform};
 
 #[derive(Clone, Debug)]
 pub struct CaseResult {
-    pub case: Case,
-    pub label: String,
+    pub(crate) case: Case,
+    pub(crate) label: String,
     pub report: Option<CompileReport>,
-    pub measured: Option<f64>,
+    pub(crate) measured: Option<f64>,
     pub error: Option<String>,
 }
 
 impl CaseResult {
     /// Name of the group of comparable cases: target and shape.
-    pub fn group(&self) -> String {
+    pub(crate) fn group(&self) -> String {
         let shape = self.case.shape.as_ref().map(|s| format!(", {s}")).unwrap_or_default();
         format!("{}{shape}", self.case.target.clone().unwrap_or_default())
     }
 
     /// Predicted milliseconds per step with all blocks, where the chip is known.
-    pub fn predicted(&self) -> Option<f64> {
+    pub(crate) fn predicted(&self) -> Option<f64> {
         self.report.as_ref()?.all_blocks().map(|p| p.step)
     }
 
     /// Milliseconds per step, measured, else predicted; received bytes where the chip is unknown.
-    pub fn cost(&self) -> Option<f64> {
+    pub(crate) fn cost(&self) -> Option<f64> {
         let measured = self.measured.map(|s| s * 1e3);
         measured.or(self.predicted()).or_else(|| self.report.as_ref().map(CompileReport::whole_cost))
     }
 
-    pub fn fits(&self) -> bool {
+    pub(crate) fn fits(&self) -> bool {
         self.report.as_ref().is_some_and(CompileReport::fits)
     }
 }
 
 /// Results by group, the fastest first; then those that do not fit, then failures.
-pub fn ranked(mut rows: Vec<CaseResult>) -> Vec<(String, Vec<CaseResult>)> {
+pub(crate) fn ranked(mut rows: Vec<CaseResult>) -> Vec<(String, Vec<CaseResult>)> {
     let mut groups: Vec<(String, Vec<CaseResult>)> = Vec::new();
     rows.sort_by(|a, b| {
         let place = |r: &CaseResult| (r.cost().is_none(), !r.fits(), r.measured.is_none());
@@ -107,12 +107,16 @@ fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     Ok(args)
 }
 
-fn given(case: &Case, file: &Experiment) -> Result<Given> {
+fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
     let settings = settings(case, file)?;
     let after =
         |flag: &str| -> Vec<String> { settings.windows(2).filter(|w| w[0] == flag).map(|w| w[1].clone()).collect() };
-    let mut given =
-        Given { file: Some(file.config.clone()), set: after("--set"), mesh: case.mesh.clone(), ..Given::default() };
+    let mut given = CliOverrides {
+        file: Some(file.config.clone()),
+        set: after("--set"),
+        mesh: case.mesh.clone(),
+        ..CliOverrides::default()
+    };
     given.flag("layout", "layout", case.layout.clone());
     Ok(given)
 }

@@ -7,7 +7,7 @@ use crate::nn::{Axis, Placement, Role};
 
 /// Reason of a collective. Like [`super::cause`], an inference from name scope, axes and kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// FSDP-sharded parameter, gathered before use.
     FsdpSharded,
     /// Sharded contracting dimension: each device has a partial sum.
@@ -51,7 +51,7 @@ impl fmt::Display for Reason {
 }
 
 /// Reason of a collective. `cause` is the tensor it serves, `notes` what the layout could not shard.
-pub fn reason(c: &Collective, cause: Option<&Placement>, all: &[Placement], notes: &[String]) -> Reason {
+pub(crate) fn reason(c: &Collective, cause: Option<&Placement>, all: &[Placement], notes: &[String]) -> Reason {
     let Some(p) = cause else { return Reason::Unknown };
     if let Some(note) = notes.iter().find(|n| n.contains(&format!("'{}'", p.tensor))) {
         return Reason::Padding { note: note.clone() };

@@ -14,7 +14,7 @@ use crate::runtime::CompileKey;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum JobKind {
+pub(crate) enum JobKind {
     Compile,
     /// Compilation into the compile cache, for the devices of a following measurement.
     Ahead,
@@ -28,10 +28,10 @@ pub struct Record {
     /// of a key is valid.
     pub key: String,
     #[serde(rename = "work")]
-    pub kind: JobKind,
-    pub label: String,
-    pub command: Vec<String>,
-    pub seconds: f64,
+    pub(crate) kind: JobKind,
+    pub(crate) label: String,
+    pub(crate) command: Vec<String>,
+    pub(crate) seconds: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<CompileKey>,
     /// JSON report; none where the job failed.
@@ -52,7 +52,7 @@ impl Store {
     ///
     /// # Errors
     /// A folder that cannot be written, or that another process holds.
-    pub fn open(folder: &Path) -> Result<Self> {
+    pub(crate) fn open(folder: &Path) -> Result<Self> {
         std::fs::create_dir_all(folder).map_err(TuneError::file(folder))?;
         let path = folder.join("results.jsonl");
         let fail = || TuneError::file(&path);
@@ -76,15 +76,11 @@ impl Store {
         Ok(Store { path, file, records })
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub fn get(&self, key: &str) -> Option<&Record> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Record> {
         self.records.get(key)
     }
 
-    pub fn add(&mut self, record: Record) -> Result<()> {
+    pub(crate) fn add(&mut self, record: Record) -> Result<()> {
         let mut line = serde_json::to_vec(&record).unwrap_or_default();
         line.push(b'\n');
         let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
@@ -118,7 +114,7 @@ mod tests {
         assert!(matches!(Store::open(folder.path()), Err(TuneError::Busy(_))));
         store.add(record("one")).unwrap();
         store.add(record("two")).unwrap();
-        let path = store.path().to_path_buf();
+        let path = store.path.clone();
         drop(store);
         let text = std::fs::read(&path).unwrap();
         std::fs::write(&path, &text[..text.len() - 9]).unwrap();

@@ -7,7 +7,7 @@ use super::compile_report::{CompileReport, GIB};
 use super::experiment::CaseResult;
 
 /// Table of ranked groups, with each group's agreement and errors.
-pub fn table(groups: &[(String, Vec<CaseResult>)]) -> String {
+pub(crate) fn table(groups: &[(String, Vec<CaseResult>)]) -> String {
     let mut out = String::new();
     for (name, rows) in groups {
         // Writing to a string cannot fail.
@@ -50,7 +50,7 @@ pub(super) fn milliseconds(value: f64) -> String {
 }
 
 /// Cells in columns, left-aligned but for the columns of `numbers`.
-pub fn columns(rows: &[Vec<String>], numbers: std::ops::Range<usize>) -> String {
+pub(crate) fn columns(rows: &[Vec<String>], numbers: std::ops::Range<usize>) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |n: usize| rows.iter().filter_map(|r| r.get(n)).map(|c| c.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..count).map(width).collect();

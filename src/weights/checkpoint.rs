@@ -32,7 +32,7 @@ struct Shard {
     data: usize,
 }
 
-/// Where a tensor lies.
+/// Place of a tensor: its shard and the bytes in it.
 #[derive(Clone, Debug)]
 struct Entry {
     shard: usize,
@@ -53,7 +53,6 @@ pub struct Checkpoint {
 /// One tensor of a checkpoint. Owns its file's mapping, so it may outlive the checkpoint; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct TensorView {
-    name: Arc<str>,
     key: Arc<str>,
     dtype: DType,
     shape: Arc<[usize]>,
@@ -63,37 +62,28 @@ pub struct TensorView {
 }
 
 impl TensorView {
-    /// The name it was asked for by.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The name in the file; differs from [`TensorView::name`] where keys were renamed.
-    pub fn key(&self) -> &str {
+    /// The name in the file; keys may be renamed.
+    pub(crate) fn key(&self) -> &str {
         &self.key
     }
 
-    /// Element type.
-    pub fn dtype(&self) -> DType {
+    pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Dimensions.
-    pub fn shape(&self) -> &[usize] {
+    pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
 
     /// The row-major little-endian bytes, of any alignment.
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.map[self.range.clone()]
     }
 
-    /// The file it is in.
-    pub fn file(&self) -> &Path {
+    pub(crate) fn file(&self) -> &Path {
         &self.file
     }
 
-    /// A copy in host memory.
     pub fn to_tensor(&self) -> Result<Tensor, WeightsError> {
         Tensor::from_bytes(self.dtype, &self.shape, self.bytes()).map_err(|source| WeightsError::Tensor {
             path: self.file.to_path_buf(),
@@ -103,7 +93,7 @@ impl TensorView {
     }
 
     /// This tensor, when it has the given shape.
-    pub fn expect_shape(self, want: &[usize]) -> Result<Self, WeightsError> {
+    pub(crate) fn expect_shape(self, want: &[usize]) -> Result<Self, WeightsError> {
         if *self.shape == *want {
             return Ok(self);
         }
@@ -258,7 +248,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Two keys with one new name.
-    pub fn renamed(&self, rename: impl Fn(&str) -> Option<String>) -> Result<Self, WeightsError> {
+    pub(crate) fn renamed(&self, rename: impl Fn(&str) -> Option<String>) -> Result<Self, WeightsError> {
         let mut tensors: BTreeMap<String, Entry> = BTreeMap::new();
         for (key, entry) in self.tensors.iter() {
             let Some(name) = rename(key) else { continue };
@@ -275,59 +265,45 @@ impl Checkpoint {
     }
 
     /// The file, or the index of the files.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.origin
     }
 
     /// Every file with its size in bytes.
-    pub fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
         self.shards.iter().map(|s| (&*s.path, s.map.len() as u64))
     }
 
-    /// Tensor names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// How many tensors there are.
-    pub fn len(&self) -> usize {
-        self.tensors.len()
-    }
-
-    /// True without any tensor.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 
-    /// Whether a tensor is there.
-    pub fn contains(&self, name: &str) -> bool {
+    pub(crate) fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
     /// The dequantization scale of the 8-bit floats of `name`, where there is one: `….weight_scale`,
     /// as Lightricks' files have it.
-    pub fn scale_of(&self, name: &str) -> Option<String> {
+    pub(crate) fn scale_of(&self, name: &str) -> Option<String> {
         Some(format!("{name}_scale")).filter(|n| self.contains(n))
     }
 
-    /// A tensor's shape, from the header.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|e| &*e.shape)
     }
 
     /// A tensor's element type as the file spells it, lower case: also those no program uses (`f8_e5m2`).
-    pub fn dtype_name(&self, name: &str) -> Option<String> {
+    pub(crate) fn dtype_name(&self, name: &str) -> Option<String> {
         self.tensors.get(name).map(|e| e.dtype.to_string().to_lowercase())
     }
 
     /// Every tensor's name, element type as the file spells it, and shape; sorted by name.
-    pub fn headers(&self) -> impl Iterator<Item = (&str, String, &[usize])> {
+    pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, String, &[usize])> {
         self.tensors.iter().map(|(name, e)| (name.as_str(), e.dtype.to_string().to_lowercase(), &*e.shape))
-    }
-
-    /// Bytes of all tensors.
-    pub fn bytes(&self) -> u64 {
-        self.tensors.values().map(|e| e.range.len() as u64).sum()
     }
 
     /// A tensor of any element type the host knows.
@@ -340,7 +316,6 @@ impl Checkpoint {
         shard.check()?;
         let dtype = known(entry.dtype).ok_or_else(|| self.wrong_dtype(entry, "a plain number type"))?;
         Ok(TensorView {
-            name: name.into(),
             key: entry.key.clone(),
             dtype,
             shape: entry.shape.clone(),

@@ -5,7 +5,6 @@ use std::fmt;
 /// A part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Component {
-    /// Gemma-3.
     TextEncoder,
     /// The text encoder's tokenizer: no weights.
     Tokenizer,
@@ -27,7 +26,7 @@ pub enum Component {
 
 impl Component {
     /// Every component, in the order of a request.
-    pub const ALL: [Component; 9] = [
+    pub(crate) const ALL: [Component; 9] = [
         Component::TextEncoder,
         Component::Tokenizer,
         Component::Connectors,
@@ -48,23 +47,21 @@ impl Component {
         self.facts().folder
     }
 
-    /// The component of a folder's name.
-    pub fn from_folder(name: &str) -> Option<Self> {
+    pub(crate) fn from_folder(name: &str) -> Option<Self> {
         Component::ALL.into_iter().find(|c| c.folder() == name)
     }
 
-    /// The configuration's file name inside the folder.
-    pub const fn config_file(self) -> &'static str {
+    pub(crate) const fn config_file(self) -> &'static str {
         self.facts().config_file
     }
 
     /// The start of its weight files' names; none when it has no weights.
-    pub const fn weights_stem(self) -> Option<&'static str> {
+    pub(crate) const fn weights_stem(self) -> Option<&'static str> {
         self.facts().weights_stem
     }
 
     /// The key under `model` that takes it from elsewhere.
-    pub const fn override_key(self) -> Option<&'static str> {
+    pub(crate) const fn override_key(self) -> Option<&'static str> {
         self.facts().override_key
     }
 }
@@ -75,7 +72,7 @@ impl fmt::Display for Component {
     }
 }
 
-/// What tells a component from the others.
+/// Names by which a component is found and told from the others.
 struct Facts {
     folder: &'static str,
     label: &'static str,

@@ -1,4 +1,4 @@
-//! What can be wrong with a model's files. Every message is one line that names the file and the key.
+//! Errors of a model's files. Every message is one line that names the file and the key.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,51 +9,38 @@ use crate::tensor::TensorError;
 
 /// An error of the weights layer.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The fields are what the messages show.
 pub enum WeightsError {
-    /// The operating system refused.
     #[error("{}: {action}: {source}", path.display())]
     Io { path: PathBuf, action: &'static str, source: io::Error },
-    /// Neither a file, nor a folder, nor a cached repository.
     #[error("model `{name}` not found: {looked}")]
     NotFound { name: String, looked: String },
     /// A folder holds nothing that can be loaded.
     #[error("{}: no weights: {reason}", path.display())]
     NoWeights { path: PathBuf, reason: String },
-    /// The header cannot be read.
     #[error("{}: not a safetensors file: {reason}", path.display())]
     NotSafetensors { path: PathBuf, reason: String },
-    /// The file was written to while it was in use.
     #[error("{}: was written to while it was in use: it had {was} bytes, now {is}; start again", path.display())]
     Changed { path: PathBuf, was: u64, is: u64 },
-    /// The file is shorter than its header says.
     #[error("{}: truncated: its header asks for {want} bytes, the file has {got}; download it again", path.display())]
     Truncated { path: PathBuf, want: u64, got: u64 },
-    /// The file is longer than its header says.
     #[error("{}: {} bytes after the last tensor: its header ends at {want} bytes, the file has {got}", path.display(), got - want)]
     Trailing { path: PathBuf, want: u64, got: u64 },
-    /// A file named by the index is absent.
     #[error("{}: shard `{shard}` is missing; `{key}` and {others} more tensors are in it", index.display())]
     MissingShard { index: PathBuf, shard: String, key: String, others: usize },
-    /// The index and a shard disagree.
     #[error("{}: tensor `{key}` should be in `{shard}`, which does not have it", index.display())]
     IndexMismatch { index: PathBuf, shard: String, key: String },
     /// Two files, or two spellings, give the same tensor.
     #[error("{}: tensor `{key}` is given twice (also as `{other}` in {})", path.display(), other_path.display())]
     Duplicate { path: PathBuf, key: String, other_path: PathBuf, other: String },
-    /// A tensor is not in the checkpoint.
     #[error("{}: tensor `{key}` is missing", path.display())]
     MissingTensor { path: PathBuf, key: String },
     /// An element type the program has no use for.
     #[error("{}: tensor `{key}` is {dtype}, {want} is needed; quantised weights are not read, use the bf16 files", path.display())]
     WrongDtype { path: PathBuf, key: String, dtype: String, want: &'static str },
-    /// A tensor has another shape than the model declares.
     #[error("{}: tensor `{key}` has shape {got:?}, the model's configuration asks for {want:?}", path.display())]
     Shape { path: PathBuf, key: String, got: Vec<usize>, want: Vec<usize> },
-    /// Tensors do not fit the model's declaration.
     #[error("{}: the tensors of the {component} do not fit its configuration: {summary}", path.display())]
     Mismatch { path: PathBuf, component: Component, summary: String },
-    /// Tensors of a single file that no component reads.
     #[error("{}: tensor `{key}`{} not read by any part of LTX-2.0 or LTX-2.3: the model may be newer than this program",
         path.display(), if *others > 0 { format!(" and {others} more are") } else { " is".into() })]
     Unread { path: PathBuf, key: String, others: usize },
@@ -67,25 +54,21 @@ pub enum WeightsError {
         config: PathBuf,
         wants: Version,
     },
-    /// An infinity or not-a-number among the weights.
     #[error("{}: tensor `{key}` is {value} at {index:?}; the file is damaged or was made by a failed conversion", path.display())]
     NonFinite { path: PathBuf, key: String, index: Vec<usize>, value: f64 },
-    /// A JSON file cannot be read.
     #[error("{}: {reason}", path.display())]
     Json { path: PathBuf, reason: String },
     /// A key of a configuration has a value this program cannot use.
     #[error("{}: `{key}`: {reason}", path.display())]
     Config { path: PathBuf, key: String, reason: String },
-    /// The model lacks a part.
     #[error("{}: no {component} here{}", path.display(), how_to_give(*component))]
     NoComponent { path: PathBuf, component: Component },
     /// A LoRA that cannot be read or does not fit.
     #[error("{}: `{key}`: {reason}", path.display())]
     Lora { path: PathBuf, key: String, reason: String },
-    /// The target of a write exists.
     #[error("{}: already exists; give another folder or remove it", path.display())]
     Exists { path: PathBuf },
-    /// What is written differs from what was declared.
+    /// A written tensor that differs from its declaration.
     #[error("{}: {reason}", path.display())]
     Write { path: PathBuf, reason: String },
     /// The bytes are no host tensor.

@@ -21,12 +21,12 @@ impl HubCache {
 
     /// The cache that the hub's own tools would use: `HF_HUB_CACHE`, `HF_HOME/hub`, `XDG_CACHE_HOME/huggingface/hub`,
     /// `~/.cache/huggingface/hub`.
-    pub fn from_env() -> Self {
+    pub(crate) fn from_env() -> Self {
         Self::from_vars(|key| std::env::var_os(key))
     }
 
     /// [`HubCache::from_env`] with the variables given by a function.
-    pub fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Self {
+    pub(crate) fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Self {
         let folder = |key| var(key).filter(|v| !v.is_empty()).map(PathBuf::from);
         if let Some(root) = folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")) {
             HubCache { root, origin: "from HF_HUB_CACHE" }
@@ -41,7 +41,7 @@ impl HubCache {
     }
 
     /// Whether a string reads as `org/name` or `org/name/path/in/it`.
-    pub fn is_name(name: &str) -> bool {
+    pub(crate) fn is_name(name: &str) -> bool {
         let part = |p: &str| {
             !p.is_empty() && !p.starts_with('.') && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
         };
@@ -52,7 +52,7 @@ impl HubCache {
     ///
     /// # Errors
     /// The repository is not in the cache, or has no complete snapshot; the message says where it was looked for.
-    pub fn resolve(&self, name: &str) -> Result<PathBuf, WeightsError> {
+    pub(crate) fn resolve(&self, name: &str) -> Result<PathBuf, WeightsError> {
         let mut parts = name.splitn(3, '/');
         let (org, repo) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let folder = self.root.join(format!("models--{org}--{repo}"));

@@ -99,7 +99,7 @@ impl SingleFileKeys {
     }
 
     /// The name of `key` in `component`, none when it belongs to another.
-    pub fn rename(&self, component: Component, key: &str) -> Option<String> {
+    pub(crate) fn rename(&self, component: Component, key: &str) -> Option<String> {
         self.map(key).filter(|(c, _)| *c == component).map(|(_, name)| name)
     }
 
@@ -145,13 +145,13 @@ fn segments(key: &str, rules: &[(&str, &str)]) -> String {
 }
 
 /// The text stack's prefix in this program, as Google's and transformers' files spell it.
-pub const GEMMA: &str = "language_model.model.";
+pub(crate) const GEMMA: &str = "language_model.model.";
 
 /// A Gemma-3 key in the spelling `language_model.model.…`.
 ///
 /// Accepted are also the module tree of newer transformers (`model.language_model.…`) and the text-only model
 /// (`model.…`). Keys of the vision part keep a spelling that no text tensor has.
-pub fn gemma(key: &str) -> String {
+pub(crate) fn gemma(key: &str) -> String {
     if key.starts_with(GEMMA) {
         return key.to_string();
     }

@@ -50,13 +50,12 @@ pub struct LoraFile {
 /// A file of updates, and how strongly they are applied.
 #[derive(Clone, Debug)]
 pub struct Lora {
-    /// The file.
     pub file: Rc<LoraFile>,
     /// Factor of its updates; 0 is none.
     pub strength: f32,
 }
 
-/// What a tensor's name ends with.
+/// Role of a tensor in its update, by the end of its name.
 enum Role {
     Down,
     Up,
@@ -89,8 +88,7 @@ impl LoraFile {
         let mut found: BTreeMap<(Component, String), [Option<TensorView>; 3]> = BTreeMap::new();
         for key in checkpoint.names() {
             let Some((module, role)) = ROLES.iter().find_map(|(end, role)| Some((key.strip_suffix(end)?, role))) else {
-                let what =
-                    "is no part of a low-rank update: only lora_A, lora_B (lora_down, lora_up) and alpha are read";
+                let what = "is no part of a LoRA: only lora_A, lora_B (lora_down, lora_up) and alpha are read";
                 return Err(fail(key, what.into()));
             };
             let Some((component, module)) = target(module) else {
@@ -132,15 +130,14 @@ impl LoraFile {
             updates.insert(name, Update { down, up, scale: alpha.map_or(1.0, |alpha| alpha / rank as f32) });
         }
         if updates.is_empty() {
-            return Err(fail("*", "holds no low-rank update".into()));
+            return Err(fail("*", "holds no LoRA".into()));
         }
         let meta = std::fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?;
         let whole = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
         Ok(LoraFile { identity: (whole, meta.len(), meta.modified().ok()), path, updates })
     }
 
-    /// The file.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -149,8 +146,7 @@ impl LoraFile {
         self.updates.keys().map(|(component, name)| (*component, name.as_str()))
     }
 
-    /// The update of a tensor.
-    pub fn get(&self, component: Component, name: &str) -> Option<&Update> {
+    pub(crate) fn get(&self, component: Component, name: &str) -> Option<&Update> {
         self.updates.get(&(component, name.to_string()))
     }
 
@@ -188,7 +184,7 @@ impl LoraFile {
     }
 }
 
-/// The component and module that a module of a file stands for.
+/// The component and module that a module of a file belongs to.
 fn target(module: &str) -> Option<(Component, String)> {
     if let Some(rest) = module.strip_prefix("transformer.") {
         return Some((Component::Transformer, rest.to_string()));
@@ -227,7 +223,7 @@ pub fn updates<'a>(loras: &'a [Lora], component: Component, name: &str) -> Vec<(
 }
 
 /// Every tensor whose weights differ between two sets of updates.
-pub fn differing<'a>(old: &'a [Lora], new: &'a [Lora]) -> std::collections::BTreeSet<(Component, &'a str)> {
+pub(crate) fn differing<'a>(old: &'a [Lora], new: &'a [Lora]) -> std::collections::BTreeSet<(Component, &'a str)> {
     let targets = old.iter().chain(new).flat_map(|l| l.file.targets());
     targets
         .filter(|(component, name)| {
@@ -242,14 +238,11 @@ pub fn differing<'a>(old: &'a [Lora], new: &'a [Lora]) -> std::collections::BTre
 
 /// A merged tensor's bytes.
 pub enum Merged {
-    /// bf16 or f16.
     Half(DType, Vec<u16>),
-    /// f32.
     Single(Vec<f32>),
 }
 
 impl Merged {
-    /// Its element type.
     pub fn dtype(&self) -> DType {
         match self {
             Merged::Half(dtype, _) => *dtype,

@@ -24,9 +24,10 @@ pub use error::WeightsError;
 pub use hub::HubCache;
 pub use lora::{Lora, LoraFile};
 pub use source::{ModelSource, Overrides};
-pub use validate::{Misshaped, Report, check_finite, first_non_finite, validate};
-pub use version::Version;
-pub use write::{ComponentWriter, SHARD_BYTES, TensorSpec, write_component, write_json};
+pub use validate::Misshaped;
+pub(crate) use validate::{ValidationReport, check_finite, validate};
+pub(crate) use version::Version;
+pub(crate) use write::{TensorSpec, write_component, write_json};
 
 #[cfg(test)]
 mod tests;

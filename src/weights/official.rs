@@ -171,7 +171,7 @@ fn both_streams(t: Section, first: bool) -> Value {
         "causal_offset": 1,
         "timestep_scale_multiplier": t.or("timestep_scale_multiplier", 1000),
         // The training code's default is 1, but every published model carries 1000: 1 would silently decouple sound
-        // from picture in a file that lost the key.
+        // from frames in a file that lost the key.
         "cross_attn_timestep_scale_multiplier": t.or("av_ca_timestep_scale_multiplier", 1000),
         "rope_type": t.or("rope_type", "split"),
         "use_prompt_embeddings": !first,
@@ -350,7 +350,7 @@ fn scheduler(path: &Path, s: Section) -> Value {
     })
 }
 
-/// What the header does not say, names and shapes of the tensors do.
+/// Configuration of an upsampler: the names and shapes of its tensors fill in what the header does not say.
 fn upsampler(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value, WeightsError> {
     let missing = |key: &str| WeightsError::MissingTensor { path: path.to_path_buf(), key: key.into() };
     let shape = |key: &str| tensors.shape(key).ok_or_else(|| missing(key));

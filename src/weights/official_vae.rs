@@ -71,7 +71,7 @@ pub(super) fn video(s: Section) -> Result<Value, WeightsError> {
         channels *= change.multiplier;
         encoder_channels.push(channels);
     }
-    // The decoder's list runs from the picture to the latent: so do diffusers' lists, except `upsample_type`.
+    // The decoder's list runs from the frame to the latent: so do diffusers' lists, except `upsample_type`.
     let mut channels = width(&s.or("decoder_base_channels", 128), "decoder_base_channels")?;
     let mut decoder_channels = vec![];
     for change in &decoder.changes {

@@ -22,13 +22,9 @@ pub struct Overrides {
     pub text_encoder: Option<String>,
     /// A folder with `tokenizer.json`, or that file.
     pub tokenizer: Option<String>,
-    /// Video VAE.
     pub vae: Option<String>,
-    /// Audio VAE.
     pub audio_vae: Option<String>,
-    /// Vocoder.
     pub vocoder: Option<String>,
-    /// Latent upsampler.
     pub upsampler: Option<String>,
 }
 
@@ -51,16 +47,14 @@ impl Overrides {
 struct SingleFile {
     checkpoint: Checkpoint,
     keys: SingleFileKeys,
-    /// The header's `config`.
     config: Value,
 }
 
-/// What a path turned out to be.
+/// Kind of place that a path turned out to be.
 #[derive(Debug)]
 enum Place {
     /// A folder with a folder for each component.
     Model(PathBuf),
-    /// The folder of one component.
     Part(PathBuf),
     /// One of Lightricks' files.
     Single(Box<SingleFile>),
@@ -100,8 +94,7 @@ impl ModelSource {
         Ok(ModelSource { path, main, parts, opened: Default::default() })
     }
 
-    /// The model's folder or file.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -123,7 +116,7 @@ impl ModelSource {
     ///
     /// # Errors
     /// The component is absent, or inside a single file.
-    pub fn folder(&self, component: Component) -> Result<PathBuf, WeightsError> {
+    pub(crate) fn folder(&self, component: Component) -> Result<PathBuf, WeightsError> {
         let holds = |dir: &Path| match component {
             Component::Tokenizer => dir.join("tokenizer.json").is_file(),
             _ => dir.join(component.config_file()).is_file(),
@@ -153,11 +146,10 @@ impl ModelSource {
     ///
     /// # Errors
     /// There is none.
-    pub fn tokenizer(&self) -> Result<PathBuf, WeightsError> {
+    pub(crate) fn tokenizer(&self) -> Result<PathBuf, WeightsError> {
         Ok(self.folder(Component::Tokenizer)?.join("tokenizer.json"))
     }
 
-    /// Whether a component is there.
     pub fn has(&self, component: Component) -> bool {
         match self.place(component) {
             // A single file never holds the tokenizer; the text encoder's folder may.
@@ -172,7 +164,7 @@ impl ModelSource {
     ///
     /// # Errors
     /// As said; the message names the key and the flag that would give it.
-    pub fn require(&self, components: impl IntoIterator<Item = Component>) -> Result<(), WeightsError> {
+    pub(crate) fn require(&self, components: impl IntoIterator<Item = Component>) -> Result<(), WeightsError> {
         for component in components {
             match component {
                 Component::Tokenizer => drop(self.folder(Component::Tokenizer)?),
@@ -184,7 +176,7 @@ impl ModelSource {
     }
 
     /// Where a component's configuration is read from, for error messages.
-    pub fn config_path(&self, component: Component) -> PathBuf {
+    pub(crate) fn config_path(&self, component: Component) -> PathBuf {
         match self.place(component) {
             Place::Single(s) => s.checkpoint.path().to_path_buf(),
             Place::Model(_) | Place::Part(_) => match self.folder(component) {
@@ -270,7 +262,7 @@ impl ModelSource {
     ///
     /// # Errors
     /// There is no transformer, or its keys belong to neither generation.
-    pub fn version(&self) -> Result<Version, WeightsError> {
+    pub(crate) fn version(&self) -> Result<Version, WeightsError> {
         let config = self.config(Component::Transformer)?;
         Version::of_transformer(&config).ok_or_else(|| {
             let (key, reason) = match config.get(KEYFRAMES).is_some_and(|v| *v == true) {

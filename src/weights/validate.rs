@@ -11,31 +11,30 @@ use crate::hlo::DType;
 /// A tensor with another shape than declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misshaped {
-    /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// The declared shape.
-    pub want: Vec<usize>,
+    pub(crate) want: Vec<usize>,
     /// The file's shape.
-    pub got: Vec<usize>,
+    pub(crate) got: Vec<usize>,
 }
 
-/// What differs between a checkpoint and a declaration.
+/// Differences between a checkpoint and a declaration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub(crate) struct ValidationReport {
     /// Tensors that agree.
-    pub matched: usize,
+    pub(crate) matched: usize,
     /// Bytes of the tensors that agree, as stored.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Declared, not there.
-    pub missing: Vec<String>,
+    pub(crate) missing: Vec<String>,
     /// There, with another shape.
-    pub misshaped: Vec<Misshaped>,
+    pub(crate) misshaped: Vec<Misshaped>,
     /// There, but not floating point: name and element type.
-    pub wrong_dtype: Vec<(String, String)>,
+    pub(crate) wrong_dtype: Vec<(String, String)>,
     /// There, not declared, and not known to change no result.
-    pub extra: Vec<String>,
+    pub(crate) extra: Vec<String>,
     /// Number of tensors that are there and change no result.
-    pub inert: usize,
+    pub(crate) inert: usize,
 }
 
 /// Beginnings of the names of tensors that change no result.
@@ -51,12 +50,12 @@ const INERT: [(Component, &[&str]); 4] = [
 ];
 
 /// Compares a component's checkpoint with the tensors its model declares.
-pub fn validate<'a>(
+pub(crate) fn validate<'a>(
     checkpoint: &Checkpoint,
     component: Component,
     expected: impl IntoIterator<Item = (&'a str, &'a [usize])>,
-) -> Report {
-    let mut report = Report::default();
+) -> ValidationReport {
+    let mut report = ValidationReport::default();
     let mut seen = BTreeSet::new();
     for (name, want) in expected {
         if !seen.insert(name) {
@@ -84,17 +83,17 @@ pub fn validate<'a>(
     let inert = |n: &str| starts.clone().any(|start| n.starts_with(start)) || beside(n, ".input_scale");
     let unread = checkpoint.names().filter(|n| !seen.contains(n) && !beside(n, ".weight_scale"));
     let (inert, extra): (Vec<_>, Vec<_>) = unread.map(String::from).partition(|n| inert(n));
-    Report { inert: inert.len(), extra, ..report }
+    ValidationReport { inert: inert.len(), extra, ..report }
 }
 
-impl Report {
+impl ValidationReport {
     /// True when every declared tensor is there as declared, and no other.
-    pub fn is_ok(&self) -> bool {
+    pub(crate) fn is_ok(&self) -> bool {
         self.missing.is_empty() && self.misshaped.is_empty() && self.wrong_dtype.is_empty() && self.extra.is_empty()
     }
 
-    /// An error that names the first differences, unless [`Report::is_ok`].
-    pub fn into_result(self, component: Component, checkpoint: &Checkpoint) -> Result<Self, WeightsError> {
+    /// An error that names the first differences, unless [`ValidationReport::is_ok`].
+    pub(crate) fn into_result(self, component: Component, checkpoint: &Checkpoint) -> Result<Self, WeightsError> {
         if self.is_ok() {
             return Ok(self);
         }
@@ -103,7 +102,7 @@ impl Report {
     }
 
     /// Every difference, a line each.
-    pub fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.missing.iter().map(|n| format!("missing    {n}")).collect();
         lines.extend(self.misshaped.iter().map(|m| format!("mis-shaped {m}")));
         lines.extend(self.wrong_dtype.iter().map(|(n, d)| format!("wrong type {n}: {d}, not floating point")));
@@ -119,7 +118,7 @@ impl fmt::Display for Misshaped {
 }
 
 /// One line: counts, and the first three of each kind.
-impl fmt::Display for Report {
+impl fmt::Display for ValidationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let part = |count: usize, what: &str, firsts: Vec<String>| {
             let more = if count > firsts.len() { ", …" } else { "" };
@@ -140,7 +139,7 @@ impl fmt::Display for Report {
 }
 
 /// Position of the first infinity or not-a-number in row-major little-endian bytes; none for integers.
-pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
+pub(crate) fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
     // All exponent bits set: the bytes that hold them are looked at without converting, at memory speed.
     fn scan<const N: usize>(bytes: &[u8], mask: u64) -> Option<usize> {
         bytes.chunks_exact(N).position(|c| {
@@ -160,7 +159,7 @@ pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
 }
 
 /// An error that names file, key and index of a tensor's first infinity or not-a-number.
-pub fn check_finite(view: &TensorView) -> Result<(), WeightsError> {
+pub(crate) fn check_finite(view: &TensorView) -> Result<(), WeightsError> {
     let Some(mut flat) = first_non_finite(view.dtype(), view.bytes()) else { return Ok(()) };
     let size = view.dtype().size();
     let value = crate::tensor::Tensor::from_bytes(view.dtype(), &[1], &view.bytes()[flat * size..][..size])

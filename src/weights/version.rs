@@ -29,7 +29,7 @@ impl fmt::Display for Version {
 
 impl Version {
     /// The generation that a transformer's configuration is of; none where it is of neither.
-    pub fn of_transformer(config: &Value) -> Option<Self> {
+    pub(crate) fn of_transformer(config: &Value) -> Option<Self> {
         let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
         if flag(KEYFRAMES, false) {
             return None;

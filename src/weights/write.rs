@@ -13,17 +13,14 @@ use crate::hlo::DType;
 use crate::tensor::Tensor;
 
 /// The size diffusers cuts shards at.
-pub const SHARD_BYTES: u64 = 5_000_000_000;
+pub(crate) const SHARD_BYTES: u64 = 5_000_000_000;
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorSpec {
-    /// Its key.
-    pub name: String,
-    /// Element type.
-    pub dtype: DType,
-    /// Dimensions.
-    pub shape: Vec<usize>,
+pub(crate) struct TensorSpec {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
 }
 
 impl TensorSpec {
@@ -36,7 +33,7 @@ impl TensorSpec {
 ///
 /// The tensors are declared first, because a safetensors file begins with all names and offsets, then given one by
 /// one in the same order, so that a model larger than the memory can be written.
-pub struct ComponentWriter {
+pub(crate) struct ComponentWriter {
     target: PathBuf,
     staging: TempDir,
     folder: PathBuf,
@@ -52,7 +49,7 @@ impl ComponentWriter {
     ///
     /// # Errors
     /// The folder exists, or cannot be written.
-    pub fn create(
+    pub(crate) fn create(
         model: &Path,
         component: Component,
         config: &Value,
@@ -97,7 +94,7 @@ impl ComponentWriter {
     ///
     /// # Errors
     /// It is not the one declared at this place, or the disk refuses.
-    pub fn write(&mut self, name: &str, tensor: &Tensor) -> Result<(), WeightsError> {
+    pub(crate) fn write(&mut self, name: &str, tensor: &Tensor) -> Result<(), WeightsError> {
         let (shard, item) = self.at;
         let path = self.target.clone();
         let Some(spec) = self.shards.get(shard).and_then(|s| s.get(item)) else {
@@ -139,7 +136,7 @@ impl ComponentWriter {
     ///
     /// # Errors
     /// Declared tensors were not given, or the disk refuses.
-    pub fn finish(self) -> Result<PathBuf, WeightsError> {
+    pub(crate) fn finish(self) -> Result<PathBuf, WeightsError> {
         if let Some(spec) = self.shards.get(self.at.0).and_then(|s| s.get(self.at.1)) {
             let reason = format!("tensor `{}` was declared and not written", spec.name);
             return Err(WeightsError::Write { path: self.target, reason });
@@ -180,10 +177,7 @@ fn header(tensors: &[TensorSpec]) -> Vec<u8> {
 }
 
 /// Writes a component whose tensors `make` gives one at a time; returns its folder.
-///
-/// # Errors
-/// Those of [`ComponentWriter`], and those of `make`.
-pub fn write_component<E: From<WeightsError>>(
+pub(crate) fn write_component<E: From<WeightsError>>(
     model: &Path,
     component: Component,
     config: &Value,
@@ -198,7 +192,7 @@ pub fn write_component<E: From<WeightsError>>(
 }
 
 /// Writes a JSON file under a temporary name and renames it.
-pub fn write_json(path: &Path, value: &Value) -> Result<(), WeightsError> {
+pub(crate) fn write_json(path: &Path, value: &Value) -> Result<(), WeightsError> {
     let failed = || WeightsError::io(path, "cannot write");
     let mut part = path.as_os_str().to_os_string();
     part.push(".part");

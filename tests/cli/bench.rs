@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use crate::support::{self, QUICK, cpu, full, needs, quick, relative_l2};
 use ltx2::analysis::{Module, report};
-use ltx2::config::{Config, Given, load};
+use ltx2::config::{CliOverrides, Config, load};
 use ltx2::hlo::DType;
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
@@ -302,7 +302,8 @@ fn the_programs_of_a_run_are_timed_and_compared() {
     assert_eq!(programs["end_to_end"]["outputs"]["video"]["shape"], serde_json::json!([9, 96, 64, 3]));
 
     // What is timed is what is compiled ahead of time, and so what `generate` executes.
-    let config = load(&Given { file: Some(support::tiny().into()), ..Given::default() }).expect("valid").config;
+    let config =
+        load(&CliOverrides { file: Some(support::tiny().into()), ..CliOverrides::default() }).expect("valid").config;
     let written = Programs::of(&config, None).expect("a model");
     let build = setup::build(&config, 1, "cpu", "").expect("a build");
     for kind in written.kinds() {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::needs;
+use crate::support::{self, QUICK, needs};
 
 /// stdout of an example, on the CPU plugin if it needs one.
 fn printed(example: &str, arguments: &[String]) -> String {
@@ -11,6 +11,7 @@ fn printed(example: &str, arguments: &[String]) -> String {
         .args(["run", "--locked", "--quiet", "--example", example, "--"])
         .args(arguments)
         .env_remove("TPU_SKIP_MDS_QUERY")
+        .env("LTX2_COMPILE_CACHE", support::programs())
         .output()
         .expect("cargo runs");
     assert!(done.status.success(), "{example}: {}", String::from_utf8_lossy(&done.stderr));
@@ -66,4 +67,35 @@ fn a_program_is_written_run_and_analysed_by_the_crates_alone() {
     std::fs::write(module.path(), &seed[1..]).expect("written");
     let read = printed("report", &[module.path().display().to_string(), "context=8".into(), "v6e".into()]);
     assert!(read.contains("AllGather over [\"context\"]") && read.contains("predicted: "), "{read}");
+}
+
+/// The toy model at the smallest size that shows anything.
+const SMALL: [&str; 4] = ["request.max_sequence_length=64", "sampler.steps=16", "runtime.platform=cpu", QUICK];
+
+#[needs(cpu)]
+fn a_program_of_the_library_makes_a_video() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("out.mp4").display().to_string();
+    let own = ["nano", "assets/nano", "a red circle bounces on blue, low beeps", "64x64x9", &out];
+    let printed = printed("generate", &own.into_iter().chain(SMALL).map(String::from).collect::<Vec<_>>());
+    assert_eq!(printed.trim().len(), 64, "{printed}");
+    assert_eq!(&std::fs::read(&out).expect("a video")[4..8], b"ftyp");
+}
+
+/// Second order is nearer to the fine solution than first order with as many evaluations.
+#[needs(cpu)]
+fn a_sampler_of_ones_own_is_compared_with_euler() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("out.mp4").display().to_string();
+    let size = ["request.width=64", "request.height=64", "request.num_frames=9"];
+    let own = ["nano", "assets/nano", &out].into_iter().chain(size).chain(SMALL);
+    let printed = printed("sampler", &own.map(String::from).collect::<Vec<_>>());
+    let rows: Vec<(&str, f64)> = printed
+        .lines()
+        .map(|line| line.split_once(": ").expect("a row"))
+        .map(|(name, distance)| (name, distance.parse().expect("a number")))
+        .collect();
+    let [("Euler", euler), ("AdamsBashforth", own)] = rows[..] else { panic!("{printed}") };
+    assert!(0.0 < own && own < euler * 0.7, "{printed}");
+    assert_eq!(&std::fs::read(&out).expect("a video")[4..8], b"ftyp");
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::support::single_file::TINY;
 use crate::support::{self, QUICK, full, needs};
-use ltx2::config::{Given, load};
+use ltx2::config::{CliOverrides, load};
 use ltx2::pipeline::programs::Programs;
 use ltx2::sampling::SamplerKind;
 use serde_json::Value;
@@ -114,7 +114,7 @@ fn every_preset_runs_at_small_size() {
         set.extend((*pipeline != "distilled").then(|| "sampler.steps=2".to_string()));
         set.extend(more.clone());
 
-        let given = Given { file: Some((*preset).into()), set: set.clone(), ..Given::default() };
+        let given = CliOverrides { file: Some((*preset).into()), set: set.clone(), ..CliOverrides::default() };
         let config = load(&given).unwrap_or_else(|e| panic!("{preset} {pipeline}: {e}")).config;
         let kind = if *pipeline == "hq" { SamplerKind::Res2s } else { SamplerKind::Euler };
         assert_eq!(config.sampler.kind, kind, "{preset}");
@@ -471,8 +471,7 @@ fn a_size_that_does_not_divide_is_said_and_the_result_is_right() {
     assert!(!silent.contains("does not divide"), "{silent}");
     let (split, said) = run("split", &TWO_BY_THREE);
     let line = said.lines().find(|l| l.contains("transformer.transformer_blocks.*.attn1.to_q")).unwrap_or_default();
-    for part in
-        ["WARN tensor '", ": heads = ", "does not divide by tensor = 3 (shardings/tensor.yml:", "holds it whole"]
+    for part in ["WARN tensor '", ": heads = ", "does not divide by tensor = 3 (shardings/tensor.yml:", "; replicated"]
     {
         assert!(line.contains(part), "no '{part}' in '{line}'\n{said}");
     }

@@ -1,4 +1,5 @@
-//! The library as a crate of somebody else uses it: a folder outside the repository, a program, a layout of its own.
+//! The library as a crate of somebody else uses it: a folder outside the repository, programs, a layout and a sampler of
+//! its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,20 +14,22 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 struct Stranger(tempfile::TempDir);
 
 impl Stranger {
-    /// A crate whose `main.rs` is one of `examples/`.
-    fn of_example(example: &str) -> Self {
+    /// A crate whose programs are some of `examples/`.
+    fn of_examples(examples: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         assert!(!folder.path().starts_with(ROOT), "outside the repository");
         let manifest = format!(
             "[package]\nname = \"stranger\"\nedition = \"2024\"\n\n[dependencies]\nltx2 = {{ path = {ROOT:?} }}\n\n\
              [profile.dev]\nopt-level = 1\ndebug = false\n\n[workspace]\n"
         );
-        fs::create_dir(folder.path().join("src")).expect("a folder");
+        fs::create_dir_all(folder.path().join("src/bin")).expect("a folder");
         fs::write(folder.path().join("Cargo.toml"), manifest).expect("written");
         // The same versions, so that nothing is looked up.
         fs::copy(Path::new(ROOT).join("Cargo.lock"), folder.path().join("Cargo.lock")).expect("copied");
-        let source = Path::new(ROOT).join("examples").join(example).with_extension("rs");
-        fs::copy(source, folder.path().join("src/main.rs")).expect("copied");
+        for example in examples {
+            let source = Path::new(ROOT).join("examples").join(example).with_extension("rs");
+            fs::copy(source, folder.path().join("src/bin").join(example).with_extension("rs")).expect("copied");
+        }
         Self(folder)
     }
 
@@ -34,11 +37,11 @@ impl Stranger {
         self.0.path().join(name)
     }
 
-    /// stdout of the program, run in its folder.
-    fn run(&self, arguments: &[&str]) -> String {
+    /// stdout of a program, run in its folder.
+    fn run(&self, program: &str, arguments: &[&str]) -> String {
         let plugin = discover::find(Platform::Cpu, None).found.remove(0).path;
         let done = Command::new(env!("CARGO"))
-            .args(["run", "--offline", "--quiet", "--"])
+            .args(["run", "--offline", "--quiet", "--bin", program, "--"])
             .args(arguments)
             .current_dir(self.0.path())
             .env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("stranger"))
@@ -51,24 +54,34 @@ impl Stranger {
     }
 }
 
-/// The same frames as `ltx2 generate` with the same layout.
+/// The same frames as `ltx2 generate` with the same layout; and a sampler that this repository does not have, on that layout.
 #[needs(cpu, full)]
-fn a_program_of_a_stranger_makes_a_video_with_a_layout_of_its_own() {
-    let stranger = Stranger::of_example("nano_video");
+fn programs_of_a_stranger_have_a_layout_and_a_sampler_of_their_own() {
+    let stranger = Stranger::of_examples(&["generate", "sampler"]);
     let layout = "mesh: {cfg: 2}\nrules: {batch: [data], branch: [cfg]}\ncontext_parallel: {kind: gather_kv}\n";
     fs::write(stranger.path("mine.yml"), layout).expect("written");
     let model = format!("{ROOT}/assets/nano");
-    let printed = stranger.run(&[&model, "mine.yml", "out.mp4"]);
+    let (prompt, size) = ("a red circle bounces on blue, low beeps", "128x96x25");
+    let keys = ["layout=mine.yml", "runtime.platform=cpu"];
+    let printed = stranger.run("generate", &[&["nano", &model, prompt, size, "out.mp4"][..], &keys].concat());
     let video = fs::read(stranger.path("out.mp4")).expect("a video");
     assert_eq!(&video[4..8], b"ftyp");
 
     let ours = stranger.path("ours.mp4");
-    let prompt = ["-p", "a red circle bounces on blue, low beeps", "--platform", "cpu", "--layout"];
     let mut command = support::ltx2();
-    command.args(["generate", "-c", "nano"]).args(prompt).arg(stranger.path("mine.yml")).arg("-o").arg(&ours);
+    command
+        .args(["generate", "-c", "nano", "-p", prompt, "--platform", "cpu", "--layout"])
+        .arg(stranger.path("mine.yml"))
+        .arg("-o")
+        .arg(&ours);
     let done = command.output().expect("runs");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let sidecar: serde_json::Value =
         serde_json::from_slice(&fs::read(ours.with_extension("json")).expect("a sidecar")).expect("JSON");
     assert_eq!(sidecar["sha256"]["frames"], printed.trim());
+
+    let keys = ["request.width=64", "request.height=64", "request.num_frames=9", keys[0], keys[1]];
+    let printed = stranger.run("sampler", &[&["nano", &model, "own.mp4"][..], &keys].concat());
+    let samplers: Vec<&str> = printed.lines().filter_map(|line| Some(line.split_once(": ")?.0)).collect();
+    assert_eq!(samplers, ["Euler", "AdamsBashforth"], "{printed}");
 }

@@ -1,6 +1,7 @@
 //! Tests of the binary: commands as their user gives them, on the CPU plugin.
 
 #![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
+#![allow(unreachable_pub)] // Nobody uses a test binary as a library.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use crate::support::{self, needs};
 use ltx2::analysis::Chip;
-use ltx2::config::{Given, load, read_experiment};
+use ltx2::config::{CliOverrides, load, read_experiment};
 use ltx2::pipeline::PipelineError;
 use ltx2::pipeline::compile::{Compilation, CompileOptions, analyse, compile};
 use ltx2::pipeline::programs::ProgramKind;
@@ -212,7 +212,8 @@ fn a_change_of_the_cost_model_shows_without_compiling() {
     let set = ["model.path=nano", "request.width=64", "request.height=96", "request.num_frames=9"];
     let mut set: Vec<String> = set.map(str::to_string).into();
     set.push("runtime.xla_flags.xla_backend_optimization_level=0".into());
-    let given = Given { file: Some("nano_2_0".into()), set, mesh: Some("context=2".into()), ..Given::default() };
+    let given =
+        CliOverrides { file: Some("nano_2_0".into()), set, mesh: Some("context=2".into()), ..CliOverrides::default() };
     let config = load(&given).expect("a configuration").config;
     let target: Target = "cpu:2".parse().expect("a target");
     let machine = target.open().expect("devices");

@@ -11,9 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::support::{self, full, needs};
 use hear::hear;
-use ltx2::config::{Given, Job, load};
+use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::read_png;
-use ltx2::pipeline::generate::of_job;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::session::Session;
 use ltx2::pipeline::text_to_video::Generated;
@@ -56,7 +55,7 @@ impl Studio {
         let set =
             [&["runtime.platform=cpu", "runtime.xla_flags.xla_backend_optimization_level=1", &cache], set].concat();
         let set = set.into_iter().map(String::from).collect();
-        let given = Given { file: Some(format!("configs/{config}.yml")), set, ..Given::default() };
+        let given = CliOverrides { file: Some(format!("configs/{config}.yml")), set, ..CliOverrides::default() };
         let config = load(&given).expect("a configuration").config;
         let model = Model::of(&config).expect("the model of assets/nano");
         let session = Session::start(&config, model, None).expect("a session");
@@ -65,7 +64,7 @@ impl Studio {
 
     fn request(&self, prompt: &str, seed: u64) -> Request {
         let job = Job { index: 0, prompt: prompt.into(), seed };
-        of_job(&self.session.config, &self.session.runner.model, &job).expect("a request")
+        self.session.runner.model.request(&self.session.config, &job).expect("a request")
     }
 
     fn make(&mut self, request: &Request) -> Generated {

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use crate::support::{self, full, needs};
-use ltx2::config::{Given, Job, load};
+use ltx2::config::{CliOverrides, Job, load};
 use ltx2::pipeline::generate::{Finished, Observer, generate};
 use ltx2::pipeline::options::GenerateOptions;
 use ltx2::pipeline::saved;
@@ -42,7 +42,8 @@ type Outcome = (Result<[String; 2], String>, Vec<(Phase, usize)>);
 
 impl Run<'_> {
     fn run(&self, at: Option<(Phase, usize)>) -> Outcome {
-        let given = Given { file: Some(support::tiny().into()), set: self.set.to_vec(), ..Given::default() };
+        let given =
+            CliOverrides { file: Some(support::tiny().into()), set: self.set.to_vec(), ..CliOverrides::default() };
         let config = load(&given).expect("a configuration").config;
         let options = GenerateOptions {
             jobs: config.jobs().expect("jobs"),
@@ -155,8 +156,9 @@ fn a_video_that_cannot_be_written_is_kept_as_tensors() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("videos");
     let set = settings("text_to_video", &["sampler.steps=1"]);
-    let config =
-        load(&Given { file: Some(support::tiny().into()), set, ..Given::default() }).expect("a configuration").config;
+    let config = load(&CliOverrides { file: Some(support::tiny().into()), set, ..CliOverrides::default() })
+        .expect("a configuration")
+        .config;
     let options = GenerateOptions {
         jobs: config.jobs().expect("jobs"),
         outputs: vec![place.join("out.mp4")],

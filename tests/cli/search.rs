@@ -6,7 +6,7 @@ use std::process::Output;
 use crate::module_store::tamper;
 use crate::support::{self, needs};
 use ltx2::analysis::Chip;
-use ltx2::config::{Given, load, read_layout_source};
+use ltx2::config::{CliOverrides, load, read_layout_source};
 use ltx2::hlo::Mesh;
 use ltx2::nn::{Build, Lowering};
 use ltx2::pipeline::programs::{ProgramKind, Programs};
@@ -100,7 +100,7 @@ struct Published {
 
 impl Published {
     fn new() -> Self {
-        let given = Given { file: Some("ltx2".into()), ..Given::default() };
+        let given = CliOverrides { file: Some("ltx2".into()), ..CliOverrides::default() };
         let config = load(&given).expect("a shipped configuration").config;
         let programs = Programs::of(&config, None).expect("the published model's sizes");
         let alone = programs.network(ProgramKind::Denoise, &build()).expect("builds");

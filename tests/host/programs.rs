@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::support::{LAYOUTS, devices_of, needs};
-use ltx2::config::{Config, Given, load};
+use ltx2::config::{CliOverrides, Config, load};
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use sha2::{Digest, Sha256};
 
@@ -44,7 +44,7 @@ impl Case {
     fn config(&self) -> Config {
         let (file, mesh) = (Some(self.config.clone()), self.mesh.map(Into::into));
         let set = self.set.iter().cloned().chain(["layout=replicated".to_string()].into_iter().take(self.alone()));
-        let given = Given { file, mesh, set: set.collect(), ..Given::default() };
+        let given = CliOverrides { file, mesh, set: set.collect(), ..CliOverrides::default() };
         load(&given).unwrap_or_else(|e| panic!("{}: {e}", self.name())).config
     }
 
@@ -104,6 +104,11 @@ fn cases() -> Vec<Case> {
         all.push(first.set("request.images", &images(&[(0, "1.0")])));
         let two = Case::new(preset, V5P).set("pipeline", "keyframes");
         all.push(two.set("request.images", &images(&[(0, "1.0"), (120, "0.5")])));
+    }
+    // Kept sound, of full and of partial strength.
+    for (preset, strength) in [("ltx2", "1.0"), ("ltx2_3", "0.5")] {
+        let kept = format!("[{{path: sound.safetensors, start: 1.0, strength: {strength}}}]");
+        all.push(Case::new(preset, V5P).set("request.audio_latents", &kept));
     }
     let staged = Case::new("ltx2_two_stage", CPU);
     all.push(staged.set("request.images", &images(&[(0, "0.9")])));

@@ -20,7 +20,7 @@ const LAYERS: &[&[&str]] = &[
     &["nn"],
     &["kernels"],
     &["tensor"],
-    &["av", "failpoint", "threads"],
+    &["av", "defaults", "failpoint", "threads"],
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {

@@ -1,12 +1,14 @@
 //! Tests within the process: programs, numbers and runs on the CPU plugin.
 
 #![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
+#![allow(unreachable_pub)] // Nobody uses a test binary as a library.
 
 #[path = "../support/mod.rs"]
 mod support;
 
 mod batches;
 mod cache;
+mod conditions;
 mod context_parallel;
 mod fp8;
 mod fuzz_regression;

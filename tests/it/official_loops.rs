@@ -1,7 +1,8 @@
 //! Requests beyond one plain stage against the official loops, steps and guider: image conditioning, two stages, the
 //! second-order sampler (scripts/oracle/cases_stages.py).
 
-use ltx2::request::{ImageCondition, RefinePass, Request, Shapes};
+use ltx2::av::Av;
+use ltx2::request::{Condition, Content, Placement, RefinePass, Request, Shapes};
 use std::rc::Rc;
 
 use crate::support::{self, Case, cases, cpu, dumped, dumping, generate, needs, plain, request};
@@ -40,7 +41,12 @@ fn staged(case: &Case, model: &Model) -> Request {
     let given = s("images").as_array().into_iter().flatten().map(|image| {
         let frame = image["frame"].as_u64().expect("a frame") as usize;
         let strength = image["strength"].as_f64().expect("a strength") as f32;
-        ImageCondition { path: IMAGE.into(), frame, strength, crf: 0, appended: frame != 0 || flag("keyframes") }
+        let appended = frame != 0 || flag("keyframes");
+        Condition {
+            content: Content::Image { path: IMAGE.into(), crf: 0 },
+            placement: if appended { Placement::Appended { frame } } else { Placement::First },
+            strength,
+        }
     });
     let refine = s("upsampler").is_string().then(|| RefinePass {
         sigmas: vec![0.909375, 0.725, 0.421875, 0.0],
@@ -51,10 +57,16 @@ fn staged(case: &Case, model: &Model) -> Request {
     let second_order = s("sampler") == "res_2s";
     let sampler: AnySampler = if second_order { Res2s.into() } else { Euler.into() };
     let cross = if s("cross_timestep") == "cross" { CrossTimestep::Cross } else { CrossTimestep::Own };
-    let mut request = Request { images: given.collect(), refine, sampler, cross, ..request(case, model) };
+    let mut request = Request {
+        conditions: Av { video: given.collect(), audio: Vec::new() },
+        refine,
+        sampler,
+        cross,
+        ..request(case, model)
+    };
     if second_order {
         let shapes = Shapes::of(&model.sizes, &request.passes().0).expect("legal sizes");
-        let tokens = shapes.tokens[0] - shapes.appended;
+        let tokens = shapes.own_tokens();
         request.sigmas = sigmas::official(request.sigmas.len() - 1, tokens).expect("a schedule");
     }
     request

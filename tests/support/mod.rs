@@ -345,7 +345,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
     let shapes = Shapes::new(&models.sizes, width, height, num_frames, frame_rate).expect("legal sizes");
     let sigmas = match s["sigma_shift"].as_str() {
         Some("official") => sigmas::official(steps, sigmas::OFFICIAL_TOKENS),
-        _ => models.scheduler.sigmas(steps, shapes.tokens[0]),
+        _ => models.scheduler.sigmas(steps, shapes.tokens.video),
     };
     Request {
         prompt: text("prompt"),
@@ -363,7 +363,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
         max_sequence_length: number("max_sequence_length") as usize,
         sampler: Euler.into(),
         cross: CrossTimestep::GateOnly,
-        images: Vec::new(),
+        conditions: Default::default(),
         refine: None,
         tiling: None,
     }

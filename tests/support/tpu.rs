@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use ltx2::analysis::{Module, Report, report};
-use ltx2::config::{Given, load};
+use ltx2::config::{CliOverrides, load};
 use ltx2::hlo::Program;
 use ltx2::models::Network;
 use ltx2::pipeline::programs::{ProgramKind, Programs};
@@ -81,11 +81,11 @@ fn written(case: Case) -> (Programs, Target, OpenTarget, Network) {
         format!("layout={}", case.layout),
         format!("runtime.attention={}", case.attention),
     ];
-    let given = Given {
+    let given = CliOverrides {
         file: Some(case.config.into()),
         set: set.into_iter().chain([format!("request.num_frames={num_frames}")]).collect(),
         mesh: Some(case.mesh.into()),
-        ..Given::default()
+        ..CliOverrides::default()
     };
     let config = load(&given).expect("a configuration").config;
     let programs = Programs::of(&config, case.layers).expect("the published model");

@@ -1,6 +1,7 @@
 //! Programs compiled for TPUs, without a TPU.
 
 #![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
+#![allow(unreachable_pub)] // Nobody uses a test binary as a library.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -111,7 +111,6 @@ impl Client {
         Ok(Client { inner, devices: devices.into() })
     }
 
-    /// The plugin.
     pub fn plugin(&self) -> &Plugin {
         &self.inner.plugin
     }

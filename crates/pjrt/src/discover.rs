@@ -56,7 +56,6 @@ impl Platform {
 /// A plugin file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginFile {
-    /// The file.
     pub path: PathBuf,
     /// Place it was found at, in words.
     pub origin: String,
@@ -163,7 +162,7 @@ fn site_packages() -> Vec<PathBuf> {
             let real = python.canonicalize().ok();
             prefixes.extend(real.and_then(|real| Some(real.parent()?.parent()?.to_owned())));
         }
-        // pyenv puts scripts named python3 on PATH; its versions stand beside them.
+        // pyenv puts scripts named python3 on PATH; its versions are in the folder next to theirs.
         if folder.ends_with("shims") {
             prefixes.extend(folder.parent().into_iter().flat_map(|root| matches(root, "versions/*")));
         }

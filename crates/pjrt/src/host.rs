@@ -30,7 +30,6 @@ impl SharedBytes {
         Some(SharedBytes { owner: self.owner.clone(), range: start..start + range.len() })
     }
 
-    /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         // A range outside the owner (one that shrinks) reads as nothing rather than as a panic in a transfer.
         (*self.owner).as_ref().get(self.range.clone()).unwrap_or_default()
@@ -56,7 +55,6 @@ pub struct HostBuffer<'a> {
     pub bytes: &'a [u8],
     /// Element type.
     pub ty: BufferType,
-    /// Dimensions.
     pub dims: &'a [usize],
     /// Bytes from one element to the next in each dimension, none negative; None for dense row-major memory.
     pub byte_strides: Option<&'a [i64]>,
@@ -115,7 +113,6 @@ pub struct SharedHostBuffer {
     pub bytes: SharedBytes,
     /// Element type.
     pub ty: BufferType,
-    /// Dimensions.
     pub dims: Vec<usize>,
     /// Bytes from one element to the next in each dimension; None for dense row-major memory.
     pub byte_strides: Option<Vec<i64>>,

@@ -2,7 +2,7 @@
 //!
 //! A plugin is never unloaded. Only this crate calls C.
 
-#[allow(dead_code)]
+#[allow(dead_code, unreachable_pub)] // Generated.
 mod abi;
 mod attributes;
 mod buffer;

@@ -148,7 +148,7 @@ struct OptionOverrideProto {
 
 mod option_override {
     #[derive(Clone, PartialEq, prost::Oneof)]
-    pub enum Value {
+    pub(crate) enum Value {
         #[prost(string, tag = "1")]
         Text(String),
         #[prost(bool, tag = "2")]

@@ -224,7 +224,7 @@ mod tests {
     use super::abi::{Extension, PROFILER, ProfilerExtension};
     use super::*;
 
-    /// What the plugin in memory was asked, in order.
+    /// Calls of the plugin in memory, in order.
     static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
     /// One at a time: the tests share the list.
     static ALONE: Mutex<()> = Mutex::new(());
@@ -360,7 +360,7 @@ mod tests {
         asked();
         let profiler = Profiler::with(&plugin(), functions(), ProfileOptions::default()).unwrap();
         assert_eq!(profiler.stop().unwrap(), TRACE[..5]);
-        // version 1, no host, devices, programs, an error where recording cannot start.
+        // version 1, no host, devices, programs, an error where tracing cannot start.
         let create = "create 32 [40, 1, 16, 0, 24, 1, 56, 1, 104, 1]";
         assert_eq!(asked(), [create, "start true", "stop", "destroy"]);
         let filling = Functions { collect: Some(collect_into), ..functions() };

@@ -77,7 +77,6 @@ impl Topology {
         Ok(Topology(Arc::new(Inner { plugin: plugin.clone(), raw: args.topology, client: None })))
     }
 
-    /// The plugin.
     pub fn plugin(&self) -> &Plugin {
         &self.0.plugin
     }

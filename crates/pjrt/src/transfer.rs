@@ -20,7 +20,6 @@ use super::layout::{DeviceLayout, RawLayout, pointer};
 pub struct TransferShape {
     /// Element type.
     pub ty: BufferType,
-    /// Dimensions.
     pub dims: Vec<usize>,
     /// Device layout; `None` for the default. Given for all arrays of a transfer or for none.
     pub layout: Option<DeviceLayout>,

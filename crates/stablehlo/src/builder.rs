@@ -431,7 +431,6 @@ fn function_name(name: &str, types: &[Type]) -> String {
 }
 
 impl Value {
-    /// The type.
     pub fn ty(&self) -> &Type {
         &self.ty
     }
@@ -441,7 +440,6 @@ impl Value {
         self.ty.dtype
     }
 
-    /// The dimensions.
     pub fn dims(&self) -> &[usize] {
         &self.ty.dims
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use super::types::{Type, list};
 
 /// Named axes over the devices, outer first.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mesh {
     /// Axis names and sizes.
     pub axes: Vec<(String, usize)>,

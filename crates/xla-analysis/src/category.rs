@@ -23,7 +23,6 @@ pub enum OpCategory {
     Copy,
     /// Overhead of loops, unknown kernels.
     Other,
-    /// Collectives.
     Collective(CollectiveKind),
 }
 
@@ -55,7 +54,6 @@ impl From<OpCategory> for &'static str {
 /// Category and name scope of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Purpose {
-    /// Category.
     pub category: OpCategory,
     /// Name scope, without the operation's own name.
     pub scope: String,
@@ -152,7 +150,7 @@ impl Module {
                 found = category;
             }
         }
-        // Products of attention without a kernel are attention.
+        // Matmuls of attention without a kernel are attention.
         if in_attention && found != OpCategory::Copy { OpCategory::Attention } else { found }
     }
 }
@@ -182,7 +180,7 @@ fn is_index(i: &InstructionProto) -> bool {
 }
 
 /// Category of an event by its name alone: a kernel's, a copy's, or an instruction's without a module.
-pub fn of_name(name: &str) -> OpCategory {
+pub(crate) fn of_name(name: &str) -> OpCategory {
     let name = name.to_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
     if let Some(kind) = collective_of_name(&name) {
@@ -229,7 +227,7 @@ fn collective_of_name(name: &str) -> Option<CollectiveKind> {
 }
 
 /// Category of an event, by the one that a TPU's trace gives it.
-pub fn of_category(category: &str) -> Option<OpCategory> {
+pub(crate) fn of_category(category: &str) -> Option<OpCategory> {
     if let Some(kind) = collective_of_name(&category.to_lowercase()) {
         return Some(OpCategory::Collective(kind));
     }

@@ -62,7 +62,6 @@ pub struct Chip {
     pub peak_fp8: f64,
     /// Bytes a second of device memory.
     pub bandwidth: f64,
-    /// Interconnect.
     pub links: Links,
     /// Measured constants, which replace the data sheet.
     #[serde(skip)]

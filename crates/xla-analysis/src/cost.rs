@@ -68,7 +68,7 @@ pub(super) struct Counter<'a> {
 impl<'a> Counter<'a> {
     /// Work of an instruction that runs by itself; a fusion counts as one. Loops, calls and conditionals are empty
     /// here: what they call is counted where it stands.
-    pub fn work(&self, i: &InstructionProto) -> Work {
+    pub(crate) fn work(&self, i: &InstructionProto) -> Work {
         let work = self.alone(i);
         let runs = work.flops > 0.0 || work.bytes > 0.0;
         Work { kernels: if runs { 1.0 } else { 0.0 }, ..work }

@@ -2,11 +2,11 @@
 
 /// Disjoint spans of time `[start, end)` in order, in picoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Intervals(Vec<(i64, i64)>);
+pub(crate) struct Intervals(Vec<(i64, i64)>);
 
 impl Intervals {
     /// The time that any of these spans covers.
-    pub fn of(spans: impl IntoIterator<Item = (i64, i64)>) -> Self {
+    pub(crate) fn of(spans: impl IntoIterator<Item = (i64, i64)>) -> Self {
         let mut spans: Vec<(i64, i64)> = spans.into_iter().filter(|(start, end)| start < end).collect();
         spans.sort_unstable();
         let mut joined: Vec<(i64, i64)> = Vec::with_capacity(spans.len());
@@ -20,24 +20,24 @@ impl Intervals {
     }
 
     /// Total length.
-    pub fn length(&self) -> i64 {
+    pub(crate) fn length(&self) -> i64 {
         self.0.iter().map(|(start, end)| end - start).sum()
     }
 
     /// From the first start to the last end.
-    pub fn hull(&self) -> Option<(i64, i64)> {
+    pub(crate) fn hull(&self) -> Option<(i64, i64)> {
         Some((self.0.first()?.0, self.0.last()?.1))
     }
 
     /// The time of either.
     #[must_use]
-    pub fn or(&self, other: &Intervals) -> Intervals {
+    pub(crate) fn or(&self, other: &Intervals) -> Intervals {
         Intervals::of(self.0.iter().chain(&other.0).copied())
     }
 
     /// The time of both at once.
     #[must_use]
-    pub fn and(&self, other: &Intervals) -> Intervals {
+    pub(crate) fn and(&self, other: &Intervals) -> Intervals {
         let (mut a, mut b) = (self.0.iter().peekable(), other.0.iter().peekable());
         let mut both = Vec::new();
         while let (Some(&&(a_start, a_end)), Some(&&(b_start, b_end))) = (a.peek(), b.peek()) {
@@ -56,7 +56,7 @@ impl Intervals {
 
     /// The time of this one that the other leaves.
     #[must_use]
-    pub fn without(&self, other: &Intervals) -> Intervals {
+    pub(crate) fn without(&self, other: &Intervals) -> Intervals {
         let mut left = Vec::new();
         let mut cuts = other.0.iter().peekable();
         for &(start, end) in &self.0 {

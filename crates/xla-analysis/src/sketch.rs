@@ -6,25 +6,25 @@ use crate::module::{Module, ModuleError};
 use crate::proto::{ComputationProto, InstructionProto, MetadataProto, ModuleProto, ShapeProto};
 
 /// `element_type` by XLA's numbers: 4 is s32, 11 f32, 16 bf16.
-pub fn shape(element_type: i32, dims: &[i64]) -> ShapeProto {
+pub(crate) fn shape(element_type: i32, dims: &[i64]) -> ShapeProto {
     ShapeProto { element_type, dimensions: dims.into(), ..ShapeProto::default() }
 }
 
-pub fn scope(name: &str) -> Option<MetadataProto> {
+pub(crate) fn scope(name: &str) -> Option<MetadataProto> {
     Some(MetadataProto { op_name: name.into() })
 }
 
-pub fn instruction(id: i64, opcode: &str, operands: &[i64]) -> InstructionProto {
+pub(crate) fn instruction(id: i64, opcode: &str, operands: &[i64]) -> InstructionProto {
     InstructionProto { id, opcode: opcode.into(), operand_ids: operands.into(), ..InstructionProto::default() }
 }
 
 /// Its last instruction is its root.
-pub fn computation(id: i64, instructions: Vec<InstructionProto>) -> ComputationProto {
+pub(crate) fn computation(id: i64, instructions: Vec<InstructionProto>) -> ComputationProto {
     let root_id = instructions.last().map_or(0, |i| i.id);
     ComputationProto { id, instructions, root_id, ..ComputationProto::default() }
 }
 
-pub fn decode(entry_computation_id: i64, computations: Vec<ComputationProto>) -> Result<Module, ModuleError> {
+pub(crate) fn decode(entry_computation_id: i64, computations: Vec<ComputationProto>) -> Result<Module, ModuleError> {
     let module = ModuleProto { computations, entry_computation_id, ..ModuleProto::default() };
     Module::decode("hlo", &module.encode_to_vec())
 }

@@ -35,7 +35,7 @@ pub(super) struct Stacks {
 
 impl Stacks {
     /// The entry's parameters of at least 1 MiB whose leading dimension is `layers`.
-    pub fn of(module: &Module, layers: usize) -> Self {
+    pub(crate) fn of(module: &Module, layers: usize) -> Self {
         let layers = layers as i64;
         let entry = module.computation(module.entry());
         let parameters = entry.iter().flat_map(|c| &c.instructions).filter(|i| i.opcode == "parameter");
@@ -45,7 +45,13 @@ impl Stacks {
     }
 
     /// The copy that an instruction makes of a stack.
-    pub fn copy(&self, module: &Module, i: &InstructionProto, level: LoopLevel, times: f64) -> Option<StackCopy> {
+    pub(crate) fn copy(
+        &self,
+        module: &Module,
+        i: &InstructionProto,
+        level: LoopLevel,
+        times: f64,
+    ) -> Option<StackCopy> {
         let shape = i.shape.as_ref()?;
         let shape = match i.opcode.as_str() {
             "copy" | "transpose" | "convert" => shape,

@@ -37,7 +37,6 @@ pub struct Trace {
 /// Time of a category.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CategoryTime {
-    /// Category.
     #[serde(rename = "activity")]
     pub category: OpCategory,
     /// Sum over its operations, concurrent ones counted each.

@@ -31,7 +31,7 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    pub fn add(&mut self, other: Cost, times: f64) {
+    pub(crate) fn add(&mut self, other: Cost, times: f64) {
         self.work.add(other.work, times);
         self.time.compute += other.time.compute * times;
         self.time.memory += other.time.memory * times;
@@ -76,7 +76,7 @@ struct InFlight {
 }
 
 impl<'a> Walk<'a> {
-    pub fn new(module: &'a Module, mesh: &'a [(String, usize)], layers: usize, chip: Option<&'a Chip>) -> Self {
+    pub(crate) fn new(module: &'a Module, mesh: &'a [(String, usize)], layers: usize, chip: Option<&'a Chip>) -> Self {
         let mut started = HashSet::new();
         for c in module.computations() {
             let parts = module.fused_collectives(c);
@@ -100,7 +100,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Walks the whole module; what one run of it costs outside its loop over steps.
-    pub fn run(&mut self) -> Cost {
+    pub(crate) fn run(&mut self) -> Cost {
         let Some(entry) = self.module.computation(self.module.entry()) else { return Cost::default() };
         let level = if self.has_data_loop(entry, None) { LoopLevel::Outside } else { LoopLevel::Step };
         let cost = self.visit(entry, Place { level, times: 1.0, entered: None });

@@ -76,7 +76,7 @@ const MOST_KEYS: usize = 2048;
 impl BlockSizes {
     /// The blocks that take the least time: steps begin, keys come from memory, and scores of tokens that only pad blocks are
     /// computed like others.
-    pub fn choose(shape: &Shape, parts: bool, tpu: Tpu) -> Self {
+    pub(crate) fn choose(shape: &Shape, parts: bool, tpu: Tpu) -> Self {
         // Registers are 8 rows of 32 bits.
         let rows = 32 / shape.dtype.size();
         let candidates = |n: usize, unit: usize, most: usize| {
@@ -124,7 +124,7 @@ impl BlockSizes {
     }
 
     /// Scores that are computed for one head.
-    pub fn scores(self, shape: &Shape) -> usize {
+    pub(crate) fn scores(self, shape: &Shape) -> usize {
         self.steps(shape) * self.queries * self.keys
     }
 }

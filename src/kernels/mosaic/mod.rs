@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
 use blocks::BlockSizes;
-pub use blocks::{Step, Tpu};
+pub use blocks::Tpu;
 use flash::Wanted;
 use shape::Shape;
 

@@ -13,7 +13,6 @@ pub(super) enum Order {
 /// Index of a block along a dimension of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
-    /// The first.
     First,
     /// As the place along an axis of the grid.
     Axis(usize),
@@ -24,23 +23,23 @@ pub(super) enum At {
 /// The part of an array that a place of the grid sees. What lies beyond the array's edge is read as anything and not
 /// written.
 pub(super) struct Window {
-    pub dtype: DType,
-    pub block: Vec<usize>,
-    pub at: Vec<At>,
+    pub(crate) dtype: DType,
+    pub(crate) block: Vec<usize>,
+    pub(crate) at: Vec<At>,
 }
 
 /// A kernel's frame.
 pub(super) struct Frame {
-    pub grid: Vec<(usize, Order)>,
+    pub(crate) grid: Vec<(usize, Order)>,
     /// Windows of operands, then of results.
-    pub windows: Vec<Window>,
+    pub(crate) windows: Vec<Window>,
     /// Shapes of arrays that stay from one place of the grid to the next, f32.
-    pub scratch: Vec<[usize; 2]>,
+    pub(crate) scratch: Vec<[usize; 2]>,
 }
 
 impl Frame {
     /// The module whose function `body` writes, given the blocks of operands, results and scratch.
-    pub fn module(&self, name: &str, body: impl FnOnce(&Code, &[Block])) -> String {
+    pub(crate) fn module(&self, name: &str, body: impl FnOnce(&Code, &[Block])) -> String {
         let windows = self.windows.iter().map(|w| (w.dtype, w.block.clone()));
         let scratch = self.scratch.iter().map(|dims| (DType::F32, dims.to_vec()));
         let blocks: Vec<Block> =

@@ -7,33 +7,32 @@ use crate::hlo::DType;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shape {
     /// Size of the CFG batch.
-    pub rows: usize,
-    pub queries: usize,
-    pub keys: usize,
-    pub heads: usize,
+    pub(crate) rows: usize,
+    pub(crate) queries: usize,
+    pub(crate) keys: usize,
+    pub(crate) heads: usize,
     /// Heads of keys and values, of which each serves equally many queries' heads.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub dim: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) dim: usize,
     /// Element type of queries, keys and values: bf16 or f32.
-    pub dtype: DType,
+    pub(crate) dtype: DType,
     /// Rows of the bias on keys, if there is one.
-    pub bias: Option<usize>,
+    pub(crate) bias: Option<usize>,
 }
 
 impl Shape {
     /// Width of a block: of one head, or of those that fill a register.
-    pub fn lanes(&self) -> usize {
+    pub(crate) fn lanes(&self) -> usize {
         self.dim.max(LANES)
     }
 
     /// Whether arrays are `[rows, heads, tokens, dim]`.
-    pub fn is_heads_first(&self) -> bool {
+    pub(crate) fn is_heads_first(&self) -> bool {
         self.dim.is_multiple_of(LANES)
     }
 
     /// Heads of a block.
-    pub fn together(&self) -> usize {
+    pub(crate) fn together(&self) -> usize {
         self.lanes() / self.dim
     }
 }

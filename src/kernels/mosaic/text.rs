@@ -24,8 +24,8 @@ struct State {
 #[derive(Clone)]
 pub(super) struct Block {
     name: String,
-    pub dtype: DType,
-    pub dims: Vec<usize>,
+    pub(crate) dtype: DType,
+    pub(crate) dims: Vec<usize>,
 }
 
 /// A 32-bit integer.
@@ -35,7 +35,7 @@ pub(super) struct Int {
     name: String,
 }
 
-/// A condition.
+/// A condition, `i1`.
 pub(super) struct Flag {
     name: String,
 }
@@ -45,8 +45,8 @@ pub(super) struct Flag {
 pub(super) struct Matrix {
     code: Code,
     name: String,
-    pub dtype: DType,
-    pub dims: [usize; 2],
+    pub(crate) dtype: DType,
+    pub(crate) dims: [usize; 2],
 }
 
 fn element(dtype: DType) -> &'static str {
@@ -67,7 +67,7 @@ fn vector(dtype: DType, dims: &[usize]) -> String {
 
 impl Block {
     /// The `n`th argument of the kernel.
-    pub fn new(n: usize, dtype: DType, dims: Vec<usize>) -> Self {
+    pub(crate) fn new(n: usize, dtype: DType, dims: Vec<usize>) -> Self {
         Block { name: format!("%b{n}"), dtype, dims }
     }
 
@@ -76,7 +76,7 @@ impl Block {
     }
 
     /// `%name: type`, as a function's head has it.
-    pub fn argument(&self) -> String {
+    pub(crate) fn argument(&self) -> String {
         format!("{}: {}", self.name, self.ty())
     }
 
@@ -88,8 +88,7 @@ impl Block {
 }
 
 impl Code {
-    /// Everything written so far.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         self.0.borrow().lines.concat()
     }
 
@@ -114,23 +113,22 @@ impl Code {
     }
 
     /// The place along an axis of the grid.
-    pub fn place(&self, axis: usize) -> Int {
+    pub(crate) fn place(&self, axis: usize) -> Int {
         Int { code: self.clone(), name: grid_axis(axis) }
     }
 
-    /// A number.
-    pub fn int(&self, value: usize) -> Int {
+    pub(crate) fn int(&self, value: usize) -> Int {
         Int { code: self.clone(), name: self.define(&format!("arith.constant {value} : i32")) }
     }
 
     /// A matrix of one number.
-    pub fn full(&self, value: f32, dims: [usize; 2]) -> Matrix {
+    pub(crate) fn full(&self, value: f32, dims: [usize; 2]) -> Matrix {
         let ty = vector(DType::F32, &dims);
         self.matrix(&format!("arith.constant dense<{value:.9e}> : {ty}"), DType::F32, dims)
     }
 
     /// Each element's index along an axis.
-    pub fn iota(&self, dims: [usize; 2], axis: usize) -> Matrix {
+    pub(crate) fn iota(&self, dims: [usize; 2], axis: usize) -> Matrix {
         let text = format!("tpu.iota {{dimensions = array<i32: {axis}>}} : {}", vector(DType::I32, &dims));
         self.matrix(&text, DType::I32, dims)
     }
@@ -141,7 +139,7 @@ impl Code {
     }
 
     /// A whole block; all of its dimensions but the last two are 1.
-    pub fn load(&self, block: &Block) -> Matrix {
+    pub(crate) fn load(&self, block: &Block) -> Matrix {
         let whole = vector(block.dtype, &block.dims);
         let text = format!("vector.load {}[{}] : {}, {whole}", block.name, self.origin(block), block.ty());
         let dims = block.matrix();
@@ -153,8 +151,7 @@ impl Code {
         self.matrix(&text, block.dtype, dims)
     }
 
-    /// Overwrites a block.
-    pub fn store(&self, block: &Block, value: &Matrix) {
+    pub(crate) fn store(&self, block: &Block, value: &Matrix) {
         let whole = vector(block.dtype, &block.dims);
         let value = value.to(block.dtype).broadcast(block.matrix());
         let name = match block.dims.len() {
@@ -169,7 +166,7 @@ impl Code {
     }
 
     /// Code that runs only if a condition holds.
-    pub fn when(&self, condition: &Flag, body: impl FnOnce()) {
+    pub(crate) fn when(&self, condition: &Flag, body: impl FnOnce()) {
         self.line(&format!("scf.if {} {{", condition.name));
         self.0.borrow_mut().depth += 1;
         body();
@@ -189,24 +186,20 @@ impl Int {
         Int { code: self.code.clone(), name }
     }
 
-    /// Sum with a number.
-    pub fn plus(&self, n: usize) -> Int {
+    pub(crate) fn plus(&self, n: usize) -> Int {
         self.binary("addi", &self.code.int(n))
     }
 
-    /// Product with a number.
-    pub fn times(&self, n: usize) -> Int {
+    pub(crate) fn times(&self, n: usize) -> Int {
         self.binary("muli", &self.code.int(n))
     }
 
-    /// Whether it is a number.
-    pub fn is(&self, n: usize) -> Flag {
+    pub(crate) fn is(&self, n: usize) -> Flag {
         let other = self.code.int(n);
         Flag { name: self.code.define(&format!("arith.cmpi eq, {}, {} : i32", self.name, other.name)) }
     }
 
-    /// A matrix of it.
-    pub fn splat(&self, dims: [usize; 2]) -> Matrix {
+    pub(crate) fn splat(&self, dims: [usize; 2]) -> Matrix {
         let text = format!("vector.broadcast {} : i32 to {}", self.name, vector(DType::I32, &dims));
         self.code.matrix(&text, DType::I32, dims)
     }
@@ -242,43 +235,35 @@ impl Matrix {
         self.code.matrix(&format!("arith.{op} {}, {} : {}", a.name, b.name, a.ty()), a.dtype, a.dims)
     }
 
-    /// The sum of floats.
-    pub fn plus(&self, other: &Matrix) -> Matrix {
+    pub(crate) fn plus(&self, other: &Matrix) -> Matrix {
         self.binary("addf", other)
     }
 
-    /// The difference of floats.
-    pub fn minus(&self, other: &Matrix) -> Matrix {
+    pub(crate) fn minus(&self, other: &Matrix) -> Matrix {
         self.binary("subf", other)
     }
 
-    /// The product of floats, element by element.
-    pub fn times(&self, other: &Matrix) -> Matrix {
+    pub(crate) fn times(&self, other: &Matrix) -> Matrix {
         self.binary("mulf", other)
     }
 
-    /// The product with a number.
-    pub fn scaled(&self, factor: f64) -> Matrix {
+    pub(crate) fn scaled(&self, factor: f64) -> Matrix {
         self.times(&self.code.full(factor as f32, self.dims))
     }
 
-    /// The quotient of floats.
-    pub fn div(&self, other: &Matrix) -> Matrix {
+    pub(crate) fn div(&self, other: &Matrix) -> Matrix {
         self.binary("divf", other)
     }
 
-    /// The larger of floats.
-    pub fn maximum(&self, other: &Matrix) -> Matrix {
+    pub(crate) fn maximum(&self, other: &Matrix) -> Matrix {
         self.binary("maximumf", other)
     }
 
-    /// Two to its power.
-    pub fn exp2(&self) -> Matrix {
+    pub(crate) fn exp2(&self) -> Matrix {
         self.code.matrix(&format!("math.exp2 {} : {}", self.name, self.ty()), self.dtype, self.dims)
     }
 
-    /// Floats in another width, rounded to nearest.
-    pub fn to(&self, dtype: DType) -> Matrix {
+    pub(crate) fn to(&self, dtype: DType) -> Matrix {
         if dtype == self.dtype {
             return self.clone();
         }
@@ -300,17 +285,17 @@ impl Matrix {
     }
 
     /// The largest of each row, a column.
-    pub fn row_max(&self) -> Matrix {
+    pub(crate) fn row_max(&self) -> Matrix {
         self.reduced("maximumf", f32::NEG_INFINITY)
     }
 
     /// The sum of each row, a column.
-    pub fn row_sum(&self) -> Matrix {
+    pub(crate) fn row_sum(&self) -> Matrix {
         self.reduced("add", 0.0)
     }
 
     /// Columns `times` times in a row, a register's lanes at a time.
-    pub fn repeated(&self, times: usize) -> Matrix {
+    pub(crate) fn repeated(&self, times: usize) -> Matrix {
         if times == 1 {
             return self.clone();
         }
@@ -321,17 +306,16 @@ impl Matrix {
     }
 
     /// Mask of integers smaller than a number.
-    pub fn lt(&self, n: usize) -> Matrix {
+    pub(crate) fn lt(&self, n: usize) -> Matrix {
         self.compared("slt", &self.code.int(n).splat(self.dims))
     }
 
     /// Mask of integers that are at least a number.
-    pub fn at_least(&self, n: usize) -> Matrix {
+    pub(crate) fn at_least(&self, n: usize) -> Matrix {
         self.compared("sge", &self.code.int(n).splat(self.dims))
     }
 
-    /// Mask of equal integers.
-    pub fn equals(&self, other: &Int) -> Matrix {
+    pub(crate) fn equals(&self, other: &Int) -> Matrix {
         self.compared("eq", &other.splat(self.dims))
     }
 
@@ -340,18 +324,15 @@ impl Matrix {
         self.code.matrix(&text, DType::Bool, self.dims)
     }
 
-    /// The sum of integers.
-    pub fn shifted(&self, by: &Int) -> Matrix {
+    pub(crate) fn shifted(&self, by: &Int) -> Matrix {
         self.binary("addi", &by.splat(self.dims))
     }
 
-    /// Mask where both hold.
-    pub fn and(&self, other: &Matrix) -> Matrix {
+    pub(crate) fn and(&self, other: &Matrix) -> Matrix {
         self.binary("andi", other)
     }
 
-    /// `yes` where the mask holds, else `no`.
-    pub fn select(&self, yes: &Matrix, no: &Matrix) -> Matrix {
+    pub(crate) fn select(&self, yes: &Matrix, no: &Matrix) -> Matrix {
         let [yes, no] = yes.joined(no).map(|m| m.broadcast(self.dims));
         let text = format!("arith.select {}, {}, {} : {}, {}", self.name, yes.name, no.name, self.ty(), yes.ty());
         self.code.matrix(&text, yes.dtype, yes.dims)
@@ -359,7 +340,7 @@ impl Matrix {
 
     /// The product of matrices, `[n, k]` with `[k, m]`, or with `[m, k]` where the second is `turned`. Sums in f32; f32
     /// operands keep all their digits.
-    pub fn product(&self, other: &Matrix, turned: bool) -> Matrix {
+    pub(crate) fn product(&self, other: &Matrix, turned: bool) -> Matrix {
         let dims = [self.dims[0], if turned { other.dims[0] } else { other.dims[1] }];
         let start = self.code.full(0.0, dims);
         let numbers = match turned {

@@ -3,60 +3,42 @@
 use serde::Deserialize;
 
 use super::COMPONENT;
+use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require};
 
 /// Groups of a group norm.
 pub(super) const GROUPS: usize = 32;
 
-/// The decoder's configuration; defaults are the reference class' own.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
-pub struct DecoderConfig {
-    pub base_channels: usize,
-    pub output_channels: usize,
-    pub ch_mult: Vec<usize>,
-    pub num_res_blocks: usize,
-    pub attn_resolutions: Option<Vec<usize>>,
-    pub resolution: usize,
-    pub latent_channels: usize,
-    pub norm_type: Norm,
-    pub causality_axis: Causality,
-    pub mid_block_add_attention: bool,
-    /// Samples a second that the mel spectrogram is taken of.
-    pub sample_rate: usize,
-    /// Samples between two mel frames.
-    pub mel_hop_length: usize,
-    pub mel_bins: Option<usize>,
+with_defaults! {
+    /// The decoder's configuration; defaults are the reference class' own.
+    #[derive(Clone, Debug, Deserialize)]
+    #[serde(default)]
+    pub struct DecoderConfig {
+        pub(crate) base_channels: usize = 128,
+        pub(crate) output_channels: usize = 2,
+        pub(crate) ch_mult: Vec<usize> = vec![1, 2, 4],
+        pub(crate) num_res_blocks: usize = 2,
+        pub(crate) attn_resolutions: Option<Vec<usize>> = None,
+        pub(crate) resolution: usize = 256,
+        pub(crate) latent_channels: usize = 8,
+        pub(crate) norm_type: Norm = Norm::Pixel,
+        pub(crate) causality_axis: Causality = Causality::Height,
+        pub(crate) mid_block_add_attention: bool = false,
+        /// Samples a second that the mel spectrogram is taken of.
+        pub(crate) sample_rate: usize = 16000,
+        /// Samples between two mel frames.
+        pub(crate) mel_hop_length: usize = 160,
+        pub(crate) mel_bins: Option<usize> = Some(64),
+    }
 }
 
 /// Mel frames and mel bins a latent covers: time and bins are halved twice.
-pub const COMPRESSION: usize = 4;
-
-impl Default for DecoderConfig {
-    fn default() -> Self {
-        DecoderConfig {
-            base_channels: 128,
-            output_channels: 2,
-            ch_mult: vec![1, 2, 4],
-            num_res_blocks: 2,
-            attn_resolutions: None,
-            resolution: 256,
-            latent_channels: 8,
-            norm_type: Norm::Pixel,
-            causality_axis: Causality::Height,
-            mid_block_add_attention: false,
-            sample_rate: 16000,
-            mel_hop_length: 160,
-            mel_bins: Some(64),
-        }
-    }
-}
+pub(crate) const COMPRESSION: usize = 4;
 
 /// Normalisation of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Norm {
+pub(crate) enum Norm {
     /// By the root mean square over the channels.
     Pixel,
     /// By mean and variance of groups of channels over all positions, with weights.
@@ -66,7 +48,7 @@ pub enum Norm {
 /// Along which axis a convolution reads no later element. Time is the height, mel bins are the width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Causality {
+pub(crate) enum Causality {
     /// Along none.
     None,
     /// Along the mel bins.
@@ -98,22 +80,22 @@ impl DecoderConfig {
     }
 
     /// Mel bins.
-    pub fn bins(&self) -> usize {
+    pub(crate) fn bins(&self) -> usize {
         self.mel_bins.unwrap_or(64)
     }
 
     /// Mel bins of the latents.
-    pub fn latent_bins(&self) -> usize {
+    pub(crate) fn latent_bins(&self) -> usize {
         self.bins() / COMPRESSION
     }
 
     /// Channels of a level, 0 being the one nearest the spectrogram.
-    pub fn channels(&self, level: usize) -> usize {
+    pub(crate) fn channels(&self, level: usize) -> usize {
         self.base_channels * self.ch_mult[level]
     }
 
     /// Whether the blocks of a level are followed by attention.
-    pub fn attends(&self, level: usize) -> bool {
+    pub(crate) fn attends(&self, level: usize) -> bool {
         let deepest = self.resolution >> (self.ch_mult.len() - 1);
         let here = deepest << (self.ch_mult.len() - 1 - level);
         self.attn_resolutions.as_ref().is_some_and(|r| r.contains(&here))

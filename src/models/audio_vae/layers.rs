@@ -8,7 +8,7 @@ use crate::nn::{Attention, Axis, Init, Params, conv2d, layer_norm, pixel_norm, s
 const EPS: f64 = 1e-6;
 
 /// The convolution `name`, padded so that it reads nothing later along the causal axis.
-pub fn conv(p: &Params, c: &DecoderConfig, name: &str, x: &Value, out: usize, kernel: usize) -> Value {
+pub(crate) fn conv(p: &Params, c: &DecoderConfig, name: &str, x: &Value, out: usize, kernel: usize) -> Value {
     let reach = kernel - 1;
     let (both, past) = ((reach / 2, reach - reach / 2), (reach, 0));
     let padding = match c.causality_axis {
@@ -37,12 +37,12 @@ fn norm(p: &Params, c: &DecoderConfig, name: &str, x: &Value) -> Value {
 }
 
 /// `silu(norm(x))`, rounded once.
-pub fn activated(p: &Params, c: &DecoderConfig, name: &str, x: &Value) -> Value {
+pub(crate) fn activated(p: &Params, c: &DecoderConfig, name: &str, x: &Value) -> Value {
     silu(&norm(p, c, name, x)).to(x.dtype())
 }
 
 /// `conv2(act(conv1(act(x))))` plus the input, which a 1x1 convolution brings to `out` channels where it has others.
-pub fn res_block(p: &Params, c: &DecoderConfig, x: &Value, out: usize) -> Value {
+pub(crate) fn res_block(p: &Params, c: &DecoderConfig, x: &Value, out: usize) -> Value {
     let _scope = p.builder().scope("res_block");
     let h = conv(p, c, "conv1", &activated(p, c, "norm1", x), out, 3);
     let h = conv(p, c, "conv2", &activated(p, c, "norm2", &h), out, 3);
@@ -51,7 +51,7 @@ pub fn res_block(p: &Params, c: &DecoderConfig, x: &Value, out: usize) -> Value 
 }
 
 /// `x` plus attention of one head as wide as the channels, over all positions.
-pub fn attention(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
+pub(crate) fn attention(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
     let _scope = p.builder().scope("attention");
     let [b, channels, time, mel] = [0, 1, 2, 3].map(|a| x.dim(a));
     let point = |name: &str, x: &Value| conv2d(&p.pp(name), x, channels, 1, &Conv::new(2));
@@ -69,7 +69,7 @@ pub fn attention(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
 
 /// Every element four times, then a convolution. Along the causal axis the first element has no earlier one,
 /// and its copy is dropped.
-pub fn upsample(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
+pub(crate) fn upsample(p: &Params, c: &DecoderConfig, x: &Value) -> Value {
     let _scope = p.scope();
     let [b, channels, time, mel] = [0, 1, 2, 3].map(|a| x.dim(a));
     let twice = x.reshape(vec![b, channels, time, 1, mel, 1]).broadcast_to(&[b, channels, time, 2, mel, 2]);

@@ -6,8 +6,9 @@ mod layers;
 #[cfg(test)]
 mod tests;
 
-pub use config::{COMPRESSION, Causality, DecoderConfig, Norm};
+pub(crate) use config::COMPRESSION;
+pub use config::DecoderConfig;
 pub use decoder::{decode, decoder_program};
 
 /// The model folder's name.
-pub const COMPONENT: &str = "audio_vae";
+pub(crate) const COMPONENT: &str = "audio_vae";

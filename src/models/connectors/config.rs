@@ -2,89 +2,60 @@
 
 use serde::Deserialize;
 
+use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::rope::Pairing;
 use crate::nn::{AttentionLayer, Axis, Heads};
 
 /// The model folder's name.
-pub const COMPONENT: &str = "connectors";
+pub(crate) const COMPONENT: &str = "connectors";
 
-/// The connectors' configuration; defaults are the reference class' own.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
-pub struct ConnectorsConfig {
-    pub caption_channels: usize,
-    pub text_proj_in_factor: usize,
-    pub video_connector_num_attention_heads: usize,
-    pub video_connector_attention_head_dim: usize,
-    pub video_connector_num_layers: usize,
-    pub video_connector_num_learnable_registers: Option<usize>,
-    pub video_gated_attn: bool,
-    pub audio_connector_num_attention_heads: usize,
-    pub audio_connector_attention_head_dim: usize,
-    pub audio_connector_num_layers: usize,
-    pub audio_connector_num_learnable_registers: Option<usize>,
-    pub audio_gated_attn: bool,
-    pub connector_rope_base_seq_len: usize,
-    pub rope_theta: f64,
-    pub rope_double_precision: bool,
-    pub rope_type: Pairing,
-    pub per_modality_projections: bool,
-    pub video_hidden_dim: usize,
-    pub audio_hidden_dim: usize,
-    pub proj_bias: bool,
-}
-
-impl Default for ConnectorsConfig {
-    fn default() -> Self {
-        ConnectorsConfig {
-            caption_channels: 3840,
-            text_proj_in_factor: 49,
-            video_connector_num_attention_heads: 30,
-            video_connector_attention_head_dim: 128,
-            video_connector_num_layers: 2,
-            video_connector_num_learnable_registers: Some(128),
-            video_gated_attn: false,
-            audio_connector_num_attention_heads: 30,
-            audio_connector_attention_head_dim: 128,
-            audio_connector_num_layers: 2,
-            audio_connector_num_learnable_registers: Some(128),
-            audio_gated_attn: false,
-            connector_rope_base_seq_len: 4096,
-            rope_theta: 10000.0,
-            rope_double_precision: true,
-            rope_type: Pairing::Interleaved,
-            per_modality_projections: false,
-            video_hidden_dim: 4096,
-            audio_hidden_dim: 2048,
-            proj_bias: false,
-        }
+with_defaults! {
+    /// The connectors' configuration; defaults are the reference class' own.
+    #[derive(Clone, Debug, Deserialize)]
+    #[serde(default)]
+    pub struct ConnectorsConfig {
+        pub(crate) caption_channels: usize = 3840,
+        pub(crate) text_proj_in_factor: usize = 49,
+        pub(crate) video_connector_num_attention_heads: usize = 30,
+        pub(crate) video_connector_attention_head_dim: usize = 128,
+        pub(crate) video_connector_num_layers: usize = 2,
+        pub(crate) video_connector_num_learnable_registers: Option<usize> = Some(128),
+        pub(crate) video_gated_attn: bool = false,
+        pub(crate) audio_connector_num_attention_heads: usize = 30,
+        pub(crate) audio_connector_attention_head_dim: usize = 128,
+        pub(crate) audio_connector_num_layers: usize = 2,
+        pub(crate) audio_connector_num_learnable_registers: Option<usize> = Some(128),
+        pub(crate) audio_gated_attn: bool = false,
+        pub(crate) connector_rope_base_seq_len: usize = 4096,
+        pub(crate) rope_theta: f64 = 10000.0,
+        pub(crate) rope_double_precision: bool = true,
+        pub(crate) rope_type: Pairing = Pairing::Interleaved,
+        pub(crate) per_modality_projections: bool = false,
+        pub(crate) video_hidden_dim: usize = 4096,
+        pub(crate) audio_hidden_dim: usize = 2048,
+        pub(crate) proj_bias: bool = false,
     }
 }
 
 /// A linear map of the normalised text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TextMap {
-    /// Its name in the checkpoint.
-    pub name: &'static str,
-    /// Channels of its result.
-    pub width: usize,
+    pub(crate) name: &'static str,
+    pub(crate) width: usize,
     /// Factor on its input.
-    pub scale: f64,
+    pub(crate) scale: f64,
 }
 
 /// One of the two connectors.
 #[derive(Clone, Copy, Debug)]
-pub struct Connector {
-    /// `video` or `audio`.
-    pub stream: &'static str,
+pub(crate) struct Connector {
+    pub(crate) stream: &'static str,
     /// Its attention; the heads' width is the connector's.
-    pub attention: AttentionLayer,
-    /// Blocks.
-    pub layers: usize,
+    pub(crate) attention: AttentionLayer,
+    pub(crate) layers: usize,
     /// Vectors that stand in for padding; none to keep the padding and mask it.
-    pub registers: Option<usize>,
+    pub(crate) registers: Option<usize>,
 }
 
 impl ConnectorsConfig {
@@ -117,13 +88,12 @@ impl ConnectorsConfig {
     ///
     /// # Errors
     /// As said, naming the key.
-    pub fn check_states(&self, states: usize) -> Result<(), ConfigError> {
+    pub(crate) fn check_states(&self, states: usize) -> Result<(), ConfigError> {
         let (key, factor) = ("text_proj_in_factor", self.text_proj_in_factor);
         require(factor == states, COMPONENT, key, factor, "the number of the text encoder's hidden states")
     }
 
-    /// The video and the audio connector.
-    pub fn connectors(&self) -> [Connector; 2] {
+    pub(crate) fn connectors(&self) -> [Connector; 2] {
         let layer = |count, dim, gated| AttentionLayer {
             heads: Heads { count, dim },
             bias: true,
@@ -157,7 +127,7 @@ impl ConnectorsConfig {
     }
 
     /// The maps of the normalised text: one that both connectors read, or one for each, video's first.
-    pub fn text_maps(&self) -> Vec<TextMap> {
+    pub(crate) fn text_maps(&self) -> Vec<TextMap> {
         if !self.per_modality_projections {
             return vec![TextMap { name: "text_proj_in", width: self.caption_channels, scale: 1.0 }];
         }
@@ -169,12 +139,12 @@ impl ConnectorsConfig {
     }
 
     /// Channels of the projected text: of all maps side by side.
-    pub fn text_width(&self) -> usize {
+    pub(crate) fn text_width(&self) -> usize {
         self.text_maps().iter().map(|m| m.width).sum()
     }
 
     /// The smallest token count that both connectors take; every legal count is a multiple of it.
-    pub fn token_multiple(&self) -> usize {
+    pub(crate) fn token_multiple(&self) -> usize {
         let (a, b) = (
             self.video_connector_num_learnable_registers.unwrap_or(1),
             self.audio_connector_num_learnable_registers.unwrap_or(1),
@@ -187,7 +157,7 @@ impl ConnectorsConfig {
     }
 
     /// Channels of the two results.
-    pub fn widths(&self) -> [usize; 2] {
+    pub(crate) fn widths(&self) -> [usize; 2] {
         self.connectors().map(|c| c.attention.heads.width())
     }
 }

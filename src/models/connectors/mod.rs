@@ -7,8 +7,9 @@ mod tests;
 
 use ndarray::Array3;
 
-pub use config::{COMPONENT, Connector, ConnectorsConfig, TextMap};
-pub use projection::Projection;
+pub(crate) use config::{COMPONENT, Connector};
+pub use config::{ConnectorsConfig, TextMap};
+pub(crate) use projection::Projection;
 
 use crate::hlo::{Comparison, DType, Result, Type, Value};
 use crate::models::Network;
@@ -31,7 +32,7 @@ pub enum Input {
 }
 
 /// Both connectors for `batch` rows of `tokens` tokens: the text (`input`, f32), `attention_mask` (i32 `[b, t]`) and
-/// the tables of [`host_inputs`] to `video`, `audio` `[b, t, width]`, f32.
+/// the tables of `host_inputs` to `video`, `audio` `[b, t, width]`, f32.
 ///
 /// # Errors
 /// The first mistake made while building; a token count that the registers do not divide.
@@ -68,7 +69,7 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
 }
 
 /// The RoPE tables of both connectors, by input name.
-pub fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, Tensor)> {
+pub(crate) fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, Tensor)> {
     let positions = Array3::from_shape_fn((1, tokens, 1), |(_, t, _)| t as f32 / c.connector_rope_base_seq_len as f32);
     let table = |heads| table(positions.view(), heads, c.rope_theta, c.rope_double_precision);
     let [first, second] = c.connectors();

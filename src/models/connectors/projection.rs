@@ -11,7 +11,7 @@ const EPS: f64 = 1e-6;
 const SCALE: f64 = 8.0;
 
 /// The projection, state by state.
-pub struct Projection {
+pub(crate) struct Projection {
     p: Params,
     states: usize,
     maps: Vec<TextMap>,
@@ -23,7 +23,7 @@ pub struct Projection {
 
 impl Projection {
     /// The projection of prompts whose tokens `mask` marks (i32 `[b, t]`), for `states` hidden states of width `hidden`.
-    pub fn new(p: &Params, c: &ConnectorsConfig, mask: &Value, states: usize, hidden: usize) -> Self {
+    pub(crate) fn new(p: &Params, c: &ConnectorsConfig, mask: &Value, states: usize, hidden: usize) -> Self {
         let p = p.of(COMPONENT);
         if c.text_proj_in_factor != states || c.caption_channels != hidden {
             let (factor, channels) = (c.text_proj_in_factor, c.caption_channels);
@@ -40,13 +40,13 @@ impl Projection {
     }
 
     /// The empty sums, one a map, `[b, t, width]`, f32.
-    pub fn start(&self, batch: usize, tokens: usize) -> Vec<Value> {
+    pub(crate) fn start(&self, batch: usize, tokens: usize) -> Vec<Value> {
         let empty = |m: &TextMap| self.p.builder().full(0.0, Type::new(DType::F32, vec![batch, tokens, m.width]));
         self.maps.iter().map(empty).collect()
     }
 
     /// Adds hidden state number `index`, `[b, t, hidden]`.
-    pub fn add(&self, sums: &[Value], index: &Value, h: &Value) -> Vec<Value> {
+    pub(crate) fn add(&self, sums: &[Value], index: &Value, h: &Value) -> Vec<Value> {
         let _scope = self.p.builder().scope("text_proj_in");
         let y = self.norm.of_valid(h, &self.valid);
         // In the checkpoint the state's index is the fastest: [out, hidden · states].
@@ -65,7 +65,7 @@ impl Projection {
     }
 
     /// The projected text `[b, t, channels]`, the maps' side by side, in the weights' element type.
-    pub fn finish(&self, sums: &[Value]) -> Value {
+    pub(crate) fn finish(&self, sums: &[Value]) -> Value {
         let finished: Vec<Value> = self
             .maps
             .iter()

@@ -3,12 +3,13 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::defaults::with_defaults;
 use crate::models::config_keys::refuse_unread;
 use crate::models::{ConfigError, parse_config, require, unsupported};
 use crate::nn::Heads;
 
 /// The model folder's name.
-pub const COMPONENT: &str = "text_encoder";
+pub(crate) const COMPONENT: &str = "text_encoder";
 
 /// Span that a layer attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -22,87 +23,56 @@ pub enum LayerKind {
 
 /// RoPE of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeBase {
+pub(crate) struct RopeBase {
     /// Base of the frequencies.
-    pub theta: f64,
+    pub(crate) theta: f64,
     /// Divisor of the frequencies.
-    pub factor: f64,
+    pub(crate) factor: f64,
 }
 
 /// The text stack of Gemma-3.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)] // The keys are the reference's.
 pub struct Gemma3Config {
-    pub vocab_size: usize,
-    pub hidden_size: usize,
-    pub intermediate_size: usize,
-    pub num_key_value_heads: usize,
-    pub rms_norm_eps: f64,
-    pub query_pre_attn_scalar: f64,
-    pub sliding_window: usize,
-    pub attention_bias: bool,
-    /// Query heads.
-    pub heads: Heads,
-    /// The kind of every layer.
-    pub layers: Vec<LayerKind>,
-    /// RoPE of sliding layers.
-    pub local: RopeBase,
-    /// RoPE of full layers.
-    pub global: RopeBase,
+    pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
+    pub(crate) intermediate_size: usize,
+    pub(crate) num_key_value_heads: usize,
+    pub(crate) rms_norm_eps: f64,
+    pub(crate) query_pre_attn_scalar: f64,
+    pub(crate) sliding_window: usize,
+    pub(crate) attention_bias: bool,
+    pub(crate) heads: Heads,
+    pub(crate) layers: Vec<LayerKind>,
+    pub(crate) local: RopeBase,
+    pub(crate) global: RopeBase,
 }
 
-/// The file's keys; defaults are the reference class' own.
-#[derive(Deserialize)]
-#[serde(default)]
-struct File {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    num_hidden_layers: usize,
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
-    head_dim: usize,
-    hidden_activation: String,
-    rms_norm_eps: f64,
-    query_pre_attn_scalar: f64,
-    sliding_window: Option<usize>,
-    attention_bias: bool,
-    attn_logit_softcapping: Option<f64>,
-    use_bidirectional_attention: Option<bool>,
-    layer_types: Option<Vec<LayerKind>>,
-    sliding_window_pattern: Option<usize>,
-    _sliding_window_pattern: Option<usize>,
-    rope_theta: f64,
-    rope_local_base_freq: f64,
-    rope_scaling: Option<Scaling>,
-    rope_parameters: Option<Parameters>,
-}
-
-impl Default for File {
-    fn default() -> Self {
-        File {
-            vocab_size: 262_208,
-            hidden_size: 2304,
-            intermediate_size: 9216,
-            num_hidden_layers: 26,
-            num_attention_heads: 8,
-            num_key_value_heads: 4,
-            head_dim: 256,
-            hidden_activation: "gelu_pytorch_tanh".into(),
-            rms_norm_eps: 1e-6,
-            query_pre_attn_scalar: 256.0,
-            sliding_window: Some(4096),
-            attention_bias: false,
-            attn_logit_softcapping: None,
-            use_bidirectional_attention: None,
-            layer_types: None,
-            sliding_window_pattern: None,
-            _sliding_window_pattern: None,
-            rope_theta: 1e6,
-            rope_local_base_freq: 1e4,
-            rope_scaling: None,
-            rope_parameters: None,
-        }
+with_defaults! {
+    /// The file's keys; defaults are the reference class' own.
+    #[derive(Deserialize)]
+    #[serde(default)]
+    struct Gemma3ConfigFile {
+        vocab_size: usize = 262_208,
+        hidden_size: usize = 2304,
+        intermediate_size: usize = 9216,
+        num_hidden_layers: usize = 26,
+        num_attention_heads: usize = 8,
+        num_key_value_heads: usize = 4,
+        head_dim: usize = 256,
+        hidden_activation: String = "gelu_pytorch_tanh".into(),
+        rms_norm_eps: f64 = 1e-6,
+        query_pre_attn_scalar: f64 = 256.0,
+        sliding_window: Option<usize> = Some(4096),
+        attention_bias: bool = false,
+        attn_logit_softcapping: Option<f64> = None,
+        use_bidirectional_attention: Option<bool> = None,
+        layer_types: Option<Vec<LayerKind>> = None,
+        sliding_window_pattern: Option<usize> = None,
+        _sliding_window_pattern: Option<usize> = None,
+        rope_theta: f64 = 1e6,
+        rope_local_base_freq: f64 = 1e4,
+        rope_scaling: Option<Scaling> = None,
+        rope_parameters: Option<Parameters> = None,
     }
 }
 
@@ -150,7 +120,7 @@ impl Scaling {
     }
 }
 
-impl File {
+impl Gemma3ConfigFile {
     /// RoPE of sliding and of full layers. The older keys scale full layers only, also next to the newer ones.
     fn rope(&self) -> Result<[RopeBase; 2], ConfigError> {
         let silent = Scaling::default();
@@ -184,7 +154,7 @@ impl Gemma3Config {
     /// # Errors
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &Value) -> Result<Self, ConfigError> {
-        let f: File = match json.get("text_config") {
+        let f: Gemma3ConfigFile = match json.get("text_config") {
             Some(text) => {
                 refuse_unread(COMPONENT, json, |key| key == "text_config")?;
                 parse_config(COMPONENT, text)?
@@ -225,8 +195,7 @@ impl Gemma3Config {
         })
     }
 
-    /// Keys and values.
-    pub fn kv_heads(&self) -> Heads {
+    pub(crate) fn kv_heads(&self) -> Heads {
         Heads { count: self.num_key_value_heads, dim: self.heads.dim }
     }
 }

@@ -5,5 +5,6 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-pub use config::{COMPONENT, Gemma3Config, LayerKind, RopeBase};
+pub(crate) use config::COMPONENT;
+pub use config::{Gemma3Config, LayerKind};
 pub use model::{TOKENIZER, program};

@@ -41,7 +41,7 @@ impl TextEncoder for Gemma3Config {
     }
 }
 
-/// Program of the text encoder, see [`TextEncoder::program`].
+/// Program of the text encoder, see `TextEncoder::program`.
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
+use super::config::RopeBase;
 use super::*;
 use crate::hlo::DType;
 use crate::models::connectors::ConnectorsConfig;
@@ -23,7 +24,7 @@ fn published() -> (Gemma3Config, ConnectorsConfig) {
     (text, ConnectorsConfig::from_json(&part("connectors")).expect("reads"))
 }
 
-/// What the publisher's own file says, the rest being the class' defaults.
+/// Keys of the publisher's own file, the rest being the class' defaults.
 #[test]
 fn the_published_file_reads_as_gemma_3_12b() {
     let short = read(json!({

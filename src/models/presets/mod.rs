@@ -7,8 +7,7 @@ use serde_json::{Map, Value};
 /// The configurations of a whole model, by folder name.
 #[derive(Clone, Debug)]
 pub struct Preset {
-    /// Its name.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     configs: Map<String, Value>,
 }
 
@@ -24,8 +23,7 @@ const PUBLISHED: [(&str, &str); 3] =
     [("Lightricks/LTX-2", "ltx2"), ("Lightricks/LTX-2.3", "ltx2_3"), ("diffusers/LTX-2.3-Diffusers", "ltx2_3")];
 
 impl Preset {
-    /// The names there are.
-    pub fn names() -> impl Iterator<Item = &'static str> {
+    pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         PRESETS.into_iter().map(|(n, _)| n)
     }
 
@@ -37,7 +35,6 @@ impl Preset {
         Some(Preset { name, configs })
     }
 
-    /// A folder's configuration.
     pub fn config(&self, folder: &str) -> Option<&Value> {
         self.configs.get(folder)
     }

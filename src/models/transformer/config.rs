@@ -3,139 +3,83 @@
 use serde::Deserialize;
 
 use crate::av::Av;
+use crate::defaults::with_defaults;
 use crate::models::feed_forward::Activation;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::rope::Pairing;
 use crate::nn::{AttentionLayer, Axis, Heads};
 
 /// The model folder's name.
-pub const COMPONENT: &str = "transformer";
+pub(crate) const COMPONENT: &str = "transformer";
 
-/// The transformer's configuration; defaults are the reference class' own.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
-pub struct TransformerConfig {
-    pub in_channels: usize,
-    pub out_channels: Option<usize>,
-    pub patch_size: usize,
-    pub patch_size_t: usize,
-    pub num_attention_heads: usize,
-    pub attention_head_dim: usize,
-    pub cross_attention_dim: usize,
-    pub vae_scale_factors: [usize; 3],
-    pub pos_embed_max_pos: usize,
-    pub base_height: usize,
-    pub base_width: usize,
-    pub gated_attn: bool,
-    pub cross_attn_mod: bool,
-    pub audio_in_channels: usize,
-    pub audio_out_channels: Option<usize>,
-    pub audio_patch_size: usize,
-    pub audio_patch_size_t: usize,
-    pub audio_num_attention_heads: usize,
-    pub audio_attention_head_dim: usize,
-    pub audio_cross_attention_dim: usize,
-    pub audio_scale_factor: usize,
-    pub audio_pos_embed_max_pos: usize,
-    pub audio_sampling_rate: usize,
-    pub audio_hop_length: usize,
-    pub audio_gated_attn: bool,
-    pub audio_cross_attn_mod: bool,
-    pub num_layers: usize,
-    pub activation_fn: Activation,
-    pub qk_norm: String,
-    pub norm_elementwise_affine: bool,
-    pub norm_eps: f64,
-    pub caption_channels: usize,
-    pub attention_bias: bool,
-    pub attention_out_bias: bool,
-    pub rope_theta: f64,
-    pub rope_double_precision: bool,
-    pub causal_offset: usize,
-    pub timestep_scale_multiplier: f64,
-    pub cross_attn_timestep_scale_multiplier: f64,
-    pub rope_type: Pairing,
-    pub use_prompt_embeddings: bool,
-    pub perturbed_attn: bool,
-    pub ff_bias: bool,
-    pub audio_ff_bias: bool,
-    pub use_prompt_adaln_single: bool,
-}
-
-impl Default for TransformerConfig {
-    fn default() -> Self {
-        TransformerConfig {
-            in_channels: 128,
-            out_channels: None,
-            patch_size: 1,
-            patch_size_t: 1,
-            num_attention_heads: 32,
-            attention_head_dim: 128,
-            cross_attention_dim: 4096,
-            vae_scale_factors: [8, 32, 32],
-            pos_embed_max_pos: 20,
-            base_height: 2048,
-            base_width: 2048,
-            gated_attn: false,
-            cross_attn_mod: false,
-            audio_in_channels: 128,
-            audio_out_channels: None,
-            audio_patch_size: 1,
-            audio_patch_size_t: 1,
-            audio_num_attention_heads: 32,
-            audio_attention_head_dim: 64,
-            audio_cross_attention_dim: 2048,
-            audio_scale_factor: 4,
-            audio_pos_embed_max_pos: 20,
-            audio_sampling_rate: 16000,
-            audio_hop_length: 160,
-            audio_gated_attn: false,
-            audio_cross_attn_mod: false,
-            num_layers: 48,
-            activation_fn: Activation::GeluTanh,
-            qk_norm: "rms_norm_across_heads".into(),
-            norm_elementwise_affine: false,
-            norm_eps: 1e-6,
-            caption_channels: 3840,
-            attention_bias: true,
-            attention_out_bias: true,
-            rope_theta: 10000.0,
-            rope_double_precision: true,
-            causal_offset: 1,
-            timestep_scale_multiplier: 1000.0,
-            cross_attn_timestep_scale_multiplier: 1000.0,
-            rope_type: Pairing::Interleaved,
-            use_prompt_embeddings: true,
-            perturbed_attn: false,
-            ff_bias: true,
-            audio_ff_bias: true,
-            use_prompt_adaln_single: true,
-        }
+with_defaults! {
+    /// The transformer's configuration; defaults are the reference class' own.
+    #[derive(Clone, Debug, Deserialize)]
+    #[serde(default)]
+    pub struct TransformerConfig {
+        pub in_channels: usize = 128,
+        pub out_channels: Option<usize> = None,
+        pub patch_size: usize = 1,
+        pub patch_size_t: usize = 1,
+        pub num_attention_heads: usize = 32,
+        pub attention_head_dim: usize = 128,
+        pub cross_attention_dim: usize = 4096,
+        pub vae_scale_factors: [usize; 3] = [8, 32, 32],
+        pub pos_embed_max_pos: usize = 20,
+        pub base_height: usize = 2048,
+        pub base_width: usize = 2048,
+        pub gated_attn: bool = false,
+        pub cross_attn_mod: bool = false,
+        pub audio_in_channels: usize = 128,
+        pub audio_out_channels: Option<usize> = None,
+        pub audio_patch_size: usize = 1,
+        pub audio_patch_size_t: usize = 1,
+        pub audio_num_attention_heads: usize = 32,
+        pub audio_attention_head_dim: usize = 64,
+        pub audio_cross_attention_dim: usize = 2048,
+        pub audio_scale_factor: usize = 4,
+        pub audio_pos_embed_max_pos: usize = 20,
+        pub audio_sampling_rate: usize = 16000,
+        pub audio_hop_length: usize = 160,
+        pub audio_gated_attn: bool = false,
+        pub audio_cross_attn_mod: bool = false,
+        pub num_layers: usize = 48,
+        pub activation_fn: Activation = Activation::GeluTanh,
+        pub qk_norm: String = "rms_norm_across_heads".into(),
+        pub norm_elementwise_affine: bool = false,
+        pub norm_eps: f64 = 1e-6,
+        pub caption_channels: usize = 3840,
+        pub attention_bias: bool = true,
+        pub attention_out_bias: bool = true,
+        pub rope_theta: f64 = 10000.0,
+        pub rope_double_precision: bool = true,
+        pub causal_offset: usize = 1,
+        pub timestep_scale_multiplier: f64 = 1000.0,
+        pub cross_attn_timestep_scale_multiplier: f64 = 1000.0,
+        pub rope_type: Pairing = Pairing::Interleaved,
+        pub use_prompt_embeddings: bool = true,
+        pub perturbed_attn: bool = false,
+        pub ff_bias: bool = true,
+        pub audio_ff_bias: bool = true,
+        pub use_prompt_adaln_single: bool = true,
     }
 }
 
 /// Sizes and switches of one of the two streams.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
-    /// Prefix of its tensors' names.
-    pub prefix: &'static str,
+    pub(crate) prefix: &'static str,
     /// `audio_to_video` or `video_to_audio`: the attention that this stream queries.
-    pub cross_name: &'static str,
-    /// Axis of its tokens.
-    pub sequence: Axis,
-    /// Self-attention.
+    pub(crate) cross_name: &'static str,
+    pub(crate) sequence: Axis,
     pub attention: AttentionLayer,
     /// Whether text attention is modulated (LTX-2.3).
-    pub text_modulation: bool,
+    pub(crate) text_modulation: bool,
     /// Width of the text context.
-    pub context: usize,
-    /// Biases in the feed-forward layer.
+    pub(crate) context: usize,
     pub ff_bias: bool,
-    /// Channels of a latent token.
     pub in_channels: usize,
-    /// Output channels.
-    pub out_channels: usize,
+    pub(crate) out_channels: usize,
 }
 
 impl Stream {
@@ -144,8 +88,7 @@ impl Stream {
         self.attention.heads.width()
     }
 
-    /// Attention over the text.
-    pub fn text_attention(&self) -> AttentionLayer {
+    pub(crate) fn text_attention(&self) -> AttentionLayer {
         AttentionLayer { sequence: [self.sequence, Axis::TextSequence], ..self.attention }
     }
 
@@ -154,8 +97,7 @@ impl Stream {
         if self.text_modulation { 9 } else { 6 }
     }
 
-    /// A tensor's name in this stream.
-    pub fn name(&self, name: &str) -> String {
+    pub(crate) fn name(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 }
@@ -181,13 +123,12 @@ impl TransformerConfig {
         Ok(c)
     }
 
-    /// Video heads.
-    pub fn video_heads(&self) -> Heads {
+    pub(crate) fn video_heads(&self) -> Heads {
         Heads { count: self.num_attention_heads, dim: self.attention_head_dim }
     }
 
     /// Audio heads, also those of both cross-modal attentions.
-    pub fn audio_heads(&self) -> Heads {
+    pub(crate) fn audio_heads(&self) -> Heads {
         Heads { count: self.audio_num_attention_heads, dim: self.audio_attention_head_dim }
     }
 
@@ -202,12 +143,10 @@ impl TransformerConfig {
         }
     }
 
-    /// Both streams.
-    pub fn streams(&self) -> Av<Stream> {
+    pub(crate) fn streams(&self) -> Av<Stream> {
         Av { video: self.video(), audio: self.audio() }
     }
 
-    /// The video stream.
     pub fn video(&self) -> Stream {
         Stream {
             prefix: "",
@@ -222,7 +161,6 @@ impl TransformerConfig {
         }
     }
 
-    /// The audio stream.
     pub fn audio(&self) -> Stream {
         Stream {
             prefix: "audio_",
@@ -238,12 +176,12 @@ impl TransformerConfig {
     }
 
     /// The attention of video queries over audio.
-    pub fn a2v(&self) -> AttentionLayer {
+    pub(crate) fn a2v(&self) -> AttentionLayer {
         self.layer(self.audio_heads(), self.gated_attn, [Axis::VideoSequence, Axis::AudioSequence])
     }
 
     /// The attention of audio queries over video.
-    pub fn v2a(&self) -> AttentionLayer {
+    pub(crate) fn v2a(&self) -> AttentionLayer {
         self.layer(self.audio_heads(), self.audio_gated_attn, [Axis::AudioSequence, Axis::VideoSequence])
     }
 
@@ -255,12 +193,12 @@ impl TransformerConfig {
     }
 
     /// Whether the modulation of the text context depends on the noise level.
-    pub fn has_prompt_adaln(&self) -> bool {
+    pub(crate) fn has_prompt_adaln(&self) -> bool {
         self.prompt_modulation() && self.use_prompt_adaln_single
     }
 
     /// Whether the noise level modulates the text context, so that text keys change with every step.
-    pub fn prompt_modulation(&self) -> bool {
+    pub(crate) fn prompt_modulation(&self) -> bool {
         self.cross_attn_mod || self.audio_cross_attn_mod
     }
 }

@@ -4,16 +4,19 @@ mod block;
 mod config;
 mod modulation;
 mod program;
-pub mod tables;
+pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 mod text;
 
 pub use block::{BlockInputs, StreamInputs, block};
-pub use config::{COMPONENT, Stream, TransformerConfig};
-pub use modulation::{Ada, CrossTimestep, Levels, StreamModulation, adaln, at_noise_level, modulation};
+pub use config::TransformerConfig;
+pub(crate) use config::{COMPONENT, Stream};
+pub use modulation::{Ada, CrossTimestep, Levels, StreamModulation, adaln};
+pub(crate) use modulation::{at_noise_level, modulation};
 pub use program::{ForwardShape, program};
-pub use text::{LayerContext, TextContext, context_outputs, project_text};
+pub use text::LayerContext;
+pub(crate) use text::{TextContext, context_outputs, project_text};
 
 use modulation::{modulate, table};
 
@@ -22,11 +25,11 @@ use crate::hlo::{DType, Value};
 use crate::nn::{Axis, Params, layer_norm, linear};
 
 /// Rows whose self-attention is replaced by their own values in some layers (spatio-temporal guidance).
-pub struct Perturbation {
+pub(crate) struct Perturbation {
     /// 1 for rows that attend, 0 for perturbed ones: `[b, 1, 1, 1]`, f32.
-    pub stg_mask: Value,
+    pub(crate) stg_mask: Value,
     /// Perturbed layers.
-    pub layers: Vec<usize>,
+    pub(crate) layers: Vec<usize>,
 }
 
 /// Rows whose streams do not attend to each other.
@@ -40,21 +43,19 @@ pub enum Isolation {
 }
 
 /// Inputs of a forward pass.
-pub struct ForwardInputs<'a> {
+pub(crate) struct ForwardInputs<'a> {
     /// Noisy tokens `[b, n, channels]`, in the weights' element type.
-    pub tokens: Av<&'a Value>,
-    /// Text context.
-    pub context: Av<&'a TextContext>,
+    pub(crate) tokens: Av<&'a Value>,
+    pub(crate) context: Av<&'a TextContext>,
     /// Inputs that all blocks share.
-    pub streams: Av<&'a StreamInputs>,
-    /// Rows and layers that are perturbed.
-    pub perturbation: Option<&'a Perturbation>,
+    pub(crate) streams: Av<&'a StreamInputs>,
+    pub(crate) perturbation: Option<&'a Perturbation>,
     /// Rows whose streams do not attend to each other.
-    pub isolation: &'a Isolation,
+    pub(crate) isolation: &'a Isolation,
 }
 
 /// The velocities `[b, n, channels]` of noisy tokens, in the weights' element type.
-pub fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs) -> Av<Value> {
+pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs) -> Av<Value> {
     let b = p.builder();
     let &ForwardInputs { tokens, context, streams, perturbation, isolation } = inputs;
     let start = c.streams().zip(tokens).map(|(s, x)| {

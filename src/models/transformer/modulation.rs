@@ -36,7 +36,7 @@ pub struct StreamModulation {
 
 impl StreamModulation {
     /// `f` of each part's name and its shape for one noise level.
-    pub fn new(c: &TransformerConfig, s: &Stream, f: impl Fn(&'static str, &[usize]) -> Value) -> Self {
+    pub(crate) fn new(c: &TransformerConfig, s: &Stream, f: impl Fn(&'static str, &[usize]) -> Value) -> Self {
         let w = s.width();
         StreamModulation {
             ada_params: f("main", &[s.modulation_rows(), w]),
@@ -48,7 +48,7 @@ impl StreamModulation {
     }
 
     /// `f` of each part.
-    pub fn map(&self, f: impl Fn(&Value) -> Value) -> Self {
+    pub(crate) fn map(&self, f: impl Fn(&Value) -> Value) -> Self {
         StreamModulation {
             ada_params: f(&self.ada_params),
             embedded: f(&self.embedded),
@@ -58,8 +58,7 @@ impl StreamModulation {
         }
     }
 
-    /// The parts by name.
-    pub fn parts(&self) -> impl Iterator<Item = (&'static str, &Value)> {
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (&'static str, &Value)> {
         let parts =
             [("main", &self.ada_params), ("embedded", &self.embedded), ("cross", &self.cross), ("gate", &self.gate)];
         parts.into_iter().chain(self.prompt.as_ref().map(|prompt| ("prompt", prompt)))
@@ -68,10 +67,9 @@ impl StreamModulation {
 
 /// Shift and scale before a sub-layer and the gate behind it, each `[b, s, width]`, f32:
 /// `x + gate · f(norm(x)·(1 + scale) + shift)`.
-#[allow(missing_docs)] // Named as adaLN names them.
 pub struct Ada {
-    pub shift: Value,
-    pub scale: Value,
+    pub(crate) shift: Value,
+    pub(crate) scale: Value,
     pub gate: Value,
 }
 
@@ -96,9 +94,9 @@ impl Ada {
 #[derive(Clone, Copy)]
 pub struct Levels<'a> {
     /// `[b, 1 or tokens]`, f32.
-    pub timestep: &'a Value,
+    pub(crate) timestep: &'a Value,
     /// Scalar level, `[b, 1]`, f32.
-    pub sigma: &'a Value,
+    pub(crate) sigma: &'a Value,
 }
 
 /// adaLN-single at `p`: from timesteps `[b, s]` the `rows` modulation vectors `[b, s, rows, width]` and the embedded
@@ -111,7 +109,12 @@ pub fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value,
 }
 
 /// Modulation of both streams from their noise levels.
-pub fn modulation(p: &Params, c: &TransformerConfig, levels: Av<Levels>, cross: CrossTimestep) -> Av<StreamModulation> {
+pub(crate) fn modulation(
+    p: &Params,
+    c: &TransformerConfig,
+    levels: Av<Levels>,
+    cross: CrossTimestep,
+) -> Av<StreamModulation> {
     let factor = c.cross_attn_timestep_scale_multiplier / c.timestep_scale_multiplier;
     let names = Av {
         video: ("av_cross_attn_video_scale_shift", "av_cross_attn_video_a2v_gate"),
@@ -149,7 +152,7 @@ pub(super) fn rows(table: &Value, timestep: &Value) -> Vec<Value> {
 
 /// The row of `x [b, levels, width]` that each token's `index [b, tokens]` (i32) names: `[b, tokens, width]`.
 /// Selections, because they fuse with what reads them: nothing of a token's width is ever written.
-pub fn at_noise_level(x: &Value, index: Option<&Value>) -> Value {
+pub(crate) fn at_noise_level(x: &Value, index: Option<&Value>) -> Value {
     let Some(index) = index.filter(|_| x.dim(1) > 1) else { return x.clone() };
     let (tokens, width) = (index.dim(1), x.dim(2));
     let all = [index.dim(0), tokens, width];

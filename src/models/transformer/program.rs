@@ -5,53 +5,34 @@ use super::config::{COMPONENT, TransformerConfig};
 use super::modulation::{CrossTimestep, Levels, modulation};
 use super::{ForwardInputs, Isolation, Perturbation, StreamInputs, TextContext, forward, project_text, tables};
 use crate::av::Av;
+use crate::defaults::with_defaults;
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
 use crate::nn::{Axis, Build, Params, padding_mask};
 
-/// Sizes and switches of one forward pass.
-#[derive(Clone, Debug)]
-pub struct ForwardShape {
-    /// Samples.
-    pub batch: usize,
-    /// Latent tokens.
-    pub tokens: Av<usize>,
-    /// Text tokens.
-    pub text: Av<usize>,
-    /// Channels of the text embeddings.
-    pub text_channels: Av<usize>,
-    /// Whether the timestep is given per token.
-    pub per_token: Av<bool>,
-    /// Rows of the RoPE tables: 1 or `batch`.
-    pub rope_rows: usize,
-    /// Whether there is a text mask `[b, t]`, 1 for tokens that are attended to.
-    pub text_mask: Av<bool>,
-    /// Whether video self-attention has a mask `[b, n, n]` of strengths in 0..1.
-    pub self_mask: bool,
-    /// Noise level of the cross-modal modules.
-    pub cross: CrossTimestep,
-    /// Leaves out the attention between the streams.
-    pub isolate: bool,
-    /// Layers perturbed for samples whose `perturbation_mask` is 0.
-    pub stg_blocks: Vec<usize>,
-}
-
-impl Default for ForwardShape {
-    /// One sample of one token each, nothing switched on.
-    fn default() -> Self {
-        ForwardShape {
-            batch: 1,
-            tokens: [1; 2].into(),
-            text: [1; 2].into(),
-            text_channels: [1; 2].into(),
-            per_token: [false; 2].into(),
-            rope_rows: 1,
-            text_mask: [false; 2].into(),
-            self_mask: false,
-            cross: CrossTimestep::Own,
-            isolate: false,
-            stg_blocks: Vec::new(),
-        }
+with_defaults! {
+    /// Sizes and switches of one forward pass; by default one sample of one token each, nothing switched on.
+    #[derive(Clone, Debug)]
+    pub struct ForwardShape {
+        pub(crate) batch: usize = 1,
+        pub(crate) tokens: Av<usize> = [1; 2].into(),
+        pub(crate) text: Av<usize> = [1; 2].into(),
+        /// Channels of the text embeddings.
+        pub(crate) text_channels: Av<usize> = [1; 2].into(),
+        /// Whether the timestep is given per token.
+        pub(crate) per_token: Av<bool> = [false; 2].into(),
+        /// Rows of the RoPE tables: 1 or `batch`.
+        pub(crate) rope_rows: usize = 1,
+        /// Whether there is a text mask `[b, t]`, 1 for tokens that are attended to.
+        pub(crate) text_mask: Av<bool> = [false; 2].into(),
+        /// Whether video self-attention has a mask `[b, n, n]` of strengths in 0..1.
+        pub(crate) self_mask: bool = false,
+        /// Noise level of the cross-modal modules.
+        pub(crate) cross: CrossTimestep = CrossTimestep::Own,
+        /// Leaves out the attention between the streams.
+        pub(crate) isolate: bool = false,
+        /// Layers perturbed for samples whose `perturbation_mask` is 0.
+        pub(crate) stg_blocks: Vec<usize> = Vec::new(),
     }
 }
 

@@ -23,7 +23,7 @@ fn heads(c: &TransformerConfig) -> [(&'static str, Heads, Axis); 4] {
 
 /// Video self, audio self, cross-modal video and cross-modal audio tables from token bounds
 /// `[b, 3, n, 2]` (seconds, pixels, pixels) and `[b, 1, m, 2]` (seconds).
-pub fn tables(c: &TransformerConfig, video: ArrayView4<f32>, audio: ArrayView4<f32>) -> [Table; 4] {
+pub(crate) fn tables(c: &TransformerConfig, video: ArrayView4<f32>, audio: ArrayView4<f32>) -> [Table; 4] {
     let cross_max = c.pos_embed_max_pos.max(c.audio_pos_embed_max_pos) as f32;
     let video_max = [c.pos_embed_max_pos as f32, c.base_height as f32, c.base_width as f32];
     let time = |b: ArrayView4<f32>, largest: f32| fractions(b.slice(s![.., 0..1, .., ..]), &[largest]);
@@ -38,7 +38,7 @@ pub fn tables(c: &TransformerConfig, video: ArrayView4<f32>, audio: ArrayView4<f
 }
 
 /// The program inputs that hold the tables, by name.
-pub fn host_inputs(c: &TransformerConfig, tables: [Table; 4]) -> Vec<(String, Tensor)> {
+pub(crate) fn host_inputs(c: &TransformerConfig, tables: [Table; 4]) -> Vec<(String, Tensor)> {
     let named = heads(c).into_iter().zip(tables);
     named
         .flat_map(|((name, ..), t)| [(format!("{name}.cos"), t.cos.into()), (format!("{name}.sin"), t.sin.into())])
@@ -47,7 +47,7 @@ pub fn host_inputs(c: &TransformerConfig, tables: [Table; 4]) -> Vec<(String, Te
 
 /// Declares the tables of self-attention and of cross-modal attention as program inputs of `rows` rows, 1 when all rows
 /// share them.
-pub fn inputs(p: &Params, c: &TransformerConfig, rows: usize, tokens: Av<usize>) -> [Av<Rope>; 2] {
+pub(crate) fn inputs(p: &Params, c: &TransformerConfig, rows: usize, tokens: Av<usize>) -> [Av<Rope>; 2] {
     let [video, audio, cross_video, cross_audio] = heads(c).map(|(name, h, axis)| {
         let n = if axis == Axis::VideoSequence { tokens.video } else { tokens.audio };
         let ty = Type::new(DType::F32, vec![rows, n, h.count, h.dim / 2]);

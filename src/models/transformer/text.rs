@@ -8,7 +8,7 @@ use crate::nn::{Axis, KvStack, KvTensors, LayerTensor, Params, gelu_tanh_of_prod
 
 /// One stream's text context, for all layers.
 #[derive(Clone)]
-pub enum TextContext {
+pub(crate) enum TextContext {
     /// Projected hidden states `[b, t, width]`.
     Projected(Value),
     /// Keys and values of every layer.
@@ -26,7 +26,13 @@ pub enum LayerContext {
 
 impl TextContext {
     /// Declares the context of stream `label`, `rows` rows of `tokens` tokens, as inputs.
-    pub fn input(p: &Params, c: &TransformerConfig, s: &Stream, label: &str, [rows, tokens]: [usize; 2]) -> Self {
+    pub(crate) fn input(
+        p: &Params,
+        c: &TransformerConfig,
+        s: &Stream,
+        label: &str,
+        [rows, tokens]: [usize; 2],
+    ) -> Self {
         if c.prompt_modulation() {
             let width = if c.use_prompt_embeddings { s.width() } else { s.context };
             let ty = Type::new(p.dtype(), [rows, tokens, width]);
@@ -37,7 +43,7 @@ impl TextContext {
     }
 
     /// Number of tokens, padding included.
-    pub fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         match self {
             TextContext::Projected(x) => x.dim(1),
             TextContext::KeysValues(kv) => kv.tokens(),
@@ -54,7 +60,7 @@ impl TextContext {
 }
 
 /// The context of text embeddings `[b, t, channels]`: the caption projection where the model has one.
-pub fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text_embeds: &Value) -> Value {
+pub(crate) fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text_embeds: &Value) -> Value {
     if !c.use_prompt_embeddings {
         return text_embeds.clone();
     }
@@ -89,7 +95,7 @@ pub(super) fn keys_values(
 
 /// The contexts of both streams as results of a program, for [`TextContext::input`] of another: `text.<stream>.k` and
 /// `.v`, or `text.<stream>` `[rows, t, width]` where the noise level modulates the context.
-pub fn context_outputs(p: &Params, c: &TransformerConfig, contexts: Av<&Value>) -> Vec<(Output, Value)> {
+pub(crate) fn context_outputs(p: &Params, c: &TransformerConfig, contexts: Av<&Value>) -> Vec<(Output, Value)> {
     if c.prompt_modulation() {
         let output = |(label, x): (&str, &Value)| p.output(&name_of(label), x, &AXES, x.dims());
         return Av::NAMES.zip(contexts).map(output).into_iter().collect();

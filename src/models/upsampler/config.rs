@@ -3,50 +3,33 @@
 use serde::Deserialize;
 
 use super::COMPONENT;
+use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require, unsupported};
 
 /// Groups of channels that are normalised together.
 pub(super) const GROUPS: usize = 32;
 
-/// The keys as they stand in the file; defaults are the reference class' own.
-#[derive(Deserialize)]
-#[serde(default)]
-struct File {
-    in_channels: usize,
-    mid_channels: usize,
-    num_blocks_per_stage: usize,
-    dims: usize,
-    spatial_upsample: bool,
-    temporal_upsample: bool,
-    rational_spatial_scale: f64,
-    use_rational_resampler: bool,
-}
-
-impl Default for File {
-    fn default() -> Self {
-        File {
-            in_channels: 128,
-            mid_channels: 1024,
-            num_blocks_per_stage: 4,
-            dims: 3,
-            spatial_upsample: true,
-            temporal_upsample: false,
-            rational_spatial_scale: 2.0,
-            use_rational_resampler: true,
-        }
+with_defaults! {
+    /// The keys as they stand in the file; defaults are the reference class' own.
+    #[derive(Deserialize)]
+    #[serde(default)]
+    struct UpsamplerConfigFile {
+        in_channels: usize = 128,
+        mid_channels: usize = 1024,
+        num_blocks_per_stage: usize = 4,
+        dims: usize = 3,
+        spatial_upsample: bool = true,
+        temporal_upsample: bool = false,
+        rational_spatial_scale: f64 = 2.0,
+        use_rational_resampler: bool = true,
     }
 }
 
 /// Upsampling in the middle of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resampler {
+pub(crate) enum Resampler {
     /// Rows and columns times `up`, then blurred and thinned by `down`.
-    Rational {
-        /// The scale's numerator.
-        up: usize,
-        /// The scale's denominator.
-        down: usize,
-    },
+    Rational { up: usize, down: usize },
     /// Frames, rows and columns times these. Where frames are doubled the first result is dropped: a video's first
     /// latent covers a single frame.
     Shuffle([usize; 3]),
@@ -58,16 +41,15 @@ const SCALES: [(f64, usize, usize); 4] = [(0.75, 3, 4), (1.5, 3, 2), (2.0, 2, 1)
 /// The latent upsampler's configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpsamplerConfig {
-    /// Channels of a latent.
-    pub in_channels: usize,
+    pub(crate) in_channels: usize,
     /// Channels between the first convolution and the last.
-    pub mid_channels: usize,
+    pub(crate) mid_channels: usize,
     /// Residual blocks before the resampler, and as many behind it.
-    pub blocks: usize,
+    pub(crate) blocks: usize,
     /// Whether every frame is computed by itself.
-    pub each_frame: bool,
-    /// The middle.
-    pub resampler: Resampler,
+    pub(crate) each_frame: bool,
+    /// Resampler between the two halves of the network.
+    pub(crate) resampler: Resampler,
 }
 
 impl UpsamplerConfig {
@@ -76,7 +58,7 @@ impl UpsamplerConfig {
     /// # Errors
     /// A key of the wrong type, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json)?;
+        let f: UpsamplerConfigFile = parse_config(COMPONENT, json)?;
         require(f.in_channels > 0, COMPONENT, "in_channels", f.in_channels, "1 or more")?;
         let divides = f.mid_channels > 0 && f.mid_channels.is_multiple_of(GROUPS);
         require(divides, COMPONENT, "mid_channels", f.mid_channels, "multiples of 32")?;
@@ -108,7 +90,7 @@ impl UpsamplerConfig {
     }
 
     /// Frames, rows and columns of the result for those of the input.
-    pub fn size(&self, [f, h, w]: [usize; 3]) -> [usize; 3] {
+    pub(crate) fn size(&self, [f, h, w]: [usize; 3]) -> [usize; 3] {
         match self.resampler {
             Resampler::Rational { up, down } => [f, (h * up).div_ceil(down), (w * up).div_ceil(down)],
             Resampler::Shuffle([st, sh, sw]) => [f * st + 1 - st, h * sh, w * sw],
@@ -116,7 +98,7 @@ impl UpsamplerConfig {
     }
 
     /// The scales as readers know them: `x2`, `x1.5`, `x2 in time`.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self.resampler {
             Resampler::Rational { up, down } => format!("x{}", up as f64 / down as f64),
             Resampler::Shuffle([1, s, _]) => format!("x{s}"),
@@ -129,7 +111,7 @@ impl UpsamplerConfig {
     ///
     /// # Errors
     /// One line naming both sides.
-    pub fn check_fit(&self, from: [usize; 4], to: [usize; 4]) -> Result<(), String> {
+    pub(crate) fn check_fit(&self, from: [usize; 4], to: [usize; 4]) -> Result<(), String> {
         let [channels, size @ ..] = from;
         if channels != self.in_channels || to[0] != self.in_channels {
             let width = if channels == self.in_channels { to[0] } else { channels };

@@ -6,9 +6,10 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Resampler, UpsamplerConfig};
-pub use filters::{adain, tone_map};
-pub use model::{program, upsample};
+pub use config::UpsamplerConfig;
+pub use filters::adain;
+pub(crate) use filters::tone_map;
+pub use model::program;
 
 /// The model folder's name.
-pub const COMPONENT: &str = "latent_upsampler";
+pub(crate) const COMPONENT: &str = "latent_upsampler";

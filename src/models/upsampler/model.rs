@@ -96,7 +96,7 @@ impl Layers {
 
 /// Un-normalised latents `[b, in_channels, f, h, w]` to those of the size [`UpsamplerConfig::size`] says, in the weights'
 /// element type. Where the video is sharded, both are one device's.
-pub fn upsample(p: &Params, c: &UpsamplerConfig, latents: &Value, shards: SpatialShards) -> Value {
+pub(crate) fn upsample(p: &Params, c: &UpsamplerConfig, latents: &Value, shards: SpatialShards) -> Value {
     let _scope = p.scope();
     let conv = Conv3d {
         kernel: [3; 3],

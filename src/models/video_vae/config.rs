@@ -3,82 +3,52 @@
 use serde::Deserialize;
 
 use super::COMPONENT;
+use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::Padding;
 
-/// The keys as they stand in the file; defaults are the reference class' own.
-#[derive(Deserialize)]
-#[serde(default)]
-struct File {
-    in_channels: usize,
-    out_channels: usize,
-    latent_channels: usize,
-    block_out_channels: Vec<usize>,
-    down_block_types: Vec<String>,
-    decoder_block_out_channels: Vec<usize>,
-    layers_per_block: Vec<usize>,
-    decoder_layers_per_block: Vec<usize>,
-    spatio_temporal_scaling: PerBlock,
-    decoder_spatio_temporal_scaling: PerBlock,
-    decoder_inject_noise: PerBlock,
-    downsample_type: Vec<Resample>,
-    upsample_type: Vec<Resample>,
-    upsample_residual: PerBlock,
-    upsample_factor: Vec<usize>,
-    timestep_conditioning: bool,
-    patch_size: usize,
-    patch_size_t: usize,
-    resnet_norm_eps: f64,
-    encoder_causal: bool,
-    decoder_causal: bool,
-    encoder_spatial_padding_mode: Padding,
-    decoder_spatial_padding_mode: Padding,
-    spatial_compression_ratio: Option<usize>,
-    temporal_compression_ratio: Option<usize>,
-    scaling_factor: f32,
-}
-
-impl Default for File {
-    fn default() -> Self {
-        use Resample::{Spatial, Spatiotemporal, Temporal};
-        File {
-            in_channels: 3,
-            out_channels: 3,
-            latent_channels: 128,
-            block_out_channels: vec![256, 512, 1024, 2048],
-            down_block_types: vec![DOWN_BLOCK.into(); 4],
-            decoder_block_out_channels: vec![256, 512, 1024],
-            layers_per_block: vec![4, 6, 6, 2, 2],
-            decoder_layers_per_block: vec![5; 4],
-            spatio_temporal_scaling: PerBlock::Each(vec![true; 4]),
-            decoder_spatio_temporal_scaling: PerBlock::Each(vec![true; 3]),
-            decoder_inject_noise: PerBlock::All(false),
-            downsample_type: vec![Spatial, Temporal, Spatiotemporal, Spatiotemporal],
-            upsample_type: vec![Spatiotemporal; 3],
-            upsample_residual: PerBlock::Each(vec![true; 3]),
-            upsample_factor: vec![2; 3],
-            timestep_conditioning: false,
-            patch_size: 4,
-            patch_size_t: 1,
-            resnet_norm_eps: 1e-6,
-            encoder_causal: true,
-            decoder_causal: true,
-            encoder_spatial_padding_mode: Padding::Zeros,
-            decoder_spatial_padding_mode: Padding::Reflect,
-            spatial_compression_ratio: None,
-            temporal_compression_ratio: None,
-            scaling_factor: 1.0,
-        }
+with_defaults! {
+    /// The keys as they stand in the file; defaults are the reference class' own.
+    #[derive(Deserialize)]
+    #[serde(default)]
+    struct VideoVaeConfigFile {
+        in_channels: usize = 3,
+        out_channels: usize = 3,
+        latent_channels: usize = 128,
+        block_out_channels: Vec<usize> = vec![256, 512, 1024, 2048],
+        down_block_types: Vec<String> = vec![DOWN_BLOCK.into(); 4],
+        decoder_block_out_channels: Vec<usize> = vec![256, 512, 1024],
+        layers_per_block: Vec<usize> = vec![4, 6, 6, 2, 2],
+        decoder_layers_per_block: Vec<usize> = vec![5; 4],
+        spatio_temporal_scaling: PerBlock = PerBlock::Each(vec![true; 4]),
+        decoder_spatio_temporal_scaling: PerBlock = PerBlock::Each(vec![true; 3]),
+        decoder_inject_noise: PerBlock = PerBlock::All(false),
+        downsample_type: Vec<Resample> = {
+            vec![Resample::Spatial, Resample::Temporal, Resample::Spatiotemporal, Resample::Spatiotemporal]
+        },
+        upsample_type: Vec<Resample> = vec![Resample::Spatiotemporal; 3],
+        upsample_residual: PerBlock = PerBlock::Each(vec![true; 3]),
+        upsample_factor: Vec<usize> = vec![2; 3],
+        timestep_conditioning: bool = false,
+        patch_size: usize = 4,
+        patch_size_t: usize = 1,
+        resnet_norm_eps: f64 = 1e-6,
+        encoder_causal: bool = true,
+        decoder_causal: bool = true,
+        encoder_spatial_padding_mode: Padding = Padding::Zeros,
+        decoder_spatial_padding_mode: Padding = Padding::Reflect,
+        spatial_compression_ratio: Option<usize> = None,
+        temporal_compression_ratio: Option<usize> = None,
+        scaling_factor: f32 = 1.0,
     }
 }
 
 /// Sizes of the autoencoder as the host needs them.
 #[derive(Clone, Debug)]
 pub struct Geometry {
-    /// Channels of the latents.
     pub latent_channels: usize,
     /// Divides normalized latents.
-    pub scaling_factor: f32,
+    pub(crate) scaling_factor: f32,
     ratios: [usize; 2],
 }
 
@@ -89,7 +59,7 @@ impl Geometry {
     /// # Errors
     /// A key of the wrong type, by name.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json)?;
+        let f: VideoVaeConfigFile = parse_config(COMPONENT, json)?;
         let scaling = f.spatio_temporal_scaling.list(f.block_out_channels.len());
         let doublings = scaling.iter().filter(|s| **s).count();
         let ratio = |given: Option<usize>, patch: usize| given.unwrap_or(patch << doublings).max(1);
@@ -104,17 +74,17 @@ impl Geometry {
     }
 
     /// Pixels a latent covers along each side.
-    pub fn spatial(&self) -> usize {
+    pub(crate) fn spatial(&self) -> usize {
         self.ratios[1]
     }
 
     /// Frames a latent covers.
-    pub fn temporal(&self) -> usize {
+    pub(crate) fn temporal(&self) -> usize {
         self.ratios[0]
     }
 }
 
-impl File {
+impl VideoVaeConfigFile {
     fn check_patch(&self) -> Result<(), ConfigError> {
         require(self.patch_size > 0, COMPONENT, "patch_size", self.patch_size, "1 or more")?;
         require(self.patch_size_t == 1, COMPONENT, "patch_size_t", self.patch_size_t, "1")
@@ -159,99 +129,85 @@ impl Resample {
     }
 }
 
-/// The decoder.
+/// Structure of the decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// Channels of a latent.
     pub latent_channels: usize,
     /// Channels of a frame.
-    pub out_channels: usize,
-    /// Channels of the middle blocks.
-    pub mid_channels: usize,
-    /// Number of middle blocks.
-    pub mid_layers: usize,
-    /// Stages behind them, in order.
-    pub stages: Vec<UpStage>,
+    pub(crate) out_channels: usize,
+    pub(crate) mid_channels: usize,
+    pub(crate) mid_layers: usize,
+    pub(crate) stages: Vec<UpStage>,
     /// Side of the square of pixels that the last convolution gives as channels.
-    pub patch_size: usize,
+    pub(crate) patch_size: usize,
     /// Whether a frame depends on no later latent.
-    pub causal: bool,
+    pub(crate) causal: bool,
     /// Padding of the convolutions in height and width.
-    pub padding: Padding,
+    pub(crate) padding: Padding,
     /// Whether a timestep modulates every block.
-    pub timestep_conditioning: bool,
+    pub(crate) timestep_conditioning: bool,
     /// The eps of the norm before a block's shortcut.
-    pub shortcut_eps: f64,
+    pub(crate) shortcut_eps: f64,
 }
 
 /// A stage of the decoder: upsampling, then equal res blocks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct UpStage {
+pub(crate) struct UpStage {
     /// Whether a res block before the upsampling changes the width.
-    pub widens: bool,
-    /// Upsampling.
-    pub upsample: Option<Upsample>,
-    /// Channels of its res blocks.
-    pub channels: usize,
-    /// Number of its res blocks.
-    pub layers: usize,
+    pub(crate) widens: bool,
+    pub(crate) upsample: Option<Upsample>,
+    pub(crate) channels: usize,
+    pub(crate) layers: usize,
 }
 
 /// A convolution whose channels are rearranged to time, height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Upsample {
+pub(crate) struct Upsample {
     /// Growth of time, height and width.
-    pub stride: [usize; 3],
+    pub(crate) stride: [usize; 3],
     /// By what the channels shrink.
-    pub factor: usize,
+    pub(crate) factor: usize,
     /// Whether the rearranged input is added.
-    pub residual: bool,
+    pub(crate) residual: bool,
 }
 
-/// The encoder.
+/// Structure of the encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderConfig {
     /// Channels of a frame.
-    pub in_channels: usize,
+    pub(crate) in_channels: usize,
     /// Channels of a latent, also of the first convolution.
     pub latent_channels: usize,
-    /// The stages, in order.
-    pub stages: Vec<DownStage>,
-    /// Channels of the middle blocks.
-    pub mid_channels: usize,
-    /// Number of middle blocks.
-    pub mid_layers: usize,
+    pub(crate) stages: Vec<DownStage>,
+    pub(crate) mid_channels: usize,
+    pub(crate) mid_layers: usize,
     /// Side of the square of pixels that the first convolution sees as channels.
-    pub patch_size: usize,
+    pub(crate) patch_size: usize,
     /// Whether a latent depends on no later frame.
-    pub causal: bool,
+    pub(crate) causal: bool,
     /// Padding of the convolutions in height and width.
-    pub padding: Padding,
+    pub(crate) padding: Padding,
     /// The eps of the norm before a block's shortcut.
-    pub shortcut_eps: f64,
+    pub(crate) shortcut_eps: f64,
 }
 
 /// A stage of the encoder: equal res blocks, then downsampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DownStage {
-    /// Channels of its res blocks.
-    pub channels: usize,
-    /// Number of its res blocks.
-    pub layers: usize,
-    /// Downsampling.
-    pub downsample: Option<Downsample>,
+    pub(crate) channels: usize,
+    pub(crate) layers: usize,
+    pub(crate) downsample: Option<Downsample>,
 }
 
 /// Downsampling of a stage of the encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Downsample {
+pub(crate) enum Downsample {
     /// By a convolution with steps of 2.
     Strided,
     /// By space to depth.
     Folded {
         /// Shrinkage of time, height and width.
         stride: [usize; 3],
-        /// Channels of the result.
         channels: usize,
     },
 }
@@ -262,7 +218,7 @@ impl DecoderConfig {
     /// # Errors
     /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json)?;
+        let f: VideoVaeConfigFile = parse_config(COMPONENT, json)?;
         f.check_patch()?;
         let sizes = &f.decoder_block_out_channels;
         let blocks = sizes.len();
@@ -336,7 +292,7 @@ impl EncoderConfig {
     /// # Errors
     /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: File = parse_config(COMPONENT, json)?;
+        let f: VideoVaeConfigFile = parse_config(COMPONENT, json)?;
         f.check_patch()?;
         let blocks = f.block_out_channels.len();
         let types = first("down_block_types", blocks, f.down_block_types.iter())?;

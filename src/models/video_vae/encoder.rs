@@ -10,7 +10,7 @@ use crate::nn::{Build, Params, ShardedVideo, SpatialShards};
 /// A video `[b, in_channels, frames, height, width]` of -1..1 to the mean of their latents' distribution, not
 /// normalised: `[b, latent_channels, f, h, w]`, in the weights' element type. Where the video is sharded, it
 /// and the result are one device's.
-pub fn encode(p: &Params, c: &EncoderConfig, video: &Value, shards: SpatialShards) -> Value {
+pub(crate) fn encode(p: &Params, c: &EncoderConfig, video: &Value, shards: SpatialShards) -> Value {
     let _scope = p.scope();
     let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, shards);
     let pixels = layers.patchify(&video.to(p.dtype()), c.patch_size);

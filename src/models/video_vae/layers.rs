@@ -8,7 +8,7 @@ use crate::nn::{Axis, Conv3d, Init, Padding, Params, SpatialShards, depth_to_spa
 const PIXEL_NORM_EPS: f64 = 1e-8;
 
 /// Settings that all blocks of one network share.
-pub struct Layers {
+pub(crate) struct Layers {
     conv: Conv3d,
     shortcut_eps: f64,
     shards: SpatialShards,
@@ -16,7 +16,7 @@ pub struct Layers {
 
 impl Layers {
     /// Kernels of 3 in each direction, on video sharded as `shards` says.
-    pub fn new(causal: bool, padding: Padding, shortcut_eps: f64, shards: SpatialShards) -> Self {
+    pub(crate) fn new(causal: bool, padding: Padding, shortcut_eps: f64, shards: SpatialShards) -> Self {
         Layers {
             conv: Conv3d { kernel: [3; 3], stride: [1; 3], causal, padding, temporal_padding: Padding::Replicate },
             shortcut_eps,
@@ -24,8 +24,7 @@ impl Layers {
         }
     }
 
-    /// The convolution `name`.
-    pub fn conv(&self, p: &Params, name: &str, x: &Value, out: usize) -> Value {
+    pub(crate) fn conv(&self, p: &Params, name: &str, x: &Value, out: usize) -> Value {
         let p = p.pp(name);
         let _scope = p.scope();
         self.conv.apply(&p.pp("conv"), x, out, &self.shards)
@@ -33,7 +32,7 @@ impl Layers {
 
     /// `count` equal blocks `resnets.0`, `resnets.1` …; `temb [b, 4·channels]` is
     /// the stage's own embedding of the timestep.
-    pub fn res_blocks(&self, p: &Params, count: usize, x: &Value, temb: Option<&Value>) -> Value {
+    pub(crate) fn res_blocks(&self, p: &Params, count: usize, x: &Value, temb: Option<&Value>) -> Value {
         let channels = x.dim(1);
         match count {
             0 => x.clone(),
@@ -46,7 +45,7 @@ impl Layers {
     }
 
     /// `x + conv2(act(conv1(act(x))))`, where `act` is a norm, the timestep's scale and shift, and SiLU.
-    pub fn res_block(&self, p: &Params, x: &Value, out: usize, temb: Option<&Value>) -> Value {
+    pub(crate) fn res_block(&self, p: &Params, x: &Value, out: usize, temb: Option<&Value>) -> Value {
         let _scope = p.builder().scope("res_block");
         let rows = temb.map(|t| modulation(p, t, 4, x.dim(1)));
         let row = |i: usize| rows.as_ref().map(|r| [&r[i], &r[i + 1]]);
@@ -75,7 +74,7 @@ impl Layers {
 
     /// Upsampling at `p` by `stride`: a convolution to `volume / factor` times the channels, rearranged to the stride. With `residual`
     /// the rearranged input is added, repeated to as many channels.
-    pub fn upsample(&self, p: &Params, x: &Value, stride: [usize; 3], factor: usize, residual: bool) -> Value {
+    pub(crate) fn upsample(&self, p: &Params, x: &Value, stride: [usize; 3], factor: usize, residual: bool) -> Value {
         let _scope = p.builder().scope("upsample");
         let volume: usize = stride.iter().product();
         let y = depth_to_space(&self.conv(p, "conv", x, x.dim(1) * volume / factor), stride);
@@ -88,7 +87,7 @@ impl Layers {
 
     /// Downsampling at `p` to `out` channels: a convolution to `out / volume` channels and space to depth, plus the input's own space
     /// to depth, whose channels are averaged in groups. The first frame of a video is doubled where time shrinks.
-    pub fn downsample(&self, p: &Params, x: &Value, stride: [usize; 3], out: usize) -> Value {
+    pub(crate) fn downsample(&self, p: &Params, x: &Value, stride: [usize; 3], out: usize) -> Value {
         let _scope = p.builder().scope("downsample");
         let volume: usize = stride.iter().product();
         let x = x.pad_edge(2, stride[0] - 1, 0);
@@ -100,7 +99,7 @@ impl Layers {
     }
 
     /// Downsampling at `p` by a convolution with steps of 2.
-    pub fn strided(&self, p: &Params, x: &Value) -> Value {
+    pub(crate) fn strided(&self, p: &Params, x: &Value) -> Value {
         Conv3d { stride: [2; 3], ..self.conv }.apply(p, x, x.dim(1), &self.shards)
     }
 
@@ -113,7 +112,7 @@ impl Layers {
     }
 
     /// Squares of `patch` pixels into channels `(c, column, row)`.
-    pub fn patchify(&self, x: &Value, patch: usize) -> Value {
+    pub(crate) fn patchify(&self, x: &Value, patch: usize) -> Value {
         let [b, c] = [x.dim(0), x.dim(1)];
         let [f, h, w] = self.divided(x, [1, patch, patch]);
         let y = x.reshape(vec![b, c, f, h, patch, w, patch]).transpose(&[0, 1, 6, 4, 2, 3, 5]);
@@ -132,7 +131,7 @@ impl Layers {
 }
 
 /// `silu(norm(x)·(1 + scale) + shift)` of `[shift, scale]`, in f32, rounded once.
-pub fn activated(x: &Value, rows: Option<[&Value; 2]>) -> Value {
+pub(crate) fn activated(x: &Value, rows: Option<[&Value; 2]>) -> Value {
     let normed = pixel_norm(&x.to(DType::F32), PIXEL_NORM_EPS);
     let modulated = match rows {
         Some([shift, scale]) => normed * (scale + 1.0) + shift,
@@ -142,7 +141,7 @@ pub fn activated(x: &Value, rows: Option<[&Value; 2]>) -> Value {
 }
 
 /// The rows of the table at `p` plus the timestep's part `[b, rows·channels]`: each `[b, channels, 1, 1, 1]`, f32.
-pub fn modulation(p: &Params, temb: &Value, rows: usize, channels: usize) -> Vec<Value> {
+pub(crate) fn modulation(p: &Params, temb: &Value, rows: usize, channels: usize) -> Vec<Value> {
     let init = Init::normal((channels as f32).sqrt().recip());
     let table = p.get("scale_shift_table", &[rows, channels], &[Axis::Replicated; 2], init).to(DType::F32);
     let sum = temb.to(DType::F32).reshape(vec![temb.dim(0), rows, channels]) + table;
@@ -150,12 +149,12 @@ pub fn modulation(p: &Params, temb: &Value, rows: usize, channels: usize) -> Vec
 }
 
 /// The timestep `[b]` as `time_embedder` at `p` sees it: `[b, width]`.
-pub fn embedded(p: &Params, temb: &Value, width: usize) -> Value {
+pub(crate) fn embedded(p: &Params, temb: &Value, width: usize) -> Value {
     timestep_embedding(&p.pp("time_embedder.timestep_embedder"), temb, width)
 }
 
 /// Channels `(c, column, row)` into squares of `patch` pixels.
-pub fn unpatchify(x: &Value, patch: usize) -> Value {
+pub(crate) fn unpatchify(x: &Value, patch: usize) -> Value {
     let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
     let c = all / (patch * patch);
     let y = x.reshape(vec![b, c, patch, patch, f, h, w]).transpose(&[0, 1, 4, 5, 3, 6, 2]);

@@ -7,9 +7,9 @@ mod layers;
 #[cfg(test)]
 mod tests;
 
-pub use config::{DecoderConfig, DownStage, Downsample, EncoderConfig, Geometry, UpStage, Upsample};
+pub use config::{DecoderConfig, DownStage, EncoderConfig, Geometry};
 pub use decoder::{Pixels, decode, decoder_program};
-pub use encoder::{encode, encoder_program};
+pub use encoder::encoder_program;
 
 /// The model folder's name.
-pub const COMPONENT: &str = "vae";
+pub(crate) const COMPONENT: &str = "vae";

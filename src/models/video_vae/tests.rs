@@ -174,11 +174,11 @@ fn by_rows(devices: usize) -> Build {
 }
 
 #[test]
-fn rows_that_do_not_divide_are_filled_up_and_noted() {
+fn rows_that_do_not_divide_are_padded_and_noted() {
     let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
     let d = decoder_program(&c, [1, 1, 34, 4], Pixels::Values, &by_rows(8)).expect("builds");
     let note = "tensor 'vae.latents' tensor<1x128x1x34x4xf32>: height = 34 does not divide by context = 8 (rows.yml:2: \
-                height: [context]); every device holds a block of 5, filled up behind the last";
+                height: [context]); padded to blocks of 5";
     assert_eq!(d.notes, [note]);
     let (latents, video) = (&d.program.arguments[0], &d.program.results[0]);
     assert_eq!((latents.ty.dims[3], latents.logical_dims[3]), (40, 34));
@@ -187,7 +187,7 @@ fn rows_that_do_not_divide_are_filled_up_and_noted() {
     let c = EncoderConfig::from_json(&file(json!({}))).expect("supported");
     let e = encoder_program(&c, [1, 1, 1088, 64], &by_rows(8)).expect("builds");
     assert!(e.notes[0].contains("height = 1088 does not divide by context = 8"), "{:?}", e.notes);
-    assert!(e.notes[0].contains("in multiples of 32; every device holds a block of 160"), "{:?}", e.notes);
+    assert!(e.notes[0].contains("in multiples of 32; padded to blocks of 160"), "{:?}", e.notes);
     assert_eq!(e.program.results[0].logical_dims, [1, 128, 1, 34, 2]);
     let even = encoder_program(&c, [1, 1, 512, 64], &by_rows(8)).expect("builds");
     assert_eq!(even.notes, [""; 0]);

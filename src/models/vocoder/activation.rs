@@ -8,12 +8,12 @@ use crate::nn::{Axis, Init, Params};
 const SNAKE_EPS: f64 = 1e-9;
 
 /// `x` where positive, `slope · x` elsewhere.
-pub fn leaky_relu(x: &Value, slope: f64) -> Value {
+pub(crate) fn leaky_relu(x: &Value, slope: f64) -> Value {
     x.compare(crate::hlo::Comparison::Gt, &x.like(0.0)).select(x, &(x * slope))
 }
 
 /// `x + sin²(αx) / β` with `α` and `β` stored as logarithms; without `beta`, `β` is `α`. In f32, rounded once.
-pub fn snake(p: &Params, x: &Value, beta: bool) -> Value {
+pub(crate) fn snake(p: &Params, x: &Value, beta: bool) -> Value {
     let _scope = p.scope();
     let channels = x.dim(1);
     let learned = |name: &str| {
@@ -29,16 +29,16 @@ pub fn snake(p: &Params, x: &Value, beta: bool) -> Value {
 
 /// A low-pass filter around an activation, which runs at `ratio` times the rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AntiAlias {
+pub(crate) struct AntiAlias {
     /// Growth of the rate.
-    pub ratio: usize,
+    pub(crate) ratio: usize,
     /// Taps of the filters, which the checkpoint stores.
-    pub kernel: usize,
+    pub(crate) kernel: usize,
 }
 
 impl AntiAlias {
     /// `down(f(up(x)))` with the filters at `p`.
-    pub fn around(self, p: &Params, x: &Value, f: impl FnOnce(&Value) -> Value) -> Value {
+    pub(crate) fn around(self, p: &Params, x: &Value, f: impl FnOnce(&Value) -> Value) -> Value {
         let up = self.up(&p.pp("upsample"), x);
         self.down(&p.pp("downsample"), &f(&up))
     }

@@ -6,6 +6,7 @@ use serde_json::{Value as Json, json};
 use super::COMPONENT;
 use super::activation::AntiAlias;
 use super::resample::Resampler;
+use crate::defaults::with_defaults;
 use crate::models::config_keys::{keys, refuse_unread};
 use crate::models::{ConfigError, read_keys, require};
 
@@ -15,86 +16,63 @@ pub struct VocoderConfig {
     /// The generator that reads the spectrogram.
     pub generator: GeneratorConfig,
     /// LTX-2.3's second stage, at a higher rate.
-    pub extension: Option<Extension>,
-    /// Samples a second of the result.
-    pub output_sampling_rate: usize,
+    pub(crate) extension: Option<Extension>,
+    pub(crate) output_sampling_rate: usize,
 }
 
 /// Bandwidth extension of a waveform: a spectrogram of the waveform, and a generator that makes from it what the
 /// waveform lacks at the higher rate.
 #[derive(Clone, Debug)]
-pub struct Extension {
-    /// The spectrogram.
-    pub spectrogram: Spectrogram,
+pub(crate) struct Extension {
+    pub(crate) spectrogram: Spectrogram,
     /// From spectrogram to the missing part.
     pub generator: GeneratorConfig,
     /// From one rate to the other.
-    pub resampler: Resampler,
+    pub(crate) resampler: Resampler,
     /// Whether the waveform is limited to -1..1 before it is extended, as Lightricks' code does and diffusers does not.
-    pub clamp: bool,
+    pub(crate) clamp: bool,
 }
 
 /// A log-mel spectrogram that depends on no later sample.
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[allow(missing_docs)] // The keys are the reference's.
-pub struct Spectrogram {
-    pub filter_length: usize,
-    pub hop_length: usize,
-    pub window_length: usize,
-    pub num_mel_channels: usize,
+pub(crate) struct Spectrogram {
+    pub(crate) filter_length: usize,
+    pub(crate) hop_length: usize,
+    pub(crate) window_length: usize,
+    pub(crate) num_mel_channels: usize,
 }
 
 impl Spectrogram {
     /// Frequencies before they are gathered into bins.
-    pub fn frequencies(&self) -> usize {
+    pub(crate) fn frequencies(&self) -> usize {
         self.filter_length / 2 + 1
     }
 
     /// Zeros before the first sample.
-    pub fn lead(&self) -> usize {
+    pub(crate) fn lead(&self) -> usize {
         self.window_length.saturating_sub(self.hop_length)
     }
 }
 
-/// One generator; defaults are those of the reference's class for LTX-2.0.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default)]
-#[allow(missing_docs)] // The keys are the reference's.
-pub struct GeneratorConfig {
-    pub in_channels: usize,
-    pub hidden_channels: usize,
-    pub out_channels: usize,
-    pub upsample_kernel_sizes: Vec<usize>,
-    pub upsample_factors: Vec<usize>,
-    pub resnet_kernel_sizes: Vec<usize>,
-    pub resnet_dilations: Vec<Vec<usize>>,
-    pub act_fn: Activation,
-    pub leaky_relu_negative_slope: f64,
-    pub antialias: bool,
-    pub antialias_ratio: usize,
-    pub antialias_kernel_size: usize,
-    pub final_act_fn: Option<FinalActivation>,
-    pub final_bias: bool,
-}
-
-impl Default for GeneratorConfig {
-    fn default() -> Self {
-        GeneratorConfig {
-            in_channels: 128,
-            hidden_channels: 1024,
-            out_channels: 2,
-            upsample_kernel_sizes: vec![16, 15, 8, 4, 4],
-            upsample_factors: vec![6, 5, 2, 2, 2],
-            resnet_kernel_sizes: vec![3, 7, 11],
-            resnet_dilations: vec![vec![1, 3, 5]; 3],
-            act_fn: Activation::LeakyRelu,
-            leaky_relu_negative_slope: 0.1,
-            antialias: false,
-            antialias_ratio: 2,
-            antialias_kernel_size: 12,
-            final_act_fn: Some(FinalActivation::Tanh),
-            final_bias: true,
-        }
+with_defaults! {
+    /// One generator; defaults are those of the reference's class for LTX-2.0.
+    #[derive(Clone, Debug, Deserialize)]
+    #[serde(default)]
+    pub struct GeneratorConfig {
+        pub in_channels: usize = 128,
+        pub(crate) hidden_channels: usize = 1024,
+        pub(crate) out_channels: usize = 2,
+        pub(crate) upsample_kernel_sizes: Vec<usize> = vec![16, 15, 8, 4, 4],
+        pub(crate) upsample_factors: Vec<usize> = vec![6, 5, 2, 2, 2],
+        pub(crate) resnet_kernel_sizes: Vec<usize> = vec![3, 7, 11],
+        pub(crate) resnet_dilations: Vec<Vec<usize>> = vec![vec![1, 3, 5]; 3],
+        pub(crate) act_fn: Activation = Activation::LeakyRelu,
+        pub(crate) leaky_relu_negative_slope: f64 = 0.1,
+        pub(crate) antialias: bool = false,
+        pub(crate) antialias_ratio: usize = 2,
+        pub(crate) antialias_kernel_size: usize = 12,
+        pub(crate) final_act_fn: Option<FinalActivation> = Some(FinalActivation::Tanh),
+        pub(crate) final_bias: bool = true,
     }
 }
 
@@ -102,7 +80,8 @@ impl Default for GeneratorConfig {
 const PLAIN: &str = "LTX2Vocoder";
 const EXTENDED: &str = "LTX2VocoderWithBWE";
 
-/// Defaults of the class with bandwidth extension, where its configuration says nothing and LTX-2.0's class has other values.
+/// Defaults of the class with bandwidth extension, where its configuration says nothing and LTX-2.0's class has other
+/// values.
 fn extended_defaults() -> Json {
     json!({
         "hidden_channels": 1536, "upsample_kernel_sizes": [11, 4, 4, 4, 4, 4], "upsample_factors": [5, 2, 2, 2, 2, 2],
@@ -118,7 +97,7 @@ fn extended_defaults() -> Json {
 /// The function between convolutions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Activation {
+pub(crate) enum Activation {
     /// `x` where positive, a small multiple of it elsewhere.
     LeakyRelu,
     /// `x + sin²(αx) / α` with a learned α for each channel.
@@ -131,8 +110,7 @@ pub enum Activation {
 /// The function of the last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FinalActivation {
-    /// Hyperbolic tangent.
+pub(crate) enum FinalActivation {
     Tanh,
     /// Limits to -1..1.
     Clamp,
@@ -144,16 +122,13 @@ impl VocoderConfig {
     /// # Errors
     /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
     pub fn from_json(json: &Json) -> Result<Self, ConfigError> {
-        #[derive(Deserialize)]
-        #[serde(default)]
-        struct Plain {
-            #[serde(rename = "_class_name")]
-            class_name: String,
-            output_sampling_rate: usize,
-        }
-        impl Default for Plain {
-            fn default() -> Self {
-                Plain { class_name: PLAIN.into(), output_sampling_rate: 24000 }
+        with_defaults! {
+            #[derive(Deserialize)]
+            #[serde(default)]
+            struct Plain {
+                #[serde(rename = "_class_name")]
+                class_name: String = PLAIN.into(),
+                output_sampling_rate: usize = 24000,
             }
         }
         let plain: Plain = read_keys(COMPONENT, json)?;
@@ -204,7 +179,7 @@ impl VocoderConfig {
 
     /// The same vocoder with or without the limit between its stages.
     #[must_use]
-    pub fn with_clamp(mut self, clamp: bool) -> Self {
+    pub(crate) fn with_clamp(mut self, clamp: bool) -> Self {
         if let Some(extension) = &mut self.extension {
             extension.clamp = clamp;
         }
@@ -258,7 +233,7 @@ impl GeneratorConfig {
     }
 
     /// Samples of a spectrogram frame.
-    pub fn samples_per_frame(&self) -> usize {
+    pub(crate) fn samples_per_frame(&self) -> usize {
         self.upsample_factors.iter().product()
     }
 

@@ -9,23 +9,21 @@ mod resample;
 #[cfg(test)]
 mod tests;
 
-pub use activation::AntiAlias;
-pub use config::{Activation, Extension, FinalActivation, GeneratorConfig, Spectrogram, VocoderConfig};
-pub use resample::Resampler;
+pub use config::VocoderConfig;
 
 use crate::hlo::{DType, Result, Type};
 use crate::models::Network;
 use crate::nn::{Axis, Build, Params};
 
 /// The model folder's name.
-pub const COMPONENT: &str = "vocoder";
+pub(crate) const COMPONENT: &str = "vocoder";
 
 /// The vocoder as a program. Input, f32: `mel [b, channels, frames, bins]`, in this order in `shape`. Output, f32:
 /// `audio [b, out_channels, samples]`.
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
+pub(crate) fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("vocoder", COMPONENT, build);
     let axes = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated];
     let mel = p.input("mel", Type::new(DType::F32, shape), &axes);

@@ -12,9 +12,9 @@ const ROLLOFF: f64 = 0.99;
 
 /// Interpolation by a sinc under a Hann window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resampler {
+pub(crate) struct Resampler {
     /// Growth of the rate.
-    pub ratio: usize,
+    pub(crate) ratio: usize,
 }
 
 impl Resampler {
@@ -24,7 +24,7 @@ impl Resampler {
     }
 
     /// The filter, at the higher rate.
-    pub fn taps(self) -> Vec<f32> {
+    pub(crate) fn taps(self) -> Vec<f32> {
         let (ratio, width) = (self.ratio as f64, self.width());
         let tap = |i: usize| {
             let t = (i as f64 / ratio - width as f64) * ROLLOFF;
@@ -36,7 +36,7 @@ impl Resampler {
     }
 
     /// `[b, channels, samples]` to `ratio` times as many samples.
-    pub fn apply(self, x: &Value) -> Value {
+    pub(crate) fn apply(self, x: &Value) -> Value {
         let (width, ratio) = (self.width(), self.ratio);
         let taps = self.taps();
         let kernel = taps.len();

@@ -82,10 +82,7 @@ const KINDS: [CollectiveKind; 5] = [
 ];
 
 /// Times everything, `runs` times each; seconds of a turn of an empty loop, and the samples.
-///
-/// # Errors
-/// The plugin's message.
-pub fn micro(engine: &Engine, runs: usize) -> Result<(f64, Vec<Sample>), RuntimeError> {
+pub(crate) fn micro(engine: &Engine, runs: usize) -> Result<(f64, Vec<Sample>), RuntimeError> {
     let sizes = Sizes::of(&engine.platform());
     let (turn, kernels) = kernels(engine, runs)?;
     let clock = Clock { engine, runs, turn };
@@ -170,7 +167,7 @@ impl Clock<'_> {
             ty: ty.clone(),
             axes: vec![Axis::Replicated; dims.len()],
             source: Source::Stack { keys: vec![name.into()], shape: dims.to_vec() },
-            // Products of such matrices have the size of their operands.
+            // Matmuls of such matrices have results of the size of their operands.
             init: Init::normal(if dims.len() == 2 { (dims[0] as f32).powf(-0.5) } else { 1.0 }),
         };
         let arguments = micro.program.arguments.iter().filter(|a| a.name != COUNT);

@@ -10,20 +10,16 @@ pub(super) const COUNT: &str = "count";
 
 /// A program to time.
 pub(super) struct Micro {
-    /// Operation that is timed.
-    pub benchmark: Microbenchmark,
-    /// Kind of a collective.
-    pub collective: Option<CollectiveKind>,
+    pub(crate) benchmark: Microbenchmark,
+    pub(crate) collective: Option<CollectiveKind>,
     /// Sizes, in words.
-    pub name: String,
-    /// Devices that take part.
-    pub devices: usize,
+    pub(crate) name: String,
+    pub(crate) devices: usize,
     /// Operations of an iteration.
-    pub operations: usize,
-    /// The program.
-    pub program: Program,
+    pub(crate) operations: usize,
+    pub(crate) program: Program,
     /// Work of one operation in the optimized program.
-    pub expected: Expected,
+    pub(crate) expected: Expected,
 }
 
 /// Figure that the compiler must not have changed.
@@ -34,7 +30,6 @@ pub(super) enum Expected {
     Flops(f64),
     /// Bytes read and written.
     Bytes(f64),
-    /// Collectives.
     One,
 }
 

@@ -28,37 +28,17 @@ pub struct Timeouts {
 /// Errors of a group of processes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
-    /// Key-value store.
     #[error("several processes: {0}")]
     Store(#[from] KvError),
-    /// Process 0 cannot serve the store.
     #[error("process 0 cannot listen at {place}: {reason}")]
-    Listen {
-        /// Where.
-        place: String,
-        /// The system's words.
-        reason: String,
-    },
-    /// The store did not answer in time.
+    Listen { place: String, reason: String },
     #[error("process 0 did not come within {seconds} s: {error}")]
-    Absent {
-        /// The time waited.
-        seconds: u64,
-        /// The last try.
-        error: KvError,
-    },
-    /// Processes that did not register in time.
+    Absent { seconds: u64, error: KvError },
+    /// Processes, by their numbers, that did not register in time.
     #[error(
         "{missing} of {count} did not come within {seconds} s; each needs the same --coordinator and its own --process-id"
     )]
-    Missing {
-        /// Which.
-        missing: String,
-        /// All.
-        count: usize,
-        /// The time waited.
-        seconds: u64,
-    },
+    Missing { missing: String, count: usize, seconds: u64 },
     /// Processes that run different programs, versions or flags.
     #[error("{0}")]
     Differ(String),
@@ -140,17 +120,14 @@ impl Group {
         }
     }
 
-    /// Index of this process, from 0.
     pub fn id(&self) -> usize {
         self.launch.id
     }
 
-    /// Number of processes.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.launch.count
     }
 
-    /// The host of each process.
     pub fn hosts(&self) -> &[String] {
         &self.hosts
     }
@@ -161,8 +138,7 @@ impl Group {
         self.hosts.iter().take(self.id()).filter(|host| Some(*host) == own).count()
     }
 
-    /// Options of a plugin's client.
-    pub fn node(&self) -> Node {
+    pub(crate) fn node(&self) -> Node {
         Node { id: self.id(), count: self.count(), store: self.store.clone() }
     }
 
@@ -173,7 +149,7 @@ impl Group {
     }
 
     /// Name for messages: `process 2 (host b)`.
-    pub fn name(&self, process: usize) -> String {
+    pub(crate) fn name(&self, process: usize) -> String {
         self.peers.name(process)
     }
 
@@ -203,7 +179,11 @@ impl Group {
     ///
     /// # Errors
     /// Texts that differ, in every process the same line; the store.
-    pub fn ensure_equal(&self, text: &str, differ: impl Fn(&str, &str, &str) -> String) -> Result<(), GroupError> {
+    pub(crate) fn ensure_equal(
+        &self,
+        text: &str,
+        differ: impl Fn(&str, &str, &str) -> String,
+    ) -> Result<(), GroupError> {
         let texts = self.all_gather(text)?;
         match texts.iter().position(|t| *t != texts[0]) {
             None => Ok(()),
@@ -356,7 +336,7 @@ fn list(text: &[u8]) -> Result<Vec<String>, GroupError> {
 }
 
 /// This host's name.
-pub fn host() -> String {
+pub(crate) fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
         "" => "unknown host".into(),

@@ -20,26 +20,23 @@ const LOOKS: u32 = 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Abort {
     /// Process that caused it.
-    pub process: usize,
-    /// One line.
-    pub message: String,
+    pub(crate) process: usize,
+    pub(crate) message: String,
 }
 
 /// Called with the reason when the run was aborted elsewhere: it exits the process.
-pub type OnAbort = Box<dyn FnOnce(&str) + Send>;
+pub(crate) type OnAbort = Box<dyn FnOnce(&str) + Send>;
 
 /// Store and names of the processes, shared with the heartbeat thread.
 pub(super) struct Peers {
-    /// This process.
-    pub id: usize,
-    /// Store of the run.
-    pub store: Arc<dyn KvStore>,
+    pub(crate) id: usize,
+    pub(crate) store: Arc<dyn KvStore>,
     /// Address of the store, for messages.
-    pub place: String,
+    pub(crate) place: String,
     /// Time without a beat after which a process counts as lost.
-    pub timeout: Duration,
+    pub(crate) timeout: Duration,
     /// Hosts of all processes, once all have registered.
-    pub hosts: OnceLock<Vec<String>>,
+    pub(crate) hosts: OnceLock<Vec<String>>,
 }
 
 /// A running heartbeat thread.
@@ -54,7 +51,7 @@ impl Peers {
     }
 
     /// Name for messages: `process 2 (host b)`.
-    pub fn name(&self, process: usize) -> String {
+    pub(crate) fn name(&self, process: usize) -> String {
         match self.hosts.get().and_then(|hosts| hosts.get(process)) {
             Some(host) => format!("process {process} ({host})"),
             None => format!("process {process}"),
@@ -62,7 +59,7 @@ impl Peers {
     }
 
     /// Aborts the run for all, unless it is aborted already.
-    pub fn abort(&self, process: usize, message: &str) {
+    pub(crate) fn abort(&self, process: usize, message: &str) {
         let abort = Abort { process, message: message.into() };
         let text = serde_json::to_vec(&abort).unwrap_or_default();
         if let Err(e) = self.store.put(ABORT, &text)
@@ -72,8 +69,7 @@ impl Peers {
         }
     }
 
-    /// Reason of the abort, if any.
-    pub fn aborted(&self) -> Result<Option<Abort>, KvError> {
+    pub(crate) fn aborted(&self) -> Result<Option<Abort>, KvError> {
         match self.store.try_get(ABORT) {
             Ok(text) => Ok(serde_json::from_slice(&text).ok()),
             Err(KvError::NotFound(_)) => Ok(None),
@@ -82,19 +78,18 @@ impl Peers {
     }
 
     /// Announces that this process has finished.
-    pub fn done(&self) {
+    pub(crate) fn done(&self) {
         if let Err(e) = self.store.set(&Self::key(self.id), DONE) {
             tracing::debug!("the end of this process cannot be told: {e}");
         }
     }
 
-    /// Whether a process has finished.
     fn is_done(&self, process: usize) -> bool {
         self.store.try_get(&Self::key(process)).is_ok_and(|beat| beat == DONE)
     }
 
     /// Waits until all others have finished, `patience` at most; those that have not.
-    pub fn wait_for_others(&self, count: usize, patience: Duration) -> Vec<usize> {
+    pub(crate) fn wait_for_others(&self, count: usize, patience: Duration) -> Vec<usize> {
         let started = Instant::now();
         loop {
             let left: Vec<usize> = (0..count).filter(|&i| i != self.id && !self.is_done(i)).collect();
@@ -106,14 +101,14 @@ impl Peers {
     }
 
     /// Time between two beats.
-    pub fn pause(&self) -> Duration {
+    pub(crate) fn pause(&self) -> Duration {
         self.timeout / LOOKS
     }
 }
 
 impl Heartbeat {
     /// Starts the thread; process 0 monitors all, the others process 0.
-    pub fn start(peers: Arc<Peers>, count: usize, on_abort: OnAbort) -> std::io::Result<Heartbeat> {
+    pub(crate) fn start(peers: Arc<Peers>, count: usize, on_abort: OnAbort) -> std::io::Result<Heartbeat> {
         let (stop, stopped) = channel();
         let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
             if let Some(message) = monitor(&peers, count, &stopped) {
@@ -123,8 +118,7 @@ impl Heartbeat {
         Ok(Heartbeat { stop, thread: Some(thread) })
     }
 
-    /// Ends the thread.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         // A thread that is gone needs no word.
         let _ = self.stop.send(());
         if let Some(thread) = self.thread.take() {

@@ -7,23 +7,19 @@ const JOB_PORTS: std::ops::Range<u64> = 61_440..65_536;
 
 /// Options of flags and YAML; missing ones are read from the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LaunchOptions {
+pub(crate) struct LaunchOptions {
     /// `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
-    pub coordinator: Option<String>,
-    /// Index of this process, from 0.
-    pub process_id: Option<usize>,
+    pub(crate) coordinator: Option<String>,
+    pub(crate) process_id: Option<usize>,
     /// Number of processes; 1 runs alone, whatever the environment says.
-    pub num_processes: Option<usize>,
+    pub(crate) num_processes: Option<usize>,
 }
 
 /// One of several processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Index of this process, from 0.
     pub id: usize,
-    /// Number of processes.
     pub count: usize,
-    /// Address of the coordinator.
     pub coordinator: String,
     /// Launcher or options that these come from, for messages.
     pub how: String,
@@ -50,7 +46,7 @@ impl Launch {
     ///
     /// # Errors
     /// A missing option, or one that contradicts another.
-    pub fn detect(
+    pub(crate) fn detect(
         options: &LaunchOptions,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Launch>, LaunchError> {

@@ -18,7 +18,7 @@ const COEFFICIENTS: usize = 9;
 const NOISES: usize = 2;
 /// The noise level in the place of a final 0, which has no logarithm.
 const LAST: f64 = 0.0011;
-/// The midpoint.
+/// Place of the midpoint in a step.
 const C2: f64 = 0.5;
 /// Part of a noise level that is put in as new noise.
 const ETA: f64 = 0.5;
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use crate::av::Av;
 
-    /// What a network might predict.
+    /// Prediction of a network, made up.
     fn predicted(x: f64, sigma: f64) -> f64 {
         0.3 * x + 0.2 * sigma - 0.1
     }

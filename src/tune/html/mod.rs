@@ -13,7 +13,7 @@ use super::experiment::CaseResult;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-pub fn page(title: &str, groups: &[(String, Vec<CaseResult>)]) -> String {
+pub(crate) fn page(title: &str, groups: &[(String, Vec<CaseResult>)]) -> String {
     let title = if title.is_empty() { "Experiment" } else { title };
     let title = escaped(title);
     let mut out = format!(
@@ -57,7 +57,7 @@ fn add(out: &mut String, text: impl Display) {
     let _ = write!(out, "{text}");
 }
 
-pub fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }
 

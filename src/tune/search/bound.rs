@@ -17,19 +17,19 @@ use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Placem
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bound {
     pub compute: f64,
-    pub memory: f64,
+    pub(crate) memory: f64,
     /// Milliseconds of collectives; received bytes where the chip is unknown.
     pub links: f64,
 }
 
 impl Bound {
     /// Bound in the unit by which compiled programs are ranked.
-    pub fn cost(&self) -> f64 {
+    pub(crate) fn cost(&self) -> f64 {
         self.compute.max(self.memory).max(self.links)
     }
 
     /// Estimate without overlap, by which layouts are ordered.
-    pub fn guess(&self) -> f64 {
+    pub(crate) fn guess(&self) -> f64 {
         self.compute.max(self.memory) + self.links
     }
 }

@@ -1,7 +1,7 @@
 //! Search for the fastest layout and mesh among all combinations of the shipped layouts' rules: pruned by a lower bound
 //! where that suffices, compiled where it does not.
 //!
-//! Layouts are taken in waves, the shipped ones first, by estimated cost; those whose lower bound ([`bound`]) exceeds the
+//! Layouts are taken in waves, the shipped ones first, by estimated cost; those whose lower bound (`mod@bound`) exceeds the
 //! fastest so far are pruned. Then single rules of the fastest are changed (`tune::candidates`) until no change gains.
 //! Compiled modules are stored, so an interrupted search resumes. The order depends on the request alone, so a repeated
 //! search has the same result.
@@ -25,7 +25,7 @@ use super::experiment::CaseResult;
 use super::options::Options;
 use crate::analysis::Chip;
 use crate::config::presets::LAYOUTS;
-use crate::config::{Case, Config, Given, LayoutSource, load, read_layout_source};
+use crate::config::{Case, CliOverrides, Config, LayoutSource, load, read_layout_source};
 use crate::nn::{Build, Layout, Lowering};
 use crate::pipeline::compile::needed;
 use crate::pipeline::programs::{ProgramKind, Programs};
@@ -33,31 +33,32 @@ use crate::runtime::{OpenTarget, Target};
 use crate::sampling::guidance;
 
 pub use bound::{Bound, bound};
-pub use space::{Extent, Point, composed, mesh_name, meshes, parts, placed};
-pub use text::{best_layout, summary};
+pub(crate) use space::{Extent, Point, composed, mesh_name, meshes};
+pub use space::{parts, placed};
+pub(crate) use text::{best_layout, summary};
 
 #[derive(Clone, Debug)]
-pub struct SearchRequest {
+pub(crate) struct SearchRequest {
     /// Configuration with overrides, the shape among them; without layout and mesh.
-    pub given: Given,
+    pub(crate) given: CliOverrides,
     /// Arguments that give a child the same.
-    pub settings: Vec<String>,
-    pub target: String,
+    pub(crate) settings: Vec<String>,
+    pub(crate) target: String,
     /// Video size as `WIDTHxHEIGHTxFRAMES`, where given.
-    pub shape: Option<String>,
+    pub(crate) shape: Option<String>,
     /// Whether only layouts that fit into device memory may win.
-    pub fit: bool,
-    pub layers: usize,
-    pub budget: usize,
+    pub(crate) fit: bool,
+    pub(crate) layers: usize,
+    pub(crate) budget: usize,
     /// Seconds after which no compilation is begun.
-    pub seconds: u64,
-    pub timeout: u64,
+    pub(crate) seconds: u64,
+    pub(crate) timeout: u64,
     /// Seed of the order among equals.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PruneReason {
+pub(crate) enum PruneReason {
     /// Contradictory rules, or sizes that do not divide.
     Invalid,
     /// Parameters larger than device memory.
@@ -71,21 +72,21 @@ pub enum PruneReason {
 }
 
 #[derive(Clone, Debug)]
-pub struct SearchResult {
-    pub rows: Vec<CaseResult>,
-    pub winner: Option<Winner>,
+pub(crate) struct SearchResult {
+    pub(crate) rows: Vec<CaseResult>,
+    pub(crate) winner: Option<Winner>,
     /// Layouts that were not compiled, by reason: name, and lower bound of the cost where known.
-    pub pruned: BTreeMap<PruneReason, Vec<(String, Option<f64>)>>,
+    pub(crate) pruned: BTreeMap<PruneReason, Vec<(String, Option<f64>)>>,
     /// Shipped layouts beyond the budget that could be faster.
-    pub undecided: Vec<String>,
+    pub(crate) undecided: Vec<String>,
     /// Whether costs are milliseconds; else received bytes.
-    pub timed: bool,
+    pub(crate) timed: bool,
 }
 
 #[derive(Clone, Debug)]
-pub struct Winner {
-    pub row: usize,
-    pub source: LayoutSource,
+pub(crate) struct Winner {
+    pub(crate) row: usize,
+    pub(crate) source: LayoutSource,
 }
 
 /// Programs per wave. Fixed, because pruning depends on earlier waves and must not depend on the number of workers.
@@ -102,7 +103,7 @@ struct Bounded {
 ///
 /// # Errors
 /// Invalid target, configuration or shape; a memory limit for a target of unknown memory.
-pub fn search(request: &SearchRequest, options: &Options) -> Result<SearchResult> {
+pub(crate) fn search(request: &SearchRequest, options: &Options) -> Result<SearchResult> {
     let target: Target = request.target.parse()?;
     let config = load(&request.given)?.config;
     if request.fit && target.chip().is_none() {

@@ -8,26 +8,26 @@ use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Override, Rule
 
 #[derive(Clone, Debug)]
 pub struct Point {
-    pub label: String,
+    pub(crate) label: String,
     /// Name of a shipped layout, if it is one.
-    pub shipped: Option<String>,
+    pub(crate) shipped: Option<String>,
     pub source: LayoutSource,
     /// Mesh axes of more than one device, outermost first.
     pub mesh: hlo::Mesh,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Extent {
+pub(crate) struct Extent {
     /// Number of devices, all of which are used.
-    pub devices: usize,
-    pub videos: usize,
-    pub branches: usize,
+    pub(crate) devices: usize,
+    pub(crate) videos: usize,
+    pub(crate) branches: usize,
 }
 
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
 
 /// All factorizations of the device count into the five mesh axes, within the limits.
-pub fn meshes(extent: Extent) -> Vec<hlo::Mesh> {
+pub(crate) fn meshes(extent: Extent) -> Vec<hlo::Mesh> {
     let mut all = vec![Vec::new()];
     for axis in AXES {
         let most = match axis {
@@ -53,7 +53,7 @@ pub fn meshes(extent: Extent) -> Vec<hlo::Mesh> {
 }
 
 /// Mesh in the syntax of `--mesh`, e.g. `cfg=2,context=4`.
-pub fn mesh_name(mesh: &hlo::Mesh) -> String {
+pub(crate) fn mesh_name(mesh: &hlo::Mesh) -> String {
     match mesh.axes.is_empty() {
         true => "data=1".into(),
         false => mesh.axes.iter().map(|(a, n)| format!("{a}={n}")).collect::<Vec<_>>().join(","),
@@ -113,7 +113,7 @@ pub fn placed(label: String, shipped: Option<String>, source: &LayoutSource, mes
 
 /// Layouts for a mesh, composed of the shipped layouts' rules: branches over `cfg`, tokens over `context`, heads and MLP
 /// widths over `tensor`, weights stored over any of the axes that replicate them; with each kind of attention.
-pub fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
+pub(crate) fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     let has = |axis: &str| mesh.size(axis).is_some();
     let rule = |axis: Axis, mesh_axes: &[&str]| Rule {
         axis,

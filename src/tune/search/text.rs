@@ -13,7 +13,7 @@ const NAMED: usize = 3;
 const BESIDE: usize = 12;
 
 /// Winner as a layout file; comments list what it was compared with.
-pub fn best_layout(result: &SearchResult, request: &SearchRequest) -> Option<String> {
+pub(crate) fn best_layout(result: &SearchResult, request: &SearchRequest) -> Option<String> {
     let winner = result.winner.as_ref()?;
     let row = &result.rows[winner.row];
     let best = row.cost()?;
@@ -43,7 +43,8 @@ pub fn best_layout(result: &SearchResult, request: &SearchRequest) -> Option<Str
     Some(winner.source.to_yaml(&comments))
 }
 
-pub fn summary(result: &SearchResult, request: &SearchRequest) -> String {
+/// Summary of a search for the terminal.
+pub(crate) fn summary(result: &SearchResult, request: &SearchRequest) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
     let _ = match result.winner.as_ref().map(|w| &result.rows[w.row]) {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
+use super::super::validate::first_non_finite;
 use super::super::*;
 use super::{fails, put, safetensors};
 use crate::hlo::DType;
@@ -21,7 +22,7 @@ fn one_file_is_read_without_copying() {
     let path = put(dir.path().join("m.safetensors"), bytes);
     let checkpoint = Checkpoint::open(&path).expect("opens");
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a.weight", "b"]);
-    assert_eq!((checkpoint.len(), checkpoint.bytes(), checkpoint.metadata("note")), (2, 22, Some("x")));
+    assert_eq!(checkpoint.metadata("note"), Some("x"));
     let view = checkpoint.get_float("a.weight").expect("there");
     drop(checkpoint);
     assert_eq!((view.dtype(), view.shape(), view.file()), (DType::F32, [2, 2].as_slice(), path.as_path()));

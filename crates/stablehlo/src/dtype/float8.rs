@@ -6,7 +6,6 @@
 pub struct F8(pub u8);
 
 impl F8 {
-    /// The largest.
     pub const MAX: f32 = 448.0;
 
     /// The nearest, ties to even; beyond the largest it is the largest.

@@ -64,9 +64,7 @@ macro_rules! unary {
 unary! {
     /// Absolute value.
     abs = "abs", |d| d != DType::Bool;
-    /// Cosine.
     cos = "cosine", DType::is_float;
-    /// Sine.
     sin = "sine", DType::is_float;
     /// `e^x`.
     exp = "exponential", DType::is_float;

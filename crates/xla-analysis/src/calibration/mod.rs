@@ -1,6 +1,6 @@
 //! Measured constants of a chip, which replace its data sheet.
 //!
-//! `ltx2 bench --micro` times small programs ([`Sample`]); [`fit`] fits a latency and a rate to the times; the constants
+//! `ltx2 bench --micro` times small programs ([`Sample`]); [`mod@fit`] fits a latency and a rate to the times; the constants
 //! are stored in one JSON file a chip, beside its data sheet in `chips/`, which names the command and the device they come
 //! from. A chip without a file keeps the figures of its data sheet.
 

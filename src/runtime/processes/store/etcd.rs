@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const LEASE: u64 = 7 * 86_400;
 
 /// The keys of one run, under its name.
-pub struct EtcdStore {
+pub(crate) struct EtcdStore {
     agent: Agent,
     host: String,
     run: String,
@@ -28,7 +28,7 @@ impl EtcdStore {
     ///
     /// # Errors
     /// A place without a run's name; an etcd that does not answer.
-    pub fn connect(place: &str, answer: Duration) -> Result<EtcdStore, KvError> {
+    pub(crate) fn connect(place: &str, answer: Duration) -> Result<EtcdStore, KvError> {
         let (host, run) = place.split_once('/').unwrap_or((place, ""));
         if host.is_empty() || run.is_empty() {
             let reason = "give etcd://HOST:PORT/RUN, RUN a name that no other run has".into();

@@ -10,7 +10,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use etcd::EtcdStore;
+pub(crate) use etcd::EtcdStore;
 pub use memory::MemoryStore;
 pub use remote::RemoteStore;
 pub use served::Server;
@@ -18,7 +18,7 @@ pub use served::Server;
 use crate::pjrt::{KvError, KvStore};
 
 /// Prefix of a coordinator in etcd: `etcd://HOST:PORT/RUN`.
-pub const ETCD: &str = "etcd://";
+pub(crate) const ETCD: &str = "etcd://";
 
 /// Opens the store of a run for a process that does not serve it. `answer` is how long a single question may take.
 ///

@@ -82,13 +82,12 @@ impl Server {
         Ok(Server { shared, address, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// The store, for this process.
-    pub fn store(&self) -> Arc<dyn KvStore> {
+    pub(crate) fn store(&self) -> Arc<dyn KvStore> {
         self.shared.clone()
     }
 }

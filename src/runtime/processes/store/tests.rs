@@ -1,5 +1,5 @@
-//! What only a server can get wrong: being seen from both sides, being far, being gone. `tests/it/kv_stores.rs` has what every
-//! store does alike.
+//! Failures that only a server can have: being seen from both sides, being far, being gone. `tests/it/kv_stores.rs` has
+//! what every store does alike.
 
 use std::thread;
 use std::time::Duration;
