@@ -289,7 +289,8 @@ mod tests {
             };
             let got = got.expect("legal steps");
             assert_eq!(got, case.sigmas, "{} steps, {} tokens, {}", case.steps, case.tokens, case.config);
-            let timesteps: Vec<f32> = got[..got.len() - 1].iter().map(|s| s * 1000.0).collect();
+            let timesteps: Vec<f32> =
+                got[..got.len() - 1].iter().map(|s| s * scheduler.num_train_timesteps as f32).collect();
             assert_eq!(timesteps, case.timesteps, "timesteps, {}", case.config);
         }
     }
