@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 /// A failure while writing or reading media.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The fields are what the messages show.
 pub enum Error {
     #[error("cannot {action} {}: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },

@@ -5,7 +5,6 @@ use serde::Serialize;
 
 /// Scores of a video against a reference of the same shape `[frames, 3, height, width]`, values in 0..1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)] // Named for what they are.
 pub(crate) struct VideoScores {
     /// PSNR in decibels over all pixels of all frames; infinite (null in JSON) where equal.
     pub(crate) psnr: f64,

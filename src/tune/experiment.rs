@@ -17,6 +17,7 @@ use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Platform;
 use crate::runtime::{CompileKey, Target, platform};
 
+/// One case of an experiment: its compile report, measured step time in seconds, or error.
 #[derive(Clone, Debug)]
 pub struct CaseResult {
     pub(crate) case: Case,

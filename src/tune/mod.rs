@@ -4,8 +4,6 @@
 //! or hangs costs one case. Optimized modules are stored and never compiled twice; reports are read from them anew each
 //! time. Each result is one line of [`Store`].
 
-#![allow(missing_docs)] // The layer of the commands: what a name says is not said again.
-
 mod agreement;
 mod candidates;
 mod cause;

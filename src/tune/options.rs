@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::children::Variable;
 
+/// Options of an experiment or a search, as its flags give them.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub binary: PathBuf,

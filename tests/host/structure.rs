@@ -108,6 +108,25 @@ fn unsafe_stands_where_c_is_called_or_files_are_mapped() {
     assert!(wrong.is_empty(), "unsafe where no C is called: {wrong:?}");
 }
 
+/// The name of a field or variant may explain it; an item of a module says more. The commands' help is clap's.
+#[needs(nothing)]
+fn public_items_are_documented() {
+    let kinds = ["struct ", "enum ", "trait ", "type ", "fn ", "const fn ", "unsafe fn "];
+    let mut bare = Vec::new();
+    for path in [sources(Path::new("src")), sources(Path::new("crates"))].concat() {
+        let text = fs::read_to_string(&path).expect("readable");
+        let lines: Vec<&str> = text.lines().collect();
+        for (n, line) in lines.iter().enumerate() {
+            let public = line.strip_prefix("pub ").is_some_and(|item| kinds.iter().any(|k| item.starts_with(k)));
+            let mut above = lines[..n].iter().rev().take_while(|l| !l.is_empty() && **l != "}");
+            if public && !path.starts_with("src/cli") && !above.any(|l| l.starts_with("///")) {
+                bare.push(format!("{}:{}: {line}", path.display(), n + 1));
+            }
+        }
+    }
+    assert!(bare.is_empty(), "public items without a doc comment:\n{}", bare.join("\n"));
+}
+
 /// Files that may be longer than others: tables, of which a part alone says nothing.
 const TABLES: [(&str, &str); 2] = [
     ("crates/pjrt/src/abi.rs", "the C interface, generated from its header"),

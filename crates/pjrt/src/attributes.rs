@@ -12,7 +12,6 @@ pub type Attributes = BTreeMap<String, Value>;
 
 /// A value of an attribute or option.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)] // Named for what they are.
 pub enum Value {
     /// Text (or bytes that are shown as text).
     Text(String),

@@ -54,7 +54,6 @@ impl DeviceDescription {
 
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct DeviceMemory {
     pub in_use: i64,
     pub peak: Option<i64>,

@@ -11,7 +11,6 @@ pub const PLUGIN_VARIABLE: &str = "LTX2_PJRT_PLUGIN";
 
 /// The platform a plugin is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // Named for what they are.
 pub enum Platform {
     Cpu,
     Cuda,

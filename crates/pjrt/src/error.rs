@@ -10,7 +10,6 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error of the PJRT layer; each message is one line and names the plugin file.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The fields are what the messages show.
 pub enum Error {
     #[error("{}: cannot load the plugin: {reason}", plugin.display())]
     Load { plugin: PathBuf, reason: String },

@@ -18,7 +18,6 @@ use super::plugin::Plugin;
 
 /// Memory of a compiled program on one device, in bytes; 0 where the plugin does not state it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct CompiledMemory {
     pub arguments: i64,
     pub outputs: i64,

@@ -43,7 +43,6 @@ pub trait KvStore: Send + Sync {
 
 /// Errors of a key-value store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs)] // The fields are what the messages show.
 pub enum KvError {
     #[error("key '{0}' is not there")]
     NotFound(String),

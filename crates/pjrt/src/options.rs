@@ -23,7 +23,6 @@ pub struct CompileOptions {
 
 /// The value of an XLA flag.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)] // Named for what they are.
 pub enum OptionValue {
     /// Text, also the name of an enum value.
     Text(String),

@@ -8,7 +8,6 @@ pub use float8::F8;
 
 /// An element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // Named for what they are.
 pub enum DType {
     /// Boolean; one byte in host memory, `i1` in a program.
     Bool,

@@ -54,7 +54,6 @@ impl Output {
 
 /// A finished program.
 #[derive(Clone, Debug)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct Program {
     pub text: String,
     pub arguments: Vec<Argument>,

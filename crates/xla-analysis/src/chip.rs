@@ -89,7 +89,6 @@ fn known() -> String {
 
 /// Seconds of an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct OpTime {
     pub compute: f64,
     pub memory: f64,

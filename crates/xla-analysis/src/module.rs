@@ -37,7 +37,6 @@ pub struct Module {
 
 /// A `while` of the optimized program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct Loop {
     pub name: String,
     pub scope: String,
@@ -46,7 +45,6 @@ pub struct Loop {
 
 /// An array that an instruction writes to device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct Stored {
     pub dtype: &'static str,
     pub dims: Vec<i64>,
@@ -56,7 +54,6 @@ pub struct Stored {
 
 /// An instruction of the optimized program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct Instruction {
     pub name: String,
     /// HLO opcode: `all-gather`, `dot`, `while` …

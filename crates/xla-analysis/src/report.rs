@@ -34,7 +34,6 @@ pub struct Report {
 
 /// Milliseconds of a step, by the roofline and the link model (the module of [`Chip`] has the formulas).
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct Predicted {
     pub compute: f64,
     pub memory: f64,

@@ -12,7 +12,6 @@ const SMALLEST: u64 = 1 << 20;
 
 /// A copy, transpose or conversion of a whole stacked parameter.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct StackCopy {
     pub name: String,
     pub opcode: String,

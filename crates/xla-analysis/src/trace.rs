@@ -12,7 +12,6 @@ use super::xplane::{XEvent, XLine, XPlane, XSpace};
 
 /// Summary of a trace. Times are milliseconds, the mean over all devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct Trace {
     /// Denoising steps of the trace, where known.
     pub steps: Option<usize>,
@@ -52,7 +51,6 @@ pub struct CategoryTime {
 
 /// Time under a name scope.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct ScopeTime {
     /// Name scope; empty where there is none.
     pub scope: String,
@@ -64,7 +62,6 @@ pub struct ScopeTime {
 
 /// Time of a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct DeviceTime {
     pub device: String,
     pub window_ms: f64,
@@ -76,7 +73,6 @@ pub struct DeviceTime {
 
 /// An instruction or kernel, on all devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct Operation {
     /// Instruction name, or the kernel's where the trace does not name the instruction.
     pub name: String,

@@ -14,6 +14,7 @@ use crate::hlo::{Mesh, Sharding, Type};
 use crate::models::Network;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Placement, Role};
 
+/// Lower bounds of a step in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bound {
     pub compute: f64,

@@ -6,6 +6,7 @@ use crate::config::{LayoutFile, LayoutSource, Mesh};
 use crate::hlo;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Override, Rule};
 
+/// Layout and mesh that a search may try.
 #[derive(Clone, Debug)]
 pub struct Point {
     pub(crate) label: String,

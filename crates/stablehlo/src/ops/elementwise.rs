@@ -8,7 +8,6 @@ use crate::types::{Type, broadcast};
 
 /// The direction of a comparison; StableHLO has the same names in capitals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // Named for what they are.
 pub enum Comparison {
     Eq,
     Ne,

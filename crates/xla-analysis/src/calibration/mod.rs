@@ -51,7 +51,6 @@ pub struct CollectiveCost {
 /// Provenance of measurements.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct Provenance {
     pub command: String,
     /// Device kind, as the plugin names it.
@@ -65,7 +64,6 @@ pub struct Provenance {
 /// Measured constants of a chip.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct Calibration {
     /// Name in compile targets.
     pub chip: String,
@@ -105,7 +103,6 @@ impl Calibration {
 /// Operation of a small program that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs)] // Named for what they are.
 pub enum Microbenchmark {
     /// A kernel that does almost nothing.
     Kernel,
@@ -122,7 +119,6 @@ pub enum Microbenchmark {
 
 /// Time of one operation of a small program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)] // Named for what they are.
 pub struct Sample {
     #[serde(rename = "what")]
     pub benchmark: Microbenchmark,
