@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::defaults::with_defaults;
+use crate::kernels::AttentionKernel;
 use crate::sampling::{SamplerKind, SamplerOptions};
 
 /// The layout that `Config::resolve_auto_layout` decides.
@@ -574,20 +575,6 @@ pub enum Numerics {
     Default,
     /// Rotary embeddings with bf16 tables, as Lightricks' fused kernel.
     Official,
-}
-
-/// How attention is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum AttentionKernel {
-    /// The platform's own.
-    Auto,
-    /// XLA's operations; queries go through in chunks where whole score matrices would be large.
-    Plain,
-    /// cuDNN, on CUDA.
-    Cudnn,
-    /// Mosaic, on TPU.
-    Mosaic,
 }
 
 /// The value of a compiler option.

@@ -4,6 +4,9 @@ mod cudnn;
 mod mosaic;
 mod plain;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::hlo::{DType, Type, Value};
 
 pub use mosaic::Tpu;
@@ -23,6 +26,37 @@ pub enum Kernel {
     Cudnn,
     /// A kernel of our own on a TPU; XLA's own operations where it does not take the operands.
     Mosaic(Tpu),
+}
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionKernel {
+    /// The platform's own.
+    Auto,
+    /// XLA's operations; queries go through in chunks where whole score matrices would be large.
+    Plain,
+    /// cuDNN, on CUDA.
+    Cudnn,
+    /// Mosaic, on TPU.
+    Mosaic,
+}
+
+impl AttentionKernel {
+    /// The kernel, on a platform with `own`.
+    ///
+    /// # Errors
+    /// Kernel of another platform, with that platform.
+    pub(crate) fn kernel(self, own: Kernel) -> Result<Kernel, &'static str> {
+        match (self, own) {
+            (AttentionKernel::Auto, _)
+            | (AttentionKernel::Cudnn, Kernel::Cudnn)
+            | (AttentionKernel::Mosaic, Kernel::Mosaic(_)) => Ok(own),
+            (AttentionKernel::Plain, _) => Ok(Kernel::Plain),
+            (AttentionKernel::Cudnn, _) => Err("cudnn is CUDA's"),
+            (AttentionKernel::Mosaic, _) => Err("mosaic is the TPU's"),
+        }
+    }
 }
 
 impl Kernel {

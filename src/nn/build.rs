@@ -158,14 +158,14 @@ impl Lowering {
         }
     }
 
-    /// The same with attention in XLA's own operations.
+    /// The same with another attention kernel.
     #[must_use]
-    pub(crate) fn with_plain_attention(self) -> Self {
-        // On TPUs their matmuls read values with the tokens last.
-        let text_stacks = match self.attention {
-            Kernel::Mosaic(_) => StackOrder::ValuesTokensLast,
+    pub(crate) fn with_attention(self, attention: Kernel) -> Self {
+        // On TPUs the matmuls of XLA's own operations read values with the tokens last.
+        let text_stacks = match (self.attention, attention) {
+            (Kernel::Mosaic(_), Kernel::Plain) => StackOrder::ValuesTokensLast,
             _ => self.text_stacks,
         };
-        Lowering { attention: Kernel::Plain, text_stacks, ..self }
+        Lowering { attention, text_stacks, ..self }
     }
 }

@@ -2,8 +2,9 @@
 
 use super::error::{PipelineError, Result};
 use super::origin::Weights;
-use crate::config::{self, AttentionKernel, Config, Dtype, FlagValue, WeightType};
+use crate::config::{self, Config, Dtype, FlagValue, WeightType};
 use crate::hlo::DType;
+use crate::kernels::AttentionKernel;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::request;
@@ -17,13 +18,10 @@ use crate::sampling::guidance::branches;
 /// # Errors
 /// What is wrong with layout and mesh.
 pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
-    let mut lowering = Lowering::of(platform, kind);
-    match config.runtime.attention {
-        AttentionKernel::Cudnn if platform != "cuda" => return Err(foreign("cudnn is CUDA's", platform)),
-        AttentionKernel::Mosaic if platform != "tpu" => return Err(foreign("mosaic is the TPU's", platform)),
-        AttentionKernel::Plain => lowering = lowering.with_plain_attention(),
-        _ => {}
-    }
+    let lowering = Lowering::of(platform, kind);
+    let foreign = |kernel| format!("runtime.attention: {kernel}, the platform is {platform}");
+    let attention = config.runtime.attention.kernel(lowering.attention);
+    let lowering = lowering.with_attention(attention.map_err(|kernel| PipelineError::Usage(foreign(kernel)))?);
     Ok(Build {
         dtype: match config.runtime.dtype {
             Dtype::Bf16 => DType::BF16,
@@ -37,10 +35,6 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
         quantization: quantization(config.runtime.weights, &lowering, platform)?,
         lowering,
     })
-}
-
-fn foreign(kernel: &str, platform: &str) -> PipelineError {
-    PipelineError::Usage(format!("runtime.attention: {kernel}, the platform is {platform}"))
 }
 
 /// The configuration with what it leaves open decided for the devices that are there: the layout, and attention, whose
