@@ -1,7 +1,6 @@
 //! Attention kernels. XLA's own operations serve every platform; some platforms have fused kernels too.
 
 mod cudnn;
-mod delegated;
 mod mosaic;
 mod plain;
 
@@ -25,8 +24,6 @@ pub enum Kernel {
     Plain,
     /// cuDNN's fused kernel, on CUDA; XLA's own operations where it does not take the operands.
     Cudnn,
-    /// The smallest kernel, which calls XLA's own operations.
-    Delegated,
     /// A kernel of our own on a TPU; XLA's own operations where it does not take the operands.
     Mosaic(Tpu),
 }
@@ -39,8 +36,6 @@ pub enum AttentionKernel {
     Auto,
     /// XLA's operations; queries go through in chunks where whole score matrices would be large.
     Plain,
-    /// The smallest kernel, which calls XLA's own operations.
-    Delegated,
     /// cuDNN, on CUDA.
     Cudnn,
     /// Mosaic, on TPU.
@@ -58,7 +53,6 @@ impl AttentionKernel {
             | (AttentionKernel::Cudnn, Kernel::Cudnn)
             | (AttentionKernel::Mosaic, Kernel::Mosaic(_)) => Ok(own),
             (AttentionKernel::Plain, _) => Ok(Kernel::Plain),
-            (AttentionKernel::Delegated, _) => Ok(Kernel::Delegated),
             (AttentionKernel::Cudnn, _) => Err("cudnn is CUDA's"),
             (AttentionKernel::Mosaic, _) => Err("mosaic is the TPU's"),
         }
@@ -81,9 +75,6 @@ pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&
     match kernel {
         Kernel::Cudnn if Kernel::supports(q, k, cudnn::unsupported_reason(q, k, bias).as_deref()) => {
             return cudnn::attention(q, k, v, bias, scale);
-        }
-        Kernel::Delegated if Kernel::supports(q, k, delegated::unsupported_reason(q, k, bias).as_deref()) => {
-            return delegated::attention(q, k, v, bias, scale);
         }
         Kernel::Mosaic(tpu) if Kernel::supports(q, k, mosaic::unsupported_reason(q, k, v, bias).as_deref()) => {
             return mosaic::attention(q, k, v, bias, scale, tpu);
