@@ -14,7 +14,7 @@ pub struct Job {
     /// Its place among the videos, from 0.
     pub index: usize,
     pub prompt: String,
-    /// Of its noise.
+    /// Random seed.
     pub seed: u64,
 }
 

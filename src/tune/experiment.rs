@@ -136,9 +136,6 @@ fn compilation(case: &Case, file: &Experiment) -> Result<CompileTask> {
     Ok(CompileTask { label: label(case, file), given, target: parsed, program, layers: file.layers, command })
 }
 
-/// Arguments of a measurement, part of its key.
-const MEASURED: [&str; 6] = ["--weights", "random", "--programs", "denoise", "--runs", "3"];
-
 #[derive(Clone)]
 struct Measurement {
     /// Key of the program that runs.
@@ -170,16 +167,17 @@ fn measurement(
             return Ok(None);
         }
     };
+    let measured = ["--weights", "random", "--programs", ProgramKind::Denoise.flag(), "--runs", "3"];
     // Noise levels are inputs of the program; how many there are says what a run is.
-    let key = digest(&json!([identity, MEASURED, config.sampler.steps, config.sampler.sigmas]));
+    let key = digest(&json!([identity, measured, config.sampler.steps, config.sampler.sigmas]));
     let mut command: Vec<String> = ["-q", "bench", "--json", "-"].map(str::to_string).into();
-    command.extend(MEASURED.map(str::to_string));
+    command.extend(measured.map(str::to_string));
     command.extend(["--platform".to_string(), target.platform().name().into()]);
     command.extend(settings(case, file)?);
     let ahead = match config.compile_cache() {
         Some(cache) if target.platform() == Platform::Cuda => {
-            let words = ["-q", "compile", "--json", "-", "--program", "denoise", "--target"].map(str::to_string);
-            let mut command = Vec::from(words);
+            let words = ["-q", "compile", "--json", "-", "--program", ProgramKind::Denoise.flag(), "--target"];
+            let mut command = Vec::from(words.map(str::to_string));
             command.extend([target.to_string(), "--save".into(), cache.display().to_string()]);
             command.extend(settings(case, file)?);
             Some(Task { key: format!("{key} ahead"), label: format!("{} ahead", compiled.label), command })
