@@ -127,7 +127,7 @@ impl TorchRng {
     /// Standard normal values in `shape`, row-major: `torch.randn(shape)`.
     pub fn normal_array(&mut self, shape: &[usize]) -> ArrayD<f32> {
         let mut values = self.normal(shape.iter().product()).into_iter();
-        ArrayD::from_shape_simple_fn(IxDyn(shape), || values.next().unwrap_or_default())
+        ArrayD::from_shape_simple_fn(IxDyn(shape), || values.next().expect("a value of each element"))
     }
 
     /// One value of the short path.

@@ -87,7 +87,7 @@ fn label(case: &Case, file: &Experiment) -> String {
 }
 
 fn flag_text(value: &crate::config::FlagValue) -> String {
-    let value = serde_json::to_value(value).unwrap_or_default();
+    let value = serde_json::to_value(value).expect("a flag came from such a value");
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }
 
@@ -123,7 +123,7 @@ fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
 }
 
 fn compilation(case: &Case, file: &Experiment) -> Result<CompileTask> {
-    let target = case.target.clone().unwrap_or_default();
+    let target = case.target.clone().expect("a file whose cases lack one is refused");
     let parsed: Target = target.parse()?;
     let program = ProgramKind::named(&file.program).map_err(ConfigError::Flag)?;
     let mut command = vec!["-q".to_string(), "compile".into(), "--json".into(), "-".into(), "--target".into(), target];
