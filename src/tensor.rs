@@ -115,7 +115,7 @@ impl Tensor {
             fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
         ) -> Result<ArrayD<T>, E> {
             let mut a = ArrayD::from_elem(IxDyn(shape), T::zeroed());
-            fill(bytemuck::cast_slice_mut(a.as_slice_mut().unwrap_or_default()))?;
+            fill(bytemuck::cast_slice_mut(a.as_slice_mut().expect("made row-major")))?;
             Ok(a)
         }
         Ok(match dtype {

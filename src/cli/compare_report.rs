@@ -76,7 +76,7 @@ fn add(page: &mut String, text: String) {
 fn frame_png(video: &Array4<f32>, index: usize) -> Result<String, String> {
     let one = video.index_axis(Axis(0), index).insert_axis(Axis(0)).to_owned();
     let frames = Frames::from_video(one.view()).map_err(|e| e.to_string())?;
-    let rgb = frames.iter().next().unwrap_or_default();
+    let rgb = frames.iter().next().expect("one frame");
     Ok(format!("data:image/png;base64,{}", BASE64_STANDARD.encode(png_bytes(rgb, frames.width(), frames.height())?)))
 }
 

@@ -51,11 +51,11 @@ pub(super) fn read(path: &Path) -> Result<Clip, UsageError> {
 fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<Clip, UsageError> {
     let mut clip = Clip::default();
     if let Some(&[n, f, 3, h, w]) = tensors.get("video").map(Tensor::shape) {
-        let values = tensors.remove("video").map(Tensor::into_f32).unwrap_or_default();
+        let values = tensors.remove("video").expect("its shape is known").into_f32();
         clip.video = values.into_shape_with_order((n * f, 3, h, w)).ok();
     }
     if let Some(&[n, c, samples]) = tensors.get("audio").map(Tensor::shape) {
-        let values = tensors.remove("audio").map(Tensor::into_f32).unwrap_or_default();
+        let values = tensors.remove("audio").expect("its shape is known").into_f32();
         clip.audio = values.into_shape_with_order((n * c, samples)).ok().map(|samples| (samples, None));
     }
     clip.tensors = tensors;

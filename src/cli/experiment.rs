@@ -101,7 +101,7 @@ fn report(title: &str, rows: Vec<CaseResult>, folder: &Path) -> anyhow::Result<(
 
 fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
     let s = &args.search;
-    let name = s.target.clone().unwrap_or_default();
+    let name = s.target.clone().expect("--search requires --target");
     let target: Target = name.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
     let mut given = args.config.given();
     let shape = Case { shape: s.shape.clone(), ..Case::default() };

@@ -245,17 +245,22 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
         }
     }
     let (general, storage) = (rules(node.get("rules"))?, rules(node.get("storage"))?);
+    let old = node.get("exchange");
+    let policy = node.get("context_parallel").or(old);
+    if let Some(rope) = policy.and_then(|policy| policy.get("rope")) {
+        let now = r#"tensors: {"*.attn1.keys": {video_sequence: [], text_sequence: []}}"#;
+        let message = format!("context_parallel has no 'rope'; to gather keys before they are rotated, write {now}");
+        return Err(wrong(rope.line, message));
+    }
     // After the rules, whose mistakes are said in their own words.
     let file: LayoutFile = serde_path_to_error::deserialize(node.to_value())
         .map_err(|e| wrong(line_of(&node, e.path()), format!("{}: {}", e.path(), e.inner())))?;
-    let old = node.get("exchange");
     if let Some(old) = old {
         static WARNED: Once = Once::new();
         let line = old.line;
         let now = "'exchange' is now called 'context_parallel'"; // alias
         WARNED.call_once(|| tracing::warn!("{label}:{line}: {now}"));
     }
-    let policy = node.get("context_parallel").or(old);
     let hybrid = file.context_parallel.kind == ContextParallelKind::Hybrid;
     if hybrid != file.context_parallel.ulysses.is_some() {
         let line = policy.map_or(0, |n| n.line);

@@ -14,7 +14,7 @@ pub struct Job {
     /// Its place among the videos, from 0.
     pub index: usize,
     pub prompt: String,
-    /// Of its noise.
+    /// Random seed.
     pub seed: u64,
 }
 
@@ -34,7 +34,7 @@ impl Config {
             }
         };
         if prompts.is_empty() {
-            let file = self.request.prompts.as_deref().unwrap_or_default();
+            let file = self.request.prompts.as_deref().expect("without a file there is one prompt");
             return Err(ConfigError::Flag(format!("{file}: no prompt in it; write one a line")));
         }
         let each = self.request.num_videos as u64;

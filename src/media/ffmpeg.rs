@@ -92,7 +92,7 @@ pub(super) fn encode(
             }
             Ok(())
         });
-        (sent, reader.join().unwrap_or_default())
+        (sent, reader.join().expect("reading does not panic"))
     });
     let status = child.wait().map_err(Error::io("wait for ffmpeg on", path))?;
     if status.success() {

@@ -155,7 +155,6 @@ mod tests {
     #[test]
     fn a_wrong_type_names_the_key() {
         #[derive(Debug, serde::Deserialize)]
-        #[allow(dead_code)]
         struct C {
             widths: Vec<usize>,
         }

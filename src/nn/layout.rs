@@ -45,7 +45,8 @@ pub enum Axis {
 impl Axis {
     /// The axis' name in layout files.
     pub(crate) fn name(self) -> String {
-        serde_json::to_value(self).ok().and_then(|v| v.as_str().map(str::to_string)).unwrap_or_default()
+        let name = serde_json::to_value(self).expect("an axis has a JSON form");
+        name.as_str().expect("an axis is written as its name").into()
     }
 
     /// Whether a size that does not divide is padded with elements that no result depends on. Of the other axes
@@ -316,9 +317,8 @@ impl Layout {
     }
 
     fn sizes(&self, mesh_axes: &[String]) -> String {
-        let sizes: Vec<String> =
-            mesh_axes.iter().map(|a| format!("{a} = {}", self.mesh.size(a).unwrap_or_default())).collect();
-        sizes.join(" x ")
+        let size = |axis: &String| format!("{axis} = {}", self.mesh.size(axis).expect("rules name axes of the mesh"));
+        mesh_axes.iter().map(size).collect::<Vec<_>>().join(" x ")
     }
 }
 

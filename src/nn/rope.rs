@@ -83,7 +83,7 @@ pub fn table(positions: ArrayView3<f32>, heads: Heads, theta: f64, double: bool)
             }
         });
         let mut all = Array4::from_elem((b, tokens, heads.count, heads.dim / 2), 0f32);
-        each_row(all.as_slice_mut().unwrap_or_default(), pairs, |token, values| {
+        each_row(all.as_slice_mut().expect("made row-major"), pairs, |token, values| {
             let (fixed_ones, rotated) = values.split_at_mut(pad);
             fixed_ones.fill(fixed);
             for (axis, row) in rows[token * axes..][..axes].iter().enumerate() {

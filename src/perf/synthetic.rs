@@ -52,7 +52,7 @@ impl<'a> SyntheticInputs<'a> {
         let channels = [s.text_channels.video, s.text_channels.audio];
         let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, channels[i]], 2 + i as u64));
         let pass = PassSpec { request, shape: &s, shapes: &shapes, conditions: None };
-        runner.prepare("prepare", pass, contexts)
+        runner.prepare(ProgramKind::Prepare, pass, contexts)
     }
 
     /// Denoising loop of a pass with its inputs.
@@ -60,7 +60,7 @@ impl<'a> SyntheticInputs<'a> {
         let prepared = self.prepare(runner, request)?.run(&runner.executor)?;
         let (shapes, shape) = self.shape(&runner.model.sizes, request)?;
         let pass = PassSpec { request, shape: &shape, shapes: &shapes, conditions: None };
-        let steps = runner.new_loop(kind.name(), pass)?;
+        let steps = runner.new_loop(kind, pass)?;
         let start = self.noise(runner, &shapes)?;
         let tokens = start.each_ref().map(|x| [x.dim().1, x.dim().2]).into();
         let seeds = self.batch.rows().map(|request| request.seed).collect();

@@ -10,6 +10,7 @@ use super::conditions::{ConditionTokens, appended_coords};
 use super::denoise_loop::{DenoiseLoop, evaluations};
 use super::error::{PipelineError, Result};
 use super::executor::Inputs;
+use super::program_table::ProgramKind;
 use super::runner::{Runner, SharedLoop};
 use crate::av::Av;
 use crate::models::Network;
@@ -38,18 +39,18 @@ pub(crate) struct PassSpec<'a> {
 impl Runner {
     fn call(
         &mut self,
-        name: &str,
+        program: ProgramKind,
         network: &Network,
         given: impl IntoIterator<Item = (String, Tensor)>,
     ) -> Result<Call<'static>> {
-        Call::new(&mut self.executor, name, network, Inputs::default(), given)
+        Call::new(&mut self.executor, program.name(), network, Inputs::default(), given)
     }
 
     /// Prompts `ids`, `mask` `[prompts, tokens]` to `prompt_embeds`, all of them in one pass.
     pub(crate) fn text_encoder(&mut self, ids: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
         let network = self.model.configs.text_encoder_program(rows, tokens, true, &self.build)?;
-        self.call("text_encoder", &network, [("input_ids".into(), ids), ("attention_mask".into(), mask)])
+        self.call(ProgramKind::TextEncoder, &network, [("input_ids".into(), ids), ("attention_mask".into(), mask)])
     }
 
     /// Embeddings `[prompts, tokens, channels]` to the transformer's contexts.
@@ -59,13 +60,13 @@ impl Runner {
         let network = configs.connectors_program(rows, tokens, Input::PromptEmbeds, &self.build)?;
         let mut given = configs.connectors_inputs(tokens)?;
         given.extend([("attention_mask".into(), mask), ("prompt_embeds".into(), embeds)]);
-        self.call("connectors", &network, given)
+        self.call(ProgramKind::Connectors, &network, given)
     }
 
     /// A frame `[1, 3, 1, height, width]` of -1..1 to `latents`.
     pub(crate) fn video_encoder(&mut self, video: Array5<f32>) -> Result<Call<'static>> {
         let network = self.model.configs.video_encoder_program(video.dim().into(), &self.build)?;
-        self.call("video_encoder", &network, [("video".into(), video.into())])
+        self.call(ProgramKind::VideoEncoder, &network, [("video".into(), video.into())])
     }
 
     /// Un-normalised latents to `latents` of `size`, `[frames, rows, columns]`; fails where the upsampler makes another.
@@ -73,21 +74,26 @@ impl Runner {
         let (_, c, f, h, w) = latents.dim();
         self.model.configs.upsampler_between([c, f, h, w], [c, size[0], size[1], size[2]])?;
         let network = self.model.configs.upsampler_program(latents.dim().into(), &self.build)?;
-        self.call("upsampler", &network, [("latents".into(), latents.into())])
+        self.call(ProgramKind::Upsampler, &network, [("latents".into(), latents.into())])
     }
 
     /// Step-invariant work of a pass; `contexts` are video's and audio's `[videos, branches, tokens, channels]`.
-    pub(crate) fn prepare(&mut self, name: &str, pass: PassSpec, contexts: [Tensor; 2]) -> Result<Call<'static>> {
+    pub(crate) fn prepare(
+        &mut self,
+        program: ProgramKind,
+        pass: PassSpec,
+        contexts: [Tensor; 2],
+    ) -> Result<Call<'static>> {
         let network = denoise::prepare(&self.model.sizes.transformer, pass.shape, &self.build)?;
         let [video, audio] = contexts;
         let mut given = vec![("text.video".to_string(), video), ("text.audio".to_string(), audio)];
         given.extend(evaluations(pass.request));
         given.extend(pass.conditions.into_iter().flat_map(|tokens| tokens.inputs(pass.shape.batch)));
-        self.call(name, &network, given)
+        self.call(program, &network, given)
     }
 
     /// The denoising loop of a pass with its tables and scales.
-    pub(crate) fn new_loop(&mut self, name: &str, pass: PassSpec) -> Result<DenoiseLoop> {
+    pub(crate) fn new_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<DenoiseLoop> {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let c = &self.model.sizes.transformer;
         let network = denoise::denoise(c, shape, &self.build)?;
@@ -105,28 +111,28 @@ impl Runner {
         given.extend(evaluations(request));
         given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
         given.push(("scales".into(), scales.into()));
-        let call = self.call(name, &network, given)?;
+        let call = self.call(program, &network, given)?;
         let carried = shape.carried().flat_map(|kind| ["video", "audio"].map(|stream| format!("{kind}.{stream}")));
         Ok(DenoiseLoop { network, call, carried: carried.collect() })
     }
 
     /// The loop of a pass, ready to run: that of an earlier request where it differs in prompts and seed only.
-    pub(crate) fn denoise_loop(&mut self, name: &'static str, pass: PassSpec) -> Result<Rc<DenoiseLoop>> {
+    pub(crate) fn denoise_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<Rc<DenoiseLoop>> {
         // Conditions come from files, which may hold another image by now.
         let reusable = pass.conditions.is_none() && self.executor.keeps_all();
         let negative = |r: &Request| Request { negative_prompt: String::new(), ..r.clone() };
         let alike = |known: &SharedLoop| {
             known.shape == *pass.shape && negative(&known.request).can_batch_with(&negative(pass.request))
         };
-        let known = self.loops.get(name).filter(|known| reusable && alike(known));
+        let known = self.loops.get(program.name()).filter(|known| reusable && alike(known));
         if let Some(steps_loop) = known.map(|known| known.steps_loop.clone()) {
-            steps_loop.load(&mut self.executor, name)?;
+            steps_loop.load(&mut self.executor, program.name())?;
             return Ok(steps_loop);
         }
-        let steps_loop = Rc::new(self.new_loop(name, pass)?);
+        let steps_loop = Rc::new(self.new_loop(program, pass)?);
         if reusable {
             let (request, shape) = (pass.request.clone(), pass.shape.clone());
-            self.loops.insert(name, SharedLoop { request, shape, steps_loop: steps_loop.clone() });
+            self.loops.insert(program.name(), SharedLoop { request, shape, steps_loop: steps_loop.clone() });
         }
         Ok(steps_loop)
     }
@@ -134,13 +140,13 @@ impl Runner {
     /// Latents to `video`, as `pixels` says.
     pub fn video_decoder(&mut self, latents: Array5<f32>, pixels: Pixels) -> Result<Call<'static>> {
         let network = self.model.configs.video_decoder_program(latents.dim().into(), pixels, &self.build)?;
-        self.call("video_decoder", &network, [("latents".into(), latents.into())])
+        self.call(ProgramKind::VideoDecoder, &network, [("latents".into(), latents.into())])
     }
 
     /// Latents to `mel`.
     pub(crate) fn audio_decoder(&mut self, latents: Array4<f32>) -> Result<Call<'static>> {
         let network = self.model.configs.audio_decoder_program(latents.dim().into(), &self.build)?;
-        self.call("audio_decoder", &network, [("latents".into(), latents.into())])
+        self.call(ProgramKind::AudioDecoder, &network, [("latents".into(), latents.into())])
     }
 
     /// The audio decoder's result, read in place, to `audio`.
@@ -149,6 +155,6 @@ impl Runner {
         let dims = <[usize; 4]>::try_from(mel.dims().to_vec())
             .map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
         let network = self.model.configs.vocoder_program(dims, &self.build)?;
-        Call::new(&mut self.executor, "vocoder", &network, Inputs::default().share("mel", mel), [])
+        Call::new(&mut self.executor, ProgramKind::Vocoder.name(), &network, Inputs::default().share("mel", mel), [])
     }
 }

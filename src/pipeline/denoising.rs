@@ -86,7 +86,7 @@ impl Run<'_> {
             conditions.blend([&mut video, &mut audio]);
         }
         let spec = PassSpec { request, shape: &shape, shapes: &shapes, conditions: conditions.as_ref() };
-        let steps_loop = self.runner.denoise_loop(names.denoise.name(), spec)?;
+        let steps_loop = self.runner.denoise_loop(names.denoise, spec)?;
         Ok(Pass { request, shape, shapes, steps_loop, conditions, start: [video, audio].map(Tensor::from), names })
     }
 
@@ -105,7 +105,7 @@ impl Run<'_> {
         let contexts = [branch_text(text, "video", &pass.shape)?, branch_text(text, "audio", &pass.shape)?];
         let conditions = pass.conditions.as_ref();
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
-        let prepare = self.runner.prepare(pass.names.prepare.name(), spec, contexts)?;
+        let prepare = self.runner.prepare(pass.names.prepare, spec, contexts)?;
         let prepared = prepare.run(&self.runner.executor)?;
         // A loop ends by what it computes on CUDA: starting a program is waiting for it.
         let started = std::time::Instant::now();

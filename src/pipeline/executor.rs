@@ -229,7 +229,7 @@ impl Executor {
             Keep::OneStage => 0,
             Keep::Most(bytes) => {
                 let coming = self.parameters.missing_bytes(&network.program, &network.params);
-                bytes.saturating_sub(coming + work(network, compiled))
+                bytes.saturating_sub(coming + work(network, compiled).unwrap_or(0))
             }
         };
         // First the other stage's, then what is largest.

@@ -34,7 +34,7 @@ const INTERRUPT_EVERY: usize = 8;
 pub struct Finished {
     /// The MP4.
     pub(crate) path: PathBuf,
-    /// Of its noise.
+    /// Random seed.
     pub(crate) seed: u64,
     pub(crate) prompt: String,
     /// SHA-256 of the raw frames.

@@ -26,8 +26,8 @@ struct Need {
     program: ProgramKind,
     /// The components whose parameters it reads.
     components: Vec<&'static str>,
-    /// Everything but parameters.
-    work: usize,
+    /// Everything but parameters; none where that is unknown.
+    work: Option<usize>,
     /// Of that, arguments and results.
     io: usize,
 }
@@ -106,12 +106,12 @@ impl Plan {
 
     /// Bytes with every component loaded.
     fn all(&self) -> usize {
-        self.components.values().sum::<usize>() + self.needs.iter().map(|n| n.work).max().unwrap_or(0)
+        self.components.values().sum::<usize>() + self.needs.iter().filter_map(|n| n.work).max().unwrap_or(0)
     }
 
-    /// Bytes of a program alone.
+    /// Bytes of a program alone, as far as they are known.
     fn alone(&self, need: &Need) -> usize {
-        need.work + need.components.iter().filter_map(|c| self.components.get(c)).sum::<usize>()
+        need.work.unwrap_or(0) + need.components.iter().filter_map(|c| self.components.get(c)).sum::<usize>()
     }
 
     /// The program that needs most, loaded alone.
@@ -135,10 +135,10 @@ impl Plan {
     pub(crate) fn table(&self) -> String {
         let mut text = String::from("memory a device           parameters GiB   beside them\n");
         for need in &self.needs {
-            let bytes = self.alone(need);
+            let (name, parameters) = (need.program.name(), gib(self.alone(need) - need.work.unwrap_or(0)));
+            let work = need.work.map_or("unknown".to_string(), |work| format!("{:.3}", gib(work)));
             // Writing to a String cannot fail.
-            let _ =
-                writeln!(text, "  {:<24}{:>14.3}{:>14.3}", need.program.name(), gib(bytes - need.work), gib(need.work));
+            let _ = writeln!(text, "  {name:<24}{parameters:>14.3}{work:>14}");
         }
         let _ = writeln!(text, "  {:<24}{:>14.3}", "all loaded", gib(self.all()));
         let _ = writeln!(text, "  {:<24}{:>14.3}", "one stage at a time", gib(self.largest().map_or(0, |(_, b)| b)));
@@ -181,8 +181,9 @@ fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) ->
         return format!("all parts together need {all:.2} GiB a device, {have}: set runtime.residency to auto");
     }
     let Some((need, bytes)) = plan.largest() else { return have };
-    let (name, work) = (need.program.name(), gib(need.work));
-    let what = format!("{name} needs {:.2} GiB a device ({work:.2} of them beside its parameters), {have}", gib(bytes));
+    let (name, work) =
+        (need.program.name(), need.work.map_or("unknown".to_string(), |work| format!("{:.2}", gib(work))));
+    let what = format!("{name} needs {:.2} GiB a device ({work} of them beside its parameters), {have}", gib(bytes));
     // Candidates, the cheapest first; what they need is estimate from this plan, not compiled.
     let tiled =
         (config.runtime.tiling.is_none()).then(|| changed(config, |c| c.runtime.tiling = Some(Tiling::default())));
@@ -226,7 +227,7 @@ fn estimate(plan: &Plan, config: &Config, executor: &Executor, build: &Build) ->
         let network = programs.network(need.program, &new).ok()?;
         let own: usize = parameters([&network]).values().sum();
         let ratio = io(&network) as f64 / need.io.max(1) as f64;
-        Some(own + (need.work as f64 * ratio) as usize)
+        Some(own + (need.work.unwrap_or(0) as f64 * ratio) as usize)
     });
     each.collect::<Option<Vec<_>>>()?.into_iter().max()
 }

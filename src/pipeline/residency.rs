@@ -13,10 +13,10 @@ pub(crate) enum Keep {
     OneStage,
 }
 
-/// Everything but parameters that a program needs on a device, in bytes.
-pub(crate) fn work(network: &Network, compiled: &Executable) -> usize {
+/// Everything but parameters that a program needs on a device, in bytes; none where the plugin does not say.
+pub(crate) fn work(network: &Network, compiled: &Executable) -> Option<usize> {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
-    let memory = compiled.compiled().memory().unwrap_or_default();
+    let memory = compiled.compiled().memory().ok()?;
     let all = memory.arguments + memory.outputs - memory.aliased + memory.temporaries + memory.generated_code;
-    usize::try_from(all).unwrap_or(0).saturating_sub(parameters)
+    Some(usize::try_from(all).ok()?.saturating_sub(parameters))
 }

@@ -78,7 +78,7 @@ impl Saving {
             tracing::info!(
                 "{}: goes on in stage {} after {} evaluations",
                 path.display(),
-                name(saved.phase),
+                saved.phase.name(),
                 saved.done
             );
         }
@@ -105,7 +105,7 @@ impl Saving {
         let tensors: Vec<_> = carried.chain(sound).collect();
         let about = [
             ("identity", self.identity.clone()),
-            ("stage", name(saved.phase).to_string()),
+            ("stage", saved.phase.name().to_string()),
             ("done", saved.done.to_string()),
         ];
         tensors::write_with(&self.path, &tensors, Some(about.map(|(key, value)| (key.to_string(), value)).into()))
@@ -123,10 +123,6 @@ impl Saving {
     }
 }
 
-fn name(phase: Phase) -> &'static str {
-    if phase == Phase::Refine { "refine" } else { "denoise" }
-}
-
 fn read(path: &Path, identity: &str) -> Result<Saved> {
     let wrong = |reason: &str| PipelineError::File { path: path.into(), reason: reason.into() };
     let file = Checkpoint::open(path)?;
@@ -136,10 +132,9 @@ fn read(path: &Path, identity: &str) -> Result<Saved> {
             "holds the steps of another request, model or release; give what that run was given, or remove the file",
         ));
     }
-    let phase = match about("stage")? {
-        "refine" => Phase::Refine,
-        _ => Phase::Denoise,
-    };
+    let stage = about("stage")?;
+    let phase = [Phase::Denoise, Phase::Refine].into_iter().find(|phase| phase.name() == stage);
+    let phase = phase.ok_or_else(|| wrong("is of no stage of a run"))?;
     let done = about("done")?.parse().map_err(|_| wrong("does not say how many steps it holds"))?;
     let tensor = |name: &str| -> Result<Tensor> { Ok(file.get(name)?.to_tensor()?) };
     let carried = (0..).map(|i| format!("carried.{i}")).take_while(|name| file.contains(name));
@@ -176,5 +171,5 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<String> {
         "model": model.identity()?,
         "files": files.map(about).collect::<Vec<_>>(),
     });
-    Ok(Sha256::digest(all.to_string()).iter().map(|b| format!("{b:02x}")).collect())
+    Ok(hex::encode(Sha256::digest(all.to_string())))
 }

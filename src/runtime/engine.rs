@@ -164,14 +164,12 @@ impl Engine {
     /// Compiles a program unless this did so before.
     fn compile_once(&self, name: &str, program: &Program) -> Result<Arc<Executable>, RuntimeError> {
         let hash = program.hash();
-        let known = self.compiled.lock().ok().and_then(|all| all.get(&hash).cloned());
+        let known = self.compiled.lock().unwrap_or_else(PoisonError::into_inner).get(&hash).cloned();
         if let Some(known) = known {
             return Ok(known);
         }
         let executable = Arc::new(self.compile(name, program)?);
-        if let Ok(mut all) = self.compiled.lock() {
-            all.insert(hash, executable.clone());
-        }
+        self.compiled.lock().unwrap_or_else(PoisonError::into_inner).insert(hash, executable.clone());
         Ok(executable)
     }
 
@@ -294,13 +292,12 @@ impl Engine {
     }
 
     pub fn statistics(&self) -> BTreeMap<String, Statistics> {
-        self.statistics.lock().map(|s| s.clone()).unwrap_or_default()
+        self.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn count(&self, name: &str, f: impl FnOnce(&mut Statistics)) {
-        if let Ok(mut all) = self.statistics.lock() {
-            f(all.entry(name.to_string()).or_default());
-        }
+        let mut all = self.statistics.lock().unwrap_or_else(PoisonError::into_inner);
+        f(all.entry(name.to_string()).or_default());
     }
 }
 
@@ -312,7 +309,7 @@ fn lock_of(entry: &Path) -> Arc<Mutex<()>> {
 }
 
 fn platform_of(client: &Client) -> String {
-    client.platform_name().unwrap_or_default().to_lowercase()
+    client.platform_name().expect("a plugin names its platform").to_lowercase()
 }
 
 /// Logs that programs were not cached; a warning, unless the plugin cannot serialize at all.

@@ -55,7 +55,7 @@ fn by_rows<T: Send>(
     let bytes = stored.bytes.bytes().par_chunks(inner * stored.dtype.size());
     bytes.zip(out.par_chunks_mut(of_row)).try_for_each(|(bytes, out)| {
         let row = Tensor::from_bytes(stored.dtype, &[inner], bytes)?.to_f32();
-        each(row.as_slice().unwrap_or_default(), out);
+        each(row.as_slice().expect("made row-major"), out);
         Ok(())
     })
 }

@@ -73,7 +73,7 @@ pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<Rando
         let Some(first) = batches.first().filter(|batch| !batch.is_empty()) else { continue };
         let random = random_program(program, &first.iter().map(|&i| params[i]).collect::<Vec<_>>())?;
         // Results come group by group.
-        let at = |name: &str| first.iter().position(|&i| params[i].name == name).unwrap_or_default();
+        let at = |name: &str| first.iter().position(|&i| params[i].name == name).expect("results are parameters");
         let order: Vec<usize> = random.results.iter().map(|r| at(&r.name)).collect();
         let runs = batches.iter().map(|batch| order.iter().map(|&at| batch[at]).collect()).collect();
         all.push(RandomProgram { program: random, runs });
@@ -289,7 +289,7 @@ impl Drawn {
     fn of(param: &Param) -> Self {
         let (dims, tensors) = (&param.ty.dims, param.source.names().len());
         let counts = |n: &usize| dims[..*n].iter().product::<usize>() == tensors;
-        let lead = (0..=dims.len()).rev().find(counts).unwrap_or_default();
+        let lead = (0..=dims.len()).rev().find(counts).expect("leading dimensions count the tensors");
         let strides = match &param.source {
             Source::View { strides, .. } => strides[lead..].to_vec(),
             _ => (lead..dims.len()).map(|axis| dims[axis + 1..].iter().product()).collect(),

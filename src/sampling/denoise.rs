@@ -115,7 +115,7 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let done = b.for_loop(&begin, &end, &carried, |step, carried| {
         let sigma = tables.levels.index(step);
         let clean = model.predict(step, &sigma, Av { video: &carried[0], audio: &carried[1] });
-        let _scope = b.scope("euler");
+        let _scope = b.scope("sampler");
         let at = Evaluation::new([step, &sigma], &begin, &tables);
         let streams = model.streams.as_ref().zip(noise.as_ref()).zip(clean.as_ref());
         let next = streams.zip(latents).zip(Av { video: 0, audio: 1 }).map(|((((s, noise), clean), l), stream)| {

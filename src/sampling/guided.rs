@@ -103,7 +103,7 @@ impl<'a> GuidedTransformer<'a> {
             isolation: &self.isolation,
         };
         let velocity = forward(self.p, self.c, &inputs);
-        let _scope = self.p.builder().scope("euler");
+        let _scope = self.p.builder().scope("sampler");
         streams.zip(velocity).map(|((s, x), velocity)| self.guided(s, x, &velocity, sigma))
     }
 

@@ -150,7 +150,7 @@ impl FlowMatch {
                 }
             } else if !KEYS.contains(&key.as_str()) && !key.starts_with('_') && !idle {
                 let near = KEYS.iter().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
-                let near = near.copied().unwrap_or_default();
+                let near = near.expect("some keys are known");
                 return Err(fail(format!("unknown key `{key}` (nearest known: `{near}`); remove it")));
             }
         }

@@ -145,7 +145,7 @@ impl<'a> Compiler<'a> {
             }
             Ok(())
         })?;
-        Ok(all.into_iter().flatten().collect())
+        Ok(all.into_iter().map(|compiled| compiled.expect("a result of each task")).collect())
     }
 
     fn child(&self, key: &CompileKey, task: &CompileTask) -> Task {

@@ -99,7 +99,7 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     let task = jobs.task(&path, &config.layout);
     let compiled = compiler.compile(std::slice::from_ref(&task), &[None], request.timeout)?;
     let no_report = |error: Option<String>| error.unwrap_or_else(|| "the compiler returned no report".into());
-    let base = compiled.into_iter().next().unwrap_or_default();
+    let base = compiled.into_iter().next().expect("a result of each task");
     let base = base.report().ok_or_else(|| TuneError::Base(no_report(base.error)))?;
     let mut all = candidates(&source, &base, MIN_GAIN);
     if let Some(number) = request.collective {

@@ -87,7 +87,7 @@ fn label(case: &Case, file: &Experiment) -> String {
 }
 
 fn flag_text(value: &crate::config::FlagValue) -> String {
-    let value = serde_json::to_value(value).unwrap_or_default();
+    let value = serde_json::to_value(value).expect("a flag came from such a value");
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }
 
@@ -123,7 +123,7 @@ fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
 }
 
 fn compilation(case: &Case, file: &Experiment) -> Result<CompileTask> {
-    let target = case.target.clone().unwrap_or_default();
+    let target = case.target.clone().expect("a file whose cases lack one is refused");
     let parsed: Target = target.parse()?;
     let program = ProgramKind::named(&file.program).map_err(ConfigError::Flag)?;
     let mut command = vec!["-q".to_string(), "compile".into(), "--json".into(), "-".into(), "--target".into(), target];
@@ -135,9 +135,6 @@ fn compilation(case: &Case, file: &Experiment) -> Result<CompileTask> {
     read_layout_source(&load(&given)?.config.layout)?;
     Ok(CompileTask { label: label(case, file), given, target: parsed, program, layers: file.layers, command })
 }
-
-/// Arguments of a measurement, part of its key.
-const MEASURED: [&str; 6] = ["--weights", "random", "--programs", "denoise", "--runs", "3"];
 
 #[derive(Clone)]
 struct Measurement {
@@ -170,16 +167,17 @@ fn measurement(
             return Ok(None);
         }
     };
+    let measured = ["--weights", "random", "--programs", ProgramKind::Denoise.flag(), "--runs", "3"];
     // Noise levels are inputs of the program; how many there are says what a run is.
-    let key = digest(&json!([identity, MEASURED, config.sampler.steps, config.sampler.sigmas]));
+    let key = digest(&json!([identity, measured, config.sampler.steps, config.sampler.sigmas]));
     let mut command: Vec<String> = ["-q", "bench", "--json", "-"].map(str::to_string).into();
-    command.extend(MEASURED.map(str::to_string));
+    command.extend(measured.map(str::to_string));
     command.extend(["--platform".to_string(), target.platform().name().into()]);
     command.extend(settings(case, file)?);
     let ahead = match config.compile_cache() {
         Some(cache) if target.platform() == Platform::Cuda => {
-            let words = ["-q", "compile", "--json", "-", "--program", "denoise", "--target"].map(str::to_string);
-            let mut command = Vec::from(words);
+            let words = ["-q", "compile", "--json", "-", "--program", ProgramKind::Denoise.flag(), "--target"];
+            let mut command = Vec::from(words.map(str::to_string));
             command.extend([target.to_string(), "--save".into(), cache.display().to_string()]);
             command.extend(settings(case, file)?);
             Some(Task { key: format!("{key} ahead"), label: format!("{} ahead", compiled.label), command })

@@ -81,7 +81,7 @@ impl Store {
     }
 
     pub(crate) fn add(&mut self, record: Record) -> Result<()> {
-        let mut line = serde_json::to_vec(&record).unwrap_or_default();
+        let mut line = serde_json::to_vec(&record).expect("structs of texts and numbers have a JSON form");
         line.push(b'\n');
         let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
         written.map_err(TuneError::file(&self.path))?;

@@ -19,8 +19,8 @@ pub(crate) fn table(groups: &[(String, Vec<CaseResult>)]) -> String {
         if let Some(agreement) = agreement(rows) {
             let _ = writeln!(out, "{}", agreement.text());
         }
-        for row in rows.iter().filter(|r| r.error.is_some()) {
-            let _ = writeln!(out, "{}: {}", row.label, row.error.as_deref().unwrap_or_default());
+        for (row, error) in rows.iter().filter_map(|row| Some((row, row.error.as_ref()?))) {
+            let _ = writeln!(out, "{}: {error}", row.label);
         }
     }
     out

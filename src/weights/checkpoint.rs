@@ -203,8 +203,8 @@ impl Checkpoint {
             let missing = || WeightsError::MissingShard {
                 index: index.to_path_buf(),
                 shard: file.into(),
-                key: keys.first().copied().unwrap_or_default().into(),
-                others: keys.len().saturating_sub(1),
+                key: keys[0].into(),
+                others: keys.len() - 1,
             };
             if !path.exists() {
                 return Err(missing());

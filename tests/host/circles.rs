@@ -106,8 +106,7 @@ impl Crate {
 impl Module {
     fn read(file: PathBuf) -> Self {
         let text = fs::read_to_string(&file).expect("text");
-        let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-        let words = words(text);
+        let words = words(&untested(&text));
         let mut module = Module { file, ..Module::default() };
         let mut at = 0;
         while at < words.len() {
@@ -168,6 +167,20 @@ impl Module {
         self.bound.insert(name, path);
         at
     }
+}
+
+/// A source without its unit tests: those in it end it, those in a file of their own are a line anywhere.
+fn untested(text: &str) -> String {
+    let mut parts = text.split("#[cfg(test)]\nmod ");
+    let mut kept = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        let (head, rest) = part.split_once('\n').unwrap_or((part, ""));
+        if !head.ends_with(';') {
+            break;
+        }
+        kept.push_str(rest);
+    }
+    kept
 }
 
 /// Names and signs of a source, without comments, texts and characters.
@@ -281,6 +294,8 @@ fn circles_are_found_through_reexports_and_paths() {
     assert_eq!(found(), "a::inner b");
     write("a/inner.rs", "pub struct Thing;\n#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}\n");
     assert_eq!(found(), "");
+    write("a/inner.rs", "#[cfg(test)]\nmod tests;\n\nuse crate::b::B;\n");
+    assert_eq!(found(), "a::inner b", "behind tests in a file of their own");
     write("a/inner.rs", "use crate::{c::{self, C}};\n");
     assert_eq!(found(), "a::inner b c", "through the middle one");
 }

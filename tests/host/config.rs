@@ -116,6 +116,34 @@ fn mistakes_in_flags_name_the_flag() {
     }
 }
 
+/// Layout files of users know the keys of earlier releases.
+#[needs(nothing)]
+fn old_keys_of_layouts_are_read_or_say_what_to_write() {
+    let dir = folder(&[]);
+    let path = dir.path().join("own.yml");
+    let read = |policy: &str| {
+        let rules = "mesh: {context: 2}\nrules: {video_sequence: [context]}\n";
+        std::fs::write(&path, format!("{rules}{policy}\n")).expect("written");
+        ltx2::config::read_layout_source(path.to_str().expect("UTF-8"))
+    };
+    let layout = |policy: &str| format!("{:?}", read(policy).expect("a layout"));
+    let old = "exchange"; // alias
+    let ring = layout("context_parallel: {kind: ring}");
+    assert_ne!(ring, layout("context_parallel: {kind: ulysses}"));
+    assert_eq!(ring, layout(&format!("{old}: {{kind: ring}}")));
+    let run = ltx2_in(dir.path(), &["generate", "-c", "nano", "-p", "x", "--layout", "own.yml", "--dry-run"]);
+    let warned: Vec<&str> = run.err.lines().filter(|line| line.contains(old)).collect();
+    assert_eq!(warned, [format!(" WARN own.yml:3: '{old}' is now called 'context_parallel'")]);
+
+    for key in ["context_parallel", old] {
+        let error = read(&format!("{key}: {{rope: gathered}}")).expect_err("no such key").to_string();
+        let shipped = std::fs::read_to_string("shardings/rope-gathered.yml").expect("a layout");
+        let replacement = shipped.lines().find(|line| line.contains("attn1.keys")).expect("an override").trim();
+        let want = format!("tensors: {{{replacement}}}");
+        assert!(error.contains("own.yml:3: ") && error.contains(&want) && error.lines().count() == 1, "{error}");
+    }
+}
+
 #[needs(nothing)]
 fn the_merged_configuration_is_printed_with_origins() {
     let dir = folder(&[("my.yml", "extends: ltx2\nrequest:\n  seed: 3\n  width: 512\n")]);

@@ -108,6 +108,27 @@ fn unsafe_stands_where_c_is_called_or_files_are_mapped() {
     assert!(wrong.is_empty(), "unsafe where no C is called: {wrong:?}");
 }
 
+/// Statements that go on with a default where a call cannot fail, or fails for a reason that no default stands for.
+fn made_up(code: &str) -> Vec<String> {
+    let sure = ["serde_json::to_", ".as_slice", "_shape", "broadcast", "try_from(", ".lock()", ".join()", ".position("];
+    let mut before: Vec<&str> = code.split(".unwrap_or_default()").collect();
+    before.pop();
+    let statements = before.iter().map(|text| text.rsplit([';', '{', '}']).next().unwrap_or(text));
+    statements.filter(|s| sure.iter().any(|call| s.contains(call))).map(|s| s.trim().to_string()).collect()
+}
+
+#[needs(nothing)]
+fn what_cannot_fail_is_expected_not_defaulted() {
+    let planted =
+        "let a = 1;\nlet b = x\n    .as_slice()\n    .unwrap_or_default();\nlet c = map.get(d).unwrap_or_default();";
+    assert_eq!(made_up(planted), ["let b = x\n    .as_slice()"]);
+    let mut wrong = Vec::new();
+    for path in [sources(Path::new("src")), sources(Path::new("crates"))].concat() {
+        wrong.extend(made_up(&code(&path)).into_iter().map(|s| format!("{}: {s}", path.display())));
+    }
+    assert!(wrong.is_empty(), "write expect(\"why it cannot fail\"), or an error:\n{}", wrong.join("\n"));
+}
+
 /// The name of a field or variant may explain it; an item of a module says more. The commands' help is clap's.
 #[needs(nothing)]
 fn public_items_are_documented() {

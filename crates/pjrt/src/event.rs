@@ -83,7 +83,7 @@ impl Drop for Event {
 
 /// Payload of an event's callback: the memory, and the event itself, which must outlive the registration.
 struct Held {
-    #[allow(dead_code)]
+    #[allow(dead_code, reason = "held, not read")]
     owner: Box<dyn Any + Send + Sync>,
     event: Event,
 }

@@ -115,7 +115,7 @@ impl Executable {
         };
         let output = |(&kind, &size): (&u32, &usize)| {
             let unknown = || Error::ElementType { plugin: self.plugin.path().to_owned(), kind };
-            let dims = dims.split_off(..size).unwrap_or_default();
+            let dims = dims.split_off(..size).expect("sizes add up");
             Ok((BufferType::from_c(kind).ok_or_else(unknown)?, dims.iter().map(|&dim| dim as usize).collect()))
         };
         types.iter().zip(sizes).map(output).collect()

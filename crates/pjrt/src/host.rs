@@ -31,8 +31,7 @@ impl SharedBytes {
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // A range outside the owner (one that shrinks) reads as nothing rather than as a panic in a transfer.
-        (*self.owner).as_ref().get(self.range.clone()).unwrap_or_default()
+        (*self.owner).as_ref().get(self.range.clone()).expect("an owner keeps its bytes")
     }
 }
 

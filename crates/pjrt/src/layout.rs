@@ -36,7 +36,7 @@ impl DeviceLayout {
             let minor_to_major = list(tiled.minor_to_major.cast::<i64>(), tiled.minor_to_major_size).to_vec();
             let sizes = list(tiled.tile_dim_sizes.cast::<usize>(), tiled.num_tiles);
             let mut dims = list(tiled.tile_dims.cast::<i64>(), sizes.iter().sum());
-            let tiles = sizes.iter().map(|&size| dims.split_off(..size).unwrap_or_default().to_vec()).collect();
+            let tiles = sizes.iter().map(|&size| dims.split_off(..size).expect("sizes add up").to_vec()).collect();
             Some(DeviceLayout { minor_to_major, tiles })
         }
     }

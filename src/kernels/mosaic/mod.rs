@@ -95,8 +95,7 @@ impl Call {
         let call = CustomCall {
             target: "tpu_custom_call".into(),
             api_version: 1,
-            // Serializing plain structs cannot fail.
-            backend_config: serde_json::to_string(&self.config).unwrap_or_default(),
+            backend_config: serde_json::to_string(&self.config).expect("structs of texts and numbers have a JSON form"),
             operand_layouts: operands.iter().map(|x| natural(x.rank())).collect(),
             result_layouts: results.iter().map(|ty| natural(ty.rank())).collect(),
             ..CustomCall::default()

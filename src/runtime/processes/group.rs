@@ -1,7 +1,7 @@
 //! The processes of a run, from the point of view of one.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -170,7 +170,7 @@ impl Group {
         for process in 1..self.count() {
             texts.push(String::from_utf8_lossy(&self.store.get(&key(process), FOR_EVER)?).into_owned());
         }
-        self.store.put(&all, &serde_json::to_vec(&texts).unwrap_or_default())?;
+        self.store.put(&all, &serde_json::to_vec(&texts).expect("texts have a JSON form"))?;
         Ok(texts)
     }
 
@@ -199,7 +199,7 @@ impl Group {
     pub fn ensure_same_program(&self, name: &str, text: &str, options: &str, cached: bool) -> Result<bool, GroupError> {
         let own = format!("program '{name}' {text} with options {options}");
         let texts = self.all_gather(&format!("{cached} {own}"))?;
-        let all: Vec<(&str, &str)> = texts.iter().map(|text| text.split_once(' ').unwrap_or_default()).collect();
+        let all: Vec<(&str, &str)> = texts.iter().map(|text| text.split_once(' ').unwrap_or(("", text))).collect();
         match all.iter().position(|(_, program)| *program != all[0].1) {
             None => Ok(all.iter().all(|(cached, _)| *cached == "true")),
             Some(other) => Err(GroupError::Differ(format!(
@@ -242,9 +242,7 @@ impl Group {
         if self.left.swap(true, Ordering::SeqCst) {
             return false;
         }
-        if let Ok(mut heartbeat) = self.heartbeat.lock() {
-            heartbeat.stop();
-        }
+        self.heartbeat.lock().unwrap_or_else(PoisonError::into_inner).stop();
         true
     }
 }
@@ -274,7 +272,8 @@ fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<Server>, Arc<dyn 
 
 /// Registers this process in the store.
 fn register(store: &dyn KvStore, id: usize, own: &ProcessInfo, patience: Duration) -> Result<(), GroupError> {
-    let (key, text) = (format!("process/{id}"), serde_json::to_vec(own).unwrap_or_default());
+    let (key, text) =
+        (format!("process/{id}"), serde_json::to_vec(own).expect("structs of texts and numbers have a JSON form"));
     let started = Instant::now();
     loop {
         match store.put(&key, &text) {
@@ -327,7 +326,7 @@ fn rendezvous(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Resul
         let missing = format!("process{} {}", if missing.len() > 1 { "es" } else { "" }, missing.join(", "));
         return Err(GroupError::Missing { missing, count: launch.count, seconds: patience.as_secs() });
     }
-    store.put("processes", &serde_json::to_vec(&hosts).unwrap_or_default())?;
+    store.put("processes", &serde_json::to_vec(&hosts).expect("texts have a JSON form"))?;
     Ok(hosts)
 }
 

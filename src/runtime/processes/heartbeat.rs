@@ -61,7 +61,7 @@ impl Peers {
     /// Aborts the run for all, unless it is aborted already.
     pub(crate) fn abort(&self, process: usize, message: &str) {
         let abort = Abort { process, message: message.into() };
-        let text = serde_json::to_vec(&abort).unwrap_or_default();
+        let text = serde_json::to_vec(&abort).expect("structs of texts and numbers have a JSON form");
         if let Err(e) = self.store.put(ABORT, &text)
             && !matches!(e, KvError::AlreadyExists(_))
         {

@@ -85,8 +85,8 @@ impl Digest {
         if let Some(want) = &self.bits {
             assert_eq!(&bits, want, "bits of {name}");
         }
-        let hash = Sha256::digest(bytemuck::cast_slice::<u32, u8>(&bits));
-        assert_eq!(hash.iter().map(|b| format!("{b:02x}")).collect::<String>(), self.sha256, "bits of {name}");
+        let hash = hex::encode(Sha256::digest(bytemuck::cast_slice::<u32, u8>(&bits)));
+        assert_eq!(hash, self.sha256, "bits of {name}");
     }
 }
 

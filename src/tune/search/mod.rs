@@ -334,7 +334,7 @@ impl<'a> SearchState<'a> {
         };
         let mesh = mesh_name(&point.mesh);
         let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
-        command.extend([q.target.clone(), "--program".into(), "denoise".into()]);
+        command.extend([q.target.clone(), "--program".into(), ProgramKind::Denoise.flag().into()]);
         command.extend(["--layers".to_string(), q.layers.to_string()]);
         command.extend(q.settings.iter().cloned());
         command.extend(["--layout".to_string(), layout.clone(), "--mesh".into(), mesh.clone()]);

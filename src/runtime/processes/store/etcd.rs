@@ -36,12 +36,16 @@ impl EtcdStore {
         }
         let mut store = EtcdStore { agent: agent(answer), host: host.into(), run: run.into(), lease: String::new() };
         let granted = store.ask("lease/grant", &json!({"TTL": LEASE.to_string()}))?;
-        store.lease = granted["ID"].as_str().unwrap_or_default().into();
+        store.lease = granted["ID"].as_str().ok_or_else(|| store.unavailable("it grants no lease".into()))?.into();
         Ok(store)
     }
 
+    fn unavailable(&self, reason: String) -> KvError {
+        KvError::Unavailable { place: format!("etcd://{}", self.host), reason }
+    }
+
     fn ask(&self, what: &str, question: &Value) -> Result<Value, KvError> {
-        let fail = |reason: String| KvError::Unavailable { place: format!("etcd://{}", self.host), reason };
+        let fail = |reason: String| self.unavailable(reason);
         let url = format!("http://{}/v3/{what}", self.host);
         let mut answer = self.agent.post(url).send(question.to_string()).map_err(|e| fail(e.to_string()))?;
         let body = answer.body_mut().with_config().limit(u64::MAX);
@@ -82,10 +86,9 @@ impl KvStore for EtcdStore {
         let found = self.ask("kv/range", &json!({"key": self.key(key)}))?;
         let Some(entry) = found["kvs"].get(0) else { return Err(KvError::NotFound(key.into())) };
         // An empty value is left out.
-        BASE64_STANDARD.decode(entry["value"].as_str().unwrap_or_default()).map_err(|e| KvError::Unavailable {
-            place: format!("etcd://{}", self.host),
-            reason: format!("the value of '{key}': {e}"),
-        })
+        BASE64_STANDARD
+            .decode(entry["value"].as_str().unwrap_or_default())
+            .map_err(|e| self.unavailable(format!("the value of '{key}': {e}")))
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
