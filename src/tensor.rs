@@ -10,21 +10,13 @@ use crate::hlo::{DType, Element, F8};
 pub enum Tensor {
     /// Booleans, one byte each.
     Bool(ArrayD<bool>),
-    /// 8-bit unsigned integers.
     U8(ArrayD<u8>),
-    /// 32-bit integers.
     I32(ArrayD<i32>),
-    /// 64-bit integers.
     I64(ArrayD<i64>),
-    /// Eight bits of float.
     F8E4M3FN(ArrayD<F8>),
-    /// Half precision.
     F16(ArrayD<f16>),
-    /// bfloat16.
     BF16(ArrayD<bf16>),
-    /// Single precision.
     F32(ArrayD<f32>),
-    /// Double precision.
     F64(ArrayD<f64>),
 }
 
@@ -53,16 +45,7 @@ pub enum TensorError {
     Unsupported(DType),
     /// The byte count does not fit the shape.
     #[error("{dtype} tensor of shape {shape:?} needs {want} bytes, got {got}")]
-    Size {
-        /// Element type.
-        dtype: DType,
-        /// Shape asked for.
-        shape: Vec<usize>,
-        /// Bytes needed.
-        want: usize,
-        /// Bytes given.
-        got: usize,
-    },
+    Size { dtype: DType, shape: Vec<usize>, want: usize, got: usize },
 }
 
 impl Tensor {

@@ -337,7 +337,7 @@ fn finite(text: &str) -> Result<f64, String> {
 }
 
 /// A choice's name in YAML.
-fn word(choice: impl ValueEnum) -> Option<String> {
+pub(super) fn word(choice: impl ValueEnum) -> Option<String> {
     choice.to_possible_value().map(|v| v.get_name().to_string())
 }
 

@@ -50,12 +50,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let version = source.version().map_or_else(|_| "unknown".to_string(), |v| v.to_string());
     let good = |part: Component| {
         findings.iter().any(|(p, f)| {
-            *p == part
-                && match f {
-                    Finding::Present => true,
-                    Finding::Weights(r) => r.is_ok(),
-                    _ => false,
-                }
+            *p == part && (matches!(f, Finding::Present) || matches!(f, Finding::Weights(r) if r.is_ok()))
         })
     };
     let missing: Vec<&str> = needed_components().filter(|p| !good(*p)).map(Component::folder).collect();

@@ -7,8 +7,8 @@ use crate::runtime::Target;
 use crate::tune::columns;
 use crate::tune::compile_json::entries;
 
-fn mesh_text(done: &Compilation) -> String {
-    match done.mesh.axes.as_slice() {
+pub(super) fn mesh_text(axes: &[(String, usize)]) -> String {
+    match axes {
         [] => "one device".into(),
         axes => axes.iter().map(|(a, n)| format!("{a}={n}")).collect::<Vec<_>>().join(","),
     }
@@ -26,7 +26,10 @@ pub(crate) fn table(done: &Compilation, target: &Target) -> String {
     let mut line = |name: &str, text: String| {
         let _ = writeln!(out, "{name:<12}{text}");
     };
-    line("target", format!("{target}, {} devices, layout {}, {}", done.mesh.devices(), done.layout, mesh_text(done)));
+    line(
+        "target",
+        format!("{target}, {} devices, layout {}, {}", done.mesh.devices(), done.layout, mesh_text(&done.mesh.axes)),
+    );
     let blocks = if done.kind.has_blocks() { format!(", {} blocks", done.layers) } else { String::new() };
     line("program", format!("{}{blocks}, compiled in {:.1} s", done.kind.name(), done.seconds));
     line("hash", done.hash.clone());

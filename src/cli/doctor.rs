@@ -140,12 +140,8 @@ fn text(report: &DoctorReport) -> String {
         if let (Some(name), Some(version)) = (&platform.platform_name, &platform.platform_version) {
             lines.push(format!("  platform  {name}: {}", version.lines().next().unwrap_or_default()));
         }
-        for device in &platform.devices {
-            lines.push(format!("  device    {device}"));
-        }
-        for missing in &platform.missing {
-            lines.push(format!("  missing   {missing}"));
-        }
+        lines.extend(platform.devices.iter().map(|device| format!("  device    {device}")));
+        lines.extend(platform.missing.iter().map(|missing| format!("  missing   {missing}")));
     }
     match &report.ffmpeg {
         Some(path) => lines.push(format!("\nffmpeg: {}", path.display())),

@@ -105,10 +105,7 @@ fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
     let target: Target = name.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
     let mut given = args.config.given();
     let shape = Case { shape: s.shape.clone(), ..Case::default() };
-    if let Some([width, height, frames]) = shape.size()? {
-        let sizes = [("width", width), ("height", height), ("num_frames", frames)];
-        given.set.extend(sizes.map(|(key, size)| format!("request.{key}={size}")));
-    }
+    given.set.extend(shape.size_settings()?);
     if s.memory_fit && target.chip().is_none() {
         return Err(usage(crate::tune::TuneError::Capacity(name)));
     }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use serde::Serialize;
 
+use super::compile_report::mesh_text;
 use crate::config::{Loaded, WeightSource};
 use crate::models::presets::Preset;
 use crate::pipeline::configs::ModelConfigs;
@@ -84,11 +85,7 @@ impl Plan {
             platform: config.runtime.platform.clone(),
             dtype: format!("{:?}", config.runtime.dtype).to_lowercase(),
             layout: config.layout.clone(),
-            mesh: match mesh {
-                Ok(axes) if axes.is_empty() => "one device".into(),
-                Ok(axes) => axes.iter().map(|(a, n)| format!("{a}={n}")).collect::<Vec<_>>().join(","),
-                Err(error) => error.to_string(),
-            },
+            mesh: mesh.map_or_else(|error| error.to_string(), |axes| mesh_text(&axes)),
             outputs: options.outputs.iter().map(|p| p.display().to_string()).collect(),
         }
     }

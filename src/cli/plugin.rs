@@ -134,17 +134,14 @@ fn download(wheel: &Wheel, work: &Path) -> Result<PathBuf> {
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         bail!("{requirement}: `python3 -m pip download` failed: {}", lines.join(" | "));
     }
-    let file = fs::read_dir(&folder)?.flatten().map(|entry| entry.path()).find(|path| is_wheel(path));
+    let mut files = fs::read_dir(&folder)?.flatten().map(|entry| entry.path());
+    let file = files.find(|path| path.extension().is_some_and(|extension| extension == "whl"));
     let file = file.with_context(|| format!("{requirement}: pip downloaded no wheel"))?;
     let sum = sha256_file(&file).with_context(|| format!("{}: cannot read", file.display()))?;
     if sum != wheel.sha256 {
         bail!("{requirement}: sha256 is {sum}, expected {}: the file is not the one this program trusts", wheel.sha256);
     }
     Ok(file)
-}
-
-fn is_wheel(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "whl")
 }
 
 fn unpack(wheel: &Path, folder: &Path) -> Result<()> {

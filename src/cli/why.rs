@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs};
+use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs, word};
 use super::compile::{prepare_tpus, read_chip};
 use super::deliver;
 use super::experiment::usage;
@@ -102,14 +102,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let text = comments.map(|c| format!("# {c}\n")).concat() + &best.layout;
             crate::media::write_atomically(path, text.as_bytes())?;
             tracing::info!("{} written", path.display());
-            Ok(())
         }
-        (Some(_), None) => {
-            tracing::info!("nothing is written: no change gains");
-            Ok(())
-        }
-        (None, _) => Ok(()),
+        (Some(_), None) => tracing::info!("nothing is written: no change gains"),
+        (None, _) => {}
     }
+    Ok(())
 }
 
 /// Arguments that give a child the same, without the layout.
@@ -120,15 +117,14 @@ fn settings(args: &Args) -> Vec<String> {
     add("--chip", args.chip.clone());
     args.config.set.iter().for_each(|s| add("--set", Some(s.clone())));
     let m = &args.model;
-    let word = |v: Option<clap::builder::PossibleValue>| v.map(|v| v.get_name().to_string());
     add("--model", m.model.clone());
     add("--text-encoder", m.text_encoder.clone());
     add("--upsampler", m.upsampler.clone());
     m.lora.iter().for_each(|l| add("--lora", Some(l.clone())));
-    add("--weights", word(m.weights.and_then(|w| clap::ValueEnum::to_possible_value(&w))));
-    add("--pipeline", word(m.pipeline.and_then(|p| clap::ValueEnum::to_possible_value(&p))));
+    add("--weights", m.weights.and_then(word));
+    add("--pipeline", m.pipeline.and_then(word));
     let p = &args.placement;
-    add("--dtype", word(p.dtype.and_then(|d| clap::ValueEnum::to_possible_value(&d))));
+    add("--dtype", p.dtype.and_then(word));
     add("--mesh", p.mesh.clone());
     out
 }

@@ -81,10 +81,7 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
         return fail("two_stage.sigmas", format!("{:?}", config.two_stage.sigmas), why);
     }
-    if let Err((key, value, why)) = check_sampler(config) {
-        return fail(key, value, why);
-    }
-    Ok(())
+    check_sampler(config)
 }
 
 fn check_run(config: &Config) -> Result<(), Fault> {
@@ -115,7 +112,7 @@ fn check_run(config: &Config) -> Result<(), Fault> {
 }
 
 /// Key, value and fault of settings that the sampler does not take, or of more steps than its tables hold.
-fn check_sampler(config: &Config) -> Result<(), (&'static str, String, String)> {
+fn check_sampler(config: &Config) -> Result<(), Fault> {
     let (options, steps) = (config.sampler.options(), config.sampler.steps);
     let sampler = config.sampler.kind.sampler(options).map_err(|(key, value)| {
         (key, value, "this sampler takes no such setting; remove it, or choose another sampler.kind".to_string())
@@ -126,7 +123,7 @@ fn check_sampler(config: &Config) -> Result<(), (&'static str, String, String)> 
     }
     let most = (1..steps).rev().find(fits).unwrap_or(1);
     let why = format!("{} evaluations of the transformer: at most {most} steps", sampler.evaluations(steps));
-    Err(("sampler.steps", steps.to_string(), why))
+    fail("sampler.steps", steps.to_string(), why)
 }
 
 /// The legal values around an illegal one, both at least the smallest positive.

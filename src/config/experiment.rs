@@ -92,6 +92,12 @@ impl Case {
             None => Err(ConfigError::Flag(format!("shape '{shape}' is not WIDTHxHEIGHTxFRAMES, e.g. 768x512x121"))),
         }
     }
+
+    /// The shape as `key=value` pairs of a configuration.
+    pub(crate) fn size_settings(&self) -> Result<Vec<String>, ConfigError> {
+        let sizes = ["width", "height", "num_frames"].into_iter().zip(self.size()?.into_iter().flatten());
+        Ok(sizes.map(|(key, size)| format!("request.{key}={size}")).collect())
+    }
 }
 
 /// Every element of a list, or nothing once where the list is empty.

@@ -25,7 +25,7 @@ impl Folder {
     }
 
     fn given(&self, name: &str) -> CliOverrides {
-        CliOverrides { file: Some(self.path(name)), ..CliOverrides::default() }
+        file(&self.path(name))
     }
 
     /// An error without the folder's name.
@@ -33,6 +33,10 @@ impl Folder {
         let text = load(&self.given(name)).unwrap_err().to_string();
         text.replace(&format!("{}/", self.0.path().display()), "")
     }
+}
+
+fn file(name: &str) -> CliOverrides {
+    CliOverrides { file: Some(name.into()), ..CliOverrides::default() }
 }
 
 fn set(pairs: &[&str]) -> CliOverrides {
@@ -78,16 +82,15 @@ fn every_shipped_file_loads() {
     for (name, text) in presets::CONFIGS {
         let path = format!("configs/{name}.yml");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-        let from_file = load(&CliOverrides { file: Some(path), ..CliOverrides::default() }).unwrap();
-        let by_name = load(&CliOverrides { file: Some(name.into()), ..CliOverrides::default() }).unwrap();
+        let from_file = load(&file(&path)).unwrap();
+        let by_name = load(&file(name)).unwrap();
         assert_eq!(from_file.config, by_name.config, "{name}");
         from_file.config.placement(1).unwrap();
     }
-    let nano = load(&CliOverrides { file: Some("configs/nano.yml".into()), ..CliOverrides::default() }).unwrap();
+    let nano = load(&file("configs/nano.yml")).unwrap();
     assert_eq!(nano.config.model.path, "assets/nano");
     assert_eq!((nano.config.request.num_frames, nano.config.runtime.dtype), (25, Dtype::F32));
-    let full =
-        load(&CliOverrides { file: Some("ltx2_full_guidance".into()), ..CliOverrides::default() }).unwrap().config;
+    let full = load(&file("ltx2_full_guidance")).unwrap().config;
     assert_eq!(full.scales()[1], ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
     assert_eq!(full.guidance.stg_blocks, [29]);
     let shipped = |folder: &str| std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_json::{Number, Value};
+use serde_json::Value;
 use serde_saphyr::Spanned;
 
 use super::error::ConfigError;
@@ -85,6 +85,14 @@ fn node(spanned: Spanned<Data>) -> Node {
 
 struct DataVisitor;
 
+macro_rules! scalars {
+    ($($visit:ident: $type:ty),*) => {
+        $(fn $visit<E>(self, value: $type) -> Result<Data, E> {
+            Ok(Data::Scalar(value.into()))
+        })*
+    };
+}
+
 impl<'de> Visitor<'de> for DataVisitor {
     type Value = Data;
 
@@ -104,25 +112,8 @@ impl<'de> Visitor<'de> for DataVisitor {
         Data::deserialize(deserializer)
     }
 
-    fn visit_bool<E>(self, v: bool) -> Result<Data, E> {
-        Ok(Data::Scalar(v.into()))
-    }
-
-    fn visit_u64<E>(self, v: u64) -> Result<Data, E> {
-        Ok(Data::Scalar(v.into()))
-    }
-
-    fn visit_i64<E>(self, v: i64) -> Result<Data, E> {
-        Ok(Data::Scalar(v.into()))
-    }
-
-    fn visit_f64<E>(self, v: f64) -> Result<Data, E> {
-        Ok(Data::Scalar(Number::from_f64(v).map_or(Value::Null, Value::Number)))
-    }
-
-    fn visit_str<E>(self, v: &str) -> Result<Data, E> {
-        Ok(Data::Scalar(v.into()))
-    }
+    // A number that is not finite becomes null.
+    scalars!(visit_bool: bool, visit_u64: u64, visit_i64: i64, visit_f64: f64, visit_str: &str);
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Data, A::Error> {
         let mut items = Vec::new();

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::defaults::with_defaults;
+
 /// Which encoder a caller asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncoderChoice {
@@ -27,23 +29,18 @@ impl std::str::FromStr for EncoderChoice {
     }
 }
 
-/// How a clip is encoded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mp4Options {
-    /// Which encoder.
-    pub encoder: EncoderChoice,
-    /// The ffmpeg program: a path, or a name to be found on PATH.
-    pub ffmpeg: PathBuf,
-    /// Quality, 0 (best) to 51: x264's constant rate factor, and the embedded encoder's quantizer.
-    pub crf: u8,
-    /// Bits a second of the sound.
-    pub audio_bitrate: u32,
-    /// Whether a file that has the name by then is replaced.
-    pub replace: bool,
-}
-
-impl Default for Mp4Options {
-    fn default() -> Self {
-        Self { encoder: EncoderChoice::Auto, ffmpeg: "ffmpeg".into(), crf: 19, audio_bitrate: 192_000, replace: true }
+with_defaults! {
+    /// How a clip is encoded.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Mp4Options {
+        pub encoder: EncoderChoice = EncoderChoice::Auto,
+        /// The ffmpeg program: a path, or a name to be found on PATH.
+        pub ffmpeg: PathBuf = "ffmpeg".into(),
+        /// Quality, 0 (best) to 51: x264's constant rate factor, and the embedded encoder's quantizer.
+        pub crf: u8 = 19,
+        /// Bits a second of the sound.
+        pub audio_bitrate: u32 = 192_000,
+        /// Whether a file that has the name by then is replaced.
+        pub replace: bool = true,
     }
 }

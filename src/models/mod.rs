@@ -7,6 +7,8 @@ pub mod families;
 pub(crate) mod feed_forward;
 pub mod gemma3;
 pub mod presets;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod text_encoder;
 pub(crate) mod timestep;
 pub mod tokenizer;

@@ -13,7 +13,6 @@ use crate::sampling::denoise::DenoiseShape;
 /// A model, the devices it runs on, and how its networks become programs there.
 pub struct Runner {
     pub model: Model,
-    /// Programs and parameters.
     pub executor: Executor,
     /// How networks become programs.
     pub build: Build,

@@ -27,7 +27,6 @@ use crate::runtime::{Engine, EngineOptions, RuntimeError, platform};
 pub struct Session {
     /// The configuration, with what it left to the devices decided.
     pub config: Config,
-    /// The model on the devices.
     pub runner: Runner,
     /// This program, the plugin and the platform, as a sidecar names them.
     pub versions: Value,

@@ -24,7 +24,6 @@ use crate::tensor::Tensor;
 pub struct Statistics {
     pub compiles: usize,
     pub(crate) compile_seconds: f64,
-    /// Loads from the compile cache.
     pub cache_hits: usize,
     /// Seconds of loading.
     pub(crate) cache_seconds: f64,

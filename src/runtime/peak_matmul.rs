@@ -16,7 +16,6 @@ const IN_FLIGHT: usize = 8;
 pub struct PeakMatmul {
     /// Rows and columns.
     pub(crate) size: usize,
-    /// Element type of the operands.
     pub(crate) dtype: &'static str,
     /// Seconds of one matmul, in the fastest round.
     pub(crate) seconds: f64,

@@ -66,7 +66,6 @@ pub enum PlatformError {
 pub(crate) struct Options {
     /// Virtual CPU devices; None for one.
     pub(crate) cpu_devices: Option<usize>,
-    /// Options of the CUDA plugin.
     pub(crate) cuda: CudaOptions,
     /// This process among several.
     pub(crate) node: Option<Node>,
@@ -80,16 +79,16 @@ pub(crate) fn open(choice: &Choice, cpu_devices: Option<usize>) -> Result<(Plugi
 /// Opens a platform. `auto` logs in one line what it took and why it passed over the others; a named platform never
 /// falls back.
 pub(crate) fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client), PlatformError> {
-    let cpu = match choice {
-        Choice::File(path) => Platform::of_file(path) == Some(Platform::Cpu),
-        Choice::Named(platform) => *platform == Platform::Cpu,
-        Choice::Auto => false,
+    let known = match choice {
+        Choice::File(path) => Platform::of_file(path),
+        Choice::Named(platform) => Some(*platform),
+        Choice::Auto => None,
     };
-    if cpu && options.node.is_some() {
+    if known == Some(Platform::Cpu) && options.node.is_some() {
         return Err(PlatformError::OneProcess);
     }
     match choice {
-        Choice::File(path) => Ok(start_file(path, options)?),
+        Choice::File(path) => Ok(start_file(path, known, options)?),
         Choice::Named(platform) => {
             hardware(*platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
             Ok(start(*platform, &discover::find(*platform, None), options)?)
@@ -101,7 +100,7 @@ pub(crate) fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, C
 fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
     if let Some(path) = std::env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()) {
         let path = PathBuf::from(path);
-        let opened = start_file(&path, options)?;
+        let opened = start_file(&path, Platform::of_file(&path), options)?;
         tracing::info!("platform {}: {PLUGIN_VARIABLE} names it", path.display());
         return Ok(opened);
     }
@@ -135,10 +134,10 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
     Err(PlatformError::None(passed.join("; ")))
 }
 
-/// Starts a plugin file, with the options of the platform its name speaks of.
-fn start_file(path: &Path, options: &Options) -> Result<(Plugin, Client), Error> {
+/// Starts a plugin file, with the options of a platform where that is known.
+fn start_file(path: &Path, platform: Option<Platform>, options: &Options) -> Result<(Plugin, Client), Error> {
     let plugin = Plugin::load(path)?;
-    let client = Client::among(&plugin, &client_options(Platform::of_file(path), options), options.node.as_ref())?;
+    let client = Client::among(&plugin, &client_options(platform, options), options.node.as_ref())?;
     Ok((plugin, client))
 }
 
@@ -149,11 +148,7 @@ fn start(platform: Platform, search: &Search, options: &Options) -> Result<(Plug
         if platform == Platform::Cuda {
             missing_for_cuda(&found.path).iter().for_each(|line| tracing::warn!("{line}"));
         }
-        let client = |plugin: Plugin| {
-            let client = Client::among(&plugin, &client_options(Some(platform), options), options.node.as_ref())?;
-            Ok((plugin, client))
-        };
-        match Plugin::load(&found.path).and_then(client) {
+        match start_file(&found.path, Some(platform), options) {
             Ok(opened) => return Ok(opened),
             Err(error) => {
                 tracing::debug!("{error}");

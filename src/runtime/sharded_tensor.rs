@@ -117,7 +117,7 @@ impl ShardedTensor {
         let mut buffers = Vec::with_capacity(devices.len());
         for (place, device) in devices {
             let shard = &shards[*place];
-            let first: usize = shard.start.iter().zip(&strides).map(|(s, stride)| s * *stride as usize).sum();
+            let first = offset(&shard.start, &strides);
             let host = HostBuffer {
                 byte_strides: (shard.size != ty.dims).then_some(&strides),
                 layout,
@@ -172,6 +172,11 @@ pub(super) fn strides(dims: &[usize], size: usize) -> Vec<i64> {
     strides
 }
 
+/// Bytes before an element.
+pub(super) fn offset(index: &[usize], strides: &[i64]) -> usize {
+    index.iter().zip(strides).map(|(i, stride)| i * *stride as usize).sum()
+}
+
 /// A tensor's bytes with zeros behind each dimension.
 fn padded(tensor: &Tensor, dims: &[usize]) -> Vec<u8> {
     let size = tensor.dtype().size();
@@ -195,9 +200,6 @@ fn copy(
     if size.contains(&0) {
         return;
     }
-    let offset = |index: &[usize], strides: &[i64]| -> usize {
-        index.iter().zip(strides).map(|(i, stride)| i * *stride as usize).sum()
-    };
     // Trailing dimensions that lie without gaps on both sides are one run of bytes.
     let (mut run, mut outer) = (item, size);
     while let Some((&length, rest)) = outer.split_last() {
@@ -223,7 +225,7 @@ fn copy(
 pub(super) fn cut(bytes: &[u8], dims: &[usize], shard: &Shard, dtype: DType) -> Vec<u8> {
     let size = dtype.size();
     let from = strides(dims, size);
-    let first: usize = shard.start.iter().zip(&from).map(|(s, stride)| s * *stride as usize).sum();
+    let first = offset(&shard.start, &from);
     let mut out = vec![0; shard.size.iter().product::<usize>() * size];
     let to = strides(&shard.size, size);
     copy(&bytes[first..], &from, &mut out, &to, &vec![0; dims.len()], &shard.size, size);
@@ -271,14 +273,7 @@ mod tests {
         let bytes: Vec<u8> = (0..12).collect();
         let shard = Shard { start: vec![1, 2], size: vec![2, 2] };
         // Rows of four bytes: rows 1 and 2, columns 2 and 3.
-        let byte = |dims: &[usize], shard: &Shard| {
-            let from = strides(dims, 1);
-            let mut out = vec![0; 4];
-            let first: usize = shard.start.iter().zip(&from).map(|(s, t)| s * *t as usize).sum();
-            copy(&bytes[first..], &from, &mut out, &strides(&shard.size, 1), &[0, 0], &shard.size, 1);
-            out
-        };
-        assert_eq!(byte(&[3, 4], &shard), [6, 7, 10, 11]);
+        assert_eq!(cut(&bytes, &[3, 4], &shard, DType::U8), [6, 7, 10, 11]);
         // Whole trailing dimensions are copied at once.
         let rows = cut(&bytes, &[3, 2, 2], &Shard { start: vec![1, 0, 0], size: vec![2, 2, 2] }, DType::U8);
         assert_eq!(rows, (4..12).collect::<Vec<u8>>());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::engine::{Engine, device_layout};
 use super::error::RuntimeError;
-use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut, shards, strides};
+use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut, offset, shards, strides};
 use super::stored::ParameterSource;
 use super::{quantize, random};
 use crate::failpoint;
@@ -208,11 +208,8 @@ fn strided(
 ) -> Result<Vec<Buffer>, RuntimeError> {
     let each = engine.addressable(shards.len()).into_iter().map(|(place, device)| {
         let shard = &shards[place];
-        let first: usize = shard.start.iter().zip(strides).map(|(s, stride)| s * *stride as usize).sum();
-        let host = HostBuffer {
-            byte_strides: Some(strides),
-            ..HostBuffer::dense(&bytes[first..], buffer_type(dtype), &shard.size)
-        };
+        let dense = HostBuffer::dense(&bytes[offset(&shard.start, strides)..], buffer_type(dtype), &shard.size);
+        let host = HostBuffer { byte_strides: Some(strides), ..dense };
         Ok(engine.client().upload(device, host)?)
     });
     each.collect()

@@ -1,6 +1,8 @@
 //! Candidate layouts: single-rule changes that could remove collectives, each with an upper bound of its gain. Nothing is
 //! compiled here; changes that cannot gain or cannot fit are pruned by arithmetic.
 
+use std::collections::BTreeSet;
+
 use super::compile_report::{CollectiveEntry, CompileReport, TensorPlacement};
 use crate::config::LayoutSource;
 use crate::nn::{Axis, ContextParallelKind, Override, Rule};
@@ -80,11 +82,12 @@ impl Around<'_> {
         collectives.iter().map(|&n| self.base.collectives.list[n].step_cost()).sum()
     }
 
+    fn families(&self, collectives: &[usize]) -> BTreeSet<String> {
+        collectives.iter().filter_map(|&n| family_of(&self.base.collectives.list[n])).collect()
+    }
+
     fn candidate(&self, change: String, layout: LayoutSource, collectives: Vec<usize>) -> Candidate {
-        let mut families: Vec<_> =
-            collectives.iter().filter_map(|&n| family_of(&self.base.collectives.list[n])).collect();
-        families.sort();
-        families.dedup();
+        let families = self.families(&collectives);
         Candidate { change, layout, bound: self.cost(&collectives), families: families.len().max(1), collectives }
     }
 
@@ -145,10 +148,7 @@ impl Around<'_> {
             if self.repeats_work(rule) {
                 continue;
             }
-            let mut families: Vec<String> =
-                touched.iter().filter_map(|&e| family_of(&self.base.collectives.list[e])).collect();
-            families.sort();
-            families.dedup();
+            let families = self.families(&touched);
             for pattern in &families {
                 let own = |e: &CollectiveEntry| family_of(e).as_ref() == Some(pattern);
                 let collectives: Vec<usize> =
@@ -175,11 +175,8 @@ impl Around<'_> {
     /// sharding to what is computed with it.
     fn carried(&self, rule: &Rule, touched: Vec<usize>) -> Vec<usize> {
         let along = |e: &CollectiveEntry| e.axes.iter().any(|a| rule.mesh_axes.contains(a));
-        let mut all = self.picked(|e| along(e) && !e.is_attention());
-        all.extend(touched);
-        all.sort_unstable();
-        all.dedup();
-        all
+        let all = self.picked(|e| along(e) && !e.is_attention()).into_iter().chain(touched);
+        all.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Layout without a general rule, and without the overrides that only replicated its axis.
@@ -209,14 +206,10 @@ impl Around<'_> {
     /// Overrides, each dropped alone and with the others of the same family and axes.
     fn overrides(&self) -> Vec<Candidate> {
         let axes = |e: &Override| e.rules.iter().map(|r| r.axis).collect::<Vec<_>>();
-        let reach = |e: &Override| -> Vec<String> {
-            let mut all: Vec<String> =
-                self.base.tensors.iter().filter(|t| e.covers(&t.tensor)).filter_map(|t| family(&t.tensor)).collect();
-            all.sort();
-            all.dedup();
-            all
+        let reach = |e: &Override| -> BTreeSet<String> {
+            self.base.tensors.iter().filter(|t| e.covers(&t.tensor)).filter_map(|t| family(&t.tensor)).collect()
         };
-        let mut groups: Vec<(Vec<usize>, Vec<String>)> = Vec::new();
+        let mut groups: Vec<(Vec<usize>, BTreeSet<String>)> = Vec::new();
         for (n, e) in self.source.overrides.iter().enumerate() {
             let families = reach(e);
             if families.is_empty() {

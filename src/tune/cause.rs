@@ -25,15 +25,9 @@ pub(crate) fn cause<'a>(
         let common = scope.iter().zip(&of).take_while(|(a, b)| a == b).count();
         (common > 0).then(|| (common, fits(c, p, mesh, layers), usize::MAX - of.len()))
     };
-    let mut best: Option<((usize, bool, usize), &Placement)> = None;
-    for p in placements {
-        if let Some(s) = score(p)
-            && best.is_none_or(|(b, _)| s > b)
-        {
-            best = Some((s, p));
-        }
-    }
-    best.map(|(_, p)| p)
+    // Of equals the last one wins here, which is the first placement.
+    let scored = placements.iter().rev().filter_map(|p| Some((score(p)?, p)));
+    scored.max_by_key(|(score, _)| *score).map(|(_, p)| p)
 }
 
 /// Whether a collective of this kind on the tensor has as many bytes.
@@ -52,7 +46,7 @@ fn fits(c: &Collective, p: &Placement, mesh: &Mesh, layers: usize) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::analysis::LoopLevel;
     use crate::hlo::{DType, Sharding, Type};
@@ -70,6 +64,23 @@ mod tests {
         }
     }
 
+    /// A collective along `context`, in a block.
+    pub(in crate::tune) fn collective(kind: CollectiveKind, scope: &str) -> Collective {
+        Collective {
+            kind,
+            scope: scope.into(),
+            dtype: "bf16".into(),
+            bytes: 1.0,
+            wire_bytes: 1.0,
+            axes: vec!["context".into()],
+            level: LoopLevel::Block,
+            times: 1.0,
+            asynchronous: false,
+            overlapped: false,
+            seconds: 0.0,
+        }
+    }
+
     #[test]
     fn the_nearest_tensor_of_the_right_size_is_named() {
         let mesh = Mesh::new(&[("cfg", 2), ("fsdp", 4)]);
@@ -79,18 +90,9 @@ mod tests {
             placement("blocks/ff", "hidden", &[2, 32, 256], &[&["cfg"], &[], &[]]),
             placement("blocks/attn1", "q", &[2, 32, 64], &[&["cfg"], &["fsdp"], &[]]),
         ];
-        let gather = |scope: &str, bytes: f64, axes: &[&str]| Collective {
-            kind: CollectiveKind::AllGather,
-            scope: scope.into(),
-            dtype: "bf16".into(),
-            bytes,
-            wire_bytes: 0.0,
-            axes: axes.iter().map(|a| (*a).to_string()).collect(),
-            level: LoopLevel::Block,
-            times: 1.0,
-            asynchronous: false,
-            overlapped: false,
-            seconds: 0.0,
+        let gather = |scope: &str, bytes: f64, axes: &[&str]| {
+            let axes = axes.iter().map(|a| (*a).to_string()).collect();
+            Collective { bytes, axes, ..collective(CollectiveKind::AllGather, scope) }
         };
         let named = |c: &Collective| cause(c, &all, &mesh, 6).map(|p| p.tensor.as_str());
         assert_eq!(named(&gather("blocks/ff/proj", 32768.0, &["fsdp"])), Some("w1"));

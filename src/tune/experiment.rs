@@ -95,11 +95,7 @@ fn flag_text(value: &crate::config::FlagValue) -> String {
 fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     let mut args = vec!["-c".to_string(), file.config.clone()];
     let mut set = file.set.clone();
-    if let Some([width, height, frames]) = case.size()? {
-        set.push(format!("request.width={width}"));
-        set.push(format!("request.height={height}"));
-        set.push(format!("request.num_frames={frames}"));
-    }
+    set.extend(case.size_settings()?);
     set.extend(case.flags.iter().flatten().map(|(n, v)| format!("runtime.xla_flags.{n}={}", flag_text(v))));
     set.into_iter().for_each(|s| args.extend(["--set".to_string(), s]));
     for (flag, value) in [("--layout", &case.layout), ("--mesh", &case.mesh)] {

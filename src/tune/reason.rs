@@ -89,16 +89,13 @@ fn split_axis(p: &Placement, c: &Collective) -> Option<Axis> {
 /// Nearest activation that is sharded over the same devices along an axis that the tensor lacks.
 fn meets<'a>(p: &Placement, c: &Collective, all: &'a [Placement]) -> Option<(&'a Placement, Axis)> {
     let own = scope_of(p);
-    let near = all.iter().filter(|o| o.role == Role::Activation).filter_map(|o| {
+    // Of equals the last one wins here, which is the first placement.
+    let near = all.iter().rev().filter(|o| o.role == Role::Activation).filter_map(|o| {
         let axis = split_axis(o, c).filter(|a| !p.axes.contains(a))?;
         let common = own.iter().zip(scope_of(o)).take_while(|(a, b)| **a == *b).count();
         (common > 0).then_some((common, o, axis))
     });
-    near.fold(None, |best: Option<(usize, &Placement, Axis)>, x| match best {
-        Some(b) if b.0 >= x.0 => Some(b),
-        _ => Some(x),
-    })
-    .map(|(_, o, axis)| (o, axis))
+    near.max_by_key(|(common, ..)| *common).map(|(_, o, axis)| (o, axis))
 }
 
 fn scope_of(p: &Placement) -> Vec<&str> {
@@ -108,8 +105,8 @@ fn scope_of(p: &Placement) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analysis::LoopLevel;
     use crate::hlo::{DType, Sharding, Type};
+    use crate::tune::cause::tests::collective;
 
     fn placement(scope: &str, role: Role, axes: &[Axis], sharding: &[&[&str]]) -> Placement {
         Placement {
@@ -120,22 +117,6 @@ mod tests {
             sharding: Sharding::new(sharding),
             rules: vec!["l.yml:1".into()],
             role,
-        }
-    }
-
-    fn collective(kind: CollectiveKind, scope: &str) -> Collective {
-        Collective {
-            kind,
-            scope: scope.into(),
-            dtype: "bf16".into(),
-            bytes: 1.0,
-            wire_bytes: 1.0,
-            axes: vec!["context".into()],
-            level: LoopLevel::Block,
-            times: 1.0,
-            asynchronous: false,
-            overlapped: false,
-            seconds: 0.0,
         }
     }
 

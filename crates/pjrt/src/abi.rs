@@ -95,7 +95,6 @@ pub mod error_code {
 
 /// `PJRT_Buffer_Type`.
 pub mod buffer_type {
-    pub const INVALID: u32 = 0;
     pub const PRED: u32 = 1;
     pub const S8: u32 = 2;
     pub const S16: u32 = 3;
@@ -116,19 +115,9 @@ pub mod buffer_type {
     pub const F8E4M3B11FNUZ: u32 = 18;
     pub const F8E5M2FNUZ: u32 = 19;
     pub const F8E4M3FNUZ: u32 = 20;
-    pub const S4: u32 = 21;
-    pub const U4: u32 = 22;
-    pub const TOKEN: u32 = 23;
-    pub const S2: u32 = 24;
-    pub const U2: u32 = 25;
     pub const F8E4M3: u32 = 26;
     pub const F8E3M4: u32 = 27;
     pub const F8E8M0FNU: u32 = 28;
-    pub const F4E2M1FN: u32 = 29;
-    pub const S1: u32 = 30;
-    pub const U1: u32 = 31;
-    pub const F6E2M3FN: u32 = 32;
-    pub const F6E3M2FN: u32 = 33;
 }
 
 /// `PJRT_NamedValue_Type`.
@@ -145,13 +134,11 @@ pub mod host_buffer_semantics {
     pub const IMMUTABLE_ONLY_DURING_CALL: u32 = 0;
     pub const IMMUTABLE_UNTIL_TRANSFER_COMPLETES: u32 = 1;
     pub const IMMUTABLE_ZERO_COPY: u32 = 2;
-    pub const MUTABLE_ZERO_COPY: u32 = 3;
 }
 
 /// `PJRT_Buffer_MemoryLayout_Type`.
 pub mod memory_layout_type {
     pub const TILED: u32 = 0;
-    pub const STRIDES: u32 = 1;
 }
 
 structs! {
@@ -257,9 +244,6 @@ structs! {
     EventIsReadyArgs [32] "PJRT_Event_IsReady" event_is_ready {
         event: *mut c_void = 16,
         is_ready: bool = 24,
-    }
-    EventErrorArgs [24] "PJRT_Event_Error" event_error {
-        event: *mut c_void = 16,
     }
     EventAwaitArgs [24] "PJRT_Event_Await" event_await {
         event: *mut c_void = 16,
@@ -372,10 +356,6 @@ structs! {
     DeviceIsAddressableArgs [32] "PJRT_Device_IsAddressable" device_is_addressable {
         device: *mut c_void = 16,
         is_addressable: bool = 24,
-    }
-    DeviceLocalHardwareIdArgs [32] "PJRT_Device_LocalHardwareId" device_local_hardware_id {
-        device: *mut c_void = 16,
-        local_hardware_id: i32 = 24,
     }
     DeviceDefaultMemoryArgs [32] "PJRT_Device_DefaultMemory" device_default_memory {
         device: *mut c_void = 16,
@@ -497,9 +477,6 @@ structs! {
         executable: *mut c_void = 16,
         addressable_devices: *mut c_void = 24,
         num_addressable_devices: usize = 32,
-    }
-    LoadedExecutableDeleteArgs [24] "PJRT_LoadedExecutable_Delete" loaded_executable_delete {
-        executable: *mut c_void = 16,
     }
     LoadedExecutableExecuteArgs [80] "PJRT_LoadedExecutable_Execute" loaded_executable_execute {
         executable: *mut c_void = 16,
@@ -640,7 +617,7 @@ pub struct Api {
     pub plugin_attributes: Call<PluginAttributesArgs>,
     pub event_destroy: Call<EventDestroyArgs>,
     pub event_is_ready: Call<EventIsReadyArgs>,
-    pub event_error: Call<EventErrorArgs>,
+    pub skipped_before_event_await: [Slot; 1],
     pub event_await: Call<EventAwaitArgs>,
     pub event_on_ready: Call<EventOnReadyArgs>,
     pub client_create: Call<ClientCreateArgs>,
@@ -662,8 +639,7 @@ pub struct Api {
     pub skipped_before_device_get_description: [Slot; 1],
     pub device_get_description: Call<DeviceGetDescriptionArgs>,
     pub device_is_addressable: Call<DeviceIsAddressableArgs>,
-    pub device_local_hardware_id: Call<DeviceLocalHardwareIdArgs>,
-    pub skipped_before_device_default_memory: [Slot; 1],
+    pub skipped_before_device_default_memory: [Slot; 2],
     pub device_default_memory: Call<DeviceDefaultMemoryArgs>,
     pub device_memory_stats: Call<DeviceMemoryStatsArgs>,
     pub skipped_before_executable_destroy: [Slot; 5],
@@ -680,8 +656,7 @@ pub struct Api {
     pub loaded_executable_destroy: Call<LoadedExecutableDestroyArgs>,
     pub loaded_executable_get_executable: Call<LoadedExecutableGetExecutableArgs>,
     pub loaded_executable_addressable_devices: Call<LoadedExecutableAddressableDevicesArgs>,
-    pub loaded_executable_delete: Call<LoadedExecutableDeleteArgs>,
-    pub skipped_before_loaded_executable_execute: [Slot; 1],
+    pub skipped_before_loaded_executable_execute: [Slot; 2],
     pub loaded_executable_execute: Call<LoadedExecutableExecuteArgs>,
     pub executable_deserialize_and_load: Call<ExecutableDeserializeAndLoadArgs>,
     pub skipped_before_buffer_destroy: [Slot; 1],

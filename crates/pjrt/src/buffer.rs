@@ -12,17 +12,13 @@ use super::device::Device;
 use super::error::{Error, Result};
 use super::event::Event;
 use super::layout::{DeviceLayout, RawLayout};
+use super::raw::Raw;
 
 /// An array on a device. It may still be computed: reading it waits, and reports what went wrong there.
 pub struct Buffer {
     client: Arc<ClientHandle>,
-    raw: *mut c_void,
+    raw: Raw,
 }
-
-// SAFETY: PJRT buffers may be used from any thread.
-unsafe impl Send for Buffer {}
-// SAFETY: as above; deletion while in use is the plugin's to order.
-unsafe impl Sync for Buffer {}
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,14 +33,14 @@ impl Buffer {
     /// # Safety
     /// `raw` is an owned buffer of `client`.
     pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Buffer {
-        Buffer { client: client.clone(), raw }
+        Buffer { client: client.clone(), raw: Raw(raw) }
     }
 
     /// The element type.
     pub fn element_type(&self) -> Result<BufferType> {
         // SAFETY: the buffer lives.
         let args =
-            unsafe { self.client.plugin.call(abi::BufferElementTypeArgs { buffer: self.raw, ..Struct::new() })? };
+            unsafe { self.client.plugin.call(abi::BufferElementTypeArgs { buffer: self.raw.0, ..Struct::new() })? };
         let kind = args.kind;
         BufferType::from_c(kind)
             .ok_or_else(|| Error::ElementType { plugin: self.client.plugin.path().to_owned(), kind })
@@ -54,7 +50,7 @@ impl Buffer {
     pub fn dims(&self) -> Result<Vec<usize>> {
         // SAFETY: the buffer lives and with it the list.
         let dims = unsafe {
-            let args = self.client.plugin.call(abi::BufferDimensionsArgs { buffer: self.raw, ..Struct::new() })?;
+            let args = self.client.plugin.call(abi::BufferDimensionsArgs { buffer: self.raw.0, ..Struct::new() })?;
             list(args.dims.cast::<i64>(), args.num_dims)
         };
         Ok(dims.iter().map(|&dim| dim as usize).collect())
@@ -62,7 +58,7 @@ impl Buffer {
 
     /// Device layout; `None` if the plugin describes it by strides.
     pub fn layout(&self) -> Result<Option<DeviceLayout>> {
-        let args = abi::BufferGetMemoryLayoutArgs { buffer: self.raw, layout: Struct::new(), ..Struct::new() };
+        let args = abi::BufferGetMemoryLayoutArgs { buffer: self.raw.0, layout: Struct::new(), ..Struct::new() };
         // SAFETY: the buffer lives and with it the lists of its layout.
         unsafe {
             let args = self.client.plugin.call(args)?;
@@ -74,7 +70,7 @@ impl Buffer {
     pub fn on_device_size(&self) -> Result<usize> {
         // SAFETY: the buffer lives.
         let args = unsafe {
-            self.client.plugin.call(abi::BufferOnDeviceSizeInBytesArgs { buffer: self.raw, ..Struct::new() })?
+            self.client.plugin.call(abi::BufferOnDeviceSizeInBytesArgs { buffer: self.raw.0, ..Struct::new() })?
         };
         Ok(args.on_device_size_in_bytes)
     }
@@ -83,7 +79,7 @@ impl Buffer {
     pub fn device(&self) -> Result<Device> {
         // SAFETY: the buffer lives; its device is one of its client's.
         unsafe {
-            let args = self.client.plugin.call(abi::BufferDeviceArgs { buffer: self.raw, ..Struct::new() })?;
+            let args = self.client.plugin.call(abi::BufferDeviceArgs { buffer: self.raw.0, ..Struct::new() })?;
             Device::from_raw(&self.client, args.device)
         }
     }
@@ -109,7 +105,7 @@ impl Buffer {
         }
         let layout = RawLayout::new(&DeviceLayout::row_major(dims.len()));
         let args = abi::BufferToHostBufferArgs {
-            src: self.raw,
+            src: self.raw.0,
             host_layout: (&raw const layout.raw).cast_mut().cast(),
             dst: bytes.as_mut_ptr().cast(),
             dst_size: bytes.len(),
@@ -133,7 +129,7 @@ impl Buffer {
         // SAFETY: buffer and device live; the copy is ours.
         unsafe {
             let args = self.client.plugin.call(abi::BufferCopyToDeviceArgs {
-                buffer: self.raw,
+                buffer: self.raw.0,
                 dst_device: device.raw(),
                 ..Struct::new()
             })?;
@@ -144,13 +140,14 @@ impl Buffer {
     /// Frees its memory now (once running programs are done with it); any later use is an error.
     pub fn delete(&self) -> Result<()> {
         // SAFETY: the buffer lives; only its memory goes.
-        unsafe { self.client.plugin.call(abi::BufferDeleteArgs { buffer: self.raw, ..Struct::new() }).map(drop) }
+        unsafe { self.client.plugin.call(abi::BufferDeleteArgs { buffer: self.raw.0, ..Struct::new() }).map(drop) }
     }
 
     /// True once it was deleted or donated to a program.
     pub fn is_deleted(&self) -> Result<bool> {
         // SAFETY: the buffer lives.
-        let args = unsafe { self.client.plugin.call(abi::BufferIsDeletedArgs { buffer: self.raw, ..Struct::new() })? };
+        let args =
+            unsafe { self.client.plugin.call(abi::BufferIsDeletedArgs { buffer: self.raw.0, ..Struct::new() })? };
         Ok(args.is_deleted)
     }
 
@@ -158,7 +155,7 @@ impl Buffer {
     pub fn ready(&self) -> Result<Event> {
         // SAFETY: the buffer lives; the event is ours.
         unsafe {
-            let args = self.client.plugin.call(abi::BufferReadyEventArgs { buffer: self.raw, ..Struct::new() })?;
+            let args = self.client.plugin.call(abi::BufferReadyEventArgs { buffer: self.raw.0, ..Struct::new() })?;
             Ok(Event::from_raw(&self.client.plugin, args.event))
         }
     }
@@ -169,7 +166,7 @@ impl Buffer {
     }
 
     pub(super) fn raw(&self) -> *mut c_void {
-        self.raw
+        self.raw.0
     }
 
     pub(super) fn belongs_to(&self, client: &Arc<ClientHandle>) -> bool {
@@ -180,6 +177,6 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: the buffer is ours and is not used again.
-        unsafe { self.client.plugin.destroy(abi::BufferDestroyArgs { buffer: self.raw, ..Struct::new() }) };
+        unsafe { self.client.plugin.destroy(abi::BufferDestroyArgs { buffer: self.raw.0, ..Struct::new() }) };
     }
 }

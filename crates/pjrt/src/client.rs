@@ -18,13 +18,12 @@ use super::kv::{self, Node};
 use super::layout::{RawLayout, pointer};
 use super::options::CompileOptions;
 use super::plugin::Plugin;
+use super::raw::Raw;
 
 /// Options of a client. Plugins refuse unknown options, so each platform has its own set.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClientOptions {
-    /// The CPU plugin.
     Cpu(CpuOptions),
-    /// The CUDA plugin.
     Cuda(CudaOptions),
     /// Any plugin: options by name, none for its defaults (TPU needs none).
     Named(Attributes),
@@ -100,10 +99,10 @@ impl Client {
         }
         // SAFETY: the options live during the call, the callbacks and what they are given for ever.
         let args = unsafe { plugin.call(args)? };
-        let inner = Arc::new(ClientHandle { plugin: plugin.clone(), raw: args.client });
+        let inner = Arc::new(ClientHandle { plugin: plugin.clone(), raw: Raw(args.client) });
         // SAFETY: the client lives; its device list lives as long as it does.
         let raw = unsafe {
-            let args = plugin.call(abi::ClientAddressableDevicesArgs { client: inner.raw, ..Struct::new() })?;
+            let args = plugin.call(abi::ClientAddressableDevicesArgs { client: inner.raw.0, ..Struct::new() })?;
             list(args.addressable_devices.cast::<*mut c_void>(), args.num_addressable_devices)
         };
         // SAFETY: these are devices of this client.
@@ -124,7 +123,7 @@ impl Client {
     pub fn all_devices(&self) -> Result<Vec<Device>> {
         // SAFETY: the client lives; its device list lives as long as it does and holds devices of it.
         unsafe {
-            let args = self.plugin().call(abi::ClientDevicesArgs { client: self.inner.raw, ..Struct::new() })?;
+            let args = self.plugin().call(abi::ClientDevicesArgs { client: self.inner.raw.0, ..Struct::new() })?;
             let raw = list(args.devices.cast::<*mut c_void>(), args.num_devices);
             raw.iter().map(|&raw| Device::from_raw(&self.inner, raw)).collect()
         }
@@ -134,7 +133,7 @@ impl Client {
     pub fn platform_name(&self) -> Result<String> {
         // SAFETY: the client lives; the name is copied.
         unsafe {
-            let args = self.plugin().call(abi::ClientPlatformNameArgs { client: self.inner.raw, ..Struct::new() })?;
+            let args = self.plugin().call(abi::ClientPlatformNameArgs { client: self.inner.raw.0, ..Struct::new() })?;
             Ok(text(args.platform_name, args.platform_name_size))
         }
     }
@@ -144,7 +143,7 @@ impl Client {
         // SAFETY: the client lives; the text is copied.
         unsafe {
             let args =
-                self.plugin().call(abi::ClientPlatformVersionArgs { client: self.inner.raw, ..Struct::new() })?;
+                self.plugin().call(abi::ClientPlatformVersionArgs { client: self.inner.raw.0, ..Struct::new() })?;
             Ok(text(args.platform_version, args.platform_version_size))
         }
     }
@@ -153,7 +152,7 @@ impl Client {
     pub fn process_index(&self) -> Result<i32> {
         // SAFETY: the client lives.
         let args =
-            unsafe { self.plugin().call(abi::ClientProcessIndexArgs { client: self.inner.raw, ..Struct::new() })? };
+            unsafe { self.plugin().call(abi::ClientProcessIndexArgs { client: self.inner.raw.0, ..Struct::new() })? };
         Ok(args.process_index)
     }
 
@@ -162,7 +161,7 @@ impl Client {
         let program = program(mlir);
         let options = options.to_proto();
         let args = abi::ClientCompileArgs {
-            client: self.inner.raw,
+            client: self.inner.raw.0,
             program: (&raw const program).cast_mut().cast(),
             compile_options: pointer(&options),
             compile_options_size: options.len(),
@@ -181,7 +180,7 @@ impl Client {
     /// Loads an executable of [`super::Executable::serialize`], written on the same platform and plugin version.
     pub fn load(&self, serialized: &[u8]) -> Result<LoadedExecutable> {
         let args = abi::ExecutableDeserializeAndLoadArgs {
-            client: self.inner.raw,
+            client: self.inner.raw.0,
             serialized_executable: pointer(serialized),
             serialized_executable_size: serialized.len(),
             ..Struct::new()
@@ -226,7 +225,7 @@ impl Client {
         let dims = to_i64(host.dims);
         let layout = host.layout.map(RawLayout::new);
         let mut args = abi::ClientBufferFromHostBufferArgs {
-            client: self.inner.raw,
+            client: self.inner.raw.0,
             data: pointer(host.bytes),
             kind: host.ty.to_c(),
             dims: pointer(&dims),

@@ -1,21 +1,16 @@
 //! The C client, which lives as long as anything made by it.
 
-use std::ffi::c_void;
 use std::fmt;
 
 use super::abi::{self, Struct};
 use super::plugin::Plugin;
+use super::raw::Raw;
 
 /// The C client; what stands on it holds this.
 pub(super) struct ClientHandle {
     pub plugin: Plugin,
-    pub raw: *mut c_void,
+    pub raw: Raw,
 }
-
-// SAFETY: PJRT clients may be used from any thread.
-unsafe impl Send for ClientHandle {}
-// SAFETY: as above.
-unsafe impl Sync for ClientHandle {}
 
 impl fmt::Debug for ClientHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -26,6 +21,6 @@ impl fmt::Debug for ClientHandle {
 impl Drop for ClientHandle {
     fn drop(&mut self) {
         // SAFETY: everything made by the client holds this struct, so the client is the last to go.
-        unsafe { self.plugin.destroy(abi::ClientDestroyArgs { client: self.raw, ..Struct::new() }) };
+        unsafe { self.plugin.destroy(abi::ClientDestroyArgs { client: self.raw.0, ..Struct::new() }) };
     }
 }

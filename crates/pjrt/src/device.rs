@@ -9,6 +9,7 @@ use super::attributes::{self, Attributes, text};
 use super::client_handle::ClientHandle;
 use super::error::Result;
 use super::plugin::Plugin;
+use super::raw::Raw;
 
 /// Description of a device.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,14 +65,9 @@ pub struct DeviceMemory {
 #[derive(Clone)]
 pub struct Device {
     client: Arc<ClientHandle>,
-    raw: *mut c_void,
+    raw: Raw,
     description: Arc<DeviceDescription>,
 }
-
-// SAFETY: PJRT devices may be used from any thread and live as long as their client.
-unsafe impl Send for Device {}
-// SAFETY: as above.
-unsafe impl Sync for Device {}
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -94,7 +90,7 @@ impl Device {
             let args = client.plugin.call(abi::DeviceGetDescriptionArgs { device: raw, ..Struct::new() })?;
             DeviceDescription::read(&client.plugin, args.device_description)?
         };
-        Ok(Device { client: client.clone(), raw, description: Arc::new(description) })
+        Ok(Device { client: client.clone(), raw: Raw(raw), description: Arc::new(description) })
     }
 
     /// Description of the device.
@@ -116,7 +112,7 @@ impl Device {
     pub fn is_addressable(&self) -> Result<bool> {
         // SAFETY: the device lives as long as its client.
         let args =
-            unsafe { self.client.plugin.call(abi::DeviceIsAddressableArgs { device: self.raw, ..Struct::new() })? };
+            unsafe { self.client.plugin.call(abi::DeviceIsAddressableArgs { device: self.raw.0, ..Struct::new() })? };
         Ok(args.is_addressable)
     }
 
@@ -124,7 +120,7 @@ impl Device {
     pub fn memory(&self) -> Result<DeviceMemory> {
         // SAFETY: the device lives as long as its client.
         let args =
-            unsafe { self.client.plugin.call(abi::DeviceMemoryStatsArgs { device: self.raw, ..Struct::new() })? };
+            unsafe { self.client.plugin.call(abi::DeviceMemoryStatsArgs { device: self.raw.0, ..Struct::new() })? };
         Ok(DeviceMemory {
             in_use: args.bytes_in_use,
             peak: args.peak_bytes_in_use_is_set.then_some(args.peak_bytes_in_use),
@@ -136,12 +132,12 @@ impl Device {
     pub(super) fn default_memory(&self) -> Result<*mut c_void> {
         // SAFETY: the device lives as long as its client, and so does its memory.
         let args =
-            unsafe { self.client.plugin.call(abi::DeviceDefaultMemoryArgs { device: self.raw, ..Struct::new() })? };
+            unsafe { self.client.plugin.call(abi::DeviceDefaultMemoryArgs { device: self.raw.0, ..Struct::new() })? };
         Ok(args.memory)
     }
 
     pub(super) fn raw(&self) -> *mut c_void {
-        self.raw
+        self.raw.0
     }
 
     pub(super) fn belongs_to(&self, client: &Arc<ClientHandle>) -> bool {

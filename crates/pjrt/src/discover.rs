@@ -63,11 +63,9 @@ pub struct PluginFile {
 /// The outcome of a search.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// Platform of the plugins.
     pub platform: Platform,
     /// Plugins, the preferred first.
     pub found: Vec<PluginFile>,
-    /// Every searched place.
     pub searched: Vec<String>,
 }
 

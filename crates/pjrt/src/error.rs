@@ -61,24 +61,17 @@ pub struct Code(pub u32);
 impl Code {
     /// The C name without its prefix: `INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED` …
     pub fn name(self) -> &'static str {
-        match self.0 {
-            error_code::OK => "OK",
-            error_code::CANCELLED => "CANCELLED",
-            error_code::INVALID_ARGUMENT => "INVALID_ARGUMENT",
-            error_code::DEADLINE_EXCEEDED => "DEADLINE_EXCEEDED",
-            error_code::NOT_FOUND => "NOT_FOUND",
-            error_code::ALREADY_EXISTS => "ALREADY_EXISTS",
-            error_code::PERMISSION_DENIED => "PERMISSION_DENIED",
-            error_code::RESOURCE_EXHAUSTED => "RESOURCE_EXHAUSTED",
-            error_code::FAILED_PRECONDITION => "FAILED_PRECONDITION",
-            error_code::ABORTED => "ABORTED",
-            error_code::OUT_OF_RANGE => "OUT_OF_RANGE",
-            error_code::UNIMPLEMENTED => "UNIMPLEMENTED",
-            error_code::INTERNAL => "INTERNAL",
-            error_code::UNAVAILABLE => "UNAVAILABLE",
-            error_code::DATA_LOSS => "DATA_LOSS",
-            error_code::UNAUTHENTICATED => "UNAUTHENTICATED",
-            _ => "UNKNOWN",
+        macro_rules! name_among {
+            ($($name:ident)*) => {
+                match self.0 {
+                    $(error_code::$name => stringify!($name),)*
+                    _ => "UNKNOWN",
+                }
+            };
+        }
+        name_among! {
+            OK CANCELLED INVALID_ARGUMENT DEADLINE_EXCEEDED NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED RESOURCE_EXHAUSTED
+            FAILED_PRECONDITION ABORTED OUT_OF_RANGE UNIMPLEMENTED INTERNAL UNAVAILABLE DATA_LOSS UNAUTHENTICATED
         }
     }
 }

@@ -6,18 +6,14 @@ use std::ffi::c_void;
 use super::abi::{self, Struct};
 use super::error::Result;
 use super::plugin::Plugin;
+use super::raw::Raw;
 
 /// A pending operation of a plugin.
 #[derive(Debug)]
 pub struct Event {
     plugin: Plugin,
-    raw: *mut c_void,
+    raw: Raw,
 }
-
-// SAFETY: PJRT events may be used from any thread.
-unsafe impl Send for Event {}
-// SAFETY: as above; no method changes the event.
-unsafe impl Sync for Event {}
 
 impl Event {
     /// Takes an event the plugin returned; null is an event that has happened.
@@ -25,35 +21,35 @@ impl Event {
     /// # Safety
     /// `raw` is null or an owned `PJRT_Event` of `plugin`.
     pub(super) unsafe fn from_raw(plugin: &Plugin, raw: *mut c_void) -> Event {
-        Event { plugin: plugin.clone(), raw }
+        Event { plugin: plugin.clone(), raw: Raw(raw) }
     }
 
     /// Waits for it; the error is the operation's.
     pub fn wait(&self) -> Result<()> {
-        if self.raw.is_null() {
+        if self.raw.0.is_null() {
             return Ok(());
         }
         // SAFETY: the event lives as long as `self`.
-        unsafe { self.plugin.call(abi::EventAwaitArgs { event: self.raw, ..Struct::new() }).map(drop) }
+        unsafe { self.plugin.call(abi::EventAwaitArgs { event: self.raw.0, ..Struct::new() }).map(drop) }
     }
 
     /// True once it has happened, well or not.
     pub fn is_ready(&self) -> Result<bool> {
-        if self.raw.is_null() {
+        if self.raw.0.is_null() {
             return Ok(true);
         }
         // SAFETY: the event lives as long as `self`.
-        let args = unsafe { self.plugin.call(abi::EventIsReadyArgs { event: self.raw, ..Struct::new() })? };
+        let args = unsafe { self.plugin.call(abi::EventIsReadyArgs { event: self.raw.0, ..Struct::new() })? };
         Ok(args.is_ready)
     }
 
     /// Keeps `owner` alive until the event has happened, without waiting: this is how memory that a transfer reads in
     /// the background stays valid. If the plugin refuses the callback, waits instead.
     pub(super) fn keep_until_ready(self, owner: Box<dyn Any + Send + Sync>) -> Result<()> {
-        if self.raw.is_null() {
+        if self.raw.0.is_null() {
             return Ok(());
         }
-        let event = self.raw;
+        let event = self.raw.0;
         let plugin = self.plugin.clone();
         let held = Box::into_raw(Box::new(Held { owner, event: self }));
         let args = abi::EventOnReadyArgs { event, callback: Some(release), user_arg: held.cast(), ..Struct::new() };
@@ -73,8 +69,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if !self.raw.is_null() {
-            let args = abi::EventDestroyArgs { event: self.raw, ..Struct::new() };
+        if !self.raw.0.is_null() {
+            let args = abi::EventDestroyArgs { event: self.raw.0, ..Struct::new() };
             // SAFETY: the event is ours and is not used again. A failure leaks it, which is all that can be done.
             let _ = unsafe { self.plugin.call(args) };
         }

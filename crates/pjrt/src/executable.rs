@@ -15,6 +15,7 @@ use super::device::Device;
 use super::error::{Error, Result};
 use super::layout::pointer;
 use super::plugin::Plugin;
+use super::raw::Raw;
 
 /// Memory of a compiled program on one device, in bytes; 0 where the plugin does not state it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -38,22 +39,16 @@ pub struct CompiledMemory {
 pub struct OptimizedProgram {
     /// Format of the bytes; every current plugin answers `hlo_with_config`, an `HloModuleProtoWithConfig`.
     pub format: String,
-    /// The serialized program.
     pub bytes: Vec<u8>,
 }
 
 /// A compiled program, loaded or not.
 pub struct Executable {
     plugin: Plugin,
-    raw: *mut c_void,
+    raw: Raw,
     /// The client or topology it was compiled for.
     _owner: Arc<dyn Any + Send + Sync>,
 }
-
-// SAFETY: PJRT executables are immutable and may be used from any thread.
-unsafe impl Send for Executable {}
-// SAFETY: as above.
-unsafe impl Sync for Executable {}
 
 impl fmt::Debug for Executable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -65,14 +60,14 @@ impl Executable {
     /// # Safety
     /// `raw` is an owned `PJRT_Executable` of `plugin`; `owner` keeps alive what it needs.
     pub(super) unsafe fn from_raw(plugin: &Plugin, raw: *mut c_void, owner: Arc<dyn Any + Send + Sync>) -> Executable {
-        Executable { plugin: plugin.clone(), raw, _owner: owner }
+        Executable { plugin: plugin.clone(), raw: Raw(raw), _owner: owner }
     }
 
     /// The module's name.
     pub fn name(&self) -> Result<String> {
         // SAFETY: the executable lives; the name is copied.
         unsafe {
-            let args = self.plugin.call(abi::ExecutableNameArgs { executable: self.raw, ..Struct::new() })?;
+            let args = self.plugin.call(abi::ExecutableNameArgs { executable: self.raw.0, ..Struct::new() })?;
             Ok(text(args.executable_name, args.executable_name_size))
         }
     }
@@ -81,7 +76,7 @@ impl Executable {
     pub fn num_replicas(&self) -> Result<usize> {
         // SAFETY: the executable lives.
         let args =
-            unsafe { self.plugin.call(abi::ExecutableNumReplicasArgs { executable: self.raw, ..Struct::new() })? };
+            unsafe { self.plugin.call(abi::ExecutableNumReplicasArgs { executable: self.raw.0, ..Struct::new() })? };
         Ok(args.num_replicas)
     }
 
@@ -89,7 +84,7 @@ impl Executable {
     pub fn num_partitions(&self) -> Result<usize> {
         // SAFETY: the executable lives.
         let args =
-            unsafe { self.plugin.call(abi::ExecutableNumPartitionsArgs { executable: self.raw, ..Struct::new() })? };
+            unsafe { self.plugin.call(abi::ExecutableNumPartitionsArgs { executable: self.raw.0, ..Struct::new() })? };
         Ok(args.num_partitions)
     }
 
@@ -97,7 +92,7 @@ impl Executable {
     pub fn num_outputs(&self) -> Result<usize> {
         // SAFETY: the executable lives.
         let args =
-            unsafe { self.plugin.call(abi::ExecutableNumOutputsArgs { executable: self.raw, ..Struct::new() })? };
+            unsafe { self.plugin.call(abi::ExecutableNumOutputsArgs { executable: self.raw.0, ..Struct::new() })? };
         Ok(args.num_outputs)
     }
 
@@ -106,9 +101,9 @@ impl Executable {
         // SAFETY: the executable lives and with it the lists; dimensions stand one result after the other.
         let (types, sizes, mut dims) = unsafe {
             let types =
-                self.plugin.call(abi::ExecutableOutputElementTypesArgs { executable: self.raw, ..Struct::new() })?;
+                self.plugin.call(abi::ExecutableOutputElementTypesArgs { executable: self.raw.0, ..Struct::new() })?;
             let shapes =
-                self.plugin.call(abi::ExecutableOutputDimensionsArgs { executable: self.raw, ..Struct::new() })?;
+                self.plugin.call(abi::ExecutableOutputDimensionsArgs { executable: self.raw.0, ..Struct::new() })?;
             let sizes = list(shapes.dim_sizes.cast::<usize>(), shapes.num_outputs);
             let dims = list(shapes.dims.cast::<i64>(), sizes.iter().sum());
             (list(types.output_types.cast::<u32>(), types.num_output_types), sizes, dims)
@@ -125,7 +120,7 @@ impl Executable {
     pub fn memory(&self) -> Result<CompiledMemory> {
         // SAFETY: the executable lives.
         let args = unsafe {
-            self.plugin.call(abi::ExecutableGetCompiledMemoryStatsArgs { executable: self.raw, ..Struct::new() })?
+            self.plugin.call(abi::ExecutableGetCompiledMemoryStatsArgs { executable: self.raw.0, ..Struct::new() })?
         };
         Ok(CompiledMemory {
             arguments: args.argument_size_in_bytes,
@@ -145,7 +140,7 @@ impl Executable {
         // SAFETY: the executable lives and with it the properties, which are copied.
         unsafe {
             let args =
-                self.plugin.call(abi::ExecutableGetCostAnalysisArgs { executable: self.raw, ..Struct::new() })?;
+                self.plugin.call(abi::ExecutableGetCostAnalysisArgs { executable: self.raw.0, ..Struct::new() })?;
             Ok(attributes::read(args.properties, args.num_properties))
         }
     }
@@ -154,7 +149,7 @@ impl Executable {
     pub fn optimized_program(&self) -> Result<OptimizedProgram> {
         let mut program = abi::Program::new();
         let args = abi::ExecutableOptimizedProgramArgs {
-            executable: self.raw,
+            executable: self.raw.0,
             program: (&raw mut program).cast(),
             ..Struct::new()
         };
@@ -176,7 +171,7 @@ impl Executable {
     pub fn serialize(&self) -> Result<Vec<u8>> {
         // SAFETY: the executable lives; the bytes are copied before what holds them is freed by its own function.
         unsafe {
-            let args = self.plugin.call(abi::ExecutableSerializeArgs { executable: self.raw, ..Struct::new() })?;
+            let args = self.plugin.call(abi::ExecutableSerializeArgs { executable: self.raw.0, ..Struct::new() })?;
             let bytes = list(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size).to_vec();
             if let Some(free) = args.serialized_executable_deleter {
                 free(args.serialized_executable);
@@ -189,7 +184,7 @@ impl Executable {
     pub fn fingerprint(&self) -> Result<String> {
         // SAFETY: the executable lives; the text is copied.
         unsafe {
-            let args = self.plugin.call(abi::ExecutableFingerprintArgs { executable: self.raw, ..Struct::new() })?;
+            let args = self.plugin.call(abi::ExecutableFingerprintArgs { executable: self.raw.0, ..Struct::new() })?;
             Ok(text(args.executable_fingerprint, args.executable_fingerprint_size))
         }
     }
@@ -198,7 +193,7 @@ impl Executable {
 impl Drop for Executable {
     fn drop(&mut self) {
         // SAFETY: the executable is ours and is not used again.
-        unsafe { self.plugin.destroy(abi::ExecutableDestroyArgs { executable: self.raw, ..Struct::new() }) };
+        unsafe { self.plugin.destroy(abi::ExecutableDestroyArgs { executable: self.raw.0, ..Struct::new() }) };
     }
 }
 
@@ -217,16 +212,11 @@ pub struct LoadedExecutable(Arc<Loaded>);
 
 struct Loaded {
     client: Arc<ClientHandle>,
-    raw: *mut c_void,
+    raw: Raw,
     executable: Executable,
     devices: Vec<Device>,
     num_outputs: usize,
 }
-
-// SAFETY: PJRT executables are immutable and may be run from any thread.
-unsafe impl Send for Loaded {}
-// SAFETY: as above.
-unsafe impl Sync for Loaded {}
 
 impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -236,7 +226,7 @@ impl fmt::Debug for Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        destroy(&self.client, self.raw);
+        destroy(&self.client, self.raw.0);
     }
 }
 
@@ -277,7 +267,13 @@ impl LoadedExecutable {
             (executable, devices.iter().map(|&d| Device::from_raw(client, d)).collect::<Result<Vec<_>>>()?)
         };
         let num_outputs = executable.num_outputs()?;
-        Ok(LoadedExecutable(Arc::new(Loaded { client: client.clone(), raw, executable, devices, num_outputs })))
+        Ok(LoadedExecutable(Arc::new(Loaded {
+            client: client.clone(),
+            raw: Raw(raw),
+            executable,
+            devices,
+            num_outputs,
+        })))
     }
 
     /// This process's devices it runs on, in the order [`LoadedExecutable::execute`] takes arguments.
@@ -309,7 +305,7 @@ impl LoadedExecutable {
         let mut outputs = vec![vec![std::ptr::null_mut::<c_void>(); *num_outputs]; devices.len()];
         let output_lists: Vec<*mut *mut c_void> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
         let args = abi::LoadedExecutableExecuteArgs {
-            executable: *raw,
+            executable: raw.0,
             options: (&raw mut execute).cast(),
             argument_lists: pointer(&input_lists),
             num_devices: devices.len(),

@@ -52,7 +52,6 @@ impl fmt::Debug for SharedBytes {
 pub struct HostBuffer<'a> {
     /// Memory; element 0 stands at its start.
     pub bytes: &'a [u8],
-    /// Element type.
     pub ty: BufferType,
     pub dims: &'a [usize],
     /// Bytes from one element to the next in each dimension, none negative; None for dense row-major memory.
@@ -110,7 +109,6 @@ impl<'a> HostBuffer<'a> {
 pub struct SharedHostBuffer {
     /// Memory; element 0 stands at its start.
     pub bytes: SharedBytes,
-    /// Element type.
     pub ty: BufferType,
     pub dims: Vec<usize>,
     /// Bytes from one element to the next in each dimension; None for dense row-major memory.

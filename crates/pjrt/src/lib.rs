@@ -23,6 +23,7 @@ mod options;
 mod plugin;
 mod profiler;
 mod quiet;
+mod raw;
 mod topology;
 mod transfer;
 

@@ -22,12 +22,16 @@ pub struct CompileOptions {
 }
 
 /// The value of an XLA flag.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq, prost::Oneof)]
 pub enum OptionValue {
     /// Text, also the name of an enum value.
+    #[prost(string, tag = "1")]
     Text(String),
+    #[prost(bool, tag = "2")]
     Bool(bool),
+    #[prost(int64, tag = "3")]
     Int(i64),
+    #[prost(double, tag = "4")]
     Float(f64),
 }
 
@@ -86,15 +90,8 @@ impl CompileOptions {
             device_assignment,
             use_shardy_partitioner: self.use_shardy,
         };
-        let value = |value: &OptionValue| OptionOverrideProto {
-            value: Some(match value.clone() {
-                OptionValue::Text(text) => option_override::Value::Text(text),
-                OptionValue::Bool(value) => option_override::Value::Bool(value),
-                OptionValue::Int(value) => option_override::Value::Int(value),
-                OptionValue::Float(value) => option_override::Value::Double(value),
-            }),
-        };
-        let overrides = self.flags.iter().map(|(name, flag)| (name.clone(), value(flag))).collect();
+        let set = |value: &OptionValue| OptionOverrideProto { value: Some(value.clone()) };
+        let overrides = self.flags.iter().map(|(name, value)| (name.clone(), set(value))).collect();
         CompileOptionsProto { build: Some(build), overrides }.encode_to_vec()
     }
 }
@@ -141,22 +138,8 @@ struct ComputationDevice {
 
 #[derive(Clone, PartialEq, Message)]
 struct OptionOverrideProto {
-    #[prost(oneof = "option_override::Value", tags = "1, 2, 3, 4")]
-    value: Option<option_override::Value>,
-}
-
-mod option_override {
-    #[derive(Clone, PartialEq, prost::Oneof)]
-    pub(crate) enum Value {
-        #[prost(string, tag = "1")]
-        Text(String),
-        #[prost(bool, tag = "2")]
-        Bool(bool),
-        #[prost(int64, tag = "3")]
-        Int(i64),
-        #[prost(double, tag = "4")]
-        Double(f64),
-    }
+    #[prost(oneof = "OptionValue", tags = "1, 2, 3, 4")]
+    value: Option<OptionValue>,
 }
 
 #[cfg(test)]

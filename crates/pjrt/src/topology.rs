@@ -15,6 +15,7 @@ use super::executable::Executable;
 use super::layout::pointer;
 use super::options::CompileOptions;
 use super::plugin::Plugin;
+use super::raw::Raw;
 
 /// A set of devices a program can be compiled for. Clones share it.
 #[derive(Clone, Debug)]
@@ -22,15 +23,10 @@ pub struct Topology(Arc<Inner>);
 
 struct Inner {
     plugin: Plugin,
-    raw: *mut c_void,
+    raw: Raw,
     /// The client whose hardware this is; None for a topology made by name, which is ours to free.
     client: Option<Client>,
 }
-
-// SAFETY: PJRT topologies are immutable and may be used from any thread.
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-unsafe impl Sync for Inner {}
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -44,7 +40,7 @@ impl Drop for Inner {
             return;
         }
         // SAFETY: the topology is ours, and executables compiled for it hold this struct.
-        unsafe { self.plugin.destroy(abi::TopologyDescriptionDestroyArgs { topology: self.raw, ..Struct::new() }) };
+        unsafe { self.plugin.destroy(abi::TopologyDescriptionDestroyArgs { topology: self.raw.0, ..Struct::new() }) };
     }
 }
 
@@ -53,10 +49,10 @@ impl Client {
     pub fn topology(&self) -> Result<Topology> {
         // SAFETY: the client lives; the topology stays the client's, which the result holds.
         let args = unsafe {
-            self.plugin().call(abi::ClientTopologyDescriptionArgs { client: self.inner().raw, ..Struct::new() })?
+            self.plugin().call(abi::ClientTopologyDescriptionArgs { client: self.inner().raw.0, ..Struct::new() })?
         };
         let (plugin, client) = (self.plugin().clone(), Some(self.clone()));
-        Ok(Topology(Arc::new(Inner { plugin, raw: args.topology, client })))
+        Ok(Topology(Arc::new(Inner { plugin, raw: Raw(args.topology), client })))
     }
 }
 
@@ -74,7 +70,7 @@ impl Topology {
         };
         // SAFETY: name and options live during the call; the topology is ours.
         let args = unsafe { plugin.call(args)? };
-        Ok(Topology(Arc::new(Inner { plugin: plugin.clone(), raw: args.topology, client: None })))
+        Ok(Topology(Arc::new(Inner { plugin: plugin.clone(), raw: Raw(args.topology), client: None })))
     }
 
     pub fn plugin(&self) -> &Plugin {
@@ -86,9 +82,8 @@ impl Topology {
         // SAFETY: the topology lives; the text is copied.
         unsafe {
             let args = self
-                .0
-                .plugin
-                .call(abi::TopologyDescriptionPlatformNameArgs { topology: self.0.raw, ..Struct::new() })?;
+                .plugin()
+                .call(abi::TopologyDescriptionPlatformNameArgs { topology: self.0.raw.0, ..Struct::new() })?;
             Ok(text(args.platform_name, args.platform_name_size))
         }
     }
@@ -98,9 +93,8 @@ impl Topology {
         // SAFETY: the topology lives; the text is copied.
         unsafe {
             let args = self
-                .0
-                .plugin
-                .call(abi::TopologyDescriptionPlatformVersionArgs { topology: self.0.raw, ..Struct::new() })?;
+                .plugin()
+                .call(abi::TopologyDescriptionPlatformVersionArgs { topology: self.0.raw.0, ..Struct::new() })?;
             Ok(text(args.platform_version, args.platform_version_size))
         }
     }
@@ -109,8 +103,9 @@ impl Topology {
     pub fn attributes(&self) -> Result<Attributes> {
         // SAFETY: the topology lives and with it the attributes, which are copied.
         unsafe {
-            let args =
-                self.0.plugin.call(abi::TopologyDescriptionAttributesArgs { topology: self.0.raw, ..Struct::new() })?;
+            let args = self
+                .plugin()
+                .call(abi::TopologyDescriptionAttributesArgs { topology: self.0.raw.0, ..Struct::new() })?;
             Ok(attributes::read(args.attributes, args.num_attributes))
         }
     }
@@ -120,9 +115,8 @@ impl Topology {
         // SAFETY: the topology lives and with it the descriptions.
         unsafe {
             let args = self
-                .0
-                .plugin
-                .call(abi::TopologyDescriptionGetDeviceDescriptionsArgs { topology: self.0.raw, ..Struct::new() })?;
+                .plugin()
+                .call(abi::TopologyDescriptionGetDeviceDescriptionsArgs { topology: self.0.raw.0, ..Struct::new() })?;
             let raw = list(args.descriptions.cast::<*mut c_void>(), args.num_descriptions);
             raw.iter().map(|&raw| DeviceDescription::read(&self.0.plugin, raw)).collect()
         }
@@ -132,8 +126,9 @@ impl Topology {
     pub fn serialize(&self) -> Result<Vec<u8>> {
         // SAFETY: the topology lives; the bytes are copied before what holds them is freed by its own function.
         unsafe {
-            let args =
-                self.0.plugin.call(abi::TopologyDescriptionSerializeArgs { topology: self.0.raw, ..Struct::new() })?;
+            let args = self
+                .plugin()
+                .call(abi::TopologyDescriptionSerializeArgs { topology: self.0.raw.0, ..Struct::new() })?;
             let bytes = list(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size).to_vec();
             if let Some(free) = args.serialized_topology_deleter {
                 free(args.serialized_topology);
@@ -147,17 +142,17 @@ impl Topology {
         let program = client::program(mlir);
         let options = options.to_proto();
         let args = abi::CompileArgs {
-            topology: self.0.raw,
+            topology: self.0.raw.0,
             program: (&raw const program).cast_mut().cast(),
             compile_options: pointer(&options),
             compile_options_size: options.len(),
-            client: self.0.client.as_ref().map_or(std::ptr::null_mut(), |client| client.inner().raw),
+            client: self.0.client.as_ref().map_or(std::ptr::null_mut(), |client| client.inner().raw.0),
             ..Struct::new()
         };
         let started = Instant::now();
         // SAFETY: program and options live during the call; the executable is ours and holds the topology.
         let compiled = unsafe {
-            let args = self.0.plugin.call(args)?;
+            let args = self.plugin().call(args)?;
             Executable::from_raw(&self.0.plugin, args.executable, self.0.clone())
         };
         compile_log::compiled(self.0.plugin.path(), mlir, &options, started);

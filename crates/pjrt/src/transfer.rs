@@ -1,7 +1,6 @@
 //! Filling device arrays piece by piece: how stacked weights get from a mapped file to a device without a host copy of
 //! the stack.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::abi::{self, Struct};
@@ -14,11 +13,11 @@ use super::error::Result;
 use super::event::Event;
 use super::host::SharedBytes;
 use super::layout::{DeviceLayout, RawLayout, pointer};
+use super::raw::Raw;
 
 /// One array of a [`Transfer`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct TransferShape {
-    /// Element type.
     pub ty: BufferType,
     pub dims: Vec<usize>,
     /// Device layout; `None` for the default. Given for all arrays of a transfer or for none.
@@ -30,14 +29,9 @@ pub struct TransferShape {
 #[derive(Debug)]
 pub struct Transfer {
     client: Arc<ClientHandle>,
-    raw: *mut c_void,
+    raw: Raw,
     sizes: Vec<usize>,
 }
-
-// SAFETY: PJRT transfer managers may be used from any thread.
-unsafe impl Send for Transfer {}
-// SAFETY: as above.
-unsafe impl Sync for Transfer {}
 
 impl Client {
     /// Makes arrays on `device` to be filled piece by piece.
@@ -59,7 +53,7 @@ impl Client {
         }
         let layouts: Vec<*const abi::BufferMemoryLayout> = layouts.iter().map(|l| &raw const l.raw).collect();
         let args = Create {
-            client: self.inner().raw,
+            client: self.inner().raw.0,
             shape_specs: pointer(&specs),
             num_shape_specs: specs.len(),
             device_layouts: if layouts.is_empty() { std::ptr::null_mut() } else { pointer(&layouts) },
@@ -69,7 +63,8 @@ impl Client {
         };
         // SAFETY: shapes and layouts live during the call; the memory lives with the client.
         let args = unsafe { self.plugin().call(args)? };
-        let mut transfer = Transfer { client: self.inner().clone(), raw: args.transfer_manager, sizes: Vec::new() };
+        let mut transfer =
+            Transfer { client: self.inner().clone(), raw: Raw(args.transfer_manager), sizes: Vec::new() };
         for index in 0..shapes.len() {
             transfer.sizes.push(transfer.buffer_size(index)?);
         }
@@ -81,7 +76,7 @@ impl Transfer {
     /// Bytes that array `index` takes on the device.
     fn buffer_size(&self, index: usize) -> Result<usize> {
         let args = abi::AsyncHostToDeviceTransferManagerBufferSizeArgs {
-            transfer_manager: self.raw,
+            transfer_manager: self.raw.0,
             buffer_index: index as i32,
             ..Struct::new()
         };
@@ -116,7 +111,7 @@ impl Transfer {
             )));
         }
         let args = Data {
-            transfer_manager: self.raw,
+            transfer_manager: self.raw.0,
             buffer_index: index as i32,
             data: pointer(bytes),
             offset: offset as i64,
@@ -135,7 +130,7 @@ impl Transfer {
     pub fn buffer(&self, index: usize) -> Result<Buffer> {
         type Retrieve = abi::AsyncHostToDeviceTransferManagerRetrieveBufferArgs;
         self.size_of::<Retrieve>(index)?;
-        let args = Retrieve { transfer_manager: self.raw, buffer_index: index as i32, ..Struct::new() };
+        let args = Retrieve { transfer_manager: self.raw.0, buffer_index: index as i32, ..Struct::new() };
         // SAFETY: the manager lives; the buffer is ours.
         unsafe {
             let args = self.client.plugin.call(args)?;
@@ -155,7 +150,7 @@ impl Drop for Transfer {
         // SAFETY: the manager is ours and is not used again.
         unsafe {
             self.client.plugin.destroy(abi::AsyncHostToDeviceTransferManagerDestroyArgs {
-                transfer_manager: self.raw,
+                transfer_manager: self.raw.0,
                 ..Struct::new()
             })
         };

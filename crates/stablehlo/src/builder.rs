@@ -446,13 +446,16 @@ impl Value {
 
     /// One dimension; negative counts from the end. A wrong index is the program's error and reads as 1.
     pub fn dim(&self, axis: isize) -> usize {
-        match axis_of(axis, self.ty.rank()) {
-            Some(a) => self.ty.dims[a],
-            None => {
-                self.b.fail("dim", format!("there is no axis {axis} in {}", self.ty));
-                1
-            }
+        self.axis("dim", axis).map_or(1, |a| self.ty.dims[a])
+    }
+
+    /// A possibly negative axis as an index; one that is not there is the error of `op`.
+    pub(super) fn axis(&self, op: &'static str, axis: isize) -> Option<usize> {
+        let found = axis_of(axis, self.rank());
+        if found.is_none() {
+            self.b.fail(op, format!("there is no axis {axis} in {}", self.ty));
         }
+        found
     }
 
     /// Number of dimensions.

@@ -6,27 +6,6 @@ use std::fmt;
 
 pub use float8::F8;
 
-/// An element type of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DType {
-    /// Boolean; one byte in host memory, `i1` in a program.
-    Bool,
-    I8,
-    I16,
-    I32,
-    I64,
-    U8,
-    U16,
-    U32,
-    U64,
-    /// 8-bit float of 4 exponent and 3 mantissa bits, finite numbers and NaN only ([`F8`]).
-    F8E4M3FN,
-    F16,
-    BF16,
-    F32,
-    F64,
-}
-
 impl DType {
     /// True for `F8E4M3FN`, `F16`, `BF16`, `F32` and `F64`.
     pub const fn is_float(self) -> bool {
@@ -52,7 +31,13 @@ pub trait Element: bytemuck::NoUninit + Send + Sync {
 }
 
 macro_rules! dtypes {
-    ($($dtype:ident: $rust:ty, $name:literal, $mlir:literal;)*) => {
+    ($($(#[$about:meta])* $dtype:ident: $rust:ty, $name:literal, $mlir:literal;)*) => {
+        /// An element type of a tensor.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum DType {
+            $($(#[$about])* $dtype,)*
+        }
+
         impl DType {
             /// Bytes of one element in host memory.
             pub const fn size(self) -> usize {
@@ -73,6 +58,7 @@ macro_rules! dtypes {
     };
 }
 dtypes! {
+    /// Boolean; one byte in host memory, `i1` in a program.
     Bool: bool, "bool", "i1";
     I8: i8, "i8", "i8";
     I16: i16, "i16", "i16";
@@ -82,6 +68,7 @@ dtypes! {
     U16: u16, "u16", "ui16";
     U32: u32, "u32", "ui32";
     U64: u64, "u64", "ui64";
+    /// 8-bit float of 4 exponent and 3 mantissa bits, finite numbers and NaN only ([`F8`]).
     F8E4M3FN: F8, "f8_e4m3", "f8E4M3FN";
     F16: half::f16, "f16", "f16";
     BF16: half::bf16, "bf16", "bf16";

@@ -8,7 +8,6 @@ pub struct Error {
     pub op: &'static str,
     /// The name scope, outer to inner, joined by `/`.
     pub scope: String,
-    /// The program's name.
     pub program: String,
     /// Mismatch, with the shapes.
     pub message: String,

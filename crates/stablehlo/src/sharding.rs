@@ -7,7 +7,6 @@ use super::types::{Type, list};
 /// Named axes over the devices, outer first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mesh {
-    /// Axis names and sizes.
     pub axes: Vec<(String, usize)>,
 }
 

@@ -7,7 +7,6 @@ use crate::DType;
 /// A ranked tensor type with static dimensions. Displays as in the program's text, `tensor<2x3xbf16>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Type {
-    /// Element type.
     pub dtype: DType,
     /// Dimensions, outer first; empty for a scalar.
     pub dims: Vec<usize>,

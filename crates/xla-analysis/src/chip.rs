@@ -43,7 +43,6 @@ pub enum Links {
         bandwidth: f64,
         /// Bandwidth of a device's network adapter.
         network: f64,
-        /// Devices that share the switch.
         devices_per_host: usize,
     },
 }

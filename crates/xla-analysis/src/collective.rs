@@ -72,9 +72,7 @@ impl CollectiveKind {
 /// A logical collective, counted once however many clones the compiler made of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
-    /// Kind of collective.
     pub kind: CollectiveKind,
-    /// Name scope.
     pub scope: String,
     /// Element types, joined by `+`.
     pub dtype: String,

@@ -3,257 +3,176 @@
 
 use std::collections::HashMap;
 
-use prost::Message;
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ModuleWithConfig {
-    #[prost(message, optional, tag = "1")]
-    pub module: Option<ModuleProto>,
+/// Messages as a table: the number of each field, and prost's words for its type on the wire.
+macro_rules! messages {
+    ($(
+        $(#[$about:meta])*
+        $vis:vis struct $name:ident {
+            $($(#[$about_field:meta])* $field:ident: $type:ty = $number:tt [$($wire:tt)+],)*
+        }
+    )*) => {
+        $(
+            $(#[$about])*
+            #[derive(Clone, PartialEq, ::prost::Message)]
+            $vis struct $name {
+                $($(#[$about_field])* #[prost($($wire)+, tag = $number)] pub $field: $type,)*
+            }
+        )*
+    };
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ModuleProto {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(message, repeated, tag = "3")]
-    pub computations: Vec<ComputationProto>,
-    #[prost(int64, tag = "6")]
-    pub entry_computation_id: i64,
-    #[prost(message, optional, tag = "7")]
-    pub schedule: Option<ScheduleProto>,
-}
+pub(super) use messages;
 
-/// The order in which each computation's instructions start, by computation id.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ScheduleProto {
-    #[prost(map = "int64, message", tag = "1")]
-    pub sequences: HashMap<i64, SequenceProto>,
-}
+messages! {
+    pub(super) struct ModuleWithConfig {
+        module: Option<ModuleProto> = 1 [message, optional],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct SequenceProto {
-    #[prost(int64, repeated, tag = "1")]
-    pub instruction_ids: Vec<i64>,
-}
+    pub(super) struct ModuleProto {
+        name: String = 1 [string],
+        computations: Vec<ComputationProto> = 3 [message, repeated],
+        entry_computation_id: i64 = 6 [int64],
+        schedule: Option<ScheduleProto> = 7 [message, optional],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ComputationProto {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(message, repeated, tag = "2")]
-    pub instructions: Vec<InstructionProto>,
-    #[prost(int64, tag = "5")]
-    pub id: i64,
-    #[prost(int64, tag = "6")]
-    pub root_id: i64,
-}
+    /// The order in which each computation's instructions start, by computation id.
+    pub(super) struct ScheduleProto {
+        sequences: HashMap<i64, SequenceProto> = 1 [map = "int64, message"],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct InstructionProto {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, tag = "2")]
-    pub opcode: String,
-    #[prost(message, optional, tag = "3")]
-    pub shape: Option<ShapeProto>,
-    #[prost(message, optional, tag = "7")]
-    pub metadata: Option<MetadataProto>,
-    #[prost(message, optional, tag = "8")]
-    pub literal: Option<LiteralProto>,
-    #[prost(int64, tag = "9")]
-    pub parameter_number: i64,
-    #[prost(int64, tag = "13")]
-    pub tuple_index: i64,
-    #[prost(int64, repeated, tag = "14")]
-    pub dimensions: Vec<i64>,
-    #[prost(message, optional, tag = "15")]
-    pub window: Option<WindowProto>,
-    #[prost(message, optional, tag = "16")]
-    pub convolution: Option<ConvolutionProto>,
-    #[prost(int64, tag = "26")]
-    pub channel_id: i64,
-    #[prost(string, tag = "28")]
-    pub custom_call_target: String,
-    #[prost(message, optional, tag = "30")]
-    pub dot: Option<DotProto>,
-    #[prost(int64, tag = "35")]
-    pub id: i64,
-    #[prost(int64, repeated, tag = "36")]
-    pub operand_ids: Vec<i64>,
-    #[prost(int64, repeated, tag = "38")]
-    pub called_computation_ids: Vec<i64>,
-    #[prost(bytes = "vec", tag = "43")]
-    pub backend_config: Vec<u8>,
-    #[prost(message, repeated, tag = "49")]
-    pub replica_groups: Vec<ReplicaGroupProto>,
-    #[prost(int64, tag = "50")]
-    pub feature_group_count: i64,
-    #[prost(message, repeated, tag = "52")]
-    pub source_target_pairs: Vec<PairProto>,
-    #[prost(int64, tag = "58")]
-    pub batch_group_count: i64,
-    #[prost(string, tag = "63")]
-    pub comparison_direction: String,
-    #[prost(message, optional, tag = "87")]
-    pub device_list: Option<DeviceListProto>,
-    #[prost(message, optional, tag = "92")]
-    pub iota_groups: Option<IotaGroupsProto>,
-    #[prost(message, optional, tag = "93")]
-    pub mesh_axes_groups: Option<MeshAxesGroupsProto>,
-}
+    pub(super) struct SequenceProto {
+        instruction_ids: Vec<i64> = 1 [int64, repeated],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct MetadataProto {
-    #[prost(string, tag = "2")]
-    pub op_name: String,
-}
+    pub(super) struct ComputationProto {
+        name: String = 1 [string],
+        instructions: Vec<InstructionProto> = 2 [message, repeated],
+        id: i64 = 5 [int64],
+        root_id: i64 = 6 [int64],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ShapeProto {
-    #[prost(int32, tag = "2")]
-    pub element_type: i32,
-    #[prost(int64, repeated, tag = "3")]
-    pub dimensions: Vec<i64>,
-    #[prost(message, repeated, tag = "4")]
-    pub tuple_shapes: Vec<ShapeProto>,
-    #[prost(message, optional, tag = "5")]
-    pub layout: Option<LayoutProto>,
-}
+    pub(super) struct InstructionProto {
+        name: String = 1 [string],
+        opcode: String = 2 [string],
+        shape: Option<ShapeProto> = 3 [message, optional],
+        metadata: Option<MetadataProto> = 7 [message, optional],
+        literal: Option<LiteralProto> = 8 [message, optional],
+        parameter_number: i64 = 9 [int64],
+        tuple_index: i64 = 13 [int64],
+        dimensions: Vec<i64> = 14 [int64, repeated],
+        window: Option<WindowProto> = 15 [message, optional],
+        convolution: Option<ConvolutionProto> = 16 [message, optional],
+        channel_id: i64 = 26 [int64],
+        custom_call_target: String = 28 [string],
+        dot: Option<DotProto> = 30 [message, optional],
+        id: i64 = 35 [int64],
+        operand_ids: Vec<i64> = 36 [int64, repeated],
+        called_computation_ids: Vec<i64> = 38 [int64, repeated],
+        backend_config: Vec<u8> = 43 [bytes = "vec"],
+        replica_groups: Vec<ReplicaGroupProto> = 49 [message, repeated],
+        feature_group_count: i64 = 50 [int64],
+        source_target_pairs: Vec<PairProto> = 52 [message, repeated],
+        batch_group_count: i64 = 58 [int64],
+        comparison_direction: String = 63 [string],
+        device_list: Option<DeviceListProto> = 87 [message, optional],
+        iota_groups: Option<IotaGroupsProto> = 92 [message, optional],
+        mesh_axes_groups: Option<MeshAxesGroupsProto> = 93 [message, optional],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct LayoutProto {
-    #[prost(int64, repeated, tag = "1")]
-    pub minor_to_major: Vec<i64>,
-    #[prost(int64, tag = "8")]
-    pub memory_space: i64,
-}
+    pub(super) struct MetadataProto {
+        op_name: String = 2 [string],
+    }
 
-/// The element types that loop counters have.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct LiteralProto {
-    #[prost(int32, repeated, tag = "4")]
-    pub s32s: Vec<i32>,
-    #[prost(int64, repeated, tag = "5")]
-    pub s64s: Vec<i64>,
-    #[prost(uint32, repeated, tag = "6")]
-    pub u32s: Vec<u32>,
-    #[prost(uint64, repeated, tag = "7")]
-    pub u64s: Vec<u64>,
-}
+    pub(super) struct ShapeProto {
+        element_type: i32 = 2 [int32],
+        dimensions: Vec<i64> = 3 [int64, repeated],
+        tuple_shapes: Vec<ShapeProto> = 4 [message, repeated],
+        layout: Option<LayoutProto> = 5 [message, optional],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct WindowProto {
-    #[prost(message, repeated, tag = "1")]
-    pub dimensions: Vec<WindowDimensionProto>,
-}
+    pub(super) struct LayoutProto {
+        minor_to_major: Vec<i64> = 1 [int64, repeated],
+        memory_space: i64 = 8 [int64],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct WindowDimensionProto {
-    #[prost(int64, tag = "1")]
-    pub size: i64,
-    #[prost(int64, tag = "2")]
-    pub stride: i64,
-    #[prost(int64, tag = "3")]
-    pub padding_low: i64,
-    #[prost(int64, tag = "4")]
-    pub padding_high: i64,
-    #[prost(int64, tag = "5")]
-    pub window_dilation: i64,
-    #[prost(int64, tag = "6")]
-    pub base_dilation: i64,
-}
+    /// The element types that loop counters have.
+    pub(super) struct LiteralProto {
+        s32s: Vec<i32> = 4 [int32, repeated],
+        s64s: Vec<i64> = 5 [int64, repeated],
+        u32s: Vec<u32> = 6 [uint32, repeated],
+        u64s: Vec<u64> = 7 [uint64, repeated],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ConvolutionProto {
-    #[prost(int64, tag = "3")]
-    pub kernel_input_feature: i64,
-    #[prost(int64, tag = "8")]
-    pub input_feature: i64,
-    #[prost(int64, repeated, tag = "11")]
-    pub input_spatial: Vec<i64>,
-    #[prost(int64, repeated, tag = "12")]
-    pub output_spatial: Vec<i64>,
-}
+    pub(super) struct WindowProto {
+        dimensions: Vec<WindowDimensionProto> = 1 [message, repeated],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct DotProto {
-    #[prost(int64, repeated, tag = "1")]
-    pub lhs_contracting: Vec<i64>,
-}
+    pub(super) struct WindowDimensionProto {
+        size: i64 = 1 [int64],
+        stride: i64 = 2 [int64],
+        padding_low: i64 = 3 [int64],
+        padding_high: i64 = 4 [int64],
+        window_dilation: i64 = 5 [int64],
+        base_dilation: i64 = 6 [int64],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ReplicaGroupProto {
-    #[prost(int64, repeated, tag = "1")]
-    pub ids: Vec<i64>,
-}
+    pub(super) struct ConvolutionProto {
+        kernel_input_feature: i64 = 3 [int64],
+        input_feature: i64 = 8 [int64],
+        input_spatial: Vec<i64> = 11 [int64, repeated],
+        output_spatial: Vec<i64> = 12 [int64, repeated],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct PairProto {
-    #[prost(int64, tag = "1")]
-    pub source: i64,
-    #[prost(int64, tag = "2")]
-    pub target: i64,
-}
+    pub(super) struct DotProto {
+        lhs_contracting: Vec<i64> = 1 [int64, repeated],
+    }
 
-/// The groups of a collective, listed; older plugins put the second form here too.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct DeviceListProto {
-    #[prost(message, repeated, tag = "1")]
-    pub groups: Vec<ReplicaGroupProto>,
-    #[prost(message, optional, tag = "2")]
-    pub iota: Option<IotaGroupsProto>,
-}
+    pub(super) struct ReplicaGroupProto {
+        ids: Vec<i64> = 1 [int64, repeated],
+    }
 
-/// The numbers from 0, reshaped, transposed and cut into groups.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct IotaGroupsProto {
-    #[prost(int64, tag = "1")]
-    pub groups: i64,
-    #[prost(int64, tag = "2")]
-    pub per_group: i64,
-    #[prost(int64, repeated, tag = "3")]
-    pub reshape: Vec<i64>,
-    #[prost(int32, repeated, tag = "4")]
-    pub transpose: Vec<i32>,
-}
+    pub(super) struct PairProto {
+        source: i64 = 1 [int64],
+        target: i64 = 2 [int64],
+    }
 
-/// Axes of a mesh, whose names are the partitioner's own.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct MeshAxesGroupsProto {
-    #[prost(message, optional, tag = "1")]
-    pub mesh: Option<MeshProto>,
-    #[prost(message, repeated, tag = "2")]
-    pub axes: Vec<AxisRefProto>,
-}
+    /// The groups of a collective, listed; older plugins put the second form here too.
+    pub(super) struct DeviceListProto {
+        groups: Vec<ReplicaGroupProto> = 1 [message, repeated],
+        iota: Option<IotaGroupsProto> = 2 [message, optional],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct MeshProto {
-    #[prost(message, repeated, tag = "1")]
-    pub axes: Vec<MeshAxisProto>,
-    #[prost(int64, repeated, tag = "2")]
-    pub device_ids: Vec<i64>,
-}
+    /// The numbers from 0, reshaped, transposed and cut into groups.
+    pub(super) struct IotaGroupsProto {
+        groups: i64 = 1 [int64],
+        per_group: i64 = 2 [int64],
+        reshape: Vec<i64> = 3 [int64, repeated],
+        transpose: Vec<i32> = 4 [int32, repeated],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct MeshAxisProto {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(int64, tag = "2")]
-    pub size: i64,
-}
+    /// Axes of a mesh, whose names are the partitioner's own.
+    pub(super) struct MeshAxesGroupsProto {
+        mesh: Option<MeshProto> = 1 [message, optional],
+        axes: Vec<AxisRefProto> = 2 [message, repeated],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct AxisRefProto {
-    #[prost(int64, tag = "1")]
-    pub index: i64,
-    #[prost(message, optional, tag = "2")]
-    pub part: Option<SubAxisProto>,
-}
+    pub(super) struct MeshProto {
+        axes: Vec<MeshAxisProto> = 1 [message, repeated],
+        device_ids: Vec<i64> = 2 [int64, repeated],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct SubAxisProto {
-    #[prost(int64, tag = "1")]
-    pub pre_size: i64,
-    #[prost(int64, tag = "2")]
-    pub size: i64,
+    pub(super) struct MeshAxisProto {
+        name: String = 1 [string],
+        size: i64 = 2 [int64],
+    }
+
+    pub(super) struct AxisRefProto {
+        index: i64 = 1 [int64],
+        part: Option<SubAxisProto> = 2 [message, optional],
+    }
+
+    pub(super) struct SubAxisProto {
+        pre_size: i64 = 1 [int64],
+        size: i64 = 2 [int64],
+    }
 }

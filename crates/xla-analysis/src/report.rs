@@ -18,9 +18,7 @@ pub struct Report {
     pub layers: f64,
     /// Logical collectives, in schedule order.
     pub collectives: Vec<Collective>,
-    /// Work of a step.
     pub step: Work,
-    /// Work of a block.
     pub layer: Work,
     /// Work outside the loop over steps.
     pub call: Work,

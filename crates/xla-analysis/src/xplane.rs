@@ -5,63 +5,61 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 
-/// A trace: planes of devices, of the host, of what ran.
-#[derive(Clone, PartialEq, Message)]
-pub struct XSpace {
-    /// A device, a host, a table of programs.
-    #[prost(message, repeated, tag = "1")]
-    pub planes: Vec<XPlane>,
-    /// Errors of the profiler.
-    #[prost(string, repeated, tag = "2")]
-    pub errors: Vec<String>,
-    /// Warnings of the profiler.
-    #[prost(string, repeated, tag = "3")]
-    pub warnings: Vec<String>,
-}
+use super::proto::messages;
 
-/// Parallel lines of one device or host.
-#[derive(Clone, PartialEq, Message)]
-pub struct XPlane {
-    /// `/device:GPU:0`, `/device:TPU:0`, `/host:metadata` …
-    #[prost(string, tag = "2")]
-    pub name: String,
-    /// Events that ran one after the other.
-    #[prost(message, repeated, tag = "3")]
-    pub lines: Vec<XLine>,
-    /// Facts that events of one name share, by id.
-    #[prost(btree_map = "int64, message", tag = "4")]
-    pub event_metadata: BTreeMap<i64, XEventMetadata>,
-    #[prost(btree_map = "int64, message", tag = "5")]
-    pub stat_metadata: BTreeMap<i64, XStatMetadata>,
-}
+messages! {
+    /// A trace: planes of devices, of the host, of what ran.
+    pub struct XSpace {
+        /// A device, a host, a table of programs.
+        planes: Vec<XPlane> = 1 [message, repeated],
+        errors: Vec<String> = 2 [string, repeated],
+        warnings: Vec<String> = 3 [string, repeated],
+    }
 
-/// A stream, a core's unit, a thread.
-#[derive(Clone, PartialEq, Message)]
-pub struct XLine {
-    #[prost(int64, tag = "1")]
-    pub id: i64,
-    /// `Stream #13(Compute)`, `XLA Ops` …
-    #[prost(string, tag = "2")]
-    pub name: String,
-    /// Origin of the events' offsets.
-    #[prost(int64, tag = "3")]
-    pub timestamp_ns: i64,
-    /// In any order; on a TPU's line one may contain others.
-    #[prost(message, repeated, tag = "4")]
-    pub events: Vec<XEvent>,
-}
+    /// Parallel lines of one device or host.
+    pub struct XPlane {
+        /// `/device:GPU:0`, `/device:TPU:0`, `/host:metadata` …
+        name: String = 2 [string],
+        /// Events that ran one after the other.
+        lines: Vec<XLine> = 3 [message, repeated],
+        /// Facts that events of one name share, by id.
+        event_metadata: BTreeMap<i64, XEventMetadata> = 4 [btree_map = "int64, message"],
+        stat_metadata: BTreeMap<i64, XStatMetadata> = 5 [btree_map = "int64, message"],
+    }
 
-/// Something that took time.
-#[derive(Clone, PartialEq, Message)]
-pub struct XEvent {
-    #[prost(int64, tag = "1")]
-    pub metadata_id: i64,
-    #[prost(int64, tag = "2")]
-    pub offset_ps: i64,
-    #[prost(int64, tag = "3")]
-    pub duration_ps: i64,
-    #[prost(message, repeated, tag = "4")]
-    pub stats: Vec<XStat>,
+    /// A stream, a core's unit, a thread.
+    pub struct XLine {
+        id: i64 = 1 [int64],
+        /// `Stream #13(Compute)`, `XLA Ops` …
+        name: String = 2 [string],
+        /// Origin of the events' offsets.
+        timestamp_ns: i64 = 3 [int64],
+        /// In any order; on a TPU's line one may contain others.
+        events: Vec<XEvent> = 4 [message, repeated],
+    }
+
+    /// Something that took time.
+    pub struct XEvent {
+        metadata_id: i64 = 1 [int64],
+        offset_ps: i64 = 2 [int64],
+        duration_ps: i64 = 3 [int64],
+        stats: Vec<XStat> = 4 [message, repeated],
+    }
+
+    /// Facts that events of one name share.
+    pub struct XEventMetadata {
+        id: i64 = 1 [int64],
+        /// Kernel, instruction, or the instruction's whole text.
+        name: Vec<u8> = 2 [bytes = "vec"],
+        display_name: Vec<u8> = 4 [bytes = "vec"],
+        stats: Vec<XStat> = 5 [message, repeated],
+    }
+
+    /// A fact's name.
+    pub struct XStatMetadata {
+        id: i64 = 1 [int64],
+        name: String = 2 [string],
+    }
 }
 
 /// A fact: one of its values is set.
@@ -87,29 +85,6 @@ pub enum XValue {
     /// Text that is the name of another fact.
     #[prost(uint64, tag = "7")]
     Name(u64),
-}
-
-/// Facts that events of one name share.
-#[derive(Clone, PartialEq, Message)]
-pub struct XEventMetadata {
-    #[prost(int64, tag = "1")]
-    pub id: i64,
-    /// Kernel, instruction, or the instruction's whole text.
-    #[prost(bytes = "vec", tag = "2")]
-    pub name: Vec<u8>,
-    #[prost(bytes = "vec", tag = "4")]
-    pub display_name: Vec<u8>,
-    #[prost(message, repeated, tag = "5")]
-    pub stats: Vec<XStat>,
-}
-
-/// A fact's name.
-#[derive(Clone, PartialEq, Message)]
-pub struct XStatMetadata {
-    #[prost(int64, tag = "1")]
-    pub id: i64,
-    #[prost(string, tag = "2")]
-    pub name: String,
 }
 
 impl XPlane {

@@ -43,9 +43,7 @@ impl Tpu {
 /// Tokens that a step of a kernel on bf16 takes, for tables and tests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// Queries of one step.
     pub queries: usize,
-    /// Keys of one step.
     pub keys: usize,
     /// The part of the computed scores that are of tokens that only pad blocks.
     pub waste: f64,

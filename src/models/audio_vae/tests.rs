@@ -1,19 +1,14 @@
-use std::collections::BTreeSet;
-
 use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::hlo::DType;
 use crate::models::Network;
+use crate::models::testing::{assert_refused, elements, published, tensors};
 use crate::nn::Build;
 
 fn build(config: Json, shape: [usize; 3]) -> Network {
     let c = DecoderConfig::from_json(&config).expect("a supported configuration");
     decoder_program(&c, shape, &Build::new(DType::F32)).expect("builds")
-}
-
-fn tensors(c: &Network) -> BTreeSet<String> {
-    c.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
 }
 
 fn mel(c: &Network) -> &[usize] {
@@ -22,9 +17,8 @@ fn mel(c: &Network) -> &[usize] {
 
 #[test]
 fn the_released_model_declares_every_tensor() {
-    let preset: Json = serde_json::from_str(include_str!("../presets/ltx2.json")).expect("JSON");
-    let c = build(preset["audio_vae"].clone(), [1, 126, 16]);
-    assert_eq!(c.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 31_915_138);
+    let c = build(published("ltx2", "audio_vae"), [1, 126, 16]);
+    assert_eq!(elements(&c), 31_915_138);
     assert_eq!((tensors(&c).len(), mel(&c)), (56, &[1, 2, 501, 64][..]));
     for name in ["mid.block_2.conv2.conv.bias", "up.1.block.0.nin_shortcut.conv.weight", "up.2.upsample.conv.conv.bias"]
     {
@@ -65,9 +59,5 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"causality_axis": null}), "causality_axis = null is not supported, only none, width"),
         (json!({"ch_mult": []}), "ch_mult = []"),
     ];
-    for (config, message) in cases {
-        let e = DecoderConfig::from_json(&config).map(|c| format!("{c:?}")).expect_err("refused").to_string();
-        assert!(e.starts_with("config.json of 'audio_vae': "), "{e}");
-        assert!(e.contains(message), "{e}");
-    }
+    assert_refused("audio_vae", DecoderConfig::from_json, cases);
 }

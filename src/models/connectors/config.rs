@@ -145,15 +145,8 @@ impl ConnectorsConfig {
 
     /// The smallest token count that both connectors take; every legal count is a multiple of it.
     pub(crate) fn token_multiple(&self) -> usize {
-        let (a, b) = (
-            self.video_connector_num_learnable_registers.unwrap_or(1),
-            self.audio_connector_num_learnable_registers.unwrap_or(1),
-        );
-        let (mut x, mut y) = (a, b);
-        while y != 0 {
-            (x, y) = (y, x % y);
-        }
-        a / x * b
+        let [a, b] = self.connectors().map(|c| c.registers.unwrap_or(1));
+        (1..b).map(|n| n * a).find(|tokens| tokens.is_multiple_of(b)).unwrap_or(a * b)
     }
 
     /// Channels of the two results.

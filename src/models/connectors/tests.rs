@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::*;
+use crate::models::testing::{assert_refused, elements, published};
 use crate::nn::rope::Pairing;
 
 fn read(json: serde_json::Value) -> ConnectorsConfig {
@@ -28,7 +29,7 @@ fn tensors(network: &Network) -> BTreeMap<String, Vec<usize>> {
 fn the_published_connectors_declare_every_parameter_once() {
     let c = read(json!({"rope_type": "split"}));
     let whole = program(&c, 2, 1024, Input::HiddenStates, &Build::new(DType::BF16)).expect("builds");
-    assert_eq!(whole.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 1_431_475_200);
+    assert_eq!(elements(&whole), 1_431_475_200);
     let names = tensors(&whole);
     assert_eq!(names.len(), 59, "as many tensors as the released checkpoint has");
     assert_eq!(whole.params.iter().map(|p| p.source.tensors().len()).sum::<usize>(), 59);
@@ -44,10 +45,9 @@ fn the_published_connectors_declare_every_parameter_once() {
 
 #[test]
 fn the_published_2_3_connectors_declare_every_parameter_once() {
-    let preset: serde_json::Value = serde_json::from_str(include_str!("../presets/ltx2_3.json")).expect("JSON");
-    let c = read(preset["connectors"].clone());
+    let c = read(published("ltx2_3", "connectors"));
     let whole = program(&c, 2, 1024, Input::HiddenStates, &Build::new(DType::BF16)).expect("builds");
-    assert_eq!(whole.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 3_172_227_584);
+    assert_eq!(elements(&whole), 3_172_227_584);
     let names = tensors(&whole);
     assert_eq!(names.len(), 262, "as many tensors as the released checkpoint has");
     assert_eq!(names["video_text_proj_in.weight"], [4096, 188_160]);
@@ -103,10 +103,7 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"video_connector_num_learnable_registers": 0}), "only a positive number or null"),
         (json!({"rope_type": "axial"}), "rope_type: unknown variant `axial`"),
     ];
-    for (json, message) in cases {
-        let error = ConnectorsConfig::from_json(&json).expect_err("not computed").to_string();
-        assert!(error.starts_with("config.json of 'connectors': ") && error.contains(message), "{error}");
-    }
+    assert_refused("connectors", ConnectorsConfig::from_json, cases);
 }
 
 /// One block: a change of it shows here as a change of its program.

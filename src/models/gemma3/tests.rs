@@ -1,27 +1,19 @@
-use std::collections::BTreeMap;
-
 use serde_json::json;
 
 use super::config::RopeBase;
 use super::*;
 use crate::hlo::DType;
 use crate::models::connectors::ConnectorsConfig;
-use crate::models::presets::Preset;
+use crate::models::testing::{self, assert_refused, changed, tensors_once};
 use crate::nn::Build;
 
 fn read(text: serde_json::Value) -> Gemma3Config {
     Gemma3Config::from_json(&json!({"text_config": text})).expect("reads")
 }
 
-fn refused(text: serde_json::Value) -> String {
-    Gemma3Config::from_json(&text).expect_err("not computed").to_string()
-}
-
 fn published() -> (Gemma3Config, ConnectorsConfig) {
-    let preset = Preset::named("ltx2").expect("carried");
-    let part = |name: &str| preset.config(name).expect("a configuration").clone();
-    let text = Gemma3Config::from_json(&part("text_encoder")).expect("reads");
-    (text, ConnectorsConfig::from_json(&part("connectors")).expect("reads"))
+    let text = Gemma3Config::from_json(&testing::published("ltx2", COMPONENT)).expect("reads");
+    (text, ConnectorsConfig::from_json(&testing::published("ltx2", "connectors")).expect("reads"))
 }
 
 /// Keys of the publisher's own file, the rest being the class' defaults.
@@ -42,8 +34,7 @@ fn the_published_file_reads_as_gemma_3_12b() {
 fn every_spelling_of_layers_and_rope_reads_the_same() {
     let common = json!({"num_hidden_layers": 3, "hidden_size": 16});
     let spelled = |more: serde_json::Value| {
-        let mut text = common.clone();
-        text.as_object_mut().expect("a map").extend(more.as_object().expect("a map").clone());
+        let text = changed(common.clone(), &more);
         // A file of the text part alone reads as one of the whole model.
         let alone = Gemma3Config::from_json(&text).expect("reads");
         assert_eq!(alone, read(text));
@@ -87,10 +78,7 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"rope_scaling": {"rope_type": "linear"}}), "factor = None is not supported, only a positive number"),
         (json!({"hidden_size": "wide"}), "hidden_size: invalid type"),
     ];
-    for (text, message) in cases {
-        let error = refused(text);
-        assert!(error.starts_with("config.json of 'text_encoder': ") && error.contains(message), "{error}");
-    }
+    assert_refused("text_encoder", Gemma3Config::from_json, cases);
 }
 
 /// Every tensor of the checkpoint, once, and nothing of the vision tower.
@@ -103,12 +91,8 @@ fn the_12b_text_stack_declares_every_parameter_once() {
     };
     assert_eq!(count(COMPONENT), 11_766_034_176);
     assert_eq!(count("connectors"), 3840 * 188_160);
-    let mut tensors: BTreeMap<&str, usize> = BTreeMap::new();
-    for (name, _) in network.params.iter().flat_map(|p| p.source.tensors()) {
-        *tensors.entry(name).or_default() += 1;
-    }
+    let tensors = tensors_once(&network);
     assert_eq!(tensors.len(), 2 + 48 * 13 + 1);
-    assert!(tensors.values().all(|&n| n == 1));
     for name in [
         "language_model.model.embed_tokens.weight",
         "language_model.model.norm.weight",
@@ -116,7 +100,7 @@ fn the_12b_text_stack_declares_every_parameter_once() {
         "language_model.model.layers.47.pre_feedforward_layernorm.weight",
         "text_proj_in.weight",
     ] {
-        assert!(tensors.contains_key(name), "{name}");
+        assert!(tensors.contains(name), "{name}");
     }
 }
 

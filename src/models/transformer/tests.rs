@@ -1,6 +1,5 @@
-use std::collections::BTreeMap;
-
 use super::*;
+use crate::models::testing::{assert_refused, elements, tensors_once};
 use crate::nn::Build;
 
 fn released() -> TransformerConfig {
@@ -21,16 +20,11 @@ fn shape() -> ForwardShape {
 #[test]
 fn the_19b_model_declares_every_parameter_once() {
     let component = program(&released(), &shape(), &Build::new(DType::BF16)).expect("builds");
-    let count: usize = component.params.iter().map(|p| p.ty.elements()).sum();
-    assert_eq!(count, 18_876_174_592);
-    let mut tensors: BTreeMap<String, usize> = BTreeMap::new();
-    for (name, _) in component.params.iter().flat_map(|p| p.source.tensors()) {
-        *tensors.entry(name.to_string()).or_default() += 1;
-    }
+    assert_eq!(elements(&component), 18_876_174_592);
+    let tensors = tensors_once(&component);
     assert_eq!(tensors.len(), 3510, "as many tensors as the released checkpoint has");
-    assert!(tensors.values().all(|&n| n == 1));
     for name in ["transformer_blocks.47.attn1.to_out.0.weight", "audio_caption_projection.linear_2.bias"] {
-        assert!(tensors.contains_key(name), "{name}");
+        assert!(tensors.contains(name), "{name}");
     }
 }
 
@@ -43,8 +37,7 @@ fn a_2_3_configuration_declares_gates_and_prompt_modulation() {
     .expect("the released values");
     let shape = ForwardShape { text_channels: [4096, 2048].into(), ..shape() };
     let component = program(&c, &shape, &Build::new(DType::BF16)).expect("builds");
-    let count: usize = component.params.iter().map(|p| p.ty.elements()).sum();
-    assert_eq!(count, 18_988_838_144);
+    assert_eq!(elements(&component), 18_988_838_144);
     assert_eq!(component.params.iter().flat_map(|p| p.source.tensors()).count(), 4186);
 }
 
@@ -60,9 +53,10 @@ fn a_wrong_width_names_operation_scope_and_shapes() {
 
 #[test]
 fn an_unknown_norm_is_refused_by_name() {
-    let e = TransformerConfig::from_json(&serde_json::json!({"qk_norm": "layer_norm"})).expect_err("not computed");
-    assert_eq!(
-        e.to_string(),
-        "config.json of 'transformer': qk_norm = \"layer_norm\" is not supported, only rms_norm_across_heads"
+    let message = "qk_norm = \"layer_norm\" is not supported, only rms_norm_across_heads";
+    assert_refused(
+        "transformer",
+        TransformerConfig::from_json,
+        [(serde_json::json!({"qk_norm": "layer_norm"}), message)],
     );
 }

@@ -1,11 +1,10 @@
-use std::collections::BTreeSet;
-
 use ndarray::{Array5, s};
 use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::hlo::{DType, Type};
 use crate::models::Network;
+use crate::models::testing::{assert_refused, changed, elements, tensors};
 use crate::nn::Build;
 
 fn config(json: Json) -> UpsamplerConfig {
@@ -16,20 +15,14 @@ fn build(c: &UpsamplerConfig, shape: [usize; 4]) -> Network {
     program(c, shape, &Build::new(DType::BF16)).expect("builds")
 }
 
-fn tensors(n: &Network) -> BTreeSet<String> {
-    n.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
-}
-
 #[test]
 fn released_models_declare_every_tensor() {
     for (rational, conv) in [(true, "upsampler.conv.weight"), (false, "upsampler.0.weight")] {
         let network = build(&config(json!({"use_rational_resampler": rational})), [1, 16, 8, 12]);
         // 2.0's file also has the kernel of a blur that a whole scale does not use.
-        assert_eq!(tensors(&network).len(), 72);
-        assert!(
-            tensors(&network).contains(conv) && tensors(&network).contains("post_upsample_res_blocks.3.norm2.bias")
-        );
-        assert_eq!(network.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 497_867_904);
+        let names = tensors(&network);
+        assert_eq!((names.len(), elements(&network)), (72, 497_867_904));
+        assert!(names.contains(conv) && names.contains("post_upsample_res_blocks.3.norm2.bias"));
         assert_eq!(network.program.results[0].ty, Type::new(DType::F32, [1, 128, 16, 16, 24]));
     }
 }
@@ -47,9 +40,7 @@ fn programs_make_the_size_that_is_promised() {
         (json!({"dims": 2}), [3, 10, 14], "x2"),
     ];
     for (changes, want, name) in variants {
-        let mut json = small.clone();
-        json.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
-        let c = config(json);
+        let c = config(changed(small.clone(), &changes));
         assert_eq!((c.size([3, 5, 7]), c.describe().as_str()), (want, name));
         let result = &build(&c, [2, 3, 5, 7]).program.results[0];
         assert_eq!(result.logical_dims, [&[2, 4], &want[..]].concat(), "{name}");
@@ -58,14 +49,14 @@ fn programs_make_the_size_that_is_promised() {
 
 #[test]
 fn what_is_not_computed_is_refused() {
-    let refused = |json: Json| UpsamplerConfig::from_json(&json).expect_err("not computed").to_string();
-    assert_eq!(
-        refused(json!({"rational_spatial_scale": 3.0})),
-        "config.json of 'latent_upsampler': rational_spatial_scale = 3.0 is not supported, only 0.75, 1.5, 2 and 4"
-    );
-    assert!(refused(json!({"mid_channels": 48})).contains("multiples of 32"));
-    assert!(refused(json!({"spatial_upsample": false})).contains("true where temporal_upsample is false"));
-    assert!(refused(json!({"dims": 2, "temporal_upsample": true})).contains("false where dims is 2"));
+    let scales = "rational_spatial_scale = 3.0 is not supported, only 0.75, 1.5, 2 and 4";
+    let cases = [
+        (json!({"rational_spatial_scale": 3.0}), scales),
+        (json!({"mid_channels": 48}), "multiples of 32"),
+        (json!({"spatial_upsample": false}), "true where temporal_upsample is false"),
+        (json!({"dims": 2, "temporal_upsample": true}), "false where dims is 2"),
+    ];
+    assert_refused("latent_upsampler", UpsamplerConfig::from_json, cases);
 }
 
 #[test]

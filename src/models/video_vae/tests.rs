@@ -1,23 +1,17 @@
-use std::collections::BTreeSet;
-
 use serde_json::{Value as Json, json};
 
 use super::layers::Layers;
 use super::*;
 use crate::hlo::{DType, Mesh, Type};
 use crate::models::Network;
+use crate::models::testing::{assert_refused, changed, elements, published, tensors};
 use crate::nn::{
     Axis, Build, ContextParallelPolicy, Conv3dLowering, Layout, Lowering, Padding, Params, Rule, SpatialShards,
 };
 
 /// `vae/config.json` of the released 2.0 model with some keys replaced.
 fn file(changes: Json) -> Json {
-    let preset: Json = serde_json::from_str(include_str!("../presets/ltx2.json")).expect("JSON");
-    let mut config = preset["vae"].clone();
-    for (key, value) in changes.as_object().expect("an object") {
-        config[key] = value.clone();
-    }
-    config
+    changed(published("ltx2", "vae"), &changes)
 }
 
 fn released_2_3() -> Json {
@@ -44,14 +38,6 @@ fn decoder(config: &Json, shape: [usize; 4], lowering: Conv3dLowering) -> Networ
 fn encoder(config: &Json, shape: [usize; 4]) -> Network {
     let c = EncoderConfig::from_json(config).expect("a supported configuration");
     encoder_program(&c, shape, &Build::new(DType::BF16)).expect("builds")
-}
-
-fn elements(c: &Network) -> usize {
-    c.params.iter().map(|p| p.ty.elements()).sum()
-}
-
-fn tensors(c: &Network) -> BTreeSet<String> {
-    c.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
 }
 
 #[test]
@@ -116,7 +102,6 @@ fn a_changing_width_has_a_normalised_shortcut() {
 
 #[test]
 fn what_is_not_computed_is_refused_by_key() {
-    let refused = |changes: Json| DecoderConfig::from_json(&file(changes)).expect_err("refused").to_string();
     let cases = [
         (json!({"decoder_inject_noise": [false, true, false, false]}), "decoder_inject_noise = true"),
         (json!({"patch_size_t": 2}), "patch_size_t = 2 is not supported, only 1"),
@@ -127,13 +112,10 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"upsample_factor": [2, 2, 3]}), "upsample_factor = [2, 2, 3]"),
         (json!({"decoder_spatial_padding_mode": "circular"}), "unknown variant `circular`"),
     ];
-    for (changes, message) in cases {
-        let e = refused(changes);
-        assert!(e.starts_with("config.json of 'vae': ") && e.contains(message), "{e}");
-    }
-    let e =
-        EncoderConfig::from_json(&file(json!({"block_out_channels": [256, 512, 1024, 2044]}))).expect_err("refused");
-    assert!(e.to_string().contains("block_out_channels = [256, 512, 1024, 2044]"), "{e}");
+    assert_refused("vae", |changes| DecoderConfig::from_json(&file(changes.clone())), cases);
+    let channels = json!({"block_out_channels": [256, 512, 1024, 2044]});
+    let case = (channels, "block_out_channels = [256, 512, 1024, 2044]");
+    assert_refused("vae", |changes| EncoderConfig::from_json(&file(changes.clone())), [case]);
 }
 
 #[test]

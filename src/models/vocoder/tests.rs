@@ -1,10 +1,9 @@
-use std::collections::BTreeSet;
-
 use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::hlo::DType;
 use crate::models::Network;
+use crate::models::testing::{assert_refused, changed, elements, published, tensors};
 use crate::nn::Build;
 
 fn build(config: Json, shape: [usize; 4]) -> Network {
@@ -12,24 +11,16 @@ fn build(config: Json, shape: [usize; 4]) -> Network {
     vocoder_program(&c, shape, &Build::new(DType::F32)).expect("builds")
 }
 
-fn tensors(c: &Network) -> BTreeSet<String> {
-    c.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
-}
-
 fn tiny(changes: Json) -> Json {
-    let mut config = json!({"in_channels": 6, "hidden_channels": 16, "upsample_kernel_sizes": [11, 4],
+    let config = json!({"in_channels": 6, "hidden_channels": 16, "upsample_kernel_sizes": [11, 4],
         "upsample_factors": [5, 2], "resnet_kernel_sizes": [3, 4], "resnet_dilations": [[1, 3], [2]]});
-    for (key, value) in changes.as_object().expect("an object") {
-        config[key] = value.clone();
-    }
-    config
+    changed(config, &changes)
 }
 
 #[test]
 fn the_released_model_declares_every_tensor() {
-    let preset: Json = serde_json::from_str(include_str!("../presets/ltx2.json")).expect("JSON");
-    let c = build(preset["vocoder"].clone(), [1, 2, 501, 64]);
-    assert_eq!(c.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 55_592_802);
+    let c = build(published("ltx2", "vocoder"), [1, 2, 501, 64]);
+    assert_eq!(elements(&c), 55_592_802);
     assert_eq!((tensors(&c).len(), &c.program.results[0].ty.dims[..]), (194, &[1, 2, 501 * 240][..]));
     for name in ["upsamplers.4.weight", "resnets.14.convs2.2.bias", "conv_out.bias"] {
         assert!(tensors(&c).contains(name), "{name}");
@@ -38,11 +29,10 @@ fn the_released_model_declares_every_tensor() {
 
 #[test]
 fn the_released_2_3_model_declares_every_tensor_that_is_read() {
-    let preset: Json = serde_json::from_str(include_str!("../presets/ltx2_3.json")).expect("JSON");
-    let c = build(preset["vocoder"].clone(), [1, 2, 501, 64]);
+    let c = build(published("ltx2_3", "vocoder"), [1, 2, 501, 64]);
     // Both generators' parameters, their 400 filters of 12 taps, the Fourier and the mel basis.
     let stored = 400 * 12 + 514 * 512 + 64 * 257;
-    assert_eq!(c.params.iter().map(|p| p.ty.elements()).sum::<usize>(), 128_537_448 + stored);
+    assert_eq!(elements(&c), 128_537_448 + stored);
     // Of the 1227 the checkpoint has, `inverse_basis` is never read.
     assert_eq!((tensors(&c).len(), &c.program.results[0].ty.dims[..]), (1226, &[1, 2, 501 * 480][..]));
     for name in ["vocoder.act_out.act.beta", "bwe_generator.conv_out.weight", "mel_stft.stft_fn.forward_basis"] {
@@ -52,8 +42,7 @@ fn the_released_2_3_model_declares_every_tensor_that_is_read() {
 
 #[test]
 fn the_extended_class_has_its_own_defaults() {
-    let preset: Json = serde_json::from_str(include_str!("../presets/ltx2_3.json")).expect("JSON");
-    let published = VocoderConfig::from_json(&preset["vocoder"]).expect("supported");
+    let published = VocoderConfig::from_json(&published("ltx2_3", "vocoder")).expect("supported");
     let bare = VocoderConfig::from_json(&json!({"_class_name": "LTX2VocoderWithBWE"})).expect("supported");
     assert_eq!(format!("{bare:?}"), format!("{published:?}"));
     assert_eq!(bare.output_sampling_rate, 48000);
@@ -70,11 +59,8 @@ fn an_extension_that_does_not_meet_its_waveform_is_refused_by_key() {
         (json!({"bwe_hidden_channels": 3}), "bwe_hidden_channels = 3"),
         (json!({"bwe_act_fn": "relu"}), "bwe_act_fn: unknown variant `relu`"),
     ];
-    for (mut config, message) in cases {
-        config["_class_name"] = json!("LTX2VocoderWithBWE");
-        let e = VocoderConfig::from_json(&config).expect_err("refused").to_string();
-        assert!(e.starts_with("config.json of 'vocoder': ") && e.contains(message), "{e}");
-    }
+    let extended = json!({"_class_name": "LTX2VocoderWithBWE"});
+    assert_refused("vocoder", |changes| VocoderConfig::from_json(&changed(extended.clone(), changes)), cases);
 }
 
 #[test]
@@ -112,10 +98,7 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"act_fn": "relu"}), "unknown variant `relu`"),
         (json!({"final_act_fn": "sigmoid"}), "unknown variant `sigmoid`"),
     ];
-    for (changes, message) in cases {
-        let e = VocoderConfig::from_json(&tiny(changes)).expect_err("refused").to_string();
-        assert!(e.starts_with("config.json of 'vocoder': ") && e.contains(message), "{e}");
-    }
+    assert_refused("vocoder", |changes| VocoderConfig::from_json(&tiny(changes.clone())), cases);
 }
 
 #[test]

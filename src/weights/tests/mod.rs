@@ -60,6 +60,15 @@ fn no_cache() -> HubCache {
     HubCache::at("/nonexistent/hub")
 }
 
+/// A model by its path, with no cache and nothing from elsewhere.
+fn open(path: &Path) -> Result<ModelSource, WeightsError> {
+    open_with(path, &Overrides::default())
+}
+
+fn open_with(path: &Path, overrides: &Overrides) -> Result<ModelSource, WeightsError> {
+    ModelSource::open_in(path.to_str().expect("utf-8"), overrides, &no_cache())
+}
+
 fn diffusers_folder(root: &Path) {
     put(root.join("model_index.json"), "{}");
     put(root.join("transformer/config.json"), json!({"num_layers": 2}).to_string());

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::*;
-use super::{diffusers_folder, fails, no_cache, put, safetensors};
+use super::{diffusers_folder, fails, open, open_with, put, safetensors};
 
 /// The header's `config` of a small LTX-2.0 file, with the keys that differ from the defaults.
 fn official_config() -> Value {
@@ -47,10 +47,17 @@ const SINGLE: [(&str, &str, &[usize]); 7] = [
     ("vocoder.conv_pre.weight", "BF16", &[16, 128, 7]),
 ];
 
+fn file_of(
+    dir: &Path,
+    name: &str,
+    tensors: &[(&str, &str, &[usize])],
+    config: &Value,
+) -> Result<ModelSource, WeightsError> {
+    open(&put(dir.join(name), safetensors(tensors, json!({"config": config.to_string()}))))
+}
+
 fn single_file(dir: &Path, name: &str, config: &Value) -> Result<ModelSource, WeightsError> {
-    let bytes = safetensors(&SINGLE, json!({"config": config.to_string()}));
-    let path = put(dir.join(name), bytes);
-    ModelSource::open_in(path.to_str().expect("utf-8"), &Overrides::default(), &no_cache())
+    file_of(dir, name, &SINGLE, config)
 }
 
 #[test]
@@ -61,9 +68,7 @@ fn a_single_file_gives_diffusers_names_and_configurations() {
     assert!(source.checkpoint(Component::Transformer).expect("there").contains("proj_in.weight"));
     source.refuse_unread().expect("statistics of training are no error");
     let newer = [&SINGLE[..], &[("duration_head.proj.weight", "BF16", &[2])]].concat();
-    let bytes = safetensors(&newer, json!({"config": official_config().to_string()}));
-    let path = put(dir.path().join("newer.safetensors"), bytes);
-    let newer = ModelSource::open_in(path.to_str().expect("utf-8"), &Overrides::default(), &no_cache()).expect("opens");
+    let newer = file_of(dir.path(), "newer.safetensors", &newer, &official_config()).expect("opens");
     fails(newer.refuse_unread(), &["newer.safetensors", "`duration_head.proj.weight` is not read"]);
     let has = |component, key: &str, want: Value| {
         let config = source.config(component).expect("derived");
@@ -102,20 +107,20 @@ fn a_text_encoder_from_elsewhere_brings_its_tokenizer() {
     put(gemma.join("config.json"), "{}");
     put(gemma.join("tokenizer.json"), "{}");
     put(gemma.join("model.safetensors"), safetensors(&[("model.norm.weight", "BF16", &[4])], Value::Null));
-    let open = |encoder: &Path| {
+    let beside = |encoder: &Path| {
         let overrides = Overrides { text_encoder: encoder.to_str().map(String::from), ..Overrides::default() };
-        ModelSource::open_in(model.to_str().expect("utf-8"), &overrides, &no_cache())
+        open_with(&model, &overrides)
     };
-    let source = open(&gemma).expect("opens");
+    let source = beside(&gemma).expect("opens");
     source.require([Component::TextEncoder, Component::Tokenizer]).expect("there");
     assert_eq!(source.tokenizer().expect("there"), gemma.join("tokenizer.json"));
     let encoder = source.checkpoint(Component::TextEncoder).expect("there");
     assert!(encoder.contains("language_model.model.norm.weight"));
-    fails(open(&gemma.join("model.safetensors")), &["model.safetensors", "no text encoder here", "the folder"]);
+    fails(beside(&gemma.join("model.safetensors")), &["model.safetensors", "no text encoder here", "the folder"]);
 
     let whole = dir.path().join("diffusers");
     diffusers_folder(&whole);
-    let source = open(&whole).expect("opens");
+    let source = beside(&whole).expect("opens");
     assert_eq!(source.folder(Component::TextEncoder).expect("there"), whole.join("text_encoder"));
     assert_eq!(source.tokenizer().expect("there"), whole.join("tokenizer/tokenizer.json"));
 }
@@ -130,7 +135,7 @@ fn an_upsampler_file_tells_what_it_is() {
         let header = if header.is_null() { header } else { json!({"config": header.to_string()}) };
         let file = put(dir.path().join(name), safetensors(&tensors, header));
         let overrides = Overrides { upsampler: file.to_str().map(String::from), ..Overrides::default() };
-        let source = ModelSource::open_in(dir.path().to_str().expect("utf-8"), &overrides, &no_cache())?;
+        let source = open_with(dir.path(), &overrides)?;
         assert!(source.has(Component::LatentUpsampler));
         source.config(Component::LatentUpsampler)
     };
@@ -154,8 +159,7 @@ fn an_upsampler_file_tells_what_it_is() {
 fn single_files_that_no_code_computes_are_refused() {
     let dir = TempDir::new().expect("dir");
     let path = put(dir.path().join("bare.safetensors"), safetensors(&SINGLE, Value::Null));
-    let bare = ModelSource::open_in(path.to_str().expect("utf-8"), &Overrides::default(), &no_cache());
-    fails(bare, &["bare.safetensors", "`config`", "is missing"]);
+    fails(open(&path), &["bare.safetensors", "`config`", "is missing"]);
     let with = |section: &str, key: &str, value: Value| {
         let mut config = official_config();
         config[section][key] = value;
@@ -208,9 +212,7 @@ fn the_2_3_video_vae_and_vocoder_are_derived() {
         ("vocoder.vocoder.conv_pre.weight", "BF16", &[16, 128, 7]),
         ("vocoder.bwe_generator.conv_pre.weight", "BF16", &[16, 128, 7]),
     ];
-    let path = put(dir.path().join("x.safetensors"), safetensors(&tensors, json!({"config": config.to_string()})));
-    let source =
-        ModelSource::open_in(path.to_str().expect("utf-8"), &Overrides::default(), &no_cache()).expect("opens");
+    let source = file_of(dir.path(), "x.safetensors", &tensors, &config).expect("opens");
     assert_eq!(source.version().expect("known"), Version::V2_3);
     let vocoder = source.config(Component::Vocoder).expect("derived");
     assert_eq!((&vocoder["final_act_fn"], &vocoder["bwe_final_act_fn"]), (&Value::Null, &Value::Null));

@@ -2,17 +2,17 @@
 
 use serde_json::json;
 use std::fs;
+use std::path::Path;
 use tempfile::TempDir;
 
 use super::super::*;
-use super::{diffusers_folder, fails, message, no_cache, put};
+use super::{diffusers_folder, fails, message, open, put};
 
 #[test]
 fn a_diffusers_folder_gives_its_parts() {
     let dir = TempDir::new().expect("dir");
     diffusers_folder(dir.path());
-    let name = dir.path().to_str().expect("utf-8");
-    let source = ModelSource::open_in(name, &Overrides::default(), &no_cache()).expect("opens");
+    let source = open(dir.path()).expect("opens");
     assert_eq!(source.version().expect("known"), Version::V2_0);
     assert_eq!(source.config(Component::Scheduler).expect("there")["shift"], 1.0);
     assert!(source.checkpoint(Component::Transformer).expect("there").contains("proj_in.weight"));
@@ -40,9 +40,8 @@ fn a_diffusers_folder_gives_its_parts() {
 
 #[test]
 fn a_missing_model_says_where_it_was_looked_for() {
-    let open = |name: &str| ModelSource::open_in(name, &Overrides::default(), &no_cache());
-    fails(open("./no-such-folder"), &["./no-such-folder", "no such file or folder"]);
-    fails(open("Org/Name"), &["Org/Name", "/nonexistent/hub/models--Org--Name", "hf download Org/Name"]);
+    fails(open(Path::new("./no-such-folder")), &["./no-such-folder", "no such file or folder"]);
+    fails(open(Path::new("Org/Name")), &["Org/Name", "/nonexistent/hub/models--Org--Name", "hf download Org/Name"]);
 }
 
 #[cfg(unix)]

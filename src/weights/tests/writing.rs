@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::super::write::ComponentWriter;
 use super::super::*;
-use super::{fails, no_cache};
+use super::{fails, open};
 use crate::hlo::DType;
 use crate::tensor::Tensor;
 
@@ -32,8 +32,7 @@ fn a_written_component_reads_back() {
         || write_component::<WeightsError>(&model, Component::Transformer, &config, specs(), |spec| Ok(make(spec)));
     let folder = write().expect("written");
     assert_eq!(folder, model.join("transformer"));
-    let source =
-        ModelSource::open_in(model.to_str().expect("utf-8"), &Overrides::default(), &no_cache()).expect("opens");
+    let source = open(&model).expect("opens");
     assert_eq!(source.config(Component::Transformer).expect("there"), config);
     let checkpoint = source.checkpoint(Component::Transformer).expect("there");
     for spec in specs() {

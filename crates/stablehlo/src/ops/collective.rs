@@ -34,23 +34,16 @@ impl Value {
 
     /// All-gather: the shards of the group, joined along `axis`.
     pub fn all_gather(&self, axis: isize, groups: &Groups) -> Value {
-        match self.resized("all_gather", axis, groups.size(), 1) {
-            Some((a, ty)) => {
-                let attributes = format!("all_gather_dim = {a} : i64, {}, use_global_device_ids", groups.attribute());
-                self.collective("all_gather", &attributes, "", ty)
-            }
-            None => self.clone(),
-        }
+        let Some((a, ty)) = self.resized("all_gather", axis, groups.size(), 1) else { return self.clone() };
+        let attributes = format!("all_gather_dim = {a} : i64, {}, use_global_device_ids", groups.attribute());
+        self.collective("all_gather", &attributes, "", ty)
     }
 
     /// All-to-all: splits dimension `split` into the group's size and joins the received shards along `concat`.
     pub fn all_to_all(&self, split: isize, concat: isize, groups: &Groups) -> Value {
         let n = groups.size();
-        let Some((s, ty)) = self.resized("all_to_all", split, 1, n) else { return self.clone() };
-        let Some(c) = axis_of(concat, self.rank()) else {
-            return self.b.poison("all_to_all", format!("there is no axis {concat} in {}", self.ty), self.ty.clone());
-        };
-        let mut ty = ty;
+        let Some((s, mut ty)) = self.resized("all_to_all", split, 1, n) else { return self.clone() };
+        let Some(c) = self.axis("all_to_all", concat) else { return self.clone() };
         ty.dims[c] *= n;
         let attributes = format!(
             "concat_dimension = {c} : i64, split_count = {n} : i64, split_dimension = {s} : i64, {}",
@@ -79,28 +72,14 @@ impl Value {
 
     fn all_reduce(&self, op: &str, groups: &Groups) -> Value {
         let attributes = format!("{}, use_global_device_ids", groups.attribute());
-        let (region, channel) = (self.reducer(op), self.channel());
-        // all_reduce is variadic, so its type stands in parentheses on both sides like any generic operation.
-        let text = format!(
-            "\"stablehlo.all_reduce\"({}) <{{{channel}, {attributes}}}>{region} : ({}) -> {}",
-            self.local(),
-            self.ty,
-            self.ty
-        );
-        self.b.op("all_reduce", text, self.ty.clone())
+        self.collective("all_reduce", &attributes, &self.reducer(op), self.ty.clone())
     }
 
     /// Reduce-scatter: this device's shard, along `axis`, of the sum over the group.
     pub fn reduce_scatter_sum(&self, axis: isize, groups: &Groups) -> Value {
-        match self.resized("reduce_scatter", axis, 1, groups.size()) {
-            Some((a, ty)) => {
-                let attributes =
-                    format!("scatter_dimension = {a} : i64, {}, use_global_device_ids", groups.attribute());
-                let region = self.reducer("add");
-                self.collective("reduce_scatter", &attributes, &region, ty)
-            }
-            None => self.clone(),
-        }
+        let Some((a, ty)) = self.resized("reduce_scatter", axis, 1, groups.size()) else { return self.clone() };
+        let attributes = format!("scatter_dimension = {a} : i64, {}, use_global_device_ids", groups.attribute());
+        self.collective("reduce_scatter", &attributes, &self.reducer("add"), ty)
     }
 
     /// Collective permute: sends this device's value along `(source, target)` pairs; a device without a source receives zeros.

@@ -1,5 +1,6 @@
 //! Elementwise arithmetic with numpy broadcasting.
 
+use std::borrow::Borrow;
 use std::ops;
 
 use crate::DType;
@@ -122,21 +123,13 @@ binary! {
 macro_rules! operators {
     ($($trait:ident $method:ident $op:literal;)*) => {
         $(
-            impl ops::$trait<&Value> for &Value {
+            impl<V: Borrow<Value>> ops::$trait<V> for &Value {
                 type Output = Value;
-                fn $method(self, other: &Value) -> Value { self.b.binary($op, self, other) }
+                fn $method(self, other: V) -> Value { self.b.binary($op, self, other.borrow()) }
             }
-            impl ops::$trait<Value> for &Value {
+            impl<V: Borrow<Value>> ops::$trait<V> for Value {
                 type Output = Value;
-                fn $method(self, other: Value) -> Value { self.b.binary($op, self, &other) }
-            }
-            impl ops::$trait<&Value> for Value {
-                type Output = Value;
-                fn $method(self, other: &Value) -> Value { self.b.binary($op, &self, other) }
-            }
-            impl ops::$trait<Value> for Value {
-                type Output = Value;
-                fn $method(self, other: Value) -> Value { self.b.binary($op, &self, &other) }
+                fn $method(self, other: V) -> Value { self.b.binary($op, &self, other.borrow()) }
             }
             impl ops::$trait<f64> for &Value {
                 type Output = Value;

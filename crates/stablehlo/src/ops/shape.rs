@@ -1,6 +1,6 @@
 //! Constants and operations that move or rearrange elements.
 
-use crate::builder::{Builder, Value, axis_of};
+use crate::builder::{Builder, Value};
 use crate::types::{Type, list};
 use crate::{DType, Element};
 
@@ -62,9 +62,7 @@ impl Builder {
         if values.len() == 1 {
             return (*first).clone();
         }
-        let Some(axis) = axis_of(axis, first.rank()) else {
-            return self.poison("concatenate", format!("there is no axis {axis} in {}", first.ty), first.ty.clone());
-        };
+        let Some(axis) = first.axis("concatenate", axis) else { return (*first).clone() };
         let mut ty = first.ty.clone();
         ty.dims[axis] = 0;
         for v in values {
@@ -155,9 +153,7 @@ impl Value {
 
     /// `[begin, end)` of one dimension with a stride.
     pub fn slice_step(&self, axis: isize, begin: usize, end: usize, step: usize) -> Value {
-        let Some(axis) = axis_of(axis, self.rank()) else {
-            return self.b.poison("slice", format!("there is no axis {axis} in {}", self.ty), self.ty.clone());
-        };
+        let Some(axis) = self.axis("slice", axis) else { return self.clone() };
         if begin > end || end > self.ty.dims[axis] || step == 0 {
             let message = format!("{begin}..{end} step {step} is not a range of axis {axis} of {}", self.ty);
             return self.b.poison("slice", message, self.ty.clone());
@@ -182,9 +178,7 @@ impl Value {
 
     /// One index of one dimension, which disappears.
     pub fn at(&self, axis: isize, index: usize) -> Value {
-        let Some(a) = axis_of(axis, self.rank()) else {
-            return self.b.poison("slice", format!("there is no axis {axis} in {}", self.ty), self.ty.clone());
-        };
+        let Some(a) = self.axis("slice", axis) else { return self.clone() };
         let part = self.slice(axis, index, index + 1);
         let mut dims = part.ty.dims.clone();
         dims.remove(a);
@@ -204,9 +198,7 @@ impl Value {
 
     /// Pads one dimension with a value.
     pub fn pad(&self, axis: isize, low: usize, high: usize, value: f64) -> Value {
-        let Some(axis) = axis_of(axis, self.rank()) else {
-            return self.b.poison("pad", format!("there is no axis {axis} in {}", self.ty), self.ty.clone());
-        };
+        let Some(axis) = self.axis("pad", axis) else { return self.clone() };
         if low == 0 && high == 0 {
             return self.clone();
         }
@@ -229,9 +221,7 @@ impl Value {
 
     /// Reverses the order along one dimension.
     pub fn reverse(&self, axis: isize) -> Value {
-        let Some(axis) = axis_of(axis, self.rank()) else {
-            return self.b.poison("reverse", format!("there is no axis {axis} in {}", self.ty), self.ty.clone());
-        };
+        let Some(axis) = self.axis("reverse", axis) else { return self.clone() };
         let ty = self.ty.clone();
         self.b.op("reverse", format!("stablehlo.reverse {}, dims = [{axis}] : {ty}", self.local()), ty)
     }

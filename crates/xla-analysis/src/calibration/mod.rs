@@ -39,7 +39,6 @@ impl AlphaBeta {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectiveCost {
-    /// Kind of collective.
     pub kind: CollectiveKind,
     /// Devices of a group.
     pub devices: usize,
@@ -141,14 +140,12 @@ pub struct Sample {
 /// Output of `ltx2 bench --micro`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurements {
-    /// Provenance of the samples.
     pub source: Provenance,
     /// Platform name, in lower case.
     pub platform: String,
     /// Seconds of an iteration of an empty loop, already subtracted from the samples.
     #[serde(rename = "turn_seconds")]
     pub iteration_seconds: f64,
-    /// Timed operations.
     pub samples: Vec<Sample>,
 }
 
