@@ -473,7 +473,7 @@ with_defaults! {
         pub visible_devices: Option<Vec<i64>> = None,
         /// Tiles that the video is decoded in, where a whole one does not fit; null for the whole.
         pub tiling: Option<Tiling> = None,
-        /// Which weights stay on the devices between stages.
+        /// Which weights stay on the devices between programs.
         pub residency: Residency = Residency::Auto,
         /// GiB of each device's memory that a run may take; null for what the device says is free.
         #[schemars(range(min = 0))]
@@ -524,7 +524,7 @@ pub enum Residency {
     Auto,
     /// All, or the run does not begin.
     Resident,
-    /// Those of one stage at a time.
+    /// Those of one component at a time.
     InTurn,
 }
 
