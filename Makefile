@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-picture layouts-figure fixtures clean-demo
+.PHONY: demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-image layouts-figure fixtures clean-demo
 
 # A video with sound by the toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -156,7 +156,7 @@ ablations: out/ablation/results.jsonl
 	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o benchmarks/ablations.md
 
 # The tuning guide's image of a report. Needs Chromium.
-tuning-picture: out/ablation/results.jsonl
+tuning-image: out/ablation/results.jsonl
 	scripts/tune/browse.py out/ablation/report.html docs/images/tuning.png --size 1300x1180
 
 # Collectives of a transformer block by layout, compiled for TPUs, and the figure of them. A quarter of an hour.

@@ -31,7 +31,7 @@ fn feed_forward(mesh: &Mesh, rules: Rules) -> anyhow::Result<Program> {
         let sharding = Some(Sharding::new(&axes));
         b.argument_with(Argument { sharding, ..Argument::new(name, Type::new(BF16, dims)) })
     };
-    // Activations keep their width whole; `embed` is the side of a weight that meets it.
+    // Activations keep their width replicated; `embed` is the side of a weight that meets it.
     let x = argument("x", [TOKENS, EMBED], [rules.tokens, &[]]);
     let up = argument("up", [MLP, EMBED], [rules.mlp, rules.embed]);
     let down = argument("down", [EMBED, MLP], [rules.embed, rules.mlp]);
@@ -71,10 +71,10 @@ fn main() -> anyhow::Result<()> {
     // Tokens and weights are split over the same devices: no device has all of a weight that its tokens need.
     let split = Rules { tokens: context, embed: context, mlp: &[] };
     // One rule changed: weights are replicated, and nothing has to move.
-    let whole = Rules { embed: &[], ..split };
+    let replicated = Rules { embed: &[], ..split };
     // Column, then row: tokens are replicated, each device computes an eighth of the inner width, and partial sums are all-reduced.
     let tensor = Rules { tokens: &[], embed: &[], mlp: context };
-    for (name, rules) in [("embed split", split), ("embed whole", whole), ("mlp split", tensor)] {
+    for (name, rules) in [("embed split", split), ("embed replicated", replicated), ("mlp split", tensor)] {
         let (devices, optimized) = compile(&feed_forward(&mesh, rules)?)?;
         let report = report(&Module::decode(&optimized.format, &optimized.bytes)?, &mesh.axes, 0, None);
         println!("{name}, on {devices}: {:.1} MB", report.per_step().bytes / 1e6);

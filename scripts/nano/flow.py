@@ -63,7 +63,7 @@ class Generator(torch.nn.Module):
     def velocity(self, video, audio, contexts, sigma, kept=None):
         """Velocities of packed latents [batch, n, 32] and [batch, 26, 32] at noise level sigma [batch].
 
-        `kept` [batch, n] is 1 for tokens of a given frame, which have no noise.
+        `kept` [batch, n] is 1 for tokens of a conditioning image, which have no noise.
         """
         batch, count = video.shape[:2]
         each = sigma[:, None].expand(-1, count) if kept is None else sigma[:, None] * (1 - kept)

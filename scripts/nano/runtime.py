@@ -14,7 +14,7 @@ from diffusers.models.autoencoders.autoencoder_kl_ltx2_audio import LTX2AudioPix
 
 
 def setup(seed):
-    """The device, seeded, with fast float32 products."""
+    """The device, seeded, with fast float32 matmuls."""
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True

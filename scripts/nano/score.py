@@ -213,7 +213,7 @@ def main():
 
 
 def sheet(clips, path):
-    """Every fourth frame of some clips, a row each, as a picture."""
+    """Every fourth frame of some clips, a row each, as an image."""
     from PIL import Image
 
     rows = [np.concatenate(list(clip[::4]), 1) for clip in clips]

@@ -52,7 +52,7 @@ def main():
     pool = world.sample(4096 if device.type == "cpu" else 400_000, torch.Generator().manual_seed(args.seed)).to(device)
 
     class View:
-        """So many windows of `height` x `width` pixels around the moving shape, of pictures drawn at `scale`."""
+        """So many windows of `height` x `width` pixels around the moving shape, of frames drawn at `scale`."""
 
         def __init__(self, batch, height, width, scale=1):
             self.whole, self.scale = (height, width) == (scale * world.HEIGHT, scale * world.WIDTH), scale
@@ -91,7 +91,7 @@ def main():
 
     @torch.no_grad()
     def measure(view):
-        """PSNR of pictures, and mean and spread of their latents."""
+        """PSNR of frames, and mean and spread of their latents."""
         count, total, square, error = 0, 0, 0, []
         for _ in range(4 if device.type == "cpu" else 64):
             view.draw()

@@ -157,7 +157,7 @@ def _distance(shape, x, y, r):
 def render(s, times=None, scale=1):
     """Frames [batch, 3, frames, height, width] in -1..1 and the moving shape's coverage [batch, 1, frames, height, width].
 
-    `scale` draws the same picture with so many times the pixels each way.
+    `scale` draws the same frame with so many times the pixels each way.
     """
     device = s.dice.device
     times = torch.arange(FRAMES, device=device, dtype=torch.float32) if times is None else times

@@ -1,4 +1,4 @@
-"""Fixtures of whole requests beyond one plain stage: given frames, two stages, the second-order sampler.
+"""Fixtures of whole requests beyond one plain stage: image conditioning, two stages, the second-order sampler.
 
 The loops, the guider and the steps are ltx-pipelines' and ltx-core's own, run in float32 on diffusers' networks; what
 stands between (positions, noise, blending) follows the official semantics of the specification.
@@ -35,24 +35,24 @@ from ltx_core.types import LatentState  # noqa: E402
 from ltx_pipelines.utils.media_io import resize_and_center_crop  # noqa: E402
 from ltx_pipelines.utils.samplers import euler_denoising_loop, res2s_audio_video_denoising_loop  # noqa: E402
 
-PICTURE = FIXTURES / "images" / "shapes.png"
+IMAGE = FIXTURES / "images" / "shapes.png"
 SECOND = [0.909375, 0.725, 0.421875, 0.0]
 
 
-def picture():
-    """A small picture of smooth and sharp parts, 40 x 30."""
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+def write_image():
+    """A small image of smooth and sharp parts, 40 x 30."""
+    IMAGE.parent.mkdir(parents=True, exist_ok=True)
     pixels = [
         (255 * x // 39, 255 * y // 29, 220 if (x - 12) ** 2 + (y - 15) ** 2 < 60 else 30) for y in range(30) for x in range(40)
     ]
     image = Image.new("RGB", (40, 30))
     image.putdata(pixels)
-    image.save(PICTURE)
+    image.save(IMAGE)
 
 
-def picture_tokens(pipeline, height, width):
-    """The picture's normalised latents as tokens."""
-    pixels = torch.frombuffer(bytearray(Image.open(PICTURE).tobytes()), dtype=torch.uint8).reshape(30, 40, 3)
+def image_tokens(pipeline, height, width):
+    """The image's normalised latents as tokens."""
+    pixels = torch.frombuffer(bytearray(Image.open(IMAGE).tobytes()), dtype=torch.uint8).reshape(30, 40, 3)
     video = resize_and_center_crop(pixels.float(), height, width) / 127.5 - 1.0
     vae = pipeline.vae
     latents = vae.encode(video).latent_dist.mode()
@@ -95,7 +95,7 @@ class Stage:
         mask, clean = torch.ones(1, self.own, 1), torch.zeros_like(video)
         extra = []
         for image in request.get("images", []):
-            tokens = picture_tokens(pipeline, height, width)
+            tokens = image_tokens(pipeline, height, width)
             part = 1.0 - image["strength"]
             if image["frame"] == 0 and not request.get("keyframes"):
                 clean[:, : tokens.shape[1]], mask[:, : tokens.shape[1]] = tokens, part
@@ -235,7 +235,7 @@ _CASES = {
 
 def stages():
     """Latents of every case in float32."""
-    picture()
+    write_image()
     for case, request in _CASES.items():
         outputs = run("tiny_a", request)
         kept, extra = thin(outputs)

@@ -7,17 +7,21 @@ Prints `file:line: word -> better` and exits 1 on any. `--counts` prints hits by
 
 Columns of the table: scope, where (a regular expression of paths; empty is everywhere), pattern, better. Scopes:
   path        a file's name
-  identifier  Rust without comments and strings
-  prose       Markdown without code; comments and texts of Rust (a string with a space); comments of YAML, TOML, Python, shell, make
+  identifier  Rust and Python without comments and strings
+  prose       Markdown without code; comments and texts of Rust (a string with a space); comments of YAML, TOML, Python, shell,
+              make; docstrings of Python. Code between backticks is left out, the backticks stay.
   summary     the first line of a Rust doc comment
   unique      type names that may be defined once in src and crates
   skip        paths in which nothing is looked at; `better` is the reason
 A line of Rust or YAML that says `alias`, or of Markdown that says `was:`, may use an old word.
 """
 
+import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections import Counter
 from pathlib import Path
 
@@ -26,8 +30,13 @@ STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 COMMENT = re.compile(r"//[/!]?\s?(.*)$")
 HASH = re.compile(r"(?:^|\s)#+\s(.*)$")
 DEFINED = re.compile(r"\b(?:struct|enum|trait|type|union) ([A-Z]\w*)")
-RUST = re.compile(r"(?:src|crates|tests|examples|fuzz|assets)/.*\.rs$")
-HASHED = re.compile(r"\.(?:ya?ml|toml|py|sh)$|(?:^|/)Makefile$")
+RUST = re.compile(r"^(?:src|crates|tests|examples|fuzz|assets)/.*\.rs$")
+HASHED = re.compile(r"\.(?:ya?ml|toml|sh)$|(?:^|/)Makefile$")
+
+
+def bare(text):
+    """Prose without the code in it."""
+    return re.sub(r"`[^`]*`", "``", text)
 
 
 def rust(lines):
@@ -39,14 +48,14 @@ def rust(lines):
         quoted = COMMENT.search(line)
         doc = bool(re.match(r"\s*//[/!]", line))
         if comment and quoted:
-            text = re.sub(r"`[^`]*`", "``", quoted[1])
+            text = bare(quoted[1])
             yield "prose", number, text
             if doc and not before and text:
                 yield "summary", number, text
         if not doc:
             for text in strings:
                 if " " in text:
-                    yield "prose", number, re.sub(r"`[^`]*`|\{[^}]*\}", "", text[1:-1])
+                    yield "prose", number, re.sub(r"\{[^}]*\}", "", bare(text[1:-1]))
         yield "identifier", number, code[: comment.start()] if comment else code
         before = doc
 
@@ -56,18 +65,37 @@ def markdown(lines):
     for number, line in lines:
         fenced ^= line.lstrip().startswith("```")
         if not fenced:
-            yield "prose", number, re.sub(r"`[^`]*`", "", re.sub(r"\]\([^)]*\)", "]", line))
+            yield "prose", number, bare(re.sub(r"\]\([^)]*\)", "]", line))
 
 
 def hashed(lines):
     for number, line in lines:
         if comment := HASH.search(line):
-            yield "prose", number, re.sub(r"`[^`]*`", "", comment[1])
+            yield "prose", number, bare(comment[1])
+
+
+def python(lines):
+    """Comments and docstrings as prose, names as identifiers."""
+    yield from hashed(lines)
+    source = "".join(f"{line}\n" for _, line in lines)
+    for node in ast.walk(ast.parse(source)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            string = node.body[0].value
+            for number in range(string.lineno, string.end_lineno + 1):
+                line = lines[number - 1][1]
+                # Indented lines are commands.
+                if not re.match(r"\s{4,}\S", line[string.col_offset :]):
+                    yield "prose", number, bare(line)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME:
+            yield "identifier", token.start[0], token.string
 
 
 def read(name):
     yield "path", 1, name
-    reader = rust if RUST.match(name) else markdown if name.endswith(".md") else hashed if HASHED.search(name) else None
+    readers = ((RUST, rust), (re.compile(r"\.md$"), markdown), (re.compile(r"\.py$"), python), (HASHED, hashed))
+    reader = next((reader for of, reader in readers if of.search(name)), None)
     if reader:
         lines = list(enumerate(Path(name).read_text(errors="replace").splitlines(), 1))
         marked = {n for n, line in lines if "was:" in line or ("alias" in line and reader is not markdown)}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether `ltx2 profile` and xprof say the same of a recording: each kind of work as a part of the devices' time.
+"""Whether `ltx2 profile` and xprof say the same of a trace: each kind of work as a part of the devices' time.
 
     scripts/tune/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/tune/requirements.txt
 
@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 TOLERANCE = 2.0
-EXCHANGES = [
+COLLECTIVES = [
     "all-gather",
     "all-reduce",
     "reduce-scatter",
@@ -48,7 +48,7 @@ def kind(row):
     """The kind of work of a row of xprof's table."""
     # A fusion or an asynchronous pair around one collective has its name.
     for text in (row["category"], row["hlo_op_name"].replace("_", "-")):
-        found = [name for name in EXCHANGES if text.startswith(name)]
+        found = [name for name in COLLECTIVES if text.startswith(name)]
         if found:
             return found[0]
     scope, _, operation = row["tf_op_name"].rstrip(":").rpartition("/")
@@ -93,7 +93,7 @@ def ours(ltx2, path, busy):
     times = collections.Counter()
     for row in trace["activities"]:
         name = row["activity"]
-        times[name if name in ("matmul", "attention", *EXCHANGES) else REST] += row["ms"]
+        times[name if name in ("matmul", "attention", *COLLECTIVES) else REST] += row["ms"]
     return parts(times, None if busy else trace["window_ms"])
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A screenshot of a report: scripts/tune/browse.py REPORT.html PICTURE.png [--size 1400x1500].
+"""A screenshot of a report: scripts/tune/browse.py REPORT.html IMAGE.png [--size 1400x1500].
 
 Needs Chromium (Debian: `apt-get install chromium`), found on the PATH or named by CHROMIUM. The page is opened from its file
 with the network cut off, so a report that fetched something would show it: what the page says on its console is printed,
@@ -26,7 +26,7 @@ def browser():
     return found
 
 
-def picture(page, png, width, height):
+def screenshot(page, png, width, height):
     """Writes the top of a page as it is drawn; what the page said on its console."""
     with tempfile.TemporaryDirectory() as profile:
         command = [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
@@ -36,26 +36,26 @@ def picture(page, png, width, height):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     if not png.exists():
-        sys.exit(f"browse.py: no picture was made (exit code {done.returncode}): {done.stderr[-500:]}")
+        sys.exit(f"browse.py: no image was made (exit code {done.returncode}): {done.stderr[-500:]}")
     return said
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("report", type=pathlib.Path)
-    parser.add_argument("picture", type=pathlib.Path)
+    parser.add_argument("image", type=pathlib.Path)
     parser.add_argument("--size", default="1400x1500", help="of the window, WIDTHxHEIGHT")
     args = parser.parse_args()
     width, height = (int(n) for n in args.size.split("x"))
     if not args.report.is_file():
         sys.exit(f"browse.py: there is no {args.report}")
-    args.picture.parent.mkdir(parents=True, exist_ok=True)
-    args.picture.unlink(missing_ok=True)
-    said = picture(args.report.resolve(), args.picture.resolve(), width, height)
+    args.image.parent.mkdir(parents=True, exist_ok=True)
+    args.image.unlink(missing_ok=True)
+    said = screenshot(args.report.resolve(), args.image.resolve(), width, height)
     for line in said:
         print(line, file=sys.stderr)
-    size = args.picture.stat().st_size
-    print(f"{args.picture}: {size} bytes")
+    size = args.image.stat().st_size
+    print(f"{args.image}: {size} bytes")
     if any("ERROR" in line or "Uncaught" in line for line in said):
         sys.exit("browse.py: the page has errors")
     if size > LARGEST:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes two recordings made up by hand: tests/fixtures/trace/two_devices.xplane.pb, of GPUs, whose sums tests/cli/profile.rs
+"""Writes two traces made up by hand: tests/fixtures/trace/two_devices.xplane.pb, of GPUs, whose sums tests/cli/profile.rs
 knows, and one_tpu.xplane.pb, with what a TPU does in the background, whose sums tests/it/fuzz_seeds.rs knows.
 
     scripts/tune/fixture.py          # needs nothing but Python

@@ -81,7 +81,7 @@ impl JobArgs {
     pub(crate) fn options(&self, folder: PathBuf, measure: bool) -> std::io::Result<Options> {
         let jobs = self.jobs.map_or_else(default_jobs, usize::from);
         let (binary, modules) = (std::env::current_exe()?, self.modules.clone());
-        Ok(Options { binary, folder, modules, jobs, measure, retry: self.retry })
+        Ok(Options { binary, folder, modules, jobs, measure, retry: self.retry, chip: None })
     }
 }
 

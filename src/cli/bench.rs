@@ -144,9 +144,9 @@ fn table(report: &BenchReport) -> String {
         let share = p.share_of_matmul.map_or(String::new(), |s| format!("{:.1} %", s * 100.0));
         let [median, min, p90] = [p.median, p.min, p.p90].map(|s| s * 1e3);
         let _ = writeln!(out, "{name:<16}{median:>13.3}{min:>13.3}{p90:>13.3}{compile:>11}{rate:>11}{share:>9}");
-        for (stage, share) in p.parts.iter().flatten() {
+        for (phase, share) in p.parts.iter().flatten() {
             let [device, host] = [share.device, share.host].map(|s| s * 1e3);
-            let _ = writeln!(out, "  {:<14}{device:>13.3} on the device, {host:.3} on the host", stage.label());
+            let _ = writeln!(out, "  {:<14}{device:>13.3} on the device, {host:.3} on the host", phase.label());
         }
     }
     if let Some(seconds) = report.mp4_seconds {

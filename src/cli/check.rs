@@ -44,9 +44,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
     source.refuse_unread()?;
-    let parts = ModelConfigs::of(&source);
+    let configs = ModelConfigs::of(&source);
     let findings: Vec<(Component, Finding)> =
-        Component::ALL.into_iter().map(|p| (p, examine(&source, &parts, p))).collect();
+        Component::ALL.into_iter().map(|p| (p, examine(&source, &configs, p))).collect();
     let version = source.version().map_or_else(|_| "unknown".to_string(), |v| v.to_string());
     let good = |part: Component| {
         findings.iter().any(|(p, f)| {
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn examine(source: &Rc<ModelSource>, parts: &ModelConfigs, part: Component) -> Finding {
+fn examine(source: &Rc<ModelSource>, configs: &ModelConfigs, part: Component) -> Finding {
     if !source.has(part) {
         return Finding::Absent;
     }
@@ -88,7 +88,7 @@ fn examine(source: &Rc<ModelSource>, parts: &ModelConfigs, part: Component) -> F
         Ok(c) => c,
         Err(e) => return Finding::Broken(e.to_string()),
     };
-    match compare(parts, part, &checkpoint) {
+    match compare(configs, part, &checkpoint) {
         Ok(report) => Finding::Weights(report),
         Err(e @ PipelineError::Config { source: ConfigError::Unsupported { .. } | ConfigError::Unread { .. }, .. }) => {
             Finding::Unsupported(e.to_string())

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::args::{ConfigArgs, JobArgs, LAYERS};
-use super::compile::prepare_tpus;
+use super::compile::{prepare_tpus, read_chip};
 use super::{UsageError, print};
 use crate::config::{Case, CliOverrides, load, read_experiment};
 use crate::pipeline::programs::Programs;
@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// Also measures each case whose devices are present, with random weights
     #[arg(long, conflicts_with = "search")]
     measure: bool,
+    /// Chip to predict times with: a name or a TOML file [default: the target's]
+    #[arg(long, value_name = "NAME|FILE")]
+    chip: Option<String>,
     #[command(flatten)]
     jobs: JobArgs,
     #[command(flatten)]
@@ -72,7 +75,8 @@ struct SearchArgs {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let options = args.jobs.options(args.output.clone(), args.measure)?;
+    let chip = args.chip.clone().zip(read_chip(args.chip.as_deref())?);
+    let options = Options { chip, ..args.jobs.options(args.output.clone(), args.measure)? };
     let Some(file) = &args.file else { return run_search(args, &options) };
     if args.config.config.is_some() || !args.config.set.is_empty() {
         return Err(
@@ -103,6 +107,7 @@ fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
     let s = &args.search;
     let name = s.target.clone().expect("--search requires --target");
     let target: Target = name.parse().map_err(|e| UsageError(format!("--target: {e}")))?;
+    let target = target.with_chip(read_chip(args.chip.as_deref())?);
     let mut given = args.config.given();
     let shape = Case { shape: s.shape.clone(), ..Case::default() };
     given.set.extend(shape.size_settings()?);

@@ -58,8 +58,8 @@ impl Plan {
         };
         // Without its files, a published model still has its published sizes.
         let carried = || Preset::named(&config.model.path).map(ModelConfigs::of_preset);
-        let parts = source.ok().map(|s| ModelConfigs::of(&s)).or_else(carried);
-        let transformer = parts.and_then(|p| p.transformer().ok()).unwrap_or_default();
+        let configs = source.ok().map(|s| ModelConfigs::of(&s)).or_else(carried);
+        let transformer = configs.and_then(|p| p.transformer().ok()).unwrap_or_default();
         let (grid, audio) = coordinate_grids(&transformer);
         let video = grid.latents(1, 1, r.width, r.height, r.num_frames).ok();
         let [video_scales, audio_scales] = request::scales(config);

@@ -53,14 +53,14 @@ fn which(jobs: &[Job], videos: usize) -> String {
 }
 
 impl Observer for Progress {
-    fn progress(&mut self, jobs: &[Job], stage: Phase, done: usize, total: usize) -> ControlFlow<()> {
+    fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()> {
         if self.stop.load(Ordering::SeqCst) && done < total {
             if let Some(bar) = self.bar.take() {
                 bar.abandon();
             }
             return ControlFlow::Break(());
         }
-        if self.quiet || !matches!(stage, Phase::Denoise | Phase::Refine) {
+        if self.quiet || !matches!(phase, Phase::Denoise | Phase::Refine) {
             return ControlFlow::Continue(());
         }
         let video = which(jobs, self.videos);
@@ -69,7 +69,7 @@ impl Observer for Progress {
                 let bar = ProgressBar::new(total as u64);
                 let style = ProgressStyle::with_template("{prefix}{bar:32} {pos}/{len} steps, {elapsed} (ETA {eta})");
                 bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-                bar.set_prefix(format!("{video}{} ", stage.label()));
+                bar.set_prefix(format!("{video}{} ", phase.label()));
                 bar
             });
             bar.set_position(done as u64);
@@ -84,7 +84,7 @@ impl Observer for Progress {
             self.tenths = 0;
         } else if tenths > self.tenths {
             self.tenths = tenths;
-            tell(format_args!("{video}{} {done}/{total} steps", stage.label()));
+            tell(format_args!("{video}{} {done}/{total} steps", phase.label()));
         }
         ControlFlow::Continue(())
     }

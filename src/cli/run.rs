@@ -101,14 +101,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let placed = Config { model, ..placed };
     let (origin, weights) = origin::of_run(&placed)?;
-    let parts = ModelConfigs::from(origin);
-    check_files(&parts, &weights, [args.component.row().part])?;
+    let configs = ModelConfigs::from(origin);
+    check_files(&configs, &weights, [args.component.row().part])?;
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
     if args.component == ProgramKind::Transformer {
         setup::log_weights(weight_type, &weights)?;
     }
     let mut executor = Executor::new(Engine::new(client, setup::engine_options(&placed)), weights);
-    executor.set_loras(&Loras::open(&placed.model.loras)?.of_stage(1))?;
+    executor.set_loras(&Loras::open(&placed.model.loras)?.of_pass(1))?;
     let platform = executor.engine().platform();
     let lowering = Lowering::of(&platform, executor.engine().devices()[0].kind());
     let build = Build {
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         quantization: setup::quantization(weight_type, &lowering, &platform)?,
         lowering,
     };
-    let results = run_component(args.component, &parts, &mut executor, tensors, &scalars, &build)?;
+    let results = run_component(args.component, &configs, &mut executor, tensors, &scalars, &build)?;
     tensors::write(&args.output, &results)?;
     print(&format!("{}\n", args.output.display()))
 }

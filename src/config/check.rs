@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::error::ConfigError;
 use super::layout;
-use super::schema::{Config, Pipeline, Scales};
+use super::schema::{Config, Scales};
 use super::tree::Tree;
 use crate::runtime::platform::Choice;
 use crate::sampling::MAX_STEPS;
@@ -57,17 +57,8 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         let why = format!("the video has {} frames, numbered from 0", r.num_frames);
         return fail("request.images", format!("frame {}", image.frame), why);
     }
-    let name = config.pipeline.name();
-    match config.pipeline {
-        Pipeline::TextToVideo if !r.images.is_empty() => {
-            let why = "images need --pipeline image_to_video, keyframes, or one of two stages".to_string();
-            return fail("pipeline", name.into(), why);
-        }
-        Pipeline::ImageToVideo | Pipeline::Keyframes if r.images.is_empty() => {
-            let why = "needs a frame: --image PATH FRAME STRENGTH, or request.images".to_string();
-            return fail("pipeline", name.into(), why);
-        }
-        _ => {}
+    if let Some(why) = config.pipeline.images_fault(r.images.len()) {
+        return fail("pipeline", config.pipeline.name().into(), why.into());
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Layout
 pub(crate) struct LayoutFile {
     /// The devices, unless the configuration has a mesh of its own.
     pub(crate) mesh: Mesh,
-    /// Where dimensions lie while they are computed with: for each logical axis the mesh axes that split it, outer
+    /// Placement during computation: for each logical axis the mesh axes that split it, outer
     /// first.
     pub(crate) rules: BTreeMap<Axis, Vec<String>>,
     /// How weights are split further between their uses; each is gathered right before its use.
@@ -38,7 +38,7 @@ pub(crate) struct LayoutFile {
 pub struct LayoutSource {
     /// The file without order.
     pub(crate) file: LayoutFile,
-    /// Where dimensions lie while they are computed with.
+    /// Placement during computation.
     pub(crate) rules: Vec<Rule>,
     /// How weights are split further between their uses.
     pub(crate) storage: Vec<Rule>,

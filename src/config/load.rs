@@ -97,7 +97,7 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
         lay(&mut merged, layer.clone())?;
     }
     let known: Config = typed(&merged)?;
-    let preset = presets::choose(version(&known.model.path), known.pipeline);
+    let preset = known.pipeline.preset(version(&known.model.path));
 
     let mut merged = defaults()?;
     for layer in preset_layers(preset)?.into_iter().chain(files).chain([line]) {

@@ -1,8 +1,5 @@
 //! The files of `configs/` and `shardings/` that the binary carries.
 
-use super::schema::Pipeline;
-use crate::weights::Version;
-
 macro_rules! config {
     ($name:literal) => {
         ($name, include_str!(concat!("../../configs/", $name, ".yml")))
@@ -68,19 +65,4 @@ pub(crate) fn find(
 /// The shipped layout of a name.
 pub(crate) fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)> {
     find(&LAYOUTS, name.strip_prefix("shardings/").unwrap_or(name))
-}
-
-/// The preset of a model generation and a pipeline.
-pub(crate) fn choose(version: Version, pipeline: Pipeline) -> &'static str {
-    use Pipeline::{Distilled, Hq, ImageToVideo, Keyframes, TextToVideo, TwoStage};
-    match (version, pipeline) {
-        (Version::V2_0, TextToVideo | ImageToVideo) => "ltx2",
-        (Version::V2_0, TwoStage | Keyframes) => "ltx2_two_stage",
-        (Version::V2_0, Distilled) => "ltx2_distilled",
-        (Version::V2_0, Hq) => "ltx2_hq",
-        (Version::V2_3, TextToVideo | ImageToVideo) => "ltx2_3",
-        (Version::V2_3, TwoStage | Keyframes) => "ltx2_3_two_stage",
-        (Version::V2_3, Distilled) => "ltx2_3_distilled",
-        (Version::V2_3, Hq) => "ltx2_3_hq",
-    }
 }

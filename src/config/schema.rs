@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::pipeline::Pipeline;
 use crate::defaults::with_defaults;
 use crate::kernels::AttentionKernel;
 use crate::sampling::{SamplerKind, SamplerOptions};
@@ -51,44 +52,6 @@ with_defaults! {
         pub runtime: Runtime = Runtime::default(),
         /// Files to write.
         pub output: Output = Output::default(),
-    }
-}
-
-/// Inputs and outputs of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
-pub enum Pipeline {
-    /// Video with sound from a prompt.
-    TextToVideo,
-    /// The same, with image conditioning.
-    ImageToVideo,
-    /// Half size first, then refined at full size.
-    TwoStage,
-    /// Two stages of a distilled model: few steps, no guidance.
-    Distilled,
-    /// Two stages with the second-order sampler.
-    Hq,
-    /// Between conditioning images, in two stages.
-    Keyframes,
-}
-
-impl Pipeline {
-    /// Its name in YAML.
-    pub fn name(self) -> &'static str {
-        match self {
-            Pipeline::TextToVideo => "text_to_video",
-            Pipeline::ImageToVideo => "image_to_video",
-            Pipeline::TwoStage => "two_stage",
-            Pipeline::Distilled => "distilled",
-            Pipeline::Hq => "hq",
-            Pipeline::Keyframes => "keyframes",
-        }
-    }
-
-    /// Whether a second stage runs at twice the size of the first.
-    pub fn has_two_stages(self) -> bool {
-        matches!(self, Pipeline::TwoStage | Pipeline::Distilled | Pipeline::Hq | Pipeline::Keyframes)
     }
 }
 
@@ -474,7 +437,7 @@ with_defaults! {
         pub visible_devices: Option<Vec<i64>> = None,
         /// Tiles that the video is decoded in, where a whole one does not fit; null for the whole.
         pub tiling: Option<Tiling> = None,
-        /// Which weights stay on the devices between stages.
+        /// Which weights stay on the devices between programs.
         pub residency: Residency = Residency::Auto,
         /// GiB of each device's memory that a run may take; null for what the device says is free.
         #[schemars(range(min = 0))]
@@ -525,7 +488,7 @@ pub enum Residency {
     Auto,
     /// All, or the run does not begin.
     Resident,
-    /// Those of one stage at a time.
+    /// Those of one component at a time.
     InTurn,
 }
 

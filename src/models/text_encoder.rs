@@ -21,18 +21,18 @@ pub(crate) trait TextEncoder {
     /// How prompts become its token ids.
     fn tokenizer(&self) -> &'static TokenizerRules;
 
-    /// The program for `rows` prompts of `tokens` tokens: inputs `input_ids`, `attention_mask` (i32 `[rows, tokens]`).
+    /// The program for `batch` prompts of `tokens` tokens: inputs `input_ids`, `attention_mask` (i32 `[batch, tokens]`).
     ///
-    /// With connectors, the output `prompt_embeds` is `[rows, tokens, channels]`: every hidden state normalised and
+    /// With connectors, the output `prompt_embeds` is `[batch, tokens, channels]`: every hidden state normalised and
     /// projected as it appears, and summed; two projections lie side by side. Without, it is the stack of hidden states
-    /// `[rows, tokens, hidden · states]`, the state's index fastest.
+    /// `[batch, tokens, hidden · states]`, the state's index fastest.
     ///
     /// # Errors
     /// The first mistake made while building, with op, scope and shapes.
     fn program(
         &self,
         connectors: Option<&ConnectorsConfig>,
-        rows: usize,
+        batch: usize,
         tokens: usize,
         build: &Build,
     ) -> Result<Network>;

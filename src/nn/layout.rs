@@ -52,8 +52,8 @@ impl Axis {
     /// Whether a size that does not divide is padded with elements that no result depends on. Of the other axes
     /// every element counts.
     fn is_padded(self) -> bool {
-        let rows = matches!(self, Axis::CfgBatch | Axis::Batch | Axis::Branch);
-        rows || matches!(self, Axis::VideoSequence | Axis::AudioSequence | Axis::TextSequence)
+        let batch = matches!(self, Axis::CfgBatch | Axis::Batch | Axis::Branch);
+        batch || matches!(self, Axis::VideoSequence | Axis::AudioSequence | Axis::TextSequence)
     }
 }
 
@@ -207,7 +207,7 @@ impl Layout {
         self.mesh.groups(&axes.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The type padded so that its rows and sequences divide: with elements that no result depends on.
+    /// The type padded so that its CFG batch and sequences divide: with elements that no result depends on.
     pub(crate) fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Type {
         let mut padded = ty.clone();
         for (size, &axis) in padded.dims.iter_mut().zip(axes) {
@@ -232,7 +232,7 @@ impl Layout {
             let rules = self.rules_of(tensor, axis);
             let split: Vec<String> = rules.iter().flat_map(|r| r.mesh_axes.iter().cloned()).collect();
             for (i, rule) in rules.iter().enumerate() {
-                // Rows have two rules of their own.
+                // The CFG batch has two rules of its own.
                 let earlier = || placed.rules.iter().chain(rules[..i].iter().copied());
                 let clash = |mesh_axis: &&String| earlier().any(|u| u.mesh_axes.contains(*mesh_axis));
                 if let Some(mesh_axis) = rule.mesh_axes.iter().find(clash) {
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_split_as_videos_then_as_branches() {
+    fn the_cfg_batch_is_sharded_as_videos_then_as_branches() {
         let l = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::Batch, &["context"])], vec![], vec![]);
         assert_eq!(l.mesh_axes("x", Axis::CfgBatch), ["context", "cfg"]);
         let placed = l.place("x", &ty(&[8, 3]), &[Axis::CfgBatch, Axis::Replicated]).unwrap().unwrap();
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_and_sequences_are_filled_up() {
+    fn cfg_batch_and_sequences_are_padded() {
         let l = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::VideoSequence, &["context"])], vec![], vec![]);
         let axes = [Axis::CfgBatch, Axis::VideoSequence, Axis::Replicated];
         assert_eq!(l.padded("x", &ty(&[3, 35, 7]), &axes), ty(&[4, 36, 7]));

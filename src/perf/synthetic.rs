@@ -50,9 +50,9 @@ impl<'a> SyntheticInputs<'a> {
     pub(crate) fn prepare(&self, runner: &mut Runner, request: &Request) -> Result<Call<'static>> {
         let (shapes, s) = self.shape(&runner.model.sizes, request)?;
         let channels = [s.text_channels.video, s.text_channels.audio];
-        let contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, channels[i]], 2 + i as u64));
+        let text_contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, channels[i]], 2 + i as u64));
         let pass = PassSpec { request, shape: &s, shapes: &shapes, conditions: None };
-        runner.prepare(ProgramKind::Prepare, pass, contexts)
+        runner.prepare(ProgramKind::Prepare, pass, text_contexts)
     }
 
     /// Denoising loop of a pass with its inputs.

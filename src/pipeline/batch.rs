@@ -63,12 +63,12 @@ impl<'a> Batch<'a> {
         let seeds = self.rows().map(|request| request.seed);
         match self.shared().noise {
             config::Noise::Torch => Noise::Torch(seeds.map(TorchRng::new).collect()),
-            config::Noise::Device => Noise::Device { seeds: seeds.collect(), stage: 0 },
+            config::Noise::Device => Noise::Device { seeds: seeds.collect(), pass: 0 },
         }
     }
 }
 
-/// Noise of a batch, drawn stage by stage: a second stage goes on where the first left it.
+/// Noise of a batch, drawn pass by pass: a second pass goes on where the first left it.
 pub enum Noise {
     /// A generator a row.
     Torch(Vec<TorchRng>),
@@ -76,8 +76,8 @@ pub enum Noise {
     Device {
         /// Of each row.
         seeds: Vec<u64>,
-        /// Executor drawn so far.
-        stage: usize,
+        /// Passes drawn so far.
+        pass: usize,
     },
 }
 
@@ -92,7 +92,7 @@ pub struct Drawn {
 }
 
 impl Noise {
-    /// The noise of a stage: video first, then audio, each in its unpacked shape, then appended tokens.
+    /// The noise of a pass: video first, then audio, each in its unpacked shape, then appended tokens.
     ///
     /// # Errors
     /// What is wrong with the device that draws.
@@ -112,12 +112,12 @@ impl Noise {
                     generators.iter_mut().map(|g| draws.iter().map(|(_, shape)| g.normal_array(shape)).collect());
                 each.collect()
             }
-            Noise::Device { seeds, stage } => {
+            Noise::Device { seeds, pass } => {
                 let program = executor.compile_program("noise", &noise::program(&draws)?)?;
-                let of_row = |seed: &u64| noise::draw(executor.engine(), &program, &draws, *seed, *stage);
+                let of_row = |seed: &u64| noise::draw(executor.engine(), &program, &draws, *seed, *pass);
                 let rows = seeds.iter().map(|seed| Ok(of_row(seed)?.into_iter().map(Tensor::into_f32).collect()));
                 let rows = rows.collect::<Result<_>>()?;
-                *stage += 1;
+                *pass += 1;
                 rows
             }
         };

@@ -53,7 +53,7 @@ impl Runner {
         self.call(ProgramKind::TextEncoder, &network, [("input_ids".into(), ids), ("attention_mask".into(), mask)])
     }
 
-    /// Embeddings `[prompts, tokens, channels]` to the transformer's contexts.
+    /// Embeddings `[prompts, tokens, channels]` to the text contexts of both streams.
     pub(crate) fn connectors(&mut self, embeds: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
         let configs = &self.model.configs;
@@ -77,15 +77,15 @@ impl Runner {
         self.call(ProgramKind::Upsampler, &network, [("latents".into(), latents.into())])
     }
 
-    /// Step-invariant work of a pass; `contexts` are video's and audio's `[videos, branches, tokens, channels]`.
+    /// Step-invariant work of a pass; `text_contexts` are video's and audio's `[videos, branches, tokens, channels]`.
     pub(crate) fn prepare(
         &mut self,
         program: ProgramKind,
         pass: PassSpec,
-        contexts: [Tensor; 2],
+        text_contexts: [Tensor; 2],
     ) -> Result<Call<'static>> {
         let network = denoise::prepare(&self.model.sizes.transformer, pass.shape, &self.build)?;
-        let [video, audio] = contexts;
+        let [video, audio] = text_contexts;
         let mut given = vec![("text.video".to_string(), video), ("text.audio".to_string(), audio)];
         given.extend(evaluations(pass.request));
         given.extend(pass.conditions.into_iter().flat_map(|tokens| tokens.inputs(pass.shape.batch)));

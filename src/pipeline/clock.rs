@@ -1,4 +1,4 @@
-//! Where a request's time goes, stage by stage: what waits for the devices, and what the host does itself.
+//! Where a request's time goes, phase by phase: what waits for the devices, and what the host does itself.
 
 use super::phase::Phase;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use super::error::Result;
 use super::executor::Executor;
 use crate::runtime::{Outputs, ShardedTensor};
 
-/// The time of a stage; compiling and loading left out.
+/// The time of a phase; compiling and loading left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseTime {
     pub phase: Phase,
-    /// From the end of the stage before.
+    /// From the end of the phase before.
     pub total: Duration,
     /// The part of it in which nothing was left to do but wait for a program.
     pub device: Duration,
@@ -24,7 +24,7 @@ impl PhaseTime {
     }
 }
 
-/// A clock over the stages of a request, each beginning where the last ended.
+/// A clock over the phases of a request, each beginning where the last ended.
 pub struct Clock {
     took: Vec<PhaseTime>,
     since: Instant,
@@ -33,7 +33,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The first stage begins.
+    /// The first phase begins.
     pub fn start(executor: &Executor) -> Self {
         Clock { took: Vec::new(), since: Instant::now(), set_up: executor.set_up_time(), waited: Duration::ZERO }
     }
@@ -71,7 +71,7 @@ impl Clock {
         self.took.push(PhaseTime { phase, total, device });
     }
 
-    /// The stages that ended.
+    /// The phases that ended.
     pub fn took(self) -> Vec<PhaseTime> {
         self.took
     }

@@ -150,7 +150,7 @@ impl ModelConfigs {
         Ok(encoder.program(connectors.as_ref(), rows, tokens, b)?)
     }
 
-    /// Text to the transformer's contexts.
+    /// Prompt embeddings to the text contexts of both streams.
     pub(crate) fn connectors_program(
         &self,
         rows: usize,

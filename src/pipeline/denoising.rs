@@ -102,10 +102,10 @@ impl Run<'_> {
         text: &Outputs,
         sound: Option<&Array3<f32>>,
     ) -> Result<[Array3<f32>; 2]> {
-        let contexts = [branch_text(text, "video", &pass.shape)?, branch_text(text, "audio", &pass.shape)?];
+        let text_contexts = [branch_text(text, "video", &pass.shape)?, branch_text(text, "audio", &pass.shape)?];
         let conditions = pass.conditions.as_ref();
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
-        let prepare = self.runner.prepare(pass.names.prepare, spec, contexts)?;
+        let prepare = self.runner.prepare(pass.names.prepare, spec, text_contexts)?;
         let prepared = prepare.run(&self.runner.executor)?;
         // A loop ends by what it computes on CUDA: starting a program is waiting for it.
         let started = std::time::Instant::now();

@@ -20,12 +20,12 @@ pub struct Executor {
     engine: Engine,
     weights: Weights,
     loras: Vec<Lora>,
-    by_stage: Loras,
-    /// The stage whose weights are there.
-    stage: u8,
+    by_pass: Loras,
+    /// The pass whose weights are there.
+    pass: u8,
     keep: Keep,
     parameters: Parameters,
-    /// Weights of another stage in the place of some of those.
+    /// Weights of another pass in the place of some of those.
     parked: BTreeMap<u8, Parameters>,
     programs: HashMap<String, Rc<Executable>>,
     /// Time spent reading and uploading parameters.
@@ -67,8 +67,8 @@ impl Executor {
             engine,
             weights: weights.into(),
             loras: Vec::new(),
-            by_stage: Loras::default(),
-            stage: 1,
+            by_pass: Loras::default(),
+            pass: 1,
             keep: Keep::All,
             parameters: Parameters::default(),
             parked: BTreeMap::new(),
@@ -88,36 +88,36 @@ impl Executor {
         self.keep == Keep::All
     }
 
-    /// The updates of every stage of a run; `Executor::enter` merges them.
+    /// LoRAs of every pass of a run; `Executor::enter` merges them.
     ///
     /// # Errors
-    /// Those of [`Executor::set_loras`], of any stage.
+    /// Those of [`Executor::set_loras`], of any pass.
     pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
-        self.by_stage = loras;
-        [2, 1].into_iter().try_for_each(|stage| self.set_loras(&self.by_stage.of_stage(stage)))
+        self.by_pass = loras;
+        [2, 1].into_iter().try_for_each(|pass| self.set_loras(&self.by_pass.of_pass(pass)))
     }
 
-    /// From here on weights are those of a stage, counted from 1. What the stage before had in their place stays on the
+    /// From here on weights are those of a pass, counted from 1. What the pass before had in their place stays on the
     /// devices while there is room.
     ///
     /// # Errors
     /// None that [`Executor::keep_loras`] has not found.
-    pub(crate) fn enter(&mut self, stage: u8) -> Result<()> {
-        if self.by_stage.is_empty() || stage == self.stage {
+    pub(crate) fn enter(&mut self, pass: u8) -> Result<()> {
+        if self.by_pass.is_empty() || pass == self.pass {
             return Ok(());
         }
-        let before = self.exchange_loras(self.by_stage.of_stage(stage));
-        if self.keep != Keep::OneStage {
-            self.parked.insert(self.stage, before);
+        let before = self.swap_loras(self.by_pass.of_pass(pass));
+        if self.keep != Keep::OneComponent {
+            self.parked.insert(self.pass, before);
         }
-        self.parameters.put_back(self.parked.remove(&stage).unwrap_or_default());
-        self.stage = stage;
+        self.parameters.put_back(self.parked.remove(&pass).unwrap_or_default());
+        self.pass = pass;
         Ok(())
     }
 
-    /// Whether some weights of a component differ between the stages.
-    pub(crate) fn differs_by_stage(&self, component: &str) -> bool {
-        let [first, second] = [1, 2].map(|stage| self.by_stage.of_stage(stage));
+    /// Whether some weights of a component differ between the passes.
+    pub(crate) fn differs_by_pass(&self, component: &str) -> bool {
+        let [first, second] = [1, 2].map(|pass| self.by_pass.of_pass(pass));
         lora::differing(&first, &second).iter().any(|(of, _)| of.folder() == component)
     }
 
@@ -137,13 +137,13 @@ impl Executor {
                 }
             }
         }
-        self.exchange_loras(loras.to_vec());
+        self.swap_loras(loras.to_vec());
         self.parked.clear();
         Ok(())
     }
 
     /// Takes out the parameters that these updates make others.
-    fn exchange_loras(&mut self, loras: Vec<Lora>) -> Parameters {
+    fn swap_loras(&mut self, loras: Vec<Lora>) -> Parameters {
         let differing = lora::differing(&self.loras, &loras);
         let taken = self.parameters.take_reading(|component, key| {
             Component::from_folder(component).is_some_and(|component| differing.contains(&(component, key)))
@@ -226,13 +226,13 @@ impl Executor {
         let mut others: Vec<_> = held.into_iter().filter(|(component, _)| !own(component)).collect();
         let room = match self.keep {
             Keep::All => return,
-            Keep::OneStage => 0,
+            Keep::OneComponent => 0,
             Keep::Most(bytes) => {
                 let coming = self.parameters.missing_bytes(&network.program, &network.params);
                 bytes.saturating_sub(coming + work(network, compiled).unwrap_or(0))
             }
         };
-        // First the other stage's, then what is largest.
+        // First the other pass', then what is largest.
         others.sort_by_key(|(_, bytes)| *bytes);
         while self.parameter_bytes() > room {
             if self.parked.pop_last().is_some() {

@@ -45,9 +45,9 @@ pub struct Finished {
 
 /// Receiver of a run's progress; the answer to a step says whether to continue.
 pub trait Observer {
-    /// A stage of videos that are made together moves on.
-    fn progress(&mut self, jobs: &[Job], stage: Phase, done: usize, total: usize) -> ControlFlow<()>;
-    /// A video is written; the table of its stages.
+    /// A phase of videos that are made together moves on.
+    fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()>;
+    /// A video is written; the table of its phases.
     fn finished(&mut self, video: &Finished, table: &str);
 }
 

@@ -35,11 +35,11 @@ pub(crate) fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Resu
         let reason = "exists and is not empty; name another folder or remove it".to_string();
         return Err(PipelineError::File { path: dir.to_path_buf(), reason });
     }
-    let parts = ModelConfigs::of_preset(preset.clone());
+    let configs = ModelConfigs::of_preset(preset.clone());
     let mut written = Written { parameters: 0, bytes: 0 };
     for part in Component::ALL.into_iter().filter(|part| part.weights_stem().is_some()) {
         let config = preset.config(part.folder()).cloned().unwrap_or(Value::Null);
-        let tensors = random_parameters(&parts, part)?;
+        let tensors = random_parameters(&configs, part)?;
         let specs: Vec<TensorSpec> = tensors
             .iter()
             .map(|(name, (shape, _))| TensorSpec { name: name.clone(), dtype, shape: shape.clone() })
@@ -70,8 +70,8 @@ fn file_error(path: &Path, e: &std::io::Error) -> PipelineError {
 }
 
 /// The checkpoint tensors of a component and how each is drawn.
-fn random_parameters(parts: &ModelConfigs, part: Component) -> Result<BTreeMap<String, (Vec<usize>, Init)>> {
-    let params = parameters(parts, part)?;
+fn random_parameters(configs: &ModelConfigs, part: Component) -> Result<BTreeMap<String, (Vec<usize>, Init)>> {
+    let params = parameters(configs, part)?;
     let tensors = params.iter().flat_map(|p| p.source.tensors().into_iter().map(|(n, s)| (n, s, p.init)));
     Ok(tensors.map(|(name, shape, init)| (name.to_string(), (shape.to_vec(), init))).collect())
 }

@@ -1,4 +1,4 @@
-//! The LoRAs of a configuration, by stage.
+//! The LoRAs of a configuration, by pass.
 
 use std::rc::Rc;
 
@@ -6,7 +6,7 @@ use super::error::Result;
 use crate::config;
 use crate::weights::{Lora, LoraFile};
 
-/// Opened files, each with its strength and the stages it holds for.
+/// Opened files, each with its strength and the passes it holds for.
 #[derive(Clone, Debug, Default)]
 pub struct Loras(Vec<(Lora, Vec<u8>)>);
 
@@ -28,8 +28,8 @@ impl Loras {
         self.0.is_empty()
     }
 
-    /// Those of a stage, counted from 1.
-    pub(crate) fn of_stage(&self, stage: u8) -> Vec<Lora> {
-        self.0.iter().filter(|(_, stages)| stages.contains(&stage)).map(|(lora, _)| lora.clone()).collect()
+    /// Those of a pass, counted from 1.
+    pub(crate) fn of_pass(&self, pass: u8) -> Vec<Lora> {
+        self.0.iter().filter(|(_, passes)| passes.contains(&pass)).map(|(lora, _)| lora.clone()).collect()
     }
 }

@@ -36,7 +36,7 @@ struct Need {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     needs: Vec<Need>,
-    /// Parameters of each component, in bytes; twice where two stages have their own.
+    /// Parameters of each component, in bytes; twice where two passes have their own.
     components: BTreeMap<&'static str, usize>,
     /// Bytes of a device that may be used, where that is known.
     limit: Option<usize>,
@@ -96,7 +96,7 @@ impl Plan {
             networks.push(network);
         }
         let mut components = parameters(&networks);
-        components.iter_mut().filter(|(c, _)| executor.differs_by_stage(c)).for_each(|(_, bytes)| *bytes *= 2);
+        components.iter_mut().filter(|(c, _)| executor.differs_by_pass(c)).for_each(|(_, bytes)| *bytes *= 2);
         let limit = match config.runtime.memory_limit {
             Some(gib) => Some((gib * f64::from(1 << 30)) as usize),
             None => free(executor, group)?,
@@ -126,7 +126,7 @@ impl Plan {
         match residency {
             Residency::Auto | Residency::Resident if self.all() <= limit => Some(Keep::All),
             Residency::Auto if least <= limit => Some(Keep::Most(limit)),
-            Residency::InTurn if least <= limit => Some(Keep::OneStage),
+            Residency::InTurn if least <= limit => Some(Keep::OneComponent),
             _ => None,
         }
     }
@@ -141,7 +141,8 @@ impl Plan {
             let _ = writeln!(text, "  {name:<24}{parameters:>14.3}{work:>14}");
         }
         let _ = writeln!(text, "  {:<24}{:>14.3}", "all loaded", gib(self.all()));
-        let _ = writeln!(text, "  {:<24}{:>14.3}", "one stage at a time", gib(self.largest().map_or(0, |(_, b)| b)));
+        let _ =
+            writeln!(text, "  {:<24}{:>14.3}", "one component at a time", gib(self.largest().map_or(0, |(_, b)| b)));
         let free = self.limit.map_or("not known here".to_string(), |bytes| format!("{:.3}", gib(bytes)));
         let _ = write!(text, "  {:<24}{free:>14}", "may be used");
         text

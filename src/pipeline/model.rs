@@ -68,8 +68,8 @@ impl Model {
             origin.name(),
             if tokenizer.is_some() { "" } else { ", tokenizer (bytes)" }
         );
-        let parts = ModelConfigs::from(origin);
-        let encoder = parts.text_encoder()?;
+        let configs = ModelConfigs::from(origin);
+        let encoder = configs.text_encoder()?;
         let tokenizer = match &tokenizer {
             Some(file) => Tokenizer::open(file.parent().unwrap_or(Path::new(".")), encoder.tokenizer())?,
             None => Tokenizer::bytes(encoder.tokenizer())?,
@@ -80,14 +80,14 @@ impl Model {
             let message = format!("the tokenizer has {ids} ids, the text encoder knows {vocabulary}");
             return Err(PipelineError::Input(message));
         }
-        let (vae, audio) = (parts.video_vae()?, parts.audio_vae()?);
+        let (vae, audio) = (configs.video_vae()?, configs.audio_vae()?);
         let plain = |length: usize, scaling_factor: f32| Statistics {
             mean: vec![0.0; length],
             std: vec![1.0; length],
             scaling_factor,
         };
         let statistics = [plain(vae.latent_channels, vae.scaling_factor), plain(audio.base_channels, 1.0)];
-        Model::with(parts, tokenizer, statistics, Weights::Random(seed))
+        Model::with(configs, tokenizer, statistics, Weights::Random(seed))
     }
 
     /// Reads the configurations, the tokenizer and the latent statistics.
@@ -97,8 +97,8 @@ impl Model {
     pub fn open(source: &Rc<ModelSource>) -> Result<Self> {
         source.require(needed_components())?;
         source.refuse_unread()?;
-        let parts = ModelConfigs::of(source);
-        let (vae, audio) = (parts.video_vae()?, parts.audio_vae()?);
+        let configs = ModelConfigs::of(source);
+        let (vae, audio) = (configs.video_vae()?, configs.audio_vae()?);
         // Headers are read now, so that a damaged file is found before anything has run.
         for part in needed_components().filter(|p| p.weights_stem().is_some()) {
             source.checkpoint(part)?;
@@ -118,22 +118,27 @@ impl Model {
         ];
         let tokenizer = source.tokenizer()?;
         let tokenizer =
-            Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")), parts.text_encoder()?.tokenizer())?;
-        Model::with(parts, tokenizer, statistics, Weights::Files(source.clone()))
+            Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")), configs.text_encoder()?.tokenizer())?;
+        Model::with(configs, tokenizer, statistics, Weights::Files(source.clone()))
     }
 
-    fn with(parts: ModelConfigs, tokenizer: Tokenizer, statistics: [Statistics; 2], weights: Weights) -> Result<Self> {
-        let scheduler = parts.origin().json(Component::Scheduler)?.to_string();
-        let file = parts.origin().config_place(Component::Scheduler);
+    fn with(
+        configs: ModelConfigs,
+        tokenizer: Tokenizer,
+        statistics: [Statistics; 2],
+        weights: Weights,
+    ) -> Result<Self> {
+        let scheduler = configs.origin().json(Component::Scheduler)?.to_string();
+        let file = configs.origin().config_place(Component::Scheduler);
         let [video_statistics, audio_statistics] = statistics;
         Ok(Model {
             tokenizer,
             video_statistics,
             audio_statistics,
-            sample_rate: parts.vocoder()?.output_sampling_rate,
+            sample_rate: configs.vocoder()?.output_sampling_rate,
             scheduler: FlowMatch::from_json(&scheduler, &file)?,
-            sizes: parts.sizes()?,
-            configs: parts,
+            sizes: configs.sizes()?,
+            configs,
             weights,
         })
     }

@@ -119,58 +119,58 @@ impl ProgramRow {
     }
 }
 
-use Component as Part;
-use ProgramKind as Kind;
-
 /// All programs, at the places of their kinds.
 #[rustfmt::skip]
 pub(crate) static TABLE: [ProgramRow; 12] = [
-    ProgramRow::new(Kind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
-        Part::TextEncoder, spec::text_encoder)
+    ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
+        Component::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
             |c, build| c.text_encoder_program(1, 8, false, build)),
-    ProgramRow::new(Kind::Connectors, "connectors", "Embeddings to the transformer's contexts",
-        Part::Connectors, spec::connectors)
+    ProgramRow::new(ProgramKind::Connectors, "connectors", "Embeddings to the text contexts of both streams",
+        Component::Connectors, spec::connectors)
         .alone("`prompt_embeds` or `text_encoder_hidden_states`, `attention_mask` to `video`, `audio`",
             &[], inputs::connectors,
             |c, build| c.connectors_program(1, c.connectors()?.token_multiple(), Input::HiddenStates, build)),
-    ProgramRow::new(Kind::VideoEncoder, "video_encoder", "Frames to latents", Part::Vae, spec::video_encoder)
-        .within(Kind::Denoise).runs(Runs::Images)
+    ProgramRow::new(ProgramKind::VideoEncoder, "video_encoder", "Frames to latents",
+        Component::Vae, spec::video_encoder)
+        .within(ProgramKind::Denoise).runs(Runs::Images)
         .alone("`video` to `latents`", &[], inputs::video_encoder, |c, build| {
             let v = c.video_vae()?;
             c.video_encoder_program([1, 0, 1 + v.temporal(), 4 * v.spatial(), 4 * v.spatial()], build)
         }),
-    ProgramRow::new(Kind::Prepare, "prepare", "Step-invariant inputs of the denoising loop",
-        Part::Transformer, spec::prepare)
-        .within(Kind::Denoise).blocks(),
-    ProgramRow::new(Kind::Denoise, "denoise", "Denoising loop; of two passes, the first's",
-        Part::Transformer, spec::denoise)
+    ProgramRow::new(ProgramKind::Prepare, "prepare", "Step-invariant inputs of the denoising loop",
+        Component::Transformer, spec::prepare)
+        .within(ProgramKind::Denoise).blocks(),
+    ProgramRow::new(ProgramKind::Denoise, "denoise", "Denoising loop; of two passes, the first's",
+        Component::Transformer, spec::denoise)
         .blocks(),
-    ProgramRow::new(Kind::Upsampler, "upsampler", "Latents to larger latents, between two passes",
-        Part::LatentUpsampler, spec::upsampler)
+    ProgramRow::new(ProgramKind::Upsampler, "upsampler", "Latents to larger latents, between two passes",
+        Component::LatentUpsampler, spec::upsampler)
         .runs(Runs::TwoPasses)
         .alone("`latents` to larger `latents`, both un-normalised", &[], inputs::upsampler,
             |c, build| c.upsampler_program([1, 0, 2, 4, 4], build)),
-    ProgramRow::new(Kind::RefinePrepare, "refine_prepare", "Step-invariant inputs of the second pass' loop",
-        Part::Transformer, spec::prepare)
-        .within(Kind::Refine).blocks().last_pass().runs(Runs::TwoPasses),
-    ProgramRow::new(Kind::Refine, "refine", "Denoising loop of the second pass", Part::Transformer, spec::denoise)
+    ProgramRow::new(ProgramKind::RefinePrepare, "refine_prepare", "Step-invariant inputs of the second pass' loop",
+        Component::Transformer, spec::prepare)
+        .within(ProgramKind::Refine).blocks().last_pass().runs(Runs::TwoPasses),
+    ProgramRow::new(ProgramKind::Refine, "refine", "Denoising loop of the second pass",
+        Component::Transformer, spec::denoise)
         .blocks().last_pass().runs(Runs::TwoPasses),
-    ProgramRow::new(Kind::VideoDecoder, "video_decoder", "Latents to frames", Part::Vae, spec::video_decoder)
+    ProgramRow::new(ProgramKind::VideoDecoder, "video_decoder", "Latents to frames",
+        Component::Vae, spec::video_decoder)
         .last_pass()
         .alone("`latents` to `video`", &[], inputs::video_decoder,
             |c, build| c.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, build)),
-    ProgramRow::new(Kind::AudioDecoder, "audio_decoder", "Latents to mel spectrogram",
-        Part::AudioVae, spec::audio_decoder)
+    ProgramRow::new(ProgramKind::AudioDecoder, "audio_decoder", "Latents to mel spectrogram",
+        Component::AudioVae, spec::audio_decoder)
         .alone("`latents` to `mel`", &[], inputs::audio_decoder,
             |c, build| c.audio_decoder_program([1, 0, 2, c.audio_vae()?.latent_bins()], build)),
     // Of the vocoder's input only the product of channels and bins counts.
-    ProgramRow::new(Kind::Vocoder, "vocoder", "Mel spectrogram to samples", Part::Vocoder, spec::vocoder)
-        .within(Kind::AudioDecoder)
+    ProgramRow::new(ProgramKind::Vocoder, "vocoder", "Mel spectrogram to samples", Component::Vocoder, spec::vocoder)
+        .within(ProgramKind::AudioDecoder)
         .alone("`mel` to `audio`", &["clamp"], inputs::vocoder,
             |c, build| c.vocoder_program([1, 1, 8, c.vocoder()?.generator.in_channels], build)),
-    ProgramRow::new(Kind::Transformer, "transformer", "One forward pass on the reference's arguments",
-        Part::Transformer, spec::transformer)
+    ProgramRow::new(ProgramKind::Transformer, "transformer", "One forward pass on the reference's arguments",
+        Component::Transformer, spec::transformer)
         .blocks().runs(Runs::Alone)
         .alone("`hidden_states`, `encoder_hidden_states`, `timestep` … to `video`, `audio`",
             transformer_inputs::SCALARS,

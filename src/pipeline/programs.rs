@@ -17,9 +17,9 @@ use crate::weights::Component;
 
 /// A request whose programs can be written.
 pub struct Programs {
-    parts: ModelConfigs,
+    configs: ModelConfigs,
     sizes: ModelSizes,
-    /// The stages' own requests.
+    /// The passes' own requests.
     first: Request,
     second: Option<Request>,
     /// Whether frames leave the device as values.
@@ -35,24 +35,24 @@ impl Programs {
     /// No such model; sizes that it does not take.
     pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
         let origin = Origin::of(config)?;
-        let (parts, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
-        let whole = parts.sizes()?;
-        let mut request = request::of_job(config, &whole, &Job { index: 0, prompt: String::new(), seed: 0 })?;
-        let of = |parts, sizes, request: Request| {
+        let (configs, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
+        let full = configs.sizes()?;
+        let mut request = request::of_job(config, &full, &Job { index: 0, prompt: String::new(), seed: 0 })?;
+        let of = |configs, sizes, request: Request| {
             let (first, second) = request.passes();
-            Programs { parts, sizes, first, second, values: false, origin }
+            Programs { configs, sizes, first, second, values: false, origin }
         };
-        let Some(layers) = layers else { return Ok(of(parts, whole, request)) };
-        let all = whole.transformer.num_layers;
+        let Some(layers) = layers else { return Ok(of(configs, full, request)) };
+        let all = full.transformer.num_layers;
         if layers == 0 || layers > all {
             return Err(PipelineError::Usage(format!("--layers {layers}: this model has 1 to {all} blocks")));
         }
-        let parts = parts.cut(layers);
+        let configs = configs.cut(layers);
         // Which block is perturbed changes no work.
         request.stg_blocks.iter_mut().for_each(|b| *b = (*b).min(layers - 1));
         request.stg_blocks.dedup();
-        let sizes = parts.sizes()?;
-        Ok(of(parts, sizes, request))
+        let sizes = configs.sizes()?;
+        Ok(of(configs, sizes, request))
     }
 
     /// The programs of a run that keeps its intermediate tensors.
@@ -72,7 +72,7 @@ impl Programs {
     /// What is wrong with the model's configuration.
     pub fn stacked(&self, kind: ProgramKind) -> Result<usize> {
         match kind.row().part {
-            Component::TextEncoder => Ok(self.parts.text_encoder()?.layers()),
+            Component::TextEncoder => Ok(self.configs.text_encoder()?.layers()),
             _ => Ok(self.layers()),
         }
     }
@@ -94,8 +94,8 @@ impl Programs {
         TABLE.iter().filter(runs).map(|row| row.kind)
     }
 
-    /// The parts of the model that they read.
-    pub(crate) fn parts(&self) -> BTreeSet<Component> {
+    /// Components that they read.
+    pub(crate) fn components(&self) -> BTreeSet<Component> {
         self.kinds().map(|kind| kind.row().part).collect()
     }
 
@@ -112,7 +112,7 @@ impl Programs {
         let request = if row.last_pass { last } else { &self.first };
         let shapes = Shapes::of(&self.sizes, request)?;
         let shape = request.denoise_shape(&self.sizes, &shapes, videos_at_once(&build.layout));
-        let (configs, sizes, float_frames) = (&self.parts, &self.sizes, self.values);
+        let (configs, sizes, float_frames) = (&self.configs, &self.sizes, self.values);
         (row.write)(&ProgramSpec { configs, sizes, request, last, float_frames, shapes, shape, build })
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn tokens(model: &Model, batch: &Batch, kinds: usize) -> Result<(Tens
     Ok((Tensor::from(ids), Tensor::from(mask), cut))
 }
 
-/// A stream's contexts `[prompts, t, channels]` as the branches read them, `[videos, branches, t, channels]`.
+/// A stream's text contexts `[prompts, t, channels]` as the branches read them, `[videos, branches, t, channels]`.
 pub(super) fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape) -> Result<Tensor> {
     let text = text.tensor(name)?.into_f32();
     let kinds = text.shape()[0] / shape.batch;

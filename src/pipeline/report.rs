@@ -11,7 +11,7 @@ use super::executor::Executor;
 use super::text_to_video::Generated;
 use crate::runtime::ExecutableOrigin;
 
-/// Times of a run beside those of its stages.
+/// Times of a run next to those of its phases.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outer {
     /// Writing the files.

@@ -9,8 +9,8 @@ pub(crate) enum Keep {
     All,
     /// As many as leave room, in so many bytes, for what is loaded and runs next.
     Most(usize),
-    /// Those that the next program reads.
-    OneStage,
+    /// Those of the components that the next program reads.
+    OneComponent,
 }
 
 /// Everything but parameters that a program needs on a device, in bytes; none where the plugin does not say.

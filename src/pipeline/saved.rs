@@ -46,7 +46,7 @@ pub(crate) struct Saved {
     pub(crate) done: usize,
     /// Values of the sampler, in the loop's order.
     pub(crate) carried: Vec<Tensor>,
-    /// In the second stage, the first one's normalised audio tokens.
+    /// In the second pass, the first one's normalised audio tokens.
     pub(crate) sound: Option<Array3<f32>>,
 }
 
@@ -76,7 +76,7 @@ impl Saving {
         let found = if resume && path.exists() { Some(read(&path, &identity)?) } else { None };
         if let Some(saved) = &found {
             tracing::info!(
-                "{}: goes on in stage {} after {} evaluations",
+                "{}: goes on in phase {} after {} evaluations",
                 path.display(),
                 saved.phase.name(),
                 saved.done
@@ -85,7 +85,7 @@ impl Saving {
         Ok(Saving { path, every, identity, found })
     }
 
-    /// The steps of an ended run, if it ended in this stage.
+    /// The steps of an ended run, if it ended in this phase.
     pub(crate) fn found(&self, phase: Phase) -> Option<&Saved> {
         self.found.as_ref().filter(|saved| saved.phase == phase)
     }

@@ -121,7 +121,7 @@ impl Session {
         whole_mesh(&config, &build, executor.engine())?;
         let programs = Programs::of(&config, None)?;
         programs.check(&build)?;
-        check_files(&model.configs, &model.weights, programs.parts())?;
+        check_files(&model.configs, &model.weights, programs.components())?;
         setup::log_weights(config.runtime.weights, &model.weights)?;
         Ok(Session { config, runner: Runner::new(model, executor, build), versions, first })
     }

@@ -109,8 +109,8 @@ impl Condition {
 /// # Errors
 /// A condition that no video can meet.
 pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
-    let between_keyframes = config.pipeline == config::Pipeline::Keyframes;
-    let images = config.request.images.iter().map(|image| Condition::image(image, between_keyframes));
+    let appended = config.pipeline.appends_every_image();
+    let images = config.request.images.iter().map(|image| Condition::image(image, appended));
     let sound = config.request.audio_latents.iter().map(Condition::audio_span);
     Ok(Av { video: images.collect(), audio: sound.collect::<Result<_, _>>()? })
 }

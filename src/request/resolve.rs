@@ -22,8 +22,7 @@ pub(crate) fn scales(config: &Config) -> [Scales; 2] {
 /// # Errors
 /// A list or a number of steps that cannot be used.
 pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Result<Vec<f32>, SamplingError> {
-    // The official HQ pipeline alone shifts for the first stage's own size.
-    let anchor = if config.pipeline == config::Pipeline::Hq { video_tokens } else { sigmas::OFFICIAL_TOKENS };
+    let anchor = if config.pipeline.shifts_for_own_size() { video_tokens } else { sigmas::OFFICIAL_TOKENS };
     let diffusers = config.sampler.sigma_shift == config::Reference::Diffusers;
     Ok(match &config.sampler.sigmas {
         Some(list) if diffusers => scheduler.shifted(list, video_tokens)?,
@@ -99,7 +98,7 @@ fn cross_timestep(config: &Config) -> CrossTimestep {
 
 /// The second pass, where the pipeline has one.
 fn refine(config: &Config) -> Result<Option<RefinePass>, SamplingError> {
-    use config::{Pipeline, StageAudio};
+    use config::StageAudio;
     let two = &config.two_stage;
     if !config.pipeline.has_two_stages() {
         return Ok(None);
@@ -107,7 +106,7 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, SamplingError> {
     Ok(Some(RefinePass {
         sigmas: sigmas::verbatim(&two.sigmas)?,
         keeps_audio: match two.audio {
-            StageAudio::Official => matches!(config.pipeline, Pipeline::Distilled | Pipeline::Keyframes),
+            StageAudio::Official => config.pipeline.keeps_refined_audio(),
             StageAudio::Stage1 => false,
             StageAudio::Diffusers | StageAudio::Stage2 => true,
         },

@@ -20,8 +20,8 @@ use crate::nn::{Axis, Build, Params};
 ///
 /// Inputs, f32: `text.video`, `text.audio` `[videos, branches, t, channels]`, `sigmas [257]`, and `levels [k]` where there
 /// are several: the parts of a step's noise level that tokens have. Outputs:
-/// `modulation.<stream>.<part>` `[257, 1 or k, …]`, and the text context as the loop reads it (`context_outputs`). Rows
-/// are videos times branches, both padded to what the mesh divides.
+/// `modulation.<stream>.<part>` `[257, 1 or k, …]`, and the text context as the loop reads it (`context_outputs`).
+/// The CFG batch is videos times branches, both padded to what the mesh divides.
 ///
 /// # Errors
 /// The first mistake made while building.

@@ -164,7 +164,7 @@ fn branch_masks(p: &Params, shape: &DenoiseShape, branches: usize, videos: usize
         .contains(&Branch::Perturbed)
         .then(|| Perturbation { stg_mask: mask(Branch::Perturbed, &[1, 1, 1]), layers: shape.stg_blocks.clone() });
     let isolation = match shape.branches.contains(&Branch::Isolated) {
-        true => Isolation::Rows(mask(Branch::Isolated, &[1, 1])),
+        true => Isolation::Masked(mask(Branch::Isolated, &[1, 1])),
         false => Isolation::None,
     };
     (perturbation, isolation)

@@ -6,7 +6,7 @@
 //! - [`FlowMatch`]: the diffusers scheduler with the model's own `scheduler_config.json`, shifted for the real count.
 //!
 //! Both are computed with the operations of the reference, in its order and precision (f64 scalars, f32 tables), so
-//! the tables agree bit for bit. The exception is a single step, which cannot be stretched because its start is its end
+//! the tables agree bit for bit. Only a single step differs, which cannot be stretched because its start is its end
 //! (the references divide 0 by 0, or by a rounding error): here it is left where it starts, `[1, 0]` in both.
 
 use std::path::Path;

@@ -153,14 +153,14 @@ impl Around<'_> {
                 let own = |e: &CollectiveEntry| family_of(e).as_ref() == Some(pattern);
                 let collectives: Vec<usize> =
                     touched.iter().copied().filter(|&e| own(&self.base.collectives.list[e])).collect();
-                let whole = Rule { mesh_axes: Vec::new(), ..rule.clone() };
-                let exception = Override { pattern: pattern.clone(), rules: vec![whole] };
-                if !self.has_room(rule, |t| exception.covers(t)) {
+                let rule_of_none = Rule { mesh_axes: Vec::new(), ..rule.clone() };
+                let replicated = Override { pattern: pattern.clone(), rules: vec![rule_of_none] };
+                if !self.has_room(rule, |t| replicated.covers(t)) {
                     continue;
                 }
                 let mut layout = self.source.clone();
                 // The first override that matches wins.
-                layout.overrides.insert(0, exception);
+                layout.overrides.insert(0, replicated);
                 all.push(self.candidate(format!("tensors: \"{pattern}\": {{{axis}: []}}"), layout, collectives));
             }
             if families.len() > 1 && self.has_room(rule, |_| true) {
@@ -250,9 +250,9 @@ impl Around<'_> {
         if collectives.is_empty() || !self.base.tensors.iter().any(split) {
             return Vec::new();
         }
-        let with = |change: &str, exchange| {
+        let with = |change: &str, policy| {
             let mut layout = self.source.clone();
-            layout.file.context_parallel = exchange;
+            layout.file.context_parallel = policy;
             self.candidate(format!("context_parallel: {change}"), layout, collectives.clone())
         };
         let mut all = Vec::new();
@@ -287,7 +287,7 @@ mod tests {
 
     /// A weight sharded over the devices that shard the tokens it is used with, gathered by two families.
     fn base(place: &str, gathered: f64) -> CompileReport {
-        let exchange = |tensor: &str, role: &str, scope: &str, ms: f64, rule: String| {
+        let collective = |tensor: &str, role: &str, scope: &str, ms: f64, rule: String| {
             serde_json::json!({"kind": "all-gather", "scope": scope, "tensor": tensor, "rule": [rule], "role": role,
                 "reason": "", "count": 1, "trip_count": 1.0, "per": "layer", "bytes": 1.0, "wire_bytes": 1.0,
                 "axes": ["context"], "dtype": "bf16", "overlapped": true, "ms": ms})
@@ -303,10 +303,10 @@ mod tests {
             "needed": {"layers": 1, "bytes": 20}, "flops": 1.0, "bytes_accessed": 1.0, "chip": null,
             "collectives": {"per_layer_bytes": 1.0, "per_layer_wire_bytes": 1.0, "per_step_bytes": 1.0,
                 "per_step_wire_bytes": 1.0, "list": [
-                    exchange("transformer.blocks.*.ff.net.2.weight", "parameter", "blocks/ff", gathered, embed.clone()),
-                    exchange("transformer.blocks.*.attn1.to_q.weight", "parameter", "blocks/attn1", 2.0, embed),
-                    exchange("transformer.blocks.*.attn1.attention", "activation", "blocks/attn1/sdpa", 1.0, tokens.clone()),
-                    exchange("transformer.audio_state", "activation", "blocks/audio_ff", 0.5, tokens)]},
+                    collective("transformer.blocks.*.ff.net.2.weight", "parameter", "blocks/ff", gathered, embed.clone()),
+                    collective("transformer.blocks.*.attn1.to_q.weight", "parameter", "blocks/attn1", 2.0, embed),
+                    collective("transformer.blocks.*.attn1.attention", "activation", "blocks/attn1/sdpa", 1.0, tokens.clone()),
+                    collective("transformer.audio_state", "activation", "blocks/audio_ff", 0.5, tokens)]},
             "predicted_ms": {"compute": 2.0, "memory": 2.0, "collective": 6.0, "step": 10.0},
             "tensors": [
                 tensor("transformer.blocks.*.ff.net.2.weight", "parameter", ["mlp", "embed"]),

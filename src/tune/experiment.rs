@@ -15,7 +15,7 @@ use super::store::{JobKind, Record, Store};
 use crate::config::{Case, CliOverrides, ConfigError, Experiment, load, read_layout_source};
 use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Platform;
-use crate::runtime::{CompileKey, Target, platform};
+use crate::runtime::{CompileKey, platform};
 
 /// One case of an experiment: its compile report, measured step time in seconds, or error.
 #[derive(Clone, Debug)]
@@ -118,11 +118,12 @@ fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
     Ok(given)
 }
 
-fn compilation(case: &Case, file: &Experiment) -> Result<CompileTask> {
+fn compilation(case: &Case, file: &Experiment, options: &Options) -> Result<CompileTask> {
     let target = case.target.clone().expect("a file whose cases lack one is refused");
-    let parsed: Target = target.parse()?;
+    let parsed = options.predicted_on(target.parse()?);
     let program = ProgramKind::named(&file.program).map_err(ConfigError::Flag)?;
     let mut command = vec!["-q".to_string(), "compile".into(), "--json".into(), "-".into(), "--target".into(), target];
+    command.extend(options.chip_arguments());
     command.extend(["--program".to_string(), file.program.clone()]);
     command.extend(file.layers.iter().flat_map(|n| ["--layers".to_string(), n.to_string()]));
     command.extend(settings(case, file)?);
@@ -204,7 +205,7 @@ fn present(kind: Platform) -> bool {
 /// An invalid case; a folder that cannot be written. A case that fails is a result.
 pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult>> {
     let cases = file.cases();
-    let tasks = cases.iter().map(|c| compilation(c, file)).collect::<Result<Vec<_>>>()?;
+    let tasks = cases.iter().map(|c| compilation(c, file, options)).collect::<Result<Vec<_>>>()?;
     let mut compiler = Compiler::open(options)?;
     let all = compiler.compile(&tasks, &options.workers(), file.timeout)?;
     let mut measurements = Vec::new();

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use super::children::Variable;
+use crate::analysis::Chip;
+use crate::runtime::Target;
 
 /// Options of an experiment or a search, as its flags give them.
 #[derive(Clone, Debug)]
@@ -14,9 +16,21 @@ pub struct Options {
     pub jobs: usize,
     pub measure: bool,
     pub retry: bool,
+    /// Chip to predict times with, and the flag's value that names it [default: each target's].
+    pub chip: Option<(String, Chip)>,
 }
 
 impl Options {
+    /// A target with the figures that its times are predicted by.
+    pub(super) fn predicted_on(&self, target: Target) -> Target {
+        target.with_chip(self.chip.as_ref().map(|(_, chip)| chip.clone()))
+    }
+
+    /// Arguments of a child that compiles for the same chip.
+    pub(super) fn chip_arguments(&self) -> Vec<String> {
+        self.chip.iter().flat_map(|(name, _)| ["--chip".to_string(), name.clone()]).collect()
+    }
+
     pub(super) fn workers(&self) -> Vec<Variable> {
         vec![None; self.jobs.max(1)]
     }

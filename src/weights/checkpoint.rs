@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::ops::Range;
-use std::path::{Component as Part, Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -196,7 +196,7 @@ impl Checkpoint {
         let mut checkpoint = Checkpoint { origin: index.to_path_buf(), shards: vec![], tensors: Arc::default() };
         for (file, keys) in shards {
             // An index is data from elsewhere: it may name its neighbours only.
-            if !Path::new(file).components().all(|p| matches!(p, Part::Normal(_))) {
+            if !Path::new(file).components().all(|p| matches!(p, path::Component::Normal(_))) {
                 return Err(bad(&format!("shard `{file}` is outside the folder")));
             }
             let path = folder.join(file);

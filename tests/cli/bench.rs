@@ -42,9 +42,9 @@ fn json(path: &Path) -> Value {
 
 /// The nano vocoder: it has hundreds of small parameters, several of one shape.
 fn vocoder() -> Network {
-    let parts = ModelConfigs::of_preset(Preset::named("nano").expect("a preset"));
-    let channels = parts.vocoder().expect("a configuration").generator.in_channels;
-    parts.vocoder_program([1, 1, 8, channels], &Build::new(DType::F32)).expect("builds")
+    let configs = ModelConfigs::of_preset(Preset::named("nano").expect("a preset"));
+    let channels = configs.vocoder().expect("a configuration").generator.in_channels;
+    configs.vocoder_program([1, 1, 8, channels], &Build::new(DType::F32)).expect("builds")
 }
 
 fn drawn(seed: u64, network: &Network, client: &ltx2::pjrt::Client) -> BTreeMap<String, Tensor> {
@@ -149,8 +149,8 @@ fn split_weights_are_made_in_their_place() {
         lowering: Lowering::of("cpu", ""),
         ..Build::new(DType::F32)
     };
-    let parts = ModelConfigs::of_preset(Preset::named("nano").expect("a preset"));
-    let network = parts.text_encoder_program(2, 128, true, &build).expect("builds");
+    let configs = ModelConfigs::of_preset(Preset::named("nano").expect("a preset"));
+    let network = configs.text_encoder_program(2, 128, true, &build).expect("builds");
     let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();
     let mut made = 0;
     for RandomProgram { program: random, runs } in random_programs(&network.program, &all(&network)).expect("builds") {

@@ -199,8 +199,8 @@ fn a_program_is_compiled_and_written_out() {
     assert_eq!(figures["mesh"], serde_json::json!({"context": 8}));
     let hash = figures["hash"].as_str().expect("a hash");
     assert!(table.contains(hash), "the hash is said:\n{table}");
-    let exchange = figures["collectives"]["list"].as_array().expect("a list");
-    let trades = exchange.iter().find(|c| c["kind"] == "all-to-all").expect("Ulysses trades tokens for heads");
+    let collectives = figures["collectives"]["list"].as_array().expect("a list");
+    let trades = collectives.iter().find(|c| c["kind"] == "all-to-all").expect("Ulysses trades tokens for heads");
     assert_eq!((&trades["count"], &trades["trip_count"]), (&4.into(), &2.0.into()), "{trades}");
     assert_eq!(trades["axes"], serde_json::json!(["context"]));
     assert!(trades["rule"][0].as_str().expect("a rule").contains("ulysses.yml:"), "{trades}");

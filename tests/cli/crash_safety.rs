@@ -41,7 +41,7 @@ fn kill_at(moment: &str, run: &mut Command) {
     assert!(kill(child), "the run ended at {moment}");
 }
 
-/// ModelConfigs of a run, in no order: multiples of the golden section.
+/// Points of a run, in no order: multiples of the golden section.
 fn moments() -> impl Iterator<Item = f64> {
     (0..).map(|n| (f64::from(n) * 0.618_034).fract())
 }
@@ -134,7 +134,7 @@ impl Folder {
             assert!(ended.status.success() && !said.contains("compiled anew"), "{moment}: {said}");
             // Of the steps behind it none is run again.
             let on = phase == "step" || moment == &"encode out.mp4";
-            assert!(!on || said.contains("goes on in stage denoise after"), "{moment}: {said}");
+            assert!(!on || said.contains("goes on in phase denoise after"), "{moment}: {said}");
             assert_eq!(std::fs::read(&out).expect("a video"), bytes, "{moment}");
             assert_eq!(hashes(&out), hashes(&whole), "{moment}");
             assert_eq!(self.names("")[0], ["cache", "out.json", "out.mp4", "whole.json", "whole.mp4"], "{moment}");

@@ -32,7 +32,7 @@ fn one_rule_makes_the_gather_of_the_weights_go() {
         "embed split, on eight virtual CPU devices: 536.9 MB".to_string(),
         gather.clone(),
         gather,
-        "embed whole, on eight virtual CPU devices: 0.0 MB".to_string(),
+        "embed replicated, on eight virtual CPU devices: 0.0 MB".to_string(),
         "mlp split, on eight virtual CPU devices: 100.7 MB".to_string(),
         format!("  all-reduce {activations}"),
     ];

@@ -43,7 +43,7 @@ fn residency_changes_memory_and_not_the_video() {
     };
     let (video, all, log) = run("resident", &["residency=resident"]);
     assert!(!log.contains("leaves the devices"));
-    let (least, most) = (planned(&log, "one stage at a time"), planned(&log, "all loaded"));
+    let (least, most) = (planned(&log, "one component at a time"), planned(&log, "all loaded"));
     assert!(least < most, "{log}");
 
     let (same, left, log) = run("in_turn", &["residency=in_turn"]);

@@ -69,7 +69,7 @@ impl Experiment {
     fn rows(&self, binary: &Path, retry: bool) -> Vec<CaseResult> {
         let file = read_experiment(&self.path("x.yml")).expect("an experiment");
         let (binary, folder) = (binary.to_path_buf(), self.path("out"));
-        let options = Options { binary, folder, modules: None, jobs: 1, measure: false, retry };
+        let options = Options { binary, folder, modules: None, jobs: 1, measure: false, retry, chip: None };
         let rows = experiment(&file, &options);
         assert!(rows.is_ok(), "{:?}", rows.err());
         rows.unwrap()

@@ -1,4 +1,4 @@
-//! An ended run that goes on gives the bytes of one that was left alone, in every stage and with every sampler; and what
+//! An ended run that goes on gives the bytes of one that was left alone, in every phase and with every sampler; and what
 //! becomes of a video that cannot be written.
 
 use ltx2::pipeline::phase::Phase;
@@ -11,7 +11,7 @@ use ltx2::pipeline::generate::{Finished, Observer, generate};
 use ltx2::pipeline::options::GenerateOptions;
 use ltx2::pipeline::saved;
 
-/// Ends the run when a stage has so many steps behind it; remembers where each stage began.
+/// Ends the run when a phase has so many steps behind it; remembers where each phase began.
 #[derive(Default)]
 struct Ends {
     at: Option<(Phase, usize)>,
@@ -19,11 +19,11 @@ struct Ends {
 }
 
 impl Observer for Ends {
-    fn progress(&mut self, _: &[Job], stage: Phase, done: usize, _: usize) -> ControlFlow<()> {
-        if self.first.iter().all(|(known, _)| *known != stage) {
-            self.first.push((stage, done));
+    fn progress(&mut self, _: &[Job], phase: Phase, done: usize, _: usize) -> ControlFlow<()> {
+        if self.first.iter().all(|(known, _)| *known != phase) {
+            self.first.push((phase, done));
         }
-        if self.at == Some((stage, done)) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if self.at == Some((phase, done)) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn finished(&mut self, _: &Finished, _: &str) {}
@@ -37,7 +37,7 @@ struct Run<'a> {
     resume: bool,
 }
 
-/// Hashes of frames and samples, or what ended it; where each stage began.
+/// Hashes of frames and samples, or what ended it; where each phase began.
 type Outcome = (Result<[String; 2], String>, Vec<(Phase, usize)>);
 
 impl Run<'_> {
@@ -81,12 +81,12 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
         ("hq", Phase::Denoise, 2, 1, 2),
         ("hq", Phase::Refine, 1, 1, 1),
     ];
-    for (n, (pipeline, stage, at, every, from)) in cases.into_iter().enumerate() {
-        // A stage of each pipeline, one of which `kills` has; in full both.
+    for (n, (pipeline, phase, at, every, from)) in cases.into_iter().enumerate() {
+        // A phase of each pipeline, one of which `kills` has; in full both.
         if ![2, 3].contains(&n) && !full() {
             continue;
         }
-        let what = format!("{pipeline}, {stage:?} after {at}");
+        let what = format!("{pipeline}, {phase:?} after {at}");
         let set = settings(pipeline, &[]);
         let plain = Run { set: &set, output: &output, every: None, resume: false };
         let (whole, _) = plain.run(None);
@@ -94,13 +94,13 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
         assert!(!steps.exists(), "{what}: nothing was asked to be kept");
 
         let kept = Run { every: Some(every), ..plain };
-        let (ended, _) = kept.run(Some((stage, at)));
+        let (ended, _) = kept.run(Some((phase, at)));
         assert!(ended.is_err_and(|e| e.starts_with("interrupted after")), "{what}");
         assert!(steps.exists(), "{what}: the steps are kept");
 
         let (same, began) = Run { resume: true, ..kept }.run(None);
         assert_eq!(same.as_ref(), Ok(&whole), "{what}");
-        assert_eq!(began.first(), Some(&(stage, from)), "{what}: earlier steps were run again");
+        assert_eq!(began.first(), Some(&(phase, from)), "{what}: earlier steps were run again");
         assert!(!steps.exists(), "{what}: they are not needed any more");
     }
 }
@@ -136,7 +136,7 @@ fn steps_of_another_request_are_refused() {
     assert!(!output.exists());
 }
 
-/// Puts a file where the folder of the video was, when its last stage begins.
+/// Puts a file where the folder of the video was, when its last phase begins.
 struct Takes(PathBuf);
 
 impl Observer for Takes {

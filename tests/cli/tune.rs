@@ -63,6 +63,29 @@ fn an_experiment_is_killed_and_goes_on() {
     assert_eq!(String::from_utf8_lossy(&again.stdout), table);
 }
 
+/// Figures of a chip that the binary does not know reach the children and the predictions of an experiment.
+#[needs(cpu)]
+fn an_experiment_predicts_by_the_chip_of_a_file() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (yaml, out) = (dir.path().join("x.yml"), dir.path().join("out"));
+    std::fs::write(&yaml, format!("{SMALL}layouts: [sequence]\ntargets: ['cpu:2']\n")).expect("writes");
+    let run = |more: &[&str]| {
+        let mut command = support::ltx2();
+        command.arg("experiment").arg(&yaml).arg("--modules").arg(support::modules()).arg("-o").arg(&out);
+        command.args(more).output().expect("runs")
+    };
+    let done = run(&["--chip", "examples/chips/h100.toml"]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    let figures = records(&out)[0].result.clone().expect("figures");
+    assert_eq!(figures["chip"]["name"], "h100");
+    assert!(figures["predicted_ms"]["step"].as_f64() > Some(0.0), "{figures}");
+    // Without it a CPU has none.
+    assert!(run(&[]).status.success());
+    assert!(records(&out).last().and_then(|r| r.result.as_ref()?.get("chip")?.as_null()).is_some());
+    let unknown = run(&["--chip", "v9"]);
+    assert_eq!(unknown.status.code(), Some(2), "{}", stderr(&unknown));
+}
+
 #[needs(cpu)]
 fn a_case_is_measured_on_its_own_devices() {
     let dir = tempfile::tempdir().expect("a folder");

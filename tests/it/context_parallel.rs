@@ -27,13 +27,13 @@ struct Layer {
     biased: bool,
 }
 
-fn layout(mesh: &[(&str, usize)], split: &[(Axis, &str)], exchange: ContextParallelPolicy) -> Layout {
+fn layout(mesh: &[(&str, usize)], split: &[(Axis, &str)], policy: ContextParallelPolicy) -> Layout {
     let rules = split.iter().map(|(axis, mesh_axis)| Rule {
         axis: *axis,
         mesh_axes: vec![(*mesh_axis).to_string()],
-        place: "exchanges".into(),
+        place: "test".into(),
     });
-    Layout::new(Mesh::new(mesh), rules.collect(), vec![], vec![], exchange).expect("valid")
+    Layout::new(Mesh::new(mesh), rules.collect(), vec![], vec![], policy).expect("valid")
 }
 
 fn policy(kind: ContextParallelKind, outer: ContextParallelKind) -> ContextParallelPolicy {
@@ -129,9 +129,9 @@ fn split_keys_meet_queries_of_another_sequence() {
     let mesh = [("context", 4)];
     let one = [(Axis::VideoSequence, "context")];
     let both = [(Axis::VideoSequence, "context"), (Axis::AudioSequence, "context")];
-    let exchange = ContextParallelPolicy::default();
+    let policy = ContextParallelPolicy::default();
     let layouts = [(&one[..], Kernel::Plain), (&one[..], Kernel::Cudnn), (&both[..], Kernel::Plain)]
-        .map(|(split, kernel)| (format!("{} split, {kernel:?}", split.len()), layout(&mesh, split, exchange), kernel));
+        .map(|(split, kernel)| (format!("{} split, {kernel:?}", split.len()), layout(&mesh, split, policy), kernel));
     let layers = [([8, 12], true), ([8, 12], false), ([5, 10], false), ([8, 3], false)].map(|(tokens, biased)| {
         let (audio, video) = (Axis::AudioSequence, Axis::VideoSequence);
         [[audio, video], [video, audio]].map(|sequence| Layer { sequence, tokens, heads: 8, biased })

@@ -36,8 +36,8 @@ fn source(model: &Path) -> Rc<ModelSource> {
 /// The transformer's results `[video, audio]` on a case's inputs.
 fn run(client: &Client, case: &Case, model: &Rc<ModelSource>, weights: Weights, build: &Build) -> [Tensor; 2] {
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), weights);
-    let (parts, inputs) = (ModelConfigs::of(model), case.inputs.clone());
-    let results = run_component(ProgramKind::Transformer, &parts, &mut executor, inputs, &case.scalars, build);
+    let (configs, inputs) = (ModelConfigs::of(model), case.inputs.clone());
+    let results = run_component(ProgramKind::Transformer, &configs, &mut executor, inputs, &case.scalars, build);
     let mut results = results.unwrap_or_else(|e| panic!("{}: {e}", case.name)).into_iter();
     ["video", "audio"].map(|name| {
         let (got, tensor) = results.next().expect("two results");

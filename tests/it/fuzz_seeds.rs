@@ -85,7 +85,7 @@ fn platform(module: &Module) -> &'static str {
 }
 
 #[needs(nothing)]
-fn modules_of_three_platforms_loop_and_exchange() {
+fn modules_of_three_platforms_loop_and_communicate() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/module");
     assert_eq!(fs::read_dir(folder).expect("seeds").count(), SEEDS.len());
     for seed in &SEEDS {
@@ -120,10 +120,10 @@ fn modules_of_three_platforms_loop_and_exchange() {
 }
 
 #[needs(nothing)]
-fn recordings_hold_exchanges_beside_work_and_programs_that_explain_them() {
-    // Starts and ends in the programs; milliseconds of collectives beside work, and alone.
+fn traces_hold_collectives_beside_work_and_programs_that_explain_them() {
+    // Starts and ends in the programs; milliseconds of collectives overlapped and exposed.
     let seeds = [("two_devices", 2, 0.0125, 0.015), ("two_h200", 4, 0.0103, 0.1171), ("one_tpu", 3, 0.06, 0.031)];
-    for (name, ends, covered, alone) in seeds {
+    for (name, ends, overlapped, exposed) in seeds {
         let space = XSpace::read(&read("tests/fixtures/trace", &format!("{name}.xplane.pb"))).expect("a trace");
         let programs = space.programs().map(|bytes| Module::decode("hlo_with_config", bytes).expect("a program"));
         let is_end = |i: &analysis::Instruction| {
@@ -133,10 +133,11 @@ fn recordings_hold_exchanges_beside_work_and_programs_that_explain_them() {
         };
         let found: usize = programs.map(|p| p.instructions().filter(&is_end).count()).sum();
         let trace = Trace::of(&space, None).expect("devices");
-        let exchanges = trace.categories.iter().filter(|s| s.category.is_collective());
-        let ms =
-            exchanges.filter_map(|s| s.overlapped_ms.zip(s.exposed_ms)).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let collectives = trace.categories.iter().filter(|s| s.category.is_collective());
+        let ms = collectives
+            .filter_map(|s| s.overlapped_ms.zip(s.exposed_ms))
+            .fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
         assert_eq!(found, ends, "{name}");
-        assert!((ms.0 - covered).abs() < 1e-4 && (ms.1 - alone).abs() < 1e-4, "{name}: {ms:?}");
+        assert!((ms.0 - overlapped).abs() < 1e-4 && (ms.1 - exposed).abs() < 1e-4, "{name}: {ms:?}");
     }
 }

@@ -104,12 +104,12 @@ fn build(layout: &str, mesh: &str) -> Build {
 }
 
 /// Runs and bytes by kind.
-type Exchanged = BTreeMap<CollectiveKind, (f64, f64)>;
+type Traffic = BTreeMap<CollectiveKind, (f64, f64)>;
 
 impl Compiled {
     /// Collectives of a loop level: once a block, a step or a run.
-    fn exchanged(&self, phase: LoopLevel) -> Exchanged {
-        let mut sums = Exchanged::new();
+    fn collectives(&self, phase: LoopLevel) -> Traffic {
+        let mut sums = Traffic::new();
         for c in self.report.collectives.iter().filter(|c| c.level == phase) {
             let sum = sums.entry(c.kind).or_default();
             *sum = (sum.0 + c.times, sum.1 + c.times * c.bytes);
@@ -142,12 +142,12 @@ fn engine() -> Engine {
 
 /// Bytes that the merging of video-to-audio attention and, in a step, the statistics of the rescale cost where video tokens
 /// are split.
-fn with_joined(kinds: &[(CollectiveKind, (f64, f64))]) -> Exchanged {
+fn with_joined(kinds: &[(CollectiveKind, (f64, f64))]) -> Traffic {
     let joined = sizes(&model()).joined;
     kinds.iter().copied().chain([(CollectiveKind::AllReduce, (2.0, joined[0] + joined[1]))]).collect()
 }
 
-fn statistics_only(step: &Exchanged) {
+fn statistics_only(step: &Traffic) {
     assert!(step.keys().all(|k| *k == CollectiveKind::AllReduce), "{step:?}");
     assert!(step.values().all(|(_, bytes)| *bytes <= 64.0), "{step:?}");
 }
@@ -161,8 +161,8 @@ fn one_device_and_guidance_branches() {
     // Each branch's clean prediction, once a step; nothing in a block.
     let c = model();
     let predictions = ROWS * (VIDEO_TOKENS * c.in_channels + AUDIO_TOKENS * c.audio_in_channels) * F32;
-    assert_eq!(cfg.exchanged(LoopLevel::Step), [(CollectiveKind::AllGather, (2.0, predictions as f64))].into());
-    assert_eq!((cfg.exchanged(LoopLevel::Block), cfg.exchanged(LoopLevel::Outside)), Default::default());
+    assert_eq!(cfg.collectives(LoopLevel::Step), [(CollectiveKind::AllGather, (2.0, predictions as f64))].into());
+    assert_eq!((cfg.collectives(LoopLevel::Block), cfg.collectives(LoopLevel::Outside)), Default::default());
     assert_eq!(cfg.axes(), [["cfg"]]);
 }
 
@@ -183,23 +183,23 @@ fn layouts_of_split_video_tokens() {
     let sequence = [(CollectiveKind::AllGather, (2.0, 2.0 * s.video))];
     for (layout, kinds) in [("sequence", &sequence[..]), ("ulysses", &ulysses), ("ring", &ring), ("hybrid", &hybrid)] {
         let compiled = compile(&engine, layout, "context=4");
-        assert_eq!(compiled.exchanged(LoopLevel::Block), with_joined(kinds), "{layout}");
-        statistics_only(&compiled.exchanged(LoopLevel::Step));
-        assert_eq!(compiled.exchanged(LoopLevel::Outside), Exchanged::new(), "{layout}");
+        assert_eq!(compiled.collectives(LoopLevel::Block), with_joined(kinds), "{layout}");
+        statistics_only(&compiled.collectives(LoopLevel::Step));
+        assert_eq!(compiled.collectives(LoopLevel::Outside), Traffic::new(), "{layout}");
         assert_eq!(compiled.axes(), [["context"]], "{layout}");
     }
 
     // The twin of `sequence` whose tables travel too; they are the same in every block, so this compiler moves them once.
     let gathered = compile(&engine, "rope-gathered", "context=4");
-    assert_eq!(gathered.exchanged(LoopLevel::Block), with_joined(&sequence));
-    assert_eq!(gathered.exchanged(LoopLevel::Outside), [(CollectiveKind::AllGather, (2.0, 2.0 * s.rope))].into());
-    statistics_only(&gathered.exchanged(LoopLevel::Step));
+    assert_eq!(gathered.collectives(LoopLevel::Block), with_joined(&sequence));
+    assert_eq!(gathered.collectives(LoopLevel::Outside), [(CollectiveKind::AllGather, (2.0, 2.0 * s.rope))].into());
+    statistics_only(&gathered.collectives(LoopLevel::Step));
 
     // Half of the rows on each half of the mesh.
     let both = compile(&engine, "cfg-ulysses", "cfg=2,context=4");
-    let half: Exchanged = with_joined(&ulysses).into_iter().map(|(k, (n, bytes))| (k, (n, bytes / 2.0))).collect();
-    assert_eq!(both.exchanged(LoopLevel::Block), half);
-    assert_eq!(both.exchanged(LoopLevel::Step)[&CollectiveKind::AllGather].0, 2.0, "the predictions");
+    let half: Traffic = with_joined(&ulysses).into_iter().map(|(k, (n, bytes))| (k, (n, bytes / 2.0))).collect();
+    assert_eq!(both.collectives(LoopLevel::Block), half);
+    assert_eq!(both.collectives(LoopLevel::Step)[&CollectiveKind::AllGather].0, 2.0, "the predictions");
     assert!(both.report.collectives.iter().all(|c| c.axes == ["context"] || c.level == LoopLevel::Step));
 }
 
@@ -214,14 +214,14 @@ fn tensor_layouts() {
     let tokens = [VIDEO_TOKENS, AUDIO_TOKENS].map(|n| (ROWS * n * F32) as f64);
     let squares = 5.0 * (tokens[0] + tokens[1]);
     let tensor = compile(&engine, "tensor", "tensor=4");
-    let layer = tensor.exchanged(LoopLevel::Block);
+    let layer = tensor.collectives(LoopLevel::Block);
     assert_eq!(layer.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce]);
     assert_eq!(layer[&CollectiveKind::AllReduce].1, sums + squares);
-    assert_eq!((tensor.exchanged(LoopLevel::Step), tensor.exchanged(LoopLevel::Outside)), Default::default());
+    assert_eq!((tensor.collectives(LoopLevel::Step), tensor.collectives(LoopLevel::Outside)), Default::default());
     assert_eq!(tensor.axes(), [["tensor"]]);
 
     // The inner activations are gathered, four times as wide; the second map is replicated and ends in no sum.
-    let gathered = compile(&engine, "tensor-gathered-ffn", "tensor=4").exchanged(LoopLevel::Block);
+    let gathered = compile(&engine, "tensor-gathered-ffn", "tensor=4").collectives(LoopLevel::Block);
     assert_eq!(gathered[&CollectiveKind::AllGather], (2.0, 4.0 * (s.video + s.audio)));
     assert_eq!(gathered[&CollectiveKind::AllReduce].1, sums + squares - s.video - s.audio);
     assert_eq!(gathered.len(), 2, "{gathered:?}");
@@ -257,10 +257,10 @@ fn weights_split_between_their_uses_are_gathered_once_a_block() {
     };
     assert_eq!(gathers(LoopLevel::Block), bytes(true), "each weight of a block, whole, once");
     assert_eq!(gathers(LoopLevel::Outside), bytes(false), "weights outside the blocks");
-    let mut rest = compiled.exchanged(LoopLevel::Block);
+    let mut rest = compiled.collectives(LoopLevel::Block);
     rest.remove(&CollectiveKind::AllGather);
     assert_eq!(rest, with_joined(&[(CollectiveKind::AllToAll, (4.0, sizes(&c).video))]));
-    statistics_only(&compiled.exchanged(LoopLevel::Step));
+    statistics_only(&compiled.collectives(LoopLevel::Step));
 }
 
 /// Every step of the published repair takes its weights out of the gathers.
@@ -275,7 +275,7 @@ fn the_history_gathers_less_with_every_step() {
     assert!(ffn[0] > 0.0 && ffn[1..] == [0.0; 3], "{ffn:?}");
     assert!(qkv[..2].iter().all(|b| *b > 0.0) && qkv[2..] == [0.0; 2], "{qkv:?}");
     assert!(out[..3].iter().all(|b| *b > 0.0) && out[3] == 0.0, "{out:?}");
-    let total = all.each_ref().map(|c| c.exchanged(LoopLevel::Block)[&CollectiveKind::AllGather].1);
+    let total = all.each_ref().map(|c| c.collectives(LoopLevel::Block)[&CollectiveKind::AllGather].1);
     assert!(total.windows(2).all(|w| w[0] > w[1]), "{total:?}");
     // What is left are the keys and values of `sequence`, and the audio state.
     let s = sizes(&model());

@@ -171,8 +171,8 @@ fn build(dtype: DType) -> Build {
     Build { lowering: Lowering::of("cpu", ""), ..Build::new(dtype) }
 }
 
-fn run(executor: &mut Executor, case: &Case, parts: &ModelConfigs, build: &Build) -> Vec<(String, Tensor)> {
-    run_component(ProgramKind::Transformer, parts, executor, case.inputs.clone(), &case.scalars, build).expect("runs")
+fn run(executor: &mut Executor, case: &Case, configs: &ModelConfigs, build: &Build) -> Vec<(String, Tensor)> {
+    run_component(ProgramKind::Transformer, configs, executor, case.inputs.clone(), &case.scalars, build).expect("runs")
 }
 
 fn distance(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
@@ -185,15 +185,15 @@ fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
     let dir = tempfile::tempdir().expect("a folder");
     let case = case("tiny_b");
     let source = model(&case.model);
-    let parts = ModelConfigs::of(&source);
+    let configs = ModelConfigs::of(&source);
     let build = build(DType::F32);
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
-    let plain = run(&mut executor, &case, &parts, &build);
+    let plain = run(&mut executor, &case, &configs, &build);
 
     let original = of_modules(&dir.path().join("original.safetensors"), &source, "diffusion_model", &MODULES);
     let diffusers = MODULES.map(|(_, name)| (name, name));
     let named = of_modules(&dir.path().join("diffusers.safetensors"), &source, "transformer", &diffusers);
-    let parameters: Vec<Param> = parameters(&parts, Component::Transformer).expect("parameters");
+    let parameters: Vec<Param> = parameters(&configs, Component::Transformer).expect("parameters");
     let absent = |executor: &Executor| -> Vec<String> {
         let gone = parameters.iter().filter(|p| executor.parameter(&p.name).is_none());
         gone.map(|p| p.name.clone()).collect()
@@ -204,7 +204,7 @@ fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
     let dropped = absent(&executor);
     assert_eq!(dropped.len(), MODULES.len(), "{dropped:?}");
     assert!(executor.parameter_bytes() < bytes);
-    let updated = run(&mut executor, &case, &parts, &build);
+    let updated = run(&mut executor, &case, &configs, &build);
     assert_eq!((absent(&executor).len(), executor.parameter_bytes()), (0, bytes));
     assert!(distance(&updated, &plain) > 1e-2);
 
@@ -232,12 +232,12 @@ fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
     // Another file with the same numbers, then none of it, then nothing: back to the beginning.
     executor.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
     assert_eq!(absent(&executor).len(), MODULES.len());
-    assert!(distance(&run(&mut executor, &case, &parts, &build), &updated) == 0.0);
+    assert!(distance(&run(&mut executor, &case, &configs, &build), &updated) == 0.0);
     executor.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
     assert!(absent(&executor).is_empty(), "nothing changes");
     executor.set_loras(&[Lora { file: named, strength: 0.0 }]).expect("fits");
     assert_eq!(absent(&executor).len(), MODULES.len());
-    assert!(distance(&run(&mut executor, &case, &parts, &build), &plain) == 0.0);
+    assert!(distance(&run(&mut executor, &case, &configs, &build), &plain) == 0.0);
     executor.set_loras(&[]).expect("fits");
     assert!(absent(&executor).is_empty(), "strength 0 was none already");
 }

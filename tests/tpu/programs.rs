@@ -9,14 +9,14 @@ use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::{Plugin, ProfileOptions, Profiler, discover};
 
 /// A program on the chips of a layout, with the collectives of a run of it: count, and megabytes.
-fn exchanged(
+fn collectives(
     program: ProgramKind,
     layout: &'static str,
     target: &'static str,
-) -> (Compiled, BTreeMap<CollectiveKind, Exchange>) {
+) -> (Compiled, BTreeMap<CollectiveKind, Traffic>) {
     let mesh = if layout == "tensor" { "tensor=8" } else { "context=8" };
     let done = compiled(Case { program, ..Case::denoise(layout, mesh, target) });
-    let mut all: BTreeMap<CollectiveKind, Exchange> = BTreeMap::new();
+    let mut all: BTreeMap<CollectiveKind, Traffic> = BTreeMap::new();
     for c in &done.report.collectives {
         let sum = all.entry(c.kind).or_default();
         sum.runs += c.times;
@@ -28,7 +28,7 @@ fn exchanged(
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Exchange {
+struct Traffic {
     runs: f64,
     megabytes: f64,
 }
@@ -41,7 +41,7 @@ const HIDDEN: f64 = 2.0 * 1024.0 * 3840.0 * 2.0 / 1e6;
 /// Two sums a block, and one of the rows looked up in a vocabulary that is split.
 #[needs(tpu)]
 fn the_text_encoder_in_tensor() {
-    let (_, all) = exchanged(ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
+    let (_, all) = collectives(ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
     assert_eq!(all.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce]);
     let sums = all[&CollectiveKind::AllReduce];
     assert_eq!(sums.runs, 2.0 * BLOCKS + 1.0);
@@ -51,7 +51,7 @@ fn the_text_encoder_in_tensor() {
 /// Queries, keys, values and the result change places in each block; nothing else that counts.
 #[needs(tpu, full)]
 fn the_text_encoder_in_ulysses() {
-    let (_, all) = exchanged(ProgramKind::TextEncoder, "ulysses", "tpu:v5p:2x2x2");
+    let (_, all) = collectives(ProgramKind::TextEncoder, "ulysses", "tpu:v5p:2x2x2");
     assert_eq!(all[&CollectiveKind::AllToAll].runs, 4.0 * BLOCKS);
     // 16 heads of queries, 8 of keys and of values, 256 wide; each device receives an eighth.
     let a_block = 2.0 * 1024.0 * 256.0 * 2.0 * (16.0 + 8.0 + 8.0 + 16.0) / 8.0 / 1e6;
@@ -63,7 +63,7 @@ fn the_text_encoder_in_ulysses() {
 /// Each weight is gathered once a block, behind the computation; the table of 2 GB is not gathered to look rows up.
 #[needs(tpu, full)]
 fn the_text_encoder_in_fsdp_ulysses() {
-    let (done, all) = exchanged(ProgramKind::TextEncoder, "fsdp-ulysses", "tpu:v6e:2x4");
+    let (done, all) = collectives(ProgramKind::TextEncoder, "fsdp-ulysses", "tpu:v6e:2x4");
     // q, k, v, o, gate, up, down, and the state's part of the projection.
     let a_block = (3840.0 * 256.0 * (16.0 + 8.0 + 8.0 + 16.0) + 3.0 * 3840.0 * 15360.0 + 3840.0 * 3840.0) * 2.0 / 1e6;
     let gathers = all[&CollectiveKind::AllGather];
@@ -80,7 +80,7 @@ fn the_text_encoder_in_fsdp_ulysses() {
 /// edges of blocks, and in the end whether all numbers are finite.
 #[needs(tpu, full)]
 fn the_split_video_decoder() {
-    let (done, all) = exchanged(ProgramKind::VideoDecoder, "fsdp-ulysses", "tpu:v6e:2x4");
+    let (done, all) = collectives(ProgramKind::VideoDecoder, "fsdp-ulysses", "tpu:v6e:2x4");
     assert_eq!(all.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce, &CollectiveKind::CollectivePermute]);
     // Whether every number is one: a byte or four.
     assert!(all[&CollectiveKind::AllReduce].megabytes < 1e-3, "{all:?}");
@@ -95,14 +95,14 @@ fn the_split_video_decoder() {
 fn the_other_programs_compile_split() {
     let programs = [ProgramKind::Prepare, ProgramKind::Connectors, ProgramKind::AudioDecoder, ProgramKind::Vocoder];
     for program in programs.into_iter().take(if full() { 4 } else { 3 }) {
-        let (done, _) = exchanged(program, "ulysses", "tpu:v5p:2x2x2");
+        let (done, _) = collectives(program, "ulysses", "tpu:v5p:2x2x2");
         assert!(done.memory.arguments >= done.network.parameter_bytes() as i64, "{:?}", done.memory);
     }
 }
 
 /// Each slice makes its own videos: what crosses the network between them would cost more than all else.
 #[needs(tpu)]
-fn slices_exchange_nothing_while_they_denoise() {
+fn slices_communicate_nothing_while_they_denoise() {
     let done = compiled(Case { layers: Some(2), ..Case::denoise("ulysses", "dcn.data=2,context=4", "tpu:v5e:2x2:2") });
     assert_eq!(done.network.program.devices(), 8);
     let crossing: Vec<_> = done.report.collectives.iter().filter(|c| c.axes.iter().any(|a| a == "data")).collect();

@@ -103,10 +103,10 @@ fn advice_on_a_shipped_layout_is_a_shipped_layout() {
     ];
     let named: Vec<&str> = cases.iter().map(|(layout, _)| *layout).collect();
     // These have no collectives in a block.
-    let exchanging = shipped_layouts().filter(|layout| !["replicated", "cfg"].contains(layout));
-    assert_eq!(named, exchanging.collect::<Vec<_>>(), "every layout to be used, and no other");
+    let communicating = shipped_layouts().filter(|layout| !["replicated", "cfg"].contains(layout));
+    assert_eq!(named, communicating.collect::<Vec<_>>(), "every layout to be used, and no other");
     let ulysses = shipped("ulysses");
-    let mut exchanged = Vec::new();
+    let mut improved = Vec::new();
     for (layout, more) in cases {
         let answer = asked(layout, more);
         let Some(first) = answer["advice"].as_array().expect("a list").first() else { continue };
@@ -117,7 +117,7 @@ fn advice_on_a_shipped_layout_is_a_shipped_layout() {
         let (change, bytes) = best(&answer);
         let shipped = change == "context_parallel: kind: ulysses" && (bytes / ulysses - 1.0).abs() < 0.01;
         assert!(shipped, "{layout}: {change}: {} to {}", cost(0), cost(1));
-        exchanged.push(*layout);
+        improved.push(*layout);
     }
-    assert_eq!(exchanged, ["sequence", "ring", "hybrid"]);
+    assert_eq!(improved, ["sequence", "ring", "hybrid"]);
 }

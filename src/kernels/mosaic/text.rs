@@ -338,12 +338,12 @@ impl Matrix {
         self.code.matrix(&text, yes.dtype, yes.dims)
     }
 
-    /// The product of matrices, `[n, k]` with `[k, m]`, or with `[m, k]` where the second is `turned`. Sums in f32; f32
+    /// Matmul of `[n, k]` with `[k, m]`, or with `[m, k]` if `transpose_rhs`. Sums in f32; f32
     /// operands keep all their digits.
-    pub(crate) fn product(&self, other: &Matrix, turned: bool) -> Matrix {
-        let dims = [self.dims[0], if turned { other.dims[0] } else { other.dims[1] }];
+    pub(crate) fn product(&self, other: &Matrix, transpose_rhs: bool) -> Matrix {
+        let dims = [self.dims[0], if transpose_rhs { other.dims[0] } else { other.dims[1] }];
         let start = self.code.full(0.0, dims);
-        let numbers = match turned {
+        let numbers = match transpose_rhs {
             true => "[1], [1], [0], [0], [0, 0, 1, 0], [], []",
             false => "[1], [0], [0], [1], [0, 0, 1, 1], [], []",
         };

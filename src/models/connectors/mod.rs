@@ -1,4 +1,4 @@
-//! The text connectors: projected text to the contexts of the transformer's two streams.
+//! The text connectors: projected text to the text contexts of the transformer's two streams.
 
 mod config;
 mod projection;
@@ -31,7 +31,7 @@ pub enum Input {
     HiddenStates,
 }
 
-/// Both connectors for `batch` rows of `tokens` tokens: the text (`input`, f32), `attention_mask` (i32 `[b, t]`) and
+/// Both connectors for `batch` prompts of `tokens` tokens: the text (`input`, f32), `attention_mask` (i32 `[b, t]`) and
 /// the tables of `host_inputs` to `video`, `audio` `[b, t, width]`, f32.
 ///
 /// # Errors

@@ -54,9 +54,9 @@ pub struct BlockInputs<'a> {
     pub streams: Av<&'a StreamInputs>,
     /// Text context of this layer.
     pub context: Av<&'a LayerContext>,
-    /// 1 for rows that attend, 0 for perturbed ones, `[b, 1, 1, 1]`, f32.
+    /// 1 for batch entries that attend, 0 for perturbed ones, `[b, 1, 1, 1]`, f32.
     pub stg_mask: Option<&'a Value>,
-    /// Rows whose streams do not attend to each other.
+    /// Batch entries whose streams do not attend to each other.
     pub isolation: &'a Isolation,
 }
 
@@ -69,7 +69,7 @@ pub fn block(p: &Params, c: &TransformerConfig, hidden: Av<Value>, inputs: &Bloc
     let hidden = match inputs.isolation {
         Isolation::All => hidden,
         Isolation::None => cross_modal(streams, hidden, None),
-        Isolation::Rows(mask) => cross_modal(streams, hidden, Some(mask)),
+        Isolation::Masked(mask) => cross_modal(streams, hidden, Some(mask)),
     };
     streams.zip(hidden).map(|(s, x)| s.feed_forward(&x))
 }
@@ -140,8 +140,8 @@ impl<'a> StreamBlock<'a> {
     }
 }
 
-/// Audio to video and video to audio. Both read the hidden states from before either update. `mask` is 0 for rows that
-/// keep their state, `[b, 1, 1]`, f32.
+/// Audio to video and video to audio. Both read the hidden states from before either update. `mask` is 0 for batch
+/// entries that keep their state, `[b, 1, 1]`, f32.
 fn cross_modal(streams: Av<&StreamBlock>, hidden: Av<Value>, mask: Option<&Value>) -> Av<Value> {
     let sides = streams.zip(Av::NAMES).zip(hidden.as_ref()).map(|((s, label), x)| s.cross_side(label, x));
     let Av { video, audio } = &sides;

@@ -24,22 +24,22 @@ use crate::av::Av;
 use crate::hlo::{DType, Value};
 use crate::nn::{Axis, Params, layer_norm, linear};
 
-/// Rows whose self-attention is replaced by their own values in some layers (spatio-temporal guidance).
+/// Batch entries whose self-attention is replaced by their own values in some layers (spatio-temporal guidance).
 pub(crate) struct Perturbation {
-    /// 1 for rows that attend, 0 for perturbed ones: `[b, 1, 1, 1]`, f32.
+    /// 1 for batch entries that attend, 0 for perturbed ones: `[b, 1, 1, 1]`, f32.
     pub(crate) stg_mask: Value,
     /// Perturbed layers.
     pub(crate) layers: Vec<usize>,
 }
 
-/// Rows whose streams do not attend to each other.
+/// Batch entries whose streams do not attend to each other.
 pub enum Isolation {
-    /// No row.
+    /// None of them.
     None,
-    /// Every row: the attention between the streams is left out of the program.
+    /// All of them: the attention between the streams is left out of the program.
     All,
-    /// The cross-modal mask: 1 for rows whose streams attend to each other, 0 for isolated ones, `[b, 1, 1]`, f32.
-    Rows(Value),
+    /// The cross-modal mask: 1 for batch entries whose streams attend to each other, 0 for isolated ones, `[b, 1, 1]`, f32.
+    Masked(Value),
 }
 
 /// Inputs of a forward pass.
@@ -50,7 +50,7 @@ pub(crate) struct ForwardInputs<'a> {
     /// Inputs that all blocks share.
     pub(crate) streams: Av<&'a StreamInputs>,
     pub(crate) perturbation: Option<&'a Perturbation>,
-    /// Rows whose streams do not attend to each other.
+    /// Batch entries whose streams do not attend to each other.
     pub(crate) isolation: &'a Isolation,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs)
         p.each_layer("transformer_blocks", c.num_layers, &[start.video, start.audio], |p, i, hidden| {
             let p = &p.quantized(|block| c.quantizes(block));
             let context = context.map(|context| context.of_layer(p));
-            // A row attends unless the layer is perturbed and the row's mask says so.
+            // A batch entry attends unless the layer is perturbed and the mask says so.
             let stg_mask = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| {
                 let here = flags.index(i);
                 (&s.stg_mask - 1.0) * here + 1.0

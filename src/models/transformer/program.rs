@@ -21,7 +21,7 @@ with_defaults! {
         pub(crate) text_channels: Av<usize> = [1; 2].into(),
         /// Whether the timestep is given per token.
         pub(crate) per_token: Av<bool> = [false; 2].into(),
-        /// Rows of the RoPE tables: 1 or `batch`.
+        /// Batch size of the RoPE tables: 1 or `batch`.
         pub(crate) rope_rows: usize = 1,
         /// Whether there is a text mask `[b, t]`, 1 for tokens that are attended to.
         pub(crate) text_mask: Av<bool> = [false; 2].into(),

@@ -45,14 +45,14 @@ pub(crate) fn host_inputs(c: &TransformerConfig, tables: [Table; 4]) -> Vec<(Str
         .collect()
 }
 
-/// Declares the tables of self-attention and of cross-modal attention as program inputs of `rows` rows, 1 when all rows
-/// share them.
-pub(crate) fn inputs(p: &Params, c: &TransformerConfig, rows: usize, tokens: Av<usize>) -> [Av<Rope>; 2] {
+/// Declares the tables of self-attention and of cross-modal attention as program inputs, for `batch` entries, or 1 that
+/// all share.
+pub(crate) fn inputs(p: &Params, c: &TransformerConfig, batch: usize, tokens: Av<usize>) -> [Av<Rope>; 2] {
     let [video, audio, cross_video, cross_audio] = heads(c).map(|(name, h, axis)| {
         let n = if axis == Axis::VideoSequence { tokens.video } else { tokens.audio };
-        let ty = Type::new(DType::F32, vec![rows, n, h.count, h.dim / 2]);
+        let ty = Type::new(DType::F32, vec![batch, n, h.count, h.dim / 2]);
         let part = |what: &str| -> Value {
-            let each = if rows == 1 { Axis::Replicated } else { Axis::CfgBatch };
+            let each = if batch == 1 { Axis::Replicated } else { Axis::CfgBatch };
             p.input(&format!("{name}.{what}"), ty.clone(), &[each, axis, Axis::Heads, Axis::Replicated])
         };
         Rope { cos: part("cos"), sin: part("sin") }

@@ -25,20 +25,20 @@ pub enum LayerContext {
 }
 
 impl TextContext {
-    /// Declares the context of stream `label`, `rows` rows of `tokens` tokens, as inputs.
+    /// Declares the context of stream `label`, `[batch, tokens, width]`, as inputs.
     pub(crate) fn input(
         p: &Params,
         c: &TransformerConfig,
         s: &Stream,
         label: &str,
-        [rows, tokens]: [usize; 2],
+        [batch, tokens]: [usize; 2],
     ) -> Self {
         if c.prompt_modulation() {
             let width = if c.use_prompt_embeddings { s.width() } else { s.context };
-            let ty = Type::new(p.dtype(), [rows, tokens, width]);
+            let ty = Type::new(p.dtype(), [batch, tokens, width]);
             return TextContext::Projected(p.input(&name_of(label), ty, &AXES));
         }
-        let kv = KvTensors::new(p, &name_of(label), s.attention.heads, [rows, tokens]);
+        let kv = KvTensors::new(p, &name_of(label), s.attention.heads, [batch, tokens]);
         TextContext::KeysValues(kv.input(p, c.num_layers))
     }
 
@@ -94,13 +94,13 @@ pub(super) fn keys_values(
 }
 
 /// The contexts of both streams as results of a program, for [`TextContext::input`] of another: `text.<stream>.k` and
-/// `.v`, or `text.<stream>` `[rows, t, width]` where the noise level modulates the context.
-pub(crate) fn context_outputs(p: &Params, c: &TransformerConfig, contexts: Av<&Value>) -> Vec<(Output, Value)> {
+/// `.v`, or `text.<stream>` `[b, t, width]` where the noise level modulates the context.
+pub(crate) fn context_outputs(p: &Params, c: &TransformerConfig, text_contexts: Av<&Value>) -> Vec<(Output, Value)> {
     if c.prompt_modulation() {
         let output = |(label, x): (&str, &Value)| p.output(&name_of(label), x, &AXES, x.dims());
-        return Av::NAMES.zip(contexts).map(output).into_iter().collect();
+        return Av::NAMES.zip(text_contexts).map(output).into_iter().collect();
     }
-    let streams = c.streams().zip(Av::NAMES).zip(contexts).map(|((s, label), x)| {
+    let streams = c.streams().zip(Av::NAMES).zip(text_contexts).map(|((s, label), x)| {
         let kv = KvTensors::new(p, &name_of(label), s.attention.heads, [x.dim(0), x.dim(1)]);
         (s, x, kv)
     });

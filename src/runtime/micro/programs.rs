@@ -156,7 +156,7 @@ pub(super) fn collective(kind: CollectiveKind, all: usize, devices: usize, size:
     let own = if kind == CollectiveKind::AllGather { elements / devices } else { elements };
     let axes: Vec<&str> = mesh.axes.iter().map(|(name, _)| name.as_str()).collect();
     let split = Sharding::new(&[&axes]);
-    let b = Builder::new("exchange").with_mesh(mesh.clone());
+    let b = Builder::new("collective").with_mesh(mesh.clone());
     let whole = Some(Sharding(Vec::new()));
     let count = b.argument_with(Argument { sharding: whole, ..Argument::new(COUNT, Type::scalar(DType::I32)) });
     let ty = Type::new(DType::BF16, [own * all]);

@@ -104,7 +104,7 @@ struct Bounded {
 /// # Errors
 /// Invalid target, configuration or shape; a memory limit for a target of unknown memory.
 pub(crate) fn search(request: &SearchRequest, options: &Options) -> Result<SearchResult> {
-    let target: Target = request.target.parse()?;
+    let target = options.predicted_on(request.target.parse()?);
     let config = load(&request.given)?.config;
     if request.fit && target.chip().is_none() {
         return Err(TuneError::Capacity(request.target.clone()));
@@ -335,6 +335,7 @@ impl<'a> SearchState<'a> {
         let mesh = mesh_name(&point.mesh);
         let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
         command.extend([q.target.clone(), "--program".into(), ProgramKind::Denoise.flag().into()]);
+        command.extend(self.options.chip_arguments());
         command.extend(["--layers".to_string(), q.layers.to_string()]);
         command.extend(q.settings.iter().cloned());
         command.extend(["--layout".to_string(), layout.clone(), "--mesh".into(), mesh.clone()]);

@@ -146,10 +146,10 @@ pub(crate) fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     }
     let mut all = Vec::new();
     for storage in storages(mesh) {
-        for (how, exchange) in exchanges(mesh.size("context").unwrap_or(1)) {
+        for (how, policy) in context_parallel_policies(mesh.size("context").unwrap_or(1)) {
             let stored = if storage.is_empty() { String::new() } else { format!(" stored over {}", storage.join("+")) };
             let kept = if storage.is_empty() { vec![] } else { vec![rule(Axis::Embed, &storage)] };
-            let file = LayoutFile { context_parallel: exchange, ..LayoutFile::default() };
+            let file = LayoutFile { context_parallel: policy, ..LayoutFile::default() };
             let (rules, overrides) = (rules.clone(), overrides.clone());
             let source = LayoutSource { file, rules, storage: kept, overrides };
             let how = if how.is_empty() { String::new() } else { format!(" {how}") };
@@ -171,7 +171,7 @@ fn storages(mesh: &hlo::Mesh) -> Vec<Vec<&'static str>> {
     subsets.map(picked).filter(|s| mesh.size("fsdp").is_none() || s.contains(&"fsdp")).collect()
 }
 
-fn exchanges(devices: usize) -> Vec<(String, ContextParallelPolicy)> {
+fn context_parallel_policies(devices: usize) -> Vec<(String, ContextParallelPolicy)> {
     let of = |kind| ContextParallelPolicy { kind, ..ContextParallelPolicy::default() };
     if devices == 1 {
         return vec![(String::new(), of(ContextParallelKind::GatherKv))];
@@ -238,8 +238,8 @@ mod tests {
         assert_eq!(all.len(), 20);
         let labels: Vec<&str> = all.iter().map(|p| p.label.as_str()).collect();
         assert!(labels.contains(&"cfg=2,context=4 ulysses stored over cfg"), "{labels:?}");
-        let exchange = read_layout_source("cfg-ulysses").unwrap().file.context_parallel;
-        assert!(all.iter().any(|p| p.source.file.context_parallel == exchange && p.source.storage.is_empty()));
+        let policy = read_layout_source("cfg-ulysses").unwrap().file.context_parallel;
+        assert!(all.iter().any(|p| p.source.file.context_parallel == policy && p.source.storage.is_empty()));
         let fsdp = composed(&hlo::Mesh::new(&[("fsdp", 8)]));
         assert_eq!(fsdp.iter().map(|p| p.label.as_str()).collect::<Vec<_>>(), ["fsdp=8 stored over fsdp"]);
         let text = all[0].source.to_yaml(&[]);

@@ -1,0 +1,86 @@
+//! The pipelines by name, and the rules in which they differ: what a configuration of each needs, its presets, and what
+//! a request of it means.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::weights::Version;
+
+/// Inputs and outputs of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Pipeline {
+    /// Video with sound from a prompt.
+    TextToVideo,
+    /// The same, with image conditioning.
+    ImageToVideo,
+    /// Half size first, then refined at full size.
+    TwoStage,
+    /// Two stages of a distilled model: few steps, no guidance.
+    Distilled,
+    /// Two stages with the second-order sampler.
+    Hq,
+    /// Between conditioning images, in two stages.
+    Keyframes,
+}
+
+impl Pipeline {
+    /// Its name in YAML.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pipeline::TextToVideo => "text_to_video",
+            Pipeline::ImageToVideo => "image_to_video",
+            Pipeline::TwoStage => "two_stage",
+            Pipeline::Distilled => "distilled",
+            Pipeline::Hq => "hq",
+            Pipeline::Keyframes => "keyframes",
+        }
+    }
+
+    /// Whether a second stage runs at twice the size of the first.
+    pub fn has_two_stages(self) -> bool {
+        matches!(self, Pipeline::TwoStage | Pipeline::Distilled | Pipeline::Hq | Pipeline::Keyframes)
+    }
+    /// The preset of a model generation.
+    pub(crate) fn preset(self, version: Version) -> &'static str {
+        match (version, self) {
+            (Version::V2_0, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2",
+            (Version::V2_0, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_two_stage",
+            (Version::V2_0, Pipeline::Distilled) => "ltx2_distilled",
+            (Version::V2_0, Pipeline::Hq) => "ltx2_hq",
+            (Version::V2_3, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2_3",
+            (Version::V2_3, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_3_two_stage",
+            (Version::V2_3, Pipeline::Distilled) => "ltx2_3_distilled",
+            (Version::V2_3, Pipeline::Hq) => "ltx2_3_hq",
+        }
+    }
+
+    /// What is wrong with so many conditioning images.
+    pub(crate) fn images_fault(self, images: usize) -> Option<&'static str> {
+        match self {
+            Pipeline::TextToVideo if images > 0 => {
+                Some("images need --pipeline image_to_video, keyframes, or one of two stages")
+            }
+            Pipeline::ImageToVideo | Pipeline::Keyframes if images == 0 => {
+                Some("needs a frame: --image PATH FRAME STRENGTH, or request.images")
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether an image of frame 0 is appended as tokens too, instead of replacing the video's first.
+    pub(crate) fn appends_every_image(self) -> bool {
+        self == Pipeline::Keyframes
+    }
+
+    /// Whether the official schedule is shifted for the first stage's own size: HQ's alone is.
+    pub(crate) fn shifts_for_own_size(self) -> bool {
+        self == Pipeline::Hq
+    }
+
+    /// Whether the official pipeline keeps the second stage's sound.
+    pub(crate) fn keeps_refined_audio(self) -> bool {
+        matches!(self, Pipeline::Distilled | Pipeline::Keyframes)
+    }
+}
