@@ -13,9 +13,30 @@ impl Av<&'static str> {
 }
 
 impl<T> Av<T> {
+    /// The same for both.
+    pub fn both(value: T) -> Self
+    where
+        T: Clone,
+    {
+        Av { video: value.clone(), audio: value }
+    }
+
+    /// Values of video and audio by turns, as those of each stream.
+    pub fn in_turn(values: &[T]) -> Av<Vec<&T>> {
+        Av { video: values.iter().step_by(2).collect(), audio: values.iter().skip(1).step_by(2).collect() }
+    }
+
     /// `f` of each.
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Av<U> {
         Av { video: f(self.video), audio: f(self.audio) }
+    }
+
+    /// `f` of each; the first failure where one fails.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Av<U>, E> {
+        Ok(Av { video: f(self.video)?, audio: f(self.audio)? })
     }
 
     /// Each with the other's of the same stream.
@@ -26,6 +47,11 @@ impl<T> Av<T> {
     /// References to each.
     pub fn as_ref(&self) -> Av<&T> {
         Av { video: &self.video, audio: &self.audio }
+    }
+
+    /// References to each, to change them.
+    pub fn as_mut(&mut self) -> Av<&mut T> {
+        Av { video: &mut self.video, audio: &mut self.audio }
     }
 
     /// Each stream's value in the other's place.
@@ -40,11 +66,5 @@ impl<T> IntoIterator for Av<T> {
 
     fn into_iter(self) -> Self::IntoIter {
         [self.video, self.audio].into_iter()
-    }
-}
-
-impl<T> From<[T; 2]> for Av<T> {
-    fn from([video, audio]: [T; 2]) -> Self {
-        Av { video, audio }
     }
 }

@@ -62,7 +62,6 @@ impl Plan {
         let transformer = configs.and_then(|p| p.transformer().ok()).unwrap_or_default();
         let (grid, audio) = coordinate_grids(&transformer);
         let video = grid.latents(1, 1, r.width, r.height, r.num_frames).ok();
-        let [video_scales, audio_scales] = request::scales(config);
         let mesh = config.virtual_devices().and_then(|n| config.placement(n)).map(|p| p.mesh.axes);
         Plan {
             preset: loaded.preset(),
@@ -81,7 +80,7 @@ impl Plan {
             audio_tokens: audio.latents(1, 1, r.num_frames, r.frame_rate).map_or(0, |a| a.length),
             text_tokens: r.max_sequence_length,
             steps: config.sampler.steps,
-            branches: branches(video_scales, audio_scales).into_iter().map(branch_name).collect(),
+            branches: branches(request::scales(config)).into_iter().map(branch_name).collect(),
             platform: config.runtime.platform.clone(),
             dtype: format!("{:?}", config.runtime.dtype).to_lowercase(),
             layout: config.layout.clone(),

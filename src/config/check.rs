@@ -6,6 +6,7 @@ use super::error::ConfigError;
 use super::layout;
 use super::schema::{Config, Scales};
 use super::tree::Tree;
+use crate::av::Av;
 use crate::runtime::platform::Choice;
 use crate::sampling::MAX_STEPS;
 
@@ -158,9 +159,9 @@ impl Config {
     }
 
     /// The scales of the video and the audio stream: a missing value is the other stream's, and off if both are.
-    pub(crate) fn scales(&self) -> [ResolvedScales; 2] {
+    pub(crate) fn scales(&self) -> Av<ResolvedScales> {
         let (video, audio) = (&self.guidance.video, &self.guidance.audio);
-        [ResolvedScales::new(video, audio), ResolvedScales::new(audio, video)]
+        Av { video: ResolvedScales::new(video, audio), audio: ResolvedScales::new(audio, video) }
     }
 }
 
@@ -211,10 +212,10 @@ mod tests {
     #[test]
     fn a_missing_scale_is_the_other_streams() {
         let mut config = Config::default();
-        assert_eq!(config.scales()[0], ResolvedScales { cfg: 1.0, stg: 0.0, modality: 1.0, rescale: 0.0 });
+        assert_eq!(config.scales().video, ResolvedScales { cfg: 1.0, stg: 0.0, modality: 1.0, rescale: 0.0 });
         config.guidance.video.cfg = Some(4.0);
         config.guidance.audio.stg = Some(1.0);
-        assert_eq!(config.scales()[1].cfg, 4.0);
-        assert_eq!(config.scales()[0].stg, 1.0);
+        assert_eq!(config.scales().audio.cfg, 4.0);
+        assert_eq!(config.scales().video.stg, 1.0);
     }
 }

@@ -91,7 +91,7 @@ fn every_shipped_file_loads() {
     assert_eq!(nano.config.model.path, "assets/nano");
     assert_eq!((nano.config.request.num_frames, nano.config.runtime.dtype), (25, Dtype::F32));
     let full = load(&file("ltx2_full_guidance")).unwrap().config;
-    assert_eq!(full.scales()[1], ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
+    assert_eq!(full.scales().audio, ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
     assert_eq!(full.guidance.stg_blocks, [29]);
     let shipped = |folder: &str| std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
     for path in shipped("configs").chain(shipped("shardings")).filter(|p| p.extension().is_some_and(|e| e == "yml")) {
@@ -267,7 +267,7 @@ fn a_model_of_the_2_3_generation_brings_its_own_preset() {
         let loaded = load(&set(&[&format!("model.path={name}")])).unwrap();
         assert_eq!(loaded.preset(), "ltx2_3", "{name}");
         assert_eq!((loaded.config.sampler.steps, &loaded.config.guidance.stg_blocks[..]), (30, &[28][..]));
-        assert_eq!(loaded.config.scales()[1], ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
+        assert_eq!(loaded.config.scales().audio, ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
     }
     assert_eq!(load(&set(&["model.path=tests/fixtures/models/tiny_a"])).unwrap().preset(), "ltx2");
 }

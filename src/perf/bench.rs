@@ -276,8 +276,7 @@ impl<'a> Bench<'a> {
     }
 
     fn prompts_a_video(&self) -> usize {
-        let [video, audio] = self.first.scales;
-        1 + usize::from(branches(video, audio).contains(&Branch::Negative))
+        1 + usize::from(branches(self.first.scales).contains(&Branch::Negative))
     }
 
     /// Times a program whose inputs are not donated.

@@ -40,7 +40,7 @@ impl<'a> SyntheticInputs<'a> {
     }
 
     /// Packed noise of a pass' shapes.
-    pub(crate) fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<[Array3<f32>; 2]> {
+    pub(crate) fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
         let sizes = &runner.model.sizes;
         let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes)?;
         pack(sizes, &fixed(drawn.video)?, &fixed(drawn.audio)?)
@@ -49,8 +49,8 @@ impl<'a> SyntheticInputs<'a> {
     /// Call of the program that computes the loop's step-invariant inputs.
     pub(crate) fn prepare(&self, runner: &mut Runner, request: &Request) -> Result<Call<'static>> {
         let (shapes, s) = self.shape(&runner.model.sizes, request)?;
-        let channels = [s.text_channels.video, s.text_channels.audio];
-        let text_contexts = [0, 1].map(|i| normal(&[s.batch, s.branches.len(), s.text, channels[i]], 2 + i as u64));
+        let seeded = s.text_channels.zip(Av { video: 2, audio: 3 });
+        let text_contexts = seeded.map(|(channels, seed)| normal(&[s.batch, s.branches.len(), s.text, channels], seed));
         let pass = PassSpec { request, shape: &s, shapes: &shapes, conditions: None };
         runner.prepare(ProgramKind::Prepare, pass, text_contexts)
     }
@@ -62,7 +62,7 @@ impl<'a> SyntheticInputs<'a> {
         let pass = PassSpec { request, shape: &shape, shapes: &shapes, conditions: None };
         let steps = runner.new_loop(kind, pass)?;
         let start = self.noise(runner, &shapes)?;
-        let tokens = start.each_ref().map(|x| [x.dim().1, x.dim().2]).into();
+        let tokens = start.as_ref().map(|x| [x.dim().1, x.dim().2]);
         let seeds = self.batch.rows().map(|request| request.seed).collect();
         Ok(Denoising { prepared, steps, start: start.map(Tensor::from), tokens, sampler: shape.sampler, seeds })
     }
@@ -72,7 +72,7 @@ impl<'a> SyntheticInputs<'a> {
 pub(super) struct Denoising {
     prepared: Outputs,
     steps: DenoiseLoop,
-    start: [Tensor; 2],
+    start: Av<Tensor>,
     tokens: Av<[usize; 2]>,
     sampler: AnySampler,
     seeds: Vec<u64>,

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use ndarray::{Array2, Array4, Array5};
+use ndarray::{Array4, Array5, arr2};
 
 use super::call::Call;
 use super::conditions::{ConditionTokens, appended_coords};
@@ -82,11 +82,10 @@ impl Runner {
         &mut self,
         program: ProgramKind,
         pass: PassSpec,
-        text_contexts: [Tensor; 2],
+        text_contexts: Av<Tensor>,
     ) -> Result<Call<'static>> {
         let network = denoise::prepare(&self.model.sizes.transformer, pass.shape, &self.build)?;
-        let [video, audio] = text_contexts;
-        let mut given = vec![("text.video".to_string(), video), ("text.audio".to_string(), audio)];
+        let mut given = Vec::from_iter(Av::NAMES.zip(text_contexts).map(|(name, text)| (format!("text.{name}"), text)));
         given.extend(evaluations(pass.request));
         given.extend(pass.conditions.into_iter().flat_map(|tokens| tokens.inputs(pass.shape.batch)));
         self.call(program, &network, given)
@@ -97,22 +96,20 @@ impl Runner {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let c = &self.model.sizes.transformer;
         let network = denoise::denoise(c, shape, &self.build)?;
-        let Av { video: mut video_coords, audio: audio_coords } = shapes.coords(&self.model.sizes, request.frame_rate);
+        let mut coords = shapes.coords(&self.model.sizes, request.frame_rate);
         if shapes.appended > 0 {
             let behind = appended_coords(c, shapes, &request.conditions.video, request.frame_rate);
-            video_coords = ndarray::concatenate(ndarray::Axis(2), &[video_coords.view(), behind.view()])
+            coords.video = ndarray::concatenate(ndarray::Axis(2), &[coords.video.view(), behind.view()])
                 .map_err(|e| PipelineError::Input(e.to_string()))?;
         }
-        let tables = tables::tables(c, video_coords.view(), audio_coords.view());
-        let row = |s: Scales| s.row().to_vec();
-        let scales = Array2::from_shape_vec((2, 4), [row(request.scales[0]), row(request.scales[1])].concat())
-            .map_err(|e| PipelineError::Input(e.to_string()))?;
+        let tables = tables::tables(c, &coords);
+        let scales = request.scales.map(Scales::row);
         let mut given = tables::host_inputs(c, tables);
         given.extend(evaluations(request));
         given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
-        given.push(("scales".into(), scales.into()));
+        given.push(("scales".into(), arr2(&[scales.video, scales.audio]).into()));
         let call = self.call(program, &network, given)?;
-        let carried = shape.carried().flat_map(|kind| ["video", "audio"].map(|stream| format!("{kind}.{stream}")));
+        let carried = shape.carried().flat_map(|kind| Av::NAMES.map(|stream| format!("{kind}.{stream}")));
         Ok(DenoiseLoop { network, call, carried: carried.collect() })
     }
 

@@ -9,7 +9,6 @@ use super::conditions::{ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
 use super::runner::Runner;
 use super::tensors::fixed;
-use crate::av::Av;
 use crate::media;
 use crate::request::{Condition, Content, Placement, Request, Shapes, noise_levels};
 use crate::sampling::latents::{AudioShape, pack_audio};
@@ -63,7 +62,7 @@ impl Runner {
         let channels = c.streams().map(|s| s.in_channels);
         let mut streams = shapes.tokens.zip(channels).map(|(n, channels)| StreamTokens::new(n, channels));
         let mut behind = shapes.own_tokens();
-        let all = Av { video: &mut streams.video, audio: &mut streams.audio }.zip(request.conditions.as_ref());
+        let all = streams.as_mut().zip(request.conditions.as_ref());
         let times = shapes.coords(&self.model.sizes, request.frame_rate);
         for ((stream, conditions), times) in all.zip(times) {
             for condition in conditions {
@@ -104,7 +103,7 @@ impl Runner {
             return Err(PipelineError::File { path: path.into(), reason });
         }
         let mut tokens = pack_audio(latents.view());
-        self.model.audio_statistics.normalize(&mut tokens, 2)?;
+        self.model.statistics.audio.normalize(&mut tokens, 2)?;
         Ok(tokens)
     }
 
@@ -127,7 +126,7 @@ impl Runner {
         let video = media::covering(&frame, request.height, request.width);
         let encoded = self.video_encoder(video)?.run(&self.executor)?;
         let mut latents = fixed(encoded.tensor("latents")?.into_f32())?;
-        self.model.video_statistics.normalize(&mut latents, 1)?;
+        self.model.statistics.video.normalize(&mut latents, 1)?;
         Ok(self.model.sizes.video_grid.pack(latents.view())?)
     }
 }

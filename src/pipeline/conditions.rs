@@ -37,8 +37,8 @@ impl StreamTokens {
 
 impl ConditionTokens {
     /// Blends the conditions into starting tokens `[b, n, c]` of both streams.
-    pub(crate) fn blend(&self, tokens: [&mut Array3<f32>; 2]) {
-        for (tokens, own) in tokens.into_iter().zip(self.streams.as_ref()) {
+    pub(crate) fn blend(&self, tokens: Av<&mut Array3<f32>>) {
+        for (tokens, own) in tokens.zip(self.streams.as_ref()) {
             for (n, mut column) in tokens.axis_iter_mut(Dim(1)).enumerate() {
                 let mask = self.levels[own.level[[0, n]] as usize];
                 if mask == 1.0 {

@@ -39,15 +39,16 @@ impl CallNoise {
 
     /// The next call's, by input name: `[noises, b, n, c]`.
     pub(crate) fn draw(&mut self) -> Vec<(String, Tensor)> {
-        let videos: Vec<Av<Array3<f32>>> = self.generators.iter_mut().map(|next| next(self.tokens)).collect();
-        let all = |stream: fn(&Av<Array3<f32>>) -> &Array3<f32>| {
-            let views: Vec<_> = videos.iter().map(|video| stream(video).view()).collect();
-            Tensor::from(ndarray::stack(Axis(1), &views).expect("videos have one shape"))
-        };
-        if videos.is_empty() {
+        let drawn: Vec<Array3<f32>> = self.generators.iter_mut().flat_map(|next| next(self.tokens)).collect();
+        if drawn.is_empty() {
             return Vec::new();
         }
-        vec![("noise.video".into(), all(|n| &n.video)), ("noise.audio".into(), all(|n| &n.audio))]
+        let all = Av::NAMES.zip(Av::in_turn(&drawn)).map(|(name, videos)| {
+            let views: Vec<_> = videos.iter().map(|video| video.view()).collect();
+            let stacked = ndarray::stack(Axis(1), &views).expect("videos have one shape");
+            (format!("noise.{name}"), Tensor::from(stacked))
+        });
+        all.into_iter().collect()
     }
 }
 
@@ -71,10 +72,10 @@ impl DenoiseLoop {
 
     /// Copies starting latents, video's and audio's tokens, to the devices, with zeros for what the sampler carries beside
     /// them: what the loop carries, in its order.
-    pub(crate) fn start(&self, executor: &Executor, latents: &[Tensor; 2]) -> Result<Vec<ShardedTensor>> {
-        let zero = latents.each_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
-        let all: Vec<Tensor> = latents.iter().chain(zero.iter().cycle()).take(self.carried.len()).cloned().collect();
-        self.go_on(executor, &all)
+    pub(crate) fn start(&self, executor: &Executor, latents: &Av<Tensor>) -> Result<Vec<ShardedTensor>> {
+        let zero = latents.as_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
+        let all = latents.as_ref().into_iter().chain(zero.as_ref().into_iter().cycle());
+        self.go_on(executor, &all.take(self.carried.len()).cloned().collect::<Vec<_>>())
     }
 
     /// Copies what the loop carried before to the devices, in its order.

@@ -45,7 +45,7 @@ pub(crate) struct Pass<'a> {
     shapes: Shapes,
     steps_loop: Rc<DenoiseLoop>,
     conditions: Option<ConditionTokens>,
-    start: [Tensor; 2],
+    start: Av<Tensor>,
     names: Names,
 }
 
@@ -58,7 +58,7 @@ impl Run<'_> {
     pub(crate) fn begin<'r>(
         &mut self,
         request: &'r Request,
-        before: Option<[Array3<f32>; 2]>,
+        before: Option<Av<Array3<f32>>>,
         names: Names,
     ) -> Result<Pass<'r>> {
         let shapes = Shapes::of(&self.runner.model.sizes, request)?;
@@ -69,25 +69,23 @@ impl Run<'_> {
         let (video, audio) = (fixed::<_, Ix5>(drawn.video)?, fixed::<_, Ix4>(drawn.audio)?);
         self.dump.keep_row(&format!("{}noise.video", names.dump), &video, 1, 0);
         self.dump.keep_row(&format!("{}noise.audio", names.dump), &audio, 1, 0);
-        let [mut video, mut audio] = pack(sizes, &video, &audio)?;
+        let mut start = pack(sizes, &video, &audio)?;
         if let Some(appended) = drawn.appended {
-            video = concatenated(&video, &fixed(appended)?)?;
+            start.video = concatenated(&start.video, &fixed(appended)?)?;
         }
-        if let Some([old_video, old_audio]) = before {
+        if let Some(before) = before {
             let part = *request.sigmas.first().expect("a schedule has a level");
-            let blend = |noise: &mut Array3<f32>, old: &Array3<f32>| {
+            for (noise, old) in start.as_mut().zip(before) {
                 let mut own = noise.slice_mut(s![.., ..old.shape()[1], ..]);
-                own.zip_mut_with(old, |x, old| *x = *x * part + old * (1.0 - part));
-            };
-            blend(&mut video, &old_video);
-            blend(&mut audio, &old_audio);
+                own.zip_mut_with(&old, |x, old| *x = *x * part + old * (1.0 - part));
+            }
         }
         if let Some(conditions) = &conditions {
-            conditions.blend([&mut video, &mut audio]);
+            conditions.blend(start.as_mut());
         }
         let spec = PassSpec { request, shape: &shape, shapes: &shapes, conditions: conditions.as_ref() };
         let steps_loop = self.runner.denoise_loop(names.denoise, spec)?;
-        Ok(Pass { request, shape, shapes, steps_loop, conditions, start: [video, audio].map(Tensor::from), names })
+        Ok(Pass { request, shape, shapes, steps_loop, conditions, start: start.map(Tensor::from), names })
     }
 
     /// Runs all steps on the connectors' text: normalised tokens `[b, n, c]` and `[b, m, c]`, appended ones dropped.
@@ -101,8 +99,8 @@ impl Run<'_> {
         pass: Pass,
         text: &Outputs,
         sound: Option<&Array3<f32>>,
-    ) -> Result<[Array3<f32>; 2]> {
-        let text_contexts = [branch_text(text, "video", &pass.shape)?, branch_text(text, "audio", &pass.shape)?];
+    ) -> Result<Av<Array3<f32>>> {
+        let text_contexts = Av::NAMES.try_map(|stream| branch_text(text, stream, &pass.shape))?;
         let conditions = pass.conditions.as_ref();
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
         let prepare = self.runner.prepare(pass.names.prepare, spec, text_contexts)?;
@@ -112,16 +110,15 @@ impl Run<'_> {
         let latents = self.steps(&pass, &prepared, sound);
         self.clock.waited_since(started);
         let own = pass.shapes.own_tokens();
-        let [video, audio] = latents?.map(fixed::<f32, Ix3>);
-        let (mut video, audio) = (video?, audio?);
-        if own < video.shape()[1] {
-            video = video.slice(s![.., ..own, ..]).to_owned();
+        let mut latents = latents?.try_map(fixed::<f32, Ix3>)?;
+        if own < latents.video.shape()[1] {
+            latents.video = latents.video.slice(s![.., ..own, ..]).to_owned();
         }
-        Ok([video, audio])
+        Ok(latents)
     }
 
     /// All evaluations, `options.chunk` steps at a time.
-    fn steps(&mut self, pass: &Pass, prepared: &Outputs, sound: Option<&Array3<f32>>) -> Result<[ArrayD<f32>; 2]> {
+    fn steps(&mut self, pass: &Pass, prepared: &Outputs, sound: Option<&Array3<f32>>) -> Result<Av<ArrayD<f32>>> {
         let executor = &self.runner.executor;
         let steps = pass.request.sigmas.len() - 1;
         let sampler = &*pass.shape.sampler;
@@ -133,11 +130,11 @@ impl Run<'_> {
             noises => noises.max(1),
         };
         let seeds = self.batch.rows().map(|request| request.seed);
-        let mut noise = CallNoise::new(sampler, seeds, Av { video: pass.tokens(0), audio: pass.tokens(1) });
+        let mut noise = CallNoise::new(sampler, seeds, pass.tokens());
         let (mut done, mut carried, mut latents) = match saving.and_then(|s| s.found(pass.names.phase)) {
             Some(saved) => {
                 let carried = pass.steps_loop.go_on(executor, &saved.carried)?;
-                (saved.done, carried, [0, 1].map(|stream| saved.carried[stream].clone()))
+                (saved.done, carried, Av::in_turn(&saved.carried).map(|own| own[0].clone()))
             }
             None => (0, pass.steps_loop.start(executor, &pass.start)?, pass.start.clone()),
         };
@@ -191,10 +188,10 @@ impl Pass<'_> {
         &self,
         executor: &super::executor::Executor,
         prepared: &Outputs,
-        before: &[Tensor; 2],
+        before: &Av<Tensor>,
         steps: Range<usize>,
     ) -> Result<Option<(&'static str, usize)>> {
-        let mut carried = self.steps_loop.go_on(executor, before)?;
+        let mut carried = self.steps_loop.start(executor, before)?;
         let mut noise = CallNoise::new(&*self.shape.sampler, std::iter::empty(), Av::default());
         for step in steps {
             let inputs = self.steps_loop.steps(executor, step..step + 1, &mut noise)?;
@@ -206,10 +203,9 @@ impl Pass<'_> {
         Ok(None)
     }
 
-    /// Tokens and channels of a stream.
-    fn tokens(&self, i: usize) -> [usize; 2] {
-        let dims = self.start[i].shape();
-        [dims[1], dims[2]]
+    /// Tokens and channels.
+    fn tokens(&self) -> Av<[usize; 2]> {
+        self.start.as_ref().map(|latents| [latents.shape()[1], latents.shape()[2]])
     }
 }
 
@@ -219,16 +215,16 @@ fn concatenated(first: &Array3<f32>, second: &Array3<f32>) -> Result<Array3<f32>
 }
 
 /// Latents of both streams, from the values that the loop carries.
-fn latents_of(carried: &[ShardedTensor]) -> Result<[Tensor; 2]> {
-    let [video, audio, ..] = carried else { return Err(PipelineError::Input("the loop carries no latents".into())) };
-    Ok([video.download()?, audio.download()?])
+fn latents_of(carried: &[ShardedTensor]) -> Result<Av<Tensor>> {
+    let missing = || PipelineError::Input("the loop carries no latents".into());
+    Av::in_turn(carried).try_map(|own| Ok(own.first().ok_or_else(missing)?.download()?))
 }
 
 /// The stream that holds a value that is not finite.
-fn not_finite(latents: &[Tensor; 2]) -> Option<&'static str> {
+fn not_finite(latents: &Av<Tensor>) -> Option<&'static str> {
     let broken = |t: &Tensor| match t {
         Tensor::F32(values) => values.iter().any(|v| !v.is_finite()),
         other => other.to_f32().iter().any(|v| !v.is_finite()),
     };
-    ["video", "audio"].into_iter().zip(latents).find_map(|(stream, t)| broken(t).then_some(stream))
+    Av::NAMES.zip(latents.as_ref()).into_iter().find_map(|(stream, t)| broken(t).then_some(stream))
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::origin::{self, Origin, Weights};
+use crate::av::Av;
 use crate::config::{Config, Job};
 use crate::models::tokenizer::Tokenizer;
 use crate::request::{self, ModelSizes, Request, Shapes};
@@ -30,10 +31,8 @@ pub struct Model {
     /// The model's own schedule.
     pub scheduler: FlowMatch,
     pub tokenizer: Tokenizer,
-    /// Of the video latents.
-    pub video_statistics: Statistics,
-    /// Of the audio tokens.
-    pub audio_statistics: Statistics,
+    /// Of the video latents and the audio tokens.
+    pub statistics: Av<Statistics>,
     /// Samples a second.
     pub(crate) sample_rate: usize,
     /// Where the parameters come from.
@@ -86,7 +85,8 @@ impl Model {
             std: vec![1.0; length],
             scaling_factor,
         };
-        let statistics = [plain(vae.latent_channels, vae.scaling_factor), plain(audio.base_channels, 1.0)];
+        let video = plain(vae.latent_channels, vae.scaling_factor);
+        let statistics = Av { video, audio: plain(audio.base_channels, 1.0) };
         Model::with(configs, tokenizer, statistics, Weights::Random(seed))
     }
 
@@ -112,29 +112,22 @@ impl Model {
             };
             Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
         };
-        let statistics = [
-            statistics(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
-            statistics(Component::AudioVae, audio.base_channels, 1.0)?,
-        ];
+        let statistics = Av {
+            video: statistics(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
+            audio: statistics(Component::AudioVae, audio.base_channels, 1.0)?,
+        };
         let tokenizer = source.tokenizer()?;
         let tokenizer =
             Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")), configs.text_encoder()?.tokenizer())?;
         Model::with(configs, tokenizer, statistics, Weights::Files(source.clone()))
     }
 
-    fn with(
-        configs: ModelConfigs,
-        tokenizer: Tokenizer,
-        statistics: [Statistics; 2],
-        weights: Weights,
-    ) -> Result<Self> {
+    fn with(configs: ModelConfigs, tokenizer: Tokenizer, statistics: Av<Statistics>, weights: Weights) -> Result<Self> {
         let scheduler = configs.origin().json(Component::Scheduler)?.to_string();
         let file = configs.origin().config_place(Component::Scheduler);
-        let [video_statistics, audio_statistics] = statistics;
         Ok(Model {
             tokenizer,
-            video_statistics,
-            audio_statistics,
+            statistics,
             sample_rate: configs.vocoder()?.output_sampling_rate,
             scheduler: FlowMatch::from_json(&scheduler, &file)?,
             sizes: configs.sizes()?,

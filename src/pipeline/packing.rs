@@ -4,6 +4,7 @@ use ndarray::{Array3, Array4, Array5};
 
 use super::error::Result;
 use super::model::Model;
+use crate::av::Av;
 use crate::request::{ModelSizes, Shapes};
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
 
@@ -11,8 +12,8 @@ use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio}
 ///
 /// # Errors
 /// None that sizes of a request can cause.
-pub fn pack(sizes: &ModelSizes, video: &Array5<f32>, audio: &Array4<f32>) -> Result<[Array3<f32>; 2]> {
-    Ok([sizes.video_grid.pack(video.view())?, pack_audio(audio.view())])
+pub fn pack(sizes: &ModelSizes, video: &Array5<f32>, audio: &Array4<f32>) -> Result<Av<Array3<f32>>> {
+    Ok(Av { video: sizes.video_grid.pack(video.view())?, audio: pack_audio(audio.view()) })
 }
 
 /// Tokens of `batch` videos to un-normalised latents `[b, C, F, H, W]` and `[b, C, L, M]`.
@@ -20,10 +21,10 @@ pub(crate) fn unpack(
     model: &Model,
     shapes: &Shapes,
     batch: usize,
-    [video, mut audio]: [Array3<f32>; 2],
+    Av { video, mut audio }: Av<Array3<f32>>,
 ) -> Result<(Array5<f32>, Array4<f32>)> {
     let mut video = model.sizes.video_grid.unpack(video.view(), &VideoShape { batch, ..shapes.video })?;
-    model.video_statistics.denormalize(&mut video, 1)?;
-    model.audio_statistics.denormalize(&mut audio, 2)?;
+    model.statistics.video.denormalize(&mut video, 1)?;
+    model.statistics.audio.denormalize(&mut audio, 2)?;
     Ok((video, unpack_audio(audio.view(), &AudioShape { batch, ..shapes.audio })?))
 }

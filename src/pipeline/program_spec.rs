@@ -2,6 +2,7 @@
 
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
+use crate::av::Av;
 use crate::models::Network;
 use crate::models::connectors::Input;
 use crate::models::transformer::{self as forward, CrossTimestep, ForwardShape};
@@ -93,7 +94,7 @@ pub(super) fn transformer(s: &ProgramSpec) -> Result<Network> {
     let forward = ForwardShape {
         batch: s.batch() * s.shape.branches.len(),
         tokens: s.shape.tokens,
-        text: [s.request.max_sequence_length; 2].into(),
+        text: Av::both(s.request.max_sequence_length),
         text_channels: s.shape.text_channels,
         cross: CrossTimestep::Own,
         stg_blocks: s.shape.stg_blocks.clone(),

@@ -40,8 +40,7 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
 /// The configuration with what it leaves open decided for the devices that are there: the layout, and attention, whose
 /// kernel's text only the libtpu that it was tried with is given. `version` is the plugin's, of itself.
 pub(crate) fn resolve(config: &Config, platform: &str, version: &str, devices: usize) -> Config {
-    let [video, audio] = request::scales(config);
-    let mut config = config.resolve_auto_layout(platform, devices, branches(video, audio).len());
+    let mut config = config.resolve_auto_layout(platform, devices, branches(request::scales(config)).len());
     let auto = platform == "tpu" && config.runtime.attention == AttentionKernel::Auto;
     if auto && !is_pinned_libtpu(version) {
         config.runtime.attention = AttentionKernel::Plain;

@@ -16,6 +16,7 @@ use super::run::Run;
 use super::runner::Runner;
 use super::tensors::fixed;
 use super::tiles;
+use crate::av::Av;
 use crate::media::{self, Audio, Frames, Mp4Options};
 use crate::models::upsampler;
 use crate::models::video_vae::Pixels;
@@ -102,7 +103,7 @@ impl Run<'_> {
         let saved = self.options.saving.as_ref().and_then(|s| s.found(Phase::Refine)).and_then(|s| s.sound.clone());
 
         // The prompts are rows of one batch, so that the encoder runs once.
-        let kinds = 1 + usize::from(branches(request.scales[0], request.scales[1]).contains(&Branch::Negative));
+        let kinds = 1 + usize::from(branches(request.scales).contains(&Branch::Negative));
         let (ids, mask, cut_tokens) = tokens(&self.runner.model, &self.batch, kinds)?;
         let embeds = self.runner.text_encoder(ids, mask.clone())?.run(&self.runner.executor)?;
         // While it runs, the host makes what the loop reads beside the text, where there is room for both.
@@ -117,7 +118,7 @@ impl Run<'_> {
 
         let mut shapes = Shapes::of(&self.runner.model.sizes, &first)?;
         let mut latents = match &saved {
-            Some(sound) => [Array3::default((0, 0, 0)), sound.clone()],
+            Some(sound) => Av { video: Array3::default((0, 0, 0)), audio: sound.clone() },
             None => {
                 let pass = match early {
                     Some(pass) => pass,
@@ -130,17 +131,19 @@ impl Run<'_> {
 
         if let (Some(second), Some(refine)) = (&second, &request.refine) {
             let to = Shapes::of(&self.runner.model.sizes, second)?;
-            let [video, sound] = latents;
+            let sound = latents.audio.clone();
             let before = match saved {
                 Some(_) => None,
-                None => Some([self.upsample(&shapes, &to, [video, sound.clone()], refine)?, sound.clone()]),
+                None => Some(Av { video: self.upsample(&shapes, &to, latents, refine)?, audio: sound.clone() }),
             };
             shapes = to;
             self.ends(Phase::Upsampler);
             self.runner.executor.enter(2)?;
             let pass = self.begin(second, before, SECOND)?;
-            let [video, refined] = self.denoise(pass, &text, Some(&sound))?;
-            latents = [video, if refine.keeps_audio { refined } else { sound }];
+            latents = self.denoise(pass, &text, Some(&sound))?;
+            if !refine.keeps_audio {
+                latents.audio = sound;
+            }
             self.ends(Phase::Refine);
         }
         let (video, audio) = unpack(&self.runner.model, &shapes, self.batch.size(), latents)?;
@@ -192,7 +195,7 @@ impl Run<'_> {
         &mut self,
         from: &Shapes,
         to: &Shapes,
-        latents: [Array3<f32>; 2],
+        latents: Av<Array3<f32>>,
         refine: &RefinePass,
     ) -> Result<Array3<f32>> {
         let (video, audio) = unpack(&self.runner.model, from, self.batch.size(), latents)?;
@@ -208,7 +211,7 @@ impl Run<'_> {
             upsampled = upsampler::tone_map(upsampled.view(), refine.tone_map);
         }
         let model = &self.runner.model;
-        model.video_statistics.normalize(&mut upsampled, 1)?;
+        model.statistics.video.normalize(&mut upsampled, 1)?;
         Ok(model.sizes.video_grid.pack(upsampled.view())?)
     }
 

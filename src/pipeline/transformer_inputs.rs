@@ -28,45 +28,41 @@ pub(super) const SCALARS: &[&str] = &[
 
 pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
     let c = &given.configs.transformer()?;
-    let hidden = [given.ranked("hidden_states", 3)?, given.ranked("audio_hidden_states", 3)?];
-    let text = [given.ranked("encoder_hidden_states", 3)?, given.ranked("audio_encoder_hidden_states", 3)?];
-    let batch = hidden[0].shape()[0];
-    let tokens: Av<usize> = [hidden[0].shape()[1], hidden[1].shape()[1]].into();
+    let mut take =
+        |names: Av<&'static str>| names.try_map(|name| given.ranked(name, 3).map(|tensor| (name.to_string(), tensor)));
+    let hidden = take(Av { video: "hidden_states", audio: "audio_hidden_states" })?;
+    let text = take(Av { video: "encoder_hidden_states", audio: "audio_encoder_hidden_states" })?;
+    let size = |given: &Av<(String, Tensor)>, axis: usize| given.as_ref().map(|(_, tensor)| tensor.shape()[axis]);
+    let (batch, tokens) = (size(&hidden, 0).video, size(&hidden, 1));
     let (levels, per_token) = noise_levels(given, batch, tokens)?;
-    let masks = [given.optional("encoder_attention_mask"), given.optional("audio_encoder_attention_mask")];
+    let masks = Av { video: "encoder_attention_mask", audio: "audio_encoder_attention_mask" };
+    let masks = masks.map(|name| (name, given.optional(name)));
     let self_mask = given.optional("video_self_attention_mask");
     let perturbation = given.optional("perturbation_mask");
-    let (video_coords, audio_coords) = coords(c, given, tokens)?;
+    let coords = coords(c, given, tokens)?;
     let stg: Option<Vec<usize>> = given.scalar("stg_blocks")?;
     let shape = ForwardShape {
         batch,
         tokens,
-        text: [text[0].shape()[1], text[1].shape()[1]].into(),
-        text_channels: [text[0].shape()[2], text[1].shape()[2]].into(),
+        text: size(&text, 1),
+        text_channels: size(&text, 2),
         per_token,
-        rope_rows: video_coords.shape()[0].max(audio_coords.shape()[0]),
-        text_mask: [masks[0].is_some(), masks[1].is_some()].into(),
+        rope_rows: coords.video.shape()[0],
+        text_mask: masks.as_ref().map(|(_, mask)| mask.is_some()),
         self_mask: self_mask.is_some(),
         cross: cross_timestep(given)?,
         isolate: given.scalar("isolate_modalities")?.unwrap_or(false),
         // Without `perturbed_attn` the reference's attention does not know the mask.
         stg_blocks: stg.filter(|_| c.perturbed_attn).unwrap_or_default(),
     };
-    let named =
-        |[video, audio]: [&'static str; 2], [v, a]: [Tensor; 2]| [(video.to_string(), v), (audio.to_string(), a)];
-    let mut inputs = Vec::from(named(["hidden_states", "audio_hidden_states"], hidden));
-    inputs.extend(named(["encoder_hidden_states", "audio_encoder_hidden_states"], text));
-    inputs.extend(levels);
-    let [mask, audio_mask] = masks;
-    let optional = [
-        ("encoder_attention_mask", mask),
-        ("audio_encoder_attention_mask", audio_mask),
+    let mut inputs: Named = hidden.into_iter().chain(text).chain(levels).collect();
+    let others = [
         ("video_self_attention_mask", self_mask),
         // Perturbs every sample unless told otherwise.
         ("perturbation_mask", Some(perturbation.unwrap_or_else(|| Array1::<f32>::zeros(batch).into()))),
     ];
-    inputs.extend(optional.into_iter().filter_map(|(n, t)| t.map(|t| (n.to_string(), t))));
-    inputs.extend(tables::host_inputs(c, tables::tables(c, video_coords.view(), audio_coords.view())));
+    inputs.extend(masks.into_iter().chain(others).filter_map(|(n, t)| t.map(|t| (n.to_string(), t))));
+    inputs.extend(tables::host_inputs(c, tables::tables(c, &coords)));
     Ok((transformer::program(c, &shape, given.build)?, inputs))
 }
 
@@ -74,10 +70,10 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
 pub(super) fn smallest(configs: &ModelConfigs, build: &Build) -> Result<Network> {
     let c = configs.transformer()?;
     let text_channels = match c.use_prompt_embeddings {
-        true => [c.caption_channels; 2],
-        false => [c.cross_attention_dim, c.audio_cross_attention_dim],
+        true => Av::both(c.caption_channels),
+        false => Av { video: c.cross_attention_dim, audio: c.audio_cross_attention_dim },
     };
-    let shape = ForwardShape { text_channels: text_channels.into(), ..ForwardShape::default() };
+    let shape = ForwardShape { text_channels, ..ForwardShape::default() };
     Ok(transformer::program(&c, &shape, build)?)
 }
 
@@ -113,7 +109,8 @@ fn noise_levels(given: &mut ReferenceArguments, batch: usize, tokens: Av<usize>)
         None => sigma.clone(),
     };
     let named = [("timestep", video), ("audio_timestep", audio), ("sigma", sigma), ("audio_sigma", audio_sigma)];
-    Ok((named.map(|(name, tensor)| (name.to_string(), tensor)).into(), [per_token, audio_per_token].into()))
+    let per_token = Av { video: per_token, audio: audio_per_token };
+    Ok((named.map(|(name, tensor)| (name.to_string(), tensor)).into(), per_token))
 }
 
 /// A timestep `[b]`, `[b, 1]`, `[b, n]` or `[b, n, 1]`: whether it has one value a token.
@@ -144,11 +141,7 @@ fn largest(t: &Tensor) -> Tensor {
 }
 
 /// Token bounds `[b, axes, tokens, 2]` of both streams, as given or derived from the latent sizes.
-fn coords(
-    c: &TransformerConfig,
-    given: &mut ReferenceArguments,
-    tokens: Av<usize>,
-) -> Result<(Array4<f32>, Array4<f32>)> {
+fn coords(c: &TransformerConfig, given: &mut ReferenceArguments, tokens: Av<usize>) -> Result<Av<Array4<f32>>> {
     let grid = |t: Tensor, name: &str| -> Result<Array4<f32>> {
         let message = format!("input '{name}' must be [b, axes, tokens, 2], has shape {:?}", t.shape());
         t.to_f32().into_dimensionality::<Ix4>().map_err(|_| PipelineError::Input(message))
@@ -182,5 +175,5 @@ fn coords(
         let all = a.broadcast((rows, axes, tokens, bounds)).ok_or_else(|| PipelineError::Input(message()))?;
         Ok(all.to_owned())
     };
-    Ok((broadcast(video, "video_coords")?, broadcast(audio, "audio_coords")?))
+    Ok(Av { video: broadcast(video, "video_coords")?, audio: broadcast(audio, "audio_coords")? })
 }

@@ -46,7 +46,7 @@ pub struct Request {
     /// Noise levels, from the first step's to the final 0.
     pub sigmas: Vec<f32>,
     /// Guidance of video and audio.
-    pub scales: [Scales; 2],
+    pub scales: Av<Scales>,
     /// Blocks that the perturbed branch skips attention in.
     pub stg_blocks: Vec<usize>,
     /// Elements that the rescale term takes standard deviations over.
@@ -90,7 +90,7 @@ impl Request {
         let Some(refine) = &self.refine else { return (first, None) };
         let second = Request {
             sigmas: refine.sigmas.clone(),
-            scales: [Scales::NEUTRAL; 2],
+            scales: Av::both(Scales::NEUTRAL),
             stg_blocks: Vec::new(),
             ..first.clone()
         };
@@ -104,12 +104,12 @@ impl Request {
 
     /// Shape of the denoising programs for `batch` such requests.
     pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
-        let branches = branches(self.scales[0], self.scales[1]);
+        let branches = branches(self.scales);
         DenoiseShape {
             batch,
             tokens: shapes.tokens,
             text: self.max_sequence_length,
-            text_channels: sizes.text_channels.into(),
+            text_channels: sizes.text_channels,
             stg_blocks: if branches.contains(&Branch::Perturbed) { self.stg_blocks.clone() } else { Vec::new() },
             // Each video is a request of its own: its neighbours have no part in its statistics.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },

@@ -1,6 +1,7 @@
 //! From a configuration to a request.
 
 use super::{ModelSizes, RefinePass, Request, RequestError, Shapes, Tiling, conditions};
+use crate::av::Av;
 use crate::config::{self, Config, Job};
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::SamplingError;
@@ -8,7 +9,7 @@ use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
 
 /// Guidance scales of video and audio.
-pub(crate) fn scales(config: &Config) -> [Scales; 2] {
+pub(crate) fn scales(config: &Config) -> Av<Scales> {
     config.scales().map(|s| Scales {
         cfg: s.cfg as f32,
         stg: s.stg as f32,

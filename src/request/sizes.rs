@@ -1,5 +1,6 @@
 //! Sizes of a model, from its configurations alone: no weights.
 
+use crate::av::Av;
 use crate::models::connectors::ConnectorsConfig;
 use crate::models::transformer::TransformerConfig;
 use crate::models::{audio_vae, video_vae};
@@ -20,7 +21,7 @@ pub struct ModelSizes {
     /// Channels of the projected text.
     pub(crate) text_width: usize,
     /// Channels of the connectors' two results.
-    pub(crate) text_channels: [usize; 2],
+    pub(crate) text_channels: Av<usize>,
     /// The smallest prompt length; every legal one is a multiple of it.
     pub(crate) token_multiple: usize,
 }

@@ -110,18 +110,18 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         (sampler.noises() > 0).then(|| p.input(&format!("noise.{}", l.name), ty, &axes))
     });
     let tables = Tables { levels: sigmas, coefficients };
-    let model = GuidedTransformer::input(&p, c, shape, scales, latents, [&carried[0], &carried[1]].into());
+    let start = Av::in_turn(&carried).map(|own| own[0]);
+    let model = GuidedTransformer::input(&p, c, shape, scales, latents, start);
 
     let done = b.for_loop(&begin, &end, &carried, |step, carried| {
         let sigma = tables.levels.index(step);
-        let clean = model.predict(step, &sigma, Av { video: &carried[0], audio: &carried[1] });
+        let carried = Av::in_turn(carried);
+        let clean = model.predict(step, &sigma, carried.as_ref().map(|own| own[0]));
         let _scope = b.scope("sampler");
-        let at = Evaluation::new([step, &sigma], &begin, &tables);
+        let at = Evaluation::new(step, &sigma, &begin, &tables);
         let streams = model.streams.as_ref().zip(noise.as_ref()).zip(clean.as_ref());
-        let next = streams.zip(latents).zip(Av { video: 0, audio: 1 }).map(|((((s, noise), clean), l), stream)| {
-            let mut own = carried.iter().skip(stream).step_by(2);
-            let latents = own.next().expect("carried first");
-            let (state, condition) = (own.collect(), s.condition.as_ref());
+        let next = streams.zip(latents).zip(carried).map(|((((s, noise), clean), l), own)| {
+            let (latents, state, condition) = (own[0], own[1..].to_vec(), s.condition.as_ref());
             let state = StreamState { latents, state, clean, noise: noise.as_ref(), condition };
             let next = sampler.step(&at, &state);
             next.iter().map(|x| p.place("latents", x, &l.axes)).collect::<Vec<_>>()

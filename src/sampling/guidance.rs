@@ -1,5 +1,6 @@
 //! Guidance: several predictions of the clean latents, combined.
 
+use crate::av::Av;
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
 
 /// One prediction a step. Branches are rows of one batch, the conditional one first.
@@ -39,8 +40,8 @@ impl Scales {
 }
 
 /// The branches that the scales of both streams need.
-pub fn branches(video: Scales, audio: Scales) -> Vec<Branch> {
-    let any = |f: fn(Scales) -> bool| f(video) || f(audio);
+pub fn branches(scales: Av<Scales>) -> Vec<Branch> {
+    let any = |f: fn(Scales) -> bool| scales.into_iter().any(f);
     let needed = [
         (Branch::Conditional, true),
         (Branch::Negative, any(|s| s.cfg != 1.0)),
@@ -130,9 +131,9 @@ mod tests {
     fn only_needed_branches_run() {
         use Branch::*;
         let cfg = Scales { cfg: 4.0, ..Scales::NEUTRAL };
-        assert_eq!(branches(Scales::NEUTRAL, Scales::NEUTRAL), [Conditional]);
-        assert_eq!(branches(Scales::NEUTRAL, cfg), [Conditional, Negative]);
+        assert_eq!(branches(Av::both(Scales::NEUTRAL)), [Conditional]);
+        assert_eq!(branches(Av { video: Scales::NEUTRAL, audio: cfg }), [Conditional, Negative]);
         let full = Scales { cfg: 3.0, stg: 1.0, modality: 3.0, rescale: 0.7 };
-        assert_eq!(branches(full, cfg), [Conditional, Negative, Perturbed, Isolated]);
+        assert_eq!(branches(Av { video: full, audio: cfg }), [Conditional, Negative, Perturbed, Isolated]);
     }
 }

@@ -101,7 +101,7 @@ pub struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    pub(super) fn new([index, sigma]: [&'a Value; 2], begin: &'a Value, tables: &'a Tables) -> Self {
+    pub(super) fn new(index: &'a Value, sigma: &'a Value, begin: &'a Value, tables: &'a Tables) -> Self {
         let (levels, coefficients) = (&tables.levels, tables.coefficients.as_ref());
         Evaluation { index, sigma, begin, levels, coefficients, change: OnceCell::new() }
     }

@@ -36,13 +36,13 @@ pub struct DenoiseShape {
 
 impl DenoiseShape {
     /// One video by Euler's steps, nothing perturbed and nothing conditioned.
-    pub fn plain(branches: Vec<Branch>, tokens: [usize; 2], text: usize, text_channels: [usize; 2]) -> Self {
+    pub fn plain(branches: Vec<Branch>, tokens: Av<usize>, text: usize, text_channels: Av<usize>) -> Self {
         DenoiseShape {
             batch: 1,
             branches,
-            tokens: tokens.into(),
+            tokens,
             text,
-            text_channels: text_channels.into(),
+            text_channels,
             stg_blocks: Vec::new(),
             rescale: RescaleScope::PerSample,
             levels: 1,

@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use crate::support::{self, QUICK, cpu, full, needs, quick, relative_l2};
 use ltx2::analysis::{Module, report};
+use ltx2::av::Av;
 use ltx2::config::{CliOverrides, Config, load};
 use ltx2::hlo::DType;
 use ltx2::kernels::Kernel;
@@ -107,7 +108,8 @@ fn values_do_not_depend_on_how_parameters_lie() {
     let client = cpu(2);
     let preset = Preset::named("nano").expect("a preset");
     let c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
-    let shape = DenoiseShape::plain(vec![Branch::Conditional], [8, 4], 128, [c.caption_channels; 2]);
+    let (tokens, channels) = (Av { video: 8, audio: 4 }, Av::both(c.caption_channels));
+    let shape = DenoiseShape::plain(vec![Branch::Conditional], tokens, 128, channels);
     let by_tensor = |platform: &str, layout: &str, mesh: &str| -> BTreeMap<String, Vec<f32>> {
         let config = Config {
             layout: layout.into(),
@@ -356,8 +358,8 @@ fn the_configuration_of_a_model_that_is_here_is_its_own() {
         ltx2::weights::ModelSource::open(dir.path().join("nano").to_str().expect("UTF-8"), &Default::default());
     let origin = ltx2::pipeline::origin::Origin::Files(Rc::new(source.expect("a model")));
     let models = ltx2::pipeline::model::Model::random(origin, 5).expect("opens");
-    assert!(models.video_statistics.mean.iter().all(|m| *m == 0.0));
-    assert!(models.video_statistics.std.iter().all(|m| *m == 1.0));
+    assert!(models.statistics.video.mean.iter().all(|m| *m == 0.0));
+    assert!(models.statistics.video.std.iter().all(|m| *m == 1.0));
     assert_eq!(models.tokenizer.vocab_size(), 356);
     assert_eq!(models.identity().expect("an identity")["weights"], "random");
 }

@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::support::{self, full, needs};
 use hear::hear;
+use ltx2::av::Av;
 use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::read_png;
 use ltx2::pipeline::model::Model;
@@ -166,7 +167,7 @@ fn clips_are_worse_without_guidance_and_wrong_without_prompts() {
     let mut studio = Studio::open("nano", &["sampler.steps=2"]);
     let prompts = prompts();
     let mut at = |what: &str, prompts: &[Wanted], cfg: f32| {
-        let score = studio.score(prompts, |r| r.scales = [Scales { cfg, ..Scales::NEUTRAL }; 2]);
+        let score = studio.score(prompts, |r| r.scales = Av::both(Scales { cfg, ..Scales::NEUTRAL }));
         score.tell(what);
         score
     };

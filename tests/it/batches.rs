@@ -25,7 +25,7 @@ fn build(layout: &str, mesh: &str, devices: usize) -> Build {
 /// request goes.
 fn three(base: &Request) -> [Request; 3] {
     let mut base = Request { rescale: RescaleScope::Batch, ..base.clone() };
-    for scales in &mut base.scales {
+    for scales in base.scales.as_mut() {
         scales.rescale = if scales.cfg == 1.0 { 0.0 } else { 0.7 };
     }
     [("a red ball", 10), ("a blue cube on a table", 11), ("rain", 12)].map(|(prompt, seed)| Request {

@@ -26,13 +26,13 @@ fn kept(path: &Path, strength: f32) -> Av<Vec<Condition>> {
 }
 
 /// Latents of a dump as normalised tokens.
-fn tokens(runner: &Runner, video: &Tensor, audio: &Tensor) -> [Array3<f32>; 2] {
+fn tokens(runner: &Runner, video: &Tensor, audio: &Tensor) -> Av<Array3<f32>> {
     let mut video = video.to_f32().into_dimensionality::<Ix5>().expect("five axes");
-    runner.model.video_statistics.normalize(&mut video, 1).expect("the model's channels");
+    runner.model.statistics.video.normalize(&mut video, 1).expect("the model's channels");
     let audio = audio.to_f32().into_dimensionality::<Ix4>().expect("four axes");
-    let [video, mut audio] = pack(&runner.model.sizes, &video, &audio).expect("a request's sizes");
-    runner.model.audio_statistics.normalize(&mut audio, 2).expect("the model's channels");
-    [video, audio]
+    let mut packed = pack(&runner.model.sizes, &video, &audio).expect("a request's sizes");
+    runner.model.statistics.audio.normalize(&mut packed.audio, 2).expect("the model's channels");
+    packed
 }
 
 fn distance(a: &Array3<f32>, b: &Array3<f32>) -> f32 {
@@ -59,15 +59,15 @@ fn kept_sound_stays_and_the_rest_follows_its_seed() {
     assert_eq!(dumped(&held[0], "latents.audio"), dumped(&held[1], "latents.audio"), "in one call and in two");
     let [before, free, held] = [&before, &free, &held[0]]
         .map(|made| tokens(&runner, dumped(made, "latents.video"), dumped(made, "latents.audio")));
-    let part = |t: &[Array3<f32>; 2], kept: bool| {
+    let part = |t: &Av<Array3<f32>>, kept: bool| {
         let of = (0..6).filter(|n| KEPT.contains(n) == kept).collect::<Vec<_>>();
-        t[1].select(Axis(1), &of)
+        t.audio.select(Axis(1), &of)
     };
     assert!(distance(&part(&held, true), &part(&before, true)) < 1e-6);
     assert!(distance(&part(&held, false), &part(&before, false)) > 0.1, "another seed");
     // Both streams attend to what is kept.
     assert!(distance(&part(&held, false), &part(&free, false)) > 1e-4);
-    assert!(distance(&held[0], &free[0]) > 1e-4);
+    assert!(distance(&held.video, &free.video) > 1e-4);
 }
 
 /// One step, so that it is a call of the transformer and two blends.
@@ -95,8 +95,9 @@ fn kept_sound_has_a_noise_level_of_its_own() {
     let noise = |name: &str| dumped(&made, name).to_f32();
     let video = noise("noise.video").into_dimensionality::<Ix5>().expect("five axes");
     let audio = noise("noise.audio").into_dimensionality::<Ix4>().expect("four axes");
-    let [x_video, mut x_audio] = pack(&runner.model.sizes, &video, &audio).expect("a request's sizes");
-    let clean = tokens(&runner, dumped(&made, "latents.video"), &sound)[1].clone();
+    let Av { video: x_video, audio: mut x_audio } =
+        pack(&runner.model.sizes, &video, &audio).expect("a request's sizes");
+    let clean = tokens(&runner, dumped(&made, "latents.video"), &sound).audio;
     let mask = 1.0 - strength;
     let blend = |x: &mut Array3<f32>| {
         let mut own = x.slice_mut(s![.., KEPT, ..]);
@@ -127,7 +128,7 @@ fn kept_sound_has_a_noise_level_of_its_own() {
     let mut want_audio = x_audio - velocity("audio") * &levels;
     blend(&mut want_audio);
 
-    let [video, audio] = tokens(&runner, dumped(&made, "latents.video"), dumped(&made, "latents.audio"));
+    let Av { video, audio } = tokens(&runner, dumped(&made, "latents.video"), dumped(&made, "latents.audio"));
     assert!(distance(&video, &want_video) < 1e-4, "{}", distance(&video, &want_video));
     assert!(distance(&audio, &want_audio) < 1e-4, "{}", distance(&audio, &want_audio));
 }

@@ -171,8 +171,8 @@ fn one_block_agrees_with_the_reference() {
                 padding_mask: None,
             },
         };
-        let hidden = Av::from(["hidden_states", "audio_hidden_states"]).map(|n| declare(&p, &case, n));
-        let context = Av::from(["encoder_hidden_states", "audio_encoder_hidden_states"])
+        let hidden = Av { video: "hidden_states", audio: "audio_hidden_states" }.map(|n| declare(&p, &case, n));
+        let context = Av { video: "encoder_hidden_states", audio: "audio_encoder_hidden_states" }
             .map(|n| LayerContext::Projected(declare(&p, &case, n)));
         let number = case.scalars["block"].as_u64().expect("a number");
         let at = p.pp("transformer_blocks").pp(number);

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use crate::support::{cases, cpu, needs, quick};
 use ltx2::analysis::{CollectiveKind, LoopLevel, Module, Report, report};
+use ltx2::av::Av;
 use ltx2::config::{Config, parse_mesh};
 use ltx2::hlo::DType;
 use ltx2::models::Network;
@@ -73,9 +74,9 @@ fn network(layout: &str, mesh: &str) -> Network {
     let c = model();
     let shape = DenoiseShape::plain(
         vec![Branch::Conditional, Branch::Negative],
-        [VIDEO_TOKENS, AUDIO_TOKENS],
+        Av { video: VIDEO_TOKENS, audio: AUDIO_TOKENS },
         16,
-        [c.caption_channels; 2],
+        Av::both(c.caption_channels),
     );
     let network = denoise(&c, &shape, &build(layout, mesh)).expect("builds");
     assert_eq!(network.notes, [""; 0], "{layout}: every size divides");

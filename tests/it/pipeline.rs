@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 
 use crate::support::{Case, cases, cpu, dumped, dumping, full, generate, needs, open, plain, quick, request};
 use ltx2::analysis::Module;
+use ltx2::av::Av;
 use ltx2::hlo::DType;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
@@ -70,7 +71,7 @@ fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
     request.sigmas = sigmas::official(3, sigmas::OFFICIAL_TOKENS).expect("a schedule");
     request.seed = 77;
     request.prompt = "something else entirely".into();
-    request.scales = [Scales { cfg: 2.5, ..Scales::NEUTRAL }, Scales { cfg: 6.0, ..Scales::NEUTRAL }];
+    request.scales = Av { video: 2.5, audio: 6.0 }.map(|cfg| Scales { cfg, ..Scales::NEUTRAL });
     let other = generate(&mut runner, &request, &dumping(None));
     assert_ne!(dumped(&whole, "latents.video"), dumped(&other, "latents.video"));
 
@@ -93,7 +94,7 @@ fn a_request_behind_another_is_what_it_is_alone() {
     let all = cases("pipeline");
     let first = request(all.iter().find(|c| c.name.ends_with("/tiny_a_cfg")).expect("a case"), &runner.model);
     let sigmas = sigmas::official(3, sigmas::OFFICIAL_TOKENS).expect("a schedule");
-    let scales = [Scales { cfg: 2.5, ..Scales::NEUTRAL }, Scales { cfg: 6.0, ..Scales::NEUTRAL }];
+    let scales = Av { video: 2.5, audio: 6.0 }.map(|cfg| Scales { cfg, ..Scales::NEUTRAL });
     let second = [
         Request { scales, ..first.clone() },
         Request { sigmas, ..first.clone() },
@@ -147,7 +148,8 @@ fn the_loop_is_one_while_over_steps_with_one_over_layers_inside() {
     let config = std::fs::read_to_string("tests/fixtures/models/tiny_b/transformer/config.json").expect("a file");
     let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");
     let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
-    let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], [24, 7], 12, [c.caption_channels; 2]);
+    let (tokens, channels) = (Av { video: 24, audio: 7 }, Av::both(c.caption_channels));
+    let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], tokens, 12, channels);
     let network = denoise(&c, &shape, &build).expect("builds");
     let engine = Engine::new(client, quick());
     let compiled = engine.compile("denoise", &network.program).expect("compiles");

@@ -17,6 +17,7 @@ use std::sync::OnceLock;
 
 #[allow(unused_imports)] // As above.
 pub use harness::full;
+use ltx2::av::Av;
 use ltx2::hlo::DType;
 use ltx2::models::Network;
 use ltx2::models::connectors::{self, ConnectorsConfig};
@@ -272,7 +273,8 @@ pub fn published_blocks(platform: &str, blocks: Option<usize>) -> [(&'static str
     let mut c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
     c.num_layers = blocks.unwrap_or(c.num_layers);
     let build = Build { lowering: Lowering::of(platform, ""), ..Build::new(DType::BF16) };
-    let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], [6144, 126], 1024, [3840, 3840]);
+    let tokens = Av { video: 6144, audio: 126 };
+    let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], tokens, 1024, Av::both(3840));
     let programs = [("prepare", prepare(&c, &shape, &build)), ("denoise", denoise(&c, &shape, &build))];
     programs.map(|(name, network)| (name, network.expect("builds")))
 }
@@ -357,7 +359,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
         seed: number("seed"),
         noise: ltx2::config::Noise::Torch,
         sigmas: sigmas.expect("a schedule"),
-        scales: [scales("video"), scales("audio")],
+        scales: Av::NAMES.map(scales),
         stg_blocks: s.get("stg_blocks").map_or(vec![], |b| serde_json::from_value(b.clone()).expect("numbers")),
         rescale: RescaleScope::PerSample,
         max_sequence_length: number("max_sequence_length") as usize,

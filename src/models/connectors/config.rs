@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use crate::av::Av;
 use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require};
 use crate::nn::rope::Pairing;
@@ -66,15 +67,17 @@ impl ConnectorsConfig {
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let c: Self = parse_config(COMPONENT, json)?;
         let widths = match c.per_modality_projections {
-            false => [("caption_channels", c.caption_channels); 2],
-            true => [("video_hidden_dim", c.video_hidden_dim), ("audio_hidden_dim", c.audio_hidden_dim)],
+            false => Av::both(("caption_channels", c.caption_channels)),
+            true => {
+                Av { video: ("video_hidden_dim", c.video_hidden_dim), audio: ("audio_hidden_dim", c.audio_hidden_dim) }
+            }
         };
         require(c.caption_channels > 0, COMPONENT, "caption_channels", 0, "a positive number")?;
-        let keys = [
-            ["video_connector_attention_head_dim", "video_connector_num_learnable_registers"],
-            ["audio_connector_attention_head_dim", "audio_connector_num_learnable_registers"],
-        ];
-        for ((connector, [head_dim, registers]), (key, width)) in c.connectors().into_iter().zip(keys).zip(widths) {
+        let keys = Av {
+            video: ["video_connector_attention_head_dim", "video_connector_num_learnable_registers"],
+            audio: ["audio_connector_attention_head_dim", "audio_connector_num_learnable_registers"],
+        };
+        for ((connector, [head_dim, registers]), (key, width)) in c.connectors().zip(keys).zip(widths) {
             let heads = connector.attention.heads;
             let (even, some) = (heads.dim > 0 && heads.dim.is_multiple_of(2), connector.registers != Some(0));
             require(even, COMPONENT, head_dim, heads.dim, "an even width")?;
@@ -93,7 +96,7 @@ impl ConnectorsConfig {
         require(factor == states, COMPONENT, key, factor, "the number of the text encoder's hidden states")
     }
 
-    pub(crate) fn connectors(&self) -> [Connector; 2] {
+    pub(crate) fn connectors(&self) -> Av<Connector> {
         let layer = |count, dim, gated| AttentionLayer {
             heads: Heads { count, dim },
             bias: true,
@@ -102,8 +105,8 @@ impl ConnectorsConfig {
             pairing: self.rope_type,
             sequence: [Axis::TextSequence; 2],
         };
-        [
-            Connector {
+        Av {
+            video: Connector {
                 stream: "video",
                 attention: layer(
                     self.video_connector_num_attention_heads,
@@ -113,7 +116,7 @@ impl ConnectorsConfig {
                 layers: self.video_connector_num_layers,
                 registers: self.video_connector_num_learnable_registers,
             },
-            Connector {
+            audio: Connector {
                 stream: "audio",
                 attention: layer(
                     self.audio_connector_num_attention_heads,
@@ -123,7 +126,7 @@ impl ConnectorsConfig {
                 layers: self.audio_connector_num_layers,
                 registers: self.audio_connector_num_learnable_registers,
             },
-        ]
+        }
     }
 
     /// The maps of the normalised text: one that both connectors read, or one for each, video's first.
@@ -150,7 +153,7 @@ impl ConnectorsConfig {
     }
 
     /// Channels of the two results.
-    pub(crate) fn widths(&self) -> [usize; 2] {
+    pub(crate) fn widths(&self) -> Av<usize> {
         self.connectors().map(|c| c.attention.heads.width())
     }
 }

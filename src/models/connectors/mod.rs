@@ -11,6 +11,7 @@ pub(crate) use config::{COMPONENT, Connector};
 pub use config::{ConnectorsConfig, TextMap};
 pub(crate) use projection::Projection;
 
+use crate::av::Av;
 use crate::hlo::{Comparison, DType, Result, Type, Value};
 use crate::models::Network;
 use crate::models::feed_forward::{Activation, feed_forward};
@@ -50,7 +51,7 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
             projection::project_stack(&p, c, &stack, &mask)
         }
     };
-    let [video, audio] = c.connectors().map(|k| {
+    let contexts = c.connectors().map(|k| {
         let projected = match (c.per_modality_projections, k.stream) {
             (false, _) => projected.clone(),
             (true, "video") => projected.slice(2, 0, c.video_hidden_dim),
@@ -63,21 +64,22 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
         let rope = Rope { cos: part("cos"), sin: part("sin") };
         connector(&p.pp(format!("{}_connector", k.stream)), &k, &projected, &mask, &rope)
     });
-    let results = [("video", video), ("audio", audio)]
-        .map(|(name, x)| p.output(name, &x.to(DType::F32), &axes, &[batch, tokens, x.dim(-1)]));
-    Network::finish(&p, results.into())
+    let results =
+        Av::NAMES.zip(contexts).map(|(name, x)| p.output(name, &x.to(DType::F32), &axes, &[batch, tokens, x.dim(-1)]));
+    Network::finish(&p, results.into_iter().collect())
 }
 
 /// The RoPE tables of both connectors, by input name.
 pub(crate) fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, Tensor)> {
     let positions = Array3::from_shape_fn((1, tokens, 1), |(_, t, _)| t as f32 / c.connector_rope_base_seq_len as f32);
     let table = |heads| table(positions.view(), heads, c.rope_theta, c.rope_double_precision);
-    let [first, second] = c.connectors();
-    let heads = [&first, &second].map(|k| k.attention.heads);
-    let one = table(heads[0]);
+    let connectors = c.connectors();
+    let heads = connectors.map(|k| k.attention.heads);
+    let video = table(heads.video);
     // Most models have two alike.
-    let other = if heads[1] == heads[0] { one.clone() } else { table(heads[1]) };
-    [(first, one), (second, other)]
+    let audio = if heads.audio == heads.video { video.clone() } else { table(heads.audio) };
+    connectors
+        .zip(Av { video, audio })
         .into_iter()
         .flat_map(|(k, t)| {
             let name = |what: &str| format!("rope.{}.{what}", k.stream);

@@ -110,7 +110,7 @@ fn what_is_not_computed_is_refused_by_key() {
 #[test]
 fn a_block_reads_as_expected() {
     let p = Params::new("block", COMPONENT, &Build::new(DType::BF16));
-    let [video, _] = tiny(json!(4)).connectors();
+    let video = tiny(json!(4)).connectors().video;
     let x = p.builder().argument("x", Type::new(DType::BF16, [1, 4, 8]));
     let table = |name: &str| p.builder().argument(name, Type::new(DType::F32, [1, 4, 2, 2]));
     let rope = Rope { cos: table("cos"), sin: table("sin") };

@@ -77,11 +77,10 @@ pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs)
                 (&s.stg_mask - 1.0) * here + 1.0
             });
             let inputs = BlockInputs { streams, context: context.as_ref(), stg_mask: stg_mask.as_ref(), isolation };
-            let hidden = Av { video: hidden[0].clone(), audio: hidden[1].clone() };
-            block(p, c, hidden, &inputs).into_iter().collect()
+            block(p, c, Av::in_turn(hidden).map(|own| own[0].clone()), &inputs).into_iter().collect()
         })
     };
-    let hidden = Av { video: &hidden[0], audio: &hidden[1] };
+    let hidden = Av::in_turn(&hidden).map(|own| own[0]);
     c.streams().zip(hidden).zip(streams).map(|((s, x), inputs)| velocity(p, &s, x, inputs))
 }
 

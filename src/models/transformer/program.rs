@@ -15,16 +15,16 @@ with_defaults! {
     #[derive(Clone, Debug)]
     pub struct ForwardShape {
         pub(crate) batch: usize = 1,
-        pub(crate) tokens: Av<usize> = [1; 2].into(),
-        pub(crate) text: Av<usize> = [1; 2].into(),
+        pub(crate) tokens: Av<usize> = Av::both(1),
+        pub(crate) text: Av<usize> = Av::both(1),
         /// Channels of the text embeddings.
-        pub(crate) text_channels: Av<usize> = [1; 2].into(),
+        pub(crate) text_channels: Av<usize> = Av::both(1),
         /// Whether the timestep is given per token.
-        pub(crate) per_token: Av<bool> = [false; 2].into(),
+        pub(crate) per_token: Av<bool> = Av::both(false),
         /// Batch size of the RoPE tables: 1 or `batch`.
         pub(crate) rope_rows: usize = 1,
         /// Whether there is a text mask `[b, t]`, 1 for tokens that are attended to.
-        pub(crate) text_mask: Av<bool> = [false; 2].into(),
+        pub(crate) text_mask: Av<bool> = Av::both(false),
         /// Whether video self-attention has a mask `[b, n, n]` of strengths in 0..1.
         pub(crate) self_mask: bool = false,
         /// Noise level of the cross-modal modules.

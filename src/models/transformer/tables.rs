@@ -1,6 +1,6 @@
 //! The transformer's four RoPE tables, on the host.
 
-use ndarray::{ArrayView4, s};
+use ndarray::{Array4, ArrayView4, s};
 
 use super::config::TransformerConfig;
 use crate::av::Av;
@@ -23,10 +23,11 @@ fn heads(c: &TransformerConfig) -> [(&'static str, Heads, Axis); 4] {
 
 /// Video self, audio self, cross-modal video and cross-modal audio tables from token bounds
 /// `[b, 3, n, 2]` (seconds, pixels, pixels) and `[b, 1, m, 2]` (seconds).
-pub(crate) fn tables(c: &TransformerConfig, video: ArrayView4<f32>, audio: ArrayView4<f32>) -> [Table; 4] {
+pub(crate) fn tables(c: &TransformerConfig, coords: &Av<Array4<f32>>) -> [Table; 4] {
     let cross_max = c.pos_embed_max_pos.max(c.audio_pos_embed_max_pos) as f32;
     let video_max = [c.pos_embed_max_pos as f32, c.base_height as f32, c.base_width as f32];
     let time = |b: ArrayView4<f32>, largest: f32| fractions(b.slice(s![.., 0..1, .., ..]), &[largest]);
+    let Av { video, audio } = coords.as_ref().map(|bounds| bounds.view());
     let positions = [
         fractions(video, &video_max),
         time(audio, c.audio_pos_embed_max_pos as f32),

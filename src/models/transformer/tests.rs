@@ -9,9 +9,9 @@ fn released() -> TransformerConfig {
 fn shape() -> ForwardShape {
     ForwardShape {
         batch: 2,
-        tokens: [6144, 126].into(),
-        text: [1024; 2].into(),
-        text_channels: [3840; 2].into(),
+        tokens: Av { video: 6144, audio: 126 },
+        text: Av::both(1024),
+        text_channels: Av::both(3840),
         cross: CrossTimestep::GateOnly,
         ..ForwardShape::default()
     }
@@ -35,7 +35,7 @@ fn a_2_3_configuration_declares_gates_and_prompt_modulation() {
         "audio_cross_attn_mod": true, "use_prompt_embeddings": false, "perturbed_attn": true
     }))
     .expect("the released values");
-    let shape = ForwardShape { text_channels: [4096, 2048].into(), ..shape() };
+    let shape = ForwardShape { text_channels: Av { video: 4096, audio: 2048 }, ..shape() };
     let component = program(&c, &shape, &Build::new(DType::BF16)).expect("builds");
     assert_eq!(elements(&component), 18_988_838_144);
     assert_eq!(component.params.iter().flat_map(|p| p.source.tensors()).count(), 4186);
@@ -43,7 +43,7 @@ fn a_2_3_configuration_declares_gates_and_prompt_modulation() {
 
 #[test]
 fn a_wrong_width_names_operation_scope_and_shapes() {
-    let shape = ForwardShape { text_channels: [3840; 2].into(), ..shape() };
+    let shape = ForwardShape { text_channels: Av::both(3840), ..shape() };
     let c = TransformerConfig { use_prompt_embeddings: false, audio_cross_attention_dim: 2048, ..released() };
     // Without the caption projection the text must be as wide as the streams: attention still builds, on other shapes.
     let component = program(&c, &shape, &Build::new(DType::BF16)).expect("builds");

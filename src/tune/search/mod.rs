@@ -158,11 +158,10 @@ impl<'a> SearchState<'a> {
         // On one device, in a lowering that writes every matmul.
         let plain = Build { lowering: Lowering::default(), layout: Layout::default(), ..build.clone() };
         let alone = programs.network(ProgramKind::Denoise, &plain).map_err(said)?;
-        let [video, audio] = request::scales(&config);
         let extent = Extent {
             devices: machine.devices.len(),
             videos: config.request.num_videos,
-            branches: guidance::branches(video, audio).len(),
+            branches: guidance::branches(request::scales(&config)).len(),
         };
         Ok(SearchState {
             request,
