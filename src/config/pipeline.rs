@@ -56,7 +56,7 @@ impl Pipeline {
         }
     }
 
-    /// What is wrong with so many conditioning images.
+    /// Fault of so many conditioning images.
     pub(crate) fn images_fault(self, images: usize) -> Option<&'static str> {
         match self {
             Pipeline::TextToVideo if images > 0 => {
