@@ -148,7 +148,7 @@ impl ConnectorsConfig {
 
     /// The smallest token count that both connectors take; every legal count is a multiple of it.
     pub(crate) fn token_multiple(&self) -> usize {
-        let [a, b] = self.connectors().map(|c| c.registers.unwrap_or(1));
+        let Av { video: a, audio: b } = self.connectors().map(|c| c.registers.unwrap_or(1));
         (1..b).map(|n| n * a).find(|tokens| tokens.is_multiple_of(b)).unwrap_or(a * b)
     }
 
