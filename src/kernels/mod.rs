@@ -107,22 +107,21 @@ impl Partial {
         if let Kernel::Mosaic(tpu) = kernel
             && Kernel::supports(q, k, mosaic::unsupported_reason(q, k, v, bias).as_deref())
         {
-            return Partial::from_values(mosaic::partial(q, k, v, bias, scale, tpu));
+            return Partial::from_values(&mosaic::partial(q, k, v, bias, scale, tpu));
         }
         let v = &values_as_read(v);
         let Some(size) = chunk(q, k, bias) else {
-            return Partial::from_values(plain::partial(q, k, v, bias, scale));
+            return Partial::from_values(&plain::partial(q, k, v, bias, scale));
         };
         let wide = Type::new(DType::F32, q.dims());
         let narrow = Type::new(DType::F32, [&q.dims()[..3], &[1]].concat());
         let types = [wide, narrow.clone(), narrow];
-        let parts = plain::chunked(q, size, &types, |part| plain::partial(part, k, v, bias, scale).to_vec());
-        Partial::from_values([0, 1, 2].map(|i| parts[i].clone()))
+        Partial::from_values(&plain::chunked(q, size, &types, |part| plain::partial(part, k, v, bias, scale).to_vec()))
     }
 
     /// From `[acc, max, denom]`, as a loop carries them.
-    pub(crate) fn from_values([acc, max, denom]: [Value; 3]) -> Self {
-        Partial { acc, max, denom }
+    pub(crate) fn from_values(values: &[Value]) -> Self {
+        Partial { acc: values[0].clone(), max: values[1].clone(), denom: values[2].clone() }
     }
 
     /// As `[acc, max, denom]`.

@@ -72,7 +72,7 @@ impl Tokenizer {
         let file = dir.join(MODEL_FILE);
         let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
         let inner = model(&file, &text)?;
-        Self::with(dir, inner, rules, [object(&dir.join(CONFIG_FILE))?, object(&dir.join(SPECIAL_FILE))?])
+        Self::with(dir, inner, rules, &object(&dir.join(CONFIG_FILE))?, &object(&dir.join(SPECIAL_FILE))?)
     }
 
     /// The tokenizer that [`write_byte_tokenizer`] writes: it stands in where a model has none.
@@ -83,14 +83,15 @@ impl Tokenizer {
         let dir = Path::new("bytes");
         let [tokens, config, special] = byte_tokenizer();
         let inner = model(&dir.join(MODEL_FILE), tokens.to_string().as_bytes())?;
-        Self::with(dir, inner, rules, [config, special])
+        Self::with(dir, inner, rules, &config, &special)
     }
 
     fn with(
         dir: &Path,
         inner: tokenizers::Tokenizer,
         rules: &TokenizerRules,
-        [config, special]: [Value; 2],
+        config: &Value,
+        special: &Value,
     ) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
         if config.get("add_eos_token").is_some_and(|v| *v == true) {
@@ -105,7 +106,7 @@ impl Tokenizer {
             }),
         };
         let name = |key: &str, default: &str| {
-            [&config, &special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
+            [config, special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
         };
         let bos = match config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(rules.prepends_bos) {
             true => Some(id(&name("bos_token", rules.bos))?),

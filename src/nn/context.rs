@@ -113,7 +113,8 @@ impl Context {
     pub(super) fn placed(
         &self,
         name: &str,
-        (ty, axes): (&Type, &[Axis]),
+        ty: &Type,
+        axes: &[Axis],
         role: Role,
         placed: Result<Option<Placed>, LayoutError>,
     ) -> Option<(Sharding, Placement)> {

@@ -134,7 +134,7 @@ impl Local<'_> {
         }
         let mut carried = vec![pass(self.k), pass(self.v)];
         carried.extend(first.into_values());
-        let split = |c: &[Value]| Partial::from_values([c[2].clone(), c[3].clone(), c[4].clone()]);
+        let split = |c: &[Value]| Partial::from_values(&c[2..]);
         let (one, last) = (b.scalar(1.0, DType::I32), b.scalar(n as f64 - 1.0, DType::I32));
         let c = b.for_loop(&one, &last, &carried, |step, c| {
             let next = [pass(&c[0]), pass(&c[1])];

@@ -122,6 +122,14 @@ pub(crate) struct Placed {
     pub(crate) notes: Vec<String>,
 }
 
+/// A dimension of a tensor, with its axis.
+struct Dimension<'a> {
+    tensor: &'a str,
+    ty: &'a Type,
+    dim: usize,
+    axis: Axis,
+}
+
 impl Layout {
     /// A layout whose rules name existing mesh axes.
     ///
@@ -246,7 +254,8 @@ impl Layout {
                     });
                 }
             }
-            self.split(&mut placed, (tensor, ty), dim, axis, split, rules.into_iter().cloned().collect());
+            let at = Dimension { tensor, ty, dim, axis };
+            self.split(&mut placed, &at, split, rules.into_iter().cloned().collect());
         }
         Ok(Some(placed))
     }
@@ -263,44 +272,29 @@ impl Layout {
             let taken: Vec<&String> = placed.sharding.0.iter().flatten().collect();
             let free = rule.mesh_axes.iter().filter(|a| !taken.contains(a)).cloned();
             let split: Vec<String> = placed.sharding.0[dim].iter().cloned().chain(free).collect();
-            self.split(&mut placed, (tensor, ty), dim, axis, split, vec![rule.clone()]);
+            self.split(&mut placed, &Dimension { tensor, ty, dim, axis }, split, vec![rule.clone()]);
         }
         Ok(Some(placed))
     }
 
     /// Splits one dimension, unless its size does not divide.
-    fn split(
-        &self,
-        placed: &mut Placed,
-        (tensor, ty): (&str, &Type),
-        dim: usize,
-        axis: Axis,
-        mesh_axes: Vec<String>,
-        rules: Vec<Rule>,
-    ) {
-        if mesh_axes == placed.sharding.0[dim] {
+    fn split(&self, placed: &mut Placed, at: &Dimension, mesh_axes: Vec<String>, rules: Vec<Rule>) {
+        if mesh_axes == placed.sharding.0[at.dim] {
             return;
         }
-        let size = ty.dims[dim];
         let parts: usize = mesh_axes.iter().filter_map(|a| self.mesh.size(a)).product();
-        if size.is_multiple_of(parts) {
-            placed.sharding.0[dim] = mesh_axes;
+        if at.ty.dims[at.dim].is_multiple_of(parts) {
+            placed.sharding.0[at.dim] = mesh_axes;
             placed.rules.extend(rules);
         } else {
-            let uneven = self.uneven((tensor, ty), dim, axis, &mesh_axes, &rules);
+            let uneven = self.uneven(at, &mesh_axes, &rules);
             placed.notes.push(format!("{uneven}; replicated"));
         }
     }
 
     /// Note on a dimension that does not divide: tensor, sizes and rule.
-    fn uneven<'a>(
-        &self,
-        (tensor, ty): (&str, &Type),
-        dim: usize,
-        axis: Axis,
-        mesh_axes: &[String],
-        rules: impl IntoIterator<Item = &'a Rule>,
-    ) -> String {
+    fn uneven<'a>(&self, at: &Dimension, mesh_axes: &[String], rules: impl IntoIterator<Item = &'a Rule>) -> String {
+        let &Dimension { tensor, ty, dim, axis } = at;
         let rules = rules.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let (name, size, sizes) = (axis.name(), ty.dims[dim], self.sizes(mesh_axes));
         format!("tensor '{tensor}' {ty}: {name} = {size} does not divide by {sizes} ({rules})")
@@ -310,8 +304,8 @@ impl Layout {
     pub(crate) fn unevenness(&self, tensor: &str, ty: &Type, dim: usize, axis: Axis, unit: usize) -> Option<String> {
         let even = ty.dims[dim].is_multiple_of(self.parts(tensor, axis) * unit);
         (!even).then(|| {
-            let uneven =
-                self.uneven((tensor, ty), dim, axis, &self.mesh_axes(tensor, axis), self.rules_of(tensor, axis));
+            let at = Dimension { tensor, ty, dim, axis };
+            let uneven = self.uneven(&at, &self.mesh_axes(tensor, axis), self.rules_of(tensor, axis));
             if unit > 1 { format!("{uneven} in multiples of {unit}") } else { uneven }
         })
     }

@@ -188,7 +188,7 @@ impl Params {
             let used = self.layout().place(&rules, &param.ty, &param.axes);
             let sharding = |p: &Result<Option<Placed>, _>| p.iter().flatten().next().map(|p| p.sharding.clone());
             let role = if sharding(&placed) == sharding(&used) { Role::Parameter } else { Role::Stored };
-            let sharding = self.placed(&rules, (&param.ty, &param.axes), role, placed);
+            let sharding = self.placed(&rules, &param.ty, &param.axes, role, placed);
             self.context.declare(param, sharding)
         });
         match &self.layer {
@@ -236,11 +236,12 @@ impl Params {
     fn placed(
         &self,
         name: &str,
-        tensor: (&Type, &[Axis]),
+        ty: &Type,
+        axes: &[Axis],
         role: Role,
         placed: Result<Option<Placed>, LayoutError>,
     ) -> Option<Sharding> {
-        let (sharding, placement) = self.context.placed(name, tensor, role, placed)?;
+        let (sharding, placement) = self.context.placed(name, ty, axes, role, placed)?;
         // Unrolled layers are placed alike: the first speaks for all.
         if !matches!(self.layer, Some(Layer { number: Number::Fixed(1..), .. })) {
             self.record(placement);
@@ -256,7 +257,7 @@ impl Params {
     /// The sharding of an activation of this place; `None` on one device.
     pub(crate) fn placement(&self, name: &str, ty: &Type, axes: &[Axis]) -> Option<Sharding> {
         let name = self.activation(name);
-        self.placed(&name, (ty, axes), Role::Activation, self.layout().place(&name, ty, axes))
+        self.placed(&name, ty, axes, Role::Activation, self.layout().place(&name, ty, axes))
     }
 
     /// Fixes an activation's sharding, by its name at this place and its logical axes; nothing on one device.

@@ -88,7 +88,6 @@ pub fn generate(
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();
-    let several = options.jobs.len() > 1;
     let size = videos_at_once(&runner.build.layout);
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
     for ((jobs, requests), paths) in batches {
@@ -105,7 +104,7 @@ pub fn generate(
         for (((job, request), path), generated) in jobs.iter().zip(requests).zip(paths).zip(&videos) {
             let encoding = Instant::now();
             let replace = options.force || again.contains(&path);
-            let video = write(config, options, job, request, generated, (path, replace), several)?;
+            let video = write(config, options, job, request, generated, path, replace)?;
             let encoding = encoding.elapsed();
             let outer = Outer { encoding, total: made + encoding };
             let figures = report::json(generated, &runner.executor, outer);
@@ -147,9 +146,10 @@ fn write(
     job: &Job,
     request: &Request,
     generated: &Generated,
-    (path, replace): (&Path, bool),
-    several: bool,
+    path: &Path,
+    replace: bool,
 ) -> Result<Finished> {
+    let several = options.jobs.len() > 1;
     let frames = &generated.frames;
     let audio = generated.sound()?;
     let encoder = Mp4Options { replace, ..Mp4Options::default() };

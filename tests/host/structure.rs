@@ -148,6 +148,27 @@ fn public_items_are_documented() {
     assert!(bare.is_empty(), "public items without a doc comment:\n{}", bare.join("\n"));
 }
 
+/// Parts of a tuple have no names where the function is called; nor have those of an array, but sizes and places along
+/// axes are known by their order.
+#[needs(nothing)]
+fn arguments_are_no_tuples_or_arrays_of_unlike_things() {
+    let alike = ["usize;", "f64;", "&Tile;"];
+    let (mut wrong, mut seen) = (Vec::new(), 0);
+    for path in [sources(Path::new("src")), sources(Path::new("crates"))].concat() {
+        for function in code(&path).split("fn ").skip(1) {
+            let end = ["{\n", "{}", ";\n"].iter().filter_map(|end| function.find(end)).min();
+            let signature = function[..end.unwrap_or(function.len())].replace(": &mut ", ": ").replace(": &", ": ");
+            let mut arrays = signature.split("]: [").skip(1);
+            seen += signature.matches("]: [").count();
+            if signature.contains("): (") || arrays.any(|ty| !alike.iter().any(|one| ty.starts_with(one))) {
+                wrong.push(format!("{}: fn {}", path.display(), signature.trim_end()));
+            }
+        }
+    }
+    assert!(seen > 5, "the test reads the signatures: {seen} arrays seen");
+    assert!(wrong.is_empty(), "arguments without a name for each thing:\n{}", wrong.join("\n"));
+}
+
 /// Files that may be longer than others: tables, of which a part alone says nothing.
 const TABLES: [(&str, &str); 2] = [
     ("crates/pjrt/src/abi.rs", "the C interface, generated from its header"),

@@ -16,7 +16,7 @@ use crate::hlo::DType;
 
 impl Shape {
     /// Tokens of one head, or of those that fill a register.
-    fn window(&self, dtype: DType, (tokens, at): (usize, At), head: At) -> Window {
+    fn window(&self, dtype: DType, tokens: usize, at: At, head: At) -> Window {
         let lanes = self.lanes();
         match self.is_heads_first() {
             true => Window { dtype, block: vec![1, 1, tokens, lanes], at: vec![At::Axis(ROWS), head, at, At::First] },
@@ -78,15 +78,12 @@ impl Writer<'_> {
         let heads_order = if self.wanted == Wanted::Normalized { Order::Any } else { Order::InTurn };
         grid[axes.heads] = (shape.heads / shape.together(), heads_order);
         grid[KEYS] = (self.steps, Order::InTurn);
-        let of_queries = |dtype| {
-            let tokens = (self.blocks.queries, At::Axis(axes.queries));
-            shape.window(dtype, tokens, At::Axis(axes.heads))
-        };
+        let of_queries = |dtype| shape.window(dtype, self.blocks.queries, At::Axis(axes.queries), At::Axis(axes.heads));
         let head = match shape.heads / shape.kv_heads {
             1 => At::Axis(axes.heads),
             shared => At::Shared(axes.heads, shared),
         };
-        let of_keys = || shape.window(shape.dtype, (self.blocks.keys, At::Axis(KEYS)), head);
+        let of_keys = || shape.window(shape.dtype, self.blocks.keys, At::Axis(KEYS), head);
         let mut windows = vec![of_queries(shape.dtype), of_keys(), of_keys()];
         if let Some(rows) = shape.bias {
             let row = if rows == 1 { At::First } else { At::Axis(ROWS) };

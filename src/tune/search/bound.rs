@@ -67,7 +67,7 @@ pub fn bound(
             mesh.groups(&names).0.into_iter().map(|g| g.into_iter().map(|d| d as i64).collect()).collect();
         chip.link_seconds(d.kind, d.wire, &groups)
     };
-    let read: f64 = weights(network).map(|p| size(&computed(p, layout), mesh) * times(p, blocks)).sum();
+    let read: f64 = weights(network).map(|p| size(&p.ty, &computed(p, layout), mesh) * times(p, blocks)).sum();
     let work = chip.op_time(Work { flops: KEPT * flops / parts.max(1) as f64, bytes: read, ..Work::default() });
     Bound {
         compute: work.compute * 1e3,
@@ -88,13 +88,13 @@ fn times(p: &Placement, blocks: usize) -> f64 {
     if alone { blocks as f64 } else { 1.0 }
 }
 
-/// Type and sharding of a parameter in compute: by general rules, without storage rules.
-fn computed(p: &Placement, layout: &Layout) -> (Type, Sharding) {
+/// Sharding of a parameter in compute: by general rules, without storage rules.
+fn computed(p: &Placement, layout: &Layout) -> Sharding {
     let placed = layout.place(&p.tensor, &p.ty, &p.axes).ok().flatten();
-    (p.ty.clone(), placed.map_or_else(|| Sharding(vec![Vec::new(); p.axes.len()]), |p| p.sharding))
+    placed.map_or_else(|| Sharding(vec![Vec::new(); p.axes.len()]), |p| p.sharding)
 }
 
-fn size((ty, sharding): &(Type, Sharding), mesh: &Mesh) -> f64 {
+fn size(ty: &Type, sharding: &Sharding, mesh: &Mesh) -> f64 {
     sharding.local(ty, mesh).map_or(0.0, |local| local.bytes() as f64)
 }
 
@@ -112,10 +112,10 @@ fn demands(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
 fn stored(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
     let mut all: Vec<Demand> = Vec::new();
     for p in weights(network).filter(|p| p.role == Role::Stored) {
-        let (whole, kept) = (computed(p, layout), (p.ty.clone(), p.sharding.clone()));
-        let wire = (size(&whole, &layout.mesh) - size(&kept, &layout.mesh)) * times(p, blocks);
+        let whole = computed(p, layout);
+        let wire = (size(&p.ty, &whole, &layout.mesh) - size(&p.ty, &p.sharding, &layout.mesh)) * times(p, blocks);
         let split = |s: &Sharding| s.0.iter().flatten().cloned().collect::<Vec<String>>();
-        let own = split(&whole.1);
+        let own = split(&whole);
         let axes: Vec<String> = split(&p.sharding).into_iter().filter(|a| !own.contains(a)).collect();
         match all.iter_mut().find(|d| d.axes == axes) {
             Some(d) => d.wire += wire,
@@ -149,11 +149,11 @@ impl VideoTokens {
                 && p.axes == [Axis::CfgBatch, Axis::VideoSequence, Axis::Heads, Axis::HeadDim]
         };
         let q = network.placements.iter().find(queries)?;
-        let own_heads = size(&(q.ty.clone(), q.sharding.clone()), &layout.mesh);
+        let own_heads = size(&q.ty, &q.sharding, &layout.mesh);
         let mut whole = q.sharding.clone();
         whole.0[2].clear();
         Some(VideoTokens {
-            bytes: size(&(q.ty.clone(), whole), &layout.mesh),
+            bytes: size(&q.ty, &whole, &layout.mesh),
             own_heads,
             axes: q.sharding.0[1].clone(),
             heads: q.sharding.0[2].clone(),
@@ -212,7 +212,7 @@ impl VideoTokens {
             .filter_map(|p| {
                 let at = p.axes.iter().position(|a| *a == Axis::Embed)?;
                 let same = p.sharding.0[at].iter().any(|a| self.axes.contains(a));
-                let own = size(&(p.ty.clone(), p.sharding.clone()), &layout.mesh);
+                let own = size(&p.ty, &p.sharding, &layout.mesh);
                 let travels = own * times(p, self.blocks as usize) * (n - 1.0);
                 same.then(|| travels.min(self.blocks * self.bytes * (n - 1.0)))
             })
