@@ -1,4 +1,4 @@
-//! What the tests of several networks ask of configurations and programs.
+//! Checks of configurations and programs that the tests of several networks share.
 
 use std::collections::BTreeSet;
 

@@ -132,9 +132,9 @@ fn read(path: &Path, identity: &str) -> Result<Saved> {
             "holds the steps of another request, model or release; give what that run was given, or remove the file",
         ));
     }
-    let stage = about("stage")?;
-    let phase = [Phase::Denoise, Phase::Refine].into_iter().find(|phase| phase.name() == stage);
-    let phase = phase.ok_or_else(|| wrong("is of no stage of a run"))?;
+    let name = about("stage")?; // alias: the file's key for the phase
+    let phase = [Phase::Denoise, Phase::Refine].into_iter().find(|phase| phase.name() == name);
+    let phase = phase.ok_or_else(|| wrong("is of no phase of a run"))?;
     let done = about("done")?.parse().map_err(|_| wrong("does not say how many steps it holds"))?;
     let tensor = |name: &str| -> Result<Tensor> { Ok(file.get(name)?.to_tensor()?) };
     let carried = (0..).map(|i| format!("carried.{i}")).take_while(|name| file.contains(name));

@@ -1,4 +1,4 @@
-//! The text connectors: projected text to the text contexts of the transformer's two streams.
+//! The text connectors: projected text to the text text_contexts of the transformer's two streams.
 
 mod config;
 mod projection;
@@ -51,7 +51,7 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
             projection::project_stack(&p, c, &stack, &mask)
         }
     };
-    let contexts = c.connectors().map(|k| {
+    let text_contexts = c.connectors().map(|k| {
         let projected = match (c.per_modality_projections, k.stream) {
             (false, _) => projected.clone(),
             (true, "video") => projected.slice(2, 0, c.video_hidden_dim),
@@ -64,8 +64,9 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
         let rope = Rope { cos: part("cos"), sin: part("sin") };
         connector(&p.pp(format!("{}_connector", k.stream)), &k, &projected, &mask, &rope)
     });
-    let results =
-        Av::NAMES.zip(contexts).map(|(name, x)| p.output(name, &x.to(DType::F32), &axes, &[batch, tokens, x.dim(-1)]));
+    let results = Av::NAMES
+        .zip(text_contexts)
+        .map(|(name, x)| p.output(name, &x.to(DType::F32), &axes, &[batch, tokens, x.dim(-1)]));
     Network::finish(&p, results.into_iter().collect())
 }
 
