@@ -86,7 +86,7 @@ impl Runner {
     ) -> Result<Call<'static>> {
         let network = denoise::prepare(&self.model.sizes.transformer, pass.shape, &self.build)?;
         let mut given = Vec::from_iter(Av::NAMES.zip(text_contexts).map(|(name, text)| (format!("text.{name}"), text)));
-        given.extend(evaluations(pass.request));
+        given.extend(evaluations(pass.request)?);
         given.extend(pass.conditions.into_iter().flat_map(|tokens| tokens.inputs(pass.shape.batch)));
         self.call(program, &network, given)
     }
@@ -105,7 +105,7 @@ impl Runner {
         let tables = tables::tables(c, &coords);
         let scales = request.scales.map(Scales::row);
         let mut given = tables::host_inputs(c, tables);
-        given.extend(evaluations(request));
+        given.extend(evaluations(request)?);
         given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
         given.push(("scales".into(), arr2(&[scales.video, scales.audio]).into()));
         let call = self.call(program, &network, given)?;

@@ -16,12 +16,31 @@ use crate::sampling::{Sampler, Schedule, StepNoise};
 use crate::tensor::Tensor;
 
 /// The sampler's tables in the size that the programs read.
-pub(super) fn evaluations(request: &Request) -> Vec<(String, Tensor)> {
-    let Schedule { mut levels, coefficients } = request.sampler.schedule(&request.sigmas);
+///
+/// # Errors
+/// More evaluations than the programs' tables hold; tables of another size than the sampler says.
+pub(super) fn evaluations(request: &Request) -> Result<Vec<(String, Tensor)>> {
+    let sampler = &request.sampler;
+    let Schedule { mut levels, coefficients } = sampler.schedule(&request.sigmas);
+    let (steps, columns) = (request.sigmas.len() - 1, sampler.coefficients());
+    let count = sampler.evaluations(steps);
+    let fail = |why: String| {
+        Err(PipelineError::Usage(format!("{:?}: {steps} steps are {count} evaluations, {why}", &**sampler)))
+    };
+    if count > MAX_STEPS {
+        return fail(format!("there may be at most {MAX_STEPS}"));
+    }
+    let rows = if columns == 0 { 0 } else { count };
+    // A closing level of 0 may be left out.
+    let right = (count..=count + 1).contains(&levels.len()) && coefficients.len() == rows;
+    if !right || coefficients.iter().any(|row| row.len() != columns) {
+        let found = format!("its schedule has {} levels and {} rows", levels.len(), coefficients.len());
+        return fail(format!("{found}, not {} and {rows} of {columns}", count + 1));
+    }
     levels.resize(MAX_STEPS + 1, 0.0);
     let at = |(i, k): (usize, usize)| coefficients.get(i).map_or(0.0, |row| row[k]);
-    let coefficients = Array2::from_shape_fn((MAX_STEPS + 1, request.sampler.coefficients()), at);
-    vec![("sigmas".into(), Array1::from(levels).into()), ("coefficients".into(), coefficients.into())]
+    let coefficients = Array2::from_shape_fn((MAX_STEPS + 1, columns), at);
+    Ok(vec![("sigmas".into(), Array1::from(levels).into()), ("coefficients".into(), coefficients.into())])
 }
 
 /// Noise of the calls of a pass, from a generator for each video; nothing where the sampler takes none.

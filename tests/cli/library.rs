@@ -14,8 +14,8 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 struct Stranger(tempfile::TempDir);
 
 impl Stranger {
-    /// A crate whose programs are some of `examples/`.
-    fn of_examples(examples: &[&str]) -> Self {
+    /// A crate of programs.
+    fn new(programs: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         assert!(!folder.path().starts_with(ROOT), "outside the repository");
         let manifest = format!(
@@ -26,9 +26,10 @@ impl Stranger {
         fs::write(folder.path().join("Cargo.toml"), manifest).expect("written");
         // The same versions, so that nothing is looked up.
         fs::copy(Path::new(ROOT).join("Cargo.lock"), folder.path().join("Cargo.lock")).expect("copied");
-        for example in examples {
-            let source = Path::new(ROOT).join("examples").join(example).with_extension("rs");
-            fs::copy(source, folder.path().join("src/bin").join(example).with_extension("rs")).expect("copied");
+        for program in programs {
+            let source = Path::new(ROOT).join(program);
+            let name = source.file_name().expect("a file");
+            fs::copy(&source, folder.path().join("src/bin").join(name)).expect("copied");
         }
         Self(folder)
     }
@@ -57,7 +58,7 @@ impl Stranger {
 /// The same frames as `ltx2 generate` with the same layout; and a sampler that this repository does not have, on that layout.
 #[needs(cpu, full)]
 fn programs_of_a_stranger_have_a_layout_and_a_sampler_of_their_own() {
-    let stranger = Stranger::of_examples(&["generate", "sampler"]);
+    let stranger = Stranger::new(&["examples/generate.rs", "examples/sampler.rs", "tests/fixtures/stranger/heun.rs"]);
     let layout = "mesh: {cfg: 2}\nrules: {batch: [data], branch: [cfg]}\ncontext_parallel: {kind: gather_kv}\n";
     fs::write(stranger.path("mine.yml"), layout).expect("written");
     let model = format!("{ROOT}/assets/nano");
@@ -84,4 +85,13 @@ fn programs_of_a_stranger_have_a_layout_and_a_sampler_of_their_own() {
     let printed = stranger.run("sampler", &[&["nano", &model, "own.mp4"][..], &keys].concat());
     let samplers: Vec<&str> = printed.lines().filter_map(|line| Some(line.split_once(": ")?.0)).collect();
     assert_eq!(samplers, ["Euler", "AdamsBashforth"], "{printed}");
+
+    // Written from the documentation alone, with a layout of its own.
+    fs::copy(Path::new(ROOT).join("tests/fixtures/stranger/mine.yml"), stranger.path("mine.yml")).expect("copied");
+    let printed = [(); 2].map(|()| stranger.run("heun", &[&model]));
+    assert_eq!(printed[0], printed[1], "a repeat");
+    let distance =
+        printed[0].lines().find_map(|line| line.strip_prefix("mean distance ")?.split(' ').next()?.parse().ok());
+    assert!(distance.is_some_and(|d: f64| (0.1..3.0).contains(&d)), "{}", printed[0]);
+    assert_eq!(&fs::read(stranger.path("out.mp4")).expect("a video")[4..8], b"ftyp");
 }

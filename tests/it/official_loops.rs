@@ -3,6 +3,7 @@
 
 use ltx2::av::Av;
 use ltx2::request::{Condition, Content, Placement, RefinePass, Request, Shapes};
+use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use crate::support::{self, Case, cases, cpu, dumped, dumping, generate, needs, plain, request};
@@ -15,7 +16,7 @@ use ltx2::pipeline::runner::Runner;
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
 use ltx2::sampling::sigmas;
-use ltx2::sampling::{AnySampler, Euler, EulerAncestral, Res2s};
+use ltx2::sampling::{AnySampler, Euler, EulerAncestral, Evaluation, Res2s, Sampler, StreamState};
 use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 use serde_json::Value;
@@ -141,4 +142,47 @@ fn ancestral_steps_differ_from_euler_s_by_their_noise() {
     // The image's tokens stay what they are.
     let first = |x: &ndarray::ArrayD<f32>| x.index_axis(ndarray::Axis(2), 0).to_owned();
     assert!(largest(&first(&with), &first(&euler)) < 1e-5);
+}
+
+/// A sampler whose tables are not as long as it says, or longer than the programs'.
+#[derive(Debug)]
+struct Long {
+    evaluations: usize,
+}
+
+impl Sampler for Long {
+    fn evaluations(&self, _steps: usize) -> usize {
+        self.evaluations
+    }
+
+    fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<ltx2::hlo::Value> {
+        vec![stream.latents * at.change()]
+    }
+}
+
+#[needs(cpu)]
+fn a_sampler_s_tables_are_as_long_as_its_evaluations() {
+    let client = cpu(8);
+    let all = cases("stages");
+    let mut runner = open(&client);
+    let request = staged(&all[0], &runner.model);
+    let steps = request.sigmas.len() - 1;
+    let cases = [
+        (257, format!("Long {{ evaluations: 257 }}: {steps} steps are 257 evaluations, there may be at most 256")),
+        (
+            2 * steps,
+            format!(
+                "Long {{ evaluations: {n} }}: {steps} steps are {n} evaluations, its schedule has {} levels and 0 rows, \
+                 not {} and 0 of 0",
+                steps + 1,
+                2 * steps + 1,
+                n = 2 * steps
+            ),
+        ),
+    ];
+    for (evaluations, want) in cases {
+        let request = Request { sampler: Long { evaluations }.into(), ..request.clone() };
+        let error = runner.generate(&request, &dumping(None), &mut |_, _, _| ControlFlow::Continue(()));
+        assert_eq!(error.err().expect("refused").to_string(), want);
+    }
 }
