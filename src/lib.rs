@@ -35,6 +35,8 @@
 pub use ltx2_pjrt as pjrt;
 pub use ltx2_stablehlo as hlo;
 pub use ltx2_xla_analysis as analysis;
+/// Host arrays, as public items take and return them.
+pub use ndarray;
 
 pub mod av;
 mod defaults;

@@ -28,15 +28,16 @@ pub struct Session {
     /// The configuration, with what it left to the devices decided.
     pub config: Config,
     pub runner: Runner,
-    /// This program, the plugin and the platform, as a sidecar names them.
+    /// This program, the plugin and the platform, as the JSON file beside a video names them. Rarely needed.
     pub versions: Value,
-    /// Whether this process writes what comes out: it is the only one, or the first.
+    /// Whether this process writes what comes out: it is the only one, or the first. Needed with several processes only.
     pub first: bool,
 }
 
 impl Session {
     /// Opens the model of a configuration on the devices of this process, compiles every program of a run, and decides
-    /// which weights stay on the devices.
+    /// which weights stay on the devices. The programs are those of the configuration's sampler, sizes and guidance: a
+    /// request with others compiles its own at first use.
     ///
     /// # Errors
     /// No such model or platform; what is wrong with the layout; too little memory.
@@ -62,7 +63,8 @@ impl Session {
         self.runner.generate(request, &RunOptions::default(), &mut |_, _, _| ControlFlow::Continue(()))
     }
 
-    /// Compiles every program of a run and decides which weights stay on the devices.
+    /// Compiles every program of a run and decides which weights stay on the devices. Rarely needed: [`Session::open`] does
+    /// it; call it after [`Session::start`].
     ///
     /// # Errors
     /// Too little memory; what is wrong with a program.
@@ -75,7 +77,7 @@ impl Session {
     }
 
     /// Starts the platform of a configuration, alone or as one of several processes, and writes every program of a run
-    /// once, so that a layout that does not fit is found now.
+    /// once, so that a layout that does not fit is found now. Rarely needed: [`Session::open`] does it, for one process.
     ///
     /// # Errors
     /// No such platform; what is wrong with the layout.
@@ -83,7 +85,7 @@ impl Session {
         Session::start_with(config, model, group, setup::engine_options(config))
     }
 
-    /// The same, with programs whose trace tells their operations apart.
+    /// The same, with programs whose trace tells their operations apart. Rarely needed: for profiles.
     ///
     /// # Errors
     /// Those of [`Session::start`].

@@ -25,7 +25,8 @@ use crate::runtime::Outputs;
 use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
 
-/// A finished video.
+/// A finished video: [`write_mp4`](Generated::write_mp4) writes it, `frames.data()` has its bytes, `frames.sha256()` their
+/// hash, [`sound`](Generated::sound) the samples as [`media`] writes them.
 pub struct Generated {
     pub frames: Frames,
     /// Samples `[channels, samples]`.
@@ -36,7 +37,7 @@ pub struct Generated {
     pub frame_rate: f64,
     /// Time of each phase, of all videos made together.
     pub timings: Vec<PhaseTime>,
-    /// Steps of the first pass.
+    /// Steps of the first pass; a sampler may evaluate the transformer more than once a step.
     pub steps: usize,
     /// Videos made together with this one, itself included.
     pub batch: usize,

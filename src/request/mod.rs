@@ -43,7 +43,7 @@ pub struct Request {
     pub seed: u64,
     /// Where noise is drawn.
     pub noise: config::Noise,
-    /// Noise levels, from the first step's to the final 0.
+    /// Noise levels, from the first step's to the final 0: one more than steps.
     pub sigmas: Vec<f32>,
     /// Guidance of video and audio.
     pub scales: Av<Scales>,
@@ -53,6 +53,7 @@ pub struct Request {
     pub rescale: RescaleScope,
     /// Text tokens.
     pub max_sequence_length: usize,
+    /// Of both passes. One that is not the configuration's compiles the denoising loop at first use.
     pub sampler: AnySampler,
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,
@@ -67,7 +68,7 @@ pub struct Request {
 /// The second pass of a two-pass request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RefinePass {
-    /// Noise levels; as much noise as the first one says is put in.
+    /// Noise levels, to the final 0; as much noise as the first one says is put in.
     pub sigmas: Vec<f32>,
     /// Keeps its own sound, not the first pass'.
     pub keeps_audio: bool,

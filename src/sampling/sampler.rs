@@ -14,38 +14,48 @@ use crate::hlo::Value;
 /// An integrator of the flow from noise (level 1) to clean latents (level 0). A sampler of your own implements this
 /// trait; the denoising loop and the pipelines know no more of any.
 pub trait Sampler: Debug + Send + Sync {
-    /// Names of the tensors that each stream carries from evaluation to evaluation beside its latents; they start at 0.
+    /// Names of the tensors that each stream carries from evaluation to evaluation beside its latents, shaped and typed as
+    /// the latents (`[b, n, c]`, f32). They are 0 at the start of each pass. Take other names than `latents`, `noise`,
+    /// `clean` and `level`, which are the loop's own inputs.
     fn state(&self) -> &[&'static str] {
         &[]
     }
 
-    /// Number of evaluations of the transformer for a number of steps.
+    /// Number of evaluations of the transformer for a number of steps: one a step by default, at most
+    /// [`MAX_STEPS`](super::MAX_STEPS). It must match [`Sampler::schedule`], which has one noise level more. Neither is checked
+    /// for a sampler that is not the configuration's.
     fn evaluations(&self, steps: usize) -> usize {
         steps
     }
 
-    /// The host tables of a schedule `sigmas`, which falls to 0: a row for each evaluation.
+    /// The host tables of a pass. `sigmas` has one level more than the pass has steps: it falls from the first step's level
+    /// to the closing 0, which is included, in each pass.
     fn schedule(&self, sigmas: &[f32]) -> Schedule {
         Schedule { levels: sigmas.to_vec(), coefficients: Vec::new() }
     }
 
-    /// Columns of [`Schedule::coefficients`]; 0 without such a table.
+    /// Length of the rows of [`Schedule::coefficients`]; 0 without such a table.
     fn coefficients(&self) -> usize {
         0
     }
 
-    /// Evaluations of a call of the loop, each with noise of its own; 0 where steps take none, and a call has as many
-    /// evaluations as the caller likes.
+    /// Evaluations of a call of the loop, each with noise of its own. 1: each call has one evaluation, which draws once; 2:
+    /// a call has two, and the generator makes the noise of both. 0: steps take no noise.
+    ///
+    /// `RunOptions::chunk` sets the length of a call only where there is neither noise nor [`Sampler::state`].
     fn noises(&self) -> usize {
         0
     }
 
-    /// Generator of a pass' noise for the video of `seed`. Only called where [`Sampler::noises`] is not 0.
+    /// Generator of a pass' noise for the video of `seed`. Only called where [`Sampler::noises`] is not 0. The noise that
+    /// a pass starts from is [`TorchRng`](super::TorchRng)'s of the same seed by default: choose another seed for steps.
     fn generator(&self, seed: u64) -> StepNoise {
         unreachable!("{self:?} draws no noise, asked for that of seed {seed}")
     }
 
-    /// One evaluation of one stream as StableHLO: the next latents `[b, n, c]`, then the next [`Sampler::state`], all f32.
+    /// One evaluation of one stream as StableHLO: the next latents `[b, n, c]`, then as many values as [`Sampler::state`]
+    /// has names, in its order; all shaped and typed as the latents, f32. Latents of level `σ` are
+    /// `(1 - σ) · clean + σ · noise`.
     fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<Value>;
 }
 
@@ -73,15 +83,15 @@ impl PartialEq for AnySampler {
     }
 }
 
-/// Noise of the calls of a pass in turn, for one video: from tokens and channels `[n, c]` of the streams,
-/// `[noises, n, c]` of each.
+/// Noise of one video for the calls of a pass, one call at a time: from tokens and channels `[n, c]` of each stream to its
+/// noise `[noises, n, c]`.
 pub type StepNoise = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>>>;
 
 /// Host tables of a schedule.
 pub struct Schedule {
-    /// Noise level of each evaluation; what follows the last one's is the level that the latents end at.
+    /// Noise level of each evaluation, then the closing level, at which the latents end: evaluations + 1 values.
     pub levels: Vec<f32>,
-    /// Coefficients of each evaluation.
+    /// A row for each evaluation, of [`Sampler::coefficients`] numbers.
     pub coefficients: Vec<Vec<f32>>,
 }
 
@@ -106,7 +116,8 @@ impl<'a> Evaluation<'a> {
         Evaluation { index, sigma, begin, levels, coefficients, change: OnceCell::new() }
     }
 
-    /// The next noise level less this one's.
+    /// The next noise level in [`Schedule::levels`] less this one's. Where the table repeats levels, as with two evaluations a
+    /// step, this is not the step's length: use coefficients.
     pub fn change(&self) -> &Value {
         self.change.get_or_init(|| self.levels.index(&(self.index + 1.0)) - self.sigma)
     }
@@ -144,7 +155,8 @@ impl StreamState<'_> {
         all.index(&(at.index - at.begin))
     }
 
-    /// `x` with the clean latents of conditioned tokens in their place, as far as their strength goes.
+    /// `x` with the clean latents of conditioned tokens in their place, as far as their strength goes; `None` where the
+    /// stream has no conditioned tokens, and `x` is right as it is: `stream.conditioned(&x).unwrap_or(x)`.
     pub fn conditioned(&self, x: &Value) -> Option<Value> {
         self.condition.map(|condition| condition.apply(x))
     }
