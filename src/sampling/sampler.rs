@@ -89,7 +89,8 @@ pub type StepNoise = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>>>;
 
 /// Host tables of a schedule.
 pub struct Schedule {
-    /// Noise level of each evaluation, then the closing level, at which the latents end: evaluations + 1 values; a closing 0 may be left out.
+    /// Noise level of each evaluation, then the closing level, at which the latents end: evaluations + 1 values; a closing 0
+    /// may be left out.
     pub levels: Vec<f32>,
     /// A row for each evaluation, of [`Sampler::coefficients`] numbers.
     pub coefficients: Vec<Vec<f32>>,
