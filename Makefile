@@ -2,7 +2,7 @@
 LTX2 := target/release/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 
-.PHONY: demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-image layouts-figure fixtures clean-demo
+.PHONY: oracle-check verify-rehearsal demo reference nano-sheet test-nano nano-parity check test test-tpu test-cuda test-gpu test-full mutants soak fuzz fuzz-seeds sanitize test-mosaic tpu-tables test-processes-gpu ablations-gpu agree traces-gpu ablations tuning-image layouts-figure fixtures clean-demo
 
 # A video with sound by the toy model of assets/nano: PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -172,9 +172,28 @@ layouts-figure: $(LTX2)
 	for l in $(V6E_LAYOUTS); do $(FIGURE) --target tpu:v6e:2x4 --layout $$l --json $(FIGURES)/$$l.json || exit 1; done
 	cargo run --locked --example layouts_figure $(FIGURES)/*.json > $(FIGURES).svg
 
+# The binary beside the reference on random models and requests, all drawn: SEEDS of them from FIRST, or one, SEED. PYTHON is
+# a Python that has the pinned reference; left out, a venv is made once.
+ORACLE := target/oracle
+PYTHON ?= $(ORACLE)/bin/python
+FIRST ?= 0
+SEEDS ?= 100
+
+oracle-check:
+	cargo build --locked
+	target/debug/ltx2 plugin install cpu
+	[ "$(PYTHON)" != $(ORACLE)/bin/python ] || scripts/oracle/venv.sh $(ORACLE)
+	OMP_NUM_THREADS=1 $(PYTHON) scripts/oracle/check.py --ltx2 target/debug/ltx2 $(if $(SEED),--seed $(SEED),--seeds $(FIRST) $(SEEDS))
+
+# scripts/verify_real.sh from end to end on tiny random models; docs/images/verify.png is the top of one of its reports.
+verify-rehearsal: $(CPU_PLUGIN)
+	[ "$(PYTHON)" != $(ORACLE)/bin/python ] || scripts/oracle/venv.sh $(ORACLE)
+	PYTHON=$(PYTHON) scripts/verify/rehearse.sh $(LTX2) out/rehearsal
+
 # Regenerates tests/fixtures from the pinned reference releases.
 fixtures:
 	python3 -m venv .venv
 	.venv/bin/pip install -q -r scripts/oracle/requirements.txt
 	.venv/bin/pip install -q --no-deps -r scripts/oracle/requirements-official.txt
 	.venv/bin/python scripts/oracle/make_fixtures.py
+	.venv/bin/python scripts/oracle/cases_official.py

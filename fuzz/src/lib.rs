@@ -19,13 +19,14 @@ use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::tokenizer::Tokenizer;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::models::upsampler::UpsamplerConfig;
-use ltx2::models::video_vae::{DecoderConfig, EncoderConfig};
+use ltx2::models::video_vae::VideoVaeConfig;
 use ltx2::models::vocoder::VocoderConfig;
 use ltx2::pipeline::tensors;
 use ltx2::runtime::Target;
 use ltx2::sampling::sigmas::FlowMatch;
-use ltx2::weights::lora::{merge, updates};
-use ltx2::weights::{Checkpoint, Lora, LoraFile, ModelSource, Overrides};
+use ltx2::weights::lora::updates;
+use ltx2::weights::lora_merge::merge;
+use ltx2::weights::{Checkpoint, Lora, LoraFile, MergeOrder, ModelSource, Overrides};
 
 /// Whether bytes were read to their end, and else why not.
 pub type Read = Result<(), Box<dyn Error>>;
@@ -147,8 +148,9 @@ pub fn model_config(bytes: &[u8]) -> Read {
         Gemma3Config::from_json(&json).is_ok(),
         TransformerConfig::from_json(&json).is_ok(),
         UpsamplerConfig::from_json(&json).is_ok(),
-        DecoderConfig::from_json(&json).is_ok(),
-        EncoderConfig::from_json(&json).is_ok(),
+        VideoVaeConfig::from_json(&json).map(|c| black_box(c.geometry())).is_ok(),
+        VideoVaeConfig::from_json(&json).and_then(|c| c.decoder()).is_ok(),
+        VideoVaeConfig::from_json(&json).and_then(|c| c.encoder()).is_ok(),
         VocoderConfig::from_json(&json).is_ok(),
         FlowMatch::from_json(std::str::from_utf8(bytes)?, Path::new("scheduler_config.json")).is_ok(),
     ])
@@ -165,7 +167,9 @@ pub fn lora(bytes: &[u8]) -> Read {
             let loras = [Lora { file: file.clone(), strength: 0.5 }];
             for (component, name) in file.targets() {
                 let weight = model.checkpoint(component)?.get_float(name)?;
-                black_box(merge(&weight, None, &updates(&loras, component, name))?.as_ref());
+                for order in [MergeOrder::Official, MergeOrder::Diffusers, MergeOrder::Exact] {
+                    black_box(merge(&weight, None, order, &updates(&loras, component, name))?.as_ref());
+                }
             }
             Ok(())
         })

@@ -3,6 +3,7 @@
 import json
 
 import torch
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 
 import models
 from common import randn, relative_l2, show, write_case
@@ -12,12 +13,12 @@ STRIDES = {"video": (1, 1, 1, 5, 7), "audio": (1, 1, 7)}
 FULL_LIMIT = 24_000
 
 
-def thin(outputs):
+def thin(outputs, all_strides=STRIDES):
     """Replaces an output of more than 24 kB by `<name>.strided`; returns the outputs and the metadata that says so."""
     kept, extra = {}, {}
     for name, tensor in outputs.items():
-        if name in STRIDES and tensor.numel() * 4 > FULL_LIMIT:
-            strides = STRIDES[name]
+        if name in all_strides and tensor.numel() * 4 > FULL_LIMIT:
+            strides = all_strides[name]
             kept[f"{name}.strided"] = tensor[tuple(slice(None, None, s) for s in strides)].contiguous()
             extra[f"strides.{name}"] = json.dumps(strides)
             extra[f"shape.{name}"] = json.dumps(list(tensor.shape))
@@ -124,7 +125,7 @@ def upsampler():
     """Un-normalised latents to latents of another size."""
     cases = [
         ("rational", "upsampler_rational", (1, 8, 3, 2, 3)),
-        ("plain", "upsampler_plain", (2, 6, 2, 3, 2)),
+        ("plain", "upsampler_plain", (2, 2, 2, 3, 2)),
         ("broken", "upsampler_3_2", (1, 4, 2, 3, 5)),
         ("temporal", "upsampler_temporal", (2, 4, 3, 2, 2)),
         ("frames", "upsampler_frames", (2, 3, 3, 2, 3)),
@@ -135,7 +136,17 @@ def upsampler():
         _write("upsampler", case, {"latents": latents}, {"latents": grown.contiguous()}, name, 500 + index)
 
 
+def filters():
+    """What diffusers' upsampling pipeline does to upsampled latents where asked to: Lightricks' packages have no such
+    filters, up to 1.2.0."""
+    pipeline = LTX2LatentUpsamplePipeline
+    latents, reference = randn(520, "latents", 2, 4, 3, 4, 6, scale=1.7) + 0.4, randn(520, "reference", 2, 4, 3, 2, 3) - 0.2
+    outputs = {f"adain.{factor}": pipeline.adain_filter_latent(None, latents, reference, factor) for factor in (0.3, 1.0)}
+    outputs |= {f"tone_map.{c}": pipeline.tone_map_latents(None, latents, c) for c in (0.4, 1.0)}
+    _write("filters", "filters", {"latents": latents, "reference": reference}, outputs, "none", 520)
+
+
 COMPONENTS = {
-    "video-decoder": video_decoder, "video-encoder": video_encoder, "audio-decoder": audio_decoder,
+    "filters": filters, "video-decoder": video_decoder, "video-encoder": video_encoder, "audio-decoder": audio_decoder,
     "vocoder": vocoder, "upsampler": upsampler,
 }

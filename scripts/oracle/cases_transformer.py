@@ -72,7 +72,6 @@ _CASES = [
     ("tiny_a_per_token", "tiny_a", 2, _SHAPE_1, 8, {"per_token": True}, {"use_cross_timestep": False}),
     ("tiny_a_cross_timestep", "tiny_a", 2, _SHAPE_1, 8, {"per_token": True}, {"use_cross_timestep": True}),
     ("tiny_a_isolated", "tiny_a", 1, _SHAPE_1, 8, {}, {"isolate_modalities": True}),
-    ("tiny_a_stg_ignored", "tiny_a", 1, _SHAPE_2, 8, {}, {"stg_blocks": [1]}),
     ("tiny_b", "tiny_b", 1, _SHAPE_1, 12, {}, {"fps": 12.5}),
     ("tiny_b_per_token_masked", "tiny_b", 2, _SHAPE_3, 7, {"per_token": True, "masked": True}, {}),
     ("interleaved", "dit_interleaved", 2, _SHAPE_1, 8, {}, {}),

@@ -96,7 +96,10 @@ def randomise(module, seed):
     return module.eval()
 
 
-_DTYPES = {torch.float32: "F32", torch.int64: "I64", torch.int32: "I32", torch.bfloat16: "BF16", torch.bool: "BOOL"}
+_DTYPES = {
+    torch.float32: "F32", torch.int64: "I64", torch.int32: "I32", torch.bfloat16: "BF16", torch.bool: "BOOL",
+    torch.uint8: "U8",
+}
 
 
 def write_safetensors(path, tensors, metadata=None):

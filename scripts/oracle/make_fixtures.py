@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Regenerates tests/fixtures from the reference code bases. Usage: make_fixtures.py [--only NAME ...] [--missing]"""
+"""Regenerates tests/fixtures from the reference code bases. Usage: make_fixtures.py [--only NAME ...] [--missing]
+[--official FOLDER]"""
 
 import argparse
 import shutil
 
 import cases_decoders
+import cases_images
+import cases_lora
 import cases_pipeline
-import cases_stages
 import cases_text
+import cases_tiles
 import cases_transformer
 import models
 from common import CASES, FIXTURES, fix_numerics, only_missing
 
-LIMIT, FILE_LIMIT = 8 * 1024 * 1024, 1024 * 1024
+LIMIT, FILE_LIMIT = 9 * 1024 * 1024, 1024 * 1024
 
 
 def write_models():
@@ -41,11 +44,13 @@ def main():
         **cases_text.COMPONENTS,
         **cases_decoders.COMPONENTS,
         **cases_pipeline.COMPONENTS,
-        **cases_stages.COMPONENTS,
+        **cases_tiles.COMPONENTS,
+        **cases_images.COMPONENTS,
     }
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=["models", *components], help="rewrite these alone")
+    parser.add_argument("--only", nargs="+", choices=["models", "lora", *components], help="rewrite these alone")
     parser.add_argument("--missing", action="store_true", help="write what is not there, keep what is")
+    parser.add_argument("--official", help="Lightricks' repository at 400fd31, for lora")
     options = parser.parse_args()
     wanted = options.only
     fix_numerics()
@@ -58,6 +63,10 @@ def main():
             if not options.missing:
                 shutil.rmtree(CASES / name, ignore_errors=True)
             make()
+    if options.official and (not wanted or "lora" in wanted):
+        cases_lora.make_lora(options.official)
+    elif wanted and "lora" in wanted:
+        raise SystemExit("lora needs --official: the folder of Lightricks' repository")
     check_sizes()
 
 

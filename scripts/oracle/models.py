@@ -190,7 +190,7 @@ VOCODER = {
 LATENT_UPSAMPLER = {
     # The resampler of 2.0, and of 2.3.
     "upsampler_rational": dict(in_channels=8, mid_channels=32, num_blocks_per_stage=1, use_rational_resampler=True),
-    "upsampler_plain": dict(in_channels=6, mid_channels=32, num_blocks_per_stage=1, use_rational_resampler=False),
+    "upsampler_plain": dict(in_channels=2, mid_channels=32, num_blocks_per_stage=0, use_rational_resampler=False),
     "upsampler_3_2": dict(
         in_channels=4, mid_channels=32, num_blocks_per_stage=0, use_rational_resampler=True, rational_spatial_scale=1.5
     ),

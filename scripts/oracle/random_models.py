@@ -119,8 +119,35 @@ def connectors(draw, caption, layers, published):
     return config
 
 
+_PRODUCTS = {"spatial": 4, "temporal": 2, "spatiotemporal": 8}
+
+
+def encoder(draw, latent, kinds):
+    """Down blocks that undo a decoder's up blocks, in any order; a block's width is its stride's product times a divisor."""
+    kinds, widths, entering = draw.sample(kinds, len(kinds)), [], latent
+    for kind in kinds:
+        product = _PRODUCTS[kind]
+        fits = [product * d for d in range(1, entering + 1) if entering % d == 0 and 4 <= product * d <= 24]
+        entering = draw.choice(fits)
+        widths.append(entering)
+    return dict(
+        block_out_channels=widths, down_block_types=[_DOWN] * len(kinds), downsample_type=kinds,
+        layers_per_block=[draw.randint(0, 1) for _ in kinds] + [1], spatio_temporal_scaling=[True] * len(kinds),
+        encoder_spatial_padding_mode=draw.choice(["zeros", "zeros", "reflect"]),
+    )
+
+
+def upsampler(draw, latent):
+    """The resampler of 2.0 or of 2.3, or one that works frame by frame; 32 groups are normalised."""
+    kind = draw.choice(["rational", "plain", "frames"])
+    return kind, dict(
+        in_channels=latent, mid_channels=32, num_blocks_per_stage=draw.randint(0, 1), dims=2 if kind == "frames" else 3,
+        use_rational_resampler=kind == "rational",
+    )
+
+
 def vae(draw, latent, published):
-    """A decoder of one to three up blocks (the encoder is a stub); returns the config and (time, height, width) ratios."""
+    """A decoder of one to three up blocks and its encoder; returns the config and (time, height, width) ratios."""
     count = draw.randint(1, 3)
     width = draw.choice([16, 24, 32]) if count == 3 else draw.choice([8, 16])
     kinds, factors, residuals, widths = [], [], [], []
@@ -133,9 +160,8 @@ def vae(draw, latent, published):
             target = max(4, previous // 2)
         if factor == 2 and previous < 4:
             factor = 1
-        product = {"spatial": 4, "temporal": 2, "spatiotemporal": 8}[kind]
         entering = previous if factor == 2 else target
-        residuals.append(entering % product == 0 and draw.random() < 0.7)
+        residuals.append(entering % _PRODUCTS[kind] == 0 and draw.random() < 0.7)
         kinds.append(kind), factors.append(factor), widths.append(target)
         previous = target // factor
     halvings = sum(k != "temporal" for k in kinds)
@@ -144,8 +170,7 @@ def vae(draw, latent, published):
     space = patch * 2**halvings
     time = 2 ** sum(k != "spatial" for k in kinds)
     config = dict(
-        latent_channels=latent, block_out_channels=[4], down_block_types=[_DOWN], layers_per_block=[1, 1],
-        spatio_temporal_scaling=[True], downsample_type=["spatial"], decoder_block_out_channels=widths[::-1],
+        latent_channels=latent, decoder_block_out_channels=widths[::-1], **encoder(draw, latent, kinds),
         decoder_layers_per_block=[draw.randint(0, 2) for _ in range(count)] + [draw.randint(1, 2)],
         decoder_spatio_temporal_scaling=[True] * count, decoder_inject_noise=[False] * (count + 1), upsample_type=kinds,
         upsample_residual=residuals[::-1], upsample_factor=factors[::-1], patch_size=patch,
@@ -236,6 +261,7 @@ def whole(seed, published=False, generation=None):
     audio = audio_vae(draw, published)
     text = gemma(draw, caption)
     voice = vocoder(draw, audio["mel_bins"], published)
+    upsampler_kind, upsampler_config = upsampler(draw, latent)
     joined = connectors(draw, caption, text["num_hidden_layers"], published)
     dit = transformer(draw, latent, audio["base_channels"], caption, ratios, published)
     if generation == "2.3":
@@ -250,5 +276,7 @@ def whole(seed, published=False, generation=None):
         "connectors": joined,
         "transformer": dit,
         "scheduler": scheduler(draw),
+        "latent_upsampler": upsampler_config,
+        "upsampler_kind": upsampler_kind,
         "vocabulary": VOCABULARY,
     }

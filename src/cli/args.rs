@@ -299,6 +299,9 @@ pub(crate) struct OutputArgs {
     /// Also writes embeddings, noise, latents, frames and samples in f32
     #[arg(long, value_name = "FILE.safetensors")]
     pub(crate) dump: Option<PathBuf>,
+    /// Dumps the latents after every denoising step too
+    #[arg(long, requires = "dump")]
+    pub(crate) dump_steps: bool,
     /// Also writes timings and memory as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) perf_json: Option<PathBuf>,

@@ -70,10 +70,11 @@ fn make(args: &Args, config: &Config, group: Option<&Arc<Group>>) -> anyhow::Res
         log::only_warnings();
     }
     let options = options(config, &args.output, group)?;
-    if let Some(job) = options.jobs.iter().find(|j| j.prompt.trim().is_empty()) {
-        let what =
-            if options.jobs.len() > 1 { format!("video {} has no prompt", job.index) } else { "no prompt".into() };
-        return Err(UsageError(format!("{what}: give --prompt, --prompts or request.prompt in the YAML")).into());
+    if config.request.prompt.is_none() && config.request.prompts.is_none() {
+        return Err(UsageError("no prompt: give --prompt, --prompts or request.prompt in the YAML".into()).into());
+    }
+    if options.jobs.iter().any(|job| job.prompt.trim().is_empty()) {
+        tracing::info!("the prompt is empty: the video is unconditional");
     }
     let mut progress = Progress::new(options.jobs.len(), later || !tracing::enabled!(tracing::Level::INFO));
     let finished = generate(config, &options, group, &mut progress)?;
@@ -125,6 +126,7 @@ fn options(config: &Config, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
         outputs,
         force: output.force,
         dump: output.dump.clone(),
+        dump_steps: output.dump_steps,
         perf_json: output.perf_json.clone(),
         checkpoint_every: output.checkpoint_every.map(|n| n as usize),
         resume: output.resume,

@@ -66,7 +66,7 @@ pub(crate) struct Args {
     /// Devices per mesh axis, e.g. `cfg=2,context=4` [default: the layout's].
     #[arg(long)]
     mesh: Option<String>,
-    /// Scalar arguments of the component, e.g. `fps=24`; also `runtime.weights=fp8`.
+    /// Scalar arguments of the component, e.g. `fps=24`; also `runtime.weights=fp8` and `model.lora_merge=exact`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Overwrites the output file.
@@ -96,6 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         text_encoder: args.text_encoder.clone(),
         upsampler: args.upsampler.clone(),
         loras: serde_json::from_value(loras(&args.lora).unwrap_or_else(|| serde_json::json!([])))?,
+        lora_merge: key(&mut scalars, "model.lora_merge")?.unwrap_or_default(),
         weights: args.weights.or(key(&mut scalars, "model.weights")?).unwrap_or(WeightSource::File),
         ..Model::default()
     };
@@ -108,7 +109,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         setup::log_weights(weight_type, &weights)?;
     }
     let mut executor = Executor::new(Engine::new(client, setup::engine_options(&placed)), weights);
-    executor.set_loras(&Loras::open(&placed.model.loras)?.of_pass(1))?;
+    executor.keep_loras(Loras::open(&placed.model)?)?;
     let platform = executor.engine().platform();
     let lowering = Lowering::of(&platform, executor.engine().devices()[0].kind());
     let build = Build {

@@ -238,11 +238,24 @@ fn unwrap_sidecar(root: Node) -> Node {
     }
 }
 
-/// `reference` stands for four keys; those that the same layer writes itself stay.
+/// Keys that `reference` sets.
+const BY_REFERENCE: [&str; 9] = [
+    "sampler.sigma_shift",
+    "guidance.stg_streams",
+    "conditioning.cross_timestep",
+    "conditioning.keyframe_span",
+    "conditioning.noising",
+    "two_stage.audio",
+    "vocoder.stage1_clamp",
+    "runtime.positions",
+    "model.lora_merge",
+];
+
+/// `reference` stands for several keys; those that the same layer writes itself stay.
 fn expand_reference(layer: &mut Tree) {
     let Some((value, origin)) = layer.leaf("reference") else { return };
     let (value, origin) = (value.clone(), ValueOrigin::Reference(Box::new(origin.clone())));
-    for key in ["sampler.sigma_shift", "conditioning.cross_timestep", "two_stage.audio", "vocoder.stage1_clamp"] {
+    for key in BY_REFERENCE {
         if layer.get(key).is_none() {
             layer.set(key, value.clone(), &origin);
         }
@@ -366,7 +379,7 @@ impl Config {
     /// are made, `prompt` and `seed` are those of the sidecar's own video.
     pub fn effective(&self, prompt: &str, seed: u64) -> Value {
         let mut own = self.clone();
-        own.request.prompt = prompt.into();
+        own.request.prompt = Some(prompt.into());
         own.request.prompts = None;
         own.request.num_videos = 1;
         own.request.seed = seed;

@@ -25,7 +25,7 @@ impl Config {
     /// The prompts file cannot be read, or holds none.
     pub fn jobs(&self) -> Result<Vec<Job>, ConfigError> {
         let prompts = match &self.request.prompts {
-            None => vec![self.request.prompt.clone()],
+            None => vec![self.request.prompt.clone().unwrap_or_default()],
             Some(file) => {
                 let path = PathBuf::from(file);
                 let text = std::fs::read_to_string(&path)

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::pipeline::Pipeline;
 use crate::defaults::with_defaults;
 use crate::kernels::AttentionKernel;
+use crate::media::ImageH264;
 use crate::sampling::{SamplerKind, SamplerOptions};
+use crate::weights::MergeOrder;
 
 /// The layout that `Config::resolve_auto_layout` decides.
 pub const AUTO: &str = "auto";
@@ -30,8 +32,9 @@ with_defaults! {
         pub model: Model = Model::default(),
         /// The video to generate.
         pub request: Request = Request::default(),
-        /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `conditioning.cross_timestep`,
-        /// `two_stage.audio` and `vocoder.stage1_clamp`, each of which can be set alone.
+        /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `guidance.stg_streams`,
+        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`, `two_stage.audio`,
+        /// `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, each of which can be set alone.
         pub reference: Reference = Reference::Official,
         /// The denoising loop.
         pub sampler: Sampler = Sampler::default(),
@@ -80,6 +83,9 @@ with_defaults! {
         pub weights_seed: u64 = 0,
         /// LoRAs of the transformer, applied in order.
         pub loras: Vec<Lora> = Vec::new(),
+        /// Where merging LoRAs into the weights rounds. Official: as Lightricks' loader; diffusers: as its `fuse_lora`;
+        /// exact: once.
+        pub lora_merge: MergeOrder = MergeOrder::Official,
     }
 }
 
@@ -120,8 +126,8 @@ with_defaults! {
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Request {
-        /// Text prompt.
-        pub prompt: String = String::new(),
+        /// Text prompt; an empty one is the unconditional video.
+        pub prompt: Option<String> = None,
         /// Text prompt of what to avoid.
         pub negative_prompt: String = NEGATIVE_PROMPT.trim().into(),
         /// A file with what to avoid, instead of `negative_prompt`.
@@ -200,8 +206,12 @@ fn crf() -> u8 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Reference {
-    /// Lightricks' own code.
+    /// Lightricks' own code, 1.2.0.
     Official,
+    /// Lightricks' own code, 1.0.0.
+    #[serde(rename = "official_1_0")]
+    #[value(name = "official_1_0")]
+    Official1,
     /// The diffusers pipelines.
     Diffusers,
 }
@@ -223,7 +233,8 @@ with_defaults! {
         pub steps: usize = 40,
         /// The noise levels themselves, falling from at most 1, instead of `steps`; a closing 0 is optional.
         pub sigmas: Option<Vec<f64>> = None,
-        /// Tokens that the schedule's shift is computed for. Official: a constant number; diffusers: the video's own.
+        /// Tokens that the schedule's shift is computed for. Official: a constant number; diffusers: all that the
+        /// transformer reads, appended ones included.
         pub sigma_shift: Reference = Reference::Official,
         /// Where the noise is drawn.
         pub noise: Noise = Noise::Torch,
@@ -267,22 +278,27 @@ pub enum Auto {
     Auto,
 }
 
-/// How strongly the prompt is followed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Guidance {
-    /// The video stream's scales.
-    pub video: Scales,
-    /// The audio stream's scales.
-    pub audio: Scales,
-    /// Transformer blocks that the perturbed branch perturbs.
-    pub stg_blocks: Vec<usize>,
-    /// Elements over which the rescale term takes standard deviations.
-    pub rescale_scope: RescaleScope,
+with_defaults! {
+    /// How strongly the prompt is followed.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Guidance {
+        /// The video stream's scales.
+        pub video: Scales = Scales::default(),
+        /// The audio stream's scales.
+        pub audio: Scales = Scales::default(),
+        /// Transformer blocks that the perturbed branch perturbs, of streams that name none of their own.
+        pub stg_blocks: Vec<usize> = Vec::new(),
+        /// Streams that the perturbed branch perturbs. Official: those whose stg is not 0; diffusers: both, and none
+        /// in a model without perturbed attention.
+        pub stg_streams: Reference = Reference::Official,
+        /// Elements over which the rescale term takes standard deviations.
+        pub rescale_scope: RescaleScope = RescaleScope::PerSample,
+    }
 }
 
 /// One stream's guidance. A number is meant literally; null uses the other stream's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scales {
     /// Away from the negative prompt; 1 is off.
@@ -293,6 +309,9 @@ pub struct Scales {
     pub modality: Option<f64>,
     /// Towards the standard deviation before guidance; 0 is off.
     pub rescale: Option<f64>,
+    /// Transformer blocks that the perturbed branch perturbs in this stream; null for `guidance.stg_blocks`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stg_blocks: Option<Vec<usize>>,
 }
 
 /// Elements over which the rescale term takes standard deviations.
@@ -313,6 +332,13 @@ with_defaults! {
     pub struct Conditioning {
         /// The noise level that modulates the attention between the streams. All agree unless frames are given.
         pub cross_timestep: CrossTimestep = CrossTimestep::Official,
+        /// Time that an appended frame spans. Official and diffusers: one frame; `official_1_0`: a latent's eight.
+        pub keyframe_span: Reference = Reference::Official,
+        /// Start of known tokens of a strength below 1 where a pass starts from latents. Official: those latents;
+        /// `official_1_0` and diffusers: the known tokens.
+        pub noising: Reference = Reference::Official,
+        /// The H.264 encoder that conditioning images go through at their `crf`.
+        pub h264: ImageH264 = ImageH264::Auto,
     }
 }
 
@@ -322,6 +348,9 @@ with_defaults! {
 pub enum CrossTimestep {
     /// As Lightricks' current code: `gate_only`.
     Official,
+    /// As Lightricks' 1.0.0: `cross`.
+    #[serde(rename = "official_1_0")]
+    Official1,
     /// As diffusers: `cross`.
     Diffusers,
     /// Each stream's own.
@@ -356,6 +385,9 @@ with_defaults! {
 pub enum StageAudio {
     /// As Lightricks' current code does in the pipeline.
     Official,
+    /// As Lightricks' 1.0.0: the second's.
+    #[serde(rename = "official_1_0")]
+    Official1,
     /// As diffusers: the second's.
     Diffusers,
     /// The first's.
@@ -427,6 +459,8 @@ with_defaults! {
         pub weights: WeightType = WeightType::Bf16,
         /// Whose rounding order the bf16 forward follows.
         pub numerics: Numerics = Numerics::Default,
+        /// Type of the video's positions. Official and diffusers: f32; `official_1_0`: that of `runtime.dtype`.
+        pub positions: Reference = Reference::Official,
         /// How attention is computed.
         pub attention: AttentionKernel = AttentionKernel::Auto,
         /// CUDA: the part of each device's memory that is taken at the start, 0 to 1; null for the plugin's three

@@ -6,6 +6,8 @@ use serde_json::json;
 
 use super::check::ResolvedScales;
 use super::*;
+use crate::media::ImageH264;
+use crate::weights::MergeOrder;
 
 struct Folder(tempfile::TempDir);
 
@@ -104,11 +106,11 @@ fn every_shipped_file_loads() {
 #[test]
 fn the_contracts_keys_are_known() {
     let text = "pipeline: text_to_video\nmodel: {path: Lightricks/LTX-2, text_encoder: null, weights: file, loras: []}\n\
-        request: {prompt: '', width: 768, height: 512, num_frames: 121, frame_rate: 24, seed: 10, images: [], max_sequence_length: 1024}\n\
+        request: {prompt: null, width: 768, height: 512, num_frames: 121, frame_rate: 24, seed: 10, images: [], max_sequence_length: 1024}\n\
         reference: official\n\
         sampler: {kind: euler, steps: 40, sigmas: null, sigma_shift: official, noise: torch, progress_every: auto}\n\
         guidance:\n  video: {cfg: 4.0, stg: 0.0, modality: 1.0, rescale: 0.0}\n  audio: {cfg: 4.0, stg: 0.0, modality: 1.0, rescale: 0.0}\n  stg_blocks: []\n  rescale_scope: per_sample\n\
-        conditioning: {cross_timestep: official}\n\
+        conditioning: {cross_timestep: official, h264: off}\n\
         mesh: {data: 1, cfg: 1, fsdp: 1, context: 1, tensor: 1}\nlayout: shardings/replicated.yml\n\
         runtime: {platform: auto, dtype: bf16, attention: auto, residency: auto, compile_cache: auto, xla_flags: {}}\n\
         output: {path: null, save_frames: null, save_audio: null, sidecar: true}\n";
@@ -117,6 +119,7 @@ fn the_contracts_keys_are_known() {
     let expected =
         Config { mesh: Some(Mesh::default()), layout: "shardings/replicated.yml".into(), ..Config::default() };
     assert_eq!(loaded.config.request, expected.request);
+    assert_eq!(loaded.config.conditioning.h264, ImageH264::Off);
     loaded.config.placement(1).unwrap();
     // All of it stands in the schema, with a description.
     fn walk(schema: &serde_json::Value, root: &serde_json::Value, path: &str, seen: &mut Vec<String>) {
@@ -138,13 +141,15 @@ fn the_contracts_keys_are_known() {
 }
 
 #[test]
-fn reference_sets_three_keys_and_each_can_be_set_alone() {
+fn reference_sets_its_keys_and_each_can_be_set_alone() {
     let files = Folder::new(&[("d.yml", "reference: diffusers\ntwo_stage: {audio: stage_1}\n")]);
     let mut given = files.given("d.yml");
     let config = load(&given).unwrap().config;
     assert_eq!(config.sampler.sigma_shift, Reference::Diffusers);
     assert_eq!(config.conditioning.cross_timestep, CrossTimestep::Diffusers);
     assert_eq!(config.two_stage.audio, StageAudio::Stage1);
+    let both = [config.guidance.stg_streams, config.conditioning.noising, config.conditioning.keyframe_span];
+    assert_eq!(both, [Reference::Diffusers; 3]);
     // A later layer's reference sets all of them again.
     given.flag("reference", "reference", Some("official"));
     given.set = vec!["conditioning.cross_timestep=own".into()];
@@ -153,6 +158,9 @@ fn reference_sets_three_keys_and_each_can_be_set_alone() {
     assert_eq!(loaded.config.two_stage.audio, StageAudio::Official);
     assert_eq!(loaded.config.conditioning.cross_timestep, CrossTimestep::Own);
     assert_eq!(loaded.origin("sampler.sigma_shift").to_string(), "reference, flag --reference");
+    let config = load(&set(&["reference=official_1_0"])).unwrap().config;
+    assert_eq!(config.conditioning.cross_timestep, CrossTimestep::Official1);
+    assert_eq!((config.two_stage.audio, config.runtime.positions), (StageAudio::Official1, Reference::Official1));
 }
 
 #[test]
@@ -281,11 +289,19 @@ fn reference_decides_about_the_clamp_between_the_vocoder_s_stages() {
 }
 
 #[test]
+fn reference_decides_where_merging_loras_rounds() {
+    let order = |pairs: &[&str]| load(&set(pairs)).unwrap().config.model.lora_merge;
+    assert_eq!(order(&[]), MergeOrder::Official);
+    assert_eq!(order(&["reference=diffusers"]), MergeOrder::Diffusers);
+    assert_eq!(order(&["reference=diffusers", "model.lora_merge=exact"]), MergeOrder::Exact);
+}
+
+#[test]
 fn set_takes_text_as_it_stands() {
     let config = |pair: &str| load(&set(&[pair])).unwrap().config;
-    assert_eq!(config("request.prompt=24").request.prompt, "24");
-    assert_eq!(config("request.prompt=a: b, #1 [c").request.prompt, "a: b, #1 [c");
-    assert_eq!(config("request.prompt='quoted'").request.prompt, "quoted");
+    assert_eq!(config("request.prompt=24").request.prompt.as_deref(), Some("24"));
+    assert_eq!(config("request.prompt=a: b, #1 [c").request.prompt.as_deref(), Some("a: b, #1 [c"));
+    assert_eq!(config("request.prompt='quoted'").request.prompt.as_deref(), Some("quoted"));
     assert_eq!(config("model.vae=null").model.vae, None);
     assert_eq!(config("request.seed=18446744073709551615").request.seed, u64::MAX);
     assert_eq!(config("runtime.xla_flags.a=3").runtime.xla_flags["a"], FlagValue::Int(3));

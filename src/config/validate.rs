@@ -271,7 +271,7 @@ mod tests {
             ),
             ("sampler: {steps: 1.5}\n", "1: 'sampler.steps' must be a whole number from 1 to 256, not 1.5"),
             ("request:\n  seed: -1\n", "2: 'request.seed' must be a whole number of at least 0, not -1"),
-            ("request: {prompt: 5}\n", "1: 'request.prompt' must be text, not 5 (quote it)"),
+            ("request: {prompt: 5}\n", "1: 'request.prompt' must be text or null, not 5 (quote it)"),
             ("guidance: 4\n", "1: 'guidance' must be a map of keys, not 4"),
             ("runtime: {dtype: f16}\n", "1: 'runtime.dtype' must be bf16, f32, not the text 'f16'"),
             (

@@ -17,6 +17,8 @@ pub enum Error {
     FrameRate(f64),
     #[error("ffmpeg cannot be used: {reason}; install ffmpeg with libx264 or choose the embedded encoder")]
     FfmpegMissing { reason: String },
+    #[error("conditioning.h264: ffmpeg: {reason}; install ffmpeg with libx264, or set it to auto, builtin or off")]
+    ImageH264 { reason: String },
     #[error("{}: reading a video needs ffmpeg ({reason}): install ffmpeg, or give PNG folders, WAV files or dumps", path.display())]
     NoDecoder { path: PathBuf, reason: String },
     #[error("WAV {}: {reason}", path.display())]

@@ -13,8 +13,8 @@ use super::rate::FrameRate;
 use super::wav::{WavFormat, wav_bytes};
 use super::yuv;
 
-/// The version line of the ffmpeg at `program`, or why it cannot encode.
-pub(super) fn probe(program: &Path) -> std::result::Result<String, String> {
+/// The version line of the ffmpeg at `program`, or why it cannot encode with all of `encoders`.
+pub(super) fn probe(program: &Path, encoders: &[&str]) -> std::result::Result<String, String> {
     let ask = |argument: &str| {
         let output = Command::new(program).args(["-hide_banner", argument]).stdin(Stdio::null()).output();
         match output {
@@ -26,9 +26,9 @@ pub(super) fn probe(program: &Path) -> std::result::Result<String, String> {
             Err(e) => Err(format!("{} does not start: {e}", program.display())),
         }
     };
-    let encoders = ask("-encoders")?;
-    for wanted in ["libx264", "aac"] {
-        if !encoders.lines().any(|line| line.split_whitespace().nth(1) == Some(wanted)) {
+    let has = ask("-encoders")?;
+    for wanted in encoders {
+        if !has.lines().any(|line| line.split_whitespace().nth(1) == Some(wanted)) {
             return Err(format!("{} was built without {wanted}", program.display()));
         }
     }
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_said() {
-        let why = probe(Path::new("/nowhere/ffmpeg")).unwrap_err();
+        let why = probe(Path::new("/nowhere/ffmpeg"), &["libx264"]).unwrap_err();
         assert_eq!(why, "/nowhere/ffmpeg is not installed");
     }
 }

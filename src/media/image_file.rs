@@ -1,16 +1,18 @@
-//! Conditioning images: read, re-encoded as H.264, resized to the video.
+//! Conditioning images: read as Lightricks' code reads them, and resized to the video.
 
-use std::io::{Cursor, Write};
+use std::io::Cursor;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
-use image::ImageReader;
-use ndarray::{Array4, Array5, s};
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+use moxcms::{ColorProfile, Layout, TransformOptions};
+use ndarray::{Array4, Array5};
 
 use super::error::{Error, Result};
 use super::frames::Frames;
 
-/// Reads a PNG, JPEG or WebP, whatever its name, as one RGB frame; transparency is dropped, 16 bits become 8.
+/// Reads a PNG, JPEG or WebP, whatever its name, as one RGB frame in sRGB: turned as its EXIF says, but never mirrored;
+/// transparency is dropped, of 16 bits the upper 8 are kept.
 ///
 /// # Errors
 /// No such file; another format; a damaged image.
@@ -21,57 +23,52 @@ pub fn read_image(path: &Path) -> Result<Frames> {
     if reader.format().is_none() {
         return Err(bad("it is none of PNG, JPEG, WebP".into()));
     }
-    let rgb = reader.decode().map_err(|e| bad(e.to_string()))?.to_rgb8();
-    let (w, h) = (rgb.width() as usize, rgb.height() as usize);
-    Frames::new(Array4::from_shape_vec((1, h, w, 3), rgb.into_raw()).map_err(|e| bad(e.to_string()))?)
-}
-
-/// A frame as H.264 of a quality `crf` shows it: the models were trained on such. An odd last row or column is dropped.
-///
-/// # Errors
-/// ffmpeg is not there or fails; `path` names the image in messages.
-pub fn through_h264(frame: &Frames, crf: u8, ffmpeg: &Path, path: &Path) -> Result<Frames> {
-    let (h, w) = (frame.height() / 2 * 2, frame.width() / 2 * 2);
-    if h == 0 || w == 0 {
-        return Err(Error::Image { path: path.to_path_buf(), message: "H.264 needs two rows and columns".into() });
+    let mut decoder = reader.into_decoder().map_err(|e| bad(e.to_string()))?;
+    // A header may claim more pixels than memory holds.
+    Limits::default().reserve(decoder.total_bytes()).map_err(|e| bad(e.to_string()))?;
+    // Damaged metadata is as none: the pixels are there.
+    let (orientation, profile) = (decoder.orientation().ok(), decoder.icc_profile().ok().flatten());
+    let mut image = DynamicImage::from_decoder(decoder).map_err(|e| bad(e.to_string()))?;
+    if let Some(turn @ (Orientation::Rotate90 | Orientation::Rotate180 | Orientation::Rotate270)) = orientation {
+        image.apply_orientation(turn);
     }
-    let raw: Vec<u8> = frame.data().slice(s![..1, ..h, ..w, ..]).iter().copied().collect();
-    let size = format!("{w}x{h}");
-    let source = ["-f", "rawvideo", "-pixel_format", "rgb24", "-video_size", &size, "-i", "pipe:0"];
-    let crf = crf.to_string();
-    let x264 = ["-c:v", "libx264", "-preset", "veryfast", "-crf", &crf, "-pix_fmt", "yuv420p", "-f", "h264", "pipe:1"];
-    let encoded = pipe(ffmpeg, path, &[&source[..], &x264].concat(), &raw)?;
-    let decoded = pipe(
-        ffmpeg,
-        path,
-        &["-f", "h264", "-i", "pipe:0", "-frames:v", "1", "-f", "rawvideo", "-pix_fmt", "rgb24", "pipe:1"],
-        &encoded,
-    )?;
-    let bytes = decoded.len();
-    let fail = |_| Error::Image { path: path.to_path_buf(), message: format!("ffmpeg gave {bytes} bytes for {size}") };
-    Frames::new(Array4::from_shape_vec((1, h, w, 3), decoded).map_err(fail)?)
-}
-
-/// stdout of ffmpeg for `input` on its stdin.
-fn pipe(ffmpeg: &Path, path: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>> {
-    let start = |e: std::io::Error| Error::FfmpegMissing { reason: format!("it does not start: {e}") };
-    let mut command = Command::new(ffmpeg);
-    command.args(["-hide_banner", "-loglevel", "error", "-nostdin"]).args(arguments);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(start)?;
-    let stdin = child.stdin.take();
-    let (sent, output) = std::thread::scope(|scope| {
-        let sender = scope.spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input)));
-        let output = child.wait_with_output();
-        (sender.join().unwrap_or(Ok(())), output)
+    let image = eight_bits(image);
+    let (w, h) = (image.width() as usize, image.height() as usize);
+    let converted = profile.map(|profile| to_srgb(&image, &profile)).transpose().unwrap_or_else(|reason| {
+        tracing::warn!("{}: its colour profile is left out: {reason}", path.display());
+        None
     });
-    let output = output.map_err(Error::io("wait for ffmpeg on", path))?;
-    if !output.status.success() {
-        let tail = super::ffmpeg::tail(&String::from_utf8_lossy(&output.stderr));
-        return Err(Error::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail });
-    }
-    sent.map_err(Error::io("send an image to ffmpeg for", path))?;
-    Ok(output.stdout)
+    let rgb = converted.unwrap_or_else(|| image.to_rgb8().into_raw());
+    Frames::new(Array4::from_shape_vec((1, h, w, 3), rgb).map_err(|e| bad(e.to_string()))?)
+}
+
+/// An image of grey or RGB bytes, without transparency.
+fn eight_bits(image: DynamicImage) -> DynamicImage {
+    let upper = |values: &[u16]| values.iter().map(|v| (v >> 8) as u8).collect();
+    let (w, h) = (image.width(), image.height());
+    let made = match &image {
+        DynamicImage::ImageLuma8(_) | DynamicImage::ImageRgb8(_) => return image,
+        DynamicImage::ImageLumaA8(_) => return DynamicImage::ImageLuma8(image.to_luma8()),
+        DynamicImage::ImageLuma16(_) | DynamicImage::ImageLumaA16(_) => {
+            image::GrayImage::from_raw(w, h, upper(&image.to_luma16())).map(DynamicImage::ImageLuma8)
+        }
+        DynamicImage::ImageRgb16(_) | DynamicImage::ImageRgba16(_) => {
+            image::RgbImage::from_raw(w, h, upper(&image.to_rgb16())).map(DynamicImage::ImageRgb8)
+        }
+        _ => None,
+    };
+    made.unwrap_or_else(|| DynamicImage::ImageRgb8(image.to_rgb8()))
+}
+
+/// RGB bytes of an image of [`eight_bits`] in sRGB, whose colours its ICC profile says; none where the two do not fit.
+fn to_srgb(image: &DynamicImage, profile: &[u8]) -> std::result::Result<Vec<u8>, moxcms::CmsError> {
+    let layout = if matches!(image, DynamicImage::ImageLuma8(_)) { Layout::Gray } else { Layout::Rgb };
+    let profile = ColorProfile::new_from_slice(profile)?;
+    let options = TransformOptions { prefer_fixed_point: false, ..TransformOptions::default() };
+    let transform = profile.create_transform_8bit(layout, &ColorProfile::new_srgb(), Layout::Rgb, options)?;
+    let mut rgb = vec![0; image.width() as usize * image.height() as usize * 3];
+    transform.transform(image.as_bytes(), &mut rgb)?;
+    Ok(rgb)
 }
 
 /// A frame scaled to cover `height` and `width`, what stands over cut off on both sides: `[1, 3, 1, height, width]` in

@@ -7,6 +7,7 @@
 mod aac;
 mod atomic;
 mod audio;
+mod bt601;
 mod decode;
 mod error;
 mod ffmpeg;
@@ -18,6 +19,7 @@ mod mp4;
 mod options;
 mod png;
 mod rate;
+mod round_trip;
 mod wav;
 mod yuv;
 
@@ -27,9 +29,10 @@ pub use decode::read_video;
 pub use error::{Error, Result};
 pub use frames::Frames;
 #[doc(hidden)]
-pub use image_file::{covering, read_image, through_h264};
+pub use image_file::{covering, read_image};
 pub use mp4::{Encoder, write_mp4};
 pub use options::{EncoderChoice, Mp4Options};
 pub use png::{png_bytes, read_png, read_png_frames, write_png, write_png_frames};
 pub use rate::FrameRate;
+pub use round_trip::{ImageH264, RoundTrip};
 pub use wav::{WavFormat, read_wav, write_wav};

@@ -71,7 +71,7 @@ fn choose(options: &Mp4Options) -> Result<Encoder> {
     if options.encoder == EncoderChoice::Embedded {
         return Ok(Encoder::Embedded);
     }
-    match ffmpeg::probe(&options.ffmpeg) {
+    match ffmpeg::probe(&options.ffmpeg, &["libx264", "aac"]) {
         Ok(version) => Ok(Encoder::Ffmpeg(version)),
         Err(reason) if options.encoder == EncoderChoice::Ffmpeg => Err(Error::FfmpegMissing { reason }),
         Err(reason) => {

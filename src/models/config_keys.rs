@@ -21,10 +21,8 @@ const fn off(key: &'static str) -> Inert {
     (key, |value| value.is_null() || *value == false)
 }
 
-/// Keys of every component: what the file was saved by.
-const SAVED_BY: [Inert; 3] = [inert("_class_name"), inert("_diffusers_version"), inert("_name_or_path")];
-
-/// Keys of each component that change no result.
+/// Keys of each component that change no result, beside those that begin with `_`: these say what the file was saved by.
+/// An unknown class is refused where the model is opened.
 const INERT: [(&str, &[Inert]); 4] = [
     (
         "text_encoder",
@@ -86,7 +84,7 @@ pub(crate) fn refuse_unread(
     let own = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, keys)| *keys);
     let any = |key: &str| component == "text_encoder" && TRANSFORMERS.split_whitespace().any(|known| known == key);
     let silent = |key: &str, value: &Value| {
-        any(key) || own.clone().chain(&SAVED_BY).any(|(known, may)| *known == key && may(value))
+        key.starts_with('_') || any(key) || own.clone().any(|(known, may)| *known == key && may(value))
     };
     let all = json.as_object().into_iter().flatten();
     match all.into_iter().find(|(key, value)| !read(key) && !silent(key, value)) {

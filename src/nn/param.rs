@@ -69,7 +69,7 @@ impl Source {
     }
 
     /// Every checkpoint tensor it reads, with its shape.
-    pub(crate) fn tensors(&self) -> Vec<(&str, &[usize])> {
+    pub fn tensors(&self) -> Vec<(&str, &[usize])> {
         match self {
             Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
                 keys.iter().map(|k| (k.as_str(), self.shape())).collect()

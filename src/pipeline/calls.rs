@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use half::bf16;
 use ndarray::{Array4, Array5, arr2};
 
 use super::call::Call;
@@ -13,6 +14,7 @@ use super::executor::Inputs;
 use super::program_table::ProgramKind;
 use super::runner::{Runner, SharedLoop};
 use crate::av::Av;
+use crate::hlo::DType;
 use crate::models::Network;
 use crate::models::connectors::Input;
 use crate::models::transformer::tables;
@@ -97,6 +99,9 @@ impl Runner {
         let c = &self.model.sizes.transformer;
         let network = denoise::denoise(c, shape, &self.build)?;
         let mut coords = shapes.coords(&self.model.sizes, request.frame_rate);
+        if request.positions == DType::BF16 {
+            coords.video.mapv_inplace(|x| bf16::from_f32(x).to_f32());
+        }
         if shapes.appended > 0 {
             let behind = appended_coords(c, shapes, &request.conditions.video, request.frame_rate);
             coords.video = ndarray::concatenate(ndarray::Axis(2), &[coords.video.view(), behind.view()])

@@ -152,6 +152,7 @@ impl std::fmt::Display for Shortage {
 /// that does not fit is no error here: see `Compilation::shortage`.
 pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
+    programs.check_headers(config, options.kind)?;
     let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
     let machine = machine.map_err(RuntimeError::from)?;
     Job { config: &resolved(config, &machine), options, machine: &machine, compiles: true }.compilation(&programs)

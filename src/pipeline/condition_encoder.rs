@@ -9,7 +9,7 @@ use super::conditions::{ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
 use super::runner::Runner;
 use super::tensors::fixed;
-use crate::media;
+use crate::media::{self, ImageH264, RoundTrip};
 use crate::request::{Condition, Content, Placement, Request, Shapes, noise_levels};
 use crate::sampling::latents::{AudioShape, pack_audio};
 use crate::weights::Checkpoint;
@@ -110,19 +110,12 @@ impl Runner {
     /// An image as normalised tokens `[1, h·w, c]` of a pass' size.
     fn image_tokens(&mut self, path: &Path, crf: u8, request: &Request) -> Result<Array3<f32>> {
         let frame = media::read_image(path)?;
-        let frame = match crf {
-            0 => frame,
-            crf => match media::through_h264(&frame, crf, Path::new("ffmpeg"), path) {
-                Err(media::Error::FfmpegMissing { reason }) => {
-                    let path = path.display();
-                    tracing::warn!(
-                        "{path}: not put through H.264 (crf {crf}), which the model was trained on: ffmpeg {reason}"
-                    );
-                    frame
-                }
-                other => other?,
-            },
+        let round_trip = match self.round_trip.take() {
+            None if crf > 0 => Some(RoundTrip::choose(ImageH264::Auto, Path::new("ffmpeg"))?),
+            known => known,
         };
+        let frame = round_trip.as_ref().map_or(Ok(frame.clone()), |h264| h264.apply(&frame, crf, path))?;
+        self.round_trip = round_trip;
         let video = media::covering(&frame, request.height, request.width);
         let encoded = self.video_encoder(video)?.run(&self.executor)?;
         let mut latents = fixed(encoded.tensor("latents")?.into_f32())?;

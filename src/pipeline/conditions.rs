@@ -8,7 +8,7 @@ use ndarray::{Array1, Array2, Array3, Array4, Axis as Dim, s};
 
 use crate::av::Av;
 use crate::models::transformer::TransformerConfig;
-use crate::request::{Condition, Shapes, coordinate_grids};
+use crate::request::{Condition, Shapes, Span, coordinate_grids};
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
 
@@ -36,6 +36,15 @@ impl StreamTokens {
 }
 
 impl ConditionTokens {
+    /// Puts the conditions into tokens `[b, n, c]` of both streams, whatever their strength.
+    pub(crate) fn place(&self, tokens: Av<&mut Array3<f32>>) {
+        for (tokens, own) in tokens.zip(self.streams.as_ref()) {
+            for (n, mut column) in tokens.axis_iter_mut(Dim(1)).enumerate().filter(|(n, _)| own.level[[0, *n]] != 0) {
+                column.assign(&own.clean.slice(s![0, n, ..]));
+            }
+        }
+    }
+
     /// Blends the conditions into starting tokens `[b, n, c]` of both streams.
     pub(crate) fn blend(&self, tokens: Av<&mut Array3<f32>>) {
         for (tokens, own) in tokens.zip(self.streams.as_ref()) {
@@ -65,7 +74,7 @@ impl ConditionTokens {
     }
 }
 
-/// Positions of the tokens behind the video's own, `[1, 3, extra, 2]`: an image's at its frame, which lasts one frame.
+/// Positions of the tokens behind the video's own, `[1, 3, extra, 2]`: an image's at its frames.
 pub(crate) fn appended_coords(
     c: &TransformerConfig,
     shapes: &Shapes,
@@ -78,10 +87,12 @@ pub(crate) fn appended_coords(
     let each: Vec<Array4<f32>> = conditions
         .iter()
         .filter_map(Condition::appended_at)
-        .map(|frame| {
+        .map(|(frame, span)| {
             let mut coords = one.clone();
-            for (side, mut bounds) in coords.slice_mut(s![0, 0, .., ..]).axis_iter_mut(Dim(1)).enumerate() {
-                bounds.fill((frame + side) as f32 / frame_rate as f32);
+            let frames = if span == Span::Frame { 1 } else { c.vae_scale_factors[0] };
+            let mut sides = coords.slice_mut(s![0, 0, .., ..]);
+            for (bound, mut bounds) in [frame, frame + frames].into_iter().zip(sides.axis_iter_mut(Dim(1))) {
+                bounds.fill(bound as f32 / frame_rate as f32);
             }
             coords
         })

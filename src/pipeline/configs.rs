@@ -14,7 +14,7 @@ use crate::models::presets::Preset;
 use crate::models::text_encoder::TextEncoder;
 use crate::models::transformer::TransformerConfig;
 use crate::models::upsampler::{self, UpsamplerConfig};
-use crate::models::video_vae::Pixels;
+use crate::models::video_vae::{Pixels, VideoVaeConfig};
 use crate::models::vocoder::{self, VocoderConfig};
 use crate::models::{ConfigError, Network, audio_vae, video_vae};
 use crate::nn::Build;
@@ -80,7 +80,7 @@ impl ModelConfigs {
     /// The same model as a configuration has it run.
     #[must_use]
     pub(crate) fn for_run(self, config: &Config) -> Self {
-        self.with_vocoder_clamp(config.vocoder.stage1_clamp == Reference::Official)
+        self.with_vocoder_clamp(config.vocoder.stage1_clamp != Reference::Diffusers)
     }
 
     /// The transformer's.
@@ -123,7 +123,7 @@ impl ModelConfigs {
 
     /// Ratios and channels of the video autoencoder.
     pub(crate) fn video_vae(&self) -> Result<video_vae::Geometry> {
-        self.read(Component::Vae, video_vae::Geometry::from_json)
+        self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.geometry()))
     }
 
     /// The audio autoencoder's.
@@ -168,14 +168,14 @@ impl ModelConfigs {
 
     /// Latents `[b, c, f, h, w]` to frames, as `pixels` says.
     pub(crate) fn video_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
-        let c = self.read(Component::Vae, video_vae::DecoderConfig::from_json)?;
+        let c = self.read(Component::Vae, |json| VideoVaeConfig::from_json(json)?.decoder())?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, b)?)
     }
 
     /// Frames `[b, c, f, h, w]` to latents.
     pub(crate) fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
-        let c = self.read(Component::Vae, video_vae::EncoderConfig::from_json)?;
+        let c = self.read(Component::Vae, |json| VideoVaeConfig::from_json(json)?.encoder())?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::encoder_program(&c, [n, f, h, w], b)?)
     }

@@ -5,11 +5,13 @@ use std::rc::Rc;
 
 use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, Ix4, Ix5, s};
 
+use super::batch::Dump;
 use super::calls::PassSpec;
 use super::conditions::ConditionTokens;
 use super::denoise_loop::{CallNoise, DenoiseLoop};
 use super::error::{PipelineError, Result};
-use super::packing::pack;
+use super::model::Model;
+use super::packing::{pack, unpack};
 use super::phase::Phase;
 use super::programs::ProgramKind;
 use super::prompts::branch_text;
@@ -18,7 +20,7 @@ use super::saved::Saved;
 use super::tensors::fixed;
 use crate::av::Av;
 use crate::failpoint;
-use crate::request::{Request, Shapes};
+use crate::request::{Noising, Request, Shapes};
 use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::DenoiseShape;
 use crate::tensor::Tensor;
@@ -74,10 +76,16 @@ impl Run<'_> {
             start.video = concatenated(&start.video, &fixed(appended)?)?;
         }
         if let Some(before) = before {
+            let mut old = start.as_ref().map(|noise| Array3::zeros(noise.raw_dim()));
+            for (old, own) in old.as_mut().zip(before) {
+                old.slice_mut(s![.., ..own.shape()[1], ..]).assign(&own);
+            }
+            if let (Some(conditions), Noising::Known) = (&conditions, request.noising) {
+                conditions.place(old.as_mut());
+            }
             let part = *request.sigmas.first().expect("a schedule has a level");
-            for (noise, old) in start.as_mut().zip(before) {
-                let mut own = noise.slice_mut(s![.., ..old.shape()[1], ..]);
-                own.zip_mut_with(&old, |x, old| *x = *x * part + old * (1.0 - part));
+            for (noise, old) in start.as_mut().zip(old) {
+                noise.zip_mut_with(&old, |x, old| *x = *x * part + old * (1.0 - part));
             }
         }
         if let Some(conditions) = &conditions {
@@ -126,6 +134,7 @@ impl Run<'_> {
         let saving = self.options.saving.as_ref();
         let every = saving.and_then(|s| s.every());
         let size = match sampler.noises() {
+            0 if self.options.dump_steps => 1,
             0 if sampler.state().is_empty() => self.options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1),
             noises => noises.max(1),
         };
@@ -141,6 +150,12 @@ impl Run<'_> {
         // Noise goes on where the steps before left it.
         (0..done).step_by(size).for_each(|_| drop(noise.draw()));
         let mut kept = done;
+        let (model, batch, dump) = (&self.runner.model, self.batch.size(), &mut self.dump);
+        let mut keep = |step: usize, latents: &Av<Tensor>| match self.options.dump_steps {
+            true => pass.keep_step(step, latents, model, batch, dump),
+            false => Ok(()),
+        };
+        keep(0, &latents)?;
         while done < total {
             let of_steps = done * steps / total;
             let stop = (self.watch)(pass.names.phase, of_steps, steps).is_break();
@@ -176,6 +191,7 @@ impl Run<'_> {
                 return Err(PipelineError::NotFinite(format!("the {stream} latents after step {step} of {steps}")));
             }
             done = end;
+            keep(done.div_ceil(size), &latents)?;
         }
         let _ = (self.watch)(pass.names.phase, steps, steps);
         Ok(latents.map(Tensor::into_f32))
@@ -183,6 +199,17 @@ impl Run<'_> {
 }
 
 impl Pass<'_> {
+    /// Keeps the latents after a call of the loop; those before the first are number 0.
+    fn keep_step(&self, step: usize, latents: &Av<Tensor>, model: &Model, batch: usize, dump: &mut Dump) -> Result<()> {
+        let mut tokens = latents.as_ref().try_map(|t| fixed::<_, Ix3>(t.to_f32()))?;
+        tokens.video = tokens.video.slice(s![.., ..self.shapes.own_tokens(), ..]).to_owned();
+        let (video, audio) = unpack(model, &self.shapes, batch, tokens)?;
+        let name = |stream: &str| format!("{}step_{step}.latents.{stream}", self.names.dump);
+        dump.keep_row(&name("video"), &video, 1, 0);
+        dump.keep_row(&name("audio"), &audio, 1, 0);
+        Ok(())
+    }
+
     /// The first of these steps by Euler after which a stream's latents are not finite: one at a time, again.
     fn first_not_finite(
         &self,

@@ -13,13 +13,14 @@ use crate::hlo::Program;
 use crate::models::Network;
 use crate::runtime::{Engine, Executable, Outputs, Parameters, ShardedTensor};
 use crate::tensor::Tensor;
-use crate::weights::{Component, Lora, lora};
+use crate::weights::{Component, Lora, MergeOrder, lora};
 
 /// An engine with everything it has compiled and loaded.
 pub struct Executor {
     engine: Engine,
     weights: Weights,
     loras: Vec<Lora>,
+    merge_order: MergeOrder,
     by_pass: Loras,
     /// The pass whose weights are there.
     pass: u8,
@@ -67,6 +68,7 @@ impl Executor {
             engine,
             weights: weights.into(),
             loras: Vec::new(),
+            merge_order: MergeOrder::default(),
             by_pass: Loras::default(),
             pass: 1,
             keep: Keep::All,
@@ -76,6 +78,12 @@ impl Executor {
             load_time: Duration::ZERO,
             made: Vec::new(),
         }
+    }
+
+    /// The same with LoRAs merged in another order of roundings.
+    #[must_use]
+    pub fn with_merge_order(self, order: MergeOrder) -> Self {
+        Executor { merge_order: order, ..self }
     }
 
     /// From here on, so much of what is loaded stays on the devices.
@@ -88,11 +96,12 @@ impl Executor {
         self.keep == Keep::All
     }
 
-    /// LoRAs of every pass of a run; `Executor::enter` merges them.
+    /// LoRAs of every pass of a run and how they are merged; `Executor::enter` merges them.
     ///
     /// # Errors
     /// Those of [`Executor::set_loras`], of any pass.
     pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
+        self.merge_order = loras.order;
         self.by_pass = loras;
         [2, 1].into_iter().try_for_each(|pass| self.set_loras(&self.by_pass.of_pass(pass)))
     }
@@ -187,9 +196,12 @@ impl Executor {
         let start = Instant::now();
         let (parameters, program, params) = (&mut self.parameters, &network.program, &network.params);
         match &self.weights {
-            Weights::Files(source) => {
-                parameters.load(&self.engine, program, params, &Files { source, loras: &self.loras })?
-            }
+            Weights::Files(source) => parameters.load(
+                &self.engine,
+                program,
+                params,
+                &Files { source, loras: &self.loras, order: self.merge_order },
+            )?,
             Weights::Random(seed) => parameters.draw(&self.engine, program, params, *seed)?,
         }
         self.load_time += start.elapsed();

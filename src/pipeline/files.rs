@@ -6,12 +6,13 @@ use std::sync::Arc;
 use crate::hlo::DType;
 use crate::pjrt::SharedBytes;
 use crate::runtime::{ParameterSource, StoredTensor};
-use crate::weights::{Component, Lora, ModelSource, TensorView, check_finite, lora};
+use crate::weights::{Component, Lora, MergeOrder, ModelSource, TensorView, check_finite, lora, lora_merge};
 
 /// Files and updates.
 pub(super) struct Files<'a> {
     pub(crate) source: &'a ModelSource,
     pub(crate) loras: &'a [Lora],
+    pub(crate) order: MergeOrder,
 }
 
 type Found<T> = std::result::Result<T, String>;
@@ -57,7 +58,7 @@ impl ParameterSource for Files<'_> {
             let bytes = SharedBytes::new(Arc::new(Mapped(view)));
             return Ok(StoredTensor { dtype, shape, bytes, scales, file, key: name });
         }
-        let merged = lora::merge(&view, scales.as_deref(), &updates).map_err(|e| e.to_string())?;
+        let merged = lora_merge::merge(&view, scales.as_deref(), self.order, &updates).map_err(|e| e.to_string())?;
         let dtype = merged.dtype();
         Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(merged)), scales: None, file, key: name })
     }

@@ -84,7 +84,8 @@ pub fn generate(
     let Session { config, mut runner, versions, first } = session;
     let config = &config;
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
-    let mut run = RunOptions { chunk, dump: options.dump.is_some(), saving: None };
+    let dump_steps = options.dump_steps && options.dump.is_some();
+    let mut run = RunOptions { chunk, dump: options.dump.is_some(), dump_steps, saving: None };
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();

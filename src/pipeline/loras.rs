@@ -4,32 +4,40 @@ use std::rc::Rc;
 
 use super::error::Result;
 use crate::config;
-use crate::weights::{Lora, LoraFile};
+use crate::weights::{Lora, LoraFile, MergeOrder};
 
 /// Opened files, each with its strength and the passes it holds for.
 #[derive(Clone, Debug, Default)]
-pub struct Loras(Vec<(Lora, Vec<u8>)>);
+pub struct Loras {
+    files: Vec<(Lora, Vec<u8>)>,
+    /// How they are merged.
+    pub(super) order: MergeOrder,
+}
 
 impl Loras {
     /// Opens the files.
     ///
     /// # Errors
     /// The first that cannot be used, by name.
-    pub fn open(entries: &[config::Lora]) -> Result<Self> {
-        let each = entries.iter().map(|entry| {
+    pub fn open(model: &config::Model) -> Result<Self> {
+        let order = model.lora_merge;
+        let each = model.loras.iter().map(|entry| {
             let file = Rc::new(LoraFile::open(&entry.path)?);
-            Ok((Lora { file, strength: entry.strength as f32 }, entry.stages.clone()))
+            if let Some(warning) = file.unused_alpha(order) {
+                tracing::warn!("{warning}");
+            }
+            Ok((Lora { file, strength: entry.strength }, entry.stages.clone()))
         });
-        each.collect::<Result<_>>().map(Loras)
+        Ok(Loras { files: each.collect::<Result<_>>()?, order })
     }
 
     /// Whether there is none.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.files.is_empty()
     }
 
     /// Those of a pass, counted from 1.
     pub(crate) fn of_pass(&self, pass: u8) -> Vec<Lora> {
-        self.0.iter().filter(|(_, passes)| passes.contains(&pass)).map(|(lora, _)| lora.clone()).collect()
+        self.files.iter().filter(|(_, passes)| passes.contains(&pass)).map(|(lora, _)| lora.clone()).collect()
     }
 }

@@ -9,7 +9,7 @@ use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::origin::{self, Origin, Weights};
 use crate::av::Av;
-use crate::config::{Config, Job};
+use crate::config::{Config, Job, Reference};
 use crate::models::tokenizer::Tokenizer;
 use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::sampling::latents::Statistics;
@@ -142,8 +142,16 @@ impl Model {
     /// Sizes and schedules that it does not take.
     pub fn request(&self, config: &Config, job: &Job) -> Result<Request> {
         let request = request::of_job(config, &self.sizes, job)?;
-        let tokens = Shapes::of(&self.sizes, &request.passes().0)?;
-        Ok(Request { sigmas: request::sigmas(config, &self.scheduler, tokens.own_tokens())?, ..request })
+        let shapes = Shapes::of(&self.sizes, &request.passes().0)?;
+        let by_diffusers = config.guidance.stg_streams == Reference::Diffusers;
+        let stg = request.scales.into_iter().any(|s| s.stg != 0.0);
+        if stg && by_diffusers && !self.sizes.transformer.perturbed_attn && job.index == 0 {
+            tracing::warn!(
+                "guidance.stg changes nothing: guidance.stg_streams is diffusers, which does not perturb a model without \
+                 perturbed_attn; set stg to 0, or guidance.stg_streams to official"
+            );
+        }
+        Ok(Request { sigmas: request::sigmas(config, &self.scheduler, &shapes)?, ..request })
     }
 
     /// Name, hashes and versions by which the sidecar of a run tells this model from others.

@@ -16,6 +16,8 @@ pub struct GenerateOptions {
     pub force: bool,
     /// Where embeddings, noise, latents, frames and samples go, as safetensors.
     pub dump: Option<PathBuf>,
+    /// Latents after every step go there too: one call of the device a step.
+    pub dump_steps: bool,
     /// Where times and memory go, as JSON.
     pub perf_json: Option<PathBuf>,
     /// Steps between two reports of progress; none runs the whole loop at once.
@@ -35,6 +37,8 @@ pub struct RunOptions {
     pub chunk: Option<usize>,
     /// Keeps the intermediate tensors.
     pub dump: bool,
+    /// Keeps the latents after every step too, which runs one step at a time.
+    pub dump_steps: bool,
     /// Keeps the steps behind it in a file, or goes on from such.
     pub saving: Option<Saving>,
 }

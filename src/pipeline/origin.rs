@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::error::{PipelineError, Result};
 use crate::config::{Config, WeightSource};
 use crate::models::presets::Preset;
-use crate::weights::{Component, ModelSource, Overrides};
+use crate::weights::{Component, ModelSource, Overrides, WeightsError};
 
 /// Source of a model's configurations.
 #[derive(Clone)]
@@ -30,8 +30,8 @@ impl Origin {
     pub(crate) fn of(config: &Config) -> Result<Self> {
         match (files(config), Preset::named(&config.model.path)) {
             (Ok(source), _) => Ok(Origin::Files(source)),
-            (Err(_), Some(preset)) => Ok(Origin::Preset(preset)),
-            (Err(error), None) => Err(error),
+            (Err(PipelineError::Weights(WeightsError::NotFound { .. })), Some(preset)) => Ok(Origin::Preset(preset)),
+            (Err(error), _) => Err(error),
         }
     }
 

@@ -44,6 +44,7 @@ pub(crate) fn check_files(
     parts: impl IntoIterator<Item = Component>,
 ) -> Result<()> {
     let Weights::Files(source) = weights else { return Ok(()) };
+    source.refuse_unread()?;
     for part in parts {
         let checkpoint = source.checkpoint(part)?;
         compare(configs, part, &checkpoint)?.into_result(part, &checkpoint)?;

@@ -76,6 +76,7 @@ pub(crate) fn compare(group: &Group, config: &Config, options: &GenerateOptions)
         "config": config,
         "jobs": options.jobs.iter().map(|Job { prompt, seed, .. }| json!({"prompt": prompt, "seed": seed})).collect::<Vec<_>>(),
         "dump": options.dump.is_some(),
+        "dump_steps": options.dump_steps,
         "progress_every": options.progress_every,
     });
     for key in OWN {

@@ -5,15 +5,16 @@ use std::collections::BTreeSet;
 use super::batch::videos_at_once;
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
-use super::origin::Origin;
+use super::origin::{Origin, Weights};
+use super::parameters::check_files;
 use super::program_spec::ProgramSpec;
 pub use super::program_table::ProgramKind;
 use super::program_table::{ProgramRow, Runs, TABLE};
-use crate::config::{Config, Job};
+use crate::config::{Config, Job, WeightSource};
 use crate::models::Network;
 use crate::nn::Build;
 use crate::request::{self, ModelSizes, Request, Shapes};
-use crate::weights::Component;
+use crate::weights::{Component, WeightsError};
 
 /// A request whose programs can be written.
 pub struct Programs {
@@ -49,8 +50,10 @@ impl Programs {
         }
         let configs = configs.cut(layers);
         // Which block is perturbed changes no work.
-        request.stg_blocks.iter_mut().for_each(|b| *b = (*b).min(layers - 1));
-        request.stg_blocks.dedup();
+        for blocks in request.stg_blocks.as_mut() {
+            blocks.iter_mut().for_each(|b| *b = (*b).min(layers - 1));
+            blocks.dedup();
+        }
         let sizes = configs.sizes()?;
         Ok(of(configs, sizes, request))
     }
@@ -97,6 +100,26 @@ impl Programs {
     /// Components that they read.
     pub(crate) fn components(&self) -> BTreeSet<Component> {
         self.kinds().map(|kind| kind.row().part).collect()
+    }
+
+    /// Compares a program's weights with what it reads, where the model's files hold any: to compile it, configurations are
+    /// enough.
+    ///
+    /// # Errors
+    /// The first differences, naming the file.
+    pub(crate) fn check_headers(&self, config: &Config, kind: ProgramKind) -> Result<()> {
+        let (Origin::Files(source), WeightSource::File) = (self.configs.origin(), config.model.weights) else {
+            return Ok(());
+        };
+        let part = kind.row().part;
+        match source.checkpoint(part) {
+            Err(WeightsError::NoWeights { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => {
+                let whole = ModelConfigs::from(self.configs.origin().clone());
+                check_files(&whole, &Weights::Files(source.clone()), [part])
+            }
+        }
     }
 
     /// Writes a program, the one that a run of the same configuration executes.

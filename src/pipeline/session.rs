@@ -18,6 +18,7 @@ use super::programs::Programs;
 use super::runner::Runner;
 use super::text_to_video::Generated;
 use crate::config::Config;
+use crate::media::RoundTrip;
 use crate::nn::Build;
 use crate::request::Request;
 use crate::runtime::processes::Group;
@@ -28,7 +29,8 @@ pub struct Session {
     /// The configuration, with what it left to the devices decided.
     pub config: Config,
     pub runner: Runner,
-    /// This program, the plugin and the platform, as the JSON file beside a video names them. Rarely needed.
+    /// This program, the plugin, the platform and, with conditioning images, their H.264 encoder, as the JSON file
+    /// next to a video names them. Rarely needed.
     pub versions: Value,
     /// Whether this process writes what comes out: it is the only one, or the first. Needed with several processes only.
     pub first: bool,
@@ -100,6 +102,11 @@ impl Session {
         group: Option<&Arc<Group>>,
         engine_options: EngineOptions,
     ) -> Result<Self> {
+        // Headers first: what is wrong with the files is said before devices are waited for and programs compiled.
+        check_files(&model.configs, &model.weights, Programs::of(config, None)?.components())?;
+        let mut config = config.clone();
+        let round_trip = setup::round_trip(&mut config, group.map(|group| &**group))?;
+        let config = &config;
         let choice = config.platform().map_err(PipelineError::Input)?;
         let options = setup::platform_options(config, group.map(|group| &**group))?;
         let (plugin, client) = platform::open_with(&choice, &options)?;
@@ -109,23 +116,23 @@ impl Session {
             "plugin": plugin.path().display().to_string(),
             "pjrt": format!("{}.{}", plugin.version().0, plugin.version().1),
             "platform": version,
+            "h264": round_trip.as_ref().map(RoundTrip::to_string),
         });
         let index = client.process_index().map_err(RuntimeError::from)?;
         let first = group.map_or(index == 0, |group| group.id() == 0);
         let engine = Engine::among(client, engine_options, group.cloned());
         peers(&engine, group)?;
         let mut executor = Executor::new(engine, model.weights.clone());
-        executor.keep_loras(Loras::open(&config.model.loras)?)?;
+        executor.keep_loras(Loras::open(&config.model)?)?;
         let devices = executor.engine().devices();
         let (platform, count) = (executor.engine().platform(), devices.len());
         let config = setup::resolve(config, &platform, &version, count);
         let build = setup::build(&config, count, &platform, devices[0].kind())?;
         whole_mesh(&config, &build, executor.engine())?;
-        let programs = Programs::of(&config, None)?;
-        programs.check(&build)?;
-        check_files(&model.configs, &model.weights, programs.components())?;
+        Programs::of(&config, None)?.check(&build)?;
         setup::log_weights(config.runtime.weights, &model.weights)?;
-        Ok(Session { config, runner: Runner::new(model, executor, build), versions, first })
+        let runner = Runner { round_trip, ..Runner::new(model, executor, build) };
+        Ok(Session { config, runner, versions, first })
     }
 }
 

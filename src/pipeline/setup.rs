@@ -1,10 +1,13 @@
 //! From a configuration to devices: how a platform is opened, how programs are built and compiled.
 
+use std::path::Path;
+
 use super::error::{PipelineError, Result};
 use super::origin::Weights;
 use crate::config::{self, Config, Dtype, FlagValue, WeightType};
 use crate::hlo::DType;
 use crate::kernels::AttentionKernel;
+use crate::media::RoundTrip;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::request;
@@ -46,6 +49,25 @@ pub(crate) fn resolve(config: &Config, platform: &str, version: &str, devices: u
         config.runtime.attention = AttentionKernel::Plain;
     }
     config
+}
+
+/// The H.264 encoder of conditioning images, where there are such, and the configuration with it decided: a repetition
+/// elsewhere either has it or says so. Several processes need the same one, each encodes the images for itself.
+///
+/// # Errors
+/// ffmpeg is asked for and not there; processes with different encoders.
+pub(crate) fn round_trip(config: &mut Config, group: Option<&Group>) -> Result<Option<RoundTrip>> {
+    if config.request.images.iter().all(|image| image.crf == 0) {
+        return Ok(None);
+    }
+    let chosen = RoundTrip::choose(config.conditioning.h264, Path::new("ffmpeg"))?;
+    config.conditioning.h264 = chosen.encoder();
+    if let Some(group) = group {
+        group.ensure_equal(&chosen.to_string(), |name, its, first| {
+            format!("{name} puts images through H.264 by {its}, process 0 by {first}; set conditioning.h264 to builtin")
+        })?;
+    }
+    Ok(Some(chosen))
 }
 
 /// Options of the platform, for one of several processes or for a process alone.

@@ -40,7 +40,11 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
     let self_mask = given.optional("video_self_attention_mask");
     let perturbation = given.optional("perturbation_mask");
     let coords = coords(c, given, tokens)?;
-    let stg: Option<Vec<usize>> = given.scalar("stg_blocks")?;
+    let stg: Vec<usize> = given.scalar("stg_blocks")?.unwrap_or_default();
+    if !stg.is_empty() && !c.perturbed_attn {
+        let message = "--set stg_blocks: this model has no perturbed attention (perturbed_attn of its config is false)";
+        return Err(PipelineError::Usage(message.into()));
+    }
     let shape = ForwardShape {
         batch,
         tokens,
@@ -52,8 +56,7 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
         self_mask: self_mask.is_some(),
         cross: cross_timestep(given)?,
         isolate: given.scalar("isolate_modalities")?.unwrap_or(false),
-        // Without `perturbed_attn` the reference's attention does not know the mask.
-        stg_blocks: stg.filter(|_| c.perturbed_attn).unwrap_or_default(),
+        stg_blocks: Av::both(stg),
     };
     let mut inputs: Named = hidden.into_iter().chain(text).chain(levels).collect();
     let others = [

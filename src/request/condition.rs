@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::RequestError;
 use crate::av::Av;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Reference};
 
 /// Known tokens of a stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +44,8 @@ pub enum Placement {
     Appended {
         /// Frame of the video, from 0.
         frame: usize,
+        /// Time that its positions span.
+        span: Span,
     },
     /// Those of the stream's own that lie wholly within a time span, of content as long as the stream.
     Span {
@@ -54,13 +56,25 @@ pub enum Placement {
     },
 }
 
+/// Time that an appended frame's positions span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Span {
+    /// One frame.
+    Frame,
+    /// As many frames as a latent covers.
+    Latent,
+}
+
 impl Condition {
-    /// A frame that the video shows: in the first one's place, or between keyframes and at any other, appended.
-    pub fn image(image: &config::Image, between_keyframes: bool) -> Self {
+    /// A frame that the video shows: in the first one's place, or between keyframes and at any other, appended with the
+    /// positions of `span`, the very first always with one frame's.
+    pub fn image(image: &config::Image, between_keyframes: bool, span: Span) -> Self {
         let frame = image.frame;
+        let span = if frame == 0 { Span::Frame } else { span };
+        let appended = between_keyframes || frame != 0;
         Condition {
             content: Content::Image { path: image.path.clone().into(), crf: image.crf },
-            placement: if between_keyframes || frame != 0 { Placement::Appended { frame } } else { Placement::First },
+            placement: if appended { Placement::Appended { frame, span } } else { Placement::First },
             strength: image.strength as f32,
         }
     }
@@ -90,10 +104,10 @@ impl Condition {
         }
     }
 
-    /// The frame whose positions its appended tokens have.
-    pub fn appended_at(&self) -> Option<usize> {
+    /// The frame whose positions its appended tokens have, and the time that these span.
+    pub fn appended_at(&self) -> Option<(usize, Span)> {
         match self.placement {
-            Placement::Appended { frame } => Some(frame),
+            Placement::Appended { frame, span } => Some((frame, span)),
             Placement::First | Placement::Span { .. } => None,
         }
     }
@@ -110,7 +124,11 @@ impl Condition {
 /// A condition that no video can meet.
 pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
     let appended = config.pipeline.appends_every_image();
-    let images = config.request.images.iter().map(|image| Condition::image(image, appended));
+    let span = match config.conditioning.keyframe_span {
+        Reference::Official1 => Span::Latent,
+        Reference::Official | Reference::Diffusers => Span::Frame,
+    };
+    let images = config.request.images.iter().map(|image| Condition::image(image, appended, span));
     let sound = config.request.audio_latents.iter().map(Condition::audio_span);
     Ok(Av { video: images.collect(), audio: sound.collect::<Result<_, _>>()? })
 }

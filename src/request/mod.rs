@@ -8,7 +8,7 @@ mod shapes;
 mod sizes;
 mod tiling;
 
-pub use condition::{Condition, Content, Placement};
+pub use condition::{Condition, Content, Placement, Span};
 pub(crate) use condition::{conditions, noise_levels};
 pub use error::RequestError;
 pub(crate) use resolve::{of_job, scales, sigmas};
@@ -20,6 +20,7 @@ pub use tiling::Tiling;
 
 use crate::av::Av;
 use crate::config;
+use crate::hlo::DType;
 use crate::models::transformer::CrossTimestep;
 use crate::sampling::AnySampler;
 use crate::sampling::denoise::DenoiseShape;
@@ -47,8 +48,8 @@ pub struct Request {
     pub sigmas: Vec<f32>,
     /// Guidance of video and audio.
     pub scales: Av<Scales>,
-    /// Blocks that the perturbed branch skips attention in.
-    pub stg_blocks: Vec<usize>,
+    /// Blocks whose self-attention the perturbed branch skips, of each stream.
+    pub stg_blocks: Av<Vec<usize>>,
     /// Elements that the rescale term takes standard deviations over.
     pub rescale: RescaleScope,
     /// Text tokens.
@@ -57,12 +58,26 @@ pub struct Request {
     pub sampler: AnySampler,
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,
+    /// Start of known tokens where a pass starts from latents.
+    pub noising: Noising,
+    /// Type that the video's positions are rounded to.
+    pub positions: DType,
     /// Known tokens of video and audio.
     pub conditions: Av<Vec<Condition>>,
     /// A second pass at this size; the first then has half of it.
     pub refine: Option<RefinePass>,
     /// Tiled decoding; the whole video at once without.
     pub tiling: Option<Tiling>,
+}
+
+/// Start of known tokens of strength below 1, in a pass that starts from latents of an earlier one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noising {
+    /// Those latents with noise: `m·(s·noise + (1-s)·latents) + (1-m)·known`, of zero latents where tokens are appended
+    /// (Lightricks 1.2.0).
+    Latents,
+    /// The known tokens: `m·s·noise + (1-m·s)·known` (Lightricks 1.0.0, diffusers).
+    Known,
 }
 
 /// The second pass of a two-pass request.
@@ -92,7 +107,7 @@ impl Request {
         let second = Request {
             sigmas: refine.sigmas.clone(),
             scales: Av::both(Scales::NEUTRAL),
-            stg_blocks: Vec::new(),
+            stg_blocks: Av::default(),
             ..first.clone()
         };
         (Request { width: self.width / 2, height: self.height / 2, ..first }, Some(second))
@@ -111,7 +126,7 @@ impl Request {
             tokens: shapes.tokens,
             text: self.max_sequence_length,
             text_channels: sizes.text_channels,
-            stg_blocks: if branches.contains(&Branch::Perturbed) { self.stg_blocks.clone() } else { Vec::new() },
+            stg_blocks: if branches.contains(&Branch::Perturbed) { self.stg_blocks.clone() } else { Av::default() },
             // Each video is a request of its own: its neighbours have no part in its statistics.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,

@@ -1,9 +1,10 @@
 //! From a configuration to a request.
 
-use super::{ModelSizes, RefinePass, Request, RequestError, Shapes, Tiling, conditions};
+use super::{ModelSizes, Noising, RefinePass, Request, RequestError, Shapes, Tiling, conditions};
 use crate::av::Av;
-use crate::config::{self, Config, Job};
-use crate::models::transformer::CrossTimestep;
+use crate::config::{self, Config, Dtype, Job, Reference};
+use crate::hlo::DType;
+use crate::models::transformer::{CrossTimestep, TransformerConfig};
 use crate::sampling::SamplingError;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
@@ -18,13 +19,15 @@ pub(crate) fn scales(config: &Config) -> Av<Scales> {
     })
 }
 
-/// Noise levels of a configuration, from the first step's to the final 0.
+/// Noise levels of a configuration, from the first step's to the final 0, for the shapes of its first pass.
 ///
 /// # Errors
 /// A list or a number of steps that cannot be used.
-pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, video_tokens: usize) -> Result<Vec<f32>, SamplingError> {
-    let anchor = if config.pipeline.shifts_for_own_size() { video_tokens } else { sigmas::OFFICIAL_TOKENS };
-    let diffusers = config.sampler.sigma_shift == config::Reference::Diffusers;
+pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) -> Result<Vec<f32>, SamplingError> {
+    let anchor = if config.pipeline.shifts_for_own_size() { shapes.own_tokens() } else { sigmas::OFFICIAL_TOKENS };
+    // diffusers counts what is appended too.
+    let video_tokens = shapes.tokens.video;
+    let diffusers = config.sampler.sigma_shift == Reference::Diffusers;
     Ok(match &config.sampler.sigmas {
         Some(list) if diffusers => scheduler.shifted(list, video_tokens)?,
         Some(list) => sigmas::verbatim(list)?,
@@ -50,11 +53,6 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         )));
     }
     let scales = scales(config);
-    let layers = sizes.transformer.num_layers;
-    if let Some(bad) = config.guidance.stg_blocks.iter().find(|b| **b >= layers) {
-        let message = format!("guidance.stg_blocks: {bad} is not a block of this model, which has {layers}");
-        return Err(RequestError::Usage(message));
-    }
     Ok(Request {
         prompt: job.prompt.clone(),
         negative_prompt: r.negative_prompt.clone(),
@@ -66,7 +64,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         noise: config.sampler.noise,
         sigmas: Vec::new(),
         scales,
-        stg_blocks: config.guidance.stg_blocks.clone(),
+        stg_blocks: stg_blocks(config, &sizes.transformer, scales)?,
         rescale: match config.guidance.rescale_scope {
             config::RescaleScope::PerSample => RescaleScope::PerSample,
             config::RescaleScope::Batch => RescaleScope::Batch,
@@ -76,6 +74,14 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting"))
         })?,
         cross: cross_timestep(config),
+        noising: match config.conditioning.noising {
+            Reference::Official => Noising::Latents,
+            Reference::Official1 | Reference::Diffusers => Noising::Known,
+        },
+        positions: match (config.runtime.positions, config.runtime.dtype) {
+            (Reference::Official1, Dtype::Bf16) => DType::BF16,
+            _ => DType::F32,
+        },
         conditions: conditions(config)?,
         refine: refine(config)?,
         tiling: config.runtime.tiling.map(|t| Tiling {
@@ -87,12 +93,35 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
     })
 }
 
+/// Blocks that the perturbed branch perturbs in each stream.
+fn stg_blocks(config: &Config, c: &TransformerConfig, scales: Av<Scales>) -> Result<Av<Vec<usize>>, RequestError> {
+    let guidance = &config.guidance;
+    let own = Av { video: &guidance.video, audio: &guidance.audio };
+    let wanted = own.map(|s| s.stg_blocks.as_ref().unwrap_or(&guidance.stg_blocks));
+    let any = scales.into_iter().any(|s| s.stg != 0.0);
+    let perturbed = scales.map(|s| match guidance.stg_streams {
+        Reference::Official | Reference::Official1 => s.stg != 0.0,
+        Reference::Diffusers => any && c.perturbed_attn,
+    });
+    let blocks = wanted.zip(perturbed).map(|(blocks, on)| if on { blocks.clone() } else { Vec::new() });
+    let layers = c.num_layers;
+    for ((stream, own), blocks) in Av::NAMES.zip(own).zip(blocks.as_ref()) {
+        if let Some(bad) = blocks.iter().find(|b| **b >= layers) {
+            let stream = own.stg_blocks.as_ref().map_or(String::new(), |_| format!("{stream}."));
+            let message =
+                format!("guidance.{stream}stg_blocks: {bad} is not a block of this model, which has {layers}");
+            return Err(RequestError::Usage(message));
+        }
+    }
+    Ok(blocks)
+}
+
 /// Noise level that the attention between the streams sees.
 fn cross_timestep(config: &Config) -> CrossTimestep {
     use config::CrossTimestep as Key;
     match config.conditioning.cross_timestep {
         Key::Official | Key::GateOnly => CrossTimestep::GateOnly,
-        Key::Diffusers | Key::Cross => CrossTimestep::Cross,
+        Key::Official1 | Key::Diffusers | Key::Cross => CrossTimestep::Cross,
         Key::Own => CrossTimestep::Own,
     }
 }
@@ -109,7 +138,7 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, SamplingError> {
         keeps_audio: match two.audio {
             StageAudio::Official => config.pipeline.keeps_refined_audio(),
             StageAudio::Stage1 => false,
-            StageAudio::Diffusers | StageAudio::Stage2 => true,
+            StageAudio::Official1 | StageAudio::Diffusers | StageAudio::Stage2 => true,
         },
         adain: two.adain as f32,
         tone_map: two.tone_map as f32,
@@ -120,6 +149,7 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, SamplingError> {
 mod tests {
     use super::*;
     use crate::config::{CliOverrides, load};
+    use crate::sampling::latents::{AudioShape, VideoShape};
 
     fn config(set: &[&str]) -> Config {
         let set = set.iter().map(|s| (*s).to_string()).collect();
@@ -129,15 +159,48 @@ mod tests {
     #[test]
     fn noise_levels_follow_the_reference_and_the_pipeline() {
         let scheduler = FlowMatch { use_dynamic_shifting: true, shift_terminal: Some(0.1), ..FlowMatch::default() };
-        let of = |set: &[&str]| sigmas(&config(set), &scheduler, 1000).expect("a schedule");
+        let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
+        let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
+        // 200 of the 1000 tokens are appended.
+        let shapes = Shapes { video, audio, tokens: Av { video: 1000, audio: 1 }, appended: 200 };
+        let of = |set: &[&str]| sigmas(&config(set), &scheduler, &shapes).expect("a schedule");
         let (steps, list) = ("sampler.steps=6", "sampler.sigmas=[0.9, 0.4]");
         let diffusers = "sampler.sigma_shift=diffusers";
         assert_eq!(of(&[steps]), sigmas::official(6, sigmas::OFFICIAL_TOKENS).expect("a schedule"));
-        assert_eq!(of(&[steps, "pipeline=hq"]), sigmas::official(6, 1000).expect("a schedule"));
+        assert_eq!(of(&[steps, "pipeline=hq"]), sigmas::official(6, 800).expect("a schedule"));
         assert_eq!(of(&[steps, "pipeline=two_stage"]), of(&[steps]));
         assert_eq!(of(&[steps, diffusers]), scheduler.sigmas(6, 1000).expect("a schedule"));
         assert_eq!(of(&[list]), [0.9, 0.4, 0.0]);
         assert_eq!(of(&[list, diffusers]), scheduler.shifted(&[0.9, 0.4], 1000).expect("a schedule"));
+    }
+
+    #[test]
+    fn a_stream_is_perturbed_as_the_reference_does_it() {
+        let c = TransformerConfig { num_layers: 4, perturbed_attn: true, ..TransformerConfig::default() };
+        let blocks = |c: &TransformerConfig, set: &[&str]| {
+            let config = config(&[&["guidance.stg_blocks=[2]"], set].concat());
+            stg_blocks(&config, c, scales(&config)).map(|own| [own.video, own.audio])
+        };
+        let none = Vec::<usize>::new;
+        let (video, audio) = (["guidance.video.stg=1", "guidance.audio.stg=0"], "guidance.audio.stg_blocks=[0, 3]");
+        let official = |set: &[&str]| blocks(&c, set).expect("legal");
+        assert_eq!(official(&[]), [none(), none()]);
+        assert_eq!(official(&video), [vec![2], none()]);
+        assert_eq!(official(&["guidance.audio.stg=1", "guidance.video.stg=0"]), [none(), vec![2]]);
+        assert_eq!(official(&["guidance.video.stg=1", "guidance.audio.stg=1", audio]), [vec![2], vec![0, 3]]);
+        // diffusers perturbs both, and none where the model does not know how.
+        let diffusers = [&video[..], &["guidance.stg_streams=diffusers"]].concat();
+        assert_eq!(blocks(&c, &diffusers).expect("legal"), [vec![2], vec![2]]);
+        let plain = TransformerConfig { perturbed_attn: false, ..c.clone() };
+        assert_eq!(blocks(&plain, &diffusers).expect("legal"), [none(), none()]);
+        assert_eq!(blocks(&plain, &video).expect("legal"), [vec![2], none()]);
+        // A block that no branch perturbs is no fault.
+        assert_eq!(official(&["guidance.stg_blocks=[29]"]), [none(), none()]);
+        let fault = |set: &[&str]| blocks(&c, set).expect_err("no such block").to_string();
+        let wrong = fault(&["guidance.stg_blocks=[29]", "guidance.video.stg=1"]);
+        assert_eq!(wrong, "guidance.stg_blocks: 29 is not a block of this model, which has 4");
+        let wrong = fault(&["guidance.audio.stg_blocks=[4]", "guidance.audio.stg=1"]);
+        assert_eq!(wrong, "guidance.audio.stg_blocks: 4 is not a block of this model, which has 4");
     }
 
     #[test]
@@ -147,8 +210,8 @@ mod tests {
         for (pipeline, official) in [("two_stage", false), ("hq", false), ("distilled", true)] {
             let pipeline = &*format!("pipeline={pipeline}");
             let with = |audio: &str| kept(&[pipeline, &format!("two_stage.audio={audio}")]);
-            let all = ["official", "diffusers", "stage_1", "stage_2"].map(with);
-            assert_eq!(all, [Some(official), Some(true), Some(false), Some(true)], "{pipeline}");
+            let all = ["official", "official_1_0", "diffusers", "stage_1", "stage_2"].map(with);
+            assert_eq!(all, [Some(official), Some(true), Some(true), Some(false), Some(true)], "{pipeline}");
         }
     }
 }

@@ -15,8 +15,10 @@ pub(crate) fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, Opt
     }
     match platform {
         "cpu" => {
-            // Sums in the YNN library depend on how many rows there are; its matmuls do not.
-            let products = OptionValue::Text("LIBRARY_FUSION_TYPE_DOT".into());
+            // Of the YNN library the matmuls alone, one at a time: its sums depend on how many rows there are, and a GELU
+            // that it takes into a matmul is another polynomial than XLA's. What it would take depends on whether the
+            // samples' matmuls stand side by side.
+            let products = OptionValue::Text("LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT".into());
             flags.push(("xla_cpu_experimental_ynn_fusion_type", products));
         }
         "tpu" => {

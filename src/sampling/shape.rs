@@ -21,8 +21,8 @@ pub struct DenoiseShape {
     pub(crate) text: usize,
     /// Channels of the text embeddings.
     pub(crate) text_channels: Av<usize>,
-    /// Layers that the perturbed branch perturbs.
-    pub(crate) stg_blocks: Vec<usize>,
+    /// Layers that the perturbed branch perturbs in each stream.
+    pub(crate) stg_blocks: Av<Vec<usize>>,
     /// Scope of the rescale term's standard deviations.
     pub(crate) rescale: RescaleScope,
     /// Number of noise levels that tokens have in a step: the step's own, and one for each strength of a condition.
@@ -43,7 +43,7 @@ impl DenoiseShape {
             tokens,
             text,
             text_channels,
-            stg_blocks: Vec::new(),
+            stg_blocks: Av::default(),
             rescale: RescaleScope::PerSample,
             levels: 1,
             conditioned: Av::default(),

@@ -44,6 +44,9 @@ pub enum WeightsError {
     #[error("{}: tensor `{key}`{} not read by any part of LTX-2.0 or LTX-2.3: the model may be newer than this program",
         path.display(), if *others > 0 { format!(" and {others} more are") } else { " is".into() })]
     Unread { path: PathBuf, key: String, others: usize },
+    /// A model of a generation that is not run.
+    #[error("{}: {mark} is {generation}; this program runs LTX-2.0 and LTX-2.3: {needs}", path.display())]
+    Newer { path: PathBuf, mark: String, generation: &'static str, needs: &'static str },
     /// Tensors of one generation under a configuration of the other.
     #[error("{}: the {component} has `{tensor}` of LTX-{has}, but {} describes LTX-{wants}; take both from one model", path.display(), config.display())]
     Generation {

@@ -167,35 +167,7 @@ pub(crate) fn gemma(key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
-
-    /// Checks `original, component, diffusers name, shape` of a table that is trimmed to the first of 48 transformer blocks,
-    /// as all of them; the upsampler's rows are of a file of its own. Returns how many keys a whole file has.
-    fn check(table: &str) -> usize {
-        const BLOCK: &str = "transformer_blocks.0.";
-        let rows: Vec<Vec<&str>> =
-            table.lines().filter(|l| !l.starts_with('#')).skip(1).map(|l| l.split('\t').collect()).collect();
-        let keys = SingleFileKeys::new(rows.iter().map(|r| r[0]));
-        let block = |name: &str, number: usize| name.replace(BLOCK, &format!("transformer_blocks.{number}."));
-        let mut checked = BTreeSet::new();
-        for row in rows.iter().filter(|r| !r[1].starts_with("latent_upsampler")) {
-            for number in 0..if row[0].contains(BLOCK) { 48 } else { 1 } {
-                let (original, want) = (block(row[0], number), block(row[2], number));
-                let (component, name) = keys.map(&original).unwrap_or_else(|| panic!("{original} is dropped"));
-                assert_eq!((component.folder(), name), (row[1], want), "{original}");
-                checked.insert(original);
-            }
-        }
-        checked.len()
-    }
-
-    #[test]
-    fn single_file_keys_follow_the_tables() {
-        assert_eq!(check(include_str!("../../tests/fixtures/keys_2.0.tsv")), 4049);
-        assert_eq!(check(include_str!("../../tests/fixtures/keys_2.3.tsv")), 5947);
-    }
 
     #[test]
     fn unread_statistics_and_foreign_keys_are_dropped() {

@@ -1,41 +1,48 @@
-//! LoRAs of a model's weights: `W + strength · (alpha / rank) · B·A`, merged when `W` is read.
+//! Files of LoRAs, updates `strength · (alpha / rank) · B·A` of a model's weights.
 //!
 //! Files name what they update in one of two ways. diffusers and PEFT: `transformer.<module>.lora_A.weight [rank, in]` and
 //! `….lora_B.weight [out, rank]`. Lightricks and ComfyUI: `diffusion_model.<module>…` with the single file's module names.
-//! Older trainers write `lora_down` and `lora_up`, and a scalar `<module>.alpha`.
+//! Older trainers write `lora_down` and `lora_up`, and a scalar `<module>.alpha`. diffusers keeps alphas in the header.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use half::{bf16, f16};
-use ndarray::linalg::general_mat_mul;
-use ndarray::{ArrayView2, ArrayViewMut2, Ix2, s};
-use rayon::prelude::*;
 use serde_json::Value;
 
+use super::Component;
 use super::checkpoint::{Checkpoint, TensorView};
 use super::error::WeightsError;
 use super::hub::HubCache;
 use super::keys::SingleFileKeys;
+use super::merge_order::MergeOrder;
 use super::source::ModelSource;
-use super::{Component, check_finite};
-use crate::hlo::{DType, F8};
 
 /// Where diffusers keeps what the tensors do not say.
 const METADATA: &str = "lora_adapter_metadata";
-/// Rows that are merged at once: enough of them that a product reads `A` seldom, few enough that all cores have some.
-const ROWS: usize = 128;
 
 /// One update of one weight.
 #[derive(Clone, Debug)]
 pub struct Update {
     /// `A`: `[rank, in]`.
-    down: TensorView,
+    pub(super) down: TensorView,
     /// `B`: `[out, rank]`.
-    up: TensorView,
-    /// `alpha / rank`.
-    scale: f32,
+    pub(super) up: TensorView,
+    rank: usize,
+    /// Where the file has none, the rank.
+    alpha: f64,
+    /// Whether its names are those that Lightricks' loader reads.
+    official: bool,
+}
+
+impl Update {
+    /// The factor of `B·A`. Lightricks' loader knows no alpha; updates in names that it does not read have theirs.
+    pub(super) fn factor(&self, order: MergeOrder, strength: f64) -> f64 {
+        match matches!(order, MergeOrder::Official | MergeOrder::Official1) && self.official {
+            true => strength,
+            false => strength * self.alpha / self.rank as f64,
+        }
+    }
 }
 
 /// A file of updates.
@@ -52,10 +59,11 @@ pub struct LoraFile {
 pub struct Lora {
     pub file: Rc<LoraFile>,
     /// Factor of its updates; 0 is none.
-    pub strength: f32,
+    pub strength: f64,
 }
 
 /// Role of a tensor in its update, by the end of its name.
+#[derive(Clone, Copy)]
 enum Role {
     Down,
     Up,
@@ -70,6 +78,21 @@ const ROLES: [(&str, Role); 5] = [
     (".alpha", Role::Alpha),
 ];
 
+/// Parts of names that only other kinds of updates have, and their kind.
+const OTHERS: [(&str, &str); 8] = [
+    (".lora_magnitude_vector", "a DoRA"),
+    (".dora_scale", "a DoRA"),
+    (".hada_", "a LoHa"),
+    (".lokr_", "a LoKr"),
+    (".lora_mid.", "a LoCon"),
+    (".oft_", "an OFT"),
+    (".lora_B.bias", "a LoRA with a bias"),
+    (".diff", "a difference of whole weights"),
+];
+
+/// `A`, `B` and alpha of a weight, as far as they were met.
+type Parts = [Option<TensorView>; 3];
+
 impl LoraFile {
     /// Opens a file, or `org/name` or `org/name/file` in the local Hugging Face cache. Reads no weights.
     ///
@@ -82,59 +105,37 @@ impl LoraFile {
         };
         let checkpoint = Checkpoint::open(&path)?;
         let path = checkpoint.path().to_path_buf();
-        let fail = |key: &str, reason: String| WeightsError::Lora { path: path.clone(), key: key.into(), reason };
-        let alpha = metadata_alpha(&checkpoint).map_err(|(key, reason)| fail(key, reason))?;
-
-        let mut found: BTreeMap<(Component, String), [Option<TensorView>; 3]> = BTreeMap::new();
+        let metadata = Metadata::of(&checkpoint)?;
+        let mut found: BTreeMap<(Component, String), Parts> = BTreeMap::new();
         for key in checkpoint.names() {
-            let Some((module, role)) = ROLES.iter().find_map(|(end, role)| Some((key.strip_suffix(end)?, role))) else {
-                let what = "is no part of a LoRA: only lora_A, lora_B (lora_down, lora_up) and alpha are read";
-                return Err(fail(key, what.into()));
-            };
-            let Some((component, module)) = target(module) else {
-                let what = "begins neither with `transformer.` or `connectors.` (diffusers) nor with `diffusion_model.` \
-                            (Lightricks)";
-                return Err(fail(key, what.into()));
-            };
-            let views = found.entry((component, format!("{module}.weight"))).or_default();
-            if let Some(other) = views[match role {
-                Role::Down => 0,
-                Role::Up => 1,
-                Role::Alpha => 2,
-            }]
-            .replace(checkpoint.get_float(key)?)
-            {
-                return Err(fail(key, format!("updates the same weight as `{}`", other.key())));
+            let (component, module, role) = place(key).map_err(|why| wrong(&path, key, why))?;
+            let part = &mut found.entry((component, module)).or_default()[role as usize];
+            if let Some(other) = part.replace(checkpoint.get_float(key)?) {
+                return Err(wrong(&path, key, format!("updates the same weight as `{}`", other.key())));
             }
         }
         let mut updates = BTreeMap::new();
-        for (name, views) in found {
-            let [down, up, own] = views;
-            let (down, up) = match (down, up) {
-                (Some(down), Some(up)) => (down, up),
-                (Some(one), None) | (None, Some(one)) => return Err(fail(one.key(), "has no counterpart".into())),
-                (None, None) => return Err(fail(&name.1, "has an alpha and no matrices".into())),
-            };
-            let (&[rank, _], &[_, inner]) = (down.shape(), up.shape()) else {
-                let (a, b) = (down.shape(), up.shape());
-                return Err(fail(down.key(), format!("{a:?} and `{}` {b:?} must both be matrices", up.key())));
-            };
-            if rank != inner || rank == 0 {
-                let (a, b) = (down.shape(), up.shape());
-                return Err(fail(down.key(), format!("{a:?} and `{}` {b:?} do not have one rank", up.key())));
-            }
-            let alpha = match own {
-                Some(view) => view.to_tensor()?.to_f32().iter().next().copied(),
-                None => alpha,
-            };
-            updates.insert(name, Update { down, up, scale: alpha.map_or(1.0, |alpha| alpha / rank as f32) });
+        for ((component, module), parts) in found {
+            let update = pair(&path, &module, parts, metadata.alpha(component, &module))?;
+            updates.insert((component, format!("{module}.weight")), update);
         }
         if updates.is_empty() {
-            return Err(fail("*", "holds no LoRA".into()));
+            return Err(wrong(&path, "*", "holds no LoRA"));
         }
         let meta = std::fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?;
         let whole = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
         Ok(LoraFile { identity: (whole, meta.len(), meta.modified().ok()), path, updates })
+    }
+
+    /// A warning where a merge order leaves alphas out that would change something.
+    pub fn unused_alpha(&self, order: MergeOrder) -> Option<String> {
+        let unused = |u: &&Update| u.factor(order, 1.0) != u.factor(MergeOrder::Exact, 1.0);
+        let first = self.updates.values().find(unused)?;
+        let (path, key, alpha, rank) = (self.path.display(), first.down.key(), first.alpha, first.rank);
+        Some(format!(
+            "{path}: `{key}` has alpha {alpha} and rank {rank}, which Lightricks' loader does not read: it is merged at \
+             full strength; model.lora_merge: diffusers or exact multiplies by alpha / rank"
+        ))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -184,6 +185,24 @@ impl LoraFile {
     }
 }
 
+/// Component, module and role of a tensor of a file.
+fn place(key: &str) -> Result<(Component, String, Role), String> {
+    if let Some((_, kind)) = OTHERS.iter().find(|(part, _)| key.contains(part)) {
+        return Err(format!(
+            "is part of {kind}, which is not supported: only lora_A, lora_B and alpha of a LoRA are read"
+        ));
+    }
+    let Some((module, role)) = ROLES.iter().find_map(|(end, role)| Some((key.strip_suffix(end)?, *role))) else {
+        return Err("is no part of a LoRA: only lora_A, lora_B (lora_down, lora_up) and alpha are read".into());
+    };
+    match target(module) {
+        Some((component, module)) => Ok((component, module, role)),
+        None => Err("begins neither with `transformer.` or `connectors.` (diffusers) nor with `diffusion_model.` \
+                     (Lightricks)"
+            .into()),
+    }
+}
+
 /// The component and module that a module of a file belongs to.
 fn target(module: &str) -> Option<(Component, String)> {
     if let Some(rest) = module.strip_prefix("transformer.") {
@@ -200,24 +219,90 @@ fn target(module: &str) -> Option<(Component, String)> {
     SingleFileKeys::new([]).map(&format!("model.diffusion_model.{rest}"))
 }
 
-/// The alpha of all updates where a header of diffusers has one.
-fn metadata_alpha(checkpoint: &Checkpoint) -> Result<Option<f32>, (&'static str, String)> {
-    let Some(text) = checkpoint.metadata(METADATA) else { return Ok(None) };
-    let json: Value = serde_json::from_str(text).map_err(|e| (METADATA, format!("is not JSON: {e}")))?;
-    let get = |key: &str| json.get(format!("transformer.{key}")).or_else(|| json.get(key)).filter(|v| !v.is_null());
-    for key in ["use_rslora", "use_dora", "lora_bias"] {
-        if get(key).and_then(Value::as_bool) == Some(true) {
-            return Err((METADATA, format!("{key} is not supported")));
+/// The update that two matrices make, whose alpha is their own or the one that the header lists.
+fn pair(path: &Path, module: &str, parts: Parts, listed: Option<f64>) -> Result<Update, WeightsError> {
+    let [down, up, own] = parts;
+    let (down, up) = match (down, up) {
+        (Some(down), Some(up)) => (down, up),
+        (Some(one), None) | (None, Some(one)) => return Err(wrong(path, one.key(), "has no counterpart")),
+        (None, None) => return Err(wrong(path, module, "has an alpha and no matrices")),
+    };
+    let both = format!("{:?} and `{}` {:?}", down.shape(), up.key(), up.shape());
+    let (&[rank, _], &[_, inner]) = (down.shape(), up.shape()) else {
+        return Err(wrong(path, down.key(), format!("{both} must both be matrices")));
+    };
+    if rank != inner || rank == 0 {
+        return Err(wrong(path, down.key(), format!("{both} do not have one rank")));
+    }
+    let alpha = match own {
+        Some(view) => view.to_tensor()?.to_f32().iter().next().map(|alpha| f64::from(*alpha)),
+        None => listed,
+    };
+    let official = down.key().ends_with(".lora_A.weight") && !is_diffusers(down.key());
+    Ok(Update { down, up, rank, alpha: alpha.unwrap_or(rank as f64), official })
+}
+
+fn wrong(path: &Path, key: &str, reason: impl Into<String>) -> WeightsError {
+    WeightsError::Lora { path: path.to_path_buf(), key: key.into(), reason: reason.into() }
+}
+
+/// Whether a key is in diffusers' names.
+fn is_diffusers(key: &str) -> bool {
+    key.starts_with("transformer.") || key.starts_with("connectors.")
+}
+
+/// A header of diffusers, which says of the updates what their tensors do not.
+struct Metadata(Value);
+
+impl Metadata {
+    fn of(checkpoint: &Checkpoint) -> Result<Self, WeightsError> {
+        let fail = |reason: String| wrong(checkpoint.path(), METADATA, reason);
+        let Some(text) = checkpoint.metadata(METADATA) else { return Ok(Metadata(Value::Null)) };
+        let metadata = Metadata(serde_json::from_str(text).map_err(|e| fail(format!("is not JSON: {e}")))?);
+        for component in [Component::Transformer, Component::Connectors] {
+            for key in ["use_rslora", "use_dora", "lora_bias"] {
+                if metadata.get(component, key).and_then(Value::as_bool) == Some(true) {
+                    return Err(fail(format!("{key} is not supported")));
+                }
+            }
+            let is_name = |c: char| c.is_alphanumeric() || "._-".contains(c);
+            if let Some((pattern, _)) = metadata.patterns(component).find(|(p, _)| !end(p).chars().all(is_name)) {
+                return Err(fail(format!(
+                    "alpha_pattern `{pattern}` is not the end of a name, which alone is supported"
+                )));
+            }
         }
+        Ok(metadata)
     }
-    if get("alpha_pattern").and_then(Value::as_object).is_some_and(|p| !p.is_empty()) {
-        return Err((METADATA, "alpha_pattern is not supported".into()));
+
+    fn get(&self, component: Component, key: &str) -> Option<&Value> {
+        let own = self.0.get(format!("{}.{key}", component.folder()));
+        own.or_else(|| self.0.get(key)).filter(|v| !v.is_null())
     }
-    Ok(get("lora_alpha").and_then(Value::as_f64).map(|alpha| alpha as f32))
+
+    fn patterns(&self, component: Component) -> impl Iterator<Item = (&str, &Value)> {
+        let listed = self.get(component, "alpha_pattern").and_then(Value::as_object);
+        listed.into_iter().flatten().map(|(pattern, alpha)| (&pattern[..], alpha))
+    }
+
+    /// A module's alpha: of the first pattern that its name ends with, or that of all modules.
+    fn alpha(&self, component: Component, module: &str) -> Option<f64> {
+        let fits = |(pattern, _): &(&str, &Value)| {
+            let rest = module.strip_suffix(end(pattern));
+            rest.is_some_and(|rest| rest.is_empty() || (!pattern.starts_with('^') && rest.ends_with('.')))
+        };
+        let own = self.patterns(component).find(fits).map(|(_, alpha)| alpha);
+        own.or_else(|| self.get(component, "lora_alpha")).and_then(Value::as_f64)
+    }
+}
+
+/// The name in a pattern, which `^` makes a whole one.
+fn end(pattern: &str) -> &str {
+    pattern.strip_prefix('^').unwrap_or(pattern)
 }
 
 /// Which updates of which strengths a tensor has: equal lists make equal weights. Strengths of 0 are none.
-pub fn updates<'a>(loras: &'a [Lora], component: Component, name: &str) -> Vec<(&'a LoraFile, &'a Update, f32)> {
+pub fn updates<'a>(loras: &'a [Lora], component: Component, name: &str) -> Vec<(&'a LoraFile, &'a Update, f64)> {
     let active = loras.iter().filter(|l| l.strength != 0.0);
     active.filter_map(|l| Some((&*l.file, l.file.get(component, name)?, l.strength))).collect()
 }
@@ -234,109 +319,4 @@ pub(crate) fn differing<'a>(old: &'a [Lora], new: &'a [Lora]) -> std::collection
             known(old) != known(new)
         })
         .collect()
-}
-
-/// A merged tensor's bytes.
-pub enum Merged {
-    Half(DType, Vec<u16>),
-    Single(Vec<f32>),
-}
-
-impl Merged {
-    pub fn dtype(&self) -> DType {
-        match self {
-            Merged::Half(dtype, _) => *dtype,
-            Merged::Single(_) => DType::F32,
-        }
-    }
-}
-
-impl AsRef<[u8]> for Merged {
-    fn as_ref(&self) -> &[u8] {
-        match self {
-            Merged::Half(_, words) => bytemuck::cast_slice(words),
-            Merged::Single(words) => bytemuck::cast_slice(words),
-        }
-    }
-}
-
-/// The matrix `weight` with its updates: added in f32 to the stored numbers, rounded once to the type they are stored in;
-/// 8-bit floats, whose rows are multiplied by `scales` (one, or one a row), become bf16, and f64 f32.
-///
-/// # Errors
-/// Not a matrix, or numbers that are not finite.
-pub fn merge(
-    weight: &TensorView,
-    scales: Option<&[f32]>,
-    updates: &[(&LoraFile, &Update, f32)],
-) -> Result<Merged, WeightsError> {
-    let &[rows, inner] = weight.shape() else {
-        let want = vec![0; 2];
-        let (path, key) = (weight.file().to_path_buf(), weight.key().to_string());
-        return Err(WeightsError::Shape { path, key, got: weight.shape().to_vec(), want });
-    };
-    let matrices = updates.iter().map(|(_, u, strength)| Ok((matrix(&u.up)?, matrix(&u.down)?, strength * u.scale)));
-    let matrices = matrices.collect::<Result<Vec<_>, WeightsError>>()?;
-    let width = inner * weight.dtype().size();
-    // The rows of block `i` in f32.
-    let block = |i: usize| -> Vec<f32> {
-        let (first, count) = (i * ROWS, ROWS.min(rows - i * ROWS));
-        let bytes = &weight.bytes()[first * width..(first + count) * width];
-        let mut sum = widened(weight.dtype(), bytes);
-        if let Some(scales) = scales {
-            for (row, values) in sum.chunks_exact_mut(inner.max(1)).enumerate() {
-                let scale = scales.get(first + row).or(scales.first()).copied().unwrap_or(1.0);
-                values.iter_mut().for_each(|v| *v *= scale);
-            }
-        }
-        if let Ok(mut sum) = ArrayViewMut2::from_shape((count, inner), &mut sum) {
-            for (up, down, factor) in &matrices {
-                let up: ArrayView2<f32> = up.slice(s![first..first + count, ..]);
-                general_mat_mul(*factor, &up, down, 1.0, &mut sum);
-            }
-        }
-        sum
-    };
-    let half = |round: fn(f32) -> u16| {
-        let mut words = vec![0u16; rows * inner];
-        let blocks = words.par_chunks_mut(ROWS * inner.max(1)).enumerate();
-        blocks.for_each(|(i, out)| out.iter_mut().zip(block(i)).for_each(|(out, v)| *out = round(v)));
-        words
-    };
-    Ok(match weight.dtype() {
-        DType::F32 | DType::F64 => {
-            let mut words = vec![0f32; rows * inner];
-            let blocks = words.par_chunks_mut(ROWS * inner.max(1)).enumerate();
-            blocks.for_each(|(i, out)| out.copy_from_slice(&block(i)));
-            Merged::Single(words)
-        }
-        DType::F16 => Merged::Half(DType::F16, half(|v| f16::from_f32(v).to_bits())),
-        _ => Merged::Half(DType::BF16, half(|v| bf16::from_f32(v).to_bits())),
-    })
-}
-
-fn matrix(view: &TensorView) -> Result<ndarray::Array2<f32>, WeightsError> {
-    check_finite(view)?;
-    let values = view.to_tensor()?.into_f32();
-    let shape = WeightsError::Shape {
-        path: view.file().to_path_buf(),
-        key: view.key().into(),
-        got: view.shape().to_vec(),
-        want: vec![0; 2],
-    };
-    values.into_dimensionality::<Ix2>().map_err(|_| shape)
-}
-
-/// Little-endian numbers of any alignment in f32.
-fn widened(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    fn each<const N: usize>(bytes: &[u8], wide: impl Fn([u8; N]) -> f32) -> Vec<f32> {
-        bytes.as_chunks::<N>().0.iter().map(|c| wide(*c)).collect()
-    }
-    match dtype {
-        DType::F8E4M3FN => bytes.iter().map(|b| f32::from(F8(*b))).collect(),
-        DType::F16 => each::<2>(bytes, |c| f16::from_le_bytes(c).to_f32()),
-        DType::F32 => each::<4>(bytes, f32::from_le_bytes),
-        DType::F64 => each::<8>(bytes, |c| f64::from_le_bytes(c) as f32),
-        _ => each::<2>(bytes, |c| bf16::from_le_bytes(c).to_f32()),
-    }
 }

@@ -78,7 +78,9 @@ pub(super) fn component_config(
 /// Rejects transformers that no code here computes.
 fn require_known_transformer(t: Section) -> Result<(), WeightsError> {
     for (key, want) in [
+        ("_class_name", json!("AVTransformer3DModel")),
         ("activation_fn", json!("gelu-approximate")),
+        ("attention_bias", json!(true)),
         ("qk_norm", json!("rms_norm")),
         ("positional_embedding_type", json!("rope")),
         ("standardization_norm", json!("rms_norm")),
@@ -88,6 +90,15 @@ fn require_known_transformer(t: Section) -> Result<(), WeightsError> {
         ("share_ff", json!(false)),
         ("use_middle_indices_grid", json!(true)),
         ("use_keyframes_abs_pos_embedding", json!(false)),
+        ("num_vector_embeds", Value::Null),
+        ("use_linear_projection", json!(false)),
+        ("only_cross_attention", json!(false)),
+        ("cross_attention_norm", json!(true)),
+        ("double_self_attention", json!(false)),
+        ("upcast_attention", json!(false)),
+        ("use_embeddings_connector", json!(true)),
+        ("connector_norm_output", json!(true)),
+        ("connector_ff_bias", json!(true)),
     ] {
         t.require(key, want)?;
     }
@@ -272,6 +283,9 @@ fn generator(s: Section, channels: usize, last: Value) -> Result<Map<String, Val
         other => return Err(s.error("resblock", format!("is `{other}`, only `1` and `AMP1` are supported"))),
     };
     s.require("stereo", json!(true))?;
+    if antialias {
+        s.require("activation", json!("snakebeta"))?;
+    }
     let values = json!({
         "in_channels": channels,
         "hidden_channels": s.or("upsample_initial_channel", 1024),

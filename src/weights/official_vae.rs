@@ -60,6 +60,9 @@ pub(super) fn video(s: Section) -> Result<Value, WeightsError> {
     if let Some(class) = s.get("_class_name").filter(|c| *c != "CausalVideoAutoencoder") {
         return Err(s.error("_class_name", format!("is {class}, only the convolutional VAE is supported")));
     }
+    for (key, want) in [("dims", json!(3)), ("norm_layer", json!("pixel_norm")), ("scaling_factor", json!(1.0))] {
+        s.require(key, want)?;
+    }
     let encoder = blocks(s, "encoder_blocks", true)?;
     let decoder = blocks(s, "decoder_blocks", false)?;
     let latent = s.or("latent_channels", 128);

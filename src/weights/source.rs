@@ -12,8 +12,8 @@ use super::checkpoint::{Checkpoint, read_json};
 use super::error::WeightsError;
 use super::hub::HubCache;
 use super::keys::{self, SingleFileKeys};
-use super::version::{KEYFRAMES, Version};
-use super::{Component, official};
+use super::version::Version;
+use super::{Component, newer, official, official_keys};
 
 /// Parts taken from elsewhere than the model: paths or `org/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,7 +91,27 @@ impl ModelSource {
                 parts.insert(component, place(&locate(name, hub)?, Some(component))?);
             }
         }
-        Ok(ModelSource { path, main, parts, opened: Default::default() })
+        let source = ModelSource { path, main, parts, opened: Default::default() };
+        source.refuse_newer()?;
+        Ok(source)
+    }
+
+    /// Refuses folders of a generation that is not run; files are looked at where they are opened.
+    fn refuse_newer(&self) -> Result<(), WeightsError> {
+        if let Place::Model(folder) = &self.main {
+            let index = folder.join("model_index.json");
+            if index.is_file() {
+                newer::refuse_index(&index, &read_json(&index)?)?;
+            }
+        }
+        for component in Component::ALL.into_iter().filter(|c| *c != Component::Tokenizer) {
+            let Ok(folder) = self.folder(component) else { continue };
+            let path = folder.join(component.config_file());
+            // A file that is no JSON is an error where it is read.
+            let config = read_json(&path).unwrap_or_default();
+            newer::refuse_config(&path, component, &config)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -227,6 +247,7 @@ impl ModelSource {
         }
         let folder = self.folder(component)?;
         let checkpoint = Checkpoint::open(&folder)?;
+        newer::refuse_tensors(component, &checkpoint)?;
         let config = folder.join(component.config_file());
         if config.is_file() {
             check_version(component, &checkpoint, Version::of_config(component, &read_json(&config)?), &config)?;
@@ -245,17 +266,29 @@ impl ModelSource {
         }
     }
 
-    /// Refuses keys of a single file that no component reads. The video latents' statistics beside mean and deviation are
+    /// Refuses tensors of single files that no component reads. The video latents' statistics beside mean and deviation are
     /// training's.
     ///
     /// # Errors
-    /// The first such key.
+    /// The first such tensor.
     pub fn refuse_unread(&self) -> Result<(), WeightsError> {
-        let Place::Single(s) = &self.main else { return Ok(()) };
-        let unread = |k: &&str| s.keys.map(k).is_none() && !k.contains("per_channel_statistics.");
-        let mut keys = s.checkpoint.names().filter(unread);
-        let Some(key) = keys.next().map(String::from) else { return Ok(()) };
-        Err(WeightsError::Unread { path: s.checkpoint.path().to_path_buf(), key, others: keys.count() })
+        let places = [(None, &self.main)].into_iter().chain(self.parts.iter().map(|(c, place)| (Some(*c), place)));
+        for (part, place) in places {
+            let Place::Single(s) = place else { continue };
+            let unread = |key: &&str| match part {
+                Some(c @ Component::LatentUpsampler) => s.name(c, key).is_none(),
+                _ => s.keys.map(key).is_none() && !key.contains("per_channel_statistics."),
+            };
+            let mut keys = s.checkpoint.names().filter(unread);
+            if let Some(key) = keys.next().map(String::from) {
+                return Err(WeightsError::Unread {
+                    path: s.checkpoint.path().to_path_buf(),
+                    key,
+                    others: keys.count(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// The model's generation, by what the transformer's configuration asks for.
@@ -265,12 +298,9 @@ impl ModelSource {
     pub(crate) fn version(&self) -> Result<Version, WeightsError> {
         let config = self.config(Component::Transformer)?;
         Version::of_transformer(&config).ok_or_else(|| {
-            let (key, reason) = match config.get(KEYFRAMES).is_some_and(|v| *v == true) {
-                true => (KEYFRAMES, "is true: the model is newer than LTX-2.3"),
-                false => ("use_prompt_embeddings", "does not go with cross_attn_mod: neither LTX-2.0 nor LTX-2.3"),
-            };
-            let path = self.config_path(Component::Transformer);
-            WeightsError::Config { path, key: key.into(), reason: reason.into() }
+            let (path, key) = (self.config_path(Component::Transformer), "use_prompt_embeddings".to_string());
+            let reason = "does not go with cross_attn_mod: neither LTX-2.0 nor LTX-2.3".into();
+            WeightsError::Config { path, key, reason }
         })
     }
 
@@ -374,10 +404,16 @@ fn single(path: &Path, part: Option<Component>) -> Result<SingleFile, WeightsErr
         key: "config".into(),
         reason: format!("in the header's metadata is not JSON: {e}"),
     })?;
+    newer::refuse_file(&checkpoint, &config)?;
+    match part {
+        Some(Component::LatentUpsampler) => official_keys::refuse_unread_of_upsampler(checkpoint.path(), &config)?,
+        _ => official_keys::refuse_unread(checkpoint.path(), &config)?,
+    }
     let keys = SingleFileKeys::new(checkpoint.names());
     let single = SingleFile { keys, config, checkpoint };
     for component in [Component::Transformer, Component::Connectors, Component::Vocoder] {
         let tensors = single.checkpoint.renamed(|key| single.name(component, key))?;
+        newer::refuse_tensors(component, &tensors)?;
         let described = official::version(path, &single.config, component);
         check_version(component, &tensors, described, Path::new("its header"))?;
     }

@@ -49,6 +49,12 @@ const INERT: [(Component, &[&str]); 4] = [
     (Component::Vocoder, &["mel_stft.stft_fn.inverse_basis"]),
 ];
 
+/// Whether a tensor of a component changes no result.
+pub fn is_inert(component: Component, name: &str) -> bool {
+    let starts = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, starts)| *starts);
+    starts.into_iter().any(|start| name.starts_with(start))
+}
+
 /// Compares a component's checkpoint with the tensors its model declares.
 pub(crate) fn validate<'a>(
     checkpoint: &Checkpoint,
@@ -78,9 +84,8 @@ pub(crate) fn validate<'a>(
     let beside = |name: &str, suffix: &str| {
         name.strip_suffix(suffix).is_some_and(|map| seen.contains(format!("{map}.weight").as_str()))
     };
-    let starts = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, starts)| *starts);
     // Activations have scales of their own, taken as they come.
-    let inert = |n: &str| starts.clone().any(|start| n.starts_with(start)) || beside(n, ".input_scale");
+    let inert = |n: &str| is_inert(component, n) || beside(n, ".input_scale");
     let unread = checkpoint.names().filter(|n| !seen.contains(n) && !beside(n, ".weight_scale"));
     let (inert, extra): (Vec<_>, Vec<_>) = unread.map(String::from).partition(|n| inert(n));
     ValidationReport { inert: inert.len(), extra, ..report }

@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use crate::support::{self, cases, cpu, dumped, dumping, generate, needs, open, plain, request};
+use crate::support::{
+    self, Case, cases, cpu, dumped, dumping, full, generate, needs, open, plain, request, thresholds,
+};
 use ltx2::hlo::DType;
 use ltx2::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, write_mp4, write_png_frames, write_wav};
 
 use ltx2::pipeline::tensors;
 use ltx2::tensor::Tensor;
 use ndarray::{Array2, Array4};
-use serde::Deserialize;
 use serde_json::Value;
 
 fn compare(a: &Path, b: &Path, more: &[&str]) -> Output {
@@ -146,57 +147,34 @@ fn dumps_are_compared_tensor_by_tensor() {
     assert!(error.contains("nothing in common"), "{error}");
 }
 
-#[derive(Deserialize)]
-struct Row {
-    case: String,
-    min_psnr: f64,
-    min_ssim: f64,
-    max_mad: f64,
-    max_audio_l2: f64,
-    min_audio_cosine: f64,
-}
-
-/// Elements that a case keeps of an output: every n-th, or all.
-fn thinned(t: &Tensor, like: &[usize]) -> Tensor {
-    let mut values = t.to_f32();
-    for (axis, want) in like.iter().enumerate() {
-        let size = values.shape()[axis];
-        let step = (1..=size).find(|step| size.div_ceil(*step) == *want).expect("a step");
-        values = values.select(ndarray::Axis(axis), &(0..size).step_by(step).collect::<Vec<_>>());
-    }
-    Tensor::from(values)
-}
-
 #[needs(cpu)]
 fn runs_are_within_their_thresholds() {
     let client = cpu(8);
-    let rows = std::fs::read_to_string("tests/thresholds.yml").expect("a file");
-    let rows: Vec<Row> = serde_saphyr::from_str(&rows).expect("rows");
-    assert!(!rows.is_empty(), "no rows");
     let dir = tempfile::tempdir().expect("a folder");
-    for row in rows {
-        let case = cases("pipeline").into_iter().find(|c| c.name == format!("pipeline/{}", row.case)).expect("a case");
+    // Of each generation one; in full all.
+    let chosen = |case: &Case| full() || ["tiny_a_cfg", "tiny_2_3_guided"].iter().any(|name| case.name.ends_with(name));
+    for case in cases("pipeline").into_iter().filter(chosen) {
+        let bounds = thresholds::row(&case.name).compare.expect("bounds");
         let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
         let request = request(&case, &runner.model);
         let generated = generate(&mut runner, &request, &dumping(None));
         let mut both: [Vec<(String, Tensor)>; 2] = Default::default();
         for name in ["video", "audio", "latents.video", "latents.audio"] {
-            let want =
-                case.outputs.get(name).or_else(|| case.outputs.get(&format!("{name}.strided"))).expect("an output");
-            both[0].push((name.into(), thinned(dumped(&generated, name), want.shape())));
+            let (got, want) = case.pair(name, dumped(&generated, name));
+            both[0].push((name.into(), got));
             both[1].push((name.into(), want.clone()));
         }
-        let files = ["ours", "reference"].map(|n| dir.path().join(format!("{}_{n}.safetensors", row.case)));
+        let files = ["ours", "reference"].map(|n| dir.path().join(format!("{n}.safetensors")));
         files.iter().zip(&both).for_each(|(file, all)| tensors::write(file, all).expect("written"));
         let bounds = [
-            ("--min-psnr", row.min_psnr),
-            ("--min-ssim", row.min_ssim),
-            ("--max-mad", row.max_mad),
-            ("--max-audio-l2", row.max_audio_l2),
-            ("--min-audio-cosine", row.min_audio_cosine),
+            ("--min-psnr", bounds.min_psnr),
+            ("--min-ssim", bounds.min_ssim),
+            ("--max-mad", bounds.max_mad),
+            ("--max-audio-l2", bounds.max_audio_l2),
+            ("--min-audio-cosine", bounds.min_audio_cosine),
         ];
         let flags: Vec<String> = bounds.iter().flat_map(|(flag, v)| [(*flag).to_string(), v.to_string()]).collect();
         let (stdout, _) = ends(0, &files[0], &files[1], &flags.iter().map(String::as_str).collect::<Vec<_>>());
-        eprintln!("{}\n{stdout}", row.case);
+        eprintln!("{}\n{stdout}", case.name);
     }
 }

@@ -8,6 +8,25 @@ use ltx2::pipeline::tensors;
 const F32: f64 = 1e-4;
 
 #[needs(cpu)]
+fn perturbation_is_refused_by_a_model_that_does_not_know_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let inputs = dir.path().join("in.safetensors");
+    let case = cases("transformer").into_iter().find(|c| c.name.ends_with("/tiny_a")).expect("a case");
+    let given: Vec<_> = case.inputs.iter().map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
+    tensors::write(&inputs, &given).expect("written");
+    let mut run = support::ltx2();
+    run.args(["run", "transformer", "--platform", "cpu", "--dtype", "f32", "--set", "stg_blocks=[0]", "--model"]);
+    run.arg(&case.model).arg("--inputs").arg(&inputs).arg("-o").arg(dir.path().join("out.safetensors"));
+    for (name, value) in case.arguments() {
+        run.arg("--set").arg(format!("{name}={value}"));
+    }
+    let ran = run.output().expect("runs");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "{said}");
+    assert!(said.contains("stg_blocks: this model has no perturbed attention"), "{said}");
+}
+
+#[needs(cpu)]
 fn the_reference_is_met_as_users_compile() {
     let dir = tempfile::tempdir().expect("a folder");
     let (inputs, results) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));

@@ -28,7 +28,9 @@ mod plugins;
 mod profile;
 mod resume;
 mod search;
+mod seeds;
 mod tune;
+mod verify;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()

@@ -309,10 +309,18 @@ fn damaged_files_end_a_run_with_one_line() {
 #[needs(cpu)]
 fn keys_and_tensors_that_nothing_reads_are_refused() {
     let edits: [(&str, Value, &[&str]); 4] = [
-        ("transformer", json!({"use_keyframes_abs_pos_embedding": true}), &["use_keyframes_abs_pos_embedding = true"]),
+        (
+            "transformer",
+            json!({"use_keyframes_abs_pos_embedding": true}),
+            &["`use_keyframes_abs_pos_embedding` = true is of LTX-2.5"],
+        ),
         ("vae", json!({"blend_tiles": 3}), &["blend_tiles = 3 is a key that this program does not know"]),
-        ("connectors", json!({"text_proj_in_factor": 7}), &["text_proj_in_factor = 7", "text encoder's hidden states"]),
-        ("text_encoder", json!({"model_type": "gemma4_unified"}), &["model_type = \"gemma4_unified\"", "only gemma3"]),
+        ("connectors", json!({"text_proj_in_factor": 7}), &["text_proj_in.weight: file [24, 192], model [24, 168]"]),
+        (
+            "text_encoder",
+            json!({"model_type": "gemma4_unified"}),
+            &["`model_type` = gemma4_unified is of LTX-2.5", "it would need"],
+        ),
     ];
     for (component, keys, words) in edits {
         let dir = TempDir::new().expect("a folder");
@@ -321,7 +329,7 @@ fn keys_and_tensors_that_nothing_reads_are_refused() {
         let mut json: Value = serde_json::from_slice(&fs::read(&config).expect("a file")).expect("JSON");
         json.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
         fs::write(&config, json.to_string()).expect("written");
-        fails(&[path(&model)], &[&[path(&config)], words].concat());
+        fails(&[path(&model)], &[&[path(&model.join(component))], words].concat());
     }
     let dir = TempDir::new().expect("a folder");
     let model = damaged(dir.path(), "transformer");
@@ -334,7 +342,105 @@ fn keys_and_tensors_that_nothing_reads_are_refused() {
     let mut json: Value = serde_json::from_slice(&fs::read(&index).expect("an index")).expect("JSON");
     json["weight_map"]["keyframes_abs_pos_embedding"] = json!(shard.file_name().and_then(|n| n.to_str()));
     fs::write(&index, json.to_string()).expect("written");
-    fails(&[path(&model)], &["transformer", "1 that nothing reads (keyframes_abs_pos_embedding)"]);
+    fails(&[path(&model)], &["transformer", "tensor `keyframes_abs_pos_embedding` is of LTX-2.5"]);
+}
+
+/// A wrong model as a folder or as a single file, and the words that say what is wrong.
+struct Wrong {
+    model: Vec<String>,
+    words: Vec<String>,
+}
+
+/// A video VAE with an invented key, an invented tensor, and without one of its own.
+fn wrong_models(dir: &Path) -> Vec<Wrong> {
+    let plain = "vae/diffusion_pytorch_model.safetensors";
+    let (invented, gone) = ("decoder.invented.weight", "decoder.conv_in.conv.weight");
+    let mut all = vec![];
+    for (i, word) in ["blend_tiles", invented, gone].into_iter().enumerate() {
+        let scratch = dir.join(i.to_string());
+        fs::create_dir(&scratch).expect("a folder");
+        let model = damaged(&scratch, "vae");
+        let (mut folder, mut single, mut header) = (read(&model.join(plain)), combined(), header());
+        let known = folder[gone].clone();
+        match i {
+            0 => {
+                let config = model.join("vae/config.json");
+                let mut json: Value = serde_json::from_slice(&fs::read(&config).expect("a file")).expect("JSON");
+                json[word] = json!(3);
+                fs::write(&config, json.to_string()).expect("written");
+                header["vae"][word] = json!(3);
+            }
+            1 => {
+                folder.insert(word.into(), known.clone());
+                single.insert(format!("vae.{word}"), known);
+            }
+            _ => {
+                folder.remove(word);
+                single.remove(&format!("vae.{word}"));
+            }
+        }
+        write(&model.join(plain), &folder, None);
+        let file = scratch.join("ltx-2-tiny-dev.safetensors");
+        write(&file, &single, Some(&header));
+        let said = [["is a key that", "missing", "nothing reads"][[0, 2, 1][i]], word];
+        let words = |place: &str| said.iter().copied().chain([place]).map(String::from).collect();
+        let place = if i == 0 { "vae/config.json" } else { "diffusion_pytorch_model.safetensors" };
+        all.push(Wrong { model: vec![path(&model).into()], words: words(place) });
+        let encoder = format!("{TINY}/text_encoder");
+        let model = vec![path(&file).into(), "--text-encoder".into(), encoder];
+        let mut words: Vec<String> = words("ltx-2-tiny-dev.safetensors");
+        if i == 0 {
+            words[0] = "a key that".into();
+        }
+        all.push(Wrong { model, words });
+    }
+    all
+}
+
+/// Every command that reads a model says so in one line, before anything is compiled: the plugin of those that run is none,
+/// which is what a model without a fault is told.
+#[needs(nothing)]
+fn wrong_files_are_refused_before_anything_is_compiled() {
+    let dir = TempDir::new().expect("a folder");
+    let plugin = dir.path().join("pjrt_cpu_plugin.so");
+    fs::write(&plugin, "no library").expect("written");
+    let inputs = dir.path().join("inputs.safetensors");
+    write(&inputs, &BTreeMap::new(), None);
+    let out = dir.path().join("out.mp4");
+    let size = ["--width", "64", "--height", "96", "--num-frames", "9", "--max-sequence-length", "64"];
+    let set = ["--set", "request={width: 64, height: 96, num_frames: 9, max_sequence_length: 64}"];
+    let hlo = dir.path().join("hlo");
+    let (platform, ahead) = (["--platform", path(&plugin)], ["--target", "cpu:1", "--dump-hlo", path(&hlo)]);
+    let commands = [
+        [&["generate", "-c", "nano_2_0", "-p", "a ball", "-o", path(&out)][..], &platform, &size].concat(),
+        [&["run", "video-decoder", "--inputs", path(&inputs), "-o", path(&out)][..], &platform].concat(),
+        [&["compile", "-c", "nano_2_0", "--program", "video-decoder"][..], &ahead, &set].concat(),
+        vec!["check"],
+    ];
+    let said = |command: &[&str], model: &[String]| {
+        let mut ltx2 = support::ltx2();
+        ltx2.env("HF_HOME", dir.path()).args(command);
+        // `check` takes the model as it is.
+        ltx2.args(if command == ["check"] { &[][..] } else { &["--model"] }).args(model);
+        let done = ltx2.output().expect("the binary runs");
+        (done.status.code(), format!("{}{}", text(&done.stdout), text(&done.stderr)))
+    };
+    for command in &commands[..2] {
+        let (code, whole) = said(command, &[TINY.to_string()]);
+        assert!(code != Some(0) && whole.contains("pjrt_cpu_plugin.so"), "{command:?}: {whole}");
+    }
+    for wrong in wrong_models(dir.path()) {
+        for command in &commands {
+            let (code, said) = said(command, &wrong.model);
+            assert_eq!(code, Some(1), "{command:?}: {said}");
+            let named = said.lines().any(|line| wrong.words.iter().all(|word| line.contains(&word[..])));
+            // The report of `check` has a line for each tensor.
+            let listed = command == &["check"] && said.contains(&wrong.words[1]);
+            assert!(named || listed, "{command:?}: {:?} are not in a line of: {said}", wrong.words);
+            assert!(!said.contains("pjrt_cpu_plugin.so"), "{command:?} looked for a device first: {said}");
+        }
+    }
+    assert!(!out.exists() && !hlo.exists());
 }
 
 /// Makes every number the largest of bf16: sums of them are infinite.

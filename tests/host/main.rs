@@ -9,10 +9,12 @@ mod support;
 mod circles;
 mod config;
 mod constants;
+mod key_tables;
 mod programs;
 mod reference;
 mod reliability;
 mod structure;
+mod thresholds;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()

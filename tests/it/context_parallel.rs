@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::support::passes::scattered;
 use crate::support::{cpu, full, needs, quick, relative_l2};
 use ltx2::hlo::{DType, Mesh, Type, Value};
 use ltx2::kernels::Kernel;
@@ -11,7 +12,6 @@ use ltx2::nn::{
 };
 use ltx2::runtime::{Engine, ShardedTensor};
 use ltx2::tensor::Tensor;
-use ndarray::ArrayD;
 
 const ROWS: usize = 2;
 const DIM: usize = 4;
@@ -63,16 +63,6 @@ fn network(layers: &[Layer], layout: Layout, kernel: Kernel) -> Network {
         p.output(&format!("y{n}"), &y, &axes, &content)
     });
     Network::finish(&p, results.collect()).expect("builds")
-}
-
-/// Numbers without a pattern, another for each name.
-fn scattered(name: &str, shape: &[usize]) -> Tensor {
-    let mut state = name.bytes().map(u64::from).sum::<u64>();
-    ArrayD::from_shape_simple_fn(shape, || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 22) as f32 - 2.0
-    })
-    .into()
 }
 
 fn run(engine: &Engine, network: &Network) -> Vec<Tensor> {

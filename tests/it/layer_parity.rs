@@ -177,7 +177,8 @@ fn one_block_agrees_with_the_reference() {
         let number = case.scalars["block"].as_u64().expect("a number");
         let at = p.pp("transformer_blocks").pp(number);
         let isolation = &Isolation::None;
-        let inputs = BlockInputs { streams: streams.as_ref(), context: context.as_ref(), stg_mask: None, isolation };
+        let inputs =
+            BlockInputs { streams: streams.as_ref(), context: context.as_ref(), stg_mask: Av::default(), isolation };
         let Av { video: v, audio: a } = block(&at, c, hidden, &inputs);
         let network = Network::finish(&p, vec![whole(&p, "video", &v), whole(&p, "audio", &a)]).expect("builds");
         let outputs = run(&mut tiny.executor, &network, &case);

@@ -14,19 +14,19 @@ use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
 
 /// Largest distance between sharded and unsharded, f32.
-fn limit(layout: &str) -> f64 {
+pub fn limit(layout: &str) -> f64 {
     if layout.starts_with("tensor") || layout.contains("ring") || layout == "hybrid" { 1e-4 } else { 1e-5 }
 }
 
 /// Layouts with the meshes they are run on: the default, and others that leave sizes that do not divide.
-fn layouts_on_meshes() -> Vec<(&'static str, &'static str)> {
+pub fn layouts_on_meshes() -> Vec<(&'static str, &'static str)> {
     [("tensor", "tensor=2"), ("tensor", "tensor=4"), ("tensor", "cfg=2,context=2,tensor=2")]
         .into_iter()
         .chain(LAYOUTS)
         .collect()
 }
 
-fn build(layout: &str, mesh: &str, devices: usize) -> Build {
+pub fn build(layout: &str, mesh: &str, devices: usize) -> Build {
     let config = Config {
         layout: layout.into(),
         mesh: Some(ltx2::config::parse_mesh(mesh).expect("a mesh")),

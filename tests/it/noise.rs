@@ -1,5 +1,6 @@
 //! The noise of a request's stages: torch's numbers in the reference's order, and none of them twice.
 
+use crate::support::official;
 use crate::support::{Case, cases, cpu, needs, open, plain, request};
 use ltx2::config;
 use ltx2::hlo::DType;
@@ -40,9 +41,9 @@ fn a_stage_draws_the_references_numbers_and_the_next_goes_on_behind_them() {
         assert_eq!(Tensor::from(drawn.audio), case.outputs["noise.audio"], "{}", case.name);
         assert!(drawn.appended.is_none());
     }
-    let case = case("stages", "two_stage");
+    let case = case("official", "tiny_a_two_stage");
     let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
-    let second = request(&case, &runner.model);
+    let second = official::request(&case, &runner.model);
     let first = Request { width: second.width / 2, height: second.height / 2, ..second.clone() };
     let mut noise = of(&second);
     draw(&mut noise, &mut runner, &first);
@@ -53,9 +54,9 @@ fn a_stage_draws_the_references_numbers_and_the_next_goes_on_behind_them() {
 #[needs(cpu)]
 fn a_device_draws_other_numbers_for_each_tensor_and_stage() {
     let client = cpu(1);
-    let case = case("stages", "two_stage");
+    let case = case("official", "tiny_a_two_stage");
     let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
-    let request = Request { noise: config::Noise::Device, ..request(&case, &runner.model) };
+    let request = Request { noise: config::Noise::Device, ..official::request(&case, &runner.model) };
     let mut noise = of(&request);
     let [first, second] = [(); 2].map(|()| draw(&mut noise, &mut runner, &request));
     let again = draw(&mut of(&request), &mut runner, &request);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2, run_case};
 use ltx2::hlo::DType;
+use ltx2::models::upsampler;
 use ltx2::nn::{Build, Lowering, Numerics};
 use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::Client;
@@ -212,4 +213,24 @@ fn convolutional_networks_run_in_bf16() {
             assert!(distance <= limit, "{} {name}: {distance:e}", case.name);
         }
     }
+}
+
+/// Filters of upsampled latents between two stages are diffusers'; Lightricks' packages have none.
+#[needs(nothing)]
+fn filters_of_upsampled_latents() {
+    let case = cases("filters").remove(0);
+    let input = |name: &str| case.inputs[name].to_f32().into_dimensionality::<ndarray::Ix5>().expect("five axes");
+    let (latents, reference) = (input("latents"), input("reference"));
+    for name in case.outputs.keys() {
+        let (filter, strength) = name.split_once('.').expect("a strength");
+        let strength: f32 = strength.parse().expect("a number");
+        let got = match filter {
+            "adain" => upsampler::adain(latents.view(), reference.view(), strength),
+            _ => upsampler::tone_map(latents.view(), strength),
+        };
+        let distance = case.distance(name, &Tensor::from(got));
+        eprintln!("{name}: {distance:.1e}");
+        assert!(distance <= 1e-6, "{name}: {distance:e}");
+    }
+    assert_eq!(case.outputs.len(), 4);
 }

@@ -10,7 +10,7 @@ use ltx2::media::Frames;
 use ltx2::models::Network;
 use ltx2::models::presets::Preset;
 use ltx2::models::upsampler::{self, UpsamplerConfig};
-use ltx2::models::video_vae::{DecoderConfig, EncoderConfig, Pixels, decoder_program, encoder_program};
+use ltx2::models::video_vae::{Pixels, VideoVaeConfig, decoder_program, encoder_program};
 use ltx2::nn::{
     Axis, Build, ContextParallelPolicy, Conv3d, Conv3dLowering, Layout, Lowering, Padding, Params, Rule, ShardedVideo,
 };
@@ -143,8 +143,8 @@ fn only_edges_move() {
     let engine = Engine::new(client, quick());
     let preset = Preset::named("nano").expect("a configuration");
     let config = preset.config("vae").expect("an autoencoder");
-    let decoder = DecoderConfig::from_json(config).expect("valid");
-    let encoder = EncoderConfig::from_json(config).expect("valid");
+    let decoder = VideoVaeConfig::from_json(config).and_then(|c| c.decoder()).expect("valid");
+    let encoder = VideoVaeConfig::from_json(config).and_then(|c| c.encoder()).expect("valid");
     let [rows, columns] = encoder.reduction();
     let networks = [
         decoder_program(&decoder, [1, 2, 8, 4], Pixels::Values, &blocks()).expect("builds"),
@@ -177,7 +177,9 @@ fn bytes_are_those_the_host_would_make() {
     let client = cpu(8);
     let engine = Engine::new(client, quick());
     let preset = Preset::named("nano").expect("a configuration");
-    let config = DecoderConfig::from_json(preset.config("vae").expect("an autoencoder")).expect("valid");
+    let config = VideoVaeConfig::from_json(preset.config("vae").expect("an autoencoder"))
+        .and_then(|c| c.decoder())
+        .expect("valid");
     // Small weights, so that most values are neither black nor white.
     let small = |shape: &[usize]| Tensor::F32(scattered(shape).to_f32() * 0.05);
     for build in [one(), blocks()] {

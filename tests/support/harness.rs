@@ -45,6 +45,8 @@ pub enum Need {
     Gpu,
     /// Two of them.
     Gpus,
+    /// Four of them.
+    FourGpus,
     /// ffmpeg and ffprobe.
     Ffmpeg,
     /// An etcd server's program.
@@ -61,13 +63,14 @@ pub enum Need {
     Member,
 }
 
-const NEEDS: [Need; 13] = [
+const NEEDS: [Need; 14] = [
     Need::Nothing,
     Need::Cpu,
     Need::Tpu,
     Need::Cuda,
     Need::Gpu,
     Need::Gpus,
+    Need::FourGpus,
     Need::Ffmpeg,
     Need::Etcd,
     Need::Mount,
@@ -80,7 +83,12 @@ const NEEDS: [Need; 13] = [
 impl Need {
     /// The name in `#[needs(…)]` and `LTX2_REQUIRE`.
     fn name(self) -> String {
-        format!("{self:?}").to_lowercase()
+        let words = format!("{self:?}");
+        let letters = words.char_indices().flat_map(|(i, c)| {
+            let between = (i > 0 && c.is_uppercase()).then_some('_');
+            between.into_iter().chain(c.to_lowercase())
+        });
+        letters.collect()
     }
 
     /// Why it is not here; None where it is.
@@ -99,6 +107,7 @@ impl Need {
             Need::Cuda => plugin(Platform::Cuda),
             Need::Gpu => gpus(1).or_else(|| plugin(Platform::Cuda)),
             Need::Gpus => gpus(2).or_else(|| plugin(Platform::Cuda)),
+            Need::FourGpus => gpus(4).or_else(|| plugin(Platform::Cuda)),
             Need::Ffmpeg => tool("ffmpeg", "-version").or_else(|| tool("ffprobe", "-version")),
             Need::Etcd => tool("etcd", "--version"),
             Need::Mount => {

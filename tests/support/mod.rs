@@ -2,11 +2,14 @@
 #![allow(dead_code)] // Each test binary uses its part.
 
 pub mod harness;
+pub mod official;
+pub mod passes;
 pub mod rope;
 pub mod single_file;
+pub mod thresholds;
 pub mod tpu;
 
-use ltx2::request::{Request, Shapes};
+use ltx2::request::{Noising, Request, Shapes};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
@@ -57,7 +60,8 @@ pub fn programs() -> PathBuf {
         let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kind: Vec<&str> = processor.lines().filter(|l| l.starts_with("model") || l.starts_with("flags")).collect();
         let mut hasher = std::hash::DefaultHasher::new();
-        (plugin, about, kind.first(), kind.last()).hash(&mut hasher);
+        // A binary's own: others compile the same programs with other options, which are other entries.
+        (env!("CARGO_CRATE_NAME"), plugin, about, kind.first(), kind.last()).hash(&mut hasher);
         Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs").join(format!("{:016x}", hasher.finish()))
     });
     folder.clone()
@@ -200,10 +204,10 @@ impl Case {
         serde_json::from_str(self.checkpoint.metadata(key)?).ok()
     }
 
-    /// Relative L2 distance of `got` from the case's output `name`.
-    pub fn distance(&self, name: &str, got: &Tensor) -> f64 {
+    /// The case's output `name`, and the elements of `got` that it keeps: every n-th along each axis, or all.
+    pub fn pair(&self, name: &str, got: &Tensor) -> (Tensor, &Tensor) {
         if let Some(want) = self.outputs.get(name) {
-            return relative_l2(got, want);
+            return (got.clone(), want);
         }
         let want = self.outputs.get(&format!("{name}.strided")).unwrap_or_else(|| panic!("{}: no '{name}'", self.name));
         let shape = self.list(&format!("shape.{name}")).expect("the whole shape");
@@ -214,7 +218,13 @@ impl Case {
             let every: Vec<usize> = (0..view.shape()[axis]).step_by(*step).collect();
             view = view.select(ndarray::Axis(axis), &every);
         }
-        relative_l2(&Tensor::F32(view), want)
+        (Tensor::F32(view), want)
+    }
+
+    /// Relative L2 distance of `got` from the case's output `name`.
+    pub fn distance(&self, name: &str, got: &Tensor) -> f64 {
+        let (got, want) = self.pair(name, got);
+        relative_l2(&got, want)
     }
 }
 
@@ -230,7 +240,8 @@ pub fn cases(component: &str) -> Vec<Case> {
     files.iter().map(|f| case(component, f)).collect()
 }
 
-fn case(component: &str, file: &Path) -> Case {
+/// A case from its file.
+pub fn case(component: &str, file: &Path) -> Case {
     let checkpoint = Checkpoint::open(file).expect("a fixture");
     let part = |prefix: &str| -> BTreeMap<String, Tensor> {
         checkpoint
@@ -308,7 +319,7 @@ pub fn open(client: &Client, model: &str, build: Build) -> Runner {
 
 /// Runs that keep their intermediate tensors.
 pub fn dumping(chunk: Option<usize>) -> RunOptions {
-    RunOptions { chunk, dump: true, saving: None }
+    RunOptions { chunk, dump: true, ..RunOptions::default() }
 }
 
 /// Runs a component on `inputs`, a case's or like them.
@@ -360,11 +371,15 @@ pub fn request(case: &Case, models: &Model) -> Request {
         noise: ltx2::config::Noise::Torch,
         sigmas: sigmas.expect("a schedule"),
         scales: Av::NAMES.map(scales),
-        stg_blocks: s.get("stg_blocks").map_or(vec![], |b| serde_json::from_value(b.clone()).expect("numbers")),
+        stg_blocks: Av::both(
+            s.get("stg_blocks").map_or(vec![], |b| serde_json::from_value(b.clone()).expect("numbers")),
+        ),
         rescale: RescaleScope::PerSample,
         max_sequence_length: number("max_sequence_length") as usize,
         sampler: Euler.into(),
         cross: CrossTimestep::GateOnly,
+        noising: Noising::Latents,
+        positions: DType::F32,
         conditions: Default::default(),
         refine: None,
         tiling: None,

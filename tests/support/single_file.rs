@@ -128,14 +128,30 @@ fn original_vae(name: &str) -> String {
     }
 }
 
-/// The header of a published LTX-2.0 file, with this model's sizes.
+/// Keys of published headers that change no result.
+fn silent_keys() -> [(&'static str, Value); 4] {
+    let transformer = json!({
+        "_diffusers_version": "0.25.1", "attention_type": "default", "double_self_attention": false, "dropout": 0.0,
+        "norm_num_groups": 32, "num_embeds_ada_norm": 1000, "num_vector_embeds": null, "only_cross_attention": false,
+        "cross_attention_norm": true, "upcast_attention": false, "use_linear_projection": false,
+        "connector_num_learnable_registers": 128, "connector_norm_output": true,
+    });
+    let vae = json!({
+        "scaling_factor": 1.0, "use_quant_conv": false, "normalize_latent_channels": false, "encoder_base_channels": 128,
+    });
+    let audio = json!({"sampling_rate": 16000, "max_wav_value": 32768.0, "duration": 5.12, "stereo": true, "causal_padding": 3});
+    let scheduler = json!({"_diffusers_version": "0.25.1", "base_resolution": null, "sampler": "LinearQuadratic"});
+    [("/transformer", transformer), ("/vae", vae), ("/audio_vae/preprocessing/audio", audio), ("/scheduler", scheduler)]
+}
+
+/// The header of a published LTX-2.0 file, with the keys that such files are known to have and this model's sizes.
 pub fn header() -> Value {
     let res = |n: usize| json!(["res_x", {"num_layers": n, "inject_noise": false}]);
     let down = |kind: &str, n: usize| json!([format!("compress_{kind}_res"), {"multiplier": n}]);
     let up = || json!(["compress_all", {"residual": true, "multiplier": 2}]);
     let down_blocks =
         [res(1), down("space", 1), res(1), down("time", 2), res(1), down("all", 1), res(1), down("all", 1), res(1)];
-    json!({
+    let mut all = json!({
         "transformer": {
             "_class_name": "AVTransformer3DModel", "activation_fn": "gelu-approximate", "attention_bias": true,
             "attention_head_dim": 16, "num_attention_heads": 2, "cross_attention_dim": 32, "in_channels": 8,
@@ -165,7 +181,8 @@ pub fn header() -> Value {
                 "causality_axis": "height",
             }}},
             "preprocessing": {
-                "audio": {"sampling_rate": 16000}, "mel": {"n_mel_channels": 8, "mel_fmin": 0, "mel_fmax": 8000},
+                "audio": {"sampling_rate": 16000, "max_wav_value": 32768.0, "duration": 5.12, "stereo": true,
+                    "causal_padding": 3}, "mel": {"n_mel_channels": 8, "mel_fmin": 0, "mel_fmax": 8000},
                 "stft": {"filter_length": 1024, "hop_length": 160, "win_length": 1024, "causal": true},
             },
         },
@@ -175,10 +192,15 @@ pub fn header() -> Value {
             "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5], [1, 3, 5]],
         },
         "scheduler": {"_class_name": "RectifiedFlowScheduler", "num_train_timesteps": 1000, "shifting": null},
-    })
+    });
+    for (section, keys) in silent_keys() {
+        let section = all.pointer_mut(section).and_then(Value::as_object_mut).expect("a section");
+        section.extend(keys.as_object().expect("an object").clone());
+    }
+    all
 }
 
-/// The header of a published LTX-2.3 file, with the tiny model's sizes.
+/// The header of a published LTX-2.3 file, with the keys that such files are known to have and the tiny model's sizes.
 pub fn header_2_3() -> Value {
     let res = |n: usize| json!(["res_x", {"num_layers": n}]);
     let down = |kind: &str, n: usize| json!([format!("compress_{kind}_res"), {"multiplier": n}]);
@@ -197,7 +219,7 @@ pub fn header_2_3() -> Value {
             "caption_projection_second_linear": false, "caption_proj_input_norm": false,
             "connector_apply_gated_attention": true, "connector_num_layers": 3, "connector_num_attention_heads": 2,
             "connector_attention_head_dim": 16, "audio_connector_attention_head_dim": 8,
-            "connector_norm_output": true, "text_encoder_norm_type": "per_token_rms",
+            "connector_learnable_registers_std": 1, "text_encoder_norm_type": "per_token_rms",
         }),
     );
     set(
@@ -224,6 +246,7 @@ pub fn header_2_3() -> Value {
     let mut bwe = generator(32, kernels, rates, json!([[1], [1, 3], [1, 3, 5]]));
     for (key, value) in [
         ("n_fft", 96),
+        ("win_size", 96),
         ("hop_length", 80),
         ("num_mels", 6),
         ("input_sampling_rate", 16000),
@@ -231,6 +254,7 @@ pub fn header_2_3() -> Value {
     ] {
         bwe[key] = json!(value);
     }
+    bwe["apply_final_activation"] = json!(false);
     all["vocoder"] = json!({"vocoder": first, "bwe": bwe});
     all
 }

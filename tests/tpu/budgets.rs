@@ -50,7 +50,7 @@ const BUDGETS: &[Budget] = &[
     Budget { config: "ltx2", layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 772.0 + 55.0, at_least: 600.0, kinds: FSDP },
     Budget { config: "ltx2", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
     Budget { config: "ltx2", layout: "before-385", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 830.0, at_least: 805.0, kinds: ANY },
-    Budget { config: "ltx2_3", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 2.0 * 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2_3", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 110.0, at_least: 0.0, kinds: ULYSSES },
 ];
 
 // From `before-385` to `out-unsharded` 604 MB of weights leave the block: 302 of feed-forward, 208 of queries, keys and
@@ -69,7 +69,9 @@ const MORE: &[Budget] = &[
     Budget { config: "ltx2", layout: "ffn-matched", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 530.0, at_least: 510.0, kinds: ANY },
     Budget { config: "ltx2", layout: "qkv-unsharded", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 320.0, at_least: 305.0, kinds: ANY },
     Budget { config: "ltx2", layout: "out-unsharded", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 220.0, at_least: 210.0, kinds: ANY },
-    Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 2.0 * 55.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 108.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2_3", layout: "sequence", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 410.0, at_least: 0.0, kinds: GATHERS },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=2,tensor=2", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 320.0, at_least: 0.0, kinds: MEGATRON_OF_TOKENS },
     Budget { config: "ltx2_3", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 3, at_most: 2.0 * 415.0, at_least: 0.0, kinds: ANY },
 ];
 

@@ -54,8 +54,8 @@ pub struct BlockInputs<'a> {
     pub streams: Av<&'a StreamInputs>,
     /// Text context of this layer.
     pub context: Av<&'a LayerContext>,
-    /// 1 for batch entries that attend, 0 for perturbed ones, `[b, 1, 1, 1]`, f32.
-    pub stg_mask: Option<&'a Value>,
+    /// 1 for batch entries that attend, 0 for perturbed ones, `[b, 1, 1, 1]`, f32; `None` where all attend.
+    pub stg_mask: Av<Option<&'a Value>>,
     /// Batch entries whose streams do not attend to each other.
     pub isolation: &'a Isolation,
 }
@@ -64,7 +64,7 @@ pub struct BlockInputs<'a> {
 pub fn block(p: &Params, c: &TransformerConfig, hidden: Av<Value>, inputs: &BlockInputs) -> Av<Value> {
     let streams = c.streams().zip(inputs.streams).map(|(s, inputs)| StreamBlock::new(p, c, s, inputs));
     let streams = streams.as_ref();
-    let hidden = streams.zip(hidden).map(|(s, x)| s.self_attention(&x, inputs.stg_mask));
+    let hidden = streams.zip(hidden).zip(inputs.stg_mask).map(|((s, x), stg_mask)| s.self_attention(&x, stg_mask));
     let hidden = streams.zip(hidden).zip(inputs.context).map(|((s, x), context)| s.text_attention(&x, context));
     let hidden = match inputs.isolation {
         Isolation::All => hidden,

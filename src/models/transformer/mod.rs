@@ -21,15 +21,42 @@ pub(crate) use text::{TextContext, context_outputs, project_text};
 use modulation::{modulate, table};
 
 use crate::av::Av;
-use crate::hlo::{DType, Value};
+use crate::hlo::{Builder, DType, Value};
 use crate::nn::{Axis, Params, layer_norm, linear};
 
 /// Batch entries whose self-attention is replaced by their own values in some layers (spatio-temporal guidance).
 pub(crate) struct Perturbation {
     /// 1 for batch entries that attend, 0 for perturbed ones: `[b, 1, 1, 1]`, f32.
     pub(crate) stg_mask: Value,
-    /// Perturbed layers.
-    pub(crate) layers: Vec<usize>,
+    /// Perturbed layers of each stream.
+    pub(crate) layers: Av<Vec<usize>>,
+}
+
+impl Perturbation {
+    /// Each stream's perturbed layers as 1 in `[layers]`, f32; `None` where it has none.
+    fn flags(&self, b: &Builder, layers: usize) -> Av<Option<Value>> {
+        let flags = |perturbed: &[usize]| {
+            let flags: Vec<i32> = (0..layers).map(|l| i32::from(perturbed.contains(&l))).collect();
+            (!perturbed.is_empty()).then(|| b.vector_i32(&flags).to(DType::F32))
+        };
+        let video = flags(&self.layers.video);
+        Av { audio: if self.alike() { video.clone() } else { flags(&self.layers.audio) }, video }
+    }
+
+    /// Each stream's mask in layer `i`: a batch entry attends unless the layer is perturbed and the mask says so.
+    fn masks(&self, flags: &Av<Option<Value>>, i: &Value) -> Av<Option<Value>> {
+        let mask = |flags: &Option<Value>| {
+            let here = flags.as_ref()?.index(i);
+            Some((&self.stg_mask - 1.0) * here + 1.0)
+        };
+        let video = mask(&flags.video);
+        Av { audio: if self.alike() { video.clone() } else { mask(&flags.audio) }, video }
+    }
+
+    /// Whether both streams share masks.
+    fn alike(&self) -> bool {
+        self.layers.video == self.layers.audio
+    }
 }
 
 /// Batch entries whose streams do not attend to each other.
@@ -62,21 +89,15 @@ pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs)
         let x = linear(&p.pp(s.name("proj_in")), x, s.width(), true, [Axis::Replicated, Axis::Embed]);
         p.place(&s.name("state"), &x, &[Axis::CfgBatch, s.sequence, Axis::Replicated])
     });
-    let perturbed = perturbation.map(|s| {
-        let flags: Vec<i32> = (0..c.num_layers).map(|l| i32::from(s.layers.contains(&l))).collect();
-        b.vector_i32(&flags).to(DType::F32)
-    });
+    let perturbed = perturbation.map(|s| s.flags(b, c.num_layers));
     let hidden = {
         let _scope = b.scope("blocks");
         p.each_layer("transformer_blocks", c.num_layers, &[start.video, start.audio], |p, i, hidden| {
             let p = &p.quantized(|block| c.quantizes(block));
             let context = context.map(|context| context.of_layer(p));
-            // A batch entry attends unless the layer is perturbed and the mask says so.
-            let stg_mask = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| {
-                let here = flags.index(i);
-                (&s.stg_mask - 1.0) * here + 1.0
-            });
-            let inputs = BlockInputs { streams, context: context.as_ref(), stg_mask: stg_mask.as_ref(), isolation };
+            let stg_mask = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| s.masks(flags, i)).unwrap_or_default();
+            let stg_mask = stg_mask.as_ref().map(Option::as_ref);
+            let inputs = BlockInputs { streams, context: context.as_ref(), stg_mask, isolation };
             block(p, c, Av::in_turn(hidden).map(|own| own[0].clone()), &inputs).into_iter().collect()
         })
     };

@@ -31,8 +31,8 @@ with_defaults! {
         pub(crate) cross: CrossTimestep = CrossTimestep::Own,
         /// Leaves out the attention between the streams.
         pub(crate) isolate: bool = false,
-        /// Layers perturbed for samples whose `perturbation_mask` is 0.
-        pub(crate) stg_blocks: Vec<usize> = Vec::new(),
+        /// Layers perturbed for samples whose `perturbation_mask` is 0, of each stream.
+        pub(crate) stg_blocks: Av<Vec<usize>> = Av::default(),
     }
 }
 
@@ -80,7 +80,7 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
         let mask = bias(input("video_self_attention_mask", &[b, n, n], &axes)).unsqueeze(1);
         mask.pad(3, 0, tokens.video.dim(1) - n, 0.0)
     });
-    let perturbation = (!shape.stg_blocks.is_empty()).then(|| Perturbation {
+    let perturbation = shape.stg_blocks.as_ref().into_iter().any(|own| !own.is_empty()).then(|| Perturbation {
         stg_mask: input("perturbation_mask", &[b], &[Axis::CfgBatch]).unsqueeze(1).unsqueeze(1).unsqueeze(1),
         layers: shape.stg_blocks.clone(),
     });

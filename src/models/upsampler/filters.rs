@@ -26,7 +26,7 @@ fn moments(values: ArrayView1<f32>) -> [f64; 2] {
 }
 
 /// Latents whose large values are drawn towards 0: `compression` 0 leaves them as they are, 1 is the strongest.
-pub(crate) fn tone_map(latents: ArrayView5<f32>, compression: f32) -> Array5<f32> {
+pub fn tone_map(latents: ArrayView5<f32>, compression: f32) -> Array5<f32> {
     let s = 0.75 * compression;
     latents.mapv(|v| v * (1.0 - 0.8 * s / (1.0 + (-4.0 * s * (v.abs() - 1.0)).exp())))
 }

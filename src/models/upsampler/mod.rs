@@ -7,8 +7,7 @@ mod model;
 mod tests;
 
 pub use config::UpsamplerConfig;
-pub use filters::adain;
-pub(crate) use filters::tone_map;
+pub use filters::{adain, tone_map};
 pub use model::program;
 
 /// The model folder's name.

@@ -8,10 +8,10 @@ use crate::models::{ConfigError, parse_config, require};
 use crate::nn::Padding;
 
 with_defaults! {
-    /// The keys as they stand in the file; defaults are the reference class' own.
+    /// The keys as they stand in the file, which both networks and the host read; defaults are the reference class' own.
     #[derive(Deserialize)]
     #[serde(default)]
-    struct VideoVaeConfigFile {
+    pub struct VideoVaeConfig {
         in_channels: usize = 3,
         out_channels: usize = 3,
         latent_channels: usize = 128,
@@ -53,26 +53,6 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Reads `vae/config.json`. A ratio that it does not give is the reference's formula: a doubling for every scaling
-    /// stage.
-    ///
-    /// # Errors
-    /// A key of the wrong type, by name.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: VideoVaeConfigFile = parse_config(COMPONENT, json)?;
-        let scaling = f.spatio_temporal_scaling.list(f.block_out_channels.len());
-        let doublings = scaling.iter().filter(|s| **s).count();
-        let ratio = |given: Option<usize>, patch: usize| given.unwrap_or(patch << doublings).max(1);
-        Ok(Geometry {
-            latent_channels: f.latent_channels,
-            scaling_factor: f.scaling_factor,
-            ratios: [
-                ratio(f.temporal_compression_ratio, f.patch_size_t),
-                ratio(f.spatial_compression_ratio, f.patch_size),
-            ],
-        })
-    }
-
     /// Pixels a latent covers along each side.
     pub(crate) fn spatial(&self) -> usize {
         self.ratios[1]
@@ -84,10 +64,49 @@ impl Geometry {
     }
 }
 
-impl VideoVaeConfigFile {
+impl VideoVaeConfig {
+    /// Reads `vae/config.json`.
+    ///
+    /// # Errors
+    /// A key of the wrong type, or that nothing reads, by name.
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+        parse_config(COMPONENT, json)
+    }
+
+    /// Sizes as the host needs them. A ratio that the file does not give is the reference's formula: a doubling for every
+    /// scaling stage.
+    pub fn geometry(&self) -> Geometry {
+        let scaling = self.spatio_temporal_scaling.list(self.block_out_channels.len());
+        let scale = 2usize.saturating_pow(scaling.iter().filter(|s| **s).count() as u32);
+        let ratio = |given: Option<usize>, patch: usize| given.unwrap_or(patch.saturating_mul(scale)).max(1);
+        Geometry {
+            latent_channels: self.latent_channels,
+            scaling_factor: self.scaling_factor,
+            ratios: [
+                ratio(self.temporal_compression_ratio, self.patch_size_t),
+                ratio(self.spatial_compression_ratio, self.patch_size),
+            ],
+        }
+    }
+
     fn check_patch(&self) -> Result<(), ConfigError> {
         require(self.patch_size > 0, COMPONENT, "patch_size", self.patch_size, "1 or more")?;
         require(self.patch_size_t == 1, COMPONENT, "patch_size_t", self.patch_size_t, "1")
+    }
+
+    /// Refuses ratios that are not those of a network whose stages have these strides: the host lays out latents by them.
+    fn check_ratios(&self, strides: impl Iterator<Item = [usize; 3]>) -> Result<(), ConfigError> {
+        let [frames, rows] = strides.fold([1usize, self.patch_size], |[frames, rows], [t, h, _]| {
+            [frames.saturating_mul(t), rows.saturating_mul(h)]
+        });
+        for (key, given, made) in [
+            ("temporal_compression_ratio", self.temporal_compression_ratio, frames),
+            ("spatial_compression_ratio", self.spatial_compression_ratio, rows),
+        ] {
+            let fits = given.is_none_or(|given| given == made);
+            require(fits, COMPONENT, key, given.unwrap_or(made), "what the stages scale by")?;
+        }
+        Ok(())
     }
 }
 
@@ -212,28 +231,37 @@ pub(crate) enum Downsample {
     },
 }
 
-impl DecoderConfig {
-    /// Reads and checks the decoder's part of `config.json`.
+impl Downsample {
+    /// Shrinkage of time, height and width.
+    fn stride(self) -> [usize; 3] {
+        match self {
+            Downsample::Strided => [2; 3],
+            Downsample::Folded { stride, .. } => stride,
+        }
+    }
+}
+
+impl VideoVaeConfig {
+    /// Structure of the decoder.
     ///
     /// # Errors
-    /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: VideoVaeConfigFile = parse_config(COMPONENT, json)?;
-        f.check_patch()?;
-        let sizes = &f.decoder_block_out_channels;
+    /// Lists whose lengths do not fit, ratios that are not its own, or a value no code computes.
+    pub fn decoder(&self) -> Result<DecoderConfig, ConfigError> {
+        self.check_patch()?;
+        let sizes = &self.decoder_block_out_channels;
         let blocks = sizes.len();
-        let per_block = f.decoder_layers_per_block.len();
-        let noisy = f.decoder_inject_noise.list(per_block).contains(&true);
+        let per_block = self.decoder_layers_per_block.len();
+        let noisy = self.decoder_inject_noise.list(per_block).contains(&true);
         require(!noisy, COMPONENT, "decoder_inject_noise", true, "false: the reference's noise has no seed")?;
         // The file lists the decoder from its output to its input, except for the kinds of upsampling.
         let channels = first("decoder_block_out_channels", blocks, sizes.iter().rev())?;
-        let layers = first("decoder_layers_per_block", blocks + 1, f.decoder_layers_per_block.iter().rev())?;
-        let scaling = f.decoder_spatio_temporal_scaling.list(per_block.saturating_sub(1));
+        let layers = first("decoder_layers_per_block", blocks + 1, self.decoder_layers_per_block.iter().rev())?;
+        let scaling = self.decoder_spatio_temporal_scaling.list(per_block.saturating_sub(1));
         let scaling = first("decoder_spatio_temporal_scaling", blocks, scaling.iter().rev())?;
-        let residual = f.upsample_residual.list(per_block.saturating_sub(1));
+        let residual = self.upsample_residual.list(per_block.saturating_sub(1));
         let residual = first("upsample_residual", blocks, residual.iter().rev())?;
-        let factors = first("upsample_factor", blocks, f.upsample_factor.iter().rev())?;
-        let kinds = first("upsample_type", blocks, f.upsample_type.iter())?;
+        let factors = first("upsample_factor", blocks, self.upsample_factor.iter().rev())?;
+        let kinds = first("upsample_type", blocks, self.upsample_type.iter())?;
         let Some(&mid_channels) = channels.first() else {
             return Err(form("decoder_block_out_channels is empty".into()));
         };
@@ -242,7 +270,7 @@ impl DecoderConfig {
         let mut width = mid_channels;
         for i in 0..blocks {
             let (factor, kind) = (factors[i], kinds[i]);
-            require(factor > 0, COMPONENT, "upsample_factor", &f.upsample_factor, UP_FACTORS)?;
+            require(factor > 0, COMPONENT, "upsample_factor", &self.upsample_factor, UP_FACTORS)?;
             let upsample = scaling[i].then(|| Upsample { stride: kind.stride(), factor, residual: residual[i] });
             require(upsample.is_none() || kind != Resample::Conv, COMPONENT, "upsample_type", "conv", UP_TYPES)?;
             let stage = UpStage {
@@ -251,23 +279,24 @@ impl DecoderConfig {
                 channels: channels[i] / factor,
                 layers: layers[i + 1],
             };
-            require(stage.fits(width), COMPONENT, "upsample_factor", &f.upsample_factor, UP_FACTORS)?;
-            let plain = !(stage.widens && f.timestep_conditioning);
+            require(stage.fits(width), COMPONENT, "upsample_factor", &self.upsample_factor, UP_FACTORS)?;
+            let plain = !(stage.widens && self.timestep_conditioning);
             require(plain, COMPONENT, "timestep_conditioning", true, "false where a stage changes the width")?;
             width = stage.channels;
             stages.push(stage);
         }
+        self.check_ratios(stages.iter().filter_map(|s| s.upsample).map(|u| u.stride))?;
         Ok(DecoderConfig {
-            latent_channels: f.latent_channels,
-            out_channels: f.out_channels,
+            latent_channels: self.latent_channels,
+            out_channels: self.out_channels,
             mid_channels,
             mid_layers: layers[0],
             stages,
-            patch_size: f.patch_size,
-            causal: f.decoder_causal,
-            padding: f.decoder_spatial_padding_mode,
-            timestep_conditioning: f.timestep_conditioning,
-            shortcut_eps: f.resnet_norm_eps,
+            patch_size: self.patch_size,
+            causal: self.decoder_causal,
+            padding: self.decoder_spatial_padding_mode,
+            timestep_conditioning: self.timestep_conditioning,
+            shortcut_eps: self.resnet_norm_eps,
         })
     }
 }
@@ -286,45 +315,45 @@ impl UpStage {
     }
 }
 
-impl EncoderConfig {
-    /// Reads and checks the encoder's part of `config.json`.
+impl VideoVaeConfig {
+    /// Structure of the encoder.
     ///
     /// # Errors
-    /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        let f: VideoVaeConfigFile = parse_config(COMPONENT, json)?;
-        f.check_patch()?;
-        let blocks = f.block_out_channels.len();
-        let types = first("down_block_types", blocks, f.down_block_types.iter())?;
+    /// Lists whose lengths do not fit, ratios that are not its own, or a value no code computes.
+    pub fn encoder(&self) -> Result<EncoderConfig, ConfigError> {
+        self.check_patch()?;
+        let blocks = self.block_out_channels.len();
+        let types = first("down_block_types", blocks, self.down_block_types.iter())?;
         let known = types.iter().all(|t| t == DOWN_BLOCK);
         require(known, COMPONENT, "down_block_types", &types, DOWN_BLOCK)?;
-        let layers = first("layers_per_block", blocks + 1, f.layers_per_block.iter())?;
-        let scaling = f.spatio_temporal_scaling.list(f.layers_per_block.len().saturating_sub(1));
+        let layers = first("layers_per_block", blocks + 1, self.layers_per_block.iter())?;
+        let scaling = self.spatio_temporal_scaling.list(self.layers_per_block.len().saturating_sub(1));
         let scaling = first("spatio_temporal_scaling", blocks, scaling.iter())?;
-        let kinds = first("downsample_type", blocks, f.downsample_type.iter())?;
+        let kinds = first("downsample_type", blocks, self.downsample_type.iter())?;
 
         let mut stages = Vec::new();
-        let mut width = f.latent_channels;
-        for (i, &channels) in f.block_out_channels.iter().enumerate() {
+        let mut width = self.latent_channels;
+        for (i, &channels) in self.block_out_channels.iter().enumerate() {
             let downsample = scaling[i].then(|| match kinds[i] {
                 Resample::Conv => Downsample::Strided,
                 kind => Downsample::Folded { stride: kind.stride(), channels },
             });
             let stage = DownStage { channels: width, layers: layers[i], downsample };
-            require(stage.fits(channels), COMPONENT, "block_out_channels", &f.block_out_channels, DOWN_CHANNELS)?;
+            require(stage.fits(channels), COMPONENT, "block_out_channels", &self.block_out_channels, DOWN_CHANNELS)?;
             stages.push(stage);
             width = channels;
         }
+        self.check_ratios(stages.iter().filter_map(|s| s.downsample).map(Downsample::stride))?;
         Ok(EncoderConfig {
-            in_channels: f.in_channels,
-            latent_channels: f.latent_channels,
+            in_channels: self.in_channels,
+            latent_channels: self.latent_channels,
             stages,
             mid_channels: width,
-            mid_layers: *f.layers_per_block.last().ok_or_else(|| form("layers_per_block is empty".into()))?,
-            patch_size: f.patch_size,
-            causal: f.encoder_causal,
-            padding: f.encoder_spatial_padding_mode,
-            shortcut_eps: f.resnet_norm_eps,
+            mid_layers: *self.layers_per_block.last().ok_or_else(|| form("layers_per_block is empty".into()))?,
+            patch_size: self.patch_size,
+            causal: self.encoder_causal,
+            padding: self.encoder_spatial_padding_mode,
+            shortcut_eps: self.resnet_norm_eps,
         })
     }
 }
@@ -332,11 +361,8 @@ impl EncoderConfig {
 impl EncoderConfig {
     /// Rows and columns of a frame that become one latent.
     pub fn reduction(&self) -> [usize; 2] {
-        self.stages.iter().fold([self.patch_size; 2], |[rows, columns], stage| match stage.downsample {
-            None => [rows, columns],
-            Some(Downsample::Strided) => [rows * 2, columns * 2],
-            Some(Downsample::Folded { stride, .. }) => [rows * stride[1], columns * stride[2]],
-        })
+        let strides = self.stages.iter().filter_map(|stage| stage.downsample).map(Downsample::stride);
+        strides.fold([self.patch_size; 2], |[rows, columns], [_, h, w]| [rows * h, columns * w])
     }
 }
 

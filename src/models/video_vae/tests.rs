@@ -25,7 +25,7 @@ fn released_2_3() -> Json {
 }
 
 fn decoder(config: &Json, shape: [usize; 4], lowering: Conv3dLowering) -> Network {
-    let c = DecoderConfig::from_json(config).expect("a supported configuration");
+    let c = VideoVaeConfig::from_json(config).and_then(|c| c.decoder()).expect("a supported configuration");
     decoder_program(
         &c,
         shape,
@@ -36,7 +36,7 @@ fn decoder(config: &Json, shape: [usize; 4], lowering: Conv3dLowering) -> Networ
 }
 
 fn encoder(config: &Json, shape: [usize; 4]) -> Network {
-    let c = EncoderConfig::from_json(config).expect("a supported configuration");
+    let c = VideoVaeConfig::from_json(config).and_then(|c| c.encoder()).expect("a supported configuration");
     encoder_program(&c, shape, &Build::new(DType::BF16)).expect("builds")
 }
 
@@ -108,19 +108,28 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"upsample_type": ["conv", "spatial", "spatial"]}), "upsample_type = \"conv\""),
         (json!({"upsample_type": ["spatial"]}), "upsample_type has 1 entries, the blocks need 3"),
         (json!({"patch_size": 0}), "patch_size = 0"),
+        (
+            json!({"spatial_compression_ratio": 16}),
+            "spatial_compression_ratio = 16 is not supported, only what the stages",
+        ),
+        (json!({"temporal_compression_ratio": 4}), "temporal_compression_ratio = 4"),
         (json!({"upsample_factor": [2, 0, 2]}), "upsample_factor = [2, 0, 2]"),
         (json!({"upsample_factor": [2, 2, 3]}), "upsample_factor = [2, 2, 3]"),
         (json!({"decoder_spatial_padding_mode": "circular"}), "unknown variant `circular`"),
     ];
-    assert_refused("vae", |changes| DecoderConfig::from_json(&file(changes.clone())), cases);
+    assert_refused("vae", |changes| VideoVaeConfig::from_json(&file(changes.clone())).and_then(|c| c.decoder()), cases);
     let channels = json!({"block_out_channels": [256, 512, 1024, 2044]});
     let case = (channels, "block_out_channels = [256, 512, 1024, 2044]");
-    assert_refused("vae", |changes| EncoderConfig::from_json(&file(changes.clone())), [case]);
+    assert_refused(
+        "vae",
+        |changes| VideoVaeConfig::from_json(&file(changes.clone())).and_then(|c| c.encoder()),
+        [case],
+    );
 }
 
 #[test]
 fn an_image_too_small_to_mirror_is_an_error() {
-    let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
+    let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.decoder()).expect("supported");
     let e = decoder_program(&c, [1, 1, 1, 4], Pixels::Values, &Build::new(DType::F32));
     let e = e.expect_err("one row has nothing to mirror").to_string();
     assert!(e.contains("decoder/conv") && e.contains("reflect padding"), "{e}");
@@ -128,7 +137,7 @@ fn an_image_too_small_to_mirror_is_an_error() {
 
 #[test]
 fn sizes_that_the_encoder_does_not_divide_are_named() {
-    let c = EncoderConfig::from_json(&file(json!({}))).expect("supported");
+    let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.encoder()).expect("supported");
     for (shape, sizes) in
         [([1, 9, 130, 64], "[9, 130, 64]"), ([1, 8, 64, 64], "[9, 8, 8]"), ([1, 9, 64, 72], "[6, 8, 9]")]
     {
@@ -157,7 +166,7 @@ fn by_rows(devices: usize) -> Build {
 
 #[test]
 fn rows_that_do_not_divide_are_padded_and_noted() {
-    let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
+    let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.decoder()).expect("supported");
     let d = decoder_program(&c, [1, 1, 34, 4], Pixels::Values, &by_rows(8)).expect("builds");
     let note = "tensor 'vae.latents' tensor<1x128x1x34x4xf32>: height = 34 does not divide by context = 8 (rows.yml:2: \
                 height: [context]); padded to blocks of 5";
@@ -166,7 +175,7 @@ fn rows_that_do_not_divide_are_padded_and_noted() {
     assert_eq!((latents.ty.dims[3], latents.logical_dims[3]), (40, 34));
     assert_eq!((video.ty.dims[3], video.logical_dims[3]), (40 * 32, 34 * 32));
 
-    let c = EncoderConfig::from_json(&file(json!({}))).expect("supported");
+    let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.encoder()).expect("supported");
     let e = encoder_program(&c, [1, 1, 1088, 64], &by_rows(8)).expect("builds");
     assert!(e.notes[0].contains("height = 1088 does not divide by context = 8"), "{:?}", e.notes);
     assert!(e.notes[0].contains("in multiples of 32; padded to blocks of 160"), "{:?}", e.notes);
@@ -177,10 +186,10 @@ fn rows_that_do_not_divide_are_padded_and_noted() {
 
 #[test]
 fn blocks_are_refused_the_sizes_that_the_whole_is() {
-    let c = EncoderConfig::from_json(&file(json!({}))).expect("supported");
+    let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.encoder()).expect("supported");
     let e = encoder_program(&c, [1, 9, 130, 64], &by_rows(2)).expect_err("does not divide").to_string();
     assert!(e.contains("[9, 130, 64] frames, rows and columns do not divide"), "{e}");
-    let c = DecoderConfig::from_json(&file(json!({}))).expect("supported");
+    let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.decoder()).expect("supported");
     let e = decoder_program(&c, [1, 1, 1, 4], Pixels::Values, &by_rows(2))
         .expect_err("one row has nothing to mirror")
         .to_string();

@@ -10,6 +10,7 @@ use super::*;
 mod checkpoints;
 mod official;
 mod sources;
+mod strict;
 mod writing;
 
 /// A safetensors file's bytes; every tensor is filled with zeros.

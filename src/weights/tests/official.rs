@@ -9,7 +9,7 @@ use super::super::*;
 use super::{diffusers_folder, fails, open, open_with, put, safetensors};
 
 /// The header's `config` of a small LTX-2.0 file, with the keys that differ from the defaults.
-fn official_config() -> Value {
+pub(super) fn official_config() -> Value {
     json!({
         "transformer": {
             "num_layers": 2, "apply_gated_attention": false, "positional_embedding_max_pos": [20, 2048, 2048],
@@ -37,7 +37,7 @@ fn official_config() -> Value {
     })
 }
 
-const SINGLE: [(&str, &str, &[usize]); 7] = [
+pub(super) const SINGLE: [(&str, &str, &[usize]); 7] = [
     ("model.diffusion_model.patchify_proj.weight", "BF16", &[4, 2]),
     ("model.diffusion_model.video_embeddings_connector.learnable_registers", "BF16", &[128, 8]),
     ("model.diffusion_model.audio_embeddings_connector.learnable_registers", "BF16", &[64, 8]),
@@ -47,7 +47,7 @@ const SINGLE: [(&str, &str, &[usize]); 7] = [
     ("vocoder.conv_pre.weight", "BF16", &[16, 128, 7]),
 ];
 
-fn file_of(
+pub(super) fn file_of(
     dir: &Path,
     name: &str,
     tensors: &[(&str, &str, &[usize])],
@@ -169,8 +169,8 @@ fn single_files_that_no_code_computes_are_refused() {
     fails(source.version(), &["config.transformer.caption_projection_first_linear", "neither"]);
     let source = with("transformer", "qk_norm", json!("layer_norm"));
     fails(source.config(Component::Transformer), &["config.transformer.qk_norm", "layer_norm"]);
-    let source = with("vae", "_class_name", json!("CausalDiffusionVAE"));
-    fails(source.config(Component::Vae), &["config.vae._class_name", "CausalDiffusionVAE"]);
+    let source = with("vae", "_class_name", json!("OtherVideoAutoencoder"));
+    fails(source.config(Component::Vae), &["config.vae._class_name", "OtherVideoAutoencoder"]);
     let source = with("vae", "decoder_blocks", json!([["res_x", {"num_layers": 1}], ["attn", {}], ["res_x", 1]]));
     fails(source.config(Component::Vae), &["config.vae.decoder_blocks", "entry 1", "attn"]);
     let source = with("vocoder", "resblock", json!("2"));

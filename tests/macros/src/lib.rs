@@ -26,7 +26,11 @@ pub fn needs(needs: TokenStream, function: TokenStream) -> TokenStream {
     function.into_iter().chain(registration).collect()
 }
 
+/// `four_gpus` as `FourGpus`.
 fn capitalized(name: &str) -> String {
-    let mut letters = name.chars();
-    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
+    let word = |word: &str| {
+        let mut letters = word.chars();
+        letters.next().map(|first| first.to_uppercase().chain(letters).collect::<String>()).unwrap_or_default()
+    };
+    name.split('_').map(word).collect()
 }

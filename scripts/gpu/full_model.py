@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Writes a random model of the published size: full_model.py 2.0|2.3 [FOLDER]; prints its path.
+
+Components are diffusers' and transformers' own classes on the configurations of src/models/presets, with bf16 numbers drawn on
+the GPU; save_pretrained writes them, one after the other. Exit code 4 if no folder has the space.
+"""
+
+import gc
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video, FlowMatchEulerDiscreteScheduler, LTX2VideoTransformer3DModel
+)
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "oracle"))
+from tokenizer import save_tokenizer  # noqa: E402
+
+# Of the tokenizer; ids beyond it never occur.
+VOCABULARY = 400
+
+GIB = 1 << 30
+PRESETS = {"2.0": "ltx2", "2.3": "ltx2_3"}
+CLASSES = {
+    "vae": AutoencoderKLLTX2Video, "audio_vae": AutoencoderKLLTX2Audio, "connectors": LTX2TextConnectors,
+    "transformer": LTX2VideoTransformer3DModel, "latent_upsampler": LTX2LatentUpsamplerModel,
+}
+
+
+def class_of(name, config):
+    """The class of a component."""
+    if name == "vocoder":
+        return LTX2VocoderWithBWE if "bwe_in_channels" in config else LTX2Vocoder
+    return CLASSES[name]
+
+
+# What is too large to be made in f32 first; neither has tables that are stored.
+LARGE = ("transformer", "text_encoder")
+# The pipelines read text alone: the smallest vision tower that Gemma-3's class takes.
+VISION = dict(
+    hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4, num_channels=3,
+    vision_use_head=False,
+)
+
+
+def built(name, config, device):
+    """A component on a device, with the tables that it makes itself."""
+    with torch.device(device):
+        if name == "text_encoder":
+            whole = Gemma3Config(text_config=config["text_config"], vision_config=VISION, mm_tokens_per_image=4)
+            return Gemma3ForConditionalGeneration(whole)
+        return class_of(name, config).from_config(config)
+
+
+def filled(name, config):
+    """The same in bf16 on the GPU with random weights: matrices keep the size of what they multiply, norms are near 1."""
+    network = built(name, config, "meta" if name in LARGE else "cpu").to(torch.bfloat16).eval()
+    # The upsampler's own table is made by a matmul of integers, which CUDA lacks.
+    network = network.to_empty(device="cuda") if name in LARGE else network.to("cuda")
+    source = torch.Generator("cuda").manual_seed(1)
+    for key, tensor in network.named_parameters():
+        if tensor.ndim >= 2:
+            fan_in = tensor[0].numel()
+            tensor.normal_(0, 0.02 if "embed" in key else fan_in**-0.5, generator=source)
+        elif key.endswith("weight") and "language_model" not in key:
+            tensor.fill_(1)
+        else:
+            tensor.normal_(0, 0.02, generator=source)
+    return network
+
+
+def place(need, wanted):
+    """The first folder that holds so many bytes."""
+    for folder in [wanted] if wanted else [Path("/dev/shm"), Path.cwd(), Path("/tmp")]:
+        free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+        print(f"full_model.py: {folder}: {free / GIB:.0f} GiB free, {need / GIB:.0f} GiB needed", file=sys.stderr)
+        if free > need:
+            return folder
+    print("full_model.py: no folder holds the model: give one with more space as WHERE", file=sys.stderr)
+    sys.exit(4)
+
+
+def main():
+    """Sizes first, then component by component."""
+    if len(sys.argv) not in (2, 3) or sys.argv[1] not in PRESETS:
+        sys.exit(__doc__)
+    generation, wanted = sys.argv[1], Path(sys.argv[2]) if len(sys.argv) == 3 else None
+    preset = json.loads((ROOT / "src" / "models" / "presets" / f"{PRESETS[generation]}.json").read_text())
+    names = [name for name in (*CLASSES, "vocoder", "text_encoder") if name in preset]
+    networks = [built(name, preset[name], "meta") for name in names]
+    need = 2 * sum(t.numel() for network in networks for t in (*network.parameters(), *network.buffers()))
+    folder = place(need + GIB // 4, wanted) / f"ltx2-full-{generation}"
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in names:
+        network = filled(name, preset[name])
+        network.save_pretrained(folder / name, max_shard_size="8GB")
+        print(f"full_model.py: {name} written", file=sys.stderr, flush=True)
+        del network
+        gc.collect()
+        torch.cuda.empty_cache()
+    FlowMatchEulerDiscreteScheduler.from_config(preset["scheduler"]).save_pretrained(folder / "scheduler")
+    save_tokenizer(folder / "tokenizer", VOCABULARY)
+    index = preset["model_index"] | {"tokenizer": ["transformers", "GemmaTokenizer"]}
+    (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n")
+    print(folder)
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    main()

@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""Fixtures of whole requests by Lightricks' own pipelines: latents after every step of every pass.
+
+    cases_official.py --official FOLDER     of a checkout of Lightricks/LTX-2, package 1.2.0: `reference: official`
+    cases_official.py                       of the wheels 1.0.0: `reference: official_1_0`
+
+Two runs, for one process can import one version.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import official_pipelines
+import torch
+from PIL import Image
+
+import models
+from cases_text import NEGATIVE, POSITIVE, encode, tokenize
+from cases_transformer import inputs_for, run, scalars_for
+from common import CASES, FIXTURES, REPOSITORY, fix_numerics, relative_l2, show, write_case
+from official_file import write_model, write_upsampler
+
+IMAGE = FIXTURES / "images" / "shapes.png"
+UPSAMPLERS = {"tiny_a": "upsampler_rational", "tiny_2_3": "upsampler_plain"}
+_GENERATIONS = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}
+_PRESETS = {"image_to_video": "", "two_stage": "_two_stage", "keyframes": "_two_stage", "distilled": "_distilled", "hq": "_hq"}
+_LENGTH = 64
+
+
+def write_image():
+    """A small image of smooth and sharp parts, 40 x 30."""
+    IMAGE.parent.mkdir(parents=True, exist_ok=True)
+    pixels = [
+        (255 * x // 39, 255 * y // 29, 220 if (x - 12) ** 2 + (y - 15) ** 2 < 60 else 30) for y in range(30) for x in range(40)
+    ]
+    image = Image.new("RGB", (40, 30))
+    image.putdata(pixels)
+    image.save(IMAGE)
+
+
+def scales(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0, stg_blocks=()):
+    """Guidance of a stream; nothing by default."""
+    return dict(cfg=cfg, stg=stg, modality=modality, rescale=rescale, stg_blocks=list(stg_blocks))
+
+
+def image(frame, strength=1.0):
+    """The fixture image at a frame."""
+    return dict(path=IMAGE, frame=frame, strength=strength)
+
+
+def request(pipeline, **more):
+    """A request of the smallest size at which height, width and time differ."""
+    size = (96, 64) if pipeline == "image_to_video" else (128, 64)
+    known = dict(
+        pipeline=pipeline, prompt=POSITIVE, negative_prompt=NEGATIVE, seed=4, width=size[0], height=size[1], num_frames=9,
+        frame_rate=24.0, images=[], steps=2, cross_timestep=None, guidance={"video": scales(), "audio": scales()},
+    )
+    return {**known, **more}
+
+
+class Model:
+    """A fixture model as both sides read it: diffusers' text, Lightricks' files, latent sizes."""
+
+    def __init__(self, name, folder):
+        self.name, self.path, self.upsampler = name, folder / f"{name}.safetensors", folder / f"{name}_up.safetensors"
+        write_model(self.path, name)
+        write_upsampler(self.upsampler, UPSAMPLERS[name])
+        parts = {part: models.load(name, part) for part in ("text_encoder", "connectors", "vae", "audio_vae")}
+        self.vae, self.audio_vae = parts["vae"], parts["audio_vae"]
+        self.contexts = []
+        for text in (POSITIVE, NEGATIVE):
+            ids, mask = tokenize(name, [text], _LENGTH)
+            embeds = encode(parts["text_encoder"], parts["connectors"], ids, mask)["prompt_embeds"]
+            video, audio, _ = parts["connectors"](embeds, mask, padding_side="left")
+            self.contexts.append({"video": video, "audio": audio})
+        config = models.AUDIO_VAE[name]
+        self.bins, self.sound = config["mel_bins"] // 4, config["latent_channels"]
+        self.channels = models.VAE[name]["latent_channels"]
+        official_pipelines.set_channels(self.channels, self.bins, self.sound)
+
+    def sizes(self, request):
+        """Unpacked latents of each pass."""
+        frames = (request["num_frames"] - 1) // 8 + 1
+        length = round(request["num_frames"] / request["frame_rate"] * 25)
+        once = [32] if request["pipeline"] == "image_to_video" else [64, 32]
+        size = [(request["height"] // unit, request["width"] // unit) for unit in once]
+        return [((1, self.channels, frames, *hw), (1, self.sound, length, self.bins)) for hw in size]
+
+    def unpacked(self, tokens, shapes):
+        """Packed normalised tokens of both streams as a dump has them."""
+        video, audio = (t.float() for t in tokens)
+        (_, c, f, h, w), (_, channels, length, bins) = shapes
+        video = video[:, : f * h * w].transpose(1, 2).reshape(1, c, f, h, w)
+        video = video * self.vae.latents_std.view(1, -1, 1, 1, 1) + self.vae.latents_mean.view(1, -1, 1, 1, 1)
+        audio = audio * self.audio_vae.latents_std + self.audio_vae.latents_mean
+        return {"latents.video": video, "latents.audio": audio.reshape(1, length, channels, bins).transpose(1, 2)}
+
+    def run(self, request):
+        """Latents of a request by the names of a dump: after every step, 0 being the noised start, and at the end."""
+        sizes = self.sizes(request)
+        theirs = official_pipelines.Run(self.path, self.upsampler, request, self.contexts, sizes)
+        passes, kept = theirs()
+        outputs = {}
+        for prefix, shapes, steps in zip(("", "stage_2.")[: len(sizes)], sizes, passes, strict=True):
+            for step, tokens in enumerate(steps):
+                named = self.unpacked(tokens, shapes).items()
+                outputs.update({f"{prefix}step_{step}.{name}": value for name, value in named})
+        final = [kept["video"].flatten(2).transpose(1, 2), kept["audio"].transpose(1, 2).flatten(2)]
+        outputs.update(self.unpacked(final, sizes[-1]))
+        outputs.update({"stage_2.noise.video": drawn for drawn in theirs.noise.drawn[1:]})
+        return {name: value.contiguous() for name, value in outputs.items()}
+
+
+def keys(request, reference):
+    """The request as settings of this project."""
+    settings = {f"request.{key}": request[key] for key in ("prompt", "negative_prompt", "seed", "width", "height")}
+    settings |= {f"request.{key}": request[key] for key in ("num_frames", "frame_rate")}
+    pipeline = request["pipeline"] if request["images"] or request["pipeline"] != "image_to_video" else "text_to_video"
+    settings |= {"pipeline": pipeline, "reference": reference, "request.max_sequence_length": _LENGTH}
+    if request["cross_timestep"]:
+        settings["conditioning.cross_timestep"] = request["cross_timestep"]
+    if request["pipeline"] != "distilled":
+        settings["sampler.steps"] = request["steps"]
+        guidance = request["guidance"]
+        for stream, values in guidance.items():
+            settings |= {f"guidance.{stream}.{key}": value for key, value in values.items()}
+        if guidance["video"]["stg_blocks"] == guidance["audio"]["stg_blocks"]:
+            settings["guidance.stg_blocks"] = settings.pop("guidance.video.stg_blocks")
+            del settings["guidance.audio.stg_blocks"]
+    if request["images"]:
+        given = [{**i, "path": str(i["path"].relative_to(REPOSITORY)), "crf": 0} for i in request["images"]]
+        settings["request.images"] = json.dumps(given)
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+_GUIDED = {
+    "video": scales(cfg=3.0, modality=3.0, rescale=0.45), "audio": scales(cfg=7.0, modality=3.0, rescale=1.0),
+}
+_FULL = {
+    "video": scales(cfg=3.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
+    "audio": scales(cfg=7.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
+}
+_CFG = {"video": scales(cfg=4.0), "audio": scales(cfg=4.0)}
+_IMAGE = request("image_to_video", guidance=_GUIDED, images=[image(0)])
+OFFICIAL = {
+    "image": request("image_to_video", steps=3, guidance=_FULL, images=[image(0)]),
+    "images": request("image_to_video", guidance=_CFG, images=[image(0, 0.75), image(8), image(5, 0.5)]),
+    "image_gate_only": _IMAGE,
+    "image_own": {**_IMAGE, "cross_timestep": "own"},
+    "two_stage": request("two_stage", guidance=_GUIDED, images=[image(0)]),
+    "distilled": request("distilled", images=[image(0, 0.8)]),
+    "hq": request("hq", steps=5, guidance=_GUIDED, images=[image(8, 0.9)]),
+    "keyframes": request("keyframes", guidance=_CFG, images=[image(0), image(8, 0.6)]),
+}
+# Where 1.0.0 differs: other noise levels between the streams, keyframes of eight frames, another noiser.
+OFFICIAL_1_0 = {
+    "image_cross": _IMAGE,
+    "images": request("image_to_video", guidance=_CFG, images=[image(0, 0.75), image(8), image(5, 0.5)]),
+    "two_stage": request("two_stage", guidance=_CFG, images=[image(0, 0.6), image(8, 0.75)]),
+    "keyframes": request("keyframes", guidance=_CFG, images=[image(0), image(8, 0.6)]),
+}
+
+# Terms of guidance that are on, different by stream; blocks of the perturbed branch by stream.
+_TERMS = {
+    "cfg": (3.0, 5.0), "stg": (1.0, 0.75), "modality": (2.5, 3.0), "rescale": (0.7, 0.4),
+}
+_BOTH, _VIDEO, _AUDIO = ([1], [0, 2]), ([1], None), (None, [0])
+_PERTURBED = {"stg": _BOTH, "cfg_stg": _VIDEO, "stg_modality": _AUDIO, "cfg_stg_modality": _BOTH}
+
+
+def guided(terms, blocks=None):
+    """Guidance of both streams with some terms on."""
+    blocks = blocks or _PERTURBED.get("_".join(t for t in terms if t != "rescale"), (None, None))
+    streams = {}
+    for at, stream in enumerate(("video", "audio")):
+        on = {term: _TERMS[term][at] for term in terms if term != "stg" or blocks[at] is not None}
+        streams[stream] = scales(**on, stg_blocks=blocks[at] or [])
+    return streams
+
+
+def subsets():
+    """Guidance by name: every subset of the terms, then terms of one stream alone."""
+    table = {}
+    for bits in range(16):
+        terms = [term for at, term in enumerate(_TERMS) if bits >> at & 1]
+        table["_".join(terms) or "none"] = guided(terms)
+    table["stg_of_video"] = guided(["stg"], _VIDEO)
+    table["stg_of_audio"] = guided(["stg"], _AUDIO)
+    table["cfg_of_video"] = {"video": scales(cfg=3.0), "audio": scales()}
+    table["modality_of_audio"] = {"video": scales(), "audio": scales(modality=3.0)}
+    return table
+
+
+def write(component, case, model, tables, reference, source):
+    """Runs requests of one case: `{prefix: request}`, written as one file."""
+    outputs, settings = {}, {}
+    for prefix, asked in tables.items():
+        made = model.run(asked)
+        if len(tables) > 1:
+            made = {name: value for name, value in made.items() if name.startswith("latents.")}
+        outputs.update({f"{prefix}{name}": value for name, value in made.items()})
+        settings[prefix] = keys(asked, reference)
+    common = [key for key in next(iter(settings.values())) if all(key in own for own in settings.values())]
+    settings = {prefix: [key for key in own if key not in common] for prefix, own in settings.items()}
+    preset = _GENERATIONS[model.name] + _PRESETS[next(iter(tables.values()))["pipeline"]]
+    scalars = {"preset": preset, "common": common, "keys": settings, "upsampler": UPSAMPLERS[model.name]}
+    write_case(
+        component, f"{model.name}_{case}", {}, outputs, script=__file__, model=model.name, seed=4, scalars=scalars,
+        extra={"ltx-pipelines": source},
+    )
+    show(f"{component}/{model.name}_{case}: {len(outputs)} tensors", *list(outputs.values())[-2:])
+
+
+def cross_timestep(model, kinds):
+    """A forward in which own, cross and gate_only all differ: 1.2.0's is gate_only, 1.0.0's cross, and own diffusers'."""
+    shape, seed = dict(frames=2, height=2, width=3, audio_frames=6), 61
+    own = models.load(model.name, "transformer")
+    values = inputs_for(models.TRANSFORMER[model.name], seed=seed, batch=1, text=8, **shape)
+    mask = torch.ones(1, 12, 1)
+    mask[:, :5], mask[:, 5:7] = 0.0, 0.5
+    sigma, sound = torch.tensor([0.7]), torch.tensor([0.3])
+    levels = [mask * sigma, torch.ones(1, 6, 1) * sound]
+    values |= {"timestep": 1000 * levels[0][..., 0], "audio_timestep": 1000 * levels[1][..., 0]}
+    values |= {"sigma": 1000 * sigma, "audio_sigma": 1000 * sound}
+    coords = own.rope.prepare_video_coords(1, 2, 2, 3, "cpu", fps=24.0), own.audio_rope.prepare_audio_coords(1, 6, "cpu")
+    streams = [
+        dict(latent=values[f"{p}hidden_states"], context=values[f"{p}encoder_hidden_states"], sigma=s, timesteps=t, positions=c)
+        for p, s, t, c in zip(("", "audio_"), (sigma, sound), levels, coords)
+    ]
+    scalars = scalars_for(**shape)
+    made = {}
+    for kind in kinds:
+        undo = official_pipelines.gate_by_own_level() if kind == "own" else lambda: None
+        made[kind] = dict(zip(("video", "audio"), official_pipelines.velocity(model.path, streams)))
+        undo()
+    if "own" in made:
+        theirs, made["own"] = made["own"], run(own, values, {**scalars, "use_cross_timestep": False})
+        assert all(relative_l2(theirs[name], made["own"][name]) < 1e-5 for name in theirs)
+    for kind, outputs in made.items():
+        write_case(
+            "cross_timestep", f"{model.name}_{kind}", values, outputs, script=__file__, model=model.name, seed=seed,
+            scalars={**scalars, "cross_timestep": kind},
+        )
+        show(f"cross_timestep/{model.name}_{kind}", *outputs.values())
+
+
+def main():
+    """The cases of one version."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--official", metavar="FOLDER", help="a checkout of Lightricks/LTX-2 at 400fd31")
+    folder = parser.parse_args().official
+    fix_numerics()
+    official_pipelines.find_packages(folder)
+    write_image()
+    component, table = ("official", OFFICIAL) if folder else ("official_1_0", OFFICIAL_1_0)
+    source = "1.2.0 (400fd31)" if folder else "1.0.0"
+    shutil.rmtree(CASES / component, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in UPSAMPLERS:
+            model = Model(name, Path(scratch))
+            cross_timestep(model, ("own", "gate_only") if folder else ("cross",))
+            for case, asked in table.items():
+                write(component, case, model, {"": asked}, component, source)
+            if folder:
+                tables = {f"{k}.": request("image_to_video", guidance=g) for k, g in subsets().items()}
+                write("official_guidance", "subsets", model, tables, component, source)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""A drawn model, in memory and on disk: seven components, upsampler, LoRAs, images, and the YAML of its request."""
+
+import json
+import shutil
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, LTX2Pipeline
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel
+from PIL import Image
+from transformers import AutoTokenizer
+
+from common import generator, randn, write_safetensors
+from drawn_request import DISTILLED, TWO_PASSES
+from models import COMPONENTS as PARTS
+from models import build, build_text_encoder
+from tokenizer import save_tokenizer
+
+# Linear maps of every kind that a LoRA may update, by diffusers' names, and the segments that Lightricks calls otherwise.
+LORA_MODULES = (
+    "attn1.to_q", "attn1.to_out.0", "audio_attn1.to_v", "attn2.to_k", "audio_to_video_attn.to_q", "video_to_audio_attn.to_v",
+    "ff.net.2", "audio_ff.net.0.proj",
+)
+LORA_OUTER = {
+    "proj_in": "patchify_proj", "time_embed.linear": "adaln_single.linear",
+    "av_cross_attn_video_scale_shift.linear": "av_ca_video_scale_shift_adaln_single.linear",
+}
+
+
+class Model:
+    """A random model and what a request adds to it."""
+
+    def __init__(self, seed, config, request, folder, coarse=False):
+        """`coarse` weights have one bit of mantissa: they pack into a quarter."""
+        self.coarse = coarse
+        self.config, self.seed, self.request, self.folder = config, seed, request, folder
+        self._save({name: build(name, config[name], seed) for name in PARTS})
+        self.load(torch.float32)
+        self.images = [self._image(index, image) for index, image in enumerate(request["images"])]
+        self.loras = [self._lora(index, lora) for index, lora in enumerate(request["loras"])]
+
+    def _save(self, parts):
+        """Writes the components as published ones are written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_tokenizer(self.folder / "tokenizer", self.config["vocabulary"])
+        parts["text_encoder"] = build_text_encoder(self.config["text_encoder"], self.seed)
+        upsampler = build("latent_upsampler", self.config["latent_upsampler"], self.seed)
+        if self.request["stored"] == "bf16":
+            for part in (*parts.values(), upsampler):
+                part.to(torch.bfloat16)
+                for tensor in part.state_dict().values() if self.coarse else ():
+                    tensor.view(torch.int16).bitwise_and_(-64)
+        scheduler = FlowMatchEulerDiscreteScheduler(**self.config["scheduler"])
+        tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
+        LTX2Pipeline(scheduler=scheduler, tokenizer=tokenizer, **parts).save_pretrained(self.folder)
+        upsampler.save_pretrained(self.folder / "latent_upsampler")
+        shutil.rmtree(self.folder / "tokenizer")
+        save_tokenizer(self.folder / "tokenizer", self.config["vocabulary"])
+
+    def load(self, dtype):
+        """Reads the model back in an element type, the way a user would: tables that are no weights keep theirs."""
+        self.pipeline = LTX2Pipeline.from_pretrained(self.folder, dtype=dtype)
+        self.pipeline.set_progress_bar_config(disable=True)
+        self.parts = {name: getattr(self.pipeline, name).eval() for name in (*PARTS, "text_encoder")}
+        self.upsampler = LTX2LatentUpsamplerModel.from_pretrained(self.folder / "latent_upsampler", dtype=dtype).eval()
+
+    def _image(self, index, image):
+        """Smooth colours with a little noise, in a file."""
+        noise = randn(self.seed, f"image {index}", image["height"], image["width"], 3) * 12
+        smooth = randn(self.seed, f"colours {index}", 1, 3, 4, 4) * 60 + 120
+        smooth = torch.nn.functional.interpolate(smooth, (image["height"], image["width"]), mode="bilinear")[0].permute(1, 2, 0)
+        path = self.folder / f"image_{index}.png"
+        Image.fromarray((smooth + noise).clamp(0, 255).to(torch.uint8).numpy()).save(path)
+        return path
+
+    def _lora(self, index, lora):
+        """Pairs of matrices for some of the transformer's linear maps, under the file's names."""
+        weights, pairs = self.parts["transformer"].state_dict(), {}
+        blocks = [f"transformer_blocks.{b}.{m}" for b in range(self.config["transformer"]["num_layers"]) for m in LORA_MODULES]
+        source = generator(self.seed, f"lora {index}")
+        for module in (*blocks, *LORA_OUTER):
+            weight = weights.get(f"{module}.weight")
+            if weight is None or torch.rand((), generator=source) < 0.5:
+                continue
+            theirs = module if "transformer_blocks" in module else LORA_OUTER[module]
+            prefix = f"transformer.{module}" if lora["keys"] == "diffusers" else f"diffusion_model.{theirs}"
+            rank, size = lora["rank"], 0.3 / (lora["rank"] * weight.shape[1]) ** 0.5
+            pairs[f"{prefix}.lora_A.weight"] = torch.randn(rank, weight.shape[1], generator=source)
+            pairs[f"{prefix}.lora_B.weight"] = torch.randn(weight.shape[0], rank, generator=source) * size
+        path = self.folder / f"lora_{index}.safetensors"
+        write_safetensors(path, pairs)
+        return path
+
+    def yaml(self, path):
+        """The request as a configuration; paths are relative to the file."""
+        r = self.request
+        here = lambda file: str(file.relative_to(path.parent))
+        guidance = {stream: dict(r["guidance"][stream]) for stream in ("video", "audio")}
+        same = r["stg_blocks"]["video"] == r["stg_blocks"]["audio"]
+        if any(s["stg"] for s in guidance.values()):
+            if same:
+                guidance["stg_blocks"] = r["stg_blocks"]["video"]
+            else:
+                for stream in ("video", "audio"):
+                    guidance[stream]["stg_blocks"] = r["stg_blocks"][stream]
+        config = {
+            "pipeline": r["pipeline"], "reference": r["reference"],
+            "model": {
+                "path": here(self.folder),
+                "loras": [
+                    {"path": here(file), "strength": lora["strength"], "stages": lora["stages"]}
+                    for file, lora in zip(self.loras, r["loras"])
+                ],
+            },
+            "request": {
+                **{key: r[key] for key in ("prompt", "negative_prompt", "width", "height", "num_frames", "frame_rate", "seed")},
+                "max_sequence_length": r["max_sequence_length"],
+                "images": [
+                    {"path": here(file), "frame": image["frame"], "strength": image["strength"], "crf": 0}
+                    for file, image in zip(self.images, r["images"])
+                ],
+            },
+            "sampler": {"kind": r["sampler"], "steps": r["steps"], "sigma_shift": r["sigma_shift"]},
+            "guidance": {"stg_blocks": [], **guidance},
+            "conditioning": {"cross_timestep": r["cross_timestep"]} if r["cross_timestep"] else {},
+            "two_stage": {"audio": r["keeps"]},
+            "vocoder": {"stage1_clamp": "official" if r["clamp"] else "diffusers"},
+            "runtime": {"platform": "cpu", "dtype": r["dtype"]},
+        }
+        if r["pipeline"] == "distilled":
+            del config["sampler"]["steps"]
+            config["sampler"]["sigmas"] = [*DISTILLED, 0.0]
+        if r["layout"]:
+            config["layout"] = r["layout"]
+            config["mesh"] = {axis: int(n) for axis, n in (part.split("=") for part in r["mesh"].split(","))}
+        path.write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,325 @@
+"""A drawn request by ltx-pipelines' own states, conditionings, guiders and loops, on diffusers' networks."""
+
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import MagicMock, patch
+
+import torch
+from diffusers import LTX2Pipeline
+from diffusers.models.transformers.transformer_ltx2 import LTX2PerturbedAttnProcessor
+
+from drawn_request import DISTILLED, NEUTRAL, SECOND, TWO_PASSES
+
+# What the official packages import for files of media alone; nothing here reads such.
+for name in ("av", "torchaudio", "torchaudio.transforms", "torchaudio.functional"):
+    sys.modules.setdefault(name, MagicMock())
+from ltx_core.components.diffusion_steps import EulerDiffusionStep, Res2sDiffusionStep  # noqa: E402
+from ltx_core.components.guiders import MultiModalGuider, MultiModalGuiderParams  # noqa: E402
+from ltx_core.components.noisers import GaussianNoiser  # noqa: E402
+from ltx_core.components.schedulers import LTX2Scheduler  # noqa: E402
+from ltx_core.conditioning import VideoConditionByKeyframeIndex, VideoConditionByLatentIndex  # noqa: E402
+from ltx_core.guidance.perturbations import PerturbationType  # noqa: E402
+from ltx_core.loader.fuse_loras import _prepare_deltas  # noqa: E402
+from ltx_core.model.transformer.model import X0Model  # noqa: E402
+from ltx_core.model.upsampler import upsample_video  # noqa: E402
+from ltx_core.tools import VideoLatentTools  # noqa: E402
+from ltx_core.types import AudioLatentShape, SpatioTemporalScaleFactors, VideoLatentShape, VideoPixelShape  # noqa: E402
+from ltx_pipelines.utils import helpers, samplers  # noqa: E402
+from ltx_pipelines.utils.args import ImageConditioningInput  # noqa: E402
+from ltx_pipelines.utils.samplers import euler_denoising_loop, res2s_audio_video_denoising_loop  # noqa: E402
+from ltx_pipelines.utils.types import PipelineComponents  # noqa: E402
+
+_SELF_ATTENTION = {PerturbationType.SKIP_VIDEO_SELF_ATTN: "attn1", PerturbationType.SKIP_AUDIO_SELF_ATTN: "audio_attn1"}
+_GATES = {"av_cross_attn_video_a2v_gate": "audio", "av_cross_attn_audio_v2a_gate": "video"}
+
+
+@contextmanager
+def replaced(module, forward):
+    """A module whose forward is another function."""
+    own = module.forward
+    module.forward = partial(forward, own)
+    try:
+        yield
+    finally:
+        module.forward = own
+
+
+class Velocity:
+    """diffusers' transformer with the arguments of Lightricks'."""
+
+    def __init__(self, transformer, cross_timestep, fps):
+        self.transformer, self.cross_timestep, self.fps = transformer, cross_timestep, fps
+        for block in transformer.transformer_blocks:
+            for name in _SELF_ATTENTION.values():
+                getattr(block, name).set_processor(LTX2PerturbedAttnProcessor())
+
+    def __call__(self, video, audio, perturbations):
+        levels = {name: 1000 * m.sigma.reshape(1).float() for name, m in (("video", video), ("audio", audio))}
+        tokens = {name: 1000 * m.timesteps[..., 0].float() for name, m in (("video", video), ("audio", audio))}
+        cuts = (PerturbationType.SKIP_A2V_CROSS_ATTN, PerturbationType.SKIP_V2A_CROSS_ATTN)
+        cut = perturbations is not None and all(perturbations.all_in_batch(kind, 0) for kind in cuts)
+        with ExitStack() as stack:
+            for block, kind in self._perturbed(perturbations):
+                attention = getattr(self.transformer.transformer_blocks[block], _SELF_ATTENTION[kind])
+                stack.enter_context(replaced(attention, lambda own, *a, **k: own(*a, **{**k, "all_perturbed": True})))
+            if self.cross_timestep == "gate_only":
+                # Lightricks' since May 2026: scale and shift from the stream's own levels, the gate from the other's.
+                for name, other in _GATES.items():
+                    scale = self.transformer.config.cross_attn_timestep_scale_multiplier / 1000
+                    other = levels[other] * scale
+                    stack.enter_context(
+                        replaced(getattr(self.transformer, name), lambda own, _, other=other, **k: own(other, **k))
+                    )
+            return self.transformer(
+                hidden_states=video.latent, audio_hidden_states=audio.latent, encoder_hidden_states=video.context,
+                audio_encoder_hidden_states=audio.context, timestep=tokens["video"], audio_timestep=tokens["audio"],
+                sigma=levels["video"], audio_sigma=levels["audio"], video_coords=video.positions, audio_coords=audio.positions,
+                fps=self.fps, isolate_modalities=cut, use_cross_timestep=self.cross_timestep == "cross", return_dict=False,
+            )
+
+    def _perturbed(self, perturbations):
+        blocks = range(len(self.transformer.transformer_blocks)) if perturbations is not None else ()
+        return [(b, kind) for b in blocks for kind in _SELF_ATTENTION if perturbations.all_in_batch(kind, b)]
+
+
+class Encoder:
+    """diffusers' video encoder and its latents' statistics, as `VideoEncoder`."""
+
+    def __init__(self, vae):
+        self.vae, self.per_channel_statistics = vae, self
+        self.statistics = (vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+
+    def __call__(self, pixels):
+        return self.normalize(self.vae.encode(pixels.to(self.vae.dtype)).latent_dist.mode())
+
+    def normalize(self, latents):
+        return LTX2Pipeline._normalize_latents(latents, *self.statistics)
+
+    def un_normalize(self, latents):
+        return LTX2Pipeline._denormalize_latents(latents, *self.statistics)
+
+
+class OneFrame(VideoConditionByKeyframeIndex):
+    """An appended image as Lightricks' code has it since 1.2.0: it spans one frame (1.0.0: eight), and starts as zeros."""
+
+    def apply_to(self, latent_state, latent_tools):
+        state = super().apply_to(latent_state, latent_tools)
+        new = slice(latent_state.positions.shape[2], None)
+        state.positions[:, 0, new, 1] = state.positions[:, 0, new, 0] + 1 / latent_tools.fps
+        state.latent[:, new] = 0
+        return state
+
+
+class FloatPositions(VideoLatentTools):
+    """Positions in f32 whatever the latents' type, as since 1.2.0."""
+
+    def create_initial_state(self, device, dtype, initial_latent=None):
+        state = super().create_initial_state(device, dtype, initial_latent)
+        return replace(state, positions=super().create_initial_state(device, torch.float32).positions)
+
+
+class KeptLatent(VideoConditionByLatentIndex):
+    """A replaced frame as since 1.2.0: known, but the latents stay what the pass before made."""
+
+    def apply_to(self, latent_state, latent_tools):
+        return replace(super().apply_to(latent_state, latent_tools), latent=latent_state.latent)
+
+
+class BlendNoiser(GaussianNoiser):
+    """Noise into the latents first, the known tokens over them by their strength, as since 1.2.0."""
+
+    def __call__(self, state, scale):
+        noise = torch.randn(*state.latent.shape)
+        latent = torch.lerp(state.latent.float(), noise.float(), float(scale))
+        return replace(state, latent=torch.lerp(state.clean_latent.float(), latent, state.denoise_mask).to(state.latent.dtype))
+
+
+# What of 1.0.0 another release does otherwise.
+SINCE = {"official_1_0": dict(noiser=GaussianNoiser), "official": dict(
+    noiser=BlendNoiser, VideoConditionByKeyframeIndex=OneFrame, VideoConditionByLatentIndex=KeptLatent,
+    VideoLatentTools=FloatPositions,
+)}
+
+
+class Noise:
+    """Lightricks' noiser, with noise in this project's order: the video's own tokens, the sound, then what is appended."""
+
+    def __init__(self, noiser, generator, dtype, device):
+        self.noiser, self.generator, self.dtype, self.device = noiser(None), generator, dtype, device
+        self.waiting, self.drawn = [], {}
+
+    def stage(self, video, audio, appended):
+        """Draws a pass's noise: shapes of latents, and how many tokens of images follow them."""
+        draw = lambda *shape: torch.randn(shape, generator=self.generator)
+        self.drawn = {"noise.video": draw(*video.to_torch_shape()), "noise.audio": draw(*audio.to_torch_shape())}
+        tokens = self.drawn["noise.video"].flatten(2).transpose(1, 2)
+        if appended:
+            tokens = torch.cat([tokens, draw(1, appended, video.channels)], 1)
+        self.waiting = [tokens, self.drawn["noise.audio"].transpose(1, 2).flatten(2)]
+
+    def __call__(self, state, scale):
+        with patch("torch.randn", lambda *shape, **_: self.waiting.pop(0).to(self.device, self.dtype)):
+            return self.noiser(state, scale)
+
+
+class HostNoise:
+    """The second-order sampler's noise, drawn by generators of the host whatever the device: the same numbers on both."""
+
+    def __init__(self):
+        self.generators = {}
+
+    def __call__(self, latents, generator):
+        seed = generator.initial_seed()
+        own = self.generators.setdefault(seed, torch.Generator("cpu").manual_seed(seed))
+        return samplers._get_new_noise(latents, own).to(latents.device)
+
+
+class Reference:
+    """One drawn request in one element type."""
+
+    def __init__(self, model, dtype):
+        self.model, self.request, self.pipeline, self.dtype = model, model.request, model.pipeline, dtype
+        self.device = self.pipeline.transformer.device
+        self.components = PipelineComponents(dtype, self.device)
+        vae, audio = model.config["vae"], model.config["audio_vae"]
+        space = vae["spatial_compression_ratio"]
+        self.components.video_scale_factors = SpatioTemporalScaleFactors(vae["temporal_compression_ratio"], space, space)
+        self.components.video_latent_channels = vae["latent_channels"]
+        self.audio_shape = partial(
+            AudioLatentShape.from_video_pixel_shape, channels=audio["latent_channels"], mel_bins=audio["mel_bins"] // 4
+        )
+        self.encoder = Encoder(self.pipeline.vae)
+        self.since = dict(SINCE[self.request["reference"]])
+        generator = torch.Generator("cpu").manual_seed(self.request["seed"])
+        self.noise = Noise(self.since.pop("noiser"), generator, dtype, self.device)
+        # Merging changes them; a copy of a large model is kept only where there is something to merge.
+        weights = self.pipeline.transformer.state_dict()
+        self.weights = {k: v.to("cpu", copy=True) for k, v in weights.items()} if model.loras else {}
+        self.texts = [self._text(self.request[key]) for key in ("prompt", "negative_prompt")]
+
+    def _text(self, prompt):
+        embeds, mask, _, _ = self.pipeline.encode_prompt(
+            prompt, do_classifier_free_guidance=False, max_sequence_length=self.request["max_sequence_length"],
+            device=self.device,
+        )
+        video, audio, _ = self.pipeline.connectors(embeds, mask, padding_side="left")
+        return {"video": video, "audio": audio}
+
+    def _merge(self, stage):
+        """The transformer with its LoRAs of a stage: names by diffusers, updates and sums by ltx-core."""
+        if not self.weights:
+            return
+        files = [(file, lora) for file, lora in zip(self.model.loras, self.request["loras"]) if stage in lora["stages"]]
+        loaded = [(LTX2Pipeline.lora_state_dict(str(file)), lora["strength"]) for file, lora in files]
+        # In f32 the updates are, too, whatever the files are stored in.
+        named = lambda sd: {k.removeprefix("transformer."): v.to(self.dtype) for k, v in sd.items()}
+        loras = [(SimpleNamespace(sd=named(sd)), strength) for sd, strength in loaded]
+        merged, met, stored = {}, 0, torch.bfloat16 if self.request["stored"] == "bf16" else torch.float32
+        for name, weight in self.weights.items():
+            delta = _prepare_deltas(loras, name, torch.float32, "cpu") if name.endswith(".weight") else None
+            met += delta is not None
+            # As ltx-core leaves it: in the type of the stored weight.
+            merged[name] = weight if delta is None else (weight + delta).to(stored).to(weight.dtype)
+        if loras and not met:
+            raise ValueError("no tensor of the LoRAs fits the transformer")
+        self.pipeline.transformer.load_state_dict(merged)
+
+    def _conditionings(self, shape):
+        """The images as this pipeline's conditionings."""
+        if not self.request["images"]:
+            return []
+        pairs = zip(self.model.images, self.request["images"])
+        inputs = [ImageConditioningInput(str(file), i["frame"], i["strength"], 0) for file, i in pairs]
+        keyframes = self.request["pipeline"] == "keyframes"
+        make = helpers.image_conditionings_by_adding_guiding_latent if keyframes else helpers.combined_image_conditionings
+        return make(inputs, shape.height, shape.width, self.encoder, self.dtype, self.device)
+
+    def _denoiser(self, guided):
+        r = self.request
+        cross = r["cross_timestep"] or {"official": "gate_only", "official_1_0": "cross"}[r["reference"]]
+        x0 = X0Model(Velocity(self.pipeline.transformer, cross, r["frame_rate"]))
+        positive, negative = self.texts
+        if not guided:
+            return helpers.simple_denoising_func(positive["video"], positive["audio"], x0)
+        guiders = []
+        for stream in ("video", "audio"):
+            s = r["guidance"][stream]
+            params = MultiModalGuiderParams(
+                cfg_scale=s["cfg"], stg_scale=s["stg"], modality_scale=s["modality"], rescale_scale=s["rescale"],
+                stg_blocks=r["stg_blocks"][stream],
+            )
+            guiders.append(MultiModalGuider(params, negative[stream]))
+        return helpers.multi_modal_guider_denoising_func(*guiders, positive["video"], positive["audio"], x0)
+
+    def stage(self, *pass_of):
+        """One pass by the reference's release, with sizes that Lightricks' code takes from the published models."""
+        since = dict(self.since, AudioLatentShape=SimpleNamespace(from_video_pixel_shape=self.audio_shape))
+        tools = since.get("VideoLatentTools", VideoLatentTools)
+        since["VideoLatentTools"] = partial(tools, scale_factors=self.components.video_scale_factors)
+        with patch.multiple(helpers, **since):
+            return self._stage(*pass_of)
+
+    def _stage(self, number, divisor, sigmas, before=None, scale=1.0):
+        """Latents of both streams, normalised."""
+        r = self.request
+        self._merge(number)
+        pixels = VideoPixelShape(1, r["num_frames"], r["height"] // divisor, r["width"] // divisor, r["frame_rate"])
+        latents = VideoLatentShape.from_pixel_shape(
+            pixels, self.components.video_latent_channels, self.components.video_scale_factors
+        )
+        conditionings = self._conditionings(pixels)
+        appended = sum(isinstance(c, VideoConditionByKeyframeIndex) for c in conditionings) * latents.height * latents.width
+        self.noise.stage(latents, self.audio_shape(pixels), appended)
+        if sigmas is None:
+            steps = dict(steps=r["steps"])
+            sigmas = LTX2Scheduler().execute(**steps, latent=torch.empty(latents) if r["pipeline"] == "hq" else None)
+        sigmas, second_order = sigmas.to(self.device), r["sampler"] == "res_2s"
+        loop = euler_denoising_loop
+        if second_order:
+            loop = partial(res2s_audio_video_denoising_loop, model_dtype=self.dtype, new_noise_fn=HostNoise())
+        guided = any(s != NEUTRAL for s in r["guidance"].values()) and number == 1
+        denoise = self._denoiser(guided)
+        video, audio = helpers.denoise_audio_video(
+            output_shape=pixels, conditionings=conditionings, noiser=self.noise, sigmas=sigmas,
+            stepper=Res2sDiffusionStep() if second_order else EulerDiffusionStep(),
+            denoising_loop_fn=lambda s, v, a, stepper: loop(
+                sigmas=s, video_state=v, audio_state=a, stepper=stepper, denoise_fn=denoise
+            ),
+            components=self.components, dtype=self.dtype, device=self.device, noise_scale=scale,
+            **(dict(initial_video_latent=before[0], initial_audio_latent=before[1]) if before else {}),
+        )
+        return video.latent, audio.latent
+
+    def run(self):
+        """Noise, final latents, frames and samples."""
+        r, outputs = self.request, {}
+        if r["pipeline"] in TWO_PASSES:
+            sigmas = torch.tensor([*DISTILLED, 0.0]) if r["pipeline"] == "distilled" else None
+            video, sound = self.stage(1, 2, sigmas)
+            outputs["stage_1.latents.video"] = self.encoder.un_normalize(video)
+            grown = upsample_video(video, self.encoder, self.model.upsampler)
+            video, refined = self.stage(2, 1, torch.tensor(SECOND), (grown, sound), SECOND[0])
+            outputs["stage_2.noise.video"] = self.noise.drawn["noise.video"]
+            audio = refined if r["keeps"] == "stage_2" else sound
+        else:
+            video, audio = self.stage(1, 1, None)
+            outputs.update(self.noise.drawn)
+        if self.weights:
+            self.pipeline.transformer.load_state_dict(self.weights)
+        outputs["latents.video"] = self.encoder.un_normalize(video)
+        vae = self.pipeline.audio_vae
+        packed = LTX2Pipeline._denormalize_audio_latents(
+            LTX2Pipeline._pack_audio_latents(audio), vae.latents_mean, vae.latents_std
+        )
+        outputs["latents.audio"] = LTX2Pipeline._unpack_audio_latents(packed, audio.shape[2], audio.shape[3])
+        outputs |= self._decoded(outputs)
+        return {name: tensor.float().cpu().contiguous() for name, tensor in outputs.items()}
+
+    def _decoded(self, latents):
+        pipeline = self.pipeline
+        video = pipeline.vae.decode(latents["latents.video"].to(self.dtype), None, return_dict=False)[0]
+        mel = pipeline.audio_vae.decode(latents["latents.audio"].to(self.dtype), return_dict=False)[0]
+        return {"video": pipeline.video_processor.postprocess_video(video, output_type="pt"), "audio": pipeline.vocoder(mel)}

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# The venv of the pinned reference, if it is not there: scripts/oracle/venv.sh FOLDER
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+[ ! -e "$1/ready" ] || exit 0
+python3 -m venv "$1"
+"$1/bin/pip" install -q -r "$here/requirements.txt"
+"$1/bin/pip" install -q --no-deps -r "$here/requirements-official.txt"
+touch "$1/ready"

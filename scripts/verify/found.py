@@ -1,0 +1,149 @@
+"""What a folder or a file of published weights holds, and the machine: read from names, sizes and headers alone."""
+
+import json
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class Refused(Exception):
+    """One line for the user; the exit code says whether arguments (2) or the machine (3) are at fault."""
+
+    def __init__(self, line, code=2):
+        super().__init__(line)
+        self.code = code
+
+
+@dataclass
+class Found:
+    """Weights of one model."""
+
+    given: Path  # what ltx2 runs
+    folder: Path  # the same weights in the diffusers layout, which the reference reads
+    generation: str
+    distilled: bool
+    text_encoder: Path | None  # of a single file
+    upsampler: Path | None
+    lora: Path | None
+
+    def is_file(self):
+        """Whether the model is one file."""
+        return self.given.is_file()
+
+    def weights(self):
+        """All files of weights that a run reads, without what is read twice."""
+        folders = [self.folder / name for name in PARTS]
+        files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
+        return files + [file for file in (self.upsampler, self.lora) if file and file.is_file()]
+
+    def bytes(self):
+        """Their size."""
+        return sum(file.stat().st_size for file in self.weights())
+
+
+PARTS = ("transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocoder")
+
+
+def header(file):
+    """The metadata of a safetensors file."""
+    with open(file, "rb") as bytes_:
+        start = bytes_.read(8)
+        if len(start) < 8 or (size := struct.unpack("<Q", start)[0]) > 100 << 20:
+            raise Refused(f"{file}: not a safetensors file")
+        try:
+            return json.loads(bytes_.read(size)).get("__metadata__", {})
+        except ValueError as e:
+            raise Refused(f"{file}: not a safetensors file: {e}") from None
+
+
+def _config(path):
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as e:
+        raise Refused(f"{path}: {e}") from None
+
+
+def generation_of_folder(folder):
+    """2.3 projects the text before the connectors, 2.0 in the transformer."""
+    config = _config(folder / "transformer" / "config.json")
+    return "2.0" if config.get("use_prompt_embeddings", True) else "2.3"
+
+
+def generation_of_file(file):
+    """The same of a single file, by its header."""
+    described = json.loads(header(file).get("config", "{}")).get("transformer")
+    if described is None:
+        raise Refused(f"{file}: its header describes no transformer; a published model's single file has one in `config`")
+    return "2.3" if described.get("caption_proj_before_connector") else "2.0"
+
+
+def _beside(folder, *words):
+    """The one file of a folder whose name has all words; of several the last by name, which is the newest release."""
+    fits = [f for f in sorted(folder.glob("*.safetensors")) if all(word in f.name.lower() for word in words)]
+    return fits[-1] if fits else None
+
+
+def _folder_of_file(file, wanted):
+    """The diffusers folder that belongs to a single file."""
+    for folder in filter(None, [wanted, file.parent]):
+        if (folder / "transformer" / "config.json").exists():
+            return folder
+    raise Refused(
+        f"{file}: the reference reads the diffusers layout, and there is none beside it: give the folder of the same weights "
+        "by --diffusers (Lightricks/LTX-2, or diffusers/LTX-2.3-Diffusers)"
+    )
+
+
+def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
+    """Looks at a model; what is given by name is not looked for."""
+    if not model.exists():
+        raise Refused(f"{model}: no such file or folder; give the folder that `hf download` made, or a .safetensors file")
+    for path in filter(None, [diffusers, text_encoder, upsampler, lora]):
+        if not path.exists():
+            raise Refused(f"{path}: no such file or folder")
+    is_file = model.is_file()
+    folder = _folder_of_file(model, diffusers) if is_file else model
+    generation = generation_of_file(model) if is_file else generation_of_folder(folder)
+    if is_file and (other := generation_of_folder(folder)) != generation:
+        raise Refused(f"{model} is LTX-{generation}, {folder} is LTX-{other}: give the folder of the same weights by --diffusers")
+    lacking = [name for name in PARTS if not any((folder / name).glob("*.safetensors"))]
+    if lacking:
+        raise Refused(f"{folder}: no weights of {', '.join(lacking)}; the reference needs the whole diffusers layout")
+    near = model.parent if is_file else model
+    own, beside = folder / "latent_upsampler", _beside(near, "spatial", "x2")
+    upsampler = upsampler or (beside if is_file and beside else own if own.is_dir() else beside)
+    # A folder of parts is often called so; the model's name is then its parent's.
+    lora = lora or _beside(near, "distilled", "lora")
+    name = model.stem if is_file else f"{model.resolve().parent.name}/{model.name}"
+    return Found(
+        given=model.resolve(), folder=folder.resolve(), generation=generation, distilled="distilled" in name.lower(),
+        text_encoder=(text_encoder or folder / "text_encoder").resolve() if is_file else None,
+        upsampler=upsampler and upsampler.resolve(), lora=lora and lora.resolve(),
+    )
+
+
+def gpu():
+    """Name and bytes of the first NVIDIA GPU; None without one."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True)
+    if done.returncode != 0 or not done.stdout.strip():
+        return None
+    name, mib = done.stdout.splitlines()[0].rsplit(",", 1)
+    return name.strip(), int(mib) << 20
+
+
+def host_memory():
+    """Bytes that are free for a process, as Linux reckons them."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) << 10
+
+
+def free_disk(folder):
+    """Bytes that are free where a folder is, or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

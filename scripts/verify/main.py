@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Runs `ltx2` and the reference on one model with the same noise, seed and settings, and says where they agree.
+
+    scripts/verify_real.sh MODEL [--text-encoder DIR] [--diffusers DIR] [--upsampler F] [--lora F] [-o DIR]
+
+Every pipeline that the files allow, at three sizes; one HTML report and a line for each case. What is done is not run again.
+Exit code 0: all agree; 1: some do not; 2: arguments or files; 3: not enough disk or memory.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cases as plans  # noqa: E402
+import found as finding  # noqa: E402
+import report  # noqa: E402
+from found import Refused  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 1 << 30
+# The venv of the pinned reference, and what the dumps of the largest default size take.
+VENV_DISK = {"cpu": 6 * GIB, "cuda": 12 * GIB}
+
+
+def size(text):
+    """WIDTHxHEIGHTxFRAMES."""
+    try:
+        width, height, frames = map(int, text.split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: give WIDTHxHEIGHTxFRAMES, e.g. 768x512x121") from None
+    if width % 64 or height % 64 or frames % 8 != 1:
+        raise argparse.ArgumentTypeError(f"{text}: width and height are multiples of 64, frames one more than a multiple of 8")
+    return width, height, frames
+
+
+def arguments():
+    """The command line."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="verify_real.sh", description=__doc__, formatter_class=form)
+    parser.add_argument("model", type=Path, help="a diffusers folder, or Lightricks' single file")
+    parser.add_argument("--diffusers", type=Path, help="the diffusers folder of a single file's weights")
+    parser.add_argument("--text-encoder", type=Path, help="Gemma-3 of a single file; left out, the diffusers folder's")
+    parser.add_argument("--upsampler", type=Path, help="left out, what lies beside the model")
+    parser.add_argument("--lora", type=Path, help="the distilled LoRA; left out, what lies beside the model")
+    parser.add_argument("-o", "--output", type=Path, default=Path("out/verify"), help="folder of the report and of what is kept")
+    parser.add_argument("--ltx2", type=Path, default=ROOT / "target/release/ltx2", help="the binary")
+    parser.add_argument("--python", type=Path, help="a Python that has the pinned reference; left out, a venv is made")
+    parser.add_argument("--pipelines", nargs="+", help="these alone")
+    parser.add_argument("--sizes", nargs="+", type=size, default=[size("256x256x9"), size("512x320x25"), size("768x512x121")])
+    parser.add_argument("--steps", type=int, help="denoising steps; left out, the published number")
+    parser.add_argument("--seed", type=int, default=10)
+    parser.add_argument("--max-sequence-length", type=int, default=1024)
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="left out, the GPU if there is one")
+    parser.add_argument("--dtype", choices=["bf16", "f32"], help="left out, bf16 on a GPU, f32 on a CPU")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to ltx2")
+    parser.add_argument("--list", action="store_true", help="say what is there and what would be run, and end")
+    return parser.parse_args()
+
+
+def needs(found, options, gpu):
+    """Pairs of what a run needs and what is there, in bytes, each with the words for it."""
+    stored = found.bytes()
+    # Files are bf16; in f32 the reference holds twice that. A merge of LoRAs keeps a copy of the transformer on the host.
+    held = stored * (2 if options.dtype == "f32" else 1)
+    # A dump holds frames and latents in f32 of both sides, and of the reference's second run.
+    dumps = sum(3 * 4 * 3 * w * h * f * 2 for w, h, f in options.sizes) * len(plans.pipelines(found)[0])
+    venv = 0 if options.python else VENV_DISK[options.device]
+    rows = [("disk", dumps + venv + GIB // 4, finding.free_disk(options.output), options.output)]
+    if options.device == "cuda":
+        rows.append(("GPU memory", held + 4 * GIB if held > GIB else GIB, gpu[1], gpu[0]))
+        rows.append(("host memory", min(held, 32 * GIB) + 2 * GIB, finding.host_memory(), "free"))
+    else:
+        rows.append(("host memory", held + 2 * GIB, finding.host_memory(), "free"))
+    return rows
+
+
+def check_needs(rows):
+    """Prints what is needed and what is there; refuses what does not fit."""
+    for name, need, there, where in rows:
+        print(f"{name}: {need / GIB:.1f} GiB needed, {there / GIB:.1f} GiB there ({where})", flush=True)
+    short = [name for name, need, there, _ in rows if need > there]
+    if short:
+        raise Refused(f"not enough {' and '.join(short)}; fewer or smaller --sizes, --dtype bf16 or another machine help", 3)
+
+
+def venv(options):
+    """The Python of the reference; made from the pinned requirements on the first use."""
+    if options.python:
+        return options.python
+    folder = options.output / "venv"
+    python, oracle = folder / "bin" / "python", ROOT / "scripts" / "oracle"
+    if not (folder / "ready").exists():
+        print(f"making {folder} with the pinned reference", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip = [python, "-m", "pip", "install", "-q"]
+        # On machines without a GPU the CPU's torch is a tenth of the download.
+        index = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"] if options.device == "cpu" else []
+        subprocess.run([*pip, *index, "-r", oracle / "requirements.txt"], check=True)
+        subprocess.run([*pip, "--no-deps", "-r", oracle / "requirements-official.txt"], check=True)
+        (folder / "ready").touch()
+    return python
+
+
+def key_of(found, case, options, version):
+    """What a case's numbers depend on: settings, files by size and time, and the binary."""
+    read = [*found.weights(), *([found.given] if found.is_file() else [])]
+    files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in read]
+    facts = [case.request, files, options.device, options.set, version]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def run_reference(found, options, pending, image):
+    """One process for all cases that lack the reference's numbers: the model is loaded once."""
+    todo = [(case, folder) for case, folder in pending if not (folder / "reference.safetensors").exists()]
+    if not todo:
+        return
+    plan = dict(
+        folder=str(found.folder), upsampler=found.upsampler and str(found.upsampler), lora=found.lora and str(found.lora),
+        device=options.device, dtype=options.dtype, image=str(image), threads=os.cpu_count() or 1,
+        cases=[dict(folder=str(folder), request=case.request) for case, folder in todo],
+    )
+    file = options.output / "plan.json"
+    file.write_text(json.dumps(plan, indent=1) + "\n")
+    print(f"the reference, {len(todo)} cases", flush=True)
+    done = subprocess.run([venv(options), Path(__file__).with_name("reference.py"), file])
+    if done.returncode != 0:
+        print(f"the reference ended with exit code {done.returncode}; what it finished is kept", flush=True)
+
+
+def run_ltx2(found, options, case, folder, image):
+    """One `ltx2 generate --dump` and one `ltx2 compare`; the verdict."""
+    reference, ours = folder / "reference.safetensors", folder / "ours.safetensors"
+    if not reference.exists():
+        return report.failed(case, "the reference did not finish")
+    config = folder / "request.yml"
+    settings = plans.configuration(found, case, image, options.device)
+    config.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+    sets = [part for value in options.set for part in ("--set", value)]
+    command = [options.ltx2, "generate", "-c", config, "--dump", ours, "-o", folder / "ours.mp4", "--force", *sets]
+    begun = time.time()
+    done = subprocess.run(command, capture_output=True, text=True)
+    (folder / "ltx2.log").write_text(done.stderr)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or "nothing").splitlines()[-1]
+        return report.failed(case, f"ltx2, exit code {done.returncode}: {said}")
+    scores = folder / "scores.json"
+    command = [options.ltx2, "compare", ours, reference, "--json", scores, "--report", folder / "report.html"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        return report.failed(case, f"ltx2 compare, exit code {done.returncode}: {done.stderr.strip()}")
+    spread = json.loads((folder / "spread.json").read_text()) if options.dtype == "bf16" else None
+    return report.verdict(case, json.loads(scores.read_text()), spread) | {"seconds": round(time.time() - begun, 1)}
+
+
+def verify(options):
+    """Everything; the exit code."""
+    found = finding.find(options.model, options.diffusers, options.text_encoder, options.upsampler, options.lora)
+    gpu = finding.gpu()
+    options.device = options.device or ("cuda" if gpu else "cpu")
+    if options.device == "cuda" and not gpu:
+        raise Refused("--device cuda: nvidia-smi finds no GPU")
+    options.dtype = options.dtype or ("bf16" if options.device == "cuda" else "f32")
+    config = json.loads((found.folder / "transformer" / "config.json").read_text())
+    options.layers, options.output = config["num_layers"], options.output.resolve()
+    kind = "single file" if found.is_file() else "diffusers folder"
+    title = f"LTX-{found.generation}{' distilled' if found.distilled else ''}, {kind}"
+    beside = f"upsampler {found.upsampler or 'none'}; LoRA {found.lora or 'none'}"
+    print(f"{found.given}: {title}, {found.bytes() / GIB:.2f} GiB; {beside}")
+    cases, not_run = plans.plan(found, options)
+    print(f"{options.device}, {options.dtype}; {len(cases)} cases: {', '.join(case.name for case in cases) or 'none'}")
+    for reason in not_run:
+        print(f"not run: {reason}")
+    check_needs(needs(found, options, gpu))
+    if options.list:
+        return 0
+    if not cases:
+        raise Refused("no case to run")
+    if not os.access(options.ltx2, os.X_OK):
+        raise Refused(f"{options.ltx2}: no such program; build it with `cargo build --release --locked`, or give --ltx2")
+    options.output.mkdir(parents=True, exist_ok=True)
+    version = subprocess.run([options.ltx2, "--version"], capture_output=True, text=True).stdout.strip()
+    image, verdicts, pending = options.output / "image.png", {}, []
+    for case in cases:
+        folder, key = options.output / "cases" / case.name, key_of(found, case, options, version)
+        if kept := report.load(folder, key):
+            verdicts[case.name] = kept
+            continue
+        marked = folder / "key"
+        if not marked.exists() or marked.read_text() != key:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        marked.write_text(key)
+        pending.append((case, folder))
+    if verdicts:
+        print(f"done before: {len(verdicts)}")
+    run_reference(found, options, pending, image)
+    for case, folder in pending:
+        verdicts[case.name] = v = run_ltx2(found, options, case, folder, image)
+        if v["verdict"] != "failed":
+            (folder / "verdict.json").write_text(json.dumps(v | {"key": (folder / "key").read_text()}, indent=1) + "\n")
+    return finish(options, found, title, version, [verdicts[case.name] for case in cases], not_run)
+
+
+def finish(options, found, title, version, verdicts, not_run):
+    """The report and the verdict lines."""
+    pages = {v["case"]: options.output / "cases" / v["case"] / "report.html" for v in verdicts}
+    pages = {name: page.read_text() for name, page in pages.items() if page.exists()}
+    spread = "1.5 times the distance of two runs of the reference"
+    limit = spread if options.dtype == "bf16" else f"relative L2 {report.F32_LIMIT:g}"
+    facts = {
+        "model": found.given.name, "upsampler": found.upsampler.name if found.upsampler else "none",
+        "LoRA": found.lora.name if found.lora else "none", "program": version,
+        "reference": "diffusers 0.42.1; ltx-core, ltx-pipelines 1.0.0", "device": options.device, "type": options.dtype,
+        "limit": limit, "date": time.strftime("%Y-%m-%d"),
+    }
+    page = options.output / "report.html"
+    report.write(page, f"ltx2 beside the reference: {title}", facts, verdicts, not_run, pages)
+    for v in verdicts:
+        print(report.line(v))
+    agreed = sum(v["verdict"] == "agrees" for v in verdicts)
+    print(f"{agreed} of {len(verdicts)} cases agree; {page}")
+    return 0 if agreed == len(verdicts) else 1
+
+
+def main():
+    """Errors are one line."""
+    try:
+        return verify(arguments())
+    except Refused as e:
+        print(f"verify_real.sh: {e}", file=sys.stderr)
+        return e.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

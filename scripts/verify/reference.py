@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""The reference's side of verify_real.sh, in its venv: reference.py PLAN.json
+
+The plan names the model's folder, upsampler, LoRA, device, element type, and the cases with their folders. Each gets
+`reference.safetensors`; in bf16 also `reference_again.safetensors`, by another attention kernel, whose distance is the limit.
+"""
+
+import json
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+os.environ.setdefault("TQDM_DISABLE", "1")
+import torch  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
+from diffusers import LTX2Pipeline  # noqa: E402
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel  # noqa: E402
+from PIL import Image  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+from cases_pipeline import draw_noise, run_pipeline  # noqa: E402
+from common import fix_numerics, relative_l2, write_safetensors  # noqa: E402
+from drawn_components import limited  # noqa: E402
+from official_run import Reference  # noqa: E402
+from ltx_core.model.upsampler.model_configurator import LatentUpsamplerConfigurator  # noqa: E402
+
+# From the fastest kernel to the plainest: the same function, its sums in another order.
+KERNELS = {"reference": None, "reference_again": SDPBackend.MATH}
+
+
+def draw_image(path):
+    """The frame that image conditioning is given: a horizon, a disc and a gradient."""
+    if path.exists():
+        return
+    y, x = torch.meshgrid(torch.linspace(0, 1, 320), torch.linspace(0, 1, 480), indexing="ij")
+    red = torch.where((x - 0.7) ** 2 + (y - 0.3) ** 2 < 0.02, 0.95, 0.2 + 0.3 * y)
+    image = torch.stack([red, 0.3 + 0.4 * (y > 0.55) * x, 0.8 - 0.5 * y], -1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((image * 255).round().to(torch.uint8).numpy()).save(path)
+
+
+def upsampler(path):
+    """diffusers' upsampler of a folder, or ltx-core's of Lightricks' file: both name the tensors alike."""
+    if path.is_dir():
+        return LTX2LatentUpsamplerModel.from_pretrained(path)
+    with safe_open(path, "pt") as file:
+        config = json.loads((file.metadata() or {}).get("config", "{}"))
+    network = LatentUpsamplerConfigurator.from_config(config)
+    network.load_state_dict(load_file(path))
+    return network
+
+
+class Given:
+    """A model of a folder, as official_run.py takes one."""
+
+    def __init__(self, plan):
+        self.dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[plan["dtype"]]
+        # Straight to the GPU: a host need not hold a second copy of the largest model.
+        where = {"device_map": "cuda"} if plan["device"] == "cuda" else {}
+        self.pipeline = LTX2Pipeline.from_pretrained(plan["folder"], dtype=self.dtype, **where)
+        self.pipeline.set_progress_bar_config(disable=True)
+        self.config = {name: dict(getattr(self.pipeline, name).config) for name in ("vae", "audio_vae")}
+        self.upsampler, self.request, self.images, self.loras = None, None, [], []
+        self.plan, self.image = plan, Path(plan["image"])
+        if plan["upsampler"]:
+            self.upsampler = upsampler(Path(plan["upsampler"])).to(plan["device"], self.dtype).eval()
+
+    def ask(self, request):
+        """Takes a case's request."""
+        self.request = request
+        self.images = [self.image] * len(request["images"])
+        self.loras = [Path(self.plan["lora"]) for _ in request["loras"]]
+        return self
+
+    def run(self):
+        """Noise, latents, frames and samples of the request."""
+        with limited(self.pipeline.vocoder, self.request["clamp"]):
+            if self.request["reference"] != "diffusers":
+                return Reference(self, self.dtype).run()
+            request = dict(self.request, stg_blocks=self.request["stg_blocks"]["video"])
+            video, audio = draw_noise(self.pipeline, request)
+            outputs = run_pipeline(self.pipeline, request)
+            del outputs["sigmas"]
+        return {"noise.video": video, "noise.audio": audio, **{name: tensor.cpu() for name, tensor in outputs.items()}}
+
+
+def main():
+    """Every case of the plan that has no numbers yet."""
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    fix_numerics()
+    torch.set_num_threads(plan["threads"])
+    torch.use_deterministic_algorithms(plan["device"] == "cpu")
+    draw_image(Path(plan["image"]))
+    model = Given(plan)
+    for case in plan["cases"]:
+        folder, made = Path(case["folder"]), {}
+        for name, kernel in KERNELS.items():
+            if name == "reference_again" and plan["dtype"] == "f32":
+                continue
+            print(f"  {folder.name}: {name.replace('_', ', ')}", flush=True)
+            with sdpa_kernel(kernel) if kernel else nullcontext():
+                made[name] = model.ask(case["request"]).run()
+            write_safetensors(folder / f"{name}.safetensors.part", made[name])
+            (folder / f"{name}.safetensors.part").rename(folder / f"{name}.safetensors")
+        if len(made) == 2:
+            again = made["reference_again"]
+            spread = {name: relative_l2(again[name], x) for name, x in made["reference"].items()}
+            # Of frames the root of the mean square, which is what `ltx2 compare` tells of them by its PSNR.
+            spread["video"] = (again["video"].double() - made["reference"]["video"].double()).square().mean().sqrt().item()
+            (folder / "spread.json").write_text(json.dumps(spread, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

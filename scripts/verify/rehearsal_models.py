@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Tiny random models for a rehearsal: rehearsal_models.py OUT
+
+Of each generation one as published ones lie on a disk: a diffusers folder with upsampler and distilled LoRA beside its parts,
+and one file in Lightricks' layout with the same beside it. Of LTX-2.3 a distilled one too.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
+import torch  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+import single_file  # noqa: E402
+from common import MODELS, fix_numerics, generator  # noqa: E402
+from models import LATENT_UPSAMPLER, build  # noqa: E402
+
+UPSAMPLERS = {"2.0": "upsampler_rational", "2.3": "upsampler_plain"}
+
+
+def write_upsampler(config, folder, file):
+    """The upsampler as a folder and as Lightricks' file, whose header has the sizes."""
+    network = build("latent_upsampler", config, 5)
+    network.to(torch.bfloat16).save_pretrained(folder)
+    tensors = load_file(next(folder.glob("*.safetensors")))
+    header = dict(
+        {key: config[key] for key in ("in_channels", "mid_channels", "num_blocks_per_stage")}, dims=3, spatial_upsample=True,
+        temporal_upsample=False, spatial_scale=2.0, rational_resampler=config["use_rational_resampler"],
+    )
+    save_file(tensors, file, metadata={"config": single_file.json.dumps(header)})
+
+
+def write_lora(transformer, file):
+    """A LoRA of attention and feed-forward, by Lightricks' names."""
+    pairs, source = {}, generator(7, "lora")
+    for name, weight in transformer.items():
+        module = name.removesuffix(".weight")
+        if not name.endswith(("attn1.to_q.weight", "attn2.to_v.weight", "ff.net.2.weight")):
+            continue
+        a, b = torch.randn(4, weight.shape[1], generator=source), torch.randn(weight.shape[0], 4, generator=source)
+        pairs[f"diffusion_model.{module}.lora_A.weight"] = (a / weight.shape[1] ** 0.5).to(torch.bfloat16)
+        pairs[f"diffusion_model.{module}.lora_B.weight"] = (b * 0.2).to(torch.bfloat16)
+    save_file(pairs, file)
+
+
+def write(model, generation, folder, distilled):
+    """One model in both layouts."""
+    shutil.rmtree(folder, ignore_errors=True)
+    diffusers = folder / "diffusers"
+    shutil.copytree(MODELS / model, diffusers)
+    kind = "distilled" if distilled else "dev"
+    single_file.convert(diffusers, folder / f"ltx-{generation}-{kind}.safetensors")
+    config = dict(LATENT_UPSAMPLER[UPSAMPLERS[generation]], in_channels=single_file.configs_of(diffusers)["vae"]["latent_channels"])
+    write_upsampler(config, diffusers / "latent_upsampler", folder / f"ltx-{generation}-spatial-upscaler-x2.safetensors")
+    if not distilled:
+        transformer = {k: v for file in (diffusers / "transformer").glob("*.safetensors") for k, v in load_file(file).items()}
+        lora = folder / f"ltx-{generation}-distilled-lora-4.safetensors"
+        write_lora(transformer, lora)
+        shutil.copy(lora, diffusers)
+
+
+def main():
+    """All of them."""
+    out = Path(sys.argv[1])
+    fix_numerics()
+    write("tiny_a", "2.0", out / "2.0", False)
+    write("tiny_2_3", "2.3", out / "2.3", False)
+    write("tiny_2_3", "2.3", out / "2.3-distilled", True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main()

@@ -1,0 +1,204 @@
+//! Conditioning images through H.264 and back: the models were trained on frames of compressed videos.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use ndarray::{Array4, s};
+use rusty_h264_common::YuvFrame;
+use rusty_h264_decoder::Decoder;
+use rusty_h264_encoder::{Encoder, EncoderConfig, Preset};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::bt601;
+use super::error::{Error, Result};
+use super::ffmpeg;
+use super::frames::Frames;
+use super::yuv::Planes;
+
+/// The H.264 encoder that conditioning images go through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageH264 {
+    /// ffmpeg where it has libx264, else the built-in one with a warning.
+    #[default]
+    Auto,
+    /// ffmpeg with libx264 and the reference's settings; an error without it.
+    Ffmpeg,
+    /// The encoder in this binary: as lossy, but with other losses.
+    Builtin,
+    /// None: images as they are.
+    Off,
+}
+
+/// An [`ImageH264`] that is decided for this host.
+#[derive(Clone, Debug)]
+pub struct RoundTrip {
+    by: By,
+    threads: Option<usize>,
+}
+
+#[derive(Clone, Debug)]
+enum By {
+    /// With its version line.
+    Ffmpeg(PathBuf, String),
+    Builtin,
+    Nobody,
+}
+
+impl std::fmt::Display for RoundTrip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.by {
+            // The slices of a frame, and so its pixels, depend on the threads.
+            By::Ffmpeg(_, version) => {
+                let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+                write!(f, "{version}: libx264, {} threads", self.threads.unwrap_or_else(cores))
+            }
+            By::Builtin => f.write_str("built in: rusty_h264"),
+            By::Nobody => f.write_str("none"),
+        }
+    }
+}
+
+impl RoundTrip {
+    /// Decides by `ffmpeg`, a path or a name to be found on PATH.
+    ///
+    /// # Errors
+    /// ffmpeg is asked for, and is not there or has no libx264.
+    pub fn choose(wanted: ImageH264, ffmpeg: &Path) -> Result<Self> {
+        let found = || ffmpeg::probe(ffmpeg, &["libx264"]).map(|version| By::Ffmpeg(ffmpeg.into(), version));
+        let by = match wanted {
+            ImageH264::Off => By::Nobody,
+            ImageH264::Builtin => By::Builtin,
+            ImageH264::Ffmpeg => found().map_err(|reason| Error::ImageH264 { reason })?,
+            ImageH264::Auto => found().unwrap_or_else(|reason| {
+                tracing::warn!(
+                    "conditioning.h264: {reason}; images go through the built-in H.264 encoder, whose losses are \
+                     not the reference's"
+                );
+                By::Builtin
+            }),
+        };
+        Ok(RoundTrip { by, threads: None })
+    }
+
+    /// Encoder that was decided on.
+    pub fn encoder(&self) -> ImageH264 {
+        match self.by {
+            By::Ffmpeg(..) => ImageH264::Ffmpeg,
+            By::Builtin => ImageH264::Builtin,
+            By::Nobody => ImageH264::Off,
+        }
+    }
+
+    /// The same with so many threads of libx264, in place of one a core as the reference has it.
+    #[must_use]
+    pub fn with_threads(self, threads: usize) -> Self {
+        RoundTrip { threads: Some(threads), ..self }
+    }
+
+    /// A frame as H.264 of a quality `crf` shows it. An odd last row or column is dropped. Without an encoder, of quality
+    /// 0, or of a single row or column it stays as it is.
+    ///
+    /// # Errors
+    /// The encoder fails; `path` names the image in messages.
+    pub fn apply(&self, frame: &Frames, crf: u8, path: &Path) -> Result<Frames> {
+        let (height, width) = (frame.height() / 2 * 2, frame.width() / 2 * 2);
+        if crf == 0 || height.min(width) == 0 {
+            return Ok(frame.clone());
+        }
+        let rgb: Vec<u8> = frame.data().slice(s![..1, ..height, ..width, ..]).iter().copied().collect();
+        let shown = match &self.by {
+            By::Nobody => return Ok(frame.clone()),
+            By::Builtin => builtin(&rgb, width, height, crf)?,
+            By::Ffmpeg(program, _) => self.ffmpeg(program, path, &rgb, [width, height], crf)?,
+        };
+        let bytes = shown.len();
+        let message = format!("{} bytes of {width}x{height} came back from H.264", bytes);
+        let fail = |_| Error::Image { path: path.to_path_buf(), message };
+        Frames::new(Array4::from_shape_vec((1, height, width, 3), shown).map_err(fail)?)
+    }
+
+    /// Lightricks' settings. The frame rate counts: a quality's quantizer depends on how long a frame is shown.
+    fn ffmpeg(&self, program: &Path, path: &Path, rgb: &[u8], [w, h]: [usize; 2], crf: u8) -> Result<Vec<u8>> {
+        let (size, crf) = (format!("{w}x{h}"), crf.to_string());
+        let threads = self.threads.map_or("auto".into(), |n| n.to_string());
+        let source =
+            ["-f", "rawvideo", "-pixel_format", "rgb24", "-video_size", &size, "-framerate", "1", "-i", "pipe:0"];
+        let x264 = ["-sws_flags", "bilinear", "-c:v", "libx264", "-thread_type", "slice", "-threads", &threads];
+        let quality = ["-preset", "veryfast", "-crf", &crf, "-pix_fmt", "yuv420p", "-f", "h264", "pipe:1"];
+        let encoded = pipe(program, path, &[&source[..], &x264, &quality].concat(), rgb)?;
+        let back = ["-f", "h264", "-i", "pipe:0", "-frames:v", "1", "-f", "rawvideo", "-pix_fmt", "rgb24", "pipe:1"];
+        pipe(program, path, &back, &encoded)
+    }
+}
+
+/// The same by the codecs of this binary, at the quantizer that libx264 starts from.
+fn builtin(rgb: &[u8], width: usize, height: usize, crf: u8) -> Result<Vec<u8>> {
+    let failed = |message: String| Error::Embedded { codec: "H.264", message };
+    let planes = bt601::planes(rgb, width, height);
+    let mut config = EncoderConfig::new(width, height);
+    config.preset = Preset::Quality;
+    config.qp = quantizer(crf, &planes, width);
+    config.i_qp_offset = 0;
+    config.gop_size = 1;
+    config.mbtree = false;
+    let Planes { y, u, v } = planes;
+    let frame = YuvFrame { width, height, y, u, v };
+    let stream = Encoder::new(config).and_then(|e| e.encode_all(&[frame])).map_err(|e| failed(e.to_string()))?.concat();
+    let shown =
+        Decoder::new().decode_stream(&stream).map_err(|e| failed(format!("what it wrote does not decode: {e}")))?;
+    let YuvFrame { y, u, v, .. } = shown.into_iter().next().ok_or_else(|| failed("it wrote no frame".into()))?;
+    Ok(bt601::rgb(&Planes { y, u, v }, width))
+}
+
+/// Quantizer that libx264 takes on average for a quality, of one frame a second with the preset's macroblock tree: 5.4 more for the
+/// tree (13.5 times its 0.4 of complexity that is not compressed), 6·log2 of the duration's factor, (0.04 s / 1 s)^0.4, and
+/// the mean of its offsets of busy blocks, by the energy of their samples.
+fn quantizer(crf: u8, planes: &Planes, width: usize) -> u8 {
+    let height = planes.y.len() / width;
+    let blocks = (0..height / 16).flat_map(|row| (0..width / 16).map(move |column| (row, column)));
+    let offsets: Vec<f64> = blocks
+        .map(|(row, column)| {
+            let of = |plane: &[u8], size| energy(plane, width * size / 16, [row * size, column * size], size);
+            let energy = of(&planes.y, 16) + of(&planes.u, 8) + of(&planes.v, 8);
+            // Below 0, of smooth blocks, there is little to lose.
+            (1.0397 * (energy.max(1.0).log2() - 14.427)).max(0.0)
+        })
+        .collect();
+    let mean = offsets.iter().sum::<f64>() / offsets.len().max(1) as f64;
+    (f64::from(crf) + 5.4 + 6.0 * 0.4 * 0.04f64.log2() + mean).round().clamp(0.0, 51.0) as u8
+}
+
+/// Squares of a block's samples around their mean, summed.
+fn energy(plane: &[u8], stride: usize, [top, left]: [usize; 2], size: usize) -> f64 {
+    let rows = (top..top + size).map(|row| &plane[row * stride + left..][..size]);
+    let (sum, squares) = rows.flatten().fold((0.0, 0.0), |(sum, squares), &v| {
+        let v = f64::from(v);
+        (sum + v, squares + v * v)
+    });
+    squares - sum * sum / (size * size) as f64
+}
+
+/// stdout of ffmpeg for `input` on its stdin.
+fn pipe(ffmpeg: &Path, path: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>> {
+    let start = |e: std::io::Error| Error::FfmpegMissing { reason: format!("it does not start: {e}") };
+    let mut command = Command::new(ffmpeg);
+    command.args(["-hide_banner", "-loglevel", "error", "-nostdin"]).args(arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(start)?;
+    let stdin = child.stdin.take();
+    let (sent, output) = std::thread::scope(|scope| {
+        let sender = scope.spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input)));
+        let output = child.wait_with_output();
+        (sender.join().unwrap_or(Ok(())), output)
+    });
+    let output = output.map_err(Error::io("wait for ffmpeg on", path))?;
+    if !output.status.success() {
+        let tail = ffmpeg::tail(&String::from_utf8_lossy(&output.stderr));
+        return Err(Error::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail });
+    }
+    sent.map_err(Error::io("send an image to ffmpeg for", path))?;
+    Ok(output.stdout)
+}

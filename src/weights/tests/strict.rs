@@ -1,0 +1,165 @@
+//! Models with parts that this program does not know: newer generations, keys and tensors that nothing reads.
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::super::*;
+use super::official::{SINGLE, file_of, official_config};
+use super::{diffusers_folder, fails, open, open_with, put, safetensors};
+
+/// A file of Lightricks' with a version in its header, and some values of its configuration replaced.
+fn versioned(version: &str, edits: &[(&str, &str, Value)]) -> Result<ModelSource, WeightsError> {
+    let dir = TempDir::new().expect("dir");
+    let mut config = official_config();
+    for (section, key, value) in edits {
+        config[section][key] = value.clone();
+    }
+    let header = json!({"config": config.to_string(), "model_version": version});
+    open(&put(dir.path().join("x.safetensors"), safetensors(&SINGLE, header)))
+}
+
+#[test]
+fn a_file_of_a_newer_generation_says_which() {
+    for known in ["2.0", "2.0.0", "2.3.0", "2.3-rc1", "community"] {
+        versioned(known, &[]).unwrap_or_else(|e| panic!("{known}: {e}"));
+    }
+    let nine =
+        ["x.safetensors", "`model_version` 9.0 in its header", "no generation that this program knows", "newer ltx2"];
+    fails(versioned("9.0", &[]), &nine);
+    fails(versioned("2.4.1", &[]), &["`model_version` 2.4.1", "no generation"]);
+    let needs = "it would need a transformer that marks keyframes, the text encoder Gemma 4";
+    fails(versioned("2.5.0", &[]), &["`model_version` 2.5.0", "of LTX-2.5", needs]);
+    // A repackaged file may have lost its version.
+    let marks = ("transformer", "use_keyframes_abs_pos_embedding", json!(true));
+    fails(
+        versioned("", &[marks]),
+        &["`config.transformer.use_keyframes_abs_pos_embedding` = true", "of LTX-2.5", needs],
+    );
+    let decoder = ("vae", "_class_name", json!("CausalDiffusionVAE"));
+    fails(versioned("", &[decoder]), &["`config.vae._class_name` = \"CausalDiffusionVAE\"", "of LTX-2.5"]);
+    let dir = TempDir::new().expect("dir");
+    let tensor = ("model.diffusion_model.keyframes_abs_pos_embedding", "BF16", &[1, 2][..]);
+    let tensors = [&SINGLE[..], &[tensor]].concat();
+    let newer = file_of(dir.path(), "newer.safetensors", &tensors, &official_config());
+    fails(newer, &["newer.safetensors", "tensor `keyframes_abs_pos_embedding`", "of LTX-2.5"]);
+}
+
+#[test]
+fn a_folder_of_a_newer_generation_says_which() {
+    let refused = |file: &str, json: Value, words: &[&str]| {
+        let dir = TempDir::new().expect("dir");
+        diffusers_folder(dir.path());
+        put(dir.path().join(file), json.to_string());
+        fails(open(dir.path()), &[&[file], words].concat());
+    };
+    let unknown = "of no generation that this program knows";
+    let class = json!({"_class_name": "LTX9VideoTransformer3DModel", "num_layers": 2});
+    refused("transformer/config.json", class, &["`_class_name` = LTX9VideoTransformer3DModel", unknown, "newer ltx2"]);
+    refused("scheduler/scheduler_config.json", json!({"_class_name": "NineSteps"}), &["NineSteps", unknown]);
+    refused("model_index.json", json!({"_class_name": "LTX9Pipeline"}), &["LTX9Pipeline", unknown]);
+    let parts = |name: &str| json!({"_class_name": "LTX2Pipeline", name: ["ltx2", "X"], "processor": ["a", "B"]});
+    refused("model_index.json", parts("dream_head"), &["`dream_head`", unknown]);
+    refused("model_index.json", parts("duration_head"), &["`duration_head`", "of LTX-2.5"]);
+    let keyframes = json!({"use_keyframes_abs_pos_embedding": true, "ff_bias": false});
+    refused("transformer/config.json", keyframes, &["`use_keyframes_abs_pos_embedding` = true", "of LTX-2.5"]);
+    // Gemma 4's sizes are written in another form, which would be a type error.
+    let gemma = json!({"model_type": "gemma4_unified", "text_config": {"layer_types": 7}});
+    refused("text_encoder/config.json", gemma, &["`model_type` = gemma4_unified", "of LTX-2.5", "Gemma 4"]);
+
+    let dir = TempDir::new().expect("dir");
+    diffusers_folder(dir.path());
+    let index = json!({"_class_name": "LTX2ImageToVideoPipeline", "duration_head": [null, null], "processor": null});
+    put(dir.path().join("model_index.json"), index.to_string());
+    let source = open(dir.path()).expect("absent parts are none");
+    let tensors = [("keyframes_abs_pos_embedding", "BF16", &[1, 2][..])];
+    put(dir.path().join("transformer/diffusion_pytorch_model.safetensors"), safetensors(&tensors, Value::Null));
+    fails(source.checkpoint(Component::Transformer), &["tensor `keyframes_abs_pos_embedding`", "of LTX-2.5"]);
+}
+
+#[test]
+fn a_file_s_configuration_has_no_key_that_nothing_reads() {
+    let dir = TempDir::new().expect("dir");
+    let with = |way: &str, value: Value| {
+        let mut config = official_config();
+        let (section, key) = way.rsplit_once('/').expect("a section");
+        config.pointer_mut(section).expect("a section")[key] = value;
+        file_of(dir.path(), "x.safetensors", &SINGLE, &config)
+    };
+    for section in ["", "/transformer", "/vae", "/audio_vae/model/params/ddconfig", "/vocoder"] {
+        let key = format!("config{}.zoom_level", section.replace('/', "."));
+        fails(
+            with(&format!("{section}/zoom_level"), json!(3)),
+            &["x.safetensors", &key, "is 3, a key that this program"],
+        );
+        with(&format!("{section}/_saved_by"), json!("x")).expect("says nothing of the network");
+    }
+    // Inert at the values that they have in every model, and no others.
+    for (way, value) in [
+        ("/transformer/dropout", json!(0.1)),
+        ("/transformer/causal_temporal_positioning", json!(true)),
+        ("/transformer/text_encoder_norm_type", json!("PER_TOKEN_RMS")),
+        ("/vae/use_quant_conv", json!(false)),
+    ] {
+        with(way, value).unwrap_or_else(|e| panic!("{way}: {e}"));
+    }
+    for (way, value, said) in [
+        ("/transformer/causal_temporal_positioning", json!(false), "is false, which no code computes"),
+        ("/transformer/text_encoder_norm_type", json!("batch"), "is \"batch\", which no code computes"),
+        ("/vae/normalize_latent_channels", json!(true), "is true, which no code computes"),
+    ] {
+        fails(with(way, value), &[way.rsplit('/').next().expect("a key"), said]);
+    }
+    let source = with("/transformer/double_self_attention", json!(true)).expect("opens");
+    fails(source.config(Component::Transformer), &["config.transformer.double_self_attention", "only false"]);
+}
+
+/// Each key that is said to be read changes what is derived from the header, or is refused.
+#[test]
+fn keys_that_are_read_are() {
+    let dir = TempDir::new().expect("dir");
+    let parts =
+        [Component::Transformer, Component::Connectors, Component::Vae, Component::AudioVae, Component::Vocoder];
+    let derived = |config: &Value| -> Vec<String> {
+        let all = SINGLE.iter().chain(&[("audio_vae.decoder.x", "BF16", &[1][..])]).copied().collect::<Vec<_>>();
+        let source = file_of(dir.path(), "x.safetensors", &all, config).expect("opens");
+        let config = |c: &Component| source.config(*c).map_or_else(|e| e.to_string(), |v| v.to_string());
+        parts.iter().chain(&[Component::Scheduler]).map(config).collect()
+    };
+    // Mel bins stand in three places, of which the first that is there counts.
+    let mut base = official_config();
+    base["audio_vae"] = json!({});
+    let plain = derived(&base);
+    let mut silent = vec![];
+    for way in official_keys::read() {
+        // LTX-2.0's vocoder has one activation.
+        if way == ["vocoder", "activation"] {
+            continue;
+        }
+        let changes = |value: &Value| {
+            let mut config = base.clone();
+            *way.iter().fold(&mut config, |place, name| &mut place[name]) = value.clone();
+            derived(&config) != plain
+        };
+        // Of lists, numbers and texts none has these values; switches have one of the two.
+        if ![json!([77, 78, 79]), json!(true), json!(false), json!("77")].iter().any(changes) {
+            silent.push(way.join("."));
+        }
+    }
+    assert!(silent.is_empty(), "{silent:?}");
+}
+
+#[test]
+fn an_upsampler_s_file_has_no_key_or_tensor_that_nothing_reads() {
+    let dir = TempDir::new().expect("dir");
+    diffusers_folder(dir.path());
+    let source = |config: Value, more: &str| {
+        let tensors = [("initial_conv.weight", "BF16", &[32, 4, 3, 3, 3][..]), (more, "BF16", &[1][..])];
+        let file = put(dir.path().join("up.safetensors"), safetensors(&tensors, json!({"config": config.to_string()})));
+        let overrides = Overrides { upsampler: file.to_str().map(String::from), ..Overrides::default() };
+        open_with(dir.path(), &overrides)
+    };
+    source(json!({"dims": 3}), "final_conv.bias").expect("opens").refuse_unread().expect("reads all");
+    fails(source(json!({"warp": 2}), "final_conv.bias"), &["up.safetensors", "config.warp", "is 2, a key"]);
+    let extra = source(json!({"dims": 3}), "warp.weight").expect("opens");
+    fails(extra.refuse_unread(), &["up.safetensors", "`warp.weight` is not read"]);
+}

@@ -1,0 +1,47 @@
+//! `tests/thresholds.yml`: every whole run that is compared with a reference has its limits there.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::support::needs;
+use crate::support::thresholds::{row, rows};
+
+/// Folders of `tests/fixtures/cases` whose every case is a whole run.
+const WHOLE_RUNS: [&str; 3] = ["pipeline", "official", "official_1_0"];
+/// Whole runs that are kept elsewhere, and those that compute their own reference.
+const OTHERS: [&str; 3] = ["images/image_to_video", "nano/reference", "gpu/agreement"];
+
+#[needs(nothing)]
+fn every_whole_run_has_one_row() {
+    let files = |folder: &str| {
+        let at = Path::new("tests/fixtures/cases").join(folder);
+        let entries = std::fs::read_dir(&at).unwrap_or_else(|e| panic!("{}: {e}", at.display()));
+        let stem = |path: &Path| path.file_stem().expect("a name").to_string_lossy().into_owned();
+        entries.map(|entry| format!("{folder}/{}", stem(&entry.expect("an entry").path()))).collect::<Vec<_>>()
+    };
+    let runs: BTreeSet<String> =
+        WHOLE_RUNS.iter().flat_map(|folder| files(folder)).chain(OTHERS.map(String::from)).collect();
+    let rows = rows();
+    let named: BTreeSet<String> = rows.iter().map(|row| row.case.clone()).collect();
+    assert_eq!(named.len(), rows.len(), "a case has two rows");
+    assert_eq!(named, runs);
+    for row in &rows {
+        assert!(row.f32.is_some() || row.psnr.is_some(), "{}: no limit in f32", row.case);
+        assert_eq!(row.bf16.is_some_and(|limit| limit > 1.0), row.reason.is_some(), "{}: reason", row.case);
+        let pipeline = row.case.starts_with("pipeline/");
+        assert_eq!(pipeline, row.compare.is_some(), "{}: bounds of ltx2 compare", row.case);
+        assert!(!pipeline || row.bf16.is_some(), "{}: no limit in bf16", row.case);
+    }
+}
+
+/// The tests on GPUs are built where no GPU is, but never run there.
+#[needs(nothing)]
+fn limits_on_gpus_are_those_of_the_tests() {
+    let source = std::fs::read_to_string("tests/gpu/agreement.rs").expect("a file");
+    let constant = |name: &str| -> f64 {
+        let line = source.lines().find_map(|l| l.strip_prefix(&format!("const {name}: f64 = "))).expect("a constant");
+        line.trim_end_matches(';').parse().expect("a number")
+    };
+    let row = row("gpu/agreement");
+    assert_eq!((row.f32(), row.bf16()), (constant("F32"), constant("SPREAD")));
+}

@@ -1,0 +1,201 @@
+//! A guidance branch on a device of its own has the bits it has beside the others: `cfg` gives one device's latents, of
+//! models of every kind of size.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use ltx2::av::Av;
+use ltx2::pipeline::executor::Executor;
+use ltx2::pipeline::model::Model;
+use ltx2::pipeline::origin::{Origin, Weights};
+use ltx2::pjrt::Client;
+use ltx2::request::Request;
+use ltx2::runtime::{Engine, EngineOptions};
+use ltx2::tensor::Tensor;
+use ltx2::weights::{ModelSource, Overrides};
+use serde_json::{Value, json};
+
+use crate::layouts::build;
+use crate::support::passes::Pass;
+use crate::support::{cases, cpu, full, needs, optimized, quick, relative_l2, request};
+
+/// A transformer of random weights: heads and their widths, of the sound, blocks, and further keys.
+struct Variant {
+    base: &'static str,
+    heads: [usize; 2],
+    audio_heads: [usize; 2],
+    layers: usize,
+    more: Value,
+}
+
+/// One head and several, narrow and wide, odd sizes; activations, norms and biases beside the published ones.
+fn variants() -> Vec<Variant> {
+    let plain = json!({});
+    let v = |base, heads, audio_heads, layers, more: &Value| Variant {
+        base,
+        heads,
+        audio_heads,
+        layers,
+        more: more.clone(),
+    };
+    vec![
+        v("tiny_a", [3, 10], [3, 6], 2, &json!({"activation_fn": "geglu", "attention_bias": false})),
+        v("tiny_2_3", [3, 32], [3, 12], 1, &json!({"activation_fn": "swiglu"})),
+        v("tiny_a", [1, 16], [1, 8], 2, &plain),
+        v("tiny_b", [4, 32], [4, 16], 1, &json!({"norm_elementwise_affine": true, "ff_bias": false})),
+        v("tiny_2_3", [1, 14], [1, 10], 2, &plain),
+    ]
+}
+
+impl Variant {
+    /// Writes the configurations of its base with its own transformer.
+    fn write(&self, folder: &Path) {
+        let base = base(self.base);
+        for part in ["transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocoder", "scheduler"] {
+            let name = if part == "scheduler" { "scheduler_config.json" } else { "config.json" };
+            let text = std::fs::read_to_string(base.join(part).join(name)).expect("a configuration");
+            let mut config: Value = serde_json::from_str(&text).expect("JSON");
+            match part {
+                "transformer" => self.change(&mut config),
+                // LTX-2.3's are as wide as the streams.
+                "connectors" if self.base == "tiny_2_3" => self.widen(&mut config),
+                _ => {}
+            }
+            std::fs::create_dir_all(folder.join(part)).expect("a folder");
+            std::fs::write(folder.join(part).join(name), config.to_string()).expect("writes");
+        }
+    }
+
+    fn change(&self, config: &mut Value) {
+        let [[heads, dim], [audio_heads, audio_dim]] = [self.heads, self.audio_heads];
+        let sizes = json!({
+            "num_attention_heads": heads, "attention_head_dim": dim, "cross_attention_dim": heads * dim,
+            "audio_num_attention_heads": audio_heads, "audio_attention_head_dim": audio_dim,
+            "audio_cross_attention_dim": audio_heads * audio_dim, "num_layers": self.layers,
+        });
+        for changes in [&sizes, &self.more] {
+            for (key, value) in changes.as_object().expect("an object") {
+                config[key] = value.clone();
+            }
+        }
+    }
+
+    fn widen(&self, config: &mut Value) {
+        for (stream, [heads, dim]) in [("video", self.heads), ("audio", self.audio_heads)] {
+            config[format!("{stream}_hidden_dim")] = (heads * dim).into();
+            config[format!("{stream}_connector_num_attention_heads")] = heads.into();
+            config[format!("{stream}_connector_attention_head_dim")] = dim.into();
+        }
+    }
+}
+
+fn base(name: &str) -> PathBuf {
+    Path::new("tests/fixtures/models").join(name)
+}
+
+/// A model's pass with as many branches as its generation knows, on meshes of `cfg`.
+struct Subject {
+    name: String,
+    source: Rc<ModelSource>,
+    weights: Weights,
+}
+
+impl Subject {
+    fn committed(name: &str) -> Self {
+        let source = source(&base(name));
+        Subject { name: name.into(), weights: Weights::Files(source.clone()), source }
+    }
+
+    fn random(variant: &Variant, seed: u64, folder: &Path) -> Self {
+        variant.write(folder);
+        let [[heads, dim], [audio_heads, audio_dim]] = [variant.heads, variant.audio_heads];
+        let name = format!("{} {heads}x{dim} {audio_heads}x{audio_dim} seed {seed}", variant.base);
+        Subject { name, source: source(folder), weights: Weights::Random(seed) }
+    }
+
+    fn is_newer(&self) -> bool {
+        self.name.starts_with("tiny_2_3")
+    }
+
+    fn model(&self) -> Model {
+        match &self.weights {
+            Weights::Files(source) => Model::open(source),
+            Weights::Random(seed) => Model::random(Origin::Files(self.source.clone()), *seed),
+        }
+        .expect("a model")
+    }
+
+    fn latents(&self, client: &Client, options: EngineOptions, mesh: &str) -> Av<Tensor> {
+        let model = self.model();
+        let name = if self.is_newer() { "/tiny_2_3_guided" } else { "/tiny_a_cfg" };
+        let case = cases("pipeline").into_iter().find(|c| c.name.ends_with(name)).expect("a case");
+        let request = Request { width: 96, height: 64, ..request(&case, &model) };
+        let request = Request { stg_blocks: request.stg_blocks.map(|own| own.iter().map(|_| 0).collect()), ..request };
+        let mut executor = Executor::new(Engine::new(client.clone(), options), self.weights.clone());
+        let layout = if mesh.is_empty() { build("replicated", "data=1", 1) } else { build("cfg", mesh, 4) };
+        Pass::new(&self.source, &model, &request).latents(&mut executor, &layout)
+    }
+}
+
+fn source(folder: &Path) -> Rc<ModelSource> {
+    Rc::new(ModelSource::open(folder.to_str().expect("UTF-8"), &Overrides::default()).expect("a model"))
+}
+
+/// Compares bits under these compile options, of the first `count` variants with as many seeds; names what differs.
+fn compare(options: &EngineOptions, count: usize, seeds: u64) {
+    let client = cpu(4);
+    let dir = tempfile::tempdir().expect("a folder");
+    let committed: &[&str] = if full() { &["tiny_a", "tiny_b", "tiny_2_3"] } else { &["tiny_a", "tiny_2_3"] };
+    let mut subjects: Vec<Subject> = committed.iter().map(|name| Subject::committed(name)).collect();
+    for (i, variant) in variants().iter().take(count).enumerate() {
+        subjects.extend((0..seeds).map(|seed| Subject::random(variant, seed, &dir.path().join(format!("{i}-{seed}")))));
+    }
+    let mut differ = Vec::new();
+    for subject in &subjects {
+        let whole = subject.latents(&client, options.clone(), "");
+        let meshes: &[&str] = if subject.is_newer() { &["cfg=2", "cfg=4"] } else { &["cfg=2"] };
+        for mesh in meshes {
+            let got = subject.latents(&client, options.clone(), mesh);
+            for ((stream, got), want) in Av::NAMES.zip(got.as_ref()).zip(whole.as_ref()) {
+                let distance = relative_l2(got, want);
+                eprintln!("{} {mesh} {stream}: {distance:.1e}", subject.name);
+                if got != want {
+                    differ.push(format!("{} {mesh} {stream}: {distance:.1e}", subject.name));
+                }
+            }
+        }
+    }
+    assert_eq!(differ, [""; 0], "other bits than on one device");
+}
+
+/// Runs a test of this file with XLA's newer emitters, as users compile; this process has the older ones.
+fn with_newer_emitters(test: &str) {
+    let mut child = std::process::Command::new(std::env::current_exe().expect("this file"));
+    child.args(["--exact", &format!("cfg_bits::{test}"), "--nocapture"]);
+    let out = child.env("XLA_FLAGS", "").env("LTX2_TEST_MEMBER", test).output().expect("starts");
+    let said = String::from_utf8_lossy(&out.stdout);
+    eprintln!("{}", String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// A minute: the newer emitters take five times the older ones' time.
+#[needs(cpu)]
+fn branches_apart_have_the_bits_of_branches_together() {
+    with_newer_emitters("quickly_compiled");
+}
+
+#[needs(member)]
+fn quickly_compiled() {
+    compare(&quick(), if full() { usize::MAX } else { 1 }, if full() { 4 } else { 1 });
+}
+
+/// With LLVM's optimizations, which vectorize sums.
+#[needs(cpu, full)]
+fn branches_apart_have_the_bits_of_branches_together_as_users_compile() {
+    with_newer_emitters("optimized_too");
+}
+
+#[needs(member)]
+fn optimized_too() {
+    compare(&optimized(), usize::MAX, 1);
+}

@@ -1,0 +1,208 @@
+//! LTX-2.3 on every shipped layout gives what one device gives: gates, all four branches of guidance, two passes, and frames
+//! that follow images, in the first one's place and appended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::rc::Rc;
+
+use ltx2::av::Av;
+use ltx2::hlo::DType;
+use ltx2::models::transformer::CrossTimestep;
+use ltx2::nn::Build;
+use ltx2::pipeline::executor::Executor;
+use ltx2::pipeline::model::Model;
+use ltx2::pipeline::origin::{Origin, Weights};
+use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pipeline::runner::Runner;
+use ltx2::pjrt::Client;
+use ltx2::request::{Condition, Content, Placement, RefinePass, Request, Span};
+use ltx2::runtime::Engine;
+use ltx2::tensor::Tensor;
+use ltx2::weights::{ModelSource, Overrides};
+
+use crate::layouts::{build, layouts_on_meshes, limit};
+use crate::support::passes::Pass;
+use crate::support::{
+    Case, cases, cpu, dumped, dumping, full, generate, needs, open, quick, relative_l2, request, run_case,
+};
+
+const MODEL: &str = "tests/fixtures/models/tiny_2_3";
+
+/// A layout on a mesh: name, largest distance, and the layout itself.
+struct Placed {
+    name: String,
+    limit: f64,
+    build: Build,
+}
+
+/// Every shipped layout, and `hybrid` with the other communication between its groups.
+fn placed() -> Vec<Placed> {
+    let shipped = std::fs::read_dir("shardings").expect("a folder").map(|entry| entry.expect("an entry").path());
+    let stem = |path: &Path| path.file_stem().expect("a name").to_string_lossy().into_owned();
+    let shipped: BTreeSet<String> = shipped.map(|path| stem(&path)).filter(|name| name != "replicated").collect();
+    let here: BTreeSet<String> = layouts_on_meshes().iter().map(|(name, _)| (*name).to_string()).collect();
+    assert_eq!(here, shipped, "layouts that no test runs");
+
+    let of = |name: &str, layout: &str, mesh: &str, limit: f64| Placed {
+        name: format!("{name} {mesh}"),
+        limit,
+        build: build(layout, mesh, 8),
+    };
+    let mut all: Vec<Placed> =
+        layouts_on_meshes().into_iter().map(|(name, mesh)| of(name, name, mesh, limit(name))).collect();
+    let ring = std::fs::read_to_string("shardings/hybrid.yml").expect("a layout");
+    let gathering = ring.replace("outer: ring", "outer: gather_kv");
+    assert_ne!(ring, gathering, "hybrid's groups pass keys around a ring");
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("hybrid-gather.yml");
+    std::fs::write(&file, gathering).expect("writes");
+    all.push(of("hybrid-gather", file.to_str().expect("UTF-8"), "context=8", 1e-5));
+    all
+}
+
+fn case(component: &str, name: &str) -> Case {
+    cases(component).into_iter().find(|c| c.name.ends_with(&format!("/{name}"))).expect("a case")
+}
+
+/// Two passes; the first with all four branches. Sizes do not divide: 18 and 96 video tokens with the appended ones, 9 of
+/// sound.
+fn requested(model: &Model) -> Request {
+    let image = |placement: Placement, strength: f32| Condition {
+        content: Content::Image { path: "tests/fixtures/images/shapes.png".into(), crf: 0 },
+        placement,
+        strength,
+    };
+    let images = vec![image(Placement::First, 0.75), image(Placement::Appended { frame: 8, span: Span::Frame }, 1.0)];
+    let refine = RefinePass { sigmas: vec![0.909375, 0.421875, 0.0], keeps_audio: true, adain: 0.0, tone_map: 0.0 };
+    Request {
+        width: 192,
+        height: 128,
+        conditions: Av { video: images, audio: Vec::new() },
+        refine: Some(refine),
+        cross: CrossTimestep::GateOnly,
+        ..request(&case("pipeline", "tiny_2_3_guided"), model)
+    }
+}
+
+/// Largest distance of a pass: that of other orders of sums, which is less than whole requests are allowed.
+const LIMIT: f64 = 1e-5;
+
+type Prepared = BTreeMap<String, Tensor>;
+
+/// The first pass of the request, or the second.
+fn pass_of(request: &Request, second: bool) -> Request {
+    let (first, refine) = request.passes();
+    if second { refine.expect("two passes") } else { first }
+}
+
+/// Latents of both streams of a pass, and what was prepared for it if nothing was.
+fn latents(client: &Client, second: bool, build: &Build, prepared: Option<&Prepared>) -> (Av<Tensor>, Prepared) {
+    let mut runner = open(client, MODEL, build.clone());
+    let source = ModelSource::open(MODEL, &Overrides::default()).expect("a model");
+    let request = pass_of(&requested(&runner.model), second);
+    let pass = Pass::new(&source, &runner.model, &request);
+    let prepared = prepared.cloned().unwrap_or_else(|| pass.prepared(&mut runner.executor, build));
+    (pass.denoised(&mut runner.executor, build, prepared.clone()), prepared)
+}
+
+/// Denoising of both passes, the second in full only. What runs once a request is prepared on one device, in full by each
+/// layout. A program a layout: over a minute.
+#[needs(cpu)]
+fn passes() {
+    let client = cpu(8);
+    let one = build("replicated", "data=1", 1);
+    let seconds: &[bool] = if full() { &[false, true] } else { &[false] };
+    let whole: Vec<_> = seconds.iter().map(|second| latents(&client, *second, &one, None)).collect();
+    for Placed { name, build, .. } in placed() {
+        for (second, (whole, prepared)) in [false, true].into_iter().zip(&whole) {
+            let (got, _) = latents(&client, second, &build, (!full()).then_some(prepared));
+            for ((stream, got), want) in Av::NAMES.zip(got.as_ref()).zip(whole.as_ref()) {
+                let (distance, which) = (relative_l2(got, want), if second { "second" } else { "first" });
+                eprintln!("{name} {which} pass, {stream}: {distance:.1e}");
+                assert!(distance <= LIMIT, "{name} {which} pass, {stream}: {distance:e}");
+            }
+        }
+    }
+}
+
+/// How much farther from f32 a layout's bf16 may be than one device's: it rounds other sums, not more of them.
+const SPREAD: f64 = 1.5;
+
+#[needs(cpu, full)]
+fn passes_in_bf16() {
+    let client = cpu(8);
+    let one = build("replicated", "data=1", 1);
+    let narrow = |build: &Build| Build { dtype: DType::BF16, ..build.clone() };
+    let (exact, _) = latents(&client, false, &one, None);
+    let (own, prepared) = latents(&client, false, &narrow(&one), None);
+    let spread = own.as_ref().zip(exact.as_ref()).map(|(own, exact)| relative_l2(own, exact));
+    eprintln!("one device: {spread:?}");
+    for Placed { name, build, .. } in placed() {
+        let (got, _) = latents(&client, false, &narrow(&build), Some(&prepared));
+        for (((stream, got), spread), exact) in Av::NAMES.zip(got.as_ref()).zip(spread).zip(exact.as_ref()) {
+            let distance = relative_l2(got, exact);
+            eprintln!("{name} in bf16, {stream}: {distance:.2e}");
+            assert!(distance <= SPREAD * spread, "{name}, {stream}: {distance:e}, one device's is {spread:e}");
+        }
+    }
+}
+
+/// Sound is decoded on the devices of `data`, each video's on its own; the layouts' other axes replicate it, and lie inside in
+/// full.
+#[needs(cpu)]
+fn sound() {
+    let client = cpu(16);
+    let programs =
+        [(ProgramKind::AudioDecoder, "audio-decoder", "tiny_b"), (ProgramKind::Vocoder, "vocoder", "tiny_2_3")];
+    for (kind, folder, name) in programs {
+        let case = case(folder, name);
+        let run = |build: &Build| run_case(&client, kind, &case, case.inputs.clone(), quick(), build);
+        let whole = run(&build("replicated", "data=1", 1));
+        for (layout, mesh) in layouts_on_meshes() {
+            if !["cfg", "tensor-gathered-ffn"].contains(&layout) && !full() {
+                continue;
+            }
+            let mesh = if full() { format!("data=2,{mesh}") } else { "data=2".to_string() };
+            let split = build(layout, &mesh, 16);
+            assert_eq!(split.layout.mesh.axes[0], ("data".to_string(), 2), "{layout}");
+            for (output, got) in run(&split) {
+                let distance = relative_l2(&got, &whole[&output]);
+                eprintln!("{} {layout} {mesh}: {distance:.1e}", case.name);
+                assert!(distance <= 1e-5, "{} {layout} {mesh}: {distance:e}", case.name);
+            }
+        }
+    }
+}
+
+/// From prompt to frames and sound, with random weights: the fixtures have no upsampler of this model's channels.
+#[needs(cpu, full)]
+fn whole_requests() {
+    let client = cpu(8);
+    let dir = tempfile::tempdir().expect("a folder");
+    let upsampler = dir.path().join("latent_upsampler");
+    std::fs::create_dir(&upsampler).expect("a folder");
+    let config = "tests/fixtures/models/upsampler_rational/latent_upsampler/config.json";
+    let config = std::fs::read_to_string(config).expect("a configuration");
+    let config = config.replace("\"in_channels\": 8", "\"in_channels\": 2");
+    std::fs::write(upsampler.join("config.json"), config).expect("writes");
+    let upsampler = Some(upsampler.to_str().expect("UTF-8").to_string());
+    let source = ModelSource::open(MODEL, &Overrides { upsampler, ..Overrides::default() }).expect("a model");
+    let source = Rc::new(source);
+    let made = |build: &Build| {
+        let model = Model::random(Origin::Files(source.clone()), 7).expect("a model");
+        let request = requested(&model);
+        let executor = Executor::new(Engine::new(client.clone(), quick()), Weights::Random(7));
+        generate(&mut Runner::new(model, executor, build.clone()), &request, &dumping(None))
+    };
+    let whole = made(&build("replicated", "data=1", 1));
+    let names =
+        ["noise.video", "prompt_embeds", "stage_1.latents.video", "latents.video", "latents.audio", "video", "audio"];
+    for Placed { name, limit, build } in placed() {
+        let got = made(&build);
+        for tensor in names {
+            let distance = relative_l2(dumped(&got, tensor), dumped(&whole, tensor));
+            eprintln!("{name} {tensor}: {distance:.1e}");
+            assert!(distance <= limit, "{name} {tensor}: {distance:e}");
+        }
+    }
+}

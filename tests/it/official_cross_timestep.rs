@@ -1,0 +1,53 @@
+//! Which noise level the attention between the streams sees: each stream's own, the other's, or the other's in the gate
+//! alone, where the three differ (scripts/oracle/cases_official.py).
+
+use ltx2::hlo::DType;
+use ltx2::pipeline::programs::ProgramKind;
+use ltx2::tensor::Tensor;
+
+use crate::support::{Case, cases, cpu, needs, plain, quick, relative_l2, run_case};
+
+/// Every two tensors of a list.
+fn pairs<'a>(all: &[&'a Tensor]) -> Vec<(&'a Tensor, &'a Tensor)> {
+    (0..all.len()).flat_map(|i| (0..i).map(move |j| (i, j))).map(|(i, j)| (all[i], all[j])).collect()
+}
+
+#[needs(cpu)]
+fn a_forward_with_noise_levels_of_tokens_and_streams() {
+    let client = cpu(1);
+    let all = cases("cross_timestep");
+    assert_eq!(all.len(), 6);
+    for case in &all {
+        let made = run_case(&client, ProgramKind::Transformer, case, case.inputs.clone(), quick(), &plain(DType::F32));
+        for name in ["video", "audio"] {
+            let distance = case.distance(name, &made[name]);
+            eprintln!("{} {name}: {distance:.1e}", case.name);
+            assert!(distance <= 1e-5, "{} {name}: {distance:e}", case.name);
+        }
+    }
+    for model in ["tiny_a", "tiny_2_3"] {
+        let of_model: Vec<&Case> = all.iter().filter(|case| case.model.ends_with(model)).collect();
+        for name in ["video", "audio"] {
+            let outputs: Vec<&Tensor> = of_model.iter().map(|case| &case.outputs[name]).collect();
+            let nearest = pairs(&outputs).into_iter().map(|(a, b)| relative_l2(a, b)).fold(f64::INFINITY, f64::min);
+            eprintln!("{model} {name}: at least {nearest:.2} apart");
+            assert!(nearest > 0.01, "{model} {name}: two of the three are {nearest:e} apart");
+        }
+    }
+}
+
+/// The three requests with a conditioning image whose steps `official_steps` compares.
+#[needs(nothing)]
+fn a_conditioning_image_tells_the_three_apart() {
+    let (official, first) = (cases("official"), cases("official_1_0"));
+    for model in ["tiny_a", "tiny_2_3"] {
+        let of = |all: &'_ [Case], kind: &str| -> Tensor {
+            let name = format!("/{model}_image_{kind}");
+            all.iter().find(|case| case.name.ends_with(&name)).expect("a case").outputs["latents.video"].clone()
+        };
+        let three = [of(&official, "own"), of(&official, "gate_only"), of(&first, "cross")];
+        for (a, b) in pairs(&three.each_ref()) {
+            assert!(relative_l2(a, b) > 1e-3, "{model}: {:e}", relative_l2(a, b));
+        }
+    }
+}

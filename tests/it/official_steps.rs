@@ -1,0 +1,60 @@
+//! Every step of every pipeline against Lightricks' own pipelines on the same weights, noise and text
+//! (scripts/oracle/cases_official.py). Without compiled programs each test takes 15 to 35 seconds of one core, nearly all in
+//! the compiler: a case has denoising programs of its own, for its sampler, guidance, conditions and stages.
+
+use ltx2::pipeline::executor::Executor;
+use ltx2::request::Request;
+
+use crate::support::official::{cases_of, dumping_steps, request};
+use crate::support::thresholds::row;
+use crate::support::{cpu, dumped, dumping, generate, needs};
+
+/// Compares every tensor of every case; a request with other words and another seed compiles nothing.
+fn agrees(component: &str, model: &str, count: usize) {
+    let (all, mut runner) = cases_of(&cpu(8), component, model);
+    assert_eq!(all.len(), count);
+    let compiles =
+        |executor: &Executor| executor.engine().statistics().values().map(|s| s.compiles + s.cache_hits).sum::<usize>();
+    let mut largest = (0.0, String::new());
+    for case in &all {
+        let (request, limit) = (request(case, &runner.model), row(&case.name).f32());
+        let made = generate(&mut runner, &request, &dumping_steps());
+        let steps = |names: &mut dyn Iterator<Item = &String>| names.filter(|n| n.contains("step_")).count();
+        let kept = steps(&mut made.dump.iter().map(|(name, _)| name));
+        assert_eq!(kept, steps(&mut case.outputs.keys()), "{}: tensors of steps", case.name);
+        for name in case.outputs.keys() {
+            let distance = case.distance(name, dumped(&made, name));
+            eprintln!("{} {name}: {distance:.1e}", case.name);
+            assert!(distance <= limit, "{} {name}: {distance:e}", case.name);
+            if distance > largest.0 {
+                largest = (distance, format!("{} {name}", case.name));
+            }
+        }
+        let before = compiles(&runner.executor);
+        let other = Request { prompt: "something else".into(), seed: 99, ..request };
+        let again = generate(&mut runner, &other, &dumping(None));
+        assert_ne!(dumped(&again, "latents.video"), dumped(&made, "latents.video"));
+        assert_eq!(compiles(&runner.executor), before, "{}", case.name);
+    }
+    eprintln!("{component} {model}: at most {:.1e}, {}", largest.0, largest.1);
+}
+
+#[needs(cpu)]
+fn of_2_0() {
+    agrees("official", "tiny_a", 8);
+}
+
+#[needs(cpu, full)]
+fn of_2_0_by_1_0_0() {
+    agrees("official_1_0", "tiny_a", 4);
+}
+
+#[needs(cpu)]
+fn of_2_3_by_1_0_0() {
+    agrees("official_1_0", "tiny_2_3", 4);
+}
+
+#[needs(cpu)]
+fn of_2_3() {
+    agrees("official", "tiny_2_3", 8);
+}

@@ -1,0 +1,62 @@
+//! The cases of Lightricks' own pipelines (scripts/oracle/cases_official.py): requests in this project's settings, and the
+//! reference's latents by their names in a dump.
+
+use std::rc::Rc;
+
+use ltx2::Config;
+use ltx2::hlo::DType;
+use ltx2::pipeline::RunOptions;
+use ltx2::pipeline::executor::Executor;
+use ltx2::pipeline::model::Model;
+use ltx2::pipeline::runner::Runner;
+use ltx2::pjrt::Client;
+use ltx2::request::Request;
+use ltx2::runtime::Engine;
+use ltx2::weights::{ModelSource, Overrides};
+use serde_json::Value;
+
+use super::{Case, cases, dumping, plain, quick};
+
+/// The cases of a component that are of a model, and the model on its devices.
+pub fn cases_of(client: &Client, component: &str, model: &str) -> (Vec<Case>, Runner) {
+    let all: Vec<Case> = cases(component).into_iter().filter(|case| case.model.ends_with(model)).collect();
+    let runner = open(client, all.first().unwrap_or_else(|| panic!("{component}: no case of {model}")));
+    (all, runner)
+}
+
+/// A case's model, with the upsampler of its second stage.
+fn open(client: &Client, case: &Case) -> Runner {
+    let upsampler = case.scalars["upsampler"].as_str().map(|name| format!("tests/fixtures/models/{name}"));
+    let overrides = Overrides { upsampler, ..Overrides::default() };
+    let model = case.model.to_str().expect("UTF-8");
+    let source = Rc::new(ModelSource::open(model, &overrides).expect("a model"));
+    let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
+    Runner::new(Model::open(&source).expect("complete"), executor, plain(DType::F32))
+}
+
+/// The requests of a case by the prefix of their outputs.
+pub fn requests(case: &Case, model: &Model) -> Vec<(String, Request)> {
+    let preset = case.scalars["preset"].as_str().expect("a preset");
+    let all = case.scalars["keys"].as_object().expect("requests").iter();
+    let settings = |keys: &Value| keys.as_array().expect("settings").clone();
+    let each = all.map(|(prefix, keys)| {
+        let keys = [settings(&case.scalars["common"]), settings(keys)].concat();
+        let keys = keys.iter().map(|key| key.as_str().expect("a setting")).chain(["runtime.dtype=f32"]);
+        let config = Config::load(preset, keys).unwrap_or_else(|e| panic!("{} {prefix}: {e}", case.name));
+        let job = config.jobs().expect("a job").remove(0);
+        (prefix.clone(), model.request(&config, &job).unwrap_or_else(|e| panic!("{} {prefix}: {e}", case.name)))
+    });
+    each.collect()
+}
+
+/// The request of a case that has one.
+pub fn request(case: &Case, model: &Model) -> Request {
+    let mut all = requests(case, model);
+    assert_eq!(all.len(), 1, "{}", case.name);
+    all.remove(0).1
+}
+
+/// Runs that keep the latents after every step.
+pub fn dumping_steps() -> RunOptions {
+    RunOptions { dump_steps: true, ..dumping(None) }
+}

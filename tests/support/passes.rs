@@ -1,0 +1,116 @@
+//! The two programs of a denoising pass by themselves, on numbers without a pattern: layouts are compared there without
+//! text encoder and decoders.
+
+use std::collections::BTreeMap;
+
+use ltx2::av::Av;
+use ltx2::models::Network;
+use ltx2::models::transformer::TransformerConfig;
+use ltx2::nn::Build;
+use ltx2::pipeline::executor::{Executor, Inputs};
+use ltx2::pipeline::model::Model;
+use ltx2::request::{Request, Shapes};
+use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
+use ltx2::sampling::guidance::Scales;
+use ltx2::tensor::Tensor;
+use ltx2::weights::{Component, ModelSource};
+use ndarray::{Array1, Array2, ArrayD, arr0, arr2};
+
+/// Noise levels that a program's table holds.
+const TABLE: usize = 257;
+
+/// A pass of a request, and what its programs read besides weights.
+pub struct Pass<'a> {
+    config: TransformerConfig,
+    request: &'a Request,
+    shape: DenoiseShape,
+    /// Video tokens behind the video's own, of the last image condition.
+    appended: usize,
+}
+
+impl<'a> Pass<'a> {
+    pub fn new(source: &ModelSource, model: &Model, request: &'a Request) -> Self {
+        let json = source.config(Component::Transformer).expect("a configuration");
+        let shapes = Shapes::of(&model.sizes, request).expect("legal sizes");
+        Pass {
+            config: TransformerConfig::from_json(&json).expect("valid"),
+            shape: request.denoise_shape(&model.sizes, &shapes, 1),
+            appended: shapes.appended,
+            request,
+        }
+    }
+
+    /// Latents of both streams after all steps, from scattered latents and text contexts.
+    pub fn latents(&self, executor: &mut Executor, build: &Build) -> Av<Tensor> {
+        let prepared = self.prepared(executor, build);
+        self.denoised(executor, build, prepared)
+    }
+
+    /// Results of the program that runs once a request.
+    pub fn prepared(&self, executor: &mut Executor, build: &Build) -> BTreeMap<String, Tensor> {
+        self.run(executor, "prepare", &prepare(&self.config, &self.shape, build).expect("builds"), BTreeMap::new())
+    }
+
+    /// [`Pass::latents`] from there.
+    pub fn denoised(&self, executor: &mut Executor, build: &Build, prepared: BTreeMap<String, Tensor>) -> Av<Tensor> {
+        let network = denoise(&self.config, &self.shape, build).expect("builds");
+        let mut made = self.run(executor, "denoise", &network, prepared);
+        Av::NAMES.map(|stream| made.remove(&format!("latents.{stream}")).expect("latents"))
+    }
+
+    /// A program on what is known, and on [`Pass::input`] for all else but its weights.
+    fn run(
+        &self,
+        executor: &mut Executor,
+        name: &str,
+        network: &Network,
+        mut known: BTreeMap<String, Tensor>,
+    ) -> BTreeMap<String, Tensor> {
+        let program = executor.prepare(name, network).expect("compiles");
+        let weights: Vec<&str> = network.params.iter().map(|p| p.name.as_str()).collect();
+        let inputs = program.arguments().iter().filter(|a| !weights.contains(&a.name.as_str()));
+        let mut value = |name: &str, dims: &[usize]| known.remove(name).unwrap_or_else(|| self.input(name, dims));
+        let given: Vec<_> = inputs.map(|a| (a.name.clone(), value(&a.name, &a.logical_dims))).collect();
+        let inputs = executor.give_all(&program, Inputs::default(), given).expect("uploads");
+        let outputs = executor.run(&program, &inputs).expect("runs");
+        let results = network.program.results.iter();
+        results.map(|r| (r.name.clone(), outputs.tensor(&r.name).expect("a result"))).collect()
+    }
+
+    fn input(&self, name: &str, dims: &[usize]) -> Tensor {
+        let Request { sigmas, scales, .. } = self.request;
+        match name {
+            "begin" => arr0(0).into(),
+            "end" => arr0(sigmas.len() as i32 - 1).into(),
+            "sigmas" => Array1::from_shape_fn(TABLE, |i| sigmas.get(i).copied().unwrap_or(0.0)).into(),
+            "scales" => {
+                let rows = scales.map(Scales::row);
+                arr2(&[rows.video, rows.audio]).into()
+            }
+            "levels" => Array1::from(self.levels()).into(),
+            "level.video" => {
+                // The first frame follows an image, and so does the one behind the last.
+                let (own, levels) = (dims[1] - self.appended, self.levels().len() as i32);
+                let level = |n: usize| if n >= own { levels - 1 } else { i32::from(n < self.appended) };
+                Array2::from_shape_fn((dims[0], dims[1]), |(_, n)| level(n)).into()
+            }
+            _ => scattered(name, dims),
+        }
+    }
+
+    /// Parts of a step's noise level that tokens have: all of it, then those of the conditions.
+    fn levels(&self) -> Vec<f32> {
+        let conditions = self.request.conditions.video.iter().map(|c| 1.0 - c.strength);
+        std::iter::once(1.0).chain(conditions).collect()
+    }
+}
+
+/// Numbers without a pattern, others for each name.
+pub fn scattered(name: &str, shape: &[usize]) -> Tensor {
+    let mut state = name.bytes().map(u64::from).sum::<u64>();
+    ArrayD::from_shape_simple_fn(shape, || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 22) as f32 - 2.0
+    })
+    .into()
+}
