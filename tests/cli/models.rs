@@ -215,7 +215,8 @@ fn a_random_model_that_is_written_is_the_one_on_the_devices() {
     let dumped = |name: &str, model: &[&str]| {
         let dump = dir.path().join(format!("{name}.safetensors"));
         let base = ["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--steps", "1"];
-        let size = ["--width", "64", "--height", "64", "--num-frames", "9", "--max-sequence-length", "128"];
+        // As large as those of `cli bench`: their programs are these.
+        let size = ["--width", "64", "--height", "96", "--num-frames", "9", "--set", support::QUICK];
         let mp4 = dump.with_extension("mp4");
         let out = ["--dump", path(&dump), "-o", path(&mp4)];
         let done = ltx2(dir.path(), &[&base[..], &size, &out, &["--model"], model].concat());

@@ -81,7 +81,7 @@ fn two_at_a_time(name: &str, single: (&str, &str), together: (&str, &str)) {
 /// Statistics of the rescale, even those that are asked for over the batch, must not see a video's neighbours.
 #[needs(cpu)]
 fn three_guided_videos_on_two_devices_are_those_of_one() {
-    two_at_a_time("tiny_a_guided", ("replicated", "data=1"), ("cfg", "data=2"));
+    two_at_a_time("tiny_b_cfg", ("replicated", "data=1"), ("cfg", "data=2"));
 }
 
 #[needs(cpu)]

@@ -40,7 +40,7 @@ fn run(client: &Client, component: ProgramKind, case: &Case, build: &Build) -> B
     run_case(client, component, case, case.inputs.clone(), quick(), build)
 }
 
-/// Each layout with one of the cases, in turn, those that are shipped for most machines with all of them; in full all.
+/// Each layout with one of the cases, in turn; in full with all.
 fn agree(component: ProgramKind, folder: &str, names: &[&str], layouts: impl Fn(&str) -> bool) {
     let client = cpu(8);
     let all = cases(folder);
@@ -50,8 +50,7 @@ fn agree(component: ProgramKind, folder: &str, names: &[&str], layouts: impl Fn(
     for (turn, case) in chosen.iter().enumerate() {
         let whole = run(&client, component, case, &build("replicated", "data=1", 1));
         for (n, (layout, mesh)) in layouts_on_meshes().into_iter().enumerate() {
-            let every = component == ProgramKind::Transformer && ["ulysses", "cfg", "cfg-ulysses"].contains(&layout);
-            if ((n % chosen.len() != turn && !every) || !layouts(layout)) && !full() {
+            if (n % chosen.len() != turn || !layouts(layout)) && !full() {
                 continue;
             }
             let got = run(&client, component, case, &build(layout, mesh, 8));
@@ -70,9 +69,9 @@ fn agree(component: ProgramKind, folder: &str, names: &[&str], layouts: impl Fn(
 #[needs(cpu)]
 fn transformer() {
     let names = ["tiny_a", "tiny_a_batch_masked", "tiny_b_per_token_masked"];
-    // The steps between are compiled by `layouts_differ`.
-    let between = ["ffn-matched", "qkv-unsharded", "out-unsharded"];
-    agree(ProgramKind::Transformer, "transformer", &names, |layout| !between.contains(&layout));
+    // A denoising loop on every layout is in `layouts_2_3`.
+    let chosen = ["ulysses", "cfg", "cfg-ulysses", "tensor", "ring", "hybrid"];
+    agree(ProgramKind::Transformer, "transformer", &names, |layout| chosen.contains(&layout));
 }
 
 /// The forms of the CUDA programs, with the collectives of attention there; in f32 cuDNN leaves it to XLA's operations.
@@ -98,7 +97,7 @@ fn forms_of_cuda() {
 
 /// The layouts that differ in what they do with text.
 fn for_text(layout: &str) -> bool {
-    ["tensor", "cfg-ulysses", "fsdp-ulysses", "before-385"].contains(&layout)
+    ["tensor", "cfg-ulysses", "fsdp-ulysses"].contains(&layout)
 }
 
 #[needs(cpu)]
@@ -185,9 +184,9 @@ fn shaken(
     furthest
 }
 
-/// Cases of a video autoencoder under shipped layouts and under rules of its own: each of them with one case, in turn; in
-/// full with all.
-fn sharded_frames_agree(component: ProgramKind, folder: &str) {
+/// Cases of a video autoencoder under shipped layouts and under rules of its own: each of them with one of `names`, in turn;
+/// in full with every case.
+fn sharded_frames_agree(component: ProgramKind, folder: &str, names: [&str; 3]) {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let mut builds = vec![
@@ -201,7 +200,9 @@ fn sharded_frames_agree(component: ProgramKind, folder: &str) {
         let layout = file.to_str().expect("a path");
         builds.push((format!("{rules:?} {mesh}"), build(layout, mesh, devices_of(mesh))));
     }
-    let all = cases(folder);
+    let mut all = cases(folder);
+    all.retain(|case| full() || names.iter().any(|name| case.name.ends_with(&format!("/{name}"))));
+    assert!(full() || all.len() == names.len(), "{names:?}");
     for (turn, case) in all.iter().enumerate() {
         let alone = build("replicated", "data=1", 1);
         let whole = run(&client, component, case, &alone);
@@ -224,10 +225,10 @@ fn sharded_frames_agree(component: ProgramKind, folder: &str) {
 
 #[needs(cpu)]
 fn video_decoder() {
-    sharded_frames_agree(ProgramKind::VideoDecoder, "video-decoder");
+    sharded_frames_agree(ProgramKind::VideoDecoder, "video-decoder", ["patch1", "tiny_2_3", "tiny_b_batch"]);
 }
 
 #[needs(cpu)]
 fn video_encoder() {
-    sharded_frames_agree(ProgramKind::VideoEncoder, "video-encoder");
+    sharded_frames_agree(ProgramKind::VideoEncoder, "video-encoder", ["patch1", "tiny_2_3_image", "tiny_b"]);
 }

@@ -147,9 +147,8 @@ fn passes_in_bf16() {
     }
 }
 
-/// Sound is decoded on the devices of `data`, each video's on its own; the layouts' other axes replicate it, and lie inside in
-/// full.
-#[needs(cpu)]
+/// Sound is decoded on the devices of `data`, each video's on its own; the layouts' other axes replicate it.
+#[needs(cpu, full)]
 fn sound() {
     let client = cpu(16);
     let programs =
@@ -159,10 +158,7 @@ fn sound() {
         let run = |build: &Build| run_case(&client, kind, &case, case.inputs.clone(), quick(), build);
         let whole = run(&build("replicated", "data=1", 1));
         for (layout, mesh) in layouts_on_meshes() {
-            if !["cfg", "tensor-gathered-ffn"].contains(&layout) && !full() {
-                continue;
-            }
-            let mesh = if full() { format!("data=2,{mesh}") } else { "data=2".to_string() };
+            let mesh = format!("data=2,{mesh}");
             let split = build(layout, &mesh, 16);
             assert_eq!(split.layout.mesh.axes[0], ("data".to_string(), 2), "{layout}");
             for (output, got) in run(&split) {

@@ -183,9 +183,9 @@ fn bytes_are_those_the_host_would_make() {
     // Small weights, so that most values are neither black nor white.
     let small = |shape: &[usize]| Tensor::F32(scattered(shape).to_f32() * 0.05);
     for build in [one(), blocks()] {
-        // The second does not divide: the blocks are padded.
+        // The second does not divide: the blocks are padded. The first in full only.
         for sizes in [[1, 2, 8, 4], [1, 2, 5, 3]] {
-            if build.layout.mesh.devices() == 1 && sizes[2] == 8 && !full() {
+            if sizes[2] == 8 && !full() {
                 continue;
             }
             let program = |pixels| decoder_program(&config, sizes, pixels, &build).expect("builds");
@@ -206,6 +206,6 @@ fn bytes_are_those_the_host_would_make() {
         5 if shape[1] == config.latent_channels => Tensor::F32(ArrayD::from_elem(shape, f32::NAN)),
         _ => small(shape),
     };
-    let program = decoder_program(&config, [1, 2, 8, 4], Pixels::Bytes, &blocks()).expect("builds");
+    let program = decoder_program(&config, [1, 2, 5, 3], Pixels::Bytes, &blocks()).expect("builds");
     assert_eq!(results(&engine, &program, broken)["finite"], Tensor::from(ndarray::arr0(false)));
 }
