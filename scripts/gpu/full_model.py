@@ -7,6 +7,7 @@ the GPU; save_pretrained writes them, one after the other. Exit code 4 if no fol
 
 import gc
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -47,6 +48,8 @@ VISION = dict(
     hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4, num_channels=3,
     vision_use_head=False,
 )
+# LTX-2.3's vocoder squares what it adds at every layer; without these nearly all of the sound is clipped to 1.
+QUIETER = {"convs2": 0.3, "conv_out": 0.2}
 
 
 def built(name, config, device):
@@ -64,14 +67,21 @@ def filled(name, config):
     # The upsampler's own table is made by a matmul of integers, which CUDA lacks.
     network = network.to_empty(device="cuda") if name in LARGE else network.to("cuda")
     source = torch.Generator("cuda").manual_seed(1)
+    quieter = QUIETER if config.get("act_fn") == "snakebeta" else {}
     for key, tensor in network.named_parameters():
         if tensor.ndim >= 2:
-            fan_in = tensor[0].numel()
-            tensor.normal_(0, 0.02 if "embed" in key else fan_in**-0.5, generator=source)
+            scale = tensor[0].numel() ** -0.5 * math.prod(factor for part, factor in quieter.items() if part in key)
+            tensor.normal_(0, 0.02 if "embed" in key else scale, generator=source)
         elif key.endswith("weight") and "language_model" not in key:
             tensor.fill_(1)
         else:
             tensor.normal_(0, 0.02, generator=source)
+    for key, tensor in network.named_buffers():
+        # Zeros until a file fills them: the spectrogram between the two vocoders of LTX-2.3.
+        if key.endswith("basis"):
+            tensor.normal_(0, tensor[0].numel() ** -0.5, generator=source)
+        if key.endswith("mel_basis"):
+            tensor.abs_()
     return network
 
 

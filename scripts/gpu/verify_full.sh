@@ -3,9 +3,10 @@
 #
 # Writes a random model of the published size by diffusers' own save_pretrained, filled on the GPU, then compares ltx2 with the
 # reference on it in bf16; the limit is 1.5 times the distance of two runs of the reference with different attention kernels.
-# It says nothing about published weights. PYTHON (default python3) has torch and transformers, and what it lacks of diffusers,
-# accelerate, ltx-core, ltx-pipelines, einops and scipy is installed from the wheels in WHEELS, without the network. WHERE is the folder of the model (64 or 67 GiB); left
-# out, the first of /dev/shm, the working folder and /tmp that holds it. Exit code 4: none does.
+# It says nothing about published weights. PYTHON (default python3) has torch and transformers; what it lacks of diffusers,
+# accelerate, ltx-core, ltx-pipelines, einops and scipy is taken from the wheels in WHEELS, without the network. WHERE is the
+# folder of the model (63 or 66 GiB); left out, the first of /dev/shm, the working folder and /tmp that holds it. Exit code 4:
+# none does.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 ltx2=$(realpath "$1")
@@ -15,9 +16,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 out=${OUT:-out/verify-full}
 if [ -n "${WHEELS:-}" ]; then
-    "$python" -m venv --system-site-packages "$out/venv"
-    "$out/venv/bin/pip" install -q --no-deps --no-index "$WHEELS"/*.whl
-    python=$out/venv/bin/python
+    # Not a venv: one made by the Python of another does not see that one's packages.
+    "$python" -m pip install -q --no-deps --no-index --upgrade --target "$out/site" "$WHEELS"/*.whl
+    PYTHONPATH=$(realpath "$out/site")${PYTHONPATH:+:$PYTHONPATH}
+    export PYTHONPATH
 fi
 model=$("$python" "$here/full_model.py" "$generation" ${WHERE:+"$WHERE"})
 trap 'rm -rf "$model"' EXIT

@@ -1,99 +1,227 @@
-"""A fixture model as Lightricks would publish it: one file, its own tensor names, the configuration in the header."""
+"""Models as Lightricks publishes them: one file, its own tensor names, the networks described in the header.
+
+The text encoder stays where it is. Only the topologies that Lightricks publishes have such a description.
+"""
 
 import json
 
 import torch
+from safetensors.torch import load_file
 
 import models
-from common import write_safetensors
+from common import MODELS, write_safetensors
 
 # Names by whole dotted segments, diffusers' to Lightricks'.
-_TRANSFORMER = {
+TRANSFORMER = {
     "proj_in": "patchify_proj", "audio_proj_in": "audio_patchify_proj", "time_embed": "adaln_single",
     "audio_time_embed": "audio_adaln_single", "prompt_adaln": "prompt_adaln_single",
     "audio_prompt_adaln": "audio_prompt_adaln_single",
     "av_cross_attn_video_scale_shift": "av_ca_video_scale_shift_adaln_single",
     "av_cross_attn_audio_scale_shift": "av_ca_audio_scale_shift_adaln_single",
-    "av_cross_attn_video_a2v_gate": "av_ca_a2v_gate_adaln_single",
-    "av_cross_attn_audio_v2a_gate": "av_ca_v2a_gate_adaln_single",
+    "av_cross_attn_video_a2v_gate": "av_ca_a2v_gate_adaln_single", "av_cross_attn_audio_v2a_gate": "av_ca_v2a_gate_adaln_single",
     "video_a2v_cross_attn_scale_shift_table": "scale_shift_table_a2v_ca_video",
     "audio_a2v_cross_attn_scale_shift_table": "scale_shift_table_a2v_ca_audio", "norm_q": "q_norm", "norm_k": "k_norm",
 }
-_STATISTICS = {"latents_mean": "mean-of-means", "latents_std": "std-of-means"}
-_DOWNSAMPLING = ("space", "time", "all", "all")
+CONNECTORS = {
+    "video_connector": "video_embeddings_connector", "audio_connector": "audio_embeddings_connector",
+    "transformer_blocks": "transformer_1d_blocks", "norm_q": "q_norm", "norm_k": "k_norm",
+}
+PROJECTION = {
+    "text_proj_in": "aggregate_embed", "video_text_proj_in": "video_aggregate_embed", "audio_text_proj_in": "audio_aggregate_embed"
+}
+VOCODER = {
+    "upsamplers": "ups", "resnets": "resblocks", "conv_in": "conv_pre", "conv_out": "conv_post", "act_out": "act_post"
+}
+STATISTICS = {"latents_mean": "per_channel_statistics.mean-of-means", "latents_std": "per_channel_statistics.std-of-means"}
+CHANGES = {"spatial": "compress_space", "temporal": "compress_time", "spatiotemporal": "compress_all"}
+FOLDERS = ("transformer", "connectors", "vae", "audio_vae", "vocoder")
 
 
-def _encoder_key(name, stages):
-    """One list of blocks: stages at even places, changes of resolution at odd ones."""
-    parts = name.split(".")
-    if parts[1] == "mid_block":
-        return ".".join(["encoder.down_blocks", str(2 * stages), "res_blocks", *parts[3:]])
-    if parts[1] != "down_blocks":
-        return name
-    change = parts[3] == "downsamplers"
-    inner = parts[5:] if change else ["res_blocks", *parts[4:]]
-    return ".".join(["encoder.down_blocks", str(2 * int(parts[2]) + change), *inner])
+def _renamed(name, names):
+    return ".".join(names.get(part, part) for part in name.split("."))
 
 
-def _tensors(name):
-    """Transformer and video encoder in float32, under Lightricks' names."""
-    tensors = {}
-    for key, tensor in models.load(name, "transformer").state_dict().items():
-        renamed = ".".join(_TRANSFORMER.get(segment, segment) for segment in key.split("."))
-        tensors[f"model.diffusion_model.{renamed}"] = tensor
-    stages = len(models.VAE[name]["block_out_channels"])
-    for key, tensor in models.load(name, "vae").state_dict().items():
-        if key in _STATISTICS:
-            tensors[f"vae.per_channel_statistics.{_STATISTICS[key]}"] = tensor
-        elif key.startswith("encoder."):
-            tensors[f"vae.{_encoder_key(key, stages)}"] = tensor
-    return tensors
+def _vae(name, down_blocks):
+    """Stages at even places of one list, changes of resolution at odd ones; the decoder's middle comes first."""
+    side, *parts = name.split(".")
+    if side not in ("encoder", "decoder") or parts[0] not in ("mid_block", "down_blocks", "up_blocks"):
+        return STATISTICS.get(name, name)
+    blocks = "down_blocks" if side == "encoder" else "up_blocks"
+    if parts[0] == "mid_block":
+        place, rest = 2 * down_blocks if side == "encoder" else 0, parts[1:]
+    else:
+        place, rest = 2 * int(parts[1]) + (parts[2] != "resnets" if side == "encoder" else 1 + (parts[2] == "resnets")), parts[2:]
+    rest = ["res_blocks", *rest[1:]] if rest[0] == "resnets" else rest[2:]
+    return ".".join([side, blocks, str(place), *rest])
 
 
-def _transformer_header(config):
-    gated, modulated = config.get("gated_attn", False), config.get("cross_attn_mod", False)
-    same = ("in_channels", "out_channels", "num_attention_heads", "attention_head_dim", "cross_attention_dim", "num_layers",
-            "caption_channels", "audio_in_channels", "audio_out_channels", "audio_num_attention_heads",
-            "audio_attention_head_dim", "audio_cross_attention_dim", "rope_type")
+def key(component, name, configs):
+    """Lightricks' name of a component's tensor."""
+    if component == "transformer":
+        return f"model.diffusion_model.{_renamed(name, TRANSFORMER)}"
+    if component == "connectors" and "text_proj_in." in name:
+        return f"text_embedding_projection.{_renamed(name, PROJECTION)}"
+    if component == "connectors":
+        return f"model.diffusion_model.{_renamed(name, CONNECTORS)}"
+    if component == "vae":
+        return f"vae.{_vae(name, len(configs['vae']['block_out_channels']))}"
+    if component == "audio_vae":
+        return f"audio_vae.{STATISTICS.get(name, name)}"
+    return f"vocoder.{_renamed(name, VOCODER)}".replace(".downsample.filter", ".downsample.lowpass.filter")
+
+
+def _transformer(t, connectors):
+    """The transformer's section, and what it says of the connectors."""
+    newer = not t["use_prompt_embeddings"]
+    section = {
+        "_class_name": "AVTransformer3DModel", "activation_fn": t["activation_fn"], "attention_bias": t["attention_bias"],
+        "attention_head_dim": t["attention_head_dim"], "num_attention_heads": t["num_attention_heads"],
+        "cross_attention_dim": t["cross_attention_dim"], "in_channels": t["in_channels"], "out_channels": t["out_channels"],
+        "num_layers": t["num_layers"], "caption_channels": t["caption_channels"], "norm_elementwise_affine": False,
+        "norm_eps": t["norm_eps"], "qk_norm": "rms_norm", "standardization_norm": "rms_norm", "share_ff": False,
+        "positional_embedding_type": "rope", "positional_embedding_theta": t["rope_theta"],
+        "positional_embedding_max_pos": [t["pos_embed_max_pos"], t["base_height"], t["base_width"]],
+        "timestep_scale_multiplier": t["timestep_scale_multiplier"], "causal_temporal_positioning": True,
+        "use_audio_video_cross_attention": True, "av_cross_ada_norm": True, "use_middle_indices_grid": True,
+        "dropout": 0.0, "num_vector_embeds": None, "num_embeds_ada_norm": 1000, "use_linear_projection": False,
+        "only_cross_attention": False, "cross_attention_norm": True, "double_self_attention": False, "upcast_attention": False,
+        "rope_type": t["rope_type"], "frequencies_precision": "float64" if t["rope_double_precision"] else "float32",
+        "av_ca_timestep_scale_multiplier": float(t["cross_attn_timestep_scale_multiplier"]),
+        "audio_num_attention_heads": t["audio_num_attention_heads"], "audio_attention_head_dim": t["audio_attention_head_dim"],
+        "audio_in_channels": t["audio_in_channels"], "audio_out_channels": t["audio_out_channels"],
+        "audio_cross_attention_dim": t["audio_cross_attention_dim"],
+        "audio_positional_embedding_max_pos": [t["audio_pos_embed_max_pos"]], "use_embeddings_connector": True,
+        "connector_num_attention_heads": connectors["video_connector_num_attention_heads"],
+        "connector_attention_head_dim": connectors["video_connector_attention_head_dim"],
+        "connector_num_layers": connectors["video_connector_num_layers"],
+        "connector_positional_embedding_max_pos": [connectors["connector_rope_base_seq_len"]],
+    }
+    if newer:
+        section |= {
+            "apply_gated_attention": True, "cross_attention_adaln": True, "caption_proj_before_connector": True,
+            "caption_projection_first_linear": False, "caption_projection_second_linear": False,
+            "caption_proj_input_norm": False, "connector_apply_gated_attention": True,
+            "audio_connector_attention_head_dim": connectors["audio_connector_attention_head_dim"],
+            "connector_norm_output": True, "text_encoder_norm_type": "per_token_rms",
+        }
+    return section
+
+
+def _video(vae):
+    """The video autoencoder's two lists of blocks."""
+    stage = lambda layers: ["res_x", {"num_layers": layers}]
+    encoder, entering = [stage(vae["layers_per_block"][0])], vae["latent_channels"]
+    for kind, width, layers in zip(vae["downsample_type"], vae["block_out_channels"], vae["layers_per_block"][1:]):
+        encoder += [[f"{CHANGES[kind]}_res", {"multiplier": width // entering}], stage(layers)]
+        entering = width
+    decoder = [stage(vae["decoder_layers_per_block"][0])]
+    changes = zip(vae["upsample_type"][::-1], vae["upsample_factor"], vae["upsample_residual"], vae["decoder_layers_per_block"][1:])
+    for kind, factor, residual, layers in changes:
+        decoder += [[CHANGES[kind], {"multiplier": factor, "residual": residual}], stage(layers)]
     return {
-        **{key: config[key] for key in same},
-        "activation_fn": "gelu-approximate", "attention_bias": True, "dropout": 0.0, "num_vector_embeds": None,
-        "num_embeds_ada_norm": 1000, "use_linear_projection": False, "only_cross_attention": False,
-        "cross_attention_norm": True, "double_self_attention": False, "upcast_attention": False, "share_ff": False,
-        "norm_elementwise_affine": False, "norm_eps": 1e-6, "qk_norm": "rms_norm", "standardization_norm": "rms_norm",
-        "positional_embedding_type": "rope", "positional_embedding_theta": 10000.0,
-        "positional_embedding_max_pos": [20, 2048, 2048], "audio_positional_embedding_max_pos": [20],
-        "use_middle_indices_grid": True, "frequencies_precision": "float64" if config["rope_double_precision"] else None,
-        "timestep_scale_multiplier": 1000, "av_ca_timestep_scale_multiplier": 1000.0,
-        "use_audio_video_cross_attention": True, "av_cross_ada_norm": True, "apply_gated_attention": gated,
-        "cross_attention_adaln": modulated, "caption_proj_before_connector": not config.get("use_prompt_embeddings", True),
+        "_class_name": "CausalVideoAutoencoder", "dims": 3, "in_channels": 3, "out_channels": 3,
+        "latent_channels": vae["latent_channels"], "patch_size": vae["patch_size"], "norm_layer": "pixel_norm",
+        "latent_log_var": "uniform", "causal_decoder": vae["decoder_causal"], "timestep_conditioning": False,
+        "encoder_spatial_padding_mode": vae["encoder_spatial_padding_mode"],
+        "decoder_spatial_padding_mode": vae["decoder_spatial_padding_mode"],
+        "decoder_base_channels": vae["decoder_block_out_channels"][0] // vae["upsample_factor"][0],
+        "encoder_blocks": encoder, "decoder_blocks": decoder,
     }
 
 
-def _vae_header(config):
-    blocks, width = [], config["latent_channels"]
-    for layers, kind, wider in zip(config["layers_per_block"], _DOWNSAMPLING, config["block_out_channels"]):
-        blocks += [["res_x", {"num_layers": layers}], [f"compress_{kind}_res", {"multiplier": wider // width}]]
-        width = wider
-    return {
-        "_class_name": "CausalVideoAutoencoder", "dims": 3, "in_channels": 3, "out_channels": 3, "patch_size": 4,
-        "latent_channels": config["latent_channels"], "norm_layer": "pixel_norm", "latent_log_var": "uniform",
-        "encoder_blocks": [*blocks, ["res_x", {"num_layers": config["layers_per_block"][-1]}]],
+def _audio(audio):
+    """The audio autoencoder's section."""
+    dd = {
+        "double_z": True, "mel_bins": audio["mel_bins"], "z_channels": audio["latent_channels"],
+        "resolution": audio["resolution"], "downsample_time": False, "in_channels": audio["in_channels"],
+        "out_ch": audio["output_channels"], "ch": audio["base_channels"], "ch_mult": audio["ch_mult"],
+        "num_res_blocks": audio["num_res_blocks"], "attn_resolutions": [], "dropout": 0.0,
+        "mid_block_add_attention": audio["mid_block_add_attention"], "norm_type": audio["norm_type"],
+        "causality_axis": audio["causality_axis"],
     }
+    rate = audio["sample_rate"]
+    return {
+        "model": {"params": {"sampling_rate": rate, "ddconfig": dd}},
+        "preprocessing": {
+            "audio": {"sampling_rate": rate}, "mel": {"n_mel_channels": audio["mel_bins"], "mel_fmin": 0, "mel_fmax": 8000},
+            "stft": {"filter_length": 1024, "hop_length": audio["mel_hop_length"], "win_length": 1024, "causal": True},
+        },
+    }
+
+
+def _generator(v, prefix=""):
+    return {
+        "stereo": True, "upsample_initial_channel": v[f"{prefix}hidden_channels"],
+        "upsample_rates": v[f"{prefix}upsample_factors"], "upsample_kernel_sizes": v[f"{prefix}upsample_kernel_sizes"],
+        "resblock_kernel_sizes": v[f"{prefix}resnet_kernel_sizes"], "resblock_dilation_sizes": v[f"{prefix}resnet_dilations"],
+    }
+
+
+def _vocoder(v):
+    """One generator, or two and the spectrogram between them."""
+    if "bwe_in_channels" not in v:
+        return {"resblock": "1", **_generator(v)}
+    newer = {
+        "resblock": "AMP1", "use_tanh_at_final": False, "use_bias_at_final": False, "activation": "snakebeta"
+    }
+    second = {
+        "n_fft": v["filter_length"], "hop_length": v["hop_length"], "num_mels": v["num_mel_channels"],
+        "input_sampling_rate": v["input_sampling_rate"], "output_sampling_rate": v["output_sampling_rate"],
+    }
+    return {"vocoder": {**newer, **_generator(v)}, "bwe": {**newer, **_generator(v, "bwe_"), **second}}
+
+
+def header(configs):
+    """The description of the networks that Lightricks' files carry."""
+    return {
+        "transformer": _transformer(configs["transformer"], configs["connectors"]), "vae": _video(configs["vae"]),
+        "audio_vae": _audio(configs["audio_vae"]), "vocoder": _vocoder(configs["vocoder"]),
+        "scheduler": {"_class_name": "RectifiedFlowScheduler", "num_train_timesteps": 1000, "shifting": None},
+    }
+
+
+def configs_of(model):
+    """The configurations of a diffusers folder."""
+    return {name: json.loads((model / name / "config.json").read_text()) for name in FOLDERS}
+
+
+def upsampler_header(config):
+    """The description of a latent upsampler, whose tensors have one name in both layouts."""
+    return {
+        **{key: config[key] for key in ("in_channels", "mid_channels", "num_blocks_per_stage")}, "dims": 3,
+        "spatial_upsample": True, "temporal_upsample": False, "spatial_scale": 2.0,
+        "rational_resampler": config["use_rational_resampler"],
+    }
+
+
+def write(path, tensors, header):
+    """One file with a description of its networks."""
+    write_safetensors(path, tensors, {"config": json.dumps(header)})
+
+
+def convert(model, target):
+    """Writes `target` from the five folders of a model; numbers and their types stay."""
+    configs, tensors = configs_of(model), {}
+    for component in FOLDERS:
+        for file in sorted((model / component).glob("*.safetensors")):
+            for name, tensor in load_file(file).items():
+                name = key(component, name, configs)
+                if name in tensors:
+                    raise ValueError(f"{file}: {name} a second time")
+                tensors[name] = tensor
+    write(target, tensors, header(configs))
 
 
 def write_model(path, name):
-    """Writes a model's transformer and video encoder; the numbers are the fixture's, exactly."""
-    header = {"transformer": _transformer_header(models.TRANSFORMER[name]), "vae": _vae_header(models.VAE[name])}
-    write_safetensors(path, _tensors(name), {"config": json.dumps(header)})
+    """Writes a fixture model's transformer and video encoder in float32; the numbers are the fixture's, exactly."""
+    configs, tensors = configs_of(MODELS / name), {}
+    for component in ("transformer", "vae"):
+        for own, tensor in models.load(name, component).state_dict().items():
+            tensors[key(component, own, configs)] = tensor
+    write(path, tensors, header(configs))
 
 
 def write_upsampler(path, name):
-    """Writes a latent upsampler, whose tensors have one name in both layouts."""
-    config = models.LATENT_UPSAMPLER[name]
-    header = {
-        "in_channels": config["in_channels"], "mid_channels": config["mid_channels"], "dims": 3, "spatial_upsample": True,
-        "num_blocks_per_stage": config["num_blocks_per_stage"], "rational_resampler": config["use_rational_resampler"],
-    }
+    """Writes a fixture's latent upsampler in float32."""
     tensors = {k: v.to(torch.float32) for k, v in models.load(name, "latent_upsampler").state_dict().items()}
-    write_safetensors(path, tensors, {"config": json.dumps(header)})
+    write(path, tensors, upsampler_header(models.LATENT_UPSAMPLER[name]))

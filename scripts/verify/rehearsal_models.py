@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-import single_file  # noqa: E402
+import official_file  # noqa: E402
 from common import MODELS, fix_numerics, generator  # noqa: E402
 from models import LATENT_UPSAMPLER, build  # noqa: E402
 
@@ -24,12 +24,7 @@ def write_upsampler(config, folder, file):
     """The upsampler as a folder and as Lightricks' file, whose header has the sizes."""
     network = build("latent_upsampler", config, 5)
     network.to(torch.bfloat16).save_pretrained(folder)
-    tensors = load_file(next(folder.glob("*.safetensors")))
-    header = dict(
-        {key: config[key] for key in ("in_channels", "mid_channels", "num_blocks_per_stage")}, dims=3, spatial_upsample=True,
-        temporal_upsample=False, spatial_scale=2.0, rational_resampler=config["use_rational_resampler"],
-    )
-    save_file(tensors, file, metadata={"config": single_file.json.dumps(header)})
+    official_file.write(file, load_file(next(folder.glob("*.safetensors"))), official_file.upsampler_header(config))
 
 
 def write_lora(transformer, file):
@@ -51,8 +46,8 @@ def write(model, generation, folder, distilled):
     diffusers = folder / "diffusers"
     shutil.copytree(MODELS / model, diffusers)
     kind = "distilled" if distilled else "dev"
-    single_file.convert(diffusers, folder / f"ltx-{generation}-{kind}.safetensors")
-    config = dict(LATENT_UPSAMPLER[UPSAMPLERS[generation]], in_channels=single_file.configs_of(diffusers)["vae"]["latent_channels"])
+    official_file.convert(diffusers, folder / f"ltx-{generation}-{kind}.safetensors")
+    config = dict(LATENT_UPSAMPLER[UPSAMPLERS[generation]], in_channels=official_file.configs_of(diffusers)["vae"]["latent_channels"])
     write_upsampler(config, diffusers / "latent_upsampler", folder / f"ltx-{generation}-spatial-upscaler-x2.safetensors")
     if not distilled:
         transformer = {k: v for file in (diffusers / "transformer").glob("*.safetensors") for k, v in load_file(file).items()}
