@@ -114,7 +114,7 @@ fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
     let streams = [
         video_stream(t, Section::new(path, config, "vae"))?,
         audio_stream(t, Section::new(path, config, "audio_vae"))?,
-        both_streams(t, projects_first(t)?),
+        both_streams(t, projects_first(t)?)?,
     ];
     let entries = streams.iter().filter_map(Value::as_object).flatten();
     Ok(Value::Object(entries.map(|(k, v)| (k.clone(), v.clone())).collect()))
@@ -141,8 +141,8 @@ fn video_stream(t: Section, vae: Section) -> Result<Value, WeightsError> {
         "pos_embed_max_pos": t.entry(positions, 0, json!([20, 2048, 2048]))?,
         "base_height": t.entry(positions, 1, json!([20, 2048, 2048]))?,
         "base_width": t.entry(positions, 2, json!([20, 2048, 2048]))?,
-        "gated_attn": t.flag("apply_gated_attention", false),
-        "cross_attn_mod": t.flag("cross_attention_adaln", false),
+        "gated_attn": t.flag("apply_gated_attention", false)?,
+        "cross_attn_mod": t.flag("cross_attention_adaln", false)?,
     }))
 }
 
@@ -161,14 +161,14 @@ fn audio_stream(t: Section, vae: Section) -> Result<Value, WeightsError> {
         "audio_pos_embed_max_pos": t.entry("audio_positional_embedding_max_pos", 0, json!([20]))?,
         "audio_sampling_rate": audio["sample_rate"],
         "audio_hop_length": audio["mel_hop_length"],
-        "audio_gated_attn": t.flag("apply_gated_attention", false),
-        "audio_cross_attn_mod": t.flag("cross_attention_adaln", false),
+        "audio_gated_attn": t.flag("apply_gated_attention", false)?,
+        "audio_cross_attn_mod": t.flag("cross_attention_adaln", false)?,
     }))
 }
 
 /// The keys that video and audio share; `first` as [`projects_first`] tells it.
-fn both_streams(t: Section, first: bool) -> Value {
-    json!({
+fn both_streams(t: Section, first: bool) -> Result<Value, WeightsError> {
+    Ok(json!({
         "num_layers": t.or("num_layers", 48),
         "activation_fn": "gelu-approximate",
         "qk_norm": "rms_norm_across_heads",
@@ -178,7 +178,7 @@ fn both_streams(t: Section, first: bool) -> Value {
         "attention_bias": true,
         "attention_out_bias": true,
         "rope_theta": t.or("positional_embedding_theta", 10000.0),
-        "rope_double_precision": t.get("frequencies_precision").and_then(Value::as_str) == Some("float64"),
+        "rope_double_precision": t.choice("frequencies_precision", ["float32", "float64"])? == 1,
         "causal_offset": 1,
         "timestep_scale_multiplier": t.or("timestep_scale_multiplier", 1000),
         // The training code's default is 1, but every published model carries 1000: 1 would silently decouple sound
@@ -190,7 +190,7 @@ fn both_streams(t: Section, first: bool) -> Value {
         "ff_bias": t.or("ff_bias", true),
         "audio_ff_bias": t.or("audio_ff_bias", true),
         "use_prompt_adaln_single": t.or("use_prompt_adaln_single", true),
-    })
+    }))
 }
 
 fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value, WeightsError> {
@@ -214,7 +214,7 @@ fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value
     let heads = t.or("connector_num_attention_heads", 30);
     let dim = t.or("connector_attention_head_dim", 128);
     let layers = t.or("connector_num_layers", 2);
-    let gated = t.flag("connector_apply_gated_attention", false);
+    let gated = t.flag("connector_apply_gated_attention", false)?;
     let positions = t.get("connector_positional_embedding_max_pos").and_then(|p| p.get(0).cloned());
     let hidden = |heads: &str, dim: &str, default: u64| match (t.get(heads), t.get(dim)) {
         (Some(h), Some(d)) => h.as_u64().zip(d.as_u64()).map_or(default, |(h, d)| h * d),
@@ -236,7 +236,7 @@ fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value
         "audio_gated_attn": gated,
         "connector_rope_base_seq_len": positions.unwrap_or(json!(4096)),
         "rope_theta": 10000.0,
-        "rope_double_precision": t.get("frequencies_precision").and_then(Value::as_str) == Some("float64"),
+        "rope_double_precision": t.choice("frequencies_precision", ["float32", "float64"])? == 1,
         "causal_temporal_positioning": false,
         "rope_type": t.or("rope_type", "split"),
         "per_modality_projections": first,
@@ -277,11 +277,8 @@ fn audio_vae(s: Section) -> Value {
 
 /// One generator: LTX-2.0's vocoder, or either half of LTX-2.3's.
 fn generator(s: Section, channels: usize, last: Value) -> Result<Map<String, Value>, WeightsError> {
-    let (act, antialias) = match s.get("resblock").and_then(Value::as_str).unwrap_or("1") {
-        "1" => ("leaky_relu", false),
-        "AMP1" => ("snakebeta", true),
-        other => return Err(s.error("resblock", format!("is `{other}`, only `1` and `AMP1` are supported"))),
-    };
+    let antialias = s.choice("resblock", ["1", "AMP1"])? == 1;
+    let act = if antialias { "snakebeta" } else { "leaky_relu" };
     s.require("stereo", json!(true))?;
     if antialias {
         s.require("activation", json!("snakebeta"))?;
@@ -318,18 +315,18 @@ fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
         shape.ok_or_else(|| WeightsError::MissingTensor { path: s.path.to_path_buf(), key: name.into() })
     };
     // The training code clamps where it does not apply tanh.
-    let last = |s: Section| if s.flag("use_tanh_at_final", true) { json!("tanh") } else { json!("clamp") };
+    let tanh = |s: Section| s.flag("use_tanh_at_final", true);
     let bwe = s.sub("bwe");
     if bwe.values.is_none() {
         let mut config = Map::from_iter([("_class_name".into(), json!("LTX2Vocoder"))]);
-        config.extend(generator(s, channels("conv_in.weight")?, last(s))?);
+        config.extend(generator(s, channels("conv_in.weight")?, json!(if tanh(s)? { "tanh" } else { "clamp" }))?);
         config.insert("output_sampling_rate".into(), s.or("output_sampling_rate", 24000));
         return Ok(Value::Object(config));
     }
     let first = s.sub("vocoder");
     let mut config = Map::from_iter([("_class_name".into(), json!("LTX2VocoderWithBWE"))]);
     // The limit between the stages is the run's to decide, in both layouts alike.
-    let between = if first.flag("use_tanh_at_final", true) { json!("tanh") } else { Value::Null };
+    let between = if tanh(first)? { json!("tanh") } else { Value::Null };
     config.extend(generator(first, channels("vocoder.conv_in.weight")?, between)?);
     let second = generator(bwe, channels("bwe_generator.conv_in.weight")?, Value::Null)?;
     config.extend(second.into_iter().map(|(k, v)| (format!("bwe_{k}"), v)));

@@ -26,7 +26,10 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
         let name = block.get(0).and_then(Value::as_str).unwrap_or_default();
         // A bare number stands for `num_layers`.
         let params = block.get(1).unwrap_or(&Value::Null);
-        let flag = |k: &str| params.get(k).and_then(Value::as_bool).unwrap_or(false);
+        let flag = |k: &str| match params.get(k).map_or(Some(false), Value::as_bool) {
+            Some(value) => Ok(value),
+            None => Err(s.error(key, format!("entry {i}: {k} is {}, not true or false", params[k]))),
+        };
         let multiplier = params.get("multiplier").and_then(Value::as_u64).unwrap_or(if encoder { 2 } else { 1 });
         let kind = match name.strip_suffix("_res").filter(|_| encoder).unwrap_or(if encoder { "" } else { name }) {
             "compress_space" => Some("spatial"),
@@ -38,10 +41,10 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
             ("res_x", _, 0) => {
                 let count = params.get("num_layers").unwrap_or(params).as_u64();
                 layers.push(count.ok_or_else(|| s.error(key, format!("entry {i} has no num_layers: {block}")))?);
-                noise.push(flag("inject_noise"));
+                noise.push(flag("inject_noise")?);
             }
             (_, Some(kind), 1) if multiplier > 0 => {
-                changes.push(Change { kind, multiplier, residual: flag("residual") })
+                changes.push(Change { kind, multiplier, residual: flag("residual")? })
             }
             _ => {
                 let want = if i % 2 == 0 { "res_x" } else { "a change of resolution" };

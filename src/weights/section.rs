@@ -38,8 +38,17 @@ impl<'a> Section<'a> {
         list.get(i).cloned().ok_or_else(|| self.error(key, format!("has no entry {i}: {list}")))
     }
 
-    pub(super) fn flag(self, key: &str, default: bool) -> bool {
-        self.get(key).and_then(Value::as_bool).unwrap_or(default)
+    pub(super) fn flag(self, key: &str, default: bool) -> Result<bool, WeightsError> {
+        let typed = |got: &Value| got.as_bool().ok_or_else(|| self.error(key, format!("is {got}, not true or false")));
+        self.get(key).map_or(Ok(default), typed)
+    }
+
+    /// Place of a word among the known ones, the first if there is none.
+    pub(super) fn choice(self, key: &str, known: [&str; 2]) -> Result<usize, WeightsError> {
+        let Some(got) = self.get(key) else { return Ok(0) };
+        let [a, b] = known;
+        let place = known.iter().position(|name| got == name);
+        place.ok_or_else(|| self.error(key, format!("is {got}, only \"{a}\" and \"{b}\" are supported")))
     }
 
     pub(super) fn error(self, key: &str, reason: impl Into<String>) -> WeightsError {

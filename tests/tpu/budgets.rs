@@ -72,7 +72,13 @@ const MORE: &[Budget] = &[
     Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 108.0, at_least: 0.0, kinds: ULYSSES },
     Budget { config: "ltx2_3", layout: "sequence", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 410.0, at_least: 0.0, kinds: GATHERS },
     Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=2,tensor=2", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 320.0, at_least: 0.0, kinds: MEGATRON_OF_TOKENS },
-    Budget { config: "ltx2_3", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 3, at_most: 2.0 * 415.0, at_least: 0.0, kinds: ANY },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
+    Budget { config: "ltx2_3", layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
+    Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:tpu7x:2x2x1", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
+    Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=16", target: "tpu:v5p:2x4x4", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=2,tensor=4", target: "tpu:v5e:4x4", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=4,tensor=2", target: "tpu:v6e:4x4", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=16,tensor=2", target: "tpu:v6e:8x8", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
 ];
 
 impl Budget {

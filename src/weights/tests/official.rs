@@ -173,8 +173,20 @@ fn single_files_that_no_code_computes_are_refused() {
     fails(source.config(Component::Vae), &["config.vae._class_name", "OtherVideoAutoencoder"]);
     let source = with("vae", "decoder_blocks", json!([["res_x", {"num_layers": 1}], ["attn", {}], ["res_x", 1]]));
     fails(source.config(Component::Vae), &["config.vae.decoder_blocks", "entry 1", "attn"]);
-    let source = with("vocoder", "resblock", json!("2"));
-    fails(source.config(Component::Vocoder), &["config.vocoder.resblock"]);
+    for wrong in [json!("2"), json!(1)] {
+        let source = with("vocoder", "resblock", wrong);
+        fails(source.config(Component::Vocoder), &["config.vocoder.resblock", "only \"1\" and \"AMP1\""]);
+    }
+    // What has another type is no default.
+    let source = with("vocoder", "use_tanh_at_final", json!("false"));
+    fails(source.config(Component::Vocoder), &["config.vocoder.use_tanh_at_final", "not true or false"]);
+    let source = with("transformer", "frequencies_precision", json!("bfloat16"));
+    fails(source.config(Component::Transformer), &["config.transformer.frequencies_precision", "bfloat16"]);
+    let source = with("transformer", "cross_attention_adaln", json!(1));
+    fails(source.config(Component::Transformer), &["config.transformer.cross_attention_adaln", "not true or false"]);
+    let stage = json!([["res_x", {"num_layers": 1, "inject_noise": "yes"}]]);
+    let source = with("vae", "decoder_blocks", stage);
+    fails(source.config(Component::Vae), &["config.vae.decoder_blocks", "entry 0: inject_noise"]);
 }
 
 #[test]
