@@ -55,7 +55,7 @@ def pipelines(found):
 
 
 def package(found, options):
-    """Whether Lightricks' own package is the reference: it reads its own file. Not in bf16, where it rounds far more than others."""
+    """Whether Lightricks' own package, which reads its own file, is the reference: not in bf16, where it rounds far more."""
     return found.is_file() and options.dtype == "f32"
 
 

@@ -182,6 +182,7 @@ def verify(options):
     print(f"{found.given}: {title}, {found.bytes() / GIB:.2f} GiB; {beside}")
     cases, not_run = plans.plan(found, options)
     print(f"{options.device}, {options.dtype}; {len(cases)} cases: {', '.join(case.name for case in cases) or 'none'}")
+    print(f"reference: {REFERENCES[plans.package(found, options)]}")
     for reason in not_run:
         print(f"not run: {reason}")
     check_needs(needs(found, options, gpu))

@@ -138,12 +138,13 @@ class Package:
         arguments["distilled_checkpoint_path" if request["pipeline"] == "distilled" else "checkpoint_path"] = self.plan["file"]
         if request["pipeline"] in TWO_PASSES:
             arguments["spatial_upsampler_path"] = self.plan["upsampler"]
-        loras = [LoraPathStrengthAndSDOps(self.plan["lora"], lora["strength"], LTXV_LORA_COMFY_RENAMING_MAP) for lora in request["loras"]]
+        strengths = [lora["strength"] for lora in request["loras"]]
+        loras = [LoraPathStrengthAndSDOps(self.plan["lora"], s, LTXV_LORA_COMFY_RENAMING_MAP) for s in strengths]
         if request["pipeline"] in ("two_stage", "keyframes"):
             arguments["distilled_lora"] = loras
         if request["pipeline"] == "hq":
-            strengths = {f"distilled_lora_strength_stage_{n}": lora.strength for n, lora in enumerate(loras, 1)}
-            arguments |= {"distilled_lora": loras[:1], **strengths}
+            arguments["distilled_lora"] = loras[:1]
+            arguments |= {f"distilled_lora_strength_stage_{n}": s for n, s in enumerate(strengths, 1)}
         return kind(**arguments)
 
     def _asked(self, request, image):

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The reference's side of verify_real.sh, in its venv: reference.py PLAN.json
 
-The plan names the model's folder or single file, upsampler, LoRA, device, element type, and the cases with their folders. Each
-gets `reference.safetensors`; in bf16 also `reference_again.safetensors`, by another attention kernel, whose distance is the limit.
+The plan names the model's folder and single file, upsampler, LoRA, device, element type, and the cases with their folders. Each
+gets `reference.safetensors`; in bf16 also `reference_again.safetensors`, by another attention kernel: their distance is the
+limit.
 """
 
 import gc

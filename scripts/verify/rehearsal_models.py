@@ -52,7 +52,8 @@ def write(model, generation, folder, distilled):
         build("vocoder", VOCODERS[model], 6).to(torch.bfloat16).save_pretrained(diffusers / "vocoder")
     kind = "distilled" if distilled else "dev"
     official_file.convert(diffusers, folder / f"ltx-{generation}-{kind}.safetensors")
-    config = dict(LATENT_UPSAMPLER[UPSAMPLERS[generation]], in_channels=official_file.configs_of(diffusers)["vae"]["latent_channels"])
+    channels = official_file.configs_of(diffusers)["vae"]["latent_channels"]
+    config = dict(LATENT_UPSAMPLER[UPSAMPLERS[generation]], in_channels=channels)
     write_upsampler(config, diffusers / "latent_upsampler", folder / f"ltx-{generation}-spatial-upscaler-x2.safetensors")
     if not distilled:
         transformer = {k: v for file in (diffusers / "transformer").glob("*.safetensors") for k, v in load_file(file).items()}
