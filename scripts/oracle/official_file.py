@@ -118,12 +118,14 @@ def _video(vae):
     changes = zip(vae["upsample_type"][::-1], vae["upsample_factor"], vae["upsample_residual"], vae["decoder_layers_per_block"][1:])
     for kind, factor, residual, layers in changes:
         decoder += [[CHANGES[kind], {"multiplier": factor, "residual": residual}], stage(layers)]
+    padding = {side: vae[f"{side}_spatial_padding_mode"] for side in ("encoder", "decoder")}
+    # LTX-2.3's files have one word for both.
+    one = {"spatial_padding_mode": padding["encoder"]} if padding["encoder"] == padding["decoder"] else None
     return {
         "_class_name": "CausalVideoAutoencoder", "dims": 3, "in_channels": 3, "out_channels": 3,
         "latent_channels": vae["latent_channels"], "patch_size": vae["patch_size"], "norm_layer": "pixel_norm",
         "latent_log_var": "uniform", "causal_decoder": vae["decoder_causal"], "timestep_conditioning": False,
-        "encoder_spatial_padding_mode": vae["encoder_spatial_padding_mode"],
-        "decoder_spatial_padding_mode": vae["decoder_spatial_padding_mode"],
+        **(one or {f"{side}_spatial_padding_mode": mode for side, mode in padding.items()}),
         "decoder_base_channels": vae["decoder_block_out_channels"][0] // vae["upsample_factor"][0],
         "encoder_blocks": encoder, "decoder_blocks": decoder,
     }

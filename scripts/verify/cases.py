@@ -54,6 +54,11 @@ def pipelines(found):
     return can, cannot
 
 
+def package(found, options):
+    """Whether Lightricks' own package, which reads its own file, is the reference: not in bf16, where it rounds far more."""
+    return found.is_file() and options.dtype == "f32"
+
+
 def settings(found, pipeline, options):
     """What does not depend on the size."""
     steps, guidance, blocks = _DEFAULTS[found.generation]
@@ -63,14 +68,15 @@ def settings(found, pipeline, options):
         steps, guidance, blocks = 8, {s: dict(_NEUTRAL) for s in ("video", "audio")}, []
     layers = options.layers
     blocks = [min(b, layers - 1) for b in blocks]
+    reference = "diffusers" if pipeline == "text_to_video" else "official_1_0" if package(found, options) else "official"
     lora = {"hq": [(0.25, [1]), (0.5, [2])], "two_stage": [(1.0, [2])], "keyframes": [(1.0, [2])]}
     return dict(
         pipeline=pipeline, prompt=PROMPT, negative_prompt=NEGATIVE, frame_rate=24.0, seed=options.seed,
         steps=options.steps or steps, guidance=guidance, stg_blocks={"video": blocks, "audio": blocks},
         sampler="res_2s" if pipeline == "hq" else "euler", max_sequence_length=options.max_sequence_length,
-        # One pass from text is diffusers' own pipeline; the rest follows ltx-pipelines.
-        reference="diffusers" if pipeline == "text_to_video" else "official", sigma_shift="official", cross_timestep=None,
-        keeps="stage_2" if pipeline in ("distilled", "keyframes") else "stage_1", clamp=pipeline != "text_to_video",
+        reference=reference, sigma_shift="official", cross_timestep=None, clamp=reference != "diffusers",
+        # Since 1.2.0 two of the pipelines keep the sound of the first pass.
+        keeps="stage_1" if reference == "official" and pipeline in ("two_stage", "hq") else "stage_2",
         dtype=options.dtype, stored="bf16",
         loras=[dict(strength=s, stages=stages) for s, stages in lora.get(pipeline, []) if found.lora],
     )

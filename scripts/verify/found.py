@@ -34,7 +34,7 @@ class Found:
 
     def weights(self):
         """All files of weights that a run reads, without what is read twice."""
-        folders = [self.folder / name for name in PARTS]
+        folders = [self.text_encoder if name == "text_encoder" and self.text_encoder else self.folder / name for name in PARTS]
         files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
         return files + [file for file in (self.upsampler, self.lora) if file and file.is_file()]
 

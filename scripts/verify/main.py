@@ -27,6 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
 # The venv of the pinned reference, and what the dumps of the largest default size take.
 VENV_DISK = {"cpu": 6 * GIB, "cuda": 12 * GIB}
+# By whether Lightricks' own package runs.
+REFERENCES = {
+    False: "diffusers 0.42.1; of all but text_to_video the loops of ltx-pipelines 1.0.0, as 1.2.0 has them, on its networks",
+    True: "ltx-pipelines and ltx-core 1.0.0 on the file; of text_to_video diffusers 0.42.1",
+}
 
 
 def size(text):
@@ -122,7 +127,9 @@ def run_reference(found, options, pending, image):
     if not todo:
         return
     plan = dict(
-        folder=str(found.folder), upsampler=found.upsampler and str(found.upsampler), lora=found.lora and str(found.lora),
+        folder=str(found.folder), file=str(found.given) if found.is_file() else None,
+        text_encoder=found.text_encoder and str(found.text_encoder),
+        upsampler=found.upsampler and str(found.upsampler), lora=found.lora and str(found.lora),
         device=options.device, dtype=options.dtype, image=str(image), threads=os.cpu_count() or 1,
         cases=[dict(folder=str(folder), request=case.request) for case, folder in todo],
     )
@@ -175,6 +182,7 @@ def verify(options):
     print(f"{found.given}: {title}, {found.bytes() / GIB:.2f} GiB; {beside}")
     cases, not_run = plans.plan(found, options)
     print(f"{options.device}, {options.dtype}; {len(cases)} cases: {', '.join(case.name for case in cases) or 'none'}")
+    print(f"reference: {REFERENCES[plans.package(found, options)]}")
     for reason in not_run:
         print(f"not run: {reason}")
     check_needs(needs(found, options, gpu))
@@ -217,8 +225,8 @@ def finish(options, found, title, version, verdicts, not_run):
     facts = {
         "model": found.given.name, "upsampler": found.upsampler.name if found.upsampler else "none",
         "LoRA": found.lora.name if found.lora else "none", "program": version,
-        "reference": "diffusers 0.42.1; ltx-core, ltx-pipelines 1.0.0", "device": options.device, "type": options.dtype,
-        "limit": limit, "date": time.strftime("%Y-%m-%d"),
+        "reference": REFERENCES[plans.package(found, options)], "device": options.device, "type": options.dtype, "limit": limit,
+        "date": time.strftime("%Y-%m-%d"),
     }
     page = options.output / "report.html"
     report.write(page, f"ltx2 beside the reference: {title}", facts, verdicts, not_run, pages)

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The reference's side of verify_real.sh, in its venv: reference.py PLAN.json
 
-The plan names the model's folder, upsampler, LoRA, device, element type, and the cases with their folders. Each gets
-`reference.safetensors`; in bf16 also `reference_again.safetensors`, by another attention kernel, whose distance is the limit.
+The plan names the model's folder and single file, upsampler, LoRA, device, element type, and the cases with their folders. Each
+gets `reference.safetensors`; in bf16 also `reference_again.safetensors`, by another attention kernel: their distance is the
+limit.
 """
 
+import gc
 import json
 import os
 import sys
@@ -17,19 +19,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
 from diffusers import LTX2Pipeline  # noqa: E402
-from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel  # noqa: E402
 from PIL import Image  # noqa: E402
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
 
 from cases_pipeline import draw_noise, run_pipeline  # noqa: E402
 from common import fix_numerics, relative_l2, write_safetensors  # noqa: E402
 from drawn_components import limited  # noqa: E402
 from official_run import Reference  # noqa: E402
-from ltx_core.model.upsampler.model_configurator import LatentUpsamplerConfigurator  # noqa: E402
+from official_package import Package, upsampler  # noqa: E402
 
 # From the fastest kernel to the plainest: the same function, its sums in another order.
 KERNELS = {"reference": None, "reference_again": SDPBackend.MATH}
+# What is asked of Lightricks' own package.
+PACKAGE = "official_1_0"
 
 
 def draw_image(path):
@@ -43,22 +44,11 @@ def draw_image(path):
     Image.fromarray((image * 255).round().to(torch.uint8).numpy()).save(path)
 
 
-def upsampler(path):
-    """diffusers' upsampler of a folder, or ltx-core's of Lightricks' file: both name the tensors alike."""
-    if path.is_dir():
-        return LTX2LatentUpsamplerModel.from_pretrained(path)
-    with safe_open(path, "pt") as file:
-        config = json.loads((file.metadata() or {}).get("config", "{}"))
-    network = LatentUpsamplerConfigurator.from_config(config)
-    network.load_state_dict(load_file(path))
-    return network
-
-
 class Given:
     """A model of a folder, as official_run.py takes one."""
 
-    def __init__(self, plan):
-        self.dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[plan["dtype"]]
+    def __init__(self, plan, dtype):
+        self.dtype = dtype
         # Straight to the GPU: a host need not hold a second copy of the largest model.
         where = {"device_map": "cuda"} if plan["device"] == "cuda" else {}
         self.pipeline = LTX2Pipeline.from_pretrained(plan["folder"], dtype=self.dtype, **where)
@@ -69,23 +59,38 @@ class Given:
         if plan["upsampler"]:
             self.upsampler = upsampler(Path(plan["upsampler"])).to(plan["device"], self.dtype).eval()
 
-    def ask(self, request):
-        """Takes a case's request."""
+    def run(self, request):
+        """Noise, latents, frames and samples of a case's request."""
         self.request = request
         self.images = [self.image] * len(request["images"])
         self.loras = [Path(self.plan["lora"]) for _ in request["loras"]]
-        return self
-
-    def run(self):
-        """Noise, latents, frames and samples of the request."""
-        with limited(self.pipeline.vocoder, self.request["clamp"]):
-            if self.request["reference"] != "diffusers":
+        with limited(self.pipeline.vocoder, request["clamp"]):
+            if request["reference"] != "diffusers":
                 return Reference(self, self.dtype).run()
-            request = dict(self.request, stg_blocks=self.request["stg_blocks"]["video"])
+            request = dict(request, stg_blocks=request["stg_blocks"]["video"])
             video, audio = draw_noise(self.pipeline, request)
             outputs = run_pipeline(self.pipeline, request)
             del outputs["sigmas"]
         return {"noise.video": video, "noise.audio": audio, **{name: tensor.cpu() for name, tensor in outputs.items()}}
+
+
+def run_case(model, case, dtype):
+    """A case's files by every kernel."""
+    folder, made = Path(case["folder"]), {}
+    for name, kernel in KERNELS.items():
+        if name == "reference_again" and dtype == "f32":
+            continue
+        print(f"  {folder.name}: {name.replace('_', ', ')}", flush=True)
+        with sdpa_kernel(kernel) if kernel else nullcontext():
+            made[name] = model.run(case["request"])
+        write_safetensors(folder / f"{name}.safetensors.part", made[name])
+        (folder / f"{name}.safetensors.part").rename(folder / f"{name}.safetensors")
+    if len(made) == 2:
+        again = made["reference_again"]
+        spread = {name: relative_l2(again[name], x) for name, x in made["reference"].items()}
+        # Of frames the root of the mean square, which is what `ltx2 compare` tells of them by its PSNR.
+        spread["video"] = (again["video"].double() - made["reference"]["video"].double()).square().mean().sqrt().item()
+        (folder / "spread.json").write_text(json.dumps(spread, indent=1) + "\n")
 
 
 def main():
@@ -95,23 +100,17 @@ def main():
     torch.set_num_threads(plan["threads"])
     torch.use_deterministic_algorithms(plan["device"] == "cpu")
     draw_image(Path(plan["image"]))
-    model = Given(plan)
-    for case in plan["cases"]:
-        folder, made = Path(case["folder"]), {}
-        for name, kernel in KERNELS.items():
-            if name == "reference_again" and plan["dtype"] == "f32":
-                continue
-            print(f"  {folder.name}: {name.replace('_', ', ')}", flush=True)
-            with sdpa_kernel(kernel) if kernel else nullcontext():
-                made[name] = model.ask(case["request"]).run()
-            write_safetensors(folder / f"{name}.safetensors.part", made[name])
-            (folder / f"{name}.safetensors.part").rename(folder / f"{name}.safetensors")
-        if len(made) == 2:
-            again = made["reference_again"]
-            spread = {name: relative_l2(again[name], x) for name, x in made["reference"].items()}
-            # Of frames the root of the mean square, which is what `ltx2 compare` tells of them by its PSNR.
-            spread["video"] = (again["video"].double() - made["reference"]["video"].double()).square().mean().sqrt().item()
-            (folder / "spread.json").write_text(json.dumps(spread, indent=1) + "\n")
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[plan["dtype"]]
+    # Lightricks' package loads its networks itself, so diffusers' are gone before it begins.
+    for kind, mine in ((Given, lambda reference: reference != PACKAGE), (Package, lambda reference: reference == PACKAGE)):
+        if cases := [case for case in plan["cases"] if mine(case["request"]["reference"])]:
+            model = kind(plan, dtype)
+            for case in cases:
+                run_case(model, case, plan["dtype"])
+            del model
+            gc.collect()
+            if plan["device"] == "cuda":
+                torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

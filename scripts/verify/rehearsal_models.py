@@ -15,9 +15,12 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 import official_file  # noqa: E402
 from common import MODELS, fix_numerics, generator  # noqa: E402
-from models import LATENT_UPSAMPLER, build  # noqa: E402
+from models import LATENT_UPSAMPLER, VOCODER, build  # noqa: E402
 
 UPSAMPLERS = {"2.0": "upsampler_rational", "2.3": "upsampler_plain"}
+# Lightricks' code knows only blocks of the published three dilations; the fixture's differ.
+_THREE = [[1, 3, 5]] * 3
+VOCODERS = {"tiny_2_3": dict(VOCODER["tiny_2_3"], resnet_dilations=_THREE, bwe_resnet_dilations=_THREE)}
 
 
 def write_upsampler(config, folder, file):
@@ -45,9 +48,12 @@ def write(model, generation, folder, distilled):
     shutil.rmtree(folder, ignore_errors=True)
     diffusers = folder / "diffusers"
     shutil.copytree(MODELS / model, diffusers)
+    if model in VOCODERS:
+        build("vocoder", VOCODERS[model], 6).to(torch.bfloat16).save_pretrained(diffusers / "vocoder")
     kind = "distilled" if distilled else "dev"
     official_file.convert(diffusers, folder / f"ltx-{generation}-{kind}.safetensors")
-    config = dict(LATENT_UPSAMPLER[UPSAMPLERS[generation]], in_channels=official_file.configs_of(diffusers)["vae"]["latent_channels"])
+    channels = official_file.configs_of(diffusers)["vae"]["latent_channels"]
+    config = dict(LATENT_UPSAMPLER[UPSAMPLERS[generation]], in_channels=channels)
     write_upsampler(config, diffusers / "latent_upsampler", folder / f"ltx-{generation}-spatial-upscaler-x2.safetensors")
     if not distilled:
         transformer = {k: v for file in (diffusers / "transformer").glob("*.safetensors") for k, v in load_file(file).items()}

@@ -47,6 +47,9 @@ fn a_single_file_is_told_from_its_header() {
     let (code, said, error) = verify(&[&[path, "--diffusers", TINY_2_3], &list[..]].concat());
     assert_eq!(code, Some(0), "{error}");
     assert!(said.contains("LTX-2.3, single file"), "{said}");
+    assert!(said.contains("reference: ltx-pipelines and ltx-core 1.0.0 on the file"), "{said}");
+    let (code, said, error) = verify(&[&[path, "--diffusers", TINY_2_3, "--dtype", "bf16"], &list[..]].concat());
+    assert_eq!((code, said.contains("reference: diffusers 0.42.1;")), (Some(0), true), "{said}{error}");
     let (code, _, error) = verify(&[&[path], &list[..]].concat());
     assert_eq!(
         (code, error.contains("give the folder of the same weights by --diffusers")),

@@ -1,0 +1,200 @@
+"""Requests by Lightricks' own pipelines of the wheels 1.0.0, on their own networks, read from their single file.
+
+Pipelines, loaders, networks, conditionings, noiser, guiders, schedules, loops, LoRAs and decoders are theirs. Ours are: Gemma-3's
+weights, which transformers loads; the noise that the noiser mixes in; float32 where a pipeline says bfloat16, if asked for; sizes
+that their code has as constants; and that frames are kept before they become bytes.
+"""
+
+import gc
+import importlib
+import json
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import Gemma3ForConditionalGeneration
+
+from official_pipelines import PIPELINES, Torch, set_channels
+from official_run import HostNoise
+from ltx_core.components import noisers
+from ltx_core.components.guiders import MultiModalGuiderParams
+from ltx_core.loader import LTXV_LORA_COMFY_RENAMING_MAP, LoraPathStrengthAndSDOps
+from ltx_core.model.audio_vae import decode_audio
+from ltx_core.model.audio_vae import model_configurator as vocoders
+from ltx_core.model.transformer import X0Model
+from ltx_core.model.upsampler import LatentUpsamplerConfigurator
+from ltx_core.text_encoders.gemma import GemmaTextEncoder, embeddings_connector
+from ltx_core.text_encoders.gemma.config import GEMMA3_CONFIG_FOR_LTX
+from ltx_core.text_encoders.gemma.tokenizer import LTXVGemmaTokenizer
+from ltx_core.types import AudioLatentShape, VideoLatentShape, VideoPixelShape
+from ltx_pipelines.utils import ModelLedger, samplers, types
+from ltx_pipelines.utils.args import ImageConditioningInput
+
+TWO_PASSES = ("two_stage", "hq", "distilled", "keyframes")
+# What their code has as constants, and tiny models have otherwise.
+_REGISTERS = "model.diffusion_model.video_embeddings_connector.learnable_registers"
+
+
+def upsampler(path):
+    """diffusers' upsampler of a folder, or ltx-core's of Lightricks' file: both name the tensors alike."""
+    if path.is_dir():
+        return LTX2LatentUpsamplerModel.from_pretrained(path)
+    with safe_open(path, "pt") as file:
+        config = json.loads((file.metadata() or {}).get("config", "{}"))
+    network = LatentUpsamplerConfigurator.from_config(config)
+    network.load_state_dict(load_file(path))
+    return network
+
+
+class Noise:
+    """Draws for the noiser: each pass' video and audio unpacked, then the appended tokens, where theirs are packed."""
+
+    def __init__(self, shapes, seed):
+        self.shapes, self.generator = iter(shapes), torch.Generator("cpu").manual_seed(seed)
+        self.waiting, self.drawn = [], []
+
+    def randn(self, *shape, device, dtype, **_):
+        """Noise of a packed state `[1, n, c]`: video's, then audio's."""
+        if not self.waiting:
+            video, audio = (torch.randn(size, generator=self.generator) for size in next(self.shapes))
+            self.drawn.append((video, audio))
+            tokens = video.flatten(2).transpose(1, 2)
+            appended = torch.randn(1, shape[1] - tokens.shape[1], shape[2], generator=self.generator)
+            self.waiting = [torch.cat([tokens, appended], 1), audio.transpose(1, 2).flatten(2)]
+        noise = self.waiting.pop(0)
+        assert noise.shape == shape, (noise.shape, shape)
+        return noise.to(device, dtype)
+
+
+def _vocoder(own, bins, config, *arguments, **more):
+    """A generator that takes as many bins as the spectrogram before it has."""
+    made = own(config, *arguments, **more)
+    made.conv_pre = torch.nn.Conv1d(2 * config.get("num_mels", bins), made.conv_pre.out_channels, 7, padding=3)
+    return made
+
+
+class Package:
+    """A single file and what lies beside it."""
+
+    def __init__(self, plan, dtype):
+        self.plan, self.dtype, self.device = plan, dtype, torch.device(plan["device"])
+        with safe_open(plan["file"], "pt") as file:
+            config, registers = json.loads(file.metadata()["config"]), file.get_slice(_REGISTERS).get_shape()[0]
+        sound = config["audio_vae"]["model"]["params"]["ddconfig"]
+        # As their decoder looks for it.
+        bins = sound.get("mel_bins") or config["audio_vae"]["preprocessing"]["mel"]["n_mel_channels"]
+        types.VIDEO_LATENT_CHANNELS = config["vae"]["latent_channels"]
+        set_channels(types.VIDEO_LATENT_CHANNELS, bins // 4, sound["z_channels"])
+        connector = embeddings_connector.Embeddings1DConnector
+        embeddings_connector.Embeddings1DConnector = partial(connector, num_learnable_registers=registers)
+        vocoders._vocoder_from_config = partial(_vocoder, vocoders._vocoder_from_config, bins)
+        asked = [case["request"] for case in plan["cases"]]
+        self.states = self._states({r[key] for r in asked for key in ("prompt", "negative_prompt")}, asked[0])
+
+    def _states(self, texts, request):
+        """Gemma's hidden states of each text; the model is gone afterwards, as in their pipelines."""
+        folder = Path(self.plan["text_encoder"])
+        places = [folder, folder / "tokenizer", folder.parent / "tokenizer", Path(self.plan["folder"]) / "tokenizer"]
+        tokenizer = next(place for place in places if (place / "tokenizer.json").exists())
+        # Straight to the GPU, as reference.py loads its model.
+        gemma = Gemma3ForConditionalGeneration.from_pretrained(folder, dtype=self.dtype, device_map=self.plan["device"]).eval()
+        sizes, own = GEMMA3_CONFIG_FOR_LTX.text_config, gemma.config.text_config
+        sizes.hidden_size, sizes.num_hidden_layers = own.hidden_size, own.num_hidden_layers
+        encoder = GemmaTextEncoder(gemma, LTXVGemmaTokenizer(str(tokenizer), request["max_sequence_length"]))
+        states = {text: encoder.encode(text) for text in texts}
+        del gemma, encoder
+        gc.collect()
+        return states
+
+    def _contexts(self, prompts, ledger, **_):
+        processor = ledger.gemma_embeddings_processor()
+        return [processor.process_hidden_states(*self.states[prompt]) for prompt in prompts]
+
+    def _transformer(self, ledger):
+        """Their own, merged in the types of the file also where it runs in float32."""
+        return X0Model(ledger.transformer_builder.build(device=self.device)).to(self.device, self.dtype).eval()
+
+    def _upsampler(self):
+        """One that no file of theirs has."""
+        return upsampler(Path(self.plan["upsampler"])).to(self.device, self.dtype).eval()
+
+    def _noise(self, request):
+        """What each pass draws."""
+        divisors = (2, 1) if request["pipeline"] in TWO_PASSES else (1,)
+        size = (request["height"], request["width"])
+        pixels = [VideoPixelShape(1, request["num_frames"], *(s // d for s in size), request["frame_rate"]) for d in divisors]
+        shapes = [(VideoLatentShape.from_pixel_shape(p), AudioLatentShape.from_video_pixel_shape(p)) for p in pixels]
+        return Noise([[shape.to_torch_shape() for shape in both] for both in shapes], request["seed"])
+
+    def _made(self, kind, request):
+        """The pipeline with its files."""
+        arguments = {"gemma_root": None, "loras": (), "device": self.device}
+        arguments["distilled_checkpoint_path" if request["pipeline"] == "distilled" else "checkpoint_path"] = self.plan["file"]
+        if request["pipeline"] in TWO_PASSES:
+            arguments["spatial_upsampler_path"] = self.plan["upsampler"]
+        strengths = [lora["strength"] for lora in request["loras"]]
+        loras = [LoraPathStrengthAndSDOps(self.plan["lora"], s, LTXV_LORA_COMFY_RENAMING_MAP) for s in strengths]
+        if request["pipeline"] in ("two_stage", "keyframes"):
+            arguments["distilled_lora"] = loras
+        if request["pipeline"] == "hq":
+            arguments["distilled_lora"] = loras[:1]
+            arguments |= {f"distilled_lora_strength_stage_{n}": s for n, s in enumerate(strengths, 1)}
+        return kind(**arguments)
+
+    def _asked(self, request, image):
+        """What the pipeline is called with."""
+        arguments = {key: request[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
+        arguments["images"] = [ImageConditioningInput(image, i["frame"], i["strength"], 0) for i in request["images"]]
+        if request["pipeline"] != "distilled":
+            arguments |= dict(negative_prompt=request["negative_prompt"], num_inference_steps=request["steps"])
+            for stream, s in request["guidance"].items():
+                arguments[f"{stream}_guider_params"] = MultiModalGuiderParams(
+                    cfg_scale=s["cfg"], stg_scale=s["stg"], modality_scale=s["modality"], rescale_scale=s["rescale"],
+                    stg_blocks=request["stg_blocks"][stream],
+                )
+        return arguments
+
+    def run(self, request):
+        """Noise, latents, frames and samples of the request."""
+        module, kind = PIPELINES[request["pipeline"]]
+        module = importlib.import_module(f"ltx_pipelines.{module}")
+        noise, kept = self._noise(request), {}
+
+        def video(latents, decoder, *_, **__):
+            kept["latents.video"] = decoder.per_channel_statistics.un_normalize(latents)
+            kept["video"] = ((decoder(latents) + 1) / 2).clamp(0, 1).transpose(1, 2)
+
+        def audio(latents, decoder, vocoder):
+            kept["latents.audio"] = decoder._denormalize_latents(latents)[0]
+            kept["audio"] = decode_audio(latents, decoder, vocoder).waveform[None]
+
+        replaced = dict(encode_prompts=self._contexts, vae_decode_video=video, vae_decode_audio=audio)
+        if self.device.type == "cpu":
+            cuda = SimpleNamespace(synchronize=lambda: None)
+            replaced |= dict(torch=Torch(bfloat16=self.dtype, cuda=cuda), cleanup_memory=lambda: None)
+        elif self.dtype != torch.bfloat16:
+            replaced["torch"] = Torch(bfloat16=self.dtype)
+        if request["pipeline"] == "hq":
+            loop = samplers.res2s_audio_video_denoising_loop
+            # Each pass draws anew.
+            again = lambda **given: loop(**given, model_dtype=self.dtype, new_noise_fn=HostNoise())
+            replaced["res2s_audio_video_denoising_loop"] = again
+        with ExitStack() as stack:
+            stack.enter_context(patch.multiple(module, **replaced))
+            stack.enter_context(patch.object(noisers, "torch", Torch(randn=noise.randn)))
+            if self.dtype != torch.bfloat16:
+                stack.enter_context(patch.object(ModelLedger, "transformer", lambda ledger: self._transformer(ledger)))
+            if self.plan["upsampler"] and Path(self.plan["upsampler"]).is_dir():
+                stack.enter_context(patch.object(ModelLedger, "spatial_upsampler", lambda _: self._upsampler()))
+            self._made(getattr(module, kind), request)(**self._asked(request, self.plan["image"]))
+        if request["pipeline"] in TWO_PASSES:
+            kept["stage_2.noise.video"] = noise.drawn[1][0]
+        else:
+            kept["noise.video"], kept["noise.audio"] = noise.drawn[0]
+        return {name: tensor.float().cpu().contiguous() for name, tensor in kept.items()}
