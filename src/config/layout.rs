@@ -129,7 +129,7 @@ pub fn parse_mesh(text: &str) -> Result<Mesh, ConfigError> {
             _ => return fail(format!("'{axis}' is no axis, known are {}", AXES.join(", "))),
         };
         if seen.contains(&axis) {
-            return fail(format!("'{axis}' stands twice"));
+            return fail(format!("'{axis}' is given twice"));
         }
         seen.push(axis);
         *slot = size;
@@ -349,7 +349,7 @@ mod tests {
         assert!(message("ctx=2").contains("'ctx' is no axis, known are data, cfg, fsdp, context, tensor"));
         assert!(message("cfg=-1,data=-1").contains("2 axes are -1; only one can be the rest"));
         assert!(message("cfg=0").contains("cfg = 0 must be at least 1, or -1 for the rest"));
-        assert!(message("cfg=2,cfg=2").contains("'cfg' stands twice"));
+        assert!(message("cfg=2,cfg=2").contains("'cfg' is given twice"));
         let slices = parse_mesh("dcn.data=2,context=-1").unwrap();
         assert_eq!(resolve_mesh(&slices, 8).unwrap(), hlo::Mesh::new(&[("data", 2), ("context", 4)]));
         let error = resolve_mesh(&Mesh { context: 3, ..slices }, 4).unwrap_err().to_string();

@@ -67,7 +67,9 @@ pub(crate) fn parse(text: &str, place: &str) -> Result<Node, ConfigError> {
         Err(error) => {
             let line = error.location().map_or(String::new(), |l| format!(":{}", l.line()));
             let message = match error.without_snippet() {
-                serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => format!("key '{key}' stands twice"),
+                serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+                    format!("key '{key}' is given twice")
+                }
                 other => {
                     // The parser's own place would say the line a second time.
                     let text = other.to_string();
@@ -175,7 +177,7 @@ mod tests {
     #[test]
     fn errors_name_file_and_line() {
         let message = |text| parse(text, "x.yml").unwrap_err().to_string();
-        assert_eq!(message("a: 1\nb: 2\na: 3\n"), "x.yml:3: key 'a' stands twice");
+        assert_eq!(message("a: 1\nb: 2\na: 3\n"), "x.yml:3: key 'a' is given twice");
         assert_eq!(message("a: [1\nb: 2"), "x.yml:2: illegal placement of ':' indicator");
         assert!(message("a: 1\n---\nb: 2\n").starts_with("x.yml:3: multiple YAML documents"));
     }

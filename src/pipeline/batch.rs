@@ -95,7 +95,7 @@ impl Noise {
     /// The noise of a pass: video first, then audio, each in its unpacked shape, then appended tokens.
     ///
     /// # Errors
-    /// What is wrong with the device that draws.
+    /// Errors of the device that draws.
     pub fn draw(&mut self, executor: &mut Executor, shapes: &Shapes, sizes: &ModelSizes) -> Result<Drawn> {
         let (v, a) = (&shapes.video, &shapes.audio);
         let mut draws = vec![

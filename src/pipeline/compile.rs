@@ -148,7 +148,7 @@ impl std::fmt::Display for Shortage {
 /// does not fit is not kept.
 ///
 /// # Errors
-/// What is wrong with configuration, model or layout; the compiler's message, also of an earlier compilation. A program
+/// Errors of configuration, model or layout; the compiler's message, also of an earlier compilation. A program
 /// that does not fit is no error here: see `Compilation::shortage`.
 pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
@@ -170,7 +170,7 @@ pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) 
 /// Key of a configuration's compiled program: hashes of all that it depends on.
 ///
 /// # Errors
-/// What is wrong with configuration, model or layout; a plugin that cannot be read.
+/// Errors of configuration, model or layout; a plugin that cannot be read.
 pub(crate) fn key(
     config: &Config,
     options: &CompileOptions,

@@ -189,7 +189,7 @@ impl Executor {
     /// the same program costs nothing; of parameters as many as `Executor::keep` says.
     ///
     /// # Errors
-    /// What is wrong with program, files or device.
+    /// Errors of program, files or device.
     pub fn prepare(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
         let compiled = self.compile(name, network)?;
         self.make_room(network, &compiled);

@@ -55,7 +55,7 @@ pub trait Observer {
 /// of it.
 ///
 /// # Errors
-/// What is wrong with model, request or device; nothing is half-written.
+/// Errors of model, request or device; nothing is half-written.
 pub fn generate(
     config: &Config,
     options: &GenerateOptions,

@@ -11,7 +11,7 @@ use crate::weights::{Checkpoint, Component, ValidationReport, validate};
 /// Every parameter that any program of a part declares, and what only the host reads.
 ///
 /// # Errors
-/// What is wrong with the configuration.
+/// Errors of the configuration.
 pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>> {
     let build = Build::new(DType::F32);
     let component = part.folder();

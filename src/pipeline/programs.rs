@@ -72,7 +72,7 @@ impl Programs {
     /// The stacked layers of a program: the length of its stacks' leading dimension.
     ///
     /// # Errors
-    /// What is wrong with the model's configuration.
+    /// Errors of the model's configuration.
     pub fn stacked(&self, kind: ProgramKind) -> Result<usize> {
         match kind.row().part {
             Component::TextEncoder => Ok(self.configs.text_encoder()?.layers()),
@@ -125,7 +125,7 @@ impl Programs {
     /// Writes a program, the one that a run of the same configuration executes.
     ///
     /// # Errors
-    /// What is wrong with model, sizes or layout.
+    /// Errors of model, sizes or layout.
     pub fn network(&self, kind: ProgramKind, build: &Build) -> Result<Network> {
         let row = kind.row();
         if row.runs == Runs::TwoPasses && self.second.is_none() {

@@ -60,7 +60,7 @@ impl Session {
     /// Makes the video of a request; [`Runner::generate`] also tells of progress.
     ///
     /// # Errors
-    /// What is wrong with model, request or device.
+    /// Errors of model, request or device.
     pub fn generate(&mut self, request: &Request) -> Result<Generated> {
         self.runner.generate(request, &RunOptions::default(), &mut |_, _, _| ControlFlow::Continue(()))
     }

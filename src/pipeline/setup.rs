@@ -19,7 +19,7 @@ use crate::sampling::guidance::branches;
 /// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`), whose plugin calls them `kind`.
 ///
 /// # Errors
-/// What is wrong with layout and mesh.
+/// Errors of layout and mesh.
 pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
     let lowering = Lowering::of(platform, kind);
     let foreign = |kernel| format!("runtime.attention: {kernel}, the platform is {platform}");

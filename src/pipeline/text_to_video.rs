@@ -71,7 +71,7 @@ impl Runner {
     /// Runs one request. Programs and parameters of earlier requests are reused.
     ///
     /// # Errors
-    /// What is wrong with model, request or device; [`PipelineError::Interrupted`] when `watch` says so.
+    /// Errors of model, request or device; [`PipelineError::Interrupted`] when `watch` says so.
     pub fn generate(&mut self, request: &Request, options: &RunOptions, watch: Watch) -> Result<Generated> {
         let mut all = self.generate_batch(std::slice::from_ref(request), options, watch)?;
         Ok(all.pop().expect("a video of each request"))

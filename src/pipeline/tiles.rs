@@ -12,7 +12,7 @@ use crate::request::{Tile, Tiling};
 /// Un-normalised latents `[b, c, f, h, w]` to a video `[b, 3, frames, height, width]`, -1..1, tile by tile.
 ///
 /// # Errors
-/// What is wrong with program or device.
+/// Errors of program or device.
 pub fn decode(runner: &mut Runner, latents: &Array5<f32>, tiling: &Tiling, clock: &mut Clock) -> Result<Array5<f32>> {
     let (batch, _, f, h, w) = latents.dim();
     let grid = &runner.model.sizes.video_grid;

@@ -23,7 +23,7 @@ pub struct Condition {
 pub enum Content {
     /// Frame as an image file.
     Image {
-        /// PNG or JPEG file.
+        /// PNG, JPEG or WebP file.
         path: PathBuf,
         /// CRF of the H.264 round trip before it is encoded; 0 for none.
         crf: u8,

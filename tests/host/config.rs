@@ -55,7 +55,7 @@ fn mistakes_in_yaml_name_file_line_and_key() {
     for (file, message) in [
         ("typo.yml", "typo.yml:3: unknown key 'request.heigth'; did you mean 'height'?"),
         ("type.yml", "type.yml:2: 'sampler.steps' must be a whole number from 1 to 256, not the text 'many'"),
-        ("twice.yml", "twice.yml:3: key 'steps' stands twice"),
+        ("twice.yml", "twice.yml:3: key 'steps' is given twice"),
         ("size.yml", "request.width = 500 (size.yml:2): must be a multiple of 32; the nearest are 480 and 512"),
         (
             "frames.yml",

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::needs;
 
-/// Modules from the top down; a module may use those of later lines, and its own line's.
+/// Modules from the top down; a module may use those of later lines.
 const LAYERS: &[&[&str]] = &[
     &["cli"],
     &["tune"],
@@ -56,7 +56,7 @@ fn arrows_between_modules_point_down() {
     for path in sources(Path::new("src")) {
         let from = module(&path);
         let Some(level) = layer(&from) else {
-            assert!(from == "main" || from == "lib", "module '{from}' stands in no layer");
+            assert!(from == "main" || from == "lib", "module '{from}' is in no layer");
             continue;
         };
         for used in code(&path).split("crate::").skip(1) {
@@ -160,7 +160,7 @@ fn arguments_are_no_tuples_or_arrays_of_unlike_things() {
             let signature = function[..end.unwrap_or(function.len())].replace(": &mut ", ": ").replace(": &", ": ");
             let mut arrays = signature.split("]: [").skip(1);
             seen += signature.matches("]: [").count();
-            if signature.contains("): (") || arrays.any(|ty| !alike.iter().any(|one| ty.starts_with(one))) {
+            if signature.contains(": (") || arrays.any(|ty| !alike.iter().any(|one| ty.starts_with(one))) {
                 wrong.push(format!("{}: fn {}", path.display(), signature.trim_end()));
             }
         }

@@ -1,4 +1,4 @@
-//! The text connectors: projected text to the text text_contexts of the transformer's two streams.
+//! The text connectors: projected text to the text contexts of the transformer's two streams.
 
 mod config;
 mod projection;

@@ -54,10 +54,10 @@ impl Builder {
             .collect();
         let size = |c: char| find(&la, c).map(|i| a.ty.dims[i]).or_else(|| find(&lb, c).map(|i| b.ty.dims[i]));
         let Some(order) = lo.iter().map(|&c| find(&natural, c)).collect::<Option<Vec<_>>>() else {
-            return fail("a letter of the result stands in no operand".into());
+            return fail("a letter of the result is in no operand".into());
         };
         if order.len() != natural.len() {
-            return fail("a letter stands in one operand only and not in the result".into());
+            return fail("a letter is in one operand only and not in the result".into());
         }
         // XLA accumulates a bf16 product in f32 whatever the result's type; asking for an f32 result and converting it
         // would write the wide form to memory.
