@@ -30,7 +30,7 @@ class Model:
     """A random model and what a request adds to it."""
 
     def __init__(self, seed, config, request, folder, coarse=False):
-        """`coarse` weights have one bit of mantissa: they pack into a quarter."""
+        """`coarse` weights have one bit of mantissa, and images no noise: they pack into a quarter."""
         self.coarse = coarse
         self.config, self.seed, self.request, self.folder = config, seed, request, folder
         self._save({name: build(name, config[name], seed) for name in PARTS})
@@ -69,7 +69,7 @@ class Model:
 
     def _image(self, index, image):
         """Smooth colours with a little noise, in a file."""
-        noise = randn(self.seed, f"image {index}", image["height"], image["width"], 3) * 12
+        noise = randn(self.seed, f"image {index}", image["height"], image["width"], 3) * (0 if self.coarse else 12)
         smooth = randn(self.seed, f"colours {index}", 1, 3, 4, 4) * 60 + 120
         smooth = torch.nn.functional.interpolate(smooth, (image["height"], image["width"]), mode="bilinear")[0].permute(1, 2, 0)
         path = self.folder / f"image_{index}.png"

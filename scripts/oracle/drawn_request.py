@@ -11,16 +11,17 @@ DISTILLED = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875]
 SECOND = [0.909375, 0.725, 0.421875, 0.0]
 
 
-def guidance(draw, subsets, layers):
-    """Scales of the terms of each stream, and the blocks that STG perturbs."""
+def guidance(draw, of, layers):
+    """Scales of the terms of each stream, and the blocks that STG perturbs, the same in both streams or others."""
     scales = {
         stream: NEUTRAL | {term: draw.choice(_SCALES[term]) for term in subset}
-        for stream, subset in zip(("video", "audio"), subsets)
+        for stream, subset in zip(("video", "audio"), of["guidance"])
     }
-    blocks = {stream: sorted(draw.sample(range(layers), draw.randint(1, layers))) for stream in scales}
-    if draw.random() < 0.5:
-        blocks["audio"] = blocks["video"]
-    return scales, blocks
+    some = lambda: sorted(draw.sample(range(layers), draw.randint(1, layers)))
+    video = audio = some()
+    while of["own_blocks"] and layers > 1 and audio == video:
+        audio = some()
+    return scales, {"video": video, "audio": audio}
 
 
 def images(draw, of, time):
@@ -76,10 +77,7 @@ def whole(seed, config):
     # Reflect padding needs two rows and two columns of latents, in the smaller pass too.
     least = max(step, 2 * space * (2 if two else 1))
     sizes = [least, least, least + step] if two else [least, least + step, least + 2 * step]
-    scales, blocks = guidance(draw, of["guidance"], config["transformer"]["num_layers"])
-    if diffusers:
-        # It has one list of blocks.
-        blocks["audio"] = blocks["video"]
+    scales, blocks = guidance(draw, of, config["transformer"]["num_layers"])
     width, height, given = draw.choice(sizes), draw.choice(sizes), images(draw, of, time)
     if diffusers and of["images"] == "first":
         # Its pipeline from a first frame scales that otherwise than Lightricks' code.

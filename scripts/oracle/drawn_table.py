@@ -21,12 +21,14 @@ LAYOUTS = {
 }
 # Run alone beside a request.
 NETWORKS = [
-    ("transformer", "connectors"), ("text-encoder", "video-decoder"), ("audio-decoder", "vocoder"), ("video-encoder", "upsampler"),
+    ("transformer", "connectors"), ("text-encoder", "video-decoder"), ("audio-decoder", "vocoder"),
+    ("video-encoder", "upsampler"),
 ]
 # Takes turns by the seed itself; periods without a common factor, so that hundreds of seeds differ in what meets what.
 TURNS = {
     "published": (True, False, False), "generation": ("2.0", "2.3", "2.3", "2.0", "2.3", "2.0", "2.3"),
-    "dtype": ("f32",) * 4 + ("bf16",) + ("f32",) * 5 + ("bf16",), "layout": (None, *sorted(LAYOUTS)[:7], None, *sorted(LAYOUTS)[7:]),
+    "dtype": ("f32",) * 4 + ("bf16",) + ("f32",) * 5 + ("bf16",),
+    "layout": (None, *sorted(LAYOUTS)[:7], None, *sorted(LAYOUTS)[7:]),
 }
 
 
@@ -62,7 +64,7 @@ def _table():
     _deal(rows, "kind", *KINDS)
     for row in rows:
         row["pipeline"], row["reference"] = row.pop("kind")
-        row |= dict(images=None, below=False, upsampler=None, file=None, cross_timestep=None, guidance=((), ()))
+        row |= dict(images=None, below=False, upsampler=None, file=None, cross_timestep=None, guidance=((), ()), own_blocks=False)
     of_diffusers, two = (lambda row: row["reference"] == "diffusers"), (lambda row: row["pipeline"] in TWO_PASSES)
     _deal(rows, "sampler", "euler")
     _deal(where(lambda row: not two(row) and not of_diffusers(row)), "sampler", *["euler"] * 4, "res_2s")
@@ -78,8 +80,8 @@ def _table():
     _deal(where(lambda row: not long(row)), "num_frames", 1, 9, 17)
     _deal(where(two), "upsampler", *UPSAMPLERS)
     _deal(rows, "loras", 0, 1, 0, 1, 2)
-    # What the (first) file is like.
-    _deal(where(lambda row: row["loras"]), "file", *[(keys, alpha) for keys in ("diffusers", "lightricks") for alpha in (False, True)])
+    # What the (first) file is like: whose names, and whether it has an alpha.
+    _deal(where(lambda row: row["loras"]), "file", *[(keys, alpha) for keys in ("diffusers", "lightricks") for alpha in (0, 1)])
     _deal(rows, "networks", *NETWORKS)
     guided = where(lambda row: row["pipeline"] != "distilled")
     pairs = _pairs(len(guided))
@@ -87,6 +89,8 @@ def _table():
         fits = ((p, pair) for p in pairs for pair in (p, p[::-1]) if _allowed(row, *pair))
         taken, row["guidance"] = next(fits)
         pairs.remove(taken)
+    # diffusers has one list of blocks.
+    _deal(where(lambda row: "stg" in sum(row["guidance"], ()) and not of_diffusers(row)), "own_blocks", True, True, False)
     return rows
 
 
@@ -110,10 +114,12 @@ LEAST = dict.fromkeys(
         *dict.fromkeys(pipeline for pipeline, _ in KINDS), *dict.fromkeys(f"by {reference}" for _, reference in KINDS),
         *TERMS, *(stream_guided(subset) for subset in SUBSETS), "scales of each stream", "STG blocks of each stream",
         "first frame", "later frames", "first frame and later ones", "strength below 1",
-        *(f"cross timestep {level}" for level in ("of the reference", "own", "cross", "gate_only")), "1 frame", "9 frames", "17 frames",
+        *(f"cross timestep {level}" for level in ("of the reference", "own", "cross", "gate_only")),
+        "1 frame", "9 frames", "17 frames",
         "two passes", *(f"upsampler {kind}" for kind in UPSAMPLERS), "sound of stage_1", "sound of stage_2",
         "no LoRA", "one LoRA", "two LoRAs", "LoRA keys diffusers", "LoRA keys lightricks", "alpha in the header",
-        "alpha among the tensors", "layout", "no layout", *(f"network {name}" for pair in NETWORKS for name in pair),
+        "alpha among the tensors", "layout", "no layout",
+        *(f"network {name}" for pair in NETWORKS for name in pair),
     ],
     10,
 )
