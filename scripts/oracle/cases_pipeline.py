@@ -3,11 +3,11 @@
 import json
 import math
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from diffusers.pipelines.ltx2 import pipeline_ltx2
 from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift, rescale_noise_cfg
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -108,16 +108,21 @@ def guidance():
     print(f"guidance: {', '.join(table)}")
 
 
-def draw_noise(pipeline, request):
-    """The noise the pipeline is going to draw: video first, then audio, unpacked, float32."""
+def noise_shapes(pipeline, request):
+    """Unpacked latents of a request: the video's, the audio's."""
     frames = (request["num_frames"] - 1) // pipeline.vae_temporal_compression_ratio + 1
     ratio = pipeline.vae_spatial_compression_ratio
     video = (1, pipeline.transformer.config.in_channels, frames, request["height"] // ratio, request["width"] // ratio)
     rate = pipeline.audio_sampling_rate / pipeline.audio_hop_length / pipeline.audio_vae_temporal_compression_ratio
     length = round(request["num_frames"] / request["frame_rate"] * rate)
     config = pipeline.audio_vae.config
-    audio = (1, config.latent_channels, length, config.mel_bins // pipeline.audio_vae_mel_compression_ratio)
+    return video, (1, config.latent_channels, length, config.mel_bins // pipeline.audio_vae_mel_compression_ratio)
+
+
+def draw_noise(pipeline, request):
+    """The noise the pipeline is going to draw: video first, then audio, unpacked, float32."""
     source = torch.Generator("cpu").manual_seed(request["seed"])
+    video, audio = noise_shapes(pipeline, request)
     return torch.randn(video, generator=source), torch.randn(audio, generator=source)
 
 
@@ -218,18 +223,14 @@ _ROUNDINGS = 6
 def rounded_otherwise(turn):
     """The same run with other roundings: one of two attention kernels, and noise that differs by a quarter of what
     bfloat16 keeps, which float32 hardly sees. Threads and the choice of matmul library change no bit at these sizes."""
-    draw = pipeline_ltx2.randn_tensor
+    draw = torch.randn
 
-    def shifted(shape, **more):
-        noise = draw(shape, **more)
+    def shifted(*shape, **more):
+        noise = draw(*shape, **more)
         return noise * (1 + 2.0**-9 * (torch.rand(noise.shape, generator=generator(turn, "rounding")) - 0.5))
 
-    pipeline_ltx2.randn_tensor = shifted
-    try:
-        with sdpa_kernel((SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)[turn % 2]):
-            yield
-    finally:
-        pipeline_ltx2.randn_tensor = draw
+    with patch("torch.randn", shifted), sdpa_kernel((SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)[turn % 2]):
+        yield
 
 
 def spreads(name, request, outputs, strides):

@@ -10,7 +10,7 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from common import generator, randn, write_safetensors
-from drawn_request import DISTILLED, TWO_PASSES
+from drawn_request import DISTILLED
 from models import COMPONENTS as PARTS
 from models import build, build_text_encoder
 from tokenizer import save_tokenizer
@@ -30,7 +30,7 @@ class Model:
     """A random model and what a request adds to it."""
 
     def __init__(self, seed, config, request, folder, coarse=False):
-        """`coarse` weights have one bit of mantissa: they pack into a quarter."""
+        """`coarse` weights have one bit of mantissa, and images no noise: they pack into a quarter."""
         self.coarse = coarse
         self.config, self.seed, self.request, self.folder = config, seed, request, folder
         self._save({name: build(name, config[name], seed) for name in PARTS})
@@ -63,9 +63,13 @@ class Model:
         self.parts = {name: getattr(self.pipeline, name).eval() for name in (*PARTS, "text_encoder")}
         self.upsampler = LTX2LatentUpsamplerModel.from_pretrained(self.folder / "latent_upsampler", dtype=dtype).eval()
 
+    def sound(self, latents):
+        """Samples of a sound's latents."""
+        return self.parts["vocoder"](self.parts["audio_vae"].decode(latents, return_dict=False)[0])
+
     def _image(self, index, image):
         """Smooth colours with a little noise, in a file."""
-        noise = randn(self.seed, f"image {index}", image["height"], image["width"], 3) * 12
+        noise = randn(self.seed, f"image {index}", image["height"], image["width"], 3) * (0 if self.coarse else 12)
         smooth = randn(self.seed, f"colours {index}", 1, 3, 4, 4) * 60 + 120
         smooth = torch.nn.functional.interpolate(smooth, (image["height"], image["width"]), mode="bilinear")[0].permute(1, 2, 0)
         path = self.folder / f"image_{index}.png"
@@ -74,7 +78,7 @@ class Model:
 
     def _lora(self, index, lora):
         """Pairs of matrices for some of the transformer's linear maps, under the file's names."""
-        weights, pairs = self.parts["transformer"].state_dict(), {}
+        weights, pairs, modules = self.parts["transformer"].state_dict(), {}, []
         blocks = [f"transformer_blocks.{b}.{m}" for b in range(self.config["transformer"]["num_layers"]) for m in LORA_MODULES]
         source = generator(self.seed, f"lora {index}")
         for module in (*blocks, *LORA_OUTER):
@@ -86,8 +90,15 @@ class Model:
             rank, size = lora["rank"], 0.3 / (lora["rank"] * weight.shape[1]) ** 0.5
             pairs[f"{prefix}.lora_A.weight"] = torch.randn(rank, weight.shape[1], generator=source)
             pairs[f"{prefix}.lora_B.weight"] = torch.randn(weight.shape[0], rank, generator=source) * size
+            modules.append(module)
+            if lora["alpha"] and lora["alpha_in"] == "tensors":
+                pairs[f"{prefix}.alpha"] = torch.tensor(lora["alpha"])
+        header = {}
+        if lora["alpha"] and lora["alpha_in"] == "header":
+            adapter = dict(r=lora["rank"], lora_alpha=lora["alpha"], target_modules=modules, use_rslora=False)
+            header["lora_adapter_metadata"] = json.dumps({f"transformer.{key}": value for key, value in adapter.items()})
         path = self.folder / f"lora_{index}.safetensors"
-        write_safetensors(path, pairs)
+        write_safetensors(path, pairs, header)
         return path
 
     def yaml(self, path):

@@ -2,61 +2,57 @@
 
 import random
 
+from drawn_table import LAYOUTS, TERMS, TWO_PASSES, row, stream_guided
+
 _WORDS = "slow pan over a quiet harbour at dawn gulls calling lighthouse woman red coat stone pier 東京 café".split()
-# Every shipped layout with meshes of two to eight devices; `replicated` is what a request without a layout runs on.
-LAYOUTS = {
-    "sequence": ["context=2", "context=8"], "ulysses": ["context=2", "context=4"], "ring": ["context=2", "context=4"],
-    "hybrid": ["context=4", "context=8"], "cfg": ["cfg=2", "cfg=4"], "cfg-ulysses": ["cfg=2,context=2", "cfg=2,context=4"],
-    "tensor": ["tensor=2", "tensor=2,context=2"], "fsdp-ulysses": ["context=2", "fsdp=2,context=2"],
-    "before-385": ["context=4"], "ffn-matched": ["context=2"], "qkv-unsharded": ["context=4"],
-    "out-unsharded": ["context=2"], "tensor-gathered-ffn": ["tensor=2"], "rope-gathered": ["context=4"],
-}
-TERMS = ("cfg", "stg", "modality", "rescale")
 NEUTRAL = dict(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0)
 _SCALES = dict(cfg=[2.0, 4.0, 7.0], stg=[0.5, 1.0, 1.5], modality=[1.5, 3.0], rescale=[0.3, 0.7, 1.0])
-_PIPELINES = ["text_to_video", "text_to_video", "image_to_video", "image_to_video", "two_stage", "hq", "distilled", "keyframes"]
-_RELEASES = ["official", "official", "official_1_0"]
-TWO_PASSES = ("two_stage", "hq", "distilled", "keyframes")
 DISTILLED = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875]
 SECOND = [0.909375, 0.725, 0.421875, 0.0]
 
 
-def guidance(draw, seed, layers):
-    """The subset of terms follows the seed, so that sixteen seeds in a row have all; each term is of both streams or one."""
-    scales = {"video": dict(NEUTRAL), "audio": dict(NEUTRAL)}
-    for bit, term in enumerate(TERMS):
-        if seed >> bit & 1:
-            for stream in draw.choice([("video", "audio")] * 3 + [("video",), ("audio",)]):
-                scales[stream][term] = draw.choice(_SCALES[term])
-    blocks = {stream: sorted(draw.sample(range(layers), draw.randint(1, layers))) for stream in scales}
-    if draw.random() < 0.5:
-        blocks["audio"] = blocks["video"]
-    return scales, blocks
+def guidance(draw, of, layers):
+    """Scales of the terms of each stream, and the blocks that STG perturbs, the same in both streams or others."""
+    scales = {
+        stream: NEUTRAL | {term: draw.choice(_SCALES[term]) for term in subset}
+        for stream, subset in zip(("video", "audio"), of["guidance"])
+    }
+    some = lambda: sorted(draw.sample(range(layers), draw.randint(1, layers)))
+    video = audio = some()
+    while of["own_blocks"] and layers > 1 and audio == video:
+        audio = some()
+    return scales, {"video": video, "audio": audio}
 
 
-def images(draw, pipeline, frames):
-    """Frames that are given: the first, others, or both."""
-    if pipeline == "text_to_video" or pipeline not in ("image_to_video", "keyframes") and draw.random() < 0.4:
+def images(draw, of, time):
+    """Frames that are given: the first, others, or both. diffusers' later ones are where a latent begins, `time` frames each,
+    and wholly known: from others it makes x0 by the step's own noise level, where Lightricks' code has the frame's."""
+    if not of["images"]:
         return []
-    kind = draw.choice(["first", "later", "both"]) if frames > 1 else "first"
-    at = [0] if kind != "later" else []
-    if kind != "first":
-        at += sorted(draw.sample(range(1, frames), draw.randint(1, 2)))
-    strength = lambda: draw.choice([1.0, 1.0, round(draw.uniform(0.4, 0.95), 2)])
-    size = lambda: draw.randint(20, 90)
-    return [dict(frame=frame, strength=strength(), width=size(), height=size()) for frame in at]
-
-
-def loras(draw, two):
-    """None, one or two files, of either convention, for one stage or both."""
-    stages = [[1, 2], [1, 2], [1], [2]] if two else [[1, 2]]
+    starts = range(1, of["num_frames"], time if of["reference"] == "diffusers" else 1)
+    at = [0] if of["images"] != "later" else []
+    if of["images"] != "first":
+        at += sorted(draw.sample(starts, min(len(starts), draw.randint(1, 2))))
+    size, weak = lambda: draw.randint(20, 90), draw.randrange(len(at)) if of["below"] else None
     return [
-        dict(
-            keys=draw.choice(["diffusers", "lightricks"]), strength=draw.choice([0.25, 0.8, 1.0, -0.5]), rank=draw.randint(1, 4),
-            stages=draw.choice(stages),
-        )
-        for _ in range(draw.choice([0, 0, 0, 1, 1, 2]))
+        dict(frame=frame, strength=round(draw.uniform(0.4, 0.95), 2) if i == weak else 1.0, width=size(), height=size())
+        for i, frame in enumerate(at)
     ]
+
+
+def loras(draw, of):
+    """Files of either convention, for one stage or both. Lightricks' loader knows no alpha, of diffusers' names alone the header
+    has one; diffusers refuses an alpha among the tensors."""
+    files = []
+    for index in range(of["loras"]):
+        keys, scaled = of["file"] if index == 0 else (draw.choice(["diffusers", "lightricks"]), draw.random() < 0.5)
+        header = keys == "diffusers" or of["reference"] == "diffusers"
+        files.append(dict(
+            keys=keys, strength=draw.choice([0.25, 0.8, 1.0, -0.5]), rank=draw.randint(1, 4),
+            alpha=draw.choice([0.5, 2.0, 3.0, 6.0]) if scaled else None, alpha_in="header" if header else "tensors",
+            stages=draw.choice([[1, 2], [1, 2], [1], [2]]) if of["pipeline"] in TWO_PASSES else [1, 2],
+        ))
+    return files
 
 
 def as_lightricks(config):
@@ -67,47 +63,36 @@ def as_lightricks(config):
     config["transformer"]["causal_offset"] = 1
 
 
+def as_diffusers(config):
+    """A configuration without what diffusers' pipelines from frames forget: the factor of the frames' latents."""
+    config["vae"]["scaling_factor"] = 1.0
+
+
 def whole(seed, config):
     """The request of a seed for a model's configuration, as plain values."""
-    draw = random.Random(f"{seed}/request")
-    space = config["vae"]["spatial_compression_ratio"]
-    # diffusers' own pipeline makes a video from text, by Euler's steps; everything else follows ltx-pipelines.
-    diffusers = draw.random() < 0.3
-    pipeline = "text_to_video" if diffusers else draw.choice(_PIPELINES)
-    two = pipeline in TWO_PASSES
+    draw, of = random.Random(f"{seed}/request"), row(seed)
+    space, time = config["vae"]["spatial_compression_ratio"], config["vae"]["temporal_compression_ratio"]
+    two, diffusers = of["pipeline"] in TWO_PASSES, of["reference"] == "diffusers"
     step = 64 if two else 32
     # Reflect padding needs two rows and two columns of latents, in the smaller pass too.
     least = max(step, 2 * space * (2 if two else 1))
     sizes = [least, least, least + step] if two else [least, least + step, least + 2 * step]
-    frames = draw.choice([9, 9, 17] if pipeline == "keyframes" else [1, 9, 9, 17])
-    scales, blocks = guidance(draw, seed, config["transformer"]["num_layers"])
-    if pipeline == "distilled":
-        scales = {"video": dict(NEUTRAL), "audio": dict(NEUTRAL)}
-    if diffusers:
-        # One list of blocks, perturbed where the transformer says so.
-        blocks["audio"] = blocks["video"]
-        if not config["transformer"].get("perturbed_attn"):
-            scales = {stream: dict(s, stg=0.0) for stream, s in scales.items()}
-        # Its pipeline takes an audio scale of 0 for one that was not given, and the video's in its place.
-        for term in ("stg", "rescale"):
-            scales["audio"][term] = scales["audio"][term] or scales["video"][term]
-    given, reference = images(draw, pipeline, frames), "diffusers" if diffusers else draw.choice(_RELEASES)
-    if any(image["frame"] for image in given) and config["vae"]["temporal_compression_ratio"] != 8:
-        # 1.0.0 gives an appended frame the time of a latent, which this project takes for the published models' eight frames.
-        reference = "official"
-    second_order = pipeline == "hq" or pipeline in ("text_to_video", "image_to_video") and not diffusers and draw.random() < 0.15
-    layout = draw.choice(sorted(LAYOUTS)) if draw.random() < 0.45 else None
+    scales, blocks = guidance(draw, of, config["transformer"]["num_layers"])
+    width, height, given = draw.choice(sizes), draw.choice(sizes), images(draw, of, time)
+    if diffusers and of["images"] == "first":
+        # Its pipeline from a first frame scales that otherwise than Lightricks' code.
+        given[0] |= dict(width=width, height=height)
+    files, layout = loras(draw, of), of["layout"]
+    # 1.0.0 merges into no other weights than bfloat16.
+    stored = "bf16" if files and of["reference"] == "official_1_0" else draw.choice(["f32", "bf16"])
     return dict(
-        pipeline=pipeline, reference=reference,
+        pipeline=of["pipeline"], reference=of["reference"],
         prompt=" ".join(draw.choices(_WORDS, k=draw.randint(1, 12))),
-        negative_prompt=draw.choice(["", "static noise"]), width=draw.choice(sizes), height=draw.choice(sizes),
-        num_frames=frames, frame_rate=draw.choice([12.0, 24.0, 25.0, 30.0]), steps=draw.randint(2, 4) + second_order,
-        seed=draw.randrange(2**40), max_sequence_length=64, guidance=scales, stg_blocks=blocks,
-        sampler="res_2s" if second_order else "euler", images=given,
-        loras=[] if diffusers else loras(draw, two), layout=layout,
-        mesh=layout and draw.choice(LAYOUTS[layout]), dtype="bf16" if draw.random() < 0.2 else "f32",
-        cross_timestep=draw.choice([None, None, "own", "cross", "gate_only"]), keeps=draw.choice(["stage_1", "stage_2"]),
-        clamp=draw.random() < 0.5, stored=draw.choice(["f32", "bf16"]),
+        negative_prompt=draw.choice(["", "static noise"]), width=width, height=height, num_frames=of["num_frames"],
+        frame_rate=draw.choice([12.0, 24.0, 25.0, 30.0]), steps=draw.randint(2, 4) + (of["sampler"] == "res_2s"),
+        seed=draw.randrange(2**40), max_sequence_length=64, guidance=scales, stg_blocks=blocks, sampler=of["sampler"],
+        images=given, loras=files, layout=layout, mesh=layout and draw.choice(LAYOUTS[layout]), dtype=of["dtype"],
+        cross_timestep=of["cross_timestep"], keeps=draw.choice(["stage_1", "stage_2"]), clamp=draw.random() < 0.5, stored=stored,
         sigma_shift=draw.choice(["official", "diffusers"]) if diffusers else "official",
     )
 
@@ -115,8 +100,8 @@ def whole(seed, config):
 def _guidance_features(request):
     scales = request["guidance"]
     on = [term for term in TERMS if any(s[term] != NEUTRAL[term] for s in scales.values())]
-    yield "guidance " + ("+".join(on) or "none")
     yield from on
+    yield from (stream_guided(tuple(t for t in TERMS if s[t] != NEUTRAL[t])) for s in scales.values())
     if on and scales["video"] != scales["audio"]:
         yield "scales of each stream"
     if "stg" in on and request["stg_blocks"]["video"] != request["stg_blocks"]["audio"]:
@@ -126,7 +111,9 @@ def _guidance_features(request):
 def features(request, generation, published, upsampler):
     """What a request has, by name: the line of a seed, and what the summary counts."""
     yield from (generation, "flags of the generation" if published else "flags drawn", request["pipeline"])
-    yield from (f"by {request['reference']}", request["sampler"], request["dtype"], f"stored {request['stored']}")
+    yield from (f"by {request['reference']}", f"{request['pipeline']} by {request['reference']}")
+    yield from (request["sampler"], request["dtype"], f"stored {request['stored']}")
+    yield f"{request['num_frames']} frame{'s' * (request['num_frames'] > 1)}"
     yield from _guidance_features(request)
     at = [image["frame"] for image in request["images"]]
     if at:
@@ -136,9 +123,9 @@ def features(request, generation, published, upsampler):
             yield "strength below 1"
     if request["pipeline"] in TWO_PASSES:
         yield from ("two passes", f"upsampler {upsampler}", f"sound of {request['keeps']}")
-    if request["loras"]:
-        yield "one LoRA" if len(request["loras"]) == 1 else "two LoRAs"
-        yield from sorted({f"LoRA keys {lora['keys']}" for lora in request["loras"]})
-    if request["layout"]:
-        yield from ("layout", f"layout {request['layout']}")
+    yield ("no LoRA", "one LoRA", "two LoRAs")[len(request["loras"])]
+    yield from sorted({f"LoRA keys {lora['keys']}" for lora in request["loras"]})
+    places = {"header": "alpha in the header", "tensors": "alpha among the tensors"}
+    yield from sorted({places[lora["alpha_in"]] for lora in request["loras"] if lora["alpha"]})
+    yield from ("layout", f"layout {request['layout']}") if request["layout"] else ("no layout",)
     yield f"{request['frame_rate']:g} frames a second"

@@ -11,7 +11,8 @@ import torch
 from diffusers import LTX2Pipeline
 from diffusers.models.transformers.transformer_ltx2 import LTX2PerturbedAttnProcessor
 
-from drawn_request import DISTILLED, NEUTRAL, SECOND, TWO_PASSES
+from drawn_request import DISTILLED, NEUTRAL, SECOND
+from drawn_table import TWO_PASSES
 
 # What the official packages import for files of media alone; nothing here reads such.
 for name in ("av", "torchaudio", "torchaudio.transforms", "torchaudio.functional"):
@@ -22,7 +23,8 @@ from ltx_core.components.noisers import GaussianNoiser  # noqa: E402
 from ltx_core.components.schedulers import LTX2Scheduler  # noqa: E402
 from ltx_core.conditioning import VideoConditionByKeyframeIndex, VideoConditionByLatentIndex  # noqa: E402
 from ltx_core.guidance.perturbations import PerturbationType  # noqa: E402
-from ltx_core.loader.fuse_loras import _prepare_deltas  # noqa: E402
+from ltx_core.loader.fuse_loras import apply_loras  # noqa: E402
+from ltx_core.loader.primitives import LoraStateDictWithStrength, StateDict  # noqa: E402
 from ltx_core.model.transformer.model import X0Model  # noqa: E402
 from ltx_core.model.upsampler import upsample_video  # noqa: E402
 from ltx_core.tools import VideoLatentTools  # noqa: E402
@@ -144,6 +146,34 @@ SINCE = {"official_1_0": dict(noiser=GaussianNoiser), "official": dict(
 )}
 
 
+def _merged(weights, loras):
+    """Weights with updates as since 1.2.0: all in bfloat16, the first strength with its matrix, each sum rounded."""
+    half, merged = (lambda tensor: tensor.to(torch.bfloat16).float()), {}
+    for name, weight in weights.items():
+        stem, delta = name.removesuffix(".weight"), None
+        for tensors, strength in loras:
+            if f"{stem}.lora_A.weight" not in tensors:
+                continue
+            a, b = (half(tensors[f"{stem}.lora_{matrix}.weight"]) for matrix in "AB")
+            delta = half(half(strength * b) @ a) if delta is None else half(delta + strength * (b @ a))
+        if delta is not None:
+            merged[name] = half(weight.float() + delta).to(weight.dtype)
+    return merged
+
+
+def _merged_1_0(weights, loras):
+    """Weights with updates by the loader of 1.0.0, which takes bfloat16."""
+    cpu = torch.device("cpu")
+    state = lambda tensors: StateDict(tensors, cpu, 0, set())
+    touched = {key.replace(".lora_A.", ".") for tensors, _ in loras for key in tensors}
+    stored = state({name: w.to(torch.bfloat16) for name, w in weights.items() if name in touched})
+    merged = apply_loras(stored, [LoraStateDictWithStrength(state(tensors), strength) for tensors, strength in loras]).sd
+    return {name: weight.to(weights[name].dtype) for name, weight in merged.items()}
+
+
+MERGES = {"official": _merged, "official_1_0": _merged_1_0}
+
+
 class Noise:
     """Lightricks' noiser, with noise in this project's order: the video's own tokens, the sound, then what is appended."""
 
@@ -209,23 +239,20 @@ class Reference:
         return {"video": video, "audio": audio}
 
     def _merge(self, stage):
-        """The transformer with its LoRAs of a stage: names by diffusers, updates and sums by ltx-core."""
+        """The transformer with its LoRAs of a stage: names by diffusers, updates and sums by the release's loader."""
         if not self.weights:
             return
-        files = [(file, lora) for file, lora in zip(self.model.loras, self.request["loras"]) if stage in lora["stages"]]
-        loaded = [(LTX2Pipeline.lora_state_dict(str(file)), lora["strength"]) for file, lora in files]
-        # In f32 the updates are, too, whatever the files are stored in.
-        named = lambda sd: {k.removeprefix("transformer."): v.to(self.dtype) for k, v in sd.items()}
-        loras = [(SimpleNamespace(sd=named(sd)), strength) for sd, strength in loaded]
-        merged, met, stored = {}, 0, torch.bfloat16 if self.request["stored"] == "bf16" else torch.float32
-        for name, weight in self.weights.items():
-            delta = _prepare_deltas(loras, name, torch.float32, "cpu") if name.endswith(".weight") else None
-            met += delta is not None
-            # As ltx-core leaves it: in the type of the stored weight.
-            merged[name] = weight if delta is None else (weight + delta).to(stored).to(weight.dtype)
-        if loras and not met:
+        loras = []
+        for file, lora in zip(self.model.loras, self.request["loras"]):
+            if stage in lora["stages"]:
+                tensors = {k.removeprefix("transformer."): v for k, v in LTX2Pipeline.lora_state_dict(str(file)).items()}
+                # The loaders know no alpha; names that they do not read are diffusers', which has one.
+                scaled = lora.get("alpha") and lora["keys"] == "diffusers"
+                loras.append((tensors, lora["strength"] * (lora["alpha"] / lora["rank"] if scaled else 1)))
+        merged = MERGES[self.request["reference"]](self.weights, loras)
+        if loras and not merged:
             raise ValueError("no tensor of the LoRAs fits the transformer")
-        self.pipeline.transformer.load_state_dict(merged)
+        self.pipeline.transformer.load_state_dict(self.weights | merged)
 
     def _conditionings(self, shape):
         """The images as this pipeline's conditionings."""

@@ -2,6 +2,7 @@
 
 import random
 
+from drawn_table import UPSAMPLERS
 from models import VOCABULARY
 
 _ACTIVATIONS = ["gelu-approximate"] * 3 + ["gelu", "geglu", "geglu-approximate", "swiglu", "linear-silu"]
@@ -137,9 +138,9 @@ def encoder(draw, latent, kinds):
     )
 
 
-def upsampler(draw, latent):
-    """The resampler of 2.0 or of 2.3, or one that works frame by frame; 32 groups are normalised."""
-    kind = draw.choice(["rational", "plain", "frames"])
+def upsampler(draw, latent, kind):
+    """The resampler of 2.0 or of 2.3, or one that works frame by frame, where none is given any; 32 groups are normalised."""
+    kind = kind or draw.choice(UPSAMPLERS)
     return kind, dict(
         in_channels=latent, mid_channels=32, num_blocks_per_stage=draw.randint(0, 1), dims=2 if kind == "frames" else 3,
         use_rational_resampler=kind == "rational",
@@ -252,16 +253,15 @@ def scheduler(draw):
     )
 
 
-def whole(seed, published=False, generation=None):
-    """Configs of one model. `published`: sizes vary, flags stay those of the generation, 2.0 or 2.3, by seed if none is given."""
+def whole(seed, published, generation, upsampler_kind=None):
+    """Configs of one model. `published`: sizes vary, flags stay those of the generation, 2.0 or 2.3."""
     draw = random.Random(seed)
-    generation = generation or random.Random(f"{seed}/generation").choice(["2.0", "2.3"])
     caption, latent = draw.choice([12, 16, 20, 24, 36]), draw.choice([3, 4, 8])
     vae_config, ratios = vae(draw, latent, published)
     audio = audio_vae(draw, published)
     text = gemma(draw, caption)
     voice = vocoder(draw, audio["mel_bins"], published)
-    upsampler_kind, upsampler_config = upsampler(draw, latent)
+    upsampler_kind, upsampler_config = upsampler(draw, latent, upsampler_kind)
     joined = connectors(draw, caption, text["num_hidden_layers"], published)
     dit = transformer(draw, latent, audio["base_channels"], caption, ratios, published)
     if generation == "2.3":
