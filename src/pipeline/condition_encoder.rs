@@ -9,7 +9,7 @@ use super::conditions::{ConditionTokens, StreamTokens};
 use super::error::{PipelineError, Result};
 use super::runner::Runner;
 use super::tensors::fixed;
-use crate::media::{self, ImageH264, RoundTrip};
+use crate::media::{self, RoundTrip};
 use crate::request::{Condition, Content, Placement, Request, Shapes, noise_levels};
 use crate::sampling::latents::{AudioShape, pack_audio};
 use crate::weights::Checkpoint;
@@ -111,7 +111,7 @@ impl Runner {
     fn image_tokens(&mut self, path: &Path, crf: u8, request: &Request) -> Result<Array3<f32>> {
         let frame = media::read_image(path)?;
         let round_trip = match self.round_trip.take() {
-            None if crf > 0 => Some(RoundTrip::choose(ImageH264::Auto, Path::new("ffmpeg"))?),
+            None if crf > 0 => Some(RoundTrip::choose(self.h264, Path::new("ffmpeg"))?),
             known => known,
         };
         let frame = round_trip.as_ref().map_or(Ok(frame.clone()), |h264| h264.apply(&frame, crf, path))?;

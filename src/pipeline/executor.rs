@@ -101,7 +101,11 @@ impl Executor {
     /// # Errors
     /// Those of [`Executor::set_loras`], of any pass.
     pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
-        self.merge_order = loras.order;
+        if self.merge_order != loras.order {
+            // What the other order made is no weight of this one.
+            self.swap_loras(Vec::new());
+            self.merge_order = loras.order;
+        }
         self.by_pass = loras;
         [2, 1].into_iter().try_for_each(|pass| self.set_loras(&self.by_pass.of_pass(pass)))
     }

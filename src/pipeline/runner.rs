@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::denoise_loop::DenoiseLoop;
 use super::executor::Executor;
 use super::model::Model;
-use crate::media::RoundTrip;
+use crate::media::{ImageH264, RoundTrip};
 use crate::nn::Build;
 use crate::request::Request;
 use crate::sampling::denoise::DenoiseShape;
@@ -17,8 +17,10 @@ pub struct Runner {
     pub executor: Executor,
     /// How networks become programs.
     pub build: Build,
-    /// H.264 of conditioning images; without, what this host has is taken at the first.
-    pub round_trip: Option<RoundTrip>,
+    /// Encoder of conditioning images (`conditioning.h264`), which the first of them decides for this host.
+    pub h264: ImageH264,
+    /// The same once it is decided.
+    pub(crate) round_trip: Option<RoundTrip>,
     /// The last loop of each name, with what the requests that can share it have in common.
     pub(super) loops: HashMap<&'static str, SharedLoop>,
 }
@@ -33,6 +35,6 @@ pub(super) struct SharedLoop {
 impl Runner {
     /// Nothing compiled, nothing loaded.
     pub fn new(model: Model, executor: Executor, build: Build) -> Self {
-        Runner { model, executor, build, round_trip: None, loops: HashMap::new() }
+        Runner { model, executor, build, h264: ImageH264::Auto, round_trip: None, loops: HashMap::new() }
     }
 }

@@ -131,7 +131,8 @@ impl Session {
         whole_mesh(&config, &build, executor.engine())?;
         Programs::of(&config, None)?.check(&build)?;
         setup::log_weights(config.runtime.weights, &model.weights)?;
-        let runner = Runner { round_trip, ..Runner::new(model, executor, build) };
+        let h264 = config.conditioning.h264;
+        let runner = Runner { h264, round_trip, ..Runner::new(model, executor, build) };
         Ok(Session { config, runner, versions, first })
     }
 }

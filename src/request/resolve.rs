@@ -78,10 +78,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             Reference::Official => Noising::Latents,
             Reference::Official1 | Reference::Diffusers => Noising::Known,
         },
-        positions: match (config.runtime.positions, config.runtime.dtype) {
-            (Reference::Official1, Dtype::Bf16) => DType::BF16,
-            _ => DType::F32,
-        },
+        positions: positions(config),
         conditions: conditions(config)?,
         refine: refine(config)?,
         tiling: config.runtime.tiling.map(|t| Tiling {
@@ -91,6 +88,14 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             frame_overlap: t.frame_overlap,
         }),
     })
+}
+
+/// Type that positions of video tokens are rounded to: 1.0.0 keeps them in the pipeline's.
+fn positions(config: &Config) -> DType {
+    match (config.runtime.positions, config.runtime.dtype) {
+        (Reference::Official1, Dtype::Bf16) => DType::BF16,
+        _ => DType::F32,
+    }
 }
 
 /// Blocks that the perturbed branch perturbs in each stream.
@@ -172,6 +177,15 @@ mod tests {
         assert_eq!(of(&[steps, diffusers]), scheduler.sigmas(6, 1000).expect("a schedule"));
         assert_eq!(of(&[list]), [0.9, 0.4, 0.0]);
         assert_eq!(of(&[list, diffusers]), scheduler.shifted(&[0.9, 0.4], 1000).expect("a schedule"));
+    }
+
+    #[test]
+    fn positions_are_rounded_as_the_reference_does_it() {
+        let of = |set: &[&str]| positions(&config(set));
+        assert_eq!(of(&["reference=official_1_0", "runtime.dtype=bf16"]), DType::BF16);
+        assert_eq!(of(&["reference=official_1_0", "runtime.dtype=f32"]), DType::F32);
+        assert_eq!(of(&["reference=official", "runtime.dtype=bf16"]), DType::F32);
+        assert_eq!(of(&["runtime.positions=official_1_0", "runtime.dtype=bf16"]), DType::BF16);
     }
 
     #[test]

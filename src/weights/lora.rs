@@ -79,7 +79,7 @@ const ROLES: [(&str, Role); 5] = [
 ];
 
 /// Parts of names that only other kinds of updates have, and their kind.
-const OTHERS: [(&str, &str); 8] = [
+const OTHERS: [(&str, &str); 7] = [
     (".lora_magnitude_vector", "a DoRA"),
     (".dora_scale", "a DoRA"),
     (".hada_", "a LoHa"),
@@ -87,7 +87,6 @@ const OTHERS: [(&str, &str); 8] = [
     (".lora_mid.", "a LoCon"),
     (".oft_", "an OFT"),
     (".lora_B.bias", "a LoRA with a bias"),
-    (".diff", "a difference of whole weights"),
 ];
 
 /// `A`, `B` and alpha of a weight, as far as they were met.
@@ -187,7 +186,9 @@ impl LoraFile {
 
 /// Component, module and role of a tensor of a file.
 fn place(key: &str) -> Result<(Component, String, Role), String> {
-    if let Some((_, kind)) = OTHERS.iter().find(|(part, _)| key.contains(part)) {
+    let kind = OTHERS.iter().find(|(part, _)| key.contains(part)).map(|(_, kind)| *kind);
+    let whole = [".diff", ".diff_b"].iter().any(|end| key.ends_with(end)).then_some("a difference of whole weights");
+    if let Some(kind) = kind.or(whole) {
         return Err(format!(
             "is part of {kind}, which is not supported: only lora_A, lora_B and alpha of a LoRA are read"
         ));
@@ -264,6 +265,11 @@ impl Metadata {
                 if metadata.get(component, key).and_then(Value::as_bool) == Some(true) {
                     return Err(fail(format!("{key} is not supported")));
                 }
+            }
+            let alphas =
+                metadata.patterns(component).map(|(_, alpha)| alpha).chain(metadata.get(component, "lora_alpha"));
+            if let Some(alpha) = alphas.into_iter().find(|alpha| !alpha.is_number()) {
+                return Err(fail(format!("an alpha is {alpha}, not a number")));
             }
             let is_name = |c: char| c.is_alphanumeric() || "._-".contains(c);
             if let Some((pattern, _)) = metadata.patterns(component).find(|(p, _)| !end(p).chars().all(is_name)) {

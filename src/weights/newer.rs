@@ -65,7 +65,8 @@ fn refused(path: &Path, mark: String, newer: &Newer) -> WeightsError {
 pub(super) fn refuse_file(checkpoint: &Checkpoint, config: &Value) -> Result<(), WeightsError> {
     let path = checkpoint.path();
     if let Some(version) = checkpoint.metadata("model_version") {
-        let mut numbers = version.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+        let number = version.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let mut numbers = number.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
         let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         if found > NEWEST {
             let newer = if found == (2, 5) { V2_5 } else { UNKNOWN };

@@ -65,7 +65,7 @@ pub(super) fn component_config(
         Component::Transformer => transformer(path, config),
         Component::Connectors => connectors(path, config, tensors),
         Component::Vae => official_vae::video(Section::new(path, config, "vae")),
-        Component::AudioVae => Ok(audio_vae(Section::new(path, config, "audio_vae"))),
+        Component::AudioVae => audio_vae(Section::new(path, config, "audio_vae")),
         Component::Vocoder => vocoder(Section::new(path, config, "vocoder"), tensors),
         Component::Scheduler => Ok(scheduler(path, Section::new(path, config, "scheduler"))),
         Component::LatentUpsampler => upsampler(path, config, tensors),
@@ -147,7 +147,7 @@ fn video_stream(t: Section, vae: Section) -> Result<Value, WeightsError> {
 }
 
 fn audio_stream(t: Section, vae: Section) -> Result<Value, WeightsError> {
-    let audio = audio_vae(vae);
+    let audio = audio_vae(vae)?;
     let levels = audio["ch_mult"].as_array().map_or(3, Vec::len).max(1);
     Ok(json!({
         "audio_in_channels": t.or("audio_in_channels", 128),
@@ -215,10 +215,9 @@ fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value
     let dim = t.or("connector_attention_head_dim", 128);
     let layers = t.or("connector_num_layers", 2);
     let gated = t.flag("connector_apply_gated_attention", false)?;
-    let positions = t.get("connector_positional_embedding_max_pos").and_then(|p| p.get(0).cloned());
-    let hidden = |heads: &str, dim: &str, default: u64| match (t.get(heads), t.get(dim)) {
-        (Some(h), Some(d)) => h.as_u64().zip(d.as_u64()).map_or(default, |(h, d)| h * d),
-        _ => default,
+    let number = |key: &str, default: u64| {
+        let given = t.or(key, default);
+        given.as_u64().ok_or_else(|| t.error(key, format!("is {given}, not a whole number")))
     };
     Ok(json!({
         "_class_name": "LTX2TextConnectors",
@@ -234,26 +233,30 @@ fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value
         "audio_connector_num_layers": t.or("audio_connector_num_layers", layers),
         "audio_connector_num_learnable_registers": registers("audio")?,
         "audio_gated_attn": gated,
-        "connector_rope_base_seq_len": positions.unwrap_or(json!(4096)),
+        "connector_rope_base_seq_len": t.entry("connector_positional_embedding_max_pos", 0, json!([4096]))?,
         "rope_theta": 10000.0,
         "rope_double_precision": t.choice("frequencies_precision", ["float32", "float64"])? == 1,
         "causal_temporal_positioning": false,
         "rope_type": t.or("rope_type", "split"),
         "per_modality_projections": first,
-        "video_hidden_dim": hidden("num_attention_heads", "attention_head_dim", 4096),
-        "audio_hidden_dim": hidden("audio_num_attention_heads", "audio_attention_head_dim", 2048),
+        "video_hidden_dim": number("num_attention_heads", 32)? * number("attention_head_dim", 128)?,
+        "audio_hidden_dim": number("audio_num_attention_heads", 32)? * number("audio_attention_head_dim", 64)?,
         "proj_bias": tensors.contains(&format!("{projection}.bias")),
     }))
 }
 
-fn audio_vae(s: Section) -> Value {
+fn audio_vae(s: Section) -> Result<Value, WeightsError> {
     let params = s.sub("model").sub("params");
     let dd = params.sub("ddconfig");
     let (stft, mel) = (s.sub("preprocessing").sub("stft"), s.sub("preprocessing").sub("mel"));
     let mel_bins = dd.get("mel_bins").or(mel.get("n_mel_channels")).or(s.sub("variables").get("mel_bins")).cloned();
     // An empty list of resolutions is no attention, which diffusers writes as null.
-    let attention = dd.get("attn_resolutions").filter(|r| r.as_array().is_some_and(|a| !a.is_empty())).cloned();
-    json!({
+    let attention = match dd.get("attn_resolutions") {
+        Some(Value::Array(list)) => (!list.is_empty()).then(|| json!(list)),
+        Some(other) => return Err(dd.error("attn_resolutions", format!("is {other}, not a list"))),
+        None => None,
+    };
+    Ok(json!({
         "_class_name": "AutoencoderKLLTX2Audio",
         "base_channels": dd.or("ch", 128),
         "output_channels": dd.or("out_ch", 2),
@@ -272,7 +275,7 @@ fn audio_vae(s: Section) -> Value {
         "is_causal": stft.or("causal", true),
         "mel_bins": mel_bins.unwrap_or(json!(64)),
         "double_z": dd.or("double_z", true),
-    })
+    }))
 }
 
 /// One generator: LTX-2.0's vocoder, or either half of LTX-2.3's.

@@ -192,8 +192,16 @@ impl Keys {
     /// Refuses a key that is neither read nor known to change no result. Those that begin with `_` say what the file was
     /// saved by; the classes among them are looked at elsewhere.
     fn check(&self, path: &Path, config: &Value, more: &[&str]) -> Result<(), WeightsError> {
+        let refused = |way: &[&str], reason: String| {
+            let key = [&["config"], way].concat().join(".");
+            Err(WeightsError::Config { path: path.to_path_buf(), key, reason })
+        };
+        let short = |value: &Value| value.to_string().chars().take(60).collect::<String>();
         let section = self.section.iter().try_fold(config, |values, name| values.get(name));
-        let Some(values) = section.and_then(Value::as_object) else { return Ok(()) };
+        let Some(section) = section.filter(|values| !values.is_null()) else { return Ok(()) };
+        let Some(values) = section.as_object() else {
+            return refused(self.section, format!("is {}, not a section of keys", short(section)));
+        };
         let known = |key: &str| key.starts_with('_') || self.read.contains(&key) || more.contains(&key);
         for (key, value) in values.iter().filter(|(key, _)| !known(key)) {
             let reason = match self.inert.iter().find(|(name, ..)| name == key) {
@@ -202,9 +210,7 @@ impl Keys {
                 None => "a key that this program does not know: the model may be newer than it",
             };
             let way: Vec<&str> = self.section.iter().copied().chain([key.as_str()]).collect();
-            let value: String = value.to_string().chars().take(60).collect();
-            let (key, reason) = (format!("config.{}", way.join(".")), format!("is {value}, {reason}"));
-            return Err(WeightsError::Config { path: path.to_path_buf(), key, reason });
+            return refused(&way, format!("is {}, {reason}", short(value)));
         }
         Ok(())
     }

@@ -19,18 +19,40 @@ struct BlockList {
     changes: Vec<Change>,
 }
 
+/// What is read of a block's parameters.
+const READ: [&str; 4] = ["num_layers", "inject_noise", "multiplier", "residual"];
+
 fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsError> {
     let list = s.get(key).and_then(Value::as_array).ok_or_else(|| s.error(key, "is missing: no list of blocks"))?;
     let (mut layers, mut noise, mut changes) = (vec![], vec![], vec![]);
     for (i, block) in list.iter().enumerate() {
         let name = block.get(0).and_then(Value::as_str).unwrap_or_default();
+        let wrong = |reason: String| s.error(key, format!("entry {i} {reason}: {block}"));
+        if block.as_array().is_some_and(|parts| parts.len() > 2) {
+            return Err(wrong("has more than a name and parameters".into()));
+        }
         // A bare number stands for `num_layers`.
         let params = block.get(1).unwrap_or(&Value::Null);
+        if let Some(name) = params.as_object().into_iter().flat_map(|p| p.keys()).find(|k| !READ.contains(&k.as_str()))
+        {
+            return Err(wrong(format!("has a parameter that this program does not know, `{name}`")));
+        }
         let flag = |k: &str| match params.get(k).map_or(Some(false), Value::as_bool) {
             Some(value) => Ok(value),
-            None => Err(s.error(key, format!("entry {i}: {k} is {}, not true or false", params[k]))),
+            None => Err(wrong(format!("has {k} {}, not true or false", params[k]))),
         };
-        let multiplier = params.get("multiplier").and_then(Value::as_u64).unwrap_or(if encoder { 2 } else { 1 });
+        let multiplier = match params.get("multiplier") {
+            None => {
+                if encoder {
+                    2
+                } else {
+                    1
+                }
+            }
+            Some(given) => {
+                given.as_u64().ok_or_else(|| wrong(format!("has multiplier {given}, not a whole number")))?
+            }
+        };
         let kind = match name.strip_suffix("_res").filter(|_| encoder).unwrap_or(if encoder { "" } else { name }) {
             "compress_space" => Some("spatial"),
             "compress_time" => Some("temporal"),

@@ -139,9 +139,14 @@ fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
         all.insert(key, stored(&sum.mapv(|v| v as f32), DType::F32));
     }
     let by_hand = model(&with_transformer(&dir.path().join("merged"), &case.model, &all));
-    let mut merged = Executor::new(Engine::new(client, quick()), by_hand.clone());
+    let mut merged = Executor::new(Engine::new(client.clone(), quick()), by_hand.clone());
     let want = run(&mut merged, &case, &ModelConfigs::of(&by_hand), &build);
     assert!(distance(&updated, &want) <= 1e-6, "{:e}", distance(&updated, &want));
+    // The order of a run is what its weights are merged by: the default one rounds updates to bf16.
+    let mut rounded = Executor::new(Engine::new(client, quick()), source.clone());
+    rounded.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
+    let off = distance(&run(&mut rounded, &case, &configs, &build), &updated);
+    assert!((1e-5..1e-2).contains(&off), "{off:e}");
 
     // Another file with the same numbers, then none of it, then nothing: back to the beginning.
     executor.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
@@ -210,6 +215,7 @@ fn what_does_not_fit_names_file_key_and_shapes() {
     let (ga, gb) = (&format!("{gate}.lora_A.weight"), &format!("{gate}.lora_B.weight"));
     says(bad(&[(ga, [2, 24]), (gb, [4, 2])]), &[ga, "to_gate_logits.weight", "no tensor", "another model version"]);
     says(bad(&[("lora_unet_x.lora_down.weight", [2, 2])]), &["lora_unet_x", "diffusers", "Lightricks"]);
+    says(bad(&[("model.diffusion_model.x.lora_A.weight", [2, 2])]), &["begins neither with"]);
     for (part, kind) in [
         ("dora_scale", "DoRA"),
         ("lora_magnitude_vector", "DoRA"),
@@ -243,6 +249,8 @@ fn headers_that_ask_for_more_are_refused_by_key() {
         (json!({"use_dora": true}), "use_dora is not supported"),
         (json!({"connectors.lora_bias": true}), "lora_bias is not supported"),
         (json!({"transformer.alpha_pattern": {"blocks.[0-9]+": 1}}), "alpha_pattern `blocks.[0-9]+`"),
+        (json!({"lora_alpha": "12"}), "an alpha is \"12\", not a number"),
+        (json!({"transformer.alpha_pattern": {"^a.to_q": [1]}}), "an alpha is [1], not a number"),
     ] {
         let error = opened(metadata).expect_err("refused").to_string();
         assert!(error.contains("a.safetensors") && error.contains(said), "{error}");

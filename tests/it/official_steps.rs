@@ -2,6 +2,7 @@
 //! (scripts/oracle/cases_official.py). Without compiled programs each test takes 15 to 35 seconds of one core, nearly all in
 //! the compiler: a case has denoising programs of its own, for its sampler, guidance, conditions and stages.
 
+use ltx2::hlo::DType;
 use ltx2::pipeline::executor::Executor;
 use ltx2::request::Request;
 
@@ -32,6 +33,9 @@ fn agrees(component: &str, model: &str, names: &[&str]) {
             }
         }
         let before = compiles(&runner.executor);
+        let coarse = Request { positions: DType::BF16, ..request.clone() };
+        let coarse = generate(&mut runner, &coarse, &dumping(None));
+        assert_ne!(dumped(&coarse, "latents.video"), dumped(&made, "latents.video"), "rounded positions are others");
         let other = Request { prompt: "something else".into(), seed: 99, ..request };
         let again = generate(&mut runner, &other, &dumping(None));
         assert_ne!(dumped(&again, "latents.video"), dumped(&made, "latents.video"));

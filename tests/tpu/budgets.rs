@@ -38,6 +38,9 @@ const MEGATRON_OF_TOKENS: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllToA
 /// A gather for each weight of a block but the text keys and values, which are made before the loop.
 const FSDP: &[(CollectiveKind, usize)] =
     &[(CollectiveKind::AllGather, 18), (CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 2)];
+/// LTX-2.3's: and those of the text keys and values, which change with the step, of gates and of text modulation.
+const FSDP_2_3: &[(CollectiveKind, usize)] =
+    &[(CollectiveKind::AllGather, 26), (CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 2)];
 const ANY: &[(CollectiveKind, usize)] = &[];
 
 /// Rows of `make test-tpu`: layouts of every attention scheme, on v5p, TPU7x and v6e.
@@ -72,16 +75,21 @@ const MORE: &[Budget] = &[
     Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 108.0, at_least: 0.0, kinds: ULYSSES },
     Budget { config: "ltx2_3", layout: "sequence", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 410.0, at_least: 0.0, kinds: GATHERS },
     Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=2,tensor=2", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 320.0, at_least: 0.0, kinds: MEGATRON_OF_TOKENS },
-    Budget { config: "ltx2_3", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
-    Budget { config: "ltx2_3", layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
-    Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:tpu7x:2x2x1", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
-    Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=16", target: "tpu:v5p:2x4x4", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
-    Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=2,tensor=4", target: "tpu:v5e:4x4", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
-    Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=4,tensor=2", target: "tpu:v6e:4x4", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
-    Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=16,tensor=2", target: "tpu:v6e:8x8", size: SMALL, layers: 48, at_most: 999.0, at_least: 0.0, kinds: ANY },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 2.0 * 415.0, at_least: 0.0, kinds: MEGATRON_APART },
+    Budget { config: "ltx2_3", layout: "fsdp-ulysses", mesh: "context=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 780.0 + 110.0, at_least: 600.0, kinds: FSDP_2_3 },
+    Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=4", target: "tpu:tpu7x:2x2x1", size: SMALL, layers: 48, at_most: 108.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2_3", layout: "cfg-ulysses", mesh: "cfg=2,context=16", target: "tpu:v5p:2x4x4", size: SMALL, layers: 48, at_most: 28.0, at_least: 0.0, kinds: ULYSSES },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=2,tensor=4", target: "tpu:v5e:4x4", size: SMALL, layers: 48, at_most: 265.0, at_least: 0.0, kinds: MEGATRON_OF_TOKENS },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=4,tensor=2", target: "tpu:v6e:4x4", size: SMALL, layers: 48, at_most: 160.0, at_least: 0.0, kinds: MEGATRON_OF_TOKENS },
+    Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=16,tensor=2", target: "tpu:v6e:8x8", size: SMALL, layers: 48, at_most: 44.0, at_least: 0.0, kinds: MEGATRON_OF_TOKENS },
 ];
 
 impl Budget {
+    /// Bytes of stacks that may be copied before the loop: on TPU7x the compiler turns 2.3's six stacks of gates once.
+    fn copied_once(&self) -> f64 {
+        if self.config == "ltx2_3" && self.target.contains("tpu7x") { 57e6 } else { 0.0 }
+    }
+
     fn case(&self) -> Case {
         let layers = (self.layers < 48).then_some(self.layers);
         let whole = Case::denoise(self.layout, self.mesh, self.target);
@@ -131,7 +139,7 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
             let sums = sums.map(|c| c.bytes / 1e6).filter(move |mb| (low..high).contains(mb));
             sums.fold((0, 0.0), |(n, all), mb| (n + 1, all + mb))
         };
-        let (video, _) = between(10.0, f64::MAX);
+        let (video, _) = between(4.0, f64::MAX);
         check(video == 4, format!("{video} sums of activations"));
         let (_, norms) = between(0.0, 1.0);
         let pixels = |size: [usize; 3]| size.iter().product::<usize>() as f64;
@@ -159,9 +167,16 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
             .collect();
         check(strays.is_empty(), format!("collectives in {strays:?}"));
     }
-    check(m.report.stack_copies.is_empty(), format!("stacks are copied: {:?}", m.report.stack_copies));
-    // 2.3's text keys and values change with the step: every device makes them, which is less than gathering them.
-    let least = if budget.config == "ltx2_3" { 0.8 } else { 0.95 };
+    let copied: f64 =
+        m.report.stack_copies.iter().map(|c| c.bytes * if c.level == LoopLevel::Outside { 1.0 } else { 1e9 }).sum();
+    check(copied <= budget.copied_once(), format!("stacks are copied: {:?}", m.report.stack_copies));
+    // 2.3's text keys and values change with the step: every device makes them, which is less than gathering them, and on
+    // sixteen devices of `context` a fourth of the work.
+    let least = match (budget.config, budget.mesh.contains("context=16")) {
+        ("ltx2_3", true) => 0.72,
+        ("ltx2_3", false) => 0.8,
+        _ => 0.95,
+    };
     check(useful >= least, format!("{:.1} % of the FLOPs are useful", useful * 100.0));
     let (stated, held) = (argument_bytes(&m.network), m.memory.arguments as f64);
     // Tiles pad what does not divide by them.

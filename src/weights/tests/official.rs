@@ -184,9 +184,19 @@ fn single_files_that_no_code_computes_are_refused() {
     fails(source.config(Component::Transformer), &["config.transformer.frequencies_precision", "bfloat16"]);
     let source = with("transformer", "cross_attention_adaln", json!(1));
     fails(source.config(Component::Transformer), &["config.transformer.cross_attention_adaln", "not true or false"]);
-    let stage = json!([["res_x", {"num_layers": 1, "inject_noise": "yes"}]]);
-    let source = with("vae", "decoder_blocks", stage);
-    fails(source.config(Component::Vae), &["config.vae.decoder_blocks", "entry 0: inject_noise"]);
+    for (block, said) in [
+        (json!(["res_x", {"num_layers": 1, "inject_noise": "yes"}]), "inject_noise \"yes\", not true or false"),
+        (json!(["res_x", {"num_layers": 1, "zoom": 3}]), "a parameter that this program does not know, `zoom`"),
+        (json!(["res_x", {"num_layers": 1}, 5]), "more than a name and parameters"),
+        (json!(["res_x", {"num_layers": 1, "multiplier": 2.0}]), "multiplier 2.0, not a whole number"),
+    ] {
+        let source = with("vae", "decoder_blocks", json!([block]));
+        fails(source.config(Component::Vae), &["config.vae.decoder_blocks", "entry 0 has ", said]);
+    }
+    let source = with("transformer", "connector_positional_embedding_max_pos", json!(4096));
+    fails(source.config(Component::Connectors), &["config.transformer.connector_positional_embedding_max_pos"]);
+    let source = with("transformer", "attention_head_dim", json!("64"));
+    fails(source.config(Component::Connectors), &["config.transformer.attention_head_dim", "not a whole number"]);
 }
 
 #[test]

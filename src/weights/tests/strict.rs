@@ -26,7 +26,9 @@ fn a_file_of_a_newer_generation_says_which() {
     let nine =
         ["x.safetensors", "`model_version` 9.0 in its header", "no generation that this program knows", "newer ltx2"];
     fails(versioned("9.0", &[]), &nine);
-    fails(versioned("2.4.1", &[]), &["`model_version` 2.4.1", "no generation"]);
+    for newer in ["2.4.1", "v2.4.1", "LTX-9.0"] {
+        fails(versioned(newer, &[]), &[&format!("`model_version` {newer}"), "no generation"]);
+    }
     let needs = "it would need a transformer that marks keyframes, the text encoder Gemma 4";
     fails(versioned("2.5.0", &[]), &["`model_version` 2.5.0", "of LTX-2.5", needs]);
     // A repackaged file may have lost its version.
@@ -108,6 +110,10 @@ fn a_file_s_configuration_has_no_key_that_nothing_reads() {
         ("/vae/normalize_latent_channels", json!(true), "is true, which no code computes"),
     ] {
         fails(with(way, value), &[way.rsplit('/').next().expect("a key"), said]);
+    }
+    // What is no section is not an absent one.
+    for (way, value) in [("/transformer", json!([])), ("/audio_vae/model/params/ddconfig", json!("x"))] {
+        fails(with(way, value), &[&format!("config{}", way.replace('/', ".")), "not a section of keys"]);
     }
     let source = with("/transformer/double_self_attention", json!(true)).expect("opens");
     fails(source.config(Component::Transformer), &["config.transformer.double_self_attention", "only false"]);
