@@ -219,17 +219,18 @@ _WHOLE = {
 _ROUNDINGS = 6
 
 
+def shifted(tensor, turn):
+    """A tensor that differs by a quarter of what bfloat16 keeps, which float32 hardly sees."""
+    return tensor * (1 + 2.0**-9 * (torch.rand(tensor.shape, generator=generator(turn, "rounding")) - 0.5))
+
+
 @contextmanager
 def rounded_otherwise(turn):
-    """The same run with other roundings: one of two attention kernels, and noise that differs by a quarter of what
-    bfloat16 keeps, which float32 hardly sees. Threads and the choice of matmul library change no bit at these sizes."""
+    """The same run with other roundings: one of two attention kernels, and noise that is shifted. Threads and the choice of
+    matmul library change no bit at these sizes."""
     draw = torch.randn
-
-    def shifted(*shape, **more):
-        noise = draw(*shape, **more)
-        return noise * (1 + 2.0**-9 * (torch.rand(noise.shape, generator=generator(turn, "rounding")) - 0.5))
-
-    with patch("torch.randn", shifted), sdpa_kernel((SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)[turn % 2]):
+    kernel = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)[turn % 2]
+    with patch("torch.randn", lambda *shape, **more: shifted(draw(*shape, **more), turn)), sdpa_kernel(kernel):
         yield
 
 
