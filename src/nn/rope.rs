@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::f64::consts::PI;
 
+use half::bf16;
 use ndarray::{Array2, Array3, Array4, ArrayView3};
 use serde::Deserialize;
 
@@ -47,7 +48,8 @@ pub(crate) fn frequencies(theta: f64, n: usize, double: bool) -> Vec<f32> {
                 (theta.powf(e) * PI / 2.0) as f32
             } else {
                 let step = if steps == 0 { 0.0 } else { 1.0 / steps as f32 };
-                let e = if from_start { step * i as f32 } else { 1.0 - step * (steps - i) as f32 };
+                // Torch's loop for AVX2 and AVX-512 multiplies and adds in one rounding.
+                let e = if from_start { step * i as f32 } else { (-step).mul_add((steps - i) as f32, 1.0) };
                 let power = (theta as f32 as f64).powf(f64::from(e)) as f32;
                 power * PI as f32 / 2.0
             }
@@ -55,10 +57,10 @@ pub(crate) fn frequencies(theta: f64, n: usize, double: bool) -> Vec<f32> {
         .collect()
 }
 
-/// The table of token positions `[b, tokens, axes]`, each already divided by the axis' largest position.
+/// The table of token positions `[b, tokens, axes]` between -1 and 1, as [`grid`] gives them.
 ///
-/// Angles are `(2·position - 1)·ω`; the axes alternate fastest; features that no frequency is left for come first and
-/// are not rotated.
+/// Angles are `position·ω`; the axes alternate fastest; features that no frequency is left for come first and are not
+/// rotated.
 pub fn table(positions: ArrayView3<f32>, heads: Heads, theta: f64, double: bool) -> Table {
     let (b, tokens, axes) = positions.dim();
     let pairs = heads.width() / 2;
@@ -68,9 +70,8 @@ pub fn table(positions: ArrayView3<f32>, heads: Heads, theta: f64, double: bool)
     let mut grids = Vec::new();
     let mut known = HashMap::new();
     let mut row_of = |position: &f32| {
-        let grid = position * 2.0 - 1.0;
-        *known.entry(grid.to_bits()).or_insert_with(|| {
-            grids.push(grid);
+        *known.entry(position.to_bits()).or_insert_with(|| {
+            grids.push(*position);
             grids.len() - 1
         })
     };
@@ -96,12 +97,15 @@ pub fn table(positions: ArrayView3<f32>, heads: Heads, theta: f64, double: bool)
     Table { cos: make(f64::cos, 1.0), sin: make(f64::sin, 0.0) }
 }
 
-/// Midpoints of token bounds `[b, axes, tokens, 2]` as fractions of the largest position of each axis:
-/// `[b, tokens, axes]`.
-pub fn fractions(bounds: ndarray::ArrayView4<f32>, largest: &[f32]) -> Array3<f32> {
+/// Midpoints of token bounds `[b, axes, tokens, 2]` as fractions of the largest position of each axis, spread from -1 to 1:
+/// `[b, tokens, axes]`. Every operation rounds to `dtype`.
+pub fn grid(bounds: ndarray::ArrayView4<f32>, largest: &[f32], dtype: DType) -> Array3<f32> {
+    let round = |x: f32| if dtype == DType::BF16 { bf16::from_f32(x).to_f32() } else { x };
     let (b, _, tokens, _) = bounds.dim();
     Array3::from_shape_fn((b, tokens, largest.len()), |(bi, t, a)| {
-        ((bounds[[bi, a, t, 0]] + bounds[[bi, a, t, 1]]) / 2.0) / largest[a]
+        let [start, end] = [0, 1].map(|side| round(bounds[[bi, a, t, side]]));
+        let fraction = round(round(start + end) / 2.0 / largest[a]);
+        round(fraction * 2.0 - 1.0)
     })
 }
 
@@ -182,23 +186,48 @@ mod tests {
         let heads = Heads { count: 3, dim: 10 };
         let positions = Array3::from_shape_fn((2, frames * rows * columns, 3), |(b, t, axis)| {
             let at = [t / (rows * columns), t / columns % rows, t % columns][axis];
-            (at + b) as f32 / [20.0, 2048.0, 31.0][axis]
+            (at + b) as f32 / [20.0, 2048.0, 31.0][axis] * 2.0 - 1.0
         });
         let table = table(positions.view(), heads, 10000.0, true);
         let omega = frequencies(10000.0, 5, true);
         let angle = |(b, t, h, j): (usize, usize, usize, usize)| {
             let pair = h * 5 + j;
-            let grid = positions[[b, t, pair % 3]] * 2.0 - 1.0;
-            f64::from(grid * omega[pair / 3])
+            f64::from(positions[[b, t, pair % 3]] * omega[pair / 3])
         };
         assert!(table.cos.indexed_iter().all(|(at, v)| v.to_bits() == (angle(at).cos() as f32).to_bits()));
         assert!(table.sin.indexed_iter().all(|(at, v)| v.to_bits() == (angle(at).sin() as f32).to_bits()));
     }
 
+    /// `torch.linspace(0, 1, 30, dtype=torch.float32)` on a processor with AVX2 or AVX-512.
+    const TORCH_LINSPACE: [f32; 30] = [
+        0.0, 0.03448276, 0.06896552, 0.10344827, 0.13793103, 0.1724138, 0.20689654, 0.2413793, 0.27586207, 0.31034482,
+        0.3448276, 0.37931034, 0.4137931, 0.44827586, 0.4827586, 0.51724136, 0.55172414, 0.5862069, 0.62068963,
+        0.6551724, 0.6896552, 0.7241379, 0.7586207, 0.79310346, 0.82758623, 0.86206895, 0.8965517, 0.9310345,
+        0.9655172, 1.0,
+    ];
+
+    /// Torch's own numbers on a processor with AVX2, whose last bits tell one rounding from two.
+    #[test]
+    fn frequencies_in_f32_are_torch_s() {
+        let want = TORCH_LINSPACE.map(|e: f32| (10000f64.powf(f64::from(e)) as f32) * PI as f32 / 2.0);
+        assert_eq!(frequencies(10000.0, 30, false), want);
+    }
+
+    #[test]
+    fn a_grid_rounds_every_operation() {
+        let at = |t: usize, side: usize| (8 * (t + side)) as f32 / 24.0;
+        let bounds = Array4::from_shape_fn((1, 1, 16, 2), |(.., t, side)| at(t, side));
+        let all: Vec<f32> = grid(bounds.view(), &[20.0], DType::BF16).into_iter().collect();
+        let r = |x: f32| bf16::from_f32(x).to_f32();
+        let of = |t| r(r(r(r(at(t, 0)) + r(at(t, 1))) / 2.0 / 20.0) * 2.0 - 1.0);
+        assert_eq!(all, (0..16).map(of).collect::<Vec<_>>());
+        assert_ne!(all, grid(bounds.view(), &[20.0], DType::F32).into_iter().map(r).collect::<Vec<_>>());
+    }
+
     #[test]
     fn features_without_a_frequency_come_first_and_stay() {
         let heads = Heads { count: 2, dim: 8 };
-        let positions = Array3::from_elem((1, 2, 3), 0.75f32);
+        let positions = Array3::from_elem((1, 2, 3), 0.5f32);
         let table = table(positions.view(), heads, 10000.0, false);
         // Two frequencies of three axes are six of eight pairs.
         assert_eq!((table.cos[[0, 1, 0, 1]], table.sin[[0, 1, 0, 1]]), (1.0, 0.0));

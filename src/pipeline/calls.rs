@@ -99,15 +99,17 @@ impl Runner {
         let c = &self.model.sizes.transformer;
         let network = denoise::denoise(c, shape, &self.build)?;
         let mut coords = shapes.coords(&self.model.sizes, request.frame_rate);
-        if request.positions == DType::BF16 {
-            coords.video.mapv_inplace(|x| bf16::from_f32(x).to_f32());
-        }
+        let mut dtype = request.positions;
         if shapes.appended > 0 {
+            // Appended ones are f32, and so is the sum of both kinds, whatever the others were rounded to.
+            if std::mem::replace(&mut dtype, DType::F32) == DType::BF16 {
+                coords.video.mapv_inplace(|x| bf16::from_f32(x).to_f32());
+            }
             let behind = appended_coords(c, shapes, &request.conditions.video, request.frame_rate);
             coords.video = ndarray::concatenate(ndarray::Axis(2), &[coords.video.view(), behind.view()])
                 .map_err(|e| PipelineError::Input(e.to_string()))?;
         }
-        let tables = tables::tables(c, &coords);
+        let tables = tables::tables(c, &coords, dtype);
         let scales = request.scales.map(Scales::row);
         let mut given = tables::host_inputs(c, tables);
         given.extend(evaluations(request)?);

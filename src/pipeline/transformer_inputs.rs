@@ -6,6 +6,7 @@ use super::component_inputs::{Named, Ready, ReferenceArguments};
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use crate::av::Av;
+use crate::hlo::DType;
 use crate::models::Network;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
 use crate::nn::Build;
@@ -65,7 +66,7 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
         ("perturbation_mask", Some(perturbation.unwrap_or_else(|| Array1::<f32>::zeros(batch).into()))),
     ];
     inputs.extend(masks.into_iter().chain(others).filter_map(|(n, t)| t.map(|t| (n.to_string(), t))));
-    inputs.extend(tables::host_inputs(c, tables::tables(c, &coords)));
+    inputs.extend(tables::host_inputs(c, tables::tables(c, &coords, DType::F32)));
     Ok((transformer::program(c, &shape, given.build)?, inputs))
 }
 

@@ -12,7 +12,7 @@ use ltx2::models::tokenizer::Tokenizer;
 use ltx2::models::transformer::{
     BlockInputs, Isolation, LayerContext, StreamInputs, StreamModulation, TransformerConfig, adaln, block,
 };
-use ltx2::nn::rope::{fractions, table};
+use ltx2::nn::rope::{grid, table};
 use ltx2::nn::{Axis, Build, Heads, Params, Rope};
 use ltx2::pipeline::executor::{Executor, Inputs};
 use ltx2::pjrt::Client;
@@ -34,11 +34,12 @@ fn rope_tables_are_the_reference_s_to_1e_6() {
         let frames = number("base_num_frames", 20.0) as f32;
         let cross = case.scalars["cross"].as_bool().expect("a switch");
         let positions = match text("modality") == "video" && !cross {
-            true => fractions(
+            true => grid(
                 coords.view(),
                 &[frames, number("base_height", 2048.0) as f32, number("base_width", 2048.0) as f32],
+                DType::F32,
             ),
-            false => fractions(coords.slice(s![.., 0..1, .., ..]), &[frames]),
+            false => grid(coords.slice(s![.., 0..1, .., ..]), &[frames], DType::F32),
         };
         let double = case.scalars.get("double_precision").and_then(serde_json::Value::as_bool).unwrap_or(true);
         let ours = table(positions.view(), heads, number("theta", 10000.0), double);

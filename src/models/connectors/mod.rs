@@ -72,7 +72,8 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
 
 /// The RoPE tables of both connectors, by input name.
 pub(crate) fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, Tensor)> {
-    let positions = Array3::from_shape_fn((1, tokens, 1), |(_, t, _)| t as f32 / c.connector_rope_base_seq_len as f32);
+    let positions =
+        Array3::from_shape_fn((1, tokens, 1), |(_, t, _)| t as f32 / c.connector_rope_base_seq_len as f32 * 2.0 - 1.0);
     let table = |heads| table(positions.view(), heads, c.rope_theta, c.rope_double_precision);
     let connectors = c.connectors();
     let heads = connectors.map(|k| k.attention.heads);

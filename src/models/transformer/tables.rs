@@ -5,7 +5,7 @@ use ndarray::{Array4, ArrayView4, s};
 use super::config::TransformerConfig;
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
-use crate::nn::rope::{Table, fractions, table};
+use crate::nn::rope::{Table, grid, table};
 use crate::nn::{Axis, Heads, Params, Rope};
 use crate::tensor::Tensor;
 
@@ -22,17 +22,17 @@ fn heads(c: &TransformerConfig) -> [(&'static str, Heads, Axis); 4] {
 }
 
 /// Video self, audio self, cross-modal video and cross-modal audio tables from token bounds
-/// `[b, 3, n, 2]` (seconds, pixels, pixels) and `[b, 1, m, 2]` (seconds).
-pub(crate) fn tables(c: &TransformerConfig, coords: &Av<Array4<f32>>) -> [Table; 4] {
+/// `[b, 3, n, 2]` (seconds, pixels, pixels) and `[b, 1, m, 2]` (seconds). Those of video are computed in `dtype`.
+pub(crate) fn tables(c: &TransformerConfig, coords: &Av<Array4<f32>>, dtype: DType) -> [Table; 4] {
     let cross_max = c.pos_embed_max_pos.max(c.audio_pos_embed_max_pos) as f32;
     let video_max = [c.pos_embed_max_pos as f32, c.base_height as f32, c.base_width as f32];
-    let time = |b: ArrayView4<f32>, largest: f32| fractions(b.slice(s![.., 0..1, .., ..]), &[largest]);
+    let time = |b: ArrayView4<f32>, largest, dtype| grid(b.slice(s![.., 0..1, .., ..]), &[largest], dtype);
     let Av { video, audio } = coords.as_ref().map(|bounds| bounds.view());
     let positions = [
-        fractions(video, &video_max),
-        time(audio, c.audio_pos_embed_max_pos as f32),
-        time(video, cross_max),
-        time(audio, cross_max),
+        grid(video, &video_max, dtype),
+        time(audio, c.audio_pos_embed_max_pos as f32, DType::F32),
+        time(video, cross_max, dtype),
+        time(audio, cross_max, DType::F32),
     ];
     let heads = heads(c);
     [0, 1, 2, 3].map(|i| table(positions[i].view(), heads[i].1, c.rope_theta, c.rope_double_precision))
