@@ -19,7 +19,7 @@ struct BlockList {
     changes: Vec<Change>,
 }
 
-/// What is read of a block's parameters.
+/// Parameters of a block that are read.
 const READ: [&str; 4] = ["num_layers", "inject_noise", "multiplier", "residual"];
 
 fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsError> {

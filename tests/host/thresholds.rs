@@ -7,20 +7,23 @@ use crate::support::needs;
 use crate::support::thresholds::{row, rows};
 
 /// Folders of `tests/fixtures/cases` whose every case is a whole run.
-const WHOLE_RUNS: [&str; 3] = ["pipeline", "official", "official_1_0"];
+const WHOLE_RUNS: [&str; 4] = ["pipeline", "official", "official_1_0", "official_guidance"];
 /// Whole runs that are kept elsewhere, and those that compute their own reference.
-const OTHERS: [&str; 3] = ["images/image_to_video", "nano/reference", "gpu/agreement"];
+const OTHERS: [&str; 4] = ["images/image_to_video", "nano/reference", "gpu/one", "gpu/layouts"];
 
 #[needs(nothing)]
 fn every_whole_run_has_one_row() {
     let files = |folder: &str| {
-        let at = Path::new("tests/fixtures/cases").join(folder);
+        let at = Path::new("tests/fixtures").join(if folder == "seeds" { "" } else { "cases" }).join(folder);
         let entries = std::fs::read_dir(&at).unwrap_or_else(|e| panic!("{}: {e}", at.display()));
-        let stem = |path: &Path| path.file_stem().expect("a name").to_string_lossy().into_owned();
+        let stem = |path: &Path| {
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            name.split('.').next().expect("a name").to_string()
+        };
         entries.map(|entry| format!("{folder}/{}", stem(&entry.expect("an entry").path()))).collect::<Vec<_>>()
     };
     let runs: BTreeSet<String> =
-        WHOLE_RUNS.iter().flat_map(|folder| files(folder)).chain(OTHERS.map(String::from)).collect();
+        WHOLE_RUNS.iter().chain([&"seeds"]).flat_map(|folder| files(folder)).chain(OTHERS.map(String::from)).collect();
     let rows = rows();
     let named: BTreeSet<String> = rows.iter().map(|row| row.case.clone()).collect();
     assert_eq!(named.len(), rows.len(), "a case has two rows");
@@ -42,6 +45,8 @@ fn limits_on_gpus_are_those_of_the_tests() {
         let line = source.lines().find_map(|l| l.strip_prefix(&format!("const {name}: f64 = "))).expect("a constant");
         line.trim_end_matches(';').parse().expect("a number")
     };
-    let row = row("gpu/agreement");
-    assert_eq!((row.f32(), row.bf16()), (constant("F32"), constant("SPREAD")));
+    for case in ["gpu/one", "gpu/layouts"] {
+        let row = row(case);
+        assert_eq!((row.f32(), row.bf16()), (constant("F32"), constant("SPREAD")), "{case}");
+    }
 }
