@@ -157,7 +157,10 @@ fn arguments_are_no_tuples_or_arrays_of_unlike_things() {
     for path in [sources(Path::new("src")), sources(Path::new("crates"))].concat() {
         for function in code(&path).split("fn ").skip(1) {
             let end = ["{\n", "{}", ";\n"].iter().filter_map(|end| function.find(end)).min();
-            let signature = function[..end.unwrap_or(function.len())].replace(": &mut ", ": ").replace(": &", ": ");
+            let signature = function[..end.unwrap_or(function.len())]
+                .replace(": &mut ", ": ")
+                .replace(": &", ": ")
+                .replace("(dyn ", "");
             let mut arrays = signature.split("]: [").skip(1);
             seen += signature.matches("]: [").count();
             if signature.contains(": (") || arrays.any(|ty| !alike.iter().any(|one| ty.starts_with(one))) {
