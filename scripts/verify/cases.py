@@ -131,6 +131,8 @@ def configuration(found, case, image, platform):
         "guidance": {**guidance, "stg_blocks": r["stg_blocks"]["video"]},
         "two_stage": {"audio": r["keeps"]},
         "vocoder": {"stage1_clamp": "official" if r["clamp"] else "diffusers"},
+        # One device, as the reference has; `auto` takes every GPU.
+        "layout": "replicated",
         "runtime": {"platform": platform, "dtype": r["dtype"]},
     }
 

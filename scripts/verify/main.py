@@ -98,32 +98,46 @@ def check_needs(rows):
 def venv(options):
     """The Python of the reference; made from the pinned requirements on the first use."""
     if options.python:
+        if not shutil.which(options.python):
+            raise Refused(f"{options.python}: no such program")
         return options.python
     folder = options.output / "venv"
     python, oracle = folder / "bin" / "python", ROOT / "scripts" / "oracle"
     if not (folder / "ready").exists():
         print(f"making {folder} with the pinned reference", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         pip = [python, "-m", "pip", "install", "-q"]
         # On machines without a GPU the CPU's torch is a tenth of the download.
         index = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"] if options.device == "cpu" else []
-        subprocess.run([*pip, *index, "-r", oracle / "requirements.txt"], check=True)
-        subprocess.run([*pip, "--no-deps", "-r", oracle / "requirements-official.txt"], check=True)
+        for command in (
+            [sys.executable, "-m", "venv", folder], [*pip, *index, "-r", oracle / "requirements.txt"],
+            [*pip, "--no-deps", "-r", oracle / "requirements-official.txt"],
+        ):
+            if (code := subprocess.run(command).returncode) != 0:
+                raise Refused(f"`{' '.join(map(str, command))}` ended with exit code {code}; --python names a Python that is there")
         (folder / "ready").touch()
     return python
 
 
-def key_of(found, case, options, version):
-    """What a case's numbers depend on: settings, files by size and time, and the binary."""
-    read = [*found.weights(), *([found.given] if found.is_file() else [])]
-    files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in read]
-    facts = [case.request, files, options.device, options.set, version]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+def keys_of(found, case, options):
+    """What the reference's numbers depend on: settings, and by size and time weights and their configs; the verdict's key, which
+    has the binary and its options too."""
+    weights = [*found.weights(), *([found.given] if found.is_file() else [])]
+    configs = {file.with_name("config.json") for file in weights}
+    read = [*weights, *sorted(file for file in configs if file.exists()), options.ltx2.resolve()]
+    *files, binary = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in read]
+    facts = [case.request, files, options.device]
+    both = facts, [*facts, options.set, binary]
+    return tuple(hashlib.sha256(json.dumps(each, sort_keys=True).encode()).hexdigest() for each in both)
+
+
+def finished(folder, dtype):
+    """Whether the reference's numbers are there: in bf16 those of both kernels, whose distance is written last."""
+    return (folder / ("spread.json" if dtype == "bf16" else "reference.safetensors")).exists()
 
 
 def run_reference(found, options, pending, image):
     """One process for all cases that lack the reference's numbers: the model is loaded once."""
-    todo = [(case, folder) for case, folder in pending if not (folder / "reference.safetensors").exists()]
+    todo = [(case, folder) for case, folder in pending if not finished(folder, options.dtype)]
     if not todo:
         return
     plan = dict(
@@ -144,7 +158,7 @@ def run_reference(found, options, pending, image):
 def run_ltx2(found, options, case, folder, image):
     """One `ltx2 generate --dump` and one `ltx2 compare`; the verdict."""
     reference, ours = folder / "reference.safetensors", folder / "ours.safetensors"
-    if not reference.exists():
+    if not finished(folder, options.dtype):
         return report.failed(case, "the reference did not finish")
     config = folder / "request.yml"
     settings = plans.configuration(found, case, image, options.device)
@@ -194,10 +208,11 @@ def verify(options):
         raise Refused(f"{options.ltx2}: no such program; build it with `cargo build --release --locked`, or give --ltx2")
     options.output.mkdir(parents=True, exist_ok=True)
     version = subprocess.run([options.ltx2, "--version"], capture_output=True, text=True).stdout.strip()
-    image, verdicts, pending = options.output / "image.png", {}, []
+    image, verdicts, pending, keys = options.output / "image.png", {}, [], {}
     for case in cases:
-        folder, key = options.output / "cases" / case.name, key_of(found, case, options, version)
-        if kept := report.load(folder, key):
+        folder = options.output / "cases" / case.name
+        key, keys[case.name] = keys_of(found, case, options)
+        if kept := report.load(folder, keys[case.name]):
             verdicts[case.name] = kept
             continue
         marked = folder / "key"
@@ -212,7 +227,7 @@ def verify(options):
     for case, folder in pending:
         verdicts[case.name] = v = run_ltx2(found, options, case, folder, image)
         if v["verdict"] != "failed":
-            (folder / "verdict.json").write_text(json.dumps(v | {"key": (folder / "key").read_text()}, indent=1) + "\n")
+            report.save(folder, v, keys[case.name])
     return finish(options, found, title, version, [verdicts[case.name] for case in cases], not_run)
 
 

@@ -90,7 +90,9 @@ def run_case(model, case, dtype):
         spread = {name: relative_l2(again[name], x) for name, x in made["reference"].items()}
         # Of frames the root of the mean square, which is what `ltx2 compare` tells of them by its PSNR.
         spread["video"] = (again["video"].double() - made["reference"]["video"].double()).square().mean().sqrt().item()
-        (folder / "spread.json").write_text(json.dumps(spread, indent=1) + "\n")
+        # Whole or not at all: that it is there says that the case is done.
+        (folder / "spread.json.part").write_text(json.dumps(spread, indent=1) + "\n")
+        (folder / "spread.json.part").rename(folder / "spread.json")
 
 
 def main():

@@ -91,10 +91,17 @@ def write(path, title, facts, verdicts, not_run, pages):
     )
 
 
+def save(folder, v, key):
+    """Keeps a verdict; the file is there whole or not at all."""
+    part = folder / "verdict.json.part"
+    part.write_text(json.dumps(v | {"key": key}, indent=1) + "\n")
+    part.rename(folder / "verdict.json")
+
+
 def load(folder, key):
-    """The verdict of a case that was run before with the same settings, if there is one."""
-    file = folder / "verdict.json"
-    if not file.exists():
+    """The verdict of a case that was run before with the same settings, if there is one that can be read."""
+    try:
+        kept = json.loads((folder / "verdict.json").read_text())
+    except (OSError, ValueError):
         return None
-    kept = json.loads(file.read_text())
     return kept if kept.get("key") == key else None

@@ -60,6 +60,45 @@ fn a_single_file_is_told_from_its_header() {
     assert_eq!((code, error.contains("is LTX-2.3, ") && error.contains("is LTX-2.0")), (Some(2), true), "{error}");
 }
 
+/// The keys and files that say what a second call keeps, of a made-up model.
+const RESUME: &str = r#"
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+sys.path.insert(0, "scripts/verify")
+import main, report
+from found import PARTS, Found
+folder = Path(sys.argv[1])
+for part in PARTS:
+    (folder / part).mkdir()
+    (folder / part / "model.safetensors").touch()
+    (folder / part / "config.json").touch()
+(binary := folder / "ltx2").touch()
+found, case = Found(folder, folder, "2.0", False, None, None, None), SimpleNamespace(request={})
+keys = lambda: main.keys_of(found, case, SimpleNamespace(device="cpu", set=[], ltx2=binary))
+assert (before := keys()) == keys()
+files = [binary, folder / "vae/model.safetensors", folder / "vae/config.json"]
+for file, changed in zip(files, ([False, True], [True, True], [True, True])):
+    os.utime(file, (1, 1))
+    now = keys()
+    assert [a != b for a, b in zip(before, now)] == changed, file
+    before = now
+report.save(folder, {"verdict": "agrees"}, "key")
+kept = folder / "verdict.json"
+assert report.load(folder, "key")["verdict"] == "agrees" and report.load(folder, "another") is None
+kept.write_text(kept.read_text()[:20])
+assert report.load(folder, "key") is None
+(folder / "reference.safetensors").touch()
+assert main.finished(folder, "f32") and not main.finished(folder, "bf16")
+"#;
+
+#[needs(nothing)]
+fn what_changed_is_run_again() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = Command::new("python3").args(["-B", "-c", RESUME]).arg(dir.path()).output().expect("runs");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
 #[needs(nothing)]
 fn errors_are_one_line() {
     let nothing = Path::new("no/such/model").to_str().expect("UTF-8");
