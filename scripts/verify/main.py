@@ -4,7 +4,7 @@
     scripts/verify_real.sh MODEL [--text-encoder DIR] [--diffusers DIR] [--upsampler F] [--lora F] [-o DIR]
 
 Every pipeline that the files allow, at three sizes; one HTML report and a line for each case. What is done is not run again.
-Exit code 0: all agree; 1: some do not; 2: arguments or files; 3: not enough disk or memory.
+Exit code 0: all agree; 1: some do not; 2: arguments, files or the reference's venv; 3: not enough disk or memory.
 """
 
 import argparse
@@ -113,7 +113,7 @@ def venv(options):
             [*pip, "--no-deps", "-r", oracle / "requirements-official.txt"],
         ):
             if (code := subprocess.run(command).returncode) != 0:
-                raise Refused(f"`{' '.join(map(str, command))}` ended with exit code {code}; --python names a Python that is there")
+                raise Refused(f"`{' '.join(map(str, command))}` ended with exit code {code}; --python takes one that is made")
         (folder / "ready").touch()
     return python
 
