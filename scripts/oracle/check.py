@@ -11,7 +11,7 @@ Expected numbers come from diffusers (videos from text and from frames by its ow
 ltx-pipelines' loops, guiders and states on diffusers' networks (everything else). In f32 the limit is a relative L2. In bf16 the
 measure is the distance of the reference's own bf16 from its f32, in twelve runs that round otherwise: one output may be half as
 far again as the furthest, beyond which 0.13 % of the reference's own runs are (half as far again as one other: 3.2 %, `--scatter`),
-and the middle of ten or more seeds may not be above their mean. What is counted follows from the seed (drawn_table.py). Exit code
+and the middle of ten or more seeds may not be above their mean. Sound is compared with that of a run's own latents. What is counted follows from the seed (drawn_table.py). Exit code
 1 if a distance exceeds its limit, a command fails, or a feature that is due in a hundred seeds is rarer.
 """
 
@@ -122,14 +122,24 @@ def reference_runs(model, roundings):
     if model.request["dtype"] == "f32":
         return expected, {}
     model.load(torch.bfloat16)
-    distances = defaultdict(list)
+    distances, sounds = defaultdict(list), []
     for turn in range(roundings):
         with limited(model.parts["vocoder"], model.request["clamp"]), rounded_otherwise(turn):
             half = run(model, torch.bfloat16)
+        sounds.append((half["latents.audio"], half["audio"]))
         for name in expected:
-            if name in half and "noise" not in name:
+            if name in half and name != "audio" and "noise" not in name:
                 distances[name].append(relative_l2(half[name], expected[name]))
+    model.load(torch.float32)
+    distances["audio"] = [relative_l2(sound, sound_of(model, latents)) for latents, sound in sounds]
     return expected, distances
+
+
+def sound_of(model, latents):
+    """Samples of a sound's latents in f32. A vocoder with random weights makes ten times as much of what its input is off by, so
+    a run's sound is compared with that of its own latents."""
+    with limited(model.parts["vocoder"], model.request["clamp"]):
+        return model.sound(latents.float())
 
 
 def scatter(model):
@@ -152,10 +162,7 @@ def check_request(binary, model, folder):
     command = [binary, "generate", "-c", config, "--dump", target, "--force", "-o", folder / "request.mp4", *QUICK]
     if not execute(command):
         return False
-    if not distances:
-        # A vocoder with random weights makes ten times as much of what its input is off by: here that is the binary's latents.
-        with limited(model.parts["vocoder"], model.request["clamp"]):
-            expected["audio"] = model.sound(load_file(target)["latents.audio"])
+    expected["audio"] = sound_of(model, load_file(target)["latents.audio"])
     return compare("request", expected, target, distances)
 
 

@@ -198,6 +198,8 @@ fn whole_requests() {
         for tensor in names {
             let distance = relative_l2(dumped(&got, tensor), dumped(&whole, tensor));
             eprintln!("{name} {tensor}: {distance:.1e}");
+            // A vocoder with random weights makes ten times as much of what its input is off by.
+            let limit = if tensor == "audio" { 10.0 * limit } else { limit };
             assert!(distance <= limit, "{name} {tensor}: {distance:e}");
         }
     }
