@@ -11,8 +11,9 @@ Expected numbers come from diffusers (videos from text and from frames by its ow
 ltx-pipelines' loops, guiders and states on diffusers' networks (everything else). In f32 the limit is a relative L2. In bf16 the
 measure is the distance of the reference's own bf16 from its f32, in twelve runs that round otherwise: one output may be half as
 far again as the furthest, beyond which 0.13 % of the reference's own runs are (half as far again as one other: 3.2 %, `--scatter`),
-and the middle of ten or more seeds may not be above their mean. Sound is compared with that of a run's own latents. What is counted follows from the seed (drawn_table.py). Exit code
-1 if a distance exceeds its limit, a command fails, or a feature that is due in a hundred seeds is rarer.
+and the middle of ten or more seeds may not be above their mean. Sound is compared with that of a run's own latents. What is
+counted follows from the seed (drawn_table.py). Exit code 1 if a distance exceeds its limit, a command fails, or a feature that is
+due in a hundred seeds is rarer.
 """
 
 import argparse

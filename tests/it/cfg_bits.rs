@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use ltx2::av::Av;
+use ltx2::nn::Build;
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::origin::{Origin, Weights};
@@ -17,7 +18,9 @@ use serde_json::{Value, json};
 
 use crate::layouts::build;
 use crate::support::passes::Pass;
-use crate::support::{cases, cpu, full, needs, optimized, quick, relative_l2, request};
+use crate::support::{
+    cases, cpu, dumped, dumping, full, generate, needs, open, optimized, quick, relative_l2, request,
+};
 
 /// A transformer of random weights: heads and their widths, of the sound, blocks, and further keys.
 struct Variant {
@@ -198,4 +201,25 @@ fn branches_apart_have_the_bits_of_branches_together_as_users_compile() {
 #[needs(member)]
 fn optimized_too() {
     compare(&optimized(), usize::MAX, 1);
+}
+
+/// From prompt to frames and sound.
+#[needs(cpu, full)]
+fn a_guided_video_has_the_bits_of_one_device() {
+    with_newer_emitters("guided_video");
+}
+
+#[needs(member)]
+fn guided_video() {
+    let client = cpu(4);
+    let case = cases("pipeline").into_iter().find(|c| c.name.ends_with("/tiny_a_cfg")).expect("a case");
+    let made = |build: Build| {
+        let mut runner = open(&client, case.model.to_str().expect("a path"), build);
+        let request = request(&case, &runner.model);
+        generate(&mut runner, &request, &dumping(None))
+    };
+    let (whole, split) = (made(build("replicated", "data=1", 1)), made(build("cfg", "cfg=2", 4)));
+    for name in ["noise.video", "prompt_embeds", "latents.video", "latents.audio", "video", "audio"] {
+        assert!(dumped(&split, name) == dumped(&whole, name), "{name}: other bits");
+    }
 }

@@ -131,16 +131,12 @@ fn whole_requests() {
             ("tensor", "tensor=2"),
             ("tensor", "cfg=2,tensor=2"),
         ];
-        let guided = case.name.ends_with("a_cfg");
         for (layout, mesh) in layouts {
             let got = run(layout, mesh, 8);
             for name in names {
                 let distance = relative_l2(dumped(&got, name), dumped(&whole, name));
                 eprintln!("{} {layout} {mesh} {name}: {distance:.1e}", case.name);
                 assert!(distance <= limit(layout), "{} {layout} {mesh} {name}: {distance:e}", case.name);
-                // A single branch is cut by tokens.
-                let exact = layout == "cfg" && guided;
-                assert!(!exact || dumped(&got, name) == dumped(&whole, name), "{} {name}: other bits", case.name);
             }
         }
     }
