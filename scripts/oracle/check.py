@@ -43,7 +43,7 @@ from common import FIXTURES, REPOSITORY, fix_numerics, relative_l2, write_safete
 from drawn_components import COMPONENTS, limited  # noqa: E402
 from drawn_model import Model  # noqa: E402
 from drawn_request import as_diffusers, as_lightricks, features, whole  # noqa: E402
-from drawn_table import LEAST, TWO_PASSES, row  # noqa: E402
+from drawn_table import LAYOUTS, LEAST, TWO_PASSES, row  # noqa: E402
 from official_run import Reference  # noqa: E402
 
 LIMIT, SPREADS = 1e-4, 1.5
@@ -195,6 +195,9 @@ def check_seed(options, seed, folder):
     published, generation = options.published or of["published"], options.generation or of["generation"]
     config = random_models.whole(seed, published, generation, of["upsampler"])
     request = whole(seed, config)
+    request["dtype"] = options.dtype or request["dtype"]
+    if options.layout:
+        request |= dict(layout=options.layout, mesh=LAYOUTS[options.layout][0])
     (as_diffusers if request["reference"] == "diffusers" else as_lightricks)(config)
     names = list(features(request, generation, published, config["upsampler_kind"]))
     wanted = options.component or [*of["networks"], "request"]
@@ -248,6 +251,8 @@ def main():
     parser.add_argument("--component", nargs="+", choices=[*COMPONENTS, "request"], help="these alone; left out, the seed decides")
     parser.add_argument("--published", action="store_true", help="vary sizes only, keep the flags of the generation")
     parser.add_argument("--generation", choices=["2.0", "2.3"], help="of the model; left out, the seed decides")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], help="of the request; left out, the seed decides")
+    parser.add_argument("--layout", choices=sorted(LAYOUTS), help="of the request, on its first mesh; the same")
     parser.add_argument("--keep", type=Path, help="folder for the model and the files, kept afterwards")
     parser.add_argument("--fixture", action="store_true", help="write the seed's model and expected numbers, run nothing")
     parser.add_argument("--scatter", action="store_true", help="the reference's own runs in bf16 against each other")

@@ -101,10 +101,11 @@ impl Runner {
         let mut coords = shapes.coords(&self.model.sizes, request.frame_rate);
         let mut dtype = request.positions;
         if shapes.appended > 0 {
-            // Appended ones are f32, and so is the sum of both kinds, whatever the others were rounded to.
-            if std::mem::replace(&mut dtype, DType::F32) == DType::BF16 {
+            // Appended ones are f32, and so is what is computed of both, from the others' rounded bounds.
+            if dtype == DType::BF16 {
                 coords.video.mapv_inplace(|x| bf16::from_f32(x).to_f32());
             }
+            dtype = DType::F32;
             let behind = appended_coords(c, shapes, &request.conditions.video, request.frame_rate);
             coords.video = ndarray::concatenate(ndarray::Axis(2), &[coords.video.view(), behind.view()])
                 .map_err(|e| PipelineError::Input(e.to_string()))?;

@@ -110,12 +110,13 @@ impl Runner {
     /// An image as normalised tokens `[1, h·w, c]` of a pass' size.
     fn image_tokens(&mut self, path: &Path, crf: u8, request: &Request) -> Result<Array3<f32>> {
         let frame = media::read_image(path)?;
-        let round_trip = match self.round_trip.take() {
-            None if crf > 0 => Some(RoundTrip::choose(self.h264, Path::new("ffmpeg"))?),
-            known => known,
+        if crf > 0 && self.round_trip.is_none() {
+            self.round_trip = Some(RoundTrip::choose(self.h264, Path::new("ffmpeg"))?);
+        }
+        let frame = match &self.round_trip {
+            Some(h264) if crf > 0 => h264.apply(&frame, crf, path)?,
+            _ => frame,
         };
-        let frame = round_trip.as_ref().map_or(Ok(frame.clone()), |h264| h264.apply(&frame, crf, path))?;
-        self.round_trip = round_trip;
         let video = media::covering(&frame, request.height, request.width);
         let encoded = self.video_encoder(video)?.run(&self.executor)?;
         let mut latents = fixed(encoded.tensor("latents")?.into_f32())?;

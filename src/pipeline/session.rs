@@ -103,7 +103,8 @@ impl Session {
         engine_options: EngineOptions,
     ) -> Result<Self> {
         // Headers first: what is wrong with the files is said before devices are waited for and programs compiled.
-        check_files(&model.configs, &model.weights, Programs::of(config, None)?.components())?;
+        let programs = Programs::of(config, None)?;
+        check_files(&model.configs, &model.weights, programs.components())?;
         let mut config = config.clone();
         let round_trip = setup::round_trip(&mut config, group.map(|group| &**group))?;
         let config = &config;
@@ -129,7 +130,7 @@ impl Session {
         let config = setup::resolve(config, &platform, &version, count);
         let build = setup::build(&config, count, &platform, devices[0].kind())?;
         whole_mesh(&config, &build, executor.engine())?;
-        Programs::of(&config, None)?.check(&build)?;
+        programs.check(&build)?;
         setup::log_weights(config.runtime.weights, &model.weights)?;
         let h264 = config.conditioning.h264;
         let runner = Runner { h264, round_trip, ..Runner::new(model, executor, build) };
