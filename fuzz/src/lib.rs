@@ -55,14 +55,16 @@ fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let place = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
     let folder = tempfile::tempdir_in(place).expect("a folder");
-    std::fs::create_dir(folder.path().join(BELOW)).expect("a folder");
+    for below in [BELOW, "tpu"] {
+        std::fs::create_dir(folder.path().join(below)).expect("a folder");
+    }
     for (name, text) in presets::CONFIGS {
         std::fs::write(folder.path().join(format!("{name}.yml")), text).expect("a file");
     }
     folder
 }
 
-/// Folder of files that extend others of the folder above, as those of `configs/tpu` do.
+/// Folder of files that may extend others of the folder above.
 const BELOW: &str = "below";
 
 /// Holds the bytes as a file of the folder that this thread keeps.

@@ -8,9 +8,7 @@ use serde::de::DeserializeOwned;
 use super::args::loras;
 use super::{UsageError, print};
 
-use crate::config::{Config, Model, WeightSource, WeightType, parse_mesh};
-use crate::hlo::DType;
-use crate::nn::{Build, Lowering, Numerics};
+use crate::config::{Config, Dtype, Model, Numerics, Runtime, WeightSource, WeightType, parse_mesh};
 use crate::pipeline::component::{Scalars, run_component};
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::executor::Executor;
@@ -87,9 +85,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut scalars = parse_scalars(&args.set)?;
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
-    let placed = Config { layout: args.layout.clone(), mesh, ..Config::default() };
+    let runtime = Runtime {
+        dtype: if args.dtype == "f32" { Dtype::F32 } else { Dtype::Bf16 },
+        numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
+        weights: key(&mut scalars, "runtime.weights")?.unwrap_or(WeightType::Bf16),
+        ..Runtime::default()
+    };
+    let placed = Config { layout: args.layout.clone(), mesh, runtime, ..Config::default() };
     let devices = placed.virtual_devices()?;
-    let weight_type = key(&mut scalars, "runtime.weights")?.unwrap_or(WeightType::Bf16);
     let tensors = tensors::read(&args.inputs)?;
     let model = Model {
         path: args.model.clone(),
@@ -106,19 +109,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     check_files(&configs, &weights, [args.component.row().part])?;
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
     if args.component == ProgramKind::Transformer {
-        setup::log_weights(weight_type, &weights)?;
+        setup::log_weights(placed.runtime.weights, &weights)?;
     }
     let mut executor = Executor::new(Engine::new(client, setup::engine_options(&placed)), weights);
     executor.keep_loras(Loras::open(&placed.model)?)?;
-    let platform = executor.engine().platform();
-    let lowering = Lowering::of(&platform, executor.engine().devices()[0].kind());
-    let build = Build {
-        dtype: if args.dtype == "f32" { DType::F32 } else { DType::BF16 },
-        numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
-        layout: placed.placement(executor.engine().devices().len())?,
-        quantization: setup::quantization(weight_type, &lowering, &platform)?,
-        lowering,
-    };
+    let build = setup::build_for(&placed, executor.engine().devices().len(), executor.engine().toolchain())?;
     let results = run_component(args.component, &configs, &mut executor, tensors, &scalars, &build)?;
     tensors::write(&args.output, &results)?;
     print(&format!("{}\n", args.output.display()))

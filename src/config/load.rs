@@ -193,8 +193,9 @@ fn read_chain(
         None => Ok(()),
         Some((parent, line)) => {
             let beside = PathBuf::from(paths::join(&folder, &parent));
-            // A bare name that is no file beside this one is a shipped configuration.
-            let target = if beside.exists() || parent.contains('/') { beside } else { PathBuf::from(parent) };
+            // A name that is no file beside this one is a shipped configuration.
+            let shipped = !beside.exists() && presets::shipped_config(&parent).is_some();
+            let target = if shipped { PathBuf::from(parent) } else { beside };
             read_chain(&target, Some(format!("{label}:{line}")), seen, out)
         }
     }
@@ -211,7 +212,7 @@ fn open(path: &Path) -> Result<(String, String, PathBuf), ConfigError> {
             let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
             Ok((path.display().to_string(), text, folder))
         }
-        Err(error) => match path.to_str().and_then(|name| presets::find(&presets::CONFIGS, name)) {
+        Err(error) => match path.to_str().and_then(presets::shipped_config) {
             Some((name, text)) => Ok((format!("configs/{name}.yml"), text.into(), PathBuf::from("configs"))),
             None => Err(error),
         },

@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 13] = [
+pub const CONFIGS: [(&str, &str); 20] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -27,6 +27,13 @@ pub const CONFIGS: [(&str, &str); 13] = [
     config!("nano_two_stage"),
     config!("nano_2_0"),
     config!("nano_2_3"),
+    config!("tpu/v5e-16"),
+    config!("tpu/v6e-8"),
+    config!("tpu/v6e-16"),
+    config!("tpu/v6e-64"),
+    config!("tpu/v5p-8"),
+    config!("tpu/v5p-32"),
+    config!("tpu/tpu7x-8"),
 ];
 
 /// The layouts, by name: those to use, then the history.
@@ -60,6 +67,11 @@ pub(crate) fn find(
 ) -> Option<(&'static str, &'static str)> {
     let name = name.strip_suffix(".yml").unwrap_or(name);
     shipped.iter().find(|(n, _)| *n == name).copied()
+}
+
+/// The shipped configuration of a name, or of its path in the repository.
+pub(crate) fn shipped_config(name: &str) -> Option<(&'static str, &'static str)> {
+    find(&CONFIGS, name.strip_prefix("configs/").unwrap_or(name))
 }
 
 /// The shipped layout of a name.

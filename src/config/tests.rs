@@ -87,7 +87,7 @@ fn every_shipped_file_loads() {
         let from_file = load(&file(&path)).unwrap();
         let by_name = load(&file(name)).unwrap();
         assert_eq!(from_file.config, by_name.config, "{name}");
-        from_file.config.placement(1).unwrap();
+        from_file.config.placement(64).unwrap();
     }
     let nano = load(&file("configs/nano.yml")).unwrap();
     assert_eq!(nano.config.model.path, "assets/nano");
@@ -96,10 +96,30 @@ fn every_shipped_file_loads() {
     assert_eq!(full.scales().audio, ResolvedScales { cfg: 7.0, stg: 1.0, modality: 3.0, rescale: 0.7 });
     assert_eq!(full.guidance.stg_blocks, [29]);
     let shipped = |folder: &str| std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
-    for path in shipped("configs").chain(shipped("shardings")).filter(|p| p.extension().is_some_and(|e| e == "yml")) {
-        let name = path.file_stem().unwrap().to_str().unwrap();
-        let listed = presets::find(&presets::CONFIGS, name).or(presets::find(&presets::LAYOUTS, name));
-        assert!(listed.is_some(), "{} is not carried by the binary", path.display());
+    let folders = ["configs", "configs/tpu", "shardings"].into_iter().flat_map(shipped);
+    for path in folders.filter(|p| p.extension().is_some_and(|e| e == "yml")) {
+        let name = path.to_str().unwrap();
+        let listed = presets::shipped_config(name).or(presets::shipped_layout(name));
+        assert!(listed.is_some(), "{name} is not carried by the binary");
+    }
+}
+
+/// A slice's file says how a model is spread, nothing of the model: each generation keeps its own preset.
+#[test]
+fn a_slice_is_a_file_of_any_model_and_pipeline() {
+    let folder = Folder::new(&[("mine.yml", "extends: tpu/v6e-8\nrequest: {seed: 3}\n")]);
+    let by_name = |model: &str, pipeline: &str| {
+        let set = vec![format!("model.path={model}"), format!("pipeline={pipeline}")];
+        load(&CliOverrides { set, ..folder.given("mine.yml") }).unwrap()
+    };
+    for (model, pipeline, preset) in [
+        ("Lightricks/LTX-2", "text_to_video", "ltx2"),
+        ("Lightricks/LTX-2.3", "text_to_video", "ltx2_3"),
+        ("Lightricks/LTX-2.3", "two_stage", "ltx2_3_two_stage"),
+    ] {
+        let loaded = by_name(model, pipeline);
+        assert_eq!(loaded.preset(), preset);
+        assert_eq!((loaded.config.layout.as_str(), loaded.config.request.seed), ("tensor", 3));
     }
 }
 

@@ -67,6 +67,14 @@ impl Build {
         Build { dtype, ..self.clone() }
     }
 
+    /// The same choices with attention in XLA's own operations, where the plugin may refuse the kernel. Programs of both
+    /// read each other's results.
+    #[must_use]
+    pub(crate) fn without_refused_kernel(&self) -> Option<Self> {
+        let plain = Lowering { attention: Kernel::Plain, ..self.lowering };
+        self.lowering.attention_may_be_refused.then(|| Build { lowering: plain, ..self.clone() })
+    }
+
     /// The same choices for a program of so many guidance branches.
     #[must_use]
     pub(crate) fn of_branches(&self, count: usize) -> Self {
@@ -87,6 +95,9 @@ with_defaults! {
         /// runs then give one result however the batch is sharded.
         pub batch_invariant: bool = false,
         pub attention: Kernel = Kernel::Plain,
+        /// Whether the plugin is one that attention's kernel was never tried with: a program that it refuses is written
+        /// anew in XLA's own operations.
+        pub attention_may_be_refused: bool = false,
         /// Order of stacks of text keys and values, as attention reads them.
         pub text_stacks: StackOrder = StackOrder::HeadsTokens,
         /// Whether biases and GELU are written so that the compiler fuses them into the dot before them.

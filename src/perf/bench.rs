@@ -125,7 +125,7 @@ pub(crate) fn bench(
     let (programs, videos) = (bench.done, bench.synthetic.batch.size());
     let (runner, executor) = (&session.runner, &session.runner.executor);
     Ok(BenchReport {
-        platform: executor.engine().platform(),
+        platform: executor.engine().platform().into(),
         device: executor.engine().own_device().kind().to_string(),
         devices: runner.build.layout.mesh.devices(),
         versions: session.versions,

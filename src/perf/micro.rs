@@ -29,5 +29,5 @@ pub(crate) fn measure(config: &Config, runs: usize, command: &str) -> Result<Mea
         date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(),
     };
     let (iteration_seconds, samples) = micro::micro(&engine, runs)?;
-    Ok(Measurements { source, platform: engine.platform(), iteration_seconds, samples })
+    Ok(Measurements { source, platform: engine.platform().into(), iteration_seconds, samples })
 }

@@ -96,7 +96,7 @@ pub(crate) fn profile(
     if let Some(group) = group {
         processes::wait_for_all(group)?;
     }
-    let platform = runner.executor.engine().platform();
+    let platform = runner.executor.engine().platform().to_owned();
     let own =
         flags::for_traces(&platform).into_iter().filter(|(name, _)| !config.runtime.xla_flags.contains_key(*name));
     Ok(Profile {

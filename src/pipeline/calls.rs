@@ -11,6 +11,7 @@ use super::conditions::{ConditionTokens, appended_coords};
 use super::denoise_loop::{DenoiseLoop, evaluations};
 use super::error::{PipelineError, Result};
 use super::executor::Inputs;
+use super::model::Model;
 use super::program_table::ProgramKind;
 use super::runner::{Runner, SharedLoop};
 use crate::av::Av;
@@ -19,6 +20,7 @@ use crate::models::Network;
 use crate::models::connectors::Input;
 use crate::models::transformer::tables;
 use crate::models::video_vae::Pixels;
+use crate::nn::Build;
 use crate::request::{Request, Shapes};
 use crate::runtime::Outputs;
 use crate::sampling::denoise::{self, DenoiseShape};
@@ -39,6 +41,11 @@ pub(crate) struct PassSpec<'a> {
 }
 
 impl Runner {
+    /// The network of a program for these devices.
+    fn network(&mut self, program: ProgramKind, write: impl Fn(&Model, &Build) -> Result<Network>) -> Result<Network> {
+        self.executor.accepted(program.name(), &self.build, |build| write(&self.model, build))
+    }
+
     fn call(
         &mut self,
         program: ProgramKind,
@@ -51,16 +58,19 @@ impl Runner {
     /// Prompts `ids`, `mask` `[prompts, tokens]` to `prompt_embeds`, all of them in one pass.
     pub(crate) fn text_encoder(&mut self, ids: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
-        let network = self.model.configs.text_encoder_program(rows, tokens, true, &self.build)?;
+        let network = self.network(ProgramKind::TextEncoder, |model, build| {
+            model.configs.text_encoder_program(rows, tokens, true, build)
+        })?;
         self.call(ProgramKind::TextEncoder, &network, [("input_ids".into(), ids), ("attention_mask".into(), mask)])
     }
 
     /// Embeddings `[prompts, tokens, channels]` to the text contexts of both streams.
     pub(crate) fn connectors(&mut self, embeds: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
-        let configs = &self.model.configs;
-        let network = configs.connectors_program(rows, tokens, Input::PromptEmbeds, &self.build)?;
-        let mut given = configs.connectors_inputs(tokens)?;
+        let network = self.network(ProgramKind::Connectors, |model, build| {
+            model.configs.connectors_program(rows, tokens, Input::PromptEmbeds, build)
+        })?;
+        let mut given = self.model.configs.connectors_inputs(tokens)?;
         given.extend([("attention_mask".into(), mask), ("prompt_embeds".into(), embeds)]);
         self.call(ProgramKind::Connectors, &network, given)
     }
@@ -86,7 +96,8 @@ impl Runner {
         pass: PassSpec,
         text_contexts: Av<Tensor>,
     ) -> Result<Call<'static>> {
-        let network = denoise::prepare(&self.model.sizes.transformer, pass.shape, &self.build)?;
+        let network =
+            self.network(program, |model, build| Ok(denoise::prepare(&model.sizes.transformer, pass.shape, build)?))?;
         let mut given = Vec::from_iter(Av::NAMES.zip(text_contexts).map(|(name, text)| (format!("text.{name}"), text)));
         given.extend(evaluations(pass.request)?);
         given.extend(pass.conditions.into_iter().flat_map(|tokens| tokens.inputs(pass.shape.batch)));
@@ -96,8 +107,9 @@ impl Runner {
     /// The denoising loop of a pass with its tables and scales.
     pub(crate) fn new_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<DenoiseLoop> {
         let PassSpec { request, shape, shapes, conditions } = pass;
+        let network =
+            self.network(program, |model, build| Ok(denoise::denoise(&model.sizes.transformer, shape, build)?))?;
         let c = &self.model.sizes.transformer;
-        let network = denoise::denoise(c, shape, &self.build)?;
         let mut coords = shapes.coords(&self.model.sizes, request.frame_rate);
         let mut dtype = request.positions;
         if shapes.appended > 0 {

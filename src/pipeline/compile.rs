@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::error::{PipelineError, Result};
+use super::executor::warn_refused;
 use super::programs::{ProgramKind, Programs};
 use crate::analysis::{self, Module, Predicted, Report};
 use crate::config::{Config, shipped_layouts};
@@ -155,7 +156,8 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
     programs.check_headers(config, options.kind)?;
     let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
     let machine = machine.map_err(RuntimeError::from)?;
-    Job { config: &resolved(config, &machine), options, machine: &machine, compiles: true }.compilation(&programs)
+    Job { config: &resolved(config, &machine), options, machine: &machine, compiles: true, refused: false }
+        .compilation(&programs)
 }
 
 /// Analysis of stored modules alone, see [`compile`]; nothing is compiled.
@@ -164,7 +166,7 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
 /// Those of [`compile`]; [`PipelineError::NotCompiled`] where there is no module.
 pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
-    Job { config: &resolved(config, machine), options, machine, compiles: false }.compilation(&programs)
+    Job { config: &resolved(config, machine), options, machine, compiles: false, refused: false }.compilation(&programs)
 }
 
 /// Key of a configuration's compiled program: hashes of all that it depends on.
@@ -177,13 +179,13 @@ pub(crate) fn key(
     machine: &OpenTarget,
     modules: &ModuleStore,
 ) -> Result<CompileKey> {
-    let job = Job { config: &resolved(config, machine), options, machine, compiles: false };
+    let job = Job { config: &resolved(config, machine), options, machine, compiles: false, refused: false };
     let network = job.network(&Programs::of(config, options.layers)?)?;
     job.key(&network, modules)
 }
 
 fn resolved(config: &Config, machine: &OpenTarget) -> Config {
-    setup::resolve(config, machine.target.platform().name(), &machine.version(), machine.devices.len())
+    setup::resolve(config, machine.target.platform().name(), machine.devices.len())
 }
 
 struct Job<'a> {
@@ -192,6 +194,8 @@ struct Job<'a> {
     machine: &'a OpenTarget,
     /// Whether a program without a module is compiled.
     compiles: bool,
+    /// Whether the compiler refused attention's kernel, so that programs are written without.
+    refused: bool,
 }
 
 struct Made {
@@ -213,7 +217,16 @@ impl Job<'_> {
                     tracing::debug!("{e}");
                     self.reduced(Shortage { needed, capacity: machine.capacity.unwrap_or(0), what, fitting: vec![] })
                 }
-                Err(e) => Err(e),
+                Err(e) => match self.build(self.config)?.without_refused_kernel() {
+                    Some(_) if !self.refused => match (Job { refused: true, ..*self }).compilation(programs) {
+                        Ok(without) => {
+                            warn_refused(options.kind.name(), &e);
+                            Ok(without)
+                        }
+                        Err(_) => Err(e),
+                    },
+                    _ => Err(e),
+                },
                 Ok(done) => match machine.capacity.filter(|capacity| done.memory.total > *capacity) {
                     None => Ok(done),
                     Some(capacity) => {
@@ -252,8 +265,8 @@ impl Job<'_> {
     }
 
     fn build(&self, config: &Config) -> Result<Build> {
-        let m = self.machine;
-        setup::build(config, m.devices.len(), m.target.platform().name(), &m.device_kind)
+        let build = setup::build_for(config, self.machine.devices.len(), &self.machine.toolchain())?;
+        Ok(build.without_refused_kernel().filter(|_| self.refused).unwrap_or(build))
     }
 
     fn engine_options(&self, save: Option<&Path>) -> EngineOptions {

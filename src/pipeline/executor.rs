@@ -1,6 +1,6 @@
 //! Programs that are compiled once and parameters that are uploaded once, for any number of requests.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use super::origin::Weights;
 use super::residency::{Keep, work};
 use crate::hlo::Program;
 use crate::models::Network;
+use crate::nn::Build;
 use crate::runtime::{Engine, Executable, Outputs, Parameters, ShardedTensor};
 use crate::tensor::Tensor;
 use crate::weights::{Component, Lora, MergeOrder, lora};
@@ -29,6 +30,8 @@ pub struct Executor {
     /// Weights of another pass in the place of some of those.
     parked: BTreeMap<u8, Parameters>,
     programs: HashMap<String, Rc<Executable>>,
+    /// Hashes of programs that the compiler refused with the kernel that it was given.
+    refused: HashSet<String>,
     /// Time spent reading and uploading parameters.
     pub(crate) load_time: Duration,
     /// Programs made ready since figures were last reset.
@@ -75,6 +78,7 @@ impl Executor {
             parameters: Parameters::default(),
             parked: BTreeMap::new(),
             programs: HashMap::new(),
+            refused: HashSet::new(),
             load_time: Duration::ZERO,
             made: Vec::new(),
         }
@@ -212,6 +216,32 @@ impl Executor {
         Ok(compiled)
     }
 
+    /// The network that `write` makes for a build; without attention's kernel where the plugin may refuse that and does.
+    ///
+    /// # Errors
+    /// Errors of writing it; of both programs, the first's.
+    pub fn accepted(
+        &mut self,
+        name: &str,
+        build: &Build,
+        write: impl Fn(&Build) -> Result<Network>,
+    ) -> Result<Network> {
+        let network = write(build)?;
+        let Some(build) = build.without_refused_kernel() else { return Ok(network) };
+        let hash = network.program.hash();
+        if self.refused.contains(&hash) {
+            return write(&build);
+        }
+        let Err(error) = self.compile(name, &network) else { return Ok(network) };
+        let plain = write(&build)?;
+        if plain.program.hash() == hash || self.compile(name, &plain).is_err() {
+            return Err(error);
+        }
+        warn_refused(name, &error);
+        self.refused.insert(hash);
+        Ok(plain)
+    }
+
     /// Compiles a network, once.
     pub(crate) fn compile(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
         let made = self.made.len();
@@ -326,4 +356,11 @@ impl Executor {
         }
         Ok(inputs)
     }
+}
+
+/// Says in a line that a program runs without attention's kernel.
+pub(super) fn warn_refused(program: &str, error: &PipelineError) {
+    let said = error.to_string();
+    let line = said.lines().next().unwrap_or_default();
+    tracing::warn!("{program}: attention runs in XLA's own operations, this libtpu does not take its kernel: {line}");
 }

@@ -88,7 +88,7 @@ impl Plan {
         let mut networks = Vec::new();
         let mut needs = Vec::new();
         for program in programs.kinds() {
-            let network = programs.network(program, build)?;
+            let network = executor.accepted(program.name(), build, |build| programs.network(program, build))?;
             let compiled = executor.compile(program.name(), &network)?;
             let mut components: Vec<_> = network.params.iter().map(|p| p.component).collect();
             components.dedup();
@@ -218,8 +218,7 @@ fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
 /// proportion of the arguments and results that are not parameters.
 fn estimate(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> Option<usize> {
     let engine = executor.engine();
-    let kind = engine.devices()[0].kind();
-    let new = setup::build(config, engine.devices().len(), &engine.platform(), kind).ok()?;
+    let new = setup::build_for(config, engine.devices().len(), engine.toolchain()).ok()?;
     if new.layout.mesh.devices() != build.layout.mesh.devices() {
         return None;
     }

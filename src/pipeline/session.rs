@@ -125,10 +125,9 @@ impl Session {
         peers(&engine, group)?;
         let mut executor = Executor::new(engine, model.weights.clone());
         executor.keep_loras(Loras::open(&config.model)?)?;
-        let devices = executor.engine().devices();
-        let (platform, count) = (executor.engine().platform(), devices.len());
-        let config = setup::resolve(config, &platform, &version, count);
-        let build = setup::build(&config, count, &platform, devices[0].kind())?;
+        let (toolchain, count) = (executor.engine().toolchain(), executor.engine().devices().len());
+        let config = setup::resolve(config, &toolchain.platform, count);
+        let build = setup::build_for(&config, count, toolchain)?;
         whole_mesh(&config, &build, executor.engine())?;
         programs.check(&build)?;
         setup::log_weights(config.runtime.weights, &model.weights)?;

@@ -11,9 +11,9 @@ use crate::media::RoundTrip;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::request;
-use crate::runtime::plugins::is_pinned_libtpu;
+use crate::runtime::plugins::Libtpu;
 use crate::runtime::processes::Group;
-use crate::runtime::{EngineOptions, platform};
+use crate::runtime::{EngineOptions, Toolchain, platform};
 use crate::sampling::guidance::branches;
 
 /// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`), whose plugin calls them `kind`.
@@ -40,15 +40,22 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
     })
 }
 
-/// The configuration with what it leaves open decided for the devices that are there: the layout, and attention, whose
-/// kernel's text only the libtpu that it was tried with is given. `version` is the plugin's, of itself.
-pub(crate) fn resolve(config: &Config, platform: &str, version: &str, devices: usize) -> Config {
-    let mut config = config.resolve_auto_layout(platform, devices, branches(request::scales(config)).len());
-    let auto = platform == "tpu" && config.runtime.attention == AttentionKernel::Auto;
-    if auto && !is_pinned_libtpu(version) {
-        config.runtime.attention = AttentionKernel::Plain;
-    }
-    config
+/// The same for a plugin's devices. A libtpu that was never tried may refuse attention's kernel, whose text carries no
+/// promise, where the configuration does not ask for it.
+///
+/// # Errors
+/// Those of [`build`].
+pub(crate) fn build_for(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Build> {
+    let Toolchain { platform, kind, version } = toolchain;
+    let build = build(config, devices, platform, kind)?;
+    let untried = platform == "tpu" && Libtpu::of(version).release().is_none();
+    let may_be_refused = untried && config.runtime.attention == AttentionKernel::Auto;
+    Ok(Build { lowering: Lowering { attention_may_be_refused: may_be_refused, ..build.lowering }, ..build })
+}
+
+/// The configuration with the layout decided for the devices that are there, where it leaves that open.
+pub(crate) fn resolve(config: &Config, platform: &str, devices: usize) -> Config {
+    config.resolve_auto_layout(platform, devices, branches(request::scales(config)).len())
 }
 
 /// The H.264 encoder of conditioning images, where there are such, and the configuration with it decided: a repetition

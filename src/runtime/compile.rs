@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::flags;
+use super::flags::{self, Toolchain};
 use crate::hlo::Program;
 use crate::pjrt::{CompileOptions, Error, OptionValue};
 
@@ -20,11 +20,16 @@ pub struct EngineOptions {
 
 /// The options every compile of this project starts from. `devices` are ids in the order in which meshes count them; the
 /// TPU compiler, without a client to ask, needs them.
-pub fn compile_options(platform: &str, program: &Program, devices: &[i32], options: &EngineOptions) -> CompileOptions {
+pub fn compile_options(
+    toolchain: &Toolchain,
+    program: &Program,
+    devices: &[i32],
+    options: &EngineOptions,
+) -> CompileOptions {
     let ids = devices.iter().take(program.devices()).map(|&id| i64::from(id)).collect();
     let start = CompileOptions { devices: Some(ids), ..CompileOptions::partitioned(program.devices()) };
-    let traces = if options.traceable { flags::for_traces(platform) } else { Vec::new() };
-    let own = flags::defaults(platform, program.devices()).into_iter().chain(traces);
+    let traces = if options.traceable { flags::for_traces(&toolchain.platform) } else { Vec::new() };
+    let own = flags::defaults(toolchain, program.devices()).into_iter().chain(traces);
     let own = own.map(|(name, value)| (name.to_string(), value));
     let given = options.xla_flags.iter().map(|(name, value)| (name.clone(), value.clone()));
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
@@ -72,7 +77,7 @@ mod tests {
         let users =
             EngineOptions { xla_flags: [(NAME.to_string(), OptionValue::Bool(true))].into(), ..Default::default() };
         for (given, want) in [(EngineOptions::default(), false), (users, true)] {
-            let options = compile_options("cpu", &program, &[0], &given);
+            let options = compile_options(&Toolchain::default(), &program, &[0], &given);
             assert_eq!(options.flags[NAME], OptionValue::Bool(want));
         }
     }

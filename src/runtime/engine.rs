@@ -11,6 +11,7 @@ use super::compile::{EngineOptions, compile_known, compile_options};
 use super::devices::Devices;
 use super::error::RuntimeError;
 use super::executable::{Executable, ExecutableOrigin, Outputs};
+use super::flags::Toolchain;
 use super::gather;
 use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
@@ -34,6 +35,7 @@ pub struct Statistics {
 #[derive(Clone)]
 pub struct Engine {
     client: Client,
+    toolchain: Arc<Toolchain>,
     devices: Arc<Devices>,
     options: EngineOptions,
     cache: Option<Arc<Cache>>,
@@ -52,25 +54,31 @@ impl Engine {
 
     /// Takes over the client of one of several processes, which compares with the others what it compiles.
     pub(crate) fn among(client: Client, options: EngineOptions, group: Option<Arc<Group>>) -> Self {
+        let toolchain = Arc::new(Toolchain::of(&client));
         let cache = options.compile_cache.as_deref().and_then(|folder| {
             let opened = client.topology().map_err(CacheError::from);
             opened
-                .and_then(|t| Cache::new(folder, &platform_of(&client), &t))
+                .and_then(|t| Cache::new(folder, &toolchain.platform, &t))
                 .inspect_err(|e| warn_uncached("all", e))
                 .ok()
         });
         let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
         let (statistics, launches, compiled) = (Arc::default(), Arc::default(), Arc::default());
-        Engine { client, devices, options, cache, group, statistics, launches, compiled }
+        Engine { client, toolchain, devices, options, cache, group, statistics, launches, compiled }
     }
 
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
+    /// The plugin's compiler.
+    pub(crate) fn toolchain(&self) -> &Toolchain {
+        &self.toolchain
+    }
+
     /// The platform's name, in lower case: `cpu`, `cuda`, `tpu` …
-    pub(crate) fn platform(&self) -> String {
-        platform_of(&self.client)
+    pub(crate) fn platform(&self) -> &str {
+        &self.toolchain.platform
     }
 
     /// The devices of all processes, in the order in which meshes count them.
@@ -106,7 +114,7 @@ impl Engine {
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
         let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
-        let options = compile_options(&self.platform(), program, &ids, &self.options);
+        let options = compile_options(&self.toolchain, program, &ids, &self.options);
         let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
         // Threads that want one program wait for the first. Not where processes agree on it: each waits for all others.
         let lock = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| lock_of(entry.path()));
@@ -119,7 +127,7 @@ impl Engine {
             None => {
                 let start = Instant::now();
                 let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
-                let compiled = || compile_known(&self.platform(), &options, &self.options, compile);
+                let compiled = || compile_known(self.platform(), &options, &self.options, compile);
                 let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
                 // Where processes share a folder, one entry is enough.
@@ -183,7 +191,7 @@ impl Engine {
     ) -> Result<bool, RuntimeError> {
         // A program of one device is each process's own.
         let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(cached) };
-        Ok(group.ensure_same_program(name, &program.hash(), &fingerprint(&self.platform(), options), cached)?)
+        Ok(group.ensure_same_program(name, &program.hash(), &fingerprint(self.platform(), options), cached)?)
     }
 
     /// Loads a program from the compile cache; an unusable entry is replaced, with a warning.
@@ -305,10 +313,6 @@ fn lock_of(entry: &Path) -> Arc<Mutex<()>> {
     static LOCKS: Mutex<BTreeMap<PathBuf, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
     let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     locks.entry(entry.into()).or_default().clone()
-}
-
-fn platform_of(client: &Client) -> String {
-    client.platform_name().expect("a plugin names its platform").to_lowercase()
 }
 
 /// Logs that programs were not cached; a warning, unless the plugin cannot serialize at all.

@@ -2,10 +2,34 @@
 
 use std::path::Path;
 
-use crate::pjrt::OptionValue;
+use super::plugins::Libtpu;
+use crate::pjrt::{Client, OptionValue};
 
-/// The options a platform's programs are compiled with for a number of devices.
-pub(crate) fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, OptionValue)> {
+/// The compiler of a platform, as far as options differ by it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Toolchain {
+    /// `cpu`, `cuda`, `tpu` …
+    pub(crate) platform: String,
+    /// Kind of the devices, as the plugin says it: `TPU v6 lite` …
+    pub(crate) kind: String,
+    /// Version, as the plugin says it.
+    pub(crate) version: String,
+}
+
+impl Toolchain {
+    /// The one of a client's plugin, for its devices.
+    pub fn of(client: &Client) -> Self {
+        Toolchain {
+            platform: client.platform_name().expect("a plugin names its platform").to_lowercase(),
+            kind: client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default(),
+            version: client.platform_version().unwrap_or_default(),
+        }
+    }
+}
+
+/// The options a toolchain's programs are compiled with for a number of devices.
+pub(crate) fn defaults(toolchain: &Toolchain, devices: usize) -> Vec<(&'static str, OptionValue)> {
+    let platform = toolchain.platform.as_str();
     let on = OptionValue::Bool(true);
     // Roundings that the program writes must stay: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
     let mut flags = vec![("xla_allow_excess_precision", OptionValue::Bool(false))];
@@ -21,22 +45,7 @@ pub(crate) fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, Opt
             let products = OptionValue::Text("LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT".into());
             flags.push(("xla_cpu_experimental_ynn_fusion_type", products));
         }
-        "tpu" => {
-            // Fusing one product into another crashes libtpu 0.0.42 on v6e where heads are split eightfold.
-            flags.push(("xla_tpu_dot_dot_fusion", OptionValue::Bool(false)));
-            // Gathers of split weights run behind the computation; all of these are off by default.
-            flags.extend([
-                ("xla_enable_async_all_gather", on.clone()),
-                ("xla_tpu_enable_async_collective_fusion", on.clone()),
-                ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", on.clone()),
-                ("xla_tpu_enable_async_collective_fusion_multiple_steps", on.clone()),
-                // Without it only matmuls hide a gather: a fifth of the bytes of `fsdp-ulysses` would be waited for.
-                ("xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions", on.clone()),
-                // Attention's kernel hides gathers as matmuls do.
-                ("xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call", on.clone()),
-                ("xla_tpu_overlap_compute_collective_tc", on),
-            ]);
-        }
+        "tpu" => flags.extend(of_tpu(Libtpu::of(&toolchain.version), &toolchain.kind)),
         "cuda" => {
             flags.extend([
                 // Convolutions over three dimensions are else compiled channels first, and cuDNN turns every tensor twice.
@@ -53,6 +62,29 @@ pub(crate) fn defaults(platform: &str, devices: usize) -> Vec<(&'static str, Opt
             }
         }
         _ => {}
+    }
+    flags
+}
+
+fn of_tpu(libtpu: Libtpu, kind: &str) -> Vec<(&'static str, OptionValue)> {
+    let (on, fused) = (OptionValue::Bool(true), OptionValue::Bool(libtpu.fuses_gathers(kind)));
+    // Fusing one product into another crashes libtpu 0.0.42 on v6e where heads are split eightfold.
+    let mut flags = vec![("xla_tpu_dot_dot_fusion", OptionValue::Bool(false))];
+    // Gathers of split weights run behind the computation; all of these are off by default.
+    flags.extend([
+        ("xla_enable_async_all_gather", on.clone()),
+        ("xla_tpu_enable_async_collective_fusion", on.clone()),
+        ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", fused),
+        ("xla_tpu_enable_async_collective_fusion_multiple_steps", on.clone()),
+        // Without it only matmuls hide a gather: a fifth of the bytes of `fsdp-ulysses` would be waited for.
+        ("xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions", on.clone()),
+        // Attention's kernel hides gathers as matmuls do.
+        ("xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call", on.clone()),
+        ("xla_tpu_overlap_compute_collective_tc", on.clone()),
+    ]);
+    if !libtpu.fuses_gathers(kind) && kind.starts_with("TPU v6") {
+        // There, and on TPU7x unasked, SparseCores gather beside the computation.
+        flags.push(("xla_tpu_enable_sparse_core_collective_offload_all_gather", on));
     }
     flags
 }
@@ -83,7 +115,8 @@ mod tests {
     #[test]
     fn no_platform_takes_a_written_rounding_away() {
         for platform in ["cpu", "cuda", "tpu"] {
-            let flag = defaults(platform, 2).into_iter().find(|(name, _)| *name == "xla_allow_excess_precision");
+            let toolchain = Toolchain { platform: platform.into(), ..Toolchain::default() };
+            let flag = defaults(&toolchain, 2).into_iter().find(|(name, _)| *name == "xla_allow_excess_precision");
             assert_eq!(flag.map(|(_, value)| value), Some(OptionValue::Bool(false)), "{platform}");
         }
     }

@@ -27,6 +27,7 @@ pub use compile::{EngineOptions, compile_options};
 pub use engine::{Engine, Statistics};
 pub(crate) use error::RuntimeError;
 pub use executable::{Executable, ExecutableOrigin, Outputs};
+pub use flags::Toolchain;
 pub(crate) use module_store::CompileKey;
 pub use module_store::{CompileOutcome, ModuleStore, StoredModule};
 pub use peak_matmul::PeakMatmul;

@@ -38,27 +38,48 @@ const TPU: &[Wheel] = &[Wheel {
     python: Some("3.11"),
     ..wheel(
         "libtpu",
-        "0.0.42.1",
+        Libtpu::TESTED[0].0,
         "manylinux_2_31_x86_64",
-        "4d9975c446f594b0b517510b3db2fc9df65acd9a08f253c638fff5eb6bce163e",
+        "f5e2e596eaea9357fbb5a6755a7a9007c6ab75bfde4a55191b03eff402971140",
     )
 }];
 
-/// Build label of libtpu: the change that the pinned wheel was built from.
-const TPU_BUILD: &str = "cl/933746096";
+/// A build of libtpu: the number of the change that it was made from, by which later builds are larger. 0 where the
+/// library does not say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Libtpu(u64);
 
-/// Whether a TPU plugin, by what its client or topology says of its version, is the pinned one. What depends on that
-/// build alone, such as kernels in the text form of Mosaic, which carries no promise, is left to others only.
-pub(crate) fn is_pinned_libtpu(platform_version: &str) -> bool {
-    let pinned = platform_version.split_whitespace().any(|word| word == TPU_BUILD);
-    if !pinned {
-        let (version, build) = (TPU[0].version, platform_version.lines().last().unwrap_or_default());
-        tracing::warn!(
-            "libtpu is not the pinned {version} but '{build}': attention runs in XLA's own operations; `ltx2 plugin \
-             install tpu` fetches the pinned one"
-        );
+impl Libtpu {
+    /// Releases that every shipped program was compiled with, the newest first: the pinned one.
+    const TESTED: [(&'static str, Libtpu); 3] =
+        [("0.0.52", Libtpu(1_014_260_217)), ("0.0.51", Libtpu(1_003_875_606)), ("0.0.42.1", Libtpu(933_746_096))];
+
+    /// The build, by what a TPU plugin's client or topology says of its version.
+    pub(crate) fn of(platform_version: &str) -> Self {
+        let label = platform_version.split_whitespace().find_map(|word| word.strip_prefix("cl/")?.parse().ok());
+        Libtpu(label.unwrap_or(0))
     }
-    pinned
+
+    /// The release, where it is one of those that were tried.
+    pub(crate) fn release(self) -> Option<&'static str> {
+        Self::TESTED.into_iter().find_map(|(release, build)| (build == self).then_some(release))
+    }
+
+    /// Whether all-gathers may run inside of other fusions on a kind of device. Builds after June 2026 refuse it but
+    /// on v5e.
+    pub(crate) fn fuses_gathers(self, kind: &str) -> bool {
+        const LAST_ON_ALL: Libtpu = Libtpu::TESTED[2].1;
+        self <= LAST_ON_ALL || matches!(kind, "TPU v5 lite" | "TPU v5e")
+    }
+}
+
+impl std::fmt::Display for Libtpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.release() {
+            Some(release) => f.write_str(release),
+            None => write!(f, "of build cl/{}", self.0),
+        }
+    }
 }
 
 /// The CUDA 13.0 line: a driver of the 580 series or newer runs it. The compiler (nvcc, nvvm, crt) is for compiling
@@ -161,12 +182,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pinned_libtpu_is_known_by_its_build() {
-        let says =
-            |build: &str| format!("megascale+TFRT TPU v5 lite\nBuilt on Jun 17 2026 11:08:48 (1781719728) {build}");
-        assert!(is_pinned_libtpu(&says("cl/933746096")));
-        assert!(!is_pinned_libtpu(&says("cl/9337460961")));
-        assert!(!is_pinned_libtpu(""));
+    fn a_libtpu_is_known_by_its_build() {
+        let says = |build: &str| {
+            Libtpu::of(&format!("megascale+TFRT TPU v5 lite\nBuilt on Jun 17 2026 11:08:48 (1781719728) {build}"))
+        };
+        assert_eq!(says("cl/933746096").release(), Some("0.0.42.1"));
+        assert_eq!(says("cl/1014260217").to_string(), TPU[0].version);
+        assert_eq!((says("cl/9337460961").release(), Libtpu::of("").release()), (None, None));
+        assert_eq!(says("cl/970057490").to_string(), "of build cl/970057490");
+    }
+
+    #[test]
+    fn newer_builds_fuse_gathers_on_v5e_alone() {
+        let [new, _, old] = Libtpu::TESTED.map(|(_, build)| build);
+        let fuses =
+            |build: Libtpu| ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"].map(|kind| build.fuses_gathers(kind));
+        assert_eq!(fuses(old), [true; 4]);
+        assert_eq!(fuses(new), [true, false, false, false]);
+        assert_eq!(fuses(Libtpu(970_057_490)), fuses(new));
     }
 
     #[test]

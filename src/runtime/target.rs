@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use super::cache::{Cache, CacheError, device_kind};
 use super::compile::{EngineOptions, compile_known, compile_options};
+use super::flags::Toolchain;
 use super::platform::hardware;
 use super::sealed::sha256;
 use crate::analysis::{Chip, Links};
@@ -130,12 +131,14 @@ impl std::ops::Deref for Compiled {
 }
 
 impl OpenTarget {
-    pub(crate) fn version(&self) -> String {
+    /// The plugin's compiler for these devices.
+    pub fn toolchain(&self) -> Toolchain {
         let version = match &self.compiler {
             Compiler::Topology(topology) => topology.platform_version(),
             Compiler::Client(client) => client.platform_version(),
         };
-        version.unwrap_or_default()
+        let (platform, kind) = (self.target.platform.name().into(), self.device_kind.clone());
+        Toolchain { platform, kind, version: version.unwrap_or_default() }
     }
 
     /// Whether the devices are present, so that the compiler leaves nothing for a run to choose.
@@ -246,7 +249,7 @@ impl Target {
 impl OpenTarget {
     /// The options that a run on such devices compiles with.
     pub(crate) fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
-        compile_options(self.target.platform.name(), program, &self.devices, options)
+        compile_options(&self.toolchain(), program, &self.devices, options)
     }
 
     /// The compile cache in a folder, with the names that a run on such devices looks for.

@@ -20,7 +20,7 @@ use ltx2::pipeline::configs::ModelConfigs;
 use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::origin::Weights;
 use ltx2::pipeline::programs::Programs;
-use ltx2::runtime::{Engine, EngineOptions, RandomProgram, compile_options, random_programs};
+use ltx2::runtime::{Engine, EngineOptions, RandomProgram, Toolchain, compile_options, random_programs};
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::Branch;
 use ltx2::tensor::Tensor;
@@ -156,7 +156,7 @@ fn split_weights_are_made_in_their_place() {
     let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();
     let mut made = 0;
     for RandomProgram { program: random, runs } in random_programs(&network.program, &all(&network)).expect("builds") {
-        let options = compile_options("cpu", &random, &ids, &EngineOptions::default());
+        let options = compile_options(&Toolchain::of(&client), &random, &ids, &EngineOptions::default());
         let compiled = client.compile(&random.text, &options).expect("compiles");
         let optimized = compiled.optimized_program().expect("an optimized program");
         let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");

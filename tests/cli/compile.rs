@@ -7,7 +7,7 @@ use crate::support::{self, cpu, needs};
 use ltx2::analysis::{Collective, CollectiveKind, LoopLevel, Module, Report, report};
 use ltx2::hlo::DType::{F32, I32};
 use ltx2::hlo::{Argument, Builder, Comparison, DType, Mesh, Program, Sharding, Type, Value};
-use ltx2::runtime::{EngineOptions, compile_options};
+use ltx2::runtime::{EngineOptions, Toolchain, compile_options};
 use serde_json::Value as Json;
 
 const LAYERS: usize = 6;
@@ -53,7 +53,7 @@ fn program() -> Program {
 fn analysed(program: &Program, layers: usize) -> Report {
     let client = cpu(8);
     let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();
-    let options = compile_options("cpu", program, &ids, &EngineOptions::default());
+    let options = compile_options(&Toolchain::of(&client), program, &ids, &EngineOptions::default());
     let compiled = client.compile(&program.text, &options).expect("compiles");
     let optimized = compiled.optimized_program().expect("an optimized program");
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");

@@ -133,9 +133,13 @@ impl Module {
         found
     }
 
-    /// The collective that a background computation wraps.
+    /// The collective that a background computation wraps; one of a TPU's SparseCores stands in a custom call of its own.
     pub(super) fn wrapped_collective(&self, start: &InstructionProto) -> Option<&InstructionProto> {
-        self.called(start)?.instructions.iter().find(|i| CollectiveKind::of(&i.opcode).is_some())
+        self.called(start)?.instructions.iter().find_map(|i| match CollectiveKind::of(&i.opcode) {
+            Some(_) => Some(i),
+            None if i.opcode == "custom-call" => self.wrapped_collective(i),
+            None => None,
+        })
     }
 
     /// Kind and result of a collective; in a fusion that keeps only a slice of a sum, the sum is scattered.

@@ -268,6 +268,7 @@ impl<'a> Walk<'a> {
                 let Some(inner) = self.module.wrapped_collective(i) else { return Vec::new() };
                 vec![(inner, (!is_sync(i)).then(|| end_of(i, order, position)))]
             }
+            "custom-call" => self.module.wrapped_collective(i).map(|inner| (inner, None)).into_iter().collect(),
             "fusion" => {
                 let Some(called) = self.module.called(i) else { return Vec::new() };
                 let held = self.module.fused_collectives(called).into_iter();
@@ -419,6 +420,36 @@ mod tests {
         let each: Vec<_> = found.iter().map(|c| (c.kind, c.bytes, c.asynchronous)).collect();
         let bytes = (WHOLE[0] * WHOLE[1] * 2) as f64;
         assert_eq!(each, [(CollectiveKind::AllGather, bytes, true), (CollectiveKind::AllGather, bytes, false)]);
+    }
+
+    /// A TPU's SparseCores gather in a custom call, whose start, update and end are instructions of their own.
+    #[test]
+    fn a_collective_of_a_sparse_core_counts_as_what_it_calls() {
+        let calls = |i: InstructionProto, id: i64| InstructionProto { called_computation_ids: vec![id], ..i };
+        let gather = computation(
+            1,
+            vec![instruction(10, "parameter", &[], &PART), instruction(11, "all-gather", &[10], &WHOLE)],
+        );
+        let wrapped = computation(
+            2,
+            vec![instruction(20, "parameter", &[], &PART), calls(instruction(21, "custom-call", &[20], &WHOLE), 1)],
+        );
+        let dot = Some(DotProto { lhs_contracting: vec![1] });
+        let entry = vec![
+            instruction(1, "parameter", &[], &PART),
+            calls(instruction(2, "async-start", &[], &WHOLE), 2),
+            instruction(3, "async-update", &[2, 1], &WHOLE),
+            InstructionProto { dot, ..instruction(4, "dot", &[1, 1], &PART) },
+            instruction(5, "async-done", &[3], &WHOLE),
+            // And one that is waited for.
+            calls(instruction(6, "custom-call", &[1], &WHOLE), 1),
+        ];
+        let module = module(vec![gather, wrapped, computation(9, entry)]);
+        let found = report(&module, &mesh(), 1, None).collectives;
+        let each: Vec<_> = found.iter().map(|c| (c.kind, c.bytes, c.asynchronous, c.overlapped)).collect();
+        let bytes = (WHOLE[0] * WHOLE[1] * 2) as f64;
+        let kind = CollectiveKind::AllGather;
+        assert_eq!(each, [(kind, bytes, true, true), (kind, bytes, false, false)]);
     }
 
     #[test]

@@ -83,7 +83,7 @@ const KINDS: [CollectiveKind; 5] = [
 
 /// Times everything, `runs` times each; seconds of a turn of an empty loop, and the samples.
 pub(crate) fn micro(engine: &Engine, runs: usize) -> Result<(f64, Vec<Sample>), RuntimeError> {
-    let sizes = Sizes::of(&engine.platform());
+    let sizes = Sizes::of(engine.platform());
     let (turn, kernels) = kernels(engine, runs)?;
     let clock = Clock { engine, runs, turn };
     let mut samples = vec![kernels];
@@ -99,7 +99,7 @@ fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> 
     for [rows, from, to] in &sizes.matmuls {
         all.push(programs::matmul(*rows, *from, *to, sizes.dtype)?);
     }
-    let lowering = Lowering::of(&engine.platform(), engine.own_device().kind());
+    let lowering = Lowering::of(engine.platform(), engine.own_device().kind());
     // In XLA's own operations attention is matmuls and passes over memory, which are timed as such.
     if lowering.attention != Kernel::Plain {
         for [tokens, heads] in &sizes.attention {

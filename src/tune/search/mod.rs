@@ -152,8 +152,8 @@ impl<'a> SearchState<'a> {
         let said = |e: crate::pipeline::PipelineError| TuneError::Base(e.to_string());
         let platform = machine.target.platform().name();
         let config = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
-        let config = setup::resolve(&config, platform, &machine.version(), 1);
-        let build = setup::build(&config, 1, platform, &machine.device_kind).map_err(said)?;
+        let config = setup::resolve(&config, platform, 1);
+        let build = setup::build_for(&config, 1, &machine.toolchain()).map_err(said)?;
         let programs = Programs::of(&config, None).map_err(said)?;
         // On one device, in a lowering that writes every matmul.
         let plain = Build { lowering: Lowering::default(), layout: Layout::default(), ..build.clone() };
