@@ -6,7 +6,7 @@ use super::args::{ConfigArgs, JobArgs, LAYERS};
 use super::compile::{prepare_tpus, read_chip};
 use super::{UsageError, print};
 use crate::config::{Case, CliOverrides, load, read_experiment};
-use crate::pipeline::programs::Programs;
+use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::runtime::Target;
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
 use crate::tune::{CaseResult, Options, experiment, page, ranked, table};
@@ -57,7 +57,10 @@ struct SearchArgs {
     /// Video size [default: the configuration's]
     #[arg(long, value_name = "WIDTHxHEIGHTxFRAMES", requires = "search")]
     shape: Option<String>,
-    /// Only layouts that fit into device memory
+    /// Loop to search for
+    #[arg(long, value_name = "PROGRAM", default_value = "denoise", value_parser = ["denoise", "refine"], requires = "search")]
+    program: String,
+    /// Only layouts that fit into device memory beside a run's other components
     #[arg(long, requires = "search")]
     memory_fit: bool,
     /// Maximum number of programs, stored ones included
@@ -124,6 +127,7 @@ fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
         settings,
         target: name,
         shape: s.shape.clone(),
+        program: ProgramKind::named(&s.program).map_err(UsageError)?,
         fit: s.memory_fit,
         layers: s.layers.map_or(LAYERS.min(blocks), usize::from),
         budget: s.budget.into(),

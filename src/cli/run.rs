@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use super::args::loras;
 use super::{UsageError, print};
 
-use crate::config::{Config, Dtype, Model, Numerics, Runtime, WeightSource, WeightType, parse_mesh};
+use crate::config::{ActivationType, Config, Dtype, Model, Numerics, Runtime, WeightSource, WeightType, parse_mesh};
 use crate::pipeline::component::{Scalars, run_component};
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::executor::Executor;
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     /// Devices per mesh axis, e.g. `cfg=2,context=4` [default: the layout's].
     #[arg(long)]
     mesh: Option<String>,
-    /// Scalar arguments of the component, e.g. `fps=24`; also `runtime.weights=fp8` and `model.lora_merge=exact`.
+    /// Scalar arguments of the component, e.g. `fps=24`; also `runtime.weights=int8` and `model.lora_merge=exact`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Overwrites the output file.
@@ -89,6 +89,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         dtype: if args.dtype == "f32" { Dtype::F32 } else { Dtype::Bf16 },
         numerics: if args.numerics == "official" { Numerics::Official } else { Numerics::Default },
         weights: key(&mut scalars, "runtime.weights")?.unwrap_or(WeightType::Bf16),
+        activations: key(&mut scalars, "runtime.activations")?.unwrap_or(ActivationType::Bf16),
         ..Runtime::default()
     };
     let placed = Config { layout: args.layout.clone(), mesh, runtime, ..Config::default() };

@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 20] = [
+pub const CONFIGS: [(&str, &str); 21] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -29,6 +29,7 @@ pub const CONFIGS: [(&str, &str); 20] = [
     config!("nano_2_3"),
     config!("tpu/v5e-16"),
     config!("tpu/v6e-8"),
+    config!("tpu/v6e-8-int8"),
     config!("tpu/v6e-16"),
     config!("tpu/v6e-64"),
     config!("tpu/v5p-8"),
@@ -37,7 +38,7 @@ pub const CONFIGS: [(&str, &str); 20] = [
 ];
 
 /// The layouts, by name: those to use, then the history.
-pub(crate) const LAYOUTS: [(&str, &str); 15] = [
+pub(crate) const LAYOUTS: [(&str, &str); 16] = [
     shipped!("replicated"),
     shipped!("sequence"),
     shipped!("ulysses"),
@@ -45,6 +46,7 @@ pub(crate) const LAYOUTS: [(&str, &str); 15] = [
     shipped!("hybrid"),
     shipped!("cfg"),
     shipped!("cfg-ulysses"),
+    shipped!("cfg-ulysses-encoder"),
     shipped!("tensor"),
     shipped!("fsdp-ulysses"),
     shipped!("before-385"),

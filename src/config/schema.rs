@@ -457,6 +457,8 @@ with_defaults! {
         pub dtype: Dtype = Dtype::Bf16,
         /// The transformer's block weights, whatever the checkpoint's are.
         pub weights: WeightType = WeightType::Bf16,
+        /// Type of the activations that weights of `int8` are multiplied with.
+        pub activations: ActivationType = ActivationType::Bf16,
         /// Whose rounding order the bf16 forward follows.
         pub numerics: Numerics = Numerics::Default,
         /// Type of the video's positions. Official and diffusers: f32; `official_1_0`: that of `runtime.dtype`.
@@ -562,6 +564,18 @@ pub enum WeightType {
     Bf16,
     /// 8-bit floats, as are the activations that they are multiplied with; on CUDA.
     Fp8,
+    /// 8-bit integers, multiplied as `runtime.activations` says.
+    Int8,
+}
+
+/// Element type of the activations that 8-bit integers are multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ActivationType {
+    /// That of all others, `runtime.dtype`: half the memory of weights, matmuls at their usual speed.
+    Bf16,
+    /// 8-bit integers, scaled for each token: twice the speed on chips that have such units (v5e, v5p, v6e).
+    Int8,
 }
 
 /// Whose rounding order the bf16 forward follows.

@@ -24,8 +24,13 @@ pub enum Quantization {
     /// In the run's element type.
     #[default]
     None,
-    /// In 8-bit floats, and so the activations that they are multiplied with. Needs unrolled layers.
+    /// In 8-bit floats, and so the activations that they are multiplied with.
     Fp8,
+    /// In 8-bit integers.
+    Int8 {
+        /// Whether the activations that they are multiplied with are too; else they are in the run's element type.
+        activations: bool,
+    },
 }
 
 /// Rounding order of the bf16 forward pass, where the references differ.
@@ -102,6 +107,11 @@ with_defaults! {
         pub text_stacks: StackOrder = StackOrder::HeadsTokens,
         /// Whether biases and GELU are written so that the compiler fuses them into the dot before them.
         pub fuse_epilogues: bool = false,
+        /// Whether a product of 8-bit integers is written with an i32 result, before it is rounded; else with the result
+        /// that its scales are multiplied with.
+        pub integer_sums: bool = false,
+        /// Fewest rows of activations in 8-bit integers: a product of fewer waits for its weights, not for the units.
+        pub least_integer_rows: usize = 0,
         pub rope: RopeForm = RopeForm::Halves,
         /// Whether padding at the edge of a frame is a gather by computed positions, all directions in one pass; else
         /// pieces are concatenated.
@@ -150,6 +160,7 @@ impl Lowering {
             "tpu" => Lowering {
                 conv3d: Conv3dLowering::Taps,
                 attention: Kernel::Mosaic(Tpu::of(kind)),
+                least_integer_rows: 1024,
                 rope: RopeForm::Product,
                 text_stacks: StackOrder::NarrowTokensLast,
                 // Stacks in the default tiles of 8 rows would be copied whole before every run.
@@ -160,6 +171,7 @@ impl Lowering {
                 attention: Kernel::Cudnn,
                 text_stacks: StackOrder::TokensHeads,
                 fuse_epilogues: true,
+                integer_sums: true,
                 rope: RopeForm::Reversal,
                 pads_by_index: true,
                 unroll_layers: true,

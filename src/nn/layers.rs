@@ -1,5 +1,8 @@
 //! Equal layers: a loop over stacks, or unrolled, as the platform takes it best.
 
+use std::ops::Range;
+
+use super::build::Quantization;
 use super::layout::Axis;
 use super::params::{Layer, Number, Params};
 use crate::hlo::{DType, Output, Type, Value};
@@ -66,21 +69,61 @@ impl Params {
                 body(&self.numbered(name, Number::Fixed(l)), &b.scalar(l as f64, DType::I32), &carried)
             });
         }
-        b.repeat(count, init, |index, carried| {
-            body(&self.numbered(name, Number::Counted { layers: count, index: index.clone() }), index, carried)
+        self.each_layer_of(name, 0..count, count, init, body)
+    }
+
+    /// The same for layers of which neighbours may differ in the types of their weights, where `narrow` does: a loop each
+    /// over those that are alike.
+    pub(crate) fn each_layer_quantized(
+        &self,
+        name: &str,
+        count: usize,
+        narrow: impl Fn(usize) -> bool,
+        init: &[Value],
+        body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let body = |p: &Params, i: &Value, carried: &[Value]| body(&p.quantized(&narrow), i, carried);
+        if self.lowering().unroll_layers || self.quantization == Quantization::None {
+            return self.each_layer(name, count, init, body);
+        }
+        let starts: Vec<usize> = (0..count).filter(|&l| l == 0 || narrow(l) != narrow(l - 1)).collect();
+        let ends = starts.iter().skip(1).copied().chain([count]);
+        starts
+            .iter()
+            .zip(ends)
+            .fold(init.to_vec(), |carried, (&start, end)| self.each_layer_of(name, start..end, count, &carried, body))
+    }
+
+    /// One loop over some of `count` layers.
+    fn each_layer_of(
+        &self,
+        name: &str,
+        layers: Range<usize>,
+        count: usize,
+        init: &[Value],
+        body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let part = layers.len() < count;
+        self.builder().repeat(layers.len(), init, |index, carried| {
+            let of_all = if layers.start == 0 { index.clone() } else { index + layers.start as f64 };
+            let number = Number::Counted { layers: layers.clone(), part, index: index.clone(), of_all: of_all.clone() };
+            body(&self.numbered(name, number), &of_all, carried)
         })
     }
 
-    /// The results of `body(layer's place)` for each of `count` layers: as many tensors as stated.
+    /// The results of `body(layer's place)` for each of `count` layers, whose weights have 8 bits in a run of such where
+    /// `narrow(layer)` holds: as many tensors as stated.
     pub(crate) fn per_layer(
         &self,
         name: &str,
         count: usize,
+        narrow: impl Fn(usize) -> bool,
         tensors: &[LayerTensor],
         body: impl Fn(&Params) -> Vec<Value>,
     ) -> Vec<PerLayer> {
         if self.lowering().unroll_layers {
-            let each: Vec<_> = (0..count).map(|l| body(&self.numbered(name, Number::Fixed(l)))).collect();
+            let place = |l: usize| self.numbered(name, Number::Fixed(l)).quantized(&narrow);
+            let each: Vec<_> = (0..count).map(|l| body(&place(l))).collect();
             let of = |t: usize| each.iter().filter_map(|layer| layer.get(t).cloned()).collect();
             return (0..tensors.len()).map(|t| PerLayer::Each(of(t))).collect();
         }
@@ -88,7 +131,7 @@ impl Params {
             let (ty, axes) = t.stack(count);
             self.place(&t.name, &self.builder().full(0.0, ty), &axes)
         });
-        let filled = self.each_layer(name, count, &empty.collect::<Vec<_>>(), |p, i, stacks| {
+        let filled = self.each_layer_quantized(name, count, narrow, &empty.collect::<Vec<_>>(), |p, i, stacks| {
             body(p).iter().zip(stacks).map(|(x, stack)| stack.dynamic_update(0, i, &x.unsqueeze(0))).collect()
         });
         filled.into_iter().map(PerLayer::Stack).collect()
@@ -97,7 +140,7 @@ impl Params {
     /// The tensor of this place's layer.
     pub(crate) fn of_layer(&self, tensors: &PerLayer) -> Value {
         match (tensors, self.layer.as_ref().map(|l| &l.number)) {
-            (PerLayer::Stack(stack), Some(Number::Counted { index, .. })) => stack.index(index),
+            (PerLayer::Stack(stack), Some(Number::Counted { of_all, .. })) => stack.index(of_all),
             (PerLayer::Each(each), Some(Number::Fixed(l))) if *l < each.len() => each[*l].clone(),
             _ => {
                 self.builder().reject("layers", "a tensor of every layer is read outside of them".into());

@@ -158,9 +158,11 @@ impl Layout {
     pub(crate) fn of_one_branch(&self) -> Layout {
         let of = |axis: Axis| self.rules.iter().find(|r| r.axis == axis);
         let Some(branch) = of(Axis::Branch).filter(|r| !r.mesh_axes.is_empty()) else { return self.clone() };
-        // No tensor of the transformer has a frame's axes.
+        // No tensor of the transformer has a frame's axes, and rules of other components are not of it.
         let apart = [Axis::Branch, Axis::Frames, Axis::Height, Axis::Width];
-        let others = self.rules.iter().chain(&self.storage).chain(self.overrides.iter().flat_map(|e| &e.rules));
+        let of_transformer = |e: &&Override| !["text_encoder.", "connectors."].iter().any(|c| e.pattern.starts_with(c));
+        let special = self.overrides.iter().filter(of_transformer).flat_map(|e| &e.rules);
+        let others = self.rules.iter().chain(&self.storage).chain(special);
         let mut others = others.filter(|r| !apart.contains(&r.axis));
         if others.any(|r| r.mesh_axes.iter().any(|a| branch.mesh_axes.contains(a))) {
             return self.clone();
@@ -405,6 +407,13 @@ mod tests {
         // An axis that splits something else of the transformer stays where it is.
         let taken = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::Heads, &["cfg"])], vec![], vec![]);
         assert_eq!(taken.of_one_branch(), taken);
+        // What another component does with it does not count.
+        let special = |pattern: &str| {
+            let rules = vec![rule(Axis::Branch, &["cfg"]), rule(Axis::VideoSequence, &["context"])];
+            layout(rules, vec![], vec![Override { pattern: pattern.into(), rules: vec![rule(Axis::Heads, &["cfg"])] }])
+        };
+        assert_eq!(split(&special("text_encoder.*").of_one_branch(), Axis::VideoSequence).join(","), "cfg,context");
+        assert_eq!(special("*.attn1.*").of_one_branch(), special("*.attn1.*"));
     }
 
     #[test]

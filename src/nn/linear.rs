@@ -1,9 +1,10 @@
 //! Affine maps and the pointwise functions around them.
 
-use super::fp8::{self, Weight};
+use super::build::Quantization;
 use super::layout::Axis;
 use super::param::Init;
 use super::params::Params;
+use super::quantized::{self, Weight};
 use crate::hlo::{DType, Value};
 
 /// `x [rows…, in]` times `weight [out…, in]`: `[rows…, out…]`, in `x`'s element type.
@@ -58,12 +59,26 @@ fn map(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>) -> Value {
     match (weight, bias) {
         (Weight::Plain(weight), None) => linear_nd(p, x, weight),
         (Weight::Plain(weight), Some(bias)) => linear_nd(p, x, weight) + bias,
-        (Weight::Scaled(weight, channels), _) => {
-            let (narrow, rows) = fp8::scaled(x);
-            // Sums are at most 448² times the inner width: far inside bf16's range.
-            let y = linear_into(p, &narrow, weight, x.dtype());
-            fp8::unscaled(&y, &rows, channels, bias).to(x.dtype())
+        (Weight::Scaled(weight, channels), _) if has_wide_activations(p, x) => {
+            let y = linear_nd(p, x, &weight.to(x.dtype()));
+            quantized::unscaled(&y, None, channels, bias).to(x.dtype())
         }
+        (Weight::Scaled(weight, channels), _) => {
+            let (narrow, rows) = quantized::scaled(x, weight.dtype());
+            let is_integer = weight.dtype() == DType::I8 && p.lowering().integer_sums;
+            // Sums are at most 448² times the inner width: far inside bf16's range, and 127² times it inside i32's.
+            let y = linear_into(p, &narrow, weight, if is_integer { DType::I32 } else { x.dtype() });
+            quantized::unscaled(&y, Some(&rows), channels, bias).to(x.dtype())
+        }
+    }
+}
+
+/// Whether what a weight in 8 bits is multiplied with keeps its element type.
+fn has_wide_activations(p: &Params, x: &Value) -> bool {
+    let rows: usize = x.dims()[..x.rank() - 1].iter().product();
+    match p.quantization {
+        Quantization::Int8 { activations } => !activations || rows < p.lowering().least_integer_rows,
+        _ => false,
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::layout::Axis;
-use crate::hlo::{Sharding, Type};
+use crate::hlo::{DType, Sharding, Type};
 
 /// The normal distribution that a random model draws a parameter from.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,12 +41,14 @@ pub enum Source {
         /// Element strides of the parameter's dimensions.
         strides: Vec<usize>,
     },
-    /// Per-row dequantization scales of tensors that are quantized to 8-bit floats, one after the other.
+    /// Per-row dequantization scales of tensors that are quantized to 8 bits, one after the other.
     Scales {
         /// Checkpoint names of the tensors, in order.
         keys: Vec<String>,
         /// Shape of each in the checkpoint.
         shape: [usize; 2],
+        /// The 8-bit type.
+        of: DType,
     },
 }
 

@@ -6,7 +6,7 @@
 //! the platform unrolls the loop. Loading, random initialisation, placement, counts and memory estimates all read
 //! that list.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::rc::Rc;
 
 use super::build::{Build, Quantization};
@@ -28,8 +28,15 @@ pub(super) struct Layer {
 pub(super) enum Number {
     /// One layer of an unrolled loop: its parameters are arguments of their own.
     Fixed(usize),
-    /// The current layer of a loop over `layers`: its parameters are slices of stacks.
-    Counted { layers: usize, index: Value },
+    /// The current layer of a loop over some of all: its parameters are slices of stacks of theirs.
+    Counted {
+        layers: Range<usize>,
+        /// Whether there are others.
+        part: bool,
+        /// Its place among those of the loop, and among all.
+        index: Value,
+        of_all: Value,
+    },
 }
 
 /// Equal parts of a tensor that is read with permuted axes, the parts first, and which of them.
@@ -50,8 +57,8 @@ pub struct Params {
     component: &'static str,
     pub(super) prefix: String,
     pub(super) layer: Option<Layer>,
-    /// Whether the weights of linear maps are 8-bit floats here.
-    pub(super) narrow: bool,
+    /// Whether the weights of linear maps have 8 bits here.
+    is_quantized: bool,
 }
 
 impl Deref for Params {
@@ -66,36 +73,34 @@ impl Params {
     /// The root of a program's parameters.
     pub fn new(program: &str, component: &'static str, build: &Build) -> Self {
         let context = Rc::new(Context::new(program, build));
-        Params { context, component, prefix: String::new(), layer: None, narrow: false }
+        Params { context, component, prefix: String::new(), layer: None, is_quantized: false }
     }
 
     /// The same program's parameters of another component.
     pub(crate) fn of(&self, component: &'static str) -> Self {
-        Params { component, prefix: String::new(), layer: None, narrow: false, ..self.clone() }
+        Params { component, prefix: String::new(), layer: None, is_quantized: false, ..self.clone() }
     }
 
-    /// The same place in a layer, where the weights of linear maps are 8-bit floats if the run asks for them and
-    /// `narrow(layer)` holds.
+    /// The same place in a layer, where the weights of linear maps have 8 bits if the run asks for them and
+    /// `narrow(layer)` holds. Those of a loop are alike.
     pub(crate) fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
-        let narrow = match (self.context.quantization, self.layer.as_ref().map(|l| &l.number)) {
-            (Quantization::None, _) => false,
-            (Quantization::Fp8, Some(Number::Fixed(l))) => narrow(*l),
-            (Quantization::Fp8, _) => {
-                self.builder().reject("fp8", "only unrolled layers differ in their weights' type".into());
-                false
-            }
+        let first = match self.layer.as_ref().map(|l| &l.number) {
+            Some(Number::Fixed(l)) => Some(*l),
+            Some(Number::Counted { layers, .. }) => Some(layers.start),
+            None => None,
         };
-        Params { narrow, ..self.clone() }
+        let is_quantized = self.context.quantization != Quantization::None && first.is_some_and(narrow);
+        Params { is_quantized, ..self.clone() }
     }
 
     /// The same place, where weights have the run's element type.
     pub(crate) fn plain(&self) -> Self {
-        Params { narrow: false, ..self.clone() }
+        Params { is_quantized: false, ..self.clone() }
     }
 
-    /// Whether the weights of linear maps are 8-bit floats here.
+    /// Whether the weights of linear maps have 8 bits here.
     pub(crate) fn is_quantized(&self) -> bool {
-        self.narrow
+        self.is_quantized
     }
 
     /// One level down the tree of names.
@@ -112,7 +117,9 @@ impl Params {
     fn keys(&self, key: &str) -> Vec<String> {
         let layer = |at: usize, number: usize| format!("{}.{number}{}", &key[..at], &key[at + 2..]);
         match &self.layer {
-            Some(Layer { at, number: Number::Counted { layers, .. } }) => (0..*layers).map(|l| layer(*at, l)).collect(),
+            Some(Layer { at, number: Number::Counted { layers, .. } }) => {
+                layers.clone().map(|l| layer(*at, l)).collect()
+            }
             Some(Layer { at, number: Number::Fixed(l) }) => vec![layer(*at, *l)],
             None => vec![key.to_string()],
         }
@@ -152,7 +159,12 @@ impl Params {
     pub(crate) fn part(&self, name: &str, view: PartView, shape: &[usize], axes: &[Axis], init: Init) -> Value {
         let key = self.key(name);
         let source = Source::View { key: key.clone(), shape: view.stored.to_vec(), strides: view.strides.to_vec() };
-        let number = Number::Counted { layers: view.parts, index: view.index.clone() };
+        let number = Number::Counted {
+            layers: 0..view.parts,
+            part: false,
+            index: view.index.clone(),
+            of_all: view.index.clone(),
+        };
         let layer = Some(Layer { at: 0, number });
         Params { layer, ..self.clone() }.declare(key, source, self.of_shape(shape), axes, init)
     }
@@ -172,16 +184,20 @@ impl Params {
 
     /// A parameter as it is stored, the current layer's.
     fn stored(&self, key: &str, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
-        // Rules speak of all layers alike; only the argument has a layer's number.
+        // Rules speak of all layers alike; only the argument has a layer's number, or those of a part of them.
         let rules = format!("{}.{key}", self.component);
         let name = match &self.layer {
             Some(Layer { number: Number::Fixed(_), .. }) => format!("{}.{}", self.component, self.keys(key)[0]),
+            Some(Layer { at, number: Number::Counted { layers, part: true, .. } }) => {
+                let (first, last) = (layers.start, layers.end - 1);
+                format!("{}.{}.{first}-{last}{}", self.component, &key[..*at], &key[at + 2..])
+            }
             _ => rules.clone(),
         };
         let value = self.known(&name).unwrap_or_else(|| {
             let mut param = Param { component: self.component, name, ty, axes: axes.to_vec(), source, init };
             if let Some(Layer { number: Number::Counted { layers, .. }, .. }) = &self.layer {
-                param.ty.dims.insert(0, *layers);
+                param.ty.dims.insert(0, layers.len());
                 param.axes.insert(0, Axis::Layers);
             }
             let placed = self.layout().place_weight(&rules, &param.ty, &param.axes);
@@ -242,8 +258,13 @@ impl Params {
         placed: Result<Option<Placed>, LayoutError>,
     ) -> Option<Sharding> {
         let (sharding, placement) = self.context.placed(name, ty, axes, role, placed)?;
-        // Unrolled layers are placed alike: the first speaks for all.
-        if !matches!(self.layer, Some(Layer { number: Number::Fixed(1..), .. })) {
+        // Layers are placed alike: the first speaks for all.
+        let is_later = match self.layer.as_ref().map(|l| &l.number) {
+            Some(Number::Fixed(l)) => *l > 0,
+            Some(Number::Counted { layers, .. }) => layers.start > 0,
+            None => false,
+        };
+        if !is_later {
             self.record(placement);
         }
         Some(sharding)

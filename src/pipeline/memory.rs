@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::compile::needed;
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
-use super::programs::{ProgramKind, Programs};
+use super::programs::{ProgramKind, Programs, parameters};
 use super::residency::{Keep, work};
 use crate::config::{Config, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
@@ -46,17 +46,6 @@ pub(crate) struct Plan {
 fn io(network: &Network) -> usize {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
     usize::try_from(needed(network)).unwrap_or(0).saturating_sub(parameters)
-}
-
-/// Parameters of each component that programs read, in bytes on a device.
-fn parameters<'a>(networks: impl IntoIterator<Item = &'a Network>) -> BTreeMap<&'static str, usize> {
-    let mut each = BTreeMap::new();
-    for network in networks {
-        each.extend(network.params.iter().map(|p| (&p.name, (p.component, device_bytes(&network.program, p)))));
-    }
-    let mut sums = BTreeMap::new();
-    each.into_values().for_each(|(component, bytes)| *sums.entry(component).or_default() += bytes);
-    sums
 }
 
 /// Usable bytes of each device, as the devices report them. Processes that run together have one number, or they

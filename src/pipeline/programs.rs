@@ -1,6 +1,6 @@
 //! The programs of a request, written without weights or a device: to compile them ahead of time and look at them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::batch::videos_at_once;
 use super::configs::ModelConfigs;
@@ -14,6 +14,7 @@ use crate::config::{Config, Job, WeightSource};
 use crate::models::Network;
 use crate::nn::Build;
 use crate::request::{self, ModelSizes, Request, Shapes};
+use crate::runtime::device_bytes;
 use crate::weights::{Component, WeightsError};
 
 /// A request whose programs can be written.
@@ -85,6 +86,15 @@ impl Programs {
         self.kinds().try_for_each(|kind| self.network(kind, build).map(drop))
     }
 
+    /// Parameters of each component of a run, in bytes on a device.
+    ///
+    /// # Errors
+    /// What is wrong with the layout.
+    pub fn parameters(&self, build: &Build) -> Result<BTreeMap<&'static str, usize>> {
+        let networks: Result<Vec<Network>> = self.kinds().map(|kind| self.network(kind, build)).collect();
+        Ok(parameters(&networks?))
+    }
+
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
         let (two_passes, images) = (self.second.is_some(), self.first.has_images());
@@ -138,4 +148,15 @@ impl Programs {
         let (configs, sizes, float_frames) = (&self.configs, &self.sizes, self.values);
         (row.write)(&ProgramSpec { configs, sizes, request, last, float_frames, shapes, shape, build })
     }
+}
+
+/// Parameters of each component that programs read, in bytes on a device.
+pub(super) fn parameters<'a>(networks: impl IntoIterator<Item = &'a Network>) -> BTreeMap<&'static str, usize> {
+    let mut each = BTreeMap::new();
+    for network in networks {
+        each.extend(network.params.iter().map(|p| (&p.name, (p.component, device_bytes(&network.program, p)))));
+    }
+    let mut sums = BTreeMap::new();
+    each.into_values().for_each(|(component, bytes)| *sums.entry(component).or_default() += bytes);
+    sums
 }

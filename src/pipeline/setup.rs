@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::error::{PipelineError, Result};
 use super::origin::Weights;
-use crate::config::{self, Config, Dtype, FlagValue, WeightType};
+use crate::config::{self, ActivationType, Config, Dtype, FlagValue, WeightType};
 use crate::hlo::DType;
 use crate::kernels::AttentionKernel;
 use crate::media::RoundTrip;
@@ -35,7 +35,7 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
             config::Numerics::Official => Numerics::Official,
         },
         layout: config.placement(devices)?,
-        quantization: quantization(config.runtime.weights, &lowering, platform)?,
+        quantization: quantization(config, &lowering, platform)?,
         lowering,
     })
 }
@@ -98,13 +98,14 @@ pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result
 ///
 /// # Errors
 /// 8-bit floats on a platform whose layers cannot differ.
-pub(crate) fn quantization(weights: WeightType, lowering: &Lowering, platform: &str) -> Result<Quantization> {
-    match weights {
-        WeightType::Bf16 => Ok(Quantization::None),
-        WeightType::Fp8 if lowering.unroll_layers => Ok(Quantization::Fp8),
-        WeightType::Fp8 => {
-            Err(PipelineError::Usage(format!("runtime.weights: fp8 is CUDA's, the platform is {platform}")))
-        }
+fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<Quantization> {
+    match (config.runtime.weights, config.runtime.activations) {
+        (WeightType::Bf16, _) => Ok(Quantization::None),
+        (WeightType::Int8, activations) => Ok(Quantization::Int8 { activations: activations == ActivationType::Int8 }),
+        (WeightType::Fp8, _) if lowering.unroll_layers => Ok(Quantization::Fp8),
+        (WeightType::Fp8, _) => Err(PipelineError::Usage(format!(
+            "runtime.weights: fp8 is CUDA's, the platform is {platform}; int8 is everyone's"
+        ))),
     }
 }
 
@@ -116,6 +117,7 @@ pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
     let weights = match weights {
         WeightType::Bf16 => "bf16",
         WeightType::Fp8 => "fp8",
+        WeightType::Int8 => "int8",
     };
     tracing::info!("blocks of the transformer: runtime.weights {weights}; the model has {}", stored.describe_blocks()?);
     Ok(())

@@ -321,7 +321,9 @@ impl Drawn {
         let sum = (halves(&x) + halves(&y)).to(DType::F32);
         // A sum below 2^24 has an exact f32.
         let (center, factor) = scale(self.init);
-        Ok(((sum - center) * factor).to(ty.dtype))
+        let values = (sum - center) * factor;
+        // A conversion to integers cuts off.
+        Ok(if ty.dtype.is_float() { values } else { values.round() }.to(ty.dtype))
     }
 }
 

@@ -228,9 +228,9 @@ fn read(param: &Param, key: &str, source: &dyn ParameterSource) -> Result<Shared
         return Err(fail(format!("is {}, weights must be floats (bf16, f16, f32, f8_e4m3)", stored.dtype)));
     }
     Ok(match (&param.source, stored.dtype, param.ty.dtype) {
-        (Source::Scales { .. }, ..) => bytemuck::cast_slice(&quantize::scales(&stored)?).to_vec().into(),
+        (Source::Scales { of, .. }, ..) => bytemuck::cast_slice(&quantize::scales(&stored, *of)?).to_vec().into(),
         (_, file, wanted) if file == wanted => stored.bytes,
-        (_, _, DType::F8E4M3FN) => quantize::narrow(&stored)?.into(),
+        (_, _, narrow @ (DType::F8E4M3FN | DType::I8)) => quantize::narrow(&stored, narrow)?.into(),
         (_, file, wanted) => {
             let wide = match file {
                 DType::F8E4M3FN => quantize::widened(&stored)?,

@@ -188,6 +188,12 @@ impl CompileReport {
 
     /// Whether the program with all blocks fits into device memory.
     pub(crate) fn fits(&self) -> bool {
-        self.does_not_fit.is_none() && self.memory.capacity.is_none_or(|capacity| self.device_bytes() <= capacity)
+        self.fits_beside(0)
+    }
+
+    /// The same beside so many bytes of other programs' parameters.
+    pub(crate) fn fits_beside(&self, bytes: i64) -> bool {
+        let needed = self.device_bytes() + bytes;
+        self.does_not_fit.is_none() && self.memory.capacity.is_none_or(|capacity| needed <= capacity)
     }
 }

@@ -161,6 +161,26 @@ fn all_clips_follow_their_prompts() {
     score.must_be_good();
 }
 
+/// The transformer's blocks in 8-bit integers, weights alone and activations too, against bf16: all prompts.
+#[needs(cpu, full)]
+fn clips_in_integers_follow_their_prompts() {
+    let prompts = prompts();
+    let of = |what: &str, set: &[&str]| {
+        let score = Studio::open("nano", &[&["runtime.dtype=bf16"], set].concat()).score(&prompts, |_| ());
+        score.tell(what);
+        score
+    };
+    let bf16 = of("bf16", &[]);
+    for activations in ["bf16", "int8"] {
+        let set = ["runtime.weights=int8".to_string(), format!("runtime.activations={activations}")];
+        let int8 = of(&format!("int8, activations {activations}"), &set.each_ref().map(String::as_str));
+        for what in ["colour", "direction", "pitch", "beep"] {
+            let behind = bf16.share(what) - int8.share(what);
+            assert!(behind <= 0.02, "{what}, activations {activations}: {:?} of {:?}", int8.0[what], bf16.0[what]);
+        }
+    }
+}
+
 /// Twenty steps do without guidance, two do not; and where the prompt has no part, what is right is so by chance.
 #[needs(cpu, full)]
 fn clips_are_worse_without_guidance_and_wrong_without_prompts() {

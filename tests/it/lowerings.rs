@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use crate::support::rope::{ROPES, rope};
 use crate::support::{cases, cpu, full, needs, quick, relative_l2, run_case};
 use half::bf16;
-use ltx2::hlo::DType;
-use ltx2::kernels::Kernel;
-use ltx2::nn::{Build, Lowering, Numerics, RopeForm};
+use ltx2::hlo::{CustomCall, DType, Type};
+use ltx2::kernels::{Kernel, Tpu, attention};
+use ltx2::models::Network;
+use ltx2::nn::{Axis, Build, Lowering, Numerics, Params, RopeForm};
+use ltx2::pipeline::executor::Executor;
+use ltx2::pipeline::origin::Weights;
 use ltx2::pipeline::programs::ProgramKind;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
@@ -94,4 +97,43 @@ fn forms_of_equal_value_agree() {
             }
         }
     }
+}
+
+/// A kernel's program that a compiler refuses, here the CPU's a TPU's, is written anew without it, where it may be; the
+/// other programs keep theirs.
+#[needs(cpu)]
+fn a_kernel_that_is_refused_is_left_out_of_its_program() {
+    let attend = |build: &Build| {
+        let p = Params::new("attend", "transformer", build);
+        let [q, k, v] =
+            ["q", "k", "v"].map(|name| p.input(name, Type::new(DType::F32, [1, 16, 4, 32]), &[Axis::Replicated; 4]));
+        let y = attention(build.lowering.attention, &q, &k, &v, None, 0.2);
+        Ok(Network::finish(&p, vec![p.output("y", &y, &[Axis::Replicated; 4], y.dims())])?)
+    };
+    let with = |attention_may_be_refused| {
+        let attention = Kernel::Mosaic(Tpu::of("TPU v5"));
+        let lowering = Lowering { attention, attention_may_be_refused, ..Lowering::of("cpu", "") };
+        Build { lowering, ..Build::new(DType::F32) }
+    };
+    let mut executor = Executor::new(Engine::new(cpu(1), quick()), Weights::Random(1));
+    let is_kernel = |network: &Network| network.program.text.contains("tpu_custom_call");
+    // Asked for, or of a plugin that it was tried with: nothing takes its place.
+    let kept = executor.accepted("attend", &with(false), attend).expect("is written");
+    assert!(is_kernel(&kept) && executor.prepare("attend", &kept).is_err());
+    // Twice: the second time without asking the compiler.
+    for _ in 0..2 {
+        let plain = executor.accepted("attend", &with(true), attend).expect("compiles without");
+        assert!(!is_kernel(&plain));
+        executor.prepare("attend", &plain).expect("runs");
+    }
+    // What fails without the kernel too says why the first did.
+    let wrong = |build: &Build| {
+        let p = Params::new("wrong", "transformer", build);
+        let x = p.input("x", Type::new(DType::F32, [2]), &[Axis::Replicated]);
+        let call = CustomCall { target: "no_such_call".into(), api_version: 1, ..CustomCall::default() };
+        let y = p.builder().custom_call(&call, &[&x], &[x.ty().clone()]).remove(0);
+        Ok(Network::finish(&p, vec![p.output("y", &y, &[Axis::Replicated], y.dims())])?)
+    };
+    let error = executor.accepted("wrong", &with(true), wrong).expect_err("nothing compiles it").to_string();
+    assert!(error.contains("no_such_call"), "{error}");
 }

@@ -9,6 +9,7 @@ use ltx2::analysis::{Module, Report, report};
 use ltx2::config::{CliOverrides, load};
 use ltx2::hlo::Program;
 use ltx2::models::Network;
+use ltx2::nn::Build;
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use ltx2::pjrt::CompiledMemory;
 use ltx2::runtime::{CompileOutcome, EngineOptions, ModuleStore, OpenTarget, StoredModule, Target};
@@ -19,6 +20,7 @@ pub struct Case {
     /// A shipped configuration.
     pub config: &'static str,
     pub program: ProgramKind,
+    /// Layout and mesh; the configuration's where they are empty.
     pub layout: &'static str,
     pub mesh: &'static str,
     pub target: &'static str,
@@ -28,6 +30,8 @@ pub struct Case {
     pub layers: Option<usize>,
     /// `runtime.attention`.
     pub attention: &'static str,
+    /// Further keys of the configuration.
+    pub set: &'static [&'static str],
 }
 
 impl Case {
@@ -41,7 +45,13 @@ impl Case {
             size: [768, 512, 121],
             layers: None,
             attention: "auto",
+            set: &[],
         }
+    }
+
+    /// The denoising loop of a slice's file, with layout and mesh of its own.
+    pub fn shipped(config: &'static str, target: &'static str) -> Self {
+        Case { config, ..Case::denoise("", "", target) }
     }
 }
 
@@ -51,6 +61,8 @@ pub struct Compiled {
     pub report: Report,
     pub module: Module,
     pub memory: CompiledMemory,
+    /// Bytes that a program may use on a device.
+    pub capacity: Option<i64>,
     pub seconds: f64,
 }
 
@@ -62,7 +74,13 @@ pub fn compiled(case: Case) -> Compiled {
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
     let stacked = programs.stacked(case.program).expect("a number");
     let report = report(&module, &network.program.mesh.axes, stacked, target.chip().as_ref());
-    Compiled { network, report, module, memory, seconds }
+    Compiled { network, report, module, memory, capacity: machine.capacity, seconds }
+}
+
+/// Bytes of the parameters of all components of a run on a device.
+pub fn parameter_bytes(case: Case) -> usize {
+    let (programs, _, _, build) = opened(case);
+    programs.parameters(&build).expect("a layout of every program").values().sum()
 }
 
 /// Seconds that the compiler takes, whatever is known.
@@ -74,17 +92,25 @@ pub fn seconds(case: Case) -> f64 {
 }
 
 fn written(case: Case) -> (Programs, Target, OpenTarget, Network) {
+    let (programs, target, machine, build) = opened(case);
+    let network = programs.network(case.program, &build).expect("builds");
+    (programs, target, machine, network)
+}
+
+fn opened(case: Case) -> (Programs, Target, OpenTarget, Build) {
     let [width, height, num_frames] = case.size;
     let set = [
         format!("request.width={width}"),
         format!("request.height={height}"),
-        format!("layout={}", case.layout),
+        format!("request.num_frames={num_frames}"),
         format!("runtime.attention={}", case.attention),
     ];
+    let layout = (!case.layout.is_empty()).then(|| format!("layout={}", case.layout));
+    let more = case.set.iter().map(ToString::to_string);
     let given = CliOverrides {
         file: Some(case.config.into()),
-        set: set.into_iter().chain([format!("request.num_frames={num_frames}")]).collect(),
-        mesh: Some(case.mesh.into()),
+        set: set.into_iter().chain(layout).chain(more).collect(),
+        mesh: (!case.mesh.is_empty()).then(|| case.mesh.into()),
         ..CliOverrides::default()
     };
     let config = load(&given).expect("a configuration").config;
@@ -92,8 +118,7 @@ fn written(case: Case) -> (Programs, Target, OpenTarget, Network) {
     let target: Target = case.target.parse().expect("a target");
     let machine = target.open().expect("a topology");
     let build = setup::build(&config, machine.devices.len(), target.platform().name(), &machine.device_kind);
-    let network = programs.network(case.program, &build.expect("a layout")).expect("builds");
-    (programs, target, machine, network)
+    (programs, target, machine, build.expect("a layout"))
 }
 
 /// Optimized module of a program; that of a program it has seen is kept in [`modules`](super::modules).

@@ -109,7 +109,7 @@ fn judge(layout: &'static str, target: &'static str, layers: Option<usize>, most
 }
 
 // What is left is the feed-forward layer's inner activations (64 of 131 MB), tables of RoPE (25) and of modulation (19).
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn ulysses_on_v5p() {
     judge("ulysses", "tpu:v5p:2x2x2", None, 0.45);
 }
@@ -135,7 +135,7 @@ fn takes_the_kernel(layouts: &[(&'static str, &'static str, &'static str)]) {
 }
 
 /// The manual regions that budgets do not look at take the kernel.
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn rings_compile_with_the_kernel() {
     takes_the_kernel(&[("ring", "context=8", "tpu:v5p:2x2x2"), ("hybrid", "context=8", "tpu:v5p:2x2x2")]);
 }

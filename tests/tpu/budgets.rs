@@ -200,7 +200,7 @@ fn whole_flops(config: &'static str, size: [usize; 3]) -> f64 {
         .flops
 }
 
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn every_layout_keeps_its_budget() {
     keep(BUDGETS);
 }

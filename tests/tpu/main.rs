@@ -10,6 +10,7 @@ mod attention;
 mod budgets;
 mod programs;
 mod search;
+mod shipped;
 mod why;
 
 fn main() -> std::process::ExitCode {

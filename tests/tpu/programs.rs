@@ -39,7 +39,7 @@ const BLOCKS: f64 = 48.0;
 const HIDDEN: f64 = 2.0 * 1024.0 * 3840.0 * 2.0 / 1e6;
 
 /// Two sums a block, and one of the rows looked up in a vocabulary that is split.
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn the_text_encoder_in_tensor() {
     let (_, all) = collectives(ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
     assert_eq!(all.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce]);
@@ -101,7 +101,7 @@ fn the_other_programs_compile_split() {
 }
 
 /// Each slice makes its own videos: what crosses the network between them would cost more than all else.
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn slices_communicate_nothing_while_they_denoise() {
     let done = compiled(Case { layers: Some(2), ..Case::denoise("ulysses", "dcn.data=2,context=4", "tpu:v5e:2x2:2") });
     assert_eq!(done.network.program.devices(), 8);

@@ -79,7 +79,7 @@ fn the_best_advice_again_and_again_leads_to_ulysses() {
     assert!(near(steps.last().expect("a step").1, shipped("ulysses")), "{steps:?}");
 }
 
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn the_first_advice_is_the_published_change() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("better.yml");

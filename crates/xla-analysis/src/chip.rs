@@ -59,6 +59,8 @@ pub struct Chip {
     pub peak_bf16: f64,
     /// FLOP/s with operands of 8-bit floats; without such units, as with bf16.
     pub peak_fp8: f64,
+    /// Operations a second with operands of 8-bit integers, where there are units for them; else as with bf16.
+    pub peak_int8: Option<f64>,
     /// Bytes a second of device memory.
     pub bandwidth: f64,
     pub links: Links,
@@ -155,14 +157,15 @@ impl Chip {
 
     /// Seconds of an instruction's work.
     pub fn op_time(&self, work: Work) -> OpTime {
-        let plain = work.flops - work.fp8 - work.attention;
+        let plain = work.flops - work.fp8 - work.int8 - work.attention;
+        let narrow = work.fp8 / self.peak_fp8 + work.int8 / self.peak_int8.unwrap_or(self.peak_bf16);
         let Some(c) = &self.calibration else {
-            let compute = (plain + work.attention) / self.peak_bf16 + work.fp8 / self.peak_fp8;
+            let compute = (plain + work.attention) / self.peak_bf16 + narrow;
             return OpTime { compute, memory: work.bytes / self.bandwidth, launch: 0.0 };
         };
         let attention = c.attention.unwrap_or(c.matmul);
         // 8-bit matmuls are assumed to reach the same share of their peak.
-        let bf16 = plain + work.fp8 * self.peak_bf16 / self.peak_fp8;
+        let bf16 = plain + narrow * self.peak_bf16;
         let launch = match (work.attention > 0.0, work.flops > 0.0) {
             (true, _) => attention.latency,
             (false, true) => c.matmul.latency,
@@ -260,6 +263,9 @@ mod tests {
         let work = |flops, bytes| Work { flops, bytes, kernels: 1.0, ..Work::default() };
         let near = |got: f64, want: f64| assert!((got / want - 1.0).abs() < 1e-9, "{got}, not {want}");
         near(sheet.op_time(work(989e12, 0.0)).total(), 1.0);
+        let integers = |flops| Work { int8: flops, ..work(flops, 0.0) };
+        near(Chip::named("v6e").unwrap().op_time(integers(1836e12)).total(), 1.0);
+        near(Chip::named("tpu7x").unwrap().op_time(integers(1153.5e12)).total(), 1.0);
         near(h200.op_time(work(500e12, 4e9)).total(), 1.0 + 5e-6);
         near(h200.op_time(work(0.0, 4e9)).total(), 1e-3 + 2e-6);
         let attends = Work { attention: 4e12, ..work(4e12, 4e9) };

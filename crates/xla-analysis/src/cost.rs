@@ -19,6 +19,8 @@ pub struct Work {
     pub flops: f64,
     /// FLOPs on 8-bit floats, a part of `flops`.
     pub fp8: f64,
+    /// Operations on 8-bit integers, a part of `flops`.
+    pub int8: f64,
     /// FLOPs of fused attention kernels, a part of `flops`.
     pub attention: f64,
     /// Bytes of device memory read and written.
@@ -31,6 +33,7 @@ impl Work {
     pub(super) fn add(&mut self, other: Work, times: f64) {
         self.flops += other.flops * times;
         self.fp8 += other.fp8 * times;
+        self.int8 += other.int8 * times;
         self.attention += other.attention * times;
         self.bytes += other.bytes * times;
         self.kernels += other.kernels * times;
@@ -86,9 +89,12 @@ impl<'a> Counter<'a> {
 
     /// `flops` of an instruction, without its memory traffic.
     fn operations(&self, i: &InstructionProto, flops: f64) -> Work {
-        let operand = self.module.operand(i, 0).and_then(|o| o.shape.as_ref());
-        let fp8 = operand.is_some_and(|s| shape::is_float8(s.element_type));
-        Work { flops, fp8: if fp8 { flops } else { 0.0 }, ..Work::default() }
+        let both = |is: fn(i32) -> bool| {
+            let operand = |n| self.module.operand(i, n).and_then(|o| o.shape.as_ref());
+            let narrow = [0, 1].iter().all(|&n| operand(n).is_some_and(|s| is(s.element_type)));
+            if narrow { flops } else { 0.0 }
+        };
+        Work { flops, fp8: both(shape::is_float8), int8: both(shape::is_int8), ..Work::default() }
     }
 
     fn fusion_work(&self, i: &InstructionProto) -> Work {

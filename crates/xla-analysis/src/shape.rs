@@ -35,6 +35,11 @@ pub(super) fn is_float8(element_type: i32) -> bool {
     dtype_name(element_type).starts_with("f8")
 }
 
+/// Whether these are 8-bit integers.
+pub(super) fn is_int8(element_type: i32) -> bool {
+    dtype_name(element_type) == "s8"
+}
+
 /// Elements of an array; of a tuple, the sum.
 pub(super) fn elements(shape: &ShapeProto) -> u64 {
     match shape.tuple_shapes.is_empty() {

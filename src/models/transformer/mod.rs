@@ -92,8 +92,8 @@ pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs)
     let perturbed = perturbation.map(|s| s.flags(b, c.num_layers));
     let hidden = {
         let _scope = b.scope("blocks");
-        p.each_layer("transformer_blocks", c.num_layers, &[start.video, start.audio], |p, i, hidden| {
-            let p = &p.quantized(|block| c.quantizes(block));
+        let (narrow, start) = (|block| c.quantizes(block), [start.video, start.audio]);
+        p.each_layer_quantized("transformer_blocks", c.num_layers, narrow, &start, |p, i, hidden| {
             let context = context.map(|context| context.of_layer(p));
             let stg_mask = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| s.masks(flags, i)).unwrap_or_default();
             let stg_mask = stg_mask.as_ref().map(Option::as_ref);

@@ -107,11 +107,16 @@ pub(crate) fn context_outputs(p: &Params, c: &TransformerConfig, text_contexts: 
     let tensors: Vec<LayerTensor> = streams.as_ref().into_iter().flat_map(|(_, _, kv)| kv.tensors.clone()).collect();
     let made = {
         let _scope = p.builder().scope("text_keys_values");
-        p.per_layer("transformer_blocks", c.num_layers, &tensors, |p| {
-            let p = &p.quantized(|block| c.quantizes(block));
-            let both = streams.as_ref().into_iter();
-            both.flat_map(|(s, x, kv)| kv.arrange(&keys_values(p, c, s, x, None))).collect()
-        })
+        p.per_layer(
+            "transformer_blocks",
+            c.num_layers,
+            |block| c.quantizes(block),
+            &tensors,
+            |p| {
+                let both = streams.as_ref().into_iter();
+                both.flat_map(|(s, x, kv)| kv.arrange(&keys_values(p, c, s, x, None))).collect()
+            },
+        )
     };
     tensors.iter().zip(&made).flat_map(|(tensor, layers)| p.layer_outputs(tensor, layers)).collect()
 }

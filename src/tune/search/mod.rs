@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::candidates::candidates;
+use super::compile_report::CompileReport;
 use super::compiler::{CompileTask, Compiler, write_layout};
 use super::diagnose::MIN_GAIN;
 use super::error::{Result, TuneError};
@@ -29,7 +30,7 @@ use crate::config::{Case, CliOverrides, Config, LayoutSource, load, read_layout_
 use crate::nn::{Build, Layout, Lowering};
 use crate::pipeline::compile::needed;
 use crate::pipeline::programs::{ProgramKind, Programs};
-use crate::runtime::{OpenTarget, Target};
+use crate::runtime::{OpenTarget, Target, device_bytes};
 use crate::sampling::guidance;
 
 pub use bound::{Bound, bound};
@@ -46,7 +47,9 @@ pub(crate) struct SearchRequest {
     pub(crate) target: String,
     /// Video size as `WIDTHxHEIGHTxFRAMES`, where given.
     pub(crate) shape: Option<String>,
-    /// Whether only layouts that fit into device memory may win.
+    /// The loop whose steps are to be fast.
+    pub(crate) program: ProgramKind,
+    /// Whether only layouts that fit into device memory, beside a run's other components, may win.
     pub(crate) fit: bool,
     pub(crate) layers: usize,
     pub(crate) budget: usize,
@@ -157,7 +160,7 @@ impl<'a> SearchState<'a> {
         let programs = Programs::of(&config, None).map_err(said)?;
         // On one device, in a lowering that writes every matmul.
         let plain = Build { lowering: Lowering::default(), layout: Layout::default(), ..build.clone() };
-        let alone = programs.network(ProgramKind::Denoise, &plain).map_err(said)?;
+        let alone = programs.network(request.program, &plain).map_err(said)?;
         let extent = Extent {
             devices: machine.devices.len(),
             videos: config.request.num_videos,
@@ -218,12 +221,22 @@ impl<'a> SearchState<'a> {
             return leave(PruneReason::Invalid, &point.label, None);
         };
         let build = Build { layout: layout.clone(), ..self.build.clone() };
-        let network = match self.programs.network(ProgramKind::Denoise, &build) {
+        let network = match self.programs.network(self.request.program, &build) {
             Ok(network) if network.notes.is_empty() || point.shipped.is_some() => network,
             _ => return leave(PruneReason::Invalid, &point.label, None),
         };
-        if self.request.fit && self.capacity.is_some_and(|capacity| needed(&network) > capacity) {
-            return leave(PruneReason::TooLarge, &point.label, None);
+        let mut beside = 0;
+        if let Some(capacity) = self.capacity.filter(|_| self.request.fit) {
+            // A layout that another program of the run cannot take is no layout of a run.
+            let Ok(others) = self.programs.parameters(&build) else {
+                return leave(PruneReason::Invalid, &point.label, None);
+            };
+            // The loop's own are among its arguments; what else reads of its component is not.
+            let own: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
+            beside = (others.values().sum::<usize>() - own) as i64;
+            if needed(&network) + beside > capacity {
+                return leave(PruneReason::TooLarge, &point.label, None);
+            }
         }
         if !self.seen.insert(network.program.hash()) {
             return leave(PruneReason::Duplicate, &point.label, None);
@@ -233,7 +246,7 @@ impl<'a> SearchState<'a> {
         tracing::debug!("{}: at least {:.3}, perhaps {:.3}", point.label, bound.cost(), bound.guess());
         let words = Sha256::digest(format!("{} {}", self.request.seed, point.label).as_bytes());
         let order = std::array::from_fn(|i| words[i]);
-        Some(Bounded { point, bound: bound.cost(), guess: bound.guess(), order })
+        Some(Bounded { point: Point { beside, ..point }, bound: bound.cost(), guess: bound.guess(), order })
     }
 
     fn best(&self) -> f64 {
@@ -241,8 +254,11 @@ impl<'a> SearchState<'a> {
     }
 
     fn fastest(&self) -> Option<usize> {
-        let may = |row: &CaseResult| row.report.is_some() && row.error.is_none() && (!self.request.fit || row.fits());
-        let all = self.rows.iter().enumerate().filter(|(_, (row, _))| may(row));
+        let may = |row: &CaseResult, point: &Point| {
+            let fits = |report: &CompileReport| !self.request.fit || report.fits_beside(point.beside);
+            row.error.is_none() && row.report.as_ref().is_some_and(fits)
+        };
+        let all = self.rows.iter().enumerate().filter(|(_, (row, point))| may(row, point));
         let cost = |row: &CaseResult| row.cost().unwrap_or(f64::INFINITY);
         all.min_by(|a, b| cost(&a.1.0).total_cmp(&cost(&b.1.0))).map(|(n, _)| n)
     }
@@ -333,7 +349,7 @@ impl<'a> SearchState<'a> {
         };
         let mesh = mesh_name(&point.mesh);
         let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();
-        command.extend([q.target.clone(), "--program".into(), ProgramKind::Denoise.flag().into()]);
+        command.extend([q.target.clone(), "--program".into(), q.program.flag().into()]);
         command.extend(self.options.chip_arguments());
         command.extend(["--layers".to_string(), q.layers.to_string()]);
         command.extend(q.settings.iter().cloned());
@@ -341,7 +357,7 @@ impl<'a> SearchState<'a> {
         let mut given = q.given.clone();
         given.flag("layout", "layout", Some(layout.clone()));
         given.mesh = Some(mesh);
-        let (label, target, program) = (point.label.clone(), self.target.clone(), ProgramKind::Denoise);
+        let (label, target, program) = (point.label.clone(), self.target.clone(), q.program);
         Ok((CompileTask { label, given, target, program, layers: Some(q.layers), command }, layout))
     }
 

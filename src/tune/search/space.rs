@@ -15,6 +15,8 @@ pub struct Point {
     pub source: LayoutSource,
     /// Mesh axes of more than one device, outermost first.
     pub mesh: hlo::Mesh,
+    /// Bytes of a run's other components on a device, where memory counts.
+    pub(crate) beside: i64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +111,7 @@ pub fn placed(label: String, shipped: Option<String>, source: &LayoutSource, mes
     }
     let mut source = source.clone();
     source.file.mesh = file_mesh(mesh);
-    Some(Point { label, shipped, source, mesh: mesh.clone() })
+    Some(Point { label, shipped, source, mesh: mesh.clone(), beside: 0 })
 }
 
 /// Layouts for a mesh, composed of the shipped layouts' rules: branches over `cfg`, tokens over `context`, heads and MLP

@@ -98,7 +98,7 @@ fn left_out(result: &SearchResult) -> Vec<String> {
     for (why, all) in &result.pruned {
         let what = match why {
             PruneReason::Invalid => "do not divide, contradict themselves or repeat work",
-            PruneReason::TooLarge => "hold more parameters than fit into device memory",
+            PruneReason::TooLarge => "do not fit into device memory beside the other components",
             PruneReason::Duplicate => "are the same program as another",
             PruneReason::Slower => "cannot be faster",
             PruneReason::OverBudget => "were left for a larger --budget or --seconds",

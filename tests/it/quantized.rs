@@ -1,10 +1,10 @@
-//! Transformers whose blocks are multiplied in 8-bit floats, on the CPU plugin: how far from wider ones they are, that
-//! random and stored weights are what they should be, and that a mesh changes nothing.
+//! Transformers whose blocks are multiplied in 8 bits, on the CPU plugin: how far from wider ones they are, that random and
+//! stored weights are what they should be, and that a mesh changes nothing.
 
 use std::path::Path;
 use std::rc::Rc;
 
-use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
+use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2};
 use ltx2::hlo::{DType, F8, Mesh};
 use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
 use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Quantization, Rule};
@@ -21,6 +21,10 @@ use ltx2::weights::{ModelSource, Overrides};
 
 /// How far from f32's a transformer's results may be.
 const NEAR: f64 = 0.06;
+/// The same of 8-bit integers, whatever the oracle.
+const NEAR_OF_INTEGERS: f64 = 0.03;
+const WEIGHTS: Quantization = Quantization::Int8 { activations: false };
+const INTEGERS: Quantization = Quantization::Int8 { activations: true };
 /// Lower bound of the error of weights and activations rounded to three bits of mantissa; bf16 is far below.
 const FAR: f64 = 0.01;
 
@@ -133,15 +137,20 @@ fn stored_8_bit_floats_run_wide_and_narrow() {
 
 #[needs(cpu)]
 fn a_mesh_changes_nothing() {
+    for single in [build(DType::F32, Quantization::Fp8), looped(DType::F32, INTEGERS)] {
+        a_mesh_changes_nothing_of(&single);
+    }
+}
+
+fn a_mesh_changes_nothing_of(single: &Build) {
     let (one, two) = (cpu(1), cpu(2));
     let case = case("tiny_a");
     let model = source(&case.model);
-    let single = build(DType::F32, Quantization::Fp8);
     let rule = |axis| Rule { axis, mesh_axes: vec!["tensor".into()], place: "test".into() };
     let rules = vec![rule(Axis::Heads), rule(Axis::Mlp)];
     let layout = Layout::new(Mesh::new(&[("tensor", 2)]), rules, vec![], vec![], ContextParallelPolicy::default());
     let split = Build { layout: layout.expect("valid"), ..single.clone() };
-    let whole = run(&one, &case, &model, model.clone().into(), &single);
+    let whole = run(&one, &case, &model, model.clone().into(), single);
     let parts = run(&two, &case, &model, model.clone().into(), &split);
     // A sum in another order may round one activation to its neighbour.
     let distances = distances(&parts, &whole);
@@ -165,7 +174,92 @@ fn what_is_quantized() {
     let plain: Vec<&str> = plain.map(|p| p.name.rsplit("transformer_blocks.7.").next().unwrap_or_default()).collect();
     let maps = plain.iter().filter(|n| n.ends_with("weight") && !n.contains("norm"));
     assert!(maps.clone().all(|n| n.contains("to_gate_logits")), "{:?}", maps.collect::<Vec<_>>());
-    let looped = Build { lowering: Lowering::of("cpu", ""), ..build(DType::BF16, Quantization::Fp8) };
-    let error = transformer::program(&c, &shape, &looped).expect_err("a loop's layers are alike").to_string();
-    assert!(error.contains("differ in their weights' type"), "{error}");
+}
+
+/// A loop over equal layers, as on TPUs.
+fn looped(dtype: DType, quantization: Quantization) -> Build {
+    Build { lowering: Lowering::of("cpu", ""), quantization, ..Build::new(dtype) }
+}
+
+/// The first block and the last five have loops, and stacks, of their own.
+#[needs(nothing)]
+fn loops_have_stacks_of_the_layers_that_are_alike() {
+    let c = TransformerConfig::default();
+    let network = transformer::program(&c, &ForwardShape::default(), &looped(DType::BF16, INTEGERS)).expect("builds");
+    let q = |name: &str| network.params.iter().find(|p| p.name.ends_with(&format!("{name}.attn2.to_q.weight")));
+    let of = |name: &str| q(name).map(|p| (p.ty.dtype, p.ty.dims[0]));
+    let blocks = |numbers: &str| of(&format!("transformer_blocks.{numbers}"));
+    assert_eq!(blocks("0-0"), Some((DType::BF16, 1)));
+    assert_eq!(blocks("1-42"), Some((DType::I8, 42)));
+    assert_eq!(blocks("43-47"), Some((DType::BF16, 5)));
+    let read: Vec<String> = q("1-42").expect("a stack").source.names();
+    assert_eq!(read[0], "transformer_blocks.1.attn2.to_q.weight");
+    assert_eq!((read.len(), read[41].as_str()), (42, "transformer_blocks.42.attn2.to_q.weight"));
+    let narrow = network.params.iter().filter(|p| p.ty.dtype == DType::I8).count();
+    let scales = network.params.iter().filter(|p| p.name.ends_with("weight_scale")).count();
+    assert_eq!((narrow, scales), (20, 20));
+}
+
+/// Every oracle in full, one of each generation in `make test`; bf16's own distance beside it.
+#[needs(cpu)]
+fn integers_stay_near_the_reference() {
+    let client = cpu(1);
+    let some = ["transformer/tiny_b", "transformer/tiny_2_3_perturbed"];
+    for case in cases("transformer").into_iter().filter(|c| full() || some.contains(&&*c.name)) {
+        let model = source(&case.model);
+        let far = |dtype, quantization| {
+            let got = run(&client, &case, &model, model.clone().into(), &looped(dtype, quantization));
+            [("video", &got[0]), ("audio", &got[1])].map(|(name, t)| case.distance(name, t))
+        };
+        let mut bf16 = [f64::NAN; 2];
+        if full() {
+            bf16 = far(DType::BF16, Quantization::None);
+        }
+        let kinds = [(DType::F32, INTEGERS), (DType::BF16, INTEGERS), (DType::F32, WEIGHTS), (DType::BF16, WEIGHTS)];
+        let (from, to) = if full() {
+            (0, 4)
+        } else if case.name.ends_with("tiny_b") {
+            (1, 2)
+        } else {
+            (0, 1)
+        };
+        for &(dtype, quantization) in &kinds[from..to] {
+            let int8 = far(dtype, quantization);
+            eprintln!("{} {dtype} {quantization:?}: {int8:.4?}, bf16 {bf16:.4?}", case.name);
+            for far in int8 {
+                assert!(far <= NEAR_OF_INTEGERS, "{} {dtype} {quantization:?}: {far}", case.name);
+                assert!(far >= 1e-4, "{} {dtype} {quantization:?}: {far} is not rounded", case.name);
+            }
+        }
+    }
+}
+
+/// Stacked in a loop and layer by layer; activations in integers and not; a model that stores 8-bit floats.
+#[needs(cpu)]
+fn integers_are_the_same_looped_and_unrolled() {
+    let client = cpu(1);
+    let case = case("tiny_a");
+    let model = source(&case.model);
+    let of = |build: &Build| run(&client, &case, &model, model.clone().into(), build);
+    let loops = of(&looped(DType::F32, INTEGERS));
+    let layers = of(&build(DType::F32, INTEGERS));
+    let distances = distances(&loops, &layers);
+    assert!(distances.iter().all(|d| *d < 5e-3), "{distances:?}");
+    let folder = tempfile::tempdir().expect("a folder");
+    stored_narrow(&case.model, folder.path());
+    let narrow = source(folder.path());
+    let got = run(&client, &case, &narrow, narrow.clone().into(), &looped(DType::F32, INTEGERS));
+    let far = [("video", &got[0]), ("audio", &got[1])].map(|(name, t)| case.distance(name, t));
+    assert!(far.iter().all(|d| *d > FAR / 2.0 && *d < NEAR), "of 8-bit floats: {far:?}");
+}
+
+#[needs(cpu, full)]
+fn random_integers_are_the_same_numbers_rounded() {
+    let client = cpu(1);
+    let case = case("tiny_a");
+    let model = source(&case.model);
+    let of = |quantization| run(&client, &case, &model, Weights::Random(7), &looped(DType::F32, quantization));
+    let distances = distances(&of(WEIGHTS), &of(Quantization::None));
+    eprintln!("{distances:.4?}");
+    assert!(distances.iter().all(|d| *d > 1e-4 && *d < NEAR_OF_INTEGERS), "{distances:?}");
 }
