@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 21] = [
+pub const CONFIGS: [(&str, &str); 23] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -27,7 +27,9 @@ pub const CONFIGS: [(&str, &str); 21] = [
     config!("nano_two_stage"),
     config!("nano_2_0"),
     config!("nano_2_3"),
+    config!("tpu/v5e-8-int8"),
     config!("tpu/v5e-16"),
+    config!("tpu/v6e-4-int8"),
     config!("tpu/v6e-8"),
     config!("tpu/v6e-8-int8"),
     config!("tpu/v6e-16"),

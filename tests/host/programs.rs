@@ -125,7 +125,13 @@ fn cases() -> Vec<Case> {
     // Machines with a file of their own, and every kind of chip.
     let chips = ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"];
     let files = [("v5e-16", 0, 16), ("v5p-8", 1, 8), ("v5p-32", 1, 32), ("v6e-8", 2, 8), ("v6e-16", 2, 16)];
-    for (file, chip, devices) in files.into_iter().chain([("v6e-64", 2, 64), ("tpu7x-8", 3, 8), ("v6e-8-int8", 2, 8)]) {
+    for (file, chip, devices) in files.into_iter().chain([
+        ("v6e-64", 2, 64),
+        ("tpu7x-8", 3, 8),
+        ("v6e-8-int8", 2, 8),
+        ("v5e-8-int8", 0, 8),
+        ("v6e-4-int8", 2, 4),
+    ]) {
         all.push(Case { devices, ..Case::new(&format!("configs/tpu/{file}.yml"), ("tpu", chips[chip])) });
     }
     // What a setting changes in the programs.

@@ -22,20 +22,24 @@ struct Slice {
     most_temporaries: f64,
     /// Kernels in a block.
     kernels: usize,
+    /// Whether its loop is compiled in full only.
+    in_full: bool,
     /// Whether it is the one of its chip whose text encoder and decoder `make test-tpu` compiles.
     first_of_chip: bool,
 }
 
 #[rustfmt::skip]
 const SLICES: &[Slice] = &[
-    Slice { config: "tpu/v5e-16", target: "tpu:v5e:4x4", most_mb: 135.0, most_temporaries: 10.0, kernels: 6, first_of_chip: true },
-    Slice { config: "tpu/v6e-8", target: "tpu:v6e:2x4", most_mb: 160.0, most_temporaries: 130.0, kernels: 6, first_of_chip: true },
-    Slice { config: "tpu/v6e-8-int8", target: "tpu:v6e:2x4", most_mb: 55.0, most_temporaries: 105.0, kernels: 6, first_of_chip: false },
-    Slice { config: "tpu/v6e-16", target: "tpu:v6e:4x4", most_mb: 82.0, most_temporaries: 25.0, kernels: 6, first_of_chip: false },
-    Slice { config: "tpu/v6e-64", target: "tpu:v6e:8x8", most_mb: 23.0, most_temporaries: 10.0, kernels: 6, first_of_chip: false },
-    Slice { config: "tpu/v5p-8", target: "tpu:v5p:2x2x2", most_mb: 55.0, most_temporaries: 130.0, kernels: 6, first_of_chip: true },
-    Slice { config: "tpu/v5p-32", target: "tpu:v5p:2x4x4", most_mb: 15.0, most_temporaries: 32.0, kernels: 6, first_of_chip: false },
-    Slice { config: "tpu/tpu7x-8", target: "tpu:tpu7x:2x2x1", most_mb: 55.0, most_temporaries: 115.0, kernels: 6, first_of_chip: true },
+    Slice { config: "tpu/v5e-8-int8", target: "tpu:v5e:2x4", most_mb: 260.0, most_temporaries: 200.0, kernels: 6, in_full: true, first_of_chip: false },
+    Slice { config: "tpu/v6e-4-int8", target: "tpu:v6e:2x2", most_mb: 260.0, most_temporaries: 300.0, kernels: 6, in_full: true, first_of_chip: false },
+    Slice { config: "tpu/v5e-16", target: "tpu:v5e:4x4", most_mb: 135.0, most_temporaries: 10.0, kernels: 6, in_full: false, first_of_chip: true },
+    Slice { config: "tpu/v6e-8", target: "tpu:v6e:2x4", most_mb: 160.0, most_temporaries: 130.0, kernels: 6, in_full: false, first_of_chip: true },
+    Slice { config: "tpu/v6e-8-int8", target: "tpu:v6e:2x4", most_mb: 55.0, most_temporaries: 105.0, kernels: 6, in_full: false, first_of_chip: false },
+    Slice { config: "tpu/v6e-16", target: "tpu:v6e:4x4", most_mb: 82.0, most_temporaries: 25.0, kernels: 6, in_full: false, first_of_chip: false },
+    Slice { config: "tpu/v6e-64", target: "tpu:v6e:8x8", most_mb: 23.0, most_temporaries: 10.0, kernels: 6, in_full: false, first_of_chip: false },
+    Slice { config: "tpu/v5p-8", target: "tpu:v5p:2x2x2", most_mb: 55.0, most_temporaries: 130.0, kernels: 6, in_full: false, first_of_chip: true },
+    Slice { config: "tpu/v5p-32", target: "tpu:v5p:2x4x4", most_mb: 15.0, most_temporaries: 32.0, kernels: 6, in_full: false, first_of_chip: false },
+    Slice { config: "tpu/tpu7x-8", target: "tpu:tpu7x:2x2x1", most_mb: 55.0, most_temporaries: 115.0, kernels: 6, in_full: false, first_of_chip: true },
 ];
 
 impl Slice {
@@ -89,7 +93,7 @@ fn every_shipped_slice_has_a_line() {
 #[needs(tpu)]
 fn every_shipped_loop_keeps_its_budget() {
     let mut failed = Vec::new();
-    for slice in SLICES {
+    for slice in SLICES.iter().filter(|slice| !slice.in_full || full()) {
         let done = compiled(slice.case());
         tell(slice, "two layers", &done);
         failed.extend(slice.faults(&done, 1.0).into_iter().map(|fault| format!("{}: {fault}", slice.config)));
