@@ -57,7 +57,7 @@ struct Rehearsal {
 
 impl Rehearsal {
     fn new() -> Self {
-        // Beside the binary, so that links to it can be made.
+        // In the binary's file system, so that links to it can be made.
         let folder = tempfile::Builder::new().prefix("pods-").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
         let id = std::process::id();
         let network = format!("127.{}.{}", 1 + id / 250 % 250, 1 + id % 250);
@@ -69,7 +69,7 @@ impl Rehearsal {
         copy("Cargo.toml", &laptop.join("Cargo.toml"));
         copy("scripts/pod", &laptop.join("scripts/pod"));
         copy("tests/fixtures/models/tiny_a", &laptop.join("models/LTX-2"));
-        copy(&plugin(), &laptop.join("plugins/cpu"));
+        std::os::unix::fs::symlink(plugin(), laptop.join("plugins/cpu")).expect("a link");
         let flags = std::env::var("XLA_FLAGS").unwrap_or_default();
         fs::write(rehearsal.path("on-workers"), format!("LTX2_REHEARSE_PROCESSES=1\nXLA_FLAGS={flags}\n")).unwrap();
         rehearsal
@@ -157,9 +157,9 @@ impl Drop for Rehearsal {
 }
 
 /// Copies a file or a folder.
-fn copy(from: impl AsRef<Path>, to: &Path) {
-    let copied = Command::new("cp").arg("-rL").args([from.as_ref(), to]).status().expect("cp runs");
-    assert!(copied.success(), "{}", from.as_ref().display());
+fn copy(from: &str, to: &Path) {
+    let copied = Command::new("cp").arg("-r").arg(from).arg(to).status().expect("cp runs");
+    assert!(copied.success(), "{from}");
 }
 
 /// The CPU plugin's folder, as `ltx2 plugin install cpu` leaves it: there it finds nothing to download.
@@ -303,6 +303,8 @@ fn the_page_is_followed_word_for_word() {
     assert_eq!((compiled > 0, cached), (true, 0), "the first run compiles");
     terminal.succeeds(next(several));
     assert_eq!(rehearsal.compiled_and_cached("laptop/fox-again.json"), (0, compiled), "the second compiles nothing");
+    let entries = rehearsal.names(&format!("{bucket}/cache"));
+    assert_eq!(entries.len() as u64, compiled, "each program once: {entries:?}");
     // One process or four: the same video.
     let one = rehearsal.bytes("laptop/fox-one-vm.mp4");
     assert!(one == rehearsal.bytes("laptop/fox-again.mp4") && one == rehearsal.bytes(&format!("{bucket}/out/fox.mp4")));
@@ -333,7 +335,7 @@ fn the_page_is_followed_word_for_word() {
         let mut lines = killed.out.lines().filter_map(|line| line.strip_prefix(&format!("worker {worker}: error: ")));
         let line = lines.next().unwrap_or_else(|| panic!("worker {worker} says nothing: {}", killed.out));
         assert!(
-            line.starts_with("process 2 (") && line.contains(" has not answered for 4 s: it died or hangs"),
+            line.starts_with("process 2 (") && line.contains(" has not answered for 5 s: it died or hangs"),
             "{line}"
         );
         assert_eq!(lines.next(), None);
@@ -383,6 +385,27 @@ fn the_page_is_followed_word_for_word() {
     assert!(left.next().is_none(), "every block was typed");
     drop(terminal);
     assert_eq!(rehearsal.running(), [""; 0], "nothing runs any more");
+}
+
+/// Without the variable the CPU is refused to several processes: a rehearsal is nothing that happens by chance.
+#[needs(cpu)]
+fn several_processes_on_the_cpu_have_to_be_asked_for() {
+    let id = std::process::id();
+    let place = format!("127.{}.{}.251:8476", 1 + id / 250 % 250, 1 + id % 250);
+    let folder = tempfile::tempdir().expect("a folder");
+    let start = |process: &str| {
+        let mut run = support::ltx2();
+        run.args(["generate", "-c", &format!("{FIXTURES}/rehearsal.yml"), "--coordinator", &place]);
+        run.args(["--num-processes", "2", "--process-id", process, "-o"]).arg(folder.path().join("out.mp4"));
+        run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts")
+    };
+    for process in ["0", "1"].map(start) {
+        let ended = process.wait_with_output().expect("ends");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        assert!(said.contains("platform cpu runs in one process"), "{said}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "nothing is written");
 }
 
 /// The page says which variables the rehearsal sets, and those are all that can be set beforehand.
