@@ -18,7 +18,7 @@ use tempfile::TempDir;
 const PAGE: &str = "docs/guides/pods.md";
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/pods");
 /// After that a command hangs, however busy the machine is.
-const HANGS: Duration = Duration::from_secs(180);
+const HANGS: Duration = Duration::from_secs(120);
 
 /// A command block of the page.
 struct Block {
