@@ -25,6 +25,7 @@ mod module_store;
 mod nano_quality;
 mod packages;
 mod plugins;
+mod pods;
 mod profile;
 mod resume;
 mod search;

@@ -1,5 +1,6 @@
 //! The processes of a run, from the point of view of one.
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -258,9 +259,10 @@ fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<Server>, Arc<dyn 
     let place = &launch.coordinator;
     if launch.id == 0 && !place.starts_with(ETCD) {
         let (host, port) = place.rsplit_once(':').unwrap_or((place, ""));
-        let near = matches!(host, "localhost" | "127.0.0.1");
+        let host = if host == "localhost" { "127.0.0.1" } else { host };
+        let near = host.parse::<Ipv4Addr>().is_ok_and(|address| address.is_loopback());
         // Other hosts may know this one by several addresses.
-        let at = format!("{}:{port}", if near { "127.0.0.1" } else { "0.0.0.0" });
+        let at = format!("{}:{port}", if near { host } else { "0.0.0.0" });
         let listen = |e: std::io::Error| GroupError::Listen { place: at.clone(), reason: e.to_string() };
         let server = Server::start(&at).map_err(listen)?;
         let store = server.store();
