@@ -102,9 +102,10 @@ impl Context {
 
     /// The order and tiles in which a loop over layers reads a stack.
     pub(super) fn memory_layout(&self, ty: &Type, axes: &[Axis]) -> Option<String> {
-        // Vectors are small, and read in the default tiles.
+        // Vectors are small, and read in the default tiles. Of kernels of convolutions a tile would hold nine numbers.
         let is_stack = axes.first() == Some(&Axis::Layers) && ty.dims[1..].iter().product::<usize>() >= 1 << 18;
-        let tiles = self.lowering.stack_tiles.filter(|_| ty.dtype == DType::BF16 && is_stack)?;
+        let fills_tiles = ty.dims.last().is_some_and(|&columns| columns >= 128);
+        let tiles = self.lowering.stack_tiles.filter(|_| ty.dtype == DType::BF16 && is_stack && fills_tiles)?;
         let order: Vec<String> = (0..ty.rank()).rev().map(|d| d.to_string()).collect();
         Some(format!("{{{}:{tiles}}}", order.join(",")))
     }

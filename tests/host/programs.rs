@@ -76,6 +76,25 @@ fn hash(text: &str) -> String {
     hex::encode(&digest.finalize()[..8])
 }
 
+/// Machines with a file of their own, and every kind of chip.
+fn slices() -> impl Iterator<Item = Case> {
+    let files = [
+        ("v5e-16", "TPU v5 lite", 16),
+        ("v5p-8", "TPU v5", 8),
+        ("v5p-32", "TPU v5", 32),
+        ("v6e-8", "TPU v6 lite", 8),
+        ("v6e-16", "TPU v6 lite", 16),
+        ("v6e-64", "TPU v6 lite", 64),
+        ("tpu7x-8", "TPU7x", 8),
+        ("v6e-8-int8", "TPU v6 lite", 8),
+        ("v5e-8-int8", "TPU v5 lite", 8),
+        ("v6e-4-int8", "TPU v6 lite", 4),
+    ];
+    files
+        .into_iter()
+        .map(|(file, chip, devices)| Case { devices, ..Case::new(&format!("configs/tpu/{file}.yml"), ("tpu", chip)) })
+}
+
 fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     let presets = [
@@ -122,18 +141,7 @@ fn cases() -> Vec<Case> {
             all.push(case);
         }
     }
-    // Machines with a file of their own, and every kind of chip.
-    let chips = ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"];
-    let files = [("v5e-16", 0, 16), ("v5p-8", 1, 8), ("v5p-32", 1, 32), ("v6e-8", 2, 8), ("v6e-16", 2, 16)];
-    for (file, chip, devices) in files.into_iter().chain([
-        ("v6e-64", 2, 64),
-        ("tpu7x-8", 3, 8),
-        ("v6e-8-int8", 2, 8),
-        ("v5e-8-int8", 0, 8),
-        ("v6e-4-int8", 2, 4),
-    ]) {
-        all.push(Case { devices, ..Case::new(&format!("configs/tpu/{file}.yml"), ("tpu", chips[chip])) });
-    }
+    all.extend(slices());
     // What a setting changes in the programs.
     for (key, value) in [
         ("runtime.dtype", "f32"),

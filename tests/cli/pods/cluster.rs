@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use crate::support::needs;
 use serde_json::Value;
 
-/// What the manifest is held against, below the rehearsal's folder.
+/// Folder of the rehearsal, whose other parts the manifest is held against.
 struct Cluster(PathBuf);
 
 /// The one container of the pods.
