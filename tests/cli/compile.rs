@@ -169,7 +169,7 @@ fn bad_input_is_one_clear_line() {
     let message = fail(1, &["--target", "cpu:8", "-c", "nano_2_0", "--model", "no/where"]);
     assert!(message.contains("no/where"), "{message}");
     let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.weights=fp8"], &nano[..]].concat());
-    assert_eq!(message, "error: runtime.weights: fp8 is CUDA's, the platform is cpu");
+    assert_eq!(message, "error: runtime.weights: fp8 is CUDA's, the platform is cpu; int8 is everyone's");
     let sized = |layout: &str, mesh: &str| {
         fail(2, &[&["--target", "cpu:8", "--layout", layout, "--mesh", mesh], &nano[..]].concat())
     };
