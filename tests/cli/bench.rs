@@ -394,7 +394,7 @@ fn small_programs_are_timed_and_fitted() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     let constants = json(&fitted);
     assert!(constants["product"]["rate"].as_f64().is_some_and(|r| r > 0.0), "{constants}");
-    // Beside other tests a longer exchange may take less time than a shorter one: then its kind has no line.
+    // Beside other tests a longer collective may take less time than a shorter one: then its kind has no line.
     let least = if full() { 4 } else { 2 };
     assert!(constants["exchanges"].as_array().is_some_and(|e| e.len() >= least), "{constants}");
     assert_eq!(constants["source"][0]["devices"], 2);
