@@ -133,15 +133,14 @@ fn judge(layout: &'static str, target: &'static str, layers: Option<usize>, most
     assert!(moved <= 0.5 * other, "{moved:.2} of {other:.2} GB are moved");
 }
 
-// What is left is the feed-forward layer's inner activations (64 of 131 MB), tables of RoPE (25) and of modulation (19).
 #[needs(tpu, full)]
 fn ulysses_on_v5p() {
-    judge("ulysses", "tpu:v5p:2x2x2", None, 0.45);
+    judge("ulysses", "tpu:v5p:2x2x2", None, 0.35);
 }
 
 #[needs(tpu, full)]
 fn ulysses_on_tpu7x() {
-    judge("ulysses", "tpu:tpu7x:2x2x1", None, 0.45);
+    judge("ulysses", "tpu:tpu7x:2x2x1", None, 0.35);
 }
 
 /// Here most of the temporaries are the weights that a block gathers, some of them while attention runs.
