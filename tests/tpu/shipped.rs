@@ -58,7 +58,10 @@ impl Slice {
         let kernels = done.module.instructions().filter(|i| i.target == "tpu_custom_call").count();
         check(kernels >= self.kernels, format!("{kernels} attention kernels"));
         let temporaries = done.memory.temporaries as f64 / 1e6;
-        check(temporaries <= times * self.most_temporaries, format!("{temporaries:.0} MB of temporaries"));
+        // Another release, which may be asked by `LTX2_PJRT_PLUGIN`, has temporaries of its own.
+        let is_pinned = std::env::var_os("LTX2_PJRT_PLUGIN").is_none();
+        let fits = temporaries <= times * self.most_temporaries;
+        check(fits || !is_pinned, format!("{temporaries:.0} MB of temporaries"));
         let gathers = done.report.collectives.iter().filter(|c| c.level == LoopLevel::Block);
         let weights = gathers.filter(|c| c.kind == CollectiveKind::AllGather && !c.scope.contains("attn1"));
         let weights: Vec<&str> = weights.filter(|c| c.bytes > 1e6).map(|c| c.scope.as_str()).collect();
