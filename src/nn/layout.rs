@@ -160,7 +160,10 @@ impl Layout {
         let Some(branch) = of(Axis::Branch).filter(|r| !r.mesh_axes.is_empty()) else { return self.clone() };
         // No tensor of the transformer has a frame's axes, and rules of other components are not of it.
         let apart = [Axis::Branch, Axis::Frames, Axis::Height, Axis::Width];
-        let of_transformer = |e: &&Override| !["text_encoder.", "connectors."].iter().any(|c| e.pattern.starts_with(c));
+        let of_transformer = |e: &&Override| {
+            let fixed = e.pattern.split('*').next().unwrap_or_default();
+            "transformer.".starts_with(fixed) || fixed.starts_with("transformer.")
+        };
         let special = self.overrides.iter().filter(of_transformer).flat_map(|e| &e.rules);
         let others = self.rules.iter().chain(&self.storage).chain(special);
         let mut others = others.filter(|r| !apart.contains(&r.axis));

@@ -27,15 +27,15 @@ pub fn run_component(
     let name = kind.name();
     let alone = kind.row().alone.as_ref();
     let alone = alone.ok_or_else(|| PipelineError::Usage(format!("program '{name}' does not run alone")))?;
-    let of = |build: &Build| -> Result<_> {
+    let mut inputs = Vec::new();
+    let network = executor.accepted(name, build, |build| {
         let mut given = ReferenceArguments::new(configs, build, tensors.clone(), scalars, alone.scalars)?;
-        let made = (alone.inputs)(&mut given)?;
+        let (network, made) = (alone.inputs)(&mut given)?;
         given.finish()?;
-        Ok(made)
-    };
-    let (network, inputs) = of(build)?;
-    check_shapes(&network, &inputs)?;
-    let network = executor.accepted(name, build, |build| Ok(of(build)?.0))?;
+        check_shapes(&network, &made)?;
+        inputs = made;
+        Ok(network)
+    })?;
     let program = executor.prepare(name, &network)?;
     let inputs = executor.give_all(&program, Inputs::default(), inputs)?;
     let outputs = executor.run(&program, &inputs)?;

@@ -224,7 +224,7 @@ impl Executor {
         &mut self,
         name: &str,
         build: &Build,
-        write: impl Fn(&Build) -> Result<Network>,
+        mut write: impl FnMut(&Build) -> Result<Network>,
     ) -> Result<Network> {
         let network = write(build)?;
         let Some(build) = build.without_refused_kernel() else { return Ok(network) };

@@ -100,8 +100,11 @@ pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result
 /// 8-bit floats on a platform whose layers cannot differ.
 fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<Quantization> {
     match (config.runtime.weights, config.runtime.activations) {
-        (WeightType::Bf16, _) => Ok(Quantization::None),
         (WeightType::Int8, activations) => Ok(Quantization::Int8 { activations: activations == ActivationType::Int8 }),
+        (_, ActivationType::Int8) => Err(PipelineError::Usage(
+            "runtime.activations: int8 is multiplied with integers only; set runtime.weights to int8 too".into(),
+        )),
+        (WeightType::Bf16, _) => Ok(Quantization::None),
         (WeightType::Fp8, _) if lowering.unroll_layers => Ok(Quantization::Fp8),
         (WeightType::Fp8, _) => Err(PipelineError::Usage(format!(
             "runtime.weights: fp8 is CUDA's, the platform is {platform}; int8 is everyone's"

@@ -170,6 +170,11 @@ fn bad_input_is_one_clear_line() {
     assert!(message.contains("no/where"), "{message}");
     let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.weights=fp8"], &nano[..]].concat());
     assert_eq!(message, "error: runtime.weights: fp8 is CUDA's, the platform is cpu; int8 is everyone's");
+    let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.activations=int8"], &nano[..]].concat());
+    assert!(
+        message.starts_with("error: runtime.activations: int8") && message.contains("runtime.weights"),
+        "{message}"
+    );
     let sized = |layout: &str, mesh: &str| {
         fail(2, &[&["--target", "cpu:8", "--layout", layout, "--mesh", mesh], &nano[..]].concat())
     };
