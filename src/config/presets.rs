@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 23] = [
+pub const CONFIGS: [(&str, &str); 24] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -29,6 +29,7 @@ pub const CONFIGS: [(&str, &str); 23] = [
     config!("nano_2_3"),
     config!("tpu/v5e-8-int8"),
     config!("tpu/v5e-16"),
+    config!("tpu/v5e-16-int8"),
     config!("tpu/v6e-4-int8"),
     config!("tpu/v6e-8"),
     config!("tpu/v6e-8-int8"),
@@ -40,7 +41,7 @@ pub const CONFIGS: [(&str, &str); 23] = [
 ];
 
 /// The layouts, by name: those to use, then the history.
-pub(crate) const LAYOUTS: [(&str, &str); 16] = [
+pub(crate) const LAYOUTS: [(&str, &str); 19] = [
     shipped!("replicated"),
     shipped!("sequence"),
     shipped!("ulysses"),
@@ -49,7 +50,10 @@ pub(crate) const LAYOUTS: [(&str, &str); 16] = [
     shipped!("cfg"),
     shipped!("cfg-ulysses"),
     shipped!("cfg-ulysses-encoder"),
+    shipped!("cfg-hybrid"),
     shipped!("tensor"),
+    shipped!("tensor-encoder"),
+    shipped!("tensor-sequence"),
     shipped!("fsdp-ulysses"),
     shipped!("before-385"),
     shipped!("ffn-matched"),

@@ -30,6 +30,7 @@ struct Slice {
 const SLICES: &[Slice] = &[
     Slice { config: "tpu/v5e-8-int8", target: "tpu:v5e:2x4", most_mb: 260.0, most_temporaries: 200.0, in_full: true, first_of_chip: false },
     Slice { config: "tpu/v6e-4-int8", target: "tpu:v6e:2x2", most_mb: 260.0, most_temporaries: 300.0, in_full: true, first_of_chip: false },
+    Slice { config: "tpu/v5e-16-int8", target: "tpu:v5e:4x4", most_mb: 95.0, most_temporaries: 60.0, in_full: true, first_of_chip: false },
     Slice { config: "tpu/v5e-16", target: "tpu:v5e:4x4", most_mb: 135.0, most_temporaries: 10.0, in_full: false, first_of_chip: true },
     Slice { config: "tpu/v6e-8", target: "tpu:v6e:2x4", most_mb: 160.0, most_temporaries: 130.0, in_full: false, first_of_chip: true },
     Slice { config: "tpu/v6e-8-int8", target: "tpu:v6e:2x4", most_mb: 55.0, most_temporaries: 105.0, in_full: false, first_of_chip: false },
@@ -82,6 +83,16 @@ fn tell(slice: &Slice, what: &str, done: &Compiled) {
         memory.arguments as f64 / 1e9,
         done.seconds
     );
+}
+
+/// Arrays of a block that norms of queries and keys write, with the scope that names the attention.
+fn written_by_norms(done: &Compiled) -> std::collections::BTreeMap<String, Vec<Stored>> {
+    let mut found = std::collections::BTreeMap::<String, Vec<Stored>>::new();
+    for array in done.module.stored() {
+        let Some(at) = array.scope.find("/norm_q").or_else(|| array.scope.find("/norm_k")) else { continue };
+        if array.dims.iter().product::<i64>() > 65536 { found.entry(array.scope[..at + 7].to_string()).or_default().push(array); }
+    }
+    found
 }
 
 #[needs(nothing)]

@@ -78,7 +78,7 @@ impl Call {
         };
         let blocks = BlockSizes::choose(&shape, wanted == Wanted::Partial, tpu);
         tracing::debug!(?shape, ?blocks, "attention in Mosaic");
-        let config = BackendConfig::new(&shape, wanted, blocks, &flash::kernel(&shape, wanted, blocks, scale));
+        let config = BackendConfig::new(&shape, wanted, blocks, tpu, &flash::kernel(&shape, wanted, blocks, scale));
         Call { shape, wanted, config }
     }
 
@@ -124,6 +124,7 @@ impl Call {
 #[derive(Serialize)]
 struct BackendConfig {
     custom_call_config: Config,
+    scoped_memory_configs: [ScopedMemory; 1],
 }
 
 #[derive(Serialize)]
@@ -132,6 +133,17 @@ struct Config {
     cost_estimate: Cost,
     needs_layout_passes: bool,
 }
+
+/// Memory that a kernel needs while it runs.
+#[derive(Serialize)]
+struct ScopedMemory {
+    memory_space: usize,
+    offset: usize,
+    size: usize,
+}
+
+/// The space of vector memory.
+const VMEM: usize = 1;
 
 /// Cost on one device, padding of blocks included.
 #[derive(Serialize)]
@@ -142,7 +154,7 @@ struct Cost {
 }
 
 impl BackendConfig {
-    fn new(shape: &Shape, wanted: Wanted, blocks: BlockSizes, text: &str) -> Self {
+    fn new(shape: &Shape, wanted: Wanted, blocks: BlockSizes, tpu: Tpu, text: &str) -> Self {
         let scores = shape.rows * shape.heads * blocks.scores(shape);
         let size = shape.dtype.size();
         let queries = shape.rows * shape.queries * shape.heads * shape.dim;
@@ -163,6 +175,7 @@ impl BackendConfig {
                 },
                 needs_layout_passes: true,
             },
+            scoped_memory_configs: [ScopedMemory { memory_space: VMEM, offset: 0, size: tpu.memory() }],
         }
     }
 }
