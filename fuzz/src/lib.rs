@@ -85,7 +85,7 @@ fn any(read: &[bool]) -> Read {
 /// A YAML configuration, with what it extends.
 pub fn config(bytes: &[u8]) -> Read {
     as_file(&format!("{BELOW}/config.yml"), bytes, |path| {
-        let loaded = load(&CliOverrides { file: Some(path.display().to_string()), ..CliOverrides::default() })?;
+        let loaded = load(&CliOverrides { files: vec![path.display().to_string()], ..CliOverrides::default() })?;
         black_box((loaded.to_yaml(), loaded.config.placement(8).is_ok()));
         Ok(())
     })

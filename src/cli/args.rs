@@ -44,13 +44,14 @@ pub(crate) fn timed_job(config: &Config) -> anyhow::Result<Job> {
     Ok(if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job })
 }
 
-/// A YAML file and single keys.
+/// YAML files and single keys.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Configuration")]
 pub(crate) struct ConfigArgs {
-    /// YAML file, JSON sidecar of an earlier video, or the name of a shipped configuration (ltx2, nano …)
+    /// YAML file, JSON sidecar of an earlier video, or the name of a shipped configuration (ltx2, nano …); of several, each
+    /// is laid over those before it
     #[arg(short, long, value_name = "FILE")]
-    pub(crate) config: Option<String>,
+    pub(crate) config: Vec<String>,
     /// Sets any key of the YAML, e.g. `guidance.video.stg=1` (see `ltx2 schema`)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
@@ -59,7 +60,7 @@ pub(crate) struct ConfigArgs {
 impl ConfigArgs {
     /// Overrides of this group; the other groups add their flags.
     pub(crate) fn given(&self) -> CliOverrides {
-        CliOverrides { file: self.config.clone(), set: self.set.clone(), ..CliOverrides::default() }
+        CliOverrides { files: self.config.clone(), set: self.set.clone(), ..CliOverrides::default() }
     }
 }
 

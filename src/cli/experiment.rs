@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use super::args::{ConfigArgs, JobArgs, LAYERS};
 use super::compile::{prepare_tpus, read_chip};
 use super::{UsageError, print};
-use crate::config::{Case, CliOverrides, load, read_experiment};
+use crate::config::{Case, Experiment, load, read_experiment};
 use crate::pipeline::programs::{ProgramKind, Programs};
 use crate::runtime::Target;
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
-use crate::tune::{CaseResult, Options, experiment, page, ranked, table};
+use crate::tune::{CaseResult, Options, experiment, given, markdown, page, ranked, table};
 
 /// Compiles the cases of a YAML file and ranks them; with --search, finds the fastest layout and mesh itself.
 ///
@@ -18,6 +18,7 @@ use crate::tune::{CaseResult, Options, experiment, page, ranked, table};
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 experiment experiments/ablation.yml -o out/ablation
+  ltx2 experiment experiments/tpu.yml -o out/tpu
   ltx2 experiment mine.yml -o out/mine --measure --jobs 4
   ltx2 experiment --search --target tpu:v6e:2x4 --shape 1280x768x121 --memory-fit -c ltx2 -o out/search
 
@@ -27,7 +28,7 @@ pub(crate) struct Args {
     /// Experiment file
     #[arg(value_name = "FILE.yml", required_unless_present = "search", conflicts_with = "search")]
     file: Option<PathBuf>,
-    /// Folder for results.jsonl, report.html and optimized modules
+    /// Folder for results.jsonl, report.md, report.html and optimized modules
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Also measures each case whose devices are present, with random weights
@@ -81,27 +82,45 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let chip = args.chip.clone().zip(read_chip(args.chip.as_deref())?);
     let options = Options { chip, ..args.jobs.options(args.output.clone(), args.measure)? };
     let Some(file) = &args.file else { return run_search(args, &options) };
-    if args.config.config.is_some() || !args.config.set.is_empty() {
+    if !args.config.config.is_empty() || !args.config.set.is_empty() {
         return Err(
             UsageError("-c and --set belong to --search; an experiment's file has 'config' and 'set'".into()).into()
         );
     }
     let file = read_experiment(file)?;
-    let config = CliOverrides { file: Some(file.config.clone()), set: file.set.clone(), ..CliOverrides::default() };
-    let targets: Vec<String> = file.cases().into_iter().filter_map(|c| c.target).collect();
-    prepare_tpus(&load(&config)?.config, &targets)?;
+    prepare(&file)?;
     let rows = experiment(&file, &options).map_err(usage)?;
     report(&file.title, rows, &args.output)
 }
 
+/// Sets this process up for the targets of a file, by the one set of arguments that all its configurations give libtpu.
+fn prepare(file: &Experiment) -> anyhow::Result<()> {
+    let cases = file.cases();
+    let configs = cases.iter().map(|case| Ok(load(&given(case, file).map_err(usage)?)?.config));
+    let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
+    let targets: Vec<String> = cases.into_iter().filter_map(|case| case.target).collect();
+    let Some(first) = configs.first() else { return Ok(()) };
+    // They are read once, from the environment that children share.
+    if configs.iter().any(|config| config.runtime.libtpu_init_args != first.runtime.libtpu_init_args) {
+        let why = "runtime.libtpu_init_args differs between the cases; make an experiment of each";
+        return Err(UsageError(why.into()).into());
+    }
+    prepare_tpus(first, &targets)
+}
+
 fn report(title: &str, rows: Vec<CaseResult>, folder: &Path) -> anyhow::Result<()> {
+    let title = if title.is_empty() { "Experiment" } else { title };
     let groups = ranked(rows);
-    let report = folder.join("report.html");
-    crate::media::write_atomically(&report, page(title, &groups).as_bytes())?;
+    let write = |name: &str, text: String| {
+        let path = folder.join(name);
+        crate::media::write_atomically(&path, text.as_bytes()).map(|()| path.display().to_string())
+    };
+    let short = write("report.md", markdown(title, &command_line(), &groups))?;
+    let long = write("report.html", page(title, &groups))?;
     print(&table(&groups))?;
-    tracing::info!("{} written", report.display());
-    let failed = groups.iter().flat_map(|(_, rows)| rows).filter(|r| r.report.is_none()).count();
-    let all: usize = groups.iter().map(|(_, rows)| rows.len()).sum();
+    tracing::info!("{short} and {long} written");
+    let rows = || groups.iter().flat_map(|group| &group.rows);
+    let (failed, all) = (rows().filter(|r| r.report.is_none()).count(), rows().count());
     anyhow::ensure!(failed < all, "none of {all} cases compiled");
     Ok(())
 }
@@ -120,7 +139,7 @@ fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
     let config = load(&given)?.config;
     prepare_tpus(&config, std::slice::from_ref(&name))?;
     let blocks = Programs::of(&config, None)?.layers();
-    let mut settings: Vec<String> = given.file.iter().flat_map(|c| ["-c".to_string(), c.clone()]).collect();
+    let mut settings: Vec<String> = given.files.iter().flat_map(|c| ["-c".to_string(), c.clone()]).collect();
     settings.extend(given.set.iter().flat_map(|s| ["--set".to_string(), s.clone()]));
     let request = SearchRequest {
         given,
@@ -150,6 +169,15 @@ fn run_search(args: &Args, options: &Options) -> anyhow::Result<()> {
     print(&format!("\n{words}"))?;
     anyhow::ensure!(found_one, "no layout was found for {}", request.target);
     Ok(())
+}
+
+/// The command of this process, to be typed again.
+fn command_line() -> String {
+    let plain =
+        |word: &String| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "-_./=:,@+%".contains(c));
+    let quoted = |word: String| if plain(&word) { word } else { format!("'{}'", word.replace('\'', "'\\''")) };
+    let given = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into_owned()));
+    ["ltx2".to_string()].into_iter().chain(given).collect::<Vec<_>>().join(" ")
 }
 
 const TIMEOUT: u64 = 1800;

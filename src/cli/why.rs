@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn settings(args: &Args) -> Vec<String> {
     let mut out = Vec::new();
     let mut add = |flag: &str, value: Option<String>| out.extend(value.into_iter().flat_map(|v| [flag.into(), v]));
-    add("-c", args.config.config.clone());
+    args.config.config.iter().for_each(|c| add("-c", Some(c.clone())));
     add("--chip", args.chip.clone());
     args.config.set.iter().for_each(|s| add("--set", Some(s.clone())));
     let m = &args.model;

@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::error::{ConfigError, ValueOrigin};
-use super::experiment::Experiment;
 use super::schema::{Config, Mesh};
 use super::tree::Tree;
-use super::validate::{Place, accepts_text, validate, validate_experiment};
+use super::validate::{Place, accepts_text, validate};
 use super::yaml::{self, Data, Node};
 use super::{check, layout, paths, presets};
 use crate::models::presets::Preset;
@@ -26,11 +25,11 @@ pub struct Flag {
     pub yields: bool,
 }
 
-/// Configuration as the command line gives it: a file, and what overrides its values.
+/// Configuration as the command line gives it: files, and what overrides their values.
 #[derive(Clone, Debug, Default)]
 pub struct CliOverrides {
-    /// A YAML file, a sidecar, or the name of a shipped configuration.
-    pub file: Option<String>,
+    /// YAML files, sidecars, or names of shipped configurations, each laid over those before it.
+    pub files: Vec<String>,
     pub set: Vec<String>,
     pub flags: Vec<Flag>,
     pub seconds: Option<f64>,
@@ -85,7 +84,7 @@ impl Loaded {
 /// [`ConfigError`]: all of them are the user's to mend.
 pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     let mut files = Vec::new();
-    if let Some(file) = &given.file {
+    for file in given.files.iter().rev() {
         read_chain(Path::new(file), None, &mut Vec::new(), &mut files)?;
     }
     files.reverse();
@@ -373,7 +372,7 @@ impl Config {
     /// Those of [`load`].
     pub fn load<S: Into<String>>(file: &str, set: impl IntoIterator<Item = S>) -> Result<Config, ConfigError> {
         let set = set.into_iter().map(Into::into).collect();
-        Ok(load(&CliOverrides { file: Some(file.into()), set, ..CliOverrides::default() })?.config)
+        Ok(load(&CliOverrides { files: vec![file.into()], set, ..CliOverrides::default() })?.config)
     }
 
     /// The configuration as a sidecar keeps it: every key, with paths that hold from anywhere. Where several videos
@@ -398,37 +397,4 @@ impl Config {
     pub fn size_multiple(&self) -> usize {
         if self.pipeline.has_two_stages() { 64 } else { 32 }
     }
-}
-
-/// Reads an experiment. Files next to it are named from there; other names are shipped ones.
-///
-/// # Errors
-/// No such file; an unknown key, a wrong type, with line; nothing to compile.
-pub fn read_experiment(path: &Path) -> Result<Experiment, ConfigError> {
-    let label = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
-    let node = yaml::parse(&text, &label)?;
-    validate_experiment(&node, &label)?;
-    let wrong = |message: String| ConfigError::Syntax { place: label.clone(), message };
-    let mut file: Experiment = serde_json::from_value(node.to_value()).map_err(|e| wrong(e.to_string()))?;
-    let folder = path.parent().unwrap_or(Path::new(""));
-    let beside = |name: &mut String| {
-        if folder.join(name.as_str()).is_file() {
-            *name = paths::join(folder, name);
-        }
-    };
-    beside(&mut file.config);
-    file.layouts.iter_mut().for_each(beside);
-    file.include.iter_mut().chain(&mut file.exclude).filter_map(|c| c.layout.as_mut()).for_each(beside);
-    let cases = file.cases();
-    if cases.is_empty() {
-        return Err(wrong("no case is left: give layouts and targets, or include".into()));
-    }
-    for case in &cases {
-        if case.target.is_none() {
-            return Err(wrong("a case has no target: give targets, e.g. [tpu:v5p:2x2x2]".into()));
-        }
-        case.size().map_err(|e| wrong(e.to_string()))?;
-    }
-    Ok(file)
 }

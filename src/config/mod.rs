@@ -7,6 +7,7 @@
 mod check;
 mod error;
 mod experiment;
+mod experiment_file;
 mod layout;
 mod load;
 mod naming;
@@ -20,10 +21,11 @@ mod yaml;
 
 pub use error::{ConfigError, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
+pub use experiment_file::read_experiment;
 pub(crate) use layout::{LayoutFile, LayoutSource};
 pub use layout::{parse_mesh, read_layout_source};
 pub use load::CliOverrides;
-pub use load::{Flag, Loaded, load, read_experiment};
+pub use load::{Flag, Loaded, load};
 pub(crate) use naming::sidecar_path;
 pub use naming::{Job, output_paths};
 pub use pipeline::Pipeline;

@@ -38,11 +38,29 @@ impl Folder {
 }
 
 fn file(name: &str) -> CliOverrides {
-    CliOverrides { file: Some(name.into()), ..CliOverrides::default() }
+    CliOverrides { files: vec![name.into()], ..CliOverrides::default() }
 }
 
 fn set(pairs: &[&str]) -> CliOverrides {
     CliOverrides { set: pairs.iter().map(|p| (*p).to_string()).collect(), ..CliOverrides::default() }
+}
+
+#[test]
+fn of_several_files_each_lies_over_those_before_it() {
+    let files = Folder::new(&[
+        ("base.yml", "request: {seed: 3}\nsampler: {steps: 20}\n"),
+        ("model.yml", "extends: base.yml\nlayout: ulysses\nmodel: {path: LTX-2.3}\nsampler: {steps: 9}\n"),
+        ("slice.yml", "layout: tensor\nmesh: {cfg: 2, tensor: 4}\n"),
+    ]);
+    let given =
+        CliOverrides { files: ["model.yml", "slice.yml"].map(|f| files.path(f)).into(), ..CliOverrides::default() };
+    let loaded = load(&given).unwrap();
+    let Config { layout, mesh, sampler, request, .. } = &loaded.config;
+    assert_eq!((layout.as_str(), sampler.steps, request.seed), ("tensor", 9, 3));
+    assert_eq!(mesh.as_ref().map(|m| (m.cfg, m.tensor)), Some((2, 4)));
+    // The preset below is that of all files together.
+    assert_eq!(loaded.preset(), "ltx2_3");
+    assert_eq!(loaded.origin("layout").to_string(), format!("{}:1", files.path("slice.yml")));
 }
 
 #[test]

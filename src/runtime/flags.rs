@@ -27,6 +27,15 @@ impl Toolchain {
     }
 }
 
+impl std::fmt::Display for Toolchain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.platform.as_str() {
+            "tpu" => write!(f, "libtpu {}", Libtpu::of(&self.version)),
+            other => write!(f, "{other} {}", self.version.lines().next().unwrap_or_default()),
+        }
+    }
+}
+
 /// The options a toolchain's programs are compiled with for a number of devices.
 pub(crate) fn defaults(toolchain: &Toolchain, devices: usize) -> Vec<(&'static str, OptionValue)> {
     let platform = toolchain.platform.as_str();

@@ -1,6 +1,6 @@
 //! Agreement of predicted with measured step times.
 
-use super::experiment::CaseResult;
+use super::case_result::CaseResult;
 
 /// Agreement of predictions with measurements, over the cases that have both.
 #[derive(Clone, Copy, Debug, PartialEq)]

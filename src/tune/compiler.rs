@@ -56,6 +56,24 @@ impl Compiled {
     }
 }
 
+/// Results that are known, and the programs that are not.
+pub(super) struct Plan {
+    /// A result of each task; none where its program is still to be compiled.
+    results: Vec<Option<Compiled>>,
+    /// Programs to compile, each with the tasks that it is of.
+    open: Vec<(CompileKey, Vec<usize>)>,
+    known: usize,
+}
+
+impl Plan {
+    /// Number of cases, of programs to compile, and of cases that do not come to one.
+    pub(crate) fn count(&self) -> String {
+        let without = self.results.iter().flatten().filter(|compiled| compiled.key.is_none()).count();
+        let without = if without == 0 { String::new() } else { format!(", cases without a program: {without}") };
+        format!("cases: {}, programs to compile: {}{without}", self.results.len(), self.open.len())
+    }
+}
+
 enum Looked {
     Done(Compiled),
     Missing(CompileKey),
@@ -89,6 +107,11 @@ impl<'a> Compiler<'a> {
         self.machines.entry(target.to_string()).or_insert_with(open).clone()
     }
 
+    /// Compiler of a target, with its version; none where the target cannot be opened.
+    pub(crate) fn version(&mut self, target: &Target) -> Option<String> {
+        self.machine(target).ok().map(|machine| machine.toolchain().to_string())
+    }
+
     /// Key of a task's module; or why its program cannot be built.
     ///
     /// # Errors
@@ -112,7 +135,16 @@ impl<'a> Compiler<'a> {
         workers: &[Variable],
         timeout: u64,
     ) -> Result<Vec<Compiled>> {
-        let mut all: Vec<Option<Compiled>> = vec![None; tasks.len()];
+        let plan = self.plan(tasks)?;
+        self.carry_out(plan, tasks, workers, timeout)
+    }
+
+    /// Analyses what is stored, and finds what is missing.
+    ///
+    /// # Errors
+    /// A configuration that cannot be read, a folder that cannot be written.
+    pub(crate) fn plan(&mut self, tasks: &[CompileTask]) -> Result<Plan> {
+        let mut results: Vec<Option<Compiled>> = vec![None; tasks.len()];
         let mut known = 0;
         let mut open: Vec<(CompileKey, Vec<usize>)> = Vec::new();
         for (n, task) in tasks.iter().enumerate() {
@@ -121,7 +153,7 @@ impl<'a> Compiler<'a> {
                     // A task that does not come to a program is known if it was met before.
                     let new = self.log(task, &compiled, 0.0)?;
                     known += usize::from(compiled.key.is_some() || !new);
-                    all[n] = Some(compiled);
+                    results[n] = Some(compiled);
                 }
                 Looked::Missing(key) => match open.iter_mut().find(|(other, _)| *other == key) {
                     Some((_, same)) => same.push(n),
@@ -129,6 +161,21 @@ impl<'a> Compiler<'a> {
                 },
             }
         }
+        Ok(Plan { results, open, known })
+    }
+
+    /// Compiles what a plan of the same tasks lacks.
+    ///
+    /// # Errors
+    /// Those of [`Compiler::compile`].
+    pub(crate) fn carry_out(
+        &mut self,
+        plan: Plan,
+        tasks: &[CompileTask],
+        workers: &[Variable],
+        timeout: u64,
+    ) -> Result<Vec<Compiled>> {
+        let Plan { results: mut all, open, known } = plan;
         if known > 0 {
             tracing::info!("{known} of {} are known", tasks.len());
         }

@@ -1,11 +1,11 @@
 //! Experiments: cases compiled, measured where their devices are present, and ranked.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::case_result::{CaseResult, stem};
 use super::children::{Task, TaskResult, Variable, run_tasks};
 use super::compile_report::CompileReport;
 use super::compiler::{CompileTask, Compiler, digest};
@@ -17,73 +17,38 @@ use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Platform;
 use crate::runtime::{CompileKey, platform};
 
-/// One case of an experiment: its compile report, measured step time in seconds, or error.
-#[derive(Clone, Debug)]
-pub struct CaseResult {
-    pub(crate) case: Case,
-    pub(crate) label: String,
-    pub report: Option<CompileReport>,
-    pub(crate) measured: Option<f64>,
-    pub error: Option<String>,
-}
-
-impl CaseResult {
-    /// Name of the group of comparable cases: target and shape.
-    pub(crate) fn group(&self) -> String {
-        let shape = self.case.shape.as_ref().map(|s| format!(", {s}")).unwrap_or_default();
-        format!("{}{shape}", self.case.target.clone().unwrap_or_default())
-    }
-
-    /// Predicted milliseconds per step with all blocks, where the chip is known.
-    pub(crate) fn predicted(&self) -> Option<f64> {
-        self.report.as_ref()?.all_blocks().map(|p| p.step)
-    }
-
-    /// Milliseconds per step, measured, else predicted; received bytes where the chip is unknown.
-    pub(crate) fn cost(&self) -> Option<f64> {
-        let measured = self.measured.map(|s| s * 1e3);
-        measured.or(self.predicted()).or_else(|| self.report.as_ref().map(CompileReport::whole_cost))
-    }
-
-    pub(crate) fn fits(&self) -> bool {
-        self.report.as_ref().is_some_and(CompileReport::fits)
-    }
-}
-
-/// Results by group, the fastest first; then those that do not fit, then failures.
-pub(crate) fn ranked(mut rows: Vec<CaseResult>) -> Vec<(String, Vec<CaseResult>)> {
-    let mut groups: Vec<(String, Vec<CaseResult>)> = Vec::new();
-    rows.sort_by(|a, b| {
-        let place = |r: &CaseResult| (r.cost().is_none(), !r.fits(), r.measured.is_none());
-        let cost = |r: &CaseResult| r.cost().unwrap_or(f64::MAX);
-        place(a).cmp(&place(b)).then(cost(a).total_cmp(&cost(b)))
-    });
-    for row in rows {
-        let group = row.group();
-        match groups.iter_mut().find(|(name, _)| *name == group) {
-            Some((_, rows)) => rows.push(row),
-            None => groups.push((group, vec![row])),
-        }
-    }
-    groups
-}
-
-fn name(case: &Case) -> String {
-    let layout = case.layout.as_deref().unwrap_or("own layout");
-    let stem = Path::new(layout).file_stem().map_or(layout.into(), |s| s.to_string_lossy());
-    let mut parts = vec![stem.into_owned()];
-    parts.extend(case.mesh.clone());
+/// Layout, mesh and flags. A compiled case is named by what was compiled, where its own layout or its slice's mesh says it.
+fn name(case: &Case, report: Option<&CompileReport>) -> String {
+    let mut parts = match (&case.layout, report) {
+        (Some(layout), _) => vec![stem(layout)],
+        (None, Some(report)) => vec![stem(&report.layout)],
+        (None, None) => vec!["own layout".into()],
+    };
+    let of_others = report.filter(|_| case.layout.is_none() || case.slice.is_some());
+    parts.extend(case.mesh.clone().or_else(|| Some(mesh_name(&of_others?.mesh))).filter(|mesh| !mesh.is_empty()));
     for (name, value) in case.flags.iter().flatten() {
         parts.push(format!("{name}={}", flag_text(value)));
+    }
+    if case.layout.is_none() && report.is_some() {
+        parts.push("(own)".into());
     }
     parts.join(" ")
 }
 
-fn label(case: &Case, file: &Experiment) -> String {
-    let cases = file.cases();
-    let shape = case.shape.clone().filter(|_| cases.iter().any(|c| c.shape != case.shape));
-    let target = case.target.clone().filter(|_| cases.iter().any(|c| c.target != case.target));
-    [Some(name(case)), shape, target].into_iter().flatten().collect::<Vec<_>>().join(" ")
+/// Axes of more than one device, as `--mesh` takes them.
+fn mesh_name(mesh: &BTreeMap<String, usize>) -> String {
+    let axes = mesh.iter().filter(|(_, size)| **size > 1).map(|(axis, size)| format!("{axis}={size}"));
+    axes.collect::<Vec<_>>().join(",")
+}
+
+/// Name of a case among all: with those of its keys in which another differs.
+fn label(case: &Case, cases: &[Case]) -> String {
+    let differing = |key: fn(&Case) -> &Option<String>| {
+        key(case).clone().filter(|value| cases.iter().any(|other| key(other).as_ref() != Some(value)))
+    };
+    let devices = differing(|c| &c.slice).map(|s| stem(&s)).or_else(|| differing(|c| &c.target));
+    let keys = [differing(|c| &c.config).map(|c| stem(&c)), differing(|c| &c.shape), devices];
+    [Some(name(case, None))].into_iter().chain(keys).flatten().collect::<Vec<_>>().join(" ")
 }
 
 fn flag_text(value: &crate::config::FlagValue) -> String {
@@ -93,7 +58,8 @@ fn flag_text(value: &crate::config::FlagValue) -> String {
 
 /// Arguments that `compile` and `bench` share.
 fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
-    let mut args = vec!["-c".to_string(), file.config.clone()];
+    let files = case.config.iter().chain(&case.slice);
+    let mut args: Vec<String> = files.flat_map(|name| ["-c".to_string(), name.clone()]).collect();
     let mut set = file.set.clone();
     set.extend(case.size_settings()?);
     set.extend(case.flags.iter().flatten().map(|(n, v)| format!("runtime.xla_flags.{n}={}", flag_text(v))));
@@ -104,21 +70,18 @@ fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     Ok(args)
 }
 
-fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
+/// The configuration of a case, as `settings` give it to a child.
+pub(crate) fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
     let settings = settings(case, file)?;
     let after =
         |flag: &str| -> Vec<String> { settings.windows(2).filter(|w| w[0] == flag).map(|w| w[1].clone()).collect() };
-    let mut given = CliOverrides {
-        file: Some(file.config.clone()),
-        set: after("--set"),
-        mesh: case.mesh.clone(),
-        ..CliOverrides::default()
-    };
+    let mut given =
+        CliOverrides { files: after("-c"), set: after("--set"), mesh: case.mesh.clone(), ..CliOverrides::default() };
     given.flag("layout", "layout", case.layout.clone());
     Ok(given)
 }
 
-fn compilation(case: &Case, file: &Experiment, options: &Options) -> Result<CompileTask> {
+fn compilation(case: &Case, cases: &[Case], file: &Experiment, options: &Options) -> Result<CompileTask> {
     let target = case.target.clone().expect("a file whose cases lack one is refused");
     let parsed = options.predicted_on(target.parse()?);
     let program = ProgramKind::named(&file.program).map_err(ConfigError::Flag)?;
@@ -130,7 +93,7 @@ fn compilation(case: &Case, file: &Experiment, options: &Options) -> Result<Comp
     let given = given(case, file)?;
     // A wrong layout is an error of the file, not of the case.
     read_layout_source(&load(&given)?.config.layout)?;
-    Ok(CompileTask { label: label(case, file), given, target: parsed, program, layers: file.layers, command })
+    Ok(CompileTask { label: label(case, cases), given, target: parsed, program, layers: file.layers, command })
 }
 
 #[derive(Clone)]
@@ -205,9 +168,12 @@ fn present(kind: Platform) -> bool {
 /// An invalid case; a folder that cannot be written. A case that fails is a result.
 pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult>> {
     let cases = file.cases();
-    let tasks = cases.iter().map(|c| compilation(c, file, options)).collect::<Result<Vec<_>>>()?;
+    let tasks = cases.iter().map(|c| compilation(c, &cases, file, options)).collect::<Result<Vec<_>>>()?;
     let mut compiler = Compiler::open(options)?;
-    let all = compiler.compile(&tasks, &options.workers(), file.timeout)?;
+    let plan = compiler.plan(&tasks)?;
+    tracing::info!("{}", plan.count());
+    let all = compiler.carry_out(plan, &tasks, &options.workers(), file.timeout)?;
+    let compilers: Vec<Option<String>> = tasks.iter().map(|task| compiler.version(&task.target)).collect();
     let mut measurements = Vec::new();
     for ((case, task), compiled) in cases.iter().zip(&tasks).zip(&all) {
         let report = compiled.report().filter(|_| compiled.error.is_none());
@@ -230,12 +196,13 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult
         run_missing(results, JobKind::Measure, runs, &programs, &[None], file.timeout, options)?;
     }
     // Earlier measurements, also of other machines, are shown without `--measure` too.
-    let rows = cases.into_iter().zip(all).zip(measurements).map(|((case, compiled), measurement)| {
+    let rows = cases.into_iter().zip(all).zip(measurements).zip(compilers);
+    let rows = rows.map(|(((case, compiled), measurement), compiler)| {
         let measured = measurement.and_then(|m| results.get(&m.run.key));
         let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise_loop/median")?.as_f64());
         let report = compiled.report();
         let error = compiled.error.or_else(|| measured.and_then(|r| r.error.clone()));
-        CaseResult { label: name(&case), case, report, measured: seconds, error }
+        CaseResult { label: name(&case, report.as_ref()), case, report, measured: seconds, error, compiler }
     });
     Ok(rows.collect())
 }

@@ -6,6 +6,7 @@
 
 mod agreement;
 mod candidates;
+mod case_result;
 mod cause;
 mod children;
 pub(crate) mod compile_json;
@@ -23,13 +24,15 @@ pub mod search;
 mod store;
 mod table;
 
+pub use case_result::CaseResult;
+pub(crate) use case_result::ranked;
 pub(crate) use children::default_jobs;
 pub(crate) use diagnose::{DiagnoseRequest, Diagnosis, diagnose};
 pub(crate) use diagnosis_text::diagnosis_text;
 pub(crate) use error::TuneError;
-pub(crate) use experiment::ranked;
-pub use experiment::{CaseResult, experiment};
+pub use experiment::experiment;
+pub(crate) use experiment::given;
 pub(crate) use html::{escaped, page};
 pub use options::Options;
 pub use store::{Record, Store};
-pub(crate) use table::{columns, table};
+pub(crate) use table::{columns, markdown, table};

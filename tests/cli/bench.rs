@@ -305,7 +305,7 @@ fn the_programs_of_a_run_are_timed_and_compared() {
 
     // What is timed is what is compiled ahead of time, and so what `generate` executes.
     let config =
-        load(&CliOverrides { file: Some(support::tiny().into()), ..CliOverrides::default() }).expect("valid").config;
+        load(&CliOverrides { files: vec![support::tiny().into()], ..CliOverrides::default() }).expect("valid").config;
     let written = Programs::of(&config, None).expect("a model");
     let build = setup::build(&config, 1, "cpu", "").expect("a build");
     for kind in written.kinds() {

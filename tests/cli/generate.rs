@@ -117,7 +117,7 @@ fn every_preset_runs_at_small_size() {
         set.extend(more.clone());
         set.extend((n == 8).then(|| "conditioning.h264=builtin".to_string()));
 
-        let given = CliOverrides { file: Some((*preset).into()), set: set.clone(), ..CliOverrides::default() };
+        let given = CliOverrides { files: vec![(*preset).into()], set: set.clone(), ..CliOverrides::default() };
         let config = load(&given).unwrap_or_else(|e| panic!("{preset} {pipeline}: {e}")).config;
         let kind = if *pipeline == "hq" { SamplerKind::Res2s } else { SamplerKind::Euler };
         assert_eq!(config.sampler.kind, kind, "{preset}");

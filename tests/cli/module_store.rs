@@ -213,7 +213,7 @@ fn a_change_of_the_cost_model_shows_without_compiling() {
     let mut set: Vec<String> = set.map(str::to_string).into();
     set.push("runtime.xla_flags.xla_backend_optimization_level=0".into());
     let given =
-        CliOverrides { file: Some("nano_2_0".into()), set, mesh: Some("context=2".into()), ..CliOverrides::default() };
+        CliOverrides { files: vec!["nano_2_0".into()], set, mesh: Some("context=2".into()), ..CliOverrides::default() };
     let config = load(&given).expect("a configuration").config;
     let target: Target = "cpu:2".parse().expect("a target");
     let machine = target.open().expect("devices");

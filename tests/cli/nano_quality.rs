@@ -56,7 +56,7 @@ impl Studio {
         let set =
             [&["runtime.platform=cpu", "runtime.xla_flags.xla_backend_optimization_level=1", &cache], set].concat();
         let set = set.into_iter().map(String::from).collect();
-        let given = CliOverrides { file: Some(format!("configs/{config}.yml")), set, ..CliOverrides::default() };
+        let given = CliOverrides { files: vec![format!("configs/{config}.yml")], set, ..CliOverrides::default() };
         let config = load(&given).expect("a configuration").config;
         let model = Model::of(&config).expect("the model of assets/nano");
         let session = Session::start(&config, model, None).expect("a session");

@@ -43,7 +43,7 @@ type Outcome = (Result<[String; 2], String>, Vec<(Phase, usize)>);
 impl Run<'_> {
     fn run(&self, at: Option<(Phase, usize)>) -> Outcome {
         let given =
-            CliOverrides { file: Some(support::tiny().into()), set: self.set.to_vec(), ..CliOverrides::default() };
+            CliOverrides { files: vec![support::tiny().into()], set: self.set.to_vec(), ..CliOverrides::default() };
         let config = load(&given).expect("a configuration").config;
         let options = GenerateOptions {
             jobs: config.jobs().expect("jobs"),
@@ -156,7 +156,7 @@ fn a_video_that_cannot_be_written_is_kept_as_tensors() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("videos");
     let set = settings("text_to_video", &["sampler.steps=1"]);
-    let config = load(&CliOverrides { file: Some(support::tiny().into()), set, ..CliOverrides::default() })
+    let config = load(&CliOverrides { files: vec![support::tiny().into()], set, ..CliOverrides::default() })
         .expect("a configuration")
         .config;
     let options = GenerateOptions {

@@ -100,7 +100,7 @@ struct Published {
 
 impl Published {
     fn new() -> Self {
-        let given = CliOverrides { file: Some("ltx2".into()), ..CliOverrides::default() };
+        let given = CliOverrides { files: vec!["ltx2".into()], ..CliOverrides::default() };
         let config = load(&given).expect("a shipped configuration").config;
         let programs = Programs::of(&config, None).expect("the published model's sizes");
         let alone = programs.network(ProgramKind::Denoise, &build()).expect("builds");

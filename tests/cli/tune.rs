@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{self, needs};
 use ltx2::tune::Record;
+use serde_json::Value;
 
 /// Small enough that a case is seconds.
 const SMALL: &str = "config: nano_2_0\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9, \
@@ -60,6 +61,74 @@ fn an_experiment_is_killed_and_goes_on() {
     let again = command().output().expect("runs");
     assert!(again.status.success() && stderr(&again).contains("4 of 4 are known"), "{}", stderr(&again));
     assert_eq!(records(&out), all);
+    assert_eq!(String::from_utf8_lossy(&again.stdout), table);
+}
+
+/// Slices, configurations and lists of them: each group is ranked alone and named, and equal programs are compiled once.
+#[needs(cpu)]
+fn slices_and_configurations_are_compared_each_with_its_own() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("out");
+    let cases = "title: Slices\nconfigs: [two.yml, three.yml]\nlayers: 1\nslices: {pair.yml: 'cpu:2', four.yml: 'cpu:4'}\n\
+        set: [request.width=64, request.height=96, request.num_frames=9, \
+        runtime.xla_flags.xla_backend_optimization_level=0]\n\
+        exclude: [{config: [three.yml], slice: [four.yml]}]\n\
+        include: [{config: [two.yml, three.yml], layout: tensor}, {layout: sequence}, {layout: ring, mesh: context=16}]\n";
+    for (name, text) in [
+        ("x.yml", cases),
+        ("two.yml", "extends: nano_2_0\nmodel: {path: nano}\n"),
+        ("three.yml", "extends: nano_2_3\nmodel: {path: nano_2_3}\n"),
+        ("pair.yml", "layout: sequence\nmesh: {context: 2}\n"),
+        ("four.yml", "layout: ulysses\nmesh: {context: 4}\n"),
+    ] {
+        std::fs::write(dir.path().join(name), text).expect("writes");
+    }
+    let run = || {
+        let mut command = support::ltx2();
+        command.current_dir(dir.path()).args(["experiment", "x.yml", "-o", "out"]).output().expect("runs")
+    };
+    let done = run();
+    assert!(done.status.success(), "{}", stderr(&done));
+    // `sequence` on the slice's mesh is the slice's own layout.
+    let first = stderr(&done).lines().next().map(str::to_string);
+    let counted = first
+        .as_deref()
+        .is_some_and(|line| line.ends_with("cases: 7, programs to compile: 5, cases without a program: 1"));
+    assert!(counted, "{}", stderr(&done));
+    let table = String::from_utf8_lossy(&done.stdout).into_owned();
+    let groups: Vec<&str> = table.lines().filter(|line| line.contains(" (cpu:")).collect();
+    assert_eq!(groups, ["pair (cpu:2), two", "pair (cpu:2), three", "four (cpu:4), two"], "{table}");
+    assert!(table.contains("tensor context=2 ") && table.contains("ulysses context=4 (own)"), "{table}");
+
+    let text = std::fs::read_to_string(out.join("results.jsonl")).expect("a log");
+    let log: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let given = |record: &Value, word: &str| record["command"].as_array().is_some_and(|c| c.contains(&word.into()));
+    assert!(log.iter().all(|record| given(record, "pair.yml") || given(record, "four.yml")));
+    assert_eq!(log.iter().filter(|record| given(record, "three.yml")).count(), 2);
+    // A layout of its own keeps the slice's mesh.
+    let tensor = log.iter().find(|record| given(record, "tensor")).expect("a case of it");
+    assert_eq!(tensor["result"]["mesh"], serde_json::json!({"context": 2}));
+
+    let page = std::fs::read_to_string(out.join("report.md")).expect("a page");
+    assert!(page.starts_with("# Slices\n\nMade by `ltx2 experiment x.yml -o out` with cpu "), "{page}");
+    let rows: Vec<Vec<&str>> = page
+        .lines()
+        .filter(|l| l.starts_with("| "))
+        .map(|l| l.trim_matches(['|', ' ']).split(" | ").collect())
+        .collect();
+    let named = |row: &Vec<&str>| row[..3].join(", ");
+    assert_eq!(rows.len(), 2 + 7, "a head, a rule and the cases: {page}");
+    assert_eq!(named(&rows[0]), "devices, configuration, case", "no column is empty: {page}");
+    for own in ["pair (cpu:2), two, **sequence context=2 (own)**", "four (cpu:4), two, **ulysses context=4 (own)**"] {
+        assert!(rows.iter().any(|row| named(row) == own), "{own}: {page}");
+    }
+    assert!(page.contains("\n- pair (cpu:2), two: ring context=16: ") && page.contains(" | 0.0 % | "), "{page}");
+    assert!(
+        std::fs::read_to_string(out.join("report.html")).expect("a report").contains("<h2>pair (cpu:2), three</h2>")
+    );
+
+    let again = run();
+    assert!(stderr(&again).contains("cases: 7, programs to compile: 0"), "{}", stderr(&again));
     assert_eq!(String::from_utf8_lossy(&again.stdout), table);
 }
 
@@ -134,6 +203,21 @@ fn a_wrong_file_is_one_line() {
     };
     assert!(fail("layouts: [ulysses]\ntarget: ['cpu:2']\n").contains("x.yml:2: unknown key 'target'; did you mean"));
     assert!(fail("layouts: [ulysses]\ntargets: [cpu]\n").contains("target 'cpu'"));
+    let slices = "slices: {tpu/v6e-8: 'tpu:v6e:2x4'}\n";
+    for (text, message) in [
+        (
+            "slices:\n  nowhere: 'cpu:2'\n".into(),
+            "x.yml:2: 'slices': 'nowhere' is neither a file nor a shipped configuration",
+        ),
+        (format!("{slices}targets: ['cpu:2']\n"), "x.yml:2: 'slices' and 'targets' exclude each other; keep one"),
+        (
+            format!("{slices}include: [{{slise: a}}]\n"),
+            "x.yml:2: unknown key 'include[0].slise'; did you mean 'slice'?",
+        ),
+    ] {
+        let said = fail(&text);
+        assert!(said.ends_with(&format!("{message}\n")) && said.lines().count() == 1, "{said}");
+    }
     assert!(fail("layouts: [nowhere]\ntargets: ['cpu:2']\nconfig: nano_2_0\n").contains("cannot read nowhere"));
 }
 

@@ -9,6 +9,7 @@ mod support;
 mod circles;
 mod config;
 mod constants;
+mod experiments;
 mod key_tables;
 mod programs;
 mod reference;

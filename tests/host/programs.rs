@@ -42,9 +42,9 @@ impl Case {
     }
 
     fn config(&self) -> Config {
-        let (file, mesh) = (Some(self.config.clone()), self.mesh.map(Into::into));
+        let (files, mesh) = (vec![self.config.clone()], self.mesh.map(Into::into));
         let set = self.set.iter().cloned().chain(["layout=replicated".to_string()].into_iter().take(self.alone()));
-        let given = CliOverrides { file, mesh, set: set.collect(), ..CliOverrides::default() };
+        let given = CliOverrides { files, mesh, set: set.collect(), ..CliOverrides::default() };
         load(&given).unwrap_or_else(|e| panic!("{}: {e}", self.name())).config
     }
 

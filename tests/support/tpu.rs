@@ -108,7 +108,7 @@ fn opened(case: Case) -> (Programs, Target, OpenTarget, Build) {
     let layout = (!case.layout.is_empty()).then(|| format!("layout={}", case.layout));
     let more = case.set.iter().map(ToString::to_string);
     let given = CliOverrides {
-        file: Some(case.config.into()),
+        files: vec![case.config.into()],
         set: set.into_iter().chain(layout).chain(more).collect(),
         mesh: (!case.mesh.is_empty()).then(|| case.mesh.into()),
         ..CliOverrides::default()

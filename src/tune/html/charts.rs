@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::escaped;
+use crate::tune::case_result::CaseResult;
 use crate::tune::compile_report::{CompileReport, GIB};
-use crate::tune::experiment::CaseResult;
 
 const NAMES: f64 = 210.0;
 const WIDTH: f64 = 760.0;

@@ -7,21 +7,21 @@ use std::fmt::{Display, Write};
 use serde_json::{Value, json};
 
 use super::agreement::agreement;
+use super::case_result::{CaseResult, Group};
 use super::compile_report::{CompileReport, GIB};
-use super::experiment::CaseResult;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-pub(crate) fn page(title: &str, groups: &[(String, Vec<CaseResult>)]) -> String {
-    let title = if title.is_empty() { "Experiment" } else { title };
+pub(crate) fn page(title: &str, groups: &[Group]) -> String {
     let title = escaped(title);
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
          content=\"width=device-width\"><title>{title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n"
     );
-    for (name, rows) in groups {
-        add(&mut out, format_args!("<section><h2>{}</h2>\n", escaped(name)));
+    for group in groups {
+        let rows = &group.rows;
+        add(&mut out, format_args!("<section><h2>{}</h2>\n", escaped(&group.name())));
         out.push_str(&overview(rows));
         if let Some(agreement) = agreement(rows) {
             add(&mut out, format_args!("<p>{}</p>\n", escaped(&agreement.text())));
@@ -127,17 +127,17 @@ fn collectives(row: &CaseResult, f: &CompileReport) -> String {
     out + "</table></details>\n"
 }
 
-fn data(groups: &[(String, Vec<CaseResult>)]) -> Value {
+fn data(groups: &[Group]) -> Value {
     let several = groups.len() > 1;
-    let cases = groups.iter().flat_map(|(name, rows)| rows.iter().map(move |r| (name, r)));
-    let cases = cases.filter_map(|(name, row)| {
+    let cases = groups.iter().flat_map(|group| group.rows.iter().map(move |row| (group, row)));
+    let cases = cases.filter_map(|(group, row)| {
         let f = row.report.as_ref()?;
         let tensors = f.tensors.iter().map(|t| json!([t.tensor, t.role, t.text(), t.axes, t.bytes, t.rules]));
         let collectives = f.collectives.list.iter().map(|e| {
             let what = e.tensor.as_deref().unwrap_or(&e.scope);
             json!([e.kind, what, e.axes.join(", "), e.runs(), e.step_bytes(), e.reason])
         });
-        let label = if several { format!("{}, {name}", row.label) } else { row.label.clone() };
+        let label = if several { format!("{}, {}", row.label, group.name()) } else { row.label.clone() };
         let (tensors, collectives): (Vec<Value>, Vec<Value>) = (tensors.collect(), collectives.collect());
         Some(json!({"label": label, "tensors": tensors, "collectives": collectives}))
     });
@@ -158,6 +158,7 @@ mod tests {
             report,
             measured: Some(0.02),
             error: Some(evil.into()),
+            compiler: None,
         };
         let report = json!({
             "target": "cpu:2", "hash": "h", "layout": evil, "mesh": {"context": 2}, "layers": 1,
@@ -174,7 +175,8 @@ mod tests {
             "notes": [], "compile_seconds": 1.0, "does_not_fit": null,
         });
         let report = CompileReport::of(&report).expect("figures");
-        let groups = vec![(evil.to_string(), vec![row(evil, Some(report)), row("failed", None)])];
+        let rows = vec![row(evil, Some(report)), row("failed", None)];
+        let groups = [Group { parts: [evil.into(), String::new(), String::new()], rows }];
         let page = page(evil, &groups);
         assert!(!page.contains("<img"), "{page}");
         assert_eq!(page.matches("</script>").count(), 2);

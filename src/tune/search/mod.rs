@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::candidates::candidates;
+use super::case_result::CaseResult;
 use super::compile_report::CompileReport;
 use super::compiler::{CompileTask, Compiler, write_layout};
 use super::diagnose::MIN_GAIN;
 use super::error::{Result, TuneError};
-use super::experiment::CaseResult;
 use super::options::Options;
 use crate::analysis::Chip;
 use crate::config::presets::LAYOUTS;
@@ -326,16 +326,18 @@ impl<'a> SearchState<'a> {
         }
         self.spent += tasks.len();
         let all = self.compiler.compile(&tasks, &self.options.workers(), self.request.timeout)?;
+        let compiler = tasks.first().and_then(|task| self.compiler.version(&task.target));
         for ((point, layout), compiled) in points.into_iter().zip(layouts).zip(all) {
             let case = Case {
                 layout: Some(layout),
                 mesh: Some(mesh_name(&point.mesh)),
                 shape: self.request.shape.clone(),
                 target: Some(self.request.target.clone()),
-                flags: None,
+                ..Case::default()
             };
-            let (report, error) = (compiled.report(), compiled.error);
-            self.rows.push((CaseResult { case, label: point.label.clone(), report, measured: None, error }, point));
+            let (label, report, error) = (point.label.clone(), compiled.report(), compiled.error);
+            let compiler = compiler.clone();
+            self.rows.push((CaseResult { case, label, report, measured: None, error, compiler }, point));
         }
         Ok(())
     }

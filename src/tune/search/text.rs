@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::{PruneReason, SearchRequest, SearchResult};
+use crate::tune::case_result::CaseResult;
 use crate::tune::compile_report::GIB;
-use crate::tune::experiment::CaseResult;
 use crate::tune::table::milliseconds;
 
 /// Number of layouts named per prune reason.
@@ -18,7 +18,8 @@ pub(crate) fn best_layout(result: &SearchResult, request: &SearchRequest) -> Opt
     let row = &result.rows[winner.row];
     let best = row.cost()?;
     let shape = request.shape.as_deref().unwrap_or("the configuration's shape");
-    let file = request.given.file.as_deref().unwrap_or("the defaults");
+    let files = request.given.files.join(" and ");
+    let file = if files.is_empty() { "the defaults" } else { &files };
     let mut comments = vec![
         format!(
             "{}: the fastest predicted of {} programs compiled for {},",
