@@ -1,4 +1,4 @@
-"""The tables of benchmarks/tpu.md: what each slice of TPUs needs and is predicted to take, compiled without one.
+"""The tables of benchmarks/tpu.md beside its experiments: the text encoder on each slice, and one video over ever more chips.
 
 Called by `make tpu-tables`; reads nothing but `ltx2 compile --json` and writes between the marks of benchmarks/tpu.md. Rows that
 were compiled before are taken from --cache, under their program's arguments and the program's own fingerprint.
@@ -13,22 +13,16 @@ import re
 import subprocess
 import sys
 
-# Slice by the name of benchmarks/tpu.md, its topology, the meshes that were weighed.
-SLICES = [
-    ("v5e-16", "tpu:v5e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8", "tensor cfg=2,context=2,tensor=4"]),
-    ("v6e-8", "tpu:v6e:2x4", ["fsdp-ulysses context=8", "fsdp-ulysses cfg=2,context=4", "tensor tensor=8", "tensor cfg=2,tensor=4", "tensor cfg=2,context=2,tensor=2"]),
-    ("v6e-16", "tpu:v6e:4x4", ["fsdp-ulysses cfg=2,context=8", "fsdp-ulysses context=16", "tensor cfg=2,tensor=8", "tensor cfg=2,context=2,tensor=4", "tensor cfg=2,context=4,tensor=2"]),
-    ("v6e-64", "tpu:v6e:8x8", ["fsdp-ulysses cfg=2,context=32", "fsdp-ulysses data=2,cfg=2,context=16", "tensor data=4,cfg=2,tensor=8", "tensor cfg=2,context=16,tensor=2", "tensor data=2,cfg=2,context=8,tensor=2"]),
-    ("v5p-8", "tpu:v5p:2x2x2", ["cfg-ulysses cfg=2,context=4", "ulysses context=8", "sequence cfg=2,context=4", "tensor cfg=2,tensor=4"]),
-    ("v5p-32", "tpu:v5p:2x4x4", ["cfg-ulysses cfg=2,context=16", "ulysses context=32", "cfg-ulysses data=2,cfg=2,context=8"]),
-    ("tpu7x-8", "tpu:tpu7x:2x2x1", ["cfg-ulysses cfg=2,context=4", "ulysses context=8", "sequence cfg=2,context=4", "tensor cfg=2,tensor=4"]),
-]
-PROGRAMS = [
-    ("one step, 768x512x121", "denoise", []),
-    ("one step, 1280x768x121", "denoise", ["request.width=1280", "request.height=768"]),
-    ("a refining step, 1536x1024x121", "refine", ["pipeline=two_stage", "request.width=1536", "request.height=1024"]),
-    ("text encoder, two prompts", "text-encoder", []),
-]
+# Slices by the names of their configurations, with their topologies.
+SLICES = {
+    "v5e-16": "tpu:v5e:4x4",
+    "v6e-8": "tpu:v6e:2x4",
+    "v6e-16": "tpu:v6e:4x4",
+    "v6e-64": "tpu:v6e:8x8",
+    "v5p-8": "tpu:v5p:2x2x2",
+    "v5p-32": "tpu:v5p:2x4x4",
+    "tpu7x-8": "tpu:tpu7x:2x2x1",
+}
 # One video over ever more chips, then many videos on as many: topology, videos at once, layout and mesh.
 SCALE = [
     ("tpu:v5p:2x2x2", 1, "cfg-ulysses cfg=2,context=4"),
@@ -85,28 +79,6 @@ def parts(figures, scale=1.0):
     return " | ".join(f"{ms[key] * scale:.1f}" for key in ("step", "compute", "memory", "collective"))
 
 
-def weighed(compiler):
-    """The layouts that each slice could have, by the predicted time of a block."""
-    lines = [
-        "| slice | layout, mesh | MB a block | predicted ms a block | matmuls | memory | collectives |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, target, candidates in SLICES:
-        rows = []
-        for candidate in candidates:
-            layout, mesh = candidate.split()
-            arguments = ["-c", "ltx2", "--layout", layout, "--mesh", mesh, "--layers", str(LAYERS)]
-            f = compiler.figures(target, "denoise", arguments)
-            if "error" in f:
-                rows.append((float("inf"), f"| {name} | `{layout}` {mesh} | {f['error']} | | | | |"))
-                continue
-            moved = f["collectives"]["per_layer_bytes"] / 1e6
-            ms = f["predicted_ms"]["step"] / LAYERS
-            rows.append((ms, f"| {name} | `{layout}` {mesh} | {moved:.1f} | {parts(f, 1 / LAYERS)} |"))
-        lines += [line for _, line in sorted(rows)]
-    return lines
-
-
 def scale(compiler):
     """1280x768x121 over up to 256 chips: predicted time of a video's steps, and videos per hour."""
     lines = [
@@ -132,53 +104,41 @@ def scale(compiler):
     return lines
 
 
-def programs(compiler, configs):
-    """The programs of each slice's configuration at full depth."""
+def encoders(compiler):
+    """The text encoder on each slice: two prompts."""
     lines = [
-        "| slice | topology | program | GiB a device | MB moved | predicted ms | matmuls | memory | collectives |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| slice | topology | GiB a device | MB moved | predicted ms | matmuls | memory | collectives |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    short = []
-    for name, target, _ in SLICES:
-        for what, program, settings in PROGRAMS:
-            arguments = ["-c", str(configs / f"{name}.yml")]
-            for setting in settings:
-                arguments += ["--set", setting]
-            f = compiler.figures(target, program, arguments)
-            if "error" in f or f["exit"]:
-                short.append(f"{name}: {what}: {f.get('error', 'does not fit')}")
-                lines.append(f"| {name} | `{target[4:]}` | {what} | does not fit | | | | | |")
-                continue
-            moved = f["collectives"]["per_step_bytes"] / 1e6
-            lines.append(f"| {name} | `{target[4:]}` | {what} | {gib(f)} | {moved:.0f} | {parts(f)} |")
-    return lines, short
+    for name, target in SLICES.items():
+        f = compiler.figures(target, "text-encoder", ["-c", "ltx2", "-c", f"tpu/{name}"])
+        if "error" in f or f["exit"]:
+            sys.exit(f"{name}: {f.get('error', 'does not fit')}")
+        moved = f["collectives"]["per_step_bytes"] / 1e6
+        lines.append(f"| {name} | `{target[4:]}` | {gib(f)} | {moved:.0f} | {parts(f)} |")
+    return lines
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ltx2", required=True, help="the program")
-    parser.add_argument("--configs", default="configs/tpu", type=pathlib.Path, help="a configuration a slice")
     parser.add_argument("--cache", default="target/tpu-tables", type=pathlib.Path, help="what was compiled before")
     parser.add_argument("-o", required=True, type=pathlib.Path, help="the page")
-    parser.add_argument("--only", choices=["weighed", "scale", "programs"], help="one of the tables")
+    parser.add_argument("--only", choices=["encoders", "scale"], help="one of the tables")
     args = parser.parse_args()
     compiler = Compiler(args.ltx2, args.cache)
-    text, short = args.o.read_text(), []
+    text = args.o.read_text()
     tables = {}
-    if args.only in (None, "weighed"):
-        tables["weighed"] = weighed(compiler)
     if args.only in (None, "scale"):
         tables["scale"] = scale(compiler)
-    if args.only in (None, "programs"):
-        tables["programs"], short = programs(compiler, args.configs)
+    if args.only in (None, "encoders"):
+        tables["encoders"] = encoders(compiler)
     for mark, lines in tables.items():
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
         if not re.search(pattern, text, flags=re.S):
             sys.exit(f"{args.o} has no <!-- {mark} --> … <!-- end -->")
         text = re.sub(pattern, lambda m, lines=lines: m[1] + "\n".join(lines) + "\n" + m[2], text, flags=re.S)
     args.o.write_text(text)
-    if short:
-        sys.exit("\n".join(short))
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ fn a_slice_is_a_file_of_any_model_and_pipeline() {
     ] {
         let loaded = by_name(model, pipeline);
         assert_eq!(loaded.preset(), preset);
-        assert_eq!((loaded.config.layout.as_str(), loaded.config.request.seed), ("tensor", 3));
+        assert_eq!((loaded.config.layout.as_str(), loaded.config.request.seed), ("tensor-sequence", 3));
     }
 }
 
