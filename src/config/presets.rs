@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 24] = [
+pub const CONFIGS: [(&str, &str); 26] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -30,9 +30,11 @@ pub const CONFIGS: [(&str, &str); 24] = [
     config!("tpu/v5e-8-int8"),
     config!("tpu/v5e-16"),
     config!("tpu/v5e-16-int8"),
+    config!("tpu/v5e-16-large"),
     config!("tpu/v6e-4-int8"),
     config!("tpu/v6e-8"),
     config!("tpu/v6e-8-int8"),
+    config!("tpu/v6e-8-large"),
     config!("tpu/v6e-16"),
     config!("tpu/v6e-64"),
     config!("tpu/v5p-8"),
@@ -41,7 +43,7 @@ pub const CONFIGS: [(&str, &str); 24] = [
 ];
 
 /// The layouts, by name: those to use, then the history.
-pub(crate) const LAYOUTS: [(&str, &str); 19] = [
+pub(crate) const LAYOUTS: [(&str, &str); 20] = [
     shipped!("replicated"),
     shipped!("sequence"),
     shipped!("ulysses"),
@@ -55,6 +57,7 @@ pub(crate) const LAYOUTS: [(&str, &str); 19] = [
     shipped!("tensor-encoder"),
     shipped!("tensor-sequence"),
     shipped!("fsdp-ulysses"),
+    shipped!("fsdp-sequence"),
     shipped!("before-385"),
     shipped!("ffn-matched"),
     shipped!("qkv-unsharded"),

@@ -24,8 +24,9 @@ fn every_file_is_read() {
         ("ablation.yml", 27),
         ("calibration-2.yml", 24),
         ("calibration-4.yml", 26),
+        ("tpu-int8.yml", 9),
         ("tpu-refine.yml", 26),
-        ("tpu.yml", 92),
+        ("tpu.yml", 96),
         ("v6e-8.yml", 4),
     ];
     assert_eq!(counts, expected.map(|(name, count)| (name.to_string(), count)).into());
@@ -37,16 +38,18 @@ fn the_tpu_file_names_every_shipped_slice() {
     let cases = cases("tpu.yml");
     for (slice, _) in CONFIGS.iter().filter(|(name, _)| name.starts_with("tpu/")) {
         let own: Vec<&Value> = cases.iter().filter(|case| case["slice"] == *slice).collect();
-        let integers = slice.ends_with("int8");
+        // The one size of a slice's further file.
+        let only = match *slice {
+            name if name.ends_with("int8") => Some("768x512x121"),
+            name if name.ends_with("large") => Some("1280x768x121"),
+            _ => None,
+        };
         for (config, shape) in ["ltx2", "ltx2_3"].iter().flat_map(|c| [(c, "768x512x121"), (c, "1280x768x121")]) {
             let here = || own.iter().filter(|case| case["config"] == *config && case["shape"] == shape);
             let (all, others) = (here().count(), here().filter(|case| case["layout"].is_string()).count());
-            let expected = if !integers {
-                (3, 2)
-            } else if shape == "768x512x121" {
-                (1, 0)
-            } else {
-                (0, 0)
+            let expected = match only {
+                None => (3, 2),
+                Some(size) => (usize::from(size == shape), 0),
             };
             assert_eq!((all, others), expected, "{slice}, {config}, {shape}");
         }

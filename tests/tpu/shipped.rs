@@ -31,10 +31,12 @@ const SLICES: &[Slice] = &[
     Slice { config: "tpu/v5e-8-int8", target: "tpu:v5e:2x4", most_mb: 260.0, most_temporaries: 200.0, in_full: true, first_of_chip: false },
     Slice { config: "tpu/v6e-4-int8", target: "tpu:v6e:2x2", most_mb: 260.0, most_temporaries: 300.0, in_full: true, first_of_chip: false },
     Slice { config: "tpu/v5e-16-int8", target: "tpu:v5e:4x4", most_mb: 95.0, most_temporaries: 60.0, in_full: true, first_of_chip: false },
+    Slice { config: "tpu/v5e-16-large", target: "tpu:v5e:4x4", most_mb: 760.0, most_temporaries: 500.0, in_full: true, first_of_chip: false },
+    Slice { config: "tpu/v6e-8-large", target: "tpu:v6e:2x4", most_mb: 800.0, most_temporaries: 700.0, in_full: true, first_of_chip: false },
     Slice { config: "tpu/v5e-16", target: "tpu:v5e:4x4", most_mb: 135.0, most_temporaries: 10.0, in_full: false, first_of_chip: true },
     Slice { config: "tpu/v6e-8", target: "tpu:v6e:2x4", most_mb: 160.0, most_temporaries: 130.0, in_full: false, first_of_chip: true },
     Slice { config: "tpu/v6e-8-int8", target: "tpu:v6e:2x4", most_mb: 55.0, most_temporaries: 105.0, in_full: false, first_of_chip: false },
-    Slice { config: "tpu/v6e-16", target: "tpu:v6e:4x4", most_mb: 82.0, most_temporaries: 25.0, in_full: false, first_of_chip: false },
+    Slice { config: "tpu/v6e-16", target: "tpu:v6e:4x4", most_mb: 108.0, most_temporaries: 60.0, in_full: false, first_of_chip: false },
     Slice { config: "tpu/v6e-64", target: "tpu:v6e:8x8", most_mb: 23.0, most_temporaries: 10.0, in_full: false, first_of_chip: false },
     Slice { config: "tpu/v5p-8", target: "tpu:v5p:2x2x2", most_mb: 55.0, most_temporaries: 130.0, in_full: false, first_of_chip: true },
     Slice { config: "tpu/v5p-32", target: "tpu:v5p:2x4x4", most_mb: 43.0, most_temporaries: 32.0, in_full: false, first_of_chip: false },
@@ -67,7 +69,7 @@ impl Slice {
         let gathers = done.report.collectives.iter().filter(|c| c.level == LoopLevel::Block);
         let weights = gathers.filter(|c| c.kind == CollectiveKind::AllGather && !c.scope.contains("attn1"));
         let weights: Vec<&str> = weights.filter(|c| c.bytes > 1e6).map(|c| c.scope.as_str()).collect();
-        check(weights.is_empty(), format!("gathers in {weights:?}"));
+        check(weights.is_empty() || self.config.ends_with("large"), format!("gathers in {weights:?}"));
         // Norm, RoPE and rounding are one fusion, one each for queries and keys. Of 384 tokens and half the heads (v6e-64)
         // the compiler rounds queries in the next.
         let norms = written_by_norms(done);

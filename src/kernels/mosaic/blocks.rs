@@ -11,27 +11,26 @@ pub struct Tpu {
     flops_per_byte: usize,
     /// Operations of matmuls that could be done while one step of the grid begins, in millions.
     step_megaflops: usize,
-    /// Bytes of its vector memory (VMEM) that a kernel may fill.
+    /// Bytes of its vector memory (VMEM) that a kernel asks for and its steps may fill.
     memory: usize,
 }
 
 impl Tpu {
     /// For what PJRT calls a kind of device: `TPU v5 lite`, `TPU v5`, `TPU v6 lite`, `TPU7x`.
     pub fn of(kind: &str) -> Self {
-        // Peaks and bandwidths of `analysis::chip`; a step of the grid takes about 0.35 microseconds. Half of a core's vector
-        // memory, which is 128 MiB on v5e and v6e, 64 on the others (`jax.experimental.pallas.tpu`, Apache-2.0): in the
-        // other half the compiler brings weights ahead. On v6e a quarter, where more makes steps wait for weights
-        // (docs/internals/tpu-attention.md).
-        let (teraflops, gigabytes, mebibytes) = match kind {
-            "TPU v5 lite" | "TPU v5e" => (197, 819, 64),
-            "TPU v6 lite" | "TPU v6e" => (918, 1638, 32),
-            "TPU7x" => (1153, 3690, 32),
-            _ => (459, 2765, 32),
+        // Peaks and bandwidths of `analysis::chip`; a step of the grid takes about 0.35 microseconds.
+        let (teraflops, gigabytes) = match kind {
+            "TPU v5 lite" | "TPU v5e" => (197, 819),
+            "TPU v6 lite" | "TPU v6e" => (918, 1638),
+            "TPU7x" => (1153, 3690),
+            _ => (459, 2765),
         };
         Tpu {
             flops_per_byte: teraflops * 1000 / gigabytes,
             step_megaflops: teraflops * 35 / 100,
-            memory: mebibytes << 20,
+            // Of 128 MiB on v5e and v6e, of 64 that a core of the others has: more gains nothing on any of them
+            // (docs/internals/tpu-attention.md).
+            memory: 32 << 20,
         }
     }
 
