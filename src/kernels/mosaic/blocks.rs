@@ -19,18 +19,18 @@ impl Tpu {
     /// For what PJRT calls a kind of device: `TPU v5 lite`, `TPU v5`, `TPU v6 lite`, `TPU7x`.
     pub fn of(kind: &str) -> Self {
         // Peaks and bandwidths of `analysis::chip`; a step of the grid takes about 0.35 microseconds.
-        let (teraflops, gigabytes) = match kind {
-            "TPU v5 lite" | "TPU v5e" => (197, 819),
-            "TPU v6 lite" | "TPU v6e" => (918, 1638),
-            "TPU7x" => (1153, 3690),
-            _ => (459, 2765),
+        // Half of a core's vector memory where that is 64 MiB, a quarter of v6e's 128: more gains nothing. On v5e the compiler
+        // runs gathers within a kernel, which then has 16 MiB (docs/internals/tpu-attention.md).
+        let (teraflops, gigabytes, mebibytes) = match kind {
+            "TPU v5 lite" | "TPU v5e" => (197, 819, 16),
+            "TPU v6 lite" | "TPU v6e" => (918, 1638, 32),
+            "TPU7x" => (1153, 3690, 32),
+            _ => (459, 2765, 32),
         };
         Tpu {
             flops_per_byte: teraflops * 1000 / gigabytes,
             step_megaflops: teraflops * 35 / 100,
-            // Of 128 MiB on v5e and v6e, of 64 that a core of the others has: more gains nothing on any of them
-            // (docs/internals/tpu-attention.md).
-            memory: 32 << 20,
+            memory: mebibytes << 20,
         }
     }
 
