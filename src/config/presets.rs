@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 26] = [
+pub const CONFIGS: [(&str, &str); 27] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -37,6 +37,7 @@ pub const CONFIGS: [(&str, &str); 26] = [
     config!("tpu/v6e-8-large"),
     config!("tpu/v6e-16"),
     config!("tpu/v6e-64"),
+    config!("tpu/v6e-64-two-stage"),
     config!("tpu/v5p-8"),
     config!("tpu/v5p-32"),
     config!("tpu/tpu7x-8"),
