@@ -28,20 +28,20 @@ struct Slice {
 
 #[rustfmt::skip]
 const SLICES: &[Slice] = &[
-    Slice { config: "tpu/v5e-8-int8", target: "tpu:v5e:2x4", most_mb: 260.0, most_temporaries: 200.0, in_full: true, first_of_chip: false },
-    Slice { config: "tpu/v6e-4-int8", target: "tpu:v6e:2x2", most_mb: 260.0, most_temporaries: 300.0, in_full: true, first_of_chip: false },
-    Slice { config: "tpu/v5e-16-int8", target: "tpu:v5e:4x4", most_mb: 95.0, most_temporaries: 60.0, in_full: true, first_of_chip: false },
     Slice { config: "tpu/v5e-16-large", target: "tpu:v5e:4x4", most_mb: 760.0, most_temporaries: 500.0, in_full: true, first_of_chip: false },
     Slice { config: "tpu/v6e-8-large", target: "tpu:v6e:2x4", most_mb: 800.0, most_temporaries: 700.0, in_full: true, first_of_chip: false },
     Slice { config: "tpu/v6e-64-two-stage", target: "tpu:v6e:8x8", most_mb: 36.0, most_temporaries: 15.0, in_full: true, first_of_chip: false },
     Slice { config: "tpu/v5e-16", target: "tpu:v5e:4x4", most_mb: 135.0, most_temporaries: 10.0, in_full: false, first_of_chip: true },
     Slice { config: "tpu/v6e-8", target: "tpu:v6e:2x4", most_mb: 160.0, most_temporaries: 130.0, in_full: false, first_of_chip: true },
-    Slice { config: "tpu/v6e-8-int8", target: "tpu:v6e:2x4", most_mb: 55.0, most_temporaries: 105.0, in_full: false, first_of_chip: false },
     Slice { config: "tpu/v6e-16", target: "tpu:v6e:4x4", most_mb: 108.0, most_temporaries: 75.0, in_full: false, first_of_chip: false },
     Slice { config: "tpu/v6e-64", target: "tpu:v6e:8x8", most_mb: 23.0, most_temporaries: 10.0, in_full: false, first_of_chip: false },
     Slice { config: "tpu/v5p-8", target: "tpu:v5p:2x2x2", most_mb: 55.0, most_temporaries: 130.0, in_full: false, first_of_chip: true },
     Slice { config: "tpu/v5p-32", target: "tpu:v5p:2x4x4", most_mb: 43.0, most_temporaries: 36.0, in_full: false, first_of_chip: false },
     Slice { config: "tpu/tpu7x-8", target: "tpu:tpu7x:2x2x1", most_mb: 105.0, most_temporaries: 155.0, in_full: false, first_of_chip: true },
+    Slice { config: "tpu/v5e-8-int8", target: "tpu:v5e:2x4", most_mb: 260.0, most_temporaries: 200.0, in_full: true, first_of_chip: false },
+    Slice { config: "tpu/v6e-4-int8", target: "tpu:v6e:2x2", most_mb: 260.0, most_temporaries: 300.0, in_full: true, first_of_chip: false },
+    Slice { config: "tpu/v5e-16-int8", target: "tpu:v5e:4x4", most_mb: 95.0, most_temporaries: 60.0, in_full: true, first_of_chip: false },
+    Slice { config: "tpu/v6e-8-int8", target: "tpu:v6e:2x4", most_mb: 55.0, most_temporaries: 105.0, in_full: false, first_of_chip: false },
 ];
 
 /// Attention kernels of a block: of each stream to itself, to its text and to the other.
