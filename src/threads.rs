@@ -1,4 +1,8 @@
-//! Work on the rows of one slice, spread over the processor's cores.
+//! Work spread over the processor's cores: rows of one slice, and items that wait for files, devices or compilers.
+
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use rayon::prelude::*;
 
@@ -12,6 +16,30 @@ pub(crate) fn each_row<T: Send>(values: &mut [T], width: usize, fill: impl Fn(us
     rows.enumerate().for_each(|(i, row)| fill(i, row));
 }
 
+/// Cores of this process.
+pub(crate) fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Results of `work` on each item, in their order. Up to `workers` threads begin them in that order, so that what is needed
+/// first is there first; an item may wait as long as it likes.
+pub(crate) fn in_order<T: Sync, R: Send>(items: &[T], workers: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let (next, work) = (AtomicUsize::new(0), &work);
+    let take = || {
+        let mut done = Vec::new();
+        while let Some((i, item)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, items.get(i)?))) {
+            done.push((i, work(item)));
+        }
+        done
+    };
+    let mut all: Vec<(usize, R)> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers.clamp(1, items.len().max(1))).map(|_| scope.spawn(take)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    all.sort_unstable_by_key(|(i, _)| *i);
+    all.into_iter().map(|(_, made)| made).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -23,5 +51,21 @@ mod tests {
         assert!(values[..3 * LEAST].iter().enumerate().all(|(at, v)| *v == at / 3 + 1));
         assert_eq!(values[3 * LEAST..], [0, 0]);
         each_row(&mut values[..0], 0, |_, _| {});
+    }
+
+    #[test]
+    fn items_are_begun_in_order_and_answered_in_order() {
+        let begun = std::sync::Mutex::new(Vec::new());
+        let items: Vec<usize> = (0..40).collect();
+        for workers in [0, 1, 3, 100] {
+            let squares = in_order(&items, workers, |&i| {
+                begun.lock().expect("no panic").push(i);
+                i * i
+            });
+            assert_eq!(squares, items.iter().map(|i| i * i).collect::<Vec<_>>());
+        }
+        // One thread begins them as they stand.
+        assert_eq!(begun.lock().expect("no panic")[..40], items);
+        assert!(in_order(&[0usize; 0], 4, |i| *i).is_empty());
     }
 }

@@ -7,7 +7,7 @@ use std::cell::OnceCell;
 use std::error::Error;
 use std::hint::black_box;
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ltx2::analysis::{self, Chip, Module, Trace, XSpace};
 use ltx2::config::{CliOverrides, load, parse_mesh, presets, read_experiment};
@@ -162,7 +162,7 @@ pub fn model_config(bytes: &[u8]) -> Read {
 pub fn lora(bytes: &[u8]) -> Read {
     thread_local! { static MODEL: OnceCell<ModelSource> = const { OnceCell::new() } }
     as_file("lora.safetensors", bytes, |path| {
-        let file = Rc::new(LoraFile::open(&path.display().to_string())?);
+        let file = Arc::new(LoraFile::open(&path.display().to_string())?);
         MODEL.with(|kept| {
             let model = kept.get_or_init(small_model);
             file.check(model)?;

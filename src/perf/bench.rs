@@ -137,7 +137,7 @@ pub(crate) fn bench(
         mp4_seconds,
         parameter_bytes: executor.parameter_bytes(),
         load_seconds: executor.load_time.as_secs_f64(),
-        compile_seconds: executor.compile_time().as_secs_f64(),
+        compile_seconds: executor.compile_time.as_secs_f64(),
         peak_memory_bytes: peak_memory(executor),
     })
 }

@@ -14,6 +14,7 @@ use crate::models::Network;
 use crate::nn::Build;
 use crate::runtime::{Engine, Executable, Outputs, Parameters, ShardedTensor};
 use crate::tensor::Tensor;
+use crate::threads;
 use crate::weights::{Component, Lora, MergeOrder, lora};
 
 /// An engine with everything it has compiled and loaded.
@@ -34,6 +35,8 @@ pub struct Executor {
     refused: HashSet<String>,
     /// Time spent reading and uploading parameters.
     pub(crate) load_time: Duration,
+    /// Time spent until programs were ready; several are made beside each other.
+    pub(crate) compile_time: Duration,
     /// Programs made ready since figures were last reset.
     made: Vec<Rc<Executable>>,
 }
@@ -80,6 +83,7 @@ impl Executor {
             programs: HashMap::new(),
             refused: HashSet::new(),
             load_time: Duration::ZERO,
+            compile_time: Duration::ZERO,
             made: Vec::new(),
         }
     }
@@ -209,6 +213,7 @@ impl Executor {
                 program,
                 params,
                 &Files { source, loras: &self.loras, order: self.merge_order },
+                &|_| (),
             )?,
             Weights::Random(seed) => parameters.draw(&self.engine, program, params, *seed)?,
         }
@@ -259,10 +264,44 @@ impl Executor {
             let alike = known.arguments() == program.arguments && known.results() == program.results;
             return Ok(if alike { known.clone() } else { Rc::new(known.written_as(program)) });
         }
-        let compiled = Rc::new(self.engine.compile(name, program)?);
+        let start = Instant::now();
+        let compiled = self.engine.compile(name, program);
+        self.compile_time += start.elapsed();
+        Ok(self.add(compiled?))
+    }
+
+    /// Compiles networks beside each other, on half the cores, since a compiler takes some itself, so that [`Executor::compile`] finds them ready. Processes that
+    /// run together agree on one program at a time.
+    ///
+    /// # Errors
+    /// That of the first which does not compile.
+    pub(crate) fn compile_all<'n>(&mut self, networks: impl Iterator<Item = (&'n str, &'n Network)>) -> Result<()> {
+        if self.engine.is_grouped() {
+            return Ok(());
+        }
+        let mut seen = HashSet::new();
+        let mut is_new = |network: &Network| {
+            let hash = network.program.hash();
+            !self.programs.contains_key(&hash) && seen.insert(hash)
+        };
+        let missing: Vec<_> = networks.filter(|(_, network)| is_new(network)).collect();
+        let (start, engine) = (Instant::now(), &self.engine);
+        let compiled = threads::in_order(&missing, threads::cores().div_ceil(2), |(name, network)| {
+            engine.compile(name, &network.program)
+        });
+        self.compile_time += start.elapsed();
+        for (compiled, (_, network)) in compiled.into_iter().zip(missing) {
+            self.add(compiled?);
+            network.notes.iter().for_each(|note| tracing::warn!("{note}"));
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, compiled: Executable) -> Rc<Executable> {
+        let compiled = Rc::new(compiled);
         self.made.push(compiled.clone());
-        self.programs.insert(hash, compiled.clone());
-        Ok(compiled)
+        self.programs.insert(compiled.hash().to_string(), compiled.clone());
+        compiled
     }
 
     /// Drops parameters that a network does not read, where its own and its work have no room next to them.
@@ -315,19 +354,14 @@ impl Executor {
         &self.made
     }
 
-    /// Time spent making them ready.
-    pub(crate) fn compile_time(&self) -> Duration {
-        self.made.iter().map(|e| e.compile_time()).sum()
-    }
-
     /// Time spent loading and compiling so far.
     pub(crate) fn set_up_time(&self) -> Duration {
-        self.load_time + self.compile_time()
+        self.load_time + self.compile_time
     }
 
     /// Starts counting loading and compiling anew, for the next request's figures.
     pub(crate) fn reset_set_up_time(&mut self) {
-        self.load_time = Duration::ZERO;
+        (self.load_time, self.compile_time) = (Duration::ZERO, Duration::ZERO);
         self.made.clear();
     }
 

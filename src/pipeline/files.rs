@@ -1,12 +1,12 @@
 //! A model's files as the source of parameters, with LoRAs merged into what they update.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use crate::hlo::DType;
 use crate::pjrt::SharedBytes;
-use crate::runtime::{ParameterSource, StoredTensor};
-use crate::weights::{Component, Lora, MergeOrder, ModelSource, TensorView, check_finite, lora, lora_merge};
+use crate::runtime::{FileTensor, ParameterSource, StoredTensor};
+use crate::weights::{Component, Lora, MergeOrder, ModelSource, TensorView};
+use crate::weights::{check_finite, finite_tensor, lora, lora_merge, read_finite};
 
 /// Files and updates.
 pub(super) struct Files<'a> {
@@ -31,8 +31,8 @@ impl Files<'_> {
         let checkpoint = self.source.checkpoint(component).map_err(|e| e.to_string())?;
         let Some(name) = checkpoint.scale_of(key) else { return Ok(None) };
         let view = self.view(component, &name)?;
-        check_finite(&view).map_err(|e| e.to_string())?;
-        let scales: Vec<f32> = view.to_tensor().map_err(|e| e.to_string())?.to_f32().into_iter().collect();
+        let scales = finite_tensor(&view).map_err(|e| e.to_string())?;
+        let scales: Vec<f32> = scales.to_f32().into_iter().collect();
         let rows = shape.first().copied().unwrap_or(1);
         match scales.len() == 1 || scales.len() == rows {
             true => Ok(Some(scales)),
@@ -45,30 +45,32 @@ impl Files<'_> {
 }
 
 impl ParameterSource for Files<'_> {
+    fn in_file(&self, component: &'static str, key: &str) -> Found<Option<FileTensor>> {
+        let component = part(component)?;
+        if !lora::updates(self.loras, component, key).is_empty() {
+            return Ok(None);
+        }
+        let view = self.view(component, key)?;
+        let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+        let read = move |offset: usize, into: &mut [u8]| {
+            view.read_at(offset, into).and_then(|()| check_finite(&view, offset, into)).map_err(|e| e.to_string())
+        };
+        Ok(Some(FileTensor { dtype, shape, read: Box::new(read) }))
+    }
+
     fn tensor(&self, component: &'static str, key: &str) -> Found<StoredTensor> {
         let component = part(component)?;
         let view = self.view(component, key)?;
-        check_finite(&view).map_err(|e| e.to_string())?;
         let (dtype, shape) = (view.dtype(), view.shape().to_vec());
         let scales = if dtype == DType::F8E4M3FN { self.scales(component, key, &shape)? } else { None };
-        let (file, name): (&Path, &str) = (view.file(), view.key());
-        let (file, name) = (file.to_path_buf(), name.to_string());
+        let (file, name) = (view.file().to_path_buf(), view.key().to_string());
         let updates = lora::updates(self.loras, component, key);
         if updates.is_empty() {
-            let bytes = SharedBytes::new(Arc::new(Mapped(view)));
+            let bytes = read_finite(&view).map_err(|e| e.to_string())?.into();
             return Ok(StoredTensor { dtype, shape, bytes, scales, file, key: name });
         }
         let merged = lora_merge::merge(&view, scales.as_deref(), self.order, &updates).map_err(|e| e.to_string())?;
         let dtype = merged.dtype();
         Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(merged)), scales: None, file, key: name })
-    }
-}
-
-/// A tensor that keeps its file mapped for as long as a transfer reads it.
-struct Mapped(TensorView);
-
-impl AsRef<[u8]> for Mapped {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
     }
 }

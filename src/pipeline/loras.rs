@@ -1,6 +1,6 @@
 //! The LoRAs of a configuration, by pass.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::error::Result;
 use crate::config;
@@ -22,7 +22,7 @@ impl Loras {
     pub fn open(model: &config::Model) -> Result<Self> {
         let order = model.lora_merge;
         let each = model.loras.iter().map(|entry| {
-            let file = Rc::new(LoraFile::open(&entry.path)?);
+            let file = Arc::new(LoraFile::open(&entry.path)?);
             if let Some(warning) = file.unused_alpha(order) {
                 tracing::warn!("{warning}");
             }

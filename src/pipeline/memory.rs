@@ -74,17 +74,19 @@ impl Plan {
         build: &Build,
         group: Option<&Arc<Group>>,
     ) -> Result<Self> {
-        let mut networks = Vec::new();
+        let write = |kind: ProgramKind| {
+            executor.accepted(kind.name(), build, |build| programs.network(kind, build)).map(|network| (kind, network))
+        };
+        let networks = programs.kinds().map(write).collect::<Result<Vec<_>>>()?;
+        executor.compile_all(networks.iter().map(|(kind, network)| (kind.name(), network)))?;
         let mut needs = Vec::new();
-        for program in programs.kinds() {
-            let network = executor.accepted(program.name(), build, |build| programs.network(program, build))?;
-            let compiled = executor.compile(program.name(), &network)?;
+        for (program, network) in &networks {
+            let compiled = executor.compile(program.name(), network)?;
             let mut components: Vec<_> = network.params.iter().map(|p| p.component).collect();
             components.dedup();
-            needs.push(Need { program, components, work: work(&network, &compiled), io: io(&network) });
-            networks.push(network);
+            needs.push(Need { program: *program, components, work: work(network, &compiled), io: io(network) });
         }
-        let mut components = parameters(&networks);
+        let mut components = parameters(networks.iter().map(|(_, network)| network));
         components.iter_mut().filter(|(c, _)| executor.differs_by_pass(c)).for_each(|(_, bytes)| *bytes *= 2);
         let limit = match config.runtime.memory_limit {
             Some(gib) => Some((gib * f64::from(1 << 30)) as usize),

@@ -15,7 +15,7 @@ use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
-use crate::weights::{ModelSource, check_finite};
+use crate::weights::{ModelSource, finite_tensor};
 
 /// Components that every run needs. The text encoder stands before the tokenizer, which its folder often brings.
 pub(crate) fn needed_components() -> impl Iterator<Item = Component> {
@@ -107,8 +107,7 @@ impl Model {
             let checkpoint = source.checkpoint(part)?;
             let read = |name: &str| -> Result<Vec<f32>> {
                 let view = checkpoint.get_float(name)?.expect_shape(&[length])?;
-                check_finite(&view)?;
-                Ok(view.to_tensor()?.to_f32().into_iter().collect())
+                Ok(finite_tensor(&view)?.to_f32().into_iter().collect())
             };
             Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
         };

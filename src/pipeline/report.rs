@@ -35,7 +35,7 @@ pub(crate) fn peak_memory(executor: &Executor) -> Option<u64> {
 fn rows(generated: &Generated, executor: &Executor, outer: Outer) -> Vec<(String, Duration)> {
     let hits = !executor.made().is_empty() && executor.made().iter().all(|e| e.origin() == ExecutableOrigin::CacheHit);
     let compile = if hits { "cache hit" } else { "compile" };
-    let mut rows = vec![("load".to_string(), executor.load_time), (compile.to_string(), executor.compile_time())];
+    let mut rows = vec![("load".to_string(), executor.load_time), (compile.to_string(), executor.compile_time)];
     for took in &generated.timings {
         rows.push((took.phase.label(), took.total));
         if took.phase == Phase::Denoise {
@@ -102,7 +102,7 @@ pub(crate) fn json(generated: &Generated, executor: &Executor, outer: Outer) -> 
     let denoise = took(Phase::Denoise).map(|t| t.total.as_secs_f64());
     let mut report = json!({
         "load": executor.load_time.as_secs_f64(),
-        "compile": executor.compile_time().as_secs_f64(),
+        "compile": executor.compile_time.as_secs_f64(),
         "host": host.as_secs_f64(),
         "encoding": outer.encoding.as_secs_f64(),
         "total": outer.total.as_secs_f64(),

@@ -90,6 +90,11 @@ impl Engine {
         &self.devices.own()[0]
     }
 
+    /// Whether this is one of several processes that compare their programs.
+    pub(crate) fn is_grouped(&self) -> bool {
+        self.group.is_some()
+    }
+
     pub(crate) fn has_peers(&self) -> bool {
         self.devices.have_peers()
     }

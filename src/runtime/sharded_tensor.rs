@@ -221,15 +221,11 @@ fn copy(
     }
 }
 
-/// Bytes of one shard of a tensor of `dims`, row-major.
-pub(super) fn cut(bytes: &[u8], dims: &[usize], shard: &Shard, dtype: DType) -> Vec<u8> {
+/// Copies one shard of a tensor of `dims` to memory of its size, row-major.
+pub(super) fn cut_into(bytes: &[u8], dims: &[usize], shard: &Shard, dtype: DType, out: &mut [u8]) {
     let size = dtype.size();
-    let from = strides(dims, size);
-    let first = offset(&shard.start, &from);
-    let mut out = vec![0; shard.size.iter().product::<usize>() * size];
-    let to = strides(&shard.size, size);
-    copy(&bytes[first..], &from, &mut out, &to, &vec![0; dims.len()], &shard.size, size);
-    out
+    let (from, to) = (strides(dims, size), strides(&shard.size, size));
+    copy(&bytes[offset(&shard.start, &from)..], &from, out, &to, &vec![0; dims.len()], &shard.size, size);
 }
 
 /// PJRT's element type.
@@ -271,6 +267,11 @@ mod tests {
     #[test]
     fn shards_are_cut_and_padded() {
         let bytes: Vec<u8> = (0..12).collect();
+        let cut = |bytes: &[u8], dims: &[usize], shard: &Shard, dtype| {
+            let mut out = vec![0; shard.size.iter().product()];
+            cut_into(bytes, dims, shard, dtype, &mut out);
+            out
+        };
         let shard = Shard { start: vec![1, 2], size: vec![2, 2] };
         // Rows of four bytes: rows 1 and 2, columns 2 and 3.
         assert_eq!(cut(&bytes, &[3, 4], &shard, DType::U8), [6, 7, 10, 11]);

@@ -1,13 +1,13 @@
-//! Safetensors files, mapped: a dictionary from tensor names to bytes that stay on disk until read.
+//! Safetensors files: a dictionary from tensor names to bytes that stay on disk until read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use memmap2::Mmap;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde_json::Value;
@@ -19,17 +19,17 @@ use crate::tensor::Tensor;
 /// The format's own limit on the header, which keeps a damaged length from asking for the whole memory.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// One mapped file.
+/// One file. It is read, not mapped: of a file that is cut short a read tells, and a mapping ends the process.
 #[derive(Debug)]
 struct Shard {
-    path: Arc<Path>,
+    path: PathBuf,
     file: File,
+    size: u64,
     /// When it was last written to, as far as the file system says.
     written: Option<SystemTime>,
-    map: Arc<Mmap>,
     header: Metadata,
     /// Where the tensors' bytes begin.
-    data: usize,
+    data: u64,
 }
 
 /// Place of a tensor: its shard and the bytes in it.
@@ -39,10 +39,10 @@ struct Entry {
     key: Arc<str>,
     dtype: Dtype,
     shape: Arc<[usize]>,
-    range: Range<usize>,
+    range: Range<u64>,
 }
 
-/// The tensors of one or several mapped safetensors files; cheap to clone.
+/// The tensors of one or several safetensors files; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     origin: PathBuf,
@@ -50,15 +50,14 @@ pub struct Checkpoint {
     tensors: Arc<BTreeMap<String, Entry>>,
 }
 
-/// One tensor of a checkpoint. Owns its file's mapping, so it may outlive the checkpoint; cheap to clone.
+/// One tensor of a checkpoint. Shares its open file, so it may outlive the checkpoint; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct TensorView {
     key: Arc<str>,
     dtype: DType,
     shape: Arc<[usize]>,
-    file: Arc<Path>,
-    map: Arc<Mmap>,
-    range: Range<usize>,
+    shard: Arc<Shard>,
+    range: Range<u64>,
 }
 
 impl TensorView {
@@ -75,18 +74,50 @@ impl TensorView {
         &self.shape
     }
 
-    /// The row-major little-endian bytes, of any alignment.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.map[self.range.clone()]
+    /// Bytes in the file.
+    pub(crate) fn size(&self) -> usize {
+        (self.range.end - self.range.start) as usize
+    }
+
+    /// Reads its row-major little-endian bytes from `offset` on.
+    ///
+    /// # Errors
+    /// Past its end; a file that cannot be read or was written to since it was opened.
+    pub(crate) fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), WeightsError> {
+        assert!(offset + into.len() <= self.size(), "{} is {} bytes", self.key, self.size());
+        let (path, file) = (&self.shard.path, &self.shard.file);
+        let read = file.read_exact_at(into, self.range.start + offset as u64);
+        // What was changed while it was read may be half of each.
+        self.shard.check()?;
+        read.map_err(WeightsError::io(path, "cannot read"))
+    }
+
+    /// All its row-major little-endian bytes.
+    ///
+    /// # Errors
+    /// A file that cannot be read or was written to since it was opened.
+    pub fn read(&self) -> Result<Vec<u8>, WeightsError> {
+        let mut bytes = vec![0; self.size()];
+        self.read_at(0, &mut bytes)?;
+        Ok(bytes)
     }
 
     pub(crate) fn file(&self) -> &Path {
-        &self.file
+        &self.shard.path
     }
 
+    /// Host tensor with its values.
+    ///
+    /// # Errors
+    /// A file that cannot be read or was written to since it was opened.
     pub fn to_tensor(&self) -> Result<Tensor, WeightsError> {
-        Tensor::from_bytes(self.dtype, &self.shape, self.bytes()).map_err(|source| WeightsError::Tensor {
-            path: self.file.to_path_buf(),
+        self.with_bytes(&self.read()?)
+    }
+
+    /// Host tensor of its bytes, which were read before.
+    pub(super) fn with_bytes(&self, bytes: &[u8]) -> Result<Tensor, WeightsError> {
+        Tensor::from_bytes(self.dtype, &self.shape, bytes).map_err(|source| WeightsError::Tensor {
+            path: self.file().to_path_buf(),
             key: self.key.to_string(),
             source,
         })
@@ -98,7 +129,7 @@ impl TensorView {
             return Ok(self);
         }
         Err(WeightsError::Shape {
-            path: self.file.to_path_buf(),
+            path: self.file().to_path_buf(),
             key: self.key.to_string(),
             got: self.shape.to_vec(),
             want: want.to_vec(),
@@ -115,43 +146,39 @@ impl Shard {
         if got < 8 {
             return Err(bad(format!("{got} bytes, shorter than the header's length field")));
         }
-        // SAFETY: the mapping is read-only and private; model files are not written to while they are in use, which is
-        // the assumption every mapped checkpoint makes, and is looked at again whenever a tensor is asked for.
-        let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io(path, "cannot map"))?;
-        let length = u64::from_le_bytes(map[..8].try_into().map_err(|_| bad("no length field".into()))?);
+        let read = |into: &mut [u8], at| file.read_exact_at(into, at).map_err(WeightsError::io(path, "cannot read"));
+        let mut length = [0; 8];
+        read(&mut length, 0)?;
+        let length = u64::from_le_bytes(length);
         if length > MAX_HEADER {
             return Err(bad(format!("its first 8 bytes give a header of {length} bytes")));
         }
         let data = 8 + length;
+        let mut header = vec![0; length.min(got - 8) as usize];
+        read(&mut header, 8)?;
         if data > got {
-            return Err(match map.get(8) {
+            return Err(match header.first() {
                 Some(b'{') => WeightsError::Truncated { path: path.to_path_buf(), want: data, got },
                 _ => bad("no JSON header after the first 8 bytes".into()),
             });
         }
-        let data = data as usize;
-        let header: Metadata =
-            serde_json::from_slice(&map[8..data]).map_err(|e| bad(format!("damaged header: {e}")))?;
+        let header: Metadata = serde_json::from_slice(&header).map_err(|e| bad(format!("damaged header: {e}")))?;
         // Tensors follow one another without gaps: the reader has checked that, so the last one's end is the file's.
-        let want = (data as u64).checked_add(header.data_len() as u64).ok_or_else(|| bad("sizes overflow".into()))?;
-        let path: Arc<Path> = path.into();
+        let want = data.checked_add(header.data_len() as u64).ok_or_else(|| bad("sizes overflow".into()))?;
+        let path = path.to_path_buf();
         match want.cmp(&got) {
-            std::cmp::Ordering::Greater => Err(WeightsError::Truncated { path: path.to_path_buf(), want, got }),
-            std::cmp::Ordering::Less => Err(WeightsError::Trailing { path: path.to_path_buf(), want, got }),
-            std::cmp::Ordering::Equal => Ok(Shard { path, file, written, map: Arc::new(map), header, data }),
+            std::cmp::Ordering::Greater => Err(WeightsError::Truncated { path, want, got }),
+            std::cmp::Ordering::Less => Err(WeightsError::Trailing { path, want, got }),
+            std::cmp::Ordering::Equal => Ok(Shard { path, file, size: got, written, header, data }),
         }
     }
 
     /// Whether the file is still the one that was opened; a file that took its name since is another matter.
     fn check(&self) -> Result<(), WeightsError> {
         let about = self.file.metadata().map_err(WeightsError::io(&self.path, "cannot read its size"))?;
-        match about.len() == self.map.len() as u64 && about.modified().ok() == self.written {
+        match about.len() == self.size && about.modified().ok() == self.written {
             true => Ok(()),
-            false => Err(WeightsError::Changed {
-                path: self.path.to_path_buf(),
-                was: self.map.len() as u64,
-                is: about.len(),
-            }),
+            false => Err(WeightsError::Changed { path: self.path.clone(), was: self.size, is: about.len() }),
         }
     }
 }
@@ -234,7 +261,7 @@ impl Checkpoint {
             key: key.into(),
             dtype: info.dtype,
             shape: info.shape.as_slice().into(),
-            range: s.data + info.data_offsets.0..s.data + info.data_offsets.1,
+            range: s.data + info.data_offsets.0 as u64..s.data + info.data_offsets.1 as u64,
         };
         Arc::make_mut(&mut self.tensors).insert(key.to_string(), entry);
         Ok(())
@@ -254,9 +281,9 @@ impl Checkpoint {
             let Some(name) = rename(key) else { continue };
             if let Some(other) = tensors.insert(name, entry.clone()) {
                 return Err(WeightsError::Duplicate {
-                    path: self.shards[entry.shard].path.to_path_buf(),
+                    path: self.shards[entry.shard].path.clone(),
                     key: key.clone(),
-                    other_path: self.shards[other.shard].path.to_path_buf(),
+                    other_path: self.shards[other.shard].path.clone(),
                     other: other.key.to_string(),
                 });
             }
@@ -271,7 +298,7 @@ impl Checkpoint {
 
     /// Every file with its size in bytes.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
-        self.shards.iter().map(|s| (&*s.path, s.map.len() as u64))
+        self.shards.iter().map(|s| (&*s.path, s.size))
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
@@ -319,8 +346,7 @@ impl Checkpoint {
             key: entry.key.clone(),
             dtype,
             shape: entry.shape.clone(),
-            file: shard.path.clone(),
-            map: shard.map.clone(),
+            shard: shard.clone(),
             range: entry.range.clone(),
         })
     }
@@ -339,7 +365,7 @@ impl Checkpoint {
 
     fn wrong_dtype(&self, entry: &Entry, want: &'static str) -> WeightsError {
         WeightsError::WrongDtype {
-            path: self.shards[entry.shard].path.to_path_buf(),
+            path: self.shards[entry.shard].path.clone(),
             key: entry.key.to_string(),
             dtype: entry.dtype.to_string().to_lowercase(),
             want,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -57,7 +57,7 @@ pub struct LoraFile {
 /// A file of updates, and how strongly they are applied.
 #[derive(Clone, Debug)]
 pub struct Lora {
-    pub file: Rc<LoraFile>,
+    pub file: Arc<LoraFile>,
     /// Factor of its updates; 0 is none.
     pub strength: f64,
 }

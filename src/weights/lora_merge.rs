@@ -9,7 +9,7 @@ use super::checkpoint::TensorView;
 use super::error::WeightsError;
 use super::lora::{LoraFile, Update};
 use super::merge_order::MergeOrder;
-use super::validate::check_finite;
+use super::validate::{finite_tensor, read_finite};
 use crate::hlo::{DType, F8};
 
 /// Rows that are merged at once: enough of them that a product reads `A` seldom, few enough that all cores have some.
@@ -141,10 +141,11 @@ pub fn merge(
     };
     let sum = Sum::new(order, updates, round)?;
     let width = inner * weight.dtype().size();
+    let stored = read_finite(weight)?;
     // The rows of block `i` in f32.
     let block = |i: usize| -> Vec<f32> {
         let (first, count) = (i * ROWS, ROWS.min(rows - i * ROWS));
-        let bytes = &weight.bytes()[first * width..(first + count) * width];
+        let bytes = &stored[first * width..(first + count) * width];
         let mut values = widened(weight.dtype(), bytes);
         if let Some(scales) = scales {
             for (row, values) in values.chunks_exact_mut(inner.max(1)).enumerate() {
@@ -176,8 +177,7 @@ pub fn merge(
 }
 
 fn matrix(view: &TensorView) -> Result<Array2<f32>, WeightsError> {
-    check_finite(view)?;
-    let values = view.to_tensor()?.into_f32();
+    let values = finite_tensor(view)?.into_f32();
     let shape = WeightsError::Shape {
         path: view.file().to_path_buf(),
         key: view.key().into(),

@@ -1,8 +1,8 @@
-//! Checkpoints: mapped files, key names, where a model's parts lie, validation, writing, random values.
+//! Checkpoints: files, key names, where a model's parts lie, validation, writing, random values.
 //!
 //! [`ModelSource`] finds a model (a diffusers folder, Lightricks' single file, or a name in the Hugging Face cache)
 //! and gives each [`Component`]'s configuration and a [`Checkpoint`] whose tensors carry diffusers names. Weights stay
-//! mapped: a [`TensorView`] holds its file's mapping, so an upload can read from it after the checkpoint is gone.
+//! on disk until they are read: a [`TensorView`] shares its open file, so it can be read after the checkpoint is gone.
 
 mod checkpoint;
 mod component;
@@ -30,7 +30,7 @@ pub use lora::{Lora, LoraFile};
 pub use merge_order::MergeOrder;
 pub use source::{ModelSource, Overrides};
 pub use validate::{Misshaped, is_inert};
-pub(crate) use validate::{ValidationReport, check_finite, validate};
+pub(crate) use validate::{ValidationReport, check_finite, finite_tensor, read_finite, validate};
 pub(crate) use version::Version;
 pub(crate) use write::{TensorSpec, write_component, write_json};
 

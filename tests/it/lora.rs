@@ -4,6 +4,7 @@ use ltx2::request::{RefinePass, Request};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::support::official;
 use crate::support::single_file::{Stored, read, write};
@@ -47,9 +48,9 @@ pub(crate) fn tensors(pairs: &[(&str, &Array2<f32>)], dtype: DType) -> BTreeMap<
     pairs.iter().map(|(name, values)| ((*name).to_string(), stored(values, dtype))).collect()
 }
 
-pub(crate) fn file(path: &Path, tensors: &BTreeMap<String, Stored>) -> Rc<LoraFile> {
+pub(crate) fn file(path: &Path, tensors: &BTreeMap<String, Stored>) -> Arc<LoraFile> {
     write(path, tensors, None);
-    Rc::new(LoraFile::open(path.to_str().expect("UTF-8")).expect("updates"))
+    Arc::new(LoraFile::open(path.to_str().expect("UTF-8")).expect("updates"))
 }
 
 pub(crate) fn model(path: &Path) -> Rc<ModelSource> {
@@ -62,7 +63,7 @@ pub(crate) fn matrix(bytes: &[u8], dtype: DType, shape: [usize; 2]) -> Array2<f3
 }
 
 /// An update of each named module of `tiny_a`'s or `tiny_b`'s transformer.
-fn of_modules(path: &Path, model: &ModelSource, prefix: &str, modules: &[(&str, &str)]) -> Rc<LoraFile> {
+fn of_modules(path: &Path, model: &ModelSource, prefix: &str, modules: &[(&str, &str)]) -> Arc<LoraFile> {
     let checkpoint = model.checkpoint(Component::Transformer).expect("a transformer");
     let mut all = BTreeMap::new();
     for (i, (module, name)) in modules.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::lora::{file, matrix, model, scattered, stored, tensors};
 use crate::support::needs;
@@ -101,12 +101,12 @@ struct Reference {
 fn references() -> Vec<Reference> {
     let path = |name: &str| format!("{FIXTURES}/{name}.safetensors");
     let fixtures = Checkpoint::open(Path::new(&path("merged"))).expect("fixtures");
-    let mut files: BTreeMap<String, Rc<LoraFile>> = BTreeMap::new();
+    let mut files: BTreeMap<String, Arc<LoraFile>> = BTreeMap::new();
     let mut of_case = |case: &str| -> Vec<Lora> {
         let listed = fixtures.metadata(case).expect("a case");
         let listed: Vec<(String, f64)> = serde_json::from_str(listed).expect("files and strengths");
         let mut open = |name: String| {
-            files.entry(name.clone()).or_insert_with(|| Rc::new(LoraFile::open(&path(&name)).expect("updates"))).clone()
+            files.entry(name.clone()).or_insert_with(|| Arc::new(LoraFile::open(&path(&name)).expect("updates"))).clone()
         };
         listed.into_iter().map(|(name, strength)| Lora { file: open(name), strength }).collect()
     };

@@ -326,6 +326,15 @@ structs! {
         memory: *mut c_void = 56,
         transfer_manager: *mut c_void = 64,
     }
+    ClientDmaMapArgs [40] "PJRT_Client_DmaMap" client_dma_map {
+        client: *mut c_void = 16,
+        data: *mut c_void = 24,
+        size: usize = 32,
+    }
+    ClientDmaUnmapArgs [32] "PJRT_Client_DmaUnmap" client_dma_unmap {
+        client: *mut c_void = 16,
+        data: *mut c_void = 24,
+    }
     DeviceDescriptionIdArgs [32] "PJRT_DeviceDescription_Id" device_description_id {
         device_description: *mut c_void = 16,
         id: i32 = 24,
@@ -696,7 +705,10 @@ pub struct Api {
     pub async_host_to_device_transfer_manager_retrieve_buffer: Call<AsyncHostToDeviceTransferManagerRetrieveBufferArgs>,
     pub skipped_before_async_host_to_device_transfer_manager_buffer_size: [Slot; 2],
     pub async_host_to_device_transfer_manager_buffer_size: Call<AsyncHostToDeviceTransferManagerBufferSizeArgs>,
-    pub skipped_before_the_end: [Slot; 30],
+    pub skipped_before_client_dma_map: [Slot; 2],
+    pub client_dma_map: Call<ClientDmaMapArgs>,
+    pub client_dma_unmap: Call<ClientDmaUnmapArgs>,
+    pub skipped_before_the_end: [Slot; 26],
 }
 const _: () = assert!(
     size_of::<Api>() == 1144

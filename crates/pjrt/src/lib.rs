@@ -24,6 +24,7 @@ mod plugin;
 mod profiler;
 mod quiet;
 mod raw;
+mod staging;
 mod topology;
 mod transfer;
 
@@ -43,5 +44,6 @@ pub use options::{CompileOptions, OptionValue};
 pub use plugin::Plugin;
 pub use profiler::{ProfileOptions, Profiler};
 pub use quiet::{TPUS_UNPREPARED, give_libtpu_arguments, prepare_absent_tpus, quiet_plugins};
+pub use staging::Staging;
 pub use topology::Topology;
-pub use transfer::{Transfer, TransferShape};
+pub use transfer::{Piece, Transfer, TransferShape};

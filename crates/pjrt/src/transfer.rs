@@ -33,6 +33,16 @@ pub struct Transfer {
     sizes: Vec<usize>,
 }
 
+/// Bytes that [`Transfer::write_all`] writes, as [`Transfer::write`] takes them.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    pub transfer: &'a Transfer,
+    pub index: usize,
+    pub offset: usize,
+    pub bytes: &'a [u8],
+    pub last: bool,
+}
+
 impl Client {
     /// Makes arrays on `device` to be filled piece by piece.
     pub fn transfer(&self, device: &Device, shapes: &[TransferShape]) -> Result<Transfer> {
@@ -93,6 +103,17 @@ impl Transfer {
     /// Writes `bytes` at byte `offset` of array `index` and waits; `last` completes the array.
     pub fn write(&self, index: usize, offset: usize, bytes: &[u8], last: bool) -> Result<()> {
         self.send(index, offset, bytes, last)?.wait()
+    }
+
+    /// Writes pieces of several transfers beside each other and waits for all.
+    ///
+    /// # Errors
+    /// The first of a piece that cannot be written; no piece is read any more then.
+    pub fn write_all(pieces: &[Piece<'_>]) -> Result<()> {
+        let sent: Vec<Result<Event>> =
+            pieces.iter().map(|p| p.transfer.send(p.index, p.offset, p.bytes, p.last)).collect();
+        let waited: Vec<Result<()>> = sent.into_iter().map(|event| event?.wait()).collect();
+        waited.into_iter().collect()
     }
 
     /// Writes like [`Transfer::write`], in the background; the bytes' owner is released when they have been read.

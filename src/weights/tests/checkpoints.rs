@@ -56,7 +56,7 @@ fn a_file_that_changes_while_it_is_open_is_an_error() {
     // Another file under its name, or none: the one that was opened is still whole.
     put(dir.path().join("y"), b"other");
     fs::rename(dir.path().join("y"), &path).expect("renamed");
-    assert_eq!(checkpoint.get("w").expect("there").bytes().len(), 16);
+    assert_eq!(checkpoint.get("w").expect("there").read().expect("whole").len(), 16);
 
     let path = put(dir.path().join("z.safetensors"), &whole);
     let checkpoint = Checkpoint::open(&path).expect("opens");
@@ -200,12 +200,15 @@ fn the_first_number_that_is_not_finite_is_found() {
     let dir = TempDir::new().expect("dir");
     let mut bytes = safetensors(&[("w", "BF16", &[2, 3])], Value::Null);
     let path = put(dir.path().join("x.safetensors"), &bytes);
-    check_finite(&Checkpoint::open(&path).expect("opens").get("w").expect("there")).expect("zeros are finite");
+    read_finite(&Checkpoint::open(&path).expect("opens").get("w").expect("there")).expect("zeros are finite");
     let at = bytes.len() - 4;
     bytes[at..at + 2].copy_from_slice(&half::bf16::NEG_INFINITY.to_le_bytes());
     let path = put(dir.path().join("y.safetensors"), &bytes);
     let view = Checkpoint::open(&path).expect("opens").get("w").expect("there");
-    fails(check_finite(&view), &["y.safetensors", "`w` is -inf at [1, 1]"]);
+    fails(read_finite(&view), &["y.safetensors", "`w` is -inf at [1, 1]"]);
+    // Of a piece it is told where it lies in the whole.
+    fails(check_finite(&view, 6, &view.read().expect("whole")[6..]), &["y.safetensors", "`w` is -inf at [1, 1]"]);
+    view.read_at(0, &mut [0; 8]).expect("whole");
     let position = |t: Tensor| first_non_finite(t.dtype(), &t.bytes());
     assert_eq!(position(ndarray::arr1(&[1.0f32, f32::MAX, f32::NAN]).into()), Some(2));
     assert_eq!(position(ndarray::arr1(&[f64::MAX, f64::INFINITY]).into()), Some(1));
@@ -255,7 +258,7 @@ fn read_everything(bytes: &[u8]) {
         Ok(checkpoint) => {
             for name in checkpoint.names() {
                 if let Ok(view) = checkpoint.get(name) {
-                    let _ = first_non_finite(view.dtype(), view.bytes());
+                    let _ = view.read().map(|bytes| first_non_finite(view.dtype(), &bytes));
                 }
             }
         }

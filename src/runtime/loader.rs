@@ -1,0 +1,384 @@
+//! Parameters from files to devices, each its shard: many readers, in the order of use, without a host copy of a stack.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use super::engine::{Engine, device_layout};
+use super::error::RuntimeError;
+use super::quantize;
+use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset, shards, strides};
+use super::stored::{ParameterSource, ReadPiece};
+use crate::failpoint;
+use crate::hlo::{DType, Program};
+use crate::nn::{Param, Source};
+use crate::pjrt::{Buffer, Device, DeviceLayout, HostBuffer, Piece, SharedBytes, Staging, Transfer, TransferShape};
+use crate::tensor::Tensor;
+use crate::threads;
+
+/// Bytes that are read at once: enough for a disk and a device's link, few enough that all readers have some.
+const PIECE: usize = 32 << 20;
+/// A single tensor below this is not worth a transfer of its own.
+const SMALL: usize = 1 << 20;
+/// More readers than that are no faster.
+const READERS: usize = 16;
+
+/// Uploads `params`, arguments of `program`, in their order; `told` hears of every piece's bytes.
+///
+/// # Errors
+/// A tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
+pub(super) fn load(
+    engine: &Engine,
+    program: &Program,
+    params: &[&Param],
+    source: &dyn ParameterSource,
+    told: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<ShardedTensor>, RuntimeError> {
+    let mut jobs = Vec::new();
+    let uploads =
+        params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
+    let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
+    let largest = jobs.iter().map(|job| job.staged()).max().unwrap_or(0);
+    let (pool, failed) = (Mutex::new(Vec::new()), AtomicBool::new(false));
+    let done = threads::in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
+        if failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let upload = &uploads[job.upload];
+        // What is read goes into the first half, what is cut from it into the second.
+        let taken = || -> Option<Staging> { lock(&pool).pop() };
+        let mut staging = (job.staged() > 0).then(|| taken().unwrap_or_else(|| engine.client().staging(2 * largest)));
+        let result = job.run(engine, upload, source, staging.as_deref_mut().unwrap_or_default());
+        lock(&pool).extend(staging);
+        failed.fetch_or(result.is_err(), Ordering::Relaxed);
+        told(job.bytes);
+        if result.is_ok() && upload.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            failpoint::reach("load", &upload.param.name);
+        }
+        result
+    });
+    done.into_iter().collect::<Result<(), _>>()?;
+    uploads.into_iter().map(Upload::finish).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A parameter on its way.
+struct Upload<'a> {
+    param: &'a Param,
+    shards: Vec<Shard>,
+    /// This process's devices, with their places among the shards.
+    devices: Vec<(usize, &'a Device)>,
+    way: Way,
+    /// Jobs that are not done.
+    left: AtomicUsize,
+}
+
+/// How a parameter gets to its devices.
+enum Way {
+    /// At once, by a copy that reads it with strides.
+    Whole(Mutex<Vec<Buffer>>),
+    /// Piece by piece, each device's; the parameter's dimensions from `outer` on are those of one stored tensor.
+    Pieces { outer: usize, fills: Vec<Fill> },
+}
+
+/// What a thread does at once.
+struct Job {
+    upload: usize,
+    /// Of the parameter's stored tensors, which.
+    key: usize,
+    part: Part,
+    /// Bytes of it that are uploaded.
+    bytes: usize,
+}
+
+enum Part {
+    /// All of the parameter.
+    Whole,
+    /// A stored tensor whose numbers are made on the host.
+    Made,
+    /// Rows of a stored tensor as they are in its file.
+    Rows(Range<usize>, std::sync::Arc<ReadPiece>),
+}
+
+impl<'a> Upload<'a> {
+    /// Adds the jobs of a parameter.
+    fn plan(
+        engine: &'a Engine,
+        program: &Program,
+        param: &'a Param,
+        source: &dyn ParameterSource,
+        upload: usize,
+        jobs: &mut Vec<Job>,
+    ) -> Result<Self, RuntimeError> {
+        let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+        let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
+        let layout = argument.map(device_layout).transpose()?.flatten();
+        let devices = engine.addressable(shards.len());
+        let (first, size) = (jobs.len(), param.ty.elements() * param.ty.dtype.size());
+        let keys = match &param.source {
+            Source::View { .. } => &[],
+            // A TPU tiles an array's last dimensions: pieces of one tensor are not pieces of its memory.
+            Source::Stack { keys, .. } | Source::Scales { keys, .. } => match keys.len() {
+                1 if size < SMALL || layout.is_some() || engine.platform() == "tpu" => &[],
+                _ => &keys[..],
+            },
+        };
+        if keys.is_empty() {
+            jobs.push(Job { upload, key: 0, part: Part::Whole, bytes: size });
+            let way = Way::Whole(Mutex::default());
+            return Ok(Upload { param, shards, devices, way, left: AtomicUsize::new(1) });
+        }
+        let outer = outer_dimensions(param, keys.len(), &shards)?;
+        let dims = &param.ty.dims[outer..];
+        let row = dims.iter().skip(1).product::<usize>() * param.ty.dtype.size();
+        for (key, name) in keys.iter().enumerate() {
+            let stored = match &param.source {
+                Source::Stack { shape, .. } => {
+                    source.in_file(param.component, name).map_err(RuntimeError::Parameter)?.filter(
+                        // Else it is converted, or an error.
+                        |t| t.dtype == param.ty.dtype && t.dtype.is_float() && t.shape == *shape && !dims.is_empty(),
+                    )
+                }
+                _ => None,
+            };
+            let Some(stored) = stored else {
+                jobs.push(Job { upload, key, part: Part::Made, bytes: size / keys.len() });
+                continue;
+            };
+            let (read, step) = (std::sync::Arc::new(stored.read), (PIECE / row.max(1)).max(1));
+            jobs.extend((0..dims[0]).step_by(step).map(|from| {
+                let rows = from..(from + step).min(dims[0]);
+                Job { upload, key, bytes: rows.len() * row, part: Part::Rows(rows, read.clone()) }
+            }));
+        }
+        let fill = |&(place, device): &(usize, &Device)| {
+            let shard = &shards[place];
+            let pieces = jobs[first..].iter().filter(|job| job.touches(shard, outer)).count();
+            Fill::new(engine, device, param.ty.dtype, shard, layout.as_ref(), pieces)
+        };
+        let fills = devices.iter().map(fill).collect::<Result<_, _>>()?;
+        let left = AtomicUsize::new(jobs.len() - first);
+        Ok(Upload { param, shards, devices, way: Way::Pieces { outer, fills }, left })
+    }
+
+    fn finish(self) -> Result<ShardedTensor, RuntimeError> {
+        let buffers = match self.way {
+            Way::Whole(buffers) => buffers.into_inner().unwrap_or_else(PoisonError::into_inner),
+            Way::Pieces { fills, .. } => fills.iter().map(|f| f.transfer.buffer(0)).collect::<Result<_, _>>()?,
+        };
+        let places = self.devices.into_iter().map(|(place, _)| place).collect();
+        let ty = self.param.ty.clone();
+        Ok(ShardedTensor::new(buffers, places, self.shards, ty.clone(), ty.dims))
+    }
+}
+
+/// The leading dimensions that count stored tensors; they are never split.
+fn outer_dimensions(param: &Param, keys: usize, shards: &[Shard]) -> Result<usize, RuntimeError> {
+    let elements = param.ty.elements() / keys;
+    let outer =
+        (usize::from(keys > 1)..=param.ty.rank()).find(|&i| param.ty.dims[i..].iter().product::<usize>() == elements);
+    outer.filter(|&i| shards.iter().all(|p| p.size[..i] == param.ty.dims[..i])).ok_or_else(|| {
+        RuntimeError::Parameter(format!("parameter '{}' {}: a layout splits its layers", param.name, param.ty))
+    })
+}
+
+impl Job {
+    /// Bytes that it reads to be sent from where they are.
+    fn staged(&self) -> usize {
+        if matches!(self.part, Part::Rows(..)) { self.bytes } else { 0 }
+    }
+
+    /// Whether a shard has some of it.
+    fn touches(&self, shard: &Shard, outer: usize) -> bool {
+        match &self.part {
+            Part::Rows(rows, _) => !of_shard(rows, shard, outer).is_empty(),
+            Part::Whole | Part::Made => true,
+        }
+    }
+
+    fn run(
+        &self,
+        engine: &Engine,
+        upload: &Upload,
+        source: &dyn ParameterSource,
+        staging: &mut [u8],
+    ) -> Result<(), RuntimeError> {
+        let param = upload.param;
+        let (outer, fills) = match &upload.way {
+            Way::Pieces { outer, fills } => (*outer, fills),
+            Way::Whole(buffers) => {
+                *lock(buffers) = strided(engine, upload, source)?;
+                return Ok(());
+            }
+        };
+        let dims = &param.ty.dims[outer..];
+        match &self.part {
+            Part::Rows(rows, read) => {
+                let (into, cuts) = staging.split_at_mut(staging.len() / 2);
+                let into = &mut into[..self.bytes];
+                let row = self.bytes / rows.len().max(1);
+                read(rows.start * row, into).map_err(RuntimeError::Parameter)?;
+                send(upload, fills, outer, self.key, Some(rows), into, cuts)
+            }
+            Part::Whole | Part::Made => {
+                let names = param.source.tensors();
+                let bytes = stored(param, names[self.key].0, source)?;
+                let mut cuts = vec![0; dims.iter().product::<usize>() * param.ty.dtype.size()];
+                send(upload, fills, outer, self.key, None, bytes.bytes(), &mut cuts)
+            }
+        }
+    }
+}
+
+/// Which of a stored tensor's rows a shard has, counted within the rows that are there.
+fn of_shard(rows: &Range<usize>, shard: &Shard, outer: usize) -> Range<usize> {
+    let (first, count) = (shard.start[outer], shard.size[outer]);
+    rows.start.max(first)..rows.end.min(first + count)
+}
+
+/// Sends rows of a stored tensor (all of it without `rows`) to the devices, each its shard of them; `cuts` holds what has to
+/// be cut out, every shard once.
+fn send(
+    upload: &Upload,
+    fills: &[Fill],
+    outer: usize,
+    key: usize,
+    rows: Option<&Range<usize>>,
+    bytes: &[u8],
+    mut cuts: &mut [u8],
+) -> Result<(), RuntimeError> {
+    let dtype = upload.param.ty.dtype;
+    let mut dims = upload.param.ty.dims[outer..].to_vec();
+    let mut known: Vec<(Shard, &[u8])> = Vec::new();
+    let mut pieces = Vec::new();
+    for (fill, (place, _)) in fills.iter().zip(&upload.devices) {
+        let shard = &upload.shards[*place];
+        let mut inner = Shard { start: shard.start[outer..].to_vec(), size: shard.size[outer..].to_vec() };
+        let each = inner.size.iter().product::<usize>() * dtype.size();
+        let mut at = key * each;
+        if let Some(rows) = rows {
+            let own = of_shard(rows, shard, outer);
+            if own.is_empty() {
+                continue;
+            }
+            at += (own.start - inner.start[0]) * (each / inner.size[0]);
+            (inner.start[0], inner.size[0]) = (own.start - rows.start, own.len());
+            dims[0] = rows.len();
+        }
+        // Devices with the same shard share its copy.
+        let piece = match known.iter().find(|(other, _)| *other == inner) {
+            Some((_, piece)) => *piece,
+            None if inner.size == dims => bytes,
+            None => {
+                let (cut, rest) =
+                    std::mem::take(&mut cuts).split_at_mut(inner.size.iter().product::<usize>() * dtype.size());
+                cuts = rest;
+                cut_into(bytes, &dims, &inner, dtype, cut);
+                &*cut
+            }
+        };
+        known.push((inner, piece));
+        pieces.push((fill, fill.begin(at, piece)));
+    }
+    // An array's last piece is written when the others are; none is waited for while another is held back.
+    let write = |last: bool| {
+        let now: Vec<_> = pieces.iter().filter(|(_, piece)| piece.last == last).collect();
+        now.iter().for_each(|(fill, _)| fill.wait_for_others(last));
+        let written = Transfer::write_all(&now.iter().map(|(_, piece)| *piece).collect::<Vec<_>>());
+        now.iter().for_each(|(fill, _)| fill.end());
+        written
+    };
+    let first = write(false);
+    first.and(write(true)).map_err(RuntimeError::from)
+}
+
+/// A device's array that is being filled by several threads.
+struct Fill {
+    transfer: Transfer,
+    pieces: usize,
+    /// Pieces that were begun and ended.
+    state: Mutex<(usize, usize)>,
+    ended: Condvar,
+}
+
+impl Fill {
+    fn new(
+        engine: &Engine,
+        device: &Device,
+        dtype: DType,
+        shard: &Shard,
+        layout: Option<&DeviceLayout>,
+        pieces: usize,
+    ) -> Result<Self, RuntimeError> {
+        let shape = TransferShape { ty: buffer_type(dtype), dims: shard.size.clone(), layout: layout.cloned() };
+        let transfer = engine.client().transfer(device, &[shape])?;
+        Ok(Fill { transfer, pieces, state: Mutex::default(), ended: Condvar::new() })
+    }
+
+    /// Begins a piece at an offset.
+    fn begin<'a>(&'a self, offset: usize, bytes: &'a [u8]) -> Piece<'a> {
+        let mut state = lock(&self.state);
+        state.0 += 1;
+        Piece { transfer: &self.transfer, index: 0, offset, bytes, last: state.0 == self.pieces }
+    }
+
+    /// Waits, before the last piece, until all others have ended.
+    fn wait_for_others(&self, last: bool) {
+        let others = if last { self.pieces - 1 } else { 0 };
+        let state = self.ended.wait_while(lock(&self.state), |(_, ended)| *ended < others);
+        drop(state.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Ends a piece, written or not.
+    fn end(&self) {
+        lock(&self.state).1 += 1;
+        self.ended.notify_all();
+    }
+}
+
+/// Uploads to each device of this process its shard of a parameter's only stored tensor, read by strides.
+fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Result<Vec<Buffer>, RuntimeError> {
+    let Upload { param, shards, devices, .. } = upload;
+    let dtype = param.ty.dtype;
+    let strides = match &param.source {
+        Source::View { strides, .. } => strides.iter().map(|s| (s * dtype.size()) as i64).collect(),
+        Source::Stack { .. } | Source::Scales { .. } => strides(&param.ty.dims, dtype.size()),
+    };
+    let bytes = stored(param, param.source.tensors()[0].0, source)?;
+    let each = devices.iter().map(|(place, device)| {
+        let shard = &shards[*place];
+        let dense =
+            HostBuffer::dense(&bytes.bytes()[offset(&shard.start, &strides)..], buffer_type(dtype), &shard.size);
+        Ok(engine.client().upload(device, HostBuffer { byte_strides: Some(&strides), ..dense })?)
+    });
+    each.collect()
+}
+
+/// A stored tensor's bytes as the parameter takes them.
+fn stored(param: &Param, key: &str, source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
+    let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
+    let fail =
+        |what: String| RuntimeError::Parameter(format!("{}: tensor '{}' {what}", stored.file.display(), stored.key));
+    let shape = param.source.shape();
+    if stored.shape != shape {
+        return Err(fail(format!("has shape {:?}, the configuration asks for {shape:?}", stored.shape)));
+    }
+    if !stored.dtype.is_float() {
+        return Err(fail(format!("is {}, weights must be floats (bf16, f16, f32, f8_e4m3)", stored.dtype)));
+    }
+    Ok(match (&param.source, stored.dtype, param.ty.dtype) {
+        (Source::Scales { of, .. }, ..) => bytemuck::cast_slice(&quantize::scales(&stored, *of)?).to_vec().into(),
+        (_, file, wanted) if file == wanted => stored.bytes,
+        (_, _, narrow @ (DType::F8E4M3FN | DType::I8)) => quantize::narrow(&stored, narrow)?.into(),
+        (_, file, wanted) => {
+            let wide = match file {
+                DType::F8E4M3FN => quantize::widened(&stored)?,
+                _ => Tensor::from_bytes(file, shape, stored.bytes.bytes())?,
+            };
+            wide.cast(wanted)?.bytes().into_owned().into()
+        }
+    })
+}
