@@ -270,8 +270,8 @@ impl Executor {
         Ok(self.add(compiled?))
     }
 
-    /// Compiles networks beside each other, on half the cores, since a compiler takes some itself, so that [`Executor::compile`] finds them ready. Processes that
-    /// run together agree on one program at a time.
+    /// Compiles networks beside each other, so that [`Executor::compile`] finds them ready: on half the cores, since a compiler
+    /// takes some itself. Processes that run together agree on one program at a time.
     ///
     /// # Errors
     /// That of the first which does not compile.

@@ -84,10 +84,10 @@ enum Way {
     Pieces { outer: usize, fills: Vec<Fill> },
 }
 
-/// What a thread does at once.
+/// Piece of the work that one thread does.
 struct Job {
     upload: usize,
-    /// Of the parameter's stored tensors, which.
+    /// Index of the stored tensor among the parameter's.
     key: usize,
     part: Part,
     /// Bytes of it that are uploaded.

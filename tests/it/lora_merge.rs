@@ -106,7 +106,10 @@ fn references() -> Vec<Reference> {
         let listed = fixtures.metadata(case).expect("a case");
         let listed: Vec<(String, f64)> = serde_json::from_str(listed).expect("files and strengths");
         let mut open = |name: String| {
-            files.entry(name.clone()).or_insert_with(|| Arc::new(LoraFile::open(&path(&name)).expect("updates"))).clone()
+            files
+                .entry(name.clone())
+                .or_insert_with(|| Arc::new(LoraFile::open(&path(&name)).expect("updates")))
+                .clone()
         };
         listed.into_iter().map(|(name, strength)| Lora { file: open(name), strength }).collect()
     };
