@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+pub use super::ahead::OnLoad;
 use super::batch::videos_at_once;
 use super::condition_encoder;
 use super::error::{PipelineError, Result};
@@ -23,6 +24,7 @@ use super::session::Session;
 use super::text_to_video::Generated;
 use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
+use crate::runtime::Work;
 use crate::runtime::processes::Group;
 use crate::tensor::Tensor;
 
@@ -49,6 +51,10 @@ pub trait Observer {
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()>;
     /// A video is written; the table of its phases.
     fn finished(&mut self, video: &Finished, table: &str);
+    /// Receiver of the progress of loading, which other threads tell.
+    fn on_load(&mut self) -> Option<OnLoad> {
+        None
+    }
 }
 
 /// Makes every video of `options.jobs`, alone or as one of several processes, of which the first writes them and tells
@@ -80,6 +86,7 @@ pub fn generate(
     }
     let mut started = Instant::now();
     let mut session = Session::start(config, model, group)?;
+    session.runner.executor.on_load(observer.on_load());
     session.plan(options.dump.is_some(), group)?;
     let Session { config, mut runner, versions, first } = session;
     let config = &config;
@@ -106,6 +113,7 @@ pub fn generate(
             let encoding = Instant::now();
             let replace = options.force || again.contains(&path);
             let video = write(config, options, job, request, generated, path, replace)?;
+            runner.executor.engine().timeline().add(Work::Write, "mp4", encoding, None);
             let encoding = encoding.elapsed();
             let outer = Outer { encoding, total: made + encoding };
             let figures = report::json(generated, &runner.executor, outer);
@@ -121,6 +129,7 @@ pub fn generate(
                 });
                 write_json(&sidecar_path(path), &sidecar)?;
             }
+            tracing::debug!("{}", runner.executor.engine().timeline());
             observer.finished(&video, &report::table(generated, &runner.executor, outer));
             perf.push(figures);
             finished.push(video);

@@ -1,5 +1,6 @@
 //! From a request to a file.
 
+mod ahead;
 pub mod batch;
 pub mod call;
 pub(crate) mod calls;

@@ -110,6 +110,7 @@ pub(crate) fn json(generated: &Generated, executor: &Executor, outer: Outer) -> 
         "parameter_bytes": executor.parameter_bytes(),
         "peak_memory_bytes": peak_memory(executor),
         "programs": programs,
+        "timeline": executor.engine().timeline().spans(),
     });
     for phase in Phase::phases() {
         report[phase.name()] = json!(took(phase).map(|t| t.total.as_secs_f64()));

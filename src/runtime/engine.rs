@@ -15,6 +15,7 @@ use super::flags::Toolchain;
 use super::gather;
 use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
+use super::timeline::{Timeline, Work};
 use crate::failpoint;
 use crate::hlo::{Argument, Mesh, Program, Sharding, Type};
 use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable};
@@ -42,6 +43,7 @@ pub struct Engine {
     group: Option<Arc<Group>>,
     statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
     launches: Arc<AtomicI32>,
+    timeline: Timeline,
     /// Executables of [`Engine::compile_once`], by hash.
     compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
 }
@@ -63,8 +65,13 @@ impl Engine {
                 .ok()
         });
         let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
-        let (statistics, launches, compiled) = (Arc::default(), Arc::default(), Arc::default());
-        Engine { client, toolchain, devices, options, cache, group, statistics, launches, compiled }
+        let (statistics, launches, compiled, timeline) = Default::default();
+        Engine { client, toolchain, devices, options, cache, group, statistics, launches, timeline, compiled }
+    }
+
+    /// Work of this process so far.
+    pub(crate) fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -128,13 +135,17 @@ impl Engine {
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
         let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
         let (loaded, origin, took) = match cached {
-            Some(loaded) => (loaded, ExecutableOrigin::CacheHit, start.elapsed()),
+            Some(loaded) => {
+                self.timeline.add(Work::Cache, name, start, None);
+                (loaded, ExecutableOrigin::CacheHit, start.elapsed())
+            }
             None => {
                 let start = Instant::now();
                 let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
                 let compiled = || compile_known(self.platform(), &options, &self.options, compile);
                 let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
+                self.timeline.add(Work::Compile, name, start, None);
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 let entry = entry.filter(|entry| first || !entry.path().exists());

@@ -23,16 +23,16 @@ const SMALL: usize = 1 << 20;
 /// More readers than that are no faster.
 const READERS: usize = 16;
 
-/// Uploads `params`, arguments of `program`, in their order; `told` hears of every piece's bytes.
+/// Uploads `params`, arguments of `program`, in their order; `told` hears of every piece's bytes and says whether to go on.
 ///
 /// # Errors
-/// A tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
+/// [`RuntimeError::Stopped`] where `told` says so; a tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
 pub(super) fn load(
     engine: &Engine,
     program: &Program,
     params: &[&Param],
     source: &dyn ParameterSource,
-    told: &(dyn Fn(usize) + Sync),
+    told: &(dyn Fn(usize) -> bool + Sync),
 ) -> Result<Vec<ShardedTensor>, RuntimeError> {
     let mut jobs = Vec::new();
     let uploads =
@@ -50,8 +50,8 @@ pub(super) fn load(
         let mut staging = (job.staged() > 0).then(|| taken().unwrap_or_else(|| engine.client().staging(2 * largest)));
         let result = job.run(engine, upload, source, staging.as_deref_mut().unwrap_or_default());
         lock(&pool).extend(staging);
+        let result = result.and_then(|()| if told(job.bytes) { Ok(()) } else { Err(RuntimeError::Stopped) });
         failed.fetch_or(result.is_err(), Ordering::Relaxed);
-        told(job.bytes);
         if result.is_ok() && upload.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             failpoint::reach("load", &upload.param.name);
         }
