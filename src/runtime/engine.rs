@@ -18,7 +18,7 @@ use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
 use super::timeline::{Timeline, Work};
 use crate::failpoint;
 use crate::hlo::{Argument, Mesh, Program, Sharding, Type};
-use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable};
+use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};
 use crate::tensor::Tensor;
 
 /// Compiles and runs of a program so far.
@@ -44,6 +44,8 @@ pub struct Engine {
     statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
     launches: Arc<AtomicI32>,
     timeline: Timeline,
+    /// Host memory of loads. Kept: a driver that unmaps memory waits for all work of its devices.
+    staging: Arc<Mutex<Vec<Staging>>>,
     /// Executables of [`Engine::compile_once`], by hash.
     compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
 }
@@ -65,13 +67,30 @@ impl Engine {
                 .ok()
         });
         let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
-        let (statistics, launches, compiled, timeline) = Default::default();
-        Engine { client, toolchain, devices, options, cache, group, statistics, launches, timeline, compiled }
+        let (statistics, launches, compiled, timeline, staging) = Default::default();
+        Engine { client, toolchain, devices, options, cache, group, statistics, launches, timeline, staging, compiled }
     }
 
     /// Work of this process so far.
     pub(crate) fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    /// Host memory of at least `size` bytes that devices read in place: of an earlier load, or new.
+    pub(super) fn staging(&self, size: usize) -> Staging {
+        let mut all = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.iter().position(|staging| staging.len() >= size) {
+            Some(place) => all.swap_remove(place),
+            None => {
+                drop(all);
+                self.client.staging(size)
+            }
+        }
+    }
+
+    /// Keeps host memory for the next load.
+    pub(super) fn keep_staging(&self, staging: Staging) {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner).push(staging);
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -171,7 +190,15 @@ impl Engine {
                 s.cache_seconds += took.as_secs_f64();
             }
         });
-        tracing::debug!(program = name, seconds = took.as_secs_f64(), hash = program.hash(), "{origin}");
+        // Compilers try kernels on the device, with memory of their own.
+        let peak = self.own_device().memory().ok().and_then(|memory| memory.peak).map(|bytes| bytes >> 20);
+        tracing::debug!(
+            program = name,
+            seconds = took.as_secs_f64(),
+            peak_mib = peak,
+            hash = program.hash(),
+            "{origin}"
+        );
         Ok(Executable {
             name: name.to_string(),
             loaded,

@@ -48,15 +48,30 @@ pub struct Span {
     pub bytes: Option<u64>,
 }
 
+impl Span {
+    /// Work that ends now.
+    pub(crate) fn until_now(work: Work, name: &str, since: Instant) -> Self {
+        let at = |instant: Instant| instant.saturating_duration_since(*START).as_secs_f64();
+        Span { work, name: name.into(), from: at(since), to: at(Instant::now()), bytes: None }
+    }
+}
+
 /// The work of a process so far; clones share it, and threads add to it.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline(Arc<Mutex<Vec<Span>>>);
 
 impl Timeline {
+    /// The time line of this work.
+    pub(crate) fn of(spans: Vec<Span>) -> Self {
+        Timeline(Arc::new(Mutex::new(spans)))
+    }
+
     /// Adds work that ends now.
     pub(crate) fn add(&self, work: Work, name: &str, since: Instant, bytes: Option<u64>) {
-        let at = |instant: Instant| instant.saturating_duration_since(*START).as_secs_f64();
-        let span = Span { work, name: name.into(), from: at(since), to: at(Instant::now()), bytes };
+        self.push(Span { bytes, ..Span::until_now(work, name, since) });
+    }
+
+    pub(crate) fn push(&self, span: Span) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(span);
     }
 
