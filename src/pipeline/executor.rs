@@ -250,7 +250,10 @@ impl Executor {
         let compiled = self.compile(name, network)?;
         let start = Instant::now();
         if let Some(ahead) = &mut self.ahead {
-            ahead.take(&network.params, &mut self.parameters)?;
+            match self.engine.runs_beside_transfers() {
+                true => ahead.take(&network.params, &mut self.parameters)?,
+                false => ahead.take_all(&mut self.parameters)?,
+            }
         }
         self.make_room(network, &compiled);
         self.load(network)?;

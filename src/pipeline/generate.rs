@@ -18,7 +18,7 @@ use super::error::Result;
 use super::model::Model;
 use super::options::{GenerateOptions, RunOptions};
 use super::processes;
-use super::report::Report;
+use super::report::RunReport;
 use super::runner::Runner;
 use super::saved::Saving;
 use super::session::Session;
@@ -128,7 +128,7 @@ pub fn generate(
                     job: job.clone(),
                     path: path.clone(),
                     replace: options.force || again.contains(&path),
-                    report: Report::of(&generated, &runner.executor, made),
+                    report: RunReport::of(&generated, &runner.executor, made),
                     sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, &runner, &versions)),
                     generated,
                 };

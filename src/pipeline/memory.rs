@@ -16,14 +16,14 @@ use crate::config::{Config, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
 use crate::nn::Build;
 use crate::runtime::processes::Group;
-use crate::runtime::{Work, device_bytes};
+use crate::runtime::{SpanKind, device_bytes};
 
 /// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
 const SPARE: f64 = 0.03;
 
 /// The part of usable memory up to which all parameters are loaded beside compilation: what programs need is not known by
 /// then, and compilers try kernels on the device.
-const ROOMY: f64 = 0.6;
+const ROOMY: f64 = 0.7;
 
 /// Bytes of one program on a device.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ impl Plan {
         let write = |kind: ProgramKind| {
             let since = Instant::now();
             let network = executor.accepted(kind.name(), build, |build| programs.network(kind, build))?;
-            executor.engine().timeline().add(Work::Program, kind.name(), since, None);
+            executor.engine().timeline().add(SpanKind::Program, kind.name(), since, None);
             Ok((kind, Arc::new(network)))
         };
         let networks = programs.kinds().map(write).collect::<Result<Vec<_>>>()?;

@@ -24,7 +24,7 @@ pub(crate) fn peak_memory(executor: &Executor) -> Option<u64> {
 }
 
 /// Figures of a made video, but for the time of its files.
-pub(crate) struct Report {
+pub(crate) struct RunReport {
     rows: Vec<(String, Duration)>,
     /// Programs that were made ready: name, time, origin.
     programs: Vec<(String, Duration, ExecutableOrigin)>,
@@ -36,11 +36,11 @@ pub(crate) struct Report {
     made: Duration,
 }
 
-impl Report {
+impl RunReport {
     /// The report of a video, `made` after its request's start.
     pub(crate) fn of(generated: &Generated, executor: &Executor, made: Duration) -> Self {
         let programs = executor.made().iter().map(|e| (e.name().replace('_', " "), e.compile_time(), e.origin()));
-        Report {
+        RunReport {
             rows: rows(generated, executor),
             programs: programs.collect(),
             memory: memory(generated, executor),

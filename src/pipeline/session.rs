@@ -23,7 +23,7 @@ use crate::media::RoundTrip;
 use crate::nn::Build;
 use crate::request::Request;
 use crate::runtime::processes::Group;
-use crate::runtime::{Engine, EngineOptions, RuntimeError, Work, platform, timeline};
+use crate::runtime::{Engine, EngineOptions, RuntimeError, SpanKind, platform, timeline};
 
 /// Devices that are ready for the requests of one configuration.
 pub struct Session {
@@ -125,7 +125,7 @@ impl Session {
         let index = client.process_index().map_err(RuntimeError::from)?;
         let first = group.map_or(index == 0, |group| group.id() == 0);
         let engine = Engine::among(client, engine_options, group.cloned());
-        engine.timeline().add(Work::Open, engine.platform(), opening, None);
+        engine.timeline().add(SpanKind::Open, engine.platform(), opening, None);
         peers(&engine, group)?;
         let mut executor = Executor::new(engine, model.weights.clone());
         executor.keep_loras(Loras::open(&config.model)?)?;

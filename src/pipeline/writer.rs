@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use super::error::{PipelineError, Result};
 use super::generate::Finished;
 use super::options::GenerateOptions;
-use super::report::Report;
+use super::report::RunReport;
 use super::saved::Saving;
 use super::text_to_video::Generated;
 use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
-use crate::runtime::{Span, Work};
+use crate::runtime::{Span, SpanKind};
 use crate::tensor::Tensor;
 
 /// A video that is made, with what its files say.
@@ -24,7 +24,7 @@ pub(super) struct Made {
     pub(super) path: PathBuf,
     /// Whether a file of its name is replaced.
     pub(super) replace: bool,
-    pub(super) report: Report,
+    pub(super) report: RunReport,
     /// The sidecar, where there is to be one, without hashes and times.
     pub(super) sidecar: Option<Value>,
     pub(super) generated: Generated,
@@ -64,7 +64,7 @@ impl<'scope, 'env> Writer<'scope, 'env> {
         }));
     }
 
-    /// What has been written, if the thread has ended.
+    /// Videos that are written, if the thread has ended.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -85,7 +85,7 @@ impl<'scope, 'env> Writer<'scope, 'env> {
 fn write(config: &Config, options: &GenerateOptions, made: Made) -> Result<Written> {
     let since = Instant::now();
     let video = write_files(config, options, &made)?;
-    let span = Span::until_now(Work::Write, "mp4", since);
+    let span = Span::until_now(SpanKind::Write, "mp4", since);
     let Made { path, report, sidecar, .. } = made;
     let timeline = report.spans();
     timeline.push(span.clone());

@@ -15,7 +15,7 @@ use super::flags::Toolchain;
 use super::gather;
 use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
-use super::timeline::{Timeline, Work};
+use super::timeline::{Timeline, SpanKind};
 use crate::failpoint;
 use crate::hlo::{Argument, Mesh, Program, Sharding, Type};
 use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};
@@ -112,6 +112,13 @@ impl Engine {
         self.devices.all()
     }
 
+    /// Whether programs may run while another thread sends parameters. Not on CUDA: when a program from the compile cache
+    /// first runs, cuDNN reads its kernels back in by capturing a stream, and transfers beside that end in errors, hang or crash
+    /// (seen with jax-cuda13-pjrt 0.11.2 on an H200).
+    pub(crate) fn runs_beside_transfers(&self) -> bool {
+        self.platform() != "cuda"
+    }
+
     pub(crate) fn own_device(&self) -> &Device {
         &self.devices.own()[0]
     }
@@ -155,7 +162,7 @@ impl Engine {
         let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
         let (loaded, origin, took) = match cached {
             Some(loaded) => {
-                self.timeline.add(Work::Cache, name, start, None);
+                self.timeline.add(SpanKind::Cache, name, start, None);
                 (loaded, ExecutableOrigin::CacheHit, start.elapsed())
             }
             None => {
@@ -164,7 +171,7 @@ impl Engine {
                 let compiled = || compile_known(self.platform(), &options, &self.options, compile);
                 let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
-                self.timeline.add(Work::Compile, name, start, None);
+                self.timeline.add(SpanKind::Compile, name, start, None);
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 let entry = entry.filter(|entry| first || !entry.path().exists());

@@ -19,7 +19,7 @@ pub(crate) fn begin() {
 /// Kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Work {
+pub enum SpanKind {
     /// Opening the plugin and its devices.
     Open,
     /// Writing a program's text.
@@ -38,7 +38,7 @@ pub enum Work {
 /// One piece of work.
 #[derive(Clone, Debug, Serialize)]
 pub struct Span {
-    pub work: Work,
+    pub work: SpanKind,
     pub name: String,
     /// Seconds since the process began.
     pub from: f64,
@@ -50,7 +50,7 @@ pub struct Span {
 
 impl Span {
     /// Work that ends now.
-    pub(crate) fn until_now(work: Work, name: &str, since: Instant) -> Self {
+    pub(crate) fn until_now(work: SpanKind, name: &str, since: Instant) -> Self {
         let at = |instant: Instant| instant.saturating_duration_since(*START).as_secs_f64();
         Span { work, name: name.into(), from: at(since), to: at(Instant::now()), bytes: None }
     }
@@ -67,7 +67,7 @@ impl Timeline {
     }
 
     /// Adds work that ends now.
-    pub(crate) fn add(&self, work: Work, name: &str, since: Instant, bytes: Option<u64>) {
+    pub(crate) fn add(&self, work: SpanKind, name: &str, since: Instant, bytes: Option<u64>) {
         self.push(Span { bytes, ..Span::until_now(work, name, since) });
     }
 
@@ -120,8 +120,8 @@ mod tests {
         let first = Instant::now();
         let second = first + std::time::Duration::from_millis(1);
         std::thread::sleep(std::time::Duration::from_millis(2));
-        timeline.clone().add(Work::Compile, "denoise", second, None);
-        timeline.add(Work::Load, "vae", first, Some(2_000_000));
+        timeline.clone().add(SpanKind::Compile, "denoise", second, None);
+        timeline.add(SpanKind::Load, "vae", first, Some(2_000_000));
         let spans = timeline.spans();
         assert_eq!(spans.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["vae", "denoise"]);
         assert!(spans.iter().all(|s| s.to > s.from));

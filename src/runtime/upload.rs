@@ -7,7 +7,7 @@ use super::engine::Engine;
 use super::error::RuntimeError;
 use super::sharded_tensor::{ShardedTensor, shards};
 use super::stored::ParameterSource;
-use super::timeline::Work;
+use super::timeline::SpanKind;
 use super::{loader, random};
 use crate::hlo::Program;
 use crate::nn::{Param, Source};
@@ -61,7 +61,10 @@ impl Parameters {
             }
             (bytes + param.bytes() as u64, names)
         });
-        engine.timeline().add(Work::Load, &components.join(", "), since, Some(bytes));
+        let gigabytes = bytes as f64 / 1e9;
+        let rate = gigabytes / since.elapsed().as_secs_f64();
+        tracing::debug!("loaded {}: {gigabytes:.2} GB, {rate:.2} GB/s", components.join(", "));
+        engine.timeline().add(SpanKind::Load, &components.join(", "), since, Some(bytes));
         missing.into_iter().zip(tensors).for_each(|(param, tensor)| self.insert(param, tensor));
         Ok(())
     }
