@@ -15,7 +15,7 @@ use super::flags::Toolchain;
 use super::gather;
 use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
-use super::timeline::{Timeline, SpanKind};
+use super::timeline::{SpanKind, Timeline};
 use crate::failpoint;
 use crate::hlo::{Argument, Mesh, Program, Sharding, Type};
 use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};

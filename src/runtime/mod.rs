@@ -42,5 +42,5 @@ pub use stored::ParameterSource;
 pub(crate) use stored::{FileTensor, StoredTensor};
 pub(crate) use target::Compiled;
 pub use target::{OpenTarget, Target, UnknownTarget};
-pub use timeline::{Span, Timeline, SpanKind};
+pub use timeline::{Span, SpanKind, Timeline};
 pub(crate) use upload::{Parameters, device_bytes};
