@@ -23,6 +23,7 @@ use super::runner::Runner;
 use super::saved::Saving;
 use super::session::Session;
 use super::text_to_video::Generated;
+pub use super::writer::Finished;
 use super::writer::{Made, Writer, Written, write_json};
 use crate::config::{Config, Job};
 use crate::media;
@@ -30,20 +31,6 @@ use crate::runtime::processes::Group;
 
 /// Steps between two looks at an interrupt, where no progress is shown.
 const INTERRUPT_EVERY: usize = 8;
-
-/// A finished video.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct Finished {
-    /// The MP4.
-    pub(crate) path: PathBuf,
-    /// Random seed.
-    pub(crate) seed: u64,
-    pub(crate) prompt: String,
-    /// SHA-256 of the raw frames.
-    pub frames_sha256: String,
-    /// SHA-256 of the raw samples.
-    pub samples_sha256: String,
-}
 
 /// Receiver of a run's progress; the answer to a step says whether to continue.
 pub trait Observer {
@@ -71,6 +58,7 @@ pub fn generate(
     if let Some(group) = group {
         processes::compare(group, config, options)?;
     }
+    check_outputs(options)?;
     // An ended run may have got as far as its video.
     let again: Vec<&PathBuf> = options.outputs.iter().filter(|path| options.resume && path.exists()).collect();
     let model = Model::of(config)?;
@@ -150,12 +138,15 @@ pub fn generate(
     Ok(finished)
 }
 
-/// The requests of the jobs. Files that cannot be used or written are found before anything is loaded.
-fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result<Vec<Request>> {
+/// Finds files that cannot be written before the model is opened.
+fn check_outputs(options: &GenerateOptions) -> Result<()> {
     let (outputs, others) = (options.outputs.iter(), options.dump.iter().chain(&options.perf_json));
-    for path in outputs.chain(others).filter(|path| path.file_name().is_some()) {
-        media::check_writable(path)?;
-    }
+    let mut named = outputs.chain(others).filter(|path| path.file_name().is_some());
+    Ok(named.try_for_each(|path| media::check_writable(path))?)
+}
+
+/// The requests of the jobs. Files that cannot be used are found before anything is loaded.
+fn requests(config: &Config, options: &GenerateOptions, model: &Model) -> Result<Vec<Request>> {
     let requests = options.jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
     for condition in requests.iter().flat_map(|request| request.conditions.as_ref()).flatten() {
         condition_encoder::check(condition)?;

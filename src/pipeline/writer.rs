@@ -8,7 +8,6 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result};
-use super::generate::Finished;
 use super::options::GenerateOptions;
 use super::report::RunReport;
 use super::saved::Saving;
@@ -17,6 +16,20 @@ use crate::config::{Config, Job, sidecar_path};
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
 use crate::runtime::{Span, SpanKind};
 use crate::tensor::Tensor;
+
+/// A finished video.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Finished {
+    /// The MP4.
+    pub(crate) path: PathBuf,
+    /// Random seed.
+    pub(crate) seed: u64,
+    pub(crate) prompt: String,
+    /// SHA-256 of the raw frames.
+    pub frames_sha256: String,
+    /// SHA-256 of the raw samples.
+    pub samples_sha256: String,
+}
 
 /// A video that is made, with what its files say.
 pub(super) struct Made {
