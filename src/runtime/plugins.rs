@@ -50,8 +50,12 @@ pub(crate) struct Libtpu(u64);
 
 impl Libtpu {
     /// Releases that every shipped program was compiled with, the newest first: the pinned one.
-    const TESTED: [(&'static str, Libtpu); 3] =
-        [("0.0.52", Libtpu(1_014_260_217)), ("0.0.51", Libtpu(1_003_875_606)), ("0.0.42.1", Libtpu(933_746_096))];
+    const TESTED: [(&'static str, Libtpu); 4] = [
+        ("0.0.52", Libtpu(1_014_260_217)),
+        ("0.0.51", Libtpu(1_003_875_606)),
+        ("0.0.46", Libtpu(963_683_785)),
+        ("0.0.42.1", Libtpu(933_746_096)),
+    ];
 
     /// A library that does not say its build: taken for the newest.
     const UNKNOWN: Libtpu = Libtpu(u64::MAX);
@@ -70,7 +74,7 @@ impl Libtpu {
     /// Whether all-gathers may run inside of other fusions on a kind of device. Builds after June 2026 refuse it but
     /// on v5e.
     pub(crate) fn fuses_gathers(self, kind: &str) -> bool {
-        const LAST_ON_ALL: Libtpu = Libtpu::TESTED[2].1;
+        const LAST_ON_ALL: Libtpu = Libtpu::TESTED[3].1;
         self <= LAST_ON_ALL || matches!(kind, "TPU v5 lite" | "TPU v5e")
     }
 }
@@ -198,11 +202,11 @@ mod tests {
 
     #[test]
     fn newer_builds_fuse_gathers_on_v5e_alone() {
-        let [new, _, old] = Libtpu::TESTED.map(|(_, build)| build);
+        let [new, _, after, old] = Libtpu::TESTED.map(|(_, build)| build);
         let fuses =
             |build: Libtpu| ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"].map(|kind| build.fuses_gathers(kind));
         assert_eq!(fuses(old), [true; 4]);
-        assert_eq!(fuses(new), [true, false, false, false]);
+        assert_eq!([fuses(new), fuses(after)], [[true, false, false, false]; 2]);
         assert_eq!(fuses(Libtpu(970_057_490)), fuses(new));
         assert_eq!(fuses(Libtpu::of("a version without a build")), fuses(new));
     }
