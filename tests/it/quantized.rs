@@ -23,6 +23,8 @@ use ltx2::weights::{ModelSource, Overrides};
 const NEAR: f64 = 0.06;
 /// The same of 8-bit integers, whatever the oracle.
 const NEAR_OF_INTEGERS: f64 = 0.03;
+/// How far they may be from bf16's. The farthest of all oracles is 0.0217: what is 0.0139 from f32 there, and bf16 0.0116.
+const NEAR_BF16: f64 = 0.025;
 const WEIGHTS: Quantization = Quantization::Int8 { activations: false };
 const INTEGERS: Quantization = Quantization::Int8 { activations: true };
 /// Lower bound of the error of weights and activations rounded to three bits of mantissa; bf16 is far below.
@@ -226,7 +228,7 @@ fn integers_stay_near_the_reference() {
             eprintln!("{name}: {far:.4?} from f32, {apart:.4?} from bf16, which is {:.4?} from f32", from_f32(&bf16));
             for (far, apart) in far.into_iter().zip(apart) {
                 assert!(far <= NEAR_OF_INTEGERS, "{name}: {far}");
-                assert!(apart <= NEAR_OF_INTEGERS, "{name}: {apart} from bf16");
+                assert!(apart <= NEAR_BF16, "{name}: {apart} from bf16");
                 assert!(far >= 1e-4, "{name}: {far} is not rounded");
             }
         }
