@@ -71,15 +71,17 @@ pub(super) fn stem(path: &str) -> String {
     Path::new(path).file_stem().map_or(path.into(), |s| s.to_string_lossy().into_owned())
 }
 
-/// Devices of a case, and their element types.
-fn devices(row: &CaseResult) -> String {
-    [&row.case.target, &row.precision].into_iter().flatten().cloned().collect::<Vec<_>>().join(", ")
+/// Devices of a case and, where cases differ in them, its element types.
+fn devices(row: &CaseResult, types_differ: bool) -> String {
+    let types = row.precision.as_ref().filter(|_| types_differ);
+    row.case.target.iter().chain(types).cloned().collect::<Vec<_>>().join(", ")
 }
 
 /// Results by group, in their order: the fastest first; then those that do not fit, then failures.
 pub(crate) fn ranked(rows: Vec<CaseResult>) -> Vec<Group> {
     let of = |row: &CaseResult| [&row.case.target, &row.precision, &row.case.config, &row.case.shape].map(Clone::clone);
     let several = rows.iter().any(|row| row.case.config != rows[0].case.config);
+    let types_differ = rows.iter().any(|row| row.precision != rows[0].precision);
     let mut groups: Vec<([Option<String>; 4], Group)> = Vec::new();
     for row in rows {
         let (case, key) = (&row.case, of(&row));
@@ -87,7 +89,8 @@ pub(crate) fn ranked(rows: Vec<CaseResult>) -> Vec<Group> {
             Some((_, group)) => group.rows.push(row),
             None => {
                 let config = case.config.as_deref().filter(|_| several).map(stem);
-                let parts = [devices(&row), config.unwrap_or_default(), case.shape.clone().unwrap_or_default()];
+                let parts =
+                    [devices(&row, types_differ), config.unwrap_or_default(), case.shape.clone().unwrap_or_default()];
                 groups.push((key, Group { parts, rows: vec![row] }));
             }
         }
