@@ -141,6 +141,9 @@ TIERS["test-full"] = (
 
 # Programs that a tier may compile: the limit of docs/internals/testing.md, and a tenth for those that two processes compile at once.
 MOST_COMPILES = {"test": 660}
+# Minutes that a tier may take apart from the network, on two idle cores with nothing compiled for TPUs before.
+MOST_MINUTES = {"test-tpu": 12}
+MODULES = ROOT / "target" / "tmp" / "modules"
 
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 IGNORED = re.compile(r"^test (\S+) +\.\.\. ignored(?:, (.*)| \((.*)\))?$")
@@ -209,6 +212,25 @@ def compiles(log):
     return len(lines), words
 
 
+def knows_tpus():
+    """Whether the store of modules has some of TPUs: each begins with a line that says its target."""
+
+    def is_of_tpu(path):
+        with open(path, "rb") as file:
+            return b'"target":"tpu:' in file.readline()
+
+    return any(is_of_tpu(path) for path in MODULES.glob("*.module"))
+
+
+def too_long(tier, minutes, is_cold):
+    """The line about a tier's minutes, and whether they are a failure."""
+    most = MOST_MINUTES.get(tier)
+    if most is None:
+        return None, False
+    store = "no module of a TPU was known" if is_cold else "modules of earlier runs were there"
+    return f"{tier}: {minutes:.1f} of {most} minutes, {store}", is_cold and minutes > most
+
+
 def main():
     if sys.argv[1:] == ["slowest"]:
         print("\n".join(["| seconds | test |", "|---|---|", *slowest(WORK / "test.times.jsonl", "| {:.0f} | `{} {}` |")]))
@@ -224,7 +246,7 @@ def main():
         file.unlink(missing_ok=True)
     os.environ |= {"LTX2_TEST_LOG": str(times), "LTX2_COMPILE_LOG": str(programs)}
     counts, reasons, failures = Counter(passed=0, failed=0, ignored=0), Counter(), []
-    took, begun, behind = {}, time.time(), []
+    took, begun, behind, is_cold = {}, time.time(), [], not knows_tpus()
 
     def timed(step):
         started = time.time()
@@ -248,7 +270,16 @@ def main():
     print(f"\n{words}")
     if count > MOST_COMPILES.get(tier, count):
         failures.append(f"{count} compiles (exit code 0): at most {MOST_COMPILES[tier]}, docs/internals/testing.md")
-    print(f"{(time.time() - begun) / 60:.1f} min, {network / 60:.1f} of them network")
+    minutes = (time.time() - begun) / 60
+    print(f"{minutes:.1f} min, {network / 60:.1f} of them network")
+    said, is_long = too_long(tier, minutes - network / 60, is_cold)
+    if said:
+        print(said)
+        record = {"tier": tier, "begun": int(begun), "minutes": minutes, "network": network / 60, "cold": is_cold}
+        with open(WORK / "minutes.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+    if is_long:
+        failures.append(f"{said} (exit code 0): docs/internals/testing.md")
     for failure in failures:
         print(f"FAILED: {failure}")
     steps = sum(" (exit code " in failure for failure in failures)

@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 27] = [
+pub const CONFIGS: [(&str, &str); 29] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -33,6 +33,7 @@ pub const CONFIGS: [(&str, &str); 27] = [
     config!("tpu/v5e-16-large"),
     config!("tpu/v6e-4-int8"),
     config!("tpu/v6e-8"),
+    config!("tpu/v6e-8-2_3"),
     config!("tpu/v6e-8-int8"),
     config!("tpu/v6e-8-large"),
     config!("tpu/v6e-16"),
@@ -41,10 +42,11 @@ pub const CONFIGS: [(&str, &str); 27] = [
     config!("tpu/v5p-8"),
     config!("tpu/v5p-32"),
     config!("tpu/tpu7x-8"),
+    config!("tpu/tpu7x-8-2_3-large"),
 ];
 
 /// The layouts, by name: those to use, then the history.
-pub(crate) const LAYOUTS: [(&str, &str); 20] = [
+pub(crate) const LAYOUTS: [(&str, &str); 21] = [
     shipped!("replicated"),
     shipped!("sequence"),
     shipped!("ulysses"),
@@ -59,6 +61,7 @@ pub(crate) const LAYOUTS: [(&str, &str); 20] = [
     shipped!("tensor-sequence"),
     shipped!("fsdp-ulysses"),
     shipped!("fsdp-sequence"),
+    shipped!("fsdp-ffn"),
     shipped!("before-385"),
     shipped!("ffn-matched"),
     shipped!("qkv-unsharded"),

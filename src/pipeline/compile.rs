@@ -316,7 +316,7 @@ impl Job<'_> {
     fn compiled(&self, network: &Network, save: Option<&Path>) -> Result<(StoredModule, Compiled)> {
         let started = Instant::now();
         let fail = |e: Error| PipelineError::from(RuntimeError::from(e));
-        let compiled = self.machine.compile(&network.program, &self.engine_options(save)).map_err(fail)?;
+        let compiled = self.machine.compile(&network.program, &self.engine_options(save))?;
         let seconds = started.elapsed().as_secs_f64();
         let (optimized, memory) = (compiled.optimized_program().map_err(fail)?, compiled.memory().map_err(fail)?);
         Ok((StoredModule { optimized, memory, seconds }, compiled))

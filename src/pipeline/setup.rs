@@ -11,7 +11,6 @@ use crate::media::RoundTrip;
 use crate::nn::{Build, Lowering, Numerics, Quantization};
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::request;
-use crate::runtime::plugins::Libtpu;
 use crate::runtime::processes::Group;
 use crate::runtime::{EngineOptions, Toolchain, platform};
 use crate::sampling::guidance::branches;
@@ -46,9 +45,9 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
 /// # Errors
 /// Those of [`build`].
 pub(crate) fn build_for(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Build> {
-    let Toolchain { platform, kind, version } = toolchain;
+    let Toolchain { platform, kind, .. } = toolchain;
     let build = build(config, devices, platform, kind)?;
-    let untried = platform == "tpu" && Libtpu::of(version).release().is_none();
+    let untried = platform == "tpu" && toolchain.tested_libtpu().is_none();
     let may_be_refused = untried && config.runtime.attention == AttentionKernel::Auto;
     Ok(Build { lowering: Lowering { attention_may_be_refused: may_be_refused, ..build.lowering }, ..build })
 }

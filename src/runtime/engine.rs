@@ -168,7 +168,7 @@ impl Engine {
             None => {
                 let start = Instant::now();
                 let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
-                let compiled = || compile_known(self.platform(), &options, &self.options, compile);
+                let compiled = || compile_known(&self.toolchain, &options, &self.options, compile);
                 let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
                 self.timeline.add(SpanKind::Compile, name, start, None);

@@ -9,6 +9,9 @@ use crate::tensor::TensorError;
 pub enum RuntimeError {
     #[error(transparent)]
     Plugin(#[from] crate::pjrt::Error),
+    /// A release of libtpu refuses an option of ours that it was tested with: on others it is left out.
+    #[error("libtpu {release} refuses the option {option}; this is a bug, please report it with the command")]
+    Option { release: &'static str, option: String, source: crate::pjrt::Error },
     #[error(transparent)]
     Program(#[from] crate::hlo::Error),
     #[error(transparent)]

@@ -25,6 +25,11 @@ impl Toolchain {
             version: client.platform_version().unwrap_or_default(),
         }
     }
+
+    /// The release of libtpu, where it is one that every shipped program was compiled with.
+    pub(crate) fn tested_libtpu(&self) -> Option<&'static str> {
+        Some(&self.version).filter(|_| self.platform == "tpu").and_then(|version| Libtpu::of(version).release())
+    }
 }
 
 impl std::fmt::Display for Toolchain {

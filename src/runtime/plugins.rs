@@ -44,20 +44,26 @@ const TPU: &[Wheel] = &[Wheel {
     )
 }];
 
-/// A build of libtpu: the number of the change that it was made from, by which later builds are larger. 0 where the
-/// library does not say it.
+/// A build of libtpu: the number of the change that it was made from, by which later builds are larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Libtpu(u64);
 
 impl Libtpu {
     /// Releases that every shipped program was compiled with, the newest first: the pinned one.
-    const TESTED: [(&'static str, Libtpu); 3] =
-        [("0.0.52", Libtpu(1_014_260_217)), ("0.0.51", Libtpu(1_003_875_606)), ("0.0.42.1", Libtpu(933_746_096))];
+    const TESTED: [(&'static str, Libtpu); 4] = [
+        ("0.0.52", Libtpu(1_014_260_217)),
+        ("0.0.51", Libtpu(1_003_875_606)),
+        ("0.0.46", Libtpu(963_683_785)),
+        ("0.0.42.1", Libtpu(933_746_096)),
+    ];
+
+    /// A library that does not say its build: taken for the newest.
+    const UNKNOWN: Libtpu = Libtpu(u64::MAX);
 
     /// The build, by what a TPU plugin's client or topology says of its version.
     pub(crate) fn of(platform_version: &str) -> Self {
         let label = platform_version.split_whitespace().find_map(|word| word.strip_prefix("cl/")?.parse().ok());
-        Libtpu(label.unwrap_or(0))
+        label.map_or(Libtpu::UNKNOWN, Libtpu)
     }
 
     /// The release, where it is one of those that were tried.
@@ -68,7 +74,7 @@ impl Libtpu {
     /// Whether all-gathers may run inside of other fusions on a kind of device. Builds after June 2026 refuse it but
     /// on v5e.
     pub(crate) fn fuses_gathers(self, kind: &str) -> bool {
-        const LAST_ON_ALL: Libtpu = Libtpu::TESTED[2].1;
+        const LAST_ON_ALL: Libtpu = Libtpu::TESTED[3].1;
         self <= LAST_ON_ALL || matches!(kind, "TPU v5 lite" | "TPU v5e")
     }
 }
@@ -77,6 +83,7 @@ impl std::fmt::Display for Libtpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.release() {
             Some(release) => f.write_str(release),
+            None if *self == Libtpu::UNKNOWN => f.write_str("of an unknown build"),
             None => write!(f, "of build cl/{}", self.0),
         }
     }
@@ -190,16 +197,18 @@ mod tests {
         assert_eq!(says("cl/1014260217").to_string(), TPU[0].version);
         assert_eq!((says("cl/9337460961").release(), Libtpu::of("").release()), (None, None));
         assert_eq!(says("cl/970057490").to_string(), "of build cl/970057490");
+        assert_eq!(says("").to_string(), "of an unknown build");
     }
 
     #[test]
     fn newer_builds_fuse_gathers_on_v5e_alone() {
-        let [new, _, old] = Libtpu::TESTED.map(|(_, build)| build);
+        let [new, _, after, old] = Libtpu::TESTED.map(|(_, build)| build);
         let fuses =
             |build: Libtpu| ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"].map(|kind| build.fuses_gathers(kind));
         assert_eq!(fuses(old), [true; 4]);
-        assert_eq!(fuses(new), [true, false, false, false]);
+        assert_eq!([fuses(new), fuses(after)], [[true, false, false, false]; 2]);
         assert_eq!(fuses(Libtpu(970_057_490)), fuses(new));
+        assert_eq!(fuses(Libtpu::of("a version without a build")), fuses(new));
     }
 
     #[test]

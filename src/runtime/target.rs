@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use super::cache::{Cache, CacheError, device_kind};
 use super::compile::{EngineOptions, compile_known, compile_options};
+use super::error::RuntimeError;
 use super::flags::Toolchain;
 use super::platform::hardware;
 use super::sealed::sha256;
@@ -283,9 +284,9 @@ impl OpenTarget {
     /// Compiles a program, with the options that a run on such devices uses. The compile cache is not read.
     ///
     /// # Errors
-    /// The compiler's message.
-    pub fn compile(&self, program: &Program, options: &EngineOptions) -> Result<Compiled, Error> {
-        compile_known(self.target.platform.name(), &self.compile_options(program, options), options, |o| {
+    /// The compiler's message; a refused option of ours on a libtpu that it was tested with.
+    pub fn compile(&self, program: &Program, options: &EngineOptions) -> Result<Compiled, RuntimeError> {
+        compile_known(&self.toolchain(), &self.compile_options(program, options), options, |o| {
             Ok(match &self.compiler {
                 Compiler::Topology(topology) => Compiled::AheadOfTime(topology.compile(&program.text, o)?),
                 Compiler::Client(client) => Compiled::Loaded(client.compile(&program.text, o)?),

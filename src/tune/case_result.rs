@@ -10,6 +10,8 @@ use crate::config::Case;
 pub struct CaseResult {
     pub(crate) case: Case,
     pub(crate) label: String,
+    /// Element types, where they are not bf16: other types are another product, not a faster layout.
+    pub(crate) precision: Option<String>,
     pub report: Option<CompileReport>,
     pub(crate) measured: Option<f64>,
     pub error: Option<String>,
@@ -39,7 +41,7 @@ impl CaseResult {
     }
 }
 
-/// Cases that differ in layout, mesh and flags alone, the fastest first.
+/// Cases that differ in layout, mesh and flags alone, whatever slice names them; the fastest first.
 pub(crate) struct Group {
     /// Devices, configuration and shape; empty where no case names one, or all cases have the same configuration.
     pub(crate) parts: [String; 3],
@@ -69,24 +71,26 @@ pub(super) fn stem(path: &str) -> String {
     Path::new(path).file_stem().map_or(path.into(), |s| s.to_string_lossy().into_owned())
 }
 
-/// Devices of a case: its target, with the slice's name.
-fn devices(case: &Case) -> String {
-    let target = case.target.clone().unwrap_or_default();
-    case.slice.as_ref().map_or(target.clone(), |slice| format!("{} ({target})", stem(slice)))
+/// Devices of a case and, where cases differ in them, its element types.
+fn devices(row: &CaseResult, types_differ: bool) -> String {
+    let types = row.precision.as_ref().filter(|_| types_differ);
+    row.case.target.iter().chain(types).cloned().collect::<Vec<_>>().join(", ")
 }
 
 /// Results by group, in their order: the fastest first; then those that do not fit, then failures.
 pub(crate) fn ranked(rows: Vec<CaseResult>) -> Vec<Group> {
-    let of = |case: &Case| [&case.slice, &case.target, &case.config, &case.shape].map(Clone::clone);
+    let of = |row: &CaseResult| [&row.case.target, &row.precision, &row.case.config, &row.case.shape].map(Clone::clone);
     let several = rows.iter().any(|row| row.case.config != rows[0].case.config);
+    let types_differ = rows.iter().any(|row| row.precision != rows[0].precision);
     let mut groups: Vec<([Option<String>; 4], Group)> = Vec::new();
     for row in rows {
-        let (case, key) = (&row.case, of(&row.case));
+        let (case, key) = (&row.case, of(&row));
         match groups.iter_mut().find(|(other, _)| *other == key) {
             Some((_, group)) => group.rows.push(row),
             None => {
                 let config = case.config.as_deref().filter(|_| several).map(stem);
-                let parts = [devices(case), config.unwrap_or_default(), case.shape.clone().unwrap_or_default()];
+                let parts =
+                    [devices(&row, types_differ), config.unwrap_or_default(), case.shape.clone().unwrap_or_default()];
                 groups.push((key, Group { parts, rows: vec![row] }));
             }
         }
@@ -100,4 +104,38 @@ pub(crate) fn ranked(rows: Vec<CaseResult>) -> Vec<Group> {
         });
     }
     groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(slice: &str, target: &str, precision: Option<&str>, step: f64) -> CaseResult {
+        let some = |text: &str| Some(text.to_string());
+        let case = Case { slice: some(slice), target: some(target), shape: some("768x512x121"), ..Case::default() };
+        let (label, precision) = (slice.to_string(), precision.map(String::from));
+        CaseResult { case, label, precision, report: None, measured: Some(step), error: None, compiler: None }
+    }
+
+    #[test]
+    fn files_for_the_same_devices_are_compared_and_other_types_are_not() {
+        let (v6e, v5e) = ("tpu:v6e:2x4", "tpu:v5e:4x4");
+        let groups = ranked(vec![
+            result("v6e-8", v6e, None, 0.3),
+            result("v5e-16", v5e, None, 0.5),
+            result("v6e-8-int8", v6e, Some("int8"), 0.1),
+            result("v6e-8-large", v6e, None, 0.2),
+        ]);
+        let named = |group: &Group| (group.name(), group.rows.iter().map(|row| row.label.clone()).collect::<Vec<_>>());
+        let named: Vec<(String, Vec<String>)> = groups.iter().map(named).collect();
+        let expected = [
+            ("tpu:v6e:2x4, 768x512x121", vec!["v6e-8-large", "v6e-8"]),
+            ("tpu:v5e:4x4, 768x512x121", vec!["v5e-16"]),
+            ("tpu:v6e:2x4, int8, 768x512x121", vec!["v6e-8-int8"]),
+        ];
+        assert_eq!(
+            named,
+            expected.map(|(name, rows)| (name.to_string(), rows.into_iter().map(String::from).collect()))
+        );
+    }
 }

@@ -12,12 +12,16 @@ use super::compiler::{CompileTask, Compiler, digest};
 use super::error::Result;
 use super::options::Options;
 use super::store::{JobKind, Record, Store};
-use crate::config::{Case, CliOverrides, ConfigError, Experiment, load, read_layout_source};
+use crate::config::{
+    ActivationType, Case, CliOverrides, Config, ConfigError, Dtype, Experiment, Runtime, WeightType, load,
+    read_layout_source,
+};
 use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Platform;
 use crate::runtime::{CompileKey, platform};
 
-/// Layout, mesh and flags. A compiled case is named by what was compiled, where its own layout or its slice's mesh says it.
+/// Layout, mesh and flags. A compiled case is named by what was compiled, where its own layout or its slice's mesh says it;
+/// one with its own layout names its slice.
 fn name(case: &Case, report: Option<&CompileReport>) -> String {
     let mut parts = match (&case.layout, report) {
         (Some(layout), _) => vec![stem(layout)],
@@ -30,9 +34,23 @@ fn name(case: &Case, report: Option<&CompileReport>) -> String {
         parts.push(format!("{name}={}", flag_text(value)));
     }
     if case.layout.is_none() && report.is_some() {
-        parts.push("(own)".into());
+        parts.push(format!("({})", case.slice.as_deref().map_or("own".into(), stem)));
     }
     parts.join(" ")
+}
+
+/// Element types of a configuration, where they are not bf16.
+fn precision(config: &Config) -> Option<String> {
+    let Runtime { dtype, weights, activations, .. } = &config.runtime;
+    let wide = (*dtype == Dtype::F32).then_some("f32");
+    let narrow = match (weights, activations) {
+        (WeightType::Bf16, _) => None,
+        (WeightType::Fp8, _) => Some("fp8"),
+        (WeightType::Int8, ActivationType::Int8) => Some("int8"),
+        (WeightType::Int8, ActivationType::Bf16) => Some("int8 weights"),
+    };
+    let parts: Vec<&str> = wide.into_iter().chain(narrow).collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
 }
 
 /// Axes of more than one device, as `--mesh` takes them.
@@ -196,13 +214,15 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult
         run_missing(results, JobKind::Measure, runs, &programs, &[None], file.timeout, options)?;
     }
     // Earlier measurements, also of other machines, are shown without `--measure` too.
-    let rows = cases.into_iter().zip(all).zip(measurements).zip(compilers);
-    let rows = rows.map(|(((case, compiled), measurement), compiler)| {
+    let configs = tasks.iter().map(|task| Ok(load(&task.given)?.config)).collect::<Result<Vec<_>>>()?;
+    let rows = cases.into_iter().zip(all).zip(measurements).zip(compilers).zip(&configs);
+    let rows = rows.map(|((((case, compiled), measurement), compiler), config)| {
         let measured = measurement.and_then(|m| results.get(&m.run.key));
         let seconds = measured.and_then(|r| r.result.as_ref()?.pointer("/programs/denoise_loop/median")?.as_f64());
         let report = compiled.report();
         let error = compiled.error.or_else(|| measured.and_then(|r| r.error.clone()));
-        CaseResult { label: name(&case, report.as_ref()), case, report, measured: seconds, error, compiler }
+        let (label, precision) = (name(&case, report.as_ref()), precision(config));
+        CaseResult { label, case, precision, report, measured: seconds, error, compiler }
     });
     Ok(rows.collect())
 }

@@ -48,9 +48,9 @@ pub(crate) fn markdown(title: &str, command: &str, groups: &[Group]) -> String {
     format!(
         "# {}\n\nMade by `{}`{by}.\n\n\
          Times are of a step with all blocks; *behind* is how much longer it is than that of the fastest layout for the same\n\
-         devices, configuration and shape. *Compute*, *memory* and *links* are the predicted milliseconds of matmuls, of device\n\
-         memory and of collectives, which overlap in part; *GiB* are what the program needs *of* a device. Bold is the\n\
-         configuration's or the slice's own layout.\n\n{}{space}{noted}",
+         devices, element types, configuration and shape. *Compute*, *memory* and *links* are the predicted milliseconds of\n\
+         matmuls, of device memory and of collectives, which overlap in part; *GiB* are what the program needs *of* a device. Bold\n\
+         is a configuration's or a slice's own layout, the slice in brackets.\n\n{}{space}{noted}",
         in_a_line(title),
         command.replace('`', "'"),
         markdown_table(&cells, cells[0].len() - HEAD.len() + 1)

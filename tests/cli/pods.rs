@@ -259,7 +259,7 @@ fn the_slices_of_the_page_fit_their_configurations() {
         .filter(|line| line.contains("| `tpu/"))
         .map(|line| line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect())
         .collect();
-    assert_eq!(rows.len(), 6);
+    assert_eq!(rows.len(), 8);
     for row in rows {
         let [name, vms, chips, devices, config, version] = row[..] else { panic!("{row:?}") };
         assert!(known.contains(&vec![name, version, vms, chips]), "{row:?}");

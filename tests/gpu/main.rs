@@ -7,6 +7,7 @@
 mod support;
 
 mod agreement;
+mod eight_bits;
 
 fn main() -> std::process::ExitCode {
     support::harness::main()

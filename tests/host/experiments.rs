@@ -25,33 +25,39 @@ fn every_file_is_read() {
         ("calibration-2.yml", 24),
         ("calibration-4.yml", 26),
         ("tpu-int8.yml", 9),
-        ("tpu-refine.yml", 28),
-        ("tpu.yml", 98),
+        ("tpu-refine.yml", 31),
+        ("tpu.yml", 100),
         ("v6e-8.yml", 4),
     ];
     assert_eq!(counts, expected.map(|(name, count)| (name.to_string(), count)).into());
 }
 
-/// Every shipped slice in both generations; those in bf16 in two sizes, and beside two other layouts.
+/// Every shipped slice in both generations; those of no size or generation in two sizes, beside two other layouts on the same
+/// devices.
 #[needs(nothing)]
 fn the_tpu_file_names_every_shipped_slice() {
     let cases = cases("tpu.yml");
     for (slice, _) in CONFIGS.iter().filter(|(name, _)| name.starts_with("tpu/")) {
         let own: Vec<&Value> = cases.iter().filter(|case| case["slice"] == *slice).collect();
-        // The one size of a slice's further file.
-        let only = match *slice {
+        // The one size, and the one generation, of a slice's further file.
+        let size = match *slice {
             name if name.ends_with("int8") || name.ends_with("two-stage") => Some("768x512x121"),
             name if name.ends_with("large") => Some("1280x768x121"),
             _ => None,
         };
-        for (config, shape) in ["ltx2", "ltx2_3"].iter().flat_map(|c| [(c, "768x512x121"), (c, "1280x768x121")]) {
-            let here = || own.iter().filter(|case| case["config"] == *config && case["shape"] == shape);
-            let (all, others) = (here().count(), here().filter(|case| case["layout"].is_string()).count());
-            let expected = match only {
-                None => (3, 2),
-                Some(size) => (usize::from(size == shape), 0),
-            };
-            assert_eq!((all, others), expected, "{slice}, {config}, {shape}");
+        let generation = slice.contains("2_3").then_some("ltx2_3");
+        let is_main = size.is_none() && generation.is_none();
+        for (config, shape) in ["ltx2", "ltx2_3"].iter().flat_map(|c| [(*c, "768x512x121"), (*c, "1280x768x121")]) {
+            let here = |case: &Value| case["config"] == *config && case["shape"] == shape;
+            let (others, alone): (Vec<&Value>, Vec<&Value>) =
+                own.iter().filter(|case| here(case)).partition(|case| case["layout"].is_string());
+            let is_for = size.is_none_or(|size| size == shape) && generation.is_none_or(|one| one == config);
+            assert_eq!(alone.len(), usize::from(is_for), "{slice}, {config}, {shape}");
+            assert!(is_main || others.is_empty(), "{slice}, {config}, {shape}: {others:?}");
+            let target =
+                |case: &Value| case["target"] == own[0]["target"] && !case["slice"].as_str().unwrap().ends_with("int8");
+            let beside = cases.iter().filter(|case| target(case) && here(case)).count();
+            assert!(!is_main || beside >= 3, "{slice}, {config}, {shape}: {beside}");
         }
         let targets: BTreeSet<&str> = own.iter().filter_map(|case| case["target"].as_str()).collect();
         assert_eq!(targets.len(), 1, "{slice}: {targets:?}");

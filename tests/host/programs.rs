@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::support::{LAYOUTS, devices_of, needs};
+use ltx2::config::presets::CONFIGS;
 use ltx2::config::{CliOverrides, Config, load};
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use sha2::{Digest, Sha256};
@@ -76,23 +77,21 @@ fn hash(text: &str) -> String {
     hex::encode(&digest.finalize()[..8])
 }
 
-/// Machines with a file of their own, and every kind of chip.
+/// The shipped slices: `tpu/v6e-8-int8` has eight chips of v6e.
 fn slices() -> impl Iterator<Item = Case> {
-    let files = [
-        ("v5e-16", "TPU v5 lite", 16),
-        ("v5p-8", "TPU v5", 8),
-        ("v5p-32", "TPU v5", 32),
-        ("v6e-8", "TPU v6 lite", 8),
-        ("v6e-16", "TPU v6 lite", 16),
-        ("v6e-64", "TPU v6 lite", 64),
-        ("tpu7x-8", "TPU7x", 8),
-        ("v6e-8-int8", "TPU v6 lite", 8),
-        ("v5e-8-int8", "TPU v5 lite", 8),
-        ("v6e-4-int8", "TPU v6 lite", 4),
-    ];
-    files
-        .into_iter()
-        .map(|(file, chip, devices)| Case { devices, ..Case::new(&format!("configs/tpu/{file}.yml"), ("tpu", chip)) })
+    let of_slice = |name: &str| {
+        let mut parts = name.strip_prefix("tpu/")?.split('-');
+        let kind = match parts.next()? {
+            "v5e" => "TPU v5 lite",
+            "v5p" => "TPU v5",
+            "v6e" => "TPU v6 lite",
+            "tpu7x" => "TPU7x",
+            other => panic!("{name}: no chip {other}"),
+        };
+        let devices = parts.next()?.parse().unwrap_or_else(|e| panic!("{name}: {e}"));
+        Some(Case { devices, ..Case::new(&format!("configs/{name}.yml"), ("tpu", kind)) })
+    };
+    CONFIGS.iter().filter_map(move |(name, _)| of_slice(name))
 }
 
 fn cases() -> Vec<Case> {

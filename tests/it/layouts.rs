@@ -97,7 +97,7 @@ fn forms_of_cuda() {
 
 /// The layouts that differ in what they do with text.
 fn for_text(layout: &str) -> bool {
-    ["tensor", "tensor-encoder", "cfg-ulysses", "cfg-ulysses-encoder", "fsdp-ulysses"].contains(&layout)
+    ["tensor", "tensor-encoder", "cfg-ulysses", "cfg-ulysses-encoder", "fsdp-ulysses", "fsdp-ffn"].contains(&layout)
 }
 
 #[needs(cpu)]

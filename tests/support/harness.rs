@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `LTX2_REQUIRE=cpu,ffmpeg` | what is missing of these is a failure |
 //! | `LTX2_TEST_FULL=1` | tests of `make test-full` run too |
+//! | `LTX2_TEST_CHIP=v6e` | of `cargo test --test tpu`, the kernel and the slices of one chip |
 //! | `LTX2_TEST_LOG=FILE` | appends a JSON line a test: its name, seconds, outcome and reason |
 
 use std::fs::OpenOptions;

@@ -121,8 +121,18 @@ fn opened(case: Case) -> (Programs, Target, OpenTarget, Build) {
     (programs, target, machine, build.expect("a layout"))
 }
 
-/// Optimized module of a program; that of a program it has seen is kept in [`modules`](super::modules).
+/// Optimized module of a program.
 pub fn module(machine: &OpenTarget, program: &Program) -> StoredModule {
+    try_module(machine, program).expect("compiles")
+}
+
+/// Whether a target is asked for: `LTX2_TEST_CHIP=v6e` leaves the other chips out.
+pub fn is_chosen(target: &str) -> bool {
+    std::env::var("LTX2_TEST_CHIP").map_or(true, |chip| target.starts_with(&format!("tpu:{chip}:")))
+}
+
+/// Optimized module of a program; that of a program it has seen is kept in [`modules`](super::modules).
+pub fn try_module(machine: &OpenTarget, program: &Program) -> Result<StoredModule, String> {
     let options = EngineOptions::default();
     let store = ModuleStore::new(&super::modules());
     let key = store.key(machine, program, &options).expect("the plugin's file");
@@ -131,13 +141,13 @@ pub fn module(machine: &OpenTarget, program: &Program) -> StoredModule {
     let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(key.hash()).or_default().clone();
     let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(CompileOutcome::Module(known)) = store.get(&key).expect("readable") {
-        return known;
+        return Ok(known);
     }
     let started = Instant::now();
-    let compiled = machine.compile(program, &options).expect("compiles");
+    let compiled = machine.compile(program, &options).map_err(|e| e.to_string())?;
     let seconds = started.elapsed().as_secs_f64();
     let memory = compiled.memory().expect("figures");
     let module = StoredModule { optimized: compiled.optimized_program().expect("a module"), memory, seconds };
     store.put(&key, &CompileOutcome::Module(module.clone())).expect("writes");
-    module
+    Ok(module)
 }

@@ -1,86 +1,124 @@
 //! The attention kernel in the TPU compiler, alone and in the published model's program, with no TPU at hand
 //! (`make test-tpu`). With `LTX2_PJRT_PLUGIN` another libtpu is asked.
 
-use crate::support::tpu::{Case, Compiled, compiled, seconds};
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::shipped;
+use crate::support::tpu::{self, Case, Compiled, compiled, seconds};
 use crate::support::{full, needs};
 use ltx2::analysis::Stored;
-use ltx2::hlo::{Builder, DType, Type, Value};
+use ltx2::config::{CliOverrides, load};
+use ltx2::hlo::{Builder, DType, Program, Type, Value};
 use ltx2::kernels::{Kernel, Partial, Tpu, attention};
-use ltx2::pipeline::programs::ProgramKind;
-use ltx2::runtime::{EngineOptions, Target};
+use ltx2::pipeline::programs::{ProgramKind, Programs};
+use ltx2::pipeline::setup;
+use ltx2::runtime::{OpenTarget, Target};
 
 /// Rows, queries, keys, heads, width; of one device.
 type Shape = [usize; 5];
 
-// Over eight devices, two rows of LTX-2.0 and four of 2.3, one where a second pass refines.
-const WHOLE: &[Shape] = &[
-    // Video with all its tokens for some heads: 768x512 and 1280x768, their first passes at half the size, the second passes
-    // of 1536x1024 and of HQ's 1920x1088 and its first.
-    [2, 6144, 6144, 4, 128],
-    [2, 15360, 15360, 4, 128],
-    [2, 1536, 1536, 4, 128],
-    [2, 3840, 3840, 4, 128],
-    [1, 24576, 24576, 4, 128],
-    [1, 32640, 32640, 4, 128],
-    [4, 8160, 8160, 4, 128],
-    [4, 6144, 6144, 4, 128],
-    // With some tokens for all heads, keys gathered.
-    [2, 768, 6144, 32, 128],
-    [2, 1920, 15360, 32, 128],
-    [1, 3072, 24576, 32, 128],
-    [4, 768, 6144, 32, 128],
-    // To text; half the heads.
-    [2, 768, 1024, 32, 128],
-    [2, 1920, 1024, 32, 128],
-    [1, 3072, 1024, 32, 128],
-    [4, 768, 1024, 32, 128],
-    [2, 3072, 1024, 16, 128],
-    // Sound, to itself and to text.
-    [2, 126, 126, 32, 64],
-    [4, 126, 126, 32, 64],
-    [2, 126, 1024, 32, 64],
-    [4, 126, 1024, 32, 64],
-    // Video to sound.
-    [2, 768, 126, 32, 64],
-    [2, 1920, 126, 32, 64],
-    [1, 3072, 126, 32, 64],
-    [4, 768, 126, 32, 64],
-];
-// Sound to the device's own video, and a ring's part of video.
-const PARTS: &[Shape] = &[
-    [2, 126, 768, 32, 64],
-    [2, 126, 1920, 32, 64],
-    [1, 126, 3072, 32, 64],
-    [4, 126, 768, 32, 64],
-    [2, 768, 768, 32, 128],
+/// Shapes of the kernels in a program's text, and whether each is of a part of the keys.
+fn shapes_in(text: &str) -> BTreeSet<(Shape, bool)> {
+    let sizes = |ty: &str| -> Vec<usize> { ty.split('x').filter_map(|n| n.parse().ok()).collect() };
+    let of = |types: &str| -> Vec<Vec<usize>> { types.split("tensor<").skip(1).map(sizes).collect() };
+    let calls = text.lines().filter(|line| line.contains("\"tpu_custom_call\""));
+    let shape = |call: &str| {
+        let types = call.rsplit_once("}> : (").and_then(|(_, types)| types.split_once(") -> ("));
+        let (operands, results) = types.map(|(operands, results)| (of(operands), of(results))).expect("types");
+        let shape = match (operands[0].as_slice(), operands[1].as_slice()) {
+            (&[rows, heads, queries, dim], &[_, _, keys, _]) => [rows, queries, keys, heads, dim],
+            // Heads of 64, beside each other.
+            (&[rows, queries, width], &[_, keys, _]) => [rows, queries, keys, width / 64, 64],
+            other => panic!("a kernel of {other:?}"),
+        };
+        (shape, results.len() > 1)
+    };
+    calls.map(shape).collect()
+}
+
+const IMAGES: &str = "request.images=[{path: tests/fixtures/images/shapes.png, frame: 0}, \
+     {path: tests/fixtures/images/shapes.png, frame: 120}]";
+
+/// Requests whose passes have shapes of their own: both generations, one pass and two, frames appended to a video's tokens.
+const REQUESTS: &[(&str, &[&str])] = &[
+    ("ltx2", &[]),
+    ("ltx2", &["request.width=1280", "request.height=768"]),
+    ("ltx2_full_guidance", &[]),
+    ("ltx2_3", &[]),
+    ("ltx2_3", &["request.width=1280", "request.height=768"]),
+    ("ltx2_two_stage", &[]),
+    ("ltx2_two_stage", &["request.width=1280", "request.height=768"]),
+    ("ltx2_two_stage", &["pipeline=keyframes", IMAGES]),
+    ("ltx2_distilled", &[]),
+    ("ltx2_hq", &[]),
+    ("ltx2_3_two_stage", &[]),
+    ("ltx2_3_two_stage", &["request.width=1280", "request.height=768"]),
+    ("ltx2_3_two_stage", &["pipeline=keyframes", IMAGES]),
+    ("ltx2_3_distilled", &[]),
+    ("ltx2_3_hq", &[]),
 ];
 
-/// Each shape for one of four chips, in turn; in full for all.
+/// A layout of one device of eight each for the schemes of attention, in the presets' own sizes.
+const SCHEMES: [&str; 3] = ["ulysses", "sequence", "ring"];
+
+/// Shapes of attention in the loops of requests, in the layout of a slice's file or in another on its devices.
+fn shapes_on(machine: &OpenTarget, file: Option<&str>, layout: Option<&str>) -> BTreeSet<(Shape, bool)> {
+    let mut found = BTreeSet::new();
+    for (preset, set) in REQUESTS {
+        let files = [Some(*preset), file].into_iter().flatten().map(String::from).collect();
+        let layout = layout.map(|layout| format!("layout={layout}"));
+        let set = set.iter().map(ToString::to_string).chain(layout).collect();
+        let config = load(&CliOverrides { files, set, ..CliOverrides::default() }).expect("a configuration").config;
+        let programs = Programs::of(&config, Some(2)).expect("the published model");
+        let build = setup::build(&config, machine.devices.len(), "tpu", &machine.device_kind).expect("a layout");
+        let loops = [ProgramKind::Denoise, ProgramKind::Refine];
+        for program in programs.kinds().filter(|program| loops.contains(program)) {
+            let here = shapes_in(&programs.network(program, &build).expect("builds").program.text);
+            assert!(!here.is_empty(), "{preset} {set:?} has no kernel", set = config.request);
+            found.extend(here);
+        }
+    }
+    found
+}
+
+/// Attention of one shape, alone.
+fn attention_alone(kernel: Kernel, [rows, queries, keys, heads, dim]: Shape, is_part: bool) -> Program {
+    let b = Builder::new("attention");
+    let argument = |name: &str, n: usize| b.argument(name, Type::new(DType::BF16, [rows, n, heads, dim]));
+    let (q, k, v) = (argument("q", queries), argument("k", keys), argument("v", keys));
+    let bias = b.argument("bias", Type::new(DType::F32, [1, 1, 1, keys]));
+    let results: Vec<Value> = match is_part {
+        true => Partial::of(kernel, &q, &k, &v, Some(&bias), 0.1).into_values().into(),
+        false => vec![attention(kernel, &q, &k, &v, Some(&bias), 0.1)],
+    };
+    let results: Vec<(&str, &Value)> = ["a", "b", "c"].into_iter().zip(&results).collect();
+    b.finish(&results).expect("builds")
+}
+
+/// The shapes of every pipeline on each shipped slice for its chip, and of the schemes of attention over eight devices for all
+/// chips; one in sixteen without `full`.
 #[needs(tpu)]
 fn the_kernel_compiles_for_every_chip() {
-    let options = EngineOptions::default();
-    for (turn, target) in ["tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2", "tpu:tpu7x:2x2x1"].into_iter().enumerate() {
-        let machine = target.parse::<Target>().expect("a target").open().expect("a topology");
-        let kernel = Kernel::Mosaic(Tpu::of(&machine.device_kind));
-        let all = WHOLE.iter().map(|s| (s, false)).chain(PARTS.iter().map(|s| (s, true)));
-        for (n, (&[rows, queries, keys, heads, dim], parts)) in all.enumerate() {
-            if (n + turn) % 4 != 0 && !full() {
-                continue;
-            }
-            let b = Builder::new("attention");
-            let argument = |name: &str, n: usize| b.argument(name, Type::new(DType::BF16, [rows, n, heads, dim]));
-            let (q, k, v) = (argument("q", queries), argument("k", keys), argument("v", keys));
-            let bias = b.argument("bias", Type::new(DType::F32, [1, 1, 1, keys]));
-            let results: Vec<Value> = match parts {
-                true => Partial::of(kernel, &q, &k, &v, Some(&bias), 0.1).into_values().into(),
-                false => vec![attention(kernel, &q, &k, &v, Some(&bias), 0.1)],
-            };
-            let results: Vec<(&str, &Value)> = ["a", "b", "c"].into_iter().zip(&results).collect();
-            let program = b.finish(&results).expect("builds");
-            assert!(program.text.contains("tpu_custom_call"), "{queries} x {keys} x {dim}");
-            if let Err(error) = machine.compile(&program, &options) {
-                panic!("{target}, {rows} x {queries} x {keys} x {heads} x {dim}: {error}");
-            }
+    let open = |target: &str| target.parse::<Target>().expect("a target").open().expect("a topology");
+    let mut all: BTreeMap<String, (OpenTarget, BTreeSet<(Shape, bool)>)> = BTreeMap::new();
+    let eight = ["tpu:v5e:2x4", "tpu:v5p:2x2x2", "tpu:v6e:2x4", "tpu:tpu7x:2x2x1"];
+    let schemes = eight.into_iter().flat_map(|target| SCHEMES.map(|layout| (target, None, Some(layout))));
+    let slices = shipped::slices().map(|(config, target)| (target, Some(config), None));
+    for (target, file, layout) in slices.chain(schemes).filter(|(target, ..)| tpu::is_chosen(target)) {
+        let machine = open(target);
+        let shapes = shapes_on(&machine, file, layout);
+        let chip = target.split(':').nth(1).expect("a chip").to_string();
+        all.entry(chip).or_insert_with(|| (machine, BTreeSet::new())).1.extend(shapes);
+    }
+    let different: BTreeSet<_> = all.values().flat_map(|(_, shapes)| shapes).collect();
+    let every: usize = all.values().map(|(_, shapes)| shapes.len()).sum();
+    eprintln!("{} shapes, {every} with their chips", different.len());
+    let each = all.values().flat_map(|(machine, shapes)| shapes.iter().map(move |shape| (machine, *shape)));
+    for (machine, (shape, is_part)) in each.step_by(if full() { 1 } else { 16 }) {
+        let program = attention_alone(Kernel::Mosaic(Tpu::of(&machine.device_kind)), shape, is_part);
+        assert!(program.text.contains("tpu_custom_call"), "{shape:?}");
+        if let Err(error) = tpu::try_module(machine, &program) {
+            panic!("{}, {shape:?}: {error}", machine.device_kind);
         }
     }
 }

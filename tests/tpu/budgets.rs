@@ -1,5 +1,5 @@
 //! Budgets of each layout: bytes moved and copied, FLOPs, in the programs that the TPU compiler makes of the published model
-//! (`make test-tpu`). One line a layout, chip and size; a failure prints the whole table.
+//! (`make test-full`). One line a layout, chip and size; a failure prints the whole table.
 
 use crate::support::needs;
 use crate::support::tpu::{Case, Compiled, compiled};
@@ -43,7 +43,7 @@ const FSDP_2_3: &[(CollectiveKind, usize)] =
     &[(CollectiveKind::AllGather, 26), (CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 2)];
 const ANY: &[(CollectiveKind, usize)] = &[];
 
-/// Rows of `make test-tpu`: layouts of every attention scheme, on v5p, TPU7x and v6e.
+/// Rows of `make test-full`: layouts of every attention scheme, on v5p, TPU7x and v6e.
 #[rustfmt::skip]
 const BUDGETS: &[Budget] = &[
     Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },

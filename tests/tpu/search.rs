@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::support::{self, needs};
 
-/// On the TPU compiler (`make test-tpu`) with the sizes of a small model: the winner is no slower than what is shipped.
+/// On the TPU compiler (`make test-full`) with the sizes of a small model: the winner is no slower than what is shipped.
 #[needs(tpu, full)]
 fn the_winner_is_no_slower_than_any_shipped_layout() {
     // Results are kept between runs, by everything that they depend on.

@@ -1,4 +1,4 @@
-//! `ltx2 why` on the published model and the TPU compiler (`make test-tpu`): from a layout kept for its waste its best
+//! `ltx2 why` on the published model and the TPU compiler (`make test-full`): from a layout kept for its waste its best
 //! advice, taken again and again, leads where the published tunings led.
 
 use std::path::{Path, PathBuf};
@@ -12,6 +12,13 @@ use serde_json::Value;
 const TARGET: &str = "tpu:v5p:2x2x2";
 /// Whose memory does not hold the weights.
 const SMALL: &str = "tpu:v6e:2x4";
+/// With half of that.
+const SMALLER: &str = "tpu:v5e:4x4";
+/// Whose memory holds them, and which gathers while matmuls run.
+const GATHERING: &str = "tpu:tpu7x:2x2x1";
+/// Guidance branches apart, each over four devices: for tokens alone, and for tokens and heads.
+const PAIRS: &str = "cfg=2,context=4";
+const HALVES: &str = "cfg=2,context=2,tensor=2";
 
 /// Modules are kept between runs, by everything that they depend on; figures are read anew.
 fn folder() -> PathBuf {
@@ -97,9 +104,28 @@ fn advice_on_a_shipped_layout_is_a_shipped_layout() {
         ("ulysses", &["--target", TARGET]),
         ("ring", &["--target", TARGET]),
         ("hybrid", &["--target", TARGET]),
-        ("cfg-ulysses", &["--target", TARGET, "--mesh", "cfg=2,context=4"]),
-        ("tensor", &["--target", SMALL, "--mesh", "cfg=2,context=2,tensor=2"]),
+        ("cfg-ulysses", &["--target", TARGET, "--mesh", PAIRS]),
+        ("cfg-ulysses-encoder", &["--target", TARGET, "--mesh", PAIRS]),
+        ("cfg-hybrid", &["--target", GATHERING, "--mesh", PAIRS]),
+        ("tensor", &["--target", SMALL, "--mesh", HALVES]),
+        ("tensor-encoder", &["--target", SMALL, "--mesh", HALVES]),
+        ("tensor-sequence", &["--target", SMALL, "--mesh", HALVES]),
         ("fsdp-ulysses", &["--target", SMALL]),
+        // For large videos where attention's weights do not fit, and for LTX-2.3 where they do.
+        (
+            "fsdp-sequence",
+            &[
+                "--target",
+                SMALLER,
+                "--mesh",
+                "cfg=2,context=8",
+                "--set",
+                "request.width=1280",
+                "--set",
+                "request.height=768",
+            ],
+        ),
+        ("fsdp-ffn", &["--target", SMALL, "--mesh", PAIRS, "-c", "ltx2_3"]),
     ];
     let named: Vec<&str> = cases.iter().map(|(layout, _)| *layout).collect();
     // These have no collectives in a block.

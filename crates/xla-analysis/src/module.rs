@@ -220,7 +220,10 @@ impl Module {
         let fused: BTreeSet<i64> = of_fusions.flat_map(|i| i.called_computation_ids.iter().copied()).collect();
         let own = self.computations.values().filter(|c| !fused.contains(&c.id)).flat_map(|c| &c.instructions);
         let mut found = Vec::new();
-        for i in own.filter(|i| !NAMES.contains(&i.opcode.as_str())) {
+        // Slices that were brought to faster memory one by one, as one array again.
+        let is_name =
+            |i: &InstructionProto| NAMES.contains(&i.opcode.as_str()) || i.custom_call_target == "ConcatBitcast";
+        for i in own.filter(|i| !is_name(i)) {
             for array in i.shape.iter().flat_map(leaves) {
                 let (dtype, dims) = (dtype_name(array.element_type), array.dimensions.clone());
                 found.push(Stored { dtype, dims, opcode: i.opcode.clone(), scope: i.scope().to_string() });

@@ -155,6 +155,7 @@ mod tests {
         let row = |label: &str, report| CaseResult {
             case: Case::default(),
             label: label.into(),
+            precision: None,
             report,
             measured: Some(0.02),
             error: Some(evil.into()),

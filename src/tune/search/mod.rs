@@ -337,7 +337,8 @@ impl<'a> SearchState<'a> {
             };
             let (label, report, error) = (point.label.clone(), compiled.report(), compiled.error);
             let compiler = compiler.clone();
-            self.rows.push((CaseResult { case, label, report, measured: None, error, compiler }, point));
+            self.rows
+                .push((CaseResult { case, label, precision: None, report, measured: None, error, compiler }, point));
         }
         Ok(())
     }

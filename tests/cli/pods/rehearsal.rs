@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use crate::support;
+use crate::support::{self, full};
 use ltx2::pjrt::discover::{self, Platform};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 pub(super) const PAGE: &str = "docs/guides/pods.md";
 pub(super) const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/pods");
 /// After that a command hangs, however busy the machine is.
-const HANGS: Duration = Duration::from_secs(120);
+const HANGS: Duration = Duration::from_secs(300);
 
 /// A command block of the page.
 pub(super) struct Block {
@@ -70,7 +70,7 @@ impl Rehearsal {
         }
         copy("Cargo.toml", &laptop.join("Cargo.toml"));
         copy("scripts/pod", &laptop.join("scripts/pod"));
-        copy("tests/fixtures/models/tiny_a", &laptop.join("models/LTX-2"));
+        copy(if full() { "assets/nano" } else { "tests/fixtures/models/tiny_a" }, &laptop.join("models/LTX-2"));
         std::os::unix::fs::symlink(plugin(), laptop.join("plugins/cpu")).expect("a link");
         let flags = std::env::var("XLA_FLAGS").unwrap_or_default();
         fs::write(rehearsal.path("on-workers"), format!("LTX2_REHEARSE_PROCESSES=1\nXLA_FLAGS={flags}\n")).unwrap();
@@ -83,14 +83,15 @@ impl Rehearsal {
 
     /// The variables of the page that have other values here, with those values. Everything else is typed as it stands.
     pub(super) fn variables(&self) -> [(&'static str, String); 8] {
-        let fixture = |name: &str| format!("{FIXTURES}/{name}");
+        let of = if full() { "-nano" } else { "" };
+        let fixture = |name: &str| format!("{FIXTURES}/{name}{of}.yml");
         [
             ("PLATFORM", "cpu".into()),
-            ("EIGHT_CHIPS", fixture("rehearsal.yml")),
-            ("SIXTEEN_CHIPS", fixture("rehearsal.yml")),
+            ("EIGHT_CHIPS", fixture("rehearsal")),
+            ("SIXTEEN_CHIPS", fixture("rehearsal")),
             ("TARGET", "cpu:2".into()),
-            ("EXPERIMENT", fixture("experiment.yml")),
-            ("GPUS", fixture("rehearsal.yml")),
+            ("EXPERIMENT", fixture("experiment")),
+            ("GPUS", fixture("rehearsal")),
             ("GPU_MESH", "cfg=2".into()),
             ("COORDINATOR", format!("{}.250:8476", self.network)),
         ]

@@ -1,0 +1,55 @@
+//! Transformers whose blocks are multiplied in 8 bits, on a GPU: as far from the reference as on the CPU, and nearer to the
+//! CPU's own results than those are to the reference.
+
+use ltx2::hlo::DType;
+use ltx2::nn::{Build, Lowering, Quantization};
+use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pipeline::tensors;
+
+use crate::support::{cases, cpu, ltx2, needs, quick, relative_l2, run_case};
+
+/// How much farther from the reference a GPU's results may be than the CPU's: their roundings differ, their number does not.
+const SPREAD: f64 = 1.5;
+
+#[needs(cpu, gpu)]
+fn one_gpu_in_8_bits_is_the_cpu() {
+    let client = cpu(1);
+    let dir = tempfile::tempdir().expect("a folder");
+    let (inputs, results) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
+    let all = cases("transformer");
+    // Of each generation one; the layers apart, as CUDA's programs have them.
+    let lowering = Lowering { unroll_layers: true, ..Lowering::of("cpu", "") };
+    for name in ["transformer/tiny_b", "transformer/tiny_2_3_perturbed"] {
+        let case = all.iter().find(|case| case.name == name).expect("a case");
+        let given: Vec<_> = case.inputs.iter().map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
+        tensors::write(&inputs, &given).expect("written");
+        for (quantization, set) in [
+            (Quantization::Fp8, &["runtime.weights=fp8"][..]),
+            (Quantization::Int8 { activations: false }, &["runtime.weights=int8"]),
+            (Quantization::Int8 { activations: true }, &["runtime.weights=int8", "runtime.activations=int8"]),
+        ] {
+            let build = Build { lowering: lowering.clone(), quantization, ..Build::new(DType::F32) };
+            let own = run_case(&client, ProgramKind::Transformer, case, case.inputs.clone(), quick(), &build);
+            let mut run = ltx2();
+            run.args(["run", "transformer", "--platform", "cuda", "--dtype", "f32", "--force", "--model"]);
+            run.arg(&case.model).arg("--inputs").arg(&inputs).arg("-o").arg(&results);
+            let arguments = case.arguments().map(|(name, value)| format!("{name}={value}"));
+            arguments.chain(set.iter().map(ToString::to_string)).for_each(|set| {
+                run.arg("--set").arg(set);
+            });
+            let ran = run.output().expect("runs");
+            assert!(ran.status.success(), "{name} {set:?}: {}", String::from_utf8_lossy(&ran.stderr));
+            let other = tensors::read(&results).expect("results");
+            for stream in ["video", "audio"] {
+                let (far, cpu) = (case.distance(stream, &other[stream]), case.distance(stream, &own[stream]));
+                let apart = relative_l2(&other[stream], &own[stream]);
+                eprintln!("{name} {set:?} {stream}: {far:.4} from the reference, the CPU {cpu:.4}, {apart:.4} apart");
+                assert!(far <= SPREAD * cpu, "{name} {set:?} {stream}: {far} of {cpu}");
+                assert!(
+                    apart <= cpu,
+                    "{name} {set:?} {stream}: {apart} from the CPU, which is {cpu} from the reference"
+                );
+            }
+        }
+    }
+}
