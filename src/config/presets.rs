@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 29] = [
+pub const CONFIGS: [(&str, &str); 28] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -38,7 +38,6 @@ pub const CONFIGS: [(&str, &str); 29] = [
     config!("tpu/v6e-8-large"),
     config!("tpu/v6e-16"),
     config!("tpu/v6e-64"),
-    config!("tpu/v6e-64-two-stage"),
     config!("tpu/v5p-8"),
     config!("tpu/v5p-32"),
     config!("tpu/tpu7x-8"),
@@ -46,7 +45,7 @@ pub const CONFIGS: [(&str, &str); 29] = [
 ];
 
 /// The layouts, by name: those to use, then the history.
-pub(crate) const LAYOUTS: [(&str, &str); 21] = [
+pub(crate) const LAYOUTS: [(&str, &str); 22] = [
     shipped!("replicated"),
     shipped!("sequence"),
     shipped!("ulysses"),
@@ -59,6 +58,7 @@ pub(crate) const LAYOUTS: [(&str, &str); 21] = [
     shipped!("tensor"),
     shipped!("tensor-encoder"),
     shipped!("tensor-sequence"),
+    shipped!("tensor-hybrid"),
     shipped!("fsdp-ulysses"),
     shipped!("fsdp-sequence"),
     shipped!("fsdp-ffn"),

@@ -2,8 +2,19 @@
 
 use serde_json::Value;
 
+use crate::support::{self, needs};
+
 /// Each program is made ready once and each component's parameters are loaded once, beside each other and in the order of use.
-pub(crate) fn check(perf: &Value) {
+#[needs(cpu)]
+fn parameters_load_beside_programs_in_the_order_of_use() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (video, times) = (dir.path().join("a.mp4"), dir.path().join("times.json"));
+    let mut run = support::ltx2();
+    run.args(["generate", "-c", support::tiny(), "-v", "-o"]).arg(&video).arg("--perf-json").arg(&times);
+    let ran = run.output().expect("runs");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success() && said.contains("time line, "), "{said}");
+    let perf: Value = serde_json::from_slice(&std::fs::read(times).expect("a file")).expect("JSON");
     let spans = perf["timeline"].as_array().expect("a time line");
     let of = |work: &str| -> Vec<&Value> { spans.iter().filter(|span| span["work"] == work).collect() };
     let names = |work: &str| of(work).iter().map(|span| span["name"].as_str().expect("a name")).collect::<Vec<_>>();

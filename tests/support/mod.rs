@@ -124,7 +124,7 @@ pub fn run_upsampler(folder: &Path) -> Command {
 pub const QUICK: &str = "runtime.xla_flags.xla_backend_optimization_level=0";
 
 /// Every shipped layout with a mesh of it, but for `tensor`.
-pub const LAYOUTS: [(&str, &str); 19] = [
+pub const LAYOUTS: [(&str, &str); 20] = [
     ("sequence", "context=8"),
     ("ulysses", "context=8"),
     ("ring", "context=8"),
@@ -144,6 +144,7 @@ pub const LAYOUTS: [(&str, &str); 19] = [
     ("tensor-sequence", "cfg=2,context=2,tensor=2"),
     ("fsdp-sequence", "cfg=2,context=4"),
     ("fsdp-ffn", "cfg=2,context=4"),
+    ("tensor-hybrid", "context=8"),
 ];
 
 /// The devices of a mesh, `cfg=2,context=4`.

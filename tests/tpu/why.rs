@@ -110,6 +110,7 @@ fn advice_on_a_shipped_layout_is_a_shipped_layout() {
         ("tensor", &["--target", SMALL, "--mesh", HALVES]),
         ("tensor-encoder", &["--target", SMALL, "--mesh", HALVES]),
         ("tensor-sequence", &["--target", SMALL, "--mesh", HALVES]),
+        ("tensor-hybrid", &["--target", "tpu:v6e:8x8", "--mesh", "cfg=2,context=16,tensor=2"]),
         ("fsdp-ulysses", &["--target", SMALL]),
         // For large videos where attention's weights do not fit, and for LTX-2.3 where they do.
         (
