@@ -22,7 +22,7 @@
 //! # Life of a request
 //!
 //! [`Config`] is read from YAML and flags. [`Session`] asks each model for its program (StableHLO text) and its parameter
-//! tree, compiles the program and uploads the parameters from the mapped checkpoint. [`Session::generate`] runs the text
+//! tree, compiles the program and uploads the parameters from the checkpoint beside that. [`Session::generate`] runs the text
 //! encoder, the connectors, the denoising loop and the decoders; [`media`] writes the MP4. Modules only use those below
 //! them: `cli`, `tune`, `perf`, [`pipeline`], [`request`], [`config`], [`sampling`], [`models`], [`weights`] and [`runtime`],
 //! [`nn`], `kernels`; below all are [`hlo`], [`pjrt`] and [`analysis`], crates of their own.

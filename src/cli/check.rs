@@ -1,6 +1,6 @@
 //! `ltx2 check`: contents of a model, from headers alone.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::print;
 use crate::models::ConfigError;
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         upsampler: args.upsampler.clone(),
         ..Overrides::default()
     };
-    let source = Rc::new(ModelSource::open(&args.model, &overrides)?);
+    let source = Arc::new(ModelSource::open(&args.model, &overrides)?);
     source.refuse_unread()?;
     let configs = ModelConfigs::of(&source);
     let findings: Vec<(Component, Finding)> =
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn examine(source: &Rc<ModelSource>, configs: &ModelConfigs, part: Component) -> Finding {
+fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -> Finding {
     if !source.has(part) {
         return Finding::Absent;
     }

@@ -3,7 +3,7 @@
 use crate::request;
 use crate::request::coordinate_grids;
 use std::fmt;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -51,7 +51,7 @@ impl Plan {
     pub(crate) fn new(loaded: &Loaded, options: &GenerateOptions) -> Self {
         let config = &loaded.config;
         let r = &config.request;
-        let source = ModelSource::open(&config.model.path, &Overrides::default()).map(Rc::new);
+        let source = ModelSource::open(&config.model.path, &Overrides::default()).map(Arc::new);
         let version = match &source {
             Ok(source) => source.version().map(|v| v.to_string()).map_err(|e| e.to_string()),
             Err(error) => Err(error.to_string()),

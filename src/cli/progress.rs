@@ -3,15 +3,16 @@
 use crate::pipeline::phase::Phase;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::tell;
 use crate::config::Job;
 use crate::media;
-use crate::pipeline::generate::{Finished, Observer};
+use crate::pipeline::generate::{Finished, Observer, OnLoad};
 
 /// Progress bar on a terminal, a line per tenth of the steps elsewhere; stops the run on Ctrl-C.
 pub(crate) struct Progress {
@@ -87,6 +88,30 @@ impl Observer for Progress {
             tell(format_args!("{video}{} {done}/{total} steps", phase.label()));
         }
         ControlFlow::Continue(())
+    }
+
+    fn on_load(&mut self) -> Option<OnLoad> {
+        if self.quiet {
+            return None;
+        }
+        let (started, terminal) = (Instant::now(), self.terminal);
+        let bar = OnceLock::new();
+        Some(Arc::new(move |done, total| {
+            let bar = bar.get_or_init(|| {
+                let bar = if terminal { ProgressBar::new(total) } else { ProgressBar::hidden() };
+                let style = ProgressStyle::with_template(
+                    "load {bar:32} {decimal_bytes}/{decimal_total_bytes}, {decimal_bytes_per_sec} (ETA {eta})",
+                );
+                bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+            });
+            bar.set_length(total);
+            bar.set_position(done);
+            if done >= total {
+                bar.finish_and_clear();
+                let seconds = started.elapsed().as_secs_f64();
+                tracing::info!("loaded {:.2} GB in {seconds:.1} s", total as f64 / 1e9);
+            }
+        }))
     }
 
     fn finished(&mut self, video: &Finished, table: &str) {

@@ -8,11 +8,16 @@ use super::frames::Frames;
 use super::isobmff::{Media, Track};
 use super::rate::FrameRate;
 use super::yuv;
+use crate::threads;
 
 /// Kinds of NAL units by their type number.
 const IDR: u8 = 5;
 const SPS: u8 = 7;
 const PPS: u8 = 8;
+
+/// Frames of a group of pictures. Groups are encoded in parallel: five seconds have as many as a host has cores. A fixed number,
+/// so that equal frames are equal files on every machine.
+const GROUP: usize = 8;
 
 /// Encodes `frames` at a constant quantizer (0 best, 51 worst) into a track.
 pub(super) fn encode(frames: &Frames, rate: FrameRate, quantizer: u8) -> Result<Track> {
@@ -22,14 +27,17 @@ pub(super) fn encode(frames: &Frames, rate: FrameRate, quantizer: u8) -> Result<
     let (shown_width, shown_height) = (size(width)?, size(height)?);
     let config = config(width, height, rate, quantizer);
     let refs = config.num_ref_frames;
-    let planes: Vec<YuvFrame> = frames
-        .iter()
-        .map(|rgb| {
+    // Groups of pictures need nothing of each other: each core converts and encodes its own.
+    let groups: Vec<usize> = (0..frames.count()).step_by(GROUP).collect();
+    let encoded = threads::in_order(&groups, threads::cores(), |&first| {
+        let planes = frames.iter().skip(first).take(GROUP).map(|rgb| {
             let yuv::Planes { y, u, v } = yuv::planes(rgb, frames.width(), frames.height());
             YuvFrame { width, height, y, u, v }
-        })
-        .collect();
-    let units = Encoder::new(config).and_then(|e| e.encode_all(&planes)).map_err(|e| failed(e.to_string()))?;
+        });
+        Encoder::new(config.clone()).and_then(|e| e.encode_all(&planes.collect::<Vec<_>>()))
+    });
+    let encoded = encoded.into_iter().collect::<std::result::Result<Vec<_>, _>>().map_err(|e| failed(e.to_string()))?;
+    let units = encoded.concat();
     if units.len() != frames.count() {
         return Err(failed(format!("{} access units for {} frames", units.len(), frames.count())));
     }
@@ -75,9 +83,7 @@ fn config(width: usize, height: usize, rate: FrameRate, quantizer: u8) -> Encode
     config.preset = Preset::Balanced;
     config.qp = quantizer.min(51);
     config.framerate = fps as f32;
-    // Groups of pictures are encoded in parallel: a second each keeps cores busy on a clip of a few seconds, and is how
-    // far a player has to decode when it seeks.
-    config.gop_size = fps.round().max(1.0) as u32;
+    config.gop_size = GROUP as u32;
     config.min_keyint = config.min_keyint.min(config.gop_size);
     config.level_idc = level(width.div_ceil(16) * height.div_ceil(16), fps);
     config

@@ -57,10 +57,11 @@ pub fn write_mp4(
         }
         Encoder::Embedded => {
             let encode = || h264::encode(frames, rate, options.crf);
-            let mut tracks = vec![failpoint::within("encode", atomic::name(path), encode)?];
-            if let Some(audio) = &audio {
-                tracks.push(aac::encode(audio, options.audio_bitrate)?);
-            }
+            let (video, sound) = rayon::join(
+                || failpoint::within("encode", atomic::name(path), encode),
+                || audio.as_ref().map(|audio| aac::encode(audio, options.audio_bitrate)).transpose(),
+            );
+            let tracks: Vec<_> = std::iter::once(video?).chain(sound?).collect();
             atomic::write(path, &isobmff::write(&tracks)?, options.replace)?;
         }
     }

@@ -95,6 +95,13 @@ pub struct Param {
     pub init: Init,
 }
 
+impl Param {
+    /// Bytes of all its elements, however it is sharded.
+    pub(crate) fn bytes(&self) -> usize {
+        self.ty.elements() * self.ty.dtype.size()
+    }
+}
+
 /// Placement of a tensor of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {

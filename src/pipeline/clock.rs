@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Result;
 use super::executor::Executor;
-use crate::runtime::{Outputs, ShardedTensor};
+use crate::runtime::{Outputs, ShardedTensor, SpanKind};
 
 /// The time of a phase; compiling and loading left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,7 @@ impl Clock {
         let next = Clock { took: std::mem::take(&mut self.took), ..Clock::start(executor) };
         let total = next.since.duration_since(self.since).saturating_sub(next.set_up.saturating_sub(self.set_up));
         let device = self.waited;
+        executor.engine().timeline().add(SpanKind::Run, phase.name(), self.since, None);
         *self = next;
         self.took.push(PhaseTime { phase, total, device });
     }

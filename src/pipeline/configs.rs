@@ -1,6 +1,6 @@
 //! A model's configurations, and the program that each component becomes.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -41,7 +41,7 @@ impl From<Origin> for ModelConfigs {
 /// Each fails by a missing file, a key that is wrong, unknown or not computed; programs also by sizes.
 impl ModelConfigs {
     /// Of a model on disk.
-    pub fn of(source: &Rc<ModelSource>) -> Self {
+    pub fn of(source: &Arc<ModelSource>) -> Self {
         ModelConfigs::from(Origin::Files(source.clone()))
     }
 

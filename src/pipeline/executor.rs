@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::ahead::{Ahead, OnLoad, Progress};
 use super::error::{PipelineError, Result};
 use super::files::Files;
 use super::loras::Loras;
@@ -11,7 +13,7 @@ use super::origin::Weights;
 use super::residency::{Keep, work};
 use crate::hlo::Program;
 use crate::models::Network;
-use crate::nn::Build;
+use crate::nn::{Build, Param};
 use crate::runtime::{Engine, Executable, Outputs, Parameters, ShardedTensor};
 use crate::tensor::Tensor;
 use crate::threads;
@@ -28,12 +30,16 @@ pub struct Executor {
     pass: u8,
     keep: Keep,
     parameters: Parameters,
+    /// Parameters on their way.
+    ahead: Option<Ahead>,
+    /// Told of every load's progress.
+    on_load: Option<OnLoad>,
     /// Weights of another pass in the place of some of those.
     parked: BTreeMap<u8, Parameters>,
     programs: HashMap<String, Rc<Executable>>,
     /// Hashes of programs that the compiler refused with the kernel that it was given.
     refused: HashSet<String>,
-    /// Time spent reading and uploading parameters.
+    /// Time spent waiting for parameters.
     pub(crate) load_time: Duration,
     /// Time spent until programs were ready; several are made beside each other.
     pub(crate) compile_time: Duration,
@@ -79,6 +85,8 @@ impl Executor {
             pass: 1,
             keep: Keep::All,
             parameters: Parameters::default(),
+            ahead: None,
+            on_load: None,
             parked: BTreeMap::new(),
             programs: HashMap::new(),
             refused: HashSet::new(),
@@ -97,6 +105,36 @@ impl Executor {
     /// From here on, so much of what is loaded stays on the devices.
     pub(crate) fn keep(&mut self, keep: Keep) {
         self.keep = keep;
+        self.ahead.iter().for_each(|ahead| ahead.decide(keep == Keep::All));
+    }
+
+    /// From here on, `told` hears how far loads are.
+    pub(crate) fn on_load(&mut self, told: Option<OnLoad>) {
+        self.on_load = told;
+    }
+
+    /// Loads the parameters of networks in their order, while this thread goes on: those of the first, and of the others
+    /// once it is known that `all` have room, now or by [`Executor::keep`]. Random weights are not loaded.
+    pub(crate) fn load_ahead(&mut self, networks: impl Iterator<Item = Arc<Network>>, all: bool) {
+        let Some(files) = self.files() else { return };
+        let mut seen = HashSet::new();
+        let orders: Vec<_> = networks
+            .map(|network| {
+                let is_new = |p: &&Param| self.parameters.get(&p.name).is_none() && seen.insert(p.name.clone());
+                let params: Vec<Param> = network.params.iter().filter(is_new).cloned().collect();
+                (network, params)
+            })
+            .filter(|(_, params)| !params.is_empty())
+            .collect();
+        let total = orders.iter().flat_map(|(_, params)| params).map(Param::bytes).sum();
+        let progress = Progress::new(self.on_load.clone(), total);
+        self.ahead = Some(Ahead::start(self.engine.clone(), files, orders, all, progress));
+    }
+
+    /// The files that parameters are read from.
+    fn files(&self) -> Option<Files> {
+        let Weights::Files(source) = &self.weights else { return None };
+        Some(Files { source: source.clone(), loras: self.loras.clone(), order: self.merge_order })
     }
 
     /// Whether everything that is loaded stays.
@@ -111,7 +149,7 @@ impl Executor {
     pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
         if self.merge_order != loras.order {
             // What the other order made is no weight of this one.
-            self.swap_loras(Vec::new());
+            self.swap_loras(Vec::new())?;
             self.merge_order = loras.order;
         }
         self.by_pass = loras;
@@ -127,7 +165,7 @@ impl Executor {
         if self.by_pass.is_empty() || pass == self.pass {
             return Ok(());
         }
-        let before = self.swap_loras(self.by_pass.of_pass(pass));
+        let before = self.swap_loras(self.by_pass.of_pass(pass))?;
         if self.keep != Keep::OneComponent {
             self.parked.insert(self.pass, before);
         }
@@ -158,19 +196,25 @@ impl Executor {
                 }
             }
         }
-        self.swap_loras(loras.to_vec());
+        self.swap_loras(loras.to_vec())?;
         self.parked.clear();
         Ok(())
     }
 
     /// Takes out the parameters that these updates make others.
-    fn swap_loras(&mut self, loras: Vec<Lora>) -> Parameters {
+    ///
+    /// # Errors
+    /// Parameters on their way that cannot be loaded.
+    fn swap_loras(&mut self, loras: Vec<Lora>) -> Result<Parameters> {
+        if let Some(mut ahead) = self.ahead.take() {
+            ahead.take_all(&mut self.parameters)?;
+        }
         let differing = lora::differing(&self.loras, &loras);
         let taken = self.parameters.take_reading(|component, key| {
             Component::from_folder(component).is_some_and(|component| differing.contains(&(component, key)))
         });
         self.loras = loras;
-        taken
+        Ok(taken)
     }
 
     pub fn engine(&self) -> &Engine {
@@ -204,21 +248,34 @@ impl Executor {
     /// Errors of program, files or device.
     pub fn prepare(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
         let compiled = self.compile(name, network)?;
-        self.make_room(network, &compiled);
         let start = Instant::now();
-        let (parameters, program, params) = (&mut self.parameters, &network.program, &network.params);
-        match &self.weights {
-            Weights::Files(source) => parameters.load(
-                &self.engine,
-                program,
-                params,
-                &Files { source, loras: &self.loras, order: self.merge_order },
-                &|_| (),
-            )?,
-            Weights::Random(seed) => parameters.draw(&self.engine, program, params, *seed)?,
+        if let Some(ahead) = &mut self.ahead {
+            match self.engine.runs_beside_transfers() {
+                true => ahead.take(&network.params, &mut self.parameters)?,
+                false => ahead.take_all(&mut self.parameters)?,
+            }
         }
+        self.make_room(network, &compiled);
+        self.load(network)?;
         self.load_time += start.elapsed();
         Ok(compiled)
+    }
+
+    /// Loads or draws a network's parameters that are not there yet.
+    fn load(&mut self, network: &Network) -> Result<()> {
+        let files = self.files();
+        let (parameters, program, params) = (&mut self.parameters, &network.program, &network.params);
+        if let Weights::Random(seed) = self.weights {
+            parameters.draw(&self.engine, program, params, seed)?;
+        }
+        let Some(files) = files else { return Ok(()) };
+        let total = parameters.missing(params).into_iter().map(Param::bytes).sum();
+        let progress = Progress::new(self.on_load.clone(), total);
+        let told = |bytes: usize| {
+            progress.add(bytes);
+            true
+        };
+        Ok(parameters.load(&self.engine, program, params, &files, &told)?)
     }
 
     /// The network that `write` makes for a build; without attention's kernel where the plugin may refuse that and does.
@@ -362,6 +419,7 @@ impl Executor {
     /// Starts counting loading and compiling anew, for the next request's figures.
     pub(crate) fn reset_set_up_time(&mut self) {
         (self.load_time, self.compile_time) = (Duration::ZERO, Duration::ZERO);
+        self.engine.timeline().clear();
         self.made.clear();
     }
 

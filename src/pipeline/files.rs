@@ -9,9 +9,10 @@ use crate::weights::{Component, Lora, MergeOrder, ModelSource, TensorView};
 use crate::weights::{check_finite, finite_tensor, lora, lora_merge, read_finite};
 
 /// Files and updates.
-pub(super) struct Files<'a> {
-    pub(crate) source: &'a ModelSource,
-    pub(crate) loras: &'a [Lora],
+#[derive(Clone)]
+pub(super) struct Files {
+    pub(crate) source: Arc<ModelSource>,
+    pub(crate) loras: Vec<Lora>,
     pub(crate) order: MergeOrder,
 }
 
@@ -21,7 +22,7 @@ fn part(component: &str) -> Found<Component> {
     Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))
 }
 
-impl Files<'_> {
+impl Files {
     fn view(&self, component: Component, key: &str) -> Found<TensorView> {
         self.source.checkpoint(component).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
     }
@@ -44,10 +45,10 @@ impl Files<'_> {
     }
 }
 
-impl ParameterSource for Files<'_> {
+impl ParameterSource for Files {
     fn in_file(&self, component: &'static str, key: &str) -> Found<Option<FileTensor>> {
         let component = part(component)?;
-        if !lora::updates(self.loras, component, key).is_empty() {
+        if !lora::updates(&self.loras, component, key).is_empty() {
             return Ok(None);
         }
         let view = self.view(component, key)?;
@@ -64,7 +65,7 @@ impl ParameterSource for Files<'_> {
         let (dtype, shape) = (view.dtype(), view.shape().to_vec());
         let scales = if dtype == DType::F8E4M3FN { self.scales(component, key, &shape)? } else { None };
         let (file, name) = (view.file().to_path_buf(), view.key().to_string());
-        let updates = lora::updates(self.loras, component, key);
+        let updates = lora::updates(&self.loras, component, key);
         if updates.is_empty() {
             let bytes = read_finite(&view).map_err(|e| e.to_string())?.into();
             return Ok(StoredTensor { dtype, shape, bytes, scales, file, key: name });

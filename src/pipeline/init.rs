@@ -13,9 +13,8 @@ use crate::hlo::DType;
 use crate::models::presets::Preset;
 use crate::models::tokenizer::write_byte_tokenizer;
 use crate::nn::Init;
-use crate::runtime::{RuntimeError, random_tensor};
-use crate::tensor::Tensor;
-use crate::weights::{TensorSpec, write_component, write_json};
+use crate::runtime::{RuntimeError, fill_random};
+use crate::weights::{SHARD_BYTES, TensorSpec, write_component, write_json};
 
 /// Counts of a written model.
 pub(crate) struct Written {
@@ -47,10 +46,10 @@ pub(crate) fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Resu
         let count: usize = tensors.values().map(|(shape, _)| shape.iter().product::<usize>()).sum();
         written.parameters += count;
         written.bytes += count * dtype.size();
-        write_component(dir, part, &config, specs, |spec| -> Result<Tensor> {
-            let init = tensors.get(&spec.name).map_or(Init::normal(0.0), |(_, init)| *init);
-            let name = format!("{}.{}", part.folder(), spec.name);
-            Ok(random_tensor(seed, &name, &spec.shape, spec.dtype, init).map_err(RuntimeError::from)?)
+        write_component(dir, part, &config, &specs, SHARD_BYTES, |spec, from, bytes| -> Result<()> {
+            let (_, init) = &tensors[&spec.name];
+            let (name, first) = (format!("{}.{}", part.folder(), spec.name), from / dtype.size());
+            Ok(fill_random(seed, &name, *init, dtype, first, bytes).map_err(RuntimeError::from)?)
         })?;
     }
     let scheduler = dir.join(Component::Scheduler.folder());

@@ -5,6 +5,7 @@ use super::setup;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::compile::needed;
 use super::error::{PipelineError, Result};
@@ -14,11 +15,15 @@ use super::residency::{Keep, work};
 use crate::config::{Config, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
 use crate::nn::Build;
-use crate::runtime::device_bytes;
 use crate::runtime::processes::Group;
+use crate::runtime::{SpanKind, device_bytes};
 
 /// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
 const SPARE: f64 = 0.03;
+
+/// The part of usable memory up to which all parameters are loaded beside compilation: what programs need is not known by
+/// then, and compilers try kernels on the device.
+const ROOMY: f64 = 0.7;
 
 /// Bytes of one program on a device.
 #[derive(Clone, Debug)]
@@ -66,7 +71,7 @@ fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>
 }
 
 impl Plan {
-    /// Writes and compiles every program of a run.
+    /// Writes and compiles every program of a run, and begins to load what they read.
     pub(crate) fn of(
         config: &Config,
         programs: &Programs,
@@ -75,10 +80,23 @@ impl Plan {
         group: Option<&Arc<Group>>,
     ) -> Result<Self> {
         let write = |kind: ProgramKind| {
-            executor.accepted(kind.name(), build, |build| programs.network(kind, build)).map(|network| (kind, network))
+            let since = Instant::now();
+            let network = executor.accepted(kind.name(), build, |build| programs.network(kind, build))?;
+            executor.engine().timeline().add(SpanKind::Program, kind.name(), since, None);
+            Ok((kind, Arc::new(network)))
         };
         let networks = programs.kinds().map(write).collect::<Result<Vec<_>>>()?;
-        executor.compile_all(networks.iter().map(|(kind, network)| (kind.name(), network)))?;
+        let mut components = parameters(networks.iter().map(|(_, network)| &**network));
+        components.iter_mut().filter(|(c, _)| executor.differs_by_pass(c)).for_each(|(_, bytes)| *bytes *= 2);
+        let limit = match config.runtime.memory_limit {
+            Some(gib) => Some((gib * f64::from(1 << 30)) as usize),
+            None => free(executor, group)?,
+        };
+        let all = components.values().sum::<usize>() as f64;
+        let has_room = limit.is_none_or(|limit| all <= ROOMY * limit as f64);
+        let has_room = has_room && config.runtime.residency != Residency::InTurn;
+        executor.load_ahead(networks.iter().map(|(_, network)| network.clone()), has_room);
+        executor.compile_all(networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;
         let mut needs = Vec::new();
         for (program, network) in &networks {
             let compiled = executor.compile(program.name(), network)?;
@@ -86,12 +104,6 @@ impl Plan {
             components.dedup();
             needs.push(Need { program: *program, components, work: work(network, &compiled), io: io(network) });
         }
-        let mut components = parameters(networks.iter().map(|(_, network)| network));
-        components.iter_mut().filter(|(c, _)| executor.differs_by_pass(c)).for_each(|(_, bytes)| *bytes *= 2);
-        let limit = match config.runtime.memory_limit {
-            Some(gib) => Some((gib * f64::from(1 << 30)) as usize),
-            None => free(executor, group)?,
-        };
         Ok(Plan { needs, components, limit })
     }
 

@@ -1,5 +1,6 @@
 //! From a request to a file.
 
+mod ahead;
 pub mod batch;
 pub mod call;
 pub(crate) mod calls;
@@ -41,6 +42,7 @@ pub mod tensors;
 pub mod text_to_video;
 pub mod tiles;
 mod transformer_inputs;
+mod writer;
 
 pub use error::{PipelineError, Result, one_line};
 pub use options::RunOptions;

@@ -1,7 +1,7 @@
 //! A model that requests can be made of: configurations, tokenizer, latent statistics, weights.
 
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -94,7 +94,7 @@ impl Model {
     ///
     /// # Errors
     /// A missing or unusable part, by name.
-    pub fn open(source: &Rc<ModelSource>) -> Result<Self> {
+    pub fn open(source: &Arc<ModelSource>) -> Result<Self> {
         source.require(needed_components())?;
         source.refuse_unread()?;
         let configs = ModelConfigs::of(source);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -17,7 +17,7 @@ use crate::weights::{Component, ModelSource, Overrides, WeightsError};
 #[derive(Clone)]
 pub enum Origin {
     /// Files on this machine.
-    Files(Rc<ModelSource>),
+    Files(Arc<ModelSource>),
     /// The published configuration of a model whose files are not here.
     Preset(Preset),
 }
@@ -112,7 +112,7 @@ pub(crate) fn of_run(config: &Config) -> Result<(Origin, Weights)> {
 }
 
 /// The files of the model that a configuration names.
-fn files(config: &Config) -> Result<Rc<ModelSource>> {
+fn files(config: &Config) -> Result<Arc<ModelSource>> {
     let m = &config.model;
     let overrides = Overrides {
         text_encoder: m.text_encoder.clone(),
@@ -122,20 +122,20 @@ fn files(config: &Config) -> Result<Rc<ModelSource>> {
         vocoder: m.vocoder.clone(),
         upsampler: m.upsampler.clone(),
     };
-    Ok(Rc::new(ModelSource::open(&m.path, &overrides)?))
+    Ok(Arc::new(ModelSource::open(&m.path, &overrides)?))
 }
 
 /// Where parameters come from.
 #[derive(Clone)]
 pub enum Weights {
     /// A model's files.
-    Files(Rc<ModelSource>),
+    Files(Arc<ModelSource>),
     /// Random numbers made on the devices, drawn from a seed.
     Random(u64),
 }
 
-impl From<Rc<ModelSource>> for Weights {
-    fn from(source: Rc<ModelSource>) -> Self {
+impl From<Arc<ModelSource>> for Weights {
+    fn from(source: Arc<ModelSource>) -> Self {
         Weights::Files(source)
     }
 }

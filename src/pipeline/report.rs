@@ -9,16 +9,7 @@ use serde_json::{Value, json};
 use super::clock::PhaseTime;
 use super::executor::Executor;
 use super::text_to_video::Generated;
-use crate::runtime::ExecutableOrigin;
-
-/// Times of a run next to those of its phases.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Outer {
-    /// Writing the files.
-    pub(crate) encoding: Duration,
-    /// From the start of the request, and of those made with it, to its last file.
-    pub(crate) total: Duration,
-}
+use crate::runtime::{ExecutableOrigin, Span, Timeline};
 
 /// The most memory the process held, in bytes; the platform's own figure where there is no device memory to ask.
 pub(crate) fn peak_memory(executor: &Executor) -> Option<u64> {
@@ -32,7 +23,62 @@ pub(crate) fn peak_memory(executor: &Executor) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-fn rows(generated: &Generated, executor: &Executor, outer: Outer) -> Vec<(String, Duration)> {
+/// Figures of a made video, but for the time of its files.
+pub(crate) struct RunReport {
+    rows: Vec<(String, Duration)>,
+    /// Programs that were made ready: name, time, origin.
+    programs: Vec<(String, Duration, ExecutableOrigin)>,
+    /// Lines behind the times.
+    memory: String,
+    figures: Value,
+    spans: Vec<Span>,
+    /// From the start of the request, and of those made with it.
+    made: Duration,
+}
+
+impl RunReport {
+    /// The report of a video, `made` after its request's start.
+    pub(crate) fn of(generated: &Generated, executor: &Executor, made: Duration) -> Self {
+        let programs = executor.made().iter().map(|e| (e.name().replace('_', " "), e.compile_time(), e.origin()));
+        RunReport {
+            rows: rows(generated, executor),
+            programs: programs.collect(),
+            memory: memory(generated, executor),
+            figures: figures(generated, executor),
+            spans: executor.engine().timeline().spans(),
+            made,
+        }
+    }
+
+    /// Work on the video so far.
+    pub(crate) fn spans(&self) -> Timeline {
+        Timeline::of(self.spans.clone())
+    }
+
+    /// The table printed after every run, and the same figures as JSON; `written` is the writing of its files.
+    pub(crate) fn end(mut self, written: Span) -> (String, Value) {
+        let encoding = Duration::from_secs_f64((written.to - written.from).max(0.0));
+        self.spans.push(written);
+        let total = self.made + encoding;
+        self.figures["encoding"] = json!(encoding.as_secs_f64());
+        self.figures["total"] = json!(total.as_secs_f64());
+        self.figures["timeline"] = json!(self.spans);
+        self.rows.extend([("encoding".to_string(), encoding), ("total".to_string(), total)]);
+        let mut text = String::new();
+        for (name, time) in &self.rows {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{name:<16}{:>9.3} s", time.as_secs_f64());
+            if matches!(name.as_str(), "compile" | "cache hit") {
+                for (name, took, origin) in &self.programs {
+                    let _ = writeln!(text, "  {name:<14}{:>9.3} s  {origin}", took.as_secs_f64());
+                }
+            }
+        }
+        (text + &self.memory, self.figures)
+    }
+}
+
+fn rows(generated: &Generated, executor: &Executor) -> Vec<(String, Duration)> {
     let hits = !executor.made().is_empty() && executor.made().iter().all(|e| e.origin() == ExecutableOrigin::CacheHit);
     let compile = if hits { "cache hit" } else { "compile" };
     let mut rows = vec![("load".to_string(), executor.load_time), (compile.to_string(), executor.compile_time)];
@@ -43,24 +89,11 @@ fn rows(generated: &Generated, executor: &Executor, outer: Outer) -> Vec<(String
         }
     }
     rows.push(("  on the host".to_string(), generated.timings.iter().map(PhaseTime::host).sum()));
-    rows.push(("encoding".to_string(), outer.encoding));
-    rows.push(("total".to_string(), outer.total));
     rows
 }
 
-/// The table printed after every run.
-pub(crate) fn table(generated: &Generated, executor: &Executor, outer: Outer) -> String {
+fn memory(generated: &Generated, executor: &Executor) -> String {
     let mut text = String::new();
-    for (name, time) in rows(generated, executor, outer) {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{name:<16}{:>9.3} s", time.as_secs_f64());
-        if matches!(name.as_str(), "compile" | "cache hit") {
-            for e in executor.made() {
-                let (name, took) = (e.name().replace('_', " "), e.compile_time().as_secs_f64());
-                let _ = writeln!(text, "  {name:<14}{took:>9.3} s  {}", e.origin());
-            }
-        }
-    }
     if generated.batch > 1 {
         let _ = writeln!(text, "{:<16}{:>9}", "made together", generated.batch);
     }
@@ -75,8 +108,8 @@ pub(crate) fn table(generated: &Generated, executor: &Executor, outer: Outer) ->
     text
 }
 
-/// The same figures as JSON, with every program's hash, compiles, cache hits and executions.
-pub(crate) fn json(generated: &Generated, executor: &Executor, outer: Outer) -> Value {
+/// Figures as JSON, with every program's hash, compiles, cache hits and executions.
+fn figures(generated: &Generated, executor: &Executor) -> Value {
     let took = |s: Phase| generated.timings.iter().find(|t| t.phase == s);
     let host = generated.timings.iter().map(PhaseTime::host).sum::<Duration>();
     let hashes: std::collections::BTreeMap<&str, &str> = executor.program_hashes().collect();
@@ -104,8 +137,6 @@ pub(crate) fn json(generated: &Generated, executor: &Executor, outer: Outer) -> 
         "load": executor.load_time.as_secs_f64(),
         "compile": executor.compile_time.as_secs_f64(),
         "host": host.as_secs_f64(),
-        "encoding": outer.encoding.as_secs_f64(),
-        "total": outer.total.as_secs_f64(),
         "videos_together": generated.batch,
         "parameter_bytes": executor.parameter_bytes(),
         "peak_memory_bytes": peak_memory(executor),

@@ -4,6 +4,7 @@ use super::setup;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -22,7 +23,7 @@ use crate::media::RoundTrip;
 use crate::nn::Build;
 use crate::request::Request;
 use crate::runtime::processes::Group;
-use crate::runtime::{Engine, EngineOptions, RuntimeError, platform};
+use crate::runtime::{Engine, EngineOptions, RuntimeError, SpanKind, platform, timeline};
 
 /// Devices that are ready for the requests of one configuration.
 pub struct Session {
@@ -103,6 +104,7 @@ impl Session {
         engine_options: EngineOptions,
     ) -> Result<Self> {
         // Headers first: what is wrong with the files is said before devices are waited for and programs compiled.
+        timeline::begin();
         let programs = Programs::of(config, None)?;
         check_files(&model.configs, &model.weights, programs.components())?;
         let mut config = config.clone();
@@ -110,6 +112,7 @@ impl Session {
         let config = &config;
         let choice = config.platform().map_err(PipelineError::Input)?;
         let options = setup::platform_options(config, group.map(|group| &**group))?;
+        let opening = Instant::now();
         let (plugin, client) = platform::open_with(&choice, &options)?;
         let version = client.platform_version().unwrap_or_default();
         let versions = json!({
@@ -122,6 +125,7 @@ impl Session {
         let index = client.process_index().map_err(RuntimeError::from)?;
         let first = group.map_or(index == 0, |group| group.id() == 0);
         let engine = Engine::among(client, engine_options, group.cloned());
+        engine.timeline().add(SpanKind::Open, engine.platform(), opening, None);
         peers(&engine, group)?;
         let mut executor = Executor::new(engine, model.weights.clone());
         executor.keep_loras(Loras::open(&config.model)?)?;

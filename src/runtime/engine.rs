@@ -15,9 +15,10 @@ use super::flags::Toolchain;
 use super::gather;
 use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
+use super::timeline::{SpanKind, Timeline};
 use crate::failpoint;
 use crate::hlo::{Argument, Mesh, Program, Sharding, Type};
-use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable};
+use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};
 use crate::tensor::Tensor;
 
 /// Compiles and runs of a program so far.
@@ -42,6 +43,9 @@ pub struct Engine {
     group: Option<Arc<Group>>,
     statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
     launches: Arc<AtomicI32>,
+    timeline: Timeline,
+    /// Host memory of loads. Kept: a driver that unmaps memory waits for all work of its devices.
+    staging: Arc<Mutex<Vec<Staging>>>,
     /// Executables of [`Engine::compile_once`], by hash.
     compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
 }
@@ -63,8 +67,30 @@ impl Engine {
                 .ok()
         });
         let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
-        let (statistics, launches, compiled) = (Arc::default(), Arc::default(), Arc::default());
-        Engine { client, toolchain, devices, options, cache, group, statistics, launches, compiled }
+        let (statistics, launches, compiled, timeline, staging) = Default::default();
+        Engine { client, toolchain, devices, options, cache, group, statistics, launches, timeline, staging, compiled }
+    }
+
+    /// Work of this process so far.
+    pub(crate) fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// Host memory of at least `size` bytes that devices read in place: of an earlier load, or new.
+    pub(super) fn staging(&self, size: usize) -> Staging {
+        let mut all = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.iter().position(|staging| staging.len() >= size) {
+            Some(place) => all.swap_remove(place),
+            None => {
+                drop(all);
+                self.client.staging(size)
+            }
+        }
+    }
+
+    /// Keeps host memory for the next load.
+    pub(super) fn keep_staging(&self, staging: Staging) {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner).push(staging);
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -84,6 +110,13 @@ impl Engine {
     /// The devices of all processes, in the order in which meshes count them.
     pub(crate) fn devices(&self) -> &[Device] {
         self.devices.all()
+    }
+
+    /// Whether programs may run while another thread sends parameters. Not on CUDA: when a program from the compile cache
+    /// first runs, cuDNN reads its kernels back in by capturing a stream, and transfers beside that end in errors, hang or crash
+    /// (seen with jax-cuda13-pjrt 0.11.2 on an H200).
+    pub(crate) fn runs_beside_transfers(&self) -> bool {
+        self.platform() != "cuda"
     }
 
     pub(crate) fn own_device(&self) -> &Device {
@@ -128,13 +161,17 @@ impl Engine {
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
         let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
         let (loaded, origin, took) = match cached {
-            Some(loaded) => (loaded, ExecutableOrigin::CacheHit, start.elapsed()),
+            Some(loaded) => {
+                self.timeline.add(SpanKind::Cache, name, start, None);
+                (loaded, ExecutableOrigin::CacheHit, start.elapsed())
+            }
             None => {
                 let start = Instant::now();
                 let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
                 let compiled = || compile_known(&self.toolchain, &options, &self.options, compile);
                 let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
+                self.timeline.add(SpanKind::Compile, name, start, None);
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 let entry = entry.filter(|entry| first || !entry.path().exists());
@@ -160,7 +197,15 @@ impl Engine {
                 s.cache_seconds += took.as_secs_f64();
             }
         });
-        tracing::debug!(program = name, seconds = took.as_secs_f64(), hash = program.hash(), "{origin}");
+        // Compilers try kernels on the device, with memory of their own.
+        let peak = self.own_device().memory().ok().and_then(|memory| memory.peak).map(|bytes| bytes >> 20);
+        tracing::debug!(
+            program = name,
+            seconds = took.as_secs_f64(),
+            peak_mib = peak,
+            hash = program.hash(),
+            "{origin}"
+        );
         Ok(Executable {
             name: name.to_string(),
             loaded,

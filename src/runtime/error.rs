@@ -21,6 +21,9 @@ pub enum RuntimeError {
     /// The other processes of the run.
     #[error(transparent)]
     Processes(#[from] GroupError),
+    /// Loading that nobody waits for any more.
+    #[error("loading was stopped")]
+    Stopped,
     /// A parameter could not be read.
     #[error("{0}")]
     Parameter(String),

@@ -12,7 +12,7 @@ use super::stored::{ParameterSource, ReadPiece};
 use crate::failpoint;
 use crate::hlo::{DType, Program};
 use crate::nn::{Param, Source};
-use crate::pjrt::{Buffer, Device, DeviceLayout, HostBuffer, Piece, SharedBytes, Staging, Transfer, TransferShape};
+use crate::pjrt::{Buffer, Device, DeviceLayout, HostBuffer, Piece, SharedBytes, Transfer, TransferShape};
 use crate::tensor::Tensor;
 use crate::threads;
 
@@ -23,35 +23,36 @@ const SMALL: usize = 1 << 20;
 /// More readers than that are no faster.
 const READERS: usize = 16;
 
-/// Uploads `params`, arguments of `program`, in their order; `told` hears of every piece's bytes.
+/// Uploads `params`, arguments of `program`, in their order; `told` hears of every piece's bytes and says whether to go on.
 ///
 /// # Errors
-/// A tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
+/// [`RuntimeError::Stopped`] where `told` says so; a tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
 pub(super) fn load(
     engine: &Engine,
     program: &Program,
     params: &[&Param],
     source: &dyn ParameterSource,
-    told: &(dyn Fn(usize) + Sync),
+    told: &(dyn Fn(usize) -> bool + Sync),
 ) -> Result<Vec<ShardedTensor>, RuntimeError> {
     let mut jobs = Vec::new();
     let uploads =
         params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
     let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
-    let largest = jobs.iter().map(|job| job.staged()).max().unwrap_or(0);
-    let (pool, failed) = (Mutex::new(Vec::new()), AtomicBool::new(false));
+    // What is read goes into the first half, what is cut from it into the second.
+    let largest = jobs.iter().map(|job| job.staged()).max().unwrap_or(0).max(PIECE);
+    let halves = if program.devices() > 1 { 2 } else { 1 };
+    let failed = AtomicBool::new(false);
     let done = threads::in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
         if failed.load(Ordering::Relaxed) {
             return Ok(());
         }
         let upload = &uploads[job.upload];
-        // What is read goes into the first half, what is cut from it into the second.
-        let taken = || -> Option<Staging> { lock(&pool).pop() };
-        let mut staging = (job.staged() > 0).then(|| taken().unwrap_or_else(|| engine.client().staging(2 * largest)));
-        let result = job.run(engine, upload, source, staging.as_deref_mut().unwrap_or_default());
-        lock(&pool).extend(staging);
+        let mut staging = (job.staged() > 0).then(|| engine.staging(halves * largest));
+        let (into, cuts) = staging.as_deref_mut().unwrap_or_default().split_at_mut(job.staged());
+        let result = job.run(engine, upload, source, into, cuts);
+        staging.into_iter().for_each(|staging| engine.keep_staging(staging));
+        let result = result.and_then(|()| if told(job.bytes) { Ok(()) } else { Err(RuntimeError::Stopped) });
         failed.fetch_or(result.is_err(), Ordering::Relaxed);
-        told(job.bytes);
         if result.is_ok() && upload.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             failpoint::reach("load", &upload.param.name);
         }
@@ -204,7 +205,8 @@ impl Job {
         engine: &Engine,
         upload: &Upload,
         source: &dyn ParameterSource,
-        staging: &mut [u8],
+        into: &mut [u8],
+        cuts: &mut [u8],
     ) -> Result<(), RuntimeError> {
         let param = upload.param;
         let (outer, fills) = match &upload.way {
@@ -217,8 +219,6 @@ impl Job {
         let dims = &param.ty.dims[outer..];
         match &self.part {
             Part::Rows(rows, read) => {
-                let (into, cuts) = staging.split_at_mut(staging.len() / 2);
-                let into = &mut into[..self.bytes];
                 let row = self.bytes / rows.len().max(1);
                 read(rows.start * row, into).map_err(RuntimeError::Parameter)?;
                 send(upload, fills, outer, self.key, Some(rows), into, cuts)

@@ -11,7 +11,8 @@
 //! logarithm and cosine: it is integer arithmetic with one subtraction and one multiplication in f32 behind it, the same
 //! on every platform, and quick to compile some hundred times in one program.
 
-use ndarray::{Array2, ArrayD};
+use half::bf16;
+use ndarray::Array2;
 use sha2::{Digest, Sha256};
 
 use super::engine::Engine;
@@ -240,25 +241,41 @@ fn scale(init: Init) -> (f64, f64) {
     (131_070.0 - if init.mean == 0.0 { 0.0 } else { f64::from(init.mean) / factor }, factor)
 }
 
-/// A checkpoint tensor as the devices make it for `model.weights: random`, rounded to `dtype`; `name` begins with the
-/// component's folder.
+/// Writes a checkpoint tensor's little-endian bytes, from element `first` on, as the devices make it for `model.weights: random`,
+/// rounded to `dtype`; `name` begins with the component's folder.
 ///
 /// # Errors
 /// An element type other than f32 and bf16.
-pub fn random_tensor(seed: u64, name: &str, shape: &[usize], dtype: DType, init: Init) -> Result<Tensor, TensorError> {
+pub(crate) fn fill(
+    seed: u64,
+    name: &str,
+    init: Init,
+    dtype: DType,
+    first: usize,
+    into: &mut [u8],
+) -> Result<(), TensorError> {
     let [x, y] = key(name, seed);
+    // Indices count in 32 bits, as the devices' do.
+    let y = y.wrapping_add(first as u32);
     let (center, factor) = scale(init);
+    let (center, factor, mean) = (center as f32, factor as f32, init.mean);
     let halves = |v: u32| (v & 65_535) + (v >> 16);
-    let mut index = 0u32;
-    let values = ArrayD::from_shape_simple_fn(shape, || {
-        let [a, b] = pcg2d(x, y.wrapping_add(index));
-        index = index.wrapping_add(1);
-        if init.std == 0.0 { init.mean } else { ((halves(a) + halves(b)) as f32 - center as f32) * factor as f32 }
-    });
-    match dtype {
-        DType::F32 | DType::BF16 => Tensor::F32(values).cast(dtype),
-        other => Err(TensorError::Unsupported(other)),
+    let drawn = |i: usize| {
+        let [a, b] = pcg2d(x, y.wrapping_add(i as u32));
+        ((halves(a) + halves(b)) as f32 - center) * factor
+    };
+    match (dtype, init.std == 0.0) {
+        (DType::BF16, false) => each(into, |i| bf16::from_f32(drawn(i)).to_le_bytes()),
+        (DType::BF16, true) => each(into, |_| bf16::from_f32(mean).to_le_bytes()),
+        (DType::F32, false) => each(into, |i| drawn(i).to_le_bytes()),
+        (DType::F32, true) => each(into, |_| mean.to_le_bytes()),
+        (other, _) => return Err(TensorError::Unsupported(other)),
     }
+    Ok(())
+}
+
+fn each<const N: usize>(into: &mut [u8], value: impl Fn(usize) -> [u8; N]) {
+    into.as_chunks_mut().0.iter_mut().enumerate().for_each(|(i, element)| *element = value(i));
 }
 
 /// Two words that a tensor's indices are offset by.
@@ -333,17 +350,26 @@ mod tests {
 
     #[test]
     fn values_depend_on_seed_and_name_alone() {
-        let draw = |seed, name: &str, init| random_tensor(seed, name, &[40, 500], DType::F32, init).expect("f32");
-        let a = draw(1, "a.weight", Init::normal(0.02));
-        assert_eq!(a, draw(1, "a.weight", Init::normal(0.02)));
-        assert_ne!(a, draw(2, "a.weight", Init::normal(0.02)));
-        assert_ne!(a, draw(1, "b.weight", Init::normal(0.02)));
-        let values = a.to_f32();
-        let n = values.len() as f32;
-        let mean = values.sum() / n;
-        let std = (values.mapv(|v| (v - mean).powi(2)).sum() / n).sqrt();
+        let draw = |seed, name: &str, init, first: usize, count: usize| {
+            let mut bytes = vec![0; 4 * count];
+            fill(seed, name, init, DType::F32, first, &mut bytes).expect("f32");
+            bytemuck::pod_collect_to_vec::<u8, f32>(&bytes)
+        };
+        let a = draw(1, "a.weight", Init::normal(0.02), 0, 20_000);
+        assert_eq!(a, draw(1, "a.weight", Init::normal(0.02), 0, 20_000));
+        assert_ne!(a, draw(2, "a.weight", Init::normal(0.02), 0, 20_000));
+        assert_ne!(a, draw(1, "b.weight", Init::normal(0.02), 0, 20_000));
+        // However it is cut.
+        assert_eq!(a[777..], draw(1, "a.weight", Init::normal(0.02), 777, 20_000 - 777));
+        let n = a.len() as f32;
+        let mean = a.iter().sum::<f32>() / n;
+        let std = (a.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / n).sqrt();
         assert!(mean.abs() < 5e-4 && (std - 0.02).abs() < 4e-4, "mean {mean}, std {std}");
-        assert!(draw(1, "a.weight", Init { mean: 1.0, std: 0.0 }).to_f32().iter().all(|v| *v == 1.0));
-        assert!(random_tensor(3, "w", &[2], DType::I32, Init::normal(1.0)).is_err());
+        assert!(draw(1, "a.weight", Init { mean: 1.0, std: 0.0 }, 0, 500).iter().all(|v| *v == 1.0));
+        let mut rounded = [0; 40];
+        fill(1, "a.weight", Init::normal(0.02), DType::BF16, 0, &mut rounded).expect("bf16");
+        let expected: Vec<u8> = a[..20].iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
+        assert_eq!(rounded.to_vec(), expected);
+        assert!(fill(3, "w", Init::normal(1.0), DType::I32, 0, &mut [0; 4]).is_err());
     }
 }

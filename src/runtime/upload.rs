@@ -1,11 +1,13 @@
 //! Parameters on the devices, each its shard: from files, or made there.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
 
 use super::engine::Engine;
 use super::error::RuntimeError;
 use super::sharded_tensor::{ShardedTensor, shards};
 use super::stored::ParameterSource;
+use super::timeline::SpanKind;
 use super::{loader, random};
 use crate::hlo::Program;
 use crate::nn::{Param, Source};
@@ -34,20 +36,35 @@ impl Parameters {
         self.bytes
     }
 
-    /// Uploads those of `params`, arguments of `program`, that are not there yet; `told` hears of every piece's bytes.
+    /// Uploads those of `params`, arguments of `program`, that are not there yet; `told` hears of every piece's bytes and says
+    /// whether to go on.
     ///
     /// # Errors
-    /// A tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
+    /// [`RuntimeError::Stopped`] where it says so; a tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
     pub(crate) fn load(
         &mut self,
         engine: &Engine,
         program: &Program,
         params: &[Param],
         source: &dyn ParameterSource,
-        told: &(dyn Fn(usize) + Sync),
+        told: &(dyn Fn(usize) -> bool + Sync),
     ) -> Result<(), RuntimeError> {
         let missing = self.missing(params);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let since = Instant::now();
         let tensors = loader::load(engine, program, &missing, source, told)?;
+        let (bytes, components) = missing.iter().fold((0, Vec::new()), |(bytes, mut names), param| {
+            if !names.contains(&param.component) {
+                names.push(param.component);
+            }
+            (bytes + param.bytes() as u64, names)
+        });
+        let gigabytes = bytes as f64 / 1e9;
+        let rate = gigabytes / since.elapsed().as_secs_f64();
+        tracing::debug!("loaded {}: {gigabytes:.2} GB, {rate:.2} GB/s", components.join(", "));
+        engine.timeline().add(SpanKind::Load, &components.join(", "), since, Some(bytes));
         missing.into_iter().zip(tensors).for_each(|(param, tensor)| self.insert(param, tensor));
         Ok(())
     }
@@ -109,7 +126,8 @@ impl Parameters {
         Parameters { tensors, bytes }
     }
 
-    fn missing<'a>(&self, params: &'a [Param]) -> Vec<&'a Param> {
+    /// Those of `params` that are not there yet.
+    pub(crate) fn missing<'a>(&self, params: &'a [Param]) -> Vec<&'a Param> {
         params.iter().filter(|p| !self.tensors.contains_key(&p.name)).collect()
     }
 

@@ -32,7 +32,7 @@ pub use source::{ModelSource, Overrides};
 pub use validate::{Misshaped, is_inert};
 pub(crate) use validate::{ValidationReport, check_finite, finite_tensor, read_finite, validate};
 pub(crate) use version::Version;
-pub(crate) use write::{TensorSpec, write_component, write_json};
+pub(crate) use write::{SHARD_BYTES, TensorSpec, write_component, write_json};
 
 #[cfg(test)]
 mod tests;

@@ -60,7 +60,7 @@ enum Place {
     Single(Box<SingleFile>),
 }
 
-/// A model whose parts have been located. Weights are mapped when first asked for, and stay so.
+/// A model whose parts have been located. Weights' files are opened when first asked for, and stay so.
 #[derive(Debug)]
 pub struct ModelSource {
     path: PathBuf,

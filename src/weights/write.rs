@@ -1,19 +1,23 @@
 //! Writing a model in the diffusers layout: a component's folder appears whole or not at all.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
-use tempfile::TempDir;
 
 use super::Component;
 use super::error::WeightsError;
 use crate::hlo::DType;
-use crate::tensor::Tensor;
+use crate::threads;
 
 /// The size diffusers cuts shards at.
 pub(crate) const SHARD_BYTES: u64 = 5_000_000_000;
+/// Bytes that a thread makes and writes at once: a multiple of every element type's size.
+const PIECE: usize = 16 << 20;
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,136 +28,128 @@ pub(crate) struct TensorSpec {
 }
 
 impl TensorSpec {
-    fn bytes(&self) -> u64 {
-        self.shape.iter().map(|d| *d as u64).product::<u64>() * self.dtype.size() as u64
+    fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
     }
 }
 
-/// Writes one component; nothing is visible before [`ComponentWriter::finish`].
+/// Some of a tensor's bytes.
+struct Piece<'a> {
+    file: &'a File,
+    path: &'a Path,
+    /// First byte of the tensor in the file.
+    start: u64,
+    tensor: &'a TensorSpec,
+    /// First byte within the tensor.
+    from: usize,
+    size: usize,
+}
+
+/// Writes `model/component` from all cores: its configuration, and its tensors in shards of at most `shard_bytes`. `fill` makes
+/// a tensor's little-endian bytes from a byte on, so that a model larger than the memory can be written. Nothing is visible
+/// before all is written; returns the folder.
 ///
-/// The tensors are declared first, because a safetensors file begins with all names and offsets, then given one by
-/// one in the same order, so that a model larger than the memory can be written.
-pub(crate) struct ComponentWriter {
-    target: PathBuf,
-    staging: TempDir,
-    folder: PathBuf,
-    shards: Vec<Vec<TensorSpec>>,
-    names: Vec<String>,
-    index_name: String,
-    at: (usize, usize),
-    out: Option<BufWriter<File>>,
+/// # Errors
+/// The folder exists; the disk refuses; the first error of `fill`.
+pub(crate) fn write_component<E: From<WeightsError> + Send>(
+    model: &Path,
+    component: Component,
+    config: &Value,
+    tensors: &[TensorSpec],
+    shard_bytes: u64,
+    fill: impl Fn(&TensorSpec, usize, &mut [u8]) -> Result<(), E> + Sync,
+) -> Result<PathBuf, E> {
+    let target = model.join(component.folder());
+    if target.exists() {
+        return Err(WeightsError::Exists { path: target }.into());
+    }
+    fs::create_dir_all(model).map_err(WeightsError::io(model, "cannot create"))?;
+    let staging = tempfile::Builder::new()
+        .prefix(&format!(".{}.", component.folder()))
+        .tempdir_in(model)
+        .map_err(WeightsError::io(model, "cannot create a temporary folder"))?;
+    // A temporary folder is private to its owner; the folder inside it gets the usual permissions.
+    let folder = staging.path().join(component.folder());
+    fs::create_dir(&folder).map_err(WeightsError::io(&folder, "cannot create"))?;
+    write_json(&folder.join(component.config_file()), config)?;
+
+    let shards = shards(tensors, shard_bytes);
+    let stem = component.weights_stem().unwrap_or("model");
+    let names: Vec<String> = match shards.len() {
+        1 => vec![format!("{stem}.safetensors")],
+        n => (1..=n).map(|i| format!("{stem}-{i:05}-of-{n:05}.safetensors")).collect(),
+    };
+    let paths: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
+    let files = shards.iter().zip(&paths).map(|(shard, path)| begin(path, shard)).collect::<Result<Vec<_>, _>>()?;
+    let mut pieces = Vec::new();
+    for ((shard, path), (file, data)) in shards.iter().zip(&paths).zip(&files) {
+        let mut start = *data;
+        for tensor in *shard {
+            pieces.extend((0..tensor.bytes()).step_by(PIECE).map(|from| {
+                let size = PIECE.min(tensor.bytes() - from);
+                Piece { file, path, start, tensor, from, size }
+            }));
+            start += tensor.bytes() as u64;
+        }
+    }
+    write_all(&pieces, fill)?;
+    if shards.len() > 1 {
+        let named = shards.iter().zip(&names);
+        let map = named.flat_map(|(shard, file)| shard.iter().map(|t| (t.name.clone(), Value::from(file.as_str()))));
+        let total: usize = tensors.iter().map(TensorSpec::bytes).sum();
+        let index = json!({"metadata": {"total_size": total}, "weight_map": map.collect::<Map<_, _>>()});
+        write_json(&folder.join(format!("{stem}.safetensors.index.json")), &index)?;
+    }
+    fs::rename(&folder, &target).map_err(WeightsError::io(&target, "cannot rename into place"))?;
+    Ok(target)
 }
 
-impl ComponentWriter {
-    /// Begins `model/component` with its configuration.
-    ///
-    /// # Errors
-    /// The folder exists, or cannot be written.
-    pub(crate) fn create(
-        model: &Path,
-        component: Component,
-        config: &Value,
-        tensors: Vec<TensorSpec>,
-        shard_bytes: u64,
-    ) -> Result<Self, WeightsError> {
-        let target = model.join(component.folder());
-        if target.exists() {
-            return Err(WeightsError::Exists { path: target });
+/// Tensors file by file; one that is larger than a shard has its own.
+fn shards(tensors: &[TensorSpec], most: u64) -> Vec<&[TensorSpec]> {
+    let (mut shards, mut first, mut size) = (Vec::new(), 0, 0);
+    for (i, tensor) in tensors.iter().enumerate() {
+        let bytes = tensor.bytes() as u64;
+        if i > first && size + bytes > most {
+            shards.push(&tensors[first..i]);
+            (first, size) = (i, 0);
         }
-        fs::create_dir_all(model).map_err(WeightsError::io(model, "cannot create"))?;
-        let staging = tempfile::Builder::new()
-            .prefix(&format!(".{}.", component.folder()))
-            .tempdir_in(model)
-            .map_err(WeightsError::io(model, "cannot create a temporary folder"))?;
-        // A temporary folder is private to its owner; the folder inside it gets the usual permissions.
-        let folder = staging.path().join(component.folder());
-        fs::create_dir(&folder).map_err(WeightsError::io(&folder, "cannot create"))?;
-        write_json(&folder.join(component.config_file()), config)?;
-        let stem = component.weights_stem().unwrap_or("model");
-        let mut shards: Vec<Vec<TensorSpec>> = vec![];
-        let mut size = 0;
-        for tensor in tensors {
-            let bytes = tensor.bytes();
-            match shards.last_mut() {
-                Some(shard) if size + bytes <= shard_bytes => shard.push(tensor),
-                _ => {
-                    shards.push(vec![tensor]);
-                    size = 0;
-                }
-            }
-            size += bytes;
-        }
-        let count = shards.len();
-        let name = |i: usize| format!("{stem}-{:05}-of-{count:05}.safetensors", i + 1);
-        let names = if count == 1 { vec![format!("{stem}.safetensors")] } else { (0..count).map(name).collect() };
-        let index_name = format!("{stem}.safetensors.index.json");
-        Ok(ComponentWriter { target, staging, folder, shards, names, index_name, at: (0, 0), out: None })
+        size += bytes;
     }
+    shards.push(&tensors[first..]);
+    shards
+}
 
-    /// Writes the next declared tensor.
-    ///
-    /// # Errors
-    /// It is not the one declared at this place, or the disk refuses.
-    pub(crate) fn write(&mut self, name: &str, tensor: &Tensor) -> Result<(), WeightsError> {
-        let (shard, item) = self.at;
-        let path = self.target.clone();
-        let Some(spec) = self.shards.get(shard).and_then(|s| s.get(item)) else {
-            return Err(WeightsError::Write { path, reason: format!("tensor `{name}` was not declared") });
-        };
-        if (spec.name.as_str(), spec.dtype, spec.shape.as_slice()) != (name, tensor.dtype(), tensor.shape()) {
-            let reason = format!(
-                "tensor `{name}` ({} {:?}) is not the declared `{}` ({} {:?})",
-                tensor.dtype(),
-                tensor.shape(),
-                spec.name,
-                spec.dtype,
-                spec.shape
-            );
-            return Err(WeightsError::Write { path, reason });
-        }
-        let file = self.folder.join(&self.names[shard]);
-        let failed = || WeightsError::io(&file, "cannot write");
-        let mut out = match self.out.take() {
-            Some(out) => out,
-            None => {
-                let mut out = BufWriter::with_capacity(1 << 20, File::create(&file).map_err(failed())?);
-                out.write_all(&header(&self.shards[shard])).map_err(failed())?;
-                out
-            }
-        };
-        out.write_all(&tensor.bytes()).map_err(failed())?;
-        if item + 1 == self.shards[shard].len() {
-            out.flush().map_err(failed())?;
-            self.at = (shard + 1, 0);
-        } else {
-            self.at = (shard, item + 1);
-            self.out = Some(out);
-        }
-        Ok(())
-    }
+/// A file with its header and room for its tensors; where their bytes begin.
+fn begin(path: &Path, tensors: &[TensorSpec]) -> Result<(File, u64), WeightsError> {
+    let header = header(tensors);
+    let size = header.len() + tensors.iter().map(TensorSpec::bytes).sum::<usize>();
+    let mut file = File::create(path).map_err(WeightsError::io(path, "cannot write"))?;
+    file.write_all(&header).and_then(|()| file.set_len(size as u64)).map_err(WeightsError::io(path, "cannot write"))?;
+    Ok((file, header.len() as u64))
+}
 
-    /// Writes the index of a sharded component and moves the folder to its name, which it returns.
-    ///
-    /// # Errors
-    /// Declared tensors were not given, or the disk refuses.
-    pub(crate) fn finish(self) -> Result<PathBuf, WeightsError> {
-        if let Some(spec) = self.shards.get(self.at.0).and_then(|s| s.get(self.at.1)) {
-            let reason = format!("tensor `{}` was declared and not written", spec.name);
-            return Err(WeightsError::Write { path: self.target, reason });
+fn write_all<E: From<WeightsError> + Send>(
+    pieces: &[Piece],
+    fill: impl Fn(&TensorSpec, usize, &mut [u8]) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let (buffers, failed) = (Mutex::new(Vec::<Vec<u8>>::new()), AtomicBool::new(false));
+    let lock = || buffers.lock().unwrap_or_else(PoisonError::into_inner);
+    let written = threads::in_order(pieces, threads::cores(), |piece| {
+        if failed.load(Ordering::Relaxed) {
+            return Ok(());
         }
-        if self.shards.len() > 1 {
-            let mut map = Map::new();
-            for (shard, file) in self.shards.iter().zip(&self.names) {
-                map.extend(shard.iter().map(|t| (t.name.clone(), Value::from(file.as_str()))));
-            }
-            let total: u64 = self.shards.iter().flatten().map(TensorSpec::bytes).sum();
-            let index = json!({"metadata": {"total_size": total}, "weight_map": map});
-            write_json(&self.folder.join(&self.index_name), &index)?;
-        }
-        fs::rename(&self.folder, &self.target).map_err(WeightsError::io(&self.target, "cannot rename into place"))?;
-        drop(self.staging);
-        Ok(self.target)
-    }
+        let mut buffer = lock().pop().unwrap_or_default();
+        buffer.resize(PIECE, 0);
+        let bytes = &mut buffer[..piece.size];
+        let written = fill(piece.tensor, piece.from, bytes).and_then(|()| {
+            let written = piece.file.write_all_at(bytes, piece.start + piece.from as u64);
+            Ok(written.map_err(WeightsError::io(piece.path, "cannot write"))?)
+        });
+        failed.fetch_or(written.is_err(), Ordering::Relaxed);
+        lock().push(buffer);
+        written
+    });
+    written.into_iter().collect()
 }
 
 /// A file's length field and header. Padded so that the data begin at a multiple of 64 bytes, which readers allow and
@@ -174,21 +170,6 @@ fn header(tensors: &[TensorSpec]) -> Vec<u8> {
     let mut header = (text.len() as u64).to_le_bytes().to_vec();
     header.extend(text);
     header
-}
-
-/// Writes a component whose tensors `make` gives one at a time; returns its folder.
-pub(crate) fn write_component<E: From<WeightsError>>(
-    model: &Path,
-    component: Component,
-    config: &Value,
-    tensors: Vec<TensorSpec>,
-    mut make: impl FnMut(&TensorSpec) -> Result<Tensor, E>,
-) -> Result<PathBuf, E> {
-    let mut writer = ComponentWriter::create(model, component, config, tensors.clone(), SHARD_BYTES)?;
-    for spec in &tensors {
-        writer.write(&spec.name, &make(spec)?)?;
-    }
-    Ok(writer.finish()?)
 }
 
 /// Writes a JSON file under a temporary name and renames it.

@@ -4,7 +4,7 @@ use ltx2::pipeline::setup;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Output;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::support::{self, QUICK, cpu, full, needs, quick, relative_l2};
 use ltx2::analysis::{Module, report};
@@ -356,7 +356,7 @@ fn the_configuration_of_a_model_that_is_here_is_its_own() {
     std::fs::remove_file(dir.path().join("nano/transformer/diffusion_pytorch_model.safetensors")).expect("removed");
     let source =
         ltx2::weights::ModelSource::open(dir.path().join("nano").to_str().expect("UTF-8"), &Default::default());
-    let origin = ltx2::pipeline::origin::Origin::Files(Rc::new(source.expect("a model")));
+    let origin = ltx2::pipeline::origin::Origin::Files(Arc::new(source.expect("a model")));
     let models = ltx2::pipeline::model::Model::random(origin, 5).expect("opens");
     assert!(models.statistics.video.mean.iter().all(|m| *m == 0.0));
     assert!(models.statistics.video.std.iter().all(|m| *m == 1.0));

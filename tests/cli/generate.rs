@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 
 use crate::support::single_file::TINY;
 use crate::support::{self, QUICK, full, needs};
+use crate::time_line;
 use ltx2::config::{CliOverrides, load};
 use ltx2::pipeline::programs::Programs;
 use ltx2::sampling::SamplerKind;
@@ -189,6 +190,7 @@ fn a_video_with_sound_and_its_repeat() {
     let perf = json(&perf);
     assert_eq!(perf["programs"]["text_encoder"]["executions"], 1, "both prompts in one execution");
     assert!(perf["programs"].as_object().expect("programs").values().all(loaded_once), "{perf}");
+    time_line::check(&perf);
     let dumped = ltx2::weights::Checkpoint::open(&dump).expect("a dump");
     let mut names: Vec<&str> = dumped.names().collect();
     names.sort_unstable();

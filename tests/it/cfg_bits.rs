@@ -2,7 +2,7 @@
 //! models of every kind of size.
 
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ltx2::av::Av;
 use ltx2::nn::Build;
@@ -99,7 +99,7 @@ fn base(name: &str) -> PathBuf {
 /// A model's pass with as many branches as its generation knows, on meshes of `cfg`.
 struct Subject {
     name: String,
-    source: Rc<ModelSource>,
+    source: Arc<ModelSource>,
     weights: Weights,
 }
 
@@ -140,8 +140,8 @@ impl Subject {
     }
 }
 
-fn source(folder: &Path) -> Rc<ModelSource> {
-    Rc::new(ModelSource::open(folder.to_str().expect("UTF-8"), &Overrides::default()).expect("a model"))
+fn source(folder: &Path) -> Arc<ModelSource> {
+    Arc::new(ModelSource::open(folder.to_str().expect("UTF-8"), &Overrides::default()).expect("a model"))
 }
 
 /// Compares bits under these compile options, of the first `count` variants with as many seeds; names what differs.

@@ -1,7 +1,7 @@
 //! The pieces a wrong number is bisected by: tables, adaLN, one block, guidance, roundings, token ids.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
 use ltx2::av::Av;
@@ -72,7 +72,7 @@ struct Tiny {
 
 fn tiny(client: &Client, case: &Case) -> Tiny {
     let source = ModelSource::open(case.model.to_str().expect("a path"), &Overrides::default()).expect("a model");
-    let source = Rc::new(source);
+    let source = Arc::new(source);
     let config = source.config(Component::Transformer).expect("a configuration");
     let executor = Executor::new(Engine::new(client.clone(), quick()), source);
     Tiny { executor, config: TransformerConfig::from_json(&config).expect("valid") }

@@ -2,7 +2,7 @@
 //! here from the model's sizes, apart from the code that places tensors, and compared with what the compiler made.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::support::{cases, cpu, needs, quick};
 use ltx2::analysis::{CollectiveKind, LoopLevel, Module, Report, report};
@@ -348,7 +348,7 @@ fn tables_that_travel_give_the_bytes_of_those_that_stay() {
     let case = all.iter().find(|c| c.name.ends_with("/tiny_a")).expect("the case");
     let run = |layout: &str| {
         let source = ModelSource::open(case.model.to_str().expect("a path"), &Overrides::default()).expect("a model");
-        let source = Rc::new(source);
+        let source = Arc::new(source);
         let mut executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
         let inputs = case.inputs.clone();
         let build = build(layout, "context=8");

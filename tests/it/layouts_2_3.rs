@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ltx2::av::Av;
 use ltx2::hlo::DType;
@@ -183,7 +183,7 @@ fn whole_requests() {
     std::fs::write(upsampler.join("config.json"), config).expect("writes");
     let upsampler = Some(upsampler.to_str().expect("UTF-8").to_string());
     let source = ModelSource::open(MODEL, &Overrides { upsampler, ..Overrides::default() }).expect("a model");
-    let source = Rc::new(source);
+    let source = Arc::new(source);
     let made = |build: &Build| {
         let model = Model::random(Origin::Files(source.clone()), 7).expect("a model");
         let request = requested(&model);

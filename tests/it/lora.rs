@@ -3,7 +3,6 @@
 use ltx2::request::{RefinePass, Request};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::support::official;
@@ -53,8 +52,8 @@ pub(crate) fn file(path: &Path, tensors: &BTreeMap<String, Stored>) -> Arc<LoraF
     Arc::new(LoraFile::open(path.to_str().expect("UTF-8")).expect("updates"))
 }
 
-pub(crate) fn model(path: &Path) -> Rc<ModelSource> {
-    Rc::new(ModelSource::open(path.to_str().expect("UTF-8"), &Overrides::default()).expect("a model"))
+pub(crate) fn model(path: &Path) -> Arc<ModelSource> {
+    Arc::new(ModelSource::open(path.to_str().expect("UTF-8"), &Overrides::default()).expect("a model"))
 }
 
 pub(crate) fn matrix(bytes: &[u8], dtype: DType, shape: [usize; 2]) -> Array2<f32> {
@@ -300,7 +299,7 @@ fn stages_have_updates_of_their_own() {
     let upsampler = Some("tests/fixtures/models/upsampler_rational".to_string());
     let overrides = Overrides { upsampler, ..Overrides::default() };
     let runner = |folder: &Path| {
-        let source = Rc::new(ModelSource::open(folder.to_str().expect("UTF-8"), &overrides).expect("a model"));
+        let source = Arc::new(ModelSource::open(folder.to_str().expect("UTF-8"), &overrides).expect("a model"));
         let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
         Runner::new(Model::open(&source).expect("complete"), executor, build(DType::F32))
     };

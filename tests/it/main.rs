@@ -21,6 +21,7 @@ mod layer_parity;
 mod layout_bytes;
 mod layouts;
 mod layouts_2_3;
+mod loading;
 mod lora;
 mod lora_merge;
 mod lowerings;

@@ -2,7 +2,7 @@
 //! stored weights are what they should be, and that a mesh changes nothing.
 
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2};
 use ltx2::hlo::{DType, F8, Mesh};
@@ -35,12 +35,12 @@ fn build(dtype: DType, quantization: Quantization) -> Build {
     Build { lowering, quantization, ..Build::new(dtype) }
 }
 
-fn source(model: &Path) -> Rc<ModelSource> {
-    Rc::new(ModelSource::open(model.to_str().expect("a path"), &Overrides::default()).expect("a model"))
+fn source(model: &Path) -> Arc<ModelSource> {
+    Arc::new(ModelSource::open(model.to_str().expect("a path"), &Overrides::default()).expect("a model"))
 }
 
 /// The transformer's results `[video, audio]` on a case's inputs.
-fn run(client: &Client, case: &Case, model: &Rc<ModelSource>, weights: Weights, build: &Build) -> [Tensor; 2] {
+fn run(client: &Client, case: &Case, model: &Arc<ModelSource>, weights: Weights, build: &Build) -> [Tensor; 2] {
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), weights);
     let (configs, inputs) = (ModelConfigs::of(model), case.inputs.clone());
     let results = run_component(ProgramKind::Transformer, &configs, &mut executor, inputs, &case.scalars, build);

@@ -15,7 +15,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::OnceLock;
 
 #[allow(unused_imports)] // As above.
@@ -315,7 +315,7 @@ pub fn plain(dtype: DType) -> Build {
 
 /// A model on a client's devices.
 pub fn open(client: &Client, model: &str, build: Build) -> Runner {
-    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
+    let source = Arc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
     let mut model = Model::open(&source).expect("complete");
     // The reference of the cases is diffusers.
@@ -338,7 +338,7 @@ pub fn run_case(
     build: &Build,
 ) -> BTreeMap<String, Tensor> {
     let model = case.model.to_str().expect("a path");
-    let source = Rc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
+    let source = Arc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
     let mut executor = Executor::new(Engine::new(client.clone(), options), source.clone());
     let scalars = case.arguments().collect();
     run_component(component, &ModelConfigs::of(&source), &mut executor, inputs, &scalars, build)

@@ -1,7 +1,7 @@
 //! The cases of Lightricks' own pipelines (scripts/oracle/cases_official.py): requests in this project's settings, and the
 //! reference's latents by their names in a dump.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ltx2::Config;
 use ltx2::hlo::DType;
@@ -29,7 +29,7 @@ fn open(client: &Client, case: &Case) -> Runner {
     let upsampler = case.scalars["upsampler"].as_str().map(|name| format!("tests/fixtures/models/{name}"));
     let overrides = Overrides { upsampler, ..Overrides::default() };
     let model = case.model.to_str().expect("UTF-8");
-    let source = Rc::new(ModelSource::open(model, &overrides).expect("a model"));
+    let source = Arc::new(ModelSource::open(model, &overrides).expect("a model"));
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
     Runner::new(Model::open(&source).expect("complete"), executor, plain(DType::F32))
 }

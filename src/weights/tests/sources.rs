@@ -68,7 +68,7 @@ fn the_hub_cache_is_followed_through_its_links() {
     fails(open("Org/Other"), &["models--Org--Other", "from HF_HOME"]);
     fails(open("Org/Name/ltx.safetensors"), &["ltx.safetensors", "download it again"]);
     fs::remove_file(repo.join("blobs/1234")).expect("remove");
-    source.checkpoint(Component::Transformer).expect("opened before, and mapped");
+    source.checkpoint(Component::Transformer).expect("opened before");
     fails(
         open("Org/Name").expect("opens").checkpoint(Component::Transformer),
         &["diffusion_pytorch_model.safetensors"],

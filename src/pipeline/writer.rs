@@ -1,0 +1,170 @@
+//! Videos on their way to files: a thread writes those that are made while the next ones are.
+
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::error::{PipelineError, Result};
+use super::options::GenerateOptions;
+use super::report::RunReport;
+use super::saved::Saving;
+use super::text_to_video::Generated;
+use crate::config::{Config, Job, sidecar_path};
+use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
+use crate::runtime::{Span, SpanKind};
+use crate::tensor::Tensor;
+
+/// A finished video.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Finished {
+    /// The MP4.
+    pub(crate) path: PathBuf,
+    /// Random seed.
+    pub(crate) seed: u64,
+    pub(crate) prompt: String,
+    /// SHA-256 of the raw frames.
+    pub frames_sha256: String,
+    /// SHA-256 of the raw samples.
+    pub samples_sha256: String,
+}
+
+/// A video that is made, with what its files say.
+pub(super) struct Made {
+    pub(super) job: Job,
+    pub(super) path: PathBuf,
+    /// Whether a file of its name is replaced.
+    pub(super) replace: bool,
+    pub(super) report: RunReport,
+    /// The sidecar, where there is to be one, without hashes and times.
+    pub(super) sidecar: Option<Value>,
+    pub(super) generated: Generated,
+}
+
+/// A video that is written, the table of its phases, and the same as JSON.
+pub(super) struct Written {
+    pub(super) video: Finished,
+    pub(super) table: String,
+    pub(super) figures: Value,
+}
+
+/// The thread that writes; it holds one batch of videos, so that memory is bounded.
+pub(super) struct Writer<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    config: &'env Config,
+    options: &'env GenerateOptions,
+    batch: Option<ScopedJoinHandle<'scope, Result<Vec<Written>>>>,
+}
+
+impl<'scope, 'env> Writer<'scope, 'env> {
+    pub(super) fn new(
+        scope: &'scope Scope<'scope, 'env>,
+        config: &'env Config,
+        options: &'env GenerateOptions,
+    ) -> Self {
+        Writer { scope, config, options, batch: None }
+    }
+
+    /// Begins to write videos that were made together; then their steps are needed no more. The batch before was waited for.
+    pub(super) fn start(&mut self, batch: Vec<Made>, saving: Option<Saving>) {
+        let (config, options) = (self.config, self.options);
+        self.batch = Some(self.scope.spawn(move || {
+            let written = batch.into_iter().map(|made| write(config, options, made)).collect::<Result<Vec<_>>>()?;
+            saving.iter().for_each(Saving::finish);
+            Ok(written)
+        }));
+    }
+
+    /// Videos that are written, if the thread has ended.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub(super) fn ended(&mut self) -> Result<Vec<Written>> {
+        if self.batch.as_ref().is_some_and(ScopedJoinHandle::is_finished) { self.wait() } else { Ok(Vec::new()) }
+    }
+
+    /// Waits until all is written.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub(super) fn wait(&mut self) -> Result<Vec<Written>> {
+        let Some(batch) = self.batch.take() else { return Ok(Vec::new()) };
+        batch.join().unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+fn write(config: &Config, options: &GenerateOptions, made: Made) -> Result<Written> {
+    let since = Instant::now();
+    let video = write_files(config, options, &made)?;
+    let span = Span::until_now(SpanKind::Write, "mp4", since);
+    let Made { path, report, sidecar, .. } = made;
+    let timeline = report.spans();
+    timeline.push(span.clone());
+    tracing::debug!("{timeline}");
+    let (table, figures) = report.end(span);
+    if let Some(mut sidecar) = sidecar {
+        sidecar["sha256"] = json!({"frames": video.frames_sha256, "samples": video.samples_sha256});
+        sidecar["timings"] = figures.clone();
+        write_json(&sidecar_path(&path), &sidecar)?;
+    }
+    Ok(Written { video, table, figures })
+}
+
+fn write_files(config: &Config, options: &GenerateOptions, made: &Made) -> Result<Finished> {
+    let Made { job, path, generated, .. } = made;
+    let several = options.jobs.len() > 1;
+    let frames = &generated.frames;
+    let audio = generated.sound()?;
+    let encoder = Mp4Options { replace: made.replace, ..Mp4Options::default() };
+    // The hashes are taken beside the encoder.
+    let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {
+        let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
+        let written = media::write_mp4(path, frames, generated.frame_rate, Some(&audio), &encoder);
+        (written, hashes.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    if let Err(error) = written {
+        return Err(keep(error.into(), path, frames, &audio));
+    }
+    let name = Path::new(path.file_stem().expect("a video is written to a named file"));
+    if let Some(folder) = &config.output.save_frames {
+        let folder = if several { Path::new(folder).join(name) } else { PathBuf::from(folder) };
+        media::write_png_frames(&folder, frames)?;
+    }
+    if let Some(file) = &config.output.save_audio {
+        let file = if several { Path::new(file).join(name.with_extension("wav")) } else { PathBuf::from(file) };
+        media::write_wav(&file, &audio, WavFormat::Pcm16)?;
+    }
+    if let Some(dump) = &options.dump {
+        let file = match several {
+            true => {
+                let stem = dump.file_stem().ok_or_else(|| PipelineError::Usage("--dump names no file".into()))?;
+                dump.with_file_name(format!("{}_{:04}.safetensors", stem.to_string_lossy(), job.index))
+            }
+            false => dump.clone(),
+        };
+        super::tensors::write(&file, &generated.dump)?;
+    }
+    let (path, prompt) = (path.clone(), job.prompt.clone());
+    Ok(Finished { path, seed: job.seed, prompt, frames_sha256, samples_sha256 })
+}
+
+/// Puts what cannot be written as a video where temporary files go; its error then says so.
+fn keep(error: PipelineError, path: &Path, frames: &Frames, audio: &Audio) -> PipelineError {
+    let name = path.file_name().expect("a video is written to a named file").to_string_lossy();
+    let kept = std::env::temp_dir().join(format!("{name}.{}.safetensors", std::process::id()));
+    let tensors = [
+        ("frames".to_string(), Tensor::U8(frames.data().clone().into_dyn())),
+        ("audio".to_string(), Tensor::from(audio.samples().clone())),
+    ];
+    match super::tensors::write(&kept, &tensors) {
+        Ok(()) => PipelineError::Kept { source: Box::new(error), kept },
+        Err(_) => error,
+    }
+}
+
+/// Writes a JSON file under a temporary name and renames it.
+pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
+    Ok(media::write_atomically(path, format!("{value:#}\n").as_bytes())?)
+}

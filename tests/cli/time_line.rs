@@ -1,0 +1,30 @@
+//! The time line of a run, as `--perf-json` has it.
+
+use serde_json::Value;
+
+/// Each program is made ready once and each component's parameters are loaded once, beside each other and in the order of use.
+pub(crate) fn check(perf: &Value) {
+    let spans = perf["timeline"].as_array().expect("a time line");
+    let of = |work: &str| -> Vec<&Value> { spans.iter().filter(|span| span["work"] == work).collect() };
+    let names = |work: &str| of(work).iter().map(|span| span["name"].as_str().expect("a name")).collect::<Vec<_>>();
+    let at = |span: &Value, end: &str| span[end].as_f64().expect("seconds");
+    assert!(spans.iter().all(|span| at(span, "from") <= at(span, "to")), "{spans:?}");
+    assert_eq!([names("open"), names("write")], [["cpu"], ["mp4"]]);
+    assert_eq!(names("run"), ["text_encoder", "connectors", "denoise", "video_decoder", "audio_decoder"]);
+    let programs = perf["programs"].as_object().expect("programs").len();
+    assert_eq!((names("program").len(), of("compile").len() + of("cache").len()), (programs, programs));
+    let loads = of("load");
+    let first = ["text_encoder", "transformer", "vae", "audio_vae", "vocoder"].map(|component| {
+        let load = loads.iter().position(|span| span["name"].as_str().expect("a name").contains(component));
+        load.unwrap_or_else(|| panic!("{component} is not loaded: {loads:?}"))
+    });
+    assert!(first.is_sorted(), "{loads:?}");
+    assert!(
+        loads.windows(2).all(|two| at(two[0], "to") <= at(two[1], "from") + 1e-9),
+        "one after the other: {loads:?}"
+    );
+    assert!(loads.iter().all(|span| span["bytes"].as_u64().expect("bytes") > 0));
+    // The thread that loads does not wait for the last program, nor the first run for more than the plan.
+    let ready = of("compile").into_iter().chain(of("cache")).map(|span| at(span, "to")).fold(0.0, f64::max);
+    assert!(at(loads[0], "from") < ready && ready <= at(of("run")[0], "to"), "{spans:?}");
+}

@@ -1,0 +1,54 @@
+//! Parameters that a thread loads while programs compile.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use ltx2::pipeline::model::Model;
+use ltx2::{Config, Session};
+
+use crate::support::needs;
+
+/// A short run's configuration of a model's copy, whose files may be written to.
+fn copied(model: &Path) -> Config {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/tiny_a");
+    for folder in fs::read_dir(from).expect("the fixture").map(|entry| entry.expect("an entry").path()) {
+        let to = model.join(folder.file_name().expect("a name"));
+        if folder.is_file() {
+            fs::copy(&folder, to).expect("copied");
+            continue;
+        }
+        fs::create_dir_all(&to).expect("made");
+        for file in fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+            fs::copy(&file, to.join(file.file_name().expect("a name"))).expect("copied");
+        }
+    }
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny.yml");
+    let keys = [
+        format!("model.path={}", model.display()),
+        format!("runtime.compile_cache={}", crate::support::programs().display()),
+    ];
+    Config::load(file, keys).expect("a configuration")
+}
+
+fn weights(model: &Path, component: &str) -> std::path::PathBuf {
+    let folder = fs::read_dir(model.join(component)).expect("a component").map(|entry| entry.expect("an entry").path());
+    folder.into_iter().find(|file| file.extension().is_some_and(|e| e == "safetensors")).expect("weights")
+}
+
+/// With a mapping the process ended by a signal.
+#[needs(cpu)]
+fn a_file_that_is_cut_short_behind_its_check_is_an_error() {
+    for component in ["text_encoder", "vae"] {
+        let model = tempfile::tempdir().expect("a folder");
+        let config = copied(model.path());
+        let mut session = Session::start(&config, Model::of(&config).expect("a model"), None).expect("starts");
+        let file = weights(model.path(), component);
+        let size = fs::metadata(&file).expect("a file").len();
+        File::options().write(true).open(&file).expect("opens").set_len(size / 2).expect("cut");
+        let requests = session.requests().expect("a request");
+        let ran = session.plan(false, None).and_then(|()| session.generate(&requests[0]).map(drop));
+        let said = ran.expect_err("half a file").to_string();
+        let expected = format!("it had {size} bytes, now {}", size / 2);
+        assert!(said.contains(&file.display().to_string()) && said.contains(&expected), "{component}: {said}");
+    }
+}
