@@ -59,6 +59,14 @@ impl Gate {
         self.moved.notify_all();
     }
 
+    fn settle(&self) {
+        let mut reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
+        if *reach == Reach::Undecided {
+            *reach = Reach::First;
+            self.moved.notify_all();
+        }
+    }
+
     fn is_closed(&self) -> bool {
         *self.reach.lock().unwrap_or_else(PoisonError::into_inner) == Reach::Nowhere
     }
@@ -133,11 +141,12 @@ impl Ahead {
         }
     }
 
-    /// Adds all that is on its way.
+    /// Adds all that is on its way, and no more where it is not known yet whether there is room.
     ///
     /// # Errors
     /// As [`Ahead::take`].
     pub(super) fn take_all(&mut self, into: &mut Parameters) -> Result<()> {
+        self.gate.settle();
         for parameters in &self.arrivals {
             into.put_back(parameters?);
         }
