@@ -28,7 +28,7 @@ fn one_gpu_in_8_bits_is_the_cpu() {
             (Quantization::Int8 { activations: false }, &["runtime.weights=int8"]),
             (Quantization::Int8 { activations: true }, &["runtime.weights=int8", "runtime.activations=int8"]),
         ] {
-            let build = Build { lowering: lowering.clone(), quantization, ..Build::new(DType::F32) };
+            let build = Build { lowering, quantization, ..Build::new(DType::F32) };
             let own = run_case(&client, ProgramKind::Transformer, case, case.inputs.clone(), quick(), &build);
             let mut run = ltx2();
             run.args(["run", "transformer", "--platform", "cuda", "--dtype", "f32", "--force", "--model"]);

@@ -143,7 +143,7 @@ const SLICES: &[Slice] = &[
     Slice::new(
         "tpu/v6e-8-2_3",
         "tpu:v6e:2x4",
-        cost(Ltx23, 800.0, 700.0),
+        cost(Ltx23, 499.0, 710.0),
         &[cost(Ltx23, 499.0, 1340.0), cost(Ltx23Refining, 699.0, 1705.0)],
     )
     .gathers_weights()
@@ -198,7 +198,7 @@ const SLICES: &[Slice] = &[
     Slice::new(
         "tpu/tpu7x-8-2_3-large",
         "tpu:tpu7x:2x2x1",
-        cost(Ltx23, 300.0, 500.0),
+        cost(Ltx23, 262.0, 800.0),
         &[Cost { copies: 57.0, ..cost(Ltx23, 262.0, 870.0) }],
     )
     .large()
