@@ -190,8 +190,8 @@ const SLICES: &[Slice] = &[
         &[
             cost(Ltx2, 105.0, 165.0),
             cost(Ltx2Refining, 313.0, 430.0),
-            Cost { copies: 57.0, ..cost(Ltx23, 210.0, 505.0) },
-            Cost { copies: 57.0, ..cost(Ltx23Refining, 313.0, 505.0) },
+            cost(Ltx23, 210.0, 505.0).copying(57.0),
+            cost(Ltx23Refining, 313.0, 505.0).copying(57.0),
         ],
     )
     .first_of_chip(),
@@ -199,7 +199,7 @@ const SLICES: &[Slice] = &[
         "tpu/tpu7x-8-2_3-large",
         "tpu:tpu7x:2x2x1",
         cost(Ltx23, 262.0, 800.0),
-        &[Cost { copies: 57.0, ..cost(Ltx23, 262.0, 870.0) }],
+        &[cost(Ltx23, 262.0, 870.0).copying(57.0)],
     )
     .large()
     .in_full(),
