@@ -222,15 +222,6 @@ def knows_tpus():
     return any(is_of_tpu(path) for path in MODULES.glob("*.module"))
 
 
-def too_long(tier, minutes, is_cold):
-    """The line about a tier's minutes, and whether they are a failure."""
-    most = MOST_MINUTES.get(tier)
-    if most is None:
-        return None, False
-    store = "no module of a TPU was known" if is_cold else "modules of earlier runs were there"
-    return f"{tier}: {minutes:.1f} of {most} minutes, {store}", is_cold and minutes > most
-
-
 def main():
     if sys.argv[1:] == ["slowest"]:
         print("\n".join(["| seconds | test |", "|---|---|", *slowest(WORK / "test.times.jsonl", "| {:.0f} | `{} {}` |")]))
@@ -272,14 +263,13 @@ def main():
         failures.append(f"{count} compiles (exit code 0): at most {MOST_COMPILES[tier]}, docs/internals/testing.md")
     minutes = (time.time() - begun) / 60
     print(f"{minutes:.1f} min, {network / 60:.1f} of them network")
-    said, is_long = too_long(tier, minutes - network / 60, is_cold)
-    if said:
-        print(said)
+    if tier in MOST_MINUTES:
+        # Said, not a failure: a busy machine takes longer.
+        store = "no module of a TPU was known" if is_cold else "modules of earlier runs were there"
+        print(f"{tier}: {minutes - network / 60:.1f} of {MOST_MINUTES[tier]} minutes, {store}")
         record = {"tier": tier, "begun": int(begun), "minutes": minutes, "network": network / 60, "cold": is_cold}
         with open(WORK / "minutes.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
-    if is_long:
-        failures.append(f"{said} (exit code 0): docs/internals/testing.md")
     for failure in failures:
         print(f"FAILED: {failure}")
     steps = sum(" (exit code " in failure for failure in failures)
