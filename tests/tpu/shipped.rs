@@ -336,10 +336,17 @@ fn every_shipped_loop_keeps_its_budget() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// A program has room beside the parameters of all components of its run: nothing leaves the devices between programs.
-fn fits(slice: &Slice, case: Case, done: &Compiled) -> Option<String> {
+/// Runs of which components leave the devices between programs: all of LTX-2.3, of two passes, and of integers with the layout
+/// of their text encoder are 17 to 19 GB on a chip of v5e.
+const IN_TURN: [(&str, &[Loop]); 2] =
+    [("tpu/v5e-16", &[Ltx2Refining, Ltx23, Ltx23Refining]), ("tpu/v5e-16-int8", &[Ltx2])];
+
+/// A program has room beside the parameters of all components of its run: nothing leaves the devices between programs. Of a
+/// run in turn it has room beside its own.
+fn fits(slice: &Slice, of: Loop, case: Case, done: &Compiled) -> Option<String> {
     let memory = &done.memory;
-    let all = parameter_bytes(case) as i64;
+    let in_turn = IN_TURN.iter().any(|(config, loops)| *config == slice.config && loops.contains(&of));
+    let all = if in_turn { memory.arguments } else { parameter_bytes(case) as i64 };
     let beside = memory.temporaries + memory.outputs - memory.aliased + memory.generated_code;
     let capacity = done.capacity.expect("a TPU's");
     let fits = all + beside <= capacity;
@@ -357,7 +364,7 @@ fn encoder_and_decoder_of_a_slice_of_each_chip() {
             tell(slice, program.name(), &done);
             let copies = &done.report.stack_copies;
             failed.extend((!copies.is_empty()).then(|| format!("{} {}: {copies:?}", slice.config, program.name())));
-            failed.extend(fits(slice, case, &done));
+            failed.extend(fits(slice, slice.few.of, case, &done));
         }
     }
     assert!(failed.is_empty(), "{failed:#?}");
@@ -372,7 +379,7 @@ fn every_shipped_loop_at_full_depth() {
             let (case, what) = (slice.whole(most.of), format!("{:?}", most.of));
             let done = compiled(case);
             tell(slice, &what, &done);
-            let faults = slice.faults(&done, most).into_iter().chain(fits(slice, case, &done));
+            let faults = slice.faults(&done, most).into_iter().chain(fits(slice, most.of, case, &done));
             failed.extend(faults.map(|fault| format!("{} {what}: {fault}", slice.config)));
         }
     }
