@@ -1,7 +1,7 @@
 //! Work spread over the processor's cores: rows of one slice, and items that wait for files, devices or compilers.
 
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use rayon::prelude::*;
@@ -40,6 +40,23 @@ pub(crate) fn in_order<T: Sync, R: Send>(items: &[T], workers: usize, work: impl
     all.into_iter().map(|(_, made)| made).collect()
 }
 
+/// The same for work that can fail: after a failure nothing more is begun.
+///
+/// # Errors
+/// The first failure, in the items' order.
+pub(crate) fn try_in_order<T: Sync, R: Send, E: Send>(
+    items: &[T],
+    workers: usize,
+    work: impl Fn(&T) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, E> {
+    let failed = AtomicBool::new(false);
+    let begun = in_order(items, workers, |item| {
+        let attempt = || work(item).inspect_err(|_| failed.store(true, Ordering::Relaxed));
+        (!failed.load(Ordering::Relaxed)).then(attempt)
+    });
+    begun.into_iter().flatten().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,5 +84,19 @@ mod tests {
         // One thread begins them as they stand.
         assert_eq!(begun.lock().expect("no panic")[..40], items);
         assert!(in_order(&[0usize; 0], 4, |i| *i).is_empty());
+    }
+
+    #[test]
+    fn nothing_is_begun_behind_a_failure() {
+        let begun = AtomicUsize::new(0);
+        let items: Vec<usize> = (0..40).collect();
+        let half = |i: &usize| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            if *i < 7 { Ok(i / 2) } else { Err(*i) }
+        };
+        assert_eq!(try_in_order(&items, 1, half), Err(7));
+        assert_eq!(begun.load(Ordering::Relaxed), 8);
+        assert!(try_in_order(&items, 3, half).is_err_and(|i| i >= 7));
+        assert_eq!(try_in_order(&items[..7], 3, half), Ok(vec![0, 0, 1, 1, 2, 2, 3]));
     }
 }

@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 use crate::config::ConfigError;
 use crate::pipeline::PipelineError;
+use crate::runtime::timeline;
 use crate::sampling::SamplingError;
 
 mod args;
@@ -91,6 +92,7 @@ pub(crate) enum Command {
 
 /// Runs a subcommand.
 pub fn run(cli: &Cli) -> anyhow::Result<()> {
+    timeline::begin();
     match &cli.command {
         Command::Generate(args) => generate::run(args),
         Command::Run(args) => run::run(args),

@@ -4,7 +4,7 @@ use crate::pipeline::phase::Phase;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -53,6 +53,15 @@ fn which(jobs: &[Job], videos: usize) -> String {
     }
 }
 
+/// A bar of bytes; it draws nothing where there is no terminal.
+fn load_bar(total: u64, terminal: bool) -> ProgressBar {
+    let bar = if terminal { ProgressBar::new(total) } else { ProgressBar::hidden() };
+    let style = ProgressStyle::with_template(
+        "load {bar:32} {decimal_bytes}/{decimal_total_bytes}, {decimal_bytes_per_sec} (ETA {eta})",
+    );
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
 impl Observer for Progress {
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()> {
         if self.stop.load(Ordering::SeqCst) && done < total {
@@ -94,22 +103,18 @@ impl Observer for Progress {
         if self.quiet {
             return None;
         }
-        let (started, terminal) = (Instant::now(), self.terminal);
-        let bar = OnceLock::new();
+        let (current, terminal) = (Mutex::new(None), self.terminal);
         Some(Arc::new(move |done, total| {
-            let bar = bar.get_or_init(|| {
-                let bar = if terminal { ProgressBar::new(total) } else { ProgressBar::hidden() };
-                let style = ProgressStyle::with_template(
-                    "load {bar:32} {decimal_bytes}/{decimal_total_bytes}, {decimal_bytes_per_sec} (ETA {eta})",
-                );
-                bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-            });
-            bar.set_length(total);
+            let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
+            if done == 0 {
+                *current = Some((load_bar(total, terminal), Instant::now()));
+            }
+            let Some((bar, started)) = &*current else { return };
             bar.set_position(done);
             if done >= total {
                 bar.finish_and_clear();
-                let seconds = started.elapsed().as_secs_f64();
-                tracing::info!("loaded {:.2} GB in {seconds:.1} s", total as f64 / 1e9);
+                let (gigabytes, seconds) = (total as f64 / 1e9, started.elapsed().as_secs_f64());
+                tracing::info!("loaded {gigabytes:.2} GB in {seconds:.1} s, {:.1} GB/s", gigabytes / seconds);
             }
         }))
     }

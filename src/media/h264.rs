@@ -29,15 +29,14 @@ pub(super) fn encode(frames: &Frames, rate: FrameRate, quantizer: u8) -> Result<
     let refs = config.num_ref_frames;
     // Groups of pictures need nothing of each other: each core converts and encodes its own.
     let groups: Vec<usize> = (0..frames.count()).step_by(GROUP).collect();
-    let encoded = threads::in_order(&groups, threads::cores(), |&first| {
+    let encoded = threads::try_in_order(&groups, threads::cores(), |&first| {
         let planes = frames.iter().skip(first).take(GROUP).map(|rgb| {
             let yuv::Planes { y, u, v } = yuv::planes(rgb, frames.width(), frames.height());
             YuvFrame { width, height, y, u, v }
         });
         Encoder::new(config.clone()).and_then(|e| e.encode_all(&planes.collect::<Vec<_>>()))
     });
-    let encoded = encoded.into_iter().collect::<std::result::Result<Vec<_>, _>>().map_err(|e| failed(e.to_string()))?;
-    let units = encoded.concat();
+    let units = encoded.map_err(|e| failed(e.to_string()))?.concat();
     if units.len() != frames.count() {
         return Err(failed(format!("{} access units for {} frames", units.len(), frames.count())));
     }

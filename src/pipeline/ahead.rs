@@ -13,7 +13,7 @@ use crate::models::Network;
 use crate::nn::Param;
 use crate::runtime::{Engine, Parameters};
 
-/// Receiver of a load's progress: bytes so far, and in all.
+/// Receiver of a load's progress: bytes so far, and in all; a load begins with 0 bytes.
 pub type OnLoad = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// Bytes that have been loaded, told to whoever shows them.
@@ -24,8 +24,13 @@ pub(super) struct Progress {
 }
 
 impl Progress {
+    /// The begin of a load of `total` bytes, where there are any.
     pub(super) fn new(told: Option<OnLoad>, total: usize) -> Self {
-        Progress { done: AtomicU64::new(0), total: total as u64, told }
+        let progress = Progress { done: AtomicU64::new(0), total: total as u64, told };
+        if total > 0 {
+            progress.add(0);
+        }
+        progress
     }
 
     pub(super) fn add(&self, bytes: usize) {

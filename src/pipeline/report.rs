@@ -31,7 +31,7 @@ pub(crate) struct RunReport {
     /// Lines behind the times.
     memory: String,
     figures: Value,
-    spans: Vec<Span>,
+    timeline: Timeline,
     /// From the start of the request, and of those made with it.
     made: Duration,
 }
@@ -45,24 +45,21 @@ impl RunReport {
             programs: programs.collect(),
             memory: memory(generated, executor),
             figures: figures(generated, executor),
-            spans: executor.engine().timeline().spans(),
+            timeline: executor.engine().timeline().copy(),
             made,
         }
     }
 
-    /// Work on the video so far.
-    pub(crate) fn spans(&self) -> Timeline {
-        Timeline::of(self.spans.clone())
-    }
-
-    /// The table printed after every run, and the same figures as JSON; `written` is the writing of its files.
+    /// The table printed after every run, and the same figures as JSON; `written` is the writing of its files. The time line
+    /// goes to the log.
     pub(crate) fn end(mut self, written: Span) -> (String, Value) {
         let encoding = Duration::from_secs_f64((written.to - written.from).max(0.0));
-        self.spans.push(written);
+        self.timeline.push(written);
+        tracing::debug!("{}", self.timeline);
         let total = self.made + encoding;
         self.figures["encoding"] = json!(encoding.as_secs_f64());
         self.figures["total"] = json!(total.as_secs_f64());
-        self.figures["timeline"] = json!(self.spans);
+        self.figures["timeline"] = json!(self.timeline.spans());
         self.rows.extend([("encoding".to_string(), encoding), ("total".to_string(), total)]);
         let mut text = String::new();
         for (name, time) in &self.rows {

@@ -23,7 +23,7 @@ use crate::media::RoundTrip;
 use crate::nn::Build;
 use crate::request::Request;
 use crate::runtime::processes::Group;
-use crate::runtime::{Engine, EngineOptions, RuntimeError, SpanKind, platform, timeline};
+use crate::runtime::{Engine, EngineOptions, RuntimeError, SpanKind, platform};
 
 /// Devices that are ready for the requests of one configuration.
 pub struct Session {
@@ -104,7 +104,6 @@ impl Session {
         engine_options: EngineOptions,
     ) -> Result<Self> {
         // Headers first: what is wrong with the files is said before devices are waited for and programs compiled.
-        timeline::begin();
         let programs = Programs::of(config, None)?;
         check_files(&model.configs, &model.weights, programs.components())?;
         let mut config = config.clone();

@@ -100,9 +100,6 @@ fn write(config: &Config, options: &GenerateOptions, made: Made) -> Result<Writt
     let video = write_files(config, options, &made)?;
     let span = Span::until_now(SpanKind::Write, "mp4", since);
     let Made { path, report, sidecar, .. } = made;
-    let timeline = report.spans();
-    timeline.push(span.clone());
-    tracing::debug!("{timeline}");
     let (table, figures) = report.end(span);
     if let Some(mut sidecar) = sidecar {
         sidecar["sha256"] = json!({"frames": video.frames_sha256, "samples": video.samples_sha256});

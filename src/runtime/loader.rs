@@ -1,7 +1,7 @@
 //! Parameters from files to devices, each its shard: many readers, in the order of use, without a host copy of a stack.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use super::engine::{Engine, device_layout};
@@ -26,7 +26,8 @@ const READERS: usize = 16;
 /// Uploads `params`, arguments of `program`, in their order; `told` hears of every piece's bytes and says whether to go on.
 ///
 /// # Errors
-/// [`RuntimeError::Stopped`] where `told` says so; a tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
+/// [`RuntimeError::Stopped`] where `told` says so; a tensor that is missing, of another shape, not a float or not finite, with
+/// file and name; the plugin's message.
 pub(super) fn load(
     engine: &Engine,
     program: &Program,
@@ -41,24 +42,21 @@ pub(super) fn load(
     // What is read goes into the first half, what is cut from it into the second.
     let largest = jobs.iter().map(|job| job.staged()).max().unwrap_or(0).max(PIECE);
     let halves = if program.devices() > 1 { 2 } else { 1 };
-    let failed = AtomicBool::new(false);
-    let done = threads::in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
-        if failed.load(Ordering::Relaxed) {
-            return Ok(());
-        }
+    threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
         let upload = &uploads[job.upload];
         let mut staging = (job.staged() > 0).then(|| engine.staging(halves * largest));
         let (into, cuts) = staging.as_deref_mut().unwrap_or_default().split_at_mut(job.staged());
         let result = job.run(engine, upload, source, into, cuts);
         staging.into_iter().for_each(|staging| engine.keep_staging(staging));
-        let result = result.and_then(|()| if told(job.bytes) { Ok(()) } else { Err(RuntimeError::Stopped) });
-        failed.fetch_or(result.is_err(), Ordering::Relaxed);
-        if result.is_ok() && upload.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+        result?;
+        if !told(job.bytes) {
+            return Err(RuntimeError::Stopped);
+        }
+        if upload.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             failpoint::reach("load", &upload.param.name);
         }
-        result
-    });
-    done.into_iter().collect::<Result<(), _>>()?;
+        Ok(())
+    })?;
     uploads.into_iter().map(Upload::finish).collect()
 }
 
@@ -118,7 +116,7 @@ impl<'a> Upload<'a> {
         let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
         let layout = argument.map(device_layout).transpose()?.flatten();
         let devices = engine.addressable(shards.len());
-        let (first, size) = (jobs.len(), param.ty.elements() * param.ty.dtype.size());
+        let (first, size) = (jobs.len(), param.bytes());
         let keys = match &param.source {
             Source::View { .. } => &[],
             // A TPU tiles an array's last dimensions: pieces of one tensor are not pieces of its memory.

@@ -61,9 +61,9 @@ impl Span {
 pub struct Timeline(Arc<Mutex<Vec<Span>>>);
 
 impl Timeline {
-    /// The time line of this work.
-    pub(crate) fn of(spans: Vec<Span>) -> Self {
-        Timeline(Arc::new(Mutex::new(spans)))
+    /// The work so far, to which nobody else adds.
+    pub(crate) fn copy(&self) -> Self {
+        Timeline(Arc::new(Mutex::new(self.spans())))
     }
 
     /// Adds work that ends now.

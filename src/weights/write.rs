@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
@@ -132,24 +131,19 @@ fn write_all<E: From<WeightsError> + Send>(
     pieces: &[Piece],
     fill: impl Fn(&TensorSpec, usize, &mut [u8]) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
-    let (buffers, failed) = (Mutex::new(Vec::<Vec<u8>>::new()), AtomicBool::new(false));
+    let buffers = Mutex::new(Vec::<Vec<u8>>::new());
     let lock = || buffers.lock().unwrap_or_else(PoisonError::into_inner);
-    let written = threads::in_order(pieces, threads::cores(), |piece| {
-        if failed.load(Ordering::Relaxed) {
-            return Ok(());
-        }
+    let written = threads::try_in_order(pieces, threads::cores(), |piece| {
         let mut buffer = lock().pop().unwrap_or_default();
         buffer.resize(PIECE, 0);
         let bytes = &mut buffer[..piece.size];
-        let written = fill(piece.tensor, piece.from, bytes).and_then(|()| {
-            let written = piece.file.write_all_at(bytes, piece.start + piece.from as u64);
-            Ok(written.map_err(WeightsError::io(piece.path, "cannot write"))?)
-        });
-        failed.fetch_or(written.is_err(), Ordering::Relaxed);
+        fill(piece.tensor, piece.from, bytes)?;
+        let written = piece.file.write_all_at(bytes, piece.start + piece.from as u64);
+        written.map_err(WeightsError::io(piece.path, "cannot write"))?;
         lock().push(buffer);
-        written
+        Ok(())
     });
-    written.into_iter().collect()
+    written.map(drop)
 }
 
 /// A file's length field and header. Padded so that the data begin at a multiple of 64 bytes, which readers allow and

@@ -35,7 +35,7 @@ fn weights(model: &Path, component: &str) -> std::path::PathBuf {
     folder.into_iter().find(|file| file.extension().is_some_and(|e| e == "safetensors")).expect("weights")
 }
 
-/// With a mapping the process ended by a signal.
+/// The thread that loads tells whoever waits: of what is needed first, and of what is needed last.
 #[needs(cpu)]
 fn a_file_that_is_cut_short_behind_its_check_is_an_error() {
     for component in ["text_encoder", "vae"] {

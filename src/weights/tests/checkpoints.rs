@@ -60,7 +60,10 @@ fn a_file_that_changes_while_it_is_open_is_an_error() {
 
     let path = put(dir.path().join("z.safetensors"), &whole);
     let checkpoint = Checkpoint::open(&path).expect("opens");
+    let view = checkpoint.get("w").expect("whole");
     fs::OpenOptions::new().write(true).open(&path).and_then(|f| f.set_len(20)).expect("cut short");
+    // A reader that is at it is told: a mapping would end the process by a signal.
+    fails(view.read(), &["z.safetensors", "while it was in use"]);
     fails(checkpoint.get("w"), &["z.safetensors", "while it was in use", &format!("{} bytes, now 20", whole.len())]);
 
     // Written anew in its place, to the same size: other weights of the same model.
