@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From command to finished video on one GPU: scripts/gpu/start.sh LTX2 OUT FOLDER [PRESET …]. Makes random models of the published
-# sizes below FOLDER, one after the other (70 GB; give a tmpfs where the disk is smaller), and prints a table of what a start takes
-# beside what the machine can do. Six minutes for both presets. Needs the CUDA plugin (`ltx2 plugin install cuda`, or jax's in
+# sizes below FOLDER, one after the other (70 GB; give a tmpfs where the disk is smaller), and prints what a start takes, with its
+# time line, beside what the machine can do. Six minutes for both presets. Needs the CUDA plugin (`ltx2 plugin install cuda`, or jax's in
 # LTX2_PJRT_PLUGIN) and, for the copy's rate, python3 with torch.
 set -euo pipefail
 ltx2=$1 out=$2 folder=$3
