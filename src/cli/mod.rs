@@ -33,6 +33,7 @@ mod profile;
 mod progress;
 mod run;
 mod schema;
+mod warm;
 mod why;
 
 /// LTX-2 audio-video generation on XLA: CPU, NVIDIA GPUs and Cloud TPUs.
@@ -66,6 +67,8 @@ pub(crate) enum Command {
     Run(run::Args),
     /// Compile a program ahead of time and report memory, FLOPs, collectives and predicted time
     Compile(compile::Args),
+    /// Fill the compile cache on the devices of a run, so that the run compiles nothing
+    Warm(warm::Args),
     /// Compile, measure and rank layouts, or search for the fastest
     Experiment(experiment::Args),
     /// Explain every collective and suggest layout changes that remove it
@@ -97,6 +100,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Generate(args) => generate::run(args),
         Command::Run(args) => run::run(args),
         Command::Compile(args) => compile::run(args),
+        Command::Warm(args) => warm::run(args),
         Command::Experiment(args) => experiment::run(args),
         Command::Why(args) => why::run(args),
         Command::Profile(args) => profile::run(args),

@@ -1,4 +1,4 @@
-//! What happens where a fused kernel does not take its operands.
+//! Operands that a fused kernel does not take: an error, a warning or a line of the log.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};

@@ -68,6 +68,19 @@ impl<'a> Batch<'a> {
     }
 }
 
+/// Tensors of a pass's starting noise, one row of each: their names and shapes.
+pub(super) fn draws(shapes: &Shapes, sizes: &ModelSizes) -> Vec<(&'static str, Vec<usize>)> {
+    let (v, a) = (&shapes.video, &shapes.audio);
+    let mut draws = vec![
+        ("video", vec![1, v.channels, v.frames, v.height, v.width]),
+        ("audio", vec![1, a.channels, a.length, a.mel_bins]),
+    ];
+    if shapes.appended > 0 {
+        draws.push(("appended", vec![1, shapes.appended, sizes.transformer.in_channels]));
+    }
+    draws
+}
+
 /// Noise of a batch, drawn pass by pass: a second pass goes on where the first left it.
 pub enum Noise {
     /// A generator a row.
@@ -97,14 +110,7 @@ impl Noise {
     /// # Errors
     /// Errors of the device that draws.
     pub fn draw(&mut self, executor: &mut Executor, shapes: &Shapes, sizes: &ModelSizes) -> Result<Drawn> {
-        let (v, a) = (&shapes.video, &shapes.audio);
-        let mut draws = vec![
-            ("video", vec![1, v.channels, v.frames, v.height, v.width]),
-            ("audio", vec![1, a.channels, a.length, a.mel_bins]),
-        ];
-        if shapes.appended > 0 {
-            draws.push(("appended", vec![1, shapes.appended, sizes.transformer.in_channels]));
-        }
+        let draws = draws(shapes, sizes);
         // Each row draws its own stream in order, whatever the others do.
         let rows: Vec<Vec<ArrayD<f32>>> = match self {
             Noise::Torch(generators) => {

@@ -42,6 +42,7 @@ pub mod tensors;
 pub mod text_to_video;
 pub mod tiles;
 mod transformer_inputs;
+pub mod warm;
 mod writer;
 
 pub use error::{PipelineError, Result, one_line};

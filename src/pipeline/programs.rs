@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::batch::videos_at_once;
+use super::batch::{draws, videos_at_once};
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::origin::{Origin, Weights};
@@ -10,11 +10,12 @@ use super::parameters::check_files;
 use super::program_spec::ProgramSpec;
 pub use super::program_table::ProgramKind;
 use super::program_table::{ProgramRow, Runs, TABLE};
-use crate::config::{Config, Job, WeightSource};
+use crate::config::{Config, Job, Noise, WeightSource};
+use crate::hlo::Program;
 use crate::models::Network;
 use crate::nn::Build;
 use crate::request::{self, ModelSizes, Request, Shapes};
-use crate::runtime::device_bytes;
+use crate::runtime::{device_bytes, noise};
 use crate::weights::{Component, WeightsError};
 
 /// A request whose programs can be written.
@@ -105,6 +106,16 @@ impl Programs {
             Runs::Alone => false,
         };
         TABLE.iter().filter(runs).map(|row| row.kind)
+    }
+
+    /// Programs that draw the starting noise of each pass, where devices draw it.
+    ///
+    /// # Errors
+    /// Sizes that the model does not take.
+    pub(super) fn noise(&self) -> Result<Vec<Program>> {
+        let passes = [Some(&self.first), self.second.as_ref()].into_iter().flatten();
+        let device = passes.filter(|request| request.noise == Noise::Device);
+        device.map(|request| Ok(noise::program(&draws(&Shapes::of(&self.sizes, request)?, &self.sizes))?)).collect()
     }
 
     /// Components that they read.

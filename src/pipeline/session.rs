@@ -108,7 +108,41 @@ impl Session {
         check_files(&model.configs, &model.weights, programs.components())?;
         let mut config = config.clone();
         let round_trip = setup::round_trip(&mut config, group.map(|group| &**group))?;
-        let config = &config;
+        let Devices { config, engine, build, mut versions } = Devices::open(&config, &programs, group, engine_options)?;
+        versions["h264"] = json!(round_trip.as_ref().map(RoundTrip::to_string));
+        let index = engine.client().process_index().map_err(RuntimeError::from)?;
+        let first = group.map_or(index == 0, |group| group.id() == 0);
+        let mut executor = Executor::new(engine, model.weights.clone());
+        executor.keep_loras(Loras::open(&config.model)?)?;
+        setup::log_weights(config.runtime.weights, &model.weights)?;
+        let h264 = config.conditioning.h264;
+        let runner = Runner { h264, round_trip, ..Runner::new(model, executor, build) };
+        Ok(Session { config, runner, versions, first })
+    }
+}
+
+/// The devices of a configuration, opened.
+pub(super) struct Devices {
+    /// The configuration, with what it left to the devices decided.
+    pub(super) config: Config,
+    pub(super) engine: Engine,
+    /// How networks become programs there.
+    pub(super) build: Build,
+    /// This program, the plugin and the platform.
+    versions: Value,
+}
+
+impl Devices {
+    /// Starts the platform, alone or as one of several processes, and writes `programs` once.
+    ///
+    /// # Errors
+    /// No such platform; what is wrong with the layout.
+    pub(super) fn open(
+        config: &Config,
+        programs: &Programs,
+        group: Option<&Arc<Group>>,
+        engine_options: EngineOptions,
+    ) -> Result<Self> {
         let choice = config.platform().map_err(PipelineError::Input)?;
         let options = setup::platform_options(config, group.map(|group| &**group))?;
         let opening = Instant::now();
@@ -119,24 +153,16 @@ impl Session {
             "plugin": plugin.path().display().to_string(),
             "pjrt": format!("{}.{}", plugin.version().0, plugin.version().1),
             "platform": version,
-            "h264": round_trip.as_ref().map(RoundTrip::to_string),
         });
-        let index = client.process_index().map_err(RuntimeError::from)?;
-        let first = group.map_or(index == 0, |group| group.id() == 0);
         let engine = Engine::among(client, engine_options, group.cloned());
         engine.timeline().add(SpanKind::Open, engine.platform(), opening, None);
         peers(&engine, group)?;
-        let mut executor = Executor::new(engine, model.weights.clone());
-        executor.keep_loras(Loras::open(&config.model)?)?;
-        let (toolchain, count) = (executor.engine().toolchain(), executor.engine().devices().len());
-        let config = setup::resolve(config, &toolchain.platform, count);
-        let build = setup::build_for(&config, count, toolchain)?;
-        whole_mesh(&config, &build, executor.engine())?;
+        let count = engine.devices().len();
+        let config = setup::resolve(config, engine.platform(), count);
+        let build = setup::build_for(&config, count, engine.toolchain())?;
+        whole_mesh(&config, &build, &engine)?;
         programs.check(&build)?;
-        setup::log_weights(config.runtime.weights, &model.weights)?;
-        let h264 = config.conditioning.h264;
-        let runner = Runner { h264, round_trip, ..Runner::new(model, executor, build) };
-        Ok(Session { config, runner, versions, first })
+        Ok(Devices { config, engine, build, versions })
     }
 }
 

@@ -151,8 +151,7 @@ impl Engine {
             let have = self.devices().len();
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
-        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
-        let options = compile_options(&self.toolchain, program, &ids, &self.options);
+        let options = self.compile_options(program);
         let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
         // Threads that want one program wait for the first. Not where processes agree on it: each waits for all others.
         let lock = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| lock_of(entry.path()));
@@ -216,6 +215,17 @@ impl Engine {
             origin,
             compile_time: took,
         })
+    }
+
+    fn compile_options(&self, program: &Program) -> CompileOptions {
+        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
+        compile_options(&self.toolchain, program, &ids, &self.options)
+    }
+
+    /// The file of a compiled program in the compile cache, if it was kept.
+    pub(crate) fn cache_file(&self, name: &str, program: &Program) -> Option<PathBuf> {
+        let entry = self.cache.as_ref()?.entry(name, program, &self.compile_options(program));
+        Some(entry.path().into()).filter(|path: &PathBuf| path.exists())
     }
 
     /// Compiles a program unless this did so before.

@@ -171,3 +171,65 @@ fn programs_saved_ahead_of_time_are_those_of_a_run_and_off_writes_nothing() {
     names.sort();
     assert_eq!(names, ["in.safetensors", "out.safetensors"]);
 }
+
+/// Programs by name, and which of them were compiled.
+fn warm(folder: &Folder, cache: &str, more: &[&str]) -> Vec<(String, bool)> {
+    let request = folder.request(cache, more);
+    let mut arguments = vec!["warm", "--json"];
+    arguments.extend(request.iter().map(String::as_str));
+    let programs: Value = serde_json::from_slice(&folder.ltx2(&arguments).stdout).expect("JSON");
+    let each = programs.as_array().expect("programs").iter().map(|p| {
+        assert!(p["seconds"].as_f64() > Some(0.0) && Path::new(p["path"].as_str().expect("a file")).exists(), "{p}");
+        (p["program"].as_str().expect("a name").to_owned(), p["compiled"].as_bool().expect("whether it was compiled"))
+    });
+    each.collect()
+}
+
+#[needs(cpu)]
+fn after_warm_a_run_compiles_nothing() {
+    let folder = Folder::new();
+    let cache = folder.path("warm");
+    let known = folder.generate("known", support::programs().to_str().expect("UTF-8"), &[]);
+    // Two of the seven programs are missing.
+    support::copy_programs(Path::new(&cache), &known.programs, &["prepare", "vocoder"]);
+    let first = warm(&folder, &cache, &[]);
+    let made: Vec<&str> = first.iter().filter(|(_, compiled)| *compiled).map(|(name, _)| &**name).collect();
+    assert_eq!((first.len(), made), (7, vec!["prepare", "vocoder"]));
+    let run = folder.generate("a", &cache, &[]);
+    assert_eq!((run.compiles, run.hits, &run.bits), (0, 7, &known.bits), "{}", run.stderr);
+    // The table; a second time nothing is compiled.
+    let request = folder.request(&cache, &[]);
+    let arguments: Vec<&str> = std::iter::once("warm").chain(request.iter().map(String::as_str)).collect();
+    let table = text(&folder.ltx2(&arguments).stdout);
+    assert_eq!(table.lines().filter(|l| l.ends_with(" s  already there")).count(), 7, "{table}");
+    assert!(table.ends_with(&format!("0 compiled, 7 already there in {cache}\n")), "{table}");
+
+    // What draws noise and random weights is a program too, and no weights are needed: here are none.
+    let drawn = ["--weights", "random", "--set", "sampler.noise=device"];
+    let all = warm(&folder, &cache, &drawn);
+    let of = |name: &str| all.iter().filter(|(n, compiled)| n == name && *compiled).count();
+    assert!(of("noise") == 1 && of("random weights") > 1, "{all:?}");
+    let entries = folder.entries("warm");
+    let video = folder.path("drawn.mp4");
+    let request = folder.request(&cache, &drawn);
+    let mut arguments = vec!["generate", "-o", &video];
+    arguments.extend(request.iter().map(String::as_str));
+    folder.ltx2(&arguments);
+    assert_eq!(folder.entries("warm"), entries, "a program that was not warmed");
+    let sidecar = fs::read_to_string(folder.path("drawn.json")).expect("a sidecar");
+    let sidecar: Value = serde_json::from_str(&sidecar).expect("JSON");
+    let programs = sidecar["timings"]["programs"].as_object().expect("programs");
+    for name in ["noise", "random weights", "denoise"] {
+        assert_eq!(programs[name]["compiles"], 0, "{name}: {}", programs[name]);
+    }
+}
+
+#[needs(cpu)]
+fn warm_without_a_cache_is_an_error() {
+    let folder = Folder::new();
+    let request = folder.request("off", &[]);
+    let ran = support::ltx2().arg("warm").args(request).output().expect("the binary runs");
+    let said = text(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "{said}");
+    assert!(said.contains("runtime.compile_cache is off"), "{said}");
+}

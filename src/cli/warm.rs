@@ -1,0 +1,58 @@
+//! `ltx2 warm`: the compile cache, filled on the devices of a run.
+
+use std::fmt::Write;
+
+use super::args::RunArgs;
+use super::generate::prepare_libtpu;
+use super::{log, print};
+use crate::config::load;
+use crate::pipeline::processes::together;
+use crate::pipeline::warm::{Warmed, warm};
+
+/// Fills the compile cache with every program of a configuration, on the devices that run it; needs no weights.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  ltx2 warm -c ltx2 --platform cuda                        then `ltx2 generate` with the same flags compiles nothing
+  ltx2 warm -c ltx2_3 --layout ulysses --width 1024 --height 576 --num-frames 65
+  ltx2 warm -c ltx2 --set runtime.compile_cache=/shared/programs --json
+
+Sizes, pipeline, guidance, layout and compiler options are parts of a program; prompts, seeds and steps are not.")]
+pub(crate) struct Args {
+    /// Prints JSON instead of the table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let loaded = load(&args.run.given()?)?;
+    let config = &loaded.config;
+    prepare_libtpu(config);
+    together(config, |group| {
+        let first = group.is_none_or(|group| group.id() == 0);
+        if !first {
+            log::only_warnings();
+        }
+        let programs = warm(config, group)?;
+        match (first, args.json) {
+            (false, _) => Ok(()),
+            (true, true) => print(&format!("{}\n", serde_json::to_string_pretty(&programs)?)),
+            (true, false) => print(&table(&programs)),
+        }
+    })
+}
+
+fn table(programs: &[Warmed]) -> String {
+    let mut text = String::new();
+    for p in programs {
+        let state = if p.compiled { "compiled" } else { "already there" };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{:<16}{:>9.3} s  {state}", p.program.replace('_', " "), p.seconds);
+    }
+    let compiled = programs.iter().filter(|p| p.compiled).count();
+    let folder = programs.iter().find_map(|p| p.path.parent()).map(|folder| format!(" in {}", folder.display()));
+    let there = programs.len() - compiled;
+    let _ = writeln!(text, "{compiled} compiled, {there} already there{}", folder.unwrap_or_default());
+    text
+}

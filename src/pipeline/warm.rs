@@ -1,0 +1,93 @@
+//! `warm`: every program of a configuration in the compile cache, compiled on the devices that run it. No weights are read,
+//! nothing runs.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::error::{PipelineError, Result};
+use super::executor::Executor;
+use super::origin::Weights;
+use super::programs::{ProgramKind, Programs};
+use super::session::Devices;
+use super::setup;
+use crate::config::{Config, WeightSource};
+use crate::hlo::Program;
+use crate::models::Network;
+use crate::nn::Param;
+use crate::runtime::processes::Group;
+use crate::runtime::{Engine, Executable, ExecutableOrigin, random_programs};
+
+/// A program that is in the compile cache.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Warmed {
+    pub program: String,
+    pub hash: String,
+    /// Whether it was compiled now; else it was there already, and is usable.
+    pub compiled: bool,
+    /// Time of compiling or loading.
+    pub seconds: f64,
+    /// File in the cache.
+    pub path: PathBuf,
+}
+
+/// Compiles every program that `generate` runs for a configuration, or loads it from the compile cache. Of several
+/// processes all have to call it; each has its own list.
+///
+/// # Errors
+/// No compile cache, or a plugin that cannot fill one; errors of configuration, model or layout; the compiler's message.
+pub fn warm(config: &Config, group: Option<&Arc<Group>>) -> Result<Vec<Warmed>> {
+    let Some(folder) = config.compile_cache() else {
+        let message = "runtime.compile_cache is off: there is no folder to keep programs in";
+        return Err(PipelineError::Usage(message.into()));
+    };
+    let programs = Programs::of(config, None)?;
+    let Devices { config, engine, build, .. } = Devices::open(config, &programs, group, setup::engine_options(config))?;
+    // The seed is an input of what draws them: nothing is drawn here.
+    let mut executor = Executor::new(engine, Weights::Random(config.model.weights_seed));
+    let write = |kind: ProgramKind| {
+        let network = executor.accepted(kind.name(), &build, |build| programs.network(kind, build))?;
+        Ok((kind.name(), network))
+    };
+    let networks = programs.kinds().map(write).collect::<Result<Vec<_>>>()?;
+    executor.compile_all(networks.iter().map(|(name, network)| (*name, network)))?;
+    let mut warmed = Vec::new();
+    for (name, network) in &networks {
+        let compiled = executor.compile(name, network)?;
+        warmed.push(Warmed::of(executor.engine(), &network.program, &compiled, &folder)?);
+    }
+    let draws = if config.model.weights == WeightSource::Random { weights(&networks)? } else { Vec::new() };
+    let noise = programs.noise()?.into_iter().map(|program| ("noise", program));
+    for (name, program) in noise.chain(draws.into_iter().map(|program| ("random weights", program))) {
+        let compiled = executor.compile_program(name, &program)?;
+        warmed.push(Warmed::of(executor.engine(), &program, &compiled, &folder)?);
+    }
+    // Two passes may share a program.
+    let mut seen = HashSet::new();
+    warmed.retain(|program: &Warmed| seen.insert(program.hash.clone()));
+    Ok(warmed)
+}
+
+impl Warmed {
+    fn of(engine: &Engine, program: &Program, compiled: &Executable, folder: &Path) -> Result<Self> {
+        let name = compiled.name();
+        let path = engine.cache_file(name, program).ok_or_else(|| {
+            let folder = folder.display();
+            PipelineError::Input(format!("{name} is compiled but not kept in {folder}: no run will find it there"))
+        })?;
+        let (hash, seconds) = (compiled.hash().to_owned(), compiled.compile_time().as_secs_f64());
+        let compiled = compiled.origin() == ExecutableOrigin::Compiled;
+        Ok(Warmed { program: name.into(), hash, compiled, seconds, path })
+    }
+}
+
+/// Programs that draw random weights, of each network those that no earlier one reads.
+fn weights(networks: &[(&str, Network)]) -> Result<Vec<Program>> {
+    let mut seen = HashSet::new();
+    let mut all = Vec::new();
+    for (_, network) in networks {
+        let new: Vec<&Param> = network.params.iter().filter(|param| seen.insert(&param.name)).collect();
+        all.extend(random_programs(&network.program, &new)?.into_iter().map(|random| random.program));
+    }
+    Ok(all)
+}
