@@ -17,63 +17,94 @@ const PPS: u8 = 8;
 
 /// Frames of a group of pictures. Groups are encoded in parallel: five seconds have as many as a host has cores. A fixed number,
 /// so that equal frames are equal files on every machine.
-const GROUP: usize = 8;
+pub(super) const GROUP: usize = 8;
 
 /// Encodes `frames` at a constant quantizer (0 best, 51 worst) into a track.
 pub(super) fn encode(frames: &Frames, rate: FrameRate, quantizer: u8) -> Result<Track> {
-    let failed = |message: String| Error::Embedded { codec: "H.264", message };
-    let (width, height) = (yuv::even(frames.width()), yuv::even(frames.height()));
-    let size = |n: usize| u16::try_from(n).map_err(|_| failed(format!("{width}x{height} is too large")));
-    let (shown_width, shown_height) = (size(width)?, size(height)?);
-    let config = config(width, height, rate, quantizer);
-    let refs = config.num_ref_frames;
-    // Groups of pictures need nothing of each other: each core converts and encodes its own.
-    let groups: Vec<usize> = (0..frames.count()).step_by(GROUP).collect();
-    let encoded = threads::try_in_order(&groups, threads::cores(), |&first| {
-        let planes = frames.iter().skip(first).take(GROUP).map(|rgb| {
-            let yuv::Planes { y, u, v } = yuv::planes(rgb, frames.width(), frames.height());
-            YuvFrame { width, height, y, u, v }
-        });
-        Encoder::new(config.clone()).and_then(|e| e.encode_all(&planes.collect::<Vec<_>>()))
-    });
-    let units = encoded.map_err(|e| failed(e.to_string()))?.concat();
-    if units.len() != frames.count() {
-        return Err(failed(format!("{} access units for {} frames", units.len(), frames.count())));
+    let encoder = FrameEncoder::new(frames.width(), frames.height(), rate, quantizer)?;
+    let rgb: Vec<&[u8]> = frames.iter().collect();
+    encoder.track(&encoder.units(&rgb)?)
+}
+
+fn failed(message: String) -> Error {
+    Error::Embedded { codec: "H.264", message }
+}
+
+/// An encoder of frames of one size, at one rate and quality.
+pub(super) struct FrameEncoder {
+    width: usize,
+    height: usize,
+    rate: FrameRate,
+    config: EncoderConfig,
+}
+
+impl FrameEncoder {
+    pub(super) fn new(width: usize, height: usize, rate: FrameRate, quantizer: u8) -> Result<Self> {
+        let [even_width, even_height] = [width, height].map(yuv::even);
+        if [even_width, even_height].iter().any(|size| u16::try_from(*size).is_err()) {
+            return Err(failed(format!("{even_width}x{even_height} is too large")));
+        }
+        Ok(FrameEncoder { width, height, rate, config: config(even_width, even_height, rate, quantizer) })
     }
 
-    let (mut sps, mut pps) = (None, None);
-    let mut sync = Vec::new();
-    let mut samples = Vec::with_capacity(units.len());
-    for (index, unit) in units.iter().enumerate() {
-        let mut sample = Vec::with_capacity(unit.len() + 8);
-        for nal in nal_units(unit) {
-            match nal[0] & 31 {
-                SPS => drop(sps.get_or_insert_with(|| with_video_usability(nal, rate, refs))),
-                PPS => drop(pps.get_or_insert_with(|| nal.to_vec())),
-                kind => {
-                    if kind == IDR && sync.last() != Some(&index) {
-                        sync.push(index);
+    /// An access unit of each frame. The first frame begins a group of pictures.
+    pub(super) fn units(&self, frames: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        let [width, height] = [self.width, self.height].map(yuv::even);
+        // Groups of pictures need nothing of each other: each core converts and encodes its own.
+        let groups: Vec<&[&[u8]]> = frames.chunks(GROUP).collect();
+        let encoded = threads::try_in_order(&groups, threads::cores(), |group| {
+            let planes = group.iter().map(|rgb| {
+                let yuv::Planes { y, u, v } = yuv::planes(rgb, self.width, self.height);
+                YuvFrame { width, height, y, u, v }
+            });
+            Encoder::new(self.config.clone()).and_then(|e| e.encode_all(&planes.collect::<Vec<_>>()))
+        });
+        let units = encoded.map_err(|e| failed(e.to_string()))?.concat();
+        match units.len() == frames.len() {
+            true => Ok(units),
+            false => Err(failed(format!("{} access units for {} frames", units.len(), frames.len()))),
+        }
+    }
+
+    /// The track of all access units.
+    pub(super) fn track(&self, units: &[Vec<u8>]) -> Result<Track> {
+        let (rate, refs) = (self.rate, self.config.num_ref_frames);
+        let (mut sps, mut pps) = (None, None);
+        let mut sync = Vec::new();
+        let mut samples = Vec::with_capacity(units.len());
+        for (index, unit) in units.iter().enumerate() {
+            let mut sample = Vec::with_capacity(unit.len() + 8);
+            for nal in nal_units(unit) {
+                match nal[0] & 31 {
+                    SPS => drop(sps.get_or_insert_with(|| with_video_usability(nal, rate, refs))),
+                    PPS => drop(pps.get_or_insert_with(|| nal.to_vec())),
+                    kind => {
+                        if kind == IDR && sync.last() != Some(&index) {
+                            sync.push(index);
+                        }
+                        sample.extend((nal.len() as u32).to_be_bytes());
+                        sample.extend(nal);
                     }
-                    sample.extend((nal.len() as u32).to_be_bytes());
-                    sample.extend(nal);
                 }
             }
+            samples.push(sample);
         }
-        samples.push(sample);
+        let (Some(sps), Some(pps)) = (sps, pps) else {
+            return Err(failed("the stream has no parameter sets".into()));
+        };
+        let (timescale, delta) = rate.timescale();
+        // They are no larger: the encoder was made for them.
+        let [width, height] = [self.width, self.height].map(|size| yuv::even(size) as u16);
+        Ok(Track {
+            media: Media::H264 { width, height, sps, pps },
+            timescale,
+            samples,
+            delta,
+            last_delta: delta,
+            sync: Some(sync),
+            skip: 0,
+        })
     }
-    let (Some(sps), Some(pps)) = (sps, pps) else {
-        return Err(failed("the stream has no parameter sets".into()));
-    };
-    let (timescale, delta) = rate.timescale();
-    Ok(Track {
-        media: Media::H264 { width: shown_width, height: shown_height, sps, pps },
-        timescale,
-        samples,
-        delta,
-        last_delta: delta,
-        sync: Some(sync),
-        skip: 0,
-    })
 }
 
 fn config(width: usize, height: usize, rate: FrameRate, quantizer: u8) -> EncoderConfig {

@@ -20,6 +20,7 @@ mod options;
 mod png;
 mod rate;
 mod round_trip;
+mod stream;
 mod wav;
 mod yuv;
 
@@ -30,9 +31,10 @@ pub use error::{Error, Result};
 pub use frames::Frames;
 #[doc(hidden)]
 pub use image_file::{covering, read_image};
-pub use mp4::{Encoder, write_mp4};
+pub use mp4::{Encoder, write_encoded_mp4, write_mp4};
 pub use options::{EncoderChoice, Mp4Options};
 pub use png::{png_bytes, read_png, read_png_frames, write_png, write_png_frames};
 pub use rate::FrameRate;
 pub use round_trip::{ImageH264, RoundTrip};
+pub use stream::{EncodedVideo, VideoStream};
 pub use wav::{WavFormat, read_wav, write_wav};

@@ -7,6 +7,7 @@ use super::error::{Error, Result};
 use super::frames::Frames;
 use super::options::{EncoderChoice, Mp4Options};
 use super::rate::FrameRate;
+use super::stream::EncodedVideo;
 use super::{aac, atomic, ffmpeg, h264, isobmff};
 use crate::failpoint;
 
@@ -39,9 +40,24 @@ pub fn write_mp4(
     audio: Option<&Audio>,
     options: &Mp4Options,
 ) -> Result<Encoder> {
+    write_encoded_mp4(path, frames, None, fps, audio, options)
+}
+
+/// The same with frames that may have been encoded while they were made.
+///
+/// # Errors
+/// As [`write_mp4`].
+pub fn write_encoded_mp4(
+    path: &Path,
+    frames: &Frames,
+    encoded: Option<&EncodedVideo>,
+    fps: f64,
+    audio: Option<&Audio>,
+    options: &Mp4Options,
+) -> Result<Encoder> {
     let rate = FrameRate::from_f64(fps)?;
     let audio = audio.map(|a| a.fitted(rate.samples(frames.count(), a.rate())));
-    let encoder = choose(options)?;
+    let encoder = if encoded.is_some() { Encoder::Embedded } else { choose(options)? };
     tracing::info!(path = %path.display(), %rate, frames = frames.count(), "encoding with {encoder}");
     let (width, height) = (frames.width(), frames.height());
     if width % 2 + height % 2 > 0 {
@@ -56,7 +72,10 @@ pub fn write_mp4(
             atomic::persist(target, path, options.replace)?;
         }
         Encoder::Embedded => {
-            let encode = || h264::encode(frames, rate, options.crf);
+            let encode = || match encoded {
+                Some(video) => video.track(),
+                None => h264::encode(frames, rate, options.crf),
+            };
             let (video, sound) = rayon::join(
                 || failpoint::within("encode", atomic::name(path), encode),
                 || audio.as_ref().map(|audio| aac::encode(audio, options.audio_bitrate)).transpose(),
@@ -68,7 +87,7 @@ pub fn write_mp4(
     Ok(encoder)
 }
 
-fn choose(options: &Mp4Options) -> Result<Encoder> {
+pub(super) fn choose(options: &Mp4Options) -> Result<Encoder> {
     if options.encoder == EncoderChoice::Embedded {
         return Ok(Encoder::Embedded);
     }

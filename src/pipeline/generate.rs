@@ -26,7 +26,7 @@ use super::text_to_video::Generated;
 pub use super::writer::Finished;
 use super::writer::{Made, Writer, Written, write_json};
 use crate::config::{Config, Job};
-use crate::media;
+use crate::media::{self, Mp4Options};
 use crate::runtime::processes::Group;
 
 /// Steps between two looks at an interrupt, where no progress is shown.
@@ -71,7 +71,8 @@ pub fn generate(
     let config = &config;
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let dump_steps = options.dump_steps && options.dump.is_some();
-    let mut run = RunOptions { chunk, dump: options.dump.is_some(), dump_steps, saving: None };
+    let encode = first.then(Mp4Options::default);
+    let mut run = RunOptions { chunk, dump: options.dump.is_some(), dump_steps, saving: None, encode };
 
     let mut finished = Vec::new();
     let mut perf = Vec::new();

@@ -26,6 +26,7 @@ pub mod origin;
 pub mod packing;
 pub mod parameters;
 pub mod phase;
+mod pieces;
 pub mod processes;
 mod program_spec;
 pub(crate) mod program_table;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::saved::Saving;
 use crate::config::Job;
+use crate::media::Mp4Options;
 
 /// The parts of `ltx2 generate`'s command line that do not change what is generated.
 #[derive(Clone, Debug, Default)]
@@ -41,4 +42,6 @@ pub struct RunOptions {
     pub dump_steps: bool,
     /// Keeps the steps behind it in a file, or goes on from such.
     pub saving: Option<Saving>,
+    /// Frames are encoded while later ones are decoded, where they are decoded in pieces: `runtime.tiling`.
+    pub encode: Option<Mp4Options>,
 }

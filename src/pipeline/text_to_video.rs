@@ -11,16 +11,17 @@ use super::error::{PipelineError, Result};
 use super::options::RunOptions;
 use super::packing::unpack;
 use super::phase::{Phase, Watch};
+use super::pieces::{Decoded, Pieces};
 use super::prompts::tokens;
 use super::run::Run;
 use super::runner::Runner;
 use super::tensors::fixed;
 use super::tiles;
 use crate::av::Av;
-use crate::media::{self, Audio, Frames, Mp4Options};
+use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
 use crate::models::upsampler;
 use crate::models::video_vae::Pixels;
-use crate::request::{RefinePass, Request, Shapes, Tiling};
+use crate::request::{RefinePass, Request, Shapes};
 use crate::runtime::Outputs;
 use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
@@ -29,6 +30,8 @@ use crate::tensor::Tensor;
 /// hash, [`sound`](Generated::sound) the samples as [`media`] writes them.
 pub struct Generated {
     pub frames: Frames,
+    /// Their encoder, where that began while they were decoded.
+    pub(crate) stream: Option<VideoStream>,
     /// Samples `[channels, samples]`.
     pub audio: Array2<f32>,
     /// Samples a second.
@@ -151,7 +154,7 @@ impl Run<'_> {
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
-        let videos = self.decode_video(video, request.tiling.as_ref())?;
+        let videos = self.decode_video(video, request)?;
         self.ends(Phase::VideoDecoder);
         let audios = split(self.decode_audio(audio)?, self.batch.asked());
         self.dump.keep_each("audio", &audios);
@@ -159,8 +162,9 @@ impl Run<'_> {
 
         let timings = self.clock.took();
         let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(self.dump.finish());
-        let made = each.map(|(((frames, audio), cut_tokens), dump)| Generated {
-            frames,
+        let made = each.map(|(((video, audio), cut_tokens), dump)| Generated {
+            frames: video.frames,
+            stream: video.stream,
             audio: audio.index_axis_move(Dim(0), 0),
             sample_rate: self.runner.model.sample_rate,
             frame_rate: request.frame_rate,
@@ -218,30 +222,37 @@ impl Run<'_> {
 
     /// Latents to the frames of each video asked for. Bytes leave the device, but where the values themselves are
     /// dumped.
-    fn decode_video(&mut self, latents: Array5<f32>, tiling: Option<&Tiling>) -> Result<Vec<Frames>> {
-        if let Some(tiling) = tiling {
-            let video = tiles::decode(self.runner, &latents, tiling, &mut self.clock)?;
-            return self.frames_of(video);
+    fn decode_video(&mut self, latents: Array5<f32>, request: &Request) -> Result<Vec<Decoded>> {
+        let asked = self.batch.asked();
+        let whole = |frames: Vec<Frames>| Ok(frames.into_iter().map(Decoded::from).collect());
+        if let Some(tiling) = request.tiling.as_ref() {
+            if self.dump.is_wanted() {
+                let video = tiles::decode(self.runner, &latents, tiling, &mut self.clock)?;
+                return whole(self.frames_of(video)?);
+            }
+            let mut pieces = Pieces::new(request.frame_rate, self.options.encode.as_ref());
+            let add = |piece| pieces.add(frames(&shown(piece, asked)?)?);
+            tiles::decode_pieces(self.runner, &latents, tiling, &mut self.clock, add)?;
+            return pieces.finish();
         }
         let pixels = if self.dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };
         let decoded = self.runner.video_decoder(latents, pixels)?.run(&self.runner.executor)?;
         self.clock.wait(&decoded)?;
         let bytes = match decoded.tensor("video")? {
             Tensor::U8(bytes) => bytes,
-            values => return self.frames_of(fixed(values.into_f32())?),
+            values => return whole(self.frames_of(fixed(values.into_f32())?)?),
         };
         finite(decoded.tensor("finite")?.to_i64().iter().all(|v| *v == 1), "frames")?;
-        let videos = split(fixed::<_, Ix5>(bytes)?, self.batch.asked()).into_iter();
-        videos.map(|one| Ok(Frames::new(one.index_axis_move(Dim(0), 0))?)).collect()
+        let videos = split(fixed::<_, Ix5>(bytes)?, asked).into_iter();
+        let videos: Result<_> = videos.map(|one| Ok(Frames::new(one.index_axis_move(Dim(0), 0))?)).collect();
+        whole(videos?)
     }
 
-    /// Frames of a video `[b, 3, frames, height, width]` of -1..1.
+    /// Frames of a video `[b, 3, frames, height, width]` of -1..1, whose values are kept where they are dumped.
     fn frames_of(&mut self, video: Array5<f32>) -> Result<Vec<Frames>> {
-        finite(video.iter().all(|v| v.is_finite()), "frames")?;
-        let shown = video.permuted_axes([0, 2, 1, 3, 4]).mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0));
-        let videos = split(shown.as_standard_layout().into_owned(), self.batch.asked());
+        let videos = shown(video, self.batch.asked())?;
         self.dump.keep_each("video", &videos);
-        videos.iter().map(|one| Ok(Frames::from_video(one.index_axis(Dim(0), 0))?)).collect()
+        frames(&videos)
     }
 
     /// Latents to samples `[b, channels, samples]`.
@@ -253,6 +264,17 @@ impl Run<'_> {
         finite(samples.iter().all(|v| v.is_finite()), "samples")?;
         fixed::<_, Ix3>(samples)
     }
+}
+
+/// Each of the first `asked` videos of `[b, 3, frames, height, width]`, -1..1, as `[1, frames, 3, height, width]`, 0..1.
+fn shown(video: Array5<f32>, asked: usize) -> Result<Vec<Array5<f32>>> {
+    finite(video.iter().all(|v| v.is_finite()), "frames")?;
+    let shown = video.permuted_axes([0, 2, 1, 3, 4]).mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0));
+    Ok(split(shown.as_standard_layout().into_owned(), asked))
+}
+
+fn frames(videos: &[Array5<f32>]) -> Result<Vec<Frames>> {
+    videos.iter().map(|one| Ok(Frames::from_video(one.index_axis(Dim(0), 0))?)).collect()
 }
 
 fn finite(all: bool, what: &str) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Latents decoded tile by tile, where a whole video does not fit.
 
-use ndarray::{Array5, ArrayViewMut5, Axis as Dim, s};
+use ndarray::{Array5, ArrayView5, ArrayViewMut5, Axis as Dim, s};
 
 use super::clock::Clock;
 use super::error::Result;
@@ -14,27 +14,66 @@ use crate::request::{Tile, Tiling};
 /// # Errors
 /// Errors of program or device.
 pub fn decode(runner: &mut Runner, latents: &Array5<f32>, tiling: &Tiling, clock: &mut Clock) -> Result<Array5<f32>> {
+    let mut pieces = Vec::new();
+    decode_pieces(runner, latents, tiling, clock, |piece| {
+        pieces.push(piece);
+        Ok(())
+    })?;
+    Ok(joined(&pieces.iter().map(|piece: &Array5<f32>| piece.view()).collect::<Vec<_>>()))
+}
+
+/// The same in pieces of frames, in their order, each as soon as no later tile reaches into it. Of the video no more is held
+/// than the frames of one tile.
+///
+/// # Errors
+/// Those of [`decode`] and of `each`.
+pub fn decode_pieces(
+    runner: &mut Runner,
+    latents: &Array5<f32>,
+    tiling: &Tiling,
+    clock: &mut Clock,
+    mut each: impl FnMut(Array5<f32>) -> Result<()>,
+) -> Result<()> {
     let (batch, _, f, h, w) = latents.dim();
     let grid = &runner.model.sizes.video_grid;
     let [time, rows, columns] = tiling.parts([f, h, w], grid.spatial_compression, grid.temporal_compression);
     let size = |parts: &[Tile]| parts.last().map_or(0, |p| p.to[1]);
-    let mut video = Array5::zeros((batch, 3, size(&time), size(&rows), size(&columns)));
-    let mut sums = Array5::zeros((1, 1, size(&time), size(&rows), size(&columns)));
-    for t in &time {
+    let (height, width) = (size(&rows), size(&columns));
+    // Frames that are not complete, from frame `begin` on, and the sums of their weights.
+    let mut begin = 0;
+    let mut video = Array5::zeros((batch, 3, 0, height, width));
+    let mut sums = Array5::zeros((1, 1, 0, height, width));
+    for (n, t) in time.iter().enumerate() {
+        for all in [&mut video, &mut sums] {
+            let (b, c, known, ..) = all.dim();
+            let new = Array5::zeros((b, c, t.to[1] - begin - known, height, width));
+            *all = joined(&[all.view(), new.view()]);
+        }
         for y in &rows {
             for x in &columns {
                 let tile = latents.slice(s![.., .., t.from[0]..t.from[1], y.from[0]..y.from[1], x.from[0]..x.from[1]]);
                 let decoded = runner.video_decoder(tile.to_owned(), Pixels::Values)?.run(&runner.executor)?;
                 clock.wait(&decoded)?;
                 let decoded: Array5<f32> = fixed(decoded.tensor("video")?.into_f32())?;
-                let place = s![.., .., t.to[0]..t.to[1], y.to[0]..y.to[1], x.to[0]..x.to[1]];
+                let place = s![.., .., t.to[0] - begin..t.to[1] - begin, y.to[0]..y.to[1], x.to[0]..x.to[1]];
                 add(video.slice_mut(place), &decoded, [t, y, x]);
                 add(sums.slice_mut(place), &Array5::ones((1, 1, 1, 1, 1)), [t, y, x]);
             }
         }
+        let end = time.get(n + 1).map_or(t.to[1], |next| next.to[0]);
+        if end > begin {
+            let complete = s![.., .., ..end - begin, .., ..];
+            each(&video.slice(complete) / &sums.slice(complete).mapv(|v: f32| v.max(1e-8)))?;
+            let left = s![.., .., end - begin.., .., ..];
+            (video, sums, begin) = (video.slice(left).to_owned(), sums.slice(left).to_owned(), end);
+        }
     }
-    let sums = sums.mapv(|v: f32| v.max(1e-8));
-    Ok(video / sums)
+    Ok(())
+}
+
+/// Pieces of a video one after the other.
+fn joined(pieces: &[ArrayView5<f32>]) -> Array5<f32> {
+    ndarray::concatenate(Dim(2), pieces).expect("pieces differ in their number of frames alone")
 }
 
 /// Adds what is decoded, or one number, with its weights.

@@ -95,9 +95,9 @@ impl<'scope, 'env> Writer<'scope, 'env> {
     }
 }
 
-fn write(config: &Config, options: &GenerateOptions, made: Made) -> Result<Written> {
+fn write(config: &Config, options: &GenerateOptions, mut made: Made) -> Result<Written> {
     let since = Instant::now();
-    let video = write_files(config, options, &made)?;
+    let video = write_files(config, options, &mut made)?;
     let span = Span::until_now(SpanKind::Write, "mp4", since);
     let Made { path, report, sidecar, .. } = made;
     let (table, figures) = report.end(span);
@@ -109,8 +109,10 @@ fn write(config: &Config, options: &GenerateOptions, made: Made) -> Result<Writt
     Ok(Written { video, table, figures })
 }
 
-fn write_files(config: &Config, options: &GenerateOptions, made: &Made) -> Result<Finished> {
-    let Made { job, path, generated, .. } = made;
+fn write_files(config: &Config, options: &GenerateOptions, made: &mut Made) -> Result<Finished> {
+    // What an encoder fails at, it fails at again where the file is written: frames that cannot be encoded are kept there.
+    let encoded = made.generated.stream.take().and_then(|stream| stream.finish().ok());
+    let Made { job, path, generated, .. } = &*made;
     let several = options.jobs.len() > 1;
     let frames = &generated.frames;
     let audio = generated.sound()?;
@@ -118,7 +120,8 @@ fn write_files(config: &Config, options: &GenerateOptions, made: &Made) -> Resul
     // The hashes are taken beside the encoder.
     let (written, (frames_sha256, samples_sha256)) = thread::scope(|scope| {
         let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
-        let written = media::write_mp4(path, frames, generated.frame_rate, Some(&audio), &encoder);
+        let written =
+            media::write_encoded_mp4(path, frames, encoded.as_ref(), generated.frame_rate, Some(&audio), &encoder);
         (written, hashes.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     if let Err(error) = written {

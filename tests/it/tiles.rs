@@ -4,9 +4,10 @@ use crate::support::{cases, cpu, needs, open, plain, relative_l2};
 use ltx2::hlo::DType;
 use ltx2::models::video_vae::Pixels;
 use ltx2::pipeline::clock::Clock;
-use ltx2::pipeline::tiles::decode;
+use ltx2::pipeline::tiles::{decode, decode_pieces};
 use ltx2::request::Tiling;
 use ltx2::tensor::Tensor;
+use ndarray::{Array5, Axis};
 
 #[needs(cpu)]
 fn tiles_are_blended_as_the_reference_blends_them() {
@@ -23,9 +24,21 @@ fn tiles_are_blended_as_the_reference_blends_them() {
     };
     let mut clock = Clock::start(&runner.executor);
     let tiled = decode(&mut runner, &latents, &tiling, &mut clock).expect("decodes");
-    let distance = case.distance("video", &Tensor::from(tiled));
+    let distance = case.distance("video", &Tensor::from(tiled.clone()));
     eprintln!("tiles: {distance:.1e}");
     assert!(distance <= 1e-5, "{distance:e}");
+
+    // Frames come as soon as no later tile reaches into them, and no more are held than one tile has.
+    let mut clock = Clock::start(&runner.executor);
+    let mut pieces = Vec::new();
+    let add = |piece: Array5<f32>| {
+        pieces.push(piece);
+        Ok(())
+    };
+    decode_pieces(&mut runner, &latents, &tiling, &mut clock, add).expect("decodes");
+    assert!(pieces.len() > 1 && pieces.iter().all(|piece| piece.dim().2 <= tiling.frames), "{}", pieces.len());
+    let views: Vec<_> = pieces.iter().map(|piece| piece.view()).collect();
+    assert_eq!(ndarray::concatenate(Axis(2), &views).expect("one size"), tiled);
 
     // One tile of everything is the whole.
     let one = Tiling { pixels: 160, overlap: 32, frames: 40, frame_overlap: 8 };

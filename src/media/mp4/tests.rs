@@ -5,6 +5,7 @@ use std::f32::consts::TAU;
 use ndarray::{Array2, Array4};
 
 use super::*;
+use crate::media::VideoStream;
 
 /// A smooth gradient that drifts, in colours that use all three channels.
 fn gradient(count: usize, height: usize, width: usize) -> Frames {
@@ -23,6 +24,33 @@ fn tone(channels: usize, samples: usize, rate: u32) -> Audio {
 
 fn embedded() -> Mp4Options {
     Mp4Options { encoder: EncoderChoice::Embedded, ..Mp4Options::default() }
+}
+
+#[test]
+fn frames_encoded_in_pieces_are_the_same_file() {
+    let out = tempfile::tempdir().unwrap();
+    let frames = gradient(21, 18, 34);
+    let file = |name: &str, encoded: Option<&EncodedVideo>| {
+        let path = out.path().join(name);
+        write_encoded_mp4(&path, &frames, encoded, 24.0, Some(&tone(2, 30_000, 48_000)), &embedded()).unwrap();
+        std::fs::read(path).unwrap()
+    };
+    let whole = file("whole.mp4", None);
+    // Fewer than a group of pictures has, and more; one group and a begun one are left to the end.
+    for sizes in [&[3, 4, 1, 9, 4][..], &[21], &[16, 5], &[1; 21]] {
+        let piece = |begin: usize, count: usize| {
+            let part = frames.data().slice(ndarray::s![begin..begin + count, .., .., ..]);
+            Frames::new(part.to_owned()).unwrap()
+        };
+        let stream = VideoStream::start(&piece(0, 1), 24.0, &embedded()).unwrap().expect("the embedded encoder");
+        let mut begin = 0;
+        for &count in sizes {
+            stream.push(piece(begin, count));
+            begin += count;
+        }
+        assert_eq!(begin, frames.count());
+        assert!(file("pieces.mp4", Some(&stream.finish().unwrap())) == whole, "{sizes:?}");
+    }
 }
 
 /// The body of the first box at `path`, each element a box type.
