@@ -1,9 +1,9 @@
 //! Compiling a network's program and running it on named buffers.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::cache::{Cache, CacheError, Entry, fingerprint};
@@ -16,6 +16,7 @@ use super::gather;
 use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
 use super::timeline::{SpanKind, Timeline};
+use super::turn::{Turn, Turns, Writing};
 use crate::failpoint;
 use crate::hlo::{Argument, Mesh, Program, Sharding, Type};
 use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};
@@ -44,6 +45,7 @@ pub struct Engine {
     statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
     launches: Arc<AtomicI32>,
     timeline: Timeline,
+    saves: Arc<Turns>,
     /// Host memory of loads. Kept: a driver that unmaps memory waits for all work of its devices.
     staging: Arc<Mutex<Vec<Staging>>>,
     /// Executables of [`Engine::compile_once`], by hash.
@@ -67,8 +69,21 @@ impl Engine {
                 .ok()
         });
         let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
-        let (statistics, launches, compiled, timeline, staging) = Default::default();
-        Engine { client, toolchain, devices, options, cache, group, statistics, launches, timeline, staging, compiled }
+        let (statistics, launches, compiled, timeline, saves, staging) = Default::default();
+        Engine {
+            client,
+            toolchain,
+            devices,
+            options,
+            cache,
+            group,
+            statistics,
+            launches,
+            timeline,
+            saves,
+            staging,
+            compiled,
+        }
     }
 
     /// Work of this process so far.
@@ -154,9 +169,9 @@ impl Engine {
         let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
         let options = compile_options(&self.toolchain, program, &ids, &self.options);
         let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
-        // Threads that want one program wait for the first. Not where processes agree on it: each waits for all others.
-        let lock = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| lock_of(entry.path()));
-        let _alone = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        // Not where processes agree on a program: each waits for all others.
+        let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| Turn::at(entry.path()));
+        let writing = turn.as_ref().map(Turn::take);
         let start = Instant::now();
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
         let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
@@ -174,9 +189,8 @@ impl Engine {
                 self.timeline.add(SpanKind::Compile, name, start, None);
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
-                let entry = entry.filter(|entry| first || !entry.path().exists());
-                if let Some(Err(error)) = entry.map(|entry| entry.save(&loaded)) {
-                    warn_uncached(name, &error);
+                if let Some(entry) = entry.filter(|entry| first || !entry.path().exists()) {
+                    self.save(entry, &loaded, turn.as_ref().zip(writing));
                 }
                 (loaded, ExecutableOrigin::Compiled, took)
             }
@@ -216,6 +230,26 @@ impl Engine {
             origin,
             compile_time: took,
         })
+    }
+
+    /// Keeps a program in the compile cache, behind what comes next: a GPU's takes seconds to be serialized.
+    fn save(&self, entry: Entry, loaded: &LoadedExecutable, turn: Option<(&Turn, MutexGuard<Writing>)>) {
+        let (loaded, timeline) = (loaded.clone(), self.timeline.clone());
+        let save = move || {
+            let start = Instant::now();
+            match entry.save(&loaded) {
+                Ok(bytes) => timeline.add(SpanKind::Save, entry.name(), start, Some(bytes as u64)),
+                Err(error) => warn_uncached(entry.name(), &error),
+            }
+        };
+        let Some((turn, mut writing)) = turn else { return save() };
+        match std::thread::Builder::new().name("save".into()).spawn(save) {
+            Ok(thread) => {
+                *writing = Some(thread);
+                self.saves.add(turn.clone());
+            }
+            Err(error) => tracing::warn!("programs are not kept in the compile cache: no thread: {error}"),
+        }
     }
 
     /// Compiles a program unless this did so before.
@@ -356,13 +390,6 @@ impl Engine {
         let mut all = self.statistics.lock().unwrap_or_else(PoisonError::into_inner);
         f(all.entry(name.to_string()).or_default());
     }
-}
-
-/// The lock of a file of the compile cache, within this process.
-fn lock_of(entry: &Path) -> Arc<Mutex<()>> {
-    static LOCKS: Mutex<BTreeMap<PathBuf, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
-    let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
-    locks.entry(entry.into()).or_default().clone()
 }
 
 /// Logs that programs were not cached; a warning, unless the plugin cannot serialize at all.
