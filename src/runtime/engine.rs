@@ -156,6 +156,19 @@ impl Engine {
         self.devices.addressable(count)
     }
 
+    /// A program's compile options, and its entry in the compile cache.
+    fn entry(&self, name: &str, program: &Program) -> (CompileOptions, Option<Entry>) {
+        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
+        let options = compile_options(&self.toolchain, program, &ids, &self.options);
+        let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
+        (options, entry)
+    }
+
+    /// Whether the compile cache has an entry for a program.
+    pub(crate) fn is_cached(&self, name: &str, program: &Program) -> bool {
+        program.devices() <= self.devices().len() && self.entry(name, program).1.is_some_and(|e| e.path().exists())
+    }
+
     /// Compiles a program, or takes it from the compile cache.
     ///
     /// # Errors
@@ -165,19 +178,18 @@ impl Engine {
             let have = self.devices().len();
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
-        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
-        let options = compile_options(&self.toolchain, program, &ids, &self.options);
-        let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
+        let (options, entry) = self.entry(name, program);
         // Not where processes agree on a program: each waits for all others.
         let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| Turn::at(entry.path()));
         let writing = turn.as_ref().map(Turn::take);
         let start = Instant::now();
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
         let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
-        let (loaded, origin, took) = match cached {
+        let (loaded, memory, origin, took) = match cached {
             Some(loaded) => {
                 self.timeline.add(SpanKind::Cache, name, start, None);
-                (loaded, ExecutableOrigin::CacheHit, start.elapsed())
+                let memory = loaded.memory().ok();
+                (loaded, memory, ExecutableOrigin::CacheHit, start.elapsed())
             }
             None => {
                 let start = Instant::now();
@@ -186,12 +198,14 @@ impl Engine {
                 let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
                 self.timeline.add(SpanKind::Compile, name, start, None);
+                // Asked before it is saved: a plugin that serializes a program answers nothing else about it.
+                let memory = loaded.memory().ok();
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 if let Some(entry) = entry.filter(|entry| first || !entry.path().exists()) {
                     self.save(entry, &loaded, turn.as_ref().zip(writing));
                 }
-                (loaded, ExecutableOrigin::Compiled, took)
+                (loaded, memory, ExecutableOrigin::Compiled, took)
             }
         };
         let ids = |devices: &mut dyn Iterator<Item = &Device>| devices.map(Device::id).collect::<Vec<i32>>();
@@ -228,6 +242,7 @@ impl Engine {
             hash: program.hash(),
             origin,
             compile_time: took,
+            memory,
         })
     }
 
