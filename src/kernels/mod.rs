@@ -3,6 +3,9 @@
 mod cudnn;
 mod mosaic;
 mod plain;
+mod support;
+#[cfg(test)]
+mod tests;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,8 +25,11 @@ pub enum Kernel {
     /// XLA's own operations.
     #[default]
     Plain,
-    /// cuDNN's fused kernel, on CUDA; XLA's own operations where it does not take the operands.
-    Cudnn,
+    /// cuDNN's fused kernel, on CUDA.
+    Cudnn {
+        /// Whether operands that it does not take are an error; else XLA's own operations take them, and a warning says why.
+        required: bool,
+    },
     /// A kernel of our own on a TPU; XLA's own operations where it does not take the operands.
     Mosaic(Tpu),
 }
@@ -32,11 +38,11 @@ pub enum Kernel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionKernel {
-    /// The platform's own.
+    /// The platform's own; XLA's operations where it does not take the operands.
     Auto,
     /// XLA's operations; queries go through in chunks where whole score matrices would be large.
     Plain,
-    /// cuDNN, on CUDA.
+    /// cuDNN, on CUDA; operands that it does not take are an error.
     Cudnn,
     /// Mosaic, on TPU.
     Mosaic,
@@ -49,9 +55,8 @@ impl AttentionKernel {
     /// Kernel of another platform, with that platform.
     pub(crate) fn kernel(self, own: Kernel) -> Result<Kernel, &'static str> {
         match (self, own) {
-            (AttentionKernel::Auto, _)
-            | (AttentionKernel::Cudnn, Kernel::Cudnn)
-            | (AttentionKernel::Mosaic, Kernel::Mosaic(_)) => Ok(own),
+            (AttentionKernel::Auto, _) | (AttentionKernel::Mosaic, Kernel::Mosaic(_)) => Ok(own),
+            (AttentionKernel::Cudnn, Kernel::Cudnn { .. }) => Ok(Kernel::Cudnn { required: true }),
             (AttentionKernel::Plain, _) => Ok(Kernel::Plain),
             (AttentionKernel::Cudnn, _) => Err("cudnn is CUDA's"),
             (AttentionKernel::Mosaic, _) => Err("mosaic is the TPU's"),
@@ -59,24 +64,14 @@ impl AttentionKernel {
     }
 }
 
-impl Kernel {
-    /// Whether a fused kernel supports these operands; logs the reason if not.
-    fn supports(q: &Value, k: &Value, reason: Option<&str>) -> bool {
-        if let Some(reason) = &reason {
-            tracing::debug!(queries = %q.ty(), keys = %k.ty(), "attention in XLA's own operations: {reason}");
-        }
-        reason.is_none()
-    }
-}
-
 /// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and an optional f32 bias `[b or 1, 1, q or 1,
 /// k]`, the same for all heads; the result is `[b, q, h, d]` in the queries' element type.
 pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {
     match kernel {
-        Kernel::Cudnn if Kernel::supports(q, k, cudnn::unsupported_reason(q, k, bias).as_deref()) => {
+        Kernel::Cudnn { .. } if kernel.supports(q, k, cudnn::unsupported_reason(q, k, bias)) => {
             return cudnn::attention(q, k, v, bias, scale);
         }
-        Kernel::Mosaic(tpu) if Kernel::supports(q, k, mosaic::unsupported_reason(q, k, v, bias).as_deref()) => {
+        Kernel::Mosaic(tpu) if kernel.supports(q, k, mosaic::unsupported_reason(q, k, v, bias)) => {
             return mosaic::attention(q, k, v, bias, scale, tpu);
         }
         _ => {}
@@ -104,10 +99,15 @@ pub struct Partial {
 impl Partial {
     /// Attention over some of the keys; operands as for [`attention`].
     pub fn of(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Self {
-        if let Kernel::Mosaic(tpu) = kernel
-            && Kernel::supports(q, k, mosaic::unsupported_reason(q, k, v, bias).as_deref())
-        {
-            return Partial::from_values(&mosaic::partial(q, k, v, bias, scale, tpu));
+        match kernel {
+            Kernel::Cudnn { .. } if kernel.supports(q, k, cudnn::partial_unsupported_reason(q, k, bias)) => {
+                let [values, log_sum] = cudnn::partial(q, k, v, bias, scale);
+                return Partial::of_normalized(&values, log_sum);
+            }
+            Kernel::Mosaic(tpu) if kernel.supports(q, k, mosaic::unsupported_reason(q, k, v, bias)) => {
+                return Partial::from_values(&mosaic::partial(q, k, v, bias, scale, tpu));
+            }
+            _ => {}
         }
         let v = &values_as_read(v);
         let Some(size) = chunk(q, k, bias) else {
@@ -117,6 +117,13 @@ impl Partial {
         let narrow = Type::new(DType::F32, [&q.dims()[..3], &[1]].concat());
         let types = [wide, narrow.clone(), narrow];
         Partial::from_values(&plain::chunked(q, size, &types, |part| plain::partial(part, k, v, bias, scale).to_vec()))
+    }
+
+    /// From values that are divided already, and the logarithm of the sum of the exponentials of each query's scores
+    /// `[b, q, h, 1]`, f32: relative to that in the place of the largest score, the weights sum to one.
+    fn of_normalized(values: &Value, log_sum: Value) -> Self {
+        let denom = log_sum.builder().full(1.0, log_sum.ty().clone());
+        Partial { acc: values.to(DType::F32), max: log_sum, denom }
     }
 
     /// From `[acc, max, denom]`, as a loop carries them.

@@ -168,7 +168,7 @@ impl Lowering {
                 ..Lowering::default()
             },
             "cuda" => Lowering {
-                attention: Kernel::Cudnn,
+                attention: Kernel::Cudnn { required: false },
                 text_stacks: StackOrder::TokensHeads,
                 fuse_epilogues: true,
                 integer_sums: true,

@@ -72,33 +72,15 @@ impl Local<'_> {
         kernels::attention(self.kernel, self.q, &k, &v, self.bias, self.scale)
     }
 
-    /// Each device attends to its own keys; maxima, denominators and weighted values are joined.
-    fn split_kv(&self, groups: &Groups) -> Value {
+    /// Queries that every device has meet keys that are split: each device attends to its own; maxima, denominators and
+    /// weighted values are joined.
+    pub(crate) fn split_kv(&self, groups: &Groups) -> Value {
         let own = Partial::of(self.kernel, self.q, self.k, self.v, self.bias, self.scale);
         let scaled = own.rescaled(&own.max.all_reduce_max(groups));
         // One reduction carries the values and, as one more column, the sums.
         let all = self.q.builder().concat(&[&scaled.acc, &scaled.denom], 3).all_reduce_sum(groups);
         let d = self.q.dim(3);
         (all.slice(3, 0, d) / all.slice(3, d, d + 1)).to(self.q.dtype())
-    }
-
-    /// Queries that every device has meet keys that are split. `position` is the device's place in the group.
-    pub(crate) fn whole_queries(&self, groups: &Groups, position: &Value) -> Value {
-        // cuDNN attends to all keys at once, and does not say the sums by which parts are joined.
-        match self.kernel {
-            Kernel::Cudnn if self.bias.is_none() && self.q.dim(2).is_multiple_of(groups.size()) => {
-                self.trade_kv(groups, position)
-            }
-            _ => self.split_kv(groups),
-        }
-    }
-
-    /// Each device trades its keys and values for all tokens of some heads, and gives their attended values to all.
-    fn trade_kv(&self, groups: &Groups, position: &Value) -> Value {
-        let heads = self.q.dim(2) / groups.size();
-        let [k, v] = [self.k, self.v].map(|x| x.all_to_all(2, 1, groups));
-        let q = self.q.dynamic_slice(2, &(position * heads as f64), heads);
-        Local { q: &q, k: &k, v: &v, ..*self }.here().all_gather(2, groups)
     }
 
     /// Tokens are traded for heads and back; heads that do not divide are padded with zeros. `attend` runs on all

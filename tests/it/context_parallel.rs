@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::support::passes::scattered;
-use crate::support::{cpu, full, needs, quick, relative_l2};
-use ltx2::hlo::{DType, Mesh, Type, Value};
+use crate::support::{cpu, cudnn, full, needs, quick, relative_l2};
+use ltx2::hlo::{Comparison, DType, Mesh, Program, Type, Value};
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::nn::{
@@ -14,7 +14,8 @@ use ltx2::runtime::{Engine, ShardedTensor};
 use ltx2::tensor::Tensor;
 
 const ROWS: usize = 2;
-const DIM: usize = 4;
+const DIM: usize = 8;
+const SCALE: f64 = 0.6;
 
 /// One attention.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +24,17 @@ struct Layer {
     sequence: [Axis; 2],
     tokens: [usize; 2],
     heads: usize,
-    /// Whether each query has a bias of its own for each key.
-    biased: bool,
+    bias: Bias,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Bias {
+    /// None but for what hides the filling.
+    None,
+    /// Each query has one of its own for each key.
+    Each,
+    /// No query sees a later key.
+    Causal,
 }
 
 fn layout(mesh: &[(&str, usize)], split: &[(Axis, &str)], policy: ContextParallelPolicy) -> Layout {
@@ -40,8 +50,8 @@ fn policy(kind: ContextParallelKind, outer: ContextParallelKind) -> ContextParal
     ContextParallelPolicy { kind, outer, ulysses: Some(2) }
 }
 
-/// Layers side by side: inputs and result of the first end in `0`.
-fn network(layers: &[Layer], layout: Layout, kernel: Kernel) -> Network {
+/// Layers side by side, in `dtype` between inputs and results in f32: those of the first end in `0`.
+fn network(layers: &[Layer], layout: Layout, kernel: Kernel, dtype: DType) -> Network {
     let lowering = Lowering { attention: kernel, ..Lowering::of("cpu", "") };
     let p = Params::new("attention", "transformer", &Build { layout, lowering, ..Build::new(DType::F32) });
     let results = layers.iter().enumerate().map(|(n, layer)| {
@@ -49,37 +59,40 @@ fn network(layers: &[Layer], layout: Layout, kernel: Kernel) -> Network {
             let ty = Type::new(DType::F32, [ROWS, layer.tokens[i], layer.heads, DIM]);
             p.input(&format!("{name}{n}"), ty, &[Axis::CfgBatch, layer.sequence[i], Axis::Heads, Axis::HeadDim])
         };
-        let (q, k, v) = (input("q", 0), input("k", 1), input("v", 1));
-        let bias = match layer.biased {
-            true => {
-                let ty = Type::new(DType::F32, [1, 1, q.dim(1), k.dim(1)]);
-                Some(p.input(&format!("bias{n}"), ty, &[Axis::Replicated; 4]))
+        let [q, k, v] = [input("q", 0), input("k", 1), input("v", 1)].map(|x| x.to(dtype));
+        let ty = Type::new(DType::F32, [1, 1, q.dim(1), k.dim(1)]);
+        let bias = match layer.bias {
+            Bias::None => padding_mask(p.builder(), k.dim(1), layer.tokens[1]),
+            Bias::Each => Some(p.input(&format!("bias{n}"), ty, &[Axis::Replicated; 4])),
+            Bias::Causal => {
+                let [query, key] = [2, 3].map(|axis| p.builder().iota(ty.clone(), axis));
+                let later = key.compare(Comparison::Gt, &query);
+                Some(later.select(&key.like(-1e30), &key.like(0.0)))
             }
-            false => padding_mask(p.builder(), k.dim(1), layer.tokens[1]),
         };
-        let y = Attention { q: &q, k: &k, v: &v, bias: bias.as_ref(), scale: 0.6, sequence: layer.sequence }.run(&p);
+        let y = Attention { q: &q, k: &k, v: &v, bias: bias.as_ref(), scale: SCALE, sequence: layer.sequence }.run(&p);
         let axes = [Axis::CfgBatch, layer.sequence[0], Axis::Heads, Axis::HeadDim];
         let content = [ROWS, layer.tokens[0], layer.heads, DIM];
-        p.output(&format!("y{n}"), &y, &axes, &content)
+        p.output(&format!("y{n}"), &y.to(DType::F32), &axes, &content)
     });
     Network::finish(&p, results.collect()).expect("builds")
 }
 
-fn run(engine: &Engine, network: &Network) -> Vec<Tensor> {
-    let executable = engine.compile("attention", &network.program).expect("compiles");
+fn run(engine: &Engine, program: &Program) -> Vec<Tensor> {
+    let executable = engine.compile("attention", program).expect("compiles");
     let upload =
         |name: &str, shape: &[usize]| engine.upload(&executable, name, &scattered(name, shape)).expect("uploads");
     let given: BTreeMap<&str, ShardedTensor> =
         executable.arguments().iter().map(|a| (a.name.as_str(), upload(&a.name, &a.logical_dims))).collect();
     let outputs = engine.run(&executable, |name| given.get(name)).expect("runs");
-    (0..network.program.results.len()).map(|n| outputs.tensor(&format!("y{n}")).expect("a result")).collect()
+    (0..program.results.len()).map(|n| outputs.tensor(&format!("y{n}")).expect("a result")).collect()
 }
 
-/// Layers under layouts, each with its name and kernel, against one device.
-fn agree(engine: &Engine, layers: &[Layer], layouts: &[(String, Layout, Kernel)]) {
-    let whole = run(engine, &network(layers, Layout::default(), Kernel::Plain));
-    for (name, layout, kernel) in layouts {
-        let got = run(engine, &network(layers, layout.clone(), *kernel));
+/// Layers under layouts, each with its name, against one device.
+fn agree(engine: &Engine, layers: &[Layer], layouts: &[(String, Layout)]) {
+    let whole = run(engine, &network(layers, Layout::default(), Kernel::Plain, DType::F32).program);
+    for (name, layout) in layouts {
+        let got = run(engine, &network(layers, layout.clone(), Kernel::Plain, DType::F32).program);
         for ((layer, got), whole) in layers.iter().zip(&got).zip(&whole) {
             let distance = relative_l2(got, whole);
             eprintln!("{name} {layer:?}: {distance:.1e}");
@@ -95,24 +108,22 @@ fn a_split_sequence_meets_itself() {
     let engine = Engine::new(cpu(8), quick());
     let policies = [(GatherKv, Ring), (Ulysses, Ring), (Ring, Ring), (Hybrid, Ring), (Hybrid, GatherKv)];
     let split = [(Axis::VideoSequence, "context"), (Axis::Heads, "tensor")];
-    let layers = [(12, 4, true), (10, 6, false)].map(|(tokens, heads, biased)| Layer {
+    let layers = [(12, 4, Bias::Each), (10, 6, Bias::None)].map(|(tokens, heads, bias)| Layer {
         sequence: [Axis::VideoSequence; 2],
         tokens: [tokens; 2],
         heads,
-        biased,
+        bias,
     });
     // Heads that are split too; whole ones in full, and under the shipped layouts (`layouts`).
     for tensor in if full() { vec![1, 2] } else { vec![2] } {
         let mesh = [("context", 4), ("tensor", tensor)];
-        let layouts = policies.map(|(kind, outer)| {
-            (format!("{kind:?}, {outer:?} {mesh:?}"), layout(&mesh, &split, policy(kind, outer)), Kernel::Plain)
-        });
+        let layouts = policies
+            .map(|(kind, outer)| (format!("{kind:?}, {outer:?} {mesh:?}"), layout(&mesh, &split, policy(kind, outer))));
         agree(&engine, &layers, &layouts);
     }
 }
 
-/// Queries that every device has, and queries of another sequence, with keys that are split. cuDNN's way of trading keys
-/// for heads computes in XLA's own operations here.
+/// Queries that every device has, and queries of another sequence, with keys that are split.
 #[needs(cpu)]
 fn split_keys_meet_queries_of_another_sequence() {
     let engine = Engine::new(cpu(4), quick());
@@ -120,11 +131,44 @@ fn split_keys_meet_queries_of_another_sequence() {
     let one = [(Axis::VideoSequence, "context")];
     let both = [(Axis::VideoSequence, "context"), (Axis::AudioSequence, "context")];
     let policy = ContextParallelPolicy::default();
-    let layouts = [(&one[..], Kernel::Plain), (&one[..], Kernel::Cudnn), (&both[..], Kernel::Plain)]
-        .map(|(split, kernel)| (format!("{} split, {kernel:?}", split.len()), layout(&mesh, split, policy), kernel));
-    let layers = [([8, 12], true), ([8, 12], false), ([5, 10], false), ([8, 3], false)].map(|(tokens, biased)| {
+    let layouts = [&one[..], &both[..]].map(|split| (format!("{} split", split.len()), layout(&mesh, split, policy)));
+    let layers = [([8, 12], Bias::Each), ([8, 12], Bias::None), ([5, 10], Bias::None), ([8, 3], Bias::None)];
+    let layers = layers.map(|(tokens, bias)| {
         let (audio, video) = (Axis::AudioSequence, Axis::VideoSequence);
-        [[audio, video], [video, audio]].map(|sequence| Layer { sequence, tokens, heads: 8, biased })
+        [[audio, video], [video, audio]].map(|sequence| Layer { sequence, tokens, heads: 8, bias })
     });
     agree(&engine, layers.as_flattened(), &layouts);
+}
+
+/// cuDNN's calls in bf16, a plain function in their place: parts that are joined by their sums are no farther from f32
+/// than one device's attention, also where a part holds nothing that a query sees.
+#[needs(cpu)]
+fn parts_by_cudnn_are_joined_by_their_sums() {
+    use ContextParallelKind::{Hybrid, Ring};
+    let engine = Engine::new(cpu(4), quick());
+    let mesh = [("context", 4)];
+    let split = [(Axis::VideoSequence, "context")];
+    let (audio, video) = (Axis::AudioSequence, Axis::VideoSequence);
+    let layer = |sequence, tokens, bias| Layer { sequence, tokens, heads: 4, bias };
+    let layers = [
+        layer([video; 2], [64; 2], Bias::None),
+        layer([video; 2], [64; 2], Bias::Each),
+        layer([video; 2], [64; 2], Bias::Causal),
+        layer([video; 2], [61; 2], Bias::None),
+        layer([audio, video], [6, 64], Bias::None),
+        layer([audio, video], [6, 61], Bias::None),
+    ];
+    let one = |dtype| run(&engine, &network(&layers, Layout::default(), Kernel::Plain, dtype).program);
+    let (exact, rounded) = (one(DType::F32), one(DType::BF16));
+    // First, next and last keys of a ring over four and first and last of one over two, of four layers; two parts more.
+    for (policy, ring) in [(policy(Ring, Ring), 3), (policy(Hybrid, Ring), 3)] {
+        let network = network(&layers, layout(&mesh, &split, policy), Kernel::Cudnn { required: true }, DType::BF16);
+        let (program, calls) = cudnn::on_the_cpu(&network.program, SCALE);
+        assert_eq!(calls, 4 * ring + 2);
+        for (((layer, got), exact), rounded) in layers.iter().zip(run(&engine, &program)).zip(&exact).zip(&rounded) {
+            let (distance, limit) = (relative_l2(&got, exact), 1.5 * relative_l2(rounded, exact));
+            eprintln!("{policy:?} {layer:?}: {distance:.1e} of {limit:.1e}");
+            assert!(distance <= limit, "{policy:?} {layer:?}: {distance:e} of {limit:e}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Shared by the integration tests: the CPU plugin, the fixtures, distances.
 #![allow(dead_code)] // Each test binary uses its part.
 
+pub mod cudnn;
 pub mod harness;
 pub mod official;
 pub mod passes;

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Attention split over two GPUs by cuDNN's kernel, its parts joined by its sums: scripts/gpu/ring.sh LTX2 [OUT]. Prints how far each
+# way is from one GPU's attention on the same random weights, beside another kernel's distance, and what a step of the published
+# size takes by `ring` and by `sequence`. Under four minutes on two H100s. Needs the CUDA plugin (`ltx2 plugin install cuda`, or
+# jax's in LTX2_PJRT_PLUGIN) and python3. PLATFORM=cpu tries the script itself, without cuDNN and the published size.
+set -euo pipefail
+ltx2=$1 out=${2:-out/ring} platform=${PLATFORM:-cuda}
+mkdir -p "$out"
+export LTX2_COMPILE_CACHE=$out/cache
+# Multicast over NVLink takes the switch's rights; nothing here needs it.
+export NCCL_NVLS_ENABLE=0
+cudnn=(--set runtime.attention=cudnn) one=(--layout replicated)
+if [ "$platform" = cuda ]; then
+	nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader | tee "$out/card.txt"
+	[ "$(wc -l < "$out/card.txt")" -ge 2 ] || { echo "ring.sh: needs two GPUs" >&2; exit 1; }
+else
+	cudnn=()
+fi
+
+# The toy model with a transformer of heads as wide as the published ones; its weights are drawn on the device.
+model=$out/model
+rm -rf "$model"
+"$ltx2" init -q --preset nano "$model"
+find "$model" -name '*.safetensors' -delete
+python3 - "$model/transformer/config.json" <<'P'
+import json, sys
+config = json.load(open(sys.argv[1]))
+config |= dict(num_layers=8, num_attention_heads=16, attention_head_dim=128, cross_attention_dim=2048)
+config |= dict(audio_num_attention_heads=16, audio_attention_head_dim=64, audio_cross_attention_dim=1024)
+json.dump(config, open(sys.argv[1], "w"))
+P
+
+# One step's latents, as a dump. Prints what went wrong instead.
+latents() {
+	local name=$1
+	shift
+	timeout 120 "$ltx2" generate -c nano_2_0 --model "$model" --weights random --platform "$platform" --dtype bf16 --steps 1 --seed 3 \
+		--guidance-scale 3 -p "a lighthouse" --force -o "$out/$name.mp4" --dump "$out/$name.safetensors" "$@" \
+		> "$out/$name.log" 2>&1 || { echo "$name fails: $(tail -n 1 "$out/$name.log")"; return 1; }
+	grep "own operations" "$out/$name.log" || true
+}
+
+# Relative L2 of the latents of a dump from those of another.
+distance() {
+	"$ltx2" compare -q "$out/$1.safetensors" "$out/$2.safetensors" --json "$out/$1.json" > /dev/null
+	python3 - "$out/$1.json" <<'P'
+import json, sys
+tensors = json.load(open(sys.argv[1]))["tensors"]
+print(", ".join(f"{stream} {tensors['latents.' + stream]['relative_l2']:.2e}" for stream in ("video", "audio")))
+P
+}
+
+# Both halves of a sequence without and with filling, which a mask hides.
+for size in "384 256 41" "224 96 17"; do
+	read -r width height frames <<< "$size"
+	pixels=(--width "$width" --height "$height" --num-frames "$frames") label=${width}x${height}x$frames
+	echo "$label: relative L2 from one GPU by cuDNN"
+	latents "$label-one" "${pixels[@]}" "${one[@]}" "${cudnn[@]}"
+	latents "$label-plain" "${pixels[@]}" "${one[@]}" --set runtime.attention=plain
+	echo "  one GPU, XLA's operations: $(distance "$label-plain" "$label-one")"
+	# `sequence` gathers the keys of video attention; its audio meets split keys, as in every layout here.
+	for layout in sequence ring hybrid; do
+		latents "$label-$layout" "${pixels[@]}" --layout "$layout" --mesh context=2 "${cudnn[@]}" || continue
+		echo "  $layout, two GPUs: $(distance "$label-$layout" "$label-one")"
+	done
+done
+
+[ "$platform" = cuda ] || exit 0
+echo "ltx2 at 1024x576x65 on two GPUs, a denoising step:"
+for layout in sequence ring; do
+	"$ltx2" bench -c ltx2 --weights random --platform cuda --layout "$layout" --mesh context=2 "${cudnn[@]}" --width 1024 --height 576 \
+		--num-frames 65 --programs denoise --steps 4 --runs 3 --json "$out/$layout.json" > "$out/$layout.log" 2>&1 ||
+		{ echo "  $layout fails: $(tail -n 1 "$out/$layout.log")"; continue; }
+	python3 - "$out/$layout.json" "$layout" <<'P'
+import json, sys
+report = json.load(open(sys.argv[1]))
+loop = report["programs"]["denoise_loop"]
+print(f"  {sys.argv[2]}: {loop['median']:.4f} s (least {loop['min']:.4f}), peak {report['peak_memory_bytes'] / 2**30:.1f} GiB")
+P
+done
