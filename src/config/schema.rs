@@ -465,8 +465,7 @@ with_defaults! {
         pub positions: Reference = Reference::Official,
         /// How attention is computed.
         pub attention: AttentionKernel = AttentionKernel::Auto,
-        /// CUDA: the part of each device's memory that is taken at the start, 0 to 1; null for the plugin's three
-        /// quarters.
+        /// CUDA: the part of each device's memory that is taken at the start, 0 to 1; null for 0.9.
         #[schemars(range(min = 0, max = 1))]
         pub memory_fraction: Option<f32> = None,
         /// CUDA: the devices to use, by their numbers; null for all.

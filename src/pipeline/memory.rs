@@ -25,6 +25,9 @@ const SPARE: f64 = 0.03;
 /// then, and compilers try kernels on the device.
 const ROOMY: f64 = 0.7;
 
+/// The same where all programs come from the compile cache.
+const ROOMY_COMPILED: f64 = 0.92;
+
 /// Bytes of one program on a device.
 #[derive(Clone, Debug)]
 struct Need {
@@ -93,7 +96,10 @@ impl Plan {
             None => free(executor, group)?,
         };
         let all = components.values().sum::<usize>() as f64;
-        let has_room = limit.is_none_or(|limit| all <= ROOMY * limit as f64);
+        let engine = executor.engine();
+        let is_compiled = networks.iter().all(|(kind, network)| engine.is_cached(kind.name(), &network.program));
+        let part = if is_compiled { ROOMY_COMPILED } else { ROOMY };
+        let has_room = limit.is_none_or(|limit| all <= part * limit as f64);
         let has_room = has_room && config.runtime.residency != Residency::InTurn;
         executor.load_ahead(networks.iter().map(|(_, network)| network.clone()), has_room);
         executor.compile_all(networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;

@@ -174,6 +174,11 @@ impl Entry {
         &self.path
     }
 
+    /// The program's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Loads the executable onto the client's devices; None where it was never kept.
     ///
     /// # Errors

@@ -1,9 +1,9 @@
 //! Compiling a network's program and running it on named buffers.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::cache::{Cache, CacheError, Entry, fingerprint};
@@ -16,6 +16,7 @@ use super::gather;
 use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
 use super::timeline::{SpanKind, Timeline};
+use super::turn::{Turn, Turns, Writing};
 use crate::failpoint;
 use crate::hlo::{Argument, Mesh, Program, Sharding, Type};
 use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};
@@ -44,6 +45,7 @@ pub struct Engine {
     statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
     launches: Arc<AtomicI32>,
     timeline: Timeline,
+    saves: Arc<Turns>,
     /// Host memory of loads. Kept: a driver that unmaps memory waits for all work of its devices.
     staging: Arc<Mutex<Vec<Staging>>>,
     /// Executables of [`Engine::compile_once`], by hash.
@@ -67,8 +69,21 @@ impl Engine {
                 .ok()
         });
         let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
-        let (statistics, launches, compiled, timeline, staging) = Default::default();
-        Engine { client, toolchain, devices, options, cache, group, statistics, launches, timeline, staging, compiled }
+        let (statistics, launches, compiled, timeline, saves, staging) = Default::default();
+        Engine {
+            client,
+            toolchain,
+            devices,
+            options,
+            cache,
+            group,
+            statistics,
+            launches,
+            timeline,
+            saves,
+            staging,
+            compiled,
+        }
     }
 
     /// Work of this process so far.
@@ -142,6 +157,26 @@ impl Engine {
         self.devices.addressable(count)
     }
 
+    /// A program's compile options, and its entry in the compile cache.
+    fn entry(&self, name: &str, program: &Program) -> (CompileOptions, Option<Entry>) {
+        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
+        let options = compile_options(&self.toolchain, program, &ids, &self.options);
+        let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
+        (options, entry)
+    }
+
+    /// Whether the compile cache has an entry for a program.
+    pub(crate) fn is_cached(&self, name: &str, program: &Program) -> bool {
+        program.devices() <= self.devices().len() && self.entry(name, program).1.is_some_and(|e| e.path().exists())
+    }
+
+    /// The file of a compiled program in the compile cache, once it is written; none if it was not kept.
+    pub(crate) fn cache_file(&self, name: &str, program: &Program) -> Option<PathBuf> {
+        let path = self.entry(name, program).1?.path().to_path_buf();
+        drop(Turn::at(&path).take());
+        path.exists().then_some(path)
+    }
+
     /// Compiles a program, or takes it from the compile cache.
     ///
     /// # Errors
@@ -151,18 +186,18 @@ impl Engine {
             let have = self.devices().len();
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
-        let options = self.compile_options(program);
-        let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
-        // Threads that want one program wait for the first. Not where processes agree on it: each waits for all others.
-        let lock = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| lock_of(entry.path()));
-        let _alone = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        let (options, entry) = self.entry(name, program);
+        // Not where processes agree on a program: each waits for all others.
+        let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| Turn::at(entry.path()));
+        let writing = turn.as_ref().map(Turn::take);
         let start = Instant::now();
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
         let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
-        let (loaded, origin, took) = match cached {
+        let (loaded, memory, origin, took) = match cached {
             Some(loaded) => {
                 self.timeline.add(SpanKind::Cache, name, start, None);
-                (loaded, ExecutableOrigin::CacheHit, start.elapsed())
+                let memory = loaded.memory().ok();
+                (loaded, memory, ExecutableOrigin::CacheHit, start.elapsed())
             }
             None => {
                 let start = Instant::now();
@@ -171,13 +206,14 @@ impl Engine {
                 let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
                 self.timeline.add(SpanKind::Compile, name, start, None);
+                // Asked before it is saved: a plugin that serializes a program answers nothing else about it.
+                let memory = loaded.memory().ok();
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
-                let entry = entry.filter(|entry| first || !entry.path().exists());
-                if let Some(Err(error)) = entry.map(|entry| entry.save(&loaded)) {
-                    warn_uncached(name, &error);
+                if let Some(entry) = entry.filter(|entry| first || !entry.path().exists()) {
+                    self.save(entry, &loaded, turn.as_ref().zip(writing));
                 }
-                (loaded, ExecutableOrigin::Compiled, took)
+                (loaded, memory, ExecutableOrigin::Compiled, took)
             }
         };
         let ids = |devices: &mut dyn Iterator<Item = &Device>| devices.map(Device::id).collect::<Vec<i32>>();
@@ -214,18 +250,28 @@ impl Engine {
             hash: program.hash(),
             origin,
             compile_time: took,
+            memory,
         })
     }
 
-    fn compile_options(&self, program: &Program) -> CompileOptions {
-        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
-        compile_options(&self.toolchain, program, &ids, &self.options)
-    }
-
-    /// The file of a compiled program in the compile cache, if it was kept.
-    pub(crate) fn cache_file(&self, name: &str, program: &Program) -> Option<PathBuf> {
-        let entry = self.cache.as_ref()?.entry(name, program, &self.compile_options(program));
-        Some(entry.path().into()).filter(|path: &PathBuf| path.exists())
+    /// Keeps a program in the compile cache, behind what comes next: a GPU's takes seconds to be serialized.
+    fn save(&self, entry: Entry, loaded: &LoadedExecutable, turn: Option<(&Turn, MutexGuard<Writing>)>) {
+        let (loaded, timeline) = (loaded.clone(), self.timeline.clone());
+        let save = move || {
+            let start = Instant::now();
+            match entry.save(&loaded) {
+                Ok(bytes) => timeline.add(SpanKind::Save, entry.name(), start, Some(bytes as u64)),
+                Err(error) => warn_uncached(entry.name(), &error),
+            }
+        };
+        let Some((turn, mut writing)) = turn else { return save() };
+        match std::thread::Builder::new().name("save".into()).spawn(save) {
+            Ok(thread) => {
+                *writing = Some(thread);
+                self.saves.add(turn.clone());
+            }
+            Err(error) => tracing::warn!("programs are not kept in the compile cache: no thread: {error}"),
+        }
     }
 
     /// Compiles a program unless this did so before.
@@ -366,13 +412,6 @@ impl Engine {
         let mut all = self.statistics.lock().unwrap_or_else(PoisonError::into_inner);
         f(all.entry(name.to_string()).or_default());
     }
-}
-
-/// The lock of a file of the compile cache, within this process.
-fn lock_of(entry: &Path) -> Arc<Mutex<()>> {
-    static LOCKS: Mutex<BTreeMap<PathBuf, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
-    let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
-    locks.entry(entry.into()).or_default().clone()
 }
 
 /// Logs that programs were not cached; a warning, unless the plugin cannot serialize at all.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
 use crate::hlo::{Argument, Mesh, Output, Program};
-use crate::pjrt::{Executable as Compiled, LoadedExecutable};
+use crate::pjrt::{CompiledMemory, Executable as Compiled, LoadedExecutable};
 use crate::tensor::Tensor;
 
 /// Origin of an executable.
@@ -36,6 +36,7 @@ pub struct Executable {
     pub(super) hash: String,
     pub(super) origin: ExecutableOrigin,
     pub(super) compile_time: Duration,
+    pub(super) memory: Option<CompiledMemory>,
 }
 
 impl Executable {
@@ -55,6 +56,7 @@ impl Executable {
             hash: self.hash.clone(),
             origin: self.origin,
             compile_time: self.compile_time,
+            memory: self.memory,
         }
     }
 
@@ -70,6 +72,11 @@ impl Executable {
     /// Time the compile took, or loading it from the compile cache.
     pub(crate) fn compile_time(&self) -> Duration {
         self.compile_time
+    }
+
+    /// Bytes on a device as the compiler plans them, where the plugin says them.
+    pub(crate) fn memory(&self) -> Option<CompiledMemory> {
+        self.memory
     }
 
     pub fn arguments(&self) -> &[Argument] {

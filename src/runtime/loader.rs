@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::engine::{Engine, device_layout};
 use super::error::RuntimeError;
 use super::quantize;
 use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset, shards, strides};
-use super::stored::{ParameterSource, ReadPiece};
+use super::stored::{FileTensor, ParameterSource, ReadPiece};
 use crate::failpoint;
 use crate::hlo::{DType, Program};
 use crate::nn::{Param, Source};
@@ -40,7 +40,7 @@ pub(super) fn load(
         params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
     let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
     // What is read goes into the first half, what is cut from it into the second.
-    let largest = jobs.iter().map(|job| job.staged()).max().unwrap_or(0).max(PIECE);
+    let largest = jobs.iter().map(Job::room).max().unwrap_or(0).max(PIECE);
     let halves = if program.devices() > 1 { 2 } else { 1 };
     threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
         let upload = &uploads[job.upload];
@@ -99,7 +99,9 @@ enum Part {
     /// A stored tensor whose numbers are made on the host.
     Made,
     /// Rows of a stored tensor as they are in its file.
-    Rows(Range<usize>, std::sync::Arc<ReadPiece>),
+    Rows(Range<usize>, Arc<ReadPiece>),
+    /// Rows of a stored tensor that the parameter, `[parts, rows, columns]`, views by these strides.
+    View(Range<usize>, [usize; 3], Arc<ReadPiece>),
 }
 
 impl<'a> Upload<'a> {
@@ -117,45 +119,50 @@ impl<'a> Upload<'a> {
         let layout = argument.map(device_layout).transpose()?.flatten();
         let devices = engine.addressable(shards.len());
         let (first, size) = (jobs.len(), param.bytes());
-        let keys = match &param.source {
-            Source::View { .. } => &[],
-            // A TPU tiles an array's last dimensions: pieces of one tensor are not pieces of its memory.
-            Source::Stack { keys, .. } | Source::Scales { keys, .. } => match keys.len() {
-                1 if size < SMALL || layout.is_some() || engine.platform() == "tpu" => &[],
-                _ => &keys[..],
-            },
+        let in_file = |name: &str, shape: &[usize]| {
+            let found = source.in_file(param.component, name).map_err(RuntimeError::Parameter)?;
+            // Else it is converted, or an error.
+            Ok::<_, RuntimeError>(found.filter(|t| t.dtype == param.ty.dtype && t.dtype.is_float() && t.shape == shape))
         };
-        if keys.is_empty() {
+        // A TPU tiles an array's last dimensions: pieces of one tensor are not pieces of its memory.
+        let whole = size < SMALL || layout.is_some() || engine.platform() == "tpu";
+        let outer = match &param.source {
+            Source::View { key, shape, strides } => match by_rows(param, shape, strides).filter(|_| !whole) {
+                // What is cut from it takes as much memory again.
+                Some(strides) => in_file(key, shape)?.map(|stored| {
+                    let row = strides[1] * param.ty.dtype.size();
+                    let part = |rows, read| Part::View(rows, strides, read);
+                    jobs.extend(in_rows(upload, 0, stored, shape[0], row, PIECE / 2, part));
+                    1
+                }),
+                None => None,
+            },
+            Source::Stack { keys, .. } | Source::Scales { keys, .. } if keys.len() == 1 && whole => None,
+            Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
+                let outer = outer_dimensions(param, keys.len(), &shards)?;
+                let dims = &param.ty.dims[outer..];
+                let row = dims.iter().skip(1).product::<usize>() * param.ty.dtype.size();
+                for (key, name) in keys.iter().enumerate() {
+                    let stored = match &param.source {
+                        Source::Stack { shape, .. } if !dims.is_empty() => in_file(name, shape)?,
+                        _ => None,
+                    };
+                    match stored {
+                        Some(stored) => jobs.extend(in_rows(upload, key, stored, dims[0], row, PIECE, Part::Rows)),
+                        None => jobs.push(Job { upload, key, part: Part::Made, bytes: size / keys.len() }),
+                    }
+                }
+                Some(outer)
+            }
+        };
+        let Some(outer) = outer else {
             jobs.push(Job { upload, key: 0, part: Part::Whole, bytes: size });
             let way = Way::Whole(Mutex::default());
             return Ok(Upload { param, shards, devices, way, left: AtomicUsize::new(1) });
-        }
-        let outer = outer_dimensions(param, keys.len(), &shards)?;
-        let dims = &param.ty.dims[outer..];
-        let row = dims.iter().skip(1).product::<usize>() * param.ty.dtype.size();
-        for (key, name) in keys.iter().enumerate() {
-            let stored = match &param.source {
-                Source::Stack { shape, .. } => {
-                    source.in_file(param.component, name).map_err(RuntimeError::Parameter)?.filter(
-                        // Else it is converted, or an error.
-                        |t| t.dtype == param.ty.dtype && t.dtype.is_float() && t.shape == *shape && !dims.is_empty(),
-                    )
-                }
-                _ => None,
-            };
-            let Some(stored) = stored else {
-                jobs.push(Job { upload, key, part: Part::Made, bytes: size / keys.len() });
-                continue;
-            };
-            let (read, step) = (std::sync::Arc::new(stored.read), (PIECE / row.max(1)).max(1));
-            jobs.extend((0..dims[0]).step_by(step).map(|from| {
-                let rows = from..(from + step).min(dims[0]);
-                Job { upload, key, bytes: rows.len() * row, part: Part::Rows(rows, read.clone()) }
-            }));
-        }
+        };
         let fill = |&(place, device): &(usize, &Device)| {
             let shard = &shards[place];
-            let pieces = jobs[first..].iter().filter(|job| job.touches(shard, outer)).count();
+            let pieces = jobs[first..].iter().map(|job| job.pieces(shard, outer)).sum();
             Fill::new(engine, device, param.ty.dtype, shard, layout.as_ref(), pieces)
         };
         let fills = devices.iter().map(fill).collect::<Result<_, _>>()?;
@@ -174,6 +181,30 @@ impl<'a> Upload<'a> {
     }
 }
 
+/// Jobs for the rows of a stored tensor, at most `bytes` at once.
+fn in_rows(
+    upload: usize,
+    key: usize,
+    stored: FileTensor,
+    rows: usize,
+    row: usize,
+    bytes: usize,
+    part: impl Fn(Range<usize>, Arc<ReadPiece>) -> Part,
+) -> impl Iterator<Item = Job> {
+    let (read, step) = (Arc::new(stored.read), (bytes / row.max(1)).max(1));
+    (0..rows).step_by(step).map(move |from| {
+        let rows = from..(from + step).min(rows);
+        Job { upload, key, bytes: rows.len() * row, part: part(rows, read.clone()) }
+    })
+}
+
+/// The strides of a parameter `[parts, rows, columns]` that views a matrix of as many rows.
+fn by_rows(param: &Param, shape: &[usize], strides: &[usize]) -> Option<[usize; 3]> {
+    let [_, rows, _] = *<&[usize; 3]>::try_from(&*param.ty.dims).ok()?;
+    let strides = <[usize; 3]>::try_from(strides).ok()?;
+    (*shape == [rows, strides[1]]).then_some(strides)
+}
+
 /// The leading dimensions that count stored tensors; they are never split.
 fn outer_dimensions(param: &Param, keys: usize, shards: &[Shard]) -> Result<usize, RuntimeError> {
     let elements = param.ty.elements() / keys;
@@ -185,16 +216,23 @@ fn outer_dimensions(param: &Param, keys: usize, shards: &[Shard]) -> Result<usiz
 }
 
 impl Job {
-    /// Bytes that it reads to be sent from where they are.
+    /// Bytes that it reads into staging memory.
     fn staged(&self) -> usize {
-        if matches!(self.part, Part::Rows(..)) { self.bytes } else { 0 }
+        if matches!(self.part, Part::Rows(..) | Part::View(..)) { self.bytes } else { 0 }
     }
 
-    /// Whether a shard has some of it.
-    fn touches(&self, shard: &Shard, outer: usize) -> bool {
+    /// Bytes of a half of the staging memory.
+    fn room(&self) -> usize {
+        if matches!(self.part, Part::View(..)) { 2 * self.bytes } else { self.staged() }
+    }
+
+    /// Number of pieces of a shard's memory that it fills.
+    fn pieces(&self, shard: &Shard, outer: usize) -> usize {
         match &self.part {
-            Part::Rows(rows, _) => !of_shard(rows, shard, outer).is_empty(),
-            Part::Whole | Part::Made => true,
+            Part::Rows(rows, _) => usize::from(!of_shard(rows, shard, outer).is_empty()),
+            Part::View(rows, ..) if of_shard(rows, shard, outer).is_empty() => 0,
+            Part::View(..) => shard.size[0],
+            Part::Whole | Part::Made => 1,
         }
     }
 
@@ -220,6 +258,10 @@ impl Job {
                 let row = self.bytes / rows.len().max(1);
                 read(rows.start * row, into).map_err(RuntimeError::Parameter)?;
                 send(upload, fills, outer, self.key, Some(rows), into, cuts)
+            }
+            Part::View(rows, strides, read) => {
+                read(rows.start * strides[1] * param.ty.dtype.size(), into).map_err(RuntimeError::Parameter)?;
+                send_view(upload, fills, rows, *strides, into, cuts)
             }
             Part::Whole | Part::Made => {
                 let names = param.source.tensors();
@@ -281,7 +323,71 @@ fn send(
         known.push((inner, piece));
         pieces.push((fill, fill.begin(at, piece)));
     }
-    // An array's last piece is written when the others are; none is waited for while another is held back.
+    write(&pieces)
+}
+
+/// Sends rows of a stored matrix that a parameter `[parts, rows, columns]` views by `strides`; `cuts` holds what the devices
+/// get, every shard once.
+fn send_view(
+    upload: &Upload,
+    fills: &[Fill],
+    rows: &Range<usize>,
+    strides: [usize; 3],
+    bytes: &[u8],
+    mut cuts: &mut [u8],
+) -> Result<(), RuntimeError> {
+    let element = upload.param.ty.dtype.size();
+    let mut known: Vec<(&Shard, &[u8])> = Vec::new();
+    let mut pieces = Vec::new();
+    for (fill, (place, _)) in fills.iter().zip(&upload.devices) {
+        let shard = &upload.shards[*place];
+        let own = of_shard(rows, shard, 1);
+        if own.is_empty() {
+            continue;
+        }
+        let [parts, all_rows, columns] = [0, 1, 2].map(|axis| shard.size[axis]);
+        let each = own.len() * columns * element;
+        let cut = match known.iter().find(|(other, _)| *other == shard) {
+            Some((_, cut)) => *cut,
+            None => {
+                let (cut, rest) = std::mem::take(&mut cuts).split_at_mut(parts * each);
+                cuts = rest;
+                let start = [shard.start[0], own.start - rows.start, shard.start[2]];
+                let size = [parts, own.len(), columns];
+                match element {
+                    1 => cut_view::<1>(bytes, start, size, strides, cut),
+                    2 => cut_view::<2>(bytes, start, size, strides, cut),
+                    _ => cut_view::<4>(bytes, start, size, strides, cut),
+                }
+                &*cut
+            }
+        };
+        known.push((shard, cut));
+        for (part, piece) in cut.chunks_exact(each).enumerate() {
+            let at = (part * all_rows + own.start - shard.start[1]) * columns * element;
+            pieces.push((fill, fill.begin(at, piece)));
+        }
+    }
+    write(&pieces)
+}
+
+/// Copies a part of a matrix's rows, viewed as `[parts, rows, columns]` of elements of `N` bytes, row by row: a row is read
+/// once for each part.
+fn cut_view<const N: usize>(bytes: &[u8], start: [usize; 3], size: [usize; 3], strides: [usize; 3], cut: &mut [u8]) {
+    let [parts, rows, columns] = size;
+    let (from, _) = bytes.as_chunks::<N>();
+    let (to, _) = cut.as_chunks_mut::<N>();
+    for row in 0..rows {
+        for part in 0..parts {
+            let first = (start[0] + part) * strides[0] + (start[1] + row) * strides[1] + start[2] * strides[2];
+            let columns = to[(part * rows + row) * columns..][..columns].iter_mut();
+            columns.zip(from[first..].iter().step_by(strides[2])).for_each(|(to, from)| *to = *from);
+        }
+    }
+}
+
+/// Writes pieces: an array's last one when its others are written. None is waited for while another is held back.
+fn write(pieces: &[(&Fill, Piece)]) -> Result<(), RuntimeError> {
     let write = |last: bool| {
         let now: Vec<_> = pieces.iter().filter(|(_, piece)| piece.last == last).collect();
         now.iter().for_each(|(fill, _)| fill.wait_for_others(last));

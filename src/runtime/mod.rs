@@ -23,6 +23,7 @@ mod sharded_tensor;
 mod stored;
 mod target;
 pub(crate) mod timeline;
+mod turn;
 mod upload;
 
 pub use compile::{EngineOptions, compile_options};

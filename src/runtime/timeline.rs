@@ -27,6 +27,8 @@ pub enum SpanKind {
     Compile,
     /// Taking a program from the compile cache.
     Cache,
+    /// Keeping a program in the compile cache.
+    Save,
     /// Reading parameters and sending them to the devices.
     Load,
     /// A phase of a video, with what it waited for.
@@ -43,7 +45,7 @@ pub struct Span {
     /// Seconds since the process began.
     pub from: f64,
     pub to: f64,
-    /// Bytes that were loaded.
+    /// Bytes that were loaded or saved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
 }
