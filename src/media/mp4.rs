@@ -1,33 +1,16 @@
-//! MP4 files: which encoder, how long, and whole or not at all.
+//! MP4 files: how long, and whole or not at all.
 
 use std::path::Path;
 
 use super::audio::Audio;
-use super::error::{Error, Result};
+use super::encoder::{Encoder, choose};
+use super::error::Result;
 use super::frames::Frames;
-use super::options::{EncoderChoice, Mp4Options};
+use super::options::Mp4Options;
 use super::rate::FrameRate;
 use super::stream::EncodedVideo;
 use super::{aac, atomic, ffmpeg, h264, isobmff};
 use crate::failpoint;
-
-/// Which encoder wrote a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Encoder {
-    /// ffmpeg, with its version line.
-    Ffmpeg(String),
-    /// The encoders in this binary.
-    Embedded,
-}
-
-impl std::fmt::Display for Encoder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Encoder::Ffmpeg(version) => write!(f, "ffmpeg ({version}): libx264 and aac"),
-            Encoder::Embedded => f.write_str("embedded: rusty_h264 and syom AAC-LC"),
-        }
-    }
-}
 
 /// Writes `frames` at `fps` frames a second, with `audio` if there is any, as H.264 and AAC; returns who encoded.
 ///
@@ -85,20 +68,6 @@ pub fn write_encoded_mp4(
         }
     }
     Ok(encoder)
-}
-
-pub(super) fn choose(options: &Mp4Options) -> Result<Encoder> {
-    if options.encoder == EncoderChoice::Embedded {
-        return Ok(Encoder::Embedded);
-    }
-    match ffmpeg::probe(&options.ffmpeg, &["libx264", "aac"]) {
-        Ok(version) => Ok(Encoder::Ffmpeg(version)),
-        Err(reason) if options.encoder == EncoderChoice::Ffmpeg => Err(Error::FfmpegMissing { reason }),
-        Err(reason) => {
-            tracing::info!("{reason}: the embedded encoder is used");
-            Ok(Encoder::Embedded)
-        }
-    }
 }
 
 #[cfg(test)]

@@ -4,11 +4,11 @@ use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
+use super::encoder::{Encoder, choose};
 use super::error::{Error, Result};
 use super::frames::Frames;
 use super::h264::{FrameEncoder, GROUP};
 use super::isobmff::Track;
-use super::mp4::{Encoder, choose};
 use super::options::Mp4Options;
 use super::rate::FrameRate;
 
@@ -60,7 +60,7 @@ impl VideoStream {
 impl EncodedVideo {
     fn of(encoder: FrameEncoder, pieces: &Receiver<Frames>) -> Result<Self> {
         let mut units = Vec::new();
-        // Frames of a group of pictures that is not complete.
+        // Frames of a group that is not complete.
         let mut rest: Vec<Vec<u8>> = Vec::new();
         for piece in pieces {
             let all: Vec<&[u8]> = rest.iter().map(Vec::as_slice).chain(piece.iter()).collect();

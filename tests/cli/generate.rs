@@ -495,23 +495,3 @@ fn a_size_that_does_not_divide_is_said_and_the_result_is_right() {
         assert!(distance <= limit, "{name}: {distance:e}");
     }
 }
-
-/// Frames that are encoded while later tiles are decoded, and, where a dump wants the values, all at the end.
-#[needs(cpu)]
-fn a_tiled_video_is_the_same_file_however_it_is_encoded() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| folder.path().join(name);
-    let tiling = "runtime.tiling={pixels: 64, overlap: 32, frames: 16, frame_overlap: 8}";
-    let tiled = ["--num-frames", "33", "--set", tiling];
-    let dump = at("b.safetensors");
-    let dumped = [&tiled[..], &["--dump", dump.to_str().expect("UTF-8")]].concat();
-    for (name, more) in [("a.mp4", &tiled[..]), ("b.mp4", &dumped)] {
-        // Without ffmpeg, which takes whole videos.
-        let out = support::ltx2().env("PATH", folder.path()).args(short(&at(name), more)).output().expect("runs");
-        assert!(out.status.success(), "{}", text(&out.stderr));
-        assert!(text(&out.stderr).contains("encoding with embedded"), "{}", text(&out.stderr));
-    }
-    let read = |name: &str| std::fs::read(at(name)).expect("a video");
-    assert!(read("a.mp4") == read("b.mp4"), "files differ");
-    assert_eq!(json(&at("a.json"))["sha256"], json(&at("b.json"))["sha256"]);
-}

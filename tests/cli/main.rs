@@ -30,6 +30,7 @@ mod profile;
 mod resume;
 mod search;
 mod seeds;
+mod tiling;
 mod time_line;
 mod tune;
 mod verify;

@@ -1,12 +1,12 @@
 //! Optimized programs of the CUDA compiler.
 
-use ltx2::analysis::{self, Instruction, Module};
+use ltx2::analysis::{self, CollectiveKind, Instruction, Module};
 use ltx2::models::Network;
 use ltx2::nn::{Lowering, Numerics};
 use ltx2::runtime::Target;
 
 use crate::support::rope::{ROPES, rope};
-use crate::support::tpu::module;
+use crate::support::tpu::{self, Case, module};
 use crate::support::{needs, published_blocks};
 
 /// Blocks of the published model: two show what every block does.
@@ -83,4 +83,21 @@ fn rope_is_one_fusion_that_rounds_where_the_order_says() {
             assert_eq!((count("convert"), count("reduce-precision")), (2, rounded), "{numerics:?} {dims:?}");
         }
     }
+}
+
+/// `ring` on two GPUs: cuDNN attends to the own keys while the others' are on their way, and to those then.
+#[needs(cuda)]
+fn a_ring_of_two_is_two_calls_of_cudnn_and_no_loop() {
+    let ring = Case::denoise("ring", "context=2", "cuda:h200:1x1x2");
+    let made = tpu::compiled(Case { layers: Some(BLOCKS), size: [1024, 576, 65], attention: "cudnn", ..ring });
+    let all: Vec<Instruction> = made.module.instructions().collect();
+    // Six attentions of a block, one of them in two parts.
+    assert_eq!(all.iter().filter(|i| i.target == "__cudnn$fmhaSoftmax").count(), 7 * BLOCKS);
+    // The loop over steps.
+    assert_eq!(all.iter().filter(|i| i.opcode == "while").count(), 1);
+    let permutes = made.report.collectives.iter().filter(|c| c.kind == CollectiveKind::CollectivePermute);
+    let permutes: Vec<_> = permutes.collect();
+    // Keys and values.
+    assert_eq!(permutes.len(), 2 * BLOCKS);
+    assert!(permutes.iter().all(|c| c.asynchronous && c.overlapped), "{permutes:?}");
 }

@@ -5,7 +5,7 @@ use std::f32::consts::TAU;
 use ndarray::{Array2, Array4};
 
 use super::*;
-use crate::media::VideoStream;
+use crate::media::{EncoderChoice, VideoStream};
 
 /// A smooth gradient that drifts, in colours that use all three channels.
 fn gradient(count: usize, height: usize, width: usize) -> Frames {

@@ -1,0 +1,38 @@
+//! The encoder of a video: ffmpeg where it is installed, else those of this binary.
+
+use super::error::{Error, Result};
+use super::ffmpeg;
+use super::options::{EncoderChoice, Mp4Options};
+
+/// Which encoder wrote a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Encoder {
+    /// ffmpeg, with its version line.
+    Ffmpeg(String),
+    /// The encoders in this binary.
+    Embedded,
+}
+
+impl std::fmt::Display for Encoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Encoder::Ffmpeg(version) => write!(f, "ffmpeg ({version}): libx264 and aac"),
+            Encoder::Embedded => f.write_str("embedded: rusty_h264 and syom AAC-LC"),
+        }
+    }
+}
+
+/// The encoder that options ask for and this machine has.
+pub(super) fn choose(options: &Mp4Options) -> Result<Encoder> {
+    if options.encoder == EncoderChoice::Embedded {
+        return Ok(Encoder::Embedded);
+    }
+    match ffmpeg::probe(&options.ffmpeg, &["libx264", "aac"]) {
+        Ok(version) => Ok(Encoder::Ffmpeg(version)),
+        Err(reason) if options.encoder == EncoderChoice::Ffmpeg => Err(Error::FfmpegMissing { reason }),
+        Err(reason) => {
+            tracing::info!("{reason}: the embedded encoder is used");
+            Ok(Encoder::Embedded)
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Videos that are decoded in tiles.
+
+use serde_json::Value;
+
+use crate::support::{self, needs};
+
+/// Frames that are encoded while later tiles are decoded, and, where a dump wants the values, all at the end.
+#[needs(cpu)]
+fn a_tiled_video_is_the_same_file_however_it_is_encoded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let tiling = "runtime.tiling={pixels: 64, overlap: 32, frames: 16, frame_overlap: 8}";
+    let tiled = ["generate", "-c", support::tiny(), "--num-frames", "33", "--set", tiling];
+    let dump = at("b.safetensors");
+    let dumped = [&tiled[..], &["--dump", dump.to_str().expect("UTF-8")]].concat();
+    for (name, more) in [("a.mp4", &tiled[..]), ("b.mp4", &dumped)] {
+        // Without ffmpeg, which takes whole videos.
+        let out = support::ltx2().env("PATH", folder.path()).args(more).arg("-o").arg(at(name)).output();
+        let out = out.expect("the binary runs");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{said}");
+        assert!(said.contains("encoding with embedded"), "{said}");
+    }
+    let read = |name: &str| std::fs::read(at(name)).expect("a video");
+    assert!(read("a.mp4") == read("b.mp4"), "files differ");
+    let hashes = |name: &str| serde_json::from_slice::<Value>(&read(name)).expect("JSON")["sha256"].clone();
+    assert_eq!(hashes("a.json"), hashes("b.json"));
+}
