@@ -173,7 +173,7 @@ impl Engine {
     /// The file of a compiled program in the compile cache, once it is written; none if it was not kept.
     pub(crate) fn cache_file(&self, name: &str, program: &Program) -> Option<PathBuf> {
         let path = self.entry(name, program).1?.path().to_path_buf();
-        drop(Turn::at(&path).take());
+        drop(Turn::at(&path).wait());
         path.exists().then_some(path)
     }
 
@@ -189,7 +189,7 @@ impl Engine {
         let (options, entry) = self.entry(name, program);
         // Not where processes agree on a program: each waits for all others.
         let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| Turn::at(entry.path()));
-        let writing = turn.as_ref().map(Turn::take);
+        let writing = turn.as_ref().map(Turn::wait);
         let start = Instant::now();
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
         let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
@@ -251,10 +251,11 @@ impl Engine {
             origin,
             compile_time: took,
             memory,
+            turn: turn.clone(),
         })
     }
 
-    /// Keeps a program in the compile cache, behind what comes next: a GPU's takes seconds to be serialized.
+    /// Keeps a program in the compile cache, behind its first run where it has a turn: a GPU's takes seconds to be serialized.
     fn save(&self, entry: Entry, loaded: &LoadedExecutable, turn: Option<(&Turn, MutexGuard<Writing>)>) {
         let (loaded, timeline) = (loaded.clone(), self.timeline.clone());
         let save = move || {
@@ -264,13 +265,12 @@ impl Engine {
                 Err(error) => warn_uncached(entry.name(), &error),
             }
         };
-        let Some((turn, mut writing)) = turn else { return save() };
-        match std::thread::Builder::new().name("save".into()).spawn(save) {
-            Ok(thread) => {
-                *writing = Some(thread);
+        match turn {
+            None => save(),
+            Some((turn, mut writing)) => {
+                *writing = Writing::Due(Box::new(save));
                 self.saves.add(turn.clone());
             }
-            Err(error) => tracing::warn!("programs are not kept in the compile cache: no thread: {error}"),
         }
     }
 
@@ -370,6 +370,7 @@ impl Engine {
         let launch_id = if self.has_peers() { self.launches.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
         let options = ExecuteOptions { launch_id, ..ExecuteOptions::default() };
         let results = executable.loaded.execute_with(&arguments, &options)?;
+        executable.turn.iter().for_each(Turn::write);
         self.count(&executable.name, |s| s.executions += 1);
         let mut each: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
         let named = executable.results.iter().map(|o| {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
+use super::turn::Turn;
 use crate::hlo::{Argument, Mesh, Output, Program};
 use crate::pjrt::{CompiledMemory, Executable as Compiled, LoadedExecutable};
 use crate::tensor::Tensor;
@@ -37,6 +38,8 @@ pub struct Executable {
     pub(super) origin: ExecutableOrigin,
     pub(super) compile_time: Duration,
     pub(super) memory: Option<CompiledMemory>,
+    /// Its entry in the compile cache.
+    pub(super) turn: Option<Turn>,
 }
 
 impl Executable {
@@ -57,6 +60,7 @@ impl Executable {
             origin: self.origin,
             compile_time: self.compile_time,
             memory: self.memory,
+            turn: self.turn.clone(),
         }
     }
 

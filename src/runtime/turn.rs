@@ -3,15 +3,22 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
-/// Turn at one entry of the compile cache. The threads of a process that want its program wait for the first, and for the thread
-/// that writes what the first compiled.
+/// Turn at one entry of the compile cache. The threads of a process that want its program wait for the first one, until what it
+/// compiled is written.
 #[derive(Clone, Default)]
 pub(super) struct Turn(Arc<Mutex<Writing>>);
 
-/// The thread that writes an entry, if there is one.
-pub(super) type Writing = Option<JoinHandle<()>>;
+/// Writing of an entry.
+#[derive(Default)]
+pub(super) enum Writing {
+    #[default]
+    Done,
+    /// To be done when the program has been launched: a plugin that serializes a program does not run it meanwhile.
+    Due(Box<dyn FnOnce() + Send>),
+    Running(JoinHandle<()>),
+}
 
 impl Turn {
     pub(super) fn at(entry: &Path) -> Self {
@@ -19,14 +26,35 @@ impl Turn {
         TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(entry.into()).or_default().clone()
     }
 
-    /// Waits for it.
-    pub(super) fn take(&self) -> MutexGuard<'_, Writing> {
-        let mut writing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = writing.take() {
+    fn lock(&self) -> MutexGuard<'_, Writing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for it; what is due is done.
+    pub(super) fn wait(&self) -> MutexGuard<'_, Writing> {
+        let mut writing = self.lock();
+        match std::mem::take(&mut *writing) {
+            Writing::Done => {}
+            Writing::Due(write) => write(),
             // Its panic has been printed; the entry is not there.
-            let _ = thread.join();
+            Writing::Running(thread) => drop(thread.join()),
         }
         writing
+    }
+
+    /// Does what is due in a thread of its own.
+    pub(super) fn write(&self) {
+        let mut writing = self.lock();
+        *writing = match std::mem::take(&mut *writing) {
+            Writing::Due(write) => match Builder::new().name("save".into()).spawn(write) {
+                Ok(thread) => Writing::Running(thread),
+                Err(error) => {
+                    tracing::warn!("a program is not kept in the compile cache: no thread: {error}");
+                    Writing::Done
+                }
+            },
+            other => other,
+        }
     }
 }
 
@@ -43,7 +71,7 @@ impl Turns {
 impl Drop for Turns {
     fn drop(&mut self) {
         for turn in self.0.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            drop(turn.take());
+            drop(turn.wait());
         }
     }
 }
