@@ -241,8 +241,9 @@ fn unwrap_sidecar(root: Node) -> Node {
 }
 
 /// Keys that `reference` sets.
-const BY_REFERENCE: [&str; 10] = [
+const BY_REFERENCE: [&str; 11] = [
     "sampler.sigma_shift",
+    "sampler.step_noise",
     "guidance.stg_streams",
     "conditioning.cross_timestep",
     "conditioning.keyframe_span",
