@@ -141,11 +141,9 @@ def _generated_keyframes():
         slot[:, 0] = torch.tensor([frame, frame + 1]) / fps
     values["video_coords"] = torch.cat([coords, *slots], 2)
     values["video_keyframes_mask"][:, own:] = 1
-    outputs = run(model, values, {"audio_num_frames": shape["audio_frames"]})
-    write_case(
-        "transformer", "tiny_v2_5_slots", values, outputs, script=__file__, model=name, seed=98,
-        scalars={"audio_num_frames": shape["audio_frames"]},
-    )
+    values["audio_coords"] = model.audio_rope.prepare_audio_coords(1, shape["audio_frames"], "cpu").contiguous()
+    outputs = run(model, values, {})
+    write_case("transformer", "tiny_v2_5_slots", values, outputs, script=__file__, model=name, seed=98)
     show("transformer/tiny_v2_5_slots", *outputs.values())
 
 

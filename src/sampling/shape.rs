@@ -30,7 +30,7 @@ pub struct DenoiseShape {
     /// Streams with tokens of several levels.
     pub(crate) conditioned: Av<bool>,
     /// Whether the loop has a mask of the video tokens that are a single frame each.
-    pub(crate) keyframes: bool,
+    pub keyframes: bool,
     /// Noise level that the attention between the streams sees.
     pub(crate) cross: CrossTimestep,
     pub(crate) sampler: AnySampler,

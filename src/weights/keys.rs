@@ -178,10 +178,14 @@ fn segments(key: &str, rules: &[(&str, &str)]) -> String {
 /// The text stack's prefix in this program, as Google's and transformers' files spell it.
 pub(crate) const GEMMA: &str = "language_model.model.";
 
-/// A Gemma-3 key in the spelling `language_model.model.…`.
+/// Modules of Gemma beside the text stack, of images and sound.
+pub(super) const NOT_TEXT: [&str; 5] =
+    ["vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision.", "embed_audio."];
+
+/// A key of Gemma 3 or 4 in the spelling `language_model.model.…`.
 ///
 /// Accepted are also the module tree of newer transformers (`model.language_model.…`) and the text-only model
-/// (`model.…`). Keys of the vision part keep a spelling that no text tensor has.
+/// (`model.…`). Keys of images and sound keep a spelling that no text tensor has.
 pub(crate) fn gemma(key: &str) -> String {
     if key.starts_with(GEMMA) {
         return key.to_string();
@@ -190,7 +194,7 @@ pub(crate) fn gemma(key: &str) -> String {
         return format!("{GEMMA}{rest}");
     }
     match key.strip_prefix("model.") {
-        Some(rest) if rest.starts_with("vision_tower.") || rest.starts_with("multi_modal_projector.") => rest.into(),
+        Some(rest) if NOT_TEXT.iter().any(|module| rest.starts_with(module)) => rest.into(),
         Some(rest) => format!("{GEMMA}{rest}"),
         None => key.to_string(),
     }
@@ -199,6 +203,7 @@ pub(crate) fn gemma(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::weights::is_inert;
 
     #[test]
     fn unread_statistics_and_foreign_keys_are_dropped() {
@@ -222,8 +227,11 @@ mod tests {
             let key = format!("{prefix}layers.3.self_attn.q_proj.weight");
             assert_eq!(gemma(&key), "language_model.model.layers.3.self_attn.q_proj.weight");
         }
-        for key in ["vision_tower.x", "model.vision_tower.x", "lm_head.weight", "model.multi_modal_projector.y"] {
+        let gemma_3 = ["vision_tower.x", "model.vision_tower.x", "lm_head.weight", "model.multi_modal_projector.y"];
+        let gemma_4 = ["model.vision_embedder.patch_dense.bias", "model.embed_vision.x", "model.embed_audio.y"];
+        for key in [&gemma_3[..], &gemma_4].concat() {
             assert!(!gemma(key).starts_with(GEMMA), "{key}");
+            assert!(is_inert(Component::TextEncoder, &gemma(key)), "{key}");
         }
     }
 }
