@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/fixtures/noise/randn.json: what torch's CPU generator draws.
+"""Writes tests/fixtures/noise/randn.json and randn_bf16.json: what torch's CPU generator draws.
 
-Each case is one generator and the float32 tensors drawn from it in turn: the sha256 of all little-endian bytes and
+Each case is one generator and the tensors drawn from it in turn: the sha256 of all little-endian bytes and
 the bits of a few values at either end (to see *where* a difference starts). Needs torch on x86-64 with AVX2 or AVX-512.
 """
 
@@ -15,8 +15,8 @@ import torch
 OUT = Path(__file__).parents[2] / "tests/fixtures/noise/randn.json"
 
 
-def draw(generator: torch.Generator, shape: list[int]) -> dict:
-    values = torch.randn(shape, generator=generator, dtype=torch.float32).numpy()
+def draw(generator: torch.Generator, shape: list[int], dtype: torch.dtype) -> dict:
+    values = torch.randn(shape, generator=generator, dtype=dtype).float().numpy()
     bits = np.ascontiguousarray(values).view(np.uint32).reshape(-1)
     return {
         "shape": shape,
@@ -26,9 +26,17 @@ def draw(generator: torch.Generator, shape: list[int]) -> dict:
     }
 
 
-def case(seed: int, shapes: list[list[int]]) -> dict:
+def case(seed: int, shapes: list[list[int]], dtype: torch.dtype = torch.float32) -> dict:
     generator = torch.Generator("cpu").manual_seed(seed)
-    return {"seed": seed, "draws": [draw(generator, shape) for shape in shapes]}
+    return {"seed": seed, "draws": [draw(generator, shape, dtype) for shape in shapes]}
+
+
+def write(path: Path, cases: list[dict], capability: str) -> None:
+    meta = {"script": "scripts/oracle/noise.py", "versions": {"torch": torch.__version__, "cpu_capability": capability}}
+    # One draw a line keeps the file readable and small.
+    text = json.dumps({**meta, "cases": cases}, separators=(",", ":")).replace('{"shape"', '\n{"shape"')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
 
 
 def main() -> None:
@@ -46,11 +54,9 @@ def main() -> None:
         case((1 << 64) - 1, [[16], [15]]),
         case(0xDEAD_BEEF_CAFE_F00D, [[64], [1]]),
     ]
-    meta = {"script": "scripts/oracle/noise.py", "versions": {"torch": torch.__version__, "cpu_capability": capability}}
-    # One draw a line keeps the file readable and small.
-    text = json.dumps({**meta, "cases": cases}, separators=(",", ":")).replace('{"shape"', '\n{"shape"')
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(text + "\n")
+    write(OUT, cases, capability)
+    narrow = [case(10_010, [[1, 6144, 8], [1, 126, 8], [40], [9], [17]], torch.bfloat16), case(3, [[20]], torch.bfloat16)]
+    write(OUT.with_name("randn_bf16.json"), narrow, capability)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ fn check_run(config: &Config) -> Result<(), Fault> {
 
 /// Key, value and fault of settings that the sampler does not take, or of more steps than its tables hold.
 fn check_sampler(config: &Config) -> Result<(), Fault> {
-    let (options, steps) = (config.sampler.options(), config.sampler.steps);
+    let (options, steps) = (config.sampler.options(config.runtime.dtype), config.sampler.steps);
     let sampler = config.sampler.kind.sampler(options).map_err(|(key, value)| {
         (key, value, "this sampler takes no such setting; remove it, or choose another sampler.kind".to_string())
     })?;

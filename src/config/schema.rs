@@ -9,7 +9,7 @@ use super::pipeline::Pipeline;
 use crate::defaults::with_defaults;
 use crate::kernels::AttentionKernel;
 use crate::media::ImageH264;
-use crate::sampling::{SamplerKind, SamplerOptions};
+use crate::sampling::{SamplerKind, SamplerOptions, StepDraws};
 use crate::weights::MergeOrder;
 
 /// The layout that `Config::resolve_auto_layout` decides.
@@ -228,6 +228,9 @@ with_defaults! {
         pub eta: Option<f64> = None,
         /// Seed of the noise that steps draw; without it, it follows the request's seed.
         pub noise_seed: Option<u64> = None,
+        /// Noise that the steps of `euler_ancestral` draw. Official: from a generator of their own, in the type of
+        /// `runtime.dtype`; diffusers: from the request's, which goes on, in f32.
+        pub step_noise: Reference = Reference::Official,
         /// Denoising steps.
         #[schemars(range(min = 1, max = 256))]
         pub steps: usize = 40,
@@ -244,9 +247,14 @@ with_defaults! {
 }
 
 impl Sampler {
-    /// The settings that only some samplers take.
-    pub fn options(&self) -> SamplerOptions {
-        SamplerOptions { eta: self.eta, noise_seed: self.noise_seed }
+    /// The settings that only some samplers take, of latents of a type.
+    pub fn options(&self, dtype: Dtype) -> SamplerOptions {
+        let draws = match (self.step_noise, dtype) {
+            (Reference::Diffusers, _) => StepDraws::Continued,
+            (Reference::Official | Reference::Official1, Dtype::Bf16) => StepDraws::OwnBf16,
+            (Reference::Official | Reference::Official1, Dtype::F32) => StepDraws::Own,
+        };
+        SamplerOptions { eta: self.eta, noise_seed: self.noise_seed, draws }
     }
 }
 
@@ -337,6 +345,8 @@ with_defaults! {
         /// Start of known tokens of a strength below 1 where a pass starts from latents. Official: those latents;
         /// `official_1_0` and diffusers: the known tokens.
         pub noising: Reference = Reference::Official,
+        /// Whether LTX-2.5's first latent frame is marked as a single frame. Official: in every pipeline; diffusers: in none.
+        pub first_frame_marker: Reference = Reference::Official,
         /// The H.264 encoder that conditioning images go through at their `crf`.
         pub h264: ImageH264 = ImageH264::Auto,
     }

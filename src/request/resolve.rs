@@ -70,10 +70,11 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             config::RescaleScope::Batch => RescaleScope::Batch,
         },
         max_sequence_length: r.max_sequence_length,
-        sampler: config.sampler.kind.sampler(config.sampler.options()).map_err(|(key, value)| {
-            RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting"))
-        })?,
+        sampler: config.sampler.kind.sampler(config.sampler.options(config.runtime.dtype)).map_err(
+            |(key, value)| RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting")),
+        )?,
         cross: cross_timestep(config),
+        first_frame_marker: config.conditioning.first_frame_marker != Reference::Diffusers,
         noising: match config.conditioning.noising {
             Reference::Official => Noising::Latents,
             Reference::Official1 | Reference::Diffusers => Noising::Known,

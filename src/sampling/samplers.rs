@@ -9,7 +9,7 @@ mod res2s;
 
 use super::sampler::AnySampler;
 pub use euler::Euler;
-pub use euler_ancestral::EulerAncestral;
+pub use euler_ancestral::{EulerAncestral, StepDraws};
 pub use res2s::Res2s;
 
 /// A sampler by name.
@@ -33,6 +33,8 @@ pub struct SamplerOptions {
     pub eta: Option<f64>,
     /// Seed of the noise that steps draw.
     pub noise_seed: Option<u64>,
+    /// Generator and type of that noise, where the sampler has no rule of its own.
+    pub draws: StepDraws,
 }
 
 impl SamplerKind {
@@ -46,7 +48,7 @@ impl SamplerKind {
             SamplerKind::Res2s => Res2s.into(),
             SamplerKind::EulerAncestral => {
                 let eta = options.eta.take().unwrap_or(1.0);
-                EulerAncestral { eta, noise_seed: options.noise_seed.take() }.into()
+                EulerAncestral { eta, noise_seed: options.noise_seed.take(), draws: options.draws }.into()
             }
         };
         if let Some(eta) = options.eta.take() {

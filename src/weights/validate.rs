@@ -6,6 +6,7 @@ use std::fmt;
 use super::Component;
 use super::checkpoint::{Checkpoint, TensorView};
 use super::error::WeightsError;
+use super::keys::NOT_TEXT;
 use crate::hlo::DType;
 use crate::tensor::Tensor;
 
@@ -39,9 +40,10 @@ pub(crate) struct ValidationReport {
 }
 
 /// Beginnings of the names of tensors that change no result.
-const INERT: [(Component, &[&str]); 4] = [
-    // Images, which prompts do not hold, and the language head.
-    (Component::TextEncoder, &["vision_tower.", "multi_modal_projector.", "language_model.lm_head.", "lm_head."]),
+const INERT: [(Component, &[&str]); 5] = [
+    // Images and sound, which prompts do not hold, and the language head.
+    (Component::TextEncoder, &NOT_TEXT),
+    (Component::TextEncoder, &["language_model.lm_head.", "lm_head."]),
     // No pipeline encodes sound.
     (Component::AudioVae, &["encoder."]),
     // A filter that whole scales do not apply.

@@ -204,3 +204,18 @@ fn whole_requests() {
         }
     }
 }
+
+/// Marked tokens of LTX-2.5 on a mesh that their number does not divide, and text keys that are made once a request.
+#[needs(cpu)]
+fn marked_frames_are_split_as_their_tokens_are() {
+    let client = cpu(8);
+    for name in ["tiny_v2_5", "tiny_v2_5_fixed_text"] {
+        let case = case("transformer", name);
+        let build = build("sequence", "context=8", 8);
+        let made = run_case(&client, ProgramKind::Transformer, &case, case.inputs.clone(), quick(), &build);
+        for stream in ["video", "audio"] {
+            let distance = case.distance(stream, &made[stream]);
+            assert!(distance <= 1e-5, "{name} {stream}: {distance:e}");
+        }
+    }
+}

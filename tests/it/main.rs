@@ -16,6 +16,7 @@ mod fuzz_seeds;
 mod gather;
 mod images;
 mod kernels;
+mod keyframes;
 mod kv_stores;
 mod layer_parity;
 mod layout_bytes;

@@ -25,6 +25,14 @@ fn released_models_declare_every_tensor() {
         assert!(names.contains(conv) && names.contains("post_upsample_res_blocks.3.norm2.bias"));
         assert_eq!(network.program.results[0].ty, Type::new(DType::F32, [1, 128, 16, 16, 24]));
     }
+    // LTX-2.5's in time, whose file asks for the resampler that rows and columns alone have.
+    for rational in [true, false] {
+        let c = json!({"mid_channels": 512, "spatial_upsample": false, "temporal_upsample": true,
+            "use_rational_resampler": rational});
+        let network = build(&config(c), [1, 16, 8, 12]);
+        assert_eq!((tensors(&network).len(), elements(&network)), (72, 130_968_192));
+        assert_eq!(network.program.results[0].ty, Type::new(DType::F32, [1, 128, 31, 8, 12]));
+    }
 }
 
 #[test]

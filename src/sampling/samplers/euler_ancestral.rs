@@ -1,11 +1,25 @@
 //! Euler's method with noise drawn anew at each step, for rectified flow.
 
+use ndarray::Array3;
+
 use crate::hlo::Value;
 use crate::sampling::noise::TorchRng;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
 
 /// The generator's seed follows the request's at this distance (Lightricks' ltx-pipelines).
 const SEED_OFFSET: u64 = 10_000;
+
+/// Noise of ancestral steps: whose generator, and in which type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StepDraws {
+    /// A generator of their own, in f32 (Lightricks' code on f32 latents).
+    #[default]
+    Own,
+    /// A generator of their own, in bf16 (Lightricks' code on bf16 latents).
+    OwnBf16,
+    /// The generator that the noise of the request's first pass came from, which goes on in f32 (diffusers).
+    Continued,
+}
 
 /// Ancestral Euler: a step goes below the next noise level, by `eta`, and noise lifts it there.
 #[derive(Debug)]
@@ -14,6 +28,8 @@ pub struct EulerAncestral {
     pub eta: f64,
     /// Seed of the generator, in place of one that follows the request's.
     pub noise_seed: Option<u64>,
+    /// Generator and type of the noise.
+    pub draws: StepDraws,
 }
 
 impl EulerAncestral {
@@ -45,8 +61,19 @@ impl Sampler for EulerAncestral {
 
     /// Video before audio, each token's channels in turn.
     fn generator(&self, seed: u64) -> StepNoise {
-        let mut rng = TorchRng::new(self.noise_seed.unwrap_or(seed.wrapping_add(SEED_OFFSET)));
-        Box::new(move |tokens| tokens.map(|[n, c]| rng.normal_array(&[1, n, c]).into_dimensionality().expect("3 axes")))
+        let draws = self.draws;
+        let own = self.noise_seed.or((draws != StepDraws::Continued).then_some(seed.wrapping_add(SEED_OFFSET)));
+        let mut rng = TorchRng::new(own.unwrap_or(seed));
+        let mut behind_start = own.is_none();
+        Box::new(move |tokens| {
+            if std::mem::take(&mut behind_start) {
+                tokens.into_iter().for_each(|[n, c]| drop(rng.normal(n * c)));
+            }
+            tokens.map(|[n, c]| {
+                let values = if draws == StepDraws::OwnBf16 { rng.normal_bf16(n * c) } else { rng.normal(n * c) };
+                Array3::from_shape_vec((1, n, c), values).expect("as many as tokens times channels")
+            })
+        })
     }
 
     fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<Value> {
@@ -58,7 +85,15 @@ impl Sampler for EulerAncestral {
 
 #[cfg(test)]
 mod tests {
+    use ndarray::Array3;
+    use serde::Deserialize;
+
     use super::*;
+    use crate::av::Av;
+
+    fn sampler(eta: f64, draws: StepDraws) -> EulerAncestral {
+        EulerAncestral { eta, noise_seed: None, draws }
+    }
 
     /// `tests/fixtures/samplers/euler_ancestral.tsv`: levels, eta, and the factors that Lightricks' own step has.
     #[test]
@@ -68,30 +103,81 @@ mod tests {
             let numbers: Vec<f64> = line.split('\t').map(|v| v.parse().expect("a number")).collect();
             <[f64; 6]>::try_from(numbers).expect("six columns")
         });
-        // The file's numbers are f32 with six digits.
-        let near = |got: f64, want: f64| (got - want).abs() < 2e-6;
         let mut seen = 0;
         for [eta, sigma, next, x, clean, noise] in rows {
-            let got = EulerAncestral { eta, noise_seed: None }.coefficients(sigma, next);
-            let right = got.iter().zip([x, clean, noise]).all(|(&got, want)| near(got, want));
+            // Noise levels are f32, as the reference's.
+            let [sigma, next] = [sigma, next].map(|level| f64::from(level as f32));
+            let got = sampler(eta, StepDraws::Own).coefficients(sigma, next);
+            let right = got.iter().zip([x, clean, noise]).all(|(got, want)| (got - want).abs() < 1e-6);
             assert!(right, "eta {eta}, {sigma} to {next}: {got:?}, want {:?}", [x, clean, noise]);
             seen += 1;
         }
         assert_eq!(seen, 10);
         // A step of x 1, clean 0.25 and noise 0.3 from 0.8 to 0.5; the last step is the prediction.
         for (eta, want) in [(0.0, 0.71875), (0.5, 0.640_642_7), (1.0, 0.528_494_9)] {
-            let [x, clean, noise] = EulerAncestral { eta, noise_seed: None }.coefficients(0.8, 0.5);
-            assert!(near(x + 0.25 * clean + 0.3 * noise, want), "eta {eta}");
+            let [x, clean, noise] = sampler(eta, StepDraws::Own).coefficients(0.8, 0.5);
+            assert!((x + 0.25 * clean + 0.3 * noise - want).abs() < 2e-6, "eta {eta}");
         }
-        assert_eq!(EulerAncestral { eta: 1.0, noise_seed: None }.coefficients(0.4, 0.0), [0.0, 1.0, 0.0]);
+        assert_eq!(sampler(1.0, StepDraws::Own).coefficients(0.4, 0.0), [0.0, 1.0, 0.0]);
+    }
+
+    /// A loop of either reference on latents of both streams: its own generator and steps, the velocity 0.3 times the
+    /// latents.
+    #[derive(Deserialize)]
+    struct Loop {
+        draws: String,
+        eta: f64,
+        seed: u64,
+        sigmas: Vec<f32>,
+        tokens: [[usize; 2]; 2],
+        video: Vec<f64>,
+        audio: Vec<f64>,
+    }
+
+    /// `scripts/oracle/ancestral.py`.
+    #[test]
+    fn loops_are_the_references() {
+        let loops: Vec<Loop> =
+            serde_json::from_str(include_str!("../../../tests/fixtures/samplers/ancestral_loops.json"))
+                .expect("the fixture parses");
+        assert_eq!(loops.len(), 5);
+        for case in loops {
+            let draws = match &case.draws[..] {
+                "official" => StepDraws::Own,
+                "official_bf16" => StepDraws::OwnBf16,
+                "diffusers" => StepDraws::Continued,
+                other => panic!("{other}"),
+            };
+            let sampler = sampler(case.eta, draws);
+            let tokens = Av { video: case.tokens[0], audio: case.tokens[1] };
+            let mut start = TorchRng::new(case.seed);
+            let wide = |x: Array3<f32>| x.mapv(f64::from);
+            let mut latents =
+                tokens.map(|[n, c]| wide(start.normal_array(&[1, n, c]).into_dimensionality().expect("3 axes")));
+            let mut noise = sampler.generator(case.seed);
+            let schedule = sampler.schedule(&case.sigmas);
+            for (row, sigma) in schedule.coefficients.iter().zip(&case.sigmas) {
+                let [a, b, c] = [0, 1, 2].map(|k| f64::from(row[k]));
+                latents = latents.zip(noise(tokens)).map(|(x, noise)| {
+                    let clean = &x * (1.0 - 0.3 * f64::from(*sigma));
+                    x * a + clean * b + wide(noise) * c
+                });
+            }
+            for (got, want) in latents.into_iter().zip([case.video, case.audio]) {
+                // The reference computes its factors in f32, which loses digits where levels are near 1.
+                let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|v| v * v).sum::<f64>().sqrt();
+                let far = norm(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / norm(&mut want.iter().copied());
+                assert!(got.len() == want.len() && far < 2e-6, "{} eta {}: {far:e}", case.draws, case.eta);
+            }
+        }
     }
 
     #[test]
     fn the_generator_follows_the_request_unless_it_has_a_seed_of_its_own() {
         let draw = |noise_seed, seed| {
-            let mut next = EulerAncestral { eta: 1.0, noise_seed }.generator(seed);
-            let first = next(crate::av::Av { video: [5, 4], audio: [3, 6] });
-            (first, next(crate::av::Av { video: [5, 4], audio: [3, 6] }))
+            let mut next = EulerAncestral { noise_seed, ..sampler(1.0, StepDraws::Own) }.generator(seed);
+            let tokens = Av { video: [5, 4], audio: [3, 6] };
+            (next(tokens), next(tokens))
         };
         let (first, second) = draw(None, 1);
         assert_eq!(draw(Some(10_001), 7), (first.clone(), second.clone()));

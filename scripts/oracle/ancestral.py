@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Writes tests/fixtures/samplers/ancestral_loops.json: ancestral Euler on latents of both streams, with the steps of both
+references and their draws. Usage: ancestral.py FOLDER, of Lightricks' repository at 400fd31.
+
+The velocity is 0.3 times the latents. `official`: a generator seeded 10000 behind the request's, which draws video's noise
+before audio's, in f32 or bf16; the last step draws none. `diffusers`: the request's generator goes on.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from diffusers import LTXEulerAncestralRFScheduler
+
+sys.path.insert(0, str(Path(sys.argv[1]) / "packages/ltx-core/src"))
+from ltx_core.components.diffusion_steps import EulerAncestralDiffusionStep  # noqa: E402
+
+OUT = Path(__file__).parents[2] / "tests/fixtures/samplers/ancestral_loops.json"
+SIGMAS = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0]
+TOKENS = [[6, 4], [5, 7]]
+SEED = 21
+
+
+def start():
+    generator = torch.Generator("cpu").manual_seed(SEED)
+    return generator, [torch.randn(1, n, c, generator=generator) for n, c in TOKENS]
+
+
+def official(eta, dtype):
+    _, latents = start()
+    generator, sigmas = torch.Generator("cpu").manual_seed(SEED + 10_000), torch.tensor(SIGMAS)
+    stepper = EulerAncestralDiffusionStep(eta=eta)
+    for i, sigma in enumerate(sigmas[:-1]):
+        after = []
+        for x in latents:
+            clean = x - sigma * (0.3 * x)
+            noise = None if sigmas[i + 1] == 0 else torch.randn(x.shape, generator=generator, dtype=dtype)
+            after.append(stepper.step(sample=x, denoised_sample=clean, sigmas=sigmas, step_index=i, noise=noise))
+        latents = after
+    return latents
+
+
+def diffusers(eta):
+    generator, latents = start()
+    schedulers = [LTXEulerAncestralRFScheduler(eta=eta) for _ in TOKENS]
+    for scheduler in schedulers:
+        scheduler.set_timesteps(sigmas=SIGMAS)
+    for t in schedulers[0].timesteps[:-1]:
+        step = lambda scheduler, x: scheduler.step(0.3 * x, t, x, generator=generator, return_dict=False)[0]
+        latents = [step(scheduler, x) for scheduler, x in zip(schedulers, latents)]
+    return latents
+
+
+def main():
+    made = [
+        ("official", 1.0, official(1.0, torch.float32)), ("official", 0.5, official(0.5, torch.float32)),
+        ("official_bf16", 1.0, official(1.0, torch.bfloat16)),
+        ("diffusers", 1.0, diffusers(1.0)), ("diffusers", 0.5, diffusers(0.5)),
+    ]
+    loops = [
+        {
+            "draws": draws, "eta": eta, "seed": SEED, "sigmas": SIGMAS, "tokens": TOKENS,
+            **{name: x.flatten().tolist() for name, x in zip(("video", "audio"), latents)},
+        }
+        for draws, eta, latents in made
+    ]
+    text = json.dumps(loops, separators=(",", ":")).replace('{"draws"', '\n{"draws"')
+    OUT.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    main()
