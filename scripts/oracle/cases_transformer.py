@@ -9,7 +9,8 @@ from common import rand, randn, relative_l2, show, write_case
 _SEED = 7
 
 
-def inputs_for(config, *, seed, batch, frames, height, width, audio_frames, text, per_token=False, masked=False):
+def inputs_for(config, *, seed, batch, frames, height, width, audio_frames, text, per_token=False, masked=False,
+               marked=False):
     """Random arguments of the transformer's forward, with every optional one that the case asks for."""
     in_channels, audio_in = config["in_channels"], config["audio_in_channels"]
     projected = config.get("use_prompt_embeddings", True)
@@ -35,6 +36,10 @@ def inputs_for(config, *, seed, batch, frames, height, width, audio_frames, text
         mask[-1, -2:] = 0
         values["encoder_attention_mask"] = mask
         values["audio_encoder_attention_mask"] = mask.flip(1).contiguous()
+    if marked:
+        mask = torch.zeros(batch, tokens, 1)
+        mask[:, : height * width] = 1
+        values["video_keyframes_mask"] = mask
     return values
 
 
@@ -83,6 +88,10 @@ _CASES = [
     ("tiny_2_3_per_token", "tiny_2_3", 2, _SHAPE_3, 8, {"per_token": True}, {"use_cross_timestep": True}),
     ("tiny_2_3_perturbed", "tiny_2_3", 1, _SHAPE_2, 8, {}, {"stg_blocks": [1]}),
     ("tiny_2_3_isolated", "tiny_2_3", 2, _SHAPE_2, 5, {"masked": True}, {"isolate_modalities": True}),
+    ("tiny_v2_5", "dit_2_5", 1, _SHAPE_1, 8, {"marked": True}, {"use_cross_timestep": True}),
+    ("tiny_v2_5_unmarked", "dit_2_5", 2, _SHAPE_2, 5, {"per_token": True}, {}),
+    ("tiny_v2_5_fixed_text", "dit_2_5_fixed_text", 2, _SHAPE_3, 7, {"marked": True, "masked": True}, {"stg_blocks": [1]}),
+    ("tiny_v2_5_audio_bias", "dit_2_5_audio_bias", 1, _SHAPE_1, 6, {"marked": True, "per_token": True}, {}),
 ]
 
 
@@ -103,6 +112,7 @@ def transformer():
         )
         show(f"transformer/{case} {spread}", *outputs.values())
     _explicit_coords()
+    _generated_keyframes()
 
 
 def _explicit_coords():
@@ -117,6 +127,26 @@ def _explicit_coords():
     outputs = run(model, values, {})
     write_case("transformer", "tiny_a_coords", values, outputs, script=__file__, model=name, seed=99)
     show("transformer/tiny_a_coords", *outputs.values())
+
+
+def _generated_keyframes():
+    """Slots that the model fills, behind the video's tokens: each at the time of one frame, marked as the first frame is."""
+    name, shape, fps = "dit_2_5", _SHAPE_1, 24.0
+    size = shape["height"] * shape["width"]
+    model, own = models.load(name, "transformer"), shape["frames"] * size
+    values = inputs_for(models.TRANSFORMER[name], seed=98, batch=1, text=6, marked=True, **{**shape, "frames": 4})
+    coords = model.rope.prepare_video_coords(1, shape["frames"], shape["height"], shape["width"], "cpu", fps=fps)
+    slots = [coords[:, :, :size].clone() for _ in range(2)]
+    for frame, slot in zip((3, 8), slots):
+        slot[:, 0] = torch.tensor([frame, frame + 1]) / fps
+    values["video_coords"] = torch.cat([coords, *slots], 2)
+    values["video_keyframes_mask"][:, own:] = 1
+    outputs = run(model, values, {"audio_num_frames": shape["audio_frames"]})
+    write_case(
+        "transformer", "tiny_v2_5_slots", values, outputs, script=__file__, model=name, seed=98,
+        scalars={"audio_num_frames": shape["audio_frames"]},
+    )
+    show("transformer/tiny_v2_5_slots", *outputs.values())
 
 
 def block():

@@ -22,6 +22,11 @@ from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGenera
 from common import MODELS, keeps, randomise
 from tokenizer import save_tokenizer
 
+_2_5 = dict(
+    gated_attn=True, cross_attn_mod=True, audio_gated_attn=True, audio_cross_attn_mod=True, use_prompt_embeddings=False,
+    perturbed_attn=True, ff_bias=False, use_keyframes_abs_pos_embedding=True, rope_type="split",
+)
+
 TRANSFORMER = {
     "tiny_a": dict(
         in_channels=8, out_channels=8, num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32,
@@ -58,6 +63,24 @@ TRANSFORMER = {
         audio_in_channels=6, audio_out_channels=None, audio_num_attention_heads=2, audio_attention_head_dim=4,
         audio_cross_attention_dim=8, num_layers=3, use_prompt_embeddings=False, perturbed_attn=True, ff_bias=False,
         attention_out_bias=False, activation_fn="linear-silu", rope_type="split", rope_double_precision=False,
+    ),
+    # LTX-2.5: its switches; its variant whose text keys no step changes, with unequal heads; audio maps without biases too.
+    "dit_2_5": dict(
+        _2_5, in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=10, cross_attention_dim=20,
+        audio_in_channels=4, audio_out_channels=4, audio_num_attention_heads=2, audio_attention_head_dim=6,
+        audio_cross_attention_dim=12, num_layers=2, caption_channels=32,
+    ),
+    "dit_2_5_fixed_text": dict(
+        _2_5, in_channels=6, out_channels=6, num_attention_heads=4, attention_head_dim=4, cross_attention_dim=16,
+        audio_in_channels=8, audio_out_channels=8, audio_num_attention_heads=2, audio_attention_head_dim=4,
+        audio_cross_attention_dim=8, num_layers=2, caption_channels=20, use_prompt_adaln_single=False, norm_eps=1e-5,
+        cross_attn_timestep_scale_multiplier=500,
+    ),
+    "dit_2_5_audio_bias": dict(
+        _2_5, in_channels=3, out_channels=5, num_attention_heads=2, attention_head_dim=8, cross_attention_dim=16,
+        audio_in_channels=4, audio_out_channels=2, audio_num_attention_heads=2, audio_attention_head_dim=4,
+        audio_cross_attention_dim=8, num_layers=2, caption_channels=12, ff_bias=True, audio_ff_bias=False,
+        rope_double_precision=False, vae_scale_factors=[4, 16, 16],
     ),
 }
 

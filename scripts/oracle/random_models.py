@@ -55,9 +55,9 @@ def transformer(draw, latent, audio_width, caption, ratios, published):
 
 
 def newer_transformer(config, widths):
-    """LTX-2.3: gates, modulated text attention, contexts as wide as the streams."""
+    """LTX-2.3: gates, modulated text attention, contexts as wide as the streams. LTX-2.5 alone has no biases of video's."""
     config.update(
-        gated_attn=True, cross_attn_mod=True, audio_gated_attn=True, audio_cross_attn_mod=True, use_prompt_embeddings=False,
+        ff_bias=True, gated_attn=True, cross_attn_mod=True, audio_gated_attn=True, audio_cross_attn_mod=True, use_prompt_embeddings=False,
         perturbed_attn=True, cross_attention_dim=widths[0], audio_cross_attention_dim=widths[1],
     )
     return config

@@ -2,25 +2,40 @@
 
 use std::sync::Arc;
 
+use clap::ValueEnum;
+
 use super::print;
+use crate::config::Pipeline;
 use crate::models::ConfigError;
 use crate::pipeline::PipelineError;
 use crate::pipeline::configs::ModelConfigs;
 use crate::pipeline::model::{Component, needed_components};
-use crate::pipeline::parameters::compare;
-use crate::weights::{ModelSource, Overrides, ValidationReport};
+use crate::pipeline::parameters::{compare, has_program};
+use crate::weights::{ModelSource, Overrides, ValidationReport, WeightsError};
 
 /// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     model: String,
-    /// Text encoder stored elsewhere: folder or org/name.
+    /// Text encoder stored elsewhere: folder, LTX-2.5's single file, or org/name.
     #[arg(long)]
     text_encoder: Option<String>,
+    /// Video VAE stored elsewhere: folder or single file.
+    #[arg(long)]
+    vae: Option<String>,
+    /// Audio VAE stored elsewhere: folder, or single file with the vocoder.
+    #[arg(long)]
+    audio_vae: Option<String>,
     /// Latent upsampler stored elsewhere: folder or single file.
     #[arg(long)]
     upsampler: Option<String>,
+    /// Temporal latent upsampler of LTX-2.5 stored elsewhere: folder or single file.
+    #[arg(long)]
+    temporal_upsampler: Option<String>,
+    /// Duration head of LTX-2.5 stored elsewhere: folder or single file.
+    #[arg(long)]
+    duration_head: Option<String>,
     /// Prints JSON instead of the table.
     #[arg(long)]
     json: bool,
@@ -34,12 +49,18 @@ enum Finding {
     Unsupported(String),
     Broken(String),
     Weights(ValidationReport),
+    /// Present, in so many tensors and bytes that no program reads.
+    NoProgram(usize, u64),
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let overrides = Overrides {
         text_encoder: args.text_encoder.clone(),
+        vae: args.vae.clone(),
+        audio_vae: args.audio_vae.clone(),
         upsampler: args.upsampler.clone(),
+        temporal_upsampler: args.temporal_upsampler.clone(),
+        duration_head: args.duration_head.clone(),
         ..Overrides::default()
     };
     let source = Arc::new(ModelSource::open(&args.model, &overrides)?);
@@ -53,25 +74,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             *p == part && (matches!(f, Finding::Present) || matches!(f, Finding::Weights(r) if r.is_ok()))
         })
     };
-    let missing: Vec<&str> = needed_components().filter(|p| !good(*p)).map(Component::folder).collect();
+    let missing = |pipeline: Pipeline| -> Vec<&str> {
+        let upsampler = pipeline.has_two_stages().then_some(Component::LatentUpsampler);
+        needed_components().chain(upsampler).filter(|p| !good(*p)).map(Component::folder).collect()
+    };
+    let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (pipeline.name(), missing(*pipeline)));
+    let missing = missing(Pipeline::TextToVideo);
     let bytes: u64 = findings.iter().map(|(_, f)| if let Finding::Weights(r) = f { r.bytes } else { 0 }).sum();
     if args.json {
         let parts: serde_json::Map<String, serde_json::Value> =
             findings.iter().map(|(p, f)| (p.folder().to_string(), describe(f))).collect();
+        let state = |missing: &[&str]| serde_json::json!({"ready": missing.is_empty(), "missing": missing});
+        let pipelines: serde_json::Map<String, serde_json::Value> =
+            pipelines().map(|(name, missing)| (name.to_string(), state(&missing))).collect();
         let all = serde_json::json!({
             "model": source.path(), "version": version, "parts": parts, "weight_bytes": bytes,
-            "text_to_video": {"ready": missing.is_empty(), "missing": missing},
+            "text_to_video": state(&missing), "pipelines": pipelines,
         });
         print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else {
         let size = bytes as f64 / 1e9;
         let mut lines = vec![format!("{}: LTX-{version}, {size:.2} GB of weights", source.path().display())];
         lines.extend(findings.iter().flat_map(|(part, finding)| lines_of(*part, finding)));
-        lines.push(match missing.is_empty() {
-            true => "text_to_video: ready\n".into(),
-            false => format!("text_to_video: needs {}\n", missing.join(", ")),
-        });
-        print(&lines.join("\n"))?;
+        lines.extend(pipelines().map(|(name, missing)| match missing.is_empty() {
+            true => format!("{name}: ready"),
+            false => format!("{name}: needs {}", missing.join(", ")),
+        }));
+        print(&(lines.join("\n") + "\n"))?;
     }
     anyhow::ensure!(missing.is_empty(), "{}: not complete: {}", source.path().display(), missing.join(", "));
     Ok(())
@@ -88,6 +117,12 @@ fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -
         Ok(c) => c,
         Err(e) => return Finding::Broken(e.to_string()),
     };
+    if !has_program(part) {
+        return match checkpoint.names().map(|name| Ok(checkpoint.get(name)?.size() as u64)).sum() {
+            Ok(bytes) => Finding::NoProgram(checkpoint.names().count(), bytes),
+            Err(e) => Finding::Broken(WeightsError::to_string(&e)),
+        };
+    }
     match compare(configs, part, &checkpoint) {
         Ok(report) => Finding::Weights(report),
         Err(e @ PipelineError::Config { source: ConfigError::Unsupported { .. } | ConfigError::Unread { .. }, .. }) => {
@@ -104,6 +139,7 @@ fn describe(finding: &Finding) -> serde_json::Value {
         Finding::Present => json!({"state": "present"}),
         Finding::Unsupported(why) => json!({"state": "unsupported", "message": why}),
         Finding::Broken(why) => json!({"state": "broken", "message": why}),
+        Finding::NoProgram(tensors, bytes) => json!({"state": "no program", "tensors": tensors, "bytes": bytes}),
         Finding::Weights(r) => json!({
             "state": if r.is_ok() { "ok" } else { "wrong" }, "tensors": r.matched, "bytes": r.bytes,
             "missing": r.missing, "extra": r.extra, "inert": r.inert,
@@ -115,20 +151,23 @@ fn describe(finding: &Finding) -> serde_json::Value {
 fn lines_of(part: Component, finding: &Finding) -> Vec<String> {
     let name = part.folder();
     vec![match finding {
-        Finding::Absent => format!("{name:<18} absent"),
-        Finding::Present => format!("{name:<18} present"),
-        Finding::Unsupported(why) => format!("{name:<18} unsupported: {why}"),
-        Finding::Broken(why) => format!("{name:<18} broken: {why}"),
+        Finding::Absent => format!("{name:<25} absent"),
+        Finding::Present => format!("{name:<25} present"),
+        Finding::Unsupported(why) => format!("{name:<25} unsupported: {why}"),
+        Finding::Broken(why) => format!("{name:<25} broken: {why}"),
+        Finding::NoProgram(tensors, bytes) => {
+            format!("{name:<25} present: {tensors} tensors, {:.1} MB; no program reads it", *bytes as f64 / 1e6)
+        }
         Finding::Weights(report) if report.is_ok() => {
             let more = match report.inert {
                 0 => String::new(),
                 n => format!(", {n} more that are not used"),
             };
-            format!("{name:<18} ok: {} tensors, {:.1} MB{more}", report.matched, report.bytes as f64 / 1e6)
+            format!("{name:<25} ok: {} tensors, {:.1} MB{more}", report.matched, report.bytes as f64 / 1e6)
         }
         Finding::Weights(report) => {
             let wrong = report.lines().into_iter().map(|line| format!("  {line}"));
-            return [format!("{name:<18} wrong:")].into_iter().chain(wrong).collect();
+            return [format!("{name:<25} wrong:")].into_iter().chain(wrong).collect();
         }
     }]
 }

@@ -125,7 +125,9 @@ fn version(model: &str) -> Version {
     let found = ModelSource::open(model, &Overrides::default()).and_then(|source| source.version());
     found.unwrap_or_else(|reason| {
         let carried = Preset::named(model).and_then(|p| Version::of_transformer(p.config("transformer")?));
-        let named = if model.contains("2.3") || model.contains("2_3") { Version::V2_3 } else { Version::V2_0 };
+        let named = [("2.5", "2_5", Version::V2_5), ("2.3", "2_3", Version::V2_3)];
+        let named = named.iter().find(|(dot, line, _)| model.contains(dot) || model.contains(line));
+        let named = named.map_or(Version::V2_0, |(.., version)| *version);
         let version = carried.unwrap_or(named);
         tracing::debug!("model generation {version} taken from its name: {reason}");
         version
@@ -239,12 +241,13 @@ fn unwrap_sidecar(root: Node) -> Node {
 }
 
 /// Keys that `reference` sets.
-const BY_REFERENCE: [&str; 9] = [
+const BY_REFERENCE: [&str; 10] = [
     "sampler.sigma_shift",
     "guidance.stg_streams",
     "conditioning.cross_timestep",
     "conditioning.keyframe_span",
     "conditioning.noising",
+    "conditioning.first_frame_marker",
     "two_stage.audio",
     "vocoder.stage1_clamp",
     "runtime.positions",

@@ -337,6 +337,8 @@ with_defaults! {
         /// Start of known tokens of a strength below 1 where a pass starts from latents. Official: those latents;
         /// `official_1_0` and diffusers: the known tokens.
         pub noising: Reference = Reference::Official,
+        /// Whether LTX-2.5's first latent frame is marked as a single frame. Official: in every pipeline; diffusers: in none.
+        pub first_frame_marker: Reference = Reference::Official,
         /// The H.264 encoder that conditioning images go through at their `crf`.
         pub h264: ImageH264 = ImageH264::Auto,
     }

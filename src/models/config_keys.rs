@@ -23,7 +23,7 @@ const fn off(key: &'static str) -> Inert {
 
 /// Keys of each component that change no result, beside those that begin with `_`: these say what the file was saved by.
 /// An unknown class is refused where the model is opened.
-const INERT: [(&str, &[Inert]); 4] = [
+const INERT: [(&str, &[Inert]); 3] = [
     (
         "text_encoder",
         &[
@@ -70,8 +70,6 @@ const INERT: [(&str, &[Inert]); 4] = [
             inert("mm_tokens_per_image"),
         ],
     ),
-    // Later checkpoints add these to the transformer; saved by their release, LTX-2.3 has them too, switched off.
-    ("transformer", &[off("use_keyframes_abs_pos_embedding")]),
     // The connectors' positions count tokens.
     ("connectors", &[off("causal_temporal_positioning")]),
     // The encoder's, which is not run, and training's.

@@ -91,6 +91,22 @@ impl Tokenizer {
         Self::with(dir, inner, rules, &object(&dir.join(CONFIG_FILE))?, &object(&dir.join(SPECIAL_FILE))?)
     }
 
+    /// A tokenizer from the contents of its `tokenizer.json` and, where it is there, `tokenizer_config.json`; `place` names
+    /// them in errors.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::open`].
+    pub(crate) fn packed(
+        place: &Path,
+        tokenizer: &[u8],
+        config: Option<&[u8]>,
+        rules: &TokenizerRules,
+    ) -> Result<Self, TokenizerError> {
+        let file = place.join(CONFIG_FILE);
+        let config = config.map_or(Ok(json!({})), |text| parse(&file, text))?;
+        Self::with(place, model(&place.join(MODEL_FILE), tokenizer)?, rules, &config, &json!({}))
+    }
+
     /// The tokenizer that [`write_byte_tokenizer`] writes: it stands in where a model has none.
     ///
     /// # Errors
@@ -214,12 +230,17 @@ fn strip(text: &str) -> &str {
 
 /// The object in a JSON file; empty when there is no file.
 fn object(file: &Path) -> Result<Value, TokenizerError> {
-    let text = match std::fs::read_to_string(file) {
+    let text = match std::fs::read(file) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
         Err(source) => return Err(TokenizerError::Read { file: file.to_path_buf(), source }),
     };
-    let map: Map<String, Value> = serde_json::from_str(&text)
+    parse(file, &text)
+}
+
+/// The object that a file's text is.
+fn parse(file: &Path, text: &[u8]) -> Result<Value, TokenizerError> {
+    let map: Map<String, Value> = serde_json::from_slice(text)
         .map_err(|e| TokenizerError::Content { file: file.to_path_buf(), why: format!("not a JSON object: {e}") })?;
     Ok(map.into())
 }

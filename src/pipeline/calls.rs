@@ -127,6 +127,9 @@ impl Runner {
         let mut given = tables::host_inputs(c, tables);
         given.extend(evaluations(request)?);
         given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
+        if shape.keyframes {
+            given.push(("keyframes.video".into(), shapes.first_frame().into()));
+        }
         given.push(("scales".into(), arr2(&[scales.video, scales.audio]).into()));
         let call = self.call(program, &network, given)?;
         let carried = shape.carried().flat_map(|kind| Av::NAMES.map(|stream| format!("{kind}.{stream}")));

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde_json::Value;
-
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::model::Component;
@@ -37,7 +35,7 @@ pub(crate) fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Resu
     let configs = ModelConfigs::of_preset(preset.clone());
     let mut written = Written { parameters: 0, bytes: 0 };
     for part in Component::ALL.into_iter().filter(|part| part.weights_stem().is_some()) {
-        let config = preset.config(part.folder()).cloned().unwrap_or(Value::Null);
+        let Some(config) = preset.config(part.folder()) else { continue };
         let tensors = random_parameters(&configs, part)?;
         let specs: Vec<TensorSpec> = tensors
             .iter()
@@ -46,7 +44,7 @@ pub(crate) fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Resu
         let count: usize = tensors.values().map(|(shape, _)| shape.iter().product::<usize>()).sum();
         written.parameters += count;
         written.bytes += count * dtype.size();
-        write_component(dir, part, &config, &specs, SHARD_BYTES, |spec, from, bytes| -> Result<()> {
+        write_component(dir, part, config, &specs, SHARD_BYTES, |spec, from, bytes| -> Result<()> {
             let (_, init) = &tensors[&spec.name];
             let (name, first) = (format!("{}.{}", part.folder(), spec.name), from / dtype.size());
             Ok(fill_random(seed, &name, *init, dtype, first, bytes).map_err(RuntimeError::from)?)

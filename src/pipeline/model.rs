@@ -1,6 +1,5 @@
 //! A model that requests can be made of: configurations, tokenizer, latent statistics, weights.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -10,16 +9,27 @@ use super::error::{PipelineError, Result};
 use super::origin::{self, Origin, Weights};
 use crate::av::Av;
 use crate::config::{Config, Job, Reference};
-use crate::models::tokenizer::Tokenizer;
+use crate::models::tokenizer::{Tokenizer, TokenizerRules};
 use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
-use crate::weights::{ModelSource, finite_tensor};
+use crate::weights::{ModelSource, TensorView, TokenizerFiles, finite_tensor};
 
 /// Components that every run needs. The text encoder stands before the tokenizer, which its folder often brings.
 pub(crate) fn needed_components() -> impl Iterator<Item = Component> {
-    Component::ALL.into_iter().filter(|part| *part != Component::LatentUpsampler)
+    Component::ALL.into_iter().filter(|part| !part.is_optional())
+}
+
+/// Opens a tokenizer.
+fn tokenizer(files: &TokenizerFiles, rules: &TokenizerRules) -> Result<Tokenizer> {
+    Ok(match files {
+        TokenizerFiles::Folder(folder) => Tokenizer::open(folder, rules)?,
+        TokenizerFiles::Packed { file, tokenizer, config } => {
+            let config = config.as_ref().map(TensorView::read).transpose()?;
+            Tokenizer::packed(file, &tokenizer.read()?, config.as_deref(), rules)?
+        }
+    })
 }
 
 /// Everything a text-to-video request reads of a model.
@@ -60,7 +70,7 @@ impl Model {
     }
 
     fn drawn(configs: ModelConfigs, seed: u64) -> Result<Self> {
-        let tokenizer = match configs.origin() {
+        let files = match configs.origin() {
             Origin::Files(source) => source.tokenizer().ok(),
             Origin::Preset(_) => None,
         };
@@ -68,11 +78,11 @@ impl Model {
             "RANDOM WEIGHTS of {} (seed {seed}), made on the device: what they paint is noise. Stand-ins too: latent \
              statistics (mean 0, deviation 1){}",
             configs.origin().name(),
-            if tokenizer.is_some() { "" } else { ", tokenizer (bytes)" }
+            if files.is_some() { "" } else { ", tokenizer (bytes)" }
         );
         let rules = configs.tokenizer()?;
-        let tokenizer = match &tokenizer {
-            Some(file) => Tokenizer::open(file.parent().unwrap_or(Path::new(".")), rules)?,
+        let tokenizer = match &files {
+            Some(files) => tokenizer(files, rules)?,
             None => Tokenizer::bytes(rules)?,
         };
         let vocabulary = configs.text_encoder()?.vocab_size();
@@ -120,8 +130,7 @@ impl Model {
             video: statistics(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
             audio: statistics(Component::AudioVae, audio.base_channels, 1.0)?,
         };
-        let tokenizer = source.tokenizer()?;
-        let tokenizer = Tokenizer::open(tokenizer.parent().unwrap_or(Path::new(".")), configs.tokenizer()?)?;
+        let tokenizer = tokenizer(&source.tokenizer()?, configs.tokenizer()?)?;
         Model::with(configs, tokenizer, statistics, Weights::Files(source.clone()))
     }
 

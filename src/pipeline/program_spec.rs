@@ -98,6 +98,7 @@ pub(super) fn transformer(s: &ProgramSpec) -> Result<Network> {
         text_channels: s.shape.text_channels,
         cross: CrossTimestep::Own,
         stg_blocks: s.shape.stg_blocks.clone(),
+        keyframes: s.shape.keyframes,
         ..ForwardShape::default()
     };
     Ok(forward::program(&s.sizes.transformer, &forward, s.build)?)

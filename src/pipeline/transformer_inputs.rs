@@ -39,6 +39,7 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
     let masks = Av { video: "encoder_attention_mask", audio: "audio_encoder_attention_mask" };
     let masks = masks.map(|name| (name, given.optional(name)));
     let self_mask = given.optional("video_self_attention_mask");
+    let keyframes = keyframes(c, given, batch, tokens.video)?;
     let perturbation = given.optional("perturbation_mask");
     let coords = coords(c, given, tokens)?;
     let stg: Vec<usize> = given.scalar("stg_blocks")?.unwrap_or_default();
@@ -55,6 +56,7 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
         rope_rows: coords.video.shape()[0],
         text_mask: masks.as_ref().map(|(_, mask)| mask.is_some()),
         self_mask: self_mask.is_some(),
+        keyframes: keyframes.is_some(),
         cross: cross_timestep(given)?,
         isolate: given.scalar("isolate_modalities")?.unwrap_or(false),
         stg_blocks: Av::both(stg),
@@ -62,6 +64,7 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
     let mut inputs: Named = hidden.into_iter().chain(text).chain(levels).collect();
     let others = [
         ("video_self_attention_mask", self_mask),
+        ("video_keyframes_mask", keyframes),
         // Perturbs every sample unless told otherwise.
         ("perturbation_mask", Some(perturbation.unwrap_or_else(|| Array1::<f32>::zeros(batch).into()))),
     ];
@@ -77,8 +80,23 @@ pub(super) fn smallest(configs: &ModelConfigs, build: &Build) -> Result<Network>
         true => Av::both(c.caption_channels),
         false => Av { video: c.cross_attention_dim, audio: c.audio_cross_attention_dim },
     };
-    let shape = ForwardShape { text_channels, ..ForwardShape::default() };
+    let keyframes = c.use_keyframes_abs_pos_embedding;
+    let shape = ForwardShape { text_channels, keyframes, ..ForwardShape::default() };
     Ok(transformer::program(&c, &shape, build)?)
+}
+
+/// The mask `[b, n]` of video tokens that stand for a single frame, 1 for those above 0 in `[b, n]` or `[b, n, 1]`.
+fn keyframes(c: &TransformerConfig, given: &mut ReferenceArguments, batch: usize, n: usize) -> Result<Option<Tensor>> {
+    const NAME: &str = "video_keyframes_mask";
+    let Some(mask) = given.optional(NAME) else { return Ok(None) };
+    if !c.use_keyframes_abs_pos_embedding {
+        let why = "this model marks no frames (use_keyframes_abs_pos_embedding of its config is false)";
+        return Err(PipelineError::Input(format!("input '{NAME}': {why}")));
+    }
+    let marked = mask.to_f32().mapv(|v| f32::from(v > 0.0));
+    let wrong =
+        |_| PipelineError::Input(format!("input '{NAME}' has shape {:?}, it must be [{batch}, {n}]", mask.shape()));
+    Ok(Some(marked.into_shape_with_order((batch, n)).map_err(wrong)?.into()))
 }
 
 fn cross_timestep(given: &ReferenceArguments) -> Result<CrossTimestep> {

@@ -6,6 +6,8 @@ mod error;
 mod resolve;
 mod shapes;
 mod sizes;
+#[cfg(test)]
+mod tests;
 mod tiling;
 
 pub use condition::{Condition, Content, Placement, Span};
@@ -58,6 +60,8 @@ pub struct Request {
     pub sampler: AnySampler,
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,
+    /// Whether the video's first latent frame is marked as a single one, by models that have the marker.
+    pub first_frame_marker: bool,
     /// Start of known tokens where a pass starts from latents.
     pub noising: Noising,
     /// Type that the video's positions are rounded to.
@@ -132,6 +136,7 @@ impl Request {
             branches,
             levels: noise_levels(&self.conditions).len(),
             conditioned: self.conditions.as_ref().map(|all| all.iter().any(|c| c.noise_level() != 1.0)),
+            keyframes: sizes.transformer.use_keyframes_abs_pos_embedding && self.first_frame_marker,
             cross: self.cross,
             sampler: self.sampler.clone(),
         }

@@ -74,6 +74,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting"))
         })?,
         cross: cross_timestep(config),
+        first_frame_marker: config.conditioning.first_frame_marker != Reference::Diffusers,
         noising: match config.conditioning.noising {
             Reference::Official => Noising::Latents,
             Reference::Official1 | Reference::Diffusers => Noising::Known,

@@ -1,6 +1,6 @@
 //! Latents and tokens of a request.
 
-use ndarray::Array4;
+use ndarray::{Array2, Array4, s};
 
 use super::{Condition, ModelSizes, Request, coordinate_grids};
 use crate::av::Av;
@@ -51,6 +51,13 @@ impl Shapes {
     /// The video's own tokens.
     pub fn own_tokens(&self) -> usize {
         self.tokens.video - self.appended
+    }
+
+    /// 1 for the video tokens of the first latent frame, which is one frame of the video, `[1, n]`; 0 for all others.
+    pub(crate) fn first_frame(&self) -> Array2<f32> {
+        let mut mask = Array2::zeros((1, self.tokens.video));
+        mask.slice_mut(s![.., ..self.own_tokens() / self.video.frames]).fill(1.0);
+        mask
     }
 
     /// Bounds in time and space of the streams' own tokens, `[1, 3, n, 2]` and `[1, 1, m, 2]`.

@@ -77,6 +77,8 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// part of the noise and come closer to the clean latents after each step (official code: the clean prediction of a token
 /// is formed with its own noise level, then blended).
 ///
+/// With keyframes: `keyframes.video [1, n]`, 1 for video tokens that stand for a single frame.
+///
 /// As the [`Sampler`](super::Sampler) asks: `coefficients [257, k]`, and `noise.<stream> [noises, b, n, c]`, that of
 /// evaluations `begin..`; `<state>.<stream>` are carried as the latents are.
 ///

@@ -33,6 +33,7 @@ pub(super) struct GuidedTransformer<'a> {
     /// Branches, padding included.
     branches: usize,
     pub(crate) streams: Av<GuidedStream>,
+    keyframes: Option<Value>,
     perturbation: Option<Perturbation>,
     isolation: Isolation,
 }
@@ -69,6 +70,10 @@ impl<'a> GuidedTransformer<'a> {
         let branches = p.layout().padded(&p.activation("branches"), &branches, &[Axis::Branch]).dims[0];
         let videos = carried.video.dim(0);
         let counted = latents.zip(carried).map(|(l, x)| Counted::new(p.builder(), x, l.content));
+        let keyframes = shape.keyframes.then(|| {
+            let ty = Type::new(DType::F32, [1, shape.tokens.video]);
+            p.input("keyframes.video", ty, &[Axis::Replicated, Axis::VideoSequence])
+        });
         let [rope, cross_rope] = tables::inputs(p, c, 1, shape.tokens);
         let modulation = c.streams().zip(Av::NAMES).zip(shape.conditioned).map(|((s, name), conditioned)| {
             StreamModulation::new(c, &s, |part, dims| {
@@ -87,7 +92,7 @@ impl<'a> GuidedTransformer<'a> {
             let (sequence, tokens, scales) = (l.axes[1], l.content[1], scales.clone());
             GuidedStream { sequence, tokens, scales, row, condition, counted, rope, cross_rope, modulation, context }
         });
-        GuidedTransformer { p, c, shape, branches, streams, perturbation, isolation }
+        GuidedTransformer { p, c, shape, branches, streams, keyframes, perturbation, isolation }
     }
 
     /// The guided clean predictions at the latents of a step.
@@ -99,6 +104,7 @@ impl<'a> GuidedTransformer<'a> {
             tokens: tokens.as_ref(),
             context: self.streams.as_ref().map(|s| &s.context),
             streams: inputs.as_ref(),
+            keyframes: self.keyframes.as_ref(),
             perturbation: self.perturbation.as_ref(),
             isolation: &self.isolation,
         };

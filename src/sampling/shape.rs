@@ -29,6 +29,8 @@ pub struct DenoiseShape {
     pub(crate) levels: usize,
     /// Streams with tokens of several levels.
     pub(crate) conditioned: Av<bool>,
+    /// Whether the loop has a mask of the video tokens that are a single frame each.
+    pub(crate) keyframes: bool,
     /// Noise level that the attention between the streams sees.
     pub(crate) cross: CrossTimestep,
     pub(crate) sampler: AnySampler,
@@ -47,6 +49,7 @@ impl DenoiseShape {
             rescale: RescaleScope::PerSample,
             levels: 1,
             conditioned: Av::default(),
+            keyframes: false,
             cross: CrossTimestep::Own,
             sampler: Euler.into(),
         }

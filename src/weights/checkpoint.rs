@@ -291,6 +291,28 @@ impl Checkpoint {
         Ok(Checkpoint { origin: self.origin.clone(), shards: self.shards.clone(), tensors: Arc::new(tensors) })
     }
 
+    /// These tensors and those of `other`, under the names that they have.
+    ///
+    /// # Errors
+    /// A name that both have.
+    pub(super) fn joined(&self, other: &Checkpoint) -> Result<Self, WeightsError> {
+        let mut joined = self.clone();
+        let tensors = Arc::make_mut(&mut joined.tensors);
+        for (name, entry) in other.tensors.iter() {
+            let entry = Entry { shard: entry.shard + self.shards.len(), ..entry.clone() };
+            if let Some(own) = tensors.insert(name.clone(), entry.clone()) {
+                return Err(WeightsError::Duplicate {
+                    path: self.shards[own.shard].path.clone(),
+                    key: own.key.to_string(),
+                    other_path: other.origin.clone(),
+                    other: entry.key.to_string(),
+                });
+            }
+        }
+        joined.shards.extend(other.shards.iter().cloned());
+        Ok(joined)
+    }
+
     /// The file, or the index of the files.
     pub(crate) fn path(&self) -> &Path {
         &self.origin

@@ -22,21 +22,36 @@ pub enum Component {
     Scheduler,
     /// Latent upsampler of the two-stage pipelines.
     LatentUpsampler,
+    /// Video decoder by diffusion, in place of the video VAE's (LTX-2.5).
+    DiffusionDecoder,
+    /// Predicts a video's duration from its prompt (LTX-2.5).
+    DurationHead,
+    /// Doubles the frames of video latents (LTX-2.5).
+    TemporalUpsampler,
 }
 
 impl Component {
     /// Every component, in the order of a request.
-    pub(crate) const ALL: [Component; 9] = [
+    pub(crate) const ALL: [Component; 12] = [
         Component::TextEncoder,
         Component::Tokenizer,
         Component::Connectors,
         Component::Transformer,
         Component::Scheduler,
         Component::LatentUpsampler,
+        Component::TemporalUpsampler,
+        Component::DurationHead,
         Component::Vae,
+        Component::DiffusionDecoder,
         Component::AudioVae,
         Component::Vocoder,
     ];
+
+    /// Whether some runs do without it.
+    pub(crate) const fn is_optional(self) -> bool {
+        use Component::{DiffusionDecoder, DurationHead, LatentUpsampler, TemporalUpsampler};
+        matches!(self, LatentUpsampler | TemporalUpsampler | DurationHead | DiffusionDecoder)
+    }
 
     const fn facts(self) -> &'static Facts {
         &FACTS[self as usize]
@@ -87,7 +102,7 @@ const fn row(folder: &'static str, label: &'static str, override_key: Option<&'s
 }
 
 /// In the order of the variants.
-static FACTS: [Facts; 9] = [
+static FACTS: [Facts; 12] = [
     Facts { weights_stem: Some("model"), ..row("text_encoder", "text encoder", Some("text_encoder")) },
     Facts {
         config_file: "tokenizer_config.json",
@@ -101,4 +116,7 @@ static FACTS: [Facts; 9] = [
     row("vocoder", "vocoder", Some("vocoder")),
     Facts { config_file: "scheduler_config.json", weights_stem: None, ..row("scheduler", "scheduler", None) },
     row("latent_upsampler", "latent upsampler", Some("upsampler")),
+    row("diffusion_decoder", "diffusion decoder", None),
+    row("duration_head", "duration head", None),
+    row("temporal_latent_upsampler", "temporal latent upsampler", None),
 ];

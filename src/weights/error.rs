@@ -41,12 +41,20 @@ pub enum WeightsError {
     Shape { path: PathBuf, key: String, got: Vec<usize>, want: Vec<usize> },
     #[error("{}: the tensors of the {component} do not fit its configuration: {summary}", path.display())]
     Mismatch { path: PathBuf, component: Component, summary: String },
-    #[error("{}: tensor `{key}`{} not read by any part of LTX-2.0 or LTX-2.3: the model may be newer than this program",
+    #[error("{}: tensor `{key}`{} not read by any part of LTX-2.0, LTX-2.3 or LTX-2.5: the model may be newer than this program",
         path.display(), if *others > 0 { format!(" and {others} more are") } else { " is".into() })]
     Unread { path: PathBuf, key: String, others: usize },
     /// A model of a generation that is not run.
-    #[error("{}: {mark} is {generation}; this program runs LTX-2.0 and LTX-2.3: {needs}", path.display())]
-    Newer { path: PathBuf, mark: String, generation: &'static str, needs: &'static str },
+    #[error("{}: {mark} is of no generation that this program knows; it runs LTX-2.0, LTX-2.3 and LTX-2.5: a model that \
+             is newer needs a newer ltx2", path.display())]
+    Newer { path: PathBuf, mark: String },
+    /// A part of one generation beside a transformer of another, which no shape tells.
+    #[error("{}: {what}, but {} is the transformer of LTX-{wants}: {cure}", path.display(), transformer.display())]
+    Pairing { path: PathBuf, what: String, transformer: PathBuf, wants: Version, cure: &'static str },
+    /// A file that others quantised.
+    #[error("{}: tensor `{key}` is {dtype}: a quantised repack (int8-convrot, nvfp4), whose layout is not read; use the \
+             bf16 file of the same part", path.display())]
+    Repack { path: PathBuf, key: String, dtype: String },
     /// Tensors of one generation under a configuration of the other.
     #[error("{}: the {component} has `{tensor}` of LTX-{has}, but {} describes LTX-{wants}; take both from one model", path.display(), config.display())]
     Generation {
@@ -91,7 +99,7 @@ fn how_to_give(component: Component) -> String {
     match component.override_key() {
         Some(key) => {
             let what = if component == Component::TextEncoder {
-                "the folder of Gemma-3-12B (config.json, safetensors, tokenizer.json)"
+                "the folder of Gemma-3-12B (config.json, safetensors, tokenizer.json), or LTX-2.5's own"
             } else {
                 "its file or folder"
             };

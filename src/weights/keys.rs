@@ -59,23 +59,55 @@ const VOCODER_SEGMENTS: &[(&str, &str)] = &[
 /// The single-file naming of one model.
 #[derive(Clone, Copy, Debug)]
 pub struct SingleFileKeys {
+    /// Prefix of the transformer and the connectors: none where the file holds nothing else.
+    transformer: &'static str,
+    /// Whether the video decoder is the one by diffusion.
+    diffusion: bool,
     /// Number of the video encoder's last block, which diffusers calls the middle block.
     encoder_middle: usize,
 }
 
 impl SingleFileKeys {
-    /// Learns from all keys what the naming depends on: how many blocks the video encoder has.
+    /// Learns from all keys what the naming depends on: prefixes, the kind of video decoder, how many blocks the video
+    /// encoder has.
     pub fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Self {
-        let block = |key: &str| {
-            let rest = key.strip_prefix("vae.encoder.down_blocks.")?;
-            rest.split('.').next()?.parse().ok()
-        };
-        SingleFileKeys { encoder_middle: keys.into_iter().filter_map(block).max().unwrap_or(0) }
+        let mut names = SingleFileKeys { transformer: TRANSFORMER, diffusion: false, encoder_middle: 0 };
+        for key in keys {
+            let vae = video_vae(key);
+            let block = vae.and_then(|key| key.strip_prefix("encoder.down_blocks.")?.split('.').next()?.parse().ok());
+            names.encoder_middle = names.encoder_middle.max(block.unwrap_or(0));
+            names.diffusion |= vae.is_some_and(|key| key.starts_with("decoder.conv_in_x_t."));
+            if key.starts_with("patchify_proj.") {
+                names.transformer = "";
+            }
+        }
+        names
     }
 
     /// The component a key belongs to and its diffusers name; none for what no component reads.
     pub fn map(&self, key: &str) -> Option<(Component, String)> {
-        if let Some(rest) = key.strip_prefix(TRANSFORMER) {
+        if let Some(rest) = key.strip_prefix(PROJECTION) {
+            return Some((Component::Connectors, segments(rest, CONNECTOR_SEGMENTS)));
+        }
+        if let Some(rest) = video_vae(key) {
+            return match rest.strip_prefix("decoder.").filter(|_| self.diffusion) {
+                Some(rest) => Some((Component::DiffusionDecoder, rest.to_string())),
+                None => Some((Component::Vae, self.vae(rest)?)),
+            };
+        }
+        if let Some(rest) = key.strip_prefix("duration_head.") {
+            return Some((Component::DurationHead, rest.to_string()));
+        }
+        if let Some(rest) = key.strip_prefix("audio_vae.") {
+            let name = if rest.starts_with("per_channel_statistics.") { statistics(rest)? } else { rest.to_string() };
+            return Some((Component::AudioVae, name));
+        }
+        // Only the first `vocoder.` is a prefix: LTX-2.3 has a `vocoder.vocoder.` beside `vocoder.bwe_generator.`.
+        if let Some(rest) = key.strip_prefix("vocoder.") {
+            let name = segments(rest, VOCODER_SEGMENTS).replace(".downsample.lowpass.", ".downsample.");
+            return Some((Component::Vocoder, name));
+        }
+        if let Some(rest) = key.strip_prefix(self.transformer) {
             let first = rest.split_once('.').map_or(rest, |(first, _)| first);
             return Some(if matches!(first, "video_embeddings_connector" | "audio_embeddings_connector") {
                 (Component::Connectors, segments(rest, CONNECTOR_SEGMENTS))
@@ -83,19 +115,7 @@ impl SingleFileKeys {
                 (Component::Transformer, segments(rest, TRANSFORMER_SEGMENTS))
             });
         }
-        if let Some(rest) = key.strip_prefix(PROJECTION) {
-            return Some((Component::Connectors, segments(rest, CONNECTOR_SEGMENTS)));
-        }
-        if let Some(rest) = key.strip_prefix("vae.") {
-            return Some((Component::Vae, self.vae(rest)?));
-        }
-        if let Some(rest) = key.strip_prefix("audio_vae.") {
-            let name = if rest.starts_with("per_channel_statistics.") { statistics(rest)? } else { rest.to_string() };
-            return Some((Component::AudioVae, name));
-        }
-        // Only the first `vocoder.` is a prefix: LTX-2.3 has a `vocoder.vocoder.` beside `vocoder.bwe_generator.`.
-        let rest = key.strip_prefix("vocoder.")?;
-        Some((Component::Vocoder, segments(rest, VOCODER_SEGMENTS).replace(".downsample.lowpass.", ".downsample.")))
+        None
     }
 
     /// The name of `key` in `component`, none when it belongs to another.
@@ -128,6 +148,17 @@ impl SingleFileKeys {
         };
         Some(segments(&name, VAE_SEGMENTS))
     }
+}
+
+/// A key of the video VAE without its prefix, which files of the VAE alone may leave out.
+fn video_vae(key: &str) -> Option<&str> {
+    let bare = ["encoder.", "decoder.", "per_channel_statistics."];
+    key.strip_prefix("vae.").or_else(|| bare.iter().any(|start| key.starts_with(start)).then_some(key))
+}
+
+/// Whether a key of a file is of the connectors' text projections.
+pub(super) fn is_projection(key: &str) -> bool {
+    key.starts_with(PROJECTION)
 }
 
 /// The two statistics that are read; files may hold others.

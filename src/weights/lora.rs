@@ -16,6 +16,7 @@ use super::error::WeightsError;
 use super::hub::HubCache;
 use super::keys::SingleFileKeys;
 use super::merge_order::MergeOrder;
+use super::newer;
 use super::source::ModelSource;
 
 /// Where diffusers keeps what the tensors do not say.
@@ -51,6 +52,8 @@ pub struct LoraFile {
     path: PathBuf,
     /// Tells files apart: the same path may hold another file tomorrow.
     identity: (PathBuf, u64, Option<std::time::SystemTime>),
+    /// `model_version` in its header.
+    version: Option<String>,
     updates: BTreeMap<(Component, String), Update>,
 }
 
@@ -123,7 +126,8 @@ impl LoraFile {
         }
         let meta = std::fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?;
         let whole = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
-        Ok(LoraFile { identity: (whole, meta.len(), meta.modified().ok()), path, updates })
+        let version = checkpoint.metadata(newer::VERSION).map(String::from);
+        Ok(LoraFile { identity: (whole, meta.len(), meta.modified().ok()), path, version, updates })
     }
 
     /// A warning where a merge order leaves alphas out that would change something.
@@ -153,8 +157,12 @@ impl LoraFile {
     /// Whether a model has every tensor that is updated, in the shape that the update has.
     ///
     /// # Errors
-    /// The first that it has not, with file, key and both shapes.
+    /// The first that it has not, with file, key and both shapes; a file of another generation.
     pub fn check(&self, model: &ModelSource) -> Result<(), WeightsError> {
+        if let Some(transformer) = model.transformer() {
+            let cure = "use a LoRA that was trained on this generation";
+            transformer.check_header(&self.path, self.version.as_deref(), "is a LoRA", cure)?;
+        }
         for ((component, name), update) in &self.updates {
             let fail = |view: &TensorView, reason: String| {
                 let version = model.version().map_or_else(|_| String::new(), |v| format!(" (LTX-{v})"));

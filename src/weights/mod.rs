@@ -1,6 +1,6 @@
 //! Checkpoints: files, key names, where a model's parts lie, validation, writing, random values.
 //!
-//! [`ModelSource`] finds a model (a diffusers folder, Lightricks' single file, or a name in the Hugging Face cache)
+//! [`ModelSource`] finds a model (a diffusers folder, Lightricks' files, or a name in the Hugging Face cache)
 //! and gives each [`Component`]'s configuration and a [`Checkpoint`] whose tensors carry diffusers names. Weights stay
 //! on disk until they are read: a [`TensorView`] shares its open file, so it can be read after the checkpoint is gone.
 
@@ -16,8 +16,12 @@ mod newer;
 mod official;
 mod official_keys;
 mod official_vae;
+mod packed;
+mod pairing;
+mod place;
 mod section;
 mod source;
+mod split;
 mod validate;
 mod version;
 mod write;
@@ -28,6 +32,7 @@ pub use error::WeightsError;
 pub use hub::HubCache;
 pub use lora::{Lora, LoraFile};
 pub use merge_order::MergeOrder;
+pub(crate) use packed::TokenizerFiles;
 pub use source::{ModelSource, Overrides};
 pub use validate::{Misshaped, is_inert};
 pub(crate) use validate::{ValidationReport, check_finite, finite_tensor, read_finite, validate};

@@ -1,4 +1,5 @@
-//! Models of generations that this program does not run, told by what only they have, so that none runs as an older one.
+//! Models that this program does not run, told by what only they have: of newer generations, so that none runs as an older
+//! one, and quantised by others.
 
 use std::path::Path;
 
@@ -7,90 +8,58 @@ use serde_json::Value;
 use super::Component;
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
-use super::version::KEYFRAMES;
+use super::version::Version;
 
-/// The newest generation that is run.
-const NEWEST: (u64, u64) = (2, 3);
-/// A tensor that LTX-2.5's transformer adds.
-const KEYFRAMES_TENSOR: &str = "keyframes_abs_pos_embedding";
+/// The newest generation of those before LTX-2.5, which alone is run of what came since.
+const LAST_BEFORE_2_5: (u64, u64) = (2, 3);
 
-/// A generation after [`NEWEST`], and what it would need.
-struct Newer {
-    name: &'static str,
-    needs: &'static str,
-}
-
-const V2_5: Newer = Newer {
-    name: "of LTX-2.5",
-    needs: "it would need a transformer that marks keyframes, the text encoder Gemma 4, and the decoders of that model",
-};
-const UNKNOWN: Newer =
-    Newer { name: "of no generation that this program knows", needs: "a model that is newer needs a newer ltx2" };
+/// Where a header says its generation.
+pub(super) const VERSION: &str = "model_version";
 
 /// Classes of components in diffusers' layout.
-const CLASSES: [(Component, &[&str]); 7] = [
+const CLASSES: [(Component, &[&str]); 10] = [
     (Component::Connectors, &["LTX2TextConnectors"]),
     (Component::Transformer, &["LTX2VideoTransformer3DModel"]),
     (Component::Scheduler, &["FlowMatchEulerDiscreteScheduler"]),
     (Component::LatentUpsampler, &["LTX2LatentUpsamplerModel"]),
+    (Component::TemporalUpsampler, &["LTX2LatentUpsamplerModel"]),
+    (Component::DurationHead, &["LTX2DurationHead"]),
+    (Component::DiffusionDecoder, &["LTX2VideoDiffusionDecoderModel"]),
     (Component::Vae, &["AutoencoderKLLTX2Video"]),
     (Component::AudioVae, &["AutoencoderKLLTX2Audio"]),
     (Component::Vocoder, &["LTX2Vocoder", "LTX2VocoderWithBWE"]),
 ];
 
-/// Pipelines of diffusers that a folder of LTX-2.0 or LTX-2.3 is saved by.
-const PIPELINES: [&str; 6] = [
+/// Pipelines of diffusers that a folder is saved by.
+const PIPELINES: [&str; 9] = [
     "LTX2Pipeline",
     "LTX2ConditionPipeline",
+    "LTX2DFRPipeline",
+    "LTX2DFRTemporalRefinePipeline",
     "LTX2HDRPipeline",
     "LTX2ImageToVideoPipeline",
     "LTX2InContextPipeline",
     "LTX2LatentUpsamplePipeline",
+    "LTX2VideoDiffusionDecodePipeline",
 ];
 
 /// Entries of a folder's index beside the components: what prompts are rewritten with, which no run asks for.
 const UNUSED: [&str; 2] = ["processor", "prompt_enhancer"];
 
-/// Entries that only LTX-2.5 has.
-const PARTS_OF_2_5: [&str; 3] = ["diffusion_decoder", "duration_head", "temporal_latent_upsampler"];
-
-fn refused(path: &Path, mark: String, newer: &Newer) -> WeightsError {
-    WeightsError::Newer { path: path.to_path_buf(), mark, generation: newer.name, needs: newer.needs }
+fn refused(path: &Path, mark: String) -> WeightsError {
+    WeightsError::Newer { path: path.to_path_buf(), mark }
 }
 
 /// Refuses a single file of a newer generation, by its header.
 ///
 /// # Errors
 /// As said, with the mark.
-pub(super) fn refuse_file(checkpoint: &Checkpoint, config: &Value) -> Result<(), WeightsError> {
-    let path = checkpoint.path();
-    if let Some(version) = checkpoint.metadata("model_version") {
-        let number = version.trim_start_matches(|c: char| !c.is_ascii_digit());
-        let mut numbers = number.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
-        let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        if found > NEWEST {
-            let newer = if found == (2, 5) { V2_5 } else { UNKNOWN };
-            return Err(refused(path, format!("`model_version` {version} in its header"), &newer));
-        }
-    }
-    let flag = |section: &str, key: &str| config.get(section).and_then(|s| s.get(key));
-    if flag("transformer", KEYFRAMES) == Some(&Value::Bool(true)) {
-        return Err(refused(path, format!("`config.transformer.{KEYFRAMES}` = true"), &V2_5));
-    }
-    if let Some(class) = flag("vae", "_class_name").filter(|class| *class == "CausalDiffusionVAE") {
-        return Err(refused(path, format!("`config.vae._class_name` = {class}"), &V2_5));
-    }
-    Ok(())
-}
-
-/// Refuses the tensors of a newer transformer.
-///
-/// # Errors
-/// As said, with the tensor.
-pub(super) fn refuse_tensors(component: Component, tensors: &Checkpoint) -> Result<(), WeightsError> {
-    match component == Component::Transformer && tensors.contains(KEYFRAMES_TENSOR) {
-        true => Err(refused(tensors.path(), format!("tensor `{KEYFRAMES_TENSOR}`"), &V2_5)),
-        false => Ok(()),
+pub(super) fn refuse_file(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
+    let Some(version) = checkpoint.metadata(VERSION) else { return Ok(()) };
+    let numbers = Version::numbers(version);
+    match numbers <= LAST_BEFORE_2_5 || numbers == (2, 5) {
+        true => Ok(()),
+        false => Err(refused(checkpoint.path(), format!("`{VERSION}` {version} in its header"))),
     }
 }
 
@@ -99,13 +68,6 @@ pub(super) fn refuse_tensors(component: Component, tensors: &Checkpoint) -> Resu
 /// # Errors
 /// As said, with key and value.
 pub(super) fn refuse_config(path: &Path, component: Component, config: &Value) -> Result<(), WeightsError> {
-    if component == Component::Transformer && config.get(KEYFRAMES) == Some(&Value::Bool(true)) {
-        return Err(refused(path, format!("`{KEYFRAMES}` = true"), &V2_5));
-    }
-    let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
-    if component == Component::TextEncoder && family.starts_with("gemma4") {
-        return Err(refused(path, format!("`model_type` = {family}"), &V2_5));
-    }
     let known = CLASSES.iter().find(|(of, _)| *of == component).map_or(&[][..], |(_, classes)| classes);
     refuse_class(path, config, known)
 }
@@ -113,7 +75,7 @@ pub(super) fn refuse_config(path: &Path, component: Component, config: &Value) -
 fn refuse_class(path: &Path, config: &Value, known: &[&str]) -> Result<(), WeightsError> {
     let class = config.get("_class_name").and_then(Value::as_str);
     match class.filter(|class| !known.is_empty() && !known.contains(class)) {
-        Some(class) => Err(refused(path, format!("`_class_name` = {class}"), &UNKNOWN)),
+        Some(class) => Err(refused(path, format!("`_class_name` = {class}"))),
         None => Ok(()),
     }
 }
@@ -128,9 +90,23 @@ pub(super) fn refuse_index(path: &Path, index: &Value) -> Result<(), WeightsErro
         let absent = value.as_array().map_or(value.is_null(), |entry| entry.iter().all(Value::is_null));
         let known = key.starts_with('_') || UNUSED.contains(&&key[..]) || Component::from_folder(key).is_some();
         if !absent && !known {
-            let newer = if PARTS_OF_2_5.contains(&&key[..]) { V2_5 } else { UNKNOWN };
-            return Err(refused(path, format!("`{key}`"), &newer));
+            return Err(refused(path, format!("`{key}`")));
         }
     }
     Ok(())
+}
+
+/// Refuses weights in the layouts of quantised repacks.
+///
+/// # Errors
+/// The first such tensor.
+pub(super) fn refuse_repack(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
+    let whole = ["bf16", "f16", "f32", "f64", "f8_e4m3"];
+    let weight = |key: &str, dtype: &str| key.ends_with(".weight") && !whole.contains(&dtype);
+    match checkpoint.headers().find(|(key, dtype, _)| key.ends_with(".comfy_quant") || weight(key, dtype)) {
+        None => Ok(()),
+        Some((key, dtype, _)) => {
+            Err(WeightsError::Repack { path: checkpoint.path().to_path_buf(), key: key.into(), dtype })
+        }
+    }
 }

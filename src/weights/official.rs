@@ -46,7 +46,11 @@ pub(super) fn version(path: &Path, config: &Value, component: Component) -> Opti
     let (t, vocoder) = (Section::new(path, config, "transformer"), Section::new(path, config, "vocoder"));
     match component {
         // A header that is of neither is an error when its configuration is read.
-        Component::Transformer | Component::Connectors if t.values.is_some() => projects_first(t).ok().and_then(newer),
+        Component::Transformer if t.values.is_some() => projects_first(t).ok().map(|first| match first {
+            true => Version::since_2_3(&config["transformer"]),
+            false => Version::V2_0,
+        }),
+        Component::Connectors if t.values.is_some() => projects_first(t).ok().and_then(newer),
         Component::Vocoder if vocoder.values.is_some() => newer(vocoder.get("bwe").is_some()),
         _ => None,
     }
@@ -67,12 +71,20 @@ pub(super) fn component_config(
         Component::Vae => official_vae::video(Section::new(path, config, "vae")),
         Component::AudioVae => audio_vae(Section::new(path, config, "audio_vae")),
         Component::Vocoder => vocoder(Section::new(path, config, "vocoder"), tensors),
+        Component::DiffusionDecoder => Ok(section(config, "vae")),
+        Component::DurationHead => Ok(section(config, "duration_head")),
+        Component::TemporalUpsampler => upsampler(path, config, tensors),
         Component::Scheduler => Ok(scheduler(path, Section::new(path, config, "scheduler"))),
         Component::LatentUpsampler => upsampler(path, config, tensors),
         Component::TextEncoder | Component::Tokenizer => {
             Err(WeightsError::NoComponent { path: path.to_path_buf(), component })
         }
     }
+}
+
+/// A section as it is: of components that no program reads.
+fn section(config: &Value, name: &str) -> Value {
+    config.get(name).filter(|values| values.is_object()).cloned().unwrap_or_else(|| json!({}))
 }
 
 /// Rejects transformers that no code here computes.
@@ -89,7 +101,6 @@ fn require_known_transformer(t: Section) -> Result<(), WeightsError> {
         ("av_cross_ada_norm", json!(true)),
         ("share_ff", json!(false)),
         ("use_middle_indices_grid", json!(true)),
-        ("use_keyframes_abs_pos_embedding", json!(false)),
         ("num_vector_embeds", Value::Null),
         ("use_linear_projection", json!(false)),
         ("only_cross_attention", json!(false)),
@@ -121,10 +132,10 @@ fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
 }
 
 fn video_stream(t: Section, vae: Section) -> Result<Value, WeightsError> {
-    // A file without the VAE does not say by how much it compresses; all published ones do by this.
+    // A file without the convolutional VAE does not say by how much it compresses; all published ones do by this.
     let factors = match vae.values {
-        Some(_) => official_vae::video(vae)?,
-        None => json!({"temporal_compression_ratio": 8, "spatial_compression_ratio": 32}),
+        Some(_) if !official_vae::is_diffusion(vae) => official_vae::video(vae)?,
+        _ => json!({"temporal_compression_ratio": 8, "spatial_compression_ratio": 32}),
     };
     let spatial = &factors["spatial_compression_ratio"];
     let positions = "positional_embedding_max_pos";
@@ -190,6 +201,7 @@ fn both_streams(t: Section, first: bool) -> Result<Value, WeightsError> {
         "ff_bias": t.or("ff_bias", true),
         "audio_ff_bias": t.or("audio_ff_bias", true),
         "use_prompt_adaln_single": t.or("use_prompt_adaln_single", true),
+        "use_keyframes_abs_pos_embedding": t.or("use_keyframes_abs_pos_embedding", false),
     }))
 }
 

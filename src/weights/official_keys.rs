@@ -6,6 +6,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::error::WeightsError;
+use super::official_vae;
+use super::section::Section;
 
 /// A key that nothing reads, the values it may have, and why it changes no result with them.
 type Inert = (&'static str, fn(&Value) -> bool, &'static str);
@@ -59,7 +61,7 @@ const KEYS: [Keys; 12] = [
     Keys {
         section: &[],
         read: &["transformer", "vae", "audio_vae", "vocoder", "scheduler"],
-        inert: &[],
+        inert: &[any("duration_head", TENSORS)],
     },
     Keys {
         section: &["transformer"],
@@ -88,7 +90,7 @@ const KEYS: [Keys; 12] = [
             on("causal_temporal_positioning", "positions of frames are causal in every model"),
             any("connector_num_learnable_registers", TENSORS),
             any("connector_learnable_registers_std", INITIAL),
-            ("text_encoder_norm_type", is_per_token_rms, "LTX-2.3 normalises so, LTX-2.0 does not have the key"),
+            ("text_encoder_norm_type", is_per_token_rms, "LTX-2.3 and LTX-2.5 normalise so, LTX-2.0 does not have the key"),
         ],
     },
     Keys {
@@ -223,7 +225,10 @@ impl Keys {
 pub(super) fn refuse_unread(path: &Path, config: &Value) -> Result<(), WeightsError> {
     let extended = config.get("vocoder").and_then(|v| v.get("bwe")).is_some();
     let vocoder: &[Keys] = if extended { &EXTENDED } else { &PLAIN };
-    KEYS.iter().try_for_each(|keys| keys.check(path, config, &[]))?;
+    // The section of a VAE with the diffusion decoder is another one, which nothing reads.
+    let diffusion = official_vae::is_diffusion(Section::new(path, config, "vae"));
+    let read = KEYS.iter().filter(|keys| !(diffusion && keys.section == ["vae"]));
+    read.into_iter().try_for_each(|keys| keys.check(path, config, &[]))?;
     vocoder.iter().try_for_each(|keys| {
         let second = keys.section.ends_with(&["bwe"]);
         keys.check(path, config, if second { &GENERATOR } else { &[] })

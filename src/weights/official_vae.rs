@@ -80,8 +80,21 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
     Ok(BlockList { layers, noise, changes })
 }
 
+/// Whether the decoder is the one by diffusion.
+pub(super) fn is_diffusion(s: Section) -> bool {
+    s.get("_class_name").is_some_and(|class| *class == DIFFUSION)
+}
+
+/// The class of a video VAE whose decoder is the one by diffusion.
+pub(super) const DIFFUSION: &str = "CausalDiffusionVAE";
+
 /// `vae/config.json` from the header's `vae` section.
 pub(super) fn video(s: Section) -> Result<Value, WeightsError> {
+    if is_diffusion(s) {
+        let cure = "the diffusion decoder, which no program runs yet: give the convolutional \
+                    vae/ltx-2.5-video-vae-conv-bf16.safetensors as `model.vae`";
+        return Err(s.error("_class_name", format!("is {DIFFUSION}, {cure}")));
+    }
     if let Some(class) = s.get("_class_name").filter(|c| *c != "CausalVideoAutoencoder") {
         return Err(s.error("_class_name", format!("is {class}, only the convolutional VAE is supported")));
     }

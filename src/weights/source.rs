@@ -11,14 +11,16 @@ use sha2::{Digest, Sha256};
 use super::checkpoint::{Checkpoint, read_json};
 use super::error::WeightsError;
 use super::hub::HubCache;
-use super::keys::{self, SingleFileKeys};
+use super::packed::TokenizerFiles;
+use super::pairing::{GEMMA_SOURCE, Transformer};
+use super::place::{Place, SingleFile, check_version, place};
 use super::version::Version;
-use super::{Component, newer, official, official_keys};
+use super::{Component, keys, newer, official, split};
 
 /// Parts taken from elsewhere than the model: paths or `org/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// Gemma-3's folder.
+    /// Gemma-3's folder; the folder or file of LTX-2.5's own.
     pub text_encoder: Option<String>,
     /// A folder with `tokenizer.json`, or that file.
     pub tokenizer: Option<String>,
@@ -26,6 +28,8 @@ pub struct Overrides {
     pub audio_vae: Option<String>,
     pub vocoder: Option<String>,
     pub upsampler: Option<String>,
+    pub temporal_upsampler: Option<String>,
+    pub duration_head: Option<String>,
 }
 
 impl Overrides {
@@ -37,27 +41,11 @@ impl Overrides {
             Component::AudioVae => self.audio_vae.as_deref(),
             Component::Vocoder => self.vocoder.as_deref(),
             Component::LatentUpsampler => self.upsampler.as_deref(),
-            Component::Connectors | Component::Transformer | Component::Scheduler => None,
+            Component::TemporalUpsampler => self.temporal_upsampler.as_deref(),
+            Component::DurationHead => self.duration_head.as_deref(),
+            Component::Connectors | Component::Transformer | Component::Scheduler | Component::DiffusionDecoder => None,
         }
     }
-}
-
-/// A single file with several components.
-#[derive(Debug)]
-struct SingleFile {
-    checkpoint: Checkpoint,
-    keys: SingleFileKeys,
-    config: Value,
-}
-
-/// Kind of place that a path turned out to be.
-#[derive(Debug)]
-enum Place {
-    /// A folder with a folder for each component.
-    Model(PathBuf),
-    Part(PathBuf),
-    /// One of Lightricks' files.
-    Single(Box<SingleFile>),
 }
 
 /// A model whose parts have been located. Weights' files are opened when first asked for, and stay so.
@@ -72,7 +60,7 @@ pub struct ModelSource {
 
 impl ModelSource {
     /// Finds a model: a diffusers folder, one of Lightricks' files, or `org/name` (or `org/name/file`) in the local
-    /// Hugging Face cache.
+    /// Hugging Face cache. Beside a transformer in a repository of split files the other parts are those of the repository.
     ///
     /// # Errors
     /// The model or an override is not there, or its header cannot be read. A part that is merely absent is an error
@@ -83,16 +71,18 @@ impl ModelSource {
 
     /// [`ModelSource::open`] with another cache.
     pub fn open_in(model: &str, overrides: &Overrides, hub: &HubCache) -> Result<Self, WeightsError> {
-        let path = locate(model, hub)?;
+        let path = split::transformer(locate(model, hub)?)?;
         let main = place(&path, None)?;
         let mut parts = BTreeMap::new();
         for component in Component::ALL {
-            if let Some(name) = overrides.get(component) {
-                parts.insert(component, place(&locate(name, hub)?, Some(component))?);
+            let named = overrides.get(component).map(|name| locate(name, hub)).transpose()?;
+            if let Some(path) = named.or_else(|| split::beside(&path, component)) {
+                parts.insert(component, place(&path, Some(component))?);
             }
         }
         let source = ModelSource { path, main, parts, opened: Default::default() };
         source.refuse_newer()?;
+        source.check_text_encoder()?;
         Ok(source)
     }
 
@@ -118,14 +108,43 @@ impl ModelSource {
         &self.path
     }
 
+    /// Refuses a text encoder that the transformer was not trained with.
+    fn check_text_encoder(&self) -> Result<(), WeightsError> {
+        // What cannot be read is an error where it is.
+        let config = self.has(Component::TextEncoder).then(|| self.config(Component::TextEncoder).ok()).flatten();
+        let Some((transformer, config)) = self.transformer().zip(config) else { return Ok(()) };
+        let own = !self.parts.contains_key(&Component::TextEncoder);
+        transformer.check_text_encoder(&self.config_path(Component::TextEncoder), &config, own)
+    }
+
+    /// The transformer, where there is one of a generation that is known.
+    pub(super) fn transformer(&self) -> Option<Transformer> {
+        let gemma = match self.place(Component::Transformer) {
+            Place::Single(s) => s.checkpoint.metadata(GEMMA_SOURCE).map(String::from),
+            _ => None,
+        };
+        let version = self.version().ok()?;
+        Some(Transformer { path: self.config_path(Component::Transformer), version, gemma })
+    }
+
+    /// Where a component is. Sound's file may hold the vocoder too, and the video VAE's the diffusion decoder.
     fn place(&self, component: Component) -> &Place {
-        self.parts.get(&component).unwrap_or(&self.main)
+        let companion = match component {
+            Component::Vocoder => Some(Component::AudioVae),
+            Component::DiffusionDecoder => Some(Component::Vae),
+            _ => None,
+        };
+        let holds = |place: &&Place| matches!(place, Place::Single(s) if s.has(component));
+        let beside = || self.parts.get(&companion?).filter(holds);
+        let own = self.parts.get(&component);
+        own.or_else(|| Some(&self.main).filter(holds)).or_else(beside).unwrap_or(&self.main)
     }
 
     fn absent(&self, component: Component) -> WeightsError {
         let path = match self.place(component) {
             Place::Model(p) | Place::Part(p) => p.clone(),
             Place::Single(s) => s.checkpoint.path().to_path_buf(),
+            Place::TextEncoder(p) => p.path().to_path_buf(),
         };
         WeightsError::NoComponent { path, component }
     }
@@ -144,7 +163,7 @@ impl ModelSource {
         let candidates: Vec<PathBuf> = match self.place(component) {
             Place::Part(dir) => vec![dir.clone()],
             Place::Model(dir) => vec![dir.join(component.folder())],
-            Place::Single(_) => vec![],
+            Place::Single(_) | Place::TextEncoder(_) => vec![],
         };
         let mut found = candidates.into_iter().find(|d| holds(d));
         if found.is_none() && component == Component::Tokenizer && !self.parts.contains_key(&component) {
@@ -156,27 +175,31 @@ impl ModelSource {
                 Place::Model(dir) => {
                     [component, Component::TextEncoder].map(|c| dir.join(c.folder())).into_iter().find(|d| holds(d))
                 }
-                Place::Single(_) => None,
+                Place::Single(_) | Place::TextEncoder(_) => None,
             };
         }
         found.ok_or_else(|| self.absent(component))
     }
 
-    /// The path of `tokenizer.json`.
+    /// The tokenizer's files.
     ///
     /// # Errors
-    /// There is none.
-    pub(crate) fn tokenizer(&self) -> Result<PathBuf, WeightsError> {
-        Ok(self.folder(Component::Tokenizer)?.join("tokenizer.json"))
+    /// There are none.
+    pub(crate) fn tokenizer(&self) -> Result<TokenizerFiles, WeightsError> {
+        let packed = match self.place(Component::TextEncoder) {
+            Place::TextEncoder(p) if !self.parts.contains_key(&Component::Tokenizer) => p.tokenizer()?,
+            _ => None,
+        };
+        packed.map_or_else(|| self.folder(Component::Tokenizer).map(TokenizerFiles::Folder), Ok)
     }
 
     pub fn has(&self, component: Component) -> bool {
         match self.place(component) {
-            // A single file never holds the tokenizer; the text encoder's folder may.
-            Place::Single(s) if component != Component::Tokenizer => {
-                component == Component::Scheduler || s.checkpoint.names().any(|k| s.name(component, k).is_some())
-            }
-            _ => self.folder(component).is_ok(),
+            // A single file never holds the tokenizer; the text encoder's place may.
+            _ if component == Component::Tokenizer => self.tokenizer().is_ok(),
+            Place::Single(s) => s.has(component),
+            Place::TextEncoder(_) => component == Component::TextEncoder,
+            Place::Model(_) | Place::Part(_) => self.folder(component).is_ok(),
         }
     }
 
@@ -187,7 +210,7 @@ impl ModelSource {
     pub(crate) fn require(&self, components: impl IntoIterator<Item = Component>) -> Result<(), WeightsError> {
         for component in components {
             match component {
-                Component::Tokenizer => drop(self.folder(Component::Tokenizer)?),
+                Component::Tokenizer => drop(self.tokenizer()?),
                 c if self.has(c) => {}
                 c => return Err(self.absent(c)),
             }
@@ -199,6 +222,7 @@ impl ModelSource {
     pub(crate) fn config_path(&self, component: Component) -> PathBuf {
         match self.place(component) {
             Place::Single(s) => s.checkpoint.path().to_path_buf(),
+            Place::TextEncoder(p) => p.path().to_path_buf(),
             Place::Model(_) | Place::Part(_) => match self.folder(component) {
                 Ok(dir) => dir.join(component.config_file()),
                 Err(_) => self.path.join(component.folder()).join(component.config_file()),
@@ -217,6 +241,9 @@ impl ModelSource {
             }
             let path = s.checkpoint.path();
             return official::component_config(path, &s.config, component, &self.checkpoint_of(s, component)?);
+        }
+        if let (Place::TextEncoder(p), Component::TextEncoder) = (self.place(component), component) {
+            return Ok(p.config.clone());
         }
         let path = self.folder(component)?.join(component.config_file());
         let json = read_json(&path)?;
@@ -242,28 +269,60 @@ impl ModelSource {
         if component.weights_stem().is_none() {
             return Err(self.absent(component));
         }
-        if let Place::Single(s) = self.place(component) {
-            return self.checkpoint_of(s, component);
+        match self.place(component) {
+            Place::Single(s) => return self.checkpoint_of(s, component),
+            Place::TextEncoder(p) => return p.weights(),
+            Place::Model(_) | Place::Part(_) => {}
         }
         let folder = self.folder(component)?;
         let checkpoint = Checkpoint::open(&folder)?;
-        newer::refuse_tensors(component, &checkpoint)?;
         let config = folder.join(component.config_file());
         if config.is_file() {
             check_version(component, &checkpoint, Version::of_config(component, &read_json(&config)?), &config)?;
         }
         match component {
-            Component::TextEncoder => checkpoint.renamed(|key| Some(keys::gemma(key))),
-            _ => Ok(checkpoint),
+            Component::TextEncoder => return checkpoint.renamed(|key| Some(keys::gemma(key))),
+            Component::Connectors => self.check_connectors(&checkpoint)?,
+            _ => {}
         }
+        Ok(checkpoint)
     }
 
     fn checkpoint_of(&self, single: &SingleFile, component: Component) -> Result<Checkpoint, WeightsError> {
         let checkpoint = single.checkpoint.renamed(|key| single.name(component, key))?;
         match checkpoint.is_empty() && component.weights_stem().is_some() {
             true => Err(self.absent(component)),
+            false if component == Component::Connectors => self.with_projections(checkpoint),
             false => Ok(checkpoint),
         }
+    }
+
+    /// The connectors of a file with their text projections, which the text encoder's file has where files are split.
+    fn with_projections(&self, connectors: Checkpoint) -> Result<Checkpoint, WeightsError> {
+        if connectors.names().any(|name| name.contains("text_proj_in.")) {
+            return Ok(connectors);
+        }
+        match self.place(Component::TextEncoder) {
+            Place::TextEncoder(p) => {
+                let projections = p.projections()?;
+                self.check_connectors(&projections)?;
+                connectors.joined(&projections)
+            }
+            _ => Err(WeightsError::Config {
+                path: connectors.path().to_path_buf(),
+                key: "text_embedding_projection".into(),
+                reason: "is not in this file, but in that of the text encoder: give text_encoders/\
+                         gemma4-12b-with-proj-ltx-2.5-bf16.safetensors as `model.text_encoder` or by --text-encoder"
+                    .into(),
+            }),
+        }
+    }
+
+    /// Refuses connectors whose header says another generation than the transformer's.
+    fn check_connectors(&self, tensors: &Checkpoint) -> Result<(), WeightsError> {
+        let (version, cure) = (tensors.metadata(newer::VERSION), "take transformer and connectors from one model");
+        let check = |t: Transformer| t.check_header(tensors.path(), version, "holds connectors", cure);
+        self.transformer().map_or(Ok(()), check)
     }
 
     /// Refuses tensors of single files that no component reads. The video latents' statistics beside mean and deviation are
@@ -274,18 +333,10 @@ impl ModelSource {
     pub fn refuse_unread(&self) -> Result<(), WeightsError> {
         let places = [(None, &self.main)].into_iter().chain(self.parts.iter().map(|(c, place)| (Some(*c), place)));
         for (part, place) in places {
-            let Place::Single(s) = place else { continue };
-            let unread = |key: &&str| match part {
-                Some(c @ Component::LatentUpsampler) => s.name(c, key).is_none(),
-                _ => s.keys.map(key).is_none() && !key.contains("per_channel_statistics."),
-            };
-            let mut keys = s.checkpoint.names().filter(unread);
-            if let Some(key) = keys.next().map(String::from) {
-                return Err(WeightsError::Unread {
-                    path: s.checkpoint.path().to_path_buf(),
-                    key,
-                    others: keys.count(),
-                });
+            match place {
+                Place::Single(s) => s.refuse_unread(part)?,
+                Place::TextEncoder(p) => p.refuse_unread()?,
+                Place::Model(_) | Place::Part(_) => {}
             }
         }
         Ok(())
@@ -294,12 +345,15 @@ impl ModelSource {
     /// The model's generation, by what the transformer's configuration asks for.
     ///
     /// # Errors
-    /// There is no transformer, or its keys belong to neither generation.
+    /// There is no transformer, or its keys belong to no generation.
     pub(crate) fn version(&self) -> Result<Version, WeightsError> {
         let config = self.config(Component::Transformer)?;
         Version::of_transformer(&config).ok_or_else(|| {
             let (path, key) = (self.config_path(Component::Transformer), "use_prompt_embeddings".to_string());
-            let reason = "does not go with cross_attn_mod: neither LTX-2.0 nor LTX-2.3".into();
+            let reason =
+                "does not go with cross_attn_mod or use_keyframes_abs_pos_embedding: neither LTX-2.0 nor LTX-2.3 \
+                          nor LTX-2.5"
+                    .into();
             WeightsError::Config { path, key, reason }
         })
     }
@@ -317,10 +371,15 @@ impl ModelSource {
         };
         for component in Component::ALL {
             if component == Component::Tokenizer {
-                if let Ok(path) = self.tokenizer() {
-                    let size = fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?.len();
-                    add(format!("tokenizer {size}"));
-                }
+                let size = match self.tokenizer() {
+                    Ok(TokenizerFiles::Folder(folder)) => {
+                        let path = folder.join("tokenizer.json");
+                        fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?.len()
+                    }
+                    Ok(TokenizerFiles::Packed { tokenizer, .. }) => tokenizer.size() as u64,
+                    Err(_) => continue,
+                };
+                add(format!("tokenizer {size}"));
                 continue;
             }
             if !self.has(component) {
@@ -338,21 +397,6 @@ impl ModelSource {
     }
 }
 
-impl SingleFile {
-    fn name(&self, component: Component, key: &str) -> Option<String> {
-        if component != Component::LatentUpsampler {
-            return self.keys.rename(component, key);
-        }
-        // A file of its own, whose names are the same in both layouts.
-        let first = key.split_once('.').map_or(key, |(first, _)| first);
-        UPSAMPLER_MODULES.contains(&first).then(|| key.to_string())
-    }
-}
-
-/// The modules of a latent upsampler.
-const UPSAMPLER_MODULES: [&str; 6] =
-    ["initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsample_res_blocks", "final_conv"];
-
 /// The path of a model or part.
 fn locate(name: &str, hub: &HubCache) -> Result<PathBuf, WeightsError> {
     let path = Path::new(name);
@@ -364,92 +408,4 @@ fn locate(name: &str, hub: &HubCache) -> Result<PathBuf, WeightsError> {
     }
     let looked = "no such file or folder; a model is a diffusers folder, a .safetensors file, or org/name".into();
     Err(WeightsError::NotFound { name: name.into(), looked })
-}
-
-/// Tells what lies at a path; for a part, which one is asked for.
-fn place(path: &Path, part: Option<Component>) -> Result<Place, WeightsError> {
-    if path.is_file() {
-        return match part {
-            Some(Component::Tokenizer) => Ok(Place::Part(path.parent().unwrap_or(Path::new("")).to_path_buf())),
-            Some(c @ Component::TextEncoder) => {
-                Err(WeightsError::NoComponent { path: path.to_path_buf(), component: c })
-            }
-            _ => single(path, part).map(|s| Place::Single(Box::new(s))),
-        };
-    }
-    let holds = |c: Component| path.join(c.folder()).join(c.config_file()).is_file();
-    if let Some(component) = part {
-        return Ok(if holds(component) { Place::Model(path.into()) } else { Place::Part(path.into()) });
-    }
-    if path.join("model_index.json").is_file() || Component::ALL.into_iter().any(holds) {
-        return Ok(Place::Model(path.into()));
-    }
-    // A repository of Lightricks may hold nothing but single files: Checkpoint::open names them when there are several.
-    single(path, None).map(|s| Place::Single(Box::new(s)))
-}
-
-fn single(path: &Path, part: Option<Component>) -> Result<SingleFile, WeightsError> {
-    let checkpoint = Checkpoint::open(path)?;
-    // An upsampler's tensors tell what it is.
-    let bare = (part == Some(Component::LatentUpsampler)).then_some("{}");
-    let text = checkpoint.metadata("config").or(bare).ok_or_else(|| WeightsError::Config {
-        path: checkpoint.path().to_path_buf(),
-        key: "config".into(),
-        reason: "is missing in the header's metadata: not one of Lightricks' model files, or stripped of it; use the \
-                 published file or the diffusers folder"
-            .into(),
-    })?;
-    let config = serde_json::from_str(text).map_err(|e| WeightsError::Config {
-        path: checkpoint.path().to_path_buf(),
-        key: "config".into(),
-        reason: format!("in the header's metadata is not JSON: {e}"),
-    })?;
-    newer::refuse_file(&checkpoint, &config)?;
-    match part {
-        Some(Component::LatentUpsampler) => official_keys::refuse_unread_of_upsampler(checkpoint.path(), &config)?,
-        _ => official_keys::refuse_unread(checkpoint.path(), &config)?,
-    }
-    let keys = SingleFileKeys::new(checkpoint.names());
-    let single = SingleFile { keys, config, checkpoint };
-    for component in [Component::Transformer, Component::Connectors, Component::Vocoder] {
-        let tensors = single.checkpoint.renamed(|key| single.name(component, key))?;
-        newer::refuse_tensors(component, &tensors)?;
-        let described = official::version(path, &single.config, component);
-        check_version(component, &tensors, described, Path::new("its header"))?;
-    }
-    Ok(single)
-}
-
-/// A component's tensor that only one generation has, and which.
-fn version_of_tensors(component: Component, tensors: &Checkpoint) -> Option<(Version, &'static str)> {
-    let telling = match component {
-        Component::Transformer => ["caption_projection.linear_1.weight", "prompt_adaln.linear.weight"],
-        Component::Connectors => ["text_proj_in.weight", "video_text_proj_in.weight"],
-        Component::Vocoder => ["conv_in.weight", "bwe_generator.conv_in.weight"],
-        _ => return None,
-    };
-    [Version::V2_0, Version::V2_3].into_iter().zip(telling).find(|(_, name)| tensors.contains(name))
-}
-
-/// Refuses tensors of one generation under a configuration of the other.
-///
-/// # Errors
-/// As said, naming both files.
-fn check_version(
-    component: Component,
-    tensors: &Checkpoint,
-    configured: Option<Version>,
-    config: &Path,
-) -> Result<(), WeightsError> {
-    match (version_of_tensors(component, tensors), configured) {
-        (Some((has, tensor)), Some(wants)) if has != wants => Err(WeightsError::Generation {
-            path: tensors.path().to_path_buf(),
-            component,
-            tensor,
-            has,
-            config: config.to_path_buf(),
-            wants,
-        }),
-        _ => Ok(()),
-    }
 }

@@ -6,16 +6,18 @@ use serde_json::Value;
 
 use super::Component;
 
-/// The key that tells transformers after LTX-2.3.
-pub(super) const KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
+/// The key of a transformer's configuration that LTX-2.5 adds.
+const KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
 
 /// A generation of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     /// LTX-2, 19B.
     V2_0,
-    /// LTX-2.3, 22B.
+    /// LTX-2.3, 22B; also of what LTX-2.5 has in the same form: connectors, autoencoders, vocoder.
     V2_3,
+    /// LTX-2.5, 22B.
+    V2_5,
 }
 
 impl fmt::Display for Version {
@@ -23,23 +25,36 @@ impl fmt::Display for Version {
         f.write_str(match self {
             Version::V2_0 => "2.0",
             Version::V2_3 => "2.3",
+            Version::V2_5 => "2.5",
         })
     }
 }
 
 impl Version {
-    /// The generation that a transformer's configuration is of; none where it is of neither.
+    /// The generation that a transformer's configuration is of; none where it is of none.
     pub(crate) fn of_transformer(config: &Value) -> Option<Self> {
         let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
-        if flag(KEYFRAMES, false) {
-            return None;
-        }
         // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
         match (flag("use_prompt_embeddings", true), flag("cross_attn_mod", false)) {
-            (true, false) => Some(Version::V2_0),
-            (false, true) => Some(Version::V2_3),
+            (true, false) => (!flag(KEYFRAMES, false)).then_some(Version::V2_0),
+            (false, true) => Some(Version::since_2_3(config)),
             _ => None,
         }
+    }
+
+    /// LTX-2.3 or LTX-2.5, by the keys of a transformer that both layouts have.
+    pub(super) fn since_2_3(transformer: &Value) -> Self {
+        match transformer.get(KEYFRAMES) == Some(&true.into()) || transformer.get("ff_bias") == Some(&false.into()) {
+            true => Version::V2_5,
+            false => Version::V2_3,
+        }
+    }
+
+    /// Major and minor number of a header's `model_version`: `2.5.0`, `v2.3-rc1`; zeros where it is no number.
+    pub(super) fn numbers(text: &str) -> (u64, u64) {
+        let number = text.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let mut numbers = number.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
     /// The generation that a component's configuration is of, where generations differ in it.

@@ -327,7 +327,7 @@ fn bad_models_are_named_by_file_and_tensor() {
 
     std::fs::remove_dir_all(model.join("audio_vae")).expect("removed");
     let missing = check(&model);
-    assert!(text(&missing.stdout).contains("audio_vae          absent"), "{}", text(&missing.stdout));
+    assert!(text(&missing.stdout).contains("audio_vae                 absent"), "{}", text(&missing.stdout));
     assert!(text(&missing.stdout).contains("text_to_video: needs audio_vae, vocoder"), "{}", text(&missing.stdout));
 
     // A checkpoint of integers where weights should be.

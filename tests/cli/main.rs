@@ -19,6 +19,7 @@ mod examples;
 mod generate;
 mod interrupts;
 mod library;
+mod ltx2_5;
 mod memory;
 mod models;
 mod module_store;

@@ -97,7 +97,7 @@ fn the_single_file_s_configurations_are_the_folder_s() {
     let folder = ModelSource::open(TINY, &Overrides::default()).expect("opens");
     single.refuse_unread().expect("statistics of training are no error");
     // LTX-2.0 reads neither width; the rest is the reference's bookkeeping, or false in every published model.
-    let unread = ["video_hidden_dim", "audio_hidden_dim", "_diffusers_version", "use_keyframes_abs_pos_embedding"];
+    let unread = ["video_hidden_dim", "audio_hidden_dim", "_diffusers_version"];
     for c in [&IN_FILE[..], &[Component::Scheduler]].concat() {
         let (derived, own) = (single.config(c).expect("derived"), folder.config(c).expect("its own"));
         for (key, want) in own.as_object().expect("an object") {
@@ -313,14 +313,14 @@ fn keys_and_tensors_that_nothing_reads_are_refused() {
         (
             "transformer",
             json!({"use_keyframes_abs_pos_embedding": true}),
-            &["`use_keyframes_abs_pos_embedding` = true is of LTX-2.5"],
+            &["`use_prompt_embeddings`: does not go with cross_attn_mod or use_keyframes_abs_pos_embedding"],
         ),
         ("vae", json!({"blend_tiles": 3}), &["blend_tiles = 3 is a key that this program does not know"]),
         ("connectors", json!({"text_proj_in_factor": 7}), &["text_proj_in.weight: file [24, 192], model [24, 168]"]),
         (
             "text_encoder",
             json!({"model_type": "gemma4_unified"}),
-            &["`model_type` = gemma4_unified is of LTX-2.5", "it would need"],
+            &["`model_type` = gemma4_unified is the text encoder of LTX-2.5", "give Gemma-3-12B"],
         ),
     ];
     for (component, keys, words) in edits {
@@ -343,7 +343,7 @@ fn keys_and_tensors_that_nothing_reads_are_refused() {
     let mut json: Value = serde_json::from_slice(&fs::read(&index).expect("an index")).expect("JSON");
     json["weight_map"]["keyframes_abs_pos_embedding"] = json!(shard.file_name().and_then(|n| n.to_str()));
     fs::write(&index, json.to_string()).expect("written");
-    fails(&[path(&model)], &["transformer", "tensor `keyframes_abs_pos_embedding` is of LTX-2.5"]);
+    fails(&[path(&model)], &["transformer", "`keyframes_abs_pos_embedding` of LTX-2.5", "describes LTX-2.0"]);
 }
 
 /// A wrong model as a folder or as a single file, and the words that say what is wrong.

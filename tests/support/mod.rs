@@ -385,6 +385,7 @@ pub fn request(case: &Case, models: &Model) -> Request {
         max_sequence_length: number("max_sequence_length") as usize,
         sampler: Euler.into(),
         cross: CrossTimestep::GateOnly,
+        first_frame_marker: true,
         noising: Noising::Latents,
         positions: DType::F32,
         conditions: Default::default(),

@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 /// The diffusers folder.
 pub const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_a");
 
+/// The transformer of LTX-2.5.
+pub const TINY_2_5: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/dit_2_5");
+
 /// The same of LTX-2.3.
 pub const TINY_2_3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_3");
 
@@ -259,6 +262,18 @@ pub fn header_2_3() -> Value {
     all
 }
 
+/// The header of a published transformer of LTX-2.5, split from the rest, with the tiny one's sizes.
+pub fn header_2_5() -> Value {
+    let mut transformer = header_2_3()["transformer"].take();
+    let own = json!({
+        "in_channels": 4, "out_channels": 4, "attention_head_dim": 10, "cross_attention_dim": 20, "num_layers": 2,
+        "audio_attention_head_dim": 6, "audio_cross_attention_dim": 12, "caption_channels": 32, "ff_bias": false,
+        "use_keyframes_abs_pos_embedding": true, "text_encoder_norm_type": "PER_TOKEN_RMS",
+    });
+    transformer.as_object_mut().expect("an object").extend(own.as_object().expect("an object").clone());
+    json!({"transformer": transformer, "scheduler": {"_class_name": "RectifiedFlowScheduler", "sampler": "LinearQuadratic"}})
+}
+
 /// tiny_a's tensors under Lightricks' names, with a statistic that nobody reads.
 pub fn combined() -> BTreeMap<String, Stored> {
     combined_of(TINY)
@@ -266,9 +281,16 @@ pub fn combined() -> BTreeMap<String, Stored> {
 
 /// A model's tensors under Lightricks' names, with a statistic that nobody reads.
 pub fn combined_of(model: &str) -> BTreeMap<String, Stored> {
+    let mut all = combined_parts(model, &IN_FILE);
+    all.insert("vae.per_channel_statistics.mean-of-stds".into(), (Dtype::BF16, vec![8], vec![0; 16]));
+    all
+}
+
+/// The tensors of some of a model's parts under Lightricks' names.
+pub fn combined_parts(model: &str, parts: &[Component]) -> BTreeMap<String, Stored> {
     let mut all = BTreeMap::new();
     let mut names = Vec::new();
-    for c in IN_FILE {
+    for &c in parts {
         let files =
             fs::read_dir(Path::new(model).join(c.folder())).expect("a folder").map(|e| e.expect("a file").path());
         for file in files.filter(|f| f.extension().is_some_and(|e| e == "safetensors")) {
@@ -283,7 +305,6 @@ pub fn combined_of(model: &str) -> BTreeMap<String, Stored> {
     for (key, c, name) in names {
         assert_eq!(keys.map(&key), Some((c, name)), "{key}");
     }
-    all.insert("vae.per_channel_statistics.mean-of-stds".into(), (Dtype::BF16, vec![8], vec![0; 16]));
     all
 }
 

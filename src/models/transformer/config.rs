@@ -62,6 +62,7 @@ with_defaults! {
         pub ff_bias: bool = true,
         pub audio_ff_bias: bool = true,
         pub use_prompt_adaln_single: bool = true,
+        pub use_keyframes_abs_pos_embedding: bool = false,
     }
 }
 
@@ -192,12 +193,12 @@ impl TransformerConfig {
         (1..self.num_layers - last).contains(&block)
     }
 
-    /// Whether the modulation of the text context depends on the noise level.
+    /// Whether the noise level modulates the text context, so that text keys change with every step.
     pub(crate) fn has_prompt_adaln(&self) -> bool {
         self.prompt_modulation() && self.use_prompt_adaln_single
     }
 
-    /// Whether the noise level modulates the text context, so that text keys change with every step.
+    /// Whether blocks scale and shift the text context.
     pub(crate) fn prompt_modulation(&self) -> bool {
         self.cross_attn_mod || self.audio_cross_attn_mod
     }

@@ -18,7 +18,7 @@ pub use program::{ForwardShape, program};
 pub use text::LayerContext;
 pub(crate) use text::{TextContext, context_outputs, project_text};
 
-use modulation::{modulate, table};
+use modulation::{marked, modulate, table};
 
 use crate::av::Av;
 use crate::hlo::{Builder, DType, Value};
@@ -76,6 +76,8 @@ pub(crate) struct ForwardInputs<'a> {
     pub(crate) context: Av<&'a TextContext>,
     /// Inputs that all blocks share.
     pub(crate) streams: Av<&'a StreamInputs>,
+    /// 1 for video tokens that stand for a single frame, 0 for others, `[b or 1, n]`, f32; `None` where none is marked.
+    pub(crate) keyframes: Option<&'a Value>,
     pub(crate) perturbation: Option<&'a Perturbation>,
     /// Batch entries whose streams do not attend to each other.
     pub(crate) isolation: &'a Isolation,
@@ -84,9 +86,10 @@ pub(crate) struct ForwardInputs<'a> {
 /// The velocities `[b, n, channels]` of noisy tokens, in the weights' element type.
 pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs) -> Av<Value> {
     let b = p.builder();
-    let &ForwardInputs { tokens, context, streams, perturbation, isolation } = inputs;
-    let start = c.streams().zip(tokens).map(|(s, x)| {
+    let &ForwardInputs { tokens, context, streams, keyframes, perturbation, isolation } = inputs;
+    let start = c.streams().zip(tokens).zip(Av { video: keyframes, audio: None }).map(|((s, x), keyframes)| {
         let x = linear(&p.pp(s.name("proj_in")), x, s.width(), true, [Axis::Replicated, Axis::Embed]);
+        let x = keyframes.map_or(x.clone(), |mask| marked(p, &x, mask));
         p.place(&s.name("state"), &x, &[Axis::CfgBatch, s.sequence, Axis::Replicated])
     });
     let perturbed = perturbation.map(|s| s.flags(b, c.num_layers));

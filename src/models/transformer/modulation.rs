@@ -177,6 +177,12 @@ pub(super) fn block_norm(p: &Params, c: &TransformerConfig, name: &str, x: &Valu
     y * p.pp(name).get("weight", &[x.dim(-1)], &[Axis::Embed], Init { mean: 1.0, std: 0.02 }).to(DType::F32)
 }
 
+/// `x` with the learned marker of single frames on the tokens whose `mask [b or 1, n]` is 1 (LTX-2.5).
+pub(super) fn marked(p: &Params, x: &Value, mask: &Value) -> Value {
+    let marker = table(p, "keyframes_abs_pos_embedding", 1, x.dim(-1)).to(DType::F32);
+    (x.to(DType::F32) + mask.unsqueeze(2) * marker).to(x.dtype())
+}
+
 /// `x + gate · y`, in f32, rounded once.
 pub(super) fn gated_add(x: &Value, gate: &Value, y: &Value) -> Value {
     (x.to(DType::F32) + gate * y.to(DType::F32)).to(x.dtype())

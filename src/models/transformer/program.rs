@@ -27,6 +27,8 @@ with_defaults! {
         pub(crate) text_mask: Av<bool> = Av::both(false),
         /// Whether video self-attention has a mask `[b, n, n]` of strengths in 0..1.
         pub(crate) self_mask: bool = false,
+        /// Whether video tokens are marked as single frames by `video_keyframes_mask [b, n]`, 1 for those that are.
+        pub(crate) keyframes: bool = false,
         /// Noise level of the cross-modal modules.
         pub(crate) cross: CrossTimestep = CrossTimestep::Own,
         /// Leaves out the attention between the streams.
@@ -80,6 +82,9 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
         let mask = bias(input("video_self_attention_mask", &[b, n, n], &axes)).unsqueeze(1);
         mask.pad(3, 0, tokens.video.dim(1) - n, 0.0)
     });
+    let keyframes = shape
+        .keyframes
+        .then(|| input("video_keyframes_mask", &[b, shape.tokens.video], &[Axis::CfgBatch, Axis::VideoSequence]));
     let perturbation = shape.stg_blocks.as_ref().into_iter().any(|own| !own.is_empty()).then(|| Perturbation {
         stg_mask: input("perturbation_mask", &[b], &[Axis::CfgBatch]).unsqueeze(1).unsqueeze(1).unsqueeze(1),
         layers: shape.stg_blocks.clone(),
@@ -103,6 +108,7 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
         tokens: tokens.as_ref(),
         context: context.as_ref(),
         streams: inputs.as_ref(),
+        keyframes: keyframes.as_ref(),
         perturbation: perturbation.as_ref(),
         isolation: if shape.isolate { &Isolation::All } else { &Isolation::None },
     };

@@ -1,5 +1,5 @@
 use super::*;
-use crate::models::testing::{assert_refused, elements, tensors_once};
+use crate::models::testing::{assert_refused, changed, elements, tensors_once};
 use crate::nn::Build;
 
 fn released() -> TransformerConfig {
@@ -39,6 +39,32 @@ fn a_2_3_configuration_declares_gates_and_prompt_modulation() {
     let component = program(&c, &shape, &Build::new(DType::BF16)).expect("builds");
     assert_eq!(elements(&component), 18_988_838_144);
     assert_eq!(component.params.iter().flat_map(|p| p.source.tensors()).count(), 4186);
+}
+
+fn released_2_5() -> serde_json::Value {
+    serde_json::json!({
+        "rope_type": "split", "gated_attn": true, "cross_attn_mod": true, "audio_gated_attn": true,
+        "audio_cross_attn_mod": true, "use_prompt_embeddings": false, "perturbed_attn": true, "ff_bias": false,
+        "use_keyframes_abs_pos_embedding": true
+    })
+}
+
+/// Without biases of video's feed-forward layers and with the marker of single frames: 96 tensors less, and one more.
+#[test]
+fn a_2_5_configuration_declares_the_published_tensors() {
+    let count = |c: &serde_json::Value, keyframes: bool| {
+        let c = TransformerConfig::from_json(c).expect("the released values");
+        let shape = ForwardShape { text_channels: Av { video: 4096, audio: 2048 }, keyframes, ..shape() };
+        let component = program(&c, &shape, &Build::new(DType::BF16)).expect("builds");
+        (elements(&component), tensors_once(&component).len())
+    };
+    assert_eq!(count(&released_2_5(), true), (18_987_859_200, 4091));
+    // What marks no token does not read the marker.
+    assert_eq!(count(&released_2_5(), false), (18_987_859_200 - 4096, 4090));
+    // Without modulation of the prompt by the noise level: two embeddings of it less, 6 tensors and their elements each.
+    let fixed = changed(released_2_5(), &serde_json::json!({"use_prompt_adaln_single": false}));
+    let adaln = |w: usize| 256 * w + w + w * w + w + 2 * w * w + 2 * w;
+    assert_eq!(count(&fixed, true), (18_987_859_200 - adaln(4096) - adaln(2048), 4091 - 12));
 }
 
 #[test]

@@ -33,7 +33,7 @@ impl TextContext {
         label: &str,
         [batch, tokens]: [usize; 2],
     ) -> Self {
-        if c.prompt_modulation() {
+        if c.has_prompt_adaln() {
             let width = if c.use_prompt_embeddings { s.width() } else { s.context };
             let ty = Type::new(p.dtype(), [batch, tokens, width]);
             return TextContext::Projected(p.input(&name_of(label), ty, &AXES));
@@ -96,7 +96,7 @@ pub(super) fn keys_values(
 /// The contexts of both streams as results of a program, for [`TextContext::input`] of another: `text.<stream>.k` and
 /// `.v`, or `text.<stream>` `[b, t, width]` where the noise level modulates the context.
 pub(crate) fn context_outputs(p: &Params, c: &TransformerConfig, text_contexts: Av<&Value>) -> Vec<(Output, Value)> {
-    if c.prompt_modulation() {
+    if c.has_prompt_adaln() {
         let output = |(label, x): (&str, &Value)| p.output(&name_of(label), x, &AXES, x.dims());
         return Av::NAMES.zip(text_contexts).map(output).into_iter().collect();
     }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 
 mod checkpoints;
+mod ltx2_5;
 mod official;
 mod sources;
 mod strict;
@@ -23,7 +24,7 @@ fn safetensors(tensors: &[(&str, &str, &[usize])], metadata: Value) -> Vec<u8> {
     for (name, dtype, shape) in tensors {
         let size = match *dtype {
             "F32" | "I32" => 4,
-            "I8" | "F8_E5M2" => 1,
+            "I8" | "U8" | "F8_E5M2" => 1,
             _ => 2,
         };
         let end = at + shape.iter().product::<usize>() * size;
@@ -68,6 +69,14 @@ fn open(path: &Path) -> Result<ModelSource, WeightsError> {
 
 fn open_with(path: &Path, overrides: &Overrides) -> Result<ModelSource, WeightsError> {
     ModelSource::open_in(path.to_str().expect("utf-8"), overrides, &no_cache())
+}
+
+/// The folder of a model's tokenizer.
+fn tokenizer(source: &ModelSource) -> PathBuf {
+    match source.tokenizer().expect("there") {
+        TokenizerFiles::Folder(folder) => folder,
+        packed => panic!("{packed:?}"),
+    }
 }
 
 fn diffusers_folder(root: &Path) {

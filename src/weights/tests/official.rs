@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::*;
-use super::{diffusers_folder, fails, open, open_with, put, safetensors};
+use super::{diffusers_folder, fails, open, open_with, put, safetensors, tokenizer};
 
 /// The header's `config` of a small LTX-2.0 file, with the keys that differ from the defaults.
 pub(super) fn official_config() -> Value {
@@ -67,9 +67,9 @@ fn a_single_file_gives_diffusers_names_and_configurations() {
     assert_eq!(source.version().expect("known"), Version::V2_0);
     assert!(source.checkpoint(Component::Transformer).expect("there").contains("proj_in.weight"));
     source.refuse_unread().expect("statistics of training are no error");
-    let newer = [&SINGLE[..], &[("duration_head.proj.weight", "BF16", &[2])]].concat();
+    let newer = [&SINGLE[..], &[("dream_head.proj.weight", "BF16", &[2])]].concat();
     let newer = file_of(dir.path(), "newer.safetensors", &newer, &official_config()).expect("opens");
-    fails(newer.refuse_unread(), &["newer.safetensors", "`duration_head.proj.weight` is not read"]);
+    fails(newer.refuse_unread(), &["newer.safetensors", "`dream_head.proj.weight` is not read"]);
     let has = |component, key: &str, want: Value| {
         let config = source.config(component).expect("derived");
         assert_eq!(config[key], want, "{key}");
@@ -113,7 +113,7 @@ fn a_text_encoder_from_elsewhere_brings_its_tokenizer() {
     };
     let source = beside(&gemma).expect("opens");
     source.require([Component::TextEncoder, Component::Tokenizer]).expect("there");
-    assert_eq!(source.tokenizer().expect("there"), gemma.join("tokenizer.json"));
+    assert_eq!(tokenizer(&source), gemma);
     let encoder = source.checkpoint(Component::TextEncoder).expect("there");
     assert!(encoder.contains("language_model.model.norm.weight"));
     fails(beside(&gemma.join("model.safetensors")), &["model.safetensors", "no text encoder here", "the folder"]);
@@ -122,7 +122,7 @@ fn a_text_encoder_from_elsewhere_brings_its_tokenizer() {
     diffusers_folder(&whole);
     let source = beside(&whole).expect("opens");
     assert_eq!(source.folder(Component::TextEncoder).expect("there"), whole.join("text_encoder"));
-    assert_eq!(source.tokenizer().expect("there"), whole.join("tokenizer/tokenizer.json"));
+    assert_eq!(tokenizer(&source), whole.join("tokenizer"));
 }
 
 /// An upsampler of one file is what its header says, and where that is silent what its tensors are.

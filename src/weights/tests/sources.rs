@@ -6,7 +6,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::super::*;
-use super::{diffusers_folder, fails, message, open, put};
+use super::{diffusers_folder, fails, message, open, put, tokenizer};
 
 #[test]
 fn a_diffusers_folder_gives_its_parts() {
@@ -18,7 +18,7 @@ fn a_diffusers_folder_gives_its_parts() {
     assert!(source.checkpoint(Component::Transformer).expect("there").contains("proj_in.weight"));
     let encoder = source.checkpoint(Component::TextEncoder).expect("there");
     assert!(encoder.contains("language_model.model.norm.weight"));
-    assert_eq!(source.tokenizer().expect("there"), dir.path().join("tokenizer/tokenizer.json"));
+    assert_eq!(tokenizer(&source), dir.path().join("tokenizer"));
     source.require([Component::Transformer, Component::TextEncoder, Component::Tokenizer]).expect("there");
     fails(source.config(Component::Vae), &["video VAE", "`model.vae`", "--vae"]);
     fails(source.checkpoint(Component::Connectors), &["no connectors here", "looked for `connectors`"]);

@@ -20,30 +20,27 @@ fn versioned(version: &str, edits: &[(&str, &str, Value)]) -> Result<ModelSource
 
 #[test]
 fn a_file_of_a_newer_generation_says_which() {
-    for known in ["2.0", "2.0.0", "2.3.0", "2.3-rc1", "community"] {
+    for known in ["2.0", "2.0.0", "2.3.0", "2.3-rc1", "2.5.0", "2.5-rc1", "community"] {
         versioned(known, &[]).unwrap_or_else(|e| panic!("{known}: {e}"));
     }
     let nine =
         ["x.safetensors", "`model_version` 9.0 in its header", "no generation that this program knows", "newer ltx2"];
     fails(versioned("9.0", &[]), &nine);
-    for newer in ["2.4.1", "v2.4.1", "LTX-9.0"] {
+    for newer in ["2.4.1", "v2.4.1", "2.6", "LTX-9.0"] {
         fails(versioned(newer, &[]), &[&format!("`model_version` {newer}"), "no generation"]);
     }
-    let needs = "it would need a transformer that marks keyframes, the text encoder Gemma 4";
-    fails(versioned("2.5.0", &[]), &["`model_version` 2.5.0", "of LTX-2.5", needs]);
-    // A repackaged file may have lost its version.
+    // LTX-2.5's marker beside LTX-2.0's text path is of no generation, as a key and as a tensor.
     let marks = ("transformer", "use_keyframes_abs_pos_embedding", json!(true));
     fails(
-        versioned("", &[marks]),
-        &["`config.transformer.use_keyframes_abs_pos_embedding` = true", "of LTX-2.5", needs],
+        versioned("", &[marks]).and_then(|source| source.version()),
+        &["x.safetensors", "neither LTX-2.0 nor LTX-2.3"],
     );
-    let decoder = ("vae", "_class_name", json!("CausalDiffusionVAE"));
-    fails(versioned("", &[decoder]), &["`config.vae._class_name` = \"CausalDiffusionVAE\"", "of LTX-2.5"]);
     let dir = TempDir::new().expect("dir");
     let tensor = ("model.diffusion_model.keyframes_abs_pos_embedding", "BF16", &[1, 2][..]);
     let tensors = [&SINGLE[..], &[tensor]].concat();
     let newer = file_of(dir.path(), "newer.safetensors", &tensors, &official_config());
-    fails(newer, &["newer.safetensors", "tensor `keyframes_abs_pos_embedding`", "of LTX-2.5"]);
+    let mixed = ["newer.safetensors", "`keyframes_abs_pos_embedding` of LTX-2.5", "its header describes LTX-2.0"];
+    fails(newer, &mixed);
 }
 
 #[test]
@@ -61,21 +58,23 @@ fn a_folder_of_a_newer_generation_says_which() {
     refused("model_index.json", json!({"_class_name": "LTX9Pipeline"}), &["LTX9Pipeline", unknown]);
     let parts = |name: &str| json!({"_class_name": "LTX2Pipeline", name: ["ltx2", "X"], "processor": ["a", "B"]});
     refused("model_index.json", parts("dream_head"), &["`dream_head`", unknown]);
-    refused("model_index.json", parts("duration_head"), &["`duration_head`", "of LTX-2.5"]);
-    let keyframes = json!({"use_keyframes_abs_pos_embedding": true, "ff_bias": false});
-    refused("transformer/config.json", keyframes, &["`use_keyframes_abs_pos_embedding` = true", "of LTX-2.5"]);
-    // Gemma 4's sizes are written in another form, which would be a type error.
-    let gemma = json!({"model_type": "gemma4_unified", "text_config": {"layer_types": 7}});
-    refused("text_encoder/config.json", gemma, &["`model_type` = gemma4_unified", "of LTX-2.5", "Gemma 4"]);
+    let dir = TempDir::new().expect("dir");
+    diffusers_folder(dir.path());
+    let index = json!({"_class_name": "LTX2Pipeline", "duration_head": ["ltx2", "LTX2DurationHead"], "processor": null,
+        "diffusion_decoder": ["diffusers", "X"], "temporal_latent_upsampler": ["ltx2", "Y"]});
+    put(dir.path().join("model_index.json"), index.to_string());
+    open(dir.path()).expect("parts of LTX-2.5 are known");
 
     let dir = TempDir::new().expect("dir");
     diffusers_folder(dir.path());
     let index = json!({"_class_name": "LTX2ImageToVideoPipeline", "duration_head": [null, null], "processor": null});
     put(dir.path().join("model_index.json"), index.to_string());
     let source = open(dir.path()).expect("absent parts are none");
+    put(dir.path().join("transformer/config.json"), json!({"use_prompt_embeddings": true}).to_string());
     let tensors = [("keyframes_abs_pos_embedding", "BF16", &[1, 2][..])];
     put(dir.path().join("transformer/diffusion_pytorch_model.safetensors"), safetensors(&tensors, Value::Null));
-    fails(source.checkpoint(Component::Transformer), &["tensor `keyframes_abs_pos_embedding`", "of LTX-2.5"]);
+    let mixed = ["`keyframes_abs_pos_embedding` of LTX-2.5", "transformer/config.json describes LTX-2.0"];
+    fails(source.checkpoint(Component::Transformer), &mixed);
 }
 
 #[test]

@@ -1,0 +1,63 @@
+//! Requests as configurations and models make them.
+
+use serde_json::json;
+
+use super::*;
+use crate::config::{Config, Job};
+use crate::models::connectors::ConnectorsConfig;
+use crate::models::testing::{changed, published};
+use crate::models::transformer::TransformerConfig;
+use crate::models::{audio_vae, video_vae};
+use crate::nn::Build;
+use crate::sampling::denoise::denoise;
+
+/// Sizes of a small model of LTX-2.3, with some keys of the transformer's configuration replaced.
+fn sizes(transformer: &serde_json::Value) -> ModelSizes {
+    let config = |part| published("nano_2_3", part);
+    let transformer = changed(config("transformer"), transformer);
+    let vae = video_vae::VideoVaeConfig::from_json(&config("vae")).expect("valid").geometry();
+    ModelSizes::new(
+        TransformerConfig::from_json(&transformer).expect("valid"),
+        &ConnectorsConfig::from_json(&config("connectors")).expect("valid"),
+        &vae,
+        &audio_vae::DecoderConfig::from_json(&config("audio_vae")).expect("valid"),
+    )
+}
+
+/// The loop marks the first latent frame where the model has a marker, unless it follows diffusers, which does so in no
+/// pipeline of these.
+#[test]
+fn the_first_frame_is_marked_as_a_single_one() {
+    let marks = json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true});
+    let cases = [
+        (&marks, "reference=official", true),
+        (&marks, "reference=official_1_0", true),
+        (&marks, "reference=diffusers", false),
+        (&marks, "conditioning.first_frame_marker=diffusers", false),
+        (&json!({}), "reference=official", false),
+    ];
+    for (transformer, set, marked) in cases {
+        let sizes = sizes(transformer);
+        let config = Config::load("nano_2_3", [set]).expect("shipped");
+        let job = Job { index: 0, prompt: String::new(), seed: 1 };
+        let request = of_job(&config, &sizes, &job).expect("legal sizes");
+        let shapes = Shapes::of(&sizes, &request).expect("legal sizes");
+        let shape = request.denoise_shape(&sizes, &shapes, 1);
+        let network = denoise(&sizes.transformer, &shape, &Build::new(DType::F32)).expect("builds");
+        let mask = network.program.argument("keyframes.video").map(|at| network.program.arguments[at].ty.dims.clone());
+        assert_eq!(mask, marked.then(|| vec![1, shapes.tokens.video]), "{set}");
+        let reads = network.params.iter().any(|p| p.name.ends_with("keyframes_abs_pos_embedding"));
+        assert_eq!(reads, marked, "{set}");
+    }
+}
+
+/// Tokens of the first latent frame alone, not those of images behind the video.
+#[test]
+fn tokens_of_the_first_frame() {
+    let sizes = sizes(&json!({}));
+    let shapes = Shapes::new(&sizes, 96, 64, 17, 24.0).expect("legal sizes");
+    let tokens = Av { video: shapes.tokens.video + 6, ..shapes.tokens };
+    let mask = Shapes { tokens, appended: 6, ..shapes }.first_frame();
+    assert_eq!(mask.dim(), (1, 3 * 6 + 6));
+    assert!(mask.iter().enumerate().all(|(n, marked)| *marked == f32::from(n < 6)), "{mask}");
+}

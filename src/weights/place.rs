@@ -1,0 +1,175 @@
+//! Kinds of places that models are found at: a folder of components, a part's folder, one of Lightricks' files.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::checkpoint::Checkpoint;
+use super::component::Component;
+use super::error::WeightsError;
+use super::keys::SingleFileKeys;
+use super::packed::PackedTextEncoder;
+use super::version::Version;
+use super::{newer, official, official_keys};
+
+/// A single file with several components.
+#[derive(Debug)]
+pub(super) struct SingleFile {
+    pub(super) checkpoint: Checkpoint,
+    keys: SingleFileKeys,
+    pub(super) config: Value,
+}
+
+/// Kind of place that a path turned out to be.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// A folder with a folder for each component.
+    Model(PathBuf),
+    Part(PathBuf),
+    /// One of Lightricks' files.
+    Single(Box<SingleFile>),
+    /// A text encoder in a file of its own, with text projections and tokenizer.
+    TextEncoder(Box<PackedTextEncoder>),
+}
+
+impl SingleFile {
+    /// Opens a model's file, or that of a part.
+    fn open(path: &Path, part: Option<Component>) -> Result<Self, WeightsError> {
+        let checkpoint = Checkpoint::open(path)?;
+        newer::refuse_repack(&checkpoint)?;
+        // The tensors of a part of its own tell what it is.
+        let alone = part.filter(|c| {
+            matches!(c, Component::LatentUpsampler | Component::TemporalUpsampler | Component::DurationHead)
+        });
+        let text = checkpoint.metadata("config").or(alone.map(|_| "{}")).ok_or_else(|| WeightsError::Config {
+            path: checkpoint.path().to_path_buf(),
+            key: "config".into(),
+            reason:
+                "is missing in the header's metadata: not one of Lightricks' model files, or stripped of it; use the \
+                     published file or the diffusers folder"
+                    .into(),
+        })?;
+        let config = serde_json::from_str(text).map_err(|e| WeightsError::Config {
+            path: checkpoint.path().to_path_buf(),
+            key: "config".into(),
+            reason: format!("in the header's metadata is not JSON: {e}"),
+        })?;
+        newer::refuse_file(&checkpoint)?;
+        match part {
+            Some(Component::LatentUpsampler | Component::TemporalUpsampler) => {
+                official_keys::refuse_unread_of_upsampler(checkpoint.path(), &config)?;
+            }
+            Some(Component::DurationHead) => {}
+            _ => official_keys::refuse_unread(checkpoint.path(), &config)?,
+        }
+        let keys = SingleFileKeys::new(checkpoint.names());
+        let single = SingleFile { keys, config, checkpoint };
+        for component in [Component::Transformer, Component::Connectors, Component::Vocoder] {
+            let tensors = single.checkpoint.renamed(|key| single.name(component, key))?;
+            let described = official::version(path, &single.config, component);
+            check_version(component, &tensors, described, Path::new("its header"))?;
+        }
+        Ok(single)
+    }
+
+    /// The diffusers name of a key in a component; none when it belongs to another.
+    pub(super) fn name(&self, component: Component, key: &str) -> Option<String> {
+        if !matches!(component, Component::LatentUpsampler | Component::TemporalUpsampler) {
+            return self.keys.rename(component, key);
+        }
+        // A file of its own, whose names are the same in both layouts.
+        let first = key.split_once('.').map_or(key, |(first, _)| first);
+        UPSAMPLER_MODULES.contains(&first).then(|| key.to_string())
+    }
+
+    /// Whether it has tensors of a component; the schedule is in every file.
+    pub(super) fn has(&self, component: Component) -> bool {
+        component == Component::Scheduler || self.checkpoint.names().any(|key| self.name(component, key).is_some())
+    }
+
+    /// Refuses tensors that no component reads, in a file given for `part` or for the model.
+    ///
+    /// # Errors
+    /// The first such tensor.
+    pub(super) fn refuse_unread(&self, part: Option<Component>) -> Result<(), WeightsError> {
+        let unread = |key: &&str| match part {
+            Some(c @ (Component::LatentUpsampler | Component::TemporalUpsampler)) => self.name(c, key).is_none(),
+            _ => self.keys.map(key).is_none() && !key.contains("per_channel_statistics."),
+        };
+        let mut keys = self.checkpoint.names().filter(unread);
+        let Some(key) = keys.next().map(String::from) else { return Ok(()) };
+        Err(WeightsError::Unread { path: self.checkpoint.path().to_path_buf(), key, others: keys.count() })
+    }
+}
+
+/// The modules of a latent upsampler.
+const UPSAMPLER_MODULES: [&str; 6] =
+    ["initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsample_res_blocks", "final_conv"];
+
+/// Tells what lies at a path; for a part, which one is asked for.
+pub(super) fn place(path: &Path, part: Option<Component>) -> Result<Place, WeightsError> {
+    if path.is_file() {
+        return match part {
+            Some(Component::Tokenizer) => Ok(Place::Part(path.parent().unwrap_or(Path::new("")).to_path_buf())),
+            Some(Component::TextEncoder) => PackedTextEncoder::open(path).map(|p| Place::TextEncoder(Box::new(p))),
+            _ => SingleFile::open(path, part).map(|s| Place::Single(Box::new(s))),
+        };
+    }
+    let holds = |c: Component| path.join(c.folder()).join(c.config_file()).is_file();
+    if let Some(component) = part {
+        return Ok(if holds(component) { Place::Model(path.into()) } else { Place::Part(path.into()) });
+    }
+    if path.join("model_index.json").is_file() || Component::ALL.into_iter().any(holds) {
+        return Ok(Place::Model(path.into()));
+    }
+    // A repository of Lightricks may hold nothing but single files: Checkpoint::open names them when there are several.
+    SingleFile::open(path, None).map(|s| Place::Single(Box::new(s)))
+}
+
+/// A component's tensor that only one generation has, and which.
+fn version_of_tensors(component: Component, tensors: &Checkpoint) -> Option<(Version, &'static str)> {
+    let telling = match component {
+        Component::Transformer => ["caption_projection.linear_1.weight", "prompt_adaln.linear.weight"],
+        Component::Connectors => ["text_proj_in.weight", "video_text_proj_in.weight"],
+        Component::Vocoder => ["conv_in.weight", "bwe_generator.conv_in.weight"],
+        _ => return None,
+    };
+    if component == Component::Transformer {
+        if tensors.contains(KEYFRAMES) {
+            return Some((Version::V2_5, KEYFRAMES));
+        }
+        // LTX-2.5's other difference: the feed-forward layers of video alone have no biases.
+        let [video, audio] = ["ff", "audio_ff"].map(|ff| format!("transformer_blocks.0.{ff}.net.0.proj"));
+        let has = |name: &str, end: &str| tensors.contains(&format!("{name}.{end}"));
+        if has(&video, "weight") && !has(&video, "bias") && has(&audio, "bias") && tensors.contains(telling[1]) {
+            return Some((Version::V2_5, "transformer_blocks.0.ff.net.0.proj.weight without a bias"));
+        }
+    }
+    [Version::V2_0, Version::V2_3].into_iter().zip(telling).find(|(_, name)| tensors.contains(name))
+}
+
+/// A tensor that LTX-2.5's transformer adds.
+const KEYFRAMES: &str = "keyframes_abs_pos_embedding";
+
+/// Refuses tensors of one generation under a configuration of the other.
+///
+/// # Errors
+/// As said, naming both files.
+pub(super) fn check_version(
+    component: Component,
+    tensors: &Checkpoint,
+    configured: Option<Version>,
+    config: &Path,
+) -> Result<(), WeightsError> {
+    match (version_of_tensors(component, tensors), configured) {
+        (Some((has, tensor)), Some(wants)) if has != wants => Err(WeightsError::Generation {
+            path: tensors.path().to_path_buf(),
+            component,
+            tensor,
+            has,
+            config: config.to_path_buf(),
+            wants,
+        }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,101 @@
+//! LTX-2.5's files as the commands see them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Output;
+
+use crate::support::single_file::{TINY, TINY_2_5, combined_parts, header_2_5, write};
+use crate::support::{self, needs};
+use ltx2::weights::{Component, ModelSource, Overrides};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn open(path: &Path) -> ModelSource {
+    ModelSource::open(path.to_str().expect("UTF-8"), &Overrides::default()).expect("opens")
+}
+
+fn check(arguments: &[&str]) -> Output {
+    support::ltx2().arg("check").args(arguments).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// With the published prefix and without it.
+#[needs(nothing)]
+fn a_transformer_file_is_the_one_of_its_folder() {
+    let dir = TempDir::new().expect("a folder");
+    let folder = open(Path::new(TINY_2_5));
+    let want = folder.config(Component::Transformer).expect("its own");
+    let prefixed = combined_parts(TINY_2_5, &[Component::Transformer]);
+    let bare: BTreeMap<_, _> = prefixed
+        .iter()
+        .map(|(key, tensor)| {
+            (key.strip_prefix("model.diffusion_model.").expect("a prefix").to_string(), tensor.clone())
+        })
+        .collect();
+    for tensors in [prefixed, bare] {
+        let file = dir.path().join("ltx-2.5-22b-dev-transformer-bf16.safetensors");
+        write(&file, &tensors, Some(&header_2_5()));
+        let single = open(&file);
+        for (key, value) in single.config(Component::Transformer).expect("derived").as_object().expect("an object") {
+            let same = |want: &Value| value == want || value.as_f64().zip(want.as_f64()).is_some_and(|(a, b)| a == b);
+            assert!(same(&want[key]), "{key}: {value}, not {}", want[key]);
+        }
+        let names = |s: &ModelSource| {
+            let tensors = s.checkpoint(Component::Transformer).expect("weights");
+            tensors.names().map(|n| (n.to_string(), tensors.shape(n).map(<[usize]>::to_vec))).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&single), names(&folder));
+
+        let checked = check(&[file.to_str().expect("UTF-8")]);
+        let said = text(&checked.stdout);
+        let count = format!("ok: {} tensors", tensors.len());
+        let line = |part: &str| said.lines().find(|line| line.starts_with(part)).unwrap_or_else(|| panic!("{said}"));
+        assert!(said.contains("LTX-2.5") && line("transformer ").contains(&count), "{said}");
+        for part in ["diffusion_decoder", "duration_head", "temporal_latent_upsampler", "text_encoder", "connectors"] {
+            assert!(line(part).ends_with("absent"), "{said}");
+        }
+        let base = "needs text_encoder, tokenizer, connectors, vae, audio_vae, vocoder";
+        assert_eq!(line("text_to_video"), format!("text_to_video: {base}"));
+        assert_eq!(line("two_stage"), format!("two_stage: {base}, latent_upsampler"));
+        let stderr = text(&checked.stderr);
+        assert!(checked.status.code() == Some(1) && stderr.contains("not complete: text_encoder"), "{stderr}");
+    }
+}
+
+#[needs(nothing)]
+fn parts_that_no_program_reads_are_listed() {
+    let dir = TempDir::new().expect("a folder");
+    let file = dir.path().join("all.safetensors");
+    let mut tensors = combined_parts(TINY_2_5, &[Component::Transformer]);
+    let some = tensors["model.diffusion_model.keyframes_abs_pos_embedding"].clone();
+    for key in ["duration_head.mlp_out.weight", "vae.decoder.conv_in_x_t.weight", "vae.decoder.norm_out.weight"] {
+        tensors.insert(key.into(), some.clone());
+    }
+    write(&file, &tensors, Some(&header_2_5()));
+    let checked = check(&[file.to_str().expect("UTF-8"), "--json"]);
+    let said: Value = serde_json::from_slice(&checked.stdout).expect("JSON");
+    assert_eq!(said["version"], "2.5");
+    let part = |name: &str| [&said["parts"][name]["state"], &said["parts"][name]["tensors"]].map(Value::to_string);
+    assert_eq!(part("diffusion_decoder"), ["\"no program\"", "2"]);
+    assert_eq!(part("duration_head"), ["\"no program\"", "1"]);
+    assert_eq!(part("transformer")[0], "\"ok\"");
+    assert_eq!(said["pipelines"]["hq"]["ready"], false);
+    assert_eq!(said["pipelines"]["text_to_video"], said["text_to_video"]);
+}
+
+/// One line that names file, key and cure, before anything else is read.
+#[needs(nothing)]
+fn gemma_3_is_refused() {
+    let encoder = format!("{TINY}/text_encoder");
+    let checked = check(&[TINY_2_5, "--text-encoder", &encoder]);
+    let said = text(&checked.stderr);
+    assert_eq!(checked.status.code(), Some(1), "{said}");
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+    let cure = "give LTX-2.5's own, text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors";
+    for words in [&format!("{encoder}/config.json: `model_type` = gemma3"), "is the transformer of LTX-2.5", cure] {
+        assert!(errors.len() == 1 && errors[0].contains(words), "{said}");
+    }
+}
