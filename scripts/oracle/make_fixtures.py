@@ -6,6 +6,7 @@ import argparse
 import shutil
 
 import cases_decoders
+import cases_gemma4
 import cases_images
 import cases_lora
 import cases_pipeline
@@ -42,6 +43,7 @@ def main():
     components = {
         **cases_transformer.COMPONENTS,
         **cases_text.COMPONENTS,
+        **cases_gemma4.COMPONENTS,
         **cases_decoders.COMPONENTS,
         **cases_pipeline.COMPONENTS,
         **cases_tiles.COMPONENTS,

@@ -33,6 +33,13 @@ const INERT: [(&str, &[Inert]); 3] = [
             inert("dtype"),
             inert("torch_dtype"),
             inert("transformers_version"),
+            // Which transformer it was trained for, which is compared where the model is opened.
+            inert("gemma_version"),
+            // What other sizes of the family have, switched off.
+            inert("vocab_size_per_layer_input"),
+            off("num_experts"),
+            off("top_k_experts"),
+            off("moe_intermediate_size"),
             // Training and generation.
             inert("attention_dropout"),
             inert("initializer_range"),
@@ -46,8 +53,17 @@ const INERT: [(&str, &[Inert]); 3] = [
             inert("eos_token_id"),
             inert("pad_token_id"),
             inert("max_position_embeddings"),
-            // Images, which prompts do not hold.
+            // Images, films and sound, which prompts do not hold.
             inert("vision_config"),
+            inert("audio_config"),
+            inert("image_token_id"),
+            inert("video_token_id"),
+            inert("audio_token_id"),
+            inert("boi_token_id"),
+            inert("eoi_token_id"),
+            inert("boa_token_id"),
+            inert("eoa_token_index"),
+            inert("vision_soft_tokens_per_image"),
             inert("boi_token_index"),
             inert("eoi_token_index"),
             inert("image_token_index"),

@@ -3,16 +3,22 @@
 use serde_json::Value;
 
 use super::gemma3::{self, Gemma3Config};
+use super::gemma4::Gemma4Config;
 use super::text_encoder::TextEncoder;
 use super::{ConfigError, unsupported};
 
 type Reader = fn(&Value) -> Result<Box<dyn TextEncoder>, ConfigError>;
 
 /// Model types and their readers.
-const FAMILIES: [(&str, Reader); 2] = [("gemma3", gemma3), ("gemma3_text", gemma3)];
+const FAMILIES: [(&str, Reader); 4] =
+    [("gemma3", gemma3), ("gemma3_text", gemma3), ("gemma4_unified", gemma4), ("gemma4_unified_text", gemma4)];
 
 fn gemma3(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
     Ok(Box::new(Gemma3Config::from_json(json)?))
+}
+
+fn gemma4(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
+    Ok(Box::new(Gemma4Config::from_json(json)?))
 }
 
 /// Reads the configuration of a text encoder of any family.
@@ -23,6 +29,6 @@ pub(crate) fn text_encoder(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigE
     let name = json.get("model_type").and_then(Value::as_str).unwrap_or("not given");
     match FAMILIES.iter().find(|(known, _)| *known == name) {
         Some((_, read)) => read(json),
-        None => Err(unsupported(gemma3::COMPONENT, "model_type", name, "gemma3")),
+        None => Err(unsupported(gemma3::COMPONENT, "model_type", name, "gemma3 or gemma4_unified")),
     }
 }

@@ -5,7 +5,9 @@ pub(crate) mod config_keys;
 pub mod connectors;
 pub mod families;
 pub(crate) mod feed_forward;
+pub(crate) mod gemma;
 pub mod gemma3;
+pub mod gemma4;
 pub mod presets;
 #[cfg(test)]
 pub(crate) mod testing;

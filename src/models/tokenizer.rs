@@ -1,13 +1,16 @@
 //! From a prompt to token ids, as the reference prepares them: white space stripped, BOS in front, no EOS, cut on the
 //! right, padded on the **left** to a fixed length.
-//!
-//! `write_byte_tokenizer` writes a small tokenizer of the same make for models with random weights.
+
+mod bytes;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
+
+use self::bytes::byte_tokenizer;
+pub(crate) use self::bytes::write_byte_tokenizer;
 
 const MODEL_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
@@ -49,15 +52,28 @@ pub struct TokenizerRules {
     /// Name of the last token, which pads where there is no other.
     pub(crate) eos: &'static str,
     pub(crate) pad: &'static str,
-    /// Whether the token in front is added.
-    pub(crate) prepends_bos: bool,
+    pub(crate) front: BosRule,
+}
+
+/// Whether prompts begin with the token in front.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BosRule {
+    /// Unless `tokenizer_config.json` says otherwise.
+    Configured,
+    /// If `tokenizer.json` adds it, as transformers' tokenizers do.
+    AsAdded,
+    /// Always: what does not begin with it gets it.
+    Forced,
 }
 
 /// A model's tokenizer.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// The token in front, where prompts get one.
     bos: Option<i32>,
+    /// Whether a prompt that begins with it by itself gets no second.
+    once: bool,
     pad: i32,
 }
 
@@ -124,14 +140,30 @@ impl Tokenizer {
         let name = |key: &str, default: &str| {
             [config, special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
         };
-        let bos = match config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(rules.prepends_bos) {
-            true => Some(id(&name("bos_token", rules.bos))?),
-            false => None,
+        let configured = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(true);
+        // What is added to a prompt of nothing; more than the token in front is refused.
+        let added = match rules.front {
+            BosRule::Configured => None,
+            BosRule::AsAdded | BosRule::Forced => match encode(&inner, "", true)?.get_ids() {
+                [] => None,
+                [one] => Some(*one as i32),
+                several => {
+                    let why = format!("adds {several:?} to every prompt, where the text encoder takes BOS alone");
+                    return Err(TokenizerError::Content { file, why });
+                }
+            },
         };
+        let bos = match (rules.front, added) {
+            (BosRule::Configured, _) if !configured => None,
+            (BosRule::AsAdded, added) => added,
+            (BosRule::Forced, Some(added)) => Some(added),
+            (BosRule::Configured | BosRule::Forced, _) => Some(id(&name("bos_token", rules.bos))?),
+        };
+        let once = rules.front == BosRule::Forced && added.is_none();
         // A tokenizer without a pad token pads with EOS, as the reference does.
         let pad = name("pad_token", rules.pad);
         let pad = id(&pad).or_else(|e| id(&name("eos_token", rules.eos)).map_err(|_| e))?;
-        Ok(Self { inner, bos, pad })
+        Ok(Self { inner, bos, once, pad })
     }
 
     /// Encodes a prompt to exactly `max_len` ids.
@@ -142,12 +174,13 @@ impl Tokenizer {
         if max_len == 0 {
             return Err(TokenizerError::Length(max_len));
         }
-        let encoded = contained(|| self.inner.encode_fast(strip(prompt), false).map_err(|e| e.to_string()));
-        let encoded = encoded.map_err(TokenizerError::Encode)?;
+        let encoded = encode(&self.inner, strip(prompt), false)?;
         let words = encoded.get_ids();
-        let kept = words.len().min(max_len - usize::from(self.bos.is_some()));
-        let tokens = self.bos.into_iter().chain(words[..kept].iter().map(|id| *id as i32));
-        let pads = max_len - kept - usize::from(self.bos.is_some());
+        let begins_with = |bos: i32| words.first().is_some_and(|first| *first as i32 == bos);
+        let bos = self.bos.filter(|&bos| !(self.once && begins_with(bos)));
+        let kept = words.len().min(max_len - usize::from(bos.is_some()));
+        let tokens = bos.into_iter().chain(words[..kept].iter().map(|id| *id as i32));
+        let pads = max_len - kept - usize::from(bos.is_some());
         let ids: Vec<i32> = std::iter::repeat_n(self.pad, pads).chain(tokens).collect();
         let mask = (0..max_len).map(|i| i32::from(i >= pads)).collect();
         Ok(Encoding { ids, mask, cut: words.len() - kept })
@@ -157,6 +190,11 @@ impl Tokenizer {
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
+}
+
+/// The ids of a text, with what `tokenizer.json` adds to every text or without.
+fn encode(inner: &tokenizers::Tokenizer, text: &str, add: bool) -> Result<tokenizers::Encoding, TokenizerError> {
+    contained(|| inner.encode_fast(text, add).map_err(|e| e.to_string())).map_err(TokenizerError::Encode)
 }
 
 /// A tokenizer from the bytes of its file.
@@ -212,85 +250,16 @@ fn token_name(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
 
-/// The special tokens of Gemma, in the order of their ids.
-const SPECIAL: [&str; 4] = ["<pad>", "<eos>", "<bos>", "<unk>"];
-/// transformers adds this token to a vocabulary that lacks it; having it last keeps the vocabulary as written.
-const MASK: &str = "<mask>";
-
-/// The tokens of the byte tokenizer: special ones, 256 bytes, `▁` for the space, printable ASCII.
-fn byte_tokens() -> impl Iterator<Item = String> {
-    SPECIAL
-        .iter()
-        .map(|t| (*t).to_owned())
-        .chain((0..256).map(|byte| format!("<0x{byte:02X}>")))
-        .chain(std::iter::once("▁".to_owned()))
-        .chain(('!'..='~').map(String::from))
-        .chain(std::iter::once(MASK.to_owned()))
-}
-
-/// Model, configuration and special tokens of the byte tokenizer.
-fn byte_tokenizer() -> [Value; 3] {
-    let tokens: Vec<String> = byte_tokens().collect();
-    let vocab: Map<String, Value> = tokens.iter().zip(0..).map(|(t, id)| (t.clone(), Value::from(id))).collect();
-    let added: Vec<Value> = SPECIAL
-        .iter()
-        .chain(std::iter::once(&MASK))
-        .map(|t| {
-            json!({"id": vocab[*t], "content": t, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true})
-        })
-        .collect();
-    let (bos, sequence) = (
-        json!({"SpecialToken": {"id": "<bos>", "type_id": 0}}),
-        |s: &str, t: u32| json!({"Sequence": {"id": s, "type_id": t}}),
-    );
-    let model = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added,
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [bos, sequence("A", 0)],
-            "pair": [bos, sequence("A", 0), {"SpecialToken": {"id": "<bos>", "type_id": 1}}, sequence("B", 1)],
-            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}},
-        },
-        "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
-        ]},
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-            "vocab": vocab, "merges": [],
-        },
-    });
-    let names = json!({"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>",
-        "mask_token": MASK});
-    let config = json!({"tokenizer_class": "GemmaTokenizer", "add_bos_token": true, "add_eos_token": false,
-        "clean_up_tokenization_spaces": false, "model_max_length": 1024, "padding_side": "left",
-        "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": MASK});
-    [model, config, names]
-}
-
-/// Writes a tokenizer of Gemma's make with a tiny vocabulary: special tokens, 256 bytes, `▁` for the space, printable
-/// ASCII; no merges, so every other character becomes its UTF-8 bytes. Returns the vocabulary's size.
-pub(crate) fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
-    std::fs::create_dir_all(dir).map_err(|source| TokenizerError::Write { file: dir.to_path_buf(), source })?;
-    for (name, content) in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE].into_iter().zip(byte_tokenizer()) {
-        let file = dir.join(name);
-        std::fs::write(&file, format!("{content:#}\n")).map_err(|source| TokenizerError::Write { file, source })?;
-    }
-    Ok(byte_tokens().count())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde::Deserialize;
 
-    const RULES: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", prepends_bos: true };
+    const RULES: TokenizerRules = rules(BosRule::Configured);
+
+    const fn rules(front: BosRule) -> TokenizerRules {
+        TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front }
+    }
 
     #[derive(Deserialize)]
     struct Fixture {
@@ -333,6 +302,67 @@ mod tests {
                 let mask = [vec![0; case.pads], vec![1; case.ids.len()]].concat();
                 assert_eq!((got.mask, got.cut), (mask, case.cut), "{name}");
             }
+        }
+    }
+
+    #[derive(Deserialize)]
+    struct FrontFixture {
+        prompts: Vec<String>,
+        max_length: usize,
+        cases: Vec<Front>,
+    }
+
+    /// Files that differ in what they say of the token in front, and the ids that transformers gives then.
+    #[derive(Deserialize)]
+    struct Front {
+        config: Value,
+        adds: bool,
+        ids: Vec<Vec<i32>>,
+    }
+
+    fn opened(json: &Value, config: &Value, front: BosRule) -> Result<Tokenizer, TokenizerError> {
+        let folder = Path::new("folder");
+        let inner = model(&folder.join(MODEL_FILE), json.to_string().as_bytes())?;
+        Tokenizer::with(folder, inner, &rules(front), config, &Value::Null)
+    }
+
+    #[test]
+    fn the_token_in_front_is_as_added_or_forced() {
+        let text = std::fs::read(fixtures().join("bos.json")).expect("the fixture is there");
+        let fixture: FrontFixture = serde_json::from_slice(&text).expect("the fixture parses");
+        assert_eq!(fixture.cases.len(), 5);
+        for case in fixture.cases {
+            let [mut json, ..] = byte_tokenizer();
+            if !case.adds {
+                json["post_processor"] = Value::Null;
+            }
+            let open = |front| opened(&json, &case.config, front).expect("opens");
+            let [own, forced] = [BosRule::AsAdded, BosRule::Forced].map(open);
+            for (prompt, ids) in fixture.prompts.iter().zip(&case.ids) {
+                let kept = |tokenizer: &Tokenizer| {
+                    let got = tokenizer.encode(prompt, fixture.max_length).expect("encodes");
+                    let pads = got.mask.iter().filter(|m| **m == 0).count();
+                    (got.ids[pads..].to_vec(), got.cut)
+                };
+                assert_eq!(kept(&own).0, *ids, "{prompt:?}, {}", case.config);
+                let mut begun = ids.clone();
+                if begun.first() != Some(&2) {
+                    begun.insert(0, 2);
+                }
+                begun.truncate(fixture.max_length);
+                assert_eq!(kept(&forced).0, begun, "{prompt:?}, {}", case.config);
+            }
+        }
+    }
+
+    #[test]
+    fn more_than_the_token_in_front_is_refused() {
+        let [mut json, config, _] = byte_tokenizer();
+        json["post_processor"]["single"] = json!([{"SpecialToken": {"id": "<bos>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<bos>", "type_id": 0}}]);
+        for front in [BosRule::AsAdded, BosRule::Forced] {
+            let e = opened(&json, &config, front).expect_err("refused").to_string();
+            assert_eq!(e, "folder/tokenizer.json: adds [2, 2] to every prompt, where the text encoder takes BOS alone");
         }
     }
 

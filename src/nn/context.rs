@@ -136,6 +136,13 @@ impl Context {
         Some((placed.sharding, placement))
     }
 
+    /// Whether a tensor of this name, and of this shape in one layer, has a placement already.
+    pub(super) fn is_recorded(&self, placement: &Placement) -> bool {
+        let of_layer = |p: &Placement| p.ty.dims[usize::from(p.axes.first() == Some(&Axis::Layers))..].to_vec();
+        let same = |p: &Placement| p.tensor == placement.tensor && of_layer(p) == of_layer(placement);
+        self.placements.borrow().iter().any(same)
+    }
+
     pub(super) fn record(&self, placement: Placement) {
         self.placements.borrow_mut().push(placement);
     }

@@ -49,7 +49,7 @@ impl LayerTensor {
 }
 
 impl Params {
-    fn numbered(&self, name: &str, number: Number) -> Params {
+    pub(super) fn numbered(&self, name: &str, number: Number) -> Params {
         let mut below = self.pp(name);
         below.layer = Some(Layer { at: below.prefix.len(), number });
         below.pp("*")
@@ -103,10 +103,11 @@ impl Params {
         init: &[Value],
         body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
-        let part = layers.len() < count;
+        let label = (layers.len() < count).then(|| format!("{}-{}", layers.start, layers.end - 1).into());
         self.builder().repeat(layers.len(), init, |index, carried| {
             let of_all = if layers.start == 0 { index.clone() } else { index + layers.start as f64 };
-            let number = Number::Counted { layers: layers.clone(), part, index: index.clone(), of_all: of_all.clone() };
+            let layers = layers.clone().collect();
+            let number = Number::Counted { layers, label: label.clone(), index: index.clone(), of_all: of_all.clone() };
             body(&self.numbered(name, number), &of_all, carried)
         })
     }

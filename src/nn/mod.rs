@@ -8,6 +8,7 @@ mod context_parallel;
 mod conv;
 mod halo;
 mod kv_stack;
+mod layer_kinds;
 mod layers;
 mod layout;
 mod linear;
@@ -30,6 +31,7 @@ pub(crate) use conv::{conv_transpose1d, conv_transpose1d_at, conv1d, conv2d, dep
 pub use halo::Padding;
 pub(crate) use halo::SpatialShards;
 pub(crate) use kv_stack::{KvStack, KvTensors};
+pub(crate) use layer_kinds::KindLayer;
 pub(crate) use layers::LayerTensor;
 pub(crate) use layout::Override;
 pub use layout::{Axis, Layout, LayoutError, Rule};

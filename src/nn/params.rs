@@ -6,7 +6,7 @@
 //! the platform unrolls the loop. Loading, random initialisation, placement, counts and memory estimates all read
 //! that list.
 
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::rc::Rc;
 
 use super::build::{Build, Quantization};
@@ -28,12 +28,13 @@ pub(super) struct Layer {
 pub(super) enum Number {
     /// One layer of an unrolled loop: its parameters are arguments of their own.
     Fixed(usize),
-    /// The current layer of a loop over some of all: its parameters are slices of stacks of theirs.
+    /// The current layer of a loop: its parameters are slices of a stack over some of all layers.
     Counted {
-        layers: Range<usize>,
-        /// Whether there are others.
-        part: bool,
-        /// Its place among those of the loop, and among all.
+        /// The layers of the stack, in order.
+        layers: Rc<[usize]>,
+        /// Name of the stack among several; none if it is of all layers.
+        label: Option<Rc<str>>,
+        /// Its place in the stack, and among all layers.
         index: Value,
         of_all: Value,
     },
@@ -86,7 +87,7 @@ impl Params {
     pub(crate) fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
         let first = match self.layer.as_ref().map(|l| &l.number) {
             Some(Number::Fixed(l)) => Some(*l),
-            Some(Number::Counted { layers, .. }) => Some(layers.start),
+            Some(Number::Counted { layers, .. }) => layers.first().copied(),
             None => None,
         };
         let is_quantized = self.context.quantization != Quantization::None && first.is_some_and(narrow);
@@ -118,7 +119,7 @@ impl Params {
         let layer = |at: usize, number: usize| format!("{}.{number}{}", &key[..at], &key[at + 2..]);
         match &self.layer {
             Some(Layer { at, number: Number::Counted { layers, .. } }) => {
-                layers.clone().map(|l| layer(*at, l)).collect()
+                layers.iter().map(|l| layer(*at, *l)).collect()
             }
             Some(Layer { at, number: Number::Fixed(l) }) => vec![layer(*at, *l)],
             None => vec![key.to_string()],
@@ -160,8 +161,8 @@ impl Params {
         let key = self.key(name);
         let source = Source::View { key: key.clone(), shape: view.stored.to_vec(), strides: view.strides.to_vec() };
         let number = Number::Counted {
-            layers: 0..view.parts,
-            part: false,
+            layers: (0..view.parts).collect(),
+            label: None,
             index: view.index.clone(),
             of_all: view.index.clone(),
         };
@@ -184,13 +185,12 @@ impl Params {
 
     /// A parameter as it is stored, the current layer's.
     fn stored(&self, key: &str, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
-        // Rules speak of all layers alike; only the argument has a layer's number, or those of a part of them.
+        // Rules speak of all layers alike; only the argument has a layer's number, or the label of a part of them.
         let rules = format!("{}.{key}", self.component);
         let name = match &self.layer {
             Some(Layer { number: Number::Fixed(_), .. }) => format!("{}.{}", self.component, self.keys(key)[0]),
-            Some(Layer { at, number: Number::Counted { layers, part: true, .. } }) => {
-                let (first, last) = (layers.start, layers.end - 1);
-                format!("{}.{}.{first}-{last}{}", self.component, &key[..*at], &key[at + 2..])
+            Some(Layer { at, number: Number::Counted { label: Some(label), .. } }) => {
+                format!("{}.{}.{label}{}", self.component, &key[..*at], &key[at + 2..])
             }
             _ => rules.clone(),
         };
@@ -258,13 +258,13 @@ impl Params {
         placed: Result<Option<Placed>, LayoutError>,
     ) -> Option<Sharding> {
         let (sharding, placement) = self.context.placed(name, ty, axes, role, placed)?;
-        // Layers are placed alike: the first speaks for all.
+        // Layers are placed alike: the first of each shape speaks for all.
         let is_later = match self.layer.as_ref().map(|l| &l.number) {
             Some(Number::Fixed(l)) => *l > 0,
-            Some(Number::Counted { layers, .. }) => layers.start > 0,
+            Some(Number::Counted { layers, .. }) => layers.first().is_some_and(|l| *l > 0),
             None => false,
         };
-        if !is_later {
+        if !is_later || !self.is_recorded(&placement) {
             self.record(placement);
         }
         Some(sharding)

@@ -12,6 +12,7 @@ use crate::models::connectors::{self, ConnectorsConfig};
 use crate::models::families;
 use crate::models::presets::Preset;
 use crate::models::text_encoder::TextEncoder;
+use crate::models::tokenizer::TokenizerRules;
 use crate::models::transformer::TransformerConfig;
 use crate::models::upsampler::{self, UpsamplerConfig};
 use crate::models::video_vae::{Pixels, VideoVaeConfig};
@@ -30,11 +31,13 @@ pub struct ModelConfigs {
     layers: Option<usize>,
     /// Whether a vocoder of two stages limits the first.
     vocoder_clamp: bool,
+    /// Whether prompts are tokenized as Lightricks' code has it, or else as diffusers.
+    official_tokens: bool,
 }
 
 impl From<Origin> for ModelConfigs {
     fn from(origin: Origin) -> Self {
-        ModelConfigs { origin, layers: None, vocoder_clamp: true }
+        ModelConfigs { origin, layers: None, vocoder_clamp: true, official_tokens: true }
     }
 }
 
@@ -80,7 +83,8 @@ impl ModelConfigs {
     /// The same model as a configuration has it run.
     #[must_use]
     pub(crate) fn for_run(self, config: &Config) -> Self {
-        self.with_vocoder_clamp(config.vocoder.stage1_clamp != Reference::Diffusers)
+        let official_tokens = config.reference != Reference::Diffusers;
+        ModelConfigs { official_tokens, ..self.with_vocoder_clamp(config.vocoder.stage1_clamp != Reference::Diffusers) }
     }
 
     /// The transformer's.
@@ -93,6 +97,11 @@ impl ModelConfigs {
     /// The text encoder's.
     pub(crate) fn text_encoder(&self) -> Result<Box<dyn TextEncoder>> {
         self.read(Component::TextEncoder, families::text_encoder)
+    }
+
+    /// How prompts become token ids.
+    pub(crate) fn tokenizer(&self) -> Result<&'static TokenizerRules> {
+        Ok(self.text_encoder()?.tokenizer(self.official_tokens))
     }
 
     /// The connectors'.

@@ -55,11 +55,10 @@ impl Model {
     /// # Errors
     /// Those of [`Model::open`] and [`Model::random`].
     pub fn of(config: &Config) -> Result<Self> {
-        let model = match origin::of_run(config)? {
-            (_, Weights::Files(source)) => Model::open(&source),
-            (origin, Weights::Random(seed)) => Model::random(origin, seed),
-        }?;
-        Ok(Model { configs: model.configs.for_run(config), ..model })
+        match origin::of_run(config)? {
+            (_, Weights::Files(source)) => Model::read(&source, ModelConfigs::of(&source).for_run(config)),
+            (origin, Weights::Random(seed)) => Model::drawn(ModelConfigs::from(origin).for_run(config), seed),
+        }
     }
 
     /// A model of random weights, drawn from `seed`: configurations and tokenizer of its files where they are here.
@@ -67,23 +66,26 @@ impl Model {
     /// # Errors
     /// An unusable configuration or tokenizer, by name.
     pub fn random(origin: Origin, seed: u64) -> Result<Self> {
-        let files = match &origin {
+        Model::drawn(ModelConfigs::from(origin), seed)
+    }
+
+    fn drawn(configs: ModelConfigs, seed: u64) -> Result<Self> {
+        let files = match configs.origin() {
             Origin::Files(source) => source.tokenizer().ok(),
             Origin::Preset(_) => None,
         };
         tracing::warn!(
             "RANDOM WEIGHTS of {} (seed {seed}), made on the device: what they paint is noise. Stand-ins too: latent \
              statistics (mean 0, deviation 1){}",
-            origin.name(),
+            configs.origin().name(),
             if files.is_some() { "" } else { ", tokenizer (bytes)" }
         );
-        let configs = ModelConfigs::from(origin);
-        let encoder = configs.text_encoder()?;
+        let rules = configs.tokenizer()?;
         let tokenizer = match &files {
-            Some(files) => tokenizer(files, encoder.tokenizer())?,
-            None => Tokenizer::bytes(encoder.tokenizer())?,
+            Some(files) => tokenizer(files, rules)?,
+            None => Tokenizer::bytes(rules)?,
         };
-        let vocabulary = encoder.vocab_size();
+        let vocabulary = configs.text_encoder()?.vocab_size();
         if tokenizer.vocab_size() > vocabulary {
             let ids = tokenizer.vocab_size();
             let message = format!("the tokenizer has {ids} ids, the text encoder knows {vocabulary}");
@@ -105,9 +107,12 @@ impl Model {
     /// # Errors
     /// A missing or unusable part, by name.
     pub fn open(source: &Arc<ModelSource>) -> Result<Self> {
+        Model::read(source, ModelConfigs::of(source))
+    }
+
+    fn read(source: &Arc<ModelSource>, configs: ModelConfigs) -> Result<Self> {
         source.require(needed_components())?;
         source.refuse_unread()?;
-        let configs = ModelConfigs::of(source);
         let (vae, audio) = (configs.video_vae()?, configs.audio_vae()?);
         // Headers are read now, so that a damaged file is found before anything has run.
         for part in needed_components().filter(|p| p.weights_stem().is_some()) {
@@ -125,7 +130,7 @@ impl Model {
             video: statistics(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
             audio: statistics(Component::AudioVae, audio.base_channels, 1.0)?,
         };
-        let tokenizer = tokenizer(&source.tokenizer()?, configs.text_encoder()?.tokenizer())?;
+        let tokenizer = tokenizer(&source.tokenizer()?, configs.tokenizer()?)?;
         Model::with(configs, tokenizer, statistics, Weights::Files(source.clone()))
     }
 

@@ -3,10 +3,14 @@
 use ltx2::pipeline::setup;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::path::Path;
 
 use crate::support::{LAYOUTS, devices_of, needs};
 use ltx2::config::presets::CONFIGS;
 use ltx2::config::{CliOverrides, Config, load};
+use ltx2::models::connectors::ConnectorsConfig;
+use ltx2::models::gemma4::{self, Gemma4Config};
+use ltx2::models::presets::Preset;
 use ltx2::pipeline::programs::{ProgramKind, Programs};
 use sha2::{Digest, Sha256};
 
@@ -201,6 +205,43 @@ fn every_program_is_what_it_was() {
         started.into_iter().map(|thread| thread.join().expect("its programs are written")).collect()
     });
     insta::assert_snapshot!(parts.concat());
+}
+
+/// Gemma-4 at the published sizes, both prompts in one pass; of the tiny ones too, with layers in no pattern.
+#[needs(nothing)]
+fn the_text_encoder_of_ltx_2_5_is_what_it_was() {
+    let json = |file: String| -> serde_json::Value {
+        serde_json::from_str(&std::fs::read_to_string(&file).expect("a fixture")).expect("JSON")
+    };
+    let models = Path::new("tests/fixtures/models");
+    let projection = |model: &str| match model {
+        "gemma4_12b" => Preset::named("ltx2_3").unwrap().config("connectors").unwrap().clone(),
+        tiny => json(format!("{}/{tiny}/connectors/config.json", models.display())),
+    };
+    let mut table = String::new();
+    for (model, platform, layout, mesh) in [
+        ("gemma4_12b", CPU, "replicated", "data=1"),
+        ("gemma4_12b", CUDA, "replicated", "data=1"),
+        ("gemma4_12b", V5P, "replicated", "data=1"),
+        ("gemma4_12b", V5P, "tensor", "tensor=8"),
+        ("gemma4_12b", ("tpu", "TPU v6 lite"), "fsdp-ulysses", "fsdp=2,context=4"),
+        ("gemma4_12b", ("tpu", "TPU7x"), "cfg-ulysses", "cfg=2,context=4"),
+        ("gemma4_12b", CUDA, "tensor-encoder", "cfg=2,context=2,tensor=2"),
+        ("gemma4_a", CPU, "replicated", "data=1"),
+        ("gemma4_b", CPU, "replicated", "data=1"),
+        ("gemma4_b", CPU, "tensor", "tensor=2"),
+    ] {
+        let devices = devices_of(mesh);
+        let given = Case::new("ltx2_3", platform).set("layout", layout).on(mesh, devices).config();
+        let build = setup::build(&given, devices, platform.0, platform.1).expect("a layout");
+        let encoder = json(format!("{}/{model}/text_encoder/config.json", models.display()));
+        let encoder = Gemma4Config::from_json(&encoder).expect("valid");
+        let connectors = ConnectorsConfig::from_json(&projection(model)).expect("valid");
+        let network = gemma4::program(&encoder, Some(&connectors), 2, 1024, &build).expect("builds");
+        let _ = writeln!(table, "{model} {} '{}', {layout}, {mesh}", platform.0, platform.1);
+        let _ = writeln!(table, "  text_encoder    {}", hash(&network.program.text));
+    }
+    insta::assert_snapshot!(table);
 }
 
 #[needs(nothing)]

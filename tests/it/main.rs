@@ -14,6 +14,7 @@ mod context_parallel;
 mod fuzz_regression;
 mod fuzz_seeds;
 mod gather;
+mod gemma4;
 mod images;
 mod kernels;
 mod keyframes;

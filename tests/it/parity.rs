@@ -146,7 +146,7 @@ fn upsampler() {
 }
 
 /// The rows of valid tokens: what a padded position holds is nowhere read.
-fn valid(t: &Tensor, mask: &Tensor) -> Tensor {
+pub fn valid(t: &Tensor, mask: &Tensor) -> Tensor {
     let (mut values, mask) = (t.to_f32(), mask.to_f32());
     for (at, keep) in mask.indexed_iter() {
         if *keep == 0.0 {

@@ -5,21 +5,9 @@ use serde_json::Value;
 
 use crate::defaults::with_defaults;
 use crate::models::config_keys::refuse_unread;
+use crate::models::gemma::{COMPONENT, LayerKind, every, listed};
 use crate::models::{ConfigError, parse_config, require, unsupported};
 use crate::nn::Heads;
-
-/// The model folder's name.
-pub(crate) const COMPONENT: &str = "text_encoder";
-
-/// Span that a layer attends to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LayerKind {
-    /// The last `sliding_window` tokens.
-    SlidingAttention,
-    /// Every earlier token.
-    FullAttention,
-}
 
 /// RoPE of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -133,18 +121,11 @@ impl Gemma3ConfigFile {
 
     /// The kind of every layer: a list, or a full layer every so many.
     fn layers(&self) -> Result<Vec<LayerKind>, ConfigError> {
-        let Some(listed) = &self.layer_types else {
-            let pattern = self.sliding_window_pattern.or(self._sliding_window_pattern).unwrap_or(6);
-            require(pattern > 0, COMPONENT, "sliding_window_pattern", pattern, "a positive number")?;
-            let kind = |i: usize| match (i + 1).is_multiple_of(pattern) {
-                true => LayerKind::FullAttention,
-                false => LayerKind::SlidingAttention,
-            };
-            return Ok((0..self.num_hidden_layers).map(kind).collect());
-        };
-        let supported = "one entry for each of num_hidden_layers";
-        require(listed.len() == self.num_hidden_layers, COMPONENT, "layer_types", listed.len(), supported)?;
-        Ok(listed.clone())
+        let pattern = self.sliding_window_pattern.or(self._sliding_window_pattern).unwrap_or(6);
+        match &self.layer_types {
+            Some(kinds) => listed(kinds, self.num_hidden_layers),
+            None => every(pattern, self.num_hidden_layers),
+        }
     }
 }
 

@@ -5,6 +5,8 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use config::COMPONENT;
-pub use config::{Gemma3Config, LayerKind};
+pub use config::Gemma3Config;
+
+pub(crate) use super::gemma::COMPONENT;
+pub use super::gemma::LayerKind;
 pub use model::{TOKENIZER, program};

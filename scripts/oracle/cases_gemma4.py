@@ -1,0 +1,189 @@
+"""Fixtures of LTX-2.5's text encoder: Gemma 4 and the text projection behind it."""
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from diffusers.pipelines.ltx2 import LTX2TextConnectors
+from transformers import AutoTokenizer, Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
+
+import cases_text
+from common import FIXTURES, MODELS, generator, keeps, randn, randomise, relative_l2, show, write_case
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+# `gemma4_a` has the topology of the 12B. `gemma4_b` has other numbers wherever the class allows it, and layers in no pattern.
+# `gemma4_c` has projections of its own for the values of full layers, and RoPE of every pair there.
+GEMMA4 = {
+    "gemma4_a": dict(
+        hidden_size=24, intermediate_size=32, num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        sliding_window=6, attention_k_eq_v=True, num_global_key_value_heads=1, global_head_dim=16,
+        final_logit_softcapping=30.0,
+    ),
+    "gemma4_b": dict(
+        hidden_size=18, intermediate_size=26, num_hidden_layers=7, num_attention_heads=6, num_key_value_heads=3, head_dim=8,
+        sliding_window=5, attention_k_eq_v=True, num_global_key_value_heads=2, global_head_dim=12, rms_norm_eps=1e-5,
+        use_bidirectional_attention=None,
+        layer_types=[_SLIDING, _FULL, _SLIDING, _SLIDING, _FULL, _FULL, _FULL],
+        rope_parameters={
+            _SLIDING: {"rope_type": "default", "rope_theta": 500.0},
+            _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 50_000.0, "factor": 4.0},
+        },
+    ),
+    "gemma4_c": dict(
+        hidden_size=20, intermediate_size=28, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=4, head_dim=6,
+        sliding_window=3, global_head_dim=10, layer_types=[_FULL, _SLIDING, _FULL] * 2,
+        rope_parameters={
+            _SLIDING: {"rope_type": "proportional", "partial_rotary_factor": 0.75, "rope_theta": 1000.0},
+            _FULL: {"rope_type": "default", "rope_theta": 80_000.0},
+        },
+    ),
+}
+# The published 12B, of which only the configuration is written.
+_PUBLISHED = dict(
+    hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8,
+    attention_k_eq_v=True, num_global_key_value_heads=1, final_logit_softcapping=30.0,
+)
+# Written in the publisher's spelling of what full layers have otherwise.
+_PUBLISHED_SPELLING = {"gemma4_b"}
+_VOCABULARY = 96
+
+
+def _connectors(text):
+    """The smallest connectors behind these hidden states: their projections are what the text encoder runs."""
+    return LTX2TextConnectors(
+        caption_channels=text["hidden_size"], text_proj_in_factor=text["num_hidden_layers"] + 1,
+        video_connector_num_attention_heads=2, video_connector_attention_head_dim=8, video_connector_num_layers=1,
+        video_connector_num_learnable_registers=4, video_gated_attn=True, audio_connector_num_attention_heads=2,
+        audio_connector_attention_head_dim=4, audio_connector_num_layers=1, audio_connector_num_learnable_registers=4,
+        audio_gated_attn=True, rope_type="split", per_modality_projections=True, video_hidden_dim=16, audio_hidden_dim=8,
+        proj_bias=True,
+    )
+
+
+def _text_encoder(name):
+    """The smallest towers beside the text stack, as the published repository has them."""
+    config = Gemma4UnifiedConfig(
+        text_config=dict(GEMMA4[name], vocab_size=_VOCABULARY, max_position_embeddings=256),
+        vision_config=dict(mm_embed_dim=4, output_proj_dims=4, mm_posemb_size=4, patch_size=2),
+        audio_config=dict(audio_embed_dim=4),
+    )
+    model = randomise(Gemma4UnifiedForConditionalGeneration(config), f"{name}/text_encoder")
+    for key, tensor in model.state_dict().items():
+        if key.endswith("norm.weight"):
+            # Norms multiply by their weight itself, which other generations of Gemma do not.
+            tensor.copy_(1.0 + 0.25 * torch.randn(tensor.shape, generator=generator(name, key)))
+        elif key.endswith("layer_scalar"):
+            tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator(name, key)))
+    return model
+
+
+def _in_published_spelling(path, config):
+    """Rewrites config.json: transformers saves an entry for each full layer."""
+    data = json.loads(path.read_text())
+    del data["text_config"]["per_layer_config"]
+    for key in ("num_global_key_value_heads", "global_head_dim"):
+        data["text_config"][key] = config[key]
+    path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def save(name):
+    """Writes the two components of a model, in bfloat16 as they are published."""
+    folder = MODELS / name
+    if keeps(folder):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    connectors = randomise(_connectors(GEMMA4[name]), f"{name}/connectors")
+    connectors.to(torch.bfloat16).save_pretrained(folder / "connectors")
+    _text_encoder(name).to(torch.bfloat16).save_pretrained(folder / "text_encoder")
+    (folder / "text_encoder" / "generation_config.json").unlink(missing_ok=True)
+    if name in _PUBLISHED_SPELLING:
+        _in_published_spelling(folder / "text_encoder" / "config.json", GEMMA4[name])
+
+
+def _load(name, dtype):
+    folder = MODELS / name
+    encoder = Gemma4UnifiedForConditionalGeneration.from_pretrained(folder / "text_encoder", dtype=dtype).eval()
+    return encoder, LTX2TextConnectors.from_pretrained(folder / "connectors", dtype=dtype).eval()
+
+
+def _case(name, case, lengths, total, keep):
+    mask = torch.tensor([[0] * (total - length) + [1] * length for length in lengths])
+    ids = (randn(7, f"{name}/{case}", len(lengths), total).abs() * 1e6).long() % (_VOCABULARY - 4) + 4
+    for row, length in enumerate(lengths):
+        ids[row, total - length] = 2
+    ids = torch.where(mask.bool(), ids, torch.zeros_like(ids))
+    outputs = cases_text.encode(*_load(name, torch.float32), ids, mask)
+    half = cases_text.encode(*_load(name, torch.bfloat16), ids, mask)
+    valid = mask.bool()
+    spread = {f"bf16_spread.{k}": f"{relative_l2(half[k][valid], outputs[k][valid]):.6f}" for k in keep}
+    write_case(
+        "gemma4", case, {"input_ids": ids, "attention_mask": mask}, {k: outputs[k] for k in keep}, script=__file__,
+        model=name, seed=0, extra=spread,
+    )
+    show(f"gemma4/{case} {spread}", *(outputs[k][valid] for k in keep))
+
+
+def _published_tensors(config, path):
+    """Names and shapes of the published model's tensors, a row for those that differ in the layer's number alone."""
+    with torch.device("meta"):
+        state = Gemma4UnifiedForConditionalGeneration(config).state_dict()
+    rows = {}
+    for name, tensor in state.items():
+        if name == "lm_head.weight":
+            continue  # The embeddings, a second time.
+        layer = re.search(r"\.layers\.(\d+)\.", name)
+        key = (name if layer is None else name.replace(layer.group(), ".layers.*."), "x".join(map(str, tensor.shape)))
+        rows.setdefault(key, []).extend([] if layer is None else [layer.group(1)])
+    lines = [f"{name}\t{','.join(layers)}\t{shape}" for (name, shape), layers in rows.items()]
+    about = f"# Tensors of Gemma4UnifiedForConditionalGeneration at the published sizes, transformers {transformers.__version__}."
+    path.write_text("\n".join([about, "name\tlayers\tshape", *lines]) + "\n")
+
+
+def gemma4():
+    """Prompts longer than the window with pads of different number in one batch. Compare unmasked rows only."""
+    published, folder = Gemma4UnifiedConfig(text_config=_PUBLISHED, vision_config={}, audio_config={}), MODELS / "gemma4_12b"
+    published.save_pretrained(folder / "text_encoder")
+    _published_tensors(published, folder / "text_encoder" / "tensors.tsv")
+    for name in GEMMA4:
+        save(name)
+        _case(name, name, [16, 5], 16, ("prompt_embeds", "projected"))
+
+
+# What a tokenizer's files may say of the token in front: changes of tokenizer_config.json, and whether tokenizer.json adds it.
+_BOS = [
+    ({"add_bos_token": True, "add_eos_token": False}, False),
+    ({"add_bos_token": False}, True),
+    ({"add_eos_token": False}, True),
+    ({}, True),
+    ({}, False),
+]
+_BOS_PROMPTS = ["a red fox", "", "<bos> twice", "the waves " * 4]
+
+
+def bos():
+    """Ids as the pipeline asks for them, from files that differ in what they say of the token in front."""
+    source = FIXTURES / "tokenizer" / "bytes"
+    cases = []
+    for changes, adds in _BOS:
+        with tempfile.TemporaryDirectory() as folder:
+            config, model = (json.loads((source / f).read_text()) for f in ("tokenizer_config.json", "tokenizer.json"))
+            config = {k: v for k, v in config.items() if k not in ("add_bos_token", "add_eos_token")} | changes
+            model["post_processor"] = model["post_processor"] if adds else None
+            for file, data in (("tokenizer_config.json", config), ("tokenizer.json", model)):
+                (Path(folder) / file).write_text(json.dumps(data))
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            asked = dict(max_length=12, truncation=True, add_special_tokens=True)
+            ids = [tokenizer(prompt.strip(), **asked).input_ids for prompt in _BOS_PROMPTS]
+        cases.append({"config": changes, "adds": adds, "ids": ids})
+    about = {"script": "scripts/oracle/cases_gemma4.py", "transformers": transformers.__version__}
+    text = json.dumps(about | {"prompts": _BOS_PROMPTS, "max_length": 12, "cases": cases})
+    (FIXTURES / "tokenizer" / "bos.json").write_text(text.replace('{"config"', '\n{"config"') + "\n")
+    print("tokenizer/bos:", [case["ids"][1] for case in cases])
+
+
+COMPONENTS = {"gemma4": gemma4, "bos": bos}

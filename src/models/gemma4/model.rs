@@ -1,0 +1,125 @@
+//! The Gemma-4 text stack.
+
+use super::config::{AttentionConfig, Gemma4Config};
+use crate::hlo::{DType, Result, Value};
+use crate::models::Network;
+use crate::models::connectors::ConnectorsConfig;
+use crate::models::gemma::{Block, LayerKind, ROOT, Stack, Visible, Visit, bias, keys_values};
+use crate::models::text_encoder::TextEncoder;
+use crate::models::tokenizer::{BosRule, TokenizerRules};
+use crate::nn::rope::{Pairing, rotate};
+use crate::nn::{Attention, Axis, Build, Init, KindLayer, Numerics, Params, project, rms};
+
+/// Gemma's special tokens. Lightricks' code has every prompt begin with BOS, which the published tokenizer need not add.
+const OFFICIAL: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front: BosRule::Forced };
+/// The same for diffusers, which takes what the tokenizer gives.
+const DIFFUSERS: TokenizerRules = TokenizerRules { front: BosRule::AsAdded, ..OFFICIAL };
+
+impl TextEncoder for Gemma4Config {
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn tokenizer(&self, official: bool) -> &'static TokenizerRules {
+        if official { &OFFICIAL } else { &DIFFUSERS }
+    }
+
+    fn program(
+        &self,
+        connectors: Option<&ConnectorsConfig>,
+        rows: usize,
+        tokens: usize,
+        build: &Build,
+    ) -> Result<Network> {
+        program(self, connectors, rows, tokens, build)
+    }
+}
+
+/// Program of the text encoder, see `TextEncoder::program`.
+///
+/// # Errors
+/// The first mistake made while building, with op, scope and shapes.
+pub fn program(
+    c: &Gemma4Config,
+    connectors: Option<&ConnectorsConfig>,
+    batch: usize,
+    tokens: usize,
+    build: &Build,
+) -> Result<Network> {
+    let layers = |p: &Params, mask: &Value, state: &[Value], visit: Visit| {
+        let visible = Visible::new(p, mask);
+        let sliding = LayerInputs::new(p, &c.sliding, &visible.earlier.and(&visible.near(c.sliding_window)));
+        let full = LayerInputs::new(p, &c.full, &visible.earlier);
+        p.pp(ROOT).each_layer_by_kind("layers", &c.layers, state, |place, state| {
+            let carried = visit(&place.index, &state[0], &state[1..]);
+            let inputs = match place.kind {
+                LayerKind::SlidingAttention => &sliding,
+                LayerKind::FullAttention => &full,
+            };
+            [vec![layer(place, c, &state[0], inputs)], carried].concat()
+        })
+    };
+    let stack = Stack { vocab_size: c.vocab_size, hidden_size: c.hidden_size, layers: c.layers.len() };
+    stack.program(connectors, [batch, tokens], build, layers, |p, x| norm(p, c, x))
+}
+
+/// Positions and masks of one kind of layer.
+struct LayerInputs {
+    /// `[1, t, 1, dim / 2]`.
+    cos: Value,
+    sin: Value,
+    /// Tokens that are seen, `[b, 1, t, t]`.
+    seen: Value,
+}
+
+impl LayerInputs {
+    fn new(p: &Params, c: &AttentionConfig, seen: &Value) -> Self {
+        let [cos, sin] = c.rope.tables(p, seen.dim(-1), c.heads.dim);
+        LayerInputs { cos, sin, seen: seen.clone() }
+    }
+}
+
+/// RMS norm with a weight, over the last dimension.
+fn norm(p: &Params, c: &Gemma4Config, x: &Value) -> Value {
+    let weight = p.get("weight", &[x.dim(-1)], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
+    (rms(x, c.rms_norm_eps) * weight.to(DType::F32)).to(x.dtype())
+}
+
+/// The layer's scalar multiplies the whole stream, what was there before the layer included.
+fn layer(place: &KindLayer<LayerKind>, c: &Gemma4Config, h: &Value, inputs: &LayerInputs) -> Value {
+    let norm = |p: &Params, x: &Value| norm(p, c, x);
+    let attention = |x: &Value| attention(&place.own.pp("self_attn"), c, c.attention(place.kind), x, inputs);
+    let h = Block { norm, attention, intermediate_size: c.intermediate_size }.run(&place.common, h);
+    let scalar = place.common.get("layer_scalar", &[1], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
+    &h * scalar.reshape(vec![1, 1, 1])
+}
+
+fn attention(p: &Params, c: &Gemma4Config, a: &AttentionConfig, x: &Value, inputs: &LayerInputs) -> Value {
+    let _scope = p.scope();
+    let rotated = |x: &Value| rotate(p, x, &inputs.cos, &inputs.sin, Pairing::Split, Numerics::Default);
+    let heads = [a.heads.count, a.heads.dim];
+    let q = project(&p.pp("q_proj"), x, &heads, c.attention_bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
+    let [k, v] = match a.k_eq_v {
+        true => {
+            let heads = [a.kv_heads.count, a.kv_heads.dim];
+            let k = project(&p.pp("k_proj"), x, &heads, c.attention_bias, &[Axis::KvHeads, Axis::HeadDim], Axis::Embed);
+            [k.clone(), k]
+        }
+        false => {
+            let kv = keys_values(p, a.kv_heads, x, c.attention_bias);
+            [kv.at(2, 0), kv.at(2, 1)]
+        }
+    };
+    let q = rotated(&norm(&p.pp("q_norm"), c, &q));
+    let k = rotated(&norm(&p.pp("k_norm"), c, &k));
+    let v = rms(&v, c.rms_norm_eps).to(v.dtype());
+    // Norms have the queries' and keys' lengths learned: scores are not scaled.
+    let (bias, sequence) = (bias(&inputs.seen), [Axis::TextSequence; 2]);
+    let o = Attention { q: &q, k: &k, v: &v, bias: Some(&bias), scale: 1.0, sequence }.run(p);
+    let joined = o.reshape(vec![x.dim(0), x.dim(1), a.heads.width()]);
+    project(&p.pp("o_proj"), &joined, &[c.hidden_size], c.attention_bias, &[Axis::Embed], Axis::Heads)
+}

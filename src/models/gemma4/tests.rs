@@ -1,0 +1,208 @@
+use std::collections::BTreeSet;
+
+use serde_json::{Value as Json, json};
+
+use super::config::AttentionConfig;
+use super::rope::Rope;
+use super::*;
+use crate::hlo::DType;
+use crate::models::connectors::ConnectorsConfig;
+use crate::models::gemma::{COMPONENT, LayerKind};
+use crate::models::gemma3::Gemma3Config;
+use crate::models::testing::{self, assert_refused, changed, elements, tensors_once};
+use crate::models::text_encoder::TextEncoder;
+use crate::models::tokenizer::BosRule;
+use crate::nn::{Build, Heads, Lowering};
+
+fn fixture(model: &str) -> Json {
+    let file = format!("{}/tests/fixtures/models/{model}/text_encoder/config.json", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(file).expect("the fixture is there")).expect("JSON")
+}
+
+fn read(text: Json) -> Gemma4Config {
+    Gemma4Config::from_json(&json!({"text_config": text})).expect("reads")
+}
+
+/// The published sizes, behind connectors whose configuration is LTX-2.3's.
+fn published() -> (Gemma4Config, ConnectorsConfig) {
+    let connectors = ConnectorsConfig::from_json(&testing::published("ltx2_3", "connectors")).expect("reads");
+    (Gemma4Config::from_json(&fixture("gemma4_12b")).expect("reads"), connectors)
+}
+
+/// The publisher's own keys, the rest being the class' defaults, say what a file of transformers says.
+#[test]
+fn both_spellings_of_the_12b_read_the_same() {
+    let short = read(json!({
+        "hidden_size": 3840, "intermediate_size": 15360, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "num_hidden_layers": 48, "attention_k_eq_v": true, "num_global_key_value_heads": 1, "global_head_dim": 512,
+        "final_logit_softcapping": 30.0, "num_experts": null, "layer_types": vec!["sliding_attention"; 48].iter()
+            .enumerate().map(|(i, kind)| if (i + 1) % 6 == 0 { "full_attention" } else { kind }).collect::<Vec<_>>()
+    }));
+    assert_eq!(short, published().0);
+    let full: Vec<usize> = (0..48).filter(|&i| short.layers[i] == LayerKind::FullAttention).collect();
+    assert_eq!(full, [5, 11, 17, 23, 29, 35, 41, 47]);
+    let heads = |count, dim| Heads { count, dim };
+    let (local, global) = (Rope { theta: 1e4, share: 1.0, factor: 1.0 }, Rope { theta: 1e6, share: 0.25, factor: 1.0 });
+    let sliding = AttentionConfig { heads: heads(16, 256), kv_heads: heads(8, 256), k_eq_v: false, rope: local };
+    assert_eq!(short.sliding, sliding);
+    assert_eq!(
+        short.full,
+        AttentionConfig { heads: heads(16, 512), kv_heads: heads(1, 512), k_eq_v: true, rope: global }
+    );
+}
+
+#[test]
+fn what_a_file_leaves_out_is_the_class_own() {
+    let common = json!({"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4});
+    let with = |more: Json| read(changed(common.clone(), &more));
+    // Heads of keys are the layer's own only where values are made of keys.
+    assert_eq!(with(json!({"num_global_key_value_heads": 2})).full.kv_heads, Heads { count: 4, dim: 512 });
+    let shared = with(json!({"num_global_key_value_heads": 2, "attention_k_eq_v": true}));
+    assert_eq!(shared.full.kv_heads, Heads { count: 2, dim: 512 });
+    // An entry that says nothing else, or none.
+    for none in [json!({}), json!({"2": {}})] {
+        assert_eq!(with(json!({"per_layer_config": none, "global_head_dim": 8})).full.heads.dim, 256);
+    }
+    // The last layer sees everything.
+    let sliding = with(json!({"layer_types": vec!["sliding_attention"; 3]}));
+    assert_eq!(sliding.layers[1..], [LayerKind::SlidingAttention, LayerKind::FullAttention]);
+}
+
+/// The reference's own numbers, to the four digits that were noted.
+#[test]
+fn frequencies_of_both_forms() {
+    let (c, _) = published();
+    let [sliding, full] = [c.sliding, c.full].map(|a| a.rope.frequencies(a.heads.dim));
+    let near = |got: &[f32], want: &[f32]| got.iter().zip(want).all(|(a, b)| (a - b).abs() < 5e-5);
+    assert!(near(&sliding, &[1.0, 0.9306, 0.8660]) && sliding.len() == 128, "{sliding:?}");
+    assert!(near(&full, &[1.0, 0.9475, 0.8977]) && near(&full[62..], &[0.0352, 0.0334, 0.0]), "{full:?}");
+    assert_eq!(full.iter().filter(|w| **w == 0.0).count(), 192);
+}
+
+/// Lightricks' code forces the token in front, diffusers takes what the tokenizer adds; Gemma-3's are the same in both.
+#[test]
+fn prompts_begin_as_each_reference_has_it() {
+    let (gemma4, _) = published();
+    assert_eq!([true, false].map(|official| gemma4.tokenizer(official).front), [BosRule::Forced, BosRule::AsAdded]);
+    let gemma3 = Gemma3Config::from_json(&testing::published("ltx2_3", COMPONENT)).expect("reads");
+    assert_eq!([true, false].map(|official| gemma3.tokenizer(official).front), [BosRule::Configured; 2]);
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_key() {
+    let cases = [
+        (json!({"hidden_activation": "gelu"}), "hidden_activation = \"gelu\" is not supported, only gelu_pytorch_tanh"),
+        (json!({"use_bidirectional_attention": "all"}), "use_bidirectional_attention = Some(\"all\") is not supported"),
+        (json!({"num_kv_shared_layers": 18}), "num_kv_shared_layers = 18 is not supported, only 0"),
+        (json!({"use_double_wide_mlp": true}), "use_double_wide_mlp = true is not supported, only false"),
+        (json!({"enable_moe_block": true}), "enable_moe_block = true is not supported, only false"),
+        (json!({"hidden_size_per_layer_input": 256}), "hidden_size_per_layer_input = 256 is not supported, only 0"),
+        (json!({"num_key_value_heads": 3}), "num_key_value_heads = 3 is not supported, only a divisor"),
+        (json!({"head_dim": 7}), "head_dim = 7 is not supported, only an even width"),
+        (json!({"layer_types": ["full_attention"]}), "layer_types = 1 is not supported, only one entry for each"),
+        (
+            json!({"per_layer_config": {"03": {"head_dim": 8}}}),
+            "per_layer_config.3 = LayerOverride { head_dim: Some(8), num_key_value_heads: None } is not supported, only \
+             the same for every full layer",
+        ),
+        (
+            json!({"per_layer_config": {"05": {"head_dim": 8}, "11": {"head_dim": 16}}, "num_hidden_layers": 12}),
+            "per_layer_config.11 = ",
+        ),
+        (json!({"per_layer_config": {"99": {}}}), "per_layer_config = \"99\" is not supported, only numbers of layers"),
+        (json!({"per_layer_config": {"05": {"sliding_window": 8}}}), "unknown field `sliding_window`"),
+        (json!({"rope_parameters": {"sliding_attention": {}}}), "rope_parameters: missing field `full_attention`"),
+        (rope(json!({"rope_type": "yarn", "rope_theta": 1e4})), "rope_type = \"yarn\" is not supported"),
+        (rope(json!({"rope_type": "default"})), "rope_theta = None is not supported, only a positive number"),
+        (
+            rope(json!({"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 1.5})),
+            "partial_rotary_factor = 1.5 is not supported, only a number of 0 to 1",
+        ),
+        (json!({"hidden_size": "wide"}), "hidden_size: invalid type"),
+        (json!({"novel": 1}), "novel = 1 is a key that this program does not know"),
+    ];
+    assert_refused("text_encoder", Gemma4Config::from_json, cases);
+}
+
+fn rope(full: Json) -> Json {
+    json!({"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": full}})
+}
+
+/// Every tensor of the checkpoint's text stack, once, in loops and unrolled.
+#[test]
+fn the_12b_text_stack_declares_every_parameter_once() {
+    let (text, connectors) = published();
+    for lowering in [Lowering::default(), Lowering::of("cuda", "")] {
+        let build = Build { lowering, ..Build::new(DType::BF16) };
+        let network = program(&text, Some(&connectors), 2, 1024, &build).expect("builds");
+        let tensors = tensors_once(&network);
+        let (own, projections): (Vec<_>, Vec<_>) =
+            tensors.iter().partition(|name| name.starts_with("language_model.model."));
+        assert_eq!((own.len(), projections.len()), (2 + 40 * 14 + 8 * 13, 4));
+        // The scalars are a buffer each.
+        assert_eq!(elements(&network), 11_907_350_272 + 48 + 770_707_456 + 385_353_728);
+        for name in ["layers.47.layer_scalar", "layers.0.self_attn.v_proj.weight", "layers.5.self_attn.k_proj.weight"] {
+            assert!(tensors.contains(&format!("language_model.model.{name}")), "{name}");
+        }
+        assert!(!tensors.contains("language_model.model.layers.5.self_attn.v_proj.weight"));
+    }
+    let alone = program(&text, None, 1, 128, &Build::new(DType::BF16)).expect("builds");
+    assert!(alone.params.iter().all(|p| p.component == COMPONENT));
+    assert_eq!(elements(&alone), 11_907_350_272 + 48);
+}
+
+/// The tensors of the reference's class at the published sizes: names, layers of each, shapes.
+fn published_tensors() -> Vec<(String, Vec<usize>)> {
+    let file = "tests/fixtures/models/gemma4_12b/text_encoder/tensors.tsv";
+    let text = std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).expect("the fixture is there");
+    let rows = text.lines().skip(2).map(|row| row.split('\t').collect::<Vec<_>>());
+    rows.flat_map(|row| {
+        let [name, layers, shape] = row[..] else { panic!("{row:?}") };
+        let shape: Vec<usize> = shape.split('x').map(|n| n.parse().expect("a number")).collect();
+        layers.split(',').map(|l| (name.replace('*', l), shape.clone())).collect::<Vec<_>>()
+    })
+    .collect()
+}
+
+#[test]
+fn every_tensor_of_the_published_text_encoder_is_read_or_of_another_sense() {
+    let all = published_tensors();
+    let size = |of: &[&(String, Vec<usize>)]| of.iter().map(|(_, s)| s.iter().product::<usize>()).sum::<usize>();
+    let (text, others): (Vec<_>, Vec<_>) = all.iter().partition(|(name, _)| name.starts_with("model.language_model."));
+    assert_eq!(size(&all.iter().collect::<Vec<_>>()), 11_959_730_224);
+    // Images and sound.
+    assert_eq!(size(&others), 49_922_304 + 2_457_600);
+    let network = program(&published().0, None, 1, 128, &Build::new(DType::BF16)).expect("builds");
+    let declared = network.params.iter().flat_map(|p| p.source.tensors());
+    let declared: BTreeSet<(String, Vec<usize>)> = declared.map(|(name, s)| (name.to_string(), s.to_vec())).collect();
+    let own = |name: &str| name.replace("model.language_model.", "language_model.model.");
+    assert_eq!(declared, text.iter().map(|(name, shape)| (own(name), shape.clone())).collect());
+    assert_eq!(declared.len(), 666);
+}
+
+/// A loop over the pattern and one over the sliding layers inside, whatever the number of layers.
+#[test]
+fn the_program_is_two_loops_without_the_stack() {
+    let (text, connectors) = published();
+    let network = program(&text, Some(&connectors), 2, 1024, &Build::new(DType::BF16)).expect("builds");
+    let program = &network.program.text;
+    assert_eq!(program.matches(".while(").count(), 2);
+    assert!(program.len() < 150_000, "{} bytes", program.len());
+    assert!(!program.contains("2x1024x188160") && !program.contains("49x2x1024x3840"));
+    let stacks = |name: &str| -> Vec<(&str, usize)> {
+        let of = network.params.iter().filter(|p| p.name.ends_with(name));
+        of.map(|p| (&p.name[..], p.ty.dims[0])).collect()
+    };
+    let layers = "text_encoder.language_model.model.layers";
+    assert_eq!(stacks("down_proj.weight"), [(&format!("{layers}.*.mlp.down_proj.weight")[..], 48)]);
+    let q = ["sliding_attention", "full_attention"].map(|kind| format!("{layers}.{kind}.self_attn.q_proj.weight"));
+    assert_eq!(stacks("q_proj.weight"), [(&q[0][..], 40), (&q[1][..], 8)]);
+}
+
+#[test]
+fn a_projection_for_another_model_is_refused() {
+    let (mut text, connectors) = published();
+    text.layers.truncate(34);
+    let error = program(&text, Some(&connectors), 1, 128, &Build::new(DType::F32)).expect_err("49 states expected");
+    assert!(error.to_string().contains("35 hidden states of width 3840"), "{error}");
+}

@@ -1,0 +1,144 @@
+//! LTX-2.5's text encoder: against the reference, sharded against one device, in the forms of the platforms.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::layouts::{build, limit};
+use crate::parity::valid;
+use crate::support::{Case, cases, cpu, needs, plain, quick, relative_l2};
+use ltx2::analysis::Module;
+use ltx2::hlo::DType;
+use ltx2::models::connectors::ConnectorsConfig;
+use ltx2::models::gemma4::{self, Gemma4Config};
+use ltx2::models::presets::Preset;
+use ltx2::nn::{Build, Lowering};
+use ltx2::pipeline::executor::{Executor, Inputs};
+use ltx2::pjrt::Client;
+use ltx2::runtime::Engine;
+use ltx2::tensor::Tensor;
+use ltx2::weights::{ModelSource, Overrides};
+
+fn json(file: &Path) -> serde_json::Value {
+    let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
+}
+
+fn config(model: &Path) -> Gemma4Config {
+    Gemma4Config::from_json(&json(&model.join("text_encoder/config.json"))).expect("valid")
+}
+
+/// The weights of a model's text encoder and connectors. The folder's own configuration is not looked at: the encoder
+/// alone makes no model of a generation.
+fn weights(model: &Path, folder: &Path) -> Arc<ModelSource> {
+    for component in ["text_encoder", "connectors"] {
+        let (from, to) = (model.join(component), folder.join(component));
+        fs::create_dir(&to).expect("a folder");
+        for file in fs::read_dir(&from).expect("a component").map(|e| e.expect("an entry").file_name()) {
+            fs::copy(from.join(&file), to.join(&file)).expect("copies");
+        }
+    }
+    fs::write(folder.join("text_encoder/config.json"), "{}").expect("writes");
+    Arc::new(ModelSource::open(folder.to_str().expect("a path"), &Overrides::default()).expect("opens"))
+}
+
+/// `prompt_embeds` of a case: projected, or the stack of hidden states.
+fn encode(client: &Client, case: &Case, projected: bool, build: &Build) -> Tensor {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = weights(&case.model, folder.path());
+    let connectors = ConnectorsConfig::from_json(&json(&case.model.join("connectors/config.json"))).expect("valid");
+    let ids = &case.inputs["input_ids"];
+    let connectors = projected.then_some(&connectors);
+    let network = gemma4::program(&config(&case.model), connectors, ids.shape()[0], ids.shape()[1], build);
+    let network = network.expect("builds");
+    let mut executor = Executor::new(Engine::new(client.clone(), quick()), source);
+    let program = executor.prepare("text_encoder", &network).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let given: BTreeMap<String, Tensor> = case.inputs.clone();
+    let inputs = executor.give_all(&program, Inputs::default(), given).expect("uploads");
+    executor.run(&program, &inputs).expect("runs").tensor("prompt_embeds").expect("a result")
+}
+
+/// Relative L2 distance over the rows of valid tokens.
+fn distance(case: &Case, got: &Tensor, want: &Tensor) -> f64 {
+    let mask = &case.inputs["attention_mask"];
+    relative_l2(&valid(got, mask), &valid(want, mask))
+}
+
+fn named(name: &str) -> Case {
+    cases("gemma4").into_iter().find(|c| c.name.ends_with(name)).unwrap_or_else(|| panic!("no case {name}"))
+}
+
+/// Every hidden state of three configurations, and what the text projection makes of them.
+#[needs(cpu)]
+fn every_hidden_state_is_the_reference_s() {
+    let client = cpu(8);
+    let all = cases("gemma4");
+    assert_eq!(all.len(), 3);
+    for case in &all {
+        for (output, projected) in [("prompt_embeds", false), ("projected", true)] {
+            let got = encode(&client, case, projected, &plain(DType::F32));
+            let distance = distance(case, &got, &case.outputs[output]);
+            eprintln!("{} {output}: {distance:.1e}", case.name);
+            assert!(distance <= 1e-4, "{} {output}: {distance:e}", case.name);
+        }
+    }
+}
+
+#[needs(cpu)]
+fn in_bf16_it_is_as_near_as_the_reference_s_own() {
+    let case = named("gemma4_a");
+    let distance = distance(&case, &encode(&cpu(8), &case, true, &plain(DType::BF16)), &case.outputs["projected"]);
+    let own = case.number("bf16_spread.projected").expect("a spread");
+    eprintln!("{distance:.4}, the reference {own:.4}");
+    assert!(distance <= 1.5 * own, "{distance} of {own}");
+}
+
+/// Layers in no pattern, unrolled, as CUDA's programs have them.
+#[needs(cpu)]
+fn unrolled_it_is_the_same() {
+    let case = named("gemma4_b");
+    let lowering = Lowering { mixed_precision_dot: false, ..Lowering::of("cuda", "") };
+    let got = encode(&cpu(8), &case, true, &Build { lowering, ..Build::new(DType::F32) });
+    let distance = distance(&case, &got, &case.outputs["projected"]);
+    eprintln!("{distance:.1e}");
+    assert!(distance <= 1e-4, "{distance:e}");
+}
+
+#[needs(cpu)]
+fn sharded_it_is_what_one_device_gives() {
+    let (client, case) = (cpu(8), named("gemma4_a"));
+    let whole = encode(&client, &case, true, &build("replicated", "data=1", 1));
+    for (layout, mesh) in [
+        ("tensor", "tensor=2"),
+        ("tensor", "cfg=2,context=2,tensor=2"),
+        ("fsdp-ulysses", "fsdp=2,context=4"),
+        ("fsdp-ffn", "cfg=2,context=4"),
+    ] {
+        let got = encode(&client, &case, true, &build(layout, mesh, 8));
+        let distance = relative_l2(&got, &whole);
+        eprintln!("{layout} {mesh}: {distance:.1e}");
+        assert!(distance <= limit(layout), "{layout} {mesh}: {distance:e}");
+    }
+}
+
+/// The published sizes: one loop over the pattern and one inside over its sliding layers, and no copy of a stack.
+#[needs(cpu)]
+fn the_12b_program_copies_no_stack() {
+    let preset = Preset::named("ltx2_3").expect("the published configuration");
+    let connectors = ConnectorsConfig::from_json(preset.config("connectors").expect("a configuration")).expect("valid");
+    let config = config(Path::new("tests/fixtures/models/gemma4_12b"));
+    let network = gemma4::program(&config, Some(&connectors), 2, 1024, &plain(DType::BF16)).expect("builds");
+    let engine = Engine::new(cpu(1), quick());
+    let compiled = engine.compile("text_encoder", &network.program).expect("accepted");
+    let optimized = compiled.compiled().optimized_program().expect("an optimized program");
+    let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
+    let loops = module.loops();
+    assert_eq!((loops.len(), loops[0].inner.len()), (1, 1), "{loops:?}");
+    let stacks: Vec<i64> = network.params.iter().map(|p| p.ty.elements() as i64).filter(|n| *n > 1 << 27).collect();
+    assert!(stacks.len() >= 9, "{stacks:?}");
+    for i in module.instructions() {
+        let moved = ["copy", "transpose", "convert"].contains(&i.opcode.as_str());
+        assert!(!moved || !stacks.contains(&i.elements), "a stack is copied: {i:?}");
+    }
+}
