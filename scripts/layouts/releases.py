@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Releases of libtpu, the newest first: whether each compiles the attention kernel in every shape for its chips, the loops of the
-shipped slices at two layers (three for integers), and text encoder and video decoder of one slice of each chip; what these take.
+"""Releases of libtpu, the newest first: whether each compiles the attention kernel in one of sixteen shapes for its chips, the loops
+of the shipped slices at two layers (three for integers), and text encoder and video decoder of one slice of each chip; what these take.
 
     scripts/layouts/releases.py [--chip v6e] [-o benchmarks/tpu.md] [RELEASE …]
 
@@ -24,7 +24,7 @@ RELEASES = ["0.0.52", "0.0.51", "0.0.46", "0.0.42.1"]
 FULL = {"LTX2_TEST_FULL": "1"}
 # What is asked, the test that answers it, and its variables.
 QUESTIONS = [
-    ("the attention kernel, every shape", "attention::the_kernel", FULL),
+    ("the attention kernel, one shape in sixteen", "attention::the_kernel", {}),
     ("the shipped slices' loops", "shipped::every_shipped_loop_keeps", FULL),
     ("encoder and decoder, a slice of each chip", "shipped::encoder_and_decoder", {}),
 ]
