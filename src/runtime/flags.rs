@@ -26,7 +26,7 @@ impl Toolchain {
         }
     }
 
-    /// The release of libtpu, where it is one that every shipped program was compiled with.
+    /// The release of libtpu, where it is one that the shipped slices' loops were compiled with.
     pub(crate) fn tested_libtpu(&self) -> Option<&'static str> {
         Some(&self.version).filter(|_| self.platform == "tpu").and_then(|version| Libtpu::of(version).release())
     }

@@ -125,9 +125,9 @@ impl<'a> Upload<'a> {
             Ok::<_, RuntimeError>(found.filter(|t| t.dtype == param.ty.dtype && t.dtype.is_float() && t.shape == shape))
         };
         // A TPU tiles an array's last dimensions: pieces of one tensor are not pieces of its memory.
-        let whole = size < SMALL || layout.is_some() || engine.platform() == "tpu";
+        let is_tiled = layout.is_some() || engine.platform() == "tpu";
         let outer = match &param.source {
-            Source::View { key, shape, strides } => match by_rows(param, shape, strides).filter(|_| !whole) {
+            Source::View { key, shape, strides } => match by_rows(param, shape, strides).filter(|_| !is_tiled) {
                 // What is cut from it takes as much memory again.
                 Some(strides) => in_file(key, shape)?.map(|stored| {
                     let row = strides[1] * param.ty.dtype.size();
@@ -137,7 +137,11 @@ impl<'a> Upload<'a> {
                 }),
                 None => None,
             },
-            Source::Stack { keys, .. } | Source::Scales { keys, .. } if keys.len() == 1 && whole => None,
+            Source::Stack { keys, .. } | Source::Scales { keys, .. }
+                if keys.len() == 1 && (size < SMALL || is_tiled) =>
+            {
+                None
+            }
             Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
                 let outer = outer_dimensions(param, keys.len(), &shards)?;
                 let dims = &param.ty.dims[outer..];

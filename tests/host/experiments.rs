@@ -25,7 +25,7 @@ fn every_file_is_read() {
         ("calibration-2.yml", 24),
         ("calibration-4.yml", 26),
         ("tpu-int8.yml", 9),
-        ("tpu-refine.yml", 29),
+        ("tpu-refine.yml", 31),
         ("tpu.yml", 98),
         ("v6e-8.yml", 4),
     ];
