@@ -67,7 +67,7 @@ fn frequencies(pairs: usize) -> Vec<f32> {
     (0..pairs).map(|i| ROPE_BASE.powf(-(i as f64) / pairs as f64) as f32).collect()
 }
 
-/// What the blocks of one stage share.
+/// Layers of one stage: window, heads and positions are the same in every block.
 pub(super) struct Layers {
     pub(super) kernel: [usize; 3],
     pub(super) head_dim: usize,

@@ -6,7 +6,7 @@ use super::COMPONENT;
 use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require};
 
-/// What the network's result is.
+/// Meaning of the network's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) enum OutputType {
     /// The clean pixels.
