@@ -6,6 +6,7 @@ import argparse
 import shutil
 
 import cases_decoders
+import cases_diffusion_decoder
 import cases_gemma4
 import cases_images
 import cases_lora
@@ -45,6 +46,7 @@ def main():
         **cases_text.COMPONENTS,
         **cases_gemma4.COMPONENTS,
         **cases_decoders.COMPONENTS,
+        **cases_diffusion_decoder.COMPONENTS,
         **cases_pipeline.COMPONENTS,
         **cases_tiles.COMPONENTS,
         **cases_images.COMPONENTS,

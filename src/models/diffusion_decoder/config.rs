@@ -1,0 +1,188 @@
+//! `diffusion_decoder/config.json`.
+
+use serde::Deserialize;
+
+use super::COMPONENT;
+use crate::defaults::with_defaults;
+use crate::models::{ConfigError, parse_config, require};
+
+/// Meaning of the network's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) enum OutputType {
+    /// The clean pixels.
+    #[serde(rename = "x0")]
+    Clean,
+    /// The velocity from pixels to noise.
+    #[serde(rename = "v")]
+    Velocity,
+}
+
+with_defaults! {
+    /// The file's keys; defaults are the reference class' own.
+    #[derive(Deserialize)]
+    #[serde(default)]
+    struct DiffusionDecoderFile {
+        out_channels: usize = 3,
+        latent_channels: usize = 128,
+        patch_size: usize = 4,
+        scaling_factor: f32 = 1.0,
+        decoder_head_dim: usize = 64,
+        decoder_stage_channels: Vec<usize> = vec![2048, 1024, 512, 512, 256],
+        decoder_stage_depths: Vec<usize> = vec![4, 6, 4, 2, 8],
+        decoder_stage_kernels: Vec<[usize; 3]> = vec![[3, 7, 7], [3, 7, 7], [3, 5, 5], [3, 5, 5]],
+        decoder_upsample_strides: Vec<[usize; 3]> = vec![[1, 2, 2], [2, 1, 1], [2, 2, 2], [2, 2, 2]],
+        decoder_upsample_channel_reductions: Vec<usize> = vec![2, 2, 1, 2],
+        decoder_stage5_kernel: [usize; 3] = [11; 3],
+        decoder_t_emb_dim: usize = 384,
+        decoder_timestep_scale_multiplier: f64 = 1000.0,
+        decoder_model_output_type: OutputType = OutputType::Clean,
+        decoder_num_inference_steps: usize = 1,
+        spatial_compression_ratio: usize = 32,
+        temporal_compression_ratio: usize = 8,
+    }
+}
+
+/// Structure of the decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DiffusionDecoderConfig {
+    pub latent_channels: usize,
+    /// Channels of a frame.
+    pub(crate) out_channels: usize,
+    /// Side of the square of pixels that is one token of the last stage.
+    pub(crate) patch_size: usize,
+    pub(crate) head_dim: usize,
+    /// The stages that make the context.
+    pub(crate) stages: Vec<Stage>,
+    /// Channels of the context and of the stage that removes the noise.
+    pub(crate) channels: usize,
+    pub(crate) depth: usize,
+    /// Window of the last stage: frames, rows, columns.
+    pub(crate) kernel: [usize; 3],
+    pub(crate) t_emb_dim: usize,
+    pub(crate) timestep_scale: f64,
+    pub(crate) output: OutputType,
+    /// Steps that remove the noise.
+    pub(crate) steps: usize,
+}
+
+/// Equal blocks, then an upsampling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stage {
+    pub(crate) channels: usize,
+    pub(crate) depth: usize,
+    /// Window of its attention: frames, rows, columns.
+    pub(crate) kernel: [usize; 3],
+    /// Growth of frames, rows and columns.
+    pub(crate) stride: [usize; 3],
+    /// By what the channels shrink.
+    pub(crate) reduction: usize,
+}
+
+impl DiffusionDecoderConfig {
+    /// Reads and checks `config.json`.
+    ///
+    /// # Errors
+    /// A key of the wrong type, that nothing reads, or whose value no code computes.
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+        let f: DiffusionDecoderFile = parse_config(COMPONENT, json)?;
+        f.check()?;
+        let (channels, stages) = (*f.decoder_stage_channels.last().unwrap_or(&0), f.decoder_stage_kernels.len());
+        let c = DiffusionDecoderConfig {
+            latent_channels: f.latent_channels,
+            out_channels: f.out_channels,
+            patch_size: f.patch_size,
+            head_dim: f.decoder_head_dim,
+            stages: (0..stages).map(|i| f.stage(i)).collect(),
+            channels,
+            depth: *f.decoder_stage_depths.last().unwrap_or(&0),
+            kernel: f.decoder_stage5_kernel,
+            t_emb_dim: f.decoder_t_emb_dim,
+            timestep_scale: f.decoder_timestep_scale_multiplier,
+            output: f.decoder_model_output_type,
+            steps: f.decoder_num_inference_steps,
+        };
+        let ([frames, rows, columns], fits) = (c.ratios(), "what the stages scale by");
+        let (time, space) = (f.temporal_compression_ratio, f.spatial_compression_ratio);
+        require(time == frames, COMPONENT, "temporal_compression_ratio", time, fits)?;
+        require(space == rows && space == columns, COMPONENT, "spatial_compression_ratio", space, fits)?;
+        Ok(c)
+    }
+
+    /// Frames, rows and columns of pixels that a latent covers.
+    pub(crate) fn ratios(&self) -> [usize; 3] {
+        let patch = [1, self.patch_size, self.patch_size];
+        self.stages.iter().fold(patch, |all, stage| [0, 1, 2].map(|axis| all[axis] * stage.stride[axis]))
+    }
+
+    /// Copies of the last latent that go through the stages with a video. A window is pushed inward at a border: they are
+    /// the border in the place of the video's last frames.
+    pub(crate) fn appendix(&self) -> usize {
+        self.stages.first().map_or(0, |stage| stage.kernel[0] / 2 * 2)
+    }
+
+    /// Frames, rows and columns of latents from which on every window fits into its stage.
+    pub(crate) fn least(&self) -> [usize; 3] {
+        let all = self.stages.iter().map(|stage| (stage.kernel, stage.stride)).chain([(self.kernel, [1; 3])]);
+        let (mut least, mut scale) = ([1; 3], [1; 3]);
+        for (kernel, stride) in all {
+            for axis in 0..3 {
+                least[axis] = least[axis].max(kernel[axis].div_ceil(scale[axis]));
+                scale[axis] *= stride[axis];
+            }
+        }
+        least
+    }
+}
+
+impl DiffusionDecoderFile {
+    fn stage(&self, i: usize) -> Stage {
+        Stage {
+            channels: self.decoder_stage_channels[i],
+            depth: self.decoder_stage_depths[i],
+            kernel: self.decoder_stage_kernels[i],
+            stride: self.decoder_upsample_strides[i],
+            reduction: self.decoder_upsample_channel_reductions[i],
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let stages = self.decoder_stage_kernels.len();
+        for (key, length, want) in [
+            ("decoder_stage_channels", self.decoder_stage_channels.len(), stages + 1),
+            ("decoder_stage_depths", self.decoder_stage_depths.len(), stages + 1),
+            ("decoder_upsample_strides", self.decoder_upsample_strides.len(), stages),
+            ("decoder_upsample_channel_reductions", self.decoder_upsample_channel_reductions.len(), stages),
+        ] {
+            if length != want {
+                let message = format!("{key} has {length} entries, the stages need {want}");
+                return Err(ConfigError::Form { component: COMPONENT, message });
+            }
+        }
+        require(stages > 0, COMPONENT, "decoder_stage_kernels", stages, "one window a stage")?;
+        let dim = self.decoder_head_dim;
+        require(dim > 0 && dim.is_multiple_of(8), COMPONENT, "decoder_head_dim", dim, "a multiple of 8")?;
+        let (channels, reductions) = (&self.decoder_stage_channels, &self.decoder_upsample_channel_reductions);
+        let heads = channels.iter().all(|c| *c > 0 && c.is_multiple_of(dim));
+        require(heads, COMPONENT, "decoder_stage_channels", channels, "multiples of decoder_head_dim")?;
+        let shrinks = |i: usize| reductions[i] > 0 && channels[i + 1] == channels[i] / reductions[i];
+        let key = "decoder_upsample_channel_reductions";
+        require((0..stages).all(shrinks), COMPONENT, key, reductions, "what decoder_stage_channels shrink by")?;
+        let strides = &self.decoder_upsample_strides;
+        let known = strides.iter().all(|[t, h, w]| matches!(t, 1 | 2) && *h > 0 && *w > 0);
+        require(known, COMPONENT, "decoder_upsample_strides", strides, "1 or 2 frames, 1 or more rows and columns")?;
+        let windows = self.decoder_stage_kernels.iter().chain([&self.decoder_stage5_kernel]);
+        let some = windows.flatten().all(|size| *size > 0);
+        require(
+            some,
+            COMPONENT,
+            "decoder_stage_kernels",
+            &self.decoder_stage_kernels,
+            "1 or more, the last stage's too",
+        )?;
+        require(self.patch_size > 0, COMPONENT, "patch_size", self.patch_size, "1 or more")?;
+        let steps = self.decoder_num_inference_steps;
+        require(steps > 0, COMPONENT, "decoder_num_inference_steps", steps, "1 or more")?;
+        // Latents are scaled before they come here.
+        require(self.scaling_factor == 1.0, COMPONENT, "scaling_factor", self.scaling_factor, "1")
+    }
+}

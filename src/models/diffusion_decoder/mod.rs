@@ -1,0 +1,16 @@
+//! The video decoder of LTX-2.5 by diffusion: four stages of windowed attention make a context of the latents, under which
+//! a fifth removes the noise of pixels.
+
+mod blocks;
+mod config;
+mod model;
+mod neighborhood;
+mod padding;
+#[cfg(test)]
+mod tests;
+
+pub use config::DiffusionDecoderConfig;
+pub use model::{noise_shape, program};
+
+/// The model folder's name.
+pub(crate) const COMPONENT: &str = "diffusion_decoder";

@@ -1,0 +1,138 @@
+//! Latents and noise to frames.
+
+use super::COMPONENT;
+use super::blocks::{Layers, Rope, affine, normed, upsample};
+use super::config::{DiffusionDecoderConfig, OutputType, Stage};
+use super::padding::SizePadding;
+use crate::hlo::{DType, Result, Type, Value};
+use crate::models::Network;
+use crate::models::timestep::timestep_embedding;
+use crate::nn::{Axis, Build, Params, silu};
+
+/// Rows of modulation that a timestep becomes.
+const ROWS: usize = 7;
+
+/// Latents of a video with their padding, and the grid of its pixels' tokens.
+struct Sizes {
+    padding: SizePadding,
+    /// Frames, rows and columns of the content, in pixels.
+    pixels: [usize; 3],
+    /// Those of the tokens of the last stage.
+    tokens: [usize; 3],
+}
+
+impl Sizes {
+    fn new(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> Self {
+        let (padding, ratios) = (SizePadding::new(c, latents), c.ratios());
+        let frames = |latents: usize| (latents.max(1) - 1) * ratios[0] + 1;
+        let [f, h, w] = padding.padded(latents);
+        let side = |latents: usize, axis: usize| latents * ratios[axis] / c.patch_size;
+        // A video shorter than the window keeps some frames of the appendix.
+        let tokens = [frames(f).max(c.kernel[0]).min(frames(f + c.appendix())), side(h, 1), side(w, 2)];
+        Sizes { padding, pixels: [frames(latents[0]), latents[1] * ratios[1], latents[2] * ratios[2]], tokens }
+    }
+}
+
+/// Shape `[b, channels, frames, height, width]` of the noise for latents of `[b, f, h, w]`: the video's, of padded latents.
+pub fn noise_shape(c: &DiffusionDecoderConfig, [b, f, h, w]: [usize; 4]) -> [usize; 5] {
+    let [t, rows, columns] = Sizes::new(c, [f, h, w]).tokens;
+    [b, c.out_channels, t, rows * c.patch_size, columns * c.patch_size]
+}
+
+/// The decoder as a program. Inputs, f32: `latents [b, latent_channels, f, h, w]`, un-normalised, for `shape = [b, f, h,
+/// w]`, and normal `noise` of [`noise_shape`]. Output: `video [b, out_channels, frames, height, width]`, f32, about -1..1.
+///
+/// # Errors
+/// The first mistake made while building, with op, scope and shapes.
+pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
+    let p = Params::new("diffusion_decoder", COMPONENT, build);
+    let [b, f, h, w] = shape;
+    let sizes = Sizes::new(c, [f, h, w]);
+    let axes = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated, Axis::Replicated];
+    let input = |name: &str, dims: [usize; 5]| p.input(name, Type::new(DType::F32, dims), &axes).to(p.dtype());
+    let (latents, noise) = (input("latents", [b, c.latent_channels, f, h, w]), input("noise", noise_shape(c, shape)));
+    let own = p.pp("decoder");
+    let context = context(&own, c, &sizes.padding.pad(&latents), sizes.tokens[0]);
+    let video = denoise(&own, c, &context, &noise).to(DType::F32);
+    let video = sizes.padding.crop(&video, sizes.pixels, c.ratios());
+    let results = vec![p.output("video", &video, &axes, &[&[b], &video.dims()[1..]].concat())];
+    Network::finish(&p, results)
+}
+
+/// Latents `[b, c, f, h, w]` to the first `frames` of the context `[b, frames, rows, columns, channels]`.
+fn context(p: &Params, c: &DiffusionDecoderConfig, latents: &Value, frames: usize) -> Value {
+    let x = latents.pad_edge(2, 0, c.appendix()).transpose(&[0, 2, 3, 4, 1]);
+    let x = affine(p, "conv_in", &x, c.stages.first().map_or(c.channels, |stage| stage.channels));
+    c.stages.iter().enumerate().fold(x, |x, (i, stage)| det_stage(p, c, i, stage, &x)).slice(1, 0, frames)
+}
+
+fn det_stage(p: &Params, c: &DiffusionDecoderConfig, i: usize, stage: &Stage, x: &Value) -> Value {
+    let _scope = p.builder().scope(format!("stage_{}", i + 1));
+    let layers = layers(p, c, stage.kernel, x);
+    let block = |p: &Params, _: &Value, state: &[Value]| vec![layers.block(p, &state[0])];
+    let x = p.pp("det_stages").each_layer(&i.to_string(), stage.depth, std::slice::from_ref(x), block).remove(0);
+    upsample(&p.pp(format!("upsamples.{i}")), &x, stage.stride, stage.reduction)
+}
+
+fn layers(p: &Params, c: &DiffusionDecoderConfig, kernel: [usize; 3], x: &Value) -> Layers {
+    let rope = Rope::new(p, [1, 2, 3].map(|axis| x.dim(axis)), c.head_dim);
+    Layers { kernel, head_dim: c.head_dim, rope }
+}
+
+/// `noise [b, c, frames, height, width]` to a video under the context: noise levels fall evenly from 1, and each step
+/// follows the velocity from the clean video to what there is. One step to a clean video is the network's own result.
+fn denoise(p: &Params, c: &DiffusionDecoderConfig, context: &Value, noise: &Value) -> Value {
+    let b = p.builder();
+    if (c.steps, c.output) == (1, OutputType::Clean) {
+        return predict(p, c, context, noise, &b.scalar(1.0, DType::F32));
+    }
+    let levels: Vec<f32> = (0..c.steps).map(|i| (c.steps - i) as f32 / c.steps as f32).collect();
+    let next = [&levels[1..], &[0.0]].concat();
+    let [levels, next] = [levels, next].map(|values| b.constant(&[c.steps], &values));
+    let step = |i: &Value, state: &[Value]| {
+        let (t, next) = (levels.index(i), next.index(i));
+        let x = state[0].to(DType::F32);
+        let prediction = predict(p, c, context, &state[0], &t).to(DType::F32);
+        let velocity = match c.output {
+            OutputType::Clean => (&x - prediction) / &t,
+            OutputType::Velocity => prediction,
+        };
+        vec![(x - velocity * (&t - next)).to(noise.dtype())]
+    };
+    b.repeat(c.steps, std::slice::from_ref(noise), step).remove(0)
+}
+
+/// One pass of the last stage over pixels `x [b, c, frames, height, width]` at noise level `t`, a scalar.
+fn predict(p: &Params, c: &DiffusionDecoderConfig, context: &Value, x: &Value, t: &Value) -> Value {
+    let _scope = p.builder().scope("stage_5");
+    let rows = timestep_rows(p, c, &(t * c.timestep_scale).reshape(vec![1]));
+    let x = patchify(x, c.patch_size);
+    let x = affine(p, "conv_in_x_t", &x, c.channels);
+    let layers = layers(p, c, c.kernel, &x);
+    let block = |p: &Params, _: &Value, state: &[Value]| vec![layers.modulated(p, &state[0], context, &rows)];
+    let x = p.each_layer("diff_blocks", c.depth, &[x], block).remove(0);
+    let x = affine(p, "conv_out", &normed(p, "norm_out", &x), c.out_channels * c.patch_size.pow(2));
+    unpatchify(&x, c.patch_size)
+}
+
+/// A timestep `[1]` to what every block adds its own table to: `[1, 7, channels]`, f32.
+fn timestep_rows(p: &Params, c: &DiffusionDecoderConfig, t: &Value) -> Value {
+    let embedded = timestep_embedding(&p.pp("t_embedder.timestep_embedder"), t, c.t_emb_dim);
+    let rows = affine(&p.pp("shared_adaln"), "proj", &silu(&embedded), ROWS * c.channels);
+    rows.reshape(vec![1, ROWS, c.channels]).to(DType::F32)
+}
+
+/// Squares of pixels as the channels `(c, column, row)` of tokens `[b, frames, rows, columns, channels]`.
+fn patchify(x: &Value, patch: usize) -> Value {
+    let [b, c, f, h, w] = [0, 1, 2, 3, 4].map(|axis| x.dim(axis));
+    let y = x.reshape(vec![b, c, f, h / patch, patch, w / patch, patch]).transpose(&[0, 2, 3, 5, 1, 6, 4]);
+    y.reshape(vec![b, f, h / patch, w / patch, c * patch * patch])
+}
+
+/// The way back of [`patchify`].
+fn unpatchify(x: &Value, patch: usize) -> Value {
+    let [b, f, h, w, all] = [0, 1, 2, 3, 4].map(|axis| x.dim(axis));
+    let c = all / (patch * patch);
+    let y = x.reshape(vec![b, f, h, w, c, patch, patch]).transpose(&[0, 4, 1, 2, 6, 3, 5]);
+    y.reshape(vec![b, c, f, h * patch, w * patch])
+}

@@ -1,0 +1,146 @@
+//! Attention of each cell of a grid to a window of cells around it, a block of queries at a time.
+//!
+//! The window of size `k` begins at `i - k/2`, pushed inward at the borders, so that it holds `k` cells everywhere. A
+//! block of queries sees the slab of keys that its windows cover; a bias takes from each query what is outside its own.
+//! Blocks of frames and rows are a loop; those of columns are rows of one batch. Nothing grows with the square of the grid.
+
+use crate::hlo::{Builder, Comparison, DType, Type, Value};
+use crate::nn::{Attention, Axis, MASK_VALUE, Params};
+
+/// Frames, rows and columns of a block of queries: larger ones waste less of their slabs' borders, and need more memory.
+const BLOCK: [usize; 3] = [4, 8, 8];
+
+/// One axis of the grid, cut into blocks.
+struct Blocks {
+    length: usize,
+    window: usize,
+    /// Queries of a block, and keys of its slab.
+    block: usize,
+    slab: usize,
+    /// Where each block and its slab begin. The last block is pushed inward too: some queries are computed twice.
+    starts: Vec<[usize; 2]>,
+}
+
+impl Blocks {
+    fn new(length: usize, window: usize, block: usize) -> Self {
+        let block = block.min(length);
+        let slab = (block + window - 1).min(length);
+        let start = |i: usize| {
+            let first = (i * block).min(length - block);
+            [first, first.saturating_sub(window / 2).min(length - slab)]
+        };
+        Blocks { length, window, block, slab, starts: (0..length.div_ceil(block)).map(start).collect() }
+    }
+
+    /// Positions `[blocks, size]` that begin at `starts [blocks]`.
+    fn positions(b: &Builder, starts: &Value, size: usize) -> Value {
+        let blocks = starts.ty().elements();
+        starts.reshape(vec![blocks, 1]) + b.iota(Type::new(DType::I32, [blocks, size]), 1)
+    }
+
+    /// The bias of blocks and slabs that begin there: `[blocks, block, slab]`.
+    fn bias(&self, b: &Builder, first: &Value, slab: &Value) -> Value {
+        let begin = (Self::positions(b, first, self.block) + -((self.window / 2) as f64))
+            .clamp(0.0, (self.length - self.window) as f64)
+            .unsqueeze(2);
+        let key = Self::positions(b, slab, self.slab).unsqueeze(1);
+        let offset = key - begin;
+        let within = offset.compare(Comparison::Ge, &offset.like(0.0));
+        let within = within.and(&offset.compare(Comparison::Lt, &offset.like(self.window as f64)));
+        let zero = b.full(0.0, Type::new(DType::F32, within.dims()));
+        within.select(&zero, &zero.like(MASK_VALUE))
+    }
+
+    /// Starts of all blocks, and of their slabs.
+    fn starts(&self, b: &Builder) -> [Value; 2] {
+        [0, 1].map(|which| b.vector_i32(&self.starts.iter().map(|s| s[which] as i32).collect::<Vec<_>>()))
+    }
+
+    /// Cells of every block or slab, one after the other, along `axis`.
+    fn spread(&self, x: &Value, axis: usize, which: usize) -> Value {
+        let size = [self.block, self.slab][which];
+        let cells: Vec<usize> = self.starts.iter().flat_map(|s| s[which]..s[which] + size).collect();
+        x.index_select(axis as isize, &cells)
+    }
+
+    /// The queries of all blocks as one row of cells, each once.
+    fn joined(&self, x: &Value, axis: usize) -> Value {
+        let place = |i: usize| {
+            let n = (i / self.block).min(self.starts.len() - 1);
+            n * self.block + i - self.starts[n][0]
+        };
+        x.index_select(axis as isize, &(0..self.length).map(place).collect::<Vec<_>>())
+    }
+}
+
+/// Attention of `q`, `k`, `v` `[b, frames, rows, columns, heads, dim]` within windows of `kernel` cells.
+pub(super) fn attention(p: &Params, q: &Value, k: &Value, v: &Value, kernel: [usize; 3], scale: f64) -> Value {
+    let b = p.builder();
+    let _scope = b.scope("neighborhood");
+    let grid = [1, 2, 3].map(|axis| q.dim(axis));
+    if (0..3).any(|axis| grid[axis] < kernel[axis]) {
+        b.reject("neighborhood", format!("a grid of {grid:?} cells is smaller than its windows of {kernel:?}"));
+        return q.clone();
+    }
+    let [time, rows, columns] = [0, 1, 2].map(|axis| Blocks::new(grid[axis], kernel[axis], BLOCK[axis]));
+    let [q, k, v] = [(q, 0), (k, 1), (v, 1)].map(|(x, which)| columns.spread(x, 3, which));
+    let column_bias = {
+        let [first, slab] = columns.starts(b);
+        columns.bias(b, &first, &slab)
+    };
+    let starts = [time.starts(b), rows.starts(b)];
+    let empty = b.full(0.0, q.ty().clone());
+    let block_of_rows = |done: &Value, t: &Value, h: &Value| {
+        let at = |which: usize| [&starts[0][which].index(t), &starts[1][which].index(h)].map(Value::clone);
+        let ([query_t, query_h], [key_t, key_h]) = (at(0), at(1));
+        let cut = |x: &Value, [t, h]: [&Value; 2], [frames, rows]: [usize; 2]| {
+            batched(&x.dynamic_slice(1, t, frames).dynamic_slice(2, h, rows), columns.starts.len())
+        };
+        let query = cut(&q, [&query_t, &query_h], [time.block, rows.block]);
+        let [key, value] = [&k, &v].map(|x| cut(x, [&key_t, &key_h], [time.slab, rows.slab]));
+        let bias = joint_bias([&time.bias(b, &query_t, &key_t), &rows.bias(b, &query_h, &key_h), &column_bias]);
+        let bias = repeated(&bias, q.dim(0));
+        let sequence = [Axis::Replicated; 2];
+        let o = Attention { q: &query, k: &key, v: &value, bias: Some(&bias), scale, sequence }.run(p);
+        let o = unbatched(&o, q.dim(0), [time.block, rows.block, columns.block]);
+        // One row of blocks within its frames, then the frames within the video.
+        let frames = done.dynamic_slice(1, &query_t, time.block).dynamic_update(2, &query_h, &o);
+        done.dynamic_update(1, &query_t, &frames)
+    };
+    let done = b.repeat(time.starts.len(), &[empty], |t, done| {
+        b.repeat(rows.starts.len(), done, |h, done| vec![block_of_rows(&done[0], t, h)])
+    });
+    columns.joined(&done[0], 3)
+}
+
+/// `[b, t, h, n·w, heads, dim]` to `[b·n, t·h·w, heads, dim]`.
+fn batched(x: &Value, n: usize) -> Value {
+    let [b, t, h, w, heads, dim] = [0, 1, 2, 3, 4, 5].map(|axis| x.dim(axis));
+    let y = x.reshape(vec![b, t, h, n, w / n, heads, dim]).transpose(&[0, 3, 1, 2, 4, 5, 6]);
+    y.reshape(vec![b * n, t * h * w / n, heads, dim])
+}
+
+/// The way back of [`batched`], of blocks of `[t, h, w]`.
+fn unbatched(x: &Value, b: usize, [t, h, w]: [usize; 3]) -> Value {
+    let (n, heads, dim) = (x.dim(0) / b, x.dim(2), x.dim(3));
+    let y = x.reshape(vec![b, n, t, h, w, heads, dim]).transpose(&[0, 2, 3, 1, 4, 5, 6]);
+    y.reshape(vec![b, t, h, n * w, heads, dim])
+}
+
+/// Biases of the three axes, each `[blocks or 1, block, slab]`, as one of all cells: `[blocks, 1, queries, keys]`.
+fn joint_bias(axes: [&Value; 3]) -> Value {
+    let of_axis = |axis: usize| {
+        let x = axes[axis];
+        let mut dims = vec![x.dim(0), 1, 1, 1, 1, 1, 1];
+        (dims[1 + axis], dims[4 + axis]) = (x.dim(1), x.dim(2));
+        x.reshape(dims)
+    };
+    let sum = of_axis(0) + of_axis(1) + of_axis(2);
+    let cells = |first: isize| (first..first + 3).map(|axis| sum.dim(axis)).product::<usize>();
+    sum.reshape(vec![sum.dim(0), 1, cells(1), cells(4)])
+}
+
+/// The bias of one video for each of several.
+fn repeated(bias: &Value, videos: usize) -> Value {
+    bias.builder().concat(&vec![bias; videos], 0)
+}

@@ -1,0 +1,84 @@
+use serde_json::json;
+
+use super::blocks::pairs;
+use super::*;
+use crate::hlo::{DType, Type};
+use crate::models::testing::{assert_refused, elements, tensors_once};
+use crate::nn::Build;
+
+fn published() -> DiffusionDecoderConfig {
+    DiffusionDecoderConfig::from_json(&json!({"_class_name": "LTX2VideoDiffusionDecoderModel"})).expect("reads")
+}
+
+#[test]
+fn the_published_decoder_declares_every_tensor() {
+    let network = program(&published(), [1, 3, 7, 8], &Build::new(DType::BF16)).expect("builds");
+    let names = tensors_once(&network);
+    // The two latent statistics are the host's.
+    assert_eq!((elements(&network), names.len()), (417_133_616, 405));
+    for name in [
+        "decoder.conv_in.bias",
+        "decoder.det_stages.1.5.attn.to_out.0.weight",
+        "decoder.upsamples.3.proj.weight",
+        "decoder.t_embedder.timestep_embedder.linear_2.weight",
+        "decoder.shared_adaln.proj.bias",
+        "decoder.diff_blocks.7.attn.norm_k.weight",
+        "decoder.diff_blocks.0.scale_shift_table",
+        "decoder.diff_blocks.3.mlp.w_gate.weight",
+        "decoder.norm_out.weight",
+    ] {
+        assert!(names.contains(name), "{name}");
+    }
+    assert_eq!(network.program.results[0].ty, Type::new(DType::F32, [1, 3, 17, 224, 256]));
+}
+
+#[test]
+fn small_latents_are_padded_and_the_video_is_not() {
+    let c = published();
+    assert_eq!(c.least(), [3, 7, 7]);
+    assert_eq!(noise_shape(&c, [1, 16, 16, 24]), [1, 3, 121, 512, 768]);
+    assert_eq!(noise_shape(&c, [2, 1, 4, 12]), [2, 3, 17, 224, 384]);
+    let network = program(&c, [2, 1, 4, 12], &Build::new(DType::BF16)).expect("builds");
+    assert_eq!(network.program.results[0].ty, Type::new(DType::F32, [2, 3, 1, 128, 384]));
+}
+
+/// At 1920x1088x121 the largest tensor is the hidden features of an MLP: scores of a row of blocks are fewer.
+#[test]
+fn no_tensor_grows_with_the_square_of_the_grid() {
+    let c = published();
+    let text = program(&c, [1, 16, 34, 60], &Build::new(DType::BF16)).expect("builds").program.text;
+    let largest = text.split("tensor<").skip(1).filter_map(|t| {
+        let sizes = t.split('>').next()?.split('x').map_while(|size| size.parse::<usize>().ok());
+        Some(sizes.product::<usize>())
+    });
+    // A token stands for 4 x 4 pixels of a frame, and has 1024 hidden features.
+    assert_eq!(largest.max(), Some(121 * 272 * 480 * 1024));
+}
+
+#[test]
+fn a_head_s_features_are_split_by_axis() {
+    assert_eq!([64, 16, 8, 24].map(pairs), [[8, 12, 12], [2, 3, 3], [0, 2, 2], [2, 5, 5]]);
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_key() {
+    let cases = [
+        (json!({"decoder_model_output_type": "eps"}), "decoder_model_output_type: unknown variant `eps`"),
+        (json!({"decoder_stage_depths": [4, 6]}), "decoder_stage_depths has 2 entries, the stages need 5"),
+        (json!({"decoder_head_dim": 12}), "decoder_head_dim = 12 is not supported, only a multiple of 8"),
+        (json!({"decoder_head_dim": 48}), "only multiples of decoder_head_dim"),
+        (json!({"decoder_upsample_channel_reductions": [2, 2, 2, 2]}), "only what decoder_stage_channels shrink by"),
+        (json!({"decoder_upsample_strides": [[3, 2, 2], [2, 1, 1], [2, 2, 2], [2, 2, 2]]}), "only 1 or 2 frames"),
+        (json!({"decoder_stage5_kernel": [11, 0, 11]}), "only 1 or more, the last stage's too"),
+        (
+            json!({"spatial_compression_ratio": 16}),
+            "spatial_compression_ratio = 16 is not supported, only what the stages",
+        ),
+        (json!({"temporal_compression_ratio": 4}), "temporal_compression_ratio = 4"),
+        (json!({"patch_size": 0}), "patch_size = 0"),
+        (json!({"decoder_num_inference_steps": 0}), "decoder_num_inference_steps = 0"),
+        (json!({"scaling_factor": 0.5}), "scaling_factor = 0.5"),
+        (json!({"coarse": true}), "coarse = true is a key that this program does not know"),
+    ];
+    assert_refused(COMPONENT, DiffusionDecoderConfig::from_json, cases);
+}

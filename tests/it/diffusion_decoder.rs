@@ -1,0 +1,105 @@
+//! LTX-2.5's diffusion decoder against the reference. Weights are drawn by seed on both sides; none are stored.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::support::{Case, cases, cpu, needs, plain, quick};
+use ltx2::hlo::DType;
+use ltx2::models::Network;
+use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape, program};
+use ltx2::nn::{Build, Lowering};
+use ltx2::pipeline::executor::{Executor, Inputs};
+use ltx2::pjrt::Client;
+use ltx2::runtime::Engine;
+use ltx2::sampling::TorchRng;
+use ltx2::tensor::Tensor;
+use ltx2::weights::{ModelSource, Overrides};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use sha2::{Digest, Sha256};
+
+const FOLDER: &str = "diffusion_decoder";
+
+fn config(case: &Case) -> DiffusionDecoderConfig {
+    let file = case.model.join(FOLDER).join("config.json");
+    let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    DiffusionDecoderConfig::from_json(&serde_json::from_str(&text).expect("JSON")).expect("valid")
+}
+
+/// A weight as `randomise` of the oracles draws it, by the model's and the tensor's names.
+fn drawn(model: &str, name: &str, shape: &[usize]) -> Vec<u8> {
+    let digest = Sha256::digest(format!("{model}/{name}"));
+    let seed = digest[..7].iter().rev().fold(0, |seed, byte| seed << 8 | u64::from(*byte));
+    let [mean, std] = match (shape, name.rsplit('.').next().expect("a name")) {
+        (_, "scale_shift_table") => [0.0, 0.4],
+        (_, "bias") => [0.0, 0.15],
+        ([_], "weight") => [1.0, 0.25],
+        ([_, width], "weight") => [0.0, 1.0 / (*width as f32).sqrt()],
+        _ => panic!("{name} {shape:?}"),
+    };
+    let values = TorchRng::new(seed).normal_array(shape);
+    values.iter().flat_map(|v| (mean + std * v).to_le_bytes()).collect()
+}
+
+/// A model folder with the weights that a program reads.
+fn write_weights(case: &Case, network: &Network, folder: &Path) -> Arc<ModelSource> {
+    let model = case.model.file_name().expect("a name").to_string_lossy();
+    let tensors: BTreeMap<String, Vec<usize>> = network
+        .params
+        .iter()
+        .flat_map(|p| p.source.tensors())
+        .map(|(name, shape)| (name.to_string(), shape.to_vec()))
+        .collect();
+    let bytes: Vec<Vec<u8>> = tensors.iter().map(|(name, shape)| drawn(&model, name, shape)).collect();
+    let views = tensors.iter().zip(&bytes);
+    let views =
+        views.map(|((name, shape), data)| (name, TensorView::new(Dtype::F32, shape.clone(), data).expect("a tensor")));
+    let own = folder.join(FOLDER);
+    fs::create_dir(&own).expect("a folder");
+    fs::copy(case.model.join(FOLDER).join("config.json"), own.join("config.json")).expect("copies");
+    let file = own.join("diffusion_pytorch_model.safetensors");
+    fs::write(file, safetensors::serialize(views, None).expect("bytes")).expect("written");
+    Arc::new(ModelSource::open(folder.to_str().expect("a path"), &Overrides::default()).expect("opens"))
+}
+
+/// The video of a case, under the noise that its seed gives torch's generator.
+fn decode(client: &Client, case: &Case, build: &Build) -> Tensor {
+    let config = config(case);
+    let latents = &case.inputs["latents"];
+    let [b, _, f, h, w] = latents.shape().try_into().expect("five axes");
+    let network = program(&config, [b, f, h, w], build).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = write_weights(case, &network, folder.path());
+    let mut executor = Executor::new(Engine::new(client.clone(), quick()), source);
+    let prepared = executor.prepare(FOLDER, &network).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let seed = case.number("seed").expect("a seed") as u64;
+    let noise = TorchRng::new(seed).normal_array(&noise_shape(&config, [b, f, h, w]));
+    let inputs = [("latents".to_string(), latents.clone()), ("noise".to_string(), Tensor::F32(noise))];
+    let inputs = executor.give_all(&prepared, Inputs::default(), inputs).expect("uploads");
+    executor.run(&prepared, &inputs).expect("runs").tensor("video").expect("a result")
+}
+
+/// Three configurations, and latents smaller than the windows, padded as Lightricks' decoder pads them.
+#[needs(cpu)]
+fn a_whole_video_is_the_reference_s() {
+    let client = cpu(8);
+    let all = cases("diffusion-decoder");
+    assert_eq!(all.len(), 4);
+    for case in &all {
+        let distance = case.distance("video", &decode(&client, case, &plain(DType::F32)));
+        eprintln!("{}: {distance:.1e}", case.name);
+        assert!(distance <= 1e-4, "{}: {distance:e}", case.name);
+    }
+}
+
+/// Unrolled layers and RoPE by reversal, as CUDA's programs have them.
+#[needs(cpu)]
+fn in_the_form_of_cuda_it_is_the_same() {
+    let case = &cases("diffusion-decoder")[0];
+    let lowering = Lowering { mixed_precision_dot: false, ..Lowering::of("cuda", "") };
+    let distance = case.distance("video", &decode(&cpu(8), case, &Build { lowering, ..Build::new(DType::F32) }));
+    eprintln!("{distance:.1e}");
+    assert!(distance <= 1e-4, "{distance:e}");
+}
