@@ -5,6 +5,7 @@
 import argparse
 import shutil
 
+import cases_2_5
 import cases_decoders
 import cases_gemma4
 import cases_images
@@ -46,6 +47,7 @@ def main():
         **cases_gemma4.COMPONENTS,
         **cases_decoders.COMPONENTS,
         **cases_pipeline.COMPONENTS,
+        **cases_2_5.COMPONENTS,
         **cases_tiles.COMPONENTS,
         **cases_images.COMPONENTS,
     }
