@@ -65,10 +65,10 @@ def _connectors(text):
     )
 
 
-def _text_encoder(name):
+def text_encoder(name, text, vocabulary=_VOCABULARY):
     """The smallest towers beside the text stack, as the published repository has them."""
     config = Gemma4UnifiedConfig(
-        text_config=dict(GEMMA4[name], vocab_size=_VOCABULARY, max_position_embeddings=256),
+        text_config=dict(text, vocab_size=vocabulary, max_position_embeddings=256),
         vision_config=dict(mm_embed_dim=4, output_proj_dims=4, mm_posemb_size=4, patch_size=2),
         audio_config=dict(audio_embed_dim=4),
     )
@@ -99,7 +99,7 @@ def save(name):
     shutil.rmtree(folder, ignore_errors=True)
     connectors = randomise(_connectors(GEMMA4[name]), f"{name}/connectors")
     connectors.to(torch.bfloat16).save_pretrained(folder / "connectors")
-    _text_encoder(name).to(torch.bfloat16).save_pretrained(folder / "text_encoder")
+    text_encoder(name, GEMMA4[name]).to(torch.bfloat16).save_pretrained(folder / "text_encoder")
     (folder / "text_encoder" / "generation_config.json").unlink(missing_ok=True)
     if name in _PUBLISHED_SPELLING:
         _in_published_spelling(folder / "text_encoder" / "config.json", GEMMA4[name])

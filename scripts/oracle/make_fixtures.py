@@ -5,6 +5,7 @@
 import argparse
 import shutil
 
+import cases_2_5
 import cases_decoders
 import cases_diffusion_decoder
 import cases_gemma4
@@ -17,7 +18,7 @@ import cases_transformer
 import models
 from common import CASES, FIXTURES, fix_numerics, only_missing
 
-LIMIT, FILE_LIMIT = 9 * 1024 * 1024, 1024 * 1024
+LIMIT, FILE_LIMIT = 10 * 1024 * 1024, 1024 * 1024
 
 
 def write_models():
@@ -48,6 +49,7 @@ def main():
         **cases_decoders.COMPONENTS,
         **cases_diffusion_decoder.COMPONENTS,
         **cases_pipeline.COMPONENTS,
+        **cases_2_5.COMPONENTS,
         **cases_tiles.COMPONENTS,
         **cases_images.COMPONENTS,
     }

@@ -66,9 +66,9 @@ TRANSFORMER = {
     ),
     # LTX-2.5: its switches; its variant whose text keys no step changes, with unequal heads; audio maps without biases too.
     "dit_2_5": dict(
-        _2_5, in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=10, cross_attention_dim=20,
+        _2_5, in_channels=2, out_channels=2, num_attention_heads=2, attention_head_dim=10, cross_attention_dim=20,
         audio_in_channels=4, audio_out_channels=4, audio_num_attention_heads=2, audio_attention_head_dim=6,
-        audio_cross_attention_dim=12, num_layers=2, caption_channels=32,
+        audio_cross_attention_dim=12, num_layers=2, caption_channels=16,
     ),
     "dit_2_5_fixed_text": dict(
         _2_5, in_channels=6, out_channels=6, num_attention_heads=4, attention_head_dim=4, cross_attention_dim=16,

@@ -13,8 +13,8 @@ use super::print;
 /// Writes a random model in the diffusers layout.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The model's sizes: `nano` and `nano_2_3` run on a laptop, `ltx2` is the published 19B (76 GB in f32), `ltx2_3` the
-    /// 22B.
+    /// The model's sizes: `nano`, `nano_2_3` and `nano_2_5` run on a laptop, `ltx2` is the published 19B (76 GB in f32),
+    /// `ltx2_3` and `ltx2_5` the 22B.
     #[arg(long, default_value = "nano", value_parser = clap::builder::PossibleValuesParser::new(Preset::names()))]
     preset: String,
     /// Random seed of the weights.

@@ -8,7 +8,7 @@ use super::schema::{Config, Scales};
 use super::tree::Tree;
 use crate::av::Av;
 use crate::runtime::platform::Choice;
-use crate::sampling::MAX_STEPS;
+use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 
 /// Frames a latent frame covers.
 const FRAME_STEP: usize = 8;
@@ -105,8 +105,8 @@ fn check_run(config: &Config) -> Result<(), Fault> {
 
 /// Key, value and fault of settings that the sampler does not take, or of more steps than its tables hold.
 fn check_sampler(config: &Config) -> Result<(), Fault> {
-    let (options, steps) = (config.sampler.options(config.runtime.dtype), config.sampler.steps);
-    let sampler = config.sampler.kind.sampler(options).map_err(|(key, value)| {
+    let steps = config.sampler.steps;
+    let (sampler, _) = config.samplers().map_err(|(key, value)| {
         (key, value, "this sampler takes no such setting; remove it, or choose another sampler.kind".to_string())
     })?;
     let fits = |steps: &usize| sampler.evaluations(*steps) <= MAX_STEPS;
@@ -156,6 +156,20 @@ impl Config {
     /// A word that is none, with those that are.
     pub(crate) fn platform(&self) -> Result<Choice, String> {
         self.runtime.platform.parse()
+    }
+
+    /// The samplers of both stages. Settings that only some take are the first's, and the second's where it is the same.
+    ///
+    /// # Errors
+    /// Key and value of a setting that the first does not take.
+    pub(crate) fn samplers(&self) -> Result<(AnySampler, AnySampler), (&'static str, String)> {
+        let options = self.sampler.options(self.runtime.dtype);
+        let first = self.sampler.kind.sampler(options)?;
+        let second = match self.two_stage.sampler.filter(|kind| *kind != self.sampler.kind) {
+            Some(kind) => kind.sampler(SamplerOptions { eta: None, noise_seed: None, ..options })?,
+            None => first.clone(),
+        };
+        Ok((first, second))
     }
 
     /// The scales of the video and the audio stream: a missing value is the other stream's, and off if both are.

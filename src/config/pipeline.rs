@@ -49,11 +49,14 @@ impl Pipeline {
             (Version::V2_0, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_two_stage",
             (Version::V2_0, Pipeline::Distilled) => "ltx2_distilled",
             (Version::V2_0, Pipeline::Hq) => "ltx2_hq",
-            // LTX-2.5's own values are LTX-2.3's but for the distilled model's sampler.
-            (Version::V2_3 | Version::V2_5, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2_3",
-            (Version::V2_3 | Version::V2_5, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_3_two_stage",
-            (Version::V2_3 | Version::V2_5, Pipeline::Distilled) => "ltx2_3_distilled",
-            (Version::V2_3 | Version::V2_5, Pipeline::Hq) => "ltx2_3_hq",
+            (Version::V2_3, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2_3",
+            (Version::V2_3, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_3_two_stage",
+            (Version::V2_3, Pipeline::Distilled) => "ltx2_3_distilled",
+            (Version::V2_3, Pipeline::Hq) => "ltx2_3_hq",
+            (Version::V2_5, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2_5",
+            (Version::V2_5, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_5_two_stage",
+            (Version::V2_5, Pipeline::Distilled) => "ltx2_5_distilled",
+            (Version::V2_5, Pipeline::Hq) => "ltx2_5_hq",
         }
     }
 

@@ -13,7 +13,7 @@ macro_rules! shipped {
 }
 
 /// The configurations, by name.
-pub const CONFIGS: [(&str, &str); 28] = [
+pub const CONFIGS: [(&str, &str); 33] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -23,10 +23,15 @@ pub const CONFIGS: [(&str, &str); 28] = [
     config!("ltx2_3_two_stage"),
     config!("ltx2_3_distilled"),
     config!("ltx2_3_hq"),
+    config!("ltx2_5"),
+    config!("ltx2_5_two_stage"),
+    config!("ltx2_5_distilled"),
+    config!("ltx2_5_hq"),
     config!("nano"),
     config!("nano_two_stage"),
     config!("nano_2_0"),
     config!("nano_2_3"),
+    config!("nano_2_5"),
     config!("tpu/v5e-8-int8"),
     config!("tpu/v5e-16"),
     config!("tpu/v5e-16-int8"),

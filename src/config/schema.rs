@@ -173,10 +173,10 @@ pub struct Image {
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1))]
     pub strength: f64,
-    /// Quality of the H.264 round trip it goes through first, 0 for none.
-    #[serde(default = "crf")]
+    /// Quality of the H.264 round trip it goes through first, 0 for none; null for `conditioning.crf`.
+    #[serde(default)]
     #[schemars(range(min = 0, max = 51))]
-    pub crf: u8,
+    pub crf: Option<u8>,
 }
 
 /// Kept sound: latents of an earlier run of the same duration, of which a time span stays.
@@ -196,10 +196,6 @@ pub struct AudioLatents {
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1))]
     pub strength: f64,
-}
-
-fn crf() -> u8 {
-    33
 }
 
 /// Whose conventions hold where two implementations of the model differ.
@@ -243,6 +239,13 @@ with_defaults! {
         pub noise: Noise = Noise::Torch,
         /// Steps between two reports of progress: one call of the device each.
         pub progress_every: ProgressEvery = ProgressEvery::Auto(Auto::Auto),
+    }
+}
+
+impl Image {
+    /// Quality of the H.264 round trip it goes through first, 0 for none.
+    pub fn crf(&self, conditioning: &Conditioning) -> u8 {
+        self.crf.unwrap_or(conditioning.crf)
     }
 }
 
@@ -347,6 +350,9 @@ with_defaults! {
         pub noising: Reference = Reference::Official,
         /// Whether LTX-2.5's first latent frame is marked as a single frame. Official: in every pipeline; diffusers: in none.
         pub first_frame_marker: Reference = Reference::Official,
+        /// Quality of the H.264 round trip of conditioning images that say none of their own, 0 for none.
+        #[schemars(range(min = 0, max = 51))]
+        pub crf: u8 = 33,
         /// The H.264 encoder that conditioning images go through at their `crf`.
         pub h264: ImageH264 = ImageH264::Auto,
     }
@@ -376,6 +382,8 @@ with_defaults! {
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct TwoStage {
+        /// Integrator of the second stage; null for `sampler.kind`.
+        pub sampler: Option<SamplerKind> = None,
         /// The stage whose sound is kept.
         pub audio: StageAudio = StageAudio::Official,
         /// The second stage's noise levels, falling from at most 1; as much noise as the first says is put in.

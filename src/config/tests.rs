@@ -318,6 +318,46 @@ fn a_model_of_the_2_3_generation_brings_its_own_preset() {
     assert_eq!(load(&set(&["model.path=tests/fixtures/models/tiny_a"])).unwrap().preset(), "ltx2");
 }
 
+/// Sampler of both stages, quality of the images' H.264 and the negative prompt differ from LTX-2.3's.
+#[test]
+fn a_model_of_the_2_5_generation_brings_its_own_presets() {
+    for name in
+        ["Lightricks/LTX-2.5", "Lightricks/LTX-2.5-Diffusers", "ltx2_5", "nano_2_5", "tests/fixtures/models/dit_2_5"]
+    {
+        for (pipeline, preset, kind) in [
+            ("text_to_video", "ltx2_5", "euler"),
+            ("image_to_video", "ltx2_5", "euler"),
+            ("two_stage", "ltx2_5_two_stage", "euler"),
+            ("keyframes", "ltx2_5_two_stage", "euler"),
+            ("distilled", "ltx2_5_distilled", "euler_ancestral"),
+            ("hq", "ltx2_5_hq", "res_2s"),
+        ] {
+            let images = "request.images=[{path: a.png}]";
+            let pairs = [format!("model.path={name}"), format!("pipeline={pipeline}"), images.to_string()];
+            let pairs: Vec<&str> = pairs.iter().map(String::as_str).collect();
+            let given = if pipeline == "text_to_video" { &pairs[..2] } else { &pairs[..] };
+            let loaded = load(&set(given)).unwrap();
+            let config = &loaded.config;
+            assert_eq!((loaded.preset(), json!(config.sampler.kind)), (preset, json!(kind)), "{name} {pipeline}");
+            assert!(config.request.images.iter().all(|image| image.crf(&config.conditioning) == 18), "{preset}");
+            assert!(config.request.negative_prompt.starts_with("has_subtitles, "), "{preset}");
+            let (first, second) = config.samplers().unwrap();
+            assert_eq!(
+                [first.noises(), second.noises()],
+                if kind == "euler_ancestral" { [1, 0] } else { [first.noises(); 2] }
+            );
+        }
+    }
+    let config = |pairs: &[&str]| load(&set(pairs)).unwrap().config;
+    let older = config(&["pipeline=image_to_video", "request.images=[{path: a.png}, {path: b.png, crf: 7}]"]);
+    let crf: Vec<u8> = older.request.images.iter().map(|image| image.crf(&older.conditioning)).collect();
+    assert_eq!(crf, [33, 7]);
+    let noises = |pairs: &[&str]| config(pairs).samplers().map(|(a, b)| [a.noises(), b.noises()]);
+    assert_eq!(noises(&["two_stage.sampler=euler_ancestral"]), Ok([0, 1]));
+    assert_eq!(noises(&["sampler.kind=euler_ancestral", "sampler.eta=0.5"]), Ok([1, 1]));
+    assert_eq!(noises(&["sampler.kind=euler_ancestral", "sampler.eta=0.5", "two_stage.sampler=euler"]), Ok([1, 0]));
+}
+
 #[test]
 fn reference_decides_about_the_clamp_between_the_vocoder_s_stages() {
     let clamp = |pairs: &[&str]| load(&set(pairs)).unwrap().config.vocoder.stage1_clamp;

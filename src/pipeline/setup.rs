@@ -63,7 +63,7 @@ pub(crate) fn resolve(config: &Config, platform: &str, devices: usize) -> Config
 /// # Errors
 /// ffmpeg is asked for and not there; processes with different encoders.
 pub(crate) fn round_trip(config: &mut Config, group: Option<&Group>) -> Result<Option<RoundTrip>> {
-    if config.request.images.iter().all(|image| image.crf == 0) {
+    if config.request.images.iter().all(|image| image.crf(&config.conditioning) == 0) {
         return Ok(None);
     }
     let chosen = RoundTrip::choose(config.conditioning.h264, Path::new("ffmpeg"))?;

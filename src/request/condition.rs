@@ -66,14 +66,14 @@ pub enum Span {
 }
 
 impl Condition {
-    /// A frame that the video shows: in the first one's place, or between keyframes and at any other, appended with the
+    /// A frame that the video shows, through H.264 at `crf` first: in the first one's place, or between keyframes and at any other, appended with the
     /// positions of `span`, the very first always with one frame's.
-    pub fn image(image: &config::Image, between_keyframes: bool, span: Span) -> Self {
+    pub fn image(image: &config::Image, crf: u8, between_keyframes: bool, span: Span) -> Self {
         let frame = image.frame;
         let span = if frame == 0 { Span::Frame } else { span };
         let appended = between_keyframes || frame != 0;
         Condition {
-            content: Content::Image { path: image.path.clone().into(), crf: image.crf },
+            content: Content::Image { path: image.path.clone().into(), crf },
             placement: if appended { Placement::Appended { frame, span } } else { Placement::First },
             strength: image.strength as f32,
         }
@@ -128,7 +128,8 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
         Reference::Official1 => Span::Latent,
         Reference::Official | Reference::Diffusers => Span::Frame,
     };
-    let images = config.request.images.iter().map(|image| Condition::image(image, appended, span));
+    let images = config.request.images.iter();
+    let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
     let sound = config.request.audio_latents.iter().map(Condition::audio_span);
     Ok(Av { video: images.collect(), audio: sound.collect::<Result<_, _>>()? })
 }

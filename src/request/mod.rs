@@ -56,7 +56,7 @@ pub struct Request {
     pub rescale: RescaleScope,
     /// Text tokens.
     pub max_sequence_length: usize,
-    /// Of both passes. One that is not the configuration's compiles the denoising loop at first use.
+    /// Of the first pass. One that is not the configuration's compiles the denoising loop at first use.
     pub sampler: AnySampler,
     /// Noise level that the attention between the streams sees.
     pub cross: CrossTimestep,
@@ -89,6 +89,7 @@ pub enum Noising {
 pub struct RefinePass {
     /// Noise levels, to the final 0; as much noise as the first one says is put in.
     pub sigmas: Vec<f32>,
+    pub sampler: AnySampler,
     /// Keeps its own sound, not the first pass'.
     pub keeps_audio: bool,
     /// How far channels of the upsampled latents take over mean and deviation of the first pass', 0 to 1.
@@ -110,6 +111,7 @@ impl Request {
         let Some(refine) = &self.refine else { return (first, None) };
         let second = Request {
             sigmas: refine.sigmas.clone(),
+            sampler: refine.sampler.clone(),
             scales: Av::both(Scales::NEUTRAL),
             stg_blocks: Av::default(),
             ..first.clone()

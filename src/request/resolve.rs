@@ -5,9 +5,9 @@ use crate::av::Av;
 use crate::config::{self, Config, Dtype, Job, Reference};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
-use crate::sampling::SamplingError;
 use crate::sampling::guidance::{RescaleScope, Scales};
 use crate::sampling::sigmas::{self, FlowMatch};
+use crate::sampling::{AnySampler, SamplingError};
 
 /// Guidance scales of video and audio.
 pub(crate) fn scales(config: &Config) -> Av<Scales> {
@@ -70,9 +70,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             config::RescaleScope::Batch => RescaleScope::Batch,
         },
         max_sequence_length: r.max_sequence_length,
-        sampler: config.sampler.kind.sampler(config.sampler.options(config.runtime.dtype)).map_err(
-            |(key, value)| RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting")),
-        )?,
+        sampler: samplers(config)?.0,
         cross: cross_timestep(config),
         first_frame_marker: config.conditioning.first_frame_marker != Reference::Diffusers,
         noising: match config.conditioning.noising {
@@ -132,8 +130,14 @@ fn cross_timestep(config: &Config) -> CrossTimestep {
     }
 }
 
+/// The samplers of both passes.
+fn samplers(config: &Config) -> Result<(AnySampler, AnySampler), RequestError> {
+    let fault = |(key, value)| RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting"));
+    config.samplers().map_err(fault)
+}
+
 /// The second pass, where the pipeline has one.
-fn refine(config: &Config) -> Result<Option<RefinePass>, SamplingError> {
+fn refine(config: &Config) -> Result<Option<RefinePass>, RequestError> {
     use config::StageAudio;
     let two = &config.two_stage;
     if !config.pipeline.has_two_stages() {
@@ -141,6 +145,7 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, SamplingError> {
     }
     Ok(Some(RefinePass {
         sigmas: sigmas::verbatim(&two.sigmas)?,
+        sampler: samplers(config)?.1,
         keeps_audio: match two.audio {
             StageAudio::Official => config.pipeline.keeps_refined_audio(),
             StageAudio::Stage1 => false,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Output;
 
 use crate::support::single_file::{TINY, TINY_2_5, combined_parts, header_2_5, write};
-use crate::support::{self, needs};
+use crate::support::{self, QUICK, needs};
 use ltx2::weights::{Component, ModelSource, Overrides};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -98,4 +98,58 @@ fn gemma_3_is_refused() {
     for words in [&format!("{encoder}/config.json: `model_type` = gemma3"), "is the transformer of LTX-2.5", cure] {
         assert!(errors.len() == 1 && errors[0].contains(words), "{said}");
     }
+}
+
+/// Every preset on a random model, both passes where there are two, each with the sampler that its preset names.
+#[needs(cpu)]
+fn every_preset_runs() {
+    let dir = TempDir::new().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    let succeed = |arguments: &[&str]| {
+        let out = support::ltx2().args(arguments).output().expect("the binary runs");
+        assert!(out.status.success(), "{arguments:?}: {}", text(&out.stderr));
+    };
+    succeed(&["init", "--preset", "nano_2_5", "--seed", "3", &path("model")]);
+    let model = format!("model.path={}", path("model"));
+    let cache = format!("runtime.compile_cache={}", path("cache"));
+    let mut seen = Vec::new();
+    for (preset, pipeline, first, second) in [
+        ("nano_2_5", "text_to_video", "euler", None),
+        ("ltx2_5", "text_to_video", "euler", None),
+        ("ltx2_5_two_stage", "two_stage", "euler", Some(Value::Null)),
+        ("ltx2_5_distilled", "distilled", "euler_ancestral", Some("euler".into())),
+        ("ltx2_5_hq", "hq", "res_2s", Some(Value::Null)),
+    ] {
+        let out = path(&format!("{preset}.mp4"));
+        let mut set = vec![
+            &model[..],
+            &cache,
+            QUICK,
+            "runtime.platform=cpu",
+            "runtime.dtype=f32",
+            "request.width=64",
+            "request.height=64",
+            "request.num_frames=9",
+            "request.max_sequence_length=128",
+        ];
+        set.extend((pipeline != "distilled").then_some("sampler.steps=2"));
+        set.extend(["text_to_video", "two_stage"].contains(&pipeline).then_some("guidance.stg_blocks=[1]"));
+        let set = set.into_iter().flat_map(|pair| ["--set", pair]);
+        succeed(&["generate", "-c", preset, "-p", "a ball", "-o", &out].into_iter().chain(set).collect::<Vec<_>>());
+        let file = std::fs::read_to_string(path(&format!("{preset}.json"))).expect("a sidecar");
+        let sidecar: Value = serde_json::from_str(&file).expect("JSON");
+        let config = &sidecar["config"];
+        assert_eq!([&config["pipeline"], &config["sampler"]["kind"]], [pipeline, first], "{preset}");
+        assert_eq!(config["conditioning"]["crf"], 18, "{preset}");
+        assert_eq!(sidecar["programs"].get("refine").is_some(), second.is_some(), "{preset}");
+        if let Some(second) = second {
+            assert_eq!(config["two_stage"]["sampler"], second, "{preset}");
+        }
+        seen.push(sidecar["sha256"].to_string());
+    }
+    assert_eq!(seen.len(), 5);
+    assert_eq!(seen[0], seen[1], "of the same sizes the small model's own preset is LTX-2.5's");
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 4, "{seen:?}");
 }

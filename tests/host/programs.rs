@@ -110,6 +110,10 @@ fn cases() -> Vec<Case> {
         "ltx2_3_two_stage",
         "ltx2_3_distilled",
         "ltx2_3_hq",
+        "ltx2_5",
+        "ltx2_5_two_stage",
+        "ltx2_5_distilled",
+        "ltx2_5_hq",
     ];
     for preset in presets {
         all.extend([CPU, CUDA, V5P].map(|platform| Case::new(preset, platform)));
@@ -171,6 +175,7 @@ fn cases() -> Vec<Case> {
     all.extend(["nano", "nano_two_stage"].map(|nano| Case::new(nano, CPU)));
     all.push(Case::new("nano_2_0", CPU).set("model.path", "nano"));
     all.push(Case::new("nano_2_3", CPU).set("model.path", "nano_2_3"));
+    all.push(Case::new("nano_2_5", CPU).set("model.path", "nano_2_5"));
     for model in ["tiny_a", "tiny_b", "tiny_2_3"] {
         let path = format!("tests/fixtures/models/{model}");
         let base = if model == "tiny_2_3" { "nano_2_3" } else { "nano_2_0" };

@@ -3,22 +3,20 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::layouts::{build, limit};
 use crate::parity::valid;
-use crate::support::{Case, cases, cpu, needs, plain, quick, relative_l2};
+use crate::support::{Case, cases, cpu, needs, plain, quick, relative_l2, run_case};
 use ltx2::analysis::Module;
 use ltx2::hlo::DType;
 use ltx2::models::connectors::ConnectorsConfig;
 use ltx2::models::gemma4::{self, Gemma4Config};
 use ltx2::models::presets::Preset;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::executor::{Executor, Inputs};
+use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
-use ltx2::weights::{ModelSource, Overrides};
 
 fn json(file: &Path) -> serde_json::Value {
     let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
@@ -29,34 +27,11 @@ fn config(model: &Path) -> Gemma4Config {
     Gemma4Config::from_json(&json(&model.join("text_encoder/config.json"))).expect("valid")
 }
 
-/// The weights of a model's text encoder and connectors. The folder's own configuration is not looked at: the encoder
-/// alone makes no model of a generation.
-fn weights(model: &Path, folder: &Path) -> Arc<ModelSource> {
-    for component in ["text_encoder", "connectors"] {
-        let (from, to) = (model.join(component), folder.join(component));
-        fs::create_dir(&to).expect("a folder");
-        for file in fs::read_dir(&from).expect("a component").map(|e| e.expect("an entry").file_name()) {
-            fs::copy(from.join(&file), to.join(&file)).expect("copies");
-        }
-    }
-    fs::write(folder.join("text_encoder/config.json"), "{}").expect("writes");
-    Arc::new(ModelSource::open(folder.to_str().expect("a path"), &Overrides::default()).expect("opens"))
-}
-
 /// `prompt_embeds` of a case: projected, or the stack of hidden states.
-fn encode(client: &Client, case: &Case, projected: bool, build: &Build) -> Tensor {
-    let folder = tempfile::tempdir().expect("a folder");
-    let source = weights(&case.model, folder.path());
-    let connectors = ConnectorsConfig::from_json(&json(&case.model.join("connectors/config.json"))).expect("valid");
-    let ids = &case.inputs["input_ids"];
-    let connectors = projected.then_some(&connectors);
-    let network = gemma4::program(&config(&case.model), connectors, ids.shape()[0], ids.shape()[1], build);
-    let network = network.expect("builds");
-    let mut executor = Executor::new(Engine::new(client.clone(), quick()), source);
-    let program = executor.prepare("text_encoder", &network).unwrap_or_else(|e| panic!("{}: {e}", case.name));
-    let given: BTreeMap<String, Tensor> = case.inputs.clone();
-    let inputs = executor.give_all(&program, Inputs::default(), given).expect("uploads");
-    executor.run(&program, &inputs).expect("runs").tensor("prompt_embeds").expect("a result")
+fn encode(client: &Client, case: &mut Case, projected: bool, build: &Build) -> Tensor {
+    case.scalars = BTreeMap::from([("output_hidden_states".to_string(), (!projected).into())]);
+    let mut outputs = run_case(client, ProgramKind::TextEncoder, case, case.inputs.clone(), quick(), build);
+    outputs.remove("prompt_embeds").expect("a result")
 }
 
 /// Relative L2 distance over the rows of valid tokens.
@@ -73,9 +48,9 @@ fn named(name: &str) -> Case {
 #[needs(cpu)]
 fn every_hidden_state_is_the_reference_s() {
     let client = cpu(8);
-    let all = cases("gemma4");
+    let mut all = cases("gemma4");
     assert_eq!(all.len(), 3);
-    for case in &all {
+    for case in &mut all {
         for (output, projected) in [("prompt_embeds", false), ("projected", true)] {
             let got = encode(&client, case, projected, &plain(DType::F32));
             let distance = distance(case, &got, &case.outputs[output]);
@@ -87,8 +62,9 @@ fn every_hidden_state_is_the_reference_s() {
 
 #[needs(cpu)]
 fn in_bf16_it_is_as_near_as_the_reference_s_own() {
-    let case = named("gemma4_a");
-    let distance = distance(&case, &encode(&cpu(8), &case, true, &plain(DType::BF16)), &case.outputs["projected"]);
+    let mut case = named("gemma4_a");
+    let got = encode(&cpu(8), &mut case, true, &plain(DType::BF16));
+    let distance = distance(&case, &got, &case.outputs["projected"]);
     let own = case.number("bf16_spread.projected").expect("a spread");
     eprintln!("{distance:.4}, the reference {own:.4}");
     assert!(distance <= 1.5 * own, "{distance} of {own}");
@@ -97,9 +73,9 @@ fn in_bf16_it_is_as_near_as_the_reference_s_own() {
 /// Layers in no pattern, unrolled, as CUDA's programs have them.
 #[needs(cpu)]
 fn unrolled_it_is_the_same() {
-    let case = named("gemma4_b");
+    let mut case = named("gemma4_b");
     let lowering = Lowering { mixed_precision_dot: false, ..Lowering::of("cuda", "") };
-    let got = encode(&cpu(8), &case, true, &Build { lowering, ..Build::new(DType::F32) });
+    let got = encode(&cpu(8), &mut case, true, &Build { lowering, ..Build::new(DType::F32) });
     let distance = distance(&case, &got, &case.outputs["projected"]);
     eprintln!("{distance:.1e}");
     assert!(distance <= 1e-4, "{distance:e}");
@@ -107,15 +83,15 @@ fn unrolled_it_is_the_same() {
 
 #[needs(cpu)]
 fn sharded_it_is_what_one_device_gives() {
-    let (client, case) = (cpu(8), named("gemma4_a"));
-    let whole = encode(&client, &case, true, &build("replicated", "data=1", 1));
+    let (client, mut case) = (cpu(8), named("gemma4_a"));
+    let whole = encode(&client, &mut case, true, &build("replicated", "data=1", 1));
     for (layout, mesh) in [
         ("tensor", "tensor=2"),
         ("tensor", "cfg=2,context=2,tensor=2"),
         ("fsdp-ulysses", "fsdp=2,context=4"),
         ("fsdp-ffn", "cfg=2,context=4"),
     ] {
-        let got = encode(&client, &case, true, &build(layout, mesh, 8));
+        let got = encode(&client, &mut case, true, &build(layout, mesh, 8));
         let distance = relative_l2(&got, &whole);
         eprintln!("{layout} {mesh}: {distance:.1e}");
         assert!(distance <= limit(layout), "{layout} {mesh}: {distance:e}");

@@ -17,6 +17,7 @@ use ltx2::pipeline::runner::Runner;
 use ltx2::pjrt::Client;
 use ltx2::request::{Condition, Content, Placement, RefinePass, Request, Span};
 use ltx2::runtime::Engine;
+use ltx2::sampling::Euler;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 
@@ -73,7 +74,13 @@ fn requested(model: &Model) -> Request {
         strength,
     };
     let images = vec![image(Placement::First, 0.75), image(Placement::Appended { frame: 8, span: Span::Frame }, 1.0)];
-    let refine = RefinePass { sigmas: vec![0.909375, 0.421875, 0.0], keeps_audio: true, adain: 0.0, tone_map: 0.0 };
+    let refine = RefinePass {
+        sigmas: vec![0.909375, 0.421875, 0.0],
+        sampler: Euler.into(),
+        keeps_audio: true,
+        adain: 0.0,
+        tone_map: 0.0,
+    };
     Request {
         width: 192,
         height: 128,

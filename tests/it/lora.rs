@@ -21,6 +21,7 @@ use ltx2::pipeline::parameters::parameters;
 use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pipeline::runner::Runner;
 use ltx2::runtime::Engine;
+use ltx2::sampling::Euler;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Lora, LoraFile, MergeOrder, ModelSource, Overrides};
 use ndarray::{Array2, Ix2};
@@ -304,7 +305,8 @@ fn stages_have_updates_of_their_own() {
         Runner::new(Model::open(&source).expect("complete"), executor, build(DType::F32))
     };
     let (mut plain, mut merged) = (runner(&plain), runner(&merged));
-    let refine = RefinePass { sigmas: vec![0.9, 0.5, 0.0], keeps_audio: true, adain: 0.0, tone_map: 0.0 };
+    let refine =
+        RefinePass { sigmas: vec![0.9, 0.5, 0.0], sampler: Euler.into(), keeps_audio: true, adain: 0.0, tone_map: 0.0 };
     let request = Request { refine: Some(refine), ..official::request(case, &plain.model) };
     // The latents of both stages, of a first and a second video.
     let made = |runner: &mut Runner, stages: &[u8], strength: f64| {

@@ -36,6 +36,7 @@ mod official_guidance;
 mod official_steps;
 mod parity;
 mod pipeline;
+mod pipeline_2_5;
 mod pjrt;
 mod processes;
 mod programs;

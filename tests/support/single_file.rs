@@ -266,8 +266,8 @@ pub fn header_2_3() -> Value {
 pub fn header_2_5() -> Value {
     let mut transformer = header_2_3()["transformer"].take();
     let own = json!({
-        "in_channels": 4, "out_channels": 4, "attention_head_dim": 10, "cross_attention_dim": 20, "num_layers": 2,
-        "audio_attention_head_dim": 6, "audio_cross_attention_dim": 12, "caption_channels": 32, "ff_bias": false,
+        "in_channels": 2, "out_channels": 2, "attention_head_dim": 10, "cross_attention_dim": 20, "num_layers": 2,
+        "audio_attention_head_dim": 6, "audio_cross_attention_dim": 12, "caption_channels": 16, "ff_bias": false,
         "use_keyframes_abs_pos_embedding": true, "text_encoder_norm_type": "PER_TOKEN_RMS",
     });
     transformer.as_object_mut().expect("an object").extend(own.as_object().expect("an object").clone());

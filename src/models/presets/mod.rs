@@ -1,6 +1,6 @@
 //! Models whose configuration this program carries: to make a random one, or to compile for the published one without
-//! its files. The values of `ltx2` and `ltx2_3` are those of the published `config.json` files; `nano` and `nano_2_3`
-//! have the same topologies at widths that run on a laptop.
+//! its files. The values of `ltx2`, `ltx2_3` and `ltx2_5` are those of the published `config.json` files; `nano`, `nano_2_3`
+//! and `nano_2_5` have the same topologies at widths that run on a laptop.
 
 use serde_json::{Map, Value};
 
@@ -11,16 +11,23 @@ pub struct Preset {
     configs: Map<String, Value>,
 }
 
-const PRESETS: [(&str, &str); 4] = [
+const PRESETS: [(&str, &str); 6] = [
     ("nano", include_str!("nano.json")),
     ("nano_2_3", include_str!("nano_2_3.json")),
+    ("nano_2_5", include_str!("nano_2_5.json")),
     ("ltx2", include_str!("ltx2.json")),
     ("ltx2_3", include_str!("ltx2_3.json")),
+    ("ltx2_5", include_str!("ltx2_5.json")),
 ];
 
 /// Published names of models, and the presets that describe them.
-const PUBLISHED: [(&str, &str); 3] =
-    [("Lightricks/LTX-2", "ltx2"), ("Lightricks/LTX-2.3", "ltx2_3"), ("diffusers/LTX-2.3-Diffusers", "ltx2_3")];
+const PUBLISHED: [(&str, &str); 5] = [
+    ("Lightricks/LTX-2", "ltx2"),
+    ("Lightricks/LTX-2.3", "ltx2_3"),
+    ("diffusers/LTX-2.3-Diffusers", "ltx2_3"),
+    ("Lightricks/LTX-2.5", "ltx2_5"),
+    ("Lightricks/LTX-2.5-Diffusers", "ltx2_5"),
+];
 
 impl Preset {
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
@@ -55,5 +62,6 @@ mod tests {
         }
         assert_eq!(Preset::named("Lightricks/LTX-2").map(|p| p.name), Some("ltx2"));
         assert_eq!(Preset::named("Lightricks/LTX-2.3").map(|p| p.name), Some("ltx2_3"));
+        assert_eq!(Preset::named("Lightricks/LTX-2.5-Diffusers").map(|p| p.name), Some("ltx2_5"));
     }
 }

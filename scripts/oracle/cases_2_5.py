@@ -1,0 +1,199 @@
+"""LTX-2.5 whole: a model whose parts in the form of LTX-2.3 are links to that one's, and its pipelines of one and two passes."""
+
+import shutil
+from contextlib import contextmanager
+
+import torch
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler, LTX2LatentUpsamplePipeline, LTX2Pipeline, LTXEulerAncestralRFScheduler,
+)
+from diffusers.pipelines.ltx2 import LTX2TextConnectors
+from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES
+from transformers import AutoTokenizer
+
+import cases_gemma4
+import models
+from cases_decoders import thin
+from cases_pipeline import noise_shapes, official_sigmas, verbatim_scheduler
+from cases_text import NEGATIVE, POSITIVE
+from common import MODELS, as_list, keeps, randomise, show, write_case
+
+NAME = "tiny_2_5"
+_TEXT = dict(
+    hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+    sliding_window=12, attention_k_eq_v=True, num_global_key_value_heads=1, global_head_dim=8,
+    layer_types=["sliding_attention", "full_attention"],
+)
+_LINKS = {
+    "transformer": "dit_2_5", "vae": "tiny_2_3", "audio_vae": "tiny_2_3", "vocoder": "tiny_2_3", "tokenizer": "tiny_2_3",
+    "scheduler": "tiny_2_3", "latent_upsampler": "upsampler_plain",
+}
+
+
+def _connectors():
+    c = models.TRANSFORMER["dit_2_5"]
+    return LTX2TextConnectors(
+        caption_channels=_TEXT["hidden_size"], text_proj_in_factor=_TEXT["num_hidden_layers"] + 1,
+        video_connector_num_attention_heads=2, video_connector_attention_head_dim=10, video_connector_num_layers=1,
+        video_connector_num_learnable_registers=4, video_gated_attn=True, audio_connector_num_attention_heads=2,
+        audio_connector_attention_head_dim=6, audio_connector_num_layers=1, audio_connector_num_learnable_registers=4,
+        audio_gated_attn=True, rope_type="split", per_modality_projections=True,
+        video_hidden_dim=c["cross_attention_dim"], audio_hidden_dim=c["audio_cross_attention_dim"], proj_bias=True,
+    )
+
+
+def save():
+    """The text encoder and its connectors in bfloat16, and links to the parts of other models."""
+    folder = MODELS / NAME
+    if keeps(folder):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for part, source in _LINKS.items():
+        (folder / part).symlink_to(f"../{source}/{part}")
+    text = cases_gemma4.text_encoder(NAME, _TEXT, models.VOCABULARY).to(torch.bfloat16)
+    text.save_pretrained(folder / "text_encoder")
+    (folder / "text_encoder" / "generation_config.json").unlink(missing_ok=True)
+    connectors = randomise(_connectors(), f"{NAME}/connectors").to(torch.bfloat16)
+    connectors.save_pretrained(folder / "connectors")
+    read = lambda part: models.load(_LINKS[part], part)
+    LTX2Pipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"), text_encoder=text,
+        connectors=connectors, tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
+        transformer=models.load("dit_2_5", "transformer"), vae=read("vae"), audio_vae=read("audio_vae"), vocoder=read("vocoder"),
+    ).save_config(folder)
+
+
+@contextmanager
+def _marked(network):
+    """Has the transformer mark the tokens of the first latent frame, as Lightricks' pipelines do."""
+    own = network.forward
+
+    def forward(hidden_states, *rest, num_frames, height, width, **more):
+        mask = torch.zeros(*hidden_states.shape[:2], 1)
+        mask[:, : height * width] = 1
+        return own(
+            hidden_states, *rest, num_frames=num_frames, height=height, width=width, video_keyframes_mask=mask, **more
+        )
+
+    network.forward = forward
+    try:
+        yield
+    finally:
+        network.forward = own
+
+
+def _ancestral(seed):
+    """The scheduler with draws of Lightricks' loop: one generator of both streams, behind the request's seed."""
+    source = torch.Generator("cpu").manual_seed(seed + 10_000)
+
+    class Drawn(LTXEulerAncestralRFScheduler):
+        def set_timesteps(self, sigmas, device=None, mu=None):
+            super().set_timesteps(sigmas=sigmas, device=device)
+
+        def step(self, model_output, timestep, sample, return_dict=True):
+            return super().step(model_output, timestep, sample, generator=source, return_dict=return_dict)
+
+    return Drawn(eta=1.0)
+
+
+def _arguments(request, scheduler_sigmas):
+    arguments = dict(
+        prompt=request["prompt"], negative_prompt=request["negative_prompt"], num_frames=request["num_frames"],
+        frame_rate=request["frame_rate"], max_sequence_length=request["max_sequence_length"], return_dict=False,
+        spatio_temporal_guidance_blocks=request.get("stg_blocks") or None, sigmas=scheduler_sigmas,
+    )
+    for prefix, stream in (("", "video"), ("audio_", "audio")):
+        scales = request["guidance"][stream]
+        names = dict(guidance_scale="cfg", stg_scale="stg", modality_scale="modality", guidance_rescale="rescale")
+        arguments |= {prefix + name: scales[key] for name, key in names.items()}
+    return arguments
+
+
+def _decoded(pipeline, video, audio):
+    """Frames and samples of final latents, as the pipeline's own end makes them."""
+    frames = pipeline.vae.decode(video, None, return_dict=False)[0]
+    frames = pipeline.video_processor.postprocess_video(frames, output_type="pt")
+    samples = pipeline.vocoder(pipeline.audio_vae.decode(audio, return_dict=False)[0])
+    return {"latents.video": video, "latents.audio": audio, "video": frames, "audio": samples}
+
+
+def _one_pass(pipeline, request):
+    pipeline.scheduler = verbatim_scheduler()
+    video, audio = pipeline(
+        generator=torch.Generator("cpu").manual_seed(request["seed"]), output_type="latent", width=request["width"],
+        height=request["height"], **_arguments(request, as_list(official_sigmas(request["steps"])[:-1])),
+    )
+    return _decoded(pipeline, video, audio)
+
+
+def _two_passes(pipeline, request):
+    """Eight ancestral steps at half size, three plain ones at full size; noise of both from one generator."""
+    half = dict(request, width=request["width"] // 2, height=request["height"] // 2)
+    source = torch.Generator("cpu").manual_seed(request["seed"])
+    pipeline.scheduler = _ancestral(request["seed"])
+    video, audio = pipeline(
+        generator=source, output_type="latent", width=half["width"], height=half["height"],
+        **_arguments(half, DISTILLED_SIGMA_VALUES + [0.0]),
+    )
+    first = {"stage_1.latents.video": video, "stage_1.latents.audio": audio}
+    upsample = LTX2LatentUpsamplePipeline(pipeline.vae, models.load("upsampler_plain", "latent_upsampler"))
+    larger = upsample(
+        latents=video, height=half["height"], width=half["width"], num_frames=request["num_frames"], output_type="latent",
+        return_dict=False,
+    )[0]
+    level, statistics = request["refine_sigmas"][0], (pipeline.audio_vae.latents_mean, pipeline.audio_vae.latents_std)
+    larger = pipeline._normalize_latents(
+        larger, pipeline.vae.latents_mean, pipeline.vae.latents_std, pipeline.vae.config.scaling_factor
+    )
+    noises = [torch.randn(shape, generator=source) for shape in noise_shapes(pipeline, request)]
+    packed = pipeline._pack_latents(level * noises[0] + (1 - level) * larger)
+    sound = pipeline._normalize_audio_latents(pipeline._pack_audio_latents(audio), *statistics)
+    sound = level * pipeline._pack_audio_latents(noises[1]) + (1 - level) * sound
+    pipeline.scheduler = verbatim_scheduler()
+    video, audio = pipeline(
+        generator=source, output_type="latent", width=request["width"], height=request["height"], latents=packed,
+        audio_latents=pipeline._denormalize_audio_latents(sound, *statistics),
+        **_arguments(request, request["refine_sigmas"][:-1]),
+    )
+    return first | _decoded(pipeline, video, audio)
+
+
+_NEUTRAL = dict(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0)
+_COMMON = dict(prompt=POSITIVE, negative_prompt=NEGATIVE, num_frames=9, frame_rate=24.0, max_sequence_length=64)
+_CASES = {
+    "guided": (
+        _one_pass,
+        dict(
+            _COMMON, width=64, height=64, steps=3, seed=10, stg_blocks=[1],
+            guidance={
+                "video": dict(cfg=3.0, stg=1.0, modality=3.0, rescale=0.7),
+                "audio": dict(cfg=7.0, stg=1.0, modality=3.0, rescale=0.7),
+            },
+        ),
+    ),
+    "distilled": (
+        _two_passes,
+        dict(
+            _COMMON, width=128, height=64, seed=7, guidance={"video": _NEUTRAL, "audio": _NEUTRAL},
+            refine_sigmas=[0.909375, 0.725, 0.421875, 0.0],
+        ),
+    ),
+}
+_STRIDES = {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 53)}
+
+
+def pipeline_2_5():
+    save()
+    for case, (run, request) in _CASES.items():
+        whole = models.load_pipeline(NAME)
+        with _marked(whole.transformer):
+            outputs = {k: v.float() for k, v in run(whole, request).items()}
+        kept, extra = thin(outputs, _STRIDES)
+        write_case(
+            "pipeline_2_5", case, {}, kept, script=__file__, model=NAME, seed=request["seed"], scalars=request, extra=extra
+        )
+        show(f"pipeline_2_5/{case}", *outputs.values())
+
+
+COMPONENTS = {"pipeline_2_5": pipeline_2_5}
