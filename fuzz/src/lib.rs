@@ -15,7 +15,9 @@ use ltx2::hlo::Mesh;
 use ltx2::media::{read_image, read_png, read_wav};
 use ltx2::models::audio_vae;
 use ltx2::models::connectors::ConnectorsConfig;
+use ltx2::models::diffusion_decoder::DiffusionDecoderConfig;
 use ltx2::models::gemma3::{self, Gemma3Config};
+use ltx2::models::gemma4::Gemma4Config;
 use ltx2::models::tokenizer::Tokenizer;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::models::upsampler::UpsamplerConfig;
@@ -147,7 +149,9 @@ pub fn model_config(bytes: &[u8]) -> Read {
     any(&[
         audio_vae::DecoderConfig::from_json(&json).is_ok(),
         ConnectorsConfig::from_json(&json).is_ok(),
+        DiffusionDecoderConfig::from_json(&json).is_ok(),
         Gemma3Config::from_json(&json).is_ok(),
+        Gemma4Config::from_json(&json).is_ok(),
         TransformerConfig::from_json(&json).is_ok(),
         UpsamplerConfig::from_json(&json).is_ok(),
         VideoVaeConfig::from_json(&json).map(|c| black_box(c.geometry())).is_ok(),
