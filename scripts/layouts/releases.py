@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "target" / "libtpu"
 # The pinned one first: the others' figures are next to its.
-RELEASES = ["0.0.52", "0.0.51", "0.0.46", "0.0.42.1"]
+RELEASES = ["0.0.52", "0.0.51", "0.0.46"]
 FULL = {"LTX2_TEST_FULL": "1"}
 # What is asked, the test that answers it, and its variables.
 QUESTIONS = [

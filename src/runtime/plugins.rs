@@ -49,7 +49,7 @@ const TPU: &[Wheel] = &[Wheel {
 pub(crate) struct Libtpu(u64);
 
 impl Libtpu {
-    /// Releases that programs of ours were compiled with, the newest first: the pinned one. Of 0.0.46 one loop for each chip.
+    /// Releases that programs of ours were compiled with, the newest first: the pinned one; 0.0.42.1 with those of its time.
     const TESTED: [(&'static str, Libtpu); 4] = [
         ("0.0.52", Libtpu(1_014_260_217)),
         ("0.0.51", Libtpu(1_003_875_606)),
