@@ -97,7 +97,7 @@ const SLICES: &[Slice] = &[
     Slice::new("tpu/v6e-16", "tpu:v6e:4x4", cost(Ltx2, 108.0, 75.0), &[cost(Ltx2, 107.0, 80.0), cost(Ltx2Refining, 314.0, 315.0), cost(Ltx23, 213.0, 220.0), cost(Ltx23Refining, 314.0, 330.0)]),
     Slice::new("tpu/v6e-64", "tpu:v6e:8x8", cost(Ltx2, 36.0, 30.0), &[cost(Ltx2, 36.0, 30.0), cost(Ltx2Refining, 94.0, 80.0), cost(Ltx23, 71.0, 65.0), cost(Ltx23Refining, 94.0, 85.0)]),
     Slice::new("tpu/v5p-8", "tpu:v5p:2x2x2", cost(Ltx2, 55.0, 130.0), &[cost(Ltx2, 53.0, 95.0), cost(Ltx2Refining, 105.0, 220.0), cost(Ltx23, 106.0, 235.0), cost(Ltx23Refining, 105.0, 205.0)]).first_of_chip(),
-    Slice::new("tpu/v5p-32", "tpu:v5p:2x4x4", cost(Ltx2, 55.0, 40.0), &[cost(Ltx2, 55.0, 45.0), cost(Ltx2Refining, 110.0, 90.0), cost(Ltx23, 110.0, 90.0), cost(Ltx23Refining, 110.0, 90.0)]),
+    Slice::new("tpu/v5p-32", "tpu:v5p:2x4x4", cost(Ltx2, 55.0, 40.0), &[cost(Ltx2, 55.0, 45.0), cost(Ltx2Refining, 132.0, 115.0), cost(Ltx23, 110.0, 90.0), cost(Ltx23Refining, 132.0, 115.0)]),
     Slice::new("tpu/tpu7x-8", "tpu:tpu7x:2x2x1", cost(Ltx2, 105.0, 155.0), &[cost(Ltx2, 105.0, 165.0), cost(Ltx2Refining, 313.0, 430.0), cost(Ltx23, 210.0, 505.0).copying(57.0), cost(Ltx23Refining, 313.0, 505.0).copying(57.0)]).first_of_chip(),
     Slice::new("tpu/tpu7x-8-2_3-large", "tpu:tpu7x:2x2x1", cost(Ltx23, 262.0, 800.0), &[cost(Ltx23, 262.0, 870.0).copying(57.0)]).large().in_full(),
     Slice::new("tpu/v5e-8-int8", "tpu:v5e:2x4", cost(Ltx2, 260.0, 200.0), &[cost(Ltx2, 236.0, 180.0), cost(Ltx2Refining, 937.0, 1065.0), cost(Ltx23, 472.0, 375.0), cost(Ltx23Refining, 937.0, 1070.0)]).in_full(),
