@@ -26,7 +26,7 @@ const SPARE: f64 = 0.03;
 const ROOMY: f64 = 0.7;
 
 /// The same where all programs come from the compile cache.
-const ROOMY_COMPILED: f64 = 0.92;
+const ROOMY_CACHED: f64 = 0.92;
 
 /// Bytes of one program on a device.
 #[derive(Clone, Debug)]
@@ -97,9 +97,9 @@ impl Plan {
         };
         let all = components.values().sum::<usize>() as f64;
         let engine = executor.engine();
-        let is_compiled = networks.iter().all(|(kind, network)| engine.is_cached(kind.name(), &network.program));
-        let part = if is_compiled { ROOMY_COMPILED } else { ROOMY };
-        let has_room = limit.is_none_or(|limit| all <= part * limit as f64);
+        let are_cached = || networks.iter().all(|(kind, network)| engine.is_cached(kind.name(), &network.program));
+        let takes = limit.map_or(0.0, |limit| all / limit as f64);
+        let has_room = takes <= ROOMY || takes <= ROOMY_CACHED && are_cached();
         let has_room = has_room && config.runtime.residency != Residency::InTurn;
         executor.load_ahead(networks.iter().map(|(_, network)| network.clone()), has_room);
         executor.compile_all(networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;

@@ -16,7 +16,7 @@ pub(crate) enum Keep {
 /// Everything but parameters that a program needs on a device, in bytes; none where the plugin does not say.
 pub(crate) fn work(network: &Network, compiled: &Executable) -> Option<usize> {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
-    let memory = compiled.memory()?;
+    let memory = compiled.compiled().memory().ok()?;
     let all = memory.arguments + memory.outputs - memory.aliased + memory.temporaries + memory.generated_code;
     Some(usize::try_from(all).ok()?.saturating_sub(parameters))
 }

@@ -193,11 +193,10 @@ impl Engine {
         let start = Instant::now();
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
         let cached = if self.all_cached(name, program, &options, cached.is_some())? { cached } else { None };
-        let (loaded, memory, origin, took) = match cached {
+        let (loaded, origin, took) = match cached {
             Some(loaded) => {
                 self.timeline.add(SpanKind::Cache, name, start, None);
-                let memory = loaded.memory().ok();
-                (loaded, memory, ExecutableOrigin::CacheHit, start.elapsed())
+                (loaded, ExecutableOrigin::CacheHit, start.elapsed())
             }
             None => {
                 let start = Instant::now();
@@ -206,14 +205,12 @@ impl Engine {
                 let loaded = failpoint::within("compile", name, compiled)?;
                 let took = start.elapsed();
                 self.timeline.add(SpanKind::Compile, name, start, None);
-                // Asked before it is saved: a plugin that serializes a program answers nothing else about it.
-                let memory = loaded.memory().ok();
                 // Where processes share a folder, one entry is enough.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 if let Some(entry) = entry.filter(|entry| first || !entry.path().exists()) {
                     self.save(entry, &loaded, turn.as_ref().zip(writing));
                 }
-                (loaded, memory, ExecutableOrigin::Compiled, took)
+                (loaded, ExecutableOrigin::Compiled, took)
             }
         };
         let ids = |devices: &mut dyn Iterator<Item = &Device>| devices.map(Device::id).collect::<Vec<i32>>();
@@ -250,8 +247,7 @@ impl Engine {
             hash: program.hash(),
             origin,
             compile_time: took,
-            memory,
-            turn: turn.clone(),
+            turn: turn.clone().filter(|_| origin == ExecutableOrigin::Compiled),
         })
     }
 

@@ -8,7 +8,7 @@ use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
 use super::turn::Turn;
 use crate::hlo::{Argument, Mesh, Output, Program};
-use crate::pjrt::{CompiledMemory, Executable as Compiled, LoadedExecutable};
+use crate::pjrt::{Executable as Compiled, LoadedExecutable};
 use crate::tensor::Tensor;
 
 /// Origin of an executable.
@@ -37,8 +37,7 @@ pub struct Executable {
     pub(super) hash: String,
     pub(super) origin: ExecutableOrigin,
     pub(super) compile_time: Duration,
-    pub(super) memory: Option<CompiledMemory>,
-    /// Its entry in the compile cache.
+    /// Its entry in the compile cache, where it is still to be written.
     pub(super) turn: Option<Turn>,
 }
 
@@ -59,7 +58,6 @@ impl Executable {
             hash: self.hash.clone(),
             origin: self.origin,
             compile_time: self.compile_time,
-            memory: self.memory,
             turn: self.turn.clone(),
         }
     }
@@ -76,11 +74,6 @@ impl Executable {
     /// Time the compile took, or loading it from the compile cache.
     pub(crate) fn compile_time(&self) -> Duration {
         self.compile_time
-    }
-
-    /// Bytes on a device as the compiler plans them, where the plugin says them.
-    pub(crate) fn memory(&self) -> Option<CompiledMemory> {
-        self.memory
     }
 
     pub fn arguments(&self) -> &[Argument] {

@@ -202,11 +202,11 @@ fn in_rows(
     })
 }
 
-/// The strides of a parameter `[parts, rows, columns]` that views a matrix of as many rows.
+/// The strides of a parameter `[parts, rows, columns]` that views a matrix of as many rows; elements are of 1, 2 or 4 bytes.
 fn by_rows(param: &Param, shape: &[usize], strides: &[usize]) -> Option<[usize; 3]> {
     let [_, rows, _] = *<&[usize; 3]>::try_from(&*param.ty.dims).ok()?;
     let strides = <[usize; 3]>::try_from(strides).ok()?;
-    (*shape == [rows, strides[1]]).then_some(strides)
+    (*shape == [rows, strides[1]] && matches!(param.ty.dtype.size(), 1 | 2 | 4)).then_some(strides)
 }
 
 /// The leading dimensions that count stored tensors; they are never split.

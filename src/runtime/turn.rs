@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{Builder, JoinHandle};
 
 /// Turn at one entry of the compile cache. The threads of a process that want its program wait for the first one, until what it
@@ -26,13 +26,9 @@ impl Turn {
         TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(entry.into()).or_default().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Writing> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for it; what is due is done.
     pub(super) fn wait(&self) -> MutexGuard<'_, Writing> {
-        let mut writing = self.lock();
+        let mut writing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::take(&mut *writing) {
             Writing::Done => {}
             Writing::Due(write) => write(),
@@ -42,9 +38,14 @@ impl Turn {
         writing
     }
 
-    /// Does what is due in a thread of its own.
+    /// Does what is due in a thread of its own. Whoever has the turn now has done it, or compiled something else: a run does not
+    /// wait for that.
     pub(super) fn write(&self) {
-        let mut writing = self.lock();
+        let mut writing = match self.0.try_lock() {
+            Ok(writing) => writing,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
         *writing = match std::mem::take(&mut *writing) {
             Writing::Due(write) => match Builder::new().name("save".into()).spawn(write) {
                 Ok(thread) => Writing::Running(thread),
