@@ -9,6 +9,8 @@ use ltx2::hlo::{Argument, Builder, DType, Output, Program, Type};
 use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
 use ltx2::runtime::{Engine, EngineOptions, ExecutableOrigin};
+use ltx2::tensor::Tensor;
+use ndarray::arr1;
 use serde_json::Value;
 
 fn program() -> Program {
@@ -18,13 +20,18 @@ fn program() -> Program {
     b.finish_with(vec![(Output::new("y", ty), &x + &x)]).expect("a program")
 }
 
-/// Origin of the program's executable for a new engine of a plugin, given a folder of entries.
-fn origin(plugin: &Path, folder: &Path, devices: usize) -> ExecutableOrigin {
+/// A new engine of a plugin, given a folder of entries.
+fn engine(plugin: &Path, folder: &Path, devices: usize) -> Engine {
     let plugin = Plugin::load(plugin).expect("the plugin loads");
     let cpu = CpuOptions { devices: Some(devices), ..CpuOptions::default() };
     let client = Client::new(&plugin, &ClientOptions::Cpu(cpu)).expect("a client");
     let options = EngineOptions { compile_cache: Some(folder.into()), ..quick() };
-    Engine::new(client, options).compile("double", &program()).expect("compiles").origin()
+    Engine::new(client, options)
+}
+
+/// Origin of the program's executable for a new engine.
+fn origin(plugin: &Path, folder: &Path, devices: usize) -> ExecutableOrigin {
+    engine(plugin, folder, devices).compile("double", &program()).expect("compiles").origin()
 }
 
 #[needs(cpu)]
@@ -80,4 +87,26 @@ fn threads_that_want_one_program_compile_it_once() {
     });
     origins.sort();
     assert_eq!(origins, ["CacheHit", "Compiled"]);
+}
+
+/// Some plugins do not run a program while they serialize it: its entry is written behind the first run, or at the end.
+#[needs(cpu)]
+fn an_entry_is_written_behind_the_first_run_or_at_the_end() {
+    let own = discover::find(Platform::Cpu, None).found.remove(0).path;
+    for runs in [true, false] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let entries = || fs::read_dir(dir.path()).expect("a cache").count();
+        let engine = engine(&own, dir.path(), 1);
+        let executable = engine.compile("double", &program()).expect("compiles");
+        assert_eq!(entries(), 0, "nothing is written before it runs");
+        if runs {
+            let x = engine.upload(&executable, "x", &Tensor::from(arr1(&[1.0f32; 4]))).expect("uploads");
+            engine.run(&executable, |_| Some(&x)).expect("runs");
+            // Who wants the same waits for the entry.
+            assert_eq!(engine.compile("double", &program()).expect("loads").origin(), ExecutableOrigin::CacheHit);
+        }
+        drop((executable, engine));
+        assert_eq!(entries(), 1);
+        assert_eq!(origin(&own, dir.path(), 1), ExecutableOrigin::CacheHit);
+    }
 }
