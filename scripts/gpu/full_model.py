@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a random model of the published size: full_model.py 2.0|2.3 [FOLDER]; prints its path.
+"""Writes a random model of the published size: full_model.py 2.0|2.3|2.5 [FOLDER]; prints its path.
 
 Components are diffusers' and transformers' own classes on the configurations of src/models/presets, with bf16 numbers drawn on
 the GPU; save_pretrained writes them, one after the other. Exit code 4 if no folder has the space.
@@ -14,10 +14,13 @@ from pathlib import Path
 
 import torch
 from diffusers import (
-    AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video, FlowMatchEulerDiscreteScheduler, LTX2VideoTransformer3DModel
+    AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video, FlowMatchEulerDiscreteScheduler, LTX2VideoDiffusionDecoderModel,
+    LTX2VideoTransformer3DModel
 )
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import (
+    Gemma3Config, Gemma3ForConditionalGeneration, Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "oracle"))
@@ -27,10 +30,11 @@ from tokenizer import save_tokenizer  # noqa: E402
 VOCABULARY = 400
 
 GIB = 1 << 30
-PRESETS = {"2.0": "ltx2", "2.3": "ltx2_3"}
+PRESETS = {"2.0": "ltx2", "2.3": "ltx2_3", "2.5": "ltx2_5"}
 CLASSES = {
     "vae": AutoencoderKLLTX2Video, "audio_vae": AutoencoderKLLTX2Audio, "connectors": LTX2TextConnectors,
     "transformer": LTX2VideoTransformer3DModel, "latent_upsampler": LTX2LatentUpsamplerModel,
+    "diffusion_decoder": LTX2VideoDiffusionDecoderModel,
 }
 
 
@@ -43,11 +47,14 @@ def class_of(name, config):
 
 # What is too large to be made in f32 first; neither has tables that are stored.
 LARGE = ("transformer", "text_encoder")
-# The pipelines read text alone: the smallest vision tower that Gemma-3's class takes.
-VISION = dict(
-    hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4, num_channels=3,
-    vision_use_head=False,
-)
+# The pipelines read text alone: the smallest towers that the classes take.
+VISION = {
+    "gemma3": dict(
+        hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
+        num_channels=3, vision_use_head=False,
+    ),
+    "gemma4_unified": dict(mm_embed_dim=32, output_proj_dims=32, mm_posemb_size=8, patch_size=4),
+}
 # LTX-2.3's vocoder squares what it adds at every layer; without these nearly all of the sound is clipped to 1.
 QUIETER = {"convs2": 0.3, "conv_out": 0.2}
 
@@ -56,8 +63,14 @@ def built(name, config, device):
     """A component on a device, with the tables that it makes itself."""
     with torch.device(device):
         if name == "text_encoder":
-            whole = Gemma3Config(text_config=config["text_config"], vision_config=VISION, mm_tokens_per_image=4)
-            return Gemma3ForConditionalGeneration(whole)
+            kind, text = config["model_type"], config["text_config"]
+            if kind == "gemma3":
+                whole = Gemma3Config(text_config=text, vision_config=VISION[kind], mm_tokens_per_image=4)
+                return Gemma3ForConditionalGeneration(whole)
+            audio = dict(audio_embed_dim=8)
+            return Gemma4UnifiedForConditionalGeneration(
+                Gemma4UnifiedConfig(text_config=text, vision_config=VISION[kind], audio_config=audio)
+            )
         return class_of(name, config).from_config(config)
 
 
@@ -68,16 +81,20 @@ def filled(name, config):
     network = network.to_empty(device="cuda") if name in LARGE else network.to("cuda")
     source = torch.Generator("cuda").manual_seed(1)
     quieter = QUIETER if config.get("act_fn") == "snakebeta" else {}
+    # Gemma-3's norms multiply by one more than their weights.
+    offset = config.get("model_type") == "gemma3"
     for key, tensor in network.named_parameters():
         if tensor.ndim >= 2:
             scale = tensor[0].numel() ** -0.5 * math.prod(factor for part, factor in quieter.items() if part in key)
             tensor.normal_(0, 0.02 if "embed" in key else scale, generator=source)
-        elif key.endswith("weight") and "language_model" not in key:
+        elif key.endswith("weight") and not offset:
             tensor.fill_(1)
         else:
             tensor.normal_(0, 0.02, generator=source)
     for key, tensor in network.named_buffers():
         # Zeros until a file fills them: the spectrogram between the two vocoders of LTX-2.3.
+        if key.endswith("layer_scalar"):
+            tensor.uniform_(0.9, 1.1, generator=source)
         if key.endswith("basis"):
             tensor.normal_(0, tensor[0].numel() ** -0.5, generator=source)
         if key.endswith("mel_basis"):
