@@ -135,6 +135,11 @@ impl ModelConfigs {
         self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.geometry()))
     }
 
+    /// Whether the video autoencoder has a decoder of its own.
+    pub(crate) fn has_video_decoder(&self) -> Result<bool> {
+        self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.has_decoder()))
+    }
+
     /// The audio autoencoder's.
     pub(crate) fn audio_vae(&self) -> Result<audio_vae::DecoderConfig> {
         self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)
