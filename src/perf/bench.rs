@@ -16,7 +16,7 @@ use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, Pro
 use super::synthetic::{SyntheticInputs, normal};
 use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
-use crate::models::video_vae::Pixels;
+use crate::models::pixels::Pixels;
 use crate::pipeline::call::Call;
 use crate::pipeline::clock::PhaseTime;
 use crate::pipeline::model::Model;

@@ -9,7 +9,7 @@ use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use crate::models::Network;
 use crate::models::connectors::Input;
-use crate::models::video_vae::Pixels;
+use crate::models::pixels::Pixels;
 use crate::nn::Build;
 use crate::tensor::Tensor;
 use crate::weights::Component;

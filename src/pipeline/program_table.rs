@@ -11,7 +11,7 @@ use super::program_spec::{self as spec, ProgramSpec};
 use super::transformer_inputs;
 use crate::models::Network;
 use crate::models::connectors::Input;
-use crate::models::video_vae::Pixels;
+use crate::models::pixels::Pixels;
 use crate::nn::Build;
 use crate::weights::Component;
 

@@ -6,7 +6,7 @@ use super::clock::Clock;
 use super::error::Result;
 use super::runner::Runner;
 use super::tensors::fixed;
-use crate::models::video_vae::Pixels;
+use crate::models::pixels::Pixels;
 use crate::request::{Tile, Tiling};
 
 /// Un-normalised latents `[b, c, f, h, w]` to a video `[b, 3, frames, height, width]`, -1..1, tile by tile.

@@ -52,7 +52,7 @@ pub(super) fn config(s: Section) -> Result<Value, WeightsError> {
     }))
 }
 
-/// What a static gate multiplies, within its block.
+/// Static gates, and the layers of a block that they multiply.
 const GATES: [(&str, &str); 3] =
     [("gate_msa", "attn.to_out.0"), ("gate_mlp", "mlp.w_down"), ("gate_ctx", "context_proj")];
 

@@ -5,11 +5,12 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::support::{Case, cases, cpu, needs, plain, quick};
-use ltx2::hlo::DType;
+use crate::support::{Case, cases, cpu, needs, plain, quick, relative_l2};
+use ltx2::hlo::{DType, Mesh};
 use ltx2::models::Network;
 use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape, program};
-use ltx2::nn::{Build, Lowering};
+use ltx2::models::pixels::Pixels;
+use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Rule};
 use ltx2::pipeline::executor::{Executor, Inputs};
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
@@ -69,7 +70,8 @@ fn decode(client: &Client, case: &Case, build: &Build) -> Tensor {
     let config = config(case);
     let latents = &case.inputs["latents"];
     let [b, _, f, h, w] = latents.shape().try_into().expect("five axes");
-    let network = program(&config, [b, f, h, w], build).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let network =
+        program(&config, [b, f, h, w], Pixels::Values, build).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     let folder = tempfile::tempdir().expect("a folder");
     let source = write_weights(case, &network, folder.path());
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), source);
@@ -102,4 +104,23 @@ fn in_the_form_of_cuda_it_is_the_same() {
     let distance = case.distance("video", &decode(&cpu(8), case, &Build { lowering, ..Build::new(DType::F32) }));
     eprintln!("{distance:.1e}");
     assert!(distance <= 1e-4, "{distance:e}");
+}
+
+/// Rows over two devices, and columns over two more: blocks that do not divide, windows pushed inward at the borders of the
+/// whole grid alone.
+#[needs(cpu)]
+fn sharded_over_rows_and_columns_it_is_the_same() {
+    let case = &cases("diffusion-decoder")[0];
+    let whole = decode(&cpu(1), case, &plain(DType::F32));
+    for (columns, rows) in [(1, 2), (2, 2)] {
+        let rule =
+            |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
+        let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
+        let mesh = Mesh::new(&[("cfg", columns), ("context", rows)]);
+        let layout = Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid");
+        let build = Build { layout, ..plain(DType::F32) };
+        let distance = relative_l2(&decode(&cpu(columns * rows), case, &build), &whole);
+        eprintln!("{rows} x {columns}: {distance:.1e}");
+        assert!(distance <= 1e-5, "{rows} x {columns}: {distance:e}");
+    }
 }
