@@ -163,6 +163,21 @@ impl Runner {
         self.call(ProgramKind::VideoDecoder, &network, [("latents".into(), latents.into())])
     }
 
+    /// Latents and noise to `video`, as `pixels` says.
+    pub(crate) fn diffusion_decoder(
+        &mut self,
+        latents: Array5<f32>,
+        noise: Tensor,
+        pixels: Pixels,
+    ) -> Result<Call<'static>> {
+        let dims: [usize; 5] = latents.dim().into();
+        let network = self.network(ProgramKind::DiffusionDecoder, |model, build| {
+            model.configs.diffusion_decoder_program(dims, pixels, build)
+        })?;
+        let given = [("latents".into(), latents.into()), ("noise".into(), noise)];
+        self.call(ProgramKind::DiffusionDecoder, &network, given)
+    }
+
     /// Latents to `mel`.
     pub(crate) fn audio_decoder(&mut self, latents: Array4<f32>) -> Result<Call<'static>> {
         let network = self.model.configs.audio_decoder_program(latents.dim().into(), &self.build)?;

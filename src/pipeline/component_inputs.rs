@@ -165,6 +165,15 @@ pub(super) fn video_decoder(given: &mut ReferenceArguments) -> Result<Ready> {
     Ok((network, inputs))
 }
 
+pub(super) fn diffusion_decoder(given: &mut ReferenceArguments) -> Result<Ready> {
+    let noise = given.ranked("noise", 5)?;
+    let (network, mut inputs) = given.only("latents", |configs, dims: [usize; 5], build| {
+        configs.diffusion_decoder_program(dims, Pixels::Values, build)
+    })?;
+    inputs.push(("noise".into(), noise));
+    Ok((network, inputs))
+}
+
 pub(super) fn audio_decoder(given: &mut ReferenceArguments) -> Result<Ready> {
     given.only("latents", ModelConfigs::audio_decoder_program)
 }

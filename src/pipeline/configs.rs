@@ -6,9 +6,10 @@ use serde_json::Value;
 
 use super::error::{PipelineError, Result};
 use super::origin::Origin;
-use crate::config::{Config, Reference};
+use crate::config::{Config, Decoder, Reference};
 use crate::hlo::DType;
 use crate::models::connectors::{self, ConnectorsConfig};
+use crate::models::diffusion_decoder::{self, DiffusionDecoderConfig};
 use crate::models::families;
 use crate::models::pixels::Pixels;
 use crate::models::presets::Preset;
@@ -34,11 +35,21 @@ pub struct ModelConfigs {
     vocoder_clamp: bool,
     /// Whether prompts are tokenized as Lightricks' code has it, or else as diffusers.
     official_tokens: bool,
+    /// The video's decoder, and whether the one by diffusion is taken of two.
+    decoder: Decoder,
+    diffusion_first: bool,
 }
 
 impl From<Origin> for ModelConfigs {
     fn from(origin: Origin) -> Self {
-        ModelConfigs { origin, layers: None, vocoder_clamp: true, official_tokens: true }
+        ModelConfigs {
+            origin,
+            layers: None,
+            vocoder_clamp: true,
+            official_tokens: true,
+            decoder: Decoder::Auto,
+            diffusion_first: true,
+        }
     }
 }
 
@@ -84,8 +95,13 @@ impl ModelConfigs {
     /// The same model as a configuration has it run.
     #[must_use]
     pub(crate) fn for_run(self, config: &Config) -> Self {
-        let official_tokens = config.reference != Reference::Diffusers;
-        ModelConfigs { official_tokens, ..self.with_vocoder_clamp(config.vocoder.stage1_clamp != Reference::Diffusers) }
+        let official = config.reference != Reference::Diffusers;
+        ModelConfigs {
+            official_tokens: official,
+            decoder: config.model.decoder,
+            diffusion_first: official,
+            ..self.with_vocoder_clamp(config.vocoder.stage1_clamp != Reference::Diffusers)
+        }
     }
 
     /// The transformer's.
@@ -141,6 +157,34 @@ impl ModelConfigs {
         self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.has_decoder()))
     }
 
+    /// The diffusion decoder's.
+    pub(crate) fn diffusion_decoder(&self) -> Result<DiffusionDecoderConfig> {
+        self.read(Component::DiffusionDecoder, DiffusionDecoderConfig::from_json)
+    }
+
+    /// Whether the video is decoded by diffusion.
+    ///
+    /// # Errors
+    /// A decoder that is not there, with its file and key.
+    pub(crate) fn decodes_by_diffusion(&self) -> Result<bool> {
+        let (convolution, diffusion) = (self.has_video_decoder()?, self.origin.has(Component::DiffusionDecoder));
+        let by_diffusion = match self.decoder {
+            Decoder::Auto => diffusion && (self.diffusion_first || !convolution),
+            chosen => chosen == Decoder::Diffusion,
+        };
+        let (part, word, other) = match by_diffusion {
+            true if !diffusion => (Component::DiffusionDecoder, "diffusion", "conv"),
+            false if !convolution => (Component::Vae, "conv", "diffusion"),
+            _ => return Ok(by_diffusion),
+        };
+        let (place, file) = (self.origin.config_place(part), if by_diffusion { "" } else { "conv-" });
+        Err(PipelineError::Input(format!(
+            "{}: model.decoder is {word}, and there is no such decoder: give vae/ltx-2.5-video-vae-{file}bf16.safetensors as \
+             model.vae, or set model.decoder to {other}",
+            place.display()
+        )))
+    }
+
     /// The audio autoencoder's.
     pub(crate) fn audio_vae(&self) -> Result<audio_vae::DecoderConfig> {
         self.read(Component::AudioVae, audio_vae::DecoderConfig::from_json)
@@ -188,6 +232,12 @@ impl ModelConfigs {
         Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, b)?)
     }
 
+    /// Latents `[b, c, f, h, w]` and noise to frames, as `pixels` says.
+    pub(crate) fn diffusion_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
+        let [n, _, f, h, w] = dims;
+        Ok(diffusion_decoder::program(&self.diffusion_decoder()?, [n, f, h, w], pixels, b)?)
+    }
+
     /// Frames `[b, c, f, h, w]` to latents.
     pub(crate) fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, |json| VideoVaeConfig::from_json(json)?.encoder())?;
@@ -215,6 +265,7 @@ impl ModelConfigs {
     pub(crate) fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
         Ok(match part {
             Component::Vae => Some(self.video_vae()?.latent_channels),
+            Component::DiffusionDecoder => Some(self.diffusion_decoder()?.latent_channels),
             Component::AudioVae => Some(self.audio_vae()?.base_channels),
             _ => None,
         })

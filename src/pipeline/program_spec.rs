@@ -71,6 +71,12 @@ pub(super) fn video_decoder(s: &ProgramSpec) -> Result<Network> {
     s.configs.video_decoder_program([s.batch(), v.channels, f, h, w], pixels, s.build)
 }
 
+pub(super) fn diffusion_decoder(s: &ProgramSpec) -> Result<Network> {
+    let v = &s.shapes.video;
+    let pixels = if s.float_frames { Pixels::Values } else { Pixels::Bytes };
+    s.configs.diffusion_decoder_program([s.batch(), v.channels, v.frames, v.height, v.width], pixels, s.build)
+}
+
 pub(super) fn video_encoder(s: &ProgramSpec) -> Result<Network> {
     let r = s.request;
     let frames = if r.has_images() { 1 } else { r.num_frames };

@@ -28,6 +28,7 @@ pub enum ProgramKind {
     RefinePrepare,
     Refine,
     VideoDecoder,
+    DiffusionDecoder,
     AudioDecoder,
     Vocoder,
     Transformer,
@@ -41,6 +42,10 @@ pub(super) enum Runs {
     TwoPasses,
     /// With image conditioning.
     Images,
+    /// With a video decoded by convolution.
+    ByConvolution,
+    /// With a video decoded by diffusion.
+    ByDiffusion,
     /// None: it runs alone.
     Alone,
 }
@@ -121,7 +126,7 @@ impl ProgramRow {
 
 /// All programs, at the places of their kinds.
 #[rustfmt::skip]
-pub(crate) static TABLE: [ProgramRow; 12] = [
+pub(crate) static TABLE: [ProgramRow; 13] = [
     ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
         Component::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
@@ -157,9 +162,14 @@ pub(crate) static TABLE: [ProgramRow; 12] = [
         .blocks().last_pass().runs(Runs::TwoPasses),
     ProgramRow::new(ProgramKind::VideoDecoder, "video_decoder", "Latents to frames",
         Component::Vae, spec::video_decoder)
-        .last_pass()
+        .last_pass().runs(Runs::ByConvolution)
         .alone("`latents` to `video`", &[], inputs::video_decoder,
             |c, build| c.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, build)),
+    ProgramRow::new(ProgramKind::DiffusionDecoder, "diffusion_decoder", "Latents and noise to frames",
+        Component::DiffusionDecoder, spec::diffusion_decoder)
+        .within(ProgramKind::VideoDecoder).last_pass().runs(Runs::ByDiffusion)
+        .alone("`latents`, un-normalised, and `noise` to `video`", &[], inputs::diffusion_decoder,
+            |c, build| c.diffusion_decoder_program([1, 0, 1, 1, 1], Pixels::Values, build)),
     ProgramRow::new(ProgramKind::AudioDecoder, "audio_decoder", "Latents to mel spectrogram",
         Component::AudioVae, spec::audio_decoder)
         .alone("`latents` to `mel`", &[], inputs::audio_decoder,

@@ -4,10 +4,14 @@
 use std::fs;
 use std::path::Path;
 
+use crate::support::drawn::write_decoder;
 use crate::support::{Case, case, cpu, dumped, dumping, generate, needs, open, plain, thresholds};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
+use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, program};
+use ltx2::models::pixels::Pixels;
 use ltx2::pipeline::model::Model;
+use ltx2::pipeline::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
 use ltx2::request::Request;
 use serde_json::Value;
@@ -20,8 +24,12 @@ fn named(name: &str) -> Case {
 
 /// The preset of a case's pipeline with the case's own sizes, words and seed.
 fn config(case: &Case, preset: &str, more: &[&str]) -> Config {
+    config_of(MODEL, case, preset, more)
+}
+
+fn config_of(model: &str, case: &Case, preset: &str, more: &[&str]) -> Config {
     let s = &case.scalars;
-    let mut set = vec![format!("model.path={MODEL}"), "runtime.dtype=f32".to_string()];
+    let mut set = vec![format!("model.path={model}"), "runtime.dtype=f32".to_string()];
     for key in
         ["prompt", "negative_prompt", "width", "height", "num_frames", "frame_rate", "max_sequence_length", "seed"]
     {
@@ -32,7 +40,7 @@ fn config(case: &Case, preset: &str, more: &[&str]) -> Config {
 
 /// Runs a case as its preset has it and compares every tensor that it holds.
 fn agrees(case: &Case, config: &Config) -> (Runner, Request, Generated) {
-    let mut runner = open(&cpu(8), MODEL, plain(DType::F32));
+    let mut runner = open(&cpu(8), &config.model.path, plain(DType::F32));
     let job = config.jobs().expect("a prompt").remove(0);
     let request = runner.model.request(config, &job).expect("a request");
     let made = generate(&mut runner, &request, &dumping(None));
@@ -85,4 +93,51 @@ fn one_pass_agrees_with_the_reference() {
 fn two_distilled_passes_agree_with_the_reference() {
     let case = named("distilled");
     agrees(&case, &config(&case, "ltx2_5_distilled", &["two_stage.audio=stage_2"]));
+}
+
+/// The model with a diffusion decoder beside the convolutional one, whose latents have a mean and deviation of their own.
+fn with_diffusion_decoder(folder: &Path) -> String {
+    for part in fs::read_dir(MODEL).expect("a folder") {
+        let part = fs::canonicalize(part.expect("an entry").path()).expect("a path");
+        let name = if part.is_dir() { part.file_name() } else { Some("model_index.json".as_ref()) };
+        std::os::unix::fs::symlink(&part, folder.join(name.expect("a name"))).expect("a link");
+    }
+    let model = Path::new("tests/fixtures/models/diffusion_d");
+    let text = fs::read_to_string(model.join("diffusion_decoder/config.json")).expect("a file");
+    let config = DiffusionDecoderConfig::from_json(&serde_json::from_str(&text).expect("JSON")).expect("valid");
+    let network = program(&config, [1, 2, 2, 2], Pixels::Values, &plain(DType::F32)).expect("builds");
+    let statistics: [(&str, &[f32]); 2] = [("latents_mean", &[0.25, -0.5]), ("latents_std", &[1.5, 0.75])];
+    write_decoder(model, &network, &statistics, folder);
+    folder.to_str().expect("a path").to_string()
+}
+
+/// Noise goes on behind the pass', frames are bytes or values, and another decoder is another choice.
+#[needs(cpu)]
+fn a_video_is_decoded_by_diffusion() {
+    let case = named("decoded");
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = with_diffusion_decoder(folder.path());
+    let set = ["sampler.steps=3", "guidance.stg_blocks=[1]"];
+    let (mut runner, request, made) = agrees(&case, &config_of(&model, &case, "ltx2_5", &set));
+    let bytes = generate(&mut runner, &request, &RunOptions::default());
+    assert_eq!(bytes.frames.data(), made.frames.data());
+
+    let by_diffusion = |model: &str, more: &str| {
+        let more = [&set[..], &[more]].concat();
+        Model::of(&config_of(model, &case, "ltx2_5", &more)).map(|model| model.decodes_by_diffusion())
+    };
+    let chosen = |more: &str| by_diffusion(&model, more).expect("a model");
+    for (more, want) in [
+        ("reference=official", true),
+        ("reference=diffusers", false),
+        ("model.decoder=conv", false),
+        ("model.decoder=diffusion", true),
+    ] {
+        assert_eq!(chosen(more), want, "{more}");
+    }
+    assert!(!by_diffusion(MODEL, "model.decoder=auto").expect("a model"));
+    let absent = by_diffusion(MODEL, "model.decoder=diffusion").expect_err("none").to_string();
+    for part in ["diffusion_decoder/config.json", "model.decoder is diffusion", "video-vae-bf16", "model.vae"] {
+        assert!(absent.contains(part) && !absent.contains('\n'), "{absent}");
+    }
 }
