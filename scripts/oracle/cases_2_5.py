@@ -133,14 +133,21 @@ def _one_pass(pipeline, request):
 
 
 def _by_diffusion(pipeline, request):
-    """One pass whose video is decoded by diffusion: its noise is what the generator gives behind that of the pass. The
-    decoder has latents of its own mean and deviation; other weights are drawn by seed, and not stored."""
+    """One pass whose video is decoded by diffusion, whole or in tiles: its noise is what the generator gives behind that of the
+    pass. The decoder has latents of its own mean and deviation; other weights are drawn by seed, and not stored."""
     source = torch.Generator("cpu").manual_seed(request["seed"])
     video, _ = _latents(pipeline, request, source)
     name = "diffusion_d"
     decoder = randomise(LTX2VideoDiffusionDecoderModel(**cases_diffusion_decoder.CONFIGS[name]), name)
     decoder.latents_mean.copy_(torch.tensor([0.25, -0.5]))
     decoder.latents_std.copy_(torch.tensor([1.5, 0.75]))
+    if tiling := request.get("tiling"):
+        pixels, frames = (tiling["pixels"], tiling["overlap"]), (tiling["frames"], tiling["frame_overlap"])
+        sizes = dict(height=pixels, width=pixels, num_frames=frames)
+        decoder.enable_tiling(
+            **{f"tile_sample_min_{axis}": size for axis, (size, _) in sizes.items()},
+            **{f"tile_sample_stride_{axis}": size - overlap for axis, (size, overlap) in sizes.items()},
+        )
     vae = pipeline.vae
     plain = pipeline._normalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
     decode = LTX2VideoDiffusionDecodePipeline(diffusion_decoder=decoder, scheduler=pipeline.scheduler)
@@ -192,6 +199,9 @@ _GUIDED = dict(
 _CASES = {
     "guided": (_one_pass, _GUIDED),
     "decoded": (_by_diffusion, _GUIDED),
+    "decoded_tiled": (
+        _by_diffusion, dict(_GUIDED, tiling=dict(pixels=32, overlap=8, frames=6, frame_overlap=2)),
+    ),
     "distilled": (
         _two_passes,
         dict(

@@ -48,11 +48,16 @@ impl ShardedVideo {
         ShardedVideo { input, name, content, ty, axes: AXES }
     }
 
-    /// The same of frames that are on each device whole.
-    pub(crate) fn of_whole_frames(p: &Params, input: &'static str, content: [usize; 5]) -> Self {
-        let name = p.activation(input);
-        let ty = p.layout().padded(&name, &Type::new(DType::F32, content), &WHOLE);
+    /// The same of frames that are on each device whole, of five dimensions of which the first counts videos.
+    pub(crate) fn of_whole_frames(p: &Params, input: &'static str, ty: Type) -> Self {
+        let (name, content) = (p.activation(input), std::array::from_fn(|dim| ty.dims[dim]));
+        let ty = p.layout().padded(&name, &ty, &WHOLE);
         ShardedVideo { input, name, content, ty, axes: WHOLE }
+    }
+
+    /// A value that every device has whole.
+    pub(crate) fn replicated(value: &Value) -> Beside<'_> {
+        Beside { value, axes: vec![Axis::Replicated; value.rank()] }
     }
 
     pub fn input(&self, p: &Params) -> Value {

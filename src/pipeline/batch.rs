@@ -138,6 +138,12 @@ impl Noise {
         Ok(self.rows(executor, &decoder_draws(c, video), dtype)?.remove(0))
     }
 
+    /// The same of a tile, of `shape` but for the videos.
+    pub(crate) fn draw_one(&mut self, executor: &mut Executor, shape: [usize; 4], dtype: DType) -> Result<ArrayD<f32>> {
+        let [c, t, h, w] = shape;
+        Ok(self.rows(executor, &[("decoder", vec![1, c, t, h, w])], dtype)?.remove(0))
+    }
+
     /// Each of the draws, the rows one after the other.
     fn rows(
         &mut self,

@@ -9,7 +9,7 @@ use super::origin::Origin;
 use crate::config::{Config, Decoder, Reference};
 use crate::hlo::DType;
 use crate::models::connectors::{self, ConnectorsConfig};
-use crate::models::diffusion_decoder::{self, DiffusionDecoderConfig};
+use crate::models::diffusion_decoder::{self, DiffusionDecoderConfig, FeatureGrid, FeatureTile};
 use crate::models::families;
 use crate::models::pixels::Pixels;
 use crate::models::presets::Preset;
@@ -21,7 +21,7 @@ use crate::models::video_vae::VideoVaeConfig;
 use crate::models::vocoder::{self, VocoderConfig};
 use crate::models::{ConfigError, Network, audio_vae, video_vae};
 use crate::nn::Build;
-use crate::request::ModelSizes;
+use crate::request::{DiffusionTiles, ModelSizes, Tiling};
 use crate::tensor::Tensor;
 use crate::weights::{Component, ModelSource};
 
@@ -33,23 +33,16 @@ pub struct ModelConfigs {
     layers: Option<usize>,
     /// Whether a vocoder of two stages limits the first.
     vocoder_clamp: bool,
-    /// Whether prompts are tokenized as Lightricks' code has it, or else as diffusers.
-    official_tokens: bool,
-    /// The video's decoder, and whether the one by diffusion is taken of two.
+    /// Whether prompts are tokenized as Lightricks' code has it, and of two decoders the one by diffusion is taken, in
+    /// Lightricks' tiles; or else as diffusers.
+    official: bool,
+    /// The video's decoder.
     decoder: Decoder,
-    diffusion_first: bool,
 }
 
 impl From<Origin> for ModelConfigs {
     fn from(origin: Origin) -> Self {
-        ModelConfigs {
-            origin,
-            layers: None,
-            vocoder_clamp: true,
-            official_tokens: true,
-            decoder: Decoder::Auto,
-            diffusion_first: true,
-        }
+        ModelConfigs { origin, layers: None, vocoder_clamp: true, official: true, decoder: Decoder::Auto }
     }
 }
 
@@ -95,11 +88,9 @@ impl ModelConfigs {
     /// The same model as a configuration has it run.
     #[must_use]
     pub(crate) fn for_run(self, config: &Config) -> Self {
-        let official = config.reference != Reference::Diffusers;
         ModelConfigs {
-            official_tokens: official,
+            official: config.reference != Reference::Diffusers,
             decoder: config.model.decoder,
-            diffusion_first: official,
             ..self.with_vocoder_clamp(config.vocoder.stage1_clamp != Reference::Diffusers)
         }
     }
@@ -118,7 +109,7 @@ impl ModelConfigs {
 
     /// How prompts become token ids.
     pub(crate) fn tokenizer(&self) -> Result<&'static TokenizerRules> {
-        Ok(self.text_encoder()?.tokenizer(self.official_tokens))
+        Ok(self.text_encoder()?.tokenizer(self.official))
     }
 
     /// The connectors'.
@@ -169,7 +160,7 @@ impl ModelConfigs {
     pub(crate) fn decodes_by_diffusion(&self) -> Result<bool> {
         let (convolution, diffusion) = (self.has_video_decoder()?, self.origin.has(Component::DiffusionDecoder));
         let by_diffusion = match self.decoder {
-            Decoder::Auto => diffusion && (self.diffusion_first || !convolution),
+            Decoder::Auto => diffusion && (self.official || !convolution),
             chosen => chosen == Decoder::Diffusion,
         };
         let (part, word, other) = match by_diffusion {
@@ -236,6 +227,34 @@ impl ModelConfigs {
     pub(crate) fn diffusion_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
         let [n, _, f, h, w] = dims;
         Ok(diffusion_decoder::program(&self.diffusion_decoder()?, [n, f, h, w], pixels, b)?)
+    }
+
+    /// Latents `[b, c, f, h, w]` to the features that the diffusion decoder's tiles are cut from.
+    pub(crate) fn diffusion_features_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
+        Ok(diffusion_decoder::features_program(&self.diffusion_decoder()?, [n, f, h, w], b)?)
+    }
+
+    /// A tile of such features, of latents of `[b, f, h, w]`, and noise to frames.
+    pub(crate) fn diffusion_tile_program(&self, shape: [usize; 4], tile: &FeatureTile, b: &Build) -> Result<Network> {
+        Ok(diffusion_decoder::tile_program(&self.diffusion_decoder()?, shape, tile, b)?)
+    }
+
+    /// Tiles that the diffusion decoder decodes in.
+    ///
+    /// # Errors
+    /// A decoder of several steps, whose noise is the whole video's; too little overlap.
+    pub(crate) fn diffusion_tiles(&self, tiling: &Tiling, grid: &FeatureGrid) -> Result<DiffusionTiles> {
+        if !self.diffusion_decoder()?.is_one_step() {
+            let place = self.origin.config_place(Component::DiffusionDecoder);
+            return Err(PipelineError::Usage(format!(
+                "runtime.tiling: {}: a decoder of one step to clean pixels decodes in tiles; leave tiling out",
+                place.display()
+            )));
+        }
+        Ok(match self.official {
+            true => DiffusionTiles::official(tiling, grid)?,
+            false => DiffusionTiles::diffusers(tiling, grid),
+        })
     }
 
     /// Frames `[b, c, f, h, w]` to latents.

@@ -28,6 +28,7 @@ pub enum ProgramKind {
     RefinePrepare,
     Refine,
     VideoDecoder,
+    DiffusionFeatures,
     DiffusionDecoder,
     AudioDecoder,
     Vocoder,
@@ -46,6 +47,8 @@ pub(super) enum Runs {
     ByConvolution,
     /// With a video decoded by diffusion.
     ByDiffusion,
+    /// With one decoded so in tiles.
+    ByDiffusionTiles,
     /// None: it runs alone.
     Alone,
 }
@@ -126,7 +129,7 @@ impl ProgramRow {
 
 /// All programs, at the places of their kinds.
 #[rustfmt::skip]
-pub(crate) static TABLE: [ProgramRow; 13] = [
+pub(crate) static TABLE: [ProgramRow; 14] = [
     ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
         Component::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
@@ -165,6 +168,9 @@ pub(crate) static TABLE: [ProgramRow; 13] = [
         .last_pass().runs(Runs::ByConvolution)
         .alone("`latents` to `video`", &[], inputs::video_decoder,
             |c, build| c.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, build)),
+    ProgramRow::new(ProgramKind::DiffusionFeatures, "diffusion_features", "Latents to the features that tiles are decoded of",
+        Component::DiffusionDecoder, spec::diffusion_features)
+        .within(ProgramKind::VideoDecoder).last_pass().runs(Runs::ByDiffusionTiles),
     ProgramRow::new(ProgramKind::DiffusionDecoder, "diffusion_decoder", "Latents and noise to frames",
         Component::DiffusionDecoder, spec::diffusion_decoder)
         .within(ProgramKind::VideoDecoder).last_pass().runs(Runs::ByDiffusion)

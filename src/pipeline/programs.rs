@@ -101,13 +101,15 @@ impl Programs {
 
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
-        let (two_passes, images, diffusion) = (self.second.is_some(), self.first.has_images(), self.diffusion);
+        let (two_passes, images) = (self.second.is_some(), self.first.has_images());
+        let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
         let runs = move |row: &&ProgramRow| match row.runs {
             Runs::Always => true,
             Runs::TwoPasses => two_passes,
             Runs::Images => images,
             Runs::ByConvolution => !diffusion,
             Runs::ByDiffusion => diffusion,
+            Runs::ByDiffusionTiles => diffusion && tiled,
             Runs::Alone => false,
         };
         TABLE.iter().filter(runs).map(|row| row.kind)

@@ -230,6 +230,19 @@ impl Run<'_> {
     fn decode_video(&mut self, latents: Array5<f32>, shapes: &Shapes, request: &Request) -> Result<Vec<Decoded>> {
         let asked = self.batch.asked();
         let whole = |frames: Vec<Frames>| Ok(frames.into_iter().map(Decoded::from).collect());
+        if let (Some(tiling), Some(_)) = (&request.tiling, &self.runner.model.diffusion) {
+            if self.dump.is_wanted() {
+                let mut pieces = Vec::new();
+                self.decode_diffusion_tiles(latents, tiling, |piece| {
+                    pieces.push(piece);
+                    Ok(())
+                })?;
+                return whole(self.frames_of(tiles::joined(&pieces))?);
+            }
+            let mut pieces = Pieces::new(request.frame_rate, self.options.encode.as_ref());
+            self.decode_diffusion_tiles(latents, tiling, |piece| pieces.add(frames(&shown(piece, asked)?)?))?;
+            return pieces.finish();
+        }
         if let Some(tiling) = request.tiling.as_ref() {
             if self.dump.is_wanted() {
                 let video = tiles::decode(self.runner, &latents, tiling, &mut self.clock)?;

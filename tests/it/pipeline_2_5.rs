@@ -2,6 +2,7 @@
 //! not: the marker of the first frame, and draws of ancestral steps (scripts/oracle/cases_2_5.py).
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use crate::support::drawn::write_decoder;
@@ -13,7 +14,7 @@ use ltx2::models::pixels::Pixels;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
-use ltx2::request::Request;
+use ltx2::request::{Request, Tiling};
 use serde_json::Value;
 
 const MODEL: &str = "tests/fixtures/models/tiny_2_5";
@@ -109,6 +110,50 @@ fn with_diffusion_decoder(folder: &Path) -> String {
     let statistics: [(&str, &[f32]); 2] = [("latents_mean", &[0.25, -0.5]), ("latents_std", &[1.5, 0.75])];
     write_decoder(model, &network, &statistics, folder);
     folder.to_str().expect("a path").to_string()
+}
+
+/// Tiles of features on either side of every border, each with noise of its own, as diffusers decodes and blends them.
+#[needs(cpu)]
+fn a_video_is_decoded_by_diffusion_in_tiles() {
+    let case = named("decoded_tiled");
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = with_diffusion_decoder(folder.path());
+    let set = ["sampler.steps=3", "guidance.stg_blocks=[1]"];
+    let config = config_of(&model, &case, "ltx2_5", &set);
+    let diffusers = [&set[..], &["reference=diffusers", "model.decoder=diffusion"]].concat();
+    let by_diffusers = Model::of(&config_of(&model, &case, "ltx2_5", &diffusers)).expect("a model");
+    let mut runner = open(&cpu(8), &model, plain(DType::F32));
+    runner.model.configs = by_diffusers.configs;
+    let number = |key: &str| case.scalars["tiling"][key].as_u64().expect("a number") as usize;
+    let tiling = Tiling {
+        pixels: number("pixels"),
+        overlap: number("overlap"),
+        frames: number("frames"),
+        frame_overlap: number("frame_overlap"),
+    };
+    let job = config.jobs().expect("a prompt").remove(0);
+    let request = runner.model.request(&config, &job).expect("a request");
+    let request = Request { tiling: Some(tiling), ..request };
+    let made = generate(&mut runner, &request, &dumping(None));
+    let limit = thresholds::row(&case.name).f32();
+    for name in ["latents.video", "video"] {
+        let distance = case.distance(name, dumped(&made, name));
+        eprintln!("{} {name}: {distance:.1e}", case.name);
+        assert!(distance <= limit, "{name}: {distance:e}");
+    }
+    // In pieces, as they become bytes.
+    let pieces = generate(&mut runner, &request, &RunOptions::default());
+    assert_eq!(pieces.frames.data(), made.frames.data());
+
+    // Lightricks' tiles: the only one is the whole, less overlap than a result depends on is refused.
+    runner.model.configs = open(&cpu(8), &model, plain(DType::F32)).model.configs;
+    let whole = generate(&mut runner, &Request { tiling: None, ..request.clone() }, &RunOptions::default());
+    let one = Tiling { pixels: 64, overlap: 32, frames: 16, frame_overlap: 8 };
+    let one = generate(&mut runner, &Request { tiling: Some(one), ..request.clone() }, &RunOptions::default());
+    assert_eq!(one.frames.data(), whole.frames.data());
+    let refused = runner.generate(&request, &RunOptions::default(), &mut |_, _, _| ControlFlow::Continue(()));
+    let refused = refused.err().expect("too little overlap").to_string();
+    assert!(refused.contains("runtime.tiling: overlap 8 and frame_overlap 2") && !refused.contains('\n'), "{refused}");
 }
 
 /// Noise goes on behind the pass', frames are bytes or values, and another decoder is another choice.

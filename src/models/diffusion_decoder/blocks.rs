@@ -129,13 +129,13 @@ fn mlp(p: &Params, x: &Value) -> Value {
 }
 
 /// A linear map whose channels `(c, t, h, w)` become cells. Where frames double, the first of a video stands for one:
-/// its copy goes.
-pub(super) fn upsample(p: &Params, x: &Value, stride: [usize; 3], reduction: usize) -> Value {
+/// its copy goes, where `x` begins with it.
+pub(super) fn upsample(p: &Params, x: &Value, stride: [usize; 3], reduction: usize, is_first: bool) -> Value {
     let _scope = p.scope();
     let ([st, sh, sw], [b, t, h, w, c]) = (stride, [0, 1, 2, 3, 4].map(|axis| x.dim(axis)));
     let out = st * sh * sw * c / reduction / (st * sh * sw);
     let y = affine(p, "proj", x, st * sh * sw * out);
     let y = y.reshape(vec![b, t, h, w, out, st, sh, sw]).transpose(&[0, 1, 5, 2, 6, 3, 7, 4]);
     let y = y.reshape(vec![b, t * st, h * sh, w * sw, out]);
-    if st == 2 { y.slice(1, 1, t * st) } else { y }
+    if st == 2 && is_first { y.slice(1, 1, t * st) } else { y }
 }

@@ -4,7 +4,7 @@ use super::COMPONENT;
 use super::blocks::{Layers, Rope, affine, normed, upsample};
 use super::config::{DiffusionDecoderConfig, OutputType};
 use super::padding::SizePadding;
-use crate::hlo::{DType, Result, Value};
+use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
 use crate::models::pixels::Pixels;
 use crate::models::timestep::timestep_embedding;
@@ -14,16 +14,16 @@ use crate::nn::{Build, Params, ShardedVideo, SpatialShards, silu};
 const ROWS: usize = 7;
 
 /// Latents of a video with their padding, and the grid of its pixels' tokens.
-struct Sizes {
-    padding: SizePadding,
+pub(super) struct Sizes {
+    pub(super) padding: SizePadding,
     /// Frames, rows and columns of the content, in pixels.
-    pixels: [usize; 3],
+    pub(super) pixels: [usize; 3],
     /// Those of the tokens of the last stage.
     tokens: [usize; 3],
 }
 
 impl Sizes {
-    fn new(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> Self {
+    pub(super) fn new(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> Self {
         let (padding, ratios) = (SizePadding::new(c, latents), c.ratios());
         let frames = |latents: usize| (latents.max(1) - 1) * ratios[0] + 1;
         let [f, h, w] = padding.padded(latents);
@@ -52,9 +52,8 @@ pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, bu
     let (latents, noise) = ([b, c.latent_channels, f, h, w], noise_shape(c, shape));
     let [_, rows, columns] = c.ratios();
     let [latents, noise] = match sizes.padding.pads_frames() {
-        true => {
-            [("latents", latents), ("noise", noise)].map(|(name, dims)| ShardedVideo::of_whole_frames(&p, name, dims))
-        }
+        true => [("latents", latents), ("noise", noise)]
+            .map(|(name, dims)| ShardedVideo::of_whole_frames(&p, name, Type::new(DType::F32, dims))),
         false => {
             [ShardedVideo::new(&p, "latents", latents, [1; 2]), ShardedVideo::new(&p, "noise", noise, [rows, columns])]
         }
@@ -63,7 +62,8 @@ pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, bu
     let own = p.pp("decoder");
     let video = latents.run_with(&p, &given, &[noise.beside(&drawn)], |shards, given, beside| {
         let shards = shards.channels_last();
-        let context = context(&own, c, &sizes.padding.pad(&given.to(p.dtype())), sizes.tokens[0], &shards);
+        let features = features(&own, c, &sizes.padding.pad(&given.to(p.dtype())), &shards);
+        let context = det_stage(&own, c, c.stages.len() - 1, &features, true, &shards).slice(1, 0, sizes.tokens[0]);
         let noise = beside.first().unwrap_or(given).to(p.dtype());
         let video = denoise(&own, c, &context, &noise, &shards).to(DType::F32);
         sizes.padding.crop(&video, sizes.pixels, c.ratios())
@@ -72,20 +72,28 @@ pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, bu
     Network::finish(&p, results)
 }
 
-/// Latents `[b, c, f, h, w]` to the first `frames` of the context `[b, frames, rows, columns, channels]`.
-fn context(p: &Params, c: &DiffusionDecoderConfig, latents: &Value, frames: usize, shards: &SpatialShards) -> Value {
+/// Latents `[b, c, f, h, w]` to what the context's last stage takes, `[b, frames, rows, columns, channels]`.
+pub(super) fn features(p: &Params, c: &DiffusionDecoderConfig, latents: &Value, shards: &SpatialShards) -> Value {
     let x = latents.pad_edge(2, 0, c.appendix()).transpose(&[0, 2, 3, 4, 1]);
     let x = affine(p, "conv_in", &x, c.stages.first().map_or(c.channels, |stage| stage.channels));
-    (0..c.stages.len()).fold(x, |x, i| det_stage(p, c, i, &x, shards)).slice(1, 0, frames)
+    (0..c.stages.len() - 1).fold(x, |x, i| det_stage(p, c, i, &x, true, shards))
 }
 
-fn det_stage(p: &Params, c: &DiffusionDecoderConfig, i: usize, x: &Value, shards: &SpatialShards) -> Value {
+/// Stage `i` of the context, of cells that begin with the video's first or not.
+pub(super) fn det_stage(
+    p: &Params,
+    c: &DiffusionDecoderConfig,
+    i: usize,
+    x: &Value,
+    is_first: bool,
+    shards: &SpatialShards,
+) -> Value {
     let stage = &c.stages[i];
     let _scope = p.builder().scope(format!("stage_{}", i + 1));
     let layers = layers(p, c, stage.kernel, x, shards);
     let block = |p: &Params, _: &Value, state: &[Value]| vec![layers.block(p, &state[0])];
     let x = p.pp("det_stages").each_layer(&i.to_string(), stage.depth, std::slice::from_ref(x), block).remove(0);
-    upsample(&p.pp(format!("upsamples.{i}")), &x, stage.stride, stage.reduction)
+    upsample(&p.pp(format!("upsamples.{i}")), &x, stage.stride, stage.reduction, is_first)
 }
 
 fn layers(p: &Params, c: &DiffusionDecoderConfig, kernel: [usize; 3], x: &Value, shards: &SpatialShards) -> Layers {
@@ -95,9 +103,15 @@ fn layers(p: &Params, c: &DiffusionDecoderConfig, kernel: [usize; 3], x: &Value,
 
 /// `noise [b, c, frames, height, width]` to a video under the context: noise levels fall evenly from 1, and each step
 /// follows the velocity from the clean video to what there is. One step to a clean video is the network's own result.
-fn denoise(p: &Params, c: &DiffusionDecoderConfig, context: &Value, noise: &Value, shards: &SpatialShards) -> Value {
+pub(super) fn denoise(
+    p: &Params,
+    c: &DiffusionDecoderConfig,
+    context: &Value,
+    noise: &Value,
+    shards: &SpatialShards,
+) -> Value {
     let b = p.builder();
-    if (c.steps, c.output) == (1, OutputType::Clean) {
+    if c.is_one_step() {
         return predict(p, c, context, noise, &b.scalar(1.0, DType::F32), shards);
     }
     let levels: Vec<f32> = (0..c.steps).map(|i| (c.steps - i) as f32 / c.steps as f32).collect();

@@ -15,6 +15,11 @@ impl SizePadding {
         SizePadding([[0, t], [h / 2, h - h / 2], [w / 2, w - w / 2]])
     }
 
+    /// Frames, rows and columns of pixels before the content's, at `ratios` pixels a latent.
+    pub(super) fn before(&self, ratios: [usize; 3]) -> [usize; 3] {
+        [0, 1, 2].map(|axis| self.0[axis][0] * ratios[axis])
+    }
+
     /// Whether frames are larger than their content.
     pub(super) fn pads_frames(&self) -> bool {
         self.0[1..] != [[0; 2]; 2]
