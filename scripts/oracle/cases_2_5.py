@@ -5,12 +5,14 @@ from contextlib import contextmanager
 
 import torch
 from diffusers import (
-    FlowMatchEulerDiscreteScheduler, LTX2LatentUpsamplePipeline, LTX2Pipeline, LTXEulerAncestralRFScheduler,
+    FlowMatchEulerDiscreteScheduler, LTX2LatentUpsamplePipeline, LTX2Pipeline, LTX2VideoDiffusionDecodePipeline,
+    LTX2VideoDiffusionDecoderModel, LTXEulerAncestralRFScheduler,
 )
 from diffusers.pipelines.ltx2 import LTX2TextConnectors
 from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES
 from transformers import AutoTokenizer
 
+import cases_diffusion_decoder
 import cases_gemma4
 import models
 from cases_decoders import thin
@@ -118,13 +120,39 @@ def _decoded(pipeline, video, audio):
     return {"latents.video": video, "latents.audio": audio, "video": frames, "audio": samples}
 
 
-def _one_pass(pipeline, request):
+def _latents(pipeline, request, source):
     pipeline.scheduler = verbatim_scheduler()
-    video, audio = pipeline(
-        generator=torch.Generator("cpu").manual_seed(request["seed"]), output_type="latent", width=request["width"],
-        height=request["height"], **_arguments(request, as_list(official_sigmas(request["steps"])[:-1])),
+    return pipeline(
+        generator=source, output_type="latent", width=request["width"], height=request["height"],
+        **_arguments(request, as_list(official_sigmas(request["steps"])[:-1])),
     )
-    return _decoded(pipeline, video, audio)
+
+
+def _one_pass(pipeline, request):
+    return _decoded(pipeline, *_latents(pipeline, request, torch.Generator("cpu").manual_seed(request["seed"])))
+
+
+def _by_diffusion(pipeline, request):
+    """One pass whose video is decoded by diffusion, whole or in tiles: its noise is what the generator gives behind that of the
+    pass. The decoder has latents of its own mean and deviation; other weights are drawn by seed, and not stored."""
+    source = torch.Generator("cpu").manual_seed(request["seed"])
+    video, _ = _latents(pipeline, request, source)
+    name = "diffusion_d"
+    decoder = randomise(LTX2VideoDiffusionDecoderModel(**cases_diffusion_decoder.CONFIGS[name]), name)
+    decoder.latents_mean.copy_(torch.tensor([0.25, -0.5]))
+    decoder.latents_std.copy_(torch.tensor([1.5, 0.75]))
+    if tiling := request.get("tiling"):
+        pixels, frames = (tiling["pixels"], tiling["overlap"]), (tiling["frames"], tiling["frame_overlap"])
+        sizes = dict(height=pixels, width=pixels, num_frames=frames)
+        decoder.enable_tiling(
+            **{f"tile_sample_min_{axis}": size for axis, (size, _) in sizes.items()},
+            **{f"tile_sample_stride_{axis}": size - overlap for axis, (size, overlap) in sizes.items()},
+        )
+    vae = pipeline.vae
+    plain = pipeline._normalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+    decode = LTX2VideoDiffusionDecodePipeline(diffusion_decoder=decoder, scheduler=pipeline.scheduler)
+    frames = decode(plain, generator=source, output_type="pt", return_dict=False)[0]
+    return {"latents.video": video, "video": frames}
 
 
 def _two_passes(pipeline, request):
@@ -161,16 +189,18 @@ def _two_passes(pipeline, request):
 
 _NEUTRAL = dict(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0)
 _COMMON = dict(prompt=POSITIVE, negative_prompt=NEGATIVE, num_frames=9, frame_rate=24.0, max_sequence_length=64)
+_GUIDED = dict(
+    _COMMON, width=64, height=64, steps=3, seed=10, stg_blocks=[1],
+    guidance={
+        "video": dict(cfg=3.0, stg=1.0, modality=3.0, rescale=0.7),
+        "audio": dict(cfg=7.0, stg=1.0, modality=3.0, rescale=0.7),
+    },
+)
 _CASES = {
-    "guided": (
-        _one_pass,
-        dict(
-            _COMMON, width=64, height=64, steps=3, seed=10, stg_blocks=[1],
-            guidance={
-                "video": dict(cfg=3.0, stg=1.0, modality=3.0, rescale=0.7),
-                "audio": dict(cfg=7.0, stg=1.0, modality=3.0, rescale=0.7),
-            },
-        ),
+    "guided": (_one_pass, _GUIDED),
+    "decoded": (_by_diffusion, _GUIDED),
+    "decoded_tiled": (
+        _by_diffusion, dict(_GUIDED, tiling=dict(pixels=32, overlap=8, frames=6, frame_overlap=2)),
     ),
     "distilled": (
         _two_passes,
@@ -185,6 +215,7 @@ _STRIDES = {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 53)}
 
 def pipeline_2_5():
     save()
+    cases_diffusion_decoder.configuration("diffusion_d")
     for case, (run, request) in _CASES.items():
         whole = models.load_pipeline(NAME)
         with _marked(whole.transformer):

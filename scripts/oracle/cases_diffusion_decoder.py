@@ -10,6 +10,7 @@ from common import MODELS, keeps, randn, randomise, show, write_case
 
 # `diffusion_a` has the topology of the published decoder. `diffusion_b` has fewer stages, no RoPE in time, windows of even
 # sizes, and takes steps by velocities. `diffusion_c` takes steps by clean videos, and its windows span more frames.
+# `diffusion_d` has the ratios of LTX-2's latents, for whole pipelines.
 CONFIGS = {
     "diffusion_a": dict(
         latent_channels=4, patch_size=2, decoder_head_dim=16, decoder_stage_channels=(64, 32, 16, 16, 16),
@@ -31,11 +32,17 @@ CONFIGS = {
         decoder_stage5_kernel=(9, 3, 5), decoder_t_emb_dim=8, decoder_num_inference_steps=2, spatial_compression_ratio=8,
         temporal_compression_ratio=4,
     ),
+    "diffusion_d": dict(
+        latent_channels=2, patch_size=4, decoder_head_dim=8, decoder_stage_channels=(32, 16, 16, 16, 8),
+        decoder_stage_depths=(1, 1, 1, 1, 2), decoder_stage_kernels=((2, 2, 2), (2, 3, 3), (3, 3, 3), (3, 3, 3)),
+        decoder_upsample_strides=((1, 2, 2), (2, 1, 1), (2, 2, 2), (2, 2, 2)),
+        decoder_upsample_channel_reductions=(2, 1, 1, 2), decoder_stage5_kernel=(5, 5, 5), decoder_t_emb_dim=8,
+    ),
 }
 STRIDES = {"video": (1, 1, 1, 5, 7)}
 
 
-def _configuration(name):
+def configuration(name):
     """A model folder without weights."""
     folder = MODELS / name
     if keeps(folder):
@@ -66,7 +73,7 @@ def diffusion_decoder():
         ("diffusion_c", "diffusion_c", (1, 5, 5, 5, 4), None),
     ]
     for name in CONFIGS:
-        _configuration(name)
+        configuration(name)
     for index, (case, name, shape, least) in enumerate(cases):
         seed = 600 + index
         model = randomise(LTX2VideoDiffusionDecoderModel(**CONFIGS[name]), name)

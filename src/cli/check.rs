@@ -76,7 +76,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let missing = |pipeline: Pipeline| -> Vec<&str> {
         let upsampler = pipeline.has_two_stages().then_some(Component::LatentUpsampler);
-        needed_components().chain(upsampler).filter(|p| !good(*p)).map(Component::folder).collect()
+        // Where the video VAE has no decoder of its own.
+        let decoder = configs.has_video_decoder().is_ok_and(|has| !has).then_some(Component::DiffusionDecoder);
+        needed_components().chain(upsampler).chain(decoder).filter(|p| !good(*p)).map(Component::folder).collect()
     };
     let pipelines = || Pipeline::value_variants().iter().map(|pipeline| (pipeline.name(), missing(*pipeline)));
     let missing = missing(Pipeline::TextToVideo);

@@ -77,6 +77,8 @@ with_defaults! {
         pub vocoder: Option<String> = None,
         /// The latent upsampler between two stages.
         pub upsampler: Option<String> = None,
+        /// The decoder of the video, of which LTX-2.5 has two.
+        pub decoder: Decoder = Decoder::Auto,
         /// Weights from the files, or random numbers made on the device.
         pub weights: WeightSource = WeightSource::File,
         /// Of random weights.
@@ -87,6 +89,18 @@ with_defaults! {
         /// exact: once.
         pub lora_merge: MergeOrder = MergeOrder::Official,
     }
+}
+
+/// The decoder of the video.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Decoder {
+    /// The one that is there; of two, by `reference`: official decodes by diffusion, diffusers by convolution.
+    Auto,
+    /// The video VAE's, by convolution.
+    Conv,
+    /// LTX-2.5's, by diffusion.
+    Diffusion,
 }
 
 /// Where weights come from.

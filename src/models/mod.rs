@@ -9,6 +9,7 @@ pub(crate) mod feed_forward;
 pub(crate) mod gemma;
 pub mod gemma3;
 pub mod gemma4;
+pub mod pixels;
 pub mod presets;
 #[cfg(test)]
 pub(crate) mod testing;

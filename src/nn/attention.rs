@@ -72,10 +72,12 @@ impl Attention<'_> {
             return self.q.clone();
         }
         let _scope = b.scope("sdpa");
-        if p.layout().is_single() {
-            return kernels::attention(p.lowering().attention, self.q, self.k, self.v, self.bias, self.scale);
-        }
-        self.split(p)
+        if p.layout().is_single() { self.here(p) } else { self.split(p) }
+    }
+
+    /// The same where all of it is one device's: a manual region is no place for another.
+    pub(crate) fn here(&self, p: &Params) -> Value {
+        kernels::attention(p.lowering().attention, self.q, self.k, self.v, self.bias, self.scale)
     }
 
     fn communication(&self, p: &Params) -> Communication {

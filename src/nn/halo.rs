@@ -23,7 +23,7 @@ pub(crate) const SPATIAL_DIMS: [usize; 2] = [3, 4];
 /// they hold there is arbitrary, and no pixel of the video depends on it.
 #[derive(Clone)]
 pub(crate) struct ShardedDim {
-    /// The dimension, one of `SPATIAL_DIMS`.
+    /// The dimension, one of `SPATIAL_DIMS` in their order.
     pub(crate) axis: usize,
     /// Devices that hold one video, in the order of its blocks.
     pub(crate) groups: Groups,
@@ -41,8 +41,13 @@ impl ShardedDim {
         (self.size * block).div_ceil(self.block)
     }
 
+    /// Global index of the first of this device's `block` rows or columns, an i32 scalar.
+    pub(crate) fn first(&self, block: usize) -> Value {
+        &self.position * block as f64
+    }
+
     /// The block with `n` more rows or columns at both ends: the neighbours', and `padding` beyond the edge.
-    fn extend(&self, x: &Value, n: usize, padding: Padding) -> Value {
+    pub(crate) fn extend(&self, x: &Value, n: usize, padding: Padding) -> Value {
         let axis = self.axis as isize;
         let block = x.dim(axis);
         let size = self.global_size(block);
@@ -114,6 +119,16 @@ pub struct SpatialShards {
 }
 
 impl SpatialShards {
+    /// The same dimensions where channels lie behind all others.
+    pub(crate) fn channels_last(&self) -> Self {
+        SpatialShards { dims: self.dims.iter().map(|dim| ShardedDim { axis: dim.axis - 1, ..dim.clone() }).collect() }
+    }
+
+    /// A sharded dimension.
+    pub(crate) fn along(&self, axis: usize) -> Option<&ShardedDim> {
+        self.dims.iter().find(|dim| dim.axis == axis)
+    }
+
     pub(crate) fn is_sharded(&self, axis: usize) -> bool {
         self.dims.iter().any(|s| s.axis == axis)
     }
@@ -121,7 +136,7 @@ impl SpatialShards {
     /// Global size along a dimension of a block.
     pub(crate) fn global_size(&self, x: &Value, axis: usize) -> usize {
         let block = x.dim(axis as isize);
-        self.dims.iter().find(|s| s.axis == axis).map_or(block, |s| s.global_size(block))
+        self.along(axis).map_or(block, |s| s.global_size(block))
     }
 
     /// The sum over `axes` of all blocks without what lies beyond the edge, kept as dimensions of one.

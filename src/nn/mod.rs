@@ -29,7 +29,7 @@ pub use context_parallel::{ContextParallelKind, ContextParallelPolicy};
 pub use conv::Conv3d;
 pub(crate) use conv::{conv_transpose1d, conv_transpose1d_at, conv1d, conv2d, depth_to_space};
 pub use halo::Padding;
-pub(crate) use halo::SpatialShards;
+pub(crate) use halo::{ShardedDim, SpatialShards};
 pub(crate) use kv_stack::{KvStack, KvTensors};
 pub(crate) use layer_kinds::KindLayer;
 pub(crate) use layers::LayerTensor;

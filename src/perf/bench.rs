@@ -16,7 +16,8 @@ use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, Pro
 use super::synthetic::{SyntheticInputs, normal};
 use crate::analysis::{self, Module};
 use crate::config::{Config, Job};
-use crate::models::video_vae::Pixels;
+use crate::models::diffusion_decoder::noise_shape;
+use crate::models::pixels::Pixels;
 use crate::pipeline::call::Call;
 use crate::pipeline::clock::PhaseTime;
 use crate::pipeline::model::Model;
@@ -32,6 +33,7 @@ use crate::pipeline::{PipelineError, Result};
 use crate::request::{Request, Shapes};
 use crate::runtime::processes::Group;
 use crate::runtime::{Executable, PeakMatmul, ShardedTensor, peak_matmul};
+use crate::sampling::TorchRng;
 use crate::sampling::guidance::{Branch, branches};
 use crate::tensor::Tensor;
 use ndarray::Array4;
@@ -48,7 +50,7 @@ pub(crate) enum BenchTarget {
 type Timer = fn(&mut Bench, ProgramKind) -> Result<()>;
 
 /// Timers of the programs that are timed.
-const TIMED: [(ProgramKind, Timer); 9] = [
+const TIMED: [(ProgramKind, Timer); 10] = [
     (ProgramKind::TextEncoder, |bench, kind| bench.text_encoder(kind)),
     (ProgramKind::Connectors, |bench, kind| bench.connectors(kind)),
     (ProgramKind::Prepare, |bench, kind| bench.prepare(kind)),
@@ -56,6 +58,7 @@ const TIMED: [(ProgramKind, Timer); 9] = [
     (ProgramKind::Refine, |bench, kind| bench.denoise(kind)),
     (ProgramKind::Upsampler, |bench, kind| bench.upsampler(kind)),
     (ProgramKind::VideoDecoder, |bench, kind| bench.video_decoder(kind)),
+    (ProgramKind::DiffusionDecoder, |bench, kind| bench.diffusion_decoder(kind)),
     (ProgramKind::AudioDecoder, |bench, kind| bench.audio_decoder(kind)),
     (ProgramKind::Vocoder, |bench, kind| bench.vocoder(kind)),
 ];
@@ -229,6 +232,15 @@ impl<'a> Bench<'a> {
     fn video_decoder(&mut self, kind: ProgramKind) -> Result<()> {
         let (latents, _) = self.latents()?;
         let call = self.runner.video_decoder(latents, Pixels::Bytes)?;
+        self.call(kind, &call)
+    }
+
+    fn diffusion_decoder(&mut self, kind: ProgramKind) -> Result<()> {
+        let (latents, _) = self.latents()?;
+        let (b, _, f, h, w) = latents.dim();
+        let shape = noise_shape(&self.runner.model.configs.diffusion_decoder()?, [b, f, h, w]);
+        let noise = TorchRng::new(self.request.seed).normal_array(&shape);
+        let call = self.runner.diffusion_decoder(latents, noise.into(), Pixels::Bytes)?;
         self.call(kind, &call)
     }
 

@@ -6,8 +6,11 @@ use ndarray::{Array, ArrayD, Axis as Dim, RemoveAxis};
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
 use crate::config;
+use crate::hlo::DType;
+use crate::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape};
 use crate::nn::{Axis, Layout};
 use crate::runtime::noise;
+use crate::sampling::latents::VideoShape;
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
 
@@ -81,6 +84,11 @@ pub(super) fn draws(shapes: &Shapes, sizes: &ModelSizes) -> Vec<(&'static str, V
     draws
 }
 
+/// The noise that a video is decoded from.
+pub(super) fn decoder_draws(c: &DiffusionDecoderConfig, v: &VideoShape) -> Vec<(&'static str, Vec<usize>)> {
+    vec![("decoder", noise_shape(c, [1, v.frames, v.height, v.width]).to_vec())]
+}
+
 /// Noise of a batch, drawn pass by pass: a second pass goes on where the first left it.
 pub enum Noise {
     /// A generator a row.
@@ -110,29 +118,63 @@ impl Noise {
     /// # Errors
     /// Errors of the device that draws.
     pub fn draw(&mut self, executor: &mut Executor, shapes: &Shapes, sizes: &ModelSizes) -> Result<Drawn> {
-        let draws = draws(shapes, sizes);
+        let mut joined = self.rows(executor, &draws(shapes, sizes), DType::F32)?.into_iter();
+        let mut next = || joined.next().unwrap_or_else(|| ArrayD::default(ndarray::IxDyn(&[0])));
+        Ok(Drawn { video: next(), audio: next(), appended: (shapes.appended > 0).then(next) })
+    }
+
+    /// Noise that videos are decoded from, `[b, channels, frames, height, width]`, of the type that the decoder computes in:
+    /// what comes behind the passes'.
+    ///
+    /// # Errors
+    /// Errors of the device that draws.
+    pub(crate) fn draw_decoder(
+        &mut self,
+        executor: &mut Executor,
+        c: &DiffusionDecoderConfig,
+        video: &VideoShape,
+        dtype: DType,
+    ) -> Result<ArrayD<f32>> {
+        Ok(self.rows(executor, &decoder_draws(c, video), dtype)?.remove(0))
+    }
+
+    /// The same of a tile, of `shape` but for the videos.
+    pub(crate) fn draw_one(&mut self, executor: &mut Executor, shape: [usize; 4], dtype: DType) -> Result<ArrayD<f32>> {
+        let [c, t, h, w] = shape;
+        Ok(self.rows(executor, &[("decoder", vec![1, c, t, h, w])], dtype)?.remove(0))
+    }
+
+    /// Each of the draws, the rows one after the other.
+    fn rows(
+        &mut self,
+        executor: &mut Executor,
+        draws: &[(&'static str, Vec<usize>)],
+        dtype: DType,
+    ) -> Result<Vec<ArrayD<f32>>> {
         // Each row draws its own stream in order, whatever the others do.
         let rows: Vec<Vec<ArrayD<f32>>> = match self {
             Noise::Torch(generators) => {
-                let each =
-                    generators.iter_mut().map(|g| draws.iter().map(|(_, shape)| g.normal_array(shape)).collect());
+                let draw = |g: &mut TorchRng, shape: &[usize]| match dtype {
+                    DType::BF16 => g.normal_bf16_array(shape),
+                    _ => g.normal_array(shape),
+                };
+                let each = generators.iter_mut().map(|g| draws.iter().map(|(_, shape)| draw(g, shape)).collect());
                 each.collect()
             }
             Noise::Device { seeds, pass } => {
-                let program = executor.compile_program("noise", &noise::program(&draws)?)?;
-                let of_row = |seed: &u64| noise::draw(executor.engine(), &program, &draws, *seed, *pass);
+                let program = executor.compile_program("noise", &noise::program(draws)?)?;
+                let of_row = |seed: &u64| noise::draw(executor.engine(), &program, draws, *seed, *pass);
                 let rows = seeds.iter().map(|seed| Ok(of_row(seed)?.into_iter().map(Tensor::into_f32).collect()));
                 let rows = rows.collect::<Result<_>>()?;
                 *pass += 1;
                 rows
             }
         };
-        let mut joined = (0..draws.len()).map(|i| {
+        let joined = (0..draws.len()).map(|i| {
             let views: Vec<_> = rows.iter().map(|row| row[i].view()).collect();
             ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Input(e.to_string()))
         });
-        let mut next = || joined.next().unwrap_or_else(|| Ok(ArrayD::default(ndarray::IxDyn(&[0]))));
-        Ok(Drawn { video: next()?, audio: next()?, appended: (shapes.appended > 0).then(next).transpose()? })
+        joined.collect()
     }
 }
 

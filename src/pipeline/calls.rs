@@ -18,11 +18,12 @@ use crate::av::Av;
 use crate::hlo::DType;
 use crate::models::Network;
 use crate::models::connectors::Input;
+use crate::models::diffusion_decoder::FeatureTile;
+use crate::models::pixels::Pixels;
 use crate::models::transformer::tables;
-use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::request::{Request, Shapes};
-use crate::runtime::Outputs;
+use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::{self, DenoiseShape};
 use crate::sampling::guidance::Scales;
 use crate::tensor::Tensor;
@@ -161,6 +162,47 @@ impl Runner {
     pub fn video_decoder(&mut self, latents: Array5<f32>, pixels: Pixels) -> Result<Call<'static>> {
         let network = self.model.configs.video_decoder_program(latents.dim().into(), pixels, &self.build)?;
         self.call(ProgramKind::VideoDecoder, &network, [("latents".into(), latents.into())])
+    }
+
+    /// Latents and noise to `video`, as `pixels` says.
+    pub(crate) fn diffusion_decoder(
+        &mut self,
+        latents: Array5<f32>,
+        noise: Tensor,
+        pixels: Pixels,
+    ) -> Result<Call<'static>> {
+        let dims: [usize; 5] = latents.dim().into();
+        let network = self.network(ProgramKind::DiffusionDecoder, |model, build| {
+            model.configs.diffusion_decoder_program(dims, pixels, build)
+        })?;
+        let given = [("latents".into(), latents.into()), ("noise".into(), noise)];
+        self.call(ProgramKind::DiffusionDecoder, &network, given)
+    }
+
+    /// Latents to the `features` that tiles are cut from.
+    pub(crate) fn diffusion_features(&mut self, latents: Array5<f32>) -> Result<Call<'static>> {
+        let dims: [usize; 5] = latents.dim().into();
+        let network = self.network(ProgramKind::DiffusionFeatures, |model, build| {
+            model.configs.diffusion_features_program(dims, build)
+        })?;
+        self.call(ProgramKind::DiffusionFeatures, &network, [("latents".into(), latents.into())])
+    }
+
+    /// A tile of features, read in place, of latents of `shape`, from the cell `start` on, to `video`.
+    pub(crate) fn diffusion_tile<'a>(
+        &mut self,
+        shape: [usize; 4],
+        tile: &FeatureTile,
+        features: &'a ShardedTensor,
+        start: Tensor,
+        noise: Tensor,
+    ) -> Result<Call<'a>> {
+        let network = self.network(ProgramKind::DiffusionDecoder, |model, build| {
+            model.configs.diffusion_tile_program(shape, tile, build)
+        })?;
+        let inputs = Inputs::default().share("features", features);
+        let given = [("start".into(), start), ("noise".into(), noise)];
+        Call::new(&mut self.executor, ProgramKind::DiffusionDecoder.name(), &network, inputs, given)
     }
 
     /// Latents to `mel`.

@@ -9,7 +9,7 @@ use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use crate::models::Network;
 use crate::models::connectors::Input;
-use crate::models::video_vae::Pixels;
+use crate::models::pixels::Pixels;
 use crate::nn::Build;
 use crate::tensor::Tensor;
 use crate::weights::Component;
@@ -162,6 +162,15 @@ pub(super) fn video_decoder(given: &mut ReferenceArguments) -> Result<Ready> {
     if network.program.argument("temb").is_some() {
         inputs.push(("temb".into(), given.required("temb")?));
     }
+    Ok((network, inputs))
+}
+
+pub(super) fn diffusion_decoder(given: &mut ReferenceArguments) -> Result<Ready> {
+    let noise = given.ranked("noise", 5)?;
+    let (network, mut inputs) = given.only("latents", |configs, dims: [usize; 5], build| {
+        configs.diffusion_decoder_program(dims, Pixels::Values, build)
+    })?;
+    inputs.push(("noise".into(), noise));
     Ok((network, inputs))
 }
 

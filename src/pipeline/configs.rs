@@ -6,20 +6,22 @@ use serde_json::Value;
 
 use super::error::{PipelineError, Result};
 use super::origin::Origin;
-use crate::config::{Config, Reference};
+use crate::config::{Config, Decoder, Reference};
 use crate::hlo::DType;
 use crate::models::connectors::{self, ConnectorsConfig};
+use crate::models::diffusion_decoder::{self, DiffusionDecoderConfig, FeatureGrid, FeatureTile};
 use crate::models::families;
+use crate::models::pixels::Pixels;
 use crate::models::presets::Preset;
 use crate::models::text_encoder::TextEncoder;
 use crate::models::tokenizer::TokenizerRules;
 use crate::models::transformer::TransformerConfig;
 use crate::models::upsampler::{self, UpsamplerConfig};
-use crate::models::video_vae::{Pixels, VideoVaeConfig};
+use crate::models::video_vae::VideoVaeConfig;
 use crate::models::vocoder::{self, VocoderConfig};
 use crate::models::{ConfigError, Network, audio_vae, video_vae};
 use crate::nn::Build;
-use crate::request::ModelSizes;
+use crate::request::{DiffusionTiles, ModelSizes, Tiling};
 use crate::tensor::Tensor;
 use crate::weights::{Component, ModelSource};
 
@@ -31,13 +33,16 @@ pub struct ModelConfigs {
     layers: Option<usize>,
     /// Whether a vocoder of two stages limits the first.
     vocoder_clamp: bool,
-    /// Whether prompts are tokenized as Lightricks' code has it, or else as diffusers.
-    official_tokens: bool,
+    /// Whether prompts are tokenized as Lightricks' code has it, and of two decoders the one by diffusion is taken, in
+    /// Lightricks' tiles; or else as diffusers.
+    official: bool,
+    /// The video's decoder.
+    decoder: Decoder,
 }
 
 impl From<Origin> for ModelConfigs {
     fn from(origin: Origin) -> Self {
-        ModelConfigs { origin, layers: None, vocoder_clamp: true, official_tokens: true }
+        ModelConfigs { origin, layers: None, vocoder_clamp: true, official: true, decoder: Decoder::Auto }
     }
 }
 
@@ -83,8 +88,11 @@ impl ModelConfigs {
     /// The same model as a configuration has it run.
     #[must_use]
     pub(crate) fn for_run(self, config: &Config) -> Self {
-        let official_tokens = config.reference != Reference::Diffusers;
-        ModelConfigs { official_tokens, ..self.with_vocoder_clamp(config.vocoder.stage1_clamp != Reference::Diffusers) }
+        ModelConfigs {
+            official: config.reference != Reference::Diffusers,
+            decoder: config.model.decoder,
+            ..self.with_vocoder_clamp(config.vocoder.stage1_clamp != Reference::Diffusers)
+        }
     }
 
     /// The transformer's.
@@ -101,7 +109,7 @@ impl ModelConfigs {
 
     /// How prompts become token ids.
     pub(crate) fn tokenizer(&self) -> Result<&'static TokenizerRules> {
-        Ok(self.text_encoder()?.tokenizer(self.official_tokens))
+        Ok(self.text_encoder()?.tokenizer(self.official))
     }
 
     /// The connectors'.
@@ -133,6 +141,39 @@ impl ModelConfigs {
     /// Ratios and channels of the video autoencoder.
     pub(crate) fn video_vae(&self) -> Result<video_vae::Geometry> {
         self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.geometry()))
+    }
+
+    /// Whether the video autoencoder has a decoder of its own.
+    pub(crate) fn has_video_decoder(&self) -> Result<bool> {
+        self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.has_decoder()))
+    }
+
+    /// The diffusion decoder's.
+    pub(crate) fn diffusion_decoder(&self) -> Result<DiffusionDecoderConfig> {
+        self.read(Component::DiffusionDecoder, DiffusionDecoderConfig::from_json)
+    }
+
+    /// Whether the video is decoded by diffusion.
+    ///
+    /// # Errors
+    /// A decoder that is not there, with its file and key.
+    pub(crate) fn decodes_by_diffusion(&self) -> Result<bool> {
+        let (convolution, diffusion) = (self.has_video_decoder()?, self.origin.has(Component::DiffusionDecoder));
+        let by_diffusion = match self.decoder {
+            Decoder::Auto => diffusion && (self.official || !convolution),
+            chosen => chosen == Decoder::Diffusion,
+        };
+        let (part, word, other) = match by_diffusion {
+            true if !diffusion => (Component::DiffusionDecoder, "diffusion", "conv"),
+            false if !convolution => (Component::Vae, "conv", "diffusion"),
+            _ => return Ok(by_diffusion),
+        };
+        let (place, file) = (self.origin.config_place(part), if by_diffusion { "" } else { "conv-" });
+        Err(PipelineError::Input(format!(
+            "{}: model.decoder is {word}, and there is no such decoder: give vae/ltx-2.5-video-vae-{file}bf16.safetensors as \
+             model.vae, or set model.decoder to {other}",
+            place.display()
+        )))
     }
 
     /// The audio autoencoder's.
@@ -182,6 +223,40 @@ impl ModelConfigs {
         Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, b)?)
     }
 
+    /// Latents `[b, c, f, h, w]` and noise to frames, as `pixels` says.
+    pub(crate) fn diffusion_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
+        let [n, _, f, h, w] = dims;
+        Ok(diffusion_decoder::program(&self.diffusion_decoder()?, [n, f, h, w], pixels, b)?)
+    }
+
+    /// Latents `[b, c, f, h, w]` to the features that the diffusion decoder's tiles are cut from.
+    pub(crate) fn diffusion_features_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
+        Ok(diffusion_decoder::features_program(&self.diffusion_decoder()?, [n, f, h, w], b)?)
+    }
+
+    /// A tile of such features, of latents of `[b, f, h, w]`, and noise to frames.
+    pub(crate) fn diffusion_tile_program(&self, shape: [usize; 4], tile: &FeatureTile, b: &Build) -> Result<Network> {
+        Ok(diffusion_decoder::tile_program(&self.diffusion_decoder()?, shape, tile, b)?)
+    }
+
+    /// Tiles that the diffusion decoder decodes in.
+    ///
+    /// # Errors
+    /// A decoder of several steps, whose noise is the whole video's; too little overlap.
+    pub(crate) fn diffusion_tiles(&self, tiling: &Tiling, grid: &FeatureGrid) -> Result<DiffusionTiles> {
+        if !self.diffusion_decoder()?.is_one_step() {
+            let place = self.origin.config_place(Component::DiffusionDecoder);
+            return Err(PipelineError::Usage(format!(
+                "runtime.tiling: {}: a decoder of one step to clean pixels decodes in tiles; leave tiling out",
+                place.display()
+            )));
+        }
+        Ok(match self.official {
+            true => DiffusionTiles::official(tiling, grid)?,
+            false => DiffusionTiles::diffusers(tiling, grid),
+        })
+    }
+
     /// Frames `[b, c, f, h, w]` to latents.
     pub(crate) fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, |json| VideoVaeConfig::from_json(json)?.encoder())?;
@@ -209,6 +284,7 @@ impl ModelConfigs {
     pub(crate) fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
         Ok(match part {
             Component::Vae => Some(self.video_vae()?.latent_channels),
+            Component::DiffusionDecoder => Some(self.diffusion_decoder()?.latent_channels),
             Component::AudioVae => Some(self.audio_vae()?.base_channels),
             _ => None,
         })

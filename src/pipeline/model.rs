@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ndarray::Array5;
 use serde_json::{Value, json};
 
 use super::configs::ModelConfigs;
@@ -43,6 +44,8 @@ pub struct Model {
     pub tokenizer: Tokenizer,
     /// Of the video latents and the audio tokens.
     pub statistics: Av<Statistics>,
+    /// Of the latents that the diffusion decoder takes, where it decodes.
+    pub(crate) diffusion: Option<Statistics>,
     /// Samples a second.
     pub(crate) sample_rate: usize,
     /// Where the parameters come from.
@@ -99,7 +102,11 @@ impl Model {
         };
         let video = plain(vae.latent_channels, vae.scaling_factor);
         let statistics = Av { video, audio: plain(audio.base_channels, 1.0) };
-        Model::with(configs, tokenizer, statistics, Weights::Random(seed))
+        let diffusion = match configs.decodes_by_diffusion()? {
+            true => Some(plain(configs.diffusion_decoder()?.latent_channels, 1.0)),
+            false => None,
+        };
+        Model::with(configs, tokenizer, statistics, diffusion, Weights::Random(seed))
     }
 
     /// Reads the configurations, the tokenizer and the latent statistics.
@@ -114,11 +121,13 @@ impl Model {
         source.require(needed_components())?;
         source.refuse_unread()?;
         let (vae, audio) = (configs.video_vae()?, configs.audio_vae()?);
+        let diffusion = if configs.decodes_by_diffusion()? { Some(configs.diffusion_decoder()?) } else { None };
         // Headers are read now, so that a damaged file is found before anything has run.
-        for part in needed_components().filter(|p| p.weights_stem().is_some()) {
+        let decoder = diffusion.is_some().then_some(Component::DiffusionDecoder);
+        for part in needed_components().chain(decoder).filter(|p| p.weights_stem().is_some()) {
             source.checkpoint(part)?;
         }
-        let statistics = |part: Component, length: usize, scaling_factor: f32| -> Result<Statistics> {
+        let statistics_of = |part: Component, length: usize, scaling_factor: f32| -> Result<Statistics> {
             let checkpoint = source.checkpoint(part)?;
             let read = |name: &str| -> Result<Vec<f32>> {
                 let view = checkpoint.get_float(name)?.expect_shape(&[length])?;
@@ -127,25 +136,51 @@ impl Model {
             Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
         };
         let statistics = Av {
-            video: statistics(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
-            audio: statistics(Component::AudioVae, audio.base_channels, 1.0)?,
+            video: statistics_of(Component::Vae, vae.latent_channels, vae.scaling_factor)?,
+            audio: statistics_of(Component::AudioVae, audio.base_channels, 1.0)?,
         };
+        let diffusion =
+            diffusion.map(|c| statistics_of(Component::DiffusionDecoder, c.latent_channels, 1.0)).transpose()?;
         let tokenizer = tokenizer(&source.tokenizer()?, configs.tokenizer()?)?;
-        Model::with(configs, tokenizer, statistics, Weights::Files(source.clone()))
+        Model::with(configs, tokenizer, statistics, diffusion, Weights::Files(source.clone()))
     }
 
-    fn with(configs: ModelConfigs, tokenizer: Tokenizer, statistics: Av<Statistics>, weights: Weights) -> Result<Self> {
+    fn with(
+        configs: ModelConfigs,
+        tokenizer: Tokenizer,
+        statistics: Av<Statistics>,
+        diffusion: Option<Statistics>,
+        weights: Weights,
+    ) -> Result<Self> {
         let scheduler = configs.origin().json(Component::Scheduler)?.to_string();
         let file = configs.origin().config_place(Component::Scheduler);
         Ok(Model {
             tokenizer,
             statistics,
+            diffusion,
             sample_rate: configs.vocoder()?.output_sampling_rate,
             scheduler: FlowMatch::from_json(&scheduler, &file)?,
             sizes: configs.sizes()?,
             configs,
             weights,
         })
+    }
+
+    /// Whether the video is decoded by diffusion.
+    pub fn decodes_by_diffusion(&self) -> bool {
+        self.diffusion.is_some()
+    }
+
+    /// Un-normalised latents `[b, C, F, H, W]` by the statistics of the decoder that decodes them.
+    ///
+    /// # Errors
+    /// A decoder of other latents.
+    pub(crate) fn decoded_latents(&self, mut video: Array5<f32>) -> Result<Array5<f32>> {
+        if let Some(own) = self.diffusion.as_ref().filter(|own| **own != self.statistics.video) {
+            self.statistics.video.normalize(&mut video, 1)?;
+            own.denormalize(&mut video, 1)?;
+        }
+        Ok(video)
     }
 
     /// A job as this model takes it.

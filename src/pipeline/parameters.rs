@@ -3,7 +3,7 @@
 use super::configs::ModelConfigs;
 use super::error::Result;
 use super::origin::Weights;
-use super::program_table::TABLE;
+use super::program_table::{ProgramKind, TABLE};
 use crate::hlo::{DType, Type};
 use crate::nn::{Axis, Build, Init, Param, Source};
 use crate::weights::{Checkpoint, Component, ValidationReport, validate};
@@ -16,7 +16,11 @@ pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>>
     let build = Build::new(DType::F32);
     let component = part.folder();
     let mut params: Vec<Param> = Vec::new();
-    for alone in TABLE.iter().filter(|row| row.part == part).filter_map(|row| row.alone.as_ref()) {
+    for row in TABLE.iter().filter(|row| row.part == part) {
+        let Some(alone) = row.alone.as_ref() else { continue };
+        if row.kind == ProgramKind::VideoDecoder && !configs.has_video_decoder()? {
+            continue;
+        }
         params.extend((alone.smallest)(configs, &build)?.params.into_iter().filter(|p| p.component == component));
     }
     if let Some(length) = configs.statistics_length(part)? {

@@ -5,8 +5,9 @@ use super::error::{PipelineError, Result};
 use crate::av::Av;
 use crate::models::Network;
 use crate::models::connectors::Input;
+use crate::models::diffusion_decoder::feature_grid;
+use crate::models::pixels::Pixels;
 use crate::models::transformer::{self as forward, CrossTimestep, ForwardShape};
-use crate::models::video_vae::Pixels;
 use crate::nn::Build;
 use crate::request::{ModelSizes, Request, Shapes, Tiling};
 use crate::sampling::denoise::{self as sampling, DenoiseShape};
@@ -69,6 +70,22 @@ pub(super) fn video_decoder(s: &ProgramSpec) -> Result<Network> {
     let pixels = if tiling.is_some() || s.float_frames { Pixels::Values } else { Pixels::Bytes };
     let [f, h, w] = tiling.map_or(size, tile);
     s.configs.video_decoder_program([s.batch(), v.channels, f, h, w], pixels, s.build)
+}
+
+pub(super) fn diffusion_features(s: &ProgramSpec) -> Result<Network> {
+    let v = &s.shapes.video;
+    s.configs.diffusion_features_program([s.batch(), v.channels, v.frames, v.height, v.width], s.build)
+}
+
+pub(super) fn diffusion_decoder(s: &ProgramSpec) -> Result<Network> {
+    let v = &s.shapes.video;
+    if let Some(tiling) = &s.request.tiling {
+        let grid = feature_grid(&s.configs.diffusion_decoder()?, [v.frames, v.height, v.width]);
+        let tile = s.configs.diffusion_tiles(tiling, &grid)?.largest(&grid);
+        return s.configs.diffusion_tile_program([s.batch(), v.frames, v.height, v.width], &tile, s.build);
+    }
+    let pixels = if s.float_frames { Pixels::Values } else { Pixels::Bytes };
+    s.configs.diffusion_decoder_program([s.batch(), v.channels, v.frames, v.height, v.width], pixels, s.build)
 }
 
 pub(super) fn video_encoder(s: &ProgramSpec) -> Result<Network> {

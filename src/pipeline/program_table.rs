@@ -11,7 +11,7 @@ use super::program_spec::{self as spec, ProgramSpec};
 use super::transformer_inputs;
 use crate::models::Network;
 use crate::models::connectors::Input;
-use crate::models::video_vae::Pixels;
+use crate::models::pixels::Pixels;
 use crate::nn::Build;
 use crate::weights::Component;
 
@@ -28,6 +28,8 @@ pub enum ProgramKind {
     RefinePrepare,
     Refine,
     VideoDecoder,
+    DiffusionFeatures,
+    DiffusionDecoder,
     AudioDecoder,
     Vocoder,
     Transformer,
@@ -41,6 +43,12 @@ pub(super) enum Runs {
     TwoPasses,
     /// With image conditioning.
     Images,
+    /// With a video decoded by convolution.
+    ByConvolution,
+    /// With a video decoded by diffusion.
+    ByDiffusion,
+    /// With one decoded so in tiles.
+    ByDiffusionTiles,
     /// None: it runs alone.
     Alone,
 }
@@ -121,7 +129,7 @@ impl ProgramRow {
 
 /// All programs, at the places of their kinds.
 #[rustfmt::skip]
-pub(crate) static TABLE: [ProgramRow; 12] = [
+pub(crate) static TABLE: [ProgramRow; 14] = [
     ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
         Component::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
@@ -157,9 +165,17 @@ pub(crate) static TABLE: [ProgramRow; 12] = [
         .blocks().last_pass().runs(Runs::TwoPasses),
     ProgramRow::new(ProgramKind::VideoDecoder, "video_decoder", "Latents to frames",
         Component::Vae, spec::video_decoder)
-        .last_pass()
+        .last_pass().runs(Runs::ByConvolution)
         .alone("`latents` to `video`", &[], inputs::video_decoder,
             |c, build| c.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, build)),
+    ProgramRow::new(ProgramKind::DiffusionFeatures, "diffusion_features", "Latents to the features that tiles are decoded of",
+        Component::DiffusionDecoder, spec::diffusion_features)
+        .within(ProgramKind::VideoDecoder).last_pass().runs(Runs::ByDiffusionTiles),
+    ProgramRow::new(ProgramKind::DiffusionDecoder, "diffusion_decoder", "Latents and noise to frames",
+        Component::DiffusionDecoder, spec::diffusion_decoder)
+        .within(ProgramKind::VideoDecoder).last_pass().runs(Runs::ByDiffusion)
+        .alone("`latents`, un-normalised, and `noise` to `video`", &[], inputs::diffusion_decoder,
+            |c, build| c.diffusion_decoder_program([1, 0, 1, 1, 1], Pixels::Values, build)),
     ProgramRow::new(ProgramKind::AudioDecoder, "audio_decoder", "Latents to mel spectrogram",
         Component::AudioVae, spec::audio_decoder)
         .alone("`latents` to `mel`", &[], inputs::audio_decoder,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::batch::{draws, videos_at_once};
+use super::batch::{decoder_draws, draws, videos_at_once};
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
 use super::origin::{Origin, Weights};
@@ -27,6 +27,8 @@ pub struct Programs {
     second: Option<Request>,
     /// Whether frames leave the device as values.
     values: bool,
+    /// Whether the video is decoded by diffusion.
+    diffusion: bool,
     pub(crate) origin: String,
 }
 
@@ -40,10 +42,11 @@ impl Programs {
         let origin = Origin::of(config)?;
         let (configs, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
         let full = configs.sizes()?;
+        let diffusion = configs.decodes_by_diffusion()?;
         let mut request = request::of_job(config, &full, &Job { index: 0, prompt: String::new(), seed: 0 })?;
         let of = |configs, sizes, request: Request| {
             let (first, second) = request.passes();
-            Programs { configs, sizes, first, second, values: false, origin }
+            Programs { configs, sizes, first, second, values: false, diffusion, origin }
         };
         let Some(layers) = layers else { return Ok(of(configs, full, request)) };
         let all = full.transformer.num_layers;
@@ -99,23 +102,33 @@ impl Programs {
     /// The programs of a run of this request.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
         let (two_passes, images) = (self.second.is_some(), self.first.has_images());
+        let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
         let runs = move |row: &&ProgramRow| match row.runs {
             Runs::Always => true,
             Runs::TwoPasses => two_passes,
             Runs::Images => images,
+            Runs::ByConvolution => !diffusion,
+            Runs::ByDiffusion => diffusion,
+            Runs::ByDiffusionTiles => diffusion && tiled,
             Runs::Alone => false,
         };
         TABLE.iter().filter(runs).map(|row| row.kind)
     }
 
-    /// Programs that draw the starting noise of each pass, where devices draw it.
+    /// Programs that draw the starting noise of each pass and the decoder's, where devices draw it.
     ///
     /// # Errors
     /// Sizes that the model does not take.
     pub(super) fn noise(&self) -> Result<Vec<Program>> {
         let passes = [Some(&self.first), self.second.as_ref()].into_iter().flatten();
         let device = passes.filter(|request| request.noise == Noise::Device);
-        device.map(|request| Ok(noise::program(&draws(&Shapes::of(&self.sizes, request)?, &self.sizes))?)).collect()
+        let mut all = device.map(|request| Ok(draws(&Shapes::of(&self.sizes, request)?, &self.sizes)));
+        let mut all = all.by_ref().collect::<Result<Vec<_>>>()?;
+        if self.diffusion && !all.is_empty() {
+            let last = Shapes::of(&self.sizes, self.second.as_ref().unwrap_or(&self.first))?;
+            all.push(decoder_draws(&self.configs.diffusion_decoder()?, &last.video));
+        }
+        all.iter().map(|draws| Ok(noise::program(draws)?)).collect()
     }
 
     /// Components that they read.

@@ -19,8 +19,8 @@ use super::tensors::fixed;
 use super::tiles;
 use crate::av::Av;
 use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
+use crate::models::pixels::Pixels;
 use crate::models::upsampler;
-use crate::models::video_vae::Pixels;
 use crate::request::{RefinePass, Request, Shapes};
 use crate::runtime::Outputs;
 use crate::sampling::guidance::{Branch, branches};
@@ -122,7 +122,11 @@ impl Run<'_> {
 
         let mut shapes = Shapes::of(&self.runner.model.sizes, &first)?;
         let mut latents = match &saved {
-            Some(sound) => Av { video: Array3::default((0, 0, 0)), audio: sound.clone() },
+            Some(sound) => {
+                // Noise goes on where the first pass left it.
+                self.noise.draw(&mut self.runner.executor, &shapes, &self.runner.model.sizes)?;
+                Av { video: Array3::default((0, 0, 0)), audio: sound.clone() }
+            }
             None => {
                 let pass = match early {
                     Some(pass) => pass,
@@ -154,7 +158,8 @@ impl Run<'_> {
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
-        let videos = self.decode_video(video, request)?;
+        let video = self.runner.model.decoded_latents(video)?;
+        let videos = self.decode_video(video, &shapes, request)?;
         self.ends(Phase::VideoDecoder);
         let audios = split(self.decode_audio(audio)?, self.batch.asked());
         self.dump.keep_each("audio", &audios);
@@ -222,9 +227,22 @@ impl Run<'_> {
 
     /// Latents to the frames of each video asked for. Bytes leave the device, but where the values themselves are
     /// dumped.
-    fn decode_video(&mut self, latents: Array5<f32>, request: &Request) -> Result<Vec<Decoded>> {
+    fn decode_video(&mut self, latents: Array5<f32>, shapes: &Shapes, request: &Request) -> Result<Vec<Decoded>> {
         let asked = self.batch.asked();
         let whole = |frames: Vec<Frames>| Ok(frames.into_iter().map(Decoded::from).collect());
+        if let (Some(tiling), Some(_)) = (&request.tiling, &self.runner.model.diffusion) {
+            if self.dump.is_wanted() {
+                let mut pieces = Vec::new();
+                self.decode_diffusion_tiles(latents, tiling, |piece| {
+                    pieces.push(piece);
+                    Ok(())
+                })?;
+                return whole(self.frames_of(tiles::joined(&pieces))?);
+            }
+            let mut pieces = Pieces::new(request.frame_rate, self.options.encode.as_ref());
+            self.decode_diffusion_tiles(latents, tiling, |piece| pieces.add(frames(&shown(piece, asked)?)?))?;
+            return pieces.finish();
+        }
         if let Some(tiling) = request.tiling.as_ref() {
             if self.dump.is_wanted() {
                 let video = tiles::decode(self.runner, &latents, tiling, &mut self.clock)?;
@@ -236,7 +254,14 @@ impl Run<'_> {
             return pieces.finish();
         }
         let pixels = if self.dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };
-        let decoded = self.runner.video_decoder(latents, pixels)?.run(&self.runner.executor)?;
+        let call = match self.runner.model.diffusion {
+            Some(_) => {
+                let noise = self.decoder_noise(shapes)?;
+                self.runner.diffusion_decoder(latents, noise, pixels)?
+            }
+            None => self.runner.video_decoder(latents, pixels)?,
+        };
+        let decoded = call.run(&self.runner.executor)?;
         self.clock.wait(&decoded)?;
         let bytes = match decoded.tensor("video")? {
             Tensor::U8(bytes) => bytes,
@@ -246,6 +271,14 @@ impl Run<'_> {
         let videos = split(fixed::<_, Ix5>(bytes)?, asked).into_iter();
         let videos: Result<_> = videos.map(|one| Ok(Frames::new(one.index_axis_move(Dim(0), 0))?)).collect();
         whole(videos?)
+    }
+
+    /// The noise that the videos are decoded from.
+    fn decoder_noise(&mut self, shapes: &Shapes) -> Result<Tensor> {
+        let (c, dtype) = (self.runner.model.configs.diffusion_decoder()?, self.runner.build.dtype);
+        let noise = self.noise.draw_decoder(&mut self.runner.executor, &c, &shapes.video, dtype)?;
+        self.dump.keep_row("noise.decoder", &noise, 1, 0);
+        Ok(noise.into())
     }
 
     /// Frames of a video `[b, 3, frames, height, width]` of -1..1, whose values are kept where they are dumped.

@@ -1,12 +1,12 @@
 //! Latents decoded tile by tile, where a whole video does not fit.
 
-use ndarray::{Array5, ArrayView5, ArrayViewMut5, Axis as Dim, s};
+use ndarray::{Array5, ArrayViewMut5, Axis as Dim, s};
 
 use super::clock::Clock;
 use super::error::Result;
 use super::runner::Runner;
 use super::tensors::fixed;
-use crate::models::video_vae::Pixels;
+use crate::models::pixels::Pixels;
 use crate::request::{Tile, Tiling};
 
 /// Un-normalised latents `[b, c, f, h, w]` to a video `[b, 3, frames, height, width]`, -1..1, tile by tile.
@@ -19,7 +19,7 @@ pub fn decode(runner: &mut Runner, latents: &Array5<f32>, tiling: &Tiling, clock
         pieces.push(piece);
         Ok(())
     })?;
-    Ok(joined(&pieces.iter().map(|piece: &Array5<f32>| piece.view()).collect::<Vec<_>>()))
+    Ok(joined(&pieces))
 }
 
 /// The same in pieces of frames, in their order, each as soon as no later tile reaches into it. Of the video no more is held
@@ -32,13 +32,33 @@ pub fn decode_pieces(
     latents: &Array5<f32>,
     tiling: &Tiling,
     clock: &mut Clock,
-    mut each: impl FnMut(Array5<f32>) -> Result<()>,
+    each: impl FnMut(Array5<f32>) -> Result<()>,
 ) -> Result<()> {
     let (batch, _, f, h, w) = latents.dim();
     let grid = &runner.model.sizes.video_grid;
-    let [time, rows, columns] = tiling.parts([f, h, w], grid.spatial_compression, grid.temporal_compression);
+    let axes = tiling.parts([f, h, w], grid.spatial_compression, grid.temporal_compression);
+    let decode = |[t, y, x]: [&Tile; 3]| {
+        let tile = latents.slice(s![.., .., t.from[0]..t.from[1], y.from[0]..y.from[1], x.from[0]..x.from[1]]);
+        let decoded = runner.video_decoder(tile.to_owned(), Pixels::Values)?.run(&runner.executor)?;
+        clock.wait(&decoded)?;
+        fixed(decoded.tensor("video")?.into_f32())
+    };
+    blended_pieces(&axes, batch, decode, each)
+}
+
+/// Tiles of frames, rows and columns of `batch` videos to pieces of frames, by the tiles' weights.
+///
+/// # Errors
+/// Those of `decode` and `each`.
+pub(super) fn blended_pieces(
+    axes: &[Vec<Tile>; 3],
+    batch: usize,
+    mut decode: impl FnMut([&Tile; 3]) -> Result<Array5<f32>>,
+    mut each: impl FnMut(Array5<f32>) -> Result<()>,
+) -> Result<()> {
+    let [time, rows, columns] = axes;
     let size = |parts: &[Tile]| parts.last().map_or(0, |p| p.to[1]);
-    let (height, width) = (size(&rows), size(&columns));
+    let (height, width) = (size(rows), size(columns));
     // Frames that are not complete, from frame `begin` on, and the sums of their weights.
     let mut begin = 0;
     let mut video = Array5::zeros((batch, 3, 0, height, width));
@@ -47,14 +67,11 @@ pub fn decode_pieces(
         for all in [&mut video, &mut sums] {
             let (b, c, known, ..) = all.dim();
             let new = Array5::zeros((b, c, t.to[1] - begin - known, height, width));
-            *all = joined(&[all.view(), new.view()]);
+            *all = joined(&[std::mem::take(all), new]);
         }
-        for y in &rows {
-            for x in &columns {
-                let tile = latents.slice(s![.., .., t.from[0]..t.from[1], y.from[0]..y.from[1], x.from[0]..x.from[1]]);
-                let decoded = runner.video_decoder(tile.to_owned(), Pixels::Values)?.run(&runner.executor)?;
-                clock.wait(&decoded)?;
-                let decoded: Array5<f32> = fixed(decoded.tensor("video")?.into_f32())?;
+        for y in rows {
+            for x in columns {
+                let decoded = decode([t, y, x])?;
                 let place = s![.., .., t.to[0] - begin..t.to[1] - begin, y.to[0]..y.to[1], x.to[0]..x.to[1]];
                 add(video.slice_mut(place), &decoded, [t, y, x]);
                 add(sums.slice_mut(place), &Array5::ones((1, 1, 1, 1, 1)), [t, y, x]);
@@ -72,8 +89,9 @@ pub fn decode_pieces(
 }
 
 /// Pieces of a video one after the other.
-fn joined(pieces: &[ArrayView5<f32>]) -> Array5<f32> {
-    ndarray::concatenate(Dim(2), pieces).expect("pieces differ in their number of frames alone")
+pub(super) fn joined(pieces: &[Array5<f32>]) -> Array5<f32> {
+    let pieces: Vec<_> = pieces.iter().map(|piece| piece.view()).collect();
+    ndarray::concatenate(Dim(2), &pieces).expect("pieces differ in their number of frames alone")
 }
 
 /// Adds what is decoded, or one number, with its weights.

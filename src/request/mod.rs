@@ -2,6 +2,7 @@
 //! files.
 
 mod condition;
+mod diffusion_tiles;
 mod error;
 mod resolve;
 mod shapes;
@@ -12,6 +13,8 @@ mod tiling;
 
 pub use condition::{Condition, Content, Placement, Span};
 pub(crate) use condition::{conditions, noise_levels};
+pub(crate) use diffusion_tiles::Blend;
+pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
 pub(crate) use resolve::{of_job, scales, sigmas};
 pub use shapes::Shapes;

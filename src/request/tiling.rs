@@ -1,6 +1,7 @@
 //! Tiles that a video is decoded in: overlapping in space and time, blended by linear ramps (the official pipelines' tiling).
 
-/// Sizes of tiles. Of a frame's two sides the longer is cut into tiles of `pixels`, the other in proportion.
+/// Sizes of tiles. Of a frame's two sides the longer is cut into tiles of `pixels`, the other in proportion; the diffusion
+/// decoder's tiles are squares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
     /// Pixels of a tile's longer side.
@@ -40,7 +41,7 @@ fn cut(length: usize, size: usize, overlap: usize) -> Vec<[usize; 4]> {
 }
 
 /// Weights that rise over `left` and fall over `right`. A rise has no end point of its own, but where it starts from zero.
-fn trapezoid(length: usize, left: usize, right: usize, from_zero: bool) -> Vec<f32> {
+pub(super) fn trapezoid(length: usize, left: usize, right: usize, from_zero: bool) -> Vec<f32> {
     let rise = |i: usize| match from_zero {
         true => i as f32 / left as f32,
         false => (i + 1) as f32 / (left + 1) as f32,

@@ -139,8 +139,12 @@ impl TorchRng {
 
     /// Standard normal values in `shape`, row-major: `torch.randn(shape)`.
     pub fn normal_array(&mut self, shape: &[usize]) -> ArrayD<f32> {
-        let mut values = self.normal(shape.iter().product()).into_iter();
-        ArrayD::from_shape_simple_fn(IxDyn(shape), || values.next().expect("a value of each element"))
+        in_shape(self.normal(shape.iter().product()), shape)
+    }
+
+    /// The same in bfloat16: `torch.randn(shape, dtype=torch.bfloat16)`.
+    pub(crate) fn normal_bf16_array(&mut self, shape: &[usize]) -> ArrayD<f32> {
+        in_shape(self.normal_bf16(shape.iter().product()), shape)
     }
 
     /// One value of the short path.
@@ -236,6 +240,12 @@ fn sin_cos(angle: f32) -> (f32, f32) {
     let (sin, cos) = if octant & 2 == 0 { (odd, even) } else { (even, odd) };
     let flip = |value: f32, negative: bool| if negative { -value } else { value };
     (flip(sin, octant & 4 != 0), flip(cos, (octant + 2) & 4 != 0))
+}
+
+/// Values in row-major order, of which `shape` has as many.
+fn in_shape(values: Vec<f32>, shape: &[usize]) -> ArrayD<f32> {
+    let mut values = values.into_iter();
+    ArrayD::from_shape_simple_fn(IxDyn(shape), || values.next().expect("a value of each element"))
 }
 
 #[cfg(test)]

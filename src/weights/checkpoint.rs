@@ -16,6 +16,8 @@ use super::error::WeightsError;
 use crate::hlo::DType;
 use crate::tensor::Tensor;
 
+mod rows;
+
 /// The format's own limit on the header, which keeps a damaged length from asking for the whole memory.
 const MAX_HEADER: u64 = 100_000_000;
 
@@ -40,6 +42,8 @@ struct Entry {
     dtype: Dtype,
     shape: Arc<[usize]>,
     range: Range<u64>,
+    /// A tensor that its rows are multiplied by.
+    factors: Option<Box<Entry>>,
 }
 
 /// The tensors of one or several safetensors files; cheap to clone.
@@ -58,6 +62,8 @@ pub struct TensorView {
     shape: Arc<[usize]>,
     shard: Arc<Shard>,
     range: Range<u64>,
+    /// A factor of each row.
+    factors: Option<Box<TensorView>>,
 }
 
 impl TensorView {
@@ -89,7 +95,8 @@ impl TensorView {
         let read = file.read_exact_at(into, self.range.start + offset as u64);
         // What was changed while it was read may be half of each.
         self.shard.check()?;
-        read.map_err(WeightsError::io(path, "cannot read"))
+        read.map_err(WeightsError::io(path, "cannot read"))?;
+        self.factors.as_ref().map_or(Ok(()), |factors| self.multiply(factors, offset, into))
     }
 
     /// All its row-major little-endian bytes.
@@ -262,6 +269,7 @@ impl Checkpoint {
             dtype: info.dtype,
             shape: info.shape.as_slice().into(),
             range: s.data + info.data_offsets.0 as u64..s.data + info.data_offsets.1 as u64,
+            factors: None,
         };
         Arc::make_mut(&mut self.tensors).insert(key.to_string(), entry);
         Ok(())
@@ -360,7 +368,10 @@ impl Checkpoint {
     /// # Errors
     /// It is missing, of an exotic element type, or in a file that was written to since it was opened.
     pub fn get(&self, name: &str) -> Result<TensorView, WeightsError> {
-        let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
+        self.view(self.tensors.get(name).ok_or_else(|| self.missing(name))?)
+    }
+
+    fn view(&self, entry: &Entry) -> Result<TensorView, WeightsError> {
         let shard = &self.shards[entry.shard];
         shard.check()?;
         let dtype = known(entry.dtype).ok_or_else(|| self.wrong_dtype(entry, "a plain number type"))?;
@@ -370,6 +381,7 @@ impl Checkpoint {
             shape: entry.shape.clone(),
             shard: shard.clone(),
             range: entry.range.clone(),
+            factors: entry.factors.as_deref().map(|factors| self.view(factors).map(Box::new)).transpose()?,
         })
     }
 

@@ -47,6 +47,16 @@ const VAE_SEGMENTS: &[(&str, &str)] = &[
     ("last_scale_shift_table", "scale_shift_table"),
 ];
 
+/// Renamed segments of the diffusion decoder.
+const DIFFUSION_SEGMENTS: &[(&str, &str)] = &[("q_norm", "norm_q"), ("k_norm", "norm_k")];
+
+/// Renamed spans of its segments.
+const DIFFUSION_SPANS: &[(&str, &str)] = &[
+    (".attn.proj.", ".attn.to_out.0."),
+    (".t_embedder.mlp.0.", ".t_embedder.timestep_embedder.linear_1."),
+    (".t_embedder.mlp.2.", ".t_embedder.timestep_embedder.linear_2."),
+];
+
 /// Renamed segments of the vocoder.
 const VOCODER_SEGMENTS: &[(&str, &str)] = &[
     ("ups", "upsamplers"),
@@ -90,9 +100,9 @@ impl SingleFileKeys {
             return Some((Component::Connectors, segments(rest, CONNECTOR_SEGMENTS)));
         }
         if let Some(rest) = video_vae(key) {
-            return match rest.strip_prefix("decoder.").filter(|_| self.diffusion) {
-                Some(rest) => Some((Component::DiffusionDecoder, rest.to_string())),
-                None => Some((Component::Vae, self.vae(rest)?)),
+            return match self.diffusion && rest.starts_with("decoder.") {
+                true => Some((Component::DiffusionDecoder, diffusion(rest))),
+                false => Some((Component::Vae, self.vae(rest)?)),
             };
         }
         if let Some(rest) = key.strip_prefix("duration_head.") {
@@ -120,7 +130,10 @@ impl SingleFileKeys {
 
     /// The name of `key` in `component`, none when it belongs to another.
     pub(crate) fn rename(&self, component: Component, key: &str) -> Option<String> {
-        self.map(key).filter(|(c, _)| *c == component).map(|(_, name)| name)
+        let (owner, name) = self.map(key)?;
+        // Encoder and diffusion decoder share the statistics of their latents.
+        let shared = self.diffusion && owner == Component::Vae && name.starts_with("latents_");
+        (owner == component || shared && component == Component::DiffusionDecoder).then_some(name)
     }
 
     fn vae(&self, key: &str) -> Option<String> {
@@ -154,6 +167,11 @@ impl SingleFileKeys {
 fn video_vae(key: &str) -> Option<&str> {
     let bare = ["encoder.", "decoder.", "per_channel_statistics."];
     key.strip_prefix("vae.").or_else(|| bare.iter().any(|start| key.starts_with(start)).then_some(key))
+}
+
+fn diffusion(key: &str) -> String {
+    let spans = |key: String, (from, to): &(&str, &str)| key.replace(from, to);
+    DIFFUSION_SPANS.iter().fold(segments(key, DIFFUSION_SEGMENTS), spans)
 }
 
 /// Whether a key of a file is of the connectors' text projections.

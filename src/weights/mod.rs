@@ -14,6 +14,7 @@ pub mod lora_merge;
 mod merge_order;
 mod newer;
 mod official;
+mod official_diffusion;
 mod official_keys;
 mod official_vae;
 mod packed;

@@ -12,7 +12,7 @@ use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
 use super::section::Section;
 use super::version::Version;
-use super::{Component, official_vae};
+use super::{Component, official_diffusion, official_vae};
 
 /// The keys that tell LTX-2.3's text path, and their values in it.
 const PROJECTION_FIRST: [(&str, bool); 4] = [
@@ -71,7 +71,7 @@ pub(super) fn component_config(
         Component::Vae => official_vae::video(Section::new(path, config, "vae")),
         Component::AudioVae => audio_vae(Section::new(path, config, "audio_vae")),
         Component::Vocoder => vocoder(Section::new(path, config, "vocoder"), tensors),
-        Component::DiffusionDecoder => Ok(section(config, "vae")),
+        Component::DiffusionDecoder => official_diffusion::config(Section::new(path, config, "vae")),
         Component::DurationHead => Ok(section(config, "duration_head")),
         Component::TemporalUpsampler => upsampler(path, config, tensors),
         Component::Scheduler => Ok(scheduler(path, Section::new(path, config, "scheduler"))),

@@ -174,6 +174,48 @@ const EXTENDED: [Keys; 3] = [
     },
 ];
 
+/// The video VAE with the diffusion decoder, whose halves are sections of their own.
+const DIFFUSION: [Keys; 3] = [
+    Keys {
+        section: &["vae"],
+        read: &[
+            "decoder",
+            "dims",
+            "encoder",
+            "encoder_spatial_padding_mode",
+            "latent_channels",
+            "model_output_type",
+            "norm_layer",
+            "scaling_factor",
+        ],
+        inert: &[any("latent_log_var", "the mean is read alone"), off("normalize_latent_channels", CLASS)],
+    },
+    Keys {
+        section: &["vae", "encoder"],
+        read: &["blocks", "dims", "in_channels", "norm_layer", "out_channels", "patch_size", "spatial_padding_mode"],
+        inert: &[any("latent_log_var", "the mean is read alone"), any("base_channels", TENSORS)],
+    },
+    Keys { section: &["vae", "decoder"], read: &DECODER, inert: &[] },
+];
+
+/// Of the diffusion decoder.
+const DECODER: [&str; 14] = [
+    "default_num_inference_steps",
+    "head_dim",
+    "in_channels",
+    "na_head_dim",
+    "out_channels",
+    "patch_size",
+    "stage5_channels",
+    "stage5_kernel",
+    "stage_channels",
+    "stage_depths",
+    "stage_kernels",
+    "t_emb_dim",
+    "timestep_scale_multiplier",
+    "upsamples",
+];
+
 /// A latent upsampler's file, whose configuration has no sections.
 const UPSAMPLER: Keys = Keys {
     section: &[],
@@ -225,10 +267,13 @@ impl Keys {
 pub(super) fn refuse_unread(path: &Path, config: &Value) -> Result<(), WeightsError> {
     let extended = config.get("vocoder").and_then(|v| v.get("bwe")).is_some();
     let vocoder: &[Keys] = if extended { &EXTENDED } else { &PLAIN };
-    // The section of a VAE with the diffusion decoder is another one, which nothing reads.
-    let diffusion = official_vae::is_diffusion(Section::new(path, config, "vae"));
+    let vae = Section::new(path, config, "vae");
+    let diffusion = official_vae::is_diffusion(vae);
     let read = KEYS.iter().filter(|keys| !(diffusion && keys.section == ["vae"]));
     read.into_iter().try_for_each(|keys| keys.check(path, config, &[]))?;
+    // Its decoder's keys may stand among the VAE's own.
+    let more: &[&str] = if vae.get("decoder").is_none() { &DECODER } else { &[] };
+    DIFFUSION.iter().filter(|_| diffusion).try_for_each(|keys| keys.check(path, config, more))?;
     vocoder.iter().try_for_each(|keys| {
         let second = keys.section.ends_with(&["bwe"]);
         keys.check(path, config, if second { &GENERATOR } else { &[] })
@@ -258,7 +303,7 @@ mod tests {
     /// Every reason is one, and no key is listed twice.
     #[test]
     fn each_key_is_listed_once_and_inert_ones_say_why() {
-        for keys in KEYS.iter().chain(&PLAIN).chain(&EXTENDED).chain([&UPSAMPLER]) {
+        for keys in KEYS.iter().chain(&PLAIN).chain(&EXTENDED).chain(&DIFFUSION).chain([&UPSAMPLER]) {
             assert!(keys.inert.iter().all(|(.., why)| why.len() > 5), "{:?}", keys.section);
             let mut all: Vec<&str> = keys.read.iter().copied().chain(keys.inert.iter().map(|(key, ..)| *key)).collect();
             let count = all.len();

@@ -1,6 +1,6 @@
 //! The video VAE's block lists, as the configuration of the diffusers layout.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::error::WeightsError;
 use super::section::Section;
@@ -88,74 +88,102 @@ pub(super) fn is_diffusion(s: Section) -> bool {
 /// The class of a video VAE whose decoder is the one by diffusion.
 pub(super) const DIFFUSION: &str = "CausalDiffusionVAE";
 
-/// `vae/config.json` from the header's `vae` section.
+/// `vae/config.json` from the header's `vae` section. Beside a diffusion decoder there is no other: its lists are empty.
 pub(super) fn video(s: Section) -> Result<Value, WeightsError> {
-    if is_diffusion(s) {
-        let cure = "the diffusion decoder, which no program runs yet: give the convolutional \
-                    vae/ltx-2.5-video-vae-conv-bf16.safetensors as `model.vae`";
-        return Err(s.error("_class_name", format!("is {DIFFUSION}, {cure}")));
+    if let Some(class) = s.get("_class_name").filter(|c| *c != "CausalVideoAutoencoder" && *c != DIFFUSION) {
+        return Err(s.error("_class_name", format!("is {class}, which no code computes")));
     }
-    if let Some(class) = s.get("_class_name").filter(|c| *c != "CausalVideoAutoencoder") {
-        return Err(s.error("_class_name", format!("is {class}, only the convolutional VAE is supported")));
+    let diffusion = is_diffusion(s);
+    let mut config = encoder(s, if diffusion { s.sub("encoder") } else { s })?;
+    config.extend(if diffusion { no_decoder() } else { decoder(s)? });
+    Ok(Value::Object(config))
+}
+
+fn width(s: Section, key: &str, value: &Value) -> Result<u64, WeightsError> {
+    value.as_u64().ok_or_else(|| s.error(key, format!("is {value}, not a width")))
+}
+
+fn kinds(list: &BlockList) -> Vec<&'static str> {
+    list.changes.iter().map(|c| c.kind).collect()
+}
+
+/// Both halves' keys and the encoder's, whose section is `e`: the VAE's own, or one within it.
+fn encoder(s: Section, e: Section) -> Result<Map<String, Value>, WeightsError> {
+    for section in [s, e] {
+        for (key, want) in [("dims", json!(3)), ("norm_layer", json!("pixel_norm")), ("scaling_factor", json!(1.0))] {
+            section.require(key, want)?;
+        }
     }
-    for (key, want) in [("dims", json!(3)), ("norm_layer", json!("pixel_norm")), ("scaling_factor", json!(1.0))] {
-        s.require(key, want)?;
-    }
-    let encoder = blocks(s, "encoder_blocks", true)?;
-    let decoder = blocks(s, "decoder_blocks", false)?;
-    let latent = s.or("latent_channels", 128);
-    let width = |v: &Value, key: &str| v.as_u64().ok_or_else(|| s.error(key, format!("is {v}, not a width")));
+    let nested = is_diffusion(s);
+    let list = blocks(e, if nested { "blocks" } else { "encoder_blocks" }, true)?;
+    let own = e.get("out_channels").filter(|_| nested).cloned();
+    let latent = own.unwrap_or_else(|| s.or("latent_channels", 128));
     // The encoder starts at the latent width; a stage's width is that after the change before it.
-    let mut channels = width(&latent, "latent_channels")?;
-    let mut encoder_channels = vec![];
-    for change in &encoder.changes {
+    let mut channels = width(s, "latent_channels", &latent)?;
+    let mut widths = vec![];
+    for change in &list.changes {
         channels *= change.multiplier;
-        encoder_channels.push(channels);
+        widths.push(channels);
     }
-    // The decoder's list runs from the frame to the latent: so do diffusers' lists, except `upsample_type`.
-    let mut channels = width(&s.or("decoder_base_channels", 128), "decoder_base_channels")?;
-    let mut decoder_channels = vec![];
-    for change in &decoder.changes {
-        channels *= change.multiplier;
-        decoder_channels.push(channels);
-    }
-    let kinds = |b: &BlockList| b.changes.iter().map(|c| c.kind).collect::<Vec<_>>();
-    let doublings = |kind| encoder.changes.iter().filter(|c| c.kind == kind || c.kind == "spatiotemporal").count();
-    let patch = s.or("patch_size", 4);
-    let spatial = width(&patch, "patch_size")? << doublings("spatial");
-    let padding = |half: &str, default: &str| {
-        let one = format!("{half}_spatial_padding_mode");
-        s.get(&one).or(s.get("spatial_padding_mode")).cloned().unwrap_or_else(|| default.into())
-    };
-    let mut upsampling = kinds(&decoder);
-    upsampling.reverse();
-    Ok(json!({
+    let doublings = |kind| list.changes.iter().filter(|c| c.kind == kind || c.kind == "spatiotemporal").count();
+    let patch = e.or("patch_size", 4);
+    let spatial = width(e, "patch_size", &patch)? << doublings("spatial");
+    let config = json!({
         "_class_name": "AutoencoderKLLTX2Video",
-        "in_channels": s.or("in_channels", 3),
-        "out_channels": s.or("out_channels", 3),
+        "in_channels": e.or("in_channels", 3),
         "latent_channels": latent,
-        "block_out_channels": encoder_channels,
-        "down_block_types": vec!["LTX2VideoDownBlock3D"; encoder.changes.len()],
-        "layers_per_block": encoder.layers,
-        "downsample_type": kinds(&encoder),
-        "spatio_temporal_scaling": vec![true; encoder.changes.len()],
-        "decoder_block_out_channels": decoder_channels,
-        "decoder_layers_per_block": decoder.layers,
-        "decoder_spatio_temporal_scaling": vec![true; decoder.changes.len()],
-        "decoder_inject_noise": decoder.noise,
-        "upsample_type": upsampling,
-        "upsample_factor": decoder.changes.iter().map(|c| c.multiplier).collect::<Vec<_>>(),
-        "upsample_residual": decoder.changes.iter().map(|c| c.residual).collect::<Vec<_>>(),
-        "timestep_conditioning": s.or("timestep_conditioning", false),
+        "block_out_channels": widths,
+        "down_block_types": vec!["LTX2VideoDownBlock3D"; list.changes.len()],
+        "layers_per_block": list.layers,
+        "downsample_type": kinds(&list),
+        "spatio_temporal_scaling": vec![true; list.changes.len()],
         "patch_size": patch,
         "patch_size_t": 1,
         "resnet_norm_eps": 1e-6,
         "scaling_factor": 1.0,
         "encoder_causal": true,
-        "decoder_causal": s.or("causal_decoder", false),
-        "encoder_spatial_padding_mode": padding("encoder", "zeros"),
-        "decoder_spatial_padding_mode": padding("decoder", "reflect"),
+        "encoder_spatial_padding_mode": padding(s, e, "encoder", "zeros"),
         "spatial_compression_ratio": spatial,
         "temporal_compression_ratio": 1u64 << doublings("temporal"),
-    }))
+    });
+    Ok(config.as_object().cloned().unwrap_or_default())
+}
+
+/// Padding of a half: its own, or that of both.
+fn padding(s: Section, part: Section, half: &str, default: &str) -> Value {
+    let one = s.get(&format!("{half}_spatial_padding_mode"));
+    let of_part = part.get("spatial_padding_mode");
+    let first = if is_diffusion(s) { of_part.or(one) } else { one.or(of_part) };
+    first.cloned().unwrap_or_else(|| default.into())
+}
+
+fn decoder(s: Section) -> Result<Map<String, Value>, WeightsError> {
+    let list = blocks(s, "decoder_blocks", false)?;
+    // The list runs from the frame to the latent: so do diffusers' lists, except `upsample_type`.
+    let mut channels = width(s, "decoder_base_channels", &s.or("decoder_base_channels", 128))?;
+    let mut widths = vec![];
+    for change in &list.changes {
+        channels *= change.multiplier;
+        widths.push(channels);
+    }
+    let mut upsampling = kinds(&list);
+    upsampling.reverse();
+    let config = json!({
+        "out_channels": s.or("out_channels", 3),
+        "decoder_block_out_channels": widths,
+        "decoder_layers_per_block": list.layers,
+        "decoder_spatio_temporal_scaling": vec![true; list.changes.len()],
+        "decoder_inject_noise": list.noise,
+        "upsample_type": upsampling,
+        "upsample_factor": list.changes.iter().map(|c| c.multiplier).collect::<Vec<_>>(),
+        "upsample_residual": list.changes.iter().map(|c| c.residual).collect::<Vec<_>>(),
+        "timestep_conditioning": s.or("timestep_conditioning", false),
+        "decoder_causal": s.or("causal_decoder", false),
+        "decoder_spatial_padding_mode": padding(s, s, "decoder", "reflect"),
+    });
+    Ok(config.as_object().cloned().unwrap_or_default())
+}
+
+fn no_decoder() -> Map<String, Value> {
+    ["decoder_block_out_channels", "decoder_layers_per_block"].map(|key| (key.into(), json!([]))).into_iter().collect()
 }

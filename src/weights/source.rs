@@ -15,7 +15,7 @@ use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
 use super::place::{Place, SingleFile, check_version, place};
 use super::version::Version;
-use super::{Component, keys, newer, official, split};
+use super::{Component, keys, newer, official, official_diffusion, split};
 
 /// Parts taken from elsewhere than the model: paths or `org/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,7 +76,10 @@ impl ModelSource {
         let mut parts = BTreeMap::new();
         for component in Component::ALL {
             let named = overrides.get(component).map(|name| locate(name, hub)).transpose()?;
-            if let Some(path) = named.or_else(|| split::beside(&path, component)) {
+            // Who names a video VAE decodes with what it holds.
+            let decoder_named = component == Component::DiffusionDecoder && overrides.vae.is_some();
+            let beside = || split::beside(&path, component).filter(|_| !decoder_named);
+            if let Some(path) = named.or_else(beside) {
                 parts.insert(component, place(&path, Some(component))?);
             }
         }
@@ -293,6 +296,7 @@ impl ModelSource {
         match checkpoint.is_empty() && component.weights_stem().is_some() {
             true => Err(self.absent(component)),
             false if component == Component::Connectors => self.with_projections(checkpoint),
+            false if component == Component::DiffusionDecoder => official_diffusion::tensors(checkpoint),
             false => Ok(checkpoint),
         }
     }

@@ -9,11 +9,16 @@ use super::error::WeightsError;
 /// The folder of transformers.
 const TRANSFORMERS: &str = "diffusion_models";
 
-/// Folder and words of the file name of each other part.
-const PARTS: [(Component, &str, &str); 7] = [
+/// In the name of the video VAE's file with the diffusion decoder.
+const DIFFUSION: &str = "video-vae-bf16";
+
+/// Folder and words of the file name of each other part; of several for one part, the first that is there.
+const PARTS: [(Component, &str, &str); 8] = [
     (Component::TextEncoder, "text_encoders", "gemma4"),
     (Component::Vae, "vae", "video-vae-conv-"),
-    (Component::DiffusionDecoder, "vae", "video-vae-bf16"),
+    // Both files of the video VAE hold its encoder.
+    (Component::Vae, "vae", DIFFUSION),
+    (Component::DiffusionDecoder, "vae", DIFFUSION),
     (Component::AudioVae, "vae", "audio-vae"),
     (Component::LatentUpsampler, "latent_upscale_models", "spatial-upscaler"),
     (Component::TemporalUpsampler, "latent_upscale_models", "temporal-upscaler"),
@@ -51,6 +56,7 @@ pub(super) fn transformer(path: PathBuf) -> Result<PathBuf, WeightsError> {
 /// The file of a part in the repository that a transformer's file is of.
 pub(super) fn beside(transformer: &Path, component: Component) -> Option<PathBuf> {
     let folder = transformer.parent().filter(|folder| folder.ends_with(TRANSFORMERS))?;
-    let (_, name, word) = PARTS.iter().find(|(part, ..)| *part == component)?;
-    files(&folder.parent()?.join(name), word).pop()
+    let root = folder.parent()?;
+    let mut parts = PARTS.iter().filter(|(part, ..)| *part == component);
+    parts.find_map(|(_, name, word)| files(&root.join(name), word).pop())
 }

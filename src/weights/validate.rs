@@ -40,7 +40,7 @@ pub(crate) struct ValidationReport {
 }
 
 /// Beginnings of the names of tensors that change no result.
-const INERT: [(Component, &[&str]); 5] = [
+const INERT: [(Component, &[&str]); 6] = [
     // Images and sound, which prompts do not hold, and the language head.
     (Component::TextEncoder, &NOT_TEXT),
     (Component::TextEncoder, &["language_model.lm_head.", "lm_head."]),
@@ -48,6 +48,8 @@ const INERT: [(Component, &[&str]); 5] = [
     (Component::AudioVae, &["encoder."]),
     // A filter that whole scales do not apply.
     (Component::LatentUpsampler, &["upsampler.blur_down."]),
+    // A preview of the video, which is not made.
+    (Component::DiffusionDecoder, &["decoder.coarse_"]),
     // The way back from a spectrogram.
     (Component::Vocoder, &["mel_stft.stft_fn.inverse_basis"]),
 ];

@@ -1,24 +1,22 @@
 //! LTX-2.5's diffusion decoder against the reference. Weights are drawn by seed on both sides; none are stored.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::support::{Case, cases, cpu, needs, plain, quick};
-use ltx2::hlo::DType;
+use crate::support::drawn::write_decoder;
+use crate::support::{Case, cases, cpu, needs, plain, quick, relative_l2};
+use ltx2::hlo::{DType, Mesh};
 use ltx2::models::Network;
 use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape, program};
-use ltx2::nn::{Build, Lowering};
+use ltx2::models::pixels::Pixels;
+use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Rule};
 use ltx2::pipeline::executor::{Executor, Inputs};
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
 use ltx2::sampling::TorchRng;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
-use safetensors::Dtype;
-use safetensors::tensor::TensorView;
-use sha2::{Digest, Sha256};
 
 const FOLDER: &str = "diffusion_decoder";
 
@@ -28,39 +26,9 @@ fn config(case: &Case) -> DiffusionDecoderConfig {
     DiffusionDecoderConfig::from_json(&serde_json::from_str(&text).expect("JSON")).expect("valid")
 }
 
-/// A weight as `randomise` of the oracles draws it, by the model's and the tensor's names.
-fn drawn(model: &str, name: &str, shape: &[usize]) -> Vec<u8> {
-    let digest = Sha256::digest(format!("{model}/{name}"));
-    let seed = digest[..7].iter().rev().fold(0, |seed, byte| seed << 8 | u64::from(*byte));
-    let [mean, std] = match (shape, name.rsplit('.').next().expect("a name")) {
-        (_, "scale_shift_table") => [0.0, 0.4],
-        (_, "bias") => [0.0, 0.15],
-        ([_], "weight") => [1.0, 0.25],
-        ([_, width], "weight") => [0.0, 1.0 / (*width as f32).sqrt()],
-        _ => panic!("{name} {shape:?}"),
-    };
-    let values = TorchRng::new(seed).normal_array(shape);
-    values.iter().flat_map(|v| (mean + std * v).to_le_bytes()).collect()
-}
-
 /// A model folder with the weights that a program reads.
-fn write_weights(case: &Case, network: &Network, folder: &Path) -> Arc<ModelSource> {
-    let model = case.model.file_name().expect("a name").to_string_lossy();
-    let tensors: BTreeMap<String, Vec<usize>> = network
-        .params
-        .iter()
-        .flat_map(|p| p.source.tensors())
-        .map(|(name, shape)| (name.to_string(), shape.to_vec()))
-        .collect();
-    let bytes: Vec<Vec<u8>> = tensors.iter().map(|(name, shape)| drawn(&model, name, shape)).collect();
-    let views = tensors.iter().zip(&bytes);
-    let views =
-        views.map(|((name, shape), data)| (name, TensorView::new(Dtype::F32, shape.clone(), data).expect("a tensor")));
-    let own = folder.join(FOLDER);
-    fs::create_dir(&own).expect("a folder");
-    fs::copy(case.model.join(FOLDER).join("config.json"), own.join("config.json")).expect("copies");
-    let file = own.join("diffusion_pytorch_model.safetensors");
-    fs::write(file, safetensors::serialize(views, None).expect("bytes")).expect("written");
+fn written(case: &Case, network: &Network, folder: &Path) -> Arc<ModelSource> {
+    write_decoder(&case.model, network, &[], folder);
     Arc::new(ModelSource::open(folder.to_str().expect("a path"), &Overrides::default()).expect("opens"))
 }
 
@@ -69,9 +37,10 @@ fn decode(client: &Client, case: &Case, build: &Build) -> Tensor {
     let config = config(case);
     let latents = &case.inputs["latents"];
     let [b, _, f, h, w] = latents.shape().try_into().expect("five axes");
-    let network = program(&config, [b, f, h, w], build).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let network =
+        program(&config, [b, f, h, w], Pixels::Values, build).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     let folder = tempfile::tempdir().expect("a folder");
-    let source = write_weights(case, &network, folder.path());
+    let source = written(case, &network, folder.path());
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), source);
     let prepared = executor.prepare(FOLDER, &network).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     let seed = case.number("seed").expect("a seed") as u64;
@@ -102,4 +71,23 @@ fn in_the_form_of_cuda_it_is_the_same() {
     let distance = case.distance("video", &decode(&cpu(8), case, &Build { lowering, ..Build::new(DType::F32) }));
     eprintln!("{distance:.1e}");
     assert!(distance <= 1e-4, "{distance:e}");
+}
+
+/// Rows over two devices, and columns over two more: blocks that do not divide, windows pushed inward at the borders of the
+/// whole grid alone.
+#[needs(cpu)]
+fn sharded_over_rows_and_columns_it_is_the_same() {
+    let case = &cases("diffusion-decoder")[0];
+    let whole = decode(&cpu(1), case, &plain(DType::F32));
+    for (columns, rows) in [(1, 2), (2, 2)] {
+        let rule =
+            |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
+        let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
+        let mesh = Mesh::new(&[("cfg", columns), ("context", rows)]);
+        let layout = Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid");
+        let build = Build { layout, ..plain(DType::F32) };
+        let distance = relative_l2(&decode(&cpu(columns * rows), case, &build), &whole);
+        eprintln!("{rows} x {columns}: {distance:.1e}");
+        assert!(distance <= 1e-5, "{rows} x {columns}: {distance:e}");
+    }
 }

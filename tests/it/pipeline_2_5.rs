@@ -2,14 +2,19 @@
 //! not: the marker of the first frame, and draws of ancestral steps (scripts/oracle/cases_2_5.py).
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 
+use crate::support::drawn::write_decoder;
 use crate::support::{Case, case, cpu, dumped, dumping, generate, needs, open, plain, thresholds};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
+use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, program};
+use ltx2::models::pixels::Pixels;
 use ltx2::pipeline::model::Model;
+use ltx2::pipeline::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
-use ltx2::request::Request;
+use ltx2::request::{Request, Tiling};
 use serde_json::Value;
 
 const MODEL: &str = "tests/fixtures/models/tiny_2_5";
@@ -20,8 +25,12 @@ fn named(name: &str) -> Case {
 
 /// The preset of a case's pipeline with the case's own sizes, words and seed.
 fn config(case: &Case, preset: &str, more: &[&str]) -> Config {
+    config_of(MODEL, case, preset, more)
+}
+
+fn config_of(model: &str, case: &Case, preset: &str, more: &[&str]) -> Config {
     let s = &case.scalars;
-    let mut set = vec![format!("model.path={MODEL}"), "runtime.dtype=f32".to_string()];
+    let mut set = vec![format!("model.path={model}"), "runtime.dtype=f32".to_string()];
     for key in
         ["prompt", "negative_prompt", "width", "height", "num_frames", "frame_rate", "max_sequence_length", "seed"]
     {
@@ -32,7 +41,7 @@ fn config(case: &Case, preset: &str, more: &[&str]) -> Config {
 
 /// Runs a case as its preset has it and compares every tensor that it holds.
 fn agrees(case: &Case, config: &Config) -> (Runner, Request, Generated) {
-    let mut runner = open(&cpu(8), MODEL, plain(DType::F32));
+    let mut runner = open(&cpu(8), &config.model.path, plain(DType::F32));
     let job = config.jobs().expect("a prompt").remove(0);
     let request = runner.model.request(config, &job).expect("a request");
     let made = generate(&mut runner, &request, &dumping(None));
@@ -85,4 +94,95 @@ fn one_pass_agrees_with_the_reference() {
 fn two_distilled_passes_agree_with_the_reference() {
     let case = named("distilled");
     agrees(&case, &config(&case, "ltx2_5_distilled", &["two_stage.audio=stage_2"]));
+}
+
+/// The model with a diffusion decoder beside the convolutional one, whose latents have a mean and deviation of their own.
+fn with_diffusion_decoder(folder: &Path) -> String {
+    for part in fs::read_dir(MODEL).expect("a folder") {
+        let part = fs::canonicalize(part.expect("an entry").path()).expect("a path");
+        let name = if part.is_dir() { part.file_name() } else { Some("model_index.json".as_ref()) };
+        std::os::unix::fs::symlink(&part, folder.join(name.expect("a name"))).expect("a link");
+    }
+    let model = Path::new("tests/fixtures/models/diffusion_d");
+    let text = fs::read_to_string(model.join("diffusion_decoder/config.json")).expect("a file");
+    let config = DiffusionDecoderConfig::from_json(&serde_json::from_str(&text).expect("JSON")).expect("valid");
+    let network = program(&config, [1, 2, 2, 2], Pixels::Values, &plain(DType::F32)).expect("builds");
+    let statistics: [(&str, &[f32]); 2] = [("latents_mean", &[0.25, -0.5]), ("latents_std", &[1.5, 0.75])];
+    write_decoder(model, &network, &statistics, folder);
+    folder.to_str().expect("a path").to_string()
+}
+
+/// Tiles of features on either side of every border, each with noise of its own, as diffusers decodes and blends them.
+#[needs(cpu)]
+fn a_video_is_decoded_by_diffusion_in_tiles() {
+    let case = named("decoded_tiled");
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = with_diffusion_decoder(folder.path());
+    let set = ["sampler.steps=3", "guidance.stg_blocks=[1]"];
+    let config = config_of(&model, &case, "ltx2_5", &set);
+    let diffusers = [&set[..], &["reference=diffusers", "model.decoder=diffusion"]].concat();
+    let by_diffusers = Model::of(&config_of(&model, &case, "ltx2_5", &diffusers)).expect("a model");
+    let mut runner = open(&cpu(8), &model, plain(DType::F32));
+    runner.model.configs = by_diffusers.configs;
+    let number = |key: &str| case.scalars["tiling"][key].as_u64().expect("a number") as usize;
+    let tiling = Tiling {
+        pixels: number("pixels"),
+        overlap: number("overlap"),
+        frames: number("frames"),
+        frame_overlap: number("frame_overlap"),
+    };
+    let job = config.jobs().expect("a prompt").remove(0);
+    let request = runner.model.request(&config, &job).expect("a request");
+    let request = Request { tiling: Some(tiling), ..request };
+    let made = generate(&mut runner, &request, &dumping(None));
+    let limit = thresholds::row(&case.name).f32();
+    for name in ["latents.video", "video"] {
+        let distance = case.distance(name, dumped(&made, name));
+        eprintln!("{} {name}: {distance:.1e}", case.name);
+        assert!(distance <= limit, "{name}: {distance:e}");
+    }
+    // In pieces, as they become bytes.
+    let pieces = generate(&mut runner, &request, &RunOptions::default());
+    assert_eq!(pieces.frames.data(), made.frames.data());
+
+    // Lightricks' tiles: the only one is the whole, less overlap than a result depends on is refused.
+    runner.model.configs = open(&cpu(8), &model, plain(DType::F32)).model.configs;
+    let whole = generate(&mut runner, &Request { tiling: None, ..request.clone() }, &RunOptions::default());
+    let one = Tiling { pixels: 64, overlap: 32, frames: 16, frame_overlap: 8 };
+    let one = generate(&mut runner, &Request { tiling: Some(one), ..request.clone() }, &RunOptions::default());
+    assert_eq!(one.frames.data(), whole.frames.data());
+    let refused = runner.generate(&request, &RunOptions::default(), &mut |_, _, _| ControlFlow::Continue(()));
+    let refused = refused.err().expect("too little overlap").to_string();
+    assert!(refused.contains("runtime.tiling: overlap 8 and frame_overlap 2") && !refused.contains('\n'), "{refused}");
+}
+
+/// Noise goes on behind the pass', frames are bytes or values, and another decoder is another choice.
+#[needs(cpu)]
+fn a_video_is_decoded_by_diffusion() {
+    let case = named("decoded");
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = with_diffusion_decoder(folder.path());
+    let set = ["sampler.steps=3", "guidance.stg_blocks=[1]"];
+    let (mut runner, request, made) = agrees(&case, &config_of(&model, &case, "ltx2_5", &set));
+    let bytes = generate(&mut runner, &request, &RunOptions::default());
+    assert_eq!(bytes.frames.data(), made.frames.data());
+
+    let by_diffusion = |model: &str, more: &str| {
+        let more = [&set[..], &[more]].concat();
+        Model::of(&config_of(model, &case, "ltx2_5", &more)).map(|model| model.decodes_by_diffusion())
+    };
+    let chosen = |more: &str| by_diffusion(&model, more).expect("a model");
+    for (more, want) in [
+        ("reference=official", true),
+        ("reference=diffusers", false),
+        ("model.decoder=conv", false),
+        ("model.decoder=diffusion", true),
+    ] {
+        assert_eq!(chosen(more), want, "{more}");
+    }
+    assert!(!by_diffusion(MODEL, "model.decoder=auto").expect("a model"));
+    let absent = by_diffusion(MODEL, "model.decoder=diffusion").expect_err("none").to_string();
+    for part in ["diffusion_decoder/config.json", "model.decoder is diffusion", "video-vae-bf16", "model.vae"] {
+        assert!(absent.contains(part) && !absent.contains('\n'), "{absent}");
+    }
 }

@@ -8,9 +8,10 @@ use ltx2::analysis::Module;
 use ltx2::hlo::{DType, Mesh, Output, Value};
 use ltx2::media::Frames;
 use ltx2::models::Network;
+use ltx2::models::pixels::Pixels;
 use ltx2::models::presets::Preset;
 use ltx2::models::upsampler::{self, UpsamplerConfig};
-use ltx2::models::video_vae::{Pixels, VideoVaeConfig, decoder_program, encoder_program};
+use ltx2::models::video_vae::{VideoVaeConfig, decoder_program, encoder_program};
 use ltx2::nn::{
     Axis, Build, ContextParallelPolicy, Conv3d, Conv3dLowering, Layout, Lowering, Padding, Params, Rule, ShardedVideo,
 };

@@ -2,7 +2,7 @@
 
 use crate::support::{cases, cpu, needs, open, plain, relative_l2};
 use ltx2::hlo::DType;
-use ltx2::models::video_vae::Pixels;
+use ltx2::models::pixels::Pixels;
 use ltx2::pipeline::clock::Clock;
 use ltx2::pipeline::tiles::{decode, decode_pieces};
 use ltx2::request::Tiling;

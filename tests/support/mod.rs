@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test binary uses its part.
 
 pub mod cudnn;
+pub mod drawn;
 pub mod harness;
 pub mod official;
 pub mod passes;

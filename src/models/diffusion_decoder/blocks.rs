@@ -3,7 +3,7 @@
 use super::neighborhood;
 use crate::hlo::{DType, Type, Value};
 use crate::nn::rope::{Pairing, rotate};
-use crate::nn::{Axis, Init, Params, linear, rms, silu};
+use crate::nn::{Axis, Init, Params, SpatialShards, linear, rms, silu};
 
 const EPS: f64 = 1e-6;
 const ROPE_BASE: f64 = 10_000.0;
@@ -29,13 +29,19 @@ pub(super) fn normed(p: &Params, name: &str, x: &Value) -> Value {
 pub(super) struct Rope([Value; 2]);
 
 impl Rope {
-    pub(super) fn new(p: &Params, grid: [usize; 3], head_dim: usize) -> Self {
+    /// Of the cells of `x [b, frames, rows, columns, channels]`.
+    pub(super) fn new(p: &Params, x: &Value, head_dim: usize, shards: &SpatialShards) -> Self {
         let b = p.builder();
         let pairs = pairs(head_dim);
+        let grid = [1, 2, 3].map(|axis| x.dim(axis));
         let angles: [Value; 3] = [0, 1, 2].map(|axis| {
             let mut dims = vec![1; 4];
             dims[axis] = grid[axis];
             let position = b.iota(Type::new(DType::F32, dims), axis);
+            let position = match shards.along(1 + axis) {
+                Some(dim) => position + dim.first(grid[axis]).to(DType::F32),
+                None => position,
+            };
             position * b.constant(&[1, 1, 1, pairs[axis]], &frequencies(pairs[axis]))
         });
         let table = |f: fn(&Value) -> Value| {
@@ -72,6 +78,8 @@ pub(super) struct Layers {
     pub(super) kernel: [usize; 3],
     pub(super) head_dim: usize,
     pub(super) rope: Rope,
+    /// Of activations.
+    pub(super) shards: SpatialShards,
 }
 
 impl Layers {
@@ -107,7 +115,7 @@ impl Layers {
         let q = self.rope.rotated(p, &normed(p, "norm_q", &q));
         let k = self.rope.rotated(p, &normed(p, "norm_k", &k));
         let scale = (self.head_dim as f64).sqrt().recip();
-        let o = neighborhood::attention(p, &q, &k, &v, self.kernel, scale);
+        let o = neighborhood::attention(p, &q, &k, &v, self.kernel, scale, &self.shards);
         affine(p, "to_out.0", &o.reshape(x.dims().to_vec()), channels)
     }
 }
@@ -121,13 +129,13 @@ fn mlp(p: &Params, x: &Value) -> Value {
 }
 
 /// A linear map whose channels `(c, t, h, w)` become cells. Where frames double, the first of a video stands for one:
-/// its copy goes.
-pub(super) fn upsample(p: &Params, x: &Value, stride: [usize; 3], reduction: usize) -> Value {
+/// its copy goes, where `x` begins with it.
+pub(super) fn upsample(p: &Params, x: &Value, stride: [usize; 3], reduction: usize, is_first: bool) -> Value {
     let _scope = p.scope();
     let ([st, sh, sw], [b, t, h, w, c]) = (stride, [0, 1, 2, 3, 4].map(|axis| x.dim(axis)));
     let out = st * sh * sw * c / reduction / (st * sh * sw);
     let y = affine(p, "proj", x, st * sh * sw * out);
     let y = y.reshape(vec![b, t, h, w, out, st, sh, sw]).transpose(&[0, 1, 5, 2, 6, 3, 7, 4]);
     let y = y.reshape(vec![b, t * st, h * sh, w * sw, out]);
-    if st == 2 { y.slice(1, 1, t * st) } else { y }
+    if st == 2 && is_first { y.slice(1, 1, t * st) } else { y }
 }

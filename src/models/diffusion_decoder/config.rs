@@ -108,6 +108,11 @@ impl DiffusionDecoderConfig {
         Ok(c)
     }
 
+    /// Whether the network's own result is the video.
+    pub(crate) fn is_one_step(&self) -> bool {
+        (self.steps, self.output) == (1, OutputType::Clean)
+    }
+
     /// Frames, rows and columns of pixels that a latent covers.
     pub(crate) fn ratios(&self) -> [usize; 3] {
         let patch = [1, self.patch_size, self.patch_size];

@@ -8,9 +8,12 @@ mod neighborhood;
 mod padding;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 pub use config::DiffusionDecoderConfig;
 pub use model::{noise_shape, program};
+pub(crate) use tiles::tile_shape;
+pub use tiles::{FeatureGrid, FeatureTile, feature_grid, features_program, tile_program};
 
 /// The model folder's name.
 pub(crate) const COMPONENT: &str = "diffusion_decoder";

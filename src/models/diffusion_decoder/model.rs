@@ -2,27 +2,28 @@
 
 use super::COMPONENT;
 use super::blocks::{Layers, Rope, affine, normed, upsample};
-use super::config::{DiffusionDecoderConfig, OutputType, Stage};
+use super::config::{DiffusionDecoderConfig, OutputType};
 use super::padding::SizePadding;
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
+use crate::models::pixels::Pixels;
 use crate::models::timestep::timestep_embedding;
-use crate::nn::{Axis, Build, Params, silu};
+use crate::nn::{Build, Params, ShardedVideo, SpatialShards, silu};
 
 /// Rows of modulation that a timestep becomes.
 const ROWS: usize = 7;
 
 /// Latents of a video with their padding, and the grid of its pixels' tokens.
-struct Sizes {
-    padding: SizePadding,
+pub(super) struct Sizes {
+    pub(super) padding: SizePadding,
     /// Frames, rows and columns of the content, in pixels.
-    pixels: [usize; 3],
+    pub(super) pixels: [usize; 3],
     /// Those of the tokens of the last stage.
     tokens: [usize; 3],
 }
 
 impl Sizes {
-    fn new(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> Self {
+    pub(super) fn new(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> Self {
         let (padding, ratios) = (SizePadding::new(c, latents), c.ratios());
         let frames = |latents: usize| (latents.max(1) - 1) * ratios[0] + 1;
         let [f, h, w] = padding.padded(latents);
@@ -40,51 +41,78 @@ pub fn noise_shape(c: &DiffusionDecoderConfig, [b, f, h, w]: [usize; 4]) -> [usi
 }
 
 /// The decoder as a program. Inputs, f32: `latents [b, latent_channels, f, h, w]`, un-normalised, for `shape = [b, f, h,
-/// w]`, and normal `noise` of [`noise_shape`]. Output: `video [b, out_channels, frames, height, width]`, f32, about -1..1.
+/// w]`, and normal `noise` of [`noise_shape`]. Output: `video`, as `pixels` says.
 ///
 /// # Errors
 /// The first mistake made while building, with op, scope and shapes.
-pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
+pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, build: &Build) -> Result<Network> {
     let p = Params::new("diffusion_decoder", COMPONENT, build);
     let [b, f, h, w] = shape;
     let sizes = Sizes::new(c, [f, h, w]);
-    let axes = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated, Axis::Replicated];
-    let input = |name: &str, dims: [usize; 5]| p.input(name, Type::new(DType::F32, dims), &axes).to(p.dtype());
-    let (latents, noise) = (input("latents", [b, c.latent_channels, f, h, w]), input("noise", noise_shape(c, shape)));
+    let (latents, noise) = ([b, c.latent_channels, f, h, w], noise_shape(c, shape));
+    let [_, rows, columns] = c.ratios();
+    let [latents, noise] = match sizes.padding.pads_frames() {
+        true => [("latents", latents), ("noise", noise)]
+            .map(|(name, dims)| ShardedVideo::of_whole_frames(&p, name, Type::new(DType::F32, dims))),
+        false => {
+            [ShardedVideo::new(&p, "latents", latents, [1; 2]), ShardedVideo::new(&p, "noise", noise, [rows, columns])]
+        }
+    };
+    let [given, drawn] = [&latents, &noise].map(|video| video.input(&p));
     let own = p.pp("decoder");
-    let context = context(&own, c, &sizes.padding.pad(&latents), sizes.tokens[0]);
-    let video = denoise(&own, c, &context, &noise).to(DType::F32);
-    let video = sizes.padding.crop(&video, sizes.pixels, c.ratios());
-    let results = vec![p.output("video", &video, &axes, &[&[b], &video.dims()[1..]].concat())];
+    let video = latents.run_with(&p, &given, &[noise.beside(&drawn)], |shards, given, beside| {
+        let shards = shards.channels_last();
+        let features = features(&own, c, &sizes.padding.pad(&given.to(p.dtype())), &shards);
+        let context = det_stage(&own, c, c.stages.len() - 1, &features, true, &shards).slice(1, 0, sizes.tokens[0]);
+        let noise = beside.first().unwrap_or(given).to(p.dtype());
+        let video = denoise(&own, c, &context, &noise, &shards).to(DType::F32);
+        sizes.padding.crop(&video, sizes.pixels, c.ratios())
+    });
+    let results = pixels.results(&p, &latents, &video);
     Network::finish(&p, results)
 }
 
-/// Latents `[b, c, f, h, w]` to the first `frames` of the context `[b, frames, rows, columns, channels]`.
-fn context(p: &Params, c: &DiffusionDecoderConfig, latents: &Value, frames: usize) -> Value {
+/// Latents `[b, c, f, h, w]` to what the context's last stage takes, `[b, frames, rows, columns, channels]`.
+pub(super) fn features(p: &Params, c: &DiffusionDecoderConfig, latents: &Value, shards: &SpatialShards) -> Value {
     let x = latents.pad_edge(2, 0, c.appendix()).transpose(&[0, 2, 3, 4, 1]);
     let x = affine(p, "conv_in", &x, c.stages.first().map_or(c.channels, |stage| stage.channels));
-    c.stages.iter().enumerate().fold(x, |x, (i, stage)| det_stage(p, c, i, stage, &x)).slice(1, 0, frames)
+    (0..c.stages.len() - 1).fold(x, |x, i| det_stage(p, c, i, &x, true, shards))
 }
 
-fn det_stage(p: &Params, c: &DiffusionDecoderConfig, i: usize, stage: &Stage, x: &Value) -> Value {
+/// Stage `i` of the context, of cells that begin with the video's first or not.
+pub(super) fn det_stage(
+    p: &Params,
+    c: &DiffusionDecoderConfig,
+    i: usize,
+    x: &Value,
+    is_first: bool,
+    shards: &SpatialShards,
+) -> Value {
+    let stage = &c.stages[i];
     let _scope = p.builder().scope(format!("stage_{}", i + 1));
-    let layers = layers(p, c, stage.kernel, x);
+    let layers = layers(p, c, stage.kernel, x, shards);
     let block = |p: &Params, _: &Value, state: &[Value]| vec![layers.block(p, &state[0])];
     let x = p.pp("det_stages").each_layer(&i.to_string(), stage.depth, std::slice::from_ref(x), block).remove(0);
-    upsample(&p.pp(format!("upsamples.{i}")), &x, stage.stride, stage.reduction)
+    upsample(&p.pp(format!("upsamples.{i}")), &x, stage.stride, stage.reduction, is_first)
 }
 
-fn layers(p: &Params, c: &DiffusionDecoderConfig, kernel: [usize; 3], x: &Value) -> Layers {
-    let rope = Rope::new(p, [1, 2, 3].map(|axis| x.dim(axis)), c.head_dim);
-    Layers { kernel, head_dim: c.head_dim, rope }
+fn layers(p: &Params, c: &DiffusionDecoderConfig, kernel: [usize; 3], x: &Value, shards: &SpatialShards) -> Layers {
+    let rope = Rope::new(p, x, c.head_dim, shards);
+    Layers { kernel, head_dim: c.head_dim, rope, shards: shards.clone() }
 }
 
 /// `noise [b, c, frames, height, width]` to a video under the context: noise levels fall evenly from 1, and each step
 /// follows the velocity from the clean video to what there is. One step to a clean video is the network's own result.
-fn denoise(p: &Params, c: &DiffusionDecoderConfig, context: &Value, noise: &Value) -> Value {
+pub(super) fn denoise(
+    p: &Params,
+    c: &DiffusionDecoderConfig,
+    context: &Value,
+    noise: &Value,
+    shards: &SpatialShards,
+) -> Value {
     let b = p.builder();
-    if (c.steps, c.output) == (1, OutputType::Clean) {
-        return predict(p, c, context, noise, &b.scalar(1.0, DType::F32));
+    if c.is_one_step() {
+        return predict(p, c, context, noise, &b.scalar(1.0, DType::F32), shards);
     }
     let levels: Vec<f32> = (0..c.steps).map(|i| (c.steps - i) as f32 / c.steps as f32).collect();
     let next = [&levels[1..], &[0.0]].concat();
@@ -92,7 +120,7 @@ fn denoise(p: &Params, c: &DiffusionDecoderConfig, context: &Value, noise: &Valu
     let step = |i: &Value, state: &[Value]| {
         let (t, next) = (levels.index(i), next.index(i));
         let x = state[0].to(DType::F32);
-        let prediction = predict(p, c, context, &state[0], &t).to(DType::F32);
+        let prediction = predict(p, c, context, &state[0], &t, shards).to(DType::F32);
         let velocity = match c.output {
             OutputType::Clean => (&x - prediction) / &t,
             OutputType::Velocity => prediction,
@@ -103,12 +131,19 @@ fn denoise(p: &Params, c: &DiffusionDecoderConfig, context: &Value, noise: &Valu
 }
 
 /// One pass of the last stage over pixels `x [b, c, frames, height, width]` at noise level `t`, a scalar.
-fn predict(p: &Params, c: &DiffusionDecoderConfig, context: &Value, x: &Value, t: &Value) -> Value {
+fn predict(
+    p: &Params,
+    c: &DiffusionDecoderConfig,
+    context: &Value,
+    x: &Value,
+    t: &Value,
+    shards: &SpatialShards,
+) -> Value {
     let _scope = p.builder().scope("stage_5");
     let rows = timestep_rows(p, c, &(t * c.timestep_scale).reshape(vec![1]));
     let x = patchify(x, c.patch_size);
     let x = affine(p, "conv_in_x_t", &x, c.channels);
-    let layers = layers(p, c, c.kernel, &x);
+    let layers = layers(p, c, c.kernel, &x, shards);
     let block = |p: &Params, _: &Value, state: &[Value]| vec![layers.modulated(p, &state[0], context, &rows)];
     let x = p.each_layer("diff_blocks", c.depth, &[x], block).remove(0);
     let x = affine(p, "conv_out", &normed(p, "norm_out", &x), c.out_channels * c.patch_size.pow(2));

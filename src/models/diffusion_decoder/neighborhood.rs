@@ -3,9 +3,12 @@
 //! The window of size `k` begins at `i - k/2`, pushed inward at the borders, so that it holds `k` cells everywhere. A
 //! block of queries sees the slab of keys that its windows cover; a bias takes from each query what is outside its own.
 //! Blocks of frames and rows are a loop; those of columns are rows of one batch. Nothing grows with the square of the grid.
+//!
+//! Of a sharded grid each device has a block of rows or columns, extended by its neighbours' cells as far as windows reach;
+//! windows are pushed inward at the borders of the whole grid only.
 
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
-use crate::nn::{Attention, Axis, MASK_VALUE, Params};
+use crate::nn::{Attention, Axis, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards};
 
 /// Frames, rows and columns of a block of queries: larger ones waste less of their slabs' borders, and need more memory.
 const BLOCK: [usize; 3] = [4, 8, 8];
@@ -19,6 +22,18 @@ struct Blocks {
     slab: usize,
     /// Where each block and its slab begin. The last block is pushed inward too: some queries are computed twice.
     starts: Vec<[usize; 2]>,
+    /// Of a sharded axis, whose slabs begin in the extended cells.
+    shard: Option<Shard>,
+}
+
+/// One device's cells of a sharded axis.
+struct Shard {
+    /// Cells that one device has.
+    own: usize,
+    /// Cells of neighbours at both ends.
+    reach: usize,
+    /// Index of the first own cell in the whole grid, i32.
+    first: Value,
 }
 
 impl Blocks {
@@ -29,7 +44,30 @@ impl Blocks {
             let first = (i * block).min(length - block);
             [first, first.saturating_sub(window / 2).min(length - slab)]
         };
-        Blocks { length, window, block, slab, starts: (0..length.div_ceil(block)).map(start).collect() }
+        Blocks { length, window, block, slab, starts: (0..length.div_ceil(block)).map(start).collect(), shard: None }
+    }
+
+    /// The same of `own` cells that a device has of a sharded axis. A block of queries longer than half a window reaches as far
+    /// at a border as elsewhere; where a border may lie within a block, a window may lie before it but for one cell.
+    fn sharded(dim: &ShardedDim, own: usize, window: usize, block: usize) -> Self {
+        let (length, block) = (dim.global_size(own), block.min(own));
+        let even = own * dim.groups.size() == length;
+        let reach = if even && block >= window - window / 2 { window / 2 } else { window - 1 };
+        let start = |i: usize| [(i * block).min(own - block); 2];
+        let starts = (0..own.div_ceil(block)).map(start).collect();
+        let shard = Some(Shard { own, reach, first: dim.first(own) });
+        Blocks { length, window, block, slab: block + 2 * reach, starts, shard }
+    }
+
+    /// Cells that are here.
+    fn own(&self) -> usize {
+        self.shard.as_ref().map_or(self.length, |shard| shard.own)
+    }
+
+    /// Keys or values `x` with those of neighbours.
+    fn extended(&self, x: &Value, dim: Option<&ShardedDim>) -> Value {
+        let reach = self.shard.as_ref().map_or(0, |shard| shard.reach);
+        dim.filter(|_| reach > 0).map_or_else(|| x.clone(), |dim| dim.extend(x, reach, Padding::Zeros))
     }
 
     /// Positions `[blocks, size]` that begin at `starts [blocks]`.
@@ -40,10 +78,14 @@ impl Blocks {
 
     /// The bias of blocks and slabs that begin there: `[blocks, block, slab]`.
     fn bias(&self, b: &Builder, first: &Value, slab: &Value) -> Value {
-        let begin = (Self::positions(b, first, self.block) + -((self.window / 2) as f64))
-            .clamp(0.0, (self.length - self.window) as f64)
-            .unsqueeze(2);
-        let key = Self::positions(b, slab, self.slab).unsqueeze(1);
+        let [mut query, mut key] =
+            [(first, self.block), (slab, self.slab)].map(|(x, size)| Self::positions(b, x, size));
+        if let Some(shard) = &self.shard {
+            query = query + &shard.first;
+            key = key + (&shard.first - shard.reach as f64);
+        }
+        let begin = (query + -((self.window / 2) as f64)).clamp(0.0, (self.length - self.window) as f64).unsqueeze(2);
+        let key = key.unsqueeze(1);
         let offset = key - begin;
         let within = offset.compare(Comparison::Ge, &offset.like(0.0));
         let within = within.and(&offset.compare(Comparison::Lt, &offset.like(self.window as f64)));
@@ -69,21 +111,34 @@ impl Blocks {
             let n = (i / self.block).min(self.starts.len() - 1);
             n * self.block + i - self.starts[n][0]
         };
-        x.index_select(axis as isize, &(0..self.length).map(place).collect::<Vec<_>>())
+        x.index_select(axis as isize, &(0..self.own()).map(place).collect::<Vec<_>>())
     }
 }
 
 /// Attention of `q`, `k`, `v` `[b, frames, rows, columns, heads, dim]` within windows of `kernel` cells.
-pub(super) fn attention(p: &Params, q: &Value, k: &Value, v: &Value, kernel: [usize; 3], scale: f64) -> Value {
+pub(super) fn attention(
+    p: &Params,
+    q: &Value,
+    k: &Value,
+    v: &Value,
+    kernel: [usize; 3],
+    scale: f64,
+    shards: &SpatialShards,
+) -> Value {
     let b = p.builder();
     let _scope = b.scope("neighborhood");
-    let grid = [1, 2, 3].map(|axis| q.dim(axis));
+    let grid = [1, 2, 3].map(|axis| shards.global_size(q, axis));
     if (0..3).any(|axis| grid[axis] < kernel[axis]) {
         b.reject("neighborhood", format!("a grid of {grid:?} cells is smaller than its windows of {kernel:?}"));
         return q.clone();
     }
-    let [time, rows, columns] = [0, 1, 2].map(|axis| Blocks::new(grid[axis], kernel[axis], BLOCK[axis]));
-    let [q, k, v] = [(q, 0), (k, 1), (v, 1)].map(|(x, which)| columns.spread(x, 3, which));
+    let [time, rows, columns] = [0, 1, 2].map(|axis| match shards.along(1 + axis) {
+        Some(dim) => Blocks::sharded(dim, q.dim(1 + axis as isize), kernel[axis], BLOCK[axis]),
+        None => Blocks::new(grid[axis], kernel[axis], BLOCK[axis]),
+    });
+    // Corners come along: columns are extended where rows already are.
+    let [k, v] = [k, v].map(|x| columns.extended(&rows.extended(x, shards.along(2)), shards.along(3)));
+    let [q, k, v] = [(q, 0), (&k, 1), (&v, 1)].map(|(x, which)| columns.spread(x, 3, which));
     let column_bias = {
         let [first, slab] = columns.starts(b);
         columns.bias(b, &first, &slab)
@@ -101,7 +156,7 @@ pub(super) fn attention(p: &Params, q: &Value, k: &Value, v: &Value, kernel: [us
         let bias = joint_bias([&time.bias(b, &query_t, &key_t), &rows.bias(b, &query_h, &key_h), &column_bias]);
         let bias = repeated(&bias, q.dim(0));
         let sequence = [Axis::Replicated; 2];
-        let o = Attention { q: &query, k: &key, v: &value, bias: Some(&bias), scale, sequence }.run(p);
+        let o = Attention { q: &query, k: &key, v: &value, bias: Some(&bias), scale, sequence }.here(p);
         let o = unbatched(&o, q.dim(0), [time.block, rows.block, columns.block]);
         // One row of blocks within its frames, then the frames within the video.
         let frames = done.dynamic_slice(1, &query_t, time.block).dynamic_update(2, &query_h, &o);

@@ -3,6 +3,7 @@ use serde_json::json;
 use super::blocks::pairs;
 use super::*;
 use crate::hlo::{DType, Type};
+use crate::models::pixels::Pixels;
 use crate::models::testing::{assert_refused, elements, tensors_once};
 use crate::nn::Build;
 
@@ -12,7 +13,7 @@ fn published() -> DiffusionDecoderConfig {
 
 #[test]
 fn the_published_decoder_declares_every_tensor() {
-    let network = program(&published(), [1, 3, 7, 8], &Build::new(DType::BF16)).expect("builds");
+    let network = program(&published(), [1, 3, 7, 8], Pixels::Values, &Build::new(DType::BF16)).expect("builds");
     let names = tensors_once(&network);
     // The two latent statistics are the host's.
     assert_eq!((elements(&network), names.len()), (417_133_616, 405));
@@ -38,7 +39,7 @@ fn small_latents_are_padded_and_the_video_is_not() {
     assert_eq!(c.least(), [3, 7, 7]);
     assert_eq!(noise_shape(&c, [1, 16, 16, 24]), [1, 3, 121, 512, 768]);
     assert_eq!(noise_shape(&c, [2, 1, 4, 12]), [2, 3, 17, 224, 384]);
-    let network = program(&c, [2, 1, 4, 12], &Build::new(DType::BF16)).expect("builds");
+    let network = program(&c, [2, 1, 4, 12], Pixels::Values, &Build::new(DType::BF16)).expect("builds");
     assert_eq!(network.program.results[0].ty, Type::new(DType::F32, [2, 3, 1, 128, 384]));
 }
 
@@ -46,7 +47,7 @@ fn small_latents_are_padded_and_the_video_is_not() {
 #[test]
 fn no_tensor_grows_with_the_square_of_the_grid() {
     let c = published();
-    let text = program(&c, [1, 16, 34, 60], &Build::new(DType::BF16)).expect("builds").program.text;
+    let text = program(&c, [1, 16, 34, 60], Pixels::Values, &Build::new(DType::BF16)).expect("builds").program.text;
     let largest = text.split("tensor<").skip(1).filter_map(|t| {
         let sizes = t.split('>').next()?.split('x').map_while(|size| size.parse::<usize>().ok());
         Some(sizes.product::<usize>())

@@ -73,6 +73,11 @@ impl VideoVaeConfig {
         parse_config(COMPONENT, json)
     }
 
+    /// Whether there is a decoder: beside a diffusion decoder there may be none.
+    pub(crate) fn has_decoder(&self) -> bool {
+        !self.decoder_block_out_channels.is_empty()
+    }
+
     /// Sizes as the host needs them. A ratio that the file does not give is the reference's formula: a doubling for every
     /// scaling stage.
     pub fn geometry(&self) -> Geometry {

@@ -5,6 +5,7 @@ use super::config::{DecoderConfig, UpStage};
 use super::layers::{Layers, activated, embedded, modulation, unpatchify};
 use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
+use crate::models::pixels::Pixels;
 use crate::nn::{Axis, Build, Init, Params, ShardedVideo, SpatialShards};
 
 /// Un-normalised latents `[b, latent_channels, f, h, w]` to a video `[b, out_channels, frames, height, width]` of
@@ -48,16 +49,6 @@ fn up_block(p: &Params, layers: &Layers, stage: &UpStage, x: &Value, temb: Optio
     layers.res_blocks(p, stage.layers, &x, temb.as_ref())
 }
 
-/// Form of the decoder's output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pixels {
-    /// `video [b, out_channels, frames, height, width]`, f32, about -1..1.
-    Values,
-    /// `video [b, frames, height, width, out_channels]`, bytes: -1..1 as 0..255, what lies outside limited, halves to the
-    /// even one; and `finite`, whether every value was a number before it became a byte.
-    Bytes,
-}
-
 /// The decoder as a program. Inputs, f32: `latents [b, latent_channels, f, h, w]` for `shape = [b, f, h, w]`, and
 /// `temb [b]` where the model is conditioned on a timestep. Output: `video`, as `pixels` says.
 ///
@@ -71,14 +62,6 @@ pub fn decoder_program(c: &DecoderConfig, [b, f, h, w]: [usize; 4], pixels: Pixe
     let video = sharded.run(&p, &latents, temb.as_ref(), |shards, latents, temb| {
         decode(&p.pp("decoder"), c, latents, temb, shards).to(DType::F32)
     });
-    let results = match pixels {
-        Pixels::Values => vec![sharded.output(&p, "video", &video)],
-        Pixels::Bytes => {
-            let _scope = p.builder().scope("bytes");
-            let finite = video.is_finite().min_keep(&[0, 1, 2, 3, 4]).reshape(vec![]);
-            let bytes = ((&video * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round().to(DType::U8);
-            vec![sharded.channels_last(&p, "video", &bytes), p.output("finite", &finite, &[], &[])]
-        }
-    };
+    let results = pixels.results(&p, &sharded, &video);
     Network::finish(&p, results)
 }

@@ -8,7 +8,7 @@ mod layers;
 mod tests;
 
 pub use config::{DecoderConfig, DownStage, EncoderConfig, Geometry, VideoVaeConfig};
-pub use decoder::{Pixels, decode, decoder_program};
+pub use decoder::{decode, decoder_program};
 pub use encoder::encoder_program;
 
 /// The model folder's name.

@@ -4,6 +4,7 @@ use super::layers::Layers;
 use super::*;
 use crate::hlo::{DType, Mesh, Type};
 use crate::models::Network;
+use crate::models::pixels::Pixels;
 use crate::models::testing::{assert_refused, changed, elements, published, tensors};
 use crate::nn::{
     Axis, Build, ContextParallelPolicy, Conv3dLowering, Layout, Lowering, Padding, Params, Rule, SpatialShards,

@@ -73,7 +73,7 @@ fn gemma(version: Option<&str>) -> Value {
 const OWN: Option<&str> = Some("gemma4-12b-ltx-v1");
 
 /// A repository of split files, of which the transformer's is returned.
-fn split(root: &Path) -> PathBuf {
+pub(super) fn split(root: &Path) -> PathBuf {
     let write = |file: &str, tensors: &[(&str, &str, &[usize])], header: Value| {
         put(root.join(file), safetensors(tensors, header))
     };
@@ -214,7 +214,7 @@ fn split_files_are_one_model() {
     let has = |part: Component, name: &str| source.checkpoint(part).expect("there").contains(name);
     assert!(has(Component::Vae, "decoder.mid_block.resnets.0.conv1.conv.weight"));
     assert!(has(Component::Vae, "encoder.mid_block.resnets.0.conv1.conv.weight") && has(Component::Vae, "latents_std"));
-    assert!(has(Component::DiffusionDecoder, "conv_in_x_t.weight"));
+    assert!(has(Component::DiffusionDecoder, "decoder.conv_in_x_t.weight"));
     assert!(has(Component::Vocoder, "vocoder.conv_in.weight") && has(Component::DurationHead, "mlp_out.weight"));
     let temporal = source.config(Component::TemporalUpsampler).expect("told");
     assert_eq!([&temporal["spatial_upsample"], &temporal["temporal_upsample"]], [&json!(false), &json!(true)]);
@@ -253,15 +253,6 @@ fn split_files_by_themselves_say_where_the_rest_is() {
     let extra = put(dir.path().join("extra.safetensors"), safetensors(&extra, gemma(OWN)));
     let source = with_text_encoder(&alone, &extra).expect("opens");
     fails(source.refuse_unread(), &["extra.safetensors", "`dream_head.weight` is not read"]);
-    // The diffusion decoder's file in place of the convolutional one.
-    let vae = dir.path().join("vae/ltx-2.5-video-vae-bf16.safetensors");
-    let overrides = Overrides { vae: vae.to_str().map(String::from), ..Overrides::default() };
-    let source = open_with(&alone, &overrides).expect("opens");
-    assert!(source.has(Component::DiffusionDecoder));
-    fails(
-        source.config(Component::Vae),
-        &["ltx-2.5-video-vae-bf16", "CausalDiffusionVAE", "ltx-2.5-video-vae-conv-bf16"],
-    );
 }
 
 #[test]

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 
 mod checkpoints;
+mod diffusion_decoder;
 mod ltx2_5;
 mod official;
 mod sources;
