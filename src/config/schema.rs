@@ -560,11 +560,12 @@ pub enum Residency {
 }
 
 with_defaults! {
-    /// Overlapping tiles of a video that is decoded, blended by linear ramps.
+    /// Overlapping tiles of a video that is decoded, blended by linear ramps. Those of LTX-2.5's diffusion decoder share at least
+    /// 160 pixels and 40 frames, or are diffusers' (`reference`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Tiling {
-        /// Pixels of a tile's longer side, a multiple of 32; the other side in proportion.
+        /// Pixels of a tile's longer side, a multiple of 32; the other side in proportion, or as long (diffusion decoder).
         #[schemars(range(min = 64))]
         pub pixels: usize = 768,
         /// Pixels that neighbours share, a multiple of 32.

@@ -44,7 +44,7 @@ impl Run<'_> {
         };
         let mut done = 0;
         let each = |piece: Array5<f32>| {
-            let frames = piece.dim().2.min(grid.content[0].saturating_sub(done));
+            let frames = piece.dim().2.min(grid.pixels[0].saturating_sub(done));
             done += frames;
             if frames == 0 { Ok(()) } else { each(cropped(&piece, &grid, frames)) }
         };
@@ -57,7 +57,7 @@ impl Run<'_> {
 
 /// The content of frames that latents were padded for.
 fn cropped(piece: &Array5<f32>, grid: &FeatureGrid, frames: usize) -> Array5<f32> {
-    let part = |axis: usize| Slice::from(grid.before[axis]..grid.before[axis] + grid.content[axis]);
+    let part = |axis: usize| Slice::from(grid.before[axis]..grid.before[axis] + grid.pixels[axis]);
     let piece = piece.slice_axis(Dim(2), Slice::from(..frames));
     piece.slice_axis(Dim(3), part(1)).slice_axis(Dim(4), part(2)).to_owned()
 }

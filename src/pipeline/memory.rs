@@ -182,6 +182,9 @@ pub(crate) fn plan(
     }
 }
 
+/// Tilings that are proposed, as they are set, with their overlaps: the default, and one of the diffusion decoder.
+const TILINGS: [(&str, usize, usize); 2] = [("", 64, 24), ("overlap: 160, frame_overlap: 40", 160, 40)];
+
 /// Message of a run that does not fit: the missing bytes, and the cheapest change that fits.
 fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) -> String {
     let limit = plan.limit.unwrap_or(usize::MAX);
@@ -195,8 +198,10 @@ fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) ->
         (need.program.name(), need.work.map_or("unknown".to_string(), |work| format!("{:.2}", gib(work))));
     let what = format!("{name} needs {:.2} GiB a device ({work} of them beside its parameters), {have}", gib(bytes));
     // Candidates, the cheapest first; what they need is estimate from this plan, not compiled.
-    let tiled =
-        (config.runtime.tiling.is_none()).then(|| changed(config, |c| c.runtime.tiling = Some(Tiling::default())));
+    let tiled = TILINGS.into_iter().filter(|_| config.runtime.tiling.is_none()).map(|(set, overlap, frame_overlap)| {
+        let tiling = Tiling { overlap, frame_overlap, ..Tiling::default() };
+        (format!("--set 'runtime.tiling={{{set}}}'"), changed(config, |c| c.runtime.tiling = Some(tiling)))
+    });
     let layouts = shipped_layouts().filter(|l| *l != config.layout).map(|layout| {
         let change = changed(config, |c| (c.layout, c.mesh) = (layout.into(), None));
         (format!("--layout {layout}"), change)
@@ -205,9 +210,7 @@ fn shortage(plan: &Plan, config: &Config, executor: &Executor, build: &Build) ->
     let frames = (1..config.request.num_frames)
         .rev()
         .map(|n| (format!("--num-frames {n}"), changed(config, |c| c.request.num_frames = n)));
-    let tiled = tiled.map(|change| ("--set 'runtime.tiling={}'".to_string(), change));
     let found = tiled
-        .into_iter()
         .chain(layouts)
         .chain(frames)
         .find(|(_, change)| estimate(plan, change, executor, build).is_some_and(|bytes| bytes <= limit));

@@ -137,7 +137,7 @@ mod tests {
             scale: [2, 8, 8],
             least: [6, 6, 6],
             reach: [20, 20, 20],
-            content: [121, 1088, 1920],
+            pixels: [121, 1088, 1920],
             before: [0; 3],
         }
     }

@@ -22,7 +22,7 @@ pub struct FeatureGrid {
     /// Cells that a result depends on at one side.
     pub reach: [usize; 3],
     /// Pixels of the video, and before it the padding's.
-    pub content: [usize; 3],
+    pub pixels: [usize; 3],
     pub(crate) before: [usize; 3],
 }
 
@@ -56,7 +56,7 @@ pub fn feature_grid(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> FeatureG
         scale: [stride[0], stride[1] * c.patch_size, stride[2] * c.patch_size],
         least: [0, 1, 2].map(|axis| kernel[axis].max(c.kernel[axis].div_ceil(stride[axis]))),
         reach: [0, 1, 2].map(reach),
-        content: sizes.pixels,
+        pixels: sizes.pixels,
         before: sizes.padding.before(c.ratios()),
     }
 }
