@@ -2,10 +2,12 @@
 //!
 //! The window of size `k` begins at `i - k/2`, pushed inward at the borders, so that it holds `k` cells everywhere. A
 //! block of queries sees the slab of keys that its windows cover; a bias takes from each query what is outside its own.
-//! Blocks of frames and rows are a loop; those of columns are rows of one batch. Nothing grows with the square of the grid.
+//! Blocks of frames are a loop; those of rows and columns are rows of one batch. Nothing grows with the square of the grid.
 //!
 //! Of a sharded grid each device has a block of rows or columns, extended by its neighbours' cells as far as windows reach;
 //! windows are pushed inward at the borders of the whole grid only.
+
+use std::ops::Range;
 
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
 use crate::nn::{Attention, Axis, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards};
@@ -138,61 +140,58 @@ pub(super) fn attention(
     });
     // Corners come along: columns are extended where rows already are.
     let [k, v] = [k, v].map(|x| columns.extended(&rows.extended(x, shards.along(2)), shards.along(3)));
-    let [q, k, v] = [(q, 0), (&k, 1), (&v, 1)].map(|(x, which)| columns.spread(x, 3, which));
-    let column_bias = {
-        let [first, slab] = columns.starts(b);
-        columns.bias(b, &first, &slab)
-    };
-    let starts = [time.starts(b), rows.starts(b)];
-    let empty = b.full(0.0, q.ty().clone());
-    let block_of_rows = |done: &Value, t: &Value, h: &Value| {
-        let at = |which: usize| [&starts[0][which].index(t), &starts[1][which].index(h)].map(Value::clone);
-        let ([query_t, query_h], [key_t, key_h]) = (at(0), at(1));
-        let cut = |x: &Value, [t, h]: [&Value; 2], [frames, rows]: [usize; 2]| {
-            batched(&x.dynamic_slice(1, t, frames).dynamic_slice(2, h, rows), columns.starts.len())
+    let places = [rows.starts.len(), columns.starts.len()];
+    let space = [&rows, &columns].map(|axis| {
+        let [first, slab] = axis.starts(b);
+        axis.bias(b, &first, &slab)
+    });
+    let starts = time.starts(b);
+    let frames = |t: &Value, done: &Value| {
+        let [query_t, key_t] = [0, 1].map(|which| starts[which].index(t));
+        let cut = |x: &Value, start: &Value, length: usize, which: usize| {
+            let frames = x.dynamic_slice(1, start, length);
+            batched(&columns.spread(&rows.spread(&frames, 2, which), 3, which), places)
         };
-        let query = cut(&q, [&query_t, &query_h], [time.block, rows.block]);
-        let [key, value] = [&k, &v].map(|x| cut(x, [&key_t, &key_h], [time.slab, rows.slab]));
-        let bias = joint_bias([&time.bias(b, &query_t, &key_t), &rows.bias(b, &query_h, &key_h), &column_bias]);
-        let bias = repeated(&bias, q.dim(0));
+        let query = cut(q, &query_t, time.block, 0);
+        let [key, value] = [&k, &v].map(|x| cut(x, &key_t, time.slab, 1));
+        let bias = repeated(&joint_bias(&time.bias(b, &query_t, &key_t), &space), q.dim(0));
         let sequence = [Axis::Replicated; 2];
         let o = Attention { q: &query, k: &key, v: &value, bias: Some(&bias), scale, sequence }.here(p);
-        let o = unbatched(&o, q.dim(0), [time.block, rows.block, columns.block]);
-        // One row of blocks within its frames, then the frames within the video.
-        let frames = done.dynamic_slice(1, &query_t, time.block).dynamic_update(2, &query_h, &o);
-        done.dynamic_update(1, &query_t, &frames)
+        let o = unbatched(&o, places, [time.block, rows.block, columns.block]);
+        done.dynamic_update(1, &query_t, &columns.joined(&rows.joined(&o, 2), 3))
     };
-    let done = b.repeat(time.starts.len(), &[empty], |t, done| {
-        b.repeat(rows.starts.len(), done, |h, done| vec![block_of_rows(&done[0], t, h)])
-    });
-    columns.joined(&done[0], 3)
+    let empty = b.full(0.0, q.ty().clone());
+    b.repeat(time.starts.len(), &[empty], |t, done| vec![frames(t, &done[0])]).remove(0)
 }
 
-/// `[b, t, h, n·w, heads, dim]` to `[b·n, t·h·w, heads, dim]`.
-fn batched(x: &Value, n: usize) -> Value {
+/// Blocks of rows and columns `[b, t, n·h, m·w, heads, dim]` to `[b·n·m, t·h·w, heads, dim]`, of `places = [n, m]`.
+fn batched(x: &Value, [n, m]: [usize; 2]) -> Value {
     let [b, t, h, w, heads, dim] = [0, 1, 2, 3, 4, 5].map(|axis| x.dim(axis));
-    let y = x.reshape(vec![b, t, h, n, w / n, heads, dim]).transpose(&[0, 3, 1, 2, 4, 5, 6]);
-    y.reshape(vec![b * n, t * h * w / n, heads, dim])
+    let y = x.reshape(vec![b, t, n, h / n, m, w / m, heads, dim]).transpose(&[0, 2, 4, 1, 3, 5, 6, 7]);
+    y.reshape(vec![b * n * m, t * h * w / (n * m), heads, dim])
 }
 
 /// The way back of [`batched`], of blocks of `[t, h, w]`.
-fn unbatched(x: &Value, b: usize, [t, h, w]: [usize; 3]) -> Value {
-    let (n, heads, dim) = (x.dim(0) / b, x.dim(2), x.dim(3));
-    let y = x.reshape(vec![b, n, t, h, w, heads, dim]).transpose(&[0, 2, 3, 1, 4, 5, 6]);
-    y.reshape(vec![b, t, h, n * w, heads, dim])
+fn unbatched(x: &Value, [n, m]: [usize; 2], [t, h, w]: [usize; 3]) -> Value {
+    let (b, heads, dim) = (x.dim(0) / (n * m), x.dim(2), x.dim(3));
+    let y = x.reshape(vec![b, n, m, t, h, w, heads, dim]).transpose(&[0, 3, 1, 4, 2, 5, 6, 7]);
+    y.reshape(vec![b, t, n * h, m * w, heads, dim])
 }
 
-/// Biases of the three axes, each `[blocks or 1, block, slab]`, as one of all cells: `[blocks, 1, queries, keys]`.
-fn joint_bias(axes: [&Value; 3]) -> Value {
-    let of_axis = |axis: usize| {
-        let x = axes[axis];
-        let mut dims = vec![x.dim(0), 1, 1, 1, 1, 1, 1];
-        (dims[1 + axis], dims[4 + axis]) = (x.dim(1), x.dim(2));
+/// Biases of the axes as one of all cells, `[places, 1, queries, keys]`: of `time [1, block, slab]`, and of rows and columns
+/// `[blocks, block, slab]`.
+fn joint_bias(time: &Value, [rows, columns]: &[Value; 2]) -> Value {
+    let sum = [time, rows, columns].into_iter().enumerate().map(|(axis, x)| {
+        let mut dims = vec![1; 8];
+        (dims[2 + axis], dims[5 + axis]) = (x.dim(1), x.dim(2));
+        if axis > 0 {
+            dims[axis - 1] = x.dim(0);
+        }
         x.reshape(dims)
-    };
-    let sum = of_axis(0) + of_axis(1) + of_axis(2);
-    let cells = |first: isize| (first..first + 3).map(|axis| sum.dim(axis)).product::<usize>();
-    sum.reshape(vec![sum.dim(0), 1, cells(1), cells(4)])
+    });
+    let sum = sum.reduce(|sum, x| sum + x).expect("three axes");
+    let cells = |axes: Range<isize>| axes.map(|axis| sum.dim(axis)).product::<usize>();
+    sum.reshape(vec![cells(0..2), 1, cells(2..5), cells(5..8)])
 }
 
 /// The bias of one video for each of several.
