@@ -293,6 +293,7 @@ impl ModelSource {
         match checkpoint.is_empty() && component.weights_stem().is_some() {
             true => Err(self.absent(component)),
             false if component == Component::Connectors => self.with_projections(checkpoint),
+            false if component == Component::DurationHead => keys::split_attention(checkpoint),
             false => Ok(checkpoint),
         }
     }
