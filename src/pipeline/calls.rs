@@ -75,6 +75,14 @@ impl Runner {
         self.call(ProgramKind::Connectors, &network, given)
     }
 
+    /// Text contexts `[prompts, tokens, channels]` to `seconds [prompts]`.
+    pub(crate) fn duration_head(&mut self, text: Av<Tensor>) -> Result<Call<'static>> {
+        let (rows, tokens) = (text.video.shape()[0], text.as_ref().map(|context| context.shape()[1]));
+        let network = self.model.configs.duration_head_program(rows, tokens, &self.build)?;
+        let given = Av::NAMES.zip(text).map(|(name, context)| (format!("{name}_tokens"), context));
+        self.call(ProgramKind::DurationHead, &network, given)
+    }
+
     /// A frame `[1, 3, 1, height, width]` of -1..1 to `latents`.
     pub(crate) fn video_encoder(&mut self, video: Array5<f32>) -> Result<Call<'static>> {
         let network = self.model.configs.video_encoder_program(video.dim().into(), &self.build)?;

@@ -13,6 +13,7 @@ mod conditions;
 pub mod configs;
 pub mod denoise_loop;
 mod denoising;
+mod duration;
 mod error;
 pub mod executor;
 mod files;

@@ -42,7 +42,11 @@ pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) ->
 /// ModelSizes that the model does not take, with the nearest that it does.
 pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
     let r = &config.request;
-    Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
+    let num_frames = r.num_frames.count().ok_or_else(|| {
+        let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
+        RequestError::Usage(why.into())
+    })?;
+    Shapes::new(sizes, r.width, r.height, num_frames, r.frame_rate)?;
     let multiple = sizes.token_multiple;
     if !r.max_sequence_length.is_multiple_of(multiple) {
         let low = (r.max_sequence_length / multiple).max(1) * multiple;
@@ -58,7 +62,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         negative_prompt: r.negative_prompt.clone(),
         width: r.width,
         height: r.height,
-        num_frames: r.num_frames,
+        num_frames,
         frame_rate: r.frame_rate,
         seed: job.seed,
         noise: config.sampler.noise,

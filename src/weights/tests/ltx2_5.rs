@@ -102,7 +102,13 @@ fn split(root: &Path) -> PathBuf {
     let vocoder = json!({"audio_vae": sound, "vocoder": {"vocoder": {"resblock": "AMP1", "stereo": true,
         "activation": "snakebeta"}, "bwe": {}}});
     write("vae/ltx-2.5-audio-vae-bf16.safetensors", &audio, header(&vocoder));
-    let head: [(&str, &str, &[usize]); 1] = [("duration_head.mlp_out.weight", "BF16", &[1, 4])];
+    let head: [(&str, &str, &[usize]); 5] = [
+        ("duration_head.video_input_proj.weight", "BF16", &[4, 2]),
+        ("duration_head.audio_input_proj.weight", "BF16", &[4, 2]),
+        ("duration_head.attention_pooler.query_tokens", "BF16", &[1, 4]),
+        ("duration_head.mlp_hidden.weight", "BF16", &[4, 4]),
+        ("duration_head.mlp_out.weight", "BF16", &[1, 4]),
+    ];
     write("model_patches/ltx-2.5-duration-head-bf16.safetensors", &head, json!({"model_version": "2.5.0"}));
     let up = |grown: &'static [usize]| -> Tensors<'static> {
         vec![("initial_conv.weight", "BF16", &[32, 4, 3, 3, 3]), ("upsampler.0.weight", "BF16", grown)]
