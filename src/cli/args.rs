@@ -120,6 +120,9 @@ pub(crate) struct RequestArgs {
     /// Number of frames, 8k+1: 1, 9, 17 … 121 …; auto: as many as LTX-2.5's duration head predicts for the prompt
     #[arg(long, value_name = "N", conflicts_with = "seconds", value_parser = num_frames)]
     pub(crate) num_frames: Option<Value>,
+    /// Frames that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5)
+    #[arg(long, value_name = "N")]
+    pub(crate) num_generated_keyframes: Option<u64>,
     /// Duration in seconds; the nearest legal number of frames is taken
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) seconds: Option<f64>,
@@ -167,6 +170,7 @@ impl RequestArgs {
         given.flag("width", "request.width", self.width);
         given.flag("height", "request.height", self.height);
         given.flag("num-frames", "request.num_frames", self.num_frames.clone());
+        given.flag("num-generated-keyframes", "conditioning.generated_keyframes", self.num_generated_keyframes);
         given.seconds = self.seconds;
         given.flag("frame-rate", "request.frame_rate", self.frame_rate);
         given.flag("steps", "sampler.steps", self.steps);

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::error::ConfigError;
 use super::layout;
+use super::pipeline::Pipeline;
 use super::schema::{Config, NumFrames, Scales};
 use super::tree::Tree;
 use crate::av::Av;
@@ -61,6 +62,14 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     }
     if let Some(why) = config.pipeline.images_fault(r.images.len()) {
         return fail("pipeline", config.pipeline.name().into(), why.into());
+    }
+    let slots = config.conditioning.generated_keyframes;
+    if slots > 0 && config.pipeline != Pipeline::Distilled {
+        return fail(
+            "conditioning.generated_keyframes",
+            slots.to_string(),
+            "only the pipeline distilled makes such".into(),
+        );
     }
     Ok(())
 }

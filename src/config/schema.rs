@@ -369,6 +369,8 @@ with_defaults! {
         pub noising: Reference = Reference::Official,
         /// Whether LTX-2.5's first latent frame is marked as a single frame. Official: in every pipeline; diffusers: in none.
         pub first_frame_marker: Reference = Reference::Official,
+        /// Frames at equal distances that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5).
+        pub generated_keyframes: usize = 0,
         /// Quality of the H.264 round trip of conditioning images that say none of their own, 0 for none.
         #[schemars(range(min = 0, max = 51))]
         pub crf: u8 = 33,

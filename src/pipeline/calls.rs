@@ -136,7 +136,10 @@ impl Runner {
         given.extend(evaluations(request)?);
         given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
         if shape.keyframes {
-            given.push(("keyframes.video".into(), shapes.first_frame().into()));
+            given.push((
+                "keyframes.video".into(),
+                shapes.single_frames(&request.conditions.video, request.first_frame_marker).into(),
+            ));
         }
         given.push(("scales".into(), arr2(&[scales.video, scales.audio]).into()));
         let call = self.call(program, &network, given)?;

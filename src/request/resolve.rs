@@ -56,6 +56,13 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
             low + multiple
         )));
     }
+    let slots = config.conditioning.generated_keyframes;
+    if slots > 0 && !sizes.transformer.use_keyframes_abs_pos_embedding {
+        return Err(RequestError::Usage(format!(
+            "conditioning.generated_keyframes = {slots}: this transformer lacks the mark of such frames \
+             (keyframes_abs_pos_embedding): take LTX-2.5's, or 0"
+        )));
+    }
     let scales = scales(config);
     Ok(Request {
         prompt: job.prompt.clone(),
